@@ -1,0 +1,68 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""FedAvg: ``min over shared of sum_i p_i f_i(shared)``.
+
+A round, for every client i of the cohort::
+
+    y_i   <- shared, then steps times:  y_i <- y_i - rate * grad f_i(y_i; batch)
+    delta <- sum_i p_i (y_i - shared) / sum_i p_i
+    shared <- shared + delta
+
+Where this differs from the paper: it does not, with ``Epochs`` and weights by_count.
+Steps may also be counted instead of epochs, the local optimiser may be any of optax's
+(started anew every round), and with ``batch_size=None`` and ``steps=1`` it is
+distributed gradient descent.
+
+Reference: McMahan, Moore, Ramage, Hampson, Agüera y Arcas, "Communication-efficient
+learning of deep networks from decentralized data", AISTATS 2017, arXiv:1602.05629.
+"""
+
+from functools import partial
+
+from fedblend import trees
+from fedblend.core import Algorithm, Loss, Up, from_params, no_state
+from fedblend.local import Optimizer, Steps, descend
+from fedblend.objectives import gradient
+
+
+def fedavg(
+    loss: Loss, optimizer: Optimizer, *, steps: Steps, batch_size: int | None
+) -> Algorithm:
+    """Local steps at every client, averaged.
+
+    Args:
+        loss: ``loss(params, rows) -> losses[rows]``.
+        optimizer: of the clients; a number is plain SGD with that rate.
+        steps: local steps of a round, an array of them over clients, or ``Epochs``.
+        batch_size: rows of a step, or None for all of them.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, fedblend as fb
+        >>> federation, optimum = fb.sources.quadratics(clients=4, dim=2)
+        >>> algorithm = fb.fedavg(fb.sources.quadratic_loss, 0.1, steps=1,
+        ...                       batch_size=None)
+        >>> run = fb.simulate(algorithm, jnp.zeros(2), federation, jax.random.key(0),
+        ...                   rounds=200)
+        >>> bool(jnp.allclose(run.complete().shared, optimum, atol=1e-4))
+        True
+    """
+    train = partial(
+        descend,
+        gradient(loss),
+        optimizer=optimizer,
+        steps=steps,
+        batch_size=batch_size,
+    )
+
+    def client(down, client, shard, key):
+        reached, slope = train(
+            down.shared, shard, key, round=down.round, nudge=down.nudge
+        )
+        return Up(trees.subtract(reached, down.shared), slope), client
+
+    def server(heard, down, server, central, key):
+        del central, key
+        shared = trees.add(down.shared, heard.mean.delta)
+        return down._replace(shared=shared), server
+
+    return Algorithm(no_state, from_params, client, server)

@@ -1,0 +1,57 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""Fine-tuning: train together, then let every client take some steps on its own.
+
+Wraps an algorithm and changes nothing in its training; only the model that a client
+deploys is another one::
+
+    personal_i <- steps of SGD on f_i from the wrapped algorithm's personal model
+
+Over FedAvg or SCAFFOLD this is what the personalisation papers call the "localised"
+model, and it is the baseline that each of them has to beat.
+
+Where this differs from the papers: it does not. The steps are taken on the client's
+training rows whenever its model is asked for, never kept.
+
+Reference: Wang, Mathews, Kiddon, Eichner, Beaufays, Ramage, "Federated evaluation of
+on-device personalization", 2019, arXiv:1910.10252.
+"""
+
+from functools import partial
+
+from fedblend.core import Algorithm, Loss
+from fedblend.local import Optimizer, Steps, descend
+from fedblend.objectives import gradient
+
+
+def finetune(
+    algorithm: Algorithm,
+    loss: Loss,
+    optimizer: Optimizer,
+    *,
+    steps: Steps,
+    batch_size: int | None,
+) -> Algorithm:
+    """The wrapped algorithm, deployed after some local steps.
+
+    Args:
+        algorithm: how the shared model is trained.
+        loss: ``loss(params, rows) -> losses[rows]``.
+        optimizer: of the fine-tuning; a number is plain SGD with that rate.
+        steps: steps of the fine-tuning, an array over clients, or ``Epochs``.
+        batch_size: rows of a step, or None for all of them.
+    """
+    train = partial(
+        descend,
+        gradient(loss),
+        optimizer=optimizer,
+        steps=steps,
+        batch_size=batch_size,
+    )
+
+    def personal(down, client, shard, key):
+        before = algorithm.personal(down, client, shard, key)
+        reached, _ = train(before, shard, key, round=down.round)
+        return reached
+
+    return algorithm._replace(personal=personal)

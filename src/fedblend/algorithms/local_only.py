@@ -1,0 +1,67 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""Local only: every client trains its own model and says nothing.
+
+The yardstick of personalisation: a client that does better alone should not join. A
+round, for every client i of the cohort::
+
+    personal_i <- steps of SGD on f_i from personal_i,     personal_i = params at first
+
+Nothing travels in either direction, so it costs no bits. ``down.shared`` stays at the
+initial parameters.
+"""
+
+from functools import partial
+from typing import NamedTuple
+
+from fedblend.core import Algorithm, Loss, PyTree, Up, from_params
+from fedblend.local import Optimizer, Steps, descend
+from fedblend.objectives import gradient
+
+
+class LocalClient(NamedTuple):
+    """What a client keeps: its own model."""
+
+    personal: PyTree
+
+
+def local_only(
+    loss: Loss, optimizer: Optimizer, *, steps: Steps, batch_size: int | None
+) -> Algorithm:
+    """Every client on its own.
+
+    Args:
+        loss: ``loss(params, rows) -> losses[rows]``.
+        optimizer: of the clients, started anew every round; a number is plain SGD.
+        steps: local steps of a round, an array of them over clients, or ``Epochs``.
+        batch_size: rows of a step, or None for all of them.
+    """
+    train = partial(
+        descend,
+        gradient(loss),
+        optimizer=optimizer,
+        steps=steps,
+        batch_size=batch_size,
+    )
+
+    def enroll(params, shard, key):
+        del shard, key
+        return (), LocalClient(params)
+
+    def client(down, client, shard, key):
+        reached, _ = train(client.personal, shard, key, round=down.round)
+        return Up(delta=None), LocalClient(reached)
+
+    def server(heard, down, server, central, key):
+        del heard, central, key
+        return down, server
+
+    def personal(down, client, shard, key):
+        del down, shard, key
+        return client.personal
+
+    def tell(down, request):
+        del request
+        return down._replace(shared=None, nudge=None)
+
+    return Algorithm(enroll, from_params, client, server, personal, tell=tell)

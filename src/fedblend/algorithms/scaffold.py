@@ -1,0 +1,91 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""SCAFFOLD: FedAvg with control variates against client drift.
+
+A round, with the server's control c (sent along) and each client's own c_i::
+
+    y_i  <- shared, then steps times:  y_i <- y_i - rate * (grad f_i(y_i) - c_i + c)
+    c_i' <- mean of the raw gradients grad f_i(y_i) over these steps
+    shared <- shared + server_rate * mean (y_i - shared)
+    c      <- c + share * mean (c_i' - c_i),      share = heard weight / all weight
+
+Where this differs from the paper: its option II, ``c_i' = c_i - c + (shared - y_i) /
+(steps * rate)``, is just the mean of the raw gradients when the steps are plain SGD;
+written as that mean it holds for any local optimiser and schedule. Weights are the
+runtime's: with uniform ones ``share`` is the paper's |S|/N.
+
+Reference: Karimireddy, Kale, Mohri, Reddi, Stich, Suresh, "SCAFFOLD: stochastic
+controlled averaging for federated learning", ICML 2020, arXiv:1910.06378.
+"""
+
+from functools import partial
+from typing import NamedTuple
+
+from fedblend import trees
+from fedblend.algorithms.fedavg import fedavg
+from fedblend.core import Algorithm, Loss, Needs, PyTree, Up
+from fedblend.local import Optimizer, Steps, descend
+from fedblend.objectives import gradient
+
+
+class ScaffoldClient(NamedTuple):
+    """What a client remembers: its control variate c_i."""
+
+    control: PyTree
+
+
+def scaffold(
+    loss: Loss,
+    optimizer: Optimizer,
+    *,
+    steps: Steps,
+    batch_size: int | None,
+    server_rate: float = 1.0,
+) -> Algorithm:
+    """Local steps corrected by control variates, which travel both ways.
+
+    Args:
+        loss: ``loss(params, rows) -> losses[rows]``.
+        optimizer: of the clients; a number is plain SGD with that rate.
+        steps: local steps of a round, an array of them over clients, or ``Epochs``.
+        batch_size: rows of a step, or None for all of them.
+        server_rate: the server's step along the mean, the paper's eta_g.
+    """
+    train = partial(
+        descend,
+        gradient(loss),
+        optimizer=optimizer,
+        steps=steps,
+        batch_size=batch_size,
+    )
+    inner = fedavg(loss, optimizer, steps=steps, batch_size=batch_size)
+
+    def enroll(params, shard, key):
+        del shard, key
+        return (), ScaffoldClient(trees.zeros_like(params))
+
+    def start(params, heard_hello, central, key):
+        down, server = inner.start(params, heard_hello, central, key)
+        return down._replace(extra=trees.zeros_like(params)), server
+
+    def client(down, client, shard, key):
+        correction = trees.subtract(down.extra, client.control)
+        reached, slope = train(
+            down.shared,
+            shard,
+            key,
+            round=down.round,
+            nudge=trees.add_where_given(correction, down.nudge),
+        )
+        change = trees.subtract(slope, client.control)
+        delta = trees.subtract(reached, down.shared)
+        return Up(delta, slope, extra=change), ScaffoldClient(slope)
+
+    def server(heard, down, server, central, key):
+        del central, key
+        step = trees.scale(server_rate, heard.mean.delta)
+        change = trees.scale(heard.share, heard.mean.extra)
+        shared = trees.add(down.shared, step)
+        return down._replace(shared=shared, extra=trees.add(down.extra, change)), server
+
+    return Algorithm(enroll, start, client, server, needs=Needs(mean=True))

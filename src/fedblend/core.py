@@ -1,0 +1,222 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""The contract: what an algorithm is, and what passes between its two halves.
+
+A federated algorithm is a named tuple of pure functions. Both halves, the client's
+and the server's, stand in one file and exchange three kinds of message::
+
+    Down  --> client_i (down, state_i, shard_i, key_i) --> Up, state_i'
+    Heard --> server   (heard, down, server, central, key) --> Down', server'
+
+`Heard` is a weighted mean of the clients' ups: the server never sees a single one,
+so that running sums, any cohort size and secure aggregation stay possible. Nothing in
+the tuple knows whether the cohort is mapped over one device (``runtime.simulate``) or
+spread over machines, one client each.
+
+What every function may rely on, and must keep:
+
+*Purity.* All randomness comes from the key that is handed in; see ``keys``. States
+are named tuples of arrays, whose structure, shapes and dtypes never change from round
+to round, and no leaf is weakly typed.
+
+*Where things live.* The shared model lives in ``down.shared`` and nowhere else. A
+client's state never travels. The server's own data, if it has any, is the shard
+``central``.
+
+*Who is heard.* Some of the cohort may not answer, or answer with something unusable.
+They keep the state they had, and ``heard.share`` tells which part of the whole
+federation's weight was heard. A server that keeps the mean of the clients' memories
+(SCAFFOLD, DIANA, EF21) needs just that number: ``memory += share * mean(change)``. If
+nobody is heard, server and message stay as they are.
+
+*Rounds.* The runtime counts them, from 0, and writes the count into ``down.round``.
+What enrolment tells the server (``hello``) is heard once, before the first round, so
+that no compiled function branches on the round.
+
+*Weights.* ``alpha`` is always the weight of the shared model: 1 is purely global.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+PyTree = Any
+"""Any tree of arrays: parameters, a state, a message, the examples of a batch."""
+
+Key = jax.Array
+"""A JAX random key."""
+
+Loss = Callable[[PyTree, PyTree], jax.Array]
+"""``loss(params, rows) -> losses[rows]``: one number for every example."""
+
+
+@partial(
+    jax.tree_util.register_dataclass,
+    data_fields=("examples", "start", "count", "id"),
+    meta_fields=("capacity",),
+)
+@dataclasses.dataclass(frozen=True)
+class Shard:
+    """The data of one client: rows ``start`` to ``start + count`` of ``examples``.
+
+    A federation is many shards over the same flat arrays, so nothing is padded and a
+    cohort is one gather. ``capacity``, the largest count of the whole federation, is
+    static: every client, also on a real node, computes with the same shapes.
+    """
+
+    examples: PyTree
+    start: jax.Array
+    count: jax.Array
+    id: jax.Array
+    capacity: int
+
+
+class Batch(NamedTuple):
+    """Some rows of a shard; ``mask`` is False on rows that only pad the shape."""
+
+    rows: PyTree
+    mask: jax.Array | None = None
+
+
+class Down(NamedTuple):
+    """What the server says to the clients of a round.
+
+    ``nudge`` is a tree added to every local gradient in ``shared`` (None costs
+    nothing); ``extra`` is whatever else the algorithm needs.
+    """
+
+    shared: PyTree
+    round: jax.Array
+    nudge: PyTree | None = None
+    extra: PyTree = ()
+
+
+class Up(NamedTuple):
+    """What a client answers.
+
+    ``delta`` has the structure of the parameters. ``slope``, the mean raw local
+    gradient in ``shared``, never travels: a wrapper that needs it moves it to
+    ``extra``, and otherwise nobody pays for it.
+    """
+
+    delta: PyTree
+    slope: PyTree | None = None
+    extra: PyTree = ()
+
+
+class Heard(NamedTuple):
+    """What the server learns of a round.
+
+    ``mean`` is the weighted mean of the decoded ups, ``share`` the heard weight over
+    the weight of the whole federation, ``count`` the number of clients heard.
+    """
+
+    mean: Any
+    share: jax.Array
+    count: jax.Array
+
+
+class Ragged(NamedTuple):
+    """A buffer of fixed shape of which only the first ``used`` entries travel."""
+
+    buffer: jax.Array
+    used: jax.Array
+
+
+class Needs(NamedTuple):
+    """Static facts that a runtime checks before it starts."""
+
+    everyone: bool = False
+    """Every client must take part in every round."""
+    mean: bool = False
+    """The server keeps a mean of client memories: no median, no trimming."""
+    uniform: bool = False
+    """Only clients of equal weight make sense."""
+    weights: str = "by_count"
+    """The weights used when the user names none: "by_count" or "uniform"."""
+
+
+def _all_of_it(client: PyTree, shard: Shard) -> PyTree:
+    del client, shard
+    return ()
+
+
+def _same_for_all(down: Down, request: PyTree) -> Down:
+    del request
+    return down
+
+
+def _plain(up: Up) -> Up:
+    return up
+
+
+def shared_model(down: Down, client: PyTree, shard: Shard, key: Key) -> PyTree:
+    """``personal`` of the methods that have one model for everybody."""
+    del client, shard, key
+    return down.shared
+
+
+def no_state(params: PyTree, shard: Shard, key: Key) -> tuple[PyTree, PyTree]:
+    """``enroll`` of the methods whose clients remember and say nothing."""
+    del params, shard, key
+    return (), ()
+
+
+def from_params(
+    params: PyTree, heard_hello: Heard, central: Shard | None, key: Key
+) -> tuple[Down, PyTree]:
+    """``start`` of the methods whose first word is the initial model."""
+    del heard_hello, central, key
+    return Down(params, jnp.zeros((), jnp.int32)), ()
+
+
+class Algorithm(NamedTuple):
+    """Both halves of a federated algorithm; see the text of this module.
+
+    enroll    (params, shard, key) -> (hello, client). May train: FLIX's pure local
+              model is enrolment. Where ``hello`` is empty it may happen lazily.
+    start     (params, heard_hello, central, key) -> (down, server): the first word.
+    client    (down, client, shard, key) -> (up, client): a round at one client.
+    server    (heard, down, server, central, key) -> (down, server).
+    personal  (down, client, shard, key) -> params or Blend: the model this client
+              would deploy. Methods that fine-tune do it here.
+    ask       (client, shard) -> request: what this client needs of the message.
+    tell      (down, request) -> down_i: the message to one client.
+    decode    up -> Up: undoes what an encoding wrapper did, at the server.
+    needs     what the runtime has to provide.
+    """
+
+    enroll: Callable[[PyTree, Shard, Key], tuple[PyTree, PyTree]]
+    start: Callable[[PyTree, Heard, Shard | None, Key], tuple[Down, PyTree]]
+    client: Callable[[Down, PyTree, Shard, Key], tuple[Up, PyTree]]
+    server: Callable[[Heard, Down, PyTree, Shard | None, Key], tuple[Down, PyTree]]
+    personal: Callable[[Down, PyTree, Shard, Key], PyTree] = shared_model
+    ask: Callable[[PyTree, Shard], PyTree] = _all_of_it
+    tell: Callable[[Down, PyTree], Down] = _same_for_all
+    decode: Callable[[Any], Up] = _plain
+    needs: Needs = Needs()
+
+
+def static_bits(message: PyTree) -> int:
+    """Bits of the leaves of a message that always travel, as a Python integer."""
+    leaves = jax.tree.leaves(message, is_leaf=lambda leaf: isinstance(leaf, Ragged))
+    return sum(
+        8 * jnp.dtype(leaf.dtype).itemsize * leaf.size
+        for leaf in leaves
+        if not isinstance(leaf, Ragged)
+    )
+
+
+def ragged_bits(message: PyTree) -> jax.Array | None:
+    """Bits of the used parts of the ragged leaves, or None where there are none."""
+    leaves = jax.tree.leaves(message, is_leaf=lambda leaf: isinstance(leaf, Ragged))
+    used = [
+        8 * jnp.dtype(leaf.buffer.dtype).itemsize * leaf.used.astype(jnp.int32)
+        for leaf in leaves
+        if isinstance(leaf, Ragged)
+    ]
+    return jnp.stack(used).sum() if used else None

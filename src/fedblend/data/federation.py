@@ -1,0 +1,150 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""A federation: every client's rows, split in train, validation and test.
+
+The rows of all clients stand one after another in flat arrays; a client is a start
+and a count. A client's id is its place in the federation and the same in all splits.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+
+import jax
+import numpy as np
+
+from fedblend.core import PyTree, Shard
+
+
+@dataclasses.dataclass(frozen=True)
+class Shards:
+    """One split of all clients: client i owns ``counts[i]`` rows from ``starts[i]``."""
+
+    examples: PyTree
+    starts: np.ndarray
+    counts: np.ndarray
+
+    @property
+    def capacity(self) -> int:
+        """The largest number of rows of a client."""
+        return max(int(self.counts.max(initial=0)), 1)
+
+    @property
+    def total(self) -> int:
+        """The number of rows of all clients."""
+        return int(self.counts.sum())
+
+    def shard(self, client: int) -> Shard:
+        """The data of one client, as its functions see it."""
+        start = np.int32(self.starts[client])
+        count = np.int32(self.counts[client])
+        return Shard(self.examples, start, count, np.int32(client), self.capacity)
+
+    def rows(self, client: int) -> PyTree:
+        """The rows of one client."""
+        start, count = self.starts[client], self.counts[client]
+        return jax.tree.map(lambda leaf: leaf[start : start + count], self.examples)
+
+
+@dataclasses.dataclass(frozen=True)
+class Federation:
+    """The data of all clients.
+
+    ``names`` are the clients' own names, by id; ``validation`` and ``test`` are None
+    where nothing was held out.
+    """
+
+    train: Shards
+    validation: Shards | None = None
+    test: Shards | None = None
+    names: tuple[str, ...] = ()
+
+    def __post_init__(self):
+        empty = np.flatnonzero(self.train.counts == 0)
+        if empty.size:
+            raise ValueError(
+                f"federation: client {self.name(int(empty[0]))!r} has no training "
+                f"rows ({empty.size} of {self.clients} clients are empty); every "
+                "client needs at least 1"
+            )
+
+    @property
+    def clients(self) -> int:
+        """The number of clients."""
+        return len(self.train.counts)
+
+    @property
+    def splits(self) -> dict[str, Shards]:
+        """The splits that exist, by name."""
+        named = {"train": self.train, "validation": self.validation, "test": self.test}
+        return {name: split for name, split in named.items() if split is not None}
+
+    def name(self, client: int) -> str:
+        """The name of a client: its own, or its number."""
+        return self.names[client] if self.names else str(client)
+
+
+def federate(
+    rows: PyTree,
+    partition: Sequence[np.ndarray],
+    *,
+    validation: float = 0.0,
+    test: float = 0.0,
+    test_rows: PyTree | None = None,
+    test_partition: Sequence[np.ndarray] | None = None,
+    names: Sequence[str] = (),
+    seed: int = 0,
+) -> Federation:
+    """Build a federation from flat arrays and each client's row numbers.
+
+    Args:
+        rows: a tree of arrays over all rows, such as ``(inputs, labels)``.
+        partition: for every client, the numbers of its rows.
+        validation: fraction of every client's rows held out for validation.
+        test: fraction held out for testing; at least one row where it is not zero
+            and the client has three or more.
+        test_rows: rows of a test set that exists apart, with ``test_partition``.
+        test_partition: each client's rows of it.
+        names: the clients' own names.
+        seed: of the shuffle of each client's rows.
+    """
+    for name, fraction in (("validation", validation), ("test", test)):
+        if not 0 <= fraction < 1:
+            raise ValueError(f"{name}: {fraction} is not a fraction in [0, 1)")
+    if validation + test >= 1:
+        raise ValueError(
+            f"validation + test: {validation + test:g} leaves no rows to train on"
+        )
+    train_index, validation_index, test_index = [], [], []
+    for client, index in enumerate(partition):
+        order = np.random.default_rng((seed, client)).permutation(np.asarray(index))
+        to_test = _held_out(len(order), test)
+        to_validate = min(_held_out(len(order), validation), len(order) - to_test - 1)
+        to_validate = max(to_validate, 0)
+        test_index.append(order[:to_test])
+        validation_index.append(order[to_test : to_test + to_validate])
+        train_index.append(order[to_test + to_validate :])
+    apart = test_partition is not None
+    return Federation(
+        train=gather(rows, train_index),
+        validation=gather(rows, validation_index) if validation else None,
+        test=gather(test_rows, test_partition)
+        if apart
+        else (gather(rows, test_index) if test else None),
+        names=tuple(str(name) for name in names),
+    )
+
+
+def _held_out(count: int, fraction: float) -> int:
+    """Rows to hold out: the rounded fraction, one at least from clients with three."""
+    if fraction == 0 or count < 3:
+        return 0
+    return max(round(count * fraction), 1)
+
+
+def gather(rows: PyTree, partition: Sequence[np.ndarray]) -> Shards:
+    """Lay the clients' rows one after another."""
+    counts = np.array([len(index) for index in partition], np.int64)
+    order = np.concatenate([np.asarray(i, np.int64) for i in partition])
+    starts = np.concatenate([[0], np.cumsum(counts)[:-1]])
+    examples = jax.tree.map(lambda leaf: np.asarray(leaf)[order], rows)
+    return Shards(examples, starts, counts)

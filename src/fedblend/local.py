@@ -1,0 +1,155 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""Local training: one scan of optimiser steps that serves every algorithm.
+
+An algorithm says in which direction to go (``direction(variables, batch)``, nearly
+always a ``jax.grad``), and ``descend`` takes the steps. What is descended may be the
+parameters, or any tree of variables such as a pair of models and a mixing weight.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from fedblend import trees
+from fedblend.core import Batch, Key, PyTree, Shard
+from fedblend.data.batches import epoch_order, everything, per_client, rows_at
+
+
+class Epochs(NamedTuple):
+    """Local work of so many passes over a client's own rows, in random order."""
+
+    number: int
+
+
+class Scheduled(NamedTuple):
+    """An optimiser whose rate follows ``schedule``, counted in ``unit``.
+
+    "round" counts communication rounds and holds the rate within one; "step" counts
+    a client's local steps over all rounds so far, ``round * steps + step``, whether
+    or not it took part in them. (A schedule inside a plain optax optimiser starts
+    anew in every round, as the optimiser does.)
+    """
+
+    schedule: optax.Schedule
+    unit: str
+    make: Callable[..., optax.GradientTransformation] = optax.sgd
+
+
+Optimizer = float | jax.Array | optax.GradientTransformation | Scheduled
+"""A bare number means plain SGD with that rate."""
+
+Steps = int | np.ndarray | Epochs
+"""Local work of a round: a number, an array of numbers over clients, or epochs."""
+
+
+def descend(
+    direction: Callable[[PyTree, Batch], PyTree],
+    variables: PyTree,
+    shard: Shard,
+    key: Key,
+    *,
+    optimizer: Optimizer,
+    steps: Steps,
+    batch_size: int | None,
+    round: jax.Array | int = 0,
+    nudge: PyTree | None = None,
+    penalty: Callable[[PyTree], jax.Array] | None = None,
+) -> tuple[PyTree, PyTree]:
+    """Take the local steps of a round.
+
+    Args:
+        direction: gradient of the objective on a batch, structured as ``variables``.
+        variables: where to start.
+        shard: the client's data.
+        key: randomness of the batches.
+        optimizer: see ``Optimizer``; started anew here.
+        steps: see ``Steps``. Where clients differ, all of them run the largest number
+            and those that are done stand still.
+        batch_size: rows of a step (drawn with replacement, or in epochs without), or
+            None for all rows of the client at every step.
+        round: the round, for schedules.
+        nudge: a tree added to every gradient; None stands for nothing, at any node.
+        penalty: a function of the variables whose gradient is added to every step.
+
+    Returns:
+        The variables reached, and the slope: the mean of ``direction`` alone over the
+        steps taken, without nudge and penalty.
+    """
+    own, most = planned(shard, steps, batch_size)
+    transform = resolve(optimizer, round, own)
+    batch_at, plan = _batches(shard, key, steps, batch_size, most)
+    ragged = not isinstance(own, int)
+
+    def step(carry, this):
+        number, picked = this
+        here, state, total = carry
+        slope = direction(here, batch_at(number, picked))
+        push = trees.add_where_given(slope, nudge)
+        if penalty is not None:
+            push = trees.add(push, jax.grad(penalty)(here))
+        updates, state = transform.update(push, state, here)
+        after = (optax.apply_updates(here, updates), state, trees.add(total, slope))
+        return (trees.select(number < own, after, carry) if ragged else after), None
+
+    first = (variables, transform.init(variables), trees.zeros_like(variables))
+    (variables, _, total), _ = jax.lax.scan(step, first, (jnp.arange(most), plan))
+    return variables, trees.scale(1 / jnp.maximum(own, 1), total)
+
+
+def planned(
+    shard: Shard, steps: Steps, batch_size: int | None
+) -> tuple[int | jax.Array, int]:
+    """A client's own number of steps, and the largest over the federation."""
+    if isinstance(steps, Epochs):
+        size = batch_size or shard.capacity
+        own = steps.number * -(-shard.count // size)
+        return own, steps.number * -(-shard.capacity // size)
+    if np.ndim(steps) == 0:
+        return int(steps), int(steps)
+    return per_client(steps, shard), int(np.max(steps))
+
+
+def resolve(
+    optimizer: Optimizer, round: jax.Array | int, steps: jax.Array | int
+) -> optax.GradientTransformation:
+    """The optax optimiser of a round."""
+    if isinstance(optimizer, optax.GradientTransformation):
+        return optimizer
+    if not isinstance(optimizer, Scheduled):
+        return optax.sgd(optimizer)
+    if optimizer.unit == "round":
+        return optimizer.make(optimizer.schedule(round))
+    if optimizer.unit == "step":
+        return optimizer.make(lambda count: optimizer.schedule(round * steps + count))
+    raise ValueError(
+        f"schedule: unit {optimizer.unit!r} is unknown, it is 'step' or 'round'"
+    )
+
+
+def _batches(shard: Shard, key: Key, steps: Steps, size: int | None, most: int):
+    """How to read the batch of a step, and what is drawn for all steps at once."""
+    if size is None or (isinstance(steps, Epochs) and size >= shard.capacity):
+        whole = everything(shard)
+        return (lambda number, picked: whole), None
+    if not isinstance(steps, Epochs):
+        plan = jax.random.randint(key, (most, size), 0, shard.count)
+        return (lambda number, picked: rows_at(shard, picked)), plan
+    epoch_keys = jax.vmap(lambda e: jax.random.fold_in(key, e))(
+        jnp.arange(steps.number)
+    )
+    orders = jax.vmap(lambda k: epoch_order(shard, k))(epoch_keys)
+    steps_each = jnp.maximum(-(-shard.count // size), 1)
+
+    def batch_at(number, picked):
+        del picked
+        epoch = jnp.minimum(number // steps_each, steps.number - 1)
+        place = number % steps_each * size + jnp.arange(size)
+        index = orders[epoch, jnp.minimum(place, shard.capacity - 1)]
+        return rows_at(shard, index, place < shard.count)
+
+    return batch_at, None

@@ -1,0 +1,76 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""What a client minimises, from losses that give one number for each example.
+
+``loss(params, rows) -> losses[rows]`` is all that a model and its data have to
+provide. ``rows`` is ``(inputs, targets)`` for the losses built here, any tree for a
+loss of your own. All of them accept a ``Blend`` in place of parameters.
+"""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedblend import trees
+from fedblend.core import Batch, Loss, PyTree
+from fedblend.mixing import Apply, predict
+
+
+def objective(loss: Loss, params: PyTree, batch: Batch) -> jax.Array:
+    """The mean loss over the rows of a batch that count."""
+    losses = loss(params, batch.rows)
+    if batch.mask is None:
+        return losses.mean()
+    mask = batch.mask.astype(losses.dtype)
+    return jnp.vdot(mask, losses) / jnp.maximum(mask.sum(), 1)
+
+
+def gradient(loss: Loss) -> Callable[[PyTree, Batch], PyTree]:
+    """The gradient of ``objective`` in the parameters."""
+    return jax.grad(lambda params, batch: objective(loss, params, batch))
+
+
+def cross_entropy(apply: Apply) -> Loss:
+    """Softmax cross entropy; targets are class numbers."""
+
+    def loss(params, rows):
+        inputs, targets = rows
+        scores = predict(apply, params, inputs)
+        return optax.softmax_cross_entropy_with_integer_labels(scores, targets)
+
+    return loss
+
+
+def logistic(apply: Apply) -> Loss:
+    """``log(1 + exp(-y score))`` for a single score; targets are 0 or 1."""
+
+    def loss(params, rows):
+        inputs, targets = rows
+        scores = predict(apply, params, inputs)
+        scores = scores.reshape(scores.shape[0])
+        return jax.nn.softplus(jnp.where(targets > 0, -scores, scores))
+
+    return loss
+
+
+def squared_error(apply: Apply) -> Loss:
+    """Half the squared error, summed over the outputs of an example."""
+
+    def loss(params, rows):
+        inputs, targets = rows
+        outputs = predict(apply, params, inputs)
+        gap = outputs.reshape(targets.shape) - targets
+        return 0.5 * jnp.square(gap).reshape(gap.shape[0], -1).sum(axis=1)
+
+    return loss
+
+
+def l2(loss: Loss, strength: float) -> Loss:
+    """``loss + strength/2 |params|^2``, over all parameters, intercepts too."""
+
+    def penalised(params, rows):
+        return loss(params, rows) + 0.5 * strength * trees.squared_norm(params)
+
+    return penalised
