@@ -1,0 +1,53 @@
+# A fresh machine needs Python 3.11 or newer and make; everything else is set up here.
+#   make demo    a first federated run, in a few seconds
+#   make test    the tests
+#   make lint    style and types
+#   make bench   the time of a round, beside other ways to compute it
+#   make clean   removes what was set up
+
+PYTHON ?= python3
+TORCH ?= torch==2.13.0
+FEDJAX ?= fedjax==0.0.16
+BIN := .venv/bin
+INSTALL := bin/python -m pip install -qq
+
+.PHONY: demo test lint bench clean python
+
+demo: .venv/.ready
+	@$(BIN)/fedblend demo
+
+test: .venv/.ready
+	$(BIN)/python -m pytest -n 2
+
+lint: .venv/.ready
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	PYRIGHT_PYTHON_IGNORE_WARNINGS=1 $(BIN)/pyright
+
+bench: .venv/.ready
+	@$(MAKE) --no-print-directory .venv-torch/.ready || echo "PyTorch is left out"
+	@$(MAKE) --no-print-directory .venv-fedjax/.ready || echo "FedJAX is left out"
+	@$(BIN)/python benchmarks/run.py
+
+clean:
+	rm -rf .venv .venv-torch .venv-fedjax .pytest_cache .ruff_cache .hypothesis dist
+
+.venv/.ready: pyproject.toml | python
+	$(PYTHON) -m venv .venv
+	.venv/$(INSTALL) -e '.[dev]'
+	@touch $@
+
+.venv-torch/.ready: | python
+	$(PYTHON) -m venv .venv-torch
+	.venv-torch/$(INSTALL) $(TORCH) numpy
+	@touch $@
+
+.venv-fedjax/.ready: | python
+	$(PYTHON) -m venv .venv-fedjax
+	.venv-fedjax/$(INSTALL) $(FEDJAX)
+	@touch $@
+
+python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
+	  echo "error: '$(PYTHON)' is not Python 3.11 or newer; make PYTHON=... names one" >&2; \
+	  exit 1; }
