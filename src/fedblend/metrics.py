@@ -1,0 +1,266 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""Metrics: of a model on one client's rows, and over clients.
+
+A measure is ``measure(model, batch) -> number`` for one client; the model is a set of
+parameters or a ``Blend``. It is NaN where it does not apply: no rows, or an area under
+the curve with one class only. Measures are JAX functions, to be mapped over clients.
+
+What is said of all clients is NumPy, and leaves clients with NaN out. The mean alone
+hides what personalisation is for, so ``Spread`` has the worst tenth beside it, and
+``harm`` counts the clients that do worse with their personal model than with another.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedblend.core import Batch, Loss, PyTree
+from fedblend.mixing import Apply, predict
+
+Measure = Callable[[PyTree, Batch], jax.Array]
+"""``measure(model, batch)``: a number for one client, NaN where it does not apply."""
+
+HIGHER_IS_BETTER: dict[str, bool] = {
+    "loss": False,
+    "accuracy": True,
+    "auc": True,
+    "mse": False,
+    "recall": True,
+}
+"""The direction of every metric, by name."""
+
+
+def mean_loss(loss: Loss) -> Measure:
+    """The mean of a loss."""
+
+    def measure(model, batch):
+        losses = loss(model, batch.rows)
+        return _mean(losses, _mask(batch, losses))
+
+    return measure
+
+
+def accuracy(apply: Apply) -> Measure:
+    """The fraction of rows whose class is right.
+
+    The class is the largest score; where there is a single score, a positive one says
+    class 1 (targets 0 and 1, or -1 and 1).
+    """
+
+    def measure(model, batch):
+        inputs, targets = batch.rows
+        scores = predict(apply, model, inputs)
+        if _single(scores):
+            right = (_flat(scores) > 0) == (targets > 0)
+        else:
+            right = scores.argmax(axis=1) == targets
+        return _mean(right.astype(scores.dtype), _mask(batch, scores))
+
+    return measure
+
+
+def auc(apply: Apply) -> Measure:
+    """The area under the ROC curve, exactly; a tie counts one half.
+
+    It is the chance that a row of class 1 scores higher than one of class 0. The
+    score is the single one, or with two classes the second less the first.
+    """
+
+    def measure(model, batch):
+        inputs, targets = batch.rows
+        scores = predict(apply, model, inputs)
+        scores = _flat(scores) if _single(scores) else scores[:, 1] - scores[:, 0]
+        mask = _mask(batch, scores)
+        positive, negative = mask & (targets > 0), mask & (targets <= 0)
+        rivals = negative.sum()
+        # Infinity moves the rows that do not count to the end, past all rivals.
+        ordered = jnp.sort(jnp.where(negative, scores, jnp.inf))
+        below = jnp.searchsorted(ordered, scores, side="left")
+        not_above = jnp.minimum(jnp.searchsorted(ordered, scores, "right"), rivals)
+        won = (below + not_above).astype(scores.dtype) / 2 / jnp.maximum(rivals, 1)
+        defined = (rivals > 0) & ~jnp.any(mask & jnp.isnan(scores))
+        return jnp.where(defined, _mean(won, positive), jnp.nan)
+
+    return measure
+
+
+def mean_squared_error(apply: Apply) -> Measure:
+    """The squared error, averaged over rows and outputs."""
+
+    def measure(model, batch):
+        inputs, targets = batch.rows
+        outputs = predict(apply, model, inputs)
+        gaps = jnp.square(outputs.reshape(targets.shape) - targets)
+        gaps = gaps.reshape(gaps.shape[0], -1).mean(axis=1)
+        return _mean(gaps, _mask(batch, gaps))
+
+    return measure
+
+
+def recall_at(apply: Apply, k: int) -> Measure:
+    """How much of what is right is among the ``k`` highest scores.
+
+    Targets are class numbers (is it among them?), or ones and zeros over the labels of
+    every row (which part of its labels is?); rows without labels do not count.
+    """
+
+    def measure(model, batch):
+        inputs, targets = batch.rows
+        scores = predict(apply, model, inputs)
+        if not 1 <= k <= scores.shape[-1]:
+            raise ValueError(
+                f"recall_at: k = {k}, it has to be between 1 and the model's "
+                f"{scores.shape[-1]} outputs"
+            )
+        _, top = jax.lax.top_k(scores, k)
+        mask = _mask(batch, scores)
+        if targets.ndim == 1:
+            found = (top == targets[:, None]).any(axis=1)
+            return _mean(found.astype(scores.dtype), mask)
+        hits = (jnp.take_along_axis(targets, top, axis=1) > 0).sum(axis=1)
+        labels = (targets > 0).sum(axis=1)
+        part = hits.astype(scores.dtype) / jnp.maximum(labels, 1)
+        return _mean(part, mask & (labels > 0))
+
+    return measure
+
+
+def standard(kind: str, loss: Loss, apply: Apply) -> dict[str, Measure]:
+    """The usual measures of a task: "classes", "binary" or "regression"."""
+    measures = {"loss": mean_loss(loss)}
+    if kind == "classes":
+        return measures | {"accuracy": accuracy(apply)}
+    if kind == "binary":
+        return measures | {"accuracy": accuracy(apply), "auc": auc(apply)}
+    if kind == "regression":
+        return measures | {"mse": mean_squared_error(apply)}
+    raise ValueError(
+        f"metrics: kind {kind!r} is unknown, it is 'classes', 'binary' or 'regression'"
+    )
+
+
+def _single(scores: jax.Array) -> bool:
+    return scores.ndim == 1 or scores.shape[1] == 1
+
+
+def _flat(scores: jax.Array) -> jax.Array:
+    return scores.reshape(scores.shape[0])
+
+
+def _mask(batch: Batch, rows: jax.Array) -> jax.Array:
+    """The rows that count, as booleans."""
+    if batch.mask is None:
+        return jnp.ones(rows.shape[:1], bool)
+    return batch.mask.astype(bool)
+
+
+def _mean(values: jax.Array, mask: jax.Array) -> jax.Array:
+    """The mean over the rows that count, whatever stands in the others."""
+    count = mask.sum()
+    total = jnp.where(mask, values, 0).sum()
+    return jnp.where(count > 0, total / jnp.maximum(count, 1), jnp.nan)
+
+
+class Spread(NamedTuple):
+    """A metric over clients.
+
+    ``weighted`` weighs clients by their rows, ``std`` is over clients,
+    ``worst_tenth`` is the mean over the worst tenth of them (one at least), and
+    ``clients`` is how many have a value at all.
+    """
+
+    mean: float
+    weighted: float
+    std: float
+    worst_tenth: float
+    worst: float
+    best: float
+    clients: int
+
+
+def over_clients(
+    values: np.ndarray, counts: np.ndarray, higher_is_better: bool
+) -> Spread:
+    """Summarise one value for every client.
+
+    Example:
+        >>> spread = over_clients(np.array([0.5, 1.0]), np.array([30, 10]), True)
+        >>> spread.mean, spread.weighted, spread.worst
+        (0.75, 0.625, 0.5)
+    """
+    values = np.asarray(values, np.float64)
+    known = ~np.isnan(values)
+    values, counts = values[known], np.asarray(counts, np.float64)[known]
+    if not values.size:
+        return Spread(*[float("nan")] * 6, clients=0)
+    ordered = np.sort(values)[:: 1 if higher_is_better else -1]
+    total = counts.sum()
+    with np.errstate(invalid="ignore"):  # a diverged client's loss is infinite
+        return Spread(
+            mean=float(values.mean()),
+            weighted=float(values @ counts / total) if total else float("nan"),
+            std=float(values.std()),
+            worst_tenth=float(ordered[: max(len(ordered) // 10, 1)].mean()),
+            worst=float(ordered[0]),
+            best=float(ordered[-1]),
+            clients=len(ordered),
+        )
+
+
+class Harm(NamedTuple):
+    """The clients that do worse with their personal model.
+
+    ``count`` of them, a ``share`` of those that have both values; ``mean_loss`` is
+    what they lose on average and ``worst`` at most, in units of the metric.
+    """
+
+    count: int
+    share: float
+    mean_loss: float
+    worst: float
+
+
+def harmed(
+    personal: np.ndarray,
+    reference: np.ndarray,
+    higher_is_better: bool,
+    tolerance: float = 0.0,
+) -> np.ndarray:
+    """Which clients lose more than ``tolerance``; one without a value does not."""
+    return _lost(personal, reference, higher_is_better) > tolerance
+
+
+def harm(
+    personal: np.ndarray,
+    reference: np.ndarray,
+    higher_is_better: bool,
+    tolerance: float = 0.0,
+) -> Harm:
+    """Count and size of the harm done to clients.
+
+    Example:
+        >>> harm(np.array([0.75, 0.5]), np.array([0.5, 0.75]), True)
+        Harm(count=1, share=0.5, mean_loss=0.25, worst=0.25)
+    """
+    lost = _lost(personal, reference, higher_is_better)
+    known = int((~np.isnan(lost)).sum())
+    worse = lost[lost > tolerance]
+    if not worse.size:
+        return Harm(0, 0.0 if known else float("nan"), 0.0, 0.0)
+    return Harm(
+        count=len(worse),
+        share=len(worse) / known,
+        mean_loss=float(worse.mean()),
+        worst=float(worse.max()),
+    )
+
+
+def _lost(personal, reference, higher_is_better: bool) -> np.ndarray:
+    """How much worse ``personal`` is than ``reference``, client by client."""
+    with np.errstate(invalid="ignore"):  # infinity less infinity is unknown
+        gap = np.asarray(reference, np.float64) - np.asarray(personal, np.float64)
+    return gap if higher_is_better else -gap

@@ -1,0 +1,130 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""Models written with Flax NNX or Equinox, as a pair of functions.
+
+Both frameworks are optional, and imported only when their adapter is called. The
+parameters become a plain dictionary from a path ("layers/0/weight") to an array, so
+that everything that mixes, compresses or stores parameters takes them as any others.
+
+Modules are put in evaluation mode, in training too: dropout does nothing. What a
+module keeps besides parameters and random keys (the running means of batch
+normalisation, caches) is refused, since it would be neither trained nor shared.
+The dtype of the parameters is the module's own choice.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from fedblend.core import PyTree
+from fedblend.models.model import Model
+
+
+def from_flax(source: Any) -> Model:
+    """A model from a Flax NNX module.
+
+    Args:
+        source: a function from ``nnx.Rngs`` to a module, or a module, whose present
+            parameters are then what ``init`` returns for every key.
+
+    Example:
+        >>> from flax import nnx
+        >>> model = from_flax(lambda rngs: nnx.Linear(4, 3, rngs=rngs))
+        >>> sorted(model.init(jax.random.key(0)))
+        ['bias', 'kernel']
+    """
+    from flax import nnx
+
+    def module_of(key):
+        given = isinstance(source, nnx.Module)
+        return nnx.clone(source) if given else source(nnx.Rngs(key))
+
+    module = module_of(jax.random.key(0))
+    module.eval()
+    graph, params, random, rest = nnx.split(module, nnx.Param, nnx.RngState, ...)
+    kept = nnx.to_flat_state(rest)
+    if kept:
+        path, variable = next(iter(kept))
+        what = type(variable).__name__
+        raise ValueError(
+            f"from_flax: {type(module).__name__} keeps {_described(what)} at "
+            f"{'/'.join(map(str, path))}, only parameters can be mixed and averaged; "
+            "normalise within an example instead (LayerNorm, GroupNorm)"
+        )
+    name, restore = _by_path(params, holder="/value")
+
+    def apply(params, inputs):
+        return nnx.merge(graph, restore(params), random)(inputs)
+
+    return Model(lambda key: name(nnx.state(module_of(key), nnx.Param)), apply)
+
+
+def from_equinox(source: Any) -> Model:
+    """A model from an Equinox module, whose call takes one row.
+
+    Args:
+        source: a function from a key to a module, or a module, whose present
+            parameters are then what ``init`` returns for every key. All floating
+            arrays are parameters; anything else is taken from the module made with
+            key 0.
+
+    Example:
+        >>> import equinox
+        >>> model = from_equinox(lambda key: equinox.nn.Linear(4, 3, key=key))
+        >>> sorted(model.init(jax.random.key(0)))
+        ['bias', 'weight']
+    """
+    import equinox
+
+    def module_of(key):
+        return source if isinstance(source, equinox.Module) else source(key)
+
+    module = equinox.nn.inference_mode(module_of(jax.random.key(0)))
+    states = (equinox.nn.StateIndex, equinox.nn.State)
+    nodes = jax.tree.leaves(module, is_leaf=lambda node: isinstance(node, states))
+    if any(isinstance(node, states) for node in nodes):
+        raise ValueError(
+            f"from_equinox: {_name_of(module)} keeps state between calls, as BatchNorm "
+            "does, only parameters can be mixed and averaged; normalise within an "
+            "example instead (LayerNorm, GroupNorm)"
+        )
+    params, static = equinox.partition(module, equinox.is_inexact_array)
+    name, restore = _by_path(params)
+
+    def init(key):
+        return name(equinox.filter(module_of(key), equinox.is_inexact_array))
+
+    def apply(params, inputs):
+        return jax.vmap(equinox.combine(restore(params), static))(inputs)
+
+    return Model(init, apply)
+
+
+def _by_path(
+    tree: PyTree, holder: str = ""
+) -> tuple[Callable[[PyTree], dict[str, jax.Array]], Callable[[dict], PyTree]]:
+    """Functions from a tree of this structure to a dictionary by path, and back.
+
+    ``holder`` is what a framework's own box around an array adds to the path.
+    """
+    paths, structure = jax.tree_util.tree_flatten_with_path(tree)
+    full = [jax.tree_util.keystr(p, simple=True, separator="/") for p, _ in paths]
+    names = [path.removesuffix(holder) for path in full]
+
+    def name(tree):
+        return dict(zip(names, jax.tree.leaves(tree), strict=True))
+
+    def restore(params):
+        return jax.tree.unflatten(structure, [params[name] for name in names])
+
+    return name, restore
+
+
+def _described(kind: str) -> str:
+    return "BatchNorm's batch statistics" if kind == "BatchStat" else f"a {kind}"
+
+
+def _name_of(module: Any) -> str:
+    first = module[0] if isinstance(module, tuple) else module
+    return type(first).__name__
