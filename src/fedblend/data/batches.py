@@ -13,12 +13,18 @@ from fedblend.core import Batch, Key, PyTree, Shard
 
 def draw(shard: Shard, key: Key, size: int) -> Batch:
     """``size`` rows drawn at random, with replacement."""
-    return rows_at(shard, jax.random.randint(key, (size,), 0, shard.count))
+    return rows_at(shard, random_rows(shard, key, (size,)))
+
+
+def random_rows(shard: Shard, key: Key, shape: tuple[int, ...]) -> jax.Array:
+    """Row numbers drawn at random, the same ones in every precision."""
+    return jax.random.randint(key, shape, 0, shard.count, jnp.int32)
 
 
 def rows_at(shard: Shard, index: jax.Array, mask: jax.Array | None = None) -> Batch:
     """The rows with these numbers, counted within the shard."""
-    return Batch(trees.take(shard.examples, shard.start + index), mask)
+    examples = jax.tree.map(jnp.asarray, shard.examples)
+    return Batch(trees.take(examples, shard.start + index), mask)
 
 
 def everything(shard: Shard) -> Batch:
@@ -33,8 +39,11 @@ def everything(shard: Shard) -> Batch:
 
 
 def epoch_order(shard: Shard, key: Key) -> jax.Array:
-    """A random order of the shard's rows, in the first ``count`` of ``capacity``."""
-    lots = jax.random.uniform(key, (shard.capacity,))
+    """A random order of the shard's rows, in the first ``count`` of ``capacity``.
+
+    The same one in every precision.
+    """
+    lots = jax.random.uniform(key, (shard.capacity,), jnp.float32)
     return jnp.argsort(jnp.where(jnp.arange(shard.capacity) < shard.count, lots, 2.0))
 
 
@@ -53,7 +62,7 @@ def per_client(values: PyTree, shard: Shard) -> PyTree:
     """This client's entry of a setting: a scalar, or an array over all clients."""
 
     def pick(value):
-        value = jnp.asarray(value)
+        value = jnp.asarray(value, jnp.result_type(value))  # not weakly typed
         return value[shard.id] if value.ndim else value
 
     return jax.tree.map(pick, values)

@@ -1,0 +1,154 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""Datasets by name: built in, drawn at random, or read from public files."""
+
+import difflib
+import inspect
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+from fedblend.data.dataset import DataError, Dataset, check
+from fedblend.data.sources.breast_cancer import breast_cancer
+from fedblend.data.sources.celeba_smile import celeba_smile
+from fedblend.data.sources.cifar10 import cifar10
+from fedblend.data.sources.digits import digits
+from fedblend.data.sources.femnist import femnist, femnist_from_leaf
+from fedblend.data.sources.libsvm import libsvm
+from fedblend.data.sources.mnist import mnist
+from fedblend.data.sources.quadratics import quadratic_loss, quadratics
+from fedblend.data.sources.synthetic import synthetic
+from fedblend.data.sources.two_sines import two_sines
+
+__all__ = [
+    "SOURCES",
+    "SourceInfo",
+    "breast_cancer",
+    "celeba_smile",
+    "cifar10",
+    "digits",
+    "femnist",
+    "femnist_from_leaf",
+    "libsvm",
+    "load",
+    "mnist",
+    "options",
+    "quadratic_loss",
+    "quadratics",
+    "synthetic",
+    "two_sines",
+]
+
+
+class SourceInfo(NamedTuple):
+    """What there is to know of a dataset before it is loaded."""
+
+    loader: Callable[..., Dataset]
+    description: str
+    rows: int | None
+    """Training rows; None where options decide."""
+    test_rows: int | None
+    """Rows of the official test set."""
+    classes: int | None
+    """None for regression."""
+    clients: int | None
+    """Natural clients."""
+    licence: str
+    """The terms, and what to cite."""
+    needs: tuple[str, ...] = ()
+    """The public sets whose files it reads; see ``data.public``."""
+
+
+_OWN = "Drawn at random; no licence needed."
+_LIBSVM = "LIBSVM page; cite Chang & Lin 2011"
+
+SOURCES: dict[str, SourceInfo] = {
+    "digits": SourceInfo(
+        digits, "Handwritten digits, 8 x 8", 1797, None, 10, None,
+        "CC BY 4.0; UCI, Alpaydin & Kaynak 1998",
+    ),
+    "breast_cancer": SourceInfo(
+        breast_cancer, "Tumours by 30 measurements, standardised", 569, None, 2, None,
+        "CC BY 4.0; UCI, Wolberg et al. 1995",
+    ),
+    "synthetic": SourceInfo(
+        synthetic, "Linear models that differ by client (gamma, beta)", None, None, 10,
+        100, _OWN + " Cite Li et al. 2020",
+    ),
+    "two_sines": SourceInfo(
+        two_sines, "Points on one of two sine curves", 10000, 400000, None, 200,
+        _OWN + " Cite Gasanov et al. 2022",
+    ),
+    "mnist": SourceInfo(
+        mnist, "Handwritten digits, 28 x 28, with writers if wanted", 60000, 10000, 10,
+        539, "CC BY-SA 3.0; LeCun et al. 1998; writers: Yadav & Bottou 2019",
+        ("mnist", "mnist_writers"),
+    ),
+    "femnist": SourceInfo(
+        femnist, "Handwritten characters by writer, 28 x 28", 41495, 4763, 62, 300,
+        "NIST SD 19, public domain; LEAF, BSD-2; Caldas et al. 2018", ("femnist",),
+    ),
+    "cifar10": SourceInfo(
+        cifar10, "Photographs, 32 x 32, or a part (10000 + 2000)", 50000, 10000, 10,
+        None, "No formal licence; Krizhevsky 2009", ("cifar10",),
+    ),
+    "celeba_smile": SourceInfo(
+        celeba_smile, "Faces, 28 x 28, smiling or not", 5000, 1000, 2, None,
+        "Non-commercial research only, not to be passed on; Liu et al. 2015",
+        ("celeba_smile",),
+    ),
+    "a6a": SourceInfo(
+        partial(libsvm, "a6a"), "Adult incomes, 122 features", 11220, None, 2, None,
+        f"CC BY 4.0 (UCI Adult); {_LIBSVM}", ("a6a",),
+    ),
+    "ijcnn1": SourceInfo(
+        partial(libsvm, "ijcnn1"), "IJCNN 2001 challenge, 22 features", 49990, None, 2,
+        None, f"No licence given; Prokhorov 2001; {_LIBSVM}", ("ijcnn1",),
+    ),
+    "mushrooms": SourceInfo(
+        partial(libsvm, "mushrooms"), "Edible or not, 112 features", 8124, None, 2,
+        None, f"CC BY 4.0 (UCI Mushroom); {_LIBSVM}", ("mushrooms",),
+    ),
+    "w6a": SourceInfo(
+        partial(libsvm, "w6a"), "Web pages, 300 features", 17188, None, 2, None,
+        f"No licence given; Platt 1998; {_LIBSVM}", ("w6a",),
+    ),
+    "libsvm": SourceInfo(
+        libsvm, "Your own file in LIBSVM format (name = its path)", None, None, 2, None,
+        "Your own",
+    ),
+}  # fmt: skip
+"""All datasets, by name."""
+
+
+def options(name: str) -> dict[str, inspect.Parameter]:
+    """The options of a dataset, with their defaults."""
+    return dict(inspect.signature(_source(name).loader).parameters)
+
+
+def load(name: str, **chosen) -> Dataset:
+    """Load a dataset by name, and check it."""
+    allowed = options(name)
+    for option in chosen:
+        if option not in allowed:
+            raise DataError(f"{name}: no option {option!r}; {_hint(option, allowed)}")
+    for option, parameter in allowed.items():
+        if parameter.default is parameter.empty and option not in chosen:
+            raise DataError(f"{name}: the option {option!r} must be given")
+    try:
+        dataset = _source(name).loader(**chosen)
+    except TypeError as error:
+        raise DataError(f"{name}: an option has the wrong type: {error}") from None
+    check(dataset)
+    return dataset
+
+
+def _source(name: str) -> SourceInfo:
+    if name not in SOURCES:
+        raise DataError(f"dataset: {name!r} is unknown; {_hint(name, SOURCES)}")
+    return SOURCES[name]
+
+
+def _hint(word: str, known) -> str:
+    near = difflib.get_close_matches(word, known, 1)
+    return f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"

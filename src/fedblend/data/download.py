@@ -1,0 +1,240 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""Finding the files of public datasets, and getting them.
+
+A download goes to a ``.part`` file, is taken up again where it broke off, is checked,
+and only then gets its name: a file that is there is complete.
+"""
+
+import bz2
+import difflib
+import hashlib
+import http.client
+import os
+import ssl
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO, NamedTuple, cast
+
+from fedblend.data.dataset import DataError, MissingDataError
+from fedblend.data.public import PUBLIC, PublicFile, PublicSet
+
+Progress = Callable[[int, int | None], None]
+"""``progress(done, total)`` in bytes of the present file; total may be unknown."""
+
+_CHUNK = 1 << 18
+_TIMEOUT = 30.0  # seconds without a byte
+
+
+class FileStatus(NamedTuple):
+    """What is known of one file on this machine."""
+
+    file: PublicFile
+    path: Path | None
+    """Where it is, or None."""
+    intact: bool | None
+    """Whether its checksum is right; None where that was not looked at."""
+
+
+class Status(NamedTuple):
+    """What is known of a public dataset on this machine."""
+
+    name: str
+    folder: Path
+    files: tuple[FileStatus, ...]
+    copies: tuple[FileStatus, ...]
+    obtainable: bool
+    instruction: str
+
+    @property
+    def complete(self) -> bool:
+        """Whether all files are there."""
+        return all(entry.path for entry in self.files)
+
+    @property
+    def usable(self) -> bool:
+        """Whether a loader finds enough: all files, or the reduced form."""
+        reduced = bool(self.copies) and all(entry.path for entry in self.copies)
+        return self.complete or reduced
+
+
+def data_home() -> Path:
+    """The folder of all datasets: $FEDBLEND_DATA, or one in the user's cache."""
+    chosen = os.environ.get("FEDBLEND_DATA")
+    if chosen:
+        return Path(chosen).expanduser()
+    cache = os.environ.get("XDG_CACHE_HOME")
+    return (Path(cache) if cache else Path.home() / ".cache") / "fedblend" / "data"
+
+
+def public_set(name: str) -> PublicSet:
+    """The public dataset of this name."""
+    if name not in PUBLIC:
+        near = difflib.get_close_matches(name, PUBLIC, 1)
+        hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(PUBLIC)}"
+        raise DataError(f"{name!r} is not a public dataset with files; {hint}")
+    return PUBLIC[name]
+
+
+def find(name: str, file: str, *, home: Path | None = None) -> Path:
+    """The path of a file of a dataset, under any of its names."""
+    dataset = public_set(name)
+    folder = (home or data_home()) / dataset.folder
+    names = next(
+        ((file, *f.also) for f in (*dataset.files, *dataset.copies) if f.name == file),
+        (file,),
+    )
+    for candidate in names:
+        if (folder / candidate).is_file():
+            return folder / candidate
+    advice = f"get it with: fedblend data get {name}"
+    if not dataset.obtainable:
+        advice = dataset.instruction
+    raise MissingDataError(f"{name}: {file} is not in {folder}; {advice}")
+
+
+def status(name: str, *, home: Path | None = None, verify: bool = False) -> Status:
+    """Which files of a dataset are there; with ``verify`` also whether intact."""
+    dataset = public_set(name)
+
+    def look(file: PublicFile) -> FileStatus:
+        try:
+            path = find(name, file.name, home=home)
+        except MissingDataError:
+            return FileStatus(file, None, None)
+        return FileStatus(file, path, _intact(file, path) if verify else None)
+
+    return Status(
+        name,
+        (home or data_home()) / dataset.folder,
+        tuple(look(file) for file in dataset.files),
+        tuple(look(file) for file in dataset.copies),
+        dataset.obtainable,
+        dataset.instruction,
+    )
+
+
+def get(
+    name: str,
+    *,
+    home: Path | None = None,
+    progress: Progress | None = None,
+    base: str | None = None,
+) -> list[Path]:
+    """Download what is missing of a dataset, and check all of it.
+
+    Args:
+        name: of the dataset; see ``PUBLIC``.
+        home: the folder of all datasets, ``data_home()`` by default.
+        progress: called with the bytes done and in all, file by file.
+        base: take the files from this address instead, for mirrors.
+
+    Returns:
+        The paths of the files.
+    """
+    dataset = public_set(name)
+    if not dataset.obtainable:
+        raise DataError(f"{name}: cannot be downloaded: {dataset.instruction}")
+    folder = (home or data_home()) / dataset.folder
+    paths = []
+    for file, entry in zip(dataset.files, status(name, home=home).files, strict=True):
+        path = entry.path
+        if path is None or not _intact(file, path):
+            path = folder / file.name
+            addresses = (f"{base.rstrip('/')}/{file.name}",) if base else file.addresses
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+                _fetch(name, file, addresses, path, progress or _silent)
+            except OSError as error:
+                raise DataError(
+                    f"{name}: cannot write {path}: {error.strerror or error}"
+                ) from None
+        paths.append(path)
+    return paths
+
+
+def _silent(done: int, total: int | None) -> None:
+    del done, total
+
+
+def _fetch(
+    name: str,
+    file: PublicFile,
+    addresses: tuple[str, ...],
+    path: Path,
+    progress: Progress,
+) -> None:
+    """Download one file from the first address that has it."""
+    part = path.with_name(path.name + ".part")
+    problems = []
+    for address in addresses:
+        problem = _stream(address, part, file, progress)
+        if problem is None and _intact(file, part):
+            part.replace(path)
+            return
+        if problem is None:
+            part.unlink()
+            problem = f"the checksum is wrong, deleted (wanted {file.checksum[:12]}...)"
+        problems.append(f"{address}: {problem}")
+    raise DataError(f"{name}: {file.name} could not be had: {'; '.join(problems)}")
+
+
+def _stream(
+    address: str, part: Path, file: PublicFile, progress: Progress
+) -> str | None:
+    """Add what is missing to a ``.part`` file; the answer is what went wrong."""
+    done = part.stat().st_size if part.exists() else 0
+    if file.size is not None and done >= file.size:
+        return None
+    headers = {"User-Agent": "fedblend", "Accept-Encoding": "identity"}
+    if done:
+        headers["Range"] = f"bytes={done}-"
+    try:
+        request = urllib.request.Request(address, headers=headers)
+        with urllib.request.urlopen(request, timeout=_TIMEOUT) as answer:
+            if answer.status != 206:  # the server sends all of it, asked or not
+                done = 0
+            length = answer.headers.get("Content-Length")
+            total = done + int(length) if length else file.size
+            with part.open("ab" if done else "wb") as sink:
+                progress(done, total)
+                while chunk := answer.read(_CHUNK):
+                    sink.write(chunk)
+                    done += len(chunk)
+                    progress(done, total)
+    except urllib.error.HTTPError as error:
+        if error.code == 416:  # there is no more: the checksum decides
+            return None
+        return f"HTTP {error.code} {error.reason}"
+    except (urllib.error.URLError, TimeoutError) as error:
+        return _one_line(getattr(error, "reason", error))
+    except (
+        http.client.HTTPException,
+        ConnectionError,
+        ssl.SSLError,
+        ValueError,
+    ) as error:
+        return _one_line(error)
+    if total is not None and done < total:
+        return f"broke off after {done} of {total} bytes; run again to go on"
+    return None
+
+
+def _one_line(error: object) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+def _intact(file: PublicFile, path: Path) -> bool:
+    """Whether the checksum of a file is right."""
+    algorithm = "sha256" if len(file.checksum) == 64 else "md5"
+    digest = hashlib.new(algorithm, usedforsecurity=False)
+    packed = path.name.removesuffix(".part").endswith(".bz2")
+    try:
+        with bz2.open(path) if file.unpacked and packed else path.open("rb") as source:
+            while chunk := cast(IO[bytes], source).read(_CHUNK):
+                digest.update(chunk)
+    except (OSError, EOFError):
+        return False
+    return digest.hexdigest() == file.checksum

@@ -1,0 +1,63 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""MNIST, with the writer of every digit if wanted.
+
+LeCun, Bottou, Bengio, Haffner, "Gradient-based learning applied to document
+recognition" (Proc. IEEE 1998). Writers from QMNIST: Yadav, Bottou, "Cold case: the
+lost MNIST digits" (NeurIPS 2019).
+"""
+
+import gzip
+import zlib
+from pathlib import Path
+
+import numpy as np
+
+from fedblend.data.dataset import DataError, Dataset
+from fedblend.data.download import find
+
+_TYPES = {0x08: np.dtype(np.uint8), 0x0C: np.dtype(">i4")}
+_WRITER = 2  # the column of QMNIST's labels that holds the writer
+
+
+def mnist(writers: bool = False) -> Dataset:
+    """60000 + 10000 images of 10 digits, [rows, 28, 28, 1] in [0, 1].
+
+    With ``writers`` the keys are the 539 people who wrote the training digits; the
+    test digits were written by 297 others.
+    """
+    return Dataset(
+        _split("train"),
+        "classes",
+        10,
+        _split("t10k"),
+        keys=_writers("train", 60000) if writers else None,
+        test_keys=_writers("test", 10000) if writers else None,
+        name="mnist",
+    )
+
+
+def _split(part: str) -> tuple[np.ndarray, np.ndarray]:
+    images = read_idx(find("mnist", f"{part}-images-idx3-ubyte.gz"))
+    labels = read_idx(find("mnist", f"{part}-labels-idx1-ubyte.gz"))
+    return images[..., None] / np.float32(255), labels.astype(np.int32)
+
+
+def _writers(part: str, rows: int) -> np.ndarray:
+    table = read_idx(find("mnist_writers", f"qmnist-{part}-labels-idx2-int.gz"))
+    return table[:rows, _WRITER].astype(np.int64)
+
+
+def read_idx(path: Path) -> np.ndarray:
+    """The array in a gzipped idx file: magic number, shape, numbers."""
+    try:
+        with gzip.open(path) as file:
+            content = file.read()
+        kind = _TYPES[content[2]]
+        axes = content[3]
+        shape = np.frombuffer(content, ">i4", axes, 4)
+        return np.frombuffer(content, kind, offset=4 + 4 * axes).reshape(shape)
+    except (OSError, EOFError, zlib.error, KeyError, IndexError, ValueError):
+        raise DataError(
+            f"{path}: is not a complete gzipped idx file; delete it and get it again"
+        ) from None

@@ -1,0 +1,65 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""Two sines: clients of two kinds, each with a few points of its kind's curve.
+
+Two functions ``a sin(x + b)`` are drawn, and every client samples one of them. With
+an amplitude and a phase apart, one model for all fits nobody, and 50 points are too
+few to fit alone: something between is best.
+
+FLIX (Gasanov et al., AISTATS 2022), experiment "fitting sine functions". Its text
+draws amplitudes from [0.1, 0.5], its code from [0.1, 5], which is the default here.
+"""
+
+import numpy as np
+
+from fedblend.data.dataset import DataError, Dataset, generator
+
+
+def two_sines(
+    clients: int = 200,
+    first: int = 30,
+    points: int = 50,
+    test_points: int = 2000,
+    amplitudes: tuple[float, float] = (0.1, 5.0),
+    seed: int = 0,
+) -> Dataset:
+    """Regression from one number to one number; keys are clients.
+
+    Args:
+        clients: how many.
+        first: how many of them sample the first sine (30, 50, 70, 90 in the paper).
+        points: training rows of a client, at uniform places in [-5, 5].
+        test_points: test rows of a client, likewise.
+        amplitudes: range of a; b is uniform in [0, 2 pi].
+        seed: of everything.
+    """
+    if not 0 <= first <= clients or clients < 1:
+        raise DataError(
+            f"two_sines: first: {first} is not in 0..{clients}, the clients"
+        )
+    if points < 1 or test_points < 1:
+        raise DataError(
+            f"two_sines: points {points}, test_points {test_points}: must be 1 or more"
+        )
+    if len(amplitudes) != 2 or not amplitudes[0] <= amplitudes[1]:
+        raise DataError(f"two_sines: amplitudes: {amplitudes!r} is not a range")
+    rng = generator(seed, "two sines")
+    size = rng.uniform(*amplitudes, size=2)
+    phase = rng.uniform(0, 2 * np.pi, size=2)
+    keys = np.arange(clients)
+
+    def sample(count: int) -> tuple[np.ndarray, np.ndarray]:
+        kind = (np.repeat(keys, count) >= first).astype(int)
+        x = rng.uniform(-5, 5, size=clients * count)
+        y = size[kind] * np.sin(x + phase[kind])
+        return x[:, None].astype(np.float32), y[:, None].astype(np.float32)
+
+    return Dataset(
+        sample(points),
+        "regression",
+        1,
+        sample(test_points),
+        keys=np.repeat(keys, points),
+        test_keys=np.repeat(keys, test_points),
+        name=f"two_sines({first}, {clients - first})",
+    )
