@@ -201,22 +201,27 @@ class Algorithm(NamedTuple):
     needs: Needs = Needs()
 
 
+def _message_leaves(message: PyTree) -> tuple[list[Any], list[Ragged]]:
+    leaves = jax.tree.leaves(message, is_leaf=lambda leaf: isinstance(leaf, Ragged))
+    ragged = [leaf for leaf in leaves if isinstance(leaf, Ragged)]
+    return [leaf for leaf in leaves if not isinstance(leaf, Ragged)], ragged
+
+
 def static_bits(message: PyTree) -> int:
     """Bits of the leaves of a message that always travel, as a Python integer."""
-    leaves = jax.tree.leaves(message, is_leaf=lambda leaf: isinstance(leaf, Ragged))
-    return sum(
-        8 * jnp.dtype(leaf.dtype).itemsize * leaf.size
-        for leaf in leaves
-        if not isinstance(leaf, Ragged)
-    )
+    leaves, _ = _message_leaves(message)
+    return sum(8 * jnp.dtype(leaf.dtype).itemsize * leaf.size for leaf in leaves)
+
+
+def has_ragged(message: PyTree) -> bool:
+    """Whether some leaves travel only in part."""
+    return bool(_message_leaves(message)[1])
 
 
 def ragged_bits(message: PyTree) -> jax.Array | None:
     """Bits of the used parts of the ragged leaves, or None where there are none."""
-    leaves = jax.tree.leaves(message, is_leaf=lambda leaf: isinstance(leaf, Ragged))
     used = [
         8 * jnp.dtype(leaf.buffer.dtype).itemsize * leaf.used.astype(jnp.int32)
-        for leaf in leaves
-        if isinstance(leaf, Ragged)
+        for leaf in _message_leaves(message)[1]
     ]
-    return jnp.stack(used).sum() if used else None
+    return jnp.stack(used).sum(dtype=jnp.int32) if used else None

@@ -23,7 +23,9 @@ def named(key: Key, purpose: str) -> Key:
     return jax.random.fold_in(key, np.uint32(zlib.crc32(purpose.encode())))
 
 
-def at(root: Key, purpose: str, round=0, client=0) -> Key:
+def at(
+    root: Key, purpose: str, round: int | jax.Array = 0, client: int | jax.Array = 0
+) -> Key:
     """The key of (root, purpose, round, client id)."""
     key = named(root, purpose)
     return jax.random.fold_in(jax.random.fold_in(key, round), client)

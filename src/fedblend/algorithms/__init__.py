@@ -1,0 +1,12 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""Federated algorithms, one file each: its equations, its reference, both halves."""
+
+from fedblend.algorithms.fedavg import fedavg
+from fedblend.algorithms.fedopt import fedopt
+from fedblend.algorithms.fedprox import fedprox
+from fedblend.algorithms.finetune import finetune
+from fedblend.algorithms.local_only import local_only
+from fedblend.algorithms.scaffold import scaffold
+
+__all__ = ["fedavg", "fedopt", "fedprox", "finetune", "local_only", "scaffold"]

@@ -1,0 +1,144 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""Saving a run between two blocks, and going on from there, bit for bit.
+
+A checkpoint is one file in the layout of ``wire``: the server's side, all client
+states (for a disk store the rows its last block changed), the books, and the records.
+It is written beside its place, synced, and moved there, so there is always a whole
+one. Keys come from numbers, so there is no generator to save.
+"""
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedblend.core import PyTree
+from fedblend.runtime.record import Record
+from fedblend.runtime.run import Run
+from fedblend.runtime.wire import WireError, as_tree, pack, unpack
+
+VERSION = 1
+
+
+class CheckpointError(ValueError):
+    """A checkpoint that cannot be used, and why."""
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Put a whole file in its place, or leave the old one."""
+    beside = path.with_name(path.name + ".new")
+    with open(beside, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(beside, path)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def save(path: Path, run: Run, about: Mapping[str, str] | None = None) -> None:
+    """Save the run as it is now, with some words of the caller's."""
+    words = {
+        "fedblend": str(VERSION),
+        "round": str(run.round),
+        "plan": json.dumps(_plan(run)),
+        "records": json.dumps([_rows(record) for record in run.records]),
+        "about": json.dumps(dict(about or {})),
+    }
+    write_atomically(path, pack(_content(run), words))
+
+
+def read_about(path: Path) -> dict[str, str]:
+    """The words that were saved with a checkpoint."""
+    return json.loads(_open(path)[1]["about"])
+
+
+def restore(path: Path, run: Run) -> None:
+    """Take a freshly set up run to where the saved one was."""
+    arrays, words = _open(path)
+    plan = _plan(run)
+    saved = json.loads(words["plan"])
+    for name, value in plan.items():
+        if saved.get(name) != value:
+            raise CheckpointError(
+                f"checkpoint {path}: was made with {name} {saved.get(name)}, "
+                f"this run has {value}"
+            )
+    try:
+        content = as_tree(arrays, _template(run, arrays))
+    except WireError as error:
+        raise CheckpointError(f"checkpoint {path}: {error}") from None
+    run.down, run.server = jax.tree.map(jnp.asarray, content["server"])
+    run.store.restore(content["store"])
+    for ledger, entry in zip(run.ledgers, content["ledgers"], strict=True):
+        ledger.restore(entry)
+    run.round = int(words["round"])
+    run.records = [_records(rows) for rows in json.loads(words["records"])]
+    run.measured = run.measure()
+
+
+def _open(path: Path) -> tuple[dict[str, np.ndarray], dict[str, str]]:
+    try:
+        arrays, words = unpack(path.read_bytes())
+    except OSError as error:
+        raise CheckpointError(f"checkpoint {path}: {error.strerror}") from None
+    except WireError as error:
+        raise CheckpointError(f"checkpoint {path}: {error}") from None
+    version = words.get("fedblend", "")
+    if not version.isdigit():
+        raise CheckpointError(f"checkpoint {path}: not a fedblend checkpoint")
+    if int(version) > VERSION:
+        raise CheckpointError(
+            f"checkpoint {path}: version {version} is newer than this fedblend, "
+            f"which reads up to {VERSION}"
+        )
+    return arrays, words
+
+
+def _plan(run: Run) -> dict[str, Any]:
+    """What must not change between saving and restoring."""
+    keys = np.asarray(jax.random.key_data(run.engine.key))
+    return {
+        "clients": run.federation.clients,
+        "cohort": run.cohort,
+        "every": run.every,
+        "chunk": run.engine.settings.chunk,
+        "lanes": run.lanes,
+        "key": keys.tolist(),
+        "store": run.store.kind,
+    }
+
+
+def _content(run: Run) -> PyTree:
+    return {
+        "server": (run.down, run.server),
+        "store": run.store.snapshot(),
+        "ledgers": [ledger.snapshot() for ledger in run.ledgers],
+    }
+
+
+def _template(run: Run, arrays: Mapping[str, np.ndarray]) -> PyTree:
+    """The expected structure; what depends on progress is taken from the file."""
+    content = _content(run)
+    content["server"] = run.with_lanes((run.shapes.down, run.shapes.server))
+    content["store"] = run.store.template(len(arrays.get("['store']['ids']", ())))
+    return content
+
+
+def _rows(record: Any) -> Any:
+    return [one.row() for one in record] if isinstance(record, list) else record.row()
+
+
+def _records(rows: Any) -> Any:
+    if isinstance(rows, list):
+        return [Record.from_row(row) for row in rows]
+    return Record.from_row(rows)

@@ -1,0 +1,108 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""From the clients' ups to what the server hears.
+
+Ups are taken in the order of client ids. An up that is not finite everywhere counts as
+not heard. ``mean`` needs a running sum only, so that the size of a cohort costs no
+memory; ``median`` and ``trimmed_mean`` have to see all ups of a round side by side, and
+ignore weights.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedblend import trees
+from fedblend.core import Heard, PyTree
+
+DROPPED, HEARD, REJECTED, PADDING = 0, 1, 2, 3
+"""What became of a member of the cohort."""
+
+
+class Tally(NamedTuple):
+    """The running weighted sum of ups, and the weight and number of those in it."""
+
+    total: PyTree
+    weight: jax.Array
+    count: jax.Array
+
+
+class Reduction(NamedTuple):
+    """How ups become one; ``stacked`` is None for the mean, which sums as it goes."""
+
+    name: str
+    stacked: Callable[[jax.Array, jax.Array], jax.Array] | None = None
+
+
+mean = Reduction("mean")
+
+
+def nothing_heard(up: PyTree) -> Tally:
+    """The tally before the first up; only shapes and dtypes of ``up`` matter."""
+    zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), up)
+    return Tally(zeros, jnp.zeros(()), jnp.zeros((), jnp.int32))
+
+
+def add_to(
+    tally: Tally, ups: PyTree, weights: jax.Array, usable: jax.Array
+) -> tuple[Tally, jax.Array]:
+    """Add a chunk of ups, of which only the usable and finite ones count.
+
+    Returns the new tally and which of the chunk were finite.
+    """
+    finite = jax.vmap(trees.is_finite, axis_size=len(usable))(ups)
+    heard = usable & finite
+    weights = jnp.where(heard, weights, 0)
+    ups = trees.select(heard, ups, trees.zeros_like(ups))
+
+    def accumulate(total, leaves):
+        return total + jnp.tensordot(weights.astype(leaves.dtype), leaves, axes=1)
+
+    total = jax.tree.map(accumulate, tally.total, ups)
+    count = tally.count + heard.sum(dtype=jnp.int32)
+    return Tally(total, tally.weight + weights.sum(), count), finite
+
+
+def hear(tally: Tally, everyone: float) -> Heard:
+    """The weighted mean; ``everyone`` is the weight of the whole federation."""
+    part = 1 / jnp.where(tally.weight > 0, tally.weight, 1)
+    return Heard(trees.scale(part, tally.total), tally.weight / everyone, tally.count)
+
+
+def median(values: jax.Array, heard: jax.Array) -> jax.Array:
+    """The median of those heard, entry by entry."""
+    return _middle(values, heard, (heard.sum() - 1) // 2)
+
+
+def trimmed(fraction: float) -> Callable[[jax.Array, jax.Array], jax.Array]:
+    """The mean without the largest and smallest ``fraction`` of those heard."""
+    return lambda values, heard: _middle(
+        values, heard, jnp.floor(fraction * heard.sum()).astype(jnp.int32)
+    )
+
+
+def _middle(values: jax.Array, heard: jax.Array, cut: jax.Array) -> jax.Array:
+    """The mean of the sorted values from place ``cut`` on to as far from the end."""
+    spread = heard.reshape(heard.shape + (1,) * (values.ndim - 1))
+    ordered = jnp.sort(jnp.where(spread, values, jnp.inf), axis=0)
+    place = jnp.arange(len(heard)).reshape(spread.shape)
+    kept = (place >= cut) & (place < heard.sum() - cut)
+    total = jnp.where(kept, ordered, 0).sum(axis=0)
+    return total / jnp.maximum(kept.sum().astype(values.dtype), 1)
+
+
+def reduction(name: str, trim: float = 0.1) -> Reduction:
+    """The reduction of this name: mean, median or trimmed_mean."""
+    if name == "mean":
+        return mean
+    if name == "median":
+        return Reduction(name, median)
+    if name == "trimmed_mean":
+        if not 0 <= trim < 0.5:
+            raise ValueError(f"trim: {trim} is not in [0, 0.5)")
+        return Reduction(name, trimmed(trim))
+    raise ValueError(
+        f"reduction: {name!r} is unknown, it is 'mean', 'median' or 'trimmed_mean'"
+    )

@@ -1,0 +1,286 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""A run in progress: its state, its records, and what one may ask of it."""
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedblend import trees
+from fedblend.core import PyTree, static_bits
+from fedblend.data.federation import Federation
+from fedblend.runtime import reduce
+from fedblend.runtime.cohort import cohorts
+from fedblend.runtime.engine import Engine
+from fedblend.runtime.ledger import Ledger, Sizes, Totals
+from fedblend.runtime.measuring import Measuring
+from fedblend.runtime.record import (
+    Measured,
+    Record,
+    spread_of_bits,
+    spreads,
+    summarise,
+)
+from fedblend.runtime.rounds import Members
+from fedblend.runtime.store import open_store
+
+ENROL_AT_ONCE = 1024
+"""Clients enrolled in one call; bounds the memory it takes."""
+
+
+class Run:
+    """A simulation; loop over it for a record after every block of rounds.
+
+    A run that nobody loops over is completed when a result is asked of it. With lanes
+    (several keys, or a sweep) a record is a list of records, one for each, and so is
+    every other result.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        federation: Federation,
+        *,
+        lanes: int | None,
+        rounds: int,
+        cohort: int,
+        every: int,
+        weights: np.ndarray,
+        store: tuple[str, Any],
+        measuring: Measuring,
+    ):
+        self.engine, self.federation, self.lanes = engine, federation, lanes
+        self.rounds, self.cohort, self.every = rounds, cohort, every
+        self.round = 0
+        self.records: list[Any] = []
+        self.measured: list[Measured] = []
+        self.measuring, self._weights = measuring, weights
+        member = jax.tree.map(lambda leaf: leaf[0], self._members(np.zeros(1, int)))
+        self.shapes = shapes = engine.shapes(member)
+        template = self.with_lanes(shapes.state)
+        self.store = open_store(store[0], template, federation.clients, store[1])
+        silent = not jax.tree.leaves(shapes.message.shared)
+        enrols = bool(jax.tree.leaves((shapes.hello, shapes.state))) and not silent
+        sizes = Sizes(
+            up=static_bits(shapes.up),
+            # The number of the round is the runtime's own and not counted.
+            down=static_bits(shapes.message._replace(round=None)),
+            hello=static_bits(shapes.hello),
+            params=static_bits(shapes.params) if enrols else 0,
+        )
+        self.ledgers = [Ledger(federation.clients, sizes) for _ in range(lanes or 1)]
+        self.down: Any = None
+        self.server: Any = None
+
+    def __iter__(self) -> Iterator[Any]:
+        """Go on from where the run is, a record after each block."""
+        if self.down is None:
+            self._begin()
+            yield self.records[-1]
+        while self.round < self.rounds:
+            self._advance()
+            yield self.records[-1]
+
+    def complete(self) -> "Run":
+        """Run to the end."""
+        for _ in self:
+            pass
+        return self
+
+    @property
+    def shared(self) -> PyTree:
+        """The shared model."""
+        return self._ready().down.shared
+
+    def client(self, client: int) -> PyTree:
+        """What a client remembers."""
+        self._ready()._enroll(np.array([client]))
+        return trees.take(self.store.gather(np.array([client])), 0)
+
+    def personal(self, client: int) -> PyTree:
+        """The model that a client would deploy: parameters, or a ``Blend``."""
+        state = self.client(client)
+        shard = self.federation.train.shard(client)
+        return self.engine.personal(self.down, state, shard)
+
+    def summary(self) -> Any:
+        """The last record with totals, harmed clients and costs, as plain values."""
+        self._ready()
+        lanes = [
+            summarise(
+                self._of_lane(self.records[-1], lane),
+                self.measured[lane] if self.measured else {},
+                self._costs(lane),
+            )
+            for lane in range(self.lanes or 1)
+        ]
+        return lanes[0] if self.lanes is None else lanes
+
+    def _costs(self, lane: int) -> dict[str, Any]:
+        """Time, and bits of each kind; the last broadcast to all clients is apart."""
+        ledger, records = self.ledgers[lane], self.records
+        blocks = [self._of_lane(record, lane) for record in records]
+        return {
+            "clients": self.federation.clients,
+            "cohort": self.cohort,
+            "seconds": sum(block.seconds for block in blocks),
+            "compile_seconds": self.engine.compile_seconds,
+            "rejected": sum(block.rejected for block in blocks),
+            "dropped": sum(block.dropped for block in blocks),
+            "bits": {
+                "up": int(ledger.up.sum()),
+                "down": int(ledger.down.sum()),
+                "up_per_client": spread_of_bits(ledger.up),
+                "down_per_client": spread_of_bits(ledger.down),
+                "last_broadcast": ledger.sizes.down * self.federation.clients,
+            },
+        }
+
+    def plot(self, path: Any = None) -> Any:
+        """Curves of the run as a matplotlib figure, saved to ``path`` if given."""
+        from fedblend.report.figures import plot_run
+
+        return plot_run(self._ready(), path)
+
+    def measure(self) -> list[Measured]:
+        """What each lane's clients measure now; empty if nothing is to be measured."""
+        if not self.measuring.measures:
+            return []
+        padded = self.measuring.padded_ids
+        self._enroll(padded)
+        return self.measuring.look(
+            self.down, self.store.gather(padded), self._members(padded)
+        )
+
+    def with_lanes(self, shapes: PyTree) -> PyTree:
+        """Shapes of one lane as they are in this run."""
+        ahead = () if self.lanes is None else (self.lanes,)
+        return jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct(ahead + leaf.shape, leaf.dtype), shapes
+        )
+
+    def _ready(self) -> "Run":
+        return self.complete() if self.down is None else self
+
+    def _of_lane(self, values: Any, lane: int) -> Any:
+        return values if self.lanes is None or values is None else values[lane]
+
+    def _begin(self) -> None:
+        begun = time.perf_counter()
+        compiled = self.engine.compile_seconds
+        everybody = np.arange(self.federation.clients)
+        if jax.tree.leaves(self.shapes.hello):
+            tally = self._enroll(everybody)
+            for ledger in self.ledgers:
+                ledger.join(everybody)
+        else:
+            if self.store.eager:
+                self._enroll(everybody)
+            tally = self._lanewise(reduce.nothing_heard(self.shapes.hello))
+        self.down, self.server = self.engine.start(tally)
+        compiled = self.engine.compile_seconds - compiled
+        self._record(0, time.perf_counter() - begun - compiled, None)
+
+    def _lanewise(self, tree: PyTree) -> PyTree:
+        if self.lanes is None:
+            return tree
+        return jax.tree.map(
+            lambda leaf: jnp.broadcast_to(leaf, (self.lanes, *leaf.shape)), tree
+        )
+
+    def _members(self, ids: np.ndarray, slots=None, present=None) -> Members:
+        """Arrays over these clients, as the compiled functions take them."""
+        train = self.federation.train
+        present = np.ones(ids.shape, bool) if present is None else present
+        return Members(
+            ids=jnp.asarray(ids, jnp.int32),
+            slots=jnp.asarray(ids if slots is None else slots, jnp.int32),
+            starts=jnp.asarray(train.starts[ids], jnp.int32),
+            counts=jnp.asarray(train.counts[ids], jnp.int32),
+            weights=jnp.asarray(self._weights[ids] * present, float),
+            present=jnp.asarray(present),
+        )
+
+    def _enroll(self, ids: np.ndarray) -> Any:
+        """Enrol those of these clients who are not known yet; their hellos' tally."""
+        newcomers = np.unique(ids)
+        newcomers = newcomers[~self.store.known[newcomers]]
+        tally = None
+        if not jax.tree.leaves((self.shapes.hello, self.shapes.state)):
+            return tally
+        room = min(ENROL_AT_ONCE, self.federation.clients)
+        for first in range(0, len(newcomers), room):
+            group = newcomers[first : first + room]
+            padded = np.concatenate([group, np.full(room - len(group), group[0])])
+            present = np.arange(room) < len(group)
+            part, states = self.engine.enroll(self._members(padded, None, present))
+            self.store.write(group, trees.take(states, slice(len(group))))
+            tally = part if tally is None else jax.tree.map(jnp.add, tally, part)
+        return tally
+
+    def _advance(self) -> None:
+        begun, compiled = time.perf_counter(), self.engine.compile_seconds
+        first, last = self.round, min(self.round + self.every, self.rounds)
+        ids, plan, states = self._plan(first, last)
+        carry = (self.down, self.server, states)
+        carry, log = self.engine.block(self.shapes, carry, plan, first, last)
+        self.down, self.server, states = jax.block_until_ready(carry)
+        self.store.save(ids, states)
+        self.round = last
+        compiled = self.engine.compile_seconds - compiled
+        self._record(last - first, time.perf_counter() - begun - compiled, (plan, log))
+
+    def _plan(self, first: int, last: int) -> tuple[np.ndarray, Members, PyTree]:
+        """The block's ids, its members, and the states they need."""
+        chunk, clients = self.engine.settings.chunk, self.federation.clients
+        roots = self.engine.key if self.engine.keys == 0 else self.engine.key[None]
+        # Rounds beyond the last only fill the shape; the block does not reach them.
+        numbers = np.minimum(np.arange(first, first + self.every), last - 1)
+        ids = np.stack(
+            [cohorts(root, numbers.tolist(), clients, self.cohort) for root in roots]
+        )
+        self._enroll(ids)
+        states, slots = self.store.load(ids, min(clients, ids.size))
+        gap = [(0, 0), (0, 0), (0, -self.cohort % chunk)]
+        padded = np.pad(ids, gap)
+        present = np.pad(np.ones(ids.shape, bool), gap)
+        slots = np.pad(slots, gap, constant_values=clients)
+        plan = self._members(padded, slots, present)
+        if self.engine.keys is None:
+            plan = trees.take(plan, 0)
+        return ids, plan, states
+
+    def _record(self, count: int, seconds: float, news: Any) -> None:
+        """Measure, and write down what a block of ``count`` rounds brought."""
+        self.measured = self.measure()
+        records = []
+        for lane, ledger in enumerate(self.ledgers):
+            totals = Totals(0, 0, 0)
+            if news is not None:
+                plan, log = news
+                ids = (
+                    self._of_lane(plan.ids, lane) if self.engine.keys == 0 else plan.ids
+                )
+                parts = (ids, *(self._of_lane(part, lane) for part in log))
+                totals = ledger.enter(*(_first(part, count) for part in parts))
+            measured = self.measured[lane] if self.measured else {}
+            records.append(
+                Record(
+                    round=self.round,
+                    rounds=count,
+                    seconds=seconds,
+                    **totals._asdict(),
+                    bits_up=int(ledger.up.sum()),
+                    bits_down=int(ledger.down.sum()),
+                    measures=spreads(measured, self.measuring.counts),
+                )
+            )
+        self.records.append(records[0] if self.lanes is None else records)
+
+
+def _first(part: Any, count: int) -> Any:
+    return None if part is None else np.asarray(part)[:count]

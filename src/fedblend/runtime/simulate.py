@@ -1,0 +1,228 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""Simulating a federation on one machine.
+
+``simulate`` interprets an algorithm's tuple: it compiles blocks of rounds, keeps the
+clients' states, counts bits, measures, and hands out a ``Run``. Progress bars, logs and
+checkpoints are consumers of the run: loop over it, a record comes after every block.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedblend import keys
+from fedblend.core import Algorithm, Key, PyTree, Shard
+from fedblend.data.federation import Federation
+from fedblend.runtime import reduce
+from fedblend.runtime.cohort import cohorts
+from fedblend.runtime.engine import Engine
+from fedblend.runtime.measuring import Measuring
+from fedblend.runtime.rounds import Settings
+from fedblend.runtime.run import Run
+from fedblend.runtime.visits import strong
+
+CPU_CHUNK = 5
+"""Clients trained side by side on a CPU; see docs/benchmarks.md for the measurement."""
+MEASURE_AT_MOST = 10_000
+"""Federations up to this size are measured whole, of larger ones a sample of 1000."""
+
+
+def simulate(
+    algorithm: Algorithm | Callable[[Any], Algorithm],
+    params: PyTree | Callable[[Key], PyTree],
+    federation: Federation,
+    key: Key,
+    *,
+    rounds: int,
+    cohort: int | None = None,
+    central: Shard | None = None,
+    weights: str | None = None,
+    chunk: int | None = None,
+    every: int | None = None,
+    store: str = "auto",
+    store_folder: Path | None = None,
+    dropout: float = 0.0,
+    reduction: str = "mean",
+    trim: float = 0.1,
+    measure: Mapping[str, Callable] | None = None,
+    measure_on: int | Sequence[int] | None = None,
+    splits: Sequence[str] | None = None,
+    local: Run | None = None,
+    over: PyTree | None = None,
+) -> Run:
+    """Set up a run; it starts when it is looped over, or asked for results.
+
+    Args:
+        algorithm: what to run; with ``over``, a function from one of its entries (a
+            traced number, or a tree of them) to an algorithm.
+        params: the initial parameters, or a function of a key that draws them.
+        federation: the clients' data.
+        key: the seed, ``jax.random.key(0)``; an array of keys runs them side by side.
+        rounds: communication rounds.
+        cohort: clients of a round, drawn without replacement; all of them if None.
+        central: the server's own data, for methods that use some.
+        weights: "by_count" (training rows) or "uniform"; the algorithm's own choice
+            if None.
+        chunk: clients trained side by side; all on a GPU, a few on a CPU if None.
+        every: rounds of a block, after which the run is measured and yields a record;
+            a twentieth of all rounds if None.
+        store: where client states live: "auto", "device", "host" or "disk".
+        store_folder: where the disk store puts its files; a temporary place if None.
+        dropout: probability that a member of the cohort is not heard.
+        reduction: "mean", "median" or "trimmed_mean" (which leaves out the fraction
+            ``trim`` at either end).
+        trim: see ``reduction``.
+        measure: measures by name, see ``metrics``; nothing is measured if None.
+        measure_on: ids of clients, or the size of a fixed sample of them; if None all
+            of them, or 1000 where there are more than 10,000.
+        splits: which of train, validation and test to measure on; all there are.
+        local: a run of ``local_only`` on the same clients, to compare each with.
+        over: a tree of arrays whose first axis is a sweep, run side by side.
+
+    Returns:
+        A ``Run``. With several keys or ``over`` its results have a lane for each.
+    """
+    build = _builder(algorithm, over)
+    lanes = _lanes(key, over)
+    clients = federation.clients
+    cohort = clients if cohort is None else cohort
+    if not 1 <= cohort <= clients:
+        raise ValueError(
+            f"cohort: {cohort} is not between 1 and the {clients} clients there are"
+        )
+    if not 0 <= dropout < 1:
+        raise ValueError(f"dropout: {dropout} is not a probability in [0, 1)")
+    if rounds < 0:
+        raise ValueError(f"rounds: {rounds} is negative")
+    every = max(1, -(-rounds // 20)) if every is None else every
+    if every < 1:
+        raise ValueError(f"every: {every} is not a positive number of rounds")
+    reducing = reduce.reduction(reduction, trim)
+    example = build(None if over is None else jax.tree.map(lambda leaf: leaf[0], over))
+    weights = example.needs.weights if weights is None else weights
+    _check_needs(example, cohort, clients, dropout, weights, reducing)
+    values = _weights(weights, federation)
+    settings = Settings(
+        build=build,
+        capacity=federation.train.capacity,
+        chunk=_chunk(chunk, cohort),
+        everyone=float(values.sum()),
+        dropout=dropout,
+        reduction=reducing,
+    )
+    names = list(federation.splits) if splits is None else list(splits)
+    for name in names:
+        if name not in federation.splits:
+            raise ValueError(
+                f"splits: {name!r} is not one of {', '.join(federation.splits)}"
+            )
+    measured_ids = _measured_ids(measure_on, clients, key)
+    if local is not None and not np.array_equal(local.measuring.ids, measured_ids):
+        raise ValueError("local: that run measured other clients than this one does")
+    own_params = callable(params) and bool(key.ndim)
+    if callable(params):
+        params = jax.vmap(params)(key) if own_params else params(key)
+    engine = Engine(
+        settings,
+        key=key,
+        over=over,
+        params=strong(params),
+        own_params=own_params,
+        examples={
+            name: jax.tree.map(jnp.asarray, federation.splits[name].examples)
+            for name in ("train", *(names if measure else ()))
+        },
+        central=central,
+    )
+    measuring = Measuring(
+        engine,
+        measures=dict(measure or {}),
+        splits={name: federation.splits[name] for name in names},
+        ids=measured_ids,
+        lanes=lanes,
+        local=local,
+    )
+    return Run(
+        engine,
+        federation,
+        lanes=lanes,
+        rounds=rounds,
+        cohort=cohort,
+        every=min(every, max(rounds, 1)),
+        weights=values,
+        store=(store, store_folder),
+        measuring=measuring,
+    )
+
+
+def _builder(algorithm, over: PyTree | None) -> Callable[[Any], Algorithm]:
+    if isinstance(algorithm, Algorithm):
+        return lambda hyper: algorithm
+    if over is None:
+        raise ValueError("algorithm: a builder needs `over`, the values to build for")
+    return algorithm
+
+
+def _lanes(key: Key, over: PyTree | None) -> int | None:
+    """The number of lanes, or None for a plain run."""
+    sizes = {len(leaf) for leaf in jax.tree.leaves(over)}
+    if key.ndim:
+        sizes.add(len(key))
+    if len(sizes) > 1:
+        raise ValueError(f"over: lengths {sorted(sizes)} of the sweep's axes differ")
+    return sizes.pop() if sizes else None
+
+
+def _check_needs(algorithm, cohort, clients, dropout, weights, reducing) -> None:
+    needs = algorithm.needs
+    if needs.everyone and (cohort < clients or dropout > 0):
+        raise ValueError(
+            f"cohort: this algorithm needs all {clients} clients in every round, "
+            f"not {cohort} with dropout {dropout:g}"
+        )
+    if needs.mean and reducing.stacked is not None:
+        raise ValueError(
+            f"reduction: {reducing.name!r} breaks this algorithm, whose server keeps "
+            "the mean of the clients' memories; it needs 'mean'"
+        )
+    if needs.uniform and weights != "uniform":
+        raise ValueError(f"weights: this algorithm needs 'uniform', not {weights!r}")
+
+
+def _weights(name: str, federation: Federation) -> np.ndarray:
+    if name == "by_count":
+        return federation.train.counts.astype(float)
+    if name == "uniform":
+        return np.ones(federation.clients)
+    raise ValueError(f"weights: {name!r} is unknown, it is 'by_count' or 'uniform'")
+
+
+def _chunk(chunk: int | None, cohort: int) -> int:
+    """How many clients to map at once; chunks of a cohort are as even as can be."""
+    if chunk is None:
+        chunk = CPU_CHUNK if jax.default_backend() == "cpu" else cohort
+    if chunk < 1:
+        raise ValueError(f"chunk: {chunk} is not a positive number of clients")
+    pieces = -(-cohort // min(chunk, cohort))
+    return -(-cohort // pieces)
+
+
+def _measured_ids(measure_on, clients: int, key: Key) -> np.ndarray:
+    if measure_on is None:
+        measure_on = clients if clients <= MEASURE_AT_MOST else 1000
+    if isinstance(measure_on, int | np.integer):
+        if not 1 <= measure_on <= clients:
+            raise ValueError(
+                f"measure_on: {measure_on} is not between 1 and the {clients} clients"
+            )
+        root = keys.named(key if key.ndim == 0 else key[0], "measure_on")
+        return cohorts(root, [0], clients, int(measure_on))[0]
+    ids = np.asarray(measure_on, np.int64)
+    if ids.min(initial=0) < 0 or ids.max(initial=0) >= clients or not ids.size:
+        raise ValueError(f"measure_on: ids must lie between 0 and {clients - 1}")
+    return ids

@@ -1,0 +1,111 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""Visits to clients outside of rounds: enrolment, measuring, taking out a model.
+
+Pure functions of arrays for one lane, like those of ``rounds``.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from fedblend import keys
+from fedblend.core import Down, Heard, Key, PyTree, Shard, shared_model
+from fedblend.data.batches import everything
+from fedblend.runtime import reduce
+from fedblend.runtime.rounds import Members, Settings, shard_of
+
+
+def strong(tree: PyTree) -> PyTree:
+    """The same arrays without weak types, which would cost a second trace."""
+    return jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.asarray(leaf).dtype), tree)
+
+
+def enroll(
+    settings: Settings,
+    hyper: Any,
+    root: Key,
+    params: PyTree,
+    examples: PyTree,
+    members: Members,
+) -> tuple[reduce.Tally, PyTree]:
+    """The tally of what a group of clients says first, and their states."""
+    algorithm = settings.build(hyper)
+
+    def one(member):
+        key = keys.at(root, "enroll", 0, member.ids)
+        shard = shard_of(settings, examples, member)
+        return strong(algorithm.enroll(params, shard, key))
+
+    hello, states = jax.lax.map(one, members, batch_size=settings.chunk)
+    shapes = jax.tree.map(lambda leaf: leaf[0], hello)
+    first = reduce.nothing_heard(shapes)
+    tally, _ = reduce.add_to(first, hello, members.weights, members.present)
+    return tally, states
+
+
+def start(
+    settings: Settings,
+    hyper: Any,
+    root: Key,
+    params: PyTree,
+    hello: Heard,
+    central: Shard | None,
+) -> tuple[Down, PyTree]:
+    """The server's first word, and its state."""
+    algorithm = settings.build(hyper)
+    return strong(algorithm.start(params, hello, central, keys.at(root, "start")))
+
+
+def personal(
+    settings: Settings, hyper: Any, root: Key, down: Down, state: PyTree, shard: Shard
+) -> PyTree:
+    """The model that one client would deploy."""
+    key = keys.at(root, "personal", down.round, shard.id)
+    return settings.build(hyper).personal(down, state, shard, key)
+
+
+def measure(
+    settings: Settings,
+    measures: Mapping[str, Callable],
+    capacities: Mapping[str, int],
+    chunk: int,
+    hyper: Any,
+    root: Key,
+    down: Down,
+    states: PyTree,
+    examples: Mapping[str, PyTree],
+    members: Members,
+    rows: Mapping[str, tuple[jax.Array, jax.Array]],
+) -> dict[str, dict[str, dict[str, jax.Array]]]:
+    """Measures of a group of clients: ``{split: {model: {metric: values}}}``.
+
+    ``rows`` has the clients' starts and counts in each split. Methods whose server
+    tells nothing have no shared model to measure.
+    """
+    algorithm = settings.build(hyper)
+
+    def one(this):
+        state, member, places = this
+        shard = shard_of(settings, examples["train"], member)
+        models = {"personal": personal(settings, hyper, root, down, state, shard)}
+        told = algorithm.tell(down, algorithm.ask(state, shard))
+        one_for_all = algorithm.personal is shared_model
+        if jax.tree.leaves(told.shared) and not one_for_all:
+            models["shared"] = down.shared
+
+        def look(split, capacity):
+            start, count = places[split]
+            held = Shard(examples[split], start, count, member.ids, capacity)
+            batch = everything(held)
+            seen = {
+                model: {name: see(params, batch) for name, see in measures.items()}
+                for model, params in models.items()
+            }
+            return {**seen, "shared": seen["personal"]} if one_for_all else seen
+
+        return {split: look(split, capacity) for split, capacity in capacities.items()}
+
+    return jax.lax.map(one, (states, members, rows), batch_size=chunk)

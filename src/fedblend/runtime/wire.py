@@ -1,0 +1,117 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""Trees as bytes and back, for messages and checkpoints; nothing is ever unpickled.
+
+The layout is that of safetensors: eight bytes with the length of a JSON header, the
+header (name, dtype, shape and place of every leaf, and text of our own under
+``__metadata__``), then the raw little-endian data. A leaf's name is its path in the
+tree, and a checksum over the data stands in the metadata.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+
+import jax
+import numpy as np
+
+from fedblend.core import PyTree
+
+_DTYPES = {
+    "bool": "BOOL",
+    "uint8": "U8",
+    "int8": "I8",
+    "uint16": "U16",
+    "int16": "I16",
+    "uint32": "U32",
+    "int32": "I32",
+    "uint64": "U64",
+    "int64": "I64",
+    "bfloat16": "BF16",
+    "float16": "F16",
+    "float32": "F32",
+    "float64": "F64",
+}
+_NAMES = {code: name for name, code in _DTYPES.items()}
+
+
+class WireError(ValueError):
+    """Bytes that are not what they should be."""
+
+
+def named_leaves(tree: PyTree) -> dict[str, np.ndarray]:
+    """The leaves by their path."""
+    paths, _ = jax.tree_util.tree_flatten_with_path(tree)
+    return {jax.tree_util.keystr(path) or "value": leaf for path, leaf in paths}
+
+
+def pack(tree: PyTree, metadata: Mapping[str, str] | None = None) -> bytes:
+    """A tree of arrays, and some words about it, as bytes."""
+    header, chunks, place = {}, [], 0
+    checksum = hashlib.sha256()
+    for name, leaf in named_leaves(tree).items():
+        array = np.asarray(leaf)
+        raw = np.ascontiguousarray(array).tobytes()
+        checksum.update(raw)
+        header[name] = {
+            "dtype": _DTYPES[array.dtype.name],
+            "shape": list(array.shape),
+            "data_offsets": [place, place + len(raw)],
+        }
+        chunks.append(raw)
+        place += len(raw)
+    words = {**(metadata or {}), "sha256": checksum.hexdigest()}
+    text = json.dumps({"__metadata__": words, **header}).encode()
+    text += b" " * (-len(text) % 8)
+    return b"".join([len(text).to_bytes(8, "little"), text, *chunks])
+
+
+def unpack(data: bytes) -> tuple[dict[str, np.ndarray], dict[str, str]]:
+    """The arrays by name and the metadata; a ``WireError`` if anything is off."""
+    length = int.from_bytes(data[:8], "little")
+    if len(data) < 8 or length > len(data) - 8:
+        raise WireError(f"not a fedblend file, or cut off after {len(data)} bytes")
+    try:
+        header = json.loads(data[8 : 8 + length])
+        metadata = header.pop("__metadata__")
+        body = memoryview(data)[8 + length :]
+        arrays = {name: _array(body, entry) for name, entry in header.items()}
+        expected = metadata["sha256"]
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise WireError(f"header is damaged ({type(error).__name__})") from None
+    if hashlib.sha256(body).hexdigest() != expected:
+        raise WireError("data is damaged: its checksum does not match")
+    return arrays, metadata
+
+
+def _array(body: memoryview, entry: dict) -> np.ndarray:
+    begin, end = entry["data_offsets"]
+    dtype = jax.numpy.dtype(_NAMES[entry["dtype"]])
+    if not 0 <= begin <= end <= len(body):
+        raise ValueError(f"offsets {begin}:{end} lie outside the data")
+    flat = np.frombuffer(body[begin:end], dtype)
+    return flat.reshape([int(size) for size in entry["shape"]])
+
+
+def as_tree(arrays: Mapping[str, np.ndarray], template: PyTree) -> PyTree:
+    """The arrays in the structure of the template, whose shapes and dtypes they have.
+
+    Leaves of the template need only ``shape`` and ``dtype``.
+    """
+    wanted = named_leaves(template)
+    missing = sorted(set(wanted) - set(arrays))
+    foreign = sorted(set(arrays) - set(wanted))
+    if missing or foreign:
+        name = (missing or foreign)[0]
+        what = "is missing" if missing else "is not expected"
+        raise WireError(f"{name} {what}: another model, algorithm or version")
+    leaves = []
+    for name, leaf in wanted.items():
+        found = arrays[name]
+        if found.shape != tuple(leaf.shape) or found.dtype != leaf.dtype:
+            raise WireError(
+                f"{name} is {found.dtype}{list(found.shape)}, "
+                f"expected {leaf.dtype}{list(leaf.shape)}"
+            )
+        leaves.append(found)
+    return jax.tree.unflatten(jax.tree.structure(template), leaves)
