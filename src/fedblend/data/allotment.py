@@ -6,8 +6,6 @@ import dataclasses
 import hashlib
 import json
 import os
-import zipfile
-import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from fedblend.data.dataset import DataError, MissingDataError
+from fedblend.data.npz import opened
 
 _FORMAT = "fedblend partition 1"
 
@@ -78,23 +77,16 @@ class Partition:
         path = Path(path)
         if not path.is_file():
             raise MissingDataError(f"{path}: no such partition file")
-        try:
-            with np.load(path, allow_pickle=False) as stored:
-                if str(stored["format"]) != _FORMAT:
-                    raise KeyError("format")
-                flat, offsets = stored["rows"], stored["offsets"]
-                partition = cls(
-                    tuple(np.split(flat.astype(np.int64), offsets[1:-1])),
-                    tuple(stored["names"].tolist()),
-                    json.loads(str(stored["description"])),
-                )
-                expected = str(stored["hash"])
-        except (KeyError, IndexError, TypeError, AttributeError):
-            raise DataError(f"{path}: is not a partition file of fedblend") from None
-        except (ValueError, OSError, EOFError, zipfile.BadZipFile, zlib.error):
-            raise DataError(
-                f"{path}: is damaged, or not a partition file of fedblend"
-            ) from None
+        with opened(path, "is damaged, or not a partition file of fedblend") as stored:
+            if str(stored["format"]) != _FORMAT:
+                raise KeyError("format")
+            flat, offsets = stored["rows"], stored["offsets"]
+            partition = cls(
+                tuple(np.split(flat.astype(np.int64), offsets[1:-1])),
+                tuple(stored["names"].tolist()),
+                json.loads(str(stored["description"])),
+            )
+            expected = str(stored["hash"])
         if partition.hash != expected:
             raise DataError(
                 f"{path}: is damaged: its rows have sha256 {partition.hash[:12]}, "

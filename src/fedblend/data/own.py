@@ -7,11 +7,9 @@ others. An .npz holds the arrays ``inputs``, ``targets`` and ``clients``. In a f
 every .npz is one client, named like its file, unless client arrays are asked for.
 """
 
-import zipfile
-import zlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, get_args
+from typing import get_args
 
 import numpy as np
 
@@ -21,17 +19,9 @@ from fedblend.data.dataset import (
     Kind,
     MissingDataError,
     check,
-    require,
 )
-
-
-class _Raw(NamedTuple):
-    """What a reader found."""
-
-    inputs: np.ndarray
-    targets: np.ndarray
-    keys: np.ndarray | None
-    columns: tuple[str, ...] = ()
+from fedblend.data.own_arrays import Raw, read_folder, read_npz
+from fedblend.data.own_tables import read_table
 
 
 def read(
@@ -60,11 +50,11 @@ def read(
     if path.is_dir() or path.suffix == ".npz":
         if inputs is not None and not isinstance(inputs, str):
             raise DataError(f"{path}: inputs: name one array, not a list")
-        reader = _read_folder if path.is_dir() else _read_npz
+        reader = read_folder if path.is_dir() else read_npz
         raw = reader(path, inputs or "inputs", target or "targets", client)
     elif path.suffix in (".csv", ".parquet"):
         chosen = [inputs] if isinstance(inputs, str) else inputs
-        raw = _read_table(path, chosen, target, client)
+        raw = read_table(path, chosen, target, client)
     else:
         raise DataError(
             f"{path}: cannot read {path.suffix or 'a file without suffix'}; allowed "
@@ -75,7 +65,7 @@ def read(
     return dataset
 
 
-def _with_kind(raw: _Raw, kind: Kind | None, path: Path) -> Dataset:
+def _with_kind(raw: Raw, kind: Kind | None, path: Path) -> Dataset:
     """Turn targets into class numbers or float32, by their kind."""
     values = raw.targets
     if len(values) == 0:
@@ -116,162 +106,4 @@ def _with_kind(raw: _Raw, kind: Kind | None, path: Path) -> Dataset:
         name=path.stem,
         label_names=tuple(str(name) for name in names),
         columns=raw.columns,
-    )
-
-
-def _read_table(
-    path: Path, inputs: Sequence[str] | None, target: str | None, client: str | None
-) -> _Raw:
-    require("pyarrow", path.suffix[1:])
-    pyarrow = require("pyarrow.lib", path.suffix[1:])
-    try:
-        if path.suffix == ".csv":
-            table = require("pyarrow.csv", "csv").read_csv(path)
-        else:
-            table = require("pyarrow.parquet", "parquet").read_table(path)
-    except (pyarrow.ArrowException, OSError) as error:
-        reason = " ".join(str(error).split())
-        raise DataError(f"{path}: cannot be read: {reason}") from None
-    names = list(table.column_names)
-    twice = sorted({name for name in names if names.count(name) > 1})
-    if twice:
-        raise DataError(f"{path}: the column {twice[0]!r} occurs more than once")
-    if target is None:
-        raise DataError(f"{path}: target: name one of the columns {', '.join(names)}")
-    if inputs is None:
-        inputs = [name for name in names if name not in (target, client)]
-    for name in (target, *([client] if client is not None else []), *inputs):
-        if name not in names:
-            raise DataError(
-                f"{path}: there is no column {name!r}; there are {', '.join(names)}"
-            )
-    if not inputs or target in inputs:
-        raise DataError(
-            f"{path}: inputs: need at least one column, other than the target"
-        )
-    if table.num_rows == 0:
-        raise DataError(f"{path}: there are no rows")
-    columns = [_numbers(table.column(name), name, path) for name in inputs]
-    return _Raw(
-        np.stack(columns, axis=1),
-        _values(table.column(target), target, path),
-        None if client is None else _values(table.column(client), client, path),
-        tuple(inputs),
-    )
-
-
-def _values(column: Any, name: str, path: Path) -> np.ndarray:
-    """A column as numbers or as texts; nothing may be missing."""
-    values = column.to_pylist()
-    for row, value in enumerate(values):
-        if value is None or value == "" or value != value:
-            raise DataError(
-                f"{path}: column {name!r} is empty in row {row} (counted from 0)"
-            )
-    if all(isinstance(value, bool | int | float) for value in values):
-        return np.array(values)
-    return np.array([str(value) for value in values])
-
-
-def _numbers(column: Any, name: str, path: Path) -> np.ndarray:
-    """A column as float32, NaN where something is missing."""
-    for row, value in enumerate(column.to_pylist() if _textual(column) else ()):
-        try:
-            float(value)
-        except (TypeError, ValueError):
-            raise DataError(
-                f"{path}: column {name!r} is not numeric: row {row} (counted from 0) "
-                f"is {value!r:.40}; choose the numeric ones with inputs"
-            ) from None
-    with np.errstate(over="ignore"):  # what does not fit becomes inf, and is reported
-        return column.cast("float64").to_numpy().astype(np.float32)
-
-
-def _textual(column: Any) -> bool:
-    """Whether the values of a column are something else than numbers."""
-    kind = str(column.type)
-    return not kind.startswith(("int", "uint", "float", "double", "half", "bool"))
-
-
-def _read_npz(path: Path, inputs: str, target: str, client: str | None) -> _Raw:
-    try:
-        with np.load(path, allow_pickle=False) as stored:
-            names = list(stored.files)
-            wanted = [inputs, target, *([client] if client is not None else [])]
-            for name in wanted:
-                if name not in names:
-                    raise DataError(
-                        f"{path}: there is no array {name!r}; there are "
-                        f"{', '.join(names) or 'none'}"
-                    )
-            keys = client or ("clients" if "clients" in names else None)
-            arrays = {
-                name: _array(stored, name, path) for name in {*wanted, keys or inputs}
-            }
-    except DataError:
-        raise
-    except (
-        ValueError,
-        OSError,
-        EOFError,
-        zipfile.BadZipFile,
-        zlib.error,
-        AttributeError,
-    ):
-        raise DataError(
-            f"{path}: is damaged, or not an .npz of plain numbers and texts"
-        ) from None
-    x, y = arrays[inputs], arrays[target]
-    if x.ndim < 2 or not (np.issubdtype(x.dtype, np.number) or x.dtype == bool):
-        raise DataError(
-            f"{path}: {inputs!r} must be numbers of shape [rows, ...], not {x.dtype} "
-            f"of shape {x.shape}"
-        )
-    if y.ndim not in (1, 2):
-        raise DataError(
-            f"{path}: {target!r} must be [rows] or [rows, width], not {y.shape}"
-        )
-    owner = None if keys is None else arrays[keys]
-    if owner is not None and owner.ndim != 1:
-        raise DataError(f"{path}: {keys!r} must be one key a row, not {owner.shape}")
-    with np.errstate(over="ignore"):
-        return _Raw(x.astype(np.float32), y, owner)
-
-
-def _array(stored: Any, name: str, path: Path) -> np.ndarray:
-    try:
-        return stored[name]
-    except ValueError as error:
-        if "allow_pickle" not in str(error):
-            raise
-        raise DataError(
-            f"{path}: array {name!r} holds Python objects, which are never loaded; "
-            "save numbers or texts"
-        ) from None
-
-
-def _read_folder(path: Path, inputs: str, target: str, client: str | None) -> _Raw:
-    files = sorted(path.glob("*.npz"))
-    if not files:
-        raise DataError(f"{path}: there are no .npz files in this folder")
-    parts = []
-    for file in files:
-        part = _read_npz(file, inputs, target, client)
-        if client is None:
-            part = part._replace(keys=np.full(len(part.inputs), file.stem))
-        first = parts[0] if parts else part
-        for name, mine, other in (
-            (inputs, part.inputs, first.inputs),
-            (target, part.targets, first.targets),
-        ):
-            if mine.shape[1:] != other.shape[1:]:
-                raise DataError(
-                    f"{file}: {name!r} has rows of shape {mine.shape[1:]}, but those of "
-                    f"{files[0].name} have {other.shape[1:]}"
-                )
-        parts.append(part)
-    return _Raw(
-        np.concatenate([part.inputs for part in parts]),
-        np.concatenate([part.targets for part in parts]),
-        np.concatenate([part.keys for part in parts if part.keys is not None]),
     )

@@ -12,8 +12,9 @@ from pathlib import Path
 
 import numpy as np
 
-from fedblend.data.dataset import DataError, Dataset, MissingDataError
+from fedblend.data.dataset import Dataset, MissingDataError
 from fedblend.data.download import find
+from fedblend.data.npz import opened
 
 _DIGITS = "0123456789"
 _UPPER = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
@@ -30,13 +31,10 @@ def femnist(digits_only: bool = False, file: str | None = None) -> Dataset:
     path = Path(file) if file else find("femnist", "femnist_leaf_300writers.npz")
     if not path.is_file():
         raise MissingDataError(f"femnist: {path}: no such file")
-    try:
-        with np.load(path, allow_pickle=False) as raw:
-            images, labels = raw["images"], raw["labels"].astype(np.int32)
-            writers = raw["writer_names"][raw["writer"]]
-            testing = raw["split"] == 1
-    except (KeyError, ValueError, OSError, EOFError):
-        raise DataError(f"femnist: {path}: is not an .npz of LEAF's images") from None
+    with opened(path, "is not an .npz of LEAF's images") as raw:
+        images, labels = raw["images"], raw["labels"].astype(np.int32)
+        writers = raw["writer_names"][raw["writer"]]
+        testing = raw["split"] == 1
     wanted = labels < 10 if digits_only else np.ones(len(labels), bool)
 
     def part(chosen: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -1,0 +1,183 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""Datasets: what is refused, and how they become federations."""
+
+import numpy as np
+import pytest
+
+from fedblend.data.dataset import (
+    DataError,
+    Dataset,
+    check,
+    federation_of,
+    generator,
+    one_class_clients,
+    require,
+)
+from fedblend.data.partition import (
+    Partition,
+    by_key,
+    classes_per_client,
+    contiguous,
+    iid,
+)
+
+
+def classes(rows=60, test=30, **fields):
+    """Rows that carry their own number as input."""
+    inputs = np.arange(rows, dtype=np.float32)[:, None]
+    test_inputs = 1000 + np.arange(test, dtype=np.float32)[:, None]
+    return Dataset(
+        (inputs, np.arange(rows, dtype=np.int32) % 3),
+        "classes",
+        3,
+        (test_inputs, np.arange(test, dtype=np.int32) % 3),
+        **{"name": "toy", **fields},
+    )
+
+
+GOOD = classes()
+INPUTS, TARGETS = GOOD.rows
+HOLED = INPUTS.copy()
+HOLED[7, 0] = np.nan
+
+
+@pytest.mark.parametrize(
+    ("dataset", "message"),
+    [
+        (GOOD._replace(rows=(INPUTS[:0], TARGETS[:0])), "toy: there are no rows"),
+        (GOOD._replace(rows=(INPUTS, TARGETS[:5])), "60 rows .* 5 targets"),
+        (GOOD._replace(keys=TARGETS[:4]), "60 rows .* 4 client keys"),
+        (GOOD._replace(rows=(HOLED, TARGETS)), "inputs: row 7 .* column 0 is nan"),
+        (
+            GOOD._replace(rows=(HOLED, TARGETS), columns=("age",)),
+            "row 7 .* column 'age' is nan",
+        ),
+        (
+            GOOD._replace(rows=(INPUTS, HOLED[:, 0]), kind="regression"),
+            r"targets: row 7 \(counted from 0\) is nan",
+        ),
+        (GOOD._replace(test_rows=(HOLED[:30], TARGETS[:30])), r"toy \(test\): inputs"),
+        (GOOD._replace(rows=(INPUTS, 0 * TARGETS)), "all 60 targets are 0; at least 2"),
+        (GOOD._replace(rows=(INPUTS, TARGETS + 1)), r"target 3 in row 2 .* 0\.\.2"),
+        (GOOD._replace(kind="binary"), r"target 2 in row 2 .* 0\.\.1"),
+        (GOOD._replace(rows=(INPUTS, TARGETS / 2)), "one integer a row, not float64"),
+        (GOOD._replace(kind="ranking"), "kind: 'ranking' is not one of classes"),
+    ],
+)
+def test_check_refuses_in_one_line(dataset, message):
+    with pytest.raises(DataError, match=message) as error:
+        check(dataset)
+    assert "\n" not in str(error.value)
+
+
+def test_check_accepts():
+    check(GOOD)
+    check(GOOD._replace(rows=(INPUTS, INPUTS), kind="regression", test_rows=None))
+
+
+def test_one_class_clients():
+    partition = Partition((np.array([0, 3, 6]), np.array([0, 1]), np.array([2])))
+    federation = federation_of(GOOD, partition)
+    assert one_class_clients(federation) == [0, 2]
+    real = GOOD._replace(rows=(INPUTS, INPUTS), kind="regression", test_rows=None)
+    assert one_class_clients(federation_of(real, partition)) == []
+
+
+def test_fractions_are_taken_from_every_client():
+    federation = federation_of(GOOD, iid(60, 6), validation=0.2, test=0.3)
+    assert federation.train.counts.tolist() == [5] * 6
+    assert federation.validation is not None
+    assert federation.validation.counts.tolist() == [2] * 6
+    assert federation.test is not None
+    assert federation.test.counts.tolist() == [3] * 6
+    seen = np.concatenate([s.examples[0].ravel() for s in federation.splits.values()])
+    np.testing.assert_array_equal(np.sort(seen), np.arange(60))
+
+
+def test_official_rows_follow_the_classes():
+    partition = classes_per_client(TARGETS, 9, 2, seed=1)
+    federation = federation_of(GOOD, partition, test="official", seed=3)
+    assert federation.test is not None
+    np.testing.assert_array_equal(
+        np.sort(federation.test.examples[0].ravel()), 1000 + np.arange(30)
+    )
+    for client in range(9):
+        train = np.bincount(federation.train.rows(client)[1], minlength=3)
+        test = np.bincount(federation.test.rows(client)[1], minlength=3)
+        # 20 training and 10 test rows a class: half as many, up to rounding
+        assert (np.abs(test - train / 2) <= 1).all()
+        assert (test[train == 0] == 0).all()
+
+
+def test_official_rows_of_classes_nobody_holds_are_left_out():
+    partition = Partition((np.flatnonzero(TARGETS == 0), np.flatnonzero(TARGETS == 2)))
+    federation = federation_of(GOOD, partition, test="official")
+    assert federation.test is not None
+    assert federation.test.counts.tolist() == [10, 10]
+
+
+def test_official_rows_go_to_their_natural_client():
+    keys = np.array([f"w{row % 4}" for row in range(60)])
+    test_keys = np.array([f"w{row % 5}" for row in range(30)])  # w4 is a stranger
+    dataset = classes(keys=keys, test_keys=test_keys)
+    federation = federation_of(dataset, by_key(keys), test="official")
+    assert federation.names == ("w0", "w1", "w2", "w3")
+    assert federation.test is not None
+    for client in range(4):
+        rows = federation.test.rows(client)[0].ravel() - 1000
+        np.testing.assert_array_equal(rows, np.arange(client, 30, 5))
+    strangers = dataset._replace(test_keys=np.array(["x"] * 30))
+    shared = federation_of(strangers, by_key(keys), test="official").test
+    assert shared is not None
+    assert shared.total == 30
+
+
+def test_official_rows_of_a_regression_follow_the_counts():
+    dataset = GOOD._replace(
+        kind="regression", rows=(INPUTS, INPUTS), test_rows=(INPUTS, INPUTS)
+    )
+    partition = Partition((np.arange(15), np.arange(15, 60)))
+    federation = federation_of(dataset, partition, test="official")
+    assert federation.test is not None
+    assert federation.test.counts.tolist() == [15, 45]
+
+
+def test_the_seed_decides_who_tests_on_what():
+    def test_inputs(seed):
+        split = federation_of(GOOD, iid(60, 5), test="official", seed=seed).test
+        assert split is not None
+        return split.examples[0].tolist()
+
+    assert test_inputs(1) == test_inputs(1)
+    assert test_inputs(1) != test_inputs(2)
+
+
+def test_federation_errors():
+    for options, message in [
+        ({"test": "oficial"}, "test: 'oficial' is not"),
+        ({"test": 1.0}, "test: 1.0 is not a fraction"),
+        ({"test": 0.5, "validation": 0.5}, "leaves no rows"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            federation_of(GOOD, contiguous(60, 3), **options)
+    with pytest.raises(DataError, match="toy has no official test set"):
+        federation_of(GOOD._replace(test_rows=None), contiguous(60, 3), test="official")
+    with pytest.raises(DataError, match="row 69 is not in the dataset, whose 60 rows"):
+        federation_of(GOOD, contiguous(70, 3))
+
+
+def test_generators_differ_by_seed_and_purpose():
+    draws = {
+        generator(seed, purpose).integers(2**40)
+        for seed in (0, 1)
+        for purpose in ("iid", "shards")
+    }
+    assert len(draws) == 4
+    with pytest.raises(DataError, match=r"seed: 0\.5"):
+        generator(0.5, "iid")  # type: ignore[arg-type]
+
+
+def test_a_missing_extra_is_one_line():
+    with pytest.raises(DataError, match=r"^csv: needs absent: pip install 'fedblend\["):
+        require("absent.part", "csv")
