@@ -71,14 +71,14 @@ def hear(tally: Tally, everyone: float) -> Heard:
     return Heard(trees.scale(part, tally.total), tally.weight / everyone, tally.count)
 
 
-def median(values: jax.Array, heard: jax.Array) -> jax.Array:
+def median(heard: jax.Array, values: jax.Array) -> jax.Array:
     """The median of those heard, entry by entry."""
     return _middle(values, heard, (heard.sum() - 1) // 2)
 
 
 def trimmed(fraction: float) -> Callable[[jax.Array, jax.Array], jax.Array]:
     """The mean without the largest and smallest ``fraction`` of those heard."""
-    return lambda values, heard: _middle(
+    return lambda heard, values: _middle(
         values, heard, jnp.floor(fraction * heard.sum()).astype(jnp.int32)
     )
 

@@ -6,6 +6,7 @@
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -216,7 +217,7 @@ def _chunked_answers(
         heard = reduce.hear(tally, settings.everyone)
         if middle is not None:
             ups, mask = stack
-            mean = jax.tree.map(lambda leaves: middle(leaves, mask), ups)
+            mean = jax.tree.map(partial(middle, mask), ups)
             heard = heard._replace(mean=mean)
         return heard, states, log
 
