@@ -126,8 +126,8 @@ def options(name: str) -> dict[str, inspect.Parameter]:
     return dict(inspect.signature(_source(name).loader).parameters)
 
 
-def load(name: str, **chosen) -> Dataset:
-    """Load a dataset by name, and check it."""
+def load(name: str, /, **chosen) -> Dataset:
+    """Load a dataset by name with these options, and check it."""
     allowed = options(name)
     for option in chosen:
         if option not in allowed:

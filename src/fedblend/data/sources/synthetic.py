@@ -12,6 +12,10 @@ both papers (at the usual 0 and 1 that makes no difference). W_i is drawn for ev
 client also at gamma = 0, so the clients of synthetic(0, 0) are alike in distribution
 but do not share a model.
 
+In both papers' code u_i is one number. It then adds the same to the scores of all
+classes, so that gamma changes no label; APFL's text, where u_i is a vector, allows one
+number for each class, with which gamma does what it is there for: ``by_class``.
+
 Li et al., "Federated optimization in heterogeneous networks" (MLSys 2020); Deng,
 Kamani, Mahdavi, "Adaptive personalized federated learning" (2020).
 """
@@ -30,6 +34,7 @@ def synthetic(
     seed: int = 0,
     least: int = 500,
     most: int = 1000,
+    by_class: bool = False,
 ) -> Dataset:
     """Gaussian inputs, labelled by each client's own linear model; keys are clients.
 
@@ -42,6 +47,7 @@ def synthetic(
         seed: of everything.
         least: rows of a client at least; log-normal(3, 2) more, as in APFL's code.
         most: rows of a client at most.
+        by_class: draw u_i for each class; by default one number, as in the code.
     """
     if not 0 <= gamma < np.inf or not 0 <= beta < np.inf:
         raise DataError(f"synthetic: gamma {gamma} and beta {beta} must be 0 or more")
@@ -61,7 +67,7 @@ def synthetic(
     inputs = np.empty((counts.sum(), dim), np.float32)
     targets = np.empty(counts.sum(), np.int32)
     for start, count in zip(np.cumsum(counts) - counts, counts, strict=True):
-        mean = gamma * rng.standard_normal()
+        mean = gamma * rng.standard_normal(classes if by_class else 1)
         weights = mean + rng.standard_normal((dim, classes))
         bias = mean + rng.standard_normal(classes)
         centre = beta * rng.standard_normal() + rng.standard_normal(dim)
