@@ -80,6 +80,11 @@ def test_one_class_clients():
     partition = Partition((np.array([0, 3, 6]), np.array([0, 1]), np.array([2])))
     federation = federation_of(GOOD, partition)
     assert one_class_clients(federation) == [0, 2]
+    many = federation_of(GOOD, iid(60, 25, seed=1))
+    labels = [set(many.train.rows(client)[1].tolist()) for client in range(25)]
+    alone = [client for client, mine in enumerate(labels) if len(mine) == 1]
+    assert 0 < len(alone) < 25
+    assert one_class_clients(many) == alone
     real = GOOD._replace(rows=(INPUTS, INPUTS), kind="regression", test_rows=None)
     assert one_class_clients(federation_of(real, partition)) == []
 
