@@ -105,18 +105,18 @@ class Engine:
             (self.over, self.key, self.params, tally, self.central),
         )
 
-    def block(self, shapes: Shapes, carry, plan: Members, first, last):
-        """Some rounds; the carry is given up to the call."""
+    def block(self, shapes: Shapes, carry, states, plan: Members, first, last):
+        """Some rounds; the states are given up to the call."""
         return self._call(
             "block",
             partial(rounds.block, self.settings, shapes),
-            (self.sweep, self.keys, (0, 0, 1), None, None, self.keys, None, None),
-            ((0, 0, 1), 0),
+            (self.sweep, self.keys, 0, 1, None, None, self.keys, None, None),
+            (0, 1, 0),
             (
-                *(self.over, self.key, carry, self.examples["train"], self.central),
-                *(plan, first, last),
+                *(self.over, self.key, carry, states),
+                *(self.examples["train"], self.central, plan, first, last),
             ),
-            donate=(2,),
+            donate=(3,),
         )
 
     def measure(self, measures, capacities, chunk, down, states, members, rows):

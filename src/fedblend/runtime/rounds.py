@@ -133,17 +133,18 @@ def block(
     shapes: Shapes,
     hyper: Any,
     root: Key,
-    carry: tuple[Down, PyTree, PyTree],
+    carry: tuple[Down, PyTree],
+    states: PyTree,
     examples: PyTree,
     central: Shard | None,
     plan: Members,
     first: jax.Array,
     last: jax.Array,
-) -> tuple[tuple[Down, PyTree, PyTree], Log]:
+) -> tuple[tuple[Down, PyTree], PyTree, Log]:
     """Rounds ``first`` to ``last`` of one lane.
 
-    ``carry`` is (down, server, states), ``plan`` the members of each round. The number
-    of rounds is not static: a last, shorter block is not compiled anew.
+    ``carry`` is (down, server), ``plan`` the members of each round. The number of
+    rounds is not static: a last, shorter block is not compiled anew.
     """
     algorithm = settings.build(hyper)
     answers = _chunked_answers(settings, shapes, algorithm, root, examples)
@@ -164,8 +165,10 @@ def block(
 
     status = jnp.zeros(plan.ids.shape, jnp.int8)
     log = Log(status, ragged(shapes.up), ragged(shapes.message))
-    *carried, log = jax.lax.fori_loop(first, last, one_round, (*carry, log))
-    return tuple(carried), log
+    down, server, states, log = jax.lax.fori_loop(
+        first, last, one_round, (*carry, states, log)
+    )
+    return (down, server), states, log
 
 
 def _chunked_answers(

@@ -226,9 +226,11 @@ class Run:
         begun, compiled = time.perf_counter(), self.engine.compile_seconds
         first, last = self.round, min(self.round + self.every, self.rounds)
         ids, plan, states = self._plan(first, last)
-        carry = (self.down, self.server, states)
-        carry, log = self.engine.block(self.shapes, carry, plan, first, last)
-        self.down, self.server, states = jax.block_until_ready(carry)
+        carry = (self.down, self.server)
+        carry, states, log = jax.block_until_ready(
+            self.engine.block(self.shapes, carry, states, plan, first, last)
+        )
+        self.down, self.server = carry
         self.store.save(ids, states)
         self.round = last
         compiled = self.engine.compile_seconds - compiled
