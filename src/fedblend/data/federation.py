@@ -10,6 +10,7 @@ import dataclasses
 from collections.abc import Sequence
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from fedblend.core import PyTree, Shard
@@ -35,9 +36,11 @@ class Shards:
 
     def shard(self, client: int) -> Shard:
         """The data of one client, as its functions see it."""
-        start = np.int32(self.starts[client])
-        count = np.int32(self.counts[client])
-        return Shard(self.examples, start, count, np.int32(client), self.capacity)
+        start, count, id = (
+            jnp.asarray(number, jnp.int32)
+            for number in (self.starts[client], self.counts[client], client)
+        )
+        return Shard(self.examples, start, count, id, self.capacity)
 
     def rows(self, client: int) -> PyTree:
         """The rows of one client."""
