@@ -55,6 +55,11 @@ class Record:
 _FIELDS = dataclasses.fields(Record)
 
 
+def _higher(name: str) -> bool:
+    """Whether more is better; "recall@5" is a kind of recall."""
+    return HIGHER_IS_BETTER[name.partition("@")[0]]
+
+
 def _each_spread(function, measures):
     return jax.tree.map(
         function, measures, is_leaf=lambda node: isinstance(node, Spread)
@@ -66,7 +71,7 @@ def spreads(measured: Measured, counts: dict[str, np.ndarray]):
     return {
         split: {
             model: {
-                name: over_clients(values, counts[split], HIGHER_IS_BETTER[name])
+                name: over_clients(values, counts[split], _higher(name))
                 for name, values in metrics.items()
             }
             for model, metrics in models.items()
@@ -84,7 +89,7 @@ def harms(measured: Measured) -> dict[str, Any]:
         split: {
             name: {
                 f"than_{other}": harm(
-                    values, models[other][name], HIGHER_IS_BETTER[name]
+                    values, models[other][name], _higher(name)
                 )._asdict()
                 for other in ("local", "shared")
                 if other in models

@@ -1,0 +1,101 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""One TOML file describes a run.
+
+``load`` reads and checks it, ``dump`` writes it with every default made explicit, and
+``difference`` names the first key in which two of them differ. Paths in a file are
+relative to its folder.
+"""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import ValidationError
+
+from fedblend.experiment import toml
+from fedblend.experiment.complaint import complaint
+from fedblend.experiment.registry import AnyOptions
+from fedblend.experiment.section import ConfigError, Section
+from fedblend.experiment.sections import AnyData, AnyModel, Measure, Run, Word
+
+VERSION = 1
+"""The newest layout of the file that this version reads."""
+
+__all__ = ["VERSION", "Config", "ConfigError", "check", "difference", "dump", "load"]
+
+
+class Config(Section):
+    """A run: its data, model, algorithm, and how it is computed and measured."""
+
+    version: Literal[1]
+    name: Word
+    data: AnyData
+    model: AnyModel
+    algorithm: AnyOptions
+    run: Run
+    measure: Measure = Measure()
+
+
+def load(path: Path, sets: Iterable[str] = ()) -> Config:
+    """Read a file, apply ``a.b=value`` settings, and check everything.
+
+    Raises:
+        ConfigError: one line with the file, the key, its value and what is allowed.
+    """
+    content = toml.read(path)
+    for setting in sets:
+        toml.put(content, setting)
+    return check(content, str(path), path.parent)
+
+
+def check(content: dict[str, Any], where: str, folder: Path = Path()) -> Config:
+    """The configuration in a table; ``where`` it stands is for complaints."""
+    version = content.get("version")
+    if isinstance(version, int) and version > VERSION:
+        raise ConfigError(
+            f"{where}: version: {version} is newer than this fedblend, which reads "
+            f"up to {VERSION}; update fedblend"
+        )
+    if version is None:
+        raise ConfigError(f"{where}: version: is missing; write version = {VERSION}")
+    try:
+        return Config.model_validate(_anchored(content, folder))
+    except ValidationError as error:
+        raise ConfigError(f"{where}: {complaint(error, content, Config)}") from None
+
+
+def _anchored(content: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """The content with the paths of its data made absolute."""
+    data = content.get("data")
+    if not isinstance(data, dict):
+        return content
+    paths = {
+        key: str((folder / data[key]).absolute())
+        for key in ("file", "path")
+        if isinstance(data.get(key), str) and data[key]
+    }
+    return {**content, "data": {**data, **paths}}
+
+
+def dump(config: Config) -> str:
+    """The configuration as TOML, every default made explicit."""
+    return toml.write(config.model_dump(exclude_none=True))
+
+
+def difference(one: Config, other: Config) -> str | None:
+    """The first key in which two configurations differ, with both values."""
+    return _differ(one.model_dump(), other.model_dump(), ())
+
+
+def _differ(one: Any, other: Any, path: tuple[str, ...]) -> str | None:
+    if isinstance(one, dict) and isinstance(other, dict):
+        for key in dict.fromkeys([*one, *other]):
+            found = _differ(one.get(key), other.get(key), (*path, key))
+            if found:
+                return found
+        return None
+    if one == other:
+        return None
+    values = ["not given" if v is None else toml.literal(v) for v in (one, other)]
+    return f"{'.'.join(path)}: {values[0]} there, {values[1]} here"

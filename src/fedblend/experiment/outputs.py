@@ -1,0 +1,198 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""The folder of a run: what is in it, how it is written and read.
+
+::
+
+    config.toml        the configuration as run, every default explicit
+    run.json           versions, device, hashes of data and partition
+    metrics.jsonl      a row after every block of rounds, and for every seed
+    summary.json       the end, with harmed clients and costs
+    clients.csv        every client's rows, bits and measures at the end
+    model.safetensors  the shared model, one file a seed where there are several
+    checkpoint, local_checkpoint     to go on from; the second is of training alone
+    states, local_states             client states, where they are kept on disk
+    figures            curves as PNG and SVG
+
+Every file is written beside its place and moved there, so that it is whole or absent.
+"""
+
+import csv
+import io
+import json
+import math
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedblend.experiment.config import ConfigError
+from fedblend.runtime.checkpoint import write_atomically
+from fedblend.runtime.run import Run
+from fedblend.runtime.wire import pack
+
+
+class Folder(NamedTuple):
+    """The places in the folder of a run."""
+
+    path: Path
+
+    @property
+    def config(self) -> Path:
+        """The configuration as run."""
+        return self.path / "config.toml"
+
+    @property
+    def origin(self) -> Path:
+        """Versions and hashes."""
+        return self.path / "run.json"
+
+    @property
+    def metrics(self) -> Path:
+        """A row for each block and seed."""
+        return self.path / "metrics.jsonl"
+
+    @property
+    def summary(self) -> Path:
+        """How it ended; absent while the run is not finished."""
+        return self.path / "summary.json"
+
+    @property
+    def clients(self) -> Path:
+        """The clients at the end."""
+        return self.path / "clients.csv"
+
+    @property
+    def figures(self) -> Path:
+        """Curves."""
+        return self.path / "figures"
+
+    def checkpoint(self, stage: str) -> Path:
+        """The checkpoint of a stage, "local" or "federated"."""
+        return self.path / ("local_checkpoint" if stage == "local" else "checkpoint")
+
+    def states(self, stage: str) -> Path:
+        """Client states on disk of a stage."""
+        return self.path / ("local_states" if stage == "local" else "states")
+
+    def model(self, seed: int | None) -> Path:
+        """The shared model, of one of several seeds."""
+        suffix = "" if seed is None else f"-seed{seed}"
+        return self.path / f"model{suffix}.safetensors"
+
+
+def as_json(value: Any, indent: int | None = 2) -> str:
+    """JSON text that every reader takes: what is not finite becomes null."""
+    return json.dumps(_finite(value), indent=indent, allow_nan=False)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(inside) for key, inside in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(inside) for inside in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
+
+
+def write_text(path: Path, text: str) -> None:
+    """Put a text in its place, whole."""
+    write_atomically(path, text.encode())
+
+
+def rows(run: Run, seeds: list[int]) -> list[dict[str, Any]]:
+    """The records as rows, a seed's name on each."""
+    found = []
+    for record in run.records:
+        lanes = [record] if run.lanes is None else record
+        for seed, one in zip(seeds, lanes, strict=True):
+            found.append({"seed": seed, **one.row()})
+    return found
+
+
+def write_metrics(folder: Folder, run: Run, seeds: list[int]) -> None:
+    """All rows so far."""
+    lines = [as_json(row, indent=None) for row in rows(run, seeds)]
+    write_text(folder.metrics, "".join(f"{line}\n" for line in lines))
+
+
+def write_models(folder: Folder, run: Run, seeds: list[int]) -> None:
+    """The shared model of every seed."""
+    import jax
+
+    for lane, seed in enumerate(seeds):
+        model = run.shared
+        if run.lanes is not None:
+            model = jax.tree.map(lambda leaf, lane=lane: leaf[lane], model)
+        path = folder.model(None if run.lanes is None else seed)
+        words = {"format": "fedblend", "seed": str(seed), "round": str(run.round)}
+        write_atomically(path, pack(model, words))
+
+
+def write_clients(folder: Folder, run: Run, seeds: list[int]) -> None:
+    """Every client's rows, bits and measures."""
+    federation, ids = run.federation, run.measuring.ids
+    places = {int(client): place for place, client in enumerate(ids)}
+    columns: list[str] = []
+    lines = []
+    for lane, seed in enumerate(seeds):
+        measured = _columns(run.measured[lane]) if run.measured else {}
+        columns = list(measured)
+        ledger = run.ledgers[lane]
+        for client in range(federation.clients):
+            place = places.get(client)
+            values = [
+                "" if place is None or np.isnan(column[place]) else float(column[place])
+                for column in measured.values()
+            ]
+            counts = [
+                int(split.counts[client]) if split is not None else 0
+                for split in (federation.train, federation.validation, federation.test)
+            ]
+            bits = [int(ledger.up[client]), int(ledger.down[client])]
+            name = federation.name(client)
+            lines.append([seed, client, name, *counts, *bits, *values])
+    head = ["seed", "id", "name", "train", "validation", "test", "bits_up", "bits_down"]
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows([[*head, *columns], *lines])
+    write_text(folder.clients, text.getvalue())
+
+
+def _columns(measured: dict[str, Any]) -> dict[str, np.ndarray]:
+    return {
+        f"{split}_{model}_{metric}": values
+        for split, by_model in measured.items()
+        for model, by_metric in by_model.items()
+        for metric, values in by_metric.items()
+    }
+
+
+def read_rows(folder: Folder) -> list[dict[str, Any]]:
+    """The rows of a run, finished or not."""
+    lines = _text(folder.metrics).splitlines()
+    return [_parsed(line, folder.metrics) for line in lines]
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """What one of the JSON files holds."""
+    return _parsed(_text(path), path)
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_bytes().decode()
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror or error}") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path}: is damaged: it is not text") from None
+
+
+def _parsed(text: str, path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        raise ConfigError(f"{path}: is damaged: it is not valid JSON") from None
+    if not isinstance(found, dict):
+        raise ConfigError(f"{path}: is damaged: a JSON object is expected")
+    return found

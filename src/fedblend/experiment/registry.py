@@ -1,0 +1,160 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""The algorithms by name: what a configuration may say about each, and how it is built.
+
+A new algorithm joins with a class of its options and one entry in ``ALGORITHMS``; its
+description and reference are those of its own file.
+"""
+
+import inspect
+from collections.abc import Callable
+from functools import reduce
+from operator import or_
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple
+
+from pydantic import Field, model_validator
+
+from fedblend import algorithms
+from fedblend.core import Algorithm, Loss
+from fedblend.experiment.section import Mixing, NotNegative, Positive
+from fedblend.experiment.work import LocalWork, Rule, transform
+
+
+class Options(LocalWork):
+    """What every algorithm takes: the clients' local work.
+
+    ``alpha``, the weight of the shared model, is known everywhere, so that a wrong
+    one is told from one that has no meaning.
+    """
+
+    mixes: ClassVar[bool] = False
+
+    alpha: Mixing | None = None
+
+    @model_validator(mode="after")
+    def _alpha_has_a_meaning(self) -> "Options":
+        if self.alpha is not None and not self.mixes:
+            name = getattr(self, "name", "")
+            raise ValueError(f"alpha: {name} takes no alpha, it mixes no models")
+        return self
+
+
+class FedAvg(Options):
+    """Options of FedAvg."""
+
+    name: Literal["fedavg"]
+
+
+class FedOpt(Options):
+    """Options of FedOpt."""
+
+    name: Literal["fedopt"]
+    server: Rule
+
+
+class FedProx(Options):
+    """Options of FedProx."""
+
+    name: Literal["fedprox"]
+    mu: NotNegative
+
+
+class Scaffold(Options):
+    """Options of SCAFFOLD."""
+
+    name: Literal["scaffold"]
+    server_rate: Positive = 1.0
+
+
+class LocalOnly(Options):
+    """Options of training alone."""
+
+    name: Literal["local_only"]
+
+
+class FineTune(Options):
+    """Options of FedAvg with fine-tuning."""
+
+    name: Literal["finetune"]
+    tune: LocalWork
+
+
+def _fedavg(loss: Loss, options: LocalWork) -> Algorithm:
+    return algorithms.fedavg(loss, options.chosen(), **_work(options))
+
+
+def _fedopt(loss: Loss, options: FedOpt) -> Algorithm:
+    server = transform(options.server)
+    return algorithms.fedopt(loss, options.chosen(), server, **_work(options))
+
+
+def _fedprox(loss: Loss, options: FedProx) -> Algorithm:
+    return algorithms.fedprox(loss, options.chosen(), mu=options.mu, **_work(options))
+
+
+def _scaffold(loss: Loss, options: Scaffold) -> Algorithm:
+    return algorithms.scaffold(
+        loss, options.chosen(), server_rate=options.server_rate, **_work(options)
+    )
+
+
+def local_only(loss: Loss, options: LocalWork) -> Algorithm:
+    """Training alone with the local work of any algorithm."""
+    return algorithms.local_only(loss, options.chosen(), **_work(options))
+
+
+def _finetune(loss: Loss, options: FineTune) -> Algorithm:
+    tune = options.tune
+    return algorithms.finetune(
+        _fedavg(loss, options), loss, tune.chosen(), **_work(tune)
+    )
+
+
+def _work(options: LocalWork) -> dict[str, Any]:
+    return {"steps": options.amount(), "batch_size": options.rows()}
+
+
+class Entry(NamedTuple):
+    """An algorithm by name."""
+
+    options: type[Options]
+    """What ``[algorithm]`` may hold."""
+    build: Callable[[Loss, Any], Algorithm]
+    """From a loss and the options to the algorithm."""
+    source: Callable[..., Algorithm]
+    """The library's own builder, whose file describes the algorithm."""
+
+    @property
+    def description(self) -> str:
+        """The first line of the algorithm's file."""
+        return self._text().split("\n")[0].rstrip(".")
+
+    @property
+    def reference(self) -> str:
+        """Where it was published; empty for what nobody claims."""
+        _, found, rest = self._text().partition("Reference:")
+        return " ".join(rest.split()) if found else ""
+
+    def _text(self) -> str:
+        module = inspect.getmodule(self.source)
+        return inspect.cleandoc((module and module.__doc__) or "")
+
+
+ALGORITHMS: dict[str, Entry] = {
+    "fedavg": Entry(FedAvg, _fedavg, algorithms.fedavg),
+    "fedopt": Entry(FedOpt, _fedopt, algorithms.fedopt),
+    "fedprox": Entry(FedProx, _fedprox, algorithms.fedprox),
+    "scaffold": Entry(Scaffold, _scaffold, algorithms.scaffold),
+    "local_only": Entry(LocalOnly, local_only, algorithms.local_only),
+    "finetune": Entry(FineTune, _finetune, algorithms.finetune),
+}
+"""The algorithms that a configuration can name."""
+
+if TYPE_CHECKING:
+    AnyOptions = Options
+else:
+    AnyOptions = Annotated[
+        reduce(or_, (entry.options for entry in ALGORITHMS.values())),
+        Field(discriminator="name"),
+    ]
+    """The options of any of them, told apart by ``name``."""

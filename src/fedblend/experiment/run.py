@@ -1,0 +1,221 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""Running a configuration: two stages, checkpoints, and the folder of results.
+
+First every client trains alone, for comparison (stage "local", left out where it is
+not asked for), then the algorithm runs (stage "federated"). After every block of rounds
+a checkpoint is written, then the rows. A run that is killed goes on from there with
+``resume``, bit for bit as if nothing had happened; rows are written from the records in
+the checkpoint, so that none is missing or there twice.
+"""
+
+import contextlib
+import platform
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from fedblend.experiment import outputs, toml
+from fedblend.experiment.build import Built, build
+from fedblend.experiment.config import Config, check, difference, dump
+from fedblend.experiment.outputs import Folder
+from fedblend.experiment.section import ConfigError
+from fedblend.runtime import checkpoint
+from fedblend.runtime.checkpoint import CheckpointError
+from fedblend.runtime.run import Run
+from fedblend.runtime.simulate import simulate
+
+_SECTIONS = {"splits": "measure.splits", "measure_on": "measure.on"}
+
+
+class Step(NamedTuple):
+    """How far a run is, said after every block."""
+
+    stage: str
+    """"local" or "federated"."""
+    round: int
+    rounds: int
+
+
+def run_config(
+    config: Config,
+    out: Path,
+    *,
+    resume: bool = False,
+    on_step: Callable[[Step], None] | None = None,
+    on_warning: Callable[[str], None] | None = None,
+) -> dict[str, Any]:
+    """Run a configuration and write its folder.
+
+    Args:
+        config: what to run.
+        out: the folder; it must not hold a run yet, unless ``resume``.
+        resume: go on with the run in the folder, or begin it if there is none. A
+            finished one is left as it is.
+        on_step: called after every block of rounds.
+        on_warning: called with what is odd but no error, a line each.
+
+    Returns:
+        The summary, as in ``summary.json``.
+    """
+    folder = Folder(out)
+    _check_place(folder, config, resume)
+    if resume and folder.summary.exists():
+        return outputs.read_json(folder.summary)
+    with _precision(config.run.precision):
+        built = build(config)
+        for warning in built.warnings if on_warning else ():
+            on_warning(warning)
+        _open(folder, config, built)
+        runs = _runs(config, built, folder)
+        for stage, run in runs.items():
+            _advance(folder, config, stage, run, on_step)
+        return _finish(folder, config, built, runs["federated"])
+
+
+@contextlib.contextmanager
+def _precision(name: str) -> Iterator[None]:
+    """Numbers of this width while a run is computed."""
+    before = jax.config.jax_enable_x64  # pyright: ignore
+    jax.config.update("jax_enable_x64", name == "float64")
+    try:
+        yield
+    finally:
+        jax.config.update("jax_enable_x64", before)
+
+
+def _check_place(folder: Folder, config: Config, resume: bool) -> None:
+    """Refuse to overwrite a run, and to go on with another one."""
+    if not any(
+        path.exists() for path in (folder.config, folder.checkpoint("federated"))
+    ):
+        return
+    if not resume:
+        raise ConfigError(
+            f"{folder.path}: holds a run already; --resume goes on with it, --out "
+            "names another folder"
+        )
+    there = check(toml.read(folder.config), str(folder.config))
+    other = difference(there, config)
+    if other:
+        raise ConfigError(f"{folder.path}: holds a run of another config: {other}")
+
+
+def _open(folder: Folder, config: Config, built: Built) -> None:
+    """Create the folder, or check that it was made from the same data."""
+    folder.path.mkdir(parents=True, exist_ok=True)
+    if folder.origin.exists():
+        there = outputs.read_json(folder.origin).get("data", {})
+        for name, value in built.facts.items():
+            if there.get(name) != value:
+                raise ConfigError(
+                    f"{folder.path}: the data changed since the run began: {name} was "
+                    f"{there.get(name)}, now it is {value}"
+                )
+    else:
+        outputs.write_text(folder.origin, outputs.as_json(_origin(built)))
+    if not folder.config.exists():
+        outputs.write_text(folder.config, dump(config))
+
+
+def _origin(built: Built) -> dict[str, Any]:
+    from fedblend import __version__
+
+    return {
+        "fedblend": __version__,
+        "jax": jax.__version__,
+        "numpy": np.__version__,
+        "python": platform.python_version(),
+        "device": jax.devices()[0].device_kind,
+        "data": built.facts,
+    }
+
+
+def _runs(config: Config, built: Built, folder: Folder) -> dict[str, Run]:
+    """The stages in order; nothing is computed yet."""
+    settings = built.settings
+    start = partial(
+        simulate,
+        params=built.model.init,
+        federation=built.federation,
+        key=built.key,
+    )
+    runs = {}
+    try:
+        if built.local is not None:
+            alone = {**settings, "reduction": "mean", "dropout": 0.0, "weights": None}
+            runs["local"] = start(
+                built.local, store_folder=_states(config, folder, "local"), **alone
+            )
+        runs["federated"] = start(
+            built.algorithm,
+            store_folder=_states(config, folder, "federated"),
+            local=runs.get("local"),
+            **settings,
+        )
+    except ValueError as error:
+        name, _, rest = str(error).partition(": ")
+        raise ConfigError(f"{_SECTIONS.get(name, f'run.{name}')}: {rest}") from None
+    return runs
+
+
+def _states(config: Config, folder: Folder, stage: str) -> Path | None:
+    return folder.states(stage) if config.run.store in ("disk", "auto") else None
+
+
+def _advance(
+    folder: Folder,
+    config: Config,
+    stage: str,
+    run: Run,
+    on_step: Callable[[Step], None] | None,
+) -> None:
+    """Take a stage to its end, from its checkpoint if there is one."""
+    path, text = folder.checkpoint(stage), dump(config)
+    report = on_step or (lambda step: None)
+    if path.exists():
+        if checkpoint.read_about(path).get("config") != text:
+            raise CheckpointError(f"checkpoint {path}: belongs to another config")
+        checkpoint.restore(path, run)
+        report(Step(stage, run.round, run.rounds))
+    if run.records and stage == "federated":
+        outputs.write_metrics(folder, run, _seeds(config))
+    for _ in run:
+        checkpoint.save(path, run, {"config": text})
+        if stage == "federated":
+            outputs.write_metrics(folder, run, _seeds(config))
+        report(Step(stage, run.round, run.rounds))
+
+
+def _seeds(config: Config) -> list[int]:
+    seed = config.run.seed
+    return [seed] if isinstance(seed, int) else seed
+
+
+def _finish(folder: Folder, config: Config, built: Built, run: Run) -> dict[str, Any]:
+    """Write what is known at the end; the summary last, it says that all is there."""
+    seeds = _seeds(config)
+    outputs.write_models(folder, run, seeds)
+    outputs.write_clients(folder, run, seeds)
+    _draw(folder, run, seeds)
+    found = [run.summary()] if run.lanes is None else run.summary()
+    summary = {
+        "name": config.name,
+        "algorithm": getattr(config.algorithm, "name"),  # noqa: B009
+        **_origin(built),
+        "warnings": list(built.warnings),
+        "runs": [{"seed": s, **one} for s, one in zip(seeds, found, strict=True)],
+    }
+    outputs.write_text(folder.summary, outputs.as_json(summary))
+    return outputs.read_json(folder.summary)
+
+
+def _draw(folder: Folder, run: Run, seeds: list[int]) -> None:
+    from fedblend.report.figures import plot_rows
+
+    folder.figures.mkdir(exist_ok=True)
+    plot_rows(outputs.rows(run, seeds), folder.figures)
