@@ -17,7 +17,13 @@ import optax
 
 from fedblend import trees
 from fedblend.core import Batch, Key, PyTree, Shard
-from fedblend.data.batches import epoch_order, everything, per_client, rows_at
+from fedblend.data.batches import (
+    epoch_order,
+    everything,
+    per_client,
+    random_rows,
+    rows_at,
+)
 
 
 class Epochs(NamedTuple):
@@ -98,7 +104,8 @@ def descend(
 
     first = (variables, transform.init(variables), trees.zeros_like(variables))
     (variables, _, total), _ = jax.lax.scan(step, first, (jnp.arange(most), plan))
-    return variables, trees.scale(1 / jnp.maximum(own, 1), total)
+    taken = jnp.maximum(own, 1)
+    return variables, jax.tree.map(lambda leaf: leaf / taken.astype(leaf.dtype), total)
 
 
 def planned(
@@ -107,8 +114,8 @@ def planned(
     """A client's own number of steps, and the largest over the federation."""
     if isinstance(steps, Epochs):
         size = batch_size or shard.capacity
-        own = steps.number * -(-shard.count // size)
-        return own, steps.number * -(-shard.capacity // size)
+        own = steps.number * _batches_of(shard.count, size)
+        return own, steps.number * _batches_of(shard.capacity, size)
     if np.ndim(steps) == 0:
         return int(steps), int(steps)
     return per_client(steps, shard), int(np.max(steps))
@@ -131,25 +138,31 @@ def resolve(
     )
 
 
+def _batches_of(count, size: int):
+    """Batches in ``count`` rows, the last one possibly smaller."""
+    return (count + size - 1) // size
+
+
 def _batches(shard: Shard, key: Key, steps: Steps, size: int | None, most: int):
     """How to read the batch of a step, and what is drawn for all steps at once."""
     if size is None or (isinstance(steps, Epochs) and size >= shard.capacity):
         whole = everything(shard)
         return (lambda number, picked: whole), None
     if not isinstance(steps, Epochs):
-        plan = jax.random.randint(key, (most, size), 0, shard.count)
+        plan = random_rows(shard, key, (most, size))
         return (lambda number, picked: rows_at(shard, picked)), plan
     epoch_keys = jax.vmap(lambda e: jax.random.fold_in(key, e))(
         jnp.arange(steps.number)
     )
     orders = jax.vmap(lambda k: epoch_order(shard, k))(epoch_keys)
-    steps_each = jnp.maximum(-(-shard.count // size), 1)
+    steps_each = jnp.maximum(_batches_of(shard.count, size), 1)
+    last = jnp.maximum(shard.count - 1, 0)
 
     def batch_at(number, picked):
         del picked
         epoch = jnp.minimum(number // steps_each, steps.number - 1)
         place = number % steps_each * size + jnp.arange(size)
-        index = orders[epoch, jnp.minimum(place, shard.capacity - 1)]
+        index = orders[epoch, jnp.minimum(place, last)]
         return rows_at(shard, index, place < shard.count)
 
     return batch_at, None

@@ -24,13 +24,7 @@ from fedblend.mixing import Apply, predict
 Measure = Callable[[PyTree, Batch], jax.Array]
 """``measure(model, batch)``: a number for one client, NaN where it does not apply."""
 
-HIGHER_IS_BETTER: dict[str, bool] = {
-    "loss": False,
-    "accuracy": True,
-    "auc": True,
-    "mse": False,
-    "recall": True,
-}
+HIGHER_IS_BETTER = dict(loss=False, mse=False, accuracy=True, auc=True, recall=True)
 """The direction of every metric, by name."""
 
 
@@ -54,8 +48,8 @@ def accuracy(apply: Apply) -> Measure:
     def measure(model, batch):
         inputs, targets = batch.rows
         scores = predict(apply, model, inputs)
-        if _single(scores):
-            right = (_flat(scores) > 0) == (targets > 0)
+        if scores.ndim == 1 or scores.shape[1] == 1:
+            right = (_margin(scores) > 0) == (targets > 0)
         else:
             right = scores.argmax(axis=1) == targets
         return _mean(right.astype(scores.dtype), _mask(batch, scores))
@@ -72,8 +66,7 @@ def auc(apply: Apply) -> Measure:
 
     def measure(model, batch):
         inputs, targets = batch.rows
-        scores = predict(apply, model, inputs)
-        scores = _flat(scores) if _single(scores) else scores[:, 1] - scores[:, 0]
+        scores = _margin(predict(apply, model, inputs))
         mask = _mask(batch, scores)
         positive, negative = mask & (targets > 0), mask & (targets <= 0)
         rivals = negative.sum()
@@ -131,24 +124,22 @@ def recall_at(apply: Apply, k: int) -> Measure:
 
 def standard(kind: str, loss: Loss, apply: Apply) -> dict[str, Measure]:
     """The usual measures of a task: "classes", "binary" or "regression"."""
-    measures = {"loss": mean_loss(loss)}
-    if kind == "classes":
-        return measures | {"accuracy": accuracy(apply)}
-    if kind == "binary":
-        return measures | {"accuracy": accuracy(apply), "auc": auc(apply)}
-    if kind == "regression":
-        return measures | {"mse": mean_squared_error(apply)}
-    raise ValueError(
-        f"metrics: kind {kind!r} is unknown, it is 'classes', 'binary' or 'regression'"
-    )
+    kinds = {
+        "classes": {"accuracy": accuracy(apply)},
+        "binary": {"accuracy": accuracy(apply), "auc": auc(apply)},
+        "regression": {"mse": mean_squared_error(apply)},
+    }
+    if kind not in kinds:
+        known = ", ".join(kinds)
+        raise ValueError(f"metrics: kind {kind!r} is unknown, it is one of {known}")
+    return {"loss": mean_loss(loss)} | kinds[kind]
 
 
-def _single(scores: jax.Array) -> bool:
-    return scores.ndim == 1 or scores.shape[1] == 1
-
-
-def _flat(scores: jax.Array) -> jax.Array:
-    return scores.reshape(scores.shape[0])
+def _margin(scores: jax.Array) -> jax.Array:
+    """The single score of every row, or the second less the first."""
+    if scores.ndim == 1 or scores.shape[1] == 1:
+        return scores.reshape(scores.shape[0])
+    return scores[:, 1] - scores[:, 0]
 
 
 def _mask(batch: Batch, rows: jax.Array) -> jax.Array:
@@ -187,10 +178,9 @@ def over_clients(
 ) -> Spread:
     """Summarise one value for every client.
 
-    Example:
-        >>> spread = over_clients(np.array([0.5, 1.0]), np.array([30, 10]), True)
-        >>> spread.mean, spread.weighted, spread.worst
-        (0.75, 0.625, 0.5)
+    >>> spread = over_clients(np.array([0.5, 1.0]), np.array([30, 10]), True)
+    >>> spread.mean, spread.weighted, spread.worst
+    (0.75, 0.625, 0.5)
     """
     values = np.asarray(values, np.float64)
     known = ~np.isnan(values)
@@ -242,21 +232,15 @@ def harm(
 ) -> Harm:
     """Count and size of the harm done to clients.
 
-    Example:
-        >>> harm(np.array([0.75, 0.5]), np.array([0.5, 0.75]), True)
-        Harm(count=1, share=0.5, mean_loss=0.25, worst=0.25)
+    >>> harm(np.array([0.75, 0.5]), np.array([0.5, 0.75]), True)
+    Harm(count=1, share=0.5, mean_loss=0.25, worst=0.25)
     """
     lost = _lost(personal, reference, higher_is_better)
     known = int((~np.isnan(lost)).sum())
     worse = lost[lost > tolerance]
-    if not worse.size:
-        return Harm(0, 0.0 if known else float("nan"), 0.0, 0.0)
-    return Harm(
-        count=len(worse),
-        share=len(worse) / known,
-        mean_loss=float(worse.mean()),
-        worst=float(worse.max()),
-    )
+    share = len(worse) / known if known else float("nan")
+    mean = float(worse.mean()) if worse.size else 0.0
+    return Harm(len(worse), share, mean, float(worse.max(initial=0.0)))
 
 
 def _lost(personal, reference, higher_is_better: bool) -> np.ndarray:

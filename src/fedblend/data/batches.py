@@ -59,7 +59,7 @@ def part(shard: Shard, low: float, high: float) -> Shard:
 
 
 def per_client(values: PyTree, shard: Shard) -> PyTree:
-    """This client's entry of a setting: a scalar, or an array over all clients."""
+    """One client's entry of a setting: a scalar, or an array over all clients."""
 
     def pick(value):
         value = jnp.asarray(value, jnp.result_type(value))  # not weakly typed

@@ -19,16 +19,15 @@ import math
 from collections.abc import Callable
 from typing import NamedTuple
 
-import jax
-
 from fedblend.core import Key, PyTree
+from fedblend.mixing import Apply
 
 
 class Model(NamedTuple):
     """``init(key) -> params`` and ``apply(params, inputs) -> outputs``."""
 
     init: Callable[[Key], PyTree]
-    apply: Callable[[PyTree, jax.Array], jax.Array]
+    apply: Apply
 
 
 def require_positive(model: str, **sizes: int) -> None:
