@@ -1,0 +1,145 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""A run in the terminal: a table of its models, its costs, and a small plot."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from fedblend.report import braille
+from fedblend.report.series import MODELS, Row, curves, shown_metrics, shown_splits
+
+COLOURS = {"shared": "blue", "local": "yellow", "personal": "green"}
+COLUMNS = {
+    "mean": "mean",
+    "weighted": "weighted",
+    "std": "spread",
+    "worst_tenth": "worst tenth",
+    "worst": "worst",
+}
+PLOT_WIDTH = 64
+
+
+def show(rows: Sequence[Row], summary: Any, console: Console) -> None:
+    """Print a run.
+
+    Args:
+        rows: ``Record.row()`` of each block, with "seed" where there are several.
+        summary: ``Run.summary()``, one or a list over seeds; numbers of several
+            seeds are averaged.
+        console: where to print.
+    """
+    summaries = summary if isinstance(summary, list) else [summary]
+    for split in shown_splits(rows):
+        console.print(_table(summaries, split))
+    for line in _harm_lines(summaries) + _cost_lines(summaries):
+        console.print(line, highlight=False)
+    splits = shown_splits(rows)
+    if splits and len({row["round"] for row in rows}) > 1:
+        _plot(rows, splits[0], console)
+
+
+def human_bits(bits: float) -> str:
+    """Bits with a unit.
+
+    >>> human_bits(1248000), human_bits(12)
+    ('1.25 Mbit', '12 bit')
+    """
+    for unit in ("bit", "kbit", "Mbit", "Gbit"):
+        if bits < 999.5:
+            return f"{bits:.3g} {unit}"
+        bits /= 1000
+    return f"{bits:.3g} Tbit"
+
+
+def _mean(summaries: Sequence[dict], *path: str) -> float:
+    """A number of the summary, averaged over seeds; NaN where it is missing."""
+    values = []
+    for summary in summaries:
+        value: Any = summary
+        for name in path:
+            value = value.get(name, {})
+        values.append(float("nan") if value in ({}, None) else float(value))
+    return float(np.mean(values))
+
+
+def _table(summaries: Sequence[dict], split: str) -> Table:
+    """The models of a split, a line for each metric of each."""
+    last = summaries[0]
+    seeds = f", mean of {len(summaries)} seeds" if len(summaries) > 1 else ""
+    table = Table(
+        title=f"{split} rows after round {last['round']}{seeds}",
+        title_justify="left",
+        title_style="bold",
+    )
+    table.add_column("metric")
+    table.add_column("model")
+    for heading in COLUMNS.values():
+        table.add_column(heading, justify="right")
+    models = last["measures"][split]
+    for metric in shown_metrics([last], split):
+        for model in (name for name in MODELS if name in models):
+            path = ("measures", split, model, metric)
+            values = [_mean(summaries, *path, field) for field in COLUMNS]
+            cells = [f"{value:.4f}" for value in values]
+            table.add_row(metric, Text(model, COLOURS[model]), *cells)
+        table.add_section()
+    return table
+
+
+def _harm_lines(summaries: Sequence[dict]) -> list[str]:
+    """Whom the personal model serves worse, by the main metric of each split."""
+    lines = []
+    for split in shown_splits(summaries):
+        metric = shown_metrics(summaries, split)[0]
+        compared = summaries[0].get("harmed", {}).get(split, {}).get(metric, {})
+        for name in compared:
+            path = ("harmed", split, metric, name)
+            count, share = (_mean(summaries, *path, f) for f in ("count", "share"))
+            other = {"than_local": "alone", "than_shared": "with the shared model"}
+            lost = _mean(summaries, *path, "mean_loss")
+            lines.append(
+                f"harmed ({split} {metric}): {count:g} clients ({share:.1%}) do worse "
+                f"than {other[name]}" + (f", by {lost:.4f} on average" * (count > 0))
+            )
+    return lines
+
+
+def _cost_lines(summaries: Sequence[dict]) -> list[str]:
+    """What travelled, who was not heard, and how long it took."""
+    lines = []
+    if "bits" in summaries[0]:
+        parts = []
+        for way in ("up", "down"):
+            total = _mean(summaries, "bits", way)
+            each = _mean(summaries, "bits", f"{way}_per_client", "mean")
+            parts.append(f"{way} {human_bits(total)} ({human_bits(each)} a client)")
+        lines.append("sent: " + ", ".join(parts))
+    lost = {name: _mean(summaries, name) for name in ("dropped", "rejected")}
+    if any(number > 0 for number in lost.values()):
+        lines.append(", ".join(f"{name}: {number:g}" for name, number in lost.items()))
+    if "seconds" in summaries[0]:
+        seconds, compiling = (
+            _mean(summaries, name) for name in ("seconds", "compile_seconds")
+        )
+        lines.append(
+            f"time: {seconds:.2f} s for the rounds, {compiling:.2f} s compiling"
+        )
+    return lines
+
+
+def _plot(rows: Sequence[Row], split: str, console: Console) -> None:
+    metric = shown_metrics(rows, split)[0]
+    found = curves(rows, split, metric)
+    series = {model: (curve.rounds, curve.mean) for model, curve in found.items()}
+    title = Text(f"{split} {metric}, mean over clients, by rounds:")
+    for model in series:
+        title.append(f" {model}", style=COLOURS[model])
+    utf = console.encoding.lower().startswith("utf")
+    width = max(min(PLOT_WIDTH, console.width - 12), 10)
+    console.print(title)
+    console.print(braille.plot(series, COLOURS, width, braille=utf))
