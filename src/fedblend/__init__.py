@@ -3,27 +3,34 @@
 """Federated learning by mixing: the public names, once.
 
 ``import fedblend as fb``: build a federation, pick an algorithm, ``fb.simulate`` it.
+
+A name is imported when it is first used, so that the command line can answer
+``fedblend --help`` without loading JAX.
 """
 
-from fedblend import data, keys, metrics, mixing, models, objectives, trees
-from fedblend.algorithms import (
-    fedavg,
-    fedopt,
-    fedprox,
-    finetune,
-    local_only,
-    scaffold,
-)
-from fedblend.core import Algorithm, Batch, Down, Heard, Needs, Ragged, Shard, Up
-from fedblend.data import partition, sources
-from fedblend.data.federation import Federation, federate
-from fedblend.local import Epochs, Scheduled, descend
-from fedblend.mixing import Blend, predict
-from fedblend.models import Model
-from fedblend.runtime import checkpoint
-from fedblend.runtime.record import Record
-from fedblend.runtime.run import Run
-from fedblend.runtime.simulate import simulate
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fedblend import data, keys, metrics, mixing, models, objectives, trees
+    from fedblend.algorithms import (
+        fedavg,
+        fedopt,
+        fedprox,
+        finetune,
+        local_only,
+        scaffold,
+    )
+    from fedblend.core import Algorithm, Batch, Down, Heard, Needs, Ragged, Shard, Up
+    from fedblend.data import partition, sources
+    from fedblend.data.federation import Federation, federate
+    from fedblend.local import Epochs, Scheduled, descend
+    from fedblend.mixing import Blend, predict
+    from fedblend.models import Model
+    from fedblend.runtime import checkpoint
+    from fedblend.runtime.record import Record
+    from fedblend.runtime.run import Run
+    from fedblend.runtime.simulate import simulate
 
 __version__ = "0.1.0"
 
@@ -64,3 +71,37 @@ __all__ = [
     "sources",
     "trees",
 ]
+
+_HOMES = {
+    "algorithms": "fedavg fedopt fedprox finetune local_only scaffold",
+    "core": "Algorithm Batch Down Heard Needs Ragged Shard Up",
+    "data.federation": "Federation federate",
+    "local": "Epochs Scheduled descend",
+    "mixing": "Blend predict",
+    "models": "Model",
+    "runtime.record": "Record",
+    "runtime.run": "Run",
+    "runtime.simulate": "simulate",
+}
+_MODULES = {
+    "checkpoint": "runtime.checkpoint",
+    "partition": "data.partition",
+    "sources": "data.sources",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module 'fedblend' has no attribute {name!r}")
+    for home, names in _HOMES.items():
+        if name in names.split():
+            value = getattr(import_module(f"fedblend.{home}"), name)
+            break
+    else:
+        value = import_module(f"fedblend.{_MODULES.get(name, name)}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, "__version__"])

@@ -41,7 +41,7 @@ def complaint(error: ValidationError, raw: Any, model: type[BaseModel]) -> str:
     if first["type"] == "missing":
         return f"{'.'.join(key)}: is missing"
     if first["type"] == "value_error":
-        name, _, rest = str(first["ctx"]["error"]).partition(": ")
+        name, _, rest = str(first.get("ctx", {})["error"]).partition(": ")
         return f"{'.'.join((*key, name))}: {rest}"
     if first["type"].startswith("union_tag"):
         return _untagged(first, key, raw)

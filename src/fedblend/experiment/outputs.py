@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedblend.experiment.config import ConfigError
+from fedblend.experiment.section import RunError
 from fedblend.runtime.checkpoint import write_atomically
 from fedblend.runtime.run import Run
 from fedblend.runtime.wire import pack
@@ -183,16 +183,16 @@ def _text(path: Path) -> str:
     try:
         return path.read_bytes().decode()
     except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror or error}") from None
+        raise RunError(f"{path}: {error.strerror or error}") from None
     except UnicodeDecodeError:
-        raise ConfigError(f"{path}: is damaged: it is not text") from None
+        raise RunError(f"{path}: is damaged: it is not text") from None
 
 
 def _parsed(text: str, path: Path) -> dict[str, Any]:
     try:
         found = json.loads(text)
     except (ValueError, RecursionError):
-        raise ConfigError(f"{path}: is damaged: it is not valid JSON") from None
+        raise RunError(f"{path}: is damaged: it is not valid JSON") from None
     if not isinstance(found, dict):
-        raise ConfigError(f"{path}: is damaged: a JSON object is expected")
+        raise RunError(f"{path}: is damaged: a JSON object is expected")
     return found

@@ -23,7 +23,7 @@ from fedblend.experiment import outputs, toml
 from fedblend.experiment.build import Built, build
 from fedblend.experiment.config import Config, check, difference, dump
 from fedblend.experiment.outputs import Folder
-from fedblend.experiment.section import ConfigError
+from fedblend.experiment.section import ConfigError, RunError
 from fedblend.runtime import checkpoint
 from fedblend.runtime.checkpoint import CheckpointError
 from fedblend.runtime.run import Run
@@ -68,13 +68,17 @@ def run_config(
         return outputs.read_json(folder.summary)
     with _precision(config.run.precision):
         built = build(config)
-        for warning in built.warnings if on_warning else ():
-            on_warning(warning)
+        for warning in built.warnings:
+            (on_warning or _silent)(warning)
         _open(folder, config, built)
         runs = _runs(config, built, folder)
         for stage, run in runs.items():
             _advance(folder, config, stage, run, on_step)
         return _finish(folder, config, built, runs["federated"])
+
+
+def _silent(news: Any) -> None:
+    del news
 
 
 @contextlib.contextmanager
@@ -95,14 +99,14 @@ def _check_place(folder: Folder, config: Config, resume: bool) -> None:
     ):
         return
     if not resume:
-        raise ConfigError(
+        raise RunError(
             f"{folder.path}: holds a run already; --resume goes on with it, --out "
             "names another folder"
         )
     there = check(toml.read(folder.config), str(folder.config))
     other = difference(there, config)
     if other:
-        raise ConfigError(f"{folder.path}: holds a run of another config: {other}")
+        raise RunError(f"{folder.path}: holds a run of another config: {other}")
 
 
 def _open(folder: Folder, config: Config, built: Built) -> None:
@@ -112,7 +116,7 @@ def _open(folder: Folder, config: Config, built: Built) -> None:
         there = outputs.read_json(folder.origin).get("data", {})
         for name, value in built.facts.items():
             if there.get(name) != value:
-                raise ConfigError(
+                raise RunError(
                     f"{folder.path}: the data changed since the run began: {name} was "
                     f"{there.get(name)}, now it is {value}"
                 )
@@ -176,7 +180,7 @@ def _advance(
 ) -> None:
     """Take a stage to its end, from its checkpoint if there is one."""
     path, text = folder.checkpoint(stage), dump(config)
-    report = on_step or (lambda step: None)
+    report = on_step or _silent
     if path.exists():
         if checkpoint.read_about(path).get("config") != text:
             raise CheckpointError(f"checkpoint {path}: belongs to another config")
@@ -217,5 +221,4 @@ def _finish(folder: Folder, config: Config, built: Built, run: Run) -> dict[str,
 def _draw(folder: Folder, run: Run, seeds: list[int]) -> None:
     from fedblend.report.figures import plot_rows
 
-    folder.figures.mkdir(exist_ok=True)
-    plot_rows(outputs.rows(run, seeds), folder.figures)
+    plot_rows(outputs.rows(run, seeds), folder.figures, run.measured)

@@ -16,6 +16,10 @@ class ConfigError(ValueError):
     """Something is wrong with a configuration: one line that says what and where."""
 
 
+class RunError(ValueError):
+    """Something is wrong with the folder of a run: one line."""
+
+
 class Section(BaseModel):
     """A table of a configuration."""
 
@@ -39,8 +43,8 @@ def between(low: float, high: float, *, closed: bool) -> AfterValidator:
 
     def inside(value: float) -> float:
         if not low <= value <= high or (value == high and not closed):
-            end = "]" if closed else ")"
-            raise PydanticCustomError("range", f"in [{low:g}, {high:g}{end}")
+            allowed = f"in [{low:g}, {high:g}{']' if closed else ')'}"
+            raise PydanticCustomError("range", "{allowed}", {"allowed": allowed})
         return value
 
     return AfterValidator(inside)

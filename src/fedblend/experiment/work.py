@@ -215,13 +215,12 @@ class LocalWork(Section):
 
     def chosen(self) -> Optimizer:
         """The optimiser; plain SGD without a schedule is its rate."""
-        rule = self.optimizer if self.rate is None else self.rate
-        assert rule is not None
+        rule: Any = self.optimizer if self.rate is None else self.rate
         if self.schedule is None:
             return transform(rule)
-        rate = rule if isinstance(rule, float) else rule.rate
-        make = optax.sgd if isinstance(rule, float) else rule.make()
-        return Scheduled(self.schedule.curve(rate), self.schedule.unit, make)
+        plain = isinstance(rule, float)
+        curve = self.schedule.curve(rule if plain else rule.rate)
+        return Scheduled(curve, self.schedule.unit, optax.sgd if plain else rule.make())
 
     def amount(self) -> Steps:
         """How many steps or epochs."""

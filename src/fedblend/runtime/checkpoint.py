@@ -59,14 +59,14 @@ def save(path: Path, run: Run, about: Mapping[str, str] | None = None) -> None:
 
 def read_about(path: Path) -> dict[str, str]:
     """The words that were saved with a checkpoint."""
-    return json.loads(_open(path)[1]["about"])
+    return _open(path)[1]["about"]
 
 
 def restore(path: Path, run: Run) -> None:
     """Take a freshly set up run to where the saved one was."""
     arrays, words = _open(path)
     plan = _plan(run)
-    saved = json.loads(words["plan"])
+    saved = words["plan"]
     for name, value in plan.items():
         if saved.get(name) != value:
             raise CheckpointError(
@@ -81,27 +81,37 @@ def restore(path: Path, run: Run) -> None:
     run.store.restore(content["store"])
     for ledger, entry in zip(run.ledgers, content["ledgers"], strict=True):
         ledger.restore(entry)
-    run.round = int(words["round"])
-    run.records = [_records(rows) for rows in json.loads(words["records"])]
+    run.round, run.records = words["round"], words["records"]
     run.measured = run.measure()
 
 
-def _open(path: Path) -> tuple[dict[str, np.ndarray], dict[str, str]]:
+def _open(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    """The arrays, and the words that were saved with them, read."""
     try:
         arrays, words = unpack(path.read_bytes())
     except OSError as error:
         raise CheckpointError(f"checkpoint {path}: {error.strerror}") from None
     except WireError as error:
         raise CheckpointError(f"checkpoint {path}: {error}") from None
-    version = words.get("fedblend", "")
-    if not version.isdigit():
+    version = str(words.get("fedblend", ""))
+    if not version.isdecimal():
         raise CheckpointError(f"checkpoint {path}: not a fedblend checkpoint")
     if int(version) > VERSION:
         raise CheckpointError(
             f"checkpoint {path}: version {version} is newer than this fedblend, "
             f"which reads up to {VERSION}"
         )
-    return arrays, words
+    try:
+        return arrays, {
+            "round": int(words["round"]),
+            "plan": dict(json.loads(words["plan"])),
+            "records": [_records(rows) for rows in json.loads(words["records"])],
+            "about": dict(json.loads(words["about"])),
+        }
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(
+            f"checkpoint {path}: its words are damaged ({type(error).__name__})"
+        ) from None
 
 
 def _plan(run: Run) -> dict[str, Any]:

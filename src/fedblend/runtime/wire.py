@@ -5,7 +5,7 @@
 The layout is that of safetensors: eight bytes with the length of a JSON header, the
 header (name, dtype, shape and place of every leaf, and text of our own under
 ``__metadata__``), then the raw little-endian data. A leaf's name is its path in the
-tree, and a checksum over the data stands in the metadata.
+tree, and a checksum over everything else stands in the metadata.
 """
 
 import hashlib
@@ -33,6 +33,15 @@ _DTYPES = {
     "float64": "F64",
 }
 _NAMES = {code: name for name, code in _DTYPES.items()}
+_DAMAGE = (
+    ValueError,
+    LookupError,
+    TypeError,
+    AttributeError,
+    OverflowError,
+    RecursionError,
+)
+"""What reading a header can come to when its bytes are arbitrary."""
 
 
 class WireError(ValueError):
@@ -48,11 +57,9 @@ def named_leaves(tree: PyTree) -> dict[str, np.ndarray]:
 def pack(tree: PyTree, metadata: Mapping[str, str] | None = None) -> bytes:
     """A tree of arrays, and some words about it, as bytes."""
     header, chunks, place = {}, [], 0
-    checksum = hashlib.sha256()
     for name, leaf in named_leaves(tree).items():
         array = np.asarray(leaf)
         raw = np.ascontiguousarray(array).tobytes()
-        checksum.update(raw)
         header[name] = {
             "dtype": _DTYPES[array.dtype.name],
             "shape": list(array.shape),
@@ -60,7 +67,8 @@ def pack(tree: PyTree, metadata: Mapping[str, str] | None = None) -> bytes:
         }
         chunks.append(raw)
         place += len(raw)
-    words = {**(metadata or {}), "sha256": checksum.hexdigest()}
+    words = dict(metadata or {})
+    words["sha256"] = _checksum(words, header, chunks)
     text = json.dumps({"__metadata__": words, **header}).encode()
     text += b" " * (-len(text) % 8)
     return b"".join([len(text).to_bytes(8, "little"), text, *chunks])
@@ -76,12 +84,21 @@ def unpack(data: bytes) -> tuple[dict[str, np.ndarray], dict[str, str]]:
         metadata = header.pop("__metadata__")
         body = memoryview(data)[8 + length :]
         arrays = {name: _array(body, entry) for name, entry in header.items()}
-        expected = metadata["sha256"]
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        expected = metadata.pop("sha256")
+        found = _checksum(metadata, header, [body])
+    except _DAMAGE as error:
         raise WireError(f"header is damaged ({type(error).__name__})") from None
-    if hashlib.sha256(body).hexdigest() != expected:
+    if found != expected:
         raise WireError("data is damaged: its checksum does not match")
     return arrays, metadata
+
+
+def _checksum(words: Mapping, header: Mapping, chunks) -> str:
+    """Of the metadata, the header and the data, in this order."""
+    checksum = hashlib.sha256(json.dumps([words, header]).encode())
+    for chunk in chunks:
+        checksum.update(chunk)
+    return checksum.hexdigest()
 
 
 def _array(body: memoryview, entry: dict) -> np.ndarray:

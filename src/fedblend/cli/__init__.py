@@ -1,0 +1,87 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""The command line.
+
+Everything that takes time to import is imported inside the commands, so that help
+comes at once. Bad input of any kind is one line and exit code 2, said in ``main``;
+what is not expected keeps its traceback, because it is a bug.
+"""
+
+import sys
+from typing import Annotated, Any
+
+import typer
+
+from fedblend import __version__
+from fedblend.cli import browse, datasets, running, starting
+from fedblend.cli.screen import complain
+
+app = typer.Typer(
+    name="fedblend",
+    help="Federated learning by mixing.\n\nfedblend demo shows what it does; "
+    "fedblend init and fedblend run are the way to your own first run.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+)
+app.command("run")(running.run)
+app.command("init")(starting.init)
+app.command("list")(browse.list_)
+app.command("show")(browse.show)
+app.add_typer(datasets.app, name="data")
+app.command("demo")(starting.demo)
+
+UsageError: Any = typer.BadParameter.__mro__[1]
+"""A command line that cannot be understood; click's, wherever typer keeps it."""
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"fedblend {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_version, is_eager=True, help="Say it and stop."
+        ),
+    ] = False,
+) -> None:
+    del version
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command line; the answer is the exit code."""
+    arguments = running.joined_seeds(sys.argv[1:] if arguments is None else arguments)
+    command = typer.main.get_command(app)
+    try:
+        code = command.main(arguments, prog_name="fedblend", standalone_mode=False)
+    except UsageError as error:
+        return complain(_sentence(error))
+    except ValueError as error:
+        if not _expected(error):
+            raise
+        return complain(str(error))
+    except OSError as error:
+        if error.filename is None:
+            raise
+        return complain(f"{error.filename}: {error.strerror}")
+    return code if isinstance(code, int) else 0
+
+
+def _sentence(error: Exception) -> str:
+    say = getattr(error, "format_message", error.__str__)
+    return f"{' '.join(say().split())} (see fedblend --help)"
+
+
+def _expected(error: ValueError) -> bool:
+    """Whether an error is about the user's input: these types are made for it."""
+    from fedblend.data.dataset import DataError
+    from fedblend.experiment.section import ConfigError, RunError
+    from fedblend.runtime.checkpoint import CheckpointError
+
+    return isinstance(error, ConfigError | RunError | DataError | CheckpointError)
