@@ -76,6 +76,7 @@ _HOMES = {
     "algorithms": "fedavg fedopt fedprox finetune local_only scaffold",
     "core": "Algorithm Batch Down Heard Needs Ragged Shard Up",
     "data.federation": "Federation federate",
+    "experiment.estimator": "FederatedClassifier FederatedRegressor",
     "local": "Epochs Scheduled descend",
     "mixing": "Blend predict",
     "models": "Model",
@@ -83,24 +84,25 @@ _HOMES = {
     "runtime.run": "Run",
     "runtime.simulate": "simulate",
 }
+"""Where each name lives; the estimators need scikit-learn and are not in __all__."""
 _MODULES = {
-    "checkpoint": "runtime.checkpoint",
-    "partition": "data.partition",
-    "sources": "data.sources",
+    "": "data keys metrics mixing models objectives trees",
+    ".data": "partition sources",
+    ".runtime": "checkpoint",
 }
+"""Where each module lives."""
 
 
 def __getattr__(name: str) -> Any:
-    if name not in __all__:
-        raise AttributeError(f"module 'fedblend' has no attribute {name!r}")
+    for package, modules in _MODULES.items():
+        if name in modules.split():
+            return import_module(f"fedblend{package}.{name}")
     for home, names in _HOMES.items():
         if name in names.split():
             value = getattr(import_module(f"fedblend.{home}"), name)
-            break
-    else:
-        value = import_module(f"fedblend.{_MODULES.get(name, name)}")
-    globals()[name] = value
-    return value
+            globals()[name] = value
+            return value
+    raise AttributeError(f"module 'fedblend' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
