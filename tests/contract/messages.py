@@ -1,0 +1,101 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""The smallest second runtime: one client after another, everything said as bytes.
+
+It shares with the simulator the algorithm, the rule of the keys, the cohorts and the
+wire, and nothing else: there is no map over clients and no compiled block.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedblend import keys
+from fedblend.core import Heard, Up
+from fedblend.runtime.cohort import cohorts
+from fedblend.runtime.wire import as_tree, pack, unpack
+
+
+class Outcome(NamedTuple):
+    """What it comes to, and the bits of data each client sent and received."""
+
+    down: Any
+    server: Any
+    states: list
+    models: list
+    bits_up: np.ndarray
+    bits_down: np.ndarray
+
+
+def carry(message):
+    """A message as it arrives, and the bits of data in it."""
+    data = pack(message)
+    arrays, _ = unpack(data)
+    header = int.from_bytes(data[:8], "little")
+    return as_tree(arrays, message), 8 * (len(data) - 8 - header)
+
+
+def weighted_mean(values: list, weights: list[float]):
+    """The mean, summed in float64 in the order given."""
+
+    def mean(*leaves):
+        total = sum(
+            w * np.asarray(leaf, float) for w, leaf in zip(weights, leaves, strict=True)
+        )
+        return jnp.asarray(total / sum(weights), leaves[0].dtype)
+
+    return jax.tree.map(mean, *values)
+
+
+def run_by_messages(algorithm, problem, root, *, rounds: int, cohort: int) -> Outcome:
+    """The same run as ``simulate`` with weights by_count, message by message."""
+    train, clients = problem.federation.train, problem.federation.clients
+    shards = [jax.device_put(train.shard(client)) for client in range(clients)]
+    weights = train.counts.astype(float)
+    client, server = jax.jit(algorithm.client), jax.jit(algorithm.server)
+    personal = jax.jit(algorithm.personal)
+    up_bits, down_bits = np.zeros(clients, int), np.zeros(clients, int)
+
+    hellos, states = [], []
+    for i, shard in enumerate(shards):
+        key = keys.at(root, "enroll", 0, i)
+        hello, state = algorithm.enroll(problem.params, shard, key)
+        hello, bits = carry(hello)
+        up_bits[i] += bits
+        hellos.append(hello)
+        states.append(state)
+    hello = Heard(
+        weighted_mean(hellos, list(weights)), jnp.ones(()), jnp.int32(clients)
+    )
+    down, memory = algorithm.start(problem.params, hello, None, keys.at(root, "start"))
+
+    joined: set[int] = set()
+    for number, ids in enumerate(cohorts(root, range(rounds), clients, cohort)):
+        ups, heard = [], []
+        for i in map(int, ids):
+            told = algorithm.tell(down, algorithm.ask(states[i], shards[i]))
+            told, bits = carry(told)
+            down_bits[i] += bits - 8 * told.round.nbytes
+            remembers = bool(jax.tree.leaves(states[i]))
+            if i not in joined and remembers and jax.tree.leaves(told.shared):
+                down_bits[i] += carry(problem.params)[1]
+            joined.add(i)
+            key = keys.at(root, "client", number, i)
+            up, states[i] = client(told, states[i], shards[i], key)
+            up, bits = carry(up._replace(slope=None))
+            up_bits[i] += bits
+            decoded: Up = algorithm.decode(up)
+            ups.append(decoded)
+            heard.append(weights[i])
+        share = jnp.asarray(sum(heard) / weights.sum(), jnp.float32)
+        news = Heard(weighted_mean(ups, heard), share, jnp.int32(len(heard)))
+        down, memory = server(news, down, memory, None, keys.at(root, "server", number))
+        down = down._replace(round=down.round + 1)
+
+    models = [
+        personal(down, states[i], shards[i], keys.at(root, "personal", rounds, i))
+        for i in range(clients)
+    ]
+    return Outcome(down, memory, states, models, up_bits, down_bits)

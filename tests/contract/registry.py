@@ -1,0 +1,84 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""Every algorithm that must keep the contract; a new one joins by one line.
+
+``ALGORITHMS`` maps a name to a function from a problem (see ``problems``) to an
+algorithm, with batches smaller than the data so that its key matters. ``WRAPPERS``
+maps a name to a function from an algorithm and a problem to an algorithm; every
+wrapper is checked over every algorithm by shapes, and compiled over ``COMPILED``.
+"""
+
+from functools import partial
+
+import numpy as np
+import optax
+
+import fedblend as fb
+from problems import COUNTS
+
+RATE = 0.2
+STEPS_BY_CLIENT = np.array([1, 3, 2, 4, 1, 2, 3])
+assert len(STEPS_BY_CLIENT) == len(COUNTS)
+
+
+def _fedavg(problem, optimizer=RATE, steps=3):
+    return fb.fedavg(problem.loss, optimizer, steps=steps, batch_size=2)
+
+
+def _fedopt(problem, server_optimizer):
+    return fb.fedopt(problem.loss, RATE, server_optimizer, steps=3, batch_size=2)
+
+
+def _scaffold(problem, optimizer=RATE, steps=3):
+    return fb.scaffold(problem.loss, optimizer, steps=steps, batch_size=2)
+
+
+def _scheduled(unit):
+    return fb.Scheduled(optax.exponential_decay(RATE, 10, 0.5), unit)
+
+
+ALGORITHMS = {
+    "fedavg": _fedavg,
+    "fedavg, epochs": partial(_fedavg, steps=fb.Epochs(2)),
+    "fedavg, steps by client": partial(_fedavg, steps=STEPS_BY_CLIENT),
+    "fedavg, adam": partial(_fedavg, optimizer=optax.adam(0.05)),
+    "fedavg, rate by step": partial(_fedavg, optimizer=_scheduled("step")),
+    "fedavg, rate by round": partial(_fedavg, optimizer=_scheduled("round")),
+    "fedadam": partial(_fedopt, server_optimizer=optax.adam(0.1)),
+    "fedyogi": partial(_fedopt, server_optimizer=optax.yogi(0.1)),
+    "fedadagrad": partial(_fedopt, server_optimizer=optax.adagrad(0.3)),
+    "fedavgm": partial(_fedopt, server_optimizer=optax.sgd(0.5, 0.5)),
+    "fedprox": lambda p: fb.fedprox(p.loss, RATE, mu=0.5, steps=3, batch_size=2),
+    "scaffold": _scaffold,
+    "scaffold, steps by client": partial(_scaffold, steps=STEPS_BY_CLIENT),
+    "scaffold, adam": partial(_scaffold, optimizer=optax.adam(0.05)),
+    "local only": lambda p: fb.local_only(p.loss, RATE, steps=3, batch_size=2),
+}
+
+WRAPPERS = {
+    "finetune": lambda algorithm, p: fb.finetune(
+        algorithm, p.loss, RATE, steps=2, batch_size=2
+    ),
+}
+
+COMPILED = ("fedavg", "scaffold")
+"""The algorithms over which every wrapper is compiled: without and with a state."""
+
+
+def _wrapped(name, algorithm, problem):
+    return WRAPPERS[name](ALGORITHMS[algorithm](problem), problem)
+
+
+PRODUCT = ALGORITHMS | {
+    f"{name}({algorithm})": partial(_wrapped, name, algorithm)
+    for name in WRAPPERS
+    for algorithm in ALGORITHMS
+}
+"""Everything, for checks by shapes."""
+
+CASES = ALGORITHMS | {
+    f"{name}({algorithm})": PRODUCT[f"{name}({algorithm})"]
+    for name in WRAPPERS
+    for algorithm in COMPILED
+}
+"""What is compiled and run."""

@@ -1,0 +1,117 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""Small federations with known answers, shared by all tests.
+
+``quadratics``: heterogeneous, of uneven size; the optimum is a linear solve.
+``means``: every client wants its own mean, all curvatures are 1.
+``classes``: softmax regression on blobs, two layers of named parameters.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import fedblend as fb
+from fedblend.data.federation import Shards
+from fedblend.data.sources.quadratics import quadratic_loss
+from fedblend.objectives import cross_entropy
+
+COUNTS = (3, 1, 4, 2, 5, 2, 1)
+"""Rows of each client: all different from the capacity but one, and coprime."""
+
+
+class Problem(NamedTuple):
+    """A federation with the loss and the initial parameters that belong to it."""
+
+    federation: fb.Federation
+    loss: Any
+    params: Any
+
+
+class Linear(NamedTuple):
+    """The parameters of ``classes``."""
+
+    weight: jax.Array
+    bias: jax.Array
+
+
+def _partition(counts) -> list[np.ndarray]:
+    return np.split(np.arange(sum(counts)), np.cumsum(counts)[:-1])
+
+
+def quadratics(counts=COUNTS, dim: int = 3, seed: int = 0) -> Problem:
+    """Rows ``(A, b)`` with eigenvalues of A from 1/2 to 2, client by client."""
+    rng = np.random.default_rng(seed)
+    total = sum(counts)
+    axes, _ = np.linalg.qr(rng.standard_normal((total, dim, dim)))
+    curvature = rng.uniform(0.5, 2, (total, 1, dim))
+    matrices = (axes * curvature) @ axes.swapaxes(1, 2)
+    vectors = rng.standard_normal((total, dim))
+    federation = fb.federate((matrices, vectors), _partition(counts))
+    return Problem(federation, quadratic_loss, jnp.asarray(np.linspace(0, 0.5, dim)))
+
+
+def means(counts=COUNTS, dim: int = 2, seed: int = 0) -> Problem:
+    """``f_i(x) = mean 1/2 |x|^2 - b^T x``: the client's optimum is its mean b."""
+    rng = np.random.default_rng(seed)
+    matrices = np.broadcast_to(np.eye(dim), (sum(counts), dim, dim))
+    vectors = rng.standard_normal((sum(counts), dim))
+    federation = fb.federate((matrices, vectors), _partition(counts))
+    return Problem(federation, quadratic_loss, jnp.asarray(np.ones(dim)))
+
+
+def scores(params: Linear, inputs: jax.Array) -> jax.Array:
+    """The forward pass of ``classes``."""
+    return inputs @ params.weight + params.bias[None]
+
+
+def classes(counts=COUNTS, seed: int = 0) -> Problem:
+    """Three blobs in the plane; clients see the classes unevenly."""
+    rng = np.random.default_rng(seed)
+    total = sum(counts)
+    labels = np.sort(rng.integers(0, 3, total)).astype(np.int32)
+    centres = np.array([[2.0, 0], [-1, 2], [-1, -2]])
+    inputs = (centres[labels] + rng.standard_normal((total, 2))).astype(np.float32)
+    federation = fb.federate((inputs, labels), _partition(counts), test=0.25)
+    params = Linear(jnp.zeros((2, 3), jnp.float32), jnp.zeros(3, jnp.float32))
+    return Problem(federation, cross_entropy(scores), params)
+
+
+def client_matrices(problem: Problem) -> tuple[np.ndarray, np.ndarray]:
+    """Mean A and mean b of each client of a quadratic problem, in float64."""
+    train = problem.federation.train
+    rows = [train.rows(client) for client in range(problem.federation.clients)]
+    pairs = [(np.mean(a, axis=0), np.mean(b, axis=0)) for a, b in rows]
+    return np.stack([a for a, _ in pairs]), np.stack([b for _, b in pairs])
+
+
+def optimum(problem: Problem, weights: str = "uniform") -> np.ndarray:
+    """The minimiser of the (weighted) mean of the clients' quadratics."""
+    matrices, vectors = client_matrices(problem)
+    counts = problem.federation.train.counts
+    share = counts if weights == "by_count" else np.ones(len(counts))
+    share = share / share.sum()
+    matrix = np.tensordot(share, matrices, axes=1)
+    return np.linalg.solve(matrix, share @ vectors)
+
+
+def spoiled(problem: Problem, client: int, value: float = np.nan) -> Problem:
+    """The same problem, but for the floating rows of one client, all ``value``."""
+    federation = problem.federation
+    train = federation.train
+    start, count = train.starts[client], train.counts[client]
+
+    def spoil(leaf):
+        if leaf.dtype.kind != "f":
+            return leaf
+        leaf = np.array(leaf)
+        leaf[start : start + count] = value
+        return leaf
+
+    shards = Shards(jax.tree.map(spoil, train.examples), train.starts, train.counts)
+    federation = fb.Federation(
+        shards, federation.validation, federation.test, federation.names
+    )
+    return problem._replace(federation=federation)

@@ -1,0 +1,119 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""Runs fedblend beside the transcriptions, in float64; prints the gaps as JSON.
+
+A program of its own, because JAX takes its precision once for a whole process.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+import optax
+
+jax.config.update("jax_enable_x64", True)
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+import fedblend as fb  # noqa: E402
+import problems  # noqa: E402
+import transcriptions as paper  # noqa: E402
+from fedblend.runtime.cohort import cohorts  # noqa: E402
+
+RATE, ROUNDS, COHORT = 0.2, 9, 4
+SAME = np.full(7, 5)
+BY_CLIENT = np.array([1, 3, 2, 6, 1, 2, 4])
+
+on = problems.quadratics()
+root = jax.random.key(7)
+start = np.asarray(on.params)
+rounds = cohorts(root, list(range(ROUNDS)), 7, COHORT).tolist()
+matrices, vectors = problems.client_matrices(on)
+by_count = paper.Quadratic(matrices, vectors, on.federation.train.counts)
+uniform = paper.Quadratic(matrices, vectors, np.ones(7))
+full = {"batch_size": None}
+
+
+def run(algorithm, weights):
+    """fedblend's run of the same rounds; its chunks are padded."""
+    return fb.simulate(
+        algorithm,
+        on.params,
+        on.federation,
+        root,
+        rounds=ROUNDS,
+        cohort=COHORT,
+        chunk=3,
+        every=4,
+        weights=weights,
+    ).complete()
+
+
+def personal(run):
+    return np.stack([run.personal(client) for client in range(7)])
+
+
+def gap(ours, theirs) -> float:
+    assert np.asarray(ours).dtype == np.float64
+    assert np.abs(theirs - start).max() > 1e-2, "nothing was learnt"
+    return float(np.abs(np.asarray(ours) - theirs).max())
+
+
+def fedavg_gaps():
+    for name, steps in (("same steps", SAME), ("steps by client", BY_CLIENT)):
+        ours = 5 if steps is SAME else steps
+        algorithm = fb.fedavg(on.loss, RATE, steps=ours, **full)
+        for weights, problem in (("by_count", by_count), ("uniform", uniform)):
+            theirs = paper.fedavg(problem, start, rounds, RATE, steps)
+            yield f"fedavg, {name}, {weights}", run(algorithm, weights).shared, theirs
+
+
+def fedprox_gaps():
+    algorithm = fb.fedprox(on.loss, RATE, mu=0.7, steps=5, **full)
+    theirs = paper.fedprox(by_count, start, rounds, RATE, SAME, 0.7)
+    yield "fedprox", run(algorithm, "by_count").shared, theirs
+
+
+def fedopt_gaps():
+    servers = {
+        "adam": (optax.adam(0.1), paper.adam),
+        "yogi": (optax.yogi(0.1), paper.yogi),
+        "adagrad": (optax.adagrad(0.1), paper.adagrad),
+        "momentum": (optax.sgd(0.1, 0.9), paper.momentum),
+    }
+    for name, (ours, rule) in servers.items():
+        algorithm = fb.fedopt(on.loss, RATE, ours, steps=5, **full)
+        theirs = paper.fedopt(by_count, start, rounds, RATE, SAME, 0.1, rule)
+        yield f"fedopt, {name}", run(algorithm, "by_count").shared, theirs
+
+
+def scaffold_gaps():
+    for steps in (SAME, BY_CLIENT):
+        for weights, problem in (("by_count", by_count), ("uniform", uniform)):
+            ours = 5 if steps is SAME else steps
+            algorithm = fb.scaffold(on.loss, RATE, steps=ours, server_rate=0.8, **full)
+            done = run(algorithm, weights)
+            x, c, own = paper.scaffold(problem, start, rounds, RATE, steps, 0.8)
+            name = f"scaffold, {'same' if steps is SAME else 'other'} steps, {weights}"
+            yield f"{name}: model", done.shared, x
+            yield f"{name}: server control", done.down.extra, c
+            controls = np.stack([done.client(client).control for client in range(7)])
+            yield f"{name}: client controls", controls, own
+
+
+def personal_gaps():
+    alone = run(fb.local_only(on.loss, RATE, steps=5, **full), "by_count")
+    theirs = paper.local_only(by_count, start, rounds, RATE, SAME)
+    yield "local only", personal(alone), theirs
+    inner = fb.fedavg(on.loss, RATE, steps=5, **full)
+    tuned = run(fb.finetune(inner, on.loss, 0.1, steps=4, **full), "by_count")
+    shared = paper.fedavg(by_count, start, rounds, RATE, SAME)
+    theirs = paper.localised(by_count, shared, 0.1, np.full(7, 4))
+    yield "finetune", personal(tuned), theirs
+
+
+if __name__ == "__main__":
+    parts = (fedavg_gaps, fedprox_gaps, fedopt_gaps, scaffold_gaps, personal_gaps)
+    gaps = {name: gap(*pair) for part in parts for name, *pair in part()}
+    print(json.dumps(gaps))
