@@ -109,3 +109,10 @@ def test_losses_take_a_blend():
     got = objectives.cross_entropy(model.apply)(blend, (INPUTS, labels))
     expected = log_loss(labels, jax.nn.softmax(scores), labels=[0, 1, 2])
     np.testing.assert_allclose(got.mean(), expected, rtol=1e-5)
+
+
+def test_l2_of_a_blend_is_the_mixture_of_both_penalties():
+    blend = outputs(0.25, jnp.array([2.0]), jnp.array([4.0]))
+    nothing = objectives.l2(lambda params, rows: jnp.zeros(1), strength=1.0)
+    # 0.25 * 2^2 / 2 + 0.75 * 4^2 / 2
+    np.testing.assert_allclose(nothing(blend, None), [6.5])

@@ -15,7 +15,7 @@ import optax
 
 from fedblend import trees
 from fedblend.core import Batch, Loss, PyTree
-from fedblend.mixing import Apply, predict
+from fedblend.mixing import Apply, Blend, predict
 
 
 def objective(loss: Loss, params: PyTree, batch: Batch) -> jax.Array:
@@ -68,9 +68,15 @@ def squared_error(apply: Apply) -> Loss:
 
 
 def l2(loss: Loss, strength: float) -> Loss:
-    """``loss + strength/2 |params|^2``, over all parameters, intercepts too."""
+    """``loss + strength/2 |params|^2``, over all parameters, intercepts too.
 
-    def penalised(params, rows):
-        return loss(params, rows) + 0.5 * strength * trees.squared_norm(params)
+    The penalty of a ``Blend`` is the mixture of its two models' penalties.
+    """
 
-    return penalised
+    def penalty(model):
+        if not isinstance(model, Blend):
+            return 0.5 * strength * trees.squared_norm(model)
+        ours, own = penalty(model.shared), penalty(model.personal)
+        return model.alpha * ours + (1 - model.alpha) * own
+
+    return lambda params, rows: loss(params, rows) + penalty(params)

@@ -52,9 +52,7 @@ def select(condition: jax.Array, yes: PyTree, no: PyTree) -> PyTree:
 
 def squared_norm(tree: PyTree) -> jax.Array:
     """The sum of all squared entries."""
-    return sum(
-        (jnp.vdot(leaf, leaf) for leaf in jax.tree.leaves(tree)), start=jnp.zeros(())
-    )
+    return sum((jnp.vdot(leaf, leaf) for leaf in jax.tree.leaves(tree)), start=0.0)  # pyright: ignore
 
 
 def is_finite(tree: PyTree) -> jax.Array:
