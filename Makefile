@@ -1,3 +1,6 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+#
 # A fresh machine needs Python 3.11 or newer and make; everything else is set up here.
 #   make demo    a first federated run, in a few seconds
 #   make test    the tests
@@ -7,11 +10,14 @@
 
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
-FEDJAX ?= fedjax==0.0.16
+FEDJAX ?= fedjax==0.0.17
 BIN := .venv/bin
 INSTALL := bin/python -m pip install -qq
+CHECK := $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null \
+  || { echo "error: '$(PYTHON)' is not Python 3.11 or newer; make PYTHON=... names one" \
+  >&2; exit 1; }
 
-.PHONY: demo test lint bench clean python
+.PHONY: demo test lint bench clean
 
 demo: .venv/.ready
 	@$(BIN)/fedblend demo
@@ -32,22 +38,20 @@ bench: .venv/.ready
 clean:
 	rm -rf .venv .venv-torch .venv-fedjax .pytest_cache .ruff_cache .hypothesis dist
 
-.venv/.ready: pyproject.toml | python
+.venv/.ready: pyproject.toml
+	@$(CHECK)
 	$(PYTHON) -m venv .venv
 	.venv/$(INSTALL) -e '.[dev]'
 	@touch $@
 
-.venv-torch/.ready: | python
+.venv-torch/.ready:
+	@$(CHECK)
 	$(PYTHON) -m venv .venv-torch
 	.venv-torch/$(INSTALL) $(TORCH) numpy
 	@touch $@
 
-.venv-fedjax/.ready: | python
+.venv-fedjax/.ready:
+	@$(CHECK)
 	$(PYTHON) -m venv .venv-fedjax
 	.venv-fedjax/$(INSTALL) $(FEDJAX)
 	@touch $@
-
-python:
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
-	  echo "error: '$(PYTHON)' is not Python 3.11 or newer; make PYTHON=... names one" >&2; \
-	  exit 1; }

@@ -1,0 +1,78 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""The same work by fedblend: ``simulate`` with ``fedavg``, as a user would call it.
+
+With ``--shipped`` the model is fedblend's own; otherwise it is the function that the
+hand-written loop uses, so that the two differ in nothing but the engine.
+"""
+
+from functools import partial
+from itertools import pairwise
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import fedblend as fb
+import handwritten
+import work
+from fedblend.models.layers import Affine
+from fedblend.models.mlp import Mlp
+
+FOREVER = 1_000_000
+"""Rounds of the run: it goes on for as long as somebody asks."""
+
+
+def prepare(model, block, *, chunk=None, shipped=False):
+    bounds = pairwise(range(0, work.CLIENTS * work.EXAMPLES + 1, work.EXAMPLES))
+    federation = fb.federate(work.rows(), [np.arange(*bound) for bound in bounds])
+    first = jax.tree.map(jnp.asarray, work.first_params(model))
+    if shipped:
+        _, *hidden, _ = work.LAYERS[model]
+        apply = fb.models.mlp(784, 10, hidden=hidden).apply
+        first = mlp_params(first)
+    else:
+        apply = handwritten.apply
+    algorithm = fb.fedavg(
+        fb.objectives.cross_entropy(apply),
+        work.RATE,
+        steps=work.STEPS,
+        batch_size=work.BATCH,
+    )
+    run = fb.simulate(
+        algorithm,
+        first,
+        federation,
+        jax.random.key(0),
+        rounds=FOREVER,
+        every=block,
+        chunk=chunk,
+    )
+    records = iter(run)
+    next(records)
+
+    def advance():
+        next(records)
+        reached = jax.block_until_ready(run.down.shared)
+        return list_params(reached) if shipped else reached
+
+    return advance
+
+
+def mlp_params(layers):
+    """The parameters of fedblend's perceptron, whose weights are transposed."""
+    affine = [Affine(weight.T, bias) for weight, bias in layers]
+    return Mlp(tuple(affine[:-1]), affine[-1])
+
+
+def list_params(params):
+    return [(layer.weight.T, layer.bias) for layer in (*params.hidden, params.last)]
+
+
+if __name__ == "__main__":
+    parser = work.arguments()
+    parser.add_argument("--chunk", type=int)
+    parser.add_argument("--shipped", action="store_true")
+    options = vars(parser.parse_args())
+    how = {name: options.pop(name) for name in ("chunk", "shipped")}
+    work.measure(partial(prepare, **how), **options)
