@@ -75,7 +75,8 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _sentence(error: Exception) -> str:
     say = getattr(error, "format_message", error.__str__)
-    return f"{' '.join(say().split())} (see fedblend --help)"
+    text = " ".join(say().split()).replace("Value error, ", "")
+    return f"{text} (see fedblend --help)"
 
 
 def _expected(error: ValueError) -> bool:

@@ -54,12 +54,13 @@ def table(*headings: str) -> Any:
 def _algorithms() -> None:
     from fedblend.experiment.registry import ALGORITHMS, Options
 
-    made = table("name", "what it is", "own options", "reference")
+    made = table("name", "what it is", "own options", "published")
     common = Options.model_fields
     for name, entry in ALGORITHMS.items():
         own = [key for key in entry.options.model_fields if key not in common]
         own = ", ".join(key for key in own if key != "name")
-        made.add_row(name, entry.description, own, entry.reference)
+        published = entry.reference.rpartition('",')[2].strip(" .")
+        made.add_row(name, entry.description, own, published)
     console = screen.console()
     console.print(made)
     shared = ", ".join(key for key in common if key != "alpha")

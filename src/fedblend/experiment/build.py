@@ -157,7 +157,7 @@ def _model(config: Config, dataset: Dataset, loss: str) -> models.Model:
     options = choice.model_dump(exclude={"name", "l2", "loss"})
     name = getattr(choice, "name")  # noqa: B009
     binary = dataset.kind == "binary"
-    if name == "logistic" and loss == "cross_entropy":
+    if binary and name == "logistic" and loss == "cross_entropy":
         raise ConfigError(
             'model.loss: "cross_entropy" needs a score for each class, and logistic '
             "has a single one"

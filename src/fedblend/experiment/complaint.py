@@ -9,7 +9,8 @@ from typing import Any, get_args
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from fedblend.experiment.toml import literal
+from fedblend.experiment.section import visible
+from fedblend.experiment.toml import literal, quoted
 
 _TYPES = {
     "int_type": "a whole number",
@@ -33,11 +34,16 @@ _LIMITS = {
 
 def complaint(error: ValidationError, raw: Any, model: type[BaseModel]) -> str:
     """The first problem that a validation found in the raw content."""
+    return visible(_first(error, raw, model))
+
+
+def _first(error: ValidationError, raw: Any, model: type[BaseModel]) -> str:
     details = error.errors(include_url=False)
     first = details[0]
     key = _key(first, raw)
     if first["type"] == "extra_forbidden":
-        return f"{'.'.join(key)}: unknown key{_hint(key[-1], _known(first, model))}"
+        hint = _hint(str(first["loc"][-1]), _known(first, model))
+        return f"{'.'.join(key)}: unknown key{hint}"
     if first["type"] == "missing":
         return f"{'.'.join(key)}: is missing"
     if first["type"] == "value_error":
@@ -70,7 +76,7 @@ def _key(error: ErrorDetails, raw: Any) -> tuple[str, ...]:
     for part in error["loc"]:
         inside = isinstance(here, Mapping) and part in here
         if inside or (isinstance(here, Sequence) and isinstance(part, int)):
-            key.append(str(part))
+            key.append(quoted(str(part)))
             here = here[part]  # pyright: ignore
     if error["type"] == "missing":
         key.append(str(error["loc"][-1]))

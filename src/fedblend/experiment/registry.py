@@ -127,7 +127,7 @@ class Entry(NamedTuple):
     @property
     def description(self) -> str:
         """The first line of the algorithm's file."""
-        return self._text().split("\n")[0].rstrip(".")
+        return self._text().split("\n")[0].rstrip(".").replace("``", "")
 
     @property
     def reference(self) -> str:

@@ -20,6 +20,11 @@ class RunError(ValueError):
     """Something is wrong with the folder of a run: one line."""
 
 
+def visible(text: str) -> str:
+    """The text on one line: what does not print is shown as an escape."""
+    return "".join(sign if sign.isprintable() else ascii(sign)[1:-1] for sign in text)
+
+
 class Section(BaseModel):
     """A table of a configuration."""
 

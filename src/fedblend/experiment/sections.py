@@ -141,7 +141,9 @@ class ModelChoice(Section):
 
 def _model_class(name: str) -> type[ModelChoice]:
     options = {
-        option: (list[Count] if isinstance(default, tuple) else type(default), default)
+        option: (list[Count], list(default))
+        if isinstance(default, tuple)
+        else (type(default), default)
         for option, default in MODELS[name].options.items()
         if option != "dtype"  # [run] precision decides
     }

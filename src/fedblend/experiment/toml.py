@@ -9,7 +9,7 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-from fedblend.experiment.section import ConfigError
+from fedblend.experiment.section import ConfigError, visible
 
 _BARE = re.compile(r"[A-Za-z0-9_-]+")
 
@@ -32,7 +32,7 @@ def parse(text: str, where: str) -> dict[str, Any]:
     try:
         return tomllib.loads(text)
     except (ValueError, RecursionError) as error:
-        reason = " ".join(str(error).split())
+        reason = visible(str(error))
         if isinstance(error, RecursionError):
             reason = "nested too deeply"
         raise ConfigError(f"{where}: not valid TOML: {reason}") from None
@@ -44,7 +44,7 @@ def put(content: dict[str, Any], setting: str) -> None:
     keys = [key.strip() for key in name.split(".")]
     if not equals or not all(keys):
         raise ConfigError(
-            f"--set {setting}: not a setting; write key=value, "
+            f"--set {visible(setting)}: not a setting; write key=value, "
             "such as algorithm.rate=0.1"
         )
     table = content
@@ -53,7 +53,7 @@ def put(content: dict[str, Any], setting: str) -> None:
         if not isinstance(table, dict):
             there = ".".join(keys[: depth + 1])
             raise ConfigError(
-                f"--set {setting}: {there} is {literal(table)}, not a table"
+                visible(f"--set {setting}: {there} is {literal(table)}, not a table")
             )
     table[keys[-1]] = _value(value.strip())
 
@@ -73,12 +73,12 @@ def write(content: dict[str, Any]) -> str:
 
 def _table(content: dict[str, Any], path: tuple[str, ...]) -> list[str]:
     lines = [
-        f"{_key(key)} = {literal(value)}"
+        f"{quoted(key)} = {literal(value)}"
         for key, value in content.items()
         if value is not None and not isinstance(value, dict)
     ]
     if path:
-        lines = ["", f"[{'.'.join(map(_key, path))}]", *lines]
+        lines = ["", f"[{'.'.join(map(quoted, path))}]", *lines]
     for key, value in content.items():
         if isinstance(value, dict):
             lines += _table(value, (*path, key))
@@ -88,7 +88,7 @@ def _table(content: dict[str, Any], path: tuple[str, ...]) -> list[str]:
 def literal(value: Any) -> str:
     """A value as TOML writes it."""
     if isinstance(value, dict):
-        inside = ", ".join(f"{_key(k)} = {literal(v)}" for k, v in value.items())
+        inside = ", ".join(f"{quoted(k)} = {literal(v)}" for k, v in value.items())
         return f"{{ {inside} }}" if inside else "{}"
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(literal, value))}]"
@@ -101,5 +101,6 @@ def literal(value: Any) -> str:
     return repr(value)
 
 
-def _key(key: str) -> str:
+def quoted(key: str) -> str:
+    """A key as TOML writes it."""
     return key if _BARE.fullmatch(key) else literal(key)
