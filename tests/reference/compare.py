@@ -16,9 +16,10 @@ import optax
 jax.config.update("jax_enable_x64", True)
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+import transcriptions as paper  # noqa: E402
+
 import fedblend as fb  # noqa: E402
 import problems  # noqa: E402
-import transcriptions as paper  # noqa: E402
 from fedblend.runtime.cohort import cohorts  # noqa: E402
 
 RATE, ROUNDS, COHORT = 0.2, 9, 4
