@@ -54,7 +54,7 @@ def plot(
         edge = {0: high, height - 1: low}.get(line)
         text.append(f"{'' if edge is None else format(edge, '.4g'):>9} ┤")
         for bits, colour in zip(cells[line], ink[line], strict=True):
-            glyph = chr(0x2800 + bits) if braille else " *"[bits > 0]
+            glyph = chr(0x2800 + bits) if braille else " *"[int(bits > 0)]
             text.append(glyph, style=colour or None)
         text.append("\n")
     ends = f"{left:.4g}", f"{right:.4g}"

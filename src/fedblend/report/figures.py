@@ -107,7 +107,7 @@ def draw_curve(axes: Any, curve: Curve, over: str, **style: Any) -> None:
     """One line, with a band where seeds differ; ``over`` is "rounds" or "bits"."""
     across = curve.rounds if over == "rounds" else curve.bits
     axes.plot(across, curve.mean, linewidth=1.8, **style)
-    if np.nanmax(curve.high - curve.low, initial=0) > 0:
+    if (curve.high > curve.low).any():
         band = {"color": style["color"], "alpha": 0.2, "linewidth": 0}
         axes.fill_between(across, curve.low, curve.high, **band)
 

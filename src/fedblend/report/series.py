@@ -53,8 +53,13 @@ def shown_metrics(rows: Sequence[Row], split: str) -> list[str]:
     """The main metric of a split, and the loss after it."""
     found = next(iter(rows[-1]["measures"][split].values()), {})
     others = [name for name in found if name != "loss"]
-    main = [name for name in MAIN if name in others] or others
-    return main[:1] + (["loss"] if "loss" in found else [])
+    others.sort(key=lambda name: MAIN.index(_kind(name)))
+    return others[:1] + (["loss"] if "loss" in found else [])
+
+
+def _kind(metric: str) -> str:
+    """The metric without its number: "recall@5" is a kind of recall."""
+    return metric.partition("@")[0]
 
 
 def curves(rows: Sequence[Row], split: str, metric: str) -> dict[str, Curve]:
@@ -102,7 +107,7 @@ def gains(measured: Sequence[Measured], split: str, metric: str) -> Gains | None
     own = models["personal"][metric]
     if np.array_equal(own, models[reference][metric], equal_nan=True):
         return None
-    sign = 1 if HIGHER_IS_BETTER[metric] else -1
+    sign = 1 if HIGHER_IS_BETTER[_kind(metric)] else -1
     seeds = [
         sign * (of[split]["personal"][metric] - of[split][reference][metric])
         for of in measured

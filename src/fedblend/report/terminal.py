@@ -122,13 +122,11 @@ def _cost_lines(summaries: Sequence[dict]) -> list[str]:
     lost = {name: _mean(summaries, name) for name in ("dropped", "rejected")}
     if any(number > 0 for number in lost.values()):
         lines.append(", ".join(f"{name}: {number:g}" for name, number in lost.items()))
-    if "seconds" in summaries[0]:
+    if "compile_seconds" in summaries[0]:
         seconds, compiling = (
             _mean(summaries, name) for name in ("seconds", "compile_seconds")
         )
-        lines.append(
-            f"time: {seconds:.2f} s for the rounds, {compiling:.2f} s compiling"
-        )
+        lines.append(f"time: rounds {seconds:.2f} s, compiling {compiling:.2f} s")
     return lines
 
 

@@ -1,0 +1,95 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+import io
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from fedblend.report import braille
+from fedblend.report.terminal import human_bits, show
+
+
+def printed(rows, summary, width=100):
+    console = Console(file=io.StringIO(), width=width)
+    show(rows, summary, console)
+    return console.file.getvalue()  # pyright: ignore
+
+
+@pytest.fixture
+def summaries(rows):
+    harmed = {"count": 1, "share": 0.25, "mean_loss": 0.125, "worst": 0.125}
+    bits = {
+        "up": 4000,
+        "down": 2_000_000,
+        "up_per_client": {"least": 1, "mean": 1000.0, "most": 1},
+        "down_per_client": {"least": 1, "mean": 500_000.0, "most": 1},
+        "last_broadcast": 0,
+    }
+    costs = {"bits": bits, "seconds": 1.5, "compile_seconds": 2.0}
+    whole = {"harmed": {"test": {"accuracy": {"than_local": harmed}}}, **costs}
+    return [{**row, **whole} for row in rows[-2:]]
+
+
+def test_a_finished_run_is_shown_with_all_there_is_to_know(rows, summaries):
+    text = printed(rows, summaries)
+    assert "test rows after round 4, mean of 2 seeds" in text
+    for heading in ("mean", "weighted", "spread", "worst tenth", "worst"):
+        assert heading in text
+    # Personal accuracy: 0.8 + 0.015 over clients + 0.04 after 4 rounds + 0.0005.
+    assert "0.8555" in text
+    assert "1 clients (25.0%) do worse than alone, by 0.1250 on average" in text
+    assert "up 4 kbit (1 kbit a client), down 2 Mbit (500 kbit a client)" in text
+    assert "compiling 2.00 s" in text
+    assert any(0x2800 < ord(letter) < 0x2900 for letter in text)
+
+
+def test_one_summary_need_not_be_in_a_list(rows, summaries):
+    seed = [row for row in rows if row["seed"] == 1]
+    assert printed(seed, summaries[1]) == printed(seed, [summaries[1]])
+
+
+def test_an_unfinished_run_is_shown_from_its_rows(rows):
+    text = printed(rows[:2], rows[:2])
+    assert "after round 0" in text
+    assert "nan" not in text
+
+
+def test_nothing_is_wider_than_the_console(rows, summaries):
+    for width in (40, 80):
+        text = printed(rows, summaries, width)
+        assert max(len(line) for line in text.splitlines()) <= width
+
+
+@pytest.mark.parametrize(
+    "bits, said",
+    [
+        (0, "0 bit"),
+        (999, "999 bit"),
+        (999.6, "1 kbit"),
+        (1_248_000, "1.25 Mbit"),
+        (5e15, "5e+03 Tbit"),
+    ],
+)
+def test_bits_are_readable(bits, said):
+    assert human_bits(bits) == said
+
+
+def test_a_rising_line_goes_from_bottom_left_to_top_right():
+    text = braille.plot({"a": ([0, 1], [0, 1])}, {"a": "red"}, width=4, height=2)
+    top, bottom, axis = text.plain.split("\n")
+    assert top.startswith("        1 ┤")
+    assert bottom.startswith("        0 ┤")
+    assert axis.split() == ["0", "1"]
+    empty = chr(0x2800)
+    assert top[11:13] == 2 * empty
+    assert empty not in top[13:]
+    assert bottom[13:] == 2 * empty
+    assert empty not in bottom[11:13]
+
+
+def test_a_flat_line_gaps_and_terminals_without_braille():
+    flat = braille.plot({"a": ([0, 1, 2], [3, 3, 3])}, {"a": ""}, 4, 1, braille=False)
+    assert "****" in flat.plain
+    gap = ([0.0, 1.0], [np.nan, np.nan])
+    assert braille.plot({"a": gap}, {"a": ""}).plain == "nothing to plot"
