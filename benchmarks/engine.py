@@ -6,7 +6,6 @@ With ``--shipped`` the model is fedblend's own; otherwise it is the function tha
 hand-written loop uses, so that the two differ in nothing but the engine.
 """
 
-from functools import partial
 from itertools import pairwise
 
 import jax
@@ -70,9 +69,4 @@ def list_params(params):
 
 
 if __name__ == "__main__":
-    parser = work.arguments()
-    parser.add_argument("--chunk", type=int)
-    parser.add_argument("--shipped", action="store_true")
-    options = vars(parser.parse_args())
-    how = {name: options.pop(name) for name in ("chunk", "shipped")}
-    work.measure(partial(prepare, **how), **options)
+    work.main(prepare, chunk={"type": int}, shipped={"action": "store_true"})

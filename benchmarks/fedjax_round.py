@@ -55,4 +55,4 @@ def prepare(model, block):
 
 
 if __name__ == "__main__":
-    work.measure(prepare, **vars(work.arguments().parse_args()))
+    work.main(prepare)

@@ -20,7 +20,7 @@ import work
 
 BEST = {"mlp": (4, 2), "softmax": (20, 1)}
 """The fastest (chunk, unroll) on a CPU; a GPU takes all clients at once."""
-BEST_SPREAD = {"mlp": (1, 2), "softmax": (10, 1)}
+BEST_SPREAD = {"mlp": (1, 2), "softmax": (5, 1)}
 """The same where the CPU is split into devices."""
 
 
@@ -95,6 +95,8 @@ def rounds(params, key, inputs, labels, *, mesh, block, chunk, unroll):
 def prepare(model, block, *, devices=1, chunk=None, unroll=None):
     if devices > 1:
         jax.config.update("jax_num_cpu_devices", devices)
+    if jax.device_count() < devices:
+        raise SystemExit(f"{devices} devices are wanted, {jax.device_count()} there")
     mesh = Mesh(np.array(jax.devices()[:devices]), ("devices",))
     if jax.default_backend() == "cpu":
         best = (BEST if devices == 1 else BEST_SPREAD)[model]
@@ -125,10 +127,9 @@ def prepare(model, block, *, devices=1, chunk=None, unroll=None):
 
 
 if __name__ == "__main__":
-    parser = work.arguments()
-    parser.add_argument("--devices", type=int, default=1)
-    parser.add_argument("--chunk", type=int)
-    parser.add_argument("--unroll", type=int)
-    options = vars(parser.parse_args())
-    how = {name: options.pop(name) for name in ("devices", "chunk", "unroll")}
-    work.measure(partial(prepare, **how), **options)
+    work.main(
+        prepare,
+        devices={"type": int, "default": 1},
+        chunk={"type": int},
+        unroll={"type": int},
+    )

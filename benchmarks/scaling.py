@@ -9,28 +9,25 @@ left out, bookkeeping is not: what is timed is the wait for the next record.
 """
 
 import argparse
-import json
-import statistics
-import subprocess
-import sys
-import time
+from functools import partial
 from itertools import pairwise
 
+import jax
 import numpy as np
 
+import engine
+import fedblend as fb
 import work
+from turns import PYTHON, Peer, take_turns
+
+FILE = "scaling.py"
 
 SIZES = (100, 1_000, 10_000, 100_000)
 STORES = ("host", "disk")
 COHORT, EXAMPLES, INPUTS, CLASSES, BLOCK = 10, 8, 20, 10, 10
 
 
-def one_size(clients: int, store: str, repeats: int) -> dict:
-    """Seconds a round, and memory, with this many clients."""
-    import jax
-
-    import fedblend as fb
-
+def prepare(clients: int, store: str):
     rng = np.random.default_rng(0)
     total = clients * EXAMPLES
     inputs = rng.standard_normal((total, INPUTS), np.float32)
@@ -41,54 +38,44 @@ def one_size(clients: int, store: str, repeats: int) -> dict:
     algorithm = fb.scaffold(
         fb.objectives.cross_entropy(model.apply), 0.1, steps=5, batch_size=4
     )
-    start = time.perf_counter()
     run = fb.simulate(
         algorithm,
         model.init(jax.random.key(0)),
         federation,
         jax.random.key(1),
-        rounds=BLOCK * (repeats + 2),
+        rounds=engine.FOREVER,
         cohort=COHORT,
         every=BLOCK,
         store=store,
     )
     records = iter(run)
     next(records)
-    next(records)
-    first = time.perf_counter() - start
-    seconds = []
-    for _ in range(repeats):
-        start = time.perf_counter()
+
+    def advance() -> None:
         next(records)
-        seconds.append((time.perf_counter() - start) / BLOCK)
-    return {
-        "seconds": statistics.median(seconds),
-        "least": min(seconds),
-        "first": first,
-        "megabytes": round(work.peak_megabytes()),
-    }
+
+    return advance
 
 
 def table(repeats: int) -> None:
-    """Every size and store in turn, as a table."""
-    print("| store | clients | ms a round | to 100 clients | start s | peak MB |")
-    print("|---|---|---|---|---|---|")
-    for store in STORES:
-        smallest = None
-        for clients in SIZES:
-            command = [sys.executable, __file__, "--repeats", str(repeats)]
-            command += ["--clients", str(clients), "--store", store]
-            output = subprocess.run(
-                command, stdout=subprocess.PIPE, check=True, env=work.environment()
-            )
-            found = json.loads(output.stdout)
-            smallest = smallest or found["seconds"]
-            print(
-                f"| {store} | {clients:,} | {1000 * found['seconds']:.2f} "
-                f"| {found['seconds'] / smallest:.2f} | {found['first']:.1f} "
-                f"| {found['megabytes']} |",
-                flush=True,
-            )
+    """All sizes and stores, taking turns."""
+    peers = [
+        Peer(f"{store} | {clients:,}", PYTHON, FILE, "--clients", clients, *how)
+        for store in STORES
+        for clients in SIZES
+        if (how := ("--store", store, "--hold"))
+    ]
+    found = take_turns(peers, repeats)
+    print("| store | clients | ms a round | to 100 | least ms | to 100 | peak MB |")
+    print("|---|---|---|---|---|---|---|")
+    for place, peer in enumerate(peers):
+        base = found[place // len(SIZES) * len(SIZES)]
+        this = found[place]
+        print(
+            f"| {peer.name} | {1000 * this.median:.2f} | {this.ratio_to(base):.2f} "
+            f"| {1000 * this.least:.2f} | {this.least / base.least:.2f} "
+            f"| {this.summary['megabytes']} |"
+        )
 
 
 if __name__ == "__main__":
@@ -96,9 +83,14 @@ if __name__ == "__main__":
     parser.add_argument("--clients", type=int, help="only this size; prints JSON")
     parser.add_argument("--store", choices=STORES, default="host")
     parser.add_argument("--repeats", type=int, default=30)
-    options = parser.parse_args()
-    if options.clients:
-        found = one_size(options.clients, options.store, options.repeats)
-        print(json.dumps(found))
+    parser.add_argument("--hold", action="store_true", help="take turns, by stdin")
+    given = parser.parse_args()
+    if given.clients:
+        work.measure(
+            partial(prepare, given.clients, given.store),
+            block=BLOCK,
+            repeats=given.repeats,
+            hold=given.hold,
+        )
     else:
-        table(options.repeats)
+        table(given.repeats)

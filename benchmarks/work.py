@@ -10,19 +10,16 @@ script that offers ``prepare(model, block) -> advance``; ``advance()`` computes
 
 import argparse
 import json
-import os
 import resource
 import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from pathlib import Path
 
 import numpy as np
 
 CLIENTS, EXAMPLES, STEPS, BATCH, RATE = 100, 600, 20, 20, 0.5
-ROOT = Path(__file__).resolve().parents[1]
 LAYERS = {"mlp": (784, 200, 200, 10), "softmax": (784, 10)}
 
 Params = Sequence[tuple]
@@ -62,37 +59,27 @@ def mean_loss(params: Params) -> float:
     return float(np.mean(np.log(np.exp(scores).sum(axis=1)) - own))
 
 
-def environment() -> dict[str, str]:
-    """For a process of its own: finds fedblend here, takes GPU memory as needed."""
-    paths = [str(ROOT / "src"), os.environ.get("PYTHONPATH", "")]
-    return {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join(filter(None, paths)),
-        "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
-    }
-
-
 def peak_megabytes() -> float:
     """The most memory this process has held."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
 def measure(
-    prepare: Callable[[str, int], Callable[[], Params]],
-    model: str,
+    prepare: Callable[[], Callable[[], Params | None]],
     *,
     block: int = 1,
     repeats: int = 5,
     hold: bool = False,
 ) -> None:
-    """Time a peer and print it: a JSON object a line, the last one the summary.
+    """Time blocks of rounds and print them: JSON, one object a line, a summary last.
 
-    The first block, which compiles, is reported apart. With ``hold`` every further
-    block waits for a line on standard input, so that peers in several processes can
-    take turns; the end of the input ends it.
+    ``prepare()`` gives the function that computes a block. The first block, which
+    compiles, is reported apart. With ``hold`` every further block waits for a line on
+    standard input, so that peers in several processes can take turns (``turns.py``);
+    the end of the input ends it.
     """
     start = time.perf_counter()
-    advance = prepare(model, block)
+    advance = prepare()
     ready = time.perf_counter()
     params = advance()
     first = time.perf_counter() - ready
@@ -103,22 +90,29 @@ def measure(
         params = advance()
         seconds.append((time.perf_counter() - start) / block)
         print(json.dumps({"seconds": seconds[-1]}), flush=True)
-    peak = peak_megabytes()
     summary = {
         "rounds": block * (1 + len(seconds)),
         "seconds": statistics.median(seconds) if seconds else None,
         "first": first,
-        "megabytes": round(peak),
-        "loss": round(mean_loss(params), 4),
+        "megabytes": round(peak_megabytes()),
+        "loss": None if params is None else round(mean_loss(params), 4),
     }
     print(json.dumps(summary), flush=True)
 
 
-def arguments() -> argparse.ArgumentParser:
-    """What every peer's script understands: what ``measure`` takes."""
+def main(prepare: Callable[..., Callable[[], Params]], **flags: dict) -> None:
+    """The command line of a peer: ``prepare(model, block, **flags)``."""
     parser = argparse.ArgumentParser()
     parser.add_argument("model", choices=LAYERS)
     parser.add_argument("--block", type=int, default=1, help="rounds timed at once")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--hold", action="store_true", help="take turns, by stdin")
-    return parser
+    for name, how in flags.items():
+        parser.add_argument(f"--{name}", **how)
+    given = parser.parse_args()
+    measure(
+        lambda: prepare(given.model, given.block, **{n: vars(given)[n] for n in flags}),
+        block=given.block,
+        repeats=given.repeats,
+        hold=given.hold,
+    )
