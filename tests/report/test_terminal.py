@@ -38,7 +38,7 @@ def test_a_finished_run_is_shown_with_all_there_is_to_know(rows, summaries):
         assert heading in text
     # Personal accuracy: 0.8 + 0.015 over clients + 0.04 after 4 rounds + 0.0005.
     assert "0.8555" in text
-    assert "1 clients (25.0%) do worse than alone, by 0.1250 on average" in text
+    assert "1 of 4 clients do worse than alone, by 0.1250 on average" in text
     assert "up 4 kbit (1 kbit a client), down 2 Mbit (500 kbit a client)" in text
     assert "compiling 2.00 s" in text
     assert any(0x2800 < ord(letter) < 0x2900 for letter in text)

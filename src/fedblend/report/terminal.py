@@ -99,11 +99,12 @@ def _harm_lines(summaries: Sequence[dict]) -> list[str]:
         compared = summaries[0].get("harmed", {}).get(split, {}).get(metric, {})
         for name in compared:
             path = ("harmed", split, metric, name)
-            count, share = (_mean(summaries, *path, f) for f in ("count", "share"))
+            count = _mean(summaries, *path, "count")
+            of = _mean(summaries, "measures", split, "personal", metric, "clients")
             other = {"than_local": "alone", "than_shared": "with the shared model"}
             lost = _mean(summaries, *path, "mean_loss")
             lines.append(
-                f"harmed ({split} {metric}): {count:g} clients ({share:.1%}) do worse "
+                f"harmed ({split} {metric}): {count:g} of {of:g} clients do worse "
                 f"than {other[name]}" + (f", by {lost:.4f} on average" * (count > 0))
             )
     return lines
