@@ -36,7 +36,7 @@ HARD = settings(
     max_examples=1000,
     deadline=None,
     derandomize=True,
-    suppress_health_check=list(HealthCheck),
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 SCALARS = (
     st.none()

@@ -2,6 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """From configuration to federation, model, measures: what fits and what does not."""
 
+from typing import get_args
+
 import numpy as np
 import pytest
 
@@ -37,11 +39,12 @@ def test_partitions(options, tiny):
 
 
 def test_natural_clients_and_official_test(tiny):
-    data = {"source": "two_sines", "partition": "by_key", "test": "official"}
-    data["options"] = {"clients": 7, "first": 3, "test_points": 4}
+    options = {"clients": 7, "first": 3, "test_points": 4}
+    data = {"source": "two_sines", "options": options, "partition": "by_key"}
+    data["test"] = "official"
     made = built(tiny, data=data, model={"name": "mlp", "hidden": [3]})
     assert made.federation.clients == 7
-    assert made.federation.test.counts.tolist() == [4] * 7
+    assert made.federation.splits["test"].counts.tolist() == [4] * 7
     assert set(made.settings["measure"]) == {"loss", "mse"}
 
 
@@ -126,5 +129,5 @@ def test_every_algorithm_says_what_it_is():
     for name, entry in ALGORITHMS.items():
         assert len(entry.description) > 10, name
         assert "\n" not in entry.description
-        assert entry.options.model_fields["name"].annotation.__args__ == (name,)
+        assert get_args(entry.options.model_fields["name"].annotation) == (name,)
         assert entry.reference or name == "local_only"

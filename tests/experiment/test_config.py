@@ -4,6 +4,7 @@
 
 from pathlib import Path
 
+import numpy as np
 import optax
 import pytest
 
@@ -177,7 +178,7 @@ def test_local_work_becomes_what_the_library_takes(tiny):
     named = work(optimizer={"name": "sgd", "rate": 1}, epochs=3)
     assert (named.chosen(), named.amount()) == (1.0, Epochs(3))
     each = work(rate=0.1, steps=[1, 2])
-    assert each.amount().tolist() == [1, 2]
+    assert np.array_equal(np.asarray(each.amount()), [1, 2])
     for name in ("momentum", "adam", "adamw", "yogi", "adagrad", "rmsprop"):
         optimizer = {"name": name, "rate": 0.1}
         chosen = work(optimizer=optimizer, steps=1).chosen()
@@ -203,6 +204,5 @@ def test_schedules(schedule, middle, end, tiny):
     chosen = check(tiny, "here").algorithm.chosen()
     assert isinstance(chosen, Scheduled)
     assert chosen.unit == "step"
-    assert float(chosen.schedule(0)) == pytest.approx(0.5)
-    assert float(chosen.schedule(2)) == pytest.approx(middle)
-    assert float(chosen.schedule(4)) == pytest.approx(end)
+    rates = [float(np.asarray(chosen.schedule(count))) for count in (0, 2, 4)]
+    assert rates == pytest.approx([0.5, middle, end])

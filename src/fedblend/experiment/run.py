@@ -70,8 +70,9 @@ def run_config(
         built = build(config)
         for warning in built.warnings:
             (on_warning or _silent)(warning)
-        _open(folder, config, built)
+        _check_data(folder, built)
         runs = _runs(config, built, folder)
+        _open(folder, config, built)
         for stage, run in runs.items():
             _advance(folder, config, stage, run, on_step)
         return _finish(folder, config, built, runs["federated"])
@@ -109,18 +110,23 @@ def _check_place(folder: Folder, config: Config, resume: bool) -> None:
         raise RunError(f"{folder.path}: holds a run of another config: {other}")
 
 
+def _check_data(folder: Folder, built: Built) -> None:
+    """Refuse to go on with other data than the run began with."""
+    if not folder.origin.exists():
+        return
+    there = outputs.read_json(folder.origin).get("data") or {}
+    for name, value in built.facts.items():
+        if there.get(name) != value:
+            raise RunError(
+                f"{folder.path}: the data changed since the run began: {name} was "
+                f"{there.get(name)}, now it is {value}"
+            )
+
+
 def _open(folder: Folder, config: Config, built: Built) -> None:
-    """Create the folder, or check that it was made from the same data."""
+    """Write what is known before the first round; a folder so opened holds a run."""
     folder.path.mkdir(parents=True, exist_ok=True)
-    if folder.origin.exists():
-        there = outputs.read_json(folder.origin).get("data", {})
-        for name, value in built.facts.items():
-            if there.get(name) != value:
-                raise RunError(
-                    f"{folder.path}: the data changed since the run began: {name} was "
-                    f"{there.get(name)}, now it is {value}"
-                )
-    else:
+    if not folder.origin.exists():
         outputs.write_text(folder.origin, outputs.as_json(_origin(built)))
     if not folder.config.exists():
         outputs.write_text(folder.config, dump(config))

@@ -1,0 +1,189 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""Running configurations: every algorithm, the folder, going on, refusing."""
+
+import csv
+import json
+
+import numpy as np
+import pytest
+
+from fedblend.experiment import outputs
+from fedblend.experiment import run as running
+from fedblend.experiment.config import ConfigError, check, load
+from fedblend.experiment.outputs import Folder
+from fedblend.experiment.registry import ALGORITHMS
+from fedblend.experiment.run import Step, run_config
+from fedblend.experiment.section import RunError
+from fedblend.runtime.checkpoint import CheckpointError
+from fedblend.runtime.wire import unpack
+
+OWN = {
+    "fedopt": {"server": {"name": "adam", "rate": 0.01}},
+    "fedprox": {"mu": 0.1},
+    "finetune": {"tune": {"rate": 0.1, "epochs": 1, "batch_size": "all"}},
+}
+pytestmark = pytest.mark.usefixtures("compiled", "no_figures")
+
+
+@pytest.fixture
+def no_figures(request, monkeypatch):
+    """Drawing takes a second; one test looks at the figures."""
+    if request.function is not test_the_folder:
+        monkeypatch.setattr(running, "_draw", lambda *arguments: None)
+
+
+def comparable(path):
+    """The rows and arrays of a run, less times and the name of the files on disk."""
+    rows = outputs.read_rows(Folder(path))
+    arrays, _ = unpack((path / "checkpoint").read_bytes())
+    arrays.pop("['store']['run']", None)
+    return (
+        [{k: v for k, v in row.items() if k != "seconds"} for row in rows],
+        {name: array.tobytes() for name, array in arrays.items()},
+        (path / "clients.csv").read_bytes(),
+    )
+
+
+class Stop(Exception):
+    """Something that ends a run from outside."""
+
+
+def run_with_stops(config, path):
+    """Run, stopped after every step there is; each time gone on with."""
+    seen: set[Step] = set()
+
+    def stop(step):
+        if step not in seen:
+            seen.add(step)
+            raise Stop
+
+    while True:
+        try:
+            return run_config(config, path, resume=True, on_step=stop)
+        except Stop:
+            continue
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_every_algorithm_runs(name, tiny, tmp_path):
+    tiny["algorithm"] |= {"name": name, **OWN.get(name, {})}
+    tiny["run"] |= {"rounds": 2, "every": 1}
+    summary = run_config(check(tiny, "here"), tmp_path / "out")
+    (result,) = summary["runs"]
+    assert result["round"] == 2
+    before = outputs.read_rows(Folder(tmp_path / "out"))[0]
+    first, last = (
+        row["measures"]["train"]["personal"]["loss"]["mean"] for row in (before, result)
+    )
+    assert last < first
+
+
+def test_the_folder(tiny, tmp_path):
+    tiny["measure"] |= {"local": True, "metrics": ["loss", "recall@3"]}
+    tiny["run"]["seed"] = [3, 5]
+    out = tmp_path / "out"
+    config = check(tiny, "here")
+    steps: list[Step] = []
+    summary = run_config(config, out, on_step=steps.append)
+    assert [s for s in steps if s.stage == "local"][-1] == Step("local", 4, 4)
+    assert steps[-1] == Step("federated", 4, 4)
+    assert load(out / "config.toml") == config
+    assert summary == json.loads((out / "summary.json").read_text())
+    assert [one["seed"] for one in summary["runs"]] == [3, 5]
+    rows = outputs.read_rows(Folder(out))
+    assert [(r["round"], r["seed"]) for r in rows] == [
+        (r, s) for r in (0, 2, 4) for s in (3, 5)
+    ]
+    assert set(rows[-1]["measures"]["test"]) == {"shared", "personal", "local"}
+    with open(out / "clients.csv") as file:
+        clients = list(csv.DictReader(file))
+    assert len(clients) == 12
+    assert int(clients[0]["train"]) > int(clients[0]["test"]) > 0
+    assert {"test_local_loss", "test_personal_recall@3"} <= set(clients[0])
+    bits = sum(int(c["bits_up"]) for c in clients if c["seed"] == "3")
+    assert bits == summary["runs"][0]["bits"]["up"]
+    for seed in (3, 5):
+        arrays, words = unpack((out / f"model-seed{seed}.safetensors").read_bytes())
+        assert arrays[".weight"].shape == (64, 10)
+        assert words["seed"] == str(seed)
+    assert len(list((out / "figures").glob("*.png"))) == len(
+        list((out / "figures").glob("*.svg"))
+    )
+
+
+def test_what_is_not_finite_is_null(tiny, tmp_path):
+    tiny["algorithm"]["rate"] = 1e38
+    tiny["run"]["rounds"] = 2
+    run_config(check(tiny, "here"), tmp_path / "out")
+    for name in ("summary.json", "metrics.jsonl"):
+        text = (tmp_path / "out" / name).read_text()
+        assert "NaN" not in text
+        assert "Infinity" not in text
+
+
+def test_double_precision(tiny, tmp_path):
+    tiny["run"] |= {"precision": "float64", "rounds": 1}
+    run_config(check(tiny, "here"), tmp_path / "out")
+    arrays, _ = unpack((tmp_path / "out" / "model.safetensors").read_bytes())
+    assert arrays[".weight"].dtype == np.float64
+
+
+@pytest.mark.parametrize("store", ["device", "host", "disk"])
+def test_stopped_and_gone_on_is_the_same_run(store, tiny, tmp_path):
+    tiny["algorithm"]["name"] = "scaffold"
+    tiny["run"] |= {"store": store, "dropout": 0.2}
+    tiny["measure"]["local"] = True
+    config = check(tiny, "here")
+    run_config(config, tmp_path / "whole")
+    run_with_stops(config, tmp_path / "stopped")
+    assert comparable(tmp_path / "stopped") == comparable(tmp_path / "whole")
+
+
+def test_a_finished_run_is_left_alone(tiny, tmp_path):
+    config, out = check(tiny, "here"), tmp_path / "out"
+    summary = run_config(config, out)
+    written = {path: path.stat().st_mtime_ns for path in out.rglob("*")}
+    assert run_config(config, out, resume=True) == summary
+    assert written == {path: path.stat().st_mtime_ns for path in out.rglob("*")}
+    with pytest.raises(RunError, match="holds a run already; --resume goes on"):
+        run_config(config, out)
+    tiny["algorithm"]["rate"] = 0.2
+    with pytest.raises(RunError, match=r"algorithm\.rate: 0\.1 there, 0\.2 here"):
+        run_config(check(tiny, "here"), out, resume=True)
+
+
+def test_changed_data_is_noticed(tiny, tmp_path):
+    config, out = check(tiny, "here"), tmp_path / "out"
+    run_config(config, out)
+    (out / "summary.json").unlink()
+    origin = json.loads((out / "run.json").read_text())
+    origin["data"]["sha256"] = "0"
+    (out / "run.json").write_text(json.dumps(origin))
+    with pytest.raises(RunError, match="the data changed since the run began: sha256"):
+        run_config(config, out, resume=True)
+
+
+def test_the_checkpoint_of_another_config(tiny, tmp_path):
+    out = tmp_path / "out"
+    run_config(check(tiny, "here"), out)
+    tiny["algorithm"]["name"] = "scaffold"
+    other = tmp_path / "other"
+    run_config(check(tiny, "here"), other)
+    (other / "summary.json").unlink()
+    (out / "checkpoint").replace(other / "checkpoint")
+    with pytest.raises(CheckpointError, match="belongs to another config"):
+        run_config(check(tiny, "here"), other, resume=True)
+
+
+def test_what_simulate_refuses_names_the_key(tiny, tmp_path):
+    tiny["run"]["cohort"] = 7
+    with pytest.raises(ConfigError) as caught:
+        run_config(check(tiny, "here"), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    line = "run.cohort: 7 is not between 1 and the 6 clients there are"
+    assert str(caught.value) == line
+    tiny["run"]["cohort"] = 3
+    tiny["measure"]["splits"] = ["validation"]
+    with pytest.raises(ConfigError, match=r"^measure\.splits: 'validation' is not one"):
+        run_config(check(tiny, "here"), tmp_path / "out")
