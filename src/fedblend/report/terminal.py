@@ -56,15 +56,19 @@ def human_bits(bits: float) -> str:
     return f"{bits:.3g} Tbit"
 
 
-def _mean(summaries: Sequence[dict], *path: str) -> float:
-    """A number of the summary, averaged over seeds; NaN where it is missing."""
+def _values(summaries: Sequence[dict], *path: str) -> np.ndarray:
+    """A number of every seed's summary; NaN where it is missing."""
     values = []
     for summary in summaries:
         value: Any = summary
         for name in path:
             value = value.get(name, {})
         values.append(float("nan") if value in ({}, None) else float(value))
-    return float(np.mean(values))
+    return np.array(values)
+
+
+def _mean(summaries: Sequence[dict], *path: str) -> float:
+    return float(_values(summaries, *path).mean())
 
 
 def _table(summaries: Sequence[dict], split: str) -> Table:
@@ -99,10 +103,12 @@ def _harm_lines(summaries: Sequence[dict]) -> list[str]:
         compared = summaries[0].get("harmed", {}).get(split, {}).get(metric, {})
         for name in compared:
             path = ("harmed", split, metric, name)
-            count = _mean(summaries, *path, "count")
+            counts = _values(summaries, *path, "count")
+            losses = _values(summaries, *path, "mean_loss")
+            count = counts.mean()
             of = _mean(summaries, "measures", split, "personal", metric, "clients")
             other = {"than_local": "alone", "than_shared": "with the shared model"}
-            lost = _mean(summaries, *path, "mean_loss")
+            lost = counts @ losses / max(counts.sum(), 1)
             lines.append(
                 f"harmed ({split} {metric}): {count:g} of {of:g} clients do worse "
                 f"than {other[name]}" + (f", by {lost:.4f} on average" * (count > 0))
