@@ -21,6 +21,7 @@ import numpy as np
 from fedblend.core import PyTree
 from fedblend.runtime.record import Record
 from fedblend.runtime.run import Run
+from fedblend.runtime.stamp import StoreError
 from fedblend.runtime.wire import WireError, as_tree, pack, unpack
 
 VERSION = 1
@@ -77,8 +78,11 @@ def restore(path: Path, run: Run) -> None:
         content = as_tree(arrays, _template(run, arrays))
     except WireError as error:
         raise CheckpointError(f"checkpoint {path}: {error}") from None
+    try:
+        run.store.restore(content["store"])
+    except StoreError as error:
+        raise CheckpointError(f"checkpoint {path}: {error}") from None
     run.down, run.server = jax.tree.map(jnp.asarray, content["server"])
-    run.store.restore(content["store"])
     for ledger, entry in zip(run.ledgers, content["ledgers"], strict=True):
         ledger.restore(entry)
     run.round, run.records = words["round"], words["records"]
@@ -138,10 +142,11 @@ def _content(run: Run) -> PyTree:
 
 def _template(run: Run, arrays: Mapping[str, np.ndarray]) -> PyTree:
     """The expected structure; what depends on progress is taken from the file."""
-    content = _content(run)
-    content["server"] = run.with_lanes((run.shapes.down, run.shapes.server))
-    content["store"] = run.store.template(len(arrays.get("['store']['ids']", ())))
-    return content
+    return {
+        "server": run.with_lanes((run.shapes.down, run.shapes.server)),
+        "store": run.store.template(len(arrays.get("['store']['ids']", ()))),
+        "ledgers": [ledger.snapshot() for ledger in run.ledgers],
+    }
 
 
 def _rows(record: Any) -> Any:

@@ -9,10 +9,13 @@ device's memory grows with the number of clients.
 
 The disk store keeps what a block changed apart (``pending``) until the next block
 begins. A checkpoint saved in between holds these rows too, and restoring it writes
-them again: whenever a process is killed, files and checkpoint agree.
+them again: whenever a process is killed, files and the last block's checkpoint agree.
+Files that went on further than that, or were never this run's, are refused.
 """
 
+import shutil
 import tempfile
+import weakref
 from pathlib import Path
 
 import jax
@@ -21,6 +24,7 @@ import numpy as np
 
 from fedblend import trees
 from fedblend.core import PyTree
+from fedblend.runtime.stamp import Stamp
 
 DEVICE_BYTES = 2**30
 """States up to this size stay on the device."""
@@ -161,25 +165,31 @@ class DiskStore(HostStore):
     kind = "disk"
 
     def __init__(self, template: PyTree, clients: int, folder: Path | None):
-        self._scratch = None if folder else tempfile.TemporaryDirectory("-fedblend")
-        self.folder = Path(folder or self._scratch.name)  # pyright: ignore
+        self.folder = Path(folder or tempfile.mkdtemp("-fedblend"))
+        if folder is None:
+            weakref.finalize(self, shutil.rmtree, self.folder, ignore_errors=True)
         self.folder.mkdir(parents=True, exist_ok=True)
+        self.stamp = Stamp(self.folder)
         leaves, structure = jax.tree.flatten(template)
         files = [
-            self._open(number, (clients, *leaf.shape), leaf.dtype)
+            self._open(number, (clients, *leaf.shape), np.dtype(leaf.dtype))
             for number, leaf in enumerate(leaves)
         ]
         self.states = jax.tree.unflatten(structure, files)
         self.known = np.zeros(clients, bool)
         self.pending: tuple[np.ndarray, PyTree] | None = None
 
-    def _open(self, number: int, shape: tuple[int, ...], dtype) -> np.ndarray:
+    def _open(self, number: int, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
         path = self.folder / f"{number}.npy"
+        # NumPy's files know no bfloat16: they hold its bytes.
+        held = dtype if dtype.isbuiltin == 1 else np.dtype((np.void, dtype.itemsize))
         if path.exists():
             there = np.lib.format.open_memmap(path, mode="r+")
-            if there.shape == shape and there.dtype == dtype:
-                return there
-        return np.lib.format.open_memmap(path, mode="w+", dtype=dtype, shape=shape)
+            if there.shape == shape and there.dtype == held:
+                return there.view(dtype)
+        self.stamp.remove()
+        fresh = np.lib.format.open_memmap(path, mode="w+", dtype=held, shape=shape)
+        return fresh.view(dtype)
 
     def load(self, ids: np.ndarray, room: int) -> tuple[PyTree, np.ndarray]:
         """The states a block needs; what waited is now written to the files."""
@@ -206,35 +216,50 @@ class DiskStore(HostStore):
             jax.tree.map(overlay, rows, newest)
         return jax.tree.map(jnp.asarray, rows)
 
+    def write(self, ids: np.ndarray, states: PyTree) -> None:
+        """Set the states of these clients; from now on the files are this run's."""
+        self.stamp.claim()
+        super().write(ids, states)
+
     def flush(self) -> None:
         """Write what waited to the files."""
         if self.pending is not None:
+            self.stamp.write(self.stamp.count + 1)
             self.write(*self.pending)
             self.pending = None
 
     def snapshot(self) -> PyTree:
         """What a checkpoint has to hold: the last block's rows, and who is known."""
         jax.tree.map(lambda leaf: leaf.flush(), self.states)
+        self.stamp.claim()
+        kept = self._kept()
         if self.pending is None:
-            return {"known": self.known}
+            return kept
         ids, rows = self.pending
-        return {"known": self.known, "ids": ids, "rows": rows}
+        return {**kept, "ids": ids, "rows": rows}
+
+    def _kept(self) -> dict[str, np.ndarray]:
+        count = np.array(self.stamp.count, np.int64)
+        return {"known": self.known, "run": self.stamp.run, "count": count}
 
     def template(self, changed: int) -> PyTree:
         """The shapes of a snapshot, given how many clients the last block changed."""
         if changed == 0:
-            return {"known": self.known}
+            return self._kept()
         rows = jax.tree.map(
             lambda leaf: jax.ShapeDtypeStruct((changed, *leaf.shape[1:]), leaf.dtype),
             self.states,
         )
         ids = jax.ShapeDtypeStruct((changed,), np.dtype(np.int64))
-        return {"known": self.known, "ids": ids, "rows": rows}
+        return {**self._kept(), "ids": ids, "rows": rows}
 
     def restore(self, snapshot: PyTree) -> None:
-        """Write the last block's rows again."""
+        """Write the last block's rows again; the files may have got that far."""
+        count = int(snapshot["count"])
+        waits = "ids" in snapshot
+        self.stamp.adopt(snapshot["run"], count, count + waits)
         self.known = np.array(snapshot["known"])
         self.pending = None
-        if "ids" in snapshot:
-            self.pending = (np.array(snapshot["ids"]), snapshot["rows"])
-            self.flush()
+        if waits:
+            self.write(np.array(snapshot["ids"]), snapshot["rows"])
+            self.stamp.write(count + 1)
