@@ -10,6 +10,7 @@ tree, and a checksum over everything else stands in the metadata.
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping
 
 import jax
@@ -59,7 +60,9 @@ def pack(tree: PyTree, metadata: Mapping[str, str] | None = None) -> bytes:
     header, chunks, place = {}, [], 0
     for name, leaf in named_leaves(tree).items():
         array = np.asarray(leaf)
-        raw = np.ascontiguousarray(array).tobytes()
+        if array.dtype.name not in _DTYPES:
+            raise WireError(f"{name} is {array.dtype}, which cannot be sent")
+        raw = array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
         header[name] = {
             "dtype": _DTYPES[array.dtype.name],
             "shape": list(array.shape),
@@ -83,6 +86,7 @@ def unpack(data: bytes) -> tuple[dict[str, np.ndarray], dict[str, str]]:
         header = json.loads(data[8 : 8 + length])
         metadata = header.pop("__metadata__")
         body = memoryview(data)[8 + length :]
+        _check_places([entry["data_offsets"] for entry in header.values()], len(body))
         arrays = {name: _array(body, entry) for name, entry in header.items()}
         expected = metadata.pop("sha256")
         found = _checksum(metadata, header, [body])
@@ -101,13 +105,23 @@ def _checksum(words: Mapping, header: Mapping, chunks) -> str:
     return checksum.hexdigest()
 
 
+def _check_places(places: list[list[int]], size: int) -> None:
+    """Every byte belongs to exactly one leaf."""
+    last = 0
+    for begin, end in sorted(places):
+        if not last == begin <= end:
+            raise ValueError(f"offsets {begin}:{end} overlap or leave a gap")
+        last = end
+    if last != size:
+        raise ValueError(f"the data ends at {size}, not at {last}")
+
+
 def _array(body: memoryview, entry: dict) -> np.ndarray:
     begin, end = entry["data_offsets"]
-    dtype = jax.numpy.dtype(_NAMES[entry["dtype"]])
-    if not 0 <= begin <= end <= len(body):
-        raise ValueError(f"offsets {begin}:{end} lie outside the data")
-    flat = np.frombuffer(body[begin:end], dtype)
-    return flat.reshape([int(size) for size in entry["shape"]])
+    dtype, shape = jax.numpy.dtype(_NAMES[entry["dtype"]]), entry["shape"]
+    if min(shape, default=0) < 0 or end - begin != dtype.itemsize * math.prod(shape):
+        raise ValueError(f"shape {shape} does not fill {end - begin} bytes")
+    return np.frombuffer(body[begin:end], dtype).reshape(shape)
 
 
 def as_tree(arrays: Mapping[str, np.ndarray], template: PyTree) -> PyTree:
