@@ -8,8 +8,10 @@ memory; ``median`` and ``trimmed_mean`` have to see all ups of a round side by s
 ignore weights.
 """
 
+import dataclasses
 from collections.abc import Callable
-from typing import NamedTuple
+from functools import partial
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -21,12 +23,22 @@ DROPPED, HEARD, REJECTED, PADDING = 0, 1, 2, 3
 """What became of a member of the cohort."""
 
 
-class Tally(NamedTuple):
-    """The running weighted sum of ups, and the weight and number of those in it."""
+@partial(
+    jax.tree_util.register_dataclass,
+    data_fields=("total", "weight", "count"),
+    meta_fields=("dtypes",),
+)
+@dataclasses.dataclass(frozen=True)
+class Tally:
+    """The running weighted sum of ups, and the weight and number of those in it.
+
+    Sums are taken in float32 at least; ``dtypes`` are those of the mean's leaves.
+    """
 
     total: PyTree
     weight: jax.Array
     count: jax.Array
+    dtypes: tuple[Any, ...]
 
 
 class Reduction(NamedTuple):
@@ -41,8 +53,19 @@ mean = Reduction("mean")
 
 def nothing_heard(up: PyTree) -> Tally:
     """The tally before the first up; only shapes and dtypes of ``up`` matter."""
-    zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), up)
-    return Tally(zeros, jnp.zeros(()), jnp.zeros((), jnp.int32))
+    zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, _wide(leaf.dtype)), up)
+    means = tuple(
+        jnp.dtype(leaf.dtype)
+        if jnp.issubdtype(leaf.dtype, jnp.inexact)
+        else _wide(leaf.dtype)
+        for leaf in jax.tree.leaves(up)
+    )
+    return Tally(zeros, jnp.zeros(()), jnp.zeros((), jnp.int32), means)
+
+
+def _wide(dtype) -> Any:
+    """Weights and sums of half precision or whole numbers need more room."""
+    return jnp.promote_types(dtype, jnp.float32)
 
 
 def add_to(
@@ -58,17 +81,28 @@ def add_to(
     ups = trees.select(heard, ups, trees.zeros_like(ups))
 
     def accumulate(total, leaves):
-        return total + jnp.tensordot(weights.astype(leaves.dtype), leaves, axes=1)
+        # Some accelerators would otherwise round float32 to ten bits in products.
+        return total + jnp.tensordot(
+            weights.astype(total.dtype),
+            leaves.astype(total.dtype),
+            axes=1,
+            precision=jax.lax.Precision.HIGHEST,
+        )
 
     total = jax.tree.map(accumulate, tally.total, ups)
     count = tally.count + heard.sum(dtype=jnp.int32)
-    return Tally(total, tally.weight + weights.sum(), count), finite
+    return Tally(total, tally.weight + weights.sum(), count, tally.dtypes), finite
 
 
 def hear(tally: Tally, everyone: float) -> Heard:
     """The weighted mean; ``everyone`` is the weight of the whole federation."""
     part = 1 / jnp.where(tally.weight > 0, tally.weight, 1)
-    return Heard(trees.scale(part, tally.total), tally.weight / everyone, tally.count)
+    leaves, structure = jax.tree.flatten(trees.scale(part, tally.total))
+    means = [
+        leaf.astype(dtype) for leaf, dtype in zip(leaves, tally.dtypes, strict=True)
+    ]
+    mean = jax.tree.unflatten(structure, means)
+    return Heard(mean, tally.weight / everyone, tally.count)
 
 
 def median(heard: jax.Array, values: jax.Array) -> jax.Array:
