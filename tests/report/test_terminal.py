@@ -44,6 +44,14 @@ def test_a_finished_run_is_shown_with_all_there_is_to_know(rows, summaries):
     assert any(0x2800 < ord(letter) < 0x2900 for letter in text)
 
 
+def test_what_is_lost_is_averaged_over_the_clients_that_lose(rows, summaries):
+    nobody = {"count": 0, "share": 0.0, "mean_loss": 0.0, "worst": 0.0}
+    lucky = {**summaries[0], "harmed": {"test": {"accuracy": {"than_local": nobody}}}}
+    text = printed(rows, [lucky, summaries[1]])
+    assert "0.5 of 4 clients do worse than alone, by 0.1250 on average" in text
+    assert "0 of 4 clients do worse than alone\n" in printed(rows, [lucky])
+
+
 def test_one_summary_need_not_be_in_a_list(rows, summaries):
     seed = [row for row in rows if row["seed"] == 1]
     assert printed(seed, summaries[1]) == printed(seed, [summaries[1]])

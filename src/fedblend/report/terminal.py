@@ -111,7 +111,7 @@ def _harm_lines(summaries: Sequence[dict]) -> list[str]:
             lost = counts @ losses / max(counts.sum(), 1)
             lines.append(
                 f"harmed ({split} {metric}): {count:g} of {of:g} clients do worse "
-                f"than {other[name]}" + (f", by {lost:.4f} on average" * (count > 0))
+                f"than {other[name]}" + (f", by {lost:.4f} on average" if count else "")
             )
     return lines
 
