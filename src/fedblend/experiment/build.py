@@ -2,28 +2,24 @@
 # SPDX-License-Identifier: Apache-2.0
 """From a configuration to what ``simulate`` takes: data, model, loss, algorithm."""
 
-import hashlib
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from fedblend import metrics, models, objectives
 from fedblend.core import Algorithm, Key, Loss
-from fedblend.data import own, partition, sources
-from fedblend.data.allotment import Partition
-from fedblend.data.dataset import (
-    DataError,
-    Dataset,
-    federation_of,
-    one_class_clients,
-)
+from fedblend.data.dataset import Dataset
 from fedblend.data.federation import Federation
-from fedblend.experiment import sections
 from fedblend.experiment.config import Config
+from fedblend.experiment.holding import (
+    facts,
+    hold_out,
+    load_dataset,
+    share_out,
+    warnings,
+)
 from fedblend.experiment.registry import ALGORITHMS, local_only
 from fedblend.experiment.section import ConfigError
 from fedblend.mixing import Apply
@@ -72,7 +68,7 @@ def build(config: Config) -> Built:
     """
     dataset = load_dataset(config.data)
     parts = share_out(config.data, dataset)
-    federation = _federation(config.data, dataset, parts)
+    federation = hold_out(config.data, dataset, parts)
     name = config.model.loss or _LOSSES[dataset.kind]
     model = _model(config, dataset, name)
     plain = getattr(objectives, name)(model.apply)
@@ -89,62 +85,9 @@ def build(config: Config) -> Built:
         local=local_only(loss, options) if alone else None,
         key=_key(config.run.seed),
         settings=_settings(config, _measures(config, dataset, plain, model.apply)),
-        facts=_facts(dataset, parts),
-        warnings=tuple(_warnings(federation)),
+        facts=facts(dataset, parts),
+        warnings=tuple(warnings(federation)),
     )
-
-
-def load_dataset(data: sections.Data) -> Dataset:
-    """The rows that ``[data]`` names."""
-    if data.source is not None:
-        return sources.load(data.source, **data.options)
-    assert data.file is not None
-    return own.read(
-        Path(data.file),
-        target=data.target,
-        client=data.client,
-        inputs=data.inputs,
-        kind=data.kind,
-    )
-
-
-def share_out(data: sections.Data, dataset: Dataset) -> Partition:
-    """The rows of every client, as ``[data]`` asks for them."""
-    labels, seed = dataset.rows[1], data.seed
-    if isinstance(data, sections.Iid):
-        return partition.iid(len(labels), data.clients, seed)
-    if isinstance(data, sections.Contiguous):
-        return partition.contiguous(len(labels), data.clients)
-    if isinstance(data, sections.ClassesPerClient):
-        return partition.classes_per_client(labels, data.clients, data.classes, seed)
-    if isinstance(data, sections.ClassPairs):
-        pairs: Any = data.pairs
-        return partition.class_pairs(labels, data.clients, seed, pairs)
-    if isinstance(data, sections.Dirichlet):
-        return partition.dirichlet(
-            labels, data.clients, data.concentration, seed, data.minimum
-        )
-    if isinstance(data, sections.Shards):
-        return partition.shards(labels, data.clients, data.per_client, seed)
-    if isinstance(data, sections.ByKey):
-        return partition.by_key(dataset.keys, data.minimum)
-    assert isinstance(data, sections.Stored)
-    return Partition.load(data.path)
-
-
-def _federation(data: sections.Data, dataset: Dataset, parts: Partition) -> Federation:
-    try:
-        return federation_of(
-            dataset,
-            parts,
-            validation=data.validation,
-            test=data.test,
-            seed=data.seed,
-        )
-    except DataError:
-        raise
-    except ValueError as error:
-        raise DataError(str(error)) from None
 
 
 def _model(config: Config, dataset: Dataset, loss: str) -> models.Model:
@@ -242,27 +185,3 @@ def _key(seed: int | list[int]) -> Key:
     if isinstance(seed, int):
         return jax.random.key(seed)
     return jnp.stack([jax.random.key(one) for one in seed])
-
-
-def _facts(dataset: Dataset, parts: Partition) -> dict[str, Any]:
-    digest = hashlib.sha256()
-    for rows in (dataset.rows, dataset.test_rows or ()):
-        for array in rows:
-            digest.update(f"{array.dtype.str}{array.shape}".encode())
-            digest.update(np.ascontiguousarray(array).data)
-    return {
-        "name": dataset.name,
-        "rows": len(dataset.rows[0]),
-        "sha256": digest.hexdigest(),
-        "partition_sha256": parts.hash,
-    }
-
-
-def _warnings(federation: Federation):
-    lonely = one_class_clients(federation)
-    if lonely:
-        name = federation.name(lonely[0])
-        yield (
-            f"{len(lonely)} of {federation.clients} clients have training rows of one "
-            f"class only (the first is {name!r}); alone they cannot learn another"
-        )

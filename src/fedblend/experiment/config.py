@@ -80,7 +80,18 @@ def _anchored(content: dict[str, Any], folder: Path) -> dict[str, Any]:
 
 def dump(config: Config) -> str:
     """The configuration as TOML, every default made explicit."""
-    return toml.write(config.model_dump(exclude_none=True))
+    return toml.write(_tidy(config.model_dump(exclude_none=True)))
+
+
+def _tidy(table: dict[str, Any]) -> dict[str, Any]:
+    """The name first, and no empty tables."""
+    names = [key for key in ("version", "name", "source", "file") if key in table]
+    keys = dict.fromkeys([*names, *table])
+    return {
+        key: _tidy(table[key]) if isinstance(table[key], dict) else table[key]
+        for key in keys
+        if table[key] != {}
+    }
 
 
 def difference(one: Config, other: Config) -> str | None:

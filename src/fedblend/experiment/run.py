@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from fedblend.experiment import outputs, toml
+from fedblend.experiment import outputs, sections, toml
 from fedblend.experiment.build import Built, build
 from fedblend.experiment.config import Config, check, difference, dump
 from fedblend.experiment.outputs import Folder
@@ -29,7 +29,12 @@ from fedblend.runtime.checkpoint import CheckpointError
 from fedblend.runtime.run import Run
 from fedblend.runtime.simulate import simulate
 
-_SECTIONS = {"splits": "measure.splits", "measure_on": "measure.on"}
+_KEYS = {
+    **{name: f"run.{name}" for name in sections.Run.model_fields},
+    "splits": "measure.splits",
+    "measure_on": "measure.on",
+}
+"""The keys of a configuration by what ``simulate`` calls them."""
 
 
 class Step(NamedTuple):
@@ -169,7 +174,9 @@ def _runs(config: Config, built: Built, folder: Folder) -> dict[str, Run]:
         )
     except ValueError as error:
         name, _, rest = str(error).partition(": ")
-        raise ConfigError(f"{_SECTIONS.get(name, f'run.{name}')}: {rest}") from None
+        if name not in _KEYS:
+            raise
+        raise ConfigError(f"{_KEYS[name]}: {rest}") from None
     return runs
 
 
