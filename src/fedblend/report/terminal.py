@@ -110,7 +110,7 @@ def _harm_lines(summaries: Sequence[dict]) -> list[str]:
             other = {"than_local": "alone", "than_shared": "with the shared model"}
             lost = counts @ losses / max(counts.sum(), 1)
             lines.append(
-                f"harmed ({split} {metric}): {count:g} of {of:g} clients do worse "
+                f"harmed ({split} {metric}): {count:.3g} of {of:g} clients do worse "
                 f"than {other[name]}" + (f", by {lost:.4f} on average" if count else "")
             )
     return lines

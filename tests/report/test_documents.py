@@ -1,0 +1,61 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""What the documents say about configurations is what the configuration accepts."""
+
+import re
+import tomllib
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+from fedblend.experiment import sections, work
+from fedblend.experiment.config import check
+from fedblend.experiment.registry import ALGORITHMS
+
+HOME = Path(__file__).parents[2]
+
+
+def blocks(path: str, language: str) -> list[str]:
+    text = (HOME / path).read_text(encoding="utf-8")
+    return re.findall(rf"^```{language}\n(.*?)^```", text, re.M | re.S)
+
+
+def test_the_readme_shows_a_configuration_that_is_valid():
+    whole = tomllib.loads(blocks("README.md", "toml")[0])
+    config = check(whole, "README.md")
+    assert config.name == "first"
+    own = tomllib.loads(blocks("README.md", "toml")[1])
+    check({**whole, **own}, "README.md")
+
+
+def test_the_fragments_in_the_key_list_are_valid():
+    whole = tomllib.loads(blocks("README.md", "toml")[0])
+    for block in blocks("docs/config.md", "toml"):
+        check({**whole, **tomllib.loads(block)}, "docs/config.md")
+
+
+def classes() -> dict[str, type]:
+    data = get_args(get_args(sections.AnyData)[0])
+    rules = [get_args(one)[0] for one in get_args(get_args(work.Rule)[0])]
+    schedules = get_args(get_args(work.Schedule)[0])
+    options = [entry.options for entry in ALGORITHMS.values()]
+    every = [*data, *rules, *schedules, *options, sections.Run, sections.Measure]
+    models = get_args(get_args(sections.AnyModel)[0])
+    found = {kind.__name__: kind for kind in [*every, *models]}
+    return {name: kind for name, kind in found.items() if hasattr(kind, "model_fields")}
+
+
+@pytest.mark.parametrize("name", sorted(classes()))
+def test_every_key_is_in_the_list(name):
+    text = (HOME / "docs" / "config.md").read_text(encoding="utf-8")
+    for key in classes()[name].model_fields:  # pyright: ignore
+        # alpha is known to every algorithm, to refuse it where it means nothing.
+        assert key == "alpha" or f"`{key}`" in text, key
+
+
+def test_links_between_documents_lead_somewhere():
+    for page in [HOME / "README.md", *(HOME / "docs").glob("*.md")]:
+        text = page.read_text(encoding="utf-8")
+        for target in re.findall(r"\]\(([^)#:]+)\)", text):
+            assert (page.parent / target).exists() or "benchmarks" in target, target
