@@ -1,0 +1,180 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""What ``simulate`` hands to an algorithm, gives back, and refuses."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fedblend as fb
+import problems
+from fedblend.objectives import objective
+
+on = problems.quadratics()
+FULL = {"steps": 1, "batch_size": None}
+fedavg = fb.fedavg(on.loss, 0.1, **FULL)
+scaffold = fb.scaffold(on.loss, 0.1, **FULL)
+
+
+def simulate(algorithm=fedavg, key=None, **settings):
+    key = jax.random.key(0) if key is None else key
+    settings = {"rounds": 4} | settings
+    return fb.simulate(algorithm, on.params, on.federation, key, **settings)
+
+
+NEEDS_ALL = fedavg._replace(needs=fb.Needs(everyone=True))
+NEEDS_UNIFORM = fedavg._replace(needs=fb.Needs(uniform=True))
+
+REFUSED = {
+    "cohort: 0 is not between 1 and the 7 clients": {"cohort": 0},
+    "cohort: 8 is not between 1 and the 7 clients": {"cohort": 8},
+    "dropout: 1.0 is not a probability": {"dropout": 1.0},
+    "dropout: -0.1 is not a probability": {"dropout": -0.1},
+    "rounds: -1 is negative": {"rounds": -1},
+    "every: 0 is not a positive": {"every": 0},
+    "chunk: 0 is not a positive": {"chunk": 0},
+    "weights: 'by_size' is unknown": {"weights": "by_size"},
+    "store: 'cloud' is unknown": {"store": "cloud"},
+    "reduction: 'mode' is unknown": {"reduction": "mode"},
+    "trim: 0.7 is not in": {"reduction": "trimmed_mean", "trim": 0.7},
+    "splits: 'exam' is not one of train": {"splits": ["exam"]},
+    "measure_on: 8 is not between 1 and the 7": {"measure_on": 8},
+    "measure_on: ids must lie between 0 and 6": {"measure_on": [0, 7]},
+    "measure_on: ids must lie between": {"measure_on": []},
+    "algorithm: a builder needs `over`": {"algorithm": lambda hyper: fedavg},
+    "over: lengths .2, 3. of the sweep": {
+        "algorithm": lambda hyper: fedavg,
+        "over": (jnp.zeros(2), jnp.zeros(3)),
+    },
+    "cohort: this algorithm needs all 7 clients.*not 6": {
+        "algorithm": NEEDS_ALL,
+        "cohort": 6,
+    },
+    "needs all 7 clients in every round, not 7 with dropout 0.1": {
+        "algorithm": NEEDS_ALL,
+        "dropout": 0.1,
+    },
+    "weights: this algorithm needs 'uniform', not 'by_count'": {
+        "algorithm": NEEDS_UNIFORM
+    },
+    "reduction: 'median' breaks this algorithm": {
+        "algorithm": scaffold,
+        "reduction": "median",
+    },
+    "reduction: 'trimmed_mean' breaks this": {
+        "algorithm": scaffold,
+        "reduction": "trimmed_mean",
+    },
+}
+
+
+@pytest.mark.parametrize("line", REFUSED)
+def test_refused_in_one_line(line):
+    with pytest.raises(ValueError, match=line) as error:
+        simulate(**REFUSED[line])
+    assert "\n" not in str(error.value)
+
+
+def test_needs_that_are_met_are_not_in_the_way():
+    simulate(NEEDS_ALL, cohort=7)
+    simulate(NEEDS_UNIFORM, weights="uniform")
+    chosen = fedavg._replace(needs=fb.Needs(uniform=True, weights="uniform"))
+    assert simulate(chosen).engine.settings.everyone == 7
+
+
+def test_records_come_after_every_block_and_the_last_is_shorter():
+    run = simulate(rounds=5, every=2)
+    records = list(run)
+    assert [record.round for record in records] == [0, 2, 4, 5]
+    assert [record.rounds for record in records] == [0, 2, 2, 1]
+    assert [record.heard for record in records] == [0, 14, 14, 7]
+    assert list(run) == []
+
+
+def test_no_rounds_is_the_initial_model():
+    run = simulate(rounds=0)
+    np.testing.assert_array_equal(run.shared, on.params)
+    assert [record.round for record in run.records] == [0]
+
+
+def test_models_of_earlier_blocks_stay_readable():
+    run, seen = simulate(scaffold, every=1), []
+    for _ in run:
+        seen.append((run.shared, run.client(2).control, run.personal(1)))
+    values = np.array([np.asarray(shared) for shared, _, _ in seen])
+    assert len(np.unique(values, axis=0)) == 5
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(seen))
+
+
+def test_the_loss_measured_is_that_of_the_model():
+    run = simulate(
+        cohort=3, chunk=2, measure={"loss": fb.metrics.mean_loss(on.loss)}
+    ).complete()
+    rows = [fb.Batch(on.federation.train.rows(client)) for client in range(7)]
+    wanted = np.array([objective(on.loss, run.shared, batch) for batch in rows])
+    spread = run.records[-1].measures["train"]["shared"]["loss"]
+    assert spread.mean == pytest.approx(wanted.mean(), rel=1e-5)
+    counts = on.federation.train.counts
+    weighted = np.average(wanted, weights=counts)
+    assert spread.weighted == pytest.approx(weighted, rel=1e-5)
+
+
+def test_measuring_changes_nothing():
+    measured = simulate(
+        scaffold, cohort=3, every=1, measure={"loss": fb.metrics.mean_loss(on.loss)}
+    )
+    plain = simulate(scaffold, cohort=3, every=1)
+    np.testing.assert_array_equal(measured.complete().shared, plain.complete().shared)
+
+
+def greeting():
+    """FedAvg whose clients say their number at enrolment, and start hears the mean."""
+
+    def enroll(params, shard, key):
+        del params, key
+        return {"number": shard.id.astype(jnp.float32)}, ()
+
+    def start(params, heard, central, key):
+        del key
+        shift = heard.mean["number"] + (0 if central is None else central.count)
+        first = jax.tree.map(lambda leaf: leaf + shift, params)
+        return fb.Down(first, jnp.zeros((), jnp.int32)), heard.share
+
+    return fedavg._replace(enroll=enroll, start=start)
+
+
+@pytest.mark.parametrize("store", ["device", "host"])
+def test_the_server_hears_everybodys_hello_before_it_starts(store):
+    run = simulate(greeting(), rounds=0, store=store).complete()
+    mean = np.average(np.arange(7), weights=on.federation.train.counts)
+    np.testing.assert_allclose(run.shared, np.asarray(on.params) + mean, rtol=1e-6)
+    assert float(run.server) == pytest.approx(1)
+    assert run.ledgers[0].up.tolist() == [32] * 7
+    assert run.ledgers[0].down.tolist() == [96] * 7
+
+
+def test_the_servers_own_data_reaches_it():
+    central = jax.device_put(on.federation.train.shard(4))
+    alone = simulate(greeting(), rounds=0).complete()
+    helped = simulate(greeting(), rounds=0, central=central).complete()
+    np.testing.assert_allclose(helped.shared - alone.shared, 5.0, rtol=1e-6)
+
+
+def test_parameters_may_be_drawn_from_the_key():
+    run = fb.simulate(
+        fedavg,
+        lambda key: jax.random.normal(key, (3,)),
+        on.federation,
+        jax.random.key(4),
+        rounds=0,
+    )
+    np.testing.assert_array_equal(
+        run.shared, jax.random.normal(jax.random.key(4), (3,))
+    )
+
+
+def test_weakly_typed_parameters_do_not_change_the_run():
+    weak = jax.tree.map(lambda leaf: jnp.full((3,), 1.0), on.params)
+    run = fb.simulate(fedavg, weak, on.federation, jax.random.key(0), rounds=2, every=1)
+    assert not run.complete().shared.weak_type

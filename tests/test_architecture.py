@@ -1,0 +1,232 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""The plan of the house: who imports whom, how long files are, what is documented."""
+
+import ast
+import importlib
+import inspect
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import fedblend as fb
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "src" / "fedblend"
+MODULES = sorted(PACKAGE.rglob("*.py"))
+TESTS = sorted((ROOT / "tests").rglob("*.py"))
+
+LEVELS = (
+    {"core", "trees", "keys"},
+    {"objectives", "mixing", "local", "models", "compress", "data"},
+    {"algorithms", "wrap", "theory"},
+    {"metrics", "runtime"},
+    {"experiment", "report"},
+    {"papers", "cli"},
+)
+"""A module imports from its own level and from those before it."""
+
+PRINTING = 4
+"""The first level that may print, and that may need the extras to be imported."""
+
+EXTRAS = {
+    *("pydantic", "typer", "rich", "sklearn", "matplotlib", "plotly", "flax"),
+    *("equinox", "PIL", "pyarrow", "pandas", "flwr", "torch", "hypothesis", "pytest"),
+}
+"""Never imported by importing fedblend."""
+
+LAZY_EXCEPTIONS = {("runtime/run.py", "report")}
+"""``Run.plot`` draws, so it looks up when it is called."""
+
+
+def named(path: Path) -> str:
+    return path.relative_to(PACKAGE).as_posix()
+
+
+each_module = pytest.mark.parametrize("path", MODULES, ids=named)
+
+
+def part_of(path: Path) -> str:
+    """The part of the house that a file belongs to."""
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def level_of_file(path: Path) -> int:
+    """The level of a file; the list of public names is below all others."""
+    return -1 if path == PACKAGE / "__init__.py" else level_of(part_of(path))
+
+
+def level_of(part: str) -> int:
+    for level, parts in enumerate(LEVELS):
+        if part in parts:
+            return level
+    raise AssertionError(f"{part} has no place in the plan of the house")
+
+
+def imports(tree: ast.AST) -> Iterator[str]:
+    """All modules imported anywhere, in full; a name may itself be a module."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "relative imports hide who imports whom"
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def imports_at_once(tree: ast.Module) -> Iterator[str]:
+    """What importing the module imports: not inside functions, not for types only."""
+    waiting: list[ast.AST] = list(tree.body)
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            continue
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            continue
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            yield from imports(node)
+        waiting.extend(ast.iter_child_nodes(node))
+
+
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
+@each_module
+def test_nobody_imports_from_a_level_above(path):
+    if path == PACKAGE / "__init__.py":
+        return
+    mine = level_of(part_of(path))
+    for name in imports(parsed(path)):
+        first, *rest = name.split(".")
+        if first != "fedblend" or rest[0].startswith("__"):
+            continue
+        if (named(path), rest[0]) in LAZY_EXCEPTIONS:
+            assert f"fedblend.{rest[0]}" not in ".".join(imports_at_once(parsed(path)))
+            continue
+        assert level_of(rest[0]) <= mine, f"{named(path)} imports {name}"
+
+
+@each_module
+def test_the_runtime_knows_no_algorithm_by_name(path):
+    if part_of(path) in ("runtime", "metrics"):
+        for name in imports(parsed(path)):
+            assert not name.startswith(("fedblend.algorithms", "fedblend.wrap"))
+
+
+@each_module
+def test_flower_is_imported_by_its_runtime_only(path):
+    if not named(path).startswith("runtime/flower/"):
+        assert "flwr" not in {name.split(".")[0] for name in imports(parsed(path))}
+
+
+@each_module
+def test_nothing_is_unpickled(path):
+    found = {name.split(".")[0] for name in imports(parsed(path))}
+    assert not found & {"pickle", "cloudpickle", "dill", "joblib", "shelve", "marshal"}
+    assert "allow_pickle=True" not in path.read_text()
+
+
+@each_module
+def test_only_the_runtime_compiles(path):
+    if part_of(path) != "runtime":
+        used = {ast.unparse(n) for n in ast.walk(parsed(path)) if _is_dotted(n)}
+        assert not used & {"jax.jit", "jax.pmap", "jit"}
+
+
+def _is_dotted(node: ast.AST) -> bool:
+    return isinstance(node, ast.Attribute | ast.Name)
+
+
+@each_module
+def test_nothing_prints_below_the_experiments(path):
+    if level_of_file(path) < PRINTING:
+        calls = [node for node in ast.walk(parsed(path)) if isinstance(node, ast.Call)]
+        assert not [call for call in calls if ast.unparse(call.func) == "print"]
+
+
+@each_module
+def test_the_core_imports_no_extra(path):
+    if level_of_file(path) >= PRINTING:
+        return
+    found = {name.split(".")[0] for name in imports_at_once(parsed(path))}
+    assert not found & EXTRAS
+
+
+def test_importing_all_public_names_loads_no_extra():
+    program = (
+        "import sys, fedblend as fb; [getattr(fb, name) for name in fb.__all__]; "
+        "print(*{name.split('.')[0] for name in sys.modules})"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    loaded = set(done.stdout.split())
+    assert "jax" in loaded
+    assert not loaded & EXTRAS
+
+
+@pytest.mark.parametrize("name", fb.__all__)
+def test_every_public_name_is_documented(name):
+    value = getattr(fb, name)
+    own = value.__dict__.get("__doc__") if inspect.isclass(value) else value.__doc__
+    assert own
+    assert len(own.strip()) > 20
+    # A named tuple without a docstring has one made of its fields.
+    assert not own.startswith(f"{name}(")
+
+
+@each_module
+def test_every_public_function_is_documented(path):
+    if level_of_file(path) >= PRINTING or path == PACKAGE / "__init__.py":
+        return
+    relative = path.relative_to(PACKAGE).with_suffix("").parts
+    module = importlib.import_module(".".join(("fedblend", *relative)))
+    for name, value in vars(module).items():
+        public = not name.startswith("_") and callable(value)
+        if public and getattr(value, "__module__", "") == module.__name__:
+            assert value.__doc__, f"{module.__name__}.{name} is not documented"
+
+
+@pytest.mark.parametrize("path", [*MODULES, *TESTS], ids=lambda path: path.name)
+def test_every_file_names_its_licence_and_leaves_nothing_open(path):
+    text = path.read_text()
+    mine = Path(__file__)
+    if path.is_relative_to(PACKAGE):
+        first, second = text.splitlines()[:2]
+        assert first == "# Copyright The fedblend authors"
+        assert second == "# SPDX-License-Identifier: Apache-2.0"
+    if path != mine:
+        assert not [word for word in ("TODO", "FIXME", "XXX") if word in text]
+
+
+def length(path: Path) -> int:
+    return len(path.read_text().splitlines())
+
+
+def test_no_file_is_too_long():
+    long = {named(path): length(path) for path in MODULES if length(path) > 400}
+    assert not long, "at 400 lines split it"
+    algorithms = [p for p in MODULES if part_of(p) == "algorithms"]
+    long = {named(path): length(path) for path in algorithms if length(path) > 120}
+    assert not long, "an algorithm has at most 120 lines"
+
+
+@pytest.mark.parametrize("paths", [MODULES, TESTS], ids=["modules", "tests"])
+def test_nine_files_in_ten_have_at_most_250_lines(paths):
+    longer = {path.name: length(path) for path in paths if length(path) > 250}
+    assert len(longer) <= len(paths) / 10, longer
+
+
+def test_the_plan_notices_a_breach():
+    """A breach in each rule's own terms, so that the rules above can fail."""
+    breach = ast.parse(
+        "import rich\ndef f():\n    from fedblend.runtime import simulate\n    print(1)"
+    )
+    assert list(imports_at_once(breach)) == ["rich"]
+    assert "fedblend.runtime.simulate" in list(imports(breach))
+    assert level_of("runtime") > level_of("algorithms") > level_of("local")
+    with pytest.raises(AssertionError, match="no place in the plan"):
+        level_of("utils")

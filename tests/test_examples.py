@@ -1,0 +1,83 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""What the documentation shows does run: README, docs, docstrings, examples."""
+
+import doctest
+import importlib
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "src" / "fedblend"
+README = ROOT / "README.md"
+PAGES = [README, *sorted((ROOT / "docs").glob("**/*.md"))]
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+FENCE = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
+
+
+def module_name(path: Path) -> str:
+    parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
+    return ".".join(part for part in parts if part != "__init__")
+
+
+MODULES = [
+    module_name(path)
+    for path in sorted(PACKAGE.rglob("*.py"))
+    if ">>> " in path.read_text()
+]
+
+
+@pytest.fixture
+def user_settings():
+    """Examples are written for users, whose shapes may broadcast."""
+    before = jax.config.jax_numpy_rank_promotion  # pyright: ignore
+    jax.config.update("jax_numpy_rank_promotion", "allow")
+    yield
+    jax.config.update("jax_numpy_rank_promotion", before)
+
+
+def blocks(page: Path) -> list[str]:
+    return FENCE.findall(page.read_text()) if page.exists() else []
+
+
+@pytest.mark.parametrize("page", [p for p in PAGES if blocks(p)], ids=lambda p: p.name)
+def test_the_code_of_a_page_runs(page, tmp_path, monkeypatch, user_settings):
+    """All blocks of a page in one namespace, in order, in an empty folder."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("FEDBLEND_TINY", "1")
+    monkeypatch.setenv("MPLBACKEND", "agg")
+    names: dict = {"__name__": "__main__"}
+    for number, block in enumerate(blocks(page), start=1):
+        exec(compile(block, f"{page.name}, block {number}", "exec"), names)
+
+
+def test_the_readme_shows_code():
+    written = README.exists() and len(README.read_text().splitlines()) > 20
+    assert blocks(README) or not written
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_the_examples_in_docstrings_are_true(name, user_settings):
+    module = importlib.import_module(name)
+    found = doctest.testmod(module, optionflags=doctest.ELLIPSIS)
+    assert found.failed == 0
+    assert found.attempted > 0
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
+def test_an_example_runs(path, tmp_path):
+    done = subprocess.run(
+        [sys.executable, str(path)],
+        cwd=tmp_path,
+        env={**os.environ, "FEDBLEND_TINY": "1", "MPLBACKEND": "agg"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip(), "an example ends with a number"
