@@ -195,8 +195,7 @@ def _advance(
     path, text = folder.checkpoint(stage), dump(config)
     report = on_step or _silent
     if path.exists():
-        if checkpoint.read_about(path).get("config") != text:
-            raise CheckpointError(f"checkpoint {path}: belongs to another config")
+        _check_owner(path, config)
         checkpoint.restore(path, run)
         report(Step(stage, run.round, run.rounds))
     if run.records and stage == "federated":
@@ -206,6 +205,18 @@ def _advance(
         if stage == "federated":
             outputs.write_metrics(folder, run, _seeds(config))
         report(Step(stage, run.round, run.rounds))
+
+
+def _check_owner(path: Path, config: Config) -> None:
+    """Refuse the checkpoint of another configuration."""
+    text = checkpoint.read_about(path).get("config", "")
+    try:
+        there = check(toml.parse(text, "its config"), "its config")
+    except ConfigError as error:
+        raise CheckpointError(f"checkpoint {path}: {error}") from None
+    other = difference(there, config)
+    if other:
+        raise CheckpointError(f"checkpoint {path}: belongs to another config: {other}")
 
 
 def _seeds(config: Config) -> list[int]:
