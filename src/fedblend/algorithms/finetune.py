@@ -19,6 +19,7 @@ on-device personalization", 2019, arXiv:1910.10252.
 
 from functools import partial
 
+from fedblend import keys
 from fedblend.core import Algorithm, Loss
 from fedblend.local import Optimizer, Steps, descend
 from fedblend.objectives import gradient
@@ -51,7 +52,8 @@ def finetune(
 
     def personal(down, client, shard, key):
         before = algorithm.personal(down, client, shard, key)
-        reached, _ = train(before, shard, key, round=down.round)
+        own = keys.named(key, "finetune")
+        reached, _ = train(before, shard, own, round=down.round)
         return reached
 
     return algorithm._replace(personal=personal)

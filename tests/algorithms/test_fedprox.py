@@ -1,0 +1,27 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""FedProx: the pull holds the local model near the shared one, over any tree."""
+
+import jax
+import numpy as np
+
+import fedblend as fb
+import problems
+from fedblend import trees
+
+on = problems.classes()
+
+
+def moved(mu) -> float:
+    algorithm = fb.fedprox(on.loss, 0.05, mu=mu, steps=20, batch_size=None)
+    run = fb.simulate(
+        algorithm, on.params, on.federation, jax.random.key(0), rounds=1
+    ).complete()
+    return float(trees.squared_norm(trees.subtract(run.shared, on.params)))
+
+
+def test_a_stronger_pull_moves_less():
+    distances = [moved(mu) for mu in (0.0, 1.0, 10.0)]
+    assert distances == sorted(distances, reverse=True)
+    assert distances[2] < 0.2 * distances[0]
+    assert np.isfinite(distances).all()
