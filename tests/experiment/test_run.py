@@ -153,6 +153,12 @@ def test_a_finished_run_is_left_alone(tiny, tmp_path):
         run_config(check(tiny, "here"), out, resume=True)
 
 
+def test_a_damaged_config_in_the_folder(tiny, tmp_path):
+    (tmp_path / "config.toml").write_text("version = ")
+    with pytest.raises(RunError, match=r"config\.toml: not valid TOML"):
+        run_config(check(tiny, "here"), tmp_path, resume=True)
+
+
 def test_changed_data_is_noticed(tiny, tmp_path):
     config, out = check(tiny, "here"), tmp_path / "out"
     run_config(config, out)

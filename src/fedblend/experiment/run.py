@@ -109,7 +109,10 @@ def _check_place(folder: Folder, config: Config, resume: bool) -> None:
             f"{folder.path}: holds a run already; --resume goes on with it, --out "
             "names another folder"
         )
-    there = check(toml.read(folder.config), str(folder.config))
+    try:
+        there = check(toml.read(folder.config), str(folder.config))
+    except ConfigError as error:
+        raise RunError(str(error)) from None
     other = difference(there, config)
     if other:
         raise RunError(f"{folder.path}: holds a run of another config: {other}")
