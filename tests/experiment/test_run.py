@@ -79,6 +79,16 @@ def test_every_algorithm_runs(name, tiny, tmp_path):
     assert last < first
 
 
+@pytest.mark.parametrize(("local", "rounds"), [(True, 2), (7, 7)])
+def test_training_alone_is_as_long_as_taking_part_or_as_asked(
+    tiny, tmp_path, local, rounds
+):
+    tiny["measure"] |= {"local": local}  # 4 rounds with 3 of 6 clients each
+    steps: list[Step] = []
+    run_config(check(tiny, "here"), tmp_path / "out", on_step=steps.append)
+    assert [s for s in steps if s.stage == "local"][-1].round == rounds
+
+
 def test_the_folder(tiny, tmp_path):
     tiny["measure"] |= {"local": True, "metrics": ["loss", "recall@3"]}
     tiny["run"]["seed"] = [3, 5]
@@ -86,7 +96,7 @@ def test_the_folder(tiny, tmp_path):
     config = check(tiny, "here")
     steps: list[Step] = []
     summary = run_config(config, out, on_step=steps.append)
-    assert [s for s in steps if s.stage == "local"][-1] == Step("local", 4, 4)
+    assert [s for s in steps if s.stage == "local"][-1] == Step("local", 2, 2)
     assert steps[-1] == Step("federated", 4, 4)
     assert load(out / "config.toml") == config
     assert summary == json.loads((out / "summary.json").read_text())

@@ -1,8 +1,9 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""FedAvg: ``min over shared of sum_i p_i f_i(shared)``.
+"""FedAvg: clients take local steps, the server averages them.
 
-A round, for every client i of the cohort::
+The problem is ``min over shared of sum_i p_i f_i(shared)``. A round, for every client i
+of the cohort::
 
     y_i   <- shared, then steps times:  y_i <- y_i - rate * grad f_i(y_i; batch)
     delta <- sum_i p_i (y_i - shared) / sum_i p_i

@@ -51,6 +51,7 @@ every = 10                  # rounds between two measurements and checkpoints
 [measure]
 splits = ["train", "test"]
 local = true                # also train every client alone, to compare with
+                            # (a number: for so many rounds)
 # on = 1000                 # measure a fixed sample of clients
 # metrics = ["loss", "accuracy", "recall@3"]
 """

@@ -27,14 +27,8 @@ from fedblend.data.federation import Federation
 from fedblend.data.partition import classes_per_client
 from fedblend.data.sources import load
 from fedblend.metrics import harm, over_clients, standard
-from fedblend.report.figures import (
-    COLOURS,
-    STYLE,
-    draw_curve,
-    draw_gains,
-    new_figure,
-    save_both,
-)
+from fedblend.report.figures import COLOURS
+from fedblend.report.methods import plot_method_gains, plot_methods
 from fedblend.report.series import Gains, curves, rows_of
 from fedblend.report.terminal import human_bits
 from fedblend.runtime.run import Run
@@ -236,27 +230,21 @@ def _results(scores, rounds: int, seeds: int, seconds: float, sentence: str) -> 
 
 def _figures(scores, histories, out: Path, seeds: int) -> list[Path]:
     """Accuracy over rounds, and every client's gain over training alone."""
-    import matplotlib
-
     out.mkdir(parents=True, exist_ok=True)
-    with matplotlib.rc_context(STYLE):
-        lines = new_figure(6.4, 3.8)
-        axes = lines.subplots()
-        for method, model in METHODS.items():
-            draw_curve(
-                axes, histories[method], "rounds", label=method, color=COLOURS[model]
-            )
-        # The untrained models, at chance, would press all else against the top.
-        axes.set_ylim(min(curve.low[1:].min() for curve in histories.values()) - 0.01)
-        axes.set_xlabel("rounds")
-        axes.set_ylabel("test accuracy, mean over clients")
-        axes.set_title(f"Digits held by {CLIENTS} clients, {CLASSES} classes each")
-        axes.legend(loc="lower right", title=f"bands: range of {seeds} seeds")
-        bars = new_figure(9, 3.4)
-        panels = bars.subplots(1, 2, sharey=True)
-        for axes, method in zip(panels, list(METHODS)[1:], strict=True):
-            gap = scores[method].accuracy - scores["local-only"].accuracy
-            gap = np.where(np.abs(gap) < TINY, 0, gap)
-            draw_gains(axes, Gains(np.sort(gap), "accuracy", "test", "local"), method)
-        panels[1].set_ylabel("")
-        return save_both(lines, out / "accuracy") + save_both(bars, out / "gains")
+    alone = scores["local-only"].accuracy
+    gaps = {name: score.accuracy - alone for name, score in scores.items()}
+    del gaps["local-only"]
+    gains = {
+        name: Gains(
+            np.sort(np.where(abs(gap) < TINY, 0, gap)), "accuracy", "test", "local"
+        )
+        for name, gap in gaps.items()
+    }
+    title = f"Digits held by {CLIENTS} clients, {CLASSES} classes each"
+    lines = {name: (histories[name], COLOURS[model]) for name, model in METHODS.items()}
+    return [
+        *plot_methods(
+            lines, f"{title}; bands: range of {seeds} seeds", out / "accuracy"
+        ),
+        *plot_method_gains(gains, out / "gains"),
+    ]

@@ -38,7 +38,7 @@ class _Federated(BaseEstimator):
 
     def __init__(
         self,
-        model: Any = "softmax",
+        model: Any = "linear",
         algorithm: Any = "fedavg",
         *,
         rounds: int = 100,
@@ -88,12 +88,12 @@ class _Federated(BaseEstimator):
     def _model_and_loss(self) -> tuple[models.Model, Loss]:
         raise NotImplementedError
 
-    def _build(self, outputs: int, names: dict[str, str]) -> models.Model:
+    def _build(self, outputs: int) -> models.Model:
         """The model, by name or as it was given."""
         if not isinstance(self.model, str):
             return self.model
         options = self.model_options or {}
-        name = names.get(self.model, self.model)
+        name = "softmax" if self.model == "linear" else self.model
         return models.build(name, (self.n_features_in_,), outputs, **options)
 
     def _algorithm(self, loss: Loss) -> Algorithm:
@@ -153,7 +153,8 @@ class FederatedClassifier(ClassifierMixin, _Federated):
     """Classification with a federated algorithm.
 
     Args:
-        model: a name from ``fedblend.models.MODELS``, or a ``Model``.
+        model: "linear" (that is, softmax regression), another name from
+            ``fedblend.models.MODELS``, or a ``Model``.
         algorithm: "fedavg", "finetune", "local_only", "scaffold", or a function from
             a loss to an ``Algorithm``.
         rounds: of communication.
@@ -208,7 +209,7 @@ class FederatedClassifier(ClassifierMixin, _Federated):
         return float(np.average(right, weights=sample_weight))
 
     def _model_and_loss(self) -> tuple[models.Model, Loss]:
-        model = self._build(len(self.classes_), {})
+        model = self._build(len(self.classes_))
         single = self.model == "logistic"
         loss = objectives.logistic if single else objectives.cross_entropy
         return model, _penalised(loss(model.apply), self.l2)
@@ -217,36 +218,9 @@ class FederatedClassifier(ClassifierMixin, _Federated):
 class FederatedRegressor(RegressorMixin, _Federated):
     """Regression by least squares with a federated algorithm.
 
-    The arguments are those of ``FederatedClassifier``; ``model`` may be "linear", the
-    default, and targets may have several columns.
+    The arguments are those of ``FederatedClassifier``; targets may have several
+    columns.
     """
-
-    def __init__(
-        self,
-        model: Any = "linear",
-        algorithm: Any = "fedavg",
-        *,
-        rounds: int = 100,
-        cohort: int | None = None,
-        rate: Any = 0.1,
-        steps: Any = 10,
-        batch_size: int | None = 32,
-        l2: float = 0.0,
-        model_options: dict[str, Any] | None = None,
-        seed: int = 0,
-    ):
-        super().__init__(
-            model,
-            algorithm,
-            rounds=rounds,
-            cohort=cohort,
-            rate=rate,
-            steps=steps,
-            batch_size=batch_size,
-            l2=l2,
-            model_options=model_options,
-            seed=seed,
-        )
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -280,7 +254,7 @@ class FederatedRegressor(RegressorMixin, _Federated):
 
     def _model_and_loss(self) -> tuple[models.Model, Loss]:
         width = int(np.prod(self.targets_, dtype=int))
-        model = self._build(width, {"linear": "softmax"})
+        model = self._build(width)
         return model, _penalised(objectives.squared_error(model.apply), self.l2)
 
 

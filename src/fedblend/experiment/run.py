@@ -165,9 +165,10 @@ def _runs(config: Config, built: Built, folder: Folder) -> dict[str, Run]:
     runs = {}
     try:
         if built.local is not None:
-            alone = {**settings, "reduction": "mean", "dropout": 0.0, "weights": None}
             runs["local"] = start(
-                built.local, store_folder=_states(config, folder, "local"), **alone
+                built.local,
+                store_folder=_states(config, folder, "local"),
+                **{**settings, **_alone(config, built.federation.clients)},
             )
         runs["federated"] = start(
             built.algorithm,
@@ -181,6 +182,21 @@ def _runs(config: Config, built: Built, folder: Folder) -> dict[str, Run]:
             raise
         raise ConfigError(f"{_KEYS[name]}: {rest}") from None
     return runs
+
+
+def _alone(config: Config, clients: int) -> dict[str, Any]:
+    """How every client trains alone: as many rounds as it takes part in on average."""
+    run, local = config.run, config.measure.local
+    same_work = -(-run.rounds * (run.cohort or clients) // clients)
+    rounds = same_work if isinstance(local, bool) else local
+    return {
+        "rounds": rounds,
+        "cohort": None,
+        "every": run.every and min(run.every, max(rounds, 1)),
+        "reduction": "mean",
+        "dropout": 0.0,
+        "weights": None,
+    }
 
 
 def _states(config: Config, folder: Folder, stage: str) -> Path | None:

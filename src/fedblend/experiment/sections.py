@@ -192,5 +192,5 @@ class Measure(Section):
 
     splits: Annotated[list[Split], Field(min_length=1)] | None = None
     on: Count | Annotated[list[Index], Field(min_length=1)] | None = None
-    local: bool = True
+    local: bool | Count = True
     metrics: Annotated[list[Metric], Field(min_length=1)] | None = None
