@@ -121,7 +121,8 @@ def draw_gains(axes: Any, gained: Gains, name: str = "") -> None:
     axes.grid(axis="x", visible=False)
     other = LABELS[gained.reference]
     worse = int((values < 0).sum())
-    said = f"{worse} of {len(values)} clients do worse than by {other}"
+    than = {"local": "alone", "shared": "with the shared model"}[gained.reference]
+    said = f"{worse} of {len(values)} clients do worse than {than}"
     axes.set_title(f"{name}\n{said}" if name else said)
     axes.set_xlabel("clients, sorted by gain")
     axes.set_ylabel(f"{gained.split} {gained.metric},\ngain over {other}")
