@@ -33,7 +33,7 @@ class Net(nnx.Module):
 
 digits = fb.sources.load("digits")
 parts = fb.partition.shards(digits.rows[1], clients=20, per_client=3)
-federation = fb.federate(digits.rows, parts.rows, test=0.3)
+federation = fb.federate(digits.rows, parts, test=0.3)
 
 model = fb.models.from_flax(Net)
 loss = fb.objectives.cross_entropy(model.apply)

@@ -15,7 +15,6 @@ import jax
 import numpy as np
 
 import fedblend as fb
-from fedblend.data import own
 
 TINY = os.environ.get("FEDBLEND_TINY") == "1"
 ROUNDS = 4 if TINY else 60
@@ -40,9 +39,9 @@ with tempfile.TemporaryDirectory() as folder:
     made_up_table(path)
 
     # From here on it is the same with a file of your own.
-    table = own.read(path, target="outcome", client="clinic")
+    table = fb.data.read(path, target="outcome", client="clinic")
     parts = fb.partition.by_key(table.keys)
-    federation = fb.federate(table.rows, parts.rows, test=0.3, names=parts.names)
+    federation = fb.federate(table.rows, parts, test=0.3)
 
 print(f"{federation.clients} clients, classes {table.label_names}")
 model = fb.models.build("logistic", (4,), table.outputs)

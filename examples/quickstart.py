@@ -19,7 +19,7 @@ digits = fb.sources.load("digits")
 parts = fb.partition.dirichlet(
     digits.rows[1], clients=30, concentration=0.3, minimum=10
 )
-federation = fb.federate(digits.rows, parts.rows, test=0.3)
+federation = fb.federate(digits.rows, parts, test=0.3)
 
 model = fb.models.build("softmax", (8, 8, 1), digits.outputs)
 loss = fb.objectives.cross_entropy(model.apply)

@@ -22,7 +22,7 @@ SEEDS = 2
 
 digits = fb.sources.load("digits")
 parts = fb.partition.classes_per_client(digits.rows[1], clients=20, classes=3)
-federation = fb.federate(digits.rows, parts.rows, validation=0.2, test=0.2)
+federation = fb.federate(digits.rows, parts, validation=0.2, test=0.2)
 model = fb.models.build("softmax", (8, 8, 1), digits.outputs)
 loss = fb.objectives.cross_entropy(model.apply)
 

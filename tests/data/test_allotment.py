@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from fedblend.data.dataset import DataError, MissingDataError
+from fedblend.data.federation import federate
 from fedblend.data.partition import Partition, by_key, iid
 
 
@@ -87,3 +88,9 @@ def test_other_files_are_refused(tmp_path):
         Partition.load(tmp_path / "nothing.npz")
     with pytest.raises(DataError, match="cannot be written"):
         iid(10, 2).save(tmp_path / "no folder" / "p.npz")
+
+
+def test_a_federation_takes_names_from_its_partition():
+    partition = Partition((np.array([0, 2]), np.array([1])), ("b", "ü"), {})
+    federation = federate((np.arange(3.0),), partition)
+    assert [federation.name(client) for client in range(2)] == ["b", "ü"]

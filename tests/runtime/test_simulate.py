@@ -2,6 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What ``simulate`` hands to an algorithm, gives back, and refuses."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,21 +14,21 @@ import problems
 from fedblend.objectives import objective
 
 on = problems.quadratics()
-FULL = {"steps": 1, "batch_size": None}
+FULL: dict[str, Any] = {"steps": 1, "batch_size": None}
 fedavg = fb.fedavg(on.loss, 0.1, **FULL)
 scaffold = fb.scaffold(on.loss, 0.1, **FULL)
 
 
 def simulate(algorithm=fedavg, key=None, **settings):
     key = jax.random.key(0) if key is None else key
-    settings = {"rounds": 4} | settings
-    return fb.simulate(algorithm, on.params, on.federation, key, **settings)
+    chosen: dict[str, Any] = {"rounds": 4} | settings
+    return fb.simulate(algorithm, on.params, on.federation, key, **chosen)
 
 
 NEEDS_ALL = fedavg._replace(needs=fb.Needs(everyone=True))
 NEEDS_UNIFORM = fedavg._replace(needs=fb.Needs(uniform=True))
 
-REFUSED = {
+REFUSED: dict[str, dict[str, Any]] = {
     "cohort: 0 is not between 1 and the 7 clients": {"cohort": 0},
     "cohort: 8 is not between 1 and the 7 clients": {"cohort": 8},
     "dropout: 1.0 is not a probability": {"dropout": 1.0},
@@ -39,6 +41,7 @@ REFUSED = {
     "reduction: 'mode' is unknown": {"reduction": "mode"},
     "trim: 0.7 is not in": {"reduction": "trimmed_mean", "trim": 0.7},
     "splits: 'exam' is not one of train": {"splits": ["exam"]},
+    "measure: .luck. is none of loss, mse": {"measure": {"luck": lambda m, b: 0.0}},
     "measure_on: 8 is not between 1 and the 7": {"measure_on": 8},
     "measure_on: ids must lie between 0 and 6": {"measure_on": [0, 7]},
     "measure_on: ids must lie between": {"measure_on": []},

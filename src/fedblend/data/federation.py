@@ -7,7 +7,7 @@ and a count. A client's id is its place in the federation and the same in all sp
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -88,12 +88,12 @@ class Federation:
 
 def federate(
     rows: PyTree,
-    partition: Sequence[np.ndarray],
+    partition: Iterable[np.ndarray],
     *,
     validation: float = 0.0,
     test: float = 0.0,
     test_rows: PyTree | None = None,
-    test_partition: Sequence[np.ndarray] | None = None,
+    test_partition: Iterable[np.ndarray] | None = None,
     names: Sequence[str] = (),
     seed: int = 0,
 ) -> Federation:
@@ -101,13 +101,14 @@ def federate(
 
     Args:
         rows: a tree of arrays over all rows, such as ``(inputs, labels)``.
-        partition: for every client, the numbers of its rows.
+        partition: for every client, the numbers of its rows; a ``Partition``, or any
+            list of arrays.
         validation: fraction of every client's rows held out for validation.
         test: fraction held out for testing; at least one row where it is not zero
             and the client has three or more.
         test_rows: rows of a test set that exists apart, with ``test_partition``.
         test_partition: each client's rows of it.
-        names: the clients' own names.
+        names: the clients' own names; those of the ``Partition`` if there are none.
         seed: of the shuffle of each client's rows.
     """
     for name, fraction in (("validation", validation), ("test", test)):
@@ -133,7 +134,7 @@ def federate(
         test=gather(test_rows, test_partition)
         if apart
         else (gather(rows, test_index) if test else None),
-        names=tuple(str(name) for name in names),
+        names=tuple(str(name) for name in names or getattr(partition, "names", ())),
     )
 
 
@@ -144,8 +145,9 @@ def _held_out(count: int, fraction: float) -> int:
     return max(round(count * fraction), 1)
 
 
-def gather(rows: PyTree, partition: Sequence[np.ndarray]) -> Shards:
+def gather(rows: PyTree, partition: Iterable[np.ndarray]) -> Shards:
     """Lay the clients' rows one after another."""
+    partition = list(partition)
     counts = np.array([len(index) for index in partition], np.int64)
     order = np.concatenate([np.asarray(i, np.int64) for i in partition])
     starts = np.concatenate([[0], np.cumsum(counts)[:-1]])

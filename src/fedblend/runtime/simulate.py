@@ -18,6 +18,7 @@ import numpy as np
 from fedblend import keys
 from fedblend.core import Algorithm, Key, PyTree, Shard
 from fedblend.data.federation import Federation
+from fedblend.metrics import HIGHER_IS_BETTER
 from fedblend.runtime import reduce
 from fedblend.runtime.cohort import cohorts
 from fedblend.runtime.engine import Engine
@@ -116,6 +117,12 @@ def simulate(
         reduction=reducing,
     )
     names = list(federation.splits) if splits is None else list(splits)
+    for metric in measure or ():
+        if metric.partition("@")[0] not in HIGHER_IS_BETTER:
+            raise ValueError(
+                f"measure: {metric!r} is none of {', '.join(HIGHER_IS_BETTER)}; say in "
+                "metrics.HIGHER_IS_BETTER which way is better"
+            )
     for name in names:
         if name not in federation.splits:
             raise ValueError(
