@@ -2,6 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """FedOpt: what the server's optimiser sees and keeps."""
 
+from typing import Any
+
 import jax
 import numpy as np
 import optax
@@ -10,7 +12,7 @@ import fedblend as fb
 import problems
 
 on = problems.quadratics()
-WORK = {"steps": 2, "batch_size": None}
+WORK: dict[str, Any] = {"steps": 2, "batch_size": None}
 
 
 def run(server_optimizer, rounds=3):

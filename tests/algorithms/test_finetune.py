@@ -2,6 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Fine-tuning: another model is deployed, and nothing else changes."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,7 +15,7 @@ from fedblend import keys
 from fedblend.objectives import gradient
 
 on = problems.quadratics()
-WORK = {"steps": 3, "batch_size": 2}
+WORK: dict[str, Any] = {"steps": 3, "batch_size": 2}
 INNER = {
     "fedavg": fb.fedavg(on.loss, 0.1, **WORK),
     "scaffold": fb.scaffold(on.loss, 0.1, **WORK),

@@ -14,6 +14,7 @@ import numpy as np
 import optax
 
 import fedblend as fb
+from fedblend.local import Optimizer, Steps
 from problems import COUNTS
 
 RATE = 0.2
@@ -21,7 +22,7 @@ STEPS_BY_CLIENT = np.array([1, 3, 2, 4, 1, 2, 3])
 assert len(STEPS_BY_CLIENT) == len(COUNTS)
 
 
-def _fedavg(problem, optimizer=RATE, steps=3):
+def _fedavg(problem, optimizer: Optimizer = RATE, steps: Steps = 3):
     return fb.fedavg(problem.loss, optimizer, steps=steps, batch_size=2)
 
 
@@ -29,7 +30,7 @@ def _fedopt(problem, server_optimizer):
     return fb.fedopt(problem.loss, RATE, server_optimizer, steps=3, batch_size=2)
 
 
-def _scaffold(problem, optimizer=RATE, steps=3):
+def _scaffold(problem, optimizer: Optimizer = RATE, steps: Steps = 3):
     return fb.scaffold(problem.loss, optimizer, steps=steps, batch_size=2)
 
 

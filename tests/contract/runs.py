@@ -3,6 +3,7 @@
 """Runs of the cases, made once and shared, and what there is to compare in them."""
 
 from functools import cache
+from typing import Any
 
 import jax
 import numpy as np
@@ -13,11 +14,11 @@ import problems
 from fedblend.runtime.cohort import cohorts
 
 CLIENTS = len(problems.COUNTS)
-SETTINGS = {"rounds": 5, "cohort": 5, "chunk": 3, "every": 2}
+SETTINGS: dict[str, Any] = {"rounds": 5, "cohort": 5, "chunk": 3, "every": 2}
 """Five of seven clients in chunks of three (so one place is padding), and a last block
 that is shorter than the others."""
 
-ROUNDING = {"rtol": 2e-5, "atol": 2e-6}
+ROUNDING: dict[str, Any] = {"rtol": 2e-5, "atol": 2e-6}
 """Sums taken in another order: float32 rounds at 6e-8, and a few hundred roundings of
 parameters of size 1 add up over the local steps of five rounds."""
 
@@ -28,14 +29,21 @@ def problem() -> problems.Problem:
     return problems.classes()
 
 
-def new_run(name: str, on: problems.Problem | None = None, seed=0, **settings):
-    """A run of a case that has not begun."""
+_PROGRAMS: dict = {}
+"""Compiled programs by what is fixed in them; data, keys and states are arguments."""
+
+
+def new_run(name, on=None, seed=0, compile_anew=False, **settings):
+    """A run of a case that has not begun; it uses the programs of others like it."""
     on = problem() if on is None else on
-    key = jax.random.key(seed) if isinstance(seed, int) else seed
-    algorithm = CASES[name](on)
-    return fb.simulate(
-        algorithm, on.params, on.federation, key, **(SETTINGS | settings)
+    chosen = SETTINGS | settings
+    run = fb.simulate(
+        CASES[name](on), on.params, on.federation, jax.random.key(seed), **chosen
     )
+    if not compile_anew:
+        fixed = (run.engine.settings._replace(build=name), chosen["every"])
+        run.engine._compiled = _PROGRAMS.setdefault(fixed, run.engine._compiled)
+    return run
 
 
 @cache

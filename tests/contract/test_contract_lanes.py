@@ -5,20 +5,35 @@
 import jax
 import jax.numpy as jnp
 import pytest
-from registry import CASES
-from runs import CLIENTS, SETTINGS, close, outcome, problem, same_bits, usual_run
+from registry import CASES, RATE
+from runs import (
+    CLIENTS,
+    SETTINGS,
+    close,
+    differ,
+    new_run,
+    outcome,
+    problem,
+    same_bits,
+    usual_run,
+)
 
 import fedblend as fb
 from fedblend import checkpoint
 
-RATES = jnp.asarray([0.1, 0.2], jnp.float32)
+SWEEPS = {
+    "fedavg": jnp.asarray([0.1, RATE], jnp.float32),
+    "scaffold": jnp.asarray([0.1, RATE], jnp.float32),
+    "fedprox": jnp.asarray([0.0, 0.5], jnp.float32),
+}
 
 BUILDERS = {
     "fedavg": lambda rate: fb.fedavg(problem().loss, rate, steps=3, batch_size=2),
     "scaffold": lambda rate: fb.scaffold(problem().loss, rate, steps=3, batch_size=2),
-    "fedprox": lambda mu: fb.fedprox(problem().loss, 0.2, mu=mu, steps=3, batch_size=2),
+    "fedprox": lambda mu: fb.fedprox(
+        problem().loss, RATE, mu=mu, steps=3, batch_size=2
+    ),
 }
-each_builder = pytest.mark.parametrize("name", BUILDERS)
 
 
 def simulate(algorithm, key, **settings):
@@ -36,32 +51,34 @@ def lane_of(run, lane: int):
     return jax.tree.map(lambda leaf: leaf[lane], (whole, states, models))
 
 
-@each_builder
-def test_lanes_over_a_value_are_single_runs(name):
-    swept = simulate(BUILDERS[name], jax.random.key(0), over=RATES).complete()
-    for lane, rate in enumerate([0.1, 0.2]):
-        single = simulate(BUILDERS[name](rate), jax.random.key(0))
-        close(lane_of(swept, lane), outcome(single))
-        assert swept.records[-1][lane].bits_up == single.records[-1].bits_up
+@pytest.mark.parametrize(("name", "values"), [*SWEEPS.items()], ids=SWEEPS)
+def test_lanes_over_a_value_are_single_runs(name, values):
+    """The last value of each sweep is that of the usual run."""
+    swept = simulate(BUILDERS[name], jax.random.key(0), over=values).complete()
+    close(lane_of(swept, 1), outcome(usual_run(name)))
+    assert differ(lane_of(swept, 0), lane_of(swept, 1))
+    assert swept.records[-1][1].bits_up == usual_run(name).records[-1].bits_up
 
 
-@pytest.mark.parametrize("store", ["device", "host", "disk"])
-@pytest.mark.parametrize("name", ["fedavg", "scaffold"])
+@pytest.mark.parametrize(
+    ("name", "store"),
+    [("fedavg", "device"), *(("scaffold", s) for s in ("device", "host", "disk"))],
+)
 def test_lanes_over_keys_are_single_runs(name, store):
     """Every key draws its own cohorts, batches and states."""
     keys = jnp.stack([jax.random.key(0), jax.random.key(5)])
     swept = simulate(CASES[name](problem()), keys, store=store).complete()
     for lane, seed in enumerate([0, 5]):
-        single = simulate(CASES[name](problem()), jax.random.key(seed))
+        single = new_run(name, seed=seed)
         close(lane_of(swept, lane), outcome(single))
         assert swept.summary()[lane]["bits"] == single.summary()["bits"]
 
 
 def test_lanes_over_values_and_keys_go_together():
     keys = jnp.stack([jax.random.key(0), jax.random.key(5)])
-    swept = simulate(BUILDERS["scaffold"], keys, over=RATES).complete()
-    single = simulate(BUILDERS["scaffold"](0.2), jax.random.key(5))
-    close(lane_of(swept, 1), outcome(single))
+    rates = SWEEPS["scaffold"]
+    swept = simulate(BUILDERS["scaffold"], keys, over=rates).complete()
+    close(lane_of(swept, 1), outcome(new_run("scaffold", seed=5)))
 
 
 def test_lanes_with_their_own_initial_parameters():
@@ -81,13 +98,15 @@ def test_lanes_with_their_own_initial_parameters():
 
 
 def test_lanes_stop_and_resume(tmp_path):
-    run = simulate(BUILDERS["scaffold"], jax.random.key(0), over=RATES)
+    run = simulate(BUILDERS["scaffold"], jax.random.key(0), over=SWEEPS["scaffold"])
     blocks = iter(run)
-    next(blocks), next(blocks)
+    next(blocks)
+    next(blocks)
     checkpoint.save(tmp_path / "here", run)
-    resumed = simulate(BUILDERS["scaffold"], jax.random.key(0), over=RATES)
+    resumed = simulate(BUILDERS["scaffold"], jax.random.key(0), over=SWEEPS["scaffold"])
     checkpoint.restore(tmp_path / "here", resumed)
-    run.complete(), resumed.complete()
+    run.complete()
+    resumed.complete()
     for lane in (0, 1):
         same_bits(lane_of(run, lane), lane_of(resumed, lane))
     assert resumed.round == SETTINGS["rounds"]

@@ -34,7 +34,7 @@ def test_stop_and_resume_is_going_on(name, store, blocks, tmp_path):
         next(run)
     checkpoint.save(tmp_path / "here", stopped, {"who": "me"})
     assert checkpoint.read_about(tmp_path / "here") == {"who": "me"}
-    resumed = new_run(name, **settings)
+    resumed = new_run(name, compile_anew=True, **settings)
     checkpoint.restore(tmp_path / "here", resumed)
     assert resumed.round == stopped.round == 2 * blocks
     same_bits(outcome(usual_run(name)), outcome(resumed.complete()))
@@ -47,7 +47,8 @@ def test_stop_and_resume_is_going_on(name, store, blocks, tmp_path):
 @pytest.mark.parametrize("name", CASES)
 def test_every_case_resumes(name, tmp_path):
     run = iter(stopped := new_run(name))
-    next(run), next(run)
+    next(run)
+    next(run)
     checkpoint.save(tmp_path / "here", stopped)
     resumed = new_run(name)
     checkpoint.restore(tmp_path / "here", resumed)

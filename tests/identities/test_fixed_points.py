@@ -6,6 +6,8 @@ K steps of rate eta on ``1/2 x^T A x - b^T x`` from x move x by ``-(I - J^K) A^-
 (A x - b)`` with ``J = I - eta A``; the fixed point of their mean is a linear solve.
 """
 
+from typing import Any
+
 import jax
 import numpy as np
 import pytest
@@ -16,7 +18,7 @@ import problems
 RATE, STEPS, MU = 0.25, 10, 0.8
 on = problems.quadratics()
 COUNTS = on.federation.train.counts
-LIMIT = {"rtol": 0, "atol": 3e-6}
+LIMIT: dict[str, Any] = {"rtol": 0, "atol": 3e-6}
 """Float32 at a fixed point of size 1, contracted by a half every round."""
 AWAY = 1e-2
 """Drift that no rounding could explain."""
@@ -57,7 +59,7 @@ def fixed_point(weights, pull):
 
 
 each_weights = pytest.mark.parametrize("weights", ["by_count", "uniform"])
-work = {"steps": STEPS, "batch_size": None}
+work: dict[str, Any] = {"steps": STEPS, "batch_size": None}
 
 
 @each_weights

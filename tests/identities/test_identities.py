@@ -6,6 +6,8 @@ Both sides do the same sums in float32, at most in another order, on parameters 
 1 and for a few rounds: 1e-5 is some hundred times the rounding of one step.
 """
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -18,8 +20,8 @@ from fedblend import trees
 
 RATE = 0.2
 on = problems.quadratics()
-noisy = {"steps": 4, "batch_size": 2}
-full = {"steps": 4, "batch_size": None}
+noisy: dict[str, Any] = {"steps": 4, "batch_size": 2}
+full: dict[str, Any] = {"steps": 4, "batch_size": None}
 
 
 def run(algorithm, problem=on, rounds=3, cohort=4, seed=0, **settings):

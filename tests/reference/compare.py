@@ -8,6 +8,7 @@ A program of its own, because JAX takes its precision once for a whole process.
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -33,7 +34,7 @@ rounds = cohorts(root, list(range(ROUNDS)), 7, COHORT).tolist()
 matrices, vectors = problems.client_matrices(on)
 by_count = paper.Quadratic(matrices, vectors, on.federation.train.counts)
 uniform = paper.Quadratic(matrices, vectors, np.ones(7))
-full = {"batch_size": None}
+full: dict[str, Any] = {"batch_size": None}
 
 
 def run(algorithm, weights):

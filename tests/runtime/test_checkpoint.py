@@ -2,6 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checkpoints that cannot be used are refused in one line; a good one is never lost."""
 
+from typing import Any
+
 import hypothesis
 import hypothesis.strategies as st
 import jax
@@ -25,10 +27,9 @@ on = problems.quadratics()
 
 def new_run(method=fb.scaffold, params=on.params, key=0, **settings):
     algorithm = method(on.loss, 0.1, steps=1, batch_size=None)
-    settings = {"rounds": 4, "cohort": 3, "every": 2, "chunk": 3} | settings
-    return fb.simulate(
-        algorithm, params, on.federation, jax.random.key(key), **settings
-    )
+    chosen: dict[str, Any] = {"rounds": 4, "cohort": 3, "every": 2, "chunk": 3}
+    chosen |= settings
+    return fb.simulate(algorithm, params, on.federation, jax.random.key(key), **chosen)
 
 
 @pytest.fixture(scope="module")
@@ -36,12 +37,13 @@ def saved(tmp_path_factory):
     path = tmp_path_factory.mktemp("saved") / "checkpoint"
     run = new_run()
     blocks = iter(run)
-    next(blocks), next(blocks)
+    next(blocks)
+    next(blocks)
     save(path, run, {"config": "x = 1"})
     return path
 
 
-OTHERS = {
+OTHERS: dict[str, dict[str, Any]] = {
     "was made with cohort 3, this run has 4": {"cohort": 4},
     "was made with every 2, this run has 1": {"every": 1},
     "was made with chunk 3, this run has 2": {"chunk": 2},

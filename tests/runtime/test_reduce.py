@@ -2,6 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the server hears, against NumPy, with some ups masked."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -19,7 +21,7 @@ MASKS = {
     "two": np.arange(9) > 6,
 }
 each_mask = pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS)
-NEAR = {"rtol": 1e-6, "atol": 1e-7}
+NEAR: dict[str, Any] = {"rtol": 1e-6, "atol": 1e-7}
 """Float32 sums of nine numbers of size 1."""
 
 

@@ -12,6 +12,7 @@ import pytest
 import fedblend as fb
 import problems
 from fedblend.objectives import objective
+from fedblend.runtime.cohort import cohorts
 
 on = problems.quadratics()
 FULL: dict[str, Any] = {"steps": 1, "batch_size": None}
@@ -162,6 +163,26 @@ def test_the_servers_own_data_reaches_it():
     alone = simulate(greeting(), rounds=0).complete()
     helped = simulate(greeting(), rounds=0, central=central).complete()
     np.testing.assert_allclose(helped.shared - alone.shared, 5.0, rtol=1e-6)
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 5])
+def test_the_server_hears_whom_it_should_whatever_the_padding(chunk):
+    """Its state is what it heard: two chunks of three hold a cohort of five."""
+
+    def start(params, heard, central, key):
+        down, _ = fedavg.start(params, heard, central, key)
+        return down, (jnp.zeros(()), jnp.zeros((), jnp.int32))
+
+    def server(heard, down, server, central, key):
+        down, _ = fedavg.server(heard, down, (), central, key)
+        return down, (heard.share, heard.count)
+
+    listening = fedavg._replace(start=start, server=server)
+    run = simulate(listening, cohort=5, chunk=chunk, rounds=1).complete()
+    counts = on.federation.train.counts
+    ids = cohorts(run.engine.key, [0], 7, 5)[0]
+    assert int(run.server[1]) == 5
+    assert float(run.server[0]) == pytest.approx(counts[ids].sum() / counts.sum())
 
 
 def test_parameters_may_be_drawn_from_the_key():

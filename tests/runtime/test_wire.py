@@ -3,7 +3,7 @@
 """Trees as bytes: exact both ways, readable by others, and safe to read."""
 
 import json
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import hypothesis
 import hypothesis.strategies as st
@@ -17,8 +17,8 @@ from fedblend.runtime.wire import WireError, as_tree, pack, unpack
 
 
 class Pair(NamedTuple):
-    left: object
-    right: object
+    left: Any
+    right: Any
 
 
 TREE = Pair(
@@ -86,7 +86,7 @@ def forged(header: object, body: bytes = b"") -> bytes:
     return len(text).to_bytes(8, "little") + text + body
 
 
-def entry(dtype="F32", shape=(1,), offsets=(0, 4)):
+def entry(dtype: Any = "F32", shape=(1,), offsets=(0, 4)):
     return {"dtype": dtype, "shape": list(shape), "data_offsets": list(offsets)}
 
 
