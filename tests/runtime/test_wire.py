@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from hypothesis.extra import numpy as arrays
 
-from fedblend.runtime.wire import WireError, as_tree, pack, unpack
+from fedblend.runtime.wire import WireError, _checksum, as_tree, pack, unpack
 
 
 class Pair(NamedTuple):
@@ -90,7 +90,17 @@ def entry(dtype: Any = "F32", shape=(1,), offsets=(0, 4)):
     return {"dtype": dtype, "shape": list(shape), "data_offsets": list(offsets)}
 
 
-WORDS = {"sha256": "0"}
+def sealed(leaves: dict, body: bytes = b"") -> bytes:
+    """A forged header whose checksum is right, so that something else must notice."""
+    words = {"sha256": _checksum({}, leaves, [body])}
+    return forged({"__metadata__": words, **leaves}, body)
+
+
+def test_a_sealed_header_is_read():
+    read, words = unpack(sealed({"a": entry()}, b"\0\0\x80?"))
+    assert (read["a"].tolist(), words) == ([1.0], {})
+
+
 MALICIOUS = {
     "nothing": b"",
     "short": b"1234567",
@@ -101,39 +111,26 @@ MALICIOUS = {
     "a number": forged(3),
     "no metadata": forged({"a": entry()}, b"1234"),
     "no checksum": forged({"__metadata__": {}, "a": entry()}, b"1234"),
+    "wrong checksum": forged({"__metadata__": {"sha256": "0"}, "a": entry()}, b"1234"),
     "metadata is text": forged({"__metadata__": "x"}),
-    "unknown dtype": forged({"__metadata__": WORDS, "a": entry("Q4")}, b"1234"),
-    "dtype is a list": forged({"__metadata__": WORDS, "a": entry(["F32"])}, b"1234"),
-    "negative offset": forged(
-        {"__metadata__": WORDS, "a": entry(offsets=(-4, 0))}, b"1234"
-    ),
-    "offsets turned round": forged(
-        {"__metadata__": WORDS, "a": entry(offsets=(4, 0))}, b"1234"
-    ),
-    "beyond the end": forged(
-        {"__metadata__": WORDS, "a": entry(shape=(9,), offsets=(0, 36))}, b"1234"
-    ),
-    "overlap": forged(
-        {"__metadata__": WORDS, "a": entry(), "b": entry(offsets=(2, 6))}, b"123456"
-    ),
-    "gap": forged({"__metadata__": WORDS, "a": entry(offsets=(4, 8))}, b"12345678"),
-    "rest": forged({"__metadata__": WORDS, "a": entry()}, b"12345678"),
-    "negative shape": forged({"__metadata__": WORDS, "a": entry(shape=(-1,))}, b"1234"),
-    "two negatives": forged(
-        {"__metadata__": WORDS, "a": entry(shape=(-1, -1))}, b"1234"
-    ),
-    "huge shape": forged({"__metadata__": WORDS, "a": entry(shape=(10**40,))}, b"1234"),
-    "huge and zero": forged(
-        {"__metadata__": WORDS, "a": entry(shape=(0, 10**40), offsets=(0, 0))}
-    ),
-    "shape is text": forged({"__metadata__": WORDS, "a": entry(shape=("1",))}, b"1234"),
-    "endless number": forged(
-        b'{"__metadata__": {"sha256": ""}, "a": {"dtype": "F32", "shape": [1e999],'
-        b' "data_offsets": [0, 4]}}1234'
-    ),
-    "fraction": forged({"__metadata__": WORDS, "a": entry(offsets=(0.5, 4))}, b"1234"),
-    "entry is a number": forged({"__metadata__": WORDS, "a": 7}, b"1234"),
-    "wrong checksum": forged({"__metadata__": WORDS, "a": entry()}, b"1234"),
+    "unknown dtype": sealed({"a": entry("Q4")}, b"1234"),
+    "dtype is a list": sealed({"a": entry(["F32"])}, b"1234"),
+    "negative offset": sealed({"a": entry(offsets=(-4, 0))}, b"1234"),
+    "offsets turned round": sealed({"a": entry(offsets=(4, 0))}, b"1234"),
+    "beyond the end": sealed({"a": entry(shape=(9,), offsets=(0, 36))}, b"1234"),
+    "overlap": sealed({"a": entry(), "b": entry(offsets=(2, 6))}, b"123456"),
+    "gap": sealed({"a": entry(offsets=(4, 8))}, b"12345678"),
+    "rest": sealed({"a": entry()}, b"12345678"),
+    "negative shape": sealed({"a": entry(shape=(-1,))}, b"1234"),
+    "two negatives": sealed({"a": entry(shape=(-1, -1))}, b"1234"),
+    "huge shape": sealed({"a": entry(shape=(10**40,))}, b"1234"),
+    "huge and zero": sealed({"a": entry(shape=(0, 10**40), offsets=(0, 0))}),
+    "endless shape": sealed({"a": entry(shape=(float("inf"),))}, b"1234"),
+    "shape is text": sealed({"a": entry(shape=("1",))}, b"1234"),
+    "too small a shape": sealed({"a": entry(shape=(), offsets=(0, 8))}, b"12345678"),
+    "fraction": sealed({"a": entry(shape=(1.0,))}, b"1234"),
+    "fractional offset": sealed({"a": entry(offsets=(0.0, 4))}, b"1234"),
+    "entry is a number": sealed({"a": 7}, b"1234"),
 }
 
 
