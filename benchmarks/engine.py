@@ -59,13 +59,13 @@ def prepare(model, block, *, chunk=None, shipped=False):
 
 
 def mlp_params(layers):
-    """The parameters of fedblend's perceptron, whose weights are transposed."""
-    affine = [Affine(weight.T, bias) for weight, bias in layers]
+    """The parameters of fedblend's perceptron."""
+    affine = [Affine(weight, bias) for weight, bias in layers]
     return Mlp(tuple(affine[:-1]), affine[-1])
 
 
 def list_params(params):
-    return [(layer.weight.T, layer.bias) for layer in (*params.hidden, params.last)]
+    return [(layer.weight, layer.bias) for layer in (*params.hidden, params.last)]
 
 
 if __name__ == "__main__":

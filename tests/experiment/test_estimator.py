@@ -66,7 +66,7 @@ def test_known_clients_get_their_personal_model(digits, tuned):
 
 def test_what_was_learnt_is_plain_and_says_what_it_cost(tuned):
     assert tuned.clients_.tolist() == [f"client {number}" for number in range(5)]
-    assert tuned.personal_.weight.shape == (5, 64, 10)
+    assert tuned.personal_.weight.shape == (5, 10, 64)
     assert isinstance(tuned.shared_.weight, np.ndarray)
     assert tuned.summary_["bits"]["up"] == 650 * 32 * 5 * 30
 
@@ -108,7 +108,7 @@ def test_a_regressor_finds_the_least_squares_line():
     ours = FederatedRegressor(rounds=50, rate=0.1, steps=5, batch_size=None)
     ours.fit(inputs, targets, client_ids=np.arange(200) % 4)
     theirs = LinearRegression().fit(inputs, targets)
-    np.testing.assert_allclose(ours.shared_.weight.T, theirs.coef_, atol=0.02)
+    np.testing.assert_allclose(ours.shared_.weight, theirs.coef_, atol=0.02)
     assert ours.predict(inputs).shape == targets.shape
     assert ours.score(inputs, targets) == pytest.approx(theirs.score(inputs, targets), abs=1e-3)  # noqa: E501  # fmt: skip
 
@@ -126,7 +126,7 @@ def test_models_and_algorithms_of_ones_own(digits):
     assert copy.fit(inputs, binary, client_ids=ids).score(inputs, binary) > 0.6
     single = FederatedClassifier("logistic", **{**QUICK, "rounds": 5, "l2": 1e-3})
     single.fit(inputs, binary)
-    assert jax.tree.leaves(single.shared_)[0].shape == (64, 1)
+    assert jax.tree.leaves(single.shared_)[0].shape == (1, 64)
     assert single.predict_proba(inputs).shape == (200, 2)
 
 

@@ -115,7 +115,7 @@ def test_the_folder(tiny, tmp_path):
     assert bits == summary["runs"][0]["bits"]["up"]
     for seed in (3, 5):
         arrays, words = unpack((out / f"model-seed{seed}.safetensors").read_bytes())
-        assert arrays[".weight"].shape == (64, 10)
+        assert arrays[".weight"].shape == (10, 64)
         assert words["seed"] == str(seed)
     assert len(list((out / "figures").glob("*.png"))) == len(
         list((out / "figures").glob("*.svg"))

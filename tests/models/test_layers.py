@@ -10,7 +10,7 @@ from jax import lax
 from jax.test_util import check_grads
 
 from fedblend.models.cnn import cnn
-from fedblend.models.layers import Affine, convolve, pool
+from fedblend.models.layers import Kernel, convolve, pool
 
 RNG = np.random.default_rng(0)
 
@@ -32,7 +32,7 @@ def reference_pooling(images):
 
 
 def layer_of(*shape):
-    return Affine(jnp.asarray(RNG.normal(size=shape)), jnp.asarray(RNG.normal(size=2)))
+    return Kernel(jnp.asarray(RNG.normal(size=shape)), jnp.asarray(RNG.normal(size=2)))
 
 
 @pytest.mark.parametrize("kernel", [(1, 1), (3, 3), (5, 5), (2, 4)])
@@ -90,8 +90,8 @@ def test_the_whole_network_is_the_reference():
     here = images
     for layer in (params.first, params.second):
         here = reference_pooling(jax.nn.relu(reference_convolution(layer, here)))
-    here = jax.nn.relu(here.reshape(4, -1) @ params.hidden.weight)
-    expected = here @ params.last.weight
+    here = jax.nn.relu(here.reshape(4, -1) @ params.hidden.weight.T)
+    expected = here @ params.last.weight.T
     # Summed in another order: float32 rounding of sums over 500 terms.
     outputs = jax.jit(model.apply)(params, images)
     np.testing.assert_allclose(outputs, expected, atol=1e-4)

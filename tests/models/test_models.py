@@ -74,9 +74,9 @@ def test_initialisation_keeps_the_scale_and_depends_on_the_key(name):
 def test_linear_models_start_at_zero_and_are_linear():
     params = softmax(3, 2).init(KEY)
     assert all(not leaf.any() for leaf in jax.tree.leaves(params))
-    params = params._replace(weight=jnp.arange(6.0).reshape(3, 2), bias=jnp.ones(2))
+    params = params._replace(weight=jnp.arange(6.0).reshape(2, 3), bias=jnp.ones(2))
     inputs = np.array([[1.0, 2.0, 3.0]], np.float32)
-    expected = inputs @ np.arange(6.0).reshape(3, 2) + 1
+    expected = inputs @ np.arange(6.0).reshape(2, 3).T + 1
     np.testing.assert_allclose(softmax(3, 2).apply(params, inputs), expected)
 
 
@@ -84,7 +84,7 @@ def test_mlp_is_what_it_says():
     model = mlp(3, 2, hidden=(4,), activation="tanh")
     (hidden,), last = params = model.init(KEY)
     inputs = np.linspace(-1, 1, 15, dtype=np.float32).reshape(5, 3)
-    expected = np.tanh(inputs @ hidden.weight) @ last.weight
+    expected = np.tanh(inputs @ hidden.weight.T) @ last.weight.T
     np.testing.assert_allclose(model.apply(params, inputs), expected, rtol=1e-5)
 
 

@@ -19,15 +19,24 @@ import jax
 import jax.numpy as jnp
 from jax.nn import initializers
 
-from fedblend.models.layers import Affine, affine, convolve, flat, linear, pool
+from fedblend.models.layers import (
+    Affine,
+    Kernel,
+    affine,
+    convolve,
+    flat,
+    kernel,
+    linear,
+    pool,
+)
 from fedblend.models.model import Model, flat_size, require_positive
 
 
 class Cnn(NamedTuple):
     """The four layers, in order."""
 
-    first: Affine
-    second: Affine
+    first: Kernel
+    second: Kernel
     hidden: Affine
     last: Affine
 
@@ -83,10 +92,10 @@ def _network(plan: _Plan, shape: tuple[int, ...], classes: int, dtype) -> Model:
     def init(key):
         keys = [jax.random.fold_in(key, place) for place in range(4)]
         return Cnn(
-            affine(he, keys[0], (size, size, image[2], first), dtype),
-            affine(he, keys[1], (size, size, first, second), dtype),
-            affine(he, keys[2], (features, plan.hidden), dtype),
-            affine(glorot, keys[3], (plan.hidden, classes), dtype),
+            kernel(he, keys[0], (size, size, image[2], first), dtype),
+            kernel(he, keys[1], (size, size, first, second), dtype),
+            affine(he, keys[2], features, plan.hidden, dtype),
+            affine(glorot, keys[3], plan.hidden, classes, dtype),
         )
 
     def apply(params, rows):

@@ -15,7 +15,7 @@ from fedblend.models.model import Model, require_positive
 def softmax(
     inputs: int, classes: int, *, intercept: bool = True, dtype=jnp.float32
 ) -> Model:
-    """Softmax regression: ``scores = inputs @ weight + bias``, one for each class.
+    """Softmax regression: ``scores = inputs @ weight.T + bias``, one for each class.
 
     Example:
         >>> import jax
@@ -29,7 +29,7 @@ def softmax(
     def init(key):
         del key
         bias = jnp.zeros((classes,), dtype) if intercept else None
-        return Affine(jnp.zeros((inputs, classes), dtype), bias)
+        return Affine(jnp.zeros((classes, inputs), dtype), bias)
 
     def apply(params, rows):
         return linear(params, flat(rows, params.weight.dtype))

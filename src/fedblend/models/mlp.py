@@ -73,11 +73,11 @@ def mlp(
 
     def init(key):
         layers = [
-            affine(start, jax.random.fold_in(key, place), shape, dtype)
-            for place, shape in enumerate(pairwise(widths))
+            affine(start, jax.random.fold_in(key, place), before, after, dtype)
+            for place, (before, after) in enumerate(pairwise(widths))
         ]
         last = jax.random.fold_in(key, len(layers))
-        return Mlp(tuple(layers), affine(glorot, last, (widths[-1], outputs), dtype))
+        return Mlp(tuple(layers), affine(glorot, last, widths[-1], outputs, dtype))
 
     def apply(params, rows):
         here = flat(rows, params.last.weight.dtype)

@@ -213,12 +213,16 @@ class Run:
         if not jax.tree.leaves((self.shapes.hello, self.shapes.state)):
             return tally
         room = min(ENROL_AT_ONCE, self.federation.clients)
+        if not self.store.eager and not jax.tree.leaves(self.shapes.hello):
+            room = min(room, self.every * self.cohort * (self.lanes or 1))
         for first in range(0, len(newcomers), room):
             group = newcomers[first : first + room]
             padded = np.concatenate([group, np.full(room - len(group), group[0])])
             present = np.arange(room) < len(group)
             part, states = self.engine.enroll(self._members(padded, None, present))
-            self.store.write(group, trees.take(states, slice(len(group))))
+            # Sliced on the host: on the device every new length would be compiled.
+            rows = trees.take(jax.device_get(states), slice(len(group)))
+            self.store.write(group, rows)
             tally = part if tally is None else jax.tree.map(jnp.add, tally, part)
         return tally
 

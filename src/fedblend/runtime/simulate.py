@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedblend import keys
+from fedblend import keys, trees
 from fedblend.core import Algorithm, Key, PyTree, Shard
 from fedblend.data.federation import Federation
 from fedblend.metrics import HIGHER_IS_BETTER
@@ -27,8 +27,9 @@ from fedblend.runtime.rounds import Settings
 from fedblend.runtime.run import Run
 from fedblend.runtime.visits import strong
 
-CPU_CHUNK = 5
-"""Clients trained side by side on a CPU; see docs/benchmarks.md for the measurement."""
+CPU_CHUNK, CPU_ENTRIES = 20, 2**20
+"""Clients trained side by side on a CPU: so many, while their parameters together have
+no more entries than that; docs/benchmarks.md has the measurement."""
 MEASURE_AT_MOST = 10_000
 """Federations up to this size are measured whole, of larger ones a sample of 1000."""
 
@@ -92,53 +93,36 @@ def simulate(
     lanes = _lanes(key, over)
     clients = federation.clients
     cohort = clients if cohort is None else cohort
-    if not 1 <= cohort <= clients:
-        raise ValueError(
-            f"cohort: {cohort} is not between 1 and the {clients} clients there are"
-        )
-    if not 0 <= dropout < 1:
-        raise ValueError(f"dropout: {dropout} is not a probability in [0, 1)")
-    if rounds < 0:
-        raise ValueError(f"rounds: {rounds} is negative")
     every = max(1, -(-rounds // 20)) if every is None else every
-    if every < 1:
-        raise ValueError(f"every: {every} is not a positive number of rounds")
+    _check_numbers(rounds, every, cohort, clients, dropout)
     reducing = reduce.reduction(reduction, trim)
     example = build(None if over is None else jax.tree.map(lambda leaf: leaf[0], over))
     weights = example.needs.weights if weights is None else weights
     _check_needs(example, cohort, clients, dropout, weights, reducing)
     values = _weights(weights, federation)
+    own_params = callable(params) and bool(key.ndim)
+    if callable(params):
+        params = jax.vmap(params)(key) if own_params else params(key)
+    params = strong(params)
+    size = trees.size(params) // (len(key) if own_params else 1)
     settings = Settings(
         build=build,
         capacity=federation.train.capacity,
-        chunk=_chunk(chunk, cohort),
+        chunk=_chunk(chunk, cohort, size * (lanes or 1)),
         everyone=float(values.sum()),
         dropout=dropout,
         reduction=reducing,
     )
     names = list(federation.splits) if splits is None else list(splits)
-    for metric in measure or ():
-        if metric.partition("@")[0] not in HIGHER_IS_BETTER:
-            raise ValueError(
-                f"measure: {metric!r} is none of {', '.join(HIGHER_IS_BETTER)}; say in "
-                "metrics.HIGHER_IS_BETTER which way is better"
-            )
-    for name in names:
-        if name not in federation.splits:
-            raise ValueError(
-                f"splits: {name!r} is not one of {', '.join(federation.splits)}"
-            )
+    _check_names(measure or {}, names, federation)
     measured_ids = _measured_ids(measure_on, clients, key)
     if local is not None and not np.array_equal(local.measuring.ids, measured_ids):
         raise ValueError("local: that run measured other clients than this one does")
-    own_params = callable(params) and bool(key.ndim)
-    if callable(params):
-        params = jax.vmap(params)(key) if own_params else params(key)
     engine = Engine(
         settings,
         key=key,
         over=over,
-        params=strong(params),
+        params=params,
         own_params=own_params,
         examples={
             name: jax.tree.map(jnp.asarray, federation.splits[name].examples)
@@ -165,6 +149,37 @@ def simulate(
         store=(store, store_folder),
         measuring=measuring,
     )
+
+
+def _check_numbers(
+    rounds: int, every: int, cohort: int, clients: int, dropout: float
+) -> None:
+    if not 1 <= cohort <= clients:
+        raise ValueError(
+            f"cohort: {cohort} is not between 1 and the {clients} clients there are"
+        )
+    if not 0 <= dropout < 1:
+        raise ValueError(f"dropout: {dropout} is not a probability in [0, 1)")
+    if rounds < 0:
+        raise ValueError(f"rounds: {rounds} is negative")
+    if every < 1:
+        raise ValueError(f"every: {every} is not a positive number of rounds")
+
+
+def _check_names(
+    measure: Mapping[str, Callable], splits: list[str], federation: Federation
+) -> None:
+    for metric in measure:
+        if metric.partition("@")[0] not in HIGHER_IS_BETTER:
+            raise ValueError(
+                f"measure: {metric!r} is none of {', '.join(HIGHER_IS_BETTER)}; say in "
+                "metrics.HIGHER_IS_BETTER which way is better"
+            )
+    for name in splits:
+        if name not in federation.splits:
+            raise ValueError(
+                f"splits: {name!r} is not one of {', '.join(federation.splits)}"
+            )
 
 
 def _builder(algorithm, over: PyTree | None) -> Callable[[Any], Algorithm]:
@@ -209,10 +224,12 @@ def _weights(name: str, federation: Federation) -> np.ndarray:
     raise ValueError(f"weights: {name!r} is unknown, it is 'by_count' or 'uniform'")
 
 
-def _chunk(chunk: int | None, cohort: int) -> int:
+def _chunk(chunk: int | None, cohort: int, size: int) -> int:
     """How many clients to map at once; chunks of a cohort are as even as can be."""
-    if chunk is None:
-        chunk = CPU_CHUNK if jax.default_backend() == "cpu" else cohort
+    if chunk is None and jax.default_backend() == "cpu":
+        chunk = min(max(CPU_ENTRIES // max(size, 1), 1), CPU_CHUNK)
+    elif chunk is None:
+        chunk = cohort
     if chunk < 1:
         raise ValueError(f"chunk: {chunk} is not a positive number of clients")
     pieces = -(-cohort // min(chunk, cohort))

@@ -129,7 +129,8 @@ class HostStore:
     def save(self, ids: np.ndarray, states: PyTree) -> None:
         """Take back what ``load`` gave."""
         members = np.unique(ids)
-        self.write(members, jax.tree.map(lambda leaf: leaf[: len(members)], states))
+        # Sliced on the host: on the device every new length would be compiled.
+        self.write(members, trees.take(jax.device_get(states), slice(len(members))))
 
     def gather(self, ids: np.ndarray) -> PyTree:
         """The states of these clients, stacked, on the device."""
@@ -199,7 +200,7 @@ class DiskStore(HostStore):
     def save(self, ids: np.ndarray, states: PyTree) -> None:
         """Keep apart what a block changed."""
         members = np.unique(ids)
-        rows = jax.tree.map(lambda leaf: np.asarray(leaf[: len(members)]), states)
+        rows = trees.take(jax.device_get(states), slice(len(members)))
         self.pending = (members, rows)
 
     def gather(self, ids: np.ndarray) -> PyTree:
