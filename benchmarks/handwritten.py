@@ -18,7 +18,7 @@ from jax.sharding import PartitionSpec as P
 
 import work
 
-BEST = {"mlp": (4, 2), "softmax": (20, 1)}
+BEST = {"mlp": (2, 2), "softmax": (20, 2)}
 """The fastest (chunk, unroll) on a CPU; a GPU takes all clients at once."""
 BEST_SPREAD = {"mlp": (1, 2), "softmax": (5, 1)}
 """The same where the CPU is split into devices."""

@@ -72,6 +72,6 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--models", nargs="+", default=["mlp", "softmax"])
     parser.add_argument("--repeats", type=int, default=7)
-    parser.add_argument("--block", type=int, default=1, help="rounds timed at once")
+    parser.add_argument("--block", type=int, default=5, help="rounds timed at once")
     given = parser.parse_args()
     table(given.models, given.repeats, given.block)
