@@ -18,7 +18,9 @@ if TYPE_CHECKING:
         fedopt,
         fedprox,
         finetune,
+        fomaml,
         local_only,
+        reptile,
         scaffold,
     )
     from fedblend.core import Algorithm, Batch, Down, Heard, Needs, Ragged, Shard, Up
@@ -58,6 +60,7 @@ __all__ = [
     "fedopt",
     "fedprox",
     "finetune",
+    "fomaml",
     "keys",
     "local_only",
     "metrics",
@@ -66,6 +69,7 @@ __all__ = [
     "objectives",
     "partition",
     "predict",
+    "reptile",
     "scaffold",
     "simulate",
     "sources",
@@ -73,7 +77,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "algorithms": "fedavg fedopt fedprox finetune local_only scaffold",
+    "algorithms": "fedavg fedopt fedprox finetune fomaml local_only reptile scaffold",
     "core": "Algorithm Batch Down Heard Needs Ragged Shard Up",
     "data.federation": "Federation federate",
     "experiment.estimator": "FederatedClassifier FederatedRegressor",

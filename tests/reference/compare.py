@@ -115,7 +115,37 @@ def personal_gaps():
     yield "finetune", personal(tuned), theirs
 
 
+def meta_gaps():
+    methods = {
+        "reptile": (fb.reptile, paper.reptile, 0.7),
+        "fomaml": (fb.fomaml, paper.fomaml, 0.3),
+    }
+    for name, (ours, theirs, rate) in methods.items():
+        for steps in (SAME, BY_CLIENT):
+            inner = 5 if steps is SAME else steps
+            algorithm = ours(on.loss, 0.1, rate, steps=inner, **full)
+            for weights, problem in (("by_count", by_count), ("uniform", uniform)):
+                done = run(algorithm, weights)
+                x = theirs(problem, start, rounds, 0.1, steps, rate)
+                case = (
+                    f"{name}, {'same' if steps is SAME else 'other'} steps, {weights}"
+                )
+                yield f"{case}: model", done.shared, x
+                yield (
+                    f"{case}: personal",
+                    personal(done),
+                    paper.localised(problem, x, 0.1, steps),
+                )
+
+
 if __name__ == "__main__":
-    parts = (fedavg_gaps, fedprox_gaps, fedopt_gaps, scaffold_gaps, personal_gaps)
+    parts = (
+        fedavg_gaps,
+        fedprox_gaps,
+        fedopt_gaps,
+        scaffold_gaps,
+        personal_gaps,
+        meta_gaps,
+    )
     gaps = {name: gap(*pair) for part in parts for name, *pair in part()}
     print(json.dumps(gaps))

@@ -20,6 +20,8 @@ METHODS = {
     "scaffold": 12,
     "local only": 1,
     "finetune": 1,
+    "reptile": 8,
+    "fomaml": 8,
 }
 
 

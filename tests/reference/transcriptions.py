@@ -104,6 +104,32 @@ def momentum(g, memory, t, decay=0.9):
     return trace
 
 
+def reptile(problem, x, cohorts, rate, steps, epsilon):
+    """Nichol et al. 2018, batched: x <- x + epsilon/n sum (y_i - x)."""
+    for cohort in cohorts:
+        total = sum(problem.weights[i] for i in cohort)
+        step = np.zeros_like(x)
+        for i in cohort:
+            y = local_sgd(problem, i, x, rate, steps[i])
+            step += problem.weights[i] / total * (y - x)
+        x = x + epsilon * step
+    return x
+
+
+def fomaml(problem, x, cohorts, rate, steps, beta):
+    """Finn et al. 2017, algorithm 2 with the derivative of y_i in x left out."""
+    for cohort in cohorts:
+        total = sum(problem.weights[i] for i in cohort)
+        mean = np.zeros_like(x)
+        for i in cohort:
+            y = x.copy()
+            for _ in range(steps[i]):
+                y = y - rate * problem.gradient(i, y)
+            mean += problem.weights[i] / total * problem.gradient(i, y)
+        x = x - beta * mean
+    return x
+
+
 def scaffold(problem, x, cohorts, rate, steps, server_rate):
     """Karimireddy et al. 2020, algorithm 1, option II.
 

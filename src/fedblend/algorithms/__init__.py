@@ -6,7 +6,18 @@ from fedblend.algorithms.fedavg import fedavg
 from fedblend.algorithms.fedopt import fedopt
 from fedblend.algorithms.fedprox import fedprox
 from fedblend.algorithms.finetune import finetune
+from fedblend.algorithms.fomaml import fomaml
 from fedblend.algorithms.local_only import local_only
+from fedblend.algorithms.reptile import reptile
 from fedblend.algorithms.scaffold import scaffold
 
-__all__ = ["fedavg", "fedopt", "fedprox", "finetune", "local_only", "scaffold"]
+__all__ = [
+    "fedavg",
+    "fedopt",
+    "fedprox",
+    "finetune",
+    "fomaml",
+    "local_only",
+    "reptile",
+    "scaffold",
+]

@@ -66,6 +66,20 @@ class Scaffold(Options):
     server_rate: Positive = 1.0
 
 
+class Reptile(Options):
+    """Options of Reptile."""
+
+    name: Literal["reptile"]
+    server: Rule
+
+
+class Fomaml(Options):
+    """Options of FOMAML."""
+
+    name: Literal["fomaml"]
+    server: Rule
+
+
 class LocalOnly(Options):
     """Options of training alone."""
 
@@ -86,6 +100,16 @@ def _fedavg(loss: Loss, options: LocalWork) -> Algorithm:
 def _fedopt(loss: Loss, options: FedOpt) -> Algorithm:
     server = transform(options.server)
     return algorithms.fedopt(loss, options.chosen(), server, **_work(options))
+
+
+def _reptile(loss: Loss, options: Reptile) -> Algorithm:
+    server = transform(options.server)
+    return algorithms.reptile(loss, options.chosen(), server, **_work(options))
+
+
+def _fomaml(loss: Loss, options: Fomaml) -> Algorithm:
+    server = transform(options.server)
+    return algorithms.fomaml(loss, options.chosen(), server, **_work(options))
 
 
 def _fedprox(loss: Loss, options: FedProx) -> Algorithm:
@@ -147,6 +171,8 @@ ALGORITHMS: dict[str, Entry] = {
     "scaffold": Entry(Scaffold, _scaffold, algorithms.scaffold),
     "local_only": Entry(LocalOnly, local_only, algorithms.local_only),
     "finetune": Entry(FineTune, _finetune, algorithms.finetune),
+    "reptile": Entry(Reptile, _reptile, algorithms.reptile),
+    "fomaml": Entry(Fomaml, _fomaml, algorithms.fomaml),
 }
 """The algorithms that a configuration can name."""
 

@@ -1,0 +1,85 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""FOMAML: train the model that is good after a few steps of a client's own.
+
+The problem is ``min over shared of sum_i p_i f_i(y_i(shared))``, where y_i is shared
+after inner steps on f_i. Its gradient is taken as if ``y_i' = I``: no second
+derivatives. A round, for every client i of the cohort::
+
+    y_i    <- shared, then steps times:  y_i <- y_i - rate * grad f_i(y_i; batch)
+    g_i    <- grad f_i(y_i; a fresh batch)
+    shared <- ServerOpt(shared, sum_i p_i g_i / sum_i p_i)
+
+    personal_i <- shared, then the same inner steps on f_i
+
+Where this differs from the paper: tasks are clients, which come in cohorts, and their
+weights are the runtime's (the paper's are equal: ``weights="uniform"``). The batch of
+g_i is drawn afresh from all of the client's rows, so it may share rows with the inner
+ones; the paper draws both anew for every task, and with ``batch_size=None`` both are
+everything the client has. With no inner steps it is distributed SGD. Message and
+server are those of FedOpt, with ``delta = -g_i``.
+
+Reference: Finn, Abbeel, Levine, "Model-agnostic meta-learning for fast adaptation of
+deep networks", ICML 2017, arXiv:1703.03400, section 5.2 (first-order approximation);
+in federated learning: Jiang, Konečný, Rush, Kannan, "Improving federated learning
+personalization via model agnostic meta learning", 2019, arXiv:1909.12488.
+"""
+
+from functools import partial
+
+import optax
+
+from fedblend import keys, trees
+from fedblend.algorithms.reptile import reptile
+from fedblend.core import Algorithm, Loss, Up
+from fedblend.data.batches import draw, everything
+from fedblend.local import Optimizer, Steps, descend
+from fedblend.objectives import gradient
+
+
+def fomaml(
+    loss: Loss,
+    optimizer: Optimizer,
+    server_optimizer: float | optax.GradientTransformation,
+    *,
+    steps: Steps,
+    batch_size: int | None,
+) -> Algorithm:
+    """The gradient after inner steps, applied before them; deployed after them.
+
+    Args:
+        loss: ``loss(params, rows) -> losses[rows]``.
+        optimizer: of the inner steps; a number is plain SGD with that rate.
+        server_optimizer: of the server, its state kept over the rounds; a number is
+            plain SGD with that rate.
+        steps: inner steps, in training and before use: a number from 0, an array of
+            them over clients, or ``Epochs``.
+        batch_size: rows of a step and of the last gradient, or None for all of them.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, fedblend as fb
+        >>> federation, _ = fb.sources.quadratics(clients=4, dim=2)
+        >>> algorithm = fb.fomaml(fb.sources.quadratic_loss, 0.05, 0.1, steps=1,
+        ...                       batch_size=None)
+        >>> run = fb.simulate(algorithm, jnp.zeros(2), federation, jax.random.key(0),
+        ...                   rounds=50).complete()
+        >>> measured = fb.metrics.mean_loss(fb.sources.quadratic_loss)
+        >>> own = fb.Batch(federation.train.rows(0))
+        >>> bool(measured(run.personal(0), own) < measured(run.shared, own))
+        True
+    """
+    work = {"steps": steps, "batch_size": batch_size}
+    train = partial(descend, gradient(loss), optimizer=optimizer, **work)
+
+    def client(down, client, shard, key):
+        reached, _ = train(down.shared, shard, key, round=down.round, nudge=down.nudge)
+        fresh = (
+            everything(shard)
+            if batch_size is None
+            else draw(shard, keys.named(key, "fomaml"), batch_size)
+        )
+        slope = gradient(loss)(reached, fresh)
+        push = trees.add_where_given(slope, down.nudge)
+        return Up(trees.scale(-1, push), slope), client
+
+    return reptile(loss, optimizer, server_optimizer, **work)._replace(client=client)

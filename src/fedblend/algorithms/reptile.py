@@ -1,0 +1,71 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""Reptile: the shared model moves towards where clients' own steps lead.
+
+It is meant as a good place to start from: what a client deploys is that model after
+its own inner steps. A round, for every client i of the cohort::
+
+    y_i    <- shared, then steps times:  y_i <- y_i - rate * grad f_i(y_i; batch)
+    delta  <- sum_i p_i (y_i - shared) / sum_i p_i
+    shared <- ServerOpt(shared, -delta);  with a rate: shared + server_rate * delta
+
+    personal_i <- shared, then the same inner steps on f_i
+
+Training is FedOpt's, and FedAvg's with a server rate of 1; what Reptile adds is the
+reading as meta-learning, and so the model that is deployed.
+
+Where this differs from the paper: tasks are clients, which come in cohorts (the
+paper's batched version), and their weights are the runtime's (the paper's are equal:
+``weights="uniform"``). Its server takes plain steps whose rate falls to 0 over the
+rounds (``optax.sgd`` with a schedule); here it may be any of optax's. The inner
+optimiser starts anew with every client; the paper's experiments keep Adam's moments.
+
+Reference: Nichol, Achiam, Schulman, "On first-order meta-learning algorithms", 2018,
+arXiv:1803.02999; as a reading of FedAvg: Jiang, Konečný, Rush, Kannan, "Improving
+federated learning personalization via model agnostic meta learning", 2019,
+arXiv:1909.12488.
+"""
+
+import optax
+
+from fedblend.algorithms.fedopt import fedopt
+from fedblend.algorithms.finetune import finetune
+from fedblend.core import Algorithm, Loss
+from fedblend.local import Optimizer, Steps
+
+
+def reptile(
+    loss: Loss,
+    optimizer: Optimizer,
+    server_optimizer: float | optax.GradientTransformation,
+    *,
+    steps: Steps,
+    batch_size: int | None,
+) -> Algorithm:
+    """FedOpt, deployed after inner steps; ``reptile(.., 1.0)`` trains as FedAvg does.
+
+    Args:
+        loss: ``loss(params, rows) -> losses[rows]``.
+        optimizer: of the inner steps; a number is plain SGD with that rate.
+        server_optimizer: of the server; a number is the part of the way it goes
+            towards the clients' mean (the paper's epsilon), above 0.
+        steps: inner steps, in training and before use: a number, an array of them
+            over clients, or ``Epochs``.
+        batch_size: rows of a step, or None for all of them.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, fedblend as fb
+        >>> federation, _ = fb.sources.quadratics(clients=4, dim=2)
+        >>> algorithm = fb.reptile(fb.sources.quadratic_loss, 0.05, 0.5, steps=5,
+        ...                        batch_size=None)
+        >>> run = fb.simulate(algorithm, jnp.zeros(2), federation, jax.random.key(0),
+        ...                   rounds=50).complete()
+        >>> measured = fb.metrics.mean_loss(fb.sources.quadratic_loss)
+        >>> own = fb.Batch(federation.train.rows(0))
+        >>> bool(measured(run.personal(0), own) < measured(run.shared, own))
+        True
+    """
+    trained = fedopt(
+        loss, optimizer, server_optimizer, steps=steps, batch_size=batch_size
+    )
+    return finetune(trained, loss, optimizer, steps=steps, batch_size=batch_size)
