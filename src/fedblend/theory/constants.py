@@ -1,0 +1,205 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""The constants of f_i: how smooth and how convex every client's objective is.
+
+``f_i`` is the mean loss over the client's training rows, plus ``l2/2 |x|^2``. It is
+L_i-smooth and mu_i-strongly convex if all eigenvalues of its Hessian lie in
+``[mu_i, L_i]``. With the rows of client i as a matrix A_i of k_i rows::
+
+    logistic        L_i = lambda_max(A_i^T A_i)/(4 k_i) + l2,   mu_i = l2
+    softmax         L_i = lambda_max(A_i^T A_i)/(2 k_i) + l2,   mu_i = l2
+    least squares   L_i = lambda_max(A_i^T A_i)/k_i + l2,       mu_i = lambda_min(same)
+    quadratics      the extreme eigenvalues of the mean of the client's matrices
+
+Where this differs from the code published with FLIX: there l2 stands inside the
+division by 4 k_i, which makes L_i too small by almost l2.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedblend import keys, trees
+from fedblend.core import Key, Loss, PyTree, Shard
+from fedblend.data.batches import everything
+from fedblend.data.federation import Federation
+from fedblend.objectives import objective
+from fedblend.theory.spectra import EXACT_LIMIT, Extremes, gram_extremes
+
+
+class Smoothness(NamedTuple):
+    """The constants of all clients.
+
+    ``smooth`` is L_i and ``convex`` is mu_i, one float64 for every client. ``exact``:
+    they are the best possible ones. ``certain``: true L_i are no larger and true mu_i
+    no smaller, so everything proved from them holds; False for estimates.
+    """
+
+    smooth: np.ndarray
+    convex: np.ndarray
+    exact: bool
+    certain: bool = True
+
+
+def logistic(
+    federation: Federation, l2: float = 0.0, intercept: bool = False
+) -> Smoothness:
+    """Of ``log(1 + exp(-y a^T x)) + l2/2 |x|^2``: exact, attained at x = 0.
+
+    Args:
+        federation: rows are ``(inputs, targets)``.
+        l2: strength of the penalty, over all parameters.
+        intercept: the model adds an intercept, that is a column of ones.
+
+    >>> import numpy as np
+    >>> from fedblend.data.federation import federate
+    >>> rows = (np.array([[2.0], [0.0]]), np.array([1, 0]))
+    >>> logistic(federate(rows, [np.arange(2)]), l2=0.1).smooth
+    array([0.6])
+    """
+    return _linear(federation, l2, intercept, 0.25, np.zeros_like)
+
+
+def softmax(
+    federation: Federation, l2: float = 0.0, intercept: bool = False
+) -> Smoothness:
+    """Of softmax cross entropy on linear scores: a bound, whatever the classes.
+
+    The Hessian of a row is ``(diag(p) - p p^T) (x) a a^T``, and the first factor has
+    eigenvalues of at most 1/2: Bohning, "Multinomial logistic regression algorithm"
+    (Annals of the Institute of Statistical Mathematics 1992). Arguments as for
+    ``logistic``.
+    """
+    bound = _linear(federation, l2, intercept, 0.5, np.zeros_like)
+    return bound._replace(exact=False)
+
+
+def least_squares(
+    federation: Federation, l2: float = 0.0, intercept: bool = False
+) -> Smoothness:
+    """Of half the squared error on linear outputs. Arguments as for ``logistic``."""
+    return _linear(federation, l2, intercept, 1.0, np.copy)
+
+
+def quadratics(federation: Federation) -> Smoothness:
+    """Of the mean of ``1/2 x^T A x - b^T x`` over rows ``(A, b)``."""
+    values = np.array(
+        [
+            np.linalg.eigvalsh(np.asarray(matrices, np.float64).mean(axis=0))[[0, -1]]
+            for matrices, _ in map(federation.train.rows, range(federation.clients))
+        ]
+    )
+    return Smoothness(np.abs(values).max(axis=1), np.maximum(values[:, 0], 0), True)
+
+
+def _linear(
+    federation: Federation,
+    l2: float,
+    intercept: bool,
+    curvature: float,
+    lowest: Callable[[np.ndarray], np.ndarray],
+) -> Smoothness:
+    """The constants of a loss whose curvature in a score is at most ``curvature``."""
+    if not 0 <= l2 < np.inf:
+        raise ValueError(f"l2: {l2} is not in [0, inf)")
+    found = [
+        _gram(federation, client, intercept) for client in range(federation.clients)
+    ]
+    counts = np.asarray(federation.train.counts, np.float64)
+    largest = np.array([extremes.largest for extremes in found])
+    smallest = np.array([extremes.smallest for extremes in found])
+    exact = all(extremes.exact for extremes in found)
+    convex = lowest(curvature * smallest / counts) + l2
+    return Smoothness(curvature * largest / counts + l2, convex, exact)
+
+
+def _gram(federation: Federation, client: int, intercept: bool) -> Extremes:
+    inputs = np.asarray(federation.train.rows(client)[0], np.float64)
+    inputs = inputs.reshape(len(inputs), -1)
+    if intercept:
+        inputs = np.concatenate([inputs, np.ones((len(inputs), 1))], axis=1)
+    return gram_extremes(inputs, EXACT_LIMIT)
+
+
+def estimated(
+    loss: Loss,
+    params: PyTree,
+    federation: Federation,
+    key: Key,
+    *,
+    points: int = 4,
+    radius: float = 1.0,
+    products: int = 50,
+) -> Smoothness:
+    """Estimates for any loss, by power iteration on Hessian-vector products.
+
+    L_i is the largest magnitude of an eigenvalue seen at the sampled points, mu_i the
+    smallest eigenvalue seen, at least 0. Elsewhere the Hessian may be larger and power
+    iteration stops early, so L_i tends to be too small: a step from it is a start for
+    tuning, not a promise.
+
+    Args:
+        loss: one number for every row.
+        params: the centre of the sampled points, itself the first of them.
+        federation: whose training rows.
+        key: of the points and of the starts of power iteration.
+        points: how many.
+        radius: their distance from ``params``.
+        products: products with the Hessian for each eigenvalue.
+    """
+    if points < 1 or products < 1:
+        raise ValueError(f"points, products: {points}, {products} are not at least 1")
+    train = federation.train
+    centre, layout = trees.ravel(params)
+
+    def extremes(shard, point_key, distance):
+        batch = everything(shard)
+        slope = jax.grad(lambda x: objective(loss, trees.unravel(x, layout), batch))
+        place = centre + distance * _direction(keys.named(point_key, "point"), centre)
+        start = _direction(keys.named(point_key, "start"), centre)
+
+        def hessian(vector):
+            return jax.jvp(slope, (place,), (vector,))[1]
+
+        size = jnp.abs(_power(hessian, start, products))
+        above = _power(lambda v: size * v - hessian(v), start, products)
+        return size, size - above
+
+    def of_client(client):
+        id, start, count = client
+        shard = Shard(train.examples, start, count, id, train.capacity)
+        point_keys = jax.random.split(keys.at(key, "smoothness", client=id), points)
+        pairs = (point_keys, jnp.where(jnp.arange(points) == 0, 0.0, radius))
+        largest, smallest = jax.lax.map(lambda pair: extremes(shard, *pair), pairs)
+        return largest.max(), jnp.maximum(smallest.min(), 0)
+
+    numbers = (np.arange(federation.clients), train.starts, train.counts)
+    as_arrays = tuple(jnp.asarray(number, jnp.int32) for number in numbers)
+    largest, smallest = jax.lax.map(of_client, as_arrays)
+    return Smoothness(
+        np.asarray(largest, np.float64),
+        np.asarray(smallest, np.float64),
+        exact=False,
+        certain=False,
+    )
+
+
+def _direction(key: Key, like: jax.Array) -> jax.Array:
+    """A random vector of length 1."""
+    vector = jax.random.normal(key, like.shape, like.dtype)
+    return vector / jnp.linalg.norm(vector)
+
+
+def _power(product, start: jax.Array, products: int) -> jax.Array:
+    """The Rayleigh quotient after some products with a symmetric matrix."""
+
+    def improve(_, vector):
+        longer = product(vector)
+        length = jnp.linalg.norm(longer)
+        return jnp.where(length > 0, longer / jnp.where(length > 0, length, 1), vector)
+
+    vector = jax.lax.fori_loop(0, products, improve, start)
+    return jnp.vdot(vector, product(vector))

@@ -1,0 +1,29 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""Problems of which everything is known, and the real ones where they are."""
+
+import pytest
+from flix_by_hand import Case, logistic_case, quadratic_case
+
+from fedblend.data.download import status
+
+
+@pytest.fixture(scope="session")
+def quadratic() -> Case:
+    return quadratic_case()
+
+
+@pytest.fixture(scope="session")
+def real():
+    """A function from a name to a problem; skips where its file is missing."""
+    known: dict[tuple[str, int], Case] = {}
+
+    def case(name: str, clients: int) -> Case:
+        state = status(name)
+        if not state.usable:
+            pytest.skip(f"{name} is not in {state.folder}; see FEDBLEND_DATA")
+        if (name, clients) not in known:
+            known[name, clients] = logistic_case(name, clients)
+        return known[name, clients]
+
+    return case

@@ -1,0 +1,232 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""L_i and mu_i against eigenvalues of Hessians, the mixture's against f~ itself."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flix_by_hand import descend, mixed, quadratic_case
+
+from fedblend.data.federation import federate
+from fedblend.data.sources.quadratics import quadratic_loss
+from fedblend.models import linear
+from fedblend.objectives import cross_entropy, l2
+from fedblend.theory import constants, spectra
+from fedblend.theory.mixture import (
+    D,
+    L_alpha,
+    M,
+    V,
+    mixture,
+    mu_alpha,
+    stationary_weights,
+    weights,
+)
+
+UNEQUAL = np.array([0.9, 0.5, 0.2, 0.7, 1.0, 0.05])
+"""Weights of the shared model that all differ."""
+
+
+def random_rows(rows=40, dim=3, classes=3, seed=0):
+    rng = np.random.default_rng(seed)
+    inputs = rng.normal(size=(rows, dim)) * [1, 2, 5]
+    targets = rng.integers(0, classes, rows)
+    return federate((inputs, targets), np.split(np.arange(rows), [10, 12]))
+
+
+def test_logistic_is_the_hessian_at_zero(real):
+    case = real("ijcnn1", 8)
+    zero = np.zeros(case.personal.shape[1])
+    for i, f in enumerate(case.clients):
+        assert case.smoothness.smooth[i] == pytest.approx(
+            np.linalg.eigvalsh(f.hessian(zero))[-1], rel=1e-10
+        )
+    assert (case.smoothness.convex == 0.1).all()
+    assert case.smoothness.exact
+
+
+def test_an_intercept_is_a_column_of_ones():
+    federation = random_rows(classes=2)
+    inputs, targets = federation.train.examples
+    longer = np.concatenate([inputs, np.ones((len(inputs), 1))], axis=1)
+    parts = np.split(np.arange(len(inputs)), [10, 12])
+    same = federate((longer, targets), parts)
+    with_intercept = constants.logistic(federation, 0.1, intercept=True)
+    np.testing.assert_allclose(
+        with_intercept.smooth, constants.logistic(same, 0.1).smooth
+    )
+    assert (with_intercept.smooth > constants.logistic(federation, 0.1).smooth).all()
+
+
+def test_least_squares_is_between_the_extreme_eigenvalues():
+    federation = random_rows()
+    found = constants.least_squares(federation, l2=0.2)
+    for i in range(3):
+        inputs, _ = federation.train.rows(i)
+        values = np.linalg.eigvalsh(inputs.T @ inputs / len(inputs)) + 0.2
+        np.testing.assert_allclose(found.smooth[i], values[-1], rtol=1e-12)
+        np.testing.assert_allclose(found.convex[i], values[0], rtol=1e-9)
+    assert found.convex[1] == pytest.approx(0.2)  # two rows, three columns
+
+
+def test_softmax_is_a_bound_that_is_nearly_reached():
+    federation = random_rows()
+    model = linear.softmax(3, 3, intercept=False)
+    loss = l2(cross_entropy(model.apply), 0.1)
+    bound = constants.softmax(federation, 0.1)
+    assert not bound.exact
+    assert bound.certain
+    seen = constants.estimated(
+        loss, model.init(jax.random.key(0)), federation, jax.random.key(1), points=6
+    )
+    assert not seen.certain
+    assert (seen.smooth <= bound.smooth * (1 + 1e-5)).all()
+    assert (seen.smooth >= 0.5 * bound.smooth).all()
+    assert (seen.convex >= 0.1 - 1e-4).all()
+
+
+def test_estimates_are_right_where_the_hessian_is_constant(quadratic):
+    seen = constants.estimated(
+        quadratic_loss, jnp.zeros(4), quadratic.federation, jax.random.key(0), points=1
+    )
+    np.testing.assert_allclose(seen.smooth, quadratic.smoothness.smooth, rtol=2e-2)
+    np.testing.assert_allclose(seen.convex, quadratic.smoothness.convex, rtol=5e-2)
+
+
+def test_lanczos_bounds_the_largest_eigenvalue_from_above():
+    rng = np.random.default_rng(0)
+    rows = rng.normal(size=(300, 400)) * np.geomspace(1, 1.2, 400)
+    exact = spectra.gram_extremes(rows)
+    bound = spectra.gram_extremes(rows, exact_limit=10)
+    assert exact.exact
+    assert not bound.exact
+    assert exact.largest <= bound.largest <= 1.0102 * exact.largest
+    assert bound.smallest == 0
+    assert spectra.largest_eigenvalue(lambda v: 0 * v, 5) == 0
+    assert spectra.largest_eigenvalue(lambda v: v, 5) == pytest.approx(1 / 0.99)
+
+
+def test_proposition_1_gradient_steps_mix_start_and_minimiser(quadratic):
+    f, own = quadratic.clients[0], quadratic.personal[0]
+    step, start = 0.9 / np.linalg.eigvalsh(f.A)[-1], np.arange(4.0)
+    reached = descend(f, start, step, 7)[-1]
+    J = np.linalg.matrix_power(np.eye(4) - step * f.A, 7)
+    np.testing.assert_allclose(reached, (np.eye(4) - J) @ own + J @ start, rtol=1e-12)
+
+
+@pytest.mark.parametrize("alpha", [0.3, UNEQUAL], ids=["equal", "unequal"])
+def test_proposition_2_on_quadratics(quadratic, alpha):
+    f = mixed(quadratic, alpha)
+    values = np.linalg.eigvalsh(f.hessian(np.zeros(4)))
+    assert values[-1] <= L_alpha(alpha, quadratic.smoothness) * (1 + 1e-12)
+    assert values[0] >= mu_alpha(alpha, quadratic.smoothness) * (1 - 1e-12)
+
+
+def test_proposition_2_is_attained_where_all_clients_agree():
+    case = quadratic_case(clients=1)
+    values = np.linalg.eigvalsh(mixed(case, 0.5).hessian(np.zeros(4)))
+    assert L_alpha(0.5, case.smoothness) == pytest.approx(values[-1])
+    assert mu_alpha(0.5, case.smoothness) == pytest.approx(values[0])
+
+
+def test_proposition_2_on_real_data_by_differences(real):
+    case = real("a6a", 20)
+    alpha = np.linspace(0.05, 1, 20)
+    f, rng = mixed(case, alpha), np.random.default_rng(0)
+    top = L_alpha(alpha, case.smoothness)
+    bottom = mu_alpha(alpha, case.smoothness)
+    for _ in range(5):
+        x, y = rng.normal(size=(2, case.personal.shape[1]))
+        slopes, gap = f.gradient(x) - f.gradient(y), x - y
+        assert np.linalg.norm(slopes) <= top * np.linalg.norm(gap)
+        assert slopes @ gap >= bottom * gap @ gap * (1 - 1e-12)
+
+
+def test_proposition_3_deployed_models_are_closer_together(quadratic):
+    uniform = np.full(6, 1 / 6)
+    deployed = mixed(quadratic, 0.3).places(np.ones(4))
+    assert V(deployed, uniform) == pytest.approx(
+        0.7**2 * V(quadratic.personal, uniform)
+    )
+
+
+def test_weights_minimise_what_the_theorems_bound(quadratic):
+    smooth, models = quadratic.smoothness.smooth, quadratic.personal
+    own = UNEQUAL**2 * smooth
+    known = mixture(UNEQUAL, quadratic.smoothness, models)
+    np.testing.assert_allclose(
+        weights(UNEQUAL, quadratic.smoothness), own / own.sum(), rtol=1e-12
+    )
+    np.testing.assert_allclose(
+        stationary_weights(UNEQUAL, quadratic.smoothness), own**2 / (own**2).sum()
+    )
+
+    def error(x):
+        return 0.5 * np.mean(own * ((x - models) ** 2).sum(axis=1))
+
+    assert error(known.average) == pytest.approx(known.L_alpha * known.V / 2)
+    assert error(known.average + 1e-3) > error(known.average)
+    pairs = [((x - y) ** 2).sum() for x in models for y in models]
+    assert D(models) == pytest.approx(max(pairs))
+    assert M(quadratic.smoothness) == pytest.approx(np.mean(smooth**2))
+    assert known.V <= known.D
+
+
+def test_models_may_be_trees(quadratic):
+    models = quadratic.personal
+    tree = {"bias": models[:, 0], "weight": models[:, 1:].reshape(6, 3, 1)}
+    assert D(tree) == pytest.approx(D(models))
+
+
+def test_equal_alpha_leaves_v_and_the_average_alone(quadratic):
+    few, many = (
+        mixture(a, quadratic.smoothness, quadratic.personal) for a in (0.1, 1.0)
+    )
+    np.testing.assert_allclose(few.average, many.average, rtol=1e-12)
+    assert pytest.approx(many.V) == few.V
+    assert few.L_alpha == pytest.approx(0.01 * many.mean_smooth)
+
+
+def test_all_alpha_zero_has_constants_too(quadratic):
+    none = mixture(0.0, quadratic.smoothness, quadratic.personal)
+    assert none.L_alpha == none.mu_alpha == 0
+    np.testing.assert_allclose(none.average, quadratic.personal.mean(axis=0))
+
+
+@pytest.mark.parametrize("alpha", [-0.1, 1.5, np.nan, [0.5, 0.5]])
+def test_alpha_is_checked(quadratic, alpha):
+    with pytest.raises(ValueError, match="alpha: "):
+        mixture(alpha, quadratic.smoothness, quadratic.personal)
+
+
+def test_other_input_is_checked(quadratic):
+    with pytest.raises(ValueError, match="l2: -1"):
+        constants.logistic(random_rows(), -1)
+    with pytest.raises(ValueError, match="5 models for 6 clients"):
+        mixture(0.5, quadratic.smoothness, quadratic.personal[:5])
+    with pytest.raises(ValueError, match="tolerance"):
+        spectra.largest_eigenvalue(lambda v: v, 5, tolerance=1.0)
+    with pytest.raises(ValueError, match="points"):
+        constants.estimated(
+            quadratic_loss,
+            jnp.zeros(4),
+            quadratic.federation,
+            jax.random.key(0),
+            points=0,
+        )
+
+
+ANCHOR = (
+    *(0.429032, 0.429231, 0.429564, 0.430030, 0.430630),
+    *(0.431362, 0.432229, 0.433228, 0.434362, 0.435629),
+)
+"""Smallest f~ on ijcnn1, 8 contiguous clients, for alpha = .1, .2 ... 1."""
+
+
+def test_the_smallest_values_on_ijcnn1(real):
+    case = real("ijcnn1", 8)
+    for f, x in zip(case.clients, case.personal, strict=True):
+        assert np.linalg.norm(f.gradient(x)) < 1e-12
+    for tenths, value in enumerate(ANCHOR, start=1):
+        assert mixed(case, tenths / 10).solve()[1] == pytest.approx(value, abs=1e-6)
