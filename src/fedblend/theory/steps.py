@@ -1,0 +1,179 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""Step sizes that theory allows for solving FLIX.
+
+f~_i is ``l_i = alpha_i^2 L_i`` smooth. With n clients, compressors of variance omega_i
+that are drawn independently by each client, and memories that follow at rates b_i::
+
+    DGD                    1/L_alpha
+    DCGD                   1/(L_alpha + 2 max(l_i omega_i)/n)
+    DIANA                  1/(L_alpha + 2 max(l_i omega_i)/n
+                             + 4 max(b_i omega_i l_i)/(n min b_i)), b_i <= 1/(omega_i+1)
+    both, only convex      a quarter of these
+    DCGD, nonconvex        min(1/L_alpha, sqrt(n/(2 L_alpha max(l_i omega_i) T)))
+    DIANA, nonconvex       min(1/(2 sqrt(e)), 2/(sqrt(1 + 8e) + 1))/R,
+                           R^2 = mean l_i^2,  e = (1+omega) omega (3 + 2 omega)/n
+
+Where all alpha_i are 0 there is nothing to solve: f~ is constant, and steps are 0.
+
+Where this differs from the paper: its nonconvex DCGD allows 1/L_alpha for any number of
+rounds T, with a bound that grows like ``c^T``; the horizon keeps that factor below e.
+Its nonconvex DIANA has L_alpha in place of R, which is wrong where one client is much
+stiffer than the rest: the proof needs ``mean |grad f~_i(x) - grad f~_i(y)|^2 <= R^2
+|x - y|^2``. Reference and numbers of theorems: see ``mixture``.
+"""
+
+import math
+
+import numpy as np
+
+from fedblend.theory.constants import Smoothness
+from fedblend.theory.mixture import L_alpha, mu_alpha, per_client, squared_alpha
+
+
+def dgd(alpha, smoothness: Smoothness) -> float:
+    """Distributed gradient descent: ``1/L_alpha`` (Theorem 2)."""
+    return _inverse(L_alpha(alpha, smoothness))
+
+
+def dcgd(alpha, smoothness: Smoothness, omega) -> float:
+    """Compressed gradient descent, strongly convex (Theorem 4).
+
+    Args:
+        alpha: the weight of the shared model, a number or one for every client.
+        smoothness: of all f_i.
+        omega: the compressors' variance, a number or one for every client.
+    """
+    require_strongly_convex(alpha, smoothness, "dcgd")
+    return _inverse(_dcgd_bound(alpha, smoothness, omega))
+
+
+def dcgd_convex(alpha, smoothness: Smoothness, omega) -> float:
+    """Compressed gradient descent, convex (Theorem 6). Arguments as for ``dcgd``."""
+    return _inverse(_dcgd_bound(alpha, smoothness, omega)) / 4
+
+
+def dcgd_nonconvex(alpha, smoothness: Smoothness, omega, horizon: int) -> float:
+    """Compressed gradient descent for ``horizon`` rounds in all (Theorem 8).
+
+    Other arguments as for ``dcgd``.
+    """
+    if horizon < 1:
+        raise ValueError(f"horizon: {horizon} is not at least 1 round")
+    top, noise = L_alpha(alpha, smoothness), _noise(alpha, smoothness, omega)
+    if noise == 0:
+        return _inverse(top)
+    return min(1 / top, math.sqrt(1 / (2 * top * noise * horizon)))
+
+
+def diana(alpha, smoothness: Smoothness, omega, memory_rate=None) -> float:
+    """DIANA, strongly convex (Theorem 5).
+
+    Args:
+        alpha: the weight of the shared model, a number or one for every client.
+        smoothness: of all f_i.
+        omega: the compressors' variance, a number or one for every client.
+        memory_rate: b, how fast memories follow, a number or one for every client; by
+            default the fastest allowed, 1/(omega + 1).
+    """
+    require_strongly_convex(alpha, smoothness, "diana")
+    return _inverse(_diana_bound(alpha, smoothness, omega, memory_rate))
+
+
+def diana_convex(alpha, smoothness: Smoothness, omega, memory_rate=None) -> float:
+    """DIANA, convex (Theorem 7). Arguments as for ``diana``."""
+    return _inverse(_diana_bound(alpha, smoothness, omega, memory_rate)) / 4
+
+
+def diana_nonconvex(alpha, smoothness: Smoothness, omega, memory_rate=None) -> float:
+    """DIANA, nonconvex, with memories that start at the gradient (Theorem 9).
+
+    One omega, the largest, and one b for all clients; by default 1/(omega + 1).
+    Arguments as for ``diana``.
+    """
+    clients = len(smoothness.smooth)
+    worst = float(variances(omega, clients).max())
+    if memory_rate is not None:
+        low, high = memory_range(worst)
+        rates = per_client("memory_rate", memory_rate, clients)
+        rounding = 1e-12
+        if not (low * (1 - rounding) <= rates[0] <= high * (1 + rounding)) or any(
+            rates != rates[0]
+        ):
+            raise ValueError(
+                f"memory_rate: {memory_rate} is not one number in "
+                f"[{low:g}, {high:g}] for omega {worst:g}"
+            )
+    if worst == 0:
+        return dgd(alpha, smoothness)
+    stiff = squared_alpha(alpha, smoothness) * smoothness.smooth
+    root = math.sqrt(float(np.mean(stiff**2)))
+    e = (1 + worst) * worst * (3 + 2 * worst) / clients
+    return _inverse(root) * min(1 / (2 * math.sqrt(e)), 2 / (math.sqrt(1 + 8 * e) + 1))
+
+
+def memory_range(omega: float) -> tuple[float, float]:
+    """The smallest and the largest b of nonconvex DIANA (Theorem 9).
+
+    ``1/(1+omega) [1, min(1 + 1/(2(1+omega)), sqrt(3/2 + omega + 1/(2 omega)))]``
+    """
+    low = 1 / (1 + omega)
+    if omega == 0:
+        return low, 1.5
+    edge = math.sqrt(1.5 + omega + 0.5 / omega)
+    return low, low * min(1 + low / 2, edge)
+
+
+def variances(omega, clients: int) -> np.ndarray:
+    """The omega of every client, checked to be one of an unbiased compressor."""
+    if omega is None:
+        raise ValueError("omega: None; the theory needs an unbiased compressor")
+    spread = per_client("omega", omega, clients)
+    wrong = spread[~((spread >= 0) & (spread < np.inf))]
+    if wrong.size:
+        raise ValueError(f"omega: {wrong[0]:g} is not in [0, inf)")
+    return spread
+
+
+def memory_rates(omega, clients: int, memory_rate=None) -> np.ndarray:
+    """The b of every client, checked: at most ``1/(omega_i + 1)``, the default."""
+    limit = 1 / (variances(omega, clients) + 1)
+    if memory_rate is None:
+        return limit
+    rates = per_client("memory_rate", memory_rate, clients)
+    wrong = np.flatnonzero(~((rates > 0) & (rates <= limit * (1 + 1e-12))))
+    if wrong.size:
+        at = wrong[0]
+        raise ValueError(
+            f"memory_rate: {rates[at]:g} is not in (0, 1/(omega + 1)] = "
+            f"(0, {limit[at]:g}] at client {at}"
+        )
+    return rates
+
+
+def require_strongly_convex(alpha, smoothness: Smoothness, name: str) -> None:
+    """Refuse a mixture with mu_alpha = 0, unless all alpha are 0."""
+    squared = squared_alpha(alpha, smoothness)
+    if squared.any() and mu_alpha(alpha, smoothness) <= 0:
+        raise ValueError(f"{name}: needs strong convexity, but mu_alpha is 0")
+
+
+def _inverse(bound: float) -> float:
+    return 1 / bound if bound > 0 else 0.0
+
+
+def _noise(alpha, smoothness: Smoothness, omega) -> float:
+    """``max(l_i omega_i)/n``."""
+    clients = len(smoothness.smooth)
+    stiff = squared_alpha(alpha, smoothness) * smoothness.smooth
+    return float((stiff * variances(omega, clients)).max()) / clients
+
+
+def _dcgd_bound(alpha, smoothness: Smoothness, omega) -> float:
+    return L_alpha(alpha, smoothness) + 2 * _noise(alpha, smoothness, omega)
+
+
+def _diana_bound(alpha, smoothness: Smoothness, omega, memory_rate) -> float:
+    rates = memory_rates(omega, len(smoothness.smooth), memory_rate)
+    remembered = _noise(alpha, smoothness, rates * np.asarray(omega, np.float64))
+    return _dcgd_bound(alpha, smoothness, omega) + 4 * remembered / float(rates.min())
