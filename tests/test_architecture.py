@@ -21,7 +21,7 @@ TESTS = sorted((ROOT / "tests").rglob("*.py"))
 
 LEVELS = (
     {"core", "trees", "keys"},
-    {"objectives", "mixing", "local", "models", "compress", "data"},
+    {"objectives", "mixing", "local", "pure_local", "models", "compress", "data"},
     {"algorithms", "wrap", "theory"},
     {"metrics", "runtime"},
     {"experiment", "report"},

@@ -12,12 +12,22 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fedblend import data, keys, metrics, mixing, models, objectives, trees
+    from fedblend import (
+        data,
+        keys,
+        metrics,
+        mixing,
+        models,
+        objectives,
+        pure_local,
+        trees,
+    )
     from fedblend.algorithms import (
         fedavg,
         fedopt,
         fedprox,
         finetune,
+        flix,
         fomaml,
         local_only,
         reptile,
@@ -60,6 +70,7 @@ __all__ = [
     "fedopt",
     "fedprox",
     "finetune",
+    "flix",
     "fomaml",
     "keys",
     "local_only",
@@ -69,6 +80,7 @@ __all__ = [
     "objectives",
     "partition",
     "predict",
+    "pure_local",
     "reptile",
     "scaffold",
     "simulate",
@@ -77,7 +89,8 @@ __all__ = [
 ]
 
 _HOMES = {
-    "algorithms": "fedavg fedopt fedprox finetune fomaml local_only reptile scaffold",
+    "algorithms": "fedavg fedopt fedprox finetune flix "
+    "fomaml local_only reptile scaffold",
     "core": "Algorithm Batch Down Heard Needs Ragged Shard Up",
     "data.federation": "Federation federate",
     "experiment.estimator": "FederatedClassifier FederatedRegressor",
@@ -90,7 +103,7 @@ _HOMES = {
 }
 """Where each name lives; the estimators need scikit-learn and are not in __all__."""
 _MODULES = {
-    "": "data keys metrics mixing models objectives trees",
+    "": "data keys metrics mixing models objectives pure_local trees",
     ".data": "partition sources",
     ".runtime": "checkpoint",
 }

@@ -127,6 +127,22 @@ class Ragged(NamedTuple):
     used: jax.Array
 
 
+@partial(
+    jax.tree_util.register_dataclass, data_fields=("bits",), meta_fields=("purpose",)
+)
+@dataclasses.dataclass(frozen=True)
+class SharedKey:
+    """Random bits in a message that its receiver can draw itself: they do not travel.
+
+    Every key is a function of seed, purpose, round and client id, all of which the
+    server knows: the bits are those of ``keys.named(key, purpose)``, where ``key`` is
+    the one that the client's half was handed.
+    """
+
+    bits: jax.Array
+    purpose: str = ""
+
+
 class Needs(NamedTuple):
     """Static facts that a runtime checks before it starts."""
 
@@ -202,9 +218,11 @@ class Algorithm(NamedTuple):
 
 
 def _message_leaves(message: PyTree) -> tuple[list[Any], list[Ragged]]:
-    leaves = jax.tree.leaves(message, is_leaf=lambda leaf: isinstance(leaf, Ragged))
+    leaves = jax.tree.leaves(
+        message, is_leaf=lambda leaf: isinstance(leaf, Ragged | SharedKey)
+    )
     ragged = [leaf for leaf in leaves if isinstance(leaf, Ragged)]
-    return [leaf for leaf in leaves if not isinstance(leaf, Ragged)], ragged
+    return [leaf for leaf in leaves if not isinstance(leaf, Ragged | SharedKey)], ragged
 
 
 def static_bits(message: PyTree) -> int:

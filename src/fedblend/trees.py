@@ -2,6 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Arithmetic on trees of arrays, in short verbs."""
 
+import math
+from typing import Any, NamedTuple
+
 import jax
 import jax.numpy as jnp
 
@@ -73,3 +76,37 @@ def take(tree: PyTree, index) -> PyTree:
 def size(tree: PyTree) -> int:
     """The number of entries of all leaves."""
     return sum(leaf.size for leaf in jax.tree.leaves(tree))
+
+
+class Layout(NamedTuple):
+    """The structure, shapes and dtypes of a tree; static, and hashable."""
+
+    structure: Any
+    shapes: tuple[tuple[int, ...], ...]
+    dtypes: tuple[Any, ...]
+
+    @property
+    def size(self) -> int:
+        """The number of entries of all leaves."""
+        return sum(math.prod(shape) for shape in self.shapes)
+
+
+def ravel(tree: PyTree) -> tuple[jax.Array, Layout]:
+    """All entries as one vector, and how to put them back."""
+    leaves, structure = jax.tree.flatten(tree)
+    shapes = tuple(leaf.shape for leaf in leaves)
+    dtypes = tuple(jnp.dtype(leaf.dtype) for leaf in leaves)
+    common = jnp.result_type(*dtypes) if dtypes else jnp.float32
+    parts = [leaf.reshape(-1).astype(common) for leaf in leaves]
+    vector = jnp.concatenate(parts) if parts else jnp.zeros((0,), common)
+    return vector, Layout(structure, shapes, dtypes)
+
+
+def unravel(vector: jax.Array, layout: Layout) -> PyTree:
+    """The tree that ``ravel`` took apart."""
+    leaves, place = [], 0
+    for shape, dtype in zip(layout.shapes, layout.dtypes, strict=True):
+        size = math.prod(shape)
+        leaves.append(vector[place : place + size].reshape(shape).astype(dtype))
+        place += size
+    return jax.tree.unflatten(layout.structure, leaves)

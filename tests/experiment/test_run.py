@@ -21,7 +21,16 @@ from fedblend.runtime.wire import unpack
 OWN = {
     "fedopt": {"server": {"name": "adam", "rate": 0.01}},
     "fedprox": {"mu": 0.1},
+    "fomaml": {"server": 0.1},
+    "reptile": {"server": 1.0},
     "finetune": {"tune": {"rate": 0.1, "epochs": 1, "batch_size": "all"}},
+    "flix": {"alpha": 0.5, "steps": 1, "personal": {"solver": "lbfgs", "most": 3}},
+    "flix_local": {
+        "alpha": [0.5, 0.6, 0.7, 0.8, 0.9, 1.0],
+        "server": {"name": "adam", "rate": 0.01},
+        "mix": "outputs",
+        "personal": {"solver": "sgd", "rate": 0.1, "steps": 2, "batch_size": 4},
+    },
 }
 pytestmark = pytest.mark.usefixtures("compiled", "no_figures")
 
@@ -77,6 +86,18 @@ def test_every_algorithm_runs(name, tiny, tmp_path):
         row["measures"]["train"]["personal"]["loss"]["mean"] for row in (before, result)
     )
     assert last < first
+
+
+def test_local_models_that_were_not_found_are_told(tiny, tmp_path):
+    personal = {"solver": "lbfgs", "most": 1, "tolerance": 1e-6}
+    tiny["algorithm"] |= {"name": "flix", "alpha": 0.5, "steps": 1}
+    tiny["algorithm"]["personal"] = personal
+    heard: list[str] = []
+    summary = run_config(check(tiny, "here"), tmp_path / "out", on_warning=heard.append)
+    assert summary["local_models"]["clients_above_tolerance"] == 6
+    assert summary["local_models"]["worst_gradient_norm"] > 1e-6
+    assert "the local models of 6 clients were not found" in heard[-1]
+    assert summary["warnings"] == heard
 
 
 @pytest.mark.parametrize(("local", "rounds"), [(True, 2), (7, 7)])

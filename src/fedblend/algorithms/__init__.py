@@ -6,6 +6,7 @@ from fedblend.algorithms.fedavg import fedavg
 from fedblend.algorithms.fedopt import fedopt
 from fedblend.algorithms.fedprox import fedprox
 from fedblend.algorithms.finetune import finetune
+from fedblend.algorithms.flix import flix
 from fedblend.algorithms.fomaml import fomaml
 from fedblend.algorithms.local_only import local_only
 from fedblend.algorithms.reptile import reptile
@@ -16,6 +17,7 @@ __all__ = [
     "fedopt",
     "fedprox",
     "finetune",
+    "flix",
     "fomaml",
     "local_only",
     "reptile",

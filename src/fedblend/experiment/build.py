@@ -74,7 +74,7 @@ def build(config: Config) -> Built:
     plain = getattr(objectives, name)(model.apply)
     loss = objectives.l2(plain, config.model.l2) if config.model.l2 else plain
     options = config.algorithm
-    _check_steps(options, federation.clients)
+    _check_lists(options, federation.clients)
     chosen = getattr(options, "name")  # noqa: B009
     alone = config.measure.local and chosen != "local_only"
     return Built(
@@ -118,16 +118,17 @@ def _model(config: Config, dataset: Dataset, loss: str) -> models.Model:
         raise ConfigError(f"model: {error}") from None
 
 
-def _check_steps(options: Any, clients: int) -> None:
-    for where, work in (
-        ("algorithm", options),
-        ("algorithm.tune", getattr(options, "tune", None)),
+def _check_lists(options: Any, clients: int) -> None:
+    tune = getattr(options, "tune", None)
+    for where, values in (
+        ("algorithm.steps", options.steps),
+        ("algorithm.alpha", options.alpha),
+        ("algorithm.tune.steps", getattr(tune, "steps", None)),
     ):
-        steps = getattr(work, "steps", None)
-        if isinstance(steps, list) and len(steps) != clients:
+        if isinstance(values, list) and len(values) != clients:
             raise ConfigError(
-                f"{where}.steps: {len(steps)} numbers for {clients} clients; give one "
-                "for each, or a single one"
+                f"{where}: {len(values)} numbers for {clients} clients; give one for "
+                "each, or a single one"
             )
 
 

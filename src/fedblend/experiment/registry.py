@@ -10,33 +10,16 @@ import inspect
 from collections.abc import Callable
 from functools import reduce
 from operator import or_
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from fedblend import algorithms
 from fedblend.core import Algorithm, Loss
-from fedblend.experiment.section import Mixing, NotNegative, Positive
+from fedblend.experiment.flix_options import Flix, FlixLocal, flix
+from fedblend.experiment.options import Options, amount_of_work
+from fedblend.experiment.section import NotNegative, Positive
 from fedblend.experiment.work import LocalWork, Rule, transform
-
-
-class Options(LocalWork):
-    """What every algorithm takes: the clients' local work.
-
-    ``alpha``, the weight of the shared model, is known everywhere, so that a wrong
-    one is told from one that has no meaning.
-    """
-
-    mixes: ClassVar[bool] = False
-
-    alpha: Mixing | None = None
-
-    @model_validator(mode="after")
-    def _alpha_has_a_meaning(self) -> "Options":
-        if self.alpha is not None and not self.mixes:
-            name = getattr(self, "name", "")
-            raise ValueError(f"alpha: {name} takes no alpha, it mixes no models")
-        return self
 
 
 class FedAvg(Options):
@@ -94,48 +77,49 @@ class FineTune(Options):
 
 
 def _fedavg(loss: Loss, options: LocalWork) -> Algorithm:
-    return algorithms.fedavg(loss, options.chosen(), **_work(options))
+    return algorithms.fedavg(loss, options.chosen(), **amount_of_work(options))
 
 
 def _fedopt(loss: Loss, options: FedOpt) -> Algorithm:
     server = transform(options.server)
-    return algorithms.fedopt(loss, options.chosen(), server, **_work(options))
+    return algorithms.fedopt(loss, options.chosen(), server, **amount_of_work(options))
 
 
 def _reptile(loss: Loss, options: Reptile) -> Algorithm:
     server = transform(options.server)
-    return algorithms.reptile(loss, options.chosen(), server, **_work(options))
+    return algorithms.reptile(loss, options.chosen(), server, **amount_of_work(options))
 
 
 def _fomaml(loss: Loss, options: Fomaml) -> Algorithm:
     server = transform(options.server)
-    return algorithms.fomaml(loss, options.chosen(), server, **_work(options))
+    return algorithms.fomaml(loss, options.chosen(), server, **amount_of_work(options))
 
 
 def _fedprox(loss: Loss, options: FedProx) -> Algorithm:
-    return algorithms.fedprox(loss, options.chosen(), mu=options.mu, **_work(options))
+    return algorithms.fedprox(
+        loss, options.chosen(), mu=options.mu, **amount_of_work(options)
+    )
 
 
 def _scaffold(loss: Loss, options: Scaffold) -> Algorithm:
     return algorithms.scaffold(
-        loss, options.chosen(), server_rate=options.server_rate, **_work(options)
+        loss,
+        options.chosen(),
+        server_rate=options.server_rate,
+        **amount_of_work(options),
     )
 
 
 def local_only(loss: Loss, options: LocalWork) -> Algorithm:
     """Training alone with the local work of any algorithm."""
-    return algorithms.local_only(loss, options.chosen(), **_work(options))
+    return algorithms.local_only(loss, options.chosen(), **amount_of_work(options))
 
 
 def _finetune(loss: Loss, options: FineTune) -> Algorithm:
     tune = options.tune
     return algorithms.finetune(
-        _fedavg(loss, options), loss, tune.chosen(), **_work(tune)
+        _fedavg(loss, options), loss, tune.chosen(), **amount_of_work(tune)
     )
-
-
-def _work(options: LocalWork) -> dict[str, Any]:
-    return {"steps": options.amount(), "batch_size": options.rows()}
 
 
 class Entry(NamedTuple):
@@ -171,6 +155,8 @@ ALGORITHMS: dict[str, Entry] = {
     "scaffold": Entry(Scaffold, _scaffold, algorithms.scaffold),
     "local_only": Entry(LocalOnly, local_only, algorithms.local_only),
     "finetune": Entry(FineTune, _finetune, algorithms.finetune),
+    "flix": Entry(Flix, flix, algorithms.flix),
+    "flix_local": Entry(FlixLocal, flix, algorithms.flix),
     "reptile": Entry(Reptile, _reptile, algorithms.reptile),
     "fomaml": Entry(Fomaml, _fomaml, algorithms.fomaml),
 }

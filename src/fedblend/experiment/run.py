@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from fedblend.experiment import outputs, sections, toml
+from fedblend.experiment import local_models, outputs, sections, toml
 from fedblend.experiment.build import Built, build
 from fedblend.experiment.config import Config, check, difference, dump
 from fedblend.experiment.outputs import Folder
@@ -80,7 +80,7 @@ def run_config(
         _open(folder, config, built)
         for stage, run in runs.items():
             _advance(folder, config, stage, run, on_step)
-        return _finish(folder, config, built, runs["federated"])
+        return _finish(folder, config, built, runs["federated"], on_warning or _silent)
 
 
 def _silent(news: Any) -> None:
@@ -243,8 +243,17 @@ def _seeds(config: Config) -> list[int]:
     return [seed] if isinstance(seed, int) else seed
 
 
-def _finish(folder: Folder, config: Config, built: Built, run: Run) -> dict[str, Any]:
+def _finish(
+    folder: Folder,
+    config: Config,
+    built: Built,
+    run: Run,
+    on_warning: Callable[[str], None],
+) -> dict[str, Any]:
     """Write what is known at the end; the summary last, it says that all is there."""
+    own_models, warnings = local_models.report(run, config.algorithm)
+    for warning in warnings:
+        on_warning(warning)
     seeds = _seeds(config)
     outputs.write_models(folder, run, seeds)
     outputs.write_clients(folder, run, seeds)
@@ -254,7 +263,8 @@ def _finish(folder: Folder, config: Config, built: Built, run: Run) -> dict[str,
         "name": config.name,
         "algorithm": getattr(config.algorithm, "name"),  # noqa: B009
         **_origin(built),
-        "warnings": list(built.warnings),
+        "warnings": [*built.warnings, *warnings],
+        **own_models,
         "runs": [{"seed": s, **one} for s, one in zip(seeds, found, strict=True)],
     }
     outputs.write_text(folder.summary, outputs.as_json(summary))

@@ -1,0 +1,102 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""FLIX as a configuration states it.
+
+``flix`` takes one gradient a round, of all rows or of a batch; ``flix_local`` is the
+method with more local steps, which is another one. ``personal`` says how a client finds
+its own model x_i.
+"""
+
+from functools import partial
+from typing import Annotated, Any, ClassVar, Literal
+
+import numpy as np
+from pydantic import Field, model_validator
+
+from fedblend import algorithms, mixing, pure_local
+from fedblend.core import Algorithm, Loss
+from fedblend.experiment.options import Options, amount_of_work
+from fedblend.experiment.section import Count, Fraction, Mixing, Positive, Section
+from fedblend.experiment.work import Rule, transform
+
+
+class Exact(Section):
+    """To a small gradient, for convex models."""
+
+    solver: Literal["lbfgs", "newton"]
+    tolerance: Positive = 1e-5
+    most: Count = 500
+
+    def make(self, loss: Loss) -> pure_local.Solver:
+        """The solver."""
+        solve = getattr(pure_local, self.solver)
+        return solve(loss, tolerance=self.tolerance, most=self.most)
+
+
+class Patient(Section):
+    """Until held-out rows of the client say stop, for networks."""
+
+    solver: Literal["sgd"]
+    rate: Positive
+    steps: Count
+    batch_size: Count
+    validation: Fraction = 0.2
+    patience: Count = 3
+    turns: Count = 50
+
+    def make(self, loss: Loss) -> pure_local.Solver:
+        """The solver."""
+        settings = self.model_dump(exclude={"solver", "rate"})
+        return pure_local.patient_sgd(loss, self.rate, **settings)
+
+
+class _Flix(Options):
+    mixes: ClassVar[bool] = True
+
+    alpha: Mixing | list[Mixing]  # pyright: ignore
+    mix: Literal["parameters", "outputs"] = "parameters"
+    personal: Annotated[Exact | Patient, Field(discriminator="solver")]
+    server: Rule | None = None
+
+
+class Flix(_Flix):
+    """Options of FLIX."""
+
+    name: Literal["flix"]
+
+    @model_validator(mode="after")
+    def _one_gradient(self) -> "Flix":
+        if self.steps != 1:
+            raise ValueError(
+                "steps: flix takes one gradient a round, steps = 1; more local steps "
+                "are the method flix_local"
+            )
+        return self
+
+
+class FlixLocal(_Flix):
+    """Options of FLIX with local steps."""
+
+    name: Literal["flix_local"]
+
+
+def flix(loss: Loss, options: Any) -> Algorithm:
+    """FLIX over FedAvg, or FedOpt where the server has an optimiser."""
+    work = amount_of_work(options)
+    if options.server is None:
+        method = partial(algorithms.fedavg, optimizer=options.chosen(), **work)
+    else:
+        method = partial(
+            algorithms.fedopt,
+            optimizer=options.chosen(),
+            server_optimizer=transform(options.server),
+            **work,
+        )
+    alpha = options.alpha
+    return algorithms.flix(
+        loss,
+        method,
+        alpha=np.array(alpha) if isinstance(alpha, list) else alpha,
+        local=options.personal.make(loss),
+        mix=getattr(mixing, options.mix),
+    )
