@@ -14,6 +14,10 @@ from fedblend.data.partition import contiguous
 from fedblend.data.sources.libsvm import libsvm
 from fedblend.data.sources.quadratics import quadratics
 from fedblend.theory import constants
+from fedblend.theory.mixture import Mixture, mixture
+
+UNEQUAL = np.array([0.9, 0.5, 0.2, 0.7, 1.0, 0.05])
+"""Weights of the shared model that all differ, for six clients."""
 
 
 class Quadratic(NamedTuple):
@@ -72,7 +76,7 @@ def newton(function, start, steps=50):
         gradient = function.gradient(x)
         step = np.linalg.solve(function.hessian(x), gradient)
         x = x - step
-        if np.linalg.norm(gradient) < 1e-13:
+        if np.linalg.norm(gradient) < 1e-12:
             break
     return x
 
@@ -126,6 +130,10 @@ class Mixed(NamedTuple):
         """The minimiser of f~ and its value."""
         best = newton(self, self.case.personal.mean(axis=0))
         return best, self.value(best)
+
+
+def known_of(case: Case, alpha) -> Mixture:
+    return mixture(alpha, case.smoothness, case.personal)
 
 
 def mixed(case: Case, alpha) -> Mixed:

@@ -1,0 +1,234 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""What is promised after k rounds of a solver that starts at x_avg.
+
+All rest on one inequality (proof of Theorem 1), for x_i that minimise f_i::
+
+    f~(x_avg) - min f~ <= f~(x_avg) - mean f_i(x_i) <= L_alpha V/2
+
+and on what follows from it: ``|x_avg - x*|^2 <= L_alpha V/mu_alpha``, and, as
+``|grad f~_i(x)|^2 <= 2 l_i (f_i(T_i(x)) - f_i(x_i))`` with ``l_i = alpha_i^2 L_i``::
+
+    mean omega_i |grad f~_i(x*)|^2 <= max(omega_i l_i) L_alpha V
+
+None holds for x_i that are not minimisers: see ``one_shot.require_minimisers``.
+
+Where this differs from the paper: unequal alpha use ``L_alpha V/2``, which is never
+larger than its ``max alpha^2 mean(L_i) D/2`` (``dgd_by_diameter``). Its Corollary 1, on
+the neighbourhood of DCGD, loses a factor max L_i in the proof (the gradient's Lipschitz
+constant enters squared); the bound above needs neither D nor mu. It holds for memories
+of DIANA that start at 0 or at the gradient alike, so both starts share a bound.
+Reference and numbers of theorems: see ``mixture``.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from fedblend.theory import steps
+from fedblend.theory.constants import Smoothness
+from fedblend.theory.mixture import L_alpha, Mixture, squared_alpha
+from fedblend.theory.one_shot import one_shot, one_shot_by_diameter
+
+
+class Curve(NamedTuple):
+    """A geometric promise: at most ``start * factor**k + floor`` after k rounds.
+
+    ``at_start`` bounds the starting point itself, often better than ``start + floor``.
+    """
+
+    start: float
+    factor: float
+    floor: float
+    at_start: float
+
+    def after(self, rounds) -> np.ndarray:
+        """The bound after these numbers of rounds."""
+        rounds = np.asarray(rounds)
+        later = self.start * self.factor ** np.asarray(rounds, np.float64) + self.floor
+        return np.where(rounds == 0, self.at_start, later)
+
+
+def dgd(known: Mixture) -> Curve:
+    """``f~(x^k) - min f~ <= (1 - mu_alpha/L_alpha)^k L_alpha V/2`` (Theorem 2)."""
+    return _descent(known, one_shot(known))
+
+
+def dgd_by_diameter(known: Mixture) -> Curve:
+    """``(1 - mu_alpha/L_alpha)^k max alpha^2 mean(L_i) D/2``: Theorem 2 as printed."""
+    return _descent(known, one_shot_by_diameter(known))
+
+
+def _descent(known: Mixture, start: float) -> Curve:
+    factor = 1 - known.mu_alpha / known.L_alpha if known.L_alpha > 0 else 0.0
+    return Curve(start, max(factor, 0.0), 0.0, start)
+
+
+def dcgd(known: Mixture, omega) -> Curve:
+    """DCGD at ``steps.dcgd``: E f~(x^k) - min f~, to a neighbourhood (Theorem 4).
+
+    ``L_alpha/2 ((1 - gamma mu_alpha)^k |x_avg - x*|^2 + gamma sigma/mu_alpha)`` with
+    ``sigma = 2/n mean omega_i |grad f~_i(x*)|^2``, bounded as in this module's text.
+    """
+    step = steps.dcgd(known.alpha, known.smoothness, omega)
+    if step == 0:
+        return Curve(0.0, 0.0, 0.0, 0.0)
+    sigma = 2 / known.clients * memory_noise(known, omega)
+    return Curve(
+        start=known.L_alpha / 2 * start_distance(known),
+        factor=max(1 - step * known.mu_alpha, 0.0),
+        floor=known.L_alpha / 2 * step * sigma / known.mu_alpha,
+        at_start=one_shot(known),
+    )
+
+
+def diana(known: Mixture, omega, memory_rate=None) -> Curve:
+    """DIANA at ``steps.diana``: E f~(x^k) - min f~ (Theorem 5 and Corollary 2).
+
+    ``L_alpha/2 max(1 - gamma mu_alpha, 1 - min b_i/2)^k Psi^0`` with the Lyapunov
+    function ``Psi^k = |x^k - x*|^2 + 4 gamma^2/(n min b_i) mean omega_i |h_i^k -
+    grad f~_i(x*)|^2``. Memories start at 0 or at the gradient. Without compression
+    memories have no weight in it, and it is gradient descent.
+    """
+    step = steps.diana(known.alpha, known.smoothness, omega, memory_rate)
+    if step == 0:
+        return Curve(0.0, 0.0, 0.0, 0.0)
+    rate = float(steps.memory_rates(omega, known.clients, memory_rate).min())
+    noise = memory_noise(known, omega)
+    start = start_distance(known) + lyapunov_weight(known, step, rate) * noise
+    factor = max(1 - step * known.mu_alpha, 0.0)
+    if np.any(steps.variances(omega, known.clients) > 0):
+        factor = max(factor, 1 - rate / 2)
+    return Curve(known.L_alpha / 2 * start, factor, 0.0, one_shot(known))
+
+
+def lyapunov_weight(known: Mixture, step: float, slowest_rate: float) -> float:
+    """``4 gamma^2/(n min b_i)``: what the memories' error counts in Psi."""
+    return 4 * step**2 / (known.clients * slowest_rate)
+
+
+def start_distance(known: Mixture) -> float:
+    """``|x_avg - x*|^2 <= L_alpha V/mu_alpha`` (Proposition 5)."""
+    steps.require_strongly_convex(known.alpha, known.smoothness, "start_distance")
+    return known.L_alpha * known.V / known.mu_alpha if known.mu_alpha > 0 else 0.0
+
+
+def memory_noise(known: Mixture, omega) -> float:
+    """``mean omega_i |h_i - grad f~_i(x*)|^2 <= max(omega_i l_i) L_alpha V``.
+
+    For memories h_i = 0, and for h_i the gradients at x_avg.
+    """
+    stiff = squared_alpha(known.alpha, known.smoothness) * known.smoothness.smooth
+    worst = float((steps.variances(omega, known.clients) * stiff).max())
+    return worst * known.L_alpha * known.V
+
+
+def dcgd_convex(known: Mixture, omega, distance: float, rounds) -> np.ndarray:
+    """DCGD at ``steps.dcgd_convex``, for the mean of the iterates (Theorem 6).
+
+    ``2 (f~(x^0) - f~*)/k + |x^0 - x*|^2/(gamma k) + 2 gamma sigma``, for k >= 1.
+
+    Args:
+        known: constants of f~.
+        omega: the compressors' variance.
+        distance: a bound on ``|x_avg - x*|^2``, which no constant of f~ gives here.
+        rounds: numbers of rounds.
+    """
+    step = steps.dcgd_convex(known.alpha, known.smoothness, omega)
+    floor = 4 * step / known.clients * memory_noise(known, omega)
+    return _averaged(known, step, distance, 0.0, floor, rounds)
+
+
+def diana_convex(
+    known: Mixture, omega, distance: float, rounds, memory_rate=None
+) -> np.ndarray:
+    """DIANA at ``steps.diana_convex``, for the mean of the iterates (Theorem 7).
+
+    ``(2 (f~(x^0) - f~*) + 4 gamma sigma_0^2/(n min b_i) + |x^0 - x*|^2/gamma)/k``.
+    Arguments as for ``dcgd_convex`` and ``diana``.
+    """
+    step = steps.diana_convex(known.alpha, known.smoothness, omega, memory_rate)
+    rate = float(steps.memory_rates(omega, known.clients, memory_rate).min())
+    memories = 4 * step / (known.clients * rate) * memory_noise(known, omega)
+    return _averaged(known, step, distance, memories, 0.0, rounds)
+
+
+def _averaged(known, step, distance, memories, floor, rounds) -> np.ndarray:
+    if step == 0:
+        return np.zeros(np.shape(rounds))
+    start = 2 * one_shot(known) + memories + distance / step
+    rounds = np.asarray(rounds, np.float64)
+    later = start / np.maximum(rounds, 1) + floor
+    return np.where(rounds == 0, one_shot(known), later)
+
+
+def dcgd_nonconvex(
+    alpha, smoothness: Smoothness, omega, horizon: int, gap: float, rounds
+) -> np.ndarray:
+    """The least E |grad f~(x^t)|^2, t < k, at ``steps.dcgd_nonconvex`` (Theorem 8).
+
+    ``2 (1 + 2 L_alpha gamma^2 max(l_i omega_i)/n)^k gap/(gamma k)``; the power is at
+    most e up to the horizon, and nothing is promised beyond it.
+
+    Args:
+        alpha: the weight of the shared model.
+        smoothness: of all f_i.
+        omega: the compressors' variance.
+        horizon: the number of rounds the step was made for.
+        gap: a bound on ``f~(x^0) - mean min f_i``.
+        rounds: numbers of rounds.
+    """
+    step = steps.dcgd_nonconvex(alpha, smoothness, omega, horizon)
+    stiff = squared_alpha(alpha, smoothness) * smoothness.smooth
+    noise = float((steps.variances(omega, len(stiff)) * stiff).max()) / len(stiff)
+    rounds = np.asarray(rounds, np.float64)
+    growth = (1 + 2 * L_alpha(alpha, smoothness) * step**2 * noise) ** rounds
+    bound = growth * _gradients(alpha, smoothness, step, gap, rounds)
+    return np.where(rounds > horizon, np.inf, bound)
+
+
+def diana_nonconvex(
+    alpha, smoothness: Smoothness, omega, gap: float, rounds, memory_rate=None
+) -> np.ndarray:
+    """E |grad f~|^2 at a random x^t, t < k, at ``steps.diana_nonconvex`` (Theorem 9).
+
+    ``2 gap/(gamma k)`` with memories that start at the gradient. Arguments as for
+    ``dcgd_nonconvex``.
+    """
+    step = steps.diana_nonconvex(alpha, smoothness, omega, memory_rate)
+    return _gradients(alpha, smoothness, step, gap, rounds)
+
+
+def _gradients(alpha, smoothness, step, gap, rounds) -> np.ndarray:
+    """``2 gap/(gamma k)``, and ``2 L_alpha gap`` before the first round."""
+    if step == 0:
+        return np.zeros(np.shape(rounds))
+    rounds = np.asarray(rounds, np.float64)
+    later = 2 * gap / (step * np.maximum(rounds, 1))
+    return np.where(rounds == 0, 2 * L_alpha(alpha, smoothness) * gap, later)
+
+
+def predicted(
+    solver: str, known: Mixture, rounds: int, omega=0.0, memory_rate=None
+) -> np.ndarray:
+    """The bound on f~(x^k) - min f~ for k = 0 ... rounds, to draw beside a run.
+
+    Args:
+        solver: "dgd", "dcgd" or "diana", from x_avg and at its step of ``steps``.
+        known: constants of f~.
+        rounds: how many.
+        omega: the compressors' variance.
+        memory_rate: b of DIANA.
+    """
+    return curve(solver, known, omega, memory_rate).after(np.arange(rounds + 1))
+
+
+def curve(solver: str, known: Mixture, omega=0.0, memory_rate=None) -> Curve:
+    """The promise of a solver by its name. Arguments as for ``predicted``."""
+    if solver == "dgd":
+        return dgd(known)
+    if solver == "dcgd":
+        return dcgd(known, omega)
+    if solver == "diana":
+        return diana(known, omega, memory_rate)
+    raise ValueError(f"solver: {solver!r} is not 'dgd', 'dcgd' or 'diana'")
