@@ -199,7 +199,8 @@ class Algorithm(NamedTuple):
     client    (down, client, shard, key) -> (up, client): a round at one client.
     server    (heard, down, server, central, key) -> (down, server).
     personal  (down, client, shard, key) -> params or Blend: the model this client
-              would deploy. Methods that fine-tune do it here.
+              would deploy, from the message it is told. Methods that fine-tune do it
+              here.
     ask       (client, shard) -> request: what this client needs of the message.
     tell      (down, request) -> down_i: the message to one client.
     decode    up -> Up: undoes what an encoding wrapper did, at the server.

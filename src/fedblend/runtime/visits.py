@@ -62,9 +62,11 @@ def start(
 def personal(
     settings: Settings, hyper: Any, root: Key, down: Down, state: PyTree, shard: Shard
 ) -> PyTree:
-    """The model that one client would deploy."""
+    """The model that one client would deploy, from what it is told and remembers."""
+    algorithm = settings.build(hyper)
+    message = algorithm.tell(down, algorithm.ask(state, shard))
     key = keys.at(root, "personal", down.round, shard.id)
-    return settings.build(hyper).personal(down, state, shard, key)
+    return algorithm.personal(message, state, shard, key)
 
 
 def measure(
