@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fedblend import (
+        compress,
         data,
         keys,
         metrics,
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
         objectives,
         pure_local,
         trees,
+        wrap,
     )
     from fedblend.algorithms import (
         fedavg,
@@ -43,6 +45,7 @@ if TYPE_CHECKING:
     from fedblend.runtime.record import Record
     from fedblend.runtime.run import Run
     from fedblend.runtime.simulate import simulate
+    from fedblend.wrap import compressed, diana, ef21
 
 __version__ = "0.1.0"
 
@@ -63,8 +66,12 @@ __all__ = [
     "Shard",
     "Up",
     "checkpoint",
+    "compress",
+    "compressed",
     "data",
     "descend",
+    "diana",
+    "ef21",
     "fedavg",
     "federate",
     "fedopt",
@@ -86,6 +93,7 @@ __all__ = [
     "simulate",
     "sources",
     "trees",
+    "wrap",
 ]
 
 _HOMES = {
@@ -100,10 +108,11 @@ _HOMES = {
     "runtime.record": "Record",
     "runtime.run": "Run",
     "runtime.simulate": "simulate",
+    "wrap": "compressed diana ef21",
 }
 """Where each name lives; the estimators need scikit-learn and are not in __all__."""
 _MODULES = {
-    "": "data keys metrics mixing models objectives pure_local trees",
+    "": "compress data keys metrics mixing models objectives pure_local trees wrap",
     ".data": "partition sources",
     ".runtime": "checkpoint",
 }

@@ -1,0 +1,176 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""Compressors that send every entry in few bits: dithering, natural, sign, int8.
+
+They compute in float32 at least. An entry that is not finite makes the whole vector
+arrive as one that is not, so that the receiver can refuse it.
+"""
+
+import math
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedblend.compress.compressor import Compressor
+from fedblend.compress.packing import pack, unpack, width_of
+from fedblend.core import Key, Shard
+
+_MOST_LEVELS = 2**24
+"""Whole numbers up to here are exact in float32."""
+
+
+class Scaled(NamedTuple):
+    """A scale, and every entry as a packed whole number."""
+
+    scale: jax.Array
+    codes: jax.Array
+
+
+def dithering(levels: int) -> Compressor:
+    """Random dithering (QSGD): entries rounded at random to multiples of |x|/levels.
+
+    Unbiased, omega = min(dim/levels^2, sqrt(dim)/levels). A sign and a level for each
+    entry, and the norm.
+
+    Reference: Alistarh, Grubic, Li, Tomioka, Vojnovic, "QSGD: communication-efficient
+    SGD via gradient quantization and encoding", NeurIPS 2017, arXiv:1610.02132.
+    """
+    if not 1 <= levels <= _MOST_LEVELS:
+        raise ValueError(
+            f"dithering: {levels} levels, it needs 1 to {_MOST_LEVELS} of them"
+        )
+    width = 1 + width_of(levels)
+
+    def compress(vector: jax.Array, key: Key, shard: Shard | None) -> Scaled:
+        del shard
+        vector = _wide(vector)
+        largest = jnp.abs(vector).max(initial=0)
+        # Squares of very small or large entries would leave the range of floats.
+        norm = largest * jnp.linalg.norm(vector / _not_zero(largest))
+        level = _round_at_random(jnp.abs(vector) / _not_zero(norm) * levels, key)
+        level = jnp.minimum(level, levels)  # rounding of the norm may pass it
+        return Scaled(norm, pack(_signed(level, vector, width), width))
+
+    def decompress(payload: Scaled, dim: int) -> jax.Array:
+        codes = unpack(payload.codes, dim, width)
+        size = (codes & ((1 << (width - 1)) - 1)).astype(payload.scale.dtype)
+        value = size / levels * payload.scale
+        return jnp.where((codes >> (width - 1)) == 1, -value, value)
+
+    def omega(dim: int) -> float:
+        return min(dim / levels**2, math.sqrt(dim) / levels)
+
+    return Compressor(
+        compress,
+        decompress,
+        omega=omega,
+        delta=lambda dim: 1 - omega(dim),
+        name=f"dithering({levels})",
+    )
+
+
+def natural() -> Compressor:
+    """Natural compression: entries rounded at random to a power of two.
+
+    Unbiased, omega = 1/8; the sign and exponent of a float32, nine bits an entry. At
+    the ends of its range an entry below the smallest normal number, 2^-126, becomes
+    zero, and one above 2^127 becomes 2^127.
+
+    Reference: Horváth, Ho, Horváth, Sahu, Canini, Richtárik, "Natural compression for
+    distributed deep learning", 2019, arXiv:1905.10988.
+    """
+    width, bias, largest, infinite = 9, 127, 254, 255
+
+    def compress(vector: jax.Array, key: Key, shard: Shard | None) -> jax.Array:
+        del shard
+        size = jnp.abs(_wide(vector))
+        mantissa, exponent = jnp.frexp(size)  # in [1/2, 1)
+        up = jax.random.uniform(key, size.shape, size.dtype) < 2 * mantissa - 1
+        power = exponent + up.astype(exponent.dtype) - 1 + bias
+        code = jnp.where(size < 2.0 ** (1 - bias), 0, jnp.minimum(power, largest))
+        code = jnp.where(jnp.isfinite(size), code, infinite)
+        return pack(_signed(code, vector, width), width)
+
+    def decompress(payload: jax.Array, dim: int) -> jax.Array:
+        codes = unpack(payload, dim, width)
+        return jax.lax.bitcast_convert_type(codes << 23, jnp.float32)
+
+    return Compressor(
+        compress,
+        decompress,
+        omega=lambda dim: 1 / 8,
+        delta=lambda dim: 7 / 8,
+        name="natural",
+    )
+
+
+def sign() -> Compressor:
+    """Signs times the mean size: biased, delta >= 1/dim. One bit an entry.
+
+    Reference: Bernstein, Wang, Azizzadenesheli, Anandkumar, "signSGD: compressed
+    optimisation for non-convex problems", ICML 2018, arXiv:1802.04434; with the scale
+    of Karimireddy, Rebjock, Stich, Jaggi, "Error feedback fixes SignSGD and other
+    gradient compression schemes", ICML 2019, arXiv:1901.09847.
+    """
+
+    def compress(vector: jax.Array, key: Key, shard: Shard | None) -> Scaled:
+        del key, shard
+        return Scaled(jnp.abs(_wide(vector)).mean(), pack(vector >= 0, 1))
+
+    def decompress(payload: Scaled, dim: int) -> jax.Array:
+        positive = unpack(payload.codes, dim, 1)
+        return jnp.where(positive == 1, payload.scale, -payload.scale)
+
+    return Compressor(compress, decompress, delta=lambda dim: 1 / dim, name="sign")
+
+
+def int8() -> Compressor:
+    """Entries rounded at random to 255 even steps up to the largest one.
+
+    Unbiased, omega = dim / (4 * 127^2); a byte an entry, and the largest size.
+    """
+    most = 127
+
+    def compress(vector: jax.Array, key: Key, shard: Shard | None) -> Scaled:
+        del shard
+        vector = _wide(vector)
+        scale = jnp.abs(vector).max(initial=0)
+        level = _round_at_random(vector / _not_zero(scale) * most, key)
+        return Scaled(scale, jnp.clip(level, -most, most).astype(jnp.int8))
+
+    def decompress(payload: Scaled, dim: int) -> jax.Array:
+        del dim
+        return payload.codes.astype(payload.scale.dtype) / most * payload.scale
+
+    def omega(dim: int) -> float:
+        return dim / (4 * most**2)
+
+    return Compressor(
+        compress,
+        decompress,
+        omega=omega,
+        delta=lambda dim: 1 - omega(dim),
+        name="int8",
+    )
+
+
+def _wide(vector: jax.Array) -> jax.Array:
+    return vector.astype(jnp.promote_types(vector.dtype, jnp.float32))
+
+
+def _round_at_random(values: jax.Array, key: Key) -> jax.Array:
+    """One of the two nearest whole numbers, so that the mean is right."""
+    below = jnp.floor(values)
+    lots = jax.random.uniform(key, values.shape, values.dtype)
+    return below + (lots < values - below).astype(values.dtype)
+
+
+def _not_zero(scale: jax.Array) -> jax.Array:
+    return jnp.where(scale > 0, scale, 1)
+
+
+def _signed(code: jax.Array, vector: jax.Array, width: int) -> jax.Array:
+    """The sign in the highest bit of each code."""
+    negative = (vector < 0).astype(jnp.uint32) << (width - 1)
+    return code.astype(jnp.uint32) | negative

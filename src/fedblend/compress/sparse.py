@@ -1,0 +1,209 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""Compressors that send some entries of a vector: identity, rand-k, top-k, perm-k."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedblend.compress.compressor import Compressor
+from fedblend.compress.packing import pack, unpack, width_of
+from fedblend.core import Key, PyTree, Ragged, Shard, SharedKey
+from fedblend.data.batches import per_client
+
+
+class Entries(NamedTuple):
+    """Some entries of a vector: their values, and what tells their places."""
+
+    values: Any
+    places: PyTree
+
+
+def identity() -> Compressor:
+    """The vector as it is; omega = 0, delta = 1."""
+    return Compressor(
+        compress=lambda vector, key, shard: vector,
+        decompress=lambda payload, dim: payload,
+        omega=lambda dim: 0.0,
+        delta=lambda dim: 1.0,
+        name="identity",
+    )
+
+
+def rand_k(k: int | np.ndarray, *, places: str = "shared") -> Compressor:
+    """``k`` entries chosen at random, scaled by dim/k: unbiased, omega = dim/k - 1.
+
+    Args:
+        k: how many entries, at most dim; an array over clients where they differ.
+        places: how the receiver learns which: "shared" (both sides draw them from the
+            key of the round and the client, nothing travels), "seed" (the 64 bits
+            they are drawn from travel) or "sent" (each in as few bits as dim needs).
+    """
+    if places not in ("shared", "seed", "sent"):
+        raise ValueError(
+            f"places: {places!r} is unknown, it is 'shared', 'seed' or 'sent'"
+        )
+    most = _most(k, "rand_k")
+
+    def draw(key: Key, dim: int) -> jax.Array:
+        _check(most, dim, "rand_k")
+        return jax.lax.top_k(jax.random.bits(key, (dim,), jnp.uint32), most)[1]
+
+    def compress(vector: jax.Array, key: Key, shard: Shard | None) -> Entries:
+        dim = len(vector)
+        index, own = draw(key, dim), _own(k, shard, "rand_k")
+        wide = jnp.promote_types(vector.dtype, jnp.float32)
+        scale = dim / own.astype(wide)
+        values = (vector[index].astype(wide) * scale).astype(vector.dtype)
+        if places == "sent":
+            return _entries(values, index, dim, k, own)
+        bits = jax.random.key_data(key)
+        told = SharedKey(bits) if places == "shared" else bits
+        return Entries(_cut(values, k, own), told)
+
+    def decompress(payload: Entries, dim: int) -> jax.Array:
+        told = payload.places
+        if places == "sent":
+            index = _untold(told, most, dim)
+        else:
+            bits = told.bits if isinstance(told, SharedKey) else told
+            index = draw(jax.random.wrap_key_data(bits), dim)
+        return _scatter(payload.values, index, dim)
+
+    return Compressor(
+        compress,
+        decompress,
+        omega=lambda dim: dim / np.asarray(k) - 1.0,
+        name=f"rand_k({k})",
+    )
+
+
+def top_k(k: int | np.ndarray) -> Compressor:
+    """The ``k`` entries of largest size; biased, delta = k/dim. Places are sent.
+
+    ``k`` is at most dim; an array over clients where they differ. Of entries of the
+    same size the first ones are taken.
+    """
+    most = _most(k, "top_k")
+
+    def compress(vector: jax.Array, key: Key, shard: Shard | None) -> Entries:
+        del key
+        dim = len(vector)
+        _check(most, dim, "top_k")
+        index = jax.lax.top_k(jnp.abs(vector), most)[1]
+        return _entries(vector[index], index, dim, k, _own(k, shard, "top_k"))
+
+    def decompress(payload: Entries, dim: int) -> jax.Array:
+        return _scatter(payload.values, _untold(payload.places, most, dim), dim)
+
+    return Compressor(
+        compress,
+        decompress,
+        delta=lambda dim: np.asarray(k) / dim,
+        name=f"top_k({k})",
+    )
+
+
+class Block(NamedTuple):
+    """One client's block of a permuted vector: values, seed and place of the block."""
+
+    values: jax.Array
+    seed: jax.Array
+    place: jax.Array
+
+
+def perm_k(clients: int) -> Callable[[Key], Compressor]:
+    """Perm-k: each of n clients sends its own n-th of the entries, scaled by n.
+
+    The blocks of a round are those of one permutation, common to all clients: give the
+    result the round's common key (``wrap.permuted`` does) to get the compressor. Each
+    client's is unbiased with omega = n - 1, and together they send every entry once,
+    so that equal vectors are averaged without any error. Where n does not divide dim,
+    the vector is taken as one with some more entries, all zero.
+
+    Reference: Szlendak, Tyurin, Richtárik, "Permutation compressors for provably faster
+    distributed nonconvex optimization", ICLR 2022, arXiv:2110.03300.
+    """
+
+    def blocks(seed: jax.Array, place: jax.Array, dim: int) -> jax.Array:
+        # Permuting the padding too gives every entry the same chance of every block.
+        room = -(-dim // clients)
+        order = jax.random.permutation(jax.random.wrap_key_data(seed), room * clients)
+        return jax.lax.dynamic_slice_in_dim(order, place * room, room)
+
+    def compressor(common: Key) -> Compressor:
+        def compress(vector: jax.Array, key: Key, shard: Shard | None) -> Block:
+            del key
+            seed = jax.random.key_data(common)
+            place = jnp.zeros((), jnp.int32) if shard is None else shard.id
+            index = blocks(seed, place, len(vector))
+            values = vector.at[index].get(mode="fill", fill_value=0) * clients
+            return Block(values, seed, place)
+
+        def decompress(payload: Block, dim: int) -> jax.Array:
+            index = blocks(payload.seed, payload.place, dim)
+            return (
+                jnp.zeros(dim, payload.values.dtype)
+                .at[index]
+                .set(payload.values, mode="drop")
+            )
+
+        return Compressor(
+            compress, decompress, omega=lambda dim: clients - 1.0, name="perm_k"
+        )
+
+    return compressor
+
+
+def _most(k: int | np.ndarray, name: str) -> int:
+    """The largest k of all clients."""
+    if not np.issubdtype(np.asarray(k).dtype, np.integer) or np.min(k) < 1:
+        raise ValueError(f"{name}: k = {k} is not a positive whole number")
+    return int(np.max(k))
+
+
+def _check(k: int, dim: int, name: str) -> None:
+    if k > dim:
+        raise ValueError(f"{name}: k = {k} is not between 1 and the {dim} entries")
+
+
+def _own(k: int | np.ndarray, shard: Shard | None, name: str) -> jax.Array:
+    """The k of the client that compresses."""
+    if shard is not None:
+        return per_client(k, shard)
+    if np.ndim(k) > 0:
+        raise ValueError(f"{name}: k by client, but it is the server that compresses")
+    return jnp.asarray(k, jnp.int32)
+
+
+def _cut(values: jax.Array, k: int | np.ndarray, own: jax.Array) -> Any:
+    """The values, of which a client with a smaller k sends the first ones only."""
+    if np.ndim(k) == 0:
+        return values
+    used = own.astype(jnp.int32)
+    return Ragged(jnp.where(jnp.arange(len(values)) < used, values, 0), used)
+
+
+def _entries(
+    values: jax.Array, index: jax.Array, dim: int, k: int | np.ndarray, own: jax.Array
+) -> Entries:
+    """Values and their places, both as they are sent."""
+    width = width_of(dim - 1)
+    packed: Any = pack(index, width)
+    if np.ndim(k) > 0:
+        packed = Ragged(packed, ((own * width + 7) // 8).astype(jnp.int32))
+    return Entries(_cut(values, k, own), packed)
+
+
+def _untold(told: PyTree, k: int, dim: int) -> jax.Array:
+    packed = told.buffer if isinstance(told, Ragged) else told
+    return unpack(packed, k, width_of(dim - 1))
+
+
+def _scatter(values: Any, index: jax.Array, dim: int) -> jax.Array:
+    """Zeros but for the values; places beyond a client's own k have value zero."""
+    values = values.buffer if isinstance(values, Ragged) else values
+    return jnp.zeros(dim, values.dtype).at[index].add(values, mode="drop")
