@@ -46,6 +46,9 @@ REFUSED: dict[str, dict[str, Any]] = {
     "measure_on: 8 is not between 1 and the 7": {"measure_on": 8},
     "measure_on: ids must lie between 0 and 6": {"measure_on": [0, 7]},
     "measure_on: ids must lie between": {"measure_on": []},
+    "measure_on: .2, 1, 2. has the same client twice": {"measure_on": [2, 1, 2]},
+    "key: int is not a key of JAX": {"key": 0},
+    "key: ArrayImpl is not a key of JAX": {"key": jax.random.PRNGKey(0)},
     "algorithm: a builder needs `over`": {"algorithm": lambda hyper: fedavg},
     "over: lengths .2, 3. of the sweep": {
         "algorithm": lambda hyper: fedavg,

@@ -90,6 +90,7 @@ def simulate(
         A ``Run``. With several keys or ``over`` its results have a lane for each.
     """
     build = _builder(algorithm, over)
+    _check_key(key)
     lanes = _lanes(key, over)
     clients = federation.clients
     cohort = clients if cohort is None else cohort
@@ -149,6 +150,13 @@ def simulate(
         store=(store, store_folder),
         measuring=measuring,
     )
+
+
+def _check_key(key: Any) -> None:
+    if not jnp.issubdtype(getattr(key, "dtype", None), jax.dtypes.prng_key):
+        raise ValueError(
+            f"key: {type(key).__name__} is not a key of JAX; write jax.random.key(0)"
+        )
 
 
 def _check_numbers(
@@ -249,4 +257,6 @@ def _measured_ids(measure_on, clients: int, key: Key) -> np.ndarray:
     ids = np.asarray(measure_on, np.int64)
     if ids.min(initial=0) < 0 or ids.max(initial=0) >= clients or not ids.size:
         raise ValueError(f"measure_on: ids must lie between 0 and {clients - 1}")
+    if len(np.unique(ids)) < len(ids):
+        raise ValueError(f"measure_on: {ids.tolist()} has the same client twice")
     return ids
