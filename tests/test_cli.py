@@ -3,6 +3,7 @@
 """The command line: what it prints, where, and the exit codes."""
 
 import copy
+import errno
 import json
 import os
 import signal
@@ -169,6 +170,15 @@ def test_a_damaged_folder(capsys, finished, tmp_path):
     assert fails(capsys, "show", "damaged") == "damaged: its results are damaged"
 
 
+def test_a_full_disk(capsys, monkeypatch):
+    def full(file):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    line = fails(capsys, "run", write())
+    assert line == "results cannot be written: No space left on device"
+
+
 def test_init_then_run(capsys):
     assert main(["init", "mine.toml"]) == 0
     assert "fedblend run mine.toml" in capsys.readouterr().out
@@ -206,7 +216,8 @@ def test_show_and_lists(capsys, finished):
         assert word in capsys.readouterr().out
     assert main(["data", "list"]) == 0
     assert main(["data", "info", "mnist"]) == 0
-    assert "terms: CC BY-SA" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "terms: CC BY-SA" in said and "writers: default false" in said
     assert main(["data", "get", "digits"]) == 0
     assert main(["--version"]) == 0
 
@@ -218,6 +229,7 @@ def test_seeds_in_all_spellings():
     assert running.joined_seeds(["--seed", "1", "--seed", "2", "x", "3"]) == [
         *("--seed", "1", "--seed", "2", "x", "3")
     ]
+    assert running.joined_seeds(["--seed=1", "2", "x", "3"]) == ["--seed=1,2", "x", "3"]
     assert running.joined_seeds(["--seed"]) == ["--seed"]
     assert running.joined_seeds(["--set", "a", "1", "2"]) == ["--set", "a", "1", "2"]
 

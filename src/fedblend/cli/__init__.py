@@ -7,6 +7,7 @@ comes at once. Bad input of any kind is one line and exit code 2, said in ``main
 what is not expected keeps its traceback, because it is a bug.
 """
 
+import errno
 import sys
 from typing import Annotated, Any
 
@@ -34,6 +35,8 @@ app.command("demo")(starting.demo)
 
 UsageError: Any = typer.BadParameter.__mro__[1]
 """A command line that cannot be understood; click's, wherever typer keeps it."""
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""What a full disk says, without the name of a file."""
 
 
 def _version(wanted: bool) -> None:
@@ -67,9 +70,10 @@ def main(arguments: list[str] | None = None) -> int:
             raise
         return complain(str(error))
     except OSError as error:
-        if error.filename is None:
+        if error.filename is None and error.errno not in NO_ROOM:
             raise
-        return complain(f"{error.filename}: {error.strerror}")
+        where = error.filename or "results cannot be written"
+        return complain(f"{where}: {error.strerror}")
     return code if isinstance(code, int) else 0
 
 

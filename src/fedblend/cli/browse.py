@@ -68,11 +68,16 @@ def _algorithms() -> None:
 
 
 def _models() -> None:
+    from fedblend.experiment.toml import literal
     from fedblend.models import MODELS
 
     made = table("name", "what it is", "options with their defaults")
     for name, info in MODELS.items():
-        options = [f"{k} = {v!r}" for k, v in info.options.items() if k != "dtype"]
+        options = [
+            f"{key} = {literal(default)}"
+            for key, default in info.options.items()
+            if key != "dtype"
+        ]
         made.add_row(name, info.description, ", ".join(options))
     screen.console().print(made)
 
@@ -86,7 +91,7 @@ def show(
 
     fedblend show runs/first
     """
-    from fedblend.experiment.outputs import Folder, read_json, read_rows
+    from fedblend.experiment.outputs import Folder, read_rows, read_summary
     from fedblend.experiment.section import RunError
     from fedblend.report.terminal import show as show_rows
 
@@ -97,8 +102,7 @@ def show(
         raise RunError(f"{folder}: this run has no results yet; --resume goes on")
     rows = read_rows(run)
     finished = run.summary.is_file()
-    found = read_json(run.summary).get("runs") if finished else None
-    last = found or _last(rows)
+    last = read_summary(run)["runs"] if finished else _last(rows)
     console = screen.console()
     try:
         show_rows(rows, last, console)

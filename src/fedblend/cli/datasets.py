@@ -108,6 +108,7 @@ def info(name: Name) -> None:
     """
     from fedblend.data import sources
     from fedblend.data.dataset import DataError
+    from fedblend.experiment.toml import literal
 
     if name not in sources.SOURCES:
         known = ", ".join(sources.SOURCES)
@@ -124,8 +125,12 @@ def info(name: Name) -> None:
             lines.append(f"  {label}: {number}")
     lines.append(f"  terms: {found.licence}")
     for option, parameter in sources.options(name).items():
-        needed = parameter.default is parameter.empty
-        value = "must be given" if needed else f"default {parameter.default!r}"
+        if parameter.default is parameter.empty:
+            value = "must be given"
+        elif parameter.default is None:
+            value = "may be given"
+        else:
+            value = f"default {literal(parameter.default)}"
         lines.append(f"  option {option}: {value}")
     for need in found.needs:
         lines += _files(need)

@@ -5,6 +5,7 @@
 import contextlib
 import os
 import re
+import shlex
 from collections.abc import Callable, Iterator
 from enum import StrEnum
 from pathlib import Path
@@ -74,7 +75,8 @@ def run(
                 on_warning=lambda text: screen.note(f"warning: {text}"),
             )
     except KeyboardInterrupt:
-        screen.note(f"interrupted; the same command with --out {out} --resume goes on")
+        same = f"--out {shlex.quote(str(out))} --resume"
+        screen.note(f"interrupted; the same command with {same} goes on")
         raise typer.Exit(screen.INTERRUPTED) from None
     except ConfigError as error:
         raise ConfigError(f"{file}: {error}") from None
@@ -111,14 +113,18 @@ def _plain(word: str) -> str:
 
 
 def joined_seeds(arguments: list[str]) -> list[str]:
-    """``--seed 1 2 3`` as ``--seed 1,2,3``, which option parsers understand."""
+    """``--seed 1 2 3`` as ``--seed 1,2,3``, which option parsers understand.
+
+    ``--seed=1 2 3`` is understood too.
+    """
     joined: list[str] = []
     numbers = False
     for word in arguments:
         if numbers and word.isdecimal() and joined[-1] != "--seed":
             joined[-1] = f"{joined[-1]},{word}"
             continue
-        numbers = word == "--seed" or (numbers and joined[-1] == "--seed")
+        begins = word == "--seed" or word.startswith("--seed=")
+        numbers = begins or (numbers and joined[-1] == "--seed")
         joined.append(word)
     return joined
 

@@ -179,6 +179,14 @@ def read_json(path: Path) -> dict[str, Any]:
     return _parsed(_text(path), path)
 
 
+def read_summary(folder: Folder) -> dict[str, Any]:
+    """How a finished run ended."""
+    found = read_json(folder.summary)
+    if not found.get("runs"):
+        raise RunError(f"{folder.summary}: is damaged: it has no runs")
+    return found
+
+
 def _text(path: Path) -> str:
     try:
         return path.read_bytes().decode()

@@ -70,7 +70,7 @@ def run_config(
     folder = Folder(out)
     _check_place(folder, config, resume)
     if resume and folder.summary.exists():
-        return outputs.read_json(folder.summary)
+        return outputs.read_summary(folder)
     with _precision(config.run.precision):
         built = build(config)
         for warning in built.warnings:
