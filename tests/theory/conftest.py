@@ -4,8 +4,16 @@
 
 import pytest
 from flix_by_hand import Case, logistic_case, quadratic_case
+from threadpoolctl import threadpool_limits
 
 from fedblend.data.download import status
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread():
+    """Matrices are small here: on a busy machine threads only wait for each other."""
+    with threadpool_limits(1):
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -14,7 +14,7 @@ from fedblend.data.partition import contiguous
 from fedblend.data.sources.libsvm import libsvm
 from fedblend.data.sources.quadratics import quadratics
 from fedblend.theory import constants
-from fedblend.theory.mixture import Mixture, mixture
+from fedblend.theory.mixtures import Mixture, mixture
 
 UNEQUAL = np.array([0.9, 0.5, 0.2, 0.7, 1.0, 0.05])
 """Weights of the shared model that all differ, for six clients."""

@@ -8,7 +8,7 @@ from flix_by_hand import UNEQUAL, dcgd, descend, diana, known_of, mixed
 
 from fedblend.theory import bounds, steps
 from fedblend.theory.constants import Smoothness
-from fedblend.theory.mixture import mixture
+from fedblend.theory.mixtures import mixture
 
 ROUNDING = 1e-12
 """Values of f~ are sums of numbers near 1 in float64."""
@@ -154,7 +154,8 @@ def test_theorems_8_and_9_for_gradients(quadratic):
     omega, smoothness = 4 / k - 1, quadratic.smoothness
     f, x = mixed(quadratic, alpha), np.full(4, 3.0)
     pairs = zip(quadratic.clients, quadratic.personal, strict=True)
-    gap = f.value(x) - np.mean([client.value(own) for client, own in pairs])
+    local = np.mean([client.value(own) for client, own in pairs])
+    gap = float(f.value(x) - local)
     rng = np.random.default_rng(0)
     ks = np.arange(rounds + 1)
 

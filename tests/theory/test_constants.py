@@ -13,7 +13,7 @@ from fedblend.data.sources.quadratics import quadratic_loss
 from fedblend.models import linear
 from fedblend.objectives import cross_entropy, l2
 from fedblend.theory import constants, spectra
-from fedblend.theory.mixture import (
+from fedblend.theory.mixtures import (
     D,
     L_alpha,
     M,

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from flix_by_hand import UNEQUAL, known_of, mixed, quadratic_case
 
-from fedblend.theory.mixture import mixture, stationary_weights
+from fedblend.theory.mixtures import mixture, stationary_weights
 from fedblend.theory.one_shot import (
     one_shot,
     one_shot_alpha,

@@ -2,8 +2,37 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is known in advance: constants, step sizes, bounds and plans for FLIX."""
 
-from fedblend.theory import constants
+from fedblend.theory import bounds, constants, one_shot, plan, steps
+from fedblend.theory.bounds import predicted
 from fedblend.theory.constants import Smoothness
-from fedblend.theory.mixture import Mixture, mixture
+from fedblend.theory.mixtures import Mixture, mixture, stationary_weights, weights
+from fedblend.theory.plan import (
+    Plan,
+    Solver,
+    Traffic,
+    largest_alpha,
+    largest_alpha_for_bits,
+    rounds_needed,
+    table,
+)
 
-__all__ = ["Mixture", "Smoothness", "constants", "mixture"]
+__all__ = [
+    "Mixture",
+    "Plan",
+    "Smoothness",
+    "Solver",
+    "Traffic",
+    "bounds",
+    "constants",
+    "largest_alpha",
+    "largest_alpha_for_bits",
+    "mixture",
+    "one_shot",
+    "plan",
+    "predicted",
+    "rounds_needed",
+    "stationary_weights",
+    "steps",
+    "table",
+    "weights",
+]

@@ -18,7 +18,7 @@ larger than its ``max alpha^2 mean(L_i) D/2`` (``dgd_by_diameter``). Its Corolla
 the neighbourhood of DCGD, loses a factor max L_i in the proof (the gradient's Lipschitz
 constant enters squared); the bound above needs neither D nor mu. It holds for memories
 of DIANA that start at 0 or at the gradient alike, so both starts share a bound.
-Reference and numbers of theorems: see ``mixture``.
+Reference and numbers of theorems: see ``mixtures``.
 """
 
 from typing import NamedTuple
@@ -27,7 +27,7 @@ import numpy as np
 
 from fedblend.theory import steps
 from fedblend.theory.constants import Smoothness
-from fedblend.theory.mixture import L_alpha, Mixture, squared_alpha
+from fedblend.theory.mixtures import L_alpha, Mixture, squared_alpha
 from fedblend.theory.one_shot import one_shot, one_shot_by_diameter
 
 
@@ -209,7 +209,11 @@ def _gradients(alpha, smoothness, step, gap, rounds) -> np.ndarray:
 
 
 def predicted(
-    solver: str, known: Mixture, rounds: int, omega=0.0, memory_rate=None
+    solver: str,
+    known: Mixture,
+    rounds: int,
+    omega: float | np.ndarray | None = 0.0,
+    memory_rate: float | np.ndarray | None = None,
 ) -> np.ndarray:
     """The bound on f~(x^k) - min f~ for k = 0 ... rounds, to draw beside a run.
 
@@ -223,7 +227,12 @@ def predicted(
     return curve(solver, known, omega, memory_rate).after(np.arange(rounds + 1))
 
 
-def curve(solver: str, known: Mixture, omega=0.0, memory_rate=None) -> Curve:
+def curve(
+    solver: str,
+    known: Mixture,
+    omega: float | np.ndarray | None = 0.0,
+    memory_rate: float | np.ndarray | None = None,
+) -> Curve:
     """The promise of a solver by its name. Arguments as for ``predicted``."""
     if solver == "dgd":
         return dgd(known)

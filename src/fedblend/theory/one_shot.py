@@ -14,7 +14,7 @@ For stationary points of f_i that may be nonconvex, ``w_i ~ alpha_i^4 L_i^2`` (T
 Where this differs from the paper: unequal alpha use the two lines above, which are
 never larger than the printed forms with D (``by_diameter``). The statement of Theorem
 3 repeats the condition of Theorem 1; its proof has ``(eps^2/(M D))^(1/4)``, used here,
-and V' is the variance under its own weights. Reference: see ``mixture``.
+and V' is the variance under its own weights. Reference: see ``mixtures``.
 """
 
 import math
@@ -23,7 +23,7 @@ import numpy as np
 
 from fedblend.core import PyTree
 from fedblend.theory.constants import Smoothness
-from fedblend.theory.mixture import D, M, Mixture, V, squared_alpha, stationary_weights
+from fedblend.theory.mixtures import D, M, Mixture, V, squared_alpha, stationary_weights
 
 
 def require_minimisers(gradient_norms, tolerance: float = 1e-6) -> None:

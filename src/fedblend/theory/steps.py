@@ -20,7 +20,7 @@ Where this differs from the paper: its nonconvex DCGD allows 1/L_alpha for any n
 rounds T, with a bound that grows like ``c^T``; the horizon keeps that factor below e.
 Its nonconvex DIANA has L_alpha in place of R, which is wrong where one client is much
 stiffer than the rest: the proof needs ``mean |grad f~_i(x) - grad f~_i(y)|^2 <= R^2
-|x - y|^2``. Reference and numbers of theorems: see ``mixture``.
+|x - y|^2``. Reference and numbers of theorems: see ``mixtures``.
 """
 
 import math
@@ -28,7 +28,7 @@ import math
 import numpy as np
 
 from fedblend.theory.constants import Smoothness
-from fedblend.theory.mixture import L_alpha, mu_alpha, per_client, squared_alpha
+from fedblend.theory.mixtures import L_alpha, mu_alpha, per_client, squared_alpha
 
 
 def dgd(alpha, smoothness: Smoothness) -> float:

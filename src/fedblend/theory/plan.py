@@ -1,0 +1,250 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""How much communication an alpha needs, and how large an alpha a budget allows.
+
+Round 1 collects x_avg, every later one is a round of the solver, so k + 1 rounds leave
+x^k. With ``alpha_i = alpha shape_i`` the bounds of this package are::
+
+    f~(x_avg) - min f~ <= alpha^2 c0        f~(x^k) - min f~ <= alpha^2 c factor^k
+
+because every step size goes like 1/alpha^2. They are solved for k, or for alpha. For
+equal alpha and DGD that is the plan of the paper: with ``A = sqrt(2 eps/(L V))`` and
+``q = 1/sqrt(1 - mu/L)``, x_avg alone serves ``alpha <= A``, and k + 1 rounds serve
+``A q^(k-1) < alpha <= A q^k``. Bounds on DIANA are on the expected value.
+
+Edges: alpha = 0 needs no rounds; V = 0 allows any alpha in one; mu = 0 promises nothing
+beyond A; mu = L needs two rounds. A promise that cannot be made has ``rounds`` None.
+Reference: see ``mixtures``.
+"""
+
+import math
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import numpy as np
+
+from fedblend.core import PyTree
+from fedblend.theory import bounds
+from fedblend.theory.constants import Smoothness
+from fedblend.theory.mixtures import mixture
+from fedblend.theory.one_shot import one_shot, positive
+
+ROUNDING = 1e-9
+"""A bound that misses eps by this fraction meets it: both directions then agree."""
+
+MOST_ROUNDS = 10**12
+"""More rounds than that are no promise."""
+
+
+class Traffic(NamedTuple):
+    """Bits that travel, in all: over all clients, up and down as you count them.
+
+    ``first`` is round 1 (the pure local models up, x_avg down), ``later`` every round
+    of the solver, ``start`` what is sent once more before the solver's first round:
+    uncompressed gradients, if DIANA's memories start at them.
+    """
+
+    first: float
+    later: float
+    start: float = 0.0
+
+
+class Solver(NamedTuple):
+    """How rounds are spent: on "dgd", or on "diana" with its compressors."""
+
+    name: str = "dgd"
+    omega: float | np.ndarray | None = 0.0
+    memory_rate: float | np.ndarray | None = None
+
+
+class Plan(NamedTuple):
+    """What is promised: ``f~ - min f~ <= bound <= eps`` after ``rounds`` and ``bits``.
+
+    ``alpha`` is the largest alpha_i. ``rounds`` is None where theory promises nothing,
+    and then ``bound`` is infinite; ``bits`` is None without ``Traffic``.
+    """
+
+    alpha: float
+    rounds: int | None
+    bits: float | None
+    bound: float
+    eps: float
+
+
+class _Curves(NamedTuple):
+    """Bounds for alpha = 1 in the wanted shape."""
+
+    at_start: float
+    start: float
+    factor: float
+
+
+DGD = Solver()
+"""Gradient descent, uncompressed."""
+
+
+def rounds_needed(
+    alpha: float,
+    eps: float,
+    smoothness: Smoothness,
+    personal: PyTree,
+    *,
+    solver: Solver = DGD,
+    shape=1.0,
+    traffic: Traffic | None = None,
+) -> Plan:
+    """The fewest rounds after which theory promises ``f~ - min f~ <= eps``.
+
+    Args:
+        alpha: the weight of the shared model; of the client with the largest.
+        eps: the accuracy.
+        smoothness: of all f_i.
+        personal: their minimisers; check them with ``one_shot.require_minimisers``.
+        solver: what runs from x_avg, at its step of ``steps``.
+        shape: alpha_i in units of alpha, one for every client, the largest 1.
+        traffic: what rounds cost.
+    """
+    curves = _curves(smoothness, personal, solver, shape)
+    return _needed(_in_range(alpha), positive(eps), curves, traffic)
+
+
+def largest_alpha(
+    rounds: int,
+    eps: float,
+    smoothness: Smoothness,
+    personal: PyTree,
+    *,
+    solver: Solver = DGD,
+    shape=1.0,
+    traffic: Traffic | None = None,
+) -> Plan:
+    """The largest alpha that theory promises to solve in that many rounds.
+
+    The plan's ``rounds`` are those this alpha needs, which may be fewer. Other
+    arguments as for ``rounds_needed``.
+    """
+    if rounds < 0:
+        raise ValueError(f"rounds: {rounds} is less than 0")
+    curves = _curves(smoothness, personal, solver, shape)
+    alpha = _allowed(rounds, positive(eps), curves)
+    return _needed(alpha, eps, curves, traffic)
+
+
+def largest_alpha_for_bits(
+    bits: float,
+    eps: float,
+    smoothness: Smoothness,
+    personal: PyTree,
+    traffic: Traffic,
+    *,
+    solver: Solver = DGD,
+    shape=1.0,
+) -> Plan:
+    """The largest alpha that theory promises to solve with that many bits.
+
+    Other arguments as for ``rounds_needed``, which also gives the bits of an alpha.
+    """
+    rounds = affordable_rounds(bits, traffic)
+    return largest_alpha(
+        *(rounds, eps, smoothness, personal),
+        solver=solver,
+        shape=shape,
+        traffic=traffic,
+    )
+
+
+def affordable_rounds(bits: float, traffic: Traffic) -> int:
+    """How many rounds these bits pay for."""
+    if not 0 <= bits < math.inf:
+        raise ValueError(f"bits: {bits} is not in [0, inf)")
+    if min(traffic.first, traffic.later) <= 0 or traffic.start < 0:
+        raise ValueError(f"traffic: {tuple(traffic)}: rounds cost more than 0 bits")
+    left = bits - traffic.first
+    if left < 0:
+        return 0
+    return 1 + max(math.floor((left - traffic.start) / traffic.later), 0)
+
+
+def spent_bits(rounds: int, traffic: Traffic) -> float:
+    """What this many rounds cost."""
+    if rounds == 0:
+        return 0.0
+    solving = traffic.start + (rounds - 1) * traffic.later if rounds > 1 else 0.0
+    return traffic.first + solving
+
+
+def table(
+    alphas: Iterable[float],
+    eps: float,
+    smoothness: Smoothness,
+    personal: PyTree,
+    *,
+    solver: Solver = DGD,
+    shape=1.0,
+    traffic: Traffic | None = None,
+) -> list[Plan]:
+    """``rounds_needed`` for every alpha of a grid, in its order."""
+    curves = _curves(smoothness, personal, solver, shape)
+    eps = positive(eps)
+    return [_needed(_in_range(alpha), eps, curves, traffic) for alpha in alphas]
+
+
+def _curves(smoothness: Smoothness, personal, solver: Solver, shape) -> _Curves:
+    known = mixture(shape, smoothness, personal)
+    if solver.name not in ("dgd", "diana"):
+        raise ValueError(f"solver: {solver.name!r} is not 'dgd' or 'diana'")
+    if known.alpha.max() != 1:
+        raise ValueError(f"shape: its largest entry is {known.alpha.max():g}, not 1")
+    curve = bounds.curve(solver.name, known, solver.omega, solver.memory_rate)
+    return _Curves(one_shot(known), curve.start, curve.factor)
+
+
+def _in_range(alpha: float) -> float:
+    if not 0 <= alpha <= 1:
+        raise ValueError(f"alpha: {alpha:g} is not in [0, 1]")
+    return float(alpha)
+
+
+def _needed(alpha: float, eps: float, curves: _Curves, traffic) -> Plan:
+    rounds = _rounds(alpha, eps, curves)
+    if rounds is None:
+        return Plan(alpha, None, None, math.inf, eps)
+    bits = None if traffic is None else spent_bits(rounds, traffic)
+    return Plan(alpha, rounds, bits, _bound(alpha, rounds, curves), eps)
+
+
+def _bound(alpha: float, rounds: int, curves: _Curves) -> float:
+    """The bound after so many rounds, the first of which collects x_avg."""
+    if alpha == 0:
+        return 0.0
+    if rounds == 0:
+        return math.inf
+    if rounds == 1:
+        return alpha**2 * curves.at_start
+    return alpha**2 * curves.start * curves.factor ** (rounds - 1)
+
+
+def _rounds(alpha: float, eps: float, curves: _Curves) -> int | None:
+    enough = eps * (1 + ROUNDING)
+    for rounds in (0, 1, 2):
+        if _bound(alpha, rounds, curves) <= enough:
+            return rounds
+    if curves.factor >= 1:
+        return None
+    steps = math.log(enough / (alpha**2 * curves.start)) / math.log(curves.factor)
+    if steps > MOST_ROUNDS:
+        return None
+    rounds = max(math.ceil(steps) + 1, 3)
+    if rounds > 3 and _bound(alpha, rounds - 1, curves) <= enough:
+        return rounds - 1  # the logarithm was rounded up
+    return rounds if _bound(alpha, rounds, curves) <= enough else rounds + 1
+
+
+def _allowed(rounds: int, eps: float, curves: _Curves) -> float:
+    """``sqrt(eps/c)`` for the better of x_avg and the last iterate, at most 1."""
+    if rounds == 0:
+        return 0.0
+    least = curves.at_start
+    if rounds > 1:
+        least = min(least, curves.start * curves.factor ** (rounds - 1))
+    return min(1.0, math.sqrt(eps / least)) if least > 0 else 1.0
