@@ -93,6 +93,23 @@ def test_recall_of_many_labels():
         metrics.recall_at(apply, 4)(ONE, Batch((scores, labels)))
 
 
+def test_next_token_accuracy_counts_places():
+    """Over all places of all rows: a row with fewer of them counts less."""
+    rng = np.random.default_rng(0)
+    scores = rng.normal(size=(6, 5, 4)).astype(np.float32)
+    targets = rng.integers(0, 4, (6, 5))
+    targets[0], targets[1, 1:] = scores[0].argmax(axis=1), -1
+    mask = np.array([True, True, True, False, True, False])
+    known = mask[:, None] & (targets >= 0)
+    wanted = (scores.argmax(axis=2) == targets)[known].mean()
+    measure = metrics.next_token_accuracy(apply)
+    got = measure(ONE, batch_of(scores, targets, mask))
+    np.testing.assert_allclose(got, wanted, rtol=1e-6)
+    assert 0 < wanted < 1 and known.sum() == 16
+    unknown = Batch((jnp.asarray(scores), jnp.full((6, 5), -1)))
+    assert np.isnan(measure(ONE, unknown))
+
+
 def test_mean_squared_error_and_loss():
     rng = np.random.default_rng(0)
     values, targets = rng.normal(size=(2, 9, 3)).astype(np.float32)
@@ -108,20 +125,29 @@ def test_mean_squared_error_and_loss():
     np.testing.assert_allclose(got, expected, rtol=1e-5)
 
 
-KINDS = {"classes": 3, "binary": 1, "regression": 1}
+KINDS = {
+    "classes": ((3,), ()),
+    "binary": ((1,), ()),
+    "regression": ((1,), ()),
+    "sequence": ((6, 3), (6,)),
+    "tags": ((7,), (7,)),
+}
+"""The shapes of a row's scores and of its targets."""
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_standard_measures_take_blends_and_are_nan_without_rows(kind):
     def loss(model, rows):
         del model
-        return rows[0][:, 0]
+        return rows[0].reshape(len(rows[0]), -1)[:, 0]
 
     measures = metrics.standard(kind, loss, apply)
-    assert set(measures) <= set(metrics.HIGHER_IS_BETTER)
+    words = {name.partition("@")[0] for name in measures}
+    assert words <= set(metrics.HIGHER_IS_BETTER)
     rng = np.random.default_rng(0)
-    scores = jnp.asarray(rng.normal(size=(20, KINDS[kind])), jnp.float32)
-    labels = jnp.asarray(rng.integers(0, 2, 20))
+    of_scores, of_labels = KINDS[kind]
+    scores = jnp.asarray(rng.normal(size=(20, *of_scores)), jnp.float32)
+    labels = jnp.asarray(rng.integers(0, 2, (20, *of_labels)))
     model = outputs(0.5, ONE, jnp.float32(3))
     for measure in measures.values():
         full = measure(model, Batch((scores, labels)))

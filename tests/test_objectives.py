@@ -116,3 +116,32 @@ def test_l2_of_a_blend_is_the_mixture_of_both_penalties():
     nothing = objectives.l2(lambda params, rows: jnp.zeros(1), strength=1.0)
     # 0.25 * 2^2 / 2 + 0.75 * 4^2 / 2
     np.testing.assert_allclose(nothing(blend, None), [6.5])
+
+
+def test_sequence_cross_entropy_counts_known_places_only():
+    scores = RNG.normal(size=(4, 6, 5)).astype(np.float32)
+    targets = RNG.integers(0, 5, (4, 6))
+    targets[1, 4:], targets[2, 0], targets[3] = -1, -7, -1
+    loss = objectives.sequence_cross_entropy(lambda params, inputs: params * inputs)
+    rows = (jnp.asarray(scores), jnp.asarray(targets))
+    wanted = np.zeros(4)
+    for row in range(3):
+        known = targets[row] >= 0
+        chances = jax.nn.softmax(scores[row][known])
+        wanted[row] = log_loss(targets[row][known], chances, labels=range(5))
+    np.testing.assert_allclose(loss(jnp.float32(1), rows), wanted, rtol=1e-5)
+    slope = jax.grad(lambda p: loss(p, rows)[3])(jnp.float32(1))
+    assert slope == 0
+
+
+def test_multilabel_is_the_mean_log_loss_of_the_labels():
+    scores = RNG.normal(size=(5, 3)).astype(np.float32)
+    targets = RNG.integers(0, 2, (5, 3))
+    loss = objectives.multilabel(lambda params, inputs: params * inputs)
+    got = loss(jnp.float32(1), (jnp.asarray(scores), jnp.asarray(targets)))
+    chances = 1 / (1 + np.exp(-scores))
+    wanted = [
+        log_loss(y, p, labels=[0, 1]) for y, p in zip(targets, chances, strict=True)
+    ]
+    np.testing.assert_allclose(got, wanted, rtol=1e-5)
+    assert got.dtype == jnp.float32

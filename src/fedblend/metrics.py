@@ -57,6 +57,22 @@ def accuracy(apply: Apply) -> Measure:
     return measure
 
 
+def next_token_accuracy(apply: Apply) -> Measure:
+    """The fraction of places of all sequences whose next token is right.
+
+    Scores are [rows, length, classes]; places with a negative target do not count.
+    """
+
+    def measure(model, batch):
+        inputs, targets = batch.rows
+        scores = predict(apply, model, inputs)
+        right = scores.argmax(axis=2) == targets
+        mask = _mask(batch, scores)[:, None] & (targets >= 0)
+        return _mean(right.astype(scores.dtype), mask)
+
+    return measure
+
+
 def auc(apply: Apply) -> Measure:
     """The area under the ROC curve, exactly; a tie counts one half.
 
@@ -123,11 +139,13 @@ def recall_at(apply: Apply, k: int) -> Measure:
 
 
 def standard(kind: str, loss: Loss, apply: Apply) -> dict[str, Measure]:
-    """The usual measures of a task: "classes", "binary" or "regression"."""
+    """The usual measures of a task, by the kind of its targets."""
     kinds = {
         "classes": {"accuracy": accuracy(apply)},
         "binary": {"accuracy": accuracy(apply), "auc": auc(apply)},
         "regression": {"mse": mean_squared_error(apply)},
+        "sequence": {"accuracy": next_token_accuracy(apply)},
+        "tags": {"recall@5": recall_at(apply, 5)},
     }
     if kind not in kinds:
         known = ", ".join(kinds)

@@ -43,6 +43,38 @@ def cross_entropy(apply: Apply) -> Loss:
     return loss
 
 
+def sequence_cross_entropy(apply: Apply) -> Loss:
+    """Softmax cross entropy at every place of a sequence, averaged over its places.
+
+    Scores are [rows, length, classes], targets class numbers [rows, length]; a
+    negative one marks a place that does not count, and a row of such has no loss.
+    """
+
+    def loss(params, rows):
+        inputs, targets = rows
+        scores = predict(apply, params, inputs)
+        known = targets >= 0
+        losses = optax.softmax_cross_entropy_with_integer_labels(
+            scores, jnp.where(known, targets, 0)
+        )
+        places = known.sum(axis=1).astype(losses.dtype)
+        return jnp.where(known, losses, 0).sum(axis=1) / jnp.maximum(places, 1)
+
+    return loss
+
+
+def multilabel(apply: Apply) -> Loss:
+    """Sigmoid cross entropy, averaged over the labels; targets are ones and zeros."""
+
+    def loss(params, rows):
+        inputs, targets = rows
+        scores = predict(apply, params, inputs)
+        wanted = (targets > 0).astype(scores.dtype)
+        return optax.sigmoid_binary_cross_entropy(scores, wanted).mean(axis=1)
+
+    return loss
+
+
 def logistic(apply: Apply) -> Loss:
     """``log(1 + exp(-y score))`` for a single score; targets are 0 or 1."""
 

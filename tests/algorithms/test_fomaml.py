@@ -26,7 +26,7 @@ def run(algorithm, rounds=4):
     ).complete()
 
 
-def answer(down=DOWN, loss=on.loss, **work):
+def answer(down=DOWN, loss=on.loss, **work) -> Any:
     up, _ = fb.fomaml(loss, 0.1, 1.0, **work).client(down, (), SHARD, KEY)
     return up
 

@@ -71,6 +71,48 @@ def test_check_refuses_in_one_line(dataset, message):
     assert "\n" not in str(error.value)
 
 
+SEQUENCES = np.arange(24, dtype=np.int32).reshape(4, 6) % 5
+SAID = Dataset((SEQUENCES, SEQUENCES - 1), "sequence", 5, name="said")
+TAGS = (SEQUENCES[:, :3] > 2).astype(np.int32)
+TAGGED = Dataset((SEQUENCES / 7, TAGS), "tags", 3, name="tagged")
+
+
+@pytest.mark.parametrize(
+    ("dataset", "message"),
+    [
+        (SAID._replace(outputs=4), r"said: input 4 in row 0 .* in 0\.\.3"),
+        (
+            SAID._replace(rows=(SEQUENCES, SEQUENCES + 1)),
+            r"target 5 in row 0 .* 0\.\.4",
+        ),
+        (SAID._replace(rows=(SEQUENCES - 1, SEQUENCES)), "input -1 in row 0"),
+        (SAID._replace(rows=(SEQUENCES, TAGS)), r"integers of shape \(4, 6\), not int"),
+        (SAID._replace(rows=(SEQUENCES / 2, SEQUENCES)), "inputs must be integers"),
+        (
+            SAID._replace(rows=(SEQUENCES[:, 0], TAGS)),
+            "inputs must be integers of shape",
+        ),
+        (TAGGED._replace(outputs=4), r"targets must be integers of shape \(4, 4\)"),
+        (TAGGED._replace(rows=(SEQUENCES, 2 * TAGS)), r"target 2 in row 1 .* 0\.\.1"),
+        (TAGGED._replace(rows=(SEQUENCES, TAGS / 2)), "not float64 of shape"),
+    ],
+)
+def test_check_refuses_sequences_and_tags_in_one_line(dataset, message):
+    with pytest.raises(DataError, match=message) as error:
+        check(dataset)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("dataset", [SAID, TAGGED])
+def test_sequences_and_tags_become_federations(dataset):
+    check(dataset)
+    whole = dataset._replace(test_rows=dataset.rows)
+    federation = federation_of(whole, contiguous(4, 2), test="official")
+    assert federation.test is not None
+    assert federation.test.counts.tolist() == [2, 2]
+    assert one_class_clients(federation) == []
+
+
 def test_check_accepts():
     check(GOOD)
     check(GOOD._replace(rows=(INPUTS, INPUTS), kind="regression", test_rows=None))

@@ -17,8 +17,10 @@ from fedblend.data.federation import Federation, federate
 if TYPE_CHECKING:
     from fedblend.data.allotment import Partition
 
-Kind = Literal["classes", "binary", "regression"]
-"""What the targets are: class numbers, 0 or 1, or real numbers."""
+Kind = Literal["classes", "binary", "regression", "sequence", "tags"]
+"""What the targets are: class numbers, 0 or 1, real numbers, the class that follows at
+each place of a sequence of classes (negative where none counts), or ones and zeros
+over the labels that a row may have several of."""
 
 Rows = tuple[np.ndarray, np.ndarray]
 """Inputs and targets, one entry of each for every row."""
@@ -36,11 +38,11 @@ class Dataset(NamedTuple):
     """All rows of a dataset, with the client of each row where nature gives one."""
 
     rows: Rows
-    """``(inputs[rows, ...], targets[rows])``."""
+    """``(inputs[rows, ...], targets[rows, ...])``."""
     kind: Kind
     """What the targets are."""
     outputs: int
-    """Scores a model gives: the classes, 1 for binary, the target's width."""
+    """Scores a model gives: classes or labels, 1 for binary, the target's width."""
     test_rows: Rows | None = None
     """The official test set."""
     keys: np.ndarray | None = None
@@ -87,19 +89,34 @@ def _check_rows(
             )
     _check_finite(inputs, dataset.columns, f"{where}: inputs")
     _check_finite(targets, (), f"{where}: targets")
-    if dataset.kind != "regression":
-        top = 1 if dataset.kind == "binary" else dataset.outputs - 1
-        if not np.issubdtype(targets.dtype, np.integer) or targets.ndim != 1:
-            raise DataError(
-                f"{where}: targets must be one integer a row, not {targets.dtype} "
-                f"of shape {targets.shape}"
-            )
-        wrong = np.flatnonzero((targets < 0) | (targets > top))
-        if wrong.size:
-            raise DataError(
-                f"{where}: target {targets[wrong[0]]} in row {wrong[0]} (counted "
-                f"from 0) is not a class in 0..{top}"
-            )
+    if dataset.kind == "sequence":
+        _check_numbers(dataset, "input", inputs, (len(inputs), inputs.shape[-1]), where)
+        _check_numbers(dataset, "target", np.maximum(targets, 0), inputs.shape, where)
+    elif dataset.kind == "tags":
+        wanted = (len(inputs), dataset.outputs)
+        _check_numbers(dataset, "target", targets, wanted, where)
+    elif dataset.kind != "regression":
+        _check_numbers(dataset, "target", targets, (len(inputs),), where)
+
+
+def _check_numbers(
+    dataset: Dataset, what: str, values: np.ndarray, shape: tuple[int, ...], where: str
+) -> None:
+    """Class numbers of this shape; 0 or 1 for binary and tags."""
+    if not np.issubdtype(values.dtype, np.integer) or values.shape != shape:
+        each = "one integer a row" if len(shape) == 1 else f"integers of shape {shape}"
+        raise DataError(
+            f"{where}: {what}s must be {each}, not {values.dtype} of shape "
+            f"{values.shape}"
+        )
+    top = 1 if dataset.kind in ("binary", "tags") else dataset.outputs - 1
+    wrong = np.argwhere((values < 0) | (values > top))
+    if wrong.size:
+        place = tuple(wrong[0])
+        raise DataError(
+            f"{where}: {what} {values[place]} in row {place[0]} (counted from 0) is "
+            f"not a class in 0..{top}"
+        )
 
 
 def _check_finite(values: np.ndarray, columns: tuple[str, ...], where: str) -> None:
@@ -149,8 +166,8 @@ def federation_of(
             set. Natural clients (``by_key``) get the test rows with their key, where
             any key matches. Otherwise each class's test rows are shared in
             proportion to the clients' rows of that class, each row once (rows of a
-            class that no client holds are left out); for regression in proportion
-            to the clients' rows.
+            class that no client holds are left out); where rows have no single
+            class, in proportion to the clients' rows.
         seed: of the held-out rows and of the shuffle.
     """
     rows = len(dataset.rows[0])
@@ -213,7 +230,7 @@ def _proportional(dataset: Dataset, partition: "Partition", seed: int) -> np.nda
     clients = len(partition.rows)
     held = np.concatenate(partition.rows)
     holder = np.repeat(np.arange(clients), [len(index) for index in partition.rows])
-    grouped = dataset.kind != "regression"
+    grouped = dataset.kind in ("classes", "binary")
     groups = dataset.rows[1][held] if grouped else np.zeros(len(held), int)
     targets = dataset.test_rows[1]
     test_groups = targets if grouped else np.zeros(len(targets), int)

@@ -170,6 +170,33 @@ PUBLIC: dict[str, PublicSet] = {
         "mmlab.ie.cuhk.edu.hk/projects/CelebA.html and shrink it as "
         "fedblend.data.sources.celeba_smile says",
     ),
+    "shakespeare": PublicSet(
+        "shakespeare",
+        (
+            PublicFile(
+                "roles.json.xz",
+                "cee05166fc32935a16ba521000877327234f6ba040c4ea8c15722975a8aa9e0f",
+                1435208,
+            ),
+        ),
+        obtainable=False,
+        instruction="the text may not be passed on: split Project Gutenberg's etext "
+        "100 by role with LEAF (github.com/TalwalkarLab/leaf) and write it as "
+        "fedblend.data.sources.shakespeare says",
+    ),
+    "stackexchange": PublicSet(
+        "stackexchange",
+        (
+            PublicFile(
+                "quantumcomputing.Posts.xml.xz",
+                "a97b532e440a1f3c432f1f8ed93b8614bc62f6632cecf143424c59926a1a76cf",
+                804600,
+            ),
+        ),
+        obtainable=False,
+        instruction="dumps change: take quantumcomputing.stackexchange.com from "
+        "archive.org/details/stackexchange and pack its Posts.xml with xz",
+    ),
     "a6a": _libsvm(
         "a6a",
         "6023becedbd392fdc6a62ad94b60c9363149370d4c57ef13949fcc765842a031",

@@ -28,17 +28,21 @@ _LOSSES = {
     "classes": "cross_entropy",
     "binary": "logistic",
     "regression": "squared_error",
+    "sequence": "sequence_cross_entropy",
+    "tags": "multilabel",
 }
 _KINDS = {
     "cross_entropy": ("classes", "binary"),
     "logistic": ("binary",),
     "squared_error": ("regression",),
+    "sequence_cross_entropy": ("sequence",),
+    "multilabel": ("tags",),
 }
 _METRICS = {
-    "accuracy": ("classes", "binary"),
+    "accuracy": ("classes", "binary", "sequence"),
     "auc": ("binary",),
     "mse": ("regression",),
-    "recall": ("classes",),
+    "recall": ("classes", "tags"),
 }
 
 
@@ -99,6 +103,11 @@ def _model(config: Config, dataset: Dataset, loss: str) -> models.Model:
         )
     options = choice.model_dump(exclude={"name", "l2", "loss"})
     name = getattr(choice, "name")  # noqa: B009
+    if (name == "char_rnn") != (dataset.kind == "sequence"):
+        kind = "sequences" if name == "char_rnn" else "single rows"
+        raise ConfigError(
+            f'model.name: "{name}" is for {kind}, not for {dataset.kind} targets'
+        )
     binary = dataset.kind == "binary"
     if binary and name == "logistic" and loss == "cross_entropy":
         raise ConfigError(
@@ -140,7 +149,9 @@ def _measures(
     if asked is None:
         return metrics.standard(dataset.kind, loss, apply)
     builders: dict[str, Callable] = {
-        "accuracy": metrics.accuracy,
+        "accuracy": metrics.next_token_accuracy
+        if dataset.kind == "sequence"
+        else metrics.accuracy,
         "auc": metrics.auc,
         "mse": metrics.mean_squared_error,
     }

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from fedblend.models.adapters import from_equinox, from_flax
+from fedblend.models.char_rnn import char_rnn
 from fedblend.models.cnn import cnn, large_cnn
 from fedblend.models.linear import logistic, softmax
 from fedblend.models.mlp import mlp
@@ -18,6 +19,7 @@ __all__ = [
     "Model",
     "ModelInfo",
     "build",
+    "char_rnn",
     "cnn",
     "from_equinox",
     "from_flax",
@@ -56,6 +58,15 @@ def _mlp(shape: tuple[int, ...], outputs: int, **options) -> Model:
     return mlp(flat_size(shape), outputs, **options)
 
 
+def _char_rnn(shape: tuple[int, ...], outputs: int, **options) -> Model:
+    if len(shape) != 1:
+        raise ValueError(
+            f"char_rnn: rows of shape {tuple(shape)} are no sequences, which are "
+            "(length,)"
+        )
+    return char_rnn(outputs, **options)
+
+
 def _info(make: Callable, builder: Callable, description: str) -> ModelInfo:
     """The entry of a model; its options are the builder's keyword arguments."""
     parameters = inspect.signature(builder).parameters.values()
@@ -69,6 +80,7 @@ MODELS: dict[str, ModelInfo] = {
     "mlp": _info(_mlp, mlp, "multilayer perceptron, 200-200 with ReLU"),
     "cnn": _info(cnn, cnn, "APFL's network: convolutions 20-50, hidden 512"),
     "large_cnn": _info(large_cnn, large_cnn, "EMNIST's: convolutions 32-64, 128"),
+    "char_rnn": _info(_char_rnn, char_rnn, "next characters: embedding 8, LSTM 2x256"),
 }
 """The models that ship, by name."""
 

@@ -17,6 +17,8 @@ from fedblend.data.sources.femnist import femnist, femnist_from_leaf
 from fedblend.data.sources.libsvm import libsvm
 from fedblend.data.sources.mnist import mnist
 from fedblend.data.sources.quadratics import quadratic_loss, quadratics
+from fedblend.data.sources.shakespeare import shakespeare
+from fedblend.data.sources.stackexchange import stackexchange
 from fedblend.data.sources.synthetic import synthetic
 from fedblend.data.sources.two_sines import two_sines
 
@@ -35,6 +37,8 @@ __all__ = [
     "options",
     "quadratic_loss",
     "quadratics",
+    "shakespeare",
+    "stackexchange",
     "synthetic",
     "two_sines",
 ]
@@ -96,6 +100,16 @@ SOURCES: dict[str, SourceInfo] = {
         celeba_smile, "Faces, 28 x 28, smiling or not", 5000, 1000, 2, None,
         "Non-commercial research only, not to be passed on; Liu et al. 2015",
         ("celeba_smile",),
+    ),
+    "shakespeare": SourceInfo(
+        shakespeare, "The next character in Shakespeare's roles, windows of 80", 54500,
+        None, 80, 1129, "World Library's text, personal non-commercial use, not to be "
+        "passed on; McMahan et al. 2017; Caldas et al. 2018", ("shakespeare",),
+    ),
+    "stackexchange": SourceInfo(
+        stackexchange, "Tags of posts on quantum computing by user, bags of words",
+        1664, None, 100, 331, "CC BY-SA 3.0 and 4.0, the posts' users on "
+        "quantumcomputing.stackexchange.com", ("stackexchange",),
     ),
     "a6a": SourceInfo(
         partial(libsvm, "a6a"), "Adult incomes, 122 features", 11220, None, 2, None,

@@ -1,0 +1,103 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""Shakespeare by role: the next character in what one role of one play says.
+
+McMahan et al., "Communication-efficient learning of deep networks from decentralized
+data" (AISTATS 2017); split by role as in Caldas et al., "LEAF: a benchmark for
+federated settings" (2018), from Project Gutenberg's Complete Works (etext 100).
+
+The file ``roles.json.xz`` holds ``{role: {"play": name, "lines": [line, ...]}}``. As
+in LEAF the lines of a role are put one after the other with a blank behind each, and
+runs of blanks become one. LEAF cuts a sample of 80 characters and the next one at
+every place, 4 226 158 in all; here the text is cut in windows that do not overlap, and
+every character of a window has its next one as target.
+"""
+
+import json
+import lzma
+import re
+from pathlib import Path
+
+import numpy as np
+
+from fedblend.data.dataset import DataError, Dataset, MissingDataError
+from fedblend.data.download import find
+
+CHARACTERS = (
+    "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
+)
+"""The vocabulary, LEAF's 80 characters; the number of one is its place."""
+
+PADDING = -1
+"""The target at places behind the end of a role's text, which do not count."""
+
+
+def shakespeare(
+    length: int = 80, minimum: int = 81, file: str | None = None
+) -> Dataset:
+    """Windows of what 1129 roles say, [rows, length] character numbers.
+
+    The targets are the inputs one place on. The last window of a role is filled up
+    with character 0, whose targets are ``PADDING``.
+
+    Args:
+        length: characters of a window.
+        minimum: roles with fewer characters are left out; LEAF asks for 81, with
+            which 1129 of 1144 roles stay.
+        file: a file like ``roles.json.xz``, by default the one in the data home.
+    """
+    for name, value, least in (("length", length, 1), ("minimum", minimum, 2)):
+        if value < least:
+            raise DataError(f"shakespeare: {name}: {value} is less than {least}")
+    path = Path(file) if file else find("shakespeare", "roles.json.xz")
+    texts = {role: text for role, text in _texts(path).items() if len(text) >= minimum}
+    if not texts:
+        raise DataError(f"shakespeare: no role has {minimum} characters")
+    pieces = [windows(text, length, f"{path}: {role}") for role, text in texts.items()]
+    inputs, targets = (np.concatenate(part) for part in zip(*pieces, strict=True))
+    return Dataset(
+        (inputs, targets),
+        "sequence",
+        len(CHARACTERS),
+        keys=np.repeat(list(texts), [len(piece[0]) for piece in pieces]),
+        name="shakespeare",
+        label_names=tuple(CHARACTERS),
+    )
+
+
+def windows(text: str, length: int, where: str) -> tuple[np.ndarray, np.ndarray]:
+    r"""A text cut in inputs and targets, both [windows, length].
+
+    >>> inputs, targets = windows("To be", 3, "Hamlet")
+    >>> ["".join(CHARACTERS[number] for number in row) for row in inputs]
+    ['To ', 'b\n\n']
+    >>> targets[1].tolist() == [CHARACTERS.index("e"), PADDING, PADDING]
+    True
+    """
+    try:
+        numbers = np.array([_NUMBERS[character] for character in text], np.int32)
+    except KeyError as error:
+        raise DataError(f"{where}: {error} is not in the vocabulary") from None
+    rows = -(-(len(text) - 1) // length)
+    inputs = np.zeros(rows * length, np.int32)
+    targets = np.full(rows * length, PADDING, np.int32)
+    inputs[: len(text) - 1] = numbers[:-1]
+    targets[: len(text) - 1] = numbers[1:]
+    return inputs.reshape(rows, length), targets.reshape(rows, length)
+
+
+_UNREADABLE = (OSError, EOFError, lzma.LZMAError, ValueError, LookupError, TypeError)
+_NUMBERS = {character: number for number, character in enumerate(CHARACTERS)}
+
+
+def _texts(path: Path) -> dict[str, str]:
+    """What each role says, as one text."""
+    if not path.is_file():
+        raise MissingDataError(f"shakespeare: {path}: no such file")
+    try:
+        with lzma.open(path, "rt", encoding="utf-8") as file:
+            roles = json.load(file)
+        said = {role: "".join(f"{x} " for x in roles[role]["lines"]) for role in roles}
+    except _UNREADABLE:
+        raise DataError(f"{path}: is not an .xz of roles and their lines") from None
+    return {role: re.sub("   *", " ", text) for role, text in said.items()}
