@@ -83,6 +83,34 @@ def test_theorem_5_diana_on_average(quadratic, alpha, start):
     assert gap[-1] < 1e-3 * gap[0]
 
 
+@pytest.mark.parametrize("alpha", [0.4, UNEQUAL], ids=["equal", "unequal"])
+def test_what_the_bounds_know_of_the_start(quadratic, alpha):
+    omega = np.array([0, 1, 3, 3, 1, 0.5])
+    known, f = known_of(quadratic, alpha), mixed(quadratic, alpha)
+    best, _ = f.solve()
+    distance = ((known.average - best) ** 2).sum()
+    assert distance <= bounds.start_distance(known)
+    slopes, noise = f.gradients(best), bounds.memory_noise(known, omega)
+    for memory in (np.zeros_like(slopes), f.gradients(known.average)):
+        true = np.mean(omega * ((memory - slopes) ** 2).sum(axis=1))
+        assert 0 < true <= noise
+    stiff = known.alpha**2 * known.smoothness.smooth
+    assert noise == pytest.approx((omega * stiff).max() * known.L_alpha * known.V)
+    assert np.mean(omega * (slopes**2).sum(axis=1)) > 0.01 * noise
+
+
+def test_theorem_5_curve_by_hand(quadratic):
+    known = known_of(quadratic, 0.5)
+    step, noise = steps.diana(0.5, known.smoothness, 1.0), bounds.memory_noise(known, 1)
+    potential = known.L_alpha * known.V / known.mu_alpha + 4 * step**2 / 3 * noise
+    curve = bounds.diana(known, 1.0)
+    assert curve.start == pytest.approx(known.L_alpha / 2 * potential)
+    assert curve.factor == pytest.approx(max(1 - step * known.mu_alpha, 0.75))
+    step = steps.dcgd(0.5, known.smoothness, 1.0)
+    floor = known.L_alpha / 2 * step / known.mu_alpha * noise / 3
+    assert bounds.dcgd(known, 1.0).floor == pytest.approx(floor)
+
+
 def test_theorem_5_with_clients_that_compress_differently(quadratic):
     omega = np.array([0, 1, 3, 3, 1, 0.0])
     rate = 0.8 / (1 + omega)
