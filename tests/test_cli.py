@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The command line: what it prints, where, and the exit codes."""
 
+import contextlib
 import copy
 import errno
 import json
@@ -246,6 +247,17 @@ def test_help_does_not_load_jax():
     code = "import sys; from fedblend.cli import main; c = main(['--help']); "
     code += "sys.exit(c or 'jax' in sys.modules or 'pydantic' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+
+
+def test_an_interrupt_that_is_swallowed_comes_again():
+    with running.lasting_interrupt() as stop:
+        stop()
+        with contextlib.suppress(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(1)
+        with pytest.raises(KeyboardInterrupt):
+            stop()
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_interrupting(tmp_path):

@@ -6,6 +6,8 @@ import contextlib
 import os
 import re
 import shlex
+import signal
+import threading
 from collections.abc import Callable, Iterator
 from enum import StrEnum
 from pathlib import Path
@@ -66,12 +68,17 @@ def run(
     config = load(file, [*(sets or []), *_seed_setting(seed or [])])
     out = out or Path("runs") / re.sub(r"[^\w.-]+", "-", config.name)
     try:
-        with progress(config) as report:
+        with lasting_interrupt() as stop, progress(config) as report:
+
+            def on_step(step: "Step") -> None:
+                stop()
+                report(step)
+
             summary = run_config(
                 config,
                 out,
                 resume=resume,
-                on_step=report,
+                on_step=on_step,
                 on_warning=lambda text: screen.note(f"warning: {text}"),
             )
     except KeyboardInterrupt:
@@ -147,11 +154,40 @@ def compile_cache() -> None:
 
 
 @contextlib.contextmanager
-def progress(config: "Config") -> Iterator[Callable[["Step"], None] | None]:
+def lasting_interrupt() -> Iterator[Callable[[], None]]:
+    """Ctrl-C that is not lost where it falls into a callback of JAX.
+
+    Exceptions cannot leave such a callback; the function that this hands out, called
+    after every block, raises what was lost.
+    """
+    seen = False
+
+    def interrupt(number: int, frame: Any) -> None:
+        nonlocal seen
+        seen = True
+        signal.default_int_handler(number, frame)
+
+    def stop() -> None:
+        if seen:
+            raise KeyboardInterrupt
+
+    usual = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if not usual or threading.current_thread() is not threading.main_thread():
+        yield stop
+        return
+    signal.signal(signal.SIGINT, interrupt)
+    try:
+        yield stop
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@contextlib.contextmanager
+def progress(config: "Config") -> Iterator[Callable[["Step"], None]]:
     """A bar for each stage with rounds per second; nothing without a terminal."""
     console = screen.console(stderr=True)
     if not console.is_terminal:
-        yield None
+        yield lambda step: None
         return
     from rich import progress as bars
 
