@@ -153,7 +153,10 @@ def simulate(
 
 
 def _check_key(key: Any) -> None:
-    if not jnp.issubdtype(getattr(key, "dtype", None), jax.dtypes.prng_key):
+    typed = isinstance(key, jax.Array) and jnp.issubdtype(
+        key.dtype, jax.dtypes.prng_key
+    )
+    if not typed:
         raise ValueError(
             f"key: {type(key).__name__} is not a key of JAX; write jax.random.key(0)"
         )
