@@ -123,6 +123,8 @@ def draw_gains(axes: Any, gained: Gains, name: str = "") -> None:
     worse = int((values < 0).sum())
     than = {"local": "alone", "shared": "with the shared model"}[gained.reference]
     said = f"{worse} of {len(values)} clients do worse than {than}"
+    if gained.seeds > 1:
+        said += f", by the mean of {gained.seeds} seeds"
     axes.set_title(f"{name}\n{said}" if name else said)
     axes.set_xlabel("clients, sorted by gain")
     axes.set_ylabel(f"{gained.split} {gained.metric},\ngain over {other}")

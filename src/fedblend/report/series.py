@@ -35,12 +35,13 @@ class Curve(NamedTuple):
 
 
 class Gains(NamedTuple):
-    """What each client gains by its personal model, least first."""
+    """What each client gains by its personal model, least first; mean over seeds."""
 
     values: np.ndarray
     metric: str
     split: str
     reference: str
+    seeds: int = 1
 
 
 def shown_splits(rows: Sequence[Row]) -> list[str]:
@@ -113,7 +114,8 @@ def gains(measured: Sequence[Measured], split: str, metric: str) -> Gains | None
         for of in measured
     ]
     values = np.mean(np.asarray(seeds, np.float64), axis=0)
-    return Gains(np.sort(values[~np.isnan(values)]), metric, split, reference)
+    known = np.sort(values[~np.isnan(values)])
+    return Gains(known, metric, split, reference, len(seeds))
 
 
 def rows_of(records: Sequence[Any]) -> list[Row]:
