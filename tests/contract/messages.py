@@ -15,7 +15,7 @@ import numpy as np
 from fedblend import keys
 from fedblend.core import Heard, Up
 from fedblend.runtime.cohort import cohorts
-from fedblend.runtime.wire import as_tree, pack, unpack
+from fedblend.runtime.wire import arrived, pack, travelling, unpack
 
 
 class Outcome(NamedTuple):
@@ -29,12 +29,16 @@ class Outcome(NamedTuple):
     bits_down: np.ndarray
 
 
-def carry(message):
-    """A message as it arrives, and the bits of data in it."""
-    data = pack(message)
+def carry(message, key):
+    """A message as it arrives, and the bits of data in it.
+
+    Only its shapes and the sender's key are known to the receiver beforehand.
+    """
+    data = pack(travelling(message))
     arrays, _ = unpack(data)
     header = int.from_bytes(data[:8], "little")
-    return as_tree(arrays, message), 8 * (len(data) - 8 - header)
+    shapes = jax.eval_shape(lambda: message)
+    return arrived(arrays, shapes, key), 8 * (len(data) - 8 - header)
 
 
 def weighted_mean(values: list, weights: list[float]):
@@ -62,7 +66,7 @@ def run_by_messages(algorithm, problem, root, *, rounds: int, cohort: int) -> Ou
     for i, shard in enumerate(shards):
         key = keys.at(root, "enroll", 0, i)
         hello, state = algorithm.enroll(problem.params, shard, key)
-        hello, bits = carry(hello)
+        hello, bits = carry(hello, key)
         up_bits[i] += bits
         hellos.append(hello)
         states.append(state)
@@ -76,15 +80,15 @@ def run_by_messages(algorithm, problem, root, *, rounds: int, cohort: int) -> Ou
         ups, heard = [], []
         for i in map(int, ids):
             told = algorithm.tell(down, algorithm.ask(states[i], shards[i]))
-            told, bits = carry(told)
+            told, bits = carry(told, root)
             down_bits[i] += bits - 8 * told.round.nbytes
             remembers = bool(jax.tree.leaves(states[i]))
             if i not in joined and remembers and jax.tree.leaves(told.shared):
-                down_bits[i] += carry(problem.params)[1]
+                down_bits[i] += carry(problem.params, root)[1]
             joined.add(i)
             key = keys.at(root, "client", number, i)
             up, states[i] = client(told, states[i], shards[i], key)
-            up, bits = carry(up._replace(slope=None))
+            up, bits = carry(up._replace(slope=None), key)
             up_bits[i] += bits
             decoded: Up = algorithm.decode(up)
             ups.append(decoded)

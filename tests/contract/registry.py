@@ -14,11 +14,13 @@ import numpy as np
 import optax
 
 import fedblend as fb
+from fedblend import compress
 from fedblend.local import Optimizer, Steps
 from problems import COUNTS
 
 RATE = 0.2
 STEPS_BY_CLIENT = np.array([1, 3, 2, 4, 1, 2, 3])
+K_BY_CLIENT = np.array([2, 3, 1, 2, 3, 3, 2])
 assert len(STEPS_BY_CLIENT) == len(COUNTS)
 
 
@@ -64,24 +66,52 @@ WRAPPERS = {
     ),
 }
 
+ENCODERS = {
+    "identity": lambda algorithm, p: fb.compressed(algorithm, compress.identity()),
+    "compressed": lambda algorithm, p: fb.compressed(algorithm, compress.rand_k(2)),
+    "diana": lambda algorithm, p: fb.diana(algorithm, compress.rand_k(K_BY_CLIENT)),
+    "ef21": lambda algorithm, p: fb.ef21(algorithm, compress.top_k(2)),
+}
+"""Wrappers that need an algorithm which says something, and no encoder inside."""
+
 COMPILED = ("fedavg", "scaffold")
 """The algorithms over which every wrapper is compiled: without and with a state."""
 
 
-def _wrapped(name, algorithm, problem):
-    return WRAPPERS[name](ALGORITHMS[algorithm](problem), problem)
+def _wrapped(wrapper, algorithm, problem):
+    return wrapper(algorithm(problem), problem)
 
 
-PRODUCT = ALGORITHMS | {
-    f"{name}({algorithm})": partial(_wrapped, name, algorithm)
-    for name in WRAPPERS
-    for algorithm in ALGORITHMS
+TUNED = {
+    f"{name}({algorithm})": partial(_wrapped, wrapper, build)
+    for name, wrapper in WRAPPERS.items()
+    for algorithm, build in ALGORITHMS.items()
 }
+
+SPEAKING = {name: build for name, build in ALGORITHMS.items() if name != "local only"}
+SPEAKING["finetune(fedavg)"] = TUNED["finetune(fedavg)"]
+
+ENCODED = {
+    f"{name}({algorithm})": partial(_wrapped, wrapper, build)
+    for name, wrapper in ENCODERS.items()
+    for algorithm, build in (
+        SPEAKING | {"finetune(fedavg)": TUNED["finetune(fedavg)"]}
+    ).items()
+}
+
+PRODUCT = ALGORITHMS | TUNED | ENCODED
 """Everything, for checks by shapes."""
 
 CASES = ALGORITHMS | {
-    f"{name}({algorithm})": PRODUCT[f"{name}({algorithm})"]
-    for name in WRAPPERS
-    for algorithm in COMPILED
+    name: PRODUCT[name]
+    for name in (
+        *(f"{name}({algorithm})" for name in WRAPPERS for algorithm in COMPILED),
+        "identity(fedavg)",
+        "compressed(fedavg)",
+        "diana(scaffold)",
+        "diana(finetune(fedavg))",
+        "ef21(fedavg)",
+        "ef21(scaffold)",
+    )
 }
 """What is compiled and run."""

@@ -43,11 +43,12 @@ def rounds_by_shape(algorithm, problem, rounds: int = 2):
             key = keys.at(root, "client", number, 1)
             up, client = algorithm.client(message, client, shard, key)
             up = up._replace(slope=None)
-            heard = Heard(algorithm.decode(up), share, count)
+            decoded = algorithm.decode(up)
+            heard = Heard(decoded, share, count)
             down, server = algorithm.server(heard, down, server, None, root)
             told.append(message)
             kept.append((client, down, server))
-            said.append(up)
+            said.append((up, decoded))
             models.append(algorithm.personal(down, client, shard, root))
         return told, kept, said, models
 
@@ -91,7 +92,8 @@ def test_shared_and_personal_models_have_the_parameters_shapes(name, problem):
 @pytest.mark.parametrize("name", PRODUCT)
 def test_delta_has_the_structure_of_the_parameters_or_is_not_sent(name):
     _, _, said, _ = played(name, "classes")
-    delta = said[0].delta
+    _, decoded = said[0]
+    delta = decoded.delta
     assert delta is None or described(delta) == described(PROBLEMS["classes"].params)
 
 

@@ -16,7 +16,8 @@ from collections.abc import Mapping
 import jax
 import numpy as np
 
-from fedblend.core import PyTree
+from fedblend import keys
+from fedblend.core import Key, PyTree, Ragged, SharedKey
 
 _DTYPES = {
     "bool": "BOOL",
@@ -146,3 +147,58 @@ def as_tree(arrays: Mapping[str, np.ndarray], template: PyTree) -> PyTree:
             )
         leaves.append(found)
     return jax.tree.unflatten(jax.tree.structure(template), leaves)
+
+
+def travelling(message: PyTree) -> PyTree:
+    """What of a message really travels, in the structure of the message.
+
+    Of a ``Ragged`` leaf the entries in use, and nothing of a ``SharedKey``.
+    """
+
+    def cut(leaf):
+        if isinstance(leaf, SharedKey):
+            return ()
+        if isinstance(leaf, Ragged):
+            return np.asarray(leaf.buffer)[: int(leaf.used)]
+        return leaf
+
+    return jax.tree.map(cut, message, is_leaf=_is_partial)
+
+
+def arrived(arrays: Mapping[str, np.ndarray], template: PyTree, key: Key) -> PyTree:
+    """The message of which these leaves travelled; the inverse of ``travelling``.
+
+    Leaves of the template need only ``shape`` and ``dtype``. ``key`` is the one that
+    the sender's half was handed, from which what did not travel is drawn again.
+    """
+
+    def expected(path, leaf):
+        if isinstance(leaf, SharedKey):
+            return ()
+        if not isinstance(leaf, Ragged):
+            return leaf
+        found = arrays.get(jax.tree_util.keystr(path) or "value")
+        length = len(found) if found is not None and found.ndim else 0
+        shape = (min(length, leaf.buffer.shape[0]), *leaf.buffer.shape[1:])
+        return jax.ShapeDtypeStruct(shape, leaf.buffer.dtype)
+
+    cut = jax.tree_util.tree_map_with_path(expected, template, is_leaf=_is_partial)
+    leaves = iter(jax.tree.leaves(as_tree(arrays, cut)))
+
+    def whole(leaf):
+        if isinstance(leaf, SharedKey):
+            bits = jax.random.key_data(keys.named(key, leaf.purpose))
+            return SharedKey(bits, leaf.purpose)
+        sent = next(leaves)
+        if not isinstance(leaf, Ragged):
+            return sent
+        buffer = np.zeros(leaf.buffer.shape, leaf.buffer.dtype)
+        buffer[: len(sent)] = sent
+        used = np.asarray(len(sent), leaf.used.dtype)
+        return Ragged(jax.device_put(buffer), jax.device_put(used))
+
+    return jax.tree.map(whole, template, is_leaf=_is_partial)
+
+
+def _is_partial(node) -> bool:
+    return isinstance(node, Ragged | SharedKey)
