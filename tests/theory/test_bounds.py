@@ -106,6 +106,7 @@ def test_theorem_5_curve_by_hand(quadratic):
     curve = bounds.diana(known, 1.0)
     assert curve.start == pytest.approx(known.L_alpha / 2 * potential)
     assert curve.factor == pytest.approx(max(1 - step * known.mu_alpha, 0.75))
+    assert bounds.diana(known, 1.0, 0.002).factor == pytest.approx(0.999)
     step = steps.dcgd(0.5, known.smoothness, 1.0)
     floor = known.L_alpha / 2 * step / known.mu_alpha * noise / 3
     assert bounds.dcgd(known, 1.0).floor == pytest.approx(floor)
