@@ -19,10 +19,11 @@ ones; the paper draws both anew for every task, and with ``batch_size=None`` bot
 everything the client has. With no inner steps it is distributed SGD. Message and
 server are those of FedOpt, with ``delta = -g_i``.
 
-Reference: Finn, Abbeel, Levine, "Model-agnostic meta-learning for fast adaptation of
-deep networks", ICML 2017, arXiv:1703.03400, section 5.2 (first-order approximation);
-in federated learning: Jiang, Konečný, Rush, Kannan, "Improving federated learning
+In federated learning: Jiang, Konečný, Rush, Kannan, "Improving federated learning
 personalization via model agnostic meta learning", 2019, arXiv:1909.12488.
+
+Reference: Finn, Abbeel, Levine, "Model-agnostic meta-learning for fast adaptation of
+deep networks", ICML 2017, arXiv:1703.03400.
 """
 
 from functools import partial

@@ -20,10 +20,11 @@ paper's batched version), and their weights are the runtime's (the paper's are e
 rounds (``optax.sgd`` with a schedule); here it may be any of optax's. The inner
 optimiser starts anew with every client; the paper's experiments keep Adam's moments.
 
+As a reading of FedAvg: Jiang, Konečný, Rush, Kannan, "Improving federated learning
+personalization via model agnostic meta learning", 2019, arXiv:1909.12488.
+
 Reference: Nichol, Achiam, Schulman, "On first-order meta-learning algorithms", 2018,
-arXiv:1803.02999; as a reading of FedAvg: Jiang, Konečný, Rush, Kannan, "Improving
-federated learning personalization via model agnostic meta learning", 2019,
-arXiv:1909.12488.
+arXiv:1803.02999.
 """
 
 import optax
