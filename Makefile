@@ -40,8 +40,9 @@ clean:
 
 .venv/.ready: pyproject.toml
 	@$(CHECK)
-	$(PYTHON) -m venv .venv
-	.venv/$(INSTALL) -e '.[dev]'
+	@echo 'setting up .venv, once; this takes about a minute'
+	@$(PYTHON) -m venv .venv
+	@.venv/$(INSTALL) -e '.[dev]'
 	@touch $@
 
 .venv-torch/.ready:

@@ -205,3 +205,10 @@ def test_weakly_typed_parameters_do_not_change_the_run():
     weak = jax.tree.map(lambda leaf: jnp.full((3,), 1.0), on.params)
     run = fb.simulate(fedavg, weak, on.federation, jax.random.key(0), rounds=2, every=1)
     assert not run.complete().shared.weak_type
+
+
+@pytest.mark.parametrize("client", [-1, 7])
+def test_a_client_that_is_not_there(client):
+    run = simulate(rounds=0)
+    with pytest.raises(ValueError, match=f"client: {client} is not between 0 and 6"):
+        run.personal(client)

@@ -8,6 +8,7 @@ what is not expected keeps its traceback, because it is a bug.
 """
 
 import errno
+import os
 import sys
 from typing import Annotated, Any
 
@@ -15,7 +16,7 @@ import typer
 
 from fedblend import __version__
 from fedblend.cli import browse, datasets, running, starting
-from fedblend.cli.screen import complain
+from fedblend.cli.screen import INTERRUPTED, complain
 
 app = typer.Typer(
     name="fedblend",
@@ -75,6 +76,18 @@ def main(arguments: list[str] | None = None) -> int:
         where = error.filename or "results cannot be written"
         return complain(f"{where}: {error.strerror}")
     return code if isinstance(code, int) else 0
+
+
+def entry() -> None:
+    """The process ``fedblend``: what ``main`` answers is its exit code."""
+    code = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if code == INTERRUPTED:
+        # Threads of XLA may still compute; taking the interpreter down around them
+        # has ended in a segmentation fault.
+        os._exit(code)
+    sys.exit(code)
 
 
 def _sentence(error: Exception) -> str:

@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """``python -m fedblend.cli``."""
 
-import sys
+from fedblend.cli import entry
 
-from fedblend.cli import main
-
-sys.exit(main())
+entry()

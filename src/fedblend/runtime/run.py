@@ -98,6 +98,10 @@ class Run:
 
     def client(self, client: int) -> PyTree:
         """What a client remembers."""
+        if not 0 <= client < self.federation.clients:
+            raise ValueError(
+                f"client: {client} is not between 0 and {self.federation.clients - 1}"
+            )
         self._ready()._enroll(np.array([client]))
         return trees.take(self.store.gather(np.array([client])), 0)
 

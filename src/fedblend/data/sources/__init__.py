@@ -165,4 +165,6 @@ def _source(name: str) -> SourceInfo:
 
 def _hint(word: str, known) -> str:
     near = difflib.get_close_matches(word, known, 1)
-    return f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
+    if near:
+        return f"did you mean {near[0]!r}?"
+    return f"known: {', '.join(known)}" if known else "it has none"
