@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         models,
         objectives,
         pure_local,
+        theory,
         trees,
         wrap,
     )
@@ -92,6 +93,7 @@ __all__ = [
     "scaffold",
     "simulate",
     "sources",
+    "theory",
     "trees",
     "wrap",
 ]
@@ -112,7 +114,8 @@ _HOMES = {
 }
 """Where each name lives; the estimators need scikit-learn and are not in __all__."""
 _MODULES = {
-    "": "compress data keys metrics mixing models objectives pure_local trees wrap",
+    "": "compress data keys metrics mixing models objectives pure_local theory trees "
+    "wrap",
     ".data": "partition sources",
     ".runtime": "checkpoint",
 }
