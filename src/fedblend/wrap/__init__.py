@@ -4,6 +4,8 @@
 
 from fedblend.wrap.compressed import compressed
 from fedblend.wrap.diana import diana
+from fedblend.wrap.downlink import downlink
 from fedblend.wrap.ef21 import ef21
+from fedblend.wrap.permuted import permuted
 
-__all__ = ["compressed", "diana", "ef21"]
+__all__ = ["compressed", "diana", "downlink", "ef21", "permuted"]
