@@ -8,10 +8,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedblend import metrics, models, objectives
+from fedblend import metrics, models, objectives, trees
 from fedblend.core import Algorithm, Key, Loss
 from fedblend.data.dataset import Dataset
 from fedblend.data.federation import Federation
+from fedblend.experiment.compression import compressed
 from fedblend.experiment.config import Config
 from fedblend.experiment.holding import (
     facts,
@@ -81,11 +82,14 @@ def build(config: Config) -> Built:
     _check_lists(options, federation.clients)
     chosen = getattr(options, "name")  # noqa: B009
     alone = config.measure.local and chosen != "local_only"
+    dim = trees.size(jax.eval_shape(model.init, jax.random.key(0)))
+    algorithm = ALGORITHMS[chosen].build(loss, options)
+    algorithm = compressed(config.compress, algorithm, chosen, dim, federation.clients)
     return Built(
         federation=federation,
         model=model,
         loss=loss,
-        algorithm=ALGORITHMS[chosen].build(loss, options),
+        algorithm=algorithm,
         local=local_only(loss, options) if alone else None,
         key=_key(config.run.seed),
         settings=_settings(config, _measures(config, dataset, plain, model.apply)),

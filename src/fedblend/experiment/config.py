@@ -15,6 +15,7 @@ from pydantic import ValidationError
 
 from fedblend.experiment import toml
 from fedblend.experiment.complaint import complaint
+from fedblend.experiment.compression import Compress
 from fedblend.experiment.registry import AnyOptions
 from fedblend.experiment.section import ConfigError, Section
 from fedblend.experiment.sections import AnyData, AnyModel, Measure, Run, Word
@@ -33,6 +34,7 @@ class Config(Section):
     data: AnyData
     model: AnyModel
     algorithm: AnyOptions
+    compress: Compress | None = None
     run: Run
     measure: Measure = Measure()
 
