@@ -1,0 +1,110 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""Bits counted are eight times the bytes that travel, and they are enough."""
+
+from functools import cache, partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from compressors import ALL, K_BY_CLIENT, shard
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedblend import compress
+from fedblend.compress import decode, encode
+from fedblend.core import Ragged, ragged_bits, static_bits
+from fedblend.runtime.wire import WireError, arrived, pack, travelling, unpack
+
+LAYOUTS = (
+    {"one": (3, 4)},
+    {"weight": (2, 5), "bias": (5,), "scale": ()},
+    {"a": (7,), "b": {"c": (1, 3, 3), "d": (13,)}},
+)
+
+
+@cache
+def programs(name: str):
+    """Compressing and decompressing, compiled."""
+
+    def send(tree, key, client):
+        return encode(ALL[name], tree, key, shard(client), "compress")
+
+    return jax.jit(send), jax.jit(partial(decode, ALL[name]))
+
+
+@st.composite
+def trees(draw):
+    """Leaves of one of the layouts, all of one precision."""
+    layout = draw(st.sampled_from(LAYOUTS))
+    dtype = draw(st.sampled_from([jnp.float32, jnp.bfloat16]))
+    rng = np.random.default_rng(draw(st.integers(0, 99)))
+    return jax.tree.map(
+        lambda shape: jnp.asarray(rng.standard_normal(shape), dtype),
+        layout,
+        is_leaf=lambda node: isinstance(node, tuple),
+    )
+
+
+def payload_bytes(data: bytes) -> int:
+    return len(data) - 8 - int.from_bytes(data[:8], "little")
+
+
+def same(left, right) -> None:
+    jax.tree.map(np.testing.assert_array_equal, left, right)
+
+
+@pytest.mark.parametrize("name", ALL)
+@settings(max_examples=4, deadline=None, derandomize=True)
+@given(trees(), st.integers(0, 2))
+def test_bits_are_those_of_the_packed_payload(name, tree, client):
+    key = jax.random.key(client)
+    send, receive = programs(name)
+    message = send(tree, key, client)
+    data = pack(travelling(message))
+    sent = sum(np.asarray(leaf).nbytes for leaf in jax.tree.leaves(travelling(message)))
+    ragged = ragged_bits(message)
+    counted = static_bits(message) + (0 if ragged is None else int(ragged))
+    assert counted == 8 * sent == 8 * payload_bytes(data)
+
+    back = arrived(unpack(data)[0], jax.eval_shape(lambda: message), key)
+    assert jax.tree.structure(back) == jax.tree.structure(message)
+    same(receive(back), receive(message))
+
+
+def test_a_shared_key_is_drawn_again_from_the_senders_key_only():
+    tree, compressor = {"x": jnp.arange(1.0, 13)}, compress.rand_k(3)
+    key = jax.random.key(4)
+    message = encode(compressor, tree, key, shard(0), "diana")
+    arrays, _ = unpack(pack(travelling(message)))
+    assert [array.shape for array in arrays.values()] == [(3,)]
+    mine = decode(compressor, arrived(arrays, message, key))
+    same(mine, decode(compressor, message))
+    other = arrived(arrays, message, jax.random.key(5))
+    assert not np.array_equal(decode(compressor, other)["x"], mine["x"])
+    assert message.payload.places.purpose == "diana"
+
+
+def test_a_ragged_leaf_that_is_too_long_or_missing_is_refused():
+    message = Ragged(jnp.arange(4), jnp.asarray(2, jnp.int32))
+    key = jax.random.key(0)
+    np.testing.assert_array_equal(travelling(message), [0, 1])
+    back = arrived({"value": np.arange(3, dtype=np.int32)}, message, key)
+    np.testing.assert_array_equal(back.buffer, [0, 1, 2, 0])
+    assert back.used == 3
+    for wrong in (np.arange(5, dtype=np.int32), np.arange(2.0), np.int32(1)):
+        with pytest.raises(WireError, match="expected"):
+            arrived({"value": np.asarray(wrong)}, message, key)
+    with pytest.raises(WireError, match="missing"):
+        arrived({}, message, key)
+
+
+def test_a_clients_own_k_is_what_travels():
+    compressor = compress.rand_k(K_BY_CLIENT)
+    for client, own in enumerate(K_BY_CLIENT):
+        message = encode(
+            compressor, jnp.ones(12), jax.random.key(0), shard(client), "ef21"
+        )
+        (values,) = jax.tree.leaves(travelling(message))
+        assert len(values) == own
