@@ -98,8 +98,9 @@ def run_by_messages(algorithm, problem, root, *, rounds: int, cohort: int) -> Ou
         down, memory = server(news, down, memory, None, keys.at(root, "server", number))
         down = down._replace(round=down.round + 1)
 
-    models = [
-        personal(down, states[i], shards[i], keys.at(root, "personal", rounds, i))
-        for i in range(clients)
-    ]
+    models = []
+    for i in range(clients):
+        told = algorithm.tell(down, algorithm.ask(states[i], shards[i]))
+        key = keys.at(root, "personal", rounds, i)
+        models.append(personal(told, states[i], shards[i], key))
     return Outcome(down, memory, states, models, up_bits, down_bits)

@@ -71,6 +71,8 @@ ENCODERS = {
     "compressed": lambda algorithm, p: fb.compressed(algorithm, compress.rand_k(2)),
     "diana": lambda algorithm, p: fb.diana(algorithm, compress.rand_k(K_BY_CLIENT)),
     "ef21": lambda algorithm, p: fb.ef21(algorithm, compress.top_k(2)),
+    "permuted": lambda algorithm, p: fb.wrap.permuted(algorithm, clients=7),
+    "downlink": lambda algorithm, p: fb.wrap.downlink(algorithm, compress.top_k(2)),
 }
 """Wrappers that need an algorithm which says something, and no encoder inside."""
 

@@ -49,7 +49,8 @@ def rounds_by_shape(algorithm, problem, rounds: int = 2):
             told.append(message)
             kept.append((client, down, server))
             said.append((up, decoded))
-            models.append(algorithm.personal(down, client, shard, root))
+            message = algorithm.tell(down, algorithm.ask(client, shard))
+            models.append(algorithm.personal(message, client, shard, root))
         return told, kept, said, models
 
     return jax.eval_shape(play)
