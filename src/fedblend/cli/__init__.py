@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import typer
 
 from fedblend import __version__
-from fedblend.cli import browse, datasets, running, starting
+from fedblend.cli import browse, datasets, reproducing, running, starting
 from fedblend.cli.screen import INTERRUPTED, complain
 
 app = typer.Typer(
@@ -32,6 +32,7 @@ app.command("init")(starting.init)
 app.command("list")(browse.list_)
 app.command("show")(browse.show)
 app.add_typer(datasets.app, name="data")
+app.command("reproduce")(reproducing.reproduce)
 app.command("demo")(starting.demo)
 
 UsageError: Any = typer.BadParameter.__mro__[1]

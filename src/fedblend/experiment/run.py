@@ -9,9 +9,8 @@ a checkpoint is written, then the rows. A run that is killed goes on from there 
 the checkpoint, so that none is missing or there twice.
 """
 
-import contextlib
 import platform
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,6 +25,7 @@ from fedblend.experiment.outputs import Folder
 from fedblend.experiment.section import ConfigError, RunError
 from fedblend.runtime import checkpoint
 from fedblend.runtime.checkpoint import CheckpointError
+from fedblend.runtime.precision import precision
 from fedblend.runtime.run import Run
 from fedblend.runtime.simulate import simulate
 
@@ -71,7 +71,7 @@ def run_config(
     _check_place(folder, config, resume)
     if resume and folder.summary.exists():
         return outputs.read_summary(folder)
-    with _precision(config.run.precision):
+    with precision(config.run.precision):
         built = build(config)
         for warning in built.warnings:
             (on_warning or _silent)(warning)
@@ -85,17 +85,6 @@ def run_config(
 
 def _silent(news: Any) -> None:
     del news
-
-
-@contextlib.contextmanager
-def _precision(name: str) -> Iterator[None]:
-    """Numbers of this width while a run is computed."""
-    before = jax.config.jax_enable_x64  # pyright: ignore
-    jax.config.update("jax_enable_x64", name == "float64")
-    try:
-        yield
-    finally:
-        jax.config.update("jax_enable_x64", before)
 
 
 def _check_place(folder: Folder, config: Config, resume: bool) -> None:

@@ -1,0 +1,86 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""``fedblend reproduce``: a paper's claims, measured here."""
+
+import importlib
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fedblend.cli import screen
+from fedblend.cli.browse import table
+from fedblend.cli.running import compile_cache
+
+
+class Paper(StrEnum):
+    """The papers whose claims can be measured."""
+
+    flix = "flix"
+
+
+def reproduce(
+    paper: Annotated[Paper, typer.Argument(help="The paper.", show_choices=True)],
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="CLAIM", help="Its claims; all of them if none."),
+    ] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Small sizes: that it works, not what is.")
+    ] = False,
+    out: Annotated[
+        Path, typer.Option(help="Folder of the page, its figures and numbers.")
+    ] = Path("reproduced"),
+) -> None:
+    """Measure what a paper claims: figures, numbers, and a verdict for each claim.
+
+    The data is looked for in $FEDBLEND_DATA. The page OUT/PAPER.md shows all that was
+    measured into the same folder, so claims can be measured one at a time.
+
+    [bold]Examples[/bold]
+
+    fedblend reproduce flix --quick
+
+    fedblend reproduce flix F3 F4 --out results
+    """
+    compile_cache()
+    from fedblend.papers import claims, page
+
+    module = importlib.import_module(f"fedblend.papers.{paper}")
+    chosen = _chosen(module.CLAIMS, names or [])
+    folder = out / str(paper)
+    claims.reproduce(
+        chosen,
+        folder,
+        quick=quick,
+        on_claim=lambda claim: screen.note(f"{claim.name}: {claim.title} ..."),
+    )
+    entries = claims.read_entries(folder, module.CLAIMS)
+    command = f"fedblend reproduce {paper}{' --quick' if quick else ''}"
+    target = out / f"{paper}.md"
+    target.write_text(page.page(module.TITLE, command, entries, str(paper)))
+    _show([found for found in entries if found["claim"] in _names(chosen)])
+    screen.console().print(f"page: {target}", markup=False, soft_wrap=True)
+
+
+def _names(claims: Any) -> list[str]:
+    return [claim.name for claim in claims]
+
+
+def _chosen(claims: Any, names: list[str]) -> list[Any]:
+    known = {claim.name.lower(): claim for claim in claims}
+    for name in names:
+        if name.lower() not in known:
+            raise typer.BadParameter(
+                f"claim: {name!r} is none of {', '.join(_names(claims))}"
+            )
+    wanted = {name.lower() for name in names} or set(known)
+    return [claim for name, claim in known.items() if name in wanted]
+
+
+def _show(entries: list[dict[str, Any]]) -> None:
+    made = table("claim", "paper", "ours", "verdict")
+    for found in entries:
+        made.add_row(*(found[key] for key in ("claim", "paper", "ours", "verdict")))
+    screen.console().print(made)

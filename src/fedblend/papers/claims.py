@@ -1,0 +1,134 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""A paper's claims, and what is found when each is measured.
+
+A claim is a sentence of the paper and a function that checks it. ``reproduce`` runs
+some of them and writes, after each, its numbers as JSON and its figures, so that
+nothing is lost if a later one fails; the page is made of all that the folder holds.
+"""
+
+import json
+import math
+import time
+from collections.abc import Callable, Iterable, Mapping
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from fedblend import __version__
+
+
+class Verdict(StrEnum):
+    """What became of a claim."""
+
+    reproduced = "reproduced"
+    partly = "partly reproduced"
+    differs = "not reproduced"
+
+
+class Finding(NamedTuple):
+    """What was measured for a claim.
+
+    ``ours`` says it in one or two sentences with the deciding figures; ``why`` explains
+    where it differs from the paper, in the result or in what was run; ``numbers`` is
+    all that was measured, plain values or arrays; ``figures`` are matplotlib's.
+    """
+
+    verdict: Verdict
+    ours: str
+    numbers: Mapping[str, Any]
+    figures: Mapping[str, Any]
+    why: str = ""
+
+
+class Claim(NamedTuple):
+    """A claim of a paper. ``check(quick)`` measures it, smaller where ``quick``."""
+
+    name: str
+    title: str
+    paper: str
+    check: Callable[[bool], Finding]
+
+
+def reproduce(
+    claims: Iterable[Claim],
+    folder: Path,
+    *,
+    quick: bool = False,
+    on_claim: Callable[[Claim], None] | None = None,
+) -> list[dict[str, Any]]:
+    """Check claims one after another, and write what is found.
+
+    Args:
+        claims: which.
+        folder: where ``NAME.json`` and the figures of each go.
+        quick: small sizes, to see that everything works; verdicts mean little then.
+        on_claim: called before each.
+
+    Returns:
+        What was written of each, see ``entry``.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    entries = []
+    for claim in claims:
+        if on_claim is not None:
+            on_claim(claim)
+        begun = time.perf_counter()
+        finding = claim.check(quick)
+        seconds = time.perf_counter() - begun
+        names = _save_figures(claim, finding, folder)
+        entries.append(entry(claim, finding, quick, seconds, names))
+        text = json.dumps(entries[-1], allow_nan=False)
+        (folder / f"{claim.name}.json").write_text(text + "\n")
+    return entries
+
+
+def entry(
+    claim: Claim, finding: Finding, quick: bool, seconds: float, figures: list[str]
+) -> dict[str, Any]:
+    """A claim and what was found, as plain values."""
+    device = jax.devices()[0]
+    return {
+        "claim": claim.name,
+        "title": claim.title,
+        "paper": claim.paper,
+        "ours": finding.ours,
+        "verdict": str(finding.verdict),
+        "why": finding.why,
+        "quick": quick,
+        "seconds": round(seconds, 1),
+        "device": device.device_kind,
+        "versions": {"fedblend": __version__, "jax": jax.__version__},
+        "figures": figures,
+        "numbers": _plain(finding.numbers),
+    }
+
+
+def read_entries(folder: Path, claims: Iterable[Claim]) -> list[dict[str, Any]]:
+    """What the folder holds of these claims, in their order."""
+    paths = (folder / f"{claim.name}.json" for claim in claims)
+    return [json.loads(path.read_text()) for path in paths if path.exists()]
+
+
+def _save_figures(claim: Claim, finding: Finding, folder: Path) -> list[str]:
+    names = []
+    for name, figure in finding.figures.items():
+        names.append(f"{claim.name}_{name}.png")
+        figure.savefig(folder / names[-1], dpi=110)
+    return names
+
+
+def _plain(value: Any) -> Any:
+    """Arrays as lists, numbers to eight digits, and null for what is not finite."""
+    if isinstance(value, Mapping):
+        return {str(name): _plain(part) for name, part in value.items()}
+    if isinstance(value, np.ndarray | np.generic | jax.Array):
+        value = np.asarray(value).tolist()
+    if isinstance(value, list | tuple):
+        return [_plain(part) for part in value]
+    if isinstance(value, float):
+        return float(f"{value:.8g}") if math.isfinite(value) else None
+    return value

@@ -1,0 +1,44 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""The page of a reproduced paper, in Markdown: a table, and a section a claim."""
+
+from collections.abc import Sequence
+from typing import Any
+
+
+def page(title: str, command: str, entries: Sequence[dict[str, Any]], at: str) -> str:
+    """All that was found.
+
+    Args:
+        title: of the page.
+        command: that made it.
+        entries: of claims, see ``claims.entry``.
+        at: the folder of the figures, as seen from the page.
+    """
+    lines = [f"# {title}", "", f"Made by `{command}`.", ""]
+    if any(found["quick"] for found in entries):
+        lines += ["Small sizes (`--quick`): verdicts mean little.", ""]
+    lines += ["| claim | paper | ours | verdict |", "|---|---|---|---|"]
+    lines += [_row(found) for found in entries]
+    for found in entries:
+        lines += ["", *_section(found, at)]
+    return "\n".join(lines) + "\n"
+
+
+def _row(found: dict[str, Any]) -> str:
+    claim = f"{found['claim']} {found['title']}"
+    cells = (claim, found["paper"], found["ours"], found["verdict"])
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+def _section(found: dict[str, Any], at: str) -> list[str]:
+    lines = [f"## {found['claim']} {found['title']}", ""]
+    lines += [f"The paper: {found['paper']}", ""]
+    lines += [f"Ours ({found['verdict']}): {found['ours']}", ""]
+    if found["why"]:
+        lines += [found["why"], ""]
+    for name in found["figures"]:
+        lines += [f"![{found['claim']}: {found['title']}]({at}/{name})", ""]
+    numbers = f"[{found['claim']}.json]({at}/{found['claim']}.json)"
+    device = found["device"]
+    return [*lines, f"All numbers: {numbers}; {found['seconds']:.0f} s on {device}."]

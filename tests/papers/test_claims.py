@@ -1,0 +1,54 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""What is written of claims, whatever they are about."""
+
+import json
+
+import numpy as np
+import pytest
+
+from fedblend.papers.claims import (
+    Claim,
+    Finding,
+    Verdict,
+    read_entries,
+    reproduce,
+)
+from fedblend.papers.drawing import banded, panels
+from fedblend.papers.page import page
+
+
+def measured(quick):
+    with panels(1, 1) as (figure, axes):
+        banded(axes[0, 0], [0, 1], np.array([[1.0, 2.0], [3.0, 4.0]]), label="two")
+    numbers = {"curve": np.array([1.0, np.inf]), 0.5: {"k": np.int32(3)}}
+    return Finding(Verdict.partly, "2 | 3", numbers, {"curve": figure}, "one seed")
+
+
+def broken(quick):
+    raise RuntimeError("no such thing")
+
+
+CLAIMS = [
+    Claim("X1", "first", "it rises", measured),
+    Claim("X2", "second", "it falls", broken),
+]
+
+
+def test_numbers_figures_and_page(tmp_path):
+    (found,) = reproduce(CLAIMS[:1], tmp_path, quick=True)
+    on_disk = json.loads((tmp_path / "X1.json").read_text())
+    assert on_disk == found == read_entries(tmp_path, CLAIMS)[0]
+    assert on_disk["numbers"] == {"curve": [1.0, None], "0.5": {"k": 3}}
+    assert (tmp_path / "X1_curve.png").read_bytes().startswith(b"\x89PNG")
+    text = page("A paper", "the command", [found], "figures")
+    assert "| X1 first | it rises | 2 \\| 3 | partly reproduced |" in text
+    assert "(figures/X1_curve.png)" in text
+    assert "one seed" in text
+    assert "--quick" in text
+
+
+def test_what_was_found_is_kept_when_a_later_claim_fails(tmp_path):
+    with pytest.raises(RuntimeError, match="no such thing"):
+        reproduce(CLAIMS, tmp_path)
+    assert [found["claim"] for found in read_entries(tmp_path, CLAIMS)] == ["X1"]
