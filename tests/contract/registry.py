@@ -70,6 +70,9 @@ ENCODERS = {
     "identity": lambda algorithm, p: fb.compressed(algorithm, compress.identity()),
     "compressed": lambda algorithm, p: fb.compressed(algorithm, compress.rand_k(2)),
     "diana": lambda algorithm, p: fb.diana(algorithm, compress.rand_k(K_BY_CLIENT)),
+    "diana, first": lambda algorithm, p: fb.diana(
+        algorithm, compress.natural(), start="first"
+    ),
     "ef21": lambda algorithm, p: fb.ef21(algorithm, compress.top_k(2)),
     "permuted": lambda algorithm, p: fb.wrap.permuted(algorithm, clients=7),
     "downlink": lambda algorithm, p: fb.wrap.downlink(algorithm, compress.top_k(2)),
@@ -111,6 +114,7 @@ CASES = ALGORITHMS | {
         "identity(fedavg)",
         "compressed(fedavg)",
         "diana(scaffold)",
+        "diana, first(fedavg)",
         "diana(finetune(fedavg))",
         "ef21(fedavg)",
         "ef21(scaffold)",

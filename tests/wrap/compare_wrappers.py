@@ -70,18 +70,25 @@ def dcgd(rounds, weights, k):
 
 
 def diana(rounds, weights, k, b, first):
-    """Mishchenko et al. 2019, algorithm 1; h is the mean over all clients."""
+    """Mishchenko et al. 2019, algorithm 1; h is the mean over all clients.
+
+    From the first answer: whoever takes part for the first time sends all of it.
+    """
     x, whole = start.copy(), sum(weights)
-    h_i = [gradient(i, x) if first else np.zeros(DIM) for i in range(CLIENTS)]
-    h = sum(weights[i] / whole * h_i[i] for i in range(CLIENTS))
+    h_i, h = [np.zeros(DIM) for _ in range(CLIENTS)], np.zeros(DIM)
+    new = {*range(CLIENTS)} if first else set()
     for number, cohort in enumerate(rounds):
         total = sum(weights[i] for i in cohort)
         mean, change = np.zeros(DIM), np.zeros(DIM)
         for i in cohort:
             d = rand(gradient(i, x) - h_i[i], number, i, "diana", k)
+            if i in new:
+                d = gradient(i, x)
+            follow = 1 if i in new else b[i]
             mean += weights[i] / total * d
-            change += weights[i] / whole * b[i] * d
-            h_i[i] = h_i[i] + b[i] * d
+            change += weights[i] / whole * follow * d
+            h_i[i] = h_i[i] + follow * d
+            new.discard(i)
         x = x - RATE * (h + mean)
         h = h + change
     return x, h, np.stack(h_i)

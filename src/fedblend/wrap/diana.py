@@ -16,9 +16,11 @@ cohort only, and h still is the mean of all h_i.
 
 Where this differs from the paper: memories are kept in units of the step, ``-rate *
 gradient``, which is the same for a constant rate; b_i may differ by client and then
-travels as one number. ``start="first"`` sets ``h_i`` to client i's first answer at the
-initial parameters, which travels uncompressed with ``hello`` and is counted; for an
-algorithm whose first word is another model the paper's h_i would be the answer there.
+travels as one number. ``start="first"`` is the paper's h_i = gradient of f_i at the
+first shared model (FLIX's x_avg, say): in the first round that a client takes part in,
+d_i travels whole as well and b_i is 1. With everyone taking part these are the very
+iterates of such memories, since the first difference to them is zero; whoever joins
+later starts at the model of that round. What it costs is counted.
 
 Reference: Mishchenko, Gorbunov, Takáč, Richtárik, "Distributed learning with compressed
 gradient differences", 2019, arXiv:1901.09269.
@@ -31,16 +33,17 @@ import numpy as np
 
 from fedblend import trees
 from fedblend.compress.compressor import Compressor, decode, encode
-from fedblend.core import Algorithm, Heard, PyTree
+from fedblend.core import Algorithm, PyTree, Ragged
 from fedblend.data.batches import per_client
 from fedblend.wrap.nesting import delta_of
 
 
 class DianaClient(NamedTuple):
-    """What a client remembers: the wrapped algorithm's state, and h_i."""
+    """What a client remembers: the wrapped algorithm's state, h_i, and if it is new."""
 
     inner: PyTree
     memory: PyTree
+    new: PyTree = ()
 
 
 class DianaServer(NamedTuple):
@@ -64,7 +67,7 @@ def diana(
         compressor: unbiased, of every client's difference.
         rate: b, how fast memories follow, at most 1/(omega + 1), which is what None
             stands for; a number, or an array over clients.
-        start: h_i at first: "zero", or "first" for client i's first answer.
+        start: h_i at first: "zero", or "first" for client i's first answer, sent whole.
     """
     if start not in ("zero", "first"):
         raise ValueError(f"start: {start!r} is unknown, it is 'zero' or 'first'")
@@ -79,22 +82,27 @@ def diana(
     def speed(dim: int):
         return 1 / (omega(dim) + 1) if rate is None else rate
 
+    def one_speed(dim: int) -> bool:
+        """Whether all memories always follow alike, so that the server knows how."""
+        return start == "zero" and np.ndim(speed(dim)) == 0
+
+    def taken(encoded, own, whole):
+        """The difference as both sides take it, and the memory's step."""
+        change = decode(compressor, encoded)
+        step = trees.scale(own, change)
+        if start == "zero":
+            return change, step
+        exact = trees.unravel(whole.buffer, encoded.layout)
+        return trees.select(whole.used > 0, (exact, exact), (change, step))
+
     def enroll(params, shard, key):
         hello, inner = algorithm.enroll(params, shard, key)
-        if start == "zero":
-            return (hello, ()), DianaClient(inner, trees.zeros_like(params))
-        heard = Heard(hello, jnp.ones(()), jnp.ones((), jnp.int32))
-        down, _ = algorithm.start(params, heard, None, key)
-        up, _ = algorithm.client(down._replace(shared=params), inner, shard, key)
-        first = delta_of(up, "diana")
-        return (hello, first), DianaClient(inner, first)
+        new = () if start == "zero" else jnp.ones((), bool)
+        return hello, DianaClient(inner, trees.zeros_like(params), new)
 
     def begin(params, heard_hello, central, key):
-        hello, memory = heard_hello.mean
-        heard = heard_hello._replace(mean=hello)
-        down, inner = algorithm.start(params, heard, central, key)
-        memory = trees.zeros_like(params) if start == "zero" else memory
-        return down, DianaServer(inner, memory)
+        down, inner = algorithm.start(params, heard_hello, central, key)
+        return down, DianaServer(inner, trees.zeros_like(params))
 
     def client(down, client, shard, key):
         up, inner = algorithm.client(down, client.inner, shard, key)
@@ -102,23 +110,30 @@ def diana(
         encoded = encode(compressor, change, key, shard, "diana")
         rates = speed(encoded.layout.size)
         own = per_client(rates, shard)
-        step = trees.scale(own, decode(compressor, encoded))
-        after = DianaClient(inner, trees.add(client.memory, step))
-        extra = (up.extra, own if np.ndim(rates) else ())
+        whole, new = (), client.new
+        if start == "first":
+            vector, _ = trees.ravel(change)
+            used = jnp.where(new, vector.size, 0).astype(jnp.int32)
+            whole, new = Ragged(jnp.where(new, vector, 0), used), jnp.zeros((), bool)
+        _, step = taken(encoded, own, whole)
+        after = DianaClient(inner, trees.add(client.memory, step), new)
+        extra = (up.extra, own if np.ndim(rates) else (), whole)
         return up._replace(delta=encoded, extra=extra), after
 
     def undo(up):
-        change = decode(compressor, up.delta)
-        extra, own = up.extra
+        extra, told, whole = up.extra
+        rates = speed(up.delta.layout.size)
+        change, step = taken(up.delta, told if np.ndim(rates) else rates, whole)
         inner = algorithm.decode(up._replace(delta=change, extra=extra))
-        step = () if isinstance(own, tuple) else trees.scale(own, change)
-        return inner._replace(extra=(inner.extra, step))
+        known = one_speed(up.delta.layout.size)
+        return inner._replace(extra=(inner.extra, () if known else step))
 
     def server(heard, down, server, central, key):
         extra, step = heard.mean.extra
         delta = trees.add(server.memory, heard.mean.delta)
-        rates = speed(trees.size(server.memory))
-        step = step if np.ndim(rates) else trees.scale(rates, heard.mean.delta)
+        dim = trees.size(server.memory)
+        if one_speed(dim):
+            step = trees.scale(speed(dim), heard.mean.delta)
         memory = trees.add(server.memory, trees.scale(heard.share, step))
         heard = heard._replace(mean=heard.mean._replace(delta=delta, extra=extra))
         down, inner = algorithm.server(heard, down, server.inner, central, key)
