@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import typer
 
 from fedblend import __version__
-from fedblend.cli import browse, datasets, reproducing, running, starting
+from fedblend.cli import browse, datasets, planning, reproducing, running, starting
 from fedblend.cli.screen import INTERRUPTED, complain
 
 app = typer.Typer(
@@ -28,6 +28,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
 )
 app.command("run")(running.run)
+app.command("plan")(planning.plan)
 app.command("init")(starting.init)
 app.command("list")(browse.list_)
 app.command("show")(browse.show)

@@ -14,6 +14,7 @@ from fedblend.data.dataset import Dataset
 from fedblend.data.federation import Federation
 from fedblend.experiment.compression import compressed
 from fedblend.experiment.config import Config
+from fedblend.experiment.constants import smoothness, with_rates
 from fedblend.experiment.holding import (
     facts,
     hold_out,
@@ -24,6 +25,7 @@ from fedblend.experiment.holding import (
 from fedblend.experiment.registry import ALGORITHMS, local_only
 from fedblend.experiment.section import ConfigError
 from fedblend.mixing import Apply
+from fedblend.theory.constants import Smoothness
 
 _LOSSES = {
     "classes": "cross_entropy",
@@ -62,6 +64,8 @@ class Built(NamedTuple):
     facts: dict[str, Any]
     """What identifies the data: name, rows, sha256 of rows and of the partition."""
     warnings: tuple[str, ...]
+    smoothness: Smoothness | None = None
+    """The constants of f_i, where the algorithm asks for them and they are known."""
 
 
 def build(config: Config) -> Built:
@@ -83,18 +87,22 @@ def build(config: Config) -> Built:
     chosen = getattr(options, "name")  # noqa: B009
     alone = config.measure.local and chosen != "local_only"
     dim = trees.size(jax.eval_shape(model.init, jax.random.key(0)))
-    algorithm = ALGORITHMS[chosen].build(loss, options)
+    entry = ALGORITHMS[chosen]
+    known = smoothness(config.model, name, federation) if entry.constants else None
+    options, own = with_rates(config, known, dim)
+    algorithm = entry.build(loss, options, *([known] if entry.constants else []))
     algorithm = compressed(config.compress, algorithm, chosen, dim, federation.clients)
     return Built(
         federation=federation,
         model=model,
         loss=loss,
         algorithm=algorithm,
-        local=local_only(loss, options) if alone else None,
+        local=local_only(loss, own) if alone else None,
         key=_key(config.run.seed),
         settings=_settings(config, _measures(config, dataset, plain, model.apply)),
         facts=facts(dataset, parts),
         warnings=tuple(warnings(federation)),
+        smoothness=known,
     )
 
 

@@ -82,26 +82,27 @@ def compressed(
     chosen = table.compressor
     _check_list("compress.compressor.k", getattr(chosen, "k", None), clients)
     _check_list("compress.rate", table.rate, clients)
-    compressor = _compressor(chosen)
+    made = compressor(chosen)
     most = np.max(getattr(chosen, "k", 1))
     if most > dim:
         raise ConfigError(
             f"compress.compressor.k: {most} is more than the model's {dim} parameters"
         )
     if table.how == "plain":
-        return wrap.compressed(algorithm, compressor)
+        return wrap.compressed(algorithm, made)
     if table.how == "ef21":
-        if compressor.delta is None or not np.min(compressor.delta(dim)) > 0:
+        if made.delta is None or not np.min(made.delta(dim)) > 0:
             raise ConfigError(
                 f"compress.how: ef21 needs a compressor that contracts, and "
-                f"{compressor.name} does not for {dim} parameters"
+                f"{made.name} does not for {dim} parameters"
             )
-        return wrap.ef21(algorithm, compressor)
+        return wrap.ef21(algorithm, made)
     rate = np.asarray(table.rate) if isinstance(table.rate, list) else table.rate
-    return wrap.diana(algorithm, compressor, rate=rate, start=table.start)
+    return wrap.diana(algorithm, made, rate=rate, start=table.start)
 
 
-def _compressor(chosen: Any) -> Compressor:
+def compressor(chosen: Any) -> Compressor:
+    """The compressor that a table ``compressor`` describes."""
     options = chosen.model_dump(exclude={"name"})
     if isinstance(options.get("k"), list):
         options["k"] = np.asarray(options["k"])

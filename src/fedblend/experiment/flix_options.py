@@ -16,8 +16,16 @@ from pydantic import Field, model_validator
 from fedblend import algorithms, mixing, pure_local
 from fedblend.core import Algorithm, Loss
 from fedblend.experiment.options import Options, amount_of_work
-from fedblend.experiment.section import Count, Fraction, Mixing, Positive, Section
+from fedblend.experiment.section import (
+    ConfigError,
+    Count,
+    Fraction,
+    Mixing,
+    Positive,
+    Section,
+)
 from fedblend.experiment.work import Rule, transform
+from fedblend.theory.constants import Smoothness
 
 
 class Exact(Section):
@@ -27,10 +35,30 @@ class Exact(Section):
     tolerance: Positive = 1e-5
     most: Count = 500
 
-    def make(self, loss: Loss) -> pure_local.Solver:
+    def make(self, loss: Loss, known: Smoothness | None) -> pure_local.Solver:
         """The solver."""
+        del known
         solve = getattr(pure_local, self.solver)
         return solve(loss, tolerance=self.tolerance, most=self.most)
+
+
+class Descent(Section):
+    """Gradient descent with the step 1/L_i, where L_i is known."""
+
+    solver: Literal["gradient_descent"]
+    tolerance: Positive = 1e-5
+    most: Count = 10_000
+
+    def make(self, loss: Loss, known: Smoothness | None) -> pure_local.Solver:
+        """The solver."""
+        if known is None:
+            raise ConfigError(
+                'algorithm.personal.solver: "gradient_descent" takes the step 1/L_i, '
+                "and L_i is known for linear models only; lbfgs needs none"
+            )
+        return pure_local.gradient_descent(
+            loss, known.smooth, tolerance=self.tolerance, most=self.most
+        )
 
 
 class Patient(Section):
@@ -44,8 +72,9 @@ class Patient(Section):
     patience: Count = 3
     turns: Count = 50
 
-    def make(self, loss: Loss) -> pure_local.Solver:
+    def make(self, loss: Loss, known: Smoothness | None) -> pure_local.Solver:
         """The solver."""
+        del known
         settings = self.model_dump(exclude={"solver", "rate"})
         return pure_local.patient_sgd(loss, self.rate, **settings)
 
@@ -55,7 +84,7 @@ class _Flix(Options):
 
     alpha: Mixing | list[Mixing]  # pyright: ignore
     mix: Literal["parameters", "outputs"] = "parameters"
-    personal: Annotated[Exact | Patient, Field(discriminator="solver")]
+    personal: Annotated[Exact | Descent | Patient, Field(discriminator="solver")]
     server: Rule | None = None
 
 
@@ -63,6 +92,7 @@ class Flix(_Flix):
     """Options of FLIX."""
 
     name: Literal["flix"]
+    rate: Positive | Literal["theory"] | None = None  # pyright: ignore
 
     @model_validator(mode="after")
     def _one_gradient(self) -> "Flix":
@@ -80,8 +110,14 @@ class FlixLocal(_Flix):
     name: Literal["flix_local"]
 
 
-def flix(loss: Loss, options: Any) -> Algorithm:
-    """FLIX over FedAvg, or FedOpt where the server has an optimiser."""
+def flix(loss: Loss, options: Any, known: Smoothness | None = None) -> Algorithm:
+    """FLIX over FedAvg, or FedOpt where the server has an optimiser.
+
+    Args:
+        loss: ``loss(params, rows) -> losses[rows]``.
+        options: the table ``[algorithm]``, its rate a number.
+        known: L_i, for the weights of x_avg; where they are not known all count alike.
+    """
     work = amount_of_work(options)
     if options.server is None:
         method = partial(algorithms.fedavg, optimizer=options.chosen(), **work)
@@ -97,6 +133,7 @@ def flix(loss: Loss, options: Any) -> Algorithm:
         loss,
         method,
         alpha=np.array(alpha) if isinstance(alpha, list) else alpha,
-        local=options.personal.make(loss),
+        local=options.personal.make(loss, known),
+        smooth=1.0 if known is None else known.smooth,
         mix=getattr(mixing, options.mix),
     )

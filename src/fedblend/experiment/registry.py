@@ -10,7 +10,7 @@ import inspect
 from collections.abc import Callable
 from functools import reduce
 from operator import or_
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
 from pydantic import Field
 
@@ -127,10 +127,12 @@ class Entry(NamedTuple):
 
     options: type[Options]
     """What ``[algorithm]`` may hold."""
-    build: Callable[[Loss, Any], Algorithm]
+    build: Callable[..., Algorithm]
     """From a loss and the options to the algorithm."""
     source: Callable[..., Algorithm]
     """The library's own builder, whose file describes the algorithm."""
+    constants: bool = False
+    """Whether ``build`` also takes the constants of f_i, or None, where unknown."""
 
     @property
     def description(self) -> str:
@@ -155,8 +157,8 @@ ALGORITHMS: dict[str, Entry] = {
     "scaffold": Entry(Scaffold, _scaffold, algorithms.scaffold),
     "local_only": Entry(LocalOnly, local_only, algorithms.local_only),
     "finetune": Entry(FineTune, _finetune, algorithms.finetune),
-    "flix": Entry(Flix, flix, algorithms.flix),
-    "flix_local": Entry(FlixLocal, flix, algorithms.flix),
+    "flix": Entry(Flix, flix, algorithms.flix, constants=True),
+    "flix_local": Entry(FlixLocal, flix, algorithms.flix, constants=True),
     "reptile": Entry(Reptile, _reptile, algorithms.reptile),
     "fomaml": Entry(Fomaml, _fomaml, algorithms.fomaml),
 }

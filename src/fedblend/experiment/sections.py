@@ -171,7 +171,7 @@ else:
 class Run(Section):
     """How long, with whom, and how it is computed."""
 
-    rounds: Count
+    rounds: Index
     cohort: Count | None = None
     seed: Index | Annotated[list[Index], Field(min_length=1)] = 0
     every: Count | None = None

@@ -1,0 +1,323 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""Plans for a configuration of FLIX: what a budget allows, what an alpha needs.
+
+``problem`` finds what plans are made from: the constants of f_i, the pure local models
+x_i in float64, and what travels. ``promises`` makes plans from it, for gradient descent
+and, where the configuration says so, for DIANA. Rounds are those of ``theory.plan``:
+the first collects x_avg, the others are the ``run.rounds`` of a run. Bits are those
+that a run of so many rounds counts, up and down and over all clients, with the last
+broadcast, which hands everybody the model to deploy.
+"""
+
+import math
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from fedblend import trees
+from fedblend.core import Algorithm, PyTree, Ragged, has_ragged, static_bits
+from fedblend.data.dataset import one_class_clients
+from fedblend.experiment import constants
+from fedblend.experiment.build import Built, build
+from fedblend.experiment.compression import compressed
+from fedblend.experiment.config import Config
+from fedblend.experiment.flix_options import Exact
+from fedblend.experiment.run import precision
+from fedblend.experiment.section import ConfigError
+from fedblend.experiment.toml import literal
+from fedblend.runtime.simulate import simulate
+from fedblend.theory import plan
+from fedblend.theory.constants import Smoothness
+from fedblend.theory.mixtures import Mixture, mixture, stacked
+from fedblend.theory.one_shot import require_minimisers
+from fedblend.theory.plan import DGD, Plan, Solver, Traffic
+
+GRID = tuple(tenth / 10 for tenth in range(1, 11))
+"""The alphas of a table."""
+TOLERANCE, MOST = 1e-9, 5000
+"""How exactly x_i are found here, in float64, and the steps that may take."""
+ENOUGH = 1e-6
+"""The largest gradient norm of an x_i that passes as a minimiser."""
+DIGITS = 6
+"""An alpha that is found is rounded down to so many digits: it is typed again."""
+
+SINGLE = 1e-5
+"""Differences of losses that float32 still tells apart."""
+
+
+class Way(NamedTuple):
+    """One way to spend rounds, and what they cost."""
+
+    solver: Solver
+    traffic: Traffic
+    at_most: bool
+    """The costs are bounds: clients whose messages are shorter count like the rest."""
+    configured: bool
+    """Whether this is what the configuration runs."""
+
+
+class Problem(NamedTuple):
+    """What plans for a configuration are made from."""
+
+    smoothness: Smoothness
+    personal: np.ndarray
+    """x_i, a row for every client."""
+    gradient_norm: float
+    """The largest norm of a gradient of f_i at x_i."""
+    shape: np.ndarray
+    """alpha_i in units of the largest."""
+    ways: tuple[Way, ...]
+
+    @property
+    def known(self) -> Mixture:
+        """The constants of f~ for alpha = 1 in this shape."""
+        return mixture(self.shape, self.smoothness, self.personal)
+
+
+class Promise(NamedTuple):
+    """A plan, and how to run it."""
+
+    way: Way
+    plan: Plan
+    rate: float
+    """The step, ``algorithm.rate``."""
+    settings: tuple[str, ...]
+    """For ``fedblend run --set``; empty where there is nothing to run."""
+
+
+def problem(config: Config) -> Problem:
+    """Build the configuration, solve for x_i in float64, and count what travels.
+
+    Raises:
+        ConfigError: theory has nothing to say about the configuration.
+        DataError: the data cannot be had, or cannot be used.
+    """
+    options: Any = config.algorithm
+    if options.name != "flix":
+        raise ConfigError(f'algorithm.name: "{options.name}" has no plan, only "flix"')
+    if options.personal.solver == "sgd":
+        raise ConfigError(
+            'algorithm.personal.solver: "sgd" does not minimise f_i, which plans need; '
+            "lbfgs, newton and gradient_descent do"
+        )
+    _check_wrapper(config)
+    constants.require_assumptions(config)
+    exact = config.model_copy(
+        update={
+            "compress": None,
+            "algorithm": options.model_copy(update={"personal": _to_the_end()}),
+            "run": config.run.model_copy(update={"precision": "float64"}),
+        }
+    )
+    with precision("float64"):
+        built = build(exact)
+        clients = built.federation.clients
+        constants.require_assumptions(config, clients)
+        known = constants.require_known(built.smoothness, "plan")
+        shape = _shape(options.alpha, clients)
+        _check_convex(built, known, shape)
+        personal, norms = _local_models(built)
+        params = jax.device_get(built.model.init(built.key))
+    with precision(config.run.precision):
+        ways = _ways(config, built, params)
+    return Problem(known, personal, float(norms.max()), shape, ways)
+
+
+def promises(
+    found: Problem,
+    eps: float,
+    *,
+    alpha: float | None = None,
+    rounds: int | None = None,
+    bits: float | None = None,
+) -> list[Promise]:
+    """Plans for an alpha, a number of rounds or of bits; without any, for a grid.
+
+    Args:
+        found: from ``problem``.
+        eps: the accuracy, ``f~ - min f~``.
+        alpha: find the rounds and bits that it needs.
+        rounds: find the largest alpha that so many allow, the round of x_avg included.
+        bits: find the largest alpha that so many allow.
+
+    Returns:
+        For every way, one plan or those of the grid.
+    """
+    given = [value for value in (alpha, rounds, bits) if value is not None]
+    if len(given) > 1:
+        raise ValueError("alpha, rounds, bits: give at most one of them")
+    made = []
+    for way in found.ways:
+        common: Any = {"solver": way.solver, "shape": found.shape}
+        data = (eps, found.smoothness, found.personal)
+        alphas: Iterable[float] = GRID if alpha is None else (alpha,)
+        if rounds is not None:
+            alphas = (plan.largest_alpha(rounds, *data, **common).alpha,)
+        if bits is not None:
+            most = plan.largest_alpha_for_bits(bits, *data, way.traffic, **common)
+            alphas = (most.alpha,)
+        if alpha is None:
+            alphas = map(_rounded_down, alphas)
+        common["traffic"] = way.traffic
+        made += [_promise(found, way, p) for p in plan.table(alphas, *data, **common)]
+    return made
+
+
+def warnings(config: Config, found: Problem, made: Iterable[Promise]) -> list[str]:
+    """By what a run of the configuration may miss its promise.
+
+    Plans are for exact x_i and exact sums. An x_i found to a gradient norm t is within
+    t/mu_i of the exact one, which moves the root of V by at most that much.
+    """
+    plans = [promise.plan for promise in made]
+    eps, alpha = plans[0].eps, max(one.alpha for one in plans)
+    known, options = found.known, config.algorithm
+    tolerance = getattr(options, "personal").tolerance  # noqa: B009
+    convex = found.smoothness.convex
+    far = tolerance / float(convex[convex > 0].min())
+    moved = alpha**2 * known.L_alpha * (math.sqrt(known.V) * far + far**2 / 2)
+    lines = []
+    if moved > eps / 10:
+        better = 10 ** math.floor(math.log10(tolerance * eps / (10 * moved)))
+        lines.append(
+            f"x_i found to a gradient norm of {tolerance:g} may miss the bound by up "
+            f"to {moved:.2g}, more than a tenth of eps; set "
+            f"algorithm.personal.tolerance={better:.0e}"
+        )
+    if config.run.precision == "float32" and eps < SINGLE:
+        lines.append(
+            f"eps = {eps:g} is below what float32 can tell; run.precision=float64 can"
+        )
+    return lines
+
+
+def _promise(found: Problem, way: Way, made: Plan) -> Promise:
+    alphas = made.alpha * found.shape
+    equal = bool((found.shape == 1).all())
+    settings = ()
+    if way.configured and made.rounds:
+        settings = (
+            f"algorithm.alpha={literal(made.alpha if equal else alphas.tolist())}",
+            "algorithm.rate=theory",
+            f"run.rounds={made.rounds - 1}",
+        )
+    rate = constants.step(way.solver, alphas, found.smoothness)
+    return Promise(way, made, rate, settings)
+
+
+def _rounded_down(alpha: float) -> float:
+    if alpha == 0:
+        return alpha
+    places = DIGITS - 1 - math.floor(math.log10(alpha))
+    return math.floor(round(alpha * 10**places, 3)) / 10**places
+
+
+def _check_wrapper(config: Config) -> None:
+    how = None if config.compress is None else config.compress.how
+    if how not in (None, "diana"):
+        # A biased compressor is the more helpful thing to name.
+        constants.solver(config.compress, 1, 1)
+        raise ConfigError(
+            f'compress.how: "{how}" has no plan, it ends in a neighbourhood; there are '
+            'plans for "diana", and without [compress]'
+        )
+
+
+def _to_the_end() -> Exact:
+    return Exact(solver="lbfgs", tolerance=TOLERANCE, most=MOST)
+
+
+def _shape(alpha: Any, clients: int) -> np.ndarray:
+    if not isinstance(alpha, list):
+        return np.ones(clients)
+    if max(alpha) == 0:
+        raise ConfigError("algorithm.alpha: all are 0, which leaves nothing to plan")
+    return np.asarray(alpha) / max(alpha)
+
+
+def _check_convex(built: Built, known: Smoothness, shape: np.ndarray) -> None:
+    if (shape * known.convex).any():
+        return
+    lonely = one_class_clients(built.federation)
+    if lonely:
+        name = built.federation.name(lonely[0])
+        raise ConfigError(
+            f"model.l2: is 0, and {len(lonely)} clients have rows of one class only "
+            f"(the first is {name!r}): their own models x_i do not exist"
+        )
+    raise ConfigError(
+        "model.l2: is 0, and f_i are not strongly convex (mu = 0); plans need mu > 0"
+    )
+
+
+def _local_models(built: Built) -> tuple[np.ndarray, np.ndarray]:
+    """x_i and the norms of their gradients, as enrolment finds them."""
+    run = _simulated(built, built.algorithm, built.model.init)
+    clients = run.federation.clients
+    next(iter(run))
+    states = run.store.gather(np.arange(clients))
+    norms = np.asarray(states.norm)
+    try:
+        require_minimisers(norms, ENOUGH)
+    except ValueError as error:
+        reason = str(error).partition(": ")[2]
+        raise ConfigError(
+            f"plan: the clients' own models were not found: {reason}; a larger "
+            "model.l2 makes them easier to find"
+        ) from None
+    return stacked(states.personal), norms
+
+
+def _simulated(built: Built, algorithm: Algorithm, params: Any) -> Any:
+    key = built.key if built.key.ndim == 0 else built.key[0]
+    return simulate(algorithm, params, built.federation, key, rounds=0)
+
+
+def _ways(config: Config, built: Built, params: PyTree) -> tuple[Way, ...]:
+    """Gradient descent, and what the table ``[compress]`` makes of it."""
+    table, plain = config.compress, built.algorithm
+    params = jax.tree.map(lambda leaf: leaf.astype(config.run.precision), params)
+    clients, dim = built.federation.clients, trees.size(params)
+
+    def run_of(start: str | None) -> Any:
+        wanted = table and table.model_copy(update={"start": start})
+        wrapped = compressed(wanted if start else None, plain, "flix", dim, clients)
+        return _simulated(built, wrapped, params)
+
+    alone = run_of(None)
+    first = Way(DGD, _traffic(alone, alone), False, table is None)
+    if table is None:
+        return (first,)
+    usual, actual = run_of("zero"), run_of(table.start)
+    at_most = has_ragged(usual.shapes.up)
+    way = constants.solver(table, dim, clients)
+    return (first, Way(way, _traffic(usual, actual), at_most, True))
+
+
+def _traffic(usual: Any, actual: Any) -> Traffic:
+    """What is sent in all, by the sizes of messages that the runtime counts.
+
+    Args:
+        usual: a run whose every round is like the later ones of the actual run.
+        actual: the run, whose first round may take more.
+    """
+    clients, sizes = actual.federation.clients, actual.ledgers[0].sizes
+    up = _whole_bits(usual.shapes.up)
+    return Traffic(
+        first=clients * (sizes.params + sizes.hello + sizes.down),
+        later=clients * (up + sizes.down),
+        start=clients * (_whole_bits(actual.shapes.up) - up),
+    )
+
+
+def _whole_bits(message: PyTree) -> int:
+    """Bits of a message of which every part travels whole."""
+
+    def whole(leaf: Any) -> Any:
+        return leaf.buffer if isinstance(leaf, Ragged) else leaf
+
+    is_ragged = {"is_leaf": lambda leaf: isinstance(leaf, Ragged)}
+    return static_bits(jax.tree.map(whole, message, **is_ragged))
