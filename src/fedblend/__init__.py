@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fedblend import (
+        clusters,
         compress,
         data,
         keys,
@@ -67,6 +68,7 @@ __all__ = [
     "Shard",
     "Up",
     "checkpoint",
+    "clusters",
     "compress",
     "compressed",
     "data",
@@ -114,8 +116,8 @@ _HOMES = {
 }
 """Where each name lives; the estimators need scikit-learn and are not in __all__."""
 _MODULES = {
-    "": "compress data keys metrics mixing models objectives pure_local theory trees "
-    "wrap",
+    "": "clusters compress data keys metrics mixing models objectives pure_local "
+    "theory trees wrap",
     ".data": "partition sources",
     ".runtime": "checkpoint",
 }

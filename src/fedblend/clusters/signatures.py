@@ -1,0 +1,81 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""What clients tell of their rows, for alike ones to be found; see ``clusters``."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedblend import keys, trees
+from fedblend.core import Key, Loss, PyTree, Shard, static_bits
+from fedblend.data.batches import everything
+from fedblend.data.federation import Federation
+from fedblend.objectives import gradient
+
+
+class Signatures(NamedTuple):
+    """A row of ``values`` for every client; bits are those of one client."""
+
+    values: np.ndarray
+    bits_up: int
+    bits_down: int
+
+
+def gradient_signatures(
+    loss: Loss, params: PyTree, federation: Federation, key: Key, *, size: int = 16
+) -> Signatures:
+    """The direction of every client's gradient, in ``size`` numbers.
+
+    Args:
+        loss: ``loss(params, rows) -> losses[rows]``.
+        params: the model at which all take their gradient.
+        federation: the clients' data.
+        key: of the random projection, the same for all clients.
+        size: numbers of a signature, at most one for each parameter. They and the
+            download of ``params`` are its cost.
+    """
+    if size < 1:
+        raise ValueError(f"size: {size} is not a positive number")
+    dim = trees.size(params)
+    size = min(size, dim)
+    lots = jax.random.normal(keys.named(key, "signature"), (dim, size), jnp.float32)
+    axes, _ = jnp.linalg.qr(lots)
+
+    def sign(slope, shard):
+        del shard
+        vector, _ = trees.ravel(slope)
+        length = jnp.linalg.norm(vector)
+        direction = vector / jnp.where(length > 0, length, 1)
+        return np.sqrt(dim / size) * (direction @ axes.astype(vector.dtype))
+
+    values = np.asarray(at_every_client(loss, lambda shard: params, sign, federation))
+    return Signatures(values, static_bits(values[0]), static_bits(params))
+
+
+def label_signatures(federation: Federation, classes: int) -> Signatures:
+    """The share of each class among every client's rows ``(inputs, labels)``."""
+    labels = [federation.train.rows(client)[1] for client in range(federation.clients)]
+    shares = [np.bincount(own, minlength=classes) / len(own) for own in labels]
+    values = np.stack(shares).astype(np.float32)
+    return Signatures(values, static_bits(values[0]), 0)
+
+
+def at_every_client(
+    loss: Loss,
+    model_of: Callable[[Shard], PyTree],
+    look: Callable[[PyTree, Shard], jax.Array],
+    federation: Federation,
+) -> jax.Array:
+    """What ``look`` makes of every client's full gradient, at its model."""
+    slope_at, train = gradient(loss), federation.train
+    examples = jax.tree.map(jnp.asarray, train.examples)
+
+    def one(place):
+        shard = Shard(examples, place[0], place[1], place[2], train.capacity)
+        return look(slope_at(model_of(shard), everything(shard)), shard)
+
+    places = np.stack([train.starts, train.counts, np.arange(federation.clients)])
+    return jax.lax.map(one, jnp.asarray(places.T, jnp.int32))
