@@ -36,6 +36,7 @@ if TYPE_CHECKING:
         local_only,
         reptile,
         scaffold,
+        svrg,
     )
     from fedblend.core import Algorithm, Batch, Down, Heard, Needs, Ragged, Shard, Up
     from fedblend.data import partition, sources
@@ -95,6 +96,7 @@ __all__ = [
     "scaffold",
     "simulate",
     "sources",
+    "svrg",
     "theory",
     "trees",
     "wrap",
@@ -102,7 +104,7 @@ __all__ = [
 
 _HOMES = {
     "algorithms": "fedavg fedopt fedprox finetune flix "
-    "fomaml local_only reptile scaffold",
+    "fomaml local_only reptile scaffold svrg",
     "core": "Algorithm Batch Down Heard Needs Ragged Shard Up",
     "data.federation": "Federation federate",
     "experiment.estimator": "FederatedClassifier FederatedRegressor",

@@ -122,7 +122,7 @@ METHODS = {
         steps=1,
         batch_size=None,
     ),
-    "variance reduced": partial(scaffold, optimizer=0.05, steps=4, batch_size=None),
+    "without drift": partial(scaffold, optimizer=0.05, steps=4, batch_size=None),
     "compressed": lambda loss: diana(
         fedavg(loss, 0.03, steps=1, batch_size=None), rand_k(2), rate=0.5
     ),

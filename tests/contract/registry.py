@@ -55,6 +55,7 @@ ALGORITHMS = {
     "scaffold": _scaffold,
     "scaffold, steps by client": partial(_scaffold, steps=STEPS_BY_CLIENT),
     "scaffold, adam": partial(_scaffold, optimizer=optax.adam(0.05)),
+    "svrg": lambda p: fb.svrg(p.loss, RATE, steps=3, batch_size=2, refresh=0.5),
     "local only": lambda p: fb.local_only(p.loss, RATE, steps=3, batch_size=2),
     "reptile": lambda p: fb.reptile(p.loss, RATE, 0.7, steps=3, batch_size=2),
     "fomaml": lambda p: fb.fomaml(p.loss, 0.05, RATE, steps=2, batch_size=2),

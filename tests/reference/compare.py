@@ -21,6 +21,8 @@ import transcriptions as paper  # noqa: E402
 
 import fedblend as fb  # noqa: E402
 import problems  # noqa: E402
+from fedblend import keys  # noqa: E402
+from fedblend.data.batches import random_rows  # noqa: E402
 from fedblend.runtime.cohort import cohorts  # noqa: E402
 
 RATE, ROUNDS, COHORT = 0.2, 9, 4
@@ -104,6 +106,33 @@ def scaffold_gaps():
             yield f"{name}: client controls", controls, own
 
 
+def svrg_gaps():
+    """Batches and coins are fedblend's; what is done with them is the paper's."""
+    train, refresh = on.federation.train, 0.4
+    batches, coins = [], []
+    for number in range(ROUNDS):
+        own = [keys.at(root, "client", number, client) for client in range(7)]
+        drawn = [
+            random_rows(train.shard(client), key, (3, 2))
+            for client, key in enumerate(own)
+        ]
+        batches.append([np.asarray(rows) for rows in drawn])
+        named = [keys.named(key, "anchor") for key in own]
+        coins.append([bool(jax.random.bernoulli(key, refresh)) for key in named])
+    rows = [train.rows(client) for client in range(7)]
+    algorithm = fb.svrg(on.loss, RATE, steps=3, batch_size=2, refresh=refresh)
+    for weights, share in (("by_count", train.counts), ("uniform", np.ones(7))):
+        problem = paper.Quadratic(matrices, vectors, share, rows)
+        done = run(algorithm, weights)
+        x, anchors, slopes = paper.svrg(problem, start, rounds, RATE, batches, coins)
+        states = [done.client(client) for client in range(7)]
+        yield f"svrg, {weights}: model", done.shared, x
+        anchor = np.stack([state.anchor for state in states])
+        yield f"svrg, {weights}: anchors", anchor, anchors
+        slope = np.stack([state.slope for state in states])
+        yield f"svrg, {weights}: slopes", slope, slopes
+
+
 def personal_gaps():
     alone = run(fb.local_only(on.loss, RATE, steps=5, **full), "by_count")
     theirs = paper.local_only(by_count, start, rounds, RATE, SAME)
@@ -144,6 +173,7 @@ if __name__ == "__main__":
         fedprox_gaps,
         fedopt_gaps,
         scaffold_gaps,
+        svrg_gaps,
         personal_gaps,
         meta_gaps,
     )

@@ -18,6 +18,7 @@ METHODS = {
     "fedprox": 1,
     "fedopt": 4,
     "scaffold": 12,
+    "svrg": 6,
     "local only": 1,
     "finetune": 1,
     "reptile": 8,

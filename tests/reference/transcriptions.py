@@ -12,12 +12,17 @@ import numpy as np
 class Quadratic:
     """What every transcription knows of the clients."""
 
-    def __init__(self, matrices, vectors, weights):
+    def __init__(self, matrices, vectors, weights, rows=()):
         self.matrices, self.vectors, self.weights = matrices, vectors, weights
+        self.rows = rows
         self.clients = len(vectors)
 
     def gradient(self, client, x):
         return self.matrices[client] @ x - self.vectors[client]
+
+    def row_gradient(self, client, row, x):
+        matrices, vectors = self.rows[client]
+        return matrices[row] @ x - vectors[row]
 
 
 def local_sgd(problem, client, x, rate, steps):
@@ -153,6 +158,33 @@ def scaffold(problem, x, cohorts, rate, steps, server_rate):
         x = x + server_rate * dx
         c = c + dc
     return x, c, np.stack(c_i)
+
+
+def svrg(problem, x, cohorts, rate, batches, coins):
+    """Kovalev et al. 2020, algorithm 1 (L-SVRG), at every client of the cohort.
+
+    ``batches[round][i]`` are the rows of each of client i's steps, ``coins[round][i]``
+    whether its anchor moves after them. Returns x, all anchors w_i, and the gradients
+    of all rows there.
+    """
+    w_i = [x.copy() for _ in range(problem.clients)]
+    for number, cohort in enumerate(cohorts):
+        total = sum(problem.weights[i] for i in cohort)
+        mean = np.zeros_like(x)
+        for i in cohort:
+            y = x.copy()
+            for rows in batches[number][i]:
+                g = np.zeros_like(x)
+                for row in rows:
+                    g += problem.row_gradient(i, row, y) / len(rows)
+                    g -= problem.row_gradient(i, row, w_i[i]) / len(rows)
+                y = y - rate * (g + problem.gradient(i, w_i[i]))
+            mean += problem.weights[i] / total * y
+            if coins[number][i]:
+                w_i[i] = x.copy()
+        x = mean
+    slopes = [problem.gradient(i, w) for i, w in enumerate(w_i)]
+    return x, np.stack(w_i), np.stack(slopes)
 
 
 def local_only(problem, x, cohorts, rate, steps):

@@ -11,6 +11,7 @@ from fedblend.algorithms.fomaml import fomaml
 from fedblend.algorithms.local_only import local_only
 from fedblend.algorithms.reptile import reptile
 from fedblend.algorithms.scaffold import scaffold
+from fedblend.algorithms.svrg import svrg
 
 __all__ = [
     "fedavg",
@@ -22,4 +23,5 @@ __all__ = [
     "local_only",
     "reptile",
     "scaffold",
+    "svrg",
 ]

@@ -18,11 +18,11 @@ the mixture. Autodiff writes the factor alpha_i of the gradient. The rounds::
 With ``fedopt`` of one full gradient it is distributed gradient descent, the paper's
 solver; with a minibatch and any server optimiser what the paper runs on networks; with
 more local steps another method, which the authors' code runs under the same name; with
-``scaffold`` a variance-reduced one; under ``diana`` compressed.
+``svrg`` minibatches whose noise dies out; under ``diana`` compressed.
 
-Where this differs from the paper: it does not. Weights are uniform unless asked
-otherwise, as the objective is the plain mean over clients. ``average="stationary"``
-weighs by alpha_i^4 L_i^2, for x_i that are stationary points only.
+Where this differs from the paper: for its own solvers it does not. Weights are uniform
+unless asked otherwise; ``average="stationary"`` weighs by alpha_i^4 L_i^2, for x_i that
+are stationary points only. Wrapped methods with states enrol at the initial parameters.
 
 Reference: Gasanov, Khaled, Horváth, Richtárik, "FLIX: a simple and communication-
 efficient alternative to local methods in federated learning", AISTATS 2022,

@@ -49,6 +49,13 @@ class Scaffold(Options):
     server_rate: Positive = 1.0
 
 
+class Svrg(Options):
+    """Options of SVRG."""
+
+    name: Literal["svrg"]
+    refresh: Annotated[float, Field(gt=0, le=1)]
+
+
 class Reptile(Options):
     """Options of Reptile."""
 
@@ -110,6 +117,12 @@ def _scaffold(loss: Loss, options: Scaffold) -> Algorithm:
     )
 
 
+def _svrg(loss: Loss, options: Svrg) -> Algorithm:
+    return algorithms.svrg(
+        loss, options.chosen(), refresh=options.refresh, **amount_of_work(options)
+    )
+
+
 def local_only(loss: Loss, options: LocalWork) -> Algorithm:
     """Training alone with the local work of any algorithm."""
     return algorithms.local_only(loss, options.chosen(), **amount_of_work(options))
@@ -155,6 +168,7 @@ ALGORITHMS: dict[str, Entry] = {
     "fedopt": Entry(FedOpt, _fedopt, algorithms.fedopt),
     "fedprox": Entry(FedProx, _fedprox, algorithms.fedprox),
     "scaffold": Entry(Scaffold, _scaffold, algorithms.scaffold),
+    "svrg": Entry(Svrg, _svrg, algorithms.svrg),
     "local_only": Entry(LocalOnly, local_only, algorithms.local_only),
     "finetune": Entry(FineTune, _finetune, algorithms.finetune),
     "flix": Entry(Flix, flix, algorithms.flix, constants=True),
