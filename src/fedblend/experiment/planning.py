@@ -24,10 +24,9 @@ from fedblend.experiment import constants
 from fedblend.experiment.build import Built, build
 from fedblend.experiment.compression import compressed
 from fedblend.experiment.config import Config
-from fedblend.experiment.flix_options import Exact
-from fedblend.experiment.run import precision
 from fedblend.experiment.section import ConfigError
 from fedblend.experiment.toml import literal
+from fedblend.runtime.precision import precision
 from fedblend.runtime.simulate import simulate
 from fedblend.theory import plan
 from fedblend.theory.constants import Smoothness
@@ -37,8 +36,8 @@ from fedblend.theory.plan import DGD, Plan, Solver, Traffic
 
 GRID = tuple(tenth / 10 for tenth in range(1, 11))
 """The alphas of a table."""
-TOLERANCE, MOST = 1e-9, 5000
-"""How exactly x_i are found here, in float64, and the steps that may take."""
+TOLERANCE, PATIENCE = 1e-9, 10
+"""How exactly x_i are found here, in how many times the steps of the configuration."""
 ENOUGH = 1e-6
 """The largest gradient norm of an x_i that passes as a minimiser."""
 DIGITS = 6
@@ -108,7 +107,7 @@ def problem(config: Config) -> Problem:
     exact = config.model_copy(
         update={
             "compress": None,
-            "algorithm": options.model_copy(update={"personal": _to_the_end()}),
+            "algorithm": options.model_copy(update={"personal": _patient(options)}),
             "run": config.run.model_copy(update={"precision": "float64"}),
         }
     )
@@ -226,8 +225,10 @@ def _check_wrapper(config: Config) -> None:
         )
 
 
-def _to_the_end() -> Exact:
-    return Exact(solver="lbfgs", tolerance=TOLERANCE, most=MOST)
+def _patient(options: Any) -> Any:
+    """The configured solver, on its way to the end."""
+    most = PATIENCE * options.personal.most
+    return options.personal.model_copy(update={"tolerance": TOLERANCE, "most": most})
 
 
 def _shape(alpha: Any, clients: int) -> np.ndarray:
@@ -265,8 +266,8 @@ def _local_models(built: Built) -> tuple[np.ndarray, np.ndarray]:
     except ValueError as error:
         reason = str(error).partition(": ")[2]
         raise ConfigError(
-            f"plan: the clients' own models were not found: {reason}; a larger "
-            "model.l2 makes them easier to find"
+            f"algorithm.personal.most: is too small to find x_i: {reason}; allow more, "
+            "or take another solver, or a larger model.l2"
         ) from None
     return stacked(states.personal), norms
 

@@ -1,0 +1,108 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""What is planned for a configuration holds when it is run, on the real datasets.
+
+The objective is evaluated in NumPy, apart from what is run.
+"""
+
+import copy
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flix_by_hand import Case, Logistic, known_of, mixed, newton
+
+from fedblend.experiment import toml
+from fedblend.experiment.build import build
+from fedblend.experiment.config import check
+from fedblend.experiment.planning import problem, promises
+from fedblend.runtime.precision import precision
+from fedblend.runtime.simulate import simulate
+from fedblend.theory import predicted
+from fedblend.theory.mixtures import stacked
+
+L2, ALPHA, SEEDS = 0.1, 0.5, 4
+SETS = {
+    "mushrooms": (56, 5e-2),
+    "a6a": (62, 1e-2),
+    "w6a": (150, 3e-3),
+    "ijcnn1": (12, 1e-3),
+}
+"""The k of rand-k, about half of the parameters, and an accuracy beyond one shot."""
+
+
+def tables(name: str) -> dict:
+    """A configuration that trains on a tenth of the rows, to be quick."""
+    work = {"rate": 1.0, "steps": 1, "batch_size": "all"}
+    solver = {"solver": "gradient_descent", "tolerance": 1e-9}
+    rand_k = {"name": "rand_k", "k": SETS[name][0]}
+    data = {"source": name, "partition": "contiguous", "clients": 6, "test": 0.9}
+    return {
+        "version": 1,
+        "name": name,
+        "data": data,
+        "model": {"name": "logistic", "l2": L2},
+        "algorithm": {"name": "flix", "alpha": 0.9, "personal": solver, **work},
+        "compress": {"how": "diana", "compressor": rand_k},
+        "run": {"rounds": 1, "precision": "float64"},
+    }
+
+
+def by_hand(federation, smoothness) -> Case:
+    """The clients' functions in NumPy, and their minimisers."""
+    functions = []
+    for client in range(federation.clients):
+        inputs, targets = federation.train.rows(client)
+        ones = np.ones((len(inputs), 1))
+        inputs = np.concatenate([np.asarray(inputs, np.float64), ones], axis=1)
+        functions.append(Logistic(inputs, np.where(targets > 0, 1.0, -1.0), L2))
+    start = np.zeros(functions[0].inputs.shape[1])
+    personal = np.stack([newton(function, start) for function in functions])
+    return Case(federation, functions, personal, smoothness)
+
+
+QUICK = ("ijcnn1",)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=() if n in QUICK else pytest.mark.slow) for n in SETS],
+)
+def test_every_round_is_below_its_bound(name, data_home):
+    content = tables(name)
+    found = problem(check(content, name))
+    for promise in promises(found, SETS[name][1], alpha=ALPHA):
+        solver, rounds = promise.way.solver, promise.plan.rounds
+        assert rounds is not None
+        assert rounds > 5
+        wanted = copy.deepcopy(content)
+        for setting in promise.settings or (
+            *(f"algorithm.alpha={ALPHA}", "algorithm.rate=theory"),
+            f"run.rounds={rounds - 1}",
+        ):
+            toml.put(wanted, setting)
+        if solver.name == "dgd":
+            del wanted["compress"]
+        with precision("float64"):
+            built = build(check(wanted, name))
+            case = by_hand(built.federation, found.smoothness)
+            seeds = range(SEEDS if solver.name == "diana" else 1)
+            keys = jnp.stack([jax.random.key(seed) for seed in seeds])
+            settings = {**built.settings, "measure": None}
+            run = simulate(
+                *(built.algorithm, built.model.init, built.federation, keys), **settings
+            )
+            iterates = dict((run.round, stacked(run.shared)) for _ in run)
+        known, f = known_of(case, ALPHA), mixed(case, ALPHA)
+        np.testing.assert_allclose(iterates[0][0], known.average, atol=1e-6)
+        least = f.solve()[1]
+        bound = predicted(
+            *(solver.name, known, rounds - 1), solver.omega, solver.memory_rate
+        )
+        for number, lanes in iterates.items():
+            gap = np.mean([f.value(shared) for shared in lanes]) - least
+            assert gap <= bound[number] + 1e-9, (solver.name, number)
+        assert max(iterates) == rounds - 1
+        assert bound[-1] == pytest.approx(promise.plan.bound)
+        assert promise.plan.bound <= SETS[name][1]
