@@ -69,9 +69,9 @@ def softmax(
     """Of softmax cross entropy on linear scores: a bound, whatever the classes.
 
     The Hessian of a row is ``(diag(p) - p p^T) (x) a a^T``, and the first factor has
-    eigenvalues of at most 1/2: Bohning, "Multinomial logistic regression algorithm"
-    (Annals of the Institute of Statistical Mathematics 1992). Arguments as for
-    ``logistic``.
+    eigenvalues of at most 1/2: Böhning, "Multinomial logistic regression algorithm"
+    (Annals of the Institute of Statistical Mathematics 44(1), 1992),
+    bohning1992multinomial. Arguments as for ``logistic``.
     """
     bound = _linear(federation, l2, intercept, 0.5, np.zeros_like)
     return bound._replace(exact=False)

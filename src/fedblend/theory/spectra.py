@@ -8,8 +8,9 @@ theta satisfies ``theta >= (1 - tolerance) lambda_max`` but with probability at 
 ``1.648 sqrt(d) exp(-sqrt(tolerance) (2m - 1))``, whatever the matrix. With m chosen
 to make that 1e-12, ``theta / (1 - tolerance)`` is an upper bound.
 
-Kuczynski, Wozniakowski, "Estimating the largest eigenvalue by the power and Lanczos
-algorithms with a random start" (SIAM J. Matrix Anal. Appl. 1992), Theorem 4.2.
+Kuczyński, Woźniakowski, "Estimating the largest eigenvalue by the power and Lanczos
+algorithms with a random start" (SIAM J. Matrix Anal. Appl. 13(4), 1992), Theorem 4.2,
+kuczynski1992lanczos. There m is the dimension of span(b, Ab, ..., A^(m-1) b), as here.
 """
 
 import math
