@@ -54,10 +54,11 @@ def weighted_mean(values: list, weights: list[float]):
 
 
 def run_by_messages(algorithm, problem, root, *, rounds: int, cohort: int) -> Outcome:
-    """The same run as ``simulate`` with weights by_count, message by message."""
+    """The same run as ``simulate`` with the algorithm's weights, message by message."""
     train, clients = problem.federation.train, problem.federation.clients
     shards = [jax.device_put(train.shard(client)) for client in range(clients)]
-    weights = train.counts.astype(float)
+    by_count = algorithm.needs.weights == "by_count"
+    weights = train.counts.astype(float) if by_count else np.ones(clients)
     client, server = jax.jit(algorithm.client), jax.jit(algorithm.server)
     personal = jax.jit(algorithm.personal)
     up_bits, down_bits = np.zeros(clients, int), np.zeros(clients, int)

@@ -21,6 +21,7 @@ from problems import COUNTS
 RATE = 0.2
 STEPS_BY_CLIENT = np.array([1, 3, 2, 4, 1, 2, 3])
 K_BY_CLIENT = np.array([2, 3, 1, 2, 3, 3, 2])
+ALPHA_BY_CLIENT = np.array([0.2, 0.9, 0.5, 1.0, 0.3, 0.7, 0.4])
 assert len(STEPS_BY_CLIENT) == len(COUNTS)
 
 
@@ -34,6 +35,15 @@ def _fedopt(problem, server_optimizer):
 
 def _scaffold(problem, optimizer: Optimizer = RATE, steps: Steps = 3):
     return fb.scaffold(problem.loss, optimizer, steps=steps, batch_size=2)
+
+
+def _flix(problem):
+    local = fb.pure_local.gradient_descent(problem.loss, 5.0, most=3)
+    return fb.flix(problem.loss, _mixed, alpha=ALPHA_BY_CLIENT, local=local)
+
+
+def _mixed(loss):
+    return fb.scaffold(loss, RATE, steps=1, batch_size=2)
 
 
 def _scheduled(unit):
@@ -56,6 +66,7 @@ ALGORITHMS = {
     "scaffold, steps by client": partial(_scaffold, steps=STEPS_BY_CLIENT),
     "scaffold, adam": partial(_scaffold, optimizer=optax.adam(0.05)),
     "svrg": lambda p: fb.svrg(p.loss, RATE, steps=3, batch_size=2, refresh=0.5),
+    "flix(scaffold)": _flix,
     "local only": lambda p: fb.local_only(p.loss, RATE, steps=3, batch_size=2),
     "reptile": lambda p: fb.reptile(p.loss, RATE, 0.7, steps=3, batch_size=2),
     "fomaml": lambda p: fb.fomaml(p.loss, 0.05, RATE, steps=2, batch_size=2),
@@ -115,10 +126,13 @@ CASES = ALGORITHMS | {
         "identity(fedavg)",
         "compressed(fedavg)",
         "diana(scaffold)",
-        "diana, first(fedavg)",
+        "diana, first(flix(scaffold))",
         "diana(finetune(fedavg))",
         "ef21(fedavg)",
         "ef21(scaffold)",
     )
 }
 """What is compiled and run."""
+
+ENROLLING = ("flix(scaffold)", "diana, first(flix(scaffold))")
+"""Cases whose clients all say something before the first round."""

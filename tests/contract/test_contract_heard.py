@@ -27,9 +27,8 @@ from problems import quadratics, spoiled
 
 SPOILED = 4
 SPEAKING = [name for name in CASES if name != "local only"]
-INSISTING = {"diana, first(fedavg)": 9 * 9 + 7 + 32 * 9}
-"""Clients that say more until they are heard, and the bits of that: 9 for each of 9
-entries, filled to bytes, and the same entries in full."""
+INSISTING = {"diana, first(flix(scaffold))": 32 * 9}
+"""Clients that say more until they are heard, and the bits of that: a whole model."""
 CONTROLLED = ("scaffold", "scaffold, steps by client", "finetune(scaffold)")
 
 
@@ -51,7 +50,7 @@ def test_an_answer_that_is_not_finite_is_rejected_and_counted(name, value):
     same_bits(enrolled, states(run)[SPOILED])
     # Its upload was sent and counts, although nobody listened.
     sent, usual = (it.ledgers[0].up[SPOILED] for it in (run, usual_run(name)))
-    assert sent == (usual if name not in INSISTING else appearances * INSISTING[name])
+    assert sent == usual + INSISTING.get(name, 0) * (appearances - 1)
 
 
 def invariant(run, weights) -> None:

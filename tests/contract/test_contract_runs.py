@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from registry import CASES
+from registry import CASES, ENROLLING
 from runs import (
     CLIENTS,
     SETTINGS,
@@ -96,7 +96,7 @@ def test_some_client_is_absent_from_some_block_of_the_usual_run():
     assert any(len(block) < CLIENTS for block in blocks)
 
 
-@each_case
+@pytest.mark.parametrize("name", [name for name in CASES if name not in ENROLLING])
 def test_rows_of_others_and_padding_change_nothing(name):
     """Client 0 fills the padding of a chunk, and takes no part itself."""
     seed, rounds = SEED_WITHOUT_CLIENT_0, 2
