@@ -15,8 +15,8 @@ import pytest
 from fedblend.cli import main, planning, running
 from fedblend.experiment import toml
 from fedblend.experiment.build import build
-from fedblend.experiment.config import check
-from fedblend.experiment.constants import smoothness
+from fedblend.experiment.config import check, dump
+from fedblend.experiment.constants import smoothness, with_rates
 from fedblend.experiment.planning import Problem, problem, promises, warnings
 from fedblend.experiment.section import ConfigError
 from fedblend.runtime.precision import precision
@@ -416,3 +416,28 @@ def test_constants_of_linear_models(loss, family, bend, tmp_path):
     lowest = [s[-1] if loss == "squared_error" else 0 for s in squared]
     np.testing.assert_allclose(known.convex, np.array(lowest) + 0.5, rtol=1e-5)
     assert smoothness(config.model, "multilabel", made.federation) is None
+
+
+@pytest.mark.parametrize("convex", [True, False], ids=["strongly convex", "convex"])
+def test_the_step_of_theory(convex, found):
+    """For DCGD here; that of DGD and DIANA is checked with their plans."""
+    known = found.smoothness
+    if not convex:
+        known = known._replace(convex=np.zeros(CLIENTS))
+    config = check(DIANA | {"compress": {"compressor": RAND}}, "here")
+    assert check(toml.parse(dump(config), "there"), "there") == config
+    together, alone = with_rates(config, known, DIM)
+    own, omega = 0.25 * known.smooth, DIM / K - 1
+    step = 1 / (own.mean() + 2 * own.max() * omega / CLIENTS)
+    assert together.rate == pytest.approx(step if convex else step / 4)
+    assert alone.rate == pytest.approx(1 / known.smooth.max())
+    config = check(DIANA, "here")
+    step = 1 / (own.mean() + 6 * own.max() * omega / CLIENTS)
+    together, _ = with_rates(config, known, DIM)
+    assert together.rate == pytest.approx(step if convex else step / 4)
+
+
+def test_a_number_stays_what_it_is(found):
+    config = check(changed(FLIX, "algorithm.rate=0.25"), "here")
+    together, alone = with_rates(config, found.smoothness, DIM)
+    assert together is alone is config.algorithm
