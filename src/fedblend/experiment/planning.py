@@ -2,12 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Plans for a configuration of FLIX: what a budget allows, what an alpha needs.
 
-``problem`` finds what plans are made from: the constants of f_i, the pure local models
-x_i in float64, and what travels. ``promises`` makes plans from it, for gradient descent
-and, where the configuration says so, for DIANA. Rounds are those of ``theory.plan``:
-the first collects x_avg, the others are the ``run.rounds`` of a run. Bits are those
-that a run of so many rounds counts, up and down and over all clients, with the last
-broadcast, which hands everybody the model to deploy.
+``problem`` finds what plans are made from, x_i in float64 too; ``promises`` makes them.
+Rounds are those of ``theory.plan``: the first collects x_avg, the others are the
+``run.rounds`` of a run. Bits are those that such a run counts, up and down and over all
+clients, with the last broadcast, which hands everybody the model to deploy.
 """
 
 import math
@@ -17,22 +15,19 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from fedblend import trees
-from fedblend.core import Algorithm, PyTree, Ragged, has_ragged, static_bits
 from fedblend.data.dataset import one_class_clients
 from fedblend.experiment import constants
 from fedblend.experiment.build import Built, build
-from fedblend.experiment.compression import compressed
 from fedblend.experiment.config import Config
 from fedblend.experiment.section import ConfigError
 from fedblend.experiment.toml import literal
+from fedblend.experiment.traffic import Way, simulated, ways
 from fedblend.runtime.precision import precision
-from fedblend.runtime.simulate import simulate
 from fedblend.theory import plan
 from fedblend.theory.constants import Smoothness
 from fedblend.theory.mixtures import Mixture, mixture, stacked
 from fedblend.theory.one_shot import require_minimisers
-from fedblend.theory.plan import DGD, Plan, Solver, Traffic
+from fedblend.theory.plan import Plan
 
 GRID = tuple(tenth / 10 for tenth in range(1, 11))
 """The alphas of a table."""
@@ -45,17 +40,6 @@ DIGITS = 6
 
 SINGLE = 1e-5
 """Differences of losses that float32 still tells apart."""
-
-
-class Way(NamedTuple):
-    """One way to spend rounds, and what they cost."""
-
-    solver: Solver
-    traffic: Traffic
-    at_most: bool
-    """The costs are bounds: clients whose messages are shorter count like the rest."""
-    configured: bool
-    """Whether this is what the configuration runs."""
 
 
 class Problem(NamedTuple):
@@ -97,17 +81,20 @@ def problem(config: Config) -> Problem:
     options: Any = config.algorithm
     if options.name != "flix":
         raise ConfigError(f'algorithm.name: "{options.name}" has no plan, only "flix"')
-    if options.personal.solver == "sgd":
+    own = options.personal
+    if own.solver == "sgd":
         raise ConfigError(
             'algorithm.personal.solver: "sgd" does not minimise f_i, which plans need; '
             "lbfgs, newton and gradient_descent do"
         )
     _check_wrapper(config)
     constants.require_assumptions(config)
+    patient = {"tolerance": TOLERANCE, "most": PATIENCE * own.most}
+    own = own.model_copy(update=patient)
     exact = config.model_copy(
         update={
             "compress": None,
-            "algorithm": options.model_copy(update={"personal": _patient(options)}),
+            "algorithm": options.model_copy(update={"personal": own}),
             "run": config.run.model_copy(update={"precision": "float64"}),
         }
     )
@@ -118,11 +105,11 @@ def problem(config: Config) -> Problem:
         known = constants.require_known(built.smoothness, "plan")
         shape = _shape(options.alpha, clients)
         _check_convex(built, known, shape)
-        personal, norms = _local_models(built)
+        models, norms = _local_models(built)
         params = jax.device_get(built.model.init(built.key))
     with precision(config.run.precision):
-        ways = _ways(config, built, params)
-    return Problem(known, personal, float(norms.max()), shape, ways)
+        costs = ways(config, built, params)
+    return Problem(known, models, float(norms.max()), shape, costs)
 
 
 def promises(
@@ -145,8 +132,7 @@ def promises(
     Returns:
         For every way, one plan or those of the grid.
     """
-    given = [value for value in (alpha, rounds, bits) if value is not None]
-    if len(given) > 1:
+    if sum(value is not None for value in (alpha, rounds, bits)) > 1:
         raise ValueError("alpha, rounds, bits: give at most one of them")
     made = []
     for way in found.ways:
@@ -225,12 +211,6 @@ def _check_wrapper(config: Config) -> None:
         )
 
 
-def _patient(options: Any) -> Any:
-    """The configured solver, on its way to the end."""
-    most = PATIENCE * options.personal.most
-    return options.personal.model_copy(update={"tolerance": TOLERANCE, "most": most})
-
-
 def _shape(alpha: Any, clients: int) -> np.ndarray:
     if not isinstance(alpha, list):
         return np.ones(clients)
@@ -256,10 +236,9 @@ def _check_convex(built: Built, known: Smoothness, shape: np.ndarray) -> None:
 
 def _local_models(built: Built) -> tuple[np.ndarray, np.ndarray]:
     """x_i and the norms of their gradients, as enrolment finds them."""
-    run = _simulated(built, built.algorithm, built.model.init)
-    clients = run.federation.clients
+    run = simulated(built, built.algorithm, built.model.init)
     next(iter(run))
-    states = run.store.gather(np.arange(clients))
+    states = run.store.gather(np.arange(built.federation.clients))
     norms = np.asarray(states.norm)
     try:
         require_minimisers(norms, ENOUGH)
@@ -270,55 +249,3 @@ def _local_models(built: Built) -> tuple[np.ndarray, np.ndarray]:
             "or take another solver, or a larger model.l2"
         ) from None
     return stacked(states.personal), norms
-
-
-def _simulated(built: Built, algorithm: Algorithm, params: Any) -> Any:
-    key = built.key if built.key.ndim == 0 else built.key[0]
-    return simulate(algorithm, params, built.federation, key, rounds=0)
-
-
-def _ways(config: Config, built: Built, params: PyTree) -> tuple[Way, ...]:
-    """Gradient descent, and what the table ``[compress]`` makes of it."""
-    table, plain = config.compress, built.algorithm
-    params = jax.tree.map(lambda leaf: leaf.astype(config.run.precision), params)
-    clients, dim = built.federation.clients, trees.size(params)
-
-    def run_of(start: str | None) -> Any:
-        wanted = table and table.model_copy(update={"start": start})
-        wrapped = compressed(wanted if start else None, plain, "flix", dim, clients)
-        return _simulated(built, wrapped, params)
-
-    alone = run_of(None)
-    first = Way(DGD, _traffic(alone, alone), False, table is None)
-    if table is None:
-        return (first,)
-    usual, actual = run_of("zero"), run_of(table.start)
-    at_most = has_ragged(usual.shapes.up)
-    way = constants.solver(table, dim, clients)
-    return (first, Way(way, _traffic(usual, actual), at_most, True))
-
-
-def _traffic(usual: Any, actual: Any) -> Traffic:
-    """What is sent in all, by the sizes of messages that the runtime counts.
-
-    Args:
-        usual: a run whose every round is like the later ones of the actual run.
-        actual: the run, whose first round may take more.
-    """
-    clients, sizes = actual.federation.clients, actual.ledgers[0].sizes
-    up = _whole_bits(usual.shapes.up)
-    return Traffic(
-        first=clients * (sizes.params + sizes.hello + sizes.down),
-        later=clients * (up + sizes.down),
-        start=clients * (_whole_bits(actual.shapes.up) - up),
-    )
-
-
-def _whole_bits(message: PyTree) -> int:
-    """Bits of a message of which every part travels whole."""
-
-    def whole(leaf: Any) -> Any:
-        return leaf.buffer if isinstance(leaf, Ragged) else leaf
-
-    is_ragged = {"is_leaf": lambda leaf: isinstance(leaf, Ragged)}
-    return static_bits(jax.tree.map(whole, message, **is_ragged))
