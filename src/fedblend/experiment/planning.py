@@ -3,9 +3,8 @@
 """Plans for a configuration of FLIX: what a budget allows, what an alpha needs.
 
 ``problem`` finds what plans are made from, x_i in float64 too; ``promises`` makes them.
-Rounds are those of ``theory.plan``: the first collects x_avg, the others are the
-``run.rounds`` of a run. Bits are those that such a run counts, up and down and over all
-clients, with the last broadcast, which hands everybody the model to deploy.
+The first round of a plan collects x_avg, the others are the ``run.rounds`` of a run.
+Bits are those that it counts, with the last broadcast, of the model to deploy.
 """
 
 import math
