@@ -60,12 +60,12 @@ def in_numpy(task, seed, alpha, step, tolerance):
         return (chances - labels[mine]).T @ bags[mine] / labels[mine].size
 
     own = []
-    for mine in rows["train"]:
+    for worker, mine in enumerate(rows["train"]):
         weight = np.zeros((labels.shape[1], bags.shape[1]))
         for _ in range(QUICK.local_steps):
             if np.linalg.norm(slope(weight, mine)) <= tolerance:
                 break
-            weight = weight - slope(weight, mine) / task.smooth
+            weight = weight - slope(weight, mine) / task.smooth[seed, worker]
         own.append(weight)
     shared = np.mean(own, axis=0)
     for _ in range(QUICK.rounds):

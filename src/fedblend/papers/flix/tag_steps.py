@@ -39,7 +39,7 @@ def check(quick: bool) -> Finding:
                 "validation losses [alphas, steps, seeds]": found.scores.loss,
                 "log10 of best steps [alphas, seeds]": best,
                 "slopes [seeds]": fitted,
-                "1 / L": 1 / found.task.smooth,
+                "1 / L [seeds]": 1 / found.task.smooth.mean(axis=1),
             }
             for found, best, fitted in zip(sweeps, steps, slopes, strict=True)
         },
@@ -99,17 +99,21 @@ def _drawn(sweeps: tuple[FlixSweep, ...]) -> Any:
                 ink = "white" if shades[row, column] < 0.6 else "black"
                 text = f"{value:.2f}" if np.isfinite(value) else ""
                 middle = {"ha": "center", "va": "center"}
-                place.text(column, row, text, fontsize=7, color=ink, **middle)
+                place.text(column, row + 0.2, text, fontsize=7, color=ink, **middle)
             for row, column in enumerate(lowest(cells, axis=1)[:, 0]):
                 corner = (column - 0.5, row - 0.5)
                 place.add_patch(Rectangle(corner, 1, 1, fill=False, color="red", lw=2))
+            theory = 1 / (found.sizes.alphas**2 * found.task.smooth.mean())
+            columns = np.arange(len(found.sizes.steps))
+            at = np.interp(np.log10(theory), np.log10(found.sizes.steps), columns)
+            place.plot(at, range(len(cells)), "D", color="red", markersize=4, alpha=0.7)
             labels = [f"{value:.0f}" for value in np.log10(found.sizes.steps / 5)]
             place.set_xticks(range(len(labels)), labels)
             place.set_yticks(range(len(cells)), [f"{a:g}" for a in found.sizes.alphas])
             place.set_title(f"{found.task.name}: log10 of validation loss")
             place.set_ylabel("alpha")
             place.grid(False)
-        axes[-1, 0].set_xlabel("log10(step / 5)")
+        axes[-1, 0].set_xlabel("log10(step / 5); diamonds: 1/(alpha^2 L)")
     return figure
 
 

@@ -3,7 +3,8 @@
 """The sweeps behind Figures 1, 6 and 7: every grid times every seed, as lanes.
 
 Everything is chosen for each seed by its own validation rows: those of another seed
-may be this one's test rows.
+may be this one's test rows. The tolerance of pure local models is one for all alphas,
+as in the paper: that of FLIX's lowest validation loss at alphas inside (0, 1).
 """
 
 import functools
@@ -15,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedblend import algorithms, pure_local
-from fedblend.core import Algorithm, Loss, PyTree
+from fedblend.core import Algorithm, Loss
 from fedblend.data.sources import stackexchange
 from fedblend.papers.flix.tag_tasks import Deal, TagTask, tag_task
 from fedblend.runtime.run import Run
@@ -23,8 +24,6 @@ from fedblend.runtime.simulate import simulate
 
 PAPER_INNER = 10.0
 """The largest of the paper's inner step sizes; larger ones were added here."""
-TOLERANCES = 10.0 ** -np.arange(1, 6)
-"""The paper's, on the gradient norms of pure local models."""
 
 
 class Sizes(NamedTuple):
@@ -40,6 +39,8 @@ class Sizes(NamedTuple):
     rounds: int
     local_steps: int
     """Of a pure local model, at most."""
+    tolerances: np.ndarray
+    """On the gradient norms of pure local models."""
     alphas: np.ndarray
     """Without 0, which needs no sweep: it is the pure local models."""
     steps: np.ndarray
@@ -56,6 +57,7 @@ FULL = Sizes(
     seeds=5,
     rounds=500,
     local_steps=10_000,
+    tolerances=10.0 ** -np.arange(3, 6),  # the paper's 1e-1 and 1e-2 hold at zero
     alphas=np.array([0.2, 0.4, 0.6, 0.8, 1.0]),
     steps=5 * 10.0 ** np.arange(-2, 7),
     inner=10.0 ** np.arange(-3, 5),
@@ -68,9 +70,10 @@ QUICK = FULL._replace(
     seeds=2,
     rounds=30,
     local_steps=100,
+    tolerances=np.array([1e-2, 1e-3]),
     alphas=np.array([0.2, 0.6, 1.0]),
     steps=5 * 10.0 ** np.arange(1, 6),
-    inner=10.0 ** np.arange(0, 3),
+    inner=10.0 ** np.arange(-2, 4),
 )
 
 
@@ -102,9 +105,9 @@ class FlixSweep(NamedTuple):
     norms: np.ndarray
     """The largest gradient norm of pure local models, [tolerances, seeds]."""
     tolerance: np.ndarray
-    """Chosen for each seed."""
+    """Chosen for FLIX, [seeds]."""
     scores: Scores
-    """[alphas, steps, seeds]."""
+    """With that tolerance, [alphas, steps, seeds]."""
 
 
 def tag_tasks(sizes: Sizes) -> tuple[TagTask, TagTask]:
@@ -136,40 +139,44 @@ def flix_sweeps(quick: bool) -> tuple[FlixSweep, ...]:
 
 
 def _flix_sweep(task: TagTask, sizes: Sizes) -> FlixSweep:
+    smooth: Any = jnp.asarray(task.smooth)
+
     def alone(loss: Loss, lane: dict[str, Any]) -> Algorithm:
         local = pure_local.gradient_descent(
-            loss, task.smooth, tolerance=lane["tolerance"], most=sizes.local_steps
+            loss,
+            smooth[lane["seed"]],
+            tolerance=lane["tolerance"],
+            most=sizes.local_steps,
         )
-        return algorithms.flix(
-            loss, functools.partial(_descent, 1.0), alpha=0.0, local=local
-        )
+        descent = functools.partial(_descent, 0.0)
+        return algorithms.flix(loss, descent, alpha=0.0, local=local)
 
-    run, local = sweep(task, alone, rounds=0, tolerance=TOLERANCES)
-    states = [run.client(client) for client in range(task.federation.clients)]
-    models, norms = jax.tree.map(lambda *leaves: jnp.stack(leaves), *states)[:2]
-    best = lowest(local.loss, axis=0)[0]
-    own = _of_seeds(models, best, local.loss.shape)
+    run, local = sweep(task, alone, rounds=0, tolerance=sizes.tolerances)
+    states = [run.client(worker) for worker in range(task.federation.clients)]
+    models, norms, _ = jax.tree.map(lambda *leaves: jnp.stack(leaves, 1), *states)
+    shape = local.loss.shape
+    own = jax.tree.map(lambda leaf: leaf.reshape(*shape, *leaf.shape[1:]), models)
 
     def mixed(loss: Loss, lane: dict[str, Any]) -> Algorithm:
-        given = pure_local.given(jax.tree.map(lambda leaf: leaf[lane["seed"]], own))
+        place = lane["place"], lane["seed"]
+        given = pure_local.given(jax.tree.map(lambda leaf: leaf[place], own))
         descent = functools.partial(_descent, lane["step"])
         return algorithms.flix(loss, descent, alpha=lane["alpha"], local=given)
 
-    axes = {"alpha": sizes.alphas, "step": sizes.steps}
+    places = np.arange(len(sizes.tolerances))
+    axes = {"place": places, "alpha": sizes.alphas, "step": sizes.steps}
     _, scores = sweep(task, mixed, rounds=sizes.rounds, **axes)
-    largest = np.asarray(norms).max(axis=0).reshape(local.loss.shape)
-    return FlixSweep(task, sizes, local, largest, TOLERANCES[best], scores)
+    inside = scores.loss[:, sizes.alphas < 1].reshape(len(places), -1, task.seeds)
+    best = lowest(np.nan_to_num(inside, nan=np.inf).min(axis=1), axis=0)
+    kept = (np.take_along_axis(p, best[:, None, None], 0)[0] for p in scores)
+    largest = np.asarray(norms).max(axis=1).reshape(shape)
+    tolerance = sizes.tolerances[best[0]]
+    return FlixSweep(task, sizes, local, largest, tolerance, Scores(*kept))
 
 
 def _descent(rate: Any, loss: Loss) -> Algorithm:
     """Distributed gradient descent."""
     return algorithms.fedavg(loss, rate, steps=1, batch_size=None)
-
-
-def _of_seeds(models: PyTree, best: np.ndarray, shape: tuple[int, ...]) -> PyTree:
-    """From [clients, lanes] the chosen tolerance's, [seeds, clients]."""
-    lanes = np.ravel_multi_index((best, np.arange(len(best))), shape)
-    return jax.tree.map(lambda leaf: jnp.swapaxes(leaf[:, lanes], 0, 1), models)
 
 
 def fomaml(loss: Loss, lane: dict[str, Any]) -> Algorithm:
@@ -204,7 +211,9 @@ def sweep(
     names = (*axes, "seed")
     grid = np.meshgrid(*axes.values(), np.arange(task.seeds), indexing="ij")
     over = {
-        name: values.ravel().astype(np.int32 if name == "seed" else np.float32)
+        name: values.ravel().astype(
+            np.int32 if values.dtype.kind == "i" else np.float32
+        )
         for name, values in zip(names, grid, strict=True)
     }
     run = simulate(

@@ -46,10 +46,15 @@ class TagTask(NamedTuple):
     seeds: int
 
     @property
-    def smooth(self) -> float:
-        """A constant of smoothness of the loss that holds for any rows."""
-        largest = np.square(np.asarray(self.bags)).sum(axis=1).max()
-        return float(largest) / (4 * self.tags.shape[1])
+    def smooth(self) -> np.ndarray:
+        """L_i, the smoothness of every worker's loss, [seeds, workers]."""
+        train, bags = self.federation.train, np.asarray(self.bags)
+        own = [train.rows(worker) for worker in range(self.federation.clients)]
+        largest = [
+            [np.linalg.norm(bags[rows[:, seed]], 2) ** 2 / len(rows) for rows in own]
+            for seed in range(self.seeds)
+        ]
+        return np.array(largest, np.float32) / (4 * self.tags.shape[1])
 
     def loss(self, seed: jax.Array | int) -> Loss:
         """Sigmoid cross entropy, averaged over the tags, on the rows of a seed."""
