@@ -1,0 +1,65 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""DIANA and DCGD on FLIX's convex experiments, measured."""
+
+import numpy as np
+
+from fedblend.compress import identity, rand_k
+from fedblend.papers.claims import Verdict
+from fedblend.papers.flix import neighbourhood, sparse_diana, unregularised
+from fedblend.papers.flix.sparse import Course, linear_ks
+
+
+def test_where_a_course_is_first_below():
+    gaps = np.array([[[4.0, 2.0, 1.0], [4.0, 0.0, 1.0]]])
+    one = Course("diana", 2, np.arange(3), 2.0 * np.arange(3), gaps)
+    assert one.first_below([1.0]).tolist() == [1]  # the mean over seeds
+    assert one.first_below([0.5]).tolist() == [-1]
+    assert linear_ks(22, 4) == [1, 8, 15, 22]
+
+
+def test_bits_of_a_message():
+    assert sparse_diana.message_bits(identity(), 22) == 22 * 32
+    assert sparse_diana.message_bits(rand_k(3), 22) == 3 * 32
+    # Places below 22 take 5 bits each, packed into whole bytes.
+    assert sparse_diana.message_bits(rand_k(3, places="sent"), 22) == 3 * 32 + 16
+
+
+def test_diana_converges_and_saves_floats(data_home):
+    found = sparse_diana.F4.check(True)
+    dgd, diana = found.numbers["courses"]["ijcnn1"]
+    assert dgd["gaps"][0, 0, -1] < 1e-13
+    # To the optimum, where DCGD would stay at about 1e-3.
+    assert diana["gaps"][0, :, -1].max() < 1e-9
+    assert found.numbers["slower_by_rounds"]["ijcnn1"]
+    zero, first = found.numbers["savings"]["ijcnn1 with intercept"]
+    for saving in (zero, first):
+        assert 1.2 < saving["floats"] < 2.2
+        assert 1 < saving["bits_with_places"] < saving["floats"]
+        assert 1 < saving["floats_with_first_message"] < saving["floats"]
+    assert set(found.figures) == {"rounds", "floats"}
+
+
+def test_dcgd_stays_in_a_neighbourhood(data_home):
+    found = neighbourhood.F5.check(True)
+    assert found.verdict is Verdict.reproduced
+    (plateau,) = found.numbers["plateaus"].values()
+    assert 1e-4 < plateau["floor"][0] < plateau["theory"][0]
+    assert plateau["largest_over_bound"][0] <= 1
+    assert found.numbers["dgd_ends_at"]["ijcnn1"] < 1e-13
+    assert set(found.figures) == {"rounds", "floats"}
+
+
+def test_without_a_penalty(data_home):
+    found = unregularised.F6.check(True)
+    for which in ("diana", "dcgd"):
+        assert (
+            found.numbers["loss_over_that_of_dgd"][f"ijcnn1 {which}"]["rounds"] > 1
+        ).all()
+        dgd, other = found.numbers["courses"][f"ijcnn1 {which}"]
+        assert dgd["gaps"][0, 0, -1] < dgd["gaps"][0, 0, 0]
+        assert other["gaps"][0].mean(axis=0)[-1] < other["gaps"][0, 0, 0]
+    (optimum,) = found.numbers["optimum"].values()
+    assert optimum["residual"] <= 1e-10
+    assert max(found.numbers["largest_gradient_norm_of_x_i"].values()) <= 1e-3
+    assert len(found.figures) == 4
