@@ -106,7 +106,9 @@ def _drawn(sweeps: tuple[FlixSweep, ...]) -> Any:
             theory = 1 / (found.sizes.alphas**2 * found.task.smooth.mean())
             columns = np.arange(len(found.sizes.steps))
             at = np.interp(np.log10(theory), np.log10(found.sizes.steps), columns)
-            place.plot(at, range(len(cells)), "D", color="red", markersize=4, alpha=0.7)
+            place.plot(
+                at, range(len(cells)), "D", color="white", markeredgecolor="black"
+            )
             labels = [f"{value:.0f}" for value in np.log10(found.sizes.steps / 5)]
             place.set_xticks(range(len(labels)), labels)
             place.set_yticks(range(len(cells)), [f"{a:g}" for a in found.sizes.alphas])
