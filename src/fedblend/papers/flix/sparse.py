@@ -68,6 +68,7 @@ def course(
     records: int = RECORDS,
     memory: str = "zero",
     until: float = 0.0,
+    start: np.ndarray | None = None,
 ) -> Course:
     """Run a solver at its theoretical step.
 
@@ -81,6 +82,7 @@ def course(
         records: about so many are kept.
         memory: how DIANA's memories start, see ``fb.diana``.
         until: see ``solve``.
+        start: see ``solve``.
     """
     wraps = {
         "dgd": lambda algorithm: algorithm,
@@ -96,6 +98,7 @@ def course(
         seeds=seeds,
         wrap=wraps[solver],
         until=until,
+        start=start,
     )
     gap = gaps(of, alphas, trace.points)
     return Course(solver, k, trace.rounds, trace.floats, gap)
@@ -125,13 +128,14 @@ def draw(courses: dict[str, list[Course]], alphas: Sequence[float], across: str)
                     seen = np.where(gap > 1e-14, gap, np.nan)
                     style = {"color": colour, "label": label}
                     banded(axes[row, column], where, seen, **style)
-            furthest = max(getattr(one, across)[-1] for one in those[:3])
+            # The smallest k needs by far the most rounds: its end is cut off.
+            furthest = those[min(2, len(those) - 1)].rounds[-1]
             for row in range(len(alphas)):
                 axes[row, column].set_yscale("log")
                 if across == "floats":
                     axes[row, column].set_xlim(0, 1.05 * those[0].floats[-1] / 1000)
                 else:
-                    axes[row, column].set_xlim(0, furthest)
+                    axes[row, column].set_xlim(0, 1.2 * furthest)
             axes[0, column].set_title(name)
             unit = "rounds" if across == "rounds" else "thousands of floats sent"
             axes[-1, column].set_xlabel(unit)
