@@ -116,7 +116,7 @@ def check(quick: bool) -> Finding:
         },
         why=f"{clients} clients, theoretical steps, from x_avg; bands are {seeds} "
         f"seeds, the last sentence is of the mean of {2 if quick else 10}. It tries k "
-        "of 1, 2, 3, 4, d/20, d/10, d/2, 7d/8 and, for the best of them, memories that "
+        "of 1, 2, 3, 4, 6, d/20, d/10, d/2, 7d/8 and, for the best, memories that "
         "start at the gradient (sent whole, and counted). Places are drawn from keys "
         "that both sides know; `bits_with_places` counts float32 values with packed "
         "places. The paper has no intercept; both are shown, as ijcnn1 is so well "
@@ -158,7 +158,7 @@ def _at_target(one: Course, scale: np.ndarray, alphas) -> np.ndarray:
 def _savings(of: Problem, ks: list[int] | None, seeds: int) -> list[Saving]:
     """For many k with memories from 0, and the best k with memories at the gradient."""
     if ks is None:
-        small = {1, 2, 3, 4, max(of.dim // 20, 1), of.dim // 10}
+        small = {1, 2, 3, 4, 6, max(of.dim // 20, 1), of.dim // 10}
         ks = sorted({*small, of.dim // 2, 7 * of.dim // 8})
     dgd = course(of, "dgd", of.dim, [1.0], rounds=descent_rounds(of), seeds=1,
                  records=descent_rounds(of), until=TARGET)  # fmt: skip

@@ -101,8 +101,9 @@ def check(quick: bool) -> Finding:
         },
         why=f"{'8' if quick else '100 (DCGD: 8)'} clients, {seeds} seeds, from ones; "
         "steps of the convex theorems, a quarter of the others, but DGD 1/L_alpha. "
-        "Curves are of the last iterate; k is 1, d/20, d/3 and 2d/3. Compared are losses at a "
-        f"tenth and at all of DGD's {rounds} rounds, and floats. Local models are "
+        "Curves are of the last iterate; k is 1, d/20, d/3 and 2d/3. Compared are "
+        f"losses at a tenth and at all of DGD's {rounds} rounds, and floats. Local "
+        "models are "
         "where gradient descent from 0 first has a gradient norm of "
         f"{STOPPED:g}: clients of one class have no minimiser, so no bound with V or D "
         "is applied. f* is the value where Newton's method has a gradient norm of "
