@@ -48,6 +48,7 @@ def solve(
     start: np.ndarray | None = None,
     average: str = "minimiser",
     until: float = 0.0,
+    seed: int = 0,
 ) -> Trace:
     """Gradient descent on FLIX's objective, all alphas and seeds side by side.
 
@@ -63,6 +64,7 @@ def solve(
         average: how x_avg is weighted, see ``fb.flix``.
         until: end early, when the mean over seeds of ``f~ - min f~`` is so small for
             all alphas.
+        seed: of the keys of all seeds.
     """
 
     def build(lane):
@@ -84,7 +86,7 @@ def solve(
             build,
             jnp.zeros(of.dim) if start is None else jnp.asarray(start),
             of.federation,
-            jnp.tile(jax.random.split(jax.random.key(0), seeds), len(alphas)),
+            jnp.tile(jax.random.split(jax.random.key(seed), seeds), len(alphas)),
             rounds=rounds,
             every=every,
             over={

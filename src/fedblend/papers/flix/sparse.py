@@ -69,6 +69,7 @@ def course(
     memory: str = "zero",
     until: float = 0.0,
     start: np.ndarray | None = None,
+    seed: int = 0,
 ) -> Course:
     """Run a solver at its theoretical step.
 
@@ -83,6 +84,7 @@ def course(
         memory: how DIANA's memories start, see ``fb.diana``.
         until: see ``solve``.
         start: see ``solve``.
+        seed: see ``solve``.
     """
     wraps = {
         "dgd": lambda algorithm: algorithm,
@@ -99,6 +101,7 @@ def course(
         wrap=wraps[solver],
         until=until,
         start=start,
+        seed=seed,
     )
     gap = gaps(of, alphas, trace.points)
     return Course(solver, k, trace.rounds, trace.floats, gap)

@@ -77,7 +77,10 @@ def check(quick: bool) -> Finding:
         )
         for name, intercept in settings
     }
-    best = {name: max(those, key=lambda s: s.floats) for name, those in savings.items()}
+    best = {
+        name: max(those[-2:], key=lambda saving: saving.floats)
+        for name, those in savings.items()
+    }
     good = [slower[name] and cheaper[name] for name in names]
     verdict = Verdict.partly if any(good) else Verdict.differs
     return Finding(
@@ -116,12 +119,13 @@ def check(quick: bool) -> Finding:
         },
         why=f"{clients} clients, theoretical steps, from x_avg; bands are {seeds} "
         f"seeds, the last sentence is of the mean of {2 if quick else 10}. It tries k "
-        "of 1, 2, 3, 4, 6, d/20, d/10, d/2, 7d/8 and, for the best, memories that "
-        "start at the gradient (sent whole, and counted). Places are drawn from keys "
-        "that both sides know; `bits_with_places` counts float32 values with packed "
-        "places. The paper has no intercept; both are shown, as ijcnn1 is so well "
-        "conditioned without (L/mu = 1.9) that DGD needs only 7 rounds, while it takes "
-        "several times d floats to fill the memories.",
+        "of 1, 2, 3, 4, 6, d/20, d/10, d/2 and 7d/8, and measures the best again with "
+        "other seeds, with memories from 0 and from the gradient (sent whole, and "
+        "counted). Places are drawn from keys that both sides know; `bits_with_places` "
+        "counts float32 values with packed places. The paper has no intercept; both "
+        "are shown, as ijcnn1 is so well conditioned without (L/mu = 1.9) that DGD "
+        "needs only 7 rounds, while it takes several times d floats to fill the "
+        "memories.",
     )
 
 
@@ -156,7 +160,9 @@ def _at_target(one: Course, scale: np.ndarray, alphas) -> np.ndarray:
 
 
 def _savings(of: Problem, ks: list[int] | None, seeds: int) -> list[Saving]:
-    """For many k with memories from 0, and the best k with memories at the gradient."""
+    """For many k with memories from 0; last, the best k with other seeds, with
+    memories from 0 and with memories that start at the gradient.
+    """
     if ks is None:
         small = {1, 2, 3, 4, 6, max(of.dim // 20, 1), of.dim // 10}
         ks = sorted({*small, of.dim // 2, 7 * of.dim // 8})
@@ -164,11 +170,11 @@ def _savings(of: Problem, ks: list[int] | None, seeds: int) -> list[Saving]:
                  records=descent_rounds(of), until=TARGET)  # fmt: skip
     spent = dgd.floats[-1]
 
-    def measure(task: tuple[int, str]) -> Saving:
-        k, memory = task
+    def measure(task: tuple[int, str, int]) -> Saving:
+        k, memory, seed = task
         # Whoever sends twice as much as DGD has lost.
         one = course(of, "diana", k, [1.0], rounds=round(2 * spent / k), seeds=seeds,
-                     records=300, memory=memory, until=TARGET)  # fmt: skip
+                     records=300, memory=memory, until=TARGET, seed=seed)  # fmt: skip
         reached = one.first_below([TARGET])[0] >= 0
         rounds, floats = one.rounds[-1], one.floats[-1] if reached else np.inf
         with_places = rounds * message_bits(rand_k(k, places="sent"), of.dim)
@@ -186,9 +192,11 @@ def _savings(of: Problem, ks: list[int] | None, seeds: int) -> list[Saving]:
             ),
         )
 
-    found = side_by_side(measure, [(k, "zero") for k in ks])
-    best = max(found, key=lambda saving: saving.floats)
-    return [*found, measure((best.k, "first"))]
+    swept = side_by_side(measure, [(k, "zero", 0) for k in ks if len(ks) > 1])
+    best = max(swept, key=lambda saving: saving.floats).k if swept else ks[0]
+    # The best of many is lucky, too: what counts is measured again with other seeds.
+    again = side_by_side(measure, [(best, "zero", 1), (best, "first", 1)])
+    return [*swept, *again]
 
 
 def message_bits(compressor: Compressor, dim: int) -> int:
