@@ -73,16 +73,21 @@ def test_text_quick(data_home):
     # A blank is a fifth of all characters; pairs tell more.
     assert min(ours) > 0.22
     assert max(ours) > numbers["local_only"]["test_by_examples"]
-    assert len(numbers["fedavg"]["test_by_examples[seed][record]"]) == 2
     assert not numbers["flix_local"]
     assert set(found.figures) == {"rounds", "alphas"}
 
 
 @pytest.mark.slow
-def test_flix_with_local_steps_is_a_method_of_its_own(data_home, monkeypatch):
-    monkeypatch.setattr(text, "QUICK", text.QUICK._replace(local_rounds=10, seeds=1))
+def test_two_seeds_and_flix_with_local_steps(data_home, monkeypatch):
+    monkeypatch.setattr(text, "QUICK", text.QUICK._replace(local_rounds=10, seeds=2))
     found = text.check(True)
     stepping = found.numbers["flix_local"]
     assert list(stepping) == list(ALPHAS)
     assert stepping[0.9]["test_by_examples"] > 0.22
     assert "FLIX with local steps 0." in found.ours
+    for one in (found.numbers["flix"]["well"][0.5], found.numbers["fedavg"]):
+        first, second = one["test_by_examples[seed][record]"]
+        assert len(first) == len(second) > 2
+        assert not np.array_equal(first, second)
+        ends = np.mean([first[-1], second[-1]])
+        assert one["test_by_examples"] == pytest.approx(ends)

@@ -17,7 +17,7 @@ from fedblend.core import Loss
 from fedblend.data.dataset import Dataset
 
 ALPHAS = (0.1, 0.3, 0.5, 0.7, 0.9)
-BLOCKS = 8
+BLOCKS = 6
 """A run is measured so many times, and before it begins."""
 
 

@@ -79,18 +79,7 @@ def measured(task: Task) -> Outcome:
     ]
     well = max(range(1, len(alone)), key=lambda place: alone[place].validation)
     trained = {"barely": 0, "well": well}
-    lanes = [
-        Lane(place, alpha, rate / alpha**plan.power, seed)
-        for place in trained.values()
-        for seed in range(plan.seeds)
-        for rate in plan.flix.rates
-        for alpha in ALPHAS
-    ]
-    scores = runs.flix(task, own.models, runs.minibatch(task), lanes, plan.rounds)
-    flix = {
-        name: {alpha: chosen(scores, place, alpha) for alpha in ALPHAS}
-        for name, place in trained.items()
-    }
+    flix = _flix(task, own, trained)
     scores, ends = runs.fedavg(task)
     together = chosen(scores, 0, 1.0)
     ends = [ends[Lane(0, 1.0, together.rate, seed)] for seed in range(plan.seeds)]
@@ -100,6 +89,36 @@ def measured(task: Task) -> Outcome:
         stepping = _stepping(task, own, trained[best(flix)[0]], together.rate)
     best_alone = max(alone, key=lambda one: one.validation)
     return Outcome(own, best_alone, flix, stepping, together, tuned)
+
+
+def _flix(task: Task, own: runs.Own, trained: dict[str, int]) -> dict:
+    """FLIX by x_i and alpha: rates are chosen by the first seed, the others follow."""
+    plan, method = task.plan, runs.minibatch(task)
+    pairs = [(place, alpha) for place in trained.values() for alpha in ALPHAS]
+    tried = [
+        Lane(place, alpha, rate / alpha**plan.power, 0)
+        for rate in plan.flix.rates
+        for place, alpha in pairs
+    ]
+    scores = runs.flix(task, own.models, method, tried, plan.rounds)
+    first = {pair: chosen(scores, *pair) for pair in pairs}
+    again = [
+        Lane(*pair, first[pair].rate, seed)
+        for seed in range(1, plan.seeds)
+        for pair in pairs
+    ]
+    scores = runs.flix(task, own.models, method, again, plan.rounds)
+    final = {
+        pair: Chosen(
+            one.rate,
+            one.scores + [scores[lane] for lane in again if lane[:2] == pair],
+        )
+        for pair, one in first.items()
+    }
+    return {
+        name: {alpha: final[place, alpha] for alpha in ALPHAS}
+        for name, place in trained.items()
+    }
 
 
 def _stepping(task: Task, own: runs.Own, place: int, rate: float) -> dict:

@@ -68,8 +68,9 @@ def _said(size: Size, name: str, outcome: Outcome) -> str:
     return (
         f"Amplitudes {low:g} to {high:g} (the {name}'s): the best alpha is "
         f"{', '.join(f'{alpha:.1f}' for alpha in best)} for "
-        f"{', '.join(f'{first}/{size.clients - first}' for first in size.firsts)}, its "
-        f"error {gain.min():.1f} to {gain.max():.1f} % below that of the better end; "
+        f"{', '.join(f'{first}/{size.clients - first}' for first in size.firsts)}, and "
+        "the least error inside differs from the better end's by "
+        f"{-gain.max():+.1f} to {-gain.min():+.1f} %; "
         f"at alpha 0 it is {mean[:, 0].min():.3g} to {mean[:, 0].max():.3g}, at 1 "
         f"{mean[:, -1].min():.3g} to {mean[:, -1].max():.3g}; an alpha inside is best "
         f"in {won.sum()} of {won.size} runs"
@@ -117,7 +118,7 @@ def _numbers(outcome: Outcome) -> dict[str, Any]:
 
 def _figure(size: Size, outcomes: Outcomes) -> Any:
     """Above the errors, below each seed's errors over the better of its two ends."""
-    from matplotlib.ticker import FuncFormatter, NullFormatter
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     with panels(2, len(outcomes), width=4.4) as (figure, axes):
         for (above, below), name in zip(axes.T, outcomes, strict=True):
@@ -135,6 +136,7 @@ def _figure(size: Size, outcomes: Outcomes) -> Any:
             above.set(yscale="log", title=f"amplitudes {low:g} to {high:g} ({name})")
             below.set(yscale="log", xlabel="alpha, the weight of the shared model")
             below.axhline(1, color="0.4", linewidth=0.8, linestyle="--")
+            below.yaxis.set_major_locator(LogLocator(subs=(1, 1.5, 2, 3, 5)))
             below.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:g}"))
             below.yaxis.set_minor_formatter(NullFormatter())
         axes[0, 0].set_ylabel("mean test MSE")

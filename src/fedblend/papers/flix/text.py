@@ -10,7 +10,7 @@ from fedblend.papers.claims import Claim, Finding
 from fedblend.papers.flix.network_task import Plan, Task, Work, largest
 from fedblend.papers.flix.networks import finding, measured
 
-ROUNDS, LOCAL_ROUNDS = 800, 200
+ROUNDS, LOCAL_ROUNDS = 600, 100
 """The paper has 3000."""
 ROLES, WINDOWS = 80, 150
 """Roles with most text, and how many windows of 80 characters of each."""
@@ -22,7 +22,7 @@ FULL = Plan(
     local_rounds=LOCAL_ROUNDS,
     seeds=3,
     cohort=10,
-    lanes=45,
+    lanes=10,
     clients=40,
     own=Work((0.1, 0.5, 2.0), OWN_STEPS, 4),
     flix=Work((0.3, 1.0, 3.0), 1, 4),
@@ -33,9 +33,9 @@ FULL = Plan(
 QUICK = Plan(
     rounds=20,
     local_rounds=0,
-    seeds=2,
+    seeds=1,
     cohort=4,
-    lanes=20,
+    lanes=10,
     clients=8,
     own=Work((0.5, 20.0), 40, 4),
     flix=Work((20.0,), 1, 4),
