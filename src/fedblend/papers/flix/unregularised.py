@@ -29,7 +29,7 @@ def check(quick: bool) -> Finding:
     """Compare losses at equal rounds and at equal floats."""
     names = ("ijcnn1",) if quick else logistic.NAMES
     alphas, seeds = ((1.0,), 2) if quick else ((0.1, 0.5, 1.0), 5)
-    rounds = 100 if quick else 300
+    rounds = 100 if quick else 200
     runs: dict[str, dict[str, list[Task]]] = {which: {} for which in CLIENTS}
     for which, clients in CLIENTS.items():
         for name in names:
