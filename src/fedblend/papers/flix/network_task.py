@@ -121,7 +121,7 @@ def completed(
         rounds=rounds,
         cohort=min(task.plan.cohort if chunk is None else clients, clients),
         chunk=chunk,
-        every=max(rounds // BLOCKS, 1),
+        every=max(-(-rounds // BLOCKS), 1),
         store="device",
         measure={"accuracy": task.accuracy},
         splits=("validation", "test"),

@@ -14,7 +14,7 @@ ROUNDS, LOCAL_ROUNDS = 600, 100
 """The paper has 3000."""
 ROLES, WINDOWS = 80, 150
 """Roles with most text, and how many windows of 80 characters of each."""
-OWN_STEPS = 700
+OWN_STEPS = 500
 PAPER = {0.1: 0.5620, 0.3: 0.5291, 0.5: 0.5718, 0.7: 0.5146, 0.9: 0.5642, 1.0: 0.5629}
 
 FULL = Plan(
