@@ -12,9 +12,10 @@ from fedblend.papers.flix.sparse import Course, linear_ks
 
 def test_where_a_course_is_first_below():
     gaps = np.array([[[4.0, 2.0, 1.0], [4.0, 0.0, 1.0]]])
-    one = Course("diana", 2, np.arange(3), 2.0 * np.arange(3), gaps)
+    one = Course("diana", 2, 4, np.arange(3), 2.0 * np.arange(3), gaps)
     assert one.first_below([1.0]).tolist() == [1]  # the mean over seeds
     assert one.first_below([0.5]).tolist() == [-1]
+    assert one.label == "DIANA k = 0.5 d"
     assert linear_ks(22, 4) == [1, 8, 15, 22]
 
 

@@ -28,15 +28,18 @@ class Course(NamedTuple):
 
     solver: str
     k: int
+    dim: int
     rounds: np.ndarray
     floats: np.ndarray
     gaps: np.ndarray
 
     @property
     def label(self) -> str:
-        """For a legend."""
-        name = NAMES[self.solver]
-        return name if self.solver == "dgd" else f"{name} k = {self.k}"
+        """For a legend that datasets of different d share."""
+        if self.solver == "dgd":
+            return NAMES[self.solver]
+        share = "1" if self.k == 1 else f"{self.k / self.dim:.1g} d"
+        return f"{NAMES[self.solver]} k = {share}"
 
     def first_below(self, targets: Sequence[float] | np.ndarray) -> np.ndarray:
         """The first record of each alpha whose mean over seeds is so small, or -1."""
@@ -104,7 +107,7 @@ def course(
         seed=seed,
     )
     gap = gaps(of, alphas, trace.points)
-    return Course(solver, k, trace.rounds, trace.floats, gap)
+    return Course(solver, k, of.dim, trace.rounds, trace.floats, gap)
 
 
 def rounds_to_settle(of: Problem, solver: str, k: int, times: float, most: int) -> int:

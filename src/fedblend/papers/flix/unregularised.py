@@ -34,7 +34,11 @@ def check(quick: bool) -> Finding:
     for which, clients in CLIENTS.items():
         for name in names:
             of = logistic.problem(name, CLIENTS["dcgd"] if quick else clients, 0.0)
-            ks = [4, of.dim] if quick else sorted({of.dim // 20, *linear_ks(of.dim, 4)})
+            ks = (
+                [4, of.dim]
+                if quick
+                else sorted({max(of.dim // 20, 2), *linear_ks(of.dim, 4)})
+            )
             compressed = [Task(of, which, k) for k in ks]
             runs[which][name] = [Task(of, "dgd", of.dim), *compressed]
     # Where both have the same clients they share gradient descent.
