@@ -10,8 +10,8 @@ from fedblend.papers.claims import Claim, Finding
 from fedblend.papers.flix.network_task import Plan, Task, Work, largest
 from fedblend.papers.flix.networks import finding, measured
 
-ROUNDS, LOCAL_ROUNDS = 800, 150
-"""The paper has 3000."""
+ROUNDS, LOCAL_ROUNDS = 3000, 300
+"""The paper has 3000 of both."""
 WRITERS = 200
 OWN_STEPS = 600
 PAPER = {0.1: 0.862, 0.3: 0.8691, 0.5: 0.8634, 0.7: 0.8652, 0.9: 0.8397, 1.0: 0.8663}
@@ -19,15 +19,15 @@ PAPER = {0.1: 0.862, 0.3: 0.8691, 0.5: 0.8634, 0.7: 0.8652, 0.9: 0.8397, 1.0: 0.
 FULL = Plan(
     rounds=ROUNDS,
     local_rounds=LOCAL_ROUNDS,
-    seeds=1,
+    seeds=5,
     cohort=10,
     lanes=10,
-    clients=20,
+    clients=10,
     own=Work((0.002, 0.03, 0.1), OWN_STEPS, 10),
-    flix=Work((0.0003, 0.001, 0.003), 1, 20),
+    flix=Work((0.001, 0.003, 0.01), 1, 20),
     power=1,
-    fedavg=Work((0.03, 0.1, 0.3), 6, 20),
-    tune=Work((0.003, 0.01, 0.03), 30, 20),
+    fedavg=Work((0.1, 0.3, 1.0), 6, 20),
+    tune=Work((0.01, 0.03, 0.1), 30, 20),
 )
 QUICK = Plan(
     rounds=20,

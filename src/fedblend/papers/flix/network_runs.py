@@ -132,19 +132,14 @@ def flix(
     return dict(zip(lanes, found, strict=True))
 
 
-def fedavg(task: Task) -> tuple[Scores, dict[Lane, Any]]:
-    """FedAvg, all rates and seeds, and the shared models it ends with."""
-    plan, method = task.plan, local_steps(task)
-    lanes = [
-        Lane(0, 1.0, rate, seed)
-        for rate in plan.fedavg.rates
-        for seed in range(plan.seeds)
-    ]
+def fedavg(task: Task, lanes: Sequence[Lane]) -> tuple[Scores, dict[Lane, Any]]:
+    """FedAvg, and the shared models it ends with."""
+    method = local_steps(task)
     run = completed(
         task,
         lambda rate: method(task.loss, rate),
         start(task),
-        plan.rounds,
+        task.plan.rounds,
         over=_numbers(lanes)[1],
         key=_keys(lanes),
     )

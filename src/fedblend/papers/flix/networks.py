@@ -11,6 +11,9 @@ from fedblend.papers.flix import network_runs as runs
 from fedblend.papers.flix.network_figures import by_alpha, curves
 from fedblend.papers.flix.network_task import ALPHAS, Lane, Score, Scores, Task
 
+SHORT = 0.05
+"""How far from the paper's accuracy FedAvg may be for a comparison to count."""
+
 
 class Chosen(NamedTuple):
     """A method at the rate that is best on validation rows; a score for each seed."""
@@ -80,9 +83,7 @@ def measured(task: Task) -> Outcome:
     well = max(range(1, len(alone)), key=lambda place: alone[place].validation)
     trained = {"barely": 0, "well": well}
     flix = _flix(task, own, trained)
-    scores, ends = runs.fedavg(task)
-    together = chosen(scores, 0, 1.0)
-    ends = [ends[Lane(0, 1.0, together.rate, seed)] for seed in range(plan.seeds)]
+    together, ends = _fedavg(task)
     tuned = chosen(runs.finetuned(task, ends), 0, 1.0)
     stepping = {}
     if plan.local_rounds:
@@ -91,8 +92,23 @@ def measured(task: Task) -> Outcome:
     return Outcome(own, best_alone, flix, stepping, together, tuned)
 
 
+def _fedavg(task: Task) -> tuple[Chosen, list[Any]]:
+    """FedAvg and where it ends: its rate is chosen by the first seed."""
+    tried = [Lane(0, 1.0, rate, 0) for rate in task.plan.fedavg.rates]
+    scores, ends = runs.fedavg(task, tried)
+    rate = chosen(scores, 0, 1.0).rate
+    again = [Lane(0, 1.0, rate, seed) for seed in range(1, task.plan.seeds)]
+    if again:
+        more, more_ends = runs.fedavg(task, again)
+        scores, ends = scores | more, ends | more_ends
+    mine = [Lane(0, 1.0, rate, 0), *again]
+    return Chosen(rate, [scores[lane] for lane in mine]), [ends[one] for one in mine]
+
+
 def _flix(task: Task, own: runs.Own, trained: dict[str, int]) -> dict:
-    """FLIX by x_i and alpha: rates are chosen by the first seed, the others follow."""
+    """FLIX by x_i and alpha: the first seed chooses rates and the better x_i, and only
+    with these the others follow.
+    """
     plan, method = task.plan, runs.minibatch(task)
     pairs = [(place, alpha) for place in trained.values() for alpha in ALPHAS]
     tried = [
@@ -102,10 +118,11 @@ def _flix(task: Task, own: runs.Own, trained: dict[str, int]) -> dict:
     ]
     scores = runs.flix(task, own.models, method, tried, plan.rounds)
     first = {pair: chosen(scores, *pair) for pair in pairs}
+    better = max(pairs, key=lambda pair: first[pair].validation)[0]
     again = [
-        Lane(*pair, first[pair].rate, seed)
+        Lane(better, alpha, first[better, alpha].rate, seed)
         for seed in range(1, plan.seeds)
-        for pair in pairs
+        for alpha in ALPHAS
     ]
     scores = runs.flix(task, own.models, method, again, plan.rounds)
     final = {
@@ -167,7 +184,7 @@ def finding(
     gaps = {rival: compared(ours, one, counts) for rival, one in rivals.items()}
     gap, error = gaps["FedAvg"]
     verdict = Verdict.differs if gap <= 0 else Verdict.partly
-    if gap > 2 * error:
+    if gap > 2 * error and outcome.fedavg.test > paper[1.0] - SHORT:
         verdict = Verdict.reproduced
     beside = ", ".join(
         f"{rival} {one.test:.4f} ({gaps[rival][0]:+.4f}, error {gaps[rival][1]:.4f})"
@@ -190,7 +207,9 @@ def finding(
     )
     reason = (
         "Criterion: FLIX at the alpha chosen on validation rows beats FedAvg on test "
-        "rows, by more than two standard errors; partly if by less. Median gradient "
+        "rows, by more than two standard errors; partly if by less, or if FedAvg is more "
+        f"than {SHORT} short of the paper's, so that runs are too short to tell. Median "
+        "gradient "
         f"norm of x_i: {np.median(outcome.own.start):.3g} at the start, {rates}. "
         f"{len(task.plan.flix.rates)} rates were tried for every method, and chosen on "
         f"validation rows, FLIX's divided by alpha^{task.plan.power}. {why}"

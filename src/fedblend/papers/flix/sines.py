@@ -145,7 +145,7 @@ def _figure(size: Size, outcomes: Outcomes) -> Any:
             below.yaxis.set_minor_formatter(NullFormatter())
         axes[0, 0].set_ylabel("mean test MSE")
         axes[1, 0].set_ylabel("test MSE / the better end's")
-        legend_above(figure, axes[0, 0])
+        legend_above(figure, axes[0, 0], most=2 * len(outcomes))
     return figure
 
 

@@ -140,8 +140,9 @@ def _why(sweeps: tuple[FlixSweep, ...]) -> str:
     return (
         "The criterion: on both tasks FLIX at its best alpha inside (0, 1) is ahead of "
         "FOMAML and Reptile by two standard errors; all is chosen on validation rows, "
-        "by their loss. Seeds deal the posts out anew; ± is the standard error over "
-        "their differences. A stand-in: TFF's Stack Overflow could not be had, so "
+        "by their loss, the tolerance of x_i too, which gives FLIX one more thing to "
+        "choose than the others have. Seeds deal the posts out anew; ± is the "
+        "standard error over their differences. A stand-in: TFF's Stack Overflow could not be had, so "
         "these are posts of quantumcomputing.stackexchange.com, whose users all write "
         "about one subject: there is probably less to personalise than on Stack "
         f"Overflow. {sizes.words} words and {sizes.tags} tags instead of 10000 and "

@@ -10,7 +10,7 @@ from fedblend.papers.claims import Claim, Finding
 from fedblend.papers.flix.network_task import Plan, Task, Work, largest
 from fedblend.papers.flix.networks import finding, measured
 
-ROUNDS, LOCAL_ROUNDS = 600, 100
+ROUNDS, LOCAL_ROUNDS = 1000, 100
 """The paper has 3000."""
 ROLES, WINDOWS = 80, 150
 """Roles with most text, and how many windows of 80 characters of each."""
@@ -20,15 +20,15 @@ PAPER = {0.1: 0.5620, 0.3: 0.5291, 0.5: 0.5718, 0.7: 0.5146, 0.9: 0.5642, 1.0: 0
 FULL = Plan(
     rounds=ROUNDS,
     local_rounds=LOCAL_ROUNDS,
-    seeds=3,
+    seeds=5,
     cohort=10,
-    lanes=10,
+    lanes=15,
     clients=40,
-    own=Work((0.1, 0.5, 2.0), OWN_STEPS, 4),
-    flix=Work((0.3, 1.0, 3.0), 1, 4),
+    own=Work((0.1, 2.0, 8.0), OWN_STEPS, 4),
+    flix=Work((1.0, 3.0, 10.0), 1, 20),
     power=2,
-    fedavg=Work((0.3, 1.0, 3.0), 5, 4),
-    tune=Work((0.03, 0.1, 0.3), 30, 4),
+    fedavg=Work((1.0, 3.0, 10.0), 5, 10),
+    tune=Work((0.1, 0.3, 1.0), 30, 10),
 )
 QUICK = Plan(
     rounds=20,
