@@ -100,8 +100,17 @@ def _sentence(error: Exception) -> str:
 
 def _expected(error: ValueError) -> bool:
     """Whether an error is about the user's input: these types are made for it."""
-    from fedblend.data.dataset import DataError
-    from fedblend.experiment.section import ConfigError, RunError
-    from fedblend.runtime.checkpoint import CheckpointError
-
-    return isinstance(error, ConfigError | RunError | DataError | CheckpointError)
+    # Looked up, not imported: whoever raised one has imported it, and not all of these
+    # modules can be imported where only some of the extras are installed.
+    homes = {
+        "fedblend.data.dataset": ("DataError",),
+        "fedblend.experiment.section": ("ConfigError", "RunError"),
+        "fedblend.runtime.checkpoint": ("CheckpointError",),
+    }
+    kinds = tuple(
+        getattr(sys.modules[home], name)
+        for home, names in homes.items()
+        if home in sys.modules
+        for name in names
+    )
+    return isinstance(error, kinds)

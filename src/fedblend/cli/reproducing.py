@@ -49,18 +49,19 @@ def reproduce(
 
     module = importlib.import_module(f"fedblend.papers.{paper}")
     chosen = _chosen(module.CLAIMS, names or [])
-    folder = out / str(paper)
-    claims.reproduce(
-        chosen,
-        folder,
-        quick=quick,
-        on_claim=lambda claim: screen.note(f"{claim.name}: {claim.title} ..."),
-    )
-    entries = claims.read_entries(folder, module.CLAIMS)
-    command = f"fedblend reproduce {paper}{' --quick' if quick else ''}"
-    target = out / f"{paper}.md"
-    target.write_text(page.page(module.TITLE, command, entries, str(paper)))
-    _show([found for found in entries if found["claim"] in _names(chosen)])
+    folder, target = out / str(paper), out / f"{paper}.md"
+    try:
+        found = claims.reproduce(
+            chosen,
+            folder,
+            quick=quick,
+            on_claim=lambda claim: screen.note(f"{claim.name}: {claim.title} ..."),
+        )
+    finally:  # what was measured before a claim failed is shown, too
+        entries = claims.read_entries(folder, module.CLAIMS)
+        command = f"fedblend reproduce {paper}{' --quick' if quick else ''}"
+        target.write_text(page.page(module.TITLE, command, entries, str(paper)))
+    _show(found)
     screen.console().print(f"page: {target}", markup=False, soft_wrap=True)
 
 

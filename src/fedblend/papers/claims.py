@@ -122,7 +122,7 @@ def _save_figures(claim: Claim, finding: Finding, folder: Path) -> list[str]:
 
 
 def _plain(value: Any) -> Any:
-    """Arrays as lists, numbers to eight digits, and null for what is not finite."""
+    """Arrays as lists, numbers to six digits, and null for what is not finite."""
     if isinstance(value, Mapping):
         return {str(name): _plain(part) for name, part in value.items()}
     if isinstance(value, np.ndarray | np.generic | jax.Array):
@@ -130,5 +130,5 @@ def _plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_plain(part) for part in value]
     if isinstance(value, float):
-        return float(f"{value:.8g}") if math.isfinite(value) else None
+        return float(f"{value:.6g}") if math.isfinite(value) else None
     return value

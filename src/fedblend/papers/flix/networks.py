@@ -209,7 +209,8 @@ def finding(
         "Criterion: FLIX at the alpha chosen on validation rows beats FedAvg on test "
         "rows, by more than two standard errors; partly if by less, or if FedAvg is "
         f"more than {SHORT} short of the paper's, so that runs are too short to tell. "
-        f"Median gradient norm of x_i: {np.median(outcome.own.start):.3g} at the start, {rates}. "
+        f"Median gradient norm of x_i: {np.median(outcome.own.start):.3g} at the "
+        f"start, {rates}. "
         f"{len(task.plan.flix.rates)} rates were tried for every method, and chosen on "
         f"validation rows, FLIX's divided by alpha^{task.plan.power}. {why}"
     )
