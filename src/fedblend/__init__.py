@@ -27,6 +27,8 @@ if TYPE_CHECKING:
         wrap,
     )
     from fedblend.algorithms import (
+        apfl,
+        ditto,
         fedavg,
         fedopt,
         fedprox,
@@ -34,6 +36,8 @@ if TYPE_CHECKING:
         flix,
         fomaml,
         local_only,
+        perfedavg,
+        pfedme,
         reptile,
         scaffold,
         svrg,
@@ -68,6 +72,7 @@ __all__ = [
     "Scheduled",
     "Shard",
     "Up",
+    "apfl",
     "checkpoint",
     "clusters",
     "compress",
@@ -75,6 +80,7 @@ __all__ = [
     "data",
     "descend",
     "diana",
+    "ditto",
     "ef21",
     "fedavg",
     "federate",
@@ -90,6 +96,8 @@ __all__ = [
     "models",
     "objectives",
     "partition",
+    "perfedavg",
+    "pfedme",
     "predict",
     "pure_local",
     "reptile",
@@ -103,8 +111,8 @@ __all__ = [
 ]
 
 _HOMES = {
-    "algorithms": "fedavg fedopt fedprox finetune flix "
-    "fomaml local_only reptile scaffold svrg",
+    "algorithms": "apfl ditto fedavg fedopt fedprox finetune flix "
+    "fomaml local_only perfedavg pfedme reptile scaffold svrg",
     "core": "Algorithm Batch Down Heard Needs Ragged Shard Up",
     "data.federation": "Federation federate",
     "experiment.estimator": "FederatedClassifier FederatedRegressor",

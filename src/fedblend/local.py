@@ -7,7 +7,7 @@ always a ``jax.grad``), and ``descend`` takes the steps. What is descended may b
 parameters, or any tree of variables such as a pair of models and a mixing weight.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import jax
@@ -15,8 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from fedblend import trees
-from fedblend.core import Batch, Key, PyTree, Shard
+from fedblend import keys, trees
+from fedblend.core import Key, PyTree, Shard
 from fedblend.data.batches import (
     epoch_order,
     everything,
@@ -54,7 +54,7 @@ Steps = int | np.ndarray | Epochs
 
 
 def descend(
-    direction: Callable[[PyTree, Batch], PyTree],
+    direction: Callable[..., PyTree],
     variables: PyTree,
     shard: Shard,
     key: Key,
@@ -65,11 +65,13 @@ def descend(
     round: jax.Array | int = 0,
     nudge: PyTree | None = None,
     penalty: Callable[[PyTree], jax.Array] | None = None,
+    further: Sequence[str | tuple[str, Shard]] = (),
 ) -> tuple[PyTree, PyTree]:
     """Take the local steps of a round.
 
     Args:
-        direction: gradient of the objective on a batch, structured as ``variables``.
+        direction: ``direction(variables, batch)``, gradient of the objective on a
+            batch, structured as ``variables``.
         variables: where to start.
         shard: the client's data.
         key: randomness of the batches.
@@ -81,6 +83,9 @@ def descend(
         round: the round, for schedules.
         nudge: a tree added to every gradient; None stands for nothing, at any node.
         penalty: a function of the variables whose gradient is added to every step.
+        further: purposes of further batches of every step, each drawn independently of
+            the others; ``direction`` takes them behind the first, which stays the same.
+            A purpose with a shard is drawn from that one instead.
 
     Returns:
         The variables reached, and the slope: the mean of ``direction`` alone over the
@@ -88,13 +93,19 @@ def descend(
     """
     own, most = planned(shard, steps, batch_size)
     transform = resolve(optimizer, round, own)
-    batch_at, plan = _batches(shard, key, steps, batch_size, most)
+    named = [(one, shard) if isinstance(one, str) else one for one in further]
+    sources = [(key, shard), *((keys.named(key, why), rows) for why, rows in named)]
+    streams = [
+        _batches(rows, own_key, steps, batch_size, most) for own_key, rows in sources
+    ]
+    plans = [plan for _, plan in streams]
     ragged = not isinstance(own, int)
 
     def step(carry, this):
         number, picked = this
         here, state, total = carry
-        slope = direction(here, batch_at(number, picked))
+        pairs = zip(streams, picked, strict=True)
+        slope = direction(here, *(at(number, rows) for (at, _), rows in pairs))
         push = trees.add_where_given(slope, nudge)
         if penalty is not None:
             push = trees.add(push, jax.grad(penalty)(here))
@@ -103,7 +114,7 @@ def descend(
         return (trees.select(number < own, after, carry) if ragged else after), None
 
     first = (variables, transform.init(variables), trees.zeros_like(variables))
-    (variables, _, total), _ = jax.lax.scan(step, first, (jnp.arange(most), plan))
+    (variables, _, total), _ = jax.lax.scan(step, first, (jnp.arange(most), plans))
     taken = jnp.maximum(own, 1)
     return variables, jax.tree.map(lambda leaf: leaf / taken.astype(leaf.dtype), total)
 

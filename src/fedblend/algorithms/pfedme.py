@@ -1,0 +1,119 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""pFedMe: personal models near the shared one, which follows their Moreau envelopes.
+
+The problem is ``min over w of sum_i p_i F_i(w)`` with ``F_i(w) = min over theta of
+f_i(theta) + lam/2 |theta - w|^2``, so that ``grad F_i(w) = lam (w - theta_i(w))``. A
+round, for every client i of the cohort::
+
+    w_i <- shared, then steps times, each on one batch:
+           theta_i <- w_i, then inner_steps times:  theta_i <- theta_i - inner_rate *
+                      grad of f_i(theta_i; batch) + lam/2 |theta_i - w_i|^2
+           w_i     <- w_i - rate * lam (w_i - theta_i)
+    shared <- shared + server_rate * mean (w_i - shared)
+
+    personal_i = theta_i of the client's last local step, kept until its next round
+
+Three models, none an alias of another: shared; w_i, which lives for a round and of
+which only ``w_i - shared`` travels; theta_i, which never leaves the client. Before its
+first round a client deploys the initial parameters.
+
+Where this differs from the paper: its inner solver is any, stopped by the norm of the
+gradient; here it is gradient descent from w_i, of a given number of steps. Only the
+cohort trains (in the paper all do, and some are averaged: the same shared model).
+Weights are the runtime's (the paper's are equal: ``weights="uniform"``). The steps on
+w_i may be any of optax's, with ``lam (w_i - theta_i)`` as gradient, to which
+``down.nudge`` is added.
+
+Reference: Dinh, Tran, Nguyen, "Personalized federated learning with Moreau envelopes",
+NeurIPS 2020, arXiv:2006.08848.
+"""
+
+from typing import NamedTuple
+
+import jax
+import optax
+
+from fedblend import trees
+from fedblend.algorithms.fedopt import fedopt
+from fedblend.core import Algorithm, Loss, PyTree, Up
+from fedblend.local import Optimizer, Steps, descend, planned, resolve
+from fedblend.objectives import objective
+
+
+class PFedMeClient(NamedTuple):
+    """What a client keeps: its personal model theta_i."""
+
+    personal: PyTree
+
+
+def pfedme(
+    loss: Loss,
+    optimizer: Optimizer,
+    *,
+    lam: float,
+    inner_rate: float,
+    inner_steps: int,
+    steps: Steps,
+    batch_size: int | None,
+    server_rate: float = 1.0,
+) -> Algorithm:
+    """Local steps on Moreau envelopes; the inner minimiser is deployed.
+
+    Args:
+        loss: ``loss(params, rows) -> losses[rows]``.
+        optimizer: of w_i; a number is plain SGD, the paper's eta.
+        lam: strength of the pull between theta_i and w_i, > 0.
+        inner_rate: of the steps on theta_i, below 2 / (lam + smoothness of f_i).
+        inner_steps: steps on theta_i for each one on w_i, the paper's K, 1 or more.
+        steps: on w_i in a round, the paper's R, an array over clients, or ``Epochs``.
+        batch_size: rows of a step on w_i, or None for all of them.
+        server_rate: the paper's beta, > 0; 1 is plain averaging.
+    """
+    known = isinstance(lam, float | int)  # not so inside a sweep
+    if known and not lam > 0:
+        raise ValueError(f"lam: {lam} is not above 0")
+    if inner_steps < 1:
+        raise ValueError(f"inner_steps: {inner_steps} is not 1 or more")
+
+    def pull(here, there):
+        return 0.5 * lam * trees.squared_norm(trees.subtract(here, there))
+
+    def nearby(local, batch):
+        def held(theta):
+            return objective(loss, theta, batch) + pull(theta, local)
+
+        def step(theta, _):
+            move = trees.scale(inner_rate, jax.grad(held)(theta))
+            return trees.subtract(theta, move), None
+
+        return jax.lax.scan(step, local, length=inner_steps)[0]
+
+    def direction(models, batch):
+        local, before = models
+        theta = nearby(local, batch)
+        # a step of rate 1 along the difference puts the new theta in place of the old
+        return jax.grad(pull)(local, theta), trees.subtract(before, theta)
+
+    def enroll(params, shard, key):
+        del shard, key
+        return (), PFedMeClient(params)
+
+    def client(down, client, shard, key):
+        own, _ = planned(shard, steps, batch_size)
+        rules = {"local": resolve(optimizer, down.round, own), "theta": optax.sgd(1.0)}
+        (local, theta), (slope, _) = descend(
+            *(direction, (down.shared, client.personal), shard, key),
+            optimizer=optax.partition(rules, ("local", "theta")),
+            steps=steps,
+            batch_size=batch_size,
+            nudge=(down.nudge, None),
+        )
+        return Up(trees.subtract(local, down.shared), slope), PFedMeClient(theta)
+
+    def personal(down, client, shard, key):
+        del down, shard, key
+        return client.personal
+
+    inner = fedopt(loss, optimizer, server_rate, steps=steps, batch_size=batch_size)
+    return inner._replace(enroll=enroll, client=client, personal=personal)
