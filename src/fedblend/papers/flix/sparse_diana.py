@@ -30,12 +30,17 @@ WANTED = {"mushrooms": 3.0, "a6a": 3.0, "w6a": 3.0, "ijcnn1": 1.8}
 
 
 class Saving(NamedTuple):
-    """What DGD sends until ``TARGET`` at alpha 1, over what DIANA sends."""
+    """What DGD sends until ``TARGET`` at alpha 1, over what DIANA sends.
+
+    ``floats`` is until the mean over seeds is there, ``floats_of_a_run`` until a run is
+    there, in the mean over seeds; the rest is of the mean over seeds, too.
+    """
 
     k: int
     memory: str
     rounds: int
     floats: float
+    floats_of_a_run: float
     bits_with_places: float
     floats_with_first_message: float
 
@@ -89,16 +94,20 @@ def check(quick: bool) -> Finding:
         f"some k of the figure's needs fewer floats on {_count(cheaper)}. With the "
         f"best k at alpha 1 DIANA sends so many times fewer floats until {TARGET:g}: "
         + ", ".join(
-            f"{name} {one.floats:.2f} (k = {one.k})" for name, one in best.items()
+            f"{name} {one.floats:.2f} or {one.floats_of_a_run:.2f} (k = {one.k})"
+            for name, one in best.items()
         )
-        + ".",
+        + "; first for the mean over seeds to get there, then for a run.",
         numbers={
             "alphas": alphas,
             "slower_by_rounds": slower,
             "cheaper_by_floats": cheaper,
             "wanted": WANTED,
             "met": {
-                name: bool(one.floats >= WANTED[name.split()[0]])
+                name: {
+                    "by the mean": bool(one.floats >= WANTED[name.split()[0]]),
+                    "by a run": bool(one.floats_of_a_run >= WANTED[name.split()[0]]),
+                }
                 for name, one in best.items()
             },
             "savings": {
@@ -186,6 +195,7 @@ def _savings(of: Problem, ks: list[int] | None, seeds: int) -> list[Saving]:
             memory=memory,
             rounds=int(rounds),
             floats=float(spent / floats),
+            floats_of_a_run=float(spent / _first_hits(one).mean()),
             bits_with_places=float(everything / with_places) if reached else 0.0,
             floats_with_first_message=float(
                 (spent + of.dim + 1) / (floats + of.dim + 1)
@@ -197,6 +207,13 @@ def _savings(of: Problem, ks: list[int] | None, seeds: int) -> list[Saving]:
     # The best of many is lucky, too: what counts is measured again with other seeds.
     again = side_by_side(measure, [(best, "zero", 1), (best, "first", 1)])
     return [*swept, *again]
+
+
+def _first_hits(one: Course) -> np.ndarray:
+    """What each seed had sent when it was first at the target."""
+    below = one.gaps[0] <= TARGET
+    floats = one.floats[below.argmax(axis=1)]
+    return np.where(below.any(axis=1), floats, np.inf)
 
 
 def message_bits(compressor: Compressor, dim: int) -> int:
