@@ -1,0 +1,112 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""APFL: every client learns a model of its own, and how much of it to mix in.
+
+Client i deploys ``mix_i = alpha_i shared + (1 - alpha_i) v_i``, with v_i its own model.
+A round, for every client i of the cohort; w_i is its copy of the shared model::
+
+    w_i <- shared, then steps times, on a batch, all from the old w_i, v_i and alpha_i:
+        w_i     <- w_i - rate * grad f_i(w_i)                              (6)
+        v_i     <- v_i - rate * grad in v_i of f_i(mix_i)                  (7)
+        alpha_i <- alpha_i - rate * <w_i - v_i, grad f_i(mix_i)>,          (10)
+                   put back into [0, 1]
+    shared <- mean of w_i                                                  (8)
+
+Autodiff writes (7), with its factor ``1 - alpha_i``, and (10). Others keep their v_i.
+
+Where this differs from the paper: its alpha is the weight of v, here it is that of the
+shared model, as everywhere. (10) is indexed by steps while the text says once per
+round: ``learn`` has both. On training rows (10) always comes to favour v_i, which has
+seen them; ``held_out`` keeps rows back from w_i and v_i and moves alpha on those. Other
+weights than the paper's uniform ones, any optimiser and a rate of alpha's own are
+allowed. The averages of its theorems are in ``apfl_averaged``. For any fixed alpha < 1
+long training with a constant rate leads mix_i to client i's own minimiser, whatever the
+shared model is: alpha acts through how long and with which rates one trains.
+
+Reference: Deng, Kamani, Mahdavi, "Adaptive personalized federated learning", 2020,
+arXiv:2003.13461.
+"""
+
+import jax
+import numpy as np
+
+from fedblend import mixing
+from fedblend.algorithms.apfl_alpha import check
+from fedblend.algorithms.apfl_parts import Parts, Variables, assembled
+from fedblend.algorithms.fedavg import fedavg
+from fedblend.core import Algorithm, Loss
+from fedblend.data.batches import per_client
+from fedblend.local import Optimizer, Steps
+from fedblend.mixing import Mixing
+from fedblend.objectives import gradient, objective
+from fedblend.pure_local import Solver
+
+
+def apfl(
+    loss: Loss,
+    optimizer: Optimizer,
+    *,
+    steps: Steps,
+    batch_size: int | None,
+    alpha: float | np.ndarray,
+    learn: str = "step",
+    alpha_rate: Optimizer | None = None,
+    held_out: float = 0.0,
+    fresh: bool = False,
+    mix: Mixing = mixing.parameters,
+    local: Solver | None = None,
+    aggregated: bool = True,
+) -> Algorithm:
+    """A shared model as FedAvg's, and at every client a model and a weight of its own.
+
+    Args:
+        loss: ``loss(params, rows) -> losses[rows]``; takes a ``Blend`` if ``mix``
+            makes one.
+        optimizer: of w and of v, each on its own; a number is plain SGD.
+        steps: local steps of a round, an array of them over clients, or ``Epochs``.
+        batch_size: rows of a step, or None for all of them.
+        alpha: weight of the shared model, at first; a number, or an array over clients.
+        learn: when alpha moves: "step", "round" (with the first step) or "fixed".
+        alpha_rate: of alpha, a number for plain steps; None for ``optimizer`` itself.
+        held_out: fraction of a client's training rows on which alpha alone learns, in
+            batches of ``batch_size``; 0 for the batches of w and v. A client with too
+            few rows to hold out one keeps its alpha.
+        fresh: v (and alpha) have a batch of their own instead of that of w.
+        mix: ``mixing.parameters`` or ``mixing.outputs``.
+        local: how v starts, from ``pure_local`` (``given`` for models at hand); None
+            for the initial parameters.
+        aggregated: the client deploys its v mixed with the shared model it is told,
+            else with its own last w, that is as it was before the server averaged.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, fedblend as fb
+        >>> federation, _ = fb.sources.quadratics(clients=4, dim=2)
+        >>> algorithm = fb.apfl(fb.sources.quadratic_loss, 0.1, steps=2,
+        ...                     batch_size=None, alpha=0.5)
+        >>> run = fb.simulate(algorithm, jnp.zeros(2), federation, jax.random.key(0),
+        ...                   rounds=50).complete()
+        >>> measured = fb.metrics.mean_loss(fb.sources.quadratic_loss)
+        >>> own = fb.Batch(federation.train.rows(0))
+        >>> bool(measured(run.personal(0), own) < measured(run.shared, own))
+        True
+    """
+    check(alpha, learn, held_out)
+    work = {"steps": steps, "batch_size": batch_size}
+
+    def mixed(personal, alpha, shared, batch):
+        return objective(loss, mix(alpha, shared, personal), batch)
+
+    def direction(here: Variables, batch, own, judge) -> Variables:
+        return Variables(
+            gradient(loss)(here.shared, batch),
+            jax.grad(mixed, 0)(here.personal, here.alpha, here.shared, own),
+            jax.grad(mixed, 1)(here.personal, here.alpha, here.shared, judge),
+        )
+
+    parts = Parts(
+        *(lambda params, shard: per_client(alpha, shard), mix, learn),
+        *(alpha_rate, held_out, fresh, local, aggregated),
+    )
+    inner = fedavg(loss, optimizer, **work)
+    uniform = inner._replace(needs=inner.needs._replace(weights="uniform"))
+    return assembled(uniform, direction, optimizer, parts, work)

@@ -1,0 +1,120 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""What APFL and its variants have in common: three variables, descended together.
+
+A client steps on the shared model w, its own model v and the mixing weight alpha at the
+same time, from the same old values::
+
+    (w, v, alpha) <- (w, v, alpha) - (rate, rate, alpha's rate) * direction(w, v, alpha)
+
+then alpha is put back into [0, 1]. w begins every round at the broadcast; v and alpha
+stay with the client. Each has its own optimiser, so that w moves as with FedAvg.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import optax
+
+from fedblend import keys, trees
+from fedblend.algorithms.apfl_alpha import moving
+from fedblend.core import Algorithm, PyTree, Shard, Up
+from fedblend.data.batches import part
+from fedblend.local import Optimizer, descend, planned, resolve
+from fedblend.mixing import Mixing
+from fedblend.pure_local import Solver
+
+
+class Variables(NamedTuple):
+    """What a client descends: w, v and alpha."""
+
+    shared: PyTree
+    personal: PyTree
+    alpha: PyTree
+
+
+class ApflClient(NamedTuple):
+    """What a client keeps: v, alpha, and its last w where that is what it deploys."""
+
+    personal: PyTree
+    alpha: PyTree
+    last: PyTree
+
+
+class Parts(NamedTuple):
+    """What a variant chooses beside the direction; ``apfl`` says what each means."""
+
+    alpha: Callable[[PyTree, Shard], PyTree]
+    mix: Mixing
+    learn: str
+    alpha_rate: Optimizer | None = None
+    held_out: float = 0.0
+    fresh: bool = False
+    local: Solver | None = None
+    aggregated: bool = True
+
+
+def assembled(
+    inner: Algorithm,
+    direction: Callable[..., Variables],
+    optimizer: Optimizer,
+    parts: Parts,
+    work: dict[str, Any],
+) -> Algorithm:
+    """An algorithm of three variables over the server of another.
+
+    Args:
+        inner: whose server it takes.
+        direction: from the variables and three batches, for w, v and alpha, to the
+            three gradients.
+        optimizer: of w and of v, each on its own.
+        parts: everything else.
+        work: ``steps`` and ``batch_size``, as ``fedavg`` takes them.
+    """
+
+    def enroll(params, shard, key):
+        own = keys.named(key, "local model")
+        personal = params if parts.local is None else parts.local(params, shard, own)[0]
+        last = () if parts.aggregated else params
+        return (), ApflClient(personal, parts.alpha(params, shard), last)
+
+    def client(down, client, shard, key):
+        held = part(shard, 0.0, parts.held_out)
+        seen = part(shard, parts.held_out, 1.0) if parts.held_out else shard
+        own, _ = planned(seen, **work)
+        rule = resolve(optimizer, down.round, own)
+        pace = rule if parts.alpha_rate is None else parts.alpha_rate
+        pace = moving(resolve(pace, down.round, own), parts.learn)
+
+        def towards(here, batch, *others):
+            personal = others[0] if parts.fresh else batch
+            if not parts.held_out:
+                return direction(here, batch, personal, personal)
+            slope = direction(here, batch, personal, others[-1])
+            # Who can hold out nothing has an empty batch, and keeps its alpha.
+            rest = trees.zeros_like(slope.alpha)
+            some = held.count > 0
+            return slope._replace(alpha=trees.select(some, slope.alpha, rest))
+
+        fresh = ["fresh batch"] if parts.fresh else []
+        judges = [("held-out batch", held)] if parts.held_out else []
+        after, slope = descend(
+            *(towards, Variables(down.shared, *client[:2]), seen, key),
+            optimizer=optax.partition(
+                {"w": rule, "v": rule, "alpha": pace}, Variables("w", "v", "alpha")
+            ),
+            round=down.round,
+            nudge=Variables(down.nudge, None, None),
+            further=[*fresh, *judges],
+            **work,
+        )
+        last = () if parts.aggregated else after.shared
+        delta = trees.subtract(after.shared, down.shared)
+        return Up(delta, slope.shared), ApflClient(after.personal, after.alpha, last)
+
+    def personal(down, client, shard, key):
+        del shard, key
+        shared = down.shared if parts.aggregated else client.last
+        return parts.mix(client.alpha, shared, client.personal)
+
+    return inner._replace(enroll=enroll, client=client, personal=personal)
