@@ -98,9 +98,9 @@ class Down(NamedTuple):
 class Up(NamedTuple):
     """What a client answers.
 
-    ``delta`` has the structure of the parameters. ``slope``, the mean raw local
-    gradient in ``shared``, never travels: a wrapper that needs it moves it to
-    ``extra``, and otherwise nobody pays for it.
+    ``delta`` has the structure of the parameters, None at what a client keeps to
+    itself. ``slope``, the mean raw local gradient in ``shared``, never travels: a
+    wrapper that needs it moves it to ``extra``, and otherwise nobody pays for it.
     """
 
     delta: PyTree

@@ -41,6 +41,26 @@ def add_where_given(tree: PyTree, addend: PyTree | None) -> PyTree:
     )
 
 
+def where_given(pattern: PyTree, tree: PyTree) -> PyTree:
+    """``tree`` where ``pattern`` has something, and None where it has None."""
+    return jax.tree.map(
+        lambda given, here: None if given is None else here,
+        pattern,
+        tree,
+        is_leaf=lambda node: node is None,
+    )
+
+
+def fill(tree: PyTree, other: PyTree) -> PyTree:
+    """``tree`` with the leaves of ``other`` where it has None."""
+    return jax.tree.map(
+        lambda here, more: more if here is None else here,
+        tree,
+        other,
+        is_leaf=lambda node: node is None,
+    )
+
+
 def select(condition: jax.Array, yes: PyTree, no: PyTree) -> PyTree:
     """``yes`` where the condition holds, else ``no``; leading axes are matched."""
 

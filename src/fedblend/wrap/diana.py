@@ -106,7 +106,8 @@ def diana(
 
     def client(down, client, shard, key):
         up, inner = algorithm.client(down, client.inner, shard, key)
-        change = trees.subtract(delta_of(up, "diana"), client.memory)
+        delta = delta_of(up, "diana")
+        change = trees.subtract(delta, trees.where_given(delta, client.memory))
         encoded = encode(compressor, change, key, shard, "diana")
         rates = speed(encoded.layout.size)
         own = per_client(rates, shard)
@@ -116,7 +117,7 @@ def diana(
             used = jnp.where(new, vector.size, 0).astype(jnp.int32)
             whole, new = Ragged(jnp.where(new, vector, 0), used), jnp.zeros((), bool)
         _, step = taken(encoded, own, whole)
-        after = DianaClient(inner, trees.add(client.memory, step), new)
+        after = DianaClient(inner, trees.add_where_given(client.memory, step), new)
         extra = (up.extra, own if np.ndim(rates) else (), whole)
         return up._replace(delta=encoded, extra=extra), after
 
@@ -130,11 +131,12 @@ def diana(
 
     def server(heard, down, server, central, key):
         extra, step = heard.mean.extra
-        delta = trees.add(server.memory, heard.mean.delta)
-        dim = trees.size(server.memory)
+        delta = trees.add_where_given(server.memory, heard.mean.delta)
+        dim = trees.size(heard.mean.delta)
         if one_speed(dim):
             step = trees.scale(speed(dim), heard.mean.delta)
-        memory = trees.add(server.memory, trees.scale(heard.share, step))
+        step = trees.scale(heard.share, step)
+        memory = trees.add_where_given(server.memory, step)
         heard = heard._replace(mean=heard.mean._replace(delta=delta, extra=extra))
         down, inner = algorithm.server(heard, down, server.inner, central, key)
         return down, DianaServer(inner, memory)

@@ -69,9 +69,11 @@ def ef21(algorithm: Algorithm, compressor: Compressor) -> Algorithm:
 
     def client(down, client, shard, key):
         up, inner = algorithm.client(down, client.inner, shard, key)
-        change = trees.subtract(delta_of(up, "ef21"), client.estimate)
+        said = delta_of(up, "ef21")
+        change = trees.subtract(said, trees.where_given(said, client.estimate))
         encoded = encode(compressor, change, key, shard, "ef21")
-        estimate = trees.add(client.estimate, decode(compressor, encoded))
+        taken = decode(compressor, encoded)
+        estimate = trees.add_where_given(client.estimate, taken)
         return up._replace(delta=encoded), Ef21Client(inner, estimate)
 
     def undo(up):
@@ -79,7 +81,7 @@ def ef21(algorithm: Algorithm, compressor: Compressor) -> Algorithm:
 
     def server(heard, down, server, central, key):
         change = trees.scale(heard.share, heard.mean.delta)
-        estimate = trees.add(server.estimate, change)
+        estimate = trees.add_where_given(server.estimate, change)
         heard = heard._replace(mean=heard.mean._replace(delta=estimate))
         down, inner = algorithm.server(heard, down, server.inner, central, key)
         return down, Ef21Server(inner, estimate)

@@ -1,0 +1,120 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""Agnostic FL: the model whose loss on the worst mixture of clients is the least.
+
+The problem is ``min over shared, max over q in the simplex of sum_i q_i f_i(shared)``;
+at the optimum the clients with q_i > 0 have the same loss, and no other a larger one. A
+round, with n clients of which the cohort is a random part::
+
+    y_i    <- shared, then steps times:  y_i <- y_i - rate * grad f_i(y_i; batch)
+    shared <- shared + mean n q_i (y_i - shared)
+    q      <- projection on the simplex of  q + q_rate * mean n f_i(shared) e_i
+
+with f_i at the old ``shared``, e_i the i-th unit vector, and q uniform at first. Over
+random cohorts both means are unbiased; with one step they are the problem's gradients.
+
+A client is told its own q_i only. Its loss travels as one number with its id, which the
+server reads as ``n f_i e_i``: 64 bits, however many clients there are. (Under secure
+aggregation the whole vector would have to travel.)
+
+Where this differs from the paper: the last iterate is used, not the mean of all; q
+ranges over the whole simplex; there may be several local steps, weighted together by n
+q_i; the batch of f_i is another one than the gradient's.
+
+Reference: Mohri, Sivek, Suresh, "Agnostic federated learning", ICML 2019,
+arXiv:1902.00146.
+"""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+
+from fedblend import keys, trees
+from fedblend.algorithms.fedavg import fedavg
+from fedblend.core import Algorithm, Loss, Needs, Up
+from fedblend.data.batches import draw, everything
+from fedblend.local import Optimizer, Steps, descend
+from fedblend.objectives import gradient, objective
+
+
+def onto_simplex(vector: jax.Array) -> jax.Array:
+    """The nearest point with entries of at least 0 that add up to 1.
+
+    It is ``max(vector - shift, 0)``; the entries that stay above 0 are the largest.
+    """
+    falling = jnp.sort(vector)[::-1]
+    excess = jnp.cumsum(falling) - 1
+    number = jnp.arange(1, len(vector) + 1, dtype=vector.dtype)
+    stay = (falling * number > excess).sum()
+    shift = excess[stay - 1] / stay.astype(vector.dtype)
+    return jnp.maximum(vector - shift, 0)
+
+
+def agnostic(
+    loss: Loss,
+    optimizer: Optimizer,
+    *,
+    clients: int,
+    q_rate: float,
+    steps: Steps,
+    batch_size: int | None,
+) -> Algorithm:
+    """Descent in the model, ascent in the weights of the clients.
+
+    Args:
+        loss: ``loss(params, rows) -> losses[rows]``.
+        optimizer: of the clients; a number is plain SGD with that rate.
+        clients: how many there are.
+        q_rate: step of the ascent in q, above 0.
+        steps: local steps of a round, an array of them over clients, or ``Epochs``.
+        batch_size: rows of a step and of the loss, or None for all of them.
+    """
+    if clients < 1:
+        raise ValueError(f"clients: {clients}, it needs at least 1")
+    work = {"optimizer": optimizer, "steps": steps, "batch_size": batch_size}
+    inner = fedavg(loss, **work)
+    train = partial(descend, gradient(loss), **work)
+
+    def start(params, heard_hello, central, key):
+        down, server = inner.start(params, heard_hello, central, key)
+        uniform = jnp.full((clients,), 1 / clients, jnp.result_type(float))
+        return down._replace(extra=uniform), server
+
+    def tell(down, request):
+        return down._replace(extra=down.extra[request])
+
+    def client(down, client, shard, key):
+        batch = (
+            everything(shard)
+            if batch_size is None
+            else draw(shard, keys.named(key, "agnostic"), batch_size)
+        )
+        told = objective(loss, down.shared, batch)
+        reached, slope = train(
+            down.shared, shard, key, round=down.round, nudge=down.nudge
+        )
+        weight = clients * down.extra
+        delta = trees.scale(weight, trees.subtract(reached, down.shared))
+        extra = (jnp.asarray(shard.id, jnp.int32), told)
+        return Up(delta, trees.scale(weight, slope), extra), client
+
+    def decode(up):
+        id, told = up.extra
+        losses = jnp.zeros((clients,), told.dtype).at[id].set(clients * told)
+        return up._replace(extra=losses)
+
+    def server(heard, down, server, central, key):
+        climbed = down.extra + q_rate * heard.mean.extra.astype(down.extra.dtype)
+        down, server = inner.server(heard, down, server, central, key)
+        return down._replace(extra=onto_simplex(climbed)), server
+
+    return inner._replace(
+        start=start,
+        client=client,
+        server=server,
+        ask=lambda client, shard: shard.id,
+        tell=tell,
+        decode=decode,
+        needs=Needs(mean=True, uniform=True, weights="uniform"),
+    )

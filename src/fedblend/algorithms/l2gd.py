@@ -1,0 +1,120 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""L2GD: personal models pulled towards their mean, which is seldom asked for.
+
+The problem is ``min over all y_i of 1/n sum_i f_i(y_i) + lam/2n sum_i |y_i - ybar|^2``,
+ybar being the mean of the y_i. A coin, one for all clients, says what is next::
+
+    with probability 1 - p   y_i <- y_i - rate grad f_i(y_i)
+    with probability p       y_i <- y_i - pull (y_i - ybar),  pull = rate lam (1 - p)/p
+
+Averaging leaves ybar where it is, so that of several in a row only the first needs
+communication. A round is one communication, and what is tossed between two of them::
+
+    y_i  <- ybar + (1 - pull)^averaging (y_i - ybar),     averaging ~ geometric(1 - p)
+    y_i  <- ``local`` gradient steps,                         local ~ geometric(p)
+    ybar <- mean y_i
+
+The server tosses, and says both counts with ybar; its state has those so far. A round
+stands for 1/p + 1/(1 - p) tosses on average, of which a share p (1 - p) communicates.
+``shared`` is ybar, ``personal`` is y_i after the averagings to come. ``lam = 0`` is
+training alone, a pull of 1 FedAvg with random numbers of steps. A constant rate reaches
+a neighbourhood; the paper's best p is lam/(L + lam), its rate then 1/(2 L).
+
+Where this differs from the paper: ``rate`` is the paper's alpha over n (1 - p), and may
+change over rounds; steps may be of minibatches; communications are given, not tosses.
+
+Reference: Hanzely, Richtárik, "Federated learning of a mixture of global and local
+models", 2020, arXiv:2002.05516.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedblend import keys, mixing, trees
+from fedblend.core import Algorithm, Down, Loss, Needs, PyTree, Up
+from fedblend.local import descend
+from fedblend.objectives import gradient
+
+
+class L2gdClient(NamedTuple):
+    """What a client keeps: its own model y_i, as it was last sent."""
+
+    personal: PyTree
+
+
+class Tosses(NamedTuple):
+    """Averagings that a round begins with, local steps that follow; or all so far."""
+
+    averaging: jax.Array
+    local: jax.Array
+
+
+def l2gd(
+    loss: Loss,
+    rate: float | jax.Array | Callable[[jax.Array], jax.Array],
+    *,
+    lam: float,
+    p: float,
+    batch_size: int | None,
+) -> Algorithm:
+    """Local gradient steps and moves towards the mean, by a common coin.
+
+    Args:
+        loss: ``loss(params, rows) -> losses[rows]``.
+        rate: of a local step; a number, or a function of the round.
+        lam: strength of the pull towards the mean, 0 or more.
+        p: probability of averaging, between 0 and 1.
+        batch_size: rows of a step, or None for all of them.
+    """
+    if isinstance(p, float | int) and not 0 < p < 1:
+        raise ValueError(f"p: {p} is not a probability between 0 and 1")
+    if isinstance(lam, float | int) and lam < 0:
+        raise ValueError(f"lam: {lam} is negative")
+    rate_at = rate if callable(rate) else lambda round: rate
+    train = partial(descend, gradient(loss), steps=1, batch_size=batch_size)
+
+    def tossed(key) -> Tosses:
+        own, ends = keys.named(key, "l2gd"), jnp.stack([1 - jnp.asarray(p), p])
+        return Tosses(*jax.random.geometric(own, ends, dtype=jnp.int32))
+
+    def averaged(down: Down, own: PyTree) -> PyTree:
+        kept = (1 - rate_at(down.round) * lam * (1 - p) / p) ** down.extra.averaging
+        return mixing.parameters(1 - kept, down.shared, own)
+
+    def enroll(params, shard, key):
+        return (), L2gdClient(params)
+
+    def start(params, heard_hello, central, key):
+        none = jnp.zeros((), jnp.int32)
+        first = Tosses(none, tossed(key).local)  # nothing to average yet
+        return Down(params, none, extra=first), Tosses(none, none)
+
+    def client(down, client, shard, key):
+        given = {"optimizer": rate_at(down.round), "nudge": down.nudge}
+
+        def step(number, carry):
+            own = jax.random.fold_in(key, number)
+            after, slope = train(carry[0], shard, own, **given)
+            return after, trees.add(carry[1], slope)
+
+        first, steps = averaged(down, client.personal), down.extra.local
+        begun = (first, trees.zeros_like(first))
+        reached, total = jax.lax.fori_loop(0, steps, step, begun)
+        slope = trees.scale(1 / steps, total)
+        return Up(trees.subtract(reached, down.shared), slope), L2gdClient(reached)
+
+    def server(heard, down, server, central, key):
+        tosses, shared = tossed(key), trees.add(down.shared, heard.mean.delta)
+        done = Tosses(tosses.averaging, down.extra.local)
+        return down._replace(shared=shared, extra=tosses), trees.add(server, done)
+
+    def personal(down, client, shard, key):
+        return averaged(down, client.personal)
+
+    needs = Needs(everyone=True, mean=True, uniform=True, weights="uniform")
+    return Algorithm(enroll, start, client, server, personal, needs=needs)
