@@ -27,15 +27,22 @@ if TYPE_CHECKING:
         wrap,
     )
     from fedblend.algorithms import (
+        agnostic,
         apfl,
+        apfl_averaged,
+        apfl_fedjax,
+        apfl_fedtorch,
         ditto,
         fedavg,
         fedopt,
         fedprox,
+        fedrep,
         finetune,
         flix,
         fomaml,
+        l2gd,
         local_only,
+        mapper,
         perfedavg,
         pfedme,
         reptile,
@@ -72,7 +79,11 @@ __all__ = [
     "Scheduled",
     "Shard",
     "Up",
+    "agnostic",
     "apfl",
+    "apfl_averaged",
+    "apfl_fedjax",
+    "apfl_fedtorch",
     "checkpoint",
     "clusters",
     "compress",
@@ -86,11 +97,14 @@ __all__ = [
     "federate",
     "fedopt",
     "fedprox",
+    "fedrep",
     "finetune",
     "flix",
     "fomaml",
     "keys",
+    "l2gd",
     "local_only",
+    "mapper",
     "metrics",
     "mixing",
     "models",
@@ -111,8 +125,9 @@ __all__ = [
 ]
 
 _HOMES = {
-    "algorithms": "apfl ditto fedavg fedopt fedprox finetune flix "
-    "fomaml local_only perfedavg pfedme reptile scaffold svrg",
+    "algorithms": "agnostic apfl apfl_averaged apfl_fedjax apfl_fedtorch ditto "
+    "fedavg fedopt fedprox fedrep finetune flix fomaml l2gd local_only "
+    "mapper perfedavg pfedme reptile scaffold svrg",
     "core": "Algorithm Batch Down Heard Needs Ragged Shard Up",
     "data.federation": "Federation federate",
     "experiment.estimator": "FederatedClassifier FederatedRegressor",

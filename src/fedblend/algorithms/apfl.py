@@ -16,12 +16,12 @@ Autodiff writes (7), with its factor ``1 - alpha_i``, and (10). Others keep thei
 
 Where this differs from the paper: its alpha is the weight of v, here it is that of the
 shared model, as everywhere. (10) is indexed by steps while the text says once per
-round: ``learn`` has both. On training rows (10) always comes to favour v_i, which has
-seen them; ``held_out`` keeps rows back from w_i and v_i and moves alpha on those. Other
-weights than the paper's uniform ones, any optimiser and a rate of alpha's own are
-allowed. The averages of its theorems are in ``apfl_averaged``. For any fixed alpha < 1
-long training with a constant rate leads mix_i to client i's own minimiser, whatever the
-shared model is: alpha acts through how long and with which rates one trains.
+round: ``learn`` has both. (10) looks at the rows that v_i is fitted to, which cannot
+tell what generalises; ``held_out`` keeps rows back from w_i and v_i and moves alpha on
+those. Other weights than the paper's uniform ones, any optimiser and a rate of alpha's
+own are allowed. ``apfl_averaged`` has the averages of its theorems. For any fixed alpha
+< 1 long training with a constant rate leads mix_i to client i's own minimiser, whatever
+the shared model is: alpha acts through how long and with which rates one trains.
 
 Reference: Deng, Kamani, Mahdavi, "Adaptive personalized federated learning", 2020,
 arXiv:2003.13461.

@@ -1,8 +1,8 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""What is known in advance: constants, step sizes, bounds and plans for FLIX."""
+"""What is known in advance: constants, steps, bounds and plans for FLIX and APFL."""
 
-from fedblend.theory import bounds, constants, one_shot, plan, steps
+from fedblend.theory import apfl, bounds, constants, one_shot, plan, steps
 from fedblend.theory.bounds import predicted
 from fedblend.theory.constants import Smoothness
 from fedblend.theory.mixtures import Mixture, mixture, stationary_weights, weights
@@ -22,6 +22,7 @@ __all__ = [
     "Smoothness",
     "Solver",
     "Traffic",
+    "apfl",
     "bounds",
     "constants",
     "largest_alpha",
