@@ -95,7 +95,12 @@ def test_local_models_that_were_not_found_are_told(tiny, tmp_path):
     heard: list[str] = []
     summary = run_config(check(tiny, "here"), tmp_path / "out", on_warning=heard.append)
     assert summary["local_models"]["clients_above_tolerance"] == 6
-    assert summary["local_models"]["worst_gradient_norm"] > 1e-6
+    worst = summary["local_models"]["worst_gradient_norm"]
+    assert worst > 1e-6
+    with open(tmp_path / "out" / "clients.csv") as file:
+        norms = [float(c["local_model_gradient_norm"]) for c in csv.DictReader(file)]
+    assert len(norms) == 6
+    assert max(norms) == pytest.approx(worst)
     assert "the local models of 6 clients were not found" in heard[-1]
     assert summary["warnings"] == heard
 

@@ -26,6 +26,12 @@ def gradient_norms(run: Run) -> np.ndarray | None:
     return None
 
 
+def columns(run: Run) -> dict[str, np.ndarray]:
+    """What the table of clients says of local models."""
+    norms = gradient_norms(run)
+    return {} if norms is None else {"local_model_gradient_norm": norms}
+
+
 def report(run: Run, options: Any) -> tuple[dict[str, Any], list[str]]:
     """What a summary says of local models, and what a user is warned of."""
     norms = gradient_norms(run)

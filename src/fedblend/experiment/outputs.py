@@ -8,7 +8,7 @@
     run.json           versions, device, hashes of data and partition
     metrics.jsonl      a row after every block of rounds, and for every seed
     summary.json       the end, with harmed clients and costs
-    clients.csv        every client's rows, bits and measures at the end
+    clients.csv        every client's rows, bits, measures, norm of its own model
     model.safetensors  the shared model, one file a seed where there are several
     checkpoint, local_checkpoint     to go on from; the second is of training alone
     states, local_states             client states, where they are kept on disk
@@ -21,6 +21,7 @@ import csv
 import io
 import json
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -130,14 +131,22 @@ def write_models(folder: Folder, run: Run, seeds: list[int]) -> None:
         write_atomically(path, pack(model, words))
 
 
-def write_clients(folder: Folder, run: Run, seeds: list[int]) -> None:
-    """Every client's rows, bits and measures."""
+def write_clients(
+    folder: Folder, run: Run, seeds: list[int], own: Mapping[str, np.ndarray]
+) -> None:
+    """Every client's rows, bits and measures.
+
+    ``own`` are further columns, arrays over the measured clients and over seeds where
+    there are several.
+    """
     federation, ids = run.federation, run.measuring.ids
     places = {int(client): place for place, client in enumerate(ids)}
     columns: list[str] = []
     lines = []
     for lane, seed in enumerate(seeds):
         measured = _columns(run.measured[lane]) if run.measured else {}
+        for name, values in own.items():
+            measured[name] = values if run.lanes is None else values[:, lane]
         columns = list(measured)
         ledger = run.ledgers[lane]
         for client in range(federation.clients):

@@ -245,7 +245,7 @@ def _finish(
         on_warning(warning)
     seeds = _seeds(config)
     outputs.write_models(folder, run, seeds)
-    outputs.write_clients(folder, run, seeds)
+    outputs.write_clients(folder, run, seeds, local_models.columns(run))
     _draw(folder, run, seeds)
     found = [run.summary()] if run.lanes is None else run.summary()
     summary = {
