@@ -46,6 +46,11 @@ def _mixed(loss):
     return fb.scaffold(loss, RATE, steps=1, batch_size=2)
 
 
+def _fedrep(problem):
+    work = {"head_steps": 2, "steps": 3, "batch_size": 2}
+    return fb.fedrep(problem.loss, RATE, head=lambda path: path == "bias", **work)
+
+
 def _scheduled(unit):
     return fb.Scheduled(optax.exponential_decay(RATE, 10, 0.5), unit)
 
@@ -70,6 +75,14 @@ ALGORITHMS = {
     "local only": lambda p: fb.local_only(p.loss, RATE, steps=3, batch_size=2),
     "reptile": lambda p: fb.reptile(p.loss, RATE, 0.7, steps=3, batch_size=2),
     "fomaml": lambda p: fb.fomaml(p.loss, 0.05, RATE, steps=2, batch_size=2),
+    "l2gd": lambda p: fb.l2gd(p.loss, RATE, lam=0.5, p=0.4, batch_size=2),
+    "fedrep": _fedrep,
+    "agnostic": lambda p: fb.agnostic(
+        p.loss, RATE, clients=len(COUNTS), q_rate=0.1, steps=3, batch_size=2
+    ),
+    "mapper": lambda p: fb.mapper(
+        p.loss, RATE, held=0.4, grid=3, steps=2, batch_size=2
+    ),
 }
 
 WRAPPERS = {
@@ -133,6 +146,9 @@ CASES = ALGORITHMS | {
     )
 }
 """What is compiled and run."""
+
+EVERYONE = ("l2gd",)
+"""Cases in which nobody may be left out of a round."""
 
 ENROLLING = ("flix(scaffold)", "diana, first(flix(scaffold))")
 """Cases whose clients all say something before the first round."""

@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from registry import CASES
+from registry import CASES, EVERYONE
 
 import fedblend as fb
 import problems
@@ -29,6 +29,11 @@ def problem() -> problems.Problem:
     return problems.classes()
 
 
+def cohort_of(name: str) -> int:
+    """How many clients a round of a case has."""
+    return CLIENTS if name in EVERYONE else SETTINGS["cohort"]
+
+
 _PROGRAMS: dict = {}
 """Compiled programs by what is fixed in them; data, keys and states are arguments."""
 
@@ -36,7 +41,7 @@ _PROGRAMS: dict = {}
 def new_run(name, on=None, seed=0, compile_anew=False, **settings):
     """A run of a case that has not begun; it uses the programs of others like it."""
     on = problem() if on is None else on
-    chosen = SETTINGS | settings
+    chosen = SETTINGS | {"cohort": cohort_of(name)} | settings
     run = fb.simulate(
         CASES[name](on), on.params, on.federation, jax.random.key(seed), **chosen
     )

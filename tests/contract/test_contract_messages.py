@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from messages import run_by_messages
 from registry import CASES
-from runs import SETTINGS, close, outcome, problem, same_bits, usual_run
+from runs import SETTINGS, close, cohort_of, outcome, problem, same_bits, usual_run
 
 from fedblend.runtime.wire import WireError, as_tree, pack, unpack
 
@@ -25,7 +25,7 @@ def by_messages(name: str):
         problem(),
         jax.random.key(0),
         rounds=SETTINGS["rounds"],
-        cohort=SETTINGS["cohort"],
+        cohort=cohort_of(name),
     )
 
 

@@ -6,12 +6,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from registry import CASES, ENROLLING
+from registry import CASES, ENROLLING, EVERYONE
 from runs import (
     CLIENTS,
     SETTINGS,
     client_function,
     close,
+    cohort_of,
     differ,
     members,
     new_run,
@@ -65,7 +66,7 @@ def test_the_client_is_traced_no_more_often_for_more_rounds(name):
         problem().params,
         problem().federation,
         jax.random.key(0),
-        **{**SETTINGS, "rounds": 8},
+        **{**SETTINGS, "rounds": 8, "cohort": cohort_of(name)},
     )
     traces = []
     for _ in run:
@@ -96,7 +97,9 @@ def test_some_client_is_absent_from_some_block_of_the_usual_run():
     assert any(len(block) < CLIENTS for block in blocks)
 
 
-@pytest.mark.parametrize("name", [name for name in CASES if name not in ENROLLING])
+@pytest.mark.parametrize(
+    "name", [name for name in CASES if name not in ENROLLING + EVERYONE]
+)
 def test_rows_of_others_and_padding_change_nothing(name):
     """Client 0 fills the padding of a chunk, and takes no part itself."""
     seed, rounds = SEED_WITHOUT_CLIENT_0, 2
