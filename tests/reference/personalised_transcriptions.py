@@ -89,10 +89,9 @@ def pfedme(problem, w, cohorts, lam, eta, inner_rate, K, beta, batches):
     """Dinh et al. 2020, algorithm 1; K gradient steps from w_i are its inner solver.
 
     ``batches[round][i]`` are the rows of each of client i's R local iterations. Returns
-    w, and every client's theta and w_i of its last iteration.
+    w, and every client's theta of its last iteration.
     """
     theta = [w.copy() for _ in range(problem.clients)]
-    local = [w.copy() for _ in range(problem.clients)]
     for number, cohort in enumerate(cohorts):
         total = sum(problem.weights[i] for i in cohort)
         mean = np.zeros_like(w)
@@ -105,10 +104,9 @@ def pfedme(problem, w, cohorts, lam, eta, inner_rate, K, beta, batches):
                     near = near - inner_rate * (slope + lam * (near - w_i))
                 w_i = w_i - eta * lam * (w_i - near)
                 theta[i] = near
-            local[i] = w_i
             mean += problem.weights[i] / total * w_i
         w = (1 - beta) * w + beta * mean
-    return w, np.stack(theta), np.stack(local)
+    return w, np.stack(theta)
 
 
 def ditto(problem, w, cohorts, lam, rate, eta, batches, own_batches):

@@ -101,10 +101,10 @@ def pfedme(
 
     def client(down, client, shard, key):
         own, _ = planned(shard, steps, batch_size)
-        rules = {"local": resolve(optimizer, down.round, own), "theta": optax.sgd(1.0)}
+        follow = resolve(optimizer, down.round, own)
         (local, theta), (slope, _) = descend(
             *(direction, (down.shared, client.personal), shard, key),
-            optimizer=optax.partition(rules, ("local", "theta")),
+            optimizer=optax.partition({0: follow, 1: optax.sgd(1.0)}, (0, 1)),
             steps=steps,
             batch_size=batch_size,
             nudge=(down.nudge, None),
