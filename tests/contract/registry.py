@@ -75,6 +75,15 @@ ALGORITHMS = {
     "local only": lambda p: fb.local_only(p.loss, RATE, steps=3, batch_size=2),
     "reptile": lambda p: fb.reptile(p.loss, RATE, 0.7, steps=3, batch_size=2),
     "fomaml": lambda p: fb.fomaml(p.loss, 0.05, RATE, steps=2, batch_size=2),
+    "perfedavg": lambda p: fb.perfedavg(
+        p.loss, RATE, inner_rate=0.05, steps=3, batch_size=2
+    ),
+    "pfedme": lambda p: fb.pfedme(
+        p.loss, RATE, lam=2.0, inner_rate=0.2, inner_steps=4, steps=3, batch_size=2
+    ),
+    "ditto": lambda p: fb.ditto(
+        _fedavg(p), p.loss, RATE, lam=0.5, steps=STEPS_BY_CLIENT, batch_size=2
+    ),
     "l2gd": lambda p: fb.l2gd(p.loss, RATE, lam=0.5, p=0.4, batch_size=2),
     "fedrep": _fedrep,
     "agnostic": lambda p: fb.agnostic(
