@@ -21,6 +21,7 @@ from fedblend.runtime.wire import unpack
 OWN = {
     "fedopt": {"server": {"name": "adam", "rate": 0.01}},
     "fedprox": {"mu": 0.1},
+    "svrg": {"refresh": 0.5},
     "fomaml": {"server": 1.0, "batch_size": "all"},
     "reptile": {"server": 1.0},
     "finetune": {"tune": {"rate": 0.1, "epochs": 1, "batch_size": "all"}},
