@@ -24,6 +24,9 @@ OWN = {
     "svrg": {"refresh": 0.5},
     "fomaml": {"server": 1.0, "batch_size": "all"},
     "reptile": {"server": 1.0},
+    "perfedavg": {"inner_rate": 0.1},
+    "pfedme": {"lam": 1.0, "inner_rate": 0.1, "inner_steps": 3},
+    "ditto": {"lam": 0.5, "personal": {"rate": 0.1, "steps": 3, "batch_size": 4}},
     "finetune": {"tune": {"rate": 0.1, "epochs": 1, "batch_size": "all"}},
     "flix": {"alpha": 0.5, "steps": 1, "personal": {"solver": "lbfgs", "most": 3}},
     "flix_local": {

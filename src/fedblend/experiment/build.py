@@ -140,11 +140,13 @@ def _model(config: Config, dataset: Dataset, loss: str) -> models.Model:
 
 
 def _check_lists(options: Any, clients: int) -> None:
-    tune = getattr(options, "tune", None)
+    tune, personal = (getattr(options, name, None) for name in ("tune", "personal"))
     for where, values in (
         ("algorithm.steps", options.steps),
         ("algorithm.alpha", options.alpha),
+        ("algorithm.lam", getattr(options, "lam", None)),
         ("algorithm.tune.steps", getattr(tune, "steps", None)),
+        ("algorithm.personal.steps", getattr(personal, "steps", None)),
     ):
         if isinstance(values, list) and len(values) != clients:
             raise ConfigError(

@@ -18,6 +18,14 @@ from fedblend import algorithms
 from fedblend.core import Algorithm, Loss
 from fedblend.experiment.flix_options import Flix, FlixLocal, flix
 from fedblend.experiment.options import Options, amount_of_work
+from fedblend.experiment.personal_options import (
+    Ditto,
+    PerFedAvg,
+    PFedMe,
+    ditto,
+    perfedavg,
+    pfedme,
+)
 from fedblend.experiment.section import NotNegative, Positive
 from fedblend.experiment.work import LocalWork, Rule, transform
 
@@ -175,6 +183,9 @@ ALGORITHMS: dict[str, Entry] = {
     "flix_local": Entry(FlixLocal, flix, algorithms.flix, constants=True),
     "reptile": Entry(Reptile, _reptile, algorithms.reptile),
     "fomaml": Entry(Fomaml, _fomaml, algorithms.fomaml),
+    "perfedavg": Entry(PerFedAvg, perfedavg, algorithms.perfedavg),
+    "pfedme": Entry(PFedMe, pfedme, algorithms.pfedme),
+    "ditto": Entry(Ditto, ditto, algorithms.ditto),
 }
 """The algorithms that a configuration can name."""
 
