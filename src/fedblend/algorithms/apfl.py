@@ -20,8 +20,9 @@ round: ``learn`` has both. (10) looks at the rows that v_i is fitted to, which c
 tell what generalises; ``held_out`` keeps rows back from w_i and v_i and moves alpha on
 those. Other weights than the paper's uniform ones, any optimiser and a rate of alpha's
 own are allowed. ``apfl_averaged`` has the averages of its theorems. For any fixed alpha
-< 1 long training with a constant rate leads mix_i to client i's own minimiser, whatever
-the shared model is: alpha acts through how long and with which rates one trains.
+< 1 long training leads mix_i to client i's own minimiser, whatever the shared model is
+(with more than one step a round up to a drift that falls with the rate): alpha acts
+through how long and with which rates one trains.
 
 Reference: Deng, Kamani, Mahdavi, "Adaptive personalized federated learning", 2020,
 arXiv:2003.13461.

@@ -1,0 +1,208 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""Runs APFL beside its transcription, in float64; prints the gaps as JSON.
+
+A program of its own, because JAX takes its precision once for a whole process.
+"""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+jax.config.update("jax_enable_x64", True)
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+import apfl_transcription as paper  # noqa: E402
+
+import fedblend as fb  # noqa: E402
+import problems  # noqa: E402
+from fedblend import keys, mixing  # noqa: E402
+from fedblend.data.batches import part, random_rows  # noqa: E402
+from fedblend.objectives import objective, squared_error  # noqa: E402
+from fedblend.runtime.cohort import cohorts  # noqa: E402
+from fedblend.theory.apfl import Decay  # noqa: E402
+
+COUNTS, DIM, RATE, ROUNDS, COHORT = (5, 2, 6, 3, 7), 3, 0.2, 7, 3
+CLIENTS, STEPS, SIZE, HELD = len(COUNTS), 4, 2, 0.4
+LOCAL = np.array([0.3, 0.9, 0.5, 0.01, 0.7])
+"""The paper's alpha of every client, the weight of v."""
+root = jax.random.key(3)
+chosen = cohorts(root, list(range(ROUNDS)), CLIENTS, COHORT).tolist()
+work: dict[str, Any] = {"steps": STEPS, "batch_size": SIZE}
+
+
+class Line(NamedTuple):
+    """Parameters of two tensors."""
+
+    weight: jax.Array
+    bias: jax.Array
+
+
+def apply(params: Line, inputs):
+    return inputs @ params.weight + params.bias
+
+
+rng = np.random.default_rng(0)
+rows = rng.standard_normal((sum(COUNTS), DIM)), rng.standard_normal(sum(COUNTS))
+loss = squared_error(apply)
+federation = fb.federate(
+    rows, np.split(np.arange(len(rows[1])), np.cumsum(COUNTS)[:-1])
+)
+train = federation.train
+own_rows = [train.rows(i) for i in range(CLIENTS)]
+by_hand = paper.LeastSquares(
+    [np.column_stack([x, np.ones(len(x))]) for x, _ in own_rows],
+    [np.asarray(y) for _, y in own_rows],
+)
+begin = np.array([0.1, -0.2, 0.3, 0.4])
+
+
+def line(vector) -> Line:
+    return Line(jnp.asarray(vector[:DIM]), jnp.asarray(vector[DIM:]))
+
+
+def flat(params: Line):
+    return np.concatenate([params.weight, params.bias], axis=-1)
+
+
+def run(algorithm):
+    return fb.simulate(
+        *(algorithm, line(begin), federation, root),
+        rounds=ROUNDS,
+        cohort=COHORT,
+        every=ROUNDS,
+    ).complete()
+
+
+def drawn(purpose=None, low=0.0, high=1.0):
+    """The batches that fedblend draws, as numbers of a client's rows."""
+    found = []
+    for number in range(ROUNDS):
+        of_round = []
+        for i in range(CLIENTS):
+            key = keys.at(root, "client", number, i)
+            key = key if purpose is None else keys.named(key, purpose)
+            shard = part(train.shard(i), low, high)
+            first = int(np.floor(low * COUNTS[i]))
+            index = np.asarray(random_rows(shard, key, (STEPS, SIZE))) + first
+            none = [np.zeros(0, int)] * STEPS
+            of_round.append(list(index) if shard.count else none)
+        found.append(of_round)
+    return found
+
+
+def compared(name, done, w, v, a):
+    """The three parts of APFL's outcome; ours is one minus the paper's alpha."""
+    states = [done.client(i) for i in range(CLIENTS)]
+    yield f"{name}: shared", flat(done.shared), w
+    yield f"{name}: personal", np.stack([flat(s.personal) for s in states]), v
+    alphas = np.stack([np.stack(jax.tree.leaves(s.alpha)) for s in states])
+    yield f"{name}: alpha", 1 - alphas.squeeze(), a
+
+
+def paper_gaps():
+    cases: dict[str, tuple[Any, ...]] = {
+        "step": ({}, {}),
+        "round": ({"aggregated": False}, {}),
+        "step, outputs, own rate": (
+            {"mix": mixing.outputs, "alpha_rate": 1.5},
+            {"rate": 1.5},
+        ),
+        "step, fresh, held out": (
+            {"held_out": HELD, "fresh": True},
+            {
+                "batches": drawn(None, HELD, 1.0),
+                "own": drawn("fresh batch", HELD, 1.0),
+                "judge": drawn("held-out batch", 0.0, HELD),
+            },
+        ),
+    }
+    for name, (ours, theirs) in cases.items():
+        when = name.partition(",")[0]
+        done = run(fb.apfl(loss, RATE, alpha=1 - LOCAL, learn=when, **work, **ours))
+        said = {"batches": drawn(), "eta": RATE, "a": LOCAL, "when": when, **theirs}
+        w, v, a, last = paper.apfl(by_hand, begin, chosen, **said)
+        yield from compared(f"apfl, {name}", done, w, v, a)
+        if when == "round":
+            deployed = np.stack([flat(done.personal(i)) for i in range(CLIENTS)])
+            theirs = a[:, None] * v + (1 - a[:, None]) * last
+            yield "apfl, before aggregation", deployed, theirs
+
+
+def other_gaps():
+    batches = drawn()
+    decay = Decay(3.0, 12.0)
+    schedule = fb.Scheduled(decay, "step")
+    done = run(fb.apfl_averaged(loss, schedule, alpha=1 - LOCAL, shift=12.0, **work))
+    said = (by_hand, begin, chosen, batches)
+    w, w_hat, v_hat = paper.averaged(*said, lambda t: 3 / (t + 12), LOCAL, 12.0)
+    yield "averaged: shared", flat(done.shared), w
+    yield "averaged: w_hat", flat(done.down.extra.model), w_hat
+    deployed = np.stack([flat(done.personal(i)) for i in range(CLIENTS)])
+    yield "averaged: v_hat", deployed, v_hat
+    done = run(fb.apfl_fedtorch(loss, RATE, alpha=1 - LOCAL, **work))
+    yield from compared("fedtorch", done, *paper.fedtorch(*said, RATE, LOCAL))
+    done = run(fb.apfl_fedjax(loss, RATE, alpha=1 - LOCAL, **work))
+    tensors = [slice(0, DIM), slice(DIM, DIM + 1)]
+    yield from compared("fedjax", done, *paper.fedjax(*said, RATE, LOCAL, tensors))
+
+
+def slope_gaps():
+    """One step's change of alpha against central differences, on a network."""
+    network = fb.models.mlp(2, 3, hidden=(4,), activation="tanh", dtype=jnp.float64)
+    cross = fb.objectives.cross_entropy(network.apply)
+    on = problems.classes().federation.train
+    shard, whole = jax.device_put(on.shard(4)), fb.Batch(on.rows(4))
+    one, two = (network.init(jax.random.key(seed)) for seed in (0, 1))
+    down = fb.Down(one, jnp.zeros((), jnp.int32))
+    for name, mix in (("parameters", mixing.parameters), ("outputs", mixing.outputs)):
+        algorithm = fb.apfl(cross, 0.01, steps=1, batch_size=None, alpha=0.4, mix=mix)
+        _, state = algorithm.enroll(one, shard, root)
+        mine = state._replace(personal=two)
+        _, after = jax.jit(algorithm.client)(down, mine, shard, root)
+        value = jax.jit(lambda a, mix=mix: objective(cross, mix(a, one, two), whole))
+        ours = (state.alpha - after.alpha) / 0.01
+        assert abs(ours) > 1e-3
+        central = (value(0.4 + 1e-5) - value(0.4 - 1e-5)) / 2e-5
+        yield f"slope, {name}", float(abs(ours - central))
+
+
+def limit_gaps():
+    """How far long training stays from each client's own minimiser."""
+    on = problems.quadratics()
+    matrices, vectors = problems.client_matrices(on)
+    alone = np.stack(
+        [np.linalg.solve(a, b) for a, b in zip(matrices, vectors, strict=True)]
+    )
+    alpha = np.array([0.0, 0.25, 0.5, 0.6, 0.5, 0.25, 0.6])
+    for steps, rates in ((1, [0.4]), (5, [0.08, 0.02])):
+
+        def build(rate, steps=steps):
+            work = {"steps": steps, "batch_size": None}
+            return fb.apfl(on.loss, rate, alpha=alpha, learn="fixed", **work)
+
+        done = fb.simulate(
+            *(build, on.params, on.federation, root),
+            rounds=1000,
+            every=1000,
+            over=jnp.asarray(rates),
+        ).complete()
+        own = np.stack([done.personal(i) for i in range(7)], axis=1)
+        for rate, models in zip(rates, own, strict=True):
+            yield f"limit, {steps} steps, rate {rate}", np.abs(models - alone).max()
+
+
+def gap(ours, theirs) -> float:
+    assert np.asarray(ours).dtype == np.float64
+    assert np.shape(ours) == np.shape(theirs), (np.shape(ours), np.shape(theirs))
+    return float(np.abs(np.asarray(ours) - theirs).max())
+
+
+if __name__ == "__main__":
+    gaps = {name: gap(*pair) for name, *pair in (*paper_gaps(), *other_gaps())}
+    print(json.dumps(gaps | dict(slope_gaps()) | dict(limit_gaps())))
