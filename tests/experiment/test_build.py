@@ -21,6 +21,12 @@ def built(tiny, **changes):
     return build(check(tiny, "here"))
 
 
+def _ditto(lam=0.5, steps=1):
+    """Ditto's table, whose lists are one number for each client."""
+    work = {"rate": 0.1, "steps": 2, "batch_size": 4}
+    return {"name": "ditto", "lam": lam, **work, "personal": work | {"steps": steps}}
+
+
 PARTITIONS = [
     {"partition": "iid", "clients": 5},
     {"partition": "contiguous", "clients": 5},
@@ -109,6 +115,11 @@ def test_the_hash_of_the_data_is_that_of_its_values(tiny):
         ({"algorithm__steps": [1, 2]},
          "algorithm.steps: 2 numbers for 6 clients; give one for each, or a single "
          "one"),
+        ({"algorithm": _ditto(lam=[0.1, 0.2])},
+         "algorithm.lam: 2 numbers for 6 clients; give one for each, or a single one"),
+        ({"algorithm": _ditto(steps=[3])},
+         "algorithm.personal.steps: 1 numbers for 6 clients; give one for each, or a "
+         "single one"),
         ({"measure__metrics": ["auc"]},
          'measure.metrics.0: "auc" is not for classes targets; it needs binary'),
         ({"measure__metrics": ["loss", "recall@11"]},
