@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """From configuration to federation, model, measures: what fits and what does not."""
 
-from typing import get_args
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -21,7 +21,7 @@ def built(tiny, **changes):
     return build(check(tiny, "here"))
 
 
-def _ditto(lam=0.5, steps=1):
+def _ditto(lam: Any = 0.5, steps: Any = 1):
     """Ditto's table, whose lists are one number for each client."""
     work = {"rate": 0.1, "steps": 2, "batch_size": 4}
     return {"name": "ditto", "lam": lam, **work, "personal": work | {"steps": steps}}
