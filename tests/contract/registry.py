@@ -42,6 +42,13 @@ def _flix(problem):
     return fb.flix(problem.loss, _mixed, alpha=ALPHA_BY_CLIENT, local=local)
 
 
+def _apfl(problem, alpha=ALPHA_BY_CLIENT):
+    work = {"steps": STEPS_BY_CLIENT, "batch_size": 2}
+    return fb.apfl(
+        problem.loss, RATE, alpha=alpha, held_out=0.5, aggregated=False, **work
+    )
+
+
 def _mixed(loss):
     return fb.scaffold(loss, RATE, steps=1, batch_size=2)
 
@@ -72,6 +79,10 @@ ALGORITHMS = {
     "scaffold, adam": partial(_scaffold, optimizer=optax.adam(0.05)),
     "svrg": lambda p: fb.svrg(p.loss, RATE, steps=3, batch_size=2, refresh=0.5),
     "flix(scaffold)": _flix,
+    "apfl": _apfl,
+    "apfl averaged": lambda p: fb.apfl_averaged(
+        p.loss, RATE, alpha=ALPHA_BY_CLIENT, shift=5.0, steps=2, batch_size=2
+    ),
     "local only": lambda p: fb.local_only(p.loss, RATE, steps=3, batch_size=2),
     "reptile": lambda p: fb.reptile(p.loss, RATE, 0.7, steps=3, batch_size=2),
     "fomaml": lambda p: fb.fomaml(p.loss, 0.05, RATE, steps=2, batch_size=2),

@@ -16,6 +16,14 @@ from pydantic import Field
 
 from fedblend import algorithms
 from fedblend.core import Algorithm, Loss
+from fedblend.experiment.apfl_options import (
+    Apfl,
+    ApflFedJax,
+    ApflFedTorch,
+    apfl,
+    apfl_fedjax,
+    apfl_fedtorch,
+)
 from fedblend.experiment.flix_options import Flix, FlixLocal, flix
 from fedblend.experiment.options import Options, amount_of_work
 from fedblend.experiment.personal_options import (
@@ -181,6 +189,9 @@ ALGORITHMS: dict[str, Entry] = {
     "finetune": Entry(FineTune, _finetune, algorithms.finetune),
     "flix": Entry(Flix, flix, algorithms.flix, constants=True),
     "flix_local": Entry(FlixLocal, flix, algorithms.flix, constants=True),
+    "apfl": Entry(Apfl, apfl, algorithms.apfl),
+    "apfl_fedtorch": Entry(ApflFedTorch, apfl_fedtorch, algorithms.apfl_fedtorch),
+    "apfl_fedjax": Entry(ApflFedJax, apfl_fedjax, algorithms.apfl_fedjax),
     "reptile": Entry(Reptile, _reptile, algorithms.reptile),
     "fomaml": Entry(Fomaml, _fomaml, algorithms.fomaml),
     "perfedavg": Entry(PerFedAvg, perfedavg, algorithms.perfedavg),

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from fedblend.experiment import local_models, outputs, sections, toml
+from fedblend.experiment import local_models, mixing_weights, outputs, sections, toml
 from fedblend.experiment.build import Built, build
 from fedblend.experiment.config import Config, check, difference, dump
 from fedblend.experiment.outputs import Folder
@@ -241,11 +241,14 @@ def _finish(
 ) -> dict[str, Any]:
     """Write what is known at the end; the summary last, it says that all is there."""
     own_models, warnings = local_models.report(run, config.algorithm)
+    own_weights, doubts = mixing_weights.report(run, config.algorithm)
+    warnings = [*warnings, *doubts]
     for warning in warnings:
         on_warning(warning)
     seeds = _seeds(config)
     outputs.write_models(folder, run, seeds)
-    outputs.write_clients(folder, run, seeds, local_models.columns(run))
+    columns = local_models.columns(run) | mixing_weights.columns(run)
+    outputs.write_clients(folder, run, seeds, columns)
     _draw(folder, run, seeds)
     found = [run.summary()] if run.lanes is None else run.summary()
     summary = {
@@ -254,6 +257,7 @@ def _finish(
         **_origin(built),
         "warnings": [*built.warnings, *warnings],
         **own_models,
+        **own_weights,
         "runs": [{"seed": s, **one} for s, one in zip(seeds, found, strict=True)],
     }
     outputs.write_text(folder.summary, outputs.as_json(summary))

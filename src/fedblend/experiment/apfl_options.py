@@ -1,0 +1,99 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""APFL as a configuration states it, and as other libraries run it.
+
+``alpha`` is the weight of the shared model at first, ``learn`` says when it moves, and
+``held_out`` on which rows: 0 stands for the training rows of the models themselves.
+"""
+
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+from pydantic import model_validator
+
+from fedblend import algorithms, mixing
+from fedblend.core import Algorithm, Loss
+from fedblend.experiment.options import Options, amount_of_work
+from fedblend.experiment.section import Fraction, Mixing, Positive
+
+
+class _Apfl(Options):
+    mixes: ClassVar[bool] = True
+
+    alpha: Mixing | list[Mixing]  # pyright: ignore
+
+    def start(self) -> Any:
+        """Alpha as the algorithms take it."""
+        return np.array(self.alpha) if isinstance(self.alpha, list) else self.alpha
+
+
+class Apfl(_Apfl):
+    """Options of APFL."""
+
+    name: Literal["apfl"]
+    learn: Literal["step", "round", "fixed"] = "step"
+    alpha_rate: Positive | None = None
+    held_out: Fraction = 0.0
+    fresh: bool = False
+    mix: Literal["parameters", "outputs"] = "parameters"
+    aggregated: bool = True
+
+    @model_validator(mode="after")
+    def _only_what_moves_needs_a_way(self) -> "Apfl":
+        for key in ("alpha_rate", "held_out"):
+            if self.learn == "fixed" and getattr(self, key):
+                raise ValueError(f'{key}: has no meaning with learn = "fixed"')
+        return self
+
+
+class ApflFedTorch(_Apfl):
+    """Options of APFL as FedTorch runs it."""
+
+    name: Literal["apfl_fedtorch"]
+    learn: Literal["round", "fixed"] = "round"
+
+    @model_validator(mode="after")
+    def _plain_steps(self) -> "ApflFedTorch":
+        if self.rate is None or self.schedule is not None:
+            raise ValueError("rate: apfl_fedtorch takes plain steps with one rate")
+        return self
+
+
+class ApflFedJax(_Apfl):
+    """Options of APFL as FedJAX runs it."""
+
+    learn: ClassVar[str] = "step"
+
+    name: Literal["apfl_fedjax"]
+
+
+def apfl(loss: Loss, options: Apfl) -> Algorithm:
+    """APFL."""
+    chosen = ("learn", "alpha_rate", "held_out", "fresh", "aggregated")
+    return algorithms.apfl(
+        loss,
+        options.chosen(),
+        alpha=options.start(),
+        mix=getattr(mixing, options.mix),
+        **{key: getattr(options, key) for key in chosen},
+        **amount_of_work(options),
+    )
+
+
+def apfl_fedtorch(loss: Loss, options: ApflFedTorch) -> Algorithm:
+    """APFL as FedTorch runs it."""
+    assert options.rate is not None
+    return algorithms.apfl_fedtorch(
+        loss,
+        options.rate,
+        alpha=options.start(),
+        learn=options.learn,
+        **amount_of_work(options),
+    )
+
+
+def apfl_fedjax(loss: Loss, options: ApflFedJax) -> Algorithm:
+    """APFL as FedJAX runs it."""
+    return algorithms.apfl_fedjax(
+        loss, options.chosen(), alpha=options.start(), **amount_of_work(options)
+    )
