@@ -42,11 +42,9 @@ def _flix(problem):
     return fb.flix(problem.loss, _mixed, alpha=ALPHA_BY_CLIENT, local=local)
 
 
-def _apfl(problem, alpha=ALPHA_BY_CLIENT):
-    work = {"steps": STEPS_BY_CLIENT, "batch_size": 2}
-    return fb.apfl(
-        problem.loss, RATE, alpha=alpha, held_out=0.5, aggregated=False, **work
-    )
+def _apfl(problem):
+    chosen = {"alpha": ALPHA_BY_CLIENT, "held_out": 0.3, "aggregated": False}
+    return fb.apfl(problem.loss, RATE, steps=3, batch_size=2, **chosen)
 
 
 def _mixed(loss):
