@@ -1,0 +1,144 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""Agnostic FL: the projection, the minimax point, and what the server hears."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fedblend as fb
+import problems
+from fedblend.algorithms.agnostic import onto_simplex
+from fedblend.data.sources.quadratics import quadratic_loss
+
+KEY = jax.random.key(0)
+on = problems.quadratics()
+FULL: dict[str, Any] = {"steps": 1, "batch_size": None}
+CENTRES = np.array([[2.0, 1.0], [-1.0, 0.5], [0.0, 2.0]])
+
+
+def by_bisection(vector):
+    """max(v - shift, 0), with the shift at which the entries add up to 1."""
+    low, high = vector.min() - 1, vector.max()
+    for _ in range(200):
+        middle = (low + high) / 2
+        if np.maximum(vector - middle, 0).sum() > 1:
+            low = middle
+        else:
+            high = middle
+    return np.maximum(vector - high, 0)
+
+
+@pytest.mark.parametrize("scale", [0.1, 1.0, 30.0])
+def test_the_projection_is_the_nearest_point_of_the_simplex(scale):
+    rng = np.random.default_rng(1)
+    vectors = scale * rng.standard_normal((20, 6))
+    for vector, found in zip(
+        vectors, jax.vmap(onto_simplex)(jnp.asarray(vectors, jnp.float32)), strict=True
+    ):
+        np.testing.assert_allclose(
+            found, by_bisection(vector), atol=1e-6 * scale + 1e-6
+        )
+        assert (found >= 0).all()
+        assert abs(float(found.sum()) - 1) < 1e-5
+
+
+def test_the_projection_leaves_the_simplex_as_it_is():
+    for inside in ([0.25, 0.75, 0.0], [1.0, 0.0, 0.0], [1.0]):
+        vector = jnp.asarray(inside, jnp.float32)
+        np.testing.assert_array_equal(onto_simplex(vector), vector)
+    np.testing.assert_allclose(onto_simplex(jnp.full(4, 9.0)), 0.25)
+
+
+def three_centres():
+    """f_i(x) = 1/2 |x|^2 - c_i x: one row for each of three clients."""
+    rows = (np.broadcast_to(np.eye(2), (3, 2, 2)), CENTRES)
+    return fb.federate(rows, np.split(np.arange(3), 3))
+
+
+def test_it_ends_at_the_minimax_point():
+    """f_1 = f_2 where (c_1 - c_2) x = 0, on the line x = q c_1 + (1 - q) c_2.
+
+    The third client's loss is smaller there, so that its weight is 0.
+    """
+    apart = CENTRES[0] - CENTRES[1]
+    q = -(apart @ CENTRES[1]) / (apart @ apart)
+    wanted = q * CENTRES[0] + (1 - q) * CENTRES[1]
+    losses = wanted @ wanted / 2 - CENTRES @ wanted
+    assert 0 < q < 1
+    assert abs(losses[0] - losses[1]) < 1e-12
+    assert losses[2] < losses[0] - 0.05
+    run = fb.simulate(
+        fb.agnostic(quadratic_loss, 0.1, clients=3, q_rate=0.05, **FULL),
+        *(jnp.ones(2, jnp.float32), three_centres(), KEY),
+        rounds=1500,
+        every=100,
+    )
+    for _ in run:
+        assert (run.down.extra >= 0).all()
+        assert abs(float(run.down.extra.sum()) - 1) < 1e-6
+    np.testing.assert_allclose(run.shared, wanted, rtol=0, atol=1e-5)
+    np.testing.assert_allclose(run.down.extra, [q, 1 - q, 0], rtol=0, atol=1e-5)
+    assert np.abs(run.shared - CENTRES.mean(axis=0)).max() > 0.1
+
+
+def test_with_a_still_q_it_is_fedavg_and_the_rest_is_counted():
+    work: dict[str, Any] = {"steps": 3, "batch_size": None}
+    still = fb.agnostic(on.loss, 0.2, clients=7, q_rate=0.0, **work)
+    plain = fb.fedavg(on.loss, 0.2, **work)
+    one, two = (
+        fb.simulate(
+            *(algorithm, on.params, on.federation, KEY),
+            rounds=4,
+            cohort=3,
+            weights="uniform",
+        ).complete()
+        for algorithm in (still, plain)
+    )
+    np.testing.assert_allclose(one.shared, two.shared, rtol=1e-5, atol=1e-6)
+    sizes, fewer = one.ledgers[0].sizes, two.ledgers[0].sizes
+    assert sizes.up == fewer.up + 64  # a loss and an id
+    assert sizes.down == fewer.down + 32  # its own q
+
+
+def test_what_is_heard_is_unbiased_over_cohorts():
+    """The mean over all cohorts of two is what all seven say."""
+    algorithm = fb.agnostic(on.loss, 0.2, clients=7, q_rate=0.1, **FULL)
+    down, _ = algorithm.start(on.params, fb.Heard((), *jnp.ones((2,))), None, KEY)
+    heard = []
+    for client in range(7):
+        shard = jax.device_put(on.federation.train.shard(client))
+        told = algorithm.tell(down, algorithm.ask((), shard))
+        up, _ = algorithm.client(told, (), shard, KEY)
+        heard.append(np.asarray(algorithm.decode(up).extra))
+    matrices, vectors = problems.client_matrices(on)
+    x = np.asarray(on.params)
+    losses = np.einsum("i,nij,j->n", x, matrices, x) / 2 - vectors @ x
+    np.testing.assert_allclose(np.mean(heard, axis=0), losses, rtol=1e-4, atol=1e-6)
+    np.testing.assert_array_equal(np.stack(heard), np.diag(np.diag(heard)))
+
+
+def test_weight_and_nudge_reach_the_answer():
+    push = jnp.asarray([0.3, -0.2, 0.1], jnp.float32)
+    shard = jax.device_put(on.federation.train.shard(4))
+    algorithm = fb.agnostic(on.loss, 0.2, clients=7, q_rate=0.1, **FULL)
+    down = fb.Down(on.params, jnp.zeros((), jnp.int32), push, jnp.float32(0.3))
+    up: Any = algorithm.client(down, (), shard, KEY)[0]
+    matrices, vectors = problems.client_matrices(on)
+    slope = matrices[4] @ np.asarray(on.params) - vectors[4]
+    np.testing.assert_allclose(up.slope, 7 * 0.3 * slope, rtol=1e-5)
+    np.testing.assert_allclose(up.delta, -0.2 * 7 * 0.3 * (slope + push), rtol=1e-5)
+
+
+def test_what_cannot_work_is_refused_in_one_line():
+    with pytest.raises(ValueError, match="clients: 0, it needs at least 1"):
+        fb.agnostic(on.loss, 0.2, clients=0, q_rate=0.1, **FULL)
+    algorithm = fb.agnostic(on.loss, 0.2, clients=7, q_rate=0.1, **FULL)
+    given = (algorithm, on.params, on.federation, KEY)
+    with pytest.raises(ValueError, match="it needs 'mean'"):
+        fb.simulate(*given, rounds=1, reduction="median")
+    with pytest.raises(ValueError, match="needs 'uniform'"):
+        fb.simulate(*given, rounds=1, weights="by_count")

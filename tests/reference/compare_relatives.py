@@ -1,0 +1,122 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""Runs L2GD, FedRep, agnostic FL and MAPPER beside their papers' loops, in float64.
+
+A program of its own, because JAX takes its precision once for a whole process. Prints
+the gaps as JSON. Only cohorts and the counts of coins are taken from fedblend.
+"""
+
+import json
+import sys
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+jax.config.update("jax_enable_x64", True)
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+import relatives_transcription as paper  # noqa: E402
+
+import fedblend as fb  # noqa: E402
+import problems  # noqa: E402
+from fedblend.runtime.cohort import cohorts  # noqa: E402
+
+RATE, ROUNDS, COHORT, SPLIT = 0.2, 9, 4, 2
+
+on = problems.quadratics()
+root = jax.random.key(7)
+start = np.asarray(on.params)
+chosen = cohorts(root, list(range(ROUNDS)), 7, COHORT).tolist()
+matrices, vectors = problems.client_matrices(on)
+full: dict[str, Any] = {"batch_size": None}
+
+
+def new_run(algorithm, params=on.params, cohort=COHORT):
+    """fedblend's run of the same rounds; its chunks are padded."""
+    return fb.simulate(
+        *(algorithm, params, on.federation, root),
+        rounds=ROUNDS,
+        cohort=cohort,
+        chunk=3,
+        every=1,
+    )
+
+
+def l2gd_gaps():
+    n, lam, p = 7, 0.8, 0.4
+    run = new_run(fb.l2gd(on.loss, RATE, lam=lam, p=p, **full), cohort=n)
+    said, coins = [jax.device_get(run.down.extra) for _ in run], []
+    for before, after in pairwise(said):
+        coins += [0] * int(before.local) + [1] * int(after.averaging)
+    alpha = RATE * n * (1 - p)
+    theirs, communications = paper.l2gd(matrices, vectors, start, coins, alpha, lam, p)
+    yield "l2gd: personal", np.stack([run.personal(i) for i in range(n)]), theirs
+    yield "l2gd: mean", run.shared, theirs.mean(axis=0)
+    yield "l2gd: communications", np.float64(ROUNDS), np.float64(communications)
+    yield "l2gd: tosses", np.float64(sum(run.server)), np.float64(len(coins))
+
+
+def fedrep_gaps():
+    params = {"body": on.params[:SPLIT], "head": on.params[SPLIT:]}
+    algorithm = fb.fedrep(
+        lambda tree, rows: on.loss(jnp.concatenate([tree["body"], tree["head"]]), rows),
+        RATE,
+        head=lambda path: path == "head",
+        head_steps=4,
+        steps=3,
+        **full,
+    )
+    run = new_run(algorithm, params).complete()
+    settings = (RATE, 4, 3, SPLIT)
+    body, heads = paper.fedrep(matrices, vectors, start, chosen, *settings)
+    yield "fedrep: body", run.shared["body"], body
+    mine = [run.personal(i) for i in range(7)]
+    yield "fedrep: heads", np.stack([model["head"] for model in mine]), heads
+    yield "fedrep: bodies", np.stack([model["body"] for model in mine])[6], body
+
+
+def agnostic_gaps():
+    for steps in (1, 3):
+        algorithm = fb.agnostic(
+            on.loss, RATE, clients=7, q_rate=0.3, steps=steps, **full
+        )
+        run = new_run(algorithm).complete()
+        settings = (RATE, 0.3, steps)
+        x, q = paper.agnostic(matrices, vectors, start, chosen, *settings)
+        assert 0 < (q == 0).sum() < 6, "the projection was never tried"
+        yield f"agnostic, {steps} steps: model", run.shared, x
+        yield f"agnostic, {steps} steps: q", run.down.extra, q
+
+
+def mapper_gaps():
+    train = on.federation.train
+    rows = [train.rows(client) for client in range(7)]
+    weights = np.linspace(0, 1, 5)
+    algorithm = fb.mapper(on.loss, RATE, alpha=0.3, grid=5, held=0.4, steps=4, **full)
+    run = new_run(algorithm).complete()
+    z, own, alphas = paper.mapper(
+        rows, start, chosen, RATE, 4, 0.4, weights, 0.3, train.counts
+    )
+    assert len(set(alphas.tolist())) > 2, "the grid was never tried"
+    states = [run.client(client) for client in range(7)]
+    yield "mapper: model", run.shared, z
+    yield "mapper: personal", np.stack([state.personal for state in states]), own
+    yield "mapper: alpha", np.stack([state.alpha for state in states]), alphas
+    mixed = alphas[:, None] * z[None] + (1 - alphas[:, None]) * own
+    yield "mapper: mixture", np.stack([run.personal(i) for i in range(7)]), mixed
+
+
+def gap(ours, theirs) -> float:
+    assert np.asarray(ours).dtype == np.float64
+    assert np.abs(theirs).max() > 1e-2
+    return float(np.abs(np.asarray(ours) - theirs).max())
+
+
+if __name__ == "__main__":
+    parts = (l2gd_gaps, fedrep_gaps, agnostic_gaps, mapper_gaps)
+    gaps = {name: gap(*pair) for part in parts for name, *pair in part()}
+    print(json.dumps(gaps))
