@@ -21,7 +21,7 @@ FULL: dict[str, Any] = {"steps": 3, "batch_size": None}
 
 
 def mapper(alpha: Any = 0.5, grid=0, held=0.0, **work):
-    return fb.mapper(on.loss, RATE, alpha=alpha, grid=grid, held=held, **work)
+    return fb.mapper(on.loss, RATE, alpha=alpha, grid=grid, held_out=held, **work)
 
 
 def new_run(algorithm, rounds=4, cohort=3, **settings):
@@ -85,7 +85,7 @@ def test_held_out_rows_tell_who_is_alike():
     rows = np.repeat(centres, 10, axis=0) + rng.standard_normal((100, 20))
     matrices = np.broadcast_to(np.eye(20), (100, 20, 20))
     federation = fb.federate((matrices, rows), np.split(np.arange(100), 10))
-    algorithm = fb.mapper(quadratic_loss, 0.3, held=0.5, steps=4, batch_size=None)
+    algorithm = fb.mapper(quadratic_loss, 0.3, held_out=0.5, steps=4, batch_size=None)
     run = fb.simulate(
         *(algorithm, jnp.zeros(20), federation, KEY), rounds=30, every=30
     ).complete()
@@ -130,8 +130,8 @@ def test_a_nudge_is_a_linear_term_for_the_shared_model():
     [
         ({"alpha": 1.5}, r"alpha: 1.5 is not in \[0, 1\]"),
         ({"grid": 1, "held": 0.2}, "grid: 1 is not 0 or at least 2"),
-        ({"grid": 3, "held": 0.0}, "held: 0.0 is not between 0 and 1"),
-        ({"grid": 3, "held": 1.0}, "held: 1.0 is not between 0 and 1"),
+        ({"grid": 3, "held": 0.0}, r"held_out: 0.0 is not in \(0, 1\)"),
+        ({"grid": 3, "held": 1.0}, r"held_out: 1.0 is not in \(0, 1\)"),
     ],
 )
 def test_what_makes_no_sense_is_refused_in_one_line(settings, line):

@@ -99,7 +99,7 @@ ALGORITHMS = {
         p.loss, RATE, clients=len(COUNTS), q_rate=0.1, steps=3, batch_size=2
     ),
     "mapper": lambda p: fb.mapper(
-        p.loss, RATE, held=0.4, grid=3, steps=2, batch_size=2
+        p.loss, RATE, held_out=0.4, grid=3, steps=2, batch_size=2
     ),
 }
 

@@ -28,6 +28,10 @@ OWN = {
     "pfedme": {"lam": 1.0, "inner_rate": 0.1, "inner_steps": 3},
     "ditto": {"lam": 0.5, "personal": {"rate": 0.1, "steps": 3, "batch_size": 4}},
     "finetune": {"tune": {"rate": 0.1, "epochs": 1, "batch_size": "all"}},
+    "l2gd": {"lam": 0.5},
+    "fedrep": {"head": ["bias"], "head_steps": 2},
+    "agnostic": {"q_rate": 0.01},
+    "mapper": {"grid": 3},
     "flix": {"alpha": 0.5, "steps": 1, "personal": {"solver": "lbfgs", "most": 3}},
     "flix_local": {
         "alpha": [0.5, 0.6, 0.7, 0.8, 0.9, 1.0],
@@ -81,7 +85,7 @@ def run_with_stops(config, path):
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_every_algorithm_runs(name, tiny, tmp_path):
     tiny["algorithm"] |= {"name": name, **OWN.get(name, {})}
-    tiny["run"] |= {"rounds": 2, "every": 1}
+    tiny["run"] |= {"rounds": 2, "every": 1, "cohort": 6 if name == "l2gd" else 3}
     summary = run_config(check(tiny, "here"), tmp_path / "out")
     (result,) = summary["runs"]
     assert result["round"] == 2

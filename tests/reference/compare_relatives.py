@@ -96,7 +96,8 @@ def mapper_gaps():
     train = on.federation.train
     rows = [train.rows(client) for client in range(7)]
     weights = np.linspace(0, 1, 5)
-    algorithm = fb.mapper(on.loss, RATE, alpha=0.3, grid=5, held=0.4, steps=4, **full)
+    fitted = {"alpha": 0.3, "grid": 5, "held_out": 0.4}
+    algorithm = fb.mapper(on.loss, RATE, **fitted, steps=4, **full)
     run = new_run(algorithm).complete()
     z, own, alphas = paper.mapper(
         rows, start, chosen, RATE, 4, 0.4, weights, 0.3, train.counts

@@ -52,7 +52,7 @@ def mapper(
     *,
     alpha: float | np.ndarray = 0.5,
     grid: int = 11,
-    held: float = 0.2,
+    held_out: float = 0.2,
     steps: Steps,
     batch_size: int | None,
     mix: Mixing = mixing.parameters,
@@ -64,7 +64,7 @@ def mapper(
         optimizer: of both models; a number is plain SGD with that rate.
         alpha: of the shared model, at first; in [0, 1], or an array over clients.
         grid: how many weights from 0 to 1 are tried, at least 2; 0 keeps alpha.
-        held: fraction of a client's training rows that alpha is fitted on.
+        held_out: fraction of a client's training rows that alpha is fitted on.
         steps: of a round on either model, an array over clients, or ``Epochs``.
         batch_size: rows of a step, or None for all of them.
         mix: ``mixing.parameters`` or ``mixing.outputs``.
@@ -74,8 +74,8 @@ def mapper(
         raise ValueError(f"alpha: {alpha} is not in [0, 1]")
     if grid == 1 or grid < 0:
         raise ValueError(f"grid: {grid} is not 0 or at least 2")
-    if not (0 < held < 1 or held == grid == 0):
-        raise ValueError(f"held: {held} is not between 0 and 1, or 0 with grid 0")
+    if not (0 < held_out < 1 or held_out == grid == 0):
+        raise ValueError(f"held_out: {held_out} is not in (0, 1), or 0 with grid 0")
     work = {"optimizer": optimizer, "steps": steps, "batch_size": batch_size}
 
     def at(shared, own, weight, batch):
@@ -85,7 +85,7 @@ def mapper(
         return (), MapperClient(params, per_client(alpha, shard))
 
     def client(down, client, shard, key):
-        seen, unseen = part(shard, held, 1.0), part(shard, 0.0, held)
+        seen, unseen = part(shard, held_out, 1.0), part(shard, 0.0, held_out)
 
         def tried(weight):
             own, _ = descend(

@@ -86,11 +86,16 @@ def build(config: Config) -> Built:
     _check_lists(options, federation.clients)
     chosen = getattr(options, "name")  # noqa: B009
     alone = config.measure.local and chosen != "local_only"
-    dim = trees.size(jax.eval_shape(model.init, jax.random.key(0)))
+    params = jax.eval_shape(model.init, jax.random.key(0))
+    dim = trees.size(params)
     entry = ALGORITHMS[chosen]
     known = smoothness(config.model, name, federation) if entry.constants else None
     options, own = with_rates(config, known, dim)
-    algorithm = entry.build(loss, options, *([known] if entry.constants else []))
+    known_here = {"clients": federation.clients, "params": params}
+    algorithm = entry.build(
+        *(loss, options, *([known] if entry.constants else [])),
+        **{name: known_here[name] for name in entry.takes},
+    )
     algorithm = compressed(config.compress, algorithm, chosen, dim, federation.clients)
     return Built(
         federation=federation,

@@ -34,6 +34,16 @@ from fedblend.experiment.personal_options import (
     perfedavg,
     pfedme,
 )
+from fedblend.experiment.relatives_options import (
+    Agnostic,
+    FedRep,
+    L2gd,
+    Mapper,
+    agnostic,
+    fedrep,
+    l2gd,
+    mapper,
+)
 from fedblend.experiment.section import NotNegative, Positive
 from fedblend.experiment.work import LocalWork, Rule, transform
 
@@ -162,6 +172,8 @@ class Entry(NamedTuple):
     """The library's own builder, whose file describes the algorithm."""
     constants: bool = False
     """Whether ``build`` also takes the constants of f_i, or None, where unknown."""
+    takes: tuple[str, ...] = ()
+    """What ``build`` takes by name: "clients", how many, "params", by shape."""
 
     @property
     def description(self) -> str:
@@ -197,6 +209,10 @@ ALGORITHMS: dict[str, Entry] = {
     "perfedavg": Entry(PerFedAvg, perfedavg, algorithms.perfedavg),
     "pfedme": Entry(PFedMe, pfedme, algorithms.pfedme),
     "ditto": Entry(Ditto, ditto, algorithms.ditto),
+    "l2gd": Entry(L2gd, l2gd, algorithms.l2gd),
+    "fedrep": Entry(FedRep, fedrep, algorithms.fedrep, takes=("params",)),
+    "agnostic": Entry(Agnostic, agnostic, algorithms.agnostic, takes=("clients",)),
+    "mapper": Entry(Mapper, mapper, algorithms.mapper),
 }
 """The algorithms that a configuration can name."""
 
