@@ -59,7 +59,7 @@ def apfl(
                 w_i, v[i], a[i] = w_i - eta * down_w, v[i] - eta * down_v, new_a
             last[i] = w_i
             reached.append(w_i)
-        w = sum(reached) / len(cohort)
+        w = np.mean(reached, axis=0)
     return w, np.stack(v), np.array(a), np.stack(last)
 
 
@@ -82,9 +82,9 @@ def averaged(problem, w, cohorts, batches, eta, a, shift):
                 w_j[i] = w_j[i] - eta(t) * down_w
                 v[i] = v[i] - eta(t) * down_v
             weights.append((t + shift) ** 2)
-            means.append(sum(w_j.values()) / len(cohort))
+            means.append(np.mean([*w_j.values()], axis=0))
             own.append([one.copy() for one in v])
-        w = sum(w_j.values()) / len(cohort)
+        w = np.mean([*w_j.values()], axis=0)
     total = sum(weights)
     w_hat = sum(p * mean for p, mean in zip(weights, means, strict=True)) / total
     v_hat = []
@@ -111,7 +111,7 @@ def fedtorch(problem, w, cohorts, batches, eta, a):
                     slope = (v[i] - w_i) @ (a[i] * by_v + (1 - a[i]) * by_w)
                     a[i] = np.clip(a[i] - eta * (slope + 0.02 * a[i]), 0, 1)
             reached.append(w_i)
-        w = sum(reached) / len(cohort)
+        w = np.mean(reached, axis=0)
     return w, np.stack(v), np.array(a)
 
 

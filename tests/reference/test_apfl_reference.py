@@ -36,6 +36,11 @@ def test_the_slope_of_alpha_is_that_of_central_differences(gaps, mix):
     assert gaps[f"slope, {mix}"] < 1e-6
 
 
+def test_mixtures_of_outputs_and_of_parameters_differ_on_networks(gaps):
+    """On the linear models above they are the same run."""
+    assert gaps["slopes apart"] > 1e-3
+
+
 def test_long_training_with_one_step_a_round_leads_to_each_clients_own_minimiser(gaps):
     assert gaps["limit, 1 steps, rate 0.4"] < 1e-5
 
