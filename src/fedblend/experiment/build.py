@@ -91,12 +91,13 @@ def build(config: Config) -> Built:
     entry = ALGORITHMS[chosen]
     known = smoothness(config.model, name, federation) if entry.constants else None
     options, own = with_rates(config, known, dim)
-    known_here = {"clients": federation.clients, "params": params}
-    algorithm = entry.build(
-        *(loss, options, *([known] if entry.constants else [])),
-        **{name: known_here[name] for name in entry.takes},
+    facts_it_takes = (
+        *([known] if entry.constants else []),
+        *([federation.clients] if entry.clients else []),
     )
-    algorithm = compressed(config.compress, algorithm, chosen, dim, federation.clients)
+    algorithm = entry.build(loss, options, *facts_it_takes)
+    said = trees.size(config.algorithm.said(params))
+    algorithm = compressed(config.compress, algorithm, chosen, said, federation.clients)
     return Built(
         federation=federation,
         model=model,

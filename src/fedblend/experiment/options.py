@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 
 from pydantic import model_validator
 
+from fedblend.core import PyTree
 from fedblend.experiment.section import Mixing
 from fedblend.experiment.work import LocalWork
 
@@ -20,6 +21,10 @@ class Options(LocalWork):
     mixes: ClassVar[bool] = False
 
     alpha: Mixing | list[Mixing] | None = None
+
+    def said(self, params: PyTree) -> PyTree:
+        """What clients send of the parameters, by shape: all, if nobody says else."""
+        return params
 
     @model_validator(mode="after")
     def _alpha_has_a_meaning(self) -> "Options":

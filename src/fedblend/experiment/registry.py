@@ -172,8 +172,8 @@ class Entry(NamedTuple):
     """The library's own builder, whose file describes the algorithm."""
     constants: bool = False
     """Whether ``build`` also takes the constants of f_i, or None, where unknown."""
-    takes: tuple[str, ...] = ()
-    """What ``build`` takes by name: "clients", how many, "params", by shape."""
+    clients: bool = False
+    """Whether ``build`` also takes the number of clients."""
 
     @property
     def description(self) -> str:
@@ -210,8 +210,8 @@ ALGORITHMS: dict[str, Entry] = {
     "pfedme": Entry(PFedMe, pfedme, algorithms.pfedme),
     "ditto": Entry(Ditto, ditto, algorithms.ditto),
     "l2gd": Entry(L2gd, l2gd, algorithms.l2gd),
-    "fedrep": Entry(FedRep, fedrep, algorithms.fedrep, takes=("params",)),
-    "agnostic": Entry(Agnostic, agnostic, algorithms.agnostic, takes=("clients",)),
+    "fedrep": Entry(FedRep, fedrep, algorithms.fedrep),
+    "agnostic": Entry(Agnostic, agnostic, algorithms.agnostic, clients=True),
     "mapper": Entry(Mapper, mapper, algorithms.mapper),
 }
 """The algorithms that a configuration can name."""

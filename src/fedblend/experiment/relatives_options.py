@@ -26,6 +26,10 @@ from fedblend.experiment.section import (
 )
 
 
+def _under(name: str, path: str) -> bool:
+    return path == name or path.startswith(f"{name}/")
+
+
 class L2gd(Options):
     """Options of L2GD."""
 
@@ -52,6 +56,25 @@ class FedRep(Options):
     name: Literal["fedrep"]
     head: Annotated[list[str], Field(min_length=1)]
     head_steps: Count
+
+    def is_head(self, path: str) -> bool:
+        """Whether a parameter belongs to one of the named parts."""
+        return any(_under(name, path) for name in self.head)
+
+    def said(self, params: PyTree) -> list[Any]:
+        """The body; every name must be one of a part of the parameters."""
+        leaves, _ = jax.tree_util.tree_flatten_with_path(params)
+        named = {
+            jax.tree_util.keystr(path, simple=True, separator="/"): leaf
+            for path, leaf in leaves
+        }
+        for name in self.head:
+            if not any(_under(name, path) for path in named):
+                raise ConfigError(
+                    f'algorithm.head: "{name}" is no part of the model, whose '
+                    f"parameters are {', '.join(named)}"
+                )
+        return [leaf for path, leaf in named.items() if not self.is_head(path)]
 
 
 class Agnostic(Options):
@@ -93,30 +116,12 @@ def l2gd(loss: Loss, options: L2gd) -> Algorithm:
     )
 
 
-def fedrep(loss: Loss, options: FedRep, params: PyTree) -> Algorithm:
-    """FedRep, whose heads are the named parts of the parameters.
-
-    Raises:
-        ConfigError: the parameters have no part of such a name.
-    """
-    leaves, _ = jax.tree_util.tree_flatten_with_path(params)
-    paths = [
-        jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in leaves
-    ]
-
-    def under(name: str, path: str) -> bool:
-        return path == name or path.startswith(f"{name}/")
-
-    for name in options.head:
-        if not any(under(name, path) for path in paths):
-            raise ConfigError(
-                f'algorithm.head: "{name}" is no part of the model, whose parameters '
-                f"are {', '.join(paths)}"
-            )
+def fedrep(loss: Loss, options: FedRep) -> Algorithm:
+    """FedRep, whose heads are the named parts of the parameters."""
     return algorithms.fedrep(
         loss,
         options.chosen(),
-        head=lambda path: any(under(name, path) for name in options.head),
+        head=options.is_head,
         head_steps=options.head_steps,
         **amount_of_work(options),
     )
