@@ -160,6 +160,13 @@ def test_it_ends_at_the_minimiser_of_the_mean_loss_after_one_step(lane):
         np.testing.assert_allclose(found, model, rtol=0, atol=1e-5)
 
 
-def test_an_unknown_hessian_is_refused():
-    with pytest.raises(ValueError, match="hessian: 'full' is unknown, it is one of"):
-        fb.perfedavg(on.loss, 0.1, inner_rate=0.1, hessian="full", **full)
+@pytest.mark.parametrize(
+    ("settings", "line"),
+    [
+        ({"hessian": "full"}, "hessian: 'full' is unknown, it is one of 'exact'"),
+        ({"hessian": "differences", "delta": 0.0}, "delta: 0.0 is not above 0"),
+    ],
+)
+def test_hessians_without_a_meaning_are_refused(settings, line):
+    with pytest.raises(ValueError, match=line):
+        fb.perfedavg(on.loss, 0.1, inner_rate=0.1, **settings, **full)

@@ -26,7 +26,7 @@ def limits():
     """Both strengths in one sweep; 0.7^60 of the inner error remains, 1e-9."""
     return fb.simulate(
         lambda lam: fb.pfedme(
-            on.loss, 0.5, lam=lam, inner_rate=0.3, inner_steps=60, **full
+            on.loss, 0.4, lam=lam, inner_rate=0.3, inner_steps=60, **full
         ),
         *(on.params, on.federation, KEY),
         rounds=250,

@@ -97,6 +97,8 @@ def perfedavg(
     if hessian not in _PRODUCTS:
         known = ", ".join(repr(name) for name in _PRODUCTS)
         raise ValueError(f"hessian: {hessian!r} is unknown, it is one of {known}")
+    if isinstance(delta, float | int) and not delta > 0:  # traced inside a sweep
+        raise ValueError(f"delta: {delta} is not above 0")
     slope, product = gradient(loss), _PRODUCTS[hessian]
     work = {"steps": steps, "batch_size": batch_size}
     train = partial(descend, optimizer=optimizer, further=("inner", "hessian"), **work)
