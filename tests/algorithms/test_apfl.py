@@ -177,7 +177,7 @@ def test_who_can_hold_out_nothing_keeps_its_alpha(batch_size):
         ({"alpha": 1.5}, r"alpha: 1.5 is not in \[0, 1\]"),
         ({"alpha": np.array([0.1, -0.2])}, "alpha: .* is not in"),
         ({"learn": "often"}, "learn: 'often' is unknown"),
-        ({"held_out": 1.0}, r"held_out: 1.0 is not a fraction in \[0, 1\)"),
+        ({"held_out": 0.95}, r"held_out: 0.95 is not in \[0, 0.9\]"),
     ],
 )
 def test_bad_settings_are_refused_in_one_line(wrong, message):

@@ -15,6 +15,8 @@ import optax
 
 LEARN = ("step", "round", "fixed")
 """When alpha moves."""
+MOST_HELD_OUT = 0.9
+"""The largest fraction of rows held out: every client keeps some to train on."""
 
 
 def check(alpha, learn: str, held_out: float = 0.0) -> None:
@@ -24,8 +26,8 @@ def check(alpha, learn: str, held_out: float = 0.0) -> None:
         raise ValueError(f"alpha: {alpha} is not in [0, 1]")
     if learn not in LEARN:
         raise ValueError(f"learn: {learn!r} is unknown, it is one of {LEARN}")
-    if not 0 <= held_out < 1:
-        raise ValueError(f"held_out: {held_out} is not a fraction in [0, 1)")
+    if not 0 <= held_out <= MOST_HELD_OUT:
+        raise ValueError(f"held_out: {held_out} is not in [0, {MOST_HELD_OUT}]")
 
 
 def moving(

@@ -6,15 +6,16 @@
 ``held_out`` on which rows: 0 stands for the training rows of the models themselves.
 """
 
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from pydantic import model_validator
 
 from fedblend import algorithms, mixing
+from fedblend.algorithms.apfl_alpha import MOST_HELD_OUT
 from fedblend.core import Algorithm, Loss
 from fedblend.experiment.options import Options, amount_of_work
-from fedblend.experiment.section import Fraction, Mixing, Positive
+from fedblend.experiment.section import Mixing, Positive, between
 
 
 class _Apfl(Options):
@@ -33,7 +34,7 @@ class Apfl(_Apfl):
     name: Literal["apfl"]
     learn: Literal["step", "round", "fixed"] = "step"
     alpha_rate: Positive | None = None
-    held_out: Fraction = 0.0
+    held_out: Annotated[float, between(0, MOST_HELD_OUT, closed=True)] = 0.0
     fresh: bool = False
     mix: Literal["parameters", "outputs"] = "parameters"
     aggregated: bool = True
