@@ -41,7 +41,7 @@ _PROGRAMS: dict = {}
 def new_run(name, on=None, seed=0, compile_anew=False, **settings):
     """A run of a case that has not begun; it uses the programs of others like it."""
     on = problem() if on is None else on
-    chosen = SETTINGS | {"cohort": cohort_of(name)} | settings
+    chosen: dict[str, Any] = SETTINGS | {"cohort": cohort_of(name)} | settings
     run = fb.simulate(
         CASES[name](on), on.params, on.federation, jax.random.key(seed), **chosen
     )
