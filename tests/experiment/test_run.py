@@ -150,6 +150,11 @@ def test_the_folder(tiny, tmp_path):
     assert {"test_local_loss", "test_personal_recall@3"} <= set(clients[0])
     bits = sum(int(c["bits_up"]) for c in clients if c["seed"] == "3")
     assert bits == summary["runs"][0]["bits"]["up"]
+    with open(out / "harm.csv") as file:
+        harmed = list(csv.DictReader(file))
+    assert len(harmed) == 6
+    assert float(harmed[0]["harm"]) == max(float(row["harm"]) for row in harmed)
+    assert summary["harm"].startswith("test ")
     for seed in (3, 5):
         arrays, words = unpack((out / f"model-seed{seed}.safetensors").read_bytes())
         assert arrays[".weight"].shape == (10, 64)

@@ -9,6 +9,7 @@
     metrics.jsonl      a row after every block of rounds, and for every seed
     summary.json       the end, with harmed clients and costs
     clients.csv        every client's rows, bits, measures, norm of its own model
+    harm.csv           who gains by the personal model, and who is harmed
     model.safetensors  the shared model, one file a seed where there are several
     checkpoint, local_checkpoint     to go on from; the second is of training alone
     states, local_states             client states, where they are kept on disk
@@ -62,6 +63,11 @@ class Folder(NamedTuple):
     def clients(self) -> Path:
         """The clients at the end."""
         return self.path / "clients.csv"
+
+    @property
+    def harm(self) -> Path:
+        """Who gains and who is harmed."""
+        return self.path / "harm.csv"
 
     @property
     def figures(self) -> Path:

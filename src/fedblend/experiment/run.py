@@ -18,11 +18,19 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from fedblend.experiment import local_models, mixing_weights, outputs, sections, toml
+from fedblend.experiment import (
+    harm,
+    local_models,
+    mixing_weights,
+    outputs,
+    sections,
+    toml,
+)
 from fedblend.experiment.build import Built, build
 from fedblend.experiment.config import Config, check, difference, dump
 from fedblend.experiment.outputs import Folder
 from fedblend.experiment.section import ConfigError, RunError
+from fedblend.report.harm import plot_harm, sentence
 from fedblend.runtime import checkpoint
 from fedblend.runtime.checkpoint import CheckpointError
 from fedblend.runtime.precision import precision
@@ -249,7 +257,10 @@ def _finish(
     outputs.write_models(folder, run, seeds)
     columns = local_models.columns(run) | mixing_weights.columns(run)
     outputs.write_clients(folder, run, seeds, columns)
-    _draw(folder, run, seeds)
+    harmed = harm.harm_of(run, outputs.rows(run, seeds), columns)
+    if harmed is not None:
+        harm.write_harm(folder, harmed)
+    _draw(folder, run, seeds, harmed)
     found = [run.summary()] if run.lanes is None else run.summary()
     summary = {
         "name": config.name,
@@ -258,13 +269,16 @@ def _finish(
         "warnings": [*built.warnings, *warnings],
         **own_models,
         **own_weights,
+        **({} if harmed is None else {"harm": sentence(harmed.found)}),
         "runs": [{"seed": s, **one} for s, one in zip(seeds, found, strict=True)],
     }
     outputs.write_text(folder.summary, outputs.as_json(summary))
     return outputs.read_json(folder.summary)
 
 
-def _draw(folder: Folder, run: Run, seeds: list[int]) -> None:
+def _draw(folder: Folder, run: Run, seeds: list[int], harmed: harm.Harm | None) -> None:
     from fedblend.report.figures import plot_rows
 
     plot_rows(outputs.rows(run, seeds), folder.figures, run.measured)
+    if harmed is not None:
+        plot_harm(*harmed, folder.figures / "harm")

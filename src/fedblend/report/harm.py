@@ -104,8 +104,9 @@ def sentence(found: Comparison) -> str:
         known = gain[~np.isnan(gain)]
         lost = -known[known < 0]
         of = f"{len(lost)} of {len(known)} clients do worse than {THAN[name]}"
-        worst = f", by {lost.mean():.3g} on average and {lost.max():.3g} at worst"
-        parts.append(of + (worst if lost.size else ""))
+        if lost.size:
+            of += f", by {lost.mean():.3g} on average and {lost.max():.3g} at worst"
+        parts.append(of)
     return f"{found.split} {found.metric}: {'; '.join(parts)}"
 
 
