@@ -113,6 +113,7 @@ def sentence(found: Comparison) -> str:
 def plot_harm(found: Comparison, clients: Clients, stem: Path) -> list[Path]:
     """Sorted gains, gain against rows, and alpha's histogram; what was written."""
     import matplotlib
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     with matplotlib.rc_context(STYLE):
         count = 2 if clients.alpha is None else 3
@@ -125,11 +126,14 @@ def plot_harm(found: Comparison, clients: Clients, stem: Path) -> list[Path]:
         axes[1].scatter(clients.train, gain, c=colours, s=14)
         axes[1].axhline(0, color="#404040", linewidth=0.8)
         axes[1].set_xscale("log")
+        axes[1].xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes[1].xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
+        axes[1].xaxis.set_minor_formatter(NullFormatter())
         axes[1].set_xlabel("training rows of the client")
         axes[1].set_ylabel(f"gain over {LABELS[other]}")
         if clients.alpha is not None:
             bins = np.linspace(0, 1, 21).tolist()
-            axes[2].hist(clients.alpha, bins=bins, color=COLOURS["shared"])
+            axes[2].hist(clients.alpha, bins, color=COLOURS["shared"], edgecolor="w")
             axes[2].set_xlabel("alpha, the weight of the shared model")
             axes[2].set_ylabel("clients")
         return save_both(figure, stem)
