@@ -6,8 +6,8 @@ import os
 # passes the tests take a quarter less. JAX_DISABLE_MOST_OPTIMIZATIONS=0 has them back.
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
 
-import jax  # noqa: E402
-import pytest  # noqa: E402
+import jax
+import pytest
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
