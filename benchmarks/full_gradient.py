@@ -68,12 +68,12 @@ def products(train):
 
     def by_client():
         for rows, slope in own:
-            rows @ point
-            rows.T @ slope
+            np.matmul(rows, point)
+            np.matmul(rows.T, slope)
 
     def all_at_once():
-        inputs @ point
-        inputs.T @ slopes
+        np.matmul(inputs, point)
+        np.matmul(inputs.T, slopes)
 
     return by_client, all_at_once
 
