@@ -35,7 +35,7 @@ from fedblend import trees
 from fedblend.compress.compressor import Compressor, decode, encode
 from fedblend.core import Algorithm, PyTree, Ragged
 from fedblend.data.batches import per_client
-from fedblend.wrap.nesting import delta_of
+from fedblend.wrap.nesting import delta_of, through
 
 
 class DianaClient(NamedTuple):
@@ -141,15 +141,11 @@ def diana(
         down, inner = algorithm.server(heard, down, server.inner, central, key)
         return down, DianaServer(inner, memory)
 
-    return algorithm._replace(
+    return through(algorithm)._replace(
         enroll=enroll,
         start=begin,
         client=client,
         server=server,
-        personal=lambda down, client, shard, key: algorithm.personal(
-            down, client.inner, shard, key
-        ),
-        ask=lambda client, shard: algorithm.ask(client.inner, shard),
         decode=undo,
         needs=algorithm.needs._replace(mean=True),
     )

@@ -28,7 +28,7 @@ import numpy as np
 from fedblend import trees
 from fedblend.compress.compressor import Compressor, decode, encode
 from fedblend.core import Algorithm, PyTree
-from fedblend.wrap.nesting import delta_of
+from fedblend.wrap.nesting import delta_of, through
 
 
 class Ef21Client(NamedTuple):
@@ -86,15 +86,11 @@ def ef21(algorithm: Algorithm, compressor: Compressor) -> Algorithm:
         down, inner = algorithm.server(heard, down, server.inner, central, key)
         return down, Ef21Server(inner, estimate)
 
-    return algorithm._replace(
+    return through(algorithm)._replace(
         enroll=enroll,
         start=start,
         client=client,
         server=server,
-        personal=lambda down, client, shard, key: algorithm.personal(
-            down, client.inner, shard, key
-        ),
-        ask=lambda client, shard: algorithm.ask(client.inner, shard),
         decode=undo,
         needs=algorithm.needs._replace(mean=True),
     )

@@ -1,9 +1,9 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""What may stand inside an encoding wrapper: checked when it is traced."""
+"""Wrappers around other algorithms: what may stand inside, and what passes through."""
 
 from fedblend.compress.compressor import Encoded
-from fedblend.core import PyTree, Up
+from fedblend.core import Algorithm, PyTree, Up
 
 
 def delta_of(up: Up, wrapper: str) -> PyTree:
@@ -16,3 +16,16 @@ def delta_of(up: Up, wrapper: str) -> PyTree:
             "of compressed, diana and ef21, outermost"
         )
     return up.delta
+
+
+def through(algorithm: Algorithm) -> Algorithm:
+    """The algorithm for clients whose state has its own state as ``inner``.
+
+    What a client deploys and asks for is left to it; the rest is the wrapper's.
+    """
+    return algorithm._replace(
+        personal=lambda down, client, shard, key: algorithm.personal(
+            down, client.inner, shard, key
+        ),
+        ask=lambda client, shard: algorithm.ask(client.inner, shard),
+    )

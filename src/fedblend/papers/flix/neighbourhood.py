@@ -15,6 +15,7 @@ from fedblend.papers.flix.sparse import (
     Course,
     course,
     draw,
+    evidence,
     linear_ks,
     rounds_to_settle,
 )
@@ -87,14 +88,7 @@ def check(quick: bool) -> Finding:
             "alphas": alphas,
             "plateaus": plateaus,
             "dgd_ends_at": ends,
-            "courses": {
-                name: [one._asdict() for one in those]
-                for name, those in courses.items()
-            },
-            "residuals_of_x*": {
-                name: [optimum(of, alpha).residual for alpha in alphas]
-                for name, of in problems.items()
-            },
+            **evidence(courses, problems, alphas),
         },
         figures={
             across: draw(courses, alphas, across) for across in ("rounds", "floats")

@@ -12,7 +12,7 @@ import fedblend as fb
 from fedblend import theory
 from fedblend.compress import rand_k
 from fedblend.papers.drawing import banded, legend_above, panels, shades
-from fedblend.papers.flix.logistic import Problem
+from fedblend.papers.flix.logistic import Problem, optimum
 from fedblend.papers.flix.solving import gaps, solve
 
 NAMES = {"dgd": "DGD", "dcgd": "DCGD", "diana": "DIANA"}
@@ -119,6 +119,23 @@ def rounds_to_settle(of: Problem, solver: str, k: int, times: float, most: int) 
 def linear_ks(dim: int, count: int) -> list[int]:
     """Values of k linearly spaced between 1 and d, as in the paper."""
     return [round(k) for k in np.linspace(1, dim, count)]
+
+
+def evidence(
+    courses: dict[str, list[Course]],
+    problems: dict[str, Problem],
+    alphas: Sequence[float],
+) -> dict[str, Any]:
+    """All courses, and how exactly the optima were solved, by dataset."""
+    return {
+        "courses": {
+            name: [one._asdict() for one in those] for name, those in courses.items()
+        },
+        "residuals_of_x*": {
+            name: [optimum(of, alpha).residual for alpha in alphas]
+            for name, of in problems.items()
+        },
+    }
 
 
 def draw(courses: dict[str, list[Course]], alphas: Sequence[float], across: str) -> Any:

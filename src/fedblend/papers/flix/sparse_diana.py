@@ -12,13 +12,14 @@ from fedblend.compress import Compressor, identity, rand_k
 from fedblend.core import static_bits
 from fedblend.papers.claims import Claim, Finding, Verdict
 from fedblend.papers.flix import logistic
-from fedblend.papers.flix.logistic import Problem, optimum
+from fedblend.papers.flix.logistic import Problem
 from fedblend.papers.flix.promises import descent_rounds
 from fedblend.papers.flix.solving import side_by_side
 from fedblend.papers.flix.sparse import (
     Course,
     course,
     draw,
+    evidence,
     linear_ks,
     rounds_to_settle,
 )
@@ -32,8 +33,8 @@ WANTED = {"mushrooms": 3.0, "a6a": 3.0, "w6a": 3.0, "ijcnn1": 1.8}
 class Saving(NamedTuple):
     """What DGD sends until ``TARGET`` at alpha 1, over what DIANA sends.
 
-    ``floats`` is until the mean over seeds is there, ``floats_of_a_run`` until a run is
-    there, in the mean over seeds; the rest is of the mean over seeds, too.
+    ``floats`` is until the mean over seeds is there, ``floats_of_a_run`` until half of
+    the runs are there; the rest is of the mean over seeds, too.
     """
 
     k: int
@@ -82,10 +83,7 @@ def check(quick: bool) -> Finding:
         )
         for name, intercept in settings
     }
-    best = {
-        name: max(those[-2:], key=lambda saving: saving.floats)
-        for name, those in savings.items()
-    }
+    best = {name: those[-2] for name, those in savings.items()}
     good = [slower[name] and cheaper[name] for name in names]
     verdict = Verdict.partly if any(good) else Verdict.differs
     return Finding(
@@ -97,7 +95,7 @@ def check(quick: bool) -> Finding:
             f"{name} {one.floats:.2f} or {one.floats_of_a_run:.2f} (k = {one.k})"
             for name, one in best.items()
         )
-        + "; first for the mean over seeds to get there, then for a run.",
+        + "; first for the mean over seeds to get there, then for half of the runs.",
         numbers={
             "alphas": alphas,
             "slower_by_rounds": slower,
@@ -106,7 +104,9 @@ def check(quick: bool) -> Finding:
             "met": {
                 name: {
                     "by the mean": bool(one.floats >= WANTED[name.split()[0]]),
-                    "by a run": bool(one.floats_of_a_run >= WANTED[name.split()[0]]),
+                    "by half of the runs": bool(
+                        one.floats_of_a_run >= WANTED[name.split()[0]]
+                    ),
                 }
                 for name, one in best.items()
             },
@@ -114,27 +114,20 @@ def check(quick: bool) -> Finding:
                 name: [one._asdict() for one in those]
                 for name, those in savings.items()
             },
-            "courses": {
-                name: [one._asdict() for one in those]
-                for name, those in courses.items()
-            },
-            "residuals_of_x*": {
-                name: [optimum(of, alpha).residual for alpha in alphas]
-                for name, of in problems.items()
-            },
+            **evidence(courses, problems, alphas),
         },
         figures={
             across: draw(courses, alphas, across) for across in ("rounds", "floats")
         },
         why=f"{clients} clients, theoretical steps, from x_avg; bands are {seeds} "
-        f"seeds, the last sentence is of the mean of {2 if quick else 10}. It tries k "
-        "of 1, 2, 3, 4, 6, d/20, d/10, d/2 and 7d/8, and measures the best again with "
-        "other seeds, with memories from 0 and from the gradient (sent whole, and "
-        "counted). Places are drawn from keys that both sides know; `bits_with_places` "
-        "counts float32 values with packed places. The paper has no intercept; both "
-        "are shown, as ijcnn1 is so well conditioned without (L/mu = 1.9) that DGD "
-        "needs only 7 rounds, while it takes several times d floats to fill the "
-        "memories.",
+        f"seeds, the last sentence is of {2 if quick else 10} others. It tries k of 1, "
+        "2, 3, 4, 6, d/20, d/10, d/2 and 7d/8, and measures the best again with other "
+        "seeds: with memories from 0, which is said here, and from the gradient (sent "
+        "whole, and counted). Places are drawn from keys that both sides know; "
+        "`bits_with_places` counts float32 values with packed places. The paper has no "
+        "intercept; both are shown, as ijcnn1 is so well conditioned without (L/mu = "
+        "1.9) that DGD needs only 7 rounds, while it takes several times d floats to "
+        "fill the memories.",
     )
 
 
@@ -195,7 +188,7 @@ def _savings(of: Problem, ks: list[int] | None, seeds: int) -> list[Saving]:
             memory=memory,
             rounds=int(rounds),
             floats=float(spent / floats),
-            floats_of_a_run=float(spent / _first_hits(one).mean()),
+            floats_of_a_run=float(spent / np.median(_first_hits(one))),
             bits_with_places=float(everything / with_places) if reached else 0.0,
             floats_with_first_message=float(
                 (spent + of.dim + 1) / (floats + of.dim + 1)

@@ -10,7 +10,7 @@ from fedblend.papers.claims import Claim, Finding
 from fedblend.papers.flix.network_task import Plan, Task, Work, largest
 from fedblend.papers.flix.networks import finding, measured
 
-ROUNDS, LOCAL_ROUNDS = 1000, 100
+ROUNDS, LOCAL_ROUNDS = 700, 70
 """The paper has 3000."""
 ROLES, WINDOWS = 80, 150
 """Roles with most text, and how many windows of 80 characters of each."""
