@@ -11,6 +11,7 @@ import numpy as np
 
 from fedblend import keys, trees
 from fedblend.core import Key, Loss, PyTree, Shard, static_bits
+from fedblend.data import visiting
 from fedblend.data.batches import everything
 from fedblend.data.federation import Federation
 from fedblend.objectives import gradient
@@ -70,12 +71,9 @@ def at_every_client(
     federation: Federation,
 ) -> jax.Array:
     """What ``look`` makes of every client's full gradient, at its model."""
-    slope_at, train = gradient(loss), federation.train
-    examples = jax.tree.map(jnp.asarray, train.examples)
+    slope_at = gradient(loss)
 
-    def one(place):
-        shard = Shard(examples, place[0], place[1], place[2], train.capacity)
+    def one(shard: Shard) -> jax.Array:
         return look(slope_at(model_of(shard), everything(shard)), shard)
 
-    places = np.stack([train.starts, train.counts, np.arange(federation.clients)])
-    return jax.lax.map(one, jnp.asarray(places.T, jnp.int32))
+    return visiting.mapped(one, federation.train)

@@ -2,7 +2,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is known in advance: constants, steps, bounds and plans for FLIX and APFL."""
 
-from fedblend.theory import apfl, bounds, constants, one_shot, plan, steps
+from fedblend.theory import (
+    apfl,
+    bounds,
+    constants,
+    diversity,
+    generalisation,
+    one_shot,
+    plan,
+    steps,
+)
 from fedblend.theory.bounds import predicted
 from fedblend.theory.constants import Smoothness
 from fedblend.theory.mixtures import Mixture, mixture, stationary_weights, weights
@@ -25,6 +34,8 @@ __all__ = [
     "apfl",
     "bounds",
     "constants",
+    "diversity",
+    "generalisation",
     "largest_alpha",
     "largest_alpha_for_bits",
     "mixture",

@@ -1,0 +1,77 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""How far every client is from the others: the two measures that APFL's theorems use.
+
+With F the plain mean of all f_i, w* its minimiser and v_i* that of f_i::
+
+    zeta_i  = sup over w of |grad F(w) - grad f_i(w)|^2
+    Delta_i = |v_i* - w*|^2
+
+What the theorems leave as an error of the deployed model grows with both, times the
+square of alpha: clients that have more of them should share less.
+
+Reference: Deng, Kamani, Mahdavi, "Adaptive personalized federated learning", 2020,
+arXiv:2003.13461, section 5.
+"""
+
+import jax
+import numpy as np
+
+from fedblend import trees
+from fedblend.core import Loss, PyTree, Shard
+from fedblend.data import visiting
+from fedblend.data.batches import everything
+from fedblend.data.federation import Federation
+from fedblend.objectives import gradient
+from fedblend.theory.mixtures import stacked
+
+
+def gradient_diversity(
+    loss: Loss, points: PyTree, federation: Federation, *, chunk: int = visiting.CHUNK
+) -> np.ndarray:
+    """zeta_i of every client, the largest value at some points.
+
+    The supremum is over all w and may be infinite; at a few points it is bounded from
+    below, and it is exact where f_i differ by linear terms only.
+
+    Args:
+        loss: ``loss(params, rows) -> losses[rows]``.
+        points: parameters with a leading axis of points, such as the shared models of
+            some rounds.
+        federation: whose training rows.
+        chunk: clients whose gradients are taken side by side.
+
+    >>> import jax.numpy as jnp
+    >>> from fedblend.data.federation import federate
+    >>> from fedblend.data.sources.quadratics import quadratic_loss
+    >>> rows = np.ones((2, 1, 1)), np.array([[0.0], [4.0]])
+    >>> two = federate(rows, [np.array([0]), np.array([1])])
+    >>> gradient_diversity(quadratic_loss, jnp.zeros((1, 1)), two)
+    array([4., 4.])
+    """
+    slope_at, train = gradient(loss), federation.train
+
+    def of_point(point):
+        def slope(shard: Shard) -> PyTree:
+            return slope_at(point, everything(shard))
+
+        average = visiting.mean(slope, train, chunk)
+
+        def gap(shard: Shard) -> jax.Array:
+            return trees.squared_norm(trees.subtract(slope(shard), average))
+
+        return visiting.mapped(gap, train, chunk)
+
+    return np.asarray(jax.lax.map(of_point, points).max(axis=0), np.float64)
+
+
+def model_distances(personal: PyTree, shared: PyTree) -> np.ndarray:
+    """Delta_i of every client, if the models are the minimisers.
+
+    Args:
+        personal: v_i*, a tree of arrays with a leading axis of clients.
+        shared: w*, the minimiser of the mean of all f_i; not the shared model of FLIX,
+            which minimises another objective unless all alpha are 1.
+    """
+    centre = stacked(jax.tree.map(lambda leaf: leaf[None], shared))
+    return ((stacked(personal) - centre) ** 2).sum(axis=1)
