@@ -59,6 +59,7 @@ if TYPE_CHECKING:
     from fedblend.runtime.record import Record
     from fedblend.runtime.run import Run
     from fedblend.runtime.simulate import simulate
+    from fedblend.runtime.tuning import tune
     from fedblend.wrap import compressed, diana, ef21
 
 __version__ = "0.1.0"
@@ -121,6 +122,7 @@ __all__ = [
     "svrg",
     "theory",
     "trees",
+    "tune",
     "wrap",
 ]
 
@@ -137,6 +139,7 @@ _HOMES = {
     "runtime.record": "Record",
     "runtime.run": "Run",
     "runtime.simulate": "simulate",
+    "runtime.tuning": "tune",
     "wrap": "compressed diana ef21",
 }
 """Where each name lives; the estimators need scikit-learn and are not in __all__."""
