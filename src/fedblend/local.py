@@ -140,10 +140,15 @@ def resolve(
         return optimizer
     if not isinstance(optimizer, Scheduled):
         return optax.sgd(optimizer)
+
+    def rate(count):
+        # JAX divides an int32 in float32 even where everything else is float64.
+        return optimizer.schedule(jnp.asarray(count, int))
+
     if optimizer.unit == "round":
-        return optimizer.make(optimizer.schedule(round))
+        return optimizer.make(rate(round))
     if optimizer.unit == "step":
-        return optimizer.make(lambda count: optimizer.schedule(round * steps + count))
+        return optimizer.make(lambda count: rate(round * steps + count))
     raise ValueError(
         f"schedule: unit {optimizer.unit!r} is unknown, it is 'step' or 'round'"
     )

@@ -9,6 +9,8 @@ import pytest
 
 import fedblend as fb
 import problems
+from fedblend.local import resolve
+from fedblend.runtime.precision import precision
 
 on = problems.quadratics()
 STEPS_BY_CLIENT = np.array([1, 3, 2, 4, 1, 2, 3])
@@ -58,6 +60,17 @@ def test_a_schedule_inside_optax_starts_anew_every_round():
         for a in (plain, fixed)
     ]
     np.testing.assert_allclose(ends[0].shared, ends[1].shared, rtol=1e-6)
+
+
+@pytest.mark.parametrize("unit", ["round", "step"])
+def test_a_rate_made_of_whole_numbers_is_as_wide_as_the_model(unit):
+    with precision("float64"):
+        rule = resolve(
+            fb.Scheduled(lambda count: 1 / (count + 2), unit), jax.numpy.int32(1), 1
+        )
+        slope = np.ones(1)
+        step, _ = rule.update(slope, rule.init(slope))  # pyright: ignore
+        assert abs(float(step[0]) + 1 / 3) < 1e-15  # pyright: ignore
 
 
 def test_an_unknown_unit_is_refused_in_one_line():

@@ -17,8 +17,8 @@ Without a grid alpha_i stays as it is: at 1 this is FedAvg, at 0 training alone,
 between every client's mixture tends to its own optimum, whatever ``shared`` is.
 
 Where this differs from the paper: it mixes predictions (``mix=mixing.outputs``), here
-parameters are the default. y_i is fitted by steps from where it was, alpha_i by a grid,
-which multiplies the work on y_i. A client with too few rows to hold out keeps alpha_i.
+parameters are the default. y_i is fitted by steps from where it was, alpha_i by a grid.
+Weights are the runtime's. A client with too few rows to hold out keeps alpha_i.
 
 Reference: Mansour, Mohri, Ro, Suresh, "Three approaches for personalization with
 applications to federated learning", 2020, arXiv:2002.10619.
