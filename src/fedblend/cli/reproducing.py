@@ -18,6 +18,7 @@ class Paper(StrEnum):
     """The papers whose claims can be measured."""
 
     flix = "flix"
+    apfl = "apfl"
 
 
 def reproduce(

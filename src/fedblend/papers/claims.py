@@ -10,7 +10,7 @@ nothing is lost if a later one fails; the page is made of all that the folder ho
 import json
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -34,7 +34,8 @@ class Finding(NamedTuple):
 
     ``ours`` says it in one or two sentences with the deciding figures; ``why`` explains
     where it differs from the paper, in the result or in what was run; ``numbers`` is
-    all that was measured, plain values or arrays; ``figures`` are matplotlib's.
+    all that was measured, plain values or arrays; ``figures`` are matplotlib's;
+    ``table`` has a row of words each, first its head.
     """
 
     verdict: Verdict
@@ -42,15 +43,21 @@ class Finding(NamedTuple):
     numbers: Mapping[str, Any]
     figures: Mapping[str, Any]
     why: str = ""
+    table: Sequence[Sequence[str]] = ()
 
 
 class Claim(NamedTuple):
-    """A claim of a paper. ``check(quick)`` measures it, smaller where ``quick``."""
+    """A claim of a paper. ``check(quick)`` measures it, smaller where ``quick``.
+
+    One that takes long is ``resumable``: ``check(quick, folder)`` keeps there what it
+    has measured so far, and goes on from it.
+    """
 
     name: str
     title: str
     paper: str
-    check: Callable[[bool], Finding]
+    check: Callable[..., Finding]
+    resumable: bool = False
 
 
 def reproduce(
@@ -64,7 +71,8 @@ def reproduce(
 
     Args:
         claims: which.
-        folder: where ``NAME.json`` and the figures of each go.
+        folder: where ``NAME.json`` and the figures of each go, and ``kept`` what
+            resumable ones have so far.
         quick: small sizes, to see that everything works; verdicts mean little then.
         on_claim: called before each.
 
@@ -77,7 +85,8 @@ def reproduce(
         if on_claim is not None:
             on_claim(claim)
         begun = time.perf_counter()
-        finding = claim.check(quick)
+        kept = (folder / "kept" / claim.name,) if claim.resumable else ()
+        finding = claim.check(quick, *kept)
         seconds = time.perf_counter() - begun
         names = _save_figures(claim, finding, folder)
         entries.append(entry(claim, finding, quick, seconds, names))
@@ -98,12 +107,13 @@ def entry(
         "ours": finding.ours,
         "verdict": str(finding.verdict),
         "why": finding.why,
+        "table": plain(finding.table),
         "quick": quick,
         "seconds": round(seconds, 1),
         "device": device.device_kind,
         "versions": {"fedblend": __version__, "jax": jax.__version__},
         "figures": figures,
-        "numbers": _plain(finding.numbers),
+        "numbers": plain(finding.numbers),
     }
 
 
@@ -121,14 +131,14 @@ def _save_figures(claim: Claim, finding: Finding, folder: Path) -> list[str]:
     return names
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """Arrays as lists, numbers to six digits, and null for what is not finite."""
     if isinstance(value, Mapping):
-        return {str(name): _plain(part) for name, part in value.items()}
+        return {str(name): plain(part) for name, part in value.items()}
     if isinstance(value, np.ndarray | np.generic | jax.Array):
         value = np.asarray(value).tolist()
     if isinstance(value, list | tuple):
-        return [_plain(part) for part in value]
+        return [plain(part) for part in value]
     if isinstance(value, float):
         return float(f"{value:.6g}") if math.isfinite(value) else None
     return value

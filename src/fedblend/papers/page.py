@@ -28,6 +28,10 @@ def page(title: str, command: str, entries: Sequence[dict[str, Any]], at: str) -
 def _row(found: dict[str, Any]) -> str:
     claim = f"{found['claim']} {found['title']}"
     cells = (claim, found["paper"], found["ours"], found["verdict"])
+    return _line(cells)
+
+
+def _line(cells: Sequence[str]) -> str:
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
@@ -37,6 +41,9 @@ def _section(found: dict[str, Any], at: str) -> list[str]:
     lines += [f"Ours ({found['verdict']}): {found['ours']}", ""]
     if found["why"]:
         lines += [found["why"], ""]
+    if found.get("table"):
+        head, *rows = found["table"]
+        lines += [_line(head), "|---" * len(head) + "|", *map(_line, rows), ""]
     for name in found["figures"]:
         lines += [f"![{found['claim']}: {found['title']}]({at}/{name})", ""]
     numbers = f"[{found['claim']}.json]({at}/{found['claim']}.json)"

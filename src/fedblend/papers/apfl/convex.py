@@ -1,0 +1,200 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""A1 and A2: softmax regression on MNIST, by classes a client and by participation."""
+
+from pathlib import Path
+
+import fedblend as fb
+from fedblend.data.dataset import federation_of
+from fedblend.papers.apfl import methods, tables
+from fedblend.papers.apfl.relatives import fixed_pairs, random_pairs
+from fedblend.papers.apfl.runs import Method, Task, compare
+from fedblend.papers.claims import Claim, Finding, Verdict
+from fedblend.papers.kept import Kept
+
+L2 = 1e-4
+"""Of the penalty, which the paper does not tell."""
+PARTITIONS = {
+    "2 classes": random_pairs,
+    "five pairs of classes": fixed_pairs,
+    "4 classes": lambda labels, clients: fb.partition.classes_per_client(
+        labels, clients, 4
+    ),
+    "IID": lambda labels, clients: fb.partition.iid(len(labels), clients),
+}
+HOW = (
+    "Every method has the same rates to choose from, on validation rows with one seed; "
+    "other seeds are reported, all clients measured on MNIST's own test rows, shared "
+    "out as the training rows are. Batches of 20 and a penalty of 1e-4 are ours, the "
+    "paper does not tell; rates fall by 1 % a round. Alpha is the shared model's "
+    "weight: the paper's 0.25 is 0.75 here."
+)
+
+
+def task(quick: bool, partition, share: float = 1.0) -> Task:
+    """Softmax regression; ``share`` of the clients take part in a round."""
+    mnist = fb.sources.load("mnist")
+    if quick:
+        images, labels = mnist.rows
+        mnist = mnist._replace(rows=(images[:2000], labels[:2000]))
+    clients = 10 if quick else 100
+    federation = federation_of(
+        mnist, partition(mnist.rows[1], clients), validation=0.1, test="official"
+    )
+    model = fb.models.softmax(784, 10)
+    return Task(
+        federation,
+        model,
+        fb.objectives.l2(fb.objectives.cross_entropy(model.apply), L2),
+        steps=10,
+        batch_size=20,
+        rounds=4 if quick else 100,
+        cohort=round(share * clients),
+        rates=(0.1,) if quick else (0.03, 0.1, 0.3),
+        tuning=4 if quick else 100,
+        seeds=2 if quick else 3,
+        blocks=2 if quick else 20,
+    )
+
+
+def _rows(this: Task, which: tuple[Method, ...], folder: Path, name: str):
+    kept = Kept(folder / name.replace(" ", "_"), this.settings())
+    return compare(this, which, kept)
+
+
+def check_classes(quick: bool, folder: Path) -> Finding:
+    """APFL and its rivals, from two classes a client to IID."""
+    which = (methods.FEDAVG, methods.SCAFFOLD, methods.FIXED[2])
+    if not quick:
+        which = (methods.FEDAVG, methods.SCAFFOLD, *methods.FIXED, methods.ALONE)
+    names = ("2 classes", "IID") if quick else tuple(PARTITIONS)
+    groups = {
+        name: _rows(task(quick, PARTITIONS[name]), which, folder, name)
+        for name in names
+    }
+    best = {
+        name: tables.chosen(rows, filter(tables.is_apfl, rows))
+        for name, rows in groups.items()
+    }
+    gaps = {
+        name: {
+            label: tables.beyond(rows, best[name], label)
+            for label in rows
+            if not tables.is_apfl(label)
+        }
+        for name, rows in groups.items()
+    }
+    rivals = [*methods.FEDAVG.labels, *methods.SCAFFOLD.labels]
+    held = {
+        name: all(gaps[name][rival][0] > 2 * gaps[name][rival][1] for rival in rivals)
+        for name in names
+        if name != "IID"
+    }
+    held["IID"] = any(gaps["IID"][rival][0] <= 0 for rival in rivals)
+    verdict = Verdict.partly if any(held.values()) else Verdict.differs
+    return Finding(
+        verdict=Verdict.reproduced if all(held.values()) else verdict,
+        ours="Test accuracy: "
+        + "; ".join(
+            f"{name}: {best[name]} {100 * rows[best[name]].last.mean():.2f} %, "
+            + ", ".join(
+                f"{label} {100 * rows[label].last.mean():.2f}" for label in gaps[name]
+            )
+            for name, rows in groups.items()
+        )
+        + ". The claim holds for "
+        + (", ".join(name for name in held if held[name]) or "none")
+        + ".",
+        numbers={
+            "apfl_minus": gaps,
+            "holds": held,
+            "rows": {
+                name: {label: row.numbers() for label, row in rows.items()}
+                for name, rows in groups.items()
+            },
+        },
+        figures={"rounds": tables.curves(groups)},
+        why="Criterion: where clients have few classes, the APFL that is best on "
+        "validation rows beats FedAvg and SCAFFOLD, shared and localized, by more than "
+        "two standard errors over clients; where rows are IID, one of these is at "
+        f"least as good. `alone` is not in the paper. {HOW}",
+        table=[
+            ["", *tables.table(groups[names[0]], {})[0]],
+            *(
+                [name, *line]
+                for name, rows in groups.items()
+                for line in tables.table(rows, {})[1:]
+            ),
+        ],
+    )
+
+
+def check_participation(quick: bool, folder: Path) -> Finding:
+    """APFL and localized FedAvg, where a part of the clients is in a round."""
+    which = (methods.FEDAVG, *(methods.FIXED[2:] if quick else methods.FIXED))
+    shares = (0.3, 0.7) if quick else (0.3, 0.5, 0.7)
+    groups = {
+        f"participation {share}": _rows(
+            task(quick, random_pairs, share), which, folder, f"share {share}"
+        )
+        for share in shares
+    }
+    gaps = {
+        name: {
+            label: tables.beyond(rows, label, "FedAvg, localized")
+            for label in rows
+            if tables.is_apfl(label)
+        }
+        for name, rows in groups.items()
+    }
+    better = [
+        gap > 2 * error for those in gaps.values() for gap, error in those.values()
+    ]
+    least, *_, most = (
+        rows["FedAvg, localized"].last.mean() for rows in groups.values()
+    )
+    verdict = Verdict.partly if any(better) else Verdict.differs
+    return Finding(
+        verdict=Verdict.reproduced if all(better) and least < most else verdict,
+        ours=f"APFL beats localized FedAvg in {sum(better)} of {len(better)} cases "
+        "(participation, alpha). "
+        + "; ".join(
+            f"{name}: "
+            + ", ".join(
+                f"{label} {100 * row.last.mean():.2f} %" for label, row in rows.items()
+            )
+            for name, rows in groups.items()
+        )
+        + f". Localized FedAvg gains {100 * (most - least):.2f} points with more "
+        "participation.",
+        numbers={
+            "apfl_minus_localized_fedavg": gaps,
+            "rows": {
+                name: {label: row.numbers() for label, row in rows.items()}
+                for name, rows in groups.items()
+            },
+        },
+        figures={"rounds": tables.curves(groups)},
+        why="Criterion: every alpha beats localized FedAvg at every participation by "
+        "more than two standard errors over clients, and localized FedAvg is better "
+        f"with the most participation than with the least. {HOW}",
+    )
+
+
+A1 = Claim(
+    "A1",
+    "softmax regression, by classes a client",
+    "MNIST, 100 clients, regularised softmax regression: with 2 or 4 classes a client "
+    "APFL beats FedAvg and SCAFFOLD, shared and localized, best with alpha 0.75; with "
+    "IID rows it does not (Figure 2).",
+    check_classes,
+    resumable=True,
+)
+A2 = Claim(
+    "A2",
+    "softmax regression, by participation",
+    "With 30, 50 or 70 % of the clients in a round APFL beats localized FedAvg, which "
+    "suffers from less participation (Figure 3).",
+    check_participation,
+    resumable=True,
+)

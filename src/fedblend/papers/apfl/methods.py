@@ -1,0 +1,111 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""The methods that APFL is compared with, as the paper runs them and with its rivals
+tuned as it is. Labels name the model that a row of a table is about.
+"""
+
+import fedblend as fb
+from fedblend.papers.apfl.runs import Method, Task, decaying
+
+HELD_OUT = 0.1
+"""Of a client's training rows, for alpha alone; the paper's perFedAvg has as many."""
+ALPHA_RATE = 0.01
+"""Of a learnt alpha, on held-out rows."""
+
+
+def fedavg(task: Task, rate) -> fb.Algorithm:
+    """FedAvg, and deployed after as many local steps as a round has."""
+    return localized(task, fb.fedavg(task.loss, decaying(rate), **task.work), rate)
+
+
+def scaffold(task: Task, rate) -> fb.Algorithm:
+    """SCAFFOLD, and deployed after as many local steps as a round has."""
+    return localized(task, fb.scaffold(task.loss, decaying(rate), **task.work), rate)
+
+
+def localized(task: Task, algorithm: fb.Algorithm, rate) -> fb.Algorithm:
+    """An algorithm whose shared model is trained on before use."""
+    return fb.finetune(algorithm, task.loss, decaying(rate), **task.work)
+
+
+def alone(task: Task, rate) -> fb.Algorithm:
+    """Everybody alone."""
+    return fb.local_only(task.loss, decaying(rate), **task.work)
+
+
+def perfedavg(task: Task, rate) -> fb.Algorithm:
+    """Per-FedAvg without Hessians; its two rates are the same, and it is deployed after
+    as many steps as FedAvg is.
+    """
+    algorithm = fb.perfedavg(
+        task.loss,
+        decaying(rate),
+        inner_rate=rate,
+        hessian="none",
+        adapt_steps=0,
+        **task.work,
+    )
+    return localized(task, algorithm, rate)
+
+
+def pfedme(task: Task, rate) -> fb.Algorithm:
+    """Moreau envelopes with the paper's lambda, K and rate of w; theta's is tuned."""
+    return fb.pfedme(
+        task.loss,
+        decaying(0.01),
+        lam=15.0,
+        inner_rate=rate,
+        inner_steps=5,
+        **task.work,
+    )
+
+
+def fixed(alpha: float):
+    """APFL with that weight of the shared model."""
+
+    def build(task: Task, rate) -> fb.Algorithm:
+        return fb.apfl(
+            task.loss, decaying(rate), alpha=alpha, learn="fixed", **task.work
+        )
+
+    return build
+
+
+def learnt(alpha: float):
+    """APFL whose alpha moves by equation (10), from ``alpha``."""
+
+    def build(task: Task, rate) -> fb.Algorithm:
+        return fb.apfl(task.loss, decaying(rate), alpha=alpha, **task.work)
+
+    return build
+
+
+def held_out(alpha: float):
+    """APFL whose alpha moves on rows that nothing else is trained on."""
+
+    def build(task: Task, rate) -> fb.Algorithm:
+        return fb.apfl(
+            task.loss,
+            decaying(rate),
+            alpha=alpha,
+            alpha_rate=ALPHA_RATE,
+            held_out=HELD_OUT,
+            **task.work,
+        )
+
+    return build
+
+
+FEDAVG = Method("fedavg", fedavg, {"FedAvg": "shared", "FedAvg, localized": "personal"})
+SCAFFOLD = Method(
+    "scaffold", scaffold, {"SCAFFOLD": "shared", "SCAFFOLD, localized": "personal"}
+)
+ALONE = Method("alone", alone, {"alone": "personal"})
+PERFEDAVG = Method("perfedavg", perfedavg, {"perFedAvg": "personal"})
+PFEDME = Method("pfedme", pfedme, {"pFedMe": "personal"})
+FIXED = tuple(
+    Method(f"apfl {alpha}", fixed(alpha), {f"APFL, alpha {alpha}": "personal"})
+    for alpha in (0.25, 0.5, 0.75)
+)
+LEARNT = Method("apfl learnt", learnt(0.5), {"APFL, alpha learnt": "personal"})
+HELD = Method("apfl held-out", held_out(0.5), {"APFL, alpha held-out": "personal"})

@@ -1,0 +1,200 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""Methods run alike: each is tried at the same rates, and the best one run again.
+
+Rates are tried with seed 0, side by side for the first ``tuning`` rounds, and judged by
+the validation rows then; what is reported are other seeds at the chosen rate. Seeds
+differ in the initial parameters, the cohorts and the batches; who holds which rows is
+the same for all. Rates fall by 1 % a round.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import fedblend as fb
+from fedblend.core import Loss
+from fedblend.papers.kept import Kept
+
+DECAY = 0.99
+
+
+class Task(NamedTuple):
+    """Data, a model, and how much is run on them; ``cohort`` None is everybody.
+
+    A run is measured ``blocks`` times, and before it begins.
+    """
+
+    federation: fb.Federation
+    model: fb.Model
+    loss: Loss
+    steps: int | fb.Epochs
+    batch_size: int
+    rounds: int
+    cohort: int | None
+    rates: tuple[float, ...]
+    tuning: int
+    seeds: int
+    blocks: int = 10
+
+    @property
+    def work(self) -> dict[str, Any]:
+        """What a client does in a round."""
+        return {"steps": self.steps, "batch_size": self.batch_size}
+
+    def settings(self) -> dict[str, Any]:
+        """All that its results depend on, as plain values."""
+        numbers = self._asdict()
+        for name in ("federation", "model", "loss"):
+            del numbers[name]
+        counts = {name: part.counts for name, part in self.federation.splits.items()}
+        return {**numbers, "counts": counts}
+
+
+class Method(NamedTuple):
+    """A way to train, ``build(task, rate)``, and a label for each model it yields."""
+
+    name: str
+    build: Callable[[Task, Any], fb.Algorithm]
+    labels: dict[str, str]
+
+
+class Row(NamedTuple):
+    """A model of a method over seeds, at the rate that was best on validation rows.
+
+    ``curves[split][metric]`` are means over clients, [seeds, records], ``tried`` the
+    validation accuracies of the rates, ``clients`` each client's test accuracy in the
+    last round, [seeds, clients], and ``alphas`` its mixing weight, where there is one.
+    """
+
+    rate: float
+    tried: dict[float, float]
+    rounds: np.ndarray
+    curves: dict[str, dict[str, np.ndarray]]
+    clients: np.ndarray
+    alphas: np.ndarray
+
+    @property
+    def last(self) -> np.ndarray:
+        """Test accuracy after the last round, by seed."""
+        return self.curves["test"]["accuracy"][:, -1]
+
+    @property
+    def best(self) -> np.ndarray:
+        """Test accuracy in the round with the best validation accuracy, by seed."""
+        rounds = self.curves["validation"]["accuracy"].argmax(axis=1)
+        return np.take_along_axis(
+            self.curves["test"]["accuracy"], rounds[:, None], axis=1
+        )[:, 0]
+
+    def numbers(self) -> dict[str, Any]:
+        """Everything as plain values."""
+        return {
+            **self._asdict(),
+            "test_accuracy_last": self.last,
+            "test_accuracy_best_round": self.best,
+        }
+
+
+def decaying(rate: Any, decay: float = DECAY) -> fb.Scheduled:
+    """Plain SGD whose rate falls every round."""
+    return fb.Scheduled(lambda count: rate * decay**count, "round")
+
+
+def compare(task: Task, methods: Sequence[Method], kept: Kept) -> dict[str, Row]:
+    """Every label's row."""
+    rows = {}
+    for method in methods:
+        tried = kept(
+            f"{method.name} tried",
+            lambda method=method: run(
+                *(task._replace(rounds=task.tuning), method),
+                *(task.rates, [0] * len(task.rates)),
+            ),
+        )
+        for label, model in method.labels.items():
+            grid = {
+                rate: lane["curves"][model]["validation"]["accuracy"][-1]
+                for rate, lane in zip(task.rates, tried, strict=True)
+            }
+            # A run that diverged has no accuracy, and is the worst.
+            rate = max(grid, key=lambda rate, grid=grid: grid[rate] or 0.0)
+            lanes = kept(
+                f"{method.name} at {rate:g}",
+                lambda method=method, rate=rate: run(
+                    *(task, method, [rate] * task.seeds, range(1, task.seeds + 1))
+                ),
+            )
+            rows[label] = _row(rate, grid, lanes, model)
+    return rows
+
+
+def _row(rate: float, grid: dict[float, float], lanes: list, model: str) -> Row:
+    def stacked(split, metric):
+        values = [lane["curves"][model][split][metric] for lane in lanes]
+        return np.array(values, np.float64)
+
+    return Row(
+        rate,
+        grid,
+        np.array(lanes[0]["rounds"]),
+        {
+            split: {metric: stacked(split, metric) for metric in metrics}
+            for split, metrics in lanes[0]["curves"][model].items()
+        },
+        np.array([lane["clients"][model] for lane in lanes], np.float64),
+        np.array([lane["alphas"] for lane in lanes], np.float64),
+    )
+
+
+def run(
+    task: Task, method: Method, rates: Sequence[float], seeds: Sequence[int]
+) -> list[dict[str, Any]]:
+    """A lane for each rate and seed."""
+    completed = fb.simulate(
+        lambda rate: method.build(task, rate),
+        task.model.init,
+        task.federation,
+        jax.vmap(jax.random.key)(jnp.asarray(list(seeds))),
+        rounds=task.rounds,
+        cohort=task.cohort,
+        every=-(-task.rounds // task.blocks),
+        measure={
+            "accuracy": fb.metrics.accuracy(task.model.apply),
+            "loss": fb.metrics.mean_loss(task.loss),
+        },
+        over=jnp.asarray(rates, jnp.float32),
+    ).complete()
+    models = set(method.labels.values())
+    states = completed.store.gather(np.arange(task.federation.clients))
+    alphas = np.asarray(getattr(states, "alpha", np.empty((0, len(rates)))))
+    return [
+        {
+            "rate": rate,
+            "seed": seed,
+            "rounds": [record[lane].round for record in completed.records],
+            "curves": {
+                model: _curves([record[lane] for record in completed.records], model)
+                for model in models
+            },
+            "clients": {
+                model: completed.measured[lane]["test"][model]["accuracy"]
+                for model in models
+            },
+            "alphas": alphas[:, lane],
+        }
+        for lane, (rate, seed) in enumerate(zip(rates, seeds, strict=True))
+    ]
+
+
+def _curves(records: list[Any], model: str) -> dict[str, Any]:
+    return {
+        split: {
+            metric: [record.measures[split][model][metric].mean for record in records]
+            for metric in records[0].measures[split][model]
+        }
+        for split in records[0].measures
+    }
