@@ -15,7 +15,15 @@ from typing import Annotated, Any
 import typer
 
 from fedblend import __version__
-from fedblend.cli import browse, datasets, planning, reproducing, running, starting
+from fedblend.cli import (
+    browse,
+    datasets,
+    planning,
+    reproducing,
+    running,
+    starting,
+    tuning,
+)
 from fedblend.cli.screen import INTERRUPTED, complain
 
 app = typer.Typer(
@@ -29,6 +37,7 @@ app = typer.Typer(
 )
 app.command("run")(running.run)
 app.command("plan")(planning.plan)
+app.command("tune")(tuning.tune)
 app.command("init")(starting.init)
 app.command("list")(browse.list_)
 app.command("show")(browse.show)

@@ -1,0 +1,156 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""Choosing alpha for a configuration: the sweep, its table, and what to run next.
+
+The alpha of the configuration itself plays no part. What is computed is
+``runtime.tuning``, with the local work, the rounds and the seed of the configuration.
+"""
+
+import csv
+import io
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedblend import trees
+from fedblend.core import Algorithm
+from fedblend.experiment import outputs, sections
+from fedblend.experiment.build import Built, build
+from fedblend.experiment.compression import compressed
+from fedblend.experiment.config import Config, dump
+from fedblend.experiment.registry import ALGORITHMS
+from fedblend.experiment.section import ConfigError, RunError
+from fedblend.runtime.precision import precision
+from fedblend.runtime.tuning import Tuned, tune
+
+_KEYS = {name: f"run.{name}" for name in sections.Run.model_fields} | {"by": "--by"}
+"""What a user wrote, by what ``tune`` calls it."""
+_SET_BY_TUNE = ("measure_on", "splits", "every")
+
+
+def tune_config(
+    config: Config, alphas: list[float], by: str | None = None
+) -> tuple[Tuned, tuple[str, ...]]:
+    """Try all alphas for a configuration; also what is odd about its data.
+
+    Args:
+        config: what to run; its own alpha is not used.
+        alphas: the grid.
+        by: the metric that decides, the first of the configuration if None.
+
+    Raises:
+        ConfigError: there is no alpha to choose, or nothing to choose it on.
+        DataError: the data cannot be had, or cannot be used.
+    """
+    _check(config)
+    with precision(config.run.precision):
+        built = build(config)
+        settings = {
+            key: value
+            for key, value in built.settings.items()
+            if key not in _SET_BY_TUNE
+        }
+        try:
+            found = tune(
+                lambda alpha: _algorithm(config, built, alpha),
+                built.model.init,
+                built.federation,
+                built.key,
+                alphas=alphas,
+                by=by,
+                **settings,
+            )
+        except ValueError as error:
+            name, _, rest = str(error).partition(": ")
+            if name not in _KEYS:
+                raise
+            raise ConfigError(f"{_KEYS[name]}: {rest}") from None
+    return found, built.warnings
+
+
+def _algorithm(config: Config, built: Built, alpha: Any) -> Algorithm:
+    """The algorithm of the configuration with another alpha, a traced one."""
+    options: Any = config.algorithm
+    entry = ALGORITHMS[options.name]
+    facts = [built.smoothness] if entry.constants else []
+    changed = options.model_copy(update={"alpha": alpha})
+    plain = entry.build(built.loss, changed, *facts)
+    said = trees.size(options.said(built.model.init(built.key)))
+    clients = built.federation.clients
+    return compressed(config.compress, plain, options.name, said, clients)
+
+
+def _check(config: Config) -> None:
+    options: Any = config.algorithm
+    if not options.mixes:
+        raise ConfigError(
+            f'algorithm.name: "{options.name}" mixes no models, there is no alpha to '
+            "choose; flix, flix_local and apfl have one"
+        )
+    if getattr(options, "learn", "fixed") != "fixed":
+        raise ConfigError(
+            f'algorithm.learn: is "{options.learn}", so alpha moves by itself; to '
+            'choose among fixed ones set algorithm.learn="fixed"'
+        )
+    if getattr(options, "grid", 0):
+        raise ConfigError(
+            f"algorithm.grid: is {options.grid}, so alpha is chosen while training; to "
+            "choose among fixed ones set algorithm.grid=0"
+        )
+    if options.rate == "theory":
+        raise ConfigError(
+            'algorithm.rate: "theory" is another rate for every alpha; to compare them '
+            "give a number"
+        )
+    if not isinstance(config.run.seed, int):
+        raise ConfigError("run.seed: several; a choice is made for one seed")
+    if not config.data.validation:
+        raise ConfigError(
+            "data.validation: is 0, and alpha is chosen on validation rows; set "
+            "data.validation=0.2"
+        )
+
+
+def places(out: Path) -> tuple[Path, Path]:
+    """Where the table goes and the configuration beside it; neither may exist."""
+    both = out, out.with_suffix(".toml")
+    for path in both:
+        if path.exists() or out.suffix == ".toml":
+            why = "exists already" if path.exists() else "is the place of a table, .csv"
+            raise RunError(f"{path}: {why}; --out names another file")
+    if not out.parent.is_dir():
+        raise RunError(f"{out.parent}: is no folder to write {out.name} to")
+    return both
+
+
+def write(config: Config, found: Tuned, out: Path) -> None:
+    """Every client's choice as CSV, and the configuration with it beside that."""
+    table, again = places(out)
+    outputs.write_text(table, _table(found))
+    alphas = {"alpha": found.chosen.tolist()}
+    options = config.algorithm.model_copy(update=alphas)
+    text = dump(config.model_copy(update={"algorithm": options}))
+    outputs.write_text(again, text)
+
+
+def _table(found: Tuned) -> str:
+    federation = found.run.federation
+    splits = {"validation": found.validation, "test": found.test}
+    measured = {
+        f"{split}_{found.metric}_at_{alpha}": row
+        for split, values in splits.items()
+        if values is not None
+        for alpha, row in zip(found.alphas, values, strict=True)
+    }
+    head = ["id", "name", "alpha", "chosen_on", *measured]
+    lines = []
+    for client in range(federation.clients):
+        values = [float(row[client]) for row in measured.values()]
+        chosen_on = "others" if found.unsure[client] else "validation"
+        facts = (federation.name(client), float(found.chosen[client]), chosen_on)
+        cells = ("" if np.isnan(value) else value for value in values)
+        lines.append([client, *facts, *cells])
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows([head, *lines])
+    return text.getvalue()
