@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from fedblend.algorithms import (
         agnostic,
         apfl,
+        apfl_agnostic,
         apfl_averaged,
         apfl_fedjax,
         apfl_fedtorch,
@@ -84,6 +85,7 @@ __all__ = [
     "apfl",
     "apfl_averaged",
     "apfl_fedjax",
+    "apfl_agnostic",
     "apfl_fedtorch",
     "checkpoint",
     "clusters",
@@ -127,9 +129,9 @@ __all__ = [
 ]
 
 _HOMES = {
-    "algorithms": "agnostic apfl apfl_averaged apfl_fedjax apfl_fedtorch ditto "
-    "fedavg fedopt fedprox fedrep finetune flix fomaml l2gd local_only "
-    "mapper perfedavg pfedme reptile scaffold svrg",
+    "algorithms": "agnostic apfl apfl_agnostic apfl_averaged apfl_fedjax "
+    "apfl_fedtorch ditto fedavg fedopt fedprox fedrep finetune flix fomaml l2gd "
+    "local_only mapper perfedavg pfedme reptile scaffold svrg",
     "core": "Algorithm Batch Down Heard Needs Ragged Shard Up",
     "data.federation": "Federation federate",
     "experiment.estimator": "FederatedClassifier FederatedRegressor",

@@ -78,6 +78,14 @@ ALGORITHMS = {
     "svrg": lambda p: fb.svrg(p.loss, RATE, steps=3, batch_size=2, refresh=0.5),
     "flix(scaffold)": _flix,
     "apfl": _apfl,
+    "apfl agnostic": lambda p: fb.apfl_agnostic(
+        *(p.loss, RATE),
+        clients=len(COUNTS),
+        q_rate=0.1,
+        alpha=ALPHA_BY_CLIENT,
+        steps=3,
+        batch_size=2,
+    ),
     "apfl averaged": lambda p: fb.apfl_averaged(
         p.loss, RATE, alpha=ALPHA_BY_CLIENT, shift=5.0, steps=2, batch_size=2
     ),

@@ -29,30 +29,30 @@ def curvature(w, rows):
     return (x.T * (chance * (1 - chance))) @ x / len(y) + RIDGE * np.eye(len(w))
 
 
-def apfl(clients, w, cohorts, *, steps, rate, weights, alpha_rate, when):
-    """Deng et al., equations (6) to (8) and (10), clipped to [0, 1].
+def apfl_visit(rows, w_i, v_i, a, *, rates, alpha_rate, when):
+    """Deng et al., (6), (7) and (10), one step for each of ``rates``; a in [0, 1].
 
-    ``rate(t)`` is eta_t, t = 1, 2, ...; ``when`` says whether alpha moves in every
-    "step", in the first step of a "round", or is "fixed".
+    ``when`` says whether the paper's alpha, here ``a``, moves in every "step", in the
+    first step of a "round", or is "fixed".
     """
+    for step, eta in enumerate(rates):
+        at_mixed = slope(a * v_i + (1 - a) * w_i, rows)
+        w_next = w_i - eta * slope(w_i, rows)
+        v_next = v_i - eta * a * at_mixed
+        if when == "step" or (when == "round" and step == 0):
+            a = min(max(a - alpha_rate * ((v_i - w_i) @ at_mixed), 0.0), 1.0)
+        w_i, v_i = w_next, v_next
+    return w_i, v_i, a
+
+
+def apfl(clients, w, cohorts, *, weights, **local):
+    """The rounds of Deng et al., with the mean of equation (8)."""
     v, a = [w.copy() for _ in clients], list(weights)
-    t = 0
     for cohort in cohorts:
         reached = []
         for i in cohort:
-            w_i = w.copy()
-            for step in range(steps):
-                eta = rate(t + step + 1)
-                mixed = a[i] * v[i] + (1 - a[i]) * w_i
-                at_mixed = slope(mixed, clients[i])
-                move = alpha_rate * ((v[i] - w_i) @ at_mixed)
-                w_next = w_i - eta * slope(w_i, clients[i])
-                v[i] = v[i] - eta * a[i] * at_mixed
-                w_i = w_next
-                if when == "step" or (when == "round" and step == 0):
-                    a[i] = min(max(a[i] - move, 0.0), 1.0)
+            w_i, v[i], a[i] = apfl_visit(clients[i], w, v[i], a[i], **local)
             reached.append(w_i)
-        t += steps
         w = np.mean(reached, axis=0)
     return w, [b * v_i + (1 - b) * w for b, v_i in zip(a, v, strict=True)], a
 
@@ -154,10 +154,7 @@ def l2gd(clients, w, coins, *, rate, lam, p):
             y = [y_i - rate * lam / (n * p) * (y_i - middle) for y_i in y]
         else:
             share = rate / (n * (1 - p))
-            y = [
-                y_i - share * slope(y_i, rows)
-                for y_i, rows in zip(y, clients, strict=True)
-            ]
+            y = [y[i] - share * slope(y[i], clients[i]) for i in range(n)]
     return np.mean(y, axis=0), y
 
 
@@ -212,11 +209,24 @@ def agnostic(clients, w, cohorts, *, steps, rate, q_rate):
     return w, q
 
 
+def apfl_agnostic(clients, w, cohorts, *, weights, q_rate, **local):
+    """Local steps of Deng et al. for the shared problem of Mohri et al."""
+    n = len(clients)
+    q, v, a = np.full(n, 1 / n), [w.copy() for _ in clients], list(weights)
+    for cohort in cohorts:
+        move, climb = np.zeros_like(w), np.zeros(n)
+        for i in cohort:
+            w_i, v[i], a[i] = apfl_visit(clients[i], w, v[i], a[i], **local)
+            move += n / len(cohort) * q[i] * (w_i - w)
+            climb[i] = n / len(cohort) * value(w, clients[i])
+        w, q = w + move, onto_simplex(q + q_rate * climb)
+    return w, q, [b * v_i + (1 - b) * w for b, v_i in zip(a, v, strict=True)]
+
+
 def mapper(clients, w, cohorts, *, steps, rate, grid):
     """Mansour et al.: for every weight a personal model, the best of them, then w.
 
-    Meant for clients whose rows are all the same, so that what is held out does not
-    matter. Ties go to the first weight of the grid.
+    For clients whose rows are all the same: what is held out does not matter.
     """
     y, chosen = [w.copy() for _ in clients], [0.5] * len(clients)
     for cohort in cohorts:
@@ -237,5 +247,4 @@ def mapper(clients, w, cohorts, *, steps, rate, grid):
                 w_i = w_i - rate * (1 - chosen[i]) * slope(mixed, clients[i])
             reached.append(w_i)
         w = np.mean(reached, axis=0)
-    mixed = [b * y_i + (1 - b) * w for b, y_i in zip(chosen, y, strict=True)]
-    return w, mixed, chosen
+    return w, [b * y_i + (1 - b) * w for b, y_i in zip(chosen, y, strict=True)], chosen

@@ -84,7 +84,7 @@ def test_apfl(learn):
     run = ran(fb.apfl(loss, 0.3, alpha=1 - LOCAL, learn=learn, alpha_rate=0.2, **FULL))
     said: dict[str, Any] = {"alpha_rate": 0.2, "when": learn, "weights": LOCAL}
     w, personal, weights = paper.apfl(
-        OWN_ROWS, BEGIN, chosen(), steps=STEPS, rate=lambda t: 0.3, **said
+        OWN_ROWS, BEGIN, chosen(), rates=[0.3] * STEPS, **said
     )
     same(run.shared, w)
     same(deployed(run), personal)
@@ -176,6 +176,18 @@ def test_agnostic(cohort, steps):
     w, q = paper.agnostic(OWN_ROWS, BEGIN, chosen(cohort), rate=0.3, **said)
     same(run.shared, w)
     same(run.down.extra, q)
+
+
+def test_agnostic_apfl():
+    chosen_q: dict[str, Any] = {"clients": CLIENTS, "q_rate": 0.2}
+    run = ran(fb.apfl_agnostic(loss, 0.3, alpha=1 - LOCAL, **chosen_q, **FULL))
+    said: dict[str, Any] = {"alpha_rate": 0.3, "when": "step", "rates": [0.3] * STEPS}
+    w, q, personal = paper.apfl_agnostic(
+        OWN_ROWS, BEGIN, chosen(), weights=LOCAL, q_rate=0.2, **said
+    )
+    same(run.shared, w)
+    same(run.down.extra, q)
+    same(deployed(run), personal)
 
 
 @pytest.mark.parametrize("grid", [0, 5])

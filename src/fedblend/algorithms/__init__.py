@@ -4,6 +4,7 @@
 
 from fedblend.algorithms.agnostic import agnostic
 from fedblend.algorithms.apfl import apfl
+from fedblend.algorithms.apfl_agnostic import apfl_agnostic
 from fedblend.algorithms.apfl_averaged import apfl_averaged
 from fedblend.algorithms.apfl_variants import apfl_fedjax, apfl_fedtorch
 from fedblend.algorithms.ditto import ditto
@@ -26,6 +27,7 @@ from fedblend.algorithms.svrg import svrg
 __all__ = [
     "agnostic",
     "apfl",
+    "apfl_agnostic",
     "apfl_averaged",
     "apfl_fedjax",
     "apfl_fedtorch",

@@ -25,8 +25,6 @@ Reference: Mohri, Sivek, Suresh, "Agnostic federated learning", ICML 2019,
 arXiv:1902.00146.
 """
 
-from functools import partial
-
 import jax
 import jax.numpy as jnp
 
@@ -34,8 +32,8 @@ from fedblend import keys, trees
 from fedblend.algorithms.fedavg import fedavg
 from fedblend.core import Algorithm, Loss, Needs, Up
 from fedblend.data.batches import draw, everything
-from fedblend.local import Optimizer, Steps, descend
-from fedblend.objectives import gradient, objective
+from fedblend.local import Optimizer, Steps
+from fedblend.objectives import objective
 
 
 def onto_simplex(vector: jax.Array) -> jax.Array:
@@ -70,11 +68,19 @@ def agnostic(
         steps: local steps of a round, an array of them over clients, or ``Epochs``.
         batch_size: rows of a step and of the loss, or None for all of them.
     """
+    inner = fedavg(loss, optimizer, steps=steps, batch_size=batch_size)
+    return weighed(inner, loss, clients=clients, q_rate=q_rate, batch_size=batch_size)
+
+
+def weighed(
+    inner: Algorithm, loss: Loss, *, clients: int, q_rate: float, batch_size: int | None
+) -> Algorithm:
+    """An algorithm with FedAvg's messages, its answers weighed by a q that climbs.
+
+    Arguments as of ``agnostic``, beside the algorithm whose local work is done.
+    """
     if clients < 1:
         raise ValueError(f"clients: {clients}, it needs at least 1")
-    work = {"optimizer": optimizer, "steps": steps, "batch_size": batch_size}
-    inner = fedavg(loss, **work)
-    train = partial(descend, gradient(loss), **work)
 
     def start(params, heard_hello, central, key):
         down, server = inner.start(params, heard_hello, central, key)
@@ -85,19 +91,12 @@ def agnostic(
         return down._replace(extra=down.extra[request])
 
     def client(down, client, shard, key):
-        batch = (
-            everything(shard)
-            if batch_size is None
-            else draw(shard, keys.named(key, "agnostic"), batch_size)
-        )
+        own = keys.named(key, "agnostic")
+        batch = draw(shard, own, batch_size) if batch_size else everything(shard)
         told = objective(loss, down.shared, batch)
-        reached, slope = train(
-            down.shared, shard, key, round=down.round, nudge=down.nudge
-        )
-        weight = clients * down.extra
-        delta = trees.scale(weight, trees.subtract(reached, down.shared))
-        extra = (jnp.asarray(shard.id, jnp.int32), told)
-        return Up(delta, trees.scale(weight, slope), extra), client
+        up, client = inner.client(down, client, shard, key)
+        delta, slope = trees.scale(clients * down.extra, (up.delta, up.slope))
+        return Up(delta, slope, (jnp.asarray(shard.id, jnp.int32), told)), client
 
     def decode(up):
         id, told = up.extra

@@ -28,23 +28,33 @@ class _Apfl(Options):
         return np.array(self.alpha) if isinstance(self.alpha, list) else self.alpha
 
 
-class Apfl(_Apfl):
-    """Options of APFL."""
-
-    name: Literal["apfl"]
+class _Learnt(_Apfl):
     learn: Literal["step", "round", "fixed"] = "step"
     alpha_rate: Positive | None = None
     held_out: Annotated[float, between(0, MOST_HELD_OUT, closed=True)] = 0.0
-    fresh: bool = False
-    mix: Literal["parameters", "outputs"] = "parameters"
-    aggregated: bool = True
 
     @model_validator(mode="after")
-    def _only_what_moves_needs_a_way(self) -> "Apfl":
+    def _only_what_moves_needs_a_way(self) -> "_Learnt":
         for key in ("alpha_rate", "held_out"):
             if self.learn == "fixed" and getattr(self, key):
                 raise ValueError(f'{key}: has no meaning with learn = "fixed"')
         return self
+
+
+class Apfl(_Learnt):
+    """Options of APFL."""
+
+    name: Literal["apfl"]
+    fresh: bool = False
+    mix: Literal["parameters", "outputs"] = "parameters"
+    aggregated: bool = True
+
+
+class ApflAgnostic(_Learnt):
+    """Options of agnostic APFL."""
+
+    name: Literal["apfl_agnostic"]
+    q_rate: Positive
 
 
 class ApflFedTorch(_Apfl):
@@ -76,6 +86,19 @@ def apfl(loss: Loss, options: Apfl) -> Algorithm:
         options.chosen(),
         alpha=options.start(),
         mix=getattr(mixing, options.mix),
+        **{key: getattr(options, key) for key in chosen},
+        **amount_of_work(options),
+    )
+
+
+def apfl_agnostic(loss: Loss, options: ApflAgnostic, clients: int) -> Algorithm:
+    """Agnostic APFL."""
+    chosen = ("learn", "alpha_rate", "held_out", "q_rate")
+    return algorithms.apfl_agnostic(
+        loss,
+        options.chosen(),
+        clients=clients,
+        alpha=options.start(),
         **{key: getattr(options, key) for key in chosen},
         **amount_of_work(options),
     )

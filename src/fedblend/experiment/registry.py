@@ -18,9 +18,11 @@ from fedblend import algorithms
 from fedblend.core import Algorithm, Loss
 from fedblend.experiment.apfl_options import (
     Apfl,
+    ApflAgnostic,
     ApflFedJax,
     ApflFedTorch,
     apfl,
+    apfl_agnostic,
     apfl_fedjax,
     apfl_fedtorch,
 )
@@ -210,6 +212,9 @@ ALGORITHMS: dict[str, Entry] = {
     "pfedme": Entry(PFedMe, pfedme, algorithms.pfedme),
     "ditto": Entry(Ditto, ditto, algorithms.ditto),
     "l2gd": Entry(L2gd, l2gd, algorithms.l2gd),
+    "apfl_agnostic": Entry(
+        ApflAgnostic, apfl_agnostic, algorithms.apfl_agnostic, clients=True
+    ),
     "fedrep": Entry(FedRep, fedrep, algorithms.fedrep),
     "agnostic": Entry(Agnostic, agnostic, algorithms.agnostic, clients=True),
     "mapper": Entry(Mapper, mapper, algorithms.mapper),

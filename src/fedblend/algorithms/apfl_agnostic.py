@@ -1,0 +1,87 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""Agnostic APFL: APFL over the shared model that serves the worst mixture of clients.
+
+The shared problem is ``min over shared, max over q in the simplex of sum_i q_i
+f_i(shared)`` in place of the plain mean; client i deploys ``mix_i = alpha_i shared +
+(1 - alpha_i) v_i``. A round, for every client i of the cohort, n being all of them::
+
+    w_i <- shared, then steps times, on a batch, all from the old w_i, v_i and alpha_i:
+        w_i     <- w_i - rate * grad f_i(w_i)
+        v_i     <- v_i - rate * grad in v_i of f_i(mix_i)
+        alpha_i <- alpha_i - rate * <w_i - v_i, grad f_i(mix_i)>,  back into [0, 1]
+    shared <- shared + mean n q_i (w_i - shared)
+    q      <- projection on the simplex of  q + q_rate * mean n f_i(shared) e_i
+
+with f_i at the old ``shared``, q uniform at first. The local work is ``apfl``'s, the
+weights, the ascent in q and what travels for it are ``agnostic``'s. So w and q are
+agnostic FL's, whatever v and alpha do, and with alpha = 1 it is agnostic FL. A client
+whose q_i is 0 does not move the shared model, yet trains v_i as any other.
+
+Where this differs from the paper: it states the shared problem only, and leaves the
+method and its analysis open. This is the composition of its Algorithm 1 with the
+descent and ascent of Mohri et al., and no theorem of either is about it. Alpha is the
+weight of the shared model. With ``held_out`` q still climbs along the losses of all
+training rows.
+
+Reference: Deng, Kamani, Mahdavi, "Adaptive personalized federated learning", 2020,
+arXiv:2003.13461, appendix; Mohri, Sivek, Suresh, "Agnostic federated learning", ICML
+2019, arXiv:1902.00146.
+"""
+
+import numpy as np
+
+from fedblend.algorithms.agnostic import weighed
+from fedblend.algorithms.apfl import apfl
+from fedblend.core import Algorithm, Loss
+from fedblend.local import Optimizer, Steps
+
+
+def apfl_agnostic(
+    loss: Loss,
+    optimizer: Optimizer,
+    *,
+    clients: int,
+    q_rate: float,
+    steps: Steps,
+    batch_size: int | None,
+    alpha: float | np.ndarray,
+    learn: str = "step",
+    alpha_rate: Optimizer | None = None,
+    held_out: float = 0.0,
+) -> Algorithm:
+    """Agnostic FL's shared model, and at every client a model and a weight of its own.
+
+    Args:
+        loss: ``loss(params, rows) -> losses[rows]``.
+        optimizer: of w and of v, each on its own; a number is plain SGD.
+        clients: how many there are.
+        q_rate: step of the ascent in q, above 0.
+        steps: local steps of a round, an array of them over clients, or ``Epochs``.
+        batch_size: rows of a step and of the loss, or None for all of them.
+        alpha: weight of the shared model, at first; a number, or an array over clients.
+        learn: when alpha moves: "step", "round" (with the first step) or "fixed".
+        alpha_rate: of alpha, a number for plain steps; None for ``optimizer`` itself.
+        held_out: fraction of a client's training rows on which alpha alone learns.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, fedblend as fb
+        >>> federation, _ = fb.sources.quadratics(clients=4, dim=2)
+        >>> algorithm = fb.apfl_agnostic(
+        ...     fb.sources.quadratic_loss, 0.1, clients=4, q_rate=0.1, steps=2,
+        ...     batch_size=None, alpha=0.5)
+        >>> run = fb.simulate(algorithm, jnp.zeros(2), federation, jax.random.key(0),
+        ...                   rounds=20).complete()
+        >>> run.down.extra.shape  # q
+        (4,)
+    """
+    own = apfl(
+        *(loss, optimizer),
+        steps=steps,
+        batch_size=batch_size,
+        alpha=alpha,
+        learn=learn,
+        alpha_rate=alpha_rate,
+        held_out=held_out,
+    )
+    return weighed(own, loss, clients=clients, q_rate=q_rate, batch_size=batch_size)
