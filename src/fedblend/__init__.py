@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     from fedblend.mixing import Blend, predict
     from fedblend.models import Model
     from fedblend.runtime import checkpoint
+    from fedblend.runtime.newcomers import Newcomers, personalise
     from fedblend.runtime.record import Record
     from fedblend.runtime.run import Run
     from fedblend.runtime.simulate import simulate
@@ -75,6 +76,7 @@ __all__ = [
     "Heard",
     "Model",
     "Needs",
+    "Newcomers",
     "Ragged",
     "Record",
     "Run",
@@ -83,9 +85,9 @@ __all__ = [
     "Up",
     "agnostic",
     "apfl",
+    "apfl_agnostic",
     "apfl_averaged",
     "apfl_fedjax",
-    "apfl_agnostic",
     "apfl_fedtorch",
     "checkpoint",
     "clusters",
@@ -114,6 +116,7 @@ __all__ = [
     "objectives",
     "partition",
     "perfedavg",
+    "personalise",
     "pfedme",
     "predict",
     "pure_local",
@@ -135,16 +138,18 @@ _HOMES = {
     "core": "Algorithm Batch Down Heard Needs Ragged Shard Up",
     "data.federation": "Federation federate",
     "experiment.estimator": "FederatedClassifier FederatedRegressor",
+    "experiment.joining": "personalise_from",
     "local": "Epochs Scheduled descend",
     "mixing": "Blend predict",
     "models": "Model",
+    "runtime.newcomers": "Newcomers personalise",
     "runtime.record": "Record",
     "runtime.run": "Run",
     "runtime.simulate": "simulate",
     "runtime.tuning": "tune",
     "wrap": "compressed diana ef21",
 }
-"""Where each name lives; the estimators need scikit-learn and are not in __all__."""
+"""Where each name lives; what needs scikit-learn or pydantic is not in __all__."""
 _MODULES = {
     "": "clusters compress data keys metrics mixing models objectives pure_local "
     "theory trees wrap",

@@ -18,6 +18,7 @@ from fedblend import __version__
 from fedblend.cli import (
     browse,
     datasets,
+    joining,
     planning,
     reproducing,
     running,
@@ -36,6 +37,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
 )
 app.command("run")(running.run)
+app.command("personalise")(joining.personalise)
 app.command("plan")(planning.plan)
 app.command("tune")(tuning.tune)
 app.command("init")(starting.init)

@@ -34,6 +34,14 @@ class MissingDataError(DataError, FileNotFoundError):
     """A file or folder that should hold data is not there."""
 
 
+class AbsentColumnError(DataError):
+    """A column or array that is asked for and not there; ``name`` is its name."""
+
+    def __init__(self, name: str, text: str):
+        super().__init__(text)
+        self.name = name
+
+
 class Dataset(NamedTuple):
     """All rows of a dataset, with the client of each row where nature gives one."""
 
@@ -63,7 +71,7 @@ def check(dataset: Dataset) -> None:
         raise DataError(
             f"kind: {dataset.kind!r} is not one of {', '.join(get_args(Kind))}"
         )
-    _check_rows(dataset, dataset.rows, dataset.keys, dataset.name or "dataset")
+    check_rows(dataset, dataset.rows, dataset.keys, dataset.name or "dataset")
     if dataset.kind != "regression":
         found = np.unique(dataset.rows[1])
         if len(found) < 2:
@@ -73,12 +81,13 @@ def check(dataset: Dataset) -> None:
             )
     if dataset.test_rows is not None:
         where = f"{dataset.name or 'dataset'} (test)"
-        _check_rows(dataset, dataset.test_rows, dataset.test_keys, where)
+        check_rows(dataset, dataset.test_rows, dataset.test_keys, where)
 
 
-def _check_rows(
+def check_rows(
     dataset: Dataset, rows: Rows, keys: np.ndarray | None, where: str
 ) -> None:
+    """Raise a one-line ``DataError`` for rows that are not of the dataset's kind."""
     inputs, targets = rows
     if len(inputs) == 0:
         raise DataError(f"{where}: there are no rows")

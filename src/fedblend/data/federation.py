@@ -85,6 +85,21 @@ class Federation:
         """The name of a client: its own, or its number."""
         return self.names[client] if self.names else str(client)
 
+    def select(self, clients: Sequence[int]) -> "Federation":
+        """These clients alone, in this order; they keep their names, not their ids.
+
+        Nothing of the others is left, so that whatever is computed with it is what it
+        would be had they never been there.
+        """
+
+        def some(split: Shards) -> Shards:
+            places = [(split.starts[id], split.counts[id]) for id in clients]
+            parts = [np.arange(start, start + count) for start, count in places]
+            return gather(split.examples, parts)
+
+        chosen = {name: some(split) for name, split in self.splits.items()}
+        return Federation(**chosen, names=tuple(self.name(int(id)) for id in clients))
+
 
 def federate(
     rows: PyTree,

@@ -45,24 +45,33 @@ def read(
     path = Path(path)
     if kind is not None and kind not in get_args(Kind):
         raise DataError(f"kind: {kind!r} is not one of {', '.join(get_args(Kind))}")
+    raw = read_raw(path, target, client, inputs)
+    dataset = _with_kind(raw, kind, path)
+    check(dataset)
+    return dataset
+
+
+def read_raw(
+    path: Path,
+    target: str | None,
+    client: str | None,
+    inputs: str | Sequence[str] | None,
+) -> Raw:
+    """The arrays of a file or folder, the targets as they stand there."""
     if not path.exists():
         raise MissingDataError(f"{path}: no such file or folder")
     if path.is_dir() or path.suffix == ".npz":
         if inputs is not None and not isinstance(inputs, str):
             raise DataError(f"{path}: inputs: name one array, not a list")
         reader = read_folder if path.is_dir() else read_npz
-        raw = reader(path, inputs or "inputs", target or "targets", client)
-    elif path.suffix in (".csv", ".parquet"):
+        return reader(path, inputs or "inputs", target or "targets", client)
+    if path.suffix in (".csv", ".parquet"):
         chosen = [inputs] if isinstance(inputs, str) else inputs
-        raw = read_table(path, chosen, target, client)
-    else:
-        raise DataError(
-            f"{path}: cannot read {path.suffix or 'a file without suffix'}; allowed "
-            "are .csv, .parquet, .npz and a folder of .npz files"
-        )
-    dataset = _with_kind(raw, kind, path)
-    check(dataset)
-    return dataset
+        return read_table(path, chosen, target, client)
+    raise DataError(
+        f"{path}: cannot read {path.suffix or 'a file without suffix'}; allowed "
+        "are .csv, .parquet, .npz and a folder of .npz files"
+    )
 
 
 def _with_kind(raw: Raw, kind: Kind | None, path: Path) -> Dataset:

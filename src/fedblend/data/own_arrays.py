@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedblend.data.dataset import DataError
+from fedblend.data.dataset import AbsentColumnError, DataError
 from fedblend.data.npz import opened
 
 
@@ -27,9 +27,10 @@ def read_npz(path: Path, inputs: str, target: str, client: str | None) -> Raw:
         wanted = [inputs, target, *([client] if client is not None else [])]
         for name in wanted:
             if name not in names:
-                raise DataError(
+                raise AbsentColumnError(
+                    name,
                     f"{path}: there is no array {name!r}; there are "
-                    f"{', '.join(names) or 'none'}"
+                    f"{', '.join(names) or 'none'}",
                 )
         keys = client or ("clients" if "clients" in names else None)
         wanted += [keys] if keys is not None else []

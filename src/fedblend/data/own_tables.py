@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from fedblend.data.dataset import DataError, require
+from fedblend.data.dataset import AbsentColumnError, DataError, require
 from fedblend.data.own_arrays import Raw
 
 
@@ -36,8 +36,9 @@ def read_table(
         inputs = [name for name in names if name not in (target, client)]
     for name in (target, *([client] if client is not None else []), *inputs):
         if name not in names:
-            raise DataError(
-                f"{path}: there is no column {name!r}; there are {', '.join(names)}"
+            raise AbsentColumnError(
+                name,
+                f"{path}: there is no column {name!r}; there are {', '.join(names)}",
             )
     if not inputs or target in inputs:
         raise DataError(

@@ -8,10 +8,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedblend import metrics, models, objectives, trees
+from fedblend import models, trees
 from fedblend.core import Algorithm, Key, Loss
-from fedblend.data.dataset import Dataset
+from fedblend.data.apart import set_apart
 from fedblend.data.federation import Federation
+from fedblend.data.further import Task, task_of
 from fedblend.experiment.compression import compressed
 from fedblend.experiment.config import Config
 from fedblend.experiment.constants import smoothness, with_rates
@@ -24,29 +25,8 @@ from fedblend.experiment.holding import (
 )
 from fedblend.experiment.registry import ALGORITHMS, local_only
 from fedblend.experiment.section import ConfigError
-from fedblend.mixing import Apply
+from fedblend.experiment.tasks import loss_name, losses_of, measures_of, model_of
 from fedblend.theory.constants import Smoothness
-
-_LOSSES = {
-    "classes": "cross_entropy",
-    "binary": "logistic",
-    "regression": "squared_error",
-    "sequence": "sequence_cross_entropy",
-    "tags": "multilabel",
-}
-_KINDS = {
-    "cross_entropy": ("classes", "binary"),
-    "logistic": ("binary",),
-    "squared_error": ("regression",),
-    "sequence_cross_entropy": ("sequence",),
-    "multilabel": ("tags",),
-}
-_METRICS = {
-    "accuracy": ("classes", "binary", "sequence"),
-    "auc": ("binary",),
-    "mse": ("regression",),
-    "recall": ("classes", "tags"),
-}
 
 
 class Built(NamedTuple):
@@ -64,6 +44,9 @@ class Built(NamedTuple):
     facts: dict[str, Any]
     """What identifies the data: name, rows, sha256 of rows and of the partition."""
     warnings: tuple[str, ...]
+    task: Task
+    unseen: Federation | None = None
+    """Clients that take no part in the training."""
     smoothness: Smoothness | None = None
     """The constants of f_i, where the algorithm asks for them and they are known."""
 
@@ -76,12 +59,14 @@ def build(config: Config) -> Built:
         DataError: the data cannot be had, or cannot be used.
     """
     dataset = load_dataset(config.data)
+    task = task_of(dataset)
     parts = share_out(config.data, dataset)
-    federation = hold_out(config.data, dataset, parts)
-    name = config.model.loss or _LOSSES[dataset.kind]
-    model = _model(config, dataset, name)
-    plain = getattr(objectives, name)(model.apply)
-    loss = objectives.l2(plain, config.model.l2) if config.model.l2 else plain
+    federation, unseen = hold_out(config.data, dataset, parts), None
+    if config.data.unseen:
+        federation, unseen = set_apart(federation, config.data.unseen, config.data.seed)
+    name = loss_name(config, task)
+    model = model_of(config, task, name)
+    plain, loss = losses_of(config, name, model.apply)
     options = config.algorithm
     _check_lists(options, federation.clients)
     chosen = getattr(options, "name")  # noqa: B009
@@ -91,11 +76,7 @@ def build(config: Config) -> Built:
     entry = ALGORITHMS[chosen]
     known = smoothness(config.model, name, federation) if entry.constants else None
     options, own = with_rates(config, known, dim)
-    facts_it_takes = (
-        *([known] if entry.constants else []),
-        *([federation.clients] if entry.clients else []),
-    )
-    algorithm = entry.build(loss, options, *facts_it_takes)
+    algorithm = entry.make(loss, options, known, federation.clients)
     said = trees.size(config.algorithm.said(params))
     algorithm = compressed(config.compress, algorithm, chosen, said, federation.clients)
     return Built(
@@ -105,44 +86,13 @@ def build(config: Config) -> Built:
         algorithm=algorithm,
         local=local_only(loss, own) if alone else None,
         key=_key(config.run.seed),
-        settings=_settings(config, _measures(config, dataset, plain, model.apply)),
+        settings=_settings(config, measures_of(config, task, plain, model.apply)),
         facts=facts(dataset, parts),
         warnings=tuple(warnings(federation)),
         smoothness=known,
+        task=task,
+        unseen=unseen,
     )
-
-
-def _model(config: Config, dataset: Dataset, loss: str) -> models.Model:
-    choice = config.model
-    if dataset.kind not in _KINDS[loss]:
-        raise ConfigError(
-            f'model.loss: "{loss}" is not for {dataset.kind} targets; it needs '
-            f"{' or '.join(_KINDS[loss])}"
-        )
-    options = choice.model_dump(exclude={"name", "l2", "loss"})
-    name = getattr(choice, "name")  # noqa: B009
-    if (name == "char_rnn") != (dataset.kind == "sequence"):
-        kind = "sequences" if name == "char_rnn" else "single rows"
-        raise ConfigError(
-            f'model.name: "{name}" is for {kind}, not for {dataset.kind} targets'
-        )
-    binary = dataset.kind == "binary"
-    if binary and name == "logistic" and loss == "cross_entropy":
-        raise ConfigError(
-            'model.loss: "cross_entropy" needs a score for each class, and logistic '
-            "has a single one"
-        )
-    outputs = 2 if binary and loss == "cross_entropy" else dataset.outputs
-    try:
-        return models.build(
-            name,
-            dataset.rows[0].shape[1:],
-            outputs,
-            **options,
-            dtype=jnp.dtype(config.run.precision),
-        )
-    except ValueError as error:
-        raise ConfigError(f"model: {error}") from None
 
 
 def _check_lists(options: Any, clients: int) -> None:
@@ -159,40 +109,6 @@ def _check_lists(options: Any, clients: int) -> None:
                 f"{where}: {len(values)} numbers for {clients} clients; give one for "
                 "each, or a single one"
             )
-
-
-def _measures(
-    config: Config, dataset: Dataset, loss: Loss, apply: Apply
-) -> Mapping[str, Callable]:
-    """The measures asked for, or the usual ones; loss is without the l2 term."""
-    asked = config.measure.metrics
-    if asked is None:
-        return metrics.standard(dataset.kind, loss, apply)
-    builders: dict[str, Callable] = {
-        "accuracy": metrics.next_token_accuracy
-        if dataset.kind == "sequence"
-        else metrics.accuracy,
-        "auc": metrics.auc,
-        "mse": metrics.mean_squared_error,
-    }
-    chosen = {}
-    for place, name in enumerate(asked):
-        word, _, number = name.partition("@")
-        key = f'measure.metrics.{place}: "{name}"'
-        if dataset.kind not in _METRICS.get(word, (dataset.kind,)):
-            raise ConfigError(
-                f"{key} is not for {dataset.kind} targets; it needs "
-                f"{' or '.join(_METRICS[word])}"
-            )
-        if number and int(number) > dataset.outputs:
-            raise ConfigError(f"{key}: there are only {dataset.outputs} classes")
-        if word == "loss":
-            chosen[name] = metrics.mean_loss(loss)
-        elif number:
-            chosen[name] = metrics.recall_at(apply, int(number))
-        else:
-            chosen[name] = builders[word](apply)
-    return chosen
 
 
 def _settings(config: Config, measures: Mapping[str, Callable]) -> dict[str, Any]:

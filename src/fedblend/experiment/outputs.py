@@ -5,7 +5,7 @@
 ::
 
     config.toml        the configuration as run, every default explicit
-    run.json           versions, device, hashes of data and partition
+    run.json           versions, device, hashes of data and partition, the task
     metrics.jsonl      a row after every block of rounds, and for every seed
     summary.json       the end, with harmed clients and costs
     clients.csv        every client's rows, bits, measures, norm of its own model
@@ -22,14 +22,16 @@ import csv
 import io
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from fedblend.data.federation import Federation
 from fedblend.experiment.section import RunError
 from fedblend.runtime.checkpoint import write_atomically
+from fedblend.runtime.newcomers import Newcomers
 from fedblend.runtime.run import Run
 from fedblend.runtime.wire import pack
 
@@ -138,15 +140,18 @@ def write_models(folder: Folder, run: Run, seeds: list[int]) -> None:
 
 
 def write_clients(
-    folder: Folder, run: Run, seeds: list[int], own: Mapping[str, np.ndarray]
+    folder: Folder,
+    run: Run,
+    seeds: list[int],
+    own: Mapping[str, np.ndarray],
+    joined: Sequence[Newcomers] = (),
 ) -> None:
     """Every client's rows, bits and measures.
 
     ``own`` are further columns, arrays over the measured clients and over seeds where
-    there are several.
+    there are several; ``joined`` are the clients that nobody had seen, for each seed.
     """
-    federation, ids = run.federation, run.measuring.ids
-    places = {int(client): place for place, client in enumerate(ids)}
+    places = {int(client): place for place, client in enumerate(run.measuring.ids)}
     columns: list[str] = []
     lines = []
     for lane, seed in enumerate(seeds):
@@ -154,24 +159,42 @@ def write_clients(
         for name, values in own.items():
             measured[name] = values if run.lanes is None else values[:, lane]
         columns = list(measured)
-        ledger = run.ledgers[lane]
-        for client in range(federation.clients):
-            place = places.get(client)
-            values = [
-                "" if place is None or np.isnan(column[place]) else float(column[place])
-                for column in measured.values()
-            ]
-            counts = [
-                int(split.counts[client]) if split is not None else 0
-                for split in (federation.train, federation.validation, federation.test)
-            ]
+        ledger, seen = run.ledgers[lane], run.federation
+        for client in range(seen.clients):
             bits = [int(ledger.up[client]), int(ledger.down[client])]
-            name = federation.name(client)
-            lines.append([seed, client, name, *counts, *bits, *values])
+            values = _line(measured, columns, places.get(client))
+            known = ["seen"] if joined else []
+            lines.append([seed, *_who(seen, client), *bits, *values, *known])
+        for newcomers in joined[lane : lane + 1]:
+            found, unseen = _columns(newcomers.measured), newcomers.federation
+            for client in range(unseen.clients):
+                _, *facts = _who(unseen, client)
+                values = _line(found, columns, client)
+                id = seen.clients + client
+                lines.append([seed, id, *facts, 0, 0, *values, "unseen"])
     head = ["seed", "id", "name", "train", "validation", "test", "bits_up", "bits_down"]
+    columns = [*head, *columns, *(["training"] if joined else [])]
     text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows([[*head, *columns], *lines])
+    csv.writer(text, lineterminator="\n").writerows([columns, *lines])
     write_text(folder.clients, text.getvalue())
+
+
+def _who(federation: Federation, client: int) -> list[Any]:
+    """Id, name, and rows in each split of a client."""
+    splits = (federation.train, federation.validation, federation.test)
+    counts = [0 if split is None else int(split.counts[client]) for split in splits]
+    return [client, federation.name(client), *counts]
+
+
+def _line(
+    measured: Mapping[str, np.ndarray], columns: list[str], place: int | None
+) -> list[Any]:
+    """A client's values in these columns; empty where there is none."""
+    found = [
+        float(measured[name][place]) if place is not None and name in measured else None
+        for name in columns
+    ]
+    return ["" if value is None or np.isnan(value) else value for value in found]
 
 
 def _columns(measured: dict[str, Any]) -> dict[str, np.ndarray]:

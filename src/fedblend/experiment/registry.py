@@ -48,6 +48,7 @@ from fedblend.experiment.relatives_options import (
 )
 from fedblend.experiment.section import NotNegative, Positive
 from fedblend.experiment.work import LocalWork, Rule, transform
+from fedblend.theory.constants import Smoothness
 
 
 class FedAvg(Options):
@@ -177,6 +178,13 @@ class Entry(NamedTuple):
     clients: bool = False
     """Whether ``build`` also takes the number of clients."""
 
+    def make(
+        self, loss: Loss, options: Options, known: Smoothness | None, clients: int
+    ) -> Algorithm:
+        """The algorithm, told those of these facts that it takes."""
+        facts = [known] if self.constants else []
+        return self.build(loss, options, *facts, *([clients] if self.clients else []))
+
     @property
     def description(self) -> str:
         """The first line of the algorithm's file."""
@@ -204,6 +212,9 @@ ALGORITHMS: dict[str, Entry] = {
     "flix": Entry(Flix, flix, algorithms.flix, constants=True),
     "flix_local": Entry(FlixLocal, flix, algorithms.flix, constants=True),
     "apfl": Entry(Apfl, apfl, algorithms.apfl),
+    "apfl_agnostic": Entry(
+        ApflAgnostic, apfl_agnostic, algorithms.apfl_agnostic, clients=True
+    ),
     "apfl_fedtorch": Entry(ApflFedTorch, apfl_fedtorch, algorithms.apfl_fedtorch),
     "apfl_fedjax": Entry(ApflFedJax, apfl_fedjax, algorithms.apfl_fedjax),
     "reptile": Entry(Reptile, _reptile, algorithms.reptile),
@@ -212,9 +223,6 @@ ALGORITHMS: dict[str, Entry] = {
     "pfedme": Entry(PFedMe, pfedme, algorithms.pfedme),
     "ditto": Entry(Ditto, ditto, algorithms.ditto),
     "l2gd": Entry(L2gd, l2gd, algorithms.l2gd),
-    "apfl_agnostic": Entry(
-        ApflAgnostic, apfl_agnostic, algorithms.apfl_agnostic, clients=True
-    ),
     "fedrep": Entry(FedRep, fedrep, algorithms.fedrep),
     "agnostic": Entry(Agnostic, agnostic, algorithms.agnostic, clients=True),
     "mapper": Entry(Mapper, mapper, algorithms.mapper),

@@ -25,6 +25,7 @@ from fedblend.experiment import (
     outputs,
     sections,
     toml,
+    unseen,
 )
 from fedblend.experiment.build import Built, build
 from fedblend.experiment.config import Config, check, difference, dump
@@ -132,7 +133,8 @@ def _open(folder: Folder, config: Config, built: Built) -> None:
     """Write what is known before the first round; a folder so opened holds a run."""
     folder.path.mkdir(parents=True, exist_ok=True)
     if not folder.origin.exists():
-        outputs.write_text(folder.origin, outputs.as_json(_origin(built)))
+        known = {**_origin(built), "task": built.task._asdict()}
+        outputs.write_text(folder.origin, outputs.as_json(known))
     if not folder.config.exists():
         outputs.write_text(folder.config, dump(config))
 
@@ -256,12 +258,14 @@ def _finish(
     seeds = _seeds(config)
     outputs.write_models(folder, run, seeds)
     columns = local_models.columns(run) | mixing_weights.columns(run)
-    outputs.write_clients(folder, run, seeds, columns)
+    joined = unseen.join(run, config, built)
+    outputs.write_clients(folder, run, seeds, columns, joined)
     harmed = harm.harm_of(run, outputs.rows(run, seeds), columns)
     if harmed is not None:
         harm.write_harm(folder, harmed)
     _draw(folder, run, seeds, harmed)
     found = [run.summary()] if run.lanes is None else run.summary()
+    newly = [unseen.report(one, run.round) for one in joined] or [{}] * len(seeds)
     summary = {
         "name": config.name,
         "algorithm": getattr(config.algorithm, "name"),  # noqa: B009
@@ -270,7 +274,10 @@ def _finish(
         **own_models,
         **own_weights,
         **({} if harmed is None else {"harm": sentence(harmed.found)}),
-        "runs": [{"seed": s, **one} for s, one in zip(seeds, found, strict=True)],
+        "runs": [
+            {"seed": s, **one, **more}
+            for s, one, more in zip(seeds, found, newly, strict=True)
+        ],
     }
     outputs.write_text(folder.summary, outputs.as_json(summary))
     return outputs.read_json(folder.summary)

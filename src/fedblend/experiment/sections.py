@@ -40,6 +40,7 @@ class Data(Section):
     kind: Literal["classes", "binary", "regression"] | None = None
     validation: Fraction = 0.0
     test: Fraction | Literal["official"] = 0.2
+    unseen: Fraction = 0.0
     seed: Index = 0
 
     @model_validator(mode="after")

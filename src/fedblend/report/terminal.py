@@ -36,7 +36,12 @@ def show(rows: Sequence[Row], summary: Any, console: Console) -> None:
     summaries = summary if isinstance(summary, list) else [summary]
     for split in shown_splits(rows):
         console.print(_table(summaries, split))
-    for line in _harm_lines(summaries) + _cost_lines(summaries):
+    unseen = [one["unseen"] for one in summaries if "unseen" in one]
+    for split in shown_splits(unseen[:1]):
+        number = unseen[0]["clients"]
+        console.print(_table(unseen, split, f" of {number} unseen clients"))
+    harmed = _harm_lines(summaries) + _harm_lines(unseen, "unseen ")
+    for line in harmed + _cost_lines(summaries):
         console.print(line, highlight=False)
     splits = shown_splits(rows)
     if splits and len({row["round"] for row in rows}) > 1:
@@ -71,12 +76,12 @@ def _mean(summaries: Sequence[dict], *path: str) -> float:
     return float(_values(summaries, *path).mean())
 
 
-def _table(summaries: Sequence[dict], split: str) -> Table:
+def _table(summaries: Sequence[dict], split: str, whose: str = "") -> Table:
     """The models of a split, a line for each metric of each."""
     last = summaries[0]
     seeds = f", mean of {len(summaries)} seeds" if len(summaries) > 1 else ""
     table = Table(
-        title=f"{split} rows after round {last['round']}{seeds}",
+        title=f"{split} rows{whose} after round {last['round']}{seeds}",
         title_justify="left",
         title_style="bold",
     )
@@ -95,7 +100,7 @@ def _table(summaries: Sequence[dict], split: str) -> Table:
     return table
 
 
-def _harm_lines(summaries: Sequence[dict]) -> list[str]:
+def _harm_lines(summaries: Sequence[dict], whose: str = "") -> list[str]:
     """Whom the personal model serves worse, by the main metric of each split."""
     lines = []
     for split in shown_splits(summaries):
@@ -109,9 +114,10 @@ def _harm_lines(summaries: Sequence[dict]) -> list[str]:
             of = _mean(summaries, "measures", split, "personal", metric, "clients")
             other = {"than_local": "alone", "than_shared": "with the shared model"}
             lost = counts @ losses / max(counts.sum(), 1)
+            size = f", by {lost:.4f} on average" if count else ""
             lines.append(
-                f"harmed ({split} {metric}): {count:.3g} of {of:g} clients do worse "
-                f"than {other[name]}" + (f", by {lost:.4f} on average" if count else "")
+                f"harmed ({split} {metric}): {count:.3g} of {of:g} {whose}clients do "
+                f"worse than {other[name]}{size}"
             )
     return lines
 

@@ -36,8 +36,8 @@ class Record:
 
     def row(self) -> dict[str, Any]:
         """The record as plain values, for JSON."""
-        plain = {field.name: getattr(self, field.name) for field in _FIELDS}
-        return {**plain, "measures": _each_spread(Spread._asdict, self.measures)}
+        fields = {field.name: getattr(self, field.name) for field in _FIELDS}
+        return {**fields, "measures": plain(self.measures)}
 
     @classmethod
     def from_row(cls, row: dict[str, Any]) -> "Record":
@@ -60,9 +60,10 @@ def _higher(name: str) -> bool:
     return HIGHER_IS_BETTER[name.partition("@")[0]]
 
 
-def _each_spread(function, measures):
+def plain(measures: dict[str, Any]) -> dict[str, Any]:
+    """Spreads as plain values, for JSON."""
     return jax.tree.map(
-        function, measures, is_leaf=lambda node: isinstance(node, Spread)
+        Spread._asdict, measures, is_leaf=lambda node: isinstance(node, Spread)
     )
 
 

@@ -1,0 +1,32 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""Setting clients apart, to ask later what a federation is worth to newcomers."""
+
+import numpy as np
+
+from fedblend.data.dataset import DataError, generator
+from fedblend.data.federation import Federation
+
+
+def set_apart(
+    federation: Federation, fraction: float, seed: int = 0
+) -> tuple[Federation, Federation]:
+    """The clients that train, and those that nobody has seen.
+
+    Args:
+        federation: all clients.
+        fraction: of clients that are set apart, one at least; in (0, 1).
+        seed: of the choice, which depends on nothing else.
+    """
+    clients = federation.clients
+    if not 0 < fraction < 1:
+        raise DataError(f"unseen: {fraction} is not a fraction in (0, 1)")
+    number = max(round(fraction * clients), 1)
+    if number >= clients:
+        raise DataError(
+            f"unseen: {fraction:g} of {clients} clients leaves none to train"
+        )
+    chosen = generator(seed, "unseen").permutation(clients)[:number]
+    unseen = np.sort(chosen).tolist()
+    seen = [client for client in range(clients) if client not in set(unseen)]
+    return federation.select(seen), federation.select(unseen)

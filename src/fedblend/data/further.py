@@ -1,0 +1,133 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""Further rows of a task that is known: what newcomers bring to a trained model.
+
+The rows must be like those that the model was trained on: the same columns or shape,
+and no class that it does not know. Unlike a dataset of its own they may be of one class
+only.
+"""
+
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from fedblend.data.dataset import DataError, Dataset, Kind, check_rows
+from fedblend.data.own import read_raw
+
+
+class Task(NamedTuple):
+    """What a model is for: what rows look like, and what their targets mean."""
+
+    kind: Kind
+    outputs: int
+    """Scores a model gives."""
+    shape: tuple[int, ...]
+    """The shape of one row's inputs."""
+    labels: tuple[str, ...] = ()
+    """The names of the classes, by number."""
+    columns: tuple[str, ...] = ()
+    """The names of the inputs, where they came as a table."""
+
+
+def task_of(dataset: Dataset) -> Task:
+    """The task that a dataset is of."""
+    return Task(
+        dataset.kind,
+        dataset.outputs,
+        dataset.rows[0].shape[1:],
+        dataset.label_names,
+        dataset.columns,
+    )
+
+
+def read_further(
+    path: str | Path,
+    task: Task,
+    *,
+    target: str | None = None,
+    client: str | None = None,
+    inputs: str | None = None,
+) -> Dataset:
+    """Read rows of a known task, and check that they are.
+
+    Args:
+        path: a .csv, .parquet or .npz file, or a folder of .npz files.
+        task: what the rows have to be like.
+        target: the column (must be given) or array ("targets") of the target.
+        client: the column or array ("clients", if there) of the client of each row;
+            all rows are one client's where there is none.
+        inputs: the array ("inputs") of inputs; those of a table are the task's.
+    """
+    path = Path(path)
+    table = path.suffix in (".csv", ".parquet")
+    raw = read_raw(
+        path, target, client, list(task.columns) or None if table else inputs
+    )
+    rows = raw.inputs
+    if table and not task.columns and rows[0].size == np.prod(task.shape, dtype=int):
+        rows = rows.reshape(len(rows), *task.shape)
+    if rows.shape[1:] != task.shape:
+        raise DataError(
+            f"{path}: inputs of shape {rows.shape[1:]}, but the model was trained on "
+            f"{task.shape}"
+        )
+    if task.kind == "sequence":
+        rows = rows.astype(np.int32)
+    further = Dataset(
+        (rows, _targets(raw.targets, task, path)),
+        task.kind,
+        task.outputs,
+        keys=raw.keys,
+        name=path.stem,
+        label_names=task.labels,
+        columns=raw.columns,
+    )
+    check_rows(further, further.rows, further.keys, str(path))
+    return further
+
+
+def _targets(values: np.ndarray, task: Task, path: Path) -> np.ndarray:
+    """Targets as the task has them: real numbers, or numbers of its classes."""
+    if task.kind in ("classes", "binary"):
+        if values.ndim != 1:
+            raise DataError(
+                f"{path}: class targets must be one a row, not of shape {values.shape}"
+            )
+        return _numbers(values, task, path)
+    if not np.issubdtype(values.dtype, np.number):
+        raise DataError(f"{path}: targets must be numbers, not {values[0]!s:.40}")
+    if task.kind != "regression":
+        return values.astype(np.int32)
+    width = 1 if values.ndim == 1 else values.shape[1]
+    if width != task.outputs:
+        raise DataError(
+            f"{path}: {width} targets a row, but the model was trained on "
+            f"{task.outputs}"
+        )
+    return values.astype(np.float32)
+
+
+def _numbers(values: np.ndarray, task: Task, path: Path) -> np.ndarray:
+    """The number of every row's class; without names they are the numbers."""
+    count = 2 if task.kind == "binary" else task.outputs
+    names = task.labels or tuple(str(number) for number in range(count))
+    # A file has 1 where another has 1.0: numbers are compared as such.
+    numeric = np.issubdtype(values.dtype, np.number)
+    known = {_number(name) if numeric else name: n for n, name in enumerate(names)}
+    found, which = np.unique(values, return_inverse=True)
+    codes = [known.get(float(v) if numeric else str(v), -1) for v in found]
+    if -1 in codes:
+        allowed = ", ".join(names[:12]) + (", ..." if len(names) > 12 else "")
+        raise DataError(
+            f"{path}: target {found[codes.index(-1)]!s:.40} is no class that the model "
+            f"was trained on; these are {allowed}"
+        )
+    return np.array(codes, np.int32)[which]
+
+
+def _number(name: str) -> float | str:
+    try:
+        return float(name)
+    except ValueError:
+        return name

@@ -1,0 +1,172 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""Clients that join after the training: each gets its model from what is known by then.
+
+A newcomer enrols at the shared model and takes part in rounds that nobody else hears
+of: the message stays the same, its answers are thrown away, and what it keeps is all
+that changes. Then it deploys what the algorithm says::
+
+    client_i <- enroll(shared, shard_i)
+    visits times:  client_i <- client(down, client_i, shard_i)
+    personal_i <- personal(down, client_i, shard_i)
+
+What trains a client's own model against the message it was told (Ditto, MAPPER, FedRep,
+training alone) is right with any local work, what fine-tunes in ``personal`` or finds
+its model in ``enroll`` (FLIX) needs no visits. APFL moves its copy of the shared model
+within a round: only with one local step a visit is the shared model frozen, and then it
+is equation (17) of its paper. With one model for everybody (``fedavg``) wrap it in
+``finetune`` first.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedblend import keys, trees
+from fedblend.core import Algorithm, Down, Key, PyTree, Shard
+from fedblend.data.batches import everything
+from fedblend.data.federation import Federation, Shards
+from fedblend.runtime.record import Measured, harms, plain, spreads
+from fedblend.runtime.visits import strong
+
+AT_ONCE = 20
+"""Newcomers that are trained side by side; bounds the memory it takes."""
+Place = tuple[jax.Array, jax.Array, jax.Array]
+"""Where a client's rows start, how many they are, and its id."""
+
+
+class Newcomers(NamedTuple):
+    """Clients that joined, their models, and what these are worth.
+
+    ``models`` are stacked over clients; ``measured`` has, for each split, the measures
+    of the "shared" and of the "personal" model over clients.
+    """
+
+    federation: Federation
+    models: PyTree
+    measured: Measured
+
+    def personal(self, client: int) -> PyTree:
+        """The model of one of them: parameters, or a ``Blend``."""
+        return trees.take(self.models, client)
+
+    def summary(self) -> dict[str, Any]:
+        """What the models are worth over clients, and whom they harm."""
+        splits = self.federation.splits
+        counts = {name: splits[name].counts for name in self.measured}
+        return {
+            "clients": self.federation.clients,
+            "measures": plain(spreads(self.measured, counts)),
+            "harmed": harms(self.measured),
+        }
+
+
+def personalise(
+    algorithm: Algorithm,
+    down: Down,
+    newcomers: Federation,
+    key: Key,
+    *,
+    visits: int = 1,
+    measure: Mapping[str, Callable] | None = None,
+    splits: Sequence[str] | None = None,
+) -> Newcomers:
+    """Give clients that were not there in training a model each.
+
+    Args:
+        algorithm: what they do. Settings given as arrays over clients are read by the
+            newcomers' own ids, so give numbers.
+        down: what the server says, ``run.down`` of a plain run; it is not changed.
+        newcomers: their data.
+        key: the seed, ``jax.random.key(0)``.
+        visits: how often each of them runs the client's half of a round.
+        measure: measures by name, see ``metrics``; nothing is measured if None.
+        splits: on which splits, all there are if None.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, fedblend as fb
+        >>> federation, _ = fb.sources.quadratics(clients=8, dim=2)
+        >>> seen, unseen = fb.data.set_apart(federation, 0.25)
+        >>> loss = fb.sources.quadratic_loss
+        >>> algorithm = fb.apfl(loss, 0.1, alpha=0.5, steps=1, batch_size=None)
+        >>> run = fb.simulate(algorithm, jnp.zeros(2), seen, jax.random.key(0),
+        ...                   rounds=50).complete()
+        >>> joined = fb.personalise(algorithm, run.down, unseen, jax.random.key(0),
+        ...                         visits=20,
+        ...                         measure={"loss": fb.metrics.mean_loss(loss)})
+        >>> losses = joined.measured["train"]
+        >>> bool((losses["personal"]["loss"] < losses["shared"]["loss"]).all())
+        True
+    """
+    if visits < 0:
+        raise ValueError(f"visits: {visits} is negative")
+    down = strong(down)
+    train = newcomers.train
+
+    def model_of(down, key, examples, place):
+        shard = _shard(examples, place, train)
+        own = keys.at(key, "newcomer", 0, shard.id)
+        _, state = strong(algorithm.enroll(down.shared, shard, own))
+
+        def told(state):
+            return algorithm.tell(down, algorithm.ask(state, shard))
+
+        def visit(number, state):
+            own = keys.at(key, "newcomer", number + 1, shard.id)
+            return algorithm.client(told(state), state, shard, own)[1]
+
+        if visits:
+            state = jax.lax.fori_loop(0, visits, visit, state)
+        own = keys.at(key, "newcomer", visits + 1, shard.id)
+        return algorithm.personal(told(state), state, shard, own)
+
+    models = _mapped(model_of, (down, key), train, ())
+    names = list(newcomers.splits) if splits is None else splits
+    measured = {
+        name: _look(models, down.shared, measure, newcomers.splits[name])
+        for name in names
+        if measure
+    }
+    return Newcomers(newcomers, models, measured)
+
+
+def _look(
+    models: PyTree, shared: PyTree, measure: Mapping[str, Callable], split: Shards
+) -> dict[str, dict[str, np.ndarray]]:
+    """The measures of both models on every client's rows of a split."""
+
+    def look(shared, examples, place, personal):
+        batch = everything(_shard(examples, place, split))
+        return {
+            model: {name: see(params, batch) for name, see in measure.items()}
+            for model, params in (("personal", personal), ("shared", shared))
+        }
+
+    return jax.tree.map(np.asarray, _mapped(look, (shared,), split, (models,)))
+
+
+def _shard(examples: PyTree, place: Place, split: Shards) -> Shard:
+    start, count, id = place
+    return Shard(examples, start, count, id, split.capacity)
+
+
+def _mapped(function: Callable, fixed: tuple, split: Shards, each: tuple) -> PyTree:
+    """A function over all clients of a split, compiled.
+
+    It takes what is ``fixed``, the rows of all, the place of a client's own among them,
+    and the client's entry of ``each``.
+    """
+    numbers = (split.starts, split.counts, np.arange(len(split.counts)))
+    places = tuple(jnp.asarray(values, jnp.int32) for values in numbers)
+    examples = jax.tree.map(jnp.asarray, split.examples)
+
+    def all_of_them(fixed, examples, places, each):
+        def one(this):
+            return function(*fixed, examples, *this)
+
+        return jax.lax.map(one, (places, *each), batch_size=AT_ONCE)
+
+    return jax.jit(all_of_them)(fixed, examples, places, each)
