@@ -167,6 +167,7 @@ def personalise_from(
             jax.random.key(chosen),
             visits=work.visits,
             measure=measures_of(config, task, plain, model.apply),
+            splits=["test"] if newcomers.test is not None else [],
         )
     return Joined(found, chosen, words.get("round", ""))
 
