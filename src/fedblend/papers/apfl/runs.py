@@ -3,9 +3,10 @@
 """Methods run alike: each is tried at the same rates, and the best one run again.
 
 Rates are tried with seed 0, side by side for the first ``tuning`` rounds, and judged by
-the validation rows then; what is reported are other seeds at the chosen rate. Seeds
-differ in the initial parameters, the cohorts and the batches; who holds which rows is
-the same for all. Rates fall by 1 % a round.
+the validation rows then; of rates that are equally good the smallest is taken, and run
+again with other seeds, which are reported. Seeds differ in the initial parameters, the
+cohorts and the batches; who holds which rows is the same for all. Rates fall by 1 % a
+round.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,6 +21,8 @@ from fedblend.core import Loss
 from fedblend.papers.kept import Kept
 
 DECAY = 0.99
+TIE = 0.001
+"""Accuracies on validation rows that differ by less are the same."""
 
 
 class Task(NamedTuple):
@@ -120,8 +123,7 @@ def compare(task: Task, methods: Sequence[Method], kept: Kept) -> dict[str, Row]
                 rate: lane["curves"][model]["validation"]["accuracy"][-1]
                 for rate, lane in zip(task.rates, tried, strict=True)
             }
-            # A run that diverged has no accuracy, and is the worst.
-            rate = max(grid, key=lambda rate, grid=grid: grid[rate] or 0.0)
+            rate = smallest_good(grid)
             lanes = kept(
                 f"{method.name} at {rate:g}",
                 lambda method=method, rate=rate: run(
@@ -130,6 +132,16 @@ def compare(task: Task, methods: Sequence[Method], kept: Kept) -> dict[str, Row]
             )
             rows[label] = _row(rate, grid, lanes, model)
     return rows
+
+
+def smallest_good(grid: dict[float, float]) -> float:
+    """The smallest rate that is as good as the best, up to ``TIE``.
+
+    Larger rates are the ones with which some seeds diverge.
+    """
+    # A run that diverged has no accuracy, and is the worst.
+    values = {rate: value or 0.0 for rate, value in grid.items()}
+    return min(rate for rate in values if values[rate] >= max(values.values()) - TIE)
 
 
 def _row(rate: float, grid: dict[float, float], lanes: list, model: str) -> Row:

@@ -1,0 +1,112 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""APFL's tables: methods tuned alike, and long claims go on where they stopped."""
+
+import jax
+import numpy as np
+import pytest
+
+import fedblend as fb
+from fedblend.papers.apfl import convex, images, methods, relatives, runs, writers
+from fedblend.papers.apfl.tables import beyond, chosen, table
+from fedblend.papers.kept import Kept
+
+ROUNDS = 6
+
+
+@pytest.fixture(scope="module")
+def task():
+    digits = fb.sources.load("digits")
+    parts = fb.partition.classes_per_client(digits.rows[1], 6, classes=2)
+    federation = fb.federate(digits.rows, parts, validation=0.2, test=0.3)
+    model = fb.models.softmax(64, 10)
+    loss = fb.objectives.cross_entropy(model.apply)
+    return runs.Task(federation, model, loss, 5, 10, ROUNDS, None, (1e-4, 0.1), 2, 2, 2)
+
+
+@pytest.fixture(scope="module")
+def answers(task, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("kept")
+    which = (methods.FEDAVG, methods.FIXED[0])
+    rows = runs.compare(task, which, Kept(folder, task.settings()))
+    return folder, which, rows
+
+
+def test_the_rate_is_chosen_on_validation_rows_and_other_seeds_are_reported(
+    task, answers
+):
+    _, _, rows = answers
+    assert list(rows) == ["FedAvg", "FedAvg, localized", "APFL, alpha 0.25"]
+    for row in rows.values():
+        assert row.rate == 0.1
+        assert row.tried[0.1] > row.tried[1e-4]
+        assert row.last.shape == (2,)
+        assert row.last[0] != row.last[1]
+        assert row.rounds[-1] == ROUNDS
+        np.testing.assert_allclose(row.last, np.nanmean(row.clients, axis=1), 1e-5)
+
+
+def test_a_row_is_what_the_library_says_of_that_seed(task, answers):
+    _, _, rows = answers
+    run = fb.simulate(
+        methods.FEDAVG.build(task, np.float32(0.1)),
+        task.model.init,
+        task.federation,
+        jax.random.key(1),
+        rounds=ROUNDS,
+        every=ROUNDS,
+        splits=["test"],
+        measure={"accuracy": fb.metrics.accuracy(task.model.apply)},
+    ).complete()
+    measured = run.records[-1].measures["test"]
+    assert rows["FedAvg"].last[0] == pytest.approx(
+        measured["shared"]["accuracy"].mean, abs=1e-6
+    )
+    assert rows["FedAvg, localized"].last[0] == pytest.approx(
+        measured["personal"]["accuracy"].mean, abs=1e-6
+    )
+
+
+def test_what_was_measured_is_not_measured_again(task, answers, monkeypatch):
+    folder, which, rows = answers
+
+    def refuse(*arguments):
+        raise AssertionError("measured again")
+
+    monkeypatch.setattr(runs, "run", refuse)
+    again = runs.compare(task, which, Kept(folder, task.settings()))
+    for label, row in rows.items():
+        np.testing.assert_array_equal(again[label].clients, row.clients)
+    other = task._replace(rounds=ROUNDS + 2)
+    with pytest.raises(AssertionError, match="measured again"):
+        runs.compare(other, which, Kept(folder, other.settings()))
+
+
+def test_who_is_better_by_how_much(answers):
+    _, _, rows = answers
+    label = chosen(rows, rows)
+    best = rows[label].curves["validation"]["accuracy"][:, -1].mean()
+    assert all(
+        row.curves["validation"]["accuracy"][:, -1].mean() <= best
+        for row in rows.values()
+    )
+    gap, error = beyond(rows, "APFL, alpha 0.25", "FedAvg")
+    wanted = rows["APFL, alpha 0.25"].clients - rows["FedAvg"].clients
+    assert gap == pytest.approx(np.nanmean(wanted))
+    assert 0 < error < 1
+    assert [line[0] for line in table(rows, {})[1:]] == list(rows)
+
+
+def test_of_equally_good_rates_the_smallest():
+    assert runs.smallest_good({0.1: 0.9801, 0.3: 0.9805, 1.0: None}) == 0.1
+    assert runs.smallest_good({0.1: 0.97, 0.3: 0.98, 1.0: 0.5}) == 0.3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "claim", [convex.A1, convex.A2, images.A4, writers.A5, relatives.A6, relatives.A6B]
+)
+def test_quick_checks(claim, tmp_path, data_home):
+    finding = claim.check(True, tmp_path)
+    assert finding.figures
+    assert finding.ours
