@@ -96,6 +96,11 @@ def test_a_method_without_weights_says_nothing():
             "rate: apfl_fedtorch takes plain steps",
         ),
         ({"name": "apfl_fedjax", "held_out": 0.2}, r"algorithm.held_out"),
+        ({"name": "apfl_agnostic"}, r"algorithm.q_rate"),
+        (
+            {"name": "apfl_agnostic", "q_rate": 0.1, "mix": "outputs"},
+            r"algorithm.mix",
+        ),
     ],
 )
 def test_a_wrong_setting_is_told_in_one_line(options, word):
@@ -109,6 +114,7 @@ def test_a_wrong_setting_is_told_in_one_line(options, word):
     [
         {"learn": "round", "alpha_rate": 0.3, "held_out": 0.2, "mix": "outputs"},
         {"learn": "fixed", "fresh": True, "aggregated": False},
+        {"name": "apfl_agnostic", "q_rate": 0.1, "held_out": 0.2},
         {"name": "apfl_fedtorch"},
         {"name": "apfl_fedjax", "alpha": [0.1, 0.2, 0.3, 0.4, 0.5, 0.6]},
     ],
@@ -116,7 +122,7 @@ def test_a_wrong_setting_is_told_in_one_line(options, word):
 def test_every_setting_builds(options):
     chosen: Any = config(**options).algorithm
     on = problems.classes()
-    algorithm = ALGORITHMS[chosen.name].build(on.loss, chosen)
+    algorithm = ALGORITHMS[chosen.name].make(on.loss, chosen, None, 7)
     shard = jax.device_put(on.federation.train.shard(1))
     state = jax.eval_shape(
         lambda: algorithm.enroll(on.params, shard, jax.random.key(0))

@@ -54,6 +54,14 @@ def test_every_key_is_in_the_list(name):
         assert key == "alpha" or f"`{key}`" in text, key
 
 
+def test_the_tests_that_pin_a_method_exist():
+    text = (HOME / "docs" / "conformance.md").read_text(encoding="utf-8")
+    named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", text)
+    assert len(named) == text.count("::") > 25
+    for path, name in named:
+        assert f"def {name}(" in (HOME / path).read_text(encoding="utf-8"), name
+
+
 def test_links_between_documents_lead_somewhere():
     for page in [HOME / "README.md", *(HOME / "docs").glob("*.md")]:
         text = page.read_text(encoding="utf-8")
