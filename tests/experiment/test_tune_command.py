@@ -77,6 +77,9 @@ def test_what_is_chosen_and_how_to_run_it(place, capsys, compiled):
         (["--out", "no/new.csv"], "no: is no folder to write new.csv to"),
         (["--by", "auc"], "--by: 'auc' is not measured; it is one of ['loss']"),
         (["--set", "data.validation=0.0"], "data.validation: is 0, and alpha is"),
+        (["--set", "data={source='digits', partition='iid', clients=900, "
+          "validation=0.1}"],
+         "data.validation: 0.1 leaves no client a row to choose on"),
         (["--set", "run.seed=[1, 2]"], "run.seed: several; a choice is made for one"),
         (["--set", "run.cohort=9"], "run.cohort: 9 is not between 1 and the 6 clients"),
         (["--set", "algorithm.learn=step"], 'algorithm.learn: is "step", so alpha mov'),

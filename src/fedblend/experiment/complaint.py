@@ -2,14 +2,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is wrong with a configuration, in one line: key, value, and what is allowed."""
 
+import contextlib
 import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from fedblend.experiment.section import visible
+from fedblend.experiment.section import ConfigError, visible
+from fedblend.experiment.sections import Run
 from fedblend.experiment.toml import literal, quoted
 
 _TYPES = {
@@ -30,6 +32,28 @@ _LIMITS = {
     "less_than": ("below", "lt"),
     "less_than_equal": ("at most", "le"),
 }
+_KEYS = {
+    **{name: f"run.{name}" for name in Run.model_fields},
+    "splits": "measure.splits",
+    "measure_on": "measure.on",
+}
+"""The keys of a configuration by what ``simulate`` calls them."""
+
+
+@contextlib.contextmanager
+def named_by_key(**others: str) -> Iterator[None]:
+    """Complaints of ``simulate`` inside, with the keys of a configuration.
+
+    ``others`` are further names, with what the user calls them.
+    """
+    try:
+        yield
+    except ValueError as error:
+        name, _, rest = str(error).partition(": ")
+        known = _KEYS | others
+        if name not in known:
+            raise
+        raise ConfigError(f"{known[name]}: {rest}") from None
 
 
 def complaint(error: ValidationError, raw: Any, model: type[BaseModel]) -> str:

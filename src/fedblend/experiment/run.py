@@ -23,11 +23,11 @@ from fedblend.experiment import (
     local_models,
     mixing_weights,
     outputs,
-    sections,
     toml,
     unseen,
 )
 from fedblend.experiment.build import Built, build
+from fedblend.experiment.complaint import named_by_key
 from fedblend.experiment.config import Config, check, difference, dump
 from fedblend.experiment.outputs import Folder
 from fedblend.experiment.section import ConfigError, RunError
@@ -37,13 +37,6 @@ from fedblend.runtime.checkpoint import CheckpointError
 from fedblend.runtime.precision import precision
 from fedblend.runtime.run import Run
 from fedblend.runtime.simulate import simulate
-
-_KEYS = {
-    **{name: f"run.{name}" for name in sections.Run.model_fields},
-    "splits": "measure.splits",
-    "measure_on": "measure.on",
-}
-"""The keys of a configuration by what ``simulate`` calls them."""
 
 
 class Step(NamedTuple):
@@ -162,7 +155,7 @@ def _runs(config: Config, built: Built, folder: Folder) -> dict[str, Run]:
         key=built.key,
     )
     runs = {}
-    try:
+    with named_by_key():
         if built.local is not None:
             runs["local"] = start(
                 built.local,
@@ -175,11 +168,6 @@ def _runs(config: Config, built: Built, folder: Folder) -> dict[str, Run]:
             local=runs.get("local"),
             **settings,
         )
-    except ValueError as error:
-        name, _, rest = str(error).partition(": ")
-        if name not in _KEYS:
-            raise
-        raise ConfigError(f"{_KEYS[name]}: {rest}") from None
     return runs
 
 

@@ -11,12 +11,14 @@ import io
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 
 from fedblend import trees
 from fedblend.core import Algorithm
-from fedblend.experiment import outputs, sections
+from fedblend.experiment import outputs
 from fedblend.experiment.build import Built, build
+from fedblend.experiment.complaint import named_by_key
 from fedblend.experiment.compression import compressed
 from fedblend.experiment.config import Config, dump
 from fedblend.experiment.registry import ALGORITHMS
@@ -24,8 +26,6 @@ from fedblend.experiment.section import ConfigError, RunError
 from fedblend.runtime.precision import precision
 from fedblend.runtime.tuning import Tuned, tune
 
-_KEYS = {name: f"run.{name}" for name in sections.Run.model_fields} | {"by": "--by"}
-"""What a user wrote, by what ``tune`` calls it."""
 _SET_BY_TUNE = ("measure_on", "splits", "every")
 
 
@@ -46,12 +46,18 @@ def tune_config(
     _check(config)
     with precision(config.run.precision):
         built = build(config)
+        held = built.federation.validation
+        if held is None or not held.total:
+            raise ConfigError(
+                f"data.validation: {config.data.validation:g} leaves no client a row "
+                "to choose on"
+            )
         settings = {
             key: value
             for key, value in built.settings.items()
             if key not in _SET_BY_TUNE
         }
-        try:
+        with named_by_key(by="--by"):
             found = tune(
                 lambda alpha: _algorithm(config, built, alpha),
                 built.model.init,
@@ -61,23 +67,17 @@ def tune_config(
                 by=by,
                 **settings,
             )
-        except ValueError as error:
-            name, _, rest = str(error).partition(": ")
-            if name not in _KEYS:
-                raise
-            raise ConfigError(f"{_KEYS[name]}: {rest}") from None
     return found, built.warnings
 
 
 def _algorithm(config: Config, built: Built, alpha: Any) -> Algorithm:
     """The algorithm of the configuration with another alpha, a traced one."""
     options: Any = config.algorithm
-    entry = ALGORITHMS[options.name]
-    facts = [built.smoothness] if entry.constants else []
-    changed = options.model_copy(update={"alpha": alpha})
-    plain = entry.build(built.loss, changed, *facts)
-    said = trees.size(options.said(built.model.init(built.key)))
     clients = built.federation.clients
+    changed = options.model_copy(update={"alpha": alpha})
+    entry = ALGORITHMS[options.name]
+    plain = entry.make(built.loss, changed, built.smoothness, clients)
+    said = trees.size(options.said(jax.eval_shape(built.model.init, built.key)))
     return compressed(config.compress, plain, options.name, said, clients)
 
 
@@ -90,8 +90,8 @@ def _check(config: Config) -> None:
         )
     if getattr(options, "learn", "fixed") != "fixed":
         raise ConfigError(
-            f'algorithm.learn: is "{options.learn}", so alpha moves by itself; to '
-            'choose among fixed ones set algorithm.learn="fixed"'
+            f'algorithm.learn: is "{options.learn}", so alpha moves by itself; there '
+            'is a choice among fixed ones, with algorithm.learn="fixed" of apfl'
         )
     if getattr(options, "grid", 0):
         raise ConfigError(
