@@ -116,6 +116,8 @@ def test_one_newcomer_of_one_class_in_the_terminal(finished, capsys):
     assert "accuracy on held-out rows" in said.out
     assert "alone" in said.out
     assert "model: personal.safetensors" in said.out
+    assert main(["personalise", str(finished), "--data", "alone.csv"]) == 2
+    assert "not overwritten" in capsys.readouterr().err
     joined = fb.personalise_from(finished, "alone.csv")
     saved, _ = unpack(Path("personal.safetensors").read_bytes())
     mine = named_leaves(joined.newcomers.personal(0))

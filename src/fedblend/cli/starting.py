@@ -22,6 +22,7 @@ clients = 40                      # by_key (clients of the data itself), file
 classes = 2                 # of every client
 validation = 0.0            # fraction of every client's rows held out to tune
 test = 0.2                  # ... held out to test, or "official"
+# unseen = 0.1              # fraction of clients that only join at the end
 seed = 0                    # of the partition
 
 [model]

@@ -88,9 +88,13 @@ class Joined(NamedTuple):
     def save(self, path: Path) -> list[Path]:
         """Write the models as runs write theirs; of several newcomers one file each.
 
-        The name of a newcomer then stands behind that of the file.
+        The name of a newcomer then stands behind that of the file. Nothing is
+        overwritten.
         """
         paths = places(path, self.newcomers.federation)
+        for place in paths:
+            if place.exists():
+                raise RunError(f"{place}: exists already and is not overwritten")
         for client, place in enumerate(paths):
             name = self.newcomers.federation.name(client)
             words = {"format": "fedblend", "seed": str(self.seed), "round": self.round}
