@@ -39,7 +39,8 @@ def show(rows: Sequence[Row], summary: Any, console: Console) -> None:
     unseen = [one["unseen"] for one in summaries if "unseen" in one]
     for split in shown_splits(unseen[:1]):
         number = unseen[0]["clients"]
-        console.print(_table(unseen, split, f" of {number} unseen clients"))
+        plural = "" if number == 1 else "s"
+        console.print(_table(unseen, split, f" of {number} unseen client{plural}"))
     harmed = _harm_lines(summaries) + _harm_lines(unseen, "unseen ")
     for line in harmed + _cost_lines(summaries):
         console.print(line, highlight=False)
