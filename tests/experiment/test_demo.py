@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from fedblend.experiment.demo import conclusion, demo
+from fedblend.experiment.demo import Score, advice, demo
 
 FEW = np.linspace(-0.01, 0.01, 40)
 
@@ -24,24 +24,35 @@ def small_demo(tmp_path_factory, compiled):
 def test_the_demo_prints_its_numbers_and_what_they_say(small_demo):
     text, out = small_demo
     results = json.loads((out / "results.json").read_text())
-    assert set(results["methods"]) == {"local-only", "FedAvg", "fine-tuned"}
+    assert set(results["methods"]) == {
+        *("local-only", "FedAvg", "fine-tuned", "FLIX", "APFL")
+    }
     for numbers in results["methods"].values():
         assert f"{numbers['mean']:.1%}" in text
         assert 0 <= numbers["worst_tenth"] <= numbers["mean"] <= 1
     assert results["methods"]["local-only"]["bits_per_client"] == 0
     # 650 float32 weights, both ways, 20 of 40 clients, 4 rounds.
     assert results["methods"]["FedAvg"]["bits_per_client"] == 650 * 32 * 2 * 4 / 2
-    assert results["conclusion"] in " ".join(text.split())
+    # FLIX has one message more of everybody, its own model, before the rounds.
+    assert results["methods"]["FLIX"]["bits_per_client"] > 650 * 32 * 2 * 4 / 2
+    assert results["advice"] in " ".join(text.split())
 
 
 def test_the_sentence_is_that_of_the_written_accuracies(small_demo):
     _, out = small_demo
     results = json.loads((out / "results.json").read_text())
-    by_client = results["accuracy_by_client"]
-    accuracy = {name: np.array(values) for name, values in by_client.items()}
-    assert results["conclusion"] == conclusion(accuracy)
-    for name, values in accuracy.items():
-        assert values.mean() == pytest.approx(results["methods"][name]["mean"])
+    scores = {
+        name: Score(np.array(values), results["methods"][name]["bits_per_client"])
+        for name, values in results["accuracy_by_client"].items()
+    }
+    assert results["advice"] == advice(scores)
+    for name, score in scores.items():
+        numbers = results["methods"][name]
+        assert score.accuracy.mean() == pytest.approx(numbers["mean"])
+        gap = score.accuracy - scores["local-only"].accuracy
+        if name != "local-only":
+            assert numbers["worse_than_local"] == (gap < -1e-6).sum()
+            assert numbers["better_than_local"] == (gap > 1e-6).sum()
 
 
 def test_the_demo_writes_its_figures(small_demo):
@@ -50,21 +61,33 @@ def test_the_demo_writes_its_figures(small_demo):
         assert (out / name).stat().st_size > 5000
 
 
-def test_a_clear_winner_is_named_whoever_it_is():
-    base = {"local-only": 0.9 + FEW, "FedAvg": 0.8 + FEW, "fine-tuned": 0.7 + FEW}
-    said = conclusion(base)
-    assert said.startswith("local-only (90.0%) serves these clients best, 10.0 points")
-    assert "fine-tuned (70.0%) comes last" in said
-    assert "40 of the 40 clients would have done better alone" in said
-    other = {**base, "fine-tuned": 0.95 + FEW}
-    assert conclusion(other).startswith("fine-tuned (95.0%) serves these clients best")
-    assert "none of the 40 clients would have done better alone" in conclusion(other)
+def test_a_clear_winner_is_named_whatever_it_costs():
+    base = {
+        "local-only": Score(0.9 + FEW, 0.0),
+        "FedAvg": Score(0.8 + FEW, 10.0),
+        "APFL": Score(0.7 + FEW, 10.0),
+    }
+    said = advice(base)
+    assert said == "Deploy local-only (90.0%): clearly better than all others."
+    said = advice({**base, "APFL": Score(0.95 + FEW, 10.0)})
+    assert said.startswith("Deploy APFL (95.0%): clearly better than all others")
+    assert said.endswith("none of the 40 clients would have done better alone.")
+    ups = np.where(np.arange(40) < 30, 0.2, -0.1)
+    said = advice({**base, "APFL": Score(0.9 + FEW + ups, 10.0)})
+    assert said.endswith("10 of the 40 clients would have done better alone.")
 
 
-def test_a_difference_within_the_noise_is_not_a_victory():
+def test_where_methods_are_alike_the_cheapest_is_deployed():
     noise = np.where(np.arange(40) % 2, 0.1, -0.1)
-    said = conclusion(
-        {"local-only": 0.9 + FEW, "FedAvg": 0.5 + FEW, "fine-tuned": 0.901 + noise}
-    )
-    assert "cannot be told apart on 40 clients" in said
-    assert "20 of the 40 clients" in said
+    tied = {
+        "local-only": Score(0.5 + FEW, 0.0),
+        "FLIX": Score(0.9 + FEW, 12.0),
+        "APFL": Score(0.901 + noise, 10.0),
+    }
+    said = advice(tied)
+    assert said.startswith("Deploy APFL (90.1%): on 40 clients it cannot be told apart")
+    assert "from FLIX (90.0%), and sends the least" in said
+    said = advice({**tied, "FLIX": Score(0.9 + FEW, 10.0)})
+    assert "none of them sends less" in said
+    said = advice({**tied, "local-only": Score(0.9 + FEW, 0.0)})
+    assert said.startswith("Deploy local-only (90.0%)")

@@ -82,7 +82,7 @@ def init(
 def demo(
     out: Annotated[Path, typer.Option(help="Folder of results.")] = Path("runs/demo"),
 ) -> None:
-    """Compare training alone, together, and together with fine-tuning, on digits.
+    """Compare training alone, FedAvg, fine-tuning, FLIX and APFL on digits.
 
     [bold]Example[/bold]
 

@@ -3,6 +3,7 @@
 """Figures that compare methods, each of them the model of some run."""
 
 from collections.abc import Mapping
+from itertools import cycle
 from pathlib import Path
 
 from fedblend.report.figures import (
@@ -14,20 +15,21 @@ from fedblend.report.figures import (
 )
 from fedblend.report.series import Curve, Gains
 
+PALETTE = ("#E69F00", "#0072B2", "#009E73", "#CC79A7", "#D55E00", "#56B4E9")
+"""Colours that can be told apart by everybody, a method each."""
 
-def plot_methods(
-    lines: Mapping[str, tuple[Curve, str]], title: str, stem: Path
-) -> list[Path]:
-    """A line for each method, given as its curve and colour; what was written."""
+
+def plot_methods(lines: Mapping[str, Curve], title: str, stem: Path) -> list[Path]:
+    """A line for each method; what was written."""
     import matplotlib
 
     with matplotlib.rc_context(STYLE):
         figure = new_figure(6.4, 3.8)
         axes = figure.subplots()
-        for name, (curve, colour) in lines.items():
+        for (name, curve), colour in zip(lines.items(), cycle(PALETTE)):
             draw_curve(axes, curve, "rounds", label=name, color=colour)
         # Untrained models, at chance, would press all else against the top.
-        axes.set_ylim(min(curve.low[1:].min() for curve, _ in lines.values()) - 0.01)
+        axes.set_ylim(min(curve.low[1:].min() for curve in lines.values()) - 0.01)
         axes.set_xlabel("rounds")
         axes.set_ylabel("test accuracy, mean over clients")
         axes.set_title(title)
@@ -36,14 +38,17 @@ def plot_methods(
 
 
 def plot_method_gains(gains: Mapping[str, Gains], stem: Path) -> list[Path]:
-    """Panels side by side, one for each method's gains; what was written."""
+    """Panels, one for each method's gains, two in a row; what was written."""
     import matplotlib
 
+    rows = -(-len(gains) // 2)
     with matplotlib.rc_context(STYLE):
-        figure = new_figure(4.5 * len(gains), 3.4)
-        panels = figure.subplots(1, len(gains), sharey=True, squeeze=False)[0]
-        for axes, (name, gained) in zip(panels, gains.items(), strict=True):
+        figure = new_figure(9.0, 3.4 * rows)
+        panels = figure.subplots(rows, 2, sharey=True, squeeze=False)
+        for axes, (name, gained) in zip(panels.flat, gains.items(), strict=False):
             draw_gains(axes, gained, name)
-        for axes in panels[1:]:
+        for axes in panels[:, 1]:
             axes.set_ylabel("")
+        for axes in panels.flat[len(gains) :]:
+            axes.set_visible(False)
         return save_both(figure, stem)
