@@ -16,6 +16,7 @@ import pytest
 import second_reader as paper
 
 import fedblend as fb
+from fedblend.algorithms.l2gd import L2gdClient, Tosses
 from fedblend.runtime.cohort import cohorts
 from fedblend.runtime.precision import precision
 
@@ -148,6 +149,18 @@ def test_l2gd_with_the_coins_that_fell():
     assert coins.count("mean") >= ROUNDS
     same(run.shared, middle)
     same(deployed(run), y)
+
+
+def test_l2gds_slope_is_the_mean_gradient():
+    """No model shows it: wrappers use it, and an int32 divides in float32."""
+    train = fb.federate((INPUTS, LABELS), PARTS).train
+    none, three = jnp.int32(0), jnp.int32(3)
+    down = fb.Down(jnp.asarray(BEGIN), none, extra=Tosses(none, three))
+    up, _ = fb.l2gd(loss, 0.3, lam=0.5, p=0.4, batch_size=None).client(
+        *(down, L2gdClient(down.shared), jax.device_put(train.shard(2))),
+        jax.random.key(0),
+    )
+    same(up.slope, -up.delta / (3 * 0.3))
 
 
 def test_fedrep():

@@ -16,7 +16,7 @@ f_i(shared)`` in place of the plain mean; client i deploys ``mix_i = alpha_i sha
 with f_i at the old ``shared``, q uniform at first. The local work is ``apfl``'s, the
 weights, the ascent in q and what travels for it are ``agnostic``'s. So w and q are
 agnostic FL's, whatever v and alpha do, and with alpha = 1 it is agnostic FL. A client
-whose q_i is 0 does not move the shared model, yet trains v_i as any other.
+whose q_i is 0 does not move the shared model, yet trains v_i as any other does.
 
 Where this differs from the paper: it states the shared problem only, and leaves the
 method and its analysis open. This is the composition of its Algorithm 1 with the

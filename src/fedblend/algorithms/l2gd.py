@@ -105,7 +105,7 @@ def l2gd(
         first, steps = averaged(down, client.personal), down.extra.local
         begun = (first, trees.zeros_like(first))
         reached, total = jax.lax.fori_loop(0, steps, step, begun)
-        slope = trees.scale(1 / steps, total)
+        slope = jax.tree.map(lambda leaf: leaf / steps, total)
         return Up(trees.subtract(reached, down.shared), slope), L2gdClient(reached)
 
     def server(heard, down, server, central, key):
