@@ -98,11 +98,13 @@ def apfl(
         return objective(loss, mix(alpha, shared, personal), batch)
 
     def direction(here: Variables, batch, own, judge) -> Variables:
-        return Variables(
-            gradient(loss)(here.shared, batch),
-            jax.grad(mixed, 0)(here.personal, here.alpha, here.shared, own),
-            jax.grad(mixed, 1)(here.personal, here.alpha, here.shared, judge),
-        )
+        def slopes(which, batch):
+            return jax.grad(mixed, which)(here.personal, here.alpha, here.shared, batch)
+
+        first = gradient(loss)(here.shared, batch)
+        if judge is own:  # both of one pass
+            return Variables(first, *slopes((0, 1), own))
+        return Variables(first, slopes(0, own), slopes(1, judge))
 
     parts = Parts(
         *(lambda params, shard: per_client(alpha, shard), mix, learn),
