@@ -2,12 +2,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """APFL (2020): its claims, in the order of the paper."""
 
+from fedblend.papers.apfl.adaptive import A3
+from fedblend.papers.apfl.bound import A9
 from fedblend.papers.apfl.convex import A1, A2
+from fedblend.papers.apfl.diversity import A8
 from fedblend.papers.apfl.images import A4
+from fedblend.papers.apfl.joining import A7
 from fedblend.papers.apfl.relatives import A6, A6B
+from fedblend.papers.apfl.schedules import A10
 from fedblend.papers.apfl.writers import A5
 from fedblend.papers.claims import Claim
 
 TITLE = "What APFL claims, measured"
 
-CLAIMS: tuple[Claim, ...] = (A1, A2, A4, A5, A6, A6B)
+CLAIMS: tuple[Claim, ...] = (
+    *(A1, A2, A3, A4, A5, A6, A6B),
+    *(A7, A8, A9, A10),
+)

@@ -111,19 +111,13 @@ def compare(task: Task, methods: Sequence[Method], kept: Kept) -> dict[str, Row]
     """Every label's row."""
     rows = {}
     for method in methods:
-        tried = kept(
-            f"{method.name} tried",
-            lambda method=method: run(
-                *(task._replace(rounds=task.tuning), method),
-                *(task.rates, [0] * len(task.rates)),
-            ),
-        )
+        tried = _tried(task, method, kept) if len(task.rates) > 1 else []
         for label, model in method.labels.items():
             grid = {
                 rate: lane["curves"][model]["validation"]["accuracy"][-1]
-                for rate, lane in zip(task.rates, tried, strict=True)
+                for rate, lane in zip(task.rates, tried, strict=False)
             }
-            rate = smallest_good(grid)
+            rate = smallest_good(grid) if grid else min(task.rates)
             lanes = kept(
                 f"{method.name} at {rate:g}",
                 lambda method=method, rate=rate: run(
@@ -132,6 +126,15 @@ def compare(task: Task, methods: Sequence[Method], kept: Kept) -> dict[str, Row]
             )
             rows[label] = _row(rate, grid, lanes, model)
     return rows
+
+
+def _tried(task: Task, method: Method, kept: Kept) -> list[dict[str, Any]]:
+    """A shorter run at each of several rates; a single one needs no trial."""
+    short = task._replace(rounds=task.tuning)
+    return kept(
+        f"{method.name} tried",
+        lambda: run(short, method, task.rates, [0] * len(task.rates)),
+    )
 
 
 def smallest_good(grid: dict[float, float]) -> float:

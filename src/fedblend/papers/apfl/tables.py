@@ -95,3 +95,14 @@ def alphas(rows: Rows) -> dict[str, dict[str, float]]:
         for label, row in rows.items()
         if row.alphas.size
     }
+
+
+def rank_correlation(left: np.ndarray, right: np.ndarray) -> float:
+    """Spearman's, with mean ranks for ties; 0 where all of one are equal."""
+    ranks = [
+        ((x[:, None] > x[None]).sum(1) + (x[:, None] >= x[None]).sum(1)) / 2
+        for x in (left, right)
+    ]
+    if min(rank.std() for rank in ranks) == 0:
+        return 0.0
+    return float(np.corrcoef(ranks)[0, 1])

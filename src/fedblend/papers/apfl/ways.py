@@ -1,0 +1,112 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""Ways to an alpha for every client, on MNIST.
+
+Clients differ in their classes and in how many rows they have, by a Dirichlet
+distribution, so that the bound has something to tell them apart by.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import fedblend as fb
+from fedblend.data.dataset import federation_of
+from fedblend.papers.apfl.runs import decaying
+from fedblend.theory import generalisation
+
+CONSTANTS = (0.01, 0.1, 1.0)
+"""C of the theorem, which it does not give."""
+BOUNDS = tuple(f"bound, C = {constant:g}" for constant in CONSTANTS)
+RATE, HELD_OUT, ALPHA_RATE = 0.1, 0.2, 0.01
+GRID = (0.0, 0.25, 0.5, 0.75, 1.0)
+CLASSES = 10
+OWN = "tuned, each its own"
+
+
+def of_draw(quick: bool, concentration: float, draw: int) -> dict[str, Any]:
+    """Each way's alphas and test accuracies over clients, for one way to share rows."""
+    clients, rows, rounds = (6, 400, 10) if quick else (30, 4000, 60)
+    mnist = fb.sources.load("mnist")
+    images, labels = mnist.rows
+    chosen = np.random.default_rng(draw).permutation(len(labels))[:rows]
+    mnist = mnist._replace(rows=(images[chosen], labels[chosen]))
+    partition = fb.partition.dirichlet(
+        *(mnist.rows[1], clients), concentration=concentration, minimum=20, seed=draw
+    )
+    federation = federation_of(mnist, partition, validation=0.2, test=0.3, seed=draw)
+    model = fb.models.softmax(784, CLASSES)
+    loss = fb.objectives.cross_entropy(model.apply)
+    accuracy = {"accuracy": fb.metrics.accuracy(model.apply)}
+    key = jax.random.key(draw)
+
+    def apfl(alpha, **way):
+        way = {"learn": "fixed", "steps": 10, "batch_size": 20, **way}
+        return fb.apfl(loss, decaying(RATE), alpha=alpha, **way)
+
+    def trained(build, over=None):
+        return fb.simulate(
+            *(build, model.init, federation, key),
+            rounds=rounds,
+            every=rounds,
+            measure=accuracy,
+            splits=["validation", "test"],
+            over=over,
+        ).complete()
+
+    tuned = fb.tune(
+        *(apfl, model.init, federation, key),
+        rounds=rounds,
+        alphas=GRID,
+        measure={"loss": fb.metrics.mean_loss(loss), **accuracy},
+    )
+    tests = np.stack([m["test"]["personal"]["accuracy"] for m in tuned.run.measured])
+    common = int(np.searchsorted(tuned.alphas, tuned.common))
+    everybody = np.arange(clients)
+    found = {
+        OWN: (tuned.chosen, tests[tuned.lanes, everybody]),
+        "tuned, one for all": (np.full(clients, tuned.common), tests[common]),
+        "fixed at 0.5": (np.full(clients, 0.5), tests[2]),
+        "alone": (np.zeros(clients), tests[0]),
+        "FedAvg": (np.ones(clients), tests[-1]),
+    }
+    for name, share in {"learnt": 0.0, "learnt on held-out rows": HELD_OUT}.items():
+        way = {"learn": "step", "alpha_rate": ALPHA_RATE, "held_out": share}
+        run = trained(apfl(0.5, **way))
+        alphas = run.store.gather(everybody).alpha
+        found[name] = (alphas, run.measured[0]["test"]["personal"]["accuracy"])
+    by_bound = np.stack(
+        [_sides(tuned.run, loss, model, federation, C).alpha for C in CONSTANTS]
+    )
+    run = trained(apfl, jnp.asarray(by_bound, jnp.float32))
+    chances = {}
+    for name, alphas, measured in zip(BOUNDS, by_bound, run.measured, strict=True):
+        found[name] = (alphas, measured["test"]["personal"]["accuracy"])
+        chances[name] = np.nanmean(measured["validation"]["personal"]["accuracy"])
+    return {
+        "alphas": {name: alphas for name, (alphas, _) in found.items()},
+        "accuracies": {name: values for name, (_, values) in found.items()},
+        "validation": chances,
+        "counts": federation.train.counts,
+    }
+
+
+def _sides(run, loss, model, federation, constant) -> generalisation.Sides:
+    """The formula's sides with what the lanes alpha = 1 and alpha = 0 have found."""
+    own = [
+        jax.tree.map(lambda leaf: leaf[0], run.personal(client))
+        for client in range(federation.clients)
+    ]
+    shares = fb.clusters.label_signatures(federation, CLASSES).values
+    shared = jax.tree.map(lambda leaf: leaf[0], run.shared)
+    return generalisation.plug_in(
+        *(loss, model.apply, federation, shared),
+        jax.tree.map(lambda *leaves: jnp.stack(leaves), *own),
+        distance=generalisation.label_distances(shares),
+        dimension=fb.trees.size(shared),
+        largest=float(np.log(CLASSES)),
+        constant=constant,
+        lipschitz=0.0,
+    )
