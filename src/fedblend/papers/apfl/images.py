@@ -51,7 +51,7 @@ def task(quick: bool) -> Task:
         batch_size=20,
         rounds=4 if quick else 100,
         cohort=None,
-        rates=(0.03,) if quick else (0.03, 0.1, 0.3),
+        rates=(0.03,) if quick else (0.003, 0.01, 0.03, 0.1),
         tuning=4 if quick else 50,
         seeds=2 if quick else 3,
         blocks=2 if quick else 10,

@@ -62,8 +62,8 @@ def task(quick: bool, partition) -> Task:
         batch_size=20,
         rounds=4 if quick else 100,
         cohort=None,
-        rates=(0.03, 0.1) if quick else (0.03, 0.1, 0.3),
-        tuning=4 if quick else 50,
+        rates=(0.03, 0.1) if quick else (0.01, 0.03, 0.1, 0.3, 1.0),
+        tuning=4 if quick else 30,
         seeds=2 if quick else 3,
         blocks=2 if quick else 10,
     )

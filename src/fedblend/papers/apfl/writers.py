@@ -42,7 +42,7 @@ def task(quick: bool, dataset: Dataset, test) -> Task:
         batch_size=20,
         rounds=6 if quick else 250,
         cohort=max(federation.clients // 10, 4),
-        rates=(0.1,) if quick else (0.03, 0.1, 0.3),
+        rates=(0.1,) if quick else (0.01, 0.03, 0.1, 0.3, 1.0),
         tuning=6 if quick else 125,
         seeds=2 if quick else 3,
         blocks=2 if quick else 10,

@@ -1,0 +1,73 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""Clients with fewer rows than a batch, one class, or nothing to validate on."""
+
+import itertools
+
+import jax
+import numpy as np
+import pytest
+
+import fedblend as fb
+
+COUNTS = (1, 3, 20, 20)
+MODEL = fb.models.softmax(4, 3)
+LOSS = fb.objectives.cross_entropy(MODEL.apply)
+WORK = {"steps": 2, "batch_size": 8}
+PERSONAL = {
+    "apfl": lambda: fb.apfl(LOSS, 0.1, alpha=0.5, held_out=0.2, **WORK),
+    "apfl_averaged": lambda: fb.apfl_averaged(LOSS, 0.1, alpha=0.5, shift=10.0, **WORK),
+    "perfedavg": lambda: fb.perfedavg(LOSS, 0.1, inner_rate=0.1, **WORK),
+    "pfedme": lambda: fb.pfedme(
+        LOSS, 0.1, lam=1.0, inner_rate=0.1, inner_steps=2, **WORK
+    ),
+    "ditto": lambda: fb.ditto(fb.fedavg(LOSS, 0.1, **WORK), LOSS, 0.1, lam=0.1, **WORK),
+    "l2gd": lambda: fb.l2gd(LOSS, 0.1, lam=0.1, p=0.5, batch_size=8),
+    "mapper": lambda: fb.mapper(LOSS, 0.1, grid=3, **WORK),
+    "agnostic": lambda: fb.agnostic(LOSS, 0.1, clients=4, q_rate=0.1, **WORK),
+}
+
+
+@pytest.fixture(scope="module")
+def federation():
+    draws = np.random.default_rng(0)
+    rows = (
+        draws.normal(size=(sum(COUNTS), 4)).astype(np.float32),
+        draws.integers(0, 3, sum(COUNTS)),
+    )
+    rows[1][:4] = 0  # the first two clients have one class
+    edges = np.cumsum((0, *COUNTS))
+    parts = [np.arange(*pair) for pair in itertools.pairwise(edges)]
+    return fb.federate(rows, parts, validation=0.2)
+
+
+def test_these_clients_are_poor(federation):
+    assert federation.train.counts[0] < WORK["batch_size"]
+    assert federation.validation.counts[0] == 0
+    assert set(federation.train.rows(1)[1].tolist()) == {0}
+
+
+@pytest.mark.parametrize("name", PERSONAL)
+def test_poor_clients_get_finite_models(name, federation):
+    run = fb.simulate(
+        PERSONAL[name](),
+        MODEL.init,
+        federation,
+        jax.random.key(0),
+        rounds=2,
+        every=2,
+        measure={"loss": fb.metrics.mean_loss(LOSS)},
+    ).complete()
+    assert run.records[-1].rejected == 0
+    for client in range(federation.clients):
+        for leaf in jax.tree.leaves((run.personal(client), run.client(client))):
+            if np.issubdtype(leaf.dtype, np.floating):
+                assert np.isfinite(leaf).all()
+    last = run.records[-1].measures
+    for model in last["train"]:
+        assert np.isfinite(last["train"][model]["loss"].mean)
+        # The mean is over those that have rows; the others have no value at all.
+        assert np.isfinite(last["validation"][model]["loss"].mean)
+        values = run.measured[0]["validation"][model]["loss"]
+        assert np.isnan(values[0])
+        assert np.isfinite(values[2:]).all()
