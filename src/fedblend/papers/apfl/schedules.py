@@ -222,7 +222,7 @@ def _figure(full: dict[str, Any], groups: list[dict[str, Any]]) -> Any:
                 for place, one in enumerate(group["lanes"]):
                     banded(
                         *(axis, trace.steps, trace.means()[place]),
-                        label=f"{name}, alpha {one.alpha:.3f}",
+                        label=f"{name.partition(',')[0]}, alpha {one.alpha:.3f}",
                         color=f"C{number}",
                         linestyle="-" if place == 0 else "--",
                     )
@@ -231,12 +231,8 @@ def _figure(full: dict[str, Any], groups: list[dict[str, Any]]) -> Any:
             axis.set_xscale("log")
             axis.set_yscale("log")
             axis.set_xlabel("local steps T")
-            axis.legend(
-                fontsize="x-small",
-                loc="upper center",
-                bbox_to_anchor=(0.5, -0.16),
-                ncols=2,
-            )
+            where = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.16), "ncols": 2}
+            axis.legend(fontsize="x-small", **where)
         axes[0].set_ylabel("mean of f_i - f_i*")
     return figure
 
