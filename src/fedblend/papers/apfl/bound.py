@@ -9,7 +9,15 @@ from typing import Any
 import numpy as np
 
 from fedblend.papers.apfl import tables
-from fedblend.papers.apfl.ways import BOUNDS, CONSTANTS, GRID, OWN, RATE, of_draw
+from fedblend.papers.apfl.ways import (
+    BOUNDS,
+    CONSTANTS,
+    GRID,
+    OWN,
+    RATE,
+    of_draw,
+    same_for_all,
+)
 from fedblend.papers.claims import Claim, Finding, Verdict
 from fedblend.papers.drawing import legend_above, panels
 from fedblend.papers.kept import Kept
@@ -30,11 +38,17 @@ def check(quick: bool, folder: Path) -> Finding:
         ]
         for level in levels
     }
+    for level, those in zip(levels, answers.values(), strict=True):
+        for draw, answer in zip(draws, those, strict=True):
+            answer["same"] = kept(
+                f"{level} draw {draw} same for all",
+                partial(same_for_all, quick, level, draw, answer["alphas"]),
+            )
     found = {name: _together(those) for name, those in answers.items()}
-    every = [answer for those in answers.values() for answer in those]
+    each = [answer for those in answers.values() for answer in those]
     best = max(
         BOUNDS,
-        key=lambda way: np.mean([answer["validation"][way] for answer in every]),
+        key=lambda way: np.mean([answer["validation"][way] for answer in each]),
     )
     gaps = {name: those["behind"][best] for name, those in found.items()}
     close = {name: gap >= -max(CLOSE, 2 * of) for name, (gap, of) in gaps.items()}
@@ -42,20 +56,21 @@ def check(quick: bool, folder: Path) -> Finding:
         name: those["accuracy"][best] > those["accuracy"]["fixed at 0.5"]
         for name, those in found.items()
     }
-    some = any(close.values()) or any(beats.values())
-    verdict = Verdict.partly if some else Verdict.differs
+    own = {name: those["beyond_same"][best] for name, those in found.items()}
+    tells = {name: gap > 2 * error for name, (gap, error) in own.items()}
+    every = [*close.values(), *beats.values(), *tells.values()]
+    verdict = Verdict.partly if any(every) else Verdict.differs
     return Finding(
-        verdict=Verdict.reproduced
-        if all(close.values()) and all(beats.values())
-        else verdict,
+        verdict=Verdict.reproduced if all(every) else verdict,
         ours=f"With the best C ({best.partition('= ')[2]}) the formula's alphas give: "
         + "; ".join(
             f"{name}: {100 * those['accuracy'][best]:.2f} % (tuned on validation rows "
             f"{100 * those['accuracy'][OWN]:.2f}, 0.5 for all "
             f"{100 * those['accuracy']['fixed at 0.5']:.2f}, learnt "
-            f"{100 * those['accuracy']['learnt']:.2f}); rank correlation with the "
-            f"tuned alphas {those['ranks'][best]:+.2f}, mean alpha by C "
-            + ", ".join(f"{those['alpha'][way]:.2f}" for way in BOUNDS)
+            f"{100 * those['accuracy']['learnt']:.2f}); beyond their mean for all "
+            f"{100 * own[name][0]:+.2f} (error {100 * own[name][1]:.2f}); "
+            f"rank correlation with the tuned alphas {those['ranks'][best]:+.2f}, mean "
+            "alpha by C " + ", ".join(f"{those['alpha'][way]:.2f}" for way in BOUNDS)
             for name, those in found.items()
         )
         + ".",
@@ -63,13 +78,19 @@ def check(quick: bool, folder: Path) -> Finding:
             "found": found,
             "as_good_as_tuned": close,
             "better_than_one_half": beats,
+            "better_than_its_mean_for_all": tells,
             "draws": answers,
         },
         figures={"alphas": _figure(answers, best)},
         why="Criterion: with one C for all federations, the one that is best on "
         "validation rows, the formula's alphas are at most half a point or two "
         "standard errors over clients behind those that each client tunes on its "
-        "validation rows, and better than 0.5 for all; partly if somewhere. The "
+        "validation rows, better than 0.5 for all, and better than their own mean for "
+        "all by two standard errors; partly if some of it somewhere. The last "
+        "condition was added when the first two held with alphas that hardly differ "
+        "between clients: without it any alpha near their mean would do. C is one of "
+        f"{', '.join(f'{constant:g}' for constant in CONSTANTS)}; as it grows, alpha "
+        "tends to what the numbers of rows say. The "
         "formula sees training rows only: losses of the shared model and of those "
         "trained alone, label shares for the distance of distributions, d the number "
         "of parameters, B = log 10, and no lambda_H. C is not given by the theorem, "
@@ -89,23 +110,28 @@ def _together(answers: list[dict[str, Any]]) -> dict[str, Any]:
 
     tuned = joined("alphas", OWN)
     found: dict[str, Any] = {
-        name: {} for name in ("accuracy", "alpha", "behind", "ranks")
+        name: {} for name in ("accuracy", "alpha", "behind", "ranks", "beyond_same")
     }
     for way in ways:
         accuracies = joined("accuracies", way)
-        gaps = accuracies - joined("accuracies", OWN)
-        gaps = gaps[np.isfinite(gaps)]
-        error = gaps.std(ddof=1) / np.sqrt(len(gaps))
         found["accuracy"][way] = float(np.nanmean(accuracies))
         found["alpha"][way] = float(joined("alphas", way).mean())
-        found["behind"][way] = (float(gaps.mean()), float(error))
+        found["behind"][way] = _mean(accuracies - joined("accuracies", OWN))
+        if way in BOUNDS:
+            found["beyond_same"][way] = _mean(accuracies - joined("same", way))
         found["ranks"][way] = tables.rank_correlation(joined("alphas", way), tuned)
     return found
 
 
+def _mean(gaps: np.ndarray) -> tuple[float, float]:
+    """The mean over those that have a value, and its standard error."""
+    gaps = gaps[np.isfinite(gaps)]
+    return float(gaps.mean()), float(gaps.std(ddof=1) / np.sqrt(len(gaps)))
+
+
 def _table(found: dict[str, Any]) -> list[list[str]]:
     return [
-        ["", "alpha by", "mean alpha", "test accuracy", "behind tuned", "ranks"],
+        ["", "alpha by", "mean alpha", "test accuracy", "beyond tuned", "ranks"],
         *(
             [
                 *(name, way, f"{those['alpha'][way]:.2f}"),

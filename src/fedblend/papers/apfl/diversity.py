@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A8: losses of shared and personal models as clients differ more, as in Figure 1."""
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,8 @@ L2 = 1e-3
 """Of the penalty, which makes minimisers and their distances finite."""
 METHODS = (methods.FEDAVG, methods.SCAFFOLD, methods.FIXED[1])
 OURS = "APFL, alpha 0.5"
+RISE = 0.05
+"""A test loss has grown if by more than this part of it."""
 TOLERANCE = 1e-4
 """Largest entry of the gradient at a minimiser."""
 
@@ -131,11 +134,16 @@ def check(quick: bool, folder: Path) -> Finding:
         label: float((those["test"][:, -1] - those["test"][:, 0]).mean())
         for label, those in means.items()
     }
+    shares = {
+        label: rises[label] / float(means[label]["test"][:, 0].mean())
+        for label in rivals
+    }
+    lost = {f"{label} loses": share > RISE for label, share in shares.items()}
     holds = {
         "diversity grows": all(
             np.all(np.diff(those) > 0) for those in diverse.values()
         ),
-        "shared models lose": all(rises[label] > 0 for label in rivals),
+        **lost,
         "the personal model gains": rises[OURS] < 0,
         "it is best at last": all(
             means[OURS]["test"][:, -1].mean() < means[label]["test"][:, -1].mean()
@@ -169,13 +177,16 @@ def check(quick: bool, folder: Path) -> Finding:
         figures={"diversity": _figure(diverse, means)},
         why="Criterion: mean zeta_i and Delta_i grow with every step from ten classes "
         "a client (IID) to two; the test losses of the shared models of FedAvg and "
-        "SCAFFOLD on the clients' own rows are larger at the end than at the start, "
-        "that of APFL's personal model smaller, and smaller than both. Partly if some. "
+        "SCAFFOLD on the clients' own rows grow by more than 5 % from start to end, "
+        "that of APFL's personal model falls, and ends below both. Partly if some. The "
+        "5 % were set when SCAFFOLD's loss was seen to grow by less than 1 %, which is "
+        "not what the paper draws. "
         "zeta_i is the larger value at the first model and at w*; Delta_i is the "
         f"distance of minimisers found by L-BFGS (gradients to {TOLERANCE:g}), with a "
         f"penalty of {L2:g}. A tenth of MNIST, 30 clients and 60 rounds; the paper "
         "does not tell its sizes. Rates are chosen by validation accuracy, from the "
-        "same ones for every method.",
+        f"same ones for every method, {_listed(this.rates)}; chosen were "
+        f"{_listed({row.rate for rows in groups.values() for row in rows.values()})}.",
         table=[
             ["classes", "zeta_i", "Delta_i", *tables.table(groups[levels[0]], {})[0]],
             *(
@@ -187,6 +198,10 @@ def check(quick: bool, folder: Path) -> Finding:
             ),
         ],
     )
+
+
+def _listed(rates: Iterable[float]) -> str:
+    return ", ".join(f"{rate:g}" for rate in sorted(rates))
 
 
 def _figure(diverse: dict[str, list[float]], means: dict[str, Any]) -> Any:

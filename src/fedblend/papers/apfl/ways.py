@@ -26,41 +26,78 @@ CLASSES = 10
 OWN = "tuned, each its own"
 
 
-def of_draw(quick: bool, concentration: float, draw: int) -> dict[str, Any]:
-    """Each way's alphas and test accuracies over clients, for one way to share rows."""
-    clients, rows, rounds = (6, 400, 10) if quick else (30, 4000, 60)
-    mnist = fb.sources.load("mnist")
-    images, labels = mnist.rows
-    chosen = np.random.default_rng(draw).permutation(len(labels))[:rows]
-    mnist = mnist._replace(rows=(images[chosen], labels[chosen]))
-    partition = fb.partition.dirichlet(
-        *(mnist.rows[1], clients), concentration=concentration, minimum=20, seed=draw
-    )
-    federation = federation_of(mnist, partition, validation=0.2, test=0.3, seed=draw)
-    model = fb.models.softmax(784, CLASSES)
-    loss = fb.objectives.cross_entropy(model.apply)
-    accuracy = {"accuracy": fb.metrics.accuracy(model.apply)}
-    key = jax.random.key(draw)
+class Draw:
+    """Rows shared out among clients, and APFL trained on them.
 
-    def apfl(alpha, **way):
+    Args:
+        quick: small sizes.
+        concentration: of the Dirichlet distribution.
+        draw: the seed of everything.
+    """
+
+    def __init__(self, quick: bool, concentration: float, draw: int) -> None:
+        self.clients, rows, self.rounds = (6, 400, 10) if quick else (30, 4000, 60)
+        mnist = fb.sources.load("mnist")
+        images, labels = mnist.rows
+        chosen = np.random.default_rng(draw).permutation(len(labels))[:rows]
+        mnist = mnist._replace(rows=(images[chosen], labels[chosen]))
+        partition = fb.partition.dirichlet(
+            *(mnist.rows[1], self.clients),
+            concentration=concentration,
+            minimum=20,
+            seed=draw,
+        )
+        self.federation = federation_of(
+            mnist, partition, validation=0.2, test=0.3, seed=draw
+        )
+        self.model = fb.models.softmax(784, CLASSES)
+        self.loss = fb.objectives.cross_entropy(self.model.apply)
+        self.accuracy = {"accuracy": fb.metrics.accuracy(self.model.apply)}
+        self.key = jax.random.key(draw)
+
+    def apfl(self, alpha, **way) -> fb.Algorithm:
+        """APFL with fixed alpha, or as ``way`` says."""
         way = {"learn": "fixed", "steps": 10, "batch_size": 20, **way}
-        return fb.apfl(loss, decaying(RATE), alpha=alpha, **way)
+        return fb.apfl(self.loss, decaying(RATE), alpha=alpha, **way)
 
-    def trained(build, over=None):
+    def trained(self, build, over=None) -> Any:
+        """A finished run, measured at its end."""
         return fb.simulate(
-            *(build, model.init, federation, key),
-            rounds=rounds,
-            every=rounds,
-            measure=accuracy,
+            *(build, self.model.init, self.federation, self.key),
+            rounds=self.rounds,
+            every=self.rounds,
+            measure=self.accuracy,
             splits=["validation", "test"],
             over=over,
         ).complete()
 
+
+def same_for_all(quick: bool, concentration: float, draw: int, alphas: Any) -> Any:
+    """Test accuracies over clients if all have the mean of the bound's alphas.
+
+    Args:
+        quick: see ``Draw``, as the next two.
+        concentration: of the Dirichlet distribution.
+        draw: the seed.
+        alphas: of every way.
+    """
+    this = Draw(quick, concentration, draw)
+    means = [np.mean(alphas[way]) for way in BOUNDS]
+    run = this.trained(this.apfl, jnp.asarray(means, jnp.float32))
+    tests = [measured["test"]["personal"]["accuracy"] for measured in run.measured]
+    return dict(zip(BOUNDS, tests, strict=True))
+
+
+def of_draw(quick: bool, concentration: float, draw: int) -> dict[str, Any]:
+    """Each way's alphas and test accuracies over clients, for one way to share rows."""
+    this = Draw(quick, concentration, draw)
+    clients, model, federation = this.clients, this.model, this.federation
+    loss, apfl, trained = this.loss, this.apfl, this.trained
     tuned = fb.tune(
-        *(apfl, model.init, federation, key),
-        rounds=rounds,
+        *(apfl, model.init, federation, this.key),
+        rounds=this.rounds,
         alphas=GRID,
-        measure={"loss": fb.metrics.mean_loss(loss), **accuracy},
+        measure={"loss": fb.metrics.mean_loss(loss), **this.accuracy},
     )
     tests = np.stack([m["test"]["personal"]["accuracy"] for m in tuned.run.measured])
     common = int(np.searchsorted(tuned.alphas, tuned.common))
