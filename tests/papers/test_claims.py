@@ -52,3 +52,16 @@ def test_what_was_found_is_kept_when_a_later_claim_fails(tmp_path):
     with pytest.raises(RuntimeError, match="no such thing"):
         reproduce(CLAIMS, tmp_path)
     assert [found["claim"] for found in read_entries(tmp_path, CLAIMS)] == ["X1"]
+
+
+def test_a_resumed_claim_does_not_pass_its_last_part_off_as_all_of_its_time(tmp_path):
+    def kept(quick, folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        return measured(quick)
+
+    claim = Claim("X3", "third", "it stays", kept, resumable=True)
+    (first,) = reproduce([claim], tmp_path)
+    (second,) = reproduce([claim], tmp_path)
+    words = "not kept from earlier runs"
+    assert words not in page("A paper", "the command", [first], "figures")
+    assert words in page("A paper", "the command", [second], "figures")

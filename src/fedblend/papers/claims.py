@@ -77,7 +77,8 @@ def reproduce(
         on_claim: called before each.
 
     Returns:
-        What was written of each, see ``entry``.
+        What was written of each, see ``entry``, and whether it was ``resumed``: its
+        seconds are then those of the last part alone.
     """
     folder.mkdir(parents=True, exist_ok=True)
     entries = []
@@ -86,10 +87,12 @@ def reproduce(
             on_claim(claim)
         begun = time.perf_counter()
         kept = (folder / "kept" / claim.name,) if claim.resumable else ()
+        resumed = any(path.exists() for path in kept)
         finding = claim.check(quick, *kept)
         seconds = time.perf_counter() - begun
         names = _save_figures(claim, finding, folder)
-        entries.append(entry(claim, finding, quick, seconds, names))
+        found = entry(claim, finding, quick, seconds, names)
+        entries.append({**found, "resumed": resumed})
         text = json.dumps(entries[-1], allow_nan=False)
         (folder / f"{claim.name}.json").write_text(text + "\n")
     return entries

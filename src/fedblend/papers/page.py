@@ -47,5 +47,7 @@ def _section(found: dict[str, Any], at: str) -> list[str]:
     for name in found["figures"]:
         lines += [f"![{found['claim']}: {found['title']}]({at}/{name})", ""]
     numbers = f"[{found['claim']}.json]({at}/{found['claim']}.json)"
-    device = found["device"]
-    return [*lines, f"All numbers: {numbers}; {found['seconds']:.0f} s on {device}."]
+    took = f"{found['seconds']:.0f} s on {found['device']}"
+    if found.get("resumed"):
+        took += " for what was not kept from earlier runs"
+    return [*lines, f"All numbers: {numbers}; {took}."]
