@@ -100,12 +100,15 @@ class Up(NamedTuple):
 
     ``delta`` has the structure of the parameters, None at what a client keeps to
     itself. ``slope``, the mean raw local gradient in ``shared``, never travels: a
-    wrapper that needs it moves it to ``extra``, and otherwise nobody pays for it.
+    wrapper that needs it moves it to ``extra``, and otherwise nobody pays for it. The
+    same holds for ``stretch``, rate times steps of a client that took plain steps, so
+    that ``delta = -stretch * (slope + nudge)``; None where that is not so.
     """
 
     delta: PyTree
     slope: PyTree | None = None
     extra: PyTree = ()
+    stretch: jax.Array | None = None
 
 
 class Heard(NamedTuple):
@@ -149,11 +152,14 @@ class Needs(NamedTuple):
     everyone: bool = False
     """Every client must take part in every round."""
     mean: bool = False
-    """The server keeps a mean of client memories: no median, no trimming."""
+    """The server keeps a mean of client memories, or counts on a mean otherwise: no
+    median, no trimming."""
     uniform: bool = False
     """Only clients of equal weight make sense."""
     weights: str = "by_count"
     """The weights used when the user names none: "by_count" or "uniform"."""
+    cohort: int | None = None
+    """The only number of clients that a round may be planned with; any if None."""
 
 
 def _all_of_it(client: PyTree, shard: Shard) -> PyTree:

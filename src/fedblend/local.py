@@ -132,6 +132,26 @@ def planned(
     return per_client(steps, shard), int(np.max(steps))
 
 
+def stretched(
+    optimizer: Optimizer,
+    shard: Shard,
+    *,
+    steps: Steps,
+    batch_size: int | None,
+    round: jax.Array | int = 0,
+) -> jax.Array | None:
+    """Rate times steps of a client that takes plain steps of one rate, else None."""
+    if isinstance(optimizer, optax.GradientTransformation):
+        return None
+    rate = optimizer
+    if isinstance(optimizer, Scheduled):
+        if optimizer.unit != "round" or optimizer.make is not optax.sgd:
+            return None
+        rate = optimizer.schedule(jnp.asarray(round, int))
+    own, _ = planned(shard, steps, batch_size)
+    return jnp.asarray(rate * own, float)
+
+
 def resolve(
     optimizer: Optimizer, round: jax.Array | int, steps: jax.Array | int
 ) -> optax.GradientTransformation:

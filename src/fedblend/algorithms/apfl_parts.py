@@ -20,7 +20,7 @@ from fedblend import keys, trees
 from fedblend.algorithms.apfl_alpha import moving
 from fedblend.core import Algorithm, PyTree, Shard, Up
 from fedblend.data.batches import part
-from fedblend.local import Optimizer, descend, planned, resolve
+from fedblend.local import Optimizer, descend, planned, resolve, stretched
 from fedblend.mixing import Mixing
 from fedblend.pure_local import Solver
 
@@ -83,7 +83,7 @@ def assembled(
         seen = part(shard, parts.held_out, 1.0) if parts.held_out else shard
         own, _ = planned(seen, **work)
         rule = resolve(optimizer, down.round, own)
-        pace = rule if parts.alpha_rate is None else parts.alpha_rate
+        pace = optimizer if parts.alpha_rate is None else parts.alpha_rate
         pace = moving(resolve(pace, down.round, own), parts.learn)
 
         def towards(here, batch, *others):
@@ -92,12 +92,11 @@ def assembled(
                 return direction(here, batch, personal, personal)
             slope = direction(here, batch, personal, others[-1])
             # Who can hold out nothing has an empty batch, and keeps its alpha.
-            rest = trees.zeros_like(slope.alpha)
-            some = held.count > 0
-            return slope._replace(alpha=trees.select(some, slope.alpha, rest))
+            rest = slope._replace(alpha=trees.zeros_like(slope.alpha))
+            return trees.select(held.count > 0, slope, rest)
 
-        fresh = ["fresh batch"] if parts.fresh else []
-        judges = [("held-out batch", held)] if parts.held_out else []
+        others = ["fresh batch"] if parts.fresh else []
+        others += [("held-out batch", held)] if parts.held_out else []
         after, slope = descend(
             *(towards, Variables(down.shared, *client[:2]), seen, key),
             optimizer=optax.partition(
@@ -105,12 +104,13 @@ def assembled(
             ),
             round=down.round,
             nudge=Variables(down.nudge, None, None),
-            further=[*fresh, *judges],
+            further=others,
             **work,
         )
         last = () if parts.aggregated else after.shared
-        delta = trees.subtract(after.shared, down.shared)
-        return Up(delta, slope.shared), ApflClient(after.personal, after.alpha, last)
+        far = stretched(optimizer, seen, round=down.round, **work)
+        up = Up(trees.subtract(after.shared, down.shared), slope.shared, stretch=far)
+        return up, ApflClient(after.personal, after.alpha, last)
 
     def personal(down, client, shard, key):
         del shard, key

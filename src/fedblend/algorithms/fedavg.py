@@ -22,7 +22,7 @@ from functools import partial
 
 from fedblend import trees
 from fedblend.core import Algorithm, Loss, Up, from_params, no_state
-from fedblend.local import Optimizer, Steps, descend
+from fedblend.local import Optimizer, Steps, descend, stretched
 from fedblend.objectives import gradient
 
 
@@ -47,19 +47,16 @@ def fedavg(
         >>> bool(jnp.allclose(run.complete().shared, optimum, atol=1e-4))
         True
     """
-    train = partial(
-        descend,
-        gradient(loss),
-        optimizer=optimizer,
-        steps=steps,
-        batch_size=batch_size,
-    )
+    work = {"steps": steps, "batch_size": batch_size}
+    train = partial(descend, gradient(loss), optimizer=optimizer, **work)
 
     def client(down, client, shard, key):
         reached, slope = train(
             down.shared, shard, key, round=down.round, nudge=down.nudge
         )
-        return Up(trees.subtract(reached, down.shared), slope), client
+        stretch = stretched(optimizer, shard, round=down.round, **work)
+        delta = trees.subtract(reached, down.shared)
+        return Up(delta, slope, stretch=stretch), client
 
     def server(heard, down, server, central, key):
         del central, key

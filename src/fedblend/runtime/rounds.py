@@ -106,7 +106,7 @@ def exchange(
     message = algorithm.tell(down, algorithm.ask(state, shard))
     key = keys.at(root, "client", down.round, member.ids)
     up, after = algorithm.client(message, state, shard, key)
-    return Exchange(message, up._replace(slope=None), after)
+    return Exchange(message, up._replace(slope=None, stretch=None), after)
 
 
 def answer(

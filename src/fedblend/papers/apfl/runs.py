@@ -9,7 +9,7 @@ cohorts and the batches; who holds which rows is the same for all. Rates fall by
 round.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -137,7 +137,7 @@ def _tried(task: Task, method: Method, kept: Kept) -> list[dict[str, Any]]:
     )
 
 
-def smallest_good(grid: dict[float, float]) -> float:
+def smallest_good(grid: Mapping[float, float | None]) -> float:
     """The smallest rate that is as good as the best, up to ``TIE``.
 
     Larger rates are the ones with which some seeds diverge.

@@ -1,0 +1,51 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""Objectives of the server's own: a loss on rows it holds, or of the parameters alone.
+
+An objective is a function from parameters, the server's rows and a key to its gradient
+there, exact or on a random batch.
+"""
+
+from collections.abc import Callable
+
+import jax
+
+from fedblend.core import Key, Loss, PyTree, Shard
+from fedblend.data.batches import draw, everything
+from fedblend.objectives import gradient
+
+Central = Callable[[PyTree, Shard | None, Key], PyTree]
+
+
+def on_rows(loss: Loss, batch_size: int | None = None) -> Central:
+    """A loss on the server's rows.
+
+    Args:
+        loss: ``loss(params, rows) -> losses[rows]``.
+        batch_size: rows of a gradient, drawn with replacement; None for all of them.
+    """
+    slope_at = gradient(loss)
+
+    def slope(params, central, key):
+        if central is None:
+            raise ValueError("central: this loss is on rows, and the server has none")
+        if batch_size is None:
+            return slope_at(params, everything(central))
+        if batch_size > central.capacity:
+            raise ValueError(
+                f"central: a batch of {batch_size} is larger than the server's "
+                f"{central.capacity} rows"
+            )
+        return slope_at(params, draw(central, key, batch_size))
+
+    return slope
+
+
+def of_parameters(function: Callable[[PyTree], jax.Array]) -> Central:
+    """A function of the parameters alone, such as a penalty of embeddings."""
+
+    def slope(params, central, key):
+        del central, key
+        return jax.grad(function)(params)
+
+    return slope

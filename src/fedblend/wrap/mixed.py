@@ -1,0 +1,246 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""Mixed FL: a federated loss and a loss of the server's own, descended together.
+
+Minimises ``w_f f_f(x) + w_c f_c(x)``: f_f is what the wrapped algorithm minimises over
+the clients, f_c is at the server. With ``r = w_c / w_f``, x the shared model and nudges
+b_c (told to clients) and b_f (kept by the server), a round is::
+
+    clients: local steps on  grad f_i + b_c,  x_f <- the wrapped server's model
+    server:  x_c <- steps from x on  r grad f_c + b_f,  each of the central rate
+    x <- merge(x, a_f (x_f - x) + a_c (x_c - x))
+
+    parallel  b_c = b_f = 0, sum: a_f = a_c = 1
+    one_way   b_c = r grad f_c(x) of this round, no central steps: x <- x_f
+    two_way   b_c = last round's mean of r grad f_c over the central steps, b_f = last
+              round's mean gradient of the clients, average: a_f = a_c = 1/2
+
+Central steps move as far as the clients do, unless another rate is given: rate times
+steps is the clients' mean of it, times ``server_rate``. Parallel training minimises
+this mixture only then, and only with plain steps everywhere.
+
+The clients' mean gradient is recovered from what they send anyway and one number,
+``-mean delta / mean stretch - b_c``, which is right for plain steps of one rate only;
+otherwise they must ``upload`` it.
+
+Where this differs from the paper: gradients of clients do not carry w_f, that is rates
+here are the paper's times w_f. Its Algorithm 1 as printed lacks the merge; two_way
+averages, since either side descends the whole loss already. Its equation (10) recovers
+the gradient without the clients' weights, and is wrong where those differ.
+
+Reference: Augenstein, Hard, Partridge, Mathews, "Jointly learning from decentralized
+(federated) and centralized data to mitigate distribution shift", 2021,
+arXiv:2111.12150; and Augenstein, Hard, Ning, Singhal, Kale, Partridge, Mathews, "Mixed
+federated learning: joint decentralized and centralized learning", 2022,
+arXiv:2205.13655.
+"""
+
+import warnings
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedblend import keys, trees
+from fedblend.compress.compressor import Compressor, decode, encode
+from fedblend.core import Algorithm, Down, PyTree, Up
+from fedblend.local import Optimizer, resolve
+from fedblend.wrap.central import Central
+from fedblend.wrap.nesting import delta_of
+
+MERGES = {"sum": (1.0, 1.0), "average": (0.5, 0.5)}
+HOW = {"parallel": "sum", "one_way": "sum", "two_way": "average"}
+"""The ways, and how they merge."""
+
+
+class MixedServer(NamedTuple):
+    """What the server remembers: the wrapped algorithm's state, that of the merging
+    optimiser, and b_f, where it is used.
+    """
+
+    inner: PyTree
+    merge: PyTree
+    borrowed: PyTree
+
+
+class Told(NamedTuple):
+    """What clients say besides: rate times steps, and their mean gradient."""
+
+    stretch: PyTree
+    slope: PyTree
+
+
+def mixed(
+    algorithm: Algorithm,
+    central: Central,
+    *,
+    how: str,
+    weights: tuple[float, float] = (0.5, 0.5),
+    steps: int = 1,
+    optimizer: Optimizer | None = None,
+    server_rate: float = 1.0,
+    merge: str | tuple[float, float] | None = None,
+    merge_optimizer: Optimizer = 1.0,
+    upload: bool = False,
+    compressor: Compressor | None = None,
+) -> Algorithm:
+    """The wrapped algorithm under a loss of the server's own.
+
+    Args:
+        algorithm: how the federated loss is descended, at its own rates.
+        central: the server's objective, see ``central``.
+        how: "parallel", "one_way" or "two_way", see above.
+        weights: w_f and w_c, which sum to 1.
+        steps: central steps of a round (not one_way).
+        optimizer: of the central steps, started anew every round; None moves as far as
+            the clients.
+        server_rate: the wrapped server's rate, where ``optimizer`` is None.
+        merge: "sum", "average" or (a_f, a_c); the way's own if None.
+        merge_optimizer: what takes the merged move, its state kept.
+        upload: clients send their mean gradient (two_way).
+        compressor: of b_c.
+    """
+    ratio = _checked(how, weights, steps)
+    if how == "parallel" and optimizer is not None:
+        warnings.warn(
+            "parallel: central steps have a rate of their own; unless rate x steps is "
+            "that of the clients (times the server's rate), and all steps are plain, "
+            f"another mixture than {weights} is minimised",
+            stacklevel=2,
+        )
+    pair = _pair(HOW[how] if merge is None else merge)
+    merging = resolve(merge_optimizer, 0, 1)
+    steered = how != "one_way" and optimizer is None
+    recovers = how == "two_way" and not upload
+
+    def slope_of(params, shard, key):
+        return trees.scale(ratio, central(params, shard, key))
+
+    def say(down: Down, nudge: PyTree, key) -> Down:
+        if compressor is not None:
+            nudge = encode(compressor, nudge, key, None, "nudge")
+        return down._replace(nudge=nudge)
+
+    def understand(down: Down) -> Down:
+        if compressor is None or down.nudge is None:
+            return down
+        return down._replace(nudge=decode(compressor, down.nudge))
+
+    def start(params, heard_hello, shard, key):
+        down, inner = algorithm.start(params, heard_hello, shard, key)
+        own = keys.named(key, "central")
+        zeros = trees.zeros_like(down.shared)
+        if how == "one_way":
+            down = say(down, slope_of(down.shared, shard, own), key)
+        if how == "two_way":
+            down = say(down, zeros, key)
+        borrowed = zeros if how == "two_way" else ()
+        return down, MixedServer(inner, merging.init(down.shared), borrowed)
+
+    def client(down, client, shard, key):
+        up, client = algorithm.client(understand(down), client, shard, key)
+        delta_of(up, "mixed")
+        told = Told(
+            _stretch(up, steered, recovers) if steered or recovers else (),
+            up.slope if how == "two_way" and upload else (),
+        )
+        return up._replace(extra=(up.extra, told)), client
+
+    def server(heard, down, server, shard, key):
+        down, own = understand(down), keys.named(key, "central")
+        extra, said = heard.mean.extra
+        inner_heard = heard._replace(mean=heard.mean._replace(extra=extra))
+        after, inner = algorithm.server(inner_heard, down, server.inner, shard, key)
+        if how == "one_way":
+            new = say(after, slope_of(after.shared, shard, own), key)
+            return new, server._replace(inner=inner)
+        rate = server_rate * said.stretch / steps if optimizer is None else optimizer
+        reached, slope = _central_steps(
+            lambda here, key: slope_of(here, shard, key),
+            *(down.shared, own, resolve(rate, down.round, steps), steps),
+            server.borrowed if how == "two_way" else None,
+        )
+        move = trees.add(
+            trees.scale(pair[0], trees.subtract(after.shared, down.shared)),
+            trees.scale(pair[1], trees.subtract(reached, down.shared)),
+        )
+        updates, state = merging.update(
+            trees.scale(-1, move), server.merge, down.shared
+        )
+        after = after._replace(shared=optax.apply_updates(down.shared, updates))
+        if how == "parallel":
+            return after, MixedServer(inner, state, ())
+        borrowed = said.slope
+        if recovers:
+            pushed = trees.scale(-1 / said.stretch, heard.mean.delta)
+            borrowed = trees.subtract(pushed, down.nudge)
+        return say(after, slope, key), MixedServer(inner, state, borrowed)
+
+    return algorithm._replace(
+        start=start,
+        client=client,
+        server=server,
+        personal=lambda down, client, shard, key: algorithm.personal(
+            understand(down), client, shard, key
+        ),
+        needs=algorithm.needs._replace(mean=algorithm.needs.mean or how == "two_way"),
+    )
+
+
+def _checked(how: str, weights: tuple[float, float], steps: int) -> float:
+    """The ratio of the weights, of settings that make sense."""
+    if how not in HOW:
+        raise ValueError(f"how: {how!r} is unknown, it is one of {', '.join(HOW)}")
+    federated, central = weights
+    if abs(federated + central - 1) > 1e-6 or federated <= 0 or central < 0:
+        raise ValueError(
+            f"weights: {tuple(weights)} are not a positive and a nonnegative number "
+            "that sum to 1"
+        )
+    if steps < 1:
+        raise ValueError(f"steps: {steps} central steps a round are none")
+    return central / federated
+
+
+def _pair(merge: str | tuple[float, float]) -> tuple[float, float]:
+    if not isinstance(merge, str):
+        return merge
+    if merge not in MERGES:
+        raise ValueError(
+            f"merge: {merge!r} is unknown, it is {', '.join(MERGES)} or two numbers"
+        )
+    return MERGES[merge]
+
+
+def _stretch(up: Up, steered: bool, recovers: bool) -> jax.Array:
+    if up.stretch is not None:
+        return up.stretch
+    wants = []
+    if recovers:
+        wants.append("upload=True, since their gradient cannot be recovered")
+    if steered:
+        wants.append("an optimizer for the central steps")
+    raise ValueError(
+        "mixed: these clients do not take plain steps of one rate (momentum, clipping, "
+        f"a proximal term or control variates); give {' and '.join(wants)}"
+    )
+
+
+def _central_steps(slope_of, start, key, rule, steps, borrowed):
+    """Where central steps lead, and the mean of their own gradients."""
+
+    def step(carry, number):
+        here, state, total = carry
+        slope = slope_of(here, jax.random.fold_in(key, number))
+        push = trees.add_where_given(slope, borrowed)
+        updates, state = rule.update(push, state, here)
+        return (
+            optax.apply_updates(here, updates),
+            state,
+            trees.add(total, slope),
+        ), None
+
+    first = (start, rule.init(start), trees.zeros_like(start))
+    (reached, _, total), _ = jax.lax.scan(step, first, jnp.arange(steps))
+    return reached, trees.scale(1 / steps, total)
