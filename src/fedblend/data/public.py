@@ -197,6 +197,24 @@ PUBLIC: dict[str, PublicSet] = {
         instruction="dumps change: take quantumcomputing.stackexchange.com from "
         "archive.org/details/stackexchange and pack its Posts.xml with xz",
     ),
+    "movielens": PublicSet(
+        "movielens-1m",
+        (
+            PublicFile(
+                "ml-1m.zip",
+                "a6898adb50b9ca05aa231689da44c217cb524e7ebd39d264c56e2832f2c54e20",
+                5917549,
+                ("https://files.grouplens.org/datasets/movielens/ml-1m.zip",),
+            ),
+        ),
+        copies=(
+            PublicFile(
+                "ratings_ordered.dat.xz",
+                "c96d92afacb8846d85d97e81aec45256e38f7e20761da22f54eb2566da20e632",
+                2412728,
+            ),
+        ),
+    ),
     "a6a": _libsvm(
         "a6a",
         "6023becedbd392fdc6a62ad94b60c9363149370d4c57ef13949fcc765842a031",

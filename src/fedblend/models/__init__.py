@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from fedblend.models.adapters import from_equinox, from_flax
 from fedblend.models.char_rnn import char_rnn
 from fedblend.models.cnn import cnn, large_cnn
+from fedblend.models.dual_encoder import dual_encoder, dual_encoder_loss, spreadout
 from fedblend.models.linear import logistic, softmax
 from fedblend.models.mlp import mlp
 from fedblend.models.model import Model, flat_size
@@ -21,12 +22,15 @@ __all__ = [
     "build",
     "char_rnn",
     "cnn",
+    "dual_encoder",
+    "dual_encoder_loss",
     "from_equinox",
     "from_flax",
     "large_cnn",
     "logistic",
     "mlp",
     "softmax",
+    "spreadout",
 ]
 
 

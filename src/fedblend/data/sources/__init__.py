@@ -16,6 +16,7 @@ from fedblend.data.sources.digits import digits
 from fedblend.data.sources.femnist import femnist, femnist_from_leaf
 from fedblend.data.sources.libsvm import libsvm
 from fedblend.data.sources.mnist import mnist
+from fedblend.data.sources.movielens import movielens
 from fedblend.data.sources.quadratics import quadratic_loss, quadratics
 from fedblend.data.sources.shakespeare import shakespeare
 from fedblend.data.sources.stackexchange import stackexchange
@@ -34,6 +35,7 @@ __all__ = [
     "libsvm",
     "load",
     "mnist",
+    "movielens",
     "options",
     "quadratic_loss",
     "quadratics",
@@ -110,6 +112,11 @@ SOURCES: dict[str, SourceInfo] = {
         stackexchange, "Tags of posts on quantum computing by user, bags of words",
         1664, None, 100, 331, "CC BY-SA 3.0 and 4.0, the posts' users on "
         "quantumcomputing.stackexchange.com", ("stackexchange",),
+    ),
+    "movielens": SourceInfo(
+        movielens, "The next movie a user rates, from up to ten before it", 994169,
+        None, 3953, 6040, "Research, not commercial, not to be passed on; Harper & "
+        "Konstan 2015", ("movielens",),
     ),
     "a6a": SourceInfo(
         partial(libsvm, "a6a"), "Adult incomes, 122 features", 11220, None, 2, None,
