@@ -34,6 +34,7 @@ PRINTING = 4
 
 EXTRAS = {
     *("pydantic", "typer", "rich", "sklearn", "matplotlib", "plotly", "flax"),
+    *("dp_accounting",),
     *("equinox", "PIL", "pyarrow", "pandas", "flwr", "torch", "hypothesis", "pytest"),
 }
 """Never imported by importing fedblend."""

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     )
     from fedblend.core import Algorithm, Batch, Down, Heard, Needs, Ragged, Shard, Up
     from fedblend.data import partition, sources
-    from fedblend.data.federation import Federation, federate
+    from fedblend.data.federation import Federation, federate, shard_of
     from fedblend.local import Epochs, Scheduled, descend
     from fedblend.mixing import Blend, predict
     from fedblend.models import Model
@@ -62,7 +62,15 @@ if TYPE_CHECKING:
     from fedblend.runtime.run import Run
     from fedblend.runtime.simulate import simulate
     from fedblend.runtime.tuning import tune
-    from fedblend.wrap import compressed, diana, ef21
+    from fedblend.wrap import (
+        clipped,
+        clipped_by_quantile,
+        compressed,
+        diana,
+        ef21,
+        mixed,
+        private,
+    )
 
 __version__ = "0.1.0"
 
@@ -90,6 +98,8 @@ __all__ = [
     "apfl_fedjax",
     "apfl_fedtorch",
     "checkpoint",
+    "clipped",
+    "clipped_by_quantile",
     "clusters",
     "compress",
     "compressed",
@@ -111,6 +121,7 @@ __all__ = [
     "local_only",
     "mapper",
     "metrics",
+    "mixed",
     "mixing",
     "models",
     "objectives",
@@ -119,9 +130,11 @@ __all__ = [
     "personalise",
     "pfedme",
     "predict",
+    "private",
     "pure_local",
     "reptile",
     "scaffold",
+    "shard_of",
     "simulate",
     "sources",
     "svrg",
@@ -136,7 +149,7 @@ _HOMES = {
     "apfl_fedtorch ditto fedavg fedopt fedprox fedrep finetune flix fomaml l2gd "
     "local_only mapper perfedavg pfedme reptile scaffold svrg",
     "core": "Algorithm Batch Down Heard Needs Ragged Shard Up",
-    "data.federation": "Federation federate",
+    "data.federation": "Federation federate shard_of",
     "experiment.estimator": "FederatedClassifier FederatedRegressor",
     "experiment.joining": "personalise_from",
     "local": "Epochs Scheduled descend",
@@ -147,7 +160,7 @@ _HOMES = {
     "runtime.run": "Run",
     "runtime.simulate": "simulate",
     "runtime.tuning": "tune",
-    "wrap": "compressed diana ef21",
+    "wrap": "clipped clipped_by_quantile compressed diana ef21 mixed private",
 }
 """Where each name lives; what needs scikit-learn or pydantic is not in __all__."""
 _MODULES = {

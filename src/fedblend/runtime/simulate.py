@@ -221,7 +221,12 @@ def _check_needs(algorithm, cohort, clients, dropout, weights, reducing) -> None
     if needs.mean and reducing.stacked is not None:
         raise ValueError(
             f"reduction: {reducing.name!r} breaks this algorithm, whose server keeps "
-            "the mean of the clients' memories; it needs 'mean'"
+            "the mean of the clients' memories, or counts on a mean; it needs 'mean'"
+        )
+    if needs.cohort not in (None, cohort):
+        raise ValueError(
+            f"cohort: this algorithm was built for {needs.cohort} clients in a round, "
+            f"not {cohort}"
         )
     if needs.uniform and weights != "uniform":
         raise ValueError(f"weights: this algorithm needs 'uniform', not {weights!r}")

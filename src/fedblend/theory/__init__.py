@@ -1,6 +1,6 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""What is known in advance: constants, steps, bounds and plans for FLIX and APFL."""
+"""What is known in advance: constants, steps, bounds, plans, the cost of privacy."""
 
 from fedblend.theory import (
     apfl,
@@ -10,6 +10,7 @@ from fedblend.theory import (
     generalisation,
     one_shot,
     plan,
+    privacy,
     steps,
 )
 from fedblend.theory.bounds import predicted
@@ -42,6 +43,7 @@ __all__ = [
     "one_shot",
     "plan",
     "predicted",
+    "privacy",
     "rounds_needed",
     "stationary_weights",
     "steps",

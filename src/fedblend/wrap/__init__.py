@@ -2,10 +2,23 @@
 # SPDX-License-Identifier: Apache-2.0
 """Wrappers: from an algorithm to an algorithm, one file each."""
 
+from fedblend.wrap.clipped import clipped, clipped_by_quantile
 from fedblend.wrap.compressed import compressed
 from fedblend.wrap.diana import diana
 from fedblend.wrap.downlink import downlink
 from fedblend.wrap.ef21 import ef21
+from fedblend.wrap.mixed import mixed
 from fedblend.wrap.permuted import permuted
+from fedblend.wrap.private import private
 
-__all__ = ["compressed", "diana", "downlink", "ef21", "permuted"]
+__all__ = [
+    "clipped",
+    "clipped_by_quantile",
+    "compressed",
+    "diana",
+    "downlink",
+    "ef21",
+    "mixed",
+    "permuted",
+    "private",
+]

@@ -1,0 +1,126 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""What the rounds of ``wrap.private`` cost: epsilon at a delta, for a whole client.
+
+The mechanism, in every round: a cohort of K of the n clients, drawn without
+replacement, and the sum of answers of norm C at most with noise N(0, (z C)^2). Two
+federations are neighbours if they differ in one client:
+
+- ``"replace_one"``: that client has any other data. The sum moves by 2 C.
+- ``"zero_out"``: that client says zeros. The sum moves by C.
+
+Rounds in which the client is not chosen tell nothing about it, so two bounds hold, and
+the smaller one is taken. If it were chosen always, the rounds would be one Gaussian
+mechanism of noise z / sqrt(rounds), whose epsilon is exact (Balle and Wang). That it is
+chosen with chance K/n is used by the Rényi bound for sampling without replacement
+(Wang, Balle and Kasiviswanathan), which is about replacing one; a client that says
+zeros is one of the replacements. Adding or removing a client would need cohorts of
+random size. A client not heard counts like one that says zeros.
+
+Reference: Balle, Wang, "Improving the Gaussian mechanism for differential privacy",
+ICML 2018, arXiv:1805.06530; Wang, Balle, Kasiviswanathan, "Subsampled Rényi
+differential privacy and analytical moments accountant", AISTATS 2019, arXiv:1808.00087.
+"""
+
+import importlib.util
+import math
+from typing import NamedTuple
+
+MOVES = {"replace_one": 2, "zero_out": 1}
+"""How far one client moves the sum, in units of the clip."""
+
+
+class Guarantee(NamedTuple):
+    """(epsilon, delta)-differential privacy of all rounds, or why there is none."""
+
+    epsilon: float | None
+    delta: float
+    adjacency: str
+    reason: str = ""
+
+    def __str__(self) -> str:
+        if self.epsilon is None:
+            return f"no guarantee: {self.reason}"
+        neighbours = self.adjacency.replace("_", " ")
+        return f"epsilon {self.epsilon:.4g} at delta {self.delta:g} ({neighbours})"
+
+
+def spent(
+    *,
+    noise: float,
+    cohort: int,
+    clients: int,
+    rounds: int,
+    delta: float,
+    adjacency: str = "replace_one",
+) -> Guarantee:
+    """What the rounds of ``private`` cost one client; needs the extra ``private``.
+
+    Args:
+        noise: z, of the sum in units of the clip; with a quantile, of both together.
+        cohort: K, clients of a round.
+        clients: n, all there are.
+        rounds: of the whole run, whatever is published of them.
+        delta: the chance that is allowed to fail; far below 1/n.
+        adjacency: "replace_one" or "zero_out".
+    """
+    _check(noise, cohort, clients, rounds, delta, adjacency)
+    if noise == 0:
+        return Guarantee(None, delta, adjacency, "there is no noise")
+    if rounds == 0:
+        return Guarantee(0.0, delta, adjacency)
+    _check_installed()
+    epsilon = _always_chosen(noise / MOVES[adjacency], rounds, delta)
+    if cohort < clients:
+        epsilon = min(epsilon, _chosen_at_random(noise, cohort, clients, rounds, delta))
+    return Guarantee(float(epsilon), delta, adjacency)
+
+
+def _always_chosen(noise: float, rounds: int, delta: float) -> float:
+    from dp_accounting import get_epsilon_gaussian
+
+    return get_epsilon_gaussian(noise / math.sqrt(rounds), delta)
+
+
+def _chosen_at_random(
+    noise: float, cohort: int, clients: int, rounds: int, delta: float
+) -> float:
+    import dp_accounting as dp
+    from dp_accounting.rdp import RdpAccountant
+
+    # This accountant takes noise in units of how far the sum moves, whatever the
+    # relation it is given, and replacing an answer moves it by twice the clip.
+    event = dp.GaussianDpEvent(noise / MOVES["replace_one"])
+    chosen = dp.SampledWithoutReplacementDpEvent(clients, cohort, event)
+    accountant = RdpAccountant(neighboring_relation=dp.NeighboringRelation.REPLACE_ONE)
+    accountant.compose(chosen, rounds)
+    return accountant.get_epsilon(delta)
+
+
+def _check_installed() -> None:
+    if importlib.util.find_spec("dp_accounting") is None:
+        raise ImportError(
+            "privacy: needs dp-accounting: pip install 'fedblend[private]'"
+        )
+
+
+def _check(noise, cohort, clients, rounds, delta, adjacency) -> None:
+    if not (math.isfinite(noise) and noise >= 0):
+        raise ValueError(f"noise: {noise} is not a number at least 0")
+    if not 1 <= cohort <= clients:
+        raise ValueError(
+            f"cohort: {cohort} is not between 1 and the {clients} clients there are"
+        )
+    if rounds < 0:
+        raise ValueError(f"rounds: {rounds} is negative")
+    if not 0 < delta < 1:
+        raise ValueError(f"delta: {delta} is not between 0 and 1, both excluded")
+    if adjacency == "add_or_remove":
+        raise ValueError(
+            "adjacency: 'add_or_remove' needs cohorts of random size; those here have "
+            "a fixed one, for 'replace_one' or 'zero_out'"
+        )
+    if adjacency not in MOVES:
+        raise ValueError(
+            f"adjacency: {adjacency!r} is unknown, it is 'replace_one' or 'zero_out'"
+        )

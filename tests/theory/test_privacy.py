@@ -1,0 +1,138 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""Epsilon against closed forms and a transcription of the sampling theorem."""
+
+import math
+from decimal import Decimal, getcontext
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy.optimize import brentq
+from scipy.stats import norm
+
+from fedblend.theory.privacy import spent
+
+DELTA = 1e-5
+USUAL: dict[str, Any] = dict(noise=4.0, cohort=10, clients=100, rounds=100, delta=DELTA)
+
+
+def changed(**change: Any) -> Any:
+    """What ``spent`` says of the usual run with some changes."""
+    return spent(**(USUAL | change))
+
+
+def gaussian(shift: float, delta: float) -> float:
+    """Epsilon of N(0, 1) against N(shift, 1): theorem 8 of Balle and Wang."""
+
+    def excess(epsilon):
+        upper = norm.cdf(shift / 2 - epsilon / shift)
+        lower = norm.logcdf(-shift / 2 - epsilon / shift)
+        return upper - math.exp(epsilon + lower) - delta
+
+    return brentq(excess, 0, 500, xtol=1e-12)  # pyright: ignore
+
+
+@pytest.mark.parametrize("noise", [0.8, 4.0, 30.0])
+@pytest.mark.parametrize("rounds", [1, 50])
+def test_with_everyone_in_every_round_it_is_the_gaussian_mechanisms(noise, rounds):
+    run: dict[str, Any] = {"noise": noise, "rounds": rounds, "cohort": 100}
+    for adjacency, moved in (("replace_one", 2), ("zero_out", 1)):
+        expected = gaussian(moved * math.sqrt(rounds) / noise, DELTA)
+        found = changed(**run, adjacency=adjacency).epsilon
+        assert found == pytest.approx(expected, rel=1e-6)
+
+
+def test_a_number_that_is_known():
+    """Epsilon 1 at delta 1e-5 takes noise 3.7306 of a query that moves by 1."""
+    for adjacency, noise in (("zero_out", 3.730632), ("replace_one", 2 * 3.730632)):
+        found = changed(noise=noise, rounds=1, cohort=100, adjacency=adjacency)
+        assert found.epsilon == pytest.approx(1, abs=1e-6)
+
+
+def sampled(noise, cohort, clients, rounds, delta):
+    """Theorem 27 of Wang, Balle and Kasiviswanathan, in 60 digits.
+
+    Where an answer is replaced the Gaussian's Rényi divergence of order a is
+    2 a / noise^2.
+    """
+    getcontext().prec = 60
+    chance, orders = Decimal(cohort) / clients, (*range(2, 40), *range(40, 121, 8))
+    cost = [2 * Decimal(order) / Decimal(noise) ** 2 for order in range(122)]
+    powers = [((order - 1) * cost[order]).exp() for order in range(122)]
+
+    def difference(j):
+        signed = ((-1) ** i * math.comb(j, i) * powers[j - i] for i in range(j + 1))
+        return sum(signed, Decimal())
+
+    halves = {j: difference(j) for j in range(2, 122, 2)}
+    second = min(4 * (cost[2].exp() - 1), 2 * cost[2].exp())
+    terms = [chance**2 * second]
+    for j in range(3, 121):
+        middle = 4 * (halves[j // 2 * 2] * halves[(j + 1) // 2 * 2]).sqrt()
+        terms.append(chance**j * min(middle, 2 * powers[j]))
+    best = math.inf
+    for order in orders:
+        chosen = (math.comb(order, j) * terms[j - 2] for j in range(2, order + 1))
+        total = 1 + sum(chosen, Decimal())
+        divergence = rounds * float(total.ln()) / (order - 1)
+        # From Rényi to (epsilon, delta): proposition 12 of Canonne et al. 2020.
+        log = math.log(delta) + math.log(order)
+        best = min(best, divergence + math.log1p(-1 / order) - log / (order - 1))
+    return best
+
+
+@pytest.mark.parametrize(
+    ("noise", "cohort", "clients", "rounds"),
+    [(4.0, 10, 100, 100), (8.0, 5, 1000, 1000), (3.0, 20, 200, 30)],
+)
+def test_sampling_without_replacement_is_the_theorems(noise, cohort, clients, rounds):
+    """The library looks at more orders, some of them not whole: little below."""
+    run = {"noise": noise, "cohort": cohort, "clients": clients, "rounds": rounds}
+    found, by_hand = changed(**run).epsilon, sampled(**run, delta=DELTA)
+    assert 0.995 * by_hand <= found <= by_hand * (1 + 1e-9)
+    assert found < gaussian(2 * math.sqrt(rounds) / noise, DELTA)
+
+
+def test_little_noise_and_large_cohorts_never_cost_more_than_everyone():
+    everyone = gaussian(2 * math.sqrt(5), DELTA)
+    found = changed(noise=1.0, cohort=99, rounds=5)
+    assert found.epsilon == pytest.approx(everyone, rel=1e-6)
+
+
+def test_it_grows_and_falls_where_it_should():
+    usual = changed().epsilon
+    for change in ({"noise": 3.0}, {"cohort": 20}, {"rounds": 200}, {"delta": 1e-7}):
+        assert changed(**change).epsilon > usual * 1.05, change
+    assert changed(rounds=0).epsilon == 0
+
+
+def test_without_noise_there_is_no_guarantee():
+    none = changed(noise=0.0)
+    assert none.epsilon is None
+    assert str(none) == "no guarantee: there is no noise"
+    assert str(spent(**USUAL)).startswith("epsilon 5.379 at delta 1e-05 (replace one)")
+
+
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [
+        ({"noise": -1.0}, "noise: -1.0 is not a number at least 0"),
+        ({"noise": np.inf}, "noise: inf is not"),
+        ({"delta": 0.0}, "delta: 0.0 is not between 0 and 1"),
+        ({"delta": 1.0}, "delta: 1.0 is not between 0 and 1"),
+        ({"cohort": 101}, "cohort: 101 is not between 1 and the 100 clients"),
+        ({"rounds": -1}, "rounds: -1 is negative"),
+        ({"adjacency": "add_or_remove"}, "adjacency: .* needs cohorts of random size"),
+        ({"adjacency": "none"}, "adjacency: 'none' is unknown"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(change, line):
+    with pytest.raises(ValueError, match=f"^{line}"):
+        changed(**change)
+
+
+def test_what_has_to_be_installed_is_said(monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ImportError, match=r"pip install 'fedblend\[private\]'"):
+        spent(**USUAL)
