@@ -127,6 +127,14 @@ ENCODERS = {
     "ef21": lambda algorithm, p: fb.ef21(algorithm, compress.top_k(2)),
     "permuted": lambda algorithm, p: fb.wrap.permuted(algorithm, clients=7),
     "downlink": lambda algorithm, p: fb.wrap.downlink(algorithm, compress.top_k(2)),
+    "mixed": lambda algorithm, p: fb.mixed(
+        algorithm,
+        fb.wrap.central.of_parameters(fb.trees.squared_norm),
+        how="two_way",
+        steps=2,
+        optimizer=0.1,
+        upload=True,
+    ),
 }
 """Wrappers that need an algorithm which says something, and no encoder inside."""
 
@@ -169,6 +177,7 @@ CASES = ALGORITHMS | {
         "diana(finetune(fedavg))",
         "ef21(fedavg)",
         "ef21(scaffold)",
+        "mixed(scaffold)",
     )
 }
 """What is compiled and run."""

@@ -3,13 +3,16 @@
 """Objectives of the server's own: a loss on rows it holds, or of the parameters alone.
 
 An objective is a function from parameters, the server's rows and a key to its gradient
-there, exact or on a random batch.
+there, exact or on a random batch. ``central_steps`` descends one.
 """
 
 from collections.abc import Callable
 
 import jax
+import jax.numpy as jnp
+import optax
 
+from fedblend import trees
 from fedblend.core import Key, Loss, PyTree, Shard
 from fedblend.data.batches import draw, everything
 from fedblend.objectives import gradient
@@ -49,3 +52,35 @@ def of_parameters(function: Callable[[PyTree], jax.Array]) -> Central:
         return jax.grad(function)(params)
 
     return slope
+
+
+def central_steps(
+    slope_of: Callable[[PyTree, Key], PyTree],
+    start: PyTree,
+    key: Key,
+    rule: optax.GradientTransformation,
+    steps: int,
+    borrowed: PyTree | None,
+) -> tuple[PyTree, PyTree]:
+    """Where the server's steps lead, and the mean of its own gradients on the way.
+
+    Args:
+        slope_of: from parameters and a key to a gradient.
+        start: the parameters at first.
+        key: of all steps.
+        rule: an optimiser, started here.
+        steps: how many.
+        borrowed: added to every gradient, if not None.
+    """
+
+    def step(carry, number):
+        here, state, total = carry
+        slope = slope_of(here, jax.random.fold_in(key, number))
+        push = trees.add_where_given(slope, borrowed)
+        updates, state = rule.update(push, state, here)
+        moved = optax.apply_updates(here, updates)
+        return (moved, state, trees.add(total, slope)), None
+
+    first = (start, rule.init(start), trees.zeros_like(start))
+    (reached, _, total), _ = jax.lax.scan(step, first, jnp.arange(steps))
+    return reached, trees.scale(1 / steps, total)

@@ -28,25 +28,21 @@ here are the paper's times w_f. Its Algorithm 1 as printed lacks the merge; two_
 averages, since either side descends the whole loss already. Its equation (10) recovers
 the gradient without the clients' weights, and is wrong where those differ.
 
-Reference: Augenstein, Hard, Partridge, Mathews, "Jointly learning from decentralized
-(federated) and centralized data to mitigate distribution shift", 2021,
-arXiv:2111.12150; and Augenstein, Hard, Ning, Singhal, Kale, Partridge, Mathews, "Mixed
-federated learning: joint decentralized and centralized learning", 2022,
-arXiv:2205.13655.
+Reference: Augenstein, Hard, Ning, Singhal, Kale, Partridge, Mathews, "Mixed federated
+learning: joint decentralized and centralized learning", 2022, arXiv:2205.13655.
 """
 
 import warnings
 from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
 import optax
 
 from fedblend import keys, trees
 from fedblend.compress.compressor import Compressor, decode, encode
 from fedblend.core import Algorithm, Down, PyTree, Up
 from fedblend.local import Optimizer, resolve
-from fedblend.wrap.central import Central
+from fedblend.wrap.central import Central, central_steps
 from fedblend.wrap.nesting import delta_of
 
 MERGES = {"sum": (1.0, 1.0), "average": (0.5, 0.5)}
@@ -156,7 +152,7 @@ def mixed(
             new = say(after, slope_of(after.shared, shard, own), key)
             return new, server._replace(inner=inner)
         rate = server_rate * said.stretch / steps if optimizer is None else optimizer
-        reached, slope = _central_steps(
+        reached, slope = central_steps(
             lambda here, key: slope_of(here, shard, key),
             *(down.shared, own, resolve(rate, down.round, steps), steps),
             server.borrowed if how == "two_way" else None,
@@ -174,8 +170,15 @@ def mixed(
         borrowed = said.slope
         if recovers:
             pushed = trees.scale(-1 / said.stretch, heard.mean.delta)
-            borrowed = trees.subtract(pushed, down.nudge)
+            borrowed = trees.subtract(pushed, trees.where_given(pushed, down.nudge))
+        # What clients keep to themselves they say no gradient of.
+        borrowed = trees.fill(borrowed, trees.zeros_like(down.shared))
         return say(after, slope, key), MixedServer(inner, state, borrowed)
+
+    def undo(up):
+        extra, told = up.extra
+        plain = algorithm.decode(up._replace(extra=extra))
+        return plain._replace(extra=(plain.extra, told))
 
     return algorithm._replace(
         start=start,
@@ -184,6 +187,7 @@ def mixed(
         personal=lambda down, client, shard, key: algorithm.personal(
             understand(down), client, shard, key
         ),
+        decode=undo,
         needs=algorithm.needs._replace(mean=algorithm.needs.mean or how == "two_way"),
     )
 
@@ -225,22 +229,3 @@ def _stretch(up: Up, steered: bool, recovers: bool) -> jax.Array:
         "mixed: these clients do not take plain steps of one rate (momentum, clipping, "
         f"a proximal term or control variates); give {' and '.join(wants)}"
     )
-
-
-def _central_steps(slope_of, start, key, rule, steps, borrowed):
-    """Where central steps lead, and the mean of their own gradients."""
-
-    def step(carry, number):
-        here, state, total = carry
-        slope = slope_of(here, jax.random.fold_in(key, number))
-        push = trees.add_where_given(slope, borrowed)
-        updates, state = rule.update(push, state, here)
-        return (
-            optax.apply_updates(here, updates),
-            state,
-            trees.add(total, slope),
-        ), None
-
-    first = (start, rule.init(start), trees.zeros_like(start))
-    (reached, _, total), _ = jax.lax.scan(step, first, jnp.arange(steps))
-    return reached, trees.scale(1 / steps, total)
