@@ -1,0 +1,184 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""Mixed FL in numbers: how far two losses disagree, how noisy they are, how far a round
+may go.
+
+With weighted gradients ``g_f = w_f grad f_f`` and ``g_c = w_c grad f_c`` at a point::
+
+    G^2 = |g_f|^2 / w_f + |g_c|^2 / w_c - |g_f + g_c|^2
+    B^2 = (|g_f|^2 / w_f + |g_c|^2 / w_c) / |g_f + g_c|^2
+
+G is 0 and B is 1 where both gradients are the same. Where they are large, parallel
+training is slow. sigma^2 is the variance of a client's stochastic gradient around the
+federated one, sigma_c^2 that of the server's around its own; one-way transfer suffers
+from the latter, times the clients' steps.
+
+A round's move, client rate x server rate x steps x merge rate, is bounded by ``limit``.
+
+Reference: Augenstein, Hard, Ning, Singhal, Kale, Partridge, Mathews, "Mixed federated
+learning: joint decentralized and centralized learning", 2022, arXiv:2205.13655, section
+5 and appendix C.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedblend import keys, trees
+from fedblend.core import Key, Loss, PyTree, Shard
+from fedblend.data import visiting
+from fedblend.data.batches import draw, everything
+from fedblend.data.federation import Federation
+from fedblend.objectives import gradient
+
+_LIMITS = {
+    ("one_way", True): 1 / 8,
+    ("one_way", False): 1 / 18,
+    ("two_way", True): 1 / 81,
+    ("two_way", False): 1 / 24,
+}
+DRAWS = 20
+"""Stochastic gradients that a variance is estimated from."""
+
+
+class Disagreement(NamedTuple):
+    """G^2 and B^2 at a point."""
+
+    gap: jax.Array
+    ratio: jax.Array
+
+
+class Noise(NamedTuple):
+    """sigma^2 and sigma_c^2 at a point, of unweighted gradients."""
+
+    clients: jax.Array
+    central: jax.Array
+
+
+def disagreement(
+    federated: PyTree, central: PyTree, weights: tuple[float, float]
+) -> Disagreement:
+    """G^2 and B^2.
+
+    Args:
+        federated: the gradient of f_f, without its weight.
+        central: the gradient of f_c, without its weight.
+        weights: w_f and w_c.
+
+    >>> one = jnp.array([1.0, 0.0])
+    >>> [float(value) for value in disagreement(one, one, (0.5, 0.5))]
+    [0.0, 1.0]
+    >>> [float(value) for value in disagreement(one, one[::-1], (0.5, 0.5))]
+    [0.5, 2.0]
+    """
+    w_f, w_c = weights
+    apart = w_f * trees.squared_norm(federated) + w_c * trees.squared_norm(central)
+    mean = trees.add(trees.scale(w_f, federated), trees.scale(w_c, central))
+    together = trees.squared_norm(mean)
+    return Disagreement(apart - together, apart / together)
+
+
+def federated_slope(
+    loss: Loss, params: PyTree, federation: Federation, *, chunk: int = visiting.CHUNK
+) -> PyTree:
+    """The gradient of f_f, the mean over all training rows of all clients.
+
+    Args:
+        loss: ``loss(params, rows) -> losses[rows]``.
+        params: where.
+        federation: whose training rows.
+        chunk: clients whose gradients are taken side by side.
+    """
+    slope_at, train = gradient(loss), federation.train
+    share = federation.clients / train.total
+
+    def weighed(shard: Shard) -> PyTree:
+        return trees.scale(share * shard.count, slope_at(params, everything(shard)))
+
+    return visiting.mean(weighed, train, chunk)
+
+
+def noise(
+    loss: Loss,
+    params: PyTree,
+    federation: Federation,
+    key: Key,
+    *,
+    batch_size: int,
+    central: Shard,
+    central_loss: Loss,
+    central_batch: int,
+    draws: int = DRAWS,
+) -> Noise:
+    """Variances of stochastic gradients, estimated from some draws.
+
+    Args:
+        loss: of the clients.
+        params: where.
+        federation: whose training rows; a draw is a client, at random by its rows, and
+            a batch of it.
+        key: of the draws.
+        batch_size: of a client.
+        central: the server's rows.
+        central_loss: of the server.
+        central_batch: of the server.
+        draws: how many of each.
+    """
+    own = [keys.named(key, what) for what in ("clients", "batches", "central")]
+    train = federation.train
+    odds = jnp.asarray(train.counts / train.total)
+    members = jax.random.choice(own[0], len(odds), (draws,), p=odds)
+    starts, counts = jnp.asarray(train.starts), jnp.asarray(train.counts)
+
+    def of_client(place, key):
+        shard = Shard(
+            train.examples, starts[place], counts[place], place, train.capacity
+        )
+        return gradient(loss)(params, draw(shard, key, batch_size))
+
+    def of_server(key):
+        return gradient(central_loss)(params, draw(central, key, central_batch))
+
+    clients = jax.lax.map(
+        lambda one: of_client(*one), (members, jax.random.split(own[1], draws))
+    )
+    server = jax.lax.map(of_server, jax.random.split(own[2], draws))
+    around = federated_slope(loss, params, federation)
+    middle = gradient(central_loss)(params, everything(central))
+    return Noise(_spread(clients, around), _spread(server, middle))
+
+
+def _spread(slopes: PyTree, centre: PyTree) -> jax.Array:
+    gaps = jax.tree.map(lambda many, one: many - one[None], slopes, centre)
+    return jax.vmap(trees.squared_norm)(gaps).mean()
+
+
+def limit(
+    how: str,
+    smooth: float,
+    *,
+    convex: bool,
+    ratio: float | None = None,
+    strong: float = 0.0,
+) -> float:
+    """How far a round may go: rates times steps, on either side.
+
+    Args:
+        how: "parallel", "one_way" or "two_way".
+        smooth: beta, of the unweighted losses, for one_way of the weighted ones.
+        convex: whether the losses are.
+        ratio: B^2 (parallel).
+        strong: mu, where losses are strongly convex (two_way).
+
+    >>> limit("parallel", 2.0, convex=True, ratio=1.0)
+    0.041666666666666664
+    """
+    if how == "parallel":
+        if ratio is None:
+            raise ValueError("limit: parallel training needs ratio, that is B^2")
+        return 1 / (6 * (1 + ratio) * smooth)
+    if (how, convex) not in _LIMITS:
+        raise ValueError(f"how: {how!r} is not parallel, one_way or two_way")
+    far = _LIMITS[how, convex] / smooth
+    return min(far, 1 / (15 * strong)) if how == "two_way" and strong > 0 else far

@@ -1,0 +1,79 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""Mixed FL in numbers, on quadratics where they are known."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fedblend as fb
+from fedblend.runtime.precision import precision
+from fedblend.theory import mixed
+
+COUNTS = (1, 4, 2)
+LOSS = fb.sources.quadratic_loss
+
+
+@pytest.fixture(scope="module")
+def problem():
+    draws = np.random.default_rng(0)
+    total = sum(COUNTS)
+    rows = np.stack([np.eye(2)] * total), draws.normal(size=(total, 2))
+    edges = np.cumsum((0, *COUNTS))
+    parts = [np.arange(edges[i], edges[i + 1]) for i in range(len(COUNTS))]
+    own = np.stack([np.eye(2)] * 5), draws.normal(size=(5, 2)) + 3
+    return fb.federate(rows, parts), own
+
+
+def test_the_federated_gradient_is_that_of_all_rows_together(problem):
+    federation, _ = problem
+    with precision("float64"):
+        slope = mixed.federated_slope(LOSS, jnp.ones(2), federation, chunk=2)
+    wanted = 1 - federation.train.examples[1].mean(0)
+    np.testing.assert_allclose(slope, wanted, rtol=0, atol=1e-12)
+
+
+def test_disagreement_by_its_formulas():
+    draws = np.random.default_rng(1)
+    federated, central = draws.normal(size=(2, 5))
+    weights = (0.7, 0.3)
+    g_f, g_c = 0.7 * federated, 0.3 * central
+    apart = g_f @ g_f / 0.7 + g_c @ g_c / 0.3
+    whole = (g_f + g_c) @ (g_f + g_c)
+    with precision("float64"):
+        found = mixed.disagreement(
+            jnp.asarray(federated), jnp.asarray(central), weights
+        )
+        np.testing.assert_allclose(found, (apart - whole, apart / whole), rtol=1e-12)
+
+
+def test_noise_is_the_variance_of_rows(problem):
+    federation, own = problem
+    with precision("float64"):
+        found = mixed.noise(
+            *(LOSS, jnp.zeros(2), federation, jax.random.key(0)),
+            batch_size=1,
+            central=fb.shard_of(own),
+            central_loss=LOSS,
+            central_batch=2,
+            draws=4000,
+        )
+    rows = federation.train.examples[1]
+    spread = ((rows - rows.mean(0)) ** 2).sum(axis=1)
+    error = 4 * spread.std() / np.sqrt(4000)
+    assert found.clients == pytest.approx(spread.mean(), abs=error)
+    central = ((own[1] - own[1].mean(0)) ** 2).sum(axis=1).mean()
+    assert found.central == pytest.approx(central / 2, rel=0.15)
+
+
+def test_limits():
+    assert mixed.limit("one_way", 2.0, convex=True) == 1 / 16
+    assert mixed.limit("one_way", 2.0, convex=False) == 1 / 36
+    assert mixed.limit("two_way", 1.0, convex=True) == pytest.approx(1 / 81)
+    assert mixed.limit("two_way", 1.0, convex=False) == 1 / 24
+    assert mixed.limit("two_way", 0.01, convex=True, strong=2.0) == 1 / 30
+    with pytest.raises(ValueError, match="needs ratio"):
+        mixed.limit("parallel", 1.0, convex=True)
+    with pytest.raises(ValueError, match="how: 'both'"):
+        mixed.limit("both", 1.0, convex=True)
