@@ -102,10 +102,11 @@ def show(
         raise RunError(f"{folder}: this run has no results yet; --resume goes on")
     rows = read_rows(run)
     finished = run.summary.is_file()
-    last = read_summary(run)["runs"] if finished else _last(rows)
+    summary = read_summary(run) if finished else {"runs": _last(rows)}
     console = screen.console()
     try:
-        show_rows(rows, last, console)
+        show_rows(rows, summary["runs"], console)
+        screen.say_privacy(console, summary)
     except (KeyError, TypeError, AttributeError, IndexError):
         raise RunError(f"{folder}: its results are damaged") from None
     if not finished:

@@ -100,6 +100,7 @@ def _print(summary: dict[str, Any], out: Path, format: Format) -> None:
 
     console = screen.console()
     show(read_rows(Folder(out)), summary["runs"], console)
+    screen.say_privacy(console, summary)
     console.print(f"results: {out}", markup=False, soft_wrap=True)
 
 

@@ -24,3 +24,10 @@ def complain(text: str) -> int:
     """Say what is wrong with the input; the answer is the exit code."""
     note(f"error: {' '.join(text.split())}")
     return BAD_INPUT
+
+
+def say_privacy(where: Any, summary: dict[str, Any]) -> None:
+    """What a run promises of its clients' privacy, if it was asked to."""
+    if "privacy" in summary:
+        text = f"privacy: {summary['privacy']['sentence']}"
+        where.print(text, markup=False, soft_wrap=True)

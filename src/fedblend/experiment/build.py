@@ -13,6 +13,7 @@ from fedblend.core import Algorithm, Key, Loss
 from fedblend.data.apart import set_apart
 from fedblend.data.federation import Federation
 from fedblend.data.further import Task, task_of
+from fedblend.experiment import privacy
 from fedblend.experiment.compression import compressed
 from fedblend.experiment.config import Config
 from fedblend.experiment.constants import smoothness, with_rates
@@ -77,6 +78,8 @@ def build(config: Config) -> Built:
     known = smoothness(config.model, name, federation) if entry.constants else None
     options, own = with_rates(config, known, dim)
     algorithm = entry.make(loss, options, known, federation.clients)
+    cohort = config.run.cohort or federation.clients
+    algorithm = privacy.private(config.privacy, algorithm, chosen, cohort)
     said = trees.size(config.algorithm.said(params))
     algorithm = compressed(config.compress, algorithm, chosen, said, federation.clients)
     return Built(
@@ -88,7 +91,10 @@ def build(config: Config) -> Built:
         key=_key(config.run.seed),
         settings=_settings(config, measures_of(config, task, plain, model.apply)),
         facts=facts(dataset, parts),
-        warnings=tuple(warnings(federation)),
+        warnings=(
+            *warnings(federation),
+            *privacy.warnings(config.privacy, federation.clients),
+        ),
         smoothness=known,
         task=task,
         unseen=unseen,

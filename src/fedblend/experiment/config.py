@@ -16,6 +16,7 @@ from pydantic import ValidationError
 from fedblend.experiment import toml
 from fedblend.experiment.complaint import complaint
 from fedblend.experiment.compression import Compress
+from fedblend.experiment.privacy import Privacy
 from fedblend.experiment.registry import AnyOptions
 from fedblend.experiment.section import ConfigError, Section
 from fedblend.experiment.sections import AnyData, AnyModel, Measure, Run, Word
@@ -35,6 +36,7 @@ class Config(Section):
     model: AnyModel
     algorithm: AnyOptions
     compress: Compress | None = None
+    privacy: Privacy | None = None
     run: Run
     measure: Measure = Measure()
 

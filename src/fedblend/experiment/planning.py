@@ -15,7 +15,7 @@ import jax
 import numpy as np
 
 from fedblend.data.dataset import one_class_clients
-from fedblend.experiment import constants
+from fedblend.experiment import constants, privacy
 from fedblend.experiment.build import Built, build
 from fedblend.experiment.config import Config
 from fedblend.experiment.section import ConfigError
@@ -200,6 +200,7 @@ def _rounded_down(alpha: float) -> float:
 
 
 def _check_wrapper(config: Config) -> None:
+    privacy.refuse(config.privacy, "there are no plans for noisy rounds")
     how = None if config.compress is None else config.compress.how
     if how not in (None, "diana"):
         # A biased compressor is the more helpful thing to name.

@@ -23,6 +23,7 @@ from fedblend.experiment import (
     local_models,
     mixing_weights,
     outputs,
+    privacy,
     toml,
     unseen,
 )
@@ -79,10 +80,12 @@ def run_config(
             (on_warning or _silent)(warning)
         _check_data(folder, built)
         runs = _runs(config, built, folder)
+        promised = privacy.report(config, built.federation.clients)
         _open(folder, config, built)
         for stage, run in runs.items():
             _advance(folder, config, stage, run, on_step)
-        return _finish(folder, config, built, runs["federated"], on_warning or _silent)
+        federated, warn = runs["federated"], on_warning or _silent
+        return _finish(folder, config, built, federated, promised, warn)
 
 
 def _silent(news: Any) -> None:
@@ -155,7 +158,7 @@ def _runs(config: Config, built: Built, folder: Folder) -> dict[str, Run]:
         key=built.key,
     )
     runs = {}
-    with named_by_key():
+    with named_by_key(private="privacy"):
         if built.local is not None:
             runs["local"] = start(
                 built.local,
@@ -235,6 +238,7 @@ def _finish(
     config: Config,
     built: Built,
     run: Run,
+    promised: dict[str, Any],
     on_warning: Callable[[str], None],
 ) -> dict[str, Any]:
     """Write what is known at the end; the summary last, it says that all is there."""
@@ -261,6 +265,7 @@ def _finish(
         "warnings": [*built.warnings, *warnings],
         **own_models,
         **own_weights,
+        **promised,
         **({} if harmed is None else {"harm": sentence(harmed.found)}),
         "runs": [
             {"seed": s, **one, **more}

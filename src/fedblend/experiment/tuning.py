@@ -16,7 +16,7 @@ import numpy as np
 
 from fedblend import trees
 from fedblend.core import Algorithm
-from fedblend.experiment import outputs
+from fedblend.experiment import outputs, privacy
 from fedblend.experiment.build import Built, build
 from fedblend.experiment.complaint import named_by_key
 from fedblend.experiment.compression import compressed
@@ -44,6 +44,7 @@ def tune_config(
         DataError: the data cannot be had, or cannot be used.
     """
     _check(config)
+    privacy.refuse(config.privacy, "a choice on validation rows is not private")
     with precision(config.run.precision):
         built = build(config)
         held = built.federation.validation
