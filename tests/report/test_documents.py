@@ -11,6 +11,7 @@ import pytest
 
 from fedblend.experiment import sections, work
 from fedblend.experiment.config import check
+from fedblend.experiment.privacy import Privacy
 from fedblend.experiment.registry import ALGORITHMS
 
 HOME = Path(__file__).parents[2]
@@ -40,7 +41,8 @@ def classes() -> dict[str, type]:
     rules = [get_args(one)[0] for one in get_args(get_args(work.Rule)[0])]
     schedules = get_args(get_args(work.Schedule)[0])
     options = [entry.options for entry in ALGORITHMS.values()]
-    every = [*data, *rules, *schedules, *options, sections.Run, sections.Measure]
+    every = [*data, *rules, *schedules, *options]
+    every += [sections.Run, sections.Measure, Privacy]
     models = get_args(get_args(sections.AnyModel)[0])
     found = {kind.__name__: kind for kind in [*every, *models]}
     return {name: kind for name, kind in found.items() if hasattr(kind, "model_fields")}

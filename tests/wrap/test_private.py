@@ -169,3 +169,14 @@ def test_runs_that_break_the_accounting_are_refused(settings, line):
 def test_algorithms_that_say_more_or_less_are_refused(inner, line):
     with pytest.raises(ValueError, match=f"^private: .*{line}"):
         begin(private(inner))
+
+
+def test_mixed_by_one_way_transfer_goes_around_and_others_do_not():
+    penalty = fb.wrap.central.of_parameters(lambda params: params @ params)
+    around = fb.mixed(private(), penalty, how="one_way")
+    sizes = begin(around).ledgers[0].sizes
+    assert sizes.up == 3 * 32
+    with pytest.raises(ValueError, match=r"^mixed: these clients do not take plain st"):
+        begin(fb.mixed(private(), penalty, how="two_way"))
+    with pytest.raises(ValueError, match=r"^private: .* say more than a step"):
+        begin(private(fb.mixed(descent, penalty, how="two_way")))
