@@ -126,6 +126,7 @@ ENCODERS = {
     ),
     "ef21": lambda algorithm, p: fb.ef21(algorithm, compress.top_k(2)),
     "permuted": lambda algorithm, p: fb.wrap.permuted(algorithm, clients=7),
+    "clipped": lambda algorithm, p: fb.clipped_by_quantile(algorithm, 0.1),
     "downlink": lambda algorithm, p: fb.wrap.downlink(algorithm, compress.top_k(2)),
     "mixed": lambda algorithm, p: fb.mixed(
         algorithm,

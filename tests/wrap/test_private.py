@@ -13,6 +13,7 @@ import fedblend as fb
 import problems
 from fedblend import compress
 from fedblend.core import Heard, Up
+from fedblend.wrap.central import of_parameters
 from fedblend.wrap.private import shared_noise
 
 CLIP, NOISE, COHORT, RATE = 0.15, 1.5, 4, 0.2
@@ -172,7 +173,7 @@ def test_algorithms_that_say_more_or_less_are_refused(inner, line):
 
 
 def test_mixed_by_one_way_transfer_goes_around_and_others_do_not():
-    penalty = fb.wrap.central.of_parameters(lambda params: params @ params)
+    penalty = of_parameters(lambda params: params @ params)
     around = fb.mixed(private(), penalty, how="one_way")
     sizes = begin(around).ledgers[0].sizes
     assert sizes.up == 3 * 32
