@@ -83,12 +83,6 @@ def _moved(algorithm, key):
     return after.shared, jnp.log(after.extra[1] / CLIP)
 
 
-def test_without_noise_it_is_clipped_averaging_of_planned_size():
-    done = begin(private(noise=0.0, cohort=7), cohort=7).complete()
-    plain = begin(fb.clipped(descent, CLIP), cohort=7, weights="uniform").complete()
-    np.testing.assert_allclose(done.shared, plain.shared, rtol=1e-6)
-
-
 def test_a_resumed_run_has_the_same_bits(tmp_path):
     tracked = private(quantile=0.5, count_noise=2.0)
     whole, second = (begin(tracked, dropout=0.3) for _ in range(2))
