@@ -70,6 +70,7 @@ if TYPE_CHECKING:
         ef21,
         mixed,
         private,
+        select,
     )
 
 __version__ = "0.1.0"
@@ -134,6 +135,7 @@ __all__ = [
     "pure_local",
     "reptile",
     "scaffold",
+    "select",
     "shard_of",
     "simulate",
     "sources",
@@ -160,7 +162,7 @@ _HOMES = {
     "runtime.run": "Run",
     "runtime.simulate": "simulate",
     "runtime.tuning": "tune",
-    "wrap": "clipped clipped_by_quantile compressed diana ef21 mixed private",
+    "wrap": "clipped clipped_by_quantile compressed diana ef21 mixed private select",
 }
 """Where each name lives; what needs scikit-learn or pydantic is not in __all__."""
 _MODULES = {

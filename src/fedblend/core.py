@@ -160,6 +160,8 @@ class Needs(NamedTuple):
     """The weights used when the user names none: "by_count" or "uniform"."""
     cohort: int | None = None
     """The only number of clients that a round may be planned with; any if None."""
+    whole: bool = False
+    """To deploy, a client is told everything, and not only what it asks for."""
 
 
 def _all_of_it(client: PyTree, shard: Shard) -> PyTree:

@@ -16,6 +16,8 @@ model = fb.models.dual_encoder(MOVIES, width=WIDTH)
 params = model.init(jax.random.key(1))
 contexts = np.array([[3, 7, 0], [5, 0, 0], [1, 2, 3], [0, 0, 0]], np.int32)
 labels = np.array([4, 12, 1, 6], np.int32)
+apply, loss = jax.jit(model.apply), jax.jit(fb.models.dual_encoder_loss())
+spread = jax.jit(jax.value_and_grad(fb.models.spreadout))
 
 
 def unit(vector):
@@ -35,8 +37,7 @@ def towers(context):
 
 
 def test_scores_and_losses_are_the_formulas():
-    scores = model.apply(params, jnp.asarray(contexts))
-    losses = fb.models.dual_encoder_loss()(params, (contexts, labels))
+    scores, losses = apply(params, contexts), loss(params, (contexts, labels))
     for place, context in enumerate(contexts):
         own, rows = towers(context)
         wanted = np.array([own @ row for row in rows])
@@ -50,7 +51,6 @@ def test_a_large_cosine_costs_nothing():
     table = jnp.ones((3, 2), jnp.float32)
     dense = params.dense._replace(weight=jnp.eye(2), bias=jnp.zeros(2))
     rows = (jnp.array([[1, 0]]), jnp.array([2]))
-    loss = fb.models.dual_encoder_loss()
     assert loss(DualEncoder(table, dense), rows) == 0
     other = table.at[2].set(jnp.array([1.0, -1]))  # at a right angle
     np.testing.assert_allclose(loss(DualEncoder(other, dense), rows), 0.81, rtol=1e-6)
@@ -62,7 +62,6 @@ def test_movielens_has_63520_parameters():
 
 
 def test_rows_that_no_example_names_have_no_gradient():
-    loss = fb.models.dual_encoder_loss()
     slope = jax.grad(lambda p: loss(p, (contexts[:3], labels[:3])).sum())(params)
     moved = np.flatnonzero(np.abs(slope.embedding).sum(axis=1))
     assert set(moved) == {1, 2, 3, 4, 5, 7, 12}
@@ -76,38 +75,37 @@ def test_spreadout_is_the_norm_of_all_pairs():
         for j, other in enumerate(rows[1:])
         if i != j
     ]
-    found = fb.models.spreadout(params, 0.5)
+    found, _ = spread(params, 0.5)
     np.testing.assert_allclose(found, 0.5 * np.sqrt(sum(pairs)), rtol=1e-5)
     wider = params._replace(embedding=params.embedding.at[0].set(100.0))
-    assert fb.models.spreadout(wider, 0.5) == found  # no movie, no pair
+    assert spread(wider, 0.5)[0] == found  # no movie, no pair
 
 
 @pytest.mark.parametrize("table", [jnp.zeros((3, 2)), jnp.eye(3)[:, :2]])
 def test_spreadout_of_rows_apart_is_zero_and_flat(table):
     apart = params._replace(embedding=table)
-    value, slope = jax.value_and_grad(fb.models.spreadout)(apart)
+    value, slope = spread(apart)
     assert value == 0
     assert np.isfinite(slope.embedding).all()
 
 
 def test_recall_counts_the_rank_among_all_movies():
-    scores = np.asarray(model.apply(params, jnp.asarray(contexts)))[:3]
+    scores = np.asarray(apply(params, contexts))[:3]
     ranks = [
         (row > row[label]).sum() for row, label in zip(scores, labels, strict=False)
     ]
     batch = Batch((jnp.asarray(contexts), jnp.asarray(labels)), jnp.arange(4) < 3)
     for k in (1, 5, 10, 13):
-        found = fb.metrics.recall_at(model.apply, k)(params, batch)
+        found = fb.metrics.recall_at(apply, k)(params, batch)
         np.testing.assert_allclose(found, np.mean(np.array(ranks) < k), rtol=1e-6)
 
 
 def test_a_blend_mixes_cosines():
     other = model.init(jax.random.key(2))
     blend = fb.Blend(jnp.asarray(0.25), params, other)
-    rows = (jnp.asarray(contexts), jnp.asarray(labels))
-    scores = fb.predict(model.apply, blend, rows[0])
+    scores = fb.predict(apply, blend, contexts)
     cosines = np.asarray(scores)[np.arange(4), labels]
-    losses = fb.models.dual_encoder_loss()(blend, rows)
+    losses = loss(blend, (contexts, labels))
     np.testing.assert_allclose(losses, np.maximum(0.9 - cosines, 0) ** 2, atol=1e-6)
 
 

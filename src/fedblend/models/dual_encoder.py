@@ -79,7 +79,8 @@ def dual_encoder(movies: int = 3952, *, width: int = 16, dtype=jnp.float32) -> M
         return DualEncoder(table, dense)
 
     def apply(params, contexts):
-        scores = _contexts(params, contexts) @ _normal(params.embedding).T
+        own = _context(params.dense, params.embedding[contexts], contexts)
+        scores = own @ _normal(params.embedding).T
         return scores.at[:, PAD].set(-1)
 
     return Model(init, apply)
@@ -94,8 +95,11 @@ def dual_encoder_loss() -> Loss:
 
     def cosines(params, rows):
         contexts, labels = rows
-        label = _normal(params.embedding[labels])
-        return (_contexts(params, contexts) * label).sum(axis=1)
+        # One reading of the table: its gradient is then summed in the order of the
+        # rows, whatever the table's size, for which `select` asks.
+        read = params.embedding[jnp.column_stack([contexts, labels])]
+        context = _context(params.dense, read[:, :-1], contexts)
+        return (context * _normal(read[:, -1])).sum(axis=1)
 
     def loss(params, rows):
         short = MARGIN - predict(cosines, params, rows)
@@ -124,12 +128,11 @@ def spreadout(params: PyTree, strength: float = 1e-3) -> jax.Array:
     return strength * jnp.where(apart, 0, jnp.sqrt(jnp.where(apart, 1, total)))
 
 
-def _contexts(params: DualEncoder, contexts: jax.Array) -> jax.Array:
-    """The context tower, [rows, width]."""
-    known = (contexts != PAD)[..., None].astype(params.embedding.dtype)
-    total = (params.embedding[contexts] * known).sum(axis=1)
-    mean = total / jnp.maximum(known.sum(axis=1), 1)
-    return _normal(jax.nn.relu(linear(params.dense, mean)))
+def _context(dense: Affine, read: jax.Array, contexts: jax.Array) -> jax.Array:
+    """The context tower, [rows, width], of what was read of the table."""
+    known = (contexts != PAD)[..., None].astype(read.dtype)
+    mean = (read * known).sum(axis=1) / jnp.maximum(known.sum(axis=1), 1)
+    return _normal(jax.nn.relu(linear(dense, mean)))
 
 
 def _normal(vectors: jax.Array) -> jax.Array:

@@ -65,9 +65,13 @@ class Engine:
             said = rounds.exchange(
                 settings, algorithm, root, down, examples, state, member
             )
-            return said, algorithm.decode(said.up)
+            shard = rounds.shard_of(settings, examples, member)
+            last = visits.told_to_deploy(algorithm, down, state, shard)
+            return said, algorithm.decode(said.up), last
 
-        said, decoded = jax.eval_shape(talk, hyper, root, down, train, state, member)
+        said, decoded, last = jax.eval_shape(
+            talk, hyper, root, down, train, state, member
+        )
         _same("client", "state", state, said.state)
         return Shapes(
             params=params,
@@ -78,6 +82,7 @@ class Engine:
             message=said.message,
             up=said.up,
             decoded=decoded,
+            last=last,
         )
 
     def enroll(self, members: Members) -> tuple[Tally, PyTree]:

@@ -30,7 +30,7 @@ from fedblend.core import Algorithm, Down, Key, PyTree, Shard
 from fedblend.data.batches import everything
 from fedblend.data.federation import Federation, Shards
 from fedblend.runtime.record import Measured, harms, plain, spreads
-from fedblend.runtime.visits import strong
+from fedblend.runtime.visits import strong, told_to_deploy
 
 AT_ONCE = 20
 """Newcomers that are trained side by side; bounds the memory it takes."""
@@ -111,17 +111,16 @@ def personalise(
         own = keys.at(key, "newcomer", 0, shard.id)
         _, state = strong(algorithm.enroll(down.shared, shard, own))
 
-        def told(state):
-            return algorithm.tell(down, algorithm.ask(state, shard))
-
         def visit(number, state):
             own = keys.at(key, "newcomer", number + 1, shard.id)
-            return algorithm.client(told(state), state, shard, own)[1]
+            told = algorithm.tell(down, algorithm.ask(state, shard))
+            return algorithm.client(told, state, shard, own)[1]
 
         if visits:
             state = jax.lax.fori_loop(0, visits, visit, state)
         own = keys.at(key, "newcomer", visits + 1, shard.id)
-        return algorithm.personal(told(state), state, shard, own)
+        told = told_to_deploy(algorithm, down, state, shard)
+        return algorithm.personal(told, state, shard, own)
 
     models = _mapped(model_of, (down, key), train, ())
     names = list(newcomers.splits) if splits is None else splits

@@ -59,6 +59,7 @@ class Shapes(NamedTuple):
     message: Down
     up: Any
     decoded: Up
+    last: Down
 
 
 class Exchange(NamedTuple):

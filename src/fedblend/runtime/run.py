@@ -128,6 +128,7 @@ class Run:
         """Time, and bits of each kind; the last broadcast to all clients is apart."""
         ledger, records = self.ledgers[lane], self.records
         blocks = [self._of_lane(record, lane) for record in records]
+        last = static_bits(self.shapes.last._replace(round=None))
         return {
             "clients": self.federation.clients,
             "cohort": self.cohort,
@@ -140,7 +141,7 @@ class Run:
                 "down": int(ledger.down.sum()),
                 "up_per_client": spread_of_bits(ledger.up),
                 "down_per_client": spread_of_bits(ledger.down),
-                "last_broadcast": ledger.sizes.down * self.federation.clients,
+                "last_broadcast": last * self.federation.clients,
             },
         }
 

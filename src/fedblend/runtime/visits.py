@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from fedblend import keys
-from fedblend.core import Down, Heard, Key, PyTree, Shard, shared_model
+from fedblend.core import Algorithm, Down, Heard, Key, PyTree, Shard, shared_model
 from fedblend.data.batches import everything
 from fedblend.runtime import reduce
 from fedblend.runtime.rounds import Members, Settings, shard_of
@@ -59,12 +59,21 @@ def start(
     return strong(algorithm.start(params, hello, central, keys.at(root, "start")))
 
 
+def told_to_deploy(
+    algorithm: Algorithm, down: Down, state: PyTree, shard: Shard
+) -> Down:
+    """The message from which a client makes the model that it uses."""
+    if algorithm.needs.whole:
+        return down
+    return algorithm.tell(down, algorithm.ask(state, shard))
+
+
 def personal(
     settings: Settings, hyper: Any, root: Key, down: Down, state: PyTree, shard: Shard
 ) -> PyTree:
     """The model that one client would deploy, from what it is told and remembers."""
     algorithm = settings.build(hyper)
-    message = algorithm.tell(down, algorithm.ask(state, shard))
+    message = told_to_deploy(algorithm, down, state, shard)
     key = keys.at(root, "personal", down.round, shard.id)
     return algorithm.personal(message, state, shard, key)
 

@@ -10,6 +10,8 @@ from fedblend.wrap.ef21 import ef21
 from fedblend.wrap.mixed import mixed
 from fedblend.wrap.permuted import permuted
 from fedblend.wrap.private import private
+from fedblend.wrap.rows import entries_touched
+from fedblend.wrap.select import select
 
 __all__ = [
     "clipped",
@@ -18,7 +20,9 @@ __all__ = [
     "diana",
     "downlink",
     "ef21",
+    "entries_touched",
     "mixed",
     "permuted",
     "private",
+    "select",
 ]

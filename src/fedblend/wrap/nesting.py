@@ -8,17 +8,17 @@ from typing import Any
 import numpy as np
 
 from fedblend.compress.compressor import Encoded
-from fedblend.core import Algorithm, PyTree, Up
+from fedblend.core import Algorithm, PyTree, Up, has_ragged
 
 
 def delta_of(up: Up, wrapper: str) -> PyTree:
     """What a client says, or one clear line if there is nothing to encode."""
     if up.delta is None:
         raise ValueError(f"{wrapper}: the wrapped algorithm's clients say nothing")
-    if isinstance(up.delta, Encoded):
+    if isinstance(up.delta, Encoded) or has_ragged(up.delta):
         raise ValueError(
             f"{wrapper}: what the wrapped algorithm says is encoded already; only one "
-            "of compressed, diana and ef21, outermost"
+            "of compressed, diana, ef21 and select, outermost"
         )
     return up.delta
 
