@@ -19,6 +19,7 @@ class Paper(StrEnum):
 
     flix = "flix"
     apfl = "apfl"
+    mixed = "mixed"
 
 
 def reproduce(
