@@ -3,6 +3,7 @@
 """Clients with fewer rows than a batch, one class, or nothing to validate on."""
 
 import itertools
+from typing import Any
 
 import jax
 import numpy as np
@@ -13,7 +14,7 @@ import fedblend as fb
 COUNTS = (1, 3, 20, 20)
 MODEL = fb.models.softmax(4, 3)
 LOSS = fb.objectives.cross_entropy(MODEL.apply)
-WORK = {"steps": 2, "batch_size": 8}
+WORK: Any = {"steps": 2, "batch_size": 8}
 PERSONAL = {
     "apfl": lambda: fb.apfl(LOSS, 0.1, alpha=0.5, held_out=0.2, **WORK),
     "apfl_averaged": lambda: fb.apfl_averaged(LOSS, 0.1, alpha=0.5, shift=10.0, **WORK),

@@ -235,6 +235,10 @@ def test_what_makes_no_sense_is_refused():
     momentum = fb.fedavg(LOSS, optax.sgd(0.1, 0.9), steps=2, batch_size=None)
     with pytest.raises(ValueError, match=r"upload=True, since .* and an optimizer"):
         run(fb.mixed(momentum, ON_ROWS, how="two_way"), federation, own, 1)
+    hidden = fb.private(fedavg(2), clip=1.0, noise=1.0, cohort=CLIENTS)
+    shy = fb.mixed(hidden, ON_ROWS, how="two_way", upload=True, optimizer=0.1)
+    with pytest.raises(ValueError, match="no gradient to send"):
+        run(shy, federation, own, 1)
     with pytest.raises(ValueError, match=r"a batch of 5 is larger than .* 1 rows"):
         few = central_losses.on_rows(LOSS, batch_size=5)
         run(fb.mixed(inner, few, how="one_way"), federation, own, 1)

@@ -13,7 +13,7 @@ from fedblend.core import Algorithm, Key, Loss
 from fedblend.data.apart import set_apart
 from fedblend.data.federation import Federation
 from fedblend.data.further import Task, task_of
-from fedblend.experiment import privacy
+from fedblend.experiment import central, privacy
 from fedblend.experiment.compression import compressed
 from fedblend.experiment.config import Config
 from fedblend.experiment.constants import smoothness, with_rates
@@ -48,6 +48,8 @@ class Built(NamedTuple):
     task: Task
     unseen: Federation | None = None
     """Clients that take no part in the training."""
+    server: Federation | None = None
+    """The server's own rows, where it has some."""
     smoothness: Smoothness | None = None
     """The constants of f_i, where the algorithm asks for them and they are known."""
 
@@ -59,8 +61,9 @@ def build(config: Config) -> Built:
         ConfigError: what the configuration asks for does not go together.
         DataError: the data cannot be had, or cannot be used.
     """
-    dataset = load_dataset(config.data)
-    task = task_of(dataset)
+    whole = load_dataset(config.data)
+    task = task_of(whole)
+    dataset, server = central.set_aside(config.central, whole, config.data.seed)
     parts = share_out(config.data, dataset)
     federation, unseen = hold_out(config.data, dataset, parts), None
     if config.data.unseen:
@@ -80,6 +83,8 @@ def build(config: Config) -> Built:
     algorithm = entry.make(loss, options, known, federation.clients)
     cohort = config.run.cohort or federation.clients
     algorithm = privacy.private(config.privacy, algorithm, chosen, cohort)
+    guarded = config.privacy is not None
+    algorithm = central.mixed(config.central, algorithm, chosen, loss, guarded)
     said = trees.size(config.algorithm.said(params))
     algorithm = compressed(config.compress, algorithm, chosen, said, federation.clients)
     return Built(
@@ -89,15 +94,20 @@ def build(config: Config) -> Built:
         algorithm=algorithm,
         local=local_only(loss, own) if alone else None,
         key=_key(config.run.seed),
-        settings=_settings(config, measures_of(config, task, plain, model.apply)),
-        facts=facts(dataset, parts),
+        settings={
+            **_settings(config, measures_of(config, task, plain, model.apply)),
+            "central": None if server is None else server.train.shard(0),
+        },
+        facts=facts(whole, parts),
         warnings=(
             *warnings(federation),
             *privacy.warnings(config.privacy, federation.clients),
+            *central.warnings(config.central),
         ),
         smoothness=known,
         task=task,
         unseen=unseen,
+        server=server,
     )
 
 

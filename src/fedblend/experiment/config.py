@@ -14,6 +14,7 @@ from typing import Any, Literal
 from pydantic import ValidationError
 
 from fedblend.experiment import toml
+from fedblend.experiment.central import Central
 from fedblend.experiment.complaint import complaint
 from fedblend.experiment.compression import Compress
 from fedblend.experiment.privacy import Privacy
@@ -37,6 +38,7 @@ class Config(Section):
     algorithm: AnyOptions
     compress: Compress | None = None
     privacy: Privacy | None = None
+    central: Central | None = None
     run: Run
     measure: Measure = Measure()
 

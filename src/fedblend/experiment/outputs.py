@@ -28,6 +28,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from fedblend import trees
+from fedblend.core import PyTree
 from fedblend.data.federation import Federation
 from fedblend.experiment.section import RunError
 from fedblend.runtime.checkpoint import write_atomically
@@ -126,14 +128,16 @@ def write_metrics(folder: Folder, run: Run, seeds: list[int]) -> None:
     write_text(folder.metrics, "".join(f"{line}\n" for line in lines))
 
 
+def models(run: Run) -> list[PyTree]:
+    """The shared model of every seed."""
+    if run.lanes is None:
+        return [run.shared]
+    return [trees.take(run.shared, lane) for lane in range(run.lanes)]
+
+
 def write_models(folder: Folder, run: Run, seeds: list[int]) -> None:
     """The shared model of every seed."""
-    import jax
-
-    for lane, seed in enumerate(seeds):
-        model = run.shared
-        if run.lanes is not None:
-            model = jax.tree.map(lambda leaf, lane=lane: leaf[lane], model)
+    for seed, model in zip(seeds, models(run), strict=True):
         path = folder.model(None if run.lanes is None else seed)
         words = {"format": "fedblend", "seed": str(seed), "round": str(run.round)}
         write_atomically(path, pack(model, words))

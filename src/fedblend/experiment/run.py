@@ -19,6 +19,7 @@ import jax
 import numpy as np
 
 from fedblend.experiment import (
+    central,
     harm,
     local_models,
     mixing_weights,
@@ -158,7 +159,7 @@ def _runs(config: Config, built: Built, folder: Folder) -> dict[str, Run]:
         key=built.key,
     )
     runs = {}
-    with named_by_key(private="privacy"):
+    with named_by_key(private="privacy", mixed="central"):
         if built.local is not None:
             runs["local"] = start(
                 built.local,
@@ -186,6 +187,7 @@ def _alone(config: Config, clients: int) -> dict[str, Any]:
         "reduction": "mean",
         "dropout": 0.0,
         "weights": None,
+        "central": None,
     }
 
 
@@ -258,6 +260,8 @@ def _finish(
     _draw(folder, run, seeds, harmed)
     found = [run.summary()] if run.lanes is None else run.summary()
     newly = [unseen.report(one, run.round) for one in joined] or [{}] * len(seeds)
+    models = outputs.models(run)
+    at_server = central.report(built.server, models, built.settings["measure"])
     summary = {
         "name": config.name,
         "algorithm": getattr(config.algorithm, "name"),  # noqa: B009
@@ -268,8 +272,8 @@ def _finish(
         **promised,
         **({} if harmed is None else {"harm": sentence(harmed.found)}),
         "runs": [
-            {"seed": s, **one, **more}
-            for s, one, more in zip(seeds, found, newly, strict=True)
+            {"seed": s, **one, **more, **own}
+            for s, one, more, own in zip(seeds, found, newly, at_server, strict=True)
         ],
     }
     outputs.write_text(folder.summary, outputs.as_json(summary))

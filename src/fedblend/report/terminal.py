@@ -41,12 +41,28 @@ def show(rows: Sequence[Row], summary: Any, console: Console) -> None:
         number = unseen[0]["clients"]
         plural = "" if number == 1 else "s"
         console.print(_table(unseen, split, f" of {number} unseen client{plural}"))
-    harmed = _harm_lines(summaries) + _harm_lines(unseen, "unseen ")
-    for line in harmed + _cost_lines(summaries):
+    lines = _harm_lines(summaries) + _harm_lines(unseen, "unseen ")
+    lines += _central_lines(summaries)
+    for line in lines + _cost_lines(summaries):
         console.print(line, highlight=False)
     splits = shown_splits(rows)
     if splits and len({row["round"] for row in rows}) > 1:
         _plot(rows, splits[0], console)
+
+
+def _central_lines(summaries: Sequence[dict]) -> list[str]:
+    """The shared model on the server's own rows, mean over seeds."""
+    central = summaries[0].get("central", {})
+    split = "test" if "test" in central else "train"
+    names = [name for name in central.get(split, {}) if name != "rows"]
+    if not names:
+        return []
+    said = [
+        f"{name} {_values(summaries, 'central', split, name).mean():.4f}"
+        for name in names
+    ]
+    rows = central[split]["rows"]
+    return [f"the server's {rows} {split} rows: shared model {', '.join(said)}"]
 
 
 def human_bits(bits: float) -> str:

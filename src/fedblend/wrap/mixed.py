@@ -139,7 +139,7 @@ def mixed(
         delta_of(up, "mixed")
         told = Told(
             _stretch(up, steered, recovers) if steered or recovers else (),
-            up.slope if how == "two_way" and upload else (),
+            _slope(up) if how == "two_way" and upload else (),
         )
         return up._replace(extra=(up.extra, told)), client
 
@@ -215,6 +215,15 @@ def _pair(merge: str | tuple[float, float]) -> tuple[float, float]:
             f"merge: {merge!r} is unknown, it is {', '.join(MERGES)} or two numbers"
         )
     return MERGES[merge]
+
+
+def _slope(up: Up) -> PyTree:
+    if up.slope is None:
+        raise ValueError(
+            "mixed: upload: these clients have no gradient to send (it would go past "
+            "their privacy, or they keep it to themselves)"
+        )
+    return up.slope
 
 
 def _stretch(up: Up, steered: bool, recovers: bool) -> jax.Array:

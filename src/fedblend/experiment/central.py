@@ -1,0 +1,173 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""The table ``[central]``: rows that the server holds itself, and how it uses them.
+
+Its rows are some classes, or a random share, of the dataset; no client has them. A part
+of them is kept for testing, where the shared model is measured at the end.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, Literal
+from warnings import catch_warnings, simplefilter
+
+import jax
+import numpy as np
+from pydantic import Field, model_validator
+
+from fedblend import wrap
+from fedblend.core import Algorithm, Batch, Loss, PyTree
+from fedblend.data.dataset import DataError, Dataset, generator
+from fedblend.data.federation import Federation, federate
+from fedblend.experiment.section import (
+    ConfigError,
+    Count,
+    Fraction,
+    Index,
+    NotNegative,
+    Positive,
+    Section,
+)
+from fedblend.wrap.central import on_rows
+
+Inside = Annotated[float, Field(gt=0, lt=1)]
+
+
+class Central(Section):
+    """Which rows are the server's, and how its loss is mixed with the clients'."""
+
+    how: Literal["parallel", "one_way", "two_way"]
+    weight: Inside = 0.5
+    classes: Annotated[list[Index], Field(min_length=1)] | None = None
+    share: Inside | None = None
+    test: Fraction = 0.2
+    steps: Count = 1
+    batch_size: Count | None = None
+    rate: Positive | None = None
+    merge: (
+        Literal["sum", "average"]
+        | Annotated[list[NotNegative], Field(min_length=2, max_length=2)]
+        | None
+    ) = None
+    upload: bool = False
+
+    @model_validator(mode="after")
+    def _goes_together(self) -> "Central":
+        if (self.classes is None) == (self.share is None):
+            what = "is missing" if self.share is None else "both are given"
+            raise ValueError(f"classes or share: {what}; exactly one is needed")
+        if self.how == "one_way":
+            for name in ("steps", "rate", "merge", "upload"):
+                if name in self.model_fields_set:
+                    raise ValueError(f'{name}: goes with central steps, not "one_way"')
+        if self.how == "parallel" and "upload" in self.model_fields_set:
+            raise ValueError('upload: goes with how = "two_way"')
+        return self
+
+
+def set_aside(
+    table: Central | None, dataset: Dataset, seed: int
+) -> tuple[Dataset, Federation | None]:
+    """The clients' rows, and the server's as a federation of one.
+
+    Raises:
+        DataError: the rows cannot be divided so.
+    """
+    if table is None:
+        return dataset, None
+    inputs, targets = dataset.rows
+    mine = _mine(table, dataset, seed)
+    if mine.all() or not mine.any():
+        raise DataError(
+            f"central: the server would have {mine.sum()} of {len(mine)} rows"
+        )
+    keys = None if dataset.keys is None else np.asarray(dataset.keys)[~mine]
+    clients = dataset._replace(rows=(inputs[~mine], targets[~mine]), keys=keys)
+    rows = (inputs[mine], targets[mine])
+    own = federate(rows, [np.arange(len(rows[0]))], test=table.test, seed=seed)
+    if table.batch_size is not None and table.batch_size > own.train.total:
+        raise DataError(
+            f"central.batch_size: {table.batch_size} is more than the server's "
+            f"{own.train.total} training rows"
+        )
+    return clients, own
+
+
+def _mine(table: Central, dataset: Dataset, seed: int) -> np.ndarray:
+    targets = dataset.rows[1]
+    if table.classes is None:
+        lots = generator(seed, "central").random(len(targets))
+        assert table.share is not None
+        return lots < np.quantile(lots, table.share)
+    if dataset.kind not in ("classes", "binary"):
+        raise DataError(f"central.classes: {dataset.kind} targets have no classes")
+    absent = sorted(set(table.classes) - set(np.unique(targets).tolist()))
+    if absent:
+        raise DataError(f"central.classes: no row is of class {absent[0]}")
+    return np.isin(targets, table.classes)
+
+
+def mixed(
+    table: Central | None, algorithm: Algorithm, name: str, loss: Loss, private: bool
+) -> Algorithm:
+    """The algorithm of that name, under the server's loss.
+
+    Raises:
+        ConfigError: what the table asks for does not go with the rest.
+    """
+    if table is None:
+        return algorithm
+    if name == "local_only":
+        raise ConfigError("central: local_only has no shared model that it could move")
+    if private and table.upload:
+        raise ConfigError("central.upload: would send gradients past [privacy]")
+    merge = tuple(table.merge) if isinstance(table.merge, list) else table.merge
+    with catch_warnings():
+        simplefilter("ignore")  # ``warnings`` says it
+        return wrap.mixed(
+            algorithm,
+            on_rows(loss, table.batch_size),
+            how=table.how,
+            weights=(1 - table.weight, table.weight),
+            steps=table.steps,
+            optimizer=table.rate,
+            merge=merge,  # pyright: ignore[reportArgumentType]
+            upload=table.upload,
+        )
+
+
+def warnings(table: Central | None) -> list[str]:
+    """What is odd about a table, but no error."""
+    if table is None or table.how != "parallel" or table.rate is None:
+        return []
+    return [
+        f"central.rate: parallel training minimises a mixture with weight "
+        f"{table.weight:g} only if {table.rate:g} times {table.steps} steps is the "
+        "clients' rate times their steps times the server's rate, all of them plain; "
+        "without central.rate it follows them"
+    ]
+
+
+def report(
+    own: Federation | None, shared: list[PyTree], measures: Mapping[str, Callable]
+) -> list[dict[str, Any]]:
+    """What the summary of each seed says of the server's rows."""
+    if own is None:
+        return [{}] * len(shared)
+    splits = {"train": own.train, "test": own.test}
+    batches = {
+        name: Batch(jax.tree.map(np.asarray, split.rows(0)))
+        for name, split in splits.items()
+        if split is not None
+    }
+    return [
+        {
+            "central": {
+                name: {
+                    "rows": len(batch.rows[0]),
+                    **{m: float(of(model, batch)) for m, of in measures.items()},
+                }
+                for name, batch in batches.items()
+            }
+        }
+        for model in shared
+    ]
