@@ -49,7 +49,7 @@ AVERAGE = fb.fedavg(loss, 0.5, **WORK)
 SPREAD = of_parameters(lambda here: fb.models.spreadout(here, 0.3))
 ALGORITHMS = {
     "adam at the server": fb.fedopt(loss, 0.5, optax.adam(0.05), **WORK),
-    "two-way": fb.wrap.mixed(AVERAGE, SPREAD, how="two_way", steps=2),
+    "two-way": fb.mixed(AVERAGE, SPREAD, how="two_way", steps=2),
 }
 
 
@@ -219,20 +219,15 @@ def test_a_method_that_needs_all_rows_is_refused():
         (fb.apfl(loss, 0.1, alpha=0.5, **WORK), "remember or say something"),
         (fb.compressed(AVERAGE, compress.rand_k(1)), "is encoded already"),
         (
-            fb.wrap.mixed(
-                *(fb.fedprox(loss, 0.1, mu=1.0, **WORK), SPREAD),
-                how="one_way",
-            ),
+            fb.mixed(fb.fedprox(loss, 0.1, mu=1.0, **WORK), SPREAD, how="one_way"),
             "do not take plain steps of one rate",
         ),
         (
-            fb.wrap.mixed(AVERAGE, SPREAD, how="two_way", upload=True),
+            fb.mixed(AVERAGE, SPREAD, how="two_way", upload=True),
             "hold more than the model",
         ),
         (
-            fb.wrap.mixed(
-                AVERAGE, SPREAD, how="one_way", compressor=compress.natural()
-            ),
+            fb.mixed(AVERAGE, SPREAD, how="one_way", compressor=compress.natural()),
             "an encoded nudge has no rows",
         ),
     ):
@@ -240,6 +235,8 @@ def test_a_method_that_needs_all_rows_is_refused():
             begin(select(algorithm, on, **TABLE))
     with pytest.raises(ValueError, match=r"^compressed: .* is encoded already"):
         begin(fb.compressed(select(AVERAGE, on, **TABLE), compress.rand_k(1)))
+    with pytest.raises(ValueError, match="a wrapper around it tells clients whole"):
+        begin(fb.wrap.downlink(select(AVERAGE, on, **TABLE), compress.top_k(2)))
     with pytest.raises(ValueError, match="it needs 'mean'"):
         run(select(AVERAGE, on, **TABLE), reduction="median")
 

@@ -117,7 +117,9 @@ def spreadout(params: PyTree, strength: float = 1e-3) -> jax.Array:
 
     Example:
         >>> table = jnp.array([[9.0, 9], [2, 0], [0, 1], [3, 0]])  # row 0 is PAD's
-        >>> float(spreadout(DualEncoder(table, None), 1.0) ** 2)  # two pairs of 1
+        >>> params = dual_encoder(3, width=2).init(jax.random.key(0))
+        >>> params = params._replace(embedding=table)
+        >>> round(float(spreadout(params, 1.0) ** 2), 4)  # a pair of 1, twice
         2.0
     """
     rows = _normal(params.embedding[PAD + 1 :])
