@@ -16,6 +16,7 @@ import optax
 import fedblend as fb
 from fedblend import compress
 from fedblend.local import Optimizer, Steps
+from fedblend.wrap.central import of_parameters
 from problems import COUNTS
 
 RATE = 0.2
@@ -130,7 +131,7 @@ ENCODERS = {
     "downlink": lambda algorithm, p: fb.wrap.downlink(algorithm, compress.top_k(2)),
     "mixed": lambda algorithm, p: fb.mixed(
         algorithm,
-        fb.wrap.central.of_parameters(fb.trees.squared_norm),
+        of_parameters(fb.trees.squared_norm),
         how="two_way",
         steps=2,
         optimizer=0.1,
