@@ -1,0 +1,193 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""A task of Mixed FL, the ways and the baselines on it, and their curves.
+
+Rates are those of the clients, thus the paper's times w_f: clients descend f_f here.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import fedblend as fb
+from fedblend.core import Loss, PyTree
+from fedblend.data.federation import Shards
+from fedblend.metrics import Measure
+from fedblend.wrap import central
+
+
+class Task(NamedTuple):
+    """What all methods have in common.
+
+    ``federation`` has the whole test set at every client, see ``with_test``; ``held``
+    are the server's rows. ``cohort``, ``batch_size`` and ``steps`` are the clients'.
+    """
+
+    federation: fb.Federation
+    held: PyTree
+    model: fb.Model
+    loss: Loss
+    measures: Mapping[str, Measure]
+    weights: tuple[float, float]
+    cohort: int
+    batch_size: int
+    steps: int
+
+    def central_batch(self, how: str) -> int:
+        """The paper's rule: as many rows as the cohort sees, in a step or a round."""
+        rows = self.cohort * self.batch_size
+        return rows * self.steps if how == "one_way" else rows
+
+
+class Method(NamedTuple):
+    """A function from a rate to an algorithm, and on which data it runs."""
+
+    build: Callable[[Any], fb.Algorithm]
+    federation: fb.Federation
+    cohort: int | None = None
+    held: PyTree | None = None
+
+
+class Curves(NamedTuple):
+    """``values[metric][lanes, points]`` on the test set, after these rounds."""
+
+    rounds: np.ndarray
+    values: dict[str, np.ndarray]
+
+
+def with_test(federation: fb.Federation, rows: PyTree) -> fb.Federation:
+    """The federation with the same test rows for each of its clients."""
+    clients, count = federation.clients, len(jax.tree.leaves(rows)[0])
+    test = Shards(rows, np.zeros(clients, int), np.full(clients, count))
+    return fb.Federation(federation.train, test=test)
+
+
+def way(
+    task: Task, how: str, *, central_batch: int | None = None, merge: str | None = None
+) -> Method:
+    """One of the three ways, over FedAvg; the central batch by the rule if None."""
+    batch = central_batch or task.central_batch(how)
+    work = {"steps": task.steps, "batch_size": task.batch_size}
+
+    def build(rate):
+        return fb.mixed(
+            fb.fedavg(task.loss, rate, **work),
+            central.on_rows(task.loss, batch),
+            how=how,
+            weights=task.weights,
+            steps=task.steps,
+            merge=merge,
+        )
+
+    return Method(build, task.federation, task.cohort, task.held)
+
+
+def clients_alone(task: Task) -> Method:
+    """FedAvg at the paper's rate, without the server's rows."""
+    work = {"steps": task.steps, "batch_size": task.batch_size}
+    scale = 1 / task.weights[0]
+    return Method(
+        lambda rate: fb.fedavg(task.loss, scale * rate, **work),
+        *(task.federation, task.cohort),
+    )
+
+
+def central_alone(task: Task) -> Method:
+    """As many steps on the server's rows alone."""
+    weights = np.ones(_count(task.held))
+    return _in_one_place(task, task.held, weights, task.central_batch("parallel"))
+
+
+def oracle(task: Task) -> Method:
+    """As many steps on all rows in one place, those of the mixture's loss.
+
+    Rows are drawn alike and count so that those of clients together weigh w_f.
+    """
+    train = task.federation.train
+    sides = (train.examples, task.held)
+    counts = [_count(rows) for rows in sides]
+    rows = jax.tree.map(lambda *parts: np.concatenate(parts), *sides)
+    weights = [
+        np.full(count, weight * sum(counts) / count)
+        for count, weight in zip(counts, task.weights, strict=True)
+    ]
+    batch = 2 * task.central_batch("parallel")
+    return _in_one_place(task, rows, np.concatenate(weights), batch)
+
+
+def _count(rows: PyTree) -> int:
+    return len(jax.tree.leaves(rows)[0])
+
+
+def _in_one_place(task: Task, rows: PyTree, weights: np.ndarray, batch: int) -> Method:
+    """A single client with all these rows, each with a weight of its own."""
+
+    def loss(params, weighed):
+        rows, weights = weighed
+        return weights * task.loss(params, rows)
+
+    everyone = [np.arange(len(weights))]
+    single = fb.federate((rows, np.float32(weights)), everyone)
+    test = task.federation.test
+    assert test is not None
+    scale = 1 / task.weights[0]
+
+    def build(rate):
+        return fb.fedavg(loss, scale * rate, steps=task.steps, batch_size=batch)
+
+    return Method(build, with_test(single, test.examples))
+
+
+def simulated(
+    task: Task, method: Method, rates: Sequence[float], seeds: Sequence[int], **options
+) -> fb.Run:
+    """A lane for each pair of a rate and a seed."""
+    held = None if method.held is None else fb.shard_of(method.held)
+    return fb.simulate(
+        method.build,
+        task.model.init,
+        method.federation,
+        jax.vmap(jax.random.key)(jnp.asarray(list(seeds))),
+        cohort=method.cohort,
+        central=held,
+        over=jnp.asarray(rates, jnp.float32),
+        **options,
+    )
+
+
+def course(
+    task: Task,
+    method: Method,
+    *,
+    rates: Sequence[float],
+    seeds: Sequence[int],
+    rounds: int,
+    every: int,
+) -> Curves:
+    """Curves on the test set, a lane for each pair of a rate and a seed."""
+    run = simulated(
+        *(task, method, rates, seeds),
+        rounds=rounds,
+        every=every,
+        measure=task.measures,
+        measure_on=[0],
+        splits=("test",),
+    ).complete()
+    return Curves(
+        np.array([record[0].round for record in run.records]),
+        {
+            name: np.array(
+                [
+                    [
+                        one[lane].measures["test"]["shared"][name].mean
+                        for one in run.records
+                    ]
+                    for lane in range(len(seeds))
+                ]
+            )
+            for name in task.measures
+        },
+    )

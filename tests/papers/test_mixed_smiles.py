@@ -1,0 +1,103 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""Mixed FL's claims on smiling faces."""
+
+import jax
+import numpy as np
+import pytest
+
+from fedblend.papers.mixed import (
+    central_batches,
+    disagreement,
+    divergence,
+    faces,
+    smiles,
+    trading,
+)
+from fedblend.papers.mixed.task import central_alone, clients_alone, course, oracle
+
+
+@pytest.fixture(scope="module")
+def this(data_home):
+    return smiles.task(True)
+
+
+def test_clients_have_smiling_faces_only_and_are_tested_on_all(this):
+    assert (this.federation.train.examples[1] == 1).all()
+    assert (this.held[1] == 0).all()
+    assert len(this.held[1]) + this.federation.train.total == 2000
+    for client in range(this.federation.clients):
+        assert 0.4 < this.federation.test.rows(client)[1].mean() < 0.6
+    assert this.central_batch("one_way") == this.steps * this.central_batch("two_way")
+
+
+def test_the_oracle_weighs_the_sides_as_the_mixture_does(this):
+    uneven = this._replace(weights=(0.75, 0.25))
+    rows, weights = oracle(uneven).federation.train.examples
+    both = [weights[rows[1] == label].sum() / len(weights) for label in (1, 0)]
+    np.testing.assert_allclose(both, uneven.weights, rtol=1e-5)
+    loss = this.loss(this.model.init(jax.random.key(0)), rows)
+    sides = [float(loss[rows[1] == label].mean()) for label in (1, 0)]
+    mixture = 0.75 * sides[0] + 0.25 * sides[1]
+    assert float((weights * loss).mean()) == pytest.approx(mixture, rel=1e-5)
+    rows, weights = central_alone(uneven).federation.train.examples
+    assert (rows[1] == 0).all() and (weights == 1).all()
+
+
+def test_clients_alone_learn_to_say_smiling_and_nothing_else(this):
+    curves = course(
+        *(this, clients_alone(this)), rates=[0.02], seeds=[0], rounds=40, every=40
+    )
+    first, last = curves.values["loss"][0]
+    assert last > first + 0.5
+    assert curves.values["auc"][0, -1] < 0.65
+    assert curves.rounds.tolist() == [0, 40]
+
+
+@pytest.mark.slow
+def test_a_way_comes_near_the_oracle(data_home):
+    finding = faces.check(True)
+    beyond = finding.numbers["auc_beyond_oracle"]
+    assert abs(beyond["one_way"]) < 0.04
+    assert beyond["clients alone"] < -0.1
+    assert set(finding.figures) == {"auc"}
+
+
+@pytest.mark.slow
+def test_traces_of_disagreement(this):
+    found = disagreement.traces(this, smiles.RATE, seeds=1, rounds=2)
+    assert found["gap"].shape == (1, 3)
+    # 1 + G^2 / |gradient|^2; opposite labels have gradients that oppose each other.
+    assert (found["ratio"] > 2).all() and (found["gap"] > 1).all()
+
+
+@pytest.mark.slow
+def test_a_small_central_batch_costs_more_under_one_way(data_home):
+    finding = central_batches.check(True)
+    lost = finding.numbers["auc_lost"]
+    assert lost["one_way"].mean() > lost["two_way"].mean() > 0
+    assert set(finding.figures) == {"batches"}
+
+
+@pytest.mark.slow
+def test_summing_diverges_before_one_way(data_home):
+    finding = divergence.check(True)
+    limits = finding.numbers["limits"]
+    assert 0 < limits["two_way, summed"] < limits["one_way"]
+    assert not np.isfinite(finding.numbers["losses"]["one_way"][-1]).any()
+    assert set(finding.figures) == {"rates"}
+
+
+@pytest.mark.slow
+def test_more_steps_of_a_smaller_rate(data_home):
+    finding = trading.check(True)
+    assert finding.numbers["losses"]["one_way"].shape == (2, 2)
+    assert finding.numbers["hurt"] == 0
+    assert set(finding.figures) == {"steps"}
+
+
+def test_largest_stable_rates_count_from_below():
+    curves = divergence.Curves(
+        np.arange(4), {"loss": np.array([[1, 1, 1, 0.5], [1, 1, np.nan, np.nan]])}
+    )
+    np.testing.assert_array_equal(divergence._ends(curves, 1), [[0.5], [np.inf]])
