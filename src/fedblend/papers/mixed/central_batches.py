@@ -101,7 +101,7 @@ def _figure(found: dict[str, dict[int, Curves]]) -> Any:
                         color=colour,
                         label=f"central batch {size}",
                     )
-            axes[0, column].sharey(axes[0, 0])
+            axes[0, column].set_ylim(0.4, 1)
             axes[1, column].set_ylim(0.3, 1.5)
             axes[1, column].set_xlabel("rounds")
         axes[0, 0].set_ylabel("AUC, all test faces")

@@ -116,6 +116,7 @@ def _figure(found: dict[str, Curves], at: dict[float, slice], w_f: float) -> Any
                         label=name,
                         linestyle="-" if name in WAYS else "--",
                     )
+            axes[0, column].set_ylim(0.4, 1)
             axes[1, column].set_ylim(0.2, 1.2)
             axes[1, column].set_xlabel("rounds")
         axes[0, 0].set_ylabel("AUC, all test faces")

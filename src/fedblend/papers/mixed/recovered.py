@@ -129,9 +129,10 @@ def check(quick: bool) -> Finding:
             "steps": CASES,
         },
         figures={"fixed_points": _figure(rates, found)},
-        why=f"Criterion: equal to {EXACT:g}; partly because equation (10) as printed "
-        "is another mean than the one the clients descend, unless all p_i are equal "
-        "(ends more than 100 times farther away at the smallest rate). In the paper "
+        why=f"Criterion: the recovered gradient is the true one up to {EXACT:g}, and "
+        "equation (10) as printed leads as near to the optimum (within 100 times, at "
+        "the smallest rate); partly if only the first. Equation (10) is another mean "
+        "than the one that clients descend, unless all p_i are equal. In the paper "
         "p_i counts the examples seen, so it differs wherever the K_i do. Quadratics "
         "in float64; gradients by a transcription in NumPy, the points of standstill "
         "by its linear algebra; the library's run ends at the one with weights, up to "

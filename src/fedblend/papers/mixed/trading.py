@@ -99,6 +99,7 @@ def _figure(found: dict[str, dict[int, Curves]]) -> Any:
                         color=colour,
                         label=f"{steps} step{'s' if steps > 1 else ''}",
                     )
+            axes[0, column].set_ylim(0.4, 1)
             axes[1, column].set_ylim(0.3, 1.2)
             axes[1, column].set_xlabel("rounds")
         axes[0, 0].set_ylabel("AUC, all test faces")
