@@ -16,6 +16,7 @@ import typer
 
 from fedblend import __version__
 from fedblend.cli import (
+    advising,
     browse,
     datasets,
     joining,
@@ -40,6 +41,7 @@ app.command("run")(running.run)
 app.command("personalise")(joining.personalise)
 app.command("plan")(planning.plan)
 app.command("tune")(tuning.tune)
+app.command("advise")(advising.advise)
 app.command("init")(starting.init)
 app.command("list")(browse.list_)
 app.command("show")(browse.show)

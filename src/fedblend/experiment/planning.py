@@ -201,6 +201,8 @@ def _rounded_down(alpha: float) -> float:
 
 def _check_wrapper(config: Config) -> None:
     privacy.refuse(config.privacy, "there are no plans for noisy rounds")
+    if config.central is not None:
+        raise ConfigError("central: there are no plans for a loss at the server")
     how = None if config.compress is None else config.compress.how
     if how not in (None, "diana"):
         # A biased compressor is the more helpful thing to name.

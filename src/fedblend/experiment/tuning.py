@@ -16,7 +16,7 @@ import numpy as np
 
 from fedblend import trees
 from fedblend.core import Algorithm
-from fedblend.experiment import outputs, privacy
+from fedblend.experiment import central, outputs, privacy
 from fedblend.experiment.build import Built, build
 from fedblend.experiment.complaint import named_by_key
 from fedblend.experiment.compression import compressed
@@ -78,6 +78,7 @@ def _algorithm(config: Config, built: Built, alpha: Any) -> Algorithm:
     changed = options.model_copy(update={"alpha": alpha})
     entry = ALGORITHMS[options.name]
     plain = entry.make(built.loss, changed, built.smoothness, clients)
+    plain = central.mixed(config.central, plain, options.name, built.loss, False)
     said = trees.size(options.said(jax.eval_shape(built.model.init, built.key)))
     return compressed(config.compress, plain, options.name, said, clients)
 

@@ -1,0 +1,64 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""``fedblend advise``: which way of Mixed FL to use, tried and measured."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedblend.cli import screen
+from fedblend.cli.browse import table
+from fedblend.cli.running import compile_cache
+
+
+def advise(
+    file: Annotated[Path, typer.Argument(help="The TOML file, with [central].")],
+    rounds: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="N", help="Of each trial; those of the file."),
+    ] = None,
+    sets: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Change a key of the file."),
+    ] = None,
+) -> None:
+    """Say whether to use parallel, one_way or two_way for a loss at the server.
+
+    All three are run with three seeds. What decides is the mixture of both losses
+    on training rows; where ways are alike, the cheaper one is taken.
+
+    [bold]Example[/bold]
+
+    fedblend advise mixed.toml --rounds 50
+    """
+    compile_cache()
+    from fedblend.experiment.advising import advise as advised
+    from fedblend.experiment.config import ConfigError, load
+    from fedblend.report.terminal import human_bits
+
+    config = load(file, sets or [])
+    try:
+        found = advised(config, rounds)
+    except ConfigError as error:
+        raise ConfigError(f"{file}: {error}") from None
+    made = table("how", "mixed loss", "clients'", "server's", "down a round")
+    for how, trial in found.trials.items():
+        if trial.refused:
+            made.add_row(how, "refused", "", "", "")
+            continue
+        losses = (trial.loss.mean(), trial.federated, trial.central)
+        bits = human_bits(trial.bits_down)
+        made.add_row(how, *(f"{loss:.4f}" for loss in losses), bits)
+    console = screen.console()
+    console.print(made)
+    for how, trial in found.trials.items():
+        if trial.refused:
+            console.print(f"{how}: {trial.refused}", markup=False)
+    console.print(
+        f"disagreement: G^2 up to {found.gap:.4g}, B^2 up to {found.ratio:.4g}; noise "
+        f"at the start: a client's sigma^2 {float(found.noise.clients):.4g}, the "
+        f"server's {float(found.noise.central):.4g}",
+        markup=False,
+    )
+    console.print(f'use central.how = "{found.how}": {found.why}.', markup=False)
