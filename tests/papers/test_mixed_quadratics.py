@@ -6,7 +6,13 @@ import numpy as np
 import pytest
 
 from fedblend.papers.claims import Verdict
-from fedblend.papers.mixed import agreement, quadratics, recovered
+from fedblend.papers.mixed import CLAIMS, agreement, quadratics, recovered
+
+
+def test_the_claims_are_in_the_order_of_the_ledger():
+    numbers = [int(claim.name[1:]) for claim in CLAIMS]
+    assert numbers == sorted(set(numbers))
+    assert all(claim.title and claim.paper for claim in CLAIMS)
 
 
 def test_parallel_training_ends_as_linear_algebra_says_and_transfers_at_the_optimum():
