@@ -82,9 +82,10 @@ def test_a_small_central_batch_costs_more_under_one_way(data_home):
 @pytest.mark.slow
 def test_summing_diverges_before_one_way(data_home):
     finding = divergence.check(True)
-    limits = finding.numbers["limits"]
-    assert 0 < limits["two_way, summed"] < limits["one_way"]
-    assert not np.isfinite(finding.numbers["losses"]["one_way"][-1]).any()
+    losses, limits = finding.numbers["losses"], finding.numbers["limits"]
+    assert min(limits.values()) > 0
+    assert losses["two_way, summed"][1].mean() > losses["one_way"][1].mean()
+    assert not np.isfinite(losses["one_way"][-1]).any()
     assert set(finding.figures) == {"rates"}
 
 
@@ -100,4 +101,4 @@ def test_largest_stable_rates_count_from_below():
     curves = divergence.Curves(
         np.arange(4), {"loss": np.array([[1, 1, 1, 0.5], [1, 1, np.nan, np.nan]])}
     )
-    np.testing.assert_array_equal(divergence._ends(curves, 1), [[0.5], [np.inf]])
+    np.testing.assert_array_equal(divergence._ends(curves, 1), [[0.75], [np.inf]])

@@ -17,15 +17,15 @@ VARIANTS = {
     "two_way, averaged": ("two_way", "average"),
     "two_way, summed": ("two_way", "sum"),
 }
-WINDOW = 0.25
+WINDOW = 0.5
 """The last part of a run whose losses are looked at."""
 
 
 def check(quick: bool) -> Finding:
-    """The largest rate up to which every seed ends below the loss of a guess."""
+    """The largest rate up to which most seeds end below the loss of a guess."""
     this = smiles.task(quick)
-    rates = 0.02 * 2.0 ** (np.array([0, 4, 8]) if quick else np.arange(11) / 2)
-    seeds, rounds, points = (1, 40, 4) if quick else (3, 120, 12)
+    rates = np.array([0.02, 0.24, 5]) if quick else 0.02 * 2.0 ** (np.arange(11) / 2)
+    seeds, rounds, points = (3, 40, 8) if quick else (5, 120, 12)
     lanes = {
         "rates": np.repeat(rates, seeds).tolist(),
         "seeds": list(range(seeds)) * len(rates),
@@ -45,7 +45,7 @@ def check(quick: bool) -> Finding:
     }
     # Chance on two equal halves; a run that diverges is far above it, or is stuck.
     stable = {
-        name: np.all(losses < np.log(2), axis=1) for name, losses in found.items()
+        name: np.median(losses, axis=1) < np.log(2) for name, losses in found.items()
     }
     limits = {
         name: float(max(rates[: len(ok) if ok.all() else ok.argmin()], default=0.0))
@@ -59,8 +59,8 @@ def check(quick: bool) -> Finding:
     verdict = Verdict.partly if any(first.values()) else Verdict.differs
     return Finding(
         verdict=Verdict.reproduced if all(first.values()) else verdict,
-        ours="Largest rates, by the paper's count, below which all seeds end with less "
-        "loss than a guess: "
+        ours="Largest rates, by the paper's count, up to which most seeds end with "
+        "less loss than a guess: "
         + ", ".join(f"{name} {limits[name] / this.weights[0]:.2g}" for name in order)
         + ". The first of the three to diverge: "
         + ", ".join(f"{name}: {'yes' if so else 'no'}" for name, so in first.items())
@@ -75,7 +75,7 @@ def check(quick: bool) -> Finding:
         why="Criterion: two_way has a smaller limit than either other way with both "
         "merges; partly if with one. The limit is the last of "
         f"{len(rates)} rates, a factor of {rates[1] / rates[0]:.2g} apart, up to which "
-        "all seeds have a mean test loss below log 2 over the last quarter of "
+        "the median seed has a mean test loss below log 2 over the last half of "
         f"{rounds} rounds; {seeds} seeds. The paper says it of all its tasks, and does "
         "not tell how it merges: a sum steps twice as far as an average, since either "
         f"side descends the whole loss. {smiles.DATA}",
