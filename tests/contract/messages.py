@@ -89,7 +89,7 @@ def run_by_messages(algorithm, problem, root, *, rounds: int, cohort: int) -> Ou
             joined.add(i)
             key = keys.at(root, "client", number, i)
             up, states[i] = client(told, states[i], shards[i], key)
-            up, bits = carry(up._replace(slope=None), key)
+            up, bits = carry(up._replace(slope=None, stretch=None), key)
             up_bits[i] += bits
             decoded: Up = algorithm.decode(up)
             ups.append(decoded)

@@ -15,17 +15,11 @@ COUNTS = (1, 3, 20, 20)
 MODEL = fb.models.softmax(4, 3)
 LOSS = fb.objectives.cross_entropy(MODEL.apply)
 WORK: Any = {"steps": 2, "batch_size": 8}
+# Those that take rows apart, or several batches a step.
 PERSONAL = {
     "apfl": lambda: fb.apfl(LOSS, 0.1, alpha=0.5, held_out=0.2, **WORK),
-    "apfl_averaged": lambda: fb.apfl_averaged(LOSS, 0.1, alpha=0.5, shift=10.0, **WORK),
     "perfedavg": lambda: fb.perfedavg(LOSS, 0.1, inner_rate=0.1, **WORK),
-    "pfedme": lambda: fb.pfedme(
-        LOSS, 0.1, lam=1.0, inner_rate=0.1, inner_steps=2, **WORK
-    ),
-    "ditto": lambda: fb.ditto(fb.fedavg(LOSS, 0.1, **WORK), LOSS, 0.1, lam=0.1, **WORK),
-    "l2gd": lambda: fb.l2gd(LOSS, 0.1, lam=0.1, p=0.5, batch_size=8),
     "mapper": lambda: fb.mapper(LOSS, 0.1, grid=3, **WORK),
-    "agnostic": lambda: fb.agnostic(LOSS, 0.1, clients=4, q_rate=0.1, **WORK),
 }
 
 

@@ -42,7 +42,7 @@ def rounds_by_shape(algorithm, problem, rounds: int = 2):
             message = algorithm.tell(down, algorithm.ask(client, shard))
             key = keys.at(root, "client", number, 1)
             up, client = algorithm.client(message, client, shard, key)
-            up = up._replace(slope=None)
+            up = up._replace(slope=None, stretch=None)
             decoded = algorithm.decode(up)
             heard = Heard(decoded, share, count)
             down, server = algorithm.server(heard, down, server, None, root)

@@ -3,6 +3,7 @@
 """DIANA and DCGD on FLIX's convex experiments, measured."""
 
 import numpy as np
+import pytest
 
 from fedblend.compress import identity, rand_k
 from fedblend.papers.claims import Verdict
@@ -51,6 +52,7 @@ def test_dcgd_stays_in_a_neighbourhood(data_home):
     assert set(found.figures) == {"rounds", "floats"}
 
 
+@pytest.mark.slow
 def test_without_a_penalty(data_home):
     found = unregularised.F6.check(True)
     for which in ("diana", "dcgd"):

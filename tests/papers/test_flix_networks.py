@@ -50,6 +50,7 @@ def test_the_largest_clients_keep_their_test_rows():
     assert small.test_rows[1].tolist() == [1, 2]
 
 
+@pytest.mark.slow
 def test_images_quick(data_home):
     found = images.check(True)
     numbers, norms = found.numbers, found.numbers["gradient_norms"]
@@ -66,6 +67,7 @@ def test_images_quick(data_home):
     assert set(found.figures) == {"rounds", "alphas"}
 
 
+@pytest.mark.slow
 def test_text_quick(data_home):
     found = text.check(True)
     numbers = found.numbers
