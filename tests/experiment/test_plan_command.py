@@ -28,6 +28,7 @@ def write(content: dict) -> str:
     return "flix.toml"
 
 
+@pytest.mark.slow
 def test_the_command_does_what_was_promised(place, capsys, compiled):
     by_hand = ByHand()
     file = write(changed(FLIX, "algorithm.rate=0.1", "algorithm.alpha=0.9"))

@@ -59,7 +59,9 @@ def trained(config):
     return set(made.settings["measure"]), before, np.mean(after)
 
 
-@pytest.mark.parametrize("name", ["reptile", "fomaml"])
+@pytest.mark.parametrize(
+    "name", [pytest.param("reptile", marks=pytest.mark.slow), "fomaml"]
+)
 def test_sequences_are_learnt(name, said):
     said["algorithm"] = {"name": name, "server": 0.5, **WORK}
     measures, before, after = trained(said)
