@@ -150,6 +150,15 @@ def test_a_literal_transcription_of_two_way():
     np.testing.assert_allclose(end, here, rtol=0, atol=1e-12)
 
 
+def test_a_round_in_which_nobody_moves_spoils_nothing():
+    federation, own = quadratics(alike=True)
+    paused = fb.Scheduled(lambda count: jnp.where(count == 2, 0.0, 0.05), "round")
+    inner = fb.fedavg(LOSS, paused, steps=4, batch_size=None)
+    algorithm = fb.mixed(inner, ON_ROWS, how="two_way", weights=WEIGHTS, steps=4)
+    end, _ = run(algorithm, federation, own, 800)
+    np.testing.assert_allclose(end, optimum(federation, own), rtol=0, atol=1e-10)
+
+
 @pytest.mark.parametrize("how", WAYS)
 def test_a_loss_without_data_and_a_compressed_nudge(how):
     federation, own = quadratics(alike=True)
@@ -230,6 +239,15 @@ def test_what_makes_no_sense_is_refused():
         fb.mixed(inner, ON_ROWS, how="parallel", weights=(0.5, 0.6))
     with pytest.raises(ValueError, match="how: 'both' is unknown"):
         fb.mixed(inner, ON_ROWS, how="both")
+    with pytest.raises(ValueError, match="one_way: takes no central steps"):
+        fb.mixed(inner, ON_ROWS, how="one_way", optimizer=0.1)
+    with pytest.raises(ValueError, match="one_way: takes no central steps"):
+        fb.mixed(inner, ON_ROWS, how="one_way", merge_optimizer=optax.adam(0.1))
+    with pytest.warns(match="another mixture"):
+        fb.mixed(inner, ON_ROWS, how="parallel", merge=(1.0, 0.5))
+    twice = fb.mixed(fb.mixed(inner, ON_ROWS, how="one_way"), ON_ROWS, how="one_way")
+    with pytest.raises(ValueError, match="tells clients a nudge itself"):
+        run(twice, federation, own, 1)
     with pytest.raises(ValueError, match="merge: 'product' is unknown"):
         fb.mixed(inner, ON_ROWS, how="parallel", merge="product")
     momentum = fb.fedavg(LOSS, optax.sgd(0.1, 0.9), steps=2, batch_size=None)

@@ -121,6 +121,9 @@ def mixed(
     if private and table.upload:
         raise ConfigError("central.upload: would send gradients past [privacy]")
     merge = tuple(table.merge) if isinstance(table.merge, list) else table.merge
+    settled: Any = {}
+    if table.how != "one_way":
+        settled = {"optimizer": table.rate, "merge": merge, "upload": table.upload}
     with catch_warnings():
         simplefilter("ignore")  # ``warnings`` says it
         return wrap.mixed(
@@ -129,9 +132,7 @@ def mixed(
             how=table.how,
             weights=(1 - table.weight, table.weight),
             steps=table.steps,
-            optimizer=table.rate,
-            merge=merge,  # pyright: ignore[reportArgumentType]
-            upload=table.upload,
+            **settled,
         )
 
 

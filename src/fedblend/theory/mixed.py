@@ -13,7 +13,9 @@ training is slow. sigma^2 is the variance of a client's stochastic gradient arou
 federated one, sigma_c^2 that of the server's around its own; one-way transfer suffers
 from the latter, times the clients' steps.
 
-A round's move, client rate x server rate x steps x merge rate, is bounded by ``limit``.
+A round's move, client rate x server rate x steps x merge rate, is bounded by ``limit``,
+in the paper's rates: those of ``wrap.mixed``, whose clients do not weigh their
+gradients, are w_f times those, and their limits w_f times these.
 
 Reference: Augenstein, Hard, Ning, Singhal, Kale, Partridge, Mathews, "Mixed federated
 learning: joint decentralized and centralized learning", 2022, arXiv:2205.13655, section
@@ -162,7 +164,7 @@ def limit(
     ratio: float | None = None,
     strong: float = 0.0,
 ) -> float:
-    """How far a round may go: rates times steps, on either side.
+    """How far a round may go: rates times steps, on either side, in the paper's rates.
 
     Args:
         how: "parallel", "one_way" or "two_way".

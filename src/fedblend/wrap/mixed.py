@@ -36,6 +36,7 @@ import warnings
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 import optax
 
 from fedblend import keys, trees
@@ -77,7 +78,7 @@ def mixed(
     optimizer: Optimizer | None = None,
     server_rate: float = 1.0,
     merge: str | tuple[float, float] | None = None,
-    merge_optimizer: Optimizer = 1.0,
+    merge_optimizer: float | optax.GradientTransformation = 1.0,
     upload: bool = False,
     compressor: Compressor | None = None,
 ) -> Algorithm:
@@ -91,21 +92,29 @@ def mixed(
         steps: central steps of a round (not one_way).
         optimizer: of the central steps, started anew every round; None moves as far as
             the clients.
-        server_rate: the wrapped server's rate, where ``optimizer`` is None.
+        server_rate: the wrapped server's rate, where ``optimizer`` is None. A server
+            that is not plain (FedAdam) changes the mixture under parallel training.
         merge: "sum", "average" or (a_f, a_c); the way's own if None.
         merge_optimizer: what takes the merged move, its state kept.
-        upload: clients send their mean gradient (two_way).
+        upload: clients send their mean gradient (two_way), which are then averaged
+            with the clients' weights, not by steps, where these differ.
         compressor: of b_c.
     """
     ratio = _checked(how, weights, steps)
-    if how == "parallel" and optimizer is not None:
-        warnings.warn(
-            "parallel: central steps have a rate of their own; unless rate x steps is "
-            "that of the clients (times the server's rate), and all steps are plain, "
-            f"another mixture than {weights} is minimised",
-            stacklevel=2,
+    plain = isinstance(merge_optimizer, float) and merge_optimizer == 1
+    if how == "one_way" and not (optimizer is None and merge is None and plain):
+        raise ValueError(
+            "one_way: takes no central steps and merges nothing; optimizer, merge and "
+            "merge_optimizer go with parallel and two_way"
         )
     pair = _pair(HOW[how] if merge is None else merge)
+    if how == "parallel" and (optimizer is not None or pair[0] != pair[1]):
+        warnings.warn(
+            "parallel: central steps or their merging have a rate of their own; unless "
+            "rate x steps is that of the clients (times the server's rate), and all "
+            f"steps are plain, another mixture than {weights} is minimised",
+            stacklevel=2,
+        )
     merging = resolve(merge_optimizer, 0, 1)
     steered = how != "one_way" and optimizer is None
     recovers = how == "two_way" and not upload
@@ -127,6 +136,10 @@ def mixed(
         down, inner = algorithm.start(params, heard_hello, shard, key)
         own = keys.named(key, "central")
         zeros = trees.zeros_like(down.shared)
+        if how != "parallel" and down.nudge is not None:
+            raise ValueError(
+                "mixed: the wrapped algorithm tells clients a nudge itself"
+            )
         if how == "one_way":
             down = say(down, slope_of(down.shared, shard, own), key)
         if how == "two_way":
@@ -169,8 +182,13 @@ def mixed(
             return after, MixedServer(inner, state, ())
         borrowed = said.slope
         if recovers:
-            pushed = trees.scale(-1 / said.stretch, heard.mean.delta)
+            moved = said.stretch > 0  # else nobody took a step, and b_f stays
+            pushed = trees.scale(
+                -1 / jnp.where(moved, said.stretch, 1), heard.mean.delta
+            )
             borrowed = trees.subtract(pushed, trees.where_given(pushed, down.nudge))
+            before = trees.where_given(pushed, server.borrowed)
+            borrowed = trees.select(moved, borrowed, before)
         # What clients keep to themselves they say no gradient of.
         borrowed = trees.fill(borrowed, trees.zeros_like(down.shared))
         return say(after, slope, key), MixedServer(inner, state, borrowed)
@@ -209,6 +227,8 @@ def _checked(how: str, weights: tuple[float, float], steps: int) -> float:
 
 def _pair(merge: str | tuple[float, float]) -> tuple[float, float]:
     if not isinstance(merge, str):
+        if len(merge) != 2 or min(merge) < 0:
+            raise ValueError(f"merge: {merge} are not two numbers, 0 or more")
         return merge
     if merge not in MERGES:
         raise ValueError(

@@ -5,9 +5,12 @@
 from pathlib import Path
 
 import fedblend as fb
-from fedblend.data.dataset import federation_of
 from fedblend.papers.apfl import methods, tables
-from fedblend.papers.apfl.relatives import fixed_pairs, random_pairs
+from fedblend.papers.apfl.relatives import (
+    fixed_pairs,
+    mnist_clients,
+    random_pairs,
+)
 from fedblend.papers.apfl.runs import Method, Task, compare
 from fedblend.papers.claims import Claim, Finding, Verdict
 from fedblend.papers.kept import Kept
@@ -33,14 +36,7 @@ HOW = (
 
 def task(quick: bool, partition, share: float = 1.0) -> Task:
     """Softmax regression; ``share`` of the clients take part in a round."""
-    mnist = fb.sources.load("mnist")
-    if quick:
-        images, labels = mnist.rows
-        mnist = mnist._replace(rows=(images[:2000], labels[:2000]))
-    clients = 10 if quick else 100
-    federation = federation_of(
-        mnist, partition(mnist.rows[1], clients), validation=0.1, test="official"
-    )
+    federation = mnist_clients(quick, partition)
     model = fb.models.softmax(784, 10)
     return Task(
         federation,
@@ -49,7 +45,7 @@ def task(quick: bool, partition, share: float = 1.0) -> Task:
         steps=10,
         batch_size=20,
         rounds=4 if quick else 100,
-        cohort=round(share * clients),
+        cohort=round(share * federation.clients),
         rates=(0.1,) if quick else (0.01, 0.03, 0.1, 0.3, 1.0),
         tuning=4 if quick else 100,
         seeds=2 if quick else 3,

@@ -43,16 +43,19 @@ def fixed_pairs(labels: np.ndarray, clients: int) -> Partition:
     return fb.partition.class_pairs(labels, clients)
 
 
-def task(quick: bool, partition) -> Task:
-    """The paper's task; the quick one is linear, on a part of the rows."""
+def mnist_clients(quick: bool, partition) -> fb.Federation:
+    """MNIST among 100 clients, or a part of it among 10."""
     mnist = fb.sources.load("mnist")
     if quick:
         images, labels = mnist.rows
         mnist = mnist._replace(rows=(images[:2000], labels[:2000]))
-    clients = 10 if quick else 100
-    federation = federation_of(
-        mnist, partition(mnist.rows[1], clients), validation=0.1, test="official"
-    )
+    parts = partition(mnist.rows[1], 10 if quick else 100)
+    return federation_of(mnist, parts, validation=0.1, test="official")
+
+
+def task(quick: bool, partition) -> Task:
+    """The paper's task; the quick one is linear, on a part of the rows."""
+    federation = mnist_clients(quick, partition)
     model = fb.models.softmax(784, 10) if quick else fb.models.mlp(784, 10)
     return Task(
         federation,

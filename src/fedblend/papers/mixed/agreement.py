@@ -51,7 +51,7 @@ def way(how: str, steps: int, underneath: str = "FedAvg"):
                 how=how,
                 weights=WEIGHTS,
                 steps=steps,
-                optimizer=rate,
+                optimizer=None if how == "one_way" else rate,
                 upload=how == "two_way",
             )
 

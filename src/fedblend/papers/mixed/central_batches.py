@@ -2,14 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """M7: small central batches under either gradient transfer, as in Figures 7 and 8."""
 
-from typing import Any
-
 import numpy as np
 
 from fedblend.papers.claims import Claim, Finding, Verdict
-from fedblend.papers.drawing import legend_above, panels, shades
 from fedblend.papers.mixed import smiles
-from fedblend.papers.mixed.figures import confident
+from fedblend.papers.mixed.figures import by_way
 from fedblend.papers.mixed.task import Curves, course, way
 
 WAYS = ("one_way", "two_way")
@@ -74,7 +71,7 @@ def check(quick: bool) -> Finding:
             "one_way_beyond_two_way": (more, error),
             "enough": enough,
         },
-        figures={"batches": _figure(found)},
+        figures={"batches": by_way(found, "central batch {}", 1.5)},
         why="Criterion: the smallest batch costs one_way more AUC, in the mean over "
         "rounds, than two_way, by two standard errors over seeds; partly if less "
         f"surely. {seeds} seeds where the paper has 10; bands are 95 % confidence of "
@@ -85,29 +82,6 @@ def check(quick: bool) -> Finding:
 def _overall(curves: Curves) -> np.ndarray:
     """The mean over rounds, by seed."""
     return curves.values["auc"].mean(axis=1)
-
-
-def _figure(found: dict[str, dict[int, Curves]]) -> Any:
-    with panels(2, 2, width=4.0) as (figure, axes):
-        for column, (how, of) in enumerate(found.items()):
-            axes[0, column].set_title(how)
-            for row, metric in enumerate(("auc", "loss")):
-                for (size, curves), colour in zip(
-                    of.items(), shades(len(of)), strict=True
-                ):
-                    confident(
-                        axes[row, column],
-                        *(curves.rounds, curves.values[metric]),
-                        color=colour,
-                        label=f"central batch {size}",
-                    )
-            axes[0, column].set_ylim(0.4, 1)
-            axes[1, column].set_ylim(0.3, 1.5)
-            axes[1, column].set_xlabel("rounds")
-        axes[0, 0].set_ylabel("AUC, all test faces")
-        axes[1, 0].set_ylabel("loss, all test faces")
-        legend_above(figure, axes[0, 0])
-    return figure
 
 
 M7 = Claim(

@@ -2,9 +2,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Curves with 95 % confidence, as the paper draws them."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+
+from fedblend.papers.drawing import legend_above, panels, shades
+from fedblend.papers.mixed.task import Curves
 
 
 def confident(axes: Any, across: Any, values: Any, **style: Any) -> None:
@@ -23,3 +27,31 @@ def confident(axes: Any, across: Any, values: Any, **style: Any) -> None:
             alpha=0.2,
             linewidth=0,
         )
+
+
+def by_way(
+    found: Mapping[str, Mapping[int, Curves]], label: str, highest: float
+) -> Any:
+    """AUC above and loss below over rounds, a column for each way.
+
+    Args:
+        found: curves by way, and by the number that ``label`` names.
+        label: of a curve, with a place for its number.
+        highest: loss shown.
+    """
+    with panels(2, len(found), width=3.6) as (figure, axes):
+        for column, (how, of) in enumerate(found.items()):
+            above, below = axes[:, column]
+            above.set_title(how)
+            for place, colour in zip(of, shades(len(of)), strict=True):
+                style = {"color": colour, "label": label.format(place)}
+                rounds, values = of[place].rounds, of[place].values
+                confident(above, rounds, values["auc"], **style)
+                confident(below, rounds, values["loss"], **style)
+            above.set_ylim(0.4, 1)
+            below.set_ylim(0.3, highest)
+            below.set_xlabel("rounds")
+        axes[0, 0].set_ylabel("AUC, all test faces")
+        axes[1, 0].set_ylabel("loss, all test faces")
+        legend_above(figure, axes[0, 0])
+    return figure

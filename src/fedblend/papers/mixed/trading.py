@@ -2,15 +2,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """M8: more steps of a smaller rate, as in Figure 9."""
 
-from typing import Any
-
 import numpy as np
 
 from fedblend.papers.claims import Claim, Finding, Verdict
-from fedblend.papers.drawing import legend_above, panels, shades
 from fedblend.papers.mixed import smiles
-from fedblend.papers.mixed.figures import confident
-from fedblend.papers.mixed.task import Curves, course, way
+from fedblend.papers.mixed.figures import by_way
+from fedblend.papers.mixed.task import course, way
 
 WAYS = ("parallel", "one_way", "two_way")
 
@@ -68,7 +65,7 @@ def check(quick: bool) -> Finding:
             "hurt": hurt,
             "helped": helped,
         },
-        figures={"steps": _figure(found)},
+        figures={"steps": by_way(found, "steps a round: {}", 1.2)},
         why="Criterion: no doubling of the steps at half the rate hurts, by two "
         "standard errors over seeds, and some help. Rate times steps is "
         f"{stretch / this.weights[0]:g} by the paper's count, three times that of its "
@@ -83,29 +80,6 @@ def _gains(losses: np.ndarray) -> np.ndarray:
     gains = losses[:-1] - losses[1:]
     error = gains.std(axis=1, ddof=1) / np.sqrt(gains.shape[1])
     return np.stack([gains.mean(axis=1), error], axis=1)
-
-
-def _figure(found: dict[str, dict[int, Curves]]) -> Any:
-    with panels(2, len(found), width=3.4) as (figure, axes):
-        for column, (how, of) in enumerate(found.items()):
-            axes[0, column].set_title(how)
-            for row, metric in enumerate(("auc", "loss")):
-                for (steps, curves), colour in zip(
-                    of.items(), shades(len(of)), strict=True
-                ):
-                    confident(
-                        axes[row, column],
-                        *(curves.rounds, curves.values[metric]),
-                        color=colour,
-                        label=f"{steps} step{'s' if steps > 1 else ''}",
-                    )
-            axes[0, column].set_ylim(0.4, 1)
-            axes[1, column].set_ylim(0.3, 1.2)
-            axes[1, column].set_xlabel("rounds")
-        axes[0, 0].set_ylabel("AUC, all test faces")
-        axes[1, 0].set_ylabel("loss, all test faces")
-        legend_above(figure, axes[0, 0])
-    return figure
 
 
 M8 = Claim(
