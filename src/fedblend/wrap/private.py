@@ -78,7 +78,7 @@ def private(
 
     def server(heard, down, server, central, key):
         bound = clip if quantile is None else down.extra[1]
-        mean = trees.scale(heard.count / cohort, heard.mean)
+        mean = trees.scale(heard.count.astype(float) / cohort, heard.mean)
         own = keys.named(key, "privacy")
         delta = _noisy(mean.delta, spread * bound / cohort, keys.named(own, "sum"))
         mean = mean._replace(delta=delta)

@@ -22,7 +22,7 @@ named in ``rows`` becomes its place in R_i. A number with a meaning of its own, 
 a padding of 0, has to keep it: the first ``always`` rows are asked for by everybody.
 
 *Memory and bits.* All clients have room for as many rows as the largest R_i has, but
-only its own rows of a client travel and are counted, and R_i once, on its way up. The
+only its own rows of a client travel and are counted, and R_i once a round, up. The
 model that a client uses in the end is the whole one: the last broadcast is not cut.
 
 The loss may use a row of E only if an example of the client names it. A penalty on all
