@@ -197,6 +197,25 @@ PUBLIC: dict[str, PublicSet] = {
         instruction="dumps change: take quantumcomputing.stackexchange.com from "
         "archive.org/details/stackexchange and pack its Posts.xml with xz",
     ),
+    "wikitext-2": PublicSet(
+        "wikitext-2",
+        (
+            PublicFile(
+                "wiki.valid.tokens.xz",
+                "1322771e23310248961e17b3c55df138cd3e5c57f2e36ac1d131e9c6158ccd74",
+                305992,
+            ),
+            PublicFile(
+                "wiki.test.tokens.xz",
+                "306c08b989e77ca6d5587c58d90bf8f8fa3be85671b0eda75315de9f68584fbe",
+                336552,
+            ),
+        ),
+        obtainable=False,
+        instruction="no address is known to last: take valid.txt and test.txt from "
+        "word_language_model/data/wikitext-2 of github.com/pytorch/examples and pack "
+        "them with xz as wiki.valid.tokens.xz and wiki.test.tokens.xz",
+    ),
     "movielens": PublicSet(
         "movielens-1m",
         (

@@ -11,7 +11,7 @@ import pytest
 from fedblend.data.dataset import DataError, MissingDataError, federation_of
 from fedblend.data.partition import by_key
 from fedblend.data.sources import load
-from fedblend.data.sources.shakespeare import CHARACTERS, PADDING, windows
+from fedblend.data.sources.characters import CHARACTERS, PADDING, windows
 from fedblend.data.sources.stackexchange import plain
 
 

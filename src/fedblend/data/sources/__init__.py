@@ -20,8 +20,10 @@ from fedblend.data.sources.movielens import movielens
 from fedblend.data.sources.quadratics import quadratic_loss, quadratics
 from fedblend.data.sources.shakespeare import shakespeare
 from fedblend.data.sources.stackexchange import stackexchange
+from fedblend.data.sources.stackexchange_text import stackexchange_text
 from fedblend.data.sources.synthetic import synthetic
 from fedblend.data.sources.two_sines import two_sines
+from fedblend.data.sources.wikitext2 import wikitext2
 
 __all__ = [
     "SOURCES",
@@ -41,8 +43,10 @@ __all__ = [
     "quadratics",
     "shakespeare",
     "stackexchange",
+    "stackexchange_text",
     "synthetic",
     "two_sines",
+    "wikitext2",
 ]
 
 
@@ -112,6 +116,15 @@ SOURCES: dict[str, SourceInfo] = {
         stackexchange, "Tags of posts on quantum computing by user, bags of words",
         1664, None, 100, 331, "CC BY-SA 3.0 and 4.0, the posts' users on "
         "quantumcomputing.stackexchange.com", ("stackexchange",),
+    ),
+    "stackexchange_text": SourceInfo(
+        stackexchange_text, "The next character in those posts by user, windows of 80",
+        26878, None, 80, 331, "CC BY-SA 3.0 and 4.0, the posts' users on "
+        "quantumcomputing.stackexchange.com", ("stackexchange",),
+    ),
+    "wikitext-2": SourceInfo(
+        wikitext2, "The next character in articles of Wikipedia, windows of 80", 12807,
+        14222, 80, None, "CC BY-SA 3.0; Merity et al. 2017", ("wikitext-2",),
     ),
     "movielens": SourceInfo(
         movielens, "The next movie a user rates, from up to ten before it", 994169,

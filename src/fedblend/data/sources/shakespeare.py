@@ -18,18 +18,9 @@ import lzma
 import re
 from pathlib import Path
 
-import numpy as np
-
 from fedblend.data.dataset import DataError, Dataset, MissingDataError
 from fedblend.data.download import find
-
-CHARACTERS = (
-    "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
-)
-"""The vocabulary, LEAF's 80 characters; the number of one is its place."""
-
-PADDING = -1
-"""The target at places behind the end of a role's text, which do not count."""
+from fedblend.data.sources.characters import by_writer
 
 
 def shakespeare(
@@ -46,48 +37,11 @@ def shakespeare(
             which 1129 of 1144 roles stay.
         file: a file like ``roles.json.xz``, by default the one in the data home.
     """
-    for name, value, least in (("length", length, 1), ("minimum", minimum, 2)):
-        if value < least:
-            raise DataError(f"shakespeare: {name}: {value} is less than {least}")
     path = Path(file) if file else find("shakespeare", "roles.json.xz")
-    texts = {role: text for role, text in _texts(path).items() if len(text) >= minimum}
-    if not texts:
-        raise DataError(f"shakespeare: no role has {minimum} characters")
-    pieces = [windows(text, length, f"{path}: {role}") for role, text in texts.items()]
-    inputs, targets = (np.concatenate(part) for part in zip(*pieces, strict=True))
-    return Dataset(
-        (inputs, targets),
-        "sequence",
-        len(CHARACTERS),
-        keys=np.repeat(list(texts), [len(piece[0]) for piece in pieces]),
-        name="shakespeare",
-        label_names=tuple(CHARACTERS),
-    )
-
-
-def windows(text: str, length: int, where: str) -> tuple[np.ndarray, np.ndarray]:
-    r"""A text cut in inputs and targets, both [windows, length].
-
-    >>> inputs, targets = windows("To be", 3, "Hamlet")
-    >>> ["".join(CHARACTERS[number] for number in row) for row in inputs]
-    ['To ', 'b\n\n']
-    >>> targets[1].tolist() == [CHARACTERS.index("e"), PADDING, PADDING]
-    True
-    """
-    try:
-        numbers = np.array([_NUMBERS[character] for character in text], np.int32)
-    except KeyError as error:
-        raise DataError(f"{where}: {error} is not in the vocabulary") from None
-    rows = -(-(len(text) - 1) // length)
-    inputs = np.zeros(rows * length, np.int32)
-    targets = np.full(rows * length, PADDING, np.int32)
-    inputs[: len(text) - 1] = numbers[:-1]
-    targets[: len(text) - 1] = numbers[1:]
-    return inputs.reshape(rows, length), targets.reshape(rows, length)
+    return by_writer("shakespeare", "role", _texts(path), length, minimum)
 
 
 _UNREADABLE = (OSError, EOFError, lzma.LZMAError, ValueError, LookupError, TypeError)
-_NUMBERS = {character: number for number, character in enumerate(CHARACTERS)}
 
 
 def _texts(path: Path) -> dict[str, str]:

@@ -125,7 +125,7 @@ class _Reader(HTMLParser):
 
 def _posts(path: Path, answers: bool) -> list[Post]:
     """The questions with tags, and the answers to them, in the order of the file."""
-    rows = list(_rows(path))
+    rows = list(rows_of(path))
     tags = {
         row["Id"]: re.findall(r"[^<>|]+", row.get("Tags", ""))
         for row in rows
@@ -142,7 +142,7 @@ def _posts(path: Path, answers: bool) -> list[Post]:
     return posts
 
 
-def _rows(path: Path) -> Iterator[dict[str, str]]:
+def rows_of(path: Path) -> Iterator[dict[str, str]]:
     """The attributes of every row; no entity outside of the file is ever read."""
     if not path.is_file():
         raise MissingDataError(f"stackexchange: {path}: no such file")
