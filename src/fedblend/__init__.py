@@ -52,11 +52,12 @@ if TYPE_CHECKING:
     )
     from fedblend.core import Algorithm, Batch, Down, Heard, Needs, Ragged, Shard, Up
     from fedblend.data import partition, sources
-    from fedblend.data.federation import Federation, federate, shard_of
+    from fedblend.data.federation import Federation, federate, joined, shard_of
     from fedblend.local import Epochs, Scheduled, descend
     from fedblend.mixing import Blend, predict
     from fedblend.models import Model
     from fedblend.runtime import checkpoint
+    from fedblend.runtime.cohort import Strata
     from fedblend.runtime.newcomers import Newcomers, personalise
     from fedblend.runtime.record import Record
     from fedblend.runtime.run import Run
@@ -91,6 +92,7 @@ __all__ = [
     "Run",
     "Scheduled",
     "Shard",
+    "Strata",
     "Up",
     "agnostic",
     "apfl",
@@ -117,6 +119,7 @@ __all__ = [
     "finetune",
     "flix",
     "fomaml",
+    "joined",
     "keys",
     "l2gd",
     "local_only",
@@ -151,12 +154,13 @@ _HOMES = {
     "apfl_fedtorch ditto fedavg fedopt fedprox fedrep finetune flix fomaml l2gd "
     "local_only mapper perfedavg pfedme reptile scaffold svrg",
     "core": "Algorithm Batch Down Heard Needs Ragged Shard Up",
-    "data.federation": "Federation federate shard_of",
+    "data.federation": "Federation federate joined shard_of",
     "experiment.estimator": "FederatedClassifier FederatedRegressor",
     "experiment.joining": "personalise_from",
     "local": "Epochs Scheduled descend",
     "mixing": "Blend predict",
     "models": "Model",
+    "runtime.cohort": "Strata",
     "runtime.newcomers": "Newcomers personalise",
     "runtime.record": "Record",
     "runtime.run": "Run",

@@ -154,6 +154,8 @@ class Needs(NamedTuple):
     mean: bool = False
     """The server keeps a mean of client memories, or counts on a mean otherwise: no
     median, no trimming."""
+    memories: bool = False
+    """It keeps such a mean, by ``heard.share``: clients are drawn equally often."""
     uniform: bool = False
     """Only clients of equal weight make sense."""
     weights: str = "by_count"

@@ -88,4 +88,6 @@ def scaffold(
         shared = trees.add(down.shared, step)
         return down._replace(shared=shared, extra=trees.add(down.extra, change)), server
 
-    return Algorithm(enroll, start, client, server, needs=Needs(mean=True))
+    return Algorithm(
+        enroll, start, client, server, needs=Needs(mean=True, memories=True)
+    )

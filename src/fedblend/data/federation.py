@@ -7,7 +7,7 @@ and a count. A client's id is its place in the federation and the same in all sp
 """
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -99,6 +99,35 @@ class Federation:
 
         chosen = {name: some(split) for name, split in self.splits.items()}
         return Federation(**chosen, names=tuple(self.name(int(id)) for id in clients))
+
+
+def joined(federations: Mapping[str, Federation]) -> Federation:
+    """The clients of several federations, one after another, as one.
+
+    Clients are named ``"phones/0"`` after their federation and their name in it. Splits
+    are those that all have; rows must have the same structure and shapes.
+    """
+    parts = list(federations.values())
+    shared = [name for name in parts[0].splits if all(name in p.splits for p in parts)]
+
+    def one(name: str) -> Shards:
+        splits = [part.splits[name] for part in parts]
+        sizes = [len(jax.tree.leaves(split.examples)[0]) for split in splits]
+        edges = np.concatenate([[0], np.cumsum(sizes)[:-1]])
+        pairs = zip(splits, edges, strict=True)
+        examples = [split.examples for split in splits]
+        return Shards(
+            jax.tree.map(lambda *rows: np.concatenate(rows), *examples),
+            np.concatenate([split.starts + edge for split, edge in pairs]),
+            np.concatenate([split.counts for split in splits]),
+        )
+
+    names = tuple(
+        f"{population}/{part.name(client)}"
+        for population, part in federations.items()
+        for client in range(part.clients)
+    )
+    return Federation(**{name: one(name) for name in shared}, names=names)
 
 
 def shard_of(rows: PyTree) -> Shard:

@@ -10,6 +10,7 @@ one. Keys come from numbers, so there is no generator to save.
 
 import json
 import os
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedblend.core import PyTree
+from fedblend.runtime.cohort import Strata
 from fedblend.runtime.record import Record
 from fedblend.runtime.run import Run
 from fedblend.runtime.stamp import StoreError
@@ -124,6 +126,7 @@ def _plan(run: Run) -> dict[str, Any]:
     return {
         "clients": run.federation.clients,
         "cohort": run.cohort,
+        "strata": _digest(run.strata),
         "every": run.every,
         "chunk": run.engine.settings.chunk,
         "weight": run.engine.settings.everyone,
@@ -133,6 +136,13 @@ def _plan(run: Run) -> dict[str, Any]:
         "key": keys.tolist(),
         "store": run.store.kind,
     }
+
+
+def _digest(strata: Strata | None) -> list[Any] | None:
+    if strata is None:
+        return None
+    of = zlib.crc32(np.asarray(strata.of, np.int64).tobytes())
+    return [of, list(strata.weights), list(strata.sizes or ())]
 
 
 def _content(run: Run) -> PyTree:

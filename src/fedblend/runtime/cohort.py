@@ -1,25 +1,135 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""Who takes part: cohorts by client id, without replacement, from the keys alone."""
+"""Who takes part: cohorts by client id, without replacement, from the keys alone.
 
-from collections.abc import Sequence
+With ``Strata`` every round has so many clients of each of several populations.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from fedblend import keys
-from fedblend.core import Key
+from fedblend.core import Key, Needs
+
+Draw = Callable[[Key, Sequence[int]], np.ndarray]
+"""``draw(root, rounds)``: the sorted client ids of each of these rounds."""
 
 
-def cohorts(root: Key, rounds: Sequence[int], clients: int, size: int) -> np.ndarray:
+class Strata(NamedTuple):
+    """Populations of clients, such as phones and speakers: a cohort for ``simulate``.
+
+    The objective is ``sum_p weights[p] f_p``, where f_p is the mean over the clients of
+    population p, weighted among them as ``simulate(weights=...)`` says.
+
+    of: the number of its population, from 0 on, for every client.
+    weights: of the populations, which sum to 1.
+    sizes: clients of each population in a round; all of them if None.
+    """
+
+    of: Sequence[int] | np.ndarray
+    weights: Sequence[float]
+    sizes: Sequence[int] | None = None
+
+
+def settled(cohort: int | Strata | None, clients: int) -> tuple[Strata | None, int]:
+    """The strata, if there are some, with nothing left open, and the cohort's size."""
+    if not isinstance(cohort, Strata):
+        return None, clients if cohort is None else cohort
+    strata = _checked(cohort, clients)
+    return strata, sum(strata.sizes or ())
+
+
+def _checked(strata: Strata, clients: int) -> Strata:
+    of, weights = np.asarray(strata.of), np.asarray(strata.weights, float)
+    if of.shape != (clients,) or of.dtype.kind not in "iu":
+        raise ValueError(
+            f"strata: of is {of.dtype} of shape {of.shape}, not the number of a "
+            f"population for each of the {clients} clients"
+        )
+    if set(of.tolist()) != set(range(len(weights))):
+        raise ValueError(
+            f"strata: of names the populations {sorted(set(of.tolist()))}, and there "
+            f"are {len(weights)} weights; all from 0 on need clients and a weight"
+        )
+    if not (weights > 0).all() or abs(weights.sum() - 1) > 1e-6:
+        raise ValueError(
+            f"strata: weights {weights.tolist()} are not positive numbers that sum to 1"
+        )
+    there = np.bincount(of)
+    sizes = there if strata.sizes is None else np.asarray(strata.sizes)
+    if len(sizes) != len(there) or not ((sizes >= 1) & (sizes <= there)).all():
+        raise ValueError(
+            f"strata: sizes {sizes.tolist()} are not between 1 and the "
+            f"{there.tolist()} clients of the populations"
+        )
+    return Strata(of, tuple(weights.tolist()), tuple(sizes.tolist()))
+
+
+def check(strata: Strata, needs: Needs, reduction: str) -> None:
+    """Refuse settled strata that would break an algorithm."""
+    if needs.uniform:
+        raise ValueError("strata: this algorithm needs clients of equal weight")
+    there, sizes = np.bincount(strata.of), np.asarray(strata.sizes)
+    if needs.memories and not (sizes * there[0] == sizes[0] * there).all():
+        raise ValueError(
+            "strata: this algorithm's server keeps a mean of the clients' memories and "
+            f"needs the same part of every population, not {sizes.tolist()} of "
+            f"{there.tolist()} clients"
+        )
+    if reduction != "mean":
+        raise ValueError(f"strata: {reduction!r} ignores weights; it has to be 'mean'")
+
+
+def weighed(strata: Strata, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Weights of the clients when all of them join, and in a round.
+
+    Those of a round make up for how often a population's clients are drawn, so that
+    sums over cohorts are right in the mean. Both have the same total.
+
+    Args:
+        strata: settled ones.
+        values: what clients weigh beside others of their population.
+    """
+    of, sizes = np.asarray(strata.of), np.asarray(strata.sizes)
+    joining = np.asarray(strata.weights)[of] * values / np.bincount(of, values)[of]
+    rounds = joining * (np.bincount(of) / sizes)[of]
+    return joining * rounds.sum(), rounds
+
+
+def drawing(clients: int, size: int, strata: Strata | None = None) -> Draw:
+    """How cohorts of this size are drawn, from settled strata if there are some."""
+    if strata is None:
+        return partial(cohorts, clients=clients, size=size)
+    of, sizes = np.asarray(strata.of), strata.sizes or ()
+    members = [np.flatnonzero(of == population) for population in range(len(sizes))]
+
+    def draw(root: Key, rounds: Sequence[int]) -> np.ndarray:
+        drawn = [
+            ids[cohorts(root, rounds, len(ids), sizes[population], population)]
+            for population, ids in enumerate(members)
+        ]
+        return np.sort(np.concatenate(drawn, axis=1), axis=1)
+
+    return draw
+
+
+def cohorts(
+    root: Key, rounds: Sequence[int], clients: int, size: int, population: int = 0
+) -> np.ndarray:
     """The sorted client ids of each of these rounds, ``[rounds, size]``.
 
     Floyd's algorithm: the price is that of the cohort, whatever the federation's size.
+    Populations are drawn independently of each other.
     """
     if size == clients:
         return np.broadcast_to(np.arange(clients), (len(rounds), clients))
-    draws = np.asarray(_draws(root, jnp.asarray(rounds, jnp.int32), clients, size))
+    numbers = jnp.asarray(rounds, jnp.int32)
+    draws = np.asarray(_draws(root, numbers, population, clients, size))
     chosen = np.empty((len(rounds), size), np.int64)
     for row, lots in enumerate(draws.tolist()):
         members = set()
@@ -29,14 +139,17 @@ def cohorts(root: Key, rounds: Sequence[int], clients: int, size: int) -> np.nda
     return chosen
 
 
-def _draws(root: Key, rounds: jax.Array, clients: int, size: int) -> jax.Array:
+def _draws(
+    root: Key, rounds: jax.Array, population: int, clients: int, size: int
+) -> jax.Array:
     """For every round, one draw from 0..j for each j from clients - size on."""
     ends = jnp.arange(clients - size + 1, clients + 1)
 
     def draw(round):
-        return jax.random.randint(keys.at(root, "cohort", round), (size,), 0, ends)
+        key = keys.at(root, "cohort", round, population)
+        return jax.random.randint(key, (size,), 0, ends)
 
     return jax.vmap(draw)(rounds)
 
 
-_draws = jax.jit(_draws, static_argnums=(2, 3))
+_draws = jax.jit(_draws, static_argnums=(3, 4))

@@ -14,7 +14,7 @@ from fedblend import trees
 from fedblend.core import PyTree, static_bits
 from fedblend.data.federation import Federation
 from fedblend.runtime import reduce
-from fedblend.runtime.cohort import cohorts
+from fedblend.runtime.cohort import Strata, drawing
 from fedblend.runtime.engine import Engine
 from fedblend.runtime.ledger import Ledger, Sizes, Totals
 from fedblend.runtime.measuring import Measuring
@@ -48,8 +48,9 @@ class Run:
         lanes: int | None,
         rounds: int,
         cohort: int,
+        strata: Strata | None,
         every: int,
-        weights: np.ndarray,
+        weights: tuple[np.ndarray, np.ndarray],
         store: tuple[str, Any],
         measuring: Measuring,
     ):
@@ -58,7 +59,9 @@ class Run:
         self.round = 0
         self.records: list[Any] = []
         self.measured: list[Measured] = []
-        self.measuring, self._weights = measuring, weights
+        self.measuring, self.strata = measuring, strata
+        self._joining, self._weights = weights
+        self._draw = drawing(federation.clients, cohort, strata)
         member = jax.tree.map(lambda leaf: leaf[0], self._members(np.zeros(1, int)))
         self.shapes = shapes = engine.shapes(member)
         template = self.with_lanes(shapes.state)
@@ -197,16 +200,19 @@ class Run:
             lambda leaf: jnp.broadcast_to(leaf, (self.lanes, *leaf.shape)), tree
         )
 
-    def _members(self, ids: np.ndarray, slots=None, present=None) -> Members:
+    def _members(
+        self, ids: np.ndarray, slots=None, present=None, weights=None
+    ) -> Members:
         """Arrays over these clients, as the compiled functions take them."""
         train = self.federation.train
         present = np.ones(ids.shape, bool) if present is None else present
+        weights = self._weights if weights is None else weights
         return Members(
             ids=jnp.asarray(ids, jnp.int32),
             slots=jnp.asarray(ids if slots is None else slots, jnp.int32),
             starts=jnp.asarray(train.starts[ids], jnp.int32),
             counts=jnp.asarray(train.counts[ids], jnp.int32),
-            weights=jnp.asarray(self._weights[ids] * present, float),
+            weights=jnp.asarray(weights[ids] * present, float),
             present=jnp.asarray(present),
         )
 
@@ -224,7 +230,8 @@ class Run:
             group = newcomers[first : first + room]
             padded = np.concatenate([group, np.full(room - len(group), group[0])])
             present = np.arange(room) < len(group)
-            part, states = self.engine.enroll(self._members(padded, None, present))
+            these = self._members(padded, None, present, self._joining)
+            part, states = self.engine.enroll(these)
             # Sliced on the host: on the device every new length would be compiled.
             rows = trees.take(jax.device_get(states), slice(len(group)))
             self.store.write(group, rows)
@@ -251,9 +258,7 @@ class Run:
         roots = self.engine.key if self.engine.keys == 0 else self.engine.key[None]
         # Rounds beyond the last only fill the shape; the block does not reach them.
         numbers = np.minimum(np.arange(first, first + self.every), last - 1)
-        ids = np.stack(
-            [cohorts(root, numbers.tolist(), clients, self.cohort) for root in roots]
-        )
+        ids = np.stack([self._draw(root, numbers.tolist()) for root in roots])
         self._enroll(ids)
         states, slots = self.store.load(ids, min(clients, ids.size))
         gap = [(0, 0), (0, 0), (0, -self.cohort % chunk)]

@@ -20,7 +20,7 @@ from fedblend.core import Algorithm, Key, PyTree, Shard
 from fedblend.data.federation import Federation
 from fedblend.metrics import HIGHER_IS_BETTER
 from fedblend.runtime import reduce
-from fedblend.runtime.cohort import cohorts
+from fedblend.runtime.cohort import Strata, check, cohorts, settled, weighed
 from fedblend.runtime.engine import Engine
 from fedblend.runtime.measuring import Measuring
 from fedblend.runtime.rounds import Settings
@@ -41,7 +41,7 @@ def simulate(
     key: Key,
     *,
     rounds: int,
-    cohort: int | None = None,
+    cohort: int | Strata | None = None,
     central: Shard | None = None,
     weights: str | None = None,
     chunk: int | None = None,
@@ -67,6 +67,7 @@ def simulate(
         key: the seed, ``jax.random.key(0)``; an array of keys runs them side by side.
         rounds: communication rounds.
         cohort: clients of a round, drawn without replacement; all of them if None.
+            ``Strata`` draws so many of each of several populations.
         central: the server's own data, for methods that use some.
         weights: "by_count" (training rows) or "uniform"; the algorithm's own choice
             if None.
@@ -93,14 +94,18 @@ def simulate(
     _check_key(key)
     lanes = _lanes(key, over)
     clients = federation.clients
-    cohort = clients if cohort is None else cohort
+    strata, cohort = settled(cohort, clients)
     every = max(1, -(-rounds // 20)) if every is None else every
     _check_numbers(rounds, every, cohort, clients, dropout)
     reducing = reduce.reduction(reduction, trim)
     example = build(None if over is None else jax.tree.map(lambda leaf: leaf[0], over))
     weights = example.needs.weights if weights is None else weights
-    _check_needs(example, cohort, clients, dropout, weights, reducing)
-    values = _weights(weights, federation)
+    check_needs(example, cohort, clients, dropout, weights, reducing)
+    values = weights_of(weights, federation)
+    joining = values
+    if strata is not None:
+        check(strata, example.needs, reducing.name)
+        joining, values = weighed(strata, values)
     own_params = callable(params) and bool(key.ndim)
     if callable(params):
         params = jax.vmap(params)(key) if own_params else params(key)
@@ -145,8 +150,9 @@ def simulate(
         lanes=lanes,
         rounds=rounds,
         cohort=cohort,
+        strata=strata,
         every=min(every, max(rounds, 1)),
-        weights=values,
+        weights=(joining, values),
         store=(store, store_folder),
         measuring=measuring,
     )
@@ -211,7 +217,8 @@ def _lanes(key: Key, over: PyTree | None) -> int | None:
     return sizes.pop() if sizes else None
 
 
-def _check_needs(algorithm, cohort, clients, dropout, weights, reducing) -> None:
+def check_needs(algorithm, cohort, clients, dropout, weights, reducing) -> None:
+    """Refuse, in one line, what an algorithm cannot be run with."""
     needs = algorithm.needs
     if needs.everyone and (cohort < clients or dropout > 0):
         raise ValueError(
@@ -232,7 +239,8 @@ def _check_needs(algorithm, cohort, clients, dropout, weights, reducing) -> None
         raise ValueError(f"weights: this algorithm needs 'uniform', not {weights!r}")
 
 
-def _weights(name: str, federation: Federation) -> np.ndarray:
+def weights_of(name: str, federation: Federation) -> np.ndarray:
+    """Every client's weight in the mean."""
     if name == "by_count":
         return federation.train.counts.astype(float)
     if name == "uniform":

@@ -147,5 +147,5 @@ def diana(
         client=client,
         server=server,
         decode=undo,
-        needs=algorithm.needs._replace(mean=True),
+        needs=algorithm.needs._replace(mean=True, memories=True),
     )

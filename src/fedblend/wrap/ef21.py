@@ -92,5 +92,5 @@ def ef21(algorithm: Algorithm, compressor: Compressor) -> Algorithm:
         client=client,
         server=server,
         decode=undo,
-        needs=algorithm.needs._replace(mean=True),
+        needs=algorithm.needs._replace(mean=True, memories=True),
     )
