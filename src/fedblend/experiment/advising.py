@@ -69,6 +69,8 @@ def advise(config: Config, rounds: int | None = None) -> Advice:
         raise ConfigError("central: is missing; there is no loss at the server to mix")
     if config.privacy is not None:
         raise ConfigError("privacy: trials on training rows are not private")
+    if config.populations is not None:
+        raise ConfigError("populations: advice weighs clients by their rows; leave out")
     trials, points = {}, []
     with precision(config.run.precision):
         for how in WAYS:

@@ -13,7 +13,7 @@ from fedblend.core import Algorithm, Key, Loss
 from fedblend.data.apart import set_apart
 from fedblend.data.federation import Federation
 from fedblend.data.further import Task, task_of
-from fedblend.experiment import central, privacy
+from fedblend.experiment import central, populations, privacy
 from fedblend.experiment.compression import compressed
 from fedblend.experiment.config import Config
 from fedblend.experiment.constants import smoothness, with_rates
@@ -27,6 +27,7 @@ from fedblend.experiment.holding import (
 from fedblend.experiment.registry import ALGORITHMS, local_only
 from fedblend.experiment.section import ConfigError
 from fedblend.experiment.tasks import loss_name, losses_of, measures_of, model_of
+from fedblend.runtime.cohort import settled
 from fedblend.theory.constants import Smoothness
 
 
@@ -81,7 +82,8 @@ def build(config: Config) -> Built:
     known = smoothness(config.model, name, federation) if entry.constants else None
     options, own = with_rates(config, known, dim)
     algorithm = entry.make(loss, options, known, federation.clients)
-    cohort = config.run.cohort or federation.clients
+    drawn = populations.strata(config.populations, federation) or config.run.cohort
+    _, cohort = settled(drawn, federation.clients)
     algorithm = privacy.private(config.privacy, algorithm, chosen, cohort)
     guarded = config.privacy is not None
     algorithm = central.mixed(config.central, algorithm, chosen, loss, guarded)
@@ -96,6 +98,7 @@ def build(config: Config) -> Built:
         key=_key(config.run.seed),
         settings={
             **_settings(config, measures_of(config, task, plain, model.apply)),
+            "cohort": drawn,
             "central": None if server is None else server.train.shard(0),
         },
         facts=facts(whole, parts),
@@ -131,7 +134,6 @@ def _settings(config: Config, measures: Mapping[str, Callable]) -> dict[str, Any
     run, measure = config.run, config.measure
     return {
         "rounds": run.rounds,
-        "cohort": run.cohort,
         "every": run.every,
         "weights": run.weights,
         "chunk": run.chunk,

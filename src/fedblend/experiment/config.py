@@ -11,12 +11,14 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import ValidationError
+from pydantic import ValidationError, model_validator
 
 from fedblend.experiment import toml
 from fedblend.experiment.central import Central
 from fedblend.experiment.complaint import complaint
 from fedblend.experiment.compression import Compress
+from fedblend.experiment.populations import Populations
+from fedblend.experiment.populations import check as check_populations
 from fedblend.experiment.privacy import Privacy
 from fedblend.experiment.registry import AnyOptions
 from fedblend.experiment.section import ConfigError, Section
@@ -39,8 +41,15 @@ class Config(Section):
     compress: Compress | None = None
     privacy: Privacy | None = None
     central: Central | None = None
+    populations: Populations | None = None
     run: Run
     measure: Measure = Measure()
+
+    @model_validator(mode="after")
+    def _one_way_to_draw(self) -> "Config":
+        if self.populations is not None:
+            check_populations(self.populations, self.run.cohort)
+        return self
 
 
 def load(path: Path, sets: Iterable[str] = ()) -> Config:

@@ -69,6 +69,7 @@ def require_assumptions(config: Config, clients: int | None = None) -> None:
         ("algorithm.server", options.server, (None,)),
         ("algorithm.mix", options.mix, ("parameters",)),
         ("run.cohort", cohort if clients else None, (None,)),
+        ("populations", config.populations, (None,)),
         ("run.weights", run.weights, ("uniform", None)),
         ("run.dropout", run.dropout, (0.0,)),
         ("run.reduction", run.reduction, ("mean",)),

@@ -36,6 +36,7 @@ from fedblend.experiment.section import ConfigError, RunError
 from fedblend.report.harm import plot_harm, sentence
 from fedblend.runtime import checkpoint
 from fedblend.runtime.checkpoint import CheckpointError
+from fedblend.runtime.cohort import settled
 from fedblend.runtime.precision import precision
 from fedblend.runtime.run import Run
 from fedblend.runtime.simulate import simulate
@@ -159,12 +160,12 @@ def _runs(config: Config, built: Built, folder: Folder) -> dict[str, Run]:
         key=built.key,
     )
     runs = {}
-    with named_by_key(private="privacy", mixed="central"):
+    with named_by_key(private="privacy", mixed="central", strata="populations"):
         if built.local is not None:
             runs["local"] = start(
                 built.local,
                 store_folder=_states(config, folder, "local"),
-                **{**settings, **_alone(config, built.federation.clients)},
+                **{**settings, **_alone(config, built)},
             )
         runs["federated"] = start(
             built.algorithm,
@@ -175,10 +176,12 @@ def _runs(config: Config, built: Built, folder: Folder) -> dict[str, Run]:
     return runs
 
 
-def _alone(config: Config, clients: int) -> dict[str, Any]:
+def _alone(config: Config, built: Built) -> dict[str, Any]:
     """How every client trains alone: as many rounds as it takes part in on average."""
     run, local = config.run, config.measure.local
-    same_work = -(-run.rounds * (run.cohort or clients) // clients)
+    clients = built.federation.clients
+    _, cohort = settled(built.settings["cohort"], clients)
+    same_work = -(-run.rounds * cohort // clients)
     rounds = same_work if isinstance(local, bool) else local
     return {
         "rounds": rounds,
