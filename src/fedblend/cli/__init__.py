@@ -19,6 +19,7 @@ from fedblend.cli import (
     advising,
     browse,
     datasets,
+    federation,
     joining,
     planning,
     reproducing,
@@ -46,6 +47,7 @@ app.command("init")(starting.init)
 app.command("list")(browse.list_)
 app.command("show")(browse.show)
 app.add_typer(datasets.app, name="data")
+app.add_typer(federation.app, name="federation")
 app.command("reproduce")(reproducing.reproduce)
 app.command("demo")(starting.demo)
 

@@ -133,20 +133,20 @@ AnyData = Annotated[
 ]
 
 
+LossName = Literal[
+    "cross_entropy",
+    "logistic",
+    "squared_error",
+    "sequence_cross_entropy",
+    "multilabel",
+]
+
+
 class ModelChoice(Section):
     """A model by name; subclasses add its own options."""
 
     l2: NotNegative = 0.0
-    loss: (
-        Literal[
-            "cross_entropy",
-            "logistic",
-            "squared_error",
-            "sequence_cross_entropy",
-            "multilabel",
-        ]
-        | None
-    ) = None
+    loss: LossName | None = None
 
 
 def _model_class(name: str) -> type[ModelChoice]:

@@ -1,0 +1,140 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""The settings of a new federation, and what goes where."""
+
+from collections.abc import Sequence
+
+from fedblend.experiment.federation.services import HOME, PROGRAM
+from fedblend.experiment.federation.settings import Address
+
+
+def server(address: Address, nodes: Sequence[str]) -> str:
+    """``server.toml``."""
+    entries = "".join(
+        f'\n[[nodes]]\nname = "{name}"\nkey = "nodes/{name}.pub"\nclient = {client}\n'
+        for client, name in enumerate(nodes)
+    )
+    return _SERVER.format(address=address) + entries
+
+
+def node(address: Address, client: int) -> str:
+    """``node.toml``."""
+    return _NODE.format(address=address, client=client)
+
+
+def policy() -> str:
+    """``policy.toml``, with its defaults."""
+    return _POLICY
+
+
+def readme(address: Address, nodes: Sequence[str]) -> str:
+    """What goes where."""
+    rows = "".join(
+        f"| `nodes/{name}/` | the machine of {name} (client {client}) |\n"
+        for client, name in enumerate(nodes)
+    )
+    return _README.format(address=address, rows=rows, home=HOME, program=PROGRAM)
+
+
+_SERVER = """\
+# The server of a federation. Check it with: fedblend federation doctor server.toml
+# Paths are relative to this file.
+version = 1
+address = "{address}"   # what nodes reach: the proxy
+link = "127.0.0.1:8000"            # Flower's SuperLink, never to be seen from outside
+certificate = "server.crt"         # of the proxy and of the link
+key = "server.key"
+ca = "ca.crt"
+folder = "state"                   # of the server: checkpoints, records, the audit
+"""
+
+_NODE = """\
+# A node of a federation. Check it with: fedblend federation doctor node.toml
+# Paths are relative to this file.
+version = 1
+server = "{address}"
+client = {client}
+ca = "ca.crt"
+key = "node.key"
+folder = "state"          # this node's own models; they never leave it
+policy = "policy.toml"    # what this node agrees to
+
+[data]
+file = "rows.csv"         # this node's rows: .csv, .parquet, .npz
+# target = "label"        # the column to predict; in .npz the array is called targets
+# inputs = ["x", "y"]     # all other columns if left out
+# client = "who"          # a column that is not an input
+# kind = "classes"        # or binary, regression; by the targets if left out
+"""
+
+_POLICY = """\
+# What this node agrees to. docs/policy.md explains the keys. A change counts from the
+# next message on.
+[accept]
+# These send models and nothing else. scaffold also sends gradients, agnostic and
+# apfl_agnostic also losses: add them, or write "any".
+algorithms = [
+  "fedavg", "fedopt", "fedprox", "svrg", "local_only", "finetune", "flix", "flix_local",
+  "apfl", "apfl_fedtorch", "apfl_fedjax", "reptile", "fomaml", "perfedavg", "pfedme",
+  "ditto", "l2gd", "fedrep", "mapper",
+]
+losses = "any"                  # or a list, such as ["cross_entropy"]
+compress = true                 # whether answers may be compressed
+max_rounds = 1000
+max_message_bytes = 100_000_000
+
+[protect]
+# clip = 1.0                    # longest answer that leaves, as an l2 norm
+# noise = 1.0                   # Gaussian noise on it, in units of the clip
+
+[metrics]
+names = ["loss", "accuracy"]    # told to the server; or "any"
+splits = ["test"]
+minimum_count = 20              # rows below which a split is not measured for others
+round_to = 3                    # decimals
+"""
+
+_README = """\
+# A federation at {address}
+
+Made by `fedblend federation init`. Carry these folders, over a channel you trust, to
+`{home}` on their machines, then delete the copies of the nodes here.
+
+| folder | goes to |
+|---|---|
+| `ca/` | nowhere: keep it offline. Its key makes servers that all nodes believe |
+| `server/` | the server, as `{home}/server` |
+{rows}
+On a node its folder is called `{home}/node`.
+
+- `*.key` are secret. `server.key` is only ever on the server, a `node.key` only on its
+  node. A node may also make its own with `ssh-keygen -t ecdsa -b 384` and hand over
+  `node.pub` alone, to be put in `server/nodes/` under its name.
+- `ca.crt`, `server.crt` and `*.pub` are no secrets.
+- `state/` holds models and rows' traces. It belongs to its machine.
+
+On every machine, as root:
+
+    useradd --system --home-dir {home} --shell /usr/sbin/nologin fedblend
+    python3 -m venv /opt/fedblend
+    /opt/fedblend/bin/pip install 'fedblend[cli,flower]'
+    chown -R fedblend: {home}
+
+On the server:
+
+    install -m 644 {home}/server/nginx.conf /etc/nginx/conf.d/fedblend.conf
+    nginx -t
+    install -m 644 {home}/server/fedblend-link.service /etc/systemd/system/
+    systemctl daemon-reload && systemctl enable --now fedblend-link
+    systemctl reload nginx
+    {program} federation doctor {home}/server/server.toml
+
+On a node, after reading `policy.toml` and naming the rows in `node.toml`:
+
+    install -m 644 {home}/node/fedblend-node.service /etc/systemd/system/
+    systemctl daemon-reload && systemctl enable --now fedblend-node
+    {program} federation doctor {home}/node/node.toml
+
+Before the server's certificate ends: `fedblend federation renew` here, with `ca/`, then
+carry `server.key` and `server.crt` over.
+"""
