@@ -1,0 +1,110 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""Letters between the server and a node: one packed byte array with a checked header.
+
+A letter is a tree of arrays in the layout of ``wire``, whose metadata say what it is:
+the kind, the experiment, the round, the attempt, the client, the round whose state the
+client has to start from, a hash of names, shapes and dtypes of what it holds, and words
+in JSON. A checksum covers all of it. Nothing in a letter names code.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from fedblend.core import Key, PyTree
+from fedblend.runtime.wire import WireError, arrived, pack, travelling, unpack
+
+KINDS = ("meet", "enroll", "round", "measure", "refused")
+"""A node is met, enrolled, asked for rounds, and measures; or it refuses."""
+ENROLLED, UNKNOWN = -1, -2
+"""In place of a round: the state after enrolment, and no state at all."""
+LONGEST_HEADER = 1 << 20
+"""Bytes: names, shapes and words of a letter are never more."""
+_NUMBERS = ("round", "attempt", "client", "base")
+_LARGEST = 2**31
+
+
+class Letter(NamedTuple):
+    """What was written, or arrived; ``arrays`` are by name."""
+
+    kind: str
+    experiment: str
+    client: int
+    round: int = UNKNOWN
+    attempt: int = 0
+    base: int = UNKNOWN
+    words: Mapping[str, Any] = {}
+    arrays: Mapping[str, np.ndarray] = {}
+
+    def answer(self, kind: str | None = None, **words: Any) -> "Letter":
+        """The head of an answer to this letter."""
+        return self._replace(kind=kind or self.kind, words=words, arrays={})
+
+
+def write(letter: Letter, message: PyTree = ()) -> bytes:
+    """A letter with what of a message really travels."""
+    content = travelling(message)
+    head = {name: str(getattr(letter, name)) for name in _NUMBERS}
+    return pack(
+        content,
+        {
+            **head,
+            "kind": letter.kind,
+            "experiment": letter.experiment,
+            "words": json.dumps(dict(letter.words), allow_nan=False),
+        },
+    )
+
+
+def read(data: bytes, longest: int | None = None) -> Letter:
+    """The letter in these bytes.
+
+    Args:
+        data: what arrived.
+        longest: refuse what has more bytes than this, before looking at it.
+
+    Raises:
+        WireError: it is no letter, and why.
+    """
+    if longest is not None and len(data) > longest:
+        raise WireError(f"{len(data)} bytes, at most {longest} are taken")
+    if int.from_bytes(data[:8], "little") > LONGEST_HEADER:
+        raise WireError(f"a header of more than {LONGEST_HEADER} bytes")
+    arrays, head = unpack(data)
+    try:
+        numbers = {name: int(head[name]) for name in _NUMBERS}
+        words = json.loads(head["words"])
+        kind, experiment = head["kind"], head["experiment"]
+    except (LookupError, ValueError, TypeError, RecursionError) as error:
+        raise WireError(f"head is damaged ({type(error).__name__})") from None
+    if kind not in KINDS or not isinstance(words, dict):
+        raise WireError(f"no kind of letter: {str(kind)[:40]!r}")
+    if any(not UNKNOWN <= number < _LARGEST for number in numbers.values()):
+        raise WireError(f"numbers out of range: {numbers}")
+    if not isinstance(experiment, str) or not experiment.isalnum():
+        raise WireError("the name of the experiment is damaged")
+    return Letter(kind, experiment, words=words, arrays=arrays, **numbers)
+
+
+def message(letter: Letter, template: PyTree, key: Key) -> PyTree:
+    """The message in a letter, in the structure of the template.
+
+    Raises:
+        WireError: names, shapes or dtypes are not those of the template.
+    """
+    return arrived(letter.arrays, template, key)
+
+
+def fingerprint(template: PyTree) -> str:
+    """A hash of names, shapes and dtypes: both sides must mean the same."""
+    paths, _ = jax.tree_util.tree_flatten_with_path(template)
+    described = [
+        (jax.tree_util.keystr(path), str(leaf.dtype), list(leaf.shape))
+        for path, leaf in paths
+    ]
+    return hashlib.sha256(json.dumps(described).encode()).hexdigest()[:16]

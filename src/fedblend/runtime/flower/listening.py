@@ -1,0 +1,101 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""What the server does with answers that arrived: checks, sums, tables."""
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedblend import trees
+from fedblend.core import Algorithm, PyTree
+from fedblend.runtime import reduce
+from fedblend.runtime.flower.letters import Letter
+from fedblend.runtime.flower.post import Answers, Rejected
+from fedblend.runtime.record import Measured
+from fedblend.runtime.reduce import DROPPED, HEARD, REJECTED
+from fedblend.runtime.rounds import Settings
+
+
+def add(algorithm: Algorithm, tally, up, weight):
+    """The tally with one up more, and the up as it was decoded."""
+    decoded = algorithm.decode(up)
+    return add_alone(tally, decoded, weight), decoded
+
+
+def add_alone(tally, said: PyTree, weight: jax.Array):
+    """The tally with what one client said, as the simulator adds a chunk of one."""
+    alone = jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], said)
+    return reduce.add_to(tally, alone, weight, jnp.ones(1, bool))[0]
+
+
+def conclude(
+    algorithm: Algorithm, settings: Settings, tally, stacked, down, server, central, key
+):
+    """The server's step; ``stacked`` are all ups and which count, where it matters."""
+    heard = reduce.hear(tally, settings.everyone)
+    if stacked is not None and settings.reduction.stacked is not None:
+        ups, mask = stacked
+        mean = jax.tree.map(partial(settings.reduction.stacked, mask), ups)
+        heard = heard._replace(mean=mean)
+    down, server = algorithm.server(heard, down, server, central, key)
+    return down._replace(round=down.round + 1), server
+
+
+def check(said: PyTree, longest: float | None = None) -> None:
+    """Refuse what is not finite, or longer than is allowed."""
+    if not trees.is_finite(said):
+        raise Rejected("it has numbers that are not finite")
+    if longest is not None:
+        norm = float(jnp.sqrt(trees.squared_norm(said)))
+        if not norm <= longest:
+            raise Rejected(f"it is {norm:.4g} long, at most {longest:g} is allowed")
+
+
+def measures(letter: Letter) -> dict[str, dict[str, dict[str, float]]]:
+    """What a client measured, as far as it tells."""
+    said = letter.words.get("measures")
+    try:
+        return {
+            str(split): {
+                str(model): {str(name): float(value) for name, value in values.items()}
+                for model, values in models.items()
+            }
+            for split, models in said.items()  # type: ignore[union-attr]
+        }
+    except (AttributeError, TypeError, ValueError):
+        raise Rejected("its measures are damaged") from None
+
+
+def table(told: Mapping[int, Any], clients: int, splits: Mapping[str, Any]) -> Measured:
+    """Measures of all clients; NaN where one did not tell."""
+    found: Measured = {}
+    for client, measured in told.items():
+        for split, models in measured.items():
+            for model, values in models.items():
+                for name, value in values.items():
+                    if split in splits:
+                        column = found.setdefault(split, {}).setdefault(model, {})
+                        column.setdefault(name, np.full(clients, np.nan))
+                        column[name][client] = value
+    return found
+
+
+def status(answers: Answers, client: int) -> int:
+    """What became of a member of the cohort."""
+    if client in answers.good:
+        return HEARD
+    return REJECTED if client in answers.rejected else DROPPED
+
+
+def reasons(answers: Answers) -> str:
+    """Who was not heard, and why, in a line."""
+    parts = [
+        *(f"client {c} refused: {why}" for c, why in sorted(answers.refused.items())),
+        *(f"client {c} rejected: {why}" for c, why in sorted(answers.rejected.items())),
+        *(f"client {c} silent" for c in answers.silent),
+    ]
+    return "; ".join(parts) or "all answered"

@@ -1,0 +1,237 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""A node: one client of a federation, its states on its own disk.
+
+It answers letters. Round r is computed from the state that the letter names (``base``,
+the last round of this client that the server counted), and leaves state r beside it: a
+letter that comes twice, an answer that was lost, a round that was not counted, or a
+restart in between change nothing, whatever was computed is computed again to the bit.
+States that no letter can ask for any more are removed.
+
+::
+
+    FOLDER/EXPERIMENT/terms.json          what was agreed when the node was enrolled
+    FOLDER/EXPERIMENT/state-R             after round R; -1 is enrolment
+    FOLDER/EXPERIMENT/personal.safetensors  the model that this client uses
+"""
+
+import json
+import os
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedblend import keys
+from fedblend.runtime.checkpoint import write_atomically
+from fedblend.runtime.flower import letters
+from fedblend.runtime.flower.letters import ENROLLED, Letter
+from fedblend.runtime.flower.part import Part
+from fedblend.runtime.wire import WireError, as_tree, pack, unpack
+
+KEPT = 3
+"""States: the one to start from, the newest, and one before in case the server itself
+has to go back to its last checkpoint but one."""
+
+
+class Refusal(ValueError):
+    """A node will not do what a letter asks, and why: one line."""
+
+
+class Rules(NamedTuple):
+    """What the owner of a node lets happen.
+
+    join       (terms) -> Part: builds what the terms ask for, or raises a ``Refusal``.
+    meet       (words) -> words: what the node says of itself, or a ``Refusal``.
+    reveal     ({split: {model: {metric: value}}}, counts) -> the same: what may leave.
+    note       (event, fields): writes to the audit log.
+    longest    bytes of a letter that are read at all.
+    """
+
+    join: Callable[[Mapping[str, Any]], Part]
+    meet: Callable[[Mapping[str, Any]], dict[str, Any]]
+    reveal: Callable[[dict, dict[str, int]], dict]
+    note: Callable[..., None]
+    longest: int | None = None
+
+
+class Node:
+    """Answers letters; the only thing it keeps in memory are compiled functions."""
+
+    def __init__(self, folder: Path, client: int, rules: Rules):
+        self.folder, self.client, self.rules = folder, client, rules
+        self._parts: dict[str, Part] = {}
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+
+    def answer(self, data: bytes) -> bytes:
+        """The answer to a letter; what cannot be done is refused in one line."""
+        try:
+            letter = letters.read(data, self.rules.longest)
+        except WireError as error:
+            self.rules.note("damaged letter", reason=str(error))
+            return _refused(
+                Letter("refused", "unknown", self.client), f"letter: {error}"
+            )
+        do = {
+            "meet": self._meet,
+            "enroll": self._enroll,
+            "round": self._round,
+            "measure": self._measure,
+        }.get(letter.kind)
+        try:
+            if do is None or letter.client not in (self.client, letters.UNKNOWN):
+                raise Refusal(
+                    f"client: a letter of kind {letter.kind!r} to client "
+                    f"{letter.client}, this node is client {self.client}"
+                )
+            return do(letter)
+        except (Refusal, WireError) as error:
+            self.rules.note("refused", letter=letter.kind, reason=str(error))
+            return _refused(letter, str(error))
+
+    def _meet(self, letter: Letter) -> bytes:
+        said = self.rules.meet(letter.words)
+        self.rules.note("met", experiment=letter.experiment)
+        known = (self._place(letter) / "terms.json").exists()
+        head = letter._replace(client=self.client)
+        return letters.write(head.answer(**said, enrolled=known))
+
+    def _enroll(self, letter: Letter) -> bytes:
+        part = self.rules.join(letter.words)
+        params = jax.tree.map(jnp.asarray, as_tree(letter.arrays, part.own.params))
+        hello, state = part.enroll(params)
+        place = self._place(letter)
+        place.mkdir(parents=True, exist_ok=True, mode=0o700)
+        write_atomically(place / "params", pack(params))
+        _save(place, ENROLLED, state)
+        terms = json.dumps(dict(letter.words), sort_keys=True).encode()
+        write_atomically(place / "terms.json", terms)
+        self._parts[letter.experiment] = part
+        self.rules.note("enrolled", experiment=letter.experiment)
+        return letters.write(letter.answer(), (hello, part.ask(state)))
+
+    def _round(self, letter: Letter) -> bytes:
+        part, place = self._part(letter), self._place(letter)
+        state = self._state(place, letter.base, part)
+        down = self._told(letter, part.message, part)
+        up, after = jax.block_until_ready(part.client(down, state))
+        _save(place, letter.round, after)
+        _forget(place, letter.base, letter.round)
+        self.rules.note("round", experiment=letter.experiment, round=letter.round)
+        changed = self._asked_anew(part, state, after)
+        asked = bool(jax.tree.leaves(changed))
+        return letters.write(letter.answer(asked=asked), (up, changed))
+
+    def _measure(self, letter: Letter) -> bytes:
+        part, place = self._part(letter), self._place(letter)
+        state = self._state(place, letter.base, part)
+        told = self._told(letter, part.deployed, part)
+        model, seen = part.measure(told, state)
+        words = {"format": "fedblend", "round": str(letter.round)}
+        name = {**words, "client": str(self.client)}
+        write_atomically(place / "personal.safetensors", pack(model, name))
+        counts = part.counts()
+        if letter.words.get("last") and part.own.alone is not None:
+            params = as_tree(
+                unpack((place / "params").read_bytes())[0], part.own.params
+            )
+            for split, values in part.alone(params).items():
+                seen[split]["local"] = values
+        revealed = self.rules.reveal(seen, counts)
+        write_atomically(place / "measures.json", json.dumps(seen).encode())
+        self.rules.note(
+            "measured",
+            experiment=letter.experiment,
+            round=letter.round,
+            told={split: sorted(models) for split, models in revealed.items()},
+        )
+        return letters.write(letter.answer(measures=_spoken(revealed)))
+
+    def _told(self, letter: Letter, template: Any, part: Part) -> Any:
+        """The message in a letter; the number of its round is in the head."""
+        root, at = part.own.root, letter.round
+        key = keys.at(root, "server", at - 1) if at else keys.at(root, "start")
+        told = letters.message(letter, _without_round(template), key)
+        number = jnp.asarray(letter.round, jnp.int32)
+        told = jax.tree.map(jnp.asarray, told)
+        if hasattr(told, "message"):
+            return told._replace(message=told.message._replace(round=number))
+        return told._replace(round=number)
+
+    def _asked_anew(self, part: Part, before: Any, after: Any) -> Any:
+        """What the client asks for, if that has changed; else nothing travels."""
+        if not jax.tree.leaves(part.request):
+            return ()
+        old, new = (pack(letters.travelling(part.ask(s))) for s in (before, after))
+        return () if old == new else part.ask(after)
+
+    def _part(self, letter: Letter) -> Part:
+        if letter.experiment not in self._parts:
+            path = self._place(letter) / "terms.json"
+            try:
+                terms = json.loads(path.read_bytes())
+            except FileNotFoundError:
+                raise Refusal(
+                    f"experiment: {letter.experiment} is not known here; the node was "
+                    "not enrolled in it, or has lost its folder"
+                ) from None
+            self._parts[letter.experiment] = self.rules.join(terms)
+        return self._parts[letter.experiment]
+
+    def _state(self, place: Path, base: int, part: Part) -> Any:
+        path = place / f"state-{base}"
+        try:
+            arrays, _ = unpack(path.read_bytes())
+        except FileNotFoundError:
+            raise Refusal(
+                f"state: round {base} is asked for, this node has "
+                f"{sorted(_rounds(place))}"
+            ) from None
+        return jax.tree.map(jnp.asarray, as_tree(arrays, part.state))
+
+    def _place(self, letter: Letter) -> Path:
+        return self.folder / letter.experiment
+
+
+def _refused(letter: Letter, why: str) -> bytes:
+    return letters.write(letter.answer("refused", reason=why))
+
+
+def _save(place: Path, round: int, state: Any) -> None:
+    write_atomically(place / f"state-{round}", pack(state))
+
+
+def _rounds(place: Path) -> list[int]:
+    names = [re.fullmatch(r"state-(-?\d+)", entry.name) for entry in os.scandir(place)]
+    return [int(name[1]) for name in names if name]
+
+
+def _forget(place: Path, base: int, newest: int) -> None:
+    """Keep the two states in use, and the newest of those before."""
+    rest = sorted(r for r in _rounds(place) if r not in (base, newest))
+    before = [r for r in rest if r < base][-(KEPT - 2) :]
+    for round in rest:
+        if round not in before:
+            (place / f"state-{round}").unlink(missing_ok=True)
+
+
+def _without_round(template: Any) -> Any:
+    if hasattr(template, "message"):
+        return template._replace(message=template.message._replace(round=None))
+    return template._replace(round=None)
+
+
+def _spoken(measures: dict) -> dict:
+    """Values as JSON has them: what is not a number is left out."""
+    return {
+        split: {
+            model: {
+                name: value for name, value in metrics.items() if value - value == 0
+            }
+            for model, metrics in models.items()
+        }
+        for split, models in measures.items()
+    }

@@ -1,0 +1,381 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""The server of a federation: the algorithm's other half, over any post.
+
+It never sees a row of a client. Members of a cohort are drawn by client id as in the
+simulator; what they say is checked against shapes known beforehand, then for finite
+numbers and length, and summed in the order of client ids by the simulator's reducer.
+The caller writes the books (``books``) after every step, so that a server that is
+killed goes on with the step it was in; who was not counted has not moved on.
+"""
+
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from functools import partial
+from math import ceil
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedblend import keys, trees
+from fedblend.core import (
+    Key,
+    PyTree,
+    Shard,
+    has_ragged,
+    ragged_bits,
+    static_bits,
+)
+from fedblend.data.federation import Federation
+from fedblend.runtime import reduce
+from fedblend.runtime.cohort import cohorts
+from fedblend.runtime.engine import Engine
+from fedblend.runtime.flower import letters, listening
+from fedblend.runtime.flower.directory import Directory
+from fedblend.runtime.flower.letters import ENROLLED, UNKNOWN, Letter
+from fedblend.runtime.flower.part import deployment
+from fedblend.runtime.flower.post import Answers, Patience, correspond
+from fedblend.runtime.ledger import Ledger, Sizes, Totals
+from fedblend.runtime.record import (
+    Measured,
+    Record,
+    spread_of_bits,
+    spreads,
+    summarise,
+)
+from fedblend.runtime.rounds import Members
+
+
+class BelowQuorum(RuntimeError):
+    """Too few clients were heard; the books are as they were before the step."""
+
+
+class Rules(NamedTuple):
+    """How a federation is led."""
+
+    rounds: int
+    cohort: int
+    every: int = 1
+    """Rounds between two measurements."""
+    quorum: float = 1.0
+    """Part of the cohort without which a round is not counted."""
+    spare: int = 0
+    """Members asked beyond the cohort; the first to answer are heard."""
+    longest: float | None = None
+    """Norm of a client's change beyond which it is rejected."""
+    largest: int | None = None
+    """Bytes of an answer that are read at all."""
+    patience: Patience = Patience()
+
+
+class Setting(NamedTuple):
+    """What a server is set up with."""
+
+    engine: Engine
+    """With shapes in place of the clients' rows."""
+    federation: Federation
+    """The clients' numbers of rows, and no rows."""
+    weights: np.ndarray
+    experiment: str
+    terms: Mapping[str, Any]
+    """What nodes are told when they are enrolled."""
+    server_key: Key
+    """Of the server's own draws; clients need not know it."""
+    note: Callable[..., None]
+
+
+class News(NamedTuple):
+    """What happened since the last record."""
+
+    rounds: int = 0
+    seconds: float = 0.0
+    heard: int = 0
+    dropped: int = 0
+    rejected: int = 0
+
+    def plus(self, seconds: float, totals: Totals) -> "News":
+        """With one round more."""
+        return News(
+            self.rounds + 1,
+            self.seconds + seconds,
+            self.heard + totals.heard,
+            self.dropped + totals.dropped,
+            self.rejected + totals.rejected,
+        )
+
+
+class Server:
+    """A federation in progress: take steps until it is done.
+
+    Like a ``Run`` it has records, ledgers and measures, and a summary.
+    """
+
+    lanes = None
+
+    def __init__(self, setting: Setting, directory: Directory, rules: Rules):
+        self.setting, self.directory, self.rules = setting, directory, rules
+        self.engine, self.federation = setting.engine, setting.federation
+        self.algorithm = self.engine.settings.build(None)
+        self.rounds, self.round, self.news = rules.rounds, 0, News()
+        self.records: list[Record] = []
+        self.measured: list[Measured] = []
+        self.down: Any = None
+        self.server: Any = None
+        self.bases = np.full(self.federation.clients, UNKNOWN, np.int64)
+        self.requests: dict[int, PyTree] = {}
+        self.strays: Counter = Counter()
+        member = self._member(0)
+        self.shapes = shapes = self.engine.shapes(member)
+        shard = Shard(
+            *(self.engine.examples["train"], member.starts, member.counts, member.ids),
+            self.engine.settings.capacity,
+        )
+        self.request = jax.eval_shape(self.algorithm.ask, shapes.state, shard)
+        silent = not jax.tree.leaves(shapes.message.shared)
+        enrols = bool(jax.tree.leaves((shapes.hello, shapes.state))) and not silent
+        sizes = Sizes(
+            up=static_bits(shapes.up),
+            down=static_bits(shapes.message._replace(round=None)),
+            hello=static_bits(shapes.hello),
+            params=static_bits(shapes.params) if enrols else 0,
+        )
+        self.ledger = Ledger(self.federation.clients, sizes)
+        self.ledgers = [self.ledger]
+        self._add = jax.jit(partial(listening.add, self.algorithm))
+        self._conclude = jax.jit(
+            partial(listening.conclude, self.algorithm, self.engine.settings)
+        )
+        self._tell = jax.jit(self.algorithm.tell)
+        self._deploy = jax.jit(partial(deployment, self.algorithm))
+
+    @property
+    def shared(self) -> PyTree:
+        """The shared model."""
+        return self.down.shared
+
+    @property
+    def done(self) -> bool:
+        """Whether all rounds are counted, and measured."""
+        return self.down is not None and self.round == self.rounds and not self._due()
+
+    def step(self) -> None:
+        """Begin, or count a round, or measure, whichever comes next.
+
+        Raises:
+            BelowQuorum: too few were heard; nothing has changed.
+        """
+        if self.down is None:
+            self._begin()
+        elif self._due():
+            self._measure()
+        else:
+            self._advance()
+
+    def summary(self) -> dict[str, Any]:
+        """The last record with totals, harmed clients and costs, as plain values."""
+        last = static_bits(self.shapes.last._replace(round=None))
+        costs = {
+            "clients": self.federation.clients,
+            "cohort": self.rules.cohort,
+            "seconds": sum(record.seconds for record in self.records),
+            "rejected": sum(record.rejected for record in self.records),
+            "dropped": sum(record.dropped for record in self.records),
+            "strays": dict(self.strays),
+            "bits": {
+                "up": int(self.ledger.up.sum()),
+                "down": int(self.ledger.down.sum()),
+                "up_per_client": spread_of_bits(self.ledger.up),
+                "down_per_client": spread_of_bits(self.ledger.down),
+                "last_broadcast": last * self.federation.clients,
+            },
+        }
+        return summarise(self.records[-1], self.measured[0], costs)
+
+    def _due(self) -> bool:
+        """Whether the round that was counted last has yet to be measured."""
+        at_end = self.round % self.rules.every == 0 or self.round == self.rounds
+        return at_end and (not self.records or self.records[-1].round < self.round)
+
+    def _begin(self) -> None:
+        tally = reduce.nothing_heard(self.shapes.hello)
+        if jax.tree.leaves(self.shapes.hello):
+            everybody = np.arange(self.federation.clients)
+            said = self._enroll(everybody)
+            if len(said) < len(everybody):
+                lacking = sorted(set(everybody.tolist()) - set(said))
+                self.bases[:] = UNKNOWN
+                raise BelowQuorum(
+                    f"enrolment: clients {lacking} did not answer, and all must be "
+                    "heard before the first round"
+                )
+            for client in everybody.tolist():
+                hello = said[client]
+                tally = listening.add_alone(tally, hello, self._weight(client))
+            self.ledger.join(everybody)
+        self.down, self.server = self.engine.start(tally)
+
+    def _enroll(self, clients: np.ndarray) -> dict[int, PyTree]:
+        """Enrol those of these clients who are not yet; what each says first."""
+        head = Letter("enroll", self.setting.experiment, UNKNOWN)
+        head = head._replace(words=self.setting.terms)
+        template = (self.shapes.hello, self.request)
+        asked = {
+            int(client): (head._replace(client=int(client)), self.engine.params)
+            for client in clients
+            if self.bases[client] == UNKNOWN
+        }
+
+        def take(letter: Letter) -> tuple[PyTree, PyTree]:
+            key = keys.at(self.engine.key, "enroll", 0, letter.client)
+            said = jax.tree.map(jnp.asarray, letters.message(letter, template, key))
+            listening.check(said)
+            return said
+
+        answers = self._ask(asked, take)
+        for client, (_, request) in answers.good.items():
+            self.bases[client] = ENROLLED
+            self.requests[client] = request
+        return {client: hello for client, (hello, _) in answers.good.items()}
+
+    def _advance(self) -> None:
+        """One round, counted if enough of its members are heard."""
+        begun, number = time.perf_counter(), self.round
+        cohort, clients = self.rules.cohort, self.federation.clients
+        size = min(cohort + self.rules.spare, clients)
+        (members,) = cohorts(self.engine.key, [number], clients, size)
+        self._enroll(members)
+        asked = {
+            client: (
+                Letter("round", self.setting.experiment, client, number)._replace(
+                    base=int(self.bases[client])
+                ),
+                self._tell(self.down, self.requests[client])._replace(round=None),
+            )
+            for client in members.tolist()
+            if self.bases[client] != UNKNOWN
+        }
+        answers = self._ask(asked, self._take_up, enough=cohort)
+        heard = sorted(answers.good)
+        least = max(ceil(self.rules.quorum * cohort), 1)
+        if len(heard) < least:
+            raise BelowQuorum(
+                f"round {number}: {len(heard)} of {cohort} clients were heard, the "
+                f"quorum is {least}; {listening.reasons(answers)}"
+            )
+        self._hear({client: answers.good[client][0] for client in heard})
+        totals = self._count(members, answers, asked)
+        for client in heard:
+            self.bases[client] = number
+            request = answers.good[client][1]
+            if request is not None:
+                self.requests[client] = request
+        self.round = number + 1
+        self.news = self.news.plus(time.perf_counter() - begun, totals)
+        self.setting.note(
+            "counted", round=number, heard=heard, others=listening.reasons(answers)
+        )
+
+    def _take_up(self, letter: Letter) -> tuple[PyTree, PyTree | None]:
+        """What a client says of a round, and its request if that has changed."""
+        asks = letter.words.get("asked") is True
+        template = (self.shapes.up, self.request if asks else ())
+        key = keys.at(self.engine.key, "client", letter.round, letter.client)
+        said = jax.tree.map(jnp.asarray, letters.message(letter, template, key))
+        listening.check(said)
+        up, request = said
+        if self.rules.longest is not None:
+            listening.check(self.algorithm.decode(up).delta, self.rules.longest)
+        return up, request if asks else None
+
+    def _hear(self, ups: Mapping[int, PyTree]) -> None:
+        """Sum the ups in the order of client ids, and let the server act."""
+        tally = reduce.nothing_heard(self.shapes.decoded)
+        decoded = []
+        for client in sorted(ups):
+            tally, up = self._add(tally, ups[client], self._weight(client))
+            decoded.append(up)
+        stacked = None
+        if self.engine.settings.reduction.stacked is not None:
+            lacking = self.rules.cohort - len(decoded)
+            decoded += [trees.zeros_like(decoded[0])] * lacking
+            mask = jnp.arange(len(decoded)) < len(ups)
+            stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *decoded), mask
+        key = keys.at(self.setting.server_key, "server", self.round)
+        self.down, self.server = self._conclude(
+            *(tally, stacked, self.down, self.server, self.engine.central, key)
+        )
+
+    def _count(self, members: np.ndarray, answers: Answers, asked) -> Totals:
+        """Enter the round into the books of bits."""
+        ids = members.tolist()
+        status = np.array([listening.status(answers, client) for client in ids])
+        up_bits = down_bits = None
+        if has_ragged(self.shapes.up):
+            said = {client: up for client, (up, _) in answers.good.items()}
+            up_bits = np.array([_ragged(said.get(client)) for client in ids])
+        if has_ragged(self.shapes.message):
+            told = {client: down for client, (_, down) in asked.items()}
+            down_bits = np.array([_ragged(told.get(client)) for client in ids])
+        return self.ledger.enter(members, status, up_bits, down_bits)
+
+    def _measure(self) -> None:
+        """Ask all clients for what they measure, and write a record."""
+        self._enroll(np.arange(self.federation.clients))
+        words = {"last": self.round == self.rounds}
+        head = Letter("measure", self.setting.experiment, UNKNOWN, self.round)
+        asked = {}
+        for client in np.flatnonzero(self.bases != UNKNOWN).tolist():
+            told = self._deploy(self.down, self.requests[client], self.engine.params)
+            message = told._replace(message=told.message._replace(round=None))
+            base = int(self.bases[client])
+            own = head._replace(client=client, base=base, words=words)
+            asked[client] = (own, message)
+        answers = self._ask(asked, listening.measures)
+        splits = self.federation.splits
+        measured = listening.table(answers.good, self.federation.clients, splits)
+        counts = {name: split.counts for name, split in splits.items()}
+        self.measured, news, self.news = [measured], self.news, News()
+        self.records.append(
+            Record(
+                round=self.round,
+                **news._asdict(),
+                bits_up=int(self.ledger.up.sum()),
+                bits_down=int(self.ledger.down.sum()),
+                measures=spreads(measured, counts),
+            )
+        )
+
+    def _ask(self, asked, take: Callable, enough: int | None = None) -> Answers:
+        answers = correspond(
+            *(self.directory, asked, take, self.rules.patience),
+            enough=enough,
+            longest=self.rules.largest,
+        )
+        self.strays.update(answers.strays)
+        for kind in ("refused", "rejected"):
+            for client, why in getattr(answers, kind).items():
+                self.setting.note(kind, client=client, reason=why)
+        for what, times in answers.strays.items():
+            self.setting.note("stray", what=what, times=times)
+        return answers
+
+    def _member(self, client: int) -> Members:
+        return Members(
+            ids=jnp.asarray(client, jnp.int32),
+            slots=jnp.asarray(client, jnp.int32),
+            starts=jnp.asarray(0, jnp.int32),
+            counts=jnp.asarray(self.federation.train.counts[client], jnp.int32),
+            weights=jnp.asarray(self.setting.weights[client], float),
+            present=jnp.asarray(True),
+        )
+
+    def _weight(self, client: int) -> jax.Array:
+        return jnp.asarray(self.setting.weights[client : client + 1], float)
+
+
+def _ragged(message: PyTree | None) -> int:
+    bits = None if message is None else ragged_bits(message)
+    return 0 if bits is None else int(bits)
