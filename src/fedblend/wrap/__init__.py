@@ -8,6 +8,7 @@ from fedblend.wrap.diana import diana
 from fedblend.wrap.downlink import downlink
 from fedblend.wrap.ef21 import ef21
 from fedblend.wrap.mixed import mixed
+from fedblend.wrap.nudged import nudge_only
 from fedblend.wrap.permuted import permuted
 from fedblend.wrap.private import private
 from fedblend.wrap.rows import entries_touched
@@ -22,6 +23,7 @@ __all__ = [
     "ef21",
     "entries_touched",
     "mixed",
+    "nudge_only",
     "permuted",
     "private",
     "select",
