@@ -1,0 +1,192 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""The movie recommender: clients draw movies together, the server pushes all apart."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+import fedblend as fb
+from fedblend.data.dataset import generator
+from fedblend.data.federation import Shards
+from fedblend.papers.mixed.task import Method, Task, simulated
+from fedblend.runtime.costs import client_flops
+from fedblend.wrap import central, nudge_only
+
+WAYS = ("parallel", "one_way", "two_way")
+RATE = 0.25
+"""The paper's 0.5 times w_f."""
+SERVER_RATE = 0.01
+"""Of Adam at the server, appendix B.4.4."""
+STRENGTH = 1e-3
+"""Lambda of the spreadout, which the paper does not tell."""
+TABLE: dict[str, Any] = {"rows": {"embedding": ("0", "1")}, "always": 1}
+"""Which rows of the table a client needs: those of its movies, and the padding's."""
+DATA = (
+    "MovieLens 1M as in the paper: a fifth of the users are left to the server, which "
+    "needs no rows for the spreadout, eight tenths of the others train, a tenth tests; "
+    "every rating after a user's first is an example, with up to ten movies before it; "
+    "recall@10 is among all movies, over a fixed sample of 20,000 examples of test "
+    "users. 100 clients a round, 10 steps on 16 examples drawn with replacement; "
+    "clients weigh alike, since all of them process 160 examples."
+)
+"""The task, and what is different from the paper."""
+
+
+def task(quick: bool) -> Task:
+    """The paper's task; quickly, with few users and steps."""
+    dataset = fb.sources.load("movielens")
+    users = fb.partition.by_key(dataset.keys).rows
+    order = generator(0, "movies").permutation(len(users))
+    order = order[len(order) // 5 :]
+    train, test = order[: len(order) * 8 // 10], order[len(order) * 9 // 10 :]
+    if quick:
+        train = sorted(train, key=lambda user: len(users[user]))[:40]
+    federation = fb.federate(dataset.rows, [users[user] for user in train])
+    rows = np.concatenate([users[user] for user in test])
+    pieces, each = (2, 200) if quick else (10, 2000)
+    rows = generator(0, "tested").permutation(rows)[: pieces * each]
+    tested = jax.tree.map(lambda leaf: leaf[rows], dataset.rows)
+    model = fb.models.dual_encoder(dataset.outputs - 1)
+    loss = fb.models.dual_encoder_loss()
+    measures = {
+        "loss": fb.metrics.mean_loss(loss),
+        "recall@10": fb.metrics.recall_at(model.apply, 10),
+    }
+    return Task(
+        _in_pieces(federation, tested, pieces),
+        None,
+        *(model, loss, measures),
+        weights=(0.5, 0.5),
+        cohort=8 if quick else 100,
+        batch_size=16,
+        steps=2 if quick else 10,
+    )
+
+
+def _in_pieces(federation: fb.Federation, rows: Any, pieces: int) -> fb.Federation:
+    """The same federation, whose first clients have equal pieces of the test rows."""
+    each = len(rows[0]) // pieces
+    number = np.arange(federation.clients)
+    counts = np.where(number < pieces, each, 0)
+    starts = np.minimum(number, pieces - 1) * each
+    return fb.Federation(federation.train, test=Shards(rows, starts, counts))
+
+
+def spreadout_of_pairs(params: Any, strength: float = STRENGTH) -> jax.Array:
+    """The spreadout as the paper counts it, by the cosines of all pairs of movies."""
+    table = params.embedding[1:]
+    lengths = jnp.sqrt(jnp.square(table).sum(axis=1, keepdims=True))
+    cosines = (table / lengths) @ (table / lengths).T
+    cosines = cosines - jnp.diag(jnp.diagonal(cosines))
+    return strength * jnp.sqrt(jnp.square(cosines).sum())
+
+
+def _spreadout(params: Any) -> jax.Array:
+    return fb.models.spreadout(params, STRENGTH)
+
+
+def baseline(
+    of: Task, adaptive: bool, penalty: Callable[[Any], jax.Array] = _spreadout
+) -> Method:
+    """Everything on clients: they get the whole table, and push movies apart too."""
+    ratio = of.weights[1] / of.weights[0]
+
+    def loss(params, rows):
+        return of.loss(params, rows) + ratio * penalty(params)
+
+    return Method(
+        lambda rate: _clients(of._replace(loss=loss), rate, adaptive), *_on(of)
+    )
+
+
+def alone(of: Task, adaptive: bool) -> Method:
+    """Nobody pushes movies apart; clients get the rows that they use."""
+    return Method(
+        lambda rate: fb.select(_clients(of, rate, adaptive), of.federation, **TABLE),
+        *_on(of),
+    )
+
+
+def way(of: Task, how: str, adaptive: bool) -> Method:
+    """One of the three ways; clients get the rows that they use.
+
+    Adam, where it is used, takes the whole move: at the server of one_way, and where
+    the others merge.
+    """
+    merging = adaptive and how != "one_way"
+
+    def build(rate):
+        algorithm = fb.mixed(
+            _clients(of, rate, adaptive and not merging),
+            central.of_parameters(_spreadout),
+            how=how,
+            weights=of.weights,
+            steps=of.steps,
+            merge_optimizer=optax.adam(SERVER_RATE) if merging else 1.0,
+        )
+        # The spreadout has no gradient in the dense layer, so none is sent.
+        short = nudge_only(algorithm, ["embedding"])
+        return fb.select(short, of.federation, **TABLE)
+
+    return Method(build, *_on(of))
+
+
+def _on(of: Task) -> tuple[fb.Federation, int]:
+    return of.federation, of.cohort
+
+
+def _clients(of: Task, rate: Any, adaptive: bool) -> fb.Algorithm:
+    work = {"steps": of.steps, "batch_size": of.batch_size}
+    if not adaptive:
+        return fb.fedavg(of.loss, rate, **work)
+    return fb.fedopt(of.loss, rate, optax.adam(SERVER_RATE), **work)
+
+
+def followed(
+    of: Task, method: Method, *, rate: float, seeds: int, rounds: int, every: int
+) -> dict[str, Any]:
+    """Curves [seeds, points] on test users, and bytes of a client and round."""
+    run = simulated(
+        *(of, method, [rate] * seeds, range(seeds)),
+        rounds=rounds,
+        every=every,
+        weights="uniform",
+        measure=of.measures,
+        measure_on=np.flatnonzero(of.federation.splits["test"].counts).tolist(),
+        splits=("test",),
+    ).complete()
+    curves = {
+        name: [
+            [
+                record[lane].measures["test"]["shared"][name].mean
+                for record in run.records
+            ]
+            for lane in range(seeds)
+        ]
+        for name in of.measures
+    }
+    bits = [one["bits"] for one in run.summary()]
+    return {
+        "rounds": [record[0].round for record in run.records],
+        **curves,
+        **{
+            name: np.mean([one[name] for one in bits]) / (8 * rounds * of.cohort)
+            for name in ("up", "down")
+        },
+    }
+
+
+def step_flops(of: Task, method: Callable[[Task], Method], client: int) -> float:
+    """Operations of a local step of this client, by the compiler's count.
+
+    Of a program compiled for this client alone, with room for its own rows.
+    """
+    own = of._replace(federation=of.federation.select([client]), steps=1)
+    params = of.model.init(jax.random.key(0))
+    algorithm = method(own).build(RATE)
+    return client_flops(algorithm, params, own.federation)
