@@ -31,6 +31,19 @@ from fedblend.runtime.cohort import settled
 from fedblend.theory.constants import Smoothness
 
 
+class Method(NamedTuple):
+    """What is computed, whoever has the rows."""
+
+    model: models.Model
+    loss: Loss
+    algorithm: Algorithm
+    local: Algorithm | None
+    """Training alone with the same local work, if it is to be compared with."""
+    measures: Mapping[str, Callable]
+    smoothness: Smoothness | None
+    """The constants of f_i, where the algorithm asks for them and they are known."""
+
+
 class Built(NamedTuple):
     """A configuration, ready to be simulated."""
 
@@ -39,7 +52,7 @@ class Built(NamedTuple):
     loss: Loss
     algorithm: Algorithm
     local: Algorithm | None
-    """Training alone with the same local work, if it is to be compared with."""
+    measures: Mapping[str, Callable]
     key: Key
     settings: dict[str, Any]
     """What else ``simulate`` takes."""
@@ -69,35 +82,20 @@ def build(config: Config) -> Built:
     federation, unseen = hold_out(config.data, dataset, parts), None
     if config.data.unseen:
         federation, unseen = set_apart(federation, config.data.unseen, config.data.seed)
-    name = loss_name(config, task)
-    model = model_of(config, task, name)
-    plain, loss = losses_of(config, name, model.apply)
-    options = config.algorithm
-    _check_lists(options, federation.clients)
-    chosen = getattr(options, "name")  # noqa: B009
-    alone = config.measure.local and chosen != "local_only"
-    params = jax.eval_shape(model.init, jax.random.key(0))
-    dim = trees.size(params)
-    entry = ALGORITHMS[chosen]
-    known = smoothness(config.model, name, federation) if entry.constants else None
-    options, own = with_rates(config, known, dim)
-    algorithm = entry.make(loss, options, known, federation.clients)
     drawn = populations.strata(config.populations, federation) or config.run.cohort
-    _, cohort = settled(drawn, federation.clients)
-    algorithm = privacy.private(config.privacy, algorithm, chosen, cohort)
-    guarded = config.privacy is not None
-    algorithm = central.mixed(config.central, algorithm, chosen, loss, guarded)
-    said = trees.size(config.algorithm.said(params))
-    algorithm = compressed(config.compress, algorithm, chosen, said, federation.clients)
+    found = method(
+        config,
+        task,
+        federation.clients,
+        settled(drawn, federation.clients)[1],
+        lambda loss: smoothness(config.model, loss, federation),
+    )
     return Built(
         federation=federation,
-        model=model,
-        loss=loss,
-        algorithm=algorithm,
-        local=local_only(loss, own) if alone else None,
+        **found._asdict(),
         key=_key(config.run.seed),
         settings={
-            **_settings(config, measures_of(config, task, plain, model.apply)),
+            **_settings(config, found.measures),
             "cohort": drawn,
             "central": None if server is None else server.train.shard(0),
         },
@@ -107,10 +105,52 @@ def build(config: Config) -> Built:
             *privacy.warnings(config.privacy, federation.clients),
             *central.warnings(config.central),
         ),
-        smoothness=known,
         task=task,
         unseen=unseen,
         server=server,
+    )
+
+
+def method(
+    config: Config,
+    task: Task,
+    clients: int,
+    cohort: int,
+    constants: Callable[[str], Smoothness | None],
+) -> Method:
+    """The model, its loss, the algorithm with all that is wrapped around it.
+
+    Args:
+        config: what to run.
+        task: what the rows are like.
+        clients: how many there are.
+        cohort: how many of them take part in a round.
+        constants: those of the clients' losses, from the name of the loss; called only
+            where the algorithm asks for them.
+    """
+    name = loss_name(config, task)
+    model = model_of(config, task, name)
+    plain, loss = losses_of(config, name, model.apply)
+    options = config.algorithm
+    _check_lists(options, clients)
+    chosen = getattr(options, "name")  # noqa: B009
+    alone = config.measure.local and chosen != "local_only"
+    params = jax.eval_shape(model.init, jax.random.key(0))
+    entry = ALGORITHMS[chosen]
+    known = constants(name) if entry.constants else None
+    options, own = with_rates(config, known, trees.size(params))
+    algorithm = entry.make(loss, options, known, clients)
+    algorithm = privacy.private(config.privacy, algorithm, chosen, cohort)
+    guarded = config.privacy is not None
+    algorithm = central.mixed(config.central, algorithm, chosen, loss, guarded)
+    said = trees.size(config.algorithm.said(params))
+    return Method(
+        model,
+        loss,
+        compressed(config.compress, algorithm, chosen, said, clients),
+        local_only(loss, own) if alone else None,
+        measures_of(config, task, plain, model.apply),
+        known,
     )
 
 
