@@ -127,13 +127,6 @@ def test_flower_is_imported_by_its_runtime_only(path):
 
 
 @each_module
-def test_nothing_is_unpickled(path):
-    found = {name.split(".")[0] for name in imports(parsed(path))}
-    assert not found & {"pickle", "cloudpickle", "dill", "joblib", "shelve", "marshal"}
-    assert "allow_pickle=True" not in path.read_text()
-
-
-@each_module
 def test_only_the_runtime_compiles(path):
     if part_of(path) != "runtime":
         used = {ast.unparse(n) for n in ast.walk(parsed(path)) if _is_dotted(n)}
