@@ -52,7 +52,7 @@ def task(quick: bool) -> Task:
     dataset = largest(dataset, roles)
     partition = [index[:windows] for index in fb.partition.by_key(dataset.keys).rows]
     federation = fb.federate(dataset.rows, partition, validation=0.15, test=0.15)
-    build = _pairs if quick else fb.models.char_rnn
+    build = pairs if quick else fb.models.char_rnn
     model = build(dataset.outputs)
     return Task(
         federation,
@@ -64,7 +64,7 @@ def task(quick: bool) -> Task:
     )
 
 
-def _pairs(characters: int) -> fb.Model:
+def pairs(characters: int) -> fb.Model:
     """A score for every pair of a character and the next one."""
     zeros = jnp.zeros((characters, characters))
     return fb.Model(lambda key: zeros, lambda params, rows: params[rows])

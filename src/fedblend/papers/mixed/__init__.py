@@ -5,13 +5,15 @@
 from fedblend.papers.claims import Claim
 from fedblend.papers.mixed.agreement import M1
 from fedblend.papers.mixed.central_batches import M7
+from fedblend.papers.mixed.characters import M4
 from fedblend.papers.mixed.disagreement import M6
 from fedblend.papers.mixed.divergence import M9
 from fedblend.papers.mixed.faces import M3
 from fedblend.papers.mixed.recommendation import M5
 from fedblend.papers.mixed.recovered import M2
 from fedblend.papers.mixed.trading import M8
+from fedblend.papers.mixed.transfer import M11
 
 TITLE = "What Mixed FL claims, measured"
 
-CLAIMS: tuple[Claim, ...] = (M1, M2, M3, M5, M6, M7, M8, M9)
+CLAIMS: tuple[Claim, ...] = (M1, M2, M3, M4, M5, M6, M7, M8, M9, M11)

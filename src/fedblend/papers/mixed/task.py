@@ -22,8 +22,9 @@ from fedblend.wrap import central
 class Task(NamedTuple):
     """What all methods have in common.
 
-    ``federation`` has the whole test set at every client, see ``with_test``; ``held``
-    are the server's rows. ``cohort``, ``batch_size`` and ``steps`` are the clients'.
+    ``federation`` has the whole test set at every client, see ``with_test``, and where
+    rates are tuned the validation rows too; ``held`` are the server's rows.
+    ``cohort``, ``batch_size`` and ``steps`` are the clients'.
     """
 
     federation: fb.Federation
@@ -52,17 +53,35 @@ class Method(NamedTuple):
 
 
 class Curves(NamedTuple):
-    """``values[metric][lanes, points]`` on the test set, after these rounds."""
+    """``values[metric][lanes, points]`` on held-out rows, after these rounds."""
 
     rounds: np.ndarray
     values: dict[str, np.ndarray]
 
 
-def with_test(federation: fb.Federation, rows: PyTree) -> fb.Federation:
-    """The federation with the same test rows for each of its clients."""
-    clients, count = federation.clients, len(jax.tree.leaves(rows)[0])
-    test = Shards(rows, np.zeros(clients, int), np.full(clients, count))
-    return fb.Federation(federation.train, test=test)
+def with_test(
+    federation: fb.Federation, rows: PyTree, validation: PyTree | None = None
+) -> fb.Federation:
+    """The federation with the same held-out rows for each of its clients."""
+    clients = federation.clients
+
+    def same(rows):
+        return Shards(rows, np.zeros(clients, int), np.full(clients, _count(rows)))
+
+    return fb.Federation(
+        federation.train,
+        validation=None if validation is None else same(validation),
+        test=same(rows),
+    )
+
+
+def on_part(measure: Measure, first: int, last: int) -> Measure:
+    """A measure on some of the rows of a set that all clients share."""
+
+    def measured(model, batch):
+        return measure(model, jax.tree.map(lambda leaf: leaf[first:last], batch))
+
+    return measured
 
 
 def way(
@@ -131,29 +150,45 @@ def _in_one_place(task: Task, rows: PyTree, weights: np.ndarray, batch: int) -> 
 
     everyone = [np.arange(len(weights))]
     single = fb.federate((rows, np.float32(weights)), everyone)
-    test = task.federation.test
+    test, validation = task.federation.test, task.federation.validation
     assert test is not None
     scale = 1 / task.weights[0]
 
     def build(rate):
         return fb.fedavg(loss, scale * rate, steps=task.steps, batch_size=batch)
 
-    return Method(build, with_test(single, test.examples))
+    apart = None if validation is None else validation.examples
+    return Method(build, with_test(single, test.examples, apart))
 
 
 def simulated(
-    task: Task, method: Method, rates: Sequence[float], seeds: Sequence[int], **options
+    task: Task,
+    method: Method,
+    rates: Sequence[float],
+    seeds: Sequence[int],
+    starts: PyTree | None = None,
+    **options,
 ) -> fb.Run:
-    """A lane for each pair of a rate and a seed."""
+    """A lane for each pair of a rate and a seed, from a model of its own if given."""
     held = None if method.held is None else fb.shard_of(method.held)
+
+    def build(lane):
+        rate, params = lane
+        algorithm = method.build(rate)
+        if params is None:
+            return algorithm
+        return algorithm._replace(
+            start=lambda _, *others: algorithm.start(params, *others)
+        )
+
     return fb.simulate(
-        method.build,
+        build,
         task.model.init,
         method.federation,
         jax.vmap(jax.random.key)(jnp.asarray(list(seeds))),
         cohort=method.cohort,
         central=held,
-        over=jnp.asarray(rates, jnp.float32),
+        over=(jnp.asarray(rates, jnp.float32), starts),
         **options,
     )
 
@@ -166,26 +201,46 @@ def course(
     seeds: Sequence[int],
     rounds: int,
     every: int,
+    split: str = "test",
 ) -> Curves:
-    """Curves on the test set, a lane for each pair of a rate and a seed."""
-    run = simulated(
+    """Curves on held-out rows, a lane for each pair of a rate and a seed."""
+    run = measured(
+        *(task, method, rates, seeds), rounds=rounds, every=every, split=split
+    )
+    return curves_of(run, task, split)
+
+
+def measured(
+    task: Task,
+    method: Method,
+    rates: Sequence[float],
+    seeds: Sequence[int],
+    *,
+    split: str = "test",
+    **options,
+) -> fb.Run:
+    """A finished run, measured on the way on the rows that all clients share."""
+    return simulated(
         *(task, method, rates, seeds),
-        rounds=rounds,
-        every=every,
         measure=task.measures,
         measure_on=[0],
-        splits=("test",),
+        splits=(split,),
+        **options,
     ).complete()
+
+
+def curves_of(run: fb.Run, task: Task, split: str = "test") -> Curves:
+    """What was measured in a finished run."""
     return Curves(
         np.array([record[0].round for record in run.records]),
         {
             name: np.array(
                 [
                     [
-                        one[lane].measures["test"]["shared"][name].mean
+                        one[lane].measures[split]["shared"][name].mean
                         for one in run.records
                     ]
-                    for lane in range(len(seeds))
+                    for lane in range(run.lanes or 1)
                 ]
             )
             for name in task.measures

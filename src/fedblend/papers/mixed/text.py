@@ -1,0 +1,172 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""The language task: clients write posts, the server has articles of Wikipedia.
+
+Nobody trains on what Shakespeare's roles say; it is a third source to measure on. Rates
+are tried by all methods alike, with two seeds, for a part of the rounds, and judged by
+the accuracy on validation rows of both sides, in the mixture's weights.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+import fedblend as fb
+from fedblend.papers.flix.text import pairs
+from fedblend.papers.kept import Kept
+from fedblend.papers.mixed.task import Method, Task, course, on_part, with_test
+
+WEIGHTS = (0.75, 0.25)
+"""The paper's."""
+SIDES = ("clients", "central")
+TRIED = (100, 101)
+"""Seeds with which rates are tried."""
+LENGTH, LEAST, MOST = 40, 20, 200
+"""Characters of a window; users with so many windows take part, with no more."""
+
+
+class Size(NamedTuple):
+    """How much is run on how much: rows held out of each source, work of a round.
+
+    Of ``rates``, which are those of clients, the best after ``tuning`` rounds is run
+    with other seeds; a single one is not tried.
+    """
+
+    clients: int | None
+    held_out: int
+    cohort: int
+    batch_size: int
+    steps: int
+    rates: tuple[float, ...]
+    tuning: int
+    rounds: int
+    seeds: int
+    points: int
+
+
+FULL = Size(None, 800, 5, 4, 10, (0.75, 1.5, 2.25), 75, 300, 5, 10)
+QUICK = Size(20, 200, 4, 5, 2, (20.0,), 0, 40, 2, 2)
+DATA = (
+    "Clients are 214 users of quantumcomputing.stackexchange.com with 20 to 200 "
+    f"windows of {LENGTH} characters each, {FULL.cohort} a round, batches of "
+    f"{FULL.batch_size} and {FULL.steps} steps, where the paper has 342,477 users of "
+    "Stack Overflow, 100 a round, windows of 100, batches of 8 and 16 steps; the "
+    "server has 23,000 windows of WikiText-2, where the paper has five million "
+    "articles, and central batches by its rule (20 a step, 200 for one_way). The "
+    "network is a GRU of 64 with an embedding of 64, the paper's 1024 and 256; nothing "
+    "is clipped. Users keep 10 % of their windows for testing and 10 % for validation; "
+    "articles tested on are others than those trained on."
+)
+"""What is different from the paper."""
+
+
+def task(quick: bool) -> Task:
+    """The sources and the network; the quick network is a table of pairs."""
+    size = QUICK if quick else FULL
+    posts = fb.sources.load("stackexchange_text", length=LENGTH)
+    articles = fb.sources.load("wikitext-2", length=LENGTH)
+    assert posts.keys is not None and articles.test_rows is not None
+    users = [
+        index[:MOST]
+        for index in fb.partition.by_key(posts.keys).rows
+        if len(index) >= LEAST
+    ]
+    federation = fb.federate(
+        posts.rows, users[: size.clients], validation=0.1, test=0.1
+    )
+    assert federation.validation is not None and federation.test is not None
+    # The last articles are for validation, so that none is on both sides but one.
+    first = len(articles.rows[0]) * 9 // 10
+    kept, last = (
+        tuple(part[here] for part in articles.rows)
+        for here in (slice(first), slice(first, None))
+    )
+    tested = [federation.test.examples, articles.test_rows]
+    if not quick:
+        tested.append(fb.sources.load("shakespeare", length=LENGTH).rows)
+    test = [_some(rows, size.held_out) for rows in tested]
+    validation = [
+        _some(rows, size.held_out) for rows in (federation.validation.examples, last)
+    ]
+    sizes = {"embedding": 64, "hidden": 64, "layers": 1, "cell": "gru"}
+    model = (
+        pairs(posts.outputs) if quick else fb.models.char_rnn(posts.outputs, **sizes)
+    )
+    loss = fb.objectives.sequence_cross_entropy(model.apply)
+    ends = np.cumsum([0, *(len(rows[0]) for rows in test)])
+    return Task(
+        with_test(federation, _joined(test), _joined(validation)),
+        kept,
+        model,
+        loss,
+        {
+            f"{name}@{source}": on_part(measure, int(start), int(end))
+            for source, start, end in zip(
+                (*SIDES, "shakespeare"), ends, ends[1:], strict=False
+            )
+            for name, measure in (
+                ("accuracy", fb.metrics.next_token_accuracy(model.apply)),
+                ("loss", fb.metrics.mean_loss(loss)),
+            )
+        },
+        weights=WEIGHTS,
+        cohort=size.cohort,
+        batch_size=size.batch_size,
+        steps=size.steps,
+    )
+
+
+def _some(rows: tuple, count: int) -> tuple:
+    """So many rows at random, all of them alike likely."""
+    chosen = np.random.default_rng(0).permutation(len(rows[0]))[:count]
+    assert len(chosen) == count
+    return tuple(part[chosen] for part in rows)
+
+
+def _joined(pieces: list[tuple]) -> tuple:
+    return tuple(np.concatenate(parts) for parts in zip(*pieces, strict=True))
+
+
+def mixture(values: Mapping[str, Any], metric: str) -> np.ndarray:
+    """A metric over both sides' rows, weighed as in training."""
+    ours, theirs = (
+        weight * np.asarray(values[f"{metric}@{side}"], np.float64)
+        for weight, side in zip(WEIGHTS, SIDES, strict=True)
+    )
+    return ours + theirs
+
+
+def kept_in(folder: Path, task: Task, size: Size) -> Kept:
+    """Where results are kept, which depend on all of this."""
+    counts = {name: part.counts for name, part in task.federation.splits.items()}
+    settings = {**size._asdict(), "held": len(task.held[0]), "counts": counts}
+    return Kept(folder, {**settings, "length": LENGTH, "weights": WEIGHTS})
+
+
+def tuned(task: Task, size: Size, name: str, method: Method, kept: Kept) -> float:
+    """The rate that is best on validation rows of both sides."""
+    if len(size.rates) == 1:
+        return size.rates[0]
+    accuracies = {
+        name: measure
+        for name, measure in task.measures.items()
+        if name in [f"accuracy@{side}" for side in SIDES]
+    }
+    tries = len(TRIED)
+    tried = kept(
+        f"{name} tried",
+        lambda: (
+            course(
+                *(task._replace(measures=accuracies), method),
+                rates=np.repeat(size.rates, tries).tolist(),
+                seeds=TRIED * len(size.rates),
+                rounds=size.tuning,
+                every=size.tuning,
+                split="validation",
+            ).values
+        ),
+    )
+    found = mixture(tried, "accuracy")[:, -1].reshape(-1, tries).mean(axis=1)
+    return size.rates[int(np.nan_to_num(found).argmax())]

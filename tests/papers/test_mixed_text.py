@@ -1,0 +1,120 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""Mixed FL's claims on two sources of text."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fedblend as fb
+from fedblend.papers.mixed import characters, examples, text, transfer
+from fedblend.papers.mixed.task import clients_alone, simulated, way
+
+
+@pytest.fixture(scope="module")
+def this(data_home):
+    return text.task(True)
+
+
+def test_each_measure_reads_its_own_source(this):
+    """Against counts in NumPy, of a table that knows the articles' pairs only."""
+    inputs, targets = this.held
+    known = targets >= 0
+    table = np.zeros((80, 80))
+    np.add.at(table, (inputs[known], targets[known]), 1)
+    test = this.federation.test.rows(3)
+    count = text.QUICK.held_out
+    assert len(test[0]) == 2 * count
+    for side, first in (("clients", 0), ("central", count)):
+        given, wanted = (part[first : first + count] for part in test)
+        right = (table.argmax(axis=1)[given] == wanted)[wanted >= 0].mean()
+        measure = this.measures[f"accuracy@{side}"]
+        assert float(measure(jnp.asarray(table), fb.Batch(test))) == pytest.approx(
+            right, abs=1e-6
+        )
+
+
+def test_no_row_is_on_two_sides(this):
+    """Windows of posts, articles and held-out rows, as texts."""
+    sides = [
+        *(split.examples[0] for split in this.federation.splits.values()),
+        this.held[0],
+    ]
+    train, validation, test, held = ({row.tobytes() for row in side} for side in sides)
+    assert not train & held and not train & test and not held & test
+    assert not train & validation and not held & validation
+
+
+def test_examples_are_copied_in_the_mixtures_weights(this):
+    train = examples.with_copies(this).federation.train
+    own, held = this.federation.train, {row.tobytes() for row in this.held[0]}
+    copied = 0
+    for client in range(this.federation.clients):
+        rows = train.rows(client)[0]
+        theirs = sum(row.tobytes() in held for row in rows)
+        assert theirs == len(rows) - own.counts[client]
+        assert theirs / len(rows) == pytest.approx(0.25, abs=0.02)
+        copied += theirs
+    in_bytes = examples.copied_bytes(this) * this.federation.clients
+    assert in_bytes == pytest.approx(copied * (text.LENGTH + 1))
+
+
+def test_bytes_are_those_of_the_messages(this):
+    assert examples.added_bytes(this, way(this, "one_way")) == {
+        "down": 4 * 80 * 80,
+        "up": 0,
+    }
+
+
+def test_a_run_goes_on_from_the_models_it_is_given(this):
+    starts = jax.random.normal(jax.random.key(0), (2, 80, 80))
+    run = simulated(this, clients_alone(this), [1.0, 2.0], [3, 4], starts, rounds=0)
+    np.testing.assert_array_equal(run.complete().shared, starts)
+
+
+def test_the_rate_is_the_best_on_both_sides_together(this):
+    tried = {
+        "accuracy@clients": np.array(
+            [[0.0, 0.2]] * 2 + [[0, 0.3]] * 2 + [[0, 0.1]] * 2
+        ),
+        "accuracy@central": np.array(
+            [[0.0, 0.4]] * 2 + [[0, 0.2]] * 2 + [[0, 0.9]] * 2
+        ),
+    }
+    # 0.75 and 0.25 times these: 0.25, 0.275 and 0.3; then two seeds of which one fails.
+    size = text.FULL
+    assert text.tuned(this, size, "any", None, lambda *_: tried) == size.rates[2]  # pyright: ignore
+    tried["accuracy@central"][-1, -1] = 0.1
+    assert text.tuned(this, size, "any", None, lambda *_: tried) == size.rates[1]  # pyright: ignore
+
+
+def test_a_way_learns_the_servers_source_and_clients_alone_do_not(
+    this, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(text, "task", lambda quick: this)
+    finding = characters.check(True, tmp_path)
+    last = finding.numbers["last"]
+    alone, mixed = last["clients alone"], last["one_way"]
+    assert mixed["loss@central"] < alone["loss@central"] - 0.02
+    assert mixed["loss@clients"] < alone["loss@clients"] + 0.02
+    assert set(finding.figures) == {"rounds"}
+    assert len(finding.table) == 1 + len(last)
+    assert {path.stem for path in tmp_path.iterdir()} == {
+        *("one_way", "oracle", "clients_alone")
+    }
+
+
+@pytest.mark.slow
+def test_the_second_source_undoes_what_the_first_taught(this, tmp_path, monkeypatch):
+    monkeypatch.setattr(text, "task", lambda quick: this)
+    finding = transfer.check(True, tmp_path)
+    curves = finding.numbers["curves"]
+    one, other = (
+        curves[name]["loss@central"][:, -1].mean() for name in transfer.ORDERS
+    )
+    between = curves["parallel"]["loss@central"][:, -1].mean()
+    assert one < between - 0.02 < other - 0.02
+    lost = finding.numbers["gained_after_switch"]["server, then clients"]["central"]
+    assert lost[0] < 0
+    assert set(finding.figures) == {"rounds"}
