@@ -101,6 +101,7 @@ class Wired:
             meet=lambda words: {"counts": {"train": int(own.splits["train"].total)}},
             reveal=lambda seen, counts: seen,
             note=lambda event, **fields: self.notes.append((event, fields)),
+            longest=lambda: None,
         )
         return Node(self.folder / f"node{client}", client, rules)
 
@@ -112,7 +113,9 @@ class Wired:
             jax.eval_shape(lambda tree: tree, self.federation.train.examples),
         )
         invitation = Letter("meet", EXPERIMENT, UNKNOWN)
-        directory = Directory(self.box, invitation, lambda c, words: None, self.note)
+        directory = Directory(
+            self.box, invitation, lambda client, words: None, self.note
+        )
         chosen = setting(
             *(self.algorithm, self.params, rowless(counts, ()), self.key, self.rules),
             row=row,

@@ -60,8 +60,8 @@ def test_a_run_learns_the_servers_classes_and_says_so(tmp_path):
 @pytest.mark.parametrize(
     ("central", "said"),
     [
-        ({"how": "one_way"}, "classes or share: is missing"),
-        ({"how": "one_way", "share": 0.1, "classes": [1]}, "both are given"),
+        ({"how": "one_way"}, "classes, share or file: is missing"),
+        ({"how": "one_way", "share": 0.1, "classes": [1]}, "several are given"),
         ({"how": "one_way", "share": 0.1, "steps": 2}, "steps: goes with central"),
         ({"how": "parallel", "share": 0.1, "upload": True}, "upload: goes with"),
         ({"how": "both", "share": 0.1}, "central.how"),

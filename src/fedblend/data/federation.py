@@ -172,15 +172,13 @@ def federate(
         raise ValueError(
             f"validation + test: {validation + test:g} leaves no rows to train on"
         )
-    train_index, validation_index, test_index = [], [], []
-    for client, index in enumerate(partition):
-        order = np.random.default_rng((seed, client)).permutation(np.asarray(index))
-        to_test = _held_out(len(order), test)
-        to_validate = min(_held_out(len(order), validation), len(order) - to_test - 1)
-        to_validate = max(to_validate, 0)
-        test_index.append(order[:to_test])
-        validation_index.append(order[to_test : to_test + to_validate])
-        train_index.append(order[to_test + to_validate :])
+    pieces = [
+        held_out(index, client, validation=validation, test=test, seed=seed)
+        for client, index in enumerate(partition)
+    ]
+    train_index, validation_index, test_index = (
+        [piece[place] for piece in pieces] for place in range(3)
+    )
     apart = test_partition is not None
     return Federation(
         train=gather(rows, train_index),
@@ -190,6 +188,17 @@ def federate(
         else (gather(rows, test_index) if test else None),
         names=tuple(str(name) for name in names or getattr(partition, "names", ())),
     )
+
+
+def held_out(
+    index: np.ndarray, client: int, *, validation: float, test: float, seed: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """A client's rows to train on, to validate and to test, in an order of its own."""
+    order = np.random.default_rng((seed, client)).permutation(np.asarray(index))
+    to_test = _held_out(len(order), test)
+    to_validate = min(_held_out(len(order), validation), len(order) - to_test - 1)
+    first, second = to_test, to_test + max(to_validate, 0)
+    return order[second:], order[first:second], order[:first]
 
 
 def _held_out(count: int, fraction: float) -> int:

@@ -19,10 +19,16 @@ from fedblend.data.dataset import (
 )
 from fedblend.data.federation import Federation
 from fedblend.experiment import sections
+from fedblend.experiment.section import ConfigError
 
 
 def load_dataset(data: sections.Data) -> Dataset:
     """The rows that ``[data]`` names."""
+    if isinstance(data, sections.Nodes):
+        raise ConfigError(
+            'data.partition: "nodes": the rows are elsewhere; fedblend federation run '
+            "is for that"
+        )
     if data.source is not None:
         return sources.load(data.source, **data.options)
     assert data.file is not None

@@ -8,7 +8,7 @@ the ranges that recur.
 
 from typing import Annotated
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
 from pydantic_core import PydanticCustomError
 
 
@@ -39,6 +39,8 @@ Count = Annotated[int, Field(ge=1, le=LARGEST)]
 """How many of something: 1 or more."""
 Index = Annotated[int, Field(ge=0, le=LARGEST)]
 """A number from 0 on: a seed, a client."""
+Word = Annotated[str, StringConstraints(min_length=1)]
+"""A text that is not empty."""
 Positive = Annotated[float, Field(gt=0)]
 NotNegative = Annotated[float, Field(ge=0)]
 

@@ -20,11 +20,11 @@ from fedblend.experiment.section import (
     NotNegative,
     Positive,
     Section,
+    Word,
     between,
 )
 from fedblend.models import MODELS
 
-Word = Annotated[str, StringConstraints(min_length=1)]
 _OWN = ("target", "client", "inputs", "kind")
 
 
@@ -120,6 +120,36 @@ class Stored(Data):
     path: Word
 
 
+class Nodes(Data):
+    """Rows that lie on the nodes of a federation; what they are like is stated here."""
+
+    partition: Literal["nodes"]
+    clients: Count
+    labels: Annotated[list[Word], Field(min_length=2)] | None = None
+    classes: Annotated[int, Field(ge=2)] | None = None
+    shape: list[Count] | None = None
+    columns: Annotated[list[Word], Field(min_length=1)] | None = None
+
+    @model_validator(mode="after")
+    def _one_origin(self) -> "Nodes":
+        for name in ("source", "file", "target", "client", "inputs"):
+            if getattr(self, name) is not None:
+                raise ValueError(f"{name}: is the nodes' own affair")
+        if self.kind is None:
+            raise ValueError("kind: is missing; the nodes' rows are not known here")
+        if (self.shape is None) == (self.columns is None):
+            what = "is missing" if self.shape is None else "both are given"
+            raise ValueError(f"shape or columns: {what}; exactly one is needed")
+        if self.labels is not None and self.classes is not None:
+            raise ValueError("labels or classes: both are given")
+        if self.kind == "classes" and self.labels is None and self.classes is None:
+            raise ValueError("labels or classes: is missing")
+        if isinstance(self.test, str) or self.unseen:
+            name = "test" if isinstance(self.test, str) else "unseen"
+            raise ValueError(f"{name}: nodes hold out a fraction of their own rows")
+        return self
+
+
 AnyData = Annotated[
     Iid
     | Contiguous
@@ -128,7 +158,8 @@ AnyData = Annotated[
     | Dirichlet
     | Shards
     | ByKey
-    | Stored,
+    | Stored
+    | Nodes,
     Field(discriminator="partition"),
 ]
 
@@ -139,6 +170,7 @@ LossName = Literal[
     "squared_error",
     "sequence_cross_entropy",
     "multilabel",
+    "hinge",
 ]
 
 
@@ -189,6 +221,18 @@ class Run(Section):
         if isinstance(self.seed, list) and len(set(self.seed)) < len(self.seed):
             raise ValueError(f"seed: {self.seed} has the same seed twice")
         return self
+
+
+class Leading(Section):
+    """How the server of a federation waits for its nodes, and whom it believes."""
+
+    deadline: Positive = 600.0
+    resend: Positive = 120.0
+    attempts: Count = 20
+    quorum: Annotated[float, Field(gt=0, le=1)] = 1.0
+    spare: Index = 0
+    longest_update: Positive | None = None
+    largest_answer: Count | None = None
 
 
 Metric = Annotated[

@@ -19,12 +19,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedblend.runtime.checkpoint import CheckpointError, write_atomically
+from fedblend.runtime.checkpoint import CheckpointError, sync, write_atomically
 from fedblend.runtime.flower.server import News, Server
 from fedblend.runtime.record import Record
 from fedblend.runtime.wire import WireError, as_tree, pack, unpack
 
 VERSION = 1
+_DAMAGE = (ValueError, LookupError, TypeError, AttributeError, RecursionError)
+"""What reading words can come to that are not ours."""
 
 
 class Books:
@@ -33,6 +35,7 @@ class Books:
     def __init__(self, folder: Path):
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self.path, self.older = folder / "books", folder / "books.older"
+        self._folder = folder
         self._lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -72,20 +75,33 @@ class Books:
                 }
             ),
         }
+        # The new ones are whole and on disk before anything is moved.
+        newest = self._folder / "books.newest"
+        write_atomically(newest, pack(content, words))
         if self.path.exists():
             os.replace(self.path, self.older)
-        write_atomically(self.path, pack(content, words))
+        os.replace(newest, self.path)
+        sync(self._folder)
 
     def read(self) -> "Entry | None":
-        """The newest books that are whole; None where there are none at all."""
+        """The newest books that are whole; None where there are none at all.
+
+        Raises:
+            CheckpointError: there are some, and none is whole.
+        """
         complaints = []
         for path in (self.path, self.older):
             try:
-                return Entry(path, *_opened(path), complaints)
+                entry = Entry(path, *_opened(path), complaints)
             except FileNotFoundError:
                 continue
-            except (WireError, ValueError, KeyError, TypeError) as error:
+            except (OSError, WireError) as error:
                 complaints.append(f"{path}: {error}")
+                continue
+            if complaints:
+                # The next books must not push out the ones that are whole.
+                os.replace(self.path, self._folder / "books.damaged")
+            return entry
         if complaints:
             raise CheckpointError("; ".join(complaints))
         return None
@@ -98,11 +114,21 @@ class Entry:
         self.path, self.experiment = path, experiment
         self.complaints: list[str] = complaints
         self._arrays, self._state = arrays, state
-        self.about: dict[str, Any] = dict(state["about"])
+        self.about: dict[str, Any] = state["about"]
 
     def restore(self, server: Server) -> None:
-        """Take a freshly set up server to where the saved one was."""
+        """Take a freshly set up server to where the saved one was.
+
+        Raises:
+            CheckpointError: these are the books of another experiment or method.
+        """
         state, shapes = self._state, server.shapes
+        if self.experiment != server.setting.experiment:
+            raise CheckpointError(
+                f"{self.path}: are the books of experiment {self.experiment}, this is "
+                f"{server.setting.experiment}"
+            )
+        column = jax.ShapeDtypeStruct(server.bases.shape, np.dtype(np.float64))
         try:
             content = as_tree(
                 self._arrays,
@@ -111,12 +137,9 @@ class Entry:
                     "ledger": server.ledger.snapshot(),
                     "bases": server.bases,
                     "requests": dict.fromkeys(
-                        map(str, sorted(state["requests"])), server.request
+                        map(str, state["requests"]), server.request
                     ),
-                    "measured": [
-                        _columns(names, server.federation.clients)
-                        for names in state["measured"]
-                    ],
+                    "measured": jax.tree.map(lambda _: column, state["measured"]),
                 },
             )
         except WireError as error:
@@ -129,17 +152,37 @@ class Entry:
             int(client): jax.tree.map(jnp.asarray, asked)
             for client, asked in content["requests"].items()
         }
-        server.round, server.news = state["round"], News(*state["news"])
-        server.records = [Record.from_row(row) for row in state["records"]]
+        server.round, server.news = state["round"], state["news"]
+        server.records = state["records"]
         server.measured = content["measured"]
-        server.strays = Counter(state["strays"])
+        server.strays = state["strays"]
 
 
 def _opened(path: Path) -> tuple[dict[str, np.ndarray], str, dict[str, Any]]:
     arrays, words = unpack(path.read_bytes())
-    if not words["fedblend"].isdecimal() or int(words["fedblend"]) > VERSION:
-        raise ValueError(f"version {words['fedblend']} is newer than this fedblend")
-    return arrays, words["experiment"], json.loads(words["state"])
+    version = words.get("fedblend")
+    if version != str(VERSION):
+        raise WireError(f"is of version {version!r:.20}, this fedblend reads {VERSION}")
+    try:
+        state = json.loads(words["state"])
+        return arrays, words["experiment"], _checked(state)
+    except _DAMAGE as error:
+        raise WireError(f"its words are damaged ({type(error).__name__})") from None
+
+
+def _checked(state: dict[str, Any]) -> dict[str, Any]:
+    """What the words say, of the types that it has to be of."""
+    requests = [int(client) for client in state["requests"]]
+    return {
+        "begun": bool(state["begun"]),
+        "round": int(state["round"]),
+        "news": News(*state["news"]),
+        "records": [Record.from_row(row) for row in state["records"]],
+        "requests": sorted(requests),
+        "measured": [_columns(names) for names in state["measured"]],
+        "strays": Counter({str(k): int(v) for k, v in state["strays"].items()}),
+        "about": dict(state["about"]),
+    }
 
 
 def _names(measured: list) -> list:
@@ -149,9 +192,9 @@ def _names(measured: list) -> list:
     ]
 
 
-def _columns(names: dict, clients: int) -> dict:
-    column = jax.ShapeDtypeStruct((clients,), np.dtype(np.float64))
+def _columns(names: dict) -> dict:
+    """The structure of ``measured``, with nothing in it."""
     return {
-        split: {model: dict.fromkeys(metrics, column) for model, metrics in by.items()}
+        split: {model: dict.fromkeys(metrics, 0) for model, metrics in by.items()}
         for split, by in names.items()
     }

@@ -8,7 +8,6 @@ to know of it, its numbers of rows. Two nodes cannot be the same client at once.
 """
 
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
@@ -19,6 +18,9 @@ from fedblend.runtime.wire import WireError
 
 AGAIN = 15.0
 """Seconds after which a node that has not said who it is is asked again."""
+LATER = 60.0
+"""Seconds after which one that was turned away is: whoever was there in its name may be
+gone by then, or its owner may have changed what kept it away."""
 
 
 class Accept(Protocol):
@@ -43,19 +45,19 @@ class Directory:
         self.post, self.invitation, self.accept = post, invitation, accept
         self.clients: dict[int, Address] = {}
         self.turned_away: dict[Address, str] = {}
-        self.strays: Counter = Counter()
         self._note, self._clock = note, clock
         self._asked: dict[Address, float] = {}
 
     def where(self) -> dict[int, Address]:
         """The clients that can be reached now; strangers are asked who they are."""
         present = set(self.post.addresses())
-        known = set(self.clients.values()) | set(self.turned_away)
         now = self._clock()
         strangers = [
             address
-            for address in sorted(present - known)
-            if now - self._asked.get(address, -AGAIN) >= AGAIN
+            for address in sorted(present - set(self.clients.values()))
+            if address not in self._asked
+            or now - self._asked[address]
+            >= (LATER if address in self.turned_away else AGAIN)
         ]
         if strangers:
             data = letters.write(self.invitation)
@@ -82,8 +84,10 @@ class Directory:
             letter = letters.read(data)
         except WireError:
             return False
+        if letter.experiment not in (self.invitation.experiment, letters.UNREAD):
+            return False
         if letter.kind == "refused":
-            self._turn_away(address, str(letter.words.get("reason", ""))[:400])
+            self._turn_away(address, letters.line(letter.words.get("reason")))
             return True
         if letter.kind != "meet":
             return False
@@ -97,9 +101,11 @@ class Directory:
             self._turn_away(address, why)
             return True
         self.clients[client] = address
+        self.turned_away.pop(address, None)
         self._note("met", client=client)
         return True
 
     def _turn_away(self, address: Address, why: str) -> None:
+        if self.turned_away.get(address) != why:
+            self._note("turned away", node=str(address), reason=why)
         self.turned_away[address] = why
-        self._note("turned away", node=str(address), reason=why)

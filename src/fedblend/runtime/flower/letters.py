@@ -4,12 +4,13 @@
 
 A letter is a tree of arrays in the layout of ``wire``, whose metadata say what it is:
 the kind, the experiment, the round, the attempt, the client, the round whose state the
-client has to start from, a hash of names, shapes and dtypes of what it holds, and words
-in JSON. A checksum covers all of it. Nothing in a letter names code.
+client has to start from, and words in JSON. A checksum covers all of it. Nothing in a
+letter names code.
 """
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -23,9 +24,14 @@ KINDS = ("meet", "enroll", "round", "measure", "refused")
 """A node is met, enrolled, asked for rounds, and measures; or it refuses."""
 ENROLLED, UNKNOWN = -1, -2
 """In place of a round: the state after enrolment, and no state at all."""
+UNREAD = "unread"
+"""In place of the experiment: the answer to a letter that could not be read."""
 LONGEST_HEADER = 1 << 20
 """Bytes: names, shapes and words of a letter are never more."""
+LONGEST_LINE = 200
+"""Characters that are kept of what somebody else wrote."""
 _NUMBERS = ("round", "attempt", "client", "base")
+_DIGITS, _NAME = re.compile(r"-?[0-9]{1,10}"), re.compile(r"[A-Za-z0-9]{1,64}")
 _LARGEST = 2**31
 
 
@@ -77,18 +83,33 @@ def read(data: bytes, longest: int | None = None) -> Letter:
         raise WireError(f"a header of more than {LONGEST_HEADER} bytes")
     arrays, head = unpack(data)
     try:
-        numbers = {name: int(head[name]) for name in _NUMBERS}
+        numbers = {name: _number(head[name]) for name in _NUMBERS}
         words = json.loads(head["words"])
         kind, experiment = head["kind"], head["experiment"]
+        # It becomes the name of a folder.
+        named = _NAME.fullmatch(experiment)
     except (LookupError, ValueError, TypeError, RecursionError) as error:
         raise WireError(f"head is damaged ({type(error).__name__})") from None
     if kind not in KINDS or not isinstance(words, dict):
         raise WireError(f"no kind of letter: {str(kind)[:40]!r}")
     if any(not UNKNOWN <= number < _LARGEST for number in numbers.values()):
         raise WireError(f"numbers out of range: {numbers}")
-    if not isinstance(experiment, str) or not experiment.isalnum():
+    if not named:
         raise WireError("the name of the experiment is damaged")
     return Letter(kind, experiment, words=words, arrays=arrays, **numbers)
+
+
+def _number(text: str) -> int:
+    """A number as it is written, and in no other way that ``int`` would read."""
+    if not _DIGITS.fullmatch(text):
+        raise ValueError(text[:40])
+    return int(text)
+
+
+def line(text: Any) -> str:
+    """What somebody else wrote, as one short line that any log can hold."""
+    spaced = " ".join(str(text)[:LONGEST_LINE].split())
+    return "".join(c if " " <= c <= "~" else "?" for c in spaced)
 
 
 def message(letter: Letter, template: PyTree, key: Key) -> PyTree:

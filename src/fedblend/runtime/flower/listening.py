@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the server does with answers that arrived: checks, sums, tables."""
 
+import math
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
@@ -12,12 +13,19 @@ import numpy as np
 
 from fedblend import trees
 from fedblend.core import Algorithm, PyTree
+from fedblend.metrics import HIGHER_IS_BETTER
 from fedblend.runtime import reduce
 from fedblend.runtime.flower.letters import Letter
 from fedblend.runtime.flower.post import Answers, Rejected
 from fedblend.runtime.record import Measured
 from fedblend.runtime.reduce import DROPPED, HEARD, REJECTED
 from fedblend.runtime.rounds import Settings
+
+
+MODELS = ("personal", "shared", "local")
+"""What clients measure."""
+MOST_REASONS = 5
+"""Members of a cohort whose reasons are told, of all that were not heard."""
 
 
 def add(algorithm: Algorithm, tally, up, weight):
@@ -59,28 +67,47 @@ def measures(letter: Letter) -> dict[str, dict[str, dict[str, float]]]:
     """What a client measured, as far as it tells."""
     said = letter.words.get("measures")
     try:
-        return {
-            str(split): {
-                str(model): {str(name): float(value) for name, value in values.items()}
+        told = {
+            split: {
+                model: {name: float(value) for name, value in values.items()}
                 for model, values in models.items()
             }
             for split, models in said.items()  # type: ignore[union-attr]
         }
-    except (AttributeError, TypeError, ValueError):
+    except (AttributeError, TypeError, ValueError, OverflowError):
         raise Rejected("its measures are damaged") from None
+    for models in told.values():
+        for model, values in models.items():
+            for name, value in values.items():
+                known = name.partition("@")[0] in HIGHER_IS_BETTER and model in MODELS
+                if not (known and math.isfinite(value)):
+                    what = f"{name[:40]!r} of {model[:40]!r}"
+                    raise Rejected(f"its measures are damaged: {what} is {value:g}")
+    return told
 
 
 def table(told: Mapping[int, Any], clients: int, splits: Mapping[str, Any]) -> Measured:
-    """Measures of all clients; NaN where one did not tell."""
+    """Measures of all clients; NaN where one did not tell.
+
+    All models of a split have the same measures, and the personal one is among them,
+    so that they can be compared, whatever single clients keep to themselves.
+    """
     found: Measured = {}
+    for split in splits:
+        said = [models[split] for models in told.values() if models.get(split)]
+        models = {"personal", *(model for one in said for model in one)}
+        names = {name for one in said for values in one.values() for name in values}
+        if names:
+            found[split] = {
+                model: {name: np.full(clients, np.nan) for name in sorted(names)}
+                for model in MODELS
+                if model in models
+            }
     for client, measured in told.items():
-        for split, models in measured.items():
-            for model, values in models.items():
+        for split, columns in found.items():
+            for model, values in measured.get(split, {}).items():
                 for name, value in values.items():
-                    if split in splits:
-                        column = found.setdefault(split, {}).setdefault(model, {})
-                        column.setdefault(name, np.full(clients, np.nan))
-                        column[name][client] = value
+                    columns[model][name][client] = value
     return found
 
 
@@ -92,10 +119,13 @@ def status(answers: Answers, client: int) -> int:
 
 
 def reasons(answers: Answers) -> str:
-    """Who was not heard, and why, in a line."""
+    """Who was not heard, and why, in a line; of many only the first."""
     parts = [
         *(f"client {c} refused: {why}" for c, why in sorted(answers.refused.items())),
         *(f"client {c} rejected: {why}" for c, why in sorted(answers.rejected.items())),
         *(f"client {c} silent" for c in answers.silent),
     ]
+    more = len(parts) - MOST_REASONS
+    if more > 0:
+        parts[MOST_REASONS:] = [f"and {more} more were not heard"]
     return "; ".join(parts) or "all answered"

@@ -48,14 +48,14 @@ class Rules(NamedTuple):
     meet       (words) -> words: what the node says of itself, or a ``Refusal``.
     reveal     ({split: {model: {metric: value}}}, counts) -> the same: what may leave.
     note       (event, fields): writes to the audit log.
-    longest    bytes of a letter that are read at all.
+    longest    () -> bytes of a letter that are read at all, None without a limit.
     """
 
     join: Callable[[Mapping[str, Any]], Part]
     meet: Callable[[Mapping[str, Any]], dict[str, Any]]
     reveal: Callable[[dict, dict[str, int]], dict]
     note: Callable[..., None]
-    longest: int | None = None
+    longest: Callable[[], int | None]
 
 
 class Node:
@@ -69,7 +69,7 @@ class Node:
     def answer(self, data: bytes) -> bytes:
         """The answer to a letter; what cannot be done is refused in one line."""
         try:
-            letter = letters.read(data, self.rules.longest)
+            letter = letters.read(data, self.rules.longest())
         except WireError as error:
             self.rules.note("damaged letter", reason=str(error))
             return _refused(

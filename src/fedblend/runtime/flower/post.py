@@ -127,14 +127,18 @@ def correspond(
                 due[client] = clock() + patience.resend
         if mail:
             directory.send(mail)
-        for piece in directory.receive():
-            owners = {at: client for client, at in directory.clients.items()}
+        arrived = directory.receive()
+        owners = {at: client for client, at in directory.clients.items()}
+        for piece in arrived:
             client = owners.get(piece.address)
+            if piece.data is not None and len(answers.good) >= wanted:
+                answers.strays[f"client {client}: enough had answered"] += 1
+                continue
             if piece.data is not None:
                 _sort(piece.data, client, asked, answers, take, longest)
                 continue
             # Something between the node and us failed: ask again.
-            answers.strays[f"client {client}: {piece.error}"[:200]] += 1
+            answers.strays[f"client {client}: {letters.line(piece.error)}"] += 1
             if client in due:
                 due[client] = clock() + patience.pause
         if open_ones() and len(answers.good) < wanted:
@@ -156,9 +160,9 @@ def _sort(
         letter = letters.read(data, longest)
     except WireError as error:
         if sender is not None and sender in asked and sender not in answers.good:
-            answers.rejected[sender] = f"damaged: {error}"[:200]
+            answers.rejected[sender] = f"damaged: {letters.line(error)}"
         else:
-            answers.strays[f"client {sender}: damaged: {error}"[:200]] += 1
+            answers.strays[f"client {sender}: damaged: {letters.line(error)}"] += 1
         return
     client = letter.client
     if client != sender or client not in asked:
@@ -166,17 +170,18 @@ def _sort(
         answers.strays[what] += 1
         return
     head = asked[client][0]
-    same = (letter.experiment, letter.kind, letter.round)
-    if letter.kind == "refused" and letter.round == head.round:
-        answers.refused[client] = str(letter.words.get("reason", ""))[:400]
-    elif same != (head.experiment, head.kind, head.round):
+    same = (letter.experiment, letter.round) == (head.experiment, head.round)
+    unread = (letter.experiment, letter.kind) == (letters.UNREAD, "refused")
+    if not (same or unread) or letter.kind not in (head.kind, "refused"):
         what = f"client {client}: {letter.kind} of round {letter.round}"
         answers.strays[f"{what}, late or replayed"] += 1
     elif client in answers.good:
-        answers.strays[f"client {client}: the same answer again"] += 1
+        answers.strays[f"client {client}: answers again"] += 1
+    elif letter.kind == "refused":
+        answers.refused[client] = letters.line(letter.words.get("reason"))
     else:
         try:
             answers.good[client] = take(letter)
             answers.rejected.pop(client, None)
         except (Rejected, WireError) as error:
-            answers.rejected[client] = str(error)
+            answers.rejected[client] = letters.line(error)

@@ -49,6 +49,10 @@ from fedblend.runtime.record import (
 from fedblend.runtime.rounds import Members
 
 
+KINDS_OF_STRAYS = 1000
+"""Different ones that are remembered: others choose what they send us."""
+
+
 class BelowQuorum(RuntimeError):
     """Too few clients were heard; the books are as they were before the step."""
 
@@ -107,6 +111,12 @@ class News(NamedTuple):
         )
 
 
+class Measuring(NamedTuple):
+    """Who is measured."""
+
+    ids: np.ndarray
+
+
 class Server:
     """A federation in progress: take steps until it is done.
 
@@ -144,6 +154,8 @@ class Server:
         )
         self.ledger = Ledger(self.federation.clients, sizes)
         self.ledgers = [self.ledger]
+        self.measuring = Measuring(np.arange(self.federation.clients))
+        self._decode = jax.jit(self.algorithm.decode)
         self._add = jax.jit(partial(listening.add, self.algorithm))
         self._conclude = jax.jit(
             partial(listening.conclude, self.algorithm, self.engine.settings)
@@ -259,7 +271,8 @@ class Server:
         }
         answers = self._ask(asked, self._take_up, enough=cohort)
         heard = sorted(answers.good)
-        least = max(ceil(self.rules.quorum * cohort), 1)
+        # 0.55 of 20 are 11, and not 11.000000000000002.
+        least = max(ceil(round(self.rules.quorum * cohort, 9)), 1)
         if len(heard) < least:
             raise BelowQuorum(
                 f"round {number}: {len(heard)} of {cohort} clients were heard, the "
@@ -275,7 +288,7 @@ class Server:
         self.round = number + 1
         self.news = self.news.plus(time.perf_counter() - begun, totals)
         self.setting.note(
-            "counted", round=number, heard=heard, others=listening.reasons(answers)
+            "counted", round=number, heard=len(heard), others=listening.reasons(answers)
         )
 
     def _take_up(self, letter: Letter) -> tuple[PyTree, PyTree | None]:
@@ -286,8 +299,10 @@ class Server:
         said = jax.tree.map(jnp.asarray, letters.message(letter, template, key))
         listening.check(said)
         up, request = said
-        if self.rules.longest is not None:
-            listening.check(self.algorithm.decode(up).delta, self.rules.longest)
+        # What is finite as it travels need not be when it is decoded.
+        decoded = self._decode(up)
+        listening.check(decoded)
+        listening.check(decoded.delta, self.rules.longest)
         return up, request if asks else None
 
     def _hear(self, ups: Mapping[int, PyTree]) -> None:
@@ -354,7 +369,9 @@ class Server:
             enough=enough,
             longest=self.rules.largest,
         )
-        self.strays.update(answers.strays)
+        for what, times in answers.strays.items():
+            room = what in self.strays or len(self.strays) < KINDS_OF_STRAYS
+            self.strays[what if room else "others"] += times
         for kind in ("refused", "rejected"):
             for client, why in getattr(answers, kind).items():
                 self.setting.note(kind, client=client, reason=why)

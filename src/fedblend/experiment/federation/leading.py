@@ -1,0 +1,227 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""The server's side of an experiment: from a folder and a post to results.
+
+The folder is that of a run, see ``outputs``, with the server's books, its audit and the
+name of the experiment in it; all that a server which was killed needs to go on.
+"""
+
+import secrets
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from fedblend.core import Key
+from fedblend.experiment import central, harm, outputs, privacy, toml
+from fedblend.experiment.config import Config, check
+from fedblend.experiment.federation.agreement import (
+    method_of,
+    nodes_of,
+    root_of,
+    row_of,
+    task_of,
+    text_of,
+)
+from fedblend.experiment.federation.audit import Audit
+from fedblend.experiment.federation.roll import Counts, Roll
+from fedblend.experiment.outputs import Folder
+from fedblend.experiment.section import RunError
+from fedblend.report.harm import plot_harm, sentence
+from fedblend.runtime.flower.books import Books
+from fedblend.runtime.flower.directory import Directory
+from fedblend.runtime.flower.leading import rowless, setting
+from fedblend.runtime.flower.letters import UNKNOWN, Letter
+from fedblend.runtime.flower.post import Patience, Post
+from fedblend.runtime.flower.server import BelowQuorum, Rules, Server
+from fedblend.runtime.precision import precision
+
+
+def lead(
+    path: Path,
+    post: Post,
+    *,
+    shared_seed: bool = False,
+    on_step: Callable[[int, int], None] = lambda round, rounds: None,
+    poll: float = 0.2,
+) -> dict[str, Any]:
+    """Run the experiment of a folder to its end, from wherever it is.
+
+    Args:
+        path: a folder with config.toml.
+        post: how letters travel.
+        shared_seed: draw the server's noise from the seed that nodes know, too. Only
+            for tests: noise that clients can draw themselves protects nobody.
+        on_step: called with the round after every step.
+        poll: seconds between two looks into the letter box.
+
+    Returns:
+        The summary, as in ``summary.json``.
+
+    Raises:
+        RunError: it cannot go on, and why; the books are whole.
+    """
+    folder = Folder(path)
+    config = check(toml.read(folder.config), str(folder.config))
+    if folder.summary.exists():
+        return outputs.read_summary(folder)
+    books, audit = Books(path / "server"), Audit(path / "audit.jsonl")
+    try:
+        with precision(config.run.precision):
+            return _led(folder, config, books, audit, post, shared_seed, on_step, poll)
+    except BelowQuorum as error:
+        raise RunError(
+            f"{path}: {error}; the run stopped after its last counted round and goes "
+            "on with --resume"
+        ) from None
+    finally:
+        books.close()
+
+
+def _led(folder, config, books, audit, post, shared_seed, on_step, poll):
+    def note(event: str, **fields: Any) -> None:
+        plain = (str, int, float, bool)
+        audit.append(
+            event,
+            **{k: v if isinstance(v, plain) else str(v) for k, v in fields.items()},
+        )
+
+    known = _known(folder.path / "server" / "experiment.json")
+    entry = books.read()
+    for complaint in entry.complaints if entry is not None else ():
+        note("books were damaged", reason=complaint)
+    clients = nodes_of(config).clients
+    roll = Roll(config, clients, entry.about["counts"] if entry is not None else None)
+    words = {"config": text_of(config)}
+    invitation = Letter("meet", known["experiment"], UNKNOWN, words=words)
+    directory = Directory(post, invitation, roll.accept, note)
+    patience = _patience(config, poll)
+    counts = roll.complete(directory, patience)
+    server = _server(config, known, counts, directory, patience, note, shared_seed)
+    if entry is not None:
+        entry.restore(server)
+    about = {"counts": {name: held.tolist() for name, held in counts.items()}}
+    on_step(server.round, server.rounds)
+    while not server.done:
+        before = server.round
+        server.step()
+        books.save(server, about)
+        if server.records:
+            run: Any = server
+            outputs.write_metrics(folder, run, [_seed(config)])
+        if server.round != before:
+            on_step(server.round, server.rounds)
+    return _finish(folder, config, server, note)
+
+
+def _known(path: Path) -> dict[str, Any]:
+    """The name of the experiment and the server's secret, drawn once."""
+    if not path.exists():
+        drawn = {"experiment": secrets.token_hex(8), "secret": secrets.randbits(63)}
+        outputs.write_text(path, outputs.as_json(drawn))
+        path.chmod(0o600)
+    return outputs.read_json(path)
+
+
+def _patience(config: Config, poll: float) -> Patience:
+    asked = config.federation
+    if asked is None:
+        return Patience(poll=poll)
+    return Patience(
+        deadline=asked.deadline,
+        resend=asked.resend,
+        attempts=asked.attempts,
+        poll=poll,
+    )
+
+
+def _server(
+    config: Config, known, counts: Counts, directory, patience, note, shared_seed
+) -> Server:
+    clients = nodes_of(config).clients
+    built, run, asked = method_of(config, clients), config.run, config.federation
+    more: dict[str, Any] = {}
+    if asked is not None:
+        more = {
+            "quorum": asked.quorum,
+            "spare": asked.spare,
+            "longest": asked.longest_update,
+            "largest": asked.largest_answer,
+        }
+    rules = Rules(
+        rounds=run.rounds,
+        cohort=run.cohort or clients,
+        every=run.every or max(1, -(-run.rounds // 20)),
+        patience=patience,
+        **more,
+    )
+    root = root_of(config)
+    federation = rowless(counts, ())
+    capacities = {name: split.capacity for name, split in federation.splits.items()}
+    own = None
+    if config.central is not None and config.central.file is not None:
+        data = nodes_of(config)
+        rows = central.own_rows(config.central, task_of(data), None, data.seed)
+        own = rows.train.shard(0)
+    return Server(
+        setting(
+            built.algorithm,
+            built.model.init(root),
+            federation,
+            root,
+            rules,
+            row=row_of(task_of(nodes_of(config))),
+            experiment=known["experiment"],
+            terms={"config": text_of(config), "capacities": capacities},
+            note=note,
+            weights=run.weights,
+            reduction=run.reduction,
+            trim=run.trim,
+            central=own,
+            server_key=root if shared_seed else _server_key(config, known, root),
+        ),
+        directory,
+        rules,
+    )
+
+
+def _server_key(config: Config, known: dict[str, Any], root: Key) -> Key:
+    """Noise that protects is drawn from what nodes do not know."""
+    if config.privacy is None:
+        return root
+    low, high = known["secret"] & 0xFFFFFFFF, known["secret"] >> 32
+    return jax.random.wrap_key_data(jnp.asarray([high, low], jnp.uint32))
+
+
+def _seed(config: Config) -> int:
+    assert isinstance(config.run.seed, int)
+    return config.run.seed
+
+
+def _finish(folder: Folder, config: Config, server: Server, note) -> dict[str, Any]:
+    """Write what is known at the end; the summary last, it says that all is there."""
+    from fedblend.report.figures import plot_rows
+
+    seeds = [_seed(config)]
+    run: Any = server
+    outputs.write_models(folder, run, seeds)
+    outputs.write_clients(folder, run, seeds, {})
+    rows = outputs.rows(run, seeds)
+    harmed = harm.harm_of(run, rows, {}) if server.measured[0] else None
+    if server.measured[0]:
+        plot_rows(rows, folder.figures, server.measured)
+    if harmed is not None:
+        harm.write_harm(folder, harmed)
+        plot_harm(*harmed, folder.figures / "harm")
+    summary = {
+        "name": config.name,
+        "algorithm": getattr(config.algorithm, "name"),  # noqa: B009
+        **privacy.report(config, server.federation.clients),
+        **({} if harmed is None else {"harm": sentence(harmed.found)}),
+        "runs": [{"seed": seeds[0], **server.summary()}],
+    }
+    note("finished", round=server.round)
+    outputs.write_text(folder.summary, outputs.as_json(summary))
+    return outputs.read_json(folder.summary)

@@ -1,0 +1,173 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""A node, from its settings: its rows, policy and audit, and its half of the method."""
+
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from fedblend.core import Shard
+from fedblend.data.dataset import DataError
+from fedblend.data.federation import Shards, gather, held_out
+from fedblend.data.further import read_further
+from fedblend.experiment.config import Config
+from fedblend.experiment.federation.agreement import (
+    config_in,
+    method_of,
+    nodes_of,
+    root_of,
+    rounds_alone,
+    row_of,
+    task_of,
+)
+from fedblend.experiment.federation.audit import Audit
+from fedblend.experiment.federation.guard import guarded, secret_key
+from fedblend.experiment.federation.policy import Policy, load_policy
+from fedblend.experiment.federation.settings import Node as Settings
+from fedblend.experiment.section import ConfigError
+from fedblend.runtime.flower.letters import fingerprint
+from fedblend.runtime.flower.node import Node, Refusal, Rules
+from fedblend.runtime.flower.part import Own, Part
+
+
+def node_of(settings: Settings) -> Node:
+    """The node that these settings describe; nothing is read yet but its folder."""
+    settings.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    audit = Audit(settings.folder / "audit.jsonl")
+
+    def policy() -> Policy:
+        return _said(lambda: load_policy(settings.policy))
+
+    def note(event: str, **fields: Any) -> None:
+        plain = (str, int, float, bool)
+        audit.append(
+            event,
+            **{k: v if isinstance(v, plain) else str(v) for k, v in fields.items()},
+        )
+
+    def agreed(words: Mapping[str, Any]) -> Config:
+        config = _said(lambda: config_in(words))
+        refusal = policy().refusal(config)
+        if refusal:
+            raise Refusal(refusal)
+        return config
+
+    def meet(words: Mapping[str, Any]) -> dict[str, Any]:
+        config = agreed(words)
+        splits = _said(lambda: own_rows(settings, config))
+        return {
+            "counts": {name: split.total for name, split in splits.items()},
+            "row": fingerprint(row_of(task_of(nodes_of(config)))),
+            "audit": audit.head,
+        }
+
+    def join(terms: Mapping[str, Any]) -> Part:
+        config = agreed(terms)
+        protect = policy().protect
+        own = _said(lambda: _own(settings, config, terms))
+        if protect.clip is not None:
+            secret = secret_key(settings.folder / "secret")
+            guard = guarded(own.algorithm, protect, secret)
+            own = own._replace(algorithm=guard)
+        return Part(own)
+
+    return Node(
+        settings.folder,
+        settings.client,
+        Rules(
+            join=join,
+            meet=meet,
+            reveal=lambda seen, counts: policy().metrics(seen, counts),
+            note=note,
+            longest=lambda: policy().accept.max_message_bytes,
+        ),
+    )
+
+
+def _said(make: Callable[[], Any]) -> Any:
+    """What a function makes; what is wrong with files and configurations is refused."""
+    try:
+        return make()
+    except (ConfigError, DataError) as error:
+        raise Refusal(_nameless(str(error))) from None
+
+
+def _nameless(text: str) -> str:
+    """A line without the folders of this machine, which are nobody else's business."""
+    return re.sub(r"(?<!\S)(?:/[^/\s:]+)+/", "", text)
+
+
+def own_rows(settings: Settings, config: Config) -> dict[str, Shards]:
+    """The node's rows, a part of them held out as the configuration asks."""
+    data, rows = nodes_of(config), settings.data
+    inputs = rows.inputs if isinstance(rows.inputs, str) else None
+    further = read_further(
+        Path(rows.file), task_of(data), target=rows.target, inputs=inputs
+    )
+    assert not isinstance(data.test, str)
+    parts = held_out(
+        np.arange(len(further.rows[0])),
+        settings.client,
+        validation=data.validation,
+        test=data.test,
+        seed=data.seed,
+    )
+    if not len(parts[0]):
+        raise DataError(f"{rows.file}: no row is left to train on")
+    wanted = {
+        "train": True,
+        "validation": bool(data.validation),
+        "test": bool(data.test),
+    }
+    return {
+        name: gather(further.rows, [part])
+        for (name, needed), part in zip(wanted.items(), parts, strict=True)
+        if needed
+    }
+
+
+def _own(settings: Settings, config: Config, terms: Mapping[str, Any]) -> Own:
+    clients = nodes_of(config).clients
+    built = method_of(config, clients)
+    splits = own_rows(settings, config)
+    capacities = terms.get("capacities")
+    if not isinstance(capacities, dict) or set(capacities) != set(splits):
+        raise ConfigError("letter: has no capacities")
+    for name, split in splits.items():
+        room = capacities[name]
+        if not isinstance(room, int) or not split.total <= room <= 2**31 - 1:
+            raise ConfigError(f"letter: capacities.{name}: {room!r} is too small")
+    if settings.client >= clients:
+        raise ConfigError(
+            f"data.clients: {clients}, and this node is client {settings.client}"
+        )
+    alone = None
+    if built.local is not None:
+        alone = (built.local, rounds_alone(config, clients))
+    return Own(
+        client=settings.client,
+        algorithm=built.algorithm,
+        params=jax.eval_shape(built.model.init, jax.random.key(0)),
+        root=root_of(config),
+        splits=splits,
+        capacities=capacities,
+        measures=built.measures,
+        central=_elsewhere(config),
+        alone=alone,
+    )
+
+
+def _elsewhere(config: Config) -> Shard | None:
+    """Shapes and dtypes of the server's rows, where it has some."""
+    if config.central is None or config.central.file is None:
+        return None
+    rows = jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct((1, *leaf.shape), leaf.dtype),
+        row_of(task_of(nodes_of(config))),
+    )
+    number: Any = jax.ShapeDtypeStruct((), np.dtype(np.int32))
+    return Shard(rows, number, number, number, 1)
