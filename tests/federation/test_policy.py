@@ -2,6 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A node's policy: what is refused and why, and which measures are told."""
 
+import re
+from pathlib import Path
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -192,3 +195,15 @@ def test_an_empty_policy_has_the_defaults(tmp_path):
     assert load_policy(path) == Policy()
     path.write_text("[protect]\nclip = 2.0\nnoise = 0.5\n")
     assert load_policy(path).protect == Protect(clip=2.0, noise=0.5)
+
+
+def test_the_documented_policy_is_the_default_and_every_key_is_explained(tmp_path):
+    text = (Path(__file__).parents[2] / "docs" / "policy.md").read_text()
+    (shown,) = re.findall(r"^```toml\n(.*?)^```", text, re.M | re.S)
+    path = tmp_path / "policy.toml"
+    path.write_text(shown)
+    assert load_policy(path) == Policy()
+    tables = {"accept": Accept, "protect": Protect, "metrics": Metrics}
+    for table, section in tables.items():
+        for key in section.model_fields:
+            assert f"`{table}.{key}`" in text
