@@ -3,9 +3,12 @@
 """Mixed FL (2022): its claims, in the order of the ledger."""
 
 from fedblend.papers.claims import Claim
+from fedblend.papers.mixed.adaptive import M10
 from fedblend.papers.mixed.agreement import M1
+from fedblend.papers.mixed.blend import T1
 from fedblend.papers.mixed.central_batches import M7
 from fedblend.papers.mixed.characters import M4
+from fedblend.papers.mixed.clipping import M12
 from fedblend.papers.mixed.disagreement import M6
 from fedblend.papers.mixed.divergence import M9
 from fedblend.papers.mixed.faces import M3
@@ -16,4 +19,4 @@ from fedblend.papers.mixed.transfer import M11
 
 TITLE = "What Mixed FL claims, measured"
 
-CLAIMS: tuple[Claim, ...] = (M1, M2, M3, M4, M5, M6, M7, M8, M9, M11)
+CLAIMS: tuple[Claim, ...] = (M1, M2, M3, M4, M5, M6, M7, M8, M9, M10, M11, M12, T1)
