@@ -36,16 +36,26 @@ class CheckpointError(ValueError):
 def write_atomically(path: Path, data: bytes) -> None:
     """Put a whole file in its place, or leave the old one."""
     beside = path.with_name(path.name + ".new")
-    with open(beside, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(beside, path)
-    folder = os.open(path.parent, os.O_RDONLY)
     try:
-        os.fsync(folder)
+        with open(beside, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError:
+        # Half a file would keep a full disk full.
+        beside.unlink(missing_ok=True)
+        raise
+    os.replace(beside, path)
+    sync(path.parent)
+
+
+def sync(folder: Path) -> None:
+    """Have on disk what was moved in a folder."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
     finally:
-        os.close(folder)
+        os.close(handle)
 
 
 def save(path: Path, run: Run, about: Mapping[str, str] | None = None) -> None:

@@ -25,7 +25,10 @@ from fedblend.runtime.record import Record
 from fedblend.runtime.wire import WireError, as_tree, pack, unpack
 
 VERSION = 1
-_DAMAGE = (ValueError, LookupError, TypeError, AttributeError, RecursionError)
+_DAMAGE = (
+    *(ValueError, LookupError, TypeError, AttributeError, ArithmeticError),
+    RecursionError,
+)
 """What reading words can come to that are not ours."""
 
 
@@ -33,10 +36,13 @@ class Books:
     """The folder in which a server keeps its books; the lock is held while it lives."""
 
     def __init__(self, folder: Path):
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self.path, self.older = folder / "books", folder / "books.older"
         self._folder = folder
-        self._lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+        except OSError as error:
+            raise CheckpointError(f"{folder}: {error.strerror}") from None
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -50,7 +56,11 @@ class Books:
         os.close(self._lock)
 
     def save(self, server: Server, about: Mapping[str, Any]) -> None:
-        """Write down where the server is, with some words of the caller's."""
+        """Write down where the server is, with some words of the caller's.
+
+        Raises:
+            CheckpointError: they could not be written; those of before are whole.
+        """
         begun = server.down is not None
         content = {
             "server": (server.down, server.server) if begun else (),
@@ -77,11 +87,14 @@ class Books:
         }
         # The new ones are whole and on disk before anything is moved.
         newest = self._folder / "books.newest"
-        write_atomically(newest, pack(content, words))
-        if self.path.exists():
-            os.replace(self.path, self.older)
-        os.replace(newest, self.path)
-        sync(self._folder)
+        try:
+            write_atomically(newest, pack(content, words))
+            if self.path.exists():
+                os.replace(self.path, self.older)
+            os.replace(newest, self.path)
+            sync(self._folder)
+        except OSError as error:
+            raise CheckpointError(f"{self.path}: {error.strerror}") from None
 
     def read(self) -> "Entry | None":
         """The newest books that are whole; None where there are none at all.

@@ -21,7 +21,6 @@ from fedblend.runtime.record import Measured
 from fedblend.runtime.reduce import DROPPED, HEARD, REJECTED
 from fedblend.runtime.rounds import Settings
 
-
 MODELS = ("personal", "shared", "local")
 """What clients measure."""
 MOST_REASONS = 5

@@ -10,15 +10,15 @@ States that no letter can ask for any more are removed.
 
 ::
 
+    FOLDER/lock                           one letter at a time
     FOLDER/EXPERIMENT/terms.json          what was agreed when the node was enrolled
     FOLDER/EXPERIMENT/state-R             after round R; -1 is enrolment
     FOLDER/EXPERIMENT/personal.safetensors  the model that this client uses
 """
 
 import json
-import os
-import re
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,14 +27,10 @@ import jax.numpy as jnp
 
 from fedblend import keys
 from fedblend.runtime.checkpoint import write_atomically
-from fedblend.runtime.flower import letters
+from fedblend.runtime.flower import keeping, letters
 from fedblend.runtime.flower.letters import ENROLLED, Letter
 from fedblend.runtime.flower.part import Part
 from fedblend.runtime.wire import WireError, as_tree, pack, unpack
-
-KEPT = 3
-"""States: the one to start from, the newest, and one before in case the server itself
-has to go back to its last checkpoint but one."""
 
 
 class Refusal(ValueError):
@@ -68,29 +64,45 @@ class Node:
 
     def answer(self, data: bytes) -> bytes:
         """The answer to a letter; what cannot be done is refused in one line."""
+        letter = Letter("refused", letters.UNREAD, self.client)
         try:
             letter = letters.read(data, self.rules.longest())
-        except WireError as error:
-            self.rules.note("damaged letter", reason=str(error))
-            return _refused(
-                Letter("refused", "unknown", self.client), f"letter: {error}"
-            )
+            with keeping.alone(self.folder):
+                return self._done(letter)
+        except (Refusal, WireError) as error:
+            why = detail = letters.line(error)
+        except OSError as error:
+            why, detail = f"disk: {error.strerror}", letters.line(error)
+        except Exception as error:
+            # What went wrong in detail may tell of rows: it is for the owner alone.
+            why, detail = f"failed: {type(error).__name__}", letters.line(error)
+        # A full disk takes no log either, and the other side must hear of it.
+        with suppress(Exception):
+            self.rules.note("refused", letter=letter.kind, reason=why, detail=detail)
+        refusal = letter.answer("refused", reason=why)
+        return letters.write(refusal._replace(client=self.client))
+
+    def _done(self, letter: Letter) -> bytes:
+        """What a letter asks for is done; the answer."""
         do = {
             "meet": self._meet,
             "enroll": self._enroll,
             "round": self._round,
             "measure": self._measure,
         }.get(letter.kind)
-        try:
-            if do is None or letter.client not in (self.client, letters.UNKNOWN):
-                raise Refusal(
-                    f"client: a letter of kind {letter.kind!r} to client "
-                    f"{letter.client}, this node is client {self.client}"
-                )
-            return do(letter)
-        except (Refusal, WireError) as error:
-            self.rules.note("refused", letter=letter.kind, reason=str(error))
-            return _refused(letter, str(error))
+        addressed = (self.client, letters.UNKNOWN)[: 1 + (letter.kind == "meet")]
+        if do is None or letter.client not in addressed:
+            raise Refusal(
+                f"client: a letter of kind {letter.kind!r} to client "
+                f"{letter.client}, this node is client {self.client}"
+            )
+        if letter.kind in ("round", "measure") and letter.round < 0:
+            raise Refusal(f"letter: there is no round {letter.round}")
+        if letter.kind == "round" and letter.base >= letter.round:
+            raise Refusal(
+                f"letter: round {letter.round} cannot start from round {letter.base}"
+            )
+        return do(letter)
 
     def _meet(self, letter: Letter) -> bytes:
         said = self.rules.meet(letter.words)
@@ -106,9 +118,8 @@ class Node:
         place = self._place(letter)
         place.mkdir(parents=True, exist_ok=True, mode=0o700)
         write_atomically(place / "params", pack(params))
-        _save(place, ENROLLED, state)
-        terms = json.dumps(dict(letter.words), sort_keys=True).encode()
-        write_atomically(place / "terms.json", terms)
+        keeping.write_state(place, ENROLLED, state)
+        keeping.write_terms(place, letter.words)
         self._parts[letter.experiment] = part
         self.rules.note("enrolled", experiment=letter.experiment)
         return letters.write(letter.answer(), (hello, part.ask(state)))
@@ -118,8 +129,8 @@ class Node:
         state = self._state(place, letter.base, part)
         down = self._told(letter, part.message, part)
         up, after = jax.block_until_ready(part.client(down, state))
-        _save(place, letter.round, after)
-        _forget(place, letter.base, letter.round)
+        keeping.write_state(place, letter.round, after)
+        keeping.forget(place, letter.base, letter.round)
         self.rules.note("round", experiment=letter.experiment, round=letter.round)
         changed = self._asked_anew(part, state, after)
         asked = bool(jax.tree.leaves(changed))
@@ -170,9 +181,8 @@ class Node:
 
     def _part(self, letter: Letter) -> Part:
         if letter.experiment not in self._parts:
-            path = self._place(letter) / "terms.json"
             try:
-                terms = json.loads(path.read_bytes())
+                terms = keeping.read_terms(self._place(letter))
             except FileNotFoundError:
                 raise Refusal(
                     f"experiment: {letter.experiment} is not known here; the node was "
@@ -182,40 +192,10 @@ class Node:
         return self._parts[letter.experiment]
 
     def _state(self, place: Path, base: int, part: Part) -> Any:
-        path = place / f"state-{base}"
-        try:
-            arrays, _ = unpack(path.read_bytes())
-        except FileNotFoundError:
-            raise Refusal(
-                f"state: round {base} is asked for, this node has "
-                f"{sorted(_rounds(place))}"
-            ) from None
-        return jax.tree.map(jnp.asarray, as_tree(arrays, part.state))
+        return jax.tree.map(jnp.asarray, keeping.read_state(place, base, part.state))
 
     def _place(self, letter: Letter) -> Path:
         return self.folder / letter.experiment
-
-
-def _refused(letter: Letter, why: str) -> bytes:
-    return letters.write(letter.answer("refused", reason=why))
-
-
-def _save(place: Path, round: int, state: Any) -> None:
-    write_atomically(place / f"state-{round}", pack(state))
-
-
-def _rounds(place: Path) -> list[int]:
-    names = [re.fullmatch(r"state-(-?\d+)", entry.name) for entry in os.scandir(place)]
-    return [int(name[1]) for name in names if name]
-
-
-def _forget(place: Path, base: int, newest: int) -> None:
-    """Keep the two states in use, and the newest of those before."""
-    rest = sorted(r for r in _rounds(place) if r not in (base, newest))
-    before = [r for r in rest if r < base][-(KEPT - 2) :]
-    for round in rest:
-        if round not in before:
-            (place / f"state-{round}").unlink(missing_ok=True)
 
 
 def _without_round(template: Any) -> Any:

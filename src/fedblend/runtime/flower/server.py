@@ -48,7 +48,6 @@ from fedblend.runtime.record import (
 )
 from fedblend.runtime.rounds import Members
 
-
 KINDS_OF_STRAYS = 1000
 """Different ones that are remembered: others choose what they send us."""
 
