@@ -67,6 +67,8 @@ def advise(config: Config, rounds: int | None = None) -> Advice:
     table = config.central
     if table is None:
         raise ConfigError("central: is missing; there is no loss at the server to mix")
+    if table.penalty is not None:
+        raise ConfigError("central.penalty: advice needs rows of the server's own")
     if config.privacy is not None:
         raise ConfigError("privacy: trials on training rows are not private")
     if config.populations is not None:

@@ -26,6 +26,7 @@ from fedblend.experiment.holding import (
 )
 from fedblend.experiment.registry import ALGORITHMS, local_only
 from fedblend.experiment.section import ConfigError
+from fedblend.experiment.selecting import selected
 from fedblend.experiment.tasks import loss_name, losses_of, measures_of, model_of
 from fedblend.runtime.cohort import settled
 from fedblend.theory.constants import Smoothness
@@ -77,7 +78,9 @@ def build(config: Config) -> Built:
     """
     whole = load_dataset(config.data)
     task = task_of(whole)
-    dataset, server = central.set_aside(config.central, whole, config.data.seed)
+    dataset, server = central.set_aside(
+        config.central, whole, config.data.target, config.data.seed
+    )
     parts = share_out(config.data, dataset)
     federation, unseen = hold_out(config.data, dataset, parts), None
     if config.data.unseen:
@@ -90,6 +93,7 @@ def build(config: Config) -> Built:
         settled(drawn, federation.clients)[1],
         lambda loss: smoothness(config.model, loss, federation),
     )
+    found = found._replace(algorithm=selected(config, found.algorithm, federation))
     return Built(
         federation=federation,
         **found._asdict(),

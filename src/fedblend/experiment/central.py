@@ -2,11 +2,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The table ``[central]``: rows that the server holds itself, and how it uses them.
 
-Its rows are some classes, or a random share, of the dataset; no client has them. A part
-of them is kept for testing, where the shared model is measured at the end.
+Its rows are some classes, or a random share, of the dataset, which no client has then;
+or they are in a file of their own. A part of them is kept for testing, where the shared
+model is measured at the end.
 """
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Annotated, Any, Literal
 from warnings import catch_warnings, simplefilter
 
@@ -14,10 +16,11 @@ import jax
 import numpy as np
 from pydantic import Field, model_validator
 
-from fedblend import wrap
+from fedblend import models, wrap
 from fedblend.core import Algorithm, Batch, Loss, PyTree
-from fedblend.data.dataset import DataError, Dataset, generator
+from fedblend.data.dataset import DataError, Dataset, Rows, generator
 from fedblend.data.federation import Federation, federate
+from fedblend.data.further import Task, read_further, task_of
 from fedblend.experiment.section import (
     ConfigError,
     Count,
@@ -26,10 +29,14 @@ from fedblend.experiment.section import (
     NotNegative,
     Positive,
     Section,
+    Word,
 )
-from fedblend.wrap.central import on_rows
+from fedblend.wrap.central import of_parameters, on_rows
 
 Inside = Annotated[float, Field(gt=0, lt=1)]
+STRENGTH = 1e-3
+"""Of a penalty, if none is given."""
+_OF_ROWS = ("classes", "share", "file", "target", "test", "batch_size")
 
 
 class Central(Section):
@@ -39,6 +46,10 @@ class Central(Section):
     weight: Inside = 0.5
     classes: Annotated[list[Index], Field(min_length=1)] | None = None
     share: Inside | None = None
+    penalty: Literal["spreadout"] | None = None
+    strength: Positive | None = None
+    file: Word | None = None
+    target: Word | None = None
     test: Fraction = 0.2
     steps: Count = 1
     batch_size: Count | None = None
@@ -51,10 +62,23 @@ class Central(Section):
     upload: bool = False
 
     @model_validator(mode="after")
+    def _penalty_or_rows(self) -> "Central":
+        if self.penalty is None and self.strength is not None:
+            raise ValueError("strength: goes with penalty")
+        for name in _OF_ROWS:
+            if self.penalty is not None and name in self.model_fields_set:
+                raise ValueError(f"{name}: is for rows, and a penalty needs none")
+        return self
+
+    @model_validator(mode="after")
     def _goes_together(self) -> "Central":
-        if (self.classes is None) == (self.share is None):
-            what = "is missing" if self.share is None else "both are given"
-            raise ValueError(f"classes or share: {what}; exactly one is needed")
+        origins = (self.classes, self.share, self.file)
+        rows = self.penalty is None
+        if rows and sum(origin is not None for origin in origins) != 1:
+            what = "several are given" if any(origins) else "is missing"
+            raise ValueError(f"classes, share or file: {what}; exactly one is needed")
+        if self.target is not None and self.file is None:
+            raise ValueError("target: goes with file")
         if self.how == "one_way":
             for name in ("steps", "rate", "merge", "upload"):
                 if name in self.model_fields_set:
@@ -65,15 +89,17 @@ class Central(Section):
 
 
 def set_aside(
-    table: Central | None, dataset: Dataset, seed: int
+    table: Central | None, dataset: Dataset, target: str | None, seed: int
 ) -> tuple[Dataset, Federation | None]:
     """The clients' rows, and the server's as a federation of one.
 
     Raises:
         DataError: the rows cannot be divided so.
     """
-    if table is None:
+    if table is None or table.penalty is not None:
         return dataset, None
+    if table.file is not None:
+        return dataset, own_rows(table, task_of(dataset), target, seed)
     inputs, targets = dataset.rows
     mine = _mine(table, dataset, seed)
     if mine.all() or not mine.any():
@@ -82,14 +108,24 @@ def set_aside(
         )
     keys = None if dataset.keys is None else np.asarray(dataset.keys)[~mine]
     clients = dataset._replace(rows=(inputs[~mine], targets[~mine]), keys=keys)
-    rows = (inputs[mine], targets[mine])
+    return clients, _held(table, (inputs[mine], targets[mine]), seed)
+
+
+def own_rows(table: Central, task: Task, target: str | None, seed: int) -> Federation:
+    """The server's rows from its own file, as a federation of one."""
+    assert table.file is not None
+    rows = read_further(table.file, task, target=table.target or target).rows
+    return _held(table, rows, seed)
+
+
+def _held(table: Central, rows: Rows, seed: int) -> Federation:
     own = federate(rows, [np.arange(len(rows[0]))], test=table.test, seed=seed)
     if table.batch_size is not None and table.batch_size > own.train.total:
         raise DataError(
             f"central.batch_size: {table.batch_size} is more than the server's "
             f"{own.train.total} training rows"
         )
-    return clients, own
+    return own
 
 
 def _mine(table: Central, dataset: Dataset, seed: int) -> np.ndarray:
@@ -126,14 +162,22 @@ def mixed(
         settled = {"optimizer": table.rate, "merge": merge, "upload": table.upload}
     with catch_warnings():
         simplefilter("ignore")  # ``warnings`` says it
-        return wrap.mixed(
+        made = wrap.mixed(
             algorithm,
-            on_rows(loss, table.batch_size),
+            on_rows(loss, table.batch_size)
+            if table.penalty is None
+            else of_parameters(partial(_spreadout, table.strength or STRENGTH)),
             how=table.how,
             weights=(1 - table.weight, table.weight),
             steps=table.steps,
             **settled,
         )
+    # The dense layer is not part of the penalty, and its gradient need not be sent.
+    return made if table.penalty is None else wrap.nudge_only(made, ["embedding"])
+
+
+def _spreadout(strength: float, params: PyTree) -> jax.Array:
+    return models.spreadout(params, strength)
 
 
 def warnings(table: Central | None) -> list[str]:

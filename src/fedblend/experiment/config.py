@@ -22,7 +22,15 @@ from fedblend.experiment.populations import check as check_populations
 from fedblend.experiment.privacy import Privacy
 from fedblend.experiment.registry import AnyOptions
 from fedblend.experiment.section import ConfigError, Section
-from fedblend.experiment.sections import AnyData, AnyModel, Measure, Run, Word
+from fedblend.experiment.sections import (
+    AnyData,
+    AnyModel,
+    Leading,
+    Measure,
+    Run,
+    Word,
+)
+from fedblend.experiment.selecting import Select, check_tables
 
 VERSION = 1
 """The newest layout of the file that this version reads."""
@@ -41,14 +49,21 @@ class Config(Section):
     compress: Compress | None = None
     privacy: Privacy | None = None
     central: Central | None = None
+    select: Select | None = None
     populations: Populations | None = None
     run: Run
     measure: Measure = Measure()
+    federation: Leading | None = None
 
     @model_validator(mode="after")
     def _one_way_to_draw(self) -> "Config":
         if self.populations is not None:
             check_populations(self.populations, self.run.cohort)
+        return self
+
+    @model_validator(mode="after")
+    def _rows_to_look_up(self) -> "Config":
+        check_tables(self)
         return self
 
 
@@ -82,15 +97,17 @@ def check(content: dict[str, Any], where: str, folder: Path = Path()) -> Config:
 
 def _anchored(content: dict[str, Any], folder: Path) -> dict[str, Any]:
     """The content with the paths of its data made absolute."""
-    data = content.get("data")
-    if not isinstance(data, dict):
-        return content
-    paths = {
-        key: str((folder / data[key]).absolute())
-        for key in ("file", "path")
-        if isinstance(data.get(key), str) and data[key]
-    }
-    return {**content, "data": {**data, **paths}}
+    anchored = dict(content)
+    for name in ("data", "central"):
+        table = content.get(name)
+        if isinstance(table, dict):
+            paths = {
+                key: str((folder / table[key]).absolute())
+                for key in ("file", "path")
+                if isinstance(table.get(key), str) and table[key]
+            }
+            anchored[name] = {**table, **paths}
+    return anchored
 
 
 def dump(config: Config) -> str:

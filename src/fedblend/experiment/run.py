@@ -160,7 +160,8 @@ def _runs(config: Config, built: Built, folder: Folder) -> dict[str, Run]:
         key=built.key,
     )
     runs = {}
-    with named_by_key(private="privacy", mixed="central", strata="populations"):
+    names = {"private": "privacy", "mixed": "central", "strata": "populations"}
+    with named_by_key(**names, select="select"):
         if built.local is not None:
             runs["local"] = start(
                 built.local,

@@ -26,7 +26,10 @@ _KINDS = {
     "squared_error": ("regression",),
     "sequence_cross_entropy": ("sequence",),
     "multilabel": ("tags",),
+    "hinge": ("classes",),
 }
+_OWN_LOSSES = {"dual_encoder": "hinge"}
+"""Of models that have a loss of their own."""
 _METRICS = {
     "accuracy": ("classes", "binary", "sequence"),
     "auc": ("binary",),
@@ -37,12 +40,20 @@ _METRICS = {
 
 def loss_name(config: Config, task: Task) -> str:
     """The loss that is asked for, or the usual one."""
-    return config.model.loss or _LOSSES[task.kind]
+    own = _OWN_LOSSES.get(_name(config), _LOSSES[task.kind])
+    return config.model.loss or own
+
+
+def _name(config: Config) -> str:
+    return getattr(config.model, "name")  # noqa: B009
 
 
 def losses_of(config: Config, name: str, apply: Apply) -> tuple[Loss, Loss]:
     """The loss of that name as it is measured, and with the l2 term, as trained on."""
-    plain = getattr(objectives, name)(apply)
+    if name == "hinge":
+        plain = models.dual_encoder_loss()
+    else:
+        plain = getattr(objectives, name)(apply)
     return plain, objectives.l2(plain, config.model.l2) if config.model.l2 else plain
 
 
@@ -55,7 +66,9 @@ def model_of(config: Config, task: Task, loss: str) -> models.Model:
             f"{' or '.join(_KINDS[loss])}"
         )
     options = choice.model_dump(exclude={"name", "l2", "loss"})
-    name = getattr(choice, "name")  # noqa: B009
+    name = _name(config)
+    if loss == "hinge" and name != "dual_encoder":
+        raise ConfigError(f"model.loss: \"hinge\" is dual_encoder's, not {name}'s")
     if (name == "char_rnn") != (task.kind == "sequence"):
         kind = "sequences" if name == "char_rnn" else "single rows"
         raise ConfigError(

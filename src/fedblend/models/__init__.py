@@ -71,6 +71,15 @@ def _char_rnn(shape: tuple[int, ...], outputs: int, **options) -> Model:
     return char_rnn(outputs, **options)
 
 
+def _dual_encoder(shape: tuple[int, ...], outputs: int, **options) -> Model:
+    if len(shape) != 1:
+        raise ValueError(
+            f"dual_encoder: rows of shape {tuple(shape)} are no lists of numbers, "
+            "which are (length,)"
+        )
+    return dual_encoder(outputs - 1, **options)
+
+
 def _info(make: Callable, builder: Callable, description: str) -> ModelInfo:
     """The entry of a model; its options are the builder's keyword arguments."""
     parameters = inspect.signature(builder).parameters.values()
@@ -85,6 +94,7 @@ MODELS: dict[str, ModelInfo] = {
     "cnn": _info(cnn, cnn, "APFL's network: convolutions 20-50, hidden 512"),
     "large_cnn": _info(large_cnn, large_cnn, "EMNIST's: convolutions 32-64, 128"),
     "char_rnn": _info(_char_rnn, char_rnn, "next characters: embedding 8, LSTM 2x256"),
+    "dual_encoder": _info(_dual_encoder, dual_encoder, "next movie: embedding 16"),
 }
 """The models that ship, by name."""
 
