@@ -46,7 +46,7 @@ class Size(NamedTuple):
     points: int
 
 
-FULL = Size(None, 800, 5, 4, 10, (0.75, 1.5, 2.25), 75, 300, 5, 10)
+FULL = Size(None, 800, 10, 2, 5, (0.75, 1.5, 2.25), 150, 600, 5, 10)
 QUICK = Size(20, 200, 4, 5, 2, (20.0,), 0, 40, 2, 2)
 DATA = (
     "Clients are 214 users of quantumcomputing.stackexchange.com with 20 to 200 "
@@ -54,7 +54,7 @@ DATA = (
     f"{FULL.batch_size} and {FULL.steps} steps, where the paper has 342,477 users of "
     "Stack Overflow, 100 a round, windows of 100, batches of 8 and 16 steps; the "
     "server has 23,000 windows of WikiText-2, where the paper has five million "
-    "articles, and central batches by its rule (20 a step, 200 for one_way). The "
+    "articles, and central batches by its rule (20 a step, 100 for one_way). The "
     "network is a GRU of 64 with an embedding of 64, the paper's 1024 and 256; nothing "
     "is clipped. Users keep 10 % of their windows for testing and 10 % for validation; "
     "articles tested on are others than those trained on."
