@@ -126,3 +126,104 @@ def audit(
 
     found = verify(file, head)
     typer.echo(f"{file}: {found.lines} lines, unbroken; newest hash {found.head}")
+
+
+Settings = Annotated[Path, typer.Argument(metavar="FILE", help="node.toml.")]
+ServerSettings = Annotated[
+    Path, typer.Argument(metavar="FILE", help="server.toml that init wrote.")
+]
+
+
+def _server_settings(path: Path):
+    from fedblend.experiment.federation.settings import Server, load_as
+
+    return load_as(Server, path)
+
+
+@app.command("server")
+def server(settings: ServerSettings = Path("server.toml")) -> None:
+    """Keep the link running that nodes and experiments meet at; Ctrl-C ends it.
+
+    [bold]Example[/bold]
+
+    fedblend federation server server.toml
+    """
+    _complete()
+    from fedblend.experiment.federation.serving import serve_link
+
+    known = _server_settings(settings)
+    names = ", ".join(node.name for node in known.nodes)
+    serve_link(
+        known,
+        ready=lambda: typer.echo(f"link at {known.link}; nodes {names} may come"),
+        say=lambda line: typer.echo(line, err=True),
+    )
+
+
+@app.command("node")
+def node(settings: Settings = Path("node.toml")) -> None:
+    """Keep a node running; Ctrl-C ends it.
+
+    [bold]Example[/bold]
+
+    fedblend federation node node.toml
+    """
+    _complete()
+    from fedblend.experiment.federation.serving import serve_node
+    from fedblend.experiment.federation.settings import Node, load_as
+
+    known = load_as(Node, settings)
+    typer.echo(f"client {known.client} of {known.server}; logs in {known.folder}")
+    serve_node(known, settings, say=lambda line: typer.echo(line, err=True))
+
+
+@app.command("door", hidden=True)
+def door(settings: Settings) -> None:
+    """The warm process of a node; ``node`` starts it."""
+    _complete()
+    from fedblend.experiment.federation.serving import serve_door
+
+    serve_door(settings)
+
+
+@app.command("run")
+def run(
+    file: Annotated[Path, typer.Argument(help="The TOML file of the experiment.")],
+    settings: Annotated[
+        Path, typer.Option("--server", metavar="FILE", help="server.toml.")
+    ] = Path("server.toml"),
+    out: Annotated[
+        Path | None, typer.Option(help="Folder of results; runs/NAME by default.")
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on where it stopped.")
+    ] = False,
+) -> None:
+    """Run an experiment on the nodes, and write results to a folder.
+
+    On the machine of the server, while fedblend federation server runs. A server that
+    dies meanwhile is started anew and goes on.
+
+    [bold]Example[/bold]
+
+    fedblend federation run trial.toml --server server.toml --out runs/trial
+    """
+    _complete()
+    from fedblend.cli.running import results_folder, show_summary
+    from fedblend.experiment import outputs
+    from fedblend.experiment.config import load
+    from fedblend.experiment.federation import seeing_through
+
+    config, known = load(file), _server_settings(settings)
+    out = out or results_folder(config)
+    seeing_through.open_folder(out, config, known, resume)
+    last = -1
+
+    def on_step(round: int, rounds: int) -> None:
+        nonlocal last
+        if round != last:
+            last = round
+            screen.note(f"round {round} of {rounds}")
+
+    seeing_through.run_experiment(known, out, on_step=on_step, say=screen.note)
+    show_summary(out, outputs.read_summary(outputs.Folder(out)))

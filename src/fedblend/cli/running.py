@@ -66,7 +66,7 @@ def run(
     from fedblend.experiment.run import run_config
 
     config = load(file, [*(sets or []), *_seed_setting(seed or [])])
-    out = out or Path("runs") / re.sub(r"[^\w.-]+", "-", config.name)
+    out = out or results_folder(config)
     try:
         with lasting_interrupt() as stop, progress(config) as report:
 
@@ -87,10 +87,18 @@ def run(
         raise typer.Exit(screen.INTERRUPTED) from None
     except ConfigError as error:
         raise ConfigError(f"{file}: {error}") from None
-    _print(summary, out, format)
+    show_summary(out, summary, format)
 
 
-def _print(summary: dict[str, Any], out: Path, format: Format) -> None:
+def results_folder(config: "Config") -> Path:
+    """Where results go if no other place is named."""
+    return Path("runs") / re.sub(r"[^\w.-]+", "-", config.name)
+
+
+def show_summary(
+    out: Path, summary: dict[str, Any], format: Format = Format.table
+) -> None:
+    """Print how a run ended."""
     from fedblend.experiment.outputs import Folder, as_json, read_rows
 
     if format is Format.json:

@@ -80,6 +80,29 @@ def lead(
         books.close()
 
 
+STOPPED = "stopped.txt"
+"""Why a run stopped by itself; a server that was killed leaves no word."""
+
+
+def lead_noted(path: Path, post: Post, shared_seed: bool) -> None:
+    """Lead, and leave word in the folder if the run cannot go on."""
+    (path / STOPPED).unlink(missing_ok=True)
+    try:
+        lead(path, post, shared_seed=shared_seed)
+    except ValueError as error:
+        outputs.write_text(path / STOPPED, f"{error}\n")
+        raise
+
+
+def progress(path: Path) -> tuple[int, int]:
+    """The round that an experiment is in, and how many there are."""
+    try:
+        said = outputs.read_json(path / "server" / "progress.json")
+        return int(said["round"]), int(said["rounds"])
+    except (RunError, KeyError, TypeError, ValueError):
+        return 0, 0
+
+
 def _led(folder, config, books, audit, post, shared_seed, on_step, poll):
     def note(event: str, **fields: Any) -> None:
         plain = (str, int, float, bool)
@@ -103,7 +126,14 @@ def _led(folder, config, books, audit, post, shared_seed, on_step, poll):
     if entry is not None:
         entry.restore(server)
     about = {"counts": {name: held.tolist() for name, held in counts.items()}}
-    on_step(server.round, server.rounds)
+    said = folder.path / "server" / "progress.json"
+
+    def tell() -> None:
+        now = {"round": server.round, "rounds": server.rounds}
+        outputs.write_text(said, outputs.as_json(now))
+        on_step(server.round, server.rounds)
+
+    tell()
     while not server.done:
         before = server.round
         server.step()
@@ -112,7 +142,7 @@ def _led(folder, config, books, audit, post, shared_seed, on_step, poll):
             run: Any = server
             outputs.write_metrics(folder, run, [_seed(config)])
         if server.round != before:
-            on_step(server.round, server.rounds)
+            tell()
     return _finish(folder, config, server, note)
 
 

@@ -28,10 +28,16 @@ from fedblend.experiment.federation.audit import Audit
 from fedblend.experiment.federation.guard import guarded, secret_key
 from fedblend.experiment.federation.policy import Policy, load_policy
 from fedblend.experiment.federation.settings import Node as Settings
+from fedblend.experiment.federation.settings import load_as
 from fedblend.experiment.section import ConfigError
 from fedblend.runtime.flower.letters import fingerprint
 from fedblend.runtime.flower.node import Node, Refusal, Rules
 from fedblend.runtime.flower.part import Own, Part
+
+
+def node_at(path: Path) -> Node:
+    """The node whose node.toml this is."""
+    return node_of(load_as(Settings, path))
 
 
 def node_of(settings: Settings) -> Node:

@@ -1,0 +1,122 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""A node that stays warm: letters over a unix socket, to one long-lived process.
+
+Flower starts a process for every message; importing JAX and compiling there would take
+longer than most rounds. The process behind the socket has the rows loaded and the
+functions compiled. Nothing here imports JAX: the process in front must start quickly.
+
+Who may write to the socket is decided by the permissions of its folder, and checked
+again by the user id of whoever connects.
+"""
+
+import os
+import socket
+import stat
+import struct
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+_HEAD = struct.Struct("!Q")
+_PEER = struct.Struct("3i")
+CONNECT_WITHIN = 5.0
+"""Seconds."""
+
+
+class SocketError(OSError):
+    """The process behind a socket cannot be asked, and why."""
+
+
+def ask(path: Path, letter: bytes, within: float | None = None) -> bytes:
+    """The answer of the process behind a socket.
+
+    Args:
+        path: the socket.
+        letter: what to send.
+        within: seconds to wait for the answer, as long as it takes if None.
+
+    Raises:
+        SocketError: nobody is there, or it is not the owner's socket.
+    """
+    try:
+        owner = os.stat(path)
+        if not stat.S_ISSOCK(owner.st_mode) or owner.st_mode & stat.S_IWOTH:
+            raise SocketError(f"{path}: is not a socket that only its owner writes to")
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as line:
+            line.settimeout(CONNECT_WITHIN)
+            line.connect(str(path))
+            line.settimeout(within)
+            line.sendall(_HEAD.pack(len(letter)))
+            line.sendall(letter)
+            return _received(line, None)
+    except (OSError, ConnectionError) as error:
+        raise SocketError(f"{path}: {error.strerror or error}") from None
+
+
+def serve(
+    path: Path,
+    answer: Callable[[bytes], bytes],
+    *,
+    longest: Callable[[], int | None],
+    group: int | None = None,
+    ready: Callable[[], None] = lambda: None,
+) -> None:
+    """Answer letters, one after the other, until the process is told to stop.
+
+    Args:
+        path: where the socket goes; one that is left over is replaced.
+        answer: a letter's answer.
+        longest: () -> bytes of a letter that are read at all.
+        group: a group whose members may write to it, too.
+        ready: called when letters can come.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with suppress(FileNotFoundError):
+        path.unlink()
+    before = os.umask(0o177)
+    try:
+        listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        listening.bind(str(path))
+    finally:
+        os.umask(before)
+    if group is not None:
+        os.chown(path, -1, group)
+        os.chmod(path, 0o660)
+    listening.listen(8)
+    ready()
+    with listening:
+        while True:
+            line, _ = listening.accept()
+            with line, suppress(ConnectionError, TimeoutError):
+                if group is None and _user(line) not in (os.getuid(), 0):
+                    continue
+                line.settimeout(60.0)
+                letter = _received(line, longest())
+                reply = answer(letter)
+                line.sendall(_HEAD.pack(len(reply)))
+                line.sendall(reply)
+
+
+def _user(line: socket.socket) -> int:
+    """The user id of whoever connected, as the kernel knows it."""
+    peer = line.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
+    return _PEER.unpack(peer)[1]
+
+
+def _received(line: socket.socket, longest: int | None) -> bytes:
+    (size,) = _HEAD.unpack(_exactly(line, _HEAD.size))
+    if longest is not None and size > longest:
+        raise ConnectionError(f"{size} bytes, at most {longest} are taken")
+    return _exactly(line, size)
+
+
+def _exactly(line: socket.socket, size: int) -> bytes:
+    """So many bytes; memory grows with what really comes."""
+    data = bytearray()
+    while len(data) < size:
+        piece = line.recv(min(size - len(data), 1 << 20))
+        if not piece:
+            raise ConnectionError("the other side closed the line")
+        data += piece
+    return bytes(data)
