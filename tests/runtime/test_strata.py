@@ -148,11 +148,26 @@ def test_what_clients_say_on_joining_is_weighed_by_population():
     assert np.abs(np.asarray(run.shared) - wanted).max() < 1e-5
 
 
-def test_a_stopped_run_goes_on_bit_for_bit_and_other_strata_are_refused(tmp_path):
+def sampled_rounds(federation, rounds):
+    """Plain steps on the weighed gradients of drawn cohorts, in NumPy."""
+    found, size = settled(strata(SIZES), len(OF))
+    assert found is not None
+    _, weights = weighed(found, np.array(COUNTS))
+    here = np.zeros(DIM)
+    for members in drawing(len(OF), size, found)(ROOT, range(rounds)):
+        slopes = []
+        for client in members:
+            matrix, vector = (part.mean(0) for part in federation.train.rows(client))
+            slopes.append(matrix @ here - vector)
+        here = here - 0.1 * np.average(slopes, 0, weights[members])
+    return here
+
+
+def test_a_sampled_run_is_the_loops_and_goes_on_where_it_stopped(tmp_path):
     federation = quadratics()
 
     def begin(cohort):
-        algorithm = fb.fedavg(LOSS, 0.1, steps=2, batch_size=1)
+        algorithm = fb.fedavg(LOSS, 0.1, steps=1, batch_size=None)
         settings = {"rounds": 4, "every": 2, "cohort": cohort}
         return fb.simulate(algorithm, jnp.zeros(DIM), federation, ROOT, **settings)
 
@@ -163,6 +178,7 @@ def test_a_stopped_run_goes_on_bit_for_bit_and_other_strata_are_refused(tmp_path
     later = begin(strata(SIZES))
     checkpoint.restore(tmp_path / "saved", later)
     assert np.array_equal(later.complete().shared, whole.shared)
+    assert np.abs(np.asarray(whole.shared) - sampled_rounds(federation, 4)).max() < 1e-6
     other = begin(fb.Strata(OF[::-1], WEIGHTS, SIZES))
     with pytest.raises(checkpoint.CheckpointError, match="strata"):
         checkpoint.restore(tmp_path / "saved", other)
