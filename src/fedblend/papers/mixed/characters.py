@@ -14,7 +14,6 @@ from fedblend.papers.mixed.examples import added_bytes, copied_bytes, with_copie
 from fedblend.papers.mixed.figures import confident
 from fedblend.papers.mixed.task import (
     Curves,
-    Method,
     Task,
     central_alone,
     clients_alone,
@@ -46,22 +45,22 @@ def check(quick: bool, folder: Path) -> Finding:
         for name, method in methods.items()
     }
 
-    def curves(name: str, method: Method) -> dict[str, Any]:
+    def run(name: str) -> Curves:
         return course(
-            *(this, method),
+            *(this, methods[name]),
             rates=[rates[name]] * size.seeds,
             seeds=range(1, size.seeds + 1),
             rounds=size.rounds,
             every=size.rounds // size.points,
-        )._asdict()
+        )
 
-    found = {}
-    for name, method in methods.items():
-        known = kept(name, lambda name=name, method=method: curves(name, method))
-        values = {metric: np.array(v, float) for metric, v in known["values"].items()}
-        found[name] = Curves(np.array(known["rounds"]), values)
+    found = {
+        name: text.curves(kept, name, lambda name=name: run(name)) for name in methods
+    }
     last = {
-        name: {metric: float(values[:, -1].mean()) for metric, values in of[1].items()}
+        name: {
+            metric: float(values[:, -1].mean()) for metric, values in of.values.items()
+        }
         for name, of in found.items()
     }
     gaps = {
@@ -135,12 +134,14 @@ def _table(
             [
                 name,
                 f"{rates[name] / task.weights[0]:g}",
-                _spread(100 * text.mixture(of.values, "accuracy")[:, -1], 2),
+                _spread(
+                    100 * text.measured_on("both", of.values, "accuracy")[:, -1], 2
+                ),
                 *(
                     _spread(100 * of.values[f"accuracy@{source}"][:, -1], 2)
                     for source in sources
                 ),
-                _spread(text.mixture(of.values, "loss")[:, -1], 3),
+                _spread(text.measured_on("both", of.values, "loss")[:, -1], 3),
             ]
             for name, of in found.items()
         ),
@@ -152,18 +153,13 @@ def _spread(values: np.ndarray, digits: int) -> str:
 
 
 def _figure(found: dict[str, Curves]) -> Any:
-    words = {"both": "posts and articles", "clients": "posts", "central": "articles"}
-    with panels(2, len(words), width=3.8) as (figure, axes):
-        for column, (source, title) in enumerate(words.items()):
+    with panels(2, len(text.TITLES), width=3.8) as (figure, axes):
+        for column, (source, title) in enumerate(text.TITLES.items()):
             axes[0, column].set_title(title)
             axes[1, column].set_xlabel("rounds")
             for row, metric in enumerate(("accuracy", "loss")):
                 for number, (name, of) in enumerate(found.items()):
-                    values = (
-                        text.mixture(of.values, metric)
-                        if source == "both"
-                        else of.values[f"{metric}@{source}"]
-                    )
+                    values = text.measured_on(source, of.values, metric)
                     confident(
                         *(axes[row, column], of.rounds[1:], values[:, 1:]),
                         color=f"C{number}",

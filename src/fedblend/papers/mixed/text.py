@@ -7,7 +7,7 @@ are tried by all methods alike, with two seeds, for a part of the rounds, and ju
 the accuracy on validation rows of both sides, in the mixture's weights.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,11 +16,20 @@ import numpy as np
 import fedblend as fb
 from fedblend.papers.flix.text import pairs
 from fedblend.papers.kept import Kept
-from fedblend.papers.mixed.task import Method, Task, course, on_part, with_test
+from fedblend.papers.mixed.task import (
+    Curves,
+    Method,
+    Task,
+    course,
+    on_part,
+    with_test,
+)
 
 WEIGHTS = (0.75, 0.25)
 """The paper's."""
 SIDES = ("clients", "central")
+TITLES = {"both": "posts and articles", "clients": "posts", "central": "articles"}
+"""What rows of these are called in figures."""
 TRIED = (100, 101)
 """Seeds with which rates are tried."""
 LENGTH, LEAST, MOST = 40, 20, 200
@@ -129,13 +138,12 @@ def _joined(pieces: list[tuple]) -> tuple:
     return tuple(np.concatenate(parts) for parts in zip(*pieces, strict=True))
 
 
-def mixture(values: Mapping[str, Any], metric: str) -> np.ndarray:
-    """A metric over both sides' rows, weighed as in training."""
-    ours, theirs = (
-        weight * np.asarray(values[f"{metric}@{side}"], np.float64)
-        for weight, side in zip(WEIGHTS, SIDES, strict=True)
-    )
-    return ours + theirs
+def measured_on(source: str, values: Mapping[str, Any], metric: str) -> np.ndarray:
+    """A metric on a source's rows; "both" are the sides, weighed as in training."""
+    if source != "both":
+        return np.asarray(values[f"{metric}@{source}"], np.float64)
+    ours, theirs = (measured_on(side, values, metric) for side in SIDES)
+    return WEIGHTS[0] * ours + WEIGHTS[1] * theirs
 
 
 def kept_in(folder: Path, task: Task, size: Size) -> Kept:
@@ -143,6 +151,13 @@ def kept_in(folder: Path, task: Task, size: Size) -> Kept:
     counts = {name: part.counts for name, part in task.federation.splits.items()}
     settings = {**size._asdict(), "held": len(task.held[0]), "counts": counts}
     return Kept(folder, {**settings, "length": LENGTH, "weights": WEIGHTS})
+
+
+def curves(kept: Kept, name: str, compute: Callable[[], Curves]) -> Curves:
+    """The curves that are kept, or computed now."""
+    known = kept(name, lambda: compute()._asdict())
+    values = {metric: np.array(v, float) for metric, v in known["values"].items()}
+    return Curves(np.array(known["rounds"]), values)
 
 
 def tuned(task: Task, size: Size, name: str, method: Method, kept: Kept) -> float:
@@ -168,5 +183,7 @@ def tuned(task: Task, size: Size, name: str, method: Method, kept: Kept) -> floa
             ).values
         ),
     )
-    found = mixture(tried, "accuracy")[:, -1].reshape(-1, tries).mean(axis=1)
+    found = (
+        measured_on("both", tried, "accuracy")[:, -1].reshape(-1, tries).mean(axis=1)
+    )
     return size.rates[int(np.nan_to_num(found).argmax())]

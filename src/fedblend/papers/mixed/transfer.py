@@ -3,7 +3,7 @@
 """M11: one source after the other forgets the first, as in Figure 13."""
 
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -13,9 +13,11 @@ from fedblend.papers.kept import Kept
 from fedblend.papers.mixed import text
 from fedblend.papers.mixed.figures import confident
 from fedblend.papers.mixed.task import (
+    Curves,
     Task,
     central_alone,
     clients_alone,
+    course,
     curves_of,
     measured,
     way,
@@ -27,19 +29,7 @@ ORDERS = {"clients, then server": text.SIDES, "server, then clients": text.SIDES
 PARALLEL = "parallel"
 
 
-class Course(NamedTuple):
-    """``values[metric][seeds, points]`` after these rounds; the switch is half way."""
-
-    rounds: np.ndarray
-    values: dict[str, np.ndarray]
-
-    def change(self, side: str) -> np.ndarray:
-        """How much accuracy a side's rows have gained since the switch, by seed."""
-        accuracies = self.values[f"accuracy@{side}"]
-        return accuracies[:, -1] - accuracies[:, len(self.rounds) // 2]
-
-
-def courses(task: Task, size: text.Size, kept: Kept) -> dict[str, Course]:
+def courses(task: Task, size: text.Size, kept: Kept) -> dict[str, Curves]:
     """Both orders, and parallel training for as long as both parts."""
     alone = {"clients": clients_alone(task), "central": central_alone(task)}
     both = way(task, PARALLEL)
@@ -51,7 +41,7 @@ def courses(task: Task, size: text.Size, kept: Kept) -> dict[str, Course]:
     rounds = size.rounds // 2
     every = rounds // (size.points // 2)
 
-    def in_turn(sides: tuple[str, ...]) -> dict[str, Any]:
+    def in_turn(sides: tuple[str, ...]) -> Curves:
         parts, starts = [], None
         for side in sides:
             run = measured(
@@ -63,31 +53,31 @@ def courses(task: Task, size: text.Size, kept: Kept) -> dict[str, Course]:
             parts.append(curves_of(run, task))
             starts = run.shared
         first, second = parts
-        return {
-            "rounds": np.concatenate([first.rounds, rounds + second.rounds[1:]]),
-            "values": {
+        return Curves(
+            np.concatenate([first.rounds, rounds + second.rounds[1:]]),
+            {
                 name: np.concatenate([values, second.values[name][:, 1:]], axis=1)
                 for name, values in first.values.items()
             },
-        }
+        )
 
-    def at_once() -> dict[str, Any]:
-        lanes = ([rates[PARALLEL]] * size.seeds, seeds)
-        run = measured(task, both, *lanes, rounds=2 * rounds, every=every)
-        return curves_of(run, task)._asdict()
+    def at_once() -> Curves:
+        lanes = {"rates": [rates[PARALLEL]] * size.seeds, "seeds": seeds}
+        return course(task, both, **lanes, rounds=2 * rounds, every=every)
 
-    known = {
-        name: kept(name.replace(",", ""), lambda sides=sides: in_turn(sides))
+    found = {
+        name: text.curves(
+            kept, name.replace(",", ""), lambda sides=sides: in_turn(sides)
+        )
         for name, sides in ORDERS.items()
     }
-    known[PARALLEL] = kept(PARALLEL, at_once)
-    return {
-        name: Course(
-            np.array(of["rounds"]),
-            {metric: np.array(v, float) for metric, v in of["values"].items()},
-        )
-        for name, of in known.items()
-    }
+    return {**found, PARALLEL: text.curves(kept, PARALLEL, at_once)}
+
+
+def change(curves: Curves, side: str) -> tuple[float, float]:
+    """Accuracy that a side's rows gain in the second half, and its error over seeds."""
+    accuracies = text.measured_on(side, curves.values, "accuracy")
+    return _mean_and_error(accuracies[:, -1] - accuracies[:, len(curves.rounds) // 2])
 
 
 def check(quick: bool, folder: Path) -> Finding:
@@ -95,11 +85,12 @@ def check(quick: bool, folder: Path) -> Finding:
     this, size = text.task(quick), text.QUICK if quick else text.FULL
     found = courses(this, size, text.kept_in(folder, this, size))
     changes = {
-        name: {side: _mean_and_error(of.change(side)) for side in text.SIDES}
+        name: {side: change(of, side) for side in text.SIDES}
         for name, of in found.items()
     }
     ends = {
-        name: text.mixture(of.values, "accuracy")[:, -1] for name, of in found.items()
+        name: text.measured_on("both", of.values, "accuracy")[:, -1]
+        for name, of in found.items()
     }
     beyond = {name: _mean_and_error(ends[PARALLEL] - ends[name]) for name in ORDERS}
     holds = {
@@ -159,19 +150,14 @@ def _surely(value: tuple[float, float], least: float, sign: int) -> bool:
     return bool(mean >= least and mean > 2 * error)
 
 
-def _figure(found: dict[str, Course]) -> Any:
-    words = {"both": "posts and articles", "clients": "posts", "central": "articles"}
-    with panels(1, len(words), width=3.8, height=3) as (figure, axes):
-        for column, (source, title) in enumerate(words.items()):
+def _figure(found: dict[str, Curves]) -> Any:
+    with panels(1, len(text.TITLES), width=3.8, height=3) as (figure, axes):
+        for column, (source, title) in enumerate(text.TITLES.items()):
             here = axes[0, column]
             here.set_title(title)
             here.set_xlabel("rounds")
             for number, (name, of) in enumerate(found.items()):
-                values = (
-                    text.mixture(of.values, "accuracy")
-                    if source == "both"
-                    else of.values[f"accuracy@{source}"]
-                )
+                values = text.measured_on(source, of.values, "accuracy")
                 confident(
                     *(here, of.rounds[1:], values[:, 1:]),
                     color=f"C{number}",
