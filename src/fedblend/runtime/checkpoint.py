@@ -41,11 +41,11 @@ def write_atomically(path: Path, data: bytes) -> None:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
+        os.replace(beside, path)
     except OSError:
         # Half a file would keep a full disk full.
         beside.unlink(missing_ok=True)
         raise
-    os.replace(beside, path)
     sync(path.parent)
 
 
