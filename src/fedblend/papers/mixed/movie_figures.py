@@ -79,7 +79,7 @@ def costs(
                 heights,
                 color=["C1" if label in WAYS else "C0" for label in labels],
             )
-            at.bar_label(drawn, fmt="{:.3g}", padding=2)
+            at.bar_label(drawn, fmt="{:.4g}", padding=2)
             at.set_yscale("log")
             at.set_ylim(min(heights) / 4, max(heights) * 3)
             at.set_title(title)
