@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A federation in one process: real nodes and a real server over a post of lists."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,7 @@ class Box:
     def addresses(self) -> list[int]:
         return sorted(self.nodes)
 
-    def send(self, mail: dict[int, bytes]) -> None:
+    def send(self, mail: Mapping[int, bytes]) -> None:
         for address, data in mail.items():
             self.sent += len(data)
             node = self.nodes.get(address)
@@ -100,7 +100,7 @@ class Wired:
             join=lambda terms: Part(own),
             meet=lambda words: {"counts": {"train": int(own.splits["train"].total)}},
             reveal=lambda seen, counts: seen,
-            note=lambda event, **fields: self.notes.append((event, fields)),
+            note=self.note,
             longest=lambda: None,
         )
         return Node(self.folder / f"node{client}", client, rules)
@@ -126,8 +126,9 @@ class Wired:
         )
         return Server(chosen, directory, self.rules)
 
-    def note(self, event: str, **fields: Any) -> None:
+    def note(self, event: str, **fields: Any) -> str:
         self.notes.append((event, fields))
+        return str(len(self.notes))
 
     def complete(self, server: Server) -> Server:
         while not server.done:

@@ -4,6 +4,7 @@
 
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 
@@ -15,7 +16,8 @@ from fedblend.experiment.federation.settings import load_as
 from fedblend.experiment.federation.taking_part import node_of
 from fedblend.experiment.run import run_config
 from fedblend.experiment.section import RunError
-from fedblend.runtime.wire import unpack
+from fedblend.runtime.flower import keeping, letters
+from fedblend.runtime.wire import as_tree, unpack
 from loopback import Box
 
 CLIENTS, ROWS = 3, (40, 25, 33)
@@ -143,3 +145,50 @@ def test_a_node_refuses_what_its_policy_does_not_allow(place, tmp_path):
         lead(experiment(tmp_path / "run", text), Box(refusing), poll=0.0)
     logged = (tmp_path / "node0" / "state" / "audit.jsonl").read_text()
     assert "accept.algorithms" in logged.splitlines()[-1]
+
+
+def test_a_change_of_the_policy_counts_from_the_next_letter_on(place, tmp_path):
+    there = nodes(place, tmp_path)
+    text = FEDERATED.replace("deadline = 5.0", "deadline = 0.3")
+    box = Box(there)
+
+    def after_the_first_round(address, data):
+        if address == 101 and b'"counted"' not in data:
+            written = tmp_path / "node1" / "policy.toml"
+            if (tmp_path / "run" / "server" / "books").exists():
+                written.write_text('[accept]\nalgorithms = ["fedavg"]\n')
+        return [data]
+
+    box.spoil = after_the_first_round
+    with pytest.raises(RunError, match=r"accept\.algorithms.*--resume"):
+        lead(experiment(tmp_path / "run", text), box, poll=0.0)
+    (tmp_path / "node1" / "policy.toml").write_text(POLICY)
+    box.spoil = lambda address, data: [data]
+    assert lead(tmp_path / "run", box, poll=0.0)["runs"][0]["round"] == 4
+
+
+def test_under_noise_a_round_is_answered_for_one_message(place, tmp_path):
+    strict = POLICY + "[protect]\nclip = 1.0\nnoise = 0.5\n"
+    text = FEDERATED.replace('"apfl"', '"fedavg"').replace("alpha = 0.5\n", "")
+    box = Box(nodes(place, tmp_path, strict))
+    asked = []
+    send = box.send
+
+    def listening(mail):
+        asked.extend(mail.values())
+        send(mail)
+
+    box.send = listening
+    lead(experiment(tmp_path / "run", text), box, poll=0.0)
+    data = next(
+        data
+        for data in reversed(asked)
+        if (letters.read(data).kind, letters.read(data).client) == ("round", 1)
+    )
+    node, letter = box.nodes[101], letters.read(data)
+    assert letters.read(node.answer(data)).kind == "round"
+    part = node.rules.join(keeping.read_terms(node.folder / letter.experiment))
+    told = as_tree(letter.arrays, part.message._replace(round=None))
+    moved = jax.tree.map(lambda leaf: leaf + np.float32(1e-3), told)
+    refused = letters.read(node.answer(letters.write(letter, moved)))
+    assert "another message" in refused.words["reason"]

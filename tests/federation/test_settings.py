@@ -39,7 +39,7 @@ NODE = {
     "key": "node.key",
     "folder": "state",
     "policy": "policy.toml",
-    "data": {"file": "rows.csv", "target": "label", "inputs": ["x", "y"]},
+    "data": {"file": "rows.csv", "target": "label", "inputs": "x"},
 }
 
 
@@ -63,7 +63,7 @@ def test_paths_are_relative_to_the_file(tmp_path):
     assert node.server == Address("2001:db8::1", 443)
     assert str(node.server) == "[2001:db8::1]:443"
     assert node.data.file == tmp_path / "rows.csv"
-    assert node.data.inputs == ["x", "y"]
+    assert node.data.inputs == "x"
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_paths_are_relative_to_the_file(tmp_path):
          'nodes: "a" is named twice'),
         (NODE, "client=-1", "client: -1 is not at least 0"),
         (NODE, "data.fil='x'", "data.fil: unknown key; did you mean 'file'?"),
-        (NODE, "data.kind='words'", 'data.kind: "words" is not one of'),
+        (NODE, "data.inputs=3", "data.inputs: 3 is not text"),
         (NODE, "data=1", "data: 1 is not a table"),
     ],
 )  # fmt: skip

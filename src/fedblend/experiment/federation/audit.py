@@ -14,7 +14,7 @@ import fcntl
 import hashlib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from io import FileIO
 from pathlib import Path
@@ -37,6 +37,14 @@ class Verified(NamedTuple):
 
     lines: int
     head: str
+
+
+def plain(fields: Mapping[str, Any]) -> dict[str, str | int | float | bool]:
+    """Facts as a line takes them: what is no plain value becomes a short text."""
+    return {
+        name: value if isinstance(value, int | float | bool) else str(value)[:400]
+        for name, value in fields.items()
+    }
 
 
 class Audit:

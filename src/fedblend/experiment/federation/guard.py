@@ -3,8 +3,9 @@
 """What the operator of a node has done to answers before they leave.
 
 The change of the model is cut to a length, and noise is added that nobody else can
-draw: its key comes from a secret of the node's, and from the round, so that an answer
-that has to be computed again is the same one.
+draw: its key comes from a secret of the node's, the experiment and the round, so that
+an answer that has to be computed again is the same one. The same noise on two answers
+to different messages would cancel out: under noise a round is answered for one message.
 """
 
 import os
@@ -34,11 +35,23 @@ def secret_key(path: Path) -> Key:
     return jax.random.wrap_key_data(jnp.asarray(words))
 
 
-def guarded(algorithm: Algorithm, protect: Protect, secret: Key) -> Algorithm:
+def guarded(
+    algorithm: Algorithm, protect: Protect, secret: Key, experiment: str
+) -> Algorithm:
     """The algorithm, with what the operator wants done to a client's answers."""
     if protect.clip is None:
         return algorithm
     longest = protect.clip
+    own_key = keys.named(keys.named(secret, "guard"), experiment)
+
+    def enroll(params, shard, key):
+        hello, client = algorithm.enroll(params, shard, key)
+        if jax.tree.leaves(hello):
+            raise Refusal(
+                "policy protect.clip: this algorithm tells of a model of this node's "
+                "own at enrolment, which clipping does not bound"
+            )
+        return hello, client
 
     def client(down, client, shard, key):
         up, after = algorithm.client(down, client, shard, key)
@@ -51,11 +64,11 @@ def guarded(algorithm: Algorithm, protect: Protect, secret: Key) -> Algorithm:
         short = jnp.minimum(1.0, longest / jnp.maximum(norm, 1e-30))
         delta = trees.scale(short, up.delta)
         if protect.noise:
-            own = jax.random.fold_in(keys.named(secret, "guard"), down.round)
+            own = jax.random.fold_in(own_key, down.round)
             delta = _noisy(delta, protect.noise * longest, own)
         return up._replace(delta=delta, slope=None, stretch=None), after
 
-    return algorithm._replace(client=client)
+    return algorithm._replace(enroll=enroll, client=client)
 
 
 def _noisy(tree, scale: float, key: Key):

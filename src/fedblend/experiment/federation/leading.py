@@ -25,7 +25,7 @@ from fedblend.experiment.federation.agreement import (
     task_of,
     text_of,
 )
-from fedblend.experiment.federation.audit import Audit
+from fedblend.experiment.federation.audit import Audit, plain
 from fedblend.experiment.federation.roll import Counts, Roll
 from fedblend.experiment.outputs import Folder
 from fedblend.experiment.section import RunError
@@ -105,11 +105,7 @@ def progress(path: Path) -> tuple[int, int]:
 
 def _led(folder, config, books, audit, post, shared_seed, on_step, poll):
     def note(event: str, **fields: Any) -> None:
-        plain = (str, int, float, bool)
-        audit.append(
-            event,
-            **{k: v if isinstance(v, plain) else str(v) for k, v in fields.items()},
-        )
+        audit.append(event, **plain(fields))
 
     known = _known(folder.path / "server" / "experiment.json")
     entry = books.read()

@@ -134,13 +134,12 @@ class Server(Section):
 
 
 class OwnRows(Section):
-    """The rows of a node, as ``[data]`` of a configuration names its own file."""
+    """The rows of a node; what they must be like is the experiment's affair."""
 
     file: Place
     target: Word | None = None
     client: Word | None = None
-    inputs: Word | list[Word] | None = None
-    kind: Literal["classes", "binary", "regression"] | None = None
+    inputs: Word | None = None
 
 
 class Node(Section):

@@ -2,8 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """A node, from its settings: its rows, policy and audit, and its half of the method."""
 
+import hashlib
+import json
 import re
 from collections.abc import Callable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +27,9 @@ from fedblend.experiment.federation.agreement import (
     row_of,
     task_of,
 )
-from fedblend.experiment.federation.audit import Audit
+from fedblend.experiment.federation.audit import Audit, plain
 from fedblend.experiment.federation.guard import guarded, secret_key
-from fedblend.experiment.federation.policy import Policy, load_policy
+from fedblend.experiment.federation.policy import Policy, Protect, load_policy
 from fedblend.experiment.federation.settings import Node as Settings
 from fedblend.experiment.federation.settings import load_as
 from fedblend.experiment.section import ConfigError
@@ -48,12 +51,8 @@ def node_of(settings: Settings) -> Node:
     def policy() -> Policy:
         return _said(lambda: load_policy(settings.policy))
 
-    def note(event: str, **fields: Any) -> None:
-        plain = (str, int, float, bool)
-        audit.append(
-            event,
-            **{k: v if isinstance(v, plain) else str(v) for k, v in fields.items()},
-        )
+    def note(event: str, **fields: Any) -> str:
+        return audit.append(event, **plain(fields))
 
     def agreed(words: Mapping[str, Any]) -> Config:
         config = _said(lambda: config_in(words))
@@ -68,18 +67,22 @@ def node_of(settings: Settings) -> Node:
         return {
             "counts": {name: split.total for name, split in splits.items()},
             "row": fingerprint(row_of(task_of(nodes_of(config)))),
-            "audit": audit.head,
         }
 
-    def join(terms: Mapping[str, Any]) -> Part:
-        config = agreed(terms)
-        protect = policy().protect
-        own = _said(lambda: _own(settings, config, terms))
+    @cache
+    def part_of(text: str, protect: Protect) -> Part:
+        terms = json.loads(text)
+        own = _said(lambda: _own(settings, config_in(terms), terms))
         if protect.clip is not None:
             secret = secret_key(settings.folder / "secret")
-            guard = guarded(own.algorithm, protect, secret)
-            own = own._replace(algorithm=guard)
+            named = hashlib.sha256(text.encode()).hexdigest()
+            guard = guarded(own.algorithm, protect, secret, named)
+            own = own._replace(algorithm=guard, once=protect.noise > 0)
         return Part(own)
+
+    def join(terms: Mapping[str, Any]) -> Part:
+        agreed(terms)
+        return part_of(json.dumps(dict(terms), sort_keys=True), policy().protect)
 
     return Node(
         settings.folder,
@@ -110,9 +113,12 @@ def _nameless(text: str) -> str:
 def own_rows(settings: Settings, config: Config) -> dict[str, Shards]:
     """The node's rows, a part of them held out as the configuration asks."""
     data, rows = nodes_of(config), settings.data
-    inputs = rows.inputs if isinstance(rows.inputs, str) else None
     further = read_further(
-        Path(rows.file), task_of(data), target=rows.target, inputs=inputs
+        rows.file,
+        task_of(data),
+        target=rows.target,
+        client=rows.client,
+        inputs=rows.inputs,
     )
     assert not isinstance(data.test, str)
     parts = held_out(
@@ -162,6 +168,7 @@ def _own(settings: Settings, config: Config, terms: Mapping[str, Any]) -> Own:
         splits=splits,
         capacities=capacities,
         measures=built.measures,
+        rounds=config.run.rounds,
         central=_elsewhere(config),
         alone=alone,
     )

@@ -39,7 +39,7 @@ class Directory:
         post: Post,
         invitation: Letter,
         accept: Accept,
-        note: Callable[..., None],
+        note: Callable[..., Any],
         clock: Callable[[], float] = time.monotonic,
     ):
         self.post, self.invitation, self.accept = post, invitation, accept

@@ -58,9 +58,17 @@ def _seal(terms: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(terms, sort_keys=True).encode()).hexdigest()
 
 
-def write_state(place: Path, round: int, state: PyTree) -> None:
-    """The state after a round."""
-    write_atomically(place / f"state-{round}", pack(state))
+def write_state(place: Path, round: int, state: PyTree, asked: str = "") -> None:
+    """The state after a round, and a digest of the letter that asked for it."""
+    write_atomically(place / f"state-{round}", pack(state, {"asked": asked}))
+
+
+def asked(place: Path, round: int) -> str | None:
+    """The digest of the letter that asked for a round; None if none has."""
+    try:
+        return unpack((place / f"state-{round}").read_bytes())[1].get("asked")
+    except FileNotFoundError:
+        return None
 
 
 def read_state(place: Path, round: int, template: PyTree) -> PyTree:

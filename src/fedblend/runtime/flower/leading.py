@@ -37,7 +37,7 @@ def setting(
     row: PyTree,
     experiment: str,
     terms: Mapping[str, Any],
-    note: Callable[..., None],
+    note: Callable[..., Any],
     weights: str | None = None,
     reduction: str = "mean",
     trim: float = 0.1,

@@ -129,3 +129,12 @@ def fingerprint(template: PyTree) -> str:
         for path, leaf in paths
     ]
     return hashlib.sha256(json.dumps(described).encode()).hexdigest()[:16]
+
+
+def digest(letter: Letter) -> str:
+    """A hash of what a letter holds and starts from, whenever it is sent."""
+    found = hashlib.sha256(f"{letter.round} {letter.base}".encode())
+    for name, array in sorted(letter.arrays.items()):
+        found.update(f"{name} {array.dtype} {array.shape}".encode())
+        found.update(np.ascontiguousarray(array).tobytes())
+    return found.hexdigest()

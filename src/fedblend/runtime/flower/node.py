@@ -40,26 +40,27 @@ class Refusal(ValueError):
 class Rules(NamedTuple):
     """What the owner of a node lets happen.
 
-    join       (terms) -> Part: builds what the terms ask for, or raises a ``Refusal``.
+    join       (terms) -> Part: builds what the terms ask for, or raises a ``Refusal``;
+               asked for every letter, because the owner may change his mind.
     meet       (words) -> words: what the node says of itself, or a ``Refusal``.
     reveal     ({split: {model: {metric: value}}}, counts) -> the same: what may leave.
-    note       (event, fields): writes to the audit log.
+    note       (event, fields) -> head: writes to the audit log, whose newest hash every
+               answer tells.
     longest    () -> bytes of a letter that are read at all, None without a limit.
     """
 
     join: Callable[[Mapping[str, Any]], Part]
     meet: Callable[[Mapping[str, Any]], dict[str, Any]]
     reveal: Callable[[dict, dict[str, int]], dict]
-    note: Callable[..., None]
+    note: Callable[..., str]
     longest: Callable[[], int | None]
 
 
 class Node:
-    """Answers letters; the only thing it keeps in memory are compiled functions."""
+    """Answers letters; all that it knows is on its disk."""
 
     def __init__(self, folder: Path, client: int, rules: Rules):
         self.folder, self.client, self.rules = folder, client, rules
-        self._parts: dict[str, Part] = {}
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
 
     def answer(self, data: bytes) -> bytes:
@@ -106,10 +107,9 @@ class Node:
 
     def _meet(self, letter: Letter) -> bytes:
         said = self.rules.meet(letter.words)
-        self.rules.note("met", experiment=letter.experiment)
-        known = (self._place(letter) / "terms.json").exists()
+        audit = self.rules.note("met", experiment=letter.experiment)
         head = letter._replace(client=self.client)
-        return letters.write(head.answer(**said, enrolled=known))
+        return letters.write(head.answer(**said, audit=audit))
 
     def _enroll(self, letter: Letter) -> bytes:
         part = self.rules.join(letter.words)
@@ -120,21 +120,32 @@ class Node:
         write_atomically(place / "params", pack(params))
         keeping.write_state(place, ENROLLED, state)
         keeping.write_terms(place, letter.words)
-        self._parts[letter.experiment] = part
-        self.rules.note("enrolled", experiment=letter.experiment)
-        return letters.write(letter.answer(), (hello, part.ask(state)))
+        audit = self.rules.note("enrolled", experiment=letter.experiment)
+        return letters.write(letter.answer(audit=audit), (hello, part.ask(state)))
 
     def _round(self, letter: Letter) -> bytes:
         part, place = self._part(letter), self._place(letter)
+        if letter.round >= part.own.rounds:
+            raise Refusal(
+                f"letter: round {letter.round} of an experiment of {part.own.rounds}"
+            )
+        said = letters.digest(letter)
+        if part.own.once and keeping.asked(place, letter.round) not in (None, said):
+            raise Refusal(
+                f"letter: round {letter.round} was asked for with another message; "
+                "noise that is added again to another answer would cancel out"
+            )
         state = self._state(place, letter.base, part)
         down = self._told(letter, part.message, part)
         up, after = jax.block_until_ready(part.client(down, state))
-        keeping.write_state(place, letter.round, after)
+        keeping.write_state(place, letter.round, after, said)
         keeping.forget(place, letter.base, letter.round)
-        self.rules.note("round", experiment=letter.experiment, round=letter.round)
+        audit = self.rules.note(
+            "round", experiment=letter.experiment, round=letter.round
+        )
         changed = self._asked_anew(part, state, after)
         asked = bool(jax.tree.leaves(changed))
-        return letters.write(letter.answer(asked=asked), (up, changed))
+        return letters.write(letter.answer(asked=asked, audit=audit), (up, changed))
 
     def _measure(self, letter: Letter) -> bytes:
         part, place = self._part(letter), self._place(letter)
@@ -153,13 +164,14 @@ class Node:
                 seen[split]["local"] = values
         revealed = self.rules.reveal(seen, counts)
         write_atomically(place / "measures.json", json.dumps(seen).encode())
-        self.rules.note(
+        audit = self.rules.note(
             "measured",
             experiment=letter.experiment,
             round=letter.round,
             told={split: sorted(models) for split, models in revealed.items()},
         )
-        return letters.write(letter.answer(measures=_spoken(revealed)))
+        told_measures = _spoken(revealed)
+        return letters.write(letter.answer(measures=told_measures, audit=audit))
 
     def _told(self, letter: Letter, template: Any, part: Part) -> Any:
         """The message in a letter; the number of its round is in the head."""
@@ -180,16 +192,13 @@ class Node:
         return () if old == new else part.ask(after)
 
     def _part(self, letter: Letter) -> Part:
-        if letter.experiment not in self._parts:
-            try:
-                terms = keeping.read_terms(self._place(letter))
-            except FileNotFoundError:
-                raise Refusal(
-                    f"experiment: {letter.experiment} is not known here; the node was "
-                    "not enrolled in it, or has lost its folder"
-                ) from None
-            self._parts[letter.experiment] = self.rules.join(terms)
-        return self._parts[letter.experiment]
+        try:
+            return self.rules.join(keeping.read_terms(self._place(letter)))
+        except FileNotFoundError:
+            raise Refusal(
+                f"experiment: {letter.experiment} is not known here; the node was not "
+                "enrolled in it, or has lost its folder"
+            ) from None
 
     def _state(self, place: Path, base: int, part: Part) -> Any:
         return jax.tree.map(jnp.asarray, keeping.read_state(place, base, part.state))

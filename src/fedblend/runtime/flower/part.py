@@ -34,6 +34,10 @@ class Own(NamedTuple):
     capacities: Mapping[str, int]
     """The largest counts in the federation, by split."""
     measures: Mapping[str, Callable]
+    rounds: int = 2**31 - 1
+    """Those of the experiment; a later one is refused."""
+    once: bool = False
+    """Whether a round is answered for one message only."""
     central: Shard | None = None
     """Shapes and dtypes of the server's own rows, where it has some."""
     alone: tuple[Algorithm, int] | None = None

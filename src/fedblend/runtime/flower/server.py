@@ -87,7 +87,7 @@ class Setting(NamedTuple):
     """What nodes are told when they are enrolled."""
     server_key: Key
     """Of the server's own draws; clients need not know it."""
-    note: Callable[..., None]
+    note: Callable[..., Any]
 
 
 class News(NamedTuple):
