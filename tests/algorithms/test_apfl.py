@@ -161,6 +161,20 @@ def test_models_never_see_held_out_rows_and_alpha_sees_nothing_else():
 
 
 @pytest.mark.parametrize("batch_size", [2, None])
+def test_held_out_rows_are_handed_back_after_some_rounds(batch_size):
+    """Until then nothing differs; then v sees all rows, as without any held out."""
+    settings: dict[str, Any] = {"alpha": 0.5, "steps": 3, "batch_size": batch_size}
+    handed = fb.apfl(on.loss, RATE, held_out=HELD, hand_back=2, **settings)
+    held = fb.apfl(on.loss, RATE, held_out=HELD, **settings)
+    everything = fb.apfl(on.loss, RATE, learn="fixed", **settings)
+    early: dict[str, Any] = {"round": jnp.asarray(1, jnp.int32)}
+    same_bits(visit(handed, **early), visit(held, **early))
+    late: dict[str, Any] = {"round": jnp.asarray(2, jnp.int32)}
+    same_bits(visit(handed, **late), visit(everything, **late))
+    assert visit(held, **late)[1].alpha != 0.5
+
+
+@pytest.mark.parametrize("batch_size", [2, None])
 def test_who_can_hold_out_nothing_keeps_its_alpha(batch_size):
     own = {"held_out": HELD, "steps": 3, "batch_size": batch_size}
     algorithm = fb.apfl(on.loss, RATE, alpha=0.5, **own)
@@ -178,6 +192,8 @@ def test_who_can_hold_out_nothing_keeps_its_alpha(batch_size):
         ({"alpha": np.array([0.1, -0.2])}, "alpha: .* is not in"),
         ({"learn": "often"}, "learn: 'often' is unknown"),
         ({"held_out": 0.95}, r"held_out: 0.95 is not in \[0, 0.9\]"),
+        ({"hand_back": 5}, "hand_back: 5 without rows that are held_out"),
+        ({"held_out": 0.2, "hand_back": 0}, "hand_back: 0 is not 1 round or more"),
     ],
 )
 def test_bad_settings_are_refused_in_one_line(wrong, message):

@@ -87,6 +87,8 @@ def test_a_method_without_weights_says_nothing():
         ({"learn": "fixed", "held_out": 0.2}, "held_out: has no meaning"),
         ({"learn": "fixed", "alpha_rate": 0.2}, "alpha_rate: has no meaning"),
         ({"held_out": 0.95}, r"algorithm.held_out.* in \[0, 0.9\]"),
+        ({"hand_back": 3}, "hand_back: has no meaning without held_out"),
+        ({"held_out": 0.2, "hand_back": 0}, r"algorithm.hand_back"),
         ({"name": "apfl_fedtorch", "learn": "step"}, r"algorithm.learn"),
         (
             {

@@ -18,15 +18,17 @@ Where this differs from the paper: its alpha is the weight of v, here it is that
 shared model, as everywhere. (10) is indexed by steps while the text says once per
 round: ``learn`` has both. (10) looks at the rows that v_i is fitted to, which cannot
 tell what generalises; ``held_out`` keeps rows back from w_i and v_i and moves alpha on
-those. Other weights than the paper's uniform ones, any optimiser and a rate of alpha's
-own are allowed. ``apfl_averaged`` has the averages of its theorems. For any fixed alpha
-< 1 long training leads mix_i to client i's own minimiser, whatever the shared model is
-(with more than one step a round up to a drift that falls with the rate): alpha acts
-through how long and with which rates one trains.
+those, ``hand_back`` until some round. Other weights than the paper's uniform ones, any
+optimiser and a rate of alpha's own are allowed. ``apfl_averaged`` has the averages of
+its theorems. For any fixed alpha < 1 long training leads mix_i to client i's own
+minimiser, whatever the shared model is (with more than one step a round up to a drift
+that falls with the rate): alpha acts through how long and with which rates one trains.
 
 Reference: Deng, Kamani, Mahdavi, "Adaptive personalized federated learning", 2020,
 arXiv:2003.13461.
 """
+
+import math
 
 import jax
 import numpy as np
@@ -53,6 +55,7 @@ def apfl(
     learn: str = "step",
     alpha_rate: Optimizer | None = None,
     held_out: float = 0.0,
+    hand_back: float = math.inf,
     fresh: bool = False,
     mix: Mixing = mixing.parameters,
     local: Solver | None = None,
@@ -72,6 +75,8 @@ def apfl(
         held_out: fraction of a client's training rows on which alpha alone learns, in
             batches of ``batch_size``; 0 for the batches of w and v. A client with too
             few rows to hold out one keeps its alpha.
+        hand_back: rounds after which held-out rows are trained on as well, and alpha
+            stays; infinity for never.
         fresh: v (and alpha) have a batch of their own instead of that of w.
         mix: ``mixing.parameters`` or ``mixing.outputs``.
         local: how v starts, from ``pure_local`` (``given`` for models at hand); None
@@ -91,7 +96,7 @@ def apfl(
         >>> bool(measured(run.personal(0), own) < measured(run.shared, own))
         True
     """
-    check(alpha, learn, held_out)
+    check(alpha, learn, held_out, hand_back)
     work = {"steps": steps, "batch_size": batch_size}
 
     def mixed(personal, alpha, shared, batch):
@@ -108,7 +113,7 @@ def apfl(
 
     parts = Parts(
         *(lambda params, shard: per_client(alpha, shard), mix, learn),
-        *(alpha_rate, held_out, fresh, local, aggregated),
+        *(alpha_rate, held_out, hand_back, fresh, local, aggregated),
     )
     inner = fedavg(loss, optimizer, **work)
     uniform = inner._replace(needs=inner.needs._replace(weights="uniform"))

@@ -8,6 +8,8 @@ step, that is at the broadcast w and the kept v and on the first batch; "fixed" 
 as in its Algorithm 1 and its theorems.
 """
 
+import math
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -19,7 +21,9 @@ MOST_HELD_OUT = 0.9
 """The largest fraction of rows held out: every client keeps some to train on."""
 
 
-def check(alpha, learn: str, held_out: float = 0.0) -> None:
+def check(
+    alpha, learn: str, held_out: float = 0.0, hand_back: float = math.inf
+) -> None:
     """Refuse settings that make no sense; inside a sweep alpha is not known yet."""
     known = isinstance(alpha, float | int | np.ndarray)
     if known and not (np.min(alpha) >= 0 and np.max(alpha) <= 1):
@@ -28,6 +32,10 @@ def check(alpha, learn: str, held_out: float = 0.0) -> None:
         raise ValueError(f"learn: {learn!r} is unknown, it is one of {LEARN}")
     if not 0 <= held_out <= MOST_HELD_OUT:
         raise ValueError(f"held_out: {held_out} is not in [0, {MOST_HELD_OUT}]")
+    if hand_back != math.inf and not held_out:
+        raise ValueError(f"hand_back: {hand_back} without rows that are held_out")
+    if not hand_back >= 1:
+        raise ValueError(f"hand_back: {hand_back} is not 1 round or more")
 
 
 def moving(

@@ -2,18 +2,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """What APFL and its variants have in common: three variables, descended together.
 
-A client steps on the shared model w, its own model v and the mixing weight alpha at the
-same time, from the same old values::
+A client steps on the shared model w, its own v and their weight, all from old values::
 
     (w, v, alpha) <- (w, v, alpha) - (rate, rate, alpha's rate) * direction(w, v, alpha)
 
-then alpha is put back into [0, 1]. w begins every round at the broadcast; v and alpha
-stay with the client. Each has its own optimiser, so that w moves as with FedAvg.
+then clips alpha to [0, 1]. Each has an optimiser of its own: w moves as with FedAvg.
 """
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import jax.numpy as jnp
 import optax
 
 from fedblend import keys, trees
@@ -49,6 +48,7 @@ class Parts(NamedTuple):
     learn: str
     alpha_rate: Optimizer | None = None
     held_out: float = 0.0
+    hand_back: float = jnp.inf
     fresh: bool = False
     local: Solver | None = None
     aggregated: bool = True
@@ -65,8 +65,7 @@ def assembled(
 
     Args:
         inner: whose server it takes.
-        direction: from the variables and three batches, for w, v and alpha, to the
-            three gradients.
+        direction: from the variables and batches for w, v and alpha to gradients.
         optimizer: of w and of v, each on its own.
         parts: everything else.
         work: ``steps`` and ``batch_size``, as ``fedavg`` takes them.
@@ -79,8 +78,9 @@ def assembled(
         return (), ApflClient(personal, parts.alpha(params, shard), last)
 
     def client(down, client, shard, key):
-        held = part(shard, 0.0, parts.held_out)
-        seen = part(shard, parts.held_out, 1.0) if parts.held_out else shard
+        share = jnp.where(down.round < parts.hand_back, parts.held_out, 0.0)
+        held = part(shard, 0.0, share)
+        seen = part(shard, share, 1.0) if parts.held_out else shard
         own, _ = planned(seen, **work)
         rule = resolve(optimizer, down.round, own)
         pace = optimizer if parts.alpha_rate is None else parts.alpha_rate
@@ -91,7 +91,7 @@ def assembled(
             if not parts.held_out:
                 return direction(here, batch, personal, personal)
             slope = direction(here, batch, personal, others[-1])
-            # Who can hold out nothing has an empty batch, and keeps its alpha.
+            # Who holds out nothing (any more) has an empty batch, and keeps its alpha.
             rest = slope._replace(alpha=trees.zeros_like(slope.alpha))
             return trees.select(held.count > 0, slope, rest)
 
@@ -107,9 +107,9 @@ def assembled(
             further=others,
             **work,
         )
-        last = () if parts.aggregated else after.shared
         far = stretched(optimizer, seen, round=down.round, **work)
         up = Up(trees.subtract(after.shared, down.shared), slope.shared, stretch=far)
+        last = () if parts.aggregated else after.shared
         return up, ApflClient(after.personal, after.alpha, last)
 
     def personal(down, client, shard, key):

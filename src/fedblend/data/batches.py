@@ -47,7 +47,7 @@ def epoch_order(shard: Shard, key: Key) -> jax.Array:
     return jnp.argsort(jnp.where(jnp.arange(shard.capacity) < shard.count, lots, 2.0))
 
 
-def part(shard: Shard, low: float, high: float) -> Shard:
+def part(shard: Shard, low: float | jax.Array, high: float | jax.Array) -> Shard:
     """The rows between two fractions of a client's own rows.
 
     Rows are shuffled when a federation is built, so a part is a fair sample. A small

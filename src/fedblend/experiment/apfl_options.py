@@ -3,9 +3,11 @@
 """APFL as a configuration states it, and as other libraries run it.
 
 ``alpha`` is the weight of the shared model at first, ``learn`` says when it moves, and
-``held_out`` on which rows: 0 stands for the training rows of the models themselves.
+``held_out`` on which rows: 0 stands for the training rows of the models themselves, and
+``hand_back`` for how many rounds.
 """
 
+import math
 from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
@@ -15,7 +17,7 @@ from fedblend import algorithms, mixing
 from fedblend.algorithms.apfl_alpha import MOST_HELD_OUT
 from fedblend.core import Algorithm, Loss
 from fedblend.experiment.options import Options, amount_of_work
-from fedblend.experiment.section import Mixing, Positive, between
+from fedblend.experiment.section import Count, Mixing, Positive, between
 
 
 class _Apfl(Options):
@@ -45,9 +47,16 @@ class Apfl(_Learnt):
     """Options of APFL."""
 
     name: Literal["apfl"]
+    hand_back: Count | None = None
     fresh: bool = False
     mix: Literal["parameters", "outputs"] = "parameters"
     aggregated: bool = True
+
+    @model_validator(mode="after")
+    def _only_what_is_held_out_comes_back(self) -> "Apfl":
+        if self.hand_back is not None and not self.held_out:
+            raise ValueError("hand_back: has no meaning without held_out")
+        return self
 
 
 class ApflAgnostic(_Learnt):
@@ -86,6 +95,7 @@ def apfl(loss: Loss, options: Apfl) -> Algorithm:
         options.chosen(),
         alpha=options.start(),
         mix=getattr(mixing, options.mix),
+        hand_back=math.inf if options.hand_back is None else options.hand_back,
         **{key: getattr(options, key) for key in chosen},
         **amount_of_work(options),
     )
