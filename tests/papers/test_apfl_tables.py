@@ -97,9 +97,38 @@ def test_who_is_better_by_how_much(answers):
     assert [line[0] for line in table(rows, {})[1:]] == list(rows)
 
 
-def test_of_equally_good_rates_the_smallest():
-    assert runs.smallest_good({0.1: 0.9801, 0.3: 0.9805, 1.0: None}) == 0.1
-    assert runs.smallest_good({0.1: 0.97, 0.3: 0.98, 1.0: 0.5}) == 0.3
+def test_rates_are_as_good_up_to_a_tie():
+    assert runs.as_good({0.1: 0.9801, 0.3: 0.9805, 1.0: None}) == [0.1, 0.3]
+    assert runs.as_good({0.1: 0.97, 0.3: 0.98, 1.0: 0.5}) == [0.3]
+
+
+@pytest.mark.parametrize(
+    ("late", "wanted"),
+    [({0.1: 0.8, 0.3: 0.9}, 0.3), ({0.1: 0.9, 0.3: 0.8}, 0.1), ({0.1: 0.1}, 0.1)],
+)
+def test_of_rates_that_tie_early_the_one_that_is_best_late(
+    task, tmp_path, monkeypatch, late, wanted
+):
+    """The second seed diverges where ``late`` says nothing."""
+
+    def pretended(task, method, rates, seeds):
+        def lane(rate, seed):
+            end = 0.7 if task.rounds == ROUNDS // 2 else late.get(rate)
+            end = 0.99 if end is None and seed == 1 else end
+            curve = {"accuracy": [0.1, end], "loss": [1.0, 1.0]}
+            return {
+                "rounds": [0, task.rounds],
+                "curves": {"personal": {"validation": curve, "test": curve}},
+                "clients": {"personal": [0.5]},
+                "alphas": [],
+            }
+
+        return list(map(lane, rates, seeds))
+
+    monkeypatch.setattr(runs, "run", pretended)
+    this = task._replace(rates=(0.1, 0.3), tuning=ROUNDS // 2)
+    rows = runs.compare(this, [methods.FIXED[0]], Kept(tmp_path, this.settings()))
+    assert rows["APFL, alpha 0.25"].rate == wanted
 
 
 @pytest.mark.slow

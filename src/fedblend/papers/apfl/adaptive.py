@@ -103,7 +103,7 @@ def check(quick: bool, folder: Path) -> Finding:
         "client that changes no label; by class it changes them. At gamma 0 every "
         "client has a model of its own all the same, so synthetic(0, 0) is not IID. "
         "Rates are chosen on validation rows after half of the rounds with one seed, "
-        "other seeds reported; FedAvg has more rates to choose from, 0.003 to 3, as "
+        "ties at the end, other seeds reported; FedAvg has more rates, 0.003 to 3, as "
         "its models took the ends of the others' 0.03 to 1. 10 steps a round and "
         "batches of 20. `alone`, training without any federation, and alpha on "
         "held-out rows (with its own rate of 0.01) are not in the paper.",

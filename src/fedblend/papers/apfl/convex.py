@@ -25,12 +25,14 @@ PARTITIONS = {
     ),
     "IID": lambda labels, clients: fb.partition.iid(len(labels), clients),
 }
+LOWEST = 0.84
+"""Of the accuracies shown; the first rounds of all methods are below."""
 HOW = (
-    "Every method has the same rates to choose from, on validation rows with one seed; "
-    "other seeds are reported, all clients measured on MNIST's own test rows, shared "
-    "out as the training rows are. Batches of 20 and a penalty of 1e-4 are ours, the "
-    "paper does not tell; rates fall by 1 % a round. Alpha is the shared model's "
-    "weight: the paper's 0.25 is 0.75 here."
+    "Every method has the same rates to choose from, on validation rows with one seed, "
+    "ties by the others; other seeds are reported, all clients measured on MNIST's own "
+    "test rows, shared out as the training rows are. Batches of 20 and a penalty of "
+    "1e-4 are ours, the paper does not tell; rates fall by 1 % a round. Alpha is the "
+    "shared model's weight: the paper's 0.25 is 0.75 here."
 )
 
 
@@ -109,19 +111,15 @@ def check_classes(quick: bool, folder: Path) -> Finding:
                 for name, rows in groups.items()
             },
         },
-        figures={"rounds": tables.curves(groups)},
+        figures={"rounds": tables.curves(groups, None if quick else LOWEST)},
         why="Criterion: where clients have few classes, the APFL that is best on "
         "validation rows beats FedAvg and SCAFFOLD, shared and localized, by more than "
         "two standard errors over clients; where rows are IID, one of these is at "
-        f"least as good. `alone` is not in the paper. {HOW}",
-        table=[
-            ["", *tables.table(groups[names[0]], {})[0]],
-            *(
-                [name, *line]
-                for name, rows in groups.items()
-                for line in tables.table(rows, {})[1:]
-            ),
-        ],
+        "least as good. `alone` is not in the paper. Where rivals take the largest "
+        "rate, 2, 3 and 10 were tried with one seed (FedAvg with 2 classes, 4 and five "
+        "pairs, SCAFFOLD with 2 and 4): localized models are worse with each of them, "
+        f"shared ones at most 0.4 points better on validation rows. {HOW}",
+        table=tables.grouped(groups),
     )
 
 
@@ -146,12 +144,13 @@ def check_participation(quick: bool, folder: Path) -> Finding:
     better = [
         gap > 2 * error for those in gaps.values() for gap, error in those.values()
     ]
-    least, *_, most = (
-        rows["FedAvg, localized"].last.mean() for rows in groups.values()
-    )
+    least, *_, most = (rows["FedAvg, localized"] for rows in groups.values())
+    gain = tables.beyond({"most": most, "least": least}, "most", "least")
+    suffers = gain[0] > 2 * gain[1]
+    tried = [abs(most.tried[rate] - least.tried[rate]) for rate in most.tried]
     verdict = Verdict.partly if any(better) else Verdict.differs
     return Finding(
-        verdict=Verdict.reproduced if all(better) and least < most else verdict,
+        verdict=Verdict.reproduced if all(better) and suffers else verdict,
         ours=f"APFL beats localized FedAvg in {sum(better)} of {len(better)} cases "
         "(participation, alpha). "
         + "; ".join(
@@ -161,19 +160,25 @@ def check_participation(quick: bool, folder: Path) -> Finding:
             )
             for name, rows in groups.items()
         )
-        + f". Localized FedAvg gains {100 * (most - least):.2f} points with more "
-        "participation.",
+        + f". Localized FedAvg gains {tables.points(gain)} points with more "
+        "participation; at no rate that was tried does its accuracy on validation rows "
+        f"change by more than {100 * max(tried, default=0.0):.2f}.",
         numbers={
+            "localized_fedavg_gains": gain,
             "apfl_minus_localized_fedavg": gaps,
             "rows": {
                 name: {label: row.numbers() for label, row in rows.items()}
                 for name, rows in groups.items()
             },
         },
-        figures={"rounds": tables.curves(groups)},
+        figures={"rounds": tables.curves(groups, None if quick else LOWEST)},
         why="Criterion: every alpha beats localized FedAvg at every participation by "
         "more than two standard errors over clients, and localized FedAvg is better "
-        f"with the most participation than with the least. {HOW}",
+        "with the most participation than with the least by as much; partly if some of "
+        "it. Clients have 2 classes at random. After 100 rounds every client has been "
+        "in a round many times; what participation changes is how early APFL's own "
+        f"models are any good, as the curves show. {HOW}",
+        table=tables.grouped(groups),
     )
 
 

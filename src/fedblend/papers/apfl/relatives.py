@@ -17,9 +17,9 @@ from fedblend.papers.kept import Kept
 
 METHODS = (
     *(methods.FEDAVG, methods.PERFEDAVG, methods.PFEDME, methods.ALONE),
-    *(*methods.FIXED, methods.LEARNT, methods.HELD),
+    *(*methods.FIXED, methods.LEARNT, methods.HELD, methods.HANDED, methods.FEWER),
 )
-QUICK = (methods.FEDAVG, methods.FIXED[1], methods.HELD)
+QUICK = (methods.FEDAVG, methods.FIXED[2], *METHODS[-3:])
 PAPER = {
     "APFL, alpha 0.75": "98.07 ± 0.10",
     "APFL, alpha 0.5": "98.04 ± 0.08",
@@ -30,7 +30,8 @@ PAPER = {
     "perFedAvg": "97.83 ± 0.12",
     "pFedMe": "95.92 ± 0.10",
 }
-HELD, LEARNT = "APFL, alpha held-out", "APFL, alpha learnt"
+FIXED = [label for method in methods.FIXED for label in method.labels]
+LEARNT, HELD, HANDED, FEWER = (one for m in METHODS[-4:] for one in m.labels)
 
 
 def random_pairs(labels: np.ndarray, clients: int) -> Partition:
@@ -76,46 +77,64 @@ def check(quick: bool, folder: Path, *, partition, name: str) -> Finding:
     """Compare all methods on MNIST, two classes a client."""
     this = task(quick, partition)
     rows = compare(this, QUICK if quick else METHODS, Kept(folder, this.settings()))
-    fixed = [one for one in rows if tables.is_apfl(one) and one not in (HELD, LEARNT)]
-    ours = tables.chosen(rows, filter(tables.is_apfl, rows))
+    published = [label for label in rows if label in PAPER]
+    ours = tables.chosen(rows, filter(tables.is_apfl, published))
+    fixed = [label for label in FIXED if label in rows]
     best = max(fixed, key=lambda label: rows[label].last.mean())
     rivals = {
         label: tables.beyond(rows, ours, label)
         for label in rows
         if not tables.is_apfl(label)
     }
-    named = [label for label in rivals if label in PAPER]
-    won = [rivals[label][0] > 2 * rivals[label][1] for label in named]
+    won = [gap > 2 * error for label, (gap, error) in rivals.items() if label in PAPER]
     verdict = Verdict.partly if any(won) else Verdict.differs
-    lead, error = tables.beyond(rows, HELD, best)
+    learnt = [label for label in (LEARNT, HELD, HANDED) if label in rows]
+    behind = {label: tables.beyond(rows, label, best) for label in learnt}
+    lead, error = behind.get(LEARNT, (0.0, 0.0))
+    costs = tables.beyond(rows, FEWER, FIXED[-1])
     above = rows[best].last.mean() - rows["FedAvg"].last.mean()
     return Finding(
-        verdict=Verdict.reproduced if all(won) else verdict,
+        verdict=Verdict.reproduced if all(won) and lead >= -2 * error else verdict,
         ours=f"{ours}, chosen on validation rows, has "
         f"{100 * rows[ours].last.mean():.2f} % in the mean over clients; more than "
         + ", ".join(
             f"{label} by {100 * gap:.2f} (error {100 * of:.2f})"
             for label, (gap, of) in rivals.items()
         )
-        + f". Best of the fixed weights {100 * rows[best].last.mean():.2f} ({best}); "
-        f"alpha learnt on held-out rows {100 * lead:+.2f} from it (error "
-        f"{100 * error:.2f}).",
+        + f". Best of the fixed weights {100 * rows[best].last.mean():.2f} ({best}). "
+        + "From it: "
+        + ", ".join(f"{label} {tables.points(gap)}" for label, gap in behind.items())
+        + f"; 0.75 on 90 % of the rows is {tables.points(costs)} from 0.75 on all.",
         numbers={
             "rows": {label: row.numbers() for label, row in rows.items()},
             "apfl_minus": rivals,
             "alphas": tables.alphas(rows),
+            "learnt_minus_best_fixed": behind,
+            "fewer_rows": costs,
             "met": {
                 "best fixed alpha >= 98.7 %": bool(rows[best].last.mean() >= 0.987),
                 "3 points above FedAvg": bool(above >= 0.03),
-                "held-out within 0.1 of best fixed": bool(lead >= -0.001),
+                **{
+                    f"{label}: within 0.1 of best fixed": bool(gap >= -0.001)
+                    for label, (gap, _) in behind.items()
+                },
             },
             "settings": this.settings(),
         },
-        figures={"rounds": tables.curves({name: rows}, None if quick else 0.9)},
+        figures={"rounds": tables.curves({name: rows}, None if quick else 0.94)},
         why="Criterion: the APFL that is best on validation rows beats every rival of "
-        "the paper's on test rows, by more than two standard errors over clients; "
-        "partly if some. Every method has the same rates to choose from, on validation "
-        f"rows after {this.tuning} rounds with one seed; {this.seeds} other seeds are "
+        "the paper's on test rows, by more than two standard errors over clients, and "
+        "alpha learnt by (10) is at most as much behind the best fixed one; partly if "
+        "some. (10) moves alpha on the rows that v is fitted to, and there v alone is "
+        "best: alphas go to 0, and APFL to training alone. On held-out rows (a tenth) "
+        "they stay inside, yet are behind the best fixed one. Not for the lack of the "
+        "rows, see 0.75 without them, but for the alphas, which fall while the shared "
+        "model is poor and then scatter, each on some 50 rows. Handed back: they start "
+        f"at {methods.HIGH_START}, stop after half of the rounds, and all rows are "
+        "trained on from then. This was chosen among 13 settings on validation rows of "
+        "A6 ([alpha.md](../alpha.md) has them); A6b had no part in it. Every method "
+        f"has the same rates to choose from, on validation rows after {this.tuning} "
+        f"rounds with one seed, ties at the end; {this.seeds} other seeds are "
         "reported. Rates fall by 1 % a round. perFedAvg is without Hessians and "
         "deployed after as many steps as localized FedAvg, pFedMe has the paper's "
         "lambda, K and rate of w, and its rate of theta tuned. `alone`, training "
@@ -133,7 +152,7 @@ def _claim(name: str, title: str, partition) -> Claim:
         title,
         "MNIST, 2 classes a client, MLP, 100 rounds of 20 steps: APFL has 97.9 to 98.1 "
         "%, perFedAvg 97.8, pFedMe 95.9, FedAvg 93.8 and localized 97.75; alpha learnt "
-        "is best (Table 2).",
+        "is best, by 0.03 (Table 2).",
         partial(check, partition=partition, name=title),
         resumable=True,
     )

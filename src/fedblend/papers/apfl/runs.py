@@ -1,12 +1,12 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""Methods run alike: each is tried at the same rates, and the best one run again.
+"""Methods run alike: each is tried at the same rates, and the best ones run again.
 
 Rates are tried with seed 0, side by side for the first ``tuning`` rounds, and judged by
-the validation rows then; of rates that are equally good the smallest is taken, and run
-again with other seeds, which are reported. Seeds differ in the initial parameters, the
-cohorts and the batches; who holds which rows is the same for all. Rates fall by 1 % a
-round.
+the validation rows then. Those that are as good as the best are run again with other
+seeds and to the end, and the one is reported whose validation rows are best there: what
+wins late ties early. Seeds differ in the initial parameters, the cohorts and the
+batches; who holds which rows is the same for all. Rates fall by 1 % a round.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -117,14 +117,11 @@ def compare(task: Task, methods: Sequence[Method], kept: Kept) -> dict[str, Row]
                 rate: lane["curves"][model]["validation"]["accuracy"][-1]
                 for rate, lane in zip(task.rates, tried, strict=False)
             }
-            rate = smallest_good(grid) if grid else min(task.rates)
-            lanes = kept(
-                f"{method.name} at {rate:g}",
-                lambda method=method, rate=rate: run(
-                    *(task, method, [rate] * task.seeds, range(1, task.seeds + 1))
-                ),
-            )
-            rows[label] = _row(rate, grid, lanes, model)
+            ends = [
+                _row(rate, grid, _repeated(task, method, rate, kept), model)
+                for rate in (as_good(grid) if grid else task.rates)
+            ]
+            rows[label] = max(ends, key=_at_the_end)
     return rows
 
 
@@ -137,14 +134,25 @@ def _tried(task: Task, method: Method, kept: Kept) -> list[dict[str, Any]]:
     )
 
 
-def smallest_good(grid: Mapping[float, float | None]) -> float:
-    """The smallest rate that is as good as the best, up to ``TIE``.
+def _repeated(task: Task, method: Method, rate: float, kept: Kept) -> list[Any]:
+    """A whole run at one rate for each seed that is reported."""
+    seeds = range(1, task.seeds + 1)
+    return kept(
+        f"{method.name} at {rate:g}",
+        lambda: run(task, method, [rate] * task.seeds, seeds),
+    )
 
-    Larger rates are the ones with which some seeds diverge.
-    """
+
+def as_good(grid: Mapping[float, float | None]) -> list[float]:
+    """The rates that are as good as the best, up to ``TIE``."""
     # A run that diverged has no accuracy, and is the worst.
     values = {rate: value or 0.0 for rate, value in grid.items()}
-    return min(rate for rate in values if values[rate] >= max(values.values()) - TIE)
+    return [rate for rate in values if values[rate] >= max(values.values()) - TIE]
+
+
+def _at_the_end(row: Row) -> float:
+    """Accuracy on validation rows in the last round; 0 if a seed diverged."""
+    return float(np.nan_to_num(row.curves["validation"]["accuracy"][:, -1].mean()))
 
 
 def _row(rate: float, grid: dict[float, float], lanes: list, model: str) -> Row:

@@ -54,43 +54,68 @@ def table(rows: Rows, paper: Mapping[str, str]) -> list[list[str]]:
     ]
 
 
+def grouped(groups: Mapping[str, Rows]) -> list[list[str]]:
+    """The tables of several groups as one, without a paper's accuracies."""
+    first, *_ = tables = {name: table(rows, {}) for name, rows in groups.items()}
+    return [
+        ["", *tables[first][0][:-1]],
+        *([name, *line[:-1]] for name, those in tables.items() for line in those[1:]),
+    ]
+
+
+def points(gap: tuple[float, float]) -> str:
+    """A gap and its error, see ``beyond``, in points."""
+    return f"{100 * gap[0]:+.2f} (error {100 * gap[1]:.2f})"
+
+
 def _spread(values: np.ndarray, digits: int) -> str:
     return f"{values.mean():.{digits}f} ± {values.std(ddof=1):.{digits}f}"
 
 
 def curves(groups: Mapping[str, Rows], lowest: float | None = None) -> Any:
-    """Training loss above, test accuracy below, over rounds; a column for each group.
+    """Training loss and test accuracy over rounds, rivals of APFL dashed.
+
+    A group is a column, with its loss above; a single one has them side by side. A
+    model that diverges leaves the panel.
 
     Args:
         groups: rows by the name of their column.
         lowest: of the accuracies shown.
     """
-    with panels(2, len(groups), width=4.2) as (figure, axes):
-        for place, (name, rows) in enumerate(groups.items()):
-            above, below = axes[:, place]
+    shape = (2, len(groups)) if len(groups) > 1 else (1, 2)
+    wide = 4.2 if len(groups) < 3 else 3.2
+    tall = 2.6 if len(groups) > 1 else 3.4
+    with panels(*shape, width=wide, height=tall) as (figure, axes):
+        columns = axes.T if len(groups) > 1 else axes
+        for (above, below), (name, rows) in zip(columns, groups.items(), strict=True):
             above.set_title(name)
             for number, (label, row) in enumerate(rows.items()):
                 style = {"color": f"C{number % 10}", "label": label}
-                if number >= 10:
-                    style["linestyle"] = "--"
+                style["linestyle"] = "-" if is_apfl(label) else "--"
                 banded(above, row.rounds, row.curves["train"]["loss"], **style)
                 banded(below, row.rounds, row.curves["test"]["accuracy"], **style)
             above.set_yscale("log")
-            below.set_ylim(bottom=lowest)
-            below.set_xlabel("communication rounds")
-        axes[0, 0].set_ylabel("training loss")
-        axes[1, 0].set_ylabel("test accuracy")
-        legend_above(figure, axes[0, 0], 4)
+            above.set_ylim(top=min(10.0, above.get_ylim()[1]))
+            below.set_ylim(lowest, min(1.0, below.get_ylim()[1]))
+        for axis in axes[-1]:
+            axis.set_xlabel("communication rounds")
+        columns[0][0].set_ylabel("training loss")
+        columns[0][1].set_ylabel("test accuracy")
+        legend_above(figure, columns[0][0], int(wide * shape[1] // 2))
     return figure
 
 
 def alphas(rows: Rows) -> dict[str, dict[str, float]]:
-    """Where the mixing weights of clients and seeds ended, of rows that have them."""
+    """Where the mixing weights of clients and seeds ended, of rows that have them.
+
+    A client whose model diverged has lost its own.
+    """
     return {
         label: {
-            "mean": float(row.alphas.mean()),
-            "lowest": float(row.alphas.min()),
-            "highest": float(row.alphas.max()),
+            "mean": float(np.nanmean(row.alphas)),
+            "lowest": float(np.nanmin(row.alphas)),
+            "highest": float(np.nanmax(row.alphas)),
+            "lost": int(np.isnan(row.alphas).sum()),
         }
         for label, row in rows.items()
         if row.alphas.size
