@@ -9,6 +9,7 @@ import shutil
 import signal
 import time
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -54,7 +55,7 @@ class Crash(BaseException):
 _CALLS = ("fsync", "replace", "unlink")
 
 
-def _dies_at(monkeypatch, moment: int, error=Crash) -> list[int]:
+def _dies_at(monkeypatch, moment: int, error: Callable = Crash) -> list[int]:
     """Die before the so many-th call that changes a disk."""
     made = [0]
 

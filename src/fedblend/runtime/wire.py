@@ -35,6 +35,8 @@ _DTYPES = {
     "float64": "F64",
 }
 _NAMES = {code: name for name, code in _DTYPES.items()}
+_MOST_AXES = 64
+"""NumPy has no more; a product of many huge numbers would take seconds."""
 _DAMAGE = (
     ValueError,
     LookupError,
@@ -120,6 +122,8 @@ def _check_places(places: list[list[int]], size: int) -> None:
 def _array(body: memoryview, entry: dict) -> np.ndarray:
     begin, end = entry["data_offsets"]
     dtype, shape = jax.numpy.dtype(_NAMES[entry["dtype"]]), entry["shape"]
+    if len(shape) > _MOST_AXES:
+        raise ValueError(f"a shape of {len(shape)} axes")
     if min(shape, default=0) < 0 or end - begin != dtype.itemsize * math.prod(shape):
         raise ValueError(f"shape {shape} does not fill {end - begin} bytes")
     return np.frombuffer(body[begin:end], dtype).reshape(shape)

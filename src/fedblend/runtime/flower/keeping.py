@@ -63,12 +63,17 @@ def write_state(place: Path, round: int, state: PyTree, asked: str = "") -> None
     write_atomically(place / f"state-{round}", pack(state, {"asked": asked}))
 
 
-def asked(place: Path, round: int) -> str | None:
-    """The digest of the letter that asked for a round; None if none has."""
+def new_or_same(place: Path, round: int, asked: str) -> bool:
+    """Whether no other letter than this one can have asked for a round.
+
+    States between two that were counted are removed: of a round before the newest one
+    that has no state any more, nobody knows what asked for it.
+    """
     try:
-        return unpack((place / f"state-{round}").read_bytes())[1].get("asked")
+        _, words = unpack((place / f"state-{round}").read_bytes())
     except FileNotFoundError:
-        return None
+        return all(other < round for other in rounds(place))
+    return words.get("asked") == asked
 
 
 def read_state(place: Path, round: int, template: PyTree) -> PyTree:

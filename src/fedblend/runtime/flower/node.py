@@ -130,7 +130,7 @@ class Node:
                 f"letter: round {letter.round} of an experiment of {part.own.rounds}"
             )
         said = letters.digest(letter)
-        if part.own.once and keeping.asked(place, letter.round) not in (None, said):
+        if part.own.once and not keeping.new_or_same(place, letter.round, said):
             raise Refusal(
                 f"letter: round {letter.round} was asked for with another message; "
                 "noise that is added again to another answer would cancel out"
