@@ -132,7 +132,7 @@ def check(quick: bool, folder: Path, *, partition, name: str) -> Finding:
         "model is poor and then scatter, each on some 50 rows. Handed back: they start "
         f"at {methods.HIGH_START}, stop after half of the rounds, and all rows are "
         "trained on from then. This was chosen among 13 settings on validation rows of "
-        "A6 ([alpha.md](../alpha.md) has them); A6b had no part in it. Every method "
+        "A6 (docs/alpha.md has them); A6b had no part in it. Every method "
         f"has the same rates to choose from, on validation rows after {this.tuning} "
         f"rounds with one seed, ties at the end; {this.seeds} other seeds are "
         "reported. Rates fall by 1 % a round. perFedAvg is without Hessians and "
