@@ -21,14 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedblend import keys, trees
-from fedblend.core import (
-    Key,
-    PyTree,
-    Shard,
-    has_ragged,
-    ragged_bits,
-    static_bits,
-)
+from fedblend.core import Key, PyTree, Shard, has_ragged, ragged_bits, static_bits
 from fedblend.data.federation import Federation
 from fedblend.runtime import reduce
 from fedblend.runtime.cohort import cohorts
@@ -72,6 +65,12 @@ class Rules(NamedTuple):
     largest: int | None = None
     """Bytes of an answer that are read at all."""
     patience: Patience = Patience()
+
+    @property
+    def least(self) -> int:
+        """Clients that have to be heard in a round."""
+        # 0.55 of 20 are 11, and not 11.000000000000002.
+        return max(ceil(round(self.quorum * self.cohort, 9)), 1)
 
 
 class Setting(NamedTuple):
@@ -270,8 +269,7 @@ class Server:
         }
         answers = self._ask(asked, self._take_up, enough=cohort)
         heard = sorted(answers.good)
-        # 0.55 of 20 are 11, and not 11.000000000000002.
-        least = max(ceil(round(self.rules.quorum * cohort, 9)), 1)
+        least = self.rules.least
         if len(heard) < least:
             raise BelowQuorum(
                 f"round {number}: {len(heard)} of {cohort} clients were heard, the "

@@ -1,0 +1,221 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""How long a server waits and how often it asks, by a clock of the test's own."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from trials import Clock, Trial, clock
+
+import fedblend as fb
+from fedblend import compress
+from fedblend.objectives import cross_entropy
+from fedblend.runtime.flower import keeping, letters
+from fedblend.runtime.flower.directory import Directory
+from fedblend.runtime.flower.letters import Letter
+from fedblend.runtime.flower.post import Mail, Patience, Rejected, correspond
+from fedblend.runtime.flower.server import Rules
+from loopback import Wired
+
+_ = clock
+PATIENCE = Patience(deadline=20.0, resend=5.0, pause=2.0, poll=1.0, attempts=3)
+
+
+class Timed:
+    """A post whose clients answer after so many seconds; None never does."""
+
+    def __init__(self, clock: Clock, after: dict[int, float | None], errors: int = 0):
+        self.clock, self.after, self.errors = clock, after, errors
+        self.sent: list[tuple[float, int, int]] = []
+        self.waiting: list[tuple[float, Mail]] = []
+
+    def addresses(self) -> list[int]:
+        return sorted(self.after)
+
+    def send(self, mail) -> None:
+        for address, data in mail.items():
+            letter, after = letters.read(data), self.after[address]
+            answer: Mail | None = None
+            if letter.kind == "meet":
+                after, said = 0.0, letter._replace(client=address)
+                answer = Mail(address, letters.write(said))
+            else:
+                self.sent.append((self.clock.now, address, letter.attempt))
+                answer = Mail(address, letters.write(letter.answer()))
+                if self.errors > 0:
+                    self.errors, answer = self.errors - 1, Mail(address, None, "lost")
+            if after is not None:
+                self.waiting.append((self.clock.now + after, answer))
+
+    def receive(self) -> list[Mail]:
+        due = [mail for at, mail in self.waiting if at <= self.clock.now]
+        self.waiting = [one for one in self.waiting if one[0] > self.clock.now]
+        return due
+
+
+def exchange(after: dict[int, float | None], errors=0, take=lambda letter: 1, **more):
+    time = Clock()
+    post = Timed(time, after, errors)
+    invitation = Letter("meet", "trial", letters.UNKNOWN)
+    directory = Directory(post, invitation, lambda client, words: None, _quiet, time)
+    asked = {client: (Letter("round", "trial", client, 0), ()) for client in after}
+    patience = more.pop("patience", PATIENCE)
+    answers = correspond(
+        *(directory, asked, take, patience), clock=time, sleep=time.sleep, **more
+    )
+    return answers, post, time.now
+
+
+def _quiet(event: str, **fields: Any) -> None:
+    del event, fields
+
+
+def test_who_answers_at_once_is_waited_for_no_longer():
+    answers, post, took = exchange({0: 0.0, 1: 0.0})
+    assert (answers.good, answers.silent, took) == ({0: 1, 1: 1}, [], 1.0)
+    assert post.sent == [(1.0, 0, 0), (1.0, 1, 0)]
+
+
+def test_silence_is_asked_again_and_costs_the_deadline():
+    answers, post, took = exchange({0: 0.0, 1: None})
+    assert (list(answers.good), answers.silent, took) == ([0], [1], 20.0)
+    assert [sent for sent in post.sent if sent[1] == 1] == [
+        (1.0, 1, 0),
+        (6.0, 1, 1),
+        (11.0, 1, 2),
+    ]
+
+
+def test_an_error_is_answered_by_asking_again_after_a_pause():
+    answers, post, took = exchange({0: 0.0}, errors=2)
+    assert post.sent == [(1.0, 0, 0), (3.0, 0, 1), (5.0, 0, 2)]
+    assert (answers.good, took) == ({0: 1}, 5.0)
+    assert answers.strays == {"client 0: lost": 2}
+
+
+def test_attempts_come_to_an_end():
+    answers, post, took = exchange({0: 0.0}, errors=9)
+    assert (len(post.sent), answers.silent, took) == (3, [0], 20.0)
+
+
+def test_an_answer_to_an_earlier_attempt_is_good():
+    answers, post, took = exchange({0: 8.0})
+    assert [attempt for _, _, attempt in post.sent] == [0, 1]
+    assert (answers.good, took) == ({0: 1}, 9.0)
+
+
+def test_enough_is_enough():
+    slow: dict[int, float | None] = {0: 3.0, 1: 0.0, 2: None, 3: 1.0}
+    answers, _, took = exchange(slow, enough=2)
+    assert (sorted(answers.good), answers.silent, took) == ([1, 3], [0, 2], 2.0)
+    # Of those that come together only as many are taken as were wanted.
+    answers, _, _ = exchange(dict.fromkeys(range(4), 0.0), enough=2)
+    assert list(answers.good) == [0, 1] and answers.silent == [2, 3]
+    assert answers.strays == {
+        "client 2: enough had answered": 1,
+        "client 3: enough had answered": 1,
+    }
+
+
+def test_who_is_rejected_is_not_asked_again():
+    def take(letter: Letter):
+        if letter.client == 1:
+            raise Rejected("no\nuse")
+        return 1
+
+    answers, post, took = exchange({0: 0.0, 1: 0.0}, take=take)
+    assert (answers.rejected, len(post.sent), took) == ({1: "no use"}, 2, 1.0)
+
+
+def test_spare_members_make_up_for_silent_ones(tmp_path):
+    trial = Trial(tmp_path, cohort=2, spare=2, rounds=2, every=2)
+    away = {1000 + int(c) for c in (0, 3)}
+    trial.box.spoil = lambda at, data: (
+        [] if at in away and letters.read(data).kind == "round" else [data]
+    )
+    server = trial.complete(trial.server())
+    assert server.bases.tolist() == [-1, 1, 1, -1]
+    assert (server.records[-1].heard, server.records[-1].dropped) == (4, 4)
+
+
+def test_no_more_than_the_cohort_is_heard(tmp_path):
+    trial = Trial(tmp_path, cohort=2, spare=2, rounds=2, every=2)
+    server = trial.complete(trial.server())
+    assert server.records[-1].heard == 2 * 2
+    assert (server.bases >= 0).sum() == 2
+
+
+@pytest.mark.parametrize(("quorum", "cohort", "least"), [(0.55, 20, 11), (0.51, 4, 3)])
+def test_a_quorum_is_rounded_up_and_no_further(quorum, cohort, least):
+    assert Rules(rounds=1, cohort=cohort, quorum=quorum).least == least
+
+
+def test_a_round_whose_state_is_gone_is_not_the_same(tmp_path):
+    for round in (2, 5):
+        keeping.write_state(tmp_path, round, {"a": np.ones(2)}, f"asked {round}")
+    assert keeping.new_or_same(tmp_path, 5, "asked 5")
+    assert not keeping.new_or_same(tmp_path, 5, "other")
+    assert keeping.new_or_same(tmp_path, 6, "other")
+    assert not keeping.new_or_same(tmp_path, 3, "other")
+
+
+WIDE, HIDDEN = 300, 330
+HEADER = 4096
+"""Bytes of a letter beyond its content, and two in a hundred."""
+
+
+def _wide():
+    rng = np.random.default_rng(0)
+    rows = rng.standard_normal((6, WIDE)).astype(np.float32)
+    federation = fb.federate(
+        (rows, np.arange(6, dtype=np.int32) % 3), np.split(np.arange(6), 3)
+    )
+
+    def apply(params, inputs):
+        return jnp.tanh(inputs @ params["in"]) @ params["out"]
+
+    params = {
+        "in": jnp.asarray(rng.standard_normal((WIDE, HIDDEN)), jnp.float32),
+        "out": jnp.zeros((HIDDEN, 3), jnp.float32),
+    }
+    return (
+        federation,
+        fb.fedavg(cross_entropy(apply), 0.1, steps=1, batch_size=2),
+        params,
+    )
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda fedavg: fedavg,
+        lambda fedavg: fb.compressed(fedavg, compress.rand_k(5000)),
+        lambda fedavg: fb.diana(fedavg, compress.rand_k(5000)),
+    ],
+    ids=["fedavg", "rand_k", "diana"],
+)
+def test_bytes_on_the_way_are_the_bits_that_are_counted(wrap, tmp_path):
+    federation, fedavg, params = _wide()
+    assert sum(leaf.size for leaf in jax.tree.leaves(params)) >= 99_000
+    wired = Wired(
+        *(wrap(fedavg), params, federation, jax.random.key(0), tmp_path),
+        rounds=1,
+        cohort=3,
+        every=1,
+        patience=PATIENCE,
+    )
+    server = wired.server()
+    server.step()
+    server.step()
+    before = wired.box.sent, wired.box.received
+    bits = server.ledger.down.sum(), server.ledger.up.sum()
+    joined = server.ledger.sizes.params * 3
+    server.step()
+    sent, received = wired.box.sent - before[0], wired.box.received - before[1]
+    down = (int(server.ledger.down.sum() - bits[0]) - joined) / 8
+    up = int(server.ledger.up.sum() - bits[1]) / 8
+    assert down <= sent <= 1.02 * down + 3 * HEADER
+    assert up <= received <= 1.02 * up + 3 * HEADER
