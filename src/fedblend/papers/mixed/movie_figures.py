@@ -58,7 +58,7 @@ def curves(found: Mapping[str, Mapping[str, Any]]) -> Any:
             axes[0, place].set_xlabel("rounds")
             axes[0, place].set_ylim(bottom=0)
         axes[0, 0].set_ylabel("recall@10, test users")
-        legend_above(figure, axes[0, 0])
+        legend_above(figure, axes[0, 0], 3 * len(found))
     return figure
 
 
