@@ -9,7 +9,7 @@ import numpy as np
 
 import fedblend as fb
 from fedblend.papers.claims import Claim, Finding, Verdict
-from fedblend.papers.drawing import panels, shades
+from fedblend.papers.drawing import banded, panels, shades
 from fedblend.papers.mixed import smiles
 from fedblend.papers.mixed.figures import confident
 from fedblend.papers.mixed.task import Method, Task, simulated, way
@@ -129,7 +129,7 @@ def _figure(found: dict[str, Tuned], paths: dict[float, np.ndarray]) -> Any:
             confident(left, of.curves.rounds, of.curves.values["loss"], **style)
         left.set_xlabel("rounds")
         left.set_ylabel("loss, test faces")
-        left.legend()
+        left.legend(loc="upper right", ncols=2)
         norms = [float(name.split()[1]) for name in fixed]
         losses = [overall(found[name].curves) for name in fixed]
         confident(middle, norms, np.transpose(losses), color="C0", marker="o")
@@ -142,13 +142,11 @@ def _figure(found: dict[str, Tuned], paths: dict[float, np.ndarray]) -> Any:
         middle.legend()
         for place, (start, path) in enumerate(paths.items()):
             rounds = EVERY * np.arange(len(path))
-            confident(
-                *(right, rounds, path.T), color=f"C{place}", label=f"from {start:g}"
-            )
+            banded(*(right, rounds, path.T), color=f"C{place}", label=f"from {start:g}")
         right.set_yscale("log")
         right.set_xlabel("rounds")
         right.set_ylabel("bound that follows the median")
-        right.legend()
+        right.legend(loc="upper right")
     return figure
 
 
