@@ -3,13 +3,18 @@
 """Every algorithm on nodes with disks, letters and a server comes to the simulator's
 numbers: shared and personal models, states, bits."""
 
+from typing import Any, NamedTuple
+
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from registry import CASES
 from runs import CLIENTS, SETTINGS, close, cohort_of, problem, states, usual_run
 
+import fedblend as fb
 from fedblend.runtime.wire import as_tree, named_leaves, unpack
+from fedblend.wrap.central import on_rows
 from loopback import EXPERIMENT, Wired
 
 
@@ -37,3 +42,59 @@ def test_a_federation_comes_to_the_simulators_numbers(name, tmp_path):
 
 def _both_sides(run):
     return jax.device_get((run.down, run.server))
+
+
+class Table(NamedTuple):
+    """Parameters of which a client uses some rows."""
+
+    rows: jax.Array
+    all: jax.Array
+
+
+def _table_loss(params: Table, examples):
+    number, target = examples
+    return ((params.rows[number] + params.all[None] - target) ** 2).sum(axis=1) / 2
+
+
+def _numbers():
+    draws = np.random.default_rng(0)
+    number = draws.integers(0, 6, 12).astype(np.int32)
+    return number, draws.normal(size=(12, 2)).astype(np.float32)
+
+
+def _selected(algorithm, federation):
+    return fb.select(algorithm, federation, rows={"rows": ("0",)})
+
+
+def _private(algorithm, federation):
+    del federation
+    return fb.private(algorithm, clip=0.05, noise=1.0, cohort=2)
+
+
+def _mixed(how):
+    return lambda algorithm, federation: fb.mixed(
+        algorithm, on_rows(_table_loss), how=how
+    )
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [_selected, _private, *map(_mixed, ("parallel", "one_way", "two_way"))],
+    ids=["select", "private", "parallel", "one_way", "two_way"],
+)
+def test_requests_noise_and_rows_of_the_server_are_the_simulators(wrap, tmp_path):
+    federation = fb.federate(_numbers(), np.split(np.arange(12), [3, 4, 8]))
+    params = Table(jnp.zeros((6, 2), jnp.float32), jnp.ones(2, jnp.float32))
+    plain = fb.fedavg(_table_loss, 0.1, steps=2, batch_size=2)
+    algorithm, key = wrap(plain, federation), jax.random.key(3)
+    central = fb.shard_of(_numbers()) if wrap not in (_selected, _private) else None
+    what = (algorithm, params, federation, key)
+    settings: dict[str, Any] = {"rounds": 3, "cohort": 2}
+    run = fb.simulate(*what, **settings, chunk=1, central=central).complete()
+    wired = Wired(*what, tmp_path, **settings, every=3, central=central)
+    server = wired.complete(wired.server())
+    close(jax.device_get((server.down, server.server)), _both_sides(run))
+    for client, model in enumerate(wired.personal(server)):
+        close(model, named_leaves(run.personal(client)))
+    np.testing.assert_array_equal(server.ledger.up, run.ledgers[0].up)
+    np.testing.assert_array_equal(server.ledger.down, run.ledgers[0].down)
