@@ -219,3 +219,30 @@ def test_bytes_on_the_way_are_the_bits_that_are_counted(wrap, tmp_path):
     up = int(server.ledger.up.sum() - bits[1]) / 8
     assert down <= sent <= 1.02 * down + 3 * HEADER
     assert up <= received <= 1.02 * up + 3 * HEADER
+
+
+def test_an_answer_that_decodes_to_no_number_is_rejected(tmp_path):
+    """What travels is finite, what it stands for is not: its client stays behind."""
+    federation, fedavg, params = _wide()
+
+    def client(down, state, shard, key):
+        up, after = fedavg.client(down, state, shard, key)
+        size = jnp.where(shard.id == 1, 10.0, 1e-3)
+        return up._replace(delta=jax.tree.map(lambda w: 0 * w + size, up.delta)), after
+
+    def decode(up):
+        return up._replace(delta=jax.tree.map(lambda w: 1e38 * w, up.delta))
+
+    wired = Wired(
+        fedavg._replace(client=client, decode=decode),
+        *(params, federation, jax.random.key(0), tmp_path),
+        rounds=1,
+        cohort=3,
+        quorum=0.5,
+        patience=PATIENCE,
+    )
+    server = wired.server()
+    while server.round < 1:
+        server.step()
+    assert server.bases.tolist() == [0, -1, 0]
+    assert (server.news.heard, server.news.rejected) == (2, 1)
