@@ -17,6 +17,7 @@ import typer
 from fedblend import __version__
 from fedblend.cli import (
     advising,
+    attending,
     browse,
     datasets,
     federation,
@@ -47,6 +48,7 @@ app.command("init")(starting.init)
 app.command("list")(browse.list_)
 app.command("show")(browse.show)
 app.add_typer(datasets.app, name="data")
+attending.join(federation.app)
 app.add_typer(federation.app, name="federation")
 app.command("reproduce")(reproducing.reproduce)
 app.command("demo")(starting.demo)

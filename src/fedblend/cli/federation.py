@@ -3,11 +3,14 @@
 """``fedblend federation``: a real federation, from its keys to its audit."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from fedblend.cli import screen
+
+if TYPE_CHECKING:
+    from fedblend.experiment.federation.settings import Server
 
 app = typer.Typer(
     help="Set up and look after a real federation.",
@@ -19,7 +22,7 @@ Days = Annotated[
 ]
 
 
-def _complete() -> None:
+def require_extra() -> None:
     """Say what is missing where the extra is not installed."""
     from importlib.util import find_spec
 
@@ -39,6 +42,9 @@ def init(
         str, typer.Option(metavar="A,B,...", help="A name for each node.")
     ],
     port: Annotated[int, typer.Option(metavar="N", help="Of the proxy.")] = 443,
+    link_port: Annotated[
+        int, typer.Option(metavar="N", help="Of the link behind it, on loopback.")
+    ] = 8000,
     days: Days = 365,
 ) -> None:
     """Make keys, certificates and settings for a server and its nodes.
@@ -49,11 +55,11 @@ def init(
 
     fedblend federation init lab --host fl.example.org --nodes alice,bob,carol
     """
-    _complete()
+    require_extra()
     from fedblend.experiment.federation.init import found
 
     names = [name.strip() for name in nodes.split(",")]
-    found(folder, host=host, nodes=names, port=port, days=days)
+    found(folder, host=host, nodes=names, port=port, link_port=link_port, days=days)
     typer.echo(f"wrote {folder} for {len(names)} nodes; read {folder / 'README.md'}")
 
 
@@ -68,7 +74,7 @@ def renew(
 
     fedblend federation renew lab
     """
-    _complete()
+    require_extra()
     from fedblend.experiment.federation import init
 
     init.renew(folder, days=days)
@@ -94,7 +100,7 @@ def doctor(
 
     fedblend federation doctor node.toml
     """
-    _complete()
+    require_extra()
     from fedblend.experiment.federation.doctor import examine
 
     findings = examine(path)
@@ -128,13 +134,14 @@ def audit(
     typer.echo(f"{file}: {found.lines} lines, unbroken; newest hash {found.head}")
 
 
-Settings = Annotated[Path, typer.Argument(metavar="FILE", help="node.toml.")]
+NodeSettings = Annotated[Path, typer.Argument(metavar="FILE", help="node.toml.")]
 ServerSettings = Annotated[
     Path, typer.Argument(metavar="FILE", help="server.toml that init wrote.")
 ]
 
 
-def _server_settings(path: Path):
+def server_settings(path: Path) -> "Server":
+    """The settings of a server, from its file."""
     from fedblend.experiment.federation.settings import Server, load_as
 
     return load_as(Server, path)
@@ -148,10 +155,10 @@ def server(settings: ServerSettings = Path("server.toml")) -> None:
 
     fedblend federation server server.toml
     """
-    _complete()
+    require_extra()
     from fedblend.experiment.federation.serving import serve_link
 
-    known = _server_settings(settings)
+    known = server_settings(settings)
     names = ", ".join(node.name for node in known.nodes)
     serve_link(
         known,
@@ -161,14 +168,14 @@ def server(settings: ServerSettings = Path("server.toml")) -> None:
 
 
 @app.command("node")
-def node(settings: Settings = Path("node.toml")) -> None:
+def node(settings: NodeSettings = Path("node.toml")) -> None:
     """Keep a node running; Ctrl-C ends it.
 
     [bold]Example[/bold]
 
     fedblend federation node node.toml
     """
-    _complete()
+    require_extra()
     from fedblend.experiment.federation.serving import serve_node
     from fedblend.experiment.federation.settings import Node, load_as
 
@@ -178,20 +185,23 @@ def node(settings: Settings = Path("node.toml")) -> None:
 
 
 @app.command("door", hidden=True)
-def door(settings: Settings) -> None:
+def door(settings: NodeSettings) -> None:
     """The warm process of a node; ``node`` starts it."""
-    _complete()
+    require_extra()
     from fedblend.experiment.federation.serving import serve_door
 
     serve_door(settings)
 
 
+AtServer = Annotated[
+    Path, typer.Option("--server", metavar="FILE", help="server.toml.")
+]
+
+
 @app.command("run")
 def run(
     file: Annotated[Path, typer.Argument(help="The TOML file of the experiment.")],
-    settings: Annotated[
-        Path, typer.Option("--server", metavar="FILE", help="server.toml.")
-    ] = Path("server.toml"),
+    settings: AtServer = Path("server.toml"),
     out: Annotated[
         Path | None, typer.Option(help="Folder of results; runs/NAME by default.")
     ] = None,
@@ -208,13 +218,13 @@ def run(
 
     fedblend federation run trial.toml --server server.toml --out runs/trial
     """
-    _complete()
+    require_extra()
     from fedblend.cli.running import results_folder, show_summary
     from fedblend.experiment import outputs
     from fedblend.experiment.config import load
     from fedblend.experiment.federation import seeing_through
 
-    config, known = load(file), _server_settings(settings)
+    config, known = load(file), server_settings(settings)
     out = out or results_folder(config)
     seeing_through.open_folder(out, config, known, resume)
     last = -1
@@ -225,5 +235,12 @@ def run(
             last = round
             screen.note(f"round {round} of {rounds}")
 
-    seeing_through.run_experiment(known, out, on_step=on_step, say=screen.note)
+    try:
+        seeing_through.run_experiment(known, out, on_step=on_step, say=screen.note)
+    except KeyboardInterrupt:
+        screen.note(
+            f"no longer looked after, the experiment goes on; fedblend federation stop "
+            f"{out} ends it, the same command with --resume sees it through"
+        )
+        raise typer.Exit(screen.INTERRUPTED) from None
     show_summary(out, outputs.read_summary(outputs.Folder(out)))

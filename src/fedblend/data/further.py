@@ -7,13 +7,16 @@ and no class that it does not know. Unlike a dataset of its own they may be of o
 only.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
-from fedblend.data.dataset import DataError, Dataset, Kind, check_rows
+from fedblend.data.dataset import DataError, Dataset, Kind, MissingDataError, check_rows
 from fedblend.data.own import read_raw
+from fedblend.data.own_arrays import read_inputs_npz
+from fedblend.data.own_tables import read_columns
 
 
 class Task(NamedTuple):
@@ -64,14 +67,7 @@ def read_further(
     raw = read_raw(
         path, target, client, list(task.columns) or None if table else inputs
     )
-    rows = raw.inputs
-    if table and not task.columns and rows[0].size == np.prod(task.shape, dtype=int):
-        rows = rows.reshape(len(rows), *task.shape)
-    if rows.shape[1:] != task.shape:
-        raise DataError(
-            f"{path}: inputs of shape {rows.shape[1:]}, but the model was trained on "
-            f"{task.shape}"
-        )
+    rows = _shaped(raw.inputs, task, path, flat=table)
     if task.kind == "sequence":
         rows = rows.astype(np.int32)
     further = Dataset(
@@ -85,6 +81,50 @@ def read_further(
     )
     check_rows(further, further.rows, further.keys, str(path))
     return further
+
+
+def read_inputs(
+    path: str | Path,
+    task: Task,
+    *,
+    inputs: str | None = None,
+    others: Sequence[str] = (),
+) -> np.ndarray:
+    """Read the inputs of rows whose targets nobody knows, or needs.
+
+    Args:
+        path: a .csv, .parquet or .npz file.
+        task: what the rows have to be like.
+        inputs: the array ("inputs") of an .npz; those of a table are the task's.
+        others: columns of a table that are no inputs, if the task names none.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise MissingDataError(f"{path}: no such file")
+    if path.suffix not in (".csv", ".parquet", ".npz"):
+        raise DataError(f"{path}: cannot be read; allowed are .csv, .parquet and .npz")
+    if path.suffix == ".npz":
+        rows = read_inputs_npz(path, inputs or "inputs")
+    else:
+        rows = read_columns(path, list(task.columns) or None, others)
+    rows = _shaped(rows, task, path, flat=path.suffix != ".npz")
+    if not np.isfinite(rows).all():
+        row = int(np.flatnonzero(~np.isfinite(rows.reshape(len(rows), -1)).all(1))[0])
+        raise DataError(f"{path}: row {row} (counted from 0) is not finite")
+    return rows
+
+
+def _shaped(rows: np.ndarray, task: Task, path: Path, *, flat: bool) -> np.ndarray:
+    """Rows of the shape of the task; those of a table may be flat."""
+    size = np.prod(task.shape, dtype=int)
+    if flat and not task.columns and np.prod(rows.shape[1:], dtype=int) == size:
+        rows = rows.reshape(len(rows), *task.shape)
+    if rows.shape[1:] != task.shape:
+        raise DataError(
+            f"{path}: inputs of shape {rows.shape[1:]}, but the model was trained on "
+            f"{task.shape}"
+        )
+    return rows
 
 
 def _targets(values: np.ndarray, task: Task, path: Path) -> np.ndarray:

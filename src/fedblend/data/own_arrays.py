@@ -25,22 +25,11 @@ def read_npz(path: Path, inputs: str, target: str, client: str | None) -> Raw:
     with opened(path, "is damaged, or not an .npz of plain arrays") as stored:
         names = list(stored.files)
         wanted = [inputs, target, *([client] if client is not None else [])]
-        for name in wanted:
-            if name not in names:
-                raise AbsentColumnError(
-                    name,
-                    f"{path}: there is no array {name!r}; there are "
-                    f"{', '.join(names) or 'none'}",
-                )
+        _check_names(wanted, names, path)
         keys = client or ("clients" if "clients" in names else None)
         wanted += [keys] if keys is not None else []
         arrays = {name: _array(stored, name, path) for name in wanted}
-    x, y = arrays[inputs], arrays[target]
-    if x.ndim < 2 or not (np.issubdtype(x.dtype, np.number) or x.dtype == bool):
-        raise DataError(
-            f"{path}: {inputs!r} must be numbers of shape [rows, ...], not {x.dtype} "
-            f"of shape {x.shape}"
-        )
+    y = arrays[target]
     if y.ndim not in (1, 2):
         raise DataError(
             f"{path}: {target!r} must be [rows] or [rows, width], not {y.shape}"
@@ -48,8 +37,35 @@ def read_npz(path: Path, inputs: str, target: str, client: str | None) -> Raw:
     owner = None if keys is None else arrays[keys]
     if owner is not None and owner.ndim != 1:
         raise DataError(f"{path}: {keys!r} must be one key a row, not {owner.shape}")
+    return Raw(_inputs(arrays[inputs], inputs, path), y, owner)
+
+
+def read_inputs_npz(path: Path, inputs: str) -> np.ndarray:
+    """The inputs of a file that need not have targets."""
+    with opened(path, "is damaged, or not an .npz of plain arrays") as stored:
+        _check_names([inputs], list(stored.files), path)
+        return _inputs(_array(stored, inputs, path), inputs, path)
+
+
+def _check_names(wanted: list[str], names: list[str], path: Path) -> None:
+    for name in wanted:
+        if name not in names:
+            raise AbsentColumnError(
+                name,
+                f"{path}: there is no array {name!r}; there are "
+                f"{', '.join(names) or 'none'}",
+            )
+
+
+def _inputs(array: np.ndarray, name: str, path: Path) -> np.ndarray:
+    plain = np.issubdtype(array.dtype, np.number) or array.dtype == bool
+    if array.ndim < 2 or not plain:
+        raise DataError(
+            f"{path}: {name!r} must be numbers of shape [rows, ...], not {array.dtype} "
+            f"of shape {array.shape}"
+        )
     with np.errstate(over="ignore"):
-        return Raw(x.astype(np.float32), y, owner)
+        return array.astype(np.float32)
 
 
 def _array(stored: Any, name: str, path: Path) -> np.ndarray:

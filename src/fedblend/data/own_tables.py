@@ -16,6 +16,39 @@ def read_table(
     path: Path, inputs: Sequence[str] | None, target: str | None, client: str | None
 ) -> Raw:
     """The rows of a .csv or .parquet file."""
+    table = _opened(path)
+    names = list(table.column_names)
+    if target is None:
+        raise DataError(f"{path}: target: name one of the columns {', '.join(names)}")
+    if inputs is None:
+        inputs = [name for name in names if name not in (target, client)]
+    _check_names(
+        (target, *([client] if client is not None else []), *inputs), names, path
+    )
+    if not inputs or target in inputs:
+        raise DataError(
+            f"{path}: inputs: need at least one column, other than the target"
+        )
+    return Raw(
+        _stacked(table, inputs, path),
+        _values(table.column(target), target, path),
+        None if client is None else _values(table.column(client), client, path),
+        tuple(inputs),
+    )
+
+
+def read_columns(
+    path: Path, inputs: Sequence[str] | None, others: Sequence[str]
+) -> np.ndarray:
+    """The inputs of a file that need not have a target; all columns but ``others``."""
+    table = _opened(path)
+    names = list(table.column_names)
+    chosen = inputs or [name for name in names if name not in others]
+    _check_names(chosen, names, path)
+    return _stacked(table, chosen, path)
+
+
+def _opened(path: Path) -> Any:
     require("pyarrow", path.suffix[1:])
     pyarrow = require("pyarrow.lib", path.suffix[1:])
     try:
@@ -30,29 +63,23 @@ def read_table(
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise DataError(f"{path}: the column {twice[0]!r} occurs more than once")
-    if target is None:
-        raise DataError(f"{path}: target: name one of the columns {', '.join(names)}")
-    if inputs is None:
-        inputs = [name for name in names if name not in (target, client)]
-    for name in (target, *([client] if client is not None else []), *inputs):
+    return table
+
+
+def _check_names(wanted: Sequence[str], names: list[str], path: Path) -> None:
+    for name in wanted:
         if name not in names:
             raise AbsentColumnError(
                 name,
                 f"{path}: there is no column {name!r}; there are {', '.join(names)}",
             )
-    if not inputs or target in inputs:
-        raise DataError(
-            f"{path}: inputs: need at least one column, other than the target"
-        )
+
+
+def _stacked(table: Any, inputs: Sequence[str], path: Path) -> np.ndarray:
     if table.num_rows == 0:
         raise DataError(f"{path}: there are no rows")
     columns = [_numbers(table.column(name), name, path) for name in inputs]
-    return Raw(
-        np.stack(columns, axis=1),
-        _values(table.column(target), target, path),
-        None if client is None else _values(table.column(client), client, path),
-        tuple(inputs),
-    )
+    return np.stack(columns, axis=1)
 
 
 def _values(column: Any, name: str, path: Path) -> np.ndarray:

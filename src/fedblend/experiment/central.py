@@ -61,12 +61,16 @@ class Central(Section):
     ) = None
     upload: bool = False
 
+    def _says(self, name: str) -> bool:
+        """Whether a key is not what it is if left out: runs write defaults out."""
+        return getattr(self, name) != type(self).model_fields[name].default
+
     @model_validator(mode="after")
     def _penalty_or_rows(self) -> "Central":
         if self.penalty is None and self.strength is not None:
             raise ValueError("strength: goes with penalty")
         for name in _OF_ROWS:
-            if self.penalty is not None and name in self.model_fields_set:
+            if self.penalty is not None and self._says(name):
                 raise ValueError(f"{name}: is for rows, and a penalty needs none")
         return self
 
@@ -81,9 +85,9 @@ class Central(Section):
             raise ValueError("target: goes with file")
         if self.how == "one_way":
             for name in ("steps", "rate", "merge", "upload"):
-                if name in self.model_fields_set:
+                if self._says(name):
                     raise ValueError(f'{name}: goes with central steps, not "one_way"')
-        if self.how == "parallel" and "upload" in self.model_fields_set:
+        if self.how == "parallel" and self.upload:
             raise ValueError('upload: goes with how = "two_way"')
         return self
 

@@ -119,6 +119,19 @@ def verify(path: Path, head: str | None = None) -> Verified:
     return Verified(len(lines), previous)
 
 
+def entries(path: Path) -> Iterator[dict[str, Any] | None]:
+    """The lines of a file, the oldest first; None for one that is not as written.
+
+    Raises:
+        AuditError: there is no such file.
+    """
+    try:
+        lines = path.read_bytes().split(b"\n")
+    except OSError as error:
+        raise AuditError(f"{path}: {error.strerror}") from None
+    yield from (_parsed(line) for line in lines if line)
+
+
 def _line(event: str, fields: dict[str, Any], previous: str) -> tuple[str, bytes]:
     entry = {
         "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds"),

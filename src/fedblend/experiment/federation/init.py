@@ -23,7 +23,13 @@ LONGEST_DAYS = 825
 
 
 def found(
-    folder: Path, *, host: str, nodes: Sequence[str], port: int = 443, days: int = 365
+    folder: Path,
+    *,
+    host: str,
+    nodes: Sequence[str],
+    port: int = 443,
+    link_port: int = 8000,
+    days: int = 365,
 ) -> None:
     """Write all that the machines of a federation need to know each other.
 
@@ -32,13 +38,16 @@ def found(
         host: the name or IP address by which nodes reach the server.
         nodes: a name for each node; client ids are given in this order.
         port: of the proxy on that host.
+        link_port: of the link behind it, on loopback.
         days: how long the server's certificate is valid.
 
     Raises:
         RunError: one line that says what is wrong.
     """
-    _check(folder, host, nodes, port, days)
-    address = Address(host, port)
+    _check_port("--port", port)
+    _check_port("--link-port", link_port)
+    _check(folder, host, nodes, days)
+    address, link = Address(host, port), Address("127.0.0.1", link_port)
     signer = certificates.authority("fedblend federation")
     _folders(folder, nodes)
     _write(folder / "ca", {"ca.key": signer.key, "ca.crt": signer.public})
@@ -48,8 +57,8 @@ def found(
         server,
         {
             "ca.crt": signer.public,
-            "server.toml": templates.server(address, nodes).encode(),
-            "nginx.conf": services.nginx(address).encode(),
+            "server.toml": templates.server(address, link, nodes).encode(),
+            "nginx.conf": services.nginx(address, link).encode(),
             "fedblend-link.service": services.link_unit().encode(),
         },
     )
@@ -91,12 +100,10 @@ def _certify(server: Path, signer: certificates.Pair, host: str, days: int) -> N
     _write(server, {"server.key": pair.key, "server.crt": pair.public})
 
 
-def _check(folder: Path, host: str, nodes: Sequence[str], port: int, days: int) -> None:
+def _check(folder: Path, host: str, nodes: Sequence[str], days: int) -> None:
     if not is_host(host):
         raise RunError(f'--host: "{visible(host)}" is not {HOST_RULE}')
     _check_days(days)
-    if not 0 < port < 65536:
-        raise RunError(f"--port: {port} is not between 1 and 65535")
     if not nodes:
         raise RunError("--nodes: no node is named; write --nodes alice,bob")
     for name in nodes:
@@ -108,6 +115,11 @@ def _check(folder: Path, host: str, nodes: Sequence[str], port: int, days: int) 
         raise RunError(f"{folder}: is not a folder")
     if folder.exists() and any(folder.iterdir()):
         raise RunError(f"{folder}: is not empty, and nothing in it is overwritten")
+
+
+def _check_port(option: str, port: int) -> None:
+    if not 0 < port < 65536:
+        raise RunError(f"{option}: {port} is not between 1 and 65535")
 
 
 def _check_days(days: int) -> None:

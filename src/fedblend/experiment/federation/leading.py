@@ -94,6 +94,12 @@ def lead_noted(path: Path, post: Post, shared_seed: bool) -> None:
         raise
 
 
+def reason_of_stop(path: Path) -> str | None:
+    """Why an experiment stopped, if it did."""
+    place = path / STOPPED
+    return place.read_text().strip() if place.exists() else None
+
+
 def progress(path: Path) -> tuple[int, int]:
     """The round that an experiment is in, and how many there are."""
     try:

@@ -148,18 +148,6 @@ def call(settings: Server, *arguments: str) -> dict[str, Any]:
     return said
 
 
-def register(settings: Server) -> None:
-    """Tell the link the nodes' keys; those that it knows already stay."""
-    known = call(settings, "supernode", "list", CONNECTION)
-    names = {str(node.get("name", "")) for node in known.get("nodes", [])}
-    for node in settings.nodes:
-        if node.name not in names:
-            call(
-                *(settings, "supernode", "register", str(node.key), CONNECTION),
-                *("--name", node.name),
-            )
-
-
 def app_folder(settings: Server) -> Path:
     """A copy of the app that Flower hands to the nodes."""
     place = settings.folder / "app"

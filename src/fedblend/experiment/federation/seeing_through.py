@@ -14,13 +14,21 @@ from fedblend.experiment import toml
 from fedblend.experiment.config import Config, check, difference, dump
 from fedblend.experiment.federation import processes
 from fedblend.experiment.federation.agreement import nodes_of
-from fedblend.experiment.federation.leading import STOPPED, progress
+from fedblend.experiment.federation.leading import STOPPED, progress, reason_of_stop
 from fedblend.experiment.federation.settings import Server
-from fedblend.experiment.outputs import Folder, write_text
+from fedblend.experiment.outputs import Folder, as_json, read_json, write_text
 from fedblend.experiment.section import RunError
+from fedblend.runtime.checkpoint import CheckpointError
+from fedblend.runtime.flower.books import Books
 
+RUN = "flower.json"
+"""Has the number that Flower gave to the newest run of an experiment."""
+LINGERS = 120.0
+"""Seconds within which a server ends that has lost its link, or was told to stop."""
 LOOK = 1.0
-"""Seconds between two looks at a run."""
+"""Seconds between two looks at the folder of an experiment."""
+ASK = 10.0
+"""Seconds between two questions to the link: each is a process of Flower's."""
 
 
 def open_folder(folder: Path, config: Config, settings: Server, resume: bool) -> None:
@@ -60,19 +68,28 @@ def run_experiment(
     Raises:
         RunError: it stopped by itself, and why; or died too often.
     """
+    if Folder(folder).summary.exists():
+        return
     processes.connect(settings)
     (folder / STOPPED).unlink(missing_ok=True)
     for attempt in range(attempts):
-        run = processes.submit(settings, folder, shared_seed=shared_seed)
+        run = _going_on(settings, folder)
+        if run is None:
+            _wait_for_books(folder)
+            run = processes.submit(settings, folder, shared_seed=shared_seed)
+            write_text(folder / RUN, as_json({"run": run}))
         say(f"Flower's run {run}" + (f", attempt {attempt + 1}" if attempt else ""))
-        state = ""
-        while not state.startswith("finished") and not _over(folder):
+        state, asked = "", time.monotonic()
+        while not _ended(state) and not _over(folder):
             on_step(*progress(folder))
             time.sleep(LOOK)
+            if time.monotonic() - asked < ASK:
+                continue
             try:
                 state = processes.state_of(settings, run)
             except RunError:
                 state = "the link does not answer"
+            asked = time.monotonic()
         time.sleep(LOOK)
         if _over(folder):
             on_step(*progress(folder))
@@ -81,8 +98,55 @@ def run_experiment(
     raise RunError(f"{folder}: the server died {attempts} times")
 
 
+def stop(settings: Server, folder: Path) -> None:
+    """Have an experiment stopped; its books are whole, and it can go on from them.
+
+    Raises:
+        RunError: it does not run.
+    """
+    processes.connect(settings)
+    run = _going_on(settings, folder)
+    if run is None:
+        raise RunError(f"{folder}: no experiment is running there")
+    # Left first: whoever sees the experiment through must not start it anew.
+    write_text(folder / STOPPED, f"{folder}: was stopped; --resume goes on\n")
+    processes.call(settings, "stop", run, processes.CONNECTION)
+    _wait_for_books(folder)
+
+
+def run_number(folder: Path) -> str | None:
+    """The number of the newest of Flower's runs for an experiment."""
+    return str(read_json(folder / RUN)["run"]) if (folder / RUN).exists() else None
+
+
+def _going_on(settings: Server, folder: Path) -> str | None:
+    """The run that is working on an experiment right now."""
+    run = run_number(folder)
+    if run is None or _ended(processes.state_of(settings, run)):
+        return None
+    return run
+
+
+def _ended(state: str) -> bool:
+    return state.startswith("finished") or state == "unknown"
+
+
+def _wait_for_books(folder: Path) -> None:
+    """A server that has lost its link lives on for a while, with its books open."""
+
+    def closed() -> bool:
+        try:
+            Books(folder / "server").close()
+        except CheckpointError:
+            return False
+        return True
+
+    processes.wait_until(closed, LINGERS, f"{folder}: the end of the last server")
+
+
 def _over(folder: Path) -> bool:
     """Whether an experiment has its summary; if it stopped, say why."""
-    if (folder / STOPPED).exists():
-        raise RunError((folder / STOPPED).read_text().strip())
+    reason = reason_of_stop(folder)
+    if reason is not None:
+        raise RunError(reason)
     return Folder(folder).summary.exists()

@@ -13,12 +13,13 @@ PROGRAM = Path("/opt/fedblend/bin/fedblend")
 """Where fedblend is installed."""
 
 
-def nginx(address: Address) -> str:
+def nginx(address: Address, link: Address) -> str:
     """The proxy before the link, to be included by nginx inside its http block."""
     six = ":" in address.host
     listen = f"[::]:{address.port}" if six else f"{address.port}"
     name = f"[{address.host}]" if six else address.host
-    return _NGINX.format(name=name, listen=listen, home=HOME / "server")
+    home = HOME / "server"
+    return _NGINX.format(name=name, listen=listen, link=link, home=home)
 
 
 def link_unit() -> str:
@@ -58,7 +59,7 @@ limit_req_zone $binary_remote_addr zone=fedblend_rate:10m rate=50r/s;
 limit_conn_zone $binary_remote_addr zone=fedblend_open:10m;
 
 upstream fedblend_link {{
-    server 127.0.0.1:8000;
+    server {link};
     keepalive 32;
 }}
 

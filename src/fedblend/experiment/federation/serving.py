@@ -14,7 +14,7 @@ import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from fedblend.experiment.federation import processes
+from fedblend.experiment.federation import members, processes
 from fedblend.experiment.federation.settings import Node, Server, load_as
 
 LOOK = 0.5
@@ -34,7 +34,7 @@ def serve_link(
     def greet() -> None:
         nonlocal told
         if not told and answers(settings):
-            processes.register(settings)
+            members.register(settings)
             told = True
             ready()
 

@@ -8,13 +8,13 @@ from fedblend.experiment.federation.services import HOME, PROGRAM
 from fedblend.experiment.federation.settings import Address
 
 
-def server(address: Address, nodes: Sequence[str]) -> str:
+def server(address: Address, link: Address, nodes: Sequence[str]) -> str:
     """``server.toml``."""
     entries = "".join(
         f'\n[[nodes]]\nname = "{name}"\nkey = "nodes/{name}.pub"\nclient = {client}\n'
         for client, name in enumerate(nodes)
     )
-    return _SERVER.format(address=address) + entries
+    return _SERVER.format(address=address, link=link) + entries
 
 
 def node(address: Address, client: int) -> str:
@@ -41,7 +41,7 @@ _SERVER = """\
 # Paths are relative to this file.
 version = 1
 address = "{address}"   # what nodes reach: the proxy
-link = "127.0.0.1:8000"            # Flower's SuperLink, never to be seen from outside
+link = "{link}"            # Flower's SuperLink, never to be seen from outside
 certificate = "server.crt"         # of the proxy and of the link
 key = "server.key"
 ca = "ca.crt"
@@ -62,9 +62,7 @@ policy = "policy.toml"    # what this node agrees to
 [data]
 file = "rows.csv"         # this node's rows: .csv, .parquet, .npz
 # target = "label"        # the column to predict; in .npz the array is called targets
-# inputs = ["x", "y"]     # all other columns if left out
 # client = "who"          # a column that is not an input
-# kind = "classes"        # or binary, regression; by the targets if left out
 """
 
 _POLICY = """\

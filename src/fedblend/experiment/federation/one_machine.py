@@ -1,0 +1,155 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""A whole federation on one machine: real keys, TLS and processes, on loopback.
+
+For the demonstration and for tests. Nodes reach the link itself, without a proxy: on
+loopback there is nobody else.
+"""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from fedblend.experiment.federation import members, processes
+from fedblend.experiment.federation.init import found
+from fedblend.experiment.federation.serving import answers
+from fedblend.experiment.federation.settings import Node, Server, load_as
+from fedblend.experiment.section import RunError
+
+WITHIN = 300.0
+"""Seconds within which everything must be up, also on a busy machine."""
+
+Rows = Mapping[str, np.ndarray]
+"""``inputs`` and ``targets``."""
+
+
+class OneMachine(NamedTuple):
+    """A federation that is up."""
+
+    settings: Server
+    folder: Path
+
+    def node(self, name: str) -> Node:
+        """The settings of a node."""
+        return load_as(Node, self.folder / "nodes" / name / "node.toml")
+
+
+@contextlib.contextmanager
+def one_machine(
+    folder: Path,
+    rows: Mapping[str, Rows],
+    *,
+    policy: str | None = None,
+    say: Callable[[str], None] = lambda line: None,
+) -> Iterator[OneMachine]:
+    """A link and its nodes, up until the end of the block, whatever ends it.
+
+    Args:
+        folder: where keys, settings and states go; must not exist, or be empty.
+        rows: of every node, by its name.
+        policy: text of policy.toml for all of them; what init writes if None.
+        say: told what is going on.
+    """
+    port = processes.free_port()
+    found(folder, host="127.0.0.1", nodes=list(rows), port=port, link_port=port)
+    for name, own in rows.items():
+        _furnish(folder / "nodes" / name, own, policy)
+    made = OneMachine(load_as(Server, folder / "server" / "server.toml"), folder)
+    running: list[subprocess.Popen] = []
+    with processes.ended_by_signals():
+        try:
+            _start(made, list(rows), running, say)
+            yield made
+        finally:
+            _end(running, folder)
+
+
+def _furnish(home: Path, rows: Rows, policy: str | None) -> None:
+    np.savez(home / "rows.npz", inputs=rows["inputs"], targets=rows["targets"])
+    settings = home / "node.toml"
+    settings.write_text(settings.read_text().replace("rows.csv", "rows.npz"))
+    if policy is not None:
+        (home / "policy.toml").write_text(policy)
+
+
+def _start(
+    made: OneMachine,
+    names: list[str],
+    running: list[subprocess.Popen],
+    say: Callable[[str], None],
+) -> None:
+    settings = made.settings
+
+    def start(command: list[str], folder: Path, name: str) -> None:
+        running.append(processes.start(command, folder, folder / f"{name}.log"))
+
+    processes.connect(settings)
+    start(processes.link_command(settings), settings.folder, "link")
+    processes.wait_until(lambda: _up(running, settings), WITHIN, "the link")
+    # The link refuses a node whose key it does not know yet.
+    members.register(settings)
+    say(f"a link at {settings.link} that takes the keys of {', '.join(names)}")
+    for name in names:
+        node, path = made.node(name), made.folder / "nodes" / name / "node.toml"
+        warm = [sys.executable, "-m", "fedblend.cli", "federation", "door", str(path)]
+        start(warm, node.folder, "door")
+        port = processes.free_port()
+        start(processes.node_command(node, path, port), node.folder, "node")
+
+    def all_there() -> bool:
+        there = [member.status for member in members.members(settings)]
+        return _alive(running) and there == ["online"] * len(names)
+
+    processes.wait_until(all_there, WITHIN, "the nodes", every=1.0)
+    say(f"{len(names)} nodes are connected, each a process of its own")
+
+
+def _up(running: list[subprocess.Popen], settings: Server) -> bool:
+    return _alive(running) and answers(settings)
+
+
+def _alive(running: list[subprocess.Popen]) -> bool:
+    for process in running:
+        if process.poll() is not None:
+            command = process.args if isinstance(process.args, list) else []
+            raise RunError(f"{Path(str(command[0])).name}: ended at once, see its log")
+    return True
+
+
+def _end(running: list[subprocess.Popen], folder: Path) -> None:
+    """End everything; a second Ctrl-C does not keep it from being done."""
+    before = {
+        sign: signal.signal(sign, signal.SIG_IGN)
+        for sign in (signal.SIGINT, signal.SIGTERM)
+    }
+    try:
+        for process in running:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGTERM)
+        for process in running:
+            processes.stop(process)
+        # Flower's own children have sessions of their own.
+        for number in processes_of(folder):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(number, signal.SIGKILL)
+    finally:
+        for sign, handler in before.items():
+            signal.signal(sign, handler)
+
+
+def processes_of(folder: Path) -> list[int]:
+    """The processes whose environment says that their state is below a folder."""
+    mark = f"FLWR_HOME={folder.absolute()}/".encode()
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if mark in (entry / "environ").read_bytes():
+                found.append(int(entry.name))
+    return [number for number in found if number != os.getpid()]

@@ -1,0 +1,80 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""Real Flower on loopback: a link and three nodes, up once, come to the simulator's
+numbers in one experiment after the other.
+
+An experiment takes half a minute on two idle cores, so choose some with ``-k``:
+``pytest -n 0 -m slow tests/federation/test_on_flower.py -k "apfl or diana"``.
+"""
+
+import os
+
+import numpy as np
+import pytest
+from configured import (
+    CASES,
+    CLIENTS,
+    POLICY,
+    federated,
+    largest_gap,
+    method,
+    simulated,
+    simulation,
+    write_rows,
+)
+
+from fedblend.experiment import toml
+from fedblend.experiment.config import check
+from fedblend.experiment.federation import seeing_through
+from fedblend.experiment.federation.members import members
+from fedblend.experiment.federation.one_machine import one_machine, processes_of
+from fedblend.experiment.registry import ALGORITHMS
+
+pytestmark = pytest.mark.slow
+NAMES = ("alice", "bob", "carol")
+DEADLINE = 900.0
+"""Seconds: the machine may be busy."""
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    return write_rows(tmp_path_factory.mktemp("rows"))
+
+
+@pytest.fixture(scope="module")
+def federation(place, tmp_path_factory):
+    """A link and three nodes; afterwards nothing is left of them."""
+    rows = {
+        name: dict(np.load(place / f"rows{client}.npz"))
+        for client, name in enumerate(NAMES)
+    }
+    folder = tmp_path_factory.mktemp("flower") / "federation"
+    os.nice(5)
+    with one_machine(folder, rows, policy=POLICY) as made:
+        yield made
+    assert processes_of(folder) == []
+
+
+def test_every_algorithm_has_a_case():
+    assert set(ALGORITHMS) <= set(CASES)
+
+
+def test_all_nodes_are_there(federation):
+    found = members(federation.settings)
+    assert [(one.name, one.client) for one in found] == [
+        (name, client) for client, name in enumerate(NAMES)
+    ]
+    assert {one.status for one in found} == {"online"}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_flower_comes_to_the_simulators_numbers(name, federation, place, tmp_path):
+    how = method(name, place, rounds=5) + "[measure]\nlocal = false\n"
+    config = check(toml.parse(federated(how, DEADLINE), "test"), "test")
+    out = tmp_path / "out"
+    seeing_through.open_folder(out, config, federation.settings, resume=False)
+    seeing_through.run_experiment(federation.settings, out, shared_seed=True)
+    homes = [federation.folder / "nodes" / name for name in NAMES[:CLIENTS]]
+    gap = largest_gap(out, homes, simulation(simulated(how, place)))
+    print(f"{name}: {'equal to the bit' if gap == 0 else f'within {gap:.1e}'}")
+    assert gap <= 1e-6
