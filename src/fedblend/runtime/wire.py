@@ -86,7 +86,7 @@ def unpack(data: bytes) -> tuple[dict[str, np.ndarray], dict[str, str]]:
     if len(data) < 8 or length > len(data) - 8:
         raise WireError(f"not a fedblend file, or cut off after {len(data)} bytes")
     try:
-        header = json.loads(data[8 : 8 + length])
+        header = json.loads(data[8 : 8 + length].decode())
         metadata = header.pop("__metadata__")
         body = memoryview(data)[8 + length :]
         _check_places([entry["data_offsets"] for entry in header.values()], len(body))

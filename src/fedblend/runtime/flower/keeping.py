@@ -44,7 +44,7 @@ def read_terms(place: Path) -> dict[str, Any]:
     """
     data = (place / "terms.json").read_bytes()
     try:
-        content = json.loads(data)
+        content = json.loads(data.decode())
         terms = dict(content["terms"])
         whole = content["sha256"] == _seal(terms)
     except (ValueError, LookupError, TypeError, RecursionError):
