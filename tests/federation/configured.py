@@ -50,8 +50,8 @@ ALGORITHMS = {
 """What every algorithm needs beside the work of a client."""
 LINEAR = 'name = "softmax"\n'
 NETWORK = 'name = "mlp"\nhidden = [4]\n'
-"""Of FLIX: with a linear model a simulation starts where smoothness constants say, which
-nobody in a federation has the rows to compute."""
+"""Of FLIX: with a linear model a simulation starts where smoothness constants say, and
+nobody in a federation has the rows to compute these."""
 FEDAVG = f'[algorithm]\nname = "fedavg"\n{WORK}'
 COMPRESSED = '[compress]\nhow = "{how}"\ncompressor = {{ name = "{name}", k = 4 }}\n'
 CENTRAL = '[central]\nhow = "{how}"\nfile = "{file}"\nbatch_size = 4\ntest = 0.0\n'

@@ -28,8 +28,9 @@ def finished(tmp_path_factory):
     """The folder of an experiment whose models are blends, and of its nodes."""
     folder = tmp_path_factory.mktemp("finished")
     write_rows(folder)
-    text = federated(method("flix_local", folder, rounds=1))
-    run = experiment(folder / "run", text + "[measure]\nlocal = false\n")
+    text = federated(method("apfl", folder, rounds=1) + "[measure]\nlocal = false\n")
+    blended = text.replace("alpha = 0.5\n", 'alpha = 0.5\nmix = "outputs"\n')
+    run = experiment(folder / "run", blended)
     lead(run, Box(nodes(folder, folder, POLICY)), poll=0.0)
     return folder
 

@@ -23,6 +23,7 @@ from fedblend.experiment.config import check
 from fedblend.experiment.demo import CLASSES, CLIENTS
 from fedblend.experiment.federation import seeing_through
 from fedblend.experiment.federation.one_machine import OneMachine, one_machine
+from fedblend.experiment.federation.processes import ended_by_signals
 from fedblend.experiment.outputs import Folder
 from fedblend.experiment.section import RunError
 
@@ -101,6 +102,7 @@ def demo(out: Path, say: Callable[[str], Any]) -> None:
     held = ", ".join(f"{name} {_classes(own)}" for name, own in rows.items())
     say(f"Four nodes hold handwritten digits of four classes each: {held}.")
     with (
+        ended_by_signals(),
         tempfile.TemporaryDirectory(prefix="fedblend-demo-") as folder,
         one_machine(Path(folder) / "federation", rows, say=tell) as made,
     ):

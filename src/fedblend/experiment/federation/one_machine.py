@@ -25,6 +25,8 @@ from fedblend.experiment.section import RunError
 
 WITHIN = 300.0
 """Seconds within which everything must be up, also on a busy machine."""
+GONE = 30.0
+"""Seconds within which a killed process must be gone."""
 
 Rows = Mapping[str, np.ndarray]
 """``inputs`` and ``targets``."""
@@ -136,12 +138,19 @@ def _end(running: list[subprocess.Popen], folder: Path) -> None:
         for process in running:
             processes.stop(process)
         # Flower's own children have sessions of their own.
-        for number in processes_of(folder):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(number, signal.SIGKILL)
+        processes.wait_until(lambda: not _killed(folder), GONE, "the end of it all")
     finally:
         for sign, handler in before.items():
             signal.signal(sign, handler)
+
+
+def _killed(folder: Path) -> list[int]:
+    """Kill what is still there; the answer are those that were."""
+    found = processes_of(folder)
+    for number in found:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(number, signal.SIGKILL)
+    return found
 
 
 def processes_of(folder: Path) -> list[int]:

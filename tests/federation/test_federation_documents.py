@@ -1,0 +1,37 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""What docs/federation.md shows is what the program takes."""
+
+import re
+import tomllib
+from pathlib import Path
+
+import typer
+
+from fedblend.cli import app
+from fedblend.experiment.config import check
+from fedblend.experiment.federation.agreement import method_of, task_of
+from fedblend.experiment.federation.demo import EXPERIMENTS, NODES
+
+TEXT = (Path(__file__).parents[2] / "docs" / "federation.md").read_text()
+
+
+def test_the_configuration_can_be_built():
+    (block,) = re.findall(r"^```toml\n(.*?)^```", TEXT, re.M | re.S)
+    config = check(tomllib.loads(block), "docs/federation.md")
+    assert method_of(config, 2).algorithm
+    assert task_of(config.data).columns == ("age", "dose")  # pyright: ignore
+
+
+def test_the_commands_exist():
+    group = typer.main.get_command(app).commands["federation"]  # pyright: ignore
+    named = set(re.findall(r"fedblend federation ([a-z]+)", TEXT))
+    assert named <= set(group.commands)
+    shown = {name for name, command in group.commands.items() if not command.hidden}
+    assert shown - named == {"audit"}  # docs/policy.md has it
+
+
+def test_the_configurations_of_the_demonstration_can_be_built():
+    for _, text in EXPERIMENTS.values():
+        config = check(tomllib.loads(text), "demo")
+        assert method_of(config, len(NODES)).algorithm
