@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from fedblend.data.dataset import DataError
+from fedblend.experiment import toml
 from fedblend.experiment.build import build
-from fedblend.experiment.config import ConfigError, check
+from fedblend.experiment.config import ConfigError, check, dump
 from fedblend.experiment.run import run_config
 
 
@@ -71,6 +72,21 @@ def test_a_run_learns_the_servers_classes_and_says_so(tmp_path):
 def test_tables_that_make_no_sense(central, said):
     with pytest.raises(ConfigError, match=said):
         config(central)
+
+
+@pytest.mark.parametrize(
+    "central",
+    [
+        {"how": "parallel", "share": 0.3},
+        {"how": "one_way", "share": 0.3},
+        {"how": "two_way", "share": 0.3, "upload": True},
+        {"how": "parallel", "penalty": "spreadout"},
+    ],
+)
+def test_what_a_run_writes_out_can_be_read_again(central):
+    """With all defaults: else no such run could be resumed."""
+    written = config(central)
+    assert check(toml.parse(dump(written), "run"), "run") == written
 
 
 def test_rows_that_cannot_be_divided_so():
