@@ -14,6 +14,12 @@ from fedblend.experiment.config import ConfigError, check, dump
 from fedblend.experiment.run import run_config
 
 
+MOVIES = {
+    "data": {"source": "movielens", "partition": "by_key"},
+    "model": {"name": "dual_encoder"},
+}
+
+
 def config(central, **tables):
     content = {
         "version": 1,
@@ -75,17 +81,17 @@ def test_tables_that_make_no_sense(central, said):
 
 
 @pytest.mark.parametrize(
-    "central",
+    ("central", "tables"),
     [
-        {"how": "parallel", "share": 0.3},
-        {"how": "one_way", "share": 0.3},
-        {"how": "two_way", "share": 0.3, "upload": True},
-        {"how": "parallel", "penalty": "spreadout"},
+        ({"how": "parallel", "share": 0.3}, {}),
+        ({"how": "one_way", "share": 0.3}, {}),
+        ({"how": "two_way", "share": 0.3, "upload": True}, {}),
+        ({"how": "parallel", "penalty": "spreadout"}, MOVIES),
     ],
 )
-def test_what_a_run_writes_out_can_be_read_again(central):
+def test_what_a_run_writes_out_can_be_read_again(central, tables):
     """With all defaults: else no such run could be resumed."""
-    written = config(central)
+    written = config(central, **tables)
     assert check(toml.parse(dump(written), "run"), "run") == written
 
 
