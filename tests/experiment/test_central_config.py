@@ -13,7 +13,6 @@ from fedblend.experiment.build import build
 from fedblend.experiment.config import ConfigError, check, dump
 from fedblend.experiment.run import run_config
 
-
 MOVIES = {
     "data": {"source": "movielens", "partition": "by_key"},
     "model": {"name": "dual_encoder"},
