@@ -19,6 +19,7 @@ from configured import (
 from fedblend.cli import main
 from fedblend.experiment.federation import processes, seeing_through
 from fedblend.experiment.federation.leading import STOPPED, lead
+from fedblend.experiment.section import RunError
 from fedblend.runtime.wire import unpack
 from loopback import Box
 
@@ -132,6 +133,11 @@ def test_what_cannot_be_predicted_is_one_line(capsys, finished, tmp_path):
     )
 
 
+def forgetful(settings, *words):
+    """A link that has lost its database."""
+    raise RunError("flwr ls: [code: 16] Run ID not found.")
+
+
 def test_stopping_leaves_word_before_it_stops(capsys, own, tmp_path, monkeypatch):
     asked = []
 
@@ -145,6 +151,9 @@ def test_stopping_leaves_word_before_it_stops(capsys, own, tmp_path, monkeypatch
     command = ("stop", tmp_path, "--server", server)
     assert "no experiment is running there" in fails(capsys, *command)
     (tmp_path / seeing_through.RUN).write_text('{"run": "7"}')
+    with monkeypatch.context() as patch:
+        patch.setattr(processes, "call", forgetful)
+        assert "no experiment is running there" in fails(capsys, *command)
     text = federated(method("fedavg", tmp_path, rounds=2))
     config = experiment(tmp_path / "made", text) / "config.toml"
     (tmp_path / "config.toml").write_bytes(config.read_bytes())

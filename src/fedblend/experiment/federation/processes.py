@@ -168,8 +168,16 @@ def submit(settings: Server, folder: Path, *, shared_seed: bool = False) -> str:
 
 
 def state_of(settings: Server, run: str) -> str:
-    """What Flower says of a run: "running", "finished:completed" and so on."""
-    said = call(settings, "ls", CONNECTION, "--run-id", run)
+    """What Flower says of a run: "running", "finished:completed" and so on.
+
+    A link that has lost its database knows none: "unknown".
+    """
+    try:
+        said = call(settings, "ls", CONNECTION, "--run-id", run)
+    except RunError as error:
+        if "Run ID not found" not in str(error):
+            raise
+        said = {}
     found = [one for one in said.get("runs", []) if str(one.get("run-id")) == run]
     return str(found[0].get("status", "unknown")) if found else "unknown"
 
