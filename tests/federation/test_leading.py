@@ -27,8 +27,10 @@ from fedblend.experiment.section import RunError
 from fedblend.runtime.wire import unpack
 from loopback import Box
 
-QUICK = ("compress diana", "central two_way", "privacy")
+QUICK = ("privacy",)
 """Of those around an algorithm; the others take as long again."""
+SILENT = '[accept]\nalgorithms = "any"\n[metrics]\nnames = []\n'
+"""Without measures no figures are drawn, which takes longer than the rounds."""
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +71,7 @@ def test_a_federation_comes_to_what_a_simulation_comes_to(place, tmp_path):
 def test_what_is_around_an_algorithm_comes_to_the_same(name, place, tmp_path):
     how = method(name, place, rounds=2) + "[measure]\nlocal = false\n"
     run = experiment(tmp_path / "run", federated(how))
-    box = Box(nodes(place, tmp_path))
+    box = Box(nodes(place, tmp_path, SILENT))
     # Whoever draws noise from a secret comes to something else.
     secret = name == "privacy"
     homes = [tmp_path / f"node{client}" for client in range(CLIENTS)]
