@@ -64,13 +64,13 @@ def one_machine(
     for name, own in rows.items():
         _furnish(folder / "nodes" / name, own, policy)
     made = OneMachine(load_as(Server, folder / "server" / "server.toml"), folder)
-    running: list[subprocess.Popen] = []
+    running: dict[Path, subprocess.Popen] = {}
     with processes.ended_by_signals():
         try:
             _start(made, list(rows), running, say)
             yield made
         finally:
-            _end(running, folder)
+            _end(list(running.values()), folder)
 
 
 def _furnish(home: Path, rows: Rows, policy: str | None) -> None:
@@ -84,13 +84,14 @@ def _furnish(home: Path, rows: Rows, policy: str | None) -> None:
 def _start(
     made: OneMachine,
     names: list[str],
-    running: list[subprocess.Popen],
+    running: dict[Path, subprocess.Popen],
     say: Callable[[str], None],
 ) -> None:
     settings = made.settings
 
     def start(command: list[str], folder: Path, name: str) -> None:
-        running.append(processes.start(command, folder, folder / f"{name}.log"))
+        log = folder / f"{name}.log"
+        running[log] = processes.start(command, folder, log)
 
     processes.connect(settings)
     start(processes.link_command(settings), settings.folder, "link")
@@ -113,15 +114,16 @@ def _start(
     say(f"{len(names)} nodes are connected, each a process of its own")
 
 
-def _up(running: list[subprocess.Popen], settings: Server) -> bool:
+def _up(running: dict[Path, subprocess.Popen], settings: Server) -> bool:
     return _alive(running) and answers(settings)
 
 
-def _alive(running: list[subprocess.Popen]) -> bool:
-    for process in running:
+def _alive(running: dict[Path, subprocess.Popen]) -> bool:
+    for log, process in running.items():
         if process.poll() is not None:
-            command = process.args if isinstance(process.args, list) else []
-            raise RunError(f"{Path(str(command[0])).name}: ended at once, see its log")
+            words = log.read_text(errors="replace").split("\n")
+            last = next((line for line in reversed(words) if line.strip()), "no word")
+            raise RunError(f"{log.stem}: ended at once: {last.strip()[:300]}")
     return True
 
 

@@ -14,8 +14,8 @@ import os
 import socket
 import stat
 import struct
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 _HEAD = struct.Struct("!Q")
@@ -45,7 +45,8 @@ def ask(path: Path, letter: bytes, within: float | None = None) -> bytes:
             raise SocketError(f"{path}: is not a socket that only its owner writes to")
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as line:
             line.settimeout(CONNECT_WITHIN)
-            line.connect(str(path))
+            with _short(path) as name:
+                line.connect(name)
             line.settimeout(within)
             line.sendall(_HEAD.pack(len(letter)))
             line.sendall(letter)
@@ -77,7 +78,8 @@ def serve(
     before = os.umask(0o177)
     try:
         listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        listening.bind(str(path))
+        with _short(path) as name:
+            listening.bind(name)
     finally:
         os.umask(before)
     if group is not None:
@@ -96,6 +98,16 @@ def serve(
                 reply = answer(letter)
                 line.sendall(_HEAD.pack(len(reply)))
                 line.sendall(reply)
+
+
+@contextmanager
+def _short(path: Path) -> Iterator[str]:
+    """Another name of a path: that of a socket has at most 107 bytes."""
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        yield f"/proc/self/fd/{folder}/{path.name}"
+    finally:
+        os.close(folder)
 
 
 def _user(line: socket.socket) -> int:
