@@ -6,12 +6,13 @@ import re
 import tomllib
 from pathlib import Path
 
+import numpy as np
 import typer
 
 from fedblend.cli import app
 from fedblend.experiment.config import check
 from fedblend.experiment.federation.agreement import method_of, task_of
-from fedblend.experiment.federation.demo import EXPERIMENTS, NODES
+from fedblend.experiment.federation.demo import EXPERIMENTS, NODES, sentence
 
 TEXT = (Path(__file__).parents[2] / "docs" / "federation.md").read_text()
 
@@ -35,3 +36,13 @@ def test_the_configurations_of_the_demonstration_can_be_built():
     for _, text in EXPERIMENTS.values():
         config = check(tomllib.loads(text), "demo")
         assert method_of(config, len(NODES)).algorithm
+
+
+def test_the_demonstration_compares_with_the_best_of_training_alone():
+    def score(personal: float, alone: float) -> dict[str, np.ndarray]:
+        values = {"shared": 0.2, "alone": alone, "personal": personal}
+        return {name: np.full(4, value) for name, value in values.items()}
+
+    said = sentence({"A": score(0.5, 0.75), "B": score(0.625, 0.25)})
+    assert "models of B are right on 62.5%" in said
+    assert "alone on 75.0%, the shared model on 20.0%" in said
