@@ -18,7 +18,8 @@ from fedblend.runtime.flower.node import Node
 from fedblend.runtime.flower.node import Rules as NodeRules
 from fedblend.runtime.flower.part import Own, Part
 from fedblend.runtime.flower.post import Mail, Patience
-from fedblend.runtime.flower.server import Rules, Server
+from fedblend.runtime.flower.ruling import Rules
+from fedblend.runtime.flower.server import Server
 
 EXPERIMENT = "trial"
 QUICK = Patience(deadline=1.0, resend=0.2, pause=0.0, poll=0.0)

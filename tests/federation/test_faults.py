@@ -15,7 +15,7 @@ from trials import COUNTS, Trial, apart, clock, forged, row
 
 from fedblend.runtime.flower import letters
 from fedblend.runtime.flower.books import Books
-from fedblend.runtime.flower.server import BelowQuorum
+from fedblend.runtime.flower.ruling import BelowQuorum
 
 _ = clock
 BAD, GOOD = 1, (0, 2, 3)

@@ -37,10 +37,10 @@ def noisy(experiment="one", secret=SECRET):
 def test_answers_are_cut_to_the_length_and_short_ones_left(shard):
     plain = fb.fedavg(LOSS, 0.1, steps=2, batch_size=None)
     free = answer(plain, shard)
-    for clip in (0.5 * np.linalg.norm(free), 2 * np.linalg.norm(free)):
+    full = float(np.linalg.norm(free))
+    for clip in (0.5 * full, 2 * full):
         cut = answer(guarded(plain, Protect(clip=clip), SECRET, "one"), shard)
-        length = min(clip, float(np.linalg.norm(free)))
-        wanted = free * length / np.linalg.norm(free)
+        wanted = free * min(clip, full) / full
         np.testing.assert_allclose(cut, wanted, rtol=1e-5)
 
 

@@ -2,8 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """A configuration on nodes comes to what it comes to in a simulation."""
 
+import shutil
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 from configured import (
@@ -21,10 +23,11 @@ from configured import (
 
 from fedblend.experiment import toml
 from fedblend.experiment.config import check
-from fedblend.experiment.federation.leading import lead
+from fedblend.experiment.federation.leading import AGAIN, lead
 from fedblend.experiment.run import run_config
 from fedblend.experiment.section import RunError
-from fedblend.runtime.wire import unpack
+from fedblend.runtime.flower import keeping, letters
+from fedblend.runtime.wire import as_tree, unpack
 from loopback import Box
 
 QUICK = ("privacy",)
@@ -91,3 +94,63 @@ def test_a_node_refuses_what_its_policy_does_not_allow(place, tmp_path):
         lead(experiment(tmp_path / "run", text), Box(refusing), poll=0.0)
     logged = (tmp_path / "node0" / "state" / "audit.jsonl").read_text()
     assert "accept.algorithms" in logged.splitlines()[-1]
+
+
+def test_a_client_that_lost_its_states_can_be_enrolled_again(place, tmp_path):
+    text = federated(method("apfl", place, rounds=4), deadline=0.5)
+    box = Box(nodes(place, tmp_path))
+    box.spoil = lambda address, data: [] if letters.read(data).round == 2 else [data]
+    with pytest.raises(RunError, match="--resume"):
+        lead(experiment(tmp_path / "run", text), box, poll=0.0)
+    shutil.rmtree(tmp_path / "node1" / "state")
+    box = Box(nodes(place, tmp_path))
+    with pytest.raises(RunError, match=r"client 1 refused.*not known here"):
+        lead(tmp_path / "run", box, poll=0.0)
+    (tmp_path / "run" / "server" / AGAIN).write_text('{"clients": [1]}')
+    assert lead(tmp_path / "run", box, poll=0.0)["runs"][0]["round"] == 4
+    assert not (tmp_path / "run" / "server" / AGAIN).exists()
+
+
+def test_a_change_of_the_policy_counts_from_the_next_letter_on(place, tmp_path):
+    box = Box(nodes(place, tmp_path))
+    text = federated(method("apfl", place, rounds=4), deadline=0.3)
+    policy = tmp_path / "node1" / "policy.toml"
+    before = policy.read_text()
+
+    def once_it_has_begun(address, data):
+        if (tmp_path / "run" / "server" / "books").exists():
+            policy.write_text('[accept]\nalgorithms = ["fedavg"]\n')
+        return [data]
+
+    box.spoil = once_it_has_begun
+    with pytest.raises(RunError, match=r"accept\.algorithms.*--resume"):
+        lead(experiment(tmp_path / "run", text), box, poll=0.0)
+    policy.write_text(before)
+    box.spoil = lambda address, data: [data]
+    assert lead(tmp_path / "run", box, poll=0.0)["runs"][0]["round"] == 4
+
+
+def test_under_noise_a_round_is_answered_for_one_message(place, tmp_path):
+    box = Box(nodes(place, tmp_path, SILENT + "[protect]\nclip = 1.0\nnoise = 0.5\n"))
+    asked, send = [], box.send
+
+    def remembering(mail):
+        asked.extend(mail.values())
+        send(mail)
+
+    box.send = remembering
+    text = federated(method("fedavg", place, rounds=2))
+    lead(experiment(tmp_path / "run", text), box, poll=0.0)
+    data = next(
+        data
+        for data in reversed(asked)
+        if (letters.read(data).kind, letters.read(data).client) == ("round", 1)
+    )
+    node = next(node for node in box.nodes.values() if node.client == 1)
+    letter = letters.read(data)
+    assert letters.read(node.answer(data)).kind == "round"
+    part = node.rules.join(keeping.read_terms(node.folder / letter.experiment))
+    told = as_tree(letter.arrays, part.message._replace(round=None))
+    moved = jax.tree.map(lambda leaf: leaf + np.float32(1e-3), told)
+    refused = letters.read(node.answer(letters.write(letter, moved)))
+    assert "another message" in refused.words["reason"]

@@ -12,7 +12,7 @@ from trials import COUNTS, Trial, apart, clock, forged
 
 from fedblend.runtime.flower import directory, keeping, letters
 from fedblend.runtime.flower.letters import Letter
-from fedblend.runtime.flower.server import BelowQuorum
+from fedblend.runtime.flower.ruling import BelowQuorum
 from fedblend.runtime.wire import pack
 from loopback import EXPERIMENT
 

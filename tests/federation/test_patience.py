@@ -17,7 +17,7 @@ from fedblend.runtime.flower import keeping, letters
 from fedblend.runtime.flower.directory import Directory
 from fedblend.runtime.flower.letters import Letter
 from fedblend.runtime.flower.post import Mail, Patience, Rejected, correspond
-from fedblend.runtime.flower.server import Rules
+from fedblend.runtime.flower.ruling import Rules
 from loopback import Wired
 
 _ = clock

@@ -188,8 +188,10 @@ def node(settings: NodeSettings = Path("node.toml")) -> None:
 def door(settings: NodeSettings) -> None:
     """The warm process of a node; ``node`` starts it."""
     require_extra()
+    from fedblend.cli.running import compile_cache
     from fedblend.experiment.federation.serving import serve_door
 
+    compile_cache()
     serve_door(settings)
 
 
@@ -208,6 +210,12 @@ def run(
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on where it stopped.")
     ] = False,
+    again: Annotated[
+        list[int] | None,
+        typer.Option(
+            "--enrol-again", metavar="N", help="A client that has lost its state."
+        ),
+    ] = None,
 ) -> None:
     """Run an experiment on the nodes, and write results to a folder.
 
@@ -226,7 +234,7 @@ def run(
 
     config, known = load(file), server_settings(settings)
     out = out or results_folder(config)
-    seeing_through.open_folder(out, config, known, resume)
+    seeing_through.open_folder(out, config, known, resume, again or [])
     last = -1
 
     def on_step(round: int, rounds: int) -> None:

@@ -35,7 +35,8 @@ from fedblend.runtime.flower.directory import Directory
 from fedblend.runtime.flower.leading import rowless, setting
 from fedblend.runtime.flower.letters import UNKNOWN, Letter
 from fedblend.runtime.flower.post import Patience, Post
-from fedblend.runtime.flower.server import BelowQuorum, Rules, Server
+from fedblend.runtime.flower.ruling import BelowQuorum, Rules
+from fedblend.runtime.flower.server import Server
 from fedblend.runtime.precision import precision
 
 
@@ -84,6 +85,10 @@ STOPPED = "stopped.txt"
 """Why a run stopped by itself; a server that was killed leaves no word."""
 
 
+AGAIN = "again.json"
+"""Clients that have lost their states, to be enrolled again when the server starts."""
+
+
 def lead_noted(path: Path, post: Post, shared_seed: bool) -> None:
     """Lead, and leave word in the folder if the run cannot go on."""
     (path / STOPPED).unlink(missing_ok=True)
@@ -128,6 +133,11 @@ def _led(folder, config, books, audit, post, shared_seed, on_step, poll):
     if entry is not None:
         entry.restore(server)
     about = {"counts": {name: held.tolist() for name, held in counts.items()}}
+    again = folder.path / "server" / AGAIN
+    if again.exists():
+        server.enroll_again([int(one) for one in outputs.read_json(again)["clients"]])
+        books.save(server, about)
+        again.unlink()
     said = folder.path / "server" / "progress.json"
 
     def tell() -> None:

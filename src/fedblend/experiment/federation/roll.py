@@ -18,7 +18,7 @@ from fedblend.experiment.federation.agreement import (
 from fedblend.runtime.flower.directory import Directory
 from fedblend.runtime.flower.letters import fingerprint
 from fedblend.runtime.flower.post import Patience
-from fedblend.runtime.flower.server import BelowQuorum
+from fedblend.runtime.flower.ruling import BelowQuorum
 
 Counts = dict[str, np.ndarray]
 """Every client's rows in each split."""

@@ -7,14 +7,19 @@ start it anew; this does, and it goes on from its books.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from fedblend.experiment import toml
 from fedblend.experiment.config import Config, check, difference, dump
 from fedblend.experiment.federation import processes
 from fedblend.experiment.federation.agreement import nodes_of
-from fedblend.experiment.federation.leading import STOPPED, progress, reason_of_stop
+from fedblend.experiment.federation.leading import (
+    AGAIN,
+    STOPPED,
+    progress,
+    reason_of_stop,
+)
 from fedblend.experiment.federation.settings import Server
 from fedblend.experiment.outputs import Folder, as_json, read_json, write_text
 from fedblend.experiment.section import RunError
@@ -31,13 +36,32 @@ ASK = 10.0
 """Seconds between two questions to the link: each is a process of Flower's."""
 
 
-def open_folder(folder: Path, config: Config, settings: Server, resume: bool) -> None:
-    """Make the folder of an experiment ready, or check that it is this one's."""
+def open_folder(
+    folder: Path,
+    config: Config,
+    settings: Server,
+    resume: bool,
+    again: Sequence[int] = (),
+) -> None:
+    """Make the folder of an experiment ready, or check that it is this one's.
+
+    Args:
+        folder: of results.
+        config: what to run.
+        settings: of the federation.
+        resume: whether it may hold the experiment already.
+        again: clients that have lost their states and are to be enrolled again.
+    """
     clients = nodes_of(config).clients
     if clients != len(settings.nodes):
         raise RunError(
             f"data.clients: {clients}, and the federation has {len(settings.nodes)} "
             "nodes"
+        )
+    if again and (not resume or not set(again) <= set(range(clients))):
+        raise RunError(
+            f"--enrol-again: {', '.join(map(str, again))}: goes with --resume, for "
+            f"clients in 0..{clients - 1}"
         )
     place = Folder(folder)
     if not place.config.exists():
@@ -52,6 +76,8 @@ def open_folder(folder: Path, config: Config, settings: Server, resume: bool) ->
     other = difference(check(toml.read(place.config), str(place.config)), config)
     if other:
         raise RunError(f"{folder}: holds an experiment of another config: {other}")
+    if again:
+        write_text(folder / "server" / AGAIN, as_json({"clients": list(again)}))
 
 
 def run_experiment(

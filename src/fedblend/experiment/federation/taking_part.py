@@ -70,8 +70,8 @@ def node_of(settings: Settings) -> Node:
         }
 
     @cache
-    def part_of(text: str, protect: Protect) -> Part:
-        terms = json.loads(text)
+    def part_of(text: str, clip: float | None, noise: float) -> Part:
+        terms, protect = json.loads(text), Protect(clip=clip, noise=noise)
         own = _said(lambda: _own(settings, config_in(terms), terms))
         if protect.clip is not None:
             secret = secret_key(settings.folder / "secret")
@@ -82,7 +82,8 @@ def node_of(settings: Settings) -> Node:
 
     def join(terms: Mapping[str, Any]) -> Part:
         agreed(terms)
-        return part_of(json.dumps(dict(terms), sort_keys=True), policy().protect)
+        text, protect = json.dumps(dict(terms), sort_keys=True), policy().protect
+        return part_of(text, protect.clip, protect.noise)
 
     return Node(
         settings.folder,
@@ -178,9 +179,11 @@ def _elsewhere(config: Config) -> Shard | None:
     """Shapes and dtypes of the server's rows, where it has some."""
     if config.central is None or config.central.file is None:
         return None
+    # The server knows how many it has; here they need only be enough for a batch.
+    count = config.central.batch_size or 1
     rows = jax.tree.map(
-        lambda leaf: jax.ShapeDtypeStruct((1, *leaf.shape), leaf.dtype),
+        lambda leaf: jax.ShapeDtypeStruct((count, *leaf.shape), leaf.dtype),
         row_of(task_of(nodes_of(config))),
     )
     number: Any = jax.ShapeDtypeStruct((), np.dtype(np.int32))
-    return Shard(rows, number, number, number, 1)
+    return Shard(rows, number, number, number, count)

@@ -20,7 +20,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedblend.runtime.checkpoint import CheckpointError, sync, write_atomically
-from fedblend.runtime.flower.server import News, Server
+from fedblend.runtime.flower.ruling import News
+from fedblend.runtime.flower.server import Server
 from fedblend.runtime.record import Record
 from fedblend.runtime.wire import WireError, as_tree, pack, unpack
 

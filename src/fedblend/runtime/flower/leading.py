@@ -12,7 +12,7 @@ from fedblend.core import Algorithm, Key, PyTree, Shard
 from fedblend.data.federation import Federation, Shards
 from fedblend.runtime import reduce
 from fedblend.runtime.engine import Engine
-from fedblend.runtime.flower.server import Rules, Setting
+from fedblend.runtime.flower.ruling import Rules, Setting
 from fedblend.runtime.rounds import Settings
 from fedblend.runtime.simulate import check_needs, weights_of
 from fedblend.runtime.visits import strong

@@ -117,13 +117,16 @@ def status(answers: Answers, client: int) -> int:
     return REJECTED if client in answers.rejected else DROPPED
 
 
-def reasons(answers: Answers) -> str:
+def reasons(*exchanges: Answers) -> str:
     """Who was not heard, and why, in a line; of many only the first."""
-    parts = [
-        *(f"client {c} refused: {why}" for c, why in sorted(answers.refused.items())),
-        *(f"client {c} rejected: {why}" for c, why in sorted(answers.rejected.items())),
-        *(f"client {c} silent" for c in answers.silent),
-    ]
+    parts = []
+    for answers in exchanges:
+        refused, rejected = sorted(answers.refused.items()), answers.rejected.items()
+        parts += [
+            *(f"client {c} refused: {why}" for c, why in refused),
+            *(f"client {c} rejected: {why}" for c, why in sorted(rejected)),
+            *(f"client {c} silent" for c in answers.silent),
+        ]
     more = len(parts) - MOST_REASONS
     if more > 0:
         parts[MOST_REASONS:] = [f"and {more} more were not heard"]

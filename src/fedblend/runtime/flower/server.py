@@ -11,9 +11,8 @@ killed goes on with the step it was in; who was not counted has not moved on.
 
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from math import ceil
 from typing import Any, NamedTuple
 
 import jax
@@ -21,16 +20,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedblend import keys, trees
-from fedblend.core import Key, PyTree, Shard, has_ragged, ragged_bits, static_bits
-from fedblend.data.federation import Federation
+from fedblend.core import PyTree, Shard, has_ragged, ragged_bits, static_bits
 from fedblend.runtime import reduce
 from fedblend.runtime.cohort import cohorts
-from fedblend.runtime.engine import Engine
 from fedblend.runtime.flower import letters, listening
 from fedblend.runtime.flower.directory import Directory
 from fedblend.runtime.flower.letters import ENROLLED, UNKNOWN, Letter
 from fedblend.runtime.flower.part import deployment
-from fedblend.runtime.flower.post import Answers, Patience, correspond
+from fedblend.runtime.flower.post import Answers, correspond
+from fedblend.runtime.flower.ruling import BelowQuorum, News, Rules, Setting
 from fedblend.runtime.ledger import Ledger, Sizes, Totals
 from fedblend.runtime.record import (
     Measured,
@@ -43,70 +41,6 @@ from fedblend.runtime.rounds import Members
 
 KINDS_OF_STRAYS = 1000
 """Different ones that are remembered: others choose what they send us."""
-
-
-class BelowQuorum(RuntimeError):
-    """Too few clients were heard; the books are as they were before the step."""
-
-
-class Rules(NamedTuple):
-    """How a federation is led."""
-
-    rounds: int
-    cohort: int
-    every: int = 1
-    """Rounds between two measurements."""
-    quorum: float = 1.0
-    """Part of the cohort without which a round is not counted."""
-    spare: int = 0
-    """Members asked beyond the cohort; the first to answer are heard."""
-    longest: float | None = None
-    """Norm of a client's change beyond which it is rejected."""
-    largest: int | None = None
-    """Bytes of an answer that are read at all."""
-    patience: Patience = Patience()
-
-    @property
-    def least(self) -> int:
-        """Clients that have to be heard in a round."""
-        # 0.55 of 20 are 11, and not 11.000000000000002.
-        return max(ceil(round(self.quorum * self.cohort, 9)), 1)
-
-
-class Setting(NamedTuple):
-    """What a server is set up with."""
-
-    engine: Engine
-    """With shapes in place of the clients' rows."""
-    federation: Federation
-    """The clients' numbers of rows, and no rows."""
-    weights: np.ndarray
-    experiment: str
-    terms: Mapping[str, Any]
-    """What nodes are told when they are enrolled."""
-    server_key: Key
-    """Of the server's own draws; clients need not know it."""
-    note: Callable[..., Any]
-
-
-class News(NamedTuple):
-    """What happened since the last record."""
-
-    rounds: int = 0
-    seconds: float = 0.0
-    heard: int = 0
-    dropped: int = 0
-    rejected: int = 0
-
-    def plus(self, seconds: float, totals: Totals) -> "News":
-        """With one round more."""
-        return News(
-            self.rounds + 1,
-            self.seconds + seconds,
-            self.heard + totals.heard,
-            self.dropped + totals.dropped,
-            self.rejected + totals.rejected,
-        )
 
 
 class Measuring(NamedTuple):
@@ -184,6 +118,22 @@ class Server:
         else:
             self._advance()
 
+    def enroll_again(self, clients: Sequence[int]) -> None:
+        """Take these clients for newcomers, because they have lost their states.
+
+        Raises:
+            ValueError: the server remembers something of theirs that would be wrong.
+        """
+        if clients and self.algorithm.needs.memories:
+            raise ValueError(
+                f"client {clients[0]}: cannot be enrolled again, this algorithm's "
+                "server keeps the mean of what clients remember"
+            )
+        for client in clients:
+            self.bases[client] = UNKNOWN
+            self.requests.pop(client, None)
+            self.setting.note("to be enrolled again", client=client)
+
     def summary(self) -> dict[str, Any]:
         """The last record with totals, harmed clients and costs, as plain values."""
         last = static_bits(self.shapes.last._replace(round=None))
@@ -213,22 +163,21 @@ class Server:
         tally = reduce.nothing_heard(self.shapes.hello)
         if jax.tree.leaves(self.shapes.hello):
             everybody = np.arange(self.federation.clients)
-            said = self._enroll(everybody)
-            if len(said) < len(everybody):
-                lacking = sorted(set(everybody.tolist()) - set(said))
+            answers = self._enroll(everybody)
+            if len(answers.good) < len(everybody):
                 self.bases[:] = UNKNOWN
                 raise BelowQuorum(
-                    f"enrolment: clients {lacking} did not answer, and all must be "
-                    "heard before the first round"
+                    "enrolment: all clients must be heard before the first round; "
+                    + listening.reasons(answers)
                 )
             for client in everybody.tolist():
-                hello = said[client]
+                hello, _ = answers.good[client]
                 tally = listening.add_alone(tally, hello, self._weight(client))
             self.ledger.join(everybody)
         self.down, self.server = self.engine.start(tally)
 
-    def _enroll(self, clients: np.ndarray) -> dict[int, PyTree]:
-        """Enrol those of these clients who are not yet; what each says first."""
+    def _enroll(self, clients: np.ndarray) -> Answers:
+        """Enrol those of these clients who are not yet; what each says and asks for."""
         head = Letter("enroll", self.setting.experiment, UNKNOWN)
         head = head._replace(words=self.setting.terms)
         template = (self.shapes.hello, self.request)
@@ -248,7 +197,7 @@ class Server:
         for client, (_, request) in answers.good.items():
             self.bases[client] = ENROLLED
             self.requests[client] = request
-        return {client: hello for client, (hello, _) in answers.good.items()}
+        return answers
 
     def _advance(self) -> None:
         """One round, counted if enough of its members are heard."""
@@ -256,7 +205,7 @@ class Server:
         cohort, clients = self.rules.cohort, self.federation.clients
         size = min(cohort + self.rules.spare, clients)
         (members,) = cohorts(self.engine.key, [number], clients, size)
-        self._enroll(members)
+        enrolled = self._enroll(members)
         asked = {
             client: (
                 Letter("round", self.setting.experiment, client, number)._replace(
@@ -271,9 +220,10 @@ class Server:
         heard = sorted(answers.good)
         least = self.rules.least
         if len(heard) < least:
+            why = listening.reasons(answers, enrolled)
             raise BelowQuorum(
                 f"round {number}: {len(heard)} of {cohort} clients were heard, the "
-                f"quorum is {least}; {listening.reasons(answers)}"
+                f"quorum is {least}; {why}"
             )
         self._hear({client: answers.good[client][0] for client in heard})
         totals = self._count(members, answers, asked)
