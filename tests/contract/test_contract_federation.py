@@ -17,8 +17,21 @@ from fedblend.runtime.wire import as_tree, named_leaves, unpack
 from fedblend.wrap.central import on_rows
 from loopback import EXPERIMENT, Wired
 
+VARIANTS = (
+    *("fedyogi", "fedadagrad", "fedavgm", "apfl averaged", "identity(fedavg)"),
+    *("finetune(scaffold)", "diana(finetune(fedavg))", "ef21(fedavg)"),
+    *(name for name in CASES if ", " in name.partition("(")[0]),
+)
+"""Cases whose messages and states are like those of another."""
 
-@pytest.mark.parametrize("name", CASES)
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.slow if name in VARIANTS else ())
+        for name in CASES
+    ],
+)
 def test_a_federation_comes_to_the_simulators_numbers(name, tmp_path):
     on, run = problem(), usual_run(name)
     wired = Wired(
