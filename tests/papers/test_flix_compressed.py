@@ -27,6 +27,7 @@ def test_bits_of_a_message():
     assert sparse_diana.message_bits(rand_k(3, places="sent"), 22) == 3 * 32 + 16
 
 
+@pytest.mark.slow
 def test_diana_converges_and_saves_floats(data_home):
     found = sparse_diana.F4.check(True)
     dgd, diana = found.numbers["courses"]["ijcnn1"]
