@@ -84,6 +84,25 @@ def test_keys_that_others_can_read(own, away, name, mode):
     assert finding.advice == f"chmod 600 {own / name}"
 
 
+def test_rows_within_reach_of_what_the_server_hands_out(own, away):
+    home = own / "nodes/bob"
+    (home / "rows.csv").write_text("a,b\n1,2\n")
+    (home / "rows.csv").chmod(0o640)
+    finding = next(iter(examine(home)))
+    assert (finding.fault, finding.what) == (True, "file of rows is open to others")
+    assert finding.advice == f"chmod 600 {home / 'rows.csv'}"
+    (home / "rows.csv").chmod(0o600)
+    assert examine(home) == []
+    (home / "carrier").mkdir(mode=0o700)
+    finding = only(home)
+    assert (finding.fault, finding.where) == (False, str(home / "carrier"))
+    assert finding.what == "one user has the rows and runs what the server hands out"
+    (home / "carrier").chmod(0o755)
+    assert [one.what for one in examine(home) if one.fault] == [
+        "state folder is open to others"
+    ]
+
+
 @pytest.mark.parametrize("name", ["server/state", "nodes/bob/state"])
 def test_a_state_folder_that_others_can_enter(own, away, name):
     (own / name).chmod(0o750)

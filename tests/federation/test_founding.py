@@ -35,7 +35,7 @@ EXPECTED = {
         for node in ("alice", "bob")
         for name in (
             *("ca.crt", "node.key", "node.pub", "node.toml", "policy.toml"),
-            "fedblend-node.service",
+            *("fedblend-door.service", "fedblend-node.service"),
         )
     ),
 }
@@ -198,6 +198,7 @@ def test_a_folder_in_use_is_left_alone(tmp_path):
 def test_systemd_reads_the_units(lab, tmp_path):
     analyze = program("systemd-analyze")
     for unit in (lab / "server/fedblend-link.service",
+                 lab / "nodes/bob/fedblend-door.service",
                  lab / "nodes/bob/fedblend-node.service"):  # fmt: skip
         copy = tmp_path / unit.name
         # The program is not installed where tests run.

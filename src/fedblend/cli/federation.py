@@ -168,7 +168,15 @@ def server(settings: ServerSettings = Path("server.toml")) -> None:
 
 
 @app.command("node")
-def node(settings: NodeSettings = Path("node.toml")) -> None:
+def node(
+    settings: NodeSettings = Path("node.toml"),
+    carrier_only: Annotated[
+        bool,
+        typer.Option(
+            "--carrier-only", help="Flower's half alone; door is run by another user."
+        ),
+    ] = False,
+) -> None:
     """Keep a node running; Ctrl-C ends it.
 
     [bold]Example[/bold]
@@ -180,19 +188,38 @@ def node(settings: NodeSettings = Path("node.toml")) -> None:
     from fedblend.experiment.federation.settings import Node, load_as
 
     known = load_as(Node, settings)
-    typer.echo(f"client {known.client} of {known.server}; logs in {known.folder}")
-    serve_node(known, settings, say=lambda line: typer.echo(line, err=True))
+    typer.echo(f"client {known.client} of {known.server}; logs in {known.flower}")
+    serve_node(
+        known,
+        settings,
+        carrier_only=carrier_only,
+        say=lambda line: typer.echo(line, err=True),
+    )
 
 
-@app.command("door", hidden=True)
-def door(settings: NodeSettings) -> None:
-    """The warm process of a node; ``node`` starts it."""
+@app.command("door")
+def door(
+    settings: NodeSettings = Path("node.toml"),
+    group: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Users who may hand letters in, too."),
+    ] = None,
+) -> None:
+    """Answer a node's letters, as the user who may read its rows.
+
+    node starts it by itself, unless it is told --carrier-only: then Flower's half,
+    which runs what the server hands it, is another user's and reads no rows or states.
+
+    [bold]Example[/bold]
+
+    fedblend federation door node.toml --group fedblend-carrier
+    """
     require_extra()
     from fedblend.cli.running import compile_cache
     from fedblend.experiment.federation.serving import serve_door
 
     compile_cache()
-    serve_door(settings)
+    serve_door(settings, group)
 
 
 AtServer = Annotated[

@@ -90,6 +90,8 @@ def _server(settings: Server) -> Iterator[Finding]:
 def _node(settings: Node) -> Iterator[Finding]:
     yield from _secret(settings.key)
     yield from _private_folder(settings.folder)
+    yield from _private_folder(settings.flower)
+    yield from _apart(settings)
     yield from _authority(settings.ca)
     yield from _own_key(settings.key)
     try:
@@ -101,6 +103,23 @@ def _node(settings: Node) -> Iterator[Finding]:
         advice = "put the node's rows there, or name them in [data]"
         yield Finding("rows are missing", where, "no such file", advice, fault=False)
     yield from _outside(settings.server, settings.ca)
+
+
+def _apart(settings: Node) -> Iterator[Finding]:
+    """Whether code that the server hands out could read the rows."""
+    rows, places = settings.data.file, (settings.folder, settings.flower)
+    if rows.exists() and rows.stat().st_mode & 0o077:
+        yield _readable("file of rows", rows, f"chmod 600 {rows}")
+    if all(place.exists() for place in places):
+        users = [place.stat().st_uid for place in places]
+        if len(set(users)) == 1:
+            yield Finding(
+                "one user has the rows and runs what the server hands out",
+                str(settings.flower),
+                f"user {users[0]}",
+                "give it to a user of its own, as DIR/README.md of init says",
+                fault=False,
+            )
 
 
 def _outside(address: Address, ca: Path) -> Iterator[Finding]:

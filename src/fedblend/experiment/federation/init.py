@@ -74,6 +74,7 @@ def found(
                 "ca.crt": signer.public,
                 "node.toml": templates.node(address, client).encode(),
                 "policy.toml": templates.policy().encode(),
+                "fedblend-door.service": services.door_unit().encode(),
                 "fedblend-node.service": services.node_unit().encode(),
             },
         )
@@ -131,7 +132,8 @@ def _folders(folder: Path, nodes: Sequence[str]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     inside = ["ca", "server", "server/nodes", "server/state", "nodes"]
     for name in nodes:
-        inside += [f"nodes/{name}", f"nodes/{name}/state"]
+        own = ("", "/state", "/carrier", "/door")
+        inside += [f"nodes/{name}{folder}" for folder in own]
     for path in (folder, *(folder / name for name in inside)):
         path.mkdir(exist_ok=True)
         path.chmod(0o700)

@@ -104,7 +104,7 @@ def _start(
         warm = [sys.executable, "-m", "fedblend.cli", "federation", "door", str(path)]
         start(warm, node.folder, "door")
         port = processes.free_port()
-        start(processes.node_command(node, path, port), node.folder, "node")
+        start(processes.node_command(node, port, path), node.flower, "node")
 
     def all_there() -> bool:
         there = [member.status for member in members.members(settings)]

@@ -87,9 +87,17 @@ def link_command(settings: Server) -> list[str]:
     ]
 
 
-def node_command(settings: Node, path: Path, port: int) -> list[str]:
-    """The node: its key, and where its warm process listens."""
-    words = f'socket="{door(settings)}" settings="{path.absolute()}"'
+def node_command(settings: Node, port: int, path: Path | None = None) -> list[str]:
+    """Flower's half of a node: its key, and where letters are handed in.
+
+    Args:
+        settings: of the node.
+        port: one that nobody listens on.
+        path: of node.toml, if letters may be answered without the warm process.
+    """
+    words = f'socket="{settings.socket}"'
+    if path is not None:
+        words += f' settings="{path.absolute()}"'
     return [
         program("flower-supernode"),
         *("--superlink", str(settings.server)),
@@ -98,11 +106,6 @@ def node_command(settings: Node, path: Path, port: int) -> list[str]:
         *("--port", str(port)),
         *("--node-config", words),
     ]
-
-
-def door(settings: Node) -> Path:
-    """Where the warm process of a node listens."""
-    return settings.folder / "door"
 
 
 def free_port() -> int:

@@ -11,6 +11,8 @@ HOME = Path("/var/lib/fedblend")
 """Where the files of a machine are expected by the units and by the proxy."""
 PROGRAM = Path("/opt/fedblend/bin/fedblend")
 """Where fedblend is installed."""
+USER, CARRIER = "fedblend", "fedblend-carrier"
+"""Whose the rows and states are, and who runs Flower's half of a node."""
 
 
 def nginx(address: Address, link: Address) -> str:
@@ -24,30 +26,69 @@ def nginx(address: Address, link: Address) -> str:
 
 def link_unit() -> str:
     """The service that keeps the link and the server's half running."""
-    more = "PrivateDevices=true\nIPAddressDeny=any\nIPAddressAllow=localhost"
-    what = "fedblend: the server of a federation, on loopback behind a proxy"
-    return _unit(what, "server", more)
+    return _unit(
+        "fedblend: the server of a federation, on loopback behind a proxy",
+        f"server {HOME}/server/server.toml",
+        HOME / "server",
+        "state",
+        user=USER,
+        more="PrivateDevices=true\nIPAddressDeny=any\nIPAddressAllow=localhost",
+        families="AF_UNIX AF_INET AF_INET6 AF_NETLINK",
+    )
 
 
 def node_unit() -> str:
-    """The service that keeps a node running."""
-    # Accelerators are devices, so a node keeps them.
-    return _unit("fedblend: a node of a federation", "node", "PrivateDevices=false")
+    """The service of a node's Flower: it has the network, and nothing of the rows."""
+    return _unit(
+        "fedblend: a node of a federation, the half that has the network",
+        f"node {HOME}/node/node.toml --carrier-only",
+        HOME / "node",
+        "carrier",
+        user=CARRIER,
+        more="PrivateDevices=true",
+        families="AF_UNIX AF_INET AF_INET6 AF_NETLINK",
+    )
 
 
-def _unit(what: str, role: str, more: str) -> str:
-    home = HOME / role
-    variables = environment(home / "state")
+def door_unit() -> str:
+    """The service of a node's rows: it has no network, only the socket."""
+    return _unit(
+        "fedblend: a node of a federation, the half that has the rows",
+        f"door {HOME}/node/node.toml --group {CARRIER}",
+        HOME / "node",
+        "state",
+        user=USER,
+        # Accelerators are devices, so this half keeps them.
+        more=f"SupplementaryGroups={CARRIER}\nReadWritePaths={HOME}/node/door\n"
+        "PrivateDevices=false\nPrivateNetwork=true",
+        families="AF_UNIX",
+    )
+
+
+def _unit(
+    what: str,
+    run: str,
+    home: Path,
+    state: str,
+    *,
+    user: str,
+    more: str,
+    families: str,
+) -> str:
+    variables = environment(home / state)
     # There is no home to write to: caches go where the state is.
-    variables["XDG_CACHE_HOME"] = str(home / "state" / "cache")
+    variables["XDG_CACHE_HOME"] = str(home / state / "cache")
     # Flower looks for its own programs by name.
     variables["PATH"] = f"{PROGRAM.parent}:/usr/bin:/bin"
     return _UNIT.format(
         what=what,
-        run=f"{PROGRAM} federation {role} {home / role}.toml",
+        run=f"{PROGRAM} federation {run}",
         variables="\n".join(f"Environment={k}={v}" for k, v in variables.items()),
+        user=user,
         home=home,
+        state=home / state,
         more=more,
+        families=families,
     )
 
 
@@ -115,8 +156,8 @@ StartLimitIntervalSec=0
 
 [Service]
 ExecStart={run}
-User=fedblend
-Group=fedblend
+User={user}
+Group={user}
 WorkingDirectory={home}
 {variables}
 # Flower's processes end with code 0 when the link forgets them.
@@ -128,7 +169,7 @@ UMask=0077
 
 NoNewPrivileges=true
 ProtectSystem=strict
-ReadWritePaths={home}/state
+ReadWritePaths={state}
 ProtectHome=true
 PrivateTmp=true
 ProtectKernelTunables=true
@@ -140,7 +181,7 @@ ProtectHostname=true
 RestrictSUIDSGID=true
 RestrictRealtime=true
 RestrictNamespaces=true
-RestrictAddressFamilies=AF_UNIX AF_INET AF_INET6 AF_NETLINK
+RestrictAddressFamilies={families}
 LockPersonality=true
 CapabilityBoundingSet=
 SystemCallArchitectures=native

@@ -7,18 +7,28 @@ to stop. A node that comes back too early is refused by the link until its old h
 has lapsed, at most a minute; it just tries again.
 """
 
+import grp
 import ssl
 import sys
 import time
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from fedblend.experiment.federation import members, processes
 from fedblend.experiment.federation.settings import Node, Server, load_as
+from fedblend.experiment.section import RunError
 
 LOOK = 0.5
 """Seconds between two looks at the programs."""
+
+
+class Kept(NamedTuple):
+    """A program that is kept running, and the folder of its state and words."""
+
+    command: Sequence[str]
+    folder: Path
 
 
 def serve_link(
@@ -38,8 +48,8 @@ def serve_link(
             told = True
             ready()
 
-    command = processes.link_command(settings)
-    _keep({"link": lambda: command}, settings.folder, greet, say)
+    link = Kept(processes.link_command(settings), settings.folder)
+    _keep({"link": link}, greet, say)
 
 
 def answers(settings: Server) -> bool:
@@ -57,6 +67,7 @@ def serve_node(
     settings: Node,
     path: Path,
     *,
+    carrier_only: bool = False,
     say: Callable[[str], None] = lambda line: None,
 ) -> None:
     """Keep a node and its warm process running.
@@ -64,28 +75,35 @@ def serve_node(
     Args:
         settings: those in ``path``.
         path: of node.toml.
+        carrier_only: Flower's half alone, which then needs nothing but the socket;
+            another user keeps the process behind it.
         say: told when a program had to be started anew.
     """
     port = processes.free_port()
-    node = processes.node_command(settings, path, port)
+    if carrier_only:
+        node = processes.node_command(settings, port)
+        _keep({"node": Kept(node, settings.flower)}, lambda: None, say)
+        return
     warm = [sys.executable, "-m", "fedblend.cli", "federation", "door", str(path)]
-    commands = {"door": lambda: warm, "node": lambda: node}
-    _keep(commands, settings.folder, lambda: None, say)
+    node = processes.node_command(settings, port, path)
+    programs = {
+        "door": Kept(warm, settings.folder),
+        "node": Kept(node, settings.flower),
+    }
+    _keep(programs, lambda: None, say)
 
 
 def _keep(
-    commands: Mapping[str, Callable[[], Sequence[str]]],
-    folder: Path,
+    programs: Mapping[str, Kept],
     look: Callable[[], None],
     say: Callable[[str], None],
 ) -> None:
     """Run programs until told to stop; each is started anew when it ends."""
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    running, due = {}, dict.fromkeys(commands, 0.0)
+    running, due = {}, dict.fromkeys(programs, 0.0)
     with processes.ended_by_signals():
         try:
             while True:
-                for name, command in commands.items():
+                for name, (command, folder) in programs.items():
                     process = running.get(name)
                     if process is not None and process.poll() is not None:
                         processes.stop(process, 1.0)
@@ -94,7 +112,7 @@ def _keep(
                         running.pop(name)
                     if name not in running and time.monotonic() >= due[name]:
                         log = folder / f"{name}.log"
-                        running[name] = processes.start(command(), folder, log)
+                        running[name] = processes.start(command, folder, log)
                 look()
                 time.sleep(LOOK)
         except KeyboardInterrupt:
@@ -104,17 +122,37 @@ def _keep(
                 processes.stop(process)
 
 
-def serve_door(path: Path) -> None:
-    """The warm process of a node: answers letters with everything loaded."""
+def serve_door(path: Path, group: str | None = None) -> None:
+    """The warm process of a node: answers letters with everything loaded.
+
+    Args:
+        path: of node.toml.
+        group: users of which may hand letters in; without it only this one may.
+    """
     from fedblend.experiment.federation.taking_part import node_at
     from fedblend.runtime.flower import warm
 
-    node = node_at(path)
     settings = load_as(Node, path)
+    if group is not None and settings.socket.is_relative_to(settings.folder):
+        raise RunError(
+            f"--group: the socket is in {settings.folder}, which is for one user; "
+            f"give {path} a door of its own"
+        )
+    node = node_at(path)
     with processes.ended_by_signals():
         try:
             warm.serve(
-                processes.door(settings), node.answer, longest=node.rules.longest
+                settings.socket,
+                node.answer,
+                longest=node.rules.longest,
+                group=None if group is None else _group(group),
             )
         except KeyboardInterrupt:
             return
+
+
+def _group(name: str) -> int:
+    try:
+        return grp.getgrnam(name).gr_gid
+    except KeyError:
+        raise RunError(f'--group: "{name}" is no group of this machine') from None

@@ -143,7 +143,11 @@ class OwnRows(Section):
 
 
 class Node(Section):
-    """``node.toml``."""
+    """``node.toml``.
+
+    Flower's half of a node, the carrier, runs code that the server hands it. It needs
+    ``ca``, ``key``, ``carrier``, ``door``; the other half has rows, policy and state.
+    """
 
     version: Literal[1]
     server: Reached
@@ -153,6 +157,18 @@ class Node(Section):
     folder: Place
     policy: Place
     data: OwnRows
+    carrier: Place | None = None
+    door: Place | None = None
+
+    @property
+    def socket(self) -> Path:
+        """Where letters are handed in."""
+        return self.door or self.folder / "door"
+
+    @property
+    def flower(self) -> Path:
+        """The folder of Flower's half."""
+        return self.carrier or self.folder
 
 
 Kind = TypeVar("Kind", bound=Section)

@@ -4,7 +4,12 @@
 
 from collections.abc import Sequence
 
-from fedblend.experiment.federation.services import HOME, PROGRAM
+from fedblend.experiment.federation.services import (
+    CARRIER,
+    HOME,
+    PROGRAM,
+    USER,
+)
 from fedblend.experiment.federation.settings import Address
 
 
@@ -33,7 +38,14 @@ def readme(address: Address, nodes: Sequence[str]) -> str:
         f"| `nodes/{name}/` | the machine of {name} (client {client}) |\n"
         for client, name in enumerate(nodes)
     )
-    return _README.format(address=address, rows=rows, home=HOME, program=PROGRAM)
+    return _README.format(
+        address=address,
+        rows=rows,
+        home=HOME,
+        program=PROGRAM,
+        user=USER,
+        carrier=CARRIER,
+    )
 
 
 _SERVER = """\
@@ -58,6 +70,8 @@ ca = "ca.crt"
 key = "node.key"
 folder = "state"          # this node's own models; they never leave it
 policy = "policy.toml"    # what this node agrees to
+carrier = "carrier"       # of Flower's half, which has the network and nothing else
+door = "door/letters"     # the socket between the two halves
 
 [data]
 file = "rows.csv"         # this node's rows: .csv, .parquet, .npz
@@ -113,10 +127,10 @@ On a node its folder is called `{home}/node`.
 
 On every machine, as root:
 
-    useradd --system --home-dir {home} --shell /usr/sbin/nologin fedblend
+    useradd --system --user-group --home-dir {home} --shell /usr/sbin/nologin {user}
     python3 -m venv /opt/fedblend
     /opt/fedblend/bin/pip install 'fedblend[cli,flower]'
-    chown -R fedblend: {home}
+    chown -R {user}: {home}
 
 On the server:
 
@@ -127,11 +141,19 @@ On the server:
     systemctl reload nginx
     {program} federation doctor {home}/server/server.toml
 
-On a node, after reading `policy.toml` and naming the rows in `node.toml`:
+A node has two services. Flower's half runs what the server hands it, so it is a user of
+its own, `{carrier}`: it has `node.key` and the network, and can read neither rows
+nor states. The other half has the rows, and no network. Letters go from one to the
+other through a socket. After reading `policy.toml` and naming the rows in `node.toml`:
 
-    install -m 644 {home}/node/fedblend-node.service /etc/systemd/system/
-    systemctl daemon-reload && systemctl enable --now fedblend-node
-    {program} federation doctor {home}/node/node.toml
+    useradd --system --user-group --home-dir {home} --shell /usr/sbin/nologin {carrier}
+    usermod --append --groups {carrier} {user}
+    cd {home}/node
+    chmod 711 {home} . && chmod 644 node.toml ca.crt
+    chown -R {carrier}: carrier node.key
+    install -m 644 fedblend-door.service fedblend-node.service /etc/systemd/system/
+    systemctl daemon-reload && systemctl enable --now fedblend-door fedblend-node
+    {program} federation doctor node.toml
 
 Before the server's certificate ends: `fedblend federation renew` here, with `ca/`, then
 carry `server.key` and `server.crt` over.

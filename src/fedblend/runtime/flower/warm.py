@@ -69,7 +69,7 @@ def serve(
         path: where the socket goes; one that is left over is replaced.
         answer: a letter's answer.
         longest: () -> bytes of a letter that are read at all.
-        group: a group whose members may write to it, too.
+        group: whose members may write to it, too, and read its folder.
         ready: called when letters can come.
     """
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -83,8 +83,9 @@ def serve(
     finally:
         os.umask(before)
     if group is not None:
-        os.chown(path, -1, group)
-        os.chmod(path, 0o660)
+        for place, mode in ((path.parent, 0o750), (path, 0o660)):
+            os.chown(place, -1, group)
+            os.chmod(place, mode)
     listening.listen(8)
     ready()
     with listening:
