@@ -130,7 +130,7 @@ def _check_days(days: int) -> None:
 
 def _folders(folder: Path, nodes: Sequence[str]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    inside = ["ca", "server", "server/nodes", "server/state", "nodes"]
+    inside = ["ca", "server", "server/nodes", "server/state", "server/runs", "nodes"]
     for name in nodes:
         own = ("", "/state", "/carrier", "/door")
         inside += [f"nodes/{name}{folder}" for folder in own]

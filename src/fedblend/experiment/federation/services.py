@@ -32,7 +32,8 @@ def link_unit() -> str:
         HOME / "server",
         "state",
         user=USER,
-        more="PrivateDevices=true\nIPAddressDeny=any\nIPAddressAllow=localhost",
+        more=f"ReadWritePaths={HOME}/server/runs\nPrivateDevices=true\n"
+        "IPAddressDeny=any\nIPAddressAllow=localhost",
         families="AF_UNIX AF_INET AF_INET6 AF_NETLINK",
     )
 

@@ -141,16 +141,23 @@ On the server:
     systemctl reload nginx
     {program} federation doctor {home}/server/server.toml
 
+Experiments are run there by `{user}`, for their folders are written by the service:
+
+    cd {home}/server
+    runuser -u {user} -- {program} federation run trial.toml --out runs/trial
+
 A node has two services. Flower's half runs what the server hands it, so it is a user of
 its own, `{carrier}`: it has `node.key` and the network, and can read neither rows
 nor states. The other half has the rows, and no network. Letters go from one to the
-other through a socket. After reading `policy.toml` and naming the rows in `node.toml`:
+other through a socket. After reading `policy.toml` and naming the rows in `node.toml`
+(here they are `rows.csv`):
 
     useradd --system --user-group --home-dir {home} --shell /usr/sbin/nologin {carrier}
     usermod --append --groups {carrier} {user}
     cd {home}/node
     chmod 711 {home} . && chmod 644 node.toml ca.crt
     chown -R {carrier}: carrier node.key
+    chown {user}: rows.csv && chmod 600 rows.csv
     install -m 644 fedblend-door.service fedblend-node.service /etc/systemd/system/
     systemctl daemon-reload && systemctl enable --now fedblend-door fedblend-node
     {program} federation doctor node.toml
