@@ -1,6 +1,6 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""Killing what a federation on Flower is made of, at random moments.
+"""Killing what a federation on Flower is made of, at random moments, and stopping it.
 
 Whatever is killed with -9, the experiment finishes, and every model is bit for bit that
 of the undisturbed one. Minutes each: run with ``-m slow``.
@@ -23,12 +23,14 @@ from fedblend.experiment import toml
 from fedblend.experiment.config import check
 from fedblend.experiment.federation import members, processes
 from fedblend.experiment.federation.init import found
+from fedblend.experiment.federation.leading import progress
 from fedblend.experiment.federation.one_machine import processes_of
 from fedblend.experiment.federation.seeing_through import (
     open_folder,
     run_experiment,
 )
 from fedblend.experiment.federation.settings import Server, load_as
+from fedblend.experiment.section import RunError
 from fedblend.runtime.wire import unpack
 
 pytestmark = pytest.mark.slow
@@ -117,6 +119,15 @@ class Federation:
                 )
             )
 
+    def command(self, *words: object) -> str:
+        """What ``fedblend federation ...`` prints on the server's machine."""
+        settings = self.folder / "server" / "server.toml"
+        program = [sys.executable, "-m", "fedblend.cli", "federation"]
+        command = [*program, *map(str, words), "--server", str(settings)]
+        return subprocess.run(
+            command, check=True, capture_output=True, text=True
+        ).stdout
+
     def stop(self) -> None:
         for service in self.services:
             service.terminate()
@@ -140,10 +151,12 @@ class Federation:
         os.kill(choose.choice(alive), signal.SIGKILL)
         return True
 
-    def experiment(self, out: Path, disturb=lambda: None) -> dict[str, bytes]:
+    def experiment(
+        self, out: Path, disturb=lambda: None, resume: bool = False
+    ) -> dict[str, bytes]:
         """Run it; every model at the end, as bytes."""
         config = check(toml.parse(CONFIG, "test"), "test")
-        open_folder(out, config, self.settings, resume=False)
+        open_folder(out, config, self.settings, resume=resume)
         disturbing = threading.Thread(target=disturb, daemon=True)
         disturbing.start()
         run_experiment(self.settings, out)
@@ -197,3 +210,20 @@ def test_a_kill_changes_nothing(target, seed, federation, undisturbed, tmp_path)
 
     assert federation.experiment(tmp_path / "out", disturb) == undisturbed
     assert killed == [target]
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_stopped_in_mid_run_it_goes_on(seed, federation, undisturbed, tmp_path):
+    out, choose, said = tmp_path / "out", random.Random(f"stop {seed}"), []
+
+    def disturb() -> None:
+        processes.wait_until(lambda: progress(out)[0] >= 2, 300, "round 2")
+        time.sleep(choose.uniform(0, 5))
+        said.append(federation.command("stop", out))
+
+    with pytest.raises(RunError, match=r"was stopped; --resume goes on"):
+        federation.experiment(out, disturb)
+    processes.wait_until(lambda: bool(said), 150, "the end of it")
+    assert f"of {ROUNDS}; --resume goes on" in said[0]
+    assert 2 <= progress(out)[0] < ROUNDS
+    assert federation.experiment(out, resume=True) == undisturbed
