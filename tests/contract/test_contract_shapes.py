@@ -6,9 +6,11 @@ The whole product of wrappers and algorithms, by shapes alone.
 """
 
 from functools import cache
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+import optax
 import pytest
 from registry import PRODUCT
 
@@ -103,17 +105,23 @@ def test_a_state_that_changes_its_dtype_is_refused_in_one_line():
     import fedblend as fb
 
     problem = PROBLEMS["quadratics"]
-    inner = fb.local_only(problem.loss, 0.1, steps=1, batch_size=None)
+    work: dict[str, Any] = {"steps": 1, "batch_size": None}
+    alone = fb.local_only(problem.loss, 0.1, **work)
+    momentum = fb.fedopt(problem.loss, 0.1, optax.sgd(1.0, 0.5), **work)
 
-    def client(down, client, shard, key):
-        up, after = inner.client(down, client, shard, key)
-        return up, jax.tree.map(lambda leaf: leaf.astype(jnp.float16), after)
+    def halved(function):
+        def changed(*arguments):
+            said, after = function(*arguments)
+            return said, jax.tree.map(lambda leaf: leaf.astype(jnp.float16), after)
 
-    with pytest.raises(TypeError, match=r"client: the state changes from .*float32"):
-        fb.simulate(
-            inner._replace(client=client),
-            problem.params,
-            problem.federation,
-            jax.random.key(0),
-            rounds=1,
-        )
+        return changed
+
+    for broken, line in (
+        (alone._replace(client=halved(alone.client)), "client: the state changes"),
+        (momentum._replace(server=halved(momentum.server)), "server: the state chang"),
+    ):
+        with pytest.raises(TypeError, match=rf"^{line}.* from .*float32"):
+            fb.simulate(
+                *(broken, problem.params, problem.federation, jax.random.key(0)),
+                rounds=1,
+            )

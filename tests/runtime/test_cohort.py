@@ -1,12 +1,14 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""Cohorts: without replacement, fair, and a matter of seed and round alone."""
+"""Cohorts: drawn or dealt, fair, and a matter of seed and round alone."""
 
 import jax
 import numpy as np
 import pytest
 
-from fedblend.runtime.cohort import cohorts
+import fedblend as fb
+import problems
+from fedblend.runtime.cohort import Strata, cohorts, dealt, drawing
 
 ROOT = jax.random.key(3)
 
@@ -65,3 +67,61 @@ def test_the_fairness_check_can_fail():
     drawn = np.stack([rng.integers(0, [9, 10, 11]) for _ in range(4000)])
     counts = np.bincount(drawn.ravel(), minlength=11)
     assert chi_square(counts, 4000 * 3 / 11) > 29.6
+
+
+def test_within_an_epoch_nobody_is_dealt_twice_and_epochs_differ():
+    hands = dealt(ROOT, range(12), 11, 3, epoch=3).reshape(4, 9)
+    assert all(len(set(epoch)) == 9 for epoch in hands.tolist())
+    assert len({tuple(epoch) for epoch in hands.tolist()}) == 4
+    pieces = [dealt(ROOT, r, 11, 3, epoch=3) for r in (range(2), range(2, 12))]
+    assert np.array_equal(np.concatenate(pieces).reshape(4, 9), hands)
+
+
+def test_every_pair_is_equally_likely_in_each_round_of_an_epoch():
+    """As above; the rounds of an epoch are not independent of each other."""
+    drawn = dealt(ROOT, range(8000), 5, 2, epoch=2).reshape(4000, 2, 2)
+    for place in range(2):
+        pairs = np.bincount(drawn[:, place] @ [5, 1], minlength=25)
+        assert (pairs > 0).sum() == 10
+        assert chi_square(pairs[pairs > 0], 400) < 27.9
+
+
+def test_populations_are_dealt_apart():
+    strata = Strata([0, 1, 0, 1, 1, 0, 0], [0.5, 0.5], [2, 1])
+    draw = drawing(7, 3, strata, epoch=2)
+    for hands in draw(ROOT, range(20)).reshape(10, 2, 3):
+        assert len(np.unique(hands)) == 6
+        assert (np.isin(hands, [0, 2, 5, 6]).sum(axis=1) == 2).all()
+
+
+@pytest.mark.parametrize(
+    ("epoch", "cohort", "most"),
+    [(0, 2, 3), (4, 2, 3), (2, Strata([0, 0, 0, 0, 1, 1, 1], [0.5, 0.5], [2, 2]), 1)],
+)
+def test_an_epoch_for_which_there_are_too_few_clients_is_refused(epoch, cohort, most):
+    on = problems.quadratics()
+    algorithm = fb.fedavg(on.loss, 0.1, steps=1, batch_size=None)
+    line = rf"^epoch: {epoch} is not between 1 and {most}, the rounds that the 7 cl"
+    with pytest.raises(ValueError, match=line):
+        fb.simulate(
+            *(algorithm, on.params, on.federation, ROOT),
+            rounds=2,
+            cohort=cohort,
+            epoch=epoch,
+        )
+
+
+def test_a_run_deals_where_it_is_asked_to_and_checkpoints_know(tmp_path):
+    on = problems.quadratics()
+    algorithm = fb.fedavg(on.loss, 0.1, steps=1, batch_size=None)
+
+    def begin(**more):
+        what = (algorithm, on.params, on.federation, ROOT)
+        return fb.simulate(*what, rounds=3, cohort=2, every=3, **more)
+
+    run = begin(epoch=3).complete()
+    heard = run.ledgers[0].up / run.ledgers[0].sizes.up
+    assert sorted(heard.tolist()) == [0, 1, 1, 1, 1, 1, 1]
+    fb.checkpoint.save(tmp_path / "saved", run)
+    with pytest.raises(ValueError, match="was made with epoch 3, this run has None"):
+        fb.checkpoint.restore(tmp_path / "saved", begin())

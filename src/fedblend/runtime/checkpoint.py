@@ -137,6 +137,7 @@ def _plan(run: Run) -> dict[str, Any]:
         "clients": run.federation.clients,
         "cohort": run.cohort,
         "strata": _digest(run.strata),
+        "epoch": run.epoch,
         "every": run.every,
         "chunk": run.engine.settings.chunk,
         "weight": run.engine.settings.everyone,

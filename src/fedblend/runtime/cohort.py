@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Who takes part: cohorts by client id, without replacement, from the keys alone.
 
-With ``Strata`` every round has so many clients of each of several populations.
+With ``Strata`` every round has so many clients of each of several populations. With an
+``epoch`` clients are dealt: in so many rounds nobody takes part twice.
 """
 
 from collections.abc import Callable, Sequence
@@ -101,16 +102,39 @@ def weighed(strata: Strata, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]
     return joining * rounds.sum(), rounds
 
 
-def drawing(clients: int, size: int, strata: Strata | None = None) -> Draw:
-    """How cohorts of this size are drawn, from settled strata if there are some."""
+def check_epoch(epoch: int, strata: Strata | None, clients: int, size: int) -> None:
+    """Refuse an epoch for which there are too few clients; strata are settled ones."""
+    there, sizes = [clients], [size]
+    if strata is not None:
+        there, sizes = np.bincount(strata.of), strata.sizes or ()
+    most = min(int(all) // some for all, some in zip(there, sizes, strict=True))
+    if not 1 <= epoch <= most:
+        raise ValueError(
+            f"epoch: {epoch} is not between 1 and {most}, the rounds that the "
+            f"{clients} clients are enough for"
+        )
+
+
+def drawing(
+    clients: int, size: int, strata: Strata | None = None, epoch: int | None = None
+) -> Draw:
+    """How cohorts of this size are drawn, from settled strata if there are some.
+
+    Args:
+        clients: all there are.
+        size: clients of a round.
+        strata: populations, each of which is drawn from.
+        epoch: rounds in which nobody is drawn twice; anew in every round if None.
+    """
+    some = cohorts if epoch is None else partial(dealt, epoch=epoch)
     if strata is None:
-        return partial(cohorts, clients=clients, size=size)
+        return partial(some, clients=clients, size=size)
     of, sizes = np.asarray(strata.of), strata.sizes or ()
     members = [np.flatnonzero(of == population) for population in range(len(sizes))]
 
     def draw(root: Key, rounds: Sequence[int]) -> np.ndarray:
         drawn = [
-            ids[cohorts(root, rounds, len(ids), sizes[population], population)]
+            ids[some(root, rounds, len(ids), sizes[population], population)]
             for population, ids in enumerate(members)
         ]
         return np.sort(np.concatenate(drawn, axis=1), axis=1)
@@ -139,6 +163,36 @@ def cohorts(
     return chosen
 
 
+def dealt(
+    root: Key,
+    rounds: Sequence[int],
+    clients: int,
+    size: int,
+    population: int = 0,
+    *,
+    epoch: int,
+) -> np.ndarray:
+    """As ``cohorts``, but within each ``epoch`` of rounds nobody is there twice.
+
+    Every epoch has an order of its own in which the clients are dealt out; those who
+    are left over sit it out. The price is that of shuffling the federation.
+    """
+    chosen = np.empty((len(rounds), size), np.int64)
+    orders: dict[int, np.ndarray] = {}
+    for row, number in enumerate(rounds):
+        turn, place = divmod(number, epoch)
+        if turn not in orders:
+            orders[turn] = np.asarray(_order(root, turn, population, clients))
+        hand = orders[turn][place * size : (place + 1) * size]
+        chosen[row] = np.sort(hand)
+    return chosen
+
+
+def _order(root: Key, turn: int, population: int, clients: int) -> jax.Array:
+    key = keys.at(root, "order", turn, population)
+    return jax.random.permutation(key, clients)
+
+
 def _draws(
     root: Key, rounds: jax.Array, population: int, clients: int, size: int
 ) -> jax.Array:
@@ -153,3 +207,4 @@ def _draws(
 
 
 _draws = jax.jit(_draws, static_argnums=(3, 4))
+_order = jax.jit(_order, static_argnums=3)

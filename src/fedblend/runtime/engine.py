@@ -17,7 +17,7 @@ import jax
 from fedblend import trees
 from fedblend.core import Key, PyTree, Shard
 from fedblend.runtime import rounds, visits
-from fedblend.runtime.reduce import Tally, hear
+from fedblend.runtime.reduce import Tally, hear, nothing_heard
 from fedblend.runtime.rounds import Members, Settings, Shapes
 
 
@@ -73,6 +73,13 @@ class Engine:
             talk, hyper, root, down, train, state, member
         )
         _same("client", "state", state, said.state)
+
+        def act(hyper, root, heard, down, server, central):
+            return settings.build(hyper).server(heard, down, server, central, root)
+
+        heard = jax.eval_shape(lambda up: hear(nothing_heard(up), 1.0), decoded)
+        _, after = jax.eval_shape(act, hyper, root, heard, down, server, self.central)
+        _same("server", "state", server, after)
         return Shapes(
             params=params,
             hello=hello.mean,

@@ -49,6 +49,7 @@ class Run:
         rounds: int,
         cohort: int,
         strata: Strata | None,
+        epoch: int | None,
         every: int,
         weights: tuple[np.ndarray, np.ndarray],
         store: tuple[str, Any],
@@ -59,9 +60,9 @@ class Run:
         self.round = 0
         self.records: list[Any] = []
         self.measured: list[Measured] = []
-        self.measuring, self.strata = measuring, strata
+        self.measuring, self.strata, self.epoch = measuring, strata, epoch
         self._joining, self._weights = weights
-        self._draw = drawing(federation.clients, cohort, strata)
+        self._draw = drawing(federation.clients, cohort, strata, epoch)
         member = jax.tree.map(lambda leaf: leaf[0], self._members(np.zeros(1, int)))
         self.shapes = shapes = engine.shapes(member)
         template = self.with_lanes(shapes.state)

@@ -20,7 +20,14 @@ from fedblend.core import Algorithm, Key, PyTree, Shard
 from fedblend.data.federation import Federation
 from fedblend.metrics import HIGHER_IS_BETTER
 from fedblend.runtime import reduce
-from fedblend.runtime.cohort import Strata, check, cohorts, settled, weighed
+from fedblend.runtime.cohort import (
+    Strata,
+    check,
+    check_epoch,
+    cohorts,
+    settled,
+    weighed,
+)
 from fedblend.runtime.engine import Engine
 from fedblend.runtime.measuring import Measuring
 from fedblend.runtime.rounds import Settings
@@ -42,6 +49,7 @@ def simulate(
     *,
     rounds: int,
     cohort: int | Strata | None = None,
+    epoch: int | None = None,
     central: Shard | None = None,
     weights: str | None = None,
     chunk: int | None = None,
@@ -68,6 +76,8 @@ def simulate(
         rounds: communication rounds.
         cohort: clients of a round, drawn without replacement; all of them if None.
             ``Strata`` draws so many of each of several populations.
+        epoch: rounds in which nobody takes part twice: clients are dealt, in another
+            order in each epoch. Every round draws anew if None.
         central: the server's own data, for methods that use some.
         weights: "by_count" (training rows) or "uniform"; the algorithm's own choice
             if None.
@@ -97,6 +107,8 @@ def simulate(
     strata, cohort = settled(cohort, clients)
     every = max(1, -(-rounds // 20)) if every is None else every
     _check_numbers(rounds, every, cohort, clients, dropout)
+    if epoch is not None:
+        check_epoch(epoch, strata, clients, cohort)
     reducing = reduce.reduction(reduction, trim)
     example = build(None if over is None else jax.tree.map(lambda leaf: leaf[0], over))
     weights = example.needs.weights if weights is None else weights
@@ -151,6 +163,7 @@ def simulate(
         rounds=rounds,
         cohort=cohort,
         strata=strata,
+        epoch=epoch,
         every=min(every, max(rounds, 1)),
         weights=(joining, values),
         store=(store, store_folder),
