@@ -3,46 +3,29 @@
 """What the operator of a node has done to answers before they leave.
 
 The change of the model is cut to a length, and noise is added that nobody else can
-draw: its key comes from a secret of the node's, the experiment and the round, so that
-an answer that has to be computed again is the same one. The same noise on two answers
-to different messages would cancel out: under noise a round is answered for one message.
+draw: it comes from the operating system, and from no key. Noise that were drawn again,
+for another message, experiment or policy, would cancel out of the difference of two
+answers. So an answer with noise is kept, and is what is told whenever it is asked for.
 """
 
-import os
 import secrets
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedblend import keys, trees
-from fedblend.core import Algorithm, Key
+from fedblend import trees
+from fedblend.core import Algorithm, Up
 from fedblend.experiment.federation.policy import Protect
 from fedblend.runtime.flower.node import Refusal
 
 
-def secret_key(path: Path) -> Key:
-    """The key made of a node's secret, which is written when it is first needed."""
-    if not path.exists():
-        beside = path.with_suffix(".new")
-        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
-        with open(os.open(beside, flags, 0o600), "wb") as file:
-            file.write(secrets.token_bytes(8))
-            os.fsync(file.fileno())
-        os.replace(beside, path)
-    words = np.frombuffer(path.read_bytes(), np.uint32)
-    return jax.random.wrap_key_data(jnp.asarray(words))
+def guarded(algorithm: Algorithm, longest: float) -> Algorithm:
+    """The algorithm, whose clients answer with at most this length.
 
-
-def guarded(
-    algorithm: Algorithm, protect: Protect, secret: Key, experiment: str
-) -> Algorithm:
-    """The algorithm, with what the operator wants done to a client's answers."""
-    if protect.clip is None:
-        return algorithm
-    longest = protect.clip
-    own_key = keys.named(keys.named(secret, "guard"), experiment)
+    What is not finite becomes zero: it would pass through any noise, and a server may
+    choose a model that overflows on some rows and not on others.
+    """
 
     def enroll(params, shard, key):
         hello, client = algorithm.enroll(params, shard, key)
@@ -53,6 +36,15 @@ def guarded(
             )
         return hello, client
 
+    def ask(client, shard):
+        request = algorithm.ask(client, shard)
+        if jax.tree.leaves(request):
+            raise Refusal(
+                "policy protect.clip: this algorithm tells which part of the model "
+                "this node's rows use, which clipping does not bound"
+            )
+        return request
+
     def client(down, client, shard, key):
         up, after = algorithm.client(down, client, shard, key)
         if jax.tree.leaves(up.extra):
@@ -62,21 +54,34 @@ def guarded(
             )
         norm = jnp.sqrt(trees.squared_norm(up.delta))
         short = jnp.minimum(1.0, longest / jnp.maximum(norm, 1e-30))
-        delta = trees.scale(short, up.delta)
-        if protect.noise:
-            own = jax.random.fold_in(own_key, down.round)
-            delta = _noisy(delta, protect.noise * longest, own)
+        delta = trees.select(
+            jnp.isfinite(norm),
+            trees.scale(short, up.delta),
+            trees.zeros_like(up.delta),
+        )
         return up._replace(delta=delta, slope=None, stretch=None), after
 
-    return algorithm._replace(enroll=enroll, client=client)
+    return algorithm._replace(enroll=enroll, ask=ask, client=client)
 
 
-def _noisy(tree, scale: float, key: Key):
-    leaves, structure = jax.tree.flatten(tree)
-    noisy = [
-        leaf
-        + scale
-        * jax.random.normal(jax.random.fold_in(key, place), leaf.shape, leaf.dtype)
-        for place, leaf in enumerate(leaves)
-    ]
-    return jax.tree.unflatten(structure, noisy)
+def noisy(protect: Protect, up: Up) -> Up:
+    """An answer that was cut, with the operator's noise; other noise every time."""
+    assert protect.clip is not None
+    deviation = protect.noise * protect.clip
+
+    def drawn(leaf):
+        noise = deviation * _normal(leaf.size).reshape(leaf.shape)
+        return (np.asarray(leaf, np.float64) + noise).astype(leaf.dtype)
+
+    return up._replace(delta=jax.tree.map(drawn, up.delta))
+
+
+def _normal(count: int) -> np.ndarray:
+    """Standard normal numbers, by the transform of Box and Muller.
+
+    A generator with a state could be found out from the coordinates whose change is
+    known, and would then tell the noise of all others.
+    """
+    bits = np.frombuffer(secrets.token_bytes(16 * count), np.uint64).reshape(2, count)
+    radius, angle = ((bits >> np.uint64(11)) + 0.5) / 2.0**53
+    return np.sqrt(-2 * np.log(radius)) * np.cos(2 * np.pi * angle)

@@ -129,8 +129,10 @@ def serve_door(path: Path, group: str | None = None) -> None:
         path: of node.toml.
         group: users of which may hand letters in; without it only this one may.
     """
+    from fedblend.experiment.federation.policy import Accept
     from fedblend.experiment.federation.taking_part import node_at
     from fedblend.runtime.flower import warm
+    from fedblend.runtime.flower.node import Refusal
 
     settings = load_as(Node, path)
     if group is not None and settings.socket.is_relative_to(settings.folder):
@@ -139,12 +141,20 @@ def serve_door(path: Path, group: str | None = None) -> None:
             f"give {path} a door of its own"
         )
     node = node_at(path)
+
+    def longest() -> int | None:
+        try:
+            return node.rules.longest()
+        except Refusal:
+            # With a policy that cannot be read all letters are refused, not unheard.
+            return Accept().max_message_bytes
+
     with processes.ended_by_signals():
         try:
             warm.serve(
                 settings.socket,
                 node.answer,
-                longest=node.rules.longest,
+                longest=longest,
                 group=None if group is None else _group(group),
             )
         except KeyboardInterrupt:

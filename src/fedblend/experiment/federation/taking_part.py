@@ -2,11 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """A node, from its settings: its rows, policy and audit, and its half of the method."""
 
-import hashlib
 import json
 import re
 from collections.abc import Callable, Mapping
-from functools import cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,7 @@ from fedblend.experiment.federation.agreement import (
     task_of,
 )
 from fedblend.experiment.federation.audit import Audit, plain
-from fedblend.experiment.federation.guard import guarded, secret_key
+from fedblend.experiment.federation.guard import guarded, noisy
 from fedblend.experiment.federation.policy import Policy, Protect, load_policy
 from fedblend.experiment.federation.settings import Node as Settings
 from fedblend.experiment.federation.settings import load_as
@@ -36,6 +35,10 @@ from fedblend.experiment.section import ConfigError
 from fedblend.runtime.flower.letters import fingerprint
 from fedblend.runtime.flower.node import Node, Refusal, Rules
 from fedblend.runtime.flower.part import Own, Part
+
+UNFIT = "data: the rows are not as the configuration says; this node's audit says more"
+PARTS = 4
+"""Experiments whose rows and compiled functions stay in memory."""
 
 
 def node_at(path: Path) -> Node:
@@ -69,15 +72,14 @@ def node_of(settings: Settings) -> Node:
             "row": fingerprint(row_of(task_of(nodes_of(config)))),
         }
 
-    @cache
+    @lru_cache(maxsize=PARTS)
     def part_of(text: str, clip: float | None, noise: float) -> Part:
         terms, protect = json.loads(text), Protect(clip=clip, noise=noise)
         own = _said(lambda: _own(settings, config_in(terms), terms))
         if protect.clip is not None:
-            secret = secret_key(settings.folder / "secret")
-            named = hashlib.sha256(text.encode()).hexdigest()
-            guard = guarded(own.algorithm, protect, secret, named)
-            own = own._replace(algorithm=guard, once=protect.noise > 0)
+            own = own._replace(algorithm=guarded(own.algorithm, protect.clip))
+        if protect.noise:
+            own = own._replace(leave=partial(noisy, protect))
         return Part(own)
 
     def join(terms: Mapping[str, Any]) -> Part:
@@ -99,10 +101,16 @@ def node_of(settings: Settings) -> Node:
 
 
 def _said(make: Callable[[], Any]) -> Any:
-    """What a function makes; what is wrong with files and configurations is refused."""
+    """What a function makes; what is wrong with files and configurations is refused.
+
+    What is wrong with rows may quote them, and who writes the configuration chooses
+    which: columns, classes. It is for the owner alone.
+    """
     try:
         return make()
-    except (ConfigError, DataError) as error:
+    except DataError as error:
+        raise Refusal(UNFIT, str(error)) from None
+    except ConfigError as error:
         raise Refusal(_nameless(str(error))) from None
 
 

@@ -1,6 +1,6 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""What a node keeps on its disk: terms and states, each with a checksum."""
+"""What a node keeps on its disk: terms, states and answers, with checksums."""
 
 import fcntl
 import hashlib
@@ -76,6 +76,21 @@ def new_or_same(place: Path, round: int, asked: str) -> bool:
     return words.get("asked") == asked
 
 
+def write_answer(place: Path, round: int, asked: str, answer: bytes) -> None:
+    """What leaves in a round, and the digest of the letter that asked for it."""
+    write_atomically(place / f"answer-{round}", asked.encode() + answer)
+
+
+def read_answer(place: Path, round: int, asked: str) -> bytes | None:
+    """What left in a round when that letter asked for it, if it was kept."""
+    try:
+        data = (place / f"answer-{round}").read_bytes()
+    except FileNotFoundError:
+        return None
+    mark = asked.encode()
+    return data[len(mark) :] if data.startswith(mark) else None
+
+
 def read_state(place: Path, round: int, template: PyTree) -> PyTree:
     """The state after a round.
 
@@ -109,4 +124,5 @@ def forget(place: Path, base: int, newest: int) -> None:
     before = [r for r in kept if r < base][: -(KEPT - 2)]
     between = [r for r in kept if base < r < newest]
     for round in before + between:
-        (place / f"state-{round}").unlink(missing_ok=True)
+        for kind in ("state", "answer"):
+            (place / f"{kind}-{round}").unlink(missing_ok=True)

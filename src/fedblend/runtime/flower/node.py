@@ -13,6 +13,7 @@ States that no letter can ask for any more are removed.
     FOLDER/lock                           one letter at a time
     FOLDER/EXPERIMENT/terms.json          what was agreed when the node was enrolled
     FOLDER/EXPERIMENT/state-R             after round R; -1 is enrolment
+    FOLDER/EXPERIMENT/answer-R            what left in round R, if it had noise
     FOLDER/EXPERIMENT/personal.safetensors  the model that this client uses
 """
 
@@ -34,7 +35,16 @@ from fedblend.runtime.wire import WireError, as_tree, pack, unpack
 
 
 class Refusal(ValueError):
-    """A node will not do what a letter asks, and why: one line."""
+    """A node will not do what a letter asks, and why: one line.
+
+    Args:
+        reason: what the other side is told.
+        detail: what the owner alone is told, if that is more.
+    """
+
+    def __init__(self, reason: str, detail: str = ""):
+        super().__init__(reason)
+        self.detail = detail or reason
 
 
 class Rules(NamedTuple):
@@ -70,7 +80,9 @@ class Node:
             letter = letters.read(data, self.rules.longest())
             with keeping.alone(self.folder):
                 return self._done(letter)
-        except (Refusal, WireError) as error:
+        except Refusal as error:
+            why, detail = letters.line(error), letters.line(error.detail)
+        except WireError as error:
             why = detail = letters.line(error)
         except OSError as error:
             why, detail = f"disk: {error.strerror}", letters.line(error)
@@ -129,26 +141,38 @@ class Node:
             raise Refusal(
                 f"letter: round {letter.round} of an experiment of {part.own.rounds}"
             )
-        said = letters.digest(letter)
-        if part.own.once and not keeping.new_or_same(place, letter.round, said):
+        said, leave = letters.digest(letter), part.own.leave
+        if leave is not None and not keeping.new_or_same(place, letter.round, said):
             raise Refusal(
                 f"letter: round {letter.round} was asked for with another message; "
-                "noise that is added again to another answer would cancel out"
+                "under noise it is answered once"
             )
+        about = {"experiment": letter.experiment, "round": letter.round}
+        kept = keeping.read_answer(place, letter.round, said)
+        if leave is not None and kept is not None:
+            self.rules.note("round", **about)
+            return kept
         state = self._state(place, letter.base, part)
         down = self._told(letter, part.message, part)
         up, after = jax.block_until_ready(part.client(down, state))
         keeping.write_state(place, letter.round, after, said)
         keeping.forget(place, letter.base, letter.round)
-        audit = self.rules.note(
-            "round", experiment=letter.experiment, round=letter.round
-        )
         changed = self._asked_anew(part, state, after)
         asked = bool(jax.tree.leaves(changed))
-        return letters.write(letter.answer(asked=asked, audit=audit), (up, changed))
+        head = letter.answer(asked=asked, audit=self.rules.note("round", **about))
+        if leave is None:
+            return letters.write(head, (up, changed))
+        answer = letters.write(head, (leave(up), changed))
+        keeping.write_answer(place, letter.round, said, answer)
+        return answer
 
     def _measure(self, letter: Letter) -> bytes:
         part, place = self._part(letter), self._place(letter)
+        if letter.round > part.own.rounds:
+            raise Refusal(
+                f"letter: a measure after round {letter.round} of an experiment of "
+                f"{part.own.rounds}"
+            )
         state = self._state(place, letter.base, part)
         told = self._told(letter, part.deployed, part)
         model, seen = part.measure(told, state)

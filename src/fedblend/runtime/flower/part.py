@@ -36,8 +36,9 @@ class Own(NamedTuple):
     measures: Mapping[str, Callable]
     rounds: int = 2**31 - 1
     """Those of the experiment; a later one is refused."""
-    once: bool = False
-    """Whether a round is answered for one message only."""
+    leave: Callable[[Up], Up] | None = None
+    """What is done to an answer before it leaves, if that comes to something else every
+    time: a round is then answered once, and the answer kept."""
     central: Shard | None = None
     """Shapes and dtypes of the server's own rows, where it has some."""
     alone: tuple[Algorithm, int] | None = None
