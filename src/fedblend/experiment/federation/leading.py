@@ -9,7 +9,7 @@ name of the experiment in it; all that a server which was killed needs to go on.
 import secrets
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -30,7 +30,8 @@ from fedblend.experiment.federation.roll import Counts, Roll
 from fedblend.experiment.outputs import Folder
 from fedblend.experiment.section import RunError
 from fedblend.report.harm import plot_harm, sentence
-from fedblend.runtime.flower.books import Books
+from fedblend.runtime.checkpoint import CheckpointError
+from fedblend.runtime.flower.books import Books, Entry
 from fedblend.runtime.flower.directory import Directory
 from fedblend.runtime.flower.leading import rowless, setting
 from fedblend.runtime.flower.letters import UNKNOWN, Letter
@@ -94,7 +95,7 @@ def lead_noted(path: Path, post: Post, shared_seed: bool) -> None:
     (path / STOPPED).unlink(missing_ok=True)
     try:
         lead(path, post, shared_seed=shared_seed)
-    except ValueError as error:
+    except (ValueError, OSError) as error:
         outputs.write_text(path / STOPPED, f"{error}\n")
         raise
 
@@ -122,17 +123,23 @@ def _led(folder, config, books, audit, post, shared_seed, on_step, poll):
     entry = books.read()
     for complaint in entry.complaints if entry is not None else ():
         note("books were damaged", reason=complaint)
+    recalled = _recalled(entry)
     clients = nodes_of(config).clients
-    roll = Roll(config, clients, entry.about["counts"] if entry is not None else None)
+    roll = Roll(config, clients, recalled.counts)
     words = {"config": text_of(config)}
     invitation = Letter("meet", known["experiment"], UNKNOWN, words=words)
     directory = Directory(post, invitation, roll.accept, note)
     patience = _patience(config, poll)
     counts = roll.complete(directory, patience)
-    server = _server(config, known, counts, directory, patience, note, shared_seed)
+    root = root_of(config)
+    own = root if shared_seed else _server_key(config, known, root, recalled.redone)
+    server = _server(config, known, counts, directory, patience, note, own)
     if entry is not None:
         entry.restore(server)
-    about = {"counts": {name: held.tolist() for name, held in counts.items()}}
+    about = {
+        "counts": {name: held.tolist() for name, held in counts.items()},
+        "redone": recalled.redone,
+    }
     again = folder.path / "server" / AGAIN
     if again.exists():
         server.enroll_again([int(one) for one in outputs.read_json(again)["clients"]])
@@ -155,7 +162,33 @@ def _led(folder, config, books, audit, post, shared_seed, on_step, poll):
             outputs.write_metrics(folder, run, [_seed(config)])
         if server.round != before:
             tell()
-    return _finish(folder, config, server, note)
+    return _finish(folder, config, server, note, recalled.redone)
+
+
+class Recalled(NamedTuple):
+    """What the books say beside where the server is."""
+
+    counts: dict[str, list[int]] | None = None
+    """Every client's rows in each split, once they are known."""
+    redone: int = 0
+    """Rounds that may be counted a second time, because newer books were damaged."""
+
+
+def _recalled(entry: Entry | None) -> Recalled:
+    if entry is None:
+        return Recalled()
+    try:
+        counts = {
+            str(name): [int(count) for count in held]
+            for name, held in entry.about["counts"].items()
+        }
+        # Older books are one step behind.
+        redone = int(entry.about.get("redone", 0)) + bool(entry.complaints)
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        raise CheckpointError(
+            f"{entry.path}: its words are damaged ({type(error).__name__})"
+        ) from None
+    return Recalled(counts, redone)
 
 
 def _known(path: Path) -> dict[str, Any]:
@@ -164,7 +197,12 @@ def _known(path: Path) -> dict[str, Any]:
         drawn = {"experiment": secrets.token_hex(8), "secret": secrets.randbits(63)}
         outputs.write_text(path, outputs.as_json(drawn))
         path.chmod(0o600)
-    return outputs.read_json(path)
+    known = outputs.read_json(path)
+    if not isinstance(known.get("experiment"), str) or not isinstance(
+        known.get("secret"), int
+    ):
+        raise RunError(f"{path}: is damaged: it has no experiment and no secret")
+    return known
 
 
 def _patience(config: Config, poll: float) -> Patience:
@@ -180,7 +218,7 @@ def _patience(config: Config, poll: float) -> Patience:
 
 
 def _server(
-    config: Config, known, counts: Counts, directory, patience, note, shared_seed
+    config: Config, known, counts: Counts, directory, patience, note, server_key: Key
 ) -> Server:
     clients = nodes_of(config).clients
     built, run, asked = method_of(config, clients), config.run, config.federation
@@ -222,19 +260,24 @@ def _server(
             reduction=run.reduction,
             trim=run.trim,
             central=own,
-            server_key=root if shared_seed else _server_key(config, known, root),
+            server_key=server_key,
         ),
         directory,
         rules,
     )
 
 
-def _server_key(config: Config, known: dict[str, Any], root: Key) -> Key:
-    """Noise that protects is drawn from what nodes do not know."""
+def _server_key(config: Config, known: dict[str, Any], root: Key, redone: int) -> Key:
+    """Noise that protects is drawn from what nodes do not know.
+
+    A round that is counted again may hear others than before: the same noise on both
+    sums would cancel out of their difference.
+    """
     if config.privacy is None:
         return root
     low, high = known["secret"] & 0xFFFFFFFF, known["secret"] >> 32
-    return jax.random.wrap_key_data(jnp.asarray([high, low], jnp.uint32))
+    secret = jax.random.wrap_key_data(jnp.asarray([high, low], jnp.uint32))
+    return jax.random.fold_in(secret, redone) if redone else secret
 
 
 def _seed(config: Config) -> int:
@@ -242,7 +285,9 @@ def _seed(config: Config) -> int:
     return config.run.seed
 
 
-def _finish(folder: Folder, config: Config, server: Server, note) -> dict[str, Any]:
+def _finish(
+    folder: Folder, config: Config, server: Server, note, redone: int
+) -> dict[str, Any]:
     """Write what is known at the end; the summary last, it says that all is there."""
     from fedblend.report.figures import plot_rows
 
@@ -257,10 +302,14 @@ def _finish(folder: Folder, config: Config, server: Server, note) -> dict[str, A
     if harmed is not None:
         harm.write_harm(folder, harmed)
         plot_harm(*harmed, folder.figures / "harm")
+    rounds = config.run.rounds + redone
+    told = config.model_copy(
+        update={"run": config.run.model_copy(update={"rounds": rounds})}
+    )
     summary = {
         "name": config.name,
         "algorithm": getattr(config.algorithm, "name"),  # noqa: B009
-        **privacy.report(config, server.federation.clients),
+        **privacy.report(told, server.federation.clients),
         **({} if harmed is None else {"harm": sentence(harmed.found)}),
         "runs": [{"seed": seeds[0], **server.summary()}],
     }

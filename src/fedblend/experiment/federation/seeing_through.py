@@ -23,8 +23,7 @@ from fedblend.experiment.federation.leading import (
 from fedblend.experiment.federation.settings import Server
 from fedblend.experiment.outputs import Folder, as_json, read_json, write_text
 from fedblend.experiment.section import RunError
-from fedblend.runtime.checkpoint import CheckpointError
-from fedblend.runtime.flower.books import Books
+from fedblend.runtime.flower.books import Books, Busy
 
 RUN = "flower.json"
 """Has the number that Flower gave to the newest run of an experiment."""
@@ -163,7 +162,7 @@ def _wait_for_books(folder: Path) -> None:
     def closed() -> bool:
         try:
             Books(folder / "server").close()
-        except CheckpointError:
+        except Busy:
             return False
         return True
 

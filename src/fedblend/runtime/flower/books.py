@@ -33,6 +33,10 @@ _DAMAGE = (
 """What reading words can come to that are not ours."""
 
 
+class Busy(CheckpointError):
+    """Another server has the books open."""
+
+
 class Books:
     """The folder in which a server keeps its books; the lock is held while it lives."""
 
@@ -48,9 +52,7 @@ class Books:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             os.close(self._lock)
-            raise CheckpointError(
-                f"{folder}: another server is writing its books there"
-            ) from None
+            raise Busy(f"{folder}: another server is writing its books there") from None
 
     def close(self) -> None:
         """Let go of the folder."""
