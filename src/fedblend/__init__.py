@@ -71,6 +71,7 @@ if TYPE_CHECKING:
         ef21,
         mixed,
         private,
+        private_by_tree,
         select,
     )
 
@@ -135,6 +136,7 @@ __all__ = [
     "pfedme",
     "predict",
     "private",
+    "private_by_tree",
     "pure_local",
     "reptile",
     "scaffold",
@@ -166,7 +168,8 @@ _HOMES = {
     "runtime.run": "Run",
     "runtime.simulate": "simulate",
     "runtime.tuning": "tune",
-    "wrap": "clipped clipped_by_quantile compressed diana ef21 mixed private select",
+    "wrap": "clipped clipped_by_quantile compressed diana ef21 mixed private "
+    "private_by_tree select",
 }
 """Where each name lives; what needs scikit-learn or pydantic is not in __all__."""
 _MODULES = {

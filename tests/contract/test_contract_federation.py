@@ -84,6 +84,11 @@ def _private(algorithm, federation):
     return fb.private(algorithm, clip=0.05, noise=1.0, cohort=2)
 
 
+def _by_tree(algorithm, federation):
+    del federation
+    return fb.private_by_tree(algorithm, clip=0.05, noise=1.0, cohort=2, tree=2)
+
+
 def _mixed(how):
     return lambda algorithm, federation: fb.mixed(
         algorithm, on_rows(_table_loss), how=how
@@ -92,15 +97,16 @@ def _mixed(how):
 
 @pytest.mark.parametrize(
     "wrap",
-    [_selected, _private, *map(_mixed, ("parallel", "one_way", "two_way"))],
-    ids=["select", "private", "parallel", "one_way", "two_way"],
+    [_selected, _private, _by_tree, *map(_mixed, ("parallel", "one_way", "two_way"))],
+    ids=["select", "private", "by_tree", "parallel", "one_way", "two_way"],
 )
 def test_requests_noise_and_rows_of_the_server_are_the_simulators(wrap, tmp_path):
     federation = fb.federate(_numbers(), np.split(np.arange(12), [3, 4, 8]))
     params = Table(jnp.zeros((6, 2), jnp.float32), jnp.ones(2, jnp.float32))
     plain = fb.fedavg(_table_loss, 0.1, steps=2, batch_size=2)
     algorithm, key = wrap(plain, federation), jax.random.key(3)
-    central = fb.shard_of(_numbers()) if wrap not in (_selected, _private) else None
+    without = (_selected, _private, _by_tree)
+    central = None if wrap in without else fb.shard_of(_numbers())
     what = (algorithm, params, federation, key)
     settings: dict[str, Any] = {"rounds": 3, "cohort": 2}
     run = fb.simulate(*what, **settings, chunk=1, central=central).complete()

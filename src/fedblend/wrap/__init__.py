@@ -11,6 +11,7 @@ from fedblend.wrap.mixed import mixed
 from fedblend.wrap.nudged import nudge_only
 from fedblend.wrap.permuted import permuted
 from fedblend.wrap.private import private
+from fedblend.wrap.private_by_tree import private_by_tree
 from fedblend.wrap.rows import entries_touched
 from fedblend.wrap.select import select
 
@@ -26,5 +27,6 @@ __all__ = [
     "nudge_only",
     "permuted",
     "private",
+    "private_by_tree",
     "select",
 ]

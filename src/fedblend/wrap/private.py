@@ -68,22 +68,22 @@ def private(
     checked("private: cohort", cohort, least=1)
     if quantile is None:
         counted, spread = 0.0, noise
-        inner = clipped(_delta_alone(algorithm), clip)
+        inner = clipped(delta_alone(algorithm), clip)
     else:
         counted = _count_noise(noise, cohort) if count_noise is None else count_noise
         spread = shared_noise(noise, counted)
         inner = clipped_by_quantile(
-            _delta_alone(algorithm), clip, quantile=quantile, rate=rate
+            delta_alone(algorithm), clip, quantile=quantile, rate=rate
         )
 
     def server(heard, down, server, central, key):
         bound = clip if quantile is None else down.extra[1]
         mean = trees.scale(heard.count.astype(float) / cohort, heard.mean)
         own = keys.named(key, "privacy")
-        delta = _noisy(mean.delta, spread * bound / cohort, keys.named(own, "sum"))
+        delta = noisy(mean.delta, spread * bound / cohort, keys.named(own, "sum"))
         mean = mean._replace(delta=delta)
         if quantile is not None:
-            count = _noisy(mean.extra, counted / cohort, keys.named(own, "count"))
+            count = noisy(mean.extra, counted / cohort, keys.named(own, "count"))
             mean = mean._replace(extra=count)
         return inner.server(heard._replace(mean=mean), down, server, central, key)
 
@@ -118,7 +118,7 @@ def shared_noise(noise: float, count_noise: float) -> float:
     return (noise**-2 - (2 * count_noise) ** -2) ** -0.5
 
 
-def _delta_alone(algorithm: Algorithm) -> Algorithm:
+def delta_alone(algorithm: Algorithm) -> Algorithm:
     """The algorithm, whose clients say a finite delta and nothing that noise misses.
 
     That an answer is not finite must not show in who is heard.
@@ -143,7 +143,7 @@ def _delta_alone(algorithm: Algorithm) -> Algorithm:
     return algorithm._replace(enroll=enroll, client=client)
 
 
-def _noisy(tree: PyTree, std: float | jax.Array, key: Key) -> PyTree:
+def noisy(tree: PyTree, std: float | jax.Array, key: Key) -> PyTree:
     """The tree with independent Gaussian noise on every entry."""
     leaves, structure = jax.tree.flatten(tree)
     noisy = [
