@@ -15,9 +15,10 @@ from fedblend.experiment.config import dump, load
 from fedblend.experiment.privacy import report
 from fedblend.experiment.run import run_config
 from fedblend.experiment.section import ConfigError
-from fedblend.theory.privacy import spent
+from fedblend.theory.privacy import spent, spent_by_tree
 
 TABLE: dict[str, Any] = {"clip": 0.5, "noise": 2.0, "delta": 1e-3}
+ADAM = {"name": "adam", "rate": 0.1}
 RAND = {"compressor": {"name": "rand_k", "k": 5}}
 
 
@@ -85,6 +86,29 @@ def test_several_seeds_cost_more_together(configured):
     assert f"for each seed, {thrice:.4g} for all 3 together" in found["sentence"]
 
 
+def test_a_tree_over_clients_that_are_dealt(configured, tmp_path, compiled):
+    config = configured(
+        {"tree": 2},
+        run={"epoch": 2, "seed": [0, 1]},
+        measure={"metrics": ["loss"], "splits": ["test"]},
+    )
+    summary = run_config(config, tmp_path / "out")
+    counted: dict[str, Any] = dict(noise=2.0, tree=2, epoch=2, rounds=4, delta=1e-3)
+    once, both = spent_by_tree(**counted), spent_by_tree(**counted, runs=2)
+    found = summary["privacy"]
+    assert found["epsilon"] == once.epsilon
+    assert f"{both.epsilon:.4g} for all 2 together" in found["sentence"]
+    assert build(config).algorithm.start.__module__.endswith("private_by_tree")
+    assert build(config).settings["epoch"] == 2
+
+
+def test_independent_noise_for_clients_that_are_dealt_is_not_called_sampled(configured):
+    """In four rounds a client is twice there, for certain and not by chance."""
+    found = promised(configured(run={"epoch": 2}))
+    twice = spent(noise=2.0, cohort=6, clients=6, rounds=2, delta=1e-3)
+    assert found["epsilon"] == twice.epsilon
+
+
 def test_what_the_accounting_does_not_cover_is_no_guarantee(configured):
     flix = {"name": "flix", "alpha": 0.5, "personal": {"solver": "lbfgs"}}
     flix |= {"rate": "theory", "steps": 1, "batch_size": "all"}
@@ -95,6 +119,11 @@ def test_what_the_accounting_does_not_cover_is_no_guarantee(configured):
             "[compress] changes answers after they are clipped",
         ),
         (configured(algorithm=flix), 'algorithm.rate = "theory" is computed from the'),
+        (configured({"tree": 2}), "clients are drawn in every round, and one may"),
+        (
+            configured({"tree": 4}, run={"epoch": 2}),
+            "clients are dealt in epochs of 2 rounds, and one may",
+        ),
     ):
         found = promised(config)
         assert found["epsilon"] is None
@@ -110,6 +139,13 @@ def test_what_the_accounting_does_not_cover_is_no_guarantee(configured):
         ({"delta": 0.0}, "privacy.delta: 0.0 is not above 0"),
         ({"quantile": 0.5}, "privacy.quantile: goes with adaptive = true"),
         ({"adaptive": True}, "privacy.count_noise: 0.15 is not above half of the"),
+        ({"tree": 0}, "privacy.tree: 0 is not at least 1"),
+        ({"tree": 2, "adaptive": True}, "privacy.tree: goes without adaptive = true"),
+        ({"run": {"epoch": 3}}, "run.epoch: 3 is not between 1 and 2, the rounds th"),
+        (
+            {"tree": 2, "algorithm": {"name": "fedopt", "server": ADAM}},
+            "privacy: the wrapped algorithm's server is not linear in what it hears",
+        ),
         ({"adjacency": "add_or_remove"}, 'privacy.adjacency: "add_or_remove" is not'),
         (
             {"run": {"weights": "by_count"}},
@@ -136,6 +172,17 @@ def test_bad_input_has_exit_code_2(tiny, write, capsys):
     path = write({**tiny, "privacy": {**TABLE, "noise": -1.0}})
     assert main(["run", str(path)]) == 2
     assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_a_federation_of_nodes_does_not_deal_and_promises_nothing(tiny, write):
+    nodes = {"partition": "nodes", "clients": 6, "kind": "classes", "classes": 3}
+    content = {**tiny, "data": {**nodes, "shape": [4]}}
+    content["privacy"] = {**TABLE, "tree": 2}
+    found = promised(load(write(content)))["sentence"]
+    assert found.startswith("no guarantee: clients are drawn in every round")
+    content["run"] = {**tiny["run"], "epoch": 2}
+    with pytest.raises(ConfigError, match=r"run.epoch: is not for a federation"):
+        load(write(content))
 
 
 def test_a_large_delta_is_warned_of(configured):

@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from scipy.optimize import brentq
-from scipy.stats import norm
+from gaussian_mechanism import gaussian
 
 from fedblend.theory.privacy import spent
 
@@ -20,17 +19,6 @@ USUAL: dict[str, Any] = dict(noise=4.0, cohort=10, clients=100, rounds=100, delt
 def changed(**change: Any) -> Any:
     """What ``spent`` says of the usual run with some changes."""
     return spent(**(USUAL | change))
-
-
-def gaussian(shift: float, delta: float) -> float:
-    """Epsilon of N(0, 1) against N(shift, 1): theorem 8 of Balle and Wang."""
-
-    def excess(epsilon):
-        upper = norm.cdf(shift / 2 - epsilon / shift)
-        lower = norm.logcdf(-shift / 2 - epsilon / shift)
-        return upper - math.exp(epsilon + lower) - delta
-
-    return brentq(excess, 0, 500, xtol=1e-12)  # pyright: ignore
 
 
 @pytest.mark.parametrize("noise", [0.8, 4.0, 30.0])

@@ -179,6 +179,7 @@ def _settings(config: Config, measures: Mapping[str, Callable]) -> dict[str, Any
     return {
         "rounds": run.rounds,
         "every": run.every,
+        "epoch": run.epoch,
         "weights": run.weights,
         "chunk": run.chunk,
         "store": run.store,

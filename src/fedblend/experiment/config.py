@@ -27,6 +27,7 @@ from fedblend.experiment.sections import (
     AnyModel,
     Leading,
     Measure,
+    Nodes,
     Run,
     Word,
 )
@@ -59,6 +60,8 @@ class Config(Section):
     def _one_way_to_draw(self) -> "Config":
         if self.populations is not None:
             check_populations(self.populations, self.run.cohort)
+        if self.run.epoch is not None and isinstance(self.data, Nodes):
+            raise ValueError("run.epoch: is not for a federation, which draws anew")
         return self
 
     @model_validator(mode="after")

@@ -10,12 +10,13 @@ from fedblend import wrap
 from fedblend.core import Algorithm
 from fedblend.experiment.section import (
     ConfigError,
+    Count,
     Mixing,
     NotNegative,
     Positive,
     Section,
 )
-from fedblend.theory.privacy import Guarantee, spent
+from fedblend.theory.privacy import Guarantee, spent, spent_by_tree
 
 if TYPE_CHECKING:
     from fedblend.experiment.config import Config
@@ -28,6 +29,7 @@ class Privacy(Section):
 
     clip: Positive
     noise: NotNegative
+    tree: Count | None = None
     delta: Annotated[float, Field(gt=0, lt=1)]
     adjacency: Literal["replace_one", "zero_out"] = "replace_one"
     adaptive: bool = False
@@ -40,6 +42,8 @@ class Privacy(Section):
         for name in _FOLLOWING:
             if not self.adaptive and getattr(self, name) is not None:
                 raise ValueError(f"{name}: goes with adaptive = true")
+        if self.adaptive and self.tree is not None:
+            raise ValueError("tree: goes without adaptive = true, with one clip")
         return self
 
 
@@ -62,8 +66,11 @@ def private(
     }
     if table.adaptive:
         given = {"quantile": 0.5, **given}
+    wrapper = wrap.private
+    if table.tree is not None:
+        wrapper, given = wrap.private_by_tree, {"tree": table.tree}
     try:
-        return wrap.private(
+        return wrapper(
             algorithm, clip=table.clip, noise=table.noise, cohort=cohort, **given
         )
     except ValueError as error:
@@ -93,14 +100,15 @@ def _guarantee(config: "Config", clients: int, seeds: int) -> Guarantee:
     reason = _obstacle(config)
     if reason and table.noise:
         return Guarantee(None, table.delta, table.adjacency, reason)
+    noise: Any = {key: getattr(table, key) for key in ("noise", "delta", "adjacency")}
     try:
-        return spent(
-            noise=table.noise,
-            cohort=run.cohort or clients,
-            clients=clients,
-            rounds=run.rounds * seeds,
-            delta=table.delta,
-            adjacency=table.adjacency,
+        if table.tree is None and run.epoch is None:
+            cohort = run.cohort or clients
+            rounds = run.rounds * seeds
+            return spent(**noise, cohort=cohort, clients=clients, rounds=rounds)
+        tree, epoch = table.tree or 1, run.epoch
+        return spent_by_tree(
+            **noise, tree=tree, epoch=epoch, rounds=run.rounds, runs=seeds
         )
     except ImportError as error:
         raise ConfigError(str(error)) from None

@@ -187,6 +187,7 @@ def _alone(config: Config, built: Built) -> dict[str, Any]:
     return {
         "rounds": rounds,
         "cohort": None,
+        "epoch": None,
         "every": run.every and min(run.every, max(rounds, 1)),
         "reduction": "mean",
         "dropout": 0.0,

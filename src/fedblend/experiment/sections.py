@@ -206,6 +206,7 @@ class Run(Section):
 
     rounds: Index
     cohort: Count | None = None
+    epoch: Count | None = None
     seed: Index | Annotated[list[Index], Field(min_length=1)] = 0
     every: Count | None = None
     weights: Literal["by_count", "uniform"] | None = None

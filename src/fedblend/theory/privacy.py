@@ -1,10 +1,10 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""What the rounds of ``wrap.private`` cost: epsilon at a delta, for a whole client.
+"""What private rounds cost: epsilon at a delta, for a whole client.
 
-The mechanism, in every round: a cohort of K of the n clients, drawn without
-replacement, and the sum of answers of norm C at most with noise N(0, (z C)^2). Two
-federations are neighbours if they differ in one client:
+The mechanism of ``wrap.private``, in every round: a cohort of K of the n clients, drawn
+without replacement, and the sum of answers of norm C at most with noise N(0, (z C)^2).
+Two federations are neighbours if they differ in one client:
 
 - ``"replace_one"``: that client has any other data. The sum moves by 2 C.
 - ``"zero_out"``: that client says zeros. The sum moves by C.
@@ -17,9 +17,19 @@ chosen with chance K/n is used by the Rényi bound for sampling without replacem
 zeros is one of the replacements. Adding or removing a client would need cohorts of
 random size. A client not heard counts like one that says zeros.
 
+Where clients are dealt (``simulate(epoch=...)``) each takes part at most once in an
+epoch, and which round that is helps nobody: nothing is sampled. The mechanism of
+``wrap.private_by_tree`` is then a Gaussian one for every node of a tree that a client
+is in, and they are at most as many as the tree's rounds have binary digits. All nodes
+of all epochs are one Gaussian mechanism of noise z / sqrt(nodes), whose epsilon is
+exact; that later answers depend on what was said earlier changes nothing. Rounds with
+noise of their own are trees of one round.
+
 Reference: Balle, Wang, "Improving the Gaussian mechanism for differential privacy",
 ICML 2018, arXiv:1805.06530; Wang, Balle, Kasiviswanathan, "Subsampled Rényi
-differential privacy and analytical moments accountant", AISTATS 2019, arXiv:1808.00087.
+differential privacy and analytical moments accountant", AISTATS 2019, arXiv:1808.00087;
+for trees Kairouz, McMahan, Song, Thakkar, Thakurta, Xu, "Practical and private (deep)
+learning without sampling or shuffling", ICML 2021, arXiv:2103.00039.
 """
 
 import importlib.util
@@ -56,6 +66,8 @@ def spent(
 ) -> Guarantee:
     """What the rounds of ``private`` cost one client; needs the extra ``private``.
 
+    For cohorts drawn anew in every round; see ``spent_by_tree`` for those dealt out.
+
     Args:
         noise: z, of the sum in units of the clip; with a quantile, of both together.
         cohort: K, clients of a round.
@@ -64,7 +76,11 @@ def spent(
         delta: the chance that is allowed to fail; far below 1/n.
         adjacency: "replace_one" or "zero_out".
     """
-    _check(noise, cohort, clients, rounds, delta, adjacency)
+    if not 1 <= cohort <= clients:
+        raise ValueError(
+            f"cohort: {cohort} is not between 1 and the {clients} clients there are"
+        )
+    _check(noise, rounds, delta, adjacency)
     if noise == 0:
         return Guarantee(None, delta, adjacency, "there is no noise")
     if rounds == 0:
@@ -74,6 +90,62 @@ def spent(
     if cohort < clients:
         epsilon = min(epsilon, _chosen_at_random(noise, cohort, clients, rounds, delta))
     return Guarantee(float(epsilon), delta, adjacency)
+
+
+def spent_by_tree(
+    *,
+    noise: float,
+    tree: int,
+    epoch: int | None,
+    rounds: int,
+    delta: float,
+    adjacency: str = "replace_one",
+    runs: int = 1,
+) -> Guarantee:
+    """What rounds cost a client that takes part at most once in an epoch.
+
+    Needs the extra ``private``. No cohorts are sampled, their size does not matter.
+
+    Args:
+        noise: z, of a node in units of the clip.
+        tree: rounds of a tree of ``private_by_tree``; 1 for ``private``.
+        epoch: as in ``simulate``; None if cohorts are drawn anew in every round.
+        rounds: of the whole run, whatever is published of them.
+        delta: the chance that is allowed to fail; far below 1/n.
+        adjacency: "replace_one" or "zero_out".
+        runs: how often all of it is done, with other seeds.
+    """
+    _check(noise, rounds, delta, adjacency)
+    for name, value in (("tree", tree), ("epoch", epoch), ("runs", runs)):
+        if value is not None and value < 1:
+            raise ValueError(f"{name}: {value} is not at least 1")
+    if noise == 0:
+        return Guarantee(None, delta, adjacency, "there is no noise")
+    if (epoch or 1) % tree:
+        drawn = (
+            f"dealt in epochs of {epoch} rounds" if epoch else "drawn in every round"
+        )
+        reason = (
+            f"clients are {drawn}, and one may take part more than once in a tree of "
+            f"{tree}; epochs of {tree} or a multiple are needed"
+        )
+        return Guarantee(None, delta, adjacency, reason)
+    if rounds == 0:
+        return Guarantee(0.0, delta, adjacency)
+    _check_installed()
+    nodes = runs * _nodes(rounds, epoch or 1, tree)
+    epsilon = _always_chosen(noise / MOVES[adjacency], nodes, delta)
+    return Guarantee(float(epsilon), delta, adjacency)
+
+
+def _nodes(rounds: int, epoch: int, tree: int) -> int:
+    """The most nodes that a client can be in, taking part once in every epoch.
+
+    In a tree of T rounds the first leaf is below a node of every size up to T: 1, 2,
+    4, .., as many as T has binary digits.
+    """
+    whole, rest = divmod(rounds, epoch)
+    return whole * tree.bit_length() + min(rest, tree).bit_length()
 
 
 def _always_chosen(noise: float, rounds: int, delta: float) -> float:
@@ -104,13 +176,9 @@ def _check_installed() -> None:
         )
 
 
-def _check(noise, cohort, clients, rounds, delta, adjacency) -> None:
+def _check(noise, rounds, delta, adjacency) -> None:
     if not (math.isfinite(noise) and noise >= 0):
         raise ValueError(f"noise: {noise} is not a number at least 0")
-    if not 1 <= cohort <= clients:
-        raise ValueError(
-            f"cohort: {cohort} is not between 1 and the {clients} clients there are"
-        )
     if rounds < 0:
         raise ValueError(f"rounds: {rounds} is negative")
     if not 0 < delta < 1:
