@@ -103,7 +103,10 @@ class Federation:
         processes.wait_until(self.complete, 300, "the nodes", every=2.0)
 
     def complete(self) -> bool:
-        there = [member.status for member in members.members(self.settings)]
+        try:
+            there = [member.status for member in members.members(self.settings)]
+        except RunError:  # the link is on its way back
+            return False
         return there == ["online"] * len(NAMES)
 
     def _serve(self, role: str, path: Path) -> None:

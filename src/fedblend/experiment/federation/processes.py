@@ -26,6 +26,8 @@ from fedblend.experiment.section import RunError
 
 CONNECTION = "fedblend"
 """What the link is called in Flower's own configuration."""
+UNREACHABLE = "Connection to the SuperLink is unavailable"
+"""What Flower's command line says when nobody is there."""
 AGAIN = 5.0
 """Seconds before a program that ended is started anew."""
 

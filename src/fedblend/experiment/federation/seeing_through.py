@@ -20,6 +20,7 @@ from fedblend.experiment.federation.leading import (
     progress,
     reason_of_stop,
 )
+from fedblend.experiment.federation.serving import answers
 from fedblend.experiment.federation.settings import Server
 from fedblend.experiment.outputs import Folder, as_json, read_json, write_text
 from fedblend.experiment.section import RunError
@@ -31,6 +32,8 @@ LINGERS = 120.0
 """Seconds within which a server ends that has lost its link, or was told to stop."""
 LOOK = 1.0
 """Seconds between two looks at the folder of an experiment."""
+COMES_BACK = 90.0
+"""Seconds within which a link that was there, and died, is there again."""
 ASK = 10.0
 """Seconds between two questions to the link: each is a process of Flower's."""
 
@@ -97,12 +100,18 @@ def run_experiment(
         return
     processes.connect(settings)
     (folder / STOPPED).unlink(missing_ok=True)
-    for attempt in range(attempts):
+    patience = COMES_BACK if answers(settings) else 0.0
+
+    def number() -> str:
         run = _going_on(settings, folder)
         if run is None:
             _wait_for_books(folder)
             run = processes.submit(settings, folder, shared_seed=shared_seed)
             write_text(folder / RUN, as_json({"run": run}))
+        return run
+
+    for attempt in range(attempts):
+        run = _patiently(number, settings, patience, say)
         say(f"Flower's run {run}" + (f", attempt {attempt + 1}" if attempt else ""))
         state, asked = "", time.monotonic()
         while not _ended(state) and not _over(folder):
@@ -142,6 +151,25 @@ def stop(settings: Server, folder: Path) -> None:
 def run_number(folder: Path) -> str | None:
     """The number of the newest of Flower's runs for an experiment."""
     return str(read_json(folder / RUN)["run"]) if (folder / RUN).exists() else None
+
+
+def _patiently(
+    question: Callable[[], str],
+    settings: Server,
+    patience: float,
+    say: Callable[[str], None],
+) -> str:
+    """What the link answers; if it died meanwhile, when it is back."""
+    until = time.monotonic() + patience
+    while True:
+        try:
+            return question()
+        except RunError as error:
+            gone = processes.UNREACHABLE in str(error) or not answers(settings)
+            if not gone or time.monotonic() >= until:
+                raise
+        say("the link does not answer; it is asked again")
+        time.sleep(processes.AGAIN)
 
 
 def _going_on(settings: Server, folder: Path) -> str | None:
