@@ -39,13 +39,15 @@ def check(
 
 
 def moving(
-    rule: optax.GradientTransformation, learn: str
+    rule: optax.GradientTransformation, learn: str, able: jax.Array | bool = True
 ) -> optax.GradientTransformation:
     """The optimiser of alpha: ``rule`` when it moves, then back into [0, 1].
 
     Args:
         rule: how far a step goes.
         learn: one of ``LEARN``.
+        able: whether there are rows to learn from; without, it stays, whatever the
+            rule makes of no slope.
     """
     first = optax.scale_by_schedule(lambda count: jnp.where(count == 0, 1.0, 0.0))
     moved = {
@@ -56,7 +58,8 @@ def moving(
 
     def inside(updates, alpha):
         return jax.tree.map(
-            lambda step, old: jnp.clip(old + step, 0, 1) - old, updates, alpha
+            lambda step, old: jnp.where(able, jnp.clip(old + step, 0, 1) - old, 0),
+            *(updates, alpha),
         )
 
     return optax.chain(moved, optax.stateless(inside))

@@ -84,16 +84,14 @@ def assembled(
         own, _ = planned(seen, **work)
         rule = resolve(optimizer, down.round, own)
         pace = optimizer if parts.alpha_rate is None else parts.alpha_rate
-        pace = moving(resolve(pace, down.round, own), parts.learn)
+        # Who holds out nothing (any more) has an empty batch, and keeps its alpha.
+        able = held.count > 0 if parts.held_out else True
+        pace = moving(resolve(pace, down.round, own), parts.learn, able)
 
         def towards(here, batch, *others):
             personal = others[0] if parts.fresh else batch
-            if not parts.held_out:
-                return direction(here, batch, personal, personal)
-            slope = direction(here, batch, personal, others[-1])
-            # Who holds out nothing (any more) has an empty batch, and keeps its alpha.
-            rest = slope._replace(alpha=trees.zeros_like(slope.alpha))
-            return trees.select(held.count > 0, slope, rest)
+            judge = others[-1] if parts.held_out else personal
+            return direction(here, batch, personal, judge)
 
         others = ["fresh batch"] if parts.fresh else []
         others += [("held-out batch", held)] if parts.held_out else []
