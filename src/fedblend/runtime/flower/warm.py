@@ -6,8 +6,8 @@ Flower starts a process for every message; importing JAX and compiling there wou
 longer than most rounds. The process behind the socket has the rows loaded and the
 functions compiled. Nothing here imports JAX: the process in front must start quickly.
 
-Who may write to the socket is decided by the permissions of its folder, and checked
-again by the user id of whoever connects.
+Who may write to the socket is decided by its permissions and those of its folder, and,
+where that is one user alone, checked again by the user id of whoever connects.
 """
 
 import os
