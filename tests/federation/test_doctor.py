@@ -84,6 +84,18 @@ def test_keys_that_others_can_read(own, away, name, mode):
     assert finding.advice == f"chmod 600 {own / name}"
 
 
+@pytest.mark.parametrize("mode", [0o770, 0o702])
+def test_a_door_that_others_could_put_their_own_in_place_of(mode, own, away):
+    door = own / "nodes/bob/door"
+    for usual in (0o700, 0o750):
+        door.chmod(usual)
+        assert all(not one.fault for one in examine(own / "nodes/bob"))
+    door.chmod(mode)
+    (finding,) = [one for one in examine(own / "nodes/bob") if one.fault]
+    assert finding.what == "folder of the door is open to others"
+    assert (finding.value, finding.advice) == (f"mode {mode:o}", f"chmod 750 {door}")
+
+
 def test_rows_within_reach_of_what_the_server_hands_out(own, away):
     home = own / "nodes/bob"
     (home / "rows.csv").write_text("a,b\n1,2\n")

@@ -108,6 +108,10 @@ def _node(settings: Node) -> Iterator[Finding]:
 def _apart(settings: Node) -> Iterator[Finding]:
     """Whether code that the server hands out could read the rows."""
     rows, places = settings.data.file, (settings.folder, settings.flower)
+    door = settings.socket.parent
+    # Who can write there could stand in for the process that has the rows.
+    if door.exists() and door.stat().st_mode & 0o022:
+        yield _readable("folder of the door", door, f"chmod 750 {door}")
     if rows.exists() and rows.stat().st_mode & 0o077:
         yield _readable("file of rows", rows, f"chmod 600 {rows}")
     if all(place.exists() for place in places):
