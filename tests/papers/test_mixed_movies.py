@@ -8,6 +8,7 @@ import pytest
 
 import fedblend as fb
 from fedblend.papers.mixed import movies, recommendation
+from fedblend.papers.mixed.movie_runs import Setting, choose
 from fedblend.wrap.rows import used_rows
 
 
@@ -23,13 +24,22 @@ def test_users_are_apart_and_test_rows_dealt_out(this):
     whole = np.concatenate([test.rows(0)[1], test.rows(1)[1]])
     np.testing.assert_array_equal(whole, test.examples[1])
     assert len(np.unique(whole)) > 100  # not the next few ratings of one user
+    validation = this.federation.validation
+    assert validation.counts.tolist() == test.counts.tolist()
+    assert (validation.examples[1] != test.examples[1]).mean() > 0.9
+
+
+def test_users_train_validate_or_test_as_many_as_in_the_paper():
+    sides = movies.split(6040)
+    assert [len(side) for side in sides] == [3865, 483, 484]
+    assert len(set(np.concatenate(sides))) == 4832
 
 
 def test_pairs_and_products_are_one_function():
     params = fb.models.dual_encoder(30).init(jax.random.key(1))
     ways = (movies.spreadout_of_pairs, fb.models.spreadout)
     values, slopes = zip(
-        *(jax.value_and_grad(way)(params) for way in ways), strict=True
+        *(jax.value_and_grad(way)(params, 1e-3) for way in ways), strict=True
     )
     assert float(values[0]) == pytest.approx(float(values[1]), rel=1e-5)
     small = [slope.embedding[1:] for slope in slopes]
@@ -39,9 +49,11 @@ def test_pairs_and_products_are_one_function():
 def test_with_one_step_the_server_may_as_well_push_apart(this):
     """Then one_way under select takes the very steps of everything on clients."""
     single = this._replace(steps=1, cohort=4)
-    settings = {"rate": 2.0, "seeds": 1, "rounds": 3, "every": 3}
+    lane = [(2.0, 1e-3)], [0]
     methods = movies.baseline(single, False), movies.way(single, "one_way", False)
-    whole, some = (movies.followed(single, one, **settings) for one in methods)
+    whole, some = (
+        movies.followed(single, one, *lane, rounds=3, every=3) for one in methods
+    )
     np.testing.assert_allclose(some["loss"], whole["loss"], rtol=1e-4)
     assert whole["loss"][0][-1] < whole["loss"][0][0] - 0.01
     assert whole["up"] == whole["down"] == 4 * 63520
@@ -51,6 +63,27 @@ def test_with_one_step_the_server_may_as_well_push_apart(this):
     assert low <= some["down"] <= high
     low, high = ((4 * (17 * edge + 272 + 1)) for edge in (rows.min(), rows.max()))
     assert low <= some["up"] <= high
+
+
+def test_lambda_is_the_baselines_and_rates_are_everybodys_own(this, monkeypatch):
+    """By recall on validation users that are told here, one lane diverged."""
+    told = {"baseline": [0.1, 0.4, 0.3, None], "one_way": [0.2, 0.1]}
+    asked = {}
+
+    def followed(of, method, pairs, seeds, *, rounds, every, split):
+        assert (of, rounds, split) == (this, 7, "validation")
+        asked[method] = pairs
+        return {"recall@10": [[0.9, value] for value in told[method]]}
+
+    monkeypatch.setattr(movies, "followed", followed)
+    setting = Setting(False, (1.0, 2.0), (0.1, 0.2), 7, 9, 3, 1, 1)
+    chosen = choose(this, setting, {name: name for name in told}, lambda _, ask: ask())  # pyright: ignore
+    assert asked["baseline"] == [(1.0, 0.1), (1.0, 0.2), (2.0, 0.1), (2.0, 0.2)]
+    assert asked["one_way"] == [(1.0, 0.2), (2.0, 0.2)]
+    assert chosen["baseline"].pair == chosen["one_way"].pair == (1.0, 0.2)
+    told["one_way"].reverse()
+    chosen = choose(this, setting, {name: name for name in told}, lambda _, ask: ask())  # pyright: ignore
+    assert chosen["one_way"].pair == (2.0, 0.2)
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ from fedblend.papers.mixed.task import clients_alone, simulated
 
 @pytest.fixture(scope="module")
 def this(data_home):
-    return text.task(True)
+    return text.task(text.QUICK)
 
 
 def test_each_measure_reads_its_own_source(this):
@@ -46,6 +46,15 @@ def test_no_row_is_on_two_sides(this):
     assert not train & validation and not held & validation
 
 
+def test_central_batches_are_no_larger_than_the_papers(this):
+    """Twice 6400 by its rule, with the paper's sizes of a round."""
+    large = this._replace(cohort=100, batch_size=8, steps=16)
+    batches = [
+        text.central_batch(large, characters.PAPER, how) for how in characters.WAYS
+    ]
+    assert batches == [800, 6400, 800]
+
+
 def test_examples_are_copied_in_the_mixtures_weights(this):
     train = examples.with_copies(this).federation.train
     own, held = this.federation.train, {row.tobytes() for row in this.held[0]}
@@ -57,7 +66,7 @@ def test_examples_are_copied_in_the_mixtures_weights(this):
         assert theirs / len(rows) == pytest.approx(0.25, abs=0.02)
         copied += theirs
     in_bytes = examples.copied_bytes(this) * this.federation.clients
-    assert in_bytes == pytest.approx(copied * (text.LENGTH + 1))
+    assert in_bytes == pytest.approx(copied * (text.QUICK.length + 1))
 
 
 def test_a_run_goes_on_from_the_models_it_is_given(this):
@@ -85,7 +94,7 @@ def test_the_rate_is_the_best_on_both_sides_together(this):
 def test_a_way_learns_the_servers_source_and_clients_alone_do_not(
     this, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(text, "task", lambda quick: this)
+    monkeypatch.setattr(text, "task", lambda size: this)
     finding = characters.check(True, tmp_path)
     last = finding.numbers["last"]
     alone, mixed = last["clients alone"], last["one_way"]
@@ -105,7 +114,7 @@ def test_a_way_learns_the_servers_source_and_clients_alone_do_not(
 
 @pytest.mark.slow
 def test_the_second_source_undoes_what_the_first_taught(this, tmp_path, monkeypatch):
-    monkeypatch.setattr(text, "task", lambda quick: this)
+    monkeypatch.setattr(text, "task", lambda size: this)
     finding = transfer.check(True, tmp_path)
     curves = finding.numbers["curves"]
     one, other = (

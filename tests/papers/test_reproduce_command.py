@@ -49,6 +49,38 @@ def test_a_page_of_all_that_was_measured(claims, tmp_path, capsys):
     assert page.index("| F1 first |") < page.index("| F10 third |")
 
 
+def test_the_papers_sizes_have_a_page_of_their_own(claims, tmp_path, monkeypatch):
+    large = (Claim("F1", "first", "it holds", lambda quick: small("large")),)
+    monkeypatch.setattr(flix, "PAPER_SIZED", large, raising=False)
+    out = ["--out", str(tmp_path)]
+    assert main(["reproduce", "flix", "--paper-sized", *out]) == 0
+    assert main(["reproduce", "flix", "F10", *out]) == 0
+    page = (tmp_path / "flix_paper_sized.md").read_text()
+    assert "quick is large" in page and "flix --paper-sized`" in page
+    assert (
+        "[flix_paper_sized.md](flix_paper_sized.md)"
+        in (tmp_path / "flix.md").read_text()
+    )
+    assert [path.name for path in (tmp_path / "flix_paper_sized").iterdir()] == [
+        "F1.json"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("paper", "other", "said"),
+    [
+        ("flix", [], "flix has no such claims"),
+        ("mixed", ["--quick"], "not for --quick"),
+    ],
+)
+def test_sizes_that_cannot_be_are_one_line(paper, other, said, tmp_path, capsys):
+    out = ["--out", str(tmp_path)]
+    assert main(["reproduce", paper, "--paper-sized", *other, *out]) == 2
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert "--paper-sized: " in line and said in line
+    assert not list(tmp_path.iterdir())
+
+
 def test_missing_data_is_one_line_and_loses_nothing(claims, tmp_path, capsys):
     assert main(["reproduce", "flix", "--out", str(tmp_path)]) == 2
     said = capsys.readouterr().err.strip().splitlines()

@@ -13,6 +13,9 @@ from fedblend.cli import screen
 from fedblend.cli.browse import table
 from fedblend.cli.running import compile_cache
 
+LARGE = "_paper_sized"
+"""What names of folders and pages with the paper's sizes end with."""
+
 
 class Paper(StrEnum):
     """The papers whose claims can be measured."""
@@ -31,6 +34,12 @@ def reproduce(
     quick: Annotated[
         bool, typer.Option("--quick", help="Small sizes: that it works, not what is.")
     ] = False,
+    paper_sized: Annotated[
+        bool,
+        typer.Option(
+            "--paper-sized", help="The paper's sizes, for a GPU; of some claims."
+        ),
+    ] = False,
     out: Annotated[
         Path, typer.Option(help="Folder of the page, its figures and numbers.")
     ] = Path("reproduced"),
@@ -45,13 +54,21 @@ def reproduce(
     fedblend reproduce flix --quick
 
     fedblend reproduce flix F3 F4 --out results
+
+    fedblend reproduce mixed M3 --paper-sized
     """
     compile_cache()
     from fedblend.papers import claims, page
 
     module = importlib.import_module(f"fedblend.papers.{paper}")
-    chosen = _chosen(module.CLAIMS, names or [])
-    folder, target = out / str(paper), out / f"{paper}.md"
+    known, title, name = module.CLAIMS, module.TITLE, str(paper)
+    option = " --quick" if quick else ""
+    if paper_sized:
+        known = _paper_sized(module, paper, quick)
+        title, name = f"{title} at the paper's sizes", f"{paper}{LARGE}"
+        option = " --paper-sized"
+    chosen = _chosen(known, names or [])
+    folder, target = out / name, out / f"{name}.md"
     try:
         found = claims.reproduce(
             chosen,
@@ -60,11 +77,23 @@ def reproduce(
             on_claim=lambda claim: screen.note(f"{claim.name}: {claim.title} ..."),
         )
     finally:  # what was measured before a claim failed is shown, too
-        entries = claims.read_entries(folder, module.CLAIMS)
-        command = f"fedblend reproduce {paper}{' --quick' if quick else ''}"
-        target.write_text(page.page(module.TITLE, command, entries, str(paper)))
+        entries = claims.read_entries(folder, known)
+        command = f"fedblend reproduce {paper}{option}"
+        large = out / f"{paper}{LARGE}.md"
+        also = large.name if large.exists() and not paper_sized else None
+        target.write_text(page.page(title, command, entries, name, also))
     _show(found)
     screen.console().print(f"page: {target}", markup=False, soft_wrap=True)
+
+
+def _paper_sized(module: Any, paper: Paper, quick: bool) -> Any:
+    if quick:
+        raise typer.BadParameter("--paper-sized: is not for --quick; take one of them")
+    if not hasattr(module, "PAPER_SIZED"):
+        raise typer.BadParameter(
+            f"--paper-sized: {paper} has no such claims; mixed has"
+        )
+    return module.PAPER_SIZED
 
 
 def _names(claims: Any) -> list[str]:

@@ -6,7 +6,13 @@ from collections.abc import Sequence
 from typing import Any
 
 
-def page(title: str, command: str, entries: Sequence[dict[str, Any]], at: str) -> str:
+def page(
+    title: str,
+    command: str,
+    entries: Sequence[dict[str, Any]],
+    at: str,
+    also: str | None = None,
+) -> str:
     """All that was found.
 
     Args:
@@ -14,8 +20,11 @@ def page(title: str, command: str, entries: Sequence[dict[str, Any]], at: str) -
         command: that made it.
         entries: of claims, see ``claims.entry``.
         at: the folder of the figures, as seen from the page.
+        also: another page, where the same claims are measured at the paper's sizes.
     """
     lines = [f"# {title}", "", f"Made by `{command}`.", ""]
+    if also is not None:
+        lines += [f"Some claims at the paper's sizes: [{also}]({also}).", ""]
     if any(found["quick"] for found in entries):
         lines += ["Small sizes (`--quick`): verdicts mean little.", ""]
     lines += ["| claim | paper | ours | verdict |", "|---|---|---|---|"]

@@ -3,6 +3,7 @@
 """Mixed FL (2022): its claims, in the order of the ledger."""
 
 from fedblend.papers.claims import Claim
+from fedblend.papers.mixed import characters, faces, recommendation
 from fedblend.papers.mixed.adaptive import M10
 from fedblend.papers.mixed.agreement import M1
 from fedblend.papers.mixed.blend import T1
@@ -20,3 +21,8 @@ from fedblend.papers.mixed.transfer import M11
 TITLE = "What Mixed FL claims, measured"
 
 CLAIMS: tuple[Claim, ...] = (M1, M2, M3, M4, M5, M6, M7, M8, M9, M10, M11, M12, T1)
+
+PAPER_SIZED: tuple[Claim, ...] = (
+    *(faces.PAPER_SIZED, characters.PAPER_SIZED, recommendation.PAPER_SIZED),
+)
+"""Claims on real data with the paper's sizes of a round and of networks, for a GPU."""

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """M4: the character model on two sources of text, as in Figures 1b, 2b and 5."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,12 +30,38 @@ NEAR, BELOW = 0.01, 0.03
 alone are on the server's."""
 
 
-def check(quick: bool, folder: Path) -> Finding:
+CHOSEN = (
+    "The size of a round was chosen after a first try, on the same test rows and with "
+    "one seed for each of two rates: with 5 clients, batches of 4 and 10 steps, "
+    "parallel training ended 1.7 and 2.1 points below the oracle on posts, 1.0 and 1.7 "
+    "on articles."
+)
+PAPER = text.Size(
+    *(None, 800, 100, 8, 16, (0.75, 1.5, 3.0), 40, 100, 1, 10),
+    length=100,
+    least=10,
+    network=(256, 256),
+)
+FEW = (
+    "A round's clients take half as many windows again as all users have, so that few "
+    "rounds do where the paper has thousands; accuracies still rise slowly at the end. "
+    "The GRU is a quarter as wide as the paper's for time: with 1024 units a round of "
+    "one run of parallel training takes 2.6 s on an H200."
+)
+
+
+def check(
+    quick: bool, folder: Path, size: text.Size = text.FULL, note: str = CHOSEN
+) -> Finding:
     """The three ways, the oracle, either side alone, and examples sent to clients."""
-    this, size = text.task(quick), text.QUICK if quick else text.FULL
+    size = text.QUICK if quick else size
+    this = text.task(size)
     kept = text.kept_in(folder, this, size)
     ways = WAYS[1:2] if quick else WAYS
-    methods = {how: way(this, how) for how in ways} | {
+    methods = {
+        how: way(this, how, central_batch=text.central_batch(this, size, how))
+        for how in ways
+    } | {
         "oracle": oracle(this),
         "clients alone": clients_alone(this),
     }
@@ -73,7 +100,7 @@ def check(quick: bool, folder: Path) -> Finding:
     holds = {
         **{
             f"{how} near the oracle on both": all(
-                abs(gap) <= NEAR for gap in gaps[how].values()
+                gap >= -NEAR for gap in gaps[how].values()
             )
             for how in ways
         },
@@ -105,25 +132,38 @@ def check(quick: bool, folder: Path) -> Finding:
             "holds": holds,
         },
         figures={"rounds": _figure(found)},
-        why=f"Criterion: all three ways within {100 * NEAR:g} point of the oracle's "
-        f"accuracy on either source, and clients alone at least {100 * BELOW:g} points "
-        "below it on the server's; partly if some: "
+        why=f"Criterion: all three ways at most {100 * NEAR:g} point below the "
+        "oracle's accuracy on either source, and clients alone at least "
+        f"{100 * BELOW:g} points below it on the server's; partly if some: "
         + "; ".join(
             f"{name}: {'yes' if held else 'no'}" for name, held in holds.items()
         )
-        + f". {text.DATA} Every method tries the paper's rates "
-        + ", ".join(f"{rate / this.weights[0]:g}" for rate in size.rates)
-        + f" for {size.tuning} rounds with two seeds and takes the best on validation "
-        f"rows of both sides; {size.seeds} other seeds, bands are 95 % confidence of "
-        "the mean. The oracle takes as many steps on all rows in one place, with "
-        "batches as large as both sides' together. Examples sent: a third as many "
-        "windows of the server's as a client has itself are copied to it, and FedAvg "
-        "runs on both. The size of a round was chosen after a first try, on the same "
-        "test rows and with one seed for each of two rates: with 5 clients, batches of "
-        "4 and 10 steps, parallel training ended 1.7 and 2.1 points below the oracle "
-        "on posts, 1.0 and 1.7 on articles.",
+        + f". {text.described(this, size)} "
+        + _rates(this, size)
+        + f" {_seeds(size.seeds)} The oracle takes as many steps on all rows in one "
+        "place, with batches as large as both sides' together. Examples sent: a third "
+        "as many windows of the server's as a client has itself are copied to it, and "
+        f"FedAvg runs on both. {note}",
         table=_table(this, rates, found),
     )
+
+
+def _rates(task: Task, size: text.Size) -> str:
+    """How rates were chosen, in words."""
+    rates = ", ".join(f"{rate / task.weights[0]:g}" for rate in size.rates)
+    if len(size.rates) == 1:
+        return f"All methods have the paper's rate {rates}."
+    return (
+        f"Every method tries the paper's rates {rates} for {size.tuning} rounds with "
+        "two seeds and takes the best on validation rows of both sides; those reported "
+        "are other seeds."
+    )
+
+
+def _seeds(count: int) -> str:
+    if count == 1:
+        return "One seed."
+    return f"{count} seeds, bands are 95 % confidence of the mean."
 
 
 def _table(
@@ -152,7 +192,8 @@ def _table(
 
 
 def _spread(values: np.ndarray, digits: int) -> str:
-    return f"{values.mean():.{digits}f} ± {values.std(ddof=1):.{digits}f}"
+    mean = f"{values.mean():.{digits}f}"
+    return mean if len(values) == 1 else f"{mean} ± {values.std(ddof=1):.{digits}f}"
 
 
 def _figure(found: dict[str, Curves]) -> Any:
@@ -185,3 +226,4 @@ M4 = Claim(
     check,
     resumable=True,
 )
+PAPER_SIZED = M4._replace(check=partial(check, size=PAPER, note=FEW))

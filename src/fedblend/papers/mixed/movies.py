@@ -1,8 +1,12 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""The movie recommender: clients draw movies together, the server pushes all apart."""
+"""The movie recommender: clients draw movies together, the server pushes all apart.
 
-from collections.abc import Callable
+Methods are built from a setting, the clients' rate and lambda, and those without a
+spreadout take no heed of the latter.
+"""
+
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -22,17 +26,18 @@ RATE = 0.25
 """The paper's 0.5 times w_f."""
 SERVER_RATE = 0.01
 """Of Adam at the server, appendix B.4.4."""
-STRENGTH = 1e-3
-"""Lambda of the spreadout, which the paper does not tell."""
+STRENGTHS = (1e-3, 3e-3, 1e-2, 3e-2)
+"""Lambdas of the spreadout that are tried; the paper does not tell its own."""
 TABLE: dict[str, Any] = {"rows": {"embedding": ("0", "1")}, "always": 1}
 """Which rows of the table a client needs: those of its movies, and the padding's."""
 DATA = (
     "MovieLens 1M as in the paper: a fifth of the users are left to the server, which "
-    "needs no rows for the spreadout, eight tenths of the others train, a tenth tests; "
-    "every rating after a user's first is an example, with up to ten movies before it; "
-    "recall@10 is among all movies, over a fixed sample of 20,000 examples of test "
-    "users. 100 clients a round, 10 steps on 16 examples drawn with replacement; "
-    "clients weigh alike, since all of them process 160 examples."
+    "needs no rows for the spreadout, eight tenths of the others train, a tenth are "
+    "for validation and a tenth for testing; every rating after a user's "
+    "first is an example, with up to ten movies before it; recall@10 is among all "
+    "movies, over a fixed sample of 20,000 examples of held-out users. 100 "
+    "clients a round, 10 steps on 16 examples drawn with replacement; clients weigh "
+    "alike, since all of them process 160 examples."
 )
 """The task, and what is different from the paper."""
 
@@ -41,16 +46,18 @@ def task(quick: bool) -> Task:
     """The paper's task; quickly, with few users and steps."""
     dataset = fb.sources.load("movielens")
     users = fb.partition.by_key(dataset.keys).rows
-    order = generator(0, "movies").permutation(len(users))
-    order = order[len(order) // 5 :]
-    train, test = order[: len(order) * 8 // 10], order[len(order) * 9 // 10 :]
+    train, validation, test = split(len(users))
     if quick:
         train = sorted(train, key=lambda user: len(users[user]))[:40]
     federation = fb.federate(dataset.rows, [users[user] for user in train])
-    rows = np.concatenate([users[user] for user in test])
     pieces, each = (2, 200) if quick else (10, 2000)
-    rows = generator(0, "tested").permutation(rows)[: pieces * each]
-    tested = jax.tree.map(lambda leaf: leaf[rows], dataset.rows)
+
+    def sampled(name: str, of: np.ndarray):
+        rows = np.concatenate([users[user] for user in of])
+        rows = generator(0, name).permutation(rows)[: pieces * each]
+        return jax.tree.map(lambda leaf: leaf[rows], dataset.rows)
+
+    held_out = sampled("tested", test), sampled("validated", validation)
     model = fb.models.dual_encoder(dataset.outputs - 1)
     loss = fb.models.dual_encoder_loss()
     measures = {
@@ -58,7 +65,7 @@ def task(quick: bool) -> Task:
         "recall@10": fb.metrics.recall_at(model.apply, 10),
     }
     return Task(
-        _in_pieces(federation, tested, pieces),
+        _in_pieces(federation, *held_out, pieces),
         None,
         *(model, loss, measures),
         weights=(0.5, 0.5),
@@ -68,16 +75,29 @@ def task(quick: bool) -> Task:
     )
 
 
-def _in_pieces(federation: fb.Federation, rows: Any, pieces: int) -> fb.Federation:
-    """The same federation, whose first clients have equal pieces of the test rows."""
-    each = len(rows[0]) // pieces
-    number = np.arange(federation.clients)
-    counts = np.where(number < pieces, each, 0)
-    starts = np.minimum(number, pieces - 1) * each
-    return fb.Federation(federation.train, test=Shards(rows, starts, counts))
+def split(users: int) -> list[np.ndarray]:
+    """Numbers of users that train, validate and test; others are left out."""
+    order = generator(0, "movies").permutation(users)[users // 5 :]
+    return np.split(order, [len(order) * 8 // 10, len(order) * 9 // 10])
 
 
-def spreadout_of_pairs(params: Any, strength: float = STRENGTH) -> jax.Array:
+def _in_pieces(
+    federation: fb.Federation, test: Any, validation: Any, pieces: int
+) -> fb.Federation:
+    """The same federation, whose first clients have equal pieces of held-out rows."""
+
+    def dealt(rows):
+        each = len(rows[0]) // pieces
+        number = np.arange(federation.clients)
+        counts = np.where(number < pieces, each, 0)
+        return Shards(rows, np.minimum(number, pieces - 1) * each, counts)
+
+    return fb.Federation(
+        federation.train, validation=dealt(validation), test=dealt(test)
+    )
+
+
+def spreadout_of_pairs(params: Any, strength: Any) -> jax.Array:
     """The spreadout as the paper counts it, by the cosines of all pairs of movies."""
     table = params.embedding[1:]
     lengths = jnp.sqrt(jnp.square(table).sum(axis=1, keepdims=True))
@@ -86,28 +106,31 @@ def spreadout_of_pairs(params: Any, strength: float = STRENGTH) -> jax.Array:
     return strength * jnp.sqrt(jnp.square(cosines).sum())
 
 
-def _spreadout(params: Any) -> jax.Array:
-    return fb.models.spreadout(params, STRENGTH)
-
-
 def baseline(
-    of: Task, adaptive: bool, penalty: Callable[[Any], jax.Array] = _spreadout
+    of: Task,
+    adaptive: bool,
+    spreadout: Callable[[Any, Any], jax.Array] = fb.models.spreadout,
 ) -> Method:
     """Everything on clients: they get the whole table, and push movies apart too."""
     ratio = of.weights[1] / of.weights[0]
 
-    def loss(params, rows):
-        return of.loss(params, rows) + ratio * penalty(params)
+    def build(setting):
+        rate, strength = setting
 
-    return Method(
-        lambda rate: _clients(of._replace(loss=loss), rate, adaptive), *_on(of)
-    )
+        def loss(params, rows):
+            return of.loss(params, rows) + ratio * spreadout(params, strength)
+
+        return _clients(of._replace(loss=loss), rate, adaptive)
+
+    return Method(build, *_on(of))
 
 
 def alone(of: Task, adaptive: bool) -> Method:
     """Nobody pushes movies apart; clients get the rows that they use."""
     return Method(
-        lambda rate: fb.select(_clients(of, rate, adaptive), of.federation, **TABLE),
+        lambda setting: fb.select(
+            _clients(of, setting[0], adaptive), of.federation, **TABLE
+        ),
         *_on(of),
     )
 
@@ -120,10 +143,11 @@ def way(of: Task, how: str, adaptive: bool) -> Method:
     """
     merging = adaptive and how != "one_way"
 
-    def build(rate):
+    def build(setting):
+        rate, strength = setting
         algorithm = fb.mixed(
             _clients(of, rate, adaptive and not merging),
-            central.of_parameters(_spreadout),
+            central.of_parameters(lambda params: fb.models.spreadout(params, strength)),
             how=how,
             weights=of.weights,
             steps=of.steps,
@@ -148,25 +172,35 @@ def _clients(of: Task, rate: Any, adaptive: bool) -> fb.Algorithm:
 
 
 def followed(
-    of: Task, method: Method, *, rate: float, seeds: int, rounds: int, every: int
+    of: Task,
+    method: Method,
+    settings: Any,
+    seeds: Sequence[int],
+    *,
+    rounds: int,
+    every: int,
+    split: str = "test",
 ) -> dict[str, Any]:
-    """Curves [seeds, points] on test users, and bytes of a client and round."""
+    """Curves [lanes, points] on held-out users, and bytes of a client and round.
+
+    A lane has a rate and a lambda, which is a setting of all methods, and a seed.
+    """
     run = simulated(
-        *(of, method, [rate] * seeds, range(seeds)),
+        *(of, method, settings, seeds),
         rounds=rounds,
         every=every,
         weights="uniform",
         measure=of.measures,
-        measure_on=np.flatnonzero(of.federation.splits["test"].counts).tolist(),
-        splits=("test",),
+        measure_on=np.flatnonzero(of.federation.splits[split].counts).tolist(),
+        splits=(split,),
     ).complete()
     curves = {
         name: [
             [
-                record[lane].measures["test"]["shared"][name].mean
+                record[lane].measures[split]["shared"][name].mean
                 for record in run.records
             ]
-            for lane in range(seeds)
+            for lane in range(len(seeds))
         ]
         for name in of.measures
     }
@@ -188,5 +222,5 @@ def step_flops(of: Task, method: Callable[[Task], Method], client: int) -> float
     """
     own = of._replace(federation=of.federation.select([client]), steps=1)
     params = of.model.init(jax.random.key(0))
-    algorithm = method(own).build(RATE)
+    algorithm = method(own).build((RATE, STRENGTHS[0]))
     return client_flops(algorithm, params, own.federation)

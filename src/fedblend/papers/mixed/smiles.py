@@ -10,21 +10,31 @@ from fedblend.papers.mixed.task import Task, with_test
 RATE = 0.005
 """The paper's 0.01 times w_f."""
 CLIENTS, COHORT = 80, 20
-DATA = (
-    "5000 faces of CelebA at 28 x 28 in [-1, 1] where the paper has about 176,000, and "
-    "1000 for testing, half of them smiling. Identities are not known, so composite "
-    f"clients are dealt out at random: {CLIENTS} of about 31 smiling faces, as many as "
-    f"the paper's have, {COHORT} a round where the paper has 100 of 2802; batches of 5 "
-    "and 2 steps as there, and central batches by its rule, as many rows as the cohort "
-    "sees (100 a step; 200 for one_way)."
-)
-"""What is different from the paper."""
 
 
-def task(quick: bool) -> Task:
+def described(clients: int, cohort: int) -> str:
+    """What is different from the paper, with so many clients and of a round."""
+    sees = 5 * cohort
+    return (
+        "5000 faces of CelebA at 28 x 28 in [-1, 1] where the paper has about 176,000, "
+        "and 1000 for testing, half of them smiling. Identities are not known, so "
+        f"composite clients are dealt out at random: {clients} of about "
+        f"{2500 / clients:.0f} smiling faces, where the paper's have 31, {cohort} a "
+        "round where the paper has 100 of 2802; batches of 5 and 2 steps as there, and "
+        "central batches by its rule, as many rows as the cohort sees "
+        f"({sees} a step; {2 * sees} for one_way)."
+    )
+
+
+DATA = described(CLIENTS, COHORT)
+
+
+def task(quick: bool, clients: int = CLIENTS, cohort: int = COHORT) -> Task:
     """The paper's task on the faces there are; quickly, half as fine and fewer."""
     faces = fb.sources.load("celeba_smile")
-    rows, clients, cohort = (2000, 20, 5) if quick else (5000, CLIENTS, COHORT)
+    rows = 2000 if quick else 5000
+    if quick:
+        clients, cohort = 20, 5
     inputs, labels = (part[:rows] for part in faces.rows)
     images = _ready(inputs, 2 if quick else 1)
     assert faces.test_rows is not None

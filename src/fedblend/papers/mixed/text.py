@@ -32,15 +32,17 @@ TITLES = {"both": "posts and articles", "clients": "posts", "central": "articles
 """What rows of these are called in figures."""
 TRIED = (100, 101)
 """Seeds with which rates are tried."""
-LENGTH, LEAST, MOST = 40, 20, 200
-"""Characters of a window; users with so many windows take part, with no more."""
+MOST = 200
+"""Windows of a user."""
 
 
 class Size(NamedTuple):
     """How much is run on how much: rows held out of each source, work of a round.
 
     Of ``rates``, which are those of clients, the best after ``tuning`` rounds is run
-    with other seeds; a single one is not tried.
+    with other seeds; a single one is not tried. Windows have ``length`` characters, and
+    users take part who have ``least`` of them. ``network`` is the embedding's width and
+    the GRU's; a table of pairs if None. Central batches have ``central`` rows at most.
     """
 
     clients: int | None
@@ -53,34 +55,52 @@ class Size(NamedTuple):
     rounds: int
     seeds: int
     points: int
+    length: int = 40
+    least: int = 20
+    network: tuple[int, int] | None = (64, 64)
+    central: int = 6400
 
 
 FULL = Size(None, 800, 10, 2, 5, (0.75, 1.5, 2.25), 150, 600, 5, 10)
-QUICK = Size(20, 200, 4, 5, 2, (20.0,), 0, 40, 2, 2)
-DATA = (
-    "Clients are 214 users of quantumcomputing.stackexchange.com with 20 to 200 "
-    f"windows of {LENGTH} characters each, {FULL.cohort} a round, batches of "
-    f"{FULL.batch_size} and {FULL.steps} steps, where the paper has 342,477 users of "
-    "Stack Overflow, 100 a round, windows of 100, batches of 8 and 16 steps; the "
-    "server has 23,000 windows of WikiText-2, where the paper has five million "
-    "articles, and central batches by its rule (20 a step, 100 for one_way). The "
-    "network is a GRU of 64 with an embedding of 64, the paper's 1024 and 256; nothing "
-    "is clipped. Users keep 10 % of their windows for testing and 10 % for validation; "
-    "articles tested on are others than those trained on."
-)
-"""What is different from the paper."""
+QUICK = Size(20, 200, 4, 5, 2, (20.0,), 0, 40, 2, 2, network=None)
 
 
-def task(quick: bool) -> Task:
-    """The sources and the network; the quick network is a table of pairs."""
-    size = QUICK if quick else FULL
-    posts = fb.sources.load("stackexchange_text", length=LENGTH)
-    articles = fb.sources.load("wikitext-2", length=LENGTH)
+def described(task: Task, size: Size) -> str:
+    """What is different from the paper."""
+    network = "a table of pairs of characters"
+    if size.network is not None:
+        embedding, hidden = size.network
+        network = f"a GRU of {hidden} with an embedding of {embedding}"
+    batches = [central_batch(task, size, how) for how in ("parallel", "one_way")]
+    return (
+        f"Clients are {task.federation.clients} users of "
+        f"quantumcomputing.stackexchange.com with {size.least} to {MOST} windows of "
+        f"{size.length} characters each, {size.cohort} a round, batches of "
+        f"{size.batch_size} and {size.steps} steps, where the paper has 342,477 users "
+        "of Stack Overflow, 100 a round, windows of 100, batches of 8 and 16 steps; "
+        f"the server has {len(task.held[0]):,} windows of WikiText-2, where the paper "
+        "has five million articles, and central batches by its rule "
+        f"({batches[0]} a step, {batches[1]} for one_way). The network is "
+        f"{network}, the paper's a GRU of 1024 with one of 256; nothing is clipped. "
+        "Users keep 10 % of their windows for testing and 10 % for validation; "
+        "articles tested on are others than those trained on."
+    )
+
+
+def central_batch(task: Task, size: Size, how: str) -> int:
+    """By the paper's rule, and no more than it takes."""
+    return min(task.central_batch(how), size.central)
+
+
+def task(size: Size) -> Task:
+    """The sources and the network."""
+    posts = fb.sources.load("stackexchange_text", length=size.length)
+    articles = fb.sources.load("wikitext-2", length=size.length)
     assert posts.keys is not None and articles.test_rows is not None
     users = [
         index[:MOST]
         for index in fb.partition.by_key(posts.keys).rows
-        if len(index) >= LEAST
+        if len(index) >= size.least
     ]
     federation = fb.federate(
         posts.rows, users[: size.clients], validation=0.1, test=0.1
@@ -93,16 +113,13 @@ def task(quick: bool) -> Task:
         for here in (slice(first), slice(first, None))
     )
     tested = [federation.test.examples, articles.test_rows]
-    if not quick:
-        tested.append(fb.sources.load("shakespeare", length=LENGTH).rows)
+    if size.network is not None:
+        tested.append(fb.sources.load("shakespeare", length=size.length).rows)
     test = [_some(rows, size.held_out) for rows in tested]
     validation = [
         _some(rows, size.held_out) for rows in (federation.validation.examples, last)
     ]
-    sizes = {"embedding": 64, "hidden": 64, "layers": 1, "cell": "gru"}
-    model = (
-        pairs(posts.outputs) if quick else fb.models.char_rnn(posts.outputs, **sizes)
-    )
+    model = _network(posts.outputs, size.network)
     loss = fb.objectives.sequence_cross_entropy(model.apply)
     ends = np.cumsum([0, *(len(rows[0]) for rows in test)])
     return Task(
@@ -124,6 +141,15 @@ def task(quick: bool) -> Task:
         cohort=size.cohort,
         batch_size=size.batch_size,
         steps=size.steps,
+    )
+
+
+def _network(characters: int, widths: tuple[int, int] | None) -> fb.Model:
+    if widths is None:
+        return pairs(characters)
+    embedding, hidden = widths
+    return fb.models.char_rnn(
+        characters, embedding=embedding, hidden=hidden, layers=1, cell="gru"
     )
 
 
@@ -150,7 +176,7 @@ def kept_in(folder: Path, task: Task, size: Size) -> Kept:
     """Where results are kept, which depend on all of this."""
     counts = {name: part.counts for name, part in task.federation.splits.items()}
     settings = {**size._asdict(), "held": len(task.held[0]), "counts": counts}
-    return Kept(folder, {**settings, "length": LENGTH, "weights": WEIGHTS})
+    return Kept(folder, {**settings, "weights": WEIGHTS})
 
 
 def curves(kept: Kept, name: str, compute: Callable[[], Curves]) -> Curves:

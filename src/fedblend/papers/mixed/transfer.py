@@ -82,7 +82,8 @@ def change(curves: Curves, side: str) -> tuple[float, float]:
 
 def check(quick: bool, folder: Path) -> Finding:
     """What is lost on the source that was learnt first, in either order."""
-    this, size = text.task(quick), text.QUICK if quick else text.FULL
+    size = text.QUICK if quick else text.FULL
+    this = text.task(size)
     found = courses(this, size, text.kept_in(folder, this, size))
     changes = {
         name: {side: change(of, side) for side in text.SIDES}
@@ -136,7 +137,7 @@ def check(quick: bool, folder: Path) -> Finding:
         + f". The switch is after {size.rounds // 2} rounds, the paper's after 250; "
         "the second part goes on from the model that each seed has reached. Rates are "
         f"tuned for either side alone and for parallel training as in M4; {size.seeds} "
-        f"seeds, bands are 95 % confidence of the mean. {text.DATA}",
+        f"seeds, bands are 95 % confidence of the mean. " + text.described(this, size),
     )
 
 
