@@ -11,7 +11,7 @@ import typer
 
 from fedblend.cli import app
 from fedblend.experiment.config import check
-from fedblend.experiment.federation.agreement import method_of, task_of
+from fedblend.experiment.federation.agreement import Facts, method_of, task_of
 from fedblend.experiment.federation.demo import EXPERIMENTS, NODES, sentence
 
 TEXT = (Path(__file__).parents[2] / "docs" / "federation.md").read_text()
@@ -20,8 +20,8 @@ TEXT = (Path(__file__).parents[2] / "docs" / "federation.md").read_text()
 def test_the_configuration_can_be_built():
     (block,) = re.findall(r"^```toml\n(.*?)^```", TEXT, re.M | re.S)
     config = check(tomllib.loads(block), "docs/federation.md")
-    assert method_of(config, 2).algorithm
-    assert task_of(config.data).columns == ("age", "dose")  # pyright: ignore
+    assert method_of(config, 2, Facts()).algorithm
+    assert task_of(config).columns == ("age", "dose")
 
 
 def test_the_commands_exist():
@@ -35,7 +35,7 @@ def test_the_commands_exist():
 def test_the_configurations_of_the_demonstration_can_be_built():
     for _, text in EXPERIMENTS.values():
         config = check(tomllib.loads(text), "demo")
-        assert method_of(config, len(NODES)).algorithm
+        assert method_of(config, len(NODES), Facts()).algorithm
 
 
 def test_the_demonstration_compares_with_the_best_of_training_alone():

@@ -47,6 +47,11 @@ def _files(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
 
 
+def _kept(files: dict[str, bytes]) -> dict[str, bytes]:
+    """Without the answers, which have the hash of the audit's newest line in them."""
+    return {n: data for n, data in files.items() if not n.startswith("answer-")}
+
+
 def test_letters_may_come_again_in_any_order(tmp_path):
     trial = Recorded(tmp_path, "scaffold", rounds=4, every=4)
     server = trial.lead()
@@ -59,6 +64,8 @@ def test_letters_may_come_again_in_any_order(tmp_path):
     ]
     answers = {}
     for turn in range(2):
+        for path in place.glob("answer-*") if turn else ():
+            path.unlink()  # then it is computed again
         for kind, round in (("round", 2), ("round", 3), ("measure", 4), ("round", 2)):
             answer = letters.read(node.answer(trial.of(kind, round)))
             said = {**answer.words, "audit": ""}, pack(dict(answer.arrays))
@@ -70,7 +77,7 @@ def test_letters_may_come_again_in_any_order(tmp_path):
             assert answer.kind == "enroll"
     after = _files(place)
     after.pop("state--1")
-    assert after == before
+    assert _kept(after) == _kept(before)
     assert server.bases.tolist() == [3] * len(COUNTS)
 
 

@@ -31,6 +31,8 @@ class Task(NamedTuple):
     """The names of the classes, by number."""
     columns: tuple[str, ...] = ()
     """The names of the inputs, where they came as a table."""
+    numbers: bool = False
+    """Whether inputs are numbers of classes, such as movies, instead of quantities."""
 
 
 def task_of(dataset: Dataset) -> Task:
@@ -70,6 +72,8 @@ def read_further(
     rows = _shaped(raw.inputs, task, path, flat=table)
     if task.kind == "sequence":
         rows = rows.astype(np.int32)
+    if task.numbers:
+        rows = _whole(rows, task, path)
     further = Dataset(
         (rows, _targets(raw.targets, task, path)),
         task.kind,
@@ -111,7 +115,7 @@ def read_inputs(
     if not np.isfinite(rows).all():
         row = int(np.flatnonzero(~np.isfinite(rows.reshape(len(rows), -1)).all(1))[0])
         raise DataError(f"{path}: row {row} (counted from 0) is not finite")
-    return rows
+    return _whole(rows, task, path) if task.numbers else rows
 
 
 def _shaped(rows: np.ndarray, task: Task, path: Path, *, flat: bool) -> np.ndarray:
@@ -125,6 +129,18 @@ def _shaped(rows: np.ndarray, task: Task, path: Path, *, flat: bool) -> np.ndarr
             f"{task.shape}"
         )
     return rows
+
+
+def _whole(rows: np.ndarray, task: Task, path: Path) -> np.ndarray:
+    """Inputs that are numbers of classes, as integers."""
+    known = (rows == np.rint(rows)) & (rows >= 0) & (rows < task.outputs)
+    if not known.all():
+        place = tuple(np.argwhere(~known)[0])
+        raise DataError(
+            f"{path}: input {rows[place]:g} in row {place[0]} (counted from 0) is not "
+            f"a number in 0..{task.outputs - 1}"
+        )
+    return rows.astype(np.int32)
 
 
 def _targets(values: np.ndarray, task: Task, path: Path) -> np.ndarray:

@@ -41,10 +41,14 @@ def smoothness(
         loss: the name of the loss.
         federation: the clients' rows.
     """
-    options = choice.model_dump()
-    if options["name"] not in LINEAR or loss not in _BY_LOSS:
+    if not has_constants(choice, loss):
         return None
-    return _BY_LOSS[loss](federation, choice.l2, options["intercept"])
+    return _BY_LOSS[loss](federation, choice.l2, choice.model_dump()["intercept"])
+
+
+def has_constants(choice: ModelChoice, loss: str) -> bool:
+    """Whether theory has constants for a model and the loss of that name."""
+    return choice.model_dump()["name"] in LINEAR and loss in _BY_LOSS
 
 
 def require_known(known: Smoothness | None, where: str) -> Smoothness:

@@ -233,6 +233,7 @@ class Leading(Section):
     quorum: Annotated[float, Field(gt=0, le=1)] = 1.0
     spare: Index = 0
     longest_update: Positive | None = None
+    longest_rest: Positive | None = None
     largest_answer: Count | None = None
 
 

@@ -5,15 +5,19 @@
 Which rows an example uses is known of the models that look rows up.
 """
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated
 
+import numpy as np
 from pydantic import Field
 
 from fedblend import wrap
-from fedblend.core import Algorithm
+from fedblend.core import Algorithm, PyTree
 from fedblend.data.federation import Federation
 from fedblend.experiment.section import ConfigError, Section
 from fedblend.models.dual_encoder import PAD
+from fedblend.wrap.rows import Use, named, used_rows
+from fedblend.wrap.select import select_within
 
 if TYPE_CHECKING:
     from fedblend.experiment.config import Config
@@ -37,10 +41,10 @@ def check_tables(config: "Config") -> None:
         ValueError: one line, with the key first.
     """
     model = _model(config)
-    if model == "dual_encoder" and config.data.source != "movielens":
+    if model == "dual_encoder" and not _has_numbers(config):
         raise ValueError(
             'model.name: "dual_encoder" reads numbers of movies, as data.source = '
-            '"movielens" has them'
+            '"movielens" has them, or nodes with data.kind = "classes"'
         )
     central = config.central
     if central is not None and central.penalty and model != "dual_encoder":
@@ -86,15 +90,77 @@ def selected(
     Raises:
         ConfigError: it is none that can do without the other rows.
     """
-    if config.select is None:
+    rows, always = tables(config)
+    if not rows:
         return algorithm
-    fields = LOOKED_UP[_model(config)]
-    rows = {name: fields[name] for name in config.select.parameters}
-    always = ALWAYS[_model(config)]
     try:
         return wrap.select(algorithm, federation, rows=rows, always=always)
     except ValueError as error:
         raise ConfigError(str(error)) from None
+
+
+def tables(config: "Config") -> tuple[dict[str, tuple[str, ...]], int]:
+    """Tables with the fields that name their rows; rows that everybody gets."""
+    if config.select is None:
+        return {}, 0
+    fields = LOOKED_UP[_model(config)]
+    rows = {name: fields[name] for name in config.select.parameters}
+    return rows, ALWAYS[_model(config)]
+
+
+def reads_numbers(config: "Config") -> bool:
+    """Whether the model looks up rows of a table by the inputs."""
+    return _model(config) in LOOKED_UP
+
+
+def rooms(config: "Config", federation: Federation, params: PyTree) -> dict[str, int]:
+    """A bound on how many rows of each table any client uses.
+
+    It is a power of two, or all rows: how many they are exactly stays with the client.
+
+    Args:
+        config: names the tables.
+        federation: the clients.
+        params: shapes of the parameters.
+    """
+    chosen, always = tables(config)
+    sizes = table_sizes(config, params)
+    found = {}
+    for name, fields in chosen.items():
+        most = int(used_rows(federation, fields, always).counts.max())
+        found[name] = min(1 << (most - 1).bit_length(), sizes[name])
+    return found
+
+
+def table_sizes(config: "Config", params: PyTree) -> dict[str, int]:
+    """How many rows each table has."""
+    leaves = named(params)
+    return {name: int(leaves[name].shape[0]) for name in tables(config)[0]}
+
+
+def selected_within(
+    config: "Config", algorithm: Algorithm, params: PyTree, room: Mapping[str, int]
+) -> Algorithm:
+    """The algorithm for clients whose examples nobody else has; ``room`` as ``rooms``.
+
+    Raises:
+        ConfigError: it is none that can do without the other rows.
+    """
+    rows, always = tables(config)
+    if not rows:
+        return algorithm
+    sizes = table_sizes(config, params)
+    most = {name: Use(np.array([room[name]]), sizes[name] - 1) for name in rows}
+    try:
+        return select_within(algorithm, most, rows=rows, always=always)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+
+
+def _has_numbers(config: "Config") -> bool:
+    data = config.data
+    on_nodes = data.partition == "nodes" and data.kind == "classes"
+    return on_nodes or data.source == "movielens"
 
 
 def _model(config: "Config") -> str:

@@ -68,11 +68,30 @@ def select(
             and "1" are the inputs and the targets of a pair).
         always: rows from the first on that every client gets, whose numbers stay.
     """
-    fields_of = _grouped(rows)
     uses = {
-        group: picking.used_rows(federation, group, always)
-        for group in fields_of.values()
+        name: picking.used_rows(federation, fields, always)
+        for name, fields in _grouped(rows).items()
     }
+    return select_within(algorithm, uses, rows=rows, always=always)
+
+
+def select_within(
+    algorithm: Algorithm,
+    most: Mapping[str, picking.Use],
+    *,
+    rows: Mapping[str, Sequence[str]],
+    always: int = 0,
+) -> Algorithm:
+    """The same for clients whose examples are not here; other arguments as there.
+
+    Args:
+        algorithm: what to run.
+        most: for the path of a parameter, bounds on what clients use of it.
+        rows: which parameters are tables.
+        always: rows from the first on that every client gets.
+    """
+    fields_of = _grouped(rows)
+    uses = {group: most[name] for name, group in fields_of.items()}
     groups = list(uses)
 
     def asked(shard: Shard) -> tuple[Ragged, ...]:

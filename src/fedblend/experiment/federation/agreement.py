@@ -3,23 +3,31 @@
 """What server and nodes agree on: the task, the method, and what an experiment is.
 
 Both sides build the method from the same text. A node is told the configuration, how
-many clients there are and how many rows the largest has, and nothing of other nodes.
+many clients there are, how many rows the largest has, of which tables any of them uses
+how many rows at most, and which rate theory allows all of them; nothing else of others.
 """
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
+from fedblend import trees
 from fedblend.core import Key, PyTree
+from fedblend.data.federation import Federation, Shards
 from fedblend.data.further import Task
-from fedblend.experiment import toml
+from fedblend.experiment import selecting, toml
 from fedblend.experiment.build import Method, method
 from fedblend.experiment.config import Config, check, dump
+from fedblend.experiment.constants import has_constants, smoothness, with_rates
+from fedblend.experiment.registry import ALGORITHMS
 from fedblend.experiment.section import ConfigError
 from fedblend.experiment.sections import Nodes
+from fedblend.experiment.tasks import loss_name, model_of
+from fedblend.models import Model
+from fedblend.theory.constants import Smoothness
 
 SPLITS = ("train", "validation", "test")
 
@@ -49,34 +57,120 @@ def nodes_of(config: Config) -> Nodes:
     return data
 
 
-def task_of(data: Nodes) -> Task:
+class Facts(NamedTuple):
+    """What a method is made of that only the nodes' rows tell."""
+
+    rooms: Mapping[str, int] = {}
+    """A bound on the rows that a client uses, of each table of ``[select]``."""
+    known: Smoothness | None = None
+    """Constants of the clients' losses; a node has its own in the place of all."""
+    rates: tuple[float, float] | None = None
+    """In place of ``rate = "theory"``: together, and of a client alone."""
+
+
+def task_of(config: Config) -> Task:
     """The task that the nodes' rows must be of."""
+    data = nodes_of(config)
     labels = tuple(data.labels or ())
     assert data.kind is not None
     outputs = (data.classes or len(labels)) if data.kind == "classes" else 1
     columns = tuple(data.columns or ())
     shape = tuple(data.shape) if data.shape is not None else (len(columns),)
-    return Task(data.kind, outputs, shape, labels, columns)
+    numbers = selecting.reads_numbers(config)
+    return Task(data.kind, outputs, shape, labels, columns, numbers)
 
 
 def row_of(task: Task) -> PyTree:
     """Shapes and dtypes of one row of it."""
+    inputs = jnp.int32 if task.numbers else jnp.float32
     target = jnp.float32 if task.kind == "regression" else jnp.int32
     return (
-        jax.ShapeDtypeStruct(task.shape, jnp.float32),
+        jax.ShapeDtypeStruct(task.shape, inputs),
         jax.ShapeDtypeStruct((), target),
     )
 
 
-def method_of(config: Config, clients: int) -> Method:
+def model_for(config: Config) -> Model:
+    """The model."""
+    task = task_of(config)
+    return model_of(config, task, loss_name(config, task))
+
+
+def params_of(config: Config) -> PyTree:
+    """Shapes and dtypes of its parameters."""
+    return jax.eval_shape(model_for(config).init, jax.random.key(0))
+
+
+def method_of(config: Config, clients: int, facts: Facts) -> Method:
     """The method, as server and nodes build it alike."""
-    task = task_of(nodes_of(config))
-    return method(config, task, clients, config.run.cohort or clients, _unknown)
+    if facts.rates is None:
+        return _method(config, clients, facts)
+    together, alone = (
+        _method(_at_rate(config, rate), clients, facts) for rate in facts.rates
+    )
+    return together._replace(local=alone.local)
 
 
-def _unknown(loss: str) -> None:
-    """Constants of losses are computed from rows, which nobody here has."""
-    del loss
+def _method(config: Config, clients: int, facts: Facts) -> Method:
+    cohort = config.run.cohort or clients
+    built = method(config, task_of(config), clients, cohort, lambda loss: facts.known)
+    algorithm = selecting.selected_within(
+        config, built.algorithm, params_of(config), facts.rooms
+    )
+    return built._replace(algorithm=algorithm)
+
+
+def _at_rate(config: Config, rate: float) -> Config:
+    options = config.algorithm.model_copy(update={"rate": rate})
+    return config.model_copy(update={"algorithm": options})
+
+
+def asks_constants(config: Config) -> bool:
+    """Whether the method weighs or steps by constants of the clients' losses.
+
+    With ``[privacy]`` nothing is weighed by what clients say first.
+    """
+    chosen = getattr(config.algorithm, "name")  # noqa: B009
+    loss = loss_name(config, task_of(config))
+    needed = config.privacy is None or in_theory(config)
+    return ALGORITHMS[chosen].constants and has_constants(config.model, loss) and needed
+
+
+def in_theory(config: Config) -> bool:
+    """Whether the rate is the one that theory allows."""
+    return getattr(config.algorithm, "rate", None) == "theory"
+
+
+def rates_of(config: Config, known: Smoothness | None) -> tuple[float, float] | None:
+    """The rates of ``Facts``, from the constants of all clients.
+
+    Raises:
+        ConfigError: theory has none for this.
+    """
+    if not in_theory(config):
+        return None
+    asked = config.federation
+    if asked is not None and asked.quorum < 1:
+        raise ConfigError(
+            f"federation.quorum: is {asked.quorum:g}; theory needs 1.0 there"
+        )
+    options, own = with_rates(config, known, trees.size(params_of(config)))
+    return options.rate, own.rate
+
+
+def own_rooms(config: Config, splits: Mapping[str, Shards]) -> dict[str, int]:
+    """The bounds of ``Facts``, of a client with these rows."""
+    return selecting.rooms(config, _alone(splits), params_of(config))
+
+
+def own_constants(config: Config, splits: Mapping[str, Shards]) -> Smoothness | None:
+    """The constants of a client with these rows."""
+    loss = loss_name(config, task_of(config))
+    return smoothness(config.model, loss, _alone(splits))
+
+
+def _alone(splits: Mapping[str, Shards]) -> Federation:
+    return Federation(splits["train"])
 
 
 def root_of(config: Config) -> Key:

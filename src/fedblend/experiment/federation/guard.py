@@ -5,7 +5,7 @@
 The change of the model is cut to a length, and noise is added that nobody else can
 draw: it comes from the operating system, and from no key. Noise that were drawn again,
 for another message, experiment or policy, would cancel out of the difference of two
-answers. So an answer with noise is kept, and is what is told whenever it is asked for.
+answers. So an answer with noise is what is told whenever it is asked for again.
 """
 
 import secrets

@@ -6,10 +6,9 @@ The folder is that of a run, see ``outputs``, with the server's books, its audit
 name of the experiment in it; all that a server which was killed needs to go on.
 """
 
-import secrets
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,25 +17,28 @@ from fedblend.core import Key
 from fedblend.experiment import central, harm, outputs, privacy, toml
 from fedblend.experiment.config import Config, check
 from fedblend.experiment.federation.agreement import (
+    Facts,
+    in_theory,
     method_of,
     nodes_of,
+    rates_of,
     root_of,
     row_of,
     task_of,
     text_of,
 )
 from fedblend.experiment.federation.audit import Audit, plain
-from fedblend.experiment.federation.roll import Counts, Roll
+from fedblend.experiment.federation.remembering import Identity, identity, recalled
+from fedblend.experiment.federation.roll import Known, Roll
 from fedblend.experiment.outputs import Folder
-from fedblend.experiment.section import RunError
+from fedblend.experiment.section import ConfigError, RunError
 from fedblend.report.harm import plot_harm, sentence
-from fedblend.runtime.checkpoint import CheckpointError
-from fedblend.runtime.flower.books import Books, Entry
+from fedblend.runtime.flower.books import Books
 from fedblend.runtime.flower.directory import Directory
 from fedblend.runtime.flower.leading import rowless, setting
 from fedblend.runtime.flower.letters import UNKNOWN, Letter
 from fedblend.runtime.flower.post import Patience, Post
-from fedblend.runtime.flower.ruling import BelowQuorum, Rules
+from fedblend.runtime.flower.ruling import BelowQuorum, Rules, Setting
 from fedblend.runtime.flower.server import Server
 from fedblend.runtime.precision import precision
 
@@ -119,27 +121,29 @@ def _led(folder, config, books, audit, post, shared_seed, on_step, poll):
     def note(event: str, **fields: Any) -> None:
         audit.append(event, **plain(fields))
 
-    known = _known(folder.path / "server" / "experiment.json")
+    own = identity(folder.path / "server" / "experiment.json")
     entry = books.read()
     for complaint in entry.complaints if entry is not None else ():
         note("books were damaged", reason=complaint)
-    recalled = _recalled(entry)
+    before = recalled(entry)
     clients = nodes_of(config).clients
-    roll = Roll(config, clients, recalled.counts)
+    roll = Roll(config, clients, before.known)
     words = {"config": text_of(config)}
-    invitation = Letter("meet", known["experiment"], UNKNOWN, words=words)
+    invitation = Letter("meet", own.experiment, UNKNOWN, words=words)
     directory = Directory(post, invitation, roll.accept, note)
     patience = _patience(config, poll)
-    counts = roll.complete(directory, patience)
+    known = roll.complete(directory, patience)
+    facts = _facts(config, known)
+    if known.silent:
+        note("constants are not told", clients=known.silent)
     root = root_of(config)
-    own = root if shared_seed else _server_key(config, known, root, recalled.redone)
-    server = _server(config, known, counts, directory, patience, note, own)
+    key = root if shared_seed else _server_key(config, own, root, before.redone)
+    rules = _rules(config, patience)
+    chosen = _setting(config, own, known, facts, rules, note, key)
+    server = Server(chosen, directory, rules)
     if entry is not None:
         entry.restore(server)
-    about = {
-        "counts": {name: held.tolist() for name, held in counts.items()},
-        "redone": recalled.redone,
-    }
+    about = before._replace(known=known).words()
     again = folder.path / "server" / AGAIN
     if again.exists():
         server.enroll_again([int(one) for one in outputs.read_json(again)["clients"]])
@@ -154,55 +158,30 @@ def _led(folder, config, books, audit, post, shared_seed, on_step, poll):
 
     tell()
     while not server.done:
-        before = server.round
+        counted = server.round
         server.step()
         books.save(server, about)
         if server.records:
             run: Any = server
             outputs.write_metrics(folder, run, [_seed(config)])
-        if server.round != before:
+        if server.round != counted:
             tell()
-    return _finish(folder, config, server, note, recalled.redone)
+    return _finish(folder, config, server, note, before.redone)
 
 
-class Recalled(NamedTuple):
-    """What the books say beside where the server is."""
-
-    counts: dict[str, list[int]] | None = None
-    """Every client's rows in each split, once they are known."""
-    redone: int = 0
-    """Rounds that may be counted a second time, because newer books were damaged."""
-
-
-def _recalled(entry: Entry | None) -> Recalled:
-    if entry is None:
-        return Recalled()
-    try:
-        counts = {
-            str(name): [int(count) for count in held]
-            for name, held in entry.about["counts"].items()
-        }
-        # Older books are one step behind.
-        redone = int(entry.about.get("redone", 0)) + bool(entry.complaints)
-    except (LookupError, TypeError, ValueError, AttributeError) as error:
-        raise CheckpointError(
-            f"{entry.path}: its words are damaged ({type(error).__name__})"
-        ) from None
-    return Recalled(counts, redone)
-
-
-def _known(path: Path) -> dict[str, Any]:
-    """The name of the experiment and the server's secret, drawn once."""
-    if not path.exists():
-        drawn = {"experiment": secrets.token_hex(8), "secret": secrets.randbits(63)}
-        outputs.write_text(path, outputs.as_json(drawn))
-        path.chmod(0o600)
-    known = outputs.read_json(path)
-    if not isinstance(known.get("experiment"), str) or not isinstance(
-        known.get("secret"), int
+def _facts(config: Config, known: Known) -> Facts:
+    """What the method is made of; refused if it needs what nodes do not tell."""
+    solver = getattr(getattr(config.algorithm, "personal", None), "solver", None)
+    for key, value in (
+        ("algorithm.rate", "theory" if in_theory(config) else None),
+        ("algorithm.personal.solver", solver),
     ):
-        raise RunError(f"{path}: is damaged: it has no experiment and no secret")
-    return known
+        if known.silent and value in ("theory", "gradient_descent"):
+            raise ConfigError(
+                f'{key}: "{value}" needs constants L_i of all nodes, and clients '
+                f"{list(known.silent)} do not tell theirs: accept.constants of a policy"
+            )
+    return Facts(known.rooms, known.constants, rates_of(config, known.constants))
 
 
 def _patience(config: Config, poll: float) -> Patience:
@@ -217,57 +196,62 @@ def _patience(config: Config, poll: float) -> Patience:
     )
 
 
-def _server(
-    config: Config, known, counts: Counts, directory, patience, note, server_key: Key
-) -> Server:
-    clients = nodes_of(config).clients
-    built, run, asked = method_of(config, clients), config.run, config.federation
+def _rules(config: Config, patience: Patience) -> Rules:
+    run, asked, clients = config.run, config.federation, nodes_of(config).clients
     more: dict[str, Any] = {}
     if asked is not None:
         more = {
             "quorum": asked.quorum,
             "spare": asked.spare,
             "longest": asked.longest_update,
+            "longest_rest": asked.longest_rest,
             "largest": asked.largest_answer,
         }
-    rules = Rules(
+    return Rules(
         rounds=run.rounds,
         cohort=run.cohort or clients,
         every=run.every or max(1, -(-run.rounds // 20)),
         patience=patience,
         **more,
     )
-    root = root_of(config)
-    federation = rowless(counts, ())
+
+
+def _setting(
+    config: Config, own: Identity, known: Known, facts: Facts, rules, note, key: Key
+) -> Setting:
+    run, root, task = config.run, root_of(config), task_of(config)
+    built = method_of(config, nodes_of(config).clients, facts)
+    federation = rowless(known.counts, ())
     capacities = {name: split.capacity for name, split in federation.splits.items()}
-    own = None
+    rows = None
     if config.central is not None and config.central.file is not None:
-        data = nodes_of(config)
-        rows = central.own_rows(config.central, task_of(data), None, data.seed)
-        own = rows.train.shard(0)
-    return Server(
-        setting(
-            built.algorithm,
-            built.model.init(root),
-            federation,
-            root,
-            rules,
-            row=row_of(task_of(nodes_of(config))),
-            experiment=known["experiment"],
-            terms={"config": text_of(config), "capacities": capacities},
-            note=note,
-            weights=run.weights,
-            reduction=run.reduction,
-            trim=run.trim,
-            central=own,
-            server_key=server_key,
-        ),
-        directory,
+        seed = nodes_of(config).seed
+        rows = central.own_rows(config.central, task, None, seed).train.shard(0)
+    return setting(
+        built.algorithm,
+        built.model.init(root),
+        federation,
+        root,
         rules,
+        row=row_of(task),
+        experiment=own.experiment,
+        terms={
+            "config": text_of(config),
+            "capacities": capacities,
+            "rooms": dict(facts.rooms),
+            "constants": facts.known is not None,
+            "rates": facts.rates,
+        },
+        note=note,
+        weights=run.weights,
+        reduction=run.reduction,
+        trim=run.trim,
+        central=rows,
+        server_key=key,
     )
 
 
-def _server_key(config: Config, known: dict[str, Any], root: Key, redone: int) -> Key:
+def _server_key(config: Config, own: Identity, root: Key, redone: int) -> Key:
     """Noise that protects is drawn from what nodes do not know.
 
     A round that is counted again may hear others than before: the same noise on both
@@ -275,7 +259,7 @@ def _server_key(config: Config, known: dict[str, Any], root: Key, redone: int) -
     """
     if config.privacy is None:
         return root
-    low, high = known["secret"] & 0xFFFFFFFF, known["secret"] >> 32
+    low, high = own.secret & 0xFFFFFFFF, own.secret >> 32
     secret = jax.random.wrap_key_data(jnp.asarray([high, low], jnp.uint32))
     return jax.random.fold_in(secret, redone) if redone else secret
 

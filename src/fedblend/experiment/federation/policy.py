@@ -47,6 +47,8 @@ class Accept(Section):
     )
     losses: Literal["any"] | list[LossName] = "any"
     compress: bool = True
+    select: bool = False
+    constants: bool = True
     max_rounds: Index = 1000
     max_message_bytes: Count = 100_000_000
 
@@ -107,6 +109,9 @@ class Policy:
             # Encoders scale what was clipped, and memories of both sides must agree.
             allowed = "no compression of clipped answers"
             return _refused("protect.clip", "compress", "a table", allowed)
+        if config.select is not None and not accept.select:
+            allowed = "the whole model; which rows of it a node uses is not told"
+            return _refused("accept.select", "select", "a table", allowed)
         if run.rounds > accept.max_rounds:
             allowed = f"at most {accept.max_rounds}"
             return _refused("accept.max_rounds", "run.rounds", run.rounds, allowed)

@@ -14,8 +14,7 @@ from fedblend.core import PyTree
 from fedblend.data.further import Task, read_inputs
 from fedblend.experiment.federation.agreement import (
     config_in,
-    method_of,
-    nodes_of,
+    model_for,
     task_of,
 )
 from fedblend.experiment.federation.settings import Node
@@ -54,12 +53,12 @@ def predicted(
     """
     place = _place(settings, experiment)
     config = config_in(_terms(place))
-    task, rows = task_of(nodes_of(config)), settings.data
+    task, rows = task_of(config), settings.data
     others = [name for name in (rows.target, rows.client) if name is not None]
     array = rows.inputs if isinstance(rows.inputs, str) else None
     inputs = read_inputs(data, task, inputs=array, others=others)
     with precision(config.run.precision):
-        model = method_of(config, nodes_of(config).clients).model
+        model = model_for(config)
         params = jax.eval_shape(model.init, jax.random.key(0))
         deployed, words = _deployed(place / MODEL, params)
         scores = np.concatenate(list(_scores(model.apply, deployed, inputs)))

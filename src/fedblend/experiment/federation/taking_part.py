@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from functools import lru_cache, partial
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,15 @@ from fedblend.data.federation import Shards, gather, held_out
 from fedblend.data.further import read_further
 from fedblend.experiment.config import Config
 from fedblend.experiment.federation.agreement import (
+    Facts,
+    asks_constants,
     config_in,
+    in_theory,
     method_of,
     nodes_of,
+    own_constants,
+    own_rooms,
+    params_of,
     root_of,
     rounds_alone,
     row_of,
@@ -32,6 +39,7 @@ from fedblend.experiment.federation.policy import Policy, Protect, load_policy
 from fedblend.experiment.federation.settings import Node as Settings
 from fedblend.experiment.federation.settings import load_as
 from fedblend.experiment.section import ConfigError
+from fedblend.experiment.selecting import table_sizes
 from fedblend.runtime.flower.letters import fingerprint
 from fedblend.runtime.flower.node import Node, Refusal, Rules
 from fedblend.runtime.flower.part import Own, Part
@@ -67,23 +75,34 @@ def node_of(settings: Settings) -> Node:
     def meet(words: Mapping[str, Any]) -> dict[str, Any]:
         config = agreed(words)
         splits = _said(lambda: own_rows(settings, config))
-        return {
+        told: dict[str, Any] = {
             "counts": {name: split.total for name, split in splits.items()},
-            "row": fingerprint(row_of(task_of(nodes_of(config)))),
+            "row": fingerprint(row_of(task_of(config))),
+            "rooms": own_rooms(config, splits),
         }
+        own = own_constants(config, splits) if asks_constants(config) else None
+        if own is not None and policy().accept.constants:
+            told["constants"] = [float(own.smooth[0]), float(own.convex[0]), own.exact]
+        return told
 
     @lru_cache(maxsize=PARTS)
     def part_of(text: str, clip: float | None, noise: float) -> Part:
         terms, protect = json.loads(text), Protect(clip=clip, noise=noise)
         own = _said(lambda: _own(settings, config_in(terms), terms))
         if protect.clip is not None:
-            own = own._replace(algorithm=guarded(own.algorithm, protect.clip))
+            guard = guarded(own.algorithm, protect.clip)
+            own = own._replace(algorithm=guard, manner=f"clip {protect.clip}")
         if protect.noise:
-            own = own._replace(leave=partial(noisy, protect))
+            own = own._replace(leave=partial(noisy, protect), manner="noise")
         return Part(own)
 
     def join(terms: Mapping[str, Any]) -> Part:
         agreed(terms)
+        if terms.get("constants") and not policy().accept.constants:
+            raise Refusal(
+                "policy accept.constants: this experiment began with constants of this "
+                "node's loss; allowed: none"
+            )
         text, protect = json.dumps(dict(terms), sort_keys=True), policy().protect
         return part_of(text, protect.clip, protect.noise)
 
@@ -124,7 +143,7 @@ def own_rows(settings: Settings, config: Config) -> dict[str, Shards]:
     data, rows = nodes_of(config), settings.data
     further = read_further(
         rows.file,
-        task_of(data),
+        task_of(config),
         target=rows.target,
         client=rows.client,
         inputs=rows.inputs,
@@ -153,8 +172,8 @@ def own_rows(settings: Settings, config: Config) -> dict[str, Shards]:
 
 def _own(settings: Settings, config: Config, terms: Mapping[str, Any]) -> Own:
     clients = nodes_of(config).clients
-    built = method_of(config, clients)
     splits = own_rows(settings, config)
+    built = method_of(config, clients, _facts(config, splits, terms))
     capacities = terms.get("capacities")
     if not isinstance(capacities, dict) or set(capacities) != set(splits):
         raise ConfigError("letter: has no capacities")
@@ -183,6 +202,36 @@ def _own(settings: Settings, config: Config, terms: Mapping[str, Any]) -> Own:
     )
 
 
+def _facts(
+    config: Config, splits: Mapping[str, Shards], terms: Mapping[str, Any]
+) -> Facts:
+    """What a letter says of all nodes' rows, and this node knows of its own."""
+    rooms, rates, known = terms.get("rooms", {}), None, None
+    needed, sizes = own_rooms(config, splits), table_sizes(config, params_of(config))
+    if not isinstance(rooms, dict) or set(rooms) != set(needed):
+        raise ConfigError("letter: has no rooms")
+    for name, least in needed.items():
+        room = rooms[name]
+        if not isinstance(room, int) or not least <= room <= sizes[name]:
+            raise ConfigError(f"letter: rooms.{name}: {room!r} does not fit")
+    if in_theory(config):
+        rates = _rates(terms.get("rates"))
+    own = own_constants(config, splits) if asks_constants(config) else None
+    if terms.get("constants") and own is not None:
+        everywhere = np.ones(nodes_of(config).clients)
+        known = own._replace(
+            smooth=own.smooth * everywhere, convex=own.convex * everywhere
+        )
+    return Facts(rooms, known, rates)
+
+
+def _rates(said: Any) -> tuple[float, float]:
+    match said:
+        case [float(together), float(alone)] if 0 < together < inf and 0 < alone < inf:
+            return together, alone
+    raise ConfigError("letter: has no rates")
+
+
 def _elsewhere(config: Config) -> Shard | None:
     """Shapes and dtypes of the server's rows, where it has some."""
     if config.central is None or config.central.file is None:
@@ -191,7 +240,7 @@ def _elsewhere(config: Config) -> Shard | None:
     count = config.central.batch_size or 1
     rows = jax.tree.map(
         lambda leaf: jax.ShapeDtypeStruct((count, *leaf.shape), leaf.dtype),
-        row_of(task_of(nodes_of(config))),
+        row_of(task_of(config)),
     )
     number: Any = jax.ShapeDtypeStruct((), np.dtype(np.int32))
     return Shard(rows, number, number, number, count)

@@ -92,6 +92,8 @@ algorithms = [
 ]
 losses = "any"                  # or a list, such as ["cross_entropy"]
 compress = true                 # whether answers may be compressed
+select = false                  # whether to say which rows of a table its rows use
+constants = true                # whether to say how steep its loss is, for flix
 max_rounds = 1000
 max_message_bytes = 100_000_000
 

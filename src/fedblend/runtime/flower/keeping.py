@@ -76,19 +76,34 @@ def new_or_same(place: Path, round: int, asked: str) -> bool:
     return words.get("asked") == asked
 
 
-def write_answer(place: Path, round: int, asked: str, answer: bytes) -> None:
-    """What leaves in a round, and the digest of the letter that asked for it."""
-    write_atomically(place / f"answer-{round}", asked.encode() + answer)
+def write_answer(
+    place: Path, round: int, asked: str, manner: str, answer: bytes
+) -> None:
+    """What leaves in a round; the letter that asked, by its digest, and the manner in
+    which it was answered.
+    """
+    write_atomically(place / f"answer-{round}", _key(asked, manner) + answer)
 
 
-def read_answer(place: Path, round: int, asked: str) -> bytes | None:
-    """What left in a round when that letter asked for it, if it was kept."""
+def _key(asked: str, manner: str) -> bytes:
+    return f"{asked} {manner}\n".encode()
+
+
+def read_answer(place: Path, round: int, asked: str, manner: str) -> bytes | None:
+    """What left in that manner when that letter asked for it, if it was kept, whole.
+
+    The state that goes with it must be the one that is there.
+    """
+    key = _key(asked, manner)
     try:
+        _, words = unpack((place / f"state-{round}").read_bytes())
         data = (place / f"answer-{round}").read_bytes()
-    except FileNotFoundError:
+        if words.get("asked") != asked or not data.startswith(key):
+            return None
+        unpack(data[len(key) :])
+    except (FileNotFoundError, WireError):
         return None
-    mark = asked.encode()
-    return data[len(mark) :] if data.startswith(mark) else None
+    return data[len(key) :]
 
 
 def read_state(place: Path, round: int, template: PyTree) -> PyTree:
@@ -107,6 +122,12 @@ def read_state(place: Path, round: int, template: PyTree) -> PyTree:
         ) from None
     except WireError as error:
         raise WireError(f"state: that of round {round}: {error}") from None
+
+
+def seal_of_state(place: Path, round: int) -> str:
+    """A hash of the state after a round; empty where there is none."""
+    path = place / f"state-{round}"
+    return hashlib.sha256(path.read_bytes()).hexdigest() if path.exists() else ""
 
 
 def rounds(place: Path) -> list[int]:

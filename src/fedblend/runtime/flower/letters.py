@@ -4,8 +4,12 @@
 
 A letter is a tree of arrays in the layout of ``wire``, whose metadata say what it is:
 the kind, the experiment, the round, the attempt, the client, the round whose state the
-client has to start from, and words in JSON. A checksum covers all of it. Nothing in a
-letter names code.
+client has to start from, a mark, and words in JSON. A checksum covers all of it.
+Nothing in a letter names code.
+
+The mark is a hash of what is asked, and an answer repeats it: a server that went back
+to older books may ask for a round again, with another message, and must not take an
+answer to the first one for it.
 """
 
 import hashlib
@@ -18,7 +22,14 @@ import jax
 import numpy as np
 
 from fedblend.core import Key, PyTree
-from fedblend.runtime.wire import WireError, arrived, pack, travelling, unpack
+from fedblend.runtime.wire import (
+    WireError,
+    arrived,
+    named_leaves,
+    pack,
+    travelling,
+    unpack,
+)
 
 KINDS = ("meet", "enroll", "round", "measure", "refused")
 """A node is met, enrolled, asked for rounds, and measures; or it refuses."""
@@ -32,6 +43,7 @@ LONGEST_LINE = 200
 """Characters that are kept of what somebody else wrote."""
 _NUMBERS = ("round", "attempt", "client", "base")
 _DIGITS, _NAME = re.compile(r"-?[0-9]{1,10}"), re.compile(r"[A-Za-z0-9]{1,64}")
+_MARK = re.compile(r"([0-9a-f]{64})?")
 _LARGEST = 2**31
 
 
@@ -44,6 +56,7 @@ class Letter(NamedTuple):
     round: int = UNKNOWN
     attempt: int = 0
     base: int = UNKNOWN
+    mark: str = ""
     words: Mapping[str, Any] = {}
     arrays: Mapping[str, np.ndarray] = {}
 
@@ -61,6 +74,7 @@ def write(letter: Letter, message: PyTree = ()) -> bytes:
         {
             **head,
             "kind": letter.kind,
+            "mark": letter.mark,
             "experiment": letter.experiment,
             "words": json.dumps(dict(letter.words), allow_nan=False),
         },
@@ -85,7 +99,8 @@ def read(data: bytes, longest: int | None = None) -> Letter:
     try:
         numbers = {name: _number(head[name]) for name in _NUMBERS}
         words = json.loads(head["words"])
-        kind, experiment = head["kind"], head["experiment"]
+        kind, experiment, mark = head["kind"], head["experiment"], head["mark"]
+        marked = _MARK.fullmatch(mark)
         # It becomes the name of a folder.
         named = _NAME.fullmatch(experiment)
     except (LookupError, ValueError, TypeError, RecursionError) as error:
@@ -94,9 +109,9 @@ def read(data: bytes, longest: int | None = None) -> Letter:
         raise WireError(f"no kind of letter: {str(kind)[:40]!r}")
     if any(not UNKNOWN <= number < _LARGEST for number in numbers.values()):
         raise WireError(f"numbers out of range: {numbers}")
-    if not named:
-        raise WireError("the name of the experiment is damaged")
-    return Letter(kind, experiment, words=words, arrays=arrays, **numbers)
+    if not named or not marked:
+        raise WireError("the name of the experiment is damaged, or the mark")
+    return Letter(kind, experiment, mark=mark, words=words, arrays=arrays, **numbers)
 
 
 def _number(text: str) -> int:
@@ -131,9 +146,18 @@ def fingerprint(template: PyTree) -> str:
     return hashlib.sha256(json.dumps(described).encode()).hexdigest()[:16]
 
 
+def marked(letter: Letter, message: PyTree) -> Letter:
+    """The head of a letter with the mark of what it asks."""
+    arrays = named_leaves(travelling(message))
+    held = {name: np.asarray(leaf) for name, leaf in arrays.items()}
+    return letter._replace(mark=digest(letter._replace(arrays=held)))
+
+
 def digest(letter: Letter) -> str:
     """A hash of what a letter holds and starts from, whenever it is sent."""
-    found = hashlib.sha256(f"{letter.round} {letter.base}".encode())
+    words = json.dumps(dict(letter.words), sort_keys=True)
+    asked = f"{letter.kind} {letter.round} {letter.base} {words}"
+    found = hashlib.sha256(asked.encode())
     for name, array in sorted(letter.arrays.items()):
         found.update(f"{name} {array.dtype} {array.shape}".encode())
         found.update(np.ascontiguousarray(array).tobytes())

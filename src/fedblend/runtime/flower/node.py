@@ -5,15 +5,15 @@
 It answers letters. Round r is computed from the state that the letter names (``base``,
 the last round of this client that the server counted), and leaves state r beside it: a
 letter that comes twice, an answer that was lost, a round that was not counted, or a
-restart in between change nothing, whatever was computed is computed again to the bit.
-States that no letter can ask for any more are removed.
+restart in between change nothing: what was answered is told again, or computed again
+to the bit. States and answers that no letter can ask for any more are removed.
 
 ::
 
     FOLDER/lock                           one letter at a time
     FOLDER/EXPERIMENT/terms.json          what was agreed when the node was enrolled
     FOLDER/EXPERIMENT/state-R             after round R; -1 is enrolment
-    FOLDER/EXPERIMENT/answer-R            what left in round R, if it had noise
+    FOLDER/EXPERIMENT/answer-R            what left in round R, to be told again
     FOLDER/EXPERIMENT/personal.safetensors  the model that this client uses
 """
 
@@ -124,16 +124,22 @@ class Node:
         return letters.write(head.answer(**said, audit=audit))
 
     def _enroll(self, letter: Letter) -> bytes:
-        part = self.rules.join(letter.words)
+        part, place = self.rules.join(letter.words), self._place(letter)
+        about, said = {"experiment": letter.experiment}, letters.digest(letter)
+        kept = keeping.read_answer(place, ENROLLED, said, part.own.manner)
+        if kept is not None:
+            self.rules.note("enrolled", **about)
+            return kept
         params = jax.tree.map(jnp.asarray, as_tree(letter.arrays, part.own.params))
         hello, state = part.enroll(params)
-        place = self._place(letter)
         place.mkdir(parents=True, exist_ok=True, mode=0o700)
         write_atomically(place / "params", pack(params))
-        keeping.write_state(place, ENROLLED, state)
+        keeping.write_state(place, ENROLLED, state, said)
         keeping.write_terms(place, letter.words)
-        audit = self.rules.note("enrolled", experiment=letter.experiment)
-        return letters.write(letter.answer(audit=audit), (hello, part.ask(state)))
+        head = letter.answer(audit=self.rules.note("enrolled", **about))
+        answer = letters.write(head, (hello, part.ask(state)))
+        keeping.write_answer(place, ENROLLED, said, part.own.manner, answer)
+        return answer
 
     def _round(self, letter: Letter) -> bytes:
         part, place = self._part(letter), self._place(letter)
@@ -148,8 +154,12 @@ class Node:
                 "under noise it is answered once"
             )
         about = {"experiment": letter.experiment, "round": letter.round}
-        kept = keeping.read_answer(place, letter.round, said)
-        if leave is not None and kept is not None:
+        manner = part.own.manner
+        if leave is None:
+            # Where messages are empty only the state tells two histories apart.
+            manner = f"{manner} from {keeping.seal_of_state(place, letter.base)}"
+        kept = keeping.read_answer(place, letter.round, said, manner)
+        if kept is not None:
             self.rules.note("round", **about)
             return kept
         state = self._state(place, letter.base, part)
@@ -160,10 +170,9 @@ class Node:
         changed = self._asked_anew(part, state, after)
         asked = bool(jax.tree.leaves(changed))
         head = letter.answer(asked=asked, audit=self.rules.note("round", **about))
-        if leave is None:
-            return letters.write(head, (up, changed))
-        answer = letters.write(head, (leave(up), changed))
-        keeping.write_answer(place, letter.round, said, answer)
+        leaving = up if leave is None else leave(up)
+        answer = letters.write(head, (leaving, changed))
+        keeping.write_answer(place, letter.round, said, manner, answer)
         return answer
 
     def _measure(self, letter: Letter) -> bytes:

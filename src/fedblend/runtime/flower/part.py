@@ -38,7 +38,9 @@ class Own(NamedTuple):
     """Those of the experiment; a later one is refused."""
     leave: Callable[[Up], Up] | None = None
     """What is done to an answer before it leaves, if that comes to something else every
-    time: a round is then answered once, and the answer kept."""
+    time: a round is then answered once."""
+    manner: str = ""
+    """What else was agreed on how answers leave; kept ones of another are not told."""
     central: Shard | None = None
     """Shapes and dtypes of the server's own rows, where it has some."""
     alone: tuple[Algorithm, int] | None = None

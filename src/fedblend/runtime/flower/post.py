@@ -19,6 +19,8 @@ from fedblend.runtime.wire import WireError
 if TYPE_CHECKING:
     from fedblend.runtime.flower.directory import Directory
 
+_REPEATED = ("experiment", "round", "mark")
+"""What an answer has in common with its question."""
 Address = int
 """How the post calls a node; it may change when a node starts anew."""
 
@@ -104,6 +106,7 @@ def correspond(
         sleep: waits so many seconds.
     """
     answers = Answers({}, {}, {}, [], Counter())
+    asked = {c: (letters.marked(head, said), said) for c, (head, said) in asked.items()}
     begun = clock()
     due = dict.fromkeys(asked, begun)
     attempts: Counter = Counter()
@@ -170,7 +173,7 @@ def _sort(
         answers.strays[what] += 1
         return
     head = asked[client][0]
-    same = (letter.experiment, letter.round) == (head.experiment, head.round)
+    same = all(getattr(letter, n) == getattr(head, n) for n in _REPEATED)
     unread = (letter.experiment, letter.kind) == (letters.UNREAD, "refused")
     if not (same or unread) or letter.kind not in (head.kind, "refused"):
         what = f"client {client}: {letter.kind} of round {letter.round}"

@@ -32,6 +32,8 @@ class Rules(NamedTuple):
     """Members asked beyond the cohort; the first to answer are heard."""
     longest: float | None = None
     """Norm of a client's change beyond which it is rejected."""
+    longest_rest: float | None = None
+    """Norm of all else that a client says, beyond which it is rejected."""
     largest: int | None = None
     """Bytes of an answer that are read at all."""
     patience: Patience = Patience()

@@ -191,6 +191,7 @@ class Server:
             key = keys.at(self.engine.key, "enroll", 0, letter.client)
             said = jax.tree.map(jnp.asarray, letters.message(letter, template, key))
             listening.check(said)
+            listening.check(said[0], self.rules.longest_rest)
             return said
 
         answers = self._ask(asked, take)
@@ -250,6 +251,7 @@ class Server:
         decoded = self._decode(up)
         listening.check(decoded)
         listening.check(decoded.delta, self.rules.longest)
+        listening.check(decoded.extra, self.rules.longest_rest)
         return up, request if asks else None
 
     def _hear(self, ups: Mapping[int, PyTree]) -> None:

@@ -1,0 +1,229 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""What nodes tell of their rows when they are met, and what a federation makes of it:
+FLIX starts where its simulation does, and select sends the rows that are used."""
+
+import lzma
+from math import prod
+from pathlib import Path
+
+import numpy as np
+import pytest
+from configured import (
+    CLIENTS,
+    experiment,
+    federated,
+    largest_gap,
+    nodes,
+    simulated,
+    simulation,
+    write_rows,
+)
+
+from fedblend.data.sources.movielens import MOVIES, movielens
+from fedblend.experiment.federation.leading import lead
+from fedblend.experiment.section import ConfigError, RunError
+from fedblend.runtime.flower import letters
+from loopback import Box
+
+SILENT = '[accept]\nalgorithms = "any"\n{more}[metrics]\nnames = []\n'
+TELLS, KEEPS, SELECTS = (
+    SILENT.format(more=more) for more in ("", "constants = false\n", "select = true\n")
+)
+
+
+class Heard(Box):
+    """A post that remembers all letters, both ways."""
+
+    def __init__(self, found):
+        super().__init__(found)
+        self.told, self.said = [], []
+        self.spoil = self._listening
+
+    def send(self, mail):
+        self.told += [(letters.read(data), len(data)) for data in mail.values()]
+        super().send(mail)
+
+    def _listening(self, address, data):
+        self.said.append((letters.read(data), len(data)))
+        return [data]
+
+
+PERSONAL = {
+    "sgd": "rate = 0.1, steps = 5, batch_size = 8, turns = 3",
+    "lbfgs": "tolerance = 1e-3, most = 50",
+    "gradient_descent": "tolerance = 1e-3, most = 50",
+}
+
+
+def flix(solver: str, rate: str = "0.1", rounds: int = 2) -> str:
+    return (
+        '[model]\nname = "softmax"\nl2 = 0.05\n'
+        f'[algorithm]\nname = "flix"\nalpha = [0.3, 0.5, 0.9]\nrate = {rate}\n'
+        f'steps = 1\nbatch_size = "all"\n'
+        f'personal = {{ solver = "{solver}", {PERSONAL[solver]} }}\n'
+        f"[run]\nrounds = {rounds}\nevery = {max(rounds, 1)}\nchunk = 1\nseed = 5\n"
+        "[measure]\nlocal = false\n"
+    )
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory) -> Path:
+    return write_rows(tmp_path_factory.mktemp("rows"))
+
+
+def homes(folder: Path) -> list[Path]:
+    return [folder / f"node{client}" for client in range(CLIENTS)]
+
+
+@pytest.mark.parametrize(
+    ("solver", "rate"),
+    [
+        ("gradient_descent", '"theory"'),
+        pytest.param("lbfgs", "0.1", marks=pytest.mark.slow),
+    ],
+)
+def test_flix_on_linear_models_starts_and_ends_as_in_a_simulation(
+    solver, rate, place, tmp_path
+):
+    how = flix(solver, rate)
+    box = Heard(nodes(place, tmp_path, TELLS))
+    lead(experiment(tmp_path / "run", federated(how, 60.0)), box, poll=0.0)
+    there = simulation(simulated(how, place))
+    assert largest_gap(tmp_path / "run", homes(tmp_path), there) <= 1e-6
+    # No node hears the constants of another, and the rate only where it is asked for.
+    terms = [letter.words for letter, _ in box.told if letter.kind == "enroll"]
+    assert all(words["constants"] is True for words in terms)
+    assert all((words["rates"] is None) == (rate == "0.1") for words in terms)
+    met = [letter.words["constants"] for letter, _ in box.said if letter.kind == "meet"]
+    smooth = np.array([constants[0] for constants in met])
+    assert len(set(smooth)) == CLIENTS and not any(
+        str(one) in str(terms) for one in smooth
+    )
+
+
+def test_where_one_node_does_not_tell_all_weigh_by_alpha(place, tmp_path):
+    how = flix("sgd", rounds=0)
+    found = nodes(place, tmp_path, TELLS)
+    (tmp_path / "node1" / "policy.toml").write_text(KEEPS)
+    box = Heard(found)
+    lead(experiment(tmp_path / "run", federated(how, 60.0)), box, poll=0.0)
+    hellos = [letter for letter, _ in box.said if letter.kind == "enroll"]
+    weights = {
+        hello.client: [float(a) for a in hello.arrays.values() if a.ndim == 0]
+        for hello in hellos
+    }
+    for client, alpha in enumerate((0.3, 0.5, 0.9)):
+        assert weights[client] == [pytest.approx(alpha**2)]
+    audit = (tmp_path / "run" / "audit.jsonl").read_text()
+    assert "constants are not told" in audit
+    meets = [letter for letter, _ in box.said if letter.kind == "meet"]
+    assert ["constants" in letter.words for letter in meets] == [True, False, True]
+
+
+@pytest.mark.parametrize(
+    ("solver", "rate", "key"),
+    [
+        ("sgd", '"theory"', r'algorithm\.rate: "theory"'),
+        ("gradient_descent", "0.1", r'personal\.solver: "gradient_descent"'),
+    ],
+)
+def test_what_needs_constants_says_who_keeps_them(solver, rate, key, place, tmp_path):
+    found = nodes(place, tmp_path, KEEPS)
+    run = experiment(tmp_path / "run", federated(flix(solver, rate), 60.0))
+    with pytest.raises(ConfigError, match=key + r".*clients \[0, 1, 2\] do not tell"):
+        lead(run, Box(found), poll=0.0)
+
+
+WIDTH = 4
+MOVIES_METHOD = (
+    f'[model]\nname = "dual_encoder"\nwidth = {WIDTH}\n'
+    '[algorithm]\nname = "fedavg"\nrate = 0.25\nsteps = 2\nbatch_size = 4\n'
+    '[central]\nhow = "one_way"\npenalty = "spreadout"\n'
+    '[select]\nparameters = ["embedding"]\n'
+    "[run]\nrounds = 2\nevery = 2\nchunk = 1\nseed = 5\n"
+    "[measure]\nlocal = false\n"
+)
+ON_NODES = (
+    'version = 1\nname = "movies"\n[data]\npartition = "nodes"\n'
+    f'clients = {CLIENTS}\nkind = "classes"\nclasses = {MOVIES + 1}\nshape = [10]\n'
+    "test = 0.25\nseed = 2\n[federation]\ndeadline = 60.0\n"
+)
+
+
+def write_movies(folder: Path) -> str:
+    """Ratings of three users, and the rows of each as a node has them."""
+    rng = np.random.default_rng(0)
+    lines = [
+        f"{user}::{movie}::5"
+        for user in range(1, CLIENTS + 1)
+        for movie in rng.choice(np.arange(1, 31), 7 + 3 * user, replace=False)
+    ]
+    path = folder / "ratings.dat.xz"
+    path.write_bytes(lzma.compress("\n".join(lines).encode()))
+    rows = movielens(file=str(path))
+    assert rows.keys is not None
+    for client in range(CLIENTS):
+        own = rows.keys == client + 1
+        np.savez(
+            folder / f"rows{client}.npz",
+            inputs=rows.rows[0][own],
+            targets=rows.rows[1][own],
+        )
+    return str(path)
+
+
+def test_select_sends_the_rows_that_are_used_and_comes_to_the_same(tmp_path):
+    ratings = write_movies(tmp_path)
+    box = Heard(nodes(tmp_path, tmp_path, SELECTS))
+    run = experiment(tmp_path / "run", ON_NODES + MOVIES_METHOD)
+    lead(run, box, poll=0.0)
+    there = simulation(
+        'version = 1\nname = "one"\n[data]\nsource = "movielens"\n'
+        f'options = {{ file = "{ratings}" }}\npartition = "by_key"\n'
+        f"test = 0.25\nseed = 2\n{MOVIES_METHOD}"
+    )
+    assert largest_gap(run, homes(tmp_path), there) <= 1e-6
+    # What is told when nodes are met bounds the rows, and does not count them.
+    rooms = {
+        letter.client: letter.words["rooms"]["embedding"]
+        for letter, _ in box.said
+        if letter.kind == "meet"
+    }
+    used = {c: _used(tmp_path / f"rows{c}.npz") for c in range(CLIENTS)}
+    for client, room in rooms.items():
+        assert room in (16, 32) and room >= used[client] - 10
+    # Letters of a round hold a client's own rows of table and nudge, not the table.
+    for letter, size in [*box.told, *box.said]:
+        if letter.kind == "round":
+            entries = sum(prod(array.shape) for array in letter.arrays.values())
+            most = 2 * used[letter.client] * WIDTH + used[letter.client]
+            assert 0 < entries <= most + WIDTH * WIDTH + WIDTH + 1
+            assert size <= 4 * entries + 4096 < 4 * (MOVIES + 1) * WIDTH
+
+
+def _used(path: Path) -> int:
+    """Rows that a client names, those held out and that of no movie among them."""
+    rows = np.load(path)
+    return len({0, *rows["inputs"].ravel().tolist(), *rows["targets"].tolist()})
+
+
+def test_which_rows_are_used_is_told_only_where_the_policy_allows_it(tmp_path):
+    write_movies(tmp_path)
+    run = experiment(tmp_path / "run", ON_NODES.replace("60.0", "0.3") + MOVIES_METHOD)
+    with pytest.raises(RunError, match=r"accept\.select: select is a table"):
+        lead(run, Box(nodes(tmp_path, tmp_path, TELLS)), poll=0.0)
+
+
+def test_rows_that_name_what_the_table_has_not_are_refused(tmp_path):
+    write_movies(tmp_path)
+    np.savez(
+        tmp_path / "rows1.npz",
+        inputs=np.full((8, 10), MOVIES + 1),
+        targets=np.ones(8, int),
+    )
+    run = experiment(tmp_path / "run", ON_NODES.replace("60.0", "0.3") + MOVIES_METHOD)
+    with pytest.raises(RunError, match=r"clients \[1\] did not come.*the rows are not"):
+        lead(run, Box(nodes(tmp_path, tmp_path, SELECTS)), poll=0.0)
+    audit = (tmp_path / "node1" / "state" / "audit.jsonl").read_text()
+    assert f"is not a number in 0..{MOVIES}" in audit
