@@ -27,6 +27,7 @@ from fedblend.experiment.federation.leading import AGAIN, lead
 from fedblend.experiment.run import run_config
 from fedblend.experiment.section import RunError
 from fedblend.runtime.flower import keeping, letters
+from fedblend.runtime.precision import precision
 from fedblend.runtime.wire import as_tree, unpack
 from loopback import Box
 
@@ -85,6 +86,25 @@ def test_what_is_around_an_algorithm_comes_to_the_same(name, place, tmp_path):
         assert largest_gap(hidden, homes, there) > 1e-3
     lead(run, box, poll=0.0, shared_seed=True)
     assert largest_gap(run, homes, there) <= 1e-6
+
+
+class Apart(Box):
+    """Nodes whose process has the usual width of numbers."""
+
+    def send(self, mail):
+        with precision("float32"):
+            super().send(mail)
+
+
+def test_numbers_of_twice_the_width(place, tmp_path):
+    how = method("fedavg", place, rounds=1) + "[measure]\nlocal = false\n"
+    how = how.replace("seed = 5", 'seed = 5\nprecision = "float64"')
+    run = experiment(tmp_path / "run", federated(how))
+    lead(run, Apart(nodes(place, tmp_path, SILENT)), poll=0.0)
+    with precision("float64"):
+        there = simulation(simulated(how, place))
+    homes = [tmp_path / f"node{client}" for client in range(CLIENTS)]
+    assert largest_gap(run, homes, there) <= 1e-12
 
 
 def test_a_node_refuses_what_its_policy_does_not_allow(place, tmp_path):

@@ -43,6 +43,7 @@ from fedblend.experiment.selecting import table_sizes
 from fedblend.runtime.flower.letters import fingerprint
 from fedblend.runtime.flower.node import Node, Refusal, Rules
 from fedblend.runtime.flower.part import Own, Part
+from fedblend.runtime.precision import precision
 
 UNFIT = "data: the rows are not as the configuration says; this node's audit says more"
 PARTS = 4
@@ -74,7 +75,11 @@ def node_of(settings: Settings) -> Node:
 
     def meet(words: Mapping[str, Any]) -> dict[str, Any]:
         config = agreed(words)
-        splits = _said(lambda: own_rows(settings, config))
+        with precision(config.run.precision):
+            return _said(lambda: told_of(config))
+
+    def told_of(config: Config) -> dict[str, Any]:
+        splits = own_rows(settings, config)
         told: dict[str, Any] = {
             "counts": {name: split.total for name, split in splits.items()},
             "row": fingerprint(row_of(task_of(config))),
@@ -88,6 +93,10 @@ def node_of(settings: Settings) -> Node:
     @lru_cache(maxsize=PARTS)
     def part_of(text: str, clip: float | None, noise: float) -> Part:
         terms, protect = json.loads(text), Protect(clip=clip, noise=noise)
+        with precision(config_in(terms).run.precision):
+            return made(terms, protect)
+
+    def made(terms: dict[str, Any], protect: Protect) -> Part:
         own = _said(lambda: _own(settings, config_in(terms), terms))
         if protect.clip is not None:
             guard = guarded(own.algorithm, protect.clip)
@@ -197,6 +206,7 @@ def _own(settings: Settings, config: Config, terms: Mapping[str, Any]) -> Own:
         capacities=capacities,
         measures=built.measures,
         rounds=config.run.rounds,
+        precision=config.run.precision,
         central=_elsewhere(config),
         alone=alone,
     )

@@ -19,7 +19,7 @@ to the bit. States and answers that no letter can ask for any more are removed.
 
 import json
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,6 +31,7 @@ from fedblend.runtime.checkpoint import write_atomically
 from fedblend.runtime.flower import keeping, letters
 from fedblend.runtime.flower.letters import ENROLLED, Letter
 from fedblend.runtime.flower.part import Part
+from fedblend.runtime.precision import precision
 from fedblend.runtime.wire import WireError, as_tree, pack, unpack
 
 
@@ -97,14 +98,8 @@ class Node:
 
     def _done(self, letter: Letter) -> bytes:
         """What a letter asks for is done; the answer."""
-        do = {
-            "meet": self._meet,
-            "enroll": self._enroll,
-            "round": self._round,
-            "measure": self._measure,
-        }.get(letter.kind)
         addressed = (self.client, letters.UNKNOWN)[: 1 + (letter.kind == "meet")]
-        if do is None or letter.client not in addressed:
+        if letter.kind == "refused" or letter.client not in addressed:
             raise Refusal(
                 f"client: a letter of kind {letter.kind!r} to client "
                 f"{letter.client}, this node is client {self.client}"
@@ -115,7 +110,18 @@ class Node:
             raise Refusal(
                 f"letter: round {letter.round} cannot start from round {letter.base}"
             )
-        return do(letter)
+        if letter.kind == "meet":
+            return self._meet(letter)
+        enrolled = letter.kind != "enroll"
+        part = self._part(letter) if enrolled else self.rules.join(letter.words)
+        do = {
+            "enroll": self._enroll,
+            "round": self._round,
+            "measure": self._measure,
+        }[letter.kind]
+        width = part.own.precision
+        with nullcontext() if width is None else precision(width):
+            return do(part, letter)
 
     def _meet(self, letter: Letter) -> bytes:
         said = self.rules.meet(letter.words)
@@ -123,8 +129,8 @@ class Node:
         head = letter._replace(client=self.client)
         return letters.write(head.answer(**said, audit=audit))
 
-    def _enroll(self, letter: Letter) -> bytes:
-        part, place = self.rules.join(letter.words), self._place(letter)
+    def _enroll(self, part: Part, letter: Letter) -> bytes:
+        place = self._place(letter)
         about, said = {"experiment": letter.experiment}, letters.digest(letter)
         kept = keeping.read_answer(place, ENROLLED, said, part.own.manner)
         if kept is not None:
@@ -141,8 +147,8 @@ class Node:
         keeping.write_answer(place, ENROLLED, said, part.own.manner, answer)
         return answer
 
-    def _round(self, letter: Letter) -> bytes:
-        part, place = self._part(letter), self._place(letter)
+    def _round(self, part: Part, letter: Letter) -> bytes:
+        place = self._place(letter)
         if letter.round >= part.own.rounds:
             raise Refusal(
                 f"letter: round {letter.round} of an experiment of {part.own.rounds}"
@@ -175,8 +181,8 @@ class Node:
         keeping.write_answer(place, letter.round, said, manner, answer)
         return answer
 
-    def _measure(self, letter: Letter) -> bytes:
-        part, place = self._part(letter), self._place(letter)
+    def _measure(self, part: Part, letter: Letter) -> bytes:
+        place = self._place(letter)
         if letter.round > part.own.rounds:
             raise Refusal(
                 f"letter: a measure after round {letter.round} of an experiment of "

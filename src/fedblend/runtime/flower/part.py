@@ -41,6 +41,8 @@ class Own(NamedTuple):
     time: a round is then answered once."""
     manner: str = ""
     """What else was agreed on how answers leave; kept ones of another are not told."""
+    precision: str | None = None
+    """"float32" or "float64"; that of the process if None."""
     central: Shard | None = None
     """Shapes and dtypes of the server's own rows, where it has some."""
     alone: tuple[Algorithm, int] | None = None
