@@ -36,7 +36,10 @@ class Watched(Box):
         return [letters.write(letter.answer("refused", reason="away"))]
 
 
-@pytest.mark.parametrize("name", ["fedavg", "apfl", "compress diana"])
+@pytest.mark.parametrize(
+    "name",
+    ["fedavg", "apfl", pytest.param("compress diana", marks=pytest.mark.slow)],
+)
 def test_nothing_is_compiled_after_the_second_round(name, tmp_path):
     how = method(name, write_rows(tmp_path), rounds=5) + "[measure]\nlocal = false\n"
     how = how.replace("every = 5", "every = 1")
