@@ -67,14 +67,33 @@ def test_all_nodes_are_there(federation):
     assert {one.status for one in found} == {"online"}
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_flower_comes_to_the_simulators_numbers(name, federation, place, tmp_path):
-    how = method(name, place, rounds=5) + "[measure]\nlocal = false\n"
+def gap_to_the_simulation(how: str, federation, place, out) -> float:
+    """Of what an experiment on the nodes comes to."""
+    how += "[measure]\nlocal = false\n"
     config = check(toml.parse(federated(how, DEADLINE), "test"), "test")
-    out = tmp_path / "out"
     seeing_through.open_folder(out, config, federation.settings, resume=False)
     seeing_through.run_experiment(federation.settings, out, shared_seed=True)
     homes = [federation.folder / "nodes" / name for name in NAMES[:CLIENTS]]
-    gap = largest_gap(out, homes, simulation(simulated(how, place)))
+    return largest_gap(out, homes, simulation(simulated(how, place)))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_flower_comes_to_the_simulators_numbers(name, federation, place, tmp_path):
+    how = method(name, place, rounds=5)
+    gap = gap_to_the_simulation(how, federation, place, tmp_path / "out")
     print(f"{name}: {'equal to the bit' if gap == 0 else f'within {gap:.1e}'}")
+    assert gap <= 1e-6
+
+
+def test_flix_with_its_own_rate_comes_to_them(federation, place, tmp_path):
+    """A linear model: nodes tell their constants of smoothness when they are met."""
+    how = (
+        '[model]\nname = "softmax"\nl2 = 0.05\n'
+        '[algorithm]\nname = "flix"\nalpha = [0.3, 0.5, 0.9]\nrate = "theory"\n'
+        'steps = 1\nbatch_size = "all"\n'
+        'personal = { solver = "gradient_descent", tolerance = 1e-3, most = 50 }\n'
+        "[run]\nrounds = 5\nevery = 5\nchunk = 1\nseed = 5\n"
+    )
+    gap = gap_to_the_simulation(how, federation, place, tmp_path / "out")
+    print(f"flix, linear: within {gap:.1e}")
     assert gap <= 1e-6
