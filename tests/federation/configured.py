@@ -18,7 +18,8 @@ from fedblend.runtime.simulate import simulate
 from fedblend.runtime.wire import named_leaves, unpack
 
 CLIENTS, ROWS = 3, (40, 25, 33)
-POLICY = '[accept]\nalgorithms = "any"\n[metrics]\nminimum_count = 1\nround_to = 12\n'
+OPEN = '[accept]\nalgorithms = "any"\nupload = true\nconstants = true\nmin_rows = 1\n'
+POLICY = OPEN + "[metrics]\nminimum_count = 1\nround_to = 12\n"
 WORK = "rate = 0.3\nsteps = 3\nbatch_size = 8\n"
 OWN = (
     'personal = { solver = "sgd", rate = 0.1, steps = 5, batch_size = 8, turns = 3 }\n'
@@ -128,10 +129,18 @@ def write_rows(folder: Path) -> Path:
     return folder
 
 
+def few(policy: str) -> str:
+    """The policy, for nodes that have few rows."""
+    if "min_rows" in policy:
+        return policy
+    head, _, rest = policy.rpartition("[accept]\n")
+    return f"{head}[accept]\nmin_rows = 1\n{rest}"
+
+
 def settings_of(place: Path, home: Path, client: int, policy: str) -> NodeSettings:
-    """The settings of a node with a folder of its own."""
+    """The settings of a node with a folder of its own, and few rows."""
     home.mkdir(parents=True, exist_ok=True)
-    (home / "policy.toml").write_text(policy)
+    (home / "policy.toml").write_text(few(policy))
     (home / "node.toml").write_text(
         f'version = 1\nserver = "127.0.0.1:8000"\nclient = {client}\nca = "ca"\n'
         f'key = "key"\nfolder = "state"\npolicy = "policy.toml"\n'

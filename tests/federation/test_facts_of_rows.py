@@ -13,8 +13,10 @@ from configured import (
     CLIENTS,
     experiment,
     federated,
+    few,
     largest_gap,
     nodes,
+    settings_of,
     simulated,
     simulation,
     write_rows,
@@ -22,13 +24,14 @@ from configured import (
 
 from fedblend.data.sources.movielens import MOVIES, movielens
 from fedblend.experiment.federation.leading import lead
+from fedblend.experiment.federation.taking_part import node_of
 from fedblend.experiment.section import ConfigError, RunError
 from fedblend.runtime.flower import letters
 from loopback import Box
 
 SILENT = '[accept]\nalgorithms = "any"\n{more}[metrics]\nnames = []\n'
 TELLS, KEEPS, SELECTS = (
-    SILENT.format(more=more) for more in ("", "constants = false\n", "select = true\n")
+    SILENT.format(more=more) for more in ("constants = true\n", "", "select = true\n")
 )
 
 
@@ -105,7 +108,7 @@ def test_flix_on_linear_models_starts_and_ends_as_in_a_simulation(
 def test_where_one_node_does_not_tell_all_weigh_by_alpha(place, tmp_path):
     how = flix("sgd", rounds=0)
     found = nodes(place, tmp_path, TELLS)
-    (tmp_path / "node1" / "policy.toml").write_text(KEEPS)
+    (tmp_path / "node1" / "policy.toml").write_text(few(KEEPS))
     box = Heard(found)
     lead(experiment(tmp_path / "run", federated(how, 60.0)), box, poll=0.0)
     hellos = [letter for letter, _ in box.said if letter.kind == "enroll"]
@@ -119,6 +122,27 @@ def test_where_one_node_does_not_tell_all_weigh_by_alpha(place, tmp_path):
     assert "constants are not told" in audit
     meets = [letter for letter, _ in box.said if letter.kind == "meet"]
     assert ["constants" in letter.words for letter in meets] == [True, False, True]
+
+
+def test_constants_are_not_told_of_few_rows_nor_beside_a_clip(place, tmp_path):
+    words = {"config": federated(flix("sgd"))}
+
+    def met(policy: str, words: dict = words) -> letters.Letter:
+        node = node_of(settings_of(place, tmp_path, 1, policy))
+        letter = letters.Letter("meet", "one", letters.UNKNOWN, words=words)
+        return letters.read(node.answer(letters.write(letter, ())))
+
+    assert "constants" in met(TELLS).words
+    assert "constants" not in met(TELLS + "[protect]\nclip = 1.0\n").words
+    enough = TELLS.replace("[accept]\n", "[accept]\nmin_rows = 10\n")
+    assert "constants" in met(enough).words
+    # With this part held out one of the 25 rows is left, which constants would tell.
+    one = {"config": words["config"].replace("test = 0.25", "test = 0.96")}
+    said = met(enough, one)
+    assert said.kind == "refused"
+    assert said.words["reason"] == (
+        "policy accept.min_rows: training rows is fewer; allowed: at least 10"
+    )
 
 
 @pytest.mark.parametrize(

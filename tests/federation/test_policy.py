@@ -67,6 +67,9 @@ def test_the_usual_experiment_is_accepted():
         (Policy(protect=Protect(clip=1.0)), {"compress": COMPRESS},
          "policy protect.clip: compress is a table; allowed: no compression of "
          "clipped answers"),
+        (Policy(), {"central": {"how": "two_way", "share": 0.1, "batch_size": 4,
+                                "upload": True}},
+         "policy accept.upload: central.upload is true; allowed: a model and no "),
         (Policy(accept=Accept(max_rounds=49)), {},
          "policy accept.max_rounds: run.rounds is 50; allowed: at most 49"),
         (Policy(), {"algorithm": EXPERIMENT["algorithm"] | {"name": "scaffold"}},

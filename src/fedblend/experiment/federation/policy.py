@@ -48,7 +48,9 @@ class Accept(Section):
     losses: Literal["any"] | list[LossName] = "any"
     compress: bool = True
     select: bool = False
-    constants: bool = True
+    upload: bool = False
+    constants: bool = False
+    min_rows: Index = 20
     max_rounds: Index = 1000
     max_message_bytes: Count = 100_000_000
 
@@ -112,10 +114,30 @@ class Policy:
         if config.select is not None and not accept.select:
             allowed = "the whole model; which rows of it a node uses is not told"
             return _refused("accept.select", "select", "a table", allowed)
+        if config.central is not None and config.central.upload and not accept.upload:
+            allowed = "a model and no gradients beside it"
+            return _refused("accept.upload", "central.upload", "true", allowed)
         if run.rounds > accept.max_rounds:
             allowed = f"at most {accept.max_rounds}"
             return _refused("accept.max_rounds", "run.rounds", run.rounds, allowed)
         return None
+
+    @property
+    def constants(self) -> bool:
+        """Whether constants of the loss are told; nothing clips or blurs them."""
+        return self.accept.constants and self.protect.clip is None
+
+    def too_few(self, rows: int) -> str | None:
+        """Why so many training rows do not do, in one line, or None.
+
+        The experiment says how many of a node's rows are held out: with one row left
+        to train on, every answer tells that row.
+        """
+        least = self.accept.min_rows
+        if rows >= least:
+            return None
+        allowed = f"at least {least}"
+        return _refused("accept.min_rows", "training rows", "fewer", allowed)
 
     def oversize(self, size: int) -> str | None:
         """Why a message of that many bytes is not taken, in one line, or None."""

@@ -78,15 +78,22 @@ def node_of(settings: Settings) -> Node:
         with precision(config.run.precision):
             return _said(lambda: told_of(config))
 
-    def told_of(config: Config) -> dict[str, Any]:
+    def enough_rows(config: Config) -> dict[str, Shards]:
         splits = own_rows(settings, config)
+        refusal = policy().too_few(splits["train"].total)
+        if refusal:
+            raise Refusal(refusal)
+        return splits
+
+    def told_of(config: Config) -> dict[str, Any]:
+        splits = enough_rows(config)
         told: dict[str, Any] = {
             "counts": {name: split.total for name, split in splits.items()},
             "row": fingerprint(row_of(task_of(config))),
             "rooms": own_rooms(config, splits),
         }
         own = own_constants(config, splits) if asks_constants(config) else None
-        if own is not None and policy().accept.constants:
+        if own is not None and policy().constants:
             told["constants"] = [float(own.smooth[0]), float(own.convex[0]), own.exact]
         return told
 
@@ -97,7 +104,9 @@ def node_of(settings: Settings) -> Node:
             return made(terms, protect)
 
     def made(terms: dict[str, Any], protect: Protect) -> Part:
-        own = _said(lambda: _own(settings, config_in(terms), terms))
+        config = config_in(terms)
+        splits = _said(lambda: enough_rows(config))
+        own = _said(lambda: _own(settings, config, splits, terms))
         if protect.clip is not None:
             guard = guarded(own.algorithm, protect.clip)
             own = own._replace(algorithm=guard, manner=f"clip {protect.clip}")
@@ -107,7 +116,7 @@ def node_of(settings: Settings) -> Node:
 
     def join(terms: Mapping[str, Any]) -> Part:
         agreed(terms)
-        if terms.get("constants") and not policy().accept.constants:
+        if terms.get("constants") and not policy().constants:
             raise Refusal(
                 "policy accept.constants: this experiment began with constants of this "
                 "node's loss; allowed: none"
@@ -179,9 +188,13 @@ def own_rows(settings: Settings, config: Config) -> dict[str, Shards]:
     }
 
 
-def _own(settings: Settings, config: Config, terms: Mapping[str, Any]) -> Own:
+def _own(
+    settings: Settings,
+    config: Config,
+    splits: dict[str, Shards],
+    terms: Mapping[str, Any],
+) -> Own:
     clients = nodes_of(config).clients
-    splits = own_rows(settings, config)
     built = method_of(config, clients, _facts(config, splits, terms))
     capacities = terms.get("capacities")
     if not isinstance(capacities, dict) or set(capacities) != set(splits):

@@ -93,7 +93,9 @@ algorithms = [
 losses = "any"                  # or a list, such as ["cross_entropy"]
 compress = true                 # whether answers may be compressed
 select = false                  # whether to say which rows of a table its rows use
-constants = true                # whether to say how steep its loss is, for flix
+upload = false                  # whether to send gradients for a loss of the server's
+constants = false               # whether to say how steep its loss is, for flix
+min_rows = 20                   # to train on; each answer is made of so many
 max_rounds = 1000
 max_message_bytes = 100_000_000
 
