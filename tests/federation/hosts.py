@@ -196,6 +196,7 @@ class Hosts:
 
 def _furnish(home: Path, rows: Rows, policy: str | None) -> None:
     np.savez(home / "rows.npz", inputs=rows["inputs"], targets=rows["targets"])
+    (home / "rows.npz").chmod(0o600)
     settings = home / "node.toml"
     settings.write_text(settings.read_text().replace("rows.csv", "rows.npz"))
     if policy is not None:
