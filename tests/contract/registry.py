@@ -8,10 +8,12 @@ maps a name to a function from an algorithm and a problem to an algorithm; every
 wrapper is checked over every algorithm by shapes, and compiled over ``COMPILED``.
 """
 
+from collections.abc import Iterable
 from functools import partial
 
 import numpy as np
 import optax
+import pytest
 
 import fedblend as fb
 from fedblend import compress
@@ -183,6 +185,22 @@ CASES = ALGORITHMS | {
     )
 }
 """What is compiled and run."""
+
+VARIANTS = (
+    *("fedyogi", "fedadagrad", "fedavgm", "apfl averaged", "identity(fedavg)"),
+    *("finetune(scaffold)", "diana(finetune(fedavg))", "ef21(fedavg)"),
+    *(name for name in CASES if ", " in name.partition("(")[0]),
+)
+"""Cases whose messages and states are like those of another."""
+
+
+def variants_later(names: Iterable[str]) -> list:
+    """These cases for a test; variants are for the slow ones."""
+    return [
+        pytest.param(name, marks=pytest.mark.slow if name in VARIANTS else ())
+        for name in names
+    ]
+
 
 EVERYONE = ("l2gd",)
 """Cases in which nobody may be left out of a round."""

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from registry import CASES
+from registry import CASES, variants_later
 from runs import CLIENTS, SETTINGS, close, cohort_of, problem, states, usual_run
 
 import fedblend as fb
@@ -17,21 +17,8 @@ from fedblend.runtime.wire import as_tree, named_leaves, unpack
 from fedblend.wrap.central import on_rows
 from loopback import EXPERIMENT, Wired
 
-VARIANTS = (
-    *("fedyogi", "fedadagrad", "fedavgm", "apfl averaged", "identity(fedavg)"),
-    *("finetune(scaffold)", "diana(finetune(fedavg))", "ef21(fedavg)"),
-    *(name for name in CASES if ", " in name.partition("(")[0]),
-)
-"""Cases whose messages and states are like those of another."""
 
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=pytest.mark.slow if name in VARIANTS else ())
-        for name in CASES
-    ],
-)
+@pytest.mark.parametrize("name", variants_later(CASES))
 def test_a_federation_comes_to_the_simulators_numbers(name, tmp_path):
     on, run = problem(), usual_run(name)
     wired = Wired(

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from registry import CASES
+from registry import CASES, variants_later
 from runs import (
     CLIENTS,
     SETTINGS,
@@ -32,11 +32,18 @@ INSISTING = {"diana, first(flix(scaffold))": 32 * 9}
 CONTROLLED = ("scaffold", "scaffold, steps by client", "finetune(scaffold)")
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [*((name, np.nan) for name in SPEAKING), ("fedavg", 1e38), ("scaffold", 1e38)],
-)
-def test_an_answer_that_is_not_finite_is_rejected_and_counted(name, value):
+@pytest.mark.parametrize("name", variants_later(SPEAKING))
+def test_an_answer_that_is_not_finite_is_rejected_and_counted(name):
+    rejected(name, np.nan)
+
+
+@pytest.mark.parametrize("name", ["fedavg", "scaffold"])
+def test_an_answer_that_overflows_is_rejected_and_counted(name):
+    rejected(name, 1e38)
+
+
+def rejected(name: str, value: float) -> None:
+    """A client whose rows are this is never heard, and nothing else suffers."""
     run = new_run(name, on=spoiled(problem(), SPOILED, value))
     enrolled = None
     for _ in run:
