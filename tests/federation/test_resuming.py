@@ -16,6 +16,7 @@ from fedblend.experiment.federation.init import found
 from fedblend.experiment.federation.leading import STOPPED, lead, lead_noted
 from fedblend.experiment.section import RunError
 from fedblend.runtime.flower import letters
+from fedblend.runtime.flower.books import Books, Busy
 from loopback import Box
 
 NAMES = ["alice", "bob", "carol"]
@@ -144,3 +145,12 @@ def test_a_full_disk_is_named_and_a_whole_folder_goes_on(place, monkeypatch, cap
     assert (place / "run" / STOPPED).exists()
     assert resume(place) == 0
     assert (place / "run" / "summary.json").exists()
+
+
+def test_a_second_server_leaves_no_word(stopped, tmp_path):
+    copied = shutil.copytree(stopped, tmp_path / "copied")
+    first = Books(copied / "run" / "server")
+    with pytest.raises(Busy, match="another server is writing"):
+        lead_noted(copied / "run", Box({}), False)
+    first.close()
+    assert not (copied / "run" / STOPPED).exists()

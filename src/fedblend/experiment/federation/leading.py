@@ -33,7 +33,7 @@ from fedblend.experiment.federation.roll import Known, Roll
 from fedblend.experiment.outputs import Folder
 from fedblend.experiment.section import ConfigError, RunError
 from fedblend.report.harm import plot_harm, sentence
-from fedblend.runtime.flower.books import Books
+from fedblend.runtime.flower.books import Books, Busy
 from fedblend.runtime.flower.directory import Directory
 from fedblend.runtime.flower.leading import rowless, setting
 from fedblend.runtime.flower.letters import UNKNOWN, Letter
@@ -97,6 +97,9 @@ def lead_noted(path: Path, post: Post, shared_seed: bool) -> None:
     (path / STOPPED).unlink(missing_ok=True)
     try:
         lead(path, post, shared_seed=shared_seed)
+    except Busy:
+        # Another server leads this experiment, which goes on.
+        raise
     except (ValueError, OSError) as error:
         outputs.write_text(path / STOPPED, f"{error}\n")
         raise
