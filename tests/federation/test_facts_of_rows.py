@@ -3,7 +3,6 @@
 """What nodes tell of their rows when they are met, and what a federation makes of it:
 FLIX starts where its simulation does, and select sends the rows that are used."""
 
-import lzma
 from math import prod
 from pathlib import Path
 
@@ -21,8 +20,9 @@ from configured import (
     simulation,
     write_rows,
 )
+from movies import MOVIES_METHOD, ON_NODES, WIDTH, in_one, write_movies
 
-from fedblend.data.sources.movielens import MOVIES, movielens
+from fedblend.data.sources.movielens import MOVIES
 from fedblend.experiment.federation.leading import lead
 from fedblend.experiment.federation.taking_part import node_of
 from fedblend.experiment.section import ConfigError, RunError
@@ -159,54 +159,12 @@ def test_what_needs_constants_says_who_keeps_them(solver, rate, key, place, tmp_
         lead(run, Box(found), poll=0.0)
 
 
-WIDTH = 4
-MOVIES_METHOD = (
-    f'[model]\nname = "dual_encoder"\nwidth = {WIDTH}\n'
-    '[algorithm]\nname = "fedavg"\nrate = 0.25\nsteps = 2\nbatch_size = 4\n'
-    '[central]\nhow = "one_way"\npenalty = "spreadout"\n'
-    '[select]\nparameters = ["embedding"]\n'
-    "[run]\nrounds = 2\nevery = 2\nchunk = 1\nseed = 5\n"
-    "[measure]\nlocal = false\n"
-)
-ON_NODES = (
-    'version = 1\nname = "movies"\n[data]\npartition = "nodes"\n'
-    f'clients = {CLIENTS}\nkind = "classes"\nclasses = {MOVIES + 1}\nshape = [10]\n'
-    "test = 0.25\nseed = 2\n[federation]\ndeadline = 60.0\n"
-)
-
-
-def write_movies(folder: Path) -> str:
-    """Ratings of three users, and the rows of each as a node has them."""
-    rng = np.random.default_rng(0)
-    lines = [
-        f"{user}::{movie}::5"
-        for user in range(1, CLIENTS + 1)
-        for movie in rng.choice(np.arange(1, 31), 7 + 3 * user, replace=False)
-    ]
-    path = folder / "ratings.dat.xz"
-    path.write_bytes(lzma.compress("\n".join(lines).encode()))
-    rows = movielens(file=str(path))
-    assert rows.keys is not None
-    for client in range(CLIENTS):
-        own = rows.keys == client + 1
-        np.savez(
-            folder / f"rows{client}.npz",
-            inputs=rows.rows[0][own],
-            targets=rows.rows[1][own],
-        )
-    return str(path)
-
-
 def test_select_sends_the_rows_that_are_used_and_comes_to_the_same(tmp_path):
     ratings = write_movies(tmp_path)
     box = Heard(nodes(tmp_path, tmp_path, SELECTS))
     run = experiment(tmp_path / "run", ON_NODES + MOVIES_METHOD)
     lead(run, box, poll=0.0)
-    there = simulation(
-        'version = 1\nname = "one"\n[data]\nsource = "movielens"\n'
-        f'options = {{ file = "{ratings}" }}\npartition = "by_key"\n'
-        f"test = 0.25\nseed = 2\n{MOVIES_METHOD}"
-    )
+    there = simulation(in_one(ratings))
     assert largest_gap(run, homes(tmp_path), there) <= 1e-6
     # What is told when nodes are met bounds the rows, and does not count them.
     rooms = {
