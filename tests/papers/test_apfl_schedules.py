@@ -27,6 +27,7 @@ def test_gaps_are_those_of_the_loss(noiseless):
             assert gaps[lane, client] == pytest.approx(worth[0] - worth[1], rel=1e-4)
 
 
+@pytest.mark.slow
 def test_the_theorems_on_quadratics(tmp_path):
     finding = schedules.check(True, tmp_path)
     found = finding.numbers
