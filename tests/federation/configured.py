@@ -79,6 +79,34 @@ AROUND = (
 CASES = (*ALGORITHMS, *AROUND)
 
 
+def apfl_on_nodes(name: str, clients: int, rounds: int) -> str:
+    """The configuration of an experiment, all tables but ``[federation]``."""
+    return f"""
+version = 1
+name = "{name}"
+[data]
+partition = "nodes"
+clients = {clients}
+kind = "classes"
+classes = 3
+shape = [6]
+test = 0.25
+[model]
+name = "softmax"
+[algorithm]
+name = "apfl"
+rate = 0.3
+steps = 3
+batch_size = 8
+alpha = 0.5
+[run]
+rounds = {rounds}
+every = {rounds}
+[measure]
+local = false
+"""
+
+
 def method(name: str, place: Path, rounds: int) -> str:
     """All tables but ``[data]``."""
     return (

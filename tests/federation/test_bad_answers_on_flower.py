@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from configured import POLICY, write_rows
+from configured import POLICY, apfl_on_nodes, write_rows
 from doctored import SPOILT
 from replay import absences, models, replayed
 
@@ -30,34 +30,14 @@ from fedblend.runtime.flower import warm
 pytestmark = pytest.mark.slow
 NAMES, LIAR = ("alice", "bob", "carol"), 1
 ROUNDS = max(SPOILT) + 2
-CONFIG = f"""
-version = 1
-name = "lied to"
-[data]
-partition = "nodes"
-clients = {len(NAMES)}
-kind = "classes"
-classes = 3
-shape = [6]
-test = 0.25
-[model]
-name = "softmax"
-[algorithm]
-name = "apfl"
-rate = 0.3
-steps = 3
-batch_size = 8
-alpha = 0.5
-[run]
-rounds = {ROUNDS}
-every = {ROUNDS}
-[measure]
-local = false
-[federation]
+CONFIG = (
+    apfl_on_nodes("lied to", len(NAMES), ROUNDS)
+    + """[federation]
 deadline = 90.0
 quorum = 0.6
 longest_update = 50.0
 """
+)
 
 
 @contextlib.contextmanager

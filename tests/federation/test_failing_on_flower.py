@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from configured import POLICY
+from configured import POLICY, apfl_on_nodes
 from replay import absences, models, replayed
 
 from fedblend.experiment import toml
@@ -29,34 +29,14 @@ pytestmark = pytest.mark.slow
 NAMES = tuple(f"node{number}" for number in range(10))
 ROUNDS, STOPPED = 5, (2,)
 """In rounds ``STOPPED`` one of the three does not move: they take a whole deadline."""
-CONFIG = f"""
-version = 1
-name = "failing"
-[data]
-partition = "nodes"
-clients = {len(NAMES)}
-kind = "classes"
-classes = 3
-shape = [6]
-test = 0.25
-[model]
-name = "softmax"
-[algorithm]
-name = "apfl"
-rate = 0.3
-steps = 3
-batch_size = 8
-alpha = 0.5
-[run]
-rounds = {ROUNDS}
-every = {ROUNDS}
-[measure]
-local = false
-[federation]
+CONFIG = (
+    apfl_on_nodes("failing", len(NAMES), ROUNDS)
+    + """[federation]
 deadline = 240.0
 resend = 80.0
-quorum = {{quorum}}
+quorum = {quorum}
 """
+)
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ import time
 
 import numpy as np
 import pytest
-from configured import POLICY, write_rows
+from configured import POLICY, apfl_on_nodes, write_rows
 from hosts import SERVER, Hosts, hosts, possible
 from replay import absences, models, replayed
 
@@ -24,34 +24,14 @@ pytestmark = [
 NAMES = ("alice", "bob", "carol")
 ROUNDS, CUT, AWAY = 8, 2, 1
 """Node ``AWAY`` is cut off when ``CUT`` rounds are counted, for two rounds."""
-CONFIG = f"""
-version = 1
-name = "hosts"
-[data]
-partition = "nodes"
-clients = {len(NAMES)}
-kind = "classes"
-classes = 3
-shape = [6]
-test = 0.25
-[model]
-name = "softmax"
-[algorithm]
-name = "apfl"
-rate = 0.3
-steps = 3
-batch_size = 8
-alpha = 0.5
-[run]
-rounds = {ROUNDS}
-every = {ROUNDS}
-[measure]
-local = false
-[federation]
-deadline = {{deadline}}
+CONFIG = (
+    apfl_on_nodes("hosts", len(NAMES), ROUNDS)
+    + """[federation]
+deadline = {deadline}
 resend = 20.0
 quorum = 0.6
 """
+)
 
 
 @pytest.fixture(scope="module")

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from configured import apfl_on_nodes
 
 from fedblend.experiment import toml
 from fedblend.experiment.config import check
@@ -44,33 +45,13 @@ TARGETS = {
     "client app": "flwr-clientapp",
     "warm process": "federation door",
 }
-CONFIG = f"""
-version = 1
-name = "killed"
-[data]
-partition = "nodes"
-clients = {len(NAMES)}
-kind = "classes"
-classes = 3
-shape = [6]
-test = 0.25
-[model]
-name = "softmax"
-[algorithm]
-name = "apfl"
-rate = 0.3
-steps = 3
-batch_size = 8
-alpha = 0.5
-[run]
-rounds = {ROUNDS}
-every = {ROUNDS}
-[measure]
-local = false
-[federation]
+CONFIG = (
+    apfl_on_nodes("killed", len(NAMES), ROUNDS)
+    + """[federation]
 deadline = 900.0
 resend = 45.0
 """
+)
 
 
 class Federation:
