@@ -8,6 +8,7 @@ import inspect
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,7 @@ EXTRAS = {
 }
 """Never imported by importing fedblend."""
 
+LICENSE = "# Copyright The fedblend authors\n# SPDX-License-Identifier: Apache-2.0\n"
 FLOWER = "runtime/flower/apps.py"
 """The one module that touches Flower, and is imported by Flower alone."""
 
@@ -48,9 +50,6 @@ LAZY_EXCEPTIONS = {("runtime/run.py", "report")}
 
 def named(path: Path) -> str:
     return path.relative_to(PACKAGE).as_posix()
-
-
-each_module = pytest.mark.parametrize("path", MODULES, ids=named)
 
 
 def part_of(path: Path) -> str:
@@ -94,12 +93,21 @@ def imports_at_once(tree: ast.Module) -> Iterator[str]:
         waiting.extend(ast.iter_child_nodes(node))
 
 
+@cache
 def parsed(path: Path) -> ast.Module:
     return ast.parse(path.read_text())
 
 
-@each_module
-def test_nobody_imports_from_a_level_above(path):
+def breaches(rule) -> list[str]:
+    """What a rule finds in every module, with the module's name."""
+    return [f"{named(path)}: {found}" for path in MODULES for found in rule(path)]
+
+
+def test_nobody_imports_from_a_level_above():
+    assert breaches(imports_from_above) == []
+
+
+def imports_from_above(path: Path) -> Iterator[str]:
     if path == PACKAGE / "__init__.py":
         return
     mine = level_of(part_of(path))
@@ -108,51 +116,68 @@ def test_nobody_imports_from_a_level_above(path):
         if first != "fedblend" or (rest and rest[0].startswith("__")):
             continue
         if not rest:  # the package itself, that is the public names of what is below
-            assert mine > level_of("runtime"), f"{named(path)} imports {name}"
-            continue
-        if (named(path), rest[0]) in LAZY_EXCEPTIONS:
-            assert f"fedblend.{rest[0]}" not in ".".join(imports_at_once(parsed(path)))
-            continue
-        assert level_of(rest[0]) <= mine, f"{named(path)} imports {name}"
+            allowed = mine > level_of("runtime")
+        elif (named(path), rest[0]) in LAZY_EXCEPTIONS:
+            at_once = ".".join(imports_at_once(parsed(path)))
+            allowed = f"fedblend.{rest[0]}" not in at_once
+        else:
+            allowed = level_of(rest[0]) <= mine
+        if not allowed:
+            yield name
 
 
-@each_module
-def test_the_runtime_knows_no_algorithm_by_name(path):
-    if part_of(path) in ("runtime", "metrics"):
-        for name in imports(parsed(path)):
-            assert not name.startswith(("fedblend.algorithms", "fedblend.wrap"))
+def test_the_runtime_knows_no_algorithm_by_name():
+    named_ones = ("fedblend.algorithms", "fedblend.wrap")
+    assert not breaches(
+        lambda path: [
+            name
+            for name in imports(parsed(path))
+            if part_of(path) in ("runtime", "metrics") and name.startswith(named_ones)
+        ]
+    )
 
 
-@each_module
-def test_flower_is_imported_in_one_place_only(path):
-    if named(path) != FLOWER:
-        assert "flwr" not in {name.split(".")[0] for name in imports(parsed(path))}
+def test_flower_is_imported_in_one_place_only():
+    assert not breaches(
+        lambda path: [
+            name
+            for name in imports(parsed(path))
+            if named(path) != FLOWER and name.split(".")[0] == "flwr"
+        ]
+    )
 
 
-@each_module
-def test_only_the_runtime_compiles(path):
-    if part_of(path) != "runtime":
-        used = {ast.unparse(n) for n in ast.walk(parsed(path)) if _is_dotted(n)}
-        assert not used & {"jax.jit", "jax.pmap", "jit"}
+def test_only_the_runtime_compiles():
+    assert not breaches(
+        lambda path: [
+            ast.unparse(node)
+            for node in ast.walk(parsed(path))
+            if part_of(path) != "runtime" and isinstance(node, ast.Attribute | ast.Name)
+            if ast.unparse(node) in ("jax.jit", "jax.pmap", "jit")
+        ]
+    )
 
 
-def _is_dotted(node: ast.AST) -> bool:
-    return isinstance(node, ast.Attribute | ast.Name)
+def test_nothing_prints_below_the_experiments():
+    assert not breaches(
+        lambda path: [
+            "print"
+            for node in ast.walk(parsed(path))
+            if level_of_file(path) < PRINTING and isinstance(node, ast.Call)
+            if ast.unparse(node.func) == "print"
+        ]
+    )
 
 
-@each_module
-def test_nothing_prints_below_the_experiments(path):
-    if level_of_file(path) < PRINTING:
-        calls = [node for node in ast.walk(parsed(path)) if isinstance(node, ast.Call)]
-        assert not [call for call in calls if ast.unparse(call.func) == "print"]
-
-
-@each_module
-def test_the_core_imports_no_extra(path):
-    if level_of_file(path) >= PRINTING:
-        return
-    found = {name.split(".")[0] for name in imports_at_once(parsed(path))}
-    assert not found & EXTRAS - ({"flwr"} if named(path) == FLOWER else set())
+def test_the_core_imports_no_extra():
+    assert not breaches(
+        lambda path: [
+            name
+            for name in imports_at_once(parsed(path))
+            if level_of_file(path) < PRINTING and name.split(".")[0] in EXTRAS
+            if not (named(path) == FLOWER and name.startswith("flwr"))
+        ]
+    )
 
 
 def test_importing_all_public_names_loads_no_extra():
@@ -168,38 +193,45 @@ def test_importing_all_public_names_loads_no_extra():
     assert not loaded & EXTRAS
 
 
-@pytest.mark.parametrize("name", fb.__all__)
-def test_every_public_name_is_documented(name):
-    value = getattr(fb, name)
-    own = value.__dict__.get("__doc__") if inspect.isclass(value) else value.__doc__
-    assert own
-    assert len(own.strip()) > 20
-    # A named tuple without a docstring has one made of its fields.
-    assert not own.startswith(f"{name}(")
+def test_every_public_name_is_documented():
+    for name in fb.__all__:
+        value = getattr(fb, name)
+        own = value.__dict__.get("__doc__") if inspect.isclass(value) else value.__doc__
+        assert own and len(own.strip()) > 20, name
+        # A named tuple without a docstring has one made of its fields.
+        assert not own.startswith(f"{name}("), name
 
 
-@each_module
-def test_every_public_function_is_documented(path):
+def test_every_public_function_is_documented():
+    assert breaches(undocumented) == []
+
+
+def undocumented(path: Path) -> Iterator[str]:
     if level_of_file(path) >= PRINTING or path == PACKAGE / "__init__.py":
         return
     relative = path.relative_to(PACKAGE).with_suffix("").parts
     module = importlib.import_module(".".join(("fedblend", *relative)))
     for name, value in vars(module).items():
         public = not name.startswith("_") and callable(value)
-        if public and getattr(value, "__module__", "") == module.__name__:
-            assert value.__doc__, f"{module.__name__}.{name} is not documented"
+        here = getattr(value, "__module__", "") == module.__name__
+        if public and here and not value.__doc__:
+            yield name
 
 
-@pytest.mark.parametrize("path", [*MODULES, *TESTS], ids=lambda path: path.name)
-def test_every_file_names_its_licence_and_leaves_nothing_open(path):
-    text = path.read_text()
-    mine = Path(__file__)
-    if path.is_relative_to(PACKAGE):
-        first, second = text.splitlines()[:2]
-        assert first == "# Copyright The fedblend authors"
-        assert second == "# SPDX-License-Identifier: Apache-2.0"
-    if path != mine:
-        assert not [word for word in ("TODO", "FIXME", "XXX") if word in text]
+def test_every_file_names_its_license():
+    assert not breaches(
+        lambda path: [] if path.read_text().startswith(LICENSE) else ["no license"]
+    )
+
+
+def test_no_file_leaves_anything_open():
+    words = [
+        f"{path.name}: {word}"
+        for path in (*MODULES, *TESTS)
+        for word in ("TODO", "FIXME", "XXX")
+        if path != Path(__file__) and word in path.read_text()
+    ]
+    assert words == []
 
 
 def length(path: Path) -> int:
