@@ -164,7 +164,8 @@ def check(quick: bool, folder: Path) -> Finding:
             f"{name} {', '.join(f'{how} {x:g}' for how, x in one.stretch.items())}"
             for name, one in settings.items()
         )
-        + ". Central batches grow with the steps under one_way, by the paper's rule. "
+        + ". Central batches grow with the steps under one_way, by the paper's rule; "
+        "two_way averages. "
         + ", ".join(f"{one.seeds} seeds ({name})" for name, one in settings.items())
         + "; bands are 95 % confidence of the mean. A run that is not a number counts "
         f"as infinite. {smiles.DATA}"
