@@ -48,6 +48,18 @@ def test_numbers_figures_and_page(tmp_path):
     assert "--quick" in text
 
 
+def test_what_was_found_before_stands_beside(tmp_path):
+    before = {"verdict": "reproduced", "criterion": "it rose", "ours": "4"}
+    claim = CLAIMS[0]._replace(
+        check=lambda quick: measured(quick)._replace(before=before)
+    )
+    (found,) = reproduce([claim], tmp_path)
+    assert found["before"] == before
+    text = page("A paper", "the command", [found], "figures")
+    assert "| partly reproduced (before: reproduced) |" in text
+    assert "Before (reproduced): 4 Criterion: it rose" in text
+
+
 def test_what_was_found_is_kept_when_a_later_claim_fails(tmp_path):
     with pytest.raises(RuntimeError, match="no such thing"):
         reproduce(CLAIMS, tmp_path)

@@ -5,8 +5,8 @@
 import numpy as np
 import pytest
 
-from fedblend.papers.mixed import adaptive, blend, clipping, smiles
-from fedblend.papers.mixed.task import Curves
+from fedblend.papers.mixed import adaptive, blend, smiles
+from fedblend.papers.mixed.task import Curves, way
 from fedblend.papers.mixed.tuned import _halves, beyond
 
 
@@ -24,7 +24,7 @@ def test_rates_are_not_chosen_on_what_is_tested_on(data_home):
     this = smiles.task(True)
     assert this.federation.test is not None
     test = this.federation.test.examples
-    halves = _halves(this, clipping._clipped(this, lambda inner, norm: inner))
+    halves = _halves(this, way(this, "one_way"))
     parts = [half.federation.splits["test"].rows(0) for half in halves]
     assert sum(len(part[1]) for part in parts) == len(test[1])
     np.testing.assert_array_equal(parts[0][0], test[0][::2])
@@ -48,18 +48,6 @@ def test_adam_under_one_way(data_home):
     }
     assert min(last.values()) > 0.6
     assert set(finding.figures) == {"adam"}
-
-
-@pytest.mark.slow
-def test_the_bound_follows_the_median_from_anywhere(data_home):
-    finding = clipping.check(True)
-    assert finding.numbers["bounds_apart"] < clipping.ALIKE
-    paths = finding.numbers["bounds"]
-    assert (paths["10.0"][0] == 10).all() and (paths["10.0"][-1] < 2).all()
-    # Much too small a norm hardly moves anything.
-    losses = finding.numbers["losses"]
-    assert losses["fixed 0.03"] > losses["fixed 0.3"]
-    assert set(finding.figures) == {"clipping"}
 
 
 @pytest.mark.slow

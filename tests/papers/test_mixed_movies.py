@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import fedblend as fb
-from fedblend.papers.mixed import movies, recommendation
+from fedblend.papers.mixed import disagreement, movies, recommendation
 from fedblend.papers.mixed.movie_runs import Setting, choose
 from fedblend.wrap.rows import used_rows
 
@@ -84,6 +84,16 @@ def test_lambda_is_the_baselines_and_rates_are_everybodys_own(this, monkeypatch)
     told["one_way"].reverse()
     chosen = choose(this, setting, {name: name for name in told}, lambda _, ask: ask())  # pyright: ignore
     assert chosen["one_way"].pair == (2.0, 0.2)
+
+
+@pytest.mark.slow
+def test_what_pushes_apart_disagrees_by_lambdas_scale(this):
+    """The server's gradient, and with it G^2, is small where lambda is."""
+    first = [
+        disagreement.traces(disagreement.on_movies(this, strength), 1, 0)["gap"][0, 0]
+        for strength in (1e-6, 1.0)
+    ]
+    assert 0 < first[0] < first[1]
 
 
 @pytest.mark.slow

@@ -9,7 +9,6 @@ import pytest
 from fedblend.papers.mixed import (
     central_batches,
     disagreement,
-    divergence,
     faces,
     smiles,
     trading,
@@ -65,7 +64,8 @@ def test_a_way_comes_near_the_oracle(data_home):
 
 @pytest.mark.slow
 def test_traces_of_disagreement(this):
-    found = disagreement.traces(this, smiles.RATE, seeds=1, rounds=2)
+    case = disagreement.on_rows(this, smiles.RATE)
+    found = disagreement.traces(case, seeds=1, rounds=2)
     assert found["gap"].shape == (1, 3)
     # 1 + G^2 / |gradient|^2; opposite labels have gradients that oppose each other.
     assert (found["ratio"] > 2).all() and (found["gap"] > 1).all()
@@ -80,25 +80,16 @@ def test_a_small_central_batch_costs_more_under_one_way(data_home):
 
 
 @pytest.mark.slow
-def test_summing_diverges_before_one_way(data_home):
-    finding = divergence.check(True)
-    losses, limits = finding.numbers["losses"], finding.numbers["limits"]
-    assert min(limits.values()) > 0
-    assert losses["two_way, summed"][1].mean() > losses["one_way"][1].mean()
-    assert not np.isfinite(losses["one_way"][-1]).any()
-    assert set(finding.figures) == {"rates"}
-
-
-@pytest.mark.slow
-def test_more_steps_of_a_smaller_rate(data_home):
-    finding = trading.check(True)
-    assert finding.numbers["losses"]["one_way"].shape == (2, 2)
+def test_more_steps_of_a_smaller_rate(data_home, tmp_path):
+    finding = trading.check(True, tmp_path)
+    assert finding.numbers["losses"]["faces"]["one_way"].shape == (2, 2)
     assert finding.numbers["hurt"] == 0
     assert set(finding.figures) == {"steps"}
 
 
-def test_largest_stable_rates_count_from_below():
-    curves = divergence.Curves(
-        np.arange(4), {"loss": np.array([[1, 1, 1, 0.5], [1, 1, np.nan, np.nan]])}
-    )
-    np.testing.assert_array_equal(divergence._ends(curves, 1), [[0.75], [np.inf]])
+def test_a_run_that_is_no_number_is_worse_than_any():
+    losses = np.array([[np.inf, 1.0], [0.5, 0.5], [0.5, 0.7]])
+    gains = trading._gains(losses)
+    assert gains[0].tolist() == [np.inf, 0] and gains[1, 0] == pytest.approx(-0.1)
+    assert trading._counts({"one_way": gains}) == (1, 0)
+    assert trading._counts({"one_way": -gains[:1]}) == (0, 1)

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
@@ -35,7 +36,8 @@ class Finding(NamedTuple):
     ``ours`` says it in one or two sentences with the deciding figures; ``why`` explains
     where it differs from the paper, in the result or in what was run; ``numbers`` is
     all that was measured, plain values or arrays; ``figures`` are matplotlib's;
-    ``table`` has a row of words each, first its head.
+    ``table`` has a row of words each, first its head; ``before`` is what was found by
+    another criterion or in another setting: ``verdict``, ``criterion`` and ``ours``.
     """
 
     verdict: Verdict
@@ -44,6 +46,7 @@ class Finding(NamedTuple):
     figures: Mapping[str, Any]
     why: str = ""
     table: Sequence[Sequence[str]] = ()
+    before: Mapping[str, str] = MappingProxyType({})
 
 
 class Claim(NamedTuple):
@@ -109,6 +112,7 @@ def entry(
         "paper": claim.paper,
         "ours": finding.ours,
         "verdict": str(finding.verdict),
+        "before": dict(finding.before),
         "why": finding.why,
         "table": plain(finding.table),
         "quick": quick,

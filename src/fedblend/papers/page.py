@@ -36,8 +36,10 @@ def page(
 
 def _row(found: dict[str, Any]) -> str:
     claim = f"{found['claim']} {found['title']}"
-    cells = (claim, found["paper"], found["ours"], found["verdict"])
-    return _line(cells)
+    verdict, before = found["verdict"], found.get("before")
+    if before:
+        verdict = f"{verdict} (before: {before['verdict']})"
+    return _line((claim, found["paper"], found["ours"], verdict))
 
 
 def _line(cells: Sequence[str]) -> str:
@@ -48,6 +50,12 @@ def _section(found: dict[str, Any], at: str) -> list[str]:
     lines = [f"## {found['claim']} {found['title']}", ""]
     lines += [f"The paper: {found['paper']}", ""]
     lines += [f"Ours ({found['verdict']}): {found['ours']}", ""]
+    if before := found.get("before"):
+        lines += [
+            f"Before ({before['verdict']}): {before['ours']} "
+            f"Criterion: {before['criterion']}",
+            "",
+        ]
     if found["why"]:
         lines += [found["why"], ""]
     if found.get("table"):

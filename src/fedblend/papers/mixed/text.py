@@ -62,6 +62,8 @@ class Size(NamedTuple):
 
 
 FULL = Size(None, 800, 10, 2, 5, (0.75, 1.5, 2.25), 150, 600, 5, 10)
+PAPER_STEPS = Size(None, 800, 20, 8, 16, (1.5,), 0, 150, 5, 15)
+"""With the paper's batches and steps, and a fifth of its cohort."""
 QUICK = Size(20, 200, 4, 5, 2, (20.0,), 0, 40, 2, 2, network=None)
 
 
@@ -172,11 +174,11 @@ def measured_on(source: str, values: Mapping[str, Any], metric: str) -> np.ndarr
     return WEIGHTS[0] * ours + WEIGHTS[1] * theirs
 
 
-def kept_in(folder: Path, task: Task, size: Size) -> Kept:
+def kept_in(folder: Path, task: Task, size: Size, **more: Any) -> Kept:
     """Where results are kept, which depend on all of this."""
     counts = {name: part.counts for name, part in task.federation.splits.items()}
     settings = {**size._asdict(), "held": len(task.held[0]), "counts": counts}
-    return Kept(folder, {**settings, "weights": WEIGHTS})
+    return Kept(folder, {**settings, "weights": WEIGHTS, **more})
 
 
 def curves(kept: Kept, name: str, compute: Callable[[], Curves]) -> Curves:

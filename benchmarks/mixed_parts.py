@@ -1,0 +1,60 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""Parts of Mixed FL's long claims, for several processes side by side on one GPU.
+
+    python benchmarks/mixed_parts.py OUT M4 oracle "clients alone"
+    python benchmarks/mixed_parts.py OUT M4-paper-sized parallel
+    python benchmarks/mixed_parts.py OUT M6 text movies
+    python benchmarks/mixed_parts.py OUT M8 faces                  all ways
+    python benchmarks/mixed_parts.py OUT M8 text one_way two_way
+    python benchmarks/mixed_parts.py OUT M9 "character model" parallel
+    python benchmarks/mixed_parts.py OUT M12 one_way
+
+Each keeps what it has measured where ``fedblend reproduce mixed --out OUT`` looks for
+it, which then has the rest to do, if any, and writes the pages.
+"""
+
+import sys
+import time
+from pathlib import Path
+
+from fedblend.papers.mixed import (
+    characters,
+    clipping,
+    disagreement,
+    divergence,
+    text,
+    trading,
+)
+
+
+def part(out: Path, claim: str, names: list[str]) -> None:
+    """Measure these methods, tasks or ways of a claim."""
+    paper_sized = claim == "M4-paper-sized"
+    page = "mixed_paper_sized" if paper_sized else "mixed"
+    folder = out / page / "kept" / claim.partition("-")[0]
+    if claim.startswith("M4"):
+        size = characters.PAPER if paper_sized else characters.FULL
+        characters.found(folder, text.task(size), size, names or characters.NEEDED)
+    if claim == "M6":
+        disagreement.found(folder, False, names or list(disagreement.PAPER))
+    if claim == "M8":
+        task, *ways = names
+        setting = trading.SETTINGS[task]
+        here = trading.task(task, False)
+        trading.found(folder, task, here, setting, ways or trading.WAYS)
+    if claim == "M9":
+        model, *variants = names
+        size = divergence.SIZES[model]
+        these = variants or list(divergence.VARIANTS)
+        divergence.found(folder, model, text.task(size), size, these)
+    if claim == "M12":
+        size = clipping.FULL
+        task = text.task(size.round)
+        clipping.found(folder, task, size, names or clipping.WAYS)
+
+
+if __name__ == "__main__":
+    begun = time.perf_counter()
+    part(Path(sys.argv[1]), sys.argv[2], sys.argv[3:])
+    print(f"{' '.join(sys.argv[2:])}: {time.perf_counter() - begun:.0f} s", flush=True)
