@@ -5,6 +5,8 @@
 from collections.abc import Sequence
 from typing import Any
 
+from fedblend.papers.claims import Verdict
+
 
 def page(
     title: str,
@@ -36,7 +38,10 @@ def page(
 
 def _row(found: dict[str, Any]) -> str:
     claim = f"{found['claim']} {found['title']}"
-    cells = (claim, found["paper"], found["ours"], found["verdict"])
+    verdict = found["verdict"]
+    if before := found.get("before"):
+        verdict += f" (before, by another criterion: {before['verdict']})"
+    cells = (claim, found["paper"], found["ours"], verdict)
     return _line(cells)
 
 
@@ -48,8 +53,14 @@ def _section(found: dict[str, Any], at: str) -> list[str]:
     lines = [f"## {found['claim']} {found['title']}", ""]
     lines += [f"The paper: {found['paper']}", ""]
     lines += [f"Ours ({found['verdict']}): {found['ours']}", ""]
-    if found["why"]:
-        lines += [found["why"], ""]
+    if before := found.get("before"):
+        told = f"{before['ours']} {before.get('criterion', '')} {before['why']}"
+        lines += [f"Before ({before['verdict']}, by another criterion): {told}", ""]
+    for part in ("criterion", "why"):
+        if found.get(part):
+            lines += [found[part], ""]
+    if found.get("undecided") and found["verdict"] != Verdict.reproduced:
+        lines += [f"It cannot be decided here: {found['undecided']}.", ""]
     if found.get("table"):
         head, *rows = found["table"]
         lines += [_line(head), "|---" * len(head) + "|", *map(_line, rows), ""]
@@ -59,4 +70,6 @@ def _section(found: dict[str, Any], at: str) -> list[str]:
     took = f"{found['seconds']:.0f} s on {found['device']}"
     if found.get("resumed"):
         took += " for what was not kept from earlier runs"
+    if found.get("commit"):
+        took += f", commit {found['commit']}"
     return [*lines, f"All numbers: {numbers}; {took}."]
