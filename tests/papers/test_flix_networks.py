@@ -47,13 +47,12 @@ def test_each_alpha_is_carried_on_once():
 
 @pytest.mark.parametrize("task", [images, text])
 def test_all_methods_try_as_many_settings(task):
-    this = type("Task", (), {"plan": task.FULL})
     plan, local = task.FULL, runs.LOCAL
-    flix, shared = choice.flix_settings(this, local), choice.fedavg_settings(this)
+    flix, shared = choice.flix_settings(plan, local), choice.fedavg_settings(plan)
     count = len(set(flix))
-    assert count == len({*shared, *choice.control_settings(this, local)})
-    assert count == len(set(choice.flix_settings(this, runs.ONE)))
-    assert count == len(set(choice.control_settings(this, runs.ONE)))
+    assert count == len({*shared, *choice.control_settings(plan, local)})
+    assert count == len(set(choice.flix_settings(plan, runs.ONE)))
+    assert count == len(set(choice.control_settings(plan, runs.ONE)))
     for work in (plan.own, plan.tune):
         assert count == plan.snapshots * len(work.rates)
 

@@ -14,7 +14,15 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedblend.papers.flix import network_runs as runs
-from fedblend.papers.flix.network_task import ALPHAS, FEW, MANY, Score, Setting, Task
+from fedblend.papers.flix.network_task import (
+    ALPHAS,
+    FEW,
+    MANY,
+    Plan,
+    Score,
+    Setting,
+    Task,
+)
 
 KINDS = (FEW, MANY)
 
@@ -71,9 +79,8 @@ class Outcome(NamedTuple):
     trial: dict[Setting, float]
 
 
-def flix_settings(task: Task, solver: str) -> list[Setting]:
+def flix_settings(plan: Plan, solver: str) -> list[Setting]:
     """Every alpha with every x_i at every rate."""
-    plan = task.plan
     work, power = (plan.local, 2) if solver == runs.LOCAL else (plan.one, plan.power)
     assert work is not None
     return [
@@ -84,16 +91,15 @@ def flix_settings(task: Task, solver: str) -> list[Setting]:
     ]
 
 
-def control_settings(task: Task, solver: str) -> list[Setting]:
+def control_settings(plan: Plan, solver: str) -> list[Setting]:
     """The same code with alpha 1, which starts at the mean of x_i."""
-    plan = task.plan
     rates = plan.shared_rates[1::2] if solver == runs.LOCAL else plan.one_rates
     return [Setting(solver, own, 1.0, rate) for own in KINDS for rate in rates]
 
 
-def fedavg_settings(task: Task) -> list[Setting]:
+def fedavg_settings(plan: Plan) -> list[Setting]:
     """FedAvg's rates."""
-    return [Setting(runs.FEDAVG, "", 1.0, rate) for rate in task.plan.shared_rates]
+    return [Setting(runs.FEDAVG, "", 1.0, rate) for rate in plan.shared_rates]
 
 
 def by_setting(scores: runs.Scores) -> dict[Setting, list[Score]]:
@@ -151,11 +157,11 @@ def measured(task: Task, folder: Path) -> Outcome:
 
     def of_solver(solver: str, controls: int) -> Sequence[tuple[list[Setting], Any]]:
         return (
-            (flix_settings(task, solver), partial(of_each_alpha, most=plan.carried)),
-            (control_settings(task, solver), partial(ranked, most=controls)),
+            (flix_settings(plan, solver), partial(of_each_alpha, most=plan.carried)),
+            (control_settings(plan, solver), partial(ranked, most=controls)),
         )
 
-    halved(fedavg, [(fedavg_settings(task), partial(ranked, most=plan.carried - 1))])
+    halved(fedavg, [(fedavg_settings(plan), partial(ranked, most=plan.carried - 1))])
     best = max(shared, key=lambda one: shared[one].validation)
     tuned = _snapshots(runs.finetuned(task, best, folder), plan.tune.steps)
     halved(mixed, of_solver(runs.LOCAL, 1))
