@@ -47,7 +47,7 @@ def apfl() -> None:
             rounds=100,
             every=1,
             measure={"accuracy": fb.metrics.accuracy(task.model.apply)},
-            over=jnp.full((seeds,), 0.1, jnp.float32),
+            over=jnp.asarray([method.rates(task)[2]] * seeds, jnp.float32),
         )
         show(f"A6 {method.name}, a round and a measurement", block_seconds(iter(run)))
         begun = time.process_time()

@@ -7,7 +7,15 @@ import numpy as np
 import pytest
 
 import fedblend as fb
-from fedblend.papers.apfl import convex, images, methods, relatives, runs, writers
+from fedblend.papers.apfl import (
+    alpha_rate,
+    convex,
+    images,
+    methods,
+    relatives,
+    runs,
+    writers,
+)
 from fedblend.papers.apfl.tables import beyond, chosen, table
 from fedblend.papers.kept import Kept
 
@@ -131,9 +139,40 @@ def test_of_rates_that_tie_early_the_one_that_is_best_late(
     assert rows["APFL, alpha 0.25"].rate == wanted
 
 
+def test_a_method_with_two_rates_is_tried_at_pairs_of_them(task, tmp_path, monkeypatch):
+    """pFedMe's best pair is none of equal rates."""
+
+    def pretended(task, method, rates, seeds):
+        def lane(rate):
+            end = 0.9 if rate == (0.01, 0.05) else 0.5
+            curve = {"accuracy": [0.1, end], "loss": [1.0, 1.0]}
+            return {
+                "rounds": [0, task.rounds],
+                "curves": {
+                    "personal": {
+                        split: curve for split in ("train", "validation", "test")
+                    }
+                },
+                "clients": {"personal": [0.5]},
+                "alphas": [],
+            }
+
+        return list(map(lane, rates))
+
+    monkeypatch.setattr(runs, "run", pretended)
+    rows = runs.compare(task, [methods.PFEDME], Kept(tmp_path, task.settings()))
+    assert rows["pFedMe"].rate == (0.01, 0.05)
+    assert len(rows["pFedMe"].tried) == len(methods.PAIRS) > len(task.rates)
+    assert table(rows, {})[1][1] == "0.01 0.05"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "claim", [convex.A1, convex.A2, images.A4, writers.A5, relatives.A6, relatives.A6B]
+    "claim",
+    [
+        *(convex.A1, convex.A2, images.A4, writers.A5),
+        *(relatives.A6, relatives.A6B, alpha_rate.A11),
+    ],
 )
 def test_quick_checks(claim, tmp_path, data_home):
     finding = claim.check(True, tmp_path)

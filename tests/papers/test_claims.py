@@ -11,7 +11,9 @@ from fedblend.papers.claims import (
     Claim,
     Finding,
     Verdict,
+    commit,
     read_entries,
+    refresh,
     reproduce,
 )
 from fedblend.papers.drawing import banded, panels
@@ -77,3 +79,47 @@ def test_a_resumed_claim_does_not_pass_its_last_part_off_as_all_of_its_time(tmp_
     words = "not kept from earlier runs"
     assert words not in page("A paper", "the command", [first], "figures")
     assert words in page("A paper", "the command", [second], "figures")
+
+
+def by(criterion, verdict):
+    def check(quick):
+        return Finding(verdict, f"found by {criterion}", {}, {}, criterion=criterion)
+
+    return Claim("X4", "fourth", "it is more", check, undecided="rows are missing")
+
+
+def test_a_changed_criterion_leaves_both_verdicts(tmp_path):
+    reproduce([by("at least", Verdict.reproduced)], tmp_path)
+    for _ in range(2):  # and so it stays when the claim is measured again
+        (found,) = reproduce([by("within 1", Verdict.differs)], tmp_path)
+        assert found["before"]["verdict"] == "reproduced"
+        assert found["before"]["criterion"] == "at least"
+    text = page("A paper", "the command", [found], "figures")
+    assert "| not reproduced (before: reproduced) |" in text
+    assert "Before (reproduced): found by at least" in text
+    assert "within 1" in text
+    assert "It cannot be decided here: rows are missing." in text
+
+
+def test_what_is_reproduced_is_not_undecided(tmp_path):
+    found = reproduce([by("at least", Verdict.reproduced)], tmp_path)
+    assert "rows are missing" not in page("A paper", "the command", found, "figures")
+
+
+def test_sentences_of_a_claim_are_written_anew_and_numbers_stay(tmp_path):
+    claim = by("at least", Verdict.partly)
+    (found,) = reproduce([claim], tmp_path)
+    refresh(tmp_path, [claim._replace(title="better", undecided="time is missing")])
+    assert read_entries(tmp_path, [claim]) == [
+        {**found, "title": "better", "undecided": "time is missing"}
+    ]
+
+
+def test_results_carry_the_commit(tmp_path, monkeypatch):
+    (found,) = reproduce([by("at least", Verdict.partly)], tmp_path)
+    assert found["commit"] == commit()
+    monkeypatch.setenv("PATH", "")  # no git, as in a copy without its repository
+    monkeypatch.setenv("FEDBLEND_COMMIT", "abc")
+    assert commit() == "abc"
+    monkeypatch.delenv("FEDBLEND_COMMIT")
+    assert commit() is None

@@ -94,3 +94,13 @@ def test_an_unknown_claim_is_one_line(claims, tmp_path, capsys):
     assert main(["reproduce", "flix", "F99", "--out", str(tmp_path)]) == 2
     (line,) = capsys.readouterr().err.strip().splitlines()
     assert "'F99' is none of F1, F2, F10" in line
+
+
+def test_the_page_alone_is_written_from_what_was_measured(claims, tmp_path, capsys):
+    assert main(["reproduce", "flix", "--page", "--out", str(tmp_path)]) == 2
+    assert "--page: " in capsys.readouterr().err
+    assert main(["reproduce", "flix", "F1", "--out", str(tmp_path)]) == 0
+    wanted = (tmp_path / "flix.md").read_text()
+    (tmp_path / "flix.md").unlink()
+    assert main(["reproduce", "flix", "--page", "--out", str(tmp_path)]) == 0
+    assert (tmp_path / "flix.md").read_text() == wanted

@@ -40,6 +40,10 @@ def reproduce(
             "--paper-sized", help="The paper's sizes, for a GPU; of some claims."
         ),
     ] = False,
+    page_only: Annotated[
+        bool,
+        typer.Option("--page", help="Measure nothing: the page of what OUT holds."),
+    ] = False,
     out: Annotated[
         Path, typer.Option(help="Folder of the page, its figures and numbers.")
     ] = Path("reproduced"),
@@ -56,6 +60,8 @@ def reproduce(
     fedblend reproduce flix F3 F4 --out results
 
     fedblend reproduce mixed M3 --paper-sized
+
+    fedblend reproduce apfl --page --out docs/results
     """
     compile_cache()
     from fedblend.papers import claims, page
@@ -69,6 +75,11 @@ def reproduce(
         option = " --paper-sized"
     chosen = _chosen(known, names or [])
     folder, target = out / name, out / f"{name}.md"
+    if page_only:
+        if not claims.read_entries(folder, known):
+            raise typer.BadParameter(f"--page: {folder} holds no claim of {paper}")
+        claims.refresh(folder, known)
+        chosen = []
     try:
         found = claims.reproduce(
             chosen,
@@ -82,7 +93,8 @@ def reproduce(
         large = out / f"{paper}{LARGE}.md"
         also = large.name if large.exists() and not paper_sized else None
         target.write_text(page.page(title, command, entries, name, also))
-    _show(found)
+    if found:
+        _show(found)
     screen.console().print(f"page: {target}", markup=False, soft_wrap=True)
 
 

@@ -9,6 +9,8 @@ nothing is lost if a later one fails; the page is made of all that the folder ho
 
 import json
 import math
+import os
+import subprocess
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import StrEnum
@@ -36,7 +38,8 @@ class Finding(NamedTuple):
     ``ours`` says it in one or two sentences with the deciding figures; ``why`` explains
     where it differs from the paper, in the result or in what was run; ``numbers`` is
     all that was measured, plain values or arrays; ``figures`` are matplotlib's;
-    ``table`` has a row of words each, first its head; ``before`` is what was found by
+    ``table`` has a row of words each, first its head; ``criterion`` says what decides
+    the verdict, where it is told apart from ``why``; ``before`` is what was found by
     another criterion or in another setting: ``verdict``, ``criterion`` and ``ours``.
     """
 
@@ -46,6 +49,7 @@ class Finding(NamedTuple):
     figures: Mapping[str, Any]
     why: str = ""
     table: Sequence[Sequence[str]] = ()
+    criterion: str = ""
     before: Mapping[str, str] = MappingProxyType({})
 
 
@@ -53,7 +57,8 @@ class Claim(NamedTuple):
     """A claim of a paper. ``check(quick)`` measures it, smaller where ``quick``.
 
     One that takes long is ``resumable``: ``check(quick, folder)`` keeps there what it
-    has measured so far, and goes on from it.
+    has measured so far, and goes on from it. ``undecided`` says in a sentence why a
+    claim that is not reproduced cannot be decided here.
     """
 
     name: str
@@ -61,6 +66,7 @@ class Claim(NamedTuple):
     paper: str
     check: Callable[..., Finding]
     resumable: bool = False
+    undecided: str = ""
 
 
 def reproduce(
@@ -94,11 +100,50 @@ def reproduce(
         finding = claim.check(quick, *kept)
         seconds = time.perf_counter() - begun
         names = _save_figures(claim, finding, folder)
-        found = entry(claim, finding, quick, seconds, names)
-        entries.append({**found, "resumed": resumed})
-        text = json.dumps(entries[-1], allow_nan=False)
-        (folder / f"{claim.name}.json").write_text(text + "\n")
+        found = {**entry(claim, finding, quick, seconds, names), "resumed": resumed}
+        path = folder / f"{claim.name}.json"
+        earlier = found["before"] or earlier_verdict(path, finding.criterion)
+        entries.append({**found, "before": earlier})
+        _write(path, entries[-1])
     return entries
+
+
+def earlier_verdict(path: Path, criterion: str) -> dict[str, Any] | None:
+    """What was found by another criterion, to stand beside what is found by this one.
+
+    Args:
+        path: of the claim's JSON, which may not be there yet.
+        criterion: of the finding that is to be written there.
+    """
+    if not criterion or not path.exists():
+        return None
+    known = json.loads(path.read_text())
+    if known.get("criterion", "") == criterion:
+        return known.get("before")
+    known.pop("before", None)
+    return known
+
+
+def commit() -> str | None:
+    """The commit of the package, with "+changes" where its files differ from it.
+
+    Where no repository holds it, what the environment variable FEDBLEND_COMMIT says.
+    """
+    here = Path(__file__).parents[1]
+
+    def git(*words: str) -> str:
+        done = subprocess.run(
+            ["git", *words], cwd=here, capture_output=True, text=True, check=True
+        )
+        return done.stdout.strip()
+
+    try:
+        # An installed package may lie inside of somebody else's repository.
+        git("ls-files", "--error-unmatch", __file__)
+        changed = git("status", "--porcelain", "--", ".")
+        return git("rev-parse", "HEAD") + ("+changes" if changed else "")
+    except (OSError, subprocess.CalledProcessError):
+        return os.environ.get("FEDBLEND_COMMIT")
 
 
 def entry(
@@ -112,13 +157,16 @@ def entry(
         "paper": claim.paper,
         "ours": finding.ours,
         "verdict": str(finding.verdict),
+        "criterion": finding.criterion,
         "before": dict(finding.before),
         "why": finding.why,
+        "undecided": claim.undecided,
         "table": plain(finding.table),
         "quick": quick,
         "seconds": round(seconds, 1),
         "device": device.device_kind,
         "versions": {"fedblend": __version__, "jax": jax.__version__},
+        "commit": commit(),
         "figures": figures,
         "numbers": plain(finding.numbers),
     }
@@ -128,6 +176,25 @@ def read_entries(folder: Path, claims: Iterable[Claim]) -> list[dict[str, Any]]:
     """What the folder holds of these claims, in their order."""
     paths = (folder / f"{claim.name}.json" for claim in claims)
     return [json.loads(path.read_text()) for path in paths if path.exists()]
+
+
+def refresh(folder: Path, claims: Iterable[Claim]) -> None:
+    """Write the sentences that are the claims' own anew into what the folder holds.
+
+    They are the title, the paper's sentence, and why it is undecided. What was
+    measured, and what is said of it, stays.
+    """
+    for claim in claims:
+        for found in read_entries(folder, [claim]):
+            told = {**found, "title": claim.title, "paper": claim.paper}
+            if claim.undecided or "undecided" in found:
+                told["undecided"] = claim.undecided
+            if told != found:
+                _write(folder / f"{claim.name}.json", told)
+
+
+def _write(path: Path, found: dict[str, Any]) -> None:
+    path.write_text(json.dumps(found, allow_nan=False) + "\n")
 
 
 def _save_figures(claim: Claim, finding: Finding, folder: Path) -> list[str]:

@@ -5,6 +5,8 @@
 from collections.abc import Sequence
 from typing import Any
 
+from fedblend.papers.claims import Verdict
+
 
 def page(
     title: str,
@@ -36,9 +38,9 @@ def page(
 
 def _row(found: dict[str, Any]) -> str:
     claim = f"{found['claim']} {found['title']}"
-    verdict, before = found["verdict"], found.get("before")
-    if before:
-        verdict = f"{verdict} (before: {before['verdict']})"
+    verdict = found["verdict"]
+    if before := found.get("before"):
+        verdict += f" (before: {before['verdict']})"
     return _line((claim, found["paper"], found["ours"], verdict))
 
 
@@ -51,13 +53,14 @@ def _section(found: dict[str, Any], at: str) -> list[str]:
     lines += [f"The paper: {found['paper']}", ""]
     lines += [f"Ours ({found['verdict']}): {found['ours']}", ""]
     if before := found.get("before"):
-        lines += [
-            f"Before ({before['verdict']}): {before['ours']} "
-            f"Criterion: {before['criterion']}",
-            "",
-        ]
-    if found["why"]:
-        lines += [found["why"], ""]
+        rule = before.get("criterion")
+        told = f"{before['ours']} Criterion: {rule}" if rule else before["ours"]
+        lines += [f"Before ({before['verdict']}): {told}", ""]
+    for part in ("criterion", "why"):
+        if found.get(part):
+            lines += [found[part], ""]
+    if found.get("undecided") and found["verdict"] != Verdict.reproduced:
+        lines += [f"It cannot be decided here: {found['undecided']}.", ""]
     if found.get("table"):
         head, *rows = found["table"]
         lines += [_line(head), "|---" * len(head) + "|", *map(_line, rows), ""]
@@ -67,4 +70,6 @@ def _section(found: dict[str, Any], at: str) -> list[str]:
     took = f"{found['seconds']:.0f} s on {found['device']}"
     if found.get("resumed"):
         took += " for what was not kept from earlier runs"
+    if found.get("commit"):
+        took += f", commit {found['commit']}"
     return [*lines, f"All numbers: {numbers}; {took}."]

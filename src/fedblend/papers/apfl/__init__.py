@@ -3,6 +3,7 @@
 """APFL (2020): its claims, in the order of the paper."""
 
 from fedblend.papers.apfl.adaptive import A3
+from fedblend.papers.apfl.alpha_rate import A11
 from fedblend.papers.apfl.bound import A9
 from fedblend.papers.apfl.convex import A1, A2
 from fedblend.papers.apfl.diversity import A8
@@ -17,5 +18,5 @@ TITLE = "What APFL claims, measured"
 
 CLAIMS: tuple[Claim, ...] = (
     *(A1, A2, A3, A4, A5, A6, A6B),
-    *(A7, A8, A9, A10),
+    *(A7, A8, A9, A10, A11),
 )

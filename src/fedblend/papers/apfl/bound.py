@@ -174,4 +174,7 @@ A9 = Claim(
     "says itself that the distance is not known, and learns alpha instead.",
     check,
     resumable=True,
+    undecided="the theorem leaves its constants open (C, lambda_H) and is about "
+    "bounded losses, so no measurement can contradict it; whether its alphas tell "
+    "clients apart would take several times the 90 clients of these draws to see",
 )

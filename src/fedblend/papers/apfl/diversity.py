@@ -200,7 +200,7 @@ def check(quick: bool, folder: Path) -> Finding:
     )
 
 
-def _listed(rates: Iterable[float]) -> str:
+def _listed(rates: Iterable[Any]) -> str:
     return ", ".join(f"{rate:g}" for rate in sorted(rates))
 
 

@@ -13,6 +13,10 @@ START, ALPHA_RATE = 0.75, 0.001
 """Of an alpha that is learnt on held-out rows: mostly shared at first, as the paper has
 it, and slow. Larger rates decide in the first rounds, when shared models are poor."""
 JUDGED = {"alpha_rate": ALPHA_RATE, "held_out": HELD_OUT}
+PAIRS = tuple(
+    (theta, w) for theta in (0.01, 0.003, 0.02, 0.05) for w in (0.05, 0.01, 0.02, 0.1)
+)
+"""pFedMe's rates: of theta, and of w, whose steps are lambda times that long."""
 HIGH_START = 0.9
 """Of one that stops halfway: alpha falls at first, while the shared model is poor, and
 has less time to rise again. Chosen on validation rows of A6."""
@@ -54,12 +58,13 @@ def perfedavg(task: Task, rate) -> fb.Algorithm:
 
 
 def pfedme(task: Task, rate) -> fb.Algorithm:
-    """Moreau envelopes with the paper's lambda, K and rate of w; theta's is tuned."""
+    """Moreau envelopes with the paper's lambda and K; ``rate`` is theta's, and w's."""
+    theta, shared = rate
     return fb.pfedme(
         task.loss,
-        decaying(0.01),
+        decaying(shared),
         lam=15.0,
-        inner_rate=rate,
+        inner_rate=theta,
         inner_steps=5,
         **task.work,
     )
@@ -81,6 +86,18 @@ def learnt(alpha: float):
 
     def build(task: Task, rate) -> fb.Algorithm:
         return fb.apfl(task.loss, decaying(rate), alpha=alpha, **task.work)
+
+    return build
+
+
+def own_rate(alpha: float):
+    """The same, with ``rate`` that of the models, and alpha's."""
+
+    def build(task: Task, rate) -> fb.Algorithm:
+        models, own = rate
+        return fb.apfl(
+            task.loss, decaying(models), alpha=alpha, alpha_rate=own, **task.work
+        )
 
     return build
 
@@ -112,7 +129,12 @@ SCAFFOLD = Method(
 )
 ALONE = Method("alone", alone, {"alone": "personal"})
 PERFEDAVG = Method("perfedavg", perfedavg, {"perFedAvg": "personal"})
-PFEDME = Method("pfedme", pfedme, {"pFedMe": "personal"})
+PFEDME = Method(
+    "pfedme with two rates",
+    pfedme,
+    {"pFedMe": "personal"},
+    lambda task: PAIRS,
+)
 FIXED = tuple(
     Method(f"apfl {alpha}", fixed(alpha), {f"APFL, alpha {alpha}": "personal"})
     for alpha in (0.25, 0.5, 0.75)

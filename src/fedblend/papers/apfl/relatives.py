@@ -136,12 +136,14 @@ def check(quick: bool, folder: Path, *, partition, name: str) -> Finding:
         f"has the same rates to choose from, on validation rows after {this.tuning} "
         f"rounds with one seed, ties at the end; {this.seeds} other seeds are "
         "reported. Rates fall by 1 % a round. perFedAvg is without Hessians and "
-        "deployed after as many steps as localized FedAvg, pFedMe has the paper's "
-        "lambda, K and rate of w, and its rate of theta tuned. `alone`, training "
-        "without any federation, is not in the paper. Alpha is the shared model's "
-        "weight: the paper's 0.25 is 0.75 here. Test rows are MNIST's own, shared out "
-        "as the training rows are; all clients are measured after aggregation, where "
-        "the paper's numbers are of those that took part, before it.",
+        "deployed after as many steps as localized FedAvg. pFedMe has the paper's "
+        f"lambda and K, and two rates, of theta and of w: {len(methods.PAIRS)} pairs "
+        f"to choose from, where the others have {len(this.rates)} rates. `alone`, "
+        "training without any federation, is not in the paper. Alpha is the shared "
+        "model's weight: the paper's 0.25 is 0.75 here. Test rows are MNIST's own, "
+        "shared out as the training rows are; all clients are measured after "
+        "aggregation, where the paper's numbers are of those that took part, before "
+        "it.",
         table=tables.table(rows, PAPER),
     )
 

@@ -2,6 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Methods run alike: each is tried at the same rates, and the best ones run again.
 
+A method that has two rates is tried at pairs of them, see ``Method.settings``.
+
 Rates are tried with seed 0, side by side for the first ``tuning`` rounds, and judged by
 the validation rows then. Those that are as good as the best are run again with other
 seeds and to the end, and the one is reported whose validation rows are best there: what
@@ -57,12 +59,24 @@ class Task(NamedTuple):
         return {**numbers, "counts": counts}
 
 
+Rate = float | tuple[float, ...]
+"""What is tuned of a method: its rate, or all of them where it has several."""
+
+
 class Method(NamedTuple):
-    """A way to train, ``build(task, rate)``, and a label for each model it yields."""
+    """A way to train, ``build(task, rate)``, and a label for each model it yields.
+
+    ``settings(task)`` are the rates that are tried; those of the task if None.
+    """
 
     name: str
     build: Callable[[Task, Any], fb.Algorithm]
     labels: dict[str, str]
+    settings: Callable[[Task], Sequence[Rate]] | None = None
+
+    def rates(self, task: Task) -> Sequence[Rate]:
+        """What is tried of it on a task."""
+        return task.rates if self.settings is None else self.settings(task)
 
 
 class Row(NamedTuple):
@@ -73,8 +87,8 @@ class Row(NamedTuple):
     last round, [seeds, clients], and ``alphas`` its mixing weight, where there is one.
     """
 
-    rate: float
-    tried: dict[float, float]
+    rate: Rate
+    tried: dict[Rate, float]
     rounds: np.ndarray
     curves: dict[str, dict[str, np.ndarray]]
     clients: np.ndarray
@@ -111,15 +125,16 @@ def compare(task: Task, methods: Sequence[Method], kept: Kept) -> dict[str, Row]
     """Every label's row."""
     rows = {}
     for method in methods:
-        tried = _tried(task, method, kept) if len(task.rates) > 1 else []
+        rates = method.rates(task)
+        tried = _tried(task, method, kept) if len(rates) > 1 else []
         for label, model in method.labels.items():
             grid = {
                 rate: lane["curves"][model]["validation"]["accuracy"][-1]
-                for rate, lane in zip(task.rates, tried, strict=False)
+                for rate, lane in zip(rates, tried, strict=False)
             }
             ends = [
                 _row(rate, grid, _repeated(task, method, rate, kept), model)
-                for rate in (as_good(grid) if grid else task.rates)
+                for rate in (as_good(grid) if grid else rates)
             ]
             rows[label] = max(ends, key=_at_the_end)
     return rows
@@ -127,23 +142,28 @@ def compare(task: Task, methods: Sequence[Method], kept: Kept) -> dict[str, Row]
 
 def _tried(task: Task, method: Method, kept: Kept) -> list[dict[str, Any]]:
     """A shorter run at each of several rates; a single one needs no trial."""
-    short = task._replace(rounds=task.tuning)
+    short, rates = task._replace(rounds=task.tuning), method.rates(task)
     return kept(
-        f"{method.name} tried",
-        lambda: run(short, method, task.rates, [0] * len(task.rates)),
+        f"{method.name} tried", lambda: run(short, method, rates, [0] * len(rates))
     )
 
 
-def _repeated(task: Task, method: Method, rate: float, kept: Kept) -> list[Any]:
+def _repeated(task: Task, method: Method, rate: Rate, kept: Kept) -> list[Any]:
     """A whole run at one rate for each seed that is reported."""
     seeds = range(1, task.seeds + 1)
     return kept(
-        f"{method.name} at {rate:g}",
+        f"{method.name} at {named(rate)}",
         lambda: run(task, method, [rate] * task.seeds, seeds),
     )
 
 
-def as_good(grid: Mapping[float, float | None]) -> list[float]:
+def named(rate: Rate) -> str:
+    """A rate, or several of them, in words."""
+    rates = rate if isinstance(rate, tuple) else (rate,)
+    return " ".join(f"{one:g}" for one in rates)
+
+
+def as_good(grid: Mapping[Rate, float | None]) -> list[Rate]:
     """The rates that are as good as the best, up to ``TIE``."""
     # A run that diverged has no accuracy, and is the worst.
     values = {rate: value or 0.0 for rate, value in grid.items()}
@@ -155,7 +175,7 @@ def _at_the_end(row: Row) -> float:
     return float(np.nan_to_num(row.curves["validation"]["accuracy"][:, -1].mean()))
 
 
-def _row(rate: float, grid: dict[float, float], lanes: list, model: str) -> Row:
+def _row(rate: Rate, grid: dict[Rate, float], lanes: list, model: str) -> Row:
     def stacked(split, metric):
         values = [lane["curves"][model][split][metric] for lane in lanes]
         return np.array(values, np.float64)
@@ -174,7 +194,7 @@ def _row(rate: float, grid: dict[float, float], lanes: list, model: str) -> Row:
 
 
 def run(
-    task: Task, method: Method, rates: Sequence[float], seeds: Sequence[int]
+    task: Task, method: Method, rates: Sequence[Rate], seeds: Sequence[int]
 ) -> list[dict[str, Any]]:
     """A lane for each rate and seed."""
     completed = fb.simulate(

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from fedblend.papers.apfl.runs import Row
+from fedblend.papers.apfl.runs import Row, named
 from fedblend.papers.drawing import banded, legend_above, panels
 
 Rows = Mapping[str, Row]
@@ -43,7 +43,7 @@ def table(rows: Rows, paper: Mapping[str, str]) -> list[list[str]]:
         *(
             [
                 label,
-                f"{row.rate:g}",
+                named(row.rate),
                 _spread(row.curves["train"]["loss"][:, -1], 4),
                 _spread(100 * row.last, 2),
                 _spread(100 * row.best, 2),

@@ -2,13 +2,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """F9's runs: FLIX on networks beside FedAvg, training alone, and fine-tuning.
 
-A task is run the same way whatever its data. Every method is given as many rates to
-try as the others; which one counts is decided on validation rows. All runs start at
-the same parameters, and seeds differ in their cohorts and batches.
+A task is run the same way whatever its data. Settings and seeds are lanes of one
+simulation, so many at a time; each such part is kept in a folder when it is done, and
+models that later parts need are kept beside it. Seeds differ in cohorts and batches.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,88 +17,203 @@ import numpy as np
 
 import fedblend as fb
 from fedblend.core import Loss
-from fedblend.data.batches import everything
 from fedblend.papers.flix.network_task import (
-    Lane,
+    BLOCKS,
+    FEW,
+    MANY,
     Score,
-    Scores,
+    Setting,
     Task,
-    completed,
+    Work,
     scores_of,
+    simulated,
     start,
 )
+from fedblend.papers.kept import Kept
+
+LOCAL, ONE = SOLVERS = ("local steps", "one gradient")
+FEDAVG = "FedAvg"
+Scores = dict[tuple[Setting, int], Score]
 
 
-class Own(NamedTuple):
-    """x_i found at each rate: their models, scores and gradient norms over clients.
-
-    ``start`` are the norms where all of them started.
+def own_models(task: Task, folder: Path) -> tuple[dict[float, list[Score]], Callable]:
+    """Everybody alone: the scores of each rate by snapshot, and a function from how
+    x_i were trained to all of them. They are the same for all seeds.
     """
+    plan, paths = task.plan, {kind: folder / f"x_{kind}.npz" for kind in (FEW, MANY)}
+    rates = plan.own.rates
 
-    models: list[Any]
-    scores: list[Score]
-    norms: np.ndarray
-    start: np.ndarray
+    def train() -> list[list[Score]]:
+        starts = [start(task)] * len(rates)
+        run = _alone(task, plan.own, rates, [0] * len(rates), starts)
+        found: list[list[Score]] = [[] for _ in rates]
+        best, many = -1.0, None
+        for number, _ in enumerate(run):
+            if number == 0:  # the start of all of them
+                continue
+            for lane, score in enumerate(scores_of(run)):
+                found[lane].append(score)
+                if score.validation > best:
+                    best, many = score.validation, _personal(run, lane)
+            if number == 1:
+                _save(paths[FEW], _personal(run, 0))
+        _save(paths[MANY], many)
+        return found
+
+    kept = Kept(folder, task.settings())
+    answer = kept("alone", train)
+    known: dict[str, Any] = {}
+
+    def models(kind: str) -> Any:
+        if not paths[kind].exists():
+            train()
+        if kind not in known:
+            known[kind] = _load(paths[kind], start(task))
+        return known[kind]
+
+    return dict(zip(rates, map(_scores, answer), strict=True)), models
 
 
-def own_models(task: Task) -> Own:
-    """x_i for every rate, by plain SGD, and the norms of their full gradients."""
-    work, clients = task.plan.own, task.federation.clients
-    slope = fb.objectives.gradient(task.loss)
+def together(
+    task: Task,
+    settings: Sequence[Setting],
+    rounds: int,
+    folder: Path,
+    models: Callable[[str], Any],
+) -> Scores:
+    """Settings that have x_i, all seeds, in parts; ``models`` has the x_i by kind."""
 
-    def build(rate):
-        def solve(params, shard, key):
-            def norm(here):
-                return jnp.sqrt(fb.trees.squared_norm(slope(here, everything(shard))))
+    def build(lane):
+        alpha, rate, own = lane
+        return fb.flix(
+            task.loss,
+            lambda loss: methods[solver](loss, rate),
+            alpha=alpha,
+            local=fb.pure_local.given(own),
+        )
 
-            here, _ = fb.descend(
-                slope,
-                params,
-                shard,
-                key,
-                optimizer=rate,
-                steps=work.steps,
-                batch_size=work.batch_size,
-            )
-            return here, jnp.stack([norm(params), norm(here)])
+    def some(lanes: Sequence[tuple[Setting, int]]) -> list[Score]:
+        # An argument of the compiled program, since a constant of this size stalls it.
+        own = [models(setting.own) for setting, _ in lanes]
+        copies = jax.tree.map(lambda *leaves: jnp.stack(leaves), *own)
+        alphas = jnp.asarray([setting.alpha for setting, _ in lanes], jnp.float32)
+        run = _run(task, build, lanes, rounds, (alphas, _rates(lanes), copies))
+        return scores_of(run)
 
-        return fb.flix(task.loss, _idle, alpha=0.0, local=solve)
+    methods = {LOCAL: _local_steps(task), ONE: _one_gradient(task)}
+    (solver,) = {setting.solver for setting in settings}
+    return _in_parts(task, settings, rounds, folder, solver, some)
 
-    run = completed(
+
+def fedavg(
+    task: Task, settings: Sequence[Setting], rounds: int, folder: Path
+) -> Scores:
+    """FedAvg from the initial parameters; where it ends is kept for ``finetuned``."""
+    method = _local_steps(task)
+
+    def some(lanes: Sequence[tuple[Setting, int]]) -> list[Score]:
+        run = _run(
+            task, lambda rate: method(task.loss, rate), lanes, rounds, _rates(lanes)
+        )
+        if rounds == task.plan.rounds:
+            for place, (setting, seed) in enumerate(lanes):
+                end = fb.trees.take(run.shared, place)
+                _save(_end(folder, setting.rate, seed), end)
+        return scores_of(run)
+
+    return _in_parts(task, settings, rounds, folder, FEDAVG, some)
+
+
+def finetuned(
+    task: Task, setting: Setting, folder: Path
+) -> dict[float, list[list[Score]]]:
+    """Local steps from where FedAvg ended: by rate and snapshot, a score a seed."""
+    work, seeds = task.plan.tune, range(task.plan.seeds)
+    rates = [rate for rate in work.rates for _ in seeds]
+
+    def train() -> list[list[Score]]:
+        ends = [_load(_end(folder, setting.rate, seed), start(task)) for seed in seeds]
+        run = _alone(
+            task, work, rates, [*seeds] * len(work.rates), ends * len(work.rates)
+        )
+        return [scores_of(run) for number, _ in enumerate(run) if number]
+
+    known = {"setting": setting, "seeds": len(seeds), "rounds": task.plan.rounds}
+    kept = Kept(folder, {**task.settings(), **known})
+    found = [_scores(those) for those in kept("tuned", train)]
+    places = {
+        rate: range(number * len(seeds), (number + 1) * len(seeds))
+        for number, rate in enumerate(work.rates)
+    }
+    return {
+        rate: [[scores[place] for place in those] for scores in found]
+        for rate, those in places.items()
+    }
+
+
+def _in_parts(task, settings, rounds, folder, name, some) -> Scores:
+    """The scores of all settings with all seeds, seed by seed."""
+    lanes = [(one, seed) for seed in range(task.plan.seeds) for one in settings]
+    found, most = [], task.plan.lanes
+    for first in range(0, len(lanes), most):
+        group = lanes[first : first + most]
+        known = {**task.settings(), "rounds": rounds, "lanes": group}
+        kept = Kept(folder, known)
+        part = f"{name} {rounds} rounds part {first // most}"
+        found += _scores(kept(part, lambda group=group: some(group)))
+    return dict(zip(lanes, found, strict=True))
+
+
+def _run(task: Task, build, lanes, rounds: int, over) -> fb.Run:
+    """A completed run; a trial is measured at its end alone."""
+    blocks = BLOCKS if rounds == task.plan.rounds else 1
+    keys = _keys([seed for _, seed in lanes])
+    every = max(-(-rounds // blocks), 1)
+    return simulated(task, build, rounds, over=over, key=keys, every=every).complete()
+
+
+def _alone(task: Task, work: Work, rates, seeds, starts: Sequence[Any]) -> fb.Run:
+    """Everybody alone from a model for each lane; a round is a snapshot."""
+
+    def build(lane):
+        rate, first = lane
+        inner = fb.local_only(
+            task.loss, rate, steps=work.steps, batch_size=work.batch_size
+        )
+
+        def enroll(params, shard, key):
+            del params
+            return inner.enroll(first, shard, key)
+
+        return inner._replace(enroll=enroll)
+
+    firsts = jax.tree.map(lambda *leaves: jnp.stack(leaves), *starts)
+    return simulated(
         task,
         build,
-        start(task),
-        0,
-        over=jnp.asarray(work.rates, jnp.float32),
-        chunk=min(task.plan.clients, clients),
+        task.plan.snapshots,
+        over=(jnp.asarray(rates, jnp.float32), firsts),
+        key=_keys(seeds),
+        every=1,
+        chunk=min(task.plan.clients, task.federation.clients),
     )
-    states = run.store.gather(np.arange(clients))
-    models = [
-        jax.tree.map(lambda leaf, lane=lane: leaf[:, lane], states.personal)
-        for lane in range(len(work.rates))
-    ]
-    before, after = np.moveaxis(np.asarray(states.norm), (2, 1), (0, 1))
-    return Own(models, scores_of(run), after, before[0])
 
 
-def _idle(loss: Loss) -> fb.Algorithm:
-    """The method of runs without rounds."""
-    return fb.fedavg(loss, 0.0, steps=1, batch_size=1)
-
-
-def minibatch(task: Task) -> Callable[[Loss, Any], fb.Algorithm]:
-    """The paper's method: a minibatch gradient each, an optimiser at the server."""
-    size = task.plan.flix.batch_size
+def _one_gradient(task: Task) -> Callable[[Loss, Any], fb.Algorithm]:
+    """The paper's solver: a minibatch gradient each, an optimizer at the server."""
+    work = task.plan.one
 
     def method(loss, rate):
-        return fb.fedopt(loss, 1.0, task.server(rate), steps=1, batch_size=size)
+        assert work is not None
+        server = task.server(rate)
+        return fb.fedopt(loss, 1.0, server, steps=1, batch_size=work.batch_size)
 
     return method
 
 
-def local_steps(task: Task) -> Callable[[Loss, Any], fb.Algorithm]:
-    """FedAvg, as the method of FLIX with local steps too."""
-    work = task.plan.fedavg
+def _local_steps(task: Task) -> Callable[[Loss, Any], fb.Algorithm]:
+    """FedAvg, which is also a solver of FLIX."""
+    work = task.plan.local
 
     def method(loss, rate):
         return fb.fedavg(loss, rate, steps=work.steps, batch_size=work.batch_size)
@@ -105,73 +221,43 @@ def local_steps(task: Task) -> Callable[[Loss, Any], fb.Algorithm]:
     return method
 
 
-def flix(
-    task: Task, own: Sequence[Any], method, lanes: Sequence[Lane], rounds: int
-) -> Scores:
-    """FLIX, so many lanes at a time; ``own`` has the x_i that a lane names."""
+def _rates(lanes: Sequence[tuple[Setting, int]]) -> jax.Array:
+    return jnp.asarray([setting.rate for setting, _ in lanes], jnp.float32)
 
-    def build(lane):
-        alpha, rate, models = lane
-        local = fb.pure_local.given(models)
-        return fb.flix(
-            task.loss, lambda loss: method(loss, rate), alpha=alpha, local=local
+
+def _keys(seeds: Sequence[int]) -> jax.Array:
+    return jax.vmap(jax.random.key)(jnp.asarray(list(seeds)))
+
+
+def _scores(answer: Sequence[Any]) -> list[Score]:
+    """Scores from plain values; null is what was not finite."""
+    return [
+        Score(
+            np.array(rounds),
+            np.array(test, np.float64),
+            float("nan") if validation is None else validation,
+            np.array(clients, np.float64),
         )
-
-    def some(group: Sequence[Lane]) -> list[Score]:
-        # An argument of the compiled program, since a constant of this size stalls it.
-        models = [own[lane.own] for lane in group]
-        copies = jax.tree.map(lambda *leaves: jnp.stack(leaves), *models)
-        over = (*_numbers(group), copies)
-        return scores_of(
-            completed(task, build, start(task), rounds, over=over, key=_keys(group))
-        )
-
-    found, most = [], task.plan.lanes
-    for first in range(0, len(lanes), most):
-        found += some(lanes[first : first + most])
-    return dict(zip(lanes, found, strict=True))
+        for rounds, test, validation, clients in answer
+    ]
 
 
-def fedavg(task: Task, lanes: Sequence[Lane]) -> tuple[Scores, dict[Lane, Any]]:
-    """FedAvg, and the shared models it ends with."""
-    method = local_steps(task)
-    run = completed(
-        task,
-        lambda rate: method(task.loss, rate),
-        start(task),
-        task.plan.rounds,
-        over=_numbers(lanes)[1],
-        key=_keys(lanes),
-    )
-    scores = dict(zip(lanes, scores_of(run), strict=True))
-    ends = {lane: fb.trees.take(run.shared, place) for place, lane in enumerate(lanes)}
-    return scores, ends
+def _personal(run: fb.Run, lane: int) -> Any:
+    states = run.store.gather(np.arange(run.federation.clients))
+    return jax.tree.map(lambda leaf: leaf[:, lane], states.personal)
 
 
-def finetuned(task: Task, ends: Sequence[Any]) -> Scores:
-    """Local steps from shared models, one for each seed."""
-    work, scores = task.plan.tune, {}
-
-    def build(rate):
-        return fb.finetune(
-            _idle(task.loss),
-            task.loss,
-            rate,
-            steps=work.steps,
-            batch_size=work.batch_size,
-        )
-
-    for seed, end in enumerate(ends):
-        run = completed(task, build, end, 0, over=jnp.asarray(work.rates, jnp.float32))
-        for rate, score in zip(work.rates, scores_of(run), strict=True):
-            scores[Lane(0, 1.0, rate, seed)] = score
-    return scores
+def _end(folder: Path, rate: float, seed: int) -> Path:
+    return folder / f"fedavg_{rate:g}_seed_{seed}.npz"
 
 
-def _numbers(lanes: Sequence[Lane]) -> tuple[jax.Array, jax.Array]:
-    alphas = jnp.asarray([lane.alpha for lane in lanes], jnp.float32)
-    return alphas, jnp.asarray([lane.rate for lane in lanes], jnp.float32)
+def _save(path: Path, tree: Any) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    np.savez(path, *map(np.asarray, jax.tree.leaves(tree)))
 
 
-def _keys(lanes: Sequence[Lane]) -> jax.Array:
-    return jax.vmap(jax.random.key)(jnp.asarray([lane.seed for lane in lanes]))
+def _load(path: Path, like: Any) -> Any:
+    """A saved tree with the structure of ``like``."""
+    with np.load(path, allow_pickle=False) as saved:
+        leaves = [jnp.asarray(saved[name]) for name in saved.files]
+    return jax.tree.unflatten(jax.tree.structure(like), leaves)

@@ -17,8 +17,11 @@ from fedblend.core import Loss
 from fedblend.data.dataset import Dataset
 
 ALPHAS = (0.1, 0.3, 0.5, 0.7, 0.9)
+FEW, MANY = "few", "many"
+"""How x_i were trained: for the first snapshot at the lower rate, and to where training
+alone is best on validation rows."""
 BLOCKS = 6
-"""A run is measured so many times, and before it begins."""
+"""A run to the end is measured so many times, and before it begins."""
 
 
 class Work(NamedTuple):
@@ -32,22 +35,30 @@ class Work(NamedTuple):
 class Plan(NamedTuple):
     """How much is run.
 
-    ``lanes`` are run and ``clients`` train x_i side by side; both bound the memory.
-    FLIX's rates are divided by ``alpha**power``: a step of the mixture is ``alpha``
-    times one of the shared model, and the gradient has one more factor ``alpha``,
-    which Adam takes out. Without ``local_rounds`` FLIX with local steps is left out.
+    All settings of a method are tried for ``trial`` rounds with all seeds, and the best
+    ``carried`` ones are run for all ``rounds``. FLIX has the rates of ``local`` over
+    alpha^2: a step of the mixture is alpha times one of the shared model, and so is the
+    gradient. ``shared_rates`` are FedAvg's, every second one also that of alpha 1.
+    ``one`` is a gradient a round, its rates over ``alpha**power`` (Adam takes a factor
+    out), with ``one_rates`` for alpha 1; None leaves it out. ``own`` and ``tune`` are
+    looked at ``snapshots`` times, after their steps each. ``lanes`` are run and
+    ``clients`` train x_i side by side; both bound the memory.
     """
 
     rounds: int
-    local_rounds: int
+    trial: int
+    carried: int
     seeds: int
     cohort: int
     lanes: int
     clients: int
+    snapshots: int
     own: Work
-    flix: Work
+    local: Work
+    shared_rates: tuple[float, ...]
+    one: Work | None
     power: int
-    fedavg: Work
+    one_rates: tuple[float, ...]
     tune: Work
 
 
@@ -61,14 +72,24 @@ class Task(NamedTuple):
     server: Callable[[Any], optax.GradientTransformation]
     plan: Plan
 
+    def settings(self) -> dict[str, Any]:
+        """What the result of a single run depends on, as plain values."""
+        plan = self.plan
+        counts = {name: part.counts for name, part in self.federation.splits.items()}
+        names = ("cohort", "snapshots", "own", "local", "one", "tune")
+        return {"counts": counts, **{name: getattr(plan, name) for name in names}}
 
-class Lane(NamedTuple):
-    """One run of a method; ``own`` says which x_i, where there are any."""
 
-    own: int
+class Setting(NamedTuple):
+    """What is tried of a method: ``solver`` is one of ``network_runs.SOLVERS``.
+
+    ``own`` says which x_i, "" that there are none: plain FedAvg.
+    """
+
+    solver: str
+    own: str
     alpha: float
     rate: float
-    seed: int
 
 
 class Score(NamedTuple):
@@ -80,9 +101,6 @@ class Score(NamedTuple):
     test: np.ndarray
     validation: float
     clients: np.ndarray
-
-
-Scores = dict[Lane, Score]
 
 
 def largest(dataset: Dataset, clients: int) -> Dataset:
@@ -108,29 +126,29 @@ def start(task: Task) -> Any:
     return task.model.init(jax.random.key(0))
 
 
-def completed(
-    task: Task, build, params, rounds: int, *, over, key=None, chunk=None, measured=True
+def simulated(
+    task: Task, build, rounds: int, *, over, key, every: int, chunk: int | None = None
 ) -> fb.Run:
-    """A completed run of the task; with ``chunk``, everybody takes part."""
+    """A run of the task; with ``chunk``, everybody takes part."""
     clients = task.federation.clients
     return fb.simulate(
         build,
-        params,
+        start(task),
         task.federation,
-        jax.random.key(0) if key is None else key,
+        key,
         rounds=rounds,
         cohort=min(task.plan.cohort if chunk is None else clients, clients),
         chunk=chunk,
-        every=max(-(-rounds // BLOCKS), 1),
+        every=every,
         store="device",
         measure={"accuracy": task.accuracy},
         splits=("validation", "test"),
         over=over,
-    ).complete()
+    )
 
 
 def scores_of(run: fb.Run) -> list[Score]:
-    """The scores of each lane of a completed run."""
+    """The scores of each lane of a run as it is now."""
     found = []
     for lane in range(run.lanes or 1):
         records = [record[lane] for record in run.records]

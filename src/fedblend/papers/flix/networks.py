@@ -1,6 +1,8 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""F9's comparison of methods on a task: what is run, chosen and concluded."""
+"""F9's comparison of methods on a task: what is concluded, by a criterion fixed before
+anything was run.
+"""
 
 from typing import Any, NamedTuple
 
@@ -8,241 +10,178 @@ import numpy as np
 
 from fedblend.papers.claims import Finding, Verdict
 from fedblend.papers.flix import network_runs as runs
+from fedblend.papers.flix.network_choice import Outcome, Row
 from fedblend.papers.flix.network_figures import by_alpha, curves
-from fedblend.papers.flix.network_task import ALPHAS, Lane, Score, Scores, Task
+from fedblend.papers.flix.network_task import Setting, Task
 
 SHORT = 0.05
-"""How far from the paper's accuracy FedAvg may be for a comparison to count."""
+"""How far below the paper's accuracy FedAvg may be for a comparison to count."""
+CRITERION = (
+    "Criterion, fixed before the run: FLIX at the setting (solver, alpha inside (0, "
+    "1), x_i, rate) that is best on validation rows is compared on test rows, by "
+    "examples, with FedAvg and with the best model without mixing (FedAvg, or FLIX's "
+    "own code with alpha 1, which starts at the mean of x_i), each at its best setting "
+    "on validation rows; differences have 95 % intervals over clients and seeds. "
+    "Reproduced if both intervals are above 0 and FedAvg is at most "
+    f"{SHORT} short of the paper's accuracy; partly if both differences are above 0, "
+    "but an interval is not or FedAvg is shorter; not reproduced if a difference is 0 "
+    "or less."
+)
+STUDENT = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26)
+"""97.5 % quantiles for 1, 2, ... degrees of freedom."""
 
 
-class Chosen(NamedTuple):
-    """A method at the rate that is best on validation rows; a score for each seed."""
+class Gap(NamedTuple):
+    """How much more of the test rows is right, and half of its 95 % interval.
 
-    rate: float
-    scores: list[Score]
-
-    @property
-    def validation(self) -> float:
-        """Accuracy on validation rows."""
-        return float(np.mean([score.validation for score in self.scores]))
-
-    @property
-    def test(self) -> float:
-        """Accuracy on test rows, by examples."""
-        return float(np.mean([score.test[-1] for score in self.scores]))
-
-    @property
-    def clients(self) -> np.ndarray:
-        """Each client's accuracy on its test rows."""
-        return np.mean([score.clients for score in self.scores], axis=0)
-
-    def numbers(self) -> dict[str, Any]:
-        """Everything as plain values."""
-        return {
-            "rate": self.rate,
-            "validation": self.validation,
-            "test_by_examples": self.test,
-            "test_client_mean": float(np.nanmean(self.clients)),
-            "rounds": self.scores[0].rounds,
-            "test_by_examples[seed][record]": [score.test for score in self.scores],
-        }
-
-
-class Outcome(NamedTuple):
-    """All methods, and the gradient norms of x_i.
-
-    ``flix`` has FLIX by x_i ("barely", "well": trained so) and alpha, ``stepping``
-    FLIX with local steps by alpha, with those of the x_i that served FLIX better.
+    ``clients`` and ``seeds`` are the standard errors over either alone.
     """
 
-    own: runs.Own
-    alone: Chosen
-    flix: dict[str, dict[float, Chosen]]
-    stepping: dict[float, Chosen]
-    fedavg: Chosen
-    finetuned: Chosen
+    mean: float
+    half: float
+    clients: float
+    seeds: float
+
+    def __str__(self) -> str:
+        return f"{self.mean:+.4f} ± {self.half:.4f}"
 
 
-def chosen(scores: Scores, own: int, alpha: float) -> Chosen:
-    """The rate with the best accuracy on validation rows, over all seeds."""
-    mine = {lane: scores[lane] for lane in scores if lane[:2] == (own, alpha)}
-    tried = [
-        Chosen(rate, [score for lane, score in mine.items() if lane.rate == rate])
-        for rate in sorted({lane.rate for lane in mine})
-    ]
-    return max(tried, key=lambda one: one.validation)
+def compared(ours: Row, other: Row, counts: np.ndarray) -> Gap:
+    """How far ahead ``ours`` is, seed by seed; ``counts`` are test rows of clients.
 
-
-def measured(task: Task) -> Outcome:
-    """Run all methods."""
-    plan, own = task.plan, runs.own_models(task)
-    alone = [
-        Chosen(rate, [score])
-        for rate, score in zip(plan.own.rates, own.scores, strict=True)
-    ]
-    well = max(range(1, len(alone)), key=lambda place: alone[place].validation)
-    trained = {"barely": 0, "well": well}
-    flix = _flix(task, own, trained)
-    together, ends = _fedavg(task)
-    tuned = chosen(runs.finetuned(task, ends), 0, 1.0)
-    stepping = {}
-    if plan.local_rounds:
-        stepping = _stepping(task, own, trained[best(flix)[0]], together.rate)
-    best_alone = max(alone, key=lambda one: one.validation)
-    return Outcome(own, best_alone, flix, stepping, together, tuned)
-
-
-def _fedavg(task: Task) -> tuple[Chosen, list[Any]]:
-    """FedAvg and where it ends: its rate is chosen by the first seed."""
-    tried = [Lane(0, 1.0, rate, 0) for rate in task.plan.fedavg.rates]
-    scores, ends = runs.fedavg(task, tried)
-    rate = chosen(scores, 0, 1.0).rate
-    again = [Lane(0, 1.0, rate, seed) for seed in range(1, task.plan.seeds)]
-    if again:
-        more, more_ends = runs.fedavg(task, again)
-        scores, ends = scores | more, ends | more_ends
-    mine = [Lane(0, 1.0, rate, 0), *again]
-    return Chosen(rate, [scores[lane] for lane in mine]), [ends[one] for one in mine]
-
-
-def _flix(task: Task, own: runs.Own, trained: dict[str, int]) -> dict:
-    """FLIX by x_i and alpha: the first seed chooses rates and the better x_i, and only
-    with these the others follow.
+    Both variances are added: what varies with client and seed alike counts twice, so
+    the interval is rather too wide. A row with one seed is compared with every seed.
     """
-    plan, method = task.plan, runs.minibatch(task)
-    pairs = [(place, alpha) for place in trained.values() for alpha in ALPHAS]
-    tried = [
-        Lane(place, alpha, rate / alpha**plan.power, 0)
-        for rate in plan.flix.rates
-        for place, alpha in pairs
-    ]
-    scores = runs.flix(task, own.models, method, tried, plan.rounds)
-    first = {pair: chosen(scores, *pair) for pair in pairs}
-    better = max(pairs, key=lambda pair: first[pair].validation)[0]
-    again = [
-        Lane(better, alpha, first[better, alpha].rate, seed)
-        for seed in range(1, plan.seeds)
-        for alpha in ALPHAS
-    ]
-    scores = runs.flix(task, own.models, method, again, plan.rounds)
-    final = {
-        pair: Chosen(
-            one.rate,
-            one.scores + [scores[lane] for lane in again if lane[:2] == pair],
-        )
-        for pair, one in first.items()
-    }
-    return {
-        name: {alpha: final[place, alpha] for alpha in ALPHAS}
-        for name, place in trained.items()
-    }
-
-
-def _stepping(task: Task, own: runs.Own, place: int, rate: float) -> dict:
-    """FLIX with local steps, at FedAvg's rate over powers of alpha."""
-    lanes = [
-        Lane(place, alpha, rate / alpha**power, 0)
-        for power in range(len(task.plan.fedavg.rates))
-        for alpha in ALPHAS
-    ]
-    method, rounds = runs.local_steps(task), task.plan.local_rounds
-    scores = runs.flix(task, own.models, method, lanes, rounds)
-    return {alpha: chosen(scores, place, alpha) for alpha in ALPHAS}
-
-
-def best(flix: dict[str, dict[float, Chosen]]) -> tuple[str, float]:
-    """The x_i and the alpha that are best on validation rows."""
-    pairs = [(name, alpha) for name in flix for alpha in flix[name]]
-    return max(pairs, key=lambda pair: flix[pair[0]][pair[1]].validation)
-
-
-def compared(ours: Chosen, other: Chosen, counts: np.ndarray) -> tuple[float, float]:
-    """How much more of the test rows is right, and its standard error over clients."""
     weights = counts / counts.sum()
     gaps = np.where(counts > 0, ours.clients - other.clients, 0)
-    mean = float(weights @ gaps)
-    return mean, float(np.sqrt(np.sum((weights * (gaps - mean)) ** 2)))
+    by_seed, by_client = gaps @ weights, gaps.mean(axis=0)
+    mean = float(by_seed.mean())
+    clients = float(np.sqrt(np.sum((weights * (by_client - mean)) ** 2)))
+    count = len(by_seed)
+    seeds = float(by_seed.std(ddof=1) / np.sqrt(count)) if count > 1 else 0.0
+    quantile = STUDENT[min(count - 2, len(STUDENT) - 1)] if count > 1 else 0.0
+    half = float(np.hypot(1.96 * clients, quantile * seeds))
+    return Gap(mean, half, clients, seeds)
+
+
+def verdict(gaps: list[Gap], short: float) -> Verdict:
+    """What the criterion says of the gaps to FedAvg and to the best without mixing."""
+    if min(gap.mean for gap in gaps) <= 0:
+        return Verdict.differs
+    clear = all(gap.mean > gap.half for gap in gaps)
+    return Verdict.reproduced if clear and short <= SHORT else Verdict.partly
+
+
+def best(rows: dict[Setting, Row], solver: str | None = None) -> Setting:
+    """The setting that is best on validation rows, of a solver or of all."""
+    those = [one for one in rows if solver in (None, one.solver)]
+    return max(those, key=lambda one: rows[one].validation)
 
 
 def finding(
     task: Task, outcome: Outcome, paper: dict[float, float], why: str
 ) -> Finding:
     """What it comes to; ``paper`` are its accuracies by alpha, 1 being FedAvg's."""
-    name, alpha = best(outcome.flix)
-    ours = outcome.flix[name][alpha]
-    rivals: dict[str, Chosen] = {
-        "FedAvg": outcome.fedavg,
-        "FedAvg with fine-tuning": outcome.finetuned,
-        "local models": outcome.alone,
+    flix, shared = outcome.flix, outcome.shared
+    chosen = best(flix)
+    ours = flix[chosen]
+    fedavg, control = (shared[best(shared, kind)] for kind in (runs.FEDAVG, runs.LOCAL))
+    rows = {
+        "FLIX": ours,
+        "FedAvg": fedavg,
+        "alpha 1, local steps": control,
+        "FedAvg, fine-tuned": outcome.finetuned,
+        "alone": outcome.alone,
     }
-    if outcome.stepping:
-        rivals["FLIX with local steps"] = max(
-            outcome.stepping.values(), key=lambda one: one.validation
-        )
+    if task.plan.one is not None:
+        rows["FLIX, one gradient a round"] = flix[best(flix, runs.ONE)]
+        rows["alpha 1, one gradient a round"] = shared[best(shared, runs.ONE)]
     assert task.federation.test is not None
     counts = task.federation.test.counts
-    gaps = {rival: compared(ours, one, counts) for rival, one in rivals.items()}
-    gap, error = gaps["FedAvg"]
-    verdict = Verdict.differs if gap <= 0 else Verdict.partly
-    if gap > 2 * error and outcome.fedavg.test > paper[1.0] - SHORT:
-        verdict = Verdict.reproduced
-    beside = ", ".join(
-        f"{rival} {one.test:.4f} ({gaps[rival][0]:+.4f}, error {gaps[rival][1]:.4f})"
-        for rival, one in rivals.items()
-    )
-    norms = [float(np.median(own)) for own in outcome.own.norms]
-    rates = ", ".join(
-        f"{norm:.3g} after SGD at {rate:g}"
-        for rate, norm in zip(task.plan.own.rates, norms, strict=True)
-    )
-    tops = {
-        kind: max(one.test for one in flix.values())
-        for kind, flix in outcome.flix.items()
-    }
+    gaps = {name: compared(ours, row, counts) for name, row in rows.items()}
+    unmixed = compared(ours, shared[best(shared)], counts)
+    short = paper[1.0] - fedavg.test
     said = (
-        f"Test accuracy by examples: FLIX {ours.test:.4f} (alpha {alpha:g} and x_i "
-        f"{name} trained, chosen on validation rows); {beside}, in brackets what FLIX "
-        "has more and its standard error over clients. Best over alpha with x_i "
-        f"barely trained {tops['barely']:.4f}, well trained {tops['well']:.4f}."
+        f"Test accuracy by examples: FLIX {ours.test:.4f} ({ours.words}), in brackets "
+        "what it has more and the 95 % interval over clients and seeds: "
+        + ", ".join(
+            f"{name} {row.test:.4f} ({gaps[name]})"
+            for name, row in rows.items()
+            if name != "FLIX"
+        )
+        + f"; and {unmixed} against the best without mixing. All of them have "
+        f"{task.plan.rounds} rounds and {len(ours.scores)} seeds."
     )
-    short = paper[1.0] - outcome.fedavg.test
-    settled = (
-        f"FedAvg itself is {short:.3f} short of the paper's accuracy here: these runs "
-        "are too short to settle the claim. "
+    lacking = (
+        f"FedAvg is {short:.3f} short of the paper's accuracy: these runs are too "
+        "short to settle the claim. "
         if short > SHORT
         else ""
     )
-    reason = (
-        "Criterion: FLIX at the alpha chosen on validation rows beats FedAvg on test "
-        "rows, by more than two standard errors; partly if by less, or if FedAvg is "
-        f"more than {SHORT} short of the paper's. {settled}"
-        f"Median gradient norm of x_i: {np.median(outcome.own.start):.3g} at the "
-        f"start, {rates}. "
-        f"{len(task.plan.flix.rates)} rates were tried for every method, and chosen on "
-        f"validation rows, FLIX's divided by alpha^{task.plan.power}. {why}"
+    return Finding(
+        verdict([gaps["FedAvg"], unmixed], short),
+        said,
+        _numbers(task, outcome, rows, {**gaps, "best without mixing": unmixed}),
+        {"rounds": curves(rows), "alphas": by_alpha(outcome, paper)},
+        f"{lacking}{_how(task, outcome)} {why}",
+        _table(outcome, rows, gaps),
+        criterion=CRITERION,
     )
-    figures = {
-        "rounds": curves(outcome, name, alpha),
-        "alphas": by_alpha(outcome, paper),
-    }
-    return Finding(verdict, said, _numbers(task, outcome, gaps), figures, reason)
 
 
-def _numbers(task: Task, outcome: Outcome, gaps: Any) -> dict[str, Any]:
-    plan = task.plan
+def _how(task: Task, outcome: Outcome) -> str:
+    """What was tried, how long, and what errors are of."""
+    plan, tried = task.plan, outcome.trial
+    mixing = sum(one.alpha < 1 for one in tried)
+    solvers = (
+        "" if plan.one is None else ", half of either side by one gradient a round"
+    )
+    return (
+        f"{mixing} settings of FLIX and {len(tried) - mixing} without mixing were "
+        f"tried for {plan.trial} rounds with all {plan.seeds} seeds{solvers}; "
+        f"{len(outcome.flix)} of FLIX (each alpha at its best) and "
+        f"{len(outcome.shared)} without mixing were run for all {plan.rounds} rounds, "
+        "and the last choice is among these. All choices are on validation rows, over "
+        f"all seeds. Fine-tuning and training alone choose among "
+        f"{outcome.finetuned.tried} and {outcome.alone.tried} settings (rate, steps). "
+        "FLIX's rates are those tried over alpha^2 by local steps, as a step of the "
+        f"mixture is that much shorter, and over alpha^{plan.power} by one gradient. "
+        f"x_i are trained once, for {plan.own.steps} steps at {plan.own.rates[0]:g} "
+        "(few), or until training alone is best on validation rows (many: "
+        f"{outcome.alone.words}); `alone` has that one seed. An interval adds the "
+        "variance over clients to that over seeds (Student's)."
+    )
+
+
+def _table(
+    outcome: Outcome, rows: dict[str, Row], gaps: dict[str, Gap]
+) -> list[list[str]]:
+    """The rows, and then all settings that were run to the end."""
+    head = ["", "setting", "of", "seeds", "test accuracy", "FLIX less it"]
+
+    def line(name: str, row: Row, gap: str) -> list[str]:
+        told = f"{row.test:.4f}"
+        return [name, row.words, str(row.tried), str(len(row.scores)), told, gap]
+
+    return [
+        head,
+        *(line(name, row, str(gaps[name])) for name, row in rows.items()),
+        *(
+            line("also to the end", row, "")
+            for row in (*outcome.flix.values(), *outcome.shared.values())
+            if all(row is not one for one in rows.values())
+        ),
+    ]
+
+
+def _numbers(task: Task, outcome: Outcome, rows, gaps) -> dict[str, Any]:
+    kept = {**outcome.flix, **outcome.shared}
     return {
-        "plan": {**plan._asdict(), "clients": task.federation.clients},
-        "flix": {
-            name: {alpha: one.numbers() for alpha, one in flix.items()}
-            for name, flix in outcome.flix.items()
-        },
-        "flix_local": {alpha: one.numbers() for alpha, one in outcome.stepping.items()},
-        "fedavg": outcome.fedavg.numbers(),
-        "finetuned": outcome.finetuned.numbers(),
-        "local_only": outcome.alone.numbers(),
-        "flix_minus": gaps,
-        "gradient_norms": {
-            "start": outcome.own.start,
-            **dict(zip(plan.own.rates, outcome.own.norms, strict=True)),
-        },
+        "plan": {**task.plan._asdict(), "clients": task.federation.clients},
+        "rows": {name: row.numbers() for name, row in rows.items()},
+        "to_the_end": {row.words: row.numbers() for row in kept.values()},
+        "flix_minus": {name: gap._asdict() for name, gap in gaps.items()},
+        "trial[solver, own, alpha, rate, validation]": [
+            [*setting, value] for setting, value in outcome.trial.items()
+        ],
     }
