@@ -2,13 +2,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Perm-k answers, and compressed broadcasts."""
 
+import dataclasses
+
 import jax
 import numpy as np
 import pytest
 
 import fedblend as fb
+import loopback
 import problems
 from fedblend import compress
+from fedblend.compress.sparse import from_blocks, side_by_side
 from fedblend.wrap import downlink, permuted
 
 DIM, CLIENTS = 6, 7
@@ -79,8 +83,61 @@ def test_every_round_of_permuted_has_its_own_blocks():
     for _ in run:
         seeds.append(np.asarray(run.down.extra[1]).tobytes())
     assert len(set(seeds)) == len(seeds) > 1
-    block = 32 * 1 + 64 + 32
-    np.testing.assert_array_equal(run.ledgers[0].up, 3 * block)
+    np.testing.assert_array_equal(run.ledgers[0].up, 3 * 32 * 1)
+
+
+def test_blocks_are_put_in_order_after_the_mean():
+    """Bit for bit the mean of what each block alone stands for."""
+    common, dim = jax.random.key(2), 15
+    compressor = compress.perm_k(CLIENTS)(common)
+    vectors = np.random.default_rng(0).normal(size=(CLIENTS, dim)).astype(np.float32)
+
+    @jax.jit
+    @jax.vmap
+    def both(vector, client):
+        shard = dataclasses.replace(on.federation.train.shard(0), id=client)
+        block = compressor.compress(vector, common, shard)
+        return side_by_side(block, CLIENTS), compressor.decompress(block, dim)
+
+    blocks, alone = both(vectors, np.arange(CLIENTS))
+    mean = np.mean(blocks, axis=0)
+    ordered = jax.jit(from_blocks, static_argnums=(1, 3))(mean, CLIENTS, common, dim)
+    np.testing.assert_array_equal(ordered, np.mean(alone, axis=0))
+    assert np.count_nonzero(ordered) == dim
+
+
+def test_nodes_send_their_blocks_and_nothing_else(tmp_path):
+    algorithm = permuted(descent, clients=CLIENTS)
+    wired = loopback.Wired(
+        *(algorithm, on.params, on.federation, jax.random.key(0), tmp_path),
+        rounds=2,
+        cohort=CLIENTS,
+    )
+    server = wired.complete(wired.server())
+    done = run(algorithm, rounds=2)
+    np.testing.assert_allclose(server.shared, done.shared, rtol=1e-6)
+    np.testing.assert_array_equal(server.ledger.up, done.ledgers[0].up)
+    np.testing.assert_array_equal(server.ledger.up, 2 * 32 * 1)
+
+
+@pytest.mark.parametrize("many", [5, 8])
+def test_perm_k_for_another_number_of_clients_is_refused(many, tmp_path):
+    """In a simulation and on nodes: the blocks would not make up the vector."""
+    message = f"built for {many} clients in a round, not 7$"
+    with pytest.raises(ValueError, match=message):
+        simulate(permuted(descent, clients=many))
+    with pytest.raises(ValueError, match=message):
+        simulate(fb.compressed(descent, compress.perm_k(many)(jax.random.key(0))))
+    with pytest.raises(ValueError, match=message):
+        loopback.Wired(
+            *(permuted(descent, clients=many), on.params, on.federation),
+            *(jax.random.key(0), tmp_path),
+            rounds=1,
+            cohort=CLIENTS,
+        ).server()
+    planned = fb.wrap.private(descent, clip=1.0, noise=1.0, cohort=CLIENTS)
+    with pytest.raises(ValueError, match=rf"for {many} clients .* algorithm for 7$"):
+        permuted(planned, clients=many)
 
 
 def test_what_they_refuse():

@@ -10,8 +10,9 @@ it would say, scaled by n::
     heard   <- mean of n * (block i of delta_i)
 
 Clients that agree are averaged without any error, and the noise grows with how much
-they differ only. Everyone must take part, with equal weights. Seed and number of the
-block travel with each answer.
+they differ only. Everyone must take part, with equal weights. The values of the block
+are all that a client says: the server knows the seed that it gave, and whom it hears.
+It averages the blocks side by side, and puts their entries in order afterwards.
 
 Where this differs from the paper: it compresses steps, ``-rate * gradient``, and where
 n does not divide the number of entries some more zeros are permuted with them.
@@ -20,13 +21,15 @@ Reference: Szlendak, Tyurin, Richtárik, "Permutation compressors for provably f
 distributed nonconvex optimization", ICLR 2022, arXiv:2110.03300.
 """
 
+import dataclasses
+
 import jax
 
-from fedblend import keys
-from fedblend.compress.compressor import decode, encode
-from fedblend.compress.sparse import perm_k
+from fedblend import keys, trees
+from fedblend.compress.compressor import encode
+from fedblend.compress.sparse import from_blocks, perm_k, side_by_side
 from fedblend.core import Algorithm, Down
-from fedblend.wrap.nesting import delta_of
+from fedblend.wrap.nesting import delta_of, needs_with
 
 
 def permuted(algorithm: Algorithm, *, clients: int) -> Algorithm:
@@ -34,11 +37,14 @@ def permuted(algorithm: Algorithm, *, clients: int) -> Algorithm:
 
     Args:
         algorithm: what to run; an encoding wrapper goes outermost, and only once.
-        clients: how many there are.
+        clients: how many there are; the runtime refuses another number.
     """
     if clients < 1:
         raise ValueError(f"permuted: {clients} clients, it needs at least 1")
     compressor = perm_k(clients)
+
+    def common(down: Down):
+        return jax.random.wrap_key_data(down.extra[1])
 
     def seeded(down: Down, key) -> Down:
         seed = jax.random.key_data(keys.named(key, "permuted"))
@@ -53,11 +59,14 @@ def permuted(algorithm: Algorithm, *, clients: int) -> Algorithm:
 
     def client(down, client, shard, key):
         up, client = algorithm.client(inside(down), client, shard, key)
-        chosen = compressor(jax.random.wrap_key_data(down.extra[1]))
-        delta = delta_of(up, "permuted")
+        chosen, delta = compressor(common(down)), delta_of(up, "permuted")
         return up._replace(delta=encode(chosen, delta, key, shard, "permuted")), client
 
     def server(heard, down, server, central, key):
+        blocks, layout = heard.mean.delta.payload, heard.mean.delta.layout
+        vector = from_blocks(blocks, clients, common(down), layout.size)
+        mean = heard.mean._replace(delta=trees.unravel(vector, layout))
+        heard = heard._replace(mean=mean)
         down, server = algorithm.server(heard, inside(down), server, central, key)
         return seeded(down, key), server
 
@@ -66,8 +75,8 @@ def permuted(algorithm: Algorithm, *, clients: int) -> Algorithm:
         return told._replace(extra=(told.extra, down.extra[1]))
 
     def undo(up):
-        any_key = jax.random.wrap_key_data(up.delta.payload.seed)
-        delta = decode(compressor(any_key), up.delta)
+        blocks = side_by_side(up.delta.payload, clients)
+        delta = dataclasses.replace(up.delta, payload=blocks)
         return algorithm.decode(up._replace(delta=delta))
 
     return algorithm._replace(
@@ -79,5 +88,5 @@ def permuted(algorithm: Algorithm, *, clients: int) -> Algorithm:
         ),
         tell=tell,
         decode=undo,
-        needs=algorithm.needs._replace(everyone=True, uniform=True, weights="uniform"),
+        needs=needs_with(clients, algorithm, "permuted"),
     )

@@ -133,7 +133,7 @@ def message(letter: Letter, template: PyTree, key: Key) -> PyTree:
     Raises:
         WireError: names, shapes or dtypes are not those of the template.
     """
-    return arrived(letter.arrays, template, key)
+    return arrived(letter.arrays, template, key, letter.client)
 
 
 def fingerprint(template: PyTree) -> str:
