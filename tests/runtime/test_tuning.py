@@ -184,9 +184,7 @@ def test_clients_whose_validation_rows_are_not_finite_are_named():
     spoiled = dataclasses.replace(held, examples=(inputs, targets))
     on = dataclasses.replace(federation(), validation=spoiled, test=None)
     right = fb.metrics.accuracy(lambda p, x: x @ p)
-    with pytest.warns(
-        UserWarning, match=r"tune: 3 of 8 clients \(0, 2, 6\) have no fi"
-    ):
+    with pytest.warns(UserWarning, match=r"tune: 3 of 8 clients \(0, 2, 6\) have no"):
         found = fb.tune(
             *(flix, start, on, KEY), rounds=0, measure={"accuracy": right}, alphas=GRID
         )

@@ -93,7 +93,7 @@ def test_diana_refuses_what_it_does_not_know():
         (
             np.array([3, 1]),
             np.full(7, 0.1),
-            r"^rate: 7 numbers for .* of 2 clients(\n|$)",
+            r"^rate: 7 numbers, .* is for 2 clients(\n|$)",
         ),
     ],
 )

@@ -69,7 +69,7 @@ def report(run: Run, options: Any) -> tuple[dict[str, Any], list[str]]:
 
 
 def _kept(run: Run) -> FlixClient | None:
-    """What the measured clients keep of FLIX, stacked, wherever it is in their state."""
+    """What measured clients keep of FLIX, stacked, wherever it is in their state."""
     states = run.store.gather(run.measuring.ids)
 
     def is_kept(node: Any) -> bool:

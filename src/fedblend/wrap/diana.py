@@ -170,7 +170,8 @@ def check_rate(rate: Any, omega: float | np.ndarray) -> None:
     sizes = {np.size(values) for values in (rate, omega) if np.ndim(values)}
     if len(sizes) > 1:
         raise ValueError(
-            f"rate: {np.size(rate)} numbers for a compressor of {np.size(omega)} clients"
+            f"rate: {np.size(rate)} numbers, the compressor is for {np.size(omega)} "
+            "clients"
         )
     rates, omegas = np.broadcast_arrays(np.asarray(rate, np.float64), omega)
     most = 1 / (omegas + 1)
