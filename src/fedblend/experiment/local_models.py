@@ -87,4 +87,4 @@ def _untrained(run: Run, own: FlixClient, tolerance: float) -> np.ndarray:
         equal = np.asarray(leaf) == np.asarray(first)
         same &= equal.reshape(*norms.shape, -1).all(axis=-1)
     stuck = same & ~(norms <= tolerance)  # a norm that is not a number, too
-    return stuck.reshape(len(norms), -1).any(axis=1)
+    return np.asarray(stuck.reshape(len(norms), -1).any(axis=1))

@@ -167,7 +167,7 @@ def tune(
         test=values.get("test"),
         chosen=grid[lanes],
         common=float(grid[common]),
-        unsure=~np.isfinite(validation).any(axis=0),
+        unsure=np.asarray(~np.isfinite(validation).any(axis=0)),
         metric=by,
         run=run,
     )

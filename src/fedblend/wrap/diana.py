@@ -28,9 +28,9 @@ gradient differences", 2019, arXiv:1901.09269.
 
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 
 from fedblend import trees
 from fedblend.compress.compressor import Compressor, decode, encode
@@ -165,7 +165,7 @@ def check_rate(rate: Any, omega: float | np.ndarray) -> None:
     Raises:
         ValueError: the first rate that is too large, its omega and what is allowed.
     """
-    if rate is None or isinstance(rate, jax.core.Tracer):
+    if rate is None or isinstance(rate, Tracer):
         return
     sizes = {np.size(values) for values in (rate, omega) if np.ndim(values)}
     if len(sizes) > 1:
