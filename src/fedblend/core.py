@@ -158,6 +158,28 @@ class ClientId:
     id: jax.Array
 
 
+@partial(
+    jax.tree_util.register_dataclass, data_fields=("value",), meta_fields=("name",)
+)
+@dataclasses.dataclass(frozen=True)
+class Quotable:
+    """A part of what the server says, under a name by which answers may quote it."""
+
+    value: PyTree
+    name: str
+
+
+@partial(
+    jax.tree_util.register_dataclass, data_fields=("value",), meta_fields=("name",)
+)
+@dataclasses.dataclass(frozen=True)
+class Quote:
+    """What an answer repeats of the server's message: it does not travel."""
+
+    value: PyTree
+    name: str
+
+
 class Needs(NamedTuple):
     """Static facts that a runtime checks before it starts."""
 
@@ -242,7 +264,7 @@ class Algorithm(NamedTuple):
 
 def is_special(node: Any) -> bool:
     """Whether this part of a message travels only in part, or not at all."""
-    return isinstance(node, Ragged | SharedKey | ClientId)
+    return isinstance(node, Ragged | SharedKey | ClientId | Quote)
 
 
 def _message_leaves(message: PyTree) -> tuple[list[Any], list[Ragged]]:

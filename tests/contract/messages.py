@@ -29,17 +29,17 @@ class Outcome(NamedTuple):
     bits_down: np.ndarray
 
 
-def carry(message, key, client: int):
+def carry(message, key, client: int, told=()):
     """A message as it arrives, and the bits of data in it.
 
-    Only its shapes, the sender's key and which client it is from or for are known to
-    the receiver beforehand.
+    Only its shapes, the sender's key, which client it is from or for and what that was
+    told are known to the receiver beforehand.
     """
     data = pack(travelling(message))
     arrays, _ = unpack(data)
     header = int.from_bytes(data[:8], "little")
     shapes = jax.eval_shape(lambda: message)
-    return arrived(arrays, shapes, key, client), 8 * (len(data) - 8 - header)
+    return arrived(arrays, shapes, key, client, told), 8 * (len(data) - 8 - header)
 
 
 def weighted_mean(values: list, weights: list[float]):
@@ -90,7 +90,7 @@ def run_by_messages(algorithm, problem, root, *, rounds: int, cohort: int) -> Ou
             joined.add(i)
             key = keys.at(root, "client", number, i)
             up, states[i] = client(told, states[i], shards[i], key)
-            up, bits = carry(up._replace(slope=None, stretch=None), key, i)
+            up, bits = carry(up._replace(slope=None, stretch=None), key, i, down)
             up_bits[i] += bits
             decoded: Up = algorithm.decode(up)
             ups.append(decoded)

@@ -132,18 +132,28 @@ def perm_k(clients: int) -> Callable[[Key], Compressor]:
     distributed nonconvex optimization", ICLR 2022, arXiv:2110.03300.
     """
 
+    def block(common: Key, place: jax.Array, dim: int) -> jax.Array:
+        # Permuting the padding too gives every entry the same chance of every block.
+        room = -(-dim // clients)
+        order = jax.random.permutation(common, room * clients)
+        return jax.lax.dynamic_slice_in_dim(order, place * room, room)
+
     def compressor(common: Key) -> Compressor:
         def compress(vector: jax.Array, key: Key, shard: Shard | None) -> Block:
             del key
             if shard is None:
                 raise ValueError("perm_k: it is the server that compresses, no client")
-            order, room = _order(common, clients, len(vector))
-            index = jax.lax.dynamic_slice_in_dim(order, shard.id * room, room)
+            index = block(common, shard.id, len(vector))
             values = vector.at[index].get(mode="fill", fill_value=0) * clients
             return Block(values, ClientId(shard.id))
 
         def decompress(payload: Block, dim: int) -> jax.Array:
-            return from_blocks(side_by_side(payload, clients), clients, common, dim)
+            index = block(common, payload.place.id, dim)
+            return (
+                jnp.zeros(dim, payload.values.dtype)
+                .at[index]
+                .set(payload.values, mode="drop")
+            )
 
         return Compressor(
             *(compress, decompress),
@@ -153,27 +163,6 @@ def perm_k(clients: int) -> Callable[[Key], Compressor]:
         )
 
     return compressor
-
-
-def side_by_side(block: Block, clients: int) -> jax.Array:
-    """The blocks of all clients in their order, of which all but one are zero."""
-    room = len(block.values)
-    empty = jnp.zeros(room * clients, block.values.dtype)
-    first = block.place.id * room
-    return jax.lax.dynamic_update_slice_in_dim(empty, block.values, first, 0)
-
-
-def from_blocks(blocks: jax.Array, clients: int, common: Key, dim: int) -> jax.Array:
-    """The vector of which these are the permuted blocks, side by side."""
-    order, _ = _order(common, clients, dim)
-    return jnp.zeros(dim, blocks.dtype).at[order].set(blocks, mode="drop")
-
-
-def _order(common: Key, clients: int, dim: int) -> tuple[jax.Array, int]:
-    """The round's order of the entries, and how many make up a block."""
-    # Permuting the padding too gives every entry the same chance of every block.
-    room = -(-dim // clients)
-    return jax.random.permutation(common, room * clients), room
 
 
 def _most(k: int | np.ndarray, name: str) -> int:

@@ -17,7 +17,16 @@ import jax
 import numpy as np
 
 from fedblend import keys
-from fedblend.core import ClientId, Key, PyTree, Ragged, SharedKey, is_special
+from fedblend.core import (
+    ClientId,
+    Key,
+    PyTree,
+    Quotable,
+    Quote,
+    Ragged,
+    SharedKey,
+    is_special,
+)
 
 _DTYPES = {
     "bool": "BOOL",
@@ -160,30 +169,33 @@ def travelling(message: PyTree) -> PyTree:
     """
 
     def cut(leaf):
-        if isinstance(leaf, SharedKey | ClientId):
-            return ()
         if isinstance(leaf, Ragged):
             return np.asarray(leaf.buffer)[: int(leaf.used)]
-        return leaf
+        return () if is_special(leaf) else leaf
 
     return jax.tree.map(cut, message, is_leaf=is_special)
 
 
 def arrived(
-    arrays: Mapping[str, np.ndarray], template: PyTree, key: Key, client: int
+    arrays: Mapping[str, np.ndarray],
+    template: PyTree,
+    key: Key,
+    client: int,
+    told: PyTree = (),
 ) -> PyTree:
     """The message of which these leaves travelled; the inverse of ``travelling``.
 
     Leaves of the template need only ``shape`` and ``dtype``. ``key`` is the one that
     the sender's half was handed, from which what did not travel is drawn again, and
-    ``client`` the number of the client that sent it, or gets it.
+    ``client`` the number of the client that sent it, or gets it; an answer quotes what
+    the client was ``told``.
     """
+    said = jax.tree.leaves(told, is_leaf=lambda node: isinstance(node, Quotable))
+    quotable = {part.name: part.value for part in said if isinstance(part, Quotable)}
 
     def expected(path, leaf):
-        if isinstance(leaf, SharedKey | ClientId):
-            return ()
         if not isinstance(leaf, Ragged):
-            return leaf
+            return () if is_special(leaf) else leaf
         found = arrays.get(jax.tree_util.keystr(path) or "value")
         length = len(found) if found is not None and found.ndim else 0
         shape = (min(length, leaf.buffer.shape[0]), *leaf.buffer.shape[1:])
@@ -198,6 +210,8 @@ def arrived(
             return SharedKey(bits, leaf.purpose)
         if isinstance(leaf, ClientId):
             return ClientId(jax.device_put(np.asarray(client, leaf.id.dtype)))
+        if isinstance(leaf, Quote):
+            return Quote(quotable[leaf.name], leaf.name)
         sent = next(leaves)
         if not isinstance(leaf, Ragged):
             return sent

@@ -12,7 +12,6 @@ it would say, scaled by n::
 Clients that agree are averaged without any error, and the noise grows with how much
 they differ only. Everyone must take part, with equal weights. The values of the block
 are all that a client says: the server knows the seed that it gave, and whom it hears.
-It averages the blocks side by side, and puts their entries in order afterwards.
 
 Where this differs from the paper: it compresses steps, ``-rate * gradient``, and where
 n does not divide the number of entries some more zeros are permuted with them.
@@ -21,14 +20,12 @@ Reference: Szlendak, Tyurin, Richtárik, "Permutation compressors for provably f
 distributed nonconvex optimization", ICLR 2022, arXiv:2110.03300.
 """
 
-import dataclasses
-
 import jax
 
-from fedblend import keys, trees
-from fedblend.compress.compressor import encode
-from fedblend.compress.sparse import from_blocks, perm_k, side_by_side
-from fedblend.core import Algorithm, Down
+from fedblend import keys
+from fedblend.compress.compressor import decode, encode
+from fedblend.compress.sparse import perm_k
+from fedblend.core import Algorithm, Down, Quotable, Quote
 from fedblend.wrap.nesting import delta_of, needs_with
 
 
@@ -41,14 +38,13 @@ def permuted(algorithm: Algorithm, *, clients: int) -> Algorithm:
     """
     if clients < 1:
         raise ValueError(f"permuted: {clients} clients, it needs at least 1")
-    compressor = perm_k(clients)
 
-    def common(down: Down):
-        return jax.random.wrap_key_data(down.extra[1])
+    def compressor(seed: Quotable | Quote):
+        return perm_k(clients)(jax.random.wrap_key_data(seed.value))
 
     def seeded(down: Down, key) -> Down:
         seed = jax.random.key_data(keys.named(key, "permuted"))
-        return down._replace(extra=(down.extra, seed))
+        return down._replace(extra=(down.extra, Quotable(seed, "permuted")))
 
     def inside(down: Down) -> Down:
         return down._replace(extra=down.extra[0])
@@ -59,14 +55,12 @@ def permuted(algorithm: Algorithm, *, clients: int) -> Algorithm:
 
     def client(down, client, shard, key):
         up, client = algorithm.client(inside(down), client, shard, key)
-        chosen, delta = compressor(common(down)), delta_of(up, "permuted")
-        return up._replace(delta=encode(chosen, delta, key, shard, "permuted")), client
+        seed, delta = down.extra[1], delta_of(up, "permuted")
+        encoded = encode(compressor(seed), delta, key, shard, "permuted")
+        extra = (up.extra, Quote(seed.value, seed.name))
+        return up._replace(delta=encoded, extra=extra), client
 
     def server(heard, down, server, central, key):
-        blocks, layout = heard.mean.delta.payload, heard.mean.delta.layout
-        vector = from_blocks(blocks, clients, common(down), layout.size)
-        mean = heard.mean._replace(delta=trees.unravel(vector, layout))
-        heard = heard._replace(mean=mean)
         down, server = algorithm.server(heard, inside(down), server, central, key)
         return seeded(down, key), server
 
@@ -75,9 +69,9 @@ def permuted(algorithm: Algorithm, *, clients: int) -> Algorithm:
         return told._replace(extra=(told.extra, down.extra[1]))
 
     def undo(up):
-        blocks = side_by_side(up.delta.payload, clients)
-        delta = dataclasses.replace(up.delta, payload=blocks)
-        return algorithm.decode(up._replace(delta=delta))
+        extra, seed = up.extra
+        delta = decode(compressor(seed), up.delta)
+        return algorithm.decode(up._replace(delta=delta, extra=extra))
 
     return algorithm._replace(
         start=start,
