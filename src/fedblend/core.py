@@ -146,6 +146,40 @@ class SharedKey:
     purpose: str = ""
 
 
+@partial(jax.tree_util.register_dataclass, data_fields=("id",), meta_fields=())
+@dataclasses.dataclass(frozen=True)
+class ClientId:
+    """The number of the client in its own answer: the server knows whom it hears.
+
+    It does not travel, nor need any setting that differs by client: a server that has
+    the settings of all looks the client's up.
+    """
+
+    id: jax.Array
+
+
+@partial(
+    jax.tree_util.register_dataclass, data_fields=("value",), meta_fields=("name",)
+)
+@dataclasses.dataclass(frozen=True)
+class Quotable:
+    """A part of what the server says, under a name by which answers may quote it."""
+
+    value: PyTree
+    name: str
+
+
+@partial(
+    jax.tree_util.register_dataclass, data_fields=("value",), meta_fields=("name",)
+)
+@dataclasses.dataclass(frozen=True)
+class Quote:
+    """What an answer repeats of the server's message: it does not travel."""
+
+    value: PyTree
+    name: str
+
+
 class Needs(NamedTuple):
     """Static facts that a runtime checks before it starts."""
 
@@ -228,12 +262,15 @@ class Algorithm(NamedTuple):
     needs: Needs = Needs()
 
 
+def is_special(node: Any) -> bool:
+    """Whether this part of a message travels only in part, or not at all."""
+    return isinstance(node, Ragged | SharedKey | ClientId | Quote)
+
+
 def _message_leaves(message: PyTree) -> tuple[list[Any], list[Ragged]]:
-    leaves = jax.tree.leaves(
-        message, is_leaf=lambda leaf: isinstance(leaf, Ragged | SharedKey)
-    )
+    leaves = jax.tree.leaves(message, is_leaf=is_special)
     ragged = [leaf for leaf in leaves if isinstance(leaf, Ragged)]
-    return [leaf for leaf in leaves if not isinstance(leaf, Ragged | SharedKey)], ragged
+    return [leaf for leaf in leaves if not is_special(leaf)], ragged
 
 
 def static_bits(message: PyTree) -> int:

@@ -7,6 +7,7 @@ given start, and the norm of the full local gradient there. A solver stops when 
 norm is at most its tolerance, or when its steps are used up; the norm tells which.
 """
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -156,18 +157,25 @@ def patient_sgd(
         optimizer: a number is plain SGD with that rate; started anew every turn.
         steps: steps of a turn, after which the held-out rows are looked at.
         batch_size: rows of a step.
-        validation: fraction of the client's training rows held out.
+        validation: fraction of the client's training rows held out, of two rows or
+            more at least one.
         patience: turns without a better loss after which it stops.
         turns: turns at most.
 
     The model returned is the best one seen; the norm is that of its full gradient, over
-    all rows, and need not be small.
+    all rows, and need not be small. A client with a single row has none to hold out: it
+    is trained for ``patience`` turns, and that row says which of them was best.
     """
     slope_at = gradient(loss)
 
     def solve(params: PyTree, shard: Shard, key: Key) -> tuple[PyTree, jax.Array]:
-        seen, held = part(shard, validation, 1.0), part(shard, 0.0, validation)
-        test = everything(held)
+        share = part(shard, 0.0, validation).count
+        held = jnp.where(shard.count > 1, jnp.clip(share, 1, shard.count - 1), 0)
+        seen = dataclasses.replace(
+            shard, start=shard.start + held, count=shard.count - held
+        )
+        judges = jnp.where(held > 0, held, shard.count)
+        test = everything(dataclasses.replace(shard, count=judges))
 
         def advance(now: _Best) -> _Best:
             turn_key = jax.random.fold_in(key, now.turns)
@@ -186,7 +194,7 @@ def patient_sgd(
                 here,
                 trees.select(better, here, now.best),
                 jnp.where(better, score, now.score),
-                jnp.where(better, 0, now.waited + 1),
+                jnp.where(better & (held > 0), 0, now.waited + 1),
                 now.turns + 1,
             )
 

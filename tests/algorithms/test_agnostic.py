@@ -100,7 +100,7 @@ def test_with_a_still_q_it_is_fedavg_and_the_rest_is_counted():
     )
     np.testing.assert_allclose(one.shared, two.shared, rtol=1e-5, atol=1e-6)
     sizes, fewer = one.ledgers[0].sizes, two.ledgers[0].sizes
-    assert sizes.up == fewer.up + 64  # a loss and an id
+    assert sizes.up == fewer.up + 32  # a loss; whose it is, the server knows
     assert sizes.down == fewer.down + 32  # its own q
 
 

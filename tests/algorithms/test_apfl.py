@@ -192,6 +192,7 @@ def test_who_can_hold_out_nothing_keeps_its_alpha(batch_size):
         ({"alpha": np.array([0.1, -0.2])}, "alpha: .* is not in"),
         ({"learn": "often"}, "learn: 'often' is unknown"),
         ({"held_out": 0.95}, r"held_out: 0.95 is not in \[0, 0.9\]"),
+        ({"held_out": 0.2, "learn": "fixed"}, r"held_out: 0.2 has no .* = 'fixed'"),
         ({"hand_back": 5}, "hand_back: 5 without rows that are held_out"),
         ({"held_out": 0.2, "hand_back": 0}, "hand_back: 0 is not 1 round or more"),
     ],

@@ -198,6 +198,22 @@ def test_patient_sgd_stops_and_keeps_the_best():
     assert 0 < norm < 0.2
 
 
+def test_patient_sgd_trains_clients_of_few_rows():
+    """One row is not held out, of two or more at least one is."""
+    counts = np.array([1, 2, 3, 4])
+    ends = np.cumsum(counts)
+    rows = np.ones((ends[-1], 1), np.float32), np.full(ends[-1], 2.0, np.float32)
+    parts = np.split(np.arange(ends[-1]), ends[:-1])
+    train = federate(rows, parts).train
+    loss = objectives.squared_error(lambda params, inputs: inputs @ params)
+    solve = jax.jit(
+        pure_local.patient_sgd(loss, 0.5, steps=2, batch_size=2, patience=2, turns=9)
+    )
+    found = [solve(np.zeros(1), train.shard(client), KEY)[0] for client in range(4)]
+    steps = np.array([4, 18, 18, 18])  # each of which halves the gap
+    np.testing.assert_allclose(np.ravel(found), 2 - 2 * 0.5**steps, rtol=1e-6)
+
+
 @pytest.mark.parametrize("alpha", [-0.1, 1.1, np.array([0.5, 2.0])])
 def test_alpha_outside_0_and_1(alpha):
     with pytest.raises(ValueError, match=r"alpha: .* is not in \[0, 1\]"):

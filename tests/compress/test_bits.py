@@ -68,7 +68,7 @@ def test_bits_are_those_of_the_packed_payload(name, tree, client):
     counted = static_bits(message) + (0 if ragged is None else int(ragged))
     assert counted == 8 * sent == 8 * payload_bytes(data)
 
-    back = arrived(unpack(data)[0], jax.eval_shape(lambda: message), key)
+    back = arrived(unpack(data)[0], jax.eval_shape(lambda: message), key, client)
     assert jax.tree.structure(back) == jax.tree.structure(message)
     same(receive(back), receive(message))
 
@@ -79,9 +79,9 @@ def test_a_shared_key_is_drawn_again_from_the_senders_key_only():
     message = encode(compressor, tree, key, shard(0), "diana")
     arrays, _ = unpack(pack(travelling(message)))
     assert [array.shape for array in arrays.values()] == [(3,)]
-    mine = decode(compressor, arrived(arrays, message, key))
+    mine = decode(compressor, arrived(arrays, message, key, 0))
     same(mine, decode(compressor, message))
-    other = arrived(arrays, message, jax.random.key(5))
+    other = arrived(arrays, message, jax.random.key(5), 0)
     assert not np.array_equal(decode(compressor, other)["x"], mine["x"])
     assert message.payload.places.purpose == "diana"
 
@@ -90,14 +90,14 @@ def test_a_ragged_leaf_that_is_too_long_or_missing_is_refused():
     message = Ragged(jnp.arange(4), jnp.asarray(2, jnp.int32))
     key = jax.random.key(0)
     np.testing.assert_array_equal(travelling(message), [0, 1])
-    back = arrived({"value": np.arange(3, dtype=np.int32)}, message, key)
+    back = arrived({"value": np.arange(3, dtype=np.int32)}, message, key, 0)
     np.testing.assert_array_equal(back.buffer, [0, 1, 2, 0])
     assert back.used == 3
     for wrong in (np.arange(5, dtype=np.int32), np.arange(2.0), np.int32(1)):
         with pytest.raises(WireError, match="expected"):
-            arrived({"value": np.asarray(wrong)}, message, key)
+            arrived({"value": np.asarray(wrong)}, message, key, 0)
     with pytest.raises(WireError, match="missing"):
-        arrived({}, message, key)
+        arrived({}, message, key, 0)
 
 
 def test_a_clients_own_k_is_what_travels():

@@ -29,16 +29,17 @@ class Outcome(NamedTuple):
     bits_down: np.ndarray
 
 
-def carry(message, key):
+def carry(message, key, client: int, told=()):
     """A message as it arrives, and the bits of data in it.
 
-    Only its shapes and the sender's key are known to the receiver beforehand.
+    Only its shapes, the sender's key, which client it is from or for and what that was
+    told are known to the receiver beforehand.
     """
     data = pack(travelling(message))
     arrays, _ = unpack(data)
     header = int.from_bytes(data[:8], "little")
     shapes = jax.eval_shape(lambda: message)
-    return arrived(arrays, shapes, key), 8 * (len(data) - 8 - header)
+    return arrived(arrays, shapes, key, client, told), 8 * (len(data) - 8 - header)
 
 
 def weighted_mean(values: list, weights: list[float]):
@@ -67,7 +68,7 @@ def run_by_messages(algorithm, problem, root, *, rounds: int, cohort: int) -> Ou
     for i, shard in enumerate(shards):
         key = keys.at(root, "enroll", 0, i)
         hello, state = algorithm.enroll(problem.params, shard, key)
-        hello, bits = carry(hello, key)
+        hello, bits = carry(hello, key, i)
         up_bits[i] += bits
         hellos.append(hello)
         states.append(state)
@@ -81,15 +82,15 @@ def run_by_messages(algorithm, problem, root, *, rounds: int, cohort: int) -> Ou
         ups, heard = [], []
         for i in map(int, ids):
             told = algorithm.tell(down, algorithm.ask(states[i], shards[i]))
-            told, bits = carry(told, root)
+            told, bits = carry(told, root, i)
             down_bits[i] += bits - 8 * told.round.nbytes
             remembers = bool(jax.tree.leaves(states[i]))
             if i not in joined and remembers and jax.tree.leaves(told.shared):
-                down_bits[i] += carry(problem.params, root)[1]
+                down_bits[i] += carry(problem.params, root, i)[1]
             joined.add(i)
             key = keys.at(root, "client", number, i)
             up, states[i] = client(told, states[i], shards[i], key)
-            up, bits = carry(up._replace(slope=None, stretch=None), key)
+            up, bits = carry(up._replace(slope=None, stretch=None), key, i, down)
             up_bits[i] += bits
             decoded: Up = algorithm.decode(up)
             ups.append(decoded)

@@ -61,6 +61,10 @@ def test_it_survives_being_written(tiny, write):
         ),
         ({"compressor": RAND, "rate": 0.5}, 'rate: goes with how = "diana", not'),
         ({"how": "diana", "compressor": RAND, "rate": 2.0}, "2.0 is not between 0 and"),
+        (
+            {"how": "diana", "compressor": RAND, "rate": 0.5},
+            r"compress\.rate: 0\.5 is not in \(0, 1/\(omega \+ 1\)\] = \(0, 0\.0",
+        ),
         ({"compressor": {"name": "dithering", "levels": 0}}, r"levels: 0"),
         ({"how": "other", "compressor": RAND}, r"compress\.how: .*other"),
     ],

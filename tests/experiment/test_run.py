@@ -8,14 +8,16 @@ import json
 import numpy as np
 import pytest
 
-from fedblend.experiment import outputs
+from fedblend.experiment import local_models, outputs
 from fedblend.experiment import run as running
+from fedblend.experiment.build import build
 from fedblend.experiment.config import ConfigError, check, load
 from fedblend.experiment.outputs import Folder
 from fedblend.experiment.registry import ALGORITHMS
 from fedblend.experiment.run import Step, run_config
 from fedblend.experiment.section import RunError
 from fedblend.runtime.checkpoint import CheckpointError
+from fedblend.runtime.simulate import simulate
 from fedblend.runtime.wire import unpack
 
 OWN = {
@@ -115,6 +117,20 @@ def test_local_models_that_were_not_found_are_told(tiny, tmp_path):
     assert max(norms) == pytest.approx(worst)
     assert "the local models of 6 clients were not found" in heard[-1]
     assert summary["warnings"] == heard
+
+
+def test_local_models_that_were_not_trained_are_told(tiny):
+    """Steps that are far too long leave the initial model the best one seen."""
+    personal = {"solver": "sgd", "rate": 1e9, "steps": 1, "batch_size": 4, "turns": 1}
+    tiny["algorithm"] |= {"name": "flix", "alpha": 0.5, "steps": 1}
+    tiny["algorithm"]["personal"] = personal
+    config = check(tiny, "here")
+    built = build(config)
+    start = (built.algorithm, built.model.init, built.federation, built.key)
+    run = simulate(*start, rounds=0).complete()
+    summary, (warning,) = local_models.report(run, config.algorithm)
+    assert summary["local_models"]["clients_not_trained"] == 6
+    assert warning.startswith("the local models of 6 clients (0, 1, 2, 3, 4, ...) ")
 
 
 @pytest.mark.parametrize(("local", "rounds"), [(True, 2), (7, 7)])

@@ -113,5 +113,5 @@ def test_clients_without_a_value_are_told(capsys, monkeypatch):
     )  # pyright: ignore
     tuning._print(found)
     said = capsys.readouterr().out
-    assert "1 clients have no value on validation rows: alpha = 1" in said
+    assert "1 clients have no finite value on validation rows: alpha = 1" in said
     assert ["1", "0.2500", "-", "2"] in [line.split() for line in said.splitlines()]

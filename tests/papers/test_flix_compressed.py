@@ -2,6 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """DIANA and DCGD on FLIX's convex experiments, measured."""
 
+import json
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -25,6 +28,37 @@ def test_bits_of_a_message():
     assert sparse_diana.message_bits(rand_k(3), 22) == 3 * 32
     # Places below 22 take 5 bits each, packed into whole bytes.
     assert sparse_diana.message_bits(rand_k(3, places="sent"), 22) == 3 * 32 + 16
+
+
+def test_the_headline_has_both_starts_and_the_bars_that_are_missed():
+    def saving(memory, floats):
+        return sparse_diana.Saving(3, memory, 1, floats, 1.0, 1.0)
+
+    savings = {
+        "a6a": [saving("zero", 9.0), saving("zero", 2.5), saving("first", 4.25)],
+        "ijcnn1": [saving("zero", 1.125), saving("first", 0.5)],
+    }
+    said = sparse_diana.headline({"a6a": True}, {"a6a": False}, savings)
+    assert "a6a 2.50 and 4.25 (k = 3), ijcnn1 1.12 and 0.50 (k = 3); the grad" in said
+    assert "better start in 1 of 2" in said
+    assert said.endswith("missed by: a6a 2.50 of 3, ijcnn1 1.12 of 1.8.")
+    assert sparse_diana.table(savings)[1:] == [
+        ["a6a", "3", "2.50", "4.25", "3"],
+        ["ijcnn1", "3", "1.12", "0.50", "1.8"],
+    ]
+
+
+def test_the_page_has_the_headline_of_its_numbers():
+    path = Path(__file__).parents[2] / "docs" / "results" / "flix" / "F4.json"
+    found = json.loads(path.read_text())
+    numbers = found["numbers"]
+    savings = {
+        name: [sparse_diana.Saving(**one) for one in those]
+        for name, those in numbers["savings"].items()
+    }
+    verdicts = numbers["slower_by_rounds"], numbers["cheaper_by_floats"]
+    assert found["ours"] == sparse_diana.headline(*verdicts, savings)
+    assert found["table"] == sparse_diana.table(savings)
 
 
 @pytest.mark.slow

@@ -56,9 +56,13 @@ def apfl(alpha):
 
 
 def tuned_on(federation, build=flix):
-    return fb.tune(
-        *(build, start, federation, KEY), rounds=ROUNDS, measure=MEASURE, alphas=GRID
-    )
+    with pytest.warns(UserWarning, match=r"tune: 1 of 8 clients \(6\) have no finite"):
+        return fb.tune(
+            *(build, start, federation, KEY),
+            rounds=ROUNDS,
+            measure=MEASURE,
+            alphas=GRID,
+        )
 
 
 @cache
@@ -139,7 +143,8 @@ def test_apfl_trained_again_with_the_choice_has_the_same_models():
 
 def test_without_test_rows_there_is_a_choice_all_the_same():
     bare = dataclasses.replace(federation(), test=None)
-    found = fb.tune(flix, start, bare, KEY, rounds=0, measure=MEASURE, alphas=[0.0])
+    with pytest.warns(UserWarning, match="they take alpha = 0"):
+        found = fb.tune(flix, start, bare, KEY, rounds=0, measure=MEASURE, alphas=[0.0])
     assert found.test is None
     np.testing.assert_array_equal(found.chosen, 0)
     np.testing.assert_allclose(found.personal(3), own_models()[3], rtol=1e-6)
@@ -160,11 +165,43 @@ nan = float("nan")
         ([[3, nan], [2, 5], [4, 5]], True, [2, 2], 2),  # the first diverged
         ([[9, nan], [2, 5], [1, 5]], True, [0, 2], 1),
         ([[9, np.inf], [2, 5], [1, 6]], False, [2, 1], 2),
+        ([[1, np.inf], [2, np.inf], [3, np.inf]], False, [0, 0], 0),
+        ([[1, np.inf], [2, nan], [3, -np.inf]], True, [2, 2], 2),
+        ([[nan, 7, 1], [5, nan, 2], [5, nan, 3]], True, [2, 0, 2], 2),
     ],
 )
 def test_the_rule(values, higher, lanes, common):
     found = choose(np.array(values, float), higher)
     assert (found[0].tolist(), found[1]) == (lanes, common)
+
+
+def test_clients_whose_validation_rows_are_not_finite_are_named():
+    """Also where the measure hides it: what is not a number is of no class."""
+    held = held_out("validation")
+    inputs, targets = (np.copy(leaf) for leaf in held.examples)
+    inputs[held.starts[0], 1] = nan  # of client 0
+    targets[held.starts[2]] = -np.inf
+    spoiled = dataclasses.replace(held, examples=(inputs, targets))
+    on = dataclasses.replace(federation(), validation=spoiled, test=None)
+    right = fb.metrics.accuracy(lambda p, x: x @ p)
+    with pytest.warns(UserWarning, match=r"tune: 3 of 8 clients \(0, 2, 6\) have no"):
+        found = fb.tune(
+            *(flix, start, on, KEY), rounds=0, measure={"accuracy": right}, alphas=GRID
+        )
+    np.testing.assert_array_equal(np.flatnonzero(found.unsure), [0, 2, ALIKE])
+    np.testing.assert_array_equal(found.chosen[found.unsure], found.common)
+    np.testing.assert_array_equal(np.isnan(found.validation).any(axis=0), found.unsure)
+
+
+def test_alphas_at_which_a_client_diverged_are_named():
+    found = tuned()
+    validation = np.copy(found.validation)
+    validation[1:, 3] = np.inf, nan
+    _, told = found._replace(validation=validation).warnings
+    assert told == (
+        "tune: 1 of 8 clients (3) have no finite mse at alpha = 0.5, 1, which they "
+        "cannot choose"
+    )
 
 
 def lone_class(federation):

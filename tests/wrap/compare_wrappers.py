@@ -25,6 +25,7 @@ from fedblend.runtime.cohort import cohorts  # noqa: E402
 DIM, RATE, ROUNDS, CLIENTS = 6, 0.2, 9, 7
 K = np.array([1, 2, 3, 6, 2, 4, 5])
 B = np.array([0.1, 0.3, 0.5, 1.0, 0.2, 0.6, 0.8])
+"""At most 1/(omega + 1) = K/DIM."""
 
 on = problems.quadratics(dim=DIM)
 root = jax.random.key(7)
@@ -128,7 +129,7 @@ def comparisons():
             done = run(fb.compressed(plain, ours), named, cohort)
             yield f"dcgd, {words}, {end}", done.shared, dcgd(rounds, weights, k)
         omega = DIM / K - 1
-        for words, b in (("b by client", B), ("usual b", None), ("one b", 0.2)):
+        for words, b in (("b by client", B), ("usual b", None), ("one b", 0.15)):
             for begun in ("zero", "first"):
                 ours = fb.diana(plain, compress.rand_k(K), rate=b, start=begun)
                 done = run(ours, named, cohort)

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 import fedblend as fb
+import loopback
 import problems
-from fedblend import compress
+from fedblend import compress, keys
 from fedblend.wrap import downlink, permuted
 
 DIM, CLIENTS = 6, 7
@@ -74,13 +75,56 @@ def test_permuted_is_exact_where_clients_agree():
 
 def test_every_round_of_permuted_has_its_own_blocks():
     run = simulate(permuted(descent, clients=7), rounds=3)
-    seeds = []
+    seeds, models = [], []
     run.every = 1
     for _ in run:
-        seeds.append(np.asarray(run.down.extra[1]).tobytes())
+        models.append(np.asarray(run.shared))
+        seeds.append(np.asarray(run.down.extra[1].value).tobytes())
     assert len(set(seeds)) == len(seeds) > 1
-    block = 32 * 1 + 64 + 32
-    np.testing.assert_array_equal(run.ledgers[0].up, 3 * block)
+    np.testing.assert_array_equal(run.ledgers[0].up, 3 * 32 * 1)
+    # By hand: of 6 entries and one of padding every client sends one.
+    common = keys.named(keys.at(jax.random.key(0), "start"), "permuted")
+    matrices, vectors = problems.client_matrices(on)
+    by_hand = np.array(models[0])
+    for client, entry in enumerate(np.asarray(jax.random.permutation(common, 7))):
+        if entry < DIM:
+            slope = matrices[client] @ models[0] - vectors[client]
+            by_hand[entry] -= 0.1 * slope[entry]
+    np.testing.assert_allclose(models[1], by_hand, rtol=1e-5)
+
+
+def test_nodes_send_their_blocks_and_nothing_else(tmp_path):
+    algorithm = permuted(descent, clients=CLIENTS)
+    wired = loopback.Wired(
+        *(algorithm, on.params, on.federation, jax.random.key(0), tmp_path),
+        rounds=2,
+        cohort=CLIENTS,
+    )
+    server = wired.complete(wired.server())
+    done = run(algorithm, rounds=2)
+    np.testing.assert_allclose(server.shared, done.shared, rtol=1e-6)
+    np.testing.assert_array_equal(server.ledger.up, done.ledgers[0].up)
+    np.testing.assert_array_equal(server.ledger.up, 2 * 32 * 1)
+
+
+@pytest.mark.parametrize("many", [5, 8])
+def test_perm_k_for_another_number_of_clients_is_refused(many, tmp_path):
+    """In a simulation and on nodes: the blocks would not make up the vector."""
+    message = f"built for {many} clients in a round, not 7$"
+    with pytest.raises(ValueError, match=message):
+        simulate(permuted(descent, clients=many))
+    with pytest.raises(ValueError, match=message):
+        simulate(fb.compressed(descent, compress.perm_k(many)(jax.random.key(0))))
+    with pytest.raises(ValueError, match=message):
+        loopback.Wired(
+            *(permuted(descent, clients=many), on.params, on.federation),
+            *(jax.random.key(0), tmp_path),
+            rounds=1,
+            cohort=CLIENTS,
+        ).server()
+    planned = fb.wrap.private(descent, clip=1.0, noise=1.0, cohort=CLIENTS)
+    with pytest.raises(ValueError, match=rf"for {many} clients .* algorithm for 7$"):
+        permuted(planned, clients=many)
 
 
 def test_what_they_refuse():

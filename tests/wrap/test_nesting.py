@@ -75,8 +75,39 @@ def test_diana_refuses_what_it_does_not_know():
         with pytest.raises(ValueError, match=r"^diana: .* is biased; ef21 takes"):
             diana(plain, biased)
     for rate in (0.0, 1.5, -1, np.array([0.5, 0.0])):
-        with pytest.raises(ValueError, match="is not between 0 and 1"):
+        with pytest.raises(ValueError, match=r"^rate: \S+( of client \d)? is not in "):
             diana(plain, rand, rate=rate)
+
+
+@pytest.mark.parametrize(
+    "k, rate, message",
+    [
+        (1, 0.34, r"^rate: 0\.34 is not in .* = \(0, 0\.333333\] .* omega is 2(\n|$)"),
+        (1, np.full(7, 0.5), r"^rate: 0\.5 of client 0 is not in .* omega is 2(\n|$)"),
+        (1, jax.numpy.asarray(0.9), r"^rate: 0\.9 is not in .* omega is 2(\n|$)"),
+        (
+            np.array([3, 3, 3, 1, 3, 3, 3]),
+            np.full(7, 1.0),
+            r"^rate: 1 of client 3 is not in .* = \(0, 0\.333333\] .* omega is 2(\n|$)",
+        ),
+        (
+            np.array([3, 1]),
+            np.full(7, 0.1),
+            r"^rate: 7 numbers, .* is for 2 clients(\n|$)",
+        ),
+    ],
+)
+def test_diana_refuses_memories_that_follow_too_fast(k, rate, message):
+    """Beyond 1/(omega + 1) they grow without end."""
+    with pytest.raises(ValueError, match=message):
+        begin(diana(plain, compress.rand_k(k), rate=rate))
+
+
+@pytest.mark.parametrize("k", [1, np.array([1, 1, 3, 1, 2, 1, 1])])
+def test_diana_takes_the_largest_rate_allowed(k):
+    most = 1 / np.asarray(3 / k)
+    for rate in (None, most, most.astype(np.float32)):
+        assert begin(diana(plain, compress.rand_k(k), rate=rate)).round == 0
 
 
 def test_ef21_refuses_what_does_not_contract():

@@ -170,7 +170,7 @@ def test_messages_survive_bytes_and_back():
 
     def sent(message):
         arrays, _ = wire.unpack(wire.pack(wire.travelling(message)))
-        return wire.arrived(arrays, message, key)
+        return wire.arrived(arrays, message, key, 1)
 
     message = algorithm.tell(down, algorithm.ask((), shard))
     answer = jax.jit(lambda told: algorithm.client(told, (), shard, key)[0])

@@ -13,9 +13,9 @@ round, with n clients of which the cohort is a random part::
 with f_i at the old ``shared``, e_i the i-th unit vector, and q uniform at first. Over
 random cohorts both means are unbiased; with one step they are the problem's gradients.
 
-A client is told its own q_i only. Its loss travels as one number with its id, which the
-server reads as ``n f_i e_i``: 64 bits, however many clients there are. (Under secure
-aggregation the whole vector would have to travel.)
+A client is told its own q_i only. Its loss travels as one number, which the server, who
+knows whom it hears, reads as ``n f_i e_i``: 32 bits, however many clients there are.
+(Under secure aggregation the whole vector would have to travel.)
 
 Where this differs from the paper: the last iterate is used, not the mean of all; q
 ranges over the whole simplex; there may be several local steps, weighted together by n
@@ -30,7 +30,7 @@ import jax.numpy as jnp
 
 from fedblend import keys, trees
 from fedblend.algorithms.fedavg import fedavg
-from fedblend.core import Algorithm, Loss, Needs, Up
+from fedblend.core import Algorithm, ClientId, Loss, Needs, Up
 from fedblend.data.batches import draw, everything
 from fedblend.local import Optimizer, Steps
 from fedblend.objectives import objective
@@ -96,11 +96,11 @@ def weighed(
         told = objective(loss, down.shared, batch)
         up, client = inner.client(down, client, shard, key)
         delta, slope = trees.scale(clients * down.extra, (up.delta, up.slope))
-        return Up(delta, slope, (jnp.asarray(shard.id, jnp.int32), told)), client
+        return Up(delta, slope, (ClientId(shard.id), told)), client
 
     def decode(up):
-        id, told = up.extra
-        losses = jnp.zeros((clients,), told.dtype).at[id].set(clients * told)
+        sender, told = up.extra
+        losses = jnp.zeros((clients,), told.dtype).at[sender.id].set(clients * told)
         return up._replace(extra=losses)
 
     def server(heard, down, server, central, key):

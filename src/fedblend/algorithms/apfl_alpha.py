@@ -32,6 +32,11 @@ def check(
         raise ValueError(f"learn: {learn!r} is unknown, it is one of {LEARN}")
     if not 0 <= held_out <= MOST_HELD_OUT:
         raise ValueError(f"held_out: {held_out} is not in [0, {MOST_HELD_OUT}]")
+    if held_out and learn == "fixed":
+        raise ValueError(
+            f"held_out: {held_out} has no meaning with learn = 'fixed', nothing learns "
+            "on those rows"
+        )
     if hand_back != math.inf and not held_out:
         raise ValueError(f"hand_back: {hand_back} without rows that are held_out")
     if not hand_back >= 1:

@@ -122,7 +122,7 @@ def _print(found: "Tuned") -> None:
 
 
 def _mean(values: "np.ndarray") -> str:
-    known = values[values == values]
+    known = values[abs(values) < float("inf")]
     return f"{known.mean():.4f}" if known.size else "-"
 
 
@@ -134,7 +134,7 @@ def _remarks(found: "Tuned") -> list[str]:
     count = int(found.unsure.sum())
     if count:
         lines.append(
-            f"{count} clients have no value on validation rows: alpha = "
+            f"{count} clients have no finite value on validation rows: alpha = "
             f"{found.common:g}, the best for the others."
         )
     return lines

@@ -31,6 +31,8 @@ class Compressor(NamedTuple):
                  they differ), None for a biased one.
     delta        dim -> contraction (likewise), None for one that has none; where it
                  comes out at 0 or below, the compressor does not contract.
+    clients      how many it is for, where each has a part of its own and all must take
+                 part with equal weights; None for any.
     """
 
     compress: Callable[[jax.Array, Key, Shard | None], PyTree]
@@ -38,6 +40,7 @@ class Compressor(NamedTuple):
     omega: Callable[[int], Any] | None = None
     delta: Callable[[int], Any] | None = None
     name: str = ""
+    clients: int | None = None
 
 
 @partial(

@@ -11,7 +11,7 @@ import numpy as np
 
 from fedblend.compress.compressor import Compressor
 from fedblend.compress.packing import pack, unpack, width_of
-from fedblend.core import Key, PyTree, Ragged, Shard, SharedKey
+from fedblend.core import ClientId, Key, PyTree, Ragged, Shard, SharedKey
 from fedblend.data.batches import per_client
 
 
@@ -112,18 +112,18 @@ def top_k(k: int | np.ndarray) -> Compressor:
 
 
 class Block(NamedTuple):
-    """One client's block of a permuted vector: values, seed and place of the block."""
+    """One client's block of a permuted vector; who says it tells which block it is."""
 
     values: jax.Array
-    seed: jax.Array
-    place: jax.Array
+    place: ClientId
 
 
 def perm_k(clients: int) -> Callable[[Key], Compressor]:
     """Perm-k: each of n clients sends its own n-th of the entries, scaled by n.
 
-    The blocks of a round are those of one permutation, common to all clients: give the
-    result the round's common key (``wrap.permuted`` does) to get the compressor. Each
+    The blocks of a round are those of one permutation, common to all clients and to the
+    server: give the result the round's common key (``wrap.permuted`` does) to get the
+    compressor, for just so many clients. Nothing but the values travels. Each
     client's is unbiased with omega = n - 1, and together they send every entry once,
     so that equal vectors are averaged without any error. Where n does not divide dim,
     the vector is taken as one with some more entries, all zero.
@@ -132,23 +132,23 @@ def perm_k(clients: int) -> Callable[[Key], Compressor]:
     distributed nonconvex optimization", ICLR 2022, arXiv:2110.03300.
     """
 
-    def blocks(seed: jax.Array, place: jax.Array, dim: int) -> jax.Array:
+    def block(common: Key, place: jax.Array, dim: int) -> jax.Array:
         # Permuting the padding too gives every entry the same chance of every block.
         room = -(-dim // clients)
-        order = jax.random.permutation(jax.random.wrap_key_data(seed), room * clients)
+        order = jax.random.permutation(common, room * clients)
         return jax.lax.dynamic_slice_in_dim(order, place * room, room)
 
     def compressor(common: Key) -> Compressor:
         def compress(vector: jax.Array, key: Key, shard: Shard | None) -> Block:
             del key
-            seed = jax.random.key_data(common)
-            place = jnp.zeros((), jnp.int32) if shard is None else shard.id
-            index = blocks(seed, place, len(vector))
+            if shard is None:
+                raise ValueError("perm_k: it is the server that compresses, no client")
+            index = block(common, shard.id, len(vector))
             values = vector.at[index].get(mode="fill", fill_value=0) * clients
-            return Block(values, seed, place)
+            return Block(values, ClientId(shard.id))
 
         def decompress(payload: Block, dim: int) -> jax.Array:
-            index = blocks(payload.seed, payload.place, dim)
+            index = block(common, payload.place.id, dim)
             return (
                 jnp.zeros(dim, payload.values.dtype)
                 .at[index]
@@ -156,7 +156,10 @@ def perm_k(clients: int) -> Callable[[Key], Compressor]:
             )
 
         return Compressor(
-            compress, decompress, omega=lambda dim: clients - 1.0, name="perm_k"
+            *(compress, decompress),
+            omega=lambda dim: clients - 1.0,
+            name=f"perm_k({clients})",
+            clients=clients,
         )
 
     return compressor

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from fedblend import trees
-from fedblend.core import Batch, Key, PyTree, Shard
+from fedblend.core import Batch, ClientId, Key, PyTree, Shard
 
 
 def draw(shard: Shard, key: Key, size: int) -> Batch:
@@ -58,7 +58,7 @@ def part(shard: Shard, low: float | jax.Array, high: float | jax.Array) -> Shard
     return dataclasses.replace(shard, start=shard.start + first, count=last - first)
 
 
-def per_client(values: PyTree, shard: Shard) -> PyTree:
+def per_client(values: PyTree, shard: Shard | ClientId) -> PyTree:
     """One client's entry of a setting: a scalar, or an array over all clients."""
 
     def pick(value):

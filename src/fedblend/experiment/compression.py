@@ -10,7 +10,9 @@ from pydantic import Field, model_validator
 from fedblend import compress, wrap
 from fedblend.compress import Compressor
 from fedblend.core import Algorithm
+from fedblend.experiment.complaint import named_by_key
 from fedblend.experiment.section import ConfigError, Count, Positive, Section
+from fedblend.wrap.diana import check_rate
 
 
 class RandK(Section):
@@ -98,6 +100,9 @@ def compressed(
             )
         return wrap.ef21(algorithm, made)
     rate = np.asarray(table.rate) if isinstance(table.rate, list) else table.rate
+    assert made.omega is not None  # the table takes unbiased ones only
+    with named_by_key(rate="compress.rate"):
+        check_rate(rate, made.omega(dim))
     return wrap.diana(algorithm, made, rate=rate, start=table.start)
 
 

@@ -11,7 +11,11 @@ from typing import Any
 import jax
 import numpy as np
 
+from fedblend.algorithms.flix import FlixClient
 from fedblend.runtime.run import Run
+
+MOST_NAMED = 5
+"""Clients whose names a warning holds."""
 
 
 def gradient_norms(run: Run) -> np.ndarray | None:
@@ -19,11 +23,8 @@ def gradient_norms(run: Run) -> np.ndarray | None:
 
     With lanes they are the second axis.
     """
-    states = run.store.gather(run.measuring.ids)
-    for path, leaf in jax.tree_util.tree_leaves_with_path(states):
-        if jax.tree_util.keystr(path).endswith(".norm"):
-            return np.asarray(leaf)
-    return None
+    own = _kept(run)
+    return None if own is None else np.asarray(own.norm)
 
 
 def columns(run: Run) -> dict[str, np.ndarray]:
@@ -34,9 +35,10 @@ def columns(run: Run) -> dict[str, np.ndarray]:
 
 def report(run: Run, options: Any) -> tuple[dict[str, Any], list[str]]:
     """What a summary says of local models, and what a user is warned of."""
-    norms = gradient_norms(run)
-    if norms is None:
+    own = _kept(run)
+    if own is None:
         return {}, []
+    norms = np.asarray(own.norm)
     tolerance = getattr(getattr(options, "personal", None), "tolerance", None)
     worst = norms.reshape(len(norms), -1).max(axis=1)  # over the lanes
     missed = 0 if tolerance is None else int((worst > tolerance).sum())
@@ -47,6 +49,16 @@ def report(run: Run, options: Any) -> tuple[dict[str, Any], list[str]]:
         "clients_above_tolerance": missed,
     }
     warnings = []
+    stuck = run.measuring.ids[_untrained(run, own, tolerance or 0.0)]
+    found["clients_not_trained"] = len(stuck)
+    if len(stuck):
+        names = [run.federation.name(int(client)) for client in stuck[:MOST_NAMED]]
+        more = ", ..." if len(stuck) > MOST_NAMED else ""
+        warnings.append(
+            f"the local models of {len(stuck)} clients ({', '.join(names)}{more}) were "
+            "not trained and are the initial model, which no step made better; a "
+            "smaller algorithm.personal.rate may help"
+        )
     if missed:
         warnings.append(
             f"the local models of {missed} clients were not found to a gradient norm "
@@ -54,3 +66,25 @@ def report(run: Run, options: Any) -> tuple[dict[str, Any], list[str]]:
             "algorithm.personal.most allows more steps"
         )
     return {"local_models": found}, warnings
+
+
+def _kept(run: Run) -> FlixClient | None:
+    """What measured clients keep of FLIX, stacked, wherever it is in their state."""
+    states = run.store.gather(run.measuring.ids)
+
+    def is_kept(node: Any) -> bool:
+        return isinstance(node, FlixClient)
+
+    return next(filter(is_kept, jax.tree.leaves(states, is_leaf=is_kept)), None)
+
+
+def _untrained(run: Run, own: FlixClient, tolerance: float) -> np.ndarray:
+    """Which clients' models are the start still, though it is no solution."""
+    norms = np.asarray(own.norm)
+    same = np.ones(norms.shape, bool)
+    leaves = jax.tree.leaves(own.personal), jax.tree.leaves(run.engine.params)
+    for leaf, first in zip(*leaves, strict=True):
+        equal = np.asarray(leaf) == np.asarray(first)
+        same &= equal.reshape(*norms.shape, -1).all(axis=-1)
+    stuck = same & ~(norms <= tolerance)  # a norm that is not a number, too
+    return np.asarray(stuck.reshape(len(norms), -1).any(axis=1))

@@ -8,6 +8,7 @@ The alpha of the configuration itself plays no part. What is computed is
 
 import csv
 import io
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +59,9 @@ def tune_config(
             for key, value in built.settings.items()
             if key not in _SET_BY_TUNE
         }
-        with named_by_key(by="--by"):
+        with named_by_key(by="--by"), warnings.catch_warnings():
+            # They are in what is found, and told with the others.
+            warnings.filterwarnings("ignore", "tune: ", UserWarning)
             found = tune(
                 lambda alpha: _algorithm(config, built, alpha),
                 built.model.init,
@@ -68,7 +71,7 @@ def tune_config(
                 by=by,
                 **settings,
             )
-    return found, built.warnings
+    return found, (*built.warnings, *found.warnings)
 
 
 def _algorithm(config: Config, built: Built, alpha: Any) -> Algorithm:

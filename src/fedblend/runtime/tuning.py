@@ -12,21 +12,25 @@ trains again with ``alpha=tuned.chosen``. For APFL with fixed alpha the shared m
 the same in all lanes, and training again leads to the same models.
 """
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
 from fedblend import trees
 from fedblend.core import Algorithm, Key, PyTree
-from fedblend.data.federation import Federation
+from fedblend.data.federation import Federation, Shards
 from fedblend.metrics import HIGHER_IS_BETTER
 from fedblend.runtime.run import Run
 from fedblend.runtime.simulate import simulate
 
 GRID = (0.0, 0.25, 0.5, 0.75, 1.0)
 """The alphas that are tried if nobody says which."""
+MOST_NAMED = 5
+"""Clients whose names a warning holds."""
 
 
 class Tuned(NamedTuple):
@@ -36,7 +40,8 @@ class Tuned(NamedTuple):
     metric of every client's deployed model, [alphas, clients], NaN where a client has
     no value; ``test`` is None where nothing was held out for it. ``chosen`` is the
     alpha of each client, ``common`` the best one for all. ``unsure`` marks the clients
-    without a value on validation rows, whose alpha is ``common``.
+    without a finite value on validation rows, whose alpha is ``common``. ``warnings``
+    names them, and those whose models diverged for some alphas.
     """
 
     alphas: np.ndarray
@@ -47,6 +52,24 @@ class Tuned(NamedTuple):
     unsure: np.ndarray
     metric: str
     run: Run
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """Whose choice is not, or not wholly, their own."""
+        finite = np.isfinite(self.validation)
+        some = ~finite.all(axis=0) & ~self.unsure
+        metric, lost = self.metric, self.alphas[~finite[:, some].all(axis=1)]
+        said = {
+            f"have no finite {metric} on validation rows; they take alpha = "
+            f"{self.common:g}, the best for the others": self.unsure,
+            f"have no finite {metric} at alpha = {', '.join(f'{a:g}' for a in lost)}, "
+            "which they cannot choose": some,
+        }
+        return tuple(
+            f"tune: {_named(self.run.federation, which)} {what}"
+            for what, which in said.items()
+            if which.any()
+        )
 
     @property
     def lanes(self) -> np.ndarray:
@@ -73,9 +96,10 @@ def tune(
 ) -> Tuned:
     """Try a grid of alphas side by side, and let every client choose.
 
-    Ties go to the largest alpha, the most shared one. A client without a value on
-    validation rows takes ``common``, the alpha whose mean over the others is best. A
-    model that diverged is worse than all others.
+    Ties go to the largest alpha, the most shared one. A client without validation rows,
+    or with some that are not finite, has no value: it takes ``common``, the alpha whose
+    mean over the others is best, and is named in a warning. A model that diverged is
+    worse than all others.
 
     Args:
         build: from alpha, a traced number, to an algorithm.
@@ -132,39 +156,67 @@ def tune(
         split: np.stack([np.asarray(m[split]["personal"][by]) for m in run.measured])
         for split in splits
     }
-    validation = values["validation"]
-    if np.isnan(validation).all():
+    usable = _finite_rows(federation.validation)
+    validation = np.where(usable, values["validation"], np.nan)
+    if not np.isfinite(validation).any():
         raise ValueError(f"by: {by!r} has no value on any client's validation rows")
     lanes, common = choose(validation, HIGHER_IS_BETTER[by.partition("@")[0]])
-    return Tuned(
+    found = Tuned(
         alphas=grid,
         validation=validation,
         test=values.get("test"),
         chosen=grid[lanes],
         common=float(grid[common]),
-        unsure=np.asarray(np.isnan(validation).all(axis=0)),
+        unsure=np.asarray(~np.isfinite(validation).any(axis=0)),
         metric=by,
         run=run,
     )
+    for warning in found.warnings:
+        warnings.warn(warning, stacklevel=2)
+    return found
 
 
 def choose(values: np.ndarray, higher_is_better: bool) -> tuple[np.ndarray, int]:
     """The best row of every column, and the row of the best mean; ties go to the last.
 
-    Columns without any value are in no mean and take the row of the best one.
+    What is not finite is worse than anything else, in a mean too: the fewer such values
+    a row has, the better. Columns of nothing else are in no mean and take its row.
 
     >>> values = np.array([[3.0, 1.0, np.nan], [2.0, 1.0, np.nan]])
     >>> lanes, common = choose(values, higher_is_better=True)
     >>> lanes.tolist(), common
     ([0, 1, 0], 0)
     """
-    scores = values if higher_is_better else -values
-    unknown = np.isnan(values).all(axis=0)
+    finite = np.isfinite(values)
+    unknown = ~finite.any(axis=0)
     # In float64: a mean of many float32 values would make and break ties by itself.
-    scores = np.where(np.isnan(values), -np.inf, scores).astype(np.float64)
-    common = _last_best(scores[:, ~unknown].mean(axis=1))
-    return np.where(unknown, common, _last_best(scores)), int(common)
+    scores = np.where(finite, values if higher_is_better else -values, 0.0)
+    scores = scores.astype(np.float64)
+    counts = finite.sum(axis=1)
+    means = scores.sum(axis=1) / np.maximum(counts, 1)
+    common = _last_best(np.where(counts == counts.max(), means, -np.inf))
+    own = _last_best(np.where(finite, scores, -np.inf))
+    return np.where(unknown, common, own), int(common)
 
 
 def _last_best(scores: np.ndarray) -> Any:
     return len(scores) - 1 - scores[::-1].argmax(axis=0)
+
+
+def _finite_rows(split: Shards) -> np.ndarray:
+    """Which clients have rows without anything that is not finite."""
+    usable = np.ones(len(split.counts), bool)
+    for leaf in map(np.asarray, jax.tree.leaves(split.examples)):
+        if not jnp.issubdtype(leaf.dtype, jnp.floating):
+            continue
+        spoiled = ~np.isfinite(leaf).reshape(len(leaf), -1).all(axis=1)
+        before = np.concatenate([[0], np.cumsum(spoiled)])
+        usable &= before[split.starts + split.counts] == before[split.starts]
+    return usable
+
+
+def _named(federation: Federation, which: np.ndarray) -> str:
+    clients = np.flatnonzero(which)
+    names = [federation.name(int(client)) for client in clients[:MOST_NAMED]]
+    more = ", ..." if len(clients) > MOST_NAMED else ""
+    return f"{len(clients)} of {len(which)} clients ({', '.join(names)}{more})"

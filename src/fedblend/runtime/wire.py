@@ -17,7 +17,16 @@ import jax
 import numpy as np
 
 from fedblend import keys
-from fedblend.core import Key, PyTree, Ragged, SharedKey
+from fedblend.core import (
+    ClientId,
+    Key,
+    PyTree,
+    Quotable,
+    Quote,
+    Ragged,
+    SharedKey,
+    is_special,
+)
 
 _DTYPES = {
     "bool": "BOOL",
@@ -156,43 +165,53 @@ def as_tree(arrays: Mapping[str, np.ndarray], template: PyTree) -> PyTree:
 def travelling(message: PyTree) -> PyTree:
     """What of a message really travels, in the structure of the message.
 
-    Of a ``Ragged`` leaf the entries in use, and nothing of a ``SharedKey``.
+    Of a ``Ragged`` leaf the entries in use, and nothing of what both sides know.
     """
 
     def cut(leaf):
-        if isinstance(leaf, SharedKey):
-            return ()
         if isinstance(leaf, Ragged):
             return np.asarray(leaf.buffer)[: int(leaf.used)]
-        return leaf
+        return () if is_special(leaf) else leaf
 
-    return jax.tree.map(cut, message, is_leaf=_is_partial)
+    return jax.tree.map(cut, message, is_leaf=is_special)
 
 
-def arrived(arrays: Mapping[str, np.ndarray], template: PyTree, key: Key) -> PyTree:
+def arrived(
+    arrays: Mapping[str, np.ndarray],
+    template: PyTree,
+    key: Key,
+    client: int,
+    told: PyTree = (),
+) -> PyTree:
     """The message of which these leaves travelled; the inverse of ``travelling``.
 
     Leaves of the template need only ``shape`` and ``dtype``. ``key`` is the one that
-    the sender's half was handed, from which what did not travel is drawn again.
+    the sender's half was handed, from which what did not travel is drawn again, and
+    ``client`` the number of the client that sent it, or gets it; an answer quotes what
+    the client was ``told``.
     """
+    said = jax.tree.leaves(told, is_leaf=lambda node: isinstance(node, Quotable))
+    quotable = {part.name: part.value for part in said if isinstance(part, Quotable)}
 
     def expected(path, leaf):
-        if isinstance(leaf, SharedKey):
-            return ()
         if not isinstance(leaf, Ragged):
-            return leaf
+            return () if is_special(leaf) else leaf
         found = arrays.get(jax.tree_util.keystr(path) or "value")
         length = len(found) if found is not None and found.ndim else 0
         shape = (min(length, leaf.buffer.shape[0]), *leaf.buffer.shape[1:])
         return jax.ShapeDtypeStruct(shape, leaf.buffer.dtype)
 
-    cut = jax.tree_util.tree_map_with_path(expected, template, is_leaf=_is_partial)
+    cut = jax.tree_util.tree_map_with_path(expected, template, is_leaf=is_special)
     leaves = iter(jax.tree.leaves(as_tree(arrays, cut)))
 
     def whole(leaf):
         if isinstance(leaf, SharedKey):
             bits = jax.random.key_data(keys.named(key, leaf.purpose))
             return SharedKey(bits, leaf.purpose)
+        if isinstance(leaf, ClientId):
+            return ClientId(jax.device_put(np.asarray(client, leaf.id.dtype)))
+        if isinstance(leaf, Quote):
+            return Quote(quotable[leaf.name], leaf.name)
         sent = next(leaves)
         if not isinstance(leaf, Ragged):
             return sent
@@ -201,8 +220,4 @@ def arrived(arrays: Mapping[str, np.ndarray], template: PyTree, key: Key) -> PyT
         used = np.asarray(len(sent), leaf.used.dtype)
         return Ragged(jax.device_put(buffer), jax.device_put(used))
 
-    return jax.tree.map(whole, template, is_leaf=_is_partial)
-
-
-def _is_partial(node) -> bool:
-    return isinstance(node, Ragged | SharedKey)
+    return jax.tree.map(whole, template, is_leaf=is_special)

@@ -21,7 +21,7 @@ gradients", 2018, arXiv:1806.06573.
 
 from fedblend.compress.compressor import Compressor, decode, encode
 from fedblend.core import Algorithm
-from fedblend.wrap.nesting import delta_of
+from fedblend.wrap.nesting import delta_of, needs_with
 
 
 def compressed(algorithm: Algorithm, compressor: Compressor) -> Algorithm:
@@ -42,4 +42,5 @@ def compressed(algorithm: Algorithm, compressor: Compressor) -> Algorithm:
     def undo(up):
         return algorithm.decode(up._replace(delta=decode(compressor, up.delta)))
 
-    return algorithm._replace(client=client, decode=undo)
+    needs = needs_with(compressor.clients, algorithm, "compressed")
+    return algorithm._replace(client=client, decode=undo, needs=needs)

@@ -15,8 +15,8 @@ optimum. With everyone taking part this is the paper's; otherwise d_i is heard o
 cohort only, and h still is the mean of all h_i.
 
 Where this differs from the paper: memories are kept in units of the step, ``-rate *
-gradient``, which is the same for a constant rate; b_i may differ by client and then
-travels as one number. ``start="first"`` is the paper's h_i = gradient of f_i at the
+gradient``, which is the same for a constant rate; b_i may differ by client, which the
+server knows beforehand. ``start="first"`` is the paper's h_i = gradient of f_i at the
 first shared model (FLIX's x_avg, say): in the first round that a client takes part in,
 d_i travels whole as well and b_i is 1. With everyone taking part these are the very
 iterates of such memories, since the first difference to them is zero; whoever joins
@@ -26,16 +26,17 @@ Reference: Mishchenko, Gorbunov, Takáč, Richtárik, "Distributed learning with
 gradient differences", 2019, arXiv:1901.09269.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 
 from fedblend import trees
 from fedblend.compress.compressor import Compressor, decode, encode
-from fedblend.core import Algorithm, PyTree, Ragged
+from fedblend.core import Algorithm, ClientId, PyTree, Ragged
 from fedblend.data.batches import per_client
-from fedblend.wrap.nesting import delta_of, through
+from fedblend.wrap.nesting import delta_of, needs_with, through
 
 
 class DianaClient(NamedTuple):
@@ -66,7 +67,8 @@ def diana(
         algorithm: what to run; an encoding wrapper goes outermost, and only once.
         compressor: unbiased, of every client's difference.
         rate: b, how fast memories follow, at most 1/(omega + 1), which is what None
-            stands for; a number, or an array over clients.
+            stands for; a number, or an array over clients. More is refused, once the
+            number of entries is known.
         start: h_i at first: "zero", or "first" for client i's first answer, sent whole.
     """
     if start not in ("zero", "first"):
@@ -74,12 +76,10 @@ def diana(
     omega = compressor.omega
     if omega is None:
         raise ValueError(f"diana: {compressor.name} is biased; ef21 takes such a one")
-    if isinstance(rate, float | int | np.ndarray) and not (
-        np.min(rate) > 0 and np.max(rate) <= 1
-    ):
-        raise ValueError(f"diana: rate {rate} is not between 0 and 1")
+    check_rate(rate, 0.0)
 
     def speed(dim: int):
+        check_rate(rate, omega(dim))
         return 1 / (omega(dim) + 1) if rate is None else rate
 
     def one_speed(dim: int) -> bool:
@@ -118,13 +118,14 @@ def diana(
             whole, new = Ragged(jnp.where(new, vector, 0), used), jnp.zeros((), bool)
         _, step = taken(encoded, own, whole)
         after = DianaClient(inner, trees.add_where_given(client.memory, step), new)
-        extra = (up.extra, own if np.ndim(rates) else (), whole)
+        extra = (up.extra, ClientId(shard.id) if np.ndim(rates) else (), whole)
         return up._replace(delta=encoded, extra=extra), after
 
     def undo(up):
-        extra, told, whole = up.extra
+        extra, sender, whole = up.extra
         rates = speed(up.delta.layout.size)
-        change, step = taken(up.delta, told if np.ndim(rates) else rates, whole)
+        own = per_client(rates, sender) if np.ndim(rates) else rates
+        change, step = taken(up.delta, own, whole)
         inner = algorithm.decode(up._replace(delta=change, extra=extra))
         known = one_speed(up.delta.layout.size)
         return inner._replace(extra=(inner.extra, () if known else step))
@@ -141,11 +142,44 @@ def diana(
         down, inner = algorithm.server(heard, down, server.inner, central, key)
         return down, DianaServer(inner, memory)
 
+    needs = needs_with(compressor.clients, algorithm, "diana")
     return through(algorithm)._replace(
         enroll=enroll,
         start=begin,
         client=client,
         server=server,
         decode=undo,
-        needs=algorithm.needs._replace(mean=True, memories=True),
+        needs=needs._replace(mean=True, memories=True),
     )
+
+
+def check_rate(rate: Any, omega: float | np.ndarray) -> None:
+    """Refuse memories that follow faster than 1/(omega + 1), and so may blow up.
+
+    Up to the rounding of float32; what is traced passes.
+
+    Args:
+        rate: b, a number or an array over clients.
+        omega: of the compressor, likewise.
+
+    Raises:
+        ValueError: the first rate that is too large, its omega and what is allowed.
+    """
+    if rate is None or isinstance(rate, Tracer):
+        return
+    sizes = {np.size(values) for values in (rate, omega) if np.ndim(values)}
+    if len(sizes) > 1:
+        raise ValueError(
+            f"rate: {np.size(rate)} numbers, the compressor is for {np.size(omega)} "
+            "clients"
+        )
+    rates, omegas = np.broadcast_arrays(np.asarray(rate, np.float64), omega)
+    most = 1 / (omegas + 1)
+    wrong = np.flatnonzero(~((rates > 0) & (rates <= most * (1 + 1e-6))))
+    if wrong.size:
+        at = wrong[0]
+        whose = f" of client {at}" if rates.ndim else ""
+        raise ValueError(
+            f"rate: {rates.flat[at]:g}{whose} is not in (0, 1/(omega + 1)] = "
+            f"(0, {most.flat[at]:g}] of diana, where omega is {omegas.flat[at]:g}"
+        )

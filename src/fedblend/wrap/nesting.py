@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from fedblend.compress.compressor import Encoded
-from fedblend.core import Algorithm, PyTree, Up, has_ragged
+from fedblend.core import Algorithm, Needs, PyTree, Up, has_ragged
 
 
 def delta_of(up: Up, wrapper: str) -> PyTree:
@@ -21,6 +21,21 @@ def delta_of(up: Up, wrapper: str) -> PyTree:
             "of compressed, diana, ef21 and select, outermost"
         )
     return up.delta
+
+
+def needs_with(clients: int | None, algorithm: Algorithm, wrapper: str) -> Needs:
+    """What is needed where a compressor is for just so many clients, or for any."""
+    needs = algorithm.needs
+    if clients is None:
+        return needs
+    if needs.cohort not in (None, clients):
+        raise ValueError(
+            f"{wrapper}: the compressor is for {clients} clients in a round, and the "
+            f"wrapped algorithm for {needs.cohort}"
+        )
+    return needs._replace(
+        everyone=True, uniform=True, weights="uniform", cohort=clients
+    )
 
 
 def through(algorithm: Algorithm) -> Algorithm:

@@ -10,8 +10,8 @@ it would say, scaled by n::
     heard   <- mean of n * (block i of delta_i)
 
 Clients that agree are averaged without any error, and the noise grows with how much
-they differ only. Everyone must take part, with equal weights. Seed and number of the
-block travel with each answer.
+they differ only. Everyone must take part, with equal weights. The values of the block
+are all that a client says: the server knows the seed that it gave, and whom it hears.
 
 Where this differs from the paper: it compresses steps, ``-rate * gradient``, and where
 n does not divide the number of entries some more zeros are permuted with them.
@@ -25,8 +25,8 @@ import jax
 from fedblend import keys
 from fedblend.compress.compressor import decode, encode
 from fedblend.compress.sparse import perm_k
-from fedblend.core import Algorithm, Down
-from fedblend.wrap.nesting import delta_of
+from fedblend.core import Algorithm, Down, Quotable, Quote
+from fedblend.wrap.nesting import delta_of, needs_with
 
 
 def permuted(algorithm: Algorithm, *, clients: int) -> Algorithm:
@@ -34,15 +34,17 @@ def permuted(algorithm: Algorithm, *, clients: int) -> Algorithm:
 
     Args:
         algorithm: what to run; an encoding wrapper goes outermost, and only once.
-        clients: how many there are.
+        clients: how many there are; the runtime refuses another number.
     """
     if clients < 1:
         raise ValueError(f"permuted: {clients} clients, it needs at least 1")
-    compressor = perm_k(clients)
+
+    def compressor(seed: Quotable | Quote):
+        return perm_k(clients)(jax.random.wrap_key_data(seed.value))
 
     def seeded(down: Down, key) -> Down:
         seed = jax.random.key_data(keys.named(key, "permuted"))
-        return down._replace(extra=(down.extra, seed))
+        return down._replace(extra=(down.extra, Quotable(seed, "permuted")))
 
     def inside(down: Down) -> Down:
         return down._replace(extra=down.extra[0])
@@ -53,9 +55,10 @@ def permuted(algorithm: Algorithm, *, clients: int) -> Algorithm:
 
     def client(down, client, shard, key):
         up, client = algorithm.client(inside(down), client, shard, key)
-        chosen = compressor(jax.random.wrap_key_data(down.extra[1]))
-        delta = delta_of(up, "permuted")
-        return up._replace(delta=encode(chosen, delta, key, shard, "permuted")), client
+        seed, delta = down.extra[1], delta_of(up, "permuted")
+        encoded = encode(compressor(seed), delta, key, shard, "permuted")
+        extra = (up.extra, Quote(seed.value, seed.name))
+        return up._replace(delta=encoded, extra=extra), client
 
     def server(heard, down, server, central, key):
         down, server = algorithm.server(heard, inside(down), server, central, key)
@@ -66,9 +69,9 @@ def permuted(algorithm: Algorithm, *, clients: int) -> Algorithm:
         return told._replace(extra=(told.extra, down.extra[1]))
 
     def undo(up):
-        any_key = jax.random.wrap_key_data(up.delta.payload.seed)
-        delta = decode(compressor(any_key), up.delta)
-        return algorithm.decode(up._replace(delta=delta))
+        extra, seed = up.extra
+        delta = decode(compressor(seed), up.delta)
+        return algorithm.decode(up._replace(delta=delta, extra=extra))
 
     return algorithm._replace(
         start=start,
@@ -79,5 +82,5 @@ def permuted(algorithm: Algorithm, *, clients: int) -> Algorithm:
         ),
         tell=tell,
         decode=undo,
-        needs=algorithm.needs._replace(everyone=True, uniform=True, weights="uniform"),
+        needs=needs_with(clients, algorithm, "permuted"),
     )

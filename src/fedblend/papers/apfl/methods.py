@@ -119,7 +119,7 @@ def handed_back(task: Task, rate) -> fb.Algorithm:
 
 def fewer_rows(task: Task, rate) -> fb.Algorithm:
     """That alpha, fixed, without the rows: what holding them out costs by itself."""
-    held = {"alpha": START, "learn": "fixed", "held_out": HELD_OUT}
+    held = {"alpha": START, "alpha_rate": 0.0, "held_out": HELD_OUT}
     return fb.apfl(task.loss, decaying(rate), **held, **task.work)
 
 

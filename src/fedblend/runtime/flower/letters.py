@@ -127,13 +127,15 @@ def line(text: Any) -> str:
     return "".join(c if " " <= c <= "~" else "?" for c in spaced)
 
 
-def message(letter: Letter, template: PyTree, key: Key) -> PyTree:
+def message(letter: Letter, template: PyTree, key: Key, told: PyTree = ()) -> PyTree:
     """The message in a letter, in the structure of the template.
+
+    ``told`` is what an answer may quote.
 
     Raises:
         WireError: names, shapes or dtypes are not those of the template.
     """
-    return arrived(letter.arrays, template, key)
+    return arrived(letter.arrays, template, key, letter.client, told)
 
 
 def fingerprint(template: PyTree) -> str:

@@ -244,7 +244,8 @@ class Server:
         asks = letter.words.get("asked") is True
         template = (self.shapes.up, self.request if asks else ())
         key = keys.at(self.engine.key, "client", letter.round, letter.client)
-        said = jax.tree.map(jnp.asarray, letters.message(letter, template, key))
+        said = letters.message(letter, template, key, self.down)
+        said = jax.tree.map(jnp.asarray, said)
         listening.check(said)
         up, request = said
         # What is finite as it travels need not be when it is decoded.
