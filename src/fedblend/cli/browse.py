@@ -109,6 +109,8 @@ def show(
         screen.say_privacy(console, summary)
     except (KeyError, TypeError, AttributeError, IndexError):
         raise RunError(f"{folder}: its results are damaged") from None
+    for text in summary.get("warnings", ()):
+        screen.note(f"warning: {text}")
     if not finished:
         console.print("not finished: fedblend run ... --resume goes on", markup=False)
 
