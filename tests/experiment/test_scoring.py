@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import sklearn
 from sklearn import metrics
+from sklearn.exceptions import ConvergenceWarning
 from sklearn.model_selection import (
     GridSearchCV,
     KFold,
@@ -186,6 +187,12 @@ def test_ids_are_asked_for_only_where_models_differ(opposites, alone):
         single.predict(inputs), single.predict(inputs, client_id=0)
     )
     assert np.abs(single.predict(inputs)).max() > 0
+
+
+def test_a_fit_that_diverges_warns(opposites):
+    inputs, targets, ids = opposites
+    with pytest.warns(ConvergenceWarning, match="answers of clients were not finite"):
+        regressor("fedavg", rounds=1, rate=1e30).fit(inputs, targets, client_ids=ids)
 
 
 def test_a_scorer_may_be_of_ones_own(opposites, alone):

@@ -107,10 +107,10 @@ def show(
     try:
         show_rows(rows, summary["runs"], console)
         screen.say_privacy(console, summary)
+        for text in summary.get("warnings", ()):
+            screen.note(f"warning: {text}")
     except (KeyError, TypeError, AttributeError, IndexError):
         raise RunError(f"{folder}: its results are damaged") from None
-    for text in summary.get("warnings", ()):
-        screen.note(f"warning: {text}")
     if not finished:
         console.print("not finished: fedblend run ... --resume goes on", markup=False)
 
