@@ -7,6 +7,7 @@ import copy
 import errno
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -203,6 +204,18 @@ def test_warnings_do_not_stop_a_run(capsys):
     assert "warning: 4 of 4 clients have training rows of one class only" in (
         capsys.readouterr().err
     )
+
+
+def test_show_says_again_what_was_odd(capsys, finished):
+    shutil.copytree(finished / "out", "odd")
+    path = Path("odd") / "summary.json"
+    summary = json.loads(path.read_text())
+    path.write_text(json.dumps(summary | {"warnings": ["the loss is odd"]}))
+    capsys.readouterr()
+    assert main(["show", "odd"]) == 0
+    assert capsys.readouterr().err == "warning: the loss is odd\n"
+    path.write_text(json.dumps(summary | {"warnings": 3}))
+    assert fails(capsys, "show", "odd").endswith("is damaged: warnings are no list")
 
 
 def test_show_and_lists(capsys, finished):

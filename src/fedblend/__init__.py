@@ -159,6 +159,7 @@ _HOMES = {
     "data.federation": "Federation federate joined shard_of",
     "experiment.estimator": "FederatedClassifier FederatedRegressor",
     "experiment.joining": "personalise_from",
+    "experiment.scoring": "client_scorer",
     "local": "Epochs Scheduled descend",
     "mixing": "Blend predict",
     "models": "Model",

@@ -2,11 +2,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """The user's own data: every format, every way it can be wrong."""
 
+import json
+
 import numpy as np
 import pytest
 
 from fedblend.data.dataset import DataError, MissingDataError
 from fedblend.data.own import read
+from fedblend.data.own_tables import read_columns
 
 CSV = "age,site,ill,weight\n1,a,yes,0.5\n2,b,no,1.5\n3,a,no,2.5\n"
 
@@ -49,6 +52,69 @@ def test_parquet_is_the_same(table, tmp_path):
     mine, theirs = (read(p, target="ill", client="site") for p in (path, table()))
     np.testing.assert_array_equal(mine.rows[0], theirs.rows[0])
     assert mine.columns == theirs.columns
+
+
+def parquet(path, index, **columns):
+    """A table as pandas writes it: its index is a column, the metadata says which."""
+    import pyarrow
+    import pyarrow.parquet
+
+    about = json.dumps({"index_columns": index, "columns": []})
+    made = pyarrow.table(columns).replace_schema_metadata({"pandas": about})
+    pyarrow.parquet.write_table(made, path)
+    return path
+
+
+RANGE = {"kind": "range", "name": None, "start": 0, "stop": 3, "step": 1}
+
+
+@pytest.mark.parametrize(
+    ("name", "index"),
+    [
+        ("__index_level_0__", ["__index_level_0__"]),
+        ("__index_level_0__", [RANGE]),
+        ("patient", ["patient"]),
+    ],
+)
+def test_the_index_of_pandas_is_no_input_unless_asked_for(tmp_path, name, index):
+    columns = {"x": [0.5, 1.5, 2.5], "y": [0, 1, 0], name: [7, 8, 9]}
+    path = parquet(tmp_path / "a.parquet", index, **columns)
+    dataset = read(path, target="y")
+    assert dataset.columns == ("x",)
+    (note,) = dataset.notes
+    assert f"a.parquet: left out {name!r}, the index of a pandas table" in note
+    assert read_columns(path, None, ["y"]).shape == (3, 1)
+    asked = read(path, target="y", inputs=["x", name])
+    assert (asked.columns, asked.notes) == (("x", name), ())
+    assert read(path, target="y", client=name).notes == ()
+
+
+def test_a_table_of_someone_else_has_no_index(tmp_path):
+    import pyarrow
+    import pyarrow.parquet
+
+    odd = pyarrow.table({"x": [1.5, 2.5], "y": [0, 1]})
+    path = tmp_path / "a.parquet"
+    pyarrow.parquet.write_table(odd.replace_schema_metadata({"pandas": "{"}), path)
+    assert read(path, target="y").columns == ("x",)
+
+
+@pytest.mark.parametrize("low", [0.0, -1.0])
+def test_two_classes_written_as_real_numbers_are_classes(tmp_path, low):
+    path = npz(tmp_path / "a.npz", inputs=X, targets=np.array([low, 1, 1, low, 1, 1.0]))
+    dataset = read(path)
+    assert (dataset.kind, dataset.outputs) == ("binary", 1)
+    assert dataset.rows[1].tolist() == [0, 1, 1, 0, 1, 1]
+    assert f"a.npz: targets are {low} and 1.0 only" in dataset.notes[0]
+    numbers = read(path, kind="regression")
+    assert (numbers.kind, numbers.notes) == ("regression", ())
+    assert read(path, kind="binary").notes == ()
+
+
+def test_other_real_numbers_are_not(tmp_path):
+    for values in ([0.0, 0.5, 1, 0, 0, 0], [1.0, 2, 1, 2, 1, 1]):
+        path = npz(tmp_path / "a.npz", inputs=X, targets=np.array(values))
+        assert (read(path).kind, read(path).notes) == ("regression", ())
 
 
 @pytest.mark.parametrize(

@@ -154,6 +154,7 @@ def test_the_folder(tiny, tmp_path):
     assert steps[-1] == Step("federated", 4, 4)
     assert load(out / "config.toml") == config
     assert summary == json.loads((out / "summary.json").read_text())
+    assert summary["warnings"] == []
     assert [one["seed"] for one in summary["runs"]] == [3, 5]
     rows = outputs.read_rows(Folder(out))
     assert [(r["round"], r["seed"]) for r in rows] == [

@@ -107,6 +107,8 @@ def show(
     try:
         show_rows(rows, summary["runs"], console)
         screen.say_privacy(console, summary)
+        for text in summary.get("warnings", ()):
+            screen.note(f"warning: {text}")
     except (KeyError, TypeError, AttributeError, IndexError):
         raise RunError(f"{folder}: its results are damaged") from None
     if not finished:

@@ -63,6 +63,8 @@ class Dataset(NamedTuple):
     """The names of the classes, by number."""
     columns: tuple[str, ...] = ()
     """The names of the inputs, where they came as a table."""
+    notes: tuple[str, ...] = ()
+    """What was decided in reading it, for its owner to know."""
 
 
 def check(dataset: Dataset) -> None:

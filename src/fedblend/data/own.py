@@ -40,7 +40,8 @@ def read(
         client: the column or array ("clients", if there) of the client of each row.
         inputs: the columns (all others by default) or the array ("inputs") of inputs.
         kind: "classes", "binary" or "regression". By default real numbers are
-            regression; two different integers or texts are binary, more are classes.
+            regression, unless they are 0.0 and 1.0 or -1.0 and 1.0; those and two
+            different integers or texts are binary, more are classes.
     """
     path = Path(path)
     if kind is not None and kind not in get_args(Kind):
@@ -81,6 +82,13 @@ def _with_kind(raw: Raw, kind: Kind | None, path: Path) -> Dataset:
         raise DataError(f"{path}: there are no rows")
     real = np.issubdtype(values.dtype, np.floating)
     number = np.issubdtype(values.dtype, np.number) or values.dtype == bool
+    notes = raw.notes
+    if kind is None and real and _two_classes(values):
+        kind = "binary"
+        notes += (
+            f"{path.name}: targets are {' and '.join(map(str, np.unique(values)))} "
+            'only, and taken as two classes; kind = "regression" takes them as numbers',
+        )
     if kind == "regression" or (kind is None and real):
         if not number:
             raise DataError(
@@ -90,7 +98,7 @@ def _with_kind(raw: Raw, kind: Kind | None, path: Path) -> Dataset:
         width = 1 if targets.ndim == 1 else targets.shape[1]
         return Dataset(
             (raw.inputs, targets), "regression", width, keys=raw.keys,
-            name=path.stem, columns=raw.columns,
+            name=path.stem, columns=raw.columns, notes=notes,
         )  # fmt: skip
     if values.ndim != 1:
         raise DataError(
@@ -115,4 +123,11 @@ def _with_kind(raw: Raw, kind: Kind | None, path: Path) -> Dataset:
         name=path.stem,
         label_names=tuple(str(name) for name in names),
         columns=raw.columns,
+        notes=notes,
     )
+
+
+def _two_classes(values: np.ndarray) -> bool:
+    """Whether real numbers are classes in disguise, as pandas makes of integers."""
+    found = np.unique(values).tolist() if values.ndim == 1 else []
+    return found in ([0.0, 1.0], [-1.0, 1.0])

@@ -18,6 +18,7 @@ class Raw(NamedTuple):
     targets: np.ndarray
     keys: np.ndarray | None
     columns: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 def read_npz(path: Path, inputs: str, target: str, client: str | None) -> Raw:

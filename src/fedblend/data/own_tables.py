@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reading .csv and .parquet tables with pyarrow."""
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -20,8 +21,15 @@ def read_table(
     names = list(table.column_names)
     if target is None:
         raise DataError(f"{path}: target: name one of the columns {', '.join(names)}")
+    notes: tuple[str, ...] = ()
     if inputs is None:
-        inputs = [name for name in names if name not in (target, client)]
+        inputs = _others(table, (target, client))
+        left = [n for n in names if n not in (*inputs, target, client)]
+        if left:
+            notes = (
+                f"{path.name}: left out {', '.join(map(repr, left))}, the index of a "
+                "pandas table; named in inputs it is one of them",
+            )
     _check_names(
         (target, *([client] if client is not None else []), *inputs), names, path
     )
@@ -34,6 +42,7 @@ def read_table(
         _values(table.column(target), target, path),
         None if client is None else _values(table.column(client), client, path),
         tuple(inputs),
+        notes,
     )
 
 
@@ -43,9 +52,25 @@ def read_columns(
     """The inputs of a file that need not have a target; all columns but ``others``."""
     table = _opened(path)
     names = list(table.column_names)
-    chosen = inputs or [name for name in names if name not in others]
+    chosen = inputs or _others(table, others)
     _check_names(chosen, names, path)
     return _stacked(table, chosen, path)
+
+
+def _others(table: Any, known: Sequence[str | None]) -> list[str]:
+    """The columns that are inputs if nobody says which: pandas' index is none."""
+    try:
+        about = table.schema.pandas_metadata or {}
+    except ValueError:  # whoever wrote it was not pandas
+        about = {}
+    index = [name for name in about.get("index_columns", ()) if isinstance(name, str)]
+    return [
+        name
+        for name in table.column_names
+        if name not in known
+        and name not in index
+        and not re.fullmatch(r"__index_level_\d+__", name)
+    ]
 
 
 def _opened(path: Path) -> Any:

@@ -105,7 +105,7 @@ def build(config: Config) -> Built:
         },
         facts=facts(whole, parts),
         warnings=(
-            *warnings(federation),
+            *warnings(whole, federation, config.data.inputs),
             *privacy.warnings(config.privacy, federation.clients),
             *central.warnings(config.central),
         ),

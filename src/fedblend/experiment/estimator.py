@@ -4,18 +4,22 @@
 
 ``fit(X, y, client_ids=ids)`` takes flat arrays and the client of every row. A client
 that was there at ``fit`` is then predicted by its personal model, any other by the
-shared one. Client ids travel by scikit-learn's metadata routing: with
-``set_fit_request(client_ids=True)`` and ``set_score_request(client_ids=True)``
-cross-validation hands every fold its own.
+shared one. Where clients have models of their own, nothing is predicted for nobody.
+
+Client ids travel by scikit-learn's metadata routing: all methods ask for them, so that
+with ``sklearn.set_config(enable_metadata_routing=True)`` cross-validation hands every
+fold its own. Its scorers keep them from the estimator: ``client_scorer`` does not.
 
 Inputs become float32 and are not scaled: put a ``StandardScaler`` in front.
 """
 
 from typing import Any
+from warnings import warn
 
 import jax
 import numpy as np
 from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
+from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils import check_consistent_length, column_or_1d
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
@@ -30,11 +34,20 @@ from fedblend.runtime.simulate import simulate
 LEAST_ROWS = 8
 """Rows are predicted in groups padded to a power of two, this one at least."""
 
+ROUTED = {"client_ids": True}
+"""What every method asks scikit-learn's routing for."""
+
 
 class _Federated(BaseEstimator):
     """What classifier and regressor have in common."""
 
     n_features_in_: int
+
+    # What scikit-learn's routing hands to whom, unless a user asks for something else.
+    __metadata_request__fit = ROUTED
+    __metadata_request__predict = ROUTED
+    __metadata_request__predict_proba = ROUTED
+    __metadata_request__score = ROUTED
 
     def __init__(
         self,
@@ -84,6 +97,8 @@ class _Federated(BaseEstimator):
             each = [run.personal(client) for client in range(len(self.clients_))]
             self.personal_ = jax.tree.map(lambda *leaves: np.stack(leaves), *each)
         self.summary_ = run.summary()
+        for text in self.summary_["warnings"]:
+            warn(text, ConvergenceWarning, stacklevel=3)
 
     def _model_and_loss(self) -> tuple[models.Model, Loss]:
         raise NotImplementedError
@@ -122,6 +137,8 @@ class _Federated(BaseEstimator):
         if client_id is not None and client_ids is not None:
             raise ValueError("client_id and client_ids: give one of them, not both")
         inputs = np.asarray(validate_data(self, X, reset=False, dtype=np.float32))
+        if client_id is None and client_ids is None:
+            client_id = self._nobody()
         ids = np.full(len(inputs), client_id) if client_ids is None else client_ids
         check_consistent_length(inputs, ids)
         apply = self._model_and_loss()[0].apply
@@ -135,6 +152,20 @@ class _Federated(BaseEstimator):
             outputs[mine] = values
         assert outputs is not None
         return outputs
+
+    def _nobody(self) -> Any:
+        """The client whose rows are predicted if nobody is named."""
+        if self.personal_ is None:
+            return None
+        if len(self.clients_) == 1:
+            return self.clients_[0]
+        raise ValueError(
+            f"client_ids: missing, and {len(self.clients_)} clients have their own "
+            "models; give client_ids, or client_id (one that is not known gets the "
+            "shared model); cross-validation needs params={'client_ids': ids}, "
+            "scoring=fb.client_scorer('roc_auc') or another name, and "
+            "sklearn.set_config(enable_metadata_routing=True)"
+        )
 
     def _places(self, ids: np.ndarray) -> np.ndarray:
         """The place of each id among the clients, -1 where it is not known."""

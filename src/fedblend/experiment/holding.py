@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from fedblend.data import own, partition, sources
+from fedblend.data import checks, own, partition, sources
 from fedblend.data.allotment import Partition
 from fedblend.data.dataset import (
     DataError,
@@ -96,8 +96,15 @@ def facts(dataset: Dataset, parts: Partition) -> dict[str, Any]:
     }
 
 
-def warnings(federation: Federation) -> Iterator[str]:
-    """What is odd about the clients, but no error."""
+def warnings(dataset: Dataset, federation: Federation, inputs: Any) -> Iterator[str]:
+    """What is odd about the data and its clients, but no error.
+
+    ``inputs`` are the columns that were asked for, if any were.
+    """
+    yield from dataset.notes
+    if inputs is None or not dataset.columns:
+        yield from checks.index_like(dataset)
+    yield from checks.wild_scales(dataset)
     lonely = one_class_clients(federation)
     if lonely:
         name = federation.name(lonely[0])

@@ -226,6 +226,8 @@ def read_summary(folder: Folder) -> dict[str, Any]:
     found = read_json(folder.summary)
     if not found.get("runs"):
         raise RunError(f"{folder.summary}: is damaged: it has no runs")
+    if not isinstance(found.get("warnings", []), list):
+        raise RunError(f"{folder.summary}: is damaged: warnings are no list")
     return found
 
 

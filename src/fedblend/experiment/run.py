@@ -20,6 +20,7 @@ import numpy as np
 
 from fedblend.experiment import (
     central,
+    checks,
     harm,
     local_models,
     mixing_weights,
@@ -33,6 +34,7 @@ from fedblend.experiment.complaint import named_by_key
 from fedblend.experiment.config import Config, check, difference, dump
 from fedblend.experiment.outputs import Folder
 from fedblend.experiment.section import ConfigError, RunError
+from fedblend.experiment.tasks import loss_name
 from fedblend.report.harm import plot_harm, sentence
 from fedblend.runtime import checkpoint
 from fedblend.runtime.checkpoint import CheckpointError
@@ -75,7 +77,10 @@ def run_config(
     folder = Folder(out)
     _check_place(folder, config, resume)
     if resume and folder.summary.exists():
-        return outputs.read_summary(folder)
+        found = outputs.read_summary(folder)
+        for warning in found.get("warnings", ()):
+            (on_warning or _silent)(warning)
+        return found
     with precision(config.run.precision):
         built = build(config)
         for warning in built.warnings:
@@ -251,10 +256,11 @@ def _finish(
     """Write what is known at the end; the summary last, it says that all is there."""
     own_models, warnings = local_models.report(run, config.algorithm)
     own_weights, doubts = mixing_weights.report(run, config.algorithm)
-    warnings = [*warnings, *doubts]
+    seeds = _seeds(config)
+    odd = checks.at_end(run, loss_name(config, built.task), seeds)
+    warnings = [*warnings, *doubts, *odd]
     for warning in warnings:
         on_warning(warning)
-    seeds = _seeds(config)
     outputs.write_models(folder, run, seeds)
     columns = local_models.columns(run) | mixing_weights.columns(run)
     joined = unseen.join(run, config, built)

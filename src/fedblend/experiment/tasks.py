@@ -67,6 +67,12 @@ def model_of(config: Config, task: Task, loss: str) -> models.Model:
         )
     options = choice.model_dump(exclude={"name", "l2", "loss"})
     name = _name(config)
+    if name == "logistic" and task.kind == "regression" and choice.loss is None:
+        raise ConfigError(
+            'model.name: "logistic" is for two classes, and the targets are real '
+            'numbers; data.kind = "binary" takes two numbers as classes, model.loss = '
+            '"squared_error" makes it a linear model'
+        )
     if loss == "hinge" and name != "dual_encoder":
         raise ConfigError(f"model.loss: \"hinge\" is dual_encoder's, not {name}'s")
     if (name == "char_rnn") != (task.kind == "sequence"):

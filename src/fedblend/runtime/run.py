@@ -16,6 +16,7 @@ from fedblend.data.federation import Federation
 from fedblend.runtime import reduce
 from fedblend.runtime.cohort import Strata, drawing
 from fedblend.runtime.engine import Engine
+from fedblend.runtime.finite import not_finite
 from fedblend.runtime.ledger import Ledger, Sizes, Totals
 from fedblend.runtime.measuring import Measuring
 from fedblend.runtime.record import (
@@ -116,17 +117,21 @@ class Run:
         return self.engine.personal(self.down, state, shard)
 
     def summary(self) -> Any:
-        """The last record with totals, harmed clients and costs, as plain values."""
+        """The last record with totals, harmed clients and costs, as plain values.
+
+        Its ``warnings`` say what is not finite.
+        """
         self._ready()
-        lanes = [
-            summarise(
-                self._of_lane(self.records[-1], lane),
-                self.measured[lane] if self.measured else {},
-                self._costs(lane),
-            )
-            for lane in range(self.lanes or 1)
-        ]
+        lanes = [self._summary(lane) for lane in range(self.lanes or 1)]
         return lanes[0] if self.lanes is None else lanes
+
+    def _summary(self, lane: int) -> dict[str, Any]:
+        records = [self._of_lane(record, lane) for record in self.records]
+        measured = self.measured[lane] if self.measured else {}
+        shared = self.shared if self.lanes is None else trees.take(self.shared, lane)
+        odd = not_finite(records, measured, self.measuring.counts, shared)
+        found = summarise(records[-1], measured, self._costs(lane))
+        return {**found, "warnings": odd}
 
     def _costs(self, lane: int) -> dict[str, Any]:
         """Time, and bits of each kind; the last broadcast to all clients is apart."""
