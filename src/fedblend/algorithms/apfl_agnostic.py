@@ -29,14 +29,15 @@ arXiv:2003.13461, appendix; Mohri, Sivek, Suresh, "Agnostic federated learning",
 2019, arXiv:1902.00146.
 """
 
-import numpy as np
-
 from fedblend.algorithms.agnostic import weighed
 from fedblend.algorithms.apfl import apfl
+from fedblend.algorithms.apfl_alpha import RULES
+from fedblend.checks import COUNT, POSITIVE, ByClient, gate
 from fedblend.core import Algorithm, Loss
-from fedblend.local import Optimizer, Steps
+from fedblend.local import WORK, Optimizer, Steps
 
 
+@gate(**WORK, **RULES, clients=COUNT, q_rate=POSITIVE)
 def apfl_agnostic(
     loss: Loss,
     optimizer: Optimizer,
@@ -45,7 +46,7 @@ def apfl_agnostic(
     q_rate: float,
     steps: Steps,
     batch_size: int | None,
-    alpha: float | np.ndarray,
+    alpha: ByClient,
     learn: str = "step",
     alpha_rate: Optimizer | None = None,
     held_out: float = 0.0,

@@ -32,12 +32,14 @@ import optax
 
 from fedblend import keys, trees
 from fedblend.algorithms.reptile import reptile
+from fedblend.checks import gate
 from fedblend.core import Algorithm, Loss, Up
 from fedblend.data.batches import draw, everything
-from fedblend.local import Optimizer, Steps, descend
+from fedblend.local import OPTIMIZER, TUNING, Optimizer, Steps, descend
 from fedblend.objectives import gradient
 
 
+@gate(**TUNING, server_optimizer=OPTIMIZER)
 def fomaml(
     loss: Loss,
     optimizer: Optimizer,

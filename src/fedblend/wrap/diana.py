@@ -32,7 +32,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedblend import trees
-from fedblend.compress.compressor import Compressor, decode, encode
+from fedblend.checks import ALGORITHM, ByClient, Number, gate, words
+from fedblend.compress.compressor import COMPRESSOR, Compressor, decode, encode
 from fedblend.core import Algorithm, PyTree, Ragged
 from fedblend.data.batches import per_client
 from fedblend.wrap.nesting import delta_of, through
@@ -53,11 +54,17 @@ class DianaServer(NamedTuple):
     memory: PyTree
 
 
+@gate(
+    algorithm=ALGORITHM,
+    compressor=COMPRESSOR,
+    rate=Number(above=0, most=1, clients=True, optional=True),
+    start=words("zero", "first"),
+)
 def diana(
     algorithm: Algorithm,
     compressor: Compressor,
     *,
-    rate: float | np.ndarray | None = None,
+    rate: ByClient | None = None,
     start: str = "zero",
 ) -> Algorithm:
     """The wrapped algorithm with compressed differences to a memory.
@@ -69,15 +76,9 @@ def diana(
             stands for; a number, or an array over clients.
         start: h_i at first: "zero", or "first" for client i's first answer, sent whole.
     """
-    if start not in ("zero", "first"):
-        raise ValueError(f"start: {start!r} is unknown, it is 'zero' or 'first'")
     omega = compressor.omega
     if omega is None:
         raise ValueError(f"diana: {compressor.name} is biased; ef21 takes such a one")
-    if isinstance(rate, float | int | np.ndarray) and not (
-        np.min(rate) > 0 and np.max(rate) <= 1
-    ):
-        raise ValueError(f"diana: rate {rate} is not between 0 and 1")
 
     def speed(dim: int):
         return 1 / (omega(dim) + 1) if rate is None else rate

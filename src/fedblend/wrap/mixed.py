@@ -40,9 +40,10 @@ import jax.numpy as jnp
 import optax
 
 from fedblend import keys, trees
+from fedblend.checks import ALGORITHM, COUNT, FLAG, FUNCTION, POSITIVE, gate, optional
 from fedblend.compress.compressor import Compressor, decode, encode
 from fedblend.core import Algorithm, Down, PyTree, Up
-from fedblend.local import Optimizer, resolve
+from fedblend.local import OPTIMIZER, Optimizer, resolve
 from fedblend.wrap.central import Central, central_steps
 from fedblend.wrap.nesting import delta_of
 
@@ -68,6 +69,15 @@ class Told(NamedTuple):
     slope: PyTree
 
 
+@gate(
+    algorithm=ALGORITHM,
+    central=FUNCTION,
+    steps=COUNT,
+    optimizer=optional(OPTIMIZER),
+    server_rate=POSITIVE,
+    merge_optimizer=OPTIMIZER,
+    upload=FLAG,
+)
 def mixed(
     algorithm: Algorithm,
     central: Central,
@@ -113,7 +123,7 @@ def mixed(
             "parallel: central steps or their merging have a rate of their own; unless "
             "rate x steps is that of the clients (times the server's rate), and all "
             f"steps are plain, another mixture than {weights} is minimised",
-            stacklevel=2,
+            stacklevel=3,
         )
     merging = resolve(merge_optimizer, 0, 1)
     steered = how != "one_way" and optimizer is None
