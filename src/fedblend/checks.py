@@ -56,6 +56,7 @@ class Number:
     most: float | None = None
     whole: bool = False
     clients: bool = False
+    each: str = "one for each client"
     optional: bool = False
     endless: bool = False
     besides: str = ""
@@ -110,12 +111,12 @@ class Number:
             what = f"{what} in " if self.whole else "in "
             what += f"{ends[0]}{low:g}, {high:g}{ends[1]}"
         elif low is not None:
-            what += f" above {low:g}" if self.least is None else f", {low:g} or more"
+            what += f" above {low:g}" if self.least is None else f" of at least {low:g}"
         elif high is not None:
-            what += f" below {high:g}" if self.most is None else f", {high:g} or less"
+            what += f" below {high:g}" if self.most is None else f" of at most {high:g}"
         elif not self.whole:
             what = "a finite number"
-        others = ["one for each client"] if self.clients else []
+        others = [self.each] if self.clients else []
         others += [self.besides] if self.besides else []
         others += ["None"] if self.optional else []
         return ", or ".join([what, *others])
@@ -146,6 +147,7 @@ def words(*allowed: str) -> Rule:
     """A rule: one of these words."""
 
     def check(key: str, value: Any) -> str:
+        """The value, if it is one of the words."""
         if not isinstance(value, str) or value not in allowed:
             *others, last = map(repr, allowed)
             known = f"{', '.join(others)} or {last}" if others else last
@@ -159,6 +161,7 @@ def a(kind: type | tuple[type, ...], called: str) -> Rule:
     """A rule: something of this kind, which has a name."""
 
     def check(key: str, value: Any) -> Any:
+        """The value, if it is of the kind."""
         if not isinstance(value, kind):
             raise UserError(key, value, called)
         return value
@@ -192,7 +195,8 @@ def gate(**rules: Rule) -> Callable[[Callable[P, Made]], Callable[P, Made]]:
                 key = f"{builder.__name__}: {name}"
                 if name in rules:
                     value = given.arguments[name] = rules[name](key, value)
-                    if getattr(rules[name], "clients", False) and np.ndim(value):
+                    many = isinstance(value, np.ndarray | jax.Array) and value.ndim
+                    if many and getattr(rules[name], "clients", False):
                         found += ((key, len(value)),)
                 if not isinstance(value, Algorithm):  # these pass on their own needs
                     found += getattr(value, "lengths", ())
@@ -222,9 +226,9 @@ def with_lengths(made: Any, lengths: Lengths) -> Any:
     if isinstance(made, Algorithm):
         needs = made.needs._replace(lengths=lengths + made.needs.lengths)
         return made._replace(needs=needs)
-    if hasattr(made, "_replace"):
+    if hasattr(made, "lengths"):
         return made._replace(lengths=lengths + made.lengths)
-    return Declared(made, lengths)
+    return Declared(made, lengths) if callable(made) else made
 
 
 def fits(needs: Needs, clients: int, *, newcomers: bool = False) -> None:

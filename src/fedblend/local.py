@@ -17,7 +17,7 @@ import numpy as np
 import optax
 
 from fedblend import keys, trees
-from fedblend.checks import COUNT, FUNCTION, Number, optional, words
+from fedblend.checks import COUNT, FUNCTION, Number, gate, optional, words
 from fedblend.core import Key, PyTree, Shard
 from fedblend.data.batches import (
     epoch_order,
@@ -76,10 +76,12 @@ BATCH_SIZE = optional(COUNT)
 AMOUNT: dict[str, Any] = {"loss": FUNCTION, "steps": STEPS, "batch_size": BATCH_SIZE}
 WORK = AMOUNT | {"optimizer": OPTIMIZER}
 """The rules of ``checks`` for what nearly every algorithm takes."""
-TUNING = WORK | {"steps": dataclasses.replace(STEPS, least=0)}
+_NO_STEPS = dataclasses.replace(STEPS, least=0)
+TUNING = WORK | {"steps": _NO_STEPS}
 """The same where no steps at all are some, too."""
 
 
+@gate(direction=FUNCTION, optimizer=OPTIMIZER, steps=_NO_STEPS, batch_size=BATCH_SIZE)
 def descend(
     direction: Callable[..., PyTree],
     variables: PyTree,

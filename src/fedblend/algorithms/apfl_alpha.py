@@ -37,7 +37,7 @@ HAND_BACK = Number(least=1, endless=True)
 def check_hand_back(held_out: float, hand_back: float) -> None:
     """Refuse to hand back what is not held out."""
     if hand_back != math.inf and not held_out:
-        raise UserError("apfl: hand_back", hand_back, "for no held_out rows")
+        raise UserError("apfl: hand_back", hand_back, "infinity, without held_out rows")
 
 
 def moving(

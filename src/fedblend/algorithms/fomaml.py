@@ -31,7 +31,8 @@ from functools import partial
 import optax
 
 from fedblend import keys, trees
-from fedblend.algorithms.reptile import reptile
+from fedblend.algorithms.fedopt import fedopt
+from fedblend.algorithms.finetune import finetune
 from fedblend.checks import gate
 from fedblend.core import Algorithm, Loss, Up
 from fedblend.data.batches import draw, everything
@@ -85,4 +86,7 @@ def fomaml(
         push = trees.add_where_given(slope, down.nudge)
         return Up(trees.scale(-1, push), slope), client
 
-    return reptile(loss, optimizer, server_optimizer, **work)._replace(client=client)
+    # FedOpt's server; its clients' steps are not taken.
+    of_server = {"steps": 1, "batch_size": batch_size}
+    trained = fedopt(loss, optimizer, server_optimizer, **of_server)
+    return finetune(trained._replace(client=client), loss, optimizer, **work)

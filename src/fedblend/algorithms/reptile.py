@@ -33,10 +33,10 @@ from fedblend.algorithms.fedopt import fedopt
 from fedblend.algorithms.finetune import finetune
 from fedblend.checks import gate
 from fedblend.core import Algorithm, Loss
-from fedblend.local import OPTIMIZER, TUNING, Optimizer, Steps
+from fedblend.local import OPTIMIZER, WORK, Optimizer, Steps
 
 
-@gate(**TUNING, server_optimizer=OPTIMIZER)
+@gate(**WORK, server_optimizer=OPTIMIZER)
 def reptile(
     loss: Loss,
     optimizer: Optimizer,
