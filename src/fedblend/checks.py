@@ -109,7 +109,7 @@ class Number:
         if low is not None and high is not None:
             ends = "(" if self.least is None else "[", ")" if self.most is None else "]"
             what = f"{what} in " if self.whole else "in "
-            what += f"{ends[0]}{low:g}, {high:g}{ends[1]}"
+            what += f"{ends[0]}{low:.10g}, {high:.10g}{ends[1]}"
         elif low is not None:
             what += f" above {low:g}" if self.least is None else f" of at least {low:g}"
         elif high is not None:

@@ -36,7 +36,7 @@ import jax
 import jax.numpy as jnp
 
 from fedblend import keys, mixing, trees
-from fedblend.checks import ALPHA, FUNCTION, POSITIVE, ByClient, by_client, gate, words
+from fedblend.checks import ALPHA, FUNCTION, ByClient, Number, gate, words
 from fedblend.core import Algorithm, Loss, PyTree
 from fedblend.data.batches import per_client
 from fedblend.mixing import Mixing
@@ -54,7 +54,7 @@ class FlixClient(NamedTuple):
 @gate(
     **dict.fromkeys(("loss", "method", "local", "mix"), FUNCTION),
     alpha=ALPHA,
-    smooth=by_client(POSITIVE),
+    smooth=Number(least=0, clients=True),
     average=words("minimiser", "stationary"),
 )
 def flix(

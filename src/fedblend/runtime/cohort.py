@@ -15,9 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedblend import keys
-from fedblend.checks import Number
 from fedblend.core import Key, Needs
-from fedblend.errors import UserError
 
 Draw = Callable[[Key, Sequence[int]], np.ndarray]
 """``draw(root, rounds)``: the sorted client ids of each of these rounds."""
@@ -41,14 +39,8 @@ class Strata(NamedTuple):
 
 def settled(cohort: int | Strata | None, clients: int) -> tuple[Strata | None, int]:
     """The strata, if there are some, with nothing left open, and the cohort's size."""
-    if cohort is None:
-        return None, clients
     if not isinstance(cohort, Strata):
-        Number(whole=True)("cohort", cohort)
-        if not 1 <= cohort <= clients:
-            allowed = f"between 1 and the {clients} clients there are"
-            raise UserError("cohort", cohort, allowed)
-        return None, int(cohort)
+        return None, clients if cohort is None else cohort
     strata = _checked(cohort, clients)
     return strata, sum(strata.sizes or ())
 

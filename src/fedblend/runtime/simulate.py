@@ -109,9 +109,10 @@ def simulate(
     lanes = _lanes(key, over)
     clients = federation.clients
     strata, cohort = settled(cohort, clients)
-    rounds = WHOLE("rounds", rounds)
+    cohort, rounds = _members(cohort, clients), WHOLE("rounds", rounds)
     every = max(1, -(-rounds // 20)) if every is None else COUNT("every", every)
-    chunk, epoch = optional(COUNT)("chunk", chunk), optional(COUNT)("epoch", epoch)
+    chunk = optional(COUNT)("chunk", chunk)
+    epoch = Number(whole=True, optional=True)("epoch", epoch)
     PART("dropout", dropout)
     words("auto", "device", "host", "disk")("store", store)
     if epoch is not None:
@@ -186,6 +187,15 @@ def _check_key(key: Any) -> None:
         raise ValueError(
             f"key: {type(key).__name__} is not a key of JAX; write jax.random.key(0)"
         )
+
+
+def _members(cohort: int, clients: int) -> int:
+    """The size of a cohort, checked."""
+    cohort = Number(whole=True)("cohort", cohort)
+    if not 1 <= cohort <= clients:
+        allowed = f"between 1 and the {clients} clients there are"
+        raise UserError("cohort", cohort, allowed)
+    return cohort
 
 
 def _check_names(
