@@ -383,14 +383,21 @@ def test_agnostic_fl_for_another_number_of_clients_is_refused(name, clients):
 
 
 def test_numbers_of_other_libraries_and_optimizers_are_accepted():
-    rates = (np.float32(0.5), np.float64(0.5), jnp.asarray(0.5), jnp.float32(0.5), 1)
+    rates: Any = (
+        np.float32(0.5),
+        np.float64(0.5),
+        jnp.asarray(0.5),
+        jnp.float32(0.5),
+        1,
+    )
+    whole: Any = (np.int64(3), jnp.asarray(2))
     rules = (optax.adam(0.1), fb.Scheduled(lambda round: 0.1, "round"))
     for rate in (*rates, *rules):
-        fb.fedavg(LOSS, rate, steps=np.int64(3), batch_size=jnp.asarray(2))
+        fb.fedavg(LOSS, rate, steps=whole[0], batch_size=whole[1])
     for alpha in (*rates, 0, 1.0, np.asarray(0.5)):
         fb.apfl(LOSS, 0.1, alpha=alpha, steps=fb.Epochs(2), batch_size=None)
     _run(PLAIN, rounds=np.int64(3), cohort=np.int32(2), dropout=np.float32(0.5))
-    fb.partition.iid(40, np.int64(4), np.int64(0))
+    fb.partition.iid(40, *whole)
 
 
 def test_a_sweep_is_checked_by_value_and_traced_values_pass():

@@ -21,11 +21,12 @@ import dataclasses
 import functools
 import inspect
 from collections.abc import Callable, Sequence
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 
 from fedblend.core import Algorithm, Needs
 from fedblend.errors import UserError
@@ -38,7 +39,7 @@ Lengths = tuple[tuple[str, int], ...]
 ByClient = float | np.ndarray | jax.Array | Sequence[float]
 """A number, or an array over clients of them."""
 
-P, Made = ParamSpec("P"), TypeVar("Made")
+Builder = TypeVar("Builder", bound=Callable[..., Any])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -174,18 +175,18 @@ FUNCTION = a(Callable, "a function")  # pyright: ignore
 FLAG = a((bool, np.bool_), "True or False")
 
 
-def gate(**rules: Rule) -> Callable[[Callable[P, Made]], Callable[P, Made]]:
+def gate(**rules: Rule) -> Callable[[Builder], Builder]:
     """The builder behind it is called with what these rules make of its arguments.
 
     What it builds carries the lengths of the arguments that are arrays over clients.
     """
 
-    def guarded(builder: Callable[P, Made]) -> Callable[P, Made]:
+    def guarded(builder: Builder) -> Builder:
         signature = inspect.signature(builder)
         assert set(rules) <= set(signature.parameters), builder
 
         @functools.wraps(builder)
-        def checked(*args: P.args, **kwargs: P.kwargs) -> Made:
+        def checked(*args: Any, **kwargs: Any) -> Any:
             try:
                 given = signature.bind(*args, **kwargs)
             except TypeError:
@@ -202,7 +203,7 @@ def gate(**rules: Rule) -> Callable[[Callable[P, Made]], Callable[P, Made]]:
                     found += getattr(value, "lengths", ())
             return with_lengths(builder(*given.args, **given.kwargs), found)
 
-        return checked
+        return cast(Builder, checked)
 
     return guarded
 
@@ -251,7 +252,7 @@ def fits(needs: Needs, clients: int, *, newcomers: bool = False) -> None:
 
 def is_traced(value: Any) -> bool:
     """Whether this is a value that is known only when a compiled function runs."""
-    return isinstance(value, jax.core.Tracer)
+    return isinstance(value, Tracer)
 
 
 def _numbers(value: Any) -> np.ndarray | None:

@@ -157,7 +157,8 @@ def planned(
         own = steps.number * _batches_of(shard.count, size)
         return own, steps.number * _batches_of(shard.capacity, size)
     if np.ndim(steps) == 0:
-        return int(steps), int(steps)
+        number = int(np.asarray(steps))
+        return number, number
     return per_client(steps, shard), int(np.max(steps))
 
 

@@ -43,13 +43,14 @@ def given(models: PyTree) -> Solver:
         del params, key
         return per_client(models, shard), jnp.full((), jnp.nan)
 
-    lengths = {jnp.shape(leaf)[:1] for leaf in jax.tree.leaves(models)}
-    if len(lengths) != 1 or () in lengths:
+    leaves = jax.tree.leaves(models)
+    lengths = {jnp.shape(leaf)[0] if jnp.ndim(leaf) else 0 for leaf in leaves}
+    if len(lengths) != 1 or 0 in lengths:
         raise UserError(
-            *("given: models", lengths, "arrays over the same clients"),
+            *("given: models", lengths, "a tree of arrays over the same clients"),
             f"a tree of arrays of the lengths {sorted(lengths)}",
         )
-    return with_lengths(solve, (("given: models", *lengths.pop()),))
+    return with_lengths(solve, (("given: models", lengths.pop()),))
 
 
 @gate(**STOPPING, smooth=by_client(POSITIVE))

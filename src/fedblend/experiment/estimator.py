@@ -11,7 +11,7 @@ cross-validation hands every fold its own.
 Inputs become float32 and are not scaled: put a ``StandardScaler`` in front.
 """
 
-from typing import Any
+from typing import Any, cast
 
 import jax
 import numpy as np
@@ -117,7 +117,7 @@ class _Federated(BaseEstimator):
     def _algorithm(self, loss: Loss) -> Algorithm:
         """The algorithm, by name or as its builder makes it."""
         if callable(self.algorithm):
-            return self.algorithm(loss)
+            return cast(Algorithm, self.algorithm(loss))
         work = {"steps": self.steps, "batch_size": self.batch_size}
         if self.algorithm == "finetune":
             shared = algorithms.fedavg(loss, self.rate, **work)

@@ -9,7 +9,7 @@ checkpoints are consumers of the run: loop over it, a record comes after every b
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -110,7 +110,7 @@ def simulate(
     clients = federation.clients
     strata, cohort = settled(cohort, clients)
     cohort, rounds = _members(cohort, clients), WHOLE("rounds", rounds)
-    every = max(1, -(-rounds // 20)) if every is None else COUNT("every", every)
+    block: int = COUNT("every", max(1, -(-rounds // 20)) if every is None else every)
     chunk = optional(COUNT)("chunk", chunk)
     epoch = Number(whole=True, optional=True)("epoch", epoch)
     PART("dropout", dropout)
@@ -172,7 +172,7 @@ def simulate(
         cohort=cohort,
         strata=strata,
         epoch=epoch,
-        every=min(every, max(rounds, 1)),
+        every=min(block, max(rounds, 1)),
         weights=(joining, values),
         store=(store, store_folder),
         measuring=measuring,
@@ -223,7 +223,7 @@ def _builder(algorithm, over: PyTree | None) -> Callable[[Any], Algorithm]:
         raise UserError("algorithm", algorithm, "an Algorithm, or a function with over")
     if over is None:
         raise ValueError("algorithm: a builder needs `over`, the values to build for")
-    return algorithm
+    return cast(Callable[[Any], Algorithm], algorithm)
 
 
 def _each_built(
