@@ -92,7 +92,7 @@ def _shared(**given: Any) -> Any:
 
 
 LEARNED = {"alpha": "alpha", "learn": "word", "alpha_rate": "rate or None"}
-CLIMBED = {"clients": "count", "q_rate": "positive"}
+CLIMBED = {"clients": "count", "q_rate": "not negative"}
 STOPPED = {"loss": "function", "tolerance": "not negative", "most": "count"}
 OF_MIXTURES = {"alpha": "alpha", "omega": "by client"}
 CASES = {
@@ -243,6 +243,8 @@ CASES = {
                     k="count", restarts="count"),
 }  # fmt: skip
 ALLOWED = {
+    ("finetune", "optimizer", "0.0"),
+    ("fomaml", "optimizer", "0.0"),
     ("finetune", "steps", "0"),
     ("finetune", "steps", "[1, 0]"),
     ("fomaml", "steps", "0"),

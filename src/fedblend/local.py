@@ -77,11 +77,12 @@ AMOUNT: dict[str, Any] = {"loss": FUNCTION, "steps": STEPS, "batch_size": BATCH_
 WORK = AMOUNT | {"optimizer": OPTIMIZER}
 """The rules of ``checks`` for what nearly every algorithm takes."""
 _NO_STEPS = dataclasses.replace(STEPS, least=0)
-TUNING = WORK | {"steps": _NO_STEPS}
-"""The same where no steps at all are some, too."""
+_NO_RATE = dataclasses.replace(OPTIMIZER, above=None, least=0)
+TUNING = WORK | {"optimizer": _NO_RATE, "steps": _NO_STEPS}
+"""The same where the steps may lead nowhere."""
 
 
-@gate(direction=FUNCTION, optimizer=OPTIMIZER, steps=_NO_STEPS, batch_size=BATCH_SIZE)
+@gate(direction=FUNCTION, optimizer=_NO_RATE, steps=_NO_STEPS, batch_size=BATCH_SIZE)
 def descend(
     direction: Callable[..., PyTree],
     variables: PyTree,

@@ -30,7 +30,7 @@ import jax.numpy as jnp
 
 from fedblend import keys, trees
 from fedblend.algorithms.fedavg import fedavg
-from fedblend.checks import COUNT, POSITIVE, gate
+from fedblend.checks import COUNT, NOT_NEGATIVE, gate
 from fedblend.core import Algorithm, Loss, Up
 from fedblend.data.batches import draw, everything
 from fedblend.local import WORK, Optimizer, Steps
@@ -50,7 +50,7 @@ def onto_simplex(vector: jax.Array) -> jax.Array:
     return jnp.maximum(vector - shift, 0)
 
 
-@gate(**WORK, clients=COUNT, q_rate=POSITIVE)
+@gate(**WORK, clients=COUNT, q_rate=NOT_NEGATIVE)
 def agnostic(
     loss: Loss,
     optimizer: Optimizer,
@@ -66,7 +66,7 @@ def agnostic(
         loss: ``loss(params, rows) -> losses[rows]``.
         optimizer: of the clients; a number is plain SGD with that rate.
         clients: how many there are.
-        q_rate: step of the ascent in q, above 0.
+        q_rate: step of the ascent in q, 0 or more.
         steps: local steps of a round, an array of them over clients, or ``Epochs``.
         batch_size: rows of a step and of the loss, or None for all of them.
     """

@@ -32,12 +32,12 @@ arXiv:2003.13461, appendix; Mohri, Sivek, Suresh, "Agnostic federated learning",
 from fedblend.algorithms.agnostic import weighed
 from fedblend.algorithms.apfl import apfl
 from fedblend.algorithms.apfl_alpha import RULES
-from fedblend.checks import COUNT, POSITIVE, ByClient, gate
+from fedblend.checks import COUNT, NOT_NEGATIVE, ByClient, gate
 from fedblend.core import Algorithm, Loss
 from fedblend.local import WORK, Optimizer, Steps
 
 
-@gate(**WORK, **RULES, clients=COUNT, q_rate=POSITIVE)
+@gate(**WORK, **RULES, clients=COUNT, q_rate=NOT_NEGATIVE)
 def apfl_agnostic(
     loss: Loss,
     optimizer: Optimizer,
@@ -57,7 +57,7 @@ def apfl_agnostic(
         loss: ``loss(params, rows) -> losses[rows]``.
         optimizer: of w and of v, each on its own; a number is plain SGD.
         clients: how many there are.
-        q_rate: step of the ascent in q, above 0.
+        q_rate: step of the ascent in q, 0 or more.
         steps: local steps of a round, an array of them over clients, or ``Epochs``.
         batch_size: rows of a step and of the loss, or None for all of them.
         alpha: weight of the shared model, at first; a number, or an array over clients.

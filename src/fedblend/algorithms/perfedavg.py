@@ -37,7 +37,7 @@ from fedblend.algorithms.fedavg import fedavg
 from fedblend.algorithms.finetune import finetune
 from fedblend.checks import NOT_NEGATIVE, POSITIVE, WHOLE, gate, words
 from fedblend.core import Algorithm, Loss, Up
-from fedblend.local import WORK, Optimizer, Steps, descend, resolve
+from fedblend.local import WORK, Optimizer, Steps, descend
 from fedblend.objectives import gradient
 
 
@@ -116,5 +116,4 @@ def perfedavg(
         return Up(trees.subtract(reached, down.shared), slope), client
 
     trained = fedavg(loss, optimizer, **work)._replace(client=client)
-    inner = resolve(inner_rate, 0, adapt_steps)
-    return finetune(trained, loss, inner, steps=adapt_steps, batch_size=batch_size)
+    return finetune(trained, loss, inner_rate, steps=adapt_steps, batch_size=batch_size)
