@@ -69,7 +69,7 @@ def test_a_k_larger_than_the_model_is_refused(k):
 
 def test_diana_refuses_what_it_does_not_know():
     rand = compress.rand_k(1)
-    with pytest.raises(ValueError, match="start: 'last' is unknown, it is 'zero'"):
+    with pytest.raises(ValueError, match="start: 'last' is not 'zero' or 'first'"):
         diana(plain, rand, start="last")
     for biased in (compress.top_k(1), compress.sign()):
         with pytest.raises(ValueError, match=r"^diana: .* is biased; ef21 takes"):
