@@ -21,7 +21,7 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 TESTS = sorted((ROOT / "tests").rglob("*.py"))
 
 LEVELS = (
-    {"core", "trees", "keys"},
+    {"core", "trees", "keys", "errors", "checks"},
     {"objectives", "mixing", "local", "pure_local", "models", "compress", "data"},
     {"algorithms", "wrap", "theory"},
     {"metrics", "runtime", "clusters"},

@@ -88,11 +88,19 @@ def finished(tmp_path_factory):
          "dataset: 'digitz' is unknown; did you mean 'digits'?"),
         (["data.clients=5000"],
          "clients: 5000 with at least 1 rows each are too many for 1797 rows"),
+        (["data.source=synthetic", "data.options={gamma=nan, beta=0.0}"],
+         "synthetic: gamma: nan is not a number of at least 0"),
+        (["data.source=synthetic", "data.options={gamma=0.0, beta=0.0, dim=2.5}"],
+         "synthetic: dim: 2.5 is not a whole number of at least 1"),
+        (["algorithm.steps=[1, 2]"],
+         "tiny.toml: algorithm.steps: 2 numbers for 4 clients; give one for each, or a "
+         "single one"),
     ],
 )  # fmt: skip
 def test_bad_settings(settings, line, capsys):
     name = write()
-    assert fails(capsys, "run", name, "--set", *settings) == line
+    changes = [part for setting in settings for part in ("--set", setting)]
+    assert fails(capsys, "run", name, *changes) == line
 
 
 @pytest.mark.parametrize(

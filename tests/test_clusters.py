@@ -213,7 +213,7 @@ def test_what_makes_no_sense_is_refused():
     with pytest.raises(ValueError, match="k: 6 is not between 1 and the 5 clients"):
         clusters.kmeans(np.zeros((5, 2)), 6, KEY)
     on = hidden().federation
-    with pytest.raises(ValueError, match="size: 0 is not a positive number"):
+    with pytest.raises(ValueError, match="size: 0 is not a whole number"):
         clusters.gradient_signatures(loss, start, on, KEY, size=0)
     with pytest.raises(ValueError, match=r"assignment: shape \(3,\) is not that of"):
         trained(on, np.zeros(3, int), 1)

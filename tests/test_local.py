@@ -133,7 +133,7 @@ def test_scheduled_by_round_holds_within_one():
 
     got = run(0, optimizer=Scheduled(schedule, "round"), round=jnp.int32(3))
     agree(got, loop(0, everything(0, 4), lambda step: 0.025))
-    with pytest.raises(ValueError, match="unit 'epoch' is unknown"):
+    with pytest.raises(ValueError, match="unit: 'epoch' is not 'step' or 'round'"):
         run(0, optimizer=Scheduled(schedule, "epoch"))
 
 

@@ -169,7 +169,7 @@ def test_auc_of_a_diverged_model_is_unknown():
 
 
 def test_unknown_kind():
-    with pytest.raises(ValueError, match="kind 'class' is unknown, it is one of clas"):
+    with pytest.raises(ValueError, match="kind: 'class' is not 'classes', 'binary'"):
         metrics.standard("class", cross_entropy(apply), apply)
 
 

@@ -198,6 +198,10 @@ class Needs(NamedTuple):
     """The only number of clients that a round may be planned with; any if None."""
     whole: bool = False
     """To deploy, a client is told everything, and not only what it asks for."""
+    clients: int | None = None
+    """The only number of clients that a federation may have; any if None."""
+    lengths: tuple[tuple[str, int], ...] = ()
+    """Arguments that are arrays over clients, and how long they are; see ``checks``."""
 
 
 def _all_of_it(client: PyTree, shard: Shard) -> PyTree:

@@ -7,8 +7,9 @@ always a ``jax.grad``), and ``descend`` takes the steps. What is descended may b
 parameters, or any tree of variables such as a pair of models and a mixing weight.
 """
 
+import dataclasses
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +17,7 @@ import numpy as np
 import optax
 
 from fedblend import keys, trees
+from fedblend.checks import COUNT, FUNCTION, Number, gate, optional, words
 from fedblend.core import Key, PyTree, Shard
 from fedblend.data.batches import (
     epoch_order,
@@ -24,6 +26,7 @@ from fedblend.data.batches import (
     random_rows,
     rows_at,
 )
+from fedblend.errors import UserError
 
 
 class Epochs(NamedTuple):
@@ -49,10 +52,37 @@ class Scheduled(NamedTuple):
 Optimizer = float | jax.Array | optax.GradientTransformation | Scheduled
 """A bare number means plain SGD with that rate."""
 
-Steps = int | np.ndarray | Epochs
+Steps = int | np.ndarray | Sequence[int] | Epochs
 """Local work of a round: a number, an array of numbers over clients, or epochs."""
 
 
+def _is_rule(key: str, value: Any) -> bool:
+    """Whether this is an optimizer and not a rate; schedules are looked into."""
+    if isinstance(value, Scheduled):
+        FUNCTION(f"{key}: schedule", value.schedule)
+        words("step", "round")(f"{key}: unit", value.unit)
+    return isinstance(value, Scheduled | optax.GradientTransformation)
+
+
+def _is_epochs(key: str, value: Any) -> bool:
+    if isinstance(value, Epochs):
+        COUNT(f"{key}: Epochs", value.number)
+    return isinstance(value, Epochs)
+
+
+OPTIMIZER = Number(above=0, besides="an optax optimizer", also=_is_rule)
+STEPS = Number(least=1, whole=True, clients=True, besides="Epochs", also=_is_epochs)
+BATCH_SIZE = optional(COUNT)
+AMOUNT: dict[str, Any] = {"loss": FUNCTION, "steps": STEPS, "batch_size": BATCH_SIZE}
+WORK = AMOUNT | {"optimizer": OPTIMIZER}
+"""The rules of ``checks`` for what nearly every algorithm takes."""
+_NO_STEPS = dataclasses.replace(STEPS, least=0)
+_NO_RATE = dataclasses.replace(OPTIMIZER, above=None, least=0)
+TUNING = WORK | {"optimizer": _NO_RATE, "steps": _NO_STEPS}
+"""The same where the steps may lead nowhere."""
+
+
+@gate(direction=FUNCTION, optimizer=_NO_RATE, steps=_NO_STEPS, batch_size=BATCH_SIZE)
 def descend(
     direction: Callable[..., PyTree],
     variables: PyTree,
@@ -128,7 +158,8 @@ def planned(
         own = steps.number * _batches_of(shard.count, size)
         return own, steps.number * _batches_of(shard.capacity, size)
     if np.ndim(steps) == 0:
-        return int(steps), int(steps)
+        number = int(np.asarray(steps))
+        return number, number
     return per_client(steps, shard), int(np.max(steps))
 
 
@@ -169,9 +200,7 @@ def resolve(
         return optimizer.make(rate(round))
     if optimizer.unit == "step":
         return optimizer.make(lambda count: rate(round * steps + count))
-    raise ValueError(
-        f"schedule: unit {optimizer.unit!r} is unknown, it is 'step' or 'round'"
-    )
+    raise UserError("schedule: unit", optimizer.unit, "'step' or 'round'")
 
 
 def _batches_of(count, size: int):

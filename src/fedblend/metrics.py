@@ -18,7 +18,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedblend.checks import COUNT, FLAG, FUNCTION, NOT_NEGATIVE, gate, words
 from fedblend.core import Batch, Loss, PyTree
+from fedblend.errors import UserError
 from fedblend.mixing import Apply, predict
 
 Measure = Callable[[PyTree, Batch], jax.Array]
@@ -28,6 +30,7 @@ HIGHER_IS_BETTER = dict(loss=False, mse=False, accuracy=True, auc=True, recall=T
 """The direction of every metric, by name."""
 
 
+@gate(loss=FUNCTION)
 def mean_loss(loss: Loss) -> Measure:
     """The mean of a loss."""
 
@@ -38,6 +41,7 @@ def mean_loss(loss: Loss) -> Measure:
     return measure
 
 
+@gate(apply=FUNCTION)
 def accuracy(apply: Apply) -> Measure:
     """The fraction of rows whose class is right.
 
@@ -57,6 +61,7 @@ def accuracy(apply: Apply) -> Measure:
     return measure
 
 
+@gate(apply=FUNCTION)
 def next_token_accuracy(apply: Apply) -> Measure:
     """The fraction of places of all sequences whose next token is right.
 
@@ -73,6 +78,7 @@ def next_token_accuracy(apply: Apply) -> Measure:
     return measure
 
 
+@gate(apply=FUNCTION)
 def auc(apply: Apply) -> Measure:
     """The area under the ROC curve, exactly; a tie counts one half.
 
@@ -97,6 +103,7 @@ def auc(apply: Apply) -> Measure:
     return measure
 
 
+@gate(apply=FUNCTION)
 def mean_squared_error(apply: Apply) -> Measure:
     """The squared error, averaged over rows and outputs."""
 
@@ -110,6 +117,7 @@ def mean_squared_error(apply: Apply) -> Measure:
     return measure
 
 
+@gate(apply=FUNCTION, k=COUNT)
 def recall_at(apply: Apply, k: int) -> Measure:
     """How much of what is right is among the ``k`` highest scores.
 
@@ -147,9 +155,7 @@ def standard(kind: str, loss: Loss, apply: Apply) -> dict[str, Measure]:
         "sequence": {"accuracy": next_token_accuracy(apply)},
         "tags": {"recall@5": recall_at(apply, 5)},
     }
-    if kind not in kinds:
-        known = ", ".join(kinds)
-        raise ValueError(f"metrics: kind {kind!r} is unknown, it is one of {known}")
+    words(*kinds)("metrics: kind", kind)
     return {"loss": mean_loss(loss)} | kinds[kind]
 
 
@@ -191,6 +197,7 @@ class Spread(NamedTuple):
     clients: int
 
 
+@gate(higher_is_better=FLAG)
 def over_clients(
     values: np.ndarray, counts: np.ndarray, higher_is_better: bool
 ) -> Spread:
@@ -201,6 +208,7 @@ def over_clients(
     (0.75, 0.625, 0.5)
     """
     values = np.asarray(values, np.float64)
+    _same_length("counts", np.asarray(counts), values)
     known = ~np.isnan(values)
     values, counts = values[known], np.asarray(counts, np.float64)[known]
     if not values.size:
@@ -219,6 +227,14 @@ def over_clients(
         )
 
 
+def _same_length(name: str, given: np.ndarray, other: np.ndarray) -> None:
+    if given.shape != other.shape:
+        raise UserError(
+            *(name, given, f"one for each of the {len(other)} clients"),
+            f"an array of {len(given)}",
+        )
+
+
 class Harm(NamedTuple):
     """The clients that do worse with their personal model.
 
@@ -232,6 +248,7 @@ class Harm(NamedTuple):
     worst: float
 
 
+@gate(higher_is_better=FLAG, tolerance=NOT_NEGATIVE)
 def harmed(
     personal: np.ndarray,
     reference: np.ndarray,
@@ -242,6 +259,7 @@ def harmed(
     return _lost(personal, reference, higher_is_better) > tolerance
 
 
+@gate(higher_is_better=FLAG, tolerance=NOT_NEGATIVE)
 def harm(
     personal: np.ndarray,
     reference: np.ndarray,
@@ -264,5 +282,7 @@ def harm(
 def _lost(personal, reference, higher_is_better: bool) -> np.ndarray:
     """How much worse ``personal`` is than ``reference``, client by client."""
     with np.errstate(invalid="ignore"):  # infinity less infinity is unknown
-        gap = np.asarray(reference, np.float64) - np.asarray(personal, np.float64)
+        first, second = (np.asarray(v, np.float64) for v in (reference, personal))
+        _same_length("personal", second, first)
+        gap = first - second
     return gap if higher_is_better else -gap

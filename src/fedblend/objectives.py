@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import optax
 
 from fedblend import trees
+from fedblend.checks import FUNCTION, NOT_NEGATIVE, gate
 from fedblend.core import Batch, Loss, PyTree
 from fedblend.mixing import Apply, Blend, predict
 
@@ -32,6 +33,7 @@ def gradient(loss: Loss) -> Callable[[PyTree, Batch], PyTree]:
     return jax.grad(lambda params, batch: objective(loss, params, batch))
 
 
+@gate(apply=FUNCTION)
 def cross_entropy(apply: Apply) -> Loss:
     """Softmax cross entropy; targets are class numbers."""
 
@@ -43,6 +45,7 @@ def cross_entropy(apply: Apply) -> Loss:
     return loss
 
 
+@gate(apply=FUNCTION)
 def sequence_cross_entropy(apply: Apply) -> Loss:
     """Softmax cross entropy at every place of a sequence, averaged over its places.
 
@@ -63,6 +66,7 @@ def sequence_cross_entropy(apply: Apply) -> Loss:
     return loss
 
 
+@gate(apply=FUNCTION)
 def multilabel(apply: Apply) -> Loss:
     """Sigmoid cross entropy, averaged over the labels; targets are ones and zeros."""
 
@@ -75,6 +79,7 @@ def multilabel(apply: Apply) -> Loss:
     return loss
 
 
+@gate(apply=FUNCTION)
 def logistic(apply: Apply) -> Loss:
     """``log(1 + exp(-y score))`` for a single score; targets are 0 or 1."""
 
@@ -87,6 +92,7 @@ def logistic(apply: Apply) -> Loss:
     return loss
 
 
+@gate(apply=FUNCTION)
 def squared_error(apply: Apply) -> Loss:
     """Half the squared error, summed over the outputs of an example."""
 
@@ -99,6 +105,7 @@ def squared_error(apply: Apply) -> Loss:
     return loss
 
 
+@gate(loss=FUNCTION, strength=NOT_NEGATIVE)
 def l2(loss: Loss, strength: float) -> Loss:
     """``loss + strength/2 |params|^2``, over all parameters, intercepts too.
 

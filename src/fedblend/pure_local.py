@@ -13,16 +13,28 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 
 from fedblend import trees
+from fedblend.checks import (
+    COUNT,
+    FUNCTION,
+    NOT_NEGATIVE,
+    PART,
+    POSITIVE,
+    ByClient,
+    by_client,
+    gate,
+    with_lengths,
+)
 from fedblend.core import Key, Loss, PyTree, Shard
 from fedblend.data.batches import everything, part, per_client
-from fedblend.local import Optimizer, descend
+from fedblend.errors import UserError
+from fedblend.local import OPTIMIZER, Optimizer, descend
 from fedblend.objectives import gradient, objective
 
 Solver = Callable[[PyTree, Shard, Key], tuple[PyTree, jax.Array]]
+STOPPING: dict[str, Any] = {"loss": FUNCTION, "tolerance": NOT_NEGATIVE, "most": COUNT}
 
 
 def given(models: PyTree) -> Solver:
@@ -32,12 +44,20 @@ def given(models: PyTree) -> Solver:
         del params, key
         return per_client(models, shard), jnp.full((), jnp.nan)
 
-    return solve
+    leaves = jax.tree.leaves(models)
+    lengths = {jnp.shape(leaf)[0] if jnp.ndim(leaf) else 0 for leaf in leaves}
+    if len(lengths) != 1 or 0 in lengths:
+        raise UserError(
+            *("given: models", lengths, "a tree of arrays over the same clients"),
+            f"a tree of arrays of the lengths {sorted(lengths)}",
+        )
+    return with_lengths(solve, (("given: models", lengths.pop()),))
 
 
+@gate(**STOPPING, smooth=by_client(POSITIVE))
 def gradient_descent(
     loss: Loss,
-    smooth: float | np.ndarray,
+    smooth: ByClient,
     *,
     tolerance: float = 1e-6,
     most: int = 10_000,
@@ -59,6 +79,7 @@ def gradient_descent(
     return _descent(loss, lambda params, value: (), step, tolerance, most)
 
 
+@gate(**STOPPING)
 def lbfgs(loss: Loss, *, tolerance: float = 1e-6, most: int = 1_000) -> Solver:
     """Limited-memory BFGS with a line search, for smooth losses of any size."""
     optimizer = optax.lbfgs()
@@ -75,6 +96,7 @@ def lbfgs(loss: Loss, *, tolerance: float = 1e-6, most: int = 1_000) -> Solver:
     )
 
 
+@gate(**STOPPING)
 def newton(loss: Loss, *, tolerance: float = 1e-9, most: int = 50) -> Solver:
     """Newton's method with step halving, for strictly convex losses of some hundreds
     of parameters.
@@ -140,6 +162,12 @@ class _Best(NamedTuple):
     turns: Any
 
 
+@gate(
+    loss=FUNCTION,
+    optimizer=OPTIMIZER,
+    **dict.fromkeys(("steps", "batch_size", "patience", "turns"), COUNT),
+    validation=PART,
+)
 def patient_sgd(
     loss: Loss,
     optimizer: Optimizer,

@@ -70,7 +70,7 @@ def test_what_a_client_keeps_is_apfls_and_its_answer_is_weighed():
     ("wrong", "line"),
     [
         ({"alpha": 1.5}, "alpha: 1.5 is not in"),
-        ({"clients": 0}, "clients: 0, it needs"),
+        ({"clients": 0}, "clients: 0 is not a whole number"),
     ],
 )
 def test_bad_settings_are_refused_in_one_line(wrong, line):

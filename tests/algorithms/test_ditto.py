@@ -113,7 +113,7 @@ def test_an_algorithm_without_a_shared_model_is_refused():
 
 
 def test_a_negative_pull_is_refused():
-    with pytest.raises(ValueError, match=r"lam: .* is not 0 or more"):
+    with pytest.raises(ValueError, match=r"lam: .* is not a number of at least 0"):
         fb.ditto(
             *(fb.fedavg(on.loss, 0.1, **full), on.loss, 0.1),
             lam=np.array([1.0, -1.0]),

@@ -221,5 +221,5 @@ def test_alpha_outside_0_and_1(alpha):
 
 
 def test_an_unknown_average():
-    with pytest.raises(ValueError, match="average: 'mode' is unknown"):
+    with pytest.raises(ValueError, match="average: 'mode' is not 'minimiser'"):
         flix(quadratic_loss, dgd, alpha=0.5, local=GIVEN, average="mode")

@@ -170,5 +170,5 @@ def test_full_batches_are_gradient_descent():
 
 @pytest.mark.parametrize("refresh", [0.0, 1.5, -1])
 def test_an_anchor_that_never_moves_is_refused(refresh):
-    with pytest.raises(ValueError, match=r"refresh: .* is not a probability above 0"):
+    with pytest.raises(ValueError, match=r"refresh: .* is not in .0, 1"):
         fb.svrg(quadratic_loss, 0.1, steps=1, batch_size=1, refresh=refresh)

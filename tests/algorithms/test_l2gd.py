@@ -168,8 +168,8 @@ def test_a_nudge_is_a_linear_term_of_the_loss():
 
 def test_what_makes_no_sense_is_refused_in_one_line():
     for settings, line in (
-        ({"lam": -1.0, "p": 0.5}, "lam: -1.0 is negative"),
-        ({"lam": 1.0, "p": 1.0}, "p: 1.0 is not a probability between 0 and 1"),
+        ({"lam": -1.0, "p": 0.5}, "lam: -1.0 is not a number of at least 0"),
+        ({"lam": 1.0, "p": 1.0}, r"p: 1.0 is not in \(0, 1\)"),
     ):
         with pytest.raises(ValueError, match=line):
             fb.l2gd(on.loss, 0.1, batch_size=None, **settings)

@@ -129,9 +129,9 @@ def test_a_nudge_is_a_linear_term_for_the_shared_model():
     ("settings", "line"),
     [
         ({"alpha": 1.5}, r"alpha: 1.5 is not in \[0, 1\]"),
-        ({"grid": 1, "held": 0.2}, "grid: 1 is not 0 or at least 2"),
+        ({"grid": 1, "held": 0.2}, "grid: 1 is not 0, or 2 or more"),
         ({"grid": 3, "held": 0.0}, r"held_out: 0.0 is not in \(0, 1\)"),
-        ({"grid": 3, "held": 1.0}, r"held_out: 1.0 is not in \(0, 1\)"),
+        ({"grid": 3, "held": 1.0}, r"held_out: 1.0 is not in \[0, 1\)"),
     ],
 )
 def test_what_makes_no_sense_is_refused_in_one_line(settings, line):

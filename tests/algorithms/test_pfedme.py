@@ -136,8 +136,8 @@ def test_a_strong_pull_holds_theta_at_w_and_is_fedavg():
 @pytest.mark.parametrize(
     ("settings", "line"),
     [
-        ({"lam": 0.0, "inner_steps": 1}, "lam: 0.0 is not above 0"),
-        ({"lam": 1.0, "inner_steps": 0}, "inner_steps: 0 is not 1 or more"),
+        ({"lam": 0.0, "inner_steps": 1}, "lam: 0.0 is not a number above 0"),
+        ({"lam": 1.0, "inner_steps": 0}, "inner_steps: 0 is not a whole number"),
     ],
 )
 def test_settings_without_a_meaning_are_refused(settings, line):

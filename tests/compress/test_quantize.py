@@ -89,5 +89,5 @@ def test_what_they_cost():
 
 @pytest.mark.parametrize("levels", [0, -3, 2**24 + 1])
 def test_wrong_levels_are_one_clear_line(levels):
-    with pytest.raises(ValueError, match=f"dithering: {levels} levels, it needs 1 to"):
+    with pytest.raises(ValueError, match=f"dithering: levels: {levels} is not a whole"):
         compress.dithering(levels)

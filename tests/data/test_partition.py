@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from fedblend.data import partition as p
 from fedblend.data.dataset import DataError
+from fedblend.errors import UserError
 
 LABELS = np.random.default_rng(0).integers(0, 10, 6000)
 
@@ -180,7 +181,7 @@ def test_the_seed_decides(build):
     ("build", "message"),
     [
         (lambda: p.iid(5, 6), "clients: 6 with at least 1 rows each .* 5 rows"),
-        (lambda: p.iid(5, 0), "clients: 0 is less than 1"),
+        (lambda: p.iid(5, 0), "iid: clients: 0 is not a whole number of at least 1"),
         (lambda: p.iid(5, 2, seed=-1), "seed: -1"),
         (lambda: p.contiguous(0, 1), "too many for 0 rows"),
         (lambda: p.classes_per_client(LABELS, 5, 11), r"11 .* 1\.\.10"),
@@ -200,7 +201,7 @@ def test_the_seed_decides(build):
     ],
 )
 def test_errors_are_one_clear_line(build, message):
-    with pytest.raises(DataError, match=message) as error:
+    with pytest.raises((DataError, UserError), match=message) as error:
         build()
     assert "\n" not in str(error.value)
 

@@ -110,8 +110,8 @@ def test_the_hash_of_the_data_is_that_of_its_values(tiny):
         ({"model": {"name": "logistic"}},
          "model: logistic: 10 outputs, it has a single score (1 output, 2 classes)"),
         ({"model": {"name": "mlp", "activation": "sine"}},
-         "model: mlp: activation 'sine' is unknown, it is one of relu, tanh, sigmoid, "
-         "softplus, gelu"),
+         "model: mlp: activation: 'sine' is not 'relu', 'tanh', 'sigmoid', "
+         "'softplus' or 'gelu'"),
         ({"algorithm__steps": [1, 2]},
          "algorithm.steps: 2 numbers for 6 clients; give one for each, or a single "
          "one"),

@@ -137,6 +137,14 @@ def test_models_and_algorithms_of_ones_own(digits):
         ({"cohort": 9}, {}, "cohort: 9 is not between 1 and the 1 clients"),
         ({}, {"client_ids": [1, 2]}, "inconsistent numbers of samples"),
         ({"model": "sofmax"}, {}, "did you mean 'softmax'"),
+        ({"model": 3}, {}, "FederatedClassifier: model: 3 is not the name of a model"),
+        ({"algorithm": ["fedavg"]}, {}, r"algorithm: \['fedavg'\] is not one of"),
+        ({"rate": np.float32(-1)}, {}, "Classifier: rate: -1.0 is not a number above"),
+        ({"steps": [1, 2]}, {}, "steps: an array of 2 is not one value, or one for ea"),
+        ({"batch_size": 0}, {}, "batch_size: 0 is not a whole number of at least 1"),
+        ({"rounds": 2.5}, {}, "rounds: 2.5 is not a whole number of at least 0"),
+        ({"l2": float("nan")}, {}, "Classifier: l2: nan is not a number of at least 0"),
+        ({"seed": -1}, {}, "Classifier: seed: -1 is not a whole number"),
     ],
 )
 def test_bad_arguments_are_one_clear_line(digits, change, arguments, message):

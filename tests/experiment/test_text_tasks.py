@@ -88,7 +88,10 @@ def test_a_metric_asked_for_is_that_of_the_kind(said, tagged):
     ("change", "message"),
     [
         ({"model": {"name": "mlp"}}, '"mlp" is for single rows, not for sequence'),
-        ({"model": {"name": "char_rnn", "cell": "rnn"}}, "cell 'rnn' is unknown"),
+        (
+            {"model": {"name": "char_rnn", "cell": "rnn"}},
+            "cell: 'rnn' is not 'lstm'",
+        ),
         ({"model": {"name": "char_rnn", "loss": "cross_entropy"}}, "not for sequence"),
         ({"algorithm": {"name": "fomaml", **WORK}}, "server"),
         ({"algorithm": {"name": "reptile", "server": -1.0, **WORK}}, "server"),

@@ -74,8 +74,5 @@ def test_a_rate_made_of_whole_numbers_is_as_wide_as_the_model(unit):
 
 
 def test_an_unknown_unit_is_refused_in_one_line():
-    algorithm = fb.fedavg(
-        on.loss, fb.Scheduled(schedule, "epoch"), steps=1, batch_size=None
-    )
-    with pytest.raises(ValueError, match="unit 'epoch' is unknown"):
-        fb.simulate(algorithm, on.params, on.federation, jax.random.key(0), rounds=1)
+    with pytest.raises(ValueError, match="unit: 'epoch' is not 'step' or 'round'"):
+        fb.fedavg(on.loss, fb.Scheduled(schedule, "epoch"), steps=1, batch_size=None)

@@ -116,7 +116,7 @@ def test_whole_numbers_have_a_mean():
 @pytest.mark.parametrize(
     ("name", "trim", "line"),
     [
-        ("mode", 0.1, "reduction: 'mode' is unknown"),
+        ("mode", 0.1, "reduction: 'mode' is not 'mean', 'median'"),
         ("trimmed_mean", 0.5, "trim: 0.5 is not in"),
         ("trimmed_mean", -0.1, "trim: -0.1 is not in"),
     ],

@@ -37,7 +37,7 @@ def test_the_largest_alpha():
 def test_the_rate_without_convexity():
     flat = Smoothness(np.array([2.0, 1.0]), np.zeros(2), exact=True)
     assert np.isclose(apfl.nonconvex(flat, horizon=5), 1 / 20)
-    with pytest.raises(ValueError, match="horizon: 0 is not at least 1 step"):
+    with pytest.raises(ValueError, match="horizon: 0 is not a whole number"):
         apfl.nonconvex(flat, horizon=0)
     with pytest.raises(ValueError, match=r"convex: 0\.0 is not above 0"):
         apfl.small_alpha(flat, steps=1)

@@ -77,5 +77,5 @@ def test_distances_of_trees():
 
 def test_a_group_of_nobody_is_refused():
     federation, _ = fb.sources.quadratics(clients=2, dim=2)
-    with pytest.raises(ValueError, match="chunk: 0 is not a positive number"):
+    with pytest.raises(ValueError, match="chunk: 0 is not a whole number of"):
         visiting.mapped(lambda shard: shard.id, federation.train, chunk=0)

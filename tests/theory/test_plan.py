@@ -184,7 +184,7 @@ class TestEdges:
     [
         ({"alpha": 1.1}, "alpha: 1.1 is not in"),
         ({"alpha": math.nan}, "alpha: nan"),
-        ({"eps": 0.0}, "eps: 0.0 is not in"),
+        ({"eps": 0.0}, "eps: 0.0 is not a number above 0"),
         ({"solver": Solver("adam")}, "solver: 'adam'"),
         ({"solver": Solver("diana", omega=None)}, "omega: None"),
         ({"solver": Solver("diana", 3.0, 0.5)}, "memory_rate: 0.5"),

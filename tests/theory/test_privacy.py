@@ -105,14 +105,14 @@ def test_without_noise_there_is_no_guarantee():
 @pytest.mark.parametrize(
     ("change", "line"),
     [
-        ({"noise": -1.0}, "noise: -1.0 is not a number at least 0"),
-        ({"noise": np.inf}, "noise: inf is not"),
-        ({"delta": 0.0}, "delta: 0.0 is not between 0 and 1"),
-        ({"delta": 1.0}, "delta: 1.0 is not between 0 and 1"),
+        ({"noise": -1.0}, "spent: noise: -1.0 is not a number"),
+        ({"noise": np.inf}, "spent: noise: inf is not"),
+        ({"delta": 0.0}, r"spent: delta: 0.0 is not in \(0, 1\)"),
+        ({"delta": 1.0}, r"spent: delta: 1.0 is not in \(0, 1\)"),
         ({"cohort": 101}, "cohort: 101 is not between 1 and the 100 clients"),
-        ({"rounds": -1}, "rounds: -1 is negative"),
+        ({"rounds": -1}, "spent: rounds: -1 is not a whole number"),
         ({"adjacency": "add_or_remove"}, "adjacency: .* needs cohorts of random size"),
-        ({"adjacency": "none"}, "adjacency: 'none' is unknown"),
+        ({"adjacency": "none"}, "adjacency: 'none' is not 'replace_one'"),
     ],
 )
 def test_what_makes_no_sense_is_refused(change, line):

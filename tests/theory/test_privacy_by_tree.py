@@ -137,13 +137,13 @@ def test_a_tree_in_which_a_client_may_be_twice_has_no_guarantee(change, reason):
 @pytest.mark.parametrize(
     ("change", "line"),
     [
-        ({"tree": 0}, "tree: 0 is not at least 1"),
-        ({"epoch": 0}, "epoch: 0 is not at least 1"),
-        ({"runs": 0}, "runs: 0 is not at least 1"),
-        ({"noise": -1.0}, "noise: -1.0 is not a number at least 0"),
-        ({"adjacency": "none"}, "adjacency: 'none' is unknown"),
+        ({"tree": 0}, "tree: 0 is not a whole number"),
+        ({"epoch": 0}, "epoch: 0 is not a whole number"),
+        ({"runs": 0}, "runs: 0 is not a whole number"),
+        ({"noise": -1.0}, "noise: -1.0 is not a number of"),
+        ({"adjacency": "none"}, "adjacency: 'none' is not 'replace_one'"),
     ],
 )
 def test_trees_that_make_no_sense_are_refused(change, line):
-    with pytest.raises(ValueError, match=f"^{line}"):
+    with pytest.raises(ValueError, match=line):
         by_tree(**change)

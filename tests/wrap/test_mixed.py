@@ -237,7 +237,7 @@ def test_what_makes_no_sense_is_refused():
     inner = fedavg(2)
     with pytest.raises(ValueError, match="sum to 1"):
         fb.mixed(inner, ON_ROWS, how="parallel", weights=(0.5, 0.6))
-    with pytest.raises(ValueError, match="how: 'both' is unknown"):
+    with pytest.raises(ValueError, match="how: 'both' is not 'parallel', 'one_way'"):
         fb.mixed(inner, ON_ROWS, how="both")
     with pytest.raises(ValueError, match="one_way: takes no central steps"):
         fb.mixed(inner, ON_ROWS, how="one_way", optimizer=0.1)

@@ -128,8 +128,8 @@ def test_flix_says_nothing_on_joining_and_keeps_its_local_models():
     ("changed", "line"),
     [
         ({"clip": 0.0}, "^private: clip: 0.0 is not a number above 0"),
-        ({"noise": -1.0}, "^private: noise: -1.0 is not a number at least 0"),
-        ({"cohort": 0}, "^private: cohort: 0 is not a number at least 1"),
+        ({"noise": -1.0}, "^private: noise: -1.0 is not a number of at least 0"),
+        ({"cohort": 0}, "^private: cohort: 0 is not a whole number"),
         ({"quantile": 0.5}, r"^private: count_noise: 0\.2 is not above half of the"),
         ({"quantile": 2.0, "count_noise": 9.0}, "quantile: 2.0 is not"),
     ],

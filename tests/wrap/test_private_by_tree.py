@@ -210,10 +210,13 @@ def test_a_resumed_run_has_the_same_bits_and_lanes_the_same_noise(tmp_path):
 @pytest.mark.parametrize(
     ("changed", "line"),
     [
-        ({"clip": 0.0}, "^private: clip: 0.0 is not a number above 0"),
-        ({"noise": -1.0}, "^private: noise: -1.0 is not a number at least 0"),
-        ({"cohort": 0}, "^private: cohort: 0 is not a number at least 1"),
-        ({"tree": 0}, "^private: tree: 0 is not a number at least 1"),
+        ({"clip": 0.0}, "^private_by_tree: clip: 0.0 is not a number above 0"),
+        (
+            {"noise": -1.0},
+            "^private_by_tree: noise: -1.0 is not a number of",
+        ),
+        ({"cohort": 0}, "^private_by_tree: cohort: 0 is not a whole number"),
+        ({"tree": 0}, "^private_by_tree: tree: 0 is not a whole number"),
     ],
 )
 def test_numbers_that_make_no_sense_are_refused(changed, line):

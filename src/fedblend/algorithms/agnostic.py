@@ -30,9 +30,10 @@ import jax.numpy as jnp
 
 from fedblend import keys, trees
 from fedblend.algorithms.fedavg import fedavg
-from fedblend.core import Algorithm, ClientId, Loss, Needs, Up
+from fedblend.checks import COUNT, NOT_NEGATIVE, gate
+from fedblend.core import Algorithm, ClientId, Loss, Up
 from fedblend.data.batches import draw, everything
-from fedblend.local import Optimizer, Steps
+from fedblend.local import WORK, Optimizer, Steps
 from fedblend.objectives import objective
 
 
@@ -49,6 +50,7 @@ def onto_simplex(vector: jax.Array) -> jax.Array:
     return jnp.maximum(vector - shift, 0)
 
 
+@gate(**WORK, clients=COUNT, q_rate=NOT_NEGATIVE)
 def agnostic(
     loss: Loss,
     optimizer: Optimizer,
@@ -64,7 +66,7 @@ def agnostic(
         loss: ``loss(params, rows) -> losses[rows]``.
         optimizer: of the clients; a number is plain SGD with that rate.
         clients: how many there are.
-        q_rate: step of the ascent in q, above 0.
+        q_rate: step of the ascent in q, 0 or more.
         steps: local steps of a round, an array of them over clients, or ``Epochs``.
         batch_size: rows of a step and of the loss, or None for all of them.
     """
@@ -79,8 +81,6 @@ def weighed(
 
     Arguments as of ``agnostic``, beside the algorithm whose local work is done.
     """
-    if clients < 1:
-        raise ValueError(f"clients: {clients}, it needs at least 1")
 
     def start(params, heard_hello, central, key):
         down, server = inner.start(params, heard_hello, central, key)
@@ -108,6 +108,7 @@ def weighed(
         down, server = inner.server(heard, down, server, central, key)
         return down._replace(extra=onto_simplex(climbed)), server
 
+    own = {"mean": True, "uniform": True, "weights": "uniform", "clients": clients}
     return inner._replace(
         start=start,
         client=client,
@@ -115,5 +116,5 @@ def weighed(
         ask=lambda client, shard: shard.id,
         tell=tell,
         decode=decode,
-        needs=Needs(mean=True, uniform=True, weights="uniform"),
+        needs=inner.needs._replace(**own),
     )

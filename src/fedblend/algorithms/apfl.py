@@ -31,27 +31,28 @@ arXiv:2003.13461.
 import math
 
 import jax
-import numpy as np
 
 from fedblend import mixing
-from fedblend.algorithms.apfl_alpha import check
+from fedblend.algorithms.apfl_alpha import HAND_BACK, RULES, check_held_out
 from fedblend.algorithms.apfl_parts import Parts, Variables, assembled
 from fedblend.algorithms.fedavg import fedavg
+from fedblend.checks import FLAG, FUNCTION, ByClient, gate
 from fedblend.core import Algorithm, Loss
 from fedblend.data.batches import per_client
-from fedblend.local import Optimizer, Steps
+from fedblend.local import WORK, Optimizer, Steps
 from fedblend.mixing import Mixing
 from fedblend.objectives import gradient, objective
 from fedblend.pure_local import Solver
 
 
+@gate(**WORK, **RULES, hand_back=HAND_BACK, fresh=FLAG, mix=FUNCTION, aggregated=FLAG)
 def apfl(
     loss: Loss,
     optimizer: Optimizer,
     *,
     steps: Steps,
     batch_size: int | None,
-    alpha: float | np.ndarray,
+    alpha: ByClient,
     learn: str = "step",
     alpha_rate: Optimizer | None = None,
     held_out: float = 0.0,
@@ -79,8 +80,7 @@ def apfl(
             stays; infinity for never.
         fresh: v (and alpha) have a batch of their own instead of that of w.
         mix: ``mixing.parameters`` or ``mixing.outputs``.
-        local: how v starts, from ``pure_local`` (``given`` for models at hand); None
-            for the initial parameters.
+        local: how v starts, from ``pure_local``; None for the initial parameters.
         aggregated: the client deploys its v mixed with the shared model it is told,
             else with its own last w, that is as it was before the server averaged.
 
@@ -96,7 +96,7 @@ def apfl(
         >>> bool(measured(run.personal(0), own) < measured(run.shared, own))
         True
     """
-    check(alpha, learn, held_out, hand_back)
+    check_held_out(learn, held_out, hand_back)
     work = {"steps": steps, "batch_size": batch_size}
 
     def mixed(personal, alpha, shared, batch):

@@ -29,14 +29,15 @@ arXiv:2003.13461, appendix; Mohri, Sivek, Suresh, "Agnostic federated learning",
 2019, arXiv:1902.00146.
 """
 
-import numpy as np
-
 from fedblend.algorithms.agnostic import weighed
 from fedblend.algorithms.apfl import apfl
+from fedblend.algorithms.apfl_alpha import RULES
+from fedblend.checks import COUNT, NOT_NEGATIVE, ByClient, gate
 from fedblend.core import Algorithm, Loss
-from fedblend.local import Optimizer, Steps
+from fedblend.local import WORK, Optimizer, Steps
 
 
+@gate(**WORK, **RULES, clients=COUNT, q_rate=NOT_NEGATIVE)
 def apfl_agnostic(
     loss: Loss,
     optimizer: Optimizer,
@@ -45,7 +46,7 @@ def apfl_agnostic(
     q_rate: float,
     steps: Steps,
     batch_size: int | None,
-    alpha: float | np.ndarray,
+    alpha: ByClient,
     learn: str = "step",
     alpha_rate: Optimizer | None = None,
     held_out: float = 0.0,
@@ -56,7 +57,7 @@ def apfl_agnostic(
         loss: ``loss(params, rows) -> losses[rows]``.
         optimizer: of w and of v, each on its own; a number is plain SGD.
         clients: how many there are.
-        q_rate: step of the ascent in q, above 0.
+        q_rate: step of the ascent in q, 0 or more.
         steps: local steps of a round, an array of them over clients, or ``Epochs``.
         batch_size: rows of a step and of the loss, or None for all of them.
         alpha: weight of the shared model, at first; a number, or an array over clients.

@@ -12,35 +12,35 @@ import math
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
+
+from fedblend.checks import ALPHA, Number, optional, words
+from fedblend.errors import UserError
+from fedblend.local import OPTIMIZER
 
 LEARN = ("step", "round", "fixed")
 """When alpha moves."""
 MOST_HELD_OUT = 0.9
 """The largest fraction of rows held out: every client keeps some to train on."""
 
+RULES = {
+    "alpha": ALPHA,
+    "learn": words(*LEARN),
+    "alpha_rate": optional(OPTIMIZER),
+    "held_out": Number(least=0, most=MOST_HELD_OUT),
+}
+"""The rules of ``checks`` for what tells how alpha is learned."""
 
-def check(
-    alpha, learn: str, held_out: float = 0.0, hand_back: float = math.inf
-) -> None:
-    """Refuse settings that make no sense; inside a sweep alpha is not known yet."""
-    known = isinstance(alpha, float | int | np.ndarray)
-    if known and not (np.min(alpha) >= 0 and np.max(alpha) <= 1):
-        raise ValueError(f"alpha: {alpha} is not in [0, 1]")
-    if learn not in LEARN:
-        raise ValueError(f"learn: {learn!r} is unknown, it is one of {LEARN}")
-    if not 0 <= held_out <= MOST_HELD_OUT:
-        raise ValueError(f"held_out: {held_out} is not in [0, {MOST_HELD_OUT}]")
+HAND_BACK = Number(least=1, endless=True)
+
+
+def check_held_out(learn: str, held_out: float, hand_back: float) -> None:
+    """Refuse to hold out for nothing, and to hand back what is not held out."""
     if held_out and learn == "fixed":
-        raise ValueError(
-            f"held_out: {held_out} has no meaning with learn = 'fixed', nothing learns "
-            "on those rows"
-        )
+        allowed = "0 with learn = 'fixed', where nothing learns on those rows"
+        raise UserError("apfl: held_out", held_out, allowed)
     if hand_back != math.inf and not held_out:
-        raise ValueError(f"hand_back: {hand_back} without rows that are held_out")
-    if not hand_back >= 1:
-        raise ValueError(f"hand_back: {hand_back} is not 1 round or more")
+        raise UserError("apfl: hand_back", hand_back, "infinity, without held_out rows")
 
 
 def moving(

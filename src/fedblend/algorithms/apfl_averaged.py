@@ -27,16 +27,15 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 
 from fedblend import mixing, trees
-from fedblend.algorithms.apfl_alpha import check
 from fedblend.algorithms.averages import Averages, averaging, joined
 from fedblend.algorithms.fedavg import fedavg
+from fedblend.checks import ALPHA, COUNT, POSITIVE, ByClient, gate
 from fedblend.core import Algorithm, Loss, PyTree, Up
 from fedblend.data.batches import per_client
-from fedblend.local import Optimizer, descend, resolve
+from fedblend.local import WORK, Optimizer, descend, resolve
 from fedblend.objectives import gradient, objective
 
 
@@ -47,13 +46,14 @@ class AveragedClient(NamedTuple):
     past: Averages
 
 
+@gate(**WORK | {"steps": COUNT}, alpha=ALPHA, shift=POSITIVE)
 def apfl_averaged(
     loss: Loss,
     optimizer: Optimizer,
     *,
     steps: int,
     batch_size: int | None,
-    alpha: float | np.ndarray,
+    alpha: ByClient,
     shift: float,
 ) -> Algorithm:
     """APFL whose deployed models are averages over all local steps.
@@ -66,9 +66,6 @@ def apfl_averaged(
         alpha: weight of the shared model; a number, or an array over clients.
         shift: a, see above.
     """
-    check(alpha, "fixed")
-    if not isinstance(steps, int):
-        raise ValueError(f"steps: {steps} is not one number, the same for all clients")
     work: dict[str, Any] = {"steps": steps, "batch_size": batch_size}
     inner = fedavg(loss, optimizer, **work)
 

@@ -26,28 +26,29 @@ arXiv:2003.13461; code: MLOPTPSU/FedTorch and google/fedjax on GitHub.
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from fedblend import mixing, trees
-from fedblend.algorithms.apfl_alpha import check
+from fedblend.algorithms.apfl_alpha import LEARN
 from fedblend.algorithms.apfl_parts import Parts, Variables, assembled
 from fedblend.algorithms.fedavg import fedavg
+from fedblend.checks import ALPHA, POSITIVE, ByClient, gate, words
 from fedblend.core import Algorithm, Loss
 from fedblend.data.batches import per_client
-from fedblend.local import Optimizer, Steps
+from fedblend.local import AMOUNT, WORK, Optimizer, Steps
 from fedblend.objectives import gradient, objective
 
 SHRINKAGE = 0.02
 """FedTorch's pull of v's weight to 0."""
 
 
+@gate(**AMOUNT, rate=POSITIVE, alpha=ALPHA, learn=words(*LEARN))
 def apfl_fedtorch(
     loss: Loss,
     rate: float | jax.Array,
     *,
     steps: Steps,
     batch_size: int | None,
-    alpha: float | np.ndarray,
+    alpha: ByClient,
     learn: str = "round",
 ) -> Algorithm:
     """APFL as in FedTorch, with plain SGD.
@@ -60,7 +61,6 @@ def apfl_fedtorch(
         alpha: weight of the shared model at first; a number, or an array over clients.
         learn: "round", as there, or "fixed".
     """
-    check(alpha, learn)
     work = {"steps": steps, "batch_size": batch_size}
 
     def ensemble(shared, personal, alpha, batch):
@@ -88,16 +88,16 @@ def apfl_fedtorch(
     return assembled(uniform, direction, rate, parts, work)
 
 
+@gate(**WORK, alpha=ALPHA)
 def apfl_fedjax(
     loss: Loss,
     optimizer: Optimizer,
     *,
     steps: Steps,
     batch_size: int | None,
-    alpha: float | np.ndarray,
+    alpha: ByClient,
 ) -> Algorithm:
     """APFL as in FedJAX; arguments as of ``apfl``."""
-    check(alpha, "step")
     work = {"steps": steps, "batch_size": batch_size}
 
     def leafwise(alphas, shared, personal):

@@ -28,12 +28,11 @@ personalization", ICML 2021, arXiv:2012.04221.
 from functools import partial
 from typing import NamedTuple
 
-import numpy as np
-
 from fedblend import keys, trees
+from fedblend.checks import ALGORITHM, NOT_NEGATIVE, ByClient, by_client, gate
 from fedblend.core import Algorithm, Loss, PyTree
 from fedblend.data.batches import per_client
-from fedblend.local import Optimizer, Steps, descend
+from fedblend.local import WORK, Optimizer, Steps, descend
 from fedblend.objectives import gradient
 
 
@@ -44,12 +43,13 @@ class DittoClient(NamedTuple):
     inner: PyTree
 
 
+@gate(**WORK, algorithm=ALGORITHM, lam=by_client(NOT_NEGATIVE))
 def ditto(
     algorithm: Algorithm,
     loss: Loss,
     optimizer: Optimizer,
     *,
-    lam: float | np.ndarray,
+    lam: ByClient,
     steps: Steps,
     batch_size: int | None,
 ) -> Algorithm:
@@ -77,9 +77,6 @@ def ditto(
         >>> bool(measured(run.personal(0), own) < measured(run.shared, own))
         True
     """
-    known = isinstance(lam, float | int | np.ndarray)  # not so inside a sweep
-    if known and not np.min(lam) >= 0:
-        raise ValueError(f"lam: {lam} is not 0 or more")
     train = partial(
         descend,
         gradient(loss),

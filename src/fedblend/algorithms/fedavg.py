@@ -21,11 +21,13 @@ learning of deep networks from decentralized data", AISTATS 2017, arXiv:1602.056
 from functools import partial
 
 from fedblend import trees
+from fedblend.checks import gate
 from fedblend.core import Algorithm, Loss, Up, from_params, no_state
-from fedblend.local import Optimizer, Steps, descend, stretched
+from fedblend.local import WORK, Optimizer, Steps, descend, stretched
 from fedblend.objectives import gradient
 
 
+@gate(**WORK)
 def fedavg(
     loss: Loss, optimizer: Optimizer, *, steps: Steps, batch_size: int | None
 ) -> Algorithm:

@@ -24,8 +24,9 @@ import optax
 
 from fedblend import trees
 from fedblend.algorithms.fedavg import fedavg
+from fedblend.checks import gate
 from fedblend.core import Algorithm, Loss, PyTree
-from fedblend.local import Optimizer, Steps, resolve
+from fedblend.local import OPTIMIZER, WORK, Optimizer, Steps, resolve
 
 
 class FedOptServer(NamedTuple):
@@ -34,6 +35,7 @@ class FedOptServer(NamedTuple):
     optimizer: PyTree
 
 
+@gate(**WORK, server_optimizer=OPTIMIZER)
 def fedopt(
     loss: Loss,
     optimizer: Optimizer,

@@ -20,11 +20,13 @@ from functools import partial
 
 from fedblend import trees
 from fedblend.algorithms.fedavg import fedavg
+from fedblend.checks import NOT_NEGATIVE, gate
 from fedblend.core import Algorithm, Loss, Up
-from fedblend.local import Optimizer, Steps, descend
+from fedblend.local import WORK, Optimizer, Steps, descend
 from fedblend.objectives import gradient
 
 
+@gate(**WORK, mu=NOT_NEGATIVE)
 def fedprox(
     loss: Loss,
     optimizer: Optimizer,

@@ -29,8 +29,9 @@ from typing import NamedTuple
 import jax
 
 from fedblend import keys, trees
+from fedblend.checks import FUNCTION, gate
 from fedblend.core import Algorithm, Loss, Needs, PyTree, Up, from_params
-from fedblend.local import Optimizer, Steps, descend
+from fedblend.local import STEPS, WORK, Optimizer, Steps, descend
 from fedblend.objectives import objective
 
 
@@ -40,6 +41,7 @@ class FedRepClient(NamedTuple):
     head: PyTree
 
 
+@gate(**WORK, head=FUNCTION, head_steps=STEPS)
 def fedrep(
     loss: Loss,
     optimizer: Optimizer,
@@ -54,8 +56,7 @@ def fedrep(
     Args:
         loss: ``loss(params, rows) -> losses[rows]``.
         optimizer: of both parts; a number is plain SGD with that rate.
-        head: from the path of a parameter, such as "last/weight", to whether it is
-            part of the head.
+        head: whether the parameter of a path, such as "last/weight", is in the head.
         head_steps: steps of a round on the head, an array over clients, or ``Epochs``.
         steps: steps of a round on the body, likewise.
         batch_size: rows of a step, or None for all of them.

@@ -20,11 +20,13 @@ on-device personalization", 2019, arXiv:1910.10252.
 from functools import partial
 
 from fedblend import keys
+from fedblend.checks import ALGORITHM, gate
 from fedblend.core import Algorithm, Loss
-from fedblend.local import Optimizer, Steps, descend
+from fedblend.local import TUNING, Optimizer, Steps, descend
 from fedblend.objectives import gradient
 
 
+@gate(**TUNING, algorithm=ALGORITHM)
 def finetune(
     algorithm: Algorithm,
     loss: Loss,

@@ -34,9 +34,9 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from fedblend import keys, mixing, trees
+from fedblend.checks import ALPHA, FUNCTION, ByClient, Number, gate, words
 from fedblend.core import Algorithm, Loss, PyTree
 from fedblend.data.batches import per_client
 from fedblend.mixing import Mixing
@@ -51,13 +51,19 @@ class FlixClient(NamedTuple):
     inner: PyTree
 
 
+@gate(
+    **dict.fromkeys(("loss", "method", "local", "mix"), FUNCTION),
+    alpha=ALPHA,
+    smooth=Number(least=0, clients=True),
+    average=words("minimiser", "stationary"),
+)
 def flix(
     loss: Loss,
     method: Callable[[Loss], Algorithm],
     *,
-    alpha: float | np.ndarray,
+    alpha: ByClient,
     local: Solver,
-    smooth: float | np.ndarray = 1.0,
+    smooth: ByClient = 1.0,
     average: str = "minimiser",
     mix: Mixing = mixing.parameters,
 ) -> Algorithm:
@@ -73,13 +79,6 @@ def flix(
         average: "minimiser" or "stationary", see above.
         mix: ``mixing.parameters`` or ``mixing.outputs``.
     """
-    known = isinstance(alpha, float | int | np.ndarray)  # not so inside a sweep
-    if known and not (np.min(alpha) >= 0 and np.max(alpha) <= 1):
-        raise ValueError(f"alpha: {alpha} is not in [0, 1]")
-    if average not in ("minimiser", "stationary"):
-        raise ValueError(
-            f"average: {average!r} is unknown, it is 'minimiser' or 'stationary'"
-        )
     power = 1 if average == "minimiser" else 2
 
     def own(personal, shard):

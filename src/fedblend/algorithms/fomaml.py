@@ -31,13 +31,16 @@ from functools import partial
 import optax
 
 from fedblend import keys, trees
-from fedblend.algorithms.reptile import reptile
+from fedblend.algorithms.fedopt import fedopt
+from fedblend.algorithms.finetune import finetune
+from fedblend.checks import gate
 from fedblend.core import Algorithm, Loss, Up
 from fedblend.data.batches import draw, everything
-from fedblend.local import Optimizer, Steps, descend
+from fedblend.local import OPTIMIZER, TUNING, Optimizer, Steps, descend
 from fedblend.objectives import gradient
 
 
+@gate(**TUNING, server_optimizer=OPTIMIZER)
 def fomaml(
     loss: Loss,
     optimizer: Optimizer,
@@ -83,4 +86,6 @@ def fomaml(
         push = trees.add_where_given(slope, down.nudge)
         return Up(trees.scale(-1, push), slope), client
 
-    return reptile(loss, optimizer, server_optimizer, **work)._replace(client=client)
+    # FedOpt's server; its clients' steps are not taken.
+    trained = fedopt(loss, 1.0, server_optimizer, steps=1, batch_size=batch_size)
+    return finetune(trained._replace(client=client), loss, optimizer, **work)

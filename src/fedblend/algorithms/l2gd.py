@@ -36,9 +36,12 @@ import jax
 import jax.numpy as jnp
 
 from fedblend import keys, mixing, trees
+from fedblend.checks import CHANCE, FUNCTION, NOT_NEGATIVE, Number, gate
 from fedblend.core import Algorithm, Down, Loss, Needs, PyTree, Up
-from fedblend.local import descend
+from fedblend.local import BATCH_SIZE, descend
 from fedblend.objectives import gradient
+
+RATE = Number(above=0, besides="a function", also=lambda key, value: callable(value))
 
 
 class L2gdClient(NamedTuple):
@@ -54,6 +57,7 @@ class Tosses(NamedTuple):
     local: jax.Array
 
 
+@gate(loss=FUNCTION, rate=RATE, lam=NOT_NEGATIVE, p=CHANCE, batch_size=BATCH_SIZE)
 def l2gd(
     loss: Loss,
     rate: float | jax.Array | Callable[[jax.Array], jax.Array],
@@ -71,10 +75,6 @@ def l2gd(
         p: probability of averaging, between 0 and 1.
         batch_size: rows of a step, or None for all of them.
     """
-    if isinstance(p, float | int) and not 0 < p < 1:
-        raise ValueError(f"p: {p} is not a probability between 0 and 1")
-    if isinstance(lam, float | int) and lam < 0:
-        raise ValueError(f"lam: {lam} is negative")
     rate_at = rate if callable(rate) else lambda round: rate
     train = partial(descend, gradient(loss), steps=1, batch_size=batch_size)
 

@@ -14,8 +14,9 @@ initial parameters.
 from functools import partial
 from typing import NamedTuple
 
+from fedblend.checks import gate
 from fedblend.core import Algorithm, Loss, PyTree, Up, from_params
-from fedblend.local import Optimizer, Steps, descend
+from fedblend.local import WORK, Optimizer, Steps, descend
 from fedblend.objectives import gradient
 
 
@@ -25,6 +26,7 @@ class LocalClient(NamedTuple):
     personal: PyTree
 
 
+@gate(**WORK)
 def local_only(
     loss: Loss, optimizer: Optimizer, *, steps: Steps, batch_size: int | None
 ) -> Algorithm:

@@ -28,13 +28,14 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from fedblend import keys, mixing, trees
 from fedblend.algorithms.fedavg import fedavg
+from fedblend.checks import ALPHA, FUNCTION, PART, WHOLE, ByClient, gate
 from fedblend.core import Algorithm, Loss, PyTree, Up
 from fedblend.data.batches import everything, part, per_client
-from fedblend.local import Optimizer, Steps, descend
+from fedblend.errors import UserError
+from fedblend.local import WORK, Optimizer, Steps, descend
 from fedblend.mixing import Mixing
 from fedblend.objectives import objective
 
@@ -46,11 +47,12 @@ class MapperClient(NamedTuple):
     alpha: jax.Array
 
 
+@gate(**WORK, alpha=ALPHA, grid=WHOLE, held_out=PART, mix=FUNCTION)
 def mapper(
     loss: Loss,
     optimizer: Optimizer,
     *,
-    alpha: float | np.ndarray = 0.5,
+    alpha: ByClient = 0.5,
     grid: int = 11,
     held_out: float = 0.2,
     steps: Steps,
@@ -69,13 +71,10 @@ def mapper(
         batch_size: rows of a step, or None for all of them.
         mix: ``mixing.parameters`` or ``mixing.outputs``.
     """
-    known = isinstance(alpha, float | int | np.ndarray)  # not so inside a sweep
-    if known and not (np.min(alpha) >= 0 and np.max(alpha) <= 1):
-        raise ValueError(f"alpha: {alpha} is not in [0, 1]")
-    if grid == 1 or grid < 0:
-        raise ValueError(f"grid: {grid} is not 0 or at least 2")
-    if not (0 < held_out < 1 or held_out == grid == 0):
-        raise ValueError(f"held_out: {held_out} is not in (0, 1), or 0 with grid 0")
+    if grid == 1:
+        raise UserError("mapper: grid", grid, "0, or 2 or more")
+    if held_out == 0 < grid:
+        raise UserError("mapper: held_out", held_out, "in (0, 1), or 0 with grid 0")
     work = {"optimizer": optimizer, "steps": steps, "batch_size": batch_size}
 
     def at(shared, own, weight, batch):

@@ -35,8 +35,9 @@ import jax
 from fedblend import trees
 from fedblend.algorithms.fedavg import fedavg
 from fedblend.algorithms.finetune import finetune
+from fedblend.checks import NOT_NEGATIVE, POSITIVE, WHOLE, gate, words
 from fedblend.core import Algorithm, Loss, Up
-from fedblend.local import Optimizer, Steps, descend
+from fedblend.local import WORK, Optimizer, Steps, descend
 from fedblend.objectives import gradient
 
 
@@ -57,8 +58,12 @@ def _none(slope, params, vector, delta):
 
 
 _PRODUCTS = {"exact": _exact, "differences": _differences, "none": _none}
+HESSIAN = words(*_PRODUCTS)
 
 
+@gate(
+    **WORK, inner_rate=NOT_NEGATIVE, hessian=HESSIAN, delta=POSITIVE, adapt_steps=WHOLE
+)
 def perfedavg(
     loss: Loss,
     optimizer: Optimizer,
@@ -94,11 +99,6 @@ def perfedavg(
         >>> bool(measured(run.personal(0), own) < measured(run.shared, own))
         True
     """
-    if hessian not in _PRODUCTS:
-        known = ", ".join(repr(name) for name in _PRODUCTS)
-        raise ValueError(f"hessian: {hessian!r} is unknown, it is one of {known}")
-    if isinstance(delta, float | int) and not delta > 0:  # traced inside a sweep
-        raise ValueError(f"delta: {delta} is not above 0")
     slope, product = gradient(loss), _PRODUCTS[hessian]
     work = {"steps": steps, "batch_size": batch_size}
     train = partial(descend, optimizer=optimizer, further=("inner", "hessian"), **work)

@@ -36,8 +36,9 @@ import optax
 
 from fedblend import trees
 from fedblend.algorithms.fedopt import fedopt
+from fedblend.checks import COUNT, POSITIVE, gate
 from fedblend.core import Algorithm, Loss, PyTree, Up
-from fedblend.local import Optimizer, Steps, descend, planned, resolve
+from fedblend.local import WORK, Optimizer, Steps, descend, planned, resolve
 from fedblend.objectives import objective
 
 
@@ -47,6 +48,9 @@ class PFedMeClient(NamedTuple):
     personal: PyTree
 
 
+@gate(
+    **WORK, lam=POSITIVE, inner_rate=POSITIVE, inner_steps=COUNT, server_rate=POSITIVE
+)
 def pfedme(
     loss: Loss,
     optimizer: Optimizer,
@@ -70,11 +74,6 @@ def pfedme(
         batch_size: rows of a step on w_i, or None for all of them.
         server_rate: the paper's beta, > 0; 1 is plain averaging.
     """
-    known = isinstance(lam, float | int)  # not so inside a sweep
-    if known and not lam > 0:
-        raise ValueError(f"lam: {lam} is not above 0")
-    if inner_steps < 1:
-        raise ValueError(f"inner_steps: {inner_steps} is not 1 or more")
 
     def pull(here, there):
         return 0.5 * lam * trees.squared_norm(trees.subtract(here, there))

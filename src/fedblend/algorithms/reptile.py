@@ -31,10 +31,12 @@ import optax
 
 from fedblend.algorithms.fedopt import fedopt
 from fedblend.algorithms.finetune import finetune
+from fedblend.checks import gate
 from fedblend.core import Algorithm, Loss
-from fedblend.local import Optimizer, Steps
+from fedblend.local import OPTIMIZER, WORK, Optimizer, Steps
 
 
+@gate(**WORK, server_optimizer=OPTIMIZER)
 def reptile(
     loss: Loss,
     optimizer: Optimizer,

@@ -23,8 +23,9 @@ from typing import NamedTuple
 
 from fedblend import trees
 from fedblend.algorithms.fedavg import fedavg
+from fedblend.checks import POSITIVE, gate
 from fedblend.core import Algorithm, Loss, Needs, PyTree, Up
-from fedblend.local import Optimizer, Steps, descend
+from fedblend.local import WORK, Optimizer, Steps, descend
 from fedblend.objectives import gradient
 
 
@@ -34,6 +35,7 @@ class ScaffoldClient(NamedTuple):
     control: PyTree
 
 
+@gate(**WORK, server_rate=POSITIVE)
 def scaffold(
     loss: Loss,
     optimizer: Optimizer,

@@ -31,9 +31,10 @@ import jax
 
 from fedblend import keys, trees
 from fedblend.algorithms.fedavg import fedavg
+from fedblend.checks import Number, gate
 from fedblend.core import Algorithm, Loss, PyTree, Up
 from fedblend.data.batches import everything
-from fedblend.local import Optimizer, Steps, descend
+from fedblend.local import WORK, Optimizer, Steps, descend
 from fedblend.objectives import gradient
 
 
@@ -44,6 +45,7 @@ class SvrgClient(NamedTuple):
     slope: PyTree
 
 
+@gate(**WORK, refresh=Number(above=0, most=1))
 def svrg(
     loss: Loss,
     optimizer: Optimizer,
@@ -62,8 +64,6 @@ def svrg(
         refresh: the chance that a round moves a client's anchor, about ``batch_size``
             over the rows of a client, so that full gradients double the work.
     """
-    if not 0 < refresh <= 1:
-        raise ValueError(f"refresh: {refresh} is not a probability above 0")
     slope_at = gradient(loss)
 
     def anchored(params, shard):

@@ -120,6 +120,7 @@ def _expected(error: ValueError) -> bool:
     # Looked up, not imported: whoever raised one has imported it, and not all of these
     # modules can be imported where only some of the extras are installed.
     homes = {
+        "fedblend.errors": ("UserError",),
         "fedblend.data.dataset": ("DataError",),
         "fedblend.experiment.section": ("ConfigError", "RunError"),
         "fedblend.runtime.checkpoint": ("CheckpointError",),

@@ -8,6 +8,7 @@ import jax
 import numpy as np
 
 from fedblend import keys
+from fedblend.checks import COUNT, gate
 from fedblend.core import Key
 
 
@@ -21,6 +22,7 @@ class Groups(NamedTuple):
     inertia: float
 
 
+@gate(k=COUNT, restarts=COUNT, steps=COUNT)
 def kmeans(
     points: np.ndarray, k: int, key: Key, *, restarts: int = 10, steps: int = 100
 ) -> Groups:

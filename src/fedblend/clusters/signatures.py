@@ -10,10 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedblend import keys, trees
+from fedblend.checks import COUNT, FUNCTION, gate
 from fedblend.core import Key, Loss, PyTree, Shard, static_bits
 from fedblend.data import visiting
 from fedblend.data.batches import everything
-from fedblend.data.federation import Federation
+from fedblend.data.federation import FEDERATION, Federation
 from fedblend.objectives import gradient
 
 
@@ -25,6 +26,7 @@ class Signatures(NamedTuple):
     bits_down: int
 
 
+@gate(loss=FUNCTION, federation=FEDERATION, size=COUNT)
 def gradient_signatures(
     loss: Loss, params: PyTree, federation: Federation, key: Key, *, size: int = 16
 ) -> Signatures:
@@ -38,8 +40,6 @@ def gradient_signatures(
         size: numbers of a signature, at most one for each parameter. They and the
             download of ``params`` are its cost.
     """
-    if size < 1:
-        raise ValueError(f"size: {size} is not a positive number")
     dim = trees.size(params)
     size = min(size, dim)
     lots = jax.random.normal(keys.named(key, "signature"), (dim, size), jnp.float32)
@@ -56,6 +56,7 @@ def gradient_signatures(
     return Signatures(values, static_bits(values[0]), static_bits(params))
 
 
+@gate(federation=FEDERATION, classes=COUNT)
 def label_signatures(federation: Federation, classes: int) -> Signatures:
     """The share of each class among every client's rows ``(inputs, labels)``."""
     labels = [federation.train.rows(client)[1] for client in range(federation.clients)]

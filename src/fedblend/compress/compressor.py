@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import jax
 
 from fedblend import keys, trees
+from fedblend.checks import Lengths, a
 from fedblend.core import Key, PyTree, Shard, SharedKey
 
 
@@ -41,6 +42,11 @@ class Compressor(NamedTuple):
     delta: Callable[[int], Any] | None = None
     name: str = ""
     clients: int | None = None
+    lengths: Lengths = ()
+    """Of its settings that are arrays over clients; see ``checks``."""
+
+
+COMPRESSOR = a(Compressor, "a Compressor")
 
 
 @partial(

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from fedblend.checks import Number, gate
 from fedblend.compress.compressor import Compressor
 from fedblend.compress.packing import pack, unpack, width_of
 from fedblend.core import Key, Shard
@@ -27,6 +28,7 @@ class Scaled(NamedTuple):
     codes: jax.Array
 
 
+@gate(levels=Number(least=1, most=_MOST_LEVELS, whole=True))
 def dithering(levels: int) -> Compressor:
     """Random dithering (QSGD): entries rounded at random to multiples of |x|/levels.
 
@@ -36,10 +38,6 @@ def dithering(levels: int) -> Compressor:
     Reference: Alistarh, Grubic, Li, Tomioka, Vojnovic, "QSGD: communication-efficient
     SGD via gradient quantization and encoding", NeurIPS 2017, arXiv:1610.02132.
     """
-    if not 1 <= levels <= _MOST_LEVELS:
-        raise ValueError(
-            f"dithering: {levels} levels, it needs 1 to {_MOST_LEVELS} of them"
-        )
     width = 1 + width_of(levels)
 
     def compress(vector: jax.Array, key: Key, shard: Shard | None) -> Scaled:

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedblend.checks import COUNT, by_client, gate, words
 from fedblend.compress.compressor import Compressor
 from fedblend.compress.packing import pack, unpack, width_of
 from fedblend.core import ClientId, Key, PyTree, Ragged, Shard, SharedKey
@@ -33,6 +34,7 @@ def identity() -> Compressor:
     )
 
 
+@gate(k=by_client(COUNT), places=words("shared", "seed", "sent"))
 def rand_k(k: int | np.ndarray, *, places: str = "shared") -> Compressor:
     """``k`` entries chosen at random, scaled by dim/k: unbiased, omega = dim/k - 1.
 
@@ -42,11 +44,7 @@ def rand_k(k: int | np.ndarray, *, places: str = "shared") -> Compressor:
             key of the round and the client, nothing travels), "seed" (the 64 bits
             they are drawn from travel) or "sent" (each in as few bits as dim needs).
     """
-    if places not in ("shared", "seed", "sent"):
-        raise ValueError(
-            f"places: {places!r} is unknown, it is 'shared', 'seed' or 'sent'"
-        )
-    most = _most(k, "rand_k")
+    most = int(np.max(k))
 
     def draw(key: Key, dim: int) -> jax.Array:
         _check(most, dim, "rand_k")
@@ -85,13 +83,14 @@ def rand_k(k: int | np.ndarray, *, places: str = "shared") -> Compressor:
     )
 
 
+@gate(k=by_client(COUNT))
 def top_k(k: int | np.ndarray) -> Compressor:
     """The ``k`` entries of largest size; biased, delta = k/dim. Places are sent.
 
     ``k`` is at most dim; an array over clients where they differ. Of entries of the
     same size the first ones are taken.
     """
-    most = _most(k, "top_k")
+    most = int(np.max(k))
 
     def compress(vector: jax.Array, key: Key, shard: Shard | None) -> Entries:
         del key
@@ -118,6 +117,7 @@ class Block(NamedTuple):
     place: ClientId
 
 
+@gate(clients=COUNT)
 def perm_k(clients: int) -> Callable[[Key], Compressor]:
     """Perm-k: each of n clients sends its own n-th of the entries, scaled by n.
 
@@ -163,13 +163,6 @@ def perm_k(clients: int) -> Callable[[Key], Compressor]:
         )
 
     return compressor
-
-
-def _most(k: int | np.ndarray, name: str) -> int:
-    """The largest k of all clients."""
-    if not np.issubdtype(np.asarray(k).dtype, np.integer) or np.min(k) < 1:
-        raise ValueError(f"{name}: k = {k} is not a positive whole number")
-    return int(np.max(k))
 
 
 def _check(k: int, dim: int, name: str) -> None:

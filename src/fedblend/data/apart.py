@@ -4,10 +4,12 @@
 
 import numpy as np
 
+from fedblend.checks import CHANCE, WHOLE, gate
 from fedblend.data.dataset import DataError, generator
-from fedblend.data.federation import Federation
+from fedblend.data.federation import FEDERATION, Federation
 
 
+@gate(federation=FEDERATION, fraction=CHANCE, seed=WHOLE)
 def set_apart(
     federation: Federation, fraction: float, seed: int = 0
 ) -> tuple[Federation, Federation]:
@@ -19,8 +21,6 @@ def set_apart(
         seed: of the choice, which depends on nothing else.
     """
     clients = federation.clients
-    if not 0 < fraction < 1:
-        raise DataError(f"unseen: {fraction} is not a fraction in (0, 1)")
     number = max(round(fraction * clients), 1)
     if number >= clients:
         raise DataError(

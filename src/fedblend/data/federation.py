@@ -13,7 +13,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedblend.checks import PART, WHOLE, a, gate
 from fedblend.core import PyTree, Shard
+from fedblend.errors import UserError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,6 +103,9 @@ class Federation:
         return Federation(**chosen, names=tuple(self.name(int(id)) for id in clients))
 
 
+FEDERATION = a(Federation, "a Federation")
+
+
 def joined(federations: Mapping[str, Federation]) -> Federation:
     """The clients of several federations, one after another, as one.
 
@@ -140,6 +145,7 @@ def shard_of(rows: PyTree) -> Shard:
     return Shards(rows, np.array([0]), np.array([count])).shard(0)
 
 
+@gate(validation=PART, test=PART, seed=WHOLE)
 def federate(
     rows: PyTree,
     partition: Iterable[np.ndarray],
@@ -165,12 +171,9 @@ def federate(
         names: the clients' own names; those of the ``Partition`` if there are none.
         seed: of the shuffle of each client's rows.
     """
-    for name, fraction in (("validation", validation), ("test", test)):
-        if not 0 <= fraction < 1:
-            raise ValueError(f"{name}: {fraction} is not a fraction in [0, 1)")
     if validation + test >= 1:
-        raise ValueError(
-            f"validation + test: {validation + test:g} leaves no rows to train on"
+        raise UserError(
+            "federate: validation + test", validation + test, "below 1, to train on"
         )
     pieces = [
         held_out(index, client, validation=validation, test=test, seed=seed)

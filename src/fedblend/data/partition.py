@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from fedblend.checks import COUNT, POSITIVE, WHOLE, gate
 from fedblend.data import dealing
 from fedblend.data.allotment import Partition
 from fedblend.data.dataset import DataError, generator
@@ -26,6 +27,7 @@ __all__ = [
 ]
 
 
+@gate(rows=WHOLE, clients=COUNT, seed=WHOLE)
 def iid(rows: int, clients: int, seed: int = 0) -> Partition:
     """Deal shuffled rows out evenly."""
     _check_clients(clients, rows)
@@ -38,6 +40,7 @@ def iid(rows: int, clients: int, seed: int = 0) -> Partition:
     )
 
 
+@gate(rows=WHOLE, clients=COUNT)
 def contiguous(rows: int, clients: int) -> Partition:
     """Cut the rows, in their own order, in pieces of almost equal length."""
     _check_clients(clients, rows)
@@ -48,6 +51,7 @@ def contiguous(rows: int, clients: int) -> Partition:
     )
 
 
+@gate(clients=COUNT, classes=COUNT, seed=WHOLE)
 def classes_per_client(
     labels: np.ndarray, clients: int, classes: int, seed: int = 0
 ) -> Partition:
@@ -58,7 +62,7 @@ def classes_per_client(
     """
     names, codes, sizes = _classes(labels)
     _check_clients(clients, len(codes))
-    if not 1 <= classes <= len(names):
+    if classes > len(names):
         raise DataError(
             f"classes: {classes} a client is not in 1..{len(names)}, the number of "
             "classes of the data"
@@ -82,6 +86,7 @@ def classes_per_client(
     )
 
 
+@gate(clients=COUNT, seed=WHOLE)
 def class_pairs(
     labels: np.ndarray,
     clients: int,
@@ -134,6 +139,7 @@ def class_pairs(
     )
 
 
+@gate(clients=COUNT, concentration=POSITIVE, seed=WHOLE, minimum=WHOLE)
 def dirichlet(
     labels: np.ndarray,
     clients: int,
@@ -149,8 +155,6 @@ def dirichlet(
     """
     names, codes, sizes = _classes(labels)
     _check_clients(clients, len(codes), minimum)
-    if not 0 < concentration < np.inf:
-        raise DataError(f"concentration: {concentration} is not a number above 0")
     rng = generator(seed, "dirichlet")
     owner = np.empty(len(codes), np.int64)
     for code in range(len(names)):
@@ -171,6 +175,7 @@ def dirichlet(
     )
 
 
+@gate(clients=COUNT, per_client=COUNT, seed=WHOLE)
 def shards(
     labels: np.ndarray, clients: int, per_client: int = 2, seed: int = 0
 ) -> Partition:
@@ -181,7 +186,7 @@ def shards(
     """
     _, codes, _ = _classes(labels)
     _check_clients(clients, len(codes))
-    if per_client < 1 or clients * per_client > len(codes):
+    if clients * per_client > len(codes):
         raise DataError(
             f"per_client: {clients} clients x {per_client} shards is not in "
             f"1..{len(codes)}, the number of rows"
@@ -202,6 +207,7 @@ def shards(
     )
 
 
+@gate(minimum=WHOLE)
 def by_key(keys: np.ndarray | None, minimum: int = 1) -> Partition:
     """One client for each key, sorted by key; those below ``minimum`` rows go."""
     if keys is None or len(keys) == 0:
@@ -232,10 +238,6 @@ def _described(
 
 
 def _check_clients(clients: int, rows: int, minimum: int = 1) -> None:
-    if clients < 1:
-        raise DataError(f"clients: {clients} is less than 1")
-    if minimum < 0:
-        raise DataError(f"minimum: {minimum} is less than 0")
     if clients * max(minimum, 1) > rows:
         raise DataError(
             f"clients: {clients} with at least {max(minimum, 1)} rows each are too "

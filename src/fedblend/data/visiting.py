@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedblend import trees
+from fedblend.checks import COUNT
 from fedblend.core import PyTree, Shard
 from fedblend.data.federation import Shards
 
@@ -71,8 +72,7 @@ def _at(look: Look, shards: Shards) -> Callable[[jax.Array], PyTree]:
 
 def _groups(shards: Shards, chunk: int) -> tuple[jax.Array, np.ndarray]:
     """Start, count and id of all clients in groups; the first one fills the last."""
-    if chunk < 1:
-        raise ValueError(f"chunk: {chunk} is not a positive number of clients")
+    COUNT("chunk", chunk)
     clients = len(shards.counts)
     chunk = min(chunk, clients)
     ids = np.pad(np.arange(clients), (0, -clients % chunk))

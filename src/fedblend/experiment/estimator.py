@@ -13,7 +13,7 @@ fold its own. Its scorers keep them from the estimator: ``client_scorer`` does n
 Inputs become float32 and are not scaled: put a ``StandardScaler`` in front.
 """
 
-from typing import Any
+from typing import Any, cast
 from warnings import warn
 
 import jax
@@ -25,12 +25,25 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from fedblend import algorithms, models, objectives
+from fedblend.checks import COUNT, NOT_NEGATIVE, WHOLE, optional
 from fedblend.core import Algorithm, Loss, PyTree, shared_model
 from fedblend.data.federation import federate
 from fedblend.data.partition import by_key
+from fedblend.errors import UserError
+from fedblend.local import BATCH_SIZE, OPTIMIZER, STEPS
 from fedblend.mixing import predict
 from fedblend.runtime.simulate import simulate
 
+RULES = {
+    "rounds": WHOLE,
+    "cohort": optional(COUNT),
+    "rate": OPTIMIZER,
+    "steps": STEPS,
+    "batch_size": BATCH_SIZE,
+    "l2": NOT_NEGATIVE,
+    "seed": WHOLE,
+}
+"""Those of ``checks`` for the settings; what is left is refused where it is used."""
 LEAST_ROWS = 8
 """Rows are predicted in groups padded to a power of two, this one at least."""
 
@@ -79,6 +92,8 @@ class _Federated(BaseEstimator):
         ids = np.zeros(len(inputs), int) if client_ids is None else client_ids
         ids = column_or_1d(ids)
         check_consistent_length(inputs, ids)
+        for name, rule in RULES.items():
+            rule(f"{type(self).__name__}: {name}", getattr(self, name))
         self.clients_ = np.unique(ids)
         model, loss = self._model_and_loss()
         algorithm = self._algorithm(loss)
@@ -105,16 +120,19 @@ class _Federated(BaseEstimator):
 
     def _build(self, outputs: int) -> models.Model:
         """The model, by name or as it was given."""
-        if not isinstance(self.model, str):
+        if hasattr(self.model, "init") and hasattr(self.model, "apply"):
             return self.model
+        if not isinstance(self.model, str):
+            key = f"{type(self).__name__}: model"
+            raise UserError(key, self.model, "the name of a model, or a Model")
         options = self.model_options or {}
         name = "softmax" if self.model == "linear" else self.model
         return models.build(name, (self.n_features_in_,), outputs, **options)
 
     def _algorithm(self, loss: Loss) -> Algorithm:
         """The algorithm, by name or as its builder makes it."""
-        if not isinstance(self.algorithm, str):
-            return self.algorithm(loss)
+        if callable(self.algorithm):
+            return cast(Algorithm, self.algorithm(loss))
         work = {"steps": self.steps, "batch_size": self.batch_size}
         if self.algorithm == "finetune":
             shared = algorithms.fedavg(loss, self.rate, **work)
@@ -124,10 +142,11 @@ class _Federated(BaseEstimator):
             "local_only": algorithms.local_only,
             "scaffold": algorithms.scaffold,
         }
-        if self.algorithm not in builders:
-            raise ValueError(
-                f"algorithm: {self.algorithm!r} is not one of finetune, "
-                f"{', '.join(builders)}; give a function from a loss to an Algorithm"
+        if self.algorithm not in list(builders):
+            known = f"one of finetune, {', '.join(builders)}"
+            raise UserError(
+                *(f"{type(self).__name__}: algorithm", self.algorithm),
+                f"{known}; give a function from a loss to an Algorithm",
             )
         return builders[self.algorithm](loss, self.rate, **work)
 

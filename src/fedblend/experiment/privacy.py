@@ -74,7 +74,7 @@ def private(
             algorithm, clip=table.clip, noise=table.noise, cohort=cohort, **given
         )
     except ValueError as error:
-        raise ConfigError(f"privacy.{str(error).removeprefix('private: ')}") from None
+        raise ConfigError(f"privacy.{str(error).partition(': ')[2]}") from None
 
 
 def report(config: "Config", clients: int) -> dict[str, Any]:

@@ -31,6 +31,7 @@ import jax
 import jax.numpy as jnp
 from jax.nn import initializers, sigmoid
 
+from fedblend.checks import words
 from fedblend.core import Key, PyTree
 from fedblend.models.layers import Affine, affine, linear
 from fedblend.models.model import Model, require_positive
@@ -116,10 +117,7 @@ def char_rnn(
         hidden=hidden,
         layers=layers,
     )
-    if cell not in CELLS:
-        raise ValueError(
-            f"char_rnn: cell {cell!r} is unknown, it is one of {', '.join(CELLS)}"
-        )
+    words(*CELLS)("char_rnn: cell", cell)
     kind = CELLS[cell]
     widths = [embedding, *[hidden] * (layers - 1)]
 

@@ -12,8 +12,11 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.nn import initializers
 
+from fedblend.checks import words
+from fedblend.errors import UserError
 from fedblend.models.layers import Affine, affine, flat, linear
 from fedblend.models.model import Model, require_positive
 
@@ -60,12 +63,10 @@ def mlp(
         199210
     """
     require_positive("mlp", inputs=inputs, outputs=outputs)
+    if not isinstance(hidden, Sequence | np.ndarray) or isinstance(hidden, str):
+        raise UserError("mlp: hidden", hidden, "a list of widths")
     require_positive("mlp", **{f"hidden[{i}]": width for i, width in enumerate(hidden)})
-    if activation not in ACTIVATIONS:
-        raise ValueError(
-            f"mlp: activation {activation!r} is unknown, it is one of "
-            f"{', '.join(ACTIVATIONS)}"
-        )
+    words(*ACTIVATIONS)("mlp: activation", activation)
     bend = ACTIVATIONS[activation]
     glorot = initializers.glorot_uniform()
     start = initializers.he_normal() if activation in ("relu", "gelu") else glorot

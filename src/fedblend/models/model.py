@@ -19,6 +19,7 @@ import math
 from collections.abc import Callable
 from typing import NamedTuple
 
+from fedblend.checks import COUNT
 from fedblend.core import Key, PyTree
 from fedblend.mixing import Apply
 
@@ -31,10 +32,9 @@ class Model(NamedTuple):
 
 
 def require_positive(model: str, **sizes: int) -> None:
-    """Refuse a size below 1 by its name."""
+    """Refuse what is no size, by its name."""
     for name, size in sizes.items():
-        if size < 1:
-            raise ValueError(f"{model}: {name} = {size}, it has to be at least 1")
+        COUNT(f"{model}: {name}", size)
 
 
 def flat_size(shape: tuple[int, ...]) -> int:

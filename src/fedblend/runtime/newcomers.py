@@ -26,9 +26,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedblend import keys, trees
+from fedblend.checks import WHOLE, fits
 from fedblend.core import Algorithm, Down, Key, PyTree, Shard
 from fedblend.data.batches import everything
-from fedblend.data.federation import Federation, Shards
+from fedblend.data.federation import FEDERATION, Federation, Shards
 from fedblend.runtime.record import Measured, harms, plain, spreads
 from fedblend.runtime.visits import strong, told_to_deploy
 
@@ -101,8 +102,9 @@ def personalise(
         >>> bool((losses["personal"]["loss"] < losses["shared"]["loss"]).all())
         True
     """
-    if visits < 0:
-        raise ValueError(f"visits: {visits} is negative")
+    FEDERATION("newcomers", newcomers)
+    visits = WHOLE("visits", visits)
+    fits(algorithm.needs, newcomers.clients, newcomers=True)
     down = strong(down)
     train = newcomers.train
 

@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from fedblend import trees
+from fedblend.checks import Number, words
 from fedblend.core import Heard, PyTree
 
 DROPPED, HEARD, REJECTED, PADDING = 0, 1, 2, 3
@@ -129,14 +130,8 @@ def _middle(values: jax.Array, heard: jax.Array, cut: jax.Array) -> jax.Array:
 
 def reduction(name: str, trim: float = 0.1) -> Reduction:
     """The reduction of this name: mean, median or trimmed_mean."""
-    if name == "mean":
-        return mean
+    words("mean", "median", "trimmed_mean")("reduction", name)
+    Number(least=0, below=0.5)("trim", trim)
     if name == "median":
         return Reduction(name, median)
-    if name == "trimmed_mean":
-        if not 0 <= trim < 0.5:
-            raise ValueError(f"trim: {trim} is not in [0, 0.5)")
-        return Reduction(name, trimmed(trim))
-    raise ValueError(
-        f"reduction: {name!r} is unknown, it is 'mean', 'median' or 'trimmed_mean'"
-    )
+    return mean if name == "mean" else Reduction(name, trimmed(trim))

@@ -9,15 +9,17 @@ checkpoints are consumers of the run: loop over it, a record comes after every b
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from fedblend import keys, trees
+from fedblend.checks import COUNT, PART, WHOLE, Number, fits, optional, words
 from fedblend.core import Algorithm, Key, PyTree, Shard
-from fedblend.data.federation import Federation
+from fedblend.data.federation import FEDERATION, Federation
+from fedblend.errors import UserError
 from fedblend.metrics import HIGHER_IS_BETTER
 from fedblend.runtime import reduce
 from fedblend.runtime.cohort import (
@@ -37,6 +39,7 @@ from fedblend.runtime.visits import strong
 CPU_CHUNK, CPU_ENTRIES = 20, 2**20
 """Clients trained side by side on a CPU: so many, while their parameters together have
 no more entries than that; docs/benchmarks.md has the measurement."""
+_MEASURED = Number(least=0, whole=True, clients=True, each="the ids of some clients")
 MEASURE_AT_MOST = 10_000
 """Federations up to this size are measured whole, of larger ones a sample of 1000."""
 
@@ -100,17 +103,22 @@ def simulate(
     Returns:
         A ``Run``. With several keys or ``over`` its results have a lane for each.
     """
+    FEDERATION("federation", federation)
     build = _builder(algorithm, over)
     _check_key(key)
     lanes = _lanes(key, over)
     clients = federation.clients
     strata, cohort = settled(cohort, clients)
-    every = max(1, -(-rounds // 20)) if every is None else every
-    _check_numbers(rounds, every, cohort, clients, dropout)
+    cohort, rounds = _members(cohort, clients), WHOLE("rounds", rounds)
+    block: int = COUNT("every", max(1, -(-rounds // 20)) if every is None else every)
+    chunk = optional(COUNT)("chunk", chunk)
+    epoch = Number(whole=True, optional=True)("epoch", epoch)
+    PART("dropout", dropout)
+    words("auto", "device", "host", "disk")("store", store)
     if epoch is not None:
         check_epoch(epoch, strata, clients, cohort)
     reducing = reduce.reduction(reduction, trim)
-    example = build(None if over is None else jax.tree.map(lambda leaf: leaf[0], over))
+    example = _each_built(build, over, lanes)[0]
     weights = example.needs.weights if weights is None else weights
     check_needs(example, cohort, clients, dropout, weights, reducing)
     values = weights_of(weights, federation)
@@ -164,7 +172,7 @@ def simulate(
         cohort=cohort,
         strata=strata,
         epoch=epoch,
-        every=min(every, max(rounds, 1)),
+        every=min(block, max(rounds, 1)),
         weights=(joining, values),
         store=(store, store_folder),
         measuring=measuring,
@@ -181,24 +189,20 @@ def _check_key(key: Any) -> None:
         )
 
 
-def _check_numbers(
-    rounds: int, every: int, cohort: int, clients: int, dropout: float
-) -> None:
+def _members(cohort: int, clients: int) -> int:
+    """The size of a cohort, checked."""
+    cohort = Number(whole=True)("cohort", cohort)
     if not 1 <= cohort <= clients:
-        raise ValueError(
-            f"cohort: {cohort} is not between 1 and the {clients} clients there are"
-        )
-    if not 0 <= dropout < 1:
-        raise ValueError(f"dropout: {dropout} is not a probability in [0, 1)")
-    if rounds < 0:
-        raise ValueError(f"rounds: {rounds} is negative")
-    if every < 1:
-        raise ValueError(f"every: {every} is not a positive number of rounds")
+        allowed = f"between 1 and the {clients} clients there are"
+        raise UserError("cohort", cohort, allowed)
+    return cohort
 
 
 def _check_names(
     measure: Mapping[str, Callable], splits: list[str], federation: Federation
 ) -> None:
+    if not isinstance(measure, Mapping):
+        raise UserError("measure", measure, "a mapping from names to measures")
     for metric in measure:
         if metric.partition("@")[0] not in HIGHER_IS_BETTER:
             raise ValueError(
@@ -215,9 +219,20 @@ def _check_names(
 def _builder(algorithm, over: PyTree | None) -> Callable[[Any], Algorithm]:
     if isinstance(algorithm, Algorithm):
         return lambda hyper: algorithm
+    if not callable(algorithm):
+        raise UserError("algorithm", algorithm, "an Algorithm, or a function with over")
     if over is None:
         raise ValueError("algorithm: a builder needs `over`, the values to build for")
-    return algorithm
+    return cast(Callable[[Any], Algorithm], algorithm)
+
+
+def _each_built(
+    build: Callable[[Any], Algorithm], over: PyTree | None, lanes: int | None
+) -> list[Algorithm]:
+    """The algorithms of a sweep's entries, each checked by value as none is later."""
+    if over is None:
+        return [build(None)]
+    return [build(trees.take(over, lane)) for lane in range(lanes or 0)]
 
 
 def _lanes(key: Key, over: PyTree | None) -> int | None:
@@ -233,6 +248,7 @@ def _lanes(key: Key, over: PyTree | None) -> int | None:
 def check_needs(algorithm, cohort, clients, dropout, weights, reducing) -> None:
     """Refuse, in one line, what an algorithm cannot be run with."""
     needs = algorithm.needs
+    fits(needs, clients)
     if needs.everyone and (cohort < clients or dropout > 0):
         raise ValueError(
             f"cohort: this algorithm needs all {clients} clients in every round, "
@@ -254,11 +270,9 @@ def check_needs(algorithm, cohort, clients, dropout, weights, reducing) -> None:
 
 def weights_of(name: str, federation: Federation) -> np.ndarray:
     """Every client's weight in the mean."""
-    if name == "by_count":
-        return federation.train.counts.astype(float)
-    if name == "uniform":
+    if words("by_count", "uniform")("weights", name) == "uniform":
         return np.ones(federation.clients)
-    raise ValueError(f"weights: {name!r} is unknown, it is 'by_count' or 'uniform'")
+    return federation.train.counts.astype(float)
 
 
 def _chunk(chunk: int | None, cohort: int, size: int) -> int:
@@ -267,8 +281,6 @@ def _chunk(chunk: int | None, cohort: int, size: int) -> int:
         chunk = min(max(CPU_ENTRIES // max(size, 1), 1), CPU_CHUNK)
     elif chunk is None:
         chunk = cohort
-    if chunk < 1:
-        raise ValueError(f"chunk: {chunk} is not a positive number of clients")
     pieces = -(-cohort // min(chunk, cohort))
     return -(-cohort // pieces)
 
@@ -276,16 +288,15 @@ def _chunk(chunk: int | None, cohort: int, size: int) -> int:
 def _measured_ids(measure_on, clients: int, key: Key) -> np.ndarray:
     if measure_on is None:
         measure_on = clients if clients <= MEASURE_AT_MOST else 1000
-    if isinstance(measure_on, int | np.integer):
-        if not 1 <= measure_on <= clients:
-            raise ValueError(
-                f"measure_on: {measure_on} is not between 1 and the {clients} clients"
-            )
+    ids = _MEASURED("measure_on", measure_on)
+    if isinstance(ids, int):
+        if not 1 <= ids <= clients:
+            raise UserError("measure_on", ids, f"between 1 and the {clients} clients")
         root = keys.named(key if key.ndim == 0 else key[0], "measure_on")
-        return cohorts(root, [0], clients, int(measure_on))[0]
-    ids = np.asarray(measure_on, np.int64)
-    if ids.min(initial=0) < 0 or ids.max(initial=0) >= clients or not ids.size:
-        raise ValueError(f"measure_on: ids must lie between 0 and {clients - 1}")
+        return cohorts(root, [0], clients, ids)[0]
+    ids = np.asarray(ids, np.int64)
+    if ids.max() >= clients:
+        raise UserError("measure_on", ids, f"of ids between 0 and {clients - 1}")
     if len(np.unique(ids)) < len(ids):
         raise ValueError(f"measure_on: {ids.tolist()} has the same client twice")
     return ids

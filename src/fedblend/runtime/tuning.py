@@ -21,12 +21,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedblend import trees
+from fedblend.checks import Number
 from fedblend.core import Algorithm, Key, PyTree
 from fedblend.data.federation import Federation, Shards
 from fedblend.metrics import HIGHER_IS_BETTER
 from fedblend.runtime.run import Run
 from fedblend.runtime.simulate import simulate
 
+ALPHAS = Number(least=0, most=1, clients=True, each="several of them")
 GRID = (0.0, 0.25, 0.5, 0.75, 1.0)
 """The alphas that are tried if nobody says which."""
 MOST_NAMED = 5
@@ -128,9 +130,7 @@ def tune(
         >>> tuned.validation.shape, tuned.personal(2).shape
         ((5, 3), (2,))
     """
-    grid = np.unique(np.asarray(alphas, np.float64))
-    if not grid.size or not (grid[0] >= 0 and grid[-1] <= 1):
-        raise ValueError(f"alphas: {list(alphas)} are not numbers in [0, 1]")
+    grid = np.unique(np.asarray(ALPHAS("alphas", alphas), np.float64))
     if key.ndim:
         raise ValueError(f"key: {len(key)} keys; a choice is made for one seed")
     if federation.validation is None or not federation.validation.total:

@@ -21,6 +21,7 @@ arXiv:2003.13461. Its alpha is the weight of v, one minus the one here.
 import math
 from typing import NamedTuple
 
+from fedblend.checks import COUNT, gate
 from fedblend.theory.constants import Smoothness
 
 
@@ -38,6 +39,7 @@ class Decay(NamedTuple):
         return self.top / (count + 1 + self.shift)
 
 
+@gate(steps=COUNT)
 def small_alpha(smoothness: Smoothness, steps: int) -> Decay:
     """The rate for every alpha up to ``largest_alpha`` (Theorems 2 and 3).
 
@@ -48,6 +50,7 @@ def small_alpha(smoothness: Smoothness, steps: int) -> Decay:
     return _decay(smoothness, steps, 16)
 
 
+@gate(steps=COUNT)
 def any_alpha(smoothness: Smoothness, steps: int) -> Decay:
     """The rate for any alpha, where gradients are bounded (Theorem 4).
 
@@ -56,10 +59,9 @@ def any_alpha(smoothness: Smoothness, steps: int) -> Decay:
     return _decay(smoothness, steps, 8)
 
 
+@gate(horizon=COUNT)
 def nonconvex(smoothness: Smoothness, horizon: int) -> float:
     """The rate for ``horizon`` local steps in all, everybody taking part (5 and 6)."""
-    if horizon < 1:
-        raise ValueError(f"horizon: {horizon} is not at least 1 step")
     return 1 / (2 * math.sqrt(5 * horizon) * float(smoothness.smooth.max()))
 
 

@@ -25,6 +25,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from fedblend.checks import WHOLE, gate
 from fedblend.theory import steps
 from fedblend.theory.constants import Smoothness
 from fedblend.theory.mixtures import L_alpha, Mixture, squared_alpha
@@ -208,6 +209,7 @@ def _gradients(alpha, smoothness, step, gap, rounds) -> np.ndarray:
     return np.where(rounds == 0, 2 * L_alpha(alpha, smoothness) * gap, later)
 
 
+@gate(rounds=WHOLE)
 def predicted(
     solver: str,
     known: Mixture,

@@ -23,6 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedblend import keys, trees
+from fedblend.checks import COUNT, NOT_NEGATIVE, gate
 from fedblend.core import Key, Loss, PyTree, Shard
 from fedblend.data.batches import everything
 from fedblend.data.federation import Federation
@@ -103,8 +104,7 @@ def _linear(
     lowest: Callable[[np.ndarray], np.ndarray],
 ) -> Smoothness:
     """The constants of a loss whose curvature in a score is at most ``curvature``."""
-    if not 0 <= l2 < np.inf:
-        raise ValueError(f"l2: {l2} is not in [0, inf)")
+    NOT_NEGATIVE("l2", l2)
     found = [
         _gram(federation, client, intercept) for client in range(federation.clients)
     ]
@@ -124,6 +124,7 @@ def _gram(federation: Federation, client: int, intercept: bool) -> Extremes:
     return gram_extremes(inputs, EXACT_LIMIT)
 
 
+@gate(points=COUNT, radius=NOT_NEGATIVE, products=COUNT)
 def estimated(
     loss: Loss,
     params: PyTree,
@@ -150,8 +151,6 @@ def estimated(
         radius: their distance from ``params``.
         products: products with the Hessian for each eigenvalue.
     """
-    if points < 1 or products < 1:
-        raise ValueError(f"points, products: {points}, {products} are not at least 1")
     train = federation.train
     centre, layout = trees.ravel(params)
 

@@ -38,6 +38,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedblend import trees
+from fedblend.checks import CHANCE, NOT_NEGATIVE, by_client
 from fedblend.core import Loss, PyTree, Shard
 from fedblend.data import visiting
 from fedblend.data.batches import everything
@@ -114,12 +115,10 @@ def sides(
         **spread,
     }
     for name, value in parts.items():
-        if not np.min(value) >= 0:
-            raise ValueError(f"{name}: {np.min(value):g} is not 0 or more")
+        by_client(NOT_NEGATIVE)(name, value)
     if not counts.min() >= 1:
         raise ValueError(f"counts: {counts.min():g} is not at least 1 row")
-    if not 0 < delta < 1:
-        raise ValueError(f"delta: {delta} is not in (0, 1)")
+    CHANCE("delta", delta)
     if spread["distance"].max() > 2 + 1e-9:
         raise ValueError(f"distance: {spread['distance'].max():g} is not in [0, 2]")
     doubt = constant * np.sqrt(dimension + np.log(1 / delta))

@@ -28,6 +28,7 @@ import jax
 import jax.numpy as jnp
 
 from fedblend import keys, trees
+from fedblend.checks import FLAG, NOT_NEGATIVE, POSITIVE, gate, optional, words
 from fedblend.core import Key, Loss, PyTree, Shard
 from fedblend.data import visiting
 from fedblend.data.batches import draw, everything
@@ -40,6 +41,7 @@ _LIMITS = {
     ("two_way", True): 1 / 81,
     ("two_way", False): 1 / 24,
 }
+WAYS = words("parallel", "one_way", "two_way")
 DRAWS = 20
 """Stochastic gradients that a variance is estimated from."""
 
@@ -156,6 +158,13 @@ def _spread(slopes: PyTree, centre: PyTree) -> jax.Array:
     return jax.vmap(trees.squared_norm)(gaps).mean()
 
 
+@gate(
+    how=WAYS,
+    smooth=POSITIVE,
+    convex=FLAG,
+    ratio=optional(NOT_NEGATIVE),
+    strong=NOT_NEGATIVE,
+)
 def limit(
     how: str,
     smooth: float,
@@ -180,7 +189,5 @@ def limit(
         if ratio is None:
             raise ValueError("limit: parallel training needs ratio, that is B^2")
         return 1 / (6 * (1 + ratio) * smooth)
-    if (how, convex) not in _LIMITS:
-        raise ValueError(f"how: {how!r} is not parallel, one_way or two_way")
     far = _LIMITS[how, convex] / smooth
     return min(far, 1 / (15 * strong)) if how == "two_way" and strong > 0 else far

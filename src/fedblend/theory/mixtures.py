@@ -21,8 +21,12 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
+from fedblend.checks import ALPHA, Number
 from fedblend.core import PyTree
+from fedblend.errors import UserError
 from fedblend.theory.constants import Smoothness
+
+ANY_BY_CLIENT = Number(clients=True)
 
 
 class Mixture(NamedTuple):
@@ -83,18 +87,17 @@ def mixture(alpha, smoothness: Smoothness, personal: PyTree) -> Mixture:
 
 def per_client_alpha(alpha, clients: int) -> np.ndarray:
     """The alpha of every client, checked to lie in [0, 1]."""
-    spread = per_client("alpha", alpha, clients)
-    wrong = spread[~((spread >= 0) & (spread <= 1))]
-    if wrong.size:
-        raise ValueError(f"alpha: {wrong[0]:g} is not in [0, 1]")
-    return spread
+    return per_client("alpha", alpha, clients, ALPHA)
 
 
-def per_client(name: str, value, clients: int) -> np.ndarray:
+def per_client(
+    name: str, value, clients: int, rule: Number = ANY_BY_CLIENT
+) -> np.ndarray:
     """One float64 for every client, from one for all or one for each."""
-    value = np.asarray(value, np.float64)
+    value = np.asarray(rule(name, value), np.float64)
     if value.shape not in ((), (clients,)):
-        raise ValueError(f"{name}: shape {value.shape} is not a number for each client")
+        allowed = f"one value, or one for each of the {clients} clients"
+        raise UserError(name, value, allowed, f"an array of {len(value)}")
     return np.broadcast_to(value, (clients,))
 
 

@@ -21,6 +21,7 @@ import math
 
 import numpy as np
 
+from fedblend.checks import POSITIVE
 from fedblend.core import PyTree
 from fedblend.theory.constants import Smoothness
 from fedblend.theory.mixtures import D, M, Mixture, V, squared_alpha, stationary_weights
@@ -90,9 +91,7 @@ def one_shot_gradient_alpha(eps: float, smoothness: Smoothness, spread: float) -
 
 def positive(eps: float) -> float:
     """The accuracy that is asked for, checked."""
-    if not 0 < eps < np.inf:
-        raise ValueError(f"eps: {eps} is not in (0, inf)")
-    return eps
+    return POSITIVE("eps", eps)
 
 
 def _capped(top: float, bottom: float, power: float) -> float:

@@ -23,6 +23,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from fedblend.checks import FRACTION, NOT_NEGATIVE, WHOLE, words
 from fedblend.core import PyTree
 from fedblend.theory import bounds
 from fedblend.theory.constants import Smoothness
@@ -123,8 +124,7 @@ def largest_alpha(
     The plan's ``rounds`` are those this alpha needs, which may be fewer. Other
     arguments as for ``rounds_needed``.
     """
-    if rounds < 0:
-        raise ValueError(f"rounds: {rounds} is less than 0")
+    WHOLE("rounds", rounds)
     curves = _curves(smoothness, personal, solver, shape)
     alpha = _allowed(rounds, positive(eps), curves)
     return _needed(alpha, eps, curves, traffic)
@@ -155,8 +155,7 @@ def largest_alpha_for_bits(
 
 def affordable_rounds(bits: float, traffic: Traffic) -> int:
     """How many rounds these bits pay for."""
-    if not 0 <= bits < math.inf:
-        raise ValueError(f"bits: {bits} is not in [0, inf)")
+    NOT_NEGATIVE("bits", bits)
     if min(traffic.first, traffic.later) <= 0 or traffic.start < 0:
         raise ValueError(f"traffic: {tuple(traffic)}: rounds cost more than 0 bits")
     left = bits - traffic.first
@@ -191,8 +190,7 @@ def table(
 
 def _curves(smoothness: Smoothness, personal, solver: Solver, shape) -> _Curves:
     known = mixture(shape, smoothness, personal)
-    if solver.name not in ("dgd", "diana"):
-        raise ValueError(f"solver: {solver.name!r} is not 'dgd' or 'diana'")
+    words("dgd", "diana")("solver", solver.name)
     if known.alpha.max() != 1:
         raise ValueError(f"shape: its largest entry is {known.alpha.max():g}, not 1")
     curve = bounds.curve(solver.name, known, solver.omega, solver.memory_rate)
@@ -200,9 +198,7 @@ def _curves(smoothness: Smoothness, personal, solver: Solver, shape) -> _Curves:
 
 
 def _in_range(alpha: float) -> float:
-    if not 0 <= alpha <= 1:
-        raise ValueError(f"alpha: {alpha:g} is not in [0, 1]")
-    return float(alpha)
+    return float(FRACTION("alpha", alpha))
 
 
 def _needed(alpha: float, eps: float, curves: _Curves, traffic) -> Plan:

@@ -36,6 +36,16 @@ import importlib.util
 import math
 from typing import NamedTuple
 
+from fedblend.checks import (
+    CHANCE,
+    COUNT,
+    NOT_NEGATIVE,
+    WHOLE,
+    gate,
+    optional,
+    words,
+)
+
 MOVES = {"replace_one": 2, "zero_out": 1}
 """How far one client moves the sum, in units of the clip."""
 
@@ -55,6 +65,12 @@ class Guarantee(NamedTuple):
         return f"epsilon {self.epsilon:.4g} at delta {self.delta:g} ({neighbours})"
 
 
+@gate(
+    **dict.fromkeys(("cohort", "clients"), COUNT),
+    noise=NOT_NEGATIVE,
+    rounds=WHOLE,
+    delta=CHANCE,
+)
 def spent(
     *,
     noise: float,
@@ -80,7 +96,7 @@ def spent(
         raise ValueError(
             f"cohort: {cohort} is not between 1 and the {clients} clients there are"
         )
-    _check(noise, rounds, delta, adjacency)
+    _check(adjacency)
     if noise == 0:
         return Guarantee(None, delta, adjacency, "there is no noise")
     if rounds == 0:
@@ -92,6 +108,14 @@ def spent(
     return Guarantee(float(epsilon), delta, adjacency)
 
 
+@gate(
+    noise=NOT_NEGATIVE,
+    rounds=WHOLE,
+    delta=CHANCE,
+    tree=COUNT,
+    epoch=optional(COUNT),
+    runs=COUNT,
+)
 def spent_by_tree(
     *,
     noise: float,
@@ -115,10 +139,7 @@ def spent_by_tree(
         adjacency: "replace_one" or "zero_out".
         runs: how often all of it is done, with other seeds.
     """
-    _check(noise, rounds, delta, adjacency)
-    for name, value in (("tree", tree), ("epoch", epoch), ("runs", runs)):
-        if value is not None and value < 1:
-            raise ValueError(f"{name}: {value} is not at least 1")
+    _check(adjacency)
     if noise == 0:
         return Guarantee(None, delta, adjacency, "there is no noise")
     if (epoch or 1) % tree:
@@ -176,19 +197,10 @@ def _check_installed() -> None:
         )
 
 
-def _check(noise, rounds, delta, adjacency) -> None:
-    if not (math.isfinite(noise) and noise >= 0):
-        raise ValueError(f"noise: {noise} is not a number at least 0")
-    if rounds < 0:
-        raise ValueError(f"rounds: {rounds} is negative")
-    if not 0 < delta < 1:
-        raise ValueError(f"delta: {delta} is not between 0 and 1, both excluded")
+def _check(adjacency: str) -> None:
     if adjacency == "add_or_remove":
         raise ValueError(
             "adjacency: 'add_or_remove' needs cohorts of random size; those here have "
             "a fixed one, for 'replace_one' or 'zero_out'"
         )
-    if adjacency not in MOVES:
-        raise ValueError(
-            f"adjacency: {adjacency!r} is unknown, it is 'replace_one' or 'zero_out'"
-        )
+    words(*MOVES)("adjacency", adjacency)

@@ -19,6 +19,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from fedblend.checks import CHANCE
+
 EXACT_LIMIT = 1500
 """Up to this order a matrix is solved exactly: about a second."""
 
@@ -70,8 +72,7 @@ def largest_eigenvalue(
         tolerance: the bound is too large by at most this fraction.
         seed: of the random start.
     """
-    if not 0 < tolerance < 1:
-        raise ValueError(f"tolerance: {tolerance} is not in (0, 1)")
+    CHANCE("tolerance", tolerance)
     odds = math.log(1.648 * math.sqrt(dim) / FAILURE)
     products = min(dim, math.ceil((odds / math.sqrt(tolerance) + 1) / 2))
     start = np.random.default_rng(seed).standard_normal(dim)

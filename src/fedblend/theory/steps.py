@@ -27,15 +27,21 @@ import math
 
 import numpy as np
 
+from fedblend.checks import ALPHA, COUNT, NOT_NEGATIVE, a, by_client, gate
+from fedblend.errors import UserError
 from fedblend.theory.constants import Smoothness
 from fedblend.theory.mixtures import L_alpha, mu_alpha, per_client, squared_alpha
 
+KNOWN = {"alpha": ALPHA, "smoothness": a(Smoothness, "a Smoothness")}
 
+
+@gate(**KNOWN)
 def dgd(alpha, smoothness: Smoothness) -> float:
     """Distributed gradient descent: ``1/L_alpha`` (Theorem 2)."""
     return _inverse(L_alpha(alpha, smoothness))
 
 
+@gate(**KNOWN)
 def dcgd(alpha, smoothness: Smoothness, omega) -> float:
     """Compressed gradient descent, strongly convex (Theorem 4).
 
@@ -48,24 +54,25 @@ def dcgd(alpha, smoothness: Smoothness, omega) -> float:
     return _inverse(_dcgd_bound(alpha, smoothness, omega))
 
 
+@gate(**KNOWN)
 def dcgd_convex(alpha, smoothness: Smoothness, omega) -> float:
     """Compressed gradient descent, convex (Theorem 6). Arguments as for ``dcgd``."""
     return _inverse(_dcgd_bound(alpha, smoothness, omega)) / 4
 
 
+@gate(**KNOWN, horizon=COUNT)
 def dcgd_nonconvex(alpha, smoothness: Smoothness, omega, horizon: int) -> float:
     """Compressed gradient descent for ``horizon`` rounds in all (Theorem 8).
 
     Other arguments as for ``dcgd``.
     """
-    if horizon < 1:
-        raise ValueError(f"horizon: {horizon} is not at least 1 round")
     top, noise = L_alpha(alpha, smoothness), _noise(alpha, smoothness, omega)
     if noise == 0:
         return _inverse(top)
     return min(1 / top, math.sqrt(1 / (2 * top * noise * horizon)))
 
 
+@gate(**KNOWN)
 def diana(alpha, smoothness: Smoothness, omega, memory_rate=None) -> float:
     """DIANA, strongly convex (Theorem 5).
 
@@ -80,11 +87,13 @@ def diana(alpha, smoothness: Smoothness, omega, memory_rate=None) -> float:
     return _inverse(_diana_bound(alpha, smoothness, omega, memory_rate))
 
 
+@gate(**KNOWN)
 def diana_convex(alpha, smoothness: Smoothness, omega, memory_rate=None) -> float:
     """DIANA, convex (Theorem 7). Arguments as for ``diana``."""
     return _inverse(_diana_bound(alpha, smoothness, omega, memory_rate)) / 4
 
 
+@gate(**KNOWN)
 def diana_nonconvex(alpha, smoothness: Smoothness, omega, memory_rate=None) -> float:
     """DIANA, nonconvex, with memories that start at the gradient (Theorem 9).
 
@@ -127,12 +136,8 @@ def memory_range(omega: float) -> tuple[float, float]:
 def variances(omega, clients: int) -> np.ndarray:
     """The omega of every client, checked to be one of an unbiased compressor."""
     if omega is None:
-        raise ValueError("omega: None; the theory needs an unbiased compressor")
-    spread = per_client("omega", omega, clients)
-    wrong = spread[~((spread >= 0) & (spread < np.inf))]
-    if wrong.size:
-        raise ValueError(f"omega: {wrong[0]:g} is not in [0, inf)")
-    return spread
+        raise UserError("omega", omega, "a variance: theory is for unbiased ones")
+    return per_client("omega", omega, clients, by_client(NOT_NEGATIVE))
 
 
 def memory_rates(omega, clients: int, memory_rate=None) -> np.ndarray:

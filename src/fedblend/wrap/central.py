@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import optax
 
 from fedblend import trees
+from fedblend.checks import COUNT, FUNCTION, gate, optional
 from fedblend.core import Key, Loss, PyTree, Shard
 from fedblend.data.batches import draw, everything
 from fedblend.objectives import gradient
@@ -20,6 +21,7 @@ from fedblend.objectives import gradient
 Central = Callable[[PyTree, Shard | None, Key], PyTree]
 
 
+@gate(loss=FUNCTION, batch_size=optional(COUNT))
 def on_rows(loss: Loss, batch_size: int | None = None) -> Central:
     """A loss on the server's rows.
 
@@ -44,6 +46,7 @@ def on_rows(loss: Loss, batch_size: int | None = None) -> Central:
     return slope
 
 
+@gate(function=FUNCTION)
 def of_parameters(function: Callable[[PyTree], jax.Array]) -> Central:
     """A function of the parameters alone, such as a penalty of embeddings."""
 

@@ -29,10 +29,12 @@ import jax
 import jax.numpy as jnp
 
 from fedblend import trees
+from fedblend.checks import ALGORITHM, FRACTION, POSITIVE, gate
 from fedblend.core import Algorithm, Down, PyTree, Up
-from fedblend.wrap.nesting import checked, delta_of
+from fedblend.wrap.nesting import delta_of
 
 
+@gate(algorithm=ALGORITHM, norm=POSITIVE)
 def clipped(algorithm: Algorithm, norm: float) -> Algorithm:
     """The wrapped algorithm with answers no longer than a bound.
 
@@ -40,7 +42,6 @@ def clipped(algorithm: Algorithm, norm: float) -> Algorithm:
         algorithm: what to run; encoding wrappers go around this one.
         norm: C, the largest l2 norm of a client's ``delta``.
     """
-    checked("clipped: norm", norm, above=0)
 
     def client(down, client, shard, key):
         up, client = algorithm.client(down, client, shard, key)
@@ -50,6 +51,7 @@ def clipped(algorithm: Algorithm, norm: float) -> Algorithm:
     return algorithm._replace(client=client)
 
 
+@gate(algorithm=ALGORITHM, norm=POSITIVE, quantile=FRACTION, rate=POSITIVE)
 def clipped_by_quantile(
     algorithm: Algorithm, norm: float, *, quantile: float = 0.5, rate: float = 0.2
 ) -> Algorithm:
@@ -61,9 +63,6 @@ def clipped_by_quantile(
         quantile: the share of clients whose answers are to stay as they are.
         rate: how fast C follows.
     """
-    checked("clipped: norm", norm, above=0)
-    checked("clipped: quantile", quantile, least=0, most=1)
-    checked("clipped: rate", rate, above=0)
 
     def inside(down: Down) -> Down:
         return down._replace(extra=down.extra[0])

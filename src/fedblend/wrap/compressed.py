@@ -19,11 +19,13 @@ Reference: Khirirat, Feyzmahdavian, Johansson, "Distributed learning with compre
 gradients", 2018, arXiv:1806.06573.
 """
 
-from fedblend.compress.compressor import Compressor, decode, encode
+from fedblend.checks import ALGORITHM, gate
+from fedblend.compress.compressor import COMPRESSOR, Compressor, decode, encode
 from fedblend.core import Algorithm
 from fedblend.wrap.nesting import delta_of, needs_with
 
 
+@gate(algorithm=ALGORITHM, compressor=COMPRESSOR)
 def compressed(algorithm: Algorithm, compressor: Compressor) -> Algorithm:
     """The wrapped algorithm with compressed answers.
 

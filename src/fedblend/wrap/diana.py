@@ -33,7 +33,8 @@ import numpy as np
 from jax.core import Tracer
 
 from fedblend import trees
-from fedblend.compress.compressor import Compressor, decode, encode
+from fedblend.checks import ALGORITHM, ByClient, Number, gate, words
+from fedblend.compress.compressor import COMPRESSOR, Compressor, decode, encode
 from fedblend.core import Algorithm, ClientId, PyTree, Ragged
 from fedblend.data.batches import per_client
 from fedblend.wrap.nesting import delta_of, needs_with, through
@@ -54,11 +55,17 @@ class DianaServer(NamedTuple):
     memory: PyTree
 
 
+@gate(
+    algorithm=ALGORITHM,
+    compressor=COMPRESSOR,
+    rate=Number(above=0, most=1, clients=True, optional=True),
+    start=words("zero", "first"),
+)
 def diana(
     algorithm: Algorithm,
     compressor: Compressor,
     *,
-    rate: float | np.ndarray | None = None,
+    rate: ByClient | None = None,
     start: str = "zero",
 ) -> Algorithm:
     """The wrapped algorithm with compressed differences to a memory.
@@ -71,12 +78,9 @@ def diana(
             number of entries is known.
         start: h_i at first: "zero", or "first" for client i's first answer, sent whole.
     """
-    if start not in ("zero", "first"):
-        raise ValueError(f"start: {start!r} is unknown, it is 'zero' or 'first'")
     omega = compressor.omega
     if omega is None:
         raise ValueError(f"diana: {compressor.name} is biased; ef21 takes such a one")
-    check_rate(rate, 0.0)
 
     def speed(dim: int):
         check_rate(rate, omega(dim))
@@ -167,12 +171,6 @@ def check_rate(rate: Any, omega: float | np.ndarray) -> None:
     """
     if rate is None or isinstance(rate, Tracer):
         return
-    sizes = {np.size(values) for values in (rate, omega) if np.ndim(values)}
-    if len(sizes) > 1:
-        raise ValueError(
-            f"rate: {np.size(rate)} numbers, the compressor is for {np.size(omega)} "
-            "clients"
-        )
     rates, omegas = np.broadcast_arrays(np.asarray(rate, np.float64), omega)
     most = 1 / (omegas + 1)
     wrong = np.flatnonzero(~((rates > 0) & (rates <= most * (1 + 1e-6))))

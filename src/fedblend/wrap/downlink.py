@@ -24,7 +24,8 @@ ICML 2023, arXiv:2209.15218.
 from typing import NamedTuple
 
 from fedblend import trees
-from fedblend.compress.compressor import Compressor, decode, encode
+from fedblend.checks import ALGORITHM, gate
+from fedblend.compress.compressor import COMPRESSOR, Compressor, decode, encode
 from fedblend.core import Algorithm, Down, PyTree
 
 
@@ -42,6 +43,7 @@ class DownlinkServer(NamedTuple):
     shared: PyTree
 
 
+@gate(algorithm=ALGORITHM, compressor=COMPRESSOR)
 def downlink(algorithm: Algorithm, compressor: Compressor) -> Algorithm:
     """The wrapped algorithm with compressed broadcasts.
 

@@ -26,7 +26,8 @@ from typing import NamedTuple
 import numpy as np
 
 from fedblend import trees
-from fedblend.compress.compressor import Compressor, decode, encode
+from fedblend.checks import ALGORITHM, gate
+from fedblend.compress.compressor import COMPRESSOR, Compressor, decode, encode
 from fedblend.core import Algorithm, PyTree
 from fedblend.wrap.nesting import delta_of, through
 
@@ -45,6 +46,7 @@ class Ef21Server(NamedTuple):
     estimate: PyTree
 
 
+@gate(algorithm=ALGORITHM, compressor=COMPRESSOR)
 def ef21(algorithm: Algorithm, compressor: Compressor) -> Algorithm:
     """The wrapped algorithm with compressed corrections to an estimate.
 

@@ -40,9 +40,19 @@ import jax.numpy as jnp
 import optax
 
 from fedblend import keys, trees
+from fedblend.checks import (
+    ALGORITHM,
+    COUNT,
+    FLAG,
+    FUNCTION,
+    POSITIVE,
+    gate,
+    optional,
+    words,
+)
 from fedblend.compress.compressor import Compressor, decode, encode
 from fedblend.core import Algorithm, Down, PyTree, Up
-from fedblend.local import Optimizer, resolve
+from fedblend.local import OPTIMIZER, Optimizer, resolve
 from fedblend.wrap.central import Central, central_steps
 from fedblend.wrap.nesting import delta_of
 
@@ -68,6 +78,16 @@ class Told(NamedTuple):
     slope: PyTree
 
 
+@gate(
+    algorithm=ALGORITHM,
+    central=FUNCTION,
+    how=words(*HOW),
+    steps=COUNT,
+    optimizer=optional(OPTIMIZER),
+    server_rate=POSITIVE,
+    merge_optimizer=OPTIMIZER,
+    upload=FLAG,
+)
 def mixed(
     algorithm: Algorithm,
     central: Central,
@@ -100,7 +120,7 @@ def mixed(
             with the clients' weights, not by steps, where these differ.
         compressor: of b_c.
     """
-    ratio = _checked(how, weights, steps)
+    ratio = _checked(weights)
     plain = isinstance(merge_optimizer, float) and merge_optimizer == 1
     if how == "one_way" and not (optimizer is None and merge is None and plain):
         raise ValueError(
@@ -113,7 +133,7 @@ def mixed(
             "parallel: central steps or their merging have a rate of their own; unless "
             "rate x steps is that of the clients (times the server's rate), and all "
             f"steps are plain, another mixture than {weights} is minimised",
-            stacklevel=2,
+            stacklevel=3,
         )
     merging = resolve(merge_optimizer, 0, 1)
     steered = how != "one_way" and optimizer is None
@@ -210,18 +230,14 @@ def mixed(
     )
 
 
-def _checked(how: str, weights: tuple[float, float], steps: int) -> float:
+def _checked(weights: tuple[float, float]) -> float:
     """The ratio of the weights, of settings that make sense."""
-    if how not in HOW:
-        raise ValueError(f"how: {how!r} is unknown, it is one of {', '.join(HOW)}")
     federated, central = weights
     if abs(federated + central - 1) > 1e-6 or federated <= 0 or central < 0:
         raise ValueError(
             f"weights: {tuple(weights)} are not a positive and a nonnegative number "
             "that sum to 1"
         )
-    if steps < 1:
-        raise ValueError(f"steps: {steps} central steps a round are none")
     return central / federated
 
 

@@ -2,11 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Wrappers around other algorithms: what may stand inside, and what passes through."""
 
-import math
-from typing import Any
-
-import numpy as np
-
 from fedblend.compress.compressor import Encoded
 from fedblend.core import Algorithm, Needs, PyTree, Up, has_ragged
 
@@ -49,26 +44,3 @@ def through(algorithm: Algorithm) -> Algorithm:
         ),
         ask=lambda client, shard: algorithm.ask(client.inner, shard),
     )
-
-
-def checked(
-    what: str,
-    value: Any,
-    *,
-    above: float | None = None,
-    least: float | None = None,
-    most: float | None = None,
-) -> None:
-    """Refuse a number that is not finite or out of range; traced ones pass."""
-    if not isinstance(value, float | int | np.number):
-        return
-    fits = (
-        math.isfinite(value)
-        and (above is None or value > above)
-        and (least is None or value >= least)
-        and (most is None or value <= most)
-    )
-    if not fits:
-        limits = {"above": above, "at least": least, "at most": most}
-        allowed = " and ".join(f"{w} {v:g}" for w, v in limits.items() if v is not None)
-        raise ValueError(f"{what}: {value} is not a number {allowed}")

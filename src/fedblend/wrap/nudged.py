@@ -12,10 +12,12 @@ from collections.abc import Sequence
 import jax
 
 from fedblend import trees
+from fedblend.checks import ALGORITHM, gate
 from fedblend.core import Algorithm, Down
 from fedblend.wrap.rows import named
 
 
+@gate(algorithm=ALGORITHM)
 def nudge_only(algorithm: Algorithm, names: Sequence[str]) -> Algorithm:
     """The wrapped algorithm, whose nudge is told of these parameters alone.
 

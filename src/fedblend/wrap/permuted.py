@@ -23,12 +23,14 @@ distributed nonconvex optimization", ICLR 2022, arXiv:2110.03300.
 import jax
 
 from fedblend import keys
+from fedblend.checks import ALGORITHM, COUNT, gate
 from fedblend.compress.compressor import decode, encode
 from fedblend.compress.sparse import perm_k
 from fedblend.core import Algorithm, Down, Quotable, Quote
 from fedblend.wrap.nesting import delta_of, needs_with
 
 
+@gate(algorithm=ALGORITHM, clients=COUNT)
 def permuted(algorithm: Algorithm, *, clients: int) -> Algorithm:
     """The wrapped algorithm with perm-k answers.
 
@@ -36,8 +38,6 @@ def permuted(algorithm: Algorithm, *, clients: int) -> Algorithm:
         algorithm: what to run; an encoding wrapper goes outermost, and only once.
         clients: how many there are; the runtime refuses another number.
     """
-    if clients < 1:
-        raise ValueError(f"permuted: {clients} clients, it needs at least 1")
 
     def compressor(seed: Quotable | Quote):
         return perm_k(clients)(jax.random.wrap_key_data(seed.value))

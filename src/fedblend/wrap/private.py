@@ -36,11 +36,29 @@ import jax
 import jax.numpy as jnp
 
 from fedblend import keys, trees
+from fedblend.checks import (
+    ALGORITHM,
+    COUNT,
+    FRACTION,
+    NOT_NEGATIVE,
+    POSITIVE,
+    gate,
+    optional,
+)
 from fedblend.core import Algorithm, Key, PyTree, Up
 from fedblend.wrap.clipped import clipped, clipped_by_quantile
-from fedblend.wrap.nesting import checked, delta_of
+from fedblend.wrap.nesting import delta_of
 
 
+@gate(
+    algorithm=ALGORITHM,
+    clip=POSITIVE,
+    noise=NOT_NEGATIVE,
+    cohort=COUNT,
+    quantile=optional(FRACTION),
+    rate=POSITIVE,
+    count_noise=optional(NOT_NEGATIVE),
+)
 def private(
     algorithm: Algorithm,
     *,
@@ -63,9 +81,6 @@ def private(
         count_noise: s, of the count of clients within C; a twentieth of the cohort if
             None. More than half of ``noise``.
     """
-    checked("private: clip", clip, above=0)
-    checked("private: noise", noise, least=0)
-    checked("private: cohort", cohort, least=1)
     if quantile is None:
         counted, spread = 0.0, noise
         inner = clipped(delta_alone(algorithm), clip)

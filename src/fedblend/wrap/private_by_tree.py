@@ -38,9 +38,9 @@ import jax
 import jax.numpy as jnp
 
 from fedblend import keys, trees
+from fedblend.checks import ALGORITHM, COUNT, NOT_NEGATIVE, POSITIVE, gate
 from fedblend.core import Algorithm, Key, PyTree
 from fedblend.wrap.clipped import clipped
-from fedblend.wrap.nesting import checked
 from fedblend.wrap.private import delta_alone, noisy
 
 
@@ -51,6 +51,7 @@ class TreeServer(NamedTuple):
     seed: jax.Array
 
 
+@gate(algorithm=ALGORITHM, clip=POSITIVE, noise=NOT_NEGATIVE, cohort=COUNT, tree=COUNT)
 def private_by_tree(
     algorithm: Algorithm, *, clip: float, noise: float, cohort: int, tree: int
 ) -> Algorithm:
@@ -66,10 +67,6 @@ def private_by_tree(
         cohort: K, clients of a round; the runtime refuses another number.
         tree: rounds after which a new tree begins.
     """
-    checked("private: clip", clip, above=0)
-    checked("private: noise", noise, least=0)
-    checked("private: cohort", cohort, least=1)
-    checked("private: tree", tree, least=1)
     inner = clipped(delta_alone(algorithm), clip)
 
     def start(params, heard_hello, central, key):

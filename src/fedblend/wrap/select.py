@@ -42,14 +42,16 @@ from collections.abc import Mapping, Sequence
 import jax
 import jax.numpy as jnp
 
+from fedblend.checks import ALGORITHM, WHOLE, gate
 from fedblend.compress.compressor import Encoded
 from fedblend.core import Algorithm, PyTree, Ragged, Shard
 from fedblend.data.batches import everything
-from fedblend.data.federation import Federation
+from fedblend.data.federation import FEDERATION, Federation
 from fedblend.wrap import rows as picking
 from fedblend.wrap.nesting import delta_of
 
 
+@gate(algorithm=ALGORITHM, federation=FEDERATION, always=WHOLE)
 def select(
     algorithm: Algorithm,
     federation: Federation,

@@ -17,6 +17,7 @@ from fedblend.data.sources import (
     synthetic,
     two_sines,
 )
+from fedblend.errors import UserError
 
 
 def test_digits():
@@ -170,19 +171,22 @@ def test_the_seed_decides(build):
         (lambda: load("mnist", writer=True), "mnist: no option 'writer'; .*'writers'"),
         (lambda: load("digits", size=3), "digits: no option 'size'"),
         (lambda: load("synthetic", gamma=1.0), "the option 'beta' must be given"),
-        (lambda: load("synthetic", gamma="1", beta=1.0), "wrong type"),
-        (lambda: synthetic(-1.0, 0.0), "gamma -1.0"),
-        (lambda: synthetic(0.0, 0.0, classes=1), "classes: 1 is less than 2"),
-        (lambda: synthetic(0.0, 0.0, most=499), "most: 499 is less than 500"),
+        (lambda: load("synthetic", gamma="1", beta=1.0), "gamma: '1' is not a number"),
+        (lambda: synthetic(-1.0, 0.0), "gamma: -1.0 is not"),
+        (
+            lambda: synthetic(0.0, 0.0, classes=1),
+            "classes: 1 is not a whole number",
+        ),
+        (lambda: synthetic(0.0, 0.0, most=499), "most: 499 is not at least 500"),
         (lambda: two_sines(first=201), r"first: 201 is not in 0\.\.200"),
-        (lambda: two_sines(points=0), "points 0"),
+        (lambda: two_sines(points=0), "points: 0 is not a whole number"),
         (lambda: two_sines(amplitudes=(2.0, 1.0)), "is not a range"),
         (lambda: quadratics(0, 3), "clients: 0"),
         (lambda: quadratics(3, 3, condition=0.5), "condition: 0.5"),
     ],
 )
 def test_errors_are_one_clear_line(build, message):
-    with pytest.raises(DataError, match=message) as error:
+    with pytest.raises((DataError, UserError), match=message) as error:
         build()
     assert "\n" not in str(error.value)
 

@@ -9,10 +9,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedblend.data.dataset import DataError, generator
+from fedblend.checks import COUNT, WHOLE, Number, gate
+from fedblend.data.dataset import generator
 from fedblend.data.federation import Federation, federate
 
 
+@gate(clients=COUNT, dim=COUNT, seed=WHOLE, condition=Number(least=1), rows=COUNT)
 def quadratics(
     clients: int, dim: int, seed: int = 0, condition: float = 10.0, rows: int = 1
 ) -> tuple[Federation, np.ndarray]:
@@ -25,11 +27,6 @@ def quadratics(
         condition: eigenvalues of every A run from 1 to this.
         rows: different quadratics of a client; more than 1 makes batches noisy.
     """
-    for name, value in (("clients", clients), ("dim", dim), ("rows", rows)):
-        if value < 1:
-            raise DataError(f"quadratics: {name}: {value} is less than 1")
-    if not 1 <= condition < np.inf:
-        raise DataError(f"quadratics: condition: {condition} is less than 1")
     rng = generator(seed, "quadratics")
     total = clients * rows
     axes, _ = np.linalg.qr(rng.standard_normal((total, dim, dim)))

@@ -22,9 +22,19 @@ Kamani, Mahdavi, "Adaptive personalized federated learning" (2020).
 
 import numpy as np
 
-from fedblend.data.dataset import DataError, Dataset, generator
+from fedblend.checks import COUNT, FLAG, NOT_NEGATIVE, WHOLE, Number, gate
+from fedblend.data.dataset import Dataset, generator
+from fedblend.errors import UserError
 
 
+@gate(
+    gamma=NOT_NEGATIVE,
+    beta=NOT_NEGATIVE,
+    classes=Number(least=2, whole=True),
+    seed=WHOLE,
+    by_class=FLAG,
+    **dict.fromkeys(("clients", "dim", "least", "most"), COUNT),
+)
 def synthetic(
     gamma: float,
     beta: float,
@@ -49,17 +59,8 @@ def synthetic(
         most: rows of a client at most.
         by_class: draw u_i for each class; by default one number, as in the code.
     """
-    if not 0 <= gamma < np.inf or not 0 <= beta < np.inf:
-        raise DataError(f"synthetic: gamma {gamma} and beta {beta} must be 0 or more")
-    for name, value, low in (
-        ("clients", clients, 1),
-        ("dim", dim, 1),
-        ("classes", classes, 2),
-        ("least", least, 1),
-        ("most", most, least),
-    ):
-        if value < low:
-            raise DataError(f"synthetic: {name}: {value} is less than {low}")
+    if most < least:
+        raise UserError("synthetic: most", most, f"at least {least}, as least is")
     rng = generator(seed, "synthetic")
     extra = np.minimum(rng.lognormal(3, 2, clients), most).astype(np.int64)
     counts = np.minimum(least + extra, most)

@@ -12,9 +12,11 @@ draws amplitudes from [0.1, 0.5], its code from [0.1, 5], which is the default h
 
 import numpy as np
 
+from fedblend.checks import COUNT, WHOLE, gate
 from fedblend.data.dataset import DataError, Dataset, generator
 
 
+@gate(clients=COUNT, first=WHOLE, points=COUNT, test_points=COUNT, seed=WHOLE)
 def two_sines(
     clients: int = 200,
     first: int = 30,
@@ -36,10 +38,6 @@ def two_sines(
     if not 0 <= first <= clients or clients < 1:
         raise DataError(
             f"two_sines: first: {first} is not in 0..{clients}, the clients"
-        )
-    if points < 1 or test_points < 1:
-        raise DataError(
-            f"two_sines: points {points}, test_points {test_points}: must be 1 or more"
         )
     if len(amplitudes) != 2 or not amplitudes[0] <= amplitudes[1]:
         raise DataError(f"two_sines: amplitudes: {amplitudes!r} is not a range")

@@ -212,6 +212,7 @@ def _own(
         alone = (built.local, rounds_alone(config, clients))
     return Own(
         client=settings.client,
+        clients=clients,
         algorithm=built.algorithm,
         params=jax.eval_shape(built.model.init, jax.random.key(0)),
         root=root_of(config),

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from fedblend import keys
+from fedblend.checks import fits
 from fedblend.core import Algorithm, Down, Key, PyTree, Shard, Up, shared_model
 from fedblend.data.batches import everything
 from fedblend.data.federation import Shards
@@ -45,6 +46,8 @@ class Own(NamedTuple):
     """"float32" or "float64"; that of the process if None."""
     central: Shard | None = None
     """Shapes and dtypes of the server's own rows, where it has some."""
+    clients: int | None = None
+    """How many there are in the federation, if it is known here."""
     alone: tuple[Algorithm, int] | None = None
     """Training alone, and for how many rounds, to compare with."""
 
@@ -76,6 +79,8 @@ class Part:
 
     def __init__(self, own: Own):
         self.own, algorithm = own, own.algorithm
+        if own.clients is not None:
+            fits(algorithm.needs, own.clients)
         self.shard = self._shard("train")
         key = keys.at(own.root, "client", 0, self.shard.id)
         self.hello, self.state = jax.eval_shape(

@@ -1,0 +1,265 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""The gate that the arguments of every builder pass: one rule for each, by its name.
+
+A rule is ``rule(key, value) -> value``: it refuses what is not allowed with a
+``UserError``, and otherwise hands on what the builder is to use. ``gate`` applies the
+rules of a builder to what it is called with::
+
+    @gate(steps=COUNT, alpha=by_client(FRACTION))
+    def method(loss, *, steps, alpha): ...
+
+Numbers of Python, NumPy and JAX are checked by value. A traced one, as inside a sweep,
+has none yet and passes.
+
+How many clients there are is known only where a federation is. Until then the length of
+an argument that is an array over clients goes along with what was built (``Needs``, or
+``lengths`` of other things), and ``fits`` compares.
+"""
+
+import dataclasses
+import functools
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar, cast
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+
+from fedblend.core import Algorithm, Needs
+from fedblend.errors import UserError
+
+Rule = Callable[[str, Any], Any]
+"""``rule(key, value)``: the value to use, or a ``UserError``."""
+Lengths = tuple[tuple[str, int], ...]
+"""Arguments that are arrays over clients, and how long they are."""
+
+ByClient = float | np.ndarray | jax.Array | Sequence[float]
+"""A number, or an array over clients of them."""
+
+Builder = TypeVar("Builder", bound=Callable[..., Any])
+
+
+@dataclasses.dataclass(frozen=True)
+class Number:
+    """A rule: finite numbers within bounds.
+
+    ``whole`` ones are neither floats nor booleans. With ``clients`` an array over
+    clients (or a list) will do as well, with ``optional`` None, with ``endless``
+    infinity, and whatever ``also(key, value)`` says yes to, called ``besides``.
+    """
+
+    above: float | None = None
+    least: float | None = None
+    below: float | None = None
+    most: float | None = None
+    whole: bool = False
+    clients: bool = False
+    each: str = "one for each client"
+    optional: bool = False
+    endless: bool = False
+    besides: str = ""
+    also: Callable[[str, Any], bool] = lambda key, value: False
+
+    def __call__(self, key: str, value: Any) -> Any:
+        """The value; a list as an array, a whole number as one of Python's."""
+        if is_traced(value) or (self.optional and value is None):
+            return value
+        if self.also(key, value):
+            return value
+        listed = isinstance(value, list | tuple)
+        if listed and self.clients and any(map(is_traced, value)):
+            return jnp.asarray(value)
+        numbers = _numbers(value)
+        if (
+            numbers is None
+            or numbers.ndim > int(self.clients)
+            or not numbers.size
+            or (self.whole and not jnp.issubdtype(numbers.dtype, jnp.integer))
+        ):
+            raise UserError(key, value, str(self))
+        wrong = np.flatnonzero(~self._within(numbers))
+        if wrong.size:
+            entry = numbers.reshape(-1)[wrong[0]].item()
+            said = f"{entry!r} of client {wrong[0]}" if numbers.ndim else None
+            raise UserError(key, value, str(self), said)
+        if numbers.ndim:
+            return numbers if self.whole or listed else value
+        return int(numbers) if self.whole else value
+
+    def _within(self, numbers: np.ndarray) -> np.ndarray:
+        numbers = numbers.astype(np.float64)
+        fits = ~np.isnan(numbers) if self.endless else np.isfinite(numbers)
+        for bound, inside in (
+            (self.above, np.greater),
+            (self.least, np.greater_equal),
+            (self.below, np.less),
+            (self.most, np.less_equal),
+        ):
+            if bound is not None:
+                fits &= inside(numbers, bound)
+        return fits
+
+    def __str__(self) -> str:
+        """What is allowed, in words."""
+        low = self.least if self.above is None else self.above
+        high = self.most if self.below is None else self.below
+        what = "a whole number" if self.whole else "a number"
+        if low is not None and high is not None:
+            ends = "(" if self.least is None else "[", ")" if self.most is None else "]"
+            what = f"{what} in " if self.whole else "in "
+            what += f"{ends[0]}{low:.10g}, {high:.10g}{ends[1]}"
+        elif low is not None:
+            what += f" above {low:g}" if self.least is None else f" of at least {low:g}"
+        elif high is not None:
+            what += f" below {high:g}" if self.most is None else f" of at most {high:g}"
+        elif not self.whole:
+            what = "a finite number"
+        others = [self.each] if self.clients else []
+        others += [self.besides] if self.besides else []
+        others += ["None"] if self.optional else []
+        return ", or ".join([what, *others])
+
+
+COUNT = Number(least=1, whole=True)
+WHOLE = Number(least=0, whole=True)
+POSITIVE = Number(above=0)
+NOT_NEGATIVE = Number(least=0)
+FRACTION = Number(least=0, most=1)
+PART = Number(least=0, below=1)
+CHANCE = Number(above=0, below=1)
+ALPHA = Number(least=0, most=1, clients=True)
+"""The weight of the shared model."""
+
+
+def by_client(rule: Number) -> Number:
+    """The rule for a value that is one for all clients, or an array over them."""
+    return dataclasses.replace(rule, clients=True)
+
+
+def optional(rule: Number) -> Number:
+    """The rule for a value that may be None."""
+    return dataclasses.replace(rule, optional=True)
+
+
+def words(*allowed: str) -> Rule:
+    """A rule: one of these words."""
+
+    def check(key: str, value: Any) -> str:
+        """The value, if it is one of the words."""
+        if not isinstance(value, str) or value not in allowed:
+            *others, last = map(repr, allowed)
+            known = f"{', '.join(others)} or {last}" if others else last
+            raise UserError(key, value, known)
+        return value
+
+    return check
+
+
+def a(kind: type | tuple[type, ...], called: str) -> Rule:
+    """A rule: something of this kind, which has a name."""
+
+    def check(key: str, value: Any) -> Any:
+        """The value, if it is of the kind."""
+        if not isinstance(value, kind):
+            raise UserError(key, value, called)
+        return value
+
+    return check
+
+
+ALGORITHM = a(Algorithm, "an Algorithm")
+FUNCTION = a(Callable, "a function")  # pyright: ignore
+FLAG = a((bool, np.bool_), "True or False")
+
+
+def gate(**rules: Rule) -> Callable[[Builder], Builder]:
+    """The builder behind it is called with what these rules make of its arguments.
+
+    What it builds carries the lengths of the arguments that are arrays over clients.
+    """
+
+    def guarded(builder: Builder) -> Builder:
+        signature = inspect.signature(builder)
+        assert set(rules) <= set(signature.parameters), builder
+
+        @functools.wraps(builder)
+        def checked(*args: Any, **kwargs: Any) -> Any:
+            try:
+                given = signature.bind(*args, **kwargs)
+            except TypeError:
+                return builder(*args, **kwargs)  # whose own complaint is the better one
+            found: Lengths = ()
+            for name, value in given.arguments.items():
+                key = f"{builder.__name__}: {name}"
+                if name in rules:
+                    value = given.arguments[name] = rules[name](key, value)
+                    many = isinstance(value, np.ndarray | jax.Array) and value.ndim
+                    if many and getattr(rules[name], "clients", False):
+                        found += ((key, len(value)),)
+                if not isinstance(value, Algorithm):  # these pass on their own needs
+                    found += getattr(value, "lengths", ())
+            return with_lengths(builder(*given.args, **given.kwargs), found)
+
+        return cast(Builder, checked)
+
+    return guarded
+
+
+@dataclasses.dataclass(frozen=True)
+class Declared:
+    """A function that was built with arrays over clients; see ``gate``."""
+
+    function: Callable[..., Any]
+    lengths: Lengths
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """What the function makes of it."""
+        return self.function(*args, **kwargs)
+
+
+def with_lengths(made: Any, lengths: Lengths) -> Any:
+    """What was built, with these lengths before those that it has."""
+    if not lengths:
+        return made
+    if isinstance(made, Algorithm):
+        needs = made.needs._replace(lengths=lengths + made.needs.lengths)
+        return made._replace(needs=needs)
+    if hasattr(made, "lengths"):
+        return made._replace(lengths=lengths + made.lengths)
+    return Declared(made, lengths) if callable(made) else made
+
+
+def fits(needs: Needs, clients: int, *, newcomers: bool = False) -> None:
+    """Refuse what was built for another number of clients.
+
+    Args:
+        needs: of an algorithm.
+        clients: how many there are.
+        newcomers: they come to a federation that was trained, whatever its size.
+    """
+    if not newcomers and needs.clients not in (None, clients):
+        raise UserError(
+            "clients", needs.clients, f"{clients}, the number of clients there are"
+        )
+    for key, length in needs.lengths:
+        if length != clients:
+            allowed = f"one value, or one for each of the {clients} clients"
+            raise UserError(key, length, allowed, f"an array of {length}")
+
+
+def is_traced(value: Any) -> bool:
+    """Whether this is a value that is known only when a compiled function runs."""
+    return isinstance(value, Tracer)
+
+
+def _numbers(value: Any) -> np.ndarray | None:
+    """The value as an array of real numbers, None where it is no such thing."""
+    try:
+        found = np.asarray(value)
+    except (TypeError, ValueError):
+        return None
+    kinds = (jnp.integer, jnp.floating)
+    return found if any(jnp.issubdtype(found.dtype, kind) for kind in kinds) else None

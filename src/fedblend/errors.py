@@ -1,0 +1,37 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""What a user is told when something given is not allowed: one line."""
+
+from typing import Any
+
+import numpy as np
+
+LONGEST = 60
+"""Characters of a value that are shown."""
+
+
+class UserError(ValueError):
+    """An argument, or a key, whose value is not allowed: ``key: value is not allowed``.
+
+    Args:
+        key: who takes it and its name, such as ``"fedavg: steps"``.
+        value: what was given.
+        allowed: what it has to be, such as ``"a number above 0"``.
+        said: the value in words, where it would say too little or too much itself.
+    """
+
+    def __init__(self, key: str, value: Any, allowed: str, said: str | None = None):
+        self.key, self.value, self.allowed = key, value, allowed
+        super().__init__(f"{key}: {said or shown(value)} is not {allowed}")
+
+
+def shown(value: Any) -> str:
+    """A value on one line, and not a long one.
+
+    >>> shown(np.float32(2.0)), shown("x"), shown(np.array([1, 2]))
+    ('2.0', "'x'", '[1, 2]')
+    """
+    if hasattr(value, "tolist") and not isinstance(value, type):  # NumPy's and JAX's
+        value = np.asarray(value).tolist()
+    text = " ".join(repr(value).split())
+    return text if len(text) <= LONGEST else f"{text[: LONGEST - 3]}..."
