@@ -30,7 +30,7 @@ import jax.numpy as jnp
 
 from fedblend import trees
 from fedblend.core import Algorithm, Down, PyTree, Up
-from fedblend.wrap.nesting import checked, delta_of
+from fedblend.wrap.nesting import check_length, checked, delta_of
 
 
 def clipped(algorithm: Algorithm, norm: float) -> Algorithm:
@@ -41,6 +41,7 @@ def clipped(algorithm: Algorithm, norm: float) -> Algorithm:
         norm: C, the largest l2 norm of a client's ``delta``.
     """
     checked("clipped: norm", norm, above=0)
+    check_length(algorithm, "clipped")
 
     def client(down, client, shard, key):
         up, client = algorithm.client(down, client, shard, key)
@@ -64,6 +65,7 @@ def clipped_by_quantile(
     checked("clipped: norm", norm, above=0)
     checked("clipped: quantile", quantile, least=0, most=1)
     checked("clipped: rate", rate, above=0)
+    check_length(algorithm, "clipped")
 
     def inside(down: Down) -> Down:
         return down._replace(extra=down.extra[0])

@@ -38,7 +38,7 @@ import jax.numpy as jnp
 from fedblend import keys, trees
 from fedblend.core import Algorithm, Key, PyTree, Up
 from fedblend.wrap.clipped import clipped, clipped_by_quantile
-from fedblend.wrap.nesting import checked, delta_of
+from fedblend.wrap.nesting import check_length, checked, delta_of
 
 
 def private(
@@ -123,6 +123,7 @@ def delta_alone(algorithm: Algorithm) -> Algorithm:
 
     That an answer is not finite must not show in who is heard.
     """
+    check_length(algorithm, "private")
 
     def enroll(params, shard, key):
         hello, client = algorithm.enroll(params, shard, key)
