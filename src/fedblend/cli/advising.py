@@ -25,9 +25,9 @@ def advise(
 ) -> None:
     """Say whether to use parallel, one_way or two_way for a loss at the server.
 
-    All three are run with three seeds, each at five multiples of the rate, of which
-    its best counts. What decides is the mixture of both losses on training rows;
-    where ways are alike, the cheaper one is taken.
+    Each is tried at five multiples of the rate, and run with ten seeds at its best.
+    What decides is the mixture of both losses on training rows; where ways are
+    alike, the cheaper one is taken.
 
     [bold]Example[/bold]
 
@@ -69,4 +69,6 @@ def advise(
         f"server's {float(found.noise.central):.4g}",
         markup=False,
     )
-    console.print(f'use central.how = "{found.how}": {found.why}.', markup=False)
+    factor = found.trials[found.how].factor
+    rate = "" if factor == 1 else f" at {factor:g} times the rate"
+    console.print(f'use central.how = "{found.how}"{rate}: {found.why}.', markup=False)

@@ -3,7 +3,7 @@
 """Which way of Mixed FL to use for a configuration: all three, tried and measured.
 
 Every way runs the configuration with two seeds at five multiples of its rate, and then,
-at the multiple that was best for it, with eight other seeds. What decides is the
+at the multiple that was best for it, with ten other seeds. What decides is the
 mixture itself, ``w_f f_f + w_c f_c`` on training rows at the end, with the weights of
 the run; a rate with which some seed ends above its start, or not finite, is out. Beside
 it stands what theory looks at: how far both gradients disagree on the way, and their
@@ -35,7 +35,7 @@ from fedblend.theory import mixed as theory
 
 FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)
 """Multiples of the rate that every way tries."""
-SEEDS, BLOCKS = tuple(range(8)), 5
+SEEDS, BLOCKS = tuple(range(10)), 5
 TUNING = (100, 101)
 """Seeds that rates are tried with."""
 
@@ -77,9 +77,11 @@ def advise(config: Config, rounds: int | None = None) -> Advice:
         built = build(config)
         for how in WAYS:
             try:
-                trials[how], seen = _tried(
-                    config, built, how, rounds or config.run.rounds
-                )
+                # Some rates are too long, and what overflows then is sorted out.
+                with np.errstate(over="ignore", invalid="ignore"):
+                    trials[how], seen = _tried(
+                        config, built, how, rounds or config.run.rounds
+                    )
             except Exception as error:
                 # Whatever it is, what other ways have come to is not to be lost.
                 trials[how], seen = _failure(_line(error)), []

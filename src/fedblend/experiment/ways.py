@@ -78,7 +78,7 @@ def choice(
         parts.append(
             f"the losses disagree (G^2 up to {worst[0]:.3g}, B^2 up to {worst[1]:.3g})"
         )
-    if "one_way" in known and not alike("one_way"):
+    if "one_way" in known and not alike("one_way") and noise.central > 0:
         parts.append(
             f"the server's gradients are noisy (sigma_c^2 {float(noise.central):.3g}, "
             f"sigma^2 {float(noise.clients):.3g}): try a larger central.batch_size"
