@@ -19,9 +19,9 @@ import pytest
 from fedblend.experiment.advising import FACTORS, advise
 from fedblend.experiment.config import check
 
-X = np.float32([[1.5, 0.3], [0.2, 0.5]])
-OWN = np.float32([[0.4, -0.2], [0.3, 1.6]])
-WANTS, OWN_WANTS = np.float32([1, 2]), np.float32([-2, -1])
+X = np.array([[1.5, 0.3], [0.2, 0.5]], np.float32)
+OWN = np.array([[0.4, -0.2], [0.3, 1.6]], np.float32)
+WANTS, OWN_WANTS = np.array([[1, 2], [-2, -1]], np.float32)
 RATE = 0.1
 
 

@@ -88,7 +88,7 @@ def advise(config: Config, rounds: int | None = None) -> Advice:
             points += seen
         worst, noise = _known(config, built, points)
     how, why = choice(trials, worst, noise)
-    return Advice(trials, *worst, noise, how, why)
+    return Advice(trials, worst[0], worst[1], noise, how, why)
 
 
 def _tried(
@@ -154,7 +154,8 @@ def _lanes(
     ends = sides()
     start, end = ((1 - weight) * f + weight * c for f, c in (starts, ends))
     bits = run.records[-1][0].bits_down / rounds / built.federation.clients
-    return Trial(start, end, *map(float, ends.mean(axis=1)), bits), seen
+    federated, central_loss = ends.mean(axis=1)
+    return Trial(start, end, float(federated), float(central_loss), bits), seen
 
 
 def _algorithm(config: Config, built: Built, how: str, factor: Any) -> Algorithm:

@@ -164,9 +164,12 @@ def mixed(
         if how == "one_way":
             new = say(after, slope_of(after.shared, shard, own), key)
             return new, server._replace(inner=inner)
-        rate: Optimizer = said.stretch / steps if optimizer is None else optimizer
-        if how == "parallel" and optimizer is None:
-            rate *= _gain(algorithm, weights, inner_heard, down, server.inner, shard)
+        rate = optimizer
+        if rate is None:
+            rate = said.stretch / steps
+            if how == "parallel":
+                seen = inner_heard, down, server.inner, shard
+                rate = rate * _gain(algorithm, weights, *seen)
         reached, slope = central_steps(
             lambda here, key: slope_of(here, shard, key),
             *(down.shared, own, resolve(rate, down.round, steps), steps),
