@@ -196,6 +196,8 @@ class Needs(NamedTuple):
     """The weights used when the user names none: "by_count" or "uniform"."""
     cohort: int | None = None
     """The only number of clients that a round may be planned with; any if None."""
+    length: bool = False
+    """How long clients' answers are has a meaning: nothing may clip them."""
     whole: bool = False
     """To deploy, a client is told everything, and not only what it asks for."""
     clients: int | None = None

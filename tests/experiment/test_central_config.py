@@ -103,6 +103,16 @@ def test_rows_that_cannot_be_divided_so():
         build(config({"how": "one_way", "share": 0.1, "batch_size": 5000}))
 
 
+def test_an_adaptive_server_under_parallel_training(tmp_path):
+    server = {"name": "adam", "rate": 0.01}
+    fedadam = {"name": "fedopt", "rate": 0.3, "steps": 2, "batch_size": 8}
+    table = {"how": "parallel", "share": 0.1}
+    with pytest.raises(ConfigError, match=r"^central: parallel: .* use one_way, or"):
+        run_config(
+            config(table, algorithm={**fedadam, "server": server}), tmp_path / "run"
+        )
+
+
 def test_clients_whose_steps_are_not_plain(tmp_path):
     prox = {"name": "fedprox", "rate": 0.1, "mu": 0.1, "steps": 2, "batch_size": 8}
     table = {"how": "two_way", "share": 0.1}
@@ -110,6 +120,10 @@ def test_clients_whose_steps_are_not_plain(tmp_path):
         run_config(config(table, algorithm=prox), tmp_path / "run")
     built = build(config({"how": "parallel", "share": 0.1, "rate": 0.2}))
     assert any(line.startswith("central.rate: parallel") for line in built.warnings)
+    hidden = {"clip": 1.0, "noise": 1.0, "delta": 1e-3}
+    table = {"how": "parallel", "share": 0.1, "rate": 0.2}
+    lines = build(config(table, privacy=hidden)).warnings
+    assert any(line.startswith("central.how: [privacy] clips") for line in lines)
     with pytest.raises(ConfigError, match=r"central\.upload: would send gradients"):
         build(
             config(

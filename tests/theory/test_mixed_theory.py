@@ -34,6 +34,25 @@ def test_the_federated_gradient_is_that_of_all_rows_together(problem):
     np.testing.assert_allclose(slope, wanted, rtol=0, atol=1e-12)
 
 
+def test_clients_may_weigh_alike_and_all_rows_make_no_noise(problem):
+    federation, own = problem
+    alike = np.ones(len(COUNTS))
+    rows = [federation.train.rows(client)[1] for client in range(len(COUNTS))]
+    wanted = 1 - np.mean([part.mean(0) for part in rows], axis=0)
+    with precision("float64"):
+        slope = mixed.federated_slope(LOSS, jnp.ones(2), federation, weights=alike)
+        np.testing.assert_allclose(slope, wanted, rtol=0, atol=1e-12)
+        found = mixed.noise(
+            *(LOSS, jnp.ones(2), federation, jax.random.key(0)),
+            batch_size=None,
+            central=fb.shard_of(own),
+            central_loss=LOSS,
+            central_batch=None,
+            weights=np.array([0.0, 1.0, 0.0]),
+        )
+        np.testing.assert_allclose(found, (0, 0), atol=1e-12)
+
+
 def test_disagreement_by_its_formulas():
     draws = np.random.default_rng(1)
     federated, central = draws.normal(size=(2, 5))

@@ -174,4 +174,4 @@ def test_mixed_by_one_way_transfer_goes_around_and_others_do_not():
     with pytest.raises(ValueError, match=r"^mixed: these clients do not take plain st"):
         begin(fb.mixed(private(), penalty, how="two_way"))
     with pytest.raises(ValueError, match=r"^private: .* say more than a step"):
-        begin(private(fb.mixed(descent, penalty, how="two_way")))
+        begin(private(fb.mixed(descent, penalty, how="two_way", upload=True)))

@@ -2,11 +2,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which way of Mixed FL to use for a configuration: all three, tried and measured.
 
-Every way runs the configuration with some seeds. What decides is the mixture itself,
-``w_f f_f + w_c f_c`` on training rows at the end; ways that differ by less than two
-standard errors over seeds are alike, and then the cheaper one is taken: parallel
-training sends least, one-way transfer computes least at the server. Beside it stands
-what theory looks at: how far both gradients disagree on the way, and their noise.
+Every way runs the configuration with two seeds at five multiples of its rate, and then,
+at the multiple that was best for it, with ten other seeds. What decides is the
+mixture itself, ``w_f f_f + w_c f_c`` on training rows at the end, with the weights of
+the run; a rate with which some seed ends above its start, or not finite, is out. Beside
+it stands what theory looks at: how far both gradients disagree on the way, and their
+noise. ``ways`` makes the choice.
 """
 
 from typing import Any, NamedTuple
@@ -16,29 +17,27 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedblend import trees
-from fedblend.core import Batch, PyTree
+from fedblend.core import Algorithm, Batch, PyTree
+from fedblend.experiment import central
 from fedblend.experiment.build import Built, build
+from fedblend.experiment.compression import compressed
 from fedblend.experiment.config import Config
+from fedblend.experiment.constants import with_rates
+from fedblend.experiment.registry import ALGORITHMS
 from fedblend.experiment.section import ConfigError
+from fedblend.experiment.selecting import selected
+from fedblend.experiment.ways import WAYS, Trial, choice
 from fedblend.metrics import mean_loss
 from fedblend.objectives import gradient
 from fedblend.runtime.precision import precision
-from fedblend.runtime.simulate import simulate
+from fedblend.runtime.simulate import simulate, weights_of
 from fedblend.theory import mixed as theory
 
-WAYS = ("parallel", "one_way", "two_way")
-"""The ways, the cheapest first."""
-SEEDS, BLOCKS = 3, 5
-
-
-class Trial(NamedTuple):
-    """How a way did: the mixture's loss of each seed, its parts, and its price."""
-
-    loss: np.ndarray
-    federated: float
-    central: float
-    bits_down: float
-    refused: str = ""
+FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)
+"""Multiples of the rate that every way tries."""
+SEEDS, BLOCKS = tuple(range(10)), 5
+TUNING = (100, 101)
+"""Seeds that rates are tried with."""
 
 
 class Advice(NamedTuple):
@@ -62,7 +61,7 @@ def advise(config: Config, rounds: int | None = None) -> Advice:
         rounds: how many, those of the configuration if None.
 
     Raises:
-        ConfigError: there is no loss at the server to mix.
+        ConfigError: there is no loss at the server to mix, or no way works.
     """
     table = config.central
     if table is None:
@@ -75,116 +74,172 @@ def advise(config: Config, rounds: int | None = None) -> Advice:
         raise ConfigError("populations: advice weighs clients by their rows; leave out")
     trials, points = {}, []
     with precision(config.run.precision):
+        built = build(config)
         for how in WAYS:
-            chosen = table.model_copy(update={"how": how})
-            built = build(config.model_copy(update={"central": chosen}))
-            trials[how], seen = _tried(built, config, rounds or config.run.rounds)
+            try:
+                # Some rates are too long, and what overflows then is sorted out.
+                with np.errstate(over="ignore", invalid="ignore"):
+                    trials[how], seen = _tried(
+                        config, built, how, rounds or config.run.rounds
+                    )
+            except Exception as error:
+                # Whatever it is, what other ways have come to is not to be lost.
+                trials[how], seen = _failure(_line(error)), []
             points += seen
-        noise = _noise(built, config)
-        worst = _largest_disagreement(built, points, table.weight)
-    how, why = _choice(trials, worst, noise)
+        worst, noise = _known(config, built, points)
+    how, why = choice(trials, worst, noise)
     return Advice(trials, worst[0], worst[1], noise, how, why)
 
 
-def _tried(built: Built, config: Config, rounds: int) -> tuple[Trial, list[PyTree]]:
-    """A trial, and models of its first seed on the way."""
+def _tried(
+    config: Config, built: Built, how: str, rounds: int
+) -> tuple[Trial, list[PyTree]]:
+    """A way at its best rate, and models of its first seed on the way."""
+    every = [(factor, seed) for factor in FACTORS for seed in TUNING]
+    tuned, _ = _lanes(config, built, how, rounds, every)
+    shape = len(FACTORS), len(TUNING)
+    losses = np.where(_good(tuned), tuned.loss, np.inf).reshape(shape).mean(axis=1)
+    for best in np.argsort(losses)[: np.isfinite(losses).sum()]:
+        again = [(FACTORS[best], seed) for seed in SEEDS]
+        found, seen = _lanes(config, built, how, rounds, again)
+        if _good(found).all():
+            return found._replace(factor=FACTORS[best]), seen
+    return _failure(f"ends above its start at all of {len(FACTORS)} rates"), []
+
+
+def _good(trial: Trial) -> np.ndarray:
+    """Which lanes ended with a loss that is finite and not above that of the start."""
+    return np.isfinite(trial.loss) & (trial.loss <= trial.start)
+
+
+def _lanes(
+    config: Config,
+    built: Built,
+    how: str,
+    rounds: int,
+    lanes: list[tuple[float, int]],
+) -> tuple[Trial, list[PyTree]]:
+    """A way with these multiples of the rate and seeds, side by side."""
     assert config.central is not None and built.server is not None
-    w_c, loss = config.central.weight, mean_loss(built.loss)
-    watched = {"measure": {"loss": loss}, "splits": ["train"]}
-    every = max(rounds // BLOCKS, 1)
+    loss, weight = mean_loss(built.loss), config.central.weight
+    watched = {
+        "measure": {"loss": loss},
+        "measure_on": None,
+        "splits": ["train"],
+        "rounds": rounds,
+        "every": max(rounds // BLOCKS, 1),
+    }
     run = simulate(
-        built.algorithm,
+        lambda factor: _algorithm(config, built, how, factor),
         built.model.init,
         built.federation,
-        jax.vmap(jax.random.key)(jnp.arange(SEEDS)),
-        **{**built.settings, **watched, "rounds": rounds, "every": every},
+        jax.vmap(jax.random.key)(jnp.asarray([seed for _, seed in lanes])),
+        over=jnp.asarray([factor for factor, _ in lanes]),
+        **{**built.settings, **watched},
     )
-    seen = []
-    try:
-        for record in run:
-            if record[0].round:
-                seen.append(trees.take(run.shared, 0))
-    except ValueError as error:
-        if not str(error).startswith("mixed: "):
-            raise
-        nothing = float("nan")
-        refused = str(error).removeprefix("mixed: ")
-        return Trial(np.full(SEEDS, np.nan), nothing, nothing, nothing, refused), []
-    own = Batch(built.server.train.rows(0))
-    central = np.array(
-        [float(loss(trees.take(run.shared, lane), own)) for lane in range(SEEDS)]
-    )
-    federated = np.array(
-        [one.measures["train"]["personal"]["loss"].weighted for one in run.records[-1]]
-    )
+    own = Batch(jax.tree.map(jnp.asarray, built.server.train.rows(0)))
+
+    def sides() -> np.ndarray:
+        """The clients' loss and the server's, of every lane."""
+        federated = [
+            getattr(one.measures["train"]["personal"]["loss"], _mean(built))
+            for one in run.records[-1]
+        ]
+        return np.array([federated, jax.vmap(loss, (0, None))(run.shared, own)], float)
+
+    blocks = iter(run)
+    next(blocks)
+    starts = sides()
+    seen = [trees.take(run.shared, 0) for _ in blocks]
+    ends = sides()
+    start, end = ((1 - weight) * f + weight * c for f, c in (starts, ends))
     bits = run.records[-1][0].bits_down / rounds / built.federation.clients
-    both = (1 - w_c) * federated + w_c * central
-    return Trial(both, float(federated.mean()), float(central.mean()), bits), seen
+    federated, central_loss = ends.mean(axis=1)
+    return Trial(start, end, float(federated), float(central_loss), bits), seen
 
 
-def _largest_disagreement(
-    built: Built, points: list[PyTree], weight: float
-) -> list[float]:
-    """G^2 and B^2, the largest at some models."""
-    assert built.server is not None
-    own = Batch(built.server.train.rows(0))
+def _algorithm(config: Config, built: Built, how: str, factor: Any) -> Algorithm:
+    """The algorithm of the configuration by another way, at a multiple of its rate."""
+    assert config.central is not None
+    params = jax.eval_shape(built.model.init, jax.random.key(0))
+    options, _ = with_rates(config, built.smoothness, trees.size(params))
+    if options.rate is not None:
+        scaled = {"rate": factor * options.rate}
+    else:
+        rule = options.optimizer
+        number = isinstance(rule, float)
+        rate = factor * (rule if number else rule.rate)
+        scaled = {
+            "optimizer": rate if number else rule.model_copy(update={"rate": rate})
+        }
+    options = options.model_copy(update=scaled)
+    own = config.central.rate
+    table = config.central.model_copy(
+        update={"how": how, "rate": None if own is None else factor * own}
+    )
+    clients = built.federation.clients
+    plain = ALGORITHMS[options.name].make(
+        built.loss, options, built.smoothness, clients
+    )
+    plain = central.mixed(table, plain, options.name, built.loss, False)
+    said = trees.size(config.algorithm.said(params))
+    made = compressed(config.compress, plain, options.name, said, clients)
+    return selected(config, made, built.federation)
+
+
+def _mean(built: Built) -> str:
+    """The mean over clients that the run minimizes: that of its own weights."""
+    weights = built.settings["weights"] or built.algorithm.needs.weights
+    return "mean" if weights == "uniform" else "weighted"
+
+
+def _failure(why: str) -> Trial:
+    nothing = np.full(len(SEEDS), np.nan)
+    return Trial(nothing, nothing, np.nan, np.nan, np.nan, failed=why)
+
+
+def _line(error: Exception) -> str:
+    text = str(error).removeprefix("mixed: ").splitlines() or [""]
+    return (
+        text[0]
+        if isinstance(error, ValueError)
+        else f"{type(error).__name__}: {text[0]}"
+    )
+
+
+def _known(
+    config: Config, built: Built, points: list[PyTree]
+) -> tuple[list[float], theory.Noise]:
+    """What theory looks at; not a number where it cannot be had."""
+    assert config.central is not None and built.server is not None
+    weights = weights_of(
+        built.settings["weights"] or built.algorithm.needs.weights, built.federation
+    )
+    rows, own = built.server.train.shard(0), Batch(built.server.train.rows(0))
+    parts = 1 - config.central.weight, config.central.weight
 
     def at(point):
-        central = gradient(built.loss)(point, own)
-        federated = theory.federated_slope(built.loss, point, built.federation)
-        return theory.disagreement(federated, central, (1 - weight, weight))
-
-    stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *points)
-    return [float(jnp.max(values)) for values in jax.lax.map(at, stacked)]
-
-
-def _noise(built: Built, config: Config) -> theory.Noise:
-    assert config.central is not None and built.server is not None
-    size: Any = config.algorithm.batch_size
-    total = built.server.train.total
-    return theory.noise(
-        built.loss,
-        built.model.init(jax.random.key(0)),
-        built.federation,
-        jax.random.key(0),
-        batch_size=size or built.federation.train.capacity,
-        central=built.server.train.shard(0),
-        central_loss=built.loss,
-        central_batch=config.central.batch_size or total,
-    )
-
-
-def _choice(
-    trials: dict[str, Trial], worst: list[float], noise: theory.Noise
-) -> tuple[str, str]:
-    """The way to use, and why in a sentence."""
-    known = {how: one for how, one in trials.items() if np.isfinite(one.loss).all()}
-    if not known:
-        raise ConfigError("central: all three ways diverge or are refused")
-    best = min(known, key=lambda how: known[how].loss.mean())
-
-    def alike(how: str) -> bool:
-        gap = known[how].loss - known[best].loss
-        return bool(gap.mean() <= 2 * gap.std(ddof=1) / np.sqrt(len(gap)))
-
-    how = next(way for way in WAYS if way in known and alike(way))
-    said = {way: f"{way} ({one.loss.mean():.4g})" for way, one in known.items()}
-    same = [said[way] for way in known if way != how and alike(way)]
-    worse = [said[way] for way in known if not alike(way)]
-    parts = [f"{said[how]} has the least mixed loss"]
-    if same:
-        parts = [
-            f"{said[how]} cannot be told apart from {', '.join(same)} and is cheaper"
-        ]
-    if worse:
-        parts.append(f"{', '.join(worse)} end{'s' if len(worse) == 1 else ''} higher")
-    if "parallel" in known and not alike("parallel"):
-        parts.append(
-            f"the losses disagree (G^2 up to {worst[0]:.3g}, B^2 up to {worst[1]:.3g})"
+        federated = theory.federated_slope(
+            built.loss, point, built.federation, weights=weights
         )
-    if "one_way" in known and not alike("one_way"):
-        parts.append(
-            f"the server's gradients are noisy (sigma_c^2 {float(noise.central):.3g}, "
-            f"sigma^2 {float(noise.clients):.3g}): try a larger central.batch_size"
+        return theory.disagreement(federated, gradient(built.loss)(point, own), parts)
+
+    try:
+        stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *points)
+        worst = [float(jnp.max(values)) for values in jax.lax.map(at, stacked)]
+        noise = theory.noise(
+            built.loss,
+            built.model.init(jax.random.key(0)),
+            built.federation,
+            jax.random.key(0),
+            batch_size=config.algorithm.rows(),
+            central=rows,
+            central_loss=built.loss,
+            central_batch=config.central.batch_size,
+            weights=weights,
         )
-    return how, "; ".join(parts)
+    except Exception:
+        # An aside: the trials stand without it.
+        nothing = jnp.asarray(jnp.nan)
+        return [float("nan")] * 2, theory.Noise(nothing, nothing)
+    return worst, noise

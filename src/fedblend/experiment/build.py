@@ -107,7 +107,7 @@ def build(config: Config) -> Built:
         warnings=(
             *warnings(whole, federation, config.data.inputs),
             *privacy.warnings(config.privacy, federation.clients),
-            *central.warnings(config.central),
+            *central.warnings(config.central, config.privacy is not None),
         ),
         task=task,
         unseen=unseen,

@@ -184,16 +184,23 @@ def _spreadout(strength: float, params: PyTree) -> jax.Array:
     return models.spreadout(params, strength)
 
 
-def warnings(table: Central | None) -> list[str]:
-    """What is odd about a table, but no error."""
+def warnings(table: Central | None, private: bool) -> list[str]:
+    """What is odd about a table, but no error; ``private`` if answers are clipped."""
     if table is None or table.how != "parallel" or table.rate is None:
         return []
-    return [
-        f"central.rate: parallel training minimises a mixture with weight "
+    found = [
+        f"central.rate: parallel training minimizes a mixture with weight "
         f"{table.weight:g} only if {table.rate:g} times {table.steps} steps is the "
         "clients' rate times their steps times the server's rate, all of them plain; "
         "without central.rate it follows them"
     ]
+    if private:
+        found.append(
+            "central.how: [privacy] clips the clients' side alone, so that parallel "
+            f"training minimizes another mixture than one with weight {table.weight:g};"
+            ' "one_way" does not'
+        )
+    return found
 
 
 def report(

@@ -218,7 +218,7 @@ class LocalWork(Section):
         rule: Any = self.optimizer if self.rate is None else self.rate
         if self.schedule is None:
             return transform(rule)
-        plain = isinstance(rule, float)
+        plain = not isinstance(rule, _Rule)
         curve = self.schedule.curve(rule if plain else rule.rate)
         return Scheduled(curve, self.schedule.unit, optax.sgd if plain else rule.make())
 
@@ -235,7 +235,7 @@ class LocalWork(Section):
 
 
 def transform(rule: Any) -> float | optax.GradientTransformation:
-    """The optimiser that a ``Rule`` stands for."""
-    if isinstance(rule, float):
+    """The optimiser that a ``Rule`` stands for, its rate a number or a traced one."""
+    if not isinstance(rule, _Rule):
         return rule
     return rule.rate if isinstance(rule, Sgd) else rule.make()(rule.rate)

@@ -26,10 +26,11 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fedblend import keys, trees
 from fedblend.checks import FLAG, NOT_NEGATIVE, POSITIVE, gate, optional, words
-from fedblend.core import Key, Loss, PyTree, Shard
+from fedblend.core import Batch, Key, Loss, PyTree, Shard
 from fedblend.data import visiting
 from fedblend.data.batches import draw, everything
 from fedblend.data.federation import Federation
@@ -84,21 +85,27 @@ def disagreement(
 
 
 def federated_slope(
-    loss: Loss, params: PyTree, federation: Federation, *, chunk: int = visiting.CHUNK
+    loss: Loss,
+    params: PyTree,
+    federation: Federation,
+    *,
+    weights: np.ndarray | None = None,
+    chunk: int = visiting.CHUNK,
 ) -> PyTree:
-    """The gradient of f_f, the mean over all training rows of all clients.
+    """The gradient of f_f, the weighted mean over clients of their training rows' mean.
 
     Args:
         loss: ``loss(params, rows) -> losses[rows]``.
         params: where.
         federation: whose training rows.
+        weights: every client's; if None its rows, so that all rows count alike.
         chunk: clients whose gradients are taken side by side.
     """
     slope_at, train = gradient(loss), federation.train
-    share = federation.clients / train.total
+    shares = jnp.asarray(federation.clients * _odds(weights, federation))
 
     def weighed(shard: Shard) -> PyTree:
-        return trees.scale(share * shard.count, slope_at(params, everything(shard)))
+        return trees.scale(shares[shard.id], slope_at(params, everything(shard)))
 
     return visiting.mean(weighed, train, chunk)
 
@@ -109,10 +116,11 @@ def noise(
     federation: Federation,
     key: Key,
     *,
-    batch_size: int,
+    batch_size: int | None,
     central: Shard,
     central_loss: Loss,
-    central_batch: int,
+    central_batch: int | None,
+    weights: np.ndarray | None = None,
     draws: int = DRAWS,
 ) -> Noise:
     """Variances of stochastic gradients, estimated from some draws.
@@ -120,18 +128,19 @@ def noise(
     Args:
         loss: of the clients.
         params: where.
-        federation: whose training rows; a draw is a client, at random by its rows, and
-            a batch of it.
+        federation: whose training rows; a draw is a client, at random by its weight,
+            and a batch of it.
         key: of the draws.
-        batch_size: of a client.
+        batch_size: of a client, None for all of its rows.
         central: the server's rows.
         central_loss: of the server.
-        central_batch: of the server.
+        central_batch: of the server, None for all of its rows.
+        weights: every client's, its rows if None.
         draws: how many of each.
     """
     own = [keys.named(key, what) for what in ("clients", "batches", "central")]
     train = federation.train
-    odds = jnp.asarray(train.counts / train.total)
+    odds = jnp.asarray(_odds(weights, federation))
     members = jax.random.choice(own[0], len(odds), (draws,), p=odds)
     starts, counts = jnp.asarray(train.starts), jnp.asarray(train.counts)
 
@@ -139,18 +148,28 @@ def noise(
         shard = Shard(
             train.examples, starts[place], counts[place], place, train.capacity
         )
-        return gradient(loss)(params, draw(shard, key, batch_size))
+        return gradient(loss)(params, _batch(shard, key, batch_size))
 
     def of_server(key):
-        return gradient(central_loss)(params, draw(central, key, central_batch))
+        return gradient(central_loss)(params, _batch(central, key, central_batch))
 
     clients = jax.lax.map(
         lambda one: of_client(*one), (members, jax.random.split(own[1], draws))
     )
     server = jax.lax.map(of_server, jax.random.split(own[2], draws))
-    around = federated_slope(loss, params, federation)
+    around = federated_slope(loss, params, federation, weights=weights)
     middle = gradient(central_loss)(params, everything(central))
     return Noise(_spread(clients, around), _spread(server, middle))
+
+
+def _batch(shard: Shard, key: Key, size: int | None) -> Batch:
+    return everything(shard) if size is None else draw(shard, key, size)
+
+
+def _odds(weights: np.ndarray | None, federation: Federation) -> np.ndarray:
+    """Every client's part of the whole."""
+    given = federation.train.counts if weights is None else weights
+    return given / np.sum(given)
 
 
 def _spread(slopes: PyTree, centre: PyTree) -> jax.Array:

@@ -31,7 +31,7 @@ import jax.numpy as jnp
 from fedblend import trees
 from fedblend.checks import ALGORITHM, FRACTION, POSITIVE, gate
 from fedblend.core import Algorithm, Down, PyTree, Up
-from fedblend.wrap.nesting import delta_of
+from fedblend.wrap.nesting import check_length, delta_of
 
 
 @gate(algorithm=ALGORITHM, norm=POSITIVE)
@@ -42,6 +42,7 @@ def clipped(algorithm: Algorithm, norm: float) -> Algorithm:
         algorithm: what to run; encoding wrappers go around this one.
         norm: C, the largest l2 norm of a client's ``delta``.
     """
+    check_length(algorithm, "clipped")
 
     def client(down, client, shard, key):
         up, client = algorithm.client(down, client, shard, key)
@@ -63,6 +64,7 @@ def clipped_by_quantile(
         quantile: the share of clients whose answers are to stay as they are.
         rate: how fast C follows.
     """
+    check_length(algorithm, "clipped")
 
     def inside(down: Down) -> Down:
         return down._replace(extra=down.extra[0])

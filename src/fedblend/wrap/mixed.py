@@ -16,8 +16,9 @@ b_c (told to clients) and b_f (kept by the server), a round is::
               round's mean gradient of the clients, average: a_f = a_c = 1/2
 
 Central steps move as far as the clients do, unless another rate is given: rate times
-steps is the clients' mean of it, times ``server_rate``. Parallel training minimises
-this mixture only then, and only with plain steps everywhere.
+steps is the clients' mean of it, for parallel times the wrapped server's gain, see
+``gain``. Parallel training minimizes this mixture only then, and only with plain steps
+everywhere: a server without a gain (Adam) is refused, and so is clipping around.
 
 The clients' mean gradient is recovered from what they send anyway and one number,
 ``-mean delta / mean stretch - b_c``, which is right for plain steps of one rate only;
@@ -45,7 +46,6 @@ from fedblend.checks import (
     COUNT,
     FLAG,
     FUNCTION,
-    POSITIVE,
     gate,
     optional,
     words,
@@ -54,6 +54,7 @@ from fedblend.compress.compressor import Compressor, decode, encode
 from fedblend.core import Algorithm, Down, PyTree, Up
 from fedblend.local import OPTIMIZER, Optimizer, resolve
 from fedblend.wrap.central import Central, central_steps
+from fedblend.wrap.gain import gain
 from fedblend.wrap.nesting import delta_of
 
 MERGES = {"sum": (1.0, 1.0), "average": (0.5, 0.5)}
@@ -84,7 +85,6 @@ class Told(NamedTuple):
     how=words(*HOW),
     steps=COUNT,
     optimizer=optional(OPTIMIZER),
-    server_rate=POSITIVE,
     merge_optimizer=OPTIMIZER,
     upload=FLAG,
 )
@@ -96,7 +96,6 @@ def mixed(
     weights: tuple[float, float] = (0.5, 0.5),
     steps: int = 1,
     optimizer: Optimizer | None = None,
-    server_rate: float = 1.0,
     merge: str | tuple[float, float] | None = None,
     merge_optimizer: float | optax.GradientTransformation = 1.0,
     upload: bool = False,
@@ -112,8 +111,6 @@ def mixed(
         steps: central steps of a round (not one_way).
         optimizer: of the central steps, started anew every round; None moves as far as
             the clients.
-        server_rate: the wrapped server's rate, where ``optimizer`` is None. A server
-            that is not plain (FedAdam) changes the mixture under parallel training.
         merge: "sum", "average" or (a_f, a_c); the way's own if None.
         merge_optimizer: what takes the merged move, its state kept.
         upload: clients send their mean gradient (two_way), which are then averaged
@@ -132,7 +129,8 @@ def mixed(
         warnings.warn(
             "parallel: central steps or their merging have a rate of their own; unless "
             "rate x steps is that of the clients (times the server's rate), and all "
-            f"steps are plain, another mixture than {weights} is minimised",
+            "steps are plain and none is clipped, another mixture than "
+            f"{tuple(weights)} is minimized",
             stacklevel=3,
         )
     merging = resolve(merge_optimizer, 0, 1)
@@ -184,7 +182,12 @@ def mixed(
         if how == "one_way":
             new = say(after, slope_of(after.shared, shard, own), key)
             return new, server._replace(inner=inner)
-        rate = server_rate * said.stretch / steps if optimizer is None else optimizer
+        rate = optimizer
+        if rate is None:
+            rate = said.stretch / steps
+            if how == "parallel":
+                seen = inner_heard, down, server.inner, shard
+                rate = rate * _gain(algorithm, weights, *seen)
         reached, slope = central_steps(
             lambda here, key: slope_of(here, shard, key),
             *(down.shared, own, resolve(rate, down.round, steps), steps),
@@ -226,7 +229,12 @@ def mixed(
             understand(down), client, shard, key
         ),
         decode=undo,
-        needs=algorithm.needs._replace(mean=algorithm.needs.mean or how == "two_way"),
+        needs=algorithm.needs._replace(
+            mean=algorithm.needs.mean or how == "two_way",
+            length=algorithm.needs.length
+            or recovers
+            or (steered and how == "parallel"),
+        ),
     )
 
 
@@ -251,6 +259,18 @@ def _pair(merge: str | tuple[float, float]) -> tuple[float, float]:
             f"merge: {merge!r} is unknown, it is {', '.join(MERGES)} or two numbers"
         )
     return MERGES[merge]
+
+
+def _gain(algorithm: Algorithm, weights: tuple[float, float], *seen) -> float:
+    found = gain(algorithm.server, *seen)
+    if found is None:
+        raise ValueError(
+            "mixed: parallel: this server does not move by a constant multiple of the "
+            "clients' mean step (Adam, a schedule or clipping), and another mixture "
+            f"than {tuple(weights)} would be minimized; use one_way, or such an "
+            "optimizer as merge_optimizer over a plain server"
+        )
+    return found
 
 
 def _slope(up: Up) -> PyTree:

@@ -33,6 +33,16 @@ def needs_with(clients: int | None, algorithm: Algorithm, wrapper: str) -> Needs
     )
 
 
+def check_length(algorithm: Algorithm, wrapper: str) -> None:
+    """Refuse to clip what must arrive as long as clients made it."""
+    if algorithm.needs.length:
+        raise ValueError(
+            f"{wrapper}: the server counts on answers as long as clients made them "
+            "(mixed by parallel, or by two_way without upload), and clipping would "
+            "lead to another mixture; use one_way"
+        )
+
+
 def through(algorithm: Algorithm) -> Algorithm:
     """The algorithm for clients whose state has its own state as ``inner``.
 

@@ -47,7 +47,7 @@ from fedblend.checks import (
 )
 from fedblend.core import Algorithm, Key, PyTree, Up
 from fedblend.wrap.clipped import clipped, clipped_by_quantile
-from fedblend.wrap.nesting import delta_of
+from fedblend.wrap.nesting import check_length, delta_of
 
 
 @gate(
@@ -138,6 +138,7 @@ def delta_alone(algorithm: Algorithm) -> Algorithm:
 
     That an answer is not finite must not show in who is heard.
     """
+    check_length(algorithm, "private")
 
     def enroll(params, shard, key):
         hello, client = algorithm.enroll(params, shard, key)

@@ -31,7 +31,6 @@ learning without sampling or shuffling", ICML 2021, arXiv:2103.00039; the tree i
 Dwork, Naor, Pitassi, Rothblum, STOC 2010, and Chan, Shi, Song, ICALP 2010.
 """
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -41,6 +40,7 @@ from fedblend import keys, trees
 from fedblend.checks import ALGORITHM, COUNT, NOT_NEGATIVE, POSITIVE, gate
 from fedblend.core import Algorithm, Key, PyTree
 from fedblend.wrap.clipped import clipped
+from fedblend.wrap.gain import is_linear
 from fedblend.wrap.private import delta_alone, noisy
 
 
@@ -87,7 +87,13 @@ def private_by_tree(
             said = heard._replace(mean=mean._replace(delta=delta))
             return inner.server(said, down, server.inner, central, key)
 
-        _check_linear(step, delta)
+        if not is_linear(step, delta):
+            # The noise of later rounds would not cancel that of earlier ones.
+            raise ValueError(
+                "private: the wrapped algorithm's server is not linear in what it "
+                "hears, so that noise would not cancel over a tree; FedAvg's is, and "
+                "FedOpt's with SGD and momentum"
+            )
         after, state = step(delta)
         return after, TreeServer(state, seed)
 
@@ -115,23 +121,3 @@ def _with_news(delta: PyTree, std: float, own: Key, place: jax.Array) -> PyTree:
         return noisy(total, sign, keys.at(own, "node", level, leaf >> level))
 
     return jax.lax.fori_loop(0, top + 1, add, delta)
-
-
-def _check_linear(step: Callable, delta: PyTree) -> None:
-    """Refuse a server for which the noise of later rounds does not cancel earlier."""
-
-    def reached(delta):
-        down, server = step(delta)
-        leaves = jax.tree.leaves((down.shared, server))
-        return [leaf for leaf in leaves if jnp.issubdtype(leaf.dtype, jnp.inexact)]
-
-    after = jax.eval_shape(reached, delta)
-    try:
-        jax.eval_shape(jax.linear_transpose(reached, delta), after)
-    except Exception:
-        # Only what is linear can be transposed; what JAX says else is no help here.
-        raise ValueError(
-            "private: the wrapped algorithm's server is not linear in what it hears, "
-            "so that noise would not cancel over a tree; FedAvg's is, and FedOpt's "
-            "with SGD and momentum"
-        ) from None
