@@ -2,11 +2,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """From a configuration to what ``simulate`` takes: data, model, loss, algorithm."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fedblend import models, trees
 from fedblend.core import Algorithm, Key, Loss
@@ -16,12 +18,13 @@ from fedblend.data.further import Task, task_of
 from fedblend.experiment import central, populations, privacy
 from fedblend.experiment.compression import compressed
 from fedblend.experiment.config import Config
-from fedblend.experiment.constants import smoothness, with_rates
+from fedblend.experiment.constants import require_known, smoothness, with_rates
 from fedblend.experiment.holding import (
     facts,
     hold_out,
     load_dataset,
     share_out,
+    splits_of,
     warnings,
 )
 from fedblend.experiment.registry import ALGORITHMS, local_only
@@ -45,10 +48,22 @@ class Method(NamedTuple):
     """The constants of f_i, where the algorithm asks for them and they are known."""
 
 
+class BySplit(NamedTuple):
+    """What is computed where seeds have splits, and so constants, of their own.
+
+    The algorithms are functions of an entry of ``over``, as ``simulate`` takes them.
+    """
+
+    algorithm: Callable[[Any], Algorithm]
+    local: Callable[[Any], Algorithm] | None
+    over: Any
+
+
 class Built(NamedTuple):
     """A configuration, ready to be simulated."""
 
     federation: Federation
+    """The clients, their rows as the first of the seeds splits them."""
     model: models.Model
     loss: Loss
     algorithm: Algorithm
@@ -61,8 +76,12 @@ class Built(NamedTuple):
     """What identifies the data: name, rows, sha256 of rows and of the partition."""
     warnings: tuple[str, ...]
     task: Task
-    unseen: Federation | None = None
-    """Clients that take no part in the training."""
+    federations: Sequence[Federation]
+    """The same clients with the split of each seed, or of all of them."""
+    unseen: Sequence[Federation] = ()
+    """Clients that take no part in the training, in the same splits."""
+    by_split: BySplit | None = None
+    """Instead of ``algorithm`` and ``local``, where splits differ in constants."""
     server: Federation | None = None
     """The server's own rows, where it has some."""
     smoothness: Smoothness | None = None
@@ -82,17 +101,33 @@ def build(config: Config) -> Built:
         config.central, whole, config.data.target, config.data.seed
     )
     parts = share_out(config.data, dataset)
-    federation, unseen = hold_out(config.data, dataset, parts), None
+    splits = splits_of(config.data, config.run.seed)
+    federations = [hold_out(config.data, dataset, parts, split) for split in splits]
+    unseen: tuple[Federation, ...] = ()
     if config.data.unseen:
-        federation, unseen = set_apart(federation, config.data.unseen, config.data.seed)
+        fraction, seed = config.data.unseen, config.data.seed
+        pairs = [set_apart(one, fraction, seed) for one in federations]
+        federations, unseen = zip(*pairs, strict=True)
+    federation = federations[0]
+    if config.select is not None and len(federations) > 1:
+        raise ConfigError(
+            "data.split_seed: is missing; [select] knows which rows are used in one "
+            "split, so that several run.seed need the same: data.split_seed=0"
+        )
     drawn = populations.strata(config.populations, federation) or config.run.cohort
-    found = method(
-        config,
-        task,
-        federation.clients,
-        settled(drawn, federation.clients)[1],
-        lambda loss: smoothness(config.model, loss, federation),
+    clients = federation.clients
+    method_with = partial(
+        method,
+        task=task,
+        clients=clients,
+        cohort=settled(drawn, clients)[1],
     )
+    found = method_with(
+        config, constants=lambda loss: smoothness(config.model, loss, federation)
+    )
+    by_split = None
+    if len(federations) > 1 and found.smoothness is not None:
+        by_split = _by_split(config, task, found, federations, method_with)
     found = found._replace(algorithm=selected(config, found.algorithm, federation))
     return Built(
         federation=federation,
@@ -103,15 +138,63 @@ def build(config: Config) -> Built:
             "cohort": drawn,
             "central": None if server is None else server.train.shard(0),
         },
-        facts=facts(whole, parts),
+        facts=facts(whole, parts, splits),
         warnings=(
             *warnings(federation),
             *privacy.warnings(config.privacy, federation.clients),
             *central.warnings(config.central),
         ),
         task=task,
+        federations=federations,
         unseen=unseen,
+        by_split=by_split,
         server=server,
+    )
+
+
+def _by_split(
+    config: Config,
+    task: Task,
+    found: Method,
+    federations: Sequence[Federation],
+    method_with: Callable[..., Method],
+) -> BySplit:
+    """The method with the constants of each split."""
+    name = loss_name(config, task)
+    known = [
+        require_known(smoothness(config.model, name, one), "") for one in federations
+    ]
+    over: dict[str, Any] = {
+        "smooth": np.stack([one.smooth for one in known]),
+        "convex": np.stack([one.convex for one in known]),
+    }
+    in_theory = getattr(config.algorithm, "rate", None) == "theory"
+    if in_theory:
+        params = jax.eval_shape(found.model.init, jax.random.key(0))
+        chosen = [with_rates(config, one, trees.size(params)) for one in known]
+        over["rates"] = np.array([[pair[0].rate, pair[1].rate] for pair in chosen])
+
+    def at(split: Any, place: int) -> Method:
+        changed, own = (
+            config,
+            known[0]._replace(smooth=split["smooth"], convex=split["convex"]),
+        )
+        if in_theory:
+            options = config.algorithm.model_copy(
+                update={"rate": split["rates"][place]}
+            )
+            changed = config.model_copy(update={"algorithm": options})
+        return method_with(changed, constants=lambda loss: own)
+
+    def alone(split: Any) -> Algorithm:
+        local = at(split, 1).local
+        assert local is not None
+        return local
+
+    return BySplit(
+        lambda split: at(split, 0).algorithm,
+        None if found.local is None else alone,
+        jax.tree.map(lambda values: jnp.asarray(values, float), over),
     )
 
 

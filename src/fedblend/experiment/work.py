@@ -11,6 +11,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Annotated, Any, Literal
 
+import jax
 import numpy as np
 import optax
 from pydantic import Discriminator, Field, Tag, model_validator
@@ -236,6 +237,6 @@ class LocalWork(Section):
 
 def transform(rule: Any) -> float | optax.GradientTransformation:
     """The optimiser that a ``Rule`` stands for."""
-    if isinstance(rule, float):
+    if isinstance(rule, float | jax.Array):
         return rule
     return rule.rate if isinstance(rule, Sgd) else rule.make()(rule.rate)

@@ -17,7 +17,7 @@ import numpy as np
 
 from fedblend import keys, trees
 from fedblend.core import Algorithm, Key, PyTree, Shard
-from fedblend.data.federation import Federation
+from fedblend.data.federation import Federation, side_by_side
 from fedblend.metrics import HIGHER_IS_BETTER
 from fedblend.runtime import reduce
 from fedblend.runtime.cohort import (
@@ -44,7 +44,7 @@ MEASURE_AT_MOST = 10_000
 def simulate(
     algorithm: Algorithm | Callable[[Any], Algorithm],
     params: PyTree | Callable[[Key], PyTree],
-    federation: Federation,
+    federation: Federation | Sequence[Federation],
     key: Key,
     *,
     rounds: int,
@@ -71,7 +71,8 @@ def simulate(
         algorithm: what to run; with ``over``, a function from one of its entries (a
             traced number, or a tree of them) to an algorithm.
         params: the initial parameters, or a function of a key that draws them.
-        federation: the clients' data.
+        federation: the clients' data; or for each of several keys one, with the same
+            clients and another split of their rows (``federate(..., split=1)``).
         key: the seed, ``jax.random.key(0)``; an array of keys runs them side by side.
         rounds: communication rounds.
         cohort: clients of a round, drawn without replacement; all of them if None.
@@ -103,6 +104,14 @@ def simulate(
     build = _builder(algorithm, over)
     _check_key(key)
     lanes = _lanes(key, over)
+    federations = [federation] if isinstance(federation, Federation) else federation
+    federation = federations[0]
+    if len(federations) > 1 and len(federations) != key.size:
+        raise ValueError(
+            f"federation: {len(federations)} of them for {key.size} keys; give one for "
+            "each key, or a single one"
+        )
+    shards = side_by_side(federations)
     clients = federation.clients
     strata, cohort = settled(cohort, clients)
     every = max(1, -(-rounds // 20)) if every is None else every
@@ -143,15 +152,16 @@ def simulate(
         params=params,
         own_params=own_params,
         examples={
-            name: jax.tree.map(jnp.asarray, federation.splits[name].examples)
+            name: jax.tree.map(jnp.asarray, shards[name].examples)
             for name in ("train", *(names if measure else ()))
         },
         central=central,
+        own_rows=len(federations) > 1,
     )
     measuring = Measuring(
         engine,
         measures=dict(measure or {}),
-        splits={name: federation.splits[name] for name in names},
+        splits={name: shards[name] for name in names},
         ids=measured_ids,
         lanes=lanes,
         local=local,
@@ -159,6 +169,7 @@ def simulate(
     return Run(
         engine,
         federation,
+        shards["train"],
         lanes=lanes,
         rounds=rounds,
         cohort=cohort,
