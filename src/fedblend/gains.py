@@ -27,6 +27,8 @@ LEVEL = 0.95
 _TAIL = (1 - LEVEL) / 2
 _COUNTED = ("accuracy", "recall")
 """Metrics whose rows are right or wrong, unless a row is itself a mean."""
+_FRACTIONS = (*_COUNTED, "auc")
+"""Metrics in [0, 1]: nobody gains more than 1 or less than -1."""
 _BISECTIONS = 40
 _MOST_FREEDOM = 10_000
 
@@ -154,10 +156,13 @@ def gain(metric: str, seeds: Sequence[Sides], counts: np.ndarray) -> Gain:
             np.hypot(np.mean([abs(end[place]) for end in ends], axis=0), shifts)
             for place in (0, 1)
         )
+    low, high = value - down, value + up
+    if kind in _FRACTIONS:
+        low, high = np.maximum(low, -1.0), np.minimum(high, 1.0)
     rival = np.isfinite([side.other for side in seeds]).all(axis=0)
     unmatched = has_rows & own & ~rival & ~not_finite
-    mean = _over_clients(gaps, (value - down, value + up))
-    return Gain(value, value - down, value + up, not_finite, unmatched, mean)
+    mean = _over_clients(gaps, (low, high))
+    return Gain(value, low, high, not_finite, unmatched, mean)
 
 
 def _ends(

@@ -2,7 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every seed its own split, and what a run says of gains and of divergence."""
 
-import copy
 import csv
 import io
 import json
@@ -11,14 +10,13 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from fedblend.data.federation import held_out
 from fedblend.experiment.build import build
 from fedblend.experiment.config import check
+from fedblend.experiment.constants import with_rates
 from fedblend.experiment.outputs import Folder, read_rows
 from fedblend.experiment.run import run_config
-from fedblend.experiment.section import ConfigError
 from fedblend.report.terminal import show
-
-from .tiny_config import TINY
 
 FLIX = {
     "name": "flix",
@@ -26,13 +24,8 @@ FLIX = {
     "alpha": 0.5,
     "steps": 1,
     "batch_size": "all",
-    "personal": {"solver": "newton", "most": 5},
+    "personal": {"solver": "gradient_descent", "most": 5},
 }
-
-
-@pytest.fixture
-def tiny():
-    return copy.deepcopy(TINY)
 
 
 def table(path) -> list[dict[str, str]]:
@@ -57,7 +50,9 @@ def test_a_seed_draws_its_own_split_of_the_same_clients(tiny):
     assert all(one != other for one, other in zip(first, second, strict=True))
     assert second == rows_by_client(alone)
     for name, split in both.federation.splits.items():
-        np.testing.assert_array_equal(split.counts, alone.federation.splits[name].counts)
+        np.testing.assert_array_equal(
+            split.counts, alone.federation.splits[name].counts
+        )
     tiny["run"]["seed"] = [3, 0]
     tiny["data"]["split_seed"] = 0
     fixed = build(check(tiny, "here"))
@@ -67,35 +62,35 @@ def test_a_seed_draws_its_own_split_of_the_same_clients(tiny):
     assert both.facts["splits"] == [0, 3]
 
 
-def test_seed_zero_keeps_the_split_it_always_had(tiny):
-    built = build(check(tiny, "here"))
-    parts = [np.concatenate([f.rows(c)[1] for f in (built.federation.test,
-             built.federation.train)]) for c in range(6)]  # fmt: skip
-    again = build(check({**tiny, "data": {**tiny["data"], "test": 0.0}}, "here"))
-    for client, labels in enumerate(parts):  # the order, whatever is held out of it
-        np.testing.assert_array_equal(again.federation.train.rows(client)[1], labels)
-    assert [len(part) for part in parts] == built_counts(built)
-    # The shuffle of client 0 as it was before splits had numbers.
-    order = np.random.default_rng((0, 0)).permutation(len(parts[0]))
-    inverse = np.argsort(order)
-    ascending = parts[0][inverse]
-    redone = ascending[np.random.default_rng((0, 0)).permutation(len(ascending))]
-    np.testing.assert_array_equal(redone, parts[0])
+def test_seed_zero_keeps_the_split_it_always_had():
+    train, validation, test = held_out(
+        np.arange(20), 3, validation=0.2, test=0.25, seed=7
+    )
+    order = np.random.default_rng((7, 3)).permutation(20)
+    np.testing.assert_array_equal(np.concatenate([test, validation, train]), order)
 
 
-def built_counts(built) -> list[int]:
-    splits = built.federation.splits.values()
-    return np.sum([split.counts for split in splits], axis=0).tolist()
+def test_constants_are_those_of_each_split(tiny):
+    tiny |= {"algorithm": FLIX, "model": {"name": "softmax", "l2": 0.1}}
+    tiny["run"] |= {"cohort": 6, "seed": [2, 5]}
+    both = build(check(tiny, "here")).by_split
+    tiny["run"]["seed"] = 5
+    config = check(tiny, "here")
+    one = build(config)
+    assert both is not None and one.by_split is None and one.smoothness is not None
+    np.testing.assert_allclose(both.over["smooth"][1], one.smoothness.smooth, rtol=1e-5)
+    together, _ = with_rates(config, one.smoothness, 650)
+    assert both.over["rates"][1, 0] == pytest.approx(together.rate, rel=1e-5)
+    assert both.over["rates"][0, 0] != both.over["rates"][1, 0]
 
 
-@pytest.mark.parametrize("algorithm", [None, FLIX], ids=["fedavg", "flix"])
-def test_a_seed_alone_comes_to_what_it_does_among_others(tiny, tmp_path, algorithm):
-    """Also where the constants of theory are those of each split."""
+@pytest.mark.slow
+def test_a_seed_alone_comes_to_what_it_does_among_others(tiny, tmp_path):
+    """The constants of theory, and with them the rate, are those of each split."""
     tiny["measure"]["local"] = True
-    if algorithm is not None:
-        tiny["algorithm"] = algorithm
-        tiny["run"] |= {"rounds": 2, "cohort": 6}
-        tiny["model"]["l2"] = 0.1
+    tiny["algorithm"] = FLIX
+    tiny["run"] |= {"rounds": 2, "cohort": 6}
+    tiny["model"]["l2"] = 0.1
     tiny["run"]["seed"] = [2, 5]
     run_config(check(tiny, "here"), tmp_path / "both")
     tiny["run"]["seed"] = 5
@@ -110,9 +105,9 @@ def test_a_seed_alone_comes_to_what_it_does_among_others(tiny, tmp_path, algorit
 
 def test_terminal_summary_table_and_figure_count_alike(tiny, tmp_path):
     """Training alone is long, the shared model hardly trained: some are harmed."""
-    tiny["data"] |= {"partition": "dirichlet", "concentration": 0.4, "test": 0.5}
+    tiny["data"] |= {"partition": "dirichlet", "concentration": 0.4, "test": 0.05}
     del tiny["data"]["classes"]
-    tiny["measure"]["local"] = 30
+    tiny["measure"] |= {"local": 30, "splits": ["test"]}
     tiny["run"] |= {"seed": [0, 1, 2], "rounds": 2}
     out = tmp_path / "out"
     summary = run_config(check(tiny, "here"), out)
@@ -121,7 +116,9 @@ def test_terminal_summary_table_and_figure_count_alike(tiny, tmp_path):
     assert 0 < harmed["count"] < 6
     assert isinstance(harmed["count"], int)
     assert harmed["count"] == sum(row["harmed"] == "yes" for row in rows)
-    assert all((row["harmed"] == "yes") == (float(row["gain_high"]) < 0) for row in rows)
+    assert all(
+        (row["harmed"] == "yes") == (float(row["gain_high"]) < 0) for row in rows
+    )
     assert harmed["by_chance"] == pytest.approx(0.025 * 6)
     said = f"{harmed['count']} of 6 clients do worse than alone"
     assert said in summary["harm"]
@@ -140,7 +137,7 @@ def test_a_run_that_diverges_ends_with_its_summary(tiny, tmp_path):
         "name": "finetune",
         "tune": {"rate": 1e38, "steps": 2, "batch_size": 4},
     }
-    tiny["measure"] |= {"local": 1, "metrics": ["loss"]}
+    tiny["measure"] |= {"local": 1, "metrics": ["loss"], "splits": ["test"]}
     out = tmp_path / "out"
     summary = run_config(check(tiny, "here"), out)
     assert "6 clients have a model that is not finite" in summary["harm"]
@@ -151,13 +148,3 @@ def test_a_run_that_diverges_ends_with_its_summary(tiny, tmp_path):
     assert run_config(check(tiny, "here"), out, resume=True) == json.loads(
         (out / "summary.json").read_text()
     )
-
-
-def test_tables_of_used_rows_are_of_one_split(tiny):
-    tiny["data"] |= {"source": "movielens", "partition": "by_key"}
-    config = check(copy.deepcopy(TINY), "here")
-    select = type("Select", (), {"parameters": ["embedding"]})()
-    run = config.run.model_copy(update={"seed": [0, 1]})
-    config = config.model_copy(update={"select": select, "run": run})
-    with pytest.raises(ConfigError, match="data.split_seed: is missing"):
-        build(config)

@@ -10,7 +10,6 @@ from fedblend.gains import Tally
 from fedblend.report import braille
 from fedblend.report.terminal import human_bits, show
 
-
 NOBODY = Tally(0, 0, 0, 0, 0.1, 2, 4, 0, 0, 1, 3, 0.1, -0.1, 0.3)
 
 

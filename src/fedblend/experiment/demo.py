@@ -192,7 +192,7 @@ def _compared(numbers: dict[str, Any]) -> tuple[str, str, str]:
     mean, low, high = (
         100 * numbers[f"mean_gain{end}"] for end in ("", "_low", "_high")
     )
-    interval = f"{mean:+.1f} ({low:+.1f} to {high:+.1f})"
+    interval = f"{mean:+.1f} ({low:+.1f}, {high:+.1f})"
     counts = (numbers[f"{way}_than_local"] for way in ("better", "worse"))
     return interval, *map(str, counts)
 

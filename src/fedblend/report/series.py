@@ -16,8 +16,6 @@ from fedblend.runtime.record import Evidence
 
 MODELS = ("shared", "local", "personal")
 """The models of a client, in the order of tables and legends."""
-REFERENCES = ("local", "shared")
-"""What a personal model is compared with, training alone first."""
 MAIN = ("accuracy", "mse", "recall", "auc")
 """What to show first of a task, besides its loss."""
 HELD_OUT = ("test", "validation")
@@ -99,28 +97,13 @@ def all_gains(evidence: Evidence, split: str, metric: str) -> list[Gains]:
     """Each client's gain over training alone and over the shared model.
 
     A gain is an improvement, whichever direction is better; several seeds are
-    averaged. Empty where all models are one, or there is nothing to compare with.
+    averaged. Empty where there is no other model to compare with.
     """
-    models = evidence.measured[0].get(split, {}) if evidence.measured else {}
-    others = [name for name in REFERENCES if name in models]
-    if "personal" not in models or all(_same(evidence, split, o) for o in others):
-        return []
     seeds = len(evidence.measured)
     return [
         Gains(evidence.gain(split, metric, other), metric, split, other, seeds)
-        for other in others
+        for other in evidence.others(split)
     ]
-
-
-def _same(evidence: Evidence, split: str, other: str) -> bool:
-    """Whether the personal model is the other one; NaN everywhere does not say so."""
-    pairs = [
-        (values, of[split][other][metric])
-        for of in evidence.measured
-        for metric, values in of[split]["personal"].items()
-    ]
-    equal = all(np.array_equal(*pair, equal_nan=True) for pair in pairs)
-    return equal and any(np.isfinite(values).any() for values, _ in pairs)
 
 
 def rows_of(records: Sequence[Any]) -> list[Row]:

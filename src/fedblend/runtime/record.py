@@ -16,6 +16,10 @@ Measured = dict[str, dict[str, dict[str, np.ndarray]]]
 """``{split: {model: {metric: values over the measured clients}}}``."""
 
 
+REFERENCES = ("local", "shared")
+"""What a personal model is compared with, training alone first."""
+
+
 class Evidence(NamedTuple):
     """What is known for comparing the models of every client.
 
@@ -32,6 +36,25 @@ class Evidence(NamedTuple):
         """One seed's."""
         one = slice(lane, lane + 1)
         return Evidence(self.measured[one], self.brought[one], self.counts)
+
+    def others(self, split: str) -> list[str]:
+        """The models to compare the personal one with: all that are not the same.
+
+        NaN everywhere does not make two models the same.
+        """
+        lanes = [splits[split] for splits in self.measured if split in splits]
+        known = lanes[0] if lanes and "personal" in lanes[0] else {}
+
+        def same(other: str) -> bool:
+            pairs = [
+                (values, models[other][metric])
+                for models in lanes
+                for metric, values in models["personal"].items()
+            ]
+            equal = all(np.array_equal(*pair, equal_nan=True) for pair in pairs)
+            return equal and any(np.isfinite(values).any() for values, _ in pairs)
+
+        return [name for name in REFERENCES if name in known and not same(name)]
 
     def gain(self, split: str, metric: str, other: str) -> Gain:
         """What every client gains by its personal model over the other one."""
@@ -129,14 +152,14 @@ def harms(evidence: Evidence) -> dict[str, Any]:
     """Whom the personal model serves worse than another, by split and metric.
 
     ``than_local`` compares with training alone, ``than_shared`` with the shared model;
-    each is a ``gains.Tally`` as plain values, over all seeds of the evidence.
+    each is a ``gains.Tally`` as plain values, over all seeds of the evidence. Where the
+    personal model is the other one there is nothing to compare.
     """
     return {
         split: {
             name: {
                 f"than_{other}": tally(evidence.gain(split, name, other))._asdict()
-                for other in ("local", "shared")
-                if other in models
+                for other in evidence.others(split)
             }
             for name in models["personal"]
         }
