@@ -23,7 +23,7 @@ LEVELS = (
     {"core", "trees", "keys"},
     {"objectives", "mixing", "local", "pure_local", "models", "compress", "data"},
     {"algorithms", "wrap", "theory"},
-    {"metrics", "gains", "runtime", "clusters"},
+    {"metrics", "gains", "intervals", "runtime", "clusters"},
     {"experiment", "report"},
     {"papers", "cli"},
 )

@@ -16,21 +16,17 @@ any dependence; what the gains differ by between seeds is added by Student's t.
 """
 
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
 
+from fedblend.intervals import TAIL, binomial, student
 from fedblend.metrics import HIGHER_IS_BETTER
 
-LEVEL = 0.95
-_TAIL = (1 - LEVEL) / 2
 _COUNTED = ("accuracy", "recall")
 """Metrics whose rows are right or wrong, unless a row is itself a mean."""
 _FRACTIONS = (*_COUNTED, "auc")
 """Metrics in [0, 1]: nobody gains more than 1 or less than -1."""
-_BISECTIONS = 40
-_MOST_FREEDOM = 10_000
 
 
 class Gain(NamedTuple):
@@ -95,7 +91,7 @@ def tally(gain: Gain) -> Tally:
         share=len(lost) / known if known else float("nan"),
         mean_loss=float(lost.mean()) if lost.size else 0.0,
         worst=float(lost.max(initial=0.0)),
-        by_chance=round(_TAIL * int(bounded.sum()), 6),
+        by_chance=round(TAIL * int(bounded.sum()), 6),
         helped=int(gain.helped.sum()),
         clients=known,
         not_finite=int(gain.not_finite.sum()),
@@ -185,7 +181,7 @@ def _ends(
     centre = np.where(known, pairs, 0).sum(axis=1) / np.maximum(rows, 1)
     squares = np.where(known, pairs - centre[:, None], 0) ** 2
     error = np.sqrt(squares.sum(axis=1) / np.maximum(rows - 1, 1) / np.maximum(rows, 1))
-    half = np.array([_student(int(n) - 1) for n in rows]) * error
+    half = np.array([student(int(n) - 1) for n in rows]) * error
     half = np.where(np.isnan(gap), np.nan, np.where(rows > 1, half, np.inf))
     return half, half
 
@@ -207,45 +203,12 @@ def _unpaired(side: Sides, counts: np.ndarray):
 def _counted_ends(better, worse, rows, gap) -> tuple[np.ndarray, np.ndarray]:
     """The interval of a mean of ones, zeros and minus ones; see the module's text."""
     discordant = better + worse
-    least, most = _binomial(discordant, rows)
-    low, high = (2 * side - 1 for side in _binomial(better, discordant))
+    least, most = binomial(discordant, rows)
+    low, high = (2 * side - 1 for side in binomial(better, discordant))
     lower = low * np.where(low < 0, most, least)
     upper = high * np.where(high > 0, most, least)
     # The bounds hold the gain itself; rounding may not push it out.
     return np.maximum(gap - lower, 0), np.maximum(upper - gap, 0)
-
-
-def _binomial(hits: np.ndarray, trials: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Clopper and Pearson's bounds of a probability, from hits in so many trials."""
-    pairs = np.stack([hits, trials, trials - hits], axis=1).astype(np.int64)
-    found, places = np.unique(pairs, axis=0, return_inverse=True)
-    hits, trials, misses = found.T
-    high = np.where(misses == 0, 1.0, _upper(hits, trials))
-    low = np.where(hits == 0, 0.0, 1 - _upper(misses, trials))
-    return low[places.ravel()], high[places.ravel()]
-
-
-def _upper(hits: np.ndarray, trials: np.ndarray) -> np.ndarray:
-    """The probability at which so few hits or fewer are as rare as the tail."""
-    most = int(trials.max(initial=0))
-    logs = np.concatenate([[0.0], np.cumsum(np.log(np.arange(1, most + 1)))])
-    number = np.arange(most + 1)
-    misses = trials[:, None] - number
-    ways = logs[trials][:, None] - logs[number] - logs[np.maximum(misses, 0)]
-    ways = np.where(number <= hits[:, None], ways, -np.inf)
-    low, high = np.zeros(len(hits)), np.ones(len(hits))
-    for _ in range(_BISECTIONS):
-        middle = (low + high) / 2
-        chance = np.exp(
-            ways
-            + number * np.log(middle)[:, None]
-            + misses * np.log1p(-middle)[:, None]
-        ).sum(axis=1)
-        low, high = (
-            np.where(chance > _TAIL, middle, low),
-            np.where(chance > _TAIL, high, middle),
-        )
-    return high
 
 
 def _between_seeds(gaps: np.ndarray) -> np.ndarray | float:
@@ -253,7 +216,7 @@ def _between_seeds(gaps: np.ndarray) -> np.ndarray | float:
     seeds = len(gaps)
     if seeds < 2:
         return 0.0
-    return _student(seeds - 1) * gaps.std(axis=0, ddof=1) / np.sqrt(seeds)
+    return student(seeds - 1) * gaps.std(axis=0, ddof=1) / np.sqrt(seeds)
 
 
 def _over_clients(gaps: np.ndarray, ends) -> tuple[float, float, float]:
@@ -267,19 +230,5 @@ def _over_clients(gaps: np.ndarray, ends) -> tuple[float, float, float]:
         low, high = (float(end[~np.isnan(end)][0]) for end in ends)
         return mean, low, high
     error = gaps.mean(axis=0).std(ddof=1) / np.sqrt(clients)
-    half = np.hypot(_student(clients - 1) * error, _between_seeds(gaps.mean(axis=1)))
+    half = np.hypot(student(clients - 1) * error, _between_seeds(gaps.mean(axis=1)))
     return mean, float(mean - half), float(mean + half)
-
-
-@lru_cache
-def _student(freedom: int) -> float:
-    """Student's t that is exceeded with the probability of one tail.
-
-    With t = sqrt(freedom) tan(angle) the density is a power of the cosine.
-    """
-    freedom = min(max(freedom, 1), _MOST_FREEDOM)
-    angles = np.linspace(0, np.pi / 2, 20_001)
-    density = np.cos(angles) ** (freedom - 1)
-    area = np.concatenate([[0.0], np.cumsum(density[1:] + density[:-1])])
-    angle = np.interp(1 - 2 * _TAIL, area / area[-1], angles)
-    return float(np.sqrt(freedom) * np.tan(angle))

@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from fedblend import models, trees
 from fedblend.core import Algorithm, Key, Loss
@@ -18,7 +17,7 @@ from fedblend.data.further import Task, task_of
 from fedblend.experiment import central, populations, privacy
 from fedblend.experiment.compression import compressed
 from fedblend.experiment.config import Config
-from fedblend.experiment.constants import require_known, smoothness, with_rates
+from fedblend.experiment.constants import smoothness, with_rates
 from fedblend.experiment.holding import (
     facts,
     hold_out,
@@ -30,6 +29,7 @@ from fedblend.experiment.holding import (
 from fedblend.experiment.registry import ALGORITHMS, local_only
 from fedblend.experiment.section import ConfigError
 from fedblend.experiment.selecting import selected
+from fedblend.experiment.splitting import BySplit, by_constants
 from fedblend.experiment.tasks import loss_name, losses_of, measures_of, model_of
 from fedblend.runtime.cohort import settled
 from fedblend.theory.constants import Smoothness
@@ -46,17 +46,6 @@ class Method(NamedTuple):
     measures: Mapping[str, Callable]
     smoothness: Smoothness | None
     """The constants of f_i, where the algorithm asks for them and they are known."""
-
-
-class BySplit(NamedTuple):
-    """What is computed where seeds have splits, and so constants, of their own.
-
-    The algorithms are functions of an entry of ``over``, as ``simulate`` takes them.
-    """
-
-    algorithm: Callable[[Any], Algorithm]
-    local: Callable[[Any], Algorithm] | None
-    over: Any
 
 
 class Built(NamedTuple):
@@ -127,7 +116,7 @@ def build(config: Config) -> Built:
     )
     by_split = None
     if len(federations) > 1 and found.smoothness is not None:
-        by_split = _by_split(config, task, found, federations, method_with)
+        by_split = by_constants(config, task, found, federations, method_with)
     found = found._replace(algorithm=selected(config, found.algorithm, federation))
     return Built(
         federation=federation,
@@ -149,52 +138,6 @@ def build(config: Config) -> Built:
         unseen=unseen,
         by_split=by_split,
         server=server,
-    )
-
-
-def _by_split(
-    config: Config,
-    task: Task,
-    found: Method,
-    federations: Sequence[Federation],
-    method_with: Callable[..., Method],
-) -> BySplit:
-    """The method with the constants of each split."""
-    name = loss_name(config, task)
-    known = [
-        require_known(smoothness(config.model, name, one), "") for one in federations
-    ]
-    over: dict[str, Any] = {
-        "smooth": np.stack([one.smooth for one in known]),
-        "convex": np.stack([one.convex for one in known]),
-    }
-    in_theory = getattr(config.algorithm, "rate", None) == "theory"
-    if in_theory:
-        params = jax.eval_shape(found.model.init, jax.random.key(0))
-        chosen = [with_rates(config, one, trees.size(params)) for one in known]
-        over["rates"] = np.array([[pair[0].rate, pair[1].rate] for pair in chosen])
-
-    def at(split: Any, place: int) -> Method:
-        changed, own = (
-            config,
-            known[0]._replace(smooth=split["smooth"], convex=split["convex"]),
-        )
-        if in_theory:
-            options = config.algorithm.model_copy(
-                update={"rate": split["rates"][place]}
-            )
-            changed = config.model_copy(update={"algorithm": options})
-        return method_with(changed, constants=lambda loss: own)
-
-    def alone(split: Any) -> Algorithm:
-        local = at(split, 1).local
-        assert local is not None
-        return local
-
-    return BySplit(
-        lambda split: at(split, 0).algorithm,
-        None if found.local is None else alone,
-        jax.tree.map(lambda values: jnp.asarray(values, float), over),
     )
 
 
