@@ -40,7 +40,7 @@ def test_intervals_of_right_and_wrong_cover_what_is_true(rows):
     inside = better + worse <= rows
     better, worse = better[inside], worse[inside]
     both = [of_counts(*pair, rows) for pair in zip(better, worse, strict=True)]
-    own, other = (np.concatenate([s.rows[i] for s in both]) for i in (0, 1))
+    own, other = (np.concatenate([s.rows[i] for s in both if s.rows]) for i in (0, 1))
     values = own.mean(1), other.mean(1)
     fine = np.zeros(len(both), bool)
     counts = np.full(len(both), rows)
@@ -148,7 +148,7 @@ def test_what_rows_bring_has_the_value_as_mean(name):
     inputs, model = draw.normal(size=(30, 4)), draw.normal(size=(4, 5))
     targets = draw.integers(0, 5, 30)
     apply, mask = scores_of, np.arange(30) < 25
-    measure = {"accuracy": metrics.accuracy, "auc": metrics.auc}.get(name)
+    measure = metrics.auc if name == "auc" else metrics.accuracy
     if name == "auc":
         model, targets = model[:, 0], draw.integers(0, 2, 30)
     elif name == "sequence":

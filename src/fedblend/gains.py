@@ -224,7 +224,7 @@ def _over_clients(gaps: np.ndarray, ends) -> tuple[float, float, float]:
     gaps = gaps[:, ~np.isnan(gaps).any(axis=0)]
     clients = gaps.shape[1]
     if not clients:
-        return (float("nan"),) * 3
+        return float("nan"), float("nan"), float("nan")
     mean = float(gaps.mean())
     if clients == 1:
         low, high = (float(end[~np.isnan(end)][0]) for end in ends)

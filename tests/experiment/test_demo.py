@@ -56,8 +56,9 @@ def test_the_sentence_is_that_of_the_written_accuracies(small_demo):
     }
     for name, found in gains.items():
         none = np.zeros(40, bool)
-        ends = (np.array(found[end]) for end in ("value", "low", "high"))
-        scores[name] = scores[name]._replace(gain=Gain(*ends, none, none, (0, 0, 0)))
+        value, low, high = (np.array(found[end]) for end in ("value", "low", "high"))
+        gain = Gain(value, low, high, none, none, (0, 0, 0))
+        scores[name] = scores[name]._replace(gain=gain)
     assert results["advice"] == advice(scores)
     for name, score in scores.items():
         numbers = results["methods"][name]

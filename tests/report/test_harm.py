@@ -59,7 +59,9 @@ def test_of_accuracies_more_is_a_gain():
             "local": {"accuracy": np.array([0.7])},
         }
     }
-    answer = compared(Evidence([measured], (), {"test": [10]}), "test", "accuracy")
+    answer = compared(
+        Evidence([measured], (), {"test": np.array([10])}), "test", "accuracy"
+    )
     assert answer is not None
     assert answer.gains["local"].gain.value == pytest.approx([0.2])
 

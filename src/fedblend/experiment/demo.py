@@ -185,16 +185,16 @@ def _table(scores: dict[str, Score], seeds: int) -> Table:
     return table
 
 
-def _compared(numbers: dict[str, Any]) -> tuple[str, str, str]:
+def _compared(numbers: dict[str, Any]) -> list[str]:
     """The mean gain over training alone, and how many are better and worse off."""
     if numbers["mean_gain"] is None:
-        return "-", "-", "-"
+        return ["-"] * 3
     mean, low, high = (
         100 * numbers[f"mean_gain{end}"] for end in ("", "_low", "_high")
     )
     interval = f"{mean:+.1f} ({low:+.1f}, {high:+.1f})"
     counts = (numbers[f"{way}_than_local"] for way in ("better", "worse"))
-    return interval, *map(str, counts)
+    return [interval, *map(str, counts)]
 
 
 def _numbers(scores: dict[str, Score]) -> dict[str, dict[str, Any]]:

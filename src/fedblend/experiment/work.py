@@ -217,6 +217,8 @@ class LocalWork(Section):
     def chosen(self) -> Optimizer:
         """The optimiser; plain SGD without a schedule is its rate."""
         rule: Any = self.optimizer if self.rate is None else self.rate
+        if isinstance(rule, jax.Array):  # theory's, of a split among several
+            return rule
         if self.schedule is None:
             return transform(rule)
         plain = isinstance(rule, float)
@@ -237,6 +239,6 @@ class LocalWork(Section):
 
 def transform(rule: Any) -> float | optax.GradientTransformation:
     """The optimiser that a ``Rule`` stands for."""
-    if isinstance(rule, float | jax.Array):
+    if isinstance(rule, float):
         return rule
     return rule.rate if isinstance(rule, Sgd) else rule.make()(rule.rate)

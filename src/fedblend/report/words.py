@@ -62,5 +62,5 @@ def tally_from(plain: dict[str, Any]) -> Tally | None:
     """A tally out of JSON, where what is not finite is null; None for an older one."""
     if set(plain) != set(Tally._fields):
         return None
-    nan = float("nan")
+    nan: Any = float("nan")
     return Tally(**{name: nan if of is None else of for name, of in plain.items()})
