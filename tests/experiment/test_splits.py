@@ -1,22 +1,17 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""Every seed its own split, and what a run says of gains and of divergence."""
+"""Every seed its own split."""
 
 import csv
-import io
-import json
 
 import numpy as np
 import pytest
-from rich.console import Console
 
 from fedblend.data.federation import held_out
 from fedblend.experiment.build import build
 from fedblend.experiment.config import check
 from fedblend.experiment.constants import with_rates
-from fedblend.experiment.outputs import Folder, read_rows
 from fedblend.experiment.run import run_config
-from fedblend.report.terminal import show
 
 FLIX = {
     "name": "flix",
@@ -101,50 +96,3 @@ def test_a_seed_alone_comes_to_what_it_does_among_others(tiny, tmp_path):
         for name in ("test_personal_loss", "test_local_loss", "gain_low", "gain_high"):
             assert float(mine[name]) == pytest.approx(float(theirs[name]), abs=1e-4)
         assert mine["harmed"] == theirs["harmed"]
-
-
-def test_terminal_summary_table_and_figure_count_alike(tiny, tmp_path):
-    """Training alone is long, the shared model hardly trained: some are harmed."""
-    tiny["data"] |= {"partition": "dirichlet", "concentration": 0.4, "test": 0.05}
-    del tiny["data"]["classes"]
-    tiny["measure"] |= {"local": 30, "splits": ["test"]}
-    tiny["run"] |= {"seed": [0, 1, 2], "rounds": 2}
-    out = tmp_path / "out"
-    summary = run_config(check(tiny, "here"), out)
-    harmed = summary["harmed"]["test"]["accuracy"]["than_local"]
-    rows = table(out / "harm.csv")
-    assert 0 < harmed["count"] < 6
-    assert isinstance(harmed["count"], int)
-    assert harmed["count"] == sum(row["harmed"] == "yes" for row in rows)
-    assert all(
-        (row["harmed"] == "yes") == (float(row["gain_high"]) < 0) for row in rows
-    )
-    assert harmed["by_chance"] == pytest.approx(0.025 * 6)
-    said = f"{harmed['count']} of 6 clients do worse than alone"
-    assert said in summary["harm"]
-    assert said in (out / "figures" / "gains_test.svg").read_text()
-    console = Console(file=io.StringIO(), width=200)
-    show(read_rows(Folder(out)), summary["runs"], console, summary)
-    assert said in console.file.getvalue()  # pyright: ignore
-    for lane, one in enumerate(summary["runs"]):
-        own = [r for r in table(out / "clients.csv") if r["seed"] == str(lane)]
-        counted = one["harmed"]["test"]["accuracy"]["than_local"]["count"]
-        assert counted == sum(float(row["harmed"]) for row in own)
-
-
-def test_a_run_that_diverges_ends_with_its_summary(tiny, tmp_path):
-    tiny["algorithm"] |= {
-        "name": "finetune",
-        "tune": {"rate": 1e38, "steps": 2, "batch_size": 4},
-    }
-    tiny["measure"] |= {"local": 1, "metrics": ["loss"], "splits": ["test"]}
-    out = tmp_path / "out"
-    summary = run_config(check(tiny, "here"), out)
-    assert "6 clients have a model that is not finite" in summary["harm"]
-    counted = summary["harmed"]["test"]["loss"]["than_local"]
-    assert (counted["not_finite"], counted["clients"]) == (6, 0)
-    assert {row["harmed"] for row in table(out / "harm.csv")} == {"not finite"}
-    assert (out / "figures" / "harm.png").exists()
-    assert run_config(check(tiny, "here"), out, resume=True) == json.loads(
-        (out / "summary.json").read_text()
-    )

@@ -2,11 +2,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Who gains and who is harmed."""
 
+import io
+
 import numpy as np
 import pytest
+from rich.console import Console
 
 from fedblend.report.harm import Clients, compared, harm_rows, plot_harm, sentence
-from fedblend.runtime.record import Evidence
+from fedblend.report.terminal import show
+from fedblend.runtime.record import Evidence, harms
 
 NAN = float("nan")
 TEST = np.array([30, 40, 50, 0])
@@ -117,3 +121,44 @@ def test_figures(found, tmp_path):
     assert [path.name for path in written] == ["harm.png", "harm.svg"]
     without = plot_harm(found, CLIENTS._replace(alpha=None), tmp_path / "two")
     assert written[0].stat().st_size > without[0].stat().st_size
+
+
+def test_terminal_summary_table_and_figure_count_alike(make_row, tmp_path):
+    """Of four clients with ten rows two lose, one of them beyond doubt."""
+    lost = np.array([8, 3, 0, -8])
+
+    def right(many):
+        rows = np.arange(10) < many[:, None]
+        return {"accuracy": rows.mean(1)}, {"accuracy": rows.astype(float)}
+
+    own, alone = (
+        right(9 - np.maximum(lost, 0)),
+        right(9 + np.minimum(lost, 0)),
+    )
+    seen, rows = ({"test": {"personal": own[i], "local": alone[i]}} for i in (0, 1))
+    evidence = Evidence([seen] * 2, [rows] * 2, {"test": np.full(4, 10)})
+    found = compared(evidence, "test", "accuracy")
+    assert found is not None
+    counted = harms(evidence)["test"]["accuracy"]["than_local"]
+    assert (counted["count"], counted["helped"], counted["worse"]) == (1, 1, 2)
+    told = [row["harmed"] for row in harm_rows(found, CLIENTS)]
+    assert told == ["yes", "no", "no", "no"]
+    said = "1 of 4 clients do worse than alone"
+    assert said in sentence(found)
+    figure = plot_harm(found, CLIENTS, tmp_path / "harm")[1].read_text()
+    assert f"<!-- {said}; mean of 2 seeds -->" in figure
+    page = io.StringIO()
+    console = Console(file=page, width=200)
+    show([make_row(0)], [make_row(0)] * 2, console, {"harmed": harms(evidence)})
+    assert f"harmed (test accuracy): {said}" in page.getvalue()
+
+
+def test_where_nothing_is_finite_all_is_written_and_says_so(tmp_path):
+    lost = {model: {"loss": np.full(4, NAN)} for model in ("personal", "local")}
+    evidence = Evidence([{"test": lost}], (), {"test": TEST})
+    found = compared(evidence, "test", "loss")
+    assert found is not None
+    assert sentence(found) == "test loss: 3 clients have a model that is not finite"
+    told = [row["harmed"] for row in harm_rows(found, CLIENTS)]
+    assert told == ["not finite"] * 3 + [""]
+    assert len(plot_harm(found, CLIENTS, tmp_path / "harm")) == 2
