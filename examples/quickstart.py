@@ -50,7 +50,7 @@ for name, measured in summary["measures"]["test"].items():
         f"{name:9s} mean {spread['mean']:.1%}, worst tenth {spread['worst_tenth']:.1%}"
     )
 harmed = summary["harmed"]["test"]["accuracy"]["than_local"]["count"]
-print(f"{harmed} of {federation.clients} clients would have done better alone")
+print(f"{harmed} of {federation.clients} clients would clearly have done better alone")
 
 reached = summary["measures"]["test"]["personal"]["accuracy"]["mean"]
 print(f"personal accuracy {reached:.3f} (expected 0.94 to 0.96 after 100 rounds)")

@@ -24,7 +24,7 @@ LEVELS = (
     {"core", "trees", "keys", "errors", "checks"},
     {"objectives", "mixing", "local", "pure_local", "models", "compress", "data"},
     {"algorithms", "wrap", "theory"},
-    {"metrics", "runtime", "clusters"},
+    {"metrics", "gains", "intervals", "runtime", "clusters"},
     {"experiment", "report"},
     {"papers", "cli"},
 )

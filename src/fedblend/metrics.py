@@ -8,10 +8,12 @@ the curve with one class only. Measures are JAX functions, to be mapped over cli
 
 What is said of all clients is NumPy, and leaves clients with NaN out. The mean alone
 hides what personalisation is for, so ``Spread`` has the worst tenth beside it, and
-``harm`` counts the clients that do worse with their personal model than with another.
+``harm`` counts the clients that do worse with their personal model than with another,
+by however little; ``gains`` has the intervals that say whether it is more than chance.
 """
 
-from collections.abc import Callable
+import dataclasses
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import jax
@@ -30,15 +32,43 @@ HIGHER_IS_BETTER = dict(loss=False, mse=False, accuracy=True, auc=True, recall=T
 """The direction of every metric, by name."""
 
 
+@dataclasses.dataclass(frozen=True)
+class Rowwise:
+    """A measure that also says what each row brings, so that rows can be paired.
+
+    ``both(model, batch)`` is the value, and a number for every row of which it is the
+    mean, NaN where a row does not count.
+    """
+
+    both: Callable[[PyTree, Batch], tuple[jax.Array, jax.Array]]
+
+    def __call__(self, model: PyTree, batch: Batch) -> jax.Array:
+        """The value alone."""
+        return self.both(model, batch)[0]
+
+
+def look(
+    measures: Mapping[str, Measure], model: PyTree, batch: Batch
+) -> tuple[dict[str, jax.Array], dict[str, jax.Array]]:
+    """The values of measures, and what each row brings to those that can say it."""
+    values, rows = {}, {}
+    for name, measure in measures.items():
+        if isinstance(measure, Rowwise):
+            values[name], rows[name] = measure.both(model, batch)
+        else:
+            values[name] = measure(model, batch)
+    return values, rows
+
+
 @gate(loss=FUNCTION)
 def mean_loss(loss: Loss) -> Measure:
     """The mean of a loss."""
 
     def measure(model, batch):
         losses = loss(model, batch.rows)
-        return _mean(losses, _mask(batch, losses))
+        return _mean_and_rows(losses, _mask(batch, losses))
 
-    return measure
+    return Rowwise(measure)
 
 
 @gate(apply=FUNCTION)
@@ -46,7 +76,8 @@ def accuracy(apply: Apply) -> Measure:
     """The fraction of rows whose class is right.
 
     The class is the largest score; where there is a single score, a positive one says
-    class 1 (targets 0 and 1, or -1 and 1).
+    class 1 (targets 0 and 1, or -1 and 1). A score that is NaN is neither right nor
+    wrong: the accuracy is NaN as well.
     """
 
     def measure(model, batch):
@@ -56,9 +87,9 @@ def accuracy(apply: Apply) -> Measure:
             right = (_margin(scores) > 0) == (targets > 0)
         else:
             right = scores.argmax(axis=1) == targets
-        return _mean(right.astype(scores.dtype), _mask(batch, scores))
+        return _mean_and_rows(_unless_nan(right, scores), _mask(batch, scores))
 
-    return measure
+    return Rowwise(measure)
 
 
 @gate(apply=FUNCTION)
@@ -71,11 +102,15 @@ def next_token_accuracy(apply: Apply) -> Measure:
     def measure(model, batch):
         inputs, targets = batch.rows
         scores = predict(apply, model, inputs)
-        right = scores.argmax(axis=2) == targets
+        right = _unless_nan(scores.argmax(axis=2) == targets, scores)
         mask = _mask(batch, scores)[:, None] & (targets >= 0)
-        return _mean(right.astype(scores.dtype), mask)
+        value, places = _mean(right, mask), mask.sum(axis=1)
+        # A row counts by its places: it brings more, the more of them it has.
+        total = jnp.where(mask, right, 0).sum(axis=1) - value * places
+        scale = (places > 0).sum() / jnp.maximum(places.sum(), 1)
+        return value, jnp.where(places > 0, value + total * scale, jnp.nan)
 
-    return measure
+    return Rowwise(measure)
 
 
 @gate(apply=FUNCTION)
@@ -98,9 +133,20 @@ def auc(apply: Apply) -> Measure:
         not_above = jnp.minimum(jnp.searchsorted(ordered, scores, "right"), rivals)
         won = (below + not_above).astype(scores.dtype) / 2 / jnp.maximum(rivals, 1)
         defined = (rivals > 0) & ~jnp.any(mask & jnp.isnan(scores))
-        return jnp.where(defined, _mean(won, positive), jnp.nan)
+        value = jnp.where(defined, _mean(won, positive), jnp.nan)
+        rises = jnp.sort(jnp.where(positive, scores, jnp.inf))
+        ahead = positive.sum() - jnp.searchsorted(rises, scores, "right")
+        level = jnp.searchsorted(rises, scores, "right") - jnp.searchsorted(
+            rises, scores, "left"
+        )
+        lost = (ahead + level / 2) / jnp.maximum(positive.sum(), 1)
+        # Pseudo-values: their mean is the area, its error that of DeLong et al. (1988).
+        own = jnp.where(positive, positive.sum(), rivals)
+        each = jnp.where(positive, won, lost) - value
+        brings = value + each * mask.sum() / jnp.maximum(own, 1)
+        return value, jnp.where(mask, brings, jnp.nan)
 
-    return measure
+    return Rowwise(measure)
 
 
 @gate(apply=FUNCTION)
@@ -112,9 +158,9 @@ def mean_squared_error(apply: Apply) -> Measure:
         outputs = predict(apply, model, inputs)
         gaps = jnp.square(outputs.reshape(targets.shape) - targets)
         gaps = gaps.reshape(gaps.shape[0], -1).mean(axis=1)
-        return _mean(gaps, _mask(batch, gaps))
+        return _mean_and_rows(gaps, _mask(batch, gaps))
 
-    return measure
+    return Rowwise(measure)
 
 
 @gate(apply=FUNCTION, k=COUNT)
@@ -137,13 +183,13 @@ def recall_at(apply: Apply, k: int) -> Measure:
         mask = _mask(batch, scores)
         if targets.ndim == 1:
             found = (top == targets[:, None]).any(axis=1)
-            return _mean(found.astype(scores.dtype), mask)
+            return _mean_and_rows(_unless_nan(found, scores), mask)
         hits = (jnp.take_along_axis(targets, top, axis=1) > 0).sum(axis=1)
         labels = (targets > 0).sum(axis=1)
-        part = hits.astype(scores.dtype) / jnp.maximum(labels, 1)
-        return _mean(part, mask & (labels > 0))
+        part = _unless_nan(hits / jnp.maximum(labels, 1), scores)
+        return _mean_and_rows(part, mask & (labels > 0))
 
-    return measure
+    return Rowwise(measure)
 
 
 def standard(kind: str, loss: Loss, apply: Apply) -> dict[str, Measure]:
@@ -178,6 +224,16 @@ def _mean(values: jax.Array, mask: jax.Array) -> jax.Array:
     count = mask.sum()
     total = jnp.where(mask, values, 0).sum()
     return jnp.where(count > 0, total / jnp.maximum(count, 1), jnp.nan)
+
+
+def _mean_and_rows(values: jax.Array, mask: jax.Array) -> tuple[jax.Array, jax.Array]:
+    return _mean(values, mask), jnp.where(mask, values, jnp.nan)
+
+
+def _unless_nan(right: jax.Array, scores: jax.Array) -> jax.Array:
+    """Ones and zeros; NaN where a score is."""
+    unknown = jnp.isnan(scores).any(axis=tuple(range(right.ndim, scores.ndim)))
+    return jnp.where(unknown, jnp.nan, right.astype(scores.dtype))
 
 
 class Spread(NamedTuple):
@@ -236,7 +292,7 @@ def _same_length(name: str, given: np.ndarray, other: np.ndarray) -> None:
 
 
 class Harm(NamedTuple):
-    """The clients that do worse with their personal model.
+    """The clients that do worse with their personal model, by however little.
 
     ``count`` of them, a ``share`` of those that have both values; ``mean_loss`` is
     what they lose on average and ``worst`` at most, in units of the metric.

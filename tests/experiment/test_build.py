@@ -96,7 +96,8 @@ def test_a_client_with_one_class_is_a_warning(tiny):
 
 def test_the_hash_of_the_data_is_that_of_its_values(tiny):
     one = built(tiny).facts
-    assert built(tiny, run__seed=3).facts == one
+    assert built(tiny, run__seed=3).facts == {**one, "splits": [3]}
+    assert built(tiny, run__seed=3, data__split_seed=0).facts == one
     other = built(tiny, data__seed=1).facts
     assert other["sha256"] == one["sha256"]
     assert other["partition_sha256"] != one["partition_sha256"]

@@ -89,12 +89,13 @@ def test_newcomers_get_models_and_the_run_stays_as_it_was(finished, capsys):
     write("new.csv", turned, ("outcome", "note", "age", "hospital", "pressure"))
     before = contents(finished)
     asked = ["--steps", "40", "--format", "json", "--out", "own.safetensors"]
+    asked += ["--test", "0.5"]
     assert main(["personalise", str(finished), "--data", "new.csv", *asked]) == 0
     assert contents(finished) == before
     first, second = json.loads(capsys.readouterr().out)
-    assert (first["name"], first["train"], first["test"]) == ("D/1", 16, 4)
+    assert (first["name"], first["train"], first["test"]) == ("D/1", 10, 10)
     assert first["gained"] is True
-    assert first["after"] > first["before"]
+    assert 0 < first["low"] < first["after"] - first["before"] <= first["high"]
     assert (second["name"], second["test"], second["gained"]) == ("E", 0, None)
     assert sorted(path.name for path in Path().glob("*.safetensors")) == [
         "own-D-1.safetensors",

@@ -173,6 +173,12 @@ def test_the_folder(tiny, tmp_path):
     assert len(harmed) == 6
     assert float(harmed[0]["harm"]) == max(float(row["harm"]) for row in harmed)
     assert summary["harm"].startswith("test ")
+    counted = summary["harmed"]["test"]["recall@3"]["than_local"]["count"]
+    assert counted == sum(row["harmed"] == "yes" for row in harmed)
+    for one in summary["runs"]:
+        own = [float(c["gain_high"]) for c in clients if c["seed"] == str(one["seed"])]
+        counted = one["harmed"]["test"]["recall@3"]["than_local"]["count"]
+        assert counted == sum(high < 0 for high in own)
     for seed in (3, 5):
         arrays, words = unpack((out / f"model-seed{seed}.safetensors").read_bytes())
         assert arrays[".weight"].shape == (10, 64)
@@ -183,9 +189,14 @@ def test_the_folder(tiny, tmp_path):
 
 
 def test_what_is_not_finite_is_null(tiny, tmp_path):
-    tiny["algorithm"]["rate"] = 1e38
+    work = {"rate": 1e38, "steps": 2, "batch_size": 4}
+    tiny["algorithm"] |= {"name": "finetune", "tune": work}
     tiny["run"]["rounds"] = 2
-    run_config(check(tiny, "here"), tmp_path / "out")
+    tiny["measure"] |= {"local": True, "metrics": ["loss"]}
+    summary = run_config(check(tiny, "here"), tmp_path / "out")
+    assert "6 clients have a model that is not finite" in summary["harm"]
+    again = run_config(check(tiny, "here"), tmp_path / "out", resume=True)
+    assert again == summary
     for name in ("summary.json", "metrics.jsonl"):
         text = (tmp_path / "out" / name).read_text()
         assert "NaN" not in text

@@ -79,7 +79,12 @@ def test_the_example_in_the_documents(ratings):
     content = tomllib.loads(block)
     content["data"]["options"] = {"file": ratings}
     built = build(check(content, "docs/select.md"))
-    assert built.unseen is not None and built.federation.clients == 5
+    assert built.unseen and built.federation.clients == 5
+    content["run"]["seed"] = [0, 1]
+    with pytest.raises(ConfigError, match=r"data\.split_seed: is missing"):
+        build(check(content, "docs/select.md"))
+    content["data"]["split_seed"] = 0
+    assert len(build(check(content, "docs/select.md")).federations) == 1
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from fedblend.metrics import over_clients
+from fedblend.runtime.record import Evidence
 
 CLIENTS = 4
 LEVELS = {"shared": 0.5, "local": 0.7, "personal": 0.8}
@@ -54,12 +55,14 @@ def make_row():
 
 
 @pytest.fixture
-def measured() -> list[dict]:
-    """Two seeds of per-client accuracies; client 2 is harmed on average."""
+def evidence() -> Evidence:
+    """Two seeds of per-client accuracies on 60 rows each; client 2 is harmed."""
     personal = np.array([0.9, 0.8, 0.5, 0.7])
     local = np.array([0.5, 0.8, 0.75, 0.6])
-    return [
-        {"test": {"personal": {"accuracy": personal + shift, "loss": 1 - personal},
-                  "local": {"accuracy": local, "loss": 1 - local}}}
-        for shift in (0.0, 0.0)
-    ]  # fmt: skip
+    measured = {
+        "test": {
+            "personal": {"accuracy": personal, "loss": 1 - personal},
+            "local": {"accuracy": local, "loss": 1 - local},
+        }
+    }
+    return Evidence([measured, measured], (), {"test": np.full(CLIENTS, 60)})

@@ -13,8 +13,8 @@ from fedblend.report.figures import plot_rows
 PNG = b"\x89PNG"
 
 
-def test_rows_become_figures_in_two_formats(rows, measured, tmp_path):
-    written = plot_rows(rows, tmp_path / "figures", measured)
+def test_rows_become_figures_in_two_formats(rows, evidence, tmp_path):
+    written = plot_rows(rows, tmp_path / "figures", evidence)
     names = {path.name for path in written}
     assert names == {
         f"{stem}_test.{end}" for stem in ("curves", "gains") for end in ("png", "svg")

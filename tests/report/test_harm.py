@@ -2,12 +2,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """Who gains and who is harmed."""
 
+import io
+
 import numpy as np
 import pytest
+from rich.console import Console
 
 from fedblend.report.harm import Clients, compared, harm_rows, plot_harm, sentence
+from fedblend.report.terminal import show
+from fedblend.runtime.record import Evidence, harms
 
 NAN = float("nan")
+TEST = np.array([30, 40, 50, 0])
 LOSSES = {
     "test": {
         "personal": {"loss": np.array([1.0, 2.0, 0.5, NAN])},
@@ -19,21 +25,35 @@ CLIENTS = Clients(
     ids=np.array([4, 5, 6, 7]),
     names=["a", "b", "c", "d"],
     train=np.array([10, 20, 30, 1]),
-    test=np.array([3, 4, 5, 0]),
+    test=TEST,
     alpha=np.array([0.1, 0.5, 0.9, 1.0]),
 )
 
 
+def by_rows(noise: float) -> dict:
+    """Rows whose means are the losses above; noise is none of training alone."""
+    found = {}
+    for model, values in LOSSES["test"].items():
+        rows = np.full((4, 50), NAN)
+        for client, count in enumerate(TEST):
+            wave = noise * np.resize([1.0, -1.0], count) * (model != "local")
+            rows[client, :count] = values["loss"][client] + wave
+        found[model] = {"loss": rows}
+    return {"test": found}
+
+
 @pytest.fixture
 def found():
-    answer = compared(LOSSES, "test", "loss")
+    evidence = Evidence([LOSSES], [by_rows(0.5)], {"test": TEST})
+    answer = compared(evidence, "test", "loss")
     assert answer is not None
     return answer
 
 
 def test_a_smaller_loss_is_a_gain(found):
-    np.testing.assert_allclose(found.gains["local"], [-0.1, 0.5, 0.1, NAN])
-    np.testing.assert_allclose(found.gains["shared"], [0.5, -0.5, 0.0, NAN])
+    gains = {name: one.gain.value for name, one in found.gains.items()}
+    np.testing.assert_allclose(gains["local"], [-0.1, 0.5, 0.1, NAN], atol=1e-12)
+    np.testing.assert_allclose(gains["shared"], [0.5, -0.5, 0.0, NAN])
 
 
 def test_of_accuracies_more_is_a_gain():
@@ -43,19 +63,22 @@ def test_of_accuracies_more_is_a_gain():
             "local": {"accuracy": np.array([0.7])},
         }
     }
-    answer = compared(measured, "test", "accuracy")
+    answer = compared(
+        Evidence([measured], (), {"test": np.array([10])}), "test", "accuracy"
+    )
     assert answer is not None
-    assert answer.gains["local"] == pytest.approx([0.2])
+    assert answer.gains["local"].gain.value == pytest.approx([0.2])
 
 
-def test_the_most_harmed_come_first(found):
+def test_the_most_harmed_come_first_and_intervals_say_who_is(found):
     rows = harm_rows(found, CLIENTS)
     assert [row["name"] for row in rows] == ["b", "a", "c", "d"]
+    error = 0.5 / np.sqrt(39)  # of 40 rows, half of them 0.5 above and half below
     assert rows[0] == {
         "id": 5,
         "name": "b",
         "train": 20,
-        "test": 4,
+        "test": 40,
         "alpha": 0.5,
         "shared_loss": 1.5,
         "local_loss": 2.5,
@@ -63,24 +86,34 @@ def test_the_most_harmed_come_first(found):
         "gain_over_local": 0.5,
         "gain_over_shared": -0.5,
         "harm": 0.5,
+        "gain_low": pytest.approx(0.5 - 2.0227 * error, abs=1e-4),
+        "gain_high": pytest.approx(0.5 + 2.0227 * error, abs=1e-4),
+        "harmed": "no",
+        # Both models have the same noise in every row: nothing is left to doubt.
+        "gain_over_shared_low": pytest.approx(-0.5),
+        "gain_over_shared_high": pytest.approx(-0.5),
+        "harmed_by_shared": "yes",
     }
-    assert rows[-1]["harm"] == rows[-1]["personal_loss"] == ""
+    # It loses 0.1 to training alone, which its 30 rows cannot tell from nothing.
+    assert rows[1]["harm"] == pytest.approx(0.1)
+    assert rows[1]["gain_low"] < -0.1 < 0 < rows[1]["gain_high"]
+    assert rows[1]["harmed"] == "no"
+    assert rows[-1]["harm"] == rows[-1]["personal_loss"] == rows[-1]["harmed"] == ""
 
 
 def test_one_model_for_all_has_nothing_to_compare_with():
     same = {"loss": np.array([1.0, NAN])}
-    assert (
-        compared({"test": {"personal": same, "shared": same}}, "test", "loss") is None
-    )
-    assert compared({}, "test", "loss") is None
+    measured = {"test": {"personal": same, "shared": same}}
+    assert compared(Evidence([measured], (), {"test": TEST}), "test", "loss") is None
+    assert compared(Evidence([{}], (), {}), "test", "loss") is None
 
 
 def test_in_words(found):
-    assert sentence(found) == (
-        "test loss: 1 of 3 clients do worse than by training alone, by 0.1 on average "
-        "and 0.1 at worst; 1 of 3 clients do worse than with the shared model, by 0.5 "
-        "on average and 0.5 at worst"
-    )
+    said = sentence(found)
+    assert said.startswith("test loss: 0 of 3 clients do worse than alone; 1 do better")
+    assert "1 of 3 clients do worse than with the shared model, by 0.5 on av" in said
+    assert "by chance alone up to 0.075 would be called worse" in said
+    assert "mean gain 0.167 (" in said
 
 
 def test_figures(found, tmp_path):
@@ -88,3 +121,44 @@ def test_figures(found, tmp_path):
     assert [path.name for path in written] == ["harm.png", "harm.svg"]
     without = plot_harm(found, CLIENTS._replace(alpha=None), tmp_path / "two")
     assert written[0].stat().st_size > without[0].stat().st_size
+
+
+def test_terminal_summary_table_and_figure_count_alike(make_row, tmp_path):
+    """Of four clients with ten rows two lose, one of them beyond doubt."""
+    lost = np.array([8, 3, 0, -8])
+
+    def right(many):
+        rows = np.arange(10) < many[:, None]
+        return {"accuracy": rows.mean(1)}, {"accuracy": rows.astype(float)}
+
+    own, alone = (
+        right(9 - np.maximum(lost, 0)),
+        right(9 + np.minimum(lost, 0)),
+    )
+    seen, rows = ({"test": {"personal": own[i], "local": alone[i]}} for i in (0, 1))
+    evidence = Evidence([seen] * 2, [rows] * 2, {"test": np.full(4, 10)})
+    found = compared(evidence, "test", "accuracy")
+    assert found is not None
+    counted = harms(evidence)["test"]["accuracy"]["than_local"]
+    assert (counted["count"], counted["helped"], counted["worse"]) == (1, 1, 2)
+    told = [row["harmed"] for row in harm_rows(found, CLIENTS)]
+    assert told == ["yes", "no", "no", "no"]
+    said = "1 of 4 clients do worse than alone"
+    assert said in sentence(found)
+    figure = plot_harm(found, CLIENTS, tmp_path / "harm")[1].read_text()
+    assert f"<!-- {said}; mean of 2 seeds -->" in figure
+    page = io.StringIO()
+    console = Console(file=page, width=200)
+    show([make_row(0)], [make_row(0)] * 2, console, {"harmed": harms(evidence)})
+    assert f"harmed (test accuracy): {said}" in page.getvalue()
+
+
+def test_where_nothing_is_finite_all_is_written_and_says_so(tmp_path):
+    lost = {model: {"loss": np.full(4, NAN)} for model in ("personal", "local")}
+    evidence = Evidence([{"test": lost}], (), {"test": TEST})
+    found = compared(evidence, "test", "loss")
+    assert found is not None
+    assert sentence(found) == "test loss: 3 clients have a model that is not finite"
+    told = [row["harmed"] for row in harm_rows(found, CLIENTS)]
+    assert told == ["not finite"] * 3 + [""]
+    assert len(plot_harm(found, CLIENTS, tmp_path / "harm")) == 2

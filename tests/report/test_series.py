@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from fedblend.report.series import curves, gains, shown_metrics, shown_splits
+from fedblend.report.series import all_gains, curves, shown_metrics, shown_splits
 
 
 def test_a_curve_is_the_mean_over_seeds_with_their_range(rows):
@@ -46,24 +46,27 @@ def test_numbered_metrics_are_of_their_kind(rows):
 
 
 @pytest.mark.parametrize("metric", ["accuracy", "loss"])
-def test_a_gain_is_an_improvement_whichever_way_is_better(measured, metric):
-    gained = gains(measured, "test", metric)
-    assert gained is not None
-    np.testing.assert_allclose(gained.values, [-0.25, 0, 0.1, 0.4], atol=1e-12)
-    assert gained.reference == "local"
+def test_a_gain_is_an_improvement_whichever_way_is_better(evidence, metric):
+    (gained,) = all_gains(evidence, "test", metric)
+    np.testing.assert_allclose(gained.gain.value, [0.4, 0, -0.25, 0.1], atol=1e-12)
+    assert (gained.reference, gained.seeds) == ("local", 2)
 
 
-def test_without_another_model_there_are_no_gains(measured):
-    for lane in measured:
-        del lane["test"]["local"]
-    assert gains(measured, "test", "accuracy") is None
-    assert gains([], "test", "accuracy") is None
+def test_without_another_model_there_are_no_gains(evidence):
+    for lane in evidence.measured:
+        lane["test"].pop("local", None)
+    assert all_gains(evidence, "test", "accuracy") == []
+    assert all_gains(evidence._replace(measured=[]), "test", "accuracy") == []
 
 
-def test_one_model_for_all_gains_nothing_over_itself(measured):
-    for lane in measured:
-        lane["test"] = {
-            "personal": lane["test"]["personal"],
-            "shared": lane["test"]["personal"],
-        }
-    assert gains(measured, "test", "accuracy") is None
+def test_one_model_for_all_gains_nothing_over_itself(evidence):
+    for lane in evidence.measured:
+        lane["test"]["local"] = lane["test"]["personal"]
+    assert all_gains(evidence, "test", "accuracy") == []
+
+
+def test_models_that_are_nowhere_finite_are_not_taken_for_one(evidence):
+    nothing = {name: np.full(4, np.nan) for name in ("accuracy", "loss")}
+    lane = {"test": {"personal": nothing, "local": nothing}}
+    (gained,) = all_gains(evidence._replace(measured=[lane]), "test", "accuracy")
+    assert gained.gain.not_finite.all()

@@ -6,19 +6,24 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from fedblend.gains import Tally
 from fedblend.report import braille
 from fedblend.report.terminal import human_bits, show
 
+NOBODY = Tally(0, 0, 0, 0, 0.1, 2, 4, 0, 0, 1, 3, 0.1, -0.1, 0.3)
 
-def printed(rows, summary, width=100):
+
+def printed(rows, summary, width=100, over_seeds=None):
     console = Console(file=io.StringIO(), width=width)
-    show(rows, summary, console)
+    show(rows, summary, console, over_seeds)
     return console.file.getvalue()  # pyright: ignore
 
 
 @pytest.fixture
 def summaries(rows):
-    harmed = {"count": 1, "share": 0.25, "mean_loss": 0.125, "worst": 0.125}
+    harmed = NOBODY._replace(
+        count=1, share=0.25, mean_loss=0.125, worst=0.125
+    )._asdict()
     bits = {
         "up": 4000,
         "down": 2_000_000,
@@ -38,18 +43,30 @@ def test_a_finished_run_is_shown_with_all_there_is_to_know(rows, summaries):
         assert heading in text
     # Personal accuracy: 0.8 + 0.015 over clients + 0.04 after 4 rounds + 0.0005.
     assert "0.8555" in text
-    assert "1 of 4 clients do worse than alone, by 0.1250 on average" in text
     assert "up 4 kbit (1 kbit a client), down 2 Mbit (500 kbit a client)" in text
     assert "compiling 2.00 s" in text
     assert any(0x2800 < ord(letter) < 0x2900 for letter in text)
 
 
-def test_what_is_lost_is_averaged_over_the_clients_that_lose(rows, summaries):
-    nobody = {"count": 0, "share": 0.0, "mean_loss": 0.0, "worst": 0.0}
-    lucky = {**summaries[0], "harmed": {"test": {"accuracy": {"than_local": nobody}}}}
-    text = printed(rows, [lucky, summaries[1]])
-    assert "0.5 of 4 clients do worse than alone, by 0.1250 on average" in text
-    assert "0 of 4 clients do worse than alone\n" in printed(rows, [lucky])
+def test_clients_are_counted_over_all_seeds_together(rows, summaries):
+    """An average of the seeds' counts would be half a client here."""
+    assert "clients do worse" not in printed(rows, summaries)
+    together = {"harmed": {"test": {"accuracy": {"than_local": NOBODY._asdict()}}}}
+    text = " ".join(printed(rows, summaries, over_seeds=together).split())
+    assert "harmed (test accuracy): 0 of 4 clients do worse than alone; 2 do" in text
+    assert "2 could be either (95 % intervals); by chance alone up to 0.1" in text
+    assert "mean gain 0.1 (-0.1 to 0.3)" in text
+    text = " ".join(printed(rows, summaries[:1]).split())
+    assert "1 of 4 clients do worse than alone, by 0.125 on average" in text
+
+
+def test_what_is_not_finite_is_said(rows, summaries):
+    lost = NOBODY._replace(clients=0, helped=0, not_finite=3, unmatched=1)._asdict()
+    lost |= {"mean_gain": None, "mean_gain_low": None, "mean_gain_high": None}
+    together = {"harmed": {"test": {"accuracy": {"than_local": lost}}}}
+    text = " ".join(printed(rows, summaries, over_seeds=together).split())
+    assert "3 clients have a model that is not finite; for 1 training alone" in text
+    assert "nan" not in text
 
 
 def test_one_summary_need_not_be_in_a_list(rows, summaries):

@@ -212,3 +212,41 @@ def test_a_client_that_is_not_there(client):
     run = simulate(rounds=0)
     with pytest.raises(ValueError, match=f"client: {client} is not between 0 and 6"):
         run.personal(client)
+
+
+def test_every_key_may_have_its_own_split_of_the_same_clients():
+    """One full gradient of each lane's own rows, by hand."""
+    draw = np.random.default_rng(0)
+    rows = draw.normal(size=(60, 3)), draw.normal(size=60)
+    parts = np.split(np.arange(60), [10, 25])
+    splits = [fb.federate(rows, parts, test=0.3, split=split) for split in (0, 4)]
+
+    def moved(params, inputs, targets):
+        return params - 0.05 * inputs.T @ (inputs @ params - targets) / len(targets)
+
+    loss = fb.objectives.squared_error(lambda params, inputs: inputs @ params)
+    tuned = fb.finetune(fb.fedavg(loss, 0.05, **FULL), loss, 0.05, **FULL)
+    seeds = jax.random.split(jax.random.key(1), 2)
+    settings: dict[str, Any] = {
+        "rounds": 1,
+        "measure": {"loss": fb.metrics.mean_loss(loss)},
+        "splits": ["test"],
+    }
+    run = fb.simulate(tuned, jnp.zeros(3), splits, seeds, **settings).complete()
+    for lane, federation in enumerate(splits):
+        shared = moved(np.zeros(3), *federation.train.examples)
+        own = moved(shared, *federation.train.rows(2))
+        np.testing.assert_allclose(run.shared[lane], shared, rtol=1e-4)
+        np.testing.assert_allclose(run.personal(2)[lane], own, rtol=1e-4)
+        assert federation.test is not None
+        inputs, targets = federation.test.rows(2)
+        losses = (inputs @ own - targets) ** 2 / 2
+        found = run.measured[lane]["test"]["personal"]["loss"][2]
+        brought = run.brought[lane]["test"]["personal"]["loss"][2]
+        np.testing.assert_allclose(found, losses.mean(), rtol=1e-4)
+        np.testing.assert_allclose(brought[: len(losses)], losses, rtol=1e-3)
+    with pytest.raises(ValueError, match="federation: 2 of them is not a single Federation"):
+        fb.simulate(tuned, jnp.zeros(3), splits, seeds[0], **settings)
+    other = fb.federate(rows, parts, test=0.5)
+    with pytest.raises(ValueError, match="several must have the same clients"):
+        fb.simulate(tuned, jnp.zeros(3), [splits[0], other], seeds, **settings)

@@ -105,7 +105,7 @@ def show(
     summary = read_summary(run) if finished else {"runs": _last(rows)}
     console = screen.console()
     try:
-        show_rows(rows, summary["runs"], console)
+        show_rows(rows, summary["runs"], console, summary)
         screen.say_privacy(console, summary)
         for text in summary.get("warnings", ()):
             screen.note(f"warning: {text}")

@@ -110,17 +110,22 @@ def _print_json(joined: "Joined", paths: list[Path]) -> None:
 def _print_table(joined: "Joined", paths: list[Path]) -> None:
     gains = joined.gains()
     metric = gains[0].metric
-    made = table("newcomer", "rows", "held out", "shared", "personal", "gained")
+    heads = ("newcomer", "rows", "held out", "shared", "personal", "gain, 95 %")
+    made = table(*heads, "gained")
     made.title = f"{metric} on held-out rows, before and after"
     made.title_justify = "left"
-    for column in made.columns[1:5]:
+    for column in made.columns[1:6]:
         column.justify = "right"
     for gain in gains:
         made.add_row(*_cells(gain))
     console = screen.console()
     console.print(made)
-    known = [gain.gained for gain in gains if gain.gained is not None]
-    console.print(f"gained: {sum(known)} of {len(known)} that could be compared")
+    known = [gain.gained for gain in gains if gain.low == gain.low]
+    better, worse = known.count(True), known.count(False)
+    console.print(
+        f"gained: {better} of {len(known)} that could be compared, {worse} lost, "
+        f"{len(known) - better - worse} could be either (95 % intervals)"
+    )
     model = paths[0] if len(paths) == 1 else f"{paths[0]} and {len(paths) - 1} more"
     console.print(f"model: {model}", markup=False, soft_wrap=True)
 
@@ -128,9 +133,10 @@ def _print_table(joined: "Joined", paths: list[Path]) -> None:
 def _cells(gain: "Gain") -> list[Any]:
     from rich.text import Text
 
-    said = {True: "yes", False: "no", None: "-"}[gain.gained]
-    if gain.before == gain.after:
-        said = "same"
+    said = {True: "yes", False: "no", None: "either"}[gain.gained]
+    interval = f"{gain.low:+.3f} to {gain.high:+.3f}"
+    if gain.low != gain.low:
+        said, interval = "-", "-"
     values = ["-" if v != v else f"{v:.4f}" for v in (gain.before, gain.after)]
     counts = [str(gain.train + gain.test), str(gain.test)]
-    return [Text(gain.name), *counts, *values, said]
+    return [Text(gain.name), *counts, *values, interval, said]

@@ -107,7 +107,7 @@ def show_summary(
     from fedblend.report.terminal import show
 
     console = screen.console()
-    show(read_rows(Folder(out)), summary["runs"], console)
+    show(read_rows(Folder(out)), summary["runs"], console, summary)
     screen.say_privacy(console, summary)
     console.print(f"results: {out}", markup=False, soft_wrap=True)
 

@@ -166,6 +166,7 @@ def federation_of(
     validation: float = 0.0,
     test: float | Literal["official"] = 0.0,
     seed: int = 0,
+    split: int = 0,
 ) -> Federation:
     """Share a dataset out among clients.
 
@@ -180,6 +181,8 @@ def federation_of(
             class that no client holds are left out); where rows have no single
             class, in proportion to the clients' rows.
         seed: of the held-out rows and of the shuffle.
+        split: another number holds out others of every client's rows, as many as before
+            (and shares the official test set out anew).
     """
     rows = len(dataset.rows[0])
     held = np.concatenate([*partition.rows, np.empty(0, np.int64)])
@@ -201,9 +204,10 @@ def federation_of(
             partition.rows,
             validation=validation,
             test_rows=dataset.test_rows,
-            test_partition=_share_test(dataset, partition, seed),
+            test_partition=_share_test(dataset, partition, seed, split),
             names=partition.names,
             seed=seed,
+            split=split,
         )
     return federate(
         dataset.rows,
@@ -212,11 +216,12 @@ def federation_of(
         test=test,
         names=partition.names,
         seed=seed,
+        split=split,
     )
 
 
 def _share_test(
-    dataset: Dataset, partition: "Partition", seed: int
+    dataset: Dataset, partition: "Partition", seed: int, split: int
 ) -> list[np.ndarray]:
     """Each client's rows of the official test set; see ``federation_of``."""
     assert dataset.test_rows is not None
@@ -229,13 +234,15 @@ def _share_test(
         known, which = np.unique(dataset.test_keys, return_inverse=True)
         owner = np.array([ids.get(str(key), -1) for key in known], np.int64)[which]
     if (owner < 0).all():
-        owner = _proportional(dataset, partition, seed)
+        owner = _proportional(dataset, partition, seed, split)
     order = np.argsort(owner, kind="stable")
     edges = np.searchsorted(owner[order], np.arange(len(partition.rows) + 1))
     return np.split(order, edges)[1:-1]
 
 
-def _proportional(dataset: Dataset, partition: "Partition", seed: int) -> np.ndarray:
+def _proportional(
+    dataset: Dataset, partition: "Partition", seed: int, split: int
+) -> np.ndarray:
     """The client of each test row, in proportion to what the clients train on."""
     assert dataset.test_rows is not None
     clients = len(partition.rows)
@@ -246,7 +253,7 @@ def _proportional(dataset: Dataset, partition: "Partition", seed: int) -> np.nda
     targets = dataset.test_rows[1]
     test_groups = targets if grouped else np.zeros(len(targets), int)
     owner = np.full(len(targets), -1, np.int64)
-    rng = generator(seed, "official test")
+    rng = generator(seed, f"official test {split}" if split else "official test")
     for group in np.unique(test_groups):
         counts = np.bincount(holder[groups == group], minlength=clients)
         mine = rng.permutation(np.flatnonzero(test_groups == group))

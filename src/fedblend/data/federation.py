@@ -20,7 +20,10 @@ from fedblend.errors import UserError
 
 @dataclasses.dataclass(frozen=True)
 class Shards:
-    """One split of all clients: client i owns ``counts[i]`` rows from ``starts[i]``."""
+    """One split of all clients: client i owns ``counts[i]`` rows from ``starts[i]``.
+
+    Several that lie side by side have starts [splits, clients].
+    """
 
     examples: PyTree
     starts: np.ndarray
@@ -40,7 +43,7 @@ class Shards:
         """The data of one client, as its functions see it."""
         start, count, id = (
             jnp.asarray(number, jnp.int32)
-            for number in (self.starts[client], self.counts[client], client)
+            for number in (self.starts[..., client], self.counts[client], client)
         )
         return Shard(self.examples, start, count, id, self.capacity)
 
@@ -106,6 +109,44 @@ class Federation:
 FEDERATION = a(Federation, "a Federation")
 
 
+def side_by_side(federations: Sequence[Federation]) -> dict[str, Shards]:
+    """The same clients with their rows split anew in each: one flat array a split.
+
+    A single federation keeps its arrays; of several they lie one after another.
+
+    Raises:
+        ValueError: they are not of the same clients, or hold out other numbers of rows.
+    """
+    first, *others = federations
+    for other in others:
+        same = first.names == other.names and first.splits.keys() == other.splits.keys()
+        if not same or not all(
+            np.array_equal(split.counts, other.splits[name].counts)
+            for name, split in first.splits.items()
+        ):
+            raise ValueError(
+                "federation: several must have the same clients, with as many rows in "
+                "each split"
+            )
+    if not others:
+        return first.splits
+
+    def lay(name: str) -> Shards:
+        shards = [federation.splits[name] for federation in federations]
+        sizes = [len(jax.tree.leaves(shard.examples)[0]) for shard in shards]
+        edges = np.concatenate([[0], np.cumsum(sizes)[:-1]])
+        examples = [shard.examples for shard in shards]
+        return Shards(
+            jax.tree.map(lambda *leaves: np.concatenate(leaves), *examples),
+            np.stack(
+                [shard.starts + edge for shard, edge in zip(shards, edges, strict=True)]
+            ),
+            shards[0].counts,
+        )
+
+    return {name: lay(name) for name in first.splits}
+
+
 def joined(federations: Mapping[str, Federation]) -> Federation:
     """The clients of several federations, one after another, as one.
 
@@ -156,6 +197,7 @@ def federate(
     test_partition: Iterable[np.ndarray] | None = None,
     names: Sequence[str] = (),
     seed: int = 0,
+    split: int = 0,
 ) -> Federation:
     """Build a federation from flat arrays and each client's row numbers.
 
@@ -170,13 +212,17 @@ def federate(
         test_partition: each client's rows of it.
         names: the clients' own names; those of the ``Partition`` if there are none.
         seed: of the shuffle of each client's rows.
+        split: another number shuffles the rows of each client anew, so that others of
+            them are held out, as many as before.
     """
     if validation + test >= 1:
         raise UserError(
             "federate: validation + test", validation + test, "below 1, to train on"
         )
     pieces = [
-        held_out(index, client, validation=validation, test=test, seed=seed)
+        held_out(
+            index, client, validation=validation, test=test, seed=seed, split=split
+        )
         for client, index in enumerate(partition)
     ]
     train_index, validation_index, test_index = (
@@ -194,10 +240,17 @@ def federate(
 
 
 def held_out(
-    index: np.ndarray, client: int, *, validation: float, test: float, seed: int
+    index: np.ndarray,
+    client: int,
+    *,
+    validation: float,
+    test: float,
+    seed: int,
+    split: int = 0,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """A client's rows to train on, to validate and to test, in an order of its own."""
-    order = np.random.default_rng((seed, client)).permutation(np.asarray(index))
+    drawn = (seed, client, split) if split else (seed, client)
+    order = np.random.default_rng(drawn).permutation(np.asarray(index))
     to_test = _held_out(len(order), test)
     to_validate = min(_held_out(len(order), validation), len(order) - to_test - 1)
     first, second = to_test, to_test + max(to_validate, 0)

@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """From a configuration to what ``simulate`` takes: data, model, loss, algorithm."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -22,11 +23,13 @@ from fedblend.experiment.holding import (
     hold_out,
     load_dataset,
     share_out,
+    splits_of,
     warnings,
 )
 from fedblend.experiment.registry import ALGORITHMS, local_only
 from fedblend.experiment.section import ConfigError
 from fedblend.experiment.selecting import selected
+from fedblend.experiment.splitting import BySplit, by_constants
 from fedblend.experiment.tasks import loss_name, losses_of, measures_of, model_of
 from fedblend.runtime.cohort import settled
 from fedblend.theory.constants import Smoothness
@@ -49,6 +52,7 @@ class Built(NamedTuple):
     """A configuration, ready to be simulated."""
 
     federation: Federation
+    """The clients, their rows as the first of the seeds splits them."""
     model: models.Model
     loss: Loss
     algorithm: Algorithm
@@ -61,8 +65,12 @@ class Built(NamedTuple):
     """What identifies the data: name, rows, sha256 of rows and of the partition."""
     warnings: tuple[str, ...]
     task: Task
-    unseen: Federation | None = None
-    """Clients that take no part in the training."""
+    federations: Sequence[Federation]
+    """The same clients with the split of each seed, or of all of them."""
+    unseen: Sequence[Federation] = ()
+    """Clients that take no part in the training, in the same splits."""
+    by_split: BySplit | None = None
+    """Instead of ``algorithm`` and ``local``, where splits differ in constants."""
     server: Federation | None = None
     """The server's own rows, where it has some."""
     smoothness: Smoothness | None = None
@@ -82,17 +90,33 @@ def build(config: Config) -> Built:
         config.central, whole, config.data.target, config.data.seed
     )
     parts = share_out(config.data, dataset)
-    federation, unseen = hold_out(config.data, dataset, parts), None
+    splits = splits_of(config.data, config.run.seed)
+    federations = [hold_out(config.data, dataset, parts, split) for split in splits]
+    unseen: tuple[Federation, ...] = ()
     if config.data.unseen:
-        federation, unseen = set_apart(federation, config.data.unseen, config.data.seed)
+        fraction, seed = config.data.unseen, config.data.seed
+        pairs = [set_apart(one, fraction, seed) for one in federations]
+        federations, unseen = zip(*pairs, strict=True)
+    federation = federations[0]
+    if config.select is not None and len(federations) > 1:
+        raise ConfigError(
+            "data.split_seed: is missing; [select] knows which rows are used in one "
+            "split, so that several run.seed need the same: data.split_seed=0"
+        )
     drawn = populations.strata(config.populations, federation) or config.run.cohort
-    found = method(
-        config,
-        task,
-        federation.clients,
-        settled(drawn, federation.clients)[1],
-        lambda loss: smoothness(config.model, loss, federation),
+    clients = federation.clients
+    method_with = partial(
+        method,
+        task=task,
+        clients=clients,
+        cohort=settled(drawn, clients)[1],
     )
+    found = method_with(
+        config, constants=lambda loss: smoothness(config.model, loss, federation)
+    )
+    by_split = None
+    if len(federations) > 1 and found.smoothness is not None:
+        by_split = by_constants(config, task, found, federations, method_with)
     found = found._replace(algorithm=selected(config, found.algorithm, federation))
     return Built(
         federation=federation,
@@ -103,14 +127,16 @@ def build(config: Config) -> Built:
             "cohort": drawn,
             "central": None if server is None else server.train.shard(0),
         },
-        facts=facts(whole, parts),
+        facts=facts(whole, parts, splits),
         warnings=(
             *warnings(whole, federation, config.data.inputs),
             *privacy.warnings(config.privacy, federation.clients),
             *central.warnings(config.central, config.privacy is not None),
         ),
         task=task,
+        federations=federations,
         unseen=unseen,
+        by_split=by_split,
         server=server,
     )
 

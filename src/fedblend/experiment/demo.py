@@ -5,7 +5,7 @@
 Forty clients hold real handwritten digits, four classes each. Each of them may train
 alone, use the shared model of FedAvg, fine-tune that model on its own digits, or mix a
 shared model with its own, by FLIX or by APFL. All are tested on the client's own
-held-out digits.
+held-out digits; every seed holds out others.
 """
 
 import json
@@ -22,23 +22,26 @@ from fedblend.data.federation import Federation
 from fedblend.data.partition import classes_per_client
 from fedblend.data.sources import load
 from fedblend.experiment.demo_methods import COHORT, METHODS, RUNS, completed
-from fedblend.metrics import harm, over_clients
+from fedblend.gains import Gain, tally
+from fedblend.metrics import over_clients
 from fedblend.report.methods import plot_method_gains, plot_methods
 from fedblend.report.series import Gains, curves, rows_of
 from fedblend.report.terminal import human_bits
+from fedblend.runtime.record import Evidence
 from fedblend.runtime.run import Run
 
 CLIENTS, CLASSES = 40, 4
-TINY = 1e-6
-"""Accuracies are averaged over seeds; what differs by less is equal."""
-ALONE = "local-only"
 
 
 class Score(NamedTuple):
-    """One method: every client's test accuracy over seeds, and its price in bits."""
+    """One method: every client's test accuracy over seeds, and its price in bits.
+
+    ``gain`` is over training alone, None of that itself.
+    """
 
     accuracy: np.ndarray
     bits: float
+    gain: Gain | None = None
 
 
 def demo(out: Path, console: Console, *, rounds: int = 100, seeds: int = 3) -> None:
@@ -51,20 +54,21 @@ def demo(out: Path, console: Console, *, rounds: int = 100, seeds: int = 3) -> N
         seeds: runs to average over; they run side by side.
     """
     begun = time.perf_counter()
-    federation = _federation()
+    splits = _splits(seeds)
+    federation = splits[0]
     console.print(
         f"{CLIENTS} clients hold {federation.train.total} handwritten digits for "
         f"training, {CLASSES} classes each, and are tested on "
         f"{federation.splits['test'].total} of their own.",
         highlight=False,
     )
-    scores, histories = {}, {}
+    scores, histories, runs = {}, {}, {}
     for name, (doing, _) in RUNS.items():
         with console.status(f"{doing} ..."):
-            run = completed(name, federation, rounds, seeds)
+            runs[name] = completed(name, splits, rounds)
         for method, of in METHODS.items():
             if of.run == name:
-                scores[method], histories[method] = _result(run, of.model)
+                scores[method], histories[method] = _result(runs, *of)
                 _say(console, method, scores, begun)
     figures = _figures(scores, histories, out, seeds)
     sentence = advice(scores)
@@ -97,12 +101,13 @@ def advice(scores: dict[str, Score]) -> str:
             scores[name].bits > scores[choice].bits for name in alike if name != choice
         )
         because += "sends the least" if cheaper else "none of them sends less"
-    if choice == ALONE:
+    gain = scores[choice].gain
+    if gain is None:
         return f"Deploy {said[choice]}: {because}."
-    worse = harm(scores[choice].accuracy, scores[ALONE].accuracy, True, TINY).count
+    worse = tally(gain).count
     return (
         f"Deploy {said[choice]}: {because}; {worse or 'none'} of the {clients} clients "
-        "would have done better alone."
+        "would clearly have done better alone."
     )
 
 
@@ -111,19 +116,44 @@ def _apart(best: Score, other: Score) -> bool:
     return bool(gap.mean() > 2 * gap.std(ddof=1) / np.sqrt(len(gap)))
 
 
-def _federation() -> Federation:
+def _splits(seeds: int) -> list[Federation]:
+    """The same clients, with other digits held out for every seed."""
     dataset = load("digits")
     partition = classes_per_client(dataset.rows[1], CLIENTS, CLASSES)
-    return federation_of(dataset, partition, test=0.3)
+    return [
+        federation_of(dataset, partition, test=0.3, split=seed) for seed in range(seeds)
+    ]
 
 
-def _result(run: Run, model: str) -> tuple[Score, Any]:
+def _result(runs: dict[str, Run], name: str, model: str) -> tuple[Score, Any]:
     """The last accuracies of a model, and its curve."""
+    run, alone = runs[name], runs["alone"]
     values = np.mean([of["test"][model]["accuracy"] for of in run.measured], axis=0)
     costs = [summary["bits"] for summary in run.summary()]
     bits = np.mean([cost["up"] + cost["down"] for cost in costs]) / CLIENTS
     curve = curves(rows_of(run.records), "test", "accuracy")[model]
-    return Score(values.astype(np.float64), float(bits)), curve
+    gain = None if run is alone else _gain(run, model, alone)
+    return Score(values.astype(np.float64), float(bits), gain), curve
+
+
+def _gain(run: Run, model: str, alone: Run) -> Gain:
+    """What every client gains by a model of a run over training alone."""
+
+    def paired(own: Any, other: Any) -> list[Any]:
+        return [
+            {
+                "test": {
+                    "personal": mine["test"][model],
+                    "local": theirs["test"]["personal"],
+                }
+            }
+            for mine, theirs in zip(own, other, strict=True)
+        ]
+
+    measured = paired(run.measured, alone.measured)
+    brought = paired(run.brought, alone.brought)
+    evidence = Evidence(measured, brought, run.measuring.counts)
+    return evidence.gain("test", "accuracy", "local")
 
 
 def _say(console: Console, method: str, scores: dict[str, Score], begun: float) -> None:
@@ -141,34 +171,38 @@ def _table(scores: dict[str, Score], seeds: int) -> Table:
         title_style="bold",
     )
     table.add_column("model")
-    for heading in ("mean", "worst\ntenth", "better\nthan alone",
-                    "worse\nthan alone", "bits sent\na client"):  # fmt: skip
+    for heading in ("mean", "worst\ntenth", "gain over alone\n(95 % interval)",
+                    "better", "worse", "bits sent\na client"):  # fmt: skip
         table.add_column(heading, justify="right")
     for method, numbers in _numbers(scores).items():
         table.add_row(
             method,
             f"{numbers['mean']:.1%}",
             f"{numbers['worst_tenth']:.1%}",
-            _clients(numbers["better_than_local"]),
-            _clients(numbers["worse_than_local"]),
+            *_compared(numbers),
             human_bits(numbers["bits_per_client"]),
         )
     return table
 
 
-def _clients(count: int | None) -> str:
-    return "-" if count is None else str(count)
+def _compared(numbers: dict[str, Any]) -> list[str]:
+    """The mean gain over training alone, and how many are better and worse off."""
+    if numbers["mean_gain"] is None:
+        return ["-"] * 3
+    mean, low, high = (
+        100 * numbers[f"mean_gain{end}"] for end in ("", "_low", "_high")
+    )
+    interval = f"{mean:+.1f} ({low:+.1f}, {high:+.1f})"
+    counts = (numbers[f"{way}_than_local"] for way in ("better", "worse"))
+    return [interval, *map(str, counts)]
 
 
 def _numbers(scores: dict[str, Score]) -> dict[str, dict[str, Any]]:
-    """The table as plain values."""
-
-    def worse(method: str, reference: str) -> int | None:
-        if method == reference:
-            return None
-        pair = scores[method].accuracy, scores[reference].accuracy
-        return harm(*pair, True, TINY).count
-
+    """The table as plain values; clients are better or worse off by their intervals."""
+    counted = {
+        method: None if score.gain is None else tally(score.gain)
+        for method, score in scores.items()
+    }
     spreads = {
         method: over_clients(score.accuracy, np.ones(CLIENTS), True)
         for method, score in scores.items()
@@ -177,11 +211,15 @@ def _numbers(scores: dict[str, Score]) -> dict[str, dict[str, Any]]:
         method: {
             "mean": spreads[method].mean,
             "worst_tenth": spreads[method].worst_tenth,
-            "better_than_local": worse(ALONE, method),
-            "worse_than_local": worse(method, ALONE),
+            "better_than_local": found and found.helped,
+            "worse_than_local": found and found.count,
+            "mean_gain": found and found.mean_gain,
+            "mean_gain_low": found and found.mean_gain_low,
+            "mean_gain_high": found and found.mean_gain_high,
             "bits_per_client": score.bits,
         }
         for method, score in scores.items()
+        for found in (counted[method],)
     }
 
 
@@ -195,6 +233,15 @@ def _results(scores, rounds: int, seeds: int, seconds: float, sentence: str) -> 
         "seconds": round(seconds, 2),
         "methods": _numbers(scores),
         "accuracy_by_client": {m: s.accuracy.tolist() for m, s in scores.items()},
+        "gain_by_client": {
+            method: {
+                "value": score.gain.value.tolist(),
+                "low": score.gain.low.tolist(),
+                "high": score.gain.high.tolist(),
+            }
+            for method, score in scores.items()
+            if score.gain is not None
+        },
         "advice": sentence,
     }
 
@@ -202,14 +249,10 @@ def _results(scores, rounds: int, seeds: int, seconds: float, sentence: str) -> 
 def _figures(scores, histories, out: Path, seeds: int) -> list[Path]:
     """Accuracy over rounds, and every client's gain over training alone."""
     out.mkdir(parents=True, exist_ok=True)
-    alone = scores[ALONE].accuracy
-    gaps = {name: score.accuracy - alone for name, score in scores.items()}
-    del gaps[ALONE]
     gains = {
-        name: Gains(
-            np.sort(np.where(abs(gap) < TINY, 0, gap)), "accuracy", "test", "local"
-        )
-        for name, gap in gaps.items()
+        name: Gains(score.gain, "accuracy", "test", "local", seeds)
+        for name, score in scores.items()
+        if score.gain is not None
     }
     title = f"Digits held by {CLIENTS} clients, {CLASSES} classes each"
     return [

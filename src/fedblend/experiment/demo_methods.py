@@ -4,7 +4,7 @@
 fifth of every client's training digits, never the test digits that are reported.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -63,17 +63,17 @@ RUNS: dict[str, tuple[str, Callable[[Loss], Algorithm]]] = {
 """What is said while a run goes on, and its algorithm."""
 
 
-def completed(name: str, federation: Federation, rounds: int, seeds: int) -> Run:
-    """A completed run of a method; seeds run side by side."""
+def completed(name: str, splits: Sequence[Federation], rounds: int) -> Run:
+    """A completed run of a method; a seed for each split, side by side."""
     model = models.build("softmax", (8, 8, 1), 10)
     loss = objectives.cross_entropy(model.apply)
     return simulate(
         RUNS[name][1](loss),
         model.init(jax.random.key(0)),
-        federation,
-        jax.random.split(jax.random.key(0), seeds),
+        splits,
+        jax.random.split(jax.random.key(0), len(splits)),
         rounds=rounds,
-        cohort=federation.clients if name == "alone" else COHORT,
+        cohort=splits[0].clients if name == "alone" else COHORT,
         measure=standard("classes", loss, model.apply),
         splits=["test"],
     ).complete()

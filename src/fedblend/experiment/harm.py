@@ -3,13 +3,13 @@
 """The harm report of a run: who gains by its personal model, who is harmed.
 
 ``harm.csv`` has a row for every client, the most harmed first, and ``figures/harm`` its
-picture; with several seeds values are their means.
+picture; with several seeds values are their means, and intervals hold for these.
 """
 
 import csv
 import io
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -38,21 +38,37 @@ def harm_of(
     """
     for split in shown_splits(rows)[:1]:
         metric = shown_metrics(rows, split)[0]
-        found = compared(_mean_over_seeds(run, split, metric), split, metric)
+        found = compared(run.evidence, split, metric)
         if found is not None:
             return Harm(found, _clients(run, split, columns.get("alpha")))
     return None
 
 
-def _mean_over_seeds(run: Run, split: str, metric: str) -> Any:
-    models = run.measured[0][split]
+def columns(run: Run, found: Comparison | None) -> dict[str, np.ndarray]:
+    """The interval of every client's gain and whether it is harmed, seed by seed.
+
+    As ``outputs.write_clients`` takes them: over clients, and over seeds if several.
+    """
+    if found is None:
+        return {}
+    first = next(iter(found.gains))
+    gains = [
+        run.evidence.of_lane(lane).gain(found.split, found.metric, first)
+        for lane in range(len(run.measured))
+    ]
+    known = [~np.isnan(gain.value) | gain.not_finite for gain in gains]
+    harmed = [
+        np.where(there, gain.harmed | gain.not_finite, np.nan)
+        for gain, there in zip(gains, known, strict=True)
+    ]
+    by_name = {
+        "gain_low": [gain.low for gain in gains],
+        "gain_high": [gain.high for gain in gains],
+        "harmed": harmed,
+    }
     return {
-        split: {
-            model: {
-                metric: np.mean([of[split][model][metric] for of in run.measured], 0)
-            }
-            for model in models
-        }
+        name: of[0] if run.lanes is None else np.stack(of, axis=1)
+        for name, of in by_name.items()
     }
 
 

@@ -65,8 +65,17 @@ def share_out(data: sections.Data, dataset: Dataset) -> Partition:
     return Partition.load(data.path)
 
 
-def hold_out(data: sections.Data, dataset: Dataset, parts: Partition) -> Federation:
-    """The federation, with the rows that are held out."""
+def splits_of(data: sections.Data, seed: int | list[int]) -> list[int]:
+    """The numbers of the splits: one for every seed, or the one that is fixed."""
+    if data.split_seed is not None:
+        return [data.split_seed]
+    return [seed] if isinstance(seed, int) else seed
+
+
+def hold_out(
+    data: sections.Data, dataset: Dataset, parts: Partition, split: int
+) -> Federation:
+    """The federation, with the rows that are held out in a split of this number."""
     try:
         return federation_of(
             dataset,
@@ -74,6 +83,7 @@ def hold_out(data: sections.Data, dataset: Dataset, parts: Partition) -> Federat
             validation=data.validation,
             test=data.test,
             seed=data.seed,
+            split=split,
         )
     except DataError:
         raise
@@ -81,8 +91,8 @@ def hold_out(data: sections.Data, dataset: Dataset, parts: Partition) -> Federat
         raise DataError(str(error)) from None
 
 
-def facts(dataset: Dataset, parts: Partition) -> dict[str, Any]:
-    """What identifies the data: name, rows, and sha256 of rows and partition."""
+def facts(dataset: Dataset, parts: Partition, splits: list[int]) -> dict[str, Any]:
+    """What identifies the data: name, rows, sha256 of rows and partition, splits."""
     digest = hashlib.sha256()
     for rows in (dataset.rows, dataset.test_rows or ()):
         for array in rows:
@@ -93,6 +103,7 @@ def facts(dataset: Dataset, parts: Partition) -> dict[str, Any]:
         "rows": len(dataset.rows[0]),
         "sha256": digest.hexdigest(),
         "partition_sha256": parts.hash,
+        "splits": splits,
     }
 
 

@@ -26,7 +26,6 @@ from fedblend.experiment.newcomers import joining
 from fedblend.experiment.outputs import Folder
 from fedblend.experiment.section import RunError
 from fedblend.experiment.tasks import loss_name, losses_of, measures_of, model_of
-from fedblend.metrics import HIGHER_IS_BETTER
 from fedblend.report.series import shown_metrics
 from fedblend.runtime.checkpoint import write_atomically
 from fedblend.runtime.newcomers import Newcomers, personalise
@@ -45,14 +44,17 @@ class Gain(NamedTuple):
     """Of the shared model; NaN where the newcomer has no held-out rows."""
     after: float
     """Of its own."""
+    low: float
+    """Where the 95 % interval of what it gains begins; see ``gains``."""
+    high: float
+    """Where it ends."""
 
     @property
     def gained(self) -> bool | None:
         """Whether its own model is better; None where nobody can tell."""
-        if np.isnan(self.before) or np.isnan(self.after):
+        if self.low <= 0 <= self.high or np.isnan(self.low):
             return None
-        higher = HIGHER_IS_BETTER[self.metric.partition("@")[0]]
-        return self.after > self.before if higher else self.after < self.before
+        return self.low > 0
 
 
 class Joined(NamedTuple):
@@ -67,11 +69,13 @@ class Joined(NamedTuple):
         """A line for each newcomer, by the main metric of the task."""
         federation, measured = self.newcomers.federation, self.newcomers.measured
         unknown = np.full(federation.clients, np.nan)
-        metric, before, after = "loss", unknown, unknown
+        metric, before, after, low, high = "loss", *[unknown] * 4
         if "test" in measured:
             metric = shown_metrics([{"measures": measured}], "test")[0]
             models = measured["test"]
             before, after = (models[of][metric] for of in ("shared", "personal"))
+            gain = self.newcomers.evidence.gain("test", metric, "shared")
+            low, high = gain.low, gain.high
         test = federation.test
         return [
             Gain(
@@ -81,6 +85,8 @@ class Joined(NamedTuple):
                 metric=metric,
                 before=float(before[client]),
                 after=float(after[client]),
+                low=float(low[client]),
+                high=float(high[client]),
             )
             for client in range(federation.clients)
         ]

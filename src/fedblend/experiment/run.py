@@ -40,6 +40,7 @@ from fedblend.runtime import checkpoint
 from fedblend.runtime.checkpoint import CheckpointError
 from fedblend.runtime.cohort import settled
 from fedblend.runtime.precision import precision
+from fedblend.runtime.record import harms
 from fedblend.runtime.run import Run
 from fedblend.runtime.simulate import simulate
 
@@ -161,20 +162,22 @@ def _runs(config: Config, built: Built, folder: Folder) -> dict[str, Run]:
     start = partial(
         simulate,
         params=built.model.init,
-        federation=built.federation,
+        federation=built.federations,
         key=built.key,
+        over=None if built.by_split is None else built.by_split.over,
     )
+    algorithms = built if built.by_split is None else built.by_split
     runs = {}
     names = {"private": "privacy", "mixed": "central", "strata": "populations"}
     with named_by_key(**names, select="select"):
-        if built.local is not None:
+        if algorithms.local is not None:
             runs["local"] = start(
-                built.local,
+                algorithms.local,
                 store_folder=_states(config, folder, "local"),
                 **{**settings, **_alone(config, built)},
             )
         runs["federated"] = start(
-            built.algorithm,
+            algorithms.algorithm,
             store_folder=_states(config, folder, "federated"),
             local=runs.get("local"),
             **settings,
@@ -264,8 +267,9 @@ def _finish(
     outputs.write_models(folder, run, seeds)
     columns = local_models.columns(run) | mixing_weights.columns(run)
     joined = unseen.join(run, config, built)
-    outputs.write_clients(folder, run, seeds, columns, joined)
     harmed = harm.harm_of(run, outputs.rows(run, seeds), columns)
+    columns |= harm.columns(run, harmed and harmed.found)
+    outputs.write_clients(folder, run, seeds, columns, joined)
     if harmed is not None:
         harm.write_harm(folder, harmed)
     _draw(folder, run, seeds, harmed)
@@ -282,6 +286,8 @@ def _finish(
         **own_weights,
         **promised,
         **({} if harmed is None else {"harm": sentence(harmed.found)}),
+        "harmed": harms(run.evidence),
+        **({"unseen": {"harmed": harms(unseen.evidence(joined))}} if joined else {}),
         "runs": [
             {"seed": s, **one, **more, **own}
             for s, one, more, own in zip(seeds, found, newly, at_server, strict=True)
@@ -294,6 +300,6 @@ def _finish(
 def _draw(folder: Folder, run: Run, seeds: list[int], harmed: harm.Harm | None) -> None:
     from fedblend.report.figures import plot_rows
 
-    plot_rows(outputs.rows(run, seeds), folder.figures, run.measured)
+    plot_rows(outputs.rows(run, seeds), folder.figures, run.evidence)
     if harmed is not None:
         plot_harm(*harmed, folder.figures / "harm")

@@ -42,6 +42,7 @@ class Data(Section):
     test: Fraction | Literal["official"] = 0.2
     unseen: Fraction = 0.0
     seed: Index = 0
+    split_seed: Index | None = None
 
     @model_validator(mode="after")
     def _one_origin(self) -> "Data":

@@ -6,6 +6,7 @@
 each gets a model from the shared one as any newcomer does, and both are measured.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -17,31 +18,45 @@ from fedblend.experiment.config import Config
 from fedblend.experiment.newcomers import joining
 from fedblend.experiment.tasks import loss_name
 from fedblend.runtime.newcomers import Newcomers, personalise
+from fedblend.runtime.record import Evidence
 from fedblend.runtime.run import Run
 
 
 def join(run: Run, config: Config, built: Built) -> list[Newcomers]:
     """The unseen clients with their models, for each seed; empty where all are seen."""
-    if built.unseen is None:
+    if not built.unseen:
         return []
-    name = loss_name(config, built.task)
-    work = joining(config, (name, built.loss), built.unseen)
+    loss = (loss_name(config, built.task), built.loss)
     lanes = [(run.shared, run.engine.key)]
     if run.lanes is not None:
         each = range(run.lanes)
         lanes = [(trees.take(run.shared, at), run.engine.key[at]) for at in each]
-    return [
-        personalise(
-            work.algorithm,
-            Down(shared, jnp.zeros((), jnp.int32)),
-            built.unseen,
-            key,
-            visits=work.visits,
-            measure=built.settings["measure"],
-            splits=config.measure.splits,
+    found = []
+    for lane, (shared, key) in enumerate(lanes):
+        newcomers = built.unseen[lane if len(built.unseen) > 1 else 0]
+        work = joining(config, loss, newcomers)
+        found.append(
+            personalise(
+                work.algorithm,
+                Down(shared, jnp.zeros((), jnp.int32)),
+                newcomers,
+                key,
+                visits=work.visits,
+                measure=built.settings["measure"],
+                splits=config.measure.splits,
+            )
         )
-        for shared, key in lanes
-    ]
+    return found
+
+
+def evidence(joined: Sequence[Newcomers]) -> Evidence:
+    """What all seeds say of the unseen clients together."""
+    each = [newcomers.evidence for newcomers in joined]
+    return Evidence(
+        [one.measured[0] for one in each],
+        [one.brought[0] for one in each],
+        each[0].counts,
+    )
 
 
 def report(newcomers: Newcomers, round: int) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Annotated, Any, Literal
 
+import jax
 import numpy as np
 import optax
 from pydantic import Discriminator, Field, Tag, model_validator
@@ -216,6 +217,8 @@ class LocalWork(Section):
     def chosen(self) -> Optimizer:
         """The optimiser; plain SGD without a schedule is its rate."""
         rule: Any = self.optimizer if self.rate is None else self.rate
+        if isinstance(rule, jax.Array):  # theory's, of a split among several
+            return rule
         if self.schedule is None:
             return transform(rule)
         plain = not isinstance(rule, _Rule)

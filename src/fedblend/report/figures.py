@@ -7,28 +7,29 @@ matplotlib is imported when a figure is asked for, and only its object-oriented 
 no window, no global state.
 """
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 
+from fedblend.gains import Gain, tally
 from fedblend.report.series import (
     Curve,
     Gains,
     Row,
+    all_gains,
     curves,
-    gains,
     rows_of,
     shown_metrics,
     shown_splits,
 )
-from fedblend.runtime.record import Measured
+from fedblend.report.words import in_short
+from fedblend.runtime.record import Evidence
 from fedblend.runtime.run import Run
 
 COLOURS = {"shared": "#0072B2", "local": "#E69F00", "personal": "#009E73"}
-HARM = "#D55E00"
+HARM, UNSURE = "#D55E00", "#B0B0B0"
 DASHES = {"shared": "-", "local": (0, (5, 2)), "personal": "-"}
 LABELS = {
     "shared": "the shared model",
@@ -69,22 +70,22 @@ def plot_run(run: Run, path: Any = None) -> Any:
             figure = _sweep_figure(run, rows, splits[0])
         else:
             metric = shown_metrics(rows, splits[0])[0]
-            gained = gains(run.measured, splits[0], metric)
-            figure = _curves_figure(rows, splits[0], gained)
+            gained = all_gains(run.evidence, splits[0], metric)
+            figure = _curves_figure(rows, splits[0], gained[0] if gained else None)
         if path is not None:
             figure.savefig(path)
     return figure
 
 
 def plot_rows(
-    rows: list[Row], folder: Path, measured: Sequence[Measured] = ()
+    rows: list[Row], folder: Path, evidence: Evidence | None = None
 ) -> list[Path]:
     """Write the figures of a run's rows, each as PNG and SVG; what was written.
 
     Args:
         rows: ``Record.row()`` of each block, with "seed" where there are several.
         folder: where to put the figures; made if it is not there.
-        measured: ``Run.measured``, for the figure of the clients' gains.
+        evidence: ``Run.evidence``, for the figure of the clients' gains.
     """
     import matplotlib
 
@@ -95,10 +96,11 @@ def plot_rows(
             written += save_both(
                 _curves_figure(rows, split), folder / f"curves_{split}"
             )
-            gained = gains(measured, split, shown_metrics(rows, split)[0])
-            if gained is not None:
+            metric = shown_metrics(rows, split)[0]
+            gained = all_gains(evidence, split, metric) if evidence else []
+            for first in gained[:1]:
                 figure = new_figure(6.4, 3.2)
-                draw_gains(figure.subplots(), gained)
+                draw_gains(figure.subplots(), first)
                 written += save_both(figure, folder / f"gains_{split}")
     return written
 
@@ -113,22 +115,38 @@ def draw_curve(axes: Any, curve: Curve, over: str, **style: Any) -> None:
 
 
 def draw_gains(axes: Any, gained: Gains, name: str = "") -> None:
-    """A bar for every client, the harmed ones on the left in another colour."""
-    values = gained.values
-    colours = [HARM if value < 0 else COLOURS["personal"] for value in values]
-    axes.bar(np.arange(len(values)), values, width=0.9, color=colours)
+    """A bar with its interval for every client; colours say whose excludes zero."""
+    gain = gained.gain
+    order = np.argsort(gain.value, kind="stable")
+    order = order[~np.isnan(gain.value[order])]
+    across = np.arange(len(order))
+    axes.bar(across, gain.value[order], width=0.9, color=colours_of(gain)[order])
+    draw_intervals(axes, across, gain, order)
     axes.axhline(0, color="#404040", linewidth=0.8)
     axes.grid(axis="x", visible=False)
-    other = LABELS[gained.reference]
-    worse = int((values < 0).sum())
-    than = {"local": "alone", "shared": "with the shared model"}[gained.reference]
-    said = f"{worse} of {len(values)} clients do worse than {than}"
+    said = in_short(tally(gain), gained.reference)
     if gained.seeds > 1:
-        said += f", by the mean of {gained.seeds} seeds"
+        said += f"; mean of {gained.seeds} seeds"
     axes.set_title(f"{name}\n{said}" if name else said)
-    axes.set_xlabel("clients, sorted by gain")
+    axes.set_xlabel("clients, sorted by gain; lines: 95 % intervals, grey: either way")
+    other = LABELS[gained.reference]
     axes.set_ylabel(f"{gained.split} {gained.metric},\ngain over {other}")
     axes.set_xticks([])
+
+
+def colours_of(gain: Gain) -> np.ndarray:
+    """The colour of every client: harmed, helped, or neither for sure."""
+    sure = np.where(gain.helped, COLOURS["personal"], UNSURE)
+    return np.where(gain.harmed, HARM, sure)
+
+
+def draw_intervals(
+    axes: Any, across: np.ndarray, gain: Gain, order: np.ndarray
+) -> None:
+    """A thin line over every interval that has two ends."""
+    low, high = gain.low[order], gain.high[order]
+    ends = np.isfinite(low) & np.isfinite(high)
+    axes.vlines(across[ends], low[ends], high[ends], color="#606060", linewidth=0.7)
 
 
 def new_figure(width: float, height: float) -> Any:

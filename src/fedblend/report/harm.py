@@ -3,7 +3,8 @@
 """Who gains by a personal model and who is harmed, client by client.
 
 A client is harmed if its personal model serves it worse than another one that it could
-have had: the shared model, or one that it trains alone.
+have had: the shared model, or one that it trains alone. It is called so only where the
+95 % interval of what it gains lies below zero; see ``gains``.
 """
 
 from pathlib import Path
@@ -11,21 +12,20 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedblend.metrics import HIGHER_IS_BETTER
+from fedblend.gains import tally
 from fedblend.report.figures import (
     COLOURS,
-    HARM,
     LABELS,
     STYLE,
+    colours_of,
     draw_gains,
+    draw_intervals,
     new_figure,
     save_both,
 )
-from fedblend.report.series import Gains
-from fedblend.runtime.record import Measured
-
-REFERENCES = ("local", "shared")
-THAN = {"local": "by training alone", "shared": "with the shared model"}
+from fedblend.report.series import Gains, all_gains
+from fedblend.report.words import in_words
+from fedblend.runtime.record import Evidence
 
 
 class Clients(NamedTuple):
@@ -40,39 +40,37 @@ class Clients(NamedTuple):
 
 
 class Comparison(NamedTuple):
-    """One metric of all models; a gain is an improvement, whichever way is better."""
+    """One metric of all models, means over seeds; a gain is an improvement."""
 
     split: str
     metric: str
     values: dict[str, np.ndarray]
-    gains: dict[str, np.ndarray]
+    gains: dict[str, Gains]
     """The personal model's, over each other model that was measured."""
 
 
-def compared(measured: Measured, split: str, metric: str) -> Comparison | None:
+def compared(evidence: Evidence, split: str, metric: str) -> Comparison | None:
     """The comparison, or None where there is no other model to compare with."""
-    models = {name: of[metric] for name, of in measured.get(split, {}).items()}
-    others = [name for name in REFERENCES if name in models]
-    own = models.get("personal")
-    if own is None or all(_same(own, models[name]) for name in others):
+    gains = {one.reference: one for one in all_gains(evidence, split, metric)}
+    if not gains:
         return None
-    sign = 1 if HIGHER_IS_BETTER[metric.partition("@")[0]] else -1
-    gains = {name: sign * (own - models[name]) for name in others}
-    return Comparison(split, metric, models, gains)
-
-
-def _same(one: np.ndarray, other: np.ndarray) -> bool:
-    return np.array_equal(one, other, equal_nan=True)
+    values = {
+        model: np.mean([of[split][model][metric] for of in evidence.measured], axis=0)
+        for model in evidence.measured[0][split]
+    }
+    return Comparison(split, metric, values, gains)
 
 
 def harm_rows(found: Comparison, clients: Clients) -> list[dict[str, Any]]:
     """A row for every client, those that are harmed most first.
 
-    ``harm`` is the largest loss to another model, 0 for whom there is none; a client
-    without rows in the split has empty cells.
+    ``harm`` is the largest loss to another model, 0 for whom there is none, by the
+    measured values alone; ``gain_low``, ``gain_high`` and ``harmed`` are about the
+    first of the other models, training alone where it was measured. A client without
+    rows in the split has empty cells.
     """
-    gains = np.stack(list(found.gains.values()))
-    harm = np.maximum(-gains.min(axis=0), 0)
+    gains = {name: one.gain for name, one in found.gains.items()}
+    harm = np.maximum(-np.stack([of.value for of in gains.values()]).min(axis=0), 0)
     rows = []
     for place in np.argsort(-harm, kind="stable"):
         row: dict[str, Any] = {
@@ -86,54 +84,71 @@ def harm_rows(found: Comparison, clients: Clients) -> list[dict[str, Any]]:
         for name in ("shared", "local", "personal"):
             if name in found.values:
                 row[f"{name}_{found.metric}"] = _cell(found.values[name][place])
-        for name, gain in found.gains.items():
-            row[f"gain_over_{name}"] = _cell(gain[place])
+        for name, of in gains.items():
+            row[f"gain_over_{name}"] = _cell(of.value[place])
         row["harm"] = _cell(harm[place])
+        for number, (name, of) in enumerate(gains.items()):
+            start, end = (
+                ("gain", "") if number == 0 else (f"gain_over_{name}", f"_{name}")
+            )
+            row[f"{start}_low"] = _cell(of.low[place])
+            row[f"{start}_high"] = _cell(of.high[place])
+            row["harmed" if not end else f"harmed_by{end}"] = _verdict(of, place)
         rows.append(row)
     return rows
 
 
+def _verdict(gain: Any, place: int) -> str:
+    if gain.not_finite[place]:
+        return "not finite"
+    if np.isnan(gain.value[place]):
+        return ""
+    return "yes" if gain.harmed[place] else "no"
+
+
 def _cell(value: Any) -> float | str:
-    return "" if np.isnan(value) else float(value)
+    return float(value) if np.isfinite(value) else ""
 
 
 def sentence(found: Comparison) -> str:
     """Who is harmed and by how much, in words."""
-    parts = []
-    for name, gain in found.gains.items():
-        known = gain[~np.isnan(gain)]
-        lost = -known[known < 0]
-        of = f"{len(lost)} of {len(known)} clients do worse than {THAN[name]}"
-        if lost.size:
-            of += f", by {lost.mean():.3g} on average and {lost.max():.3g} at worst"
-        parts.append(of)
-    return f"{found.split} {found.metric}: {'; '.join(parts)}"
+    parts = [in_words(tally(one.gain), name) for name, one in found.gains.items()]
+    return f"{found.split} {found.metric}: {'. '.join(parts)}"
 
 
 def plot_harm(found: Comparison, clients: Clients, stem: Path) -> list[Path]:
     """Sorted gains, gain against rows, and alpha's histogram; what was written."""
     import matplotlib
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     with matplotlib.rc_context(STYLE):
         count = 2 if clients.alpha is None else 3
-        figure = new_figure(4.2 * count, 3.4)
+        figure = new_figure(4.6 * count, 3.4)
         axes = figure.subplots(1, count, squeeze=False)[0]
-        other, gain = next(iter(found.gains.items()))
-        known = np.sort(gain[~np.isnan(gain)])
-        draw_gains(axes[0], Gains(known, found.metric, found.split, other, 1))
-        colours = np.where(gain < 0, HARM, COLOURS["personal"])
-        axes[1].scatter(clients.train, gain, c=colours, s=14)
-        axes[1].axhline(0, color="#404040", linewidth=0.8)
-        axes[1].set_xscale("log")
-        axes[1].xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-        axes[1].xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
-        axes[1].xaxis.set_minor_formatter(NullFormatter())
-        axes[1].set_xlabel("training rows of the client")
-        axes[1].set_ylabel(f"gain over {LABELS[other]}")
+        first = next(iter(found.gains.values()))
+        draw_gains(axes[0], first)
+        _draw_by_rows(axes[1], first, clients)
         if clients.alpha is not None:
             bins = np.linspace(0, 1, 21).tolist()
             axes[2].hist(clients.alpha, bins, color=COLOURS["shared"], edgecolor="w")
             axes[2].set_xlabel("alpha, the weight of the shared model")
             axes[2].set_ylabel("clients")
         return save_both(figure, stem)
+
+
+def _draw_by_rows(axes: Any, gained: Gains, clients: Clients) -> None:
+    """The gains against the clients' training rows."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    gain = gained.gain
+    known = np.flatnonzero(np.isfinite(gain.value))
+    across = np.asarray(clients.train, float)[known]
+    draw_intervals(axes, across, gain, known)
+    axes.scatter(across, gain.value[known], c=colours_of(gain)[known], s=14, zorder=3)
+    axes.axhline(0, color="#404040", linewidth=0.8)
+    axes.set_xlabel("training rows of the client")
+    axes.set_ylabel(f"gain over {LABELS[gained.reference]}")
+    if known.size:  # there is no logarithm of nothing
+        axes.set_xscale("log")
+        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
+        axes.xaxis.set_minor_formatter(NullFormatter())

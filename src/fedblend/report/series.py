@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedblend.metrics import HIGHER_IS_BETTER
-from fedblend.runtime.record import Measured
+from fedblend.gains import Gain
+from fedblend.runtime.record import Evidence
 
 MODELS = ("shared", "local", "personal")
 """The models of a client, in the order of tables and legends."""
@@ -35,9 +35,9 @@ class Curve(NamedTuple):
 
 
 class Gains(NamedTuple):
-    """What each client gains by its personal model, least first; mean over seeds."""
+    """What each client gains by its personal model over another; mean over seeds."""
 
-    values: np.ndarray
+    gain: Gain
     metric: str
     split: str
     reference: str
@@ -93,29 +93,17 @@ def _mean(row: Row, split: str, model: str, metric: str) -> float:
     return float("nan") if value is None else float(value)
 
 
-def gains(measured: Sequence[Measured], split: str, metric: str) -> Gains | None:
-    """Each client's gain over training alone, or over the shared model.
+def all_gains(evidence: Evidence, split: str, metric: str) -> list[Gains]:
+    """Each client's gain over training alone and over the shared model.
 
     A gain is an improvement, whichever direction is better; several seeds are
-    averaged. None where there is nothing to compare with.
+    averaged. Empty where there is no other model to compare with.
     """
-    if not measured or split not in measured[0]:
-        return None
-    models = measured[0][split]
-    reference = next((name for name in ("local", "shared") if name in models), None)
-    if reference is None:
-        return None
-    own = models["personal"][metric]
-    if np.array_equal(own, models[reference][metric], equal_nan=True):
-        return None
-    sign = 1 if HIGHER_IS_BETTER[_kind(metric)] else -1
-    seeds = [
-        sign * (of[split]["personal"][metric] - of[split][reference][metric])
-        for of in measured
+    seeds = len(evidence.measured)
+    return [
+        Gains(evidence.gain(split, metric, other), metric, split, other, seeds)
+        for other in evidence.others(split)
     ]
-    values = np.mean(np.asarray(seeds, np.float64), axis=0)
-    known = np.sort(values[~np.isnan(values)])
-    return Gains(known, metric, split, reference, len(seeds))
 
 
 def rows_of(records: Sequence[Any]) -> list[Row]:

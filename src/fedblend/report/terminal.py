@@ -12,6 +12,7 @@ from rich.text import Text
 
 from fedblend.report import braille
 from fedblend.report.series import MODELS, Row, curves, shown_metrics, shown_splits
+from fedblend.report.words import in_words, tally_from
 
 COLOURS = {"shared": "blue", "local": "yellow", "personal": "green"}
 COLUMNS = {
@@ -24,7 +25,9 @@ COLUMNS = {
 PLOT_WIDTH = 64
 
 
-def show(rows: Sequence[Row], summary: Any, console: Console) -> None:
+def show(
+    rows: Sequence[Row], summary: Any, console: Console, over_seeds: Any = None
+) -> None:
     """Print a run.
 
     Args:
@@ -32,6 +35,8 @@ def show(rows: Sequence[Row], summary: Any, console: Console) -> None:
         summary: ``Run.summary()``, one or a list over seeds; numbers of several
             seeds are averaged.
         console: where to print.
+        over_seeds: harmed clients by all seeds together, "harmed" and "unseen"; those
+            of the summary itself where there is only one.
     """
     summaries = summary if isinstance(summary, list) else [summary]
     for split in shown_splits(rows):
@@ -41,7 +46,10 @@ def show(rows: Sequence[Row], summary: Any, console: Console) -> None:
         number = unseen[0]["clients"]
         plural = "" if number == 1 else "s"
         console.print(_table(unseen, split, f" of {number} unseen client{plural}"))
-    lines = _harm_lines(summaries) + _harm_lines(unseen, "unseen ")
+    together = over_seeds or {}
+    lines = _harm_lines(summaries, together) + _harm_lines(
+        unseen, together.get("unseen") or {}, "unseen "
+    )
     lines += _central_lines(summaries)
     for line in lines + _cost_lines(summaries):
         console.print(line, highlight=False)
@@ -117,25 +125,20 @@ def _table(summaries: Sequence[dict], split: str, whose: str = "") -> Table:
     return table
 
 
-def _harm_lines(summaries: Sequence[dict], whose: str = "") -> list[str]:
+def _harm_lines(
+    summaries: Sequence[dict], together: dict, whose: str = ""
+) -> list[str]:
     """Whom the personal model serves worse, by the main metric of each split."""
     lines = []
+    only = summaries[0] if len(summaries) == 1 else {}
+    harmed = together.get("harmed") or only.get("harmed") or {}
     for split in shown_splits(summaries):
         metric = shown_metrics(summaries, split)[0]
-        compared = summaries[0].get("harmed", {}).get(split, {}).get(metric, {})
-        for name in compared:
-            path = ("harmed", split, metric, name)
-            counts = _values(summaries, *path, "count")
-            losses = _values(summaries, *path, "mean_loss")
-            count = counts.mean()
-            of = _mean(summaries, "measures", split, "personal", metric, "clients")
-            other = {"than_local": "alone", "than_shared": "with the shared model"}
-            lost = counts @ losses / max(counts.sum(), 1)
-            size = f", by {lost:.4f} on average" if count else ""
-            lines.append(
-                f"harmed ({split} {metric}): {count:.3g} of {of:g} {whose}clients do "
-                f"worse than {other[name]}{size}"
-            )
+        for name, found in harmed.get(split, {}).get(metric, {}).items():
+            counted = tally_from(found)
+            if counted is not None:
+                said = in_words(counted, name.removeprefix("than_"), whose)
+                lines.append(f"harmed ({split} {metric}): {said}")
     return lines
 
 

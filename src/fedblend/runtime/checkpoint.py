@@ -98,7 +98,7 @@ def restore(path: Path, run: Run) -> None:
     for ledger, entry in zip(run.ledgers, content["ledgers"], strict=True):
         ledger.restore(entry)
     run.round, run.records = words["round"], words["records"]
-    run.measured = run.measure()
+    run.measure()
 
 
 def _open(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:

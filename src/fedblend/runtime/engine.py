@@ -4,7 +4,8 @@
 
 With lanes every array of down, server and measures has them as first axis and client
 states as second; where all lanes share a key, the cohorts and batches they share are
-read only once.
+read only once. Lanes with splits of their own read the same flat arrays, where these
+lie one after another: only the places at which rows start have an axis of lanes.
 """
 
 import time
@@ -33,12 +34,15 @@ class Engine:
         own_params: bool,
         examples: dict[str, PyTree],
         central: Shard | None,
+        own_rows: bool = False,
     ):
         self.settings, self.key, self.over, self.params = settings, key, over, params
         self.examples, self.central = examples, central
         self.sweep = 0 if over is not None else None
         self.keys = 0 if key.ndim else None
         self.inits = 0 if own_params else None
+        self.places = 0 if own_rows else None
+        self.placed = Members(None, None, self.places, None, None, None)  # type: ignore
         self.compile_seconds = 0.0
         self._compiled: dict[str, Any] = {}
 
@@ -97,7 +101,7 @@ class Engine:
         return self._call(
             "enroll",
             partial(visits.enroll, self.settings),
-            (self.sweep, self.keys, self.inits, None, None),
+            (self.sweep, self.keys, self.inits, None, self.placed),
             (0, 1),
             (self.over, self.key, self.params, self.examples["train"], members),
         )
@@ -132,21 +136,25 @@ class Engine:
         )
 
     def measure(self, measures, capacities, chunk, down, states, members, rows):
-        """Values of all measures for a group of clients."""
+        """Values of all measures for a group of clients, and what each row brings."""
         return self._call(
             "measure",
             partial(visits.measure, self.settings, measures, capacities, chunk),
-            (self.sweep, self.keys, 0, 1, None, None, None),
+            (
+                *(self.sweep, self.keys, 0, 1, None, self.placed),
+                dict.fromkeys(rows, (self.places, None)),
+            ),
             0,
             (self.over, self.key, down, states, self.examples, members, rows),
         )
 
     def personal(self, down, state, shard: Shard) -> PyTree:
         """The model of one client."""
+        placed: Any = Shard(None, self.places, None, None, shard.capacity)  # type: ignore
         return self._call(
             "personal",
             partial(visits.personal, self.settings),
-            (self.sweep, self.keys, 0, 0, None),
+            (self.sweep, self.keys, 0, 0, placed),
             0,
             (self.over, self.key, down, state, shard),
         )

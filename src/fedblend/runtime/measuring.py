@@ -57,15 +57,19 @@ class Measuring:
         """The measured clients, some of them again to fill the last chunk."""
         return np.resize(self.ids, len(self.ids) + -len(self.ids) % self.chunk)
 
-    def look(self, down: PyTree, states: PyTree, members: Members) -> list[Measured]:
+    def look(
+        self, down: PyTree, states: PyTree, members: Members
+    ) -> tuple[list[Measured], list[Measured]]:
         """The measures of each lane, and those of training alone if they are known.
+
+        Also what each row brings to them, arrays [clients, rows].
 
         States and members are those of ``padded_ids``.
         """
         padded = self.padded_ids
         rows = {
             name: (
-                jnp.asarray(split.starts[padded], jnp.int32),
+                jnp.asarray(split.starts[..., padded], jnp.int32),
                 jnp.asarray(split.counts[padded], jnp.int32),
             )
             for name, split in self.splits.items()
@@ -76,19 +80,21 @@ class Measuring:
             self.chunk,
             *(down, states, members, rows),
         )
-        values = jax.tree.map(
-            lambda leaf: np.asarray(leaf)[..., : len(self.ids)], values
-        )
-        lanes = [values]
-        if self.lanes is not None:
-            lanes = [
-                jax.tree.map(lambda leaf, lane=lane: leaf[lane], values)
-                for lane in range(self.lanes)
+        values = jax.device_get(values)
+        if self.lanes is None:
+            values = jax.tree.map(lambda leaf: leaf[None], values)
+        found, brought = (
+            [
+                jax.tree.map(lambda leaf, lane=lane: leaf[lane, : len(self.ids)], of)
+                for lane in range(self.lanes or 1)
             ]
+            for of in values
+        )
         if self.local is not None:
-            alone = self.local.complete().measured
-            for lane, measured in enumerate(lanes):
-                reference = alone[lane if len(alone) > 1 else 0]
-                for split, models in measured.items():
-                    models["local"] = reference[split]["personal"]
-        return lanes
+            alone = self.local.complete()
+            for lanes, theirs in ((found, alone.measured), (brought, alone.brought)):
+                for lane, measured in enumerate(lanes):
+                    reference = theirs[lane if len(theirs) > 1 else 0]
+                    for split, models in measured.items():
+                        models["local"] = reference[split]["personal"]
+        return found, brought

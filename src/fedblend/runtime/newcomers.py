@@ -30,7 +30,8 @@ from fedblend.checks import WHOLE, fits
 from fedblend.core import Algorithm, Down, Key, PyTree, Shard
 from fedblend.data.batches import everything
 from fedblend.data.federation import FEDERATION, Federation, Shards
-from fedblend.runtime.record import Measured, harms, plain, spreads
+from fedblend.metrics import look
+from fedblend.runtime.record import Evidence, Measured, harms, plain, spreads
 from fedblend.runtime.visits import strong, told_to_deploy
 
 AT_ONCE = 20
@@ -43,25 +44,33 @@ class Newcomers(NamedTuple):
     """Clients that joined, their models, and what these are worth.
 
     ``models`` are stacked over clients; ``measured`` has, for each split, the measures
-    of the "shared" and of the "personal" model over clients.
+    of the "shared" and of the "personal" model over clients, ``brought`` what each row
+    brings to them.
     """
 
     federation: Federation
     models: PyTree
     measured: Measured
+    brought: Measured
 
     def personal(self, client: int) -> PyTree:
         """The model of one of them: parameters, or a ``Blend``."""
         return trees.take(self.models, client)
 
-    def summary(self) -> dict[str, Any]:
-        """What the models are worth over clients, and whom they harm."""
+    @property
+    def evidence(self) -> Evidence:
+        """What was measured, for comparing models client by client."""
         splits = self.federation.splits
         counts = {name: splits[name].counts for name in self.measured}
+        return Evidence([self.measured], [self.brought], counts)
+
+    def summary(self) -> dict[str, Any]:
+        """What the models are worth over clients, and whom they harm."""
+        evidence = self.evidence
         return {
             "clients": self.federation.clients,
-            "measures": plain(spreads(self.measured, counts)),
-            "harmed": harms(self.measured),
+            "measures": plain(spreads(self.measured, dict(evidence.counts))),
+            "harmed": harms(evidence),
         }
 
 
@@ -126,27 +135,34 @@ def personalise(
 
     models = _mapped(model_of, (down, key), train, ())
     names = list(newcomers.splits) if splits is None else splits
-    measured = {
+    seen = {
         name: _look(models, down.shared, measure, newcomers.splits[name])
         for name in names
         if measure
     }
-    return Newcomers(newcomers, models, measured)
+    measured, brought = (
+        {
+            name: {model: found[place] for model, found in by_model.items()}
+            for name, by_model in seen.items()
+        }
+        for place in (0, 1)
+    )
+    return Newcomers(newcomers, models, measured, brought)
 
 
 def _look(
     models: PyTree, shared: PyTree, measure: Mapping[str, Callable], split: Shards
-) -> dict[str, dict[str, np.ndarray]]:
-    """The measures of both models on every client's rows of a split."""
+) -> dict[str, tuple[dict[str, np.ndarray], dict[str, np.ndarray]]]:
+    """The measures of both models on every client's rows of a split, and by rows."""
 
-    def look(shared, examples, place, personal):
+    def both(shared, examples, place, personal):
         batch = everything(_shard(examples, place, split))
         return {
-            model: {name: see(params, batch) for name, see in measure.items()}
+            model: look(measure, params, batch)
             for model, params in (("personal", personal), ("shared", shared))
         }
 
-    return jax.tree.map(np.asarray, _mapped(look, (shared,), split, (models,)))
+    return jax.tree.map(np.asarray, _mapped(both, (shared,), split, (models,)))
 
 
 def _shard(examples: PyTree, place: Place, split: Shards) -> Shard:

@@ -3,15 +3,82 @@
 """What is known after a block of rounds, and what a run comes to in the end."""
 
 import dataclasses
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
-from fedblend.metrics import HIGHER_IS_BETTER, Spread, harm, over_clients
+from fedblend.gains import Gain, Sides, gain, tally
+from fedblend.metrics import HIGHER_IS_BETTER, Spread, over_clients
 
 Measured = dict[str, dict[str, dict[str, np.ndarray]]]
 """``{split: {model: {metric: values over the measured clients}}}``."""
+
+
+REFERENCES = ("local", "shared")
+"""What a personal model is compared with, training alone first."""
+
+
+class Evidence(NamedTuple):
+    """What is known for comparing the models of every client.
+
+    ``measured`` and ``brought`` have an entry for each seed; the latter is what single
+    rows bring, [clients, rows], and empty where nobody tells. ``counts`` are the rows
+    of the clients in each split.
+    """
+
+    measured: Sequence[Measured]
+    brought: Sequence[Measured]
+    counts: Mapping[str, np.ndarray]
+
+    def of_lane(self, lane: int) -> "Evidence":
+        """One seed's."""
+        one = slice(lane, lane + 1)
+        return Evidence(self.measured[one], self.brought[one], self.counts)
+
+    def others(self, split: str) -> list[str]:
+        """The models to compare the personal one with: all that are not the same.
+
+        NaN everywhere does not make two models the same.
+        """
+        lanes = [splits[split] for splits in self.measured if split in splits]
+        known = lanes[0] if lanes and "personal" in lanes[0] else {}
+
+        def same(other: str) -> bool:
+            pairs = [
+                (values, models[other][metric])
+                for models in lanes
+                for metric, values in models["personal"].items()
+            ]
+            equal = all(np.array_equal(*pair, equal_nan=True) for pair in pairs)
+            return equal and any(np.isfinite(values).any() for values, _ in pairs)
+
+        return [name for name in REFERENCES if name in known and not same(name)]
+
+    def gain(self, split: str, metric: str, other: str) -> Gain:
+        """What every client gains by its personal model over the other one."""
+        counts = np.asarray(self.counts[split])
+        seeds = []
+        for lane, splits in enumerate(self.measured):
+            models = splits[split]
+            own = models["personal"]
+            # The mean loss is known wherever there are rows; an area may well not be.
+            telling = own.get("loss", None if metric == "auc" else own[metric])
+            broken = np.isinf(own[metric])
+            if telling is not None:
+                broken = broken | ~np.isfinite(telling)
+            rows = self.brought[lane].get(split, {}) if self.brought else {}
+            paired = [rows.get(name, {}).get(metric) for name in ("personal", other)]
+            seeds.append(
+                Sides(
+                    np.asarray(own[metric], np.float64),
+                    np.asarray(models[other][metric], np.float64),
+                    broken & (counts > 0),
+                    None if any(side is None for side in paired) else tuple(paired),  # type: ignore
+                )
+            )
+        return gain(metric, seeds, counts)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,23 +148,23 @@ def spreads(measured: Measured, counts: dict[str, np.ndarray]):
     }
 
 
-def harms(measured: Measured) -> dict[str, Any]:
+def harms(evidence: Evidence) -> dict[str, Any]:
     """Whom the personal model serves worse than another, by split and metric.
 
-    ``than_local`` compares with training alone, ``than_shared`` with the shared model.
+    ``than_local`` compares with training alone, ``than_shared`` with the shared model;
+    each is a ``gains.Tally`` as plain values, over all seeds of the evidence. Where the
+    personal model is the other one there is nothing to compare.
     """
     return {
         split: {
             name: {
-                f"than_{other}": harm(
-                    values, models[other][name], _higher(name)
-                )._asdict()
-                for other in ("local", "shared")
-                if other in models
+                f"than_{other}": tally(evidence.gain(split, name, other))._asdict()
+                for other in evidence.others(split)
             }
-            for name, values in models["personal"].items()
+            for name in models["personal"]
         }
-        for split, models in measured.items()
+        for lane in evidence.measured[:1]
+        for split, models in lane.items()
     }
 
 
@@ -110,6 +177,6 @@ def spread_of_bits(bits: np.ndarray) -> dict[str, float]:
     }
 
 
-def summarise(record: Record, measured: Measured, costs: dict[str, Any]) -> dict:
+def summarise(record: Record, evidence: Evidence, costs: dict[str, Any]) -> dict:
     """A run as plain values: its last record, harmed clients, and what it cost."""
-    return {**record.row(), "harmed": harms(measured), **costs}
+    return {**record.row(), "harmed": harms(evidence), **costs}

@@ -12,7 +12,7 @@ import numpy as np
 
 from fedblend import trees
 from fedblend.core import PyTree, static_bits
-from fedblend.data.federation import Federation
+from fedblend.data.federation import Federation, Shards
 from fedblend.runtime import reduce
 from fedblend.runtime.cohort import Strata, drawing
 from fedblend.runtime.engine import Engine
@@ -20,6 +20,7 @@ from fedblend.runtime.finite import not_finite
 from fedblend.runtime.ledger import Ledger, Sizes, Totals
 from fedblend.runtime.measuring import Measuring
 from fedblend.runtime.record import (
+    Evidence,
     Measured,
     Record,
     spread_of_bits,
@@ -45,6 +46,7 @@ class Run:
         self,
         engine: Engine,
         federation: Federation,
+        train: Shards,
         *,
         lanes: int | None,
         rounds: int,
@@ -57,14 +59,18 @@ class Run:
         measuring: Measuring,
     ):
         self.engine, self.federation, self.lanes = engine, federation, lanes
+        self.train = train
         self.rounds, self.cohort, self.every = rounds, cohort, every
         self.round = 0
         self.records: list[Any] = []
         self.measured: list[Measured] = []
+        self.brought: list[Measured] = []
         self.measuring, self.strata, self.epoch = measuring, strata, epoch
         self._joining, self._weights = weights
         self._draw = drawing(federation.clients, cohort, strata, epoch)
-        member = jax.tree.map(lambda leaf: leaf[0], self._members(np.zeros(1, int)))
+        members = self._members(np.zeros(1, int))
+        members = members._replace(starts=members.starts.reshape(-1))
+        member = jax.tree.map(lambda leaf: leaf[0], members)
         self.shapes = shapes = engine.shapes(member)
         template = self.with_lanes(shapes.state)
         self.store = open_store(store[0], template, federation.clients, store[1])
@@ -113,7 +119,7 @@ class Run:
     def personal(self, client: int) -> PyTree:
         """The model that a client would deploy: parameters, or a ``Blend``."""
         state = self.client(client)
-        shard = self.federation.train.shard(client)
+        shard = self.train.shard(client)
         return self.engine.personal(self.down, state, shard)
 
     def summary(self) -> Any:
@@ -130,7 +136,8 @@ class Run:
         measured = self.measured[lane] if self.measured else {}
         shared = self.shared if self.lanes is None else trees.take(self.shared, lane)
         odd = not_finite(records, measured, self.measuring.counts, shared)
-        found = summarise(records[-1], measured, self._costs(lane))
+        evidence = self.evidence.of_lane(lane)
+        found = summarise(records[-1], evidence, self._costs(lane))
         return {**found, "warnings": odd}
 
     def _costs(self, lane: int) -> dict[str, Any]:
@@ -160,13 +167,18 @@ class Run:
 
         return plot_run(self._ready(), path)
 
-    def measure(self) -> list[Measured]:
-        """What each lane's clients measure now; empty if nothing is to be measured."""
+    @property
+    def evidence(self) -> Evidence:
+        """What was measured last, for comparing models client by client."""
+        return Evidence(self.measured, self.brought, self.measuring.counts)
+
+    def measure(self) -> None:
+        """Measure each lane's clients as they are now, if anything is asked for."""
         if not self.measuring.measures:
-            return []
+            return
         padded = self.measuring.padded_ids
         self._enroll(padded)
-        return self.measuring.look(
+        self.measured, self.brought = self.measuring.look(
             self.down, self.store.gather(padded), self._members(padded)
         )
 
@@ -210,14 +222,18 @@ class Run:
         self, ids: np.ndarray, slots=None, present=None, weights=None
     ) -> Members:
         """Arrays over these clients, as the compiled functions take them."""
-        train = self.federation.train
+        starts = self.train.starts
+        if starts.ndim == 2 and ids.ndim == 3:  # a lane of its own for each split
+            starts = starts[np.arange(len(starts))[:, None, None], ids]
+        else:
+            starts = starts[..., ids]
         present = np.ones(ids.shape, bool) if present is None else present
         weights = self._weights if weights is None else weights
         return Members(
             ids=jnp.asarray(ids, jnp.int32),
             slots=jnp.asarray(ids if slots is None else slots, jnp.int32),
-            starts=jnp.asarray(train.starts[ids], jnp.int32),
-            counts=jnp.asarray(train.counts[ids], jnp.int32),
+            starts=jnp.asarray(starts, jnp.int32),
+            counts=jnp.asarray(self.train.counts[ids], jnp.int32),
             weights=jnp.asarray(weights[ids] * present, float),
             present=jnp.asarray(present),
         )
@@ -278,7 +294,7 @@ class Run:
 
     def _record(self, count: int, seconds: float, news: Any) -> None:
         """Measure, and write down what a block of ``count`` rounds brought."""
-        self.measured = self.measure()
+        self.measure()
         records = []
         for lane, ledger in enumerate(self.ledgers):
             totals = Totals(0, 0, 0)

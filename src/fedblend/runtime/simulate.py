@@ -18,7 +18,7 @@ import numpy as np
 from fedblend import keys, trees
 from fedblend.checks import COUNT, PART, WHOLE, Number, fits, optional, words
 from fedblend.core import Algorithm, Key, PyTree, Shard
-from fedblend.data.federation import FEDERATION, Federation
+from fedblend.data.federation import FEDERATION, Federation, side_by_side
 from fedblend.errors import UserError
 from fedblend.metrics import HIGHER_IS_BETTER
 from fedblend.runtime import reduce
@@ -47,7 +47,7 @@ MEASURE_AT_MOST = 10_000
 def simulate(
     algorithm: Algorithm | Callable[[Any], Algorithm],
     params: PyTree | Callable[[Key], PyTree],
-    federation: Federation,
+    federation: Federation | Sequence[Federation],
     key: Key,
     *,
     rounds: int,
@@ -74,7 +74,8 @@ def simulate(
         algorithm: what to run; with ``over``, a function from one of its entries (a
             traced number, or a tree of them) to an algorithm.
         params: the initial parameters, or a function of a key that draws them.
-        federation: the clients' data.
+        federation: the clients' data; or for each of several keys one, with the same
+            clients and another split of their rows (``federate(..., split=1)``).
         key: the seed, ``jax.random.key(0)``; an array of keys runs them side by side.
         rounds: communication rounds.
         cohort: clients of a round, drawn without replacement; all of them if None.
@@ -103,10 +104,19 @@ def simulate(
     Returns:
         A ``Run``. With several keys or ``over`` its results have a lane for each.
     """
-    FEDERATION("federation", federation)
     build = _builder(algorithm, over)
     _check_key(key)
     lanes = _lanes(key, over)
+    federations: list[Any] = [federation]
+    if isinstance(federation, list | tuple):
+        federations = list(federation)
+    if len(federations) not in (1, key.size):
+        allowed = f"a single Federation, or one for each of the {key.size} keys"
+        raise UserError("federation", federation, allowed, f"{len(federations)} of them")
+    for one in federations:
+        FEDERATION("federation", one)
+    federation = federations[0]
+    shards = side_by_side(federations)
     clients = federation.clients
     strata, cohort = settled(cohort, clients)
     cohort, rounds = _members(cohort, clients), WHOLE("rounds", rounds)
@@ -151,15 +161,16 @@ def simulate(
         params=params,
         own_params=own_params,
         examples={
-            name: jax.tree.map(jnp.asarray, federation.splits[name].examples)
+            name: jax.tree.map(jnp.asarray, shards[name].examples)
             for name in ("train", *(names if measure else ()))
         },
         central=central,
+        own_rows=len(federations) > 1,
     )
     measuring = Measuring(
         engine,
         measures=dict(measure or {}),
-        splits={name: federation.splits[name] for name in names},
+        splits={name: shards[name] for name in names},
         ids=measured_ids,
         lanes=lanes,
         local=local,
@@ -167,6 +178,7 @@ def simulate(
     return Run(
         engine,
         federation,
+        shards["train"],
         lanes=lanes,
         rounds=rounds,
         cohort=cohort,

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from fedblend import keys
 from fedblend.core import Algorithm, Down, Heard, Key, PyTree, Shard, shared_model
 from fedblend.data.batches import everything
+from fedblend.metrics import look
 from fedblend.runtime import reduce
 from fedblend.runtime.rounds import Members, Settings, shard_of
 
@@ -90,13 +91,15 @@ def measure(
     examples: Mapping[str, PyTree],
     members: Members,
     rows: Mapping[str, tuple[jax.Array, jax.Array]],
-) -> dict[str, dict[str, dict[str, jax.Array]]]:
+) -> tuple[Any, Any]:
     """Measures of a group of clients: ``{split: {model: {metric: values}}}``.
 
-    ``rows`` has the clients' starts and counts in each split. Methods whose server
-    tells nothing have no shared model to measure.
+    Also what each row brings to them, [clients, rows]: of held-out rows where there are
+    some. ``rows`` has the clients' starts and counts in each split. Methods whose
+    server tells nothing have no shared model to measure.
     """
     algorithm = settings.build(hyper)
+    paired = [name for name in capacities if name != "train"] or list(capacities)
 
     def one(this):
         state, member, places = this
@@ -107,16 +110,24 @@ def measure(
         if jax.tree.leaves(told.shared) and not one_for_all:
             models["shared"] = down.shared
 
-        def look(split, capacity):
+        def seen(split, capacity):
             start, count = places[split]
             held = Shard(examples[split], start, count, member.ids, capacity)
             batch = everything(held)
-            seen = {
-                model: {name: see(params, batch) for name, see in measures.items()}
-                for model, params in models.items()
+            found = {
+                name: look(measures, model, batch) for name, model in models.items()
             }
-            return {**seen, "shared": seen["personal"]} if one_for_all else seen
+            return {**found, "shared": found["personal"]} if one_for_all else found
 
-        return {split: look(split, capacity) for split, capacity in capacities.items()}
+        found = {split: seen(split, room) for split, room in capacities.items()}
+        values = {
+            split: {model: values for model, (values, _) in models.items()}
+            for split, models in found.items()
+        }
+        brought = {
+            split: {model: rows for model, (_, rows) in found[split].items()}
+            for split in paired
+        }
+        return values, brought
 
     return jax.lax.map(one, (states, members, rows), batch_size=chunk)

@@ -41,6 +41,7 @@ from fedblend.runtime.flower.post import Patience, Post
 from fedblend.runtime.flower.ruling import BelowQuorum, Rules, Setting
 from fedblend.runtime.flower.server import Server
 from fedblend.runtime.precision import precision
+from fedblend.runtime.record import harms
 
 
 def lead(
@@ -281,11 +282,12 @@ def _finish(
     seeds = [_seed(config)]
     run: Any = server
     outputs.write_models(folder, run, seeds)
-    outputs.write_clients(folder, run, seeds, {})
     rows = outputs.rows(run, seeds)
     harmed = harm.harm_of(run, rows, {}) if server.measured[0] else None
+    columns = harm.columns(run, harmed and harmed.found)
+    outputs.write_clients(folder, run, seeds, columns)
     if server.measured[0]:
-        plot_rows(rows, folder.figures, server.measured)
+        plot_rows(rows, folder.figures, server.evidence)
     if harmed is not None:
         harm.write_harm(folder, harmed)
         plot_harm(*harmed, folder.figures / "harm")
@@ -298,6 +300,7 @@ def _finish(
         "algorithm": getattr(config.algorithm, "name"),  # noqa: B009
         **privacy.report(told, server.federation.clients),
         **({} if harmed is None else {"harm": sentence(harmed.found)}),
+        "harmed": harms(server.evidence),
         "runs": [{"seed": seeds[0], **server.summary()}],
     }
     note("finished", round=server.round)

@@ -38,6 +38,7 @@ from fedblend.experiment.federation.guard import guarded, noisy
 from fedblend.experiment.federation.policy import Policy, Protect, load_policy
 from fedblend.experiment.federation.settings import Node as Settings
 from fedblend.experiment.federation.settings import load_as
+from fedblend.experiment.holding import splits_of
 from fedblend.experiment.section import ConfigError
 from fedblend.experiment.selecting import table_sizes
 from fedblend.runtime.flower.letters import fingerprint
@@ -173,6 +174,7 @@ def own_rows(settings: Settings, config: Config) -> dict[str, Shards]:
         validation=data.validation,
         test=data.test,
         seed=data.seed,
+        split=splits_of(data, config.run.seed)[0],
     )
     if not len(parts[0]):
         raise DataError(f"{rows.file}: no row is left to train on")

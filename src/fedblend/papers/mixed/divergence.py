@@ -121,7 +121,8 @@ def guess(this: Task) -> float:
 def limit(rates: Sequence[float], losses: np.ndarray, most: float) -> float:
     """The last rate up to which the median seed ends below ``most``; 0 if none."""
     fine = np.median(losses, axis=1) < most
-    return float(max(rates[: len(fine) if fine.all() else fine.argmin()], default=0.0))
+    count = len(fine) if fine.all() else int(fine.argmin())
+    return float(max(rates[:count], default=0.0))
 
 
 def check(quick: bool, folder: Path) -> Finding:

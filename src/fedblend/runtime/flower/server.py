@@ -31,6 +31,7 @@ from fedblend.runtime.flower.post import Answers, correspond
 from fedblend.runtime.flower.ruling import BelowQuorum, News, Rules, Setting
 from fedblend.runtime.ledger import Ledger, Sizes, Totals
 from fedblend.runtime.record import (
+    Evidence,
     Measured,
     Record,
     spread_of_bits,
@@ -152,7 +153,14 @@ class Server:
                 "last_broadcast": last * self.federation.clients,
             },
         }
-        return summarise(self.records[-1], self.measured[0], costs)
+        return summarise(self.records[-1], self.evidence, costs)
+
+    @property
+    def evidence(self) -> Evidence:
+        """What clients told last; single rows stay with them."""
+        splits = self.federation.splits.items()
+        counts = {name: split.counts for name, split in splits}
+        return Evidence(self.measured, (), counts)
 
     def _due(self) -> bool:
         """Whether the round that was counted last has yet to be measured."""
