@@ -245,7 +245,7 @@ def test_every_key_may_have_its_own_split_of_the_same_clients():
         brought = run.brought[lane]["test"]["personal"]["loss"][2]
         np.testing.assert_allclose(found, losses.mean(), rtol=1e-4)
         np.testing.assert_allclose(brought[: len(losses)], losses, rtol=1e-3)
-    with pytest.raises(ValueError, match="federation: 2 of them is not a single Federation"):
+    with pytest.raises(ValueError, match="federation: 2 of them is not a single"):
         fb.simulate(tuned, jnp.zeros(3), splits, seeds[0], **settings)
     other = fb.federate(rows, parts, test=0.5)
     with pytest.raises(ValueError, match="several must have the same clients"):

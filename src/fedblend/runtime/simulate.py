@@ -112,12 +112,13 @@ def simulate(
         federations = list(federation)
     if len(federations) not in (1, key.size):
         allowed = f"a single Federation, or one for each of the {key.size} keys"
-        raise UserError("federation", federation, allowed, f"{len(federations)} of them")
+        said = f"{len(federations)} of them"
+        raise UserError("federation", federation, allowed, said)
     for one in federations:
         FEDERATION("federation", one)
-    federation = federations[0]
+    first: Federation = federations[0]
     shards = side_by_side(federations)
-    clients = federation.clients
+    clients = first.clients
     strata, cohort = settled(cohort, clients)
     cohort, rounds = _members(cohort, clients), WHOLE("rounds", rounds)
     block: int = COUNT("every", max(1, -(-rounds // 20)) if every is None else every)
@@ -131,7 +132,7 @@ def simulate(
     example = _each_built(build, over, lanes)[0]
     weights = example.needs.weights if weights is None else weights
     check_needs(example, cohort, clients, dropout, weights, reducing)
-    values = weights_of(weights, federation)
+    values = weights_of(weights, first)
     joining = values
     if strata is not None:
         check(strata, example.needs, reducing.name)
@@ -143,14 +144,14 @@ def simulate(
     size = trees.size(params) // (len(key) if own_params else 1)
     settings = Settings(
         build=build,
-        capacity=federation.train.capacity,
+        capacity=first.train.capacity,
         chunk=_chunk(chunk, cohort, size * (lanes or 1)),
         everyone=float(values.sum()),
         dropout=dropout,
         reduction=reducing,
     )
-    names = list(federation.splits) if splits is None else list(splits)
-    _check_names(measure or {}, names, federation)
+    names = list(first.splits) if splits is None else list(splits)
+    _check_names(measure or {}, names, first)
     measured_ids = _measured_ids(measure_on, clients, key)
     if local is not None and not np.array_equal(local.measuring.ids, measured_ids):
         raise ValueError("local: that run measured other clients than this one does")
@@ -177,7 +178,7 @@ def simulate(
     )
     return Run(
         engine,
-        federation,
+        first,
         shards["train"],
         lanes=lanes,
         rounds=rounds,
