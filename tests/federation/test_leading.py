@@ -43,7 +43,7 @@ def place(tmp_path_factory) -> Path:
 
 
 def test_a_federation_comes_to_what_a_simulation_comes_to(place, tmp_path):
-    how = method("apfl", place, rounds=3)
+    how = method("apfl", place, rounds=3) + "[measure]\nlocal = 3\n"
     config = check(toml.parse(simulated(how, place), "test"), "test")
     there = run_config(config, tmp_path / "simulated")
     run = experiment(tmp_path / "run", federated(how))

@@ -14,6 +14,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from fedblend.report.alone import briefly
 from fedblend.report.series import (
     Curve,
     Gains,
@@ -70,14 +71,17 @@ def plot_run(run: Run, path: Any = None) -> Any:
         else:
             metric = shown_metrics(rows, splits[0])[0]
             gained = gains(run.measured, splits[0], metric)
-            figure = _curves_figure(rows, splits[0], gained)
+            figure = _curves_figure(rows, splits[0], run.alone, gained)
         if path is not None:
             figure.savefig(path)
     return figure
 
 
 def plot_rows(
-    rows: list[Row], folder: Path, measured: Sequence[Measured] = ()
+    rows: list[Row],
+    folder: Path,
+    measured: Sequence[Measured] = (),
+    alone: dict[str, Any] | None = None,
 ) -> list[Path]:
     """Write the figures of a run's rows, each as PNG and SVG; what was written.
 
@@ -85,6 +89,7 @@ def plot_rows(
         rows: ``Record.row()`` of each block, with "seed" where there are several.
         folder: where to put the figures; made if it is not there.
         measured: ``Run.measured``, for the figure of the clients' gains.
+        alone: ``Run.alone``.
     """
     import matplotlib
 
@@ -93,12 +98,12 @@ def plot_rows(
     with matplotlib.rc_context(STYLE):
         for split in shown_splits(rows):
             written += save_both(
-                _curves_figure(rows, split), folder / f"curves_{split}"
+                _curves_figure(rows, split, alone), folder / f"curves_{split}"
             )
             gained = gains(measured, split, shown_metrics(rows, split)[0])
             if gained is not None:
                 figure = new_figure(6.4, 3.2)
-                draw_gains(figure.subplots(), gained)
+                draw_gains(figure.subplots(), gained, alone=alone)
                 written += save_both(figure, folder / f"gains_{split}")
     return written
 
@@ -112,14 +117,22 @@ def draw_curve(axes: Any, curve: Curve, over: str, **style: Any) -> None:
         axes.fill_between(across, curve.low, curve.high, **band)
 
 
-def draw_gains(axes: Any, gained: Gains, name: str = "") -> None:
+def label(model: str, alone: dict[str, Any] | None) -> str:
+    """What a model is called; of training alone, how long it took."""
+    brief = briefly(alone) if model == "local" else ""
+    return LABELS[model] + (f" ({brief})" if brief else "")
+
+
+def draw_gains(
+    axes: Any, gained: Gains, name: str = "", alone: dict[str, Any] | None = None
+) -> None:
     """A bar for every client, the harmed ones on the left in another colour."""
     values = gained.values
     colours = [HARM if value < 0 else COLOURS["personal"] for value in values]
     axes.bar(np.arange(len(values)), values, width=0.9, color=colours)
     axes.axhline(0, color="#404040", linewidth=0.8)
     axes.grid(axis="x", visible=False)
-    other = LABELS[gained.reference]
+    other = label(gained.reference, alone)
     worse = int((values < 0).sum())
     than = {"local": "alone", "shared": "with the shared model"}[gained.reference]
     said = f"{worse} of {len(values)} clients do worse than {than}"
@@ -146,12 +159,17 @@ def save_both(figure: Any, stem: Path) -> list[Path]:
     return written
 
 
-def _curves_figure(rows: list[Row], split: str, gained: Gains | None = None) -> Any:
+def _curves_figure(
+    rows: list[Row],
+    split: str,
+    alone: dict[str, Any] | None,
+    gained: Gains | None = None,
+) -> Any:
     """Metrics by rounds and by bits, one line for each model."""
     lines = {}
     for metric in shown_metrics(rows, split):
         found = curves(rows, split, metric)
-        labels = dict(LABELS)
+        labels = {model: label(model, alone) for model in LABELS}
         if _same(found.get("shared"), found.get("personal")):
             del found["personal"]
             labels["shared"] += ", which is also the personal one"
@@ -161,7 +179,8 @@ def _curves_figure(rows: list[Row], split: str, gained: Gains | None = None) -> 
         }
     seeds = len({row.get("seed") for row in rows})
     note = f"; bands: lowest to highest of {seeds} seeds" if seeds > 1 else ""
-    return _panels(lines, split, f"Mean over clients, {split} rows{note}", gained)
+    title = f"Mean over clients, {split} rows{note}"
+    return _panels(lines, split, title, gained, alone)
 
 
 def _same(one: Curve | None, other: Curve | None) -> bool:
@@ -191,10 +210,12 @@ def _sweep_figure(run: Run, rows: list[Row], split: str) -> Any:
         for metric in shown_metrics(rows, split)
     }
     title = f"Personal model, mean over clients, {split} rows, by value of the sweep"
-    return _panels(lines, split, title, None)
+    return _panels(lines, split, title, None, None)
 
 
-def _panels(lines: dict, split: str, title: str, gained: Gains | None) -> Any:
+def _panels(
+    lines: dict, split: str, title: str, gained: Gains | None, alone: Any
+) -> Any:
     """A row for each metric and a column for rounds and bits; gains below."""
     sent = any(
         curve.bits.any() for by_name in lines.values() for curve, _ in by_name.values()
@@ -214,7 +235,7 @@ def _panels(lines: dict, split: str, title: str, gained: Gains | None) -> Any:
     figure.legend(handles, labels, loc="outside upper left", ncols=min(len(labels), 5))
     figure.axes[0].set_title(title, fontsize=9, color="#404040")
     if gained is not None:
-        draw_gains(figure.add_subplot(grid[height, :]), gained)
+        draw_gains(figure.add_subplot(grid[height, :]), gained, alone=alone)
     return figure
 
 

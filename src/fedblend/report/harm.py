@@ -12,12 +12,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedblend.metrics import HIGHER_IS_BETTER
+from fedblend.report.alone import in_full
 from fedblend.report.figures import (
     COLOURS,
     HARM,
-    LABELS,
     STYLE,
     draw_gains,
+    label,
     new_figure,
     save_both,
 )
@@ -97,7 +98,7 @@ def _cell(value: Any) -> float | str:
     return "" if np.isnan(value) else float(value)
 
 
-def sentence(found: Comparison) -> str:
+def sentence(found: Comparison, alone: dict[str, Any] | None = None) -> str:
     """Who is harmed and by how much, in words."""
     parts = []
     for name, gain in found.gains.items():
@@ -107,10 +108,17 @@ def sentence(found: Comparison) -> str:
         if lost.size:
             of += f", by {lost.mean():.3g} on average and {lost.max():.3g} at worst"
         parts.append(of)
+    if alone is not None:
+        parts.append(f"training alone: {in_full(alone)}")
     return f"{found.split} {found.metric}: {'; '.join(parts)}"
 
 
-def plot_harm(found: Comparison, clients: Clients, stem: Path) -> list[Path]:
+def plot_harm(
+    found: Comparison,
+    clients: Clients,
+    stem: Path,
+    alone: dict[str, Any] | None = None,
+) -> list[Path]:
     """Sorted gains, gain against rows, and alpha's histogram; what was written."""
     import matplotlib
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
@@ -121,7 +129,8 @@ def plot_harm(found: Comparison, clients: Clients, stem: Path) -> list[Path]:
         axes = figure.subplots(1, count, squeeze=False)[0]
         other, gain = next(iter(found.gains.items()))
         known = np.sort(gain[~np.isnan(gain)])
-        draw_gains(axes[0], Gains(known, found.metric, found.split, other, 1))
+        sorted_gains = Gains(known, found.metric, found.split, other, 1)
+        draw_gains(axes[0], sorted_gains, alone=alone)
         colours = np.where(gain < 0, HARM, COLOURS["personal"])
         axes[1].scatter(clients.train, gain, c=colours, s=14)
         axes[1].axhline(0, color="#404040", linewidth=0.8)
@@ -130,7 +139,7 @@ def plot_harm(found: Comparison, clients: Clients, stem: Path) -> list[Path]:
         axes[1].xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
         axes[1].xaxis.set_minor_formatter(NullFormatter())
         axes[1].set_xlabel("training rows of the client")
-        axes[1].set_ylabel(f"gain over {LABELS[other]}")
+        axes[1].set_ylabel(f"gain over {label(other, alone)}")
         if clients.alpha is not None:
             bins = np.linspace(0, 1, 21).tolist()
             axes[2].hist(clients.alpha, bins, color=COLOURS["shared"], edgecolor="w")

@@ -12,12 +12,14 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fedblend.core import Key
 from fedblend.experiment import central, harm, outputs, privacy, toml
 from fedblend.experiment.config import Config, check
 from fedblend.experiment.federation.agreement import (
     Facts,
+    budget_alone,
     in_theory,
     method_of,
     nodes_of,
@@ -144,6 +146,8 @@ def _led(folder, config, books, audit, post, shared_seed, on_step, poll):
     rules = _rules(config, patience)
     chosen = _setting(config, own, known, facts, rules, note, key)
     server = Server(chosen, directory, rules)
+    budget = budget_alone(config, method_of(config, clients, facts))
+    server.alone = None if budget is None else budget._asdict()
     if entry is not None:
         entry.restore(server)
     about = before._replace(known=known).words()
@@ -278,17 +282,21 @@ def _finish(
     """Write what is known at the end; the summary last, it says that all is there."""
     from fedblend.report.figures import plot_rows
 
-    seeds = [_seed(config)]
+    seeds, alone = [_seed(config)], server.alone
     run: Any = server
     outputs.write_models(folder, run, seeds)
-    outputs.write_clients(folder, run, seeds, {})
+    columns = {}
+    if alone is not None and alone["rounds"] is not None:
+        clients = server.federation.clients
+        columns["local_rounds"] = np.full(clients, alone["rounds"])
+    outputs.write_clients(folder, run, seeds, columns)
     rows = outputs.rows(run, seeds)
     harmed = harm.harm_of(run, rows, {}) if server.measured[0] else None
     if server.measured[0]:
-        plot_rows(rows, folder.figures, server.measured)
+        plot_rows(rows, folder.figures, server.measured, alone)
     if harmed is not None:
         harm.write_harm(folder, harmed)
-        plot_harm(*harmed, folder.figures / "harm")
+        plot_harm(*harmed, folder.figures / "harm", alone)
     rounds = config.run.rounds + redone
     told = config.model_copy(
         update={"run": config.run.model_copy(update={"rounds": rounds})}
@@ -297,7 +305,7 @@ def _finish(
         "name": config.name,
         "algorithm": getattr(config.algorithm, "name"),  # noqa: B009
         **privacy.report(told, server.federation.clients),
-        **({} if harmed is None else {"harm": sentence(harmed.found)}),
+        **({} if harmed is None else {"harm": sentence(harmed.found, alone)}),
         "runs": [{"seed": seeds[0], **server.summary()}],
     }
     note("finished", round=server.round)
