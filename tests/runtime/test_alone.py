@@ -91,7 +91,7 @@ def accuracy(run):
 
 
 def test_it_is_what_local_only_has_at_its_best_round():
-    problem = (ALONE, MODEL.init, digits((60, 50, 70, 60), 0.3), KEY)
+    problem = (ALONE, MODEL.init, digits((400, 350, 450, 400), 0.5), KEY)
     run = fb.train_alone(*problem, cohort=1, **SETTINGS).complete()
     known = run.budget
     assert known is not None
