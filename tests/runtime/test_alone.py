@@ -95,6 +95,7 @@ def test_it_is_what_local_only_has_at_its_best_round():
     run = fb.train_alone(*problem, cohort=1, **SETTINGS).complete()
     known = run.budget
     assert known is not None
+    assert known.rounds is not None
     assert known[1:3] == ("validation rows", "accuracy")
     longer = {**SETTINGS, "rounds": known.tried, "every": 1, "splits": ["validation"]}
     long = fb.simulate(*problem, **longer)

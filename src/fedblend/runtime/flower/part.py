@@ -143,9 +143,7 @@ class Part:
     def _best(self, params: PyTree, of: Alone) -> Budget:
         """The best number of rounds on validation rows, or held-out training rows."""
         own, room = self.own, self.own.capacities
-        had = {name: own.splits[name] for name in ("train", "validation")
-               if name in own.splits}  # fmt: skip
-        held = Federation(**had)
+        held = Federation(own.splits["train"], own.splits.get("validation"))
         if not held.validates:
             held = held.holding_out(HELD_OUT).select([0])
             apart = rows_held_out(room["train"], HELD_OUT)
