@@ -85,26 +85,6 @@ def digits(counts, validation=0.0):
     return fb.federate(rows, parts, validation=validation, test=0.2)
 
 
-def accuracy(run):
-    """The mean over clients on validation rows."""
-    return float(run.measured[0]["validation"]["personal"]["accuracy"].mean())
-
-
-def test_it_is_what_local_only_has_at_its_best_round():
-    problem = (ALONE, MODEL.init, digits((400, 350, 450, 400), 0.5), KEY)
-    run = fb.train_alone(*problem, cohort=1, **SETTINGS).complete()
-    known = run.budget
-    assert known is not None
-    assert known.rounds is not None
-    assert known[1:3] == ("validation rows", "accuracy")
-    longer = {**SETTINGS, "rounds": known.tried, "every": 1, "splits": ["validation"]}
-    long = fb.simulate(*problem, **longer)
-    reached = [accuracy(long) for _ in long]
-    assert accuracy(run) == reached[known.rounds] >= max(reached) - 0.01
-    taking_part = 2  # 8 rounds, in which 1 of 4 clients takes part
-    assert reached[taking_part] < max(reached) - 0.2
-
-
 def test_without_validation_rows_only_training_rows_have_a_say():
     federation = digits((10, 20))
     trial = alone.trying(ALONE, MODEL.init, federation, KEY, "accuracy", SETTINGS)
