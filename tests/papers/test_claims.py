@@ -141,7 +141,7 @@ def test_what_is_not_kept_is_left_out_and_never_measured(tmp_path):
     reproduce([kept_claim(["one"])], tmp_path)
     with alone():
         (found,) = reproduce([kept_claim(["one", "three"])], tmp_path)
-        with pytest.raises(NotKept, match="three.json: is not there"):
+        with pytest.raises(NotKept, match=r"three\.json: is not there"):
             reproduce([kept_claim(["one", "three"], needed=["three"])], tmp_path)
     assert found["numbers"] == {"one": 3}
     (found,) = reproduce([kept_claim(["one", "three"])], tmp_path)
