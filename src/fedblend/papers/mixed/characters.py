@@ -211,7 +211,15 @@ def check(
         "oracle descends the mixture on all rows in one place, with batches as large "
         "as both sides' together. Examples sent: a third as many windows of the "
         "server's as a client has itself are copied to it, and FedAvg runs on both. "
-        f"{note}" + (f" Not measured here: {', '.join(missing)}." if missing else ""),
+        f"{note}"
+        + text.far_apart(
+            {
+                name: 100 * text.measured_on("both", of, "accuracy")
+                for name, of in last.items()
+            },
+            most=5,
+        )
+        + (f" Not measured here: {', '.join(missing)}." if missing else ""),
         table=table(this, rates, ends),
         before={} if quick else once,
     )

@@ -12,7 +12,7 @@ from fedblend.papers.claims import Claim, Finding, Verdict
 from fedblend.papers.drawing import panels, shades
 from fedblend.papers.kept import Kept
 from fedblend.papers.mixed import before, smiles, text
-from fedblend.papers.mixed.figures import confident
+from fedblend.papers.mixed.figures import confident, focus
 from fedblend.papers.mixed.task import Curves, Task, course, way
 
 WAYS = ("parallel", "one_way", "two_way")
@@ -171,9 +171,9 @@ def check(quick: bool, folder: Path) -> Finding:
         "two_way averages. "
         + ", ".join(f"{one.seeds} seeds ({name})" for name, one in settings.items())
         + "; bands are 95 % confidence of the mean. A run that is not a number counts "
-        f"as infinite. If no doubling did anything, {doublings * CHANCE:.1f} of "
-        f"{doublings} would still seem to hurt by chance, as two standard errors are "
-        f"few: one that hurts says little. {smiles.DATA}"
+        f"as infinite.{_diverged(ran)} Two standard errors are few: if no doubling did "
+        f"anything, {doublings * CHANCE:.1f} of {doublings} would seem to hurt by "
+        f"chance, and as many to help. {smiles.DATA}"
         + (
             " " + text.described(task(TEXT, quick), text.PAPER_STEPS)
             if TEXT in settings
@@ -195,6 +195,23 @@ def _gains(losses: np.ndarray) -> np.ndarray:
     return np.stack([mean, np.where(np.isfinite(mean), error, 0)], axis=1)
 
 
+def _diverged(ran: dict[str, dict[str, dict[int, Curves]]]) -> str:
+    """Of which settings seeds ended with more loss than they began with, in words."""
+    counts = {
+        f"{name} {how} with {steps} steps": int((~(losses[:, -1] < losses[:, 0])).sum())
+        for name, of in ran.items()
+        for how, those in of.items()
+        for steps, losses in ((at, losses_of(name, of)) for at, of in those.items())
+    }
+    told = ", ".join(f"{where} {count}" for where, count in counts.items() if count)
+    return (
+        f" Seeds that ended with more loss than at the start: {told}; where steps are "
+        "doubled from there, what helps is that training is stable at all."
+        if told
+        else ""
+    )
+
+
 def _counts(gains: dict[str, np.ndarray]) -> tuple[int, int]:
     """How many increases help and how many hurt."""
     of = np.concatenate(list(gains.values()))
@@ -213,6 +230,7 @@ def _figure(ran: dict[str, dict[str, dict[int, Curves]]]) -> Any:
                     values = losses_of(name, those[steps])
                     style = {"color": colour, "label": f"steps a round: {steps}"}
                     confident(here, those[steps].rounds, values, **style)
+                focus(here, [losses_of(name, curves) for curves in those.values()])
             axes[row, 0].legend()
     return figure
 
