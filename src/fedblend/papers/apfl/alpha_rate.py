@@ -91,8 +91,8 @@ def _without_failed(
     return (
         f" {name}: {fine.count(False)} of {len(fine)} seeds diverged at a rate that "
         "had been chosen with another seed; all numbers above, and the verdict, have "
-        f"it in them, the figure does not. Without it: {rest}; the models' rate less the best of alpha's "
-        f"own {behind}, which less 0.75 for all {ahead}."
+        f"it in them, the figure does not. Without it: {rest}; the models' rate less "
+        f"the best of alpha's own {behind}, which less 0.75 for all {ahead}."
     )
 
 
