@@ -240,11 +240,11 @@ def check(quick: bool, folder: Path) -> Finding:
         + ", ".join(f"{rate / text.WEIGHTS[0]:g}" for rate in size.round.rates)
         + f" for {size.trial_rounds} rounds with {size.tries} seeds on validation rows "
         f"of both sides; {size.round.seeds} other seeds, {size.round.rounds} rounds. "
-        "Under two_way clients send their mean gradient, as it cannot be recovered. "
+        f"{_largest(fixed)}Under two_way clients send their mean gradient, as it cannot be recovered. "
         + text.described(this, size.round).replace("; nothing is clipped", "")
         + text.far_apart(
             {
-                f"{name} under {how}": one.loss
+                f"{how}, {name}": one.loss
                 for how, of in ran.items()
                 for name, one in of.items()
             },
@@ -253,6 +253,15 @@ def check(quick: bool, folder: Path) -> Finding:
         table=_table(ran),
         before={} if quick else before.M12,
     )
+
+
+def _largest(fixed: dict[str, str]) -> str:
+    """Under which ways the best fixed norm is the largest that was tried."""
+    last = list(BOUNDS)[-1]
+    ways = [how for how, name in fixed.items() if name == last]
+    if not ways:
+        return ""
+    return f"The best fixed norm is the largest tried under {', '.join(ways)}. "
 
 
 def _mean_and_error(values: np.ndarray) -> tuple[float, float]:

@@ -175,9 +175,10 @@ def measured_on(source: str, values: Mapping[str, Any], metric: str) -> np.ndarr
 
 
 def far_apart(found: Mapping[str, np.ndarray], most: float) -> str:
-    """Whose seeds differ by more than so much: the lowest and the highest, in words."""
+    """Whose seeds differ by more than so much, in words."""
     told = [
-        f"{name} {values.min():.3g} to {values.max():.3g}"
+        f"{name} {values.min():.3g} to {values.max():.3g} (median "
+        f"{np.median(values):.3g})"
         for name, values in found.items()
         if values.max() - values.min() > most
     ]
