@@ -240,7 +240,8 @@ def check(quick: bool, folder: Path) -> Finding:
         + ", ".join(f"{rate / text.WEIGHTS[0]:g}" for rate in size.round.rates)
         + f" for {size.trial_rounds} rounds with {size.tries} seeds on validation rows "
         f"of both sides; {size.round.seeds} other seeds, {size.round.rounds} rounds. "
-        f"{_largest(fixed)}Under two_way clients send their mean gradient, as it cannot be recovered. "
+        f"{_largest(fixed)}Under two_way clients send their mean gradient, as it "
+        "cannot be recovered. "
         + text.described(this, size.round).replace("; nothing is clipped", "")
         + text.far_apart(
             {
