@@ -59,7 +59,7 @@ def tasks(quick: bool) -> dict[str, tuple[Task, float]]:
 def finished(rows: tables.Rows) -> list[bool]:
     """By seed, whether all methods have less training loss than at the start."""
     losses = np.array([row.curves["train"]["loss"] for row in rows.values()])
-    return (losses[:, :, -1] < losses[:, :, 0]).all(axis=0).tolist()
+    return [bool(of.all()) for of in (losses[:, :, -1] < losses[:, :, 0]).T]
 
 
 def of_seeds(rows: tables.Rows, these: list[bool]) -> dict[str, Row]:
