@@ -105,6 +105,15 @@ def test_who_is_better_by_how_much(answers):
     assert [line[0] for line in table(rows, {})[1:]] == list(rows)
 
 
+def test_a_seed_that_diverges_under_a_method_is_told():
+    losses = np.array([[2.0, 1.0], [2.0, 9.0], [2.0, np.nan], [2.0, 0.5]])
+    fine = runs.Row(0.1, {}, np.arange(2), {"train": {"loss": losses}}, losses, losses)
+    late = np.array([[2.0, 1.0], [2.0, 1.0], [2.0, 1.0], [2.0, 2.5]])
+    other = fine._replace(curves={"train": {"loss": late}})
+    rows = {"one": fine, "two": other}
+    assert alpha_rate.finished(rows) == [True, False, False, False]
+
+
 def test_rates_are_as_good_up_to_a_tie():
     assert runs.as_good({0.1: 0.9801, 0.3: 0.9805, 1.0: None}) == [0.1, 0.3]
     assert runs.as_good({0.1: 0.97, 0.3: 0.98, 1.0: 0.5}) == [0.3]

@@ -17,6 +17,7 @@ from fedblend.papers.claims import (
     reproduce,
 )
 from fedblend.papers.drawing import banded, panels
+from fedblend.papers.kept import Kept, NotKept, alone, present
 from fedblend.papers.page import page
 
 
@@ -123,3 +124,46 @@ def test_results_carry_the_commit(tmp_path, monkeypatch):
     assert commit() == "abc"
     monkeypatch.delenv("FEDBLEND_COMMIT")
     assert commit() is None
+
+
+def kept_claim(asked, needed=()):
+    """A claim of two parts, of which only ``asked`` are asked for."""
+
+    def check(quick, folder):
+        store = Kept(folder, {"seeds": 1})
+        found = present(asked, lambda name: store(name, lambda: len(name)), needed)
+        return Finding(Verdict.partly, str(found), found, {})
+
+    return Claim("X5", "fifth", "it is kept", check, resumable=True)
+
+
+def test_what_is_not_kept_is_left_out_and_never_measured(tmp_path):
+    reproduce([kept_claim(["one"])], tmp_path)
+    with alone():
+        (found,) = reproduce([kept_claim(["one", "three"])], tmp_path)
+        with pytest.raises(NotKept, match=r"three\.json: is not there"):
+            reproduce([kept_claim(["one", "three"], needed=["three"])], tmp_path)
+    assert found["numbers"] == {"one": 3}
+    (found,) = reproduce([kept_claim(["one", "three"])], tmp_path)
+    assert found["numbers"] == {"one": 3, "three": 5}
+
+
+def test_a_result_of_kept_parts_says_what_measured_them(tmp_path):
+    (found,) = reproduce([kept_claim(["one"])], tmp_path)
+    here = {"commit": found["commit"], "device": found["device"]}
+    assert found["measured_by"] == [here]
+    words = "measured on a GPU, commit abc"
+    assert words not in page("A paper", "the command", [found], "figures")
+    part = tmp_path / "kept" / "X5" / "one.json"
+    told = {**json.loads(part.read_text()), "commit": "abc", "device": "a GPU"}
+    part.write_text(json.dumps(told))
+    (found,) = reproduce([kept_claim(["one"])], tmp_path)
+    assert words in page("A paper", "the command", [found], "figures")
+
+
+def test_a_stored_result_is_judged_by_the_criterion_of_now(tmp_path):
+    claim = by("at least", Verdict.reproduced)
+    (found,) = reproduce([claim], tmp_path)
+    changed = {"verdict": "partly reproduced", "before": {"verdict": "reproduced"}}
+    refresh(tmp_path, [claim._replace(again=lambda stored: {**stored, **changed})])
+    assert read_entries(tmp_path, [claim]) == [{**found, **changed}]

@@ -113,6 +113,34 @@ def test_a_way_is_near_the_oracle_from_above_and_from_below():
     assert characters.verdict_of(as_it_was) == Verdict.reproduced
 
 
+def test_a_result_by_the_one_sided_criterion_is_judged_by_that_of_now():
+    gaps = {
+        "parallel": {"clients": -0.007, "central": 0.013},
+        "clients alone": {"clients": 0.015, "central": -0.037},
+    }
+    numbers = {"accuracy_beyond_oracle": gaps}
+    stored = {"verdict": "reproduced", "numbers": numbers, "why": "as it was"}
+    found = characters.again(stored)
+    assert found["verdict"] == "partly reproduced"
+    assert found["before"]["verdict"] == "reproduced"
+    assert "parallel near the oracle on both: no" in found["criterion"]
+    assert characters.again(found) == found
+
+
+@pytest.mark.parametrize(
+    ("sums", "wanted"),
+    [
+        ({"table of pairs": True}, Verdict.open),
+        ({"character model": True}, Verdict.open),
+        ({"table of pairs": True, "character model": False}, Verdict.partly),
+        ({"table of pairs": False, "character model": False}, Verdict.differs),
+        ({"table of pairs": False, "character model": True}, Verdict.reproduced),
+    ],
+)
+def test_what_is_not_measured_decides_nothing(sums, wanted):
+    assert divergence.verdict_of(sums, divergence.SIZES) == wanted
+
+
 def test_training_ends_when_validation_rows_gain_no_more():
     rising = np.linspace(0.3, 0.5, 20)
     level = np.full(ended.WAIT, 0.5 + ended.RISE / 2)

@@ -104,3 +104,10 @@ def test_the_page_alone_is_written_from_what_was_measured(claims, tmp_path, caps
     (tmp_path / "flix.md").unlink()
     assert main(["reproduce", "flix", "--page", "--out", str(tmp_path)]) == 0
     assert (tmp_path / "flix.md").read_text() == wanted
+
+
+def test_what_keeps_no_parts_cannot_be_told_by_them(claims, tmp_path, capsys):
+    assert main(["reproduce", "flix", "F1", "--kept", "--out", str(tmp_path)]) == 2
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert "--kept: F1 keeps no parts" in line
+    assert not (tmp_path / "flix").exists()

@@ -3,6 +3,7 @@
 """``fedblend reproduce``: a paper's claims, measured here."""
 
 import importlib
+from contextlib import nullcontext
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -44,6 +45,12 @@ def reproduce(
         bool,
         typer.Option("--page", help="Measure nothing: the page of what OUT holds."),
     ] = False,
+    kept_only: Annotated[
+        bool,
+        typer.Option(
+            "--kept", help="Measure nothing: what parts in OUT come to, kept earlier."
+        ),
+    ] = False,
     out: Annotated[
         Path, typer.Option(help="Folder of the page, its figures and numbers.")
     ] = Path("reproduced"),
@@ -62,9 +69,11 @@ def reproduce(
     fedblend reproduce mixed M3 --paper-sized
 
     fedblend reproduce apfl --page --out docs/results
+
+    fedblend reproduce mixed M4 --kept --out docs/results
     """
     compile_cache()
-    from fedblend.papers import claims, page
+    from fedblend.papers import claims, kept, page
 
     module = importlib.import_module(f"fedblend.papers.{paper}")
     known, title, name = module.CLAIMS, module.TITLE, str(paper)
@@ -80,13 +89,17 @@ def reproduce(
             raise typer.BadParameter(f"--page: {folder} holds no claim of {paper}")
         claims.refresh(folder, known)
         chosen = []
+    for claim in chosen:
+        if kept_only and not claim.resumable:
+            raise typer.BadParameter(f"--kept: {claim.name} keeps no parts")
     try:
-        found = claims.reproduce(
-            chosen,
-            folder,
-            quick=quick,
-            on_claim=lambda claim: screen.note(f"{claim.name}: {claim.title} ..."),
-        )
+        with kept.alone() if kept_only else nullcontext():
+            found = claims.reproduce(
+                chosen,
+                folder,
+                quick=quick,
+                on_claim=lambda claim: screen.note(f"{claim.name}: {claim.title} ..."),
+            )
     finally:  # what was measured before a claim failed is shown, too
         entries = claims.read_entries(folder, known)
         command = f"fedblend reproduce {paper}{option}"

@@ -30,6 +30,7 @@ class Verdict(StrEnum):
     reproduced = "reproduced"
     partly = "partly reproduced"
     differs = "not reproduced"
+    open = "not decided"
 
 
 class Finding(NamedTuple):
@@ -58,7 +59,8 @@ class Claim(NamedTuple):
 
     One that takes long is ``resumable``: ``check(quick, folder)`` keeps there what it
     has measured so far, and goes on from it. ``undecided`` says in a sentence why a
-    claim that is not reproduced cannot be decided here.
+    claim that is not reproduced cannot be decided here. ``again`` judges what is stored
+    of it by the criterion of now, where it was measured by another.
     """
 
     name: str
@@ -67,6 +69,7 @@ class Claim(NamedTuple):
     check: Callable[..., Finding]
     resumable: bool = False
     undecided: str = ""
+    again: Callable[[dict[str, Any]], dict[str, Any]] | None = None
 
 
 def reproduce(
@@ -87,7 +90,8 @@ def reproduce(
 
     Returns:
         What was written of each, see ``entry``, and whether it was ``resumed``: its
-        seconds are then those of the last part alone.
+        seconds are then those of the last part alone, and ``measured_by`` says where
+        the other parts were measured.
     """
     folder.mkdir(parents=True, exist_ok=True)
     entries = []
@@ -101,6 +105,7 @@ def reproduce(
         seconds = time.perf_counter() - begun
         names = _save_figures(claim, finding, folder)
         found = {**entry(claim, finding, quick, seconds, names), "resumed": resumed}
+        found["measured_by"] = [one for path in kept for one in measured_by(path)]
         path = folder / f"{claim.name}.json"
         earlier = found["before"] or earlier_verdict(path, finding.criterion)
         entries.append({**found, "before": earlier})
@@ -122,6 +127,18 @@ def earlier_verdict(path: Path, criterion: str) -> dict[str, Any] | None:
         return known.get("before")
     known.pop("before", None)
     return known
+
+
+def measured_by(folder: Path) -> list[dict[str, str]]:
+    """The commits and devices of all that is kept in a folder, see ``kept``."""
+    known = (json.loads(path.read_text()) for path in folder.rglob("*.json"))
+    pairs = {(one["commit"], one["device"]) for one in known if one.get("commit")}
+    return [{"commit": one, "device": where} for one, where in sorted(pairs)]
+
+
+def device() -> str:
+    """What computes, in its maker's words."""
+    return jax.devices()[0].device_kind
 
 
 def commit() -> str | None:
@@ -150,7 +167,6 @@ def entry(
     claim: Claim, finding: Finding, quick: bool, seconds: float, figures: list[str]
 ) -> dict[str, Any]:
     """A claim and what was found, as plain values."""
-    device = jax.devices()[0]
     return {
         "claim": claim.name,
         "title": claim.title,
@@ -164,7 +180,7 @@ def entry(
         "table": plain(finding.table),
         "quick": quick,
         "seconds": round(seconds, 1),
-        "device": device.device_kind,
+        "device": device(),
         "versions": {"fedblend": __version__, "jax": jax.__version__},
         "commit": commit(),
         "figures": figures,
@@ -182,13 +198,16 @@ def refresh(folder: Path, claims: Iterable[Claim]) -> None:
     """Write the sentences that are the claims' own anew into what the folder holds.
 
     They are the title, the paper's sentence, and why it is undecided. What was
-    measured, and what is said of it, stays.
+    measured, and what is said of it, stays; its verdict is that of the criterion of
+    now, see ``Claim.again``.
     """
     for claim in claims:
         for found in read_entries(folder, [claim]):
             told = {**found, "title": claim.title, "paper": claim.paper}
             if claim.undecided or "undecided" in found:
                 told["undecided"] = claim.undecided
+            if claim.again is not None:
+                told = claim.again(told)
             if told != found:
                 _write(folder / f"{claim.name}.json", told)
 

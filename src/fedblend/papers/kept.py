@@ -4,18 +4,51 @@
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from fedblend.papers.claims import plain
+from fedblend.papers.claims import commit, device, plain
+
+T = TypeVar("T")
+_ALONE: ContextVar[bool] = ContextVar("kept alone", default=False)
+
+
+class NotKept(ValueError):
+    """A result that is not kept, where nothing is to be measured."""
+
+
+@contextmanager
+def alone() -> Iterator[None]:
+    """Nothing is measured in here: what is not kept raises ``NotKept``."""
+    token = _ALONE.set(True)
+    try:
+        yield
+    finally:
+        _ALONE.reset(token)
+
+
+def present(
+    names: Sequence[str], one: Callable[[str], T], needed: Sequence[str] = ()
+) -> dict[str, T]:
+    """``one`` of every name, without those that are neither kept nor needed."""
+    found = {}
+    for name in names:
+        try:
+            found[name] = one(name)
+        except NotKept:
+            if name in needed:
+                raise
+    return found
 
 
 class Kept:
     """Answers of costly questions, one file each.
 
     An answer is used again only if everything it depends on is the same, which
-    ``settings`` has to say.
+    ``settings`` has to say. Each has the commit and the device that measured it.
 
     Args:
         folder: of the files; it is made when there is something to keep.
@@ -32,9 +65,12 @@ class Kept:
             known = json.loads(path.read_text())
             if known["settings"] == self.settings:
                 return known["answer"]
+        if _ALONE.get():
+            raise NotKept(f"{path}: is not there, or has other settings than these")
         answer = plain(compute())
         self.folder.mkdir(parents=True, exist_ok=True)
-        text = json.dumps({"settings": self.settings, "answer": answer})
+        told = {"commit": commit(), "device": device()}
+        text = json.dumps({"settings": self.settings, "answer": answer, **told})
         # Renamed when it is whole: a run that is stopped leaves no half of a file.
         unfinished = path.with_suffix(".part")
         unfinished.write_text(text)

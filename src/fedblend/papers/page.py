@@ -72,4 +72,8 @@ def _section(found: dict[str, Any], at: str) -> list[str]:
         took += " for what was not kept from earlier runs"
     if found.get("commit"):
         took += f", commit {found['commit']}"
+    here = {name: found.get(name) for name in ("commit", "device")}
+    for one in found.get("measured_by", ()):
+        if one != here:
+            took += f"; measured on {one['device']}, commit {one['commit']}"
     return [*lines, f"All numbers: {numbers}; {took}."]

@@ -2,8 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """A6: APFL beside perFedAvg, pFedMe and FedAvg on MNIST, as in Table 2."""
 
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 
@@ -30,6 +32,14 @@ PAPER = {
     "perFedAvg": "97.83 ± 0.12",
     "pFedMe": "95.92 ± 0.10",
 }
+ONE_RATE = {
+    "verdict": Verdict.partly,
+    "ours": "pFedMe, with its rate of theta tuned and the paper's rate of w, had 95.31 "
+    "%, less than APFL, alpha 0.75 (99.03) by 3.72 (error 0.49). All others had the "
+    "same rates to choose from as now, and came out up to 0.13 points away.",
+    "criterion": "as now.",
+}
+"""A6 before both rates of pFedMe were tuned."""
 FIXED = [label for method in methods.FIXED for label in method.labels]
 LEARNT, HELD, HANDED, FEWER = (one for m in METHODS[-4:] for one in m.labels)
 
@@ -73,7 +83,14 @@ def task(quick: bool, partition) -> Task:
     )
 
 
-def check(quick: bool, folder: Path, *, partition, name: str) -> Finding:
+def check(
+    quick: bool,
+    folder: Path,
+    *,
+    partition,
+    name: str,
+    once: Mapping[str, str] = MappingProxyType({}),
+) -> Finding:
     """Compare all methods on MNIST, two classes a client."""
     this = task(quick, partition)
     rows = compare(this, QUICK if quick else METHODS, Kept(folder, this.settings()))
@@ -138,27 +155,41 @@ def check(quick: bool, folder: Path, *, partition, name: str) -> Finding:
         "reported. Rates fall by 1 % a round. perFedAvg is without Hessians and "
         "deployed after as many steps as localized FedAvg. pFedMe has the paper's "
         f"lambda and K, and two rates, of theta and of w: {len(methods.PAIRS)} pairs "
-        f"to choose from, where the others have {len(this.rates)} rates. `alone`, "
+        f"to choose from, where the others have {len(this.rates)} rates"
+        f"{_at_an_end(rows)}. `alone`, "
         "training without any federation, is not in the paper. Alpha is the shared "
         "model's weight: the paper's 0.25 is 0.75 here. Test rows are MNIST's own, "
         "shared out as the training rows are; all clients are measured after "
         "aggregation, where the paper's numbers are of those that took part, before "
         "it.",
         table=tables.table(rows, PAPER),
+        before={} if quick else once,
     )
 
 
-def _claim(name: str, title: str, partition) -> Claim:
+def _at_an_end(rows: tables.Rows) -> str:
+    """Whether pFedMe's rate of w is the largest or the least of those tried."""
+    tried = [w for _, w in methods.PAIRS]
+    chosen = rows["pFedMe"].rate if "pFedMe" in rows else None
+    if not isinstance(chosen, tuple) or min(tried) < chosen[1] < max(tried):
+        return ""
+    return f", and its best w, {chosen[1]:g}, is at an end of those tried"
+
+
+def _claim(name: str, title: str, partition, **once) -> Claim:
     return Claim(
         name,
         title,
         "MNIST, 2 classes a client, MLP, 100 rounds of 20 steps: APFL has 97.9 to 98.1 "
         "%, perFedAvg 97.8, pFedMe 95.9, FedAvg 93.8 and localized 97.75; alpha learnt "
         "is best, by 0.03 (Table 2).",
-        partial(check, partition=partition, name=title),
+        partial(check, partition=partition, name=title, **once),
         resumable=True,
     )
 
 
-A6 = _claim("A6", "other personal methods, random pairs of classes", random_pairs)
+A6 = _claim(
+    *("A6", "other personal methods, random pairs of classes", random_pairs),
+    once=ONE_RATE,
+)
 A6B = _claim("A6b", "other personal methods, five pairs of classes", fixed_pairs)

@@ -7,6 +7,7 @@ training alone. All are tried for some rounds, and as many of each side are carr
 """
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,6 +24,7 @@ from fedblend.papers.flix.network_task import (
     Setting,
     Task,
 )
+from fedblend.papers.kept import NotKept
 
 KINDS = (FEW, MANY)
 
@@ -69,7 +71,8 @@ class Outcome(NamedTuple):
     """What was run to the end, and what was tried.
 
     ``flix`` and ``shared`` (alpha 1) have every setting that was carried on; ``trial``
-    has validation accuracies of all settings after the trial.
+    has validation accuracies of all settings after the trial. All are without the
+    solver of one gradient a round where that is not wholly kept, see ``kept.alone``.
     """
 
     flix: dict[Setting, Row]
@@ -77,6 +80,10 @@ class Outcome(NamedTuple):
     finetuned: Row
     alone: Row
     trial: dict[Setting, float]
+
+    def ran(self, solver: str) -> bool:
+        """Whether a solver of FLIX is among what was run to the end."""
+        return any(setting.solver == solver for setting in self.flix)
 
 
 def flix_settings(plan: Plan, solver: str) -> list[Setting]:
@@ -138,16 +145,19 @@ def measured(task: Task, folder: Path) -> Outcome:
     def halved(run: Callable, families: Sequence[tuple[list[Setting], Any]]) -> None:
         """Try all of some families, and run to the end what each carries on."""
         everything = [one for family, _ in families for one in family]
-        for setting, scores in by_setting(run(everything, plan.trial)).items():
-            trial[setting] = Row("", 0, scores).validation
+        found = {
+            setting: Row("", 0, scores).validation
+            for setting, scores in by_setting(run(everything, plan.trial)).items()
+        }
         tried = {
             one: len(family)
             for family, choose in families
-            for one in choose(trial, family)
+            for one in choose(found, family)
         }
         for one, scores in by_setting(run(list(tried), plan.rounds)).items():
             rows = flix if one.alpha < 1 else shared
             rows[one] = Row(words(one), tried[one], scores)
+        trial.update(found)
 
     def fedavg(settings, rounds):
         return runs.fedavg(task, settings, rounds, folder)
@@ -166,7 +176,8 @@ def measured(task: Task, folder: Path) -> Outcome:
     tuned = _snapshots(runs.finetuned(task, best, folder), plan.tune.steps)
     halved(mixed, of_solver(runs.LOCAL, 1))
     if plan.one is not None:
-        halved(mixed, of_solver(runs.ONE, plan.carried))
+        with suppress(NotKept):
+            halved(mixed, of_solver(runs.ONE, plan.carried))
     lonely = {rate: [[one] for one in scores] for rate, scores in alone.items()}
     alone_row = _snapshots(lonely, plan.own.steps)
     return Outcome(flix, shared, tuned, alone_row, trial)

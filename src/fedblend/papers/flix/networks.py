@@ -93,7 +93,7 @@ def finding(
         "FedAvg, fine-tuned": outcome.finetuned,
         "alone": outcome.alone,
     }
-    if task.plan.one is not None:
+    if outcome.ran(runs.ONE):
         rows["FLIX, one gradient a round"] = flix[best(flix, runs.ONE)]
         rows["alpha 1, one gradient a round"] = shared[best(shared, runs.ONE)]
     assert task.federation.test is not None
@@ -133,9 +133,9 @@ def _how(task: Task, outcome: Outcome) -> str:
     """What was tried, how long, and what errors are of."""
     plan, tried = task.plan, outcome.trial
     mixing = sum(one.alpha < 1 for one in tried)
-    solvers = (
-        "" if plan.one is None else ", half of either side by one gradient a round"
-    )
+    one = outcome.ran(runs.ONE)
+    solvers = ", half of either side by one gradient a round" if one else ""
+    power = f", and over alpha^{plan.power} by one gradient" if one else ""
     return (
         f"{mixing} settings of FLIX and {len(tried) - mixing} without mixing were "
         f"tried for {plan.trial} rounds with all {plan.seeds} seeds{solvers}; "
@@ -145,7 +145,7 @@ def _how(task: Task, outcome: Outcome) -> str:
         f"all seeds. Fine-tuning and training alone choose among "
         f"{outcome.finetuned.tried} and {outcome.alone.tried} settings (rate, steps). "
         "FLIX's rates are those tried over alpha^2 by local steps, as a step of the "
-        f"mixture is that much shorter, and over alpha^{plan.power} by one gradient. "
+        f"mixture is that much shorter{power}. "
         f"x_i are trained once, for {plan.own.steps} steps at {plan.own.rates[0]:g} "
         "(few), or until training alone is best on validation rows (many: "
         f"{outcome.alone.words}); `alone` has that one seed. An interval adds the "

@@ -9,7 +9,7 @@ import numpy as np
 from fedblend.papers.drawing import legend_above, panels
 from fedblend.papers.mixed import text
 from fedblend.papers.mixed.ended import Ended
-from fedblend.papers.mixed.figures import confident
+from fedblend.papers.mixed.figures import confident, focus
 from fedblend.papers.mixed.task import Task
 
 WAYS = ("parallel", "one_way", "two_way")
@@ -58,6 +58,13 @@ def drawn(ends: dict[str, Ended]) -> Any:
                         if name in ("parallel", "one_way", "two_way")
                         else "--",
                     )
+            focus(
+                axes[1, column],
+                [
+                    text.measured_on(source, of.curves.values, "loss")
+                    for of in ends.values()
+                ],
+            )
         axes[0, 0].set_ylabel("accuracy, test rows")
         axes[1, 0].set_ylabel("loss, test rows")
         legend_above(figure, axes[0, 0], 7)

@@ -5,8 +5,10 @@
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from fedblend.papers.claims import Claim, Finding, Verdict
+from fedblend.papers.kept import present
 from fedblend.papers.mixed import before, ended, text
 from fedblend.papers.mixed.character_figures import WAYS, drawn, table
 from fedblend.papers.mixed.ended import Ended
@@ -110,6 +112,22 @@ def verdict_of(holds: dict[str, bool]) -> Verdict:
     return Verdict.reproduced if all(holds.values()) else verdict
 
 
+def again(found: dict[str, Any]) -> dict[str, Any]:
+    """A result by the one-sided criterion, judged by that of now."""
+    if found.get("before"):
+        return found
+    holds = near(found["numbers"]["accuracy_beyond_oracle"], one_sided=False)
+    told = "; ".join(f"{name}: {'yes' if so else 'no'}" for name, so in holds.items())
+    return {
+        **found,
+        "verdict": str(verdict_of(holds)),
+        "before": before.M4_PAPER_SIZED,
+        "criterion": f"Criterion: {CRITERION}: {told}. The run is the same as before, "
+        "and nobody in it was trained to the end. What was written with it, by the "
+        "one-sided criterion:",
+    }
+
+
 def check(
     quick: bool,
     folder: Path,
@@ -122,7 +140,10 @@ def check(
     if quick:
         size, names = text.QUICK, ("oracle", "one_way", "clients alone")
     this = text.task(size)
-    ran = found(folder, this, size, names)
+    ran = present(
+        names, lambda name: found(folder, this, size, [name])[name], needed=NEEDED
+    )
+    missing = [name for name in names if name not in ran]
     rates = {name: rate for name, (rate, _) in ran.items()}
     ends = {name: of for name, (_, of) in ran.items()}
     last = {
@@ -190,7 +211,15 @@ def check(
         "oracle descends the mixture on all rows in one place, with batches as large "
         "as both sides' together. Examples sent: a third as many windows of the "
         "server's as a client has itself are copied to it, and FedAvg runs on both. "
-        f"{note}",
+        f"{note}"
+        + text.far_apart(
+            {
+                name: 100 * text.measured_on("both", of, "accuracy")
+                for name, of in last.items()
+            },
+            most=5,
+        )
+        + (f" Not measured here: {', '.join(missing)}." if missing else ""),
         table=table(this, rates, ends),
         before={} if quick else once,
     )
@@ -230,5 +259,10 @@ M4 = Claim(
     resumable=True,
 )
 PAPER_SIZED = M4._replace(
-    check=partial(check, size=PAPER, names=NEEDED, note=FEW, once=before.M4_PAPER_SIZED)
+    check=partial(
+        check, size=PAPER, names=NEEDED, note=FEW, once=before.M4_PAPER_SIZED
+    ),
+    undecided="the run by this criterion, five seeds that are trained to the end, is "
+    "still to be made; device time ended before it",
+    again=again,
 )

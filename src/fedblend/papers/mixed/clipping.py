@@ -15,7 +15,7 @@ import fedblend as fb
 from fedblend.papers.claims import Claim, Finding, Verdict
 from fedblend.papers.drawing import legend_above, panels, shades
 from fedblend.papers.mixed import before, text
-from fedblend.papers.mixed.figures import confident
+from fedblend.papers.mixed.figures import confident, focus
 from fedblend.papers.mixed.task import Curves, Method, Task, course, way
 from fedblend.wrap import central
 from fedblend.wrap.clipped import clip
@@ -240,11 +240,29 @@ def check(quick: bool, folder: Path) -> Finding:
         + ", ".join(f"{rate / text.WEIGHTS[0]:g}" for rate in size.round.rates)
         + f" for {size.trial_rounds} rounds with {size.tries} seeds on validation rows "
         f"of both sides; {size.round.seeds} other seeds, {size.round.rounds} rounds. "
-        "Under two_way clients send their mean gradient, as it cannot be recovered. "
-        + text.described(this, size.round).replace("; nothing is clipped", ""),
+        f"{_largest(fixed)}Under two_way clients send their mean gradient, as it "
+        "cannot be recovered. "
+        + text.described(this, size.round).replace("; nothing is clipped", "")
+        + text.far_apart(
+            {
+                f"{how}, {name}": one.loss
+                for how, of in ran.items()
+                for name, one in of.items()
+            },
+            most=0.3,
+        ),
         table=_table(ran),
         before={} if quick else before.M12,
     )
+
+
+def _largest(fixed: dict[str, str]) -> str:
+    """Under which ways the best fixed norm is the largest that was tried."""
+    last = list(BOUNDS)[-1]
+    ways = [how for how, name in fixed.items() if name == last]
+    if not ways:
+        return ""
+    return f"The best fixed norm is the largest tried under {', '.join(ways)}. "
 
 
 def _mean_and_error(values: np.ndarray) -> tuple[float, float]:
@@ -279,6 +297,13 @@ def _figure(ran: dict[str, dict[str, Clipped]]) -> Any:
                 losses = text.measured_on("both", one.curves.values, "loss")
                 style = {"color": colours[name], "label": name}
                 confident(here, one.curves.rounds[1:], losses[:, 1:], **style)
+            focus(
+                here,
+                [
+                    text.measured_on("both", one.curves.values, "loss")
+                    for one in of.values()
+                ],
+            )
         axes[0, 0].set_ylabel("loss, posts and articles, test rows")
         legend_above(figure, axes[0, 0], 6)
     return figure

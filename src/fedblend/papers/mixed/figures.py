@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Curves with 95 % confidence, as the paper draws them."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -27,6 +27,17 @@ def confident(axes: Any, across: Any, values: Any, **style: Any) -> None:
             alpha=0.2,
             linewidth=0,
         )
+
+
+def focus(axes: Any, losses: Sequence[np.ndarray]) -> None:
+    """Show mean losses, each ``[seeds, points]``, up to that at the start.
+
+    What is worse than the start leaves the panel, and so does a band that is wider.
+    """
+    means = np.concatenate([those[:, 1:].mean(axis=0) for those in losses])
+    low, high = means.min(), min(means.max(), losses[0][:, 0].mean())
+    room = 0.05 * (high - low)
+    axes.set_ylim(low - room, high + room)
 
 
 def by_way(

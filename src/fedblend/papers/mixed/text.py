@@ -174,6 +174,22 @@ def measured_on(source: str, values: Mapping[str, Any], metric: str) -> np.ndarr
     return WEIGHTS[0] * ours + WEIGHTS[1] * theirs
 
 
+def far_apart(found: Mapping[str, np.ndarray], most: float) -> str:
+    """Whose seeds differ by more than so much, in words."""
+    told = [
+        f"{name} {values.min():.3g} to {values.max():.3g} (median "
+        f"{np.median(values):.3g})"
+        for name, values in found.items()
+        if values.max() - values.min() > most
+    ]
+    if not told:
+        return ""
+    return (
+        f" Seeds are far apart for {', '.join(told)}: the rate that was best in the "
+        "short trial is too large for some of the seeds in the long run."
+    )
+
+
 def kept_in(folder: Path, task: Task, size: Size, **more: Any) -> Kept:
     """Where results are kept, which depend on all of this."""
     counts = {name: part.counts for name, part in task.federation.splits.items()}

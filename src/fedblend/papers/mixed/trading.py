@@ -12,7 +12,7 @@ from fedblend.papers.claims import Claim, Finding, Verdict
 from fedblend.papers.drawing import panels, shades
 from fedblend.papers.kept import Kept
 from fedblend.papers.mixed import before, smiles, text
-from fedblend.papers.mixed.figures import confident
+from fedblend.papers.mixed.figures import confident, focus
 from fedblend.papers.mixed.task import Curves, Task, course, way
 
 WAYS = ("parallel", "one_way", "two_way")
@@ -23,6 +23,8 @@ CRITERION = (
     "steps is the paper's"
 )
 FACES, TEXT = "faces", "text"
+CHANCE = 0.038
+"""That ten seeds (Student's, 9 degrees of freedom) are two standard errors below."""
 
 
 class Setting(NamedTuple):
@@ -124,6 +126,7 @@ def check(quick: bool, folder: Path) -> Finding:
     }
     counts = {name: _counts(of) for name, of in gains.items()}
     helped, hurt = (sum(of[which] for of in counts.values()) for which in (0, 1))
+    doublings = sum(len(those) for of in gains.values() for those in of.values())
     verdict = Verdict.differs if hurt > helped else Verdict.partly
     return Finding(
         verdict=Verdict.reproduced if not hurt and helped else verdict,
@@ -168,7 +171,9 @@ def check(quick: bool, folder: Path) -> Finding:
         "two_way averages. "
         + ", ".join(f"{one.seeds} seeds ({name})" for name, one in settings.items())
         + "; bands are 95 % confidence of the mean. A run that is not a number counts "
-        f"as infinite. {smiles.DATA}"
+        f"as infinite.{_diverged(ran)} Two standard errors are few: if no doubling did "
+        f"anything, {doublings * CHANCE:.1f} of {doublings} would seem to hurt by "
+        f"chance, and as many to help. {smiles.DATA}"
         + (
             " " + text.described(task(TEXT, quick), text.PAPER_STEPS)
             if TEXT in settings
@@ -190,6 +195,23 @@ def _gains(losses: np.ndarray) -> np.ndarray:
     return np.stack([mean, np.where(np.isfinite(mean), error, 0)], axis=1)
 
 
+def _diverged(ran: dict[str, dict[str, dict[int, Curves]]]) -> str:
+    """Of which settings seeds ended with more loss than they began with, in words."""
+    counts = {
+        f"{name} {how} with {steps} steps": int((~(losses[:, -1] < losses[:, 0])).sum())
+        for name, of in ran.items()
+        for how, those in of.items()
+        for steps, losses in ((at, losses_of(name, of)) for at, of in those.items())
+    }
+    told = ", ".join(f"{where} {count}" for where, count in counts.items() if count)
+    return (
+        f" Seeds that ended with more loss than at the start: {told}; where steps are "
+        "doubled from there, what helps is that training is stable at all."
+        if told
+        else ""
+    )
+
+
 def _counts(gains: dict[str, np.ndarray]) -> tuple[int, int]:
     """How many increases help and how many hurt."""
     of = np.concatenate(list(gains.values()))
@@ -208,6 +230,7 @@ def _figure(ran: dict[str, dict[str, dict[int, Curves]]]) -> Any:
                     values = losses_of(name, those[steps])
                     style = {"color": colour, "label": f"steps a round: {steps}"}
                     confident(here, those[steps].rounds, values, **style)
+                focus(here, [losses_of(name, curves) for curves in those.values()])
             axes[row, 0].legend()
     return figure
 
