@@ -130,7 +130,7 @@ def traces(case: Case, seeds: int, rounds: int) -> dict[str, np.ndarray]:
         every=1,
         **case.options,
     )
-    measured = jax.jit(jax.vmap(at))
+    measured = jax.vmap(at)
     roots = jax.vmap(jax.random.key)(np.arange(seeds))
     points = []
     for number, _ in enumerate(run):
