@@ -146,7 +146,7 @@ def test_training_alone_is_as_long_as_asked(tiny, tmp_path):
     assert "trial" not in {step.stage for step in steps}
     assert summary["runs"][0]["alone"]["rounds"] == 7
     assert summary["runs"][0]["alone"]["chosen_on"] is None
-    assert summary["harm"].endswith("training alone: 7 rounds, as asked")
+    assert summary["harm"].endswith("Training alone: 7 rounds, as asked")
 
 
 def test_training_alone_has_its_own_best_round_whatever_the_cohort(tiny, tmp_path):
@@ -169,7 +169,7 @@ def test_training_alone_has_its_own_best_round_whatever_the_cohort(tiny, tmp_pat
     assert printed == reached[rounds]
     with open(tmp_path / "out" / "clients.csv") as file:
         assert {float(c["local_rounds"]) for c in csv.DictReader(file)} == {rounds}
-    assert f"training alone: {rounds} rounds, the best of" in summary["harm"]
+    assert f"Training alone: {rounds} rounds, the best of" in summary["harm"]
     text = io.StringIO()
     show(outputs.read_rows(Folder(tmp_path / "out")), one, Console(file=text, width=99))
     assert f"local, training alone: {rounds} rounds, the best of" in text.getvalue()

@@ -142,6 +142,6 @@ def test_a_cohort_that_is_always_the_same():
     some = fb.simulate(ALONE, MODEL.init, digits((5, 5, 5)), KEY, rounds=1,
                        cohort=np.array([2, 0]))  # fmt: skip
     np.testing.assert_array_equal(some._draw(KEY, [0, 7]), [[0, 2], [0, 2]])
-    with pytest.raises(ValueError, match=r"cohort: ids must lie between 0 and 2"):
+    with pytest.raises(ValueError, match=r"is not made of ids between 0 and 2"):
         fb.simulate(ALONE, MODEL.init, digits((5, 5, 5)), KEY, rounds=1,
                     cohort=np.array([3]))  # fmt: skip

@@ -44,7 +44,7 @@ REFUSED: dict[str, dict[str, Any]] = {
     "splits: 'exam' is not one of train": {"splits": ["exam"]},
     "measure: .luck. is none of loss, mse": {"measure": {"luck": lambda m, b: 0.0}},
     "measure_on: 8 is not between 1 and the 7": {"measure_on": 8},
-    "measure_on: .0, 7. is not of ids between 0 and 6": {"measure_on": [0, 7]},
+    "measure_on: .0, 7. is not made of ids between 0 and 6": {"measure_on": [0, 7]},
     "measure_on: .. is not a whole number .*, or the ids": {"measure_on": []},
     "measure_on: .2, 1, 2. has the same client twice": {"measure_on": [2, 1, 2]},
     "key: int is not a key of JAX": {"key": 0},

@@ -321,7 +321,7 @@ def measured_ids(measure_on, clients: int, key: Key) -> np.ndarray:
 def _checked_ids(ids: Any, name: str, clients: int) -> np.ndarray:
     ids = np.asarray(ids, np.int64)
     if not ids.size or ids.min() < 0 or ids.max() >= clients:
-        raise UserError(name, ids, f"of ids between 0 and {clients - 1}")
+        raise UserError(name, ids, f"made of ids between 0 and {clients - 1}")
     if len(np.unique(ids)) < len(ids):
         raise ValueError(f"{name}: {ids.tolist()} has the same client twice")
     return ids
