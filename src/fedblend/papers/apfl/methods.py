@@ -127,7 +127,7 @@ FEDAVG = Method("fedavg", fedavg, {"FedAvg": "shared", "FedAvg, localized": "per
 SCAFFOLD = Method(
     "scaffold", scaffold, {"SCAFFOLD": "shared", "SCAFFOLD, localized": "personal"}
 )
-ALONE = Method("alone", alone, {"alone": "personal"})
+ALONE = Method("alone", alone, {"alone": "personal"}, alone=True)
 PERFEDAVG = Method("perfedavg", perfedavg, {"perFedAvg": "personal"})
 PFEDME = Method(
     "pfedme with two rates",

@@ -66,13 +66,15 @@ Rate = float | tuple[float, ...]
 class Method(NamedTuple):
     """A way to train, ``build(task, rate)``, and a label for each model it yields.
 
-    ``settings(task)`` are the rates that are tried; those of the task if None.
+    ``settings(task)`` are the rates that are tried; those of the task if None. Who
+    trains ``alone`` waits for nobody, and does so in every round.
     """
 
     name: str
     build: Callable[[Task, Any], fb.Algorithm]
     labels: dict[str, str]
     settings: Callable[[Task], Sequence[Rate]] | None = None
+    alone: bool = False
 
     def rates(self, task: Task) -> Sequence[Rate]:
         """What is tried of it on a task."""
@@ -203,7 +205,7 @@ def run(
         task.federation,
         jax.vmap(jax.random.key)(jnp.asarray(list(seeds))),
         rounds=task.rounds,
-        cohort=task.cohort,
+        cohort=None if method.alone else task.cohort,
         every=-(-task.rounds // task.blocks),
         measure={
             "accuracy": fb.metrics.accuracy(task.model.apply),
