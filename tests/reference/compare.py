@@ -49,7 +49,7 @@ def run(algorithm, weights):
         rounds=ROUNDS,
         cohort=COHORT,
         chunk=3,
-        every=4,
+        every=3,
         weights=weights,
     ).complete()
 

@@ -112,7 +112,7 @@ def run(algorithm, weights, cohort):
         rounds=ROUNDS,
         cohort=cohort,
         chunk=3,
-        every=4,
+        every=3,
         weights=weights,
     ).complete()
 
