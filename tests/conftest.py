@@ -3,10 +3,10 @@
 import os
 import signal
 
-# Most of the time goes into compiling small programs that run once. Without XLA's costlier
-# passes, and with its older and plainer code for fused loops, that takes half as long.
-# JAX_DISABLE_MOST_OPTIMIZATIONS=0 with XLA_FLAGS=--xla_cpu_use_fusion_emitters=true has
-# users' programs.
+# Most of the time goes into compiling small programs that run once. Without XLA's
+# costlier passes, and with its older and plainer code for fused loops, that takes half
+# as long. JAX_DISABLE_MOST_OPTIMIZATIONS=0 with
+# XLA_FLAGS=--xla_cpu_use_fusion_emitters=true has the programs that users run.
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
 os.environ.setdefault(
     "XLA_FLAGS",

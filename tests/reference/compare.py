@@ -49,7 +49,7 @@ def run(algorithm, weights):
         rounds=ROUNDS,
         cohort=COHORT,
         chunk=3,
-        every=3,
+        every=4,
         weights=weights,
     ).complete()
 

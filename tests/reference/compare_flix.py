@@ -75,7 +75,7 @@ def comparisons(name, federation, loss, clients):
 
     def run(algorithm, rounds=ROUNDS):
         started = fb.simulate(
-            *(algorithm, params, federation, root), rounds=rounds, every=4, chunk=3
+            *(algorithm, params, federation, root), rounds=rounds, every=5, chunk=3
         )
         return started.complete()
 

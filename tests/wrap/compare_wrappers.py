@@ -112,7 +112,7 @@ def run(algorithm, weights, cohort):
         rounds=ROUNDS,
         cohort=cohort,
         chunk=3,
-        every=3,
+        every=4,
         weights=weights,
     ).complete()
 
