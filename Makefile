@@ -23,7 +23,7 @@ demo: .venv/.ready
 	@$(BIN)/fedblend demo
 
 test: .venv/.ready
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 lint: .venv/.ready
 	$(BIN)/ruff check .

@@ -3,9 +3,15 @@
 import os
 import signal
 
-# Nearly all of the time goes into compiling small programs once: without XLA's costlier
-# passes the tests take a quarter less. JAX_DISABLE_MOST_OPTIMIZATIONS=0 has them back.
+# Most of the time goes into compiling small programs that run once. Without XLA's
+# costlier passes, and with its older and plainer code for fused loops, that takes half
+# as long. JAX_DISABLE_MOST_OPTIMIZATIONS=0 with
+# XLA_FLAGS=--xla_cpu_use_fusion_emitters=true has the programs that users run.
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
+os.environ.setdefault(
+    "XLA_FLAGS",
+    "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1",
+)
 
 import jax
 import pytest

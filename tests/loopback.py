@@ -3,6 +3,7 @@
 """A federation in one process: real nodes and a real server over a post of lists."""
 
 from collections.abc import Callable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -97,8 +98,9 @@ class Wired:
             central=central,
             alone=self.alone,
         )
+        part = cache(lambda: Part(own))
         rules = NodeRules(
-            join=lambda terms: Part(own),
+            join=lambda terms: part(),
             meet=lambda words: {"counts": {"train": int(own.splits["train"].total)}},
             reveal=lambda seen, counts: seen,
             note=self.note,

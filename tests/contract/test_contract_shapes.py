@@ -33,6 +33,10 @@ def rounds_by_shape(algorithm, problem, rounds: int = 2):
     shard = jax.device_put(problem.federation.train.shard(1))
     root = jax.random.key(0)
     share, count = jnp.ones((), jnp.float32), jnp.ones((), jnp.int32)
+    # A second round of the same shapes is not traced again.
+    client_round, server_round, personal = map(
+        jax.jit, (algorithm.client, algorithm.server, algorithm.personal)
+    )
 
     def play():
         hello, client = algorithm.enroll(problem.params, shard, root)
@@ -42,16 +46,16 @@ def rounds_by_shape(algorithm, problem, rounds: int = 2):
         for number in range(rounds):
             message = algorithm.tell(down, algorithm.ask(client, shard))
             key = keys.at(root, "client", number, 1)
-            up, client = algorithm.client(message, client, shard, key)
+            up, client = client_round(message, client, shard, key)
             up = up._replace(slope=None, stretch=None)
             decoded = algorithm.decode(up)
             heard = Heard(decoded, share, count)
-            down, server = algorithm.server(heard, down, server, None, root)
+            down, server = server_round(heard, down, server, None, root)
             told.append(message)
             kept.append((client, down, server))
             said.append((up, decoded))
             message = algorithm.tell(down, algorithm.ask(client, shard))
-            models.append(algorithm.personal(message, client, shard, root))
+            models.append(personal(message, client, shard, root))
         return told, kept, said, models
 
     return jax.eval_shape(play)

@@ -110,5 +110,5 @@ def test_a_blend_mixes_cosines():
 
 
 def test_sizes_are_checked():
-    with pytest.raises(ValueError, match="dual_encoder: movies = 0, it has to be"):
+    with pytest.raises(ValueError, match="dual_encoder: movies: 0 is not a whole"):
         fb.models.dual_encoder(0)

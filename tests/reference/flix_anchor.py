@@ -51,7 +51,7 @@ def main() -> None:
         return fb.flix(loss, method, alpha=alpha, local=local, smooth=smooth)
 
     values = {}
-    for name, build, rounds in (("dgd", dgd, 60), ("diana", compressed, 400)):
+    for name, build, rounds in (("dgd", dgd, 40), ("diana", compressed, 260)):
         run = fb.simulate(
             build,
             model.init,
