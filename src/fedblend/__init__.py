@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     from fedblend.mixing import Blend, predict
     from fedblend.models import Model
     from fedblend.runtime import checkpoint
+    from fedblend.runtime.alone import train_alone
     from fedblend.runtime.cohort import Strata
     from fedblend.runtime.newcomers import Newcomers, personalise
     from fedblend.runtime.record import Record
@@ -146,6 +147,7 @@ __all__ = [
     "sources",
     "svrg",
     "theory",
+    "train_alone",
     "trees",
     "tune",
     "wrap",
@@ -163,6 +165,7 @@ _HOMES = {
     "local": "Epochs Scheduled descend",
     "mixing": "Blend predict",
     "models": "Model",
+    "runtime.alone": "train_alone",
     "runtime.cohort": "Strata",
     "runtime.newcomers": "Newcomers personalise",
     "runtime.record": "Record",

@@ -11,7 +11,6 @@ import pytest
 from fedblend.data.dataset import DataError
 from fedblend.experiment.build import build
 from fedblend.experiment.config import check, dump
-from fedblend.experiment.run import _alone
 from fedblend.experiment.section import ConfigError
 from fedblend.runtime.cohort import Strata
 from fedblend.runtime.simulate import simulate
@@ -45,8 +44,6 @@ def test_populations_are_strata_and_survive_being_written():
     assert isinstance(strata, Strata)
     assert np.array_equal(strata.of, [0] * 4 + [1] * 6)
     assert (strata.weights, strata.sizes) == ([0.25, 0.75], [2, 6])
-    # A client takes part in 8 of 10 rounds, and trains alone for as many.
-    assert _alone(one, built)["rounds"] == 8
     simulate(
         *(built.algorithm, built.model.init, built.federation, built.key),
         **built.settings,

@@ -3,10 +3,12 @@
 """Running configurations: every algorithm, the folder, going on, refusing."""
 
 import csv
+import io
 import json
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 from fedblend.experiment import local_models, outputs
 from fedblend.experiment import run as running
@@ -16,6 +18,8 @@ from fedblend.experiment.outputs import Folder
 from fedblend.experiment.registry import ALGORITHMS
 from fedblend.experiment.run import Step, run_config
 from fedblend.experiment.section import RunError
+from fedblend.report.terminal import show
+from fedblend.runtime import budget
 from fedblend.runtime.checkpoint import CheckpointError
 from fedblend.runtime.simulate import simulate
 from fedblend.runtime.wire import unpack
@@ -73,11 +77,12 @@ class Stop(Exception):
 
 
 def run_with_stops(config, path):
-    """Run, stopped after every step there is; each time gone on with."""
+    """Run, stopped after every step of the algorithm, and once before in each stage."""
     seen: set[Step] = set()
 
     def stop(step):
-        if step not in seen:
+        early = step.stage != "federated" and step.round not in (0, 4)
+        if step not in seen and not early:
             seen.add(step)
             raise Stop
 
@@ -133,14 +138,51 @@ def test_local_models_that_were_not_trained_are_told(tiny):
     assert warning.startswith("the local models of 6 clients (0, 1, 2, 3, 4, ...) ")
 
 
-@pytest.mark.parametrize(("local", "rounds"), [(True, 2), (7, 7)])
-def test_training_alone_is_as_long_as_taking_part_or_as_asked(
-    tiny, tmp_path, local, rounds
-):
-    tiny["measure"] |= {"local": local}  # 4 rounds with 3 of 6 clients each
+def test_training_alone_is_as_long_as_asked(tiny, tmp_path):
+    tiny["measure"] |= {"local": 7}
     steps: list[Step] = []
-    run_config(check(tiny, "here"), tmp_path / "out", on_step=steps.append)
-    assert [s for s in steps if s.stage == "local"][-1].round == rounds
+    summary = run_config(check(tiny, "here"), tmp_path / "out", on_step=steps.append)
+    assert [s for s in steps if s.stage != "federated"][-1] == Step("local", 7, 7)
+    assert "trial" not in {step.stage for step in steps}
+    assert summary["runs"][0]["alone"]["rounds"] == 7
+    assert summary["runs"][0]["alone"]["chosen_on"] is None
+    assert summary["harm"].endswith("training alone: 7 rounds, as asked")
+
+
+def test_training_alone_has_its_own_best_round_whatever_the_cohort(tiny, tmp_path):
+    tiny["data"] |= {"validation": 0.25}
+    tiny["run"]["cohort"] = 1
+    tiny["measure"] |= {"local": True, "splits": ["validation"]}
+    summary = run_config(check(tiny, "here"), tmp_path / "out")
+    (one,) = summary["runs"]
+    printed = one["measures"]["validation"]["local"]["accuracy"]["mean"]
+    tiny["algorithm"]["name"] = "local_only"
+    tiny["run"] |= {"rounds": 40, "every": 1, "cohort": 6}
+    run_config(check(tiny, "here"), tmp_path / "alone")
+    rows = outputs.read_rows(Folder(tmp_path / "alone"))
+    reached = [
+        row["measures"]["validation"]["personal"]["accuracy"]["mean"] for row in rows
+    ]
+    assert printed >= max(reached) - 0.01
+    assert reached[1] < max(reached) - 0.2  # 4 rounds with 1 of 6 clients each
+    rounds = one["alone"]["rounds"]
+    assert printed == reached[rounds]
+    with open(tmp_path / "out" / "clients.csv") as file:
+        assert {float(c["local_rounds"]) for c in csv.DictReader(file)} == {rounds}
+    assert f"training alone: {rounds} rounds, the best of" in summary["harm"]
+    text = io.StringIO()
+    show(outputs.read_rows(Folder(tmp_path / "out")), one, Console(file=text, width=99))
+    assert f"local, training alone: {rounds} rounds, the best of" in text.getvalue()
+
+
+def test_training_alone_that_is_cut_short_is_told(tiny, tmp_path, monkeypatch):
+    monkeypatch.setattr(budget, "MOST", 1)
+    monkeypatch.setattr(budget, "LITTLE", -1.0)
+    tiny["measure"] |= {"local": True, "metrics": ["loss"]}
+    heard: list[str] = []
+    summary = run_config(check(tiny, "here"), tmp_path / "out", on_warning=heard.append)
+    assert summary["warnings"] == heard
+    assert "training alone still improved when 22 rounds" in heard[-1]
 
 
 def test_the_folder(tiny, tmp_path):
@@ -150,7 +192,9 @@ def test_the_folder(tiny, tmp_path):
     config = check(tiny, "here")
     steps: list[Step] = []
     summary = run_config(config, out, on_step=steps.append)
-    assert [s for s in steps if s.stage == "local"][-1] == Step("local", 2, 2)
+    rounds = summary["runs"][0]["alone"]["rounds"]
+    assert [s for s in steps if s.stage == "local"][-1] == Step("local", rounds, rounds)
+    assert steps[0].stage == "trial"
     assert steps[-1] == Step("federated", 4, 4)
     assert load(out / "config.toml") == config
     assert summary == json.loads((out / "summary.json").read_text())

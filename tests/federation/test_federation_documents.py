@@ -45,4 +45,4 @@ def test_the_demonstration_compares_with_the_best_of_training_alone():
 
     said = sentence({"A": score(0.5, 0.75), "B": score(0.625, 0.25)})
     assert "models of B are right on 62.5%" in said
-    assert "alone on 75.0%, the shared model on 20.0%" in said
+    assert "alone to its own best round on 75.0%, the shared model on 20.0%" in said

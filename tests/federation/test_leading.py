@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A configuration on nodes comes to what it comes to in a simulation."""
 
+import re
 import shutil
 from pathlib import Path
 
@@ -43,7 +44,7 @@ def place(tmp_path_factory) -> Path:
 
 
 def test_a_federation_comes_to_what_a_simulation_comes_to(place, tmp_path):
-    how = method("apfl", place, rounds=3)
+    how = method("apfl", place, rounds=3) + "[measure]\nlocal = 3\n"
     config = check(toml.parse(simulated(how, place), "test"), "test")
     there = run_config(config, tmp_path / "simulated")
     run = experiment(tmp_path / "run", federated(how))
@@ -63,6 +64,26 @@ def test_a_federation_comes_to_what_a_simulation_comes_to(place, tmp_path):
     for name, array in theirs.items():
         np.testing.assert_allclose(mine[name], array, atol=1e-6)
     assert (tmp_path / "run" / "harm.csv").exists()
+
+
+def test_a_node_trains_alone_to_its_own_best_round(place, tmp_path, monkeypatch):
+    monkeypatch.setattr("fedblend.report.figures.plot_rows", lambda *of: None)
+    monkeypatch.setattr(
+        "fedblend.experiment.federation.leading.plot_harm", lambda *of: None
+    )
+    run = experiment(tmp_path / "run", federated(method("fedavg", place, rounds=1)))
+    summary = lead(run, Box(nodes(place, tmp_path)), poll=0.0)
+    (one,) = summary["runs"]
+    assert one["alone"]["rounds"] is None
+    assert one["alone"]["chosen_on"] == "its own rows"
+    assert (
+        "every client's own best round for accuracy on its own rows" in summary["harm"]
+    )
+    assert one["measures"]["test"]["local"]["accuracy"]["clients"] == CLIENTS
+    said = "".join(path.read_text() for path in tmp_path.rglob("audit.jsonl"))
+    rounds = [int(number) for number in re.findall(r'"rounds_alone": ?(\d+)', said)]
+    assert len(rounds) == CLIENTS
+    assert all(0 <= number <= 20 * 20 for number in rounds)
 
 
 @pytest.mark.parametrize(

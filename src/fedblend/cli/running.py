@@ -205,6 +205,7 @@ def progress(config: "Config") -> Iterator[Callable[["Step"], None]]:
             return f"{task.speed:.1f} rounds/s" if task.speed else ""
 
     names = {
+        "trial": "local only, how long",
         "local": "local only, to compare",
         "federated": getattr(config.algorithm, "name", ""),
     }
@@ -225,6 +226,6 @@ def progress(config: "Config") -> Iterator[Callable[["Step"], None]]:
             bar.update(waiting, visible=step.round == 0 and step.rounds > 0)
             if step.stage not in tasks:
                 tasks[step.stage] = bar.add_task(names[step.stage], total=step.rounds)
-            bar.update(tasks[step.stage], completed=step.round)
+            bar.update(tasks[step.stage], completed=step.round, total=step.rounds)
 
         yield report

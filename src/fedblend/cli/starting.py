@@ -51,8 +51,8 @@ every = 10                  # rounds between two measurements and checkpoints
 
 [measure]
 splits = ["train", "test"]
-local = true                # also train every client alone, to compare with
-                            # (a number: for so many rounds)
+local = true                # also train every client alone, to its best round, to
+                            # compare with (a number: for so many rounds)
 # on = 1000                 # measure a fixed sample of clients
 # metrics = ["loss", "accuracy", "recall@3"]
 """

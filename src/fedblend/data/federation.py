@@ -86,6 +86,27 @@ class Federation:
         named = {"train": self.train, "validation": self.validation, "test": self.test}
         return {name: split for name, split in named.items() if split is not None}
 
+    @property
+    def validates(self) -> bool:
+        """Whether some client has validation rows."""
+        return self.validation is not None and self.validation.total > 0
+
+    def holding_out(self, fraction: float) -> "Federation":
+        """The same clients, this fraction of their training rows for validation.
+
+        Rows are shuffled when a federation is built, so the first ones are a fair
+        sample. Clients with fewer than three rows keep them all.
+        """
+        train = self.train
+        held = np.array(
+            [rows_held_out(int(n), fraction) for n in train.counts], np.int64
+        )
+        return dataclasses.replace(
+            self,
+            train=Shards(train.examples, train.starts + held, train.counts - held),
+            validation=Shards(train.examples, train.starts, held),
+        )
+
     def name(self, client: int) -> str:
         """The name of a client: its own, or its number."""
         return self.names[client] if self.names else str(client)
@@ -251,14 +272,14 @@ def held_out(
     """A client's rows to train on, to validate and to test, in an order of its own."""
     drawn = (seed, client, split) if split else (seed, client)
     order = np.random.default_rng(drawn).permutation(np.asarray(index))
-    to_test = _held_out(len(order), test)
-    to_validate = min(_held_out(len(order), validation), len(order) - to_test - 1)
+    to_test = rows_held_out(len(order), test)
+    to_validate = min(rows_held_out(len(order), validation), len(order) - to_test - 1)
     first, second = to_test, to_test + max(to_validate, 0)
     return order[second:], order[first:second], order[:first]
 
 
-def _held_out(count: int, fraction: float) -> int:
-    """Rows to hold out: the rounded fraction, one at least from clients with three."""
+def rows_held_out(count: int, fraction: float) -> int:
+    """How many of so many rows: rounded, one at least from clients with three."""
     if fraction == 0 or count < 3:
         return 0
     return max(round(count * fraction), 1)

@@ -24,13 +24,16 @@ from fedblend.data.sources import load
 from fedblend.experiment.demo_methods import COHORT, METHODS, RUNS, completed
 from fedblend.gains import Gain, tally
 from fedblend.metrics import over_clients
+from fedblend.report.alone import briefly, in_full
 from fedblend.report.methods import plot_method_gains, plot_methods
 from fedblend.report.series import Gains, curves, rows_of
 from fedblend.report.terminal import human_bits
+from fedblend.runtime.budget import Budget
 from fedblend.runtime.record import Evidence
 from fedblend.runtime.run import Run
 
 CLIENTS, CLASSES = 40, 4
+ALONE = "local-only"
 
 
 class Score(NamedTuple):
@@ -50,7 +53,7 @@ def demo(out: Path, console: Console, *, rounds: int = 100, seeds: int = 3) -> N
     Args:
         out: the folder for figures and results.json; made if it is not there.
         console: where to print.
-        rounds: of communication, or of as much training alone.
+        rounds: of communication; training alone has as many as are best for it.
         seeds: runs to average over; they run side by side.
     """
     begun = time.perf_counter()
@@ -63,18 +66,23 @@ def demo(out: Path, console: Console, *, rounds: int = 100, seeds: int = 3) -> N
         highlight=False,
     )
     scores, histories, runs = {}, {}, {}
+    budget = Budget(None)
     for name, (doing, _) in RUNS.items():
         with console.status(f"{doing} ..."):
             runs[name] = completed(name, splits, rounds)
+        budget = runs[name].budget or budget
         for method, of in METHODS.items():
             if of.run == name:
                 scores[method], histories[method] = _result(runs, *of)
                 _say(console, method, scores, begun)
-    figures = _figures(scores, histories, out, seeds)
+    alone = budget._asdict()
+    figures = _figures(scores, histories, out, seeds, alone)
     sentence = advice(scores)
     console.print(_table(scores, seeds), highlight=False)
+    console.print(f"{ALONE}: {in_full(alone)}.", highlight=False)
     console.print(sentence, highlight=False)
-    results = _results(scores, rounds, seeds, time.perf_counter() - begun, sentence)
+    seconds = time.perf_counter() - begun
+    results = _results(scores, rounds, seeds, seconds, sentence, alone)
     (out / "results.json").write_text(json.dumps(results, indent=2) + "\n")
     names = ", ".join(path.name for path in figures if path.suffix == ".png")
     console.print(f"In {out}: results.json, {names} (and SVG).", highlight=False)
@@ -223,12 +231,15 @@ def _numbers(scores: dict[str, Score]) -> dict[str, dict[str, Any]]:
     }
 
 
-def _results(scores, rounds: int, seeds: int, seconds: float, sentence: str) -> dict:
+def _results(
+    scores, rounds: int, seeds: int, seconds: float, sentence: str, alone: dict
+) -> dict:
     return {
         "clients": CLIENTS,
         "classes_per_client": CLASSES,
         "cohort": COHORT,
         "rounds": rounds,
+        "alone": alone,
         "seeds": seeds,
         "seconds": round(seconds, 2),
         "methods": _numbers(scores),
@@ -246,7 +257,7 @@ def _results(scores, rounds: int, seeds: int, seconds: float, sentence: str) -> 
     }
 
 
-def _figures(scores, histories, out: Path, seeds: int) -> list[Path]:
+def _figures(scores, histories, out: Path, seeds: int, budget: dict) -> list[Path]:
     """Accuracy over rounds, and every client's gain over training alone."""
     out.mkdir(parents=True, exist_ok=True)
     gains = {
@@ -257,7 +268,13 @@ def _figures(scores, histories, out: Path, seeds: int) -> list[Path]:
     title = f"Digits held by {CLIENTS} clients, {CLASSES} classes each"
     return [
         *plot_methods(
-            histories, f"{title}; bands: range of {seeds} seeds", out / "accuracy"
+            {_labelled(name, budget): curve for name, curve in histories.items()},
+            f"{title}; bands: range of {seeds} seeds",
+            out / "accuracy",
         ),
-        *plot_method_gains(gains, out / "gains"),
+        *plot_method_gains(gains, out / "gains", budget),
     ]
+
+
+def _labelled(method: str, budget: dict) -> str:
+    return f"{method} ({briefly(budget)})" if method == ALONE else method

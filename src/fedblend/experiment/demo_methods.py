@@ -14,6 +14,7 @@ from fedblend.algorithms import apfl, fedavg, finetune, flix, local_only
 from fedblend.core import Algorithm, Loss
 from fedblend.data.federation import Federation
 from fedblend.metrics import standard
+from fedblend.runtime.alone import train_alone
 from fedblend.runtime.run import Run
 from fedblend.runtime.simulate import simulate
 
@@ -67,13 +68,14 @@ def completed(name: str, splits: Sequence[Federation], rounds: int) -> Run:
     """A completed run of a method; a seed for each split, side by side."""
     model = models.build("softmax", (8, 8, 1), 10)
     loss = objectives.cross_entropy(model.apply)
-    return simulate(
+    start = train_alone if name == "alone" else simulate
+    return start(
         RUNS[name][1](loss),
         model.init(jax.random.key(0)),
         splits,
         jax.random.split(jax.random.key(0), len(splits)),
         rounds=rounds,
-        cohort=splits[0].clients if name == "alone" else COHORT,
+        cohort=COHORT,
         measure=standard("classes", loss, model.apply),
         splits=["test"],
     ).complete()

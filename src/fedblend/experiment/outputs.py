@@ -8,11 +8,13 @@
     run.json           versions, device, hashes of data and partition, the task
     metrics.jsonl      a row after every block of rounds, and for every seed
     summary.json       the end, with harmed clients and costs
-    clients.csv        every client's rows, bits, measures, norm of its own model
+    clients.csv        every client's rows, bits, measures, norm of its own model, and
+                       local_rounds, how long it trained alone
     harm.csv           who gains by the personal model, and who is harmed
     model.safetensors  the shared model, one file a seed where there are several
-    checkpoint, local_checkpoint     to go on from; the second is of training alone
-    states, local_states             client states, where they are kept on disk
+    checkpoint         to go on from; local_checkpoint is of training alone, and
+                       trial_checkpoint of the trial of how long that should be
+    states             client states, where they are kept on disk; likewise
     figures            curves as PNG and SVG
 
 Every file is written beside its place and moved there, so that it is whole or absent.
@@ -79,12 +81,13 @@ class Folder(NamedTuple):
         return self.path / "figures"
 
     def checkpoint(self, stage: str) -> Path:
-        """The checkpoint of a stage, "local" or "federated"."""
-        return self.path / ("local_checkpoint" if stage == "local" else "checkpoint")
+        """The checkpoint of a stage: "trial", "local" or "federated"."""
+        before = "" if stage == "federated" else f"{stage}_"
+        return self.path / f"{before}checkpoint"
 
     def states(self, stage: str) -> Path:
         """Client states on disk of a stage."""
-        return self.path / ("local_states" if stage == "local" else "states")
+        return self.path / ("states" if stage == "federated" else f"{stage}_states")
 
     def model(self, seed: int | None) -> Path:
         """The shared model, of one of several seeds."""
@@ -113,12 +116,13 @@ def write_text(path: Path, text: str) -> None:
 
 
 def rows(run: Run, seeds: list[int]) -> list[dict[str, Any]]:
-    """The records as rows, a seed's name on each."""
+    """The records as rows; on each a seed's name, and how long clients train alone."""
     found = []
+    known = {} if run.alone is None else {"alone": run.alone}
     for record in run.records:
         lanes = [record] if run.lanes is None else record
         for seed, one in zip(seeds, lanes, strict=True):
-            found.append({"seed": seed, **one.row()})
+            found.append({"seed": seed, **one.row(), **known})
     return found
 
 

@@ -3,14 +3,16 @@
 """Running a configuration: two stages, checkpoints, and the folder of results.
 
 First every client trains alone, for comparison (stage "local", left out where it is
-not asked for), then the algorithm runs (stage "federated"). After every block of rounds
+not asked for), for as many rounds as a trial has shown to be best (stage "trial", left
+out where a number is asked for). Then the algorithm runs (stage "federated"). After
+every block of rounds
 a checkpoint is written, then the rows. A run that is killed goes on from there with
 ``resume``, bit for bit as if nothing had happened; rows are written from the records in
 the checkpoint, so that none is missing or there twice.
 """
 
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -36,9 +38,9 @@ from fedblend.experiment.outputs import Folder
 from fedblend.experiment.section import ConfigError, RunError
 from fedblend.experiment.tasks import loss_name
 from fedblend.report.harm import plot_harm, sentence
-from fedblend.runtime import checkpoint
+from fedblend.report.series import in_order
+from fedblend.runtime import alone, checkpoint
 from fedblend.runtime.checkpoint import CheckpointError
-from fedblend.runtime.cohort import settled
 from fedblend.runtime.precision import precision
 from fedblend.runtime.record import harms
 from fedblend.runtime.run import Run
@@ -49,9 +51,10 @@ class Step(NamedTuple):
     """How far a run is, said after every block."""
 
     stage: str
-    """"local" or "federated"."""
+    """"trial", "local" or "federated"."""
     round: int
     rounds: int
+    """Those that are planned; a trial plans more as it goes on."""
 
 
 def run_config(
@@ -91,7 +94,13 @@ def run_config(
         promised = privacy.report(config, built.federation.clients)
         _open(folder, config, built)
         for stage, run in runs.items():
-            _advance(folder, config, stage, run, on_step)
+            blocks, metric = run, _deciding(built)
+            if stage == "trial":
+                blocks = alone.prolonged(run, metric, config.run.rounds)
+            elif stage == "local" and "trial" in runs:
+                trial, rounds = runs["trial"], config.run.rounds
+                alone.of_best_length(run, trial, metric, rounds)
+            _advance(folder, config, stage, run, blocks, on_step)
         federated, warn = runs["federated"], on_warning or _silent
         return _finish(folder, config, built, federated, promised, warn)
 
@@ -159,23 +168,32 @@ def _origin(built: Built) -> dict[str, Any]:
 def _runs(config: Config, built: Built, folder: Folder) -> dict[str, Run]:
     """The stages in order; nothing is computed yet."""
     settings = built.settings
+    algorithms = built if built.by_split is None else built.by_split
+    over = None if built.by_split is None else built.by_split.over
     start = partial(
         simulate,
         params=built.model.init,
         federation=built.federations,
         key=built.key,
-        over=None if built.by_split is None else built.by_split.over,
+        over=over,
     )
-    algorithms = built if built.by_split is None else built.by_split
     runs = {}
     names = {"private": "privacy", "mixed": "central", "strata": "populations"}
     with named_by_key(**names, select="select"):
         if algorithms.local is not None:
-            runs["local"] = start(
-                algorithms.local,
-                store_folder=_states(config, folder, "local"),
-                **{**settings, **_alone(config, built)},
-            )
+            own = alone.without_others(settings, built.federations, built.key)
+            own |= {"over": over}
+            asked = config.measure.local
+            if isinstance(asked, bool):
+                runs["trial"] = alone.trying(
+                    *(algorithms.local, built.model.init),
+                    *(built.federations, built.key, _deciding(built)),
+                    {**own, "store_folder": _states(config, folder, "trial")},
+                )
+            else:
+                own["rounds"] = asked
+            local = _states(config, folder, "local")
+            runs["local"] = start(algorithms.local, store_folder=local, **own)
         runs["federated"] = start(
             algorithms.algorithm,
             store_folder=_states(config, folder, "federated"),
@@ -185,23 +203,9 @@ def _runs(config: Config, built: Built, folder: Folder) -> dict[str, Run]:
     return runs
 
 
-def _alone(config: Config, built: Built) -> dict[str, Any]:
-    """How every client trains alone: as many rounds as it takes part in on average."""
-    run, local = config.run, config.measure.local
-    clients = built.federation.clients
-    _, cohort = settled(built.settings["cohort"], clients)
-    same_work = -(-run.rounds * cohort // clients)
-    rounds = same_work if isinstance(local, bool) else local
-    return {
-        "rounds": rounds,
-        "cohort": None,
-        "epoch": None,
-        "every": run.every and min(run.every, max(rounds, 1)),
-        "reduction": "mean",
-        "dropout": 0.0,
-        "weights": None,
-        "central": None,
-    }
+def _deciding(built: Built) -> str:
+    """The metric that decides how long clients train alone: the one shown first."""
+    return in_order(built.measures)[0]
 
 
 def _states(config: Config, folder: Folder, stage: str) -> Path | None:
@@ -213,6 +217,7 @@ def _advance(
     config: Config,
     stage: str,
     run: Run,
+    blocks: Iterable[Any],
     on_step: Callable[[Step], None] | None,
 ) -> None:
     """Take a stage to its end, from its checkpoint if there is one."""
@@ -224,7 +229,7 @@ def _advance(
         report(Step(stage, run.round, run.rounds))
     if run.records and stage == "federated":
         outputs.write_metrics(folder, run, _seeds(config))
-    for _ in run:
+    for _ in blocks:
         checkpoint.save(path, run, {"config": text})
         if stage == "federated":
             outputs.write_metrics(folder, run, _seeds(config))
@@ -261,11 +266,14 @@ def _finish(
     own_weights, doubts = mixing_weights.report(run, config.algorithm)
     seeds = _seeds(config)
     odd = checks.at_end(run, loss_name(config, built.task), seeds)
-    warnings = [*warnings, *doubts, *odd]
+    warnings = [*warnings, *doubts, *_unfinished(run), *odd]
     for warning in warnings:
         on_warning(warning)
     outputs.write_models(folder, run, seeds)
     columns = local_models.columns(run) | mixing_weights.columns(run)
+    if run.alone is not None:
+        shape = (len(run.measuring.ids), *([] if run.lanes is None else [run.lanes]))
+        columns["local_rounds"] = np.full(shape, run.alone["rounds"])
     joined = unseen.join(run, config, built)
     harmed = harm.harm_of(run, outputs.rows(run, seeds), columns)
     columns |= harm.columns(run, harmed and harmed.found)
@@ -285,7 +293,7 @@ def _finish(
         **own_models,
         **own_weights,
         **promised,
-        **({} if harmed is None else {"harm": sentence(harmed.found)}),
+        **({} if harmed is None else {"harm": sentence(harmed.found, run.alone)}),
         "harmed": harms(run.evidence),
         **({"unseen": {"harmed": harms(unseen.evidence(joined))}} if joined else {}),
         "runs": [
@@ -297,9 +305,21 @@ def _finish(
     return outputs.read_json(folder.summary)
 
 
+def _unfinished(run: Run) -> list[str]:
+    """What a user is warned of where training alone was cut short."""
+    if run.alone is None or not run.alone["improving"]:
+        return []
+    tried, best = run.alone["tried"], run.alone["rounds"]
+    return [
+        f"training alone still improved when {tried} rounds, the most that are tried, "
+        f"were over; it is compared with at {best}, and measure.local = N asks for more"
+    ]
+
+
 def _draw(folder: Folder, run: Run, seeds: list[int], harmed: harm.Harm | None) -> None:
     from fedblend.report.figures import plot_rows
 
-    plot_rows(outputs.rows(run, seeds), folder.figures, run.evidence)
+    rows = outputs.rows(run, seeds)
+    plot_rows(rows, folder.figures, run.evidence, run.alone)
     if harmed is not None:
-        plot_harm(*harmed, folder.figures / "harm")
+        plot_harm(*harmed, folder.figures / "harm", run.alone)

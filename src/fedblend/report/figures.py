@@ -14,6 +14,7 @@ import jax
 import numpy as np
 
 from fedblend.gains import Gain, tally
+from fedblend.report.alone import briefly
 from fedblend.report.series import (
     Curve,
     Gains,
@@ -71,14 +72,18 @@ def plot_run(run: Run, path: Any = None) -> Any:
         else:
             metric = shown_metrics(rows, splits[0])[0]
             gained = all_gains(run.evidence, splits[0], metric)
-            figure = _curves_figure(rows, splits[0], gained[0] if gained else None)
+            first = gained[0] if gained else None
+            figure = _curves_figure(rows, splits[0], run.alone, first)
         if path is not None:
             figure.savefig(path)
     return figure
 
 
 def plot_rows(
-    rows: list[Row], folder: Path, evidence: Evidence | None = None
+    rows: list[Row],
+    folder: Path,
+    evidence: Evidence | None = None,
+    alone: dict[str, Any] | None = None,
 ) -> list[Path]:
     """Write the figures of a run's rows, each as PNG and SVG; what was written.
 
@@ -86,6 +91,7 @@ def plot_rows(
         rows: ``Record.row()`` of each block, with "seed" where there are several.
         folder: where to put the figures; made if it is not there.
         evidence: ``Run.evidence``, for the figure of the clients' gains.
+        alone: ``Run.alone``.
     """
     import matplotlib
 
@@ -94,13 +100,13 @@ def plot_rows(
     with matplotlib.rc_context(STYLE):
         for split in shown_splits(rows):
             written += save_both(
-                _curves_figure(rows, split), folder / f"curves_{split}"
+                _curves_figure(rows, split, alone), folder / f"curves_{split}"
             )
             metric = shown_metrics(rows, split)[0]
             gained = all_gains(evidence, split, metric) if evidence else []
             for first in gained[:1]:
                 figure = new_figure(6.4, 3.2)
-                draw_gains(figure.subplots(), first)
+                draw_gains(figure.subplots(), first, alone=alone)
                 written += save_both(figure, folder / f"gains_{split}")
     return written
 
@@ -114,8 +120,16 @@ def draw_curve(axes: Any, curve: Curve, over: str, **style: Any) -> None:
         axes.fill_between(across, curve.low, curve.high, **band)
 
 
-def draw_gains(axes: Any, gained: Gains, name: str = "") -> None:
-    """A bar with its interval for every client; colours say whose excludes zero."""
+def label(model: str, alone: dict[str, Any] | None) -> str:
+    """What a model is called; of training alone, how long it took."""
+    brief = briefly(alone) if model == "local" else ""
+    return LABELS[model] + (f" ({brief})" if brief else "")
+
+
+def draw_gains(
+    axes: Any, gained: Gains, name: str = "", alone: dict[str, Any] | None = None
+) -> None:
+    """A bar with its interval for every client; colors say whose excludes zero."""
     gain = gained.gain
     order = np.argsort(gain.value, kind="stable")
     order = order[~np.isnan(gain.value[order])]
@@ -129,7 +143,7 @@ def draw_gains(axes: Any, gained: Gains, name: str = "") -> None:
         said += f"; mean of {gained.seeds} seeds"
     axes.set_title(f"{name}\n{said}" if name else said)
     axes.set_xlabel("clients, sorted by gain; lines: 95 % intervals, grey: either way")
-    other = LABELS[gained.reference]
+    other = label(gained.reference, alone)
     axes.set_ylabel(f"{gained.split} {gained.metric},\ngain over {other}")
     axes.set_xticks([])
 
@@ -164,12 +178,17 @@ def save_both(figure: Any, stem: Path) -> list[Path]:
     return written
 
 
-def _curves_figure(rows: list[Row], split: str, gained: Gains | None = None) -> Any:
+def _curves_figure(
+    rows: list[Row],
+    split: str,
+    alone: dict[str, Any] | None,
+    gained: Gains | None = None,
+) -> Any:
     """Metrics by rounds and by bits, one line for each model."""
     lines = {}
     for metric in shown_metrics(rows, split):
         found = curves(rows, split, metric)
-        labels = dict(LABELS)
+        labels = {model: label(model, alone) for model in LABELS}
         if _same(found.get("shared"), found.get("personal")):
             del found["personal"]
             labels["shared"] += ", which is also the personal one"
@@ -179,7 +198,8 @@ def _curves_figure(rows: list[Row], split: str, gained: Gains | None = None) -> 
         }
     seeds = len({row.get("seed") for row in rows})
     note = f"; bands: lowest to highest of {seeds} seeds" if seeds > 1 else ""
-    return _panels(lines, split, f"Mean over clients, {split} rows{note}", gained)
+    title = f"Mean over clients, {split} rows{note}"
+    return _panels(lines, split, title, gained, alone)
 
 
 def _same(one: Curve | None, other: Curve | None) -> bool:
@@ -209,10 +229,12 @@ def _sweep_figure(run: Run, rows: list[Row], split: str) -> Any:
         for metric in shown_metrics(rows, split)
     }
     title = f"Personal model, mean over clients, {split} rows, by value of the sweep"
-    return _panels(lines, split, title, None)
+    return _panels(lines, split, title, None, None)
 
 
-def _panels(lines: dict, split: str, title: str, gained: Gains | None) -> Any:
+def _panels(
+    lines: dict, split: str, title: str, gained: Gains | None, alone: Any
+) -> Any:
     """A row for each metric and a column for rounds and bits; gains below."""
     sent = any(
         curve.bits.any() for by_name in lines.values() for curve, _ in by_name.values()
@@ -232,7 +254,7 @@ def _panels(lines: dict, split: str, title: str, gained: Gains | None) -> Any:
     figure.legend(handles, labels, loc="outside upper left", ncols=min(len(labels), 5))
     figure.axes[0].set_title(title, fontsize=9, color="#404040")
     if gained is not None:
-        draw_gains(figure.add_subplot(grid[height, :]), gained)
+        draw_gains(figure.add_subplot(grid[height, :]), gained, alone=alone)
     return figure
 
 

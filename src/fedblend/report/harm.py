@@ -13,13 +13,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedblend.gains import tally
+from fedblend.report.alone import in_full
 from fedblend.report.figures import (
     COLOURS,
-    LABELS,
     STYLE,
     colours_of,
     draw_gains,
     draw_intervals,
+    label,
     new_figure,
     save_both,
 )
@@ -110,13 +111,20 @@ def _cell(value: Any) -> float | str:
     return float(value) if np.isfinite(value) else ""
 
 
-def sentence(found: Comparison) -> str:
+def sentence(found: Comparison, alone: dict[str, Any] | None = None) -> str:
     """Who is harmed and by how much, in words."""
     parts = [in_words(tally(one.gain), name) for name, one in found.gains.items()]
+    if alone is not None:
+        parts.append(f"Training alone: {in_full(alone)}")
     return f"{found.split} {found.metric}: {'. '.join(parts)}"
 
 
-def plot_harm(found: Comparison, clients: Clients, stem: Path) -> list[Path]:
+def plot_harm(
+    found: Comparison,
+    clients: Clients,
+    stem: Path,
+    alone: dict[str, Any] | None = None,
+) -> list[Path]:
     """Sorted gains, gain against rows, and alpha's histogram; what was written."""
     import matplotlib
 
@@ -125,8 +133,8 @@ def plot_harm(found: Comparison, clients: Clients, stem: Path) -> list[Path]:
         figure = new_figure(4.6 * count, 3.4)
         axes = figure.subplots(1, count, squeeze=False)[0]
         first = next(iter(found.gains.values()))
-        draw_gains(axes[0], first)
-        _draw_by_rows(axes[1], first, clients)
+        draw_gains(axes[0], first, alone=alone)
+        _draw_by_rows(axes[1], first, clients, alone)
         if clients.alpha is not None:
             bins = np.linspace(0, 1, 21).tolist()
             axes[2].hist(clients.alpha, bins, color=COLOURS["shared"], edgecolor="w")
@@ -135,7 +143,9 @@ def plot_harm(found: Comparison, clients: Clients, stem: Path) -> list[Path]:
         return save_both(figure, stem)
 
 
-def _draw_by_rows(axes: Any, gained: Gains, clients: Clients) -> None:
+def _draw_by_rows(
+    axes: Any, gained: Gains, clients: Clients, alone: dict[str, Any] | None
+) -> None:
     """The gains against the clients' training rows."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
@@ -146,7 +156,7 @@ def _draw_by_rows(axes: Any, gained: Gains, clients: Clients) -> None:
     axes.scatter(across, gain.value[known], c=colours_of(gain)[known], s=14, zorder=3)
     axes.axhline(0, color="#404040", linewidth=0.8)
     axes.set_xlabel("training rows of the client")
-    axes.set_ylabel(f"gain over {LABELS[gained.reference]}")
+    axes.set_ylabel(f"gain over {label(gained.reference, alone)}")
     if known.size:  # there is no logarithm of nothing
         axes.set_xscale("log")
         axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))

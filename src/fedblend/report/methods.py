@@ -5,6 +5,7 @@
 from collections.abc import Mapping
 from itertools import cycle
 from pathlib import Path
+from typing import Any
 
 from fedblend.report.figures import (
     STYLE,
@@ -37,7 +38,9 @@ def plot_methods(lines: Mapping[str, Curve], title: str, stem: Path) -> list[Pat
         return save_both(figure, stem)
 
 
-def plot_method_gains(gains: Mapping[str, Gains], stem: Path) -> list[Path]:
+def plot_method_gains(
+    gains: Mapping[str, Gains], stem: Path, alone: dict[str, Any] | None = None
+) -> list[Path]:
     """Panels, one for each method's gains, two in a row; what was written."""
     import matplotlib
 
@@ -46,7 +49,7 @@ def plot_method_gains(gains: Mapping[str, Gains], stem: Path) -> list[Path]:
         figure = new_figure(9.0, 3.4 * rows)
         panels = figure.subplots(rows, 2, sharey=True, squeeze=False)
         for axes, (name, gained) in zip(panels.flat, gains.items(), strict=False):
-            draw_gains(axes, gained, name)
+            draw_gains(axes, gained, name, alone)
         for axes in panels[:, 1]:
             axes.set_ylabel("")
         for axes in panels.flat[len(gains) :]:

@@ -6,7 +6,7 @@ A row is ``Record.row()``, plain values as they stand in a file of metrics; rows
 several seeds carry ``seed``.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -52,7 +52,12 @@ def shown_splits(rows: Sequence[Row]) -> list[str]:
 
 def shown_metrics(rows: Sequence[Row], split: str) -> list[str]:
     """The main metric of a split, and the loss after it."""
-    found = next(iter(rows[-1]["measures"][split].values()), {})
+    return in_order(next(iter(rows[-1]["measures"][split].values()), {}))
+
+
+def in_order(metrics: Iterable[str]) -> list[str]:
+    """The main one of some metrics, and the loss after it."""
+    found = list(metrics)
     others = [name for name in found if name != "loss"]
     others.sort(key=lambda name: MAIN.index(_kind(name)))
     return others[:1] + (["loss"] if "loss" in found else [])

@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedblend.report import braille
+from fedblend.report.alone import in_full
 from fedblend.report.series import MODELS, Row, curves, shown_metrics, shown_splits
 from fedblend.report.words import in_words, tally_from
 
@@ -47,15 +48,20 @@ def show(
         plural = "" if number == 1 else "s"
         console.print(_table(unseen, split, f" of {number} unseen client{plural}"))
     together = over_seeds or {}
-    lines = _harm_lines(summaries, together) + _harm_lines(
-        unseen, together.get("unseen") or {}, "unseen "
-    )
+    lines = _alone_lines(summaries) + _harm_lines(summaries, together)
+    lines += _harm_lines(unseen, together.get("unseen") or {}, "unseen ")
     lines += _central_lines(summaries)
     for line in lines + _cost_lines(summaries):
         console.print(line, highlight=False)
     splits = shown_splits(rows)
     if splits and len({row["round"] for row in rows}) > 1:
         _plot(rows, splits[0], console)
+
+
+def _alone_lines(summaries: Sequence[dict]) -> list[str]:
+    """How long the clients trained alone whose numbers are in the table."""
+    alone = summaries[0].get("alone")
+    return [f"local, training alone: {in_full(alone)}"] if alone else []
 
 
 def _central_lines(summaries: Sequence[dict]) -> list[str]:
@@ -159,7 +165,11 @@ def _cost_lines(summaries: Sequence[dict]) -> list[str]:
         seconds, compiling = (
             _mean(summaries, name) for name in ("seconds", "compile_seconds")
         )
-        lines.append(f"time: rounds {seconds:.2f} s, compiling {compiling:.2f} s")
+        before = _mean(summaries, "alone", "seconds")
+        alone = "" if np.isnan(before) else f", training alone {before:.2f} s"
+        lines.append(
+            f"time: rounds {seconds:.2f} s, compiling {compiling:.2f} s{alone}"
+        )
     return lines
 
 

@@ -116,7 +116,11 @@ def check_epoch(epoch: int, strata: Strata | None, clients: int, size: int) -> N
 
 
 def drawing(
-    clients: int, size: int, strata: Strata | None = None, epoch: int | None = None
+    clients: int,
+    size: int,
+    strata: Strata | None = None,
+    epoch: int | None = None,
+    always: np.ndarray | None = None,
 ) -> Draw:
     """How cohorts of this size are drawn, from settled strata if there are some.
 
@@ -125,7 +129,10 @@ def drawing(
         size: clients of a round.
         strata: populations, each of which is drawn from.
         epoch: rounds in which nobody is drawn twice; anew in every round if None.
+        always: the same clients in every round, in place of any draw.
     """
+    if always is not None:
+        return lambda root, rounds: np.broadcast_to(always, (len(rounds), size))
     some = cohorts if epoch is None else partial(dealt, epoch=epoch)
     if strata is None:
         return partial(some, clients=clients, size=size)

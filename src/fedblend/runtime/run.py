@@ -14,6 +14,7 @@ from fedblend import trees
 from fedblend.core import PyTree, static_bits
 from fedblend.data.federation import Federation, Shards
 from fedblend.runtime import reduce
+from fedblend.runtime.budget import Budget
 from fedblend.runtime.cohort import Strata, drawing
 from fedblend.runtime.engine import Engine
 from fedblend.runtime.finite import not_finite
@@ -53,6 +54,7 @@ class Run:
         cohort: int,
         strata: Strata | None,
         epoch: int | None,
+        always: np.ndarray | None,
         every: int,
         weights: tuple[np.ndarray, np.ndarray],
         store: tuple[str, Any],
@@ -67,7 +69,9 @@ class Run:
         self.brought: list[Measured] = []
         self.measuring, self.strata, self.epoch = measuring, strata, epoch
         self._joining, self._weights = weights
-        self._draw = drawing(federation.clients, cohort, strata, epoch)
+        self._draw = drawing(federation.clients, cohort, strata, epoch, always)
+        self.budget: Budget | None = None
+        self.earlier_seconds = 0.0
         members = self._members(np.zeros(1, int))
         members = members._replace(starts=members.starts.reshape(-1))
         member = jax.tree.map(lambda leaf: leaf[0], members)
@@ -131,6 +135,14 @@ class Run:
         lanes = [self._summary(lane) for lane in range(self.lanes or 1)]
         return lanes[0] if self.lanes is None else lanes
 
+    @property
+    def alone(self) -> dict[str, Any] | None:
+        """How long the clients trained that this run is compared with."""
+        other = self.measuring.local
+        return (
+            None if other is None else (other.budget or Budget(other.rounds))._asdict()
+        )
+
     def _summary(self, lane: int) -> dict[str, Any]:
         records = [self._of_lane(record, lane) for record in self.records]
         measured = self.measured[lane] if self.measured else {}
@@ -146,6 +158,7 @@ class Run:
         blocks = [self._of_lane(record, lane) for record in records]
         last = static_bits(self.shapes.last._replace(round=None))
         return {
+            **self._costs_alone(),
             "clients": self.federation.clients,
             "cohort": self.cohort,
             "seconds": sum(block.seconds for block in blocks),
@@ -160,6 +173,15 @@ class Run:
                 "last_broadcast": last * self.federation.clients,
             },
         }
+
+    def _costs_alone(self) -> dict[str, Any]:
+        """What it took to train the clients that this run is compared with."""
+        other = self.measuring.local
+        if other is None:
+            return {}
+        blocks = [other._of_lane(record, 0) for record in other.records]
+        seconds = other.earlier_seconds + sum(block.seconds for block in blocks)
+        return {"alone": {**(self.alone or {}), "seconds": seconds}}
 
     def plot(self, path: Any = None) -> Any:
         """Curves of the run as a matplotlib figure, saved to ``path`` if given."""

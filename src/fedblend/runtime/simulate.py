@@ -51,7 +51,7 @@ def simulate(
     key: Key,
     *,
     rounds: int,
-    cohort: int | Strata | None = None,
+    cohort: int | Strata | np.ndarray | None = None,
     epoch: int | None = None,
     central: Shard | None = None,
     weights: str | None = None,
@@ -79,7 +79,8 @@ def simulate(
         key: the seed, ``jax.random.key(0)``; an array of keys runs them side by side.
         rounds: communication rounds.
         cohort: clients of a round, drawn without replacement; all of them if None.
-            ``Strata`` draws so many of each of several populations.
+            ``Strata`` draws so many of each of several populations; an array of ids has
+            these clients in every round.
         epoch: rounds in which nobody takes part twice: clients are dealt, in another
             order in each epoch. Every round draws anew if None.
         central: the server's own data, for methods that use some.
@@ -98,7 +99,8 @@ def simulate(
         measure_on: ids of clients, or the size of a fixed sample of them; if None all
             of them, or 1000 where there are more than 10,000.
         splits: which of train, validation and test to measure on; all there are.
-        local: a run of ``local_only`` on the same clients, to compare each with.
+        local: a run of ``local_only`` on the same clients, to compare each with; see
+            ``train_alone``.
         over: a tree of arrays whose first axis is a sweep, run side by side.
 
     Returns:
@@ -119,6 +121,10 @@ def simulate(
     first: Federation = federations[0]
     shards = side_by_side(federations)
     clients = first.clients
+    always = None
+    if isinstance(cohort, np.ndarray):
+        always = np.sort(_checked_ids(cohort, "cohort", clients))
+        cohort = len(always)
     strata, cohort = settled(cohort, clients)
     cohort, rounds = _members(cohort, clients), WHOLE("rounds", rounds)
     block: int = COUNT("every", max(1, -(-rounds // 20)) if every is None else every)
@@ -152,8 +158,8 @@ def simulate(
     )
     names = list(first.splits) if splits is None else list(splits)
     _check_names(measure or {}, names, first)
-    measured_ids = _measured_ids(measure_on, clients, key)
-    if local is not None and not np.array_equal(local.measuring.ids, measured_ids):
+    on = measured_ids(measure_on, clients, key)
+    if local is not None and not np.array_equal(local.measuring.ids, on):
         raise ValueError("local: that run measured other clients than this one does")
     engine = Engine(
         settings,
@@ -172,7 +178,7 @@ def simulate(
         engine,
         measures=dict(measure or {}),
         splits={name: shards[name] for name in names},
-        ids=measured_ids,
+        ids=on,
         lanes=lanes,
         local=local,
     )
@@ -185,6 +191,7 @@ def simulate(
         cohort=cohort,
         strata=strata,
         epoch=epoch,
+        always=always,
         every=min(block, max(rounds, 1)),
         weights=(joining, values),
         store=(store, store_folder),
@@ -298,7 +305,8 @@ def _chunk(chunk: int | None, cohort: int, size: int) -> int:
     return -(-cohort // pieces)
 
 
-def _measured_ids(measure_on, clients: int, key: Key) -> np.ndarray:
+def measured_ids(measure_on, clients: int, key: Key) -> np.ndarray:
+    """The clients that are measured, see ``measure_on`` of ``simulate``."""
     if measure_on is None:
         measure_on = clients if clients <= MEASURE_AT_MOST else 1000
     ids = _MEASURED("measure_on", measure_on)
@@ -307,9 +315,13 @@ def _measured_ids(measure_on, clients: int, key: Key) -> np.ndarray:
             raise UserError("measure_on", ids, f"between 1 and the {clients} clients")
         root = keys.named(key if key.ndim == 0 else key[0], "measure_on")
         return cohorts(root, [0], clients, ids)[0]
+    return _checked_ids(ids, "measure_on", clients)
+
+
+def _checked_ids(ids: Any, name: str, clients: int) -> np.ndarray:
     ids = np.asarray(ids, np.int64)
-    if ids.max() >= clients:
-        raise UserError("measure_on", ids, f"of ids between 0 and {clients - 1}")
+    if not ids.size or ids.min() < 0 or ids.max() >= clients:
+        raise UserError(name, ids, f"of ids between 0 and {clients - 1}")
     if len(np.unique(ids)) < len(ids):
-        raise ValueError(f"measure_on: {ids.tolist()} has the same client twice")
+        raise ValueError(f"{name}: {ids.tolist()} has the same client twice")
     return ids

@@ -27,6 +27,8 @@ from fedblend.experiment.section import ConfigError
 from fedblend.experiment.sections import Nodes
 from fedblend.experiment.tasks import loss_name, model_of
 from fedblend.models import Model
+from fedblend.report.series import in_order
+from fedblend.runtime.budget import Budget
 from fedblend.theory.constants import Smoothness
 
 SPLITS = ("train", "validation", "test")
@@ -179,12 +181,17 @@ def root_of(config: Config) -> Key:
     return jax.random.key(config.run.seed)
 
 
-def rounds_alone(config: Config, clients: int) -> int:
-    """How long a client trains alone for comparison: as in a simulation."""
+def budget_alone(config: Config, built: Method) -> Budget | None:
+    """How long a client trains alone for comparison, if it does.
+
+    As many rounds as were asked for, or its own best number.
+    """
     local = config.measure.local
+    if built.local is None:
+        return None
     if not isinstance(local, bool):
-        return local
-    return -(-config.run.rounds * (config.run.cohort or clients) // clients)
+        return Budget(local)
+    return Budget(None, "its own rows", in_order(built.measures)[0])
 
 
 def text_of(config: Config) -> str:

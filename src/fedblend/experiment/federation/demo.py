@@ -124,7 +124,8 @@ def sentence(scores: dict[str, dict[str, np.ndarray]]) -> str:
     alone = max(score["alone"].mean() for score in scores.values())
     return (
         f"Over the nodes the personal models of {best} are right on {personal:.1%} of "
-        f"held-out digits, training alone on {alone:.1%}, the shared model on "
+        f"held-out digits, training alone to its own best round on {alone:.1%}, the "
+        "shared model on "
         f"{shared:.1%}; with two dozen digits a node, a few percent mean little."
     )
 

@@ -12,12 +12,14 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fedblend.core import Key
 from fedblend.experiment import central, harm, outputs, privacy, toml
 from fedblend.experiment.config import Config, check
 from fedblend.experiment.federation.agreement import (
     Facts,
+    budget_alone,
     in_theory,
     method_of,
     nodes_of,
@@ -145,6 +147,8 @@ def _led(folder, config, books, audit, post, shared_seed, on_step, poll):
     rules = _rules(config, patience)
     chosen = _setting(config, own, known, facts, rules, note, key)
     server = Server(chosen, directory, rules)
+    budget = budget_alone(config, method_of(config, clients, facts))
+    server.alone = None if budget is None else budget._asdict()
     if entry is not None:
         entry.restore(server)
     about = before._replace(known=known).words()
@@ -279,18 +283,21 @@ def _finish(
     """Write what is known at the end; the summary last, it says that all is there."""
     from fedblend.report.figures import plot_rows
 
-    seeds = [_seed(config)]
+    seeds, alone = [_seed(config)], server.alone
     run: Any = server
     outputs.write_models(folder, run, seeds)
     rows = outputs.rows(run, seeds)
     harmed = harm.harm_of(run, rows, {}) if server.measured[0] else None
     columns = harm.columns(run, harmed and harmed.found)
+    if alone is not None and alone["rounds"] is not None:
+        clients = server.federation.clients
+        columns["local_rounds"] = np.full(clients, alone["rounds"])
     outputs.write_clients(folder, run, seeds, columns)
     if server.measured[0]:
-        plot_rows(rows, folder.figures, server.evidence)
+        plot_rows(rows, folder.figures, server.evidence, alone)
     if harmed is not None:
         harm.write_harm(folder, harmed)
-        plot_harm(*harmed, folder.figures / "harm")
+        plot_harm(*harmed, folder.figures / "harm", alone)
     rounds = config.run.rounds + redone
     told = config.model_copy(
         update={"run": config.run.model_copy(update={"rounds": rounds})}
@@ -299,7 +306,7 @@ def _finish(
         "name": config.name,
         "algorithm": getattr(config.algorithm, "name"),  # noqa: B009
         **privacy.report(told, server.federation.clients),
-        **({} if harmed is None else {"harm": sentence(harmed.found)}),
+        **({} if harmed is None else {"harm": sentence(harmed.found, alone)}),
         "harmed": harms(server.evidence),
         "runs": [{"seed": seeds[0], **server.summary()}],
     }

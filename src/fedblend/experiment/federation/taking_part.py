@@ -21,6 +21,7 @@ from fedblend.experiment.config import Config
 from fedblend.experiment.federation.agreement import (
     Facts,
     asks_constants,
+    budget_alone,
     config_in,
     in_theory,
     method_of,
@@ -29,7 +30,6 @@ from fedblend.experiment.federation.agreement import (
     own_rooms,
     params_of,
     root_of,
-    rounds_alone,
     row_of,
     task_of,
 )
@@ -43,7 +43,7 @@ from fedblend.experiment.section import ConfigError
 from fedblend.experiment.selecting import table_sizes
 from fedblend.runtime.flower.letters import fingerprint
 from fedblend.runtime.flower.node import Node, Refusal, Rules
-from fedblend.runtime.flower.part import Own, Part
+from fedblend.runtime.flower.part import Alone, Own, Part
 from fedblend.runtime.precision import precision
 
 UNFIT = "data: the rows are not as the configuration says; this node's audit says more"
@@ -209,9 +209,10 @@ def _own(
         raise ConfigError(
             f"data.clients: {clients}, and this node is client {settings.client}"
         )
-    alone = None
-    if built.local is not None:
-        alone = (built.local, rounds_alone(config, clients))
+    alone, budget = None, budget_alone(config, built)
+    if built.local is not None and budget is not None:
+        metric, rounds = budget.metric or "loss", config.run.rounds
+        alone = Alone(built.local, metric, rounds, budget.rounds)
     return Own(
         client=settings.client,
         clients=clients,

@@ -195,12 +195,15 @@ class Node:
         name = {**words, "client": str(self.client)}
         write_atomically(place / "personal.safetensors", pack(model, name))
         counts = part.counts()
+        about: dict[str, Any] = {}
         if letter.words.get("last") and part.own.alone is not None:
             params = as_tree(
                 unpack((place / "params").read_bytes())[0], part.own.params
             )
-            for split, values in part.alone(params).items():
+            alone, budget = part.alone(params)
+            for split, values in alone.items():
                 seen[split]["local"] = values
+            about["rounds_alone"] = budget.rounds
         revealed = self.rules.reveal(seen, counts)
         write_atomically(place / "measures.json", json.dumps(seen).encode())
         audit = self.rules.note(
@@ -208,6 +211,7 @@ class Node:
             experiment=letter.experiment,
             round=letter.round,
             told={split: sorted(models) for split, models in revealed.items()},
+            **about,
         )
         told_measures = _spoken(revealed)
         return letters.write(letter.answer(measures=told_measures, audit=audit))

@@ -6,8 +6,9 @@ The same functions that the simulator maps over a cohort, for the one client tha
 here: same keys, same shapes, same capacity.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from itertools import count, islice
 from typing import NamedTuple
 
 import jax
@@ -17,9 +18,23 @@ from fedblend import keys
 from fedblend.checks import fits
 from fedblend.core import Algorithm, Down, Key, PyTree, Shard, Up, shared_model
 from fedblend.data.batches import everything
-from fedblend.data.federation import Shards
-from fedblend.runtime import reduce
+from fedblend.data.federation import Federation, Shards, rows_held_out
+from fedblend.runtime import budget, reduce
+from fedblend.runtime.alone import HELD_OUT
+from fedblend.runtime.budget import Budget, Look
 from fedblend.runtime.visits import strong
+
+
+class Alone(NamedTuple):
+    """Training alone, to compare with."""
+
+    algorithm: Algorithm
+    metric: str
+    """Which decides how long."""
+    least: int
+    """Rounds to try at least: those of the experiment."""
+    rounds: int | None = None
+    """As many were asked for; None for the best on the client's own rows."""
 
 
 class Own(NamedTuple):
@@ -48,8 +63,7 @@ class Own(NamedTuple):
     """Shapes and dtypes of the server's own rows, where it has some."""
     clients: int | None = None
     """How many there are in the federation, if it is known here."""
-    alone: tuple[Algorithm, int] | None = None
-    """Training alone, and for how many rounds, to compare with."""
+    alone: Alone | None = None
 
 
 class Deployment(NamedTuple):
@@ -118,18 +132,54 @@ class Part:
         model, seen = _look(algorithm, measures, told, state, self.shard, held, key)
         return model, jax.tree.map(float, seen)
 
-    def alone(self, params: PyTree) -> dict[str, dict[str, float]]:
-        """``{split: {metric: value}}`` of training alone, as in the simulator."""
+    def alone(self, params: PyTree) -> tuple[dict[str, dict[str, float]], Budget]:
+        """``{split: {metric: value}}`` of training alone, and how long it took.
+
+        With a number of rounds that was asked for it is the simulator's training alone;
+        the best number a node can only choose on rows of its own.
+        """
         assert self.own.alone is not None
-        algorithm, rounds = self.own.alone
-        only = Part(self.own._replace(algorithm=algorithm, alone=None))
-        _, state = only.enroll(params)
-        nothing = Down(None, jnp.zeros((), jnp.int32))
-        for number in range(rounds):
-            told = nothing._replace(round=jnp.asarray(number, jnp.int32))
-            _, state = only.client(told, state)
-        end = nothing._replace(round=jnp.asarray(rounds, jnp.int32))
-        _, seen = only.measure(Deployment(end), state)
+        of = self.own.alone
+        known = Budget(of.rounds) if of.rounds is not None else self._best(params, of)
+        only = Part(self.own._replace(algorithm=of.algorithm, alone=None))
+        number, state = next(islice(only._silently(params), known.rounds, None))
+        return only._seen_alone(number, state), known
+
+    def _best(self, params: PyTree, of: Alone) -> Budget:
+        """The best number of rounds on validation rows, or held-out training rows."""
+        own, room = self.own, self.own.capacities
+        held = Federation(own.splits["train"], own.splits.get("validation"))
+        if not held.validates:
+            held = held.holding_out(HELD_OUT).select([0])
+            apart = rows_held_out(room["train"], HELD_OUT)
+            room = {"train": room["train"] - apart, "validation": max(apart, 1)}
+        own = own._replace(splits=held.splits, capacities=room)
+        trial = Part(own._replace(algorithm=of.algorithm, alone=None))
+        seen, wanted, least = [], budget.looks(), budget.least_rounds(of.least)
+        at = 0
+        for number, state in trial._silently(params):
+            if number < at:
+                continue
+            values = trial._seen_alone(number, state)["validation"]
+            second = budget.score("loss", values.get("loss", 0.0))
+            score = budget.score(of.metric, values[of.metric])
+            seen.append(Look(number, score, second))
+            at = next(wanted)
+            if number and (
+                budget.settled(seen, least) or budget.exhausted(seen, least)
+            ):
+                break
+        return budget.chosen(seen, least, "its own rows", of.metric)
+
+    def _silently(self, params: PyTree) -> Iterator[tuple[int, PyTree]]:
+        """The state after 0, 1, 2, ... rounds in which nothing is told."""
+        _, state = self.enroll(params)
+        for number in count():
+            yield number, state
+            _, state = self.client(_nothing(number), state)
+
+    def _seen_alone(self, number: int, state: PyTree) -> dict[str, dict[str, float]]:
+        _, seen = self.measure(Deployment(_nothing(number)), state)
         return {split: models["personal"] for split, models in seen.items()}
 
     def counts(self) -> dict[str, int]:
@@ -152,6 +202,10 @@ class Part:
             rows.examples,
         )
         return Shard(examples, start, count, id, capacity)
+
+
+def _nothing(round: int) -> Down:
+    return Down(None, jnp.asarray(round, jnp.int32))
 
 
 @partial(jax.jit, static_argnums=0)

@@ -70,6 +70,7 @@ class Server:
         self.bases = np.full(self.federation.clients, UNKNOWN, np.int64)
         self.requests: dict[int, PyTree] = {}
         self.strays: Counter = Counter()
+        self.alone: dict[str, Any] | None = None
         member = self._member(0)
         self.shapes = shapes = self.engine.shapes(member)
         shard = Shard(
@@ -139,6 +140,7 @@ class Server:
         """The last record with totals, harmed clients and costs, as plain values."""
         last = static_bits(self.shapes.last._replace(round=None))
         costs = {
+            **({} if self.alone is None else {"alone": self.alone}),
             "clients": self.federation.clients,
             "cohort": self.rules.cohort,
             "seconds": sum(record.seconds for record in self.records),

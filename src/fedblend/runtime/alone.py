@@ -1,0 +1,154 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""Training alone, as long as it helps: what every client could do without the others.
+
+The number of rounds is one for all clients, the best for their mean on validation rows
+or, where there are none, on a fifth of every client's training rows, which are then
+trained on too. On a few rows of a single client the best round is mostly chance;
+docs/measures.md has the measurement.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from fedblend.core import Algorithm, Key, PyTree
+from fedblend.data.federation import Federation
+from fedblend.runtime import budget
+from fedblend.runtime.budget import Look
+from fedblend.runtime.run import Run
+from fedblend.runtime.simulate import measured_ids, simulate
+
+HELD_OUT = 0.2
+"""Of every client's training rows, where there are no validation rows."""
+ROWS = {True: "validation rows", False: "a held-out fifth of the training rows"}
+"""Which rows choose, by whether there are validation rows."""
+
+
+def train_alone(
+    algorithm: Algorithm | Callable[[Any], Algorithm],
+    params: PyTree | Callable[[Key], PyTree],
+    federation: Federation | Sequence[Federation],
+    key: Key,
+    *,
+    rounds: int,
+    measure: Mapping[str, Callable],
+    metric: str | None = None,
+    **settings: Any,
+) -> Run:
+    """A run of ``local_only`` to its own best round, for ``simulate(local=...)``.
+
+    Args:
+        algorithm: ``local_only``, or with ``over`` a function to it.
+        params: as in ``simulate``.
+        federation: likewise.
+        key: likewise; several keys get one number of rounds together.
+        rounds: those of the run that is compared with. As many are tried at least, and
+            20 at least.
+        measure: as in ``simulate``.
+        metric: which of them decides; the first besides the loss if None.
+        **settings: further ones of ``simulate``, the same as of that run.
+
+    Returns:
+        A run of as many rounds as turned out best; ``run.budget`` has the number, and
+        how it was found.
+    """
+    metric = metric or next((name for name in measure if name != "loss"), "loss")
+    asked = {**settings, "rounds": rounds, "measure": measure}
+    own = without_others(asked, federation, key)
+    trial = trying(algorithm, params, federation, key, metric, own)
+    for _ in prolonged(trial, metric, rounds):
+        pass
+    run = simulate(algorithm, params, federation, key, **own)
+    return of_best_length(run, trial, metric, rounds)
+
+
+def without_others(
+    settings: Mapping[str, Any],
+    federation: Federation | Sequence[Federation],
+    key: Key,
+) -> dict[str, Any]:
+    """The settings of a run, for all who are measured in every round, each for itself.
+
+    The others need not train.
+    """
+    clients = _each(federation)[0].clients
+    ids = measured_ids(settings.get("measure_on"), clients, key)
+    return {
+        **settings,
+        "cohort": None if len(ids) == clients else ids,
+        "epoch": None,
+        "reduction": "mean",
+        "dropout": 0.0,
+        "weights": None,
+        "central": None,
+    }
+
+
+def trying(
+    algorithm: Algorithm | Callable[[Any], Algorithm],
+    params: PyTree | Callable[[Key], PyTree],
+    federation: Federation | Sequence[Federation],
+    key: Key,
+    metric: str,
+    settings: Mapping[str, Any],
+) -> Run:
+    """A run to be ``prolonged``, that measures only what decides."""
+    seen = settings["measure"]
+    deciding = {name: seen[name] for name in dict.fromkeys((metric, "loss"))
+                if name in seen}  # fmt: skip
+    if not all(one.validates for one in _each(federation)):
+        federation = [one.holding_out(HELD_OUT) for one in _each(federation)]
+    least = budget.least_rounds(settings["rounds"])
+    own = {"measure": deciding, "splits": ["validation"], "rounds": least}
+    return simulate(algorithm, params, federation, key, **{**settings, **own})
+
+
+def prolonged(run: Run, metric: str, rounds: int) -> Iterator[Any]:
+    """Take a run to where more rounds bring no more; a record comes after each look."""
+    least = budget.least_rounds(rounds)
+    for at in budget.looks():
+        if at < run.round:
+            continue
+        run.rounds = at
+        run.complete()
+        yield run.records[-1]
+        seen = _looks(run, metric)
+        if budget.settled(seen, least) or budget.exhausted(seen, least):
+            return
+
+
+def of_best_length(run: Run, trial: Run, metric: str, rounds: int) -> Run:
+    """The run, to be as long as was best in the trial."""
+    least, seen = budget.least_rounds(rounds), _looks(trial, metric)
+    rows = ROWS[trial.federation is run.federation]
+    run.budget = budget.chosen(seen, least, rows, metric)
+    run.rounds = run.budget.rounds or 0
+    run.earlier_seconds = sum(_lanes(record)[0].seconds for record in trial.records)
+    return run
+
+
+def _looks(run: Run, metric: str) -> list[Look]:
+    """What a run saw, from its records; the mean over clients and seeds."""
+    known, found = {}, []
+    for record in run.records:
+        lanes = [one.measures["validation"]["personal"] for one in _lanes(record)]
+        scores = [
+            budget.score(name, float(np.mean([lane[name].mean for lane in lanes])))
+            for name in (metric, "loss" if "loss" in lanes[0] else metric)
+        ]
+        known[_lanes(record)[0].round] = scores
+    for at in budget.looks():
+        if at > run.round:
+            return [Look(0, *known[0]), *found]
+        found.append(Look(at, *known[at]))
+    raise AssertionError
+
+
+def _each(federation: Federation | Sequence[Federation]) -> Sequence[Federation]:
+    return [federation] if isinstance(federation, Federation) else federation
+
+
+def _lanes(record: Any) -> list[Any]:
+    return record if isinstance(record, list) else [record]
