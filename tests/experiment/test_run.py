@@ -97,6 +97,7 @@ def run_with_stops(config, path):
 def test_every_algorithm_runs(name, tiny, tmp_path):
     tiny["algorithm"] |= {"name": name, **OWN.get(name, {})}
     tiny["run"] |= {"rounds": 2, "every": 1, "cohort": 6 if name == "l2gd" else 3}
+    tiny["measure"] |= {"splits": ["train"], "metrics": ["loss"]}
     summary = run_config(check(tiny, "here"), tmp_path / "out")
     (result,) = summary["runs"]
     assert result["round"] == 2
