@@ -85,7 +85,7 @@ def check(store, kills, tiny, write, tmp_path, compiled):
     tiny["data"] = rows(tmp_path / "rows.npz")
     tiny["algorithm"]["name"] = "scaffold"
     tiny["run"] |= {"rounds": 60, "every": 1, "store": store, "dropout": 0.2}
-    tiny["measure"] = {"local": True, "splits": ["test"]}
+    tiny["measure"] = {"local": 30, "splits": ["test"], "metrics": ["loss"]}
     config = write(tiny)
     finish(config, tmp_path / "whole")
     chance = random.Random(store)

@@ -46,9 +46,7 @@ def place(tmp_path_factory) -> Path:
     return write_rows(tmp_path_factory.mktemp("rows"))
 
 
-def test_a_federation_comes_to_what_a_simulation_comes_to(
-    place, tmp_path, monkeypatch
-):
+def test_a_federation_comes_to_what_a_simulation_comes_to(place, tmp_path, monkeypatch):
     monkeypatch.setattr(running, "_draw", lambda *arguments: None)
     how = method("apfl", place, rounds=3) + "[measure]\nlocal = 3\n"
     config = check(toml.parse(simulated(how, place), "test"), "test")
