@@ -68,7 +68,7 @@ def finished(tmp_path_factory):
     """The folder of a finished run."""
     home = tmp_path_factory.mktemp("finished")
     path = home / "tiny.toml"
-    path.write_text(toml.write({**TINY, "measure": {"local": True}}))
+    path.write_text(toml.write({**TINY, "measure": {"local": 1}}))
     assert main(["run", str(path), "--out", str(home / "out"), "--seed", "1", "2"]) == 0
     return home
 

@@ -9,7 +9,7 @@ import jax
 import pytest
 from tiny_config import TINY
 
-from fedblend.experiment import toml
+from fedblend.experiment import run, toml
 
 
 @pytest.fixture
@@ -29,6 +29,12 @@ def write(tmp_path: Path):
         return path
 
     return put
+
+
+@pytest.fixture
+def no_figures(monkeypatch):
+    """Drawing takes a second; only who looks at figures needs them."""
+    monkeypatch.setattr(run, "_draw", lambda *arguments: None)
 
 
 @pytest.fixture(scope="session")

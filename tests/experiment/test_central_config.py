@@ -13,6 +13,7 @@ from fedblend.experiment.build import build
 from fedblend.experiment.config import ConfigError, check, dump
 from fedblend.experiment.run import run_config
 
+pytestmark = pytest.mark.usefixtures("compiled", "no_figures")
 MOVIES = {
     "data": {"source": "movielens", "partition": "by_key"},
     "model": {"name": "dual_encoder"},

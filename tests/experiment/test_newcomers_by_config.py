@@ -12,7 +12,6 @@ from test_run import OWN
 from tiny_config import TINY
 
 from fedblend.core import Down
-from fedblend.experiment import run as running
 from fedblend.experiment.build import build
 from fedblend.experiment.config import check
 from fedblend.experiment.newcomers import joining
@@ -24,7 +23,7 @@ from fedblend.experiment.tasks import loss_name
 from fedblend.mixing import Blend
 from fedblend.runtime.newcomers import personalise
 
-pytestmark = pytest.mark.usefixtures("compiled")
+pytestmark = pytest.mark.usefixtures("compiled", "no_figures")
 
 
 def configured(tiny, name, **options):
@@ -102,8 +101,7 @@ def results(path):
     return folder.clients.read_text(), [run["unseen"] for run in runs]
 
 
-def test_clients_that_a_run_sets_apart(tiny, tmp_path, monkeypatch):
-    monkeypatch.setattr(running, "_draw", lambda *arguments: None)
+def test_clients_that_a_run_sets_apart(tiny, tmp_path):
     tiny["data"]["unseen"] = 0.3
     tiny["run"]["seed"] = [0, 4]
     tiny["measure"] |= {"metrics": ["accuracy"], "splits": ["test"]}

@@ -17,6 +17,7 @@ from fedblend.experiment.run import run_config
 from fedblend.experiment.section import ConfigError
 from fedblend.theory.privacy import spent, spent_by_tree
 
+pytestmark = pytest.mark.usefixtures("no_figures")
 TABLE: dict[str, Any] = {"clip": 0.5, "noise": 2.0, "delta": 1e-3}
 ADAM = {"name": "adam", "rate": 0.1}
 RAND = {"compressor": {"name": "rand_k", "k": 5}}

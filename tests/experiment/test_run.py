@@ -24,6 +24,7 @@ from fedblend.runtime.checkpoint import CheckpointError
 from fedblend.runtime.simulate import simulate
 from fedblend.runtime.wire import unpack
 
+LBFGS = {"solver": "lbfgs", "most": 3, "tolerance": 1e-6}
 OWN = {
     "fedopt": {"server": {"name": "adam", "rate": 0.01}},
     "fedprox": {"mu": 0.1},
@@ -42,7 +43,7 @@ OWN = {
     "fedrep": {"head": ["bias"], "head_steps": 2},
     "agnostic": {"q_rate": 0.01},
     "mapper": {"grid": 3},
-    "flix": {"alpha": 0.5, "steps": 1, "personal": {"solver": "lbfgs", "most": 3}},
+    "flix": {"alpha": 0.5, "steps": 1, "personal": LBFGS},
     "flix_local": {
         "alpha": [0.5, 0.6, 0.7, 0.8, 0.9, 1.0],
         "server": {"name": "adam", "rate": 0.01},
@@ -50,6 +51,8 @@ OWN = {
         "personal": {"solver": "sgd", "rate": 0.1, "steps": 2, "batch_size": 4},
     },
 }
+SHORT = {"rounds": 2, "every": 1}
+LITTLE = {"splits": ["train"], "metrics": ["loss"]}
 pytestmark = pytest.mark.usefixtures("compiled", "no_figures")
 
 
@@ -96,7 +99,8 @@ def run_with_stops(config, path):
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_every_algorithm_runs(name, tiny, tmp_path):
     tiny["algorithm"] |= {"name": name, **OWN.get(name, {})}
-    tiny["run"] |= {"rounds": 2, "every": 1, "cohort": 6 if name == "l2gd" else 3}
+    tiny["run"] |= SHORT | ({"cohort": 6} if name == "l2gd" else {})
+    tiny["measure"] |= LITTLE
     summary = run_config(check(tiny, "here"), tmp_path / "out")
     (result,) = summary["runs"]
     assert result["round"] == 2
@@ -108,9 +112,9 @@ def test_every_algorithm_runs(name, tiny, tmp_path):
 
 
 def test_local_models_that_were_not_found_are_told(tiny, tmp_path):
-    personal = {"solver": "lbfgs", "most": 1, "tolerance": 1e-6}
-    tiny["algorithm"] |= {"name": "flix", "alpha": 0.5, "steps": 1}
-    tiny["algorithm"]["personal"] = personal
+    tiny["algorithm"] |= {"name": "flix", **OWN["flix"]}
+    tiny["run"] |= SHORT
+    tiny["measure"] |= LITTLE
     heard: list[str] = []
     summary = run_config(check(tiny, "here"), tmp_path / "out", on_warning=heard.append)
     assert summary["local_models"]["clients_above_tolerance"] == 6
@@ -236,7 +240,7 @@ def test_what_is_not_finite_is_null(tiny, tmp_path):
     work = {"rate": 1e38, "steps": 2, "batch_size": 4}
     tiny["algorithm"] |= {"name": "finetune", "tune": work}
     tiny["run"]["rounds"] = 2
-    tiny["measure"] |= {"local": True, "metrics": ["loss"]}
+    tiny["measure"] |= {"local": 2, "splits": ["test"], "metrics": ["loss"]}
     summary = run_config(check(tiny, "here"), tmp_path / "out")
     assert "6 clients have a model that is not finite" in summary["harm"]
     again = run_config(check(tiny, "here"), tmp_path / "out", resume=True)
@@ -255,10 +259,12 @@ def test_double_precision(tiny, tmp_path):
 
 
 @pytest.mark.parametrize("store", ["device", "host", "disk"])
-def test_stopped_and_gone_on_is_the_same_run(store, tiny, tmp_path):
+def test_stopped_and_gone_on_is_the_same_run(store, tiny, tmp_path, monkeypatch):
+    monkeypatch.setattr(budget, "MOST", 1)
     tiny["algorithm"]["name"] = "scaffold"
     tiny["run"] |= {"store": store, "dropout": 0.2}
-    tiny["measure"]["local"] = True
+    # How long training alone takes is tried the same way whatever the store.
+    tiny["measure"] |= {"local": True if store == "disk" else 2, "metrics": ["loss"]}
     config = check(tiny, "here")
     run_config(config, tmp_path / "whole")
     run_with_stops(config, tmp_path / "stopped")

@@ -15,6 +15,7 @@ from fedblend.experiment.build import build
 from fedblend.experiment.config import ConfigError, check, dump
 from fedblend.experiment.run import run_config
 
+pytestmark = pytest.mark.usefixtures("compiled", "no_figures")
 TABLES = {
     "version": 1,
     "name": "movies",

@@ -22,6 +22,7 @@ from configured import (
     write_rows,
 )
 
+from fedblend.experiment import run as running
 from fedblend.experiment import toml
 from fedblend.experiment.config import check
 from fedblend.experiment.federation.leading import AGAIN, lead
@@ -36,6 +37,8 @@ QUICK = ("privacy",)
 """Of those around an algorithm; the others take as long again."""
 SILENT = '[accept]\nalgorithms = "any"\n[metrics]\nnames = []\n'
 """Without measures no figures are drawn, which takes longer than the rounds."""
+ALONE = "[measure]\nlocal = false\n"
+"""Nobody trains alone, which takes longer still."""
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +46,8 @@ def place(tmp_path_factory) -> Path:
     return write_rows(tmp_path_factory.mktemp("rows"))
 
 
-def test_a_federation_comes_to_what_a_simulation_comes_to(place, tmp_path):
+def test_a_federation_comes_to_what_a_simulation_comes_to(place, tmp_path, monkeypatch):
+    monkeypatch.setattr(running, "_draw", lambda *arguments: None)
     how = method("apfl", place, rounds=3) + "[measure]\nlocal = 3\n"
     config = check(toml.parse(simulated(how, place), "test"), "test")
     there = run_config(config, tmp_path / "simulated")
@@ -94,7 +98,7 @@ def test_a_node_trains_alone_to_its_own_best_round(place, tmp_path, monkeypatch)
     ],
 )
 def test_what_is_around_an_algorithm_comes_to_the_same(name, place, tmp_path):
-    how = method(name, place, rounds=2) + "[measure]\nlocal = false\n"
+    how = method(name, place, rounds=2) + ALONE
     run = experiment(tmp_path / "run", federated(how))
     box = Box(nodes(place, tmp_path, SILENT))
     # Whoever draws noise from a secret comes to something else.
@@ -118,7 +122,7 @@ class Apart(Box):
 
 
 def test_numbers_of_twice_the_width(place, tmp_path):
-    how = method("fedavg", place, rounds=1) + "[measure]\nlocal = false\n"
+    how = method("fedavg", place, rounds=1) + ALONE
     how = how.replace("seed = 5", 'seed = 5\nprecision = "float64"')
     run = experiment(tmp_path / "run", federated(how))
     lead(run, Apart(nodes(place, tmp_path, SILENT)), poll=0.0)
@@ -138,13 +142,13 @@ def test_a_node_refuses_what_its_policy_does_not_allow(place, tmp_path):
 
 
 def test_a_client_that_lost_its_states_can_be_enrolled_again(place, tmp_path):
-    text = federated(method("apfl", place, rounds=4), deadline=0.5)
-    box = Box(nodes(place, tmp_path))
+    text = federated(method("apfl", place, rounds=4) + ALONE, deadline=0.5)
+    box = Box(nodes(place, tmp_path, SILENT))
     box.spoil = lambda address, data: [] if letters.read(data).round == 2 else [data]
     with pytest.raises(RunError, match="--resume"):
         lead(experiment(tmp_path / "run", text), box, poll=0.0)
     shutil.rmtree(tmp_path / "node1" / "state")
-    box = Box(nodes(place, tmp_path))
+    box = Box(nodes(place, tmp_path, SILENT))
     with pytest.raises(RunError, match=r"client 1 refused.*not known here"):
         lead(tmp_path / "run", box, poll=0.0)
     (tmp_path / "run" / "server" / AGAIN).write_text('{"clients": [1]}')
@@ -153,8 +157,8 @@ def test_a_client_that_lost_its_states_can_be_enrolled_again(place, tmp_path):
 
 
 def test_a_change_of_the_policy_counts_from_the_next_letter_on(place, tmp_path):
-    box = Box(nodes(place, tmp_path))
-    text = federated(method("apfl", place, rounds=4), deadline=0.3)
+    box = Box(nodes(place, tmp_path, SILENT))
+    text = federated(method("apfl", place, rounds=4) + ALONE, deadline=0.3)
     policy = tmp_path / "node1" / "policy.toml"
     before = policy.read_text()
 
@@ -180,7 +184,7 @@ def test_under_noise_a_round_is_answered_for_one_message(place, tmp_path):
         send(mail)
 
     box.send = remembering
-    text = federated(method("fedavg", place, rounds=2))
+    text = federated(method("fedavg", place, rounds=2) + ALONE)
     lead(experiment(tmp_path / "run", text), box, poll=0.0)
     data = next(
         data
