@@ -75,7 +75,7 @@ def test_diana_refuses_what_it_does_not_know():
         with pytest.raises(ValueError, match=r"^diana: .* is biased; ef21 takes"):
             diana(plain, biased)
     for rate in (0.0, 1.5, -1, np.array([0.5, 0.0])):
-        with pytest.raises(ValueError, match="is not in .0, 1"):
+        with pytest.raises(ValueError, match=r"is not in .0, 1"):
             diana(plain, rand, rate=rate)
 
 

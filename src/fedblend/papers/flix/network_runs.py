@@ -82,7 +82,7 @@ def own_models(task: Task) -> Own:
 
 def _idle(loss: Loss) -> fb.Algorithm:
     """The method of runs without rounds."""
-    return fb.fedavg(loss, 1.0, steps=1, batch_size=1)
+    return fb.fedavg(loss, 0.0, steps=1, batch_size=1)
 
 
 def minibatch(task: Task) -> Callable[[Loss, Any], fb.Algorithm]:
