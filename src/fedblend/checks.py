@@ -21,7 +21,7 @@ import dataclasses
 import functools
 import inspect
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -211,8 +211,7 @@ def gate(**rules: Rule) -> Callable[[Builder], Builder]:
     return guarded
 
 
-@dataclasses.dataclass(frozen=True)
-class Declared:
+class Declared(NamedTuple):
     """A function that was built with arrays over clients; see ``gate``."""
 
     function: Callable[..., Any]
