@@ -33,7 +33,7 @@ ROWS = (np.zeros((40, 2)), LABELS)
 
 NOT_A_NUMBER = (math.nan, "0.5", None, True, 1j, [[0.5]], jnp.asarray(math.nan))
 WRONG: dict[str, tuple] = {
-    "rate": (*NOT_A_NUMBER, math.inf, -0.1, 0.0, np.float32(-2.0), [0.1], optax.sgd),
+    "rate": (*NOT_A_NUMBER, math.inf, -0.1, np.float32(-2.0), [0.1], optax.sgd),
     "rate or None": (math.nan, "0.1", True, math.inf, -0.1, jnp.asarray(-2.0)),
     "positive": (*NOT_A_NUMBER, math.inf, -0.1, 0.0, np.float32(-2.0), [0.1]),
     "not negative": (*NOT_A_NUMBER, math.inf, -0.1, jnp.asarray(-2.0), [0.1]),
@@ -132,7 +132,8 @@ CASES = {
     "apfl_fedtorch": _case(fb.apfl_fedtorch,
                            {"loss": LOSS, "rate": 0.1, "steps": 1, "batch_size": None,
                             "alpha": 0.5},
-                           rate="positive", steps="steps", alpha="alpha", learn="word"),
+                           steps="steps", alpha="alpha", learn="word",
+                           rate="not negative"),
     "flix": _case(fb.flix, {"loss": LOSS, "method": lambda loss: PLAIN, "alpha": 0.5,
                             "local": fb.pure_local.newton(LOSS)},
                   loss="function", method="function", alpha="alpha", local="function",
@@ -242,8 +243,6 @@ CASES = {
                     k="count", restarts="count"),
 }  # fmt: skip
 ALLOWED = {
-    ("finetune", "optimizer", "0.0"),
-    ("fomaml", "optimizer", "0.0"),
     ("finetune", "steps", "0"),
     ("finetune", "steps", "[1, 0]"),
     ("fomaml", "steps", "0"),

@@ -21,7 +21,7 @@ import dataclasses
 import functools
 import inspect
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -38,6 +38,8 @@ Lengths = tuple[tuple[str, int], ...]
 
 ByClient = float | np.ndarray | jax.Array | Sequence[float]
 """A number, or an array over clients of them."""
+
+EACH = "one for each client"
 
 Builder = TypeVar("Builder", bound=Callable[..., Any])
 
@@ -57,7 +59,7 @@ class Number:
     most: float | None = None
     whole: bool = False
     clients: bool = False
-    each: str = "one for each client"
+    each: str = EACH
     optional: bool = False
     endless: bool = False
     besides: str = ""
@@ -83,7 +85,8 @@ class Number:
         wrong = np.flatnonzero(~self._within(numbers))
         if wrong.size:
             entry = numbers.reshape(-1)[wrong[0]].item()
-            said = f"{entry!r} of client {wrong[0]}" if numbers.ndim else None
+            named = numbers.ndim and self.each == EACH
+            said = f"{entry!r} of client {wrong[0]}" if named else None
             raise UserError(key, value, str(self), said)
         if numbers.ndim:
             return numbers if self.whole or listed else value
@@ -208,8 +211,7 @@ def gate(**rules: Rule) -> Callable[[Builder], Builder]:
     return guarded
 
 
-@dataclasses.dataclass(frozen=True)
-class Declared:
+class Declared(NamedTuple):
     """A function that was built with arrays over clients; see ``gate``."""
 
     function: Callable[..., Any]

@@ -70,19 +70,19 @@ def _is_epochs(key: str, value: Any) -> bool:
     return isinstance(value, Epochs)
 
 
-OPTIMIZER = Number(above=0, besides="an optax optimizer", also=_is_rule)
+OPTIMIZER = Number(least=0, besides="an optax optimizer", also=_is_rule)
+"""A rate may be 0: the step that theory allows where nothing is shared."""
 STEPS = Number(least=1, whole=True, clients=True, besides="Epochs", also=_is_epochs)
 BATCH_SIZE = optional(COUNT)
 AMOUNT: dict[str, Any] = {"loss": FUNCTION, "steps": STEPS, "batch_size": BATCH_SIZE}
 WORK = AMOUNT | {"optimizer": OPTIMIZER}
 """The rules of ``checks`` for what nearly every algorithm takes."""
 _NO_STEPS = dataclasses.replace(STEPS, least=0)
-_NO_RATE = dataclasses.replace(OPTIMIZER, above=None, least=0)
-TUNING = WORK | {"optimizer": _NO_RATE, "steps": _NO_STEPS}
-"""The same where the steps may lead nowhere."""
+TUNING = WORK | {"steps": _NO_STEPS}
+"""The same where there may be no steps."""
 
 
-@gate(direction=FUNCTION, optimizer=_NO_RATE, steps=_NO_STEPS, batch_size=BATCH_SIZE)
+@gate(direction=FUNCTION, optimizer=OPTIMIZER, steps=_NO_STEPS, batch_size=BATCH_SIZE)
 def descend(
     direction: Callable[..., PyTree],
     variables: PyTree,

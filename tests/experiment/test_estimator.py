@@ -140,7 +140,7 @@ def test_models_and_algorithms_of_ones_own(digits):
         ({"model": "sofmax"}, {}, "did you mean 'softmax'"),
         ({"model": 3}, {}, "FederatedClassifier: model: 3 is not the name of a model"),
         ({"algorithm": ["fedavg"]}, {}, r"algorithm: \['fedavg'\] is not one of"),
-        ({"rate": np.float32(-1)}, {}, "Classifier: rate: -1.0 is not a number above"),
+        ({"rate": np.float32(-1)}, {}, "Classifier: rate: -1.0 is not a number of at"),
         ({"steps": [1, 2]}, {}, "steps: an array of 2 is not one value, or one for ea"),
         ({"batch_size": 0}, {}, "batch_size: 0 is not a whole number of at least 1"),
         ({"rounds": 2.5}, {}, "rounds: 2.5 is not a whole number of at least 0"),

@@ -216,9 +216,9 @@ def lone_class(federation):
 @pytest.mark.parametrize(
     ("changed", "word"),
     [
-        ({"alphas": [0.5, 1.5]}, r"alphas: \[0.5, 1.5\] are not numbers in \[0, 1\]"),
-        ({"alphas": []}, r"alphas: \[\] are not"),
-        ({"alphas": [nan]}, r"alphas: \[nan\] are not"),
+        ({"alphas": [0.5, 1.5]}, r"alphas: \[0.5, 1.5\] is not in \[0, 1\]"),
+        ({"alphas": []}, r"alphas: \[\] is not"),
+        ({"alphas": [nan]}, r"alphas: \[nan\] is not"),
         ({"by": "accuracy"}, r"by: 'accuracy' is not measured; it is one of \['mse'\]"),
         ({"measure": {}}, "by: '' is not measured"),
         ({"key": jax.random.split(KEY)}, "key: 2 keys; a choice is made for one seed"),

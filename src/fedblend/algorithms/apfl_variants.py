@@ -31,7 +31,7 @@ from fedblend import mixing, trees
 from fedblend.algorithms.apfl_alpha import LEARN
 from fedblend.algorithms.apfl_parts import Parts, Variables, assembled
 from fedblend.algorithms.fedavg import fedavg
-from fedblend.checks import ALPHA, POSITIVE, ByClient, gate, words
+from fedblend.checks import ALPHA, NOT_NEGATIVE, ByClient, gate, words
 from fedblend.core import Algorithm, Loss
 from fedblend.data.batches import per_client
 from fedblend.local import AMOUNT, WORK, Optimizer, Steps
@@ -41,7 +41,7 @@ SHRINKAGE = 0.02
 """FedTorch's pull of v's weight to 0."""
 
 
-@gate(**AMOUNT, rate=POSITIVE, alpha=ALPHA, learn=words(*LEARN))
+@gate(**AMOUNT, rate=NOT_NEGATIVE, alpha=ALPHA, learn=words(*LEARN))
 def apfl_fedtorch(
     loss: Loss,
     rate: float | jax.Array,

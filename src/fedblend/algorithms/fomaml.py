@@ -87,5 +87,5 @@ def fomaml(
         return Up(trees.scale(-1, push), slope), client
 
     # FedOpt's server; its clients' steps are not taken.
-    trained = fedopt(loss, 1.0, server_optimizer, steps=1, batch_size=batch_size)
+    trained = fedopt(loss, optimizer, server_optimizer, steps=1, batch_size=batch_size)
     return finetune(trained._replace(client=client), loss, optimizer, **work)

@@ -41,7 +41,7 @@ from fedblend.core import Algorithm, Down, Loss, Needs, PyTree, Up
 from fedblend.local import BATCH_SIZE, descend
 from fedblend.objectives import gradient
 
-RATE = Number(above=0, besides="a function", also=lambda key, value: callable(value))
+RATE = Number(least=0, besides="a function", also=lambda key, value: callable(value))
 
 
 class L2gdClient(NamedTuple):
