@@ -108,7 +108,7 @@ def test_an_adaptive_server_under_parallel_training(tmp_path):
     server = {"name": "adam", "rate": 0.01}
     fedadam = {"name": "fedopt", "rate": 0.3, "steps": 2, "batch_size": 8}
     table = {"how": "parallel", "share": 0.1}
-    with pytest.raises(ConfigError, match=r"^central: parallel: .* use one_way, or"):
+    with pytest.raises(ConfigError, match=r"^central: this server .* use one_way, or"):
         run_config(
             config(table, algorithm={**fedadam, "server": server}), tmp_path / "run"
         )

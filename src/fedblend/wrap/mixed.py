@@ -265,10 +265,10 @@ def _gain(algorithm: Algorithm, weights: tuple[float, float], *seen) -> float:
     found = gain(algorithm.server, *seen)
     if found is None:
         raise ValueError(
-            "mixed: parallel: this server does not move by a constant multiple of the "
-            "clients' mean step (Adam, a schedule or clipping), and another mixture "
-            f"than {tuple(weights)} would be minimized; use one_way, or such an "
-            "optimizer as merge_optimizer over a plain server"
+            "mixed: this server does not move by a constant multiple of the clients' "
+            "mean step (Adam, a schedule or clipping), so that parallel would minimize "
+            f"another mixture than {tuple(weights)}; use one_way, or such an optimizer "
+            "as merge_optimizer over a plain server"
         )
     return found
 
