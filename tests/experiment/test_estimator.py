@@ -188,7 +188,8 @@ CHECKS = (
 @pytest.mark.parametrize("name", CHECKS)
 @pytest.mark.parametrize("kind", [FederatedClassifier, FederatedRegressor])
 def test_scikit_learn_finds_what_it_expects(kind, name):
-    getattr(estimator_checks, name)(kind.__name__, kind(rounds=3))
+    # Their inputs are not scaled: with larger steps a regression diverges, and says so.
+    getattr(estimator_checks, name)(kind.__name__, kind(rounds=3, rate=0.001))
 
 
 @pytest.mark.slow
