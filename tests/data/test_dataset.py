@@ -203,8 +203,8 @@ def test_the_seed_decides_who_tests_on_what():
 def test_federation_errors():
     for options, message in [
         ({"test": "oficial"}, "test: 'oficial' is not"),
-        ({"test": 1.0}, "test: 1.0 is not a fraction"),
-        ({"test": 0.5, "validation": 0.5}, "leaves no rows"),
+        ({"test": 1.0}, "test: 1.0 is not in"),
+        ({"test": 0.5, "validation": 0.5}, r"validation \+ test: 1.0 is not below 1"),
     ]:
         with pytest.raises(ValueError, match=message):
             federation_of(GOOD, contiguous(60, 3), **options)

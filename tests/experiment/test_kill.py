@@ -81,11 +81,11 @@ def rows(path):
     return {"file": str(path), "partition": "by_key", "test": 0.25}
 
 
-def check(store, kills, tiny, write, tmp_path, compiled):
+def check(store, kills, local, tiny, write, tmp_path, compiled):
     tiny["data"] = rows(tmp_path / "rows.npz")
     tiny["algorithm"]["name"] = "scaffold"
     tiny["run"] |= {"rounds": 60, "every": 1, "store": store, "dropout": 0.2}
-    tiny["measure"] = {"local": 30, "splits": ["test"], "metrics": ["loss"]}
+    tiny["measure"] = {"local": local, "splits": ["test"], "metrics": ["loss"]}
     config = write(tiny)
     finish(config, tmp_path / "whole")
     chance = random.Random(store)
@@ -100,10 +100,12 @@ def check(store, kills, tiny, write, tmp_path, compiled):
 
 
 def test_killed_in_both_stages(tiny, write, tmp_path, compiled):
-    check("disk", 2, tiny, write, tmp_path, compiled)
+    check("disk", 2, 30, tiny, write, tmp_path, compiled)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("store", ["device", "host", "disk"])
-def test_killed_many_times(store, tiny, write, tmp_path, compiled):
-    check(store, 8, tiny, write, tmp_path, compiled)
+def test_killed_many_times_also_while_it_tries_how_long_to_train_alone(
+    store, tiny, write, tmp_path, compiled
+):
+    check(store, 8, True, tiny, write, tmp_path, compiled)
