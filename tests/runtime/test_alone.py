@@ -94,6 +94,16 @@ def test_without_validation_rows_only_training_rows_have_a_say():
     np.testing.assert_array_equal(both, federation.train.counts)
 
 
+def test_every_block_of_the_trial_can_be_saved():
+    """Between two looks as well: a store on disk is at most a block ahead."""
+    federation = digits((10, 20))
+    settings = {**SETTINGS, "every": 1}
+    trial = alone.trying(ALONE, MODEL.init, federation, KEY, "accuracy", settings)
+    rounds = [record.round for record in alone.prolonged(trial, "accuracy", 5)]
+    assert len(rounds) > 14
+    assert rounds == list(range(len(rounds)))
+
+
 def test_held_out_rows_leave_the_training_rows():
     federation = fb.federate(np.arange(9), [np.arange(2), np.arange(2, 9)])
     apart = federation.holding_out(0.2)

@@ -106,14 +106,16 @@ def trying(
 
 
 def prolonged(run: Run, metric: str, rounds: int) -> Iterator[Any]:
-    """Take a run to where more rounds bring no more; a record comes after each look."""
+    """Take a run to where more rounds bring no more; a record comes after each block.
+
+    A store on disk goes with a checkpoint of the last block, and of no earlier one.
+    """
     least = budget.least_rounds(rounds)
     for at in budget.looks():
         if at < run.round:
             continue
         run.rounds = at
-        run.complete()
-        yield run.records[-1]
+        yield from run
         seen = _looks(run, metric)
         if budget.settled(seen, least) or budget.exhausted(seen, least):
             return
