@@ -38,11 +38,11 @@ bench: .venv/.ready
 clean:
 	rm -rf .venv .venv-torch .venv-fedjax .pytest_cache .ruff_cache .hypothesis dist
 
-.venv/.ready: pyproject.toml
+.venv/.ready: pyproject.toml reproductions/pyproject.toml
 	@$(CHECK)
 	@echo 'setting up .venv, once; this takes about a minute'
 	@$(PYTHON) -m venv .venv
-	@.venv/$(INSTALL) -e '.[dev]'
+	@.venv/$(INSTALL) -e '.[dev]' -e ./reproductions
 	@touch $@
 
 .venv-torch/.ready:

@@ -13,8 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 
 import fedblend as fb
-from fedblend.runtime.tuning import choose
-from fedblend.theory import generalisation
+from fedblend.simulation.tune_alpha import choose
+from fedblend.theory import generalization
 
 CLIENTS, SEEDS, ROUNDS, CLASSES = 20, 5, 60, 10
 WORK = {"steps": 10, "batch_size": 10}
@@ -35,9 +35,9 @@ def federations(digits, seed):
     }
 
 
-def outcomes(model, federation, seed):
+def outcomes(model, federated_data, seed):
     """Test accuracy and mean alpha of every way."""
-    loss = fb.objectives.cross_entropy(model.apply)
+    loss = fb.losses.cross_entropy(model.apply)
     common: dict[str, Any] = {"rounds": ROUNDS, "cohort": 10}
     accuracy = {"accuracy": fb.metrics.accuracy(model.apply)}
     both = {"loss": fb.metrics.mean_loss(loss), **accuracy}
@@ -48,7 +48,7 @@ def outcomes(model, federation, seed):
 
     def trained(algorithm):
         return fb.simulate(
-            *(algorithm, model.init, federation, key),
+            *(algorithm, model.init, federated_data, key),
             measure=accuracy,
             splits=["test"],
             every=ROUNDS,
@@ -59,34 +59,34 @@ def outcomes(model, federation, seed):
         return run.summary()["measures"]["test"]["personal"]["accuracy"]["mean"]
 
     by_loss = fb.tune(
-        apfl, model.init, federation, key, measure=both, by="loss", **common
+        apfl, model.init, federated_data, key, measure=both, by="loss", **common
     )
     run, grid = by_loss.run, by_loss.alphas
     found = {}
     tests = np.stack([m["test"]["personal"]["accuracy"] for m in run.measured])
-    for lane in (0, 2, 4):
-        found[f"fixed at {grid[lane]:g}"] = tests[lane].mean(), grid[lane]
+    for replica in (0, 2, 4):
+        found[f"fixed at {grid[replica]:g}"] = tests[replica].mean(), grid[replica]
     for metric, higher in (("loss", False), ("accuracy", True)):
         values = np.stack([m["validation"]["personal"][metric] for m in run.measured])
-        lanes, best = choose(values, higher)
-        own = tests[lanes, np.arange(CLIENTS)]
+        replicas, best = choose(values, higher)
+        own = tests[replicas, np.arange(CLIENTS)]
         found[f"one for all, by {metric}"] = tests[best].mean(), grid[best]
-        found[f"its own, by {metric}"] = own.mean(), grid[lanes].mean()
+        found[f"its own, by {metric}"] = own.mean(), grid[replicas].mean()
     for name, way in {
-        "learnt on training rows": {},
-        "learnt on held-out rows": {"held_out": 0.2},
+        "learned on training rows": {},
+        "learned on held-out rows": {"held_out": 0.2},
     }.items():
         done = trained(apfl(0.5, learn="step", alpha_rate=0.01, **way))
         alphas = [done.client(i).alpha for i in range(CLIENTS)]
         found[name] = reached(done), np.mean(alphas)
     shared = jax.tree.map(lambda leaf: leaf[0], run.shared)
     alone = [jax.tree.map(lambda x: x[0], run.personal(i)) for i in range(CLIENTS)]
-    distance = generalisation.label_distances(
-        fb.clusters.label_signatures(federation, CLASSES).values
+    distance = generalization.label_distances(
+        fb.clusters.label_signatures(federated_data, CLASSES).values
     )
     for constant in (0.01, 0.1, 1.0):
-        sides = generalisation.plug_in(
-            *(loss, model.apply, federation, shared),
+        sides = generalization.plug_in(
+            *(loss, model.apply, federated_data, shared),
             jax.tree.map(lambda *leaves: jnp.stack(leaves), *alone),
             distance=distance,
             dimension=650,
@@ -100,12 +100,12 @@ def outcomes(model, federation, seed):
 
 
 def main():
-    digits = fb.sources.load("digits")
+    digits = fb.datasets.load("digits")
     model = fb.models.build("softmax", (8, 8, 1), digits.outputs)
     seen = {}
     for seed in range(SEEDS):
-        for split, federation in federations(digits, seed).items():
-            for name, pair in outcomes(model, federation, seed).items():
+        for split, federated_data in federations(digits, seed).items():
+            for name, pair in outcomes(model, federated_data, seed).items():
                 seen.setdefault((split, name), []).append(pair)
     for (split, name), pairs in seen.items():
         accuracy, alpha = np.array(pairs, float).T

@@ -33,7 +33,7 @@ def algorithms(loss):
     return {
         "fedavg": fedavg,
         "apfl, fixed alpha": fb.apfl(loss, 0.1, learn="fixed", **apfl),
-        "apfl, learnt alpha": fb.apfl(loss, 0.1, **apfl),
+        "apfl, learned alpha": fb.apfl(loss, 0.1, **apfl),
         "apfl, held-out alpha": fb.apfl(
             loss, 0.1, held_out=0.1, alpha_rate=0.001, **apfl
         ),
@@ -48,14 +48,14 @@ def algorithms(loss):
 
 
 def main():
-    federation, model = problem()
-    loss = fb.objectives.cross_entropy(model.apply)
+    federated_data, model = problem()
+    loss = fb.losses.cross_entropy(model.apply)
     runs = {
         name: iter(
             fb.simulate(
                 algorithm,
                 model.init,
-                federation,
+                federated_data,
                 jax.random.key(0),
                 rounds=BLOCK * (BLOCKS + 1),
                 every=BLOCK,

@@ -24,7 +24,7 @@ FOREVER = 1_000_000
 
 def prepare(model, block, *, chunk=None, shipped=False):
     bounds = pairwise(range(0, work.CLIENTS * work.EXAMPLES + 1, work.EXAMPLES))
-    federation = fb.federate(work.rows(), [np.arange(*bound) for bound in bounds])
+    federated_data = fb.federate(work.rows(), [np.arange(*bound) for bound in bounds])
     first = jax.tree.map(jnp.asarray, work.first_params(model))
     if shipped:
         _, *hidden, _ = work.LAYERS[model]
@@ -33,7 +33,7 @@ def prepare(model, block, *, chunk=None, shipped=False):
     else:
         apply = handwritten.apply
     algorithm = fb.fedavg(
-        fb.objectives.cross_entropy(apply),
+        fb.losses.cross_entropy(apply),
         work.RATE,
         steps=work.STEPS,
         batch_size=work.BATCH,
@@ -41,7 +41,7 @@ def prepare(model, block, *, chunk=None, shipped=False):
     run = fb.simulate(
         algorithm,
         first,
-        federation,
+        federated_data,
         jax.random.key(0),
         rounds=FOREVER,
         every=block,

@@ -21,10 +21,10 @@ from pathlib import Path
 
 import numpy as np
 
-from fedblend.experiment import toml
-from fedblend.experiment.config import check
-from fedblend.experiment.federation.one_machine import one_machine, processes_of
-from fedblend.experiment.federation.seeing_through import open_folder, run_experiment
+from fedblend.config import toml
+from fedblend.config.config import check
+from fedblend.deploy.ops.local_cluster import one_machine, processes_of
+from fedblend.deploy.ops.submit import open_folder, run_experiment
 
 WIDTH, ROUNDS = 784, 4
 PARTS = {

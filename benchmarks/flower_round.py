@@ -16,12 +16,12 @@ from pathlib import Path
 
 import numpy as np
 
-from fedblend.experiment import toml
-from fedblend.experiment.config import check
-from fedblend.experiment.federation import processes
-from fedblend.experiment.federation.one_machine import one_machine
-from fedblend.experiment.federation.seeing_through import open_folder, run_experiment
-from fedblend.experiment.outputs import Folder, read_rows
+from fedblend.config import toml
+from fedblend.config.config import check
+from fedblend.deploy.ops import flwr_processes
+from fedblend.deploy.ops.local_cluster import one_machine
+from fedblend.deploy.ops.submit import open_folder, run_experiment
+from fedblend.experiments.run_folder import Folder, read_rows
 
 NODES, ROUNDS, WIDTH, HIDDEN = 4, 8, 784, 300
 BYTES = 4 * (WIDTH * HIDDEN + HIDDEN + HIDDEN * 10 + 10)
@@ -129,9 +129,9 @@ def bare(made, folder):
         (folder / "bare" / f"{name}.py").write_text(text)
     out = folder / "seconds.json"
     config = f'out="{out}" rounds={ROUNDS} size={BYTES} nodes={NODES}'
-    arguments = ("run", str(folder), processes.CONNECTION, "--run-config", config)
-    processes.call(made.settings, *arguments)
-    processes.wait_until(out.exists, 900, "bare Flower", every=1.0)
+    arguments = ("run", str(folder), flwr_processes.CONNECTION, "--run-config", config)
+    flwr_processes.call(made.settings, *arguments)
+    flwr_processes.wait_until(out.exists, 900, "bare Flower", every=1.0)
     time.sleep(1.0)
     return json.loads(out.read_text())
 

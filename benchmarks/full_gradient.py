@@ -18,26 +18,26 @@ import numpy as np
 import fedblend as fb
 from fedblend.compress import rand_k
 from fedblend.theory import constants
-from fedblend.wrap import diana
+from fedblend.transforms import diana
 
 CLIENTS, L2, K, BLOCK, BLOCKS = 50, 0.1, 15, 100, 7
 ALPHAS = np.arange(1, 11) / 10
 
 
 def problem():
-    data = fb.sources.libsvm("w6a")
+    data = fb.datasets.libsvm("w6a")
     parts = fb.partition.contiguous(len(data.rows[1]), CLIENTS)
-    federation = fb.federate(data.rows, parts)
+    federated_data = fb.federate(data.rows, parts)
     model = fb.models.logistic(data.rows[0].shape[1], intercept=False)
-    loss = fb.objectives.l2(fb.objectives.logistic(model.apply), L2)
-    return federation, model, loss, constants.logistic(federation, L2).smooth
+    loss = fb.losses.l2(fb.losses.logistic(model.apply), L2)
+    return federated_data, model, loss, constants.logistic(federated_data, L2).smooth
 
 
-def algorithms(federation, model, loss, smooth):
+def algorithms(federated_data, model, loss, smooth):
     """Builders from alpha: gradient descent, and DIANA with rand-k."""
     first = model.init(jax.random.key(0))
     zeros = jax.tree.map(lambda leaf: jnp.zeros((CLIENTS, *leaf.shape)), first)
-    omega = federation.train.examples[0].shape[1] / K - 1
+    omega = federated_data.train.examples[0].shape[1] / K - 1
 
     def flix(alpha, bound):
         step = 1 / (alpha**2 * bound)
@@ -45,7 +45,7 @@ def algorithms(federation, model, loss, smooth):
             loss,
             lambda mixed: fb.fedavg(mixed, step, steps=1, batch_size=None),
             alpha=alpha,
-            local=fb.pure_local.given(zeros),
+            local=fb.solvers.given(zeros),
             smooth=smooth,
         )
 
@@ -85,12 +85,12 @@ def seconds_of(work, times):
     return (time.perf_counter() - begun) / times
 
 
-def blocks_of(algorithm, federation, model, rounds, over=None):
+def blocks_of(algorithm, federated_data, model, rounds, over=None):
     """A function that computes the next ``rounds`` rounds; the first are computed."""
     run = fb.simulate(
         algorithm,
         model.init,
-        federation,
+        federated_data,
         jax.random.key(0),
         rounds=10**9,
         every=rounds,
@@ -103,12 +103,12 @@ def blocks_of(algorithm, federation, model, rounds, over=None):
 
 
 def main():
-    federation, model, loss, smooth = problem()
-    descent, compressed = algorithms(federation, model, loss, smooth)
-    by_client, all_at_once = products(federation.train)
-    once = blocks_of(descent(0.5), federation, model, BLOCK)
-    ten = blocks_of(descent, federation, model, BLOCK, jnp.asarray(ALPHAS))
-    squeezed = blocks_of(compressed(0.5), federation, model, 1000)
+    federated_data, model, loss, smooth = problem()
+    descent, compressed = algorithms(federated_data, model, loss, smooth)
+    by_client, all_at_once = products(federated_data.train)
+    once = blocks_of(descent(0.5), federated_data, model, BLOCK)
+    ten = blocks_of(descent, federated_data, model, BLOCK, jnp.asarray(ALPHAS))
+    squeezed = blocks_of(compressed(0.5), federated_data, model, 1000)
     taken = {"round": [], "products": [], "products_at_once": [], "ten": []}
     for _ in range(BLOCKS):  # taking turns, so that all see the same machine
         taken["products"].append(seconds_of(by_client, BLOCK))

@@ -18,7 +18,7 @@ import sys
 import time
 from pathlib import Path
 
-from fedblend.papers.mixed import (
+from fedblend_reproductions.mixed import (
     characters,
     clipping,
     disagreement,

@@ -16,7 +16,7 @@ import numpy as np
 
 import fedblend as fb
 from fedblend.local import resolve
-from fedblend.wrap import central
+from fedblend.transforms.mixed_fl import central_loss
 
 CLIENTS, ROWS, CENTRAL, BLOCK, BLOCKS = 20, 300, 4000, 10, 6
 STEPS, BATCH, CENTRAL_BATCH, RATE = 10, 20, 400, 0.1
@@ -28,16 +28,16 @@ def rows(number, seed):
     return images, draws.integers(0, 10, number)
 
 
-def central_alone(slope, params, held):
+def central_alone(mean_gradient, params, held):
     """The central steps of a round, compiled."""
 
     @jax.jit
     def steps(params, key):
         def of(here, own):
-            return slope(here, held, own)
+            return mean_gradient(here, held, own)
 
         rule = resolve(RATE, 0, STEPS)
-        return central.central_steps(of, params, key, rule, STEPS, None)[0]
+        return central_loss.central_steps(of, params, key, rule, STEPS, None)[0]
 
     keys = jax.random.split(jax.random.key(0), BLOCK)
     jax.block_until_ready(steps(params, keys[0]))
@@ -54,21 +54,21 @@ def central_alone(slope, params, held):
 
 def main():
     parts = fb.partition.contiguous(CLIENTS * ROWS, CLIENTS)
-    federation = fb.federate(rows(CLIENTS * ROWS, 0), parts)
+    federated_data = fb.federate(rows(CLIENTS * ROWS, 0), parts)
     held = fb.shard_of(rows(CENTRAL, 1))
     model = fb.models.mlp(784, 10)
     params = model.init(jax.random.key(0))
-    loss = fb.objectives.cross_entropy(model.apply)
-    slope = central.on_rows(loss, CENTRAL_BATCH)
+    loss = fb.losses.cross_entropy(model.apply)
+    mean_gradient = central_loss.on_rows(loss, CENTRAL_BATCH)
     fedavg = fb.fedavg(loss, RATE, steps=STEPS, batch_size=BATCH)
     algorithms = {"fedavg": fedavg} | {
-        how: fb.mixed(fedavg, slope, how=how, steps=STEPS)
+        how: fb.mixed_fl(fedavg, mean_gradient, how=how, steps=STEPS)
         for how in ("parallel", "one_way", "two_way")
     }
     runs = {
         name: iter(
             fb.simulate(
-                *(algorithm, params, federation, jax.random.key(0)),
+                *(algorithm, params, federated_data, jax.random.key(0)),
                 rounds=BLOCK * (BLOCKS + 1),
                 every=BLOCK,
                 central=held,
@@ -76,7 +76,7 @@ def main():
         )
         for name, algorithm in algorithms.items()
     }
-    alone = central_alone(slope, params, held)
+    alone = central_alone(mean_gradient, params, held)
     for run in runs.values():
         next(run)  # the state before the first round
         next(run)  # warm

@@ -35,14 +35,14 @@ def show(name: str, seconds: tuple[float, float]) -> None:
 
 def apfl() -> None:
     """A round of each method of A6, then a measurement of all clients."""
-    from fedblend.papers.apfl import relatives
+    from fedblend_reproductions.apfl import relatives
 
     task, seeds = relatives.task(False, relatives.random_pairs), 3
     for method in relatives.METHODS:
         run = fb.simulate(
             lambda rate, method=method: method.build(task, rate),
             task.model.init,
-            task.federation,
+            task.federated_data,
             jax.vmap(jax.random.key)(jnp.arange(1, seeds + 1)),
             rounds=100,
             every=1,
@@ -57,17 +57,17 @@ def apfl() -> None:
 
 def mixed() -> None:
     """Blocks of some methods of M5, M3 and M4, with a measurement each."""
-    from fedblend.papers.mixed import movie_runs, movies, smiles, text
-    from fedblend.papers.mixed.task import simulated, way
+    from fedblend_reproductions.mixed import movie_runs, movies, smiles, text
+    from fedblend_reproductions.mixed.task import simulated, way
 
     movie_task = movies.task(False)
-    users = np.flatnonzero(movie_task.federation.splits["test"].counts).tolist()
+    users = np.flatnonzero(movie_task.federated_data.splits["test"].counts).tolist()
     methods = movie_runs.methods(movie_task, movie_runs.SETTINGS["plain"], movies.WAYS)
     faces, characters = smiles.task(False), text.task(text.FULL)
     cases = [
         *(
-            (f"M5 {name}", movie_task, methods[name], (1.0, 0.003), lanes, 3, users)
-            for name, lanes in (("baseline", 9), ("one_way", 1), ("two_way", 5))
+            (f"M5 {name}", movie_task, methods[name], (1.0, 0.003), replicas, 3, users)
+            for name, replicas in (("baseline", 9), ("one_way", 1), ("two_way", 5))
         ),
         *(
             (f"M3 {how}", faces, way(faces, how), 0.005, 10, 30, [0])
@@ -75,16 +75,16 @@ def mixed() -> None:
         ),
         ("M4 parallel", characters, way(characters, "parallel"), 0.5, 5, 15, [0]),
     ]
-    for name, task, method, setting, lanes, every, measured in cases:
+    for name, task, method, setting, replicas, every, measured in cases:
         run = simulated(
-            *(task, method, [setting] * lanes, range(lanes)),
+            *(task, method, [setting] * replicas, range(replicas)),
             rounds=100 * every,
             every=every,
             splits=("test",),
             measure=task.measures,
             measure_on=measured,
         )
-        what = f"{name}, {lanes} lanes, {every} rounds and a measurement"
+        what = f"{name}, {replicas} replicas, {every} rounds and a measurement"
         show(what, block_seconds(iter(run)))
 
 

@@ -33,15 +33,17 @@ def prepare(clients: int, store: str):
     inputs = rng.standard_normal((total, INPUTS), np.float32)
     labels = rng.integers(CLASSES, size=total).astype(np.int32)
     bounds = pairwise(range(0, total + 1, EXAMPLES))
-    federation = fb.federate((inputs, labels), [np.arange(*bound) for bound in bounds])
+    federated_data = fb.federate(
+        (inputs, labels), [np.arange(*bound) for bound in bounds]
+    )
     model = fb.models.softmax(INPUTS, CLASSES)
     algorithm = fb.scaffold(
-        fb.objectives.cross_entropy(model.apply), 0.1, steps=5, batch_size=4
+        fb.losses.cross_entropy(model.apply), 0.1, steps=5, batch_size=4
     )
     run = fb.simulate(
         algorithm,
         model.init(jax.random.key(0)),
-        federation,
+        federated_data,
         jax.random.key(1),
         rounds=engine.FOREVER,
         cohort=COHORT,

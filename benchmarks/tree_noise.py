@@ -22,8 +22,8 @@ def noised(algorithm, tree: int, noise: float, clip: float, cohort: int):
     """With trees of so many rounds, or noise of its own in every round if it is one."""
     settings: dict[str, Any] = {"clip": clip, "noise": noise, "cohort": cohort}
     if tree == 1:
-        return fb.private(algorithm, **settings)
-    return fb.private_by_tree(algorithm, **settings, tree=tree)
+        return fb.dp_fedavg(algorithm, **settings)
+    return fb.dp_ftrl(algorithm, **settings, tree=tree)
 
 
 def equal_noise(tree: int, alone: float) -> float:
@@ -36,11 +36,11 @@ def keys(count: int) -> jax.Array:
 
 
 def on_digits() -> None:
-    digits = fb.sources.load("digits")
+    digits = fb.datasets.load("digits")
     parts = fb.partition.iid(len(digits.rows[1]), 400)
-    federation = fb.federate(digits.rows, parts, test=0.2)
+    federated_data = fb.federate(digits.rows, parts, test=0.2)
     model = fb.models.build("softmax", (8, 8, 1), digits.outputs)
-    loss = fb.objectives.cross_entropy(model.apply)
+    loss = fb.losses.cross_entropy(model.apply)
     cost = privacy.spent_by_tree(noise=4.0, tree=1, epoch=8, rounds=32, delta=1e-4)
     print(f"digits, {cost}: accuracy over ten seeds")
     for rate, clip in ((0.3, 0.5), (0.1, 0.2)):
@@ -49,7 +49,7 @@ def on_digits() -> None:
             run = fb.simulate(
                 noised(plain, tree, equal_noise(tree, 4.0), clip, 50),
                 model.init,
-                federation,
+                federated_data,
                 keys(10),
                 rounds=32,
                 cohort=50,
@@ -68,17 +68,17 @@ def on_digits() -> None:
 
 
 def on_quadratics() -> None:
-    federation, optimum = fb.sources.quadratics(clients=512, dim=10)
-    curvature = np.asarray(federation.train.examples[0]).mean(0)
+    federated_data, optimum = fb.datasets.quadratics(clients=512, dim=10)
+    curvature = np.asarray(federated_data.train.examples[0]).mean(0)
     cost = privacy.spent_by_tree(noise=3.0, tree=1, epoch=64, rounds=64, delta=1e-4)
     print(f"quadratics, {cost}: gap to the optimum over twenty seeds, from ones")
     for rate in (0.01, 0.03, 0.1, 0.3):
-        plain = fb.fedavg(fb.sources.quadratic_loss, rate, steps=1, batch_size=None)
+        plain = fb.fedavg(fb.datasets.quadratic_loss, rate, steps=1, batch_size=None)
         for tree in (1, 8, 64):
             run = fb.simulate(
                 noised(plain, tree, equal_noise(tree, 3.0), 5 * rate, 8),
                 jnp.ones(10),
-                federation,
+                federated_data,
                 keys(20),
                 rounds=64,
                 cohort=8,

@@ -18,7 +18,7 @@ ROUNDS = 2 if TINY else 40
 
 
 class Net(nnx.Module):
-    """Two layers with layer normalisation, which keeps no batch statistics."""
+    """Two layers with layer normalization, which keeps no batch statistics."""
 
     def __init__(self, rngs: nnx.Rngs):
         self.first = nnx.Linear(64, 32, rngs=rngs)
@@ -31,16 +31,16 @@ class Net(nnx.Module):
         return self.last(nnx.relu(hidden))
 
 
-digits = fb.sources.load("digits")
+digits = fb.datasets.load("digits")
 parts = fb.partition.shards(digits.rows[1], clients=20, per_client=3)
-federation = fb.federate(digits.rows, parts, test=0.3)
+federated_data = fb.federate(digits.rows, parts, test=0.3)
 
 model = fb.models.from_flax(Net)
-loss = fb.objectives.cross_entropy(model.apply)
+loss = fb.losses.cross_entropy(model.apply)
 run = fb.simulate(
     fb.scaffold(loss, 0.1, steps=fb.Epochs(2), batch_size=10),
     model.init,
-    federation,
+    federated_data,
     jax.random.key(0),
     rounds=ROUNDS,
     cohort=10,

@@ -21,7 +21,7 @@ ROUNDS = 4 if TINY else 60
 
 
 def made_up_table(path: Path) -> None:
-    tumours = fb.sources.load("breast_cancer")
+    tumours = fb.datasets.load("breast_cancer")
     inputs, labels = tumours.rows
     draw = np.random.default_rng(0)
     shifts = draw.normal(scale=2.0, size=(6, 4))
@@ -41,16 +41,16 @@ with tempfile.TemporaryDirectory() as folder:
     # From here on it is the same with a file of your own.
     table = fb.data.read(path, target="outcome", client="clinic")
     parts = fb.partition.by_key(table.keys)
-    federation = fb.federate(table.rows, parts, test=0.3)
+    federated_data = fb.federate(table.rows, parts, test=0.3)
 
-print(f"{federation.clients} clients, classes {table.label_names}")
+print(f"{federated_data.clients} clients, classes {table.label_names}")
 model = fb.models.build("logistic", (4,), table.outputs)
-loss = fb.objectives.logistic(model.apply)
+loss = fb.losses.logistic(model.apply)
 work = {"steps": 10, "batch_size": 10}
 run = fb.simulate(
     fb.finetune(fb.fedavg(loss, 0.1, **work), loss, 0.1, steps=50, batch_size=10),
     model.init,
-    federation,
+    federated_data,
     jax.random.key(0),
     rounds=ROUNDS,
     measure=fb.metrics.standard(table.kind, loss, model.apply),

@@ -15,14 +15,14 @@ import fedblend as fb
 TINY = os.environ.get("FEDBLEND_TINY") == "1"
 ROUNDS = 4 if TINY else 100
 
-digits = fb.sources.load("digits")
+digits = fb.datasets.load("digits")
 parts = fb.partition.dirichlet(
     digits.rows[1], clients=30, concentration=0.3, minimum=10
 )
-federation = fb.federate(digits.rows, parts, test=0.3)
+federated_data = fb.federate(digits.rows, parts, test=0.3)
 
 model = fb.models.build("softmax", (8, 8, 1), digits.outputs)
-loss = fb.objectives.cross_entropy(model.apply)
+loss = fb.losses.cross_entropy(model.apply)
 key = jax.random.key(0)
 work = {"steps": 10, "batch_size": 10}
 settings = {
@@ -32,11 +32,11 @@ settings = {
 }
 
 alone = fb.train_alone(
-    fb.local_only(loss, 0.3, **work), model.init, federation, key, **settings
+    fb.local_only(loss, 0.3, **work), model.init, federated_data, key, **settings
 )
 tuned = fb.finetune(fb.fedavg(loss, 0.3, **work), loss, 0.3, **work)
 run = fb.simulate(
-    tuned, model.init, federation, key, cohort=10, local=alone, **settings
+    tuned, model.init, federated_data, key, cohort=10, local=alone, **settings
 )
 
 for block in run:
@@ -51,7 +51,9 @@ for name, measured in summary["measures"]["test"].items():
     )
 harmed = summary["harmed"]["test"]["accuracy"]["than_local"]["count"]
 rounds = summary["alone"]["rounds"]
-print(f"{harmed} of {federation.clients} clients would clearly have done better alone")
+print(
+    f"{harmed} of {federated_data.clients} clients would clearly have done better alone"
+)
 print(f"(training alone: {rounds} rounds, its best on held-out rows)")
 
 reached = summary["measures"]["test"]["personal"]["accuracy"]["mean"]

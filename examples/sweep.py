@@ -20,18 +20,18 @@ ROUNDS = 2 if TINY else 50
 RATES = [0.01, 0.1, 1.0]
 SEEDS = 2
 
-digits = fb.sources.load("digits")
+digits = fb.datasets.load("digits")
 parts = fb.partition.classes_per_client(digits.rows[1], clients=20, classes=3)
-federation = fb.federate(digits.rows, parts, validation=0.2, test=0.2)
+federated_data = fb.federate(digits.rows, parts, validation=0.2, test=0.2)
 model = fb.models.build("softmax", (8, 8, 1), digits.outputs)
-loss = fb.objectives.cross_entropy(model.apply)
+loss = fb.losses.cross_entropy(model.apply)
 
 rates = jnp.repeat(jnp.array(RATES), SEEDS)
 keys = jnp.tile(jax.random.split(jax.random.key(0), SEEDS), len(RATES))
 run = fb.simulate(
     lambda rate: fb.fedavg(loss, rate, steps=10, batch_size=10),
     model.init,
-    federation,
+    federated_data,
     keys,
     rounds=ROUNDS,
     cohort=5,
@@ -44,7 +44,8 @@ run = fb.simulate(
 def accuracy(split: str) -> np.ndarray:
     """Mean accuracies, a line for each rate and a column for each seed."""
     values = [
-        lane["measures"][split]["shared"]["accuracy"]["mean"] for lane in run.summary()
+        replica["measures"][split]["shared"]["accuracy"]["mean"]
+        for replica in run.summary()
     ]
     return np.array(values).reshape(len(RATES), SEEDS)
 

@@ -11,16 +11,16 @@ import jax
 import numpy as np
 
 from fedblend.core import Algorithm
-from fedblend.data.federation import Federation, Shards
-from fedblend.runtime.flower.directory import Directory
-from fedblend.runtime.flower.leading import rowless, setting
-from fedblend.runtime.flower.letters import UNKNOWN, Letter
-from fedblend.runtime.flower.node import Node
-from fedblend.runtime.flower.node import Rules as NodeRules
-from fedblend.runtime.flower.part import Own, Part
-from fedblend.runtime.flower.post import Mail, Patience
-from fedblend.runtime.flower.ruling import Rules
-from fedblend.runtime.flower.server import Server
+from fedblend.data.federated import FederatedData, Shards
+from fedblend.deploy.client.executor import Executor, Own
+from fedblend.deploy.client.node import Node
+from fedblend.deploy.client.node import Rules as NodeRules
+from fedblend.deploy.messages import UNKNOWN, Message
+from fedblend.deploy.server.coordinator import Coordinator
+from fedblend.deploy.server.membership import Membership
+from fedblend.deploy.server.settings import RoundRules
+from fedblend.deploy.server.setup import rowless, setting
+from fedblend.deploy.transport import Patience, Reply
 
 EXPERIMENT = "trial"
 QUICK = Patience(deadline=1.0, resend=0.2, pause=0.0, poll=0.0)
@@ -45,11 +45,11 @@ class Box:
                 for answer in self.spoil(address, node.answer(data)):
                     self.waiting.append((address, answer))
 
-    def receive(self) -> list[Mail]:
+    def receive(self) -> list[Reply]:
         found, self.waiting = self.waiting, []
         self.received += sum(len(data) for _, data in found if data is not None)
         return [
-            Mail(address, data, "" if data is not None else "lost")
+            Reply(address, data, "" if data is not None else "lost")
             for address, data in found
         ]
 
@@ -67,7 +67,7 @@ class Wired:
         self,
         algorithm: Algorithm,
         params: Any,
-        federation: Federation,
+        federation: FederatedData,
         key: jax.Array,
         folder: Path,
         *,
@@ -78,7 +78,7 @@ class Wired:
     ):
         self.algorithm, self.params, self.key = algorithm, params, key
         self.federation, self.folder, self.central = federation, folder, central
-        self.rules = Rules(**{"patience": QUICK, **rules})
+        self.rules = RoundRules(**{"patience": QUICK, **rules})
         self.measures, self.alone = measures or {}, alone
         self.notes: list[tuple[str, dict]] = []
         self.nodes = {1000 + c: self.node(c) for c in range(federation.clients)}
@@ -98,7 +98,7 @@ class Wired:
             central=central,
             alone=self.alone,
         )
-        part = cache(lambda: Part(own))
+        part = cache(lambda: Executor(own))
         rules = NodeRules(
             join=lambda terms: part(),
             meet=lambda words: {"counts": {"train": int(own.splits["train"].total)}},
@@ -108,15 +108,15 @@ class Wired:
         )
         return Node(self.folder / f"node{client}", client, rules)
 
-    def server(self) -> Server:
+    def server(self) -> Coordinator:
         """A server that has not begun."""
         counts = {name: s.counts for name, s in self.federation.splits.items()}
         row = jax.tree.map(
             lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype),
             jax.eval_shape(lambda tree: tree, self.federation.train.examples),
         )
-        invitation = Letter("meet", EXPERIMENT, UNKNOWN)
-        directory = Directory(
+        invitation = Message("meet", EXPERIMENT, UNKNOWN)
+        directory = Membership(
             self.box, invitation, lambda client, words: None, self.note
         )
         chosen = setting(
@@ -127,20 +127,20 @@ class Wired:
             note=self.note,
             central=self.central,
         )
-        return Server(chosen, directory, self.rules)
+        return Coordinator(chosen, directory, self.rules)
 
     def note(self, event: str, **fields: Any) -> str:
         self.notes.append((event, fields))
         return str(len(self.notes))
 
-    def complete(self, server: Server) -> Server:
+    def complete(self, server: Coordinator) -> Coordinator:
         while not server.done:
             server.step()
         return server
 
-    def personal(self, server: Server) -> list[Any]:
+    def personal(self, server: Coordinator) -> list[Any]:
         """The model that every node has, as it is on its disk."""
-        from fedblend.runtime.wire import unpack
+        from fedblend.simulation.serialize import unpack
 
         found = []
         for client in range(self.federation.clients):

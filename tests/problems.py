@@ -14,9 +14,9 @@ import jax.numpy as jnp
 import numpy as np
 
 import fedblend as fb
-from fedblend.data.federation import Shards
-from fedblend.data.sources.quadratics import quadratic_loss
-from fedblend.objectives import cross_entropy
+from fedblend.data.datasets.quadratics import quadratic_loss
+from fedblend.data.federated import Shards
+from fedblend.losses import cross_entropy
 
 COUNTS = (3, 1, 4, 2, 5, 2, 1)
 """Rows of each client: all different from the capacity but one, and coprime."""
@@ -25,7 +25,7 @@ COUNTS = (3, 1, 4, 2, 5, 2, 1)
 class Problem(NamedTuple):
     """A federation with the loss and the initial parameters that belong to it."""
 
-    federation: fb.Federation
+    federated_data: fb.FederatedData
     loss: Any
     params: Any
 
@@ -49,8 +49,10 @@ def quadratics(counts=COUNTS, dim: int = 3, seed: int = 0) -> Problem:
     curvature = rng.uniform(0.5, 2, (total, 1, dim))
     matrices = (axes * curvature) @ axes.swapaxes(1, 2)
     vectors = rng.standard_normal((total, dim))
-    federation = fb.federate((matrices, vectors), _partition(counts))
-    return Problem(federation, quadratic_loss, jnp.asarray(np.linspace(0, 0.5, dim)))
+    federated_data = fb.federate((matrices, vectors), _partition(counts))
+    return Problem(
+        federated_data, quadratic_loss, jnp.asarray(np.linspace(0, 0.5, dim))
+    )
 
 
 def means(counts=COUNTS, dim: int = 2, seed: int = 0) -> Problem:
@@ -58,8 +60,8 @@ def means(counts=COUNTS, dim: int = 2, seed: int = 0) -> Problem:
     rng = np.random.default_rng(seed)
     matrices = np.broadcast_to(np.eye(dim), (sum(counts), dim, dim))
     vectors = rng.standard_normal((sum(counts), dim))
-    federation = fb.federate((matrices, vectors), _partition(counts))
-    return Problem(federation, quadratic_loss, jnp.asarray(np.ones(dim)))
+    federated_data = fb.federate((matrices, vectors), _partition(counts))
+    return Problem(federated_data, quadratic_loss, jnp.asarray(np.ones(dim)))
 
 
 def scores(params: Linear, inputs: jax.Array) -> jax.Array:
@@ -72,25 +74,25 @@ def classes(counts=COUNTS, seed: int = 0) -> Problem:
     rng = np.random.default_rng(seed)
     total = sum(counts)
     labels = np.sort(rng.integers(0, 3, total)).astype(np.int32)
-    centres = np.array([[2.0, 0], [-1, 2], [-1, -2]])
-    inputs = (centres[labels] + rng.standard_normal((total, 2))).astype(np.float32)
-    federation = fb.federate((inputs, labels), _partition(counts), test=0.25)
+    centers = np.array([[2.0, 0], [-1, 2], [-1, -2]])
+    inputs = (centers[labels] + rng.standard_normal((total, 2))).astype(np.float32)
+    federated_data = fb.federate((inputs, labels), _partition(counts), test=0.25)
     params = Linear(jnp.zeros((2, 3), jnp.float32), jnp.zeros(3, jnp.float32))
-    return Problem(federation, cross_entropy(scores), params)
+    return Problem(federated_data, cross_entropy(scores), params)
 
 
 def client_matrices(problem: Problem) -> tuple[np.ndarray, np.ndarray]:
     """Mean A and mean b of each client of a quadratic problem, in float64."""
-    train = problem.federation.train
-    rows = [train.rows(client) for client in range(problem.federation.clients)]
+    train = problem.federated_data.train
+    rows = [train.rows(client) for client in range(problem.federated_data.clients)]
     pairs = [(np.mean(a, axis=0), np.mean(b, axis=0)) for a, b in rows]
     return np.stack([a for a, _ in pairs]), np.stack([b for _, b in pairs])
 
 
 def optimum(problem: Problem, weights: str = "uniform") -> np.ndarray:
-    """The minimiser of the (weighted) mean of the clients' quadratics."""
+    """The minimizer of the (weighted) mean of the clients' quadratics."""
     matrices, vectors = client_matrices(problem)
-    counts = problem.federation.train.counts
+    counts = problem.federated_data.train.counts
     share = counts if weights == "by_count" else np.ones(len(counts))
     share = share / share.sum()
     matrix = np.tensordot(share, matrices, axes=1)
@@ -99,8 +101,8 @@ def optimum(problem: Problem, weights: str = "uniform") -> np.ndarray:
 
 def spoiled(problem: Problem, client: int, value: float = np.nan) -> Problem:
     """The same problem, but for the floating rows of one client, all ``value``."""
-    federation = problem.federation
-    train = federation.train
+    federated_data = problem.federated_data
+    train = federated_data.train
     start, count = train.starts[client], train.counts[client]
 
     def spoil(leaf):
@@ -111,7 +113,7 @@ def spoiled(problem: Problem, client: int, value: float = np.nan) -> Problem:
         return leaf
 
     shards = Shards(jax.tree.map(spoil, train.examples), train.starts, train.counts)
-    federation = fb.Federation(
-        shards, federation.validation, federation.test, federation.names
+    federated_data = fb.FederatedData(
+        shards, federated_data.validation, federated_data.test, federated_data.names
     )
-    return problem._replace(federation=federation)
+    return problem._replace(federated_data=federated_data)

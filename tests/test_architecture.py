@@ -21,12 +21,12 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 TESTS = sorted((ROOT / "tests").rglob("*.py"))
 
 LEVELS = (
-    {"core", "trees", "keys", "errors", "checks"},
-    {"objectives", "mixing", "local", "pure_local", "models", "compress", "data"},
-    {"algorithms", "wrap", "theory"},
-    {"metrics", "gains", "intervals", "runtime", "clusters"},
-    {"experiment", "report"},
-    {"papers", "cli"},
+    {"core", "trees", "keys", "shards", "errors", "checks"},
+    {"losses", "mixing", "local", "solvers", "models", "compress", "data"},
+    {"algorithms", "transforms", "theory"},
+    {"metrics", "gains", "intervals", "simulation", "clusters"},
+    {"config", "experiments", "deploy", "report"},
+    {"cli"},
 )
 """A module imports from its own level and from those before it."""
 
@@ -41,10 +41,10 @@ EXTRAS = {
 """Never imported by importing fedblend."""
 
 LICENSE = "# Copyright The fedblend authors\n# SPDX-License-Identifier: Apache-2.0\n"
-FLOWER = "runtime/flower/apps.py"
+FLOWER = "deploy/flower.py"
 """The one module that touches Flower, and is imported by Flower alone."""
 
-LAZY_EXCEPTIONS = {("runtime/run.py", "report")}
+LAZY_EXCEPTIONS = {("simulation/run.py", "report")}
 """``Run.plot`` draws, so it looks up when it is called."""
 
 
@@ -116,7 +116,7 @@ def imports_from_above(path: Path) -> Iterator[str]:
         if first != "fedblend" or (rest and rest[0].startswith("__")):
             continue
         if not rest:  # the package itself, that is the public names of what is below
-            allowed = mine > level_of("runtime")
+            allowed = mine > level_of("simulation")
         elif (named(path), rest[0]) in LAZY_EXCEPTIONS:
             at_once = ".".join(imports_at_once(parsed(path)))
             allowed = f"fedblend.{rest[0]}" not in at_once
@@ -127,12 +127,13 @@ def imports_from_above(path: Path) -> Iterator[str]:
 
 
 def test_the_runtime_knows_no_algorithm_by_name():
-    named_ones = ("fedblend.algorithms", "fedblend.wrap")
+    named_ones = ("fedblend.algorithms", "fedblend.transforms")
     assert not breaches(
         lambda path: [
             name
             for name in imports(parsed(path))
-            if part_of(path) in ("runtime", "metrics") and name.startswith(named_ones)
+            if part_of(path) in ("simulation", "metrics")
+            and name.startswith(named_ones)
         ]
     )
 
@@ -152,7 +153,8 @@ def test_only_the_runtime_compiles():
         lambda path: [
             ast.unparse(node)
             for node in ast.walk(parsed(path))
-            if part_of(path) != "runtime" and isinstance(node, ast.Attribute | ast.Name)
+            if part_of(path) not in ("simulation", "deploy")
+            and isinstance(node, ast.Attribute | ast.Name)
             if ast.unparse(node) in ("jax.jit", "jax.pmap", "jit")
         ]
     )
@@ -255,10 +257,11 @@ def test_nine_files_in_ten_have_at_most_250_lines(paths):
 def test_the_plan_notices_a_breach():
     """A breach in each rule's own terms, so that the rules above can fail."""
     breach = ast.parse(
-        "import rich\ndef f():\n    from fedblend.runtime import simulate\n    print(1)"
+        "import rich\ndef f():\n    from fedblend.simulation import simulate\n"
+        "    print(1)"
     )
     assert list(imports_at_once(breach)) == ["rich"]
-    assert "fedblend.runtime.simulate" in list(imports(breach))
-    assert level_of("runtime") > level_of("algorithms") > level_of("local")
+    assert "fedblend.simulation.simulate" in list(imports(breach))
+    assert level_of("simulation") > level_of("algorithms") > level_of("local")
     with pytest.raises(AssertionError, match="no place in the plan"):
         level_of("utils")

@@ -17,8 +17,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedblend.cli import main, running
-from fedblend.experiment import toml
+from fedblend.cli import main, run
+from fedblend.config import toml
 
 TINY = {
     "version": 1,
@@ -37,7 +37,7 @@ ROWS = "".join(f"{i},{-i},{'ab'[i % 2]},{i // 2 % 2}\n" for i in range(20))
 def place(tmp_path, monkeypatch):
     """An empty folder to stand in, and a cache of its own."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(running, "compile_cache", lambda: None)
+    monkeypatch.setattr(run, "compile_cache", lambda: None)
     return tmp_path
 
 
@@ -125,7 +125,7 @@ def test_bad_tables(content, line, capsys):
 
 
 def test_an_empty_client(capsys):
-    from fedblend.data.partition import Partition
+    from fedblend.data.partition.partitioners import Partition
 
     Partition((np.arange(9), np.arange(0))).save("parts.npz")
     data = {"source": "digits", "partition": "file", "path": "parts.npz"}
@@ -245,15 +245,15 @@ def test_show_and_lists(capsys, finished):
 
 
 def test_seeds_in_all_spellings():
-    assert running.joined_seeds(["run", "x", "--seed", "1", "2", "3", "--resume"]) == [
+    assert run.joined_seeds(["run", "x", "--seed", "1", "2", "3", "--resume"]) == [
         *("run", "x", "--seed", "1,2,3", "--resume")
     ]
-    assert running.joined_seeds(["--seed", "1", "--seed", "2", "x", "3"]) == [
+    assert run.joined_seeds(["--seed", "1", "--seed", "2", "x", "3"]) == [
         *("--seed", "1", "--seed", "2", "x", "3")
     ]
-    assert running.joined_seeds(["--seed=1", "2", "x", "3"]) == ["--seed=1,2", "x", "3"]
-    assert running.joined_seeds(["--seed"]) == ["--seed"]
-    assert running.joined_seeds(["--set", "a", "1", "2"]) == ["--set", "a", "1", "2"]
+    assert run.joined_seeds(["--seed=1", "2", "x", "3"]) == ["--seed=1,2", "x", "3"]
+    assert run.joined_seeds(["--seed"]) == ["--seed"]
+    assert run.joined_seeds(["--set", "a", "1", "2"]) == ["--set", "a", "1", "2"]
 
 
 def command(*arguments, **options):
@@ -271,7 +271,7 @@ def test_help_does_not_load_jax():
 
 
 def test_an_interrupt_that_is_swallowed_comes_again():
-    with running.lasting_interrupt() as stop:
+    with run.lasting_interrupt() as stop:
         stop()
         with contextlib.suppress(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)

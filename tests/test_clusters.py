@@ -15,14 +15,14 @@ from fedblend import clusters
 
 KEY = jax.random.key(5)
 DIM, ROWS, TEST_ROWS = 6, 8, 200
-loss = fb.objectives.squared_error(lambda params, inputs: inputs @ params)
+loss = fb.losses.squared_error(lambda params, inputs: inputs @ params)
 start = jnp.zeros(DIM)
 
 
 class Hidden(NamedTuple):
     """Clients of two hidden groups, whose rows follow opposite linear rules."""
 
-    federation: fb.Federation
+    federated_data: fb.FederatedData
     truth: np.ndarray
     group: np.ndarray
 
@@ -45,14 +45,14 @@ def hidden(clients=12, seed=0) -> Hidden:
 
     rows, parts = flat(0, ROWS)
     test_rows, test_parts = flat(ROWS, ROWS + TEST_ROWS)
-    federation = fb.federate(
+    federated_data = fb.federate(
         rows, parts, test_rows=test_rows, test_partition=test_parts
     )
-    return Hidden(federation, truth, group)
+    return Hidden(federated_data, truth, group)
 
 
-def least_squares(federation, members) -> np.ndarray:
-    rows = [federation.train.rows(client) for client in members]
+def least_squares(federated_data, members) -> np.ndarray:
+    rows = [federated_data.train.rows(client) for client in members]
     inputs = np.concatenate([own for own, _ in rows]).astype(float)
     targets = np.concatenate([own for _, own in rows]).astype(float)
     return np.linalg.lstsq(inputs, targets, rcond=None)[0]
@@ -63,9 +63,9 @@ def descent(members):
     return fb.fedavg(loss, 0.2, steps=1, batch_size=None)
 
 
-def trained(federation, assignment, rounds, signatures=None):
+def trained(federated_data, assignment, rounds, signatures=None):
     return clusters.train(
-        *(descent, loss, start, federation, assignment, KEY),
+        *(descent, loss, start, federated_data, assignment, KEY),
         rounds=rounds,
         signatures=signatures,
     )
@@ -74,9 +74,9 @@ def trained(federation, assignment, rounds, signatures=None):
 @cache
 def found():
     on = hidden()
-    signatures = clusters.gradient_signatures(loss, start, on.federation, KEY)
+    signatures = clusters.gradient_signatures(loss, start, on.federated_data, KEY)
     groups = clusters.kmeans(signatures.values, 2, KEY)
-    return groups, trained(on.federation, groups.assignment, 200, signatures)
+    return groups, trained(on.federated_data, groups.assignment, 200, signatures)
 
 
 def test_the_hidden_groups_are_found():
@@ -89,14 +89,14 @@ def test_models_of_groups_are_the_groups_least_squares():
     groups, models = found()
     for group in (0, 1):
         members = np.flatnonzero(groups.assignment == group)
-        best = least_squares(hidden().federation, members)
+        best = least_squares(hidden().federated_data, members)
         for member in members:
             np.testing.assert_allclose(models.models[member], best, atol=1e-4)
 
 
 def test_they_are_nearer_to_the_truth_than_each_clients_own():
     on, (_, models) = hidden(), found()
-    own = np.stack([least_squares(on.federation, [i]) for i in range(12)])
+    own = np.stack([least_squares(on.federated_data, [i]) for i in range(12)])
     far = np.linalg.norm(own - on.truth, axis=1).mean()
     near = np.linalg.norm(models.models - on.truth, axis=1).mean()
     assert near < far / 2
@@ -105,7 +105,7 @@ def test_they_are_nearer_to_the_truth_than_each_clients_own():
 def test_norms_are_those_of_each_clients_own_gradient():
     _, models = found()
     for client in range(12):
-        inputs, targets = hidden().federation.train.rows(client)
+        inputs, targets = hidden().federated_data.train.rows(client)
         slope = inputs.T @ (inputs @ models.models[client] - targets) / ROWS
         np.testing.assert_allclose(
             models.norms[client], np.linalg.norm(slope), rtol=1e-4
@@ -122,16 +122,16 @@ def test_all_that_travels_is_counted():
 
 def test_flix_with_them_has_the_lower_test_loss():
     on, (_, models) = hidden(), found()
-    own = np.stack([least_squares(on.federation, [i]) for i in range(12)])
+    own = np.stack([least_squares(on.federated_data, [i]) for i in range(12)])
 
     def test_loss(personal):
         algorithm = fb.flix(
             *(loss, lambda mixed: fb.fedavg(mixed, 0.5, steps=1, batch_size=None)),
             alpha=0.3,
-            local=fb.pure_local.given(jnp.asarray(personal, jnp.float32)),
+            local=fb.solvers.given(jnp.asarray(personal, jnp.float32)),
         )
         run = fb.simulate(
-            *(algorithm, start, on.federation, KEY),
+            *(algorithm, start, on.federated_data, KEY),
             rounds=100,
             every=100,
             measure={"loss": fb.metrics.mean_loss(loss)},
@@ -144,7 +144,7 @@ def test_flix_with_them_has_the_lower_test_loss():
 
 def test_every_client_alone_is_the_pure_local_model():
     """To what gradient descent reaches in the flattest direction of eight rows."""
-    on = hidden(clients=3).federation
+    on = hidden(clients=3).federated_data
     models = trained(on, np.arange(3), 4000).models
     for client in range(3):
         np.testing.assert_allclose(
@@ -153,7 +153,7 @@ def test_every_client_alone_is_the_pure_local_model():
 
 
 def test_all_in_one_group_is_the_pooled_model():
-    on = hidden(clients=3).federation
+    on = hidden(clients=3).federated_data
     models = trained(on, np.zeros(3, int), 400).models
     np.testing.assert_allclose(
         models, np.tile(least_squares(on, range(3)), (3, 1)), atol=1e-4
@@ -162,7 +162,7 @@ def test_all_in_one_group_is_the_pooled_model():
 
 def test_signatures_are_directions_of_gradients():
     """On as many axes as parameters all angles are kept; fewer are fewer numbers."""
-    on = hidden().federation
+    on = hidden().federated_data
     values = clusters.gradient_signatures(loss, start, on, KEY, size=99).values
     slopes = []
     for client in range(12):
@@ -191,8 +191,8 @@ def test_kmeans_is_as_good_as_that_of_scikit_learn(k, seed):
     from sklearn.cluster import KMeans
 
     rng = np.random.default_rng(seed)
-    centres = rng.standard_normal((5, 3)) * 3
-    points = centres[rng.integers(5, size=80)] + rng.standard_normal((80, 3))
+    centers = rng.standard_normal((5, 3)) * 3
+    points = centers[rng.integers(5, size=80)] + rng.standard_normal((80, 3))
     theirs = KMeans(k, n_init=20, random_state=0).fit(points)  # pyright: ignore
     ours = clusters.kmeans(points, k, KEY, restarts=20)
     assert ours.inertia == pytest.approx(theirs.inertia_, rel=0.01)
@@ -212,7 +212,7 @@ def test_groups_are_counted_by_first_member_and_none_is_empty():
 def test_what_makes_no_sense_is_refused():
     with pytest.raises(ValueError, match="k: 6 is not between 1 and the 5 clients"):
         clusters.kmeans(np.zeros((5, 2)), 6, KEY)
-    on = hidden().federation
+    on = hidden().federated_data
     with pytest.raises(ValueError, match="size: 0 is not a whole number"):
         clusters.gradient_signatures(loss, start, on, KEY, size=0)
     with pytest.raises(ValueError, match=r"assignment: shape \(3,\) is not that of"):

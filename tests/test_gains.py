@@ -10,7 +10,7 @@ import pytest
 
 from fedblend import metrics
 from fedblend.core import Batch
-from fedblend.gains import Sides, gain, tally
+from fedblend.gains import Sides, gain, running_sum
 
 FINE = np.array([False])
 
@@ -94,7 +94,7 @@ def test_seeds_do_not_narrow_an_interval_and_widen_it_where_they_differ():
     assert differing.low < alone.low and differing.high > 0
 
 
-def test_without_rows_the_least_favourable_pairs_are_assumed():
+def test_without_rows_the_least_favorable_pairs_are_assumed():
     paired = of_counts(6, 0, 30)
     known = found("accuracy", paired)
     values_only = found("accuracy", paired._replace(rows=None))
@@ -116,7 +116,7 @@ def test_who_is_not_finite_is_counted_and_never_left_out():
         other=np.array([nan, 1.0, 1.0, nan, -inf]),
         broken=np.array([False, True, True, False, False]),
     )
-    counted = tally(gain("accuracy", [both], np.array([5, 5, 5, 0, 5])))
+    counted = running_sum(gain("accuracy", [both], np.array([5, 5, 5, 0, 5])))
     assert (counted.clients, counted.not_finite, counted.unmatched) == (0, 2, 2)
     assert (counted.count, counted.helped) == (0, 0)
     assert np.isnan([counted.share, counted.mean_gain]).all()

@@ -15,10 +15,10 @@ import optax
 import pytest
 
 from fedblend.core import Shard
-from fedblend.data.batches import epoch_order, random_rows
-from fedblend.data.federation import federate
+from fedblend.data.federated import federate
 from fedblend.local import Epochs, Scheduled, descend, planned
-from fedblend.objectives import gradient
+from fedblend.losses import gradient
+from fedblend.shards import epoch_order, random_rows
 
 COUNTS = (5, 7, 3)
 KEY = jax.random.key(7)
@@ -31,7 +31,7 @@ def float64():
         yield
 
 
-def federation():
+def federated_data():
     rng = np.random.default_rng(0)
     ends = np.cumsum(COUNTS)
     rows = (rng.normal(size=(15, 2)), rng.normal(size=(15, 2)))
@@ -48,7 +48,7 @@ def numpy_gradient(x, rows):
     return (slopes * (slopes * x - targets)).mean(axis=0)
 
 
-FEDERATION = federation()
+FEDERATION = federated_data()
 START = {"x": np.array([1.0, -2.0])}
 
 
@@ -56,8 +56,8 @@ def run(client, examples=FEDERATION.train.examples, **settings):
     settings = {"optimizer": RATE, "steps": 4, "batch_size": None} | settings
     shard = replace(FEDERATION.train.shard(client), examples=examples)
     variables = jax.tree.map(jnp.asarray, START)
-    reached, slope = descend(gradient(loss), variables, shard, KEY, **settings)
-    return np.asarray(reached["x"]), np.asarray(slope["x"])
+    reached, mean_gradient = descend(gradient(loss), variables, shard, KEY, **settings)
+    return np.asarray(reached["x"]), np.asarray(mean_gradient["x"])
 
 
 def loop(client, batches, rate=lambda step: RATE, push=lambda x: 0.0):
@@ -137,13 +137,13 @@ def test_scheduled_by_round_holds_within_one():
         run(0, optimizer=Scheduled(schedule, "epoch"))
 
 
-def test_scheduled_makes_other_optimisers():
+def test_scheduled_makes_other_optimizers():
     got = run(0, optimizer=Scheduled(lambda step: RATE, "step", optax.adam))
     agree(got, run(0, optimizer=optax.adam(RATE)))
 
 
 def test_adam():
-    got, slope = run(0, optimizer=optax.adam(RATE), steps=5)
+    got, mean_gradient = run(0, optimizer=optax.adam(RATE), steps=5)
     x, rows = START["x"].copy(), FEDERATION.train.rows(0)
     first, second, slopes = np.zeros(2), np.zeros(2), []
     for step in range(1, 6):
@@ -154,17 +154,17 @@ def test_adam():
         x = x - RATE * first / (1 - 0.9**step) / scale
     # optax raises the decay rates to the power of the step in float32.
     np.testing.assert_allclose(got, x, rtol=1e-5)
-    np.testing.assert_allclose(slope, np.mean(slopes, axis=0), rtol=1e-5)
+    np.testing.assert_allclose(mean_gradient, np.mean(slopes, axis=0), rtol=1e-5)
 
 
 def test_slope_is_without_nudge_and_penalty():
-    nudge = np.array([0.5, -1.0])
+    correction = np.array([0.5, -1.0])
     got = run(
         1,
-        nudge={"x": jnp.asarray(nudge)},
+        correction={"x": jnp.asarray(correction)},
         penalty=lambda params: jnp.square(params["x"]).sum(),
     )
-    agree(got, loop(1, everything(1, 4), push=lambda x: nudge + 2 * x))
+    agree(got, loop(1, everything(1, 4), push=lambda x: correction + 2 * x))
 
 
 def test_nudge_with_nothing_at_some_nodes():
@@ -174,12 +174,17 @@ def test_nudge_with_nothing_at_some_nodes():
 
     shard = FEDERATION.train.shard(0)
     start = jax.tree.map(jnp.asarray, (START, START))
-    nudge = np.array([0.5, -1.0])
+    correction = np.array([0.5, -1.0])
     settings = {"optimizer": RATE, "steps": 4, "batch_size": None}
     (one, other), _ = descend(
-        both, start, shard, KEY, nudge=({"x": jnp.asarray(nudge)}, None), **settings
+        both,
+        start,
+        shard,
+        KEY,
+        correction=({"x": jnp.asarray(correction)}, None),
+        **settings,
     )
-    pushed, _ = loop(0, everything(0, 4), push=lambda x: nudge)
+    pushed, _ = loop(0, everything(0, 4), push=lambda x: correction)
     np.testing.assert_allclose(one["x"], pushed, rtol=1e-12)
     np.testing.assert_allclose(other["x"], run(0)[0], rtol=1e-12)
 
@@ -218,7 +223,7 @@ def test_dtypes_stay_and_nothing_is_weakly_typed(dtype, x64, steps):
             "steps": steps,
             "batch_size": 2,
             "round": jnp.int32(1),
-            "nudge": ({"x": jnp.ones(2, dtype)}, None),
+            "correction": ({"x": jnp.ones(2, dtype)}, None),
             "penalty": lambda variables: 0.5 * jnp.square(variables[1]),
         }
         for optimizer in (RATE, optax.adam(RATE), Scheduled(lambda t: RATE, "step")):
@@ -242,7 +247,9 @@ def test_mapped_over_clients_is_each_alone():
         return descend(gradient(loss), variables, shard, KEY, **settings)
 
     numbers = (shards.starts, shards.counts, np.arange(3))
-    reached, slope = jax.vmap(client)(*(np.asarray(n, np.int32) for n in numbers))
+    reached, mean_gradient = jax.vmap(client)(
+        *(np.asarray(n, np.int32) for n in numbers)
+    )
     for i in range(3):
         alone = run(i, steps=steps, batch_size=2)
-        agree((reached["x"][i], slope["x"][i]), alone)
+        agree((reached["x"][i], mean_gradient["x"][i]), alone)

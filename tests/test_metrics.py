@@ -10,8 +10,8 @@ from sklearn import metrics as sklearn_metrics
 
 from fedblend import metrics
 from fedblend.core import Batch
+from fedblend.losses import cross_entropy
 from fedblend.mixing import outputs
-from fedblend.objectives import cross_entropy
 
 
 def apply(params, inputs):

@@ -8,8 +8,8 @@ from jax.test_util import check_grads
 
 from fedblend import mixing
 from fedblend.core import Batch
+from fedblend.losses import cross_entropy, gradient, objective
 from fedblend.models import mlp, softmax
-from fedblend.objectives import cross_entropy, gradient, objective
 
 MODEL = mlp(3, 2, hidden=(4,), activation="tanh")
 SHARED, PERSONAL = (MODEL.init(jax.random.key(seed)) for seed in (0, 1))

@@ -25,7 +25,7 @@ IMPORTS = {"importlib.import_module", "import_module"}
 """Allowed with a name that is written out, and in the files below."""
 NAMED_BY_US = {
     "__init__.py",  # a table of our own public names
-    "cli/reproducing.py",  # an enumeration of the papers
+    "cli/reproduce.py",  # an enumeration of the papers
     "data/dataset.py",  # ``require``, whose callers write the name out
 }
 

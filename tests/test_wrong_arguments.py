@@ -17,14 +17,14 @@ import pytest
 
 import fedblend as fb
 from fedblend.checks import fits
+from fedblend.deploy.client.executor import Executor, Own
 from fedblend.errors import UserError
-from fedblend.runtime.flower.part import Own, Part
-from fedblend.wrap import central
+from fedblend.transforms.mixed_fl import central_loss
 
 CLIENTS = 4
 KEY = jax.random.key(0)
-LOSS = fb.sources.quadratic_loss
-FEDERATION, _ = fb.sources.quadratics(clients=CLIENTS, dim=2)
+LOSS = fb.datasets.quadratic_loss
+FEDERATION, _ = fb.datasets.quadratics(clients=CLIENTS, dim=2)
 PLAIN = fb.fedavg(LOSS, 0.1, steps=1, batch_size=None)
 TOP = fb.compress.rand_k(1)
 KNOWN = fb.theory.constants.quadratics(FEDERATION)
@@ -135,12 +135,12 @@ CASES = {
                            steps="steps", alpha="alpha", learn="word",
                            rate="not negative"),
     "flix": _case(fb.flix, {"loss": LOSS, "method": lambda loss: PLAIN, "alpha": 0.5,
-                            "local": fb.pure_local.newton(LOSS)},
+                            "local": fb.solvers.newton(LOSS)},
                   loss="function", method="function", alpha="alpha", local="function",
                   smooth="by client", average="word", mix="function"),
-    "clipped": _case(fb.clipped, {"algorithm": PLAIN, "norm": 1.0},
+    "clipped": _case(fb.clip, {"algorithm": PLAIN, "norm": 1.0},
                      algorithm="algorithm", norm="positive"),
-    "clipped_by_quantile": _case(fb.clipped_by_quantile,
+    "clipped_by_quantile": _case(fb.adaptive_clip,
                                  {"algorithm": PLAIN, "norm": 1.0},
                                  norm="positive", quantile="fraction", rate="positive"),
     "compressed": _case(fb.compressed, {"algorithm": PLAIN, "compressor": TOP},
@@ -150,35 +150,37 @@ CASES = {
     "diana": _case(fb.diana, {"algorithm": PLAIN, "compressor": TOP},
                    algorithm="algorithm", compressor="compressor",
                    rate="fraction or None", start="word"),
-    "permuted": _case(fb.wrap.permuted, {"algorithm": PLAIN, "clients": 4},
+    "perm_k_compressed": _case(
+        fb.transforms.perm_k_compressed,
+        {"algorithm": PLAIN, "clients": 4},
                       algorithm="algorithm", clients="count"),
-    "private": _case(fb.private, {"algorithm": PLAIN, "clip": 1.0, "noise": 1.0,
+    "private": _case(fb.dp_fedavg, {"algorithm": PLAIN, "clip": 1.0, "noise": 1.0,
                                   "cohort": 2},
                      algorithm="algorithm", clip="positive", noise="not negative",
                      cohort="count", quantile="fraction or None"),
-    "private_by_tree": _case(fb.private_by_tree, {"algorithm": PLAIN, "clip": 1.0,
+    "private_by_tree": _case(fb.dp_ftrl, {"algorithm": PLAIN, "clip": 1.0,
                                                   "noise": 1.0, "cohort": 2, "tree": 2},
                              clip="positive", noise="not negative", cohort="count",
                              tree="count"),
-    "mixed": _case(fb.mixed, {"algorithm": PLAIN, "central": lambda *all: 0,
+    "mixed": _case(fb.mixed_fl, {"algorithm": PLAIN, "central": lambda *all: 0,
                               "how": "parallel"},
                    algorithm="algorithm", central="function", steps="count",
                    merge_optimizer="rate", upload="flag", how="word"),
-    "on_rows": _case(central.on_rows, {"loss": LOSS}, batch_size="count or None"),
+    "on_rows": _case(central_loss.on_rows, {"loss": LOSS}, batch_size="count or None"),
     "rand_k": _case(fb.compress.rand_k, {"k": 2}, k="counts by client", places="word"),
     "top_k": _case(fb.compress.top_k, {"k": 2}, k="counts by client"),
     "perm_k": _case(fb.compress.perm_k, {"clients": 2}, clients="count"),
     "dithering": _case(fb.compress.dithering, {"levels": 2}, levels="count"),
-    "gradient_descent": _case(fb.pure_local.gradient_descent,
+    "gradient_descent": _case(fb.solvers.gradient_descent,
                               {"loss": LOSS, "smooth": 1.0},
                               **STOPPED, smooth="by client"),
-    "lbfgs": _case(fb.pure_local.lbfgs, {"loss": LOSS}, **STOPPED),
-    "newton": _case(fb.pure_local.newton, {"loss": LOSS}, **STOPPED),
-    "patient_sgd": _case(fb.pure_local.patient_sgd,
+    "lbfgs": _case(fb.solvers.lbfgs, {"loss": LOSS}, **STOPPED),
+    "newton": _case(fb.solvers.newton, {"loss": LOSS}, **STOPPED),
+    "patient_sgd": _case(fb.solvers.patient_sgd,
                          {"loss": LOSS, "optimizer": 0.1, "steps": 2, "batch_size": 2},
                          optimizer="rate", steps="count", batch_size="count",
                          validation="part", patience="count", turns="count"),
-    "l2": _case(fb.objectives.l2, {"loss": LOSS, "strength": 0.1}, loss="function",
+    "l2": _case(fb.losses.l2, {"loss": LOSS, "strength": 0.1}, loss="function",
                 strength="not negative"),
     "recall_at": _case(fb.metrics.recall_at, {"apply": LOSS, "k": 1}, apply="function",
                        k="count"),
@@ -210,13 +212,13 @@ CASES = {
                       validation="part", test="part", seed="whole"),
     "set_apart": _case(fb.data.set_apart, {"federation": FEDERATION, "fraction": 0.5},
                        fraction="part", seed="whole"),
-    "quadratics": _case(fb.sources.quadratics, {"clients": 2, "dim": 2},
+    "quadratics": _case(fb.datasets.quadratics, {"clients": 2, "dim": 2},
                         clients="count", dim="count"),
     "simulate": _case(_simulated, {}, rounds="whole", cohort="count or None",
                       epoch="count or None", weights="word or None",
                       chunk="count or None", every="count or None", store="word",
                       dropout="part", reduction="word", trim="part"),
-    "personalise": _case(fb.personalise, {"algorithm": PLAIN, "down": None,
+    "personalize": _case(fb.personalize, {"algorithm": PLAIN, "down": None,
                                           "newcomers": FEDERATION, "key": KEY},
                          visits="whole"),
     "tune": _case(_shared, {}, alphas="alpha"),
@@ -328,16 +330,16 @@ def _arrays(values: Any) -> dict[str, fb.Algorithm]:
         "flix: alpha": _flix(alpha=values),
         "flix: smooth": _flix(smooth=values),
         "gradient_descent: smooth": _flix(
-            local=fb.pure_local.gradient_descent(LOSS, values)
+            local=fb.solvers.gradient_descent(LOSS, values)
         ),
-        "given: models": _flix(local=fb.pure_local.given(jnp.zeros((len(values), 2)))),
+        "given: models": _flix(local=fb.solvers.given(jnp.zeros((len(values), 2)))),
         "rand_k: k": fb.compressed(PLAIN, fb.compress.rand_k(whole)),
-        "diana: rate": fb.clipped(fb.diana(PLAIN, TOP, rate=values), 1.0),
+        "diana: rate": fb.clip(fb.diana(PLAIN, TOP, rate=values), 1.0),
     }
 
 
 def _flix(**given: Any) -> fb.Algorithm:
-    newton = fb.pure_local.newton(LOSS)
+    newton = fb.solvers.newton(LOSS)
     return fb.flix(LOSS, lambda loss: PLAIN, **{"alpha": 0.5, "local": newton, **given})
 
 
@@ -353,9 +355,9 @@ def test_an_array_over_other_clients_is_refused_before_anything_is_traced(length
         with pytest.raises(UserError, match=line):
             _run(algorithm)
         with pytest.raises(UserError, match=line):  # a node that knows how many
-            Part(_own(algorithm))
+            Executor(_own(algorithm))
         with pytest.raises(UserError, match=line):
-            fb.personalise(algorithm, None, FEDERATION, KEY)  # pyright: ignore
+            fb.personalize(algorithm, None, FEDERATION, KEY)  # pyright: ignore
 
 
 def _own(algorithm: fb.Algorithm) -> Own:
@@ -377,7 +379,7 @@ def test_agnostic_fl_for_another_number_of_clients_is_refused(name, clients):
     build = getattr(fb, name)
     algorithm = build(**GOOD, **more, clients=clients, q_rate=0.1)
     line = f"^clients: {clients} is not 4, the number of clients there are$"
-    for start in (_run, lambda wrong: Part(_own(wrong))):
+    for start in (_run, lambda wrong: Executor(_own(wrong))):
         with pytest.raises(UserError, match=line):
             start(algorithm)
 

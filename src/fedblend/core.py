@@ -6,9 +6,9 @@ A federated algorithm is a named tuple of pure functions. Both halves, the clien
 and the server's, stand in one file and exchange three kinds of message::
 
     Down  --> client_i (down, state_i, shard_i, key_i) --> Up, state_i'
-    Heard --> server   (heard, down, server, central, key) --> Down', server'
+    Aggregate --> server   (heard, down, server, central, key) --> Down', server'
 
-`Heard` is a weighted mean of the clients' ups: the server never sees a single one,
+`Aggregate` is a weighted mean of the clients' ups: the server never sees a single one,
 so that running sums, any cohort size and secure aggregation stay possible. Nothing in
 the tuple knows whether the cohort is mapped over one device (``runtime.simulate``) or
 spread over machines, one client each.
@@ -24,13 +24,13 @@ client's state never travels. The server's own data, if it has any, is the shard
 ``central``.
 
 *Who is heard.* Some of the cohort may not answer, or answer with something unusable.
-They keep the state they had, and ``heard.share`` tells which part of the whole
-federation's weight was heard. A server that keeps the mean of the clients' memories
-(SCAFFOLD, DIANA, EF21) needs just that number: ``memory += share * mean(change)``. If
-nobody is heard, server and message stay as they are.
+They keep the state they had, and ``aggregate.participation`` tells which part of the
+whole federation's weight was heard. A server that keeps the mean of the clients'
+memories (SCAFFOLD, DIANA, EF21) needs just that number: ``memory += share *
+mean(change)``. If nobody is heard, server and message stay as they are.
 
 *Rounds.* The runtime counts them, from 0, and writes the count into ``down.round``.
-What enrolment tells the server (``hello``) is heard once, before the first round, so
+What enrollment tells the server (``join``) is heard once, before the first round, so
 that no compiled function branches on the round.
 
 *Weights.* ``alpha`` is always the weight of the shared model: 1 is purely global.
@@ -85,13 +85,13 @@ class Batch(NamedTuple):
 class Down(NamedTuple):
     """What the server says to the clients of a round.
 
-    ``nudge`` is a tree added to every local gradient in ``shared`` (None costs
+    ``correction`` is a tree added to every local gradient in ``shared`` (None costs
     nothing); ``extra`` is whatever else the algorithm needs.
     """
 
     shared: PyTree
     round: jax.Array
-    nudge: PyTree | None = None
+    correction: PyTree | None = None
     extra: PyTree = ()
 
 
@@ -100,18 +100,18 @@ class Up(NamedTuple):
 
     ``delta`` has the structure of the parameters, None at what a client keeps to
     itself. ``slope``, the mean raw local gradient in ``shared``, never travels: a
-    wrapper that needs it moves it to ``extra``, and otherwise nobody pays for it. The
+    transform that needs it moves it to ``extra``, and otherwise nobody pays for it. The
     same holds for ``stretch``, rate times steps of a client that took plain steps, so
-    that ``delta = -stretch * (slope + nudge)``; None where that is not so.
+    that ``delta = -stretch * (slope + correction)``; None where that is not so.
     """
 
     delta: PyTree
-    slope: PyTree | None = None
+    mean_gradient: PyTree | None = None
     extra: PyTree = ()
-    stretch: jax.Array | None = None
+    step_sum: jax.Array | None = None
 
 
-class Heard(NamedTuple):
+class Aggregate(NamedTuple):
     """What the server learns of a round.
 
     ``mean`` is the weighted mean of the decoded ups, ``share`` the heard weight over
@@ -189,7 +189,8 @@ class Needs(NamedTuple):
     """The server keeps a mean of client memories, or counts on a mean otherwise: no
     median, no trimming."""
     memories: bool = False
-    """It keeps such a mean, by ``heard.share``: clients are drawn equally often."""
+    """It keeps such a mean by ``aggregate.participation``: clients are drawn equally
+    often."""
     uniform: bool = False
     """Only clients of equal weight make sense."""
     weights: str = "by_count"
@@ -233,19 +234,19 @@ def no_state(params: PyTree, shard: Shard, key: Key) -> tuple[PyTree, PyTree]:
 
 
 def from_params(
-    params: PyTree, heard_hello: Heard, central: Shard | None, key: Key
+    params: PyTree, joins: Aggregate, central: Shard | None, key: Key
 ) -> tuple[Down, PyTree]:
     """``start`` of the methods whose first word is the initial model."""
-    del heard_hello, central, key
+    del joins, central, key
     return Down(params, jnp.zeros((), jnp.int32)), ()
 
 
 class Algorithm(NamedTuple):
     """Both halves of a federated algorithm; see the text of this module.
 
-    enroll    (params, shard, key) -> (hello, client). May train: FLIX's pure local
-              model is enrolment. Where ``hello`` is empty it may happen lazily.
-    start     (params, heard_hello, central, key) -> (down, server): the first word.
+    enroll    (params, shard, key) -> (join, client). May train: FLIX's pure local
+              model is enrollment. Where ``join`` is empty it may happen lazily.
+    start     (params, joins, central, key) -> (down, server): the first word.
     client    (down, client, shard, key) -> (up, client): a round at one client.
     server    (heard, down, server, central, key) -> (down, server).
     personal  (down, client, shard, key) -> params or Blend: the model this client
@@ -253,14 +254,14 @@ class Algorithm(NamedTuple):
               here.
     ask       (client, shard) -> request: what this client needs of the message.
     tell      (down, request) -> down_i: the message to one client.
-    decode    up -> Up: undoes what an encoding wrapper did, at the server.
+    decode    up -> Up: undoes what an encoding transform did, at the server.
     needs     what the runtime has to provide.
     """
 
     enroll: Callable[[PyTree, Shard, Key], tuple[PyTree, PyTree]]
-    start: Callable[[PyTree, Heard, Shard | None, Key], tuple[Down, PyTree]]
+    start: Callable[[PyTree, Aggregate, Shard | None, Key], tuple[Down, PyTree]]
     client: Callable[[Down, PyTree, Shard, Key], tuple[Up, PyTree]]
-    server: Callable[[Heard, Down, PyTree, Shard | None, Key], tuple[Down, PyTree]]
+    server: Callable[[Aggregate, Down, PyTree, Shard | None, Key], tuple[Down, PyTree]]
     personal: Callable[[Down, PyTree, Shard, Key], PyTree] = shared_model
     ask: Callable[[PyTree, Shard], PyTree] = _all_of_it
     tell: Callable[[Down, PyTree], Down] = _same_for_all

@@ -81,7 +81,7 @@ class Tally(NamedTuple):
     mean_gain_high: float
 
 
-def tally(gain: Gain) -> Tally:
+def running_sum(gain: Gain) -> Tally:
     """Count the clients of a comparison."""
     known = int((~np.isnan(gain.value)).sum())
     lost = -gain.value[gain.harmed]
@@ -178,8 +178,8 @@ def _ends(
     rows = known.sum(axis=1)
     if counted and np.isin(pairs[known], (-1.0, 0.0, 1.0)).all():
         return _counted_ends((pairs > 0).sum(1), (pairs < 0).sum(1), rows, gap)
-    centre = np.where(known, pairs, 0).sum(axis=1) / np.maximum(rows, 1)
-    squares = np.where(known, pairs - centre[:, None], 0) ** 2
+    center = np.where(known, pairs, 0).sum(axis=1) / np.maximum(rows, 1)
+    squares = np.where(known, pairs - center[:, None], 0) ** 2
     error = np.sqrt(squares.sum(axis=1) / np.maximum(rows - 1, 1) / np.maximum(rows, 1))
     half = np.array([student(int(n) - 1) for n in rows]) * error
     half = np.where(np.isnan(gap), np.nan, np.where(rows > 1, half, np.inf))

@@ -6,7 +6,7 @@ Keys come from numbers, never from a generator that moves on, so a draw depends 
 nothing but these four: not on the place of a client in the cohort, not on who else
 takes part, not on where a run was interrupted. Both runtimes use this rule.
 
-A wrapper hands the wrapped function its key untouched and folds its own with
+A transform hands the wrapped function its key untouched and folds its own with
 ``named``, so that wrapping with the identity is exactly the same run.
 """
 

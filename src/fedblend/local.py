@@ -1,6 +1,6 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""Local training: one scan of optimiser steps that serves every algorithm.
+"""Local training: one scan of optimizer steps that serves every algorithm.
 
 An algorithm says in which direction to go (``direction(variables, batch)``, nearly
 always a ``jax.grad``), and ``descend`` takes the steps. What is descended may be the
@@ -19,14 +19,8 @@ import optax
 from fedblend import keys, trees
 from fedblend.checks import COUNT, FUNCTION, Number, gate, optional, words
 from fedblend.core import Key, PyTree, Shard
-from fedblend.data.batches import (
-    epoch_order,
-    everything,
-    per_client,
-    random_rows,
-    rows_at,
-)
 from fedblend.errors import UserError
+from fedblend.shards import epoch_order, everything, per_client, random_rows, rows_at
 
 
 class Epochs(NamedTuple):
@@ -36,12 +30,12 @@ class Epochs(NamedTuple):
 
 
 class Scheduled(NamedTuple):
-    """An optimiser whose rate follows ``schedule``, counted in ``unit``.
+    """An optimizer whose rate follows ``schedule``, counted in ``unit``.
 
     "round" counts communication rounds and holds the rate within one; "step" counts
     a client's local steps over all rounds so far, ``round * steps + step``, whether
-    or not it took part in them. (A schedule inside a plain optax optimiser starts
-    anew in every round, as the optimiser does.)
+    or not it took part in them. (A schedule inside a plain optax optimizer starts
+    anew in every round, as the optimizer does.)
     """
 
     schedule: optax.Schedule
@@ -93,7 +87,7 @@ def descend(
     steps: Steps,
     batch_size: int | None,
     round: jax.Array | int = 0,
-    nudge: PyTree | None = None,
+    correction: PyTree | None = None,
     penalty: Callable[[PyTree], jax.Array] | None = None,
     further: Sequence[str | tuple[str, Shard]] = (),
 ) -> tuple[PyTree, PyTree]:
@@ -111,7 +105,8 @@ def descend(
         batch_size: rows of a step (drawn with replacement, or in epochs without), or
             None for all rows of the client at every step.
         round: the round, for schedules.
-        nudge: a tree added to every gradient; None stands for nothing, at any node.
+        correction: a tree added to every gradient; None stands for nothing, at any
+            node.
         penalty: a function of the variables whose gradient is added to every step.
         further: purposes of further batches of every step, each drawn independently of
             the others; ``direction`` takes them behind the first, which stays the same.
@@ -119,7 +114,7 @@ def descend(
 
     Returns:
         The variables reached, and the slope: the mean of ``direction`` alone over the
-        steps taken, without nudge and penalty.
+        steps taken, without correction and penalty.
     """
     own, most = planned(shard, steps, batch_size)
     transform = resolve(optimizer, round, own)
@@ -135,12 +130,16 @@ def descend(
         number, picked = this
         here, state, total = carry
         pairs = zip(streams, picked, strict=True)
-        slope = direction(here, *(at(number, rows) for (at, _), rows in pairs))
-        push = trees.add_where_given(slope, nudge)
+        mean_gradient = direction(here, *(at(number, rows) for (at, _), rows in pairs))
+        push = trees.add_where_given(mean_gradient, correction)
         if penalty is not None:
             push = trees.add(push, jax.grad(penalty)(here))
         updates, state = transform.update(push, state, here)
-        after = (optax.apply_updates(here, updates), state, trees.add(total, slope))
+        after = (
+            optax.apply_updates(here, updates),
+            state,
+            trees.add(total, mean_gradient),
+        )
         return (trees.select(number < own, after, carry) if ragged else after), None
 
     first = (variables, transform.init(variables), trees.zeros_like(variables))
@@ -163,7 +162,7 @@ def planned(
     return per_client(steps, shard), int(np.max(steps))
 
 
-def stretched(
+def step_sum_of(
     optimizer: Optimizer,
     shard: Shard,
     *,
@@ -186,7 +185,7 @@ def stretched(
 def resolve(
     optimizer: Optimizer, round: jax.Array | int, steps: jax.Array | int
 ) -> optax.GradientTransformation:
-    """The optax optimiser of a round."""
+    """The optax optimizer of a round."""
     if isinstance(optimizer, optax.GradientTransformation):
         return optimizer
     if not isinstance(optimizer, Scheduled):

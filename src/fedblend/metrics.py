@@ -7,7 +7,7 @@ parameters or a ``Blend``. It is NaN where it does not apply: no rows, or an are
 the curve with one class only. Measures are JAX functions, to be mapped over clients.
 
 What is said of all clients is NumPy, and leaves clients with NaN out. The mean alone
-hides what personalisation is for, so ``Spread`` has the worst tenth beside it, and
+hides what personalization is for, so ``Spread`` has the worst tenth beside it, and
 ``harm`` counts the clients that do worse with their personal model than with another,
 by however little; ``gains`` has the intervals that say whether it is more than chance.
 """
@@ -257,7 +257,7 @@ class Spread(NamedTuple):
 def over_clients(
     values: np.ndarray, counts: np.ndarray, higher_is_better: bool
 ) -> Spread:
-    """Summarise one value for every client.
+    """Summarize one value for every client.
 
     >>> spread = over_clients(np.array([0.5, 1.0]), np.array([30, 10]), True)
     >>> spread.mean, spread.weighted, spread.worst

@@ -12,7 +12,7 @@ import pytest
 import fedblend as fb
 import problems
 from fedblend.algorithms.agnostic import onto_simplex
-from fedblend.data.sources.quadratics import quadratic_loss
+from fedblend.data.datasets.quadratics import quadratic_loss
 
 KEY = jax.random.key(0)
 on = problems.quadratics()
@@ -53,7 +53,7 @@ def test_the_projection_leaves_the_simplex_as_it_is():
     np.testing.assert_allclose(onto_simplex(jnp.full(4, 9.0)), 0.25)
 
 
-def three_centres():
+def three_centers():
     """f_i(x) = 1/2 |x|^2 - c_i x: one row for each of three clients."""
     rows = (np.broadcast_to(np.eye(2), (3, 2, 2)), CENTRES)
     return fb.federate(rows, np.split(np.arange(3), 3))
@@ -73,7 +73,7 @@ def test_it_ends_at_the_minimax_point():
     assert losses[2] < losses[0] - 0.05
     run = fb.simulate(
         fb.agnostic(quadratic_loss, 0.1, clients=3, q_rate=0.05, **FULL),
-        *(jnp.ones(2, jnp.float32), three_centres(), KEY),
+        *(jnp.ones(2, jnp.float32), three_centers(), KEY),
         rounds=1500,
         every=100,
     )
@@ -91,7 +91,7 @@ def test_with_a_still_q_it_is_fedavg_and_the_rest_is_counted():
     plain = fb.fedavg(on.loss, 0.2, **work)
     one, two = (
         fb.simulate(
-            *(algorithm, on.params, on.federation, KEY),
+            *(algorithm, on.params, on.federated_data, KEY),
             rounds=4,
             cohort=3,
             weights="uniform",
@@ -107,37 +107,39 @@ def test_with_a_still_q_it_is_fedavg_and_the_rest_is_counted():
 def test_what_is_heard_is_unbiased_over_cohorts():
     """The mean over all cohorts of two is what all seven say."""
     algorithm = fb.agnostic(on.loss, 0.2, clients=7, q_rate=0.1, **FULL)
-    down, _ = algorithm.start(on.params, fb.Heard((), *jnp.ones((2,))), None, KEY)
-    heard = []
+    down, _ = algorithm.start(on.params, fb.Aggregate((), *jnp.ones((2,))), None, KEY)
+    aggregate = []
     for client in range(7):
-        shard = jax.device_put(on.federation.train.shard(client))
+        shard = jax.device_put(on.federated_data.train.shard(client))
         told = algorithm.tell(down, algorithm.ask((), shard))
         up, _ = algorithm.client(told, (), shard, KEY)
-        heard.append(np.asarray(algorithm.decode(up).extra))
+        aggregate.append(np.asarray(algorithm.decode(up).extra))
     matrices, vectors = problems.client_matrices(on)
     x = np.asarray(on.params)
     losses = np.einsum("i,nij,j->n", x, matrices, x) / 2 - vectors @ x
-    np.testing.assert_allclose(np.mean(heard, axis=0), losses, rtol=1e-4, atol=1e-6)
-    np.testing.assert_array_equal(np.stack(heard), np.diag(np.diag(heard)))
+    np.testing.assert_allclose(np.mean(aggregate, axis=0), losses, rtol=1e-4, atol=1e-6)
+    np.testing.assert_array_equal(np.stack(aggregate), np.diag(np.diag(aggregate)))
 
 
 def test_weight_and_nudge_reach_the_answer():
     push = jnp.asarray([0.3, -0.2, 0.1], jnp.float32)
-    shard = jax.device_put(on.federation.train.shard(4))
+    shard = jax.device_put(on.federated_data.train.shard(4))
     algorithm = fb.agnostic(on.loss, 0.2, clients=7, q_rate=0.1, **FULL)
     down = fb.Down(on.params, jnp.zeros((), jnp.int32), push, jnp.float32(0.3))
     up: Any = algorithm.client(down, (), shard, KEY)[0]
     matrices, vectors = problems.client_matrices(on)
-    slope = matrices[4] @ np.asarray(on.params) - vectors[4]
-    np.testing.assert_allclose(up.slope, 7 * 0.3 * slope, rtol=1e-5)
-    np.testing.assert_allclose(up.delta, -0.2 * 7 * 0.3 * (slope + push), rtol=1e-5)
+    mean_gradient = matrices[4] @ np.asarray(on.params) - vectors[4]
+    np.testing.assert_allclose(up.mean_gradient, 7 * 0.3 * mean_gradient, rtol=1e-5)
+    np.testing.assert_allclose(
+        up.delta, -0.2 * 7 * 0.3 * (mean_gradient + push), rtol=1e-5
+    )
 
 
 def test_what_cannot_work_is_refused_in_one_line():
     with pytest.raises(ValueError, match="clients: 0 is not a whole number"):
         fb.agnostic(on.loss, 0.2, clients=0, q_rate=0.1, **FULL)
     algorithm = fb.agnostic(on.loss, 0.2, clients=7, q_rate=0.1, **FULL)
-    given = (algorithm, on.params, on.federation, KEY)
+    given = (algorithm, on.params, on.federated_data, KEY)
     with pytest.raises(ValueError, match="it needs 'mean'"):
         fb.simulate(*given, rounds=1, reduction="median")
     with pytest.raises(ValueError, match="needs 'uniform'"):

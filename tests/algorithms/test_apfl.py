@@ -13,8 +13,8 @@ import pytest
 import fedblend as fb
 import problems
 from fedblend import mixing
-from fedblend.data.federation import Shards
-from fedblend.runtime.cohort import cohorts
+from fedblend.data.federated import Shards
+from fedblend.simulation.sampling import cohorts
 
 RATE, HELD = 0.2, 0.5
 work: dict[str, Any] = {"steps": 3, "batch_size": 2}
@@ -25,7 +25,7 @@ key = jax.random.key(0)
 def run(algorithm, rounds=4, **settings):
     said = {"cohort": 4, "weights": "uniform", "every": rounds, **settings}
     return fb.simulate(
-        *(algorithm, on.params, on.federation, key), rounds=rounds, **said
+        *(algorithm, on.params, on.federated_data, key), rounds=rounds, **said
     ).complete()
 
 
@@ -35,10 +35,10 @@ def same_bits(left, right):
 
 def visit(algorithm, problem=on, client=4, **told):
     """A client's first visit: its answer, and its state after."""
-    shard = jax.device_put(problem.federation.train.shard(client))
+    shard = jax.device_put(problem.federated_data.train.shard(client))
     _, state = algorithm.enroll(problem.params, shard, key)
-    heard = fb.Heard((), jnp.ones(()), jnp.ones((), jnp.int32))
-    down, _ = algorithm.start(problem.params, heard, None, key)
+    aggregate = fb.Aggregate((), jnp.ones(()), jnp.ones((), jnp.int32))
+    down, _ = algorithm.start(problem.params, aggregate, None, key)
     return jax.jit(algorithm.client)(down._replace(**told), state, shard, key)
 
 
@@ -49,10 +49,10 @@ def averaged():
 
 
 @pytest.fixture(scope="module")
-def learnt():
+def learned():
     """A run that learns alpha, and all states after every round."""
     done = fb.simulate(
-        *(fb.apfl(on.loss, RATE, alpha=0.5, **work), on.params, on.federation, key),
+        *(fb.apfl(on.loss, RATE, alpha=0.5, **work), on.params, on.federated_data, key),
         rounds=4,
         cohort=4,
         every=1,
@@ -60,13 +60,13 @@ def learnt():
     return done, [[jax.device_get(done.client(i)) for i in range(7)] for _ in done]
 
 
-def test_the_shared_path_is_fedavgs_bit_for_bit(averaged, learnt):
-    done, states = learnt
+def test_the_shared_path_is_fedavgs_bit_for_bit(averaged, learned):
+    done, states = learned
     same_bits(done.shared, averaged.shared)
     assert len({float(state.alpha) for state in states[-1]}) > 5
 
 
-def test_each_model_has_an_optimiser_of_its_own():
+def test_each_model_has_an_optimizer_of_its_own():
     """Clipping looks at all gradients together: those of v must not be among them."""
     optimizer = optax.chain(optax.clip_by_global_norm(0.1), optax.adam(0.05))
     mine, _ = visit(fb.apfl(on.loss, optimizer, alpha=0.5, **work))
@@ -75,10 +75,10 @@ def test_each_model_has_an_optimiser_of_its_own():
 
 
 def test_a_nudge_moves_the_shared_path_only_and_as_fedavgs():
-    nudge = jax.tree.map(jnp.ones_like, on.params)
-    theirs, _ = visit(fb.fedavg(on.loss, RATE, **work), nudge=nudge)
+    correction = jax.tree.map(jnp.ones_like, on.params)
+    theirs, _ = visit(fb.fedavg(on.loss, RATE, **work), correction=correction)
     algorithm = fb.apfl(on.loss, RATE, alpha=0.0, learn="fixed", **work)
-    mine, state = visit(algorithm, nudge=nudge)
+    mine, state = visit(algorithm, correction=correction)
     same_bits(mine, theirs)
     _, without = visit(algorithm)
     same_bits(state, without)
@@ -94,9 +94,9 @@ def test_alpha_fixed_at_one_is_fedavg_and_at_zero_training_alone(averaged):
     assert np.abs(alone.personal(4).weight - on.params.weight).max() > 1e-2
 
 
-def test_a_personal_model_survives_a_broadcast(learnt):
+def test_a_personal_model_survives_a_broadcast(learned):
     """Who is not in the last round keeps v and alpha, and mixes in the new model."""
-    done, states = learnt
+    done, states = learned
     here = set(cohorts(key, [3], 7, 4)[0].tolist())
     for client in range(7):
         before, after = states[-2][client], states[-1][client]
@@ -109,18 +109,18 @@ def test_a_personal_model_survives_a_broadcast(learnt):
         assert np.abs(done.personal(client).weight - done.shared.weight).max() > 1e-3
 
 
-def test_a_sweep_over_alpha_and_its_rate_is_single_runs(learnt):
+def test_a_sweep_over_alpha_and_its_rate_is_single_runs(learned):
     def build(over):
         return fb.apfl(on.loss, RATE, alpha=over[0], alpha_rate=over[1], **work)
 
     values = jnp.asarray([0.5, 0.2]), jnp.asarray([RATE, 50.0])
     swept = run(build, over=values)
-    lanes = [swept.client(i) for i in range(7)]
+    replicas = [swept.client(i) for i in range(7)]
     jax.tree.map(
         lambda a, b: np.testing.assert_allclose(a[0], b, rtol=1e-5, atol=1e-6),
-        *(lanes, learnt[1][-1]),
+        *(replicas, learned[1][-1]),
     )
-    far = np.array([lane.alpha[1] for lane in lanes])
+    far = np.array([replica.alpha[1] for replica in replicas])
     assert (far == 0).any()
     assert (far == 1).any()
     assert ((far >= 0) & (far <= 1)).all()
@@ -128,14 +128,14 @@ def test_a_sweep_over_alpha_and_its_rate_is_single_runs(learnt):
 
 def other_rows(problem, value, held: bool):
     """The same problem with other inputs, in the held-out rows or in all others."""
-    train = problem.federation.train
+    train = problem.federated_data.train
     inputs = np.array(train.examples[0])
     for start, count in zip(train.starts, train.counts, strict=True):
         first = start + int(np.floor(HELD * count))
         rows = slice(start, first) if held else slice(first, start + count)
         inputs[rows] = value
     shards = Shards((inputs, train.examples[1]), train.starts, train.counts)
-    return problem._replace(federation=fb.Federation(shards))
+    return problem._replace(federated_data=fb.FederatedData(shards))
 
 
 def test_models_never_see_held_out_rows_and_alpha_sees_nothing_else():
@@ -148,7 +148,7 @@ def test_models_never_see_held_out_rows_and_alpha_sees_nothing_else():
         alpha=0.5,
         learn="round",
         held_out=HELD,
-        local=fb.pure_local.given(models),
+        local=fb.solvers.given(models),
         **work,
     )
     up, state = visit(algorithm)
@@ -178,7 +178,7 @@ def test_held_out_rows_are_handed_back_after_some_rounds(batch_size):
 def test_who_can_hold_out_nothing_keeps_its_alpha(batch_size):
     own = {"held_out": HELD, "steps": 3, "batch_size": batch_size}
     algorithm = fb.apfl(on.loss, RATE, alpha=0.5, **own)
-    for client, rows in enumerate(on.federation.train.counts):
+    for client, rows in enumerate(on.federated_data.train.counts):
         _, state = visit(algorithm, client=client)
         assert np.isfinite(state.personal.weight).all()
         assert (state.alpha == 0.5) == (rows == 1)

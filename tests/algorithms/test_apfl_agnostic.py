@@ -21,7 +21,7 @@ climbing: dict[str, Any] = {"clients": 7, "q_rate": 0.3}
 
 def run(algorithm, rounds=4):
     return fb.simulate(
-        *(algorithm, on.params, on.federation, key),
+        *(algorithm, on.params, on.federated_data, key),
         rounds=rounds,
         cohort=4,
         weights="uniform",
@@ -50,7 +50,7 @@ def test_the_shared_path_is_agnostics_and_with_alpha_one_the_personal_model_too(
 
 def test_what_a_client_keeps_is_apfls_and_its_answer_is_weighed():
     chosen: dict[str, Any] = {"alpha": 0.5, "held_out": 0.4, **work}
-    shard = jax.device_put(on.federation.train.shard(4))
+    shard = jax.device_put(on.federated_data.train.shard(4))
     told = fb.Down(on.params, jnp.zeros((), jnp.int32), extra=jnp.float32(0.25))
 
     def visit(algorithm):

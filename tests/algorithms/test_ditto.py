@@ -15,7 +15,7 @@ from fedblend import keys
 
 on = problems.quadratics()
 KEY = jax.random.key(6)
-SHARD = jax.device_put(on.federation.train.shard(4))
+SHARD = jax.device_put(on.federated_data.train.shard(4))
 TOLD = fb.Down(on.params, jnp.zeros((), jnp.int32))
 full: dict[str, Any] = {"steps": 1, "batch_size": None}
 noisy: dict[str, Any] = {"steps": 3, "batch_size": 2}
@@ -93,7 +93,7 @@ def test_it_ends_between_each_clients_optimum_and_the_shared_one():
         batch_size=None,
     )
     done = fb.simulate(
-        algorithm, on.params, on.federation, KEY, rounds=300, every=300
+        algorithm, on.params, on.federated_data, KEY, rounds=300, every=300
     ).complete()
     best = problems.optimum(on, "by_count")
     np.testing.assert_allclose(done.shared, best, rtol=0, atol=5e-6)
@@ -109,7 +109,7 @@ def test_an_algorithm_without_a_shared_model_is_refused():
     inner = fb.local_only(on.loss, 0.1, **full)
     algorithm = fb.ditto(inner, on.loss, 0.1, lam=1.0, **full)
     with pytest.raises(ValueError, match="ditto: the wrapped algorithm broadcasts no"):
-        fb.simulate(algorithm, on.params, on.federation, KEY, rounds=1)
+        fb.simulate(algorithm, on.params, on.federated_data, KEY, rounds=1)
 
 
 def test_a_negative_pull_is_refused():

@@ -1,6 +1,6 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""FedOpt: what the server's optimiser sees and keeps."""
+"""FedOpt: what the server's optimizer sees and keeps."""
 
 from typing import Any
 
@@ -18,11 +18,11 @@ WORK: dict[str, Any] = {"steps": 2, "batch_size": None}
 def run(server_optimizer, rounds=3):
     algorithm = fb.fedopt(on.loss, 0.1, server_optimizer, **WORK)
     return fb.simulate(
-        algorithm, on.params, on.federation, jax.random.key(0), rounds=rounds
+        algorithm, on.params, on.federated_data, jax.random.key(0), rounds=rounds
     ).complete()
 
 
-def test_the_server_optimiser_counts_rounds():
+def test_the_server_optimizer_counts_rounds():
     assert int(run(optax.adam(0.1)).server.optimizer[0].count) == 3
 
 

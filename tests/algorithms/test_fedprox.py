@@ -15,7 +15,7 @@ on = problems.classes()
 def moved(mu) -> float:
     algorithm = fb.fedprox(on.loss, 0.05, mu=mu, steps=20, batch_size=None)
     run = fb.simulate(
-        algorithm, on.params, on.federation, jax.random.key(0), rounds=1
+        algorithm, on.params, on.federated_data, jax.random.key(0), rounds=1
     ).complete()
     return float(trees.squared_norm(trees.subtract(run.shared, on.params)))
 

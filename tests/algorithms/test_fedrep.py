@@ -12,7 +12,7 @@ import pytest
 import fedblend as fb
 import problems
 from fedblend import compress
-from fedblend.runtime.cohort import cohorts
+from fedblend.simulation.sampling import cohorts
 
 KEY, RATE, SPLIT = jax.random.key(3), 0.2, 2
 on = problems.quadratics()
@@ -31,7 +31,7 @@ def fedrep(head=lambda path: path == "head", loss=loss, head_steps=2, **work):
 
 def new_run(algorithm, params: Any = PARAMS, rounds=4, cohort=3, **settings):
     return fb.simulate(
-        *(algorithm, params, on.federation, KEY),
+        *(algorithm, params, on.federated_data, KEY),
         rounds=rounds,
         cohort=cohort,
         weights="uniform",
@@ -138,13 +138,13 @@ def test_diana_with_noise_keeps_the_mean_of_all_memories():
 
 def test_a_nudge_is_a_linear_term_for_the_body():
     push = {"body": jnp.asarray([0.3, -0.2], jnp.float32), "head": jnp.ones(1)}
-    shard = jax.device_put(on.federation.train.shard(4))
+    shard = jax.device_put(on.federated_data.train.shard(4))
     down = fb.Down(PARAMS, jnp.zeros((), jnp.int32))
     algorithm = fedrep(**FULL)
     _, state = algorithm.enroll(PARAMS, shard, KEY)
-    told = algorithm.tell(down._replace(nudge=push), ())
-    assert told.nudge is not None
-    assert told.nudge["head"] is None
+    told = algorithm.tell(down._replace(correction=push), ())
+    assert told.correction is not None
+    assert told.correction["head"] is None
     nudged: Any = algorithm.client(told, state, shard, KEY)
     tilted: Any = fedrep(
         loss=lambda x, rows: loss(x, rows) + x["body"] @ push["body"], **FULL

@@ -12,7 +12,7 @@ import pytest
 import fedblend as fb
 import problems
 from fedblend import keys
-from fedblend.objectives import gradient
+from fedblend.losses import gradient
 
 on = problems.quadratics()
 WORK: dict[str, Any] = {"steps": 3, "batch_size": 2}
@@ -35,7 +35,7 @@ def test_the_deployed_model_is_some_steps_from_the_wrapped_ones(name):
     """With a key of its own, so that the wrapped function may use the one given."""
     inner, key = INNER[name], jax.random.key(3)
     tuned = fb.finetune(inner, on.loss, 0.2, **WORK)
-    shard = jax.device_put(on.federation.train.shard(4))
+    shard = jax.device_put(on.federated_data.train.shard(4))
     _, state = inner.enroll(on.params, shard, key)
     down = fb.Down(on.params, jnp.zeros((), jnp.int32))
     wanted, _ = fb.descend(
@@ -53,7 +53,7 @@ def test_the_deployed_model_is_some_steps_from_the_wrapped_ones(name):
 def test_asking_for_a_model_twice_gives_the_same_one():
     tuned = fb.finetune(INNER["scaffold"], on.loss, 0.2, **WORK)
     run = fb.simulate(
-        tuned, on.params, on.federation, jax.random.key(0), rounds=2, cohort=3
+        tuned, on.params, on.federated_data, jax.random.key(0), rounds=2, cohort=3
     ).complete()
     before = run.client(1)
     np.testing.assert_array_equal(run.personal(1), run.personal(1))

@@ -10,14 +10,14 @@ import numpy as np
 import optax
 import pytest
 
-from fedblend import fedavg, fedopt, mixing, models, objectives, pure_local, scaffold
+from fedblend import fedavg, fedopt, losses, mixing, models, scaffold, solvers
 from fedblend.algorithms.flix import flix
 from fedblend.compress import rand_k
-from fedblend.data.federation import federate
-from fedblend.data.sources import quadratic_loss, quadratics
+from fedblend.data.datasets import quadratic_loss, quadratics
+from fedblend.data.federated import federate
 from fedblend.mixing import Blend
-from fedblend.runtime.simulate import simulate
-from fedblend.wrap import diana
+from fedblend.simulation.simulate import simulate
+from fedblend.transforms import diana
 
 CLIENTS, DIM = 6, 4
 FEDERATION, _ = quadratics(clients=CLIENTS, dim=DIM)
@@ -38,20 +38,20 @@ def optimum(alpha):
     return np.linalg.solve(hessian, (alpha[:, None] * pull).mean(axis=0))
 
 
-def run(algorithm, rounds, federation=FEDERATION, dim=DIM, **settings):
+def run(algorithm, rounds, federated_data=FEDERATION, dim=DIM, **settings):
     first = jnp.full(dim, 3.0)
     return simulate(
-        algorithm, first, federation, KEY, rounds=rounds, **settings
+        algorithm, first, federated_data, KEY, rounds=rounds, **settings
     ).complete()
 
 
 SOLVERS = {
-    "gradient_descent": pure_local.gradient_descent(
+    "gradient_descent": solvers.gradient_descent(
         quadratic_loss, SMOOTH, tolerance=1e-5
     ),
-    "newton": pure_local.newton(quadratic_loss, tolerance=1e-5),
-    "lbfgs": pure_local.lbfgs(quadratic_loss, tolerance=1e-5),
-    "given": pure_local.given(jnp.asarray(LOCAL)),
+    "newton": solvers.newton(quadratic_loss, tolerance=1e-5),
+    "lbfgs": solvers.lbfgs(quadratic_loss, tolerance=1e-5),
+    "given": solvers.given(jnp.asarray(LOCAL)),
 }
 GIVEN = SOLVERS["given"]
 
@@ -73,12 +73,12 @@ def test_the_optimum_of_the_mixture(solver):
 
 
 def test_a_solver_that_is_cut_short_says_so():
-    hasty = pure_local.gradient_descent(quadratic_loss, SMOOTH, most=2)
+    hasty = solvers.gradient_descent(quadratic_loss, SMOOTH, most=2)
     _, norm = hasty(jnp.full(DIM, 3.0), FEDERATION.train.shard(0), KEY)
     assert norm > 0.01
 
 
-@pytest.mark.parametrize(("average", "power"), [("minimiser", 1), ("stationary", 2)])
+@pytest.mark.parametrize(("average", "power"), [("minimizer", 1), ("stationary", 2)])
 def test_it_starts_at_the_weighted_average_and_counts_what_it_takes(average, power):
     algorithm = flix(
         quadratic_loss, dgd, alpha=ALPHA, local=GIVEN, smooth=SMOOTH, average=average
@@ -149,26 +149,26 @@ def test_a_sweep_over_alpha_is_one_run():
         1500,
         over=values,
     )
-    for lane, alpha in enumerate([0.3, 0.8]):
+    for replica, alpha in enumerate([0.3, 0.8]):
         best = optimum(np.full(CLIENTS, alpha))
-        np.testing.assert_allclose(swept.shared[lane], best, atol=2e-5)
+        np.testing.assert_allclose(swept.shared[replica], best, atol=2e-5)
 
 
 def test_outputs_can_be_mixed_instead():
     rng = np.random.default_rng(0)
     inputs = rng.normal(size=(30, 3)).astype(np.float32)
     labels = (inputs[:, 0] > 0).astype(np.int32)
-    federation = federate((inputs, labels), np.split(np.arange(30), 3))
+    federated_data = federate((inputs, labels), np.split(np.arange(30), 3))
     model = models.logistic(3)
-    loss = objectives.l2(objectives.logistic(model.apply), 0.1)
+    loss = losses.l2(losses.logistic(model.apply), 0.1)
     algorithm = flix(
         loss,
         dgd,
         alpha=0.5,
-        local=pure_local.lbfgs(loss, tolerance=1e-4),
+        local=solvers.lbfgs(loss, tolerance=1e-4),
         mix=mixing.outputs,
     )
-    found = simulate(algorithm, model.init, federation, KEY, rounds=50).complete()
+    found = simulate(algorithm, model.init, federated_data, KEY, rounds=50).complete()
     blend = found.personal(1)
     assert isinstance(blend, Blend)
     np.testing.assert_array_equal(
@@ -190,8 +190,8 @@ def test_patient_sgd_stops_and_keeps_the_best():
     labels = (inputs[:, 0] > 0).astype(np.int32)
     shard = federate((inputs, labels), [np.arange(60)]).train.shard(0)
     model = models.logistic(3)
-    loss = objectives.logistic(model.apply)
-    solve = pure_local.patient_sgd(loss, 0.5, steps=20, batch_size=8, turns=30)
+    loss = losses.logistic(model.apply)
+    solve = solvers.patient_sgd(loss, 0.5, steps=20, batch_size=8, turns=30)
     params, norm = solve(model.init(KEY), shard, KEY)
     scores = model.apply(params, inputs)
     assert ((scores > 0) == labels).mean() > 0.9
@@ -205,9 +205,9 @@ def test_patient_sgd_trains_clients_of_few_rows():
     rows = np.ones((ends[-1], 1), np.float32), np.full(ends[-1], 2.0, np.float32)
     parts = np.split(np.arange(ends[-1]), ends[:-1])
     train = federate(rows, parts).train
-    loss = objectives.squared_error(lambda params, inputs: inputs @ params)
+    loss = losses.squared_error(lambda params, inputs: inputs @ params)
     solve = jax.jit(
-        pure_local.patient_sgd(loss, 0.5, steps=2, batch_size=2, patience=2, turns=9)
+        solvers.patient_sgd(loss, 0.5, steps=2, batch_size=2, patience=2, turns=9)
     )
     found = [solve(np.zeros(1), train.shard(client), KEY)[0] for client in range(4)]
     steps = np.array([4, 18, 18, 18])  # each of which halves the gap
@@ -221,5 +221,5 @@ def test_alpha_outside_0_and_1(alpha):
 
 
 def test_an_unknown_average():
-    with pytest.raises(ValueError, match="average: 'mode' is not 'minimiser'"):
+    with pytest.raises(ValueError, match="average: 'mode' is not 'minimizer'"):
         flix(quadratic_loss, dgd, alpha=0.5, local=GIVEN, average="mode")

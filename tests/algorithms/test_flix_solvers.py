@@ -12,7 +12,7 @@ import pytest
 
 import fedblend as fb
 from fedblend import compress
-from fedblend.data.sources.quadratics import quadratic_loss
+from fedblend.data.datasets.quadratics import quadratic_loss
 
 KEY = jax.random.key(0)
 ALPHA = np.array([0.9, 0.4, 0.7, 1.0, 0.2])
@@ -36,7 +36,7 @@ class Mixed:
 
 
 def flix(method, own, smooth=1.0):
-    given = fb.pure_local.given(jnp.asarray(own, jnp.float32))
+    given = fb.solvers.given(jnp.asarray(own, jnp.float32))
     return fb.flix(quadratic_loss, method, alpha=ALPHA, local=given, smooth=smooth)
 
 
@@ -52,13 +52,13 @@ def ill_conditioned(kappa: float, dim=6, seed=0):
     own = rng.standard_normal((CLIENTS, dim)) * 3
     vectors = (matrices @ own[..., None])[..., 0]
     parts = np.split(np.arange(CLIENTS), CLIENTS)
-    federation = fb.federate((matrices, vectors), parts)
-    return federation, Mixed(matrices, vectors)
+    federated_data = fb.federate((matrices, vectors), parts)
+    return federated_data, Mixed(matrices, vectors)
 
 
-def rounds_until(algorithm, federation, mixed, goal, every, most) -> int:
+def rounds_until(algorithm, federated_data, mixed, goal, every, most) -> int:
     run = fb.simulate(
-        *(algorithm, jnp.zeros(len(mixed.best)), federation, KEY),
+        *(algorithm, jnp.zeros(len(mixed.best)), federated_data, KEY),
         rounds=most,
         every=every,
     )
@@ -70,7 +70,7 @@ def rounds_until(algorithm, federation, mixed, goal, every, most) -> int:
 
 def needed(kappa: float) -> tuple[int, int]:
     """Rounds to 1e-8 of gradient descent, and of its accelerated form."""
-    federation, mixed = ill_conditioned(kappa)
+    federated_data, mixed = ill_conditioned(kappa)
     rate = float(1 / np.mean(ALPHA**2))  # 1/L_alpha, as all L_i are 1
     root = np.sqrt(kappa)
     momentum = float((root - 1) / (root + 1))
@@ -83,7 +83,9 @@ def needed(kappa: float) -> tuple[int, int]:
         return fb.fedopt(loss, rate, nesterov, steps=1, batch_size=None)
 
     slow, fast = (
-        rounds_until(flix(method, mixed.own), federation, mixed, 1e-8, every, 20_000)
+        rounds_until(
+            flix(method, mixed.own), federated_data, mixed, 1e-8, every, 20_000
+        )
         for method, every in ((plain, 10), (accelerated, 2))
     )
     return slow, fast
@@ -107,13 +109,13 @@ def rows_that_differ(rows=8, dim=3, seed=1):
     matrices = (axes * curves) @ axes.swapaxes(1, 2)
     vectors = rng.standard_normal((total, dim))
     parts = np.split(np.arange(total), CLIENTS)
-    federation = fb.federate((matrices, vectors), parts)
-    means = [federation.train.rows(client) for client in range(CLIENTS)]
+    federated_data = fb.federate((matrices, vectors), parts)
+    means = [federated_data.train.rows(client) for client in range(CLIENTS)]
     mixed = Mixed(
         np.stack([matrices.mean(axis=0) for matrices, _ in means]),
         np.stack([vectors.mean(axis=0) for _, vectors in means]),
     )
-    return federation, mixed
+    return federated_data, mixed
 
 
 RATE = 0.3
@@ -128,9 +130,9 @@ METHODS = {
 
 
 def reached(name, rounds=1500, cohort=None) -> float:
-    federation, mixed = rows_that_differ()
+    federated_data, mixed = rows_that_differ()
     run = fb.simulate(
-        *(flix(METHODS[name], mixed.own), jnp.zeros(3), federation, KEY),
+        *(flix(METHODS[name], mixed.own), jnp.zeros(3), federated_data, KEY),
         rounds=rounds,
         every=rounds,
         cohort=cohort,
@@ -150,11 +152,11 @@ def test_svrg_reaches_the_exact_optimum_at_the_same_rate(name):
 
 
 def test_full_batches_are_gradient_descent():
-    federation, mixed = rows_that_differ()
+    federated_data, mixed = rows_that_differ()
 
     def end(method):
         run = fb.simulate(
-            *(flix(method, mixed.own), jnp.zeros(3), federation, KEY),
+            *(flix(method, mixed.own), jnp.zeros(3), federated_data, KEY),
             rounds=5,
             every=5,
         )

@@ -11,18 +11,18 @@ import pytest
 
 import fedblend as fb
 import problems
-from fedblend.objectives import gradient
+from fedblend.losses import gradient
 
 on = problems.quadratics()
 KEY = jax.random.key(5)
 NOISY: dict[str, Any] = {"steps": 3, "batch_size": 2}
-SHARD = jax.device_put(on.federation.train.shard(4))
+SHARD = jax.device_put(on.federated_data.train.shard(4))
 DOWN = fb.Down(on.params, jnp.zeros((), jnp.int32))
 
 
 def run(algorithm, rounds=4):
     return fb.simulate(
-        algorithm, on.params, on.federation, KEY, rounds=rounds, cohort=4
+        algorithm, on.params, on.federated_data, KEY, rounds=rounds, cohort=4
     ).complete()
 
 
@@ -51,7 +51,7 @@ def test_the_answer_is_the_gradient_at_the_adapted_point():
         y = y - 0.1 * (matrices[4] @ y - vectors[4])
     up = answer(steps=3, batch_size=None)
     np.testing.assert_allclose(up.delta, vectors[4] - matrices[4] @ y, rtol=1e-4)
-    np.testing.assert_array_equal(up.slope, -up.delta)
+    np.testing.assert_array_equal(up.mean_gradient, -up.delta)
 
 
 def test_the_last_batch_is_none_of_the_inner_ones():
@@ -59,17 +59,17 @@ def test_the_last_batch_is_none_of_the_inner_ones():
     _, first = fb.descend(
         gradient(on.loss), on.params, SHARD, KEY, optimizer=0.0, steps=1, batch_size=2
     )
-    assert not np.allclose(answer(steps=0, batch_size=2).slope, first)
+    assert not np.allclose(answer(steps=0, batch_size=2).mean_gradient, first)
 
 
 @pytest.mark.parametrize("steps", [0, 3])
 def test_a_nudge_is_a_linear_term_of_the_loss(steps):
     push = jnp.asarray([0.3, -0.2, 0.1], jnp.float32)
     work = {"steps": steps, "batch_size": None}
-    nudged = answer(DOWN._replace(nudge=push), **work)
+    nudged = answer(DOWN._replace(correction=push), **work)
     tilted = answer(loss=lambda x, rows: on.loss(x, rows) + x @ push, **work)
     np.testing.assert_allclose(nudged.delta, tilted.delta, rtol=1e-4, atol=1e-5)
-    np.testing.assert_allclose(nudged.delta, -(nudged.slope + push), rtol=1e-5)
+    np.testing.assert_allclose(nudged.delta, -(nudged.mean_gradient + push), rtol=1e-5)
 
 
 def test_it_prepares_for_inner_steps_better_than_fedavg():
@@ -84,11 +84,11 @@ def test_it_prepares_for_inner_steps_better_than_fedavg():
     means = {}
     for name, algorithm in trained.items():
         done = fb.simulate(
-            algorithm, on.params, on.federation, KEY, rounds=150, every=150
+            algorithm, on.params, on.federated_data, KEY, rounds=150, every=150
         ).complete()
-        counts = on.federation.train.counts
+        counts = on.federated_data.train.counts
         losses = [
-            float(on.loss(done.personal(i), on.federation.train.rows(i)).mean())
+            float(on.loss(done.personal(i), on.federated_data.train.rows(i)).mean())
             for i in range(7)
         ]
         means[name] = np.average(losses, weights=counts)

@@ -8,7 +8,7 @@ import pytest
 
 import fedblend as fb
 import problems
-from fedblend.runtime.cohort import cohorts
+from fedblend.simulation.sampling import cohorts
 
 on = problems.quadratics()
 KEY = jax.random.key(11)
@@ -22,7 +22,7 @@ KEEPING = {
 
 def new_run(algorithm):
     return fb.simulate(
-        algorithm, on.params, on.federation, KEY, rounds=5, every=1, cohort=3
+        algorithm, on.params, on.federated_data, KEY, rounds=5, every=1, cohort=3
     )
 
 

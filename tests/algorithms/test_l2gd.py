@@ -17,8 +17,8 @@ from fedblend.algorithms.l2gd import L2gdClient, Tosses
 on = problems.quadratics()
 N, DIM = 7, 3
 MATRICES, VECTORS = problems.client_matrices(on)
-TRAIN = jax.device_put(on.federation.train.shard(0))
-STARTS, COUNTS = on.federation.train.starts, on.federation.train.counts
+TRAIN = jax.device_put(on.federated_data.train.shard(0))
+STARTS, COUNTS = on.federated_data.train.starts, on.federated_data.train.counts
 
 
 def optimum(lam):
@@ -74,7 +74,7 @@ def test_the_optimum_goes_from_training_alone_to_fedavgs():
 def test_without_a_pull_every_client_ends_at_its_own_optimum():
     run = fb.simulate(
         fb.l2gd(on.loss, 0.5, lam=0.0, p=0.5, batch_size=None),
-        *(on.params, on.federation, jax.random.key(0)),
+        *(on.params, on.federated_data, jax.random.key(0)),
         rounds=60,
     ).complete()
     for client in range(N):
@@ -97,7 +97,7 @@ def test_with_a_whole_pull_it_is_fedavg():
 
     forced = plain._replace(start=start, server=server)
     averaged = fb.fedavg(on.loss, 0.25, steps=4, batch_size=None)
-    setting = (on.params, on.federation, jax.random.key(0))
+    setting = (on.params, on.federated_data, jax.random.key(0))
     one, two = (
         fb.simulate(algorithm, *setting, rounds=3, weights="uniform").complete()
         for algorithm in (forced, averaged)
@@ -107,32 +107,32 @@ def test_with_a_whole_pull_it_is_fedavg():
 
 
 @pytest.fixture(scope="module")
-def lanes():
+def replicas():
     """Twenty seeds of two rates, one ten times the other."""
     rates = np.repeat([0.02, 0.2], 20).astype(np.float32)
     build = partial(fb.l2gd, on.loss, lam=0.8, p=0.3, batch_size=None)
     keys = jax.vmap(jax.random.key)(jnp.arange(40))
     run = fb.simulate(
-        *(build, on.params, on.federation, keys), rounds=500, every=500, over=rates
+        *(build, on.params, on.federated_data, keys), rounds=500, every=500, over=rates
     )
     return run.complete()
 
 
-def test_the_neighbourhood_shrinks_with_the_rate(lanes):
+def test_the_neighborhood_shrinks_with_the_rate(replicas):
     """Its squared radius is proportional to the rate."""
-    models = np.stack([lanes.personal(client) for client in range(N)], axis=1)
+    models = np.stack([replicas.personal(client) for client in range(N)], axis=1)
     gaps = np.square(models - optimum(0.8)[None]).sum(axis=(1, 2))
     assert 4 < gaps[20:].mean() / gaps[:20].mean() < 25
 
 
-def test_a_round_stands_for_the_expected_number_of_tosses(lanes):
+def test_a_round_stands_for_the_expected_number_of_tosses(replicas):
     """20,000 rounds; a geometric(p) has the variance (1 - p)/p^2."""
-    for found, p in ((lanes.server.averaging, 0.7), (lanes.server.local, 0.3)):
+    for found, p in ((replicas.server.averaging, 0.7), (replicas.server.local, 0.3)):
         error = np.sqrt((1 - p) / p**2 / 20_000)
         assert abs(np.mean(found) / 500 - 1 / p) < 5 * error
-    share = 500 * 40 / np.sum(lanes.server)
+    share = 500 * 40 / np.sum(replicas.server)
     assert abs(share - 0.3 * 0.7) < 5e-3
-    bits = lanes.ledgers[0]
+    bits = replicas.ledgers[0]
     np.testing.assert_array_equal(bits.up, 500 * 32 * DIM)
     np.testing.assert_array_equal(bits.down, 500 * (32 * DIM + 64) + 32 * DIM)
 
@@ -158,12 +158,14 @@ def test_a_nudge_is_a_linear_term_of_the_loss():
             message, state, TRAIN, jax.random.key(0)
         )[0]
         for loss, message in (
-            (on.loss, said._replace(nudge=push)),
+            (on.loss, said._replace(correction=push)),
             (lambda x, rows: on.loss(x, rows) + x @ push, said),
         )
     ]
     np.testing.assert_allclose(ups[0].delta, ups[1].delta, rtol=1e-5)
-    np.testing.assert_allclose(ups[0].slope, ups[1].slope - push, rtol=1e-4)
+    np.testing.assert_allclose(
+        ups[0].mean_gradient, ups[1].mean_gradient - push, rtol=1e-4
+    )
 
 
 def test_what_makes_no_sense_is_refused_in_one_line():
@@ -176,7 +178,7 @@ def test_what_makes_no_sense_is_refused_in_one_line():
     algorithm = fb.l2gd(on.loss, 0.1, lam=1.0, p=0.5, batch_size=None)
     with pytest.raises(ValueError, match="needs all 7 clients"):
         fb.simulate(
-            *(algorithm, on.params, on.federation, jax.random.key(0)),
+            *(algorithm, on.params, on.federated_data, jax.random.key(0)),
             rounds=1,
             cohort=3,
         )

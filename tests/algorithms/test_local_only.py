@@ -12,7 +12,7 @@ on = problems.classes()
 run = fb.simulate(
     fb.local_only(on.loss, 0.2, steps=2, batch_size=2),
     on.params,
-    on.federation,
+    on.federated_data,
     jax.random.key(0),
     rounds=3,
     cohort=3,

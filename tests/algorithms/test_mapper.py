@@ -11,8 +11,8 @@ import pytest
 
 import fedblend as fb
 import problems
-from fedblend.data.sources.quadratics import quadratic_loss
-from fedblend.runtime.cohort import cohorts
+from fedblend.data.datasets.quadratics import quadratic_loss
+from fedblend.simulation.sampling import cohorts
 
 KEY, RATE = jax.random.key(2), 0.2
 on = problems.quadratics()
@@ -26,7 +26,7 @@ def mapper(alpha: Any = 0.5, grid=0, held=0.0, **work):
 
 def new_run(algorithm, rounds=4, cohort=3, **settings):
     return fb.simulate(
-        *(algorithm, on.params, on.federation, KEY),
+        *(algorithm, on.params, on.federated_data, KEY),
         rounds=rounds,
         cohort=cohort,
         **settings,
@@ -79,22 +79,22 @@ def test_a_personal_model_survives_rounds_without_its_client():
 
 
 def test_held_out_rows_tell_who_is_alike():
-    """Nine clients with few noisy rows around one centre, and one far from it."""
+    """Nine clients with few noisy rows around one center, and one far from it."""
     rng = np.random.default_rng(0)
-    centres = np.concatenate([np.zeros((9, 20)), np.full((1, 20), 3.0)])
-    rows = np.repeat(centres, 10, axis=0) + rng.standard_normal((100, 20))
+    centers = np.concatenate([np.zeros((9, 20)), np.full((1, 20), 3.0)])
+    rows = np.repeat(centers, 10, axis=0) + rng.standard_normal((100, 20))
     matrices = np.broadcast_to(np.eye(20), (100, 20, 20))
-    federation = fb.federate((matrices, rows), np.split(np.arange(100), 10))
+    federated_data = fb.federate((matrices, rows), np.split(np.arange(100), 10))
     algorithm = fb.mapper(quadratic_loss, 0.3, held_out=0.5, steps=4, batch_size=None)
     run = fb.simulate(
-        *(algorithm, jnp.zeros(20), federation, KEY), rounds=30, every=30
+        *(algorithm, jnp.zeros(20), federated_data, KEY), rounds=30, every=30
     ).complete()
     alphas = np.array([run.client(i).alpha for i in range(10)])
     assert np.median(alphas[:9]) >= 0.4
     assert alphas[9] <= 0.1
-    errors = [np.linalg.norm(run.personal(i) - centres[i]) for i in range(10)]
+    errors = [np.linalg.norm(run.personal(i) - centers[i]) for i in range(10)]
     unseen = rows.reshape(10, 10, 20)
-    alone = [np.linalg.norm(unseen[i, 5:].mean(axis=0) - centres[i]) for i in range(9)]
+    alone = [np.linalg.norm(unseen[i, 5:].mean(axis=0) - centers[i]) for i in range(9)]
     assert np.mean(errors[:9]) < 0.8 * np.mean(alone)
 
 
@@ -110,18 +110,18 @@ def test_too_few_rows_to_hold_out_leave_alpha_as_it_is():
 
 def test_a_nudge_is_a_linear_term_for_the_shared_model():
     push = jnp.asarray([0.3, -0.2, 0.1], jnp.float32)
-    shard = jax.device_put(on.federation.train.shard(4))
+    shard = jax.device_put(on.federated_data.train.shard(4))
     down = fb.Down(on.params, jnp.zeros((), jnp.int32))
     algorithm = mapper(0.5, steps=1, batch_size=None)
     _, state = algorithm.enroll(on.params, shard, KEY)
     plain, nudged = (
         algorithm.client(message, state, shard, KEY)
-        for message in (down, down._replace(nudge=push))
+        for message in (down, down._replace(correction=push))
     )
     np.testing.assert_allclose(
         nudged[0].delta, plain[0].delta - RATE * push, rtol=1e-5, atol=1e-6
     )
-    np.testing.assert_array_equal(nudged[0].slope, plain[0].slope)
+    np.testing.assert_array_equal(nudged[0].mean_gradient, plain[0].mean_gradient)
     jax.tree.map(np.testing.assert_array_equal, nudged[1], plain[1])
 
 

@@ -14,7 +14,7 @@ import pytest
 import fedblend as fb
 import problems
 from fedblend.core import Batch
-from fedblend.objectives import gradient, objective
+from fedblend.losses import gradient, objective
 
 INNER, RATE = 0.3, 0.2
 DELTAS = (0.1, 0.01, 0.001)
@@ -22,14 +22,14 @@ KEY = jax.random.key(2)
 full: dict[str, Any] = {"steps": 1, "batch_size": None}
 noisy: dict[str, Any] = {"steps": 3, "batch_size": 2}
 curved = problems.classes()
-SHARD = jax.device_put(curved.federation.train.shard(4))
+SHARD = jax.device_put(curved.federated_data.train.shard(4))
 
 
-def told(nudge=None):
+def told(correction=None):
     """In float64, where JAX has it."""
     weight = jnp.asarray(np.linspace(-1, 1, 6).reshape(2, 3))
     params = problems.Linear(weight, jnp.asarray([0.1, 0.0, -0.2]))
-    return fb.Down(params, jnp.zeros((), jnp.int32), nudge)
+    return fb.Down(params, jnp.zeros((), jnp.int32), correction)
 
 
 def answer(down, build=fb.perfedavg, **settings) -> Any:
@@ -40,9 +40,9 @@ def answer(down, build=fb.perfedavg, **settings) -> Any:
 
 def after_one_step(params):
     """F_i(w) = f_i(w - a grad f_i(w)) on all rows of the client."""
-    own = Batch(curved.federation.train.rows(4))
-    slope = gradient(curved.loss)(params, own)
-    moved = jax.tree.map(lambda w, g: w - INNER * g, params, slope)
+    own = Batch(curved.federated_data.train.rows(4))
+    mean_gradient = gradient(curved.loss)(params, own)
+    moved = jax.tree.map(lambda w, g: w - INNER * g, params, mean_gradient)
     return objective(curved.loss, moved, own)
 
 
@@ -67,9 +67,11 @@ def answers() -> dict[str, Any]:
             "exact": meta(down),
             "none": meta(down, hessian="none"),
             "differences": jax.vmap(
-                lambda delta: meta(down, hessian="differences", delta=delta).slope
+                lambda delta: (
+                    meta(down, hessian="differences", delta=delta).mean_gradient
+                )
             )(deltas),
-            "nudged": meta(told(push)),
+            "corrected": meta(told(push)),
             "autodiff": jax.flatten_util.ravel_pytree(
                 jax.grad(after_one_step)(down.shared)
             )[0],
@@ -93,21 +95,25 @@ def close(left, right):
 
 
 def test_the_exact_direction_is_the_gradient_of_the_loss_after_one_step():
-    slope = answers()["exact"].slope
-    close(slope, answers()["autodiff"])
+    mean_gradient = answers()["exact"].mean_gradient
+    close(mean_gradient, answers()["autodiff"])
     # central differences of step h are good to h^2 times a third derivative
-    np.testing.assert_allclose(slope, answers()["by differences"], rtol=0, atol=1e-8)
-    assert np.abs(slope - answers()["none"].slope).max() > 0.01
+    np.testing.assert_allclose(
+        mean_gradient, answers()["by differences"], rtol=0, atol=1e-8
+    )
+    assert np.abs(mean_gradient - answers()["none"].mean_gradient).max() > 0.01
 
 
 def test_differences_approach_the_exact_product_as_the_square_of_delta():
-    gaps = np.abs(answers()["differences"] - answers()["exact"].slope).max(axis=1)
+    gaps = np.abs(answers()["differences"] - answers()["exact"].mean_gradient).max(
+        axis=1
+    )
     assert gaps[0] > 1e-4
     np.testing.assert_allclose(gaps[1:], gaps[:-1] / 100, rtol=0.1)
 
 
 def test_without_the_hessian_one_step_is_fomaml():
-    close(answers()["none"].slope, answers()["fomaml"].slope)
+    close(answers()["none"].mean_gradient, answers()["fomaml"].mean_gradient)
     # FOMAML says the gradient, of which the server takes RATE; here the step was taken
     close(answers()["none"].delta, RATE * answers()["fomaml"].delta)
 
@@ -120,8 +126,8 @@ def test_an_inner_rate_of_nothing_is_fedavg(form):
 
 
 def test_a_nudge_is_added_to_the_gradient_after_the_step():
-    plain, pushed = answers()["exact"], answers()["nudged"]
-    close(plain.slope, pushed.slope)
+    plain, pushed = answers()["exact"], answers()["corrected"]
+    close(plain.mean_gradient, pushed.mean_gradient)
     close(pushed.delta, plain.delta - RATE)
 
 
@@ -134,29 +140,29 @@ RATES = [0.0, 0.2]
 def limits():
     return fb.simulate(
         lambda rate: fb.perfedavg(on.loss, 0.4, inner_rate=rate, **full),
-        *(on.params, on.federation, KEY),
+        *(on.params, on.federated_data, KEY),
         rounds=200,
         every=200,
         over=jnp.asarray(RATES, jnp.float32),
     ).complete()
 
 
-@pytest.mark.parametrize("lane", [0, 1])
-def test_it_ends_at_the_minimiser_of_the_mean_loss_after_one_step(lane):
+@pytest.mark.parametrize("replica", [0, 1])
+def test_it_ends_at_the_minimizer_of_the_mean_loss_after_one_step(replica):
     """On quadratics, with J = I - a A: mean J A J w = mean J J b."""
     matrices, vectors = problems.client_matrices(on)
-    shares = on.federation.train.counts / on.federation.train.counts.sum()
-    rate, one = RATES[lane], np.eye(3)
+    shares = on.federated_data.train.counts / on.federated_data.train.counts.sum()
+    rate, one = RATES[replica], np.eye(3)
     after = one - rate * matrices
     left = np.einsum("n,nij,njk,nkl->il", shares, after, matrices, after)
     right = np.einsum("n,nij,njk,nk->i", shares, after, after, vectors)
     wanted = np.linalg.solve(left, right)
-    np.testing.assert_allclose(limits().shared[lane], wanted, rtol=0, atol=5e-6)
+    np.testing.assert_allclose(limits().shared[replica], wanted, rtol=0, atol=5e-6)
     drift = np.abs(wanted - problems.optimum(on, "by_count")).max()
-    assert drift > 1e-3 if lane else drift < 1e-12
+    assert drift > 1e-3 if replica else drift < 1e-12
     for client in range(7):
         model = wanted - rate * (matrices[client] @ wanted - vectors[client])
-        found = limits().personal(client)[lane]
+        found = limits().personal(client)[replica]
         np.testing.assert_allclose(found, model, rtol=0, atol=1e-5)
 
 

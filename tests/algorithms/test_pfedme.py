@@ -28,7 +28,7 @@ def limits():
         lambda lam: fb.pfedme(
             on.loss, 0.4, lam=lam, inner_rate=0.3, inner_steps=60, **full
         ),
-        *(on.params, on.federation, KEY),
+        *(on.params, on.federated_data, KEY),
         rounds=250,
         every=250,
         weights="uniform",
@@ -36,26 +36,26 @@ def limits():
     ).complete()
 
 
-@pytest.mark.parametrize("lane", [0, 1])
-def test_it_ends_at_the_minimiser_of_the_mean_moreau_envelope(lane):
+@pytest.mark.parametrize("replica", [0, 1])
+def test_it_ends_at_the_minimizer_of_the_mean_moreau_envelope(replica):
     """grad F_i(w) = lam (w - theta_i(w)), theta_i(w) = (A + lam I)^-1 (b + lam w)."""
     matrices, vectors = problems.client_matrices(on)
-    lam = LAMS[lane]
+    lam = LAMS[replica]
     near = np.linalg.inv(matrices + lam * np.eye(3))
     left = np.eye(3) - lam * near.mean(axis=0)
     wanted = np.linalg.solve(left, np.einsum("nij,nj->i", near, vectors) / 7)
-    np.testing.assert_allclose(limits().shared[lane], wanted, rtol=0, atol=1e-5)
+    np.testing.assert_allclose(limits().shared[replica], wanted, rtol=0, atol=1e-5)
     assert np.abs(wanted - problems.optimum(on)).max() > 1e-3
     for client in range(7):
         theta = near[client] @ (vectors[client] + lam * wanted)
-        found = limits().personal(client)[lane]
+        found = limits().personal(client)[replica]
         np.testing.assert_allclose(found, theta, rtol=0, atol=1e-5)
         assert np.abs(theta - wanted).max() > 1e-2
 
 
 @cache
 def visits(lam=1.5, inner=0.2):
-    """Two visits to client 2, without a nudge and with PUSH."""
+    """Two visits to client 2, without a correction and with PUSH."""
     algorithm = fb.pfedme(
         *(on.loss, RATE),
         lam=lam,
@@ -64,21 +64,21 @@ def visits(lam=1.5, inner=0.2):
         steps=2,
         batch_size=None,
     )
-    shard = jax.device_put(on.federation.train.shard(2))
+    shard = jax.device_put(on.federated_data.train.shard(2))
 
     @jax.jit
-    def visit(nudge):
-        told = fb.Down(on.params, jnp.zeros((), jnp.int32), nudge)
+    def visit(correction):
+        told = fb.Down(on.params, jnp.zeros((), jnp.int32), correction)
         _, state = algorithm.enroll(on.params, shard, KEY)
         up, state = algorithm.client(told, state, shard, KEY)
         return up, algorithm.personal(told, state, shard, KEY)
 
-    return [visit(nudge) for nudge in (jnp.zeros_like(PUSH), PUSH)]
+    return [visit(correction) for correction in (jnp.zeros_like(PUSH), PUSH)]
 
 
 @pytest.mark.parametrize("push", [0.0, PUSH])
 def test_the_deployed_model_is_theta_and_neither_of_the_other_two(push):
-    """By hand: two local steps, each of three inner ones; a nudge moves w alone."""
+    """By hand: two local steps, each of three inner ones; a correction moves w only."""
     up, deployed = visits()[int(np.any(push))]
     matrices, vectors = problems.client_matrices(on)
     w = theta = np.asarray(on.params, float)
@@ -86,13 +86,15 @@ def test_the_deployed_model_is_theta_and_neither_of_the_other_two(push):
     for _ in range(2):
         theta = w
         for _ in range(3):
-            slope = matrices[2] @ theta - vectors[2] + 1.5 * (theta - w)
-            theta = theta - 0.2 * slope
+            mean_gradient = matrices[2] @ theta - vectors[2] + 1.5 * (theta - w)
+            theta = theta - 0.2 * mean_gradient
         slopes.append(1.5 * (w - theta))
         w = w - RATE * (slopes[-1] + push)
     np.testing.assert_allclose(deployed, theta, rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(on.params + up.delta, w, rtol=1e-5, atol=1e-6)
-    np.testing.assert_allclose(up.slope, np.mean(slopes, axis=0), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(
+        up.mean_gradient, np.mean(slopes, axis=0), rtol=1e-5, atol=1e-6
+    )
     assert np.abs(deployed - w).max() > 1e-2
     assert np.abs(deployed - on.params).max() > 1e-2
 
@@ -100,7 +102,7 @@ def test_the_deployed_model_is_theta_and_neither_of_the_other_two(push):
 def test_a_strong_pull_holds_theta_at_w_and_is_fedavg():
     """theta = w - grad/lam + ..., so both gaps fall as 1/lam."""
     with jax.enable_x64(True):
-        shard = jax.device_put(on.federation.train.shard(4))
+        shard = jax.device_put(on.federated_data.train.shard(4))
         params = jnp.asarray(on.params, jnp.float64)
         told = fb.Down(params, jnp.zeros((), jnp.int32))
 

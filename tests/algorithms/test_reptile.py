@@ -17,7 +17,7 @@ WORK: dict[str, Any] = {"steps": 3, "batch_size": 2}
 
 def run(algorithm):
     return fb.simulate(
-        algorithm, on.params, on.federation, jax.random.key(1), rounds=4, cohort=4
+        algorithm, on.params, on.federated_data, jax.random.key(1), rounds=4, cohort=4
     ).complete()
 
 
@@ -39,12 +39,12 @@ def test_a_server_rate_goes_part_of_the_way():
     for rate in (1.0, 0.25):
         algorithm = fb.reptile(on.loss, 0.1, rate, **WORK)
         first = fb.simulate(
-            algorithm, on.params, on.federation, jax.random.key(1), rounds=1
+            algorithm, on.params, on.federated_data, jax.random.key(1), rounds=1
         ).complete()
         step.append(first.shared - on.params)
     np.testing.assert_allclose(step[1], step[0] / 4, rtol=1e-4, atol=1e-6)
 
 
-def test_the_server_takes_any_optimiser():
+def test_the_server_takes_any_optimizer():
     done = run(fb.reptile(on.loss, 0.1, optax.adam(0.05), **WORK))
     assert int(done.server.optimizer[0].count) == 4

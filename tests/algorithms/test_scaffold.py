@@ -12,7 +12,7 @@ import fedblend as fb
 import problems
 
 on = problems.quadratics()
-SHARD = jax.device_put(on.federation.train.shard(4))
+SHARD = jax.device_put(on.federated_data.train.shard(4))
 CONTROL = jnp.asarray([0.3, -0.1, 0.2], jnp.float32)
 SERVER = jnp.asarray([-0.2, 0.1, 0.4], jnp.float32)
 
@@ -22,8 +22,8 @@ def visit(optimizer, steps=4):
     algorithm = fb.scaffold(on.loss, optimizer, steps=steps, batch_size=None)
     key = jax.random.key(0)
     _, state = algorithm.enroll(on.params, SHARD, key)
-    heard = fb.Heard((), jnp.ones(()), jnp.ones((), jnp.int32))
-    down, _ = algorithm.start(on.params, heard, None, key)
+    aggregate = fb.Aggregate((), jnp.ones(()), jnp.ones((), jnp.int32))
+    down, _ = algorithm.start(on.params, aggregate, None, key)
     down = down._replace(extra=SERVER)
     return algorithm.client(down, type(state)(CONTROL), SHARD, key)
 
@@ -35,15 +35,17 @@ def test_with_plain_sgd_the_control_is_the_papers():
 
 
 @pytest.mark.parametrize("optimizer", [optax.adam(0.1), optax.sgd(0.1, 0.9)])
-def test_with_other_optimisers_the_control_is_the_mean_raw_gradient(optimizer):
+def test_with_other_optimizers_the_control_is_the_mean_raw_gradient(optimizer):
     """The steps, taken again by hand, with the gradients kept."""
     _, after = visit(optimizer)
     matrices, vectors = problems.client_matrices(on)
     y, memory, slopes = on.params, optimizer.init(on.params), []
     for _ in range(4):
-        slope = jnp.asarray(matrices[4] @ np.asarray(y) - vectors[4], jnp.float32)
-        slopes.append(slope)
-        updates, memory = optimizer.update(slope - CONTROL + SERVER, memory, y)
+        mean_gradient = jnp.asarray(
+            matrices[4] @ np.asarray(y) - vectors[4], jnp.float32
+        )
+        slopes.append(mean_gradient)
+        updates, memory = optimizer.update(mean_gradient - CONTROL + SERVER, memory, y)
         y = optax.apply_updates(y, updates)
     np.testing.assert_allclose(after.control, np.mean(slopes, 0), rtol=1e-5, atol=1e-6)
 

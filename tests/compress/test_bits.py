@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from fedblend import compress
 from fedblend.compress import decode, encode
 from fedblend.core import Ragged, ragged_bits, static_bits
-from fedblend.runtime.wire import WireError, arrived, pack, travelling, unpack
+from fedblend.simulation.serialize import WireError, arrived, pack, traveling, unpack
 
 LAYOUTS = (
     {"one": (3, 4)},
@@ -62,8 +62,8 @@ def test_bits_are_those_of_the_packed_payload(name, tree, client):
     key = jax.random.key(client)
     send, receive = programs(name)
     message = send(tree, key, client)
-    data = pack(travelling(message))
-    sent = sum(np.asarray(leaf).nbytes for leaf in jax.tree.leaves(travelling(message)))
+    data = pack(traveling(message))
+    sent = sum(np.asarray(leaf).nbytes for leaf in jax.tree.leaves(traveling(message)))
     ragged = ragged_bits(message)
     counted = static_bits(message) + (0 if ragged is None else int(ragged))
     assert counted == 8 * sent == 8 * payload_bytes(data)
@@ -77,7 +77,7 @@ def test_a_shared_key_is_drawn_again_from_the_senders_key_only():
     tree, compressor = {"x": jnp.arange(1.0, 13)}, compress.rand_k(3)
     key = jax.random.key(4)
     message = encode(compressor, tree, key, shard(0), "diana")
-    arrays, _ = unpack(pack(travelling(message)))
+    arrays, _ = unpack(pack(traveling(message)))
     assert [array.shape for array in arrays.values()] == [(3,)]
     mine = decode(compressor, arrived(arrays, message, key, 0))
     same(mine, decode(compressor, message))
@@ -89,7 +89,7 @@ def test_a_shared_key_is_drawn_again_from_the_senders_key_only():
 def test_a_ragged_leaf_that_is_too_long_or_missing_is_refused():
     message = Ragged(jnp.arange(4), jnp.asarray(2, jnp.int32))
     key = jax.random.key(0)
-    np.testing.assert_array_equal(travelling(message), [0, 1])
+    np.testing.assert_array_equal(traveling(message), [0, 1])
     back = arrived({"value": np.arange(3, dtype=np.int32)}, message, key, 0)
     np.testing.assert_array_equal(back.buffer, [0, 1, 2, 0])
     assert back.used == 3
@@ -106,5 +106,5 @@ def test_a_clients_own_k_is_what_travels():
         message = encode(
             compressor, jnp.ones(12), jax.random.key(0), shard(client), "ef21"
         )
-        (values,) = jax.tree.leaves(travelling(message))
+        (values,) = jax.tree.leaves(traveling(message))
         assert len(values) == own

@@ -13,9 +13,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedblend import keys
-from fedblend.core import Heard, Up
-from fedblend.runtime.cohort import cohorts
-from fedblend.runtime.wire import arrived, pack, travelling, unpack
+from fedblend.core import Aggregate, Up
+from fedblend.simulation.sampling import cohorts
+from fedblend.simulation.serialize import arrived, pack, traveling, unpack
 
 
 class Outcome(NamedTuple):
@@ -35,7 +35,7 @@ def carry(message, key, client: int, told=()):
     Only its shapes, the sender's key, which client it is from or for and what that was
     told are known to the receiver beforehand.
     """
-    data = pack(travelling(message))
+    data = pack(traveling(message))
     arrays, _ = unpack(data)
     header = int.from_bytes(data[:8], "little")
     shapes = jax.eval_shape(lambda: message)
@@ -56,7 +56,7 @@ def weighted_mean(values: list, weights: list[float]):
 
 def run_by_messages(algorithm, problem, root, *, rounds: int, cohort: int) -> Outcome:
     """The same run as ``simulate`` with the algorithm's weights, message by message."""
-    train, clients = problem.federation.train, problem.federation.clients
+    train, clients = problem.federated_data.train, problem.federated_data.clients
     shards = [jax.device_put(train.shard(client)) for client in range(clients)]
     by_count = algorithm.needs.weights == "by_count"
     weights = train.counts.astype(float) if by_count else np.ones(clients)
@@ -64,22 +64,22 @@ def run_by_messages(algorithm, problem, root, *, rounds: int, cohort: int) -> Ou
     personal = jax.jit(algorithm.personal)
     up_bits, down_bits = np.zeros(clients, int), np.zeros(clients, int)
 
-    hellos, states = [], []
+    joins, states = [], []
     for i, shard in enumerate(shards):
         key = keys.at(root, "enroll", 0, i)
-        hello, state = algorithm.enroll(problem.params, shard, key)
-        hello, bits = carry(hello, key, i)
+        join, state = algorithm.enroll(problem.params, shard, key)
+        join, bits = carry(join, key, i)
         up_bits[i] += bits
-        hellos.append(hello)
+        joins.append(join)
         states.append(state)
-    hello = Heard(
-        weighted_mean(hellos, list(weights)), jnp.ones(()), jnp.int32(clients)
+    join = Aggregate(
+        weighted_mean(joins, list(weights)), jnp.ones(()), jnp.int32(clients)
     )
-    down, memory = algorithm.start(problem.params, hello, None, keys.at(root, "start"))
+    down, memory = algorithm.start(problem.params, join, None, keys.at(root, "start"))
 
     joined: set[int] = set()
     for number, ids in enumerate(cohorts(root, range(rounds), clients, cohort)):
-        ups, heard = [], []
+        ups, aggregate = [], []
         for i in map(int, ids):
             told = algorithm.tell(down, algorithm.ask(states[i], shards[i]))
             told, bits = carry(told, root, i)
@@ -90,13 +90,17 @@ def run_by_messages(algorithm, problem, root, *, rounds: int, cohort: int) -> Ou
             joined.add(i)
             key = keys.at(root, "client", number, i)
             up, states[i] = client(told, states[i], shards[i], key)
-            up, bits = carry(up._replace(slope=None, stretch=None), key, i, down)
+            up, bits = carry(
+                up._replace(mean_gradient=None, step_sum=None), key, i, down
+            )
             up_bits[i] += bits
             decoded: Up = algorithm.decode(up)
             ups.append(decoded)
-            heard.append(weights[i])
-        share = jnp.asarray(sum(heard) / weights.sum(), jnp.float32)
-        news = Heard(weighted_mean(ups, heard), share, jnp.int32(len(heard)))
+            aggregate.append(weights[i])
+        share = jnp.asarray(sum(aggregate) / weights.sum(), jnp.float32)
+        news = Aggregate(
+            weighted_mean(ups, aggregate), share, jnp.int32(len(aggregate))
+        )
         down, memory = server(news, down, memory, None, keys.at(root, "server", number))
         down = down._replace(round=down.round + 1)
 

@@ -5,7 +5,7 @@
 ``ALGORITHMS`` maps a name to a function from a problem (see ``problems``) to an
 algorithm, with batches smaller than the data so that its key matters. ``WRAPPERS``
 maps a name to a function from an algorithm and a problem to an algorithm; every
-wrapper is checked over every algorithm by shapes, and compiled over ``COMPILED``.
+transform is checked over every algorithm by shapes, and compiled over ``COMPILED``.
 """
 
 from collections.abc import Iterable
@@ -18,7 +18,7 @@ import pytest
 import fedblend as fb
 from fedblend import compress
 from fedblend.local import Optimizer, Steps
-from fedblend.wrap.central import of_parameters
+from fedblend.transforms.mixed_fl.central_loss import of_parameters
 from problems import COUNTS
 
 RATE = 0.2
@@ -41,7 +41,7 @@ def _scaffold(problem, optimizer: Optimizer = RATE, steps: Steps = 3):
 
 
 def _flix(problem):
-    local = fb.pure_local.gradient_descent(problem.loss, 5.0, most=3)
+    local = fb.solvers.gradient_descent(problem.loss, 5.0, most=3)
     return fb.flix(problem.loss, _mixed, alpha=ALPHA_BY_CLIENT, local=local)
 
 
@@ -128,10 +128,14 @@ ENCODERS = {
         algorithm, compress.natural(), start="first"
     ),
     "ef21": lambda algorithm, p: fb.ef21(algorithm, compress.top_k(2)),
-    "permuted": lambda algorithm, p: fb.wrap.permuted(algorithm, clients=7),
-    "clipped": lambda algorithm, p: fb.clipped_by_quantile(algorithm, 0.1),
-    "downlink": lambda algorithm, p: fb.wrap.downlink(algorithm, compress.top_k(2)),
-    "mixed": lambda algorithm, p: fb.mixed(
+    "permuted": lambda algorithm, p: fb.transforms.perm_k_compressed(
+        algorithm, clients=7
+    ),
+    "clipped": lambda algorithm, p: fb.adaptive_clip(algorithm, 0.1),
+    "downlink": lambda algorithm, p: fb.transforms.downlink(
+        algorithm, compress.top_k(2)
+    ),
+    "mixed": lambda algorithm, p: fb.mixed_fl(
         algorithm,
         of_parameters(fb.trees.squared_norm),
         how="two_way",
@@ -140,10 +144,10 @@ ENCODERS = {
         upload=True,
     ),
 }
-"""Wrappers that need an algorithm which says something, and no encoder inside."""
+"""Transforms that need an algorithm which says something, and no encoder inside."""
 
 COMPILED = ("fedavg", "scaffold")
-"""The algorithms over which every wrapper is compiled: without and with a state."""
+"""The algorithms over which every transform is compiled: without and with a state."""
 
 
 def _wrapped(wrapper, algorithm, problem):

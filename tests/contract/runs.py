@@ -11,7 +11,7 @@ from registry import CASES, EVERYONE
 
 import fedblend as fb
 import problems
-from fedblend.runtime.cohort import cohorts
+from fedblend.simulation.sampling import cohorts
 
 CLIENTS = len(problems.COUNTS)
 SETTINGS: dict[str, Any] = {"rounds": 5, "cohort": 5, "chunk": 3, "every": 2}
@@ -43,7 +43,7 @@ def new_run(name, on=None, seed=0, compile_anew=False, **settings):
     on = problem() if on is None else on
     chosen: dict[str, Any] = SETTINGS | {"cohort": cohort_of(name)} | settings
     run = fb.simulate(
-        CASES[name](on), on.params, on.federation, jax.random.key(seed), **chosen
+        CASES[name](on), on.params, on.federated_data, jax.random.key(seed), **chosen
     )
     if not compile_anew:
         fixed = (run.engine.settings._replace(build=name), chosen["every"])

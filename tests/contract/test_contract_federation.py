@@ -1,6 +1,6 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""Every algorithm on nodes with disks, letters and a server comes to the simulator's
+"""Every algorithm on nodes with disks, messages and a server comes to the simulator's
 numbers: shared and personal models, states, bits."""
 
 from typing import Any, NamedTuple
@@ -13,8 +13,8 @@ from registry import CASES, variants_later
 from runs import CLIENTS, SETTINGS, close, cohort_of, problem, states, usual_run
 
 import fedblend as fb
-from fedblend.runtime.wire import as_tree, named_leaves, unpack
-from fedblend.wrap.central import on_rows
+from fedblend.simulation.serialize import as_tree, named_leaves, unpack
+from fedblend.transforms.mixed_fl.central_loss import on_rows
 from loopback import EXPERIMENT, Wired
 
 
@@ -22,7 +22,7 @@ from loopback import EXPERIMENT, Wired
 def test_a_federation_comes_to_the_simulators_numbers(name, tmp_path):
     on, run = problem(), usual_run(name)
     wired = Wired(
-        *(CASES[name](on), on.params, on.federation, jax.random.key(0), tmp_path),
+        *(CASES[name](on), on.params, on.federated_data, jax.random.key(0), tmp_path),
         rounds=SETTINGS["rounds"],
         cohort=cohort_of(name),
         every=SETTINGS["rounds"],
@@ -62,22 +62,22 @@ def _numbers():
     return number, draws.normal(size=(12, 2)).astype(np.float32)
 
 
-def _selected(algorithm, federation):
-    return fb.select(algorithm, federation, rows={"rows": ("0",)})
+def _selected(algorithm, federated_data):
+    return fb.fedselect(algorithm, federated_data, rows={"rows": ("0",)})
 
 
-def _private(algorithm, federation):
-    del federation
-    return fb.private(algorithm, clip=0.05, noise=1.0, cohort=2)
+def _private(algorithm, federated_data):
+    del federated_data
+    return fb.dp_fedavg(algorithm, clip=0.05, noise=1.0, cohort=2)
 
 
-def _by_tree(algorithm, federation):
-    del federation
-    return fb.private_by_tree(algorithm, clip=0.05, noise=1.0, cohort=2, tree=2)
+def _by_tree(algorithm, federated_data):
+    del federated_data
+    return fb.dp_ftrl(algorithm, clip=0.05, noise=1.0, cohort=2, tree=2)
 
 
 def _mixed(how):
-    return lambda algorithm, federation: fb.mixed(
+    return lambda algorithm, federated_data: fb.mixed_fl(
         algorithm, on_rows(_table_loss), how=how
     )
 
@@ -88,13 +88,13 @@ def _mixed(how):
     ids=["select", "private", "by_tree", "parallel", "one_way", "two_way"],
 )
 def test_requests_noise_and_rows_of_the_server_are_the_simulators(wrap, tmp_path):
-    federation = fb.federate(_numbers(), np.split(np.arange(12), [3, 4, 8]))
+    federated_data = fb.federate(_numbers(), np.split(np.arange(12), [3, 4, 8]))
     params = Table(jnp.zeros((6, 2), jnp.float32), jnp.ones(2, jnp.float32))
     plain = fb.fedavg(_table_loss, 0.1, steps=2, batch_size=2)
-    algorithm, key = wrap(plain, federation), jax.random.key(3)
+    algorithm, key = wrap(plain, federated_data), jax.random.key(3)
     without = (_selected, _private, _by_tree)
     central = None if wrap in without else fb.shard_of(_numbers())
-    what = (algorithm, params, federation, key)
+    what = (algorithm, params, federated_data, key)
     settings: dict[str, Any] = {"rounds": 3, "cohort": 2}
     run = fb.simulate(*what, **settings, chunk=1, central=central).complete()
     wired = Wired(*what, tmp_path, **settings, every=3, central=central)

@@ -13,7 +13,7 @@ import fedblend as fb
 
 COUNTS = (1, 3, 20, 20)
 MODEL = fb.models.softmax(4, 3)
-LOSS = fb.objectives.cross_entropy(MODEL.apply)
+LOSS = fb.losses.cross_entropy(MODEL.apply)
 WORK: Any = {"steps": 2, "batch_size": 8}
 # Those that take rows apart, or several batches a step.
 PERSONAL = {
@@ -24,7 +24,7 @@ PERSONAL = {
 
 
 @pytest.fixture(scope="module")
-def federation():
+def federated_data():
     draws = np.random.default_rng(0)
     rows = (
         draws.normal(size=(sum(COUNTS), 4)).astype(np.float32),
@@ -36,25 +36,25 @@ def federation():
     return fb.federate(rows, parts, validation=0.2)
 
 
-def test_these_clients_are_poor(federation):
-    assert federation.train.counts[0] < WORK["batch_size"]
-    assert federation.validation.counts[0] == 0
-    assert set(federation.train.rows(1)[1].tolist()) == {0}
+def test_these_clients_are_poor(federated_data):
+    assert federated_data.train.counts[0] < WORK["batch_size"]
+    assert federated_data.validation.counts[0] == 0
+    assert set(federated_data.train.rows(1)[1].tolist()) == {0}
 
 
 @pytest.mark.parametrize("name", PERSONAL)
-def test_poor_clients_get_finite_models(name, federation):
+def test_poor_clients_get_finite_models(name, federated_data):
     run = fb.simulate(
         PERSONAL[name](),
         MODEL.init,
-        federation,
+        federated_data,
         jax.random.key(0),
         rounds=2,
         every=2,
         measure={"loss": fb.metrics.mean_loss(LOSS)},
     ).complete()
     assert run.records[-1].rejected == 0
-    for client in range(federation.clients):
+    for client in range(federated_data.clients):
         for leaf in jax.tree.leaves((run.personal(client), run.client(client))):
             if np.issubdtype(leaf.dtype, np.floating):
                 assert np.isfinite(leaf).all()

@@ -27,7 +27,7 @@ from runs import (
 
 import fedblend as fb
 from fedblend import keys
-from fedblend.objectives import objective
+from fedblend.losses import objective
 from problems import spoiled
 
 SEED_WITHOUT_CLIENT_0 = 12
@@ -48,7 +48,7 @@ def counted_run(name: str):
     run = fb.simulate(
         algorithm._replace(client=counted),
         problem().params,
-        problem().federation,
+        problem().federated_data,
         jax.random.key(0),
         **{**SETTINGS, "cohort": cohort_of(name)},
     )
@@ -161,19 +161,19 @@ def test_any_chunk_gives_the_same_run_to_rounding(name, chunk):
 
 
 def _shard(client):
-    return problem().federation.train.shard(client)
+    return problem().federated_data.train.shard(client)
 
 
 def _first_words(name, shard):
     algorithm = CASES[name](problem())
-    hello, state = algorithm.enroll(problem().params, shard, jax.random.key(0))
-    heard = fb.Heard(hello, jnp.ones(()), jnp.ones((), jnp.int32))
-    down, _ = algorithm.start(problem().params, heard, None, jax.random.key(0))
+    join, state = algorithm.enroll(problem().params, shard, jax.random.key(0))
+    aggregate = fb.Aggregate(join, jnp.ones(()), jnp.ones((), jnp.int32))
+    down, _ = algorithm.start(problem().params, aggregate, None, jax.random.key(0))
     return algorithm.tell(down, algorithm.ask(state, shard)), state
 
 
 def _mean_loss(models) -> float:
-    train, loss = problem().federation.train, problem().loss
+    train, loss = problem().federated_data.train, problem().loss
     rows = [fb.Batch(train.rows(client)) for client in range(CLIENTS)]
     pairs = zip(models, rows, strict=True)
     return float(np.mean([objective(loss, model, batch) for model, batch in pairs]))

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Structure and dtypes of everything that is kept or said never change.
 
-The whole product of wrappers and algorithms, by shapes alone: no arithmetic is done.
+The whole product of transforms and algorithms, by shapes alone: no arithmetic is done.
 """
 
 from typing import Any
@@ -15,7 +15,7 @@ from registry import CASES, PRODUCT
 
 import problems
 from fedblend import keys, trees
-from fedblend.core import Heard
+from fedblend.core import Aggregate
 
 PROBLEMS = {
     "quadratics": problems.quadratics(),
@@ -29,8 +29,8 @@ PROBLEMS = {
 
 
 def rounds_by_shape(algorithm, problem, rounds: int = 2):
-    """The kept and said of enrolment and some rounds: no arithmetic is done."""
-    shard = jax.device_put(problem.federation.train.shard(1))
+    """The kept and said of enrollment and some rounds: no arithmetic is done."""
+    shard = jax.device_put(problem.federated_data.train.shard(1))
     root = jax.random.key(0)
     share, count = jnp.ones((), jnp.float32), jnp.ones((), jnp.int32)
     # A second round of the same shapes is not traced again.
@@ -39,18 +39,18 @@ def rounds_by_shape(algorithm, problem, rounds: int = 2):
     )
 
     def play():
-        hello, client = algorithm.enroll(problem.params, shard, root)
-        heard = Heard(hello, share, count)
-        down, server = algorithm.start(problem.params, heard, None, root)
+        join, client = algorithm.enroll(problem.params, shard, root)
+        aggregate = Aggregate(join, share, count)
+        down, server = algorithm.start(problem.params, aggregate, None, root)
         told, kept, said, models = [], [(client, down, server)], [], []
         for number in range(rounds):
             message = algorithm.tell(down, algorithm.ask(client, shard))
             key = keys.at(root, "client", number, 1)
             up, client = client_round(message, client, shard, key)
-            up = up._replace(slope=None, stretch=None)
+            up = up._replace(mean_gradient=None, step_sum=None)
             decoded = algorithm.decode(up)
-            heard = Heard(decoded, share, count)
-            down, server = server_round(heard, down, server, None, root)
+            aggregate = Aggregate(decoded, share, count)
+            down, server = server_round(aggregate, down, server, None, root)
             told.append(message)
             kept.append((client, down, server))
             said.append((up, decoded))
@@ -112,6 +112,6 @@ def test_a_state_that_changes_its_dtype_is_refused_in_one_line():
     ):
         with pytest.raises(TypeError, match=rf"^{line}.* from .*float32"):
             fb.simulate(
-                *(broken, problem.params, problem.federation, jax.random.key(0)),
+                *(broken, problem.params, problem.federated_data, jax.random.key(0)),
                 rounds=1,
             )

@@ -14,7 +14,7 @@ from fedblend.data.dataset import (
     one_class_clients,
     require,
 )
-from fedblend.data.partition import (
+from fedblend.data.partition.partitioners import (
     Partition,
     by_key,
     classes_per_client,
@@ -107,10 +107,10 @@ def test_check_refuses_sequences_and_tags_in_one_line(dataset, message):
 def test_sequences_and_tags_become_federations(dataset):
     check(dataset)
     whole = dataset._replace(test_rows=dataset.rows)
-    federation = federation_of(whole, contiguous(4, 2), test="official")
-    assert federation.test is not None
-    assert federation.test.counts.tolist() == [2, 2]
-    assert one_class_clients(federation) == []
+    federated_data = federation_of(whole, contiguous(4, 2), test="official")
+    assert federated_data.test is not None
+    assert federated_data.test.counts.tolist() == [2, 2]
+    assert one_class_clients(federated_data) == []
 
 
 def test_check_accepts():
@@ -120,8 +120,8 @@ def test_check_accepts():
 
 def test_one_class_clients():
     partition = Partition((np.array([0, 3, 6]), np.array([0, 1]), np.array([2])))
-    federation = federation_of(GOOD, partition)
-    assert one_class_clients(federation) == [0, 2]
+    federated_data = federation_of(GOOD, partition)
+    assert one_class_clients(federated_data) == [0, 2]
     many = federation_of(GOOD, iid(60, 25, seed=1))
     labels = [set(many.train.rows(client)[1].tolist()) for client in range(25)]
     alone = [client for client, mine in enumerate(labels) if len(mine) == 1]
@@ -132,26 +132,28 @@ def test_one_class_clients():
 
 
 def test_fractions_are_taken_from_every_client():
-    federation = federation_of(GOOD, iid(60, 6), validation=0.2, test=0.3)
-    assert federation.train.counts.tolist() == [5] * 6
-    assert federation.validation is not None
-    assert federation.validation.counts.tolist() == [2] * 6
-    assert federation.test is not None
-    assert federation.test.counts.tolist() == [3] * 6
-    seen = np.concatenate([s.examples[0].ravel() for s in federation.splits.values()])
+    federated_data = federation_of(GOOD, iid(60, 6), validation=0.2, test=0.3)
+    assert federated_data.train.counts.tolist() == [5] * 6
+    assert federated_data.validation is not None
+    assert federated_data.validation.counts.tolist() == [2] * 6
+    assert federated_data.test is not None
+    assert federated_data.test.counts.tolist() == [3] * 6
+    seen = np.concatenate(
+        [s.examples[0].ravel() for s in federated_data.splits.values()]
+    )
     np.testing.assert_array_equal(np.sort(seen), np.arange(60))
 
 
 def test_official_rows_follow_the_classes():
     partition = classes_per_client(TARGETS, 9, 2, seed=1)
-    federation = federation_of(GOOD, partition, test="official", seed=3)
-    assert federation.test is not None
+    federated_data = federation_of(GOOD, partition, test="official", seed=3)
+    assert federated_data.test is not None
     np.testing.assert_array_equal(
-        np.sort(federation.test.examples[0].ravel()), 1000 + np.arange(30)
+        np.sort(federated_data.test.examples[0].ravel()), 1000 + np.arange(30)
     )
     for client in range(9):
-        train = np.bincount(federation.train.rows(client)[1], minlength=3)
-        test = np.bincount(federation.test.rows(client)[1], minlength=3)
+        train = np.bincount(federated_data.train.rows(client)[1], minlength=3)
+        test = np.bincount(federated_data.test.rows(client)[1], minlength=3)
         # 20 training and 10 test rows a class: half as many, up to rounding
         assert (np.abs(test - train / 2) <= 1).all()
         assert (test[train == 0] == 0).all()
@@ -159,20 +161,20 @@ def test_official_rows_follow_the_classes():
 
 def test_official_rows_of_classes_nobody_holds_are_left_out():
     partition = Partition((np.flatnonzero(TARGETS == 0), np.flatnonzero(TARGETS == 2)))
-    federation = federation_of(GOOD, partition, test="official")
-    assert federation.test is not None
-    assert federation.test.counts.tolist() == [10, 10]
+    federated_data = federation_of(GOOD, partition, test="official")
+    assert federated_data.test is not None
+    assert federated_data.test.counts.tolist() == [10, 10]
 
 
 def test_official_rows_go_to_their_natural_client():
     keys = np.array([f"w{row % 4}" for row in range(60)])
     test_keys = np.array([f"w{row % 5}" for row in range(30)])  # w4 is a stranger
     dataset = classes(keys=keys, test_keys=test_keys)
-    federation = federation_of(dataset, by_key(keys), test="official")
-    assert federation.names == ("w0", "w1", "w2", "w3")
-    assert federation.test is not None
+    federated_data = federation_of(dataset, by_key(keys), test="official")
+    assert federated_data.names == ("w0", "w1", "w2", "w3")
+    assert federated_data.test is not None
     for client in range(4):
-        rows = federation.test.rows(client)[0].ravel() - 1000
+        rows = federated_data.test.rows(client)[0].ravel() - 1000
         np.testing.assert_array_equal(rows, np.arange(client, 30, 5))
     strangers = dataset._replace(test_keys=np.array(["x"] * 30))
     shared = federation_of(strangers, by_key(keys), test="official").test
@@ -185,9 +187,9 @@ def test_official_rows_of_a_regression_follow_the_counts():
         kind="regression", rows=(INPUTS, INPUTS), test_rows=(INPUTS, INPUTS)
     )
     partition = Partition((np.arange(15), np.arange(15, 60)))
-    federation = federation_of(dataset, partition, test="official")
-    assert federation.test is not None
-    assert federation.test.counts.tolist() == [15, 45]
+    federated_data = federation_of(dataset, partition, test="official")
+    assert federated_data.test is not None
+    assert federated_data.test.counts.tolist() == [15, 45]
 
 
 def test_the_seed_decides_who_tests_on_what():

@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedblend.data import download, public
+from fedblend.data import catalog, download
+from fedblend.data.catalog import PublicFile, PublicSet
 from fedblend.data.dataset import DataError, MissingDataError
-from fedblend.data.public import PublicFile, PublicSet
 
 BODY = np.random.default_rng(0).bytes(700_000)
 TEXT = b"1 1:1\n-1 2:0.5\n" * 100
@@ -70,7 +70,7 @@ def toy(monkeypatch, tmp_path):
 
 
 def replace(monkeypatch, tmp_path, *files, **fields):
-    monkeypatch.setitem(public.PUBLIC, "toy", PublicSet("toy", files, **fields))
+    monkeypatch.setitem(catalog.PUBLIC, "toy", PublicSet("toy", files, **fields))
     monkeypatch.setenv("FEDBLEND_DATA", str(tmp_path))
     return tmp_path / "toy" / files[0].name
 
@@ -226,9 +226,9 @@ def test_the_home(monkeypatch):
     assert download.data_home() == Path("/home/me/mine")
 
 
-@pytest.mark.parametrize("name", sorted(public.PUBLIC))
+@pytest.mark.parametrize("name", sorted(catalog.PUBLIC))
 def test_the_list_is_well_formed(name):
-    entry = public.PUBLIC[name]
+    entry = catalog.PUBLIC[name]
     assert entry.obtainable != bool(entry.instruction)
     for file in (*entry.files, *entry.copies):
         assert len(file.checksum) in (32, 64)
@@ -237,7 +237,7 @@ def test_the_list_is_well_formed(name):
     assert not entry.obtainable or all(file.addresses for file in entry.files)
 
 
-@pytest.mark.parametrize("name", sorted(public.PUBLIC))
+@pytest.mark.parametrize("name", sorted(catalog.PUBLIC))
 def test_the_files_here_are_the_listed_ones(name, needs):
     needs(name)
     state = download.status(name, verify=True)

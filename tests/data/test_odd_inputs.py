@@ -5,7 +5,7 @@
 import numpy as np
 import pytest
 
-from fedblend.data import sources
+from fedblend.data import datasets
 from fedblend.data.checks import index_like, wild_scales
 from fedblend.data.dataset import Dataset
 
@@ -106,6 +106,6 @@ def test_pixels_have_one_scale():
     ],
 )
 def test_datasets_that_ship_are_not_odd(name, options, needs):
-    needs(*sources.SOURCES[name].needs[:1])
-    shipped = sources.load(name, **options)
+    needs(*datasets.SOURCES[name].needs[:1])
+    shipped = datasets.load(name, **options)
     assert [*index_like(shipped), *wild_scales(shipped)] == []

@@ -30,7 +30,7 @@ def assert_complete(partition, rows):
 
 
 @st.composite
-def labelled(draw, clients_at_most=12):
+def labeled(draw, clients_at_most=12):
     """Labels (unbalanced, not from 0, with gaps), a number of clients, a seed."""
     classes = draw(st.integers(1, 6))
     sizes = draw(st.lists(st.integers(1, 25), min_size=classes, max_size=classes))
@@ -54,7 +54,7 @@ def test_even_pieces(rows, data):
 
 
 @shapes
-@given(labelled(), st.data())
+@given(labeled(), st.data())
 def test_classes_per_client(problem, data):
     labels, clients, seed = problem
     names, sizes = np.unique(labels, return_counts=True)
@@ -94,7 +94,7 @@ def test_class_pairs_of_ones_own():
 
 
 @shapes
-@given(labelled(), st.sampled_from([1e-3, 0.1, 1.0, 100.0, 1e6]), st.integers(0, 5))
+@given(labeled(), st.sampled_from([1e-3, 0.1, 1.0, 100.0, 1e6]), st.integers(0, 5))
 def test_dirichlet(problem, concentration, minimum):
     labels, clients, seed = problem
     minimum = min(minimum, len(labels) // clients)
@@ -134,7 +134,7 @@ def test_topping_up_takes_from_the_largest_only():
 
 
 @shapes
-@given(labelled(), st.integers(1, 3))
+@given(labeled(), st.integers(1, 3))
 def test_shards(problem, per_client):
     labels, clients, seed = problem
     if clients * per_client > len(labels):

@@ -17,7 +17,7 @@ import problems
 
 RATE, STEPS, MU = 0.25, 10, 0.8
 on = problems.quadratics()
-COUNTS = on.federation.train.counts
+COUNTS = on.federated_data.train.counts
 LIMIT: dict[str, Any] = {"rtol": 0, "atol": 3e-6}
 """Float32 at a fixed point of size 1, contracted by a half every round."""
 AWAY = 1e-2
@@ -28,7 +28,7 @@ def end(algorithm, weights, rounds=300, cohort=None):
     run = fb.simulate(
         algorithm,
         on.params,
-        on.federation,
+        on.federated_data,
         jax.random.key(0),
         rounds=rounds,
         every=rounds,
@@ -85,9 +85,9 @@ def test_scaffold_ends_at_the_optimum_with_many_local_steps(weights):
     np.testing.assert_allclose(done.shared, best, **LIMIT)
     matrices, vectors = problems.client_matrices(on)
     for client in range(7):
-        slope = matrices[client] @ best - vectors[client]
+        mean_gradient = matrices[client] @ best - vectors[client]
         np.testing.assert_allclose(
-            done.client(client).control, slope, rtol=0, atol=1e-5
+            done.client(client).control, mean_gradient, rtol=0, atol=1e-5
         )
 
 
@@ -117,10 +117,10 @@ def test_means_are_averaged_by_count():
     run = fb.simulate(
         fb.fedavg(same.loss, 0.5, steps=3, batch_size=None),
         same.params,
-        same.federation,
+        same.federated_data,
         jax.random.key(0),
         rounds=40,
         every=40,
     )
-    rows = same.federation.train.examples[1]
+    rows = same.federated_data.train.examples[1]
     np.testing.assert_allclose(run.complete().shared, rows.mean(axis=0), **LIMIT)

@@ -28,7 +28,7 @@ def run(algorithm, problem=on, rounds=3, cohort=4, seed=0, **settings):
     return fb.simulate(
         algorithm,
         problem.params,
-        problem.federation,
+        problem.federated_data,
         jax.random.key(seed),
         rounds=rounds,
         cohort=cohort,
@@ -98,9 +98,9 @@ def test_scaffold_begins_as_fedavg():
 
 def test_scaffold_is_fedavg_where_all_clients_are_alike():
     row = problems.quadratics(counts=(1,))
-    rows = [np.repeat(leaf, 7, axis=0) for leaf in row.federation.train.examples]
-    federation = fb.federate(tuple(rows), np.split(np.arange(7), 7))
-    alike = row._replace(federation=federation)
+    rows = [np.repeat(leaf, 7, axis=0) for leaf in row.federated_data.train.examples]
+    federated_data = fb.federate(tuple(rows), np.split(np.arange(7), 7))
+    alike = row._replace(federated_data=federated_data)
     methods = (fb.scaffold, fb.fedavg)
     ends = [run(m(on.loss, RATE, **full), alike, cohort=7).shared for m in methods]
     close(*ends)
@@ -184,9 +184,9 @@ def test_a_nudge_is_a_linear_term_of_every_clients_loss(build):
     push = jnp.asarray([0.3, -0.2, 0.1], jnp.float32)
     plain = build(on.loss)
 
-    def start(params, heard, central, key):
-        down, server = plain.start(params, heard, central, key)
-        return down._replace(nudge=push), server
+    def start(params, aggregate, central, key):
+        down, server = plain.start(params, aggregate, central, key)
+        return down._replace(correction=push), server
 
     nudged = run(plain._replace(start=start), rounds=1)
     tilted = run(build(lambda x, rows: on.loss(x, rows) + x @ push), rounds=1)

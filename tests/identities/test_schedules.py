@@ -10,7 +10,7 @@ import pytest
 import fedblend as fb
 import problems
 from fedblend.local import resolve
-from fedblend.runtime.precision import precision
+from fedblend.simulation.precision import precision
 
 on = problems.quadratics()
 STEPS_BY_CLIENT = np.array([1, 3, 2, 4, 1, 2, 3])
@@ -24,7 +24,7 @@ def schedule(count):
 def trained_by_hand(steps, unit):
     """Everyone takes part; step s of a client's round t has the rate it should."""
     matrices, vectors = problems.client_matrices(on)
-    counts = on.federation.train.counts
+    counts = on.federated_data.train.counts
     x = np.asarray(on.params, float)
     for number in range(ROUNDS):
         reached = []
@@ -45,7 +45,12 @@ def test_the_rate_follows_the_schedule(unit, steps):
         on.loss, fb.Scheduled(schedule, unit), steps=steps, batch_size=None
     )
     run = fb.simulate(
-        algorithm, on.params, on.federation, jax.random.key(0), rounds=ROUNDS, every=2
+        algorithm,
+        on.params,
+        on.federated_data,
+        jax.random.key(0),
+        rounds=ROUNDS,
+        every=2,
     )
     wanted = trained_by_hand(np.broadcast_to(steps, 7), unit)
     # Some 20 float32 steps on parameters of size 1.
@@ -56,7 +61,7 @@ def test_a_schedule_inside_optax_starts_anew_every_round():
     plain = fb.fedavg(on.loss, optax.sgd(schedule), steps=1, batch_size=None)
     fixed = fb.fedavg(on.loss, 0.3, steps=1, batch_size=None)
     ends = [
-        fb.simulate(a, on.params, on.federation, jax.random.key(0), rounds=ROUNDS)
+        fb.simulate(a, on.params, on.federated_data, jax.random.key(0), rounds=ROUNDS)
         for a in (plain, fixed)
     ]
     np.testing.assert_allclose(ends[0].shared, ends[1].shared, rtol=1e-6)
@@ -68,8 +73,8 @@ def test_a_rate_made_of_whole_numbers_is_as_wide_as_the_model(unit):
         rule = resolve(
             fb.Scheduled(lambda count: 1 / (count + 2), unit), jax.numpy.int32(1), 1
         )
-        slope = np.ones(1)
-        step, _ = rule.update(slope, rule.init(slope))  # pyright: ignore
+        mean_gradient = np.ones(1)
+        step, _ = rule.update(mean_gradient, rule.init(mean_gradient))  # pyright: ignore
         assert abs(float(step[0]) + 1 / 3) < 1e-15  # pyright: ignore
 
 

@@ -9,8 +9,8 @@ from flax import nnx
 
 from fedblend.core import Shard
 from fedblend.local import descend
+from fedblend.losses import cross_entropy, gradient
 from fedblend.models import from_equinox, from_flax
-from fedblend.objectives import cross_entropy, gradient
 
 KEY = jax.random.key(0)
 RNG = np.random.default_rng(0)

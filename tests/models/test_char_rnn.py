@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from fedblend import trees
+from fedblend.losses import sequence_cross_entropy
 from fedblend.models import build, char_rnn
-from fedblend.objectives import sequence_cross_entropy
 
 KEY = jax.random.key(0)
 CELL = pytest.mark.parametrize("cell", ["lstm", "gru"])

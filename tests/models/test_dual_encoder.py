@@ -1,6 +1,6 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""The dual encoder against NumPy loops, and its regulariser against all pairs."""
+"""The dual encoder against NumPy loops, and its regularizer against all pairs."""
 
 import jax
 import jax.numpy as jnp

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from fedblend import trees
+from fedblend.losses import cross_entropy
 from fedblend.models import MODELS, build, cnn, large_cnn, logistic, mlp, softmax
-from fedblend.objectives import cross_entropy
 
 KEY = jax.random.key(0)
 
@@ -63,7 +63,7 @@ def test_rows_may_come_flattened(name):
 
 
 @pytest.mark.parametrize("name", ["mlp", "cnn", "large_cnn"])
-def test_initialisation_keeps_the_scale_and_depends_on_the_key(name):
+def test_initialization_keeps_the_scale_and_depends_on_the_key(name):
     model = build(name, (20, 20), 10)
     init = jax.jit(model.init)
     one, other = init(KEY), init(jax.random.key(1))

@@ -22,8 +22,8 @@ import transcriptions as paper  # noqa: E402
 import fedblend as fb  # noqa: E402
 import problems  # noqa: E402
 from fedblend import keys  # noqa: E402
-from fedblend.data.batches import random_rows  # noqa: E402
-from fedblend.runtime.cohort import cohorts  # noqa: E402
+from fedblend.shards import random_rows  # noqa: E402
+from fedblend.simulation.sampling import cohorts  # noqa: E402
 
 RATE, ROUNDS, COHORT = 0.2, 9, 4
 SAME = np.full(7, 5)
@@ -34,7 +34,7 @@ root = jax.random.key(7)
 start = np.asarray(on.params)
 rounds = cohorts(root, list(range(ROUNDS)), 7, COHORT).tolist()
 matrices, vectors = problems.client_matrices(on)
-by_count = paper.Quadratic(matrices, vectors, on.federation.train.counts)
+by_count = paper.Quadratic(matrices, vectors, on.federated_data.train.counts)
 uniform = paper.Quadratic(matrices, vectors, np.ones(7))
 full: dict[str, Any] = {"batch_size": None}
 
@@ -44,7 +44,7 @@ def run(algorithm, weights):
     return fb.simulate(
         algorithm,
         on.params,
-        on.federation,
+        on.federated_data,
         root,
         rounds=ROUNDS,
         cohort=COHORT,
@@ -60,7 +60,7 @@ def personal(run):
 
 def gap(ours, theirs) -> float:
     assert np.asarray(ours).dtype == np.float64
-    assert np.abs(theirs - start).max() > 1e-2, "nothing was learnt"
+    assert np.abs(theirs - start).max() > 1e-2, "nothing was learned"
     return float(np.abs(np.asarray(ours) - theirs).max())
 
 
@@ -108,7 +108,7 @@ def scaffold_gaps():
 
 def svrg_gaps():
     """Batches and coins are fedblend's; what is done with them is the paper's."""
-    train, refresh = on.federation.train, 0.4
+    train, refresh = on.federated_data.train, 0.4
     batches, coins = [], []
     for number in range(ROUNDS):
         own = [keys.at(root, "client", number, client) for client in range(7)]
@@ -129,7 +129,7 @@ def svrg_gaps():
         yield f"svrg, {weights}: model", done.shared, x
         anchor = np.stack([state.anchor for state in states])
         yield f"svrg, {weights}: anchors", anchor, anchors
-        slope = np.stack([state.slope for state in states])
+        slope = np.stack([state.mean_gradient for state in states])
         yield f"svrg, {weights}: slopes", slope, slopes
 
 
@@ -140,7 +140,7 @@ def personal_gaps():
     inner = fb.fedavg(on.loss, RATE, steps=5, **full)
     tuned = run(fb.finetune(inner, on.loss, 0.1, steps=4, **full), "by_count")
     shared = paper.fedavg(by_count, start, rounds, RATE, SAME)
-    theirs = paper.localised(by_count, shared, 0.1, np.full(7, 4))
+    theirs = paper.localized(by_count, shared, 0.1, np.full(7, 4))
     yield "finetune", personal(tuned), theirs
 
 
@@ -163,7 +163,7 @@ def meta_gaps():
                 yield (
                     f"{case}: personal",
                     personal(done),
-                    paper.localised(problem, x, 0.1, steps),
+                    paper.localized(problem, x, 0.1, steps),
                 )
 
 

@@ -22,9 +22,9 @@ import apfl_transcription as paper  # noqa: E402
 import fedblend as fb  # noqa: E402
 import problems  # noqa: E402
 from fedblend import keys, mixing  # noqa: E402
-from fedblend.data.batches import part, random_rows  # noqa: E402
-from fedblend.objectives import objective, squared_error  # noqa: E402
-from fedblend.runtime.cohort import cohorts  # noqa: E402
+from fedblend.losses import objective, squared_error  # noqa: E402
+from fedblend.shards import part, random_rows  # noqa: E402
+from fedblend.simulation.sampling import cohorts  # noqa: E402
 from fedblend.theory.apfl import Decay  # noqa: E402
 
 COUNTS, DIM, RATE, ROUNDS, COHORT = (5, 2, 6, 3, 7), 3, 0.2, 7, 3
@@ -50,10 +50,10 @@ def apply(params: Line, inputs):
 rng = np.random.default_rng(0)
 rows = rng.standard_normal((sum(COUNTS), DIM)), rng.standard_normal(sum(COUNTS))
 loss = squared_error(apply)
-federation = fb.federate(
+federated_data = fb.federate(
     rows, np.split(np.arange(len(rows[1])), np.cumsum(COUNTS)[:-1])
 )
-train = federation.train
+train = federated_data.train
 own_rows = [train.rows(i) for i in range(CLIENTS)]
 by_hand = paper.LeastSquares(
     [np.column_stack([x, np.ones(len(x))]) for x, _ in own_rows],
@@ -72,7 +72,7 @@ def flat(params: Line):
 
 def run(algorithm):
     return fb.simulate(
-        *(algorithm, line(begin), federation, root),
+        *(algorithm, line(begin), federated_data, root),
         rounds=ROUNDS,
         cohort=COHORT,
         every=ROUNDS,
@@ -155,8 +155,8 @@ def other_gaps():
 def slope_gaps():
     """One step's change of alpha against central differences, on a network."""
     network = fb.models.mlp(2, 3, hidden=(4,), activation="tanh", dtype=jnp.float64)
-    cross = fb.objectives.cross_entropy(network.apply)
-    on = problems.classes().federation.train
+    cross = fb.losses.cross_entropy(network.apply)
+    on = problems.classes().federated_data.train
     shard, whole = jax.device_put(on.shard(4)), fb.Batch(on.rows(4))
     one, two = (network.init(jax.random.key(seed)) for seed in (0, 1))
     down, slopes = fb.Down(one, jnp.zeros((), jnp.int32)), []
@@ -173,7 +173,7 @@ def slope_gaps():
 
 
 def limit_gaps():
-    """How far long training stays from each client's own minimiser."""
+    """How far long training stays from each client's own minimizer."""
     on = problems.quadratics()
     matrices, vectors = problems.client_matrices(on)
     alone = np.stack(
@@ -187,7 +187,7 @@ def limit_gaps():
             return fb.apfl(on.loss, rate, alpha=alpha, learn="fixed", **work)
 
         done = fb.simulate(
-            *(build, on.params, on.federation, root),
+            *(build, on.params, on.federated_data, root),
             rounds=1000,
             every=1000,
             over=jnp.asarray(rates),

@@ -22,7 +22,7 @@ import flix_transcription as paper  # noqa: E402
 import fedblend as fb  # noqa: E402
 import problems  # noqa: E402
 from fedblend import compress, keys  # noqa: E402
-from fedblend.data.sources.quadratics import quadratic_loss  # noqa: E402
+from fedblend.data.datasets.quadratics import quadratic_loss  # noqa: E402
 
 ROUNDS, CLIENTS, DIM, L2 = 12, 7, 5, 0.1
 ALPHA = np.array([0.9, 0.3, 0.5, 1.0, 0.05, 0.7, 0.0])
@@ -36,7 +36,7 @@ params = jax.numpy.linspace(-1.0, 1.0, DIM)
 def quadratics():
     on = problems.quadratics(dim=DIM, seed=5)
     pairs = zip(*problems.client_matrices(on), strict=True)
-    return on.federation, quadratic_loss, [paper.Quadratic(*pair) for pair in pairs]
+    return on.federated_data, quadratic_loss, [paper.Quadratic(*pair) for pair in pairs]
 
 
 def logistic():
@@ -45,11 +45,11 @@ def logistic():
     labels = (inputs @ rng.standard_normal(DIM) + rng.standard_normal(len(inputs))) > 0
     ends = np.cumsum(problems.COUNTS)
     parts = np.split(np.arange(ends[-1]), ends[:-1])
-    federation = fb.federate((inputs, labels.astype(np.int32)), parts)
-    loss = fb.objectives.l2(fb.objectives.logistic(lambda x, a: a @ x), L2)
+    federated_data = fb.federate((inputs, labels.astype(np.int32)), parts)
+    loss = fb.losses.l2(fb.losses.logistic(lambda x, a: a @ x), L2)
     signs = np.where(labels, 1.0, -1.0)
     clients = [paper.Logistic(inputs[rows], signs[rows], L2) for rows in parts]
-    return federation, loss, clients
+    return federated_data, loss, clients
 
 
 def sent(vector, number, client, purpose):
@@ -61,11 +61,11 @@ def sent(vector, number, client, purpose):
     return vector * kept * DIM / K[client]
 
 
-def comparisons(name, federation, loss, clients):
+def comparisons(name, federated_data, loss, clients):
     smooth = np.array([client.smooth for client in clients])
-    solver = fb.pure_local.newton(loss, tolerance=1e-13)
+    solver = fb.solvers.newton(loss, tolerance=1e-13)
 
-    def descent(step, average="minimiser"):
+    def descent(step, average="minimizer"):
         def method(mixed):
             return fb.fedavg(mixed, step, steps=1, batch_size=None)
 
@@ -75,7 +75,7 @@ def comparisons(name, federation, loss, clients):
 
     def run(algorithm, rounds=ROUNDS):
         started = fb.simulate(
-            *(algorithm, params, federation, root), rounds=rounds, every=5, chunk=3
+            *(algorithm, params, federated_data, root), rounds=rounds, every=5, chunk=3
         )
         return started.complete()
 

@@ -23,7 +23,7 @@ import relatives_transcription as paper  # noqa: E402
 
 import fedblend as fb  # noqa: E402
 import problems  # noqa: E402
-from fedblend.runtime.cohort import cohorts  # noqa: E402
+from fedblend.simulation.sampling import cohorts  # noqa: E402
 
 RATE, ROUNDS, COHORT, SPLIT = 0.2, 9, 4, 2
 
@@ -38,7 +38,7 @@ full: dict[str, Any] = {"batch_size": None}
 def new_run(algorithm, params=on.params, cohort=COHORT):
     """fedblend's run of the same rounds; its chunks are padded."""
     return fb.simulate(
-        *(algorithm, params, on.federation, root),
+        *(algorithm, params, on.federated_data, root),
         rounds=ROUNDS,
         cohort=cohort,
         chunk=3,
@@ -93,7 +93,7 @@ def agnostic_gaps():
 
 
 def mapper_gaps():
-    train = on.federation.train
+    train = on.federated_data.train
     rows = [train.rows(client) for client in range(7)]
     weights = np.linspace(0, 1, 5)
     fitted = {"alpha": 0.3, "grid": 5, "held_out": 0.4}

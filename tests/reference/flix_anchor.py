@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Optimal values of FLIX on ijcnn1, through the engine in float64; prints JSON.
 
-Eight contiguous clients, an intercept column that is regularised too, l2 = 0.1, alpha
+Eight contiguous clients, an intercept column that is regularized too, l2 = 0.1, alpha
 from 0.1 to 1 as one sweep; DGD at its theoretical step, and DIANA with rand-k at its
 own.
 """
@@ -18,23 +18,23 @@ import numpy as np  # noqa: E402
 
 import fedblend as fb  # noqa: E402
 from fedblend.compress import rand_k  # noqa: E402
-from fedblend.wrap import diana  # noqa: E402
+from fedblend.transforms import diana  # noqa: E402
 
 CLIENTS, L2, K = 8, 0.1, 6
 ALPHAS = np.arange(1, 11) / 10
 
 
 def main() -> None:
-    data = fb.sources.libsvm("ijcnn1", intercept=True, dtype="float64")
+    data = fb.datasets.libsvm("ijcnn1", intercept=True, dtype="float64")
     parts = fb.partition.contiguous(len(data.rows[1]), CLIENTS)
-    federation = fb.federate(data.rows, parts)
+    federated_data = fb.federate(data.rows, parts)
     dim = data.rows[0].shape[1]
     model = fb.models.logistic(dim, intercept=False, dtype=jnp.float64)
-    loss = fb.objectives.l2(fb.objectives.logistic(model.apply), L2)
+    loss = fb.losses.l2(fb.losses.logistic(model.apply), L2)
     smooth = np.array(
-        [_smoothness(federation.train.rows(i)[0]) for i in range(CLIENTS)]
+        [_smoothness(federated_data.train.rows(i)[0]) for i in range(CLIENTS)]
     )
-    local = fb.pure_local.newton(loss, tolerance=1e-11)
+    local = fb.solvers.newton(loss, tolerance=1e-11)
     omega = dim / K - 1
 
     def dgd(alpha):
@@ -55,7 +55,7 @@ def main() -> None:
         run = fb.simulate(
             build,
             model.init,
-            federation,
+            federated_data,
             jax.random.key(0),
             rounds=rounds,
             every=rounds,
@@ -63,8 +63,8 @@ def main() -> None:
             measure={"loss": fb.metrics.mean_loss(loss)},
         )
         values[name] = [
-            lane["measures"]["train"]["personal"]["loss"]["mean"]
-            for lane in run.summary()
+            replica["measures"]["train"]["personal"]["loss"]["mean"]
+            for replica in run.summary()
         ]
     print(json.dumps(values))
 

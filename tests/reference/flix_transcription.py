@@ -3,7 +3,7 @@
 """The FLIX paper's algorithms 1 to 3 in NumPy loops, literally; nothing of fedblend.
 
 Gasanov, Khaled, Horváth and Richtárik, FLIX (first named FedMix). A client is an object
-with ``gradient``, ``smooth`` (L_i) and ``best`` (x_i, its minimiser). Compressors are
+with ``gradient``, ``smooth`` (L_i) and ``best`` (x_i, its minimizer). Compressors are
 given: ``sent(vector, k, i)`` is C_i(vector) in round k.
 """
 

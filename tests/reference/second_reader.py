@@ -1,6 +1,6 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""The personalised family, a second time, from the papers' equations alone.
+"""The personalized family, a second time, from the papers' equations alone.
 
 Plain NumPy in float64, all rows in every step. ``w`` is the shared model; ``cohorts``
 says who takes part in each round; the server's mean counts every client once. The

@@ -41,7 +41,7 @@ def test_mixtures_of_outputs_and_of_parameters_differ_on_networks(gaps):
     assert gaps["slopes apart"] > 1e-3
 
 
-def test_long_training_with_one_step_a_round_leads_to_each_clients_own_minimiser(gaps):
+def test_long_training_with_one_step_a_round_leads_to_each_clients_own_minimizer(gaps):
     assert gaps["limit, 1 steps, rate 0.4"] < 1e-5
 
 

@@ -1,6 +1,6 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""Handed-back rows, populations and nudges of some parameters, in plain NumPy.
+"""Handed-back rows, populations and corrections of some parameters, in plain NumPy.
 
 Everything in float64 and from the equations alone: logistic losses, all rows in every
 step, cohorts read off the run's own draws.
@@ -14,9 +14,10 @@ import pytest
 from second_reader import apfl_visit, slope
 
 import fedblend as fb
-from fedblend.runtime.cohort import drawing, settled
-from fedblend.runtime.precision import precision
-from fedblend.wrap import central, nudge_only
+from fedblend.simulation.precision import precision
+from fedblend.simulation.sampling import drawing, settled
+from fedblend.transforms import partial_correction
+from fedblend.transforms.mixed_fl import central_loss
 
 DIM, RATE, ROOT = 3, 0.3, jax.random.key(3)
 COUNTS = (7, 1, 12, 3, 5)
@@ -33,7 +34,7 @@ def float64():
         yield
 
 
-def federation():
+def federated_data():
     rng = np.random.default_rng(4)
     x = rng.normal(size=(sum(COUNTS), DIM))
     y = np.sign(rng.normal(size=len(x)) + x[:, 0])
@@ -47,7 +48,7 @@ def everyone(on):
 @pytest.mark.parametrize("learn", ["step", "round"])
 def test_held_out_rows_are_handed_back(learn):
     """Deng et al., with alpha on the first rows of a client until round 3."""
-    on, share, until, steps, pace = federation(), 0.4, 3, 2, 0.7
+    on, share, until, steps, pace = federated_data(), 0.4, 3, 2, 0.7
     start, rounds = np.array([0.3, -0.2, 0.1]), 5
     w, v, a = start, [start.copy() for _ in COUNTS], [0.4] * len(COUNTS)
     cohorts = drawing(len(COUNTS), 3)(ROOT, range(rounds))
@@ -102,7 +103,9 @@ def test_alpha_stays_even_if_its_optimizer_moves_without_a_slope():
     )
     alphas = []
     for rounds in (2, 4):
-        run = fb.simulate(algorithm, jnp.zeros(DIM), federation(), ROOT, rounds=rounds)
+        run = fb.simulate(
+            algorithm, jnp.zeros(DIM), federated_data(), ROOT, rounds=rounds
+        )
         run.complete()
         alphas.append([float(run.client(i).alpha) for i in range(len(COUNTS))])
     assert alphas[0] == alphas[1]
@@ -114,7 +117,7 @@ def test_alpha_stays_even_if_its_optimizer_moves_without_a_slope():
 def test_a_round_of_populations(by_count):
     """w_p over the drawn part of each population, by hand, for clients of all sizes."""
     of, weights, sizes = np.array([1, 0, 1, 0, 1]), (0.7, 0.3), (2, 1)
-    on, rounds = federation(), 6
+    on, rounds = federated_data(), 6
     strata, size = settled(fb.Strata(of, weights, sizes), len(COUNTS))
     cohorts = drawing(len(COUNTS), size, strata)(ROOT, range(rounds))
     own = np.array(COUNTS) if by_count else np.ones(len(COUNTS))
@@ -145,7 +148,7 @@ def test_a_round_of_populations(by_count):
 @pytest.mark.parametrize("how", ["one_way", "two_way"])
 def test_a_nudge_of_some_parameters(how):
     """Mixed FL with the paper's w_f and w_c, and a server's loss of "table" alone."""
-    on, steps, rounds = federation(), 2, 4
+    on, steps, rounds = federated_data(), 2, 4
     w_f, w_c, target = 0.6, 0.4, np.array([1.0, -2.0])
 
     def loss(here, rows):
@@ -180,14 +183,14 @@ def test_a_nudge_of_some_parameters(how):
         each = np.array(slopes).reshape(len(data), steps, DIM).mean(axis=1)
         told, borrowed = np.mean(central_slopes, axis=0), parts @ each
         w = (x_f + x_c) / 2
-    server = central.of_parameters(
+    server = central_loss.of_parameters(
         lambda here: jnp.square(here["table"] - target).sum() / 2
     )
     clients = fb.fedavg(loss, RATE, steps=steps, batch_size=None)
-    mixed = fb.mixed(clients, server, how=how, weights=(w_f, w_c), steps=steps)
+    mixed = fb.mixed_fl(clients, server, how=how, weights=(w_f, w_c), steps=steps)
     start = {"table": jnp.array([0.2, 0.1]), "rest": jnp.array([-0.3])}
     run = fb.simulate(
-        *(nudge_only(mixed, ["table"]), start, on, ROOT), rounds=rounds
+        *(partial_correction(mixed, ["table"]), start, on, ROOT), rounds=rounds
     ).complete()
     found = np.concatenate([run.shared["table"], run.shared["rest"]])
     np.testing.assert_allclose(found, w, atol=1e-12)

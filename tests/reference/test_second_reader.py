@@ -1,10 +1,10 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""The personalised family against ``second_reader``, on full batches in float64.
+"""The personalized family against ``second_reader``, on full batches in float64.
 
 Logistic regression (a Hessian that is not constant), five clients of uneven size of
 which three take part in a round, several local steps. What is compared is the shared
-model, what every client would deploy, and the weights that were learnt.
+model, what every client would deploy, and the weights that were learned.
 """
 
 from typing import Any
@@ -17,8 +17,8 @@ import second_reader as paper
 
 import fedblend as fb
 from fedblend.algorithms.l2gd import L2gdClient, Tosses
-from fedblend.runtime.cohort import cohorts
-from fedblend.runtime.precision import precision
+from fedblend.simulation.precision import precision
+from fedblend.simulation.sampling import cohorts
 
 COUNTS, DIM, ROUNDS, STEPS = (3, 2, 6, 4, 5), 3, 4, 3
 CLIENTS, ROWS = len(COUNTS), sum(COUNTS)
@@ -152,7 +152,7 @@ def test_l2gd_with_the_coins_that_fell():
 
 
 def test_l2gds_slope_is_the_mean_gradient():
-    """No model shows it: wrappers use it, and an int32 divides in float32."""
+    """No model shows it: transforms use it, and an int32 divides in float32."""
     train = fb.federate((INPUTS, LABELS), PARTS).train
     none, three = jnp.int32(0), jnp.int32(3)
     down = fb.Down(jnp.asarray(BEGIN), none, extra=Tosses(none, three))
@@ -160,7 +160,7 @@ def test_l2gds_slope_is_the_mean_gradient():
         *(down, L2gdClient(down.shared), jax.device_put(train.shard(2))),
         jax.random.key(0),
     )
-    same(up.slope, -up.delta / (3 * 0.3))
+    same(up.mean_gradient, -up.delta / (3 * 0.3))
 
 
 def test_fedrep():

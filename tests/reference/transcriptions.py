@@ -196,7 +196,7 @@ def local_only(problem, x, cohorts, rate, steps):
     return np.stack(own)
 
 
-def localised(problem, x, rate, steps):
+def localized(problem, x, rate, steps):
     """The shared model after some local steps at every client."""
     return np.stack(
         [local_sgd(problem, i, x, rate, steps[i]) for i in range(problem.clients)]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fedblend.metrics import over_clients
-from fedblend.runtime.record import Evidence
+from fedblend.simulation.result import Evidence
 
 CLIENTS = 4
 LEVELS = {"shared": 0.5, "local": 0.7, "personal": 0.8}

@@ -9,10 +9,10 @@ from typing import get_args
 
 import pytest
 
-from fedblend.experiment import sections, work
-from fedblend.experiment.config import check
-from fedblend.experiment.privacy import Privacy
-from fedblend.experiment.registry import ALGORITHMS
+from fedblend.config.config import check
+from fedblend.config.privacy import Privacy
+from fedblend.config.registry import ALGORITHMS
+from fedblend.config.schema import local_work, tables
 
 HOME = Path(__file__).parents[2]
 
@@ -37,13 +37,13 @@ def test_the_fragments_in_the_key_list_are_valid():
 
 
 def classes() -> dict[str, type]:
-    data = get_args(get_args(sections.AnyData)[0])
-    rules = [get_args(one)[0] for one in get_args(get_args(work.Rule)[0])]
-    schedules = get_args(get_args(work.Schedule)[0])
+    data = get_args(get_args(tables.AnyData)[0])
+    rules = [get_args(one)[0] for one in get_args(get_args(local_work.Rule)[0])]
+    schedules = get_args(get_args(local_work.Schedule)[0])
     options = [entry.options for entry in ALGORITHMS.values()]
     every = [*data, *rules, *schedules, *options]
-    every += [sections.Run, sections.Measure, Privacy]
-    models = get_args(get_args(sections.AnyModel)[0])
+    every += [tables.Run, tables.Measure, Privacy]
+    models = get_args(get_args(tables.AnyModel)[0])
     found = {kind.__name__: kind for kind in [*every, *models]}
     return {name: kind for name, kind in found.items() if hasattr(kind, "model_fields")}
 

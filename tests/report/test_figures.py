@@ -47,25 +47,25 @@ def setting():
     draw = np.random.default_rng(0)
     inputs = draw.normal(size=(60, 3)).astype(np.float32)
     labels = (inputs[:, 0] > 0).astype(np.int32)
-    federation = fb.federate(
+    federated_data = fb.federate(
         (inputs, labels), np.array_split(np.arange(60), 3), test=0.3
     )
     model = fb.models.softmax(3, 2)
-    loss = fb.objectives.cross_entropy(model.apply)
+    loss = fb.losses.cross_entropy(model.apply)
     measures = fb.metrics.standard("classes", loss, model.apply)
     rest = {"rounds": 4, "every": 2, "measure": measures, "splits": ["test"]}
-    return loss, model.init, federation, rest
+    return loss, model.init, federated_data, rest
 
 
 def test_a_run_with_seeds_and_a_reference_has_all_panels(setting, tmp_path):
-    loss, init, federation, rest = setting
+    loss, init, federated_data, rest = setting
     keys = jax.random.split(jax.random.key(0), 2)
     work = {"steps": 2, "batch_size": 4}
     alone = fb.simulate(
-        fb.local_only(loss, 0.1, **work), init, federation, keys, **rest
+        fb.local_only(loss, 0.1, **work), init, federated_data, keys, **rest
     )
     tuned = fb.finetune(fb.fedavg(loss, 0.5, **work), loss, 0.1, **work)
-    run = fb.simulate(tuned, init, federation, keys, local=alone, **rest)
+    run = fb.simulate(tuned, init, federated_data, keys, local=alone, **rest)
     figure = run.plot(tmp_path / "run.png")
     labels = [axes.get_ylabel() for axes in figure.axes]
     assert labels[:4] == ["test accuracy", "", "test loss", ""]
@@ -81,11 +81,11 @@ def test_a_run_with_seeds_and_a_reference_has_all_panels(setting, tmp_path):
 
 
 def test_a_sweep_has_a_line_for_every_value(setting):
-    loss, init, federation, rest = setting
+    loss, init, federated_data, rest = setting
     run = fb.simulate(
         lambda rate: fb.fedavg(loss, rate, steps=2, batch_size=4),
         init,
-        federation,
+        federated_data,
         jax.random.key(0),
         over=jnp.array([0.1, 0.5]),
         **rest,
@@ -96,12 +96,12 @@ def test_a_sweep_has_a_line_for_every_value(setting):
 
 
 def test_a_shared_model_alone_is_drawn_once(setting):
-    loss, init, federation, rest = setting
+    loss, init, federated_data, rest = setting
     plain = fb.fedavg(loss, 0.1, steps=2, batch_size=4)
-    run = fb.simulate(plain, init, federation, jax.random.key(0), **rest)
+    run = fb.simulate(plain, init, federated_data, jax.random.key(0), **rest)
     (line,) = run.plot().axes[0].lines
     assert "also the personal one" in str(line.get_label())
     unmeasured = fb.simulate(
-        plain, init, federation, jax.random.key(0), **{**rest, "measure": None}
+        plain, init, federated_data, jax.random.key(0), **{**rest, "measure": None}
     )
     assert unmeasured.plot().axes == []

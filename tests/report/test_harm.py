@@ -10,7 +10,7 @@ from rich.console import Console
 
 from fedblend.report.harm import Clients, compared, harm_rows, plot_harm, sentence
 from fedblend.report.terminal import show
-from fedblend.runtime.record import Evidence, harms
+from fedblend.simulation.result import Evidence, harms
 
 NAN = float("nan")
 TEST = np.array([30, 40, 50, 0])

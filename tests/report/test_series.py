@@ -53,20 +53,20 @@ def test_a_gain_is_an_improvement_whichever_way_is_better(evidence, metric):
 
 
 def test_without_another_model_there_are_no_gains(evidence):
-    for lane in evidence.measured:
-        lane["test"].pop("local", None)
+    for replica in evidence.measured:
+        replica["test"].pop("local", None)
     assert all_gains(evidence, "test", "accuracy") == []
     assert all_gains(evidence._replace(measured=[]), "test", "accuracy") == []
 
 
 def test_one_model_for_all_gains_nothing_over_itself(evidence):
-    for lane in evidence.measured:
-        lane["test"]["local"] = lane["test"]["personal"]
+    for replica in evidence.measured:
+        replica["test"]["local"] = replica["test"]["personal"]
     assert all_gains(evidence, "test", "accuracy") == []
 
 
 def test_models_that_are_nowhere_finite_are_not_taken_for_one(evidence):
     nothing = {name: np.full(4, np.nan) for name in ("accuracy", "loss")}
-    lane = {"test": {"personal": nothing, "local": nothing}}
-    (gained,) = all_gains(evidence._replace(measured=[lane]), "test", "accuracy")
+    replica = {"test": {"personal": nothing, "local": nothing}}
+    (gained,) = all_gains(evidence._replace(measured=[replica]), "test", "accuracy")
     assert gained.gain.not_finite.all()

@@ -45,7 +45,7 @@ def test_a_finished_run_is_shown_with_all_there_is_to_know(rows, summaries):
     assert "0.8555" in text
     assert "up 4 kbit (1 kbit a client), down 2 Mbit (500 kbit a client)" in text
     assert "compiling 2.00 s" in text
-    assert any(0x2800 < ord(letter) < 0x2900 for letter in text)
+    assert any(0x2800 < ord(message) < 0x2900 for message in text)
 
 
 def test_clients_are_counted_over_all_seeds_together(rows, summaries):

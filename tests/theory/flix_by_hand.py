@@ -9,12 +9,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedblend.data.federation import Federation, federate
-from fedblend.data.partition import contiguous
-from fedblend.data.sources.libsvm import libsvm
-from fedblend.data.sources.quadratics import quadratics
+from fedblend.data.datasets.libsvm import libsvm
+from fedblend.data.datasets.quadratics import quadratics
+from fedblend.data.federated import FederatedData, federate
+from fedblend.data.partition.partitioners import contiguous
 from fedblend.theory import constants
-from fedblend.theory.mixtures import Mixture, mixture
+from fedblend.theory.flix_objective import Mixture, mixture
 
 UNEQUAL = np.array([0.9, 0.5, 0.2, 0.7, 1.0, 0.05])
 """Weights of the shared model that all differ, for six clients."""
@@ -61,16 +61,16 @@ class Logistic(NamedTuple):
 
 
 class Case(NamedTuple):
-    """A federation, its clients' functions, their minimisers and their constants."""
+    """A federation, its clients' functions, their minimizers and their constants."""
 
-    federation: Federation
+    federated_data: FederatedData
     clients: list[Any]
     personal: np.ndarray
     smoothness: constants.Smoothness
 
 
 def newton(function, start, steps=50):
-    """The minimiser of a convex function, to machine precision."""
+    """The minimizer of a convex function, to machine precision."""
     x = start
     for _ in range(steps):
         gradient = function.gradient(x)
@@ -82,24 +82,26 @@ def newton(function, start, steps=50):
 
 
 def quadratic_case(clients=6, dim=4, condition=8.0, seed=0) -> Case:
-    federation, _ = quadratics(clients, dim, seed, condition, rows=2)
-    rows = [federation.train.rows(i) for i in range(clients)]
+    federated_data, _ = quadratics(clients, dim, seed, condition, rows=2)
+    rows = [federated_data.train.rows(i) for i in range(clients)]
     functions = [Quadratic(A.mean(axis=0), b.mean(axis=0)) for A, b in rows]
     personal = np.stack([np.linalg.solve(f.A, f.b) for f in functions])
-    return Case(federation, functions, personal, constants.quadratics(federation))
+    return Case(
+        federated_data, functions, personal, constants.quadratics(federated_data)
+    )
 
 
 def logistic_case(name: str, clients: int, l2=0.1) -> Case:
     data = libsvm(name, intercept=True, dtype="float64")
-    federation = federate(data.rows, contiguous(len(data.rows[1]), clients))
+    federated_data = federate(data.rows, contiguous(len(data.rows[1]), clients))
     functions = []
     for client in range(clients):
-        inputs, targets = federation.train.rows(client)
+        inputs, targets = federated_data.train.rows(client)
         functions.append(Logistic(inputs, np.where(targets > 0, 1.0, -1.0), l2))
     start = np.zeros(functions[0].inputs.shape[1])
     personal = np.stack([newton(f, start) for f in functions])
-    smoothness = constants.logistic(federation, l2)
-    return Case(federation, functions, personal, smoothness)
+    smoothness = constants.logistic(federated_data, l2)
+    return Case(federated_data, functions, personal, smoothness)
 
 
 class Mixed(NamedTuple):
@@ -127,7 +129,7 @@ class Mixed(NamedTuple):
         return np.mean([a * a * f.hessian(place) for f, place, a in pairs], axis=0)
 
     def solve(self):
-        """The minimiser of f~ and its value."""
+        """The minimizer of f~ and its value."""
         best = newton(self, self.case.personal.mean(axis=0))
         return best, self.value(best)
 

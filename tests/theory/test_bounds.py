@@ -8,7 +8,7 @@ from flix_by_hand import UNEQUAL, dcgd, descend, diana, known_of, mixed
 
 from fedblend.theory import bounds, steps
 from fedblend.theory.constants import Smoothness
-from fedblend.theory.mixtures import mixture
+from fedblend.theory.flix_objective import mixture
 
 ROUNDING = 1e-12
 """Values of f~ are sums of numbers near 1 in float64."""
@@ -127,7 +127,7 @@ def test_without_compression_diana_is_gradient_descent(quadratic):
 
 
 @pytest.mark.parametrize("alpha", [0.4, UNEQUAL], ids=["equal", "unequal"])
-def test_theorem_4_dcgd_reaches_a_neighbourhood(quadratic, alpha):
+def test_theorem_4_dcgd_reaches_a_neighborhood(quadratic, alpha):
     k, rounds = 2, 200
     omega = 4 / k - 1
     known, f = known_of(quadratic, alpha), mixed(quadratic, alpha)

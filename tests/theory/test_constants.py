@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from flix_by_hand import UNEQUAL, descend, mixed, quadratic_case
 
-from fedblend.data.federation import federate
-from fedblend.data.sources.quadratics import quadratic_loss
+from fedblend.data.datasets.quadratics import quadratic_loss
+from fedblend.data.federated import federate
+from fedblend.losses import cross_entropy, l2
 from fedblend.models import linear
-from fedblend.objectives import cross_entropy, l2
 from fedblend.theory import constants, spectra
-from fedblend.theory.mixtures import (
+from fedblend.theory.flix_objective import (
     D,
     L_alpha,
     M,
@@ -44,23 +44,25 @@ def test_logistic_is_the_hessian_at_zero(real):
 
 
 def test_an_intercept_is_a_column_of_ones():
-    federation = random_rows(classes=2)
-    inputs, targets = federation.train.examples
+    federated_data = random_rows(classes=2)
+    inputs, targets = federated_data.train.examples
     longer = np.concatenate([inputs, np.ones((len(inputs), 1))], axis=1)
     parts = np.split(np.arange(len(inputs)), [10, 12])
     same = federate((longer, targets), parts)
-    with_intercept = constants.logistic(federation, 0.1, intercept=True)
+    with_intercept = constants.logistic(federated_data, 0.1, intercept=True)
     np.testing.assert_allclose(
         with_intercept.smooth, constants.logistic(same, 0.1).smooth
     )
-    assert (with_intercept.smooth > constants.logistic(federation, 0.1).smooth).all()
+    assert (
+        with_intercept.smooth > constants.logistic(federated_data, 0.1).smooth
+    ).all()
 
 
 def test_least_squares_is_between_the_extreme_eigenvalues():
-    federation = random_rows()
-    found = constants.least_squares(federation, l2=0.2)
+    federated_data = random_rows()
+    found = constants.least_squares(federated_data, l2=0.2)
     for i in range(3):
-        inputs, _ = federation.train.rows(i)
+        inputs, _ = federated_data.train.rows(i)
         values = np.linalg.eigvalsh(inputs.T @ inputs / len(inputs)) + 0.2
         np.testing.assert_allclose(found.smooth[i], values[-1], rtol=1e-12)
         np.testing.assert_allclose(found.convex[i], values[0], rtol=1e-9)
@@ -68,14 +70,14 @@ def test_least_squares_is_between_the_extreme_eigenvalues():
 
 
 def test_softmax_is_a_bound_that_is_nearly_reached():
-    federation = random_rows()
+    federated_data = random_rows()
     model = linear.softmax(3, 3, intercept=False)
     loss = l2(cross_entropy(model.apply), 0.1)
-    bound = constants.softmax(federation, 0.1)
+    bound = constants.softmax(federated_data, 0.1)
     assert not bound.exact
     assert bound.certain
     seen = constants.estimated(
-        loss, model.init(jax.random.key(0)), federation, jax.random.key(1), points=6
+        loss, model.init(jax.random.key(0)), federated_data, jax.random.key(1), points=6
     )
     assert not seen.certain
     assert (seen.smooth <= bound.smooth * (1 + 1e-5)).all()
@@ -85,7 +87,11 @@ def test_softmax_is_a_bound_that_is_nearly_reached():
 
 def test_estimates_are_right_where_the_hessian_is_constant(quadratic):
     seen = constants.estimated(
-        quadratic_loss, jnp.zeros(4), quadratic.federation, jax.random.key(0), points=1
+        quadratic_loss,
+        jnp.zeros(4),
+        quadratic.federated_data,
+        jax.random.key(0),
+        points=1,
     )
     np.testing.assert_allclose(seen.smooth, quadratic.smoothness.smooth, rtol=2e-2)
     np.testing.assert_allclose(seen.convex, quadratic.smoothness.convex, rtol=5e-2)
@@ -104,7 +110,7 @@ def test_lanczos_bounds_the_largest_eigenvalue_from_above():
     assert spectra.largest_eigenvalue(lambda v: v, 5) == pytest.approx(1 / 0.99)
 
 
-def test_proposition_1_gradient_steps_mix_start_and_minimiser(quadratic):
+def test_proposition_1_gradient_steps_mix_start_and_minimizer(quadratic):
     f, own = quadratic.clients[0], quadratic.personal[0]
     step, start = 0.9 / np.linalg.eigvalsh(f.A)[-1], np.arange(4.0)
     reached = descend(f, start, step, 7)[-1]
@@ -148,7 +154,7 @@ def test_proposition_3_deployed_models_are_closer_together(quadratic):
     )
 
 
-def test_weights_minimise_what_the_theorems_bound(quadratic):
+def test_weights_minimize_what_the_theorems_bound(quadratic):
     smooth, models = quadratic.smoothness.smooth, quadratic.personal
     own = UNEQUAL**2 * smooth
     known = mixture(UNEQUAL, quadratic.smoothness, models)
@@ -208,7 +214,7 @@ def test_other_input_is_checked(quadratic):
         constants.estimated(
             quadratic_loss,
             jnp.zeros(4),
-            quadratic.federation,
+            quadratic.federated_data,
             jax.random.key(0),
             points=0,
         )

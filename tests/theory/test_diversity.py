@@ -8,8 +8,8 @@ import pytest
 
 import fedblend as fb
 import problems
-from fedblend.data import visiting
-from fedblend.runtime.precision import precision
+from fedblend.data import map_clients
+from fedblend.simulation.precision import precision
 from fedblend.theory import diversity
 
 POINTS = np.random.default_rng(0).standard_normal((3, 3))
@@ -23,7 +23,7 @@ def test_gradients_of_quadratics(chunk):
     gaps = slopes - slopes.mean(axis=1, keepdims=True)
     with precision("float64"):
         found = diversity.gradient_diversity(
-            on.loss, jnp.asarray(POINTS), on.federation, chunk=chunk
+            on.loss, jnp.asarray(POINTS), on.federated_data, chunk=chunk
         )
     exact = (gaps**2).sum(axis=2).max(axis=0)
     np.testing.assert_allclose(found, exact, rtol=0, atol=1e-10)
@@ -35,7 +35,7 @@ def test_where_curvatures_agree_one_point_has_the_supremum():
     _, b = problems.client_matrices(on)
     with precision("float64"):
         found = diversity.gradient_diversity(
-            on.loss, jnp.full((1, 2), 9.0), on.federation
+            on.loss, jnp.full((1, 2), 9.0), on.federated_data
         )
     exact = ((b - b.mean(axis=0)) ** 2).sum(axis=1)
     np.testing.assert_allclose(found, exact, rtol=0, atol=1e-10)
@@ -46,18 +46,18 @@ def test_trees_of_parameters():
     on = problems.classes()
     params = problems.Linear(jnp.ones((1, 2, 3)) / 7, jnp.ones((1, 3)) * 0.3)
     slopes = []
-    for client in range(on.federation.clients):
-        inputs, labels = on.federation.train.rows(client)
+    for client in range(on.federated_data.clients):
+        inputs, labels = on.federated_data.train.rows(client)
         scores = inputs @ np.ones((2, 3)) / 7 + 0.3
         chances = np.exp(scores) / np.exp(scores).sum(axis=1, keepdims=True)
         wrong = (chances - np.eye(3)[labels]) / len(labels)
         slopes.append(np.append((inputs.T @ wrong).ravel(), wrong.sum(axis=0)))
     gaps = np.stack(slopes) - np.mean(slopes, axis=0)
-    found = diversity.gradient_diversity(on.loss, params, on.federation)
+    found = diversity.gradient_diversity(on.loss, params, on.federated_data)
     np.testing.assert_allclose(found, (gaps**2).sum(axis=1), rtol=1e-5)
 
 
-def test_distances_of_minimisers():
+def test_distances_of_minimizers():
     """Two ways to Delta_i: the models, and solving the equations of their gap."""
     on = problems.quadratics()
     A, b = problems.client_matrices(on)
@@ -76,6 +76,6 @@ def test_distances_of_trees():
 
 
 def test_a_group_of_nobody_is_refused():
-    federation, _ = fb.sources.quadratics(clients=2, dim=2)
+    federated_data, _ = fb.datasets.quadratics(clients=2, dim=2)
     with pytest.raises(ValueError, match="chunk: 0 is not a whole number of"):
-        visiting.mapped(lambda shard: shard.id, federation.train, chunk=0)
+        map_clients.mapped(lambda shard: shard.id, federated_data.train, chunk=0)

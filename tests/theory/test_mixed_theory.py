@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 import fedblend as fb
-from fedblend.runtime.precision import precision
-from fedblend.theory import mixed
+from fedblend.simulation.precision import precision
+from fedblend.theory import mixed_fl
 
 COUNTS = (1, 4, 2)
-LOSS = fb.sources.quadratic_loss
+LOSS = fb.datasets.quadratic_loss
 
 
 @pytest.fixture(scope="module")
@@ -27,23 +27,25 @@ def problem():
 
 
 def test_the_federated_gradient_is_that_of_all_rows_together(problem):
-    federation, _ = problem
+    federated_data, _ = problem
     with precision("float64"):
-        slope = mixed.federated_slope(LOSS, jnp.ones(2), federation, chunk=2)
-    wanted = 1 - federation.train.examples[1].mean(0)
+        slope = mixed_fl.federated_slope(LOSS, jnp.ones(2), federated_data, chunk=2)
+    wanted = 1 - federated_data.train.examples[1].mean(0)
     np.testing.assert_allclose(slope, wanted, rtol=0, atol=1e-12)
 
 
 def test_clients_may_weigh_alike_and_all_rows_make_no_noise(problem):
-    federation, own = problem
+    federated_data, own = problem
     alike = np.ones(len(COUNTS))
-    rows = [federation.train.rows(client)[1] for client in range(len(COUNTS))]
+    rows = [federated_data.train.rows(client)[1] for client in range(len(COUNTS))]
     wanted = 1 - np.mean([part.mean(0) for part in rows], axis=0)
     with precision("float64"):
-        slope = mixed.federated_slope(LOSS, jnp.ones(2), federation, weights=alike)
+        slope = mixed_fl.federated_slope(
+            LOSS, jnp.ones(2), federated_data, weights=alike
+        )
         np.testing.assert_allclose(slope, wanted, rtol=0, atol=1e-12)
-        found = mixed.noise(
-            *(LOSS, jnp.ones(2), federation, jax.random.key(0)),
+        found = mixed_fl.noise(
+            *(LOSS, jnp.ones(2), federated_data, jax.random.key(0)),
             batch_size=None,
             central=fb.shard_of(own),
             central_loss=LOSS,
@@ -61,24 +63,24 @@ def test_disagreement_by_its_formulas():
     apart = g_f @ g_f / 0.7 + g_c @ g_c / 0.3
     whole = (g_f + g_c) @ (g_f + g_c)
     with precision("float64"):
-        found = mixed.disagreement(
+        found = mixed_fl.disagreement(
             jnp.asarray(federated), jnp.asarray(central), weights
         )
         np.testing.assert_allclose(found, (apart - whole, apart / whole), rtol=1e-12)
 
 
 def test_noise_is_the_variance_of_rows(problem):
-    federation, own = problem
+    federated_data, own = problem
     with precision("float64"):
-        found = mixed.noise(
-            *(LOSS, jnp.zeros(2), federation, jax.random.key(0)),
+        found = mixed_fl.noise(
+            *(LOSS, jnp.zeros(2), federated_data, jax.random.key(0)),
             batch_size=1,
             central=fb.shard_of(own),
             central_loss=LOSS,
             central_batch=2,
             draws=4000,
         )
-    rows = federation.train.examples[1]
+    rows = federated_data.train.examples[1]
     spread = ((rows - rows.mean(0)) ** 2).sum(axis=1)
     error = 4 * spread.std() / np.sqrt(4000)
     assert found.clients == pytest.approx(spread.mean(), abs=error)
@@ -87,12 +89,12 @@ def test_noise_is_the_variance_of_rows(problem):
 
 
 def test_limits():
-    assert mixed.limit("one_way", 2.0, convex=True) == 1 / 16
-    assert mixed.limit("one_way", 2.0, convex=False) == 1 / 36
-    assert mixed.limit("two_way", 1.0, convex=True) == pytest.approx(1 / 81)
-    assert mixed.limit("two_way", 1.0, convex=False) == 1 / 24
-    assert mixed.limit("two_way", 0.01, convex=True, strong=2.0) == 1 / 30
+    assert mixed_fl.limit("one_way", 2.0, convex=True) == 1 / 16
+    assert mixed_fl.limit("one_way", 2.0, convex=False) == 1 / 36
+    assert mixed_fl.limit("two_way", 1.0, convex=True) == pytest.approx(1 / 81)
+    assert mixed_fl.limit("two_way", 1.0, convex=False) == 1 / 24
+    assert mixed_fl.limit("two_way", 0.01, convex=True, strong=2.0) == 1 / 30
     with pytest.raises(ValueError, match="needs ratio"):
-        mixed.limit("parallel", 1.0, convex=True)
+        mixed_fl.limit("parallel", 1.0, convex=True)
     with pytest.raises(ValueError, match="how: 'both'"):
-        mixed.limit("both", 1.0, convex=True)
+        mixed_fl.limit("both", 1.0, convex=True)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from flix_by_hand import UNEQUAL, known_of, mixed, quadratic_case
 
-from fedblend.theory.mixtures import mixture, stationary_weights
+from fedblend.theory.flix_objective import mixture, stationary_weights
 from fedblend.theory.one_shot import (
     one_shot,
     one_shot_alpha,
@@ -14,7 +14,7 @@ from fedblend.theory.one_shot import (
     one_shot_gradient,
     one_shot_gradient_alpha,
     one_shot_gradient_by_diameter,
-    require_minimisers,
+    require_minimizers,
 )
 
 
@@ -82,7 +82,7 @@ def test_theorem_1_on_real_data(real, name, n):
         np.linalg.norm(client.gradient(x))
         for client, x in zip(case.clients, case.personal, strict=True)
     ]
-    require_minimisers(norms)
+    require_minimizers(norms)
     gap = f.value(known.average) - f.solve()[1]
     assert 0 < gap <= one_shot(known)
 
@@ -96,6 +96,6 @@ def test_equal_models_need_nothing(quadratic):
 def test_refusals(quadratic):
     with pytest.raises(ValueError, match="eps: 0"):
         one_shot_alpha(0, quadratic.smoothness, 1.0)
-    require_minimisers([1e-9, 0.0])
+    require_minimizers([1e-9, 0.0])
     with pytest.raises(ValueError, match=r"client 1 has gradient norm 0.001, over"):
-        require_minimisers([1e-9, 1e-3, np.nan])
+        require_minimizers([1e-9, 1e-3, np.nan])

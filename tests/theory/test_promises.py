@@ -13,14 +13,14 @@ import numpy as np
 import pytest
 from flix_by_hand import Case, Logistic, known_of, mixed, newton
 
-from fedblend.experiment import toml
-from fedblend.experiment.build import build
-from fedblend.experiment.config import check
-from fedblend.experiment.planning import problem, promises
-from fedblend.runtime.precision import precision
-from fedblend.runtime.simulate import simulate
+from fedblend.config import toml
+from fedblend.config.build import build
+from fedblend.config.config import check
+from fedblend.experiments.plan import problem, promises
+from fedblend.simulation.precision import precision
+from fedblend.simulation.simulate import simulate
 from fedblend.theory import predicted
-from fedblend.theory.mixtures import stacked
+from fedblend.theory.flix_objective import stacked
 
 L2, ALPHA, SEEDS = 0.1, 0.5, 4
 SETS = {
@@ -49,17 +49,17 @@ def tables(name: str) -> dict:
     }
 
 
-def by_hand(federation, smoothness) -> Case:
-    """The clients' functions in NumPy, and their minimisers."""
+def by_hand(federated_data, smoothness) -> Case:
+    """The clients' functions in NumPy, and their minimizers."""
     functions = []
-    for client in range(federation.clients):
-        inputs, targets = federation.train.rows(client)
+    for client in range(federated_data.clients):
+        inputs, targets = federated_data.train.rows(client)
         ones = np.ones((len(inputs), 1))
         inputs = np.concatenate([np.asarray(inputs, np.float64), ones], axis=1)
         functions.append(Logistic(inputs, np.where(targets > 0, 1.0, -1.0), L2))
     start = np.zeros(functions[0].inputs.shape[1])
     personal = np.stack([newton(function, start) for function in functions])
-    return Case(federation, functions, personal, smoothness)
+    return Case(federated_data, functions, personal, smoothness)
 
 
 QUICK = ("ijcnn1",)
@@ -86,12 +86,13 @@ def test_every_round_is_below_its_bound(name, data_home):
             del wanted["compress"]
         with precision("float64"):
             built = build(check(wanted, name))
-            case = by_hand(built.federation, found.smoothness)
+            case = by_hand(built.federated_data, found.smoothness)
             seeds = range(SEEDS if solver.name == "diana" else 1)
             keys = jnp.stack([jax.random.key(seed) for seed in seeds])
             settings = {**built.settings, "measure": None}
             run = simulate(
-                *(built.algorithm, built.model.init, built.federation, keys), **settings
+                *(built.algorithm, built.model.init, built.federated_data, keys),
+                **settings,
             )
             iterates = dict((run.round, stacked(run.shared)) for _ in run)
         known, f = known_of(case, ALPHA), mixed(case, ALPHA)
@@ -100,8 +101,8 @@ def test_every_round_is_below_its_bound(name, data_home):
         bound = predicted(
             *(solver.name, known, rounds - 1), solver.omega, solver.memory_rate
         )
-        for number, lanes in iterates.items():
-            gap = np.mean([f.value(shared) for shared in lanes]) - least
+        for number, replicas in iterates.items():
+            gap = np.mean([f.value(shared) for shared in replicas]) - least
             assert gap <= bound[number] + 1e-9, (solver.name, number)
         assert max(iterates) == rounds - 1
         assert bound[-1] == pytest.approx(promise.plan.bound)

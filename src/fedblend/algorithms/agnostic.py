@@ -32,9 +32,9 @@ from fedblend import keys, trees
 from fedblend.algorithms.fedavg import fedavg
 from fedblend.checks import COUNT, NOT_NEGATIVE, gate
 from fedblend.core import Algorithm, ClientId, Loss, Up
-from fedblend.data.batches import draw, everything
 from fedblend.local import WORK, Optimizer, Steps
-from fedblend.objectives import objective
+from fedblend.losses import objective
+from fedblend.shards import draw, everything
 
 
 def onto_simplex(vector: jax.Array) -> jax.Array:
@@ -82,8 +82,8 @@ def weighed(
     Arguments as of ``agnostic``, beside the algorithm whose local work is done.
     """
 
-    def start(params, heard_hello, central, key):
-        down, server = inner.start(params, heard_hello, central, key)
+    def start(params, joins, central, key):
+        down, server = inner.start(params, joins, central, key)
         uniform = jnp.full((clients,), 1 / clients, jnp.result_type(float))
         return down._replace(extra=uniform), server
 
@@ -95,17 +95,19 @@ def weighed(
         batch = draw(shard, own, batch_size) if batch_size else everything(shard)
         told = objective(loss, down.shared, batch)
         up, client = inner.client(down, client, shard, key)
-        delta, slope = trees.scale(clients * down.extra, (up.delta, up.slope))
-        return Up(delta, slope, (ClientId(shard.id), told)), client
+        delta, mean_gradient = trees.scale(
+            clients * down.extra, (up.delta, up.mean_gradient)
+        )
+        return Up(delta, mean_gradient, (ClientId(shard.id), told)), client
 
     def decode(up):
         sender, told = up.extra
         losses = jnp.zeros((clients,), told.dtype).at[sender.id].set(clients * told)
         return up._replace(extra=losses)
 
-    def server(heard, down, server, central, key):
-        climbed = down.extra + q_rate * heard.mean.extra.astype(down.extra.dtype)
-        down, server = inner.server(heard, down, server, central, key)
+    def server(aggregate, down, server, central, key):
+        climbed = down.extra + q_rate * aggregate.mean.extra.astype(down.extra.dtype)
+        down, server = inner.server(aggregate, down, server, central, key)
         return down._replace(extra=onto_simplex(climbed)), server
 
     own = {"mean": True, "uniform": True, "weights": "uniform", "clients": clients}

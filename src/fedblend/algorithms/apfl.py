@@ -17,11 +17,11 @@ Autodiff writes (7), with its factor ``1 - alpha_i``, and (10). Others keep thei
 Where this differs from the paper: its alpha is the weight of v, here it is that of the
 shared model, as everywhere. (10) is indexed by steps while the text says once per
 round: ``learn`` has both. (10) looks at the rows that v_i is fitted to, which cannot
-tell what generalises; ``held_out`` keeps rows back from w_i and v_i and moves alpha on
+tell what generalizes; ``held_out`` keeps rows back from w_i and v_i and moves alpha on
 those, ``hand_back`` until some round. Other weights than the paper's uniform ones, any
-optimiser and a rate of alpha's own are allowed. ``apfl_averaged`` has the averages of
+optimizer and a rate of alpha's own are allowed. ``apfl_averaged`` has the averages of
 its theorems. For any fixed alpha < 1 long training leads mix_i to client i's own
-minimiser, whatever the shared model is (with more than one step a round up to a drift
+minimizer, whatever the shared model is (with more than one step a round up to a drift
 that falls with the rate): alpha acts through how long and with which rates one trains.
 
 Reference: Deng, Kamani, Mahdavi, "Adaptive personalized federated learning", 2020,
@@ -38,11 +38,11 @@ from fedblend.algorithms.apfl_parts import Parts, Variables, assembled
 from fedblend.algorithms.fedavg import fedavg
 from fedblend.checks import FLAG, FUNCTION, ByClient, gate
 from fedblend.core import Algorithm, Loss
-from fedblend.data.batches import per_client
 from fedblend.local import WORK, Optimizer, Steps
+from fedblend.losses import gradient, objective
 from fedblend.mixing import Mixing
-from fedblend.objectives import gradient, objective
-from fedblend.pure_local import Solver
+from fedblend.shards import per_client
+from fedblend.solvers import Solver
 
 
 @gate(**WORK, **RULES, hand_back=HAND_BACK, fresh=FLAG, mix=FUNCTION, aggregated=FLAG)
@@ -86,12 +86,12 @@ def apfl(
 
     Example:
         >>> import jax, jax.numpy as jnp, fedblend as fb
-        >>> federation, _ = fb.sources.quadratics(clients=4, dim=2)
-        >>> algorithm = fb.apfl(fb.sources.quadratic_loss, 0.1, steps=2,
+        >>> federation, _ = fb.datasets.quadratics(clients=4, dim=2)
+        >>> algorithm = fb.apfl(fb.datasets.quadratic_loss, 0.1, steps=2,
         ...                     batch_size=None, alpha=0.5)
         >>> run = fb.simulate(algorithm, jnp.zeros(2), federation, jax.random.key(0),
         ...                   rounds=50).complete()
-        >>> measured = fb.metrics.mean_loss(fb.sources.quadratic_loss)
+        >>> measured = fb.metrics.mean_loss(fb.datasets.quadratic_loss)
         >>> own = fb.Batch(federation.train.rows(0))
         >>> bool(measured(run.personal(0), own) < measured(run.shared, own))
         True

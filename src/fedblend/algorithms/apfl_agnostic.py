@@ -67,9 +67,9 @@ def apfl_agnostic(
 
     Example:
         >>> import jax, jax.numpy as jnp, fedblend as fb
-        >>> federation, _ = fb.sources.quadratics(clients=4, dim=2)
+        >>> federation, _ = fb.datasets.quadratics(clients=4, dim=2)
         >>> algorithm = fb.apfl_agnostic(
-        ...     fb.sources.quadratic_loss, 0.1, clients=4, q_rate=0.1, steps=2,
+        ...     fb.datasets.quadratic_loss, 0.1, clients=4, q_rate=0.1, steps=2,
         ...     batch_size=None, alpha=0.5)
         >>> run = fb.simulate(algorithm, jnp.zeros(2), federation, jax.random.key(0),
         ...                   rounds=20).complete()

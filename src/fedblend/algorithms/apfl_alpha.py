@@ -46,7 +46,7 @@ def check_held_out(learn: str, held_out: float, hand_back: float) -> None:
 def moving(
     rule: optax.GradientTransformation, learn: str, able: jax.Array | bool = True
 ) -> optax.GradientTransformation:
-    """The optimiser of alpha: ``rule`` when it moves, then back into [0, 1].
+    """The optimizer of alpha: ``rule`` when it moves, then back into [0, 1].
 
     Args:
         rule: how far a step goes.

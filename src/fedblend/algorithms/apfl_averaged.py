@@ -34,9 +34,9 @@ from fedblend.algorithms.averages import Averages, averaging, joined
 from fedblend.algorithms.fedavg import fedavg
 from fedblend.checks import ALPHA, COUNT, POSITIVE, ByClient, gate
 from fedblend.core import Algorithm, Loss, PyTree, Up
-from fedblend.data.batches import per_client
 from fedblend.local import WORK, Optimizer, descend, resolve
-from fedblend.objectives import gradient, objective
+from fedblend.losses import gradient, objective
+from fedblend.shards import per_client
 
 
 class AveragedClient(NamedTuple):
@@ -76,8 +76,8 @@ def apfl_averaged(
         del shard, key
         return (), AveragedClient(params, Averages(params, jnp.zeros((), float)))
 
-    def start(params, heard_hello, central, key):
-        down, server = inner.start(params, heard_hello, central, key)
+    def start(params, joins, central, key):
+        down, server = inner.start(params, joins, central, key)
         return down._replace(extra=Averages(params, jnp.zeros((), float))), server
 
     def client(down, client, shard, key):
@@ -91,21 +91,23 @@ def apfl_averaged(
             return (gradient(loss)(shared, batch), own), trees.zeros_like(means)
 
         models = (down.shared, client.personal)
-        (reached, means), (slope, _) = descend(
+        (reached, means), (mean_gradient, _) = descend(
             *(direction, (models, trees.zeros_like(models)), shard, key),
             optimizer=averaging(rules, weights(down.round)),
-            nudge=((down.nudge, None), None),
+            correction=((down.correction, None), None),
             **work,
         )
         still = joined(client.past, client.personal, down.extra.weight)
         past = joined(still, means[1], still.weight + weights(down.round).sum())
         delta = trees.subtract(reached[0], down.shared)
-        return Up(delta, slope[0], extra=means[0]), AveragedClient(reached[1], past)
+        return Up(delta, mean_gradient[0], extra=means[0]), AveragedClient(
+            reached[1], past
+        )
 
-    def server(heard, down, server, central, key):
+    def server(aggregate, down, server, central, key):
         weight = down.extra.weight + weights(down.round).sum()
-        extra = joined(down.extra, heard.mean.extra, weight)
-        down, server = inner.server(heard, down, server, central, key)
+        extra = joined(down.extra, aggregate.mean.extra, weight)
+        down, server = inner.server(aggregate, down, server, central, key)
         return down._replace(extra=extra), server
 
     def personal(down, client, shard, key):

@@ -6,7 +6,7 @@ A client steps on the shared model w, its own v and their weight, all from old v
 
     (w, v, alpha) <- (w, v, alpha) - (rate, rate, alpha's rate) * direction(w, v, alpha)
 
-then clips alpha to [0, 1]. Each has an optimiser of its own: w moves as with FedAvg.
+then clips alpha to [0, 1]. Each has an optimizer of its own: w moves as with FedAvg.
 """
 
 from collections.abc import Callable
@@ -18,10 +18,10 @@ import optax
 from fedblend import keys, trees
 from fedblend.algorithms.apfl_alpha import moving
 from fedblend.core import Algorithm, PyTree, Shard, Up
-from fedblend.data.batches import part
-from fedblend.local import Optimizer, descend, planned, resolve, stretched
+from fedblend.local import Optimizer, descend, planned, resolve, step_sum_of
 from fedblend.mixing import Mixing
-from fedblend.pure_local import Solver
+from fedblend.shards import part
+from fedblend.solvers import Solver
 
 
 class Variables(NamedTuple):
@@ -95,18 +95,22 @@ def assembled(
 
         others = ["fresh batch"] if parts.fresh else []
         others += [("held-out batch", held)] if parts.held_out else []
-        after, slope = descend(
+        after, mean_gradient = descend(
             *(towards, Variables(down.shared, *client[:2]), seen, key),
             optimizer=optax.partition(
                 {"w": rule, "v": rule, "alpha": pace}, Variables("w", "v", "alpha")
             ),
             round=down.round,
-            nudge=Variables(down.nudge, None, None),
+            correction=Variables(down.correction, None, None),
             further=others,
             **work,
         )
-        far = stretched(optimizer, seen, round=down.round, **work)
-        up = Up(trees.subtract(after.shared, down.shared), slope.shared, stretch=far)
+        far = step_sum_of(optimizer, seen, round=down.round, **work)
+        up = Up(
+            trees.subtract(after.shared, down.shared),
+            mean_gradient.shared,
+            step_sum=far,
+        )
         last = () if parts.aggregated else after.shared
         return up, ApflClient(after.personal, after.alpha, last)
 

@@ -33,9 +33,9 @@ from fedblend.algorithms.apfl_parts import Parts, Variables, assembled
 from fedblend.algorithms.fedavg import fedavg
 from fedblend.checks import ALPHA, NOT_NEGATIVE, ByClient, gate, words
 from fedblend.core import Algorithm, Loss
-from fedblend.data.batches import per_client
 from fedblend.local import AMOUNT, WORK, Optimizer, Steps
-from fedblend.objectives import gradient, objective
+from fedblend.losses import gradient, objective
+from fedblend.shards import per_client
 
 SHRINKAGE = 0.02
 """FedTorch's pull of v's weight to 0."""
@@ -68,8 +68,8 @@ def apfl_fedtorch(
 
     def direction(here: Variables, batch, *unused) -> Variables:
         del unused
-        slope = gradient(loss)(here.shared, batch)
-        shared = trees.subtract(here.shared, trees.scale(rate, slope))
+        mean_gradient = gradient(loss)(here.shared, batch)
+        shared = trees.subtract(here.shared, trees.scale(rate, mean_gradient))
         by_shared, by_personal = jax.grad(ensemble, (0, 1))(
             shared, here.personal, here.alpha, batch
         )
@@ -77,7 +77,7 @@ def apfl_fedtorch(
         twice = mixing.parameters(here.alpha, by_shared, by_personal)
         products = jax.tree.map(jnp.vdot, trees.subtract(shared, personal), twice)
         along = sum(jax.tree.leaves(products)) - SHRINKAGE * (1 - here.alpha)
-        return Variables(slope, by_personal, along.astype(here.alpha.dtype))
+        return Variables(mean_gradient, by_personal, along.astype(here.alpha.dtype))
 
     parts = Parts(
         *(lambda params, shard: per_client(alpha, shard), mixing.outputs, learn),

@@ -37,7 +37,7 @@ def averaging(
     """Steps of ``rule`` on the first of a pair of trees; the second sums them up.
 
     Args:
-        rule: the optimiser of the first.
+        rule: the optimizer of the first.
         weights: of the models after each step; the second, zeros at first, becomes
             their average with these weights.
     """

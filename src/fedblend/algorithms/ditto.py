@@ -3,7 +3,7 @@
 """Ditto: beside any shared model, a personal one that is held near it.
 
 Wraps an algorithm and changes nothing in its training (over FedAvg it is the paper's).
-Each client also has v_i, which approaches the minimiser of ``f_i(v) + lam/2 |v -
+Each client also has v_i, which approaches the minimizer of ``f_i(v) + lam/2 |v -
 shared|^2``. A round, for every client i of the cohort::
 
     the wrapped algorithm's round, from the shared model that was broadcast; then
@@ -17,9 +17,9 @@ own iterate nor the mean that comes out. v_i begins at the initial parameters. W
 
 Where this differs from the paper: it does not, over FedAvg with equal weights
 (``weights="uniform"``; otherwise they are the runtime's). The steps on v_i have a
-number, a batch size and an optimiser of their own, with batches drawn independently of
+number, a batch size and an optimizer of their own, with batches drawn independently of
 the wrapped algorithm's, and lam may differ by client, as the paper allows. They take
-no ``down.nudge``, which belongs to the shared model.
+no ``down.correction``, which belongs to the shared model.
 
 Reference: Li, Hu, Beirami, Smith, "Ditto: fair and robust federated learning through
 personalization", ICML 2021, arXiv:2012.04221.
@@ -31,9 +31,9 @@ from typing import NamedTuple
 from fedblend import keys, trees
 from fedblend.checks import ALGORITHM, NOT_NEGATIVE, ByClient, by_client, gate
 from fedblend.core import Algorithm, Loss, PyTree
-from fedblend.data.batches import per_client
 from fedblend.local import WORK, Optimizer, Steps, descend
-from fedblend.objectives import gradient
+from fedblend.losses import gradient
+from fedblend.shards import per_client
 
 
 class DittoClient(NamedTuple):
@@ -66,8 +66,8 @@ def ditto(
 
     Example:
         >>> import jax, jax.numpy as jnp, fedblend as fb
-        >>> federation, _ = fb.sources.quadratics(clients=4, dim=2)
-        >>> loss, work = fb.sources.quadratic_loss, {"steps": 1, "batch_size": None}
+        >>> federation, _ = fb.datasets.quadratics(clients=4, dim=2)
+        >>> loss, work = fb.datasets.quadratic_loss, {"steps": 1, "batch_size": None}
         >>> algorithm = fb.ditto(fb.fedavg(loss, 0.1, **work), loss, 0.1, lam=1.0,
         ...                      **work)
         >>> run = fb.simulate(algorithm, jnp.zeros(2), federation, jax.random.key(0),
@@ -86,8 +86,8 @@ def ditto(
     )
 
     def enroll(params, shard, key):
-        hello, inner = algorithm.enroll(params, shard, key)
-        return hello, DittoClient(params, inner)
+        join, inner = algorithm.enroll(params, shard, key)
+        return join, DittoClient(params, inner)
 
     def client(down, client, shard, key):
         if down.shared is None:

@@ -10,7 +10,7 @@ of the cohort::
     shared <- shared + delta
 
 Where this differs from the paper: it does not, with ``Epochs`` and weights by_count.
-Steps may also be counted instead of epochs, the local optimiser may be any of optax's
+Steps may also be counted instead of epochs, the local optimizer may be any of optax's
 (started anew every round), and with ``batch_size=None`` and ``steps=1`` it is
 distributed gradient descent.
 
@@ -23,8 +23,8 @@ from functools import partial
 from fedblend import trees
 from fedblend.checks import gate
 from fedblend.core import Algorithm, Loss, Up, from_params, no_state
-from fedblend.local import WORK, Optimizer, Steps, descend, stretched
-from fedblend.objectives import gradient
+from fedblend.local import WORK, Optimizer, Steps, descend, step_sum_of
+from fedblend.losses import gradient
 
 
 @gate(**WORK)
@@ -41,8 +41,8 @@ def fedavg(
 
     Example:
         >>> import jax, jax.numpy as jnp, fedblend as fb
-        >>> federation, optimum = fb.sources.quadratics(clients=4, dim=2)
-        >>> algorithm = fb.fedavg(fb.sources.quadratic_loss, 0.1, steps=1,
+        >>> federation, optimum = fb.datasets.quadratics(clients=4, dim=2)
+        >>> algorithm = fb.fedavg(fb.datasets.quadratic_loss, 0.1, steps=1,
         ...                       batch_size=None)
         >>> run = fb.simulate(algorithm, jnp.zeros(2), federation, jax.random.key(0),
         ...                   rounds=200)
@@ -53,16 +53,16 @@ def fedavg(
     train = partial(descend, gradient(loss), optimizer=optimizer, **work)
 
     def client(down, client, shard, key):
-        reached, slope = train(
-            down.shared, shard, key, round=down.round, nudge=down.nudge
+        reached, mean_gradient = train(
+            down.shared, shard, key, round=down.round, correction=down.correction
         )
-        stretch = stretched(optimizer, shard, round=down.round, **work)
+        step_sum = step_sum_of(optimizer, shard, round=down.round, **work)
         delta = trees.subtract(reached, down.shared)
-        return Up(delta, slope, stretch=stretch), client
+        return Up(delta, mean_gradient, step_sum=step_sum), client
 
-    def server(heard, down, server, central, key):
+    def server(aggregate, down, server, central, key):
         del central, key
-        shared = trees.add(down.shared, heard.mean.delta)
+        shared = trees.add(down.shared, aggregate.mean.delta)
         return down._replace(shared=shared), server
 
     return Algorithm(no_state, from_params, client, server)

@@ -1,6 +1,6 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""FedOpt: the clients' mean step as a gradient for any optimiser at the server.
+"""FedOpt: the clients' mean step as a gradient for any optimizer at the server.
 
 A round::
 
@@ -44,7 +44,7 @@ def fedopt(
     steps: Steps,
     batch_size: int | None,
 ) -> Algorithm:
-    """FedAvg with an optimiser at the server; ``fedopt(.., 1.0)`` is FedAvg.
+    """FedAvg with an optimizer at the server; ``fedopt(.., 1.0)`` is FedAvg.
 
     Args:
         loss: ``loss(params, rows) -> losses[rows]``.
@@ -57,13 +57,13 @@ def fedopt(
     inner = fedavg(loss, optimizer, steps=steps, batch_size=batch_size)
     transform = resolve(server_optimizer, 0, 1)
 
-    def start(params, heard_hello, central, key):
-        down, _ = inner.start(params, heard_hello, central, key)
+    def start(params, joins, central, key):
+        down, _ = inner.start(params, joins, central, key)
         return down, FedOptServer(transform.init(params))
 
-    def server(heard, down, server, central, key):
+    def server(aggregate, down, server, central, key):
         del central, key
-        ascent = trees.scale(-1, heard.mean.delta)
+        ascent = trees.scale(-1, aggregate.mean.delta)
         updates, state = transform.update(ascent, server.optimizer, down.shared)
         shared = optax.apply_updates(down.shared, updates)
         return down._replace(shared=shared), FedOptServer(state)

@@ -4,10 +4,10 @@
 
 A round, for every client i of the cohort::
 
-    y_i <- approximate minimiser of f_i(y) + mu/2 |y - shared|^2, from y = shared
+    y_i <- approximate minimizer of f_i(y) + mu/2 |y - shared|^2, from y = shared
     shared <- shared + weighted mean of (y_i - shared)
 
-Where this differs from the paper: the minimiser is approximated by the local steps
+Where this differs from the paper: the minimizer is approximated by the local steps
 given, the same for all clients unless they are an array; the paper's inexactness
 gamma_i is what they leave. Weights are the runtime's (the paper samples clients by
 their size and averages uniformly).
@@ -23,7 +23,7 @@ from fedblend.algorithms.fedavg import fedavg
 from fedblend.checks import NOT_NEGATIVE, gate
 from fedblend.core import Algorithm, Loss, Up
 from fedblend.local import WORK, Optimizer, Steps, descend
-from fedblend.objectives import gradient
+from fedblend.losses import gradient
 
 
 @gate(**WORK, mu=NOT_NEGATIVE)
@@ -56,10 +56,15 @@ def fedprox(
         def pull(params):
             return 0.5 * mu * trees.squared_norm(trees.subtract(params, down.shared))
 
-        reached, slope = train(
-            down.shared, shard, key, round=down.round, nudge=down.nudge, penalty=pull
+        reached, mean_gradient = train(
+            down.shared,
+            shard,
+            key,
+            round=down.round,
+            correction=down.correction,
+            penalty=pull,
         )
-        return Up(trees.subtract(reached, down.shared), slope), client
+        return Up(trees.subtract(reached, down.shared), mean_gradient), client
 
     inner = fedavg(loss, optimizer, steps=steps, batch_size=batch_size)
     return inner._replace(client=client)

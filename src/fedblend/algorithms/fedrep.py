@@ -32,7 +32,7 @@ from fedblend import keys, trees
 from fedblend.checks import FUNCTION, gate
 from fedblend.core import Algorithm, Loss, Needs, PyTree, Up, from_params
 from fedblend.local import STEPS, WORK, Optimizer, Steps, descend
-from fedblend.objectives import objective
+from fedblend.losses import objective
 
 
 class FedRepClient(NamedTuple):
@@ -64,7 +64,7 @@ def fedrep(
     Example:
         >>> import jax, fedblend as fb
         >>> model = fb.models.mlp(4, 3, hidden=(8,))
-        >>> loss = fb.objectives.cross_entropy(model.apply)
+        >>> loss = fb.losses.cross_entropy(model.apply)
         >>> algorithm = fb.fedrep(loss, 0.1, head=lambda path: path.startswith("last"),
         ...                       head_steps=5, steps=1, batch_size=10)
         >>> _, state = algorithm.enroll(model.init(jax.random.key(0)), None, None)
@@ -96,25 +96,27 @@ def fedrep(
             steps=head_steps,
             round=down.round,
         )
-        reached, slope = train(
+        reached, mean_gradient = train(
             lambda here, batch: jax.grad(at)(here, own, batch),
             *(body, shard, key),
             steps=steps,
             round=down.round,
-            nudge=part(down.nudge, False),
+            correction=part(down.correction, False),
         )
-        return Up(trees.subtract(reached, body), slope), FedRepClient(own)
+        return Up(trees.subtract(reached, body), mean_gradient), FedRepClient(own)
 
-    def server(heard, down, server, central, key):
-        shared = trees.add_where_given(down.shared, heard.mean.delta)
+    def server(aggregate, down, server, central, key):
+        shared = trees.add_where_given(down.shared, aggregate.mean.delta)
         return down._replace(shared=shared), server
 
     def personal(down, client, shard, key):
         return trees.fill(part(down.shared, False), client.head)
 
     def tell(down, request):
-        shared, nudge = (part(tree, False) for tree in (down.shared, down.nudge))
-        return down._replace(shared=shared, nudge=nudge)
+        shared, correction = (
+            part(tree, False) for tree in (down.shared, down.correction)
+        )
+        return down._replace(shared=shared, correction=correction)
 
     halves = (enroll, from_params, client, server, personal)
     return Algorithm(*halves, tell=tell, needs=Needs(weights="uniform"))

@@ -7,7 +7,7 @@ deploys is another one::
 
     personal_i <- steps of SGD on f_i from the wrapped algorithm's personal model
 
-Over FedAvg or SCAFFOLD this is what the personalisation papers call the "localised"
+Over FedAvg or SCAFFOLD this is what the personalization papers call the "localized"
 model, and it is the baseline that each of them has to beat.
 
 Where this differs from the papers: it does not. The steps are taken on the client's
@@ -23,7 +23,7 @@ from fedblend import keys
 from fedblend.checks import ALGORITHM, gate
 from fedblend.core import Algorithm, Loss
 from fedblend.local import TUNING, Optimizer, Steps, descend
-from fedblend.objectives import gradient
+from fedblend.losses import gradient
 
 
 @gate(**TUNING, algorithm=ALGORITHM)

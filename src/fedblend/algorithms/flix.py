@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """FLIX: every client deploys a mixture of the shared and its own local model.
 
-The problem, with x_i a minimiser of f_i that client i finds on its own::
+The problem, with x_i a minimizer of f_i that client i finds on its own::
 
     min over shared of  1/n sum_i f_i(alpha_i shared + (1 - alpha_i) x_i)
 
@@ -10,19 +10,20 @@ is a finite sum like any other, so that any federated algorithm solves it: FLIX 
 one, given as a function from a loss to an algorithm, and gives it each client's loss at
 the mixture. Autodiff writes the factor alpha_i of the gradient. The rounds::
 
-    enrolment   x_i <- pure local model; says w_i x_i and w_i,  w_i = alpha_i^2 L_i
+    enrollment   x_i <- pure local model; says w_i x_i and w_i,  w_i = alpha_i^2 L_i
     start       shared <- x_avg = sum w_i x_i / sum w_i
     rounds      those of the wrapped algorithm
     deployed    alpha_i shared + (1 - alpha_i) x_i
 
 With ``fedopt`` of one full gradient it is distributed gradient descent, the paper's
-solver; with a minibatch and any server optimiser what the paper runs on networks; with
+solver; with a minibatch and any server optimizer what the paper runs on networks; with
 more local steps another method, which the authors' code runs under the same name; with
 ``svrg`` minibatches whose noise dies out; under ``diana`` compressed.
 
 Where this differs from the paper: for its own solvers it does not. Weights are uniform
 unless asked otherwise; ``average="stationary"`` weighs by alpha_i^4 L_i^2, for x_i that
-are stationary points only. Wrapped methods with states enrol at the initial parameters.
+are stationary points only. Wrapped methods with states enroll at the initial
+parameters.
 
 Reference: Gasanov, Khaled, Horváth, Richtárik, "FLIX: a simple and communication-
 efficient alternative to local methods in federated learning", AISTATS 2022,
@@ -38,9 +39,9 @@ import jax.numpy as jnp
 from fedblend import keys, mixing, trees
 from fedblend.checks import ALPHA, FUNCTION, ByClient, Number, gate, words
 from fedblend.core import Algorithm, Loss, PyTree
-from fedblend.data.batches import per_client
 from fedblend.mixing import Mixing
-from fedblend.pure_local import Solver
+from fedblend.shards import per_client
+from fedblend.solvers import Solver
 
 
 class FlixClient(NamedTuple):
@@ -55,7 +56,7 @@ class FlixClient(NamedTuple):
     **dict.fromkeys(("loss", "method", "local", "mix"), FUNCTION),
     alpha=ALPHA,
     smooth=Number(least=0, clients=True),
-    average=words("minimiser", "stationary"),
+    average=words("minimizer", "stationary"),
 )
 def flix(
     loss: Loss,
@@ -64,7 +65,7 @@ def flix(
     alpha: ByClient,
     local: Solver,
     smooth: ByClient = 1.0,
-    average: str = "minimiser",
+    average: str = "minimizer",
     mix: Mixing = mixing.parameters,
 ) -> Algorithm:
     """A method on the mixture of the shared with every client's own model.
@@ -74,12 +75,12 @@ def flix(
             makes one.
         method: from a loss to the algorithm that solves the shared problem.
         alpha: weight of the shared model in [0, 1]; a number, or an array over clients.
-        local: how x_i is found, from ``fedblend.pure_local``.
+        local: how x_i is found, from ``fedblend.solvers``.
         smooth: L_i, for the weights of x_avg; a number, or an array over clients.
-        average: "minimiser" or "stationary", see above.
+        average: "minimizer" or "stationary", see above.
         mix: ``mixing.parameters`` or ``mixing.outputs``.
     """
-    power = 1 if average == "minimiser" else 2
+    power = 1 if average == "minimizer" else 2
 
     def own(personal, shard):
         weight = per_client(alpha, shard)
@@ -87,17 +88,17 @@ def flix(
 
     def enroll(params, shard, key):
         personal, norm = local(params, shard, keys.named(key, "local model"))
-        hello, inner = own(personal, shard).enroll(params, shard, key)
+        join, inner = own(personal, shard).enroll(params, shard, key)
         weight = (per_client(alpha, shard) ** 2 * per_client(smooth, shard)) ** power
         told = (trees.scale(weight, personal), weight)
-        return (hello, told), FlixClient(personal, norm, inner)
+        return (join, told), FlixClient(personal, norm, inner)
 
-    def start(params, heard_hello, central, key):
-        hello, (total, weight) = heard_hello.mean
+    def start(params, joins, central, key):
+        join, (total, weight) = joins.mean
         average = trees.scale(1 / jnp.where(weight > 0, weight, 1), total)
         first = trees.select(weight > 0, average, params)
-        heard = heard_hello._replace(mean=hello)
-        return method(loss).start(first, heard, central, key)
+        aggregate = joins._replace(mean=join)
+        return method(loss).start(first, aggregate, central, key)
 
     def client(down, client, shard, key):
         inner = own(client.personal, shard)

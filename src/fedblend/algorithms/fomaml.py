@@ -35,9 +35,9 @@ from fedblend.algorithms.fedopt import fedopt
 from fedblend.algorithms.finetune import finetune
 from fedblend.checks import gate
 from fedblend.core import Algorithm, Loss, Up
-from fedblend.data.batches import draw, everything
 from fedblend.local import OPTIMIZER, TUNING, Optimizer, Steps, descend
-from fedblend.objectives import gradient
+from fedblend.losses import gradient
+from fedblend.shards import draw, everything
 
 
 @gate(**TUNING, server_optimizer=OPTIMIZER)
@@ -62,12 +62,12 @@ def fomaml(
 
     Example:
         >>> import jax, jax.numpy as jnp, fedblend as fb
-        >>> federation, _ = fb.sources.quadratics(clients=4, dim=2)
-        >>> algorithm = fb.fomaml(fb.sources.quadratic_loss, 0.05, 0.1, steps=1,
+        >>> federation, _ = fb.datasets.quadratics(clients=4, dim=2)
+        >>> algorithm = fb.fomaml(fb.datasets.quadratic_loss, 0.05, 0.1, steps=1,
         ...                       batch_size=None)
         >>> run = fb.simulate(algorithm, jnp.zeros(2), federation, jax.random.key(0),
         ...                   rounds=50).complete()
-        >>> measured = fb.metrics.mean_loss(fb.sources.quadratic_loss)
+        >>> measured = fb.metrics.mean_loss(fb.datasets.quadratic_loss)
         >>> own = fb.Batch(federation.train.rows(0))
         >>> bool(measured(run.personal(0), own) < measured(run.shared, own))
         True
@@ -76,15 +76,17 @@ def fomaml(
     train = partial(descend, gradient(loss), optimizer=optimizer, **work)
 
     def client(down, client, shard, key):
-        reached, _ = train(down.shared, shard, key, round=down.round, nudge=down.nudge)
+        reached, _ = train(
+            down.shared, shard, key, round=down.round, correction=down.correction
+        )
         fresh = (
             everything(shard)
             if batch_size is None
             else draw(shard, keys.named(key, "fomaml"), batch_size)
         )
-        slope = gradient(loss)(reached, fresh)
-        push = trees.add_where_given(slope, down.nudge)
-        return Up(trees.scale(-1, push), slope), client
+        mean_gradient = gradient(loss)(reached, fresh)
+        push = trees.add_where_given(mean_gradient, down.correction)
+        return Up(trees.scale(-1, push), mean_gradient), client
 
     # FedOpt's server; its clients' steps are not taken.
     trained = fedopt(loss, optimizer, server_optimizer, steps=1, batch_size=batch_size)

@@ -19,7 +19,7 @@ The server tosses, and says both counts with ybar; its state has those so far. A
 stands for 1/p + 1/(1 - p) tosses on average, of which a share p (1 - p) communicates.
 ``shared`` is ybar, ``personal`` is y_i after the averagings to come. ``lam = 0`` is
 training alone, a pull of 1 FedAvg with random numbers of steps. A constant rate reaches
-a neighbourhood; the paper's best p is lam/(L + lam), its rate then 1/(2 L).
+a neighborhood; the paper's best p is lam/(L + lam), its rate then 1/(2 L).
 
 Where this differs from the paper: ``rate`` is the paper's alpha over n (1 - p), and may
 change over rounds; steps may be of minibatches; communications are given, not tosses.
@@ -39,7 +39,7 @@ from fedblend import keys, mixing, trees
 from fedblend.checks import CHANCE, FUNCTION, NOT_NEGATIVE, Number, gate
 from fedblend.core import Algorithm, Down, Loss, Needs, PyTree, Up
 from fedblend.local import BATCH_SIZE, descend
-from fedblend.objectives import gradient
+from fedblend.losses import gradient
 
 RATE = Number(least=0, besides="a function", also=lambda key, value: callable(value))
 
@@ -89,27 +89,29 @@ def l2gd(
     def enroll(params, shard, key):
         return (), L2gdClient(params)
 
-    def start(params, heard_hello, central, key):
+    def start(params, joins, central, key):
         none = jnp.zeros((), jnp.int32)
         first = Tosses(none, tossed(key).local)  # nothing to average yet
         return Down(params, none, extra=first), Tosses(none, none)
 
     def client(down, client, shard, key):
-        given = {"optimizer": rate_at(down.round), "nudge": down.nudge}
+        given = {"optimizer": rate_at(down.round), "correction": down.correction}
 
         def step(number, carry):
             own = jax.random.fold_in(key, number)
-            after, slope = train(carry[0], shard, own, **given)
-            return after, trees.add(carry[1], slope)
+            after, mean_gradient = train(carry[0], shard, own, **given)
+            return after, trees.add(carry[1], mean_gradient)
 
         first, steps = averaged(down, client.personal), down.extra.local
         begun = (first, trees.zeros_like(first))
         reached, total = jax.lax.fori_loop(0, steps, step, begun)
-        slope = jax.tree.map(lambda leaf: leaf / steps, total)
-        return Up(trees.subtract(reached, down.shared), slope), L2gdClient(reached)
+        mean_gradient = jax.tree.map(lambda leaf: leaf / steps, total)
+        return Up(trees.subtract(reached, down.shared), mean_gradient), L2gdClient(
+            reached
+        )
 
-    def server(heard, down, server, central, key):
-        tosses, shared = tossed(key), trees.add(down.shared, heard.mean.delta)
+    def server(aggregate, down, server, central, key):
+        tosses, shared = tossed(key), trees.add(down.shared, aggregate.mean.delta)
         done = Tosses(tosses.averaging, down.extra.local)
         return down._replace(shared=shared, extra=tosses), trees.add(server, done)
 

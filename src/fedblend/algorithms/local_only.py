@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Local only: every client trains its own model and says nothing.
 
-The yardstick of personalisation: a client that does better alone should not join. A
+The yardstick of personalization: a client that does better alone should not join. A
 round, for every client i of the cohort::
 
     personal_i <- steps of SGD on f_i from personal_i,     personal_i = params at first
@@ -17,7 +17,7 @@ from typing import NamedTuple
 from fedblend.checks import gate
 from fedblend.core import Algorithm, Loss, PyTree, Up, from_params
 from fedblend.local import WORK, Optimizer, Steps, descend
-from fedblend.objectives import gradient
+from fedblend.losses import gradient
 
 
 class LocalClient(NamedTuple):
@@ -54,8 +54,8 @@ def local_only(
         reached, _ = train(client.personal, shard, key, round=down.round)
         return Up(delta=None), LocalClient(reached)
 
-    def server(heard, down, server, central, key):
-        del heard, central, key
+    def server(aggregate, down, server, central, key):
+        del aggregate, central, key
         return down, server
 
     def personal(down, client, shard, key):
@@ -64,6 +64,6 @@ def local_only(
 
     def tell(down, request):
         del request
-        return down._replace(shared=None, nudge=None)
+        return down._replace(shared=None, correction=None)
 
     return Algorithm(enroll, from_params, client, server, personal, tell=tell)

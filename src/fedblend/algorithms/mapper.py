@@ -1,6 +1,6 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""MAPPER: a shared model, personal ones and their mixing weights, learnt together.
+"""MAPPER: a shared model, personal ones and their mixing weights, learned together.
 
 The problem is ``min over shared, y_i, alpha_i of mean_i f_i(mix(alpha_i, shared,
 y_i))``. On training rows alpha_i = 0 does as well as any, so that it is chosen on rows
@@ -33,11 +33,11 @@ from fedblend import keys, mixing, trees
 from fedblend.algorithms.fedavg import fedavg
 from fedblend.checks import ALPHA, FUNCTION, PART, WHOLE, ByClient, gate
 from fedblend.core import Algorithm, Loss, PyTree, Up
-from fedblend.data.batches import everything, part, per_client
 from fedblend.errors import UserError
 from fedblend.local import WORK, Optimizer, Steps, descend
+from fedblend.losses import objective
 from fedblend.mixing import Mixing
-from fedblend.objectives import objective
+from fedblend.shards import everything, part, per_client
 
 
 class MapperClient(NamedTuple):
@@ -102,15 +102,15 @@ def mapper(
         models, scores = jax.lax.map(tried, weights)
         best = jnp.argmin(jnp.where(jnp.isnan(scores), jnp.inf, scores))
         own, weight = trees.take((models, weights), best)
-        reached, slope = descend(
+        reached, mean_gradient = descend(
             lambda here, batch: jax.grad(at)(here, own, weight, batch),
             *(down.shared, seen, key),
             **work,
             round=down.round,
-            nudge=down.nudge,
+            correction=down.correction,
         )
         delta = trees.subtract(reached, down.shared)
-        return Up(delta, slope), MapperClient(own, weight)
+        return Up(delta, mean_gradient), MapperClient(own, weight)
 
     def personal(down, client, shard, key):
         return mix(client.alpha, down.shared, client.personal)

@@ -22,7 +22,7 @@ Where this differs from the paper: weights are the runtime's (the paper's are eq
 have ``batch_size`` rows of all that the client has; with None each is everything. D'
 is what FedAvg would draw, so that an inner rate of 0 is FedAvg. A personal model is
 made from the shared one when it is asked for, on batches of the same size, and is not
-kept; the paper takes one step. ``down.nudge`` is added to the gradient of F_i.
+kept; the paper takes one step. ``down.correction`` is added to the gradient of F_i.
 
 Reference: Fallah, Mokhtari, Ozdaglar, "Personalized federated learning with theoretical
 guarantees: a model-agnostic meta-learning approach", NeurIPS 2020, arXiv:2002.07948.
@@ -38,22 +38,25 @@ from fedblend.algorithms.finetune import finetune
 from fedblend.checks import NOT_NEGATIVE, POSITIVE, WHOLE, gate, words
 from fedblend.core import Algorithm, Loss, Up
 from fedblend.local import WORK, Optimizer, Steps, descend
-from fedblend.objectives import gradient
+from fedblend.losses import gradient
 
 
-def _exact(slope, params, vector, delta):
+def _exact(mean_gradient, params, vector, delta):
     del delta
-    return jax.jvp(slope, (params,), (vector,))[1]
+    return jax.jvp(mean_gradient, (params,), (vector,))[1]
 
 
-def _differences(slope, params, vector, delta):
+def _differences(mean_gradient, params, vector, delta):
     step = trees.scale(delta, vector)
-    ahead, behind = slope(trees.add(params, step)), slope(trees.subtract(params, step))
+    ahead, behind = (
+        mean_gradient(trees.add(params, step)),
+        mean_gradient(trees.subtract(params, step)),
+    )
     return trees.scale(0.5 / delta, trees.subtract(ahead, behind))
 
 
-def _none(slope, params, vector, delta):
-    del slope, params, delta
+def _none(mean_gradient, params, vector, delta):
+    del mean_gradient, params, delta
     return trees.zeros_like(vector)
 
 
@@ -89,31 +92,33 @@ def perfedavg(
 
     Example:
         >>> import jax, jax.numpy as jnp, fedblend as fb
-        >>> federation, _ = fb.sources.quadratics(clients=4, dim=2)
-        >>> algorithm = fb.perfedavg(fb.sources.quadratic_loss, 0.1, inner_rate=0.05,
+        >>> federation, _ = fb.datasets.quadratics(clients=4, dim=2)
+        >>> algorithm = fb.perfedavg(fb.datasets.quadratic_loss, 0.1, inner_rate=0.05,
         ...                          steps=1, batch_size=None)
         >>> run = fb.simulate(algorithm, jnp.zeros(2), federation, jax.random.key(0),
         ...                   rounds=50).complete()
-        >>> measured = fb.metrics.mean_loss(fb.sources.quadratic_loss)
+        >>> measured = fb.metrics.mean_loss(fb.datasets.quadratic_loss)
         >>> own = fb.Batch(federation.train.rows(0))
         >>> bool(measured(run.personal(0), own) < measured(run.shared, own))
         True
     """
-    slope, product = gradient(loss), _PRODUCTS[hessian]
+    mean_gradient, product = gradient(loss), _PRODUCTS[hessian]
     work = {"steps": steps, "batch_size": batch_size}
     train = partial(descend, optimizer=optimizer, further=("inner", "hessian"), **work)
 
     def direction(params, outer, inner, curved):
-        step = trees.scale(inner_rate, slope(params, inner))
-        after = slope(trees.subtract(params, step), outer)
-        bend = product(lambda here: slope(here, curved), params, after, delta)
+        step = trees.scale(inner_rate, mean_gradient(params, inner))
+        after = mean_gradient(trees.subtract(params, step), outer)
+        bend = product(lambda here: mean_gradient(here, curved), params, after, delta)
         return trees.subtract(after, trees.scale(inner_rate, bend))
 
     def client(down, client, shard, key):
-        reached, slope = train(
-            *(direction, down.shared, shard, key), round=down.round, nudge=down.nudge
+        reached, mean_gradient = train(
+            *(direction, down.shared, shard, key),
+            round=down.round,
+            correction=down.correction,
         )
-        return Up(trees.subtract(reached, down.shared), slope), client
+        return Up(trees.subtract(reached, down.shared), mean_gradient), client
 
     trained = fedavg(loss, optimizer, **work)._replace(client=client)
     return finetune(trained, loss, inner_rate, steps=adapt_steps, batch_size=batch_size)

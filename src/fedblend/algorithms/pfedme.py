@@ -23,7 +23,7 @@ gradient; here it is gradient descent from w_i, of a given number of steps. Only
 cohort trains (in the paper all do, and some are averaged: the same shared model).
 Weights are the runtime's (the paper's are equal: ``weights="uniform"``). The steps on
 w_i may be any of optax's, with ``lam (w_i - theta_i)`` as gradient, to which
-``down.nudge`` is added.
+``down.correction`` is added.
 
 Reference: Dinh, Tran, Nguyen, "Personalized federated learning with Moreau envelopes",
 NeurIPS 2020, arXiv:2006.08848.
@@ -39,7 +39,7 @@ from fedblend.algorithms.fedopt import fedopt
 from fedblend.checks import COUNT, POSITIVE, gate
 from fedblend.core import Algorithm, Loss, PyTree, Up
 from fedblend.local import WORK, Optimizer, Steps, descend, planned, resolve
-from fedblend.objectives import objective
+from fedblend.losses import objective
 
 
 class PFedMeClient(NamedTuple):
@@ -62,7 +62,7 @@ def pfedme(
     batch_size: int | None,
     server_rate: float = 1.0,
 ) -> Algorithm:
-    """Local steps on Moreau envelopes; the inner minimiser is deployed.
+    """Local steps on Moreau envelopes; the inner minimizer is deployed.
 
     Args:
         loss: ``loss(params, rows) -> losses[rows]``.
@@ -101,14 +101,16 @@ def pfedme(
     def client(down, client, shard, key):
         own, _ = planned(shard, steps, batch_size)
         follow = resolve(optimizer, down.round, own)
-        (local, theta), (slope, _) = descend(
+        (local, theta), (mean_gradient, _) = descend(
             *(direction, (down.shared, client.personal), shard, key),
             optimizer=optax.partition({0: follow, 1: optax.sgd(1.0)}, (0, 1)),
             steps=steps,
             batch_size=batch_size,
-            nudge=(down.nudge, None),
+            correction=(down.correction, None),
         )
-        return Up(trees.subtract(local, down.shared), slope), PFedMeClient(theta)
+        return Up(trees.subtract(local, down.shared), mean_gradient), PFedMeClient(
+            theta
+        )
 
     def personal(down, client, shard, key):
         del down, shard, key

@@ -18,7 +18,7 @@ Where this differs from the paper: tasks are clients, which come in cohorts (the
 paper's batched version), and their weights are the runtime's (the paper's are equal:
 ``weights="uniform"``). Its server takes plain steps whose rate falls to 0 over the
 rounds (``optax.sgd`` with a schedule); here it may be any of optax's. The inner
-optimiser starts anew with every client; the paper's experiments keep Adam's moments.
+optimizer starts anew with every client; the paper's experiments keep Adam's moments.
 
 As a reading of FedAvg: Jiang, Konečný, Rush, Kannan, "Improving federated learning
 personalization via model agnostic meta learning", 2019, arXiv:1909.12488.
@@ -58,12 +58,12 @@ def reptile(
 
     Example:
         >>> import jax, jax.numpy as jnp, fedblend as fb
-        >>> federation, _ = fb.sources.quadratics(clients=4, dim=2)
-        >>> algorithm = fb.reptile(fb.sources.quadratic_loss, 0.05, 0.5, steps=5,
+        >>> federation, _ = fb.datasets.quadratics(clients=4, dim=2)
+        >>> algorithm = fb.reptile(fb.datasets.quadratic_loss, 0.05, 0.5, steps=5,
         ...                        batch_size=None)
         >>> run = fb.simulate(algorithm, jnp.zeros(2), federation, jax.random.key(0),
         ...                   rounds=50).complete()
-        >>> measured = fb.metrics.mean_loss(fb.sources.quadratic_loss)
+        >>> measured = fb.metrics.mean_loss(fb.datasets.quadratic_loss)
         >>> own = fb.Batch(federation.train.rows(0))
         >>> bool(measured(run.personal(0), own) < measured(run.shared, own))
         True

@@ -11,7 +11,7 @@ A round, with the server's control c (sent along) and each client's own c_i::
 
 Where this differs from the paper: its option II, ``c_i' = c_i - c + (shared - y_i) /
 (steps * rate)``, is just the mean of the raw gradients when the steps are plain SGD;
-written as that mean it holds for any local optimiser and schedule. Weights are the
+written as that mean it holds for any local optimizer and schedule. Weights are the
 runtime's: with uniform ones ``share`` is the paper's |S|/N.
 
 Reference: Karimireddy, Kale, Mohri, Reddi, Stich, Suresh, "SCAFFOLD: stochastic
@@ -26,7 +26,7 @@ from fedblend.algorithms.fedavg import fedavg
 from fedblend.checks import POSITIVE, gate
 from fedblend.core import Algorithm, Loss, Needs, PyTree, Up
 from fedblend.local import WORK, Optimizer, Steps, descend
-from fedblend.objectives import gradient
+from fedblend.losses import gradient
 
 
 class ScaffoldClient(NamedTuple):
@@ -66,27 +66,27 @@ def scaffold(
         del shard, key
         return (), ScaffoldClient(trees.zeros_like(params))
 
-    def start(params, heard_hello, central, key):
-        down, server = inner.start(params, heard_hello, central, key)
+    def start(params, joins, central, key):
+        down, server = inner.start(params, joins, central, key)
         return down._replace(extra=trees.zeros_like(params)), server
 
     def client(down, client, shard, key):
         correction = trees.subtract(down.extra, client.control)
-        reached, slope = train(
+        reached, mean_gradient = train(
             down.shared,
             shard,
             key,
             round=down.round,
-            nudge=trees.add_where_given(correction, down.nudge),
+            correction=trees.add_where_given(correction, down.correction),
         )
-        change = trees.subtract(slope, client.control)
+        change = trees.subtract(mean_gradient, client.control)
         delta = trees.subtract(reached, down.shared)
-        return Up(delta, slope, extra=change), ScaffoldClient(slope)
+        return Up(delta, mean_gradient, extra=change), ScaffoldClient(mean_gradient)
 
-    def server(heard, down, server, central, key):
+    def server(aggregate, down, server, central, key):
         del central, key
-        step = trees.scale(server_rate, heard.mean.delta)
-        change = trees.scale(heard.share, heard.mean.extra)
+        step = trees.scale(server_rate, aggregate.mean.delta)
+        change = trees.scale(aggregate.participation, aggregate.mean.extra)
         shared = trees.add(down.shared, step)
         return down._replace(shared=shared, extra=trees.add(down.extra, change)), server
 

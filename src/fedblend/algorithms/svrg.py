@@ -11,7 +11,7 @@ rows there. A round, with B_i a batch of client i::
     shared <- shared + mean (y_i - shared)
 
 With one step and everyone taking part it converges to the exact optimum at a constant
-rate, where minibatch SGD stays in a neighbourhood; with more steps it has FedAvg's
+rate, where minibatch SGD stays in a neighborhood; with more steps it has FedAvg's
 drift, with small cohorts the noise of who takes part. Under ``diana`` it is VR-DIANA.
 
 Where this differs from the papers: every client tosses its own coin, so that not all
@@ -33,16 +33,16 @@ from fedblend import keys, trees
 from fedblend.algorithms.fedavg import fedavg
 from fedblend.checks import Number, gate
 from fedblend.core import Algorithm, Loss, PyTree, Up
-from fedblend.data.batches import everything
 from fedblend.local import WORK, Optimizer, Steps, descend
-from fedblend.objectives import gradient
+from fedblend.losses import gradient
+from fedblend.shards import everything
 
 
 class SvrgClient(NamedTuple):
     """What a client keeps: its anchor, and the gradient of all its rows there."""
 
     anchor: PyTree
-    slope: PyTree
+    mean_gradient: PyTree
 
 
 @gate(**WORK, refresh=Number(above=0, most=1))
@@ -76,19 +76,21 @@ def svrg(
     def client(down, client, shard, key):
         def direction(here, batch):
             old = slope_at(client.anchor, batch)
-            return trees.add(trees.subtract(slope_at(here, batch), old), client.slope)
+            return trees.add(
+                trees.subtract(slope_at(here, batch), old), client.mean_gradient
+            )
 
-        reached, slope = descend(
+        reached, mean_gradient = descend(
             *(direction, down.shared, shard, key),
             optimizer=optimizer,
             steps=steps,
             batch_size=batch_size,
             round=down.round,
-            nudge=down.nudge,
+            correction=down.correction,
         )
         coin = jax.random.bernoulli(keys.named(key, "anchor"), refresh)
         after = jax.lax.cond(coin, lambda: anchored(down.shared, shard), lambda: client)
-        return Up(trees.subtract(reached, down.shared), slope), after
+        return Up(trees.subtract(reached, down.shared), mean_gradient), after
 
     inner = fedavg(loss, optimizer, steps=steps, batch_size=batch_size)
     return inner._replace(enroll=enroll, client=client)

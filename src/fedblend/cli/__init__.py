@@ -16,17 +16,17 @@ import typer
 
 from fedblend import __version__
 from fedblend.cli import (
-    advising,
-    attending,
-    browse,
-    datasets,
+    advise,
+    data,
     federation,
-    joining,
-    planning,
-    reproducing,
-    running,
-    starting,
-    tuning,
+    federation_status,
+    init,
+    personalize,
+    plan,
+    reproduce,
+    run,
+    show,
+    tune,
 )
 from fedblend.cli.screen import INTERRUPTED, complain
 
@@ -39,19 +39,19 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
-app.command("run")(running.run)
-app.command("personalise")(joining.personalise)
-app.command("plan")(planning.plan)
-app.command("tune")(tuning.tune)
-app.command("advise")(advising.advise)
-app.command("init")(starting.init)
-app.command("list")(browse.list_)
-app.command("show")(browse.show)
-app.add_typer(datasets.app, name="data")
-attending.join(federation.app)
+app.command("run")(run.run)
+app.command("personalize")(personalize.personalize)
+app.command("plan")(plan.plan)
+app.command("tune")(tune.tune)
+app.command("advise")(advise.advise)
+app.command("init")(init.init)
+app.command("list")(show.list_)
+app.command("show")(show.show)
+app.add_typer(data.app, name="data")
+federation_status.join(federation.app)
 app.add_typer(federation.app, name="federation")
-app.command("reproduce")(reproducing.reproduce)
-app.command("demo")(starting.demo)
+reproduce.add_to(app)
+app.command("demo")(init.demo)
 
 UsageError: Any = typer.BadParameter.__mro__[1]
 """A command line that cannot be understood; click's, wherever typer keeps it."""
@@ -79,7 +79,7 @@ def _options(
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line; the answer is the exit code."""
-    arguments = running.joined_seeds(sys.argv[1:] if arguments is None else arguments)
+    arguments = run.joined_seeds(sys.argv[1:] if arguments is None else arguments)
     command = typer.main.get_command(app)
     try:
         code = command.main(arguments, prog_name="fedblend", standalone_mode=False)
@@ -122,8 +122,8 @@ def _expected(error: ValueError) -> bool:
     homes = {
         "fedblend.errors": ("UserError",),
         "fedblend.data.dataset": ("DataError",),
-        "fedblend.experiment.section": ("ConfigError", "RunError"),
-        "fedblend.runtime.checkpoint": ("CheckpointError",),
+        "fedblend.config.schema.table": ("ConfigError", "RunError"),
+        "fedblend.simulation.checkpoint": ("CheckpointError",),
     }
     kinds = tuple(
         getattr(sys.modules[home], name)

@@ -10,7 +10,7 @@ import typer
 from fedblend.cli import screen
 
 if TYPE_CHECKING:
-    from fedblend.experiment.federation.settings import Server
+    from fedblend.deploy.ops.settings import Server
 
 app = typer.Typer(
     help="Set up and look after a real federation.",
@@ -26,7 +26,7 @@ def require_extra() -> None:
     """Say what is missing where the extra is not installed."""
     from importlib.util import find_spec
 
-    from fedblend.experiment.section import RunError
+    from fedblend.config.schema.table import RunError
 
     if find_spec("cryptography") is None:
         raise RunError("federation: needs pip install 'fedblend[flower]'")
@@ -56,10 +56,10 @@ def init(
     fedblend federation init lab --host fl.example.org --nodes alice,bob,carol
     """
     require_extra()
-    from fedblend.experiment.federation.init import found
+    from fedblend.deploy.ops.provision import provision
 
     names = [name.strip() for name in nodes.split(",")]
-    found(folder, host=host, nodes=names, port=port, link_port=link_port, days=days)
+    provision(folder, host=host, nodes=names, port=port, link_port=link_port, days=days)
     typer.echo(f"wrote {folder} for {len(names)} nodes; read {folder / 'README.md'}")
 
 
@@ -75,9 +75,9 @@ def renew(
     fedblend federation renew lab
     """
     require_extra()
-    from fedblend.experiment.federation import init
+    from fedblend.deploy.ops import provision
 
-    init.renew(folder, days=days)
+    provision.renew(folder, days=days)
     server = folder / "server"
     typer.echo(f"wrote {server / 'server.key'} and {server / 'server.crt'}")
 
@@ -101,7 +101,7 @@ def doctor(
     fedblend federation doctor node.toml
     """
     require_extra()
-    from fedblend.experiment.federation.doctor import examine
+    from fedblend.deploy.ops.doctor.doctor import examine
 
     findings = examine(path)
     for finding in findings:
@@ -128,7 +128,7 @@ def audit(
 
     fedblend federation audit state/audit.jsonl
     """
-    from fedblend.experiment.federation.audit import verify
+    from fedblend.deploy.ops.audit import verify
 
     found = verify(file, head)
     typer.echo(f"{file}: {found.lines} lines, unbroken; newest hash {found.head}")
@@ -142,7 +142,7 @@ ServerSettings = Annotated[
 
 def server_settings(path: Path) -> "Server":
     """The settings of a server, from its file."""
-    from fedblend.experiment.federation.settings import Server, load_as
+    from fedblend.deploy.ops.settings import Server, load_as
 
     return load_as(Server, path)
 
@@ -156,7 +156,7 @@ def server(settings: ServerSettings = Path("server.toml")) -> None:
     fedblend federation server server.toml
     """
     require_extra()
-    from fedblend.experiment.federation.serving import serve_link
+    from fedblend.deploy.ops.supervisor import serve_link
 
     known = server_settings(settings)
     names = ", ".join(node.name for node in known.nodes)
@@ -184,8 +184,8 @@ def node(
     fedblend federation node node.toml
     """
     require_extra()
-    from fedblend.experiment.federation.serving import serve_node
-    from fedblend.experiment.federation.settings import Node, load_as
+    from fedblend.deploy.ops.settings import Node, load_as
+    from fedblend.deploy.ops.supervisor import serve_node
 
     known = load_as(Node, settings)
     typer.echo(f"client {known.client} of {known.server}; logs in {known.flower}")
@@ -202,10 +202,10 @@ def door(
     settings: NodeSettings = Path("node.toml"),
     group: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="Users who may hand letters in, too."),
+        typer.Option(metavar="NAME", help="Users who may hand messages in, too."),
     ] = None,
 ) -> None:
-    """Answer a node's letters, as the user who may read its rows.
+    """Answer a node's messages, as the user who may read its rows.
 
     node starts it by itself, unless it is told --carrier-only: then Flower's half,
     which runs what the server hands it, is another user's and reads no rows or states.
@@ -215,8 +215,8 @@ def door(
     fedblend federation door node.toml --group fedblend-carrier
     """
     require_extra()
-    from fedblend.cli.running import compile_cache
-    from fedblend.experiment.federation.serving import serve_door
+    from fedblend.cli.run import compile_cache
+    from fedblend.deploy.ops.supervisor import serve_door
 
     compile_cache()
     serve_door(settings, group)
@@ -240,7 +240,7 @@ def run(
     again: Annotated[
         list[int] | None,
         typer.Option(
-            "--enrol-again", metavar="N", help="A client that has lost its state."
+            "--enroll-again", metavar="N", help="A client that has lost its state."
         ),
     ] = None,
 ) -> None:
@@ -254,14 +254,14 @@ def run(
     fedblend federation run trial.toml --server server.toml --out runs/trial
     """
     require_extra()
-    from fedblend.cli.running import results_folder, show_summary
-    from fedblend.experiment import outputs
-    from fedblend.experiment.config import load
-    from fedblend.experiment.federation import seeing_through
+    from fedblend.cli.run import results_folder, show_summary
+    from fedblend.config.config import load
+    from fedblend.deploy.ops import submit
+    from fedblend.experiments import run_folder
 
     config, known = load(file), server_settings(settings)
     out = out or results_folder(config)
-    seeing_through.open_folder(out, config, known, resume, again or [])
+    submit.open_folder(out, config, known, resume, again or [])
     last = -1
 
     def on_step(round: int, rounds: int) -> None:
@@ -271,11 +271,11 @@ def run(
             screen.note(f"round {round} of {rounds}")
 
     try:
-        seeing_through.run_experiment(known, out, on_step=on_step, say=screen.note)
+        submit.run_experiment(known, out, on_step=on_step, say=screen.note)
     except KeyboardInterrupt:
         screen.note(
             f"no longer looked after, the experiment goes on; fedblend federation stop "
             f"{out} ends it, the same command with --resume sees it through"
         )
         raise typer.Exit(screen.INTERRUPTED) from None
-    show_summary(out, outputs.read_summary(outputs.Folder(out)))
+    show_summary(out, run_folder.read_summary(run_folder.Folder(out)))

@@ -23,17 +23,17 @@ federated run within its group. The signature is one of
 
 No noise is added: neither is private in any formal sense.
 
-x_i of a group minimises the group's loss and not f_i: promises that need minimisers,
+x_i of a group minimizes the group's loss and not f_i: promises that need minimizers,
 such as those of ``theory.one_shot`` and ``theory.bounds``, do not hold for it.
 """
 
+from fedblend.clusters.cluster_models import Clustered, train
 from fedblend.clusters.kmeans import Groups, kmeans
 from fedblend.clusters.signatures import (
     Signatures,
     gradient_signatures,
     label_signatures,
 )
-from fedblend.clusters.training import Clustered, train
 
 __all__ = [
     "Clustered",

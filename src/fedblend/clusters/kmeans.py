@@ -28,7 +28,7 @@ def kmeans(
 ) -> Groups:
     """k-means: the best of several runs of Lloyd's algorithm from k-means++ starts.
 
-    No group is empty: one that would be takes the client farthest from its centre.
+    No group is empty: one that would be takes the client farthest from its center.
 
     Args:
         points: one row for every client, the ``values`` of signatures.
@@ -54,8 +54,8 @@ def kmeans(
     return best._replace(assignment=ranks[best.assignment])
 
 
-def _squared_distances(points: np.ndarray, centres: np.ndarray) -> np.ndarray:
-    return np.square(points[:, None] - centres[None]).sum(axis=2)
+def _squared_distances(points: np.ndarray, centers: np.ndarray) -> np.ndarray:
+    return np.square(points[:, None] - centers[None]).sum(axis=2)
 
 
 def _far_apart(points: np.ndarray, k: int, rng: np.random.Generator) -> np.ndarray:
@@ -75,19 +75,19 @@ def _far_apart(points: np.ndarray, k: int, rng: np.random.Generator) -> np.ndarr
     return points[chosen]
 
 
-def _lloyd(points: np.ndarray, centres: np.ndarray, steps: int) -> Groups:
-    """Everybody to the nearest centre, centres to their means, until nobody moves."""
-    k, before = len(centres), None
+def _lloyd(points: np.ndarray, centers: np.ndarray, steps: int) -> Groups:
+    """Everybody to the nearest center, centers to their means, until nobody moves."""
+    k, before = len(centers), None
     for _ in range(steps):
-        distances = _squared_distances(points, centres)
+        distances = _squared_distances(points, centers)
         assignment = distances.argmin(axis=1)
         nearest = distances.min(axis=1)
         for empty in np.flatnonzero(np.bincount(assignment, minlength=k) == 0):
             crowded = np.bincount(assignment, minlength=k)[assignment] > 1
             moved = np.where(crowded, nearest, -1).argmax()
             assignment[moved], nearest[moved] = empty, 0
-        centres = np.stack([points[assignment == c].mean(axis=0) for c in range(k)])
+        centers = np.stack([points[assignment == c].mean(axis=0) for c in range(k)])
         if before is not None and np.array_equal(assignment, before):
             break
         before = assignment
-    return Groups(assignment, float(np.square(points - centres[assignment]).sum()))
+    return Groups(assignment, float(np.square(points - centers[assignment]).sum()))

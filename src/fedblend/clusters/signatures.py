@@ -12,10 +12,10 @@ import numpy as np
 from fedblend import keys, trees
 from fedblend.checks import COUNT, FUNCTION, gate
 from fedblend.core import Key, Loss, PyTree, Shard, static_bits
-from fedblend.data import visiting
-from fedblend.data.batches import everything
-from fedblend.data.federation import FEDERATION, Federation
-from fedblend.objectives import gradient
+from fedblend.data import map_clients
+from fedblend.data.federated import FEDERATION, FederatedData
+from fedblend.losses import gradient
+from fedblend.shards import everything
 
 
 class Signatures(NamedTuple):
@@ -26,16 +26,21 @@ class Signatures(NamedTuple):
     bits_down: int
 
 
-@gate(loss=FUNCTION, federation=FEDERATION, size=COUNT)
+@gate(loss=FUNCTION, federated_data=FEDERATION, size=COUNT)
 def gradient_signatures(
-    loss: Loss, params: PyTree, federation: Federation, key: Key, *, size: int = 16
+    loss: Loss,
+    params: PyTree,
+    federated_data: FederatedData,
+    key: Key,
+    *,
+    size: int = 16,
 ) -> Signatures:
     """The direction of every client's gradient, in ``size`` numbers.
 
     Args:
         loss: ``loss(params, rows) -> losses[rows]``.
         params: the model at which all take their gradient.
-        federation: the clients' data.
+        federated_data: the clients' data.
         key: of the random projection, the same for all clients.
         size: numbers of a signature, at most one for each parameter. They and the
             download of ``params`` are its cost.
@@ -52,14 +57,18 @@ def gradient_signatures(
         direction = vector / jnp.where(length > 0, length, 1)
         return np.sqrt(dim / size) * (direction @ axes.astype(vector.dtype))
 
-    values = np.asarray(at_every_client(loss, lambda shard: params, sign, federation))
+    values = np.asarray(
+        at_every_client(loss, lambda shard: params, sign, federated_data)
+    )
     return Signatures(values, static_bits(values[0]), static_bits(params))
 
 
-@gate(federation=FEDERATION, classes=COUNT)
-def label_signatures(federation: Federation, classes: int) -> Signatures:
+@gate(federated_data=FEDERATION, classes=COUNT)
+def label_signatures(federated_data: FederatedData, classes: int) -> Signatures:
     """The share of each class among every client's rows ``(inputs, labels)``."""
-    labels = [federation.train.rows(client)[1] for client in range(federation.clients)]
+    labels = [
+        federated_data.train.rows(client)[1] for client in range(federated_data.clients)
+    ]
     shares = [np.bincount(own, minlength=classes) / len(own) for own in labels]
     values = np.stack(shares).astype(np.float32)
     return Signatures(values, static_bits(values[0]), 0)
@@ -69,7 +78,7 @@ def at_every_client(
     loss: Loss,
     model_of: Callable[[Shard], PyTree],
     look: Callable[[PyTree, Shard], jax.Array],
-    federation: Federation,
+    federated_data: FederatedData,
 ) -> jax.Array:
     """What ``look`` makes of every client's full gradient, at its model."""
     slope_at = gradient(loss)
@@ -77,4 +86,4 @@ def at_every_client(
     def one(shard: Shard) -> jax.Array:
         return look(slope_at(model_of(shard), everything(shard)), shard)
 
-    return visiting.mapped(one, federation.train)
+    return map_clients.mapped(one, federated_data.train)

@@ -107,7 +107,7 @@ def sign() -> Compressor:
     """Signs times the mean size: biased, delta >= 1/dim. One bit an entry.
 
     Reference: Bernstein, Wang, Azizzadenesheli, Anandkumar, "signSGD: compressed
-    optimisation for non-convex problems", ICML 2018, arXiv:1802.04434; with the scale
+    optimization for non-convex problems", ICML 2018, arXiv:1802.04434; with the scale
     of Karimireddy, Rebjock, Stich, Jaggi, "Error feedback fixes SignSGD and other
     gradient compression schemes", ICML 2019, arXiv:1901.09847.
     """

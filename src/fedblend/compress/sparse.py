@@ -13,7 +13,7 @@ from fedblend.checks import COUNT, by_client, gate, words
 from fedblend.compress.compressor import Compressor
 from fedblend.compress.packing import pack, unpack, width_of
 from fedblend.core import ClientId, Key, PyTree, Ragged, Shard, SharedKey
-from fedblend.data.batches import per_client
+from fedblend.shards import per_client
 
 
 class Entries(NamedTuple):

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 import numpy as np
 
-from fedblend.data.federation import Federation, federate
+from fedblend.data.federated import FederatedData, federate
 
 if TYPE_CHECKING:
-    from fedblend.data.allotment import Partition
+    from fedblend.data.partition.partition import Partition
 
 Kind = Literal["classes", "binary", "regression", "sequence", "tags"]
 """What the targets are: class numbers, 0 or 1, real numbers, the class that follows at
@@ -141,18 +141,18 @@ def _check_finite(values: np.ndarray, columns: tuple[str, ...], where: str) -> N
     raise DataError(f"{where}: {at} is {values[place]}; only finite numbers are usable")
 
 
-def one_class_clients(federation: Federation) -> list[int]:
+def one_class_clients(federated_data: FederatedData) -> list[int]:
     """The ids of clients all of whose training targets are the same class.
 
     They are a reason to warn: such a client has no best model of its own unless its
-    loss is regularised.
+    loss is regularized.
     """
-    targets = np.asarray(federation.train.examples[1])
+    targets = np.asarray(federated_data.train.examples[1])
     if targets.ndim != 1 or not np.issubdtype(targets.dtype, np.integer):
         return []
-    starts = np.asarray(federation.train.starts)
+    starts = np.asarray(federated_data.train.starts)
     # Every second piece lies between two clients; one entry more makes the end legal.
-    pieces = np.stack([starts, starts + federation.train.counts], axis=1).ravel()
+    pieces = np.stack([starts, starts + federated_data.train.counts], axis=1).ravel()
     padded = np.append(targets, targets[-1:])
     low = np.minimum.reduceat(padded, pieces)[::2]
     high = np.maximum.reduceat(padded, pieces)[::2]
@@ -167,7 +167,7 @@ def federation_of(
     test: float | Literal["official"] = 0.0,
     seed: int = 0,
     split: int = 0,
-) -> Federation:
+) -> FederatedData:
     """Share a dataset out among clients.
 
     Args:

@@ -18,8 +18,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO, NamedTuple, cast
 
+from fedblend.data.catalog import PUBLIC, PublicFile, PublicSet
 from fedblend.data.dataset import DataError, MissingDataError
-from fedblend.data.public import PUBLIC, PublicFile, PublicSet
 
 Progress = Callable[[int, int | None], None]
 """``progress(done, total)`` in bytes of the present file; total may be unknown."""

@@ -8,7 +8,7 @@ that everything that mixes, compresses or stores parameters takes them as any ot
 
 Modules are put in evaluation mode, in training too: dropout does nothing. What a
 module keeps besides parameters and random keys (the running means of batch
-normalisation, caches) is refused, since it would be neither trained nor shared.
+normalization, caches) is refused, since it would be neither trained nor shared.
 The dtype of the parameters is the module's own choice.
 """
 
@@ -50,7 +50,7 @@ def from_flax(source: Any) -> Model:
         raise ValueError(
             f"from_flax: {type(module).__name__} keeps {_described(what)} at "
             f"{'/'.join(map(str, path))}, only parameters can be mixed and averaged; "
-            "normalise within an example instead (LayerNorm, GroupNorm)"
+            "normalize within an example instead (LayerNorm, GroupNorm)"
         )
     name, restore = _by_path(params, holder="/value")
 
@@ -86,7 +86,7 @@ def from_equinox(source: Any) -> Model:
     if any(isinstance(node, states) for node in nodes):
         raise ValueError(
             f"from_equinox: {_name_of(module)} keeps state between calls, as BatchNorm "
-            "does, only parameters can be mixed and averaged; normalise within an "
+            "does, only parameters can be mixed and averaged; normalize within an "
             "example instead (LayerNorm, GroupNorm)"
         )
     params, static = equinox.partition(module, equinox.is_inexact_array)

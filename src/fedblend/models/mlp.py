@@ -3,7 +3,7 @@
 """The multilayer perceptron: affine layers with a nonlinearity between them.
 
 The default, two hidden layers of 200 with ReLU, is the one of APFL's experiments, less
-the dropout and batch normalisation that its authors' code adds to the paper's text.
+the dropout and batch normalization that its authors' code adds to the paper's text.
 """
 
 from collections.abc import Sequence

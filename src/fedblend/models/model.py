@@ -11,7 +11,7 @@ follows the dtype of the parameters.
 
 *Parameters* are named tuples of arrays, of the ``dtype`` given to the builder.
 
-*Nothing is random after init, and no row sees another*: no dropout, no normalisation by
+*Nothing is random after init, and no row sees another*: no dropout, no normalization by
 batch statistics, whose running means are neither a parameter to mix nor to average.
 """
 

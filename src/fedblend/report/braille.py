@@ -16,7 +16,7 @@ Series = tuple[ArrayLike, ArrayLike]
 
 def plot(
     series: Mapping[str, Series],
-    colours: Mapping[str, str],
+    colors: Mapping[str, str],
     width: int = 60,
     height: int = 10,
     braille: bool = True,
@@ -25,7 +25,7 @@ def plot(
 
     Args:
         series: across and up values, by name.
-        colours: of each name; where lines meet, the last one's.
+        colors: of each name; where lines meet, the last one's.
         width: of the plot, in characters; names and numbers stand around it.
         height: of the plot, in lines.
         braille: a star for each character with a dot, if False.
@@ -48,14 +48,14 @@ def plot(
         for dot_x, dot_y in zip(column.astype(int), row.astype(int), strict=True):
             cell = (dot_y // 4, dot_x // 2)
             cells[cell] |= DOTS[dot_x % 2][dot_y % 4]
-            ink[cell] = colours[name]
+            ink[cell] = colors[name]
     text = Text()
     for line in range(height):
         edge = {0: high, height - 1: low}.get(line)
         text.append(f"{'' if edge is None else format(edge, '.4g'):>9} ┤")
-        for bits, colour in zip(cells[line], ink[line], strict=True):
+        for bits, color in zip(cells[line], ink[line], strict=True):
             glyph = chr(0x2800 + bits) if braille else " *"[int(bits > 0)]
-            text.append(glyph, style=colour or None)
+            text.append(glyph, style=color or None)
         text.append("\n")
     ends = f"{left:.4g}", f"{right:.4g}"
     return text.append(f"{'':11}{ends[0]}{ends[1]:>{width - len(ends[0])}}")

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Figures of runs: curves over rounds and bits, and what each client gains.
 
-Colours are Okabe and Ito's, which readers with any colour vision can tell apart.
+Colors are Okabe and Ito's, which readers with any color vision can tell apart.
 matplotlib is imported when a figure is asked for, and only its object-oriented part:
 no window, no global state.
 """
@@ -13,8 +13,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from fedblend.gains import Gain, tally
+from fedblend.gains import Gain, running_sum
 from fedblend.report.alone import briefly
+from fedblend.report.sentences import in_short
 from fedblend.report.series import (
     Curve,
     Gains,
@@ -25,11 +26,10 @@ from fedblend.report.series import (
     shown_metrics,
     shown_splits,
 )
-from fedblend.report.words import in_short
-from fedblend.runtime.record import Evidence
-from fedblend.runtime.run import Run
+from fedblend.simulation.result import Evidence
+from fedblend.simulation.run import Run
 
-COLOURS = {"shared": "#0072B2", "local": "#E69F00", "personal": "#009E73"}
+COLORS = {"shared": "#0072B2", "local": "#E69F00", "personal": "#009E73"}
 HARM, UNSURE = "#D55E00", "#B0B0B0"
 DASHES = {"shared": "-", "local": (0, (5, 2)), "personal": "-"}
 LABELS = {
@@ -134,23 +134,23 @@ def draw_gains(
     order = np.argsort(gain.value, kind="stable")
     order = order[~np.isnan(gain.value[order])]
     across = np.arange(len(order))
-    axes.bar(across, gain.value[order], width=0.9, color=colours_of(gain)[order])
+    axes.bar(across, gain.value[order], width=0.9, color=colors_of(gain)[order])
     draw_intervals(axes, across, gain, order)
     axes.axhline(0, color="#404040", linewidth=0.8)
     axes.grid(axis="x", visible=False)
-    said = in_short(tally(gain), gained.reference)
+    said = in_short(running_sum(gain), gained.reference)
     if gained.seeds > 1:
         said += f"; mean of {gained.seeds} seeds"
     axes.set_title(f"{name}\n{said}" if name else said)
-    axes.set_xlabel("clients, sorted by gain; lines: 95 % intervals, grey: either way")
+    axes.set_xlabel("clients, sorted by gain; lines: 95 % intervals, gray: either way")
     other = label(gained.reference, alone)
     axes.set_ylabel(f"{gained.split} {gained.metric},\ngain over {other}")
     axes.set_xticks([])
 
 
-def colours_of(gain: Gain) -> np.ndarray:
-    """The colour of every client: harmed, helped, or neither for sure."""
-    sure = np.where(gain.helped, COLOURS["personal"], UNSURE)
+def colors_of(gain: Gain) -> np.ndarray:
+    """The color of every client: harmed, helped, or neither for sure."""
+    sure = np.where(gain.helped, COLORS["personal"], UNSURE)
     return np.where(gain.harmed, HARM, sure)
 
 
@@ -193,7 +193,7 @@ def _curves_figure(
             del found["personal"]
             labels["shared"] += ", which is also the personal one"
         lines[metric] = {
-            labels[model]: (curve, {"color": COLOURS[model], "ls": DASHES[model]})
+            labels[model]: (curve, {"color": COLORS[model], "ls": DASHES[model]})
             for model, curve in found.items()
         }
     seeds = len({row.get("seed") for row in rows})
@@ -213,18 +213,18 @@ def _sweep_figure(run: Run, rows: list[Row], split: str) -> Any:
     import matplotlib
 
     values = jax.tree.leaves(run.engine.over)
-    names = [", ".join(f"{float(leaf[lane]):.3g}" for leaf in values)
-             for lane in range(run.lanes or 1)]  # fmt: skip
+    names = [", ".join(f"{float(leaf[replica]):.3g}" for leaf in values)
+             for replica in range(run.replicas or 1)]  # fmt: skip
     shades = matplotlib.colormaps["viridis"](np.linspace(0, 0.9, len(names)))
     lines = {
         metric: {
             name: (
-                curves([row for row in rows if row["seed"] == lane], split, metric)[
+                curves([row for row in rows if row["seed"] == replica], split, metric)[
                     "personal"
                 ],
-                {"color": shades[lane], "ls": "-"},
+                {"color": shades[replica], "ls": "-"},
             )
-            for lane, name in enumerate(names)
+            for replica, name in enumerate(names)
         }
         for metric in shown_metrics(rows, split)
     }

@@ -12,21 +12,21 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedblend.gains import tally
+from fedblend.gains import running_sum
 from fedblend.report.alone import in_full
 from fedblend.report.figures import (
-    COLOURS,
+    COLORS,
     STYLE,
-    colours_of,
+    colors_of,
     draw_gains,
     draw_intervals,
     label,
     new_figure,
     save_both,
 )
+from fedblend.report.sentences import in_words
 from fedblend.report.series import Gains, all_gains
-from fedblend.report.words import in_words
-from fedblend.runtime.record import Evidence
+from fedblend.simulation.result import Evidence
 
 
 class Clients(NamedTuple):
@@ -113,7 +113,7 @@ def _cell(value: Any) -> float | str:
 
 def sentence(found: Comparison, alone: dict[str, Any] | None = None) -> str:
     """Who is harmed and by how much, in words."""
-    parts = [in_words(tally(one.gain), name) for name, one in found.gains.items()]
+    parts = [in_words(running_sum(one.gain), name) for name, one in found.gains.items()]
     if alone is not None:
         parts.append(f"Training alone: {in_full(alone)}")
     return f"{found.split} {found.metric}: {'. '.join(parts)}"
@@ -137,7 +137,7 @@ def plot_harm(
         _draw_by_rows(axes[1], first, clients, alone)
         if clients.alpha is not None:
             bins = np.linspace(0, 1, 21).tolist()
-            axes[2].hist(clients.alpha, bins, color=COLOURS["shared"], edgecolor="w")
+            axes[2].hist(clients.alpha, bins, color=COLORS["shared"], edgecolor="w")
             axes[2].set_xlabel("alpha, the weight of the shared model")
             axes[2].set_ylabel("clients")
         return save_both(figure, stem)
@@ -153,7 +153,7 @@ def _draw_by_rows(
     known = np.flatnonzero(np.isfinite(gain.value))
     across = np.asarray(clients.train, float)[known]
     draw_intervals(axes, across, gain, known)
-    axes.scatter(across, gain.value[known], c=colours_of(gain)[known], s=14, zorder=3)
+    axes.scatter(across, gain.value[known], c=colors_of(gain)[known], s=14, zorder=3)
     axes.axhline(0, color="#404040", linewidth=0.8)
     axes.set_xlabel("training rows of the client")
     axes.set_ylabel(f"gain over {label(gained.reference, alone)}")

@@ -7,17 +7,11 @@ from itertools import cycle
 from pathlib import Path
 from typing import Any
 
-from fedblend.report.figures import (
-    STYLE,
-    draw_curve,
-    draw_gains,
-    new_figure,
-    save_both,
-)
+from fedblend.report.figures import STYLE, draw_curve, draw_gains, new_figure, save_both
 from fedblend.report.series import Curve, Gains
 
 PALETTE = ("#E69F00", "#0072B2", "#009E73", "#CC79A7", "#D55E00", "#56B4E9")
-"""Colours that can be told apart by everybody, a method each."""
+"""Colors that can be told apart by everybody, a method each."""
 
 
 def plot_methods(lines: Mapping[str, Curve], title: str, stem: Path) -> list[Path]:
@@ -27,8 +21,8 @@ def plot_methods(lines: Mapping[str, Curve], title: str, stem: Path) -> list[Pat
     with matplotlib.rc_context(STYLE):
         figure = new_figure(6.4, 3.8)
         axes = figure.subplots()
-        for (name, curve), colour in zip(lines.items(), cycle(PALETTE)):
-            draw_curve(axes, curve, "rounds", label=name, color=colour)
+        for (name, curve), color in zip(lines.items(), cycle(PALETTE)):
+            draw_curve(axes, curve, "rounds", label=name, color=color)
         # Untrained models, at chance, would press all else against the top.
         axes.set_ylim(min(curve.low[1:].min() for curve in lines.values()) - 0.01)
         axes.set_xlabel("rounds")

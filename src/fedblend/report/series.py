@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedblend.gains import Gain
-from fedblend.runtime.record import Evidence
+from fedblend.simulation.result import Evidence
 
 MODELS = ("shared", "local", "personal")
 """The models of a client, in the order of tables and legends."""
@@ -112,11 +112,13 @@ def all_gains(evidence: Evidence, split: str, metric: str) -> list[Gains]:
 
 
 def rows_of(records: Sequence[Any]) -> list[Row]:
-    """The rows of a run's records; the lanes of a run become its seeds."""
+    """The rows of a run's records; the replicas of a run become its seeds."""
     rows = []
     for record in records:
         if isinstance(record, list):
-            rows += [{**one.row(), "seed": lane} for lane, one in enumerate(record)]
+            rows += [
+                {**one.row(), "seed": replica} for replica, one in enumerate(record)
+            ]
         else:
             rows.append(record.row())
     return rows

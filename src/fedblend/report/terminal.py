@@ -12,10 +12,10 @@ from rich.text import Text
 
 from fedblend.report import braille
 from fedblend.report.alone import in_full
+from fedblend.report.sentences import in_words, tally_from
 from fedblend.report.series import MODELS, Row, curves, shown_metrics, shown_splits
-from fedblend.report.words import in_words, tally_from
 
-COLOURS = {"shared": "blue", "local": "yellow", "personal": "green"}
+COLORS = {"shared": "blue", "local": "yellow", "personal": "green"}
 COLUMNS = {
     "mean": "mean",
     "weighted": "weighted",
@@ -126,7 +126,7 @@ def _table(summaries: Sequence[dict], split: str, whose: str = "") -> Table:
             path = ("measures", split, model, metric)
             values = [_mean(summaries, *path, field) for field in COLUMNS]
             cells = [f"{value:.4f}" for value in values]
-            table.add_row(metric, Text(model, COLOURS[model]), *cells)
+            table.add_row(metric, Text(model, COLORS[model]), *cells)
         table.add_section()
     return table
 
@@ -179,8 +179,8 @@ def _plot(rows: Sequence[Row], split: str, console: Console) -> None:
     series = {model: (curve.rounds, curve.mean) for model, curve in found.items()}
     title = Text(f"{split} {metric}, mean over clients, by rounds:")
     for model in series:
-        title.append(f" {model}", style=COLOURS[model])
+        title.append(f" {model}", style=COLORS[model])
     utf = console.encoding.lower().startswith("utf")
     width = max(min(PLOT_WIDTH, console.width - 12), 10)
     console.print(title)
-    console.print(braille.plot(series, COLOURS, width, braille=utf))
+    console.print(braille.plot(series, COLORS, width, braille=utf))

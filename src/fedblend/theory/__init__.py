@@ -7,8 +7,8 @@ from fedblend.theory import (
     bounds,
     constants,
     diversity,
-    generalisation,
-    mixed,
+    generalization,
+    mixed_fl,
     one_shot,
     plan,
     privacy,
@@ -16,7 +16,7 @@ from fedblend.theory import (
 )
 from fedblend.theory.bounds import predicted
 from fedblend.theory.constants import Smoothness
-from fedblend.theory.mixtures import Mixture, mixture, stationary_weights, weights
+from fedblend.theory.flix_objective import Mixture, mixture, stationary_weights, weights
 from fedblend.theory.plan import (
     Plan,
     Solver,
@@ -37,10 +37,10 @@ __all__ = [
     "bounds",
     "constants",
     "diversity",
-    "generalisation",
+    "generalization",
     "largest_alpha",
     "largest_alpha_for_bits",
-    "mixed",
+    "mixed_fl",
     "mixture",
     "one_shot",
     "plan",

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is promised after k rounds of a solver that starts at x_avg.
 
-All rest on one inequality (proof of Theorem 1), for x_i that minimise f_i::
+All rest on one inequality (proof of Theorem 1), for x_i that minimize f_i::
 
     f~(x_avg) - min f~ <= f~(x_avg) - mean f_i(x_i) <= L_alpha V/2
 
@@ -11,11 +11,11 @@ and on what follows from it: ``|x_avg - x*|^2 <= L_alpha V/mu_alpha``, and, as
 
     mean omega_i |grad f~_i(x*)|^2 <= max(omega_i l_i) L_alpha V
 
-None holds for x_i that are not minimisers: see ``one_shot.require_minimisers``.
+None holds for x_i that are not minimizers: see ``one_shot.require_minimizers``.
 
 Where this differs from the paper: unequal alpha use ``L_alpha V/2``, which is never
 larger than its ``max alpha^2 mean(L_i) D/2`` (``dgd_by_diameter``). Its Corollary 1, on
-the neighbourhood of DCGD, loses a factor max L_i in the proof (the gradient's Lipschitz
+the neighborhood of DCGD, loses a factor max L_i in the proof (the gradient's Lipschitz
 constant enters squared); the bound above needs neither D nor mu. It holds for memories
 of DIANA that start at 0 or at the gradient alike, so both starts share a bound.
 Reference and numbers of theorems: see ``mixtures``.
@@ -28,7 +28,7 @@ import numpy as np
 from fedblend.checks import WHOLE, gate
 from fedblend.theory import steps
 from fedblend.theory.constants import Smoothness
-from fedblend.theory.mixtures import L_alpha, Mixture, squared_alpha
+from fedblend.theory.flix_objective import L_alpha, Mixture, squared_alpha
 from fedblend.theory.one_shot import one_shot, one_shot_by_diameter
 
 
@@ -66,7 +66,7 @@ def _descent(known: Mixture, start: float) -> Curve:
 
 
 def dcgd(known: Mixture, omega) -> Curve:
-    """DCGD at ``steps.dcgd``: E f~(x^k) - min f~, to a neighbourhood (Theorem 4).
+    """DCGD at ``steps.dcgd``: E f~(x^k) - min f~, to a neighborhood (Theorem 4).
 
     ``L_alpha/2 ((1 - gamma mu_alpha)^k |x_avg - x*|^2 + gamma sigma/mu_alpha)`` with
     ``sigma = 2/n mean omega_i |grad f~_i(x*)|^2``, bounded as in this module's text.

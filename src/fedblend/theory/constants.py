@@ -25,9 +25,9 @@ import numpy as np
 from fedblend import keys, trees
 from fedblend.checks import COUNT, NOT_NEGATIVE, gate
 from fedblend.core import Key, Loss, PyTree, Shard
-from fedblend.data.batches import everything
-from fedblend.data.federation import Federation
-from fedblend.objectives import objective
+from fedblend.data.federated import FederatedData
+from fedblend.losses import objective
+from fedblend.shards import everything
 from fedblend.theory.spectra import EXACT_LIMIT, Extremes, gram_extremes
 
 
@@ -46,26 +46,26 @@ class Smoothness(NamedTuple):
 
 
 def logistic(
-    federation: Federation, l2: float = 0.0, intercept: bool = False
+    federated_data: FederatedData, l2: float = 0.0, intercept: bool = False
 ) -> Smoothness:
     """Of ``log(1 + exp(-y a^T x)) + l2/2 |x|^2``: exact, attained at x = 0.
 
     Args:
-        federation: rows are ``(inputs, targets)``.
+        federated_data: rows are ``(inputs, targets)``.
         l2: strength of the penalty, over all parameters.
         intercept: the model adds an intercept, that is a column of ones.
 
     >>> import numpy as np
-    >>> from fedblend.data.federation import federate
+    >>> from fedblend.data.federated import federate
     >>> rows = (np.array([[2.0], [0.0]]), np.array([1, 0]))
     >>> logistic(federate(rows, [np.arange(2)]), l2=0.1).smooth
     array([0.6])
     """
-    return _linear(federation, l2, intercept, 0.25, np.zeros_like)
+    return _linear(federated_data, l2, intercept, 0.25, np.zeros_like)
 
 
 def softmax(
-    federation: Federation, l2: float = 0.0, intercept: bool = False
+    federated_data: FederatedData, l2: float = 0.0, intercept: bool = False
 ) -> Smoothness:
     """Of softmax cross entropy on linear scores: a bound, whatever the classes.
 
@@ -74,30 +74,32 @@ def softmax(
     (Annals of the Institute of Statistical Mathematics 44(1), 1992),
     bohning1992multinomial. Arguments as for ``logistic``.
     """
-    bound = _linear(federation, l2, intercept, 0.5, np.zeros_like)
+    bound = _linear(federated_data, l2, intercept, 0.5, np.zeros_like)
     return bound._replace(exact=False)
 
 
 def least_squares(
-    federation: Federation, l2: float = 0.0, intercept: bool = False
+    federated_data: FederatedData, l2: float = 0.0, intercept: bool = False
 ) -> Smoothness:
     """Of half the squared error on linear outputs. Arguments as for ``logistic``."""
-    return _linear(federation, l2, intercept, 1.0, np.copy)
+    return _linear(federated_data, l2, intercept, 1.0, np.copy)
 
 
-def quadratics(federation: Federation) -> Smoothness:
+def quadratics(federated_data: FederatedData) -> Smoothness:
     """Of the mean of ``1/2 x^T A x - b^T x`` over rows ``(A, b)``."""
     values = np.array(
         [
             np.linalg.eigvalsh(np.asarray(matrices, np.float64).mean(axis=0))[[0, -1]]
-            for matrices, _ in map(federation.train.rows, range(federation.clients))
+            for matrices, _ in map(
+                federated_data.train.rows, range(federated_data.clients)
+            )
         ]
     )
     return Smoothness(np.abs(values).max(axis=1), np.maximum(values[:, 0], 0), True)
 
 
 def _linear(
-    federation: Federation,
+    federated_data: FederatedData,
     l2: float,
     intercept: bool,
     curvature: float,
@@ -106,9 +108,10 @@ def _linear(
     """The constants of a loss whose curvature in a score is at most ``curvature``."""
     NOT_NEGATIVE("l2", l2)
     found = [
-        _gram(federation, client, intercept) for client in range(federation.clients)
+        _gram(federated_data, client, intercept)
+        for client in range(federated_data.clients)
     ]
-    counts = np.asarray(federation.train.counts, np.float64)
+    counts = np.asarray(federated_data.train.counts, np.float64)
     largest = np.array([extremes.largest for extremes in found])
     smallest = np.array([extremes.smallest for extremes in found])
     exact = all(extremes.exact for extremes in found)
@@ -116,8 +119,8 @@ def _linear(
     return Smoothness(curvature * largest / counts + l2, convex, exact)
 
 
-def _gram(federation: Federation, client: int, intercept: bool) -> Extremes:
-    inputs = np.asarray(federation.train.rows(client)[0], np.float64)
+def _gram(federated_data: FederatedData, client: int, intercept: bool) -> Extremes:
+    inputs = np.asarray(federated_data.train.rows(client)[0], np.float64)
     inputs = inputs.reshape(len(inputs), -1)
     if intercept:
         inputs = np.concatenate([inputs, np.ones((len(inputs), 1))], axis=1)
@@ -128,7 +131,7 @@ def _gram(federation: Federation, client: int, intercept: bool) -> Extremes:
 def estimated(
     loss: Loss,
     params: PyTree,
-    federation: Federation,
+    federated_data: FederatedData,
     key: Key,
     *,
     points: int = 4,
@@ -144,21 +147,21 @@ def estimated(
 
     Args:
         loss: one number for every row.
-        params: the centre of the sampled points, itself the first of them.
-        federation: whose training rows.
+        params: the center of the sampled points, itself the first of them.
+        federated_data: whose training rows.
         key: of the points and of the starts of power iteration.
         points: how many.
         radius: their distance from ``params``.
         products: products with the Hessian for each eigenvalue.
     """
-    train = federation.train
-    centre, layout = trees.ravel(params)
+    train = federated_data.train
+    center, layout = trees.ravel(params)
 
     def extremes(shard, point_key, distance):
         batch = everything(shard)
         slope = jax.grad(lambda x: objective(loss, trees.unravel(x, layout), batch))
-        place = centre + distance * _direction(keys.named(point_key, "point"), centre)
-        start = _direction(keys.named(point_key, "start"), centre)
+        place = center + distance * _direction(keys.named(point_key, "point"), center)
+        start = _direction(keys.named(point_key, "start"), center)
 
         def hessian(vector):
             return jax.jvp(slope, (place,), (vector,))[1]
@@ -175,7 +178,7 @@ def estimated(
         largest, smallest = jax.lax.map(lambda pair: extremes(shard, *pair), pairs)
         return largest.max(), jnp.maximum(smallest.min(), 0)
 
-    numbers = (np.arange(federation.clients), train.starts, train.counts)
+    numbers = (np.arange(federated_data.clients), train.starts, train.counts)
     as_arrays = tuple(jnp.asarray(number, jnp.int32) for number in numbers)
     largest, smallest = jax.lax.map(of_client, as_arrays)
     return Smoothness(

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """How far every client is from the others: the two measures that APFL's theorems use.
 
-With F the plain mean of all f_i, w* its minimiser and v_i* that of f_i::
+With F the plain mean of all f_i, w* its minimizer and v_i* that of f_i::
 
     zeta_i  = sup over w of |grad F(w) - grad f_i(w)|^2
     Delta_i = |v_i* - w*|^2
@@ -19,15 +19,19 @@ import numpy as np
 
 from fedblend import trees
 from fedblend.core import Loss, PyTree, Shard
-from fedblend.data import visiting
-from fedblend.data.batches import everything
-from fedblend.data.federation import Federation
-from fedblend.objectives import gradient
-from fedblend.theory.mixtures import stacked
+from fedblend.data import map_clients
+from fedblend.data.federated import FederatedData
+from fedblend.losses import gradient
+from fedblend.shards import everything
+from fedblend.theory.flix_objective import stacked
 
 
 def gradient_diversity(
-    loss: Loss, points: PyTree, federation: Federation, *, chunk: int = visiting.CHUNK
+    loss: Loss,
+    points: PyTree,
+    federated_data: FederatedData,
+    *,
+    chunk: int = map_clients.CHUNK,
 ) -> np.ndarray:
     """zeta_i of every client, the largest value at some points.
 
@@ -38,40 +42,40 @@ def gradient_diversity(
         loss: ``loss(params, rows) -> losses[rows]``.
         points: parameters with a leading axis of points, such as the shared models of
             some rounds.
-        federation: whose training rows.
+        federated_data: whose training rows.
         chunk: clients whose gradients are taken side by side.
 
     >>> import jax.numpy as jnp
-    >>> from fedblend.data.federation import federate
-    >>> from fedblend.data.sources.quadratics import quadratic_loss
+    >>> from fedblend.data.federated import federate
+    >>> from fedblend.data.datasets.quadratics import quadratic_loss
     >>> rows = np.ones((2, 1, 1)), np.array([[0.0], [4.0]])
     >>> two = federate(rows, [np.array([0]), np.array([1])])
     >>> gradient_diversity(quadratic_loss, jnp.zeros((1, 1)), two)
     array([4., 4.])
     """
-    slope_at, train = gradient(loss), federation.train
+    slope_at, train = gradient(loss), federated_data.train
 
     def of_point(point):
         def slope(shard: Shard) -> PyTree:
             return slope_at(point, everything(shard))
 
-        average = visiting.mean(slope, train, chunk)
+        average = map_clients.mean(slope, train, chunk)
 
         def gap(shard: Shard) -> jax.Array:
             return trees.squared_norm(trees.subtract(slope(shard), average))
 
-        return visiting.mapped(gap, train, chunk)
+        return map_clients.mapped(gap, train, chunk)
 
     return np.asarray(jax.lax.map(of_point, points).max(axis=0), np.float64)
 
 
 def model_distances(personal: PyTree, shared: PyTree) -> np.ndarray:
-    """Delta_i of every client, if the models are the minimisers.
+    """Delta_i of every client, if the models are the minimizers.
 
     Args:
         personal: v_i*, a tree of arrays with a leading axis of clients.
-        shared: w*, the minimiser of the mean of all f_i; not the shared model of FLIX,
-            which minimises another objective unless all alpha are 1.
+        shared: w*, the minimizer of the mean of all f_i; not the shared model of FLIX,
+            which minimizes another objective unless all alpha are 1.
     """
-    centre = stacked(jax.tree.map(lambda leaf: leaf[None], shared))
-    return ((stacked(personal) - centre) ** 2).sum(axis=1)
+    center = stacked(jax.tree.map(lambda leaf: leaf[None], shared))
+    return ((stacked(personal) - center) ** 2).sum(axis=1)

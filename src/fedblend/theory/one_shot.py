@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """One communication is enough for small alpha: how good x_avg is by itself.
 
-For minimisers x_i, ``x_avg = sum w_i x_i`` with ``w_i ~ alpha_i^2 L_i`` (Theorem 1)::
+For minimizers x_i, ``x_avg = sum w_i x_i`` with ``w_i ~ alpha_i^2 L_i`` (Theorem 1)::
 
     f~(x_avg) - min f~ <= f~(x_avg) - mean f_i(x_i) <= L_alpha V/2
 
@@ -24,13 +24,20 @@ import numpy as np
 from fedblend.checks import POSITIVE
 from fedblend.core import PyTree
 from fedblend.theory.constants import Smoothness
-from fedblend.theory.mixtures import D, M, Mixture, V, squared_alpha, stationary_weights
+from fedblend.theory.flix_objective import (
+    D,
+    M,
+    Mixture,
+    V,
+    squared_alpha,
+    stationary_weights,
+)
 
 
-def require_minimisers(gradient_norms, tolerance: float = 1e-6) -> None:
-    """Refuse pure local models that do not minimise f_i, by their gradient norms.
+def require_minimizers(gradient_norms, tolerance: float = 1e-6) -> None:
+    """Refuse pure local models that do not minimize f_i, by their gradient norms.
 
-    A client with one class and no l2 has no minimiser; bounds by V, D or min f_i say
+    A client with one class and no l2 has no minimizer; bounds by V, D or min f_i say
     nothing about it.
     """
     norms = np.asarray(gradient_norms, np.float64)

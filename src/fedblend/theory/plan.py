@@ -27,7 +27,7 @@ from fedblend.checks import FRACTION, NOT_NEGATIVE, WHOLE, words
 from fedblend.core import PyTree
 from fedblend.theory import bounds
 from fedblend.theory.constants import Smoothness
-from fedblend.theory.mixtures import mixture
+from fedblend.theory.flix_objective import mixture
 from fedblend.theory.one_shot import one_shot, positive
 
 ROUNDING = 1e-9
@@ -100,7 +100,7 @@ def rounds_needed(
         alpha: the weight of the shared model; of the client with the largest.
         eps: the accuracy.
         smoothness: of all f_i.
-        personal: their minimisers; check them with ``one_shot.require_minimisers``.
+        personal: their minimizers; check them with ``one_shot.require_minimizers``.
         solver: what runs from x_avg, at its step of ``steps``.
         shape: alpha_i in units of alpha, one for every client, the largest 1.
         traffic: what rounds cost.

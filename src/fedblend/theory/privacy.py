@@ -4,7 +4,7 @@
 
 The mechanism of ``wrap.private``, in every round: a cohort of K of the n clients, drawn
 without replacement, and the sum of answers of norm C at most with noise N(0, (z C)^2).
-Two federations are neighbours if they differ in one client:
+Two federations are neighbors if they differ in one client:
 
 - ``"replace_one"``: that client has any other data. The sum moves by 2 C.
 - ``"zero_out"``: that client says zeros. The sum moves by C.
@@ -36,15 +36,7 @@ import importlib.util
 import math
 from typing import NamedTuple
 
-from fedblend.checks import (
-    CHANCE,
-    COUNT,
-    NOT_NEGATIVE,
-    WHOLE,
-    gate,
-    optional,
-    words,
-)
+from fedblend.checks import CHANCE, COUNT, NOT_NEGATIVE, WHOLE, gate, optional, words
 
 MOVES = {"replace_one": 2, "zero_out": 1}
 """How far one client moves the sum, in units of the clip."""
@@ -61,8 +53,8 @@ class Guarantee(NamedTuple):
     def __str__(self) -> str:
         if self.epsilon is None:
             return f"no guarantee: {self.reason}"
-        neighbours = self.adjacency.replace("_", " ")
-        return f"epsilon {self.epsilon:.4g} at delta {self.delta:g} ({neighbours})"
+        neighbors = self.adjacency.replace("_", " ")
+        return f"epsilon {self.epsilon:.4g} at delta {self.delta:g} ({neighbors})"
 
 
 @gate(

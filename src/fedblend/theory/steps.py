@@ -30,7 +30,7 @@ import numpy as np
 from fedblend.checks import ALPHA, COUNT, NOT_NEGATIVE, a, by_client, gate
 from fedblend.errors import UserError
 from fedblend.theory.constants import Smoothness
-from fedblend.theory.mixtures import L_alpha, mu_alpha, per_client, squared_alpha
+from fedblend.theory.flix_objective import L_alpha, mu_alpha, per_client, squared_alpha
 
 KNOWN = {"alpha": ALPHA, "smoothness": a(Smoothness, "a Smoothness")}
 

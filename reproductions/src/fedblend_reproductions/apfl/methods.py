@@ -1,0 +1,146 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""The methods that APFL is compared with, as the paper runs them and with its rivals
+tuned as it is. Labels name the model that a row of a table is about.
+"""
+
+import fedblend as fb
+from fedblend_reproductions.apfl.runs import Method, Task, decaying
+
+HELD_OUT = 0.1
+"""Of a client's training rows, for alpha alone; the paper's perFedAvg has as many."""
+START, ALPHA_RATE = 0.75, 0.001
+"""Of an alpha that is learned on held-out rows: mostly shared at first, as the paper
+has it, and slow. Larger rates decide in the first rounds, when shared models are
+poor."""
+JUDGED = {"alpha_rate": ALPHA_RATE, "held_out": HELD_OUT}
+PAIRS = tuple(
+    (theta, w) for theta in (0.01, 0.003, 0.02, 0.05) for w in (0.05, 0.01, 0.02, 0.1)
+)
+"""pFedMe's rates: of theta, and of w, whose steps are lambda times that long."""
+HIGH_START = 0.9
+"""Of one that stops halfway: alpha falls at first, while the shared model is poor, and
+has less time to rise again. Chosen on validation rows of A6."""
+
+
+def fedavg(task: Task, rate) -> fb.Algorithm:
+    """FedAvg, and deployed after as many local steps as a round has."""
+    return localized(task, fb.fedavg(task.loss, decaying(rate), **task.work), rate)
+
+
+def scaffold(task: Task, rate) -> fb.Algorithm:
+    """SCAFFOLD, and deployed after as many local steps as a round has."""
+    return localized(task, fb.scaffold(task.loss, decaying(rate), **task.work), rate)
+
+
+def localized(task: Task, algorithm: fb.Algorithm, rate) -> fb.Algorithm:
+    """An algorithm whose shared model is trained on before use."""
+    return fb.finetune(algorithm, task.loss, decaying(rate), **task.work)
+
+
+def alone(task: Task, rate) -> fb.Algorithm:
+    """Everybody alone."""
+    return fb.local_only(task.loss, decaying(rate), **task.work)
+
+
+def perfedavg(task: Task, rate) -> fb.Algorithm:
+    """Per-FedAvg without Hessians; its two rates are the same, and it is deployed after
+    as many steps as FedAvg is.
+    """
+    algorithm = fb.perfedavg(
+        task.loss,
+        decaying(rate),
+        inner_rate=rate,
+        hessian="none",
+        adapt_steps=0,
+        **task.work,
+    )
+    return localized(task, algorithm, rate)
+
+
+def pfedme(task: Task, rate) -> fb.Algorithm:
+    """Moreau envelopes with the paper's lambda and K; ``rate`` is theta's, and w's."""
+    theta, shared = rate
+    return fb.pfedme(
+        task.loss,
+        decaying(shared),
+        lam=15.0,
+        inner_rate=theta,
+        inner_steps=5,
+        **task.work,
+    )
+
+
+def fixed(alpha: float):
+    """APFL with that weight of the shared model."""
+
+    def build(task: Task, rate) -> fb.Algorithm:
+        return fb.apfl(
+            task.loss, decaying(rate), alpha=alpha, learn="fixed", **task.work
+        )
+
+    return build
+
+
+def learned(alpha: float):
+    """APFL whose alpha moves by equation (10), from ``alpha``."""
+
+    def build(task: Task, rate) -> fb.Algorithm:
+        return fb.apfl(task.loss, decaying(rate), alpha=alpha, **task.work)
+
+    return build
+
+
+def own_rate(alpha: float):
+    """The same, with ``rate`` that of the models, and alpha's."""
+
+    def build(task: Task, rate) -> fb.Algorithm:
+        models, own = rate
+        return fb.apfl(
+            task.loss, decaying(models), alpha=alpha, alpha_rate=own, **task.work
+        )
+
+    return build
+
+
+def held_out(alpha: float):
+    """APFL whose alpha moves on rows that nothing else is trained on."""
+
+    def build(task: Task, rate) -> fb.Algorithm:
+        return fb.apfl(task.loss, decaying(rate), alpha=alpha, **JUDGED, **task.work)
+
+    return build
+
+
+def handed_back(task: Task, rate) -> fb.Algorithm:
+    """The same, from higher, for half of the rounds; then all rows are trained on."""
+    half = {"alpha": HIGH_START, "hand_back": task.rounds // 2}
+    return fb.apfl(task.loss, decaying(rate), **half, **JUDGED, **task.work)
+
+
+def fewer_rows(task: Task, rate) -> fb.Algorithm:
+    """That alpha, fixed, without the rows: what holding them out costs by itself."""
+    held = {"alpha": START, "alpha_rate": 0.0, "held_out": HELD_OUT}
+    return fb.apfl(task.loss, decaying(rate), **held, **task.work)
+
+
+FEDAVG = Method("fedavg", fedavg, {"FedAvg": "shared", "FedAvg, localized": "personal"})
+SCAFFOLD = Method(
+    "scaffold", scaffold, {"SCAFFOLD": "shared", "SCAFFOLD, localized": "personal"}
+)
+ALONE = Method("alone", alone, {"alone": "personal"}, alone=True)
+PERFEDAVG = Method("perfedavg", perfedavg, {"perFedAvg": "personal"})
+PFEDME = Method(
+    "pfedme with two rates",
+    pfedme,
+    {"pFedMe": "personal"},
+    lambda task: PAIRS,
+)
+FIXED = tuple(
+    Method(f"apfl {alpha}", fixed(alpha), {f"APFL, alpha {alpha}": "personal"})
+    for alpha in (0.25, 0.5, 0.75)
+)
+LEARNT = Method("apfl learned", learned(0.5), {"APFL, alpha learned": "personal"})
+HELD = Method("apfl held-out", held_out(START), {"APFL, alpha held-out": "personal"})
+HANDED = Method("apfl handed back 0.9", handed_back, {"APFL, handed back": "personal"})
+FEWER = Method("apfl fewer rows", fewer_rows, {"APFL, 0.75, 90 % rows": "personal"})

@@ -1,0 +1,168 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""Descent with rand-k messages: runs and figures that F4, F5 and F6 share."""
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+import fedblend as fb
+from fedblend import theory
+from fedblend.compress import rand_k
+from fedblend_reproductions.flix.logistic import Problem, optimum
+from fedblend_reproductions.flix.solving import gaps, solve
+from fedblend_reproductions.plots import banded, legend_above, panels, shades
+
+NAMES = {"dgd": "DGD", "dcgd": "DCGD", "diana": "DIANA"}
+RECORDS = 100
+
+
+class Course(NamedTuple):
+    """How a solver went: ``gaps[alphas, seeds, records]`` of ``f~ - f~*``.
+
+    ``floats`` are those a client sent, places drawn from keys that both sides know,
+    and without the first message that makes x_avg.
+    """
+
+    solver: str
+    k: int
+    dim: int
+    rounds: np.ndarray
+    floats: np.ndarray
+    gaps: np.ndarray
+
+    @property
+    def label(self) -> str:
+        """For a legend that datasets of different d share."""
+        if self.solver == "dgd":
+            return NAMES[self.solver]
+        share = "1" if self.k == 1 else f"{self.k / self.dim:.1g} d"
+        return f"{NAMES[self.solver]} k = {share}"
+
+    def first_below(self, targets: Sequence[float] | np.ndarray) -> np.ndarray:
+        """The first record of each alpha whose mean over seeds is so small, or -1."""
+        below = self.gaps.mean(axis=1) <= np.asarray(targets)[:, None]
+        return np.where(below.any(axis=1), below.argmax(axis=1), -1)
+
+
+def step_of(of: Problem, solver: str, k: int, alpha: float) -> float:
+    """The theoretical step: the strongly convex one with a penalty, else the convex."""
+    if solver == "dgd":
+        return theory.steps.dgd(alpha, of.smoothness)
+    steps = {
+        ("dcgd", True): theory.steps.dcgd,
+        ("dcgd", False): theory.steps.dcgd_convex,
+        ("diana", True): theory.steps.diana,
+        ("diana", False): theory.steps.diana_convex,
+    }
+    return steps[solver, of.l2 > 0](alpha, of.smoothness, of.dim / k - 1)
+
+
+def course(
+    of: Problem,
+    solver: str,
+    k: int,
+    alphas: Sequence[float],
+    *,
+    rounds: int,
+    seeds: int,
+    records: int = RECORDS,
+    memory: str = "zero",
+    until: float = 0.0,
+    start: np.ndarray | None = None,
+    seed: int = 0,
+) -> Course:
+    """Run a solver at its theoretical step.
+
+    Args:
+        of: the clients.
+        solver: "dgd", "dcgd" or "diana".
+        k: entries of a message; all of them for "dgd".
+        alphas: weights of the shared model.
+        rounds: at most.
+        seeds: how many; "dgd" needs one.
+        records: about so many are kept.
+        memory: how DIANA's memories start, see ``fb.diana``.
+        until: see ``solve``.
+        start: see ``solve``.
+        seed: see ``solve``.
+    """
+    wraps = {
+        "dgd": lambda algorithm: algorithm,
+        "dcgd": lambda algorithm: fb.compressed(algorithm, rand_k(k)),
+        "diana": lambda algorithm: fb.diana(algorithm, rand_k(k), start=memory),
+    }
+    trace = solve(
+        of,
+        alphas,
+        [step_of(of, solver, k, alpha) for alpha in alphas],
+        rounds=rounds,
+        every=max(rounds // records, 1),
+        seeds=seeds,
+        wrap=wraps[solver],
+        until=until,
+        start=start,
+        seed=seed,
+    )
+    gap = gaps(of, alphas, trace.points)
+    return Course(solver, k, of.dim, trace.rounds, trace.floats, gap)
+
+
+def rounds_to_settle(of: Problem, solver: str, k: int, times: float, most: int) -> int:
+    """``times`` the slower of ``1/(step mu)`` and d/k, at which memories are filled."""
+    slow = 1 / (step_of(of, solver, k, 1.0) * of.l2)
+    return min(math.ceil(times * max(slow, of.dim / k)), most)
+
+
+def linear_ks(dim: int, count: int) -> list[int]:
+    """Values of k linearly spaced between 1 and d, as in the paper."""
+    return [round(k) for k in np.linspace(1, dim, count)]
+
+
+def evidence(
+    courses: dict[str, list[Course]],
+    problems: dict[str, Problem],
+    alphas: Sequence[float],
+) -> dict[str, Any]:
+    """All courses, and how exactly the optima were solved, by dataset."""
+    return {
+        "courses": {
+            name: [one._asdict() for one in those] for name, those in courses.items()
+        },
+        "residuals_of_x*": {
+            name: [optimum(of, alpha).residual for alpha in alphas]
+            for name, of in problems.items()
+        },
+    }
+
+
+def draw(courses: dict[str, list[Course]], alphas: Sequence[float], across: str) -> Any:
+    """Loss against "rounds" or "floats": a row for each alpha, a column a dataset."""
+    with panels(len(alphas), len(courses)) as (figure, axes):
+        for column, (name, those) in enumerate(courses.items()):
+            colors = ["black", *shades(sum(one.solver != "dgd" for one in those))]
+            for one, color in zip(those, colors, strict=True):
+                thousands = 1 if across == "rounds" else 1000
+                where = getattr(one, across) / thousands
+                label = one.label if column == 0 else None
+                for row, gap in enumerate(one.gaps):
+                    seen = np.where(gap > 1e-14, gap, np.nan)
+                    style = {"color": color, "label": label}
+                    banded(axes[row, column], where, seen, **style)
+            # The smallest k needs by far the most rounds: its end is cut off.
+            furthest = those[min(2, len(those) - 1)].rounds[-1]
+            for row in range(len(alphas)):
+                axes[row, column].set_yscale("log")
+                if across == "floats":
+                    axes[row, column].set_xlim(0, 1.05 * those[0].floats[-1] / 1000)
+                else:
+                    axes[row, column].set_xlim(0, 1.2 * furthest)
+            axes[0, column].set_title(name)
+            unit = "rounds" if across == "rounds" else "thousands of floats sent"
+            axes[-1, column].set_xlabel(unit)
+        for row, alpha in enumerate(alphas):
+            axes[row, 0].set_ylabel(f"f - f*, alpha {alpha:g}")
+        legend_above(figure, axes[0, 0], most=8)
+    return figure

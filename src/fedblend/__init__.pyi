@@ -1,0 +1,235 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""The public names of fedblend: type checkers and ``__init__.py`` read this table."""
+
+from fedblend import (
+    clusters as clusters,
+)
+from fedblend import (
+    compress as compress,
+)
+from fedblend import (
+    data as data,
+)
+from fedblend import (
+    keys as keys,
+)
+from fedblend import (
+    losses as losses,
+)
+from fedblend import (
+    metrics as metrics,
+)
+from fedblend import (
+    mixing as mixing,
+)
+from fedblend import (
+    models as models,
+)
+from fedblend import (
+    solvers as solvers,
+)
+from fedblend import (
+    theory as theory,
+)
+from fedblend import (
+    transforms as transforms,
+)
+from fedblend import (
+    trees as trees,
+)
+from fedblend.algorithms import (
+    agnostic as agnostic,
+)
+from fedblend.algorithms import (
+    apfl as apfl,
+)
+from fedblend.algorithms import (
+    apfl_agnostic as apfl_agnostic,
+)
+from fedblend.algorithms import (
+    apfl_averaged as apfl_averaged,
+)
+from fedblend.algorithms import (
+    apfl_fedjax as apfl_fedjax,
+)
+from fedblend.algorithms import (
+    apfl_fedtorch as apfl_fedtorch,
+)
+from fedblend.algorithms import (
+    ditto as ditto,
+)
+from fedblend.algorithms import (
+    fedavg as fedavg,
+)
+from fedblend.algorithms import (
+    fedopt as fedopt,
+)
+from fedblend.algorithms import (
+    fedprox as fedprox,
+)
+from fedblend.algorithms import (
+    fedrep as fedrep,
+)
+from fedblend.algorithms import (
+    finetune as finetune,
+)
+from fedblend.algorithms import (
+    flix as flix,
+)
+from fedblend.algorithms import (
+    fomaml as fomaml,
+)
+from fedblend.algorithms import (
+    l2gd as l2gd,
+)
+from fedblend.algorithms import (
+    local_only as local_only,
+)
+from fedblend.algorithms import (
+    mapper as mapper,
+)
+from fedblend.algorithms import (
+    perfedavg as perfedavg,
+)
+from fedblend.algorithms import (
+    pfedme as pfedme,
+)
+from fedblend.algorithms import (
+    reptile as reptile,
+)
+from fedblend.algorithms import (
+    scaffold as scaffold,
+)
+from fedblend.algorithms import (
+    svrg as svrg,
+)
+from fedblend.core import (
+    Aggregate as Aggregate,
+)
+from fedblend.core import (
+    Algorithm as Algorithm,
+)
+from fedblend.core import (
+    Batch as Batch,
+)
+from fedblend.core import (
+    Down as Down,
+)
+from fedblend.core import (
+    Needs as Needs,
+)
+from fedblend.core import (
+    Ragged as Ragged,
+)
+from fedblend.core import (
+    Shard as Shard,
+)
+from fedblend.core import (
+    Up as Up,
+)
+from fedblend.data import (
+    datasets as datasets,
+)
+from fedblend.data import (
+    partition as partition,
+)
+from fedblend.data.federated import (
+    FederatedData as FederatedData,
+)
+from fedblend.data.federated import (
+    concatenate as concatenate,
+)
+from fedblend.data.federated import (
+    federate as federate,
+)
+from fedblend.data.federated import (
+    shard_of as shard_of,
+)
+from fedblend.experiments.personalize import (
+    personalize_from as personalize_from,
+)
+from fedblend.experiments.scoring import (
+    client_scorer as client_scorer,
+)
+from fedblend.experiments.sklearn import (
+    FederatedClassifier as FederatedClassifier,
+)
+from fedblend.experiments.sklearn import (
+    FederatedRegressor as FederatedRegressor,
+)
+from fedblend.local import (
+    Epochs as Epochs,
+)
+from fedblend.local import (
+    Scheduled as Scheduled,
+)
+from fedblend.local import (
+    descend as descend,
+)
+from fedblend.mixing import (
+    Blend as Blend,
+)
+from fedblend.mixing import (
+    predict as predict,
+)
+from fedblend.models import (
+    Model as Model,
+)
+from fedblend.simulation import (
+    checkpoint as checkpoint,
+)
+from fedblend.simulation.personalize import (
+    NewClients as NewClients,
+)
+from fedblend.simulation.personalize import (
+    personalize as personalize,
+)
+from fedblend.simulation.result import (
+    Record as Record,
+)
+from fedblend.simulation.run import (
+    Run as Run,
+)
+from fedblend.simulation.sampling import (
+    Strata as Strata,
+)
+from fedblend.simulation.simulate import (
+    simulate as simulate,
+)
+from fedblend.simulation.train_alone import (
+    train_alone as train_alone,
+)
+from fedblend.simulation.tune_alpha import (
+    tune as tune,
+)
+from fedblend.transforms import (
+    adaptive_clip as adaptive_clip,
+)
+from fedblend.transforms import (
+    clip as clip,
+)
+from fedblend.transforms import (
+    compressed as compressed,
+)
+from fedblend.transforms import (
+    diana as diana,
+)
+from fedblend.transforms import (
+    dp_fedavg as dp_fedavg,
+)
+from fedblend.transforms import (
+    dp_ftrl as dp_ftrl,
+)
+from fedblend.transforms import (
+    ef21 as ef21,
+)
+from fedblend.transforms import (
+    fedselect as fedselect,
+)
+from fedblend.transforms import (
+    mixed_fl as mixed_fl,
+)
+
+__version__: str
+__all__: list[str]

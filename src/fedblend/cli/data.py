@@ -1,0 +1,150 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""``fedblend data``: which datasets there are, getting their files, what they are."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fedblend.cli import screen
+
+if TYPE_CHECKING:
+    from fedblend.data.datasets import SourceInfo
+
+app = typer.Typer(
+    help="List, download and describe datasets.",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+)
+Name = Annotated[str, typer.Argument(help="Of the dataset; see fedblend data list.")]
+
+
+@app.command("list")
+def list_() -> None:
+    """List all datasets, and whether their files are on this machine."""
+    from fedblend.cli.show import table
+    from fedblend.data.datasets import SOURCES
+
+    made = table("name", "rows", "test", "classes", "clients", "files", "what it is")
+    for name, info in SOURCES.items():
+        numbers = (info.rows, info.test_rows, info.classes, info.clients)
+        cells = ["-" if number is None else str(number) for number in numbers]
+        made.add_row(name, *cells, _presence(info), info.description)
+    screen.console().print(made)
+
+
+def _presence(info: "SourceInfo") -> str:
+    from fedblend.data.download import status
+
+    if not info.needs:
+        return "built in" if info.license != "Your own" else "your own"
+    found = [status(need) for need in info.needs]
+    if all(entry.usable for entry in found):
+        return "here"
+    if found[0].usable:
+        return "in part"
+    return "to get" if found[0].obtainable else "by hand"
+
+
+@app.command("get")
+def get(
+    name: Name,
+    base: Annotated[
+        str | None, typer.Option(help="Address of a mirror that has the files.")
+    ] = None,
+) -> None:
+    """Download the files of a dataset, check them, and keep them in the cache.
+
+    [bold]Example[/bold]
+
+    fedblend data get mnist
+    """
+    from fedblend.data.catalog import PUBLIC
+    from fedblend.data.datasets import SOURCES
+
+    if name in SOURCES and not SOURCES[name].needs:
+        typer.echo(f"{name}: needs no files")
+        return
+    needs = SOURCES[name].needs if name in SOURCES else (name,)
+    known = [need for need in needs if need in PUBLIC] or [name]
+    for need in known:
+        for path in _download(need, base):
+            typer.echo(str(path))
+
+
+def _download(name: str, base: str | None) -> list[Path]:
+    """Get one public set, with a bar in a terminal."""
+    from rich import progress
+
+    from fedblend.data import download
+
+    console = screen.console(stderr=True)
+    with progress.Progress(
+        progress.TextColumn("{task.description}"),
+        progress.BarColumn(),
+        progress.DownloadColumn(),
+        progress.TransferSpeedColumn(),
+        progress.TimeRemainingColumn(),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    ) as bar:
+        task = bar.add_task(name, total=None)
+
+        def report(done: int, total: int | None) -> None:
+            bar.update(task, completed=done, total=total)
+
+        return download.get(name, progress=report, base=base)
+
+
+@app.command("info")
+def info(name: Name) -> None:
+    """Describe a dataset: rows, terms, options, files.
+
+    [bold]Example[/bold]
+
+    fedblend data info femnist
+    """
+    from fedblend.config.toml import literal
+    from fedblend.data import datasets
+    from fedblend.data.dataset import DataError
+
+    if name not in datasets.SOURCES:
+        known = ", ".join(datasets.SOURCES)
+        raise DataError(f"dataset: {name!r} is unknown; known: {known}")
+    found = datasets.SOURCES[name]
+    lines = [f"{name}: {found.description}"]
+    for label, number in (
+        ("training rows", found.rows),
+        ("test rows", found.test_rows),
+        ("classes", found.classes),
+        ("natural clients", found.clients),
+    ):
+        if number is not None:
+            lines.append(f"  {label}: {number}")
+    lines.append(f"  terms: {found.license}")
+    for option, parameter in datasets.options(name).items():
+        if parameter.default is parameter.empty:
+            value = "must be given"
+        elif parameter.default is None:
+            value = "may be given"
+        else:
+            value = f"default {literal(parameter.default)}"
+        lines.append(f"  option {option}: {value}")
+    for need in found.needs:
+        lines += _files(need)
+    typer.echo("\n".join(lines))
+
+
+def _files(need: str) -> list[str]:
+    from fedblend.data.download import status
+
+    found = status(need)
+    lines = []
+    for entry in (*found.files, *found.copies):
+        lines.append(f"  file {entry.file.name}: {entry.path or 'not here'}")
+    if not found.usable:
+        advice = f"fedblend data get {need}"
+        lines.append(f"  to get {need}: {found.instruction or advice}")
+    return lines

@@ -1,0 +1,120 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""``fedblend list`` and ``fedblend show``: what there is, and what came out."""
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fedblend.cli import screen
+
+
+class Kind(StrEnum):
+    """What can be listed."""
+
+    algorithms = "algorithms"
+    datasets = "datasets"
+    models = "models"
+
+
+def list_(
+    kind: Annotated[Kind, typer.Argument(help="What to list.", show_choices=True)],
+) -> None:
+    """List the algorithms, datasets or models that a configuration can name.
+
+    [bold]Examples[/bold]
+
+    fedblend list algorithms
+
+    fedblend list datasets
+    """
+    if kind is Kind.algorithms:
+        _algorithms()
+    elif kind is Kind.models:
+        _models()
+    else:
+        from fedblend.cli.data import list_ as list_datasets
+
+        list_datasets()
+
+
+def table(*headings: str) -> Any:
+    """An empty table whose first column is never broken."""
+    from rich import box
+    from rich.table import Table
+
+    made = Table(box=box.SIMPLE, pad_edge=False)
+    for number, heading in enumerate(headings):
+        made.add_column(heading, no_wrap=number == 0)
+    return made
+
+
+def _algorithms() -> None:
+    from fedblend.config.registry import ALGORITHMS, Options
+
+    made = table("name", "what it is", "own options", "published")
+    common = Options.model_fields
+    for name, entry in ALGORITHMS.items():
+        own = [key for key in entry.options.model_fields if key not in common]
+        own = ", ".join(key for key in own if key != "name")
+        published = entry.reference.rpartition('",')[2].strip(" .")
+        made.add_row(name, entry.description, own, published)
+    console = screen.console()
+    console.print(made)
+    shared = ", ".join(key for key in common if key != "alpha")
+    console.print(f"options of all: {shared}", soft_wrap=True)
+
+
+def _models() -> None:
+    from fedblend.config.toml import literal
+    from fedblend.models import MODELS
+
+    made = table("name", "what it is", "options with their defaults")
+    for name, info in MODELS.items():
+        options = [
+            f"{key} = {literal(default)}"
+            for key, default in info.options.items()
+            if key != "dtype"
+        ]
+        made.add_row(name, info.description, ", ".join(options))
+    screen.console().print(made)
+
+
+def show(
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run.")],
+) -> None:
+    """Show a run: a table of its models, its costs, and a plot.
+
+    [bold]Example[/bold]
+
+    fedblend show runs/first
+    """
+    from fedblend.config.schema.table import RunError
+    from fedblend.experiments.run_folder import Folder, read_rows, read_summary
+    from fedblend.report.terminal import show as show_rows
+
+    run = Folder(folder)
+    if not run.config.is_file():
+        raise RunError(f"{folder}: is not the folder of a run (no config.toml)")
+    if not run.metrics.is_file():
+        raise RunError(f"{folder}: this run has no results yet; --resume goes on")
+    rows = read_rows(run)
+    finished = run.summary.is_file()
+    summary = read_summary(run) if finished else {"runs": _last(rows)}
+    console = screen.console()
+    try:
+        show_rows(rows, summary["runs"], console, summary)
+        screen.say_privacy(console, summary)
+        for text in summary.get("warnings", ()):
+            screen.note(f"warning: {text}")
+    except (KeyError, TypeError, AttributeError, IndexError):
+        raise RunError(f"{folder}: its results are damaged") from None
+    if not finished:
+        console.print("not finished: fedblend run ... --resume goes on", markup=False)
+
+
+def _last(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The newest row of every seed."""
+    return list({row.get("seed"): row for row in rows}.values())

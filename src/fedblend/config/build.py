@@ -1,0 +1,224 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""From a configuration to what ``simulate`` takes: data, model, loss, algorithm."""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedblend import models, trees
+from fedblend.config import central, populations, privacy
+from fedblend.config.compress import compressed
+from fedblend.config.config import Config
+from fedblend.config.constants import smoothness, with_rates
+from fedblend.config.data import (
+    facts,
+    hold_out,
+    load_dataset,
+    share_out,
+    splits_of,
+    warnings,
+)
+from fedblend.config.fedselect import selected
+from fedblend.config.registry import ALGORITHMS, local_only
+from fedblend.config.schema.table import ConfigError
+from fedblend.config.splits import BySplit, by_constants
+from fedblend.config.tasks import loss_name, losses_of, measures_of, model_of
+from fedblend.core import Algorithm, Key, Loss
+from fedblend.data.federated import FederatedData
+from fedblend.data.readers.new_rows import Task, task_of
+from fedblend.data.split_clients import set_apart
+from fedblend.simulation.sampling import settled
+from fedblend.theory.constants import Smoothness
+
+
+class Method(NamedTuple):
+    """What is computed, whoever has the rows."""
+
+    model: models.Model
+    loss: Loss
+    algorithm: Algorithm
+    local: Algorithm | None
+    """Training alone with the same local work, if it is to be compared with."""
+    measures: Mapping[str, Callable]
+    smoothness: Smoothness | None
+    """The constants of f_i, where the algorithm asks for them and they are known."""
+
+
+class Built(NamedTuple):
+    """A configuration, ready to be simulated."""
+
+    federated_data: FederatedData
+    """The clients, their rows as the first of the seeds splits them."""
+    model: models.Model
+    loss: Loss
+    algorithm: Algorithm
+    local: Algorithm | None
+    measures: Mapping[str, Callable]
+    key: Key
+    settings: dict[str, Any]
+    """What else ``simulate`` takes."""
+    facts: dict[str, Any]
+    """What identifies the data: name, rows, sha256 of rows and of the partition."""
+    warnings: tuple[str, ...]
+    task: Task
+    federations: Sequence[FederatedData]
+    """The same clients with the split of each seed, or of all of them."""
+    unseen: Sequence[FederatedData] = ()
+    """Clients that take no part in the training, in the same splits."""
+    by_split: BySplit | None = None
+    """Instead of ``algorithm`` and ``local``, where splits differ in constants."""
+    server: FederatedData | None = None
+    """The server's own rows, where it has some."""
+    smoothness: Smoothness | None = None
+    """The constants of f_i, where the algorithm asks for them and they are known."""
+
+
+def build(config: Config) -> Built:
+    """Load and share out the data, and build all that is computed with.
+
+    Raises:
+        ConfigError: what the configuration asks for does not go together.
+        DataError: the data cannot be had, or cannot be used.
+    """
+    whole = load_dataset(config.data)
+    task = task_of(whole)
+    dataset, server = central.set_aside(
+        config.central, whole, config.data.target, config.data.seed
+    )
+    parts = share_out(config.data, dataset)
+    splits = splits_of(config.data, config.run.seed)
+    federations = [hold_out(config.data, dataset, parts, split) for split in splits]
+    unseen: tuple[FederatedData, ...] = ()
+    if config.data.unseen:
+        fraction, seed = config.data.unseen, config.data.seed
+        pairs = [set_apart(one, fraction, seed) for one in federations]
+        federations, unseen = zip(*pairs, strict=True)
+    federated_data = federations[0]
+    if config.select is not None and len(federations) > 1:
+        raise ConfigError(
+            "data.split_seed: is missing; [select] knows which rows are used in one "
+            "split, so that several run.seed need the same: data.split_seed=0"
+        )
+    drawn = populations.strata(config.populations, federated_data) or config.run.cohort
+    clients = federated_data.clients
+    method_with = partial(
+        method,
+        task=task,
+        clients=clients,
+        cohort=settled(drawn, clients)[1],
+    )
+    found = method_with(
+        config, constants=lambda loss: smoothness(config.model, loss, federated_data)
+    )
+    by_split = None
+    if len(federations) > 1 and found.smoothness is not None:
+        by_split = by_constants(config, task, found, federations, method_with)
+    found = found._replace(algorithm=selected(config, found.algorithm, federated_data))
+    return Built(
+        federated_data=federated_data,
+        **found._asdict(),
+        key=_key(config.run.seed),
+        settings={
+            **_settings(config, found.measures),
+            "cohort": drawn,
+            "central": None if server is None else server.train.shard(0),
+        },
+        facts=facts(whole, parts, splits),
+        warnings=(
+            *warnings(whole, federated_data, config.data.inputs),
+            *privacy.warnings(config.privacy, federated_data.clients),
+            *central.warnings(config.central, config.privacy is not None),
+        ),
+        task=task,
+        federations=federations,
+        unseen=unseen,
+        by_split=by_split,
+        server=server,
+    )
+
+
+def method(
+    config: Config,
+    task: Task,
+    clients: int,
+    cohort: int,
+    constants: Callable[[str], Smoothness | None],
+) -> Method:
+    """The model, its loss, the algorithm with all that is wrapped around it.
+
+    Args:
+        config: what to run.
+        task: what the rows are like.
+        clients: how many there are.
+        cohort: how many of them take part in a round.
+        constants: those of the clients' losses, from the name of the loss; called only
+            where the algorithm asks for them.
+    """
+    name = loss_name(config, task)
+    model = model_of(config, task, name)
+    plain, loss = losses_of(config, name, model.apply)
+    options = config.algorithm
+    _check_lists(options, clients)
+    chosen = getattr(options, "name")  # noqa: B009
+    alone = config.measure.local and chosen != "local_only"
+    params = jax.eval_shape(model.init, jax.random.key(0))
+    entry = ALGORITHMS[chosen]
+    known = constants(name) if entry.constants else None
+    options, own = with_rates(config, known, trees.size(params))
+    algorithm = entry.make(loss, options, known, clients)
+    algorithm = privacy.private(config.privacy, algorithm, chosen, cohort)
+    guarded = config.privacy is not None
+    algorithm = central.mixed(config.central, algorithm, chosen, loss, guarded)
+    said = trees.size(config.algorithm.said(params))
+    return Method(
+        model,
+        loss,
+        compressed(config.compress, algorithm, chosen, said, clients),
+        local_only(loss, own) if alone else None,
+        measures_of(config, task, plain, model.apply),
+        known,
+    )
+
+
+def _check_lists(options: Any, clients: int) -> None:
+    tune, personal = (getattr(options, name, None) for name in ("tune", "personal"))
+    for where, values in (
+        ("algorithm.steps", options.steps),
+        ("algorithm.alpha", options.alpha),
+        ("algorithm.lam", getattr(options, "lam", None)),
+        ("algorithm.tune.steps", getattr(tune, "steps", None)),
+        ("algorithm.personal.steps", getattr(personal, "steps", None)),
+    ):
+        if isinstance(values, list) and len(values) != clients:
+            raise ConfigError(
+                f"{where}: {len(values)} numbers for {clients} clients; give one for "
+                "each, or a single one"
+            )
+
+
+def _settings(config: Config, measures: Mapping[str, Callable]) -> dict[str, Any]:
+    run, measure = config.run, config.measure
+    return {
+        "rounds": run.rounds,
+        "every": run.every,
+        "epoch": run.epoch,
+        "weights": run.weights,
+        "chunk": run.chunk,
+        "store": run.store,
+        "dropout": run.dropout,
+        "reduction": run.reduction,
+        "trim": run.trim,
+        "measure": measures,
+        "measure_on": measure.on,
+        "splits": measure.splits,
+    }
+
+
+def _key(seed: int | list[int]) -> Key:
+    if isinstance(seed, int):
+        return jax.random.key(seed)
+    return jnp.stack([jax.random.key(one) for one in seed])

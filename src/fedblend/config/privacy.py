@@ -1,0 +1,142 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""The table ``[privacy]``: clipping and noise, and what may be promised of a run."""
+
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+
+from fedblend import transforms
+from fedblend.config.schema.table import (
+    ConfigError,
+    Count,
+    Mixing,
+    NotNegative,
+    Positive,
+    Table,
+)
+from fedblend.core import Algorithm
+from fedblend.theory.privacy import Guarantee, spent, spent_by_tree
+
+if TYPE_CHECKING:
+    from fedblend.config.config import Config
+
+_FOLLOWING = ("quantile", "rate", "count_noise")
+
+
+class Privacy(Table):
+    """How answers are clipped, how much noise their sum gets, and at which delta."""
+
+    clip: Positive
+    noise: NotNegative
+    tree: Count | None = None
+    delta: Annotated[float, Field(gt=0, lt=1)]
+    adjacency: Literal["replace_one", "zero_out"] = "replace_one"
+    adaptive: bool = False
+    quantile: Mixing | None = None
+    rate: Positive | None = None
+    count_noise: Positive | None = None
+
+    @model_validator(mode="after")
+    def _goes_together(self) -> "Privacy":
+        for name in _FOLLOWING:
+            if not self.adaptive and getattr(self, name) is not None:
+                raise ValueError(f"{name}: goes with adaptive = true")
+        if self.adaptive and self.tree is not None:
+            raise ValueError("tree: goes without adaptive = true, with one clip")
+        return self
+
+
+def private(
+    table: Privacy | None, algorithm: Algorithm, name: str, cohort: int
+) -> Algorithm:
+    """The algorithm of that name, as the table wants it wrapped.
+
+    Raises:
+        ConfigError: what the table asks for does not go together.
+    """
+    if table is None:
+        return algorithm
+    if name == "local_only":
+        raise ConfigError("privacy: local_only sends nothing that would need it")
+    given = {
+        key: getattr(table, key)
+        for key in _FOLLOWING
+        if getattr(table, key) is not None
+    }
+    if table.adaptive:
+        given = {"quantile": 0.5, **given}
+    wrapper = transforms.dp_fedavg
+    if table.tree is not None:
+        wrapper, given = transforms.dp_ftrl, {"tree": table.tree}
+    try:
+        return wrapper(
+            algorithm, clip=table.clip, noise=table.noise, cohort=cohort, **given
+        )
+    except ValueError as error:
+        raise ConfigError(f"privacy.{str(error).partition(': ')[2]}") from None
+
+
+def report(config: "Config", clients: int) -> dict[str, Any]:
+    """What a summary says of the privacy of a run; nothing where it has none."""
+    table, seeds = config.privacy, config.run.seed
+    if table is None:
+        return {}
+    found = _guarantee(config, clients, 1)
+    sentence = str(found)
+    if isinstance(seeds, list) and found.epsilon is not None:
+        together = _guarantee(config, clients, len(seeds))
+        sentence += (
+            f" for each seed, {together.epsilon:.4g} for all {len(seeds)} together"
+        )
+    facts = {"epsilon": found.epsilon, "delta": found.delta}
+    neighbors = {"adjacency": found.adjacency}
+    return {"privacy": {"sentence": sentence, **facts, **neighbors}}
+
+
+def _guarantee(config: "Config", clients: int, seeds: int) -> Guarantee:
+    table, run = config.privacy, config.run
+    assert table is not None
+    reason = _obstacle(config)
+    if reason and table.noise:
+        return Guarantee(None, table.delta, table.adjacency, reason)
+    noise: Any = {key: getattr(table, key) for key in ("noise", "delta", "adjacency")}
+    try:
+        if table.tree is None and run.epoch is None:
+            cohort = run.cohort or clients
+            rounds = run.rounds * seeds
+            return spent(**noise, cohort=cohort, clients=clients, rounds=rounds)
+        tree, epoch = table.tree or 1, run.epoch
+        return spent_by_tree(
+            **noise, tree=tree, epoch=epoch, rounds=run.rounds, runs=seeds
+        )
+    except ImportError as error:
+        raise ConfigError(str(error)) from None
+
+
+def _obstacle(config: "Config") -> str:
+    """Why the accounting does not apply, if it does not."""
+    if config.compress is not None:
+        return (
+            "[compress] changes answers after they are clipped, and may make them "
+            "longer than the clip"
+        )
+    if getattr(config.algorithm, "rate", None) == "theory":
+        return 'algorithm.rate = "theory" is computed from the clients\' rows'
+    return ""
+
+
+def warnings(table: Privacy | None, clients: int) -> list[str]:
+    """What is odd about a table, but no error."""
+    if table is None or table.delta < 1 / clients:
+        return []
+    return [
+        f"privacy.delta: {table.delta:g} is not below 1/{clients}; it would allow to "
+        "publish a whole client, and is to be much smaller"
+    ]
+
+
+def refuse(table: Privacy | None, what: str) -> None:
+    """Say that something takes no account of privacy."""
+    if table is not None:
+        raise ConfigError(f"privacy: {what}; leave the table out")

@@ -1,0 +1,133 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""APFL as a configuration states it, and as other libraries run it.
+
+``alpha`` is the weight of the shared model at first, ``learn`` says when it moves, and
+``held_out`` on which rows: 0 stands for the training rows of the models themselves, and
+``hand_back`` for how many rounds.
+"""
+
+import math
+from typing import Annotated, Any, ClassVar, Literal
+
+import numpy as np
+from pydantic import model_validator
+
+from fedblend import algorithms, mixing
+from fedblend.algorithms.apfl_alpha import MOST_HELD_OUT
+from fedblend.config.schema.algorithm import Options, amount_of_work
+from fedblend.config.schema.table import Count, Mixing, Positive, between
+from fedblend.core import Algorithm, Loss
+
+
+class _Apfl(Options):
+    mixes: ClassVar[bool] = True
+
+    alpha: Mixing | list[Mixing]  # pyright: ignore
+
+    def start(self) -> Any:
+        """Alpha as the algorithms take it."""
+        return np.array(self.alpha) if isinstance(self.alpha, list) else self.alpha
+
+
+class _Learned(_Apfl):
+    learn: Literal["step", "round", "fixed"] = "step"
+    alpha_rate: Positive | None = None
+    held_out: Annotated[float, between(0, MOST_HELD_OUT, closed=True)] = 0.0
+
+    @model_validator(mode="after")
+    def _only_what_moves_needs_a_way(self) -> "_Learned":
+        for key in ("alpha_rate", "held_out"):
+            if self.learn == "fixed" and getattr(self, key):
+                raise ValueError(f'{key}: has no meaning with learn = "fixed"')
+        return self
+
+
+class Apfl(_Learned):
+    """Options of APFL."""
+
+    name: Literal["apfl"]
+    hand_back: Count | None = None
+    fresh: bool = False
+    mix: Literal["parameters", "outputs"] = "parameters"
+    aggregated: bool = True
+
+    @model_validator(mode="after")
+    def _only_what_is_held_out_comes_back(self) -> "Apfl":
+        if self.hand_back is not None and not self.held_out:
+            raise ValueError("hand_back: has no meaning without held_out")
+        return self
+
+
+class ApflAgnostic(_Learned):
+    """Options of agnostic APFL."""
+
+    name: Literal["apfl_agnostic"]
+    q_rate: Positive
+
+
+class ApflFedTorch(_Apfl):
+    """Options of APFL as FedTorch runs it."""
+
+    name: Literal["apfl_fedtorch"]
+    learn: Literal["round", "fixed"] = "round"
+
+    @model_validator(mode="after")
+    def _plain_steps(self) -> "ApflFedTorch":
+        if self.rate is None or self.schedule is not None:
+            raise ValueError("rate: apfl_fedtorch takes plain steps with one rate")
+        return self
+
+
+class ApflFedJax(_Apfl):
+    """Options of APFL as FedJAX runs it."""
+
+    learn: ClassVar[str] = "step"
+
+    name: Literal["apfl_fedjax"]
+
+
+def apfl(loss: Loss, options: Apfl) -> Algorithm:
+    """APFL."""
+    chosen = ("learn", "alpha_rate", "held_out", "fresh", "aggregated")
+    return algorithms.apfl(
+        loss,
+        options.chosen(),
+        alpha=options.start(),
+        mix=getattr(mixing, options.mix),
+        hand_back=math.inf if options.hand_back is None else options.hand_back,
+        **{key: getattr(options, key) for key in chosen},
+        **amount_of_work(options),
+    )
+
+
+def apfl_agnostic(loss: Loss, options: ApflAgnostic, clients: int) -> Algorithm:
+    """Agnostic APFL."""
+    chosen = ("learn", "alpha_rate", "held_out", "q_rate")
+    return algorithms.apfl_agnostic(
+        loss,
+        options.chosen(),
+        clients=clients,
+        alpha=options.start(),
+        **{key: getattr(options, key) for key in chosen},
+        **amount_of_work(options),
+    )
+
+
+def apfl_fedtorch(loss: Loss, options: ApflFedTorch) -> Algorithm:
+    """APFL as FedTorch runs it."""
+    assert options.rate is not None
+    return algorithms.apfl_fedtorch(
+        loss,
+        options.rate,
+        alpha=options.start(),
+        learn=options.learn,
+        **amount_of_work(options),
+    )
+
+
+def apfl_fedjax(loss: Loss, options: ApflFedJax) -> Algorithm:
+    """APFL as FedJAX runs it."""
+    return algorithms.apfl_fedjax(
+        loss, options.chosen(), alpha=options.start(), **amount_of_work(options)
+    )

@@ -1,0 +1,106 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""TOML: reading it with one-line complaints, ``a.b=value`` settings, writing it."""
+
+import datetime
+import json
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from fedblend.config.schema.table import ConfigError, visible
+
+_BARE = re.compile(r"[A-Za-z0-9_-]+")
+
+
+def read(path: Path) -> dict[str, Any]:
+    """The content of a TOML file."""
+    try:
+        text = path.read_bytes().decode()
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror or error}") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(
+            f"{path}: byte {error.start} is not UTF-8; a TOML file is expected"
+        ) from None
+    return parse(text, str(path))
+
+
+def parse(text: str, where: str) -> dict[str, Any]:
+    """The content of TOML text; ``where`` it stands is for complaints."""
+    try:
+        return tomllib.loads(text)
+    except (ValueError, RecursionError) as error:
+        reason = visible(str(error))
+        if isinstance(error, RecursionError):
+            reason = "nested too deeply"
+        raise ConfigError(f"{where}: not valid TOML: {reason}") from None
+
+
+def put(content: dict[str, Any], setting: str) -> None:
+    """Apply ``a.b=value`` to the content; the value is TOML, or a bare text."""
+    name, equals, value = setting.partition("=")
+    keys = [key.strip() for key in name.split(".")]
+    if not equals or not all(keys):
+        raise ConfigError(
+            f"--set {visible(setting)}: not a setting; write key=value, "
+            "such as algorithm.rate=0.1"
+        )
+    table = content
+    for depth, key in enumerate(keys[:-1]):
+        table = table.setdefault(key, {})
+        if not isinstance(table, dict):
+            there = ".".join(keys[: depth + 1])
+            raise ConfigError(
+                visible(f"--set {setting}: {there} is {literal(table)}, not a table")
+            )
+    table[keys[-1]] = _value(value.strip())
+
+
+def _value(text: str) -> Any:
+    try:
+        found = tomllib.loads(f"value = {text}")
+    except (ValueError, RecursionError):
+        return text
+    return found["value"] if len(found) == 1 else text
+
+
+def write(content: dict[str, Any]) -> str:
+    """TOML text of nested tables; None stands for a key that is not there."""
+    return "\n".join(_table(content, ())).lstrip("\n") + "\n"
+
+
+def _table(content: dict[str, Any], path: tuple[str, ...]) -> list[str]:
+    lines = [
+        f"{quoted(key)} = {literal(value)}"
+        for key, value in content.items()
+        if value is not None and not isinstance(value, dict)
+    ]
+    if path:
+        lines = ["", f"[{'.'.join(map(quoted, path))}]", *lines]
+    for key, value in content.items():
+        if isinstance(value, dict):
+            lines += _table(value, (*path, key))
+    return lines
+
+
+def literal(value: Any) -> str:
+    """A value as TOML writes it."""
+    if isinstance(value, dict):
+        inside = ", ".join(f"{quoted(k)} = {literal(v)}" for k, v in value.items())
+        return f"{{ {inside} }}" if inside else "{}"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(literal, value))}]"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    if isinstance(value, datetime.date | datetime.time):
+        return value.isoformat()
+    return repr(value)
+
+
+def quoted(key: str) -> str:
+    """A key as TOML writes it."""
+    return key if _BARE.fullmatch(key) else literal(key)

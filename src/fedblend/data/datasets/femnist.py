@@ -1,0 +1,83 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""FEMNIST: handwritten characters and digits by writer, from LEAF.
+
+Caldas et al., "LEAF: a benchmark for federated settings" (2018); the images are those
+of NIST's Special Database 19, see Cohen et al., "EMNIST" (2017). As in LEAF the paper
+is 1 and the ink 0.
+"""
+
+import json
+from pathlib import Path
+
+import numpy as np
+
+from fedblend.data.dataset import Dataset, MissingDataError
+from fedblend.data.download import find
+from fedblend.data.readers.npz import opened
+
+_DIGITS = "0123456789"
+_UPPER = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+
+
+def femnist(digits_only: bool = False, file: str | None = None) -> Dataset:
+    """Images of 62 characters by writer, [rows, 28, 28, 1] in [0, 1].
+
+    Args:
+        digits_only: keep the 10 digits.
+        file: an .npz of ``femnist_from_leaf``; by default the 300 writers
+            (41495 + 4763 images) in the data home.
+    """
+    path = Path(file) if file else find("femnist", "femnist_leaf_300writers.npz")
+    if not path.is_file():
+        raise MissingDataError(f"femnist: {path}: no such file")
+    with opened(path, "is not an .npz of LEAF's images") as raw:
+        images, labels = raw["images"], raw["labels"].astype(np.int32)
+        writers = raw["writer_names"][raw["writer"]]
+        testing = raw["split"] == 1
+    wanted = labels < 10 if digits_only else np.ones(len(labels), bool)
+
+    def part(chosen: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        return images[chosen][..., None] / np.float32(255), labels[chosen]
+
+    names = _DIGITS if digits_only else _DIGITS + _UPPER + _UPPER.lower()
+    return Dataset(
+        part(wanted & ~testing),
+        "classes",
+        len(names),
+        part(wanted & testing),
+        keys=writers[wanted & ~testing],
+        test_keys=writers[wanted & testing],
+        name="femnist_digits" if digits_only else "femnist",
+        label_names=tuple(names),
+    )
+
+
+def femnist_from_leaf(folder: str | Path, file: str | Path) -> None:
+    """Turn what LEAF's preprocessing wrote into one .npz for ``femnist``.
+
+    Args:
+        folder: LEAF's ``data/femnist/data``, with ``train`` and ``test`` in it.
+        file: the .npz to write.
+    """
+    images, labels, writers, splits = [], [], [], []
+    for split, name in enumerate(("train", "test")):
+        paths = sorted(Path(folder, name).glob("*.json"))
+        if not paths:
+            raise MissingDataError(f"femnist: no .json files in {Path(folder, name)}")
+        for path in paths:
+            for writer, data in json.loads(path.read_text())["user_data"].items():
+                pixels = np.rint(np.asarray(data["x"]) * 255).astype(np.uint8)
+                images.append(pixels.reshape(-1, 28, 28))
+                labels.append(np.asarray(data["y"], np.uint8))
+                writers += [writer] * len(pixels)
+                splits += [split] * len(pixels)
+    names, index = np.unique(np.array(writers), return_inverse=True)
+    np.savez_compressed(
+        file,
+        images=np.concatenate(images),
+        labels=np.concatenate(labels),
+        writer=index,
+        split=np.array(splits, np.uint8),
+        writer_names=names,
+    )

@@ -1,0 +1,92 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""Files in LIBSVM's text format, as dense arrays: ``label index:value ...`` lines.
+
+Chang, Lin, "LIBSVM: a library for support vector machines" (ACM TIST 2011).
+"""
+
+import bz2
+from pathlib import Path
+
+import numpy as np
+
+from fedblend.data.catalog import PUBLIC
+from fedblend.data.dataset import DataError, Dataset, MissingDataError
+from fedblend.data.download import find
+
+NAMES = tuple(name for name, dataset in PUBLIC.items() if dataset.folder == "libsvm")
+"""The datasets that are known by name."""
+
+
+def libsvm(
+    name: str,
+    intercept: bool = False,
+    features: int | None = None,
+    dtype: str = "float32",
+) -> Dataset:
+    """A binary classification dataset in the order of its file.
+
+    Args:
+        name: a6a, ijcnn1, mushrooms, w6a, or the path of a file, plain or .bz2.
+        intercept: append a column of ones.
+        features: how many there are; by default the largest index in the file
+            (122 for a6a, though its series has 123).
+        dtype: "float32" or "float64".
+    """
+    if dtype not in ("float32", "float64"):
+        raise DataError(f'dtype: {dtype!r} is not "float32" or "float64"')
+    known = name in NAMES
+    path = find(name, PUBLIC[name].files[0].name) if known else Path(name)
+    if not path.is_file():
+        raise MissingDataError(
+            f"libsvm: {name!r} is neither a file nor one of {', '.join(NAMES)}"
+        )
+    labels, inputs = _parse(path, features, np.dtype(dtype))
+    classes, targets = np.unique(labels, return_inverse=True)
+    if len(classes) != 2:
+        raise DataError(
+            f"{path}: {len(classes)} different labels; exactly 2 are needed"
+        )
+    if intercept:
+        inputs = np.concatenate([inputs, np.ones((len(inputs), 1), dtype)], axis=1)
+    return Dataset(
+        (inputs, targets.astype(np.int32)),
+        "binary",
+        1,
+        name=name if known else path.stem,
+        label_names=tuple(f"{label:g}" for label in classes),
+    )
+
+
+def _parse(
+    path: Path, features: int | None, dtype: np.dtype
+) -> tuple[np.ndarray, np.ndarray]:
+    """The labels and the dense inputs; all numbers are converted in one go."""
+    try:
+        with bz2.open(path) if path.suffix == ".bz2" else path.open("rb") as file:
+            lines = file.read().splitlines()
+    except (OSError, EOFError):
+        raise DataError(f"{path}: cannot be read as text or .bz2") from None
+    lines = [
+        line for line in (line.partition(b"#")[0] for line in lines) if line.strip()
+    ]
+    if not lines:
+        raise DataError(f"{path}: there are no rows")
+    entries = np.array([line.count(b":") for line in lines])
+    try:
+        numbers = np.array(b" ".join(lines).replace(b":", b" ").split(), np.float64)
+    except ValueError as error:
+        raise DataError(f"{path}: is not LIBSVM text: {error}") from None
+    starts = np.cumsum(2 * entries + 1) - (2 * entries + 1)
+    if len(numbers) != (2 * entries + 1).sum():
+        raise DataError(f"{path}: is not LIBSVM text: lines of label index:value ...")
+    labels = numbers[starts]
+    pairs = np.delete(numbers, starts).reshape(-1, 2)
+    index = pairs[:, 0].astype(np.int64)
+    width = int(features or index.max(initial=1))
+    if index.size and (index.min() < 1 or index.max() > width):
+        wrong = index.min() if index.min() < 1 else index.max()
+        raise DataError(f"{path}: feature {wrong} is not in 1..{width}")
+    inputs = np.zeros((len(lines), width), dtype)
+    inputs[np.repeat(np.arange(len(lines)), entries), index - 1] = pairs[:, 1]
+    return labels, inputs

@@ -1,0 +1,57 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""Shakespeare by role: the next character in what one role of one play says.
+
+McMahan et al., "Communication-efficient learning of deep networks from decentralized
+data" (AISTATS 2017); split by role as in Caldas et al., "LEAF: a benchmark for
+federated settings" (2018), from Project Gutenberg's Complete Works (etext 100).
+
+The file ``roles.json.xz`` holds ``{role: {"play": name, "lines": [line, ...]}}``. As
+in LEAF the lines of a role are put one after the other with a blank behind each, and
+runs of blanks become one. LEAF cuts a sample of 80 characters and the next one at
+every place, 4 226 158 in all; here the text is cut in windows that do not overlap, and
+every character of a window has its next one as target.
+"""
+
+import json
+import lzma
+import re
+from pathlib import Path
+
+from fedblend.data.dataset import DataError, Dataset, MissingDataError
+from fedblend.data.datasets.characters import by_writer
+from fedblend.data.download import find
+
+
+def shakespeare(
+    length: int = 80, minimum: int = 81, file: str | None = None
+) -> Dataset:
+    """Windows of what 1129 roles say, [rows, length] character numbers.
+
+    The targets are the inputs one place on. The last window of a role is filled up
+    with character 0, whose targets are ``PADDING``.
+
+    Args:
+        length: characters of a window.
+        minimum: roles with fewer characters are left out; LEAF asks for 81, with
+            which 1129 of 1144 roles stay.
+        file: a file like ``roles.json.xz``, by default the one in the data home.
+    """
+    path = Path(file) if file else find("shakespeare", "roles.json.xz")
+    return by_writer("shakespeare", "role", _texts(path), length, minimum)
+
+
+_UNREADABLE = (OSError, EOFError, lzma.LZMAError, ValueError, LookupError, TypeError)
+
+
+def _texts(path: Path) -> dict[str, str]:
+    """What each role says, as one text."""
+    if not path.is_file():
+        raise MissingDataError(f"shakespeare: {path}: no such file")
+    try:
+        with lzma.open(path, "rt", encoding="utf-8") as file:
+            roles = json.load(file)
+        said = {role: "".join(f"{x} " for x in roles[role]["lines"]) for role in roles}
+    except _UNREADABLE:
+        raise DataError(f"{path}: is not an .xz of roles and their lines") from None
+    return {role: re.sub("   *", " ", text) for role, text in said.items()}

@@ -1,0 +1,182 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""Posts of a Stack Exchange site by user: which tags go with a bag of words.
+
+The small relative of the Stack Overflow task of Reddi et al., "Adaptive federated
+optimization" (ICLR 2021), on the dump of quantumcomputing.stackexchange.com of
+September 2018 (any site's ``Posts.xml`` will do). Posts are CC BY-SA, by their users.
+
+A row is a question, or an answer with the tags of its question. Its words are those
+of its own title and body without the marks of HTML and what stands in code blocks, in
+small messages. Both vocabularies are the most frequent over all rows, ties in
+alphabetical order: something real clients would have to agree upon.
+"""
+
+import lzma
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import NamedTuple
+from xml.etree import ElementTree
+
+import numpy as np
+
+from fedblend.data.dataset import DataError, Dataset, MissingDataError
+from fedblend.data.download import find
+
+_WORD = re.compile(r"[a-z][a-z0-9'+#-]*")
+
+
+class Post(NamedTuple):
+    """A question or an answer: who wrote it, its words, its question's tags."""
+
+    user: str
+    words: list[str]
+    tags: list[str]
+
+
+def stackexchange(
+    words: int = 2000,
+    tags: int = 100,
+    minimum: int = 1,
+    answers: bool = True,
+    file: str | None = None,
+) -> Dataset:
+    """Bags of words [rows, words] with ones and zeros over tags [rows, tags].
+
+    An entry of a bag is the part of all the post's words that are this word, as in
+    the Stack Overflow task. Posts with none of the tags are left out, as are those of
+    the site itself and of users who are gone.
+
+    Args:
+        words: how many words, the most frequent.
+        tags: how many tags, the most frequent.
+        minimum: users with fewer posts are left out.
+        answers: take answers too, with the tags of their questions.
+        file: a ``Posts.xml``, plain or .xz, by default the one in the data home.
+    """
+    for name, value in (("words", words), ("tags", tags), ("minimum", minimum)):
+        if value < 1:
+            raise DataError(f"stackexchange: {name}: {value} is less than 1")
+    path = find("stackexchange", FILE) if file is None else Path(file)
+    posts = _posts(path, answers)
+    tag_names = _frequent((post.tags for post in posts), tags, "tags", path)
+    word_names = _frequent((post.words for post in posts), words, "words", path)
+    posts = [post for post in posts if set(post.tags) & set(tag_names)]
+    by_user = Counter(post.user for post in posts)
+    posts = [post for post in posts if by_user[post.user] >= minimum]
+    if not posts:
+        raise DataError(f"{path}: no user has {minimum} posts with one of these tags")
+    sizes = np.array([[max(len(post.words), 1)] for post in posts], np.float32)
+    bags = _counts((post.words for post in posts), word_names, len(posts)) / sizes
+    labels = _counts((post.tags for post in posts), tag_names, len(posts))
+    return Dataset(
+        (bags, (labels > 0).astype(np.int32)),
+        "tags",
+        tags,
+        keys=np.array([int(post.user) for post in posts]),
+        name="stackexchange",
+        label_names=tag_names,
+        columns=word_names,
+    )
+
+
+FILE = "quantumcomputing.Posts.xml.xz"
+"""The file in the data home."""
+
+
+def plain(html: str) -> str:
+    """The text of a piece of HTML; code blocks are left out.
+
+    >>> plain("<p>A <b>qubit</b> &amp; a gate</p><pre><code>x = 1</code></pre>").split()
+    ['A', 'qubit', '&', 'a', 'gate']
+    """
+    reader = _Reader()
+    reader.feed(html)
+    reader.close()
+    return "".join(reader.pieces)
+
+
+class _Reader(HTMLParser):
+    """Collects what stands outside of <pre>; a tag of a block ends a word."""
+
+    def __init__(self):
+        super().__init__()
+        self.pieces: list[str] = []
+        self.depth = 0
+
+    def handle_starttag(self, tag, attrs):
+        del attrs
+        self.depth += tag == "pre"
+        if tag in ("br", "hr", "img"):
+            self.pieces.append(" ")
+
+    def handle_endtag(self, tag):
+        self.depth -= tag == "pre" and self.depth > 0
+        if tag in ("p", "pre", "li", "blockquote", "h1", "h2", "h3", "td", "div"):
+            self.pieces.append(" ")
+
+    def handle_data(self, data):
+        if not self.depth:
+            self.pieces.append(data)
+
+
+def _posts(path: Path, answers: bool) -> list[Post]:
+    """The questions with tags, and the answers to them, in the order of the file."""
+    rows = list(rows_of(path))
+    tags = {
+        row["Id"]: re.findall(r"[^<>|]+", row.get("Tags", ""))
+        for row in rows
+        if row.get("PostTypeId") == "1" and "Id" in row
+    }
+    posts = []
+    for row in rows:
+        answer = row.get("PostTypeId") == "2"
+        question = row.get("ParentId") if answer else row.get("Id")
+        user = row.get("OwnerUserId", "")
+        if question in tags and user.isdigit() and (answers or not answer):
+            text = f"{row.get('Title', '')} {plain(row.get('Body', ''))}".lower()
+            posts.append(Post(user, _WORD.findall(text), tags[question]))
+    return posts
+
+
+def rows_of(path: Path) -> Iterator[dict[str, str]]:
+    """The attributes of every row; no entity outside of the file is ever read."""
+    if not path.is_file():
+        raise MissingDataError(f"stackexchange: {path}: no such file")
+    try:
+        with lzma.open(path) if path.suffix == ".xz" else path.open("rb") as file:
+            for _, element in ElementTree.iterparse(file):
+                if element.tag == "row":
+                    yield dict(element.attrib)
+                element.clear()
+    except (OSError, EOFError, lzma.LZMAError, ElementTree.ParseError):
+        raise DataError(f"{path}: is not a complete Posts.xml") from None
+
+
+def _frequent(
+    lists: Iterable[list[str]], number: int, what: str, path: Path
+) -> tuple[str, ...]:
+    """The most frequent entries, ties in alphabetical order."""
+    counts = Counter(entry for entries in lists for entry in entries)
+    if len(counts) < number:
+        raise DataError(
+            f"stackexchange: {what}: {number} are asked for, and {path} has only "
+            f"{len(counts)}"
+        )
+    return tuple(sorted(counts, key=lambda entry: (-counts[entry], entry))[:number])
+
+
+def _counts(
+    lists: Iterable[list[str]], names: tuple[str, ...], rows: int
+) -> np.ndarray:
+    """How often each name is in each list, [rows, names]."""
+    place = {name: number for number, name in enumerate(names)}
+    counts = np.zeros((rows, len(names)), np.float32)
+    for row, entries in enumerate(lists):
+        for entry in entries:
+            if entry in place:
+                counts[row, place[entry]] += 1
+    return counts

@@ -1,0 +1,297 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""A federation: every client's rows, split in train, validation and test.
+
+The rows of all clients stand one after another in flat arrays; a client is a start
+and a count. A client's id is its place in the federation and the same in all splits.
+"""
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedblend.checks import PART, WHOLE, a, gate
+from fedblend.core import PyTree, Shard
+from fedblend.errors import UserError
+
+
+@dataclasses.dataclass(frozen=True)
+class Shards:
+    """One split of all clients: client i owns ``counts[i]`` rows from ``starts[i]``.
+
+    Several that lie side by side have starts [splits, clients].
+    """
+
+    examples: PyTree
+    starts: np.ndarray
+    counts: np.ndarray
+
+    @property
+    def capacity(self) -> int:
+        """The largest number of rows of a client."""
+        return max(int(self.counts.max(initial=0)), 1)
+
+    @property
+    def total(self) -> int:
+        """The number of rows of all clients."""
+        return int(self.counts.sum())
+
+    def shard(self, client: int) -> Shard:
+        """The data of one client, as its functions see it."""
+        start, count, id = (
+            jnp.asarray(number, jnp.int32)
+            for number in (self.starts[..., client], self.counts[client], client)
+        )
+        return Shard(self.examples, start, count, id, self.capacity)
+
+    def rows(self, client: int) -> PyTree:
+        """The rows of one client."""
+        start, count = self.starts[client], self.counts[client]
+        return jax.tree.map(lambda leaf: leaf[start : start + count], self.examples)
+
+
+@dataclasses.dataclass(frozen=True)
+class FederatedData:
+    """The data of all clients.
+
+    ``names`` are the clients' own names, by id; ``validation`` and ``test`` are None
+    where nothing was held out.
+    """
+
+    train: Shards
+    validation: Shards | None = None
+    test: Shards | None = None
+    names: tuple[str, ...] = ()
+
+    def __post_init__(self):
+        empty = np.flatnonzero(self.train.counts == 0)
+        if empty.size:
+            raise ValueError(
+                f"federation: client {self.name(int(empty[0]))!r} has no training "
+                f"rows ({empty.size} of {self.clients} clients are empty); every "
+                "client needs at least 1"
+            )
+
+    @property
+    def clients(self) -> int:
+        """The number of clients."""
+        return len(self.train.counts)
+
+    @property
+    def splits(self) -> dict[str, Shards]:
+        """The splits that exist, by name."""
+        named = {"train": self.train, "validation": self.validation, "test": self.test}
+        return {name: split for name, split in named.items() if split is not None}
+
+    @property
+    def validates(self) -> bool:
+        """Whether some client has validation rows."""
+        return self.validation is not None and self.validation.total > 0
+
+    def holding_out(self, fraction: float) -> "FederatedData":
+        """The same clients, this fraction of their training rows for validation.
+
+        Rows are shuffled when a federation is built, so the first ones are a fair
+        sample. Clients with fewer than three rows keep them all.
+        """
+        train = self.train
+        held = np.array(
+            [rows_held_out(int(n), fraction) for n in train.counts], np.int64
+        )
+        return dataclasses.replace(
+            self,
+            train=Shards(train.examples, train.starts + held, train.counts - held),
+            validation=Shards(train.examples, train.starts, held),
+        )
+
+    def name(self, client: int) -> str:
+        """The name of a client: its own, or its number."""
+        return self.names[client] if self.names else str(client)
+
+    def select(self, clients: Sequence[int]) -> "FederatedData":
+        """These clients alone, in this order; they keep their names, not their ids.
+
+        Nothing of the others is left, so that whatever is computed with it is what it
+        would be had they never been there.
+        """
+
+        def some(split: Shards) -> Shards:
+            places = [(split.starts[id], split.counts[id]) for id in clients]
+            parts = [np.arange(start, start + count) for start, count in places]
+            return gather(split.examples, parts)
+
+        chosen = {name: some(split) for name, split in self.splits.items()}
+        return FederatedData(
+            **chosen, names=tuple(self.name(int(id)) for id in clients)
+        )
+
+
+FEDERATION = a(FederatedData, "a Federation")
+
+
+def side_by_side(federations: Sequence[FederatedData]) -> dict[str, Shards]:
+    """The same clients with their rows split anew in each: one flat array a split.
+
+    A single federation keeps its arrays; of several they lie one after another.
+
+    Raises:
+        ValueError: they are not of the same clients, or hold out other numbers of rows.
+    """
+    first, *others = federations
+    for other in others:
+        same = first.names == other.names and first.splits.keys() == other.splits.keys()
+        if not same or not all(
+            np.array_equal(split.counts, other.splits[name].counts)
+            for name, split in first.splits.items()
+        ):
+            raise ValueError(
+                "federation: several must have the same clients, with as many rows in "
+                "each split"
+            )
+    if not others:
+        return first.splits
+
+    def lay(name: str) -> Shards:
+        shards = [federated_data.splits[name] for federated_data in federations]
+        sizes = [len(jax.tree.leaves(shard.examples)[0]) for shard in shards]
+        edges = np.concatenate([[0], np.cumsum(sizes)[:-1]])
+        examples = [shard.examples for shard in shards]
+        return Shards(
+            jax.tree.map(lambda *leaves: np.concatenate(leaves), *examples),
+            np.stack(
+                [shard.starts + edge for shard, edge in zip(shards, edges, strict=True)]
+            ),
+            shards[0].counts,
+        )
+
+    return {name: lay(name) for name in first.splits}
+
+
+def concatenate(federations: Mapping[str, FederatedData]) -> FederatedData:
+    """The clients of several federations, one after another, as one.
+
+    Clients are named ``"phones/0"`` after their federation and their name in it. Splits
+    are those that all have; rows must have the same structure and shapes.
+    """
+    parts = list(federations.values())
+    shared = [name for name in parts[0].splits if all(name in p.splits for p in parts)]
+
+    def one(name: str) -> Shards:
+        splits = [part.splits[name] for part in parts]
+        sizes = [len(jax.tree.leaves(split.examples)[0]) for split in splits]
+        edges = np.concatenate([[0], np.cumsum(sizes)[:-1]])
+        pairs = zip(splits, edges, strict=True)
+        examples = [split.examples for split in splits]
+        return Shards(
+            jax.tree.map(lambda *rows: np.concatenate(rows), *examples),
+            np.concatenate([split.starts + edge for split, edge in pairs]),
+            np.concatenate([split.counts for split in splits]),
+        )
+
+    names = tuple(
+        f"{population}/{part.name(client)}"
+        for population, part in federations.items()
+        for client in range(part.clients)
+    )
+    return FederatedData(**{name: one(name) for name in shared}, names=names)
+
+
+def shard_of(rows: PyTree) -> Shard:
+    """All rows as one shard, as the server has its own.
+
+    >>> shard_of((np.zeros((3, 2)), np.zeros(3))).capacity
+    3
+    """
+    count = len(jax.tree.leaves(rows)[0])
+    return Shards(rows, np.array([0]), np.array([count])).shard(0)
+
+
+@gate(validation=PART, test=PART, seed=WHOLE)
+def federate(
+    rows: PyTree,
+    partition: Iterable[np.ndarray],
+    *,
+    validation: float = 0.0,
+    test: float = 0.0,
+    test_rows: PyTree | None = None,
+    test_partition: Iterable[np.ndarray] | None = None,
+    names: Sequence[str] = (),
+    seed: int = 0,
+    split: int = 0,
+) -> FederatedData:
+    """Build a federation from flat arrays and each client's row numbers.
+
+    Args:
+        rows: a tree of arrays over all rows, such as ``(inputs, labels)``.
+        partition: for every client, the numbers of its rows; a ``Partition``, or any
+            list of arrays.
+        validation: fraction of every client's rows held out for validation.
+        test: fraction held out for testing; at least one row where it is not zero
+            and the client has three or more.
+        test_rows: rows of a test set that exists apart, with ``test_partition``.
+        test_partition: each client's rows of it.
+        names: the clients' own names; those of the ``Partition`` if there are none.
+        seed: of the shuffle of each client's rows.
+        split: another number shuffles the rows of each client anew, so that others of
+            them are held out, as many as before.
+    """
+    if validation + test >= 1:
+        raise UserError(
+            "federate: validation + test", validation + test, "below 1, to train on"
+        )
+    pieces = [
+        held_out(
+            index, client, validation=validation, test=test, seed=seed, split=split
+        )
+        for client, index in enumerate(partition)
+    ]
+    train_index, validation_index, test_index = (
+        [piece[place] for piece in pieces] for place in range(3)
+    )
+    apart = test_partition is not None
+    return FederatedData(
+        train=gather(rows, train_index),
+        validation=gather(rows, validation_index) if validation else None,
+        test=gather(test_rows, test_partition)
+        if apart
+        else (gather(rows, test_index) if test else None),
+        names=tuple(str(name) for name in names or getattr(partition, "names", ())),
+    )
+
+
+def held_out(
+    index: np.ndarray,
+    client: int,
+    *,
+    validation: float,
+    test: float,
+    seed: int,
+    split: int = 0,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """A client's rows to train on, to validate and to test, in an order of its own."""
+    drawn = (seed, client, split) if split else (seed, client)
+    order = np.random.default_rng(drawn).permutation(np.asarray(index))
+    to_test = rows_held_out(len(order), test)
+    to_validate = min(rows_held_out(len(order), validation), len(order) - to_test - 1)
+    first, second = to_test, to_test + max(to_validate, 0)
+    return order[second:], order[first:second], order[:first]
+
+
+def rows_held_out(count: int, fraction: float) -> int:
+    """How many of so many rows: rounded, one at least from clients with three."""
+    if fraction == 0 or count < 3:
+        return 0
+    return max(round(count * fraction), 1)
+
+
+def gather(rows: PyTree, partition: Iterable[np.ndarray]) -> Shards:
+    """Lay the clients' rows one after another."""
+    partition = list(partition)
+    counts = np.array([len(index) for index in partition], np.int64)
+    order = np.concatenate([np.asarray(i, np.int64) for i in partition])
+    starts = np.concatenate([[0], np.cumsum(counts)[:-1]])
+    examples = jax.tree.map(lambda leaf: np.asarray(leaf)[order], rows)
+    return Shards(examples, starts, counts)

@@ -1,0 +1,82 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""What every client computes on its own rows once, outside of any run.
+
+Clients are mapped side by side in groups of ``chunk``, one group after the other, so
+that memory does not grow with their number.
+"""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedblend import trees
+from fedblend.checks import COUNT
+from fedblend.core import PyTree, Shard
+from fedblend.data.federated import Shards
+
+CHUNK = 20
+"""Clients side by side."""
+
+Look = Callable[[Shard], PyTree]
+"""What one client computes from its rows."""
+
+
+def mapped(look: Look, shards: Shards, chunk: int = CHUNK) -> PyTree:
+    """What ``look`` makes of every client's rows, stacked over clients.
+
+    Args:
+        look: from a shard to a tree of arrays.
+        shards: the rows of all clients.
+        chunk: clients side by side.
+    """
+    groups, _ = _groups(shards, chunk)
+    found = jax.lax.map(jax.vmap(_at(look, shards)), groups)
+    return jax.tree.map(
+        lambda leaf: leaf.reshape(-1, *leaf.shape[2:])[: len(shards.counts)], found
+    )
+
+
+def mean(look: Look, shards: Shards, chunk: int = CHUNK) -> PyTree:
+    """The plain mean over clients of what ``look`` makes of their rows.
+
+    Arguments as for ``mapped``; no more than ``chunk`` values are in memory at once.
+    """
+    groups, present = _groups(shards, chunk)
+    one = _at(look, shards)
+
+    def add(total, group):
+        places, shares = group
+        values = jax.vmap(one)(places)
+        part = jax.tree.map(
+            lambda leaf: jnp.tensordot(shares.astype(leaf.dtype), leaf, 1), values
+        )
+        return trees.add(total, part), None
+
+    shapes = jax.eval_shape(one, groups[0, 0])
+    nothing = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+    shares = jnp.asarray(present / len(shards.counts))
+    return jax.lax.scan(add, nothing, (groups, shares))[0]
+
+
+def _at(look: Look, shards: Shards) -> Callable[[jax.Array], PyTree]:
+    examples = jax.tree.map(jnp.asarray, shards.examples)
+
+    def one(place):
+        return look(Shard(examples, place[0], place[1], place[2], shards.capacity))
+
+    return one
+
+
+def _groups(shards: Shards, chunk: int) -> tuple[jax.Array, np.ndarray]:
+    """Start, count and id of all clients in groups; the first one fills the last."""
+    COUNT("chunk", chunk)
+    clients = len(shards.counts)
+    chunk = min(chunk, clients)
+    ids = np.pad(np.arange(clients), (0, -clients % chunk))
+    present = np.arange(len(ids)) < clients
+    places = np.stack([shards.starts[ids], shards.counts[ids], ids], axis=1)
+    groups = jnp.asarray(places.reshape(-1, chunk, 3), jnp.int32)
+    return groups, present.reshape(-1, chunk)

@@ -1,0 +1,256 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""Which client holds which rows: pure functions from labels or keys to a partition.
+
+Every partitioner is a function of its arguments and a seed, costs about one sort of
+the rows, also with 100,000 clients, and always comes to an end.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from fedblend.checks import COUNT, POSITIVE, WHOLE, gate
+from fedblend.data.dataset import DataError, generator
+from fedblend.data.partition import sampling
+from fedblend.data.partition.partition import Partition
+
+__all__ = [
+    "Partition",
+    "by_key",
+    "class_pairs",
+    "classes_per_client",
+    "contiguous",
+    "dirichlet",
+    "iid",
+    "shards",
+]
+
+
+@gate(rows=WHOLE, clients=COUNT, seed=WHOLE)
+def iid(rows: int, clients: int, seed: int = 0) -> Partition:
+    """Deal shuffled rows out evenly."""
+    _check_clients(clients, rows)
+    order = generator(seed, "iid").permutation(rows)
+    return _described(
+        "iid",
+        sampling.cut(order, sampling.evenly(rows, clients)),
+        clients=clients,
+        seed=seed,
+    )
+
+
+@gate(rows=WHOLE, clients=COUNT)
+def contiguous(rows: int, clients: int) -> Partition:
+    """Cut the rows, in their own order, in pieces of almost equal length."""
+    _check_clients(clients, rows)
+    return _described(
+        "contiguous",
+        sampling.cut(np.arange(rows), sampling.evenly(rows, clients)),
+        clients=clients,
+    )
+
+
+@gate(clients=COUNT, classes=COUNT, seed=WHOLE)
+def classes_per_client(
+    labels: np.ndarray, clients: int, classes: int, seed: int = 0
+) -> Partition:
+    """Give every client the same number of classes, chosen at random.
+
+    Every class is chosen by almost equally many clients, which share all its rows
+    evenly; no class is left out unless there are fewer choices than classes.
+    """
+    names, codes, sizes = _classes(labels)
+    _check_clients(clients, len(codes))
+    if classes > len(names):
+        raise DataError(
+            f"classes: {classes} a client is not in 1..{len(names)}, the number of "
+            "classes of the data"
+        )
+    room = np.minimum(sizes, clients)
+    if room.sum() < clients * classes:
+        raise DataError(
+            f"classes: {clients} clients x {classes} classes need {clients * classes} "
+            f"shares of a class, but the rows allow only {room.sum()}"
+        )
+    rng = generator(seed, "classes per client")
+    chosen = sampling.mixed(sampling.choices(room, clients, classes, rng), rng)
+    client = np.repeat(np.arange(clients), classes)
+    owner = sampling.share(codes, chosen.ravel(), client, rng)
+    return _described(
+        "classes_per_client",
+        sampling.by_owner(owner, clients),
+        clients=clients,
+        classes=classes,
+        seed=seed,
+    )
+
+
+@gate(clients=COUNT, seed=WHOLE)
+def class_pairs(
+    labels: np.ndarray,
+    clients: int,
+    seed: int = 0,
+    pairs: Sequence[tuple[int, int]] | None = None,
+) -> Partition:
+    """Fixed pairs of classes, each for an equal block of clients.
+
+    This is the "2 classes per client" of APFL's own code: with 10 classes and 100
+    clients, clients 0-19 share classes 0 and 5, clients 20-39 classes 1 and 6, and so
+    on. ``pairs`` (of labels) replaces these. A class in several pairs is shared by
+    all their clients.
+    """
+    names, codes, sizes = _classes(labels)
+    _check_clients(clients, len(codes))
+    half = len(names) // 2
+    if pairs is None and len(names) % 2:
+        raise DataError(f"class pairs: {len(names)} classes do not come in pairs")
+    wanted = np.asarray(
+        [(names[c], names[c + half]) for c in range(half)] if pairs is None else pairs
+    )
+    if wanted.ndim != 2 or wanted.shape[1] != 2 or (wanted[:, 0] == wanted[:, 1]).any():
+        raise DataError(
+            "class pairs: pairs must be a list of two different labels each"
+        )
+    if not np.isin(wanted, names).all():
+        stranger = wanted[~np.isin(wanted, names)][0]
+        raise DataError(f"class pairs: no row has the label {stranger}")
+    if clients < len(wanted):
+        raise DataError(
+            f"clients: {clients} is less than the {len(wanted)} pairs of classes"
+        )
+    pair = np.arange(clients) * len(wanted) // clients
+    chosen = np.searchsorted(names, wanted)[pair].ravel()
+    crowd = np.bincount(chosen, minlength=len(names))
+    if (crowd > sizes).any():
+        worst = int(np.argmax(crowd - sizes))
+        raise DataError(
+            f"class pairs: class {names[worst]} has {sizes[worst]} rows for "
+            f"{crowd[worst]} clients"
+        )
+    rng = generator(seed, "class pairs")
+    owner = sampling.share(codes, chosen, np.repeat(np.arange(clients), 2), rng)
+    return _described(
+        "class_pairs",
+        sampling.by_owner(owner, clients),
+        clients=clients,
+        pairs=wanted.tolist(),
+        seed=seed,
+    )
+
+
+@gate(clients=COUNT, concentration=POSITIVE, seed=WHOLE, minimum=WHOLE)
+def dirichlet(
+    labels: np.ndarray,
+    clients: int,
+    concentration: float,
+    seed: int = 0,
+    minimum: int = 1,
+) -> Partition:
+    """Share every class out in proportions drawn from a Dirichlet distribution.
+
+    A small concentration gives a class to few clients. Clients left with fewer than
+    ``minimum`` rows get random ones from the largest clients: nothing is redrawn, so
+    this ends for any concentration.
+    """
+    names, codes, sizes = _classes(labels)
+    _check_clients(clients, len(codes), minimum)
+    rng = generator(seed, "dirichlet")
+    owner = np.empty(len(codes), np.int64)
+    for code in range(len(names)):
+        # Gamma draws as logarithms: at concentration 1e-3 most of them underflow.
+        draws = np.log(rng.standard_gamma(concentration + 1, clients))
+        draws += np.log1p(-rng.random(clients)) / concentration
+        share = np.cumsum(np.exp(draws - draws.max()))
+        edges = np.rint(share / share[-1] * sizes[code]).astype(np.int64)
+        mine = rng.permutation(np.flatnonzero(codes == code))
+        owner[mine] = np.repeat(np.arange(clients), np.diff(edges, prepend=0))
+    return _described(
+        "dirichlet",
+        sampling.by_owner(sampling.topped_up(owner, clients, minimum, rng), clients),
+        clients=clients,
+        concentration=concentration,
+        minimum=minimum,
+        seed=seed,
+    )
+
+
+@gate(clients=COUNT, per_client=COUNT, seed=WHOLE)
+def shards(
+    labels: np.ndarray, clients: int, per_client: int = 2, seed: int = 0
+) -> Partition:
+    """Sort by label, cut in equal shards, deal some to every client.
+
+    McMahan et al., "Communication-efficient learning of deep networks from
+    decentralized data" (AISTATS 2017).
+    """
+    _, codes, _ = _classes(labels)
+    _check_clients(clients, len(codes))
+    if clients * per_client > len(codes):
+        raise DataError(
+            f"per_client: {clients} clients x {per_client} shards is not in "
+            f"1..{len(codes)}, the number of rows"
+        )
+    rng = generator(seed, "shards")
+    order = rng.permutation(len(codes))
+    order = order[np.argsort(codes[order], kind="stable")]
+    total = clients * per_client
+    piece = np.repeat(np.arange(total), sampling.evenly(len(codes), total))
+    owner = np.empty(len(codes), np.int64)
+    owner[order] = (rng.permutation(total) // per_client)[piece]
+    return _described(
+        "shards",
+        sampling.by_owner(owner, clients),
+        clients=clients,
+        per_client=per_client,
+        seed=seed,
+    )
+
+
+@gate(minimum=WHOLE)
+def by_key(keys: np.ndarray | None, minimum: int = 1) -> Partition:
+    """One client for each key, sorted by key; those below ``minimum`` rows go."""
+    if keys is None or len(keys) == 0:
+        raise DataError("by_key: the dataset has no natural clients (no keys)")
+    names, owner, counts = np.unique(
+        np.asarray(keys), return_inverse=True, return_counts=True
+    )
+    kept = counts >= minimum
+    if not kept.any():
+        raise DataError(
+            f"minimum: {minimum} rows is more than the largest of the {len(names)} "
+            f"clients has, {counts.max()}"
+        )
+    owner = np.where(kept, np.cumsum(kept) - 1, -1)[owner.reshape(-1)]
+    return _described(
+        "by_key",
+        sampling.by_owner(owner, int(kept.sum())),
+        tuple(str(name) for name in names[kept]),
+        minimum=minimum,
+        dropped=int((~kept).sum()),
+    )
+
+
+def _described(
+    name: str, rows: Sequence[np.ndarray], names: tuple[str, ...] = (), **arguments
+) -> Partition:
+    return Partition(tuple(rows), names, {"partition": name, **arguments})
+
+
+def _check_clients(clients: int, rows: int, minimum: int = 1) -> None:
+    if clients * max(minimum, 1) > rows:
+        raise DataError(
+            f"clients: {clients} with at least {max(minimum, 1)} rows each are too "
+            f"many for {rows} rows"
+        )
+
+
+def _classes(labels: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The labels that occur, the number of each row's label among them, their sizes."""
+    labels = np.asarray(labels)
+    if labels.ndim != 1 or len(labels) == 0:
+        raise DataError(f"labels: need one label a row, not shape {labels.shape}")
+    if np.issubdtype(labels.dtype, np.inexact):
+        raise DataError(f"labels: must be classes, not {labels.dtype} numbers")
+    names, codes, sizes = np.unique(labels, return_inverse=True, return_counts=True)
+    return names, codes, sizes

@@ -1,0 +1,17 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""The app of a node; JAX is imported only if no warm process answers."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from fedblend.deploy.flower import client_app
+
+
+def _in_process(settings: Path) -> Callable[[bytes], bytes]:
+    from fedblend.deploy.client.setup import node_at
+
+    return node_at(settings).answer
+
+
+app = client_app(_in_process)

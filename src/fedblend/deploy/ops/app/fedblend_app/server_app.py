@@ -1,0 +1,8 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""The app of a server."""
+
+from fedblend.deploy.flower import server_app
+from fedblend.deploy.server.run import lead_noted
+
+app = server_app(lead_noted)

@@ -1,0 +1,176 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""What was done, in lines that cannot be changed unseen.
+
+A line of the file is JSON with the time, an event, its fields, the hash of the line
+before and its own. Editing, removing or swapping lines breaks the chain. Cutting lines
+off at the end does not, so the newest hash, the ``head``, is told to the other side.
+
+A line that a crash cut off is taken off, and the next one says so.
+"""
+
+import datetime
+import fcntl
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from io import FileIO
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fedblend.config.schema.table import RunError
+
+BEGINNING = "0" * 64
+"""The hash before the first line."""
+LONGEST = 4096
+"""Bytes of a line: facts fit, rows and gradients do not."""
+
+
+class AuditError(RunError):
+    """An audit file that is not what was written."""
+
+
+class Verified(NamedTuple):
+    """A chain that is whole."""
+
+    lines: int
+    head: str
+
+
+def plain(fields: Mapping[str, Any]) -> dict[str, str | int | float | bool]:
+    """Facts as a line takes them: what is no plain value becomes a short text."""
+    return {
+        name: value if isinstance(value, int | float | bool) else str(value)[:400]
+        for name, value in fields.items()
+    }
+
+
+class Audit:
+    """A file to which events are added; several processes may, one at a time."""
+
+    def __init__(self, path: Path):
+        self._path = path
+
+    @property
+    def head(self) -> str:
+        """The hash of the newest line."""
+        if not self._path.exists():
+            return BEGINNING
+        with self._locked() as file:
+            return _end(file, self._path)[0]
+
+    def append(self, event: str, **fields: str | int | float | bool | None) -> str:
+        """Add an event, on disk when this returns; the answer is the new head.
+
+        Raises:
+            AuditError: the file cannot be continued, or the line is too long.
+        """
+        with self._locked() as file:
+            head, torn = _end(file, self._path)
+            said = b""
+            if torn:
+                digest = hashlib.sha256(torn).hexdigest()
+                about = {"bytes": len(torn), "sha256": digest}
+                head, said = _line("torn line", about, head)
+            head, line = _line(event, fields, head)
+            file.truncate(file.seek(0, os.SEEK_END) - len(torn))
+            if file.write(said + line) != len(said + line):
+                raise AuditError(f"{self._path}: no room for another line")
+            os.fsync(file.fileno())
+        return head
+
+    @contextmanager
+    def _locked(self) -> Iterator[FileIO]:
+        flags = os.O_RDWR | os.O_CREAT | os.O_APPEND
+        with FileIO(os.open(self._path, flags, 0o600), "r+") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield file
+
+
+def verify(path: Path, head: str | None = None) -> Verified:
+    """Check the whole chain.
+
+    Args:
+        path: the file.
+        head: a hash that was once the newest, as told to the other side.
+
+    Raises:
+        AuditError: which line is not what was written, or that the end is missing.
+    """
+    previous, known = BEGINNING, head in (None, BEGINNING)
+    *lines, torn = path.read_bytes().split(b"\n")
+    for number, text in enumerate(lines, start=1):
+        entry = _parsed(text)
+        if entry is None:
+            raise AuditError(f"{path}: line {number}: was changed")
+        if entry["previous"] != previous:
+            raise AuditError(
+                f"{path}: line {number}: does not follow the line before; lines were "
+                "changed, removed or swapped"
+            )
+        previous = entry["hash"]
+        known = known or previous == head
+    if torn:
+        raise AuditError(f"{path}: line {len(lines) + 1}: is cut off")
+    if not known:
+        raise AuditError(f"{path}: no line has hash {head}; its end was cut off")
+    return Verified(len(lines), previous)
+
+
+def entries(path: Path) -> Iterator[dict[str, Any] | None]:
+    """The lines of a file, the oldest first; None for one that is not as written.
+
+    Raises:
+        AuditError: there is no such file.
+    """
+    try:
+        lines = path.read_bytes().split(b"\n")
+    except OSError as error:
+        raise AuditError(f"{path}: {error.strerror}") from None
+    yield from (_parsed(line) for line in lines if line)
+
+
+def _line(event: str, fields: dict[str, Any], previous: str) -> tuple[str, bytes]:
+    entry = {
+        "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds"),
+        "event": event,
+        "fields": fields,
+        "previous": previous,
+    }
+    digest = _hash(entry)
+    line = json.dumps({**entry, "hash": digest}, allow_nan=False).encode() + b"\n"
+    if len(line) > LONGEST:
+        raise AuditError(f"event {event}: {len(line)} bytes; at most {LONGEST} fit")
+    return digest, line
+
+
+def _hash(entry: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(entry, sort_keys=True).encode()).hexdigest()
+
+
+def _parsed(text: bytes) -> dict[str, Any] | None:
+    """A line that is whole: one with its own right hash."""
+    try:
+        entry = json.loads(text)
+        found = entry.pop("hash")
+        whole = set(entry) == {"time", "event", "fields", "previous"}
+        return {**entry, "hash": found} if whole and _hash(entry) == found else None
+    except (ValueError, AttributeError, LookupError, TypeError, RecursionError):
+        return None
+
+
+def _end(file: FileIO, path: Path) -> tuple[str, bytes]:
+    """The hash of the last whole line, and what stands after it."""
+    size = file.seek(0, os.SEEK_END)
+    file.seek(max(0, size - 2 * LONGEST))
+    *lines, torn = file.readall().split(b"\n")
+    if len(torn) > LONGEST:
+        raise AuditError(f"{path}: its last line is longer than any event")
+    if not lines:
+        return BEGINNING, torn
+    last = _parsed(lines[-1])
+    if last is None:
+        raise AuditError(f"{path}: its last line was changed; nothing is added to it")
+    return last["hash"], torn

@@ -1,0 +1,125 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""What a server's public address answers to somebody without any credential."""
+
+import datetime
+import http.client
+import socket
+import ssl
+from collections.abc import Iterator
+from pathlib import Path
+
+from fedblend.deploy.ops.doctor.findings import Finding, ending
+from fedblend.deploy.ops.settings import Address
+
+RENEW = "fedblend federation renew makes a new one"
+CLOSED = (403, 404)
+"""What a proxy says that forwards nothing."""
+_SECONDS = 5.0
+_DOORS = (
+    ("POST", "/v1/control/list-runs"),
+    ("GET", "/v1/control/start-run"),
+    ("GET", "/v1/runtime/acquire-task"),
+    ("GET", "/docs"),
+    ("GET", "/openapi.json"),
+)
+"""None of these changes anything where it is answered."""
+
+
+def public_findings(address: Address, ca: Path) -> Iterator[Finding]:
+    """Whether TLS is in order at an address, and what else can be reached there."""
+    where = str(address)
+    try:
+        context = ssl.create_default_context(cafile=str(ca))
+        end = _handshake(address, context)
+    except ssl.SSLCertVerificationError as error:
+        advice = f"check the clock, the host and ca in the settings; {RENEW}"
+        yield Finding(
+            "certificate is not accepted", where, error.verify_message, advice
+        )
+        return
+    except ssl.SSLError as error:
+        yield _without_tls(address, error)
+        return
+    except OSError as error:
+        value = str(error.strerror or error)
+        advice = "what it would answer is not known; start the server and try again"
+        yield Finding("cannot be reached", where, value, advice, fault=False)
+        return
+    yield from ending(where, end, RENEW)
+    for method, path in _DOORS:
+        status = _status(address, context, method, path)
+        if status is not None and status not in CLOSED:
+            yield Finding(
+                "is open to everyone",
+                f"https://{address}{path}",
+                f"{method} answers {status}",
+                "let the proxy forward /v1/fleet/ only, as server/nginx.conf does",
+            )
+
+
+def link_findings(address: Address, link: Address) -> Iterator[Finding]:
+    """Whether the link also listens where the public comes in."""
+    if address.port == link.port:
+        return
+    try:
+        found = socket.getaddrinfo(address.host, link.port, type=socket.SOCK_STREAM)
+    except OSError:
+        return
+    own = {link.host, "127.0.0.1", "::1"}
+    for host in sorted({str(entry[4][0]) for entry in found} - own):
+        try:
+            socket.create_connection((host, link.port), _SECONDS).close()
+        except OSError:
+            continue
+        yield Finding(
+            "the link can be reached from outside",
+            str(Address(host, link.port)),
+            "it accepts connections",
+            "start it with --host 127.0.0.1 and close the port in the firewall",
+        )
+
+
+def _handshake(address: Address, context: ssl.SSLContext) -> datetime.datetime:
+    """The end of the certificate that is shown there."""
+    with (
+        socket.create_connection(address, _SECONDS) as plain,
+        context.wrap_socket(plain, server_hostname=address.host) as secured,
+    ):
+        shown = secured.getpeercert() or {}
+        seconds = ssl.cert_time_to_seconds(str(shown["notAfter"]))
+        return datetime.datetime.fromtimestamp(seconds, datetime.UTC)
+
+
+def _without_tls(address: Address, error: ssl.SSLError) -> Finding:
+    connection = http.client.HTTPConnection(*address, timeout=_SECONDS)
+    try:
+        connection.request("GET", "/health")
+        status = connection.getresponse().status
+    except (OSError, http.client.HTTPException):
+        value = error.reason or str(error)
+        return Finding("does not speak TLS", str(address), value, "start the proxy")
+    finally:
+        connection.close()
+    return Finding(
+        "speaks plain HTTP",
+        f"http://{address}/health",
+        f"GET answers {status}",
+        "put the proxy of server/nginx.conf before it; everything can be read and "
+        "changed on its way",
+    )
+
+
+def _status(
+    address: Address, context: ssl.SSLContext, method: str, path: str
+) -> int | None:
+    connection = http.client.HTTPSConnection(
+        *address, timeout=_SECONDS, context=context
+    )
+    try:
+        connection.request(method, path)
+        return connection.getresponse().status
+    except (OSError, http.client.HTTPException):
+        return None
+    finally:
+        connection.close()

@@ -1,0 +1,150 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""A new federation: keys, certificates and settings for the server and every node."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from fedblend.config.schema.table import RunError, visible
+from fedblend.deploy.ops import certificates, services, templates
+from fedblend.deploy.ops.settings import (
+    HOST_RULE,
+    NAME_RULE,
+    Address,
+    Server,
+    is_host,
+    is_name,
+    load_as,
+)
+
+LONGEST_DAYS = 825
+"""Longer than this TLS clients have begun to refuse a server's certificate."""
+
+
+def provision(
+    folder: Path,
+    *,
+    host: str,
+    nodes: Sequence[str],
+    port: int = 443,
+    link_port: int = 8000,
+    days: int = 365,
+) -> None:
+    """Write all that the machines of a federation need to know each other.
+
+    Args:
+        folder: where it goes; must not exist, or be empty.
+        host: the name or IP address by which nodes reach the server.
+        nodes: a name for each node; client ids are given in this order.
+        port: of the proxy on that host.
+        link_port: of the link behind it, on loopback.
+        days: how long the server's certificate is valid.
+
+    Raises:
+        RunError: one line that says what is wrong.
+    """
+    _check_port("--port", port)
+    _check_port("--link-port", link_port)
+    _check(folder, host, nodes, days)
+    address, link = Address(host, port), Address("127.0.0.1", link_port)
+    signer = certificates.authority("fedblend federation")
+    _folders(folder, nodes)
+    _write(folder / "ca", {"ca.key": signer.key, "ca.crt": signer.public})
+    _write(folder, {"README.md": templates.readme(address, nodes).encode()})
+    server = folder / "server"
+    _write(
+        server,
+        {
+            "ca.crt": signer.public,
+            "server.toml": templates.server(address, link, nodes).encode(),
+            "nginx.conf": services.nginx(address, link).encode(),
+            "fedblend-link.service": services.link_unit().encode(),
+        },
+    )
+    _certify(server, signer, host, days)
+    for client, name in enumerate(nodes):
+        pair = certificates.node_key(name)
+        _write(server / "nodes", {f"{name}.pub": pair.public})
+        _write(
+            folder / "nodes" / name,
+            {
+                "node.key": pair.key,
+                "node.pub": pair.public,
+                "ca.crt": signer.public,
+                "node.toml": templates.node(address, client).encode(),
+                "policy.toml": templates.policy().encode(),
+                "fedblend-door.service": services.door_unit().encode(),
+                "fedblend-node.service": services.node_unit().encode(),
+            },
+        )
+
+
+def renew(folder: Path, *, days: int = 365) -> None:
+    """A new key and certificate for the server of a federation, by its authority."""
+    _check_days(days)
+    settings = load_as(Server, folder / "server" / "server.toml")
+    try:
+        key = (folder / "ca" / "ca.key").read_bytes()
+        public = (folder / "ca" / "ca.crt").read_bytes()
+    except OSError as error:
+        raise RunError(
+            f"{error.filename}: {error.strerror}; renewing needs the folder that "
+            "fedblend federation init made, with its ca"
+        ) from None
+    signer = certificates.Pair(key, public)
+    _certify(folder / "server", signer, settings.address.host, days)
+
+
+def _certify(server: Path, signer: certificates.Pair, host: str, days: int) -> None:
+    pair = certificates.server_certificate(signer, host, days)
+    _write(server, {"server.key": pair.key, "server.crt": pair.public})
+
+
+def _check(folder: Path, host: str, nodes: Sequence[str], days: int) -> None:
+    if not is_host(host):
+        raise RunError(f'--host: "{visible(host)}" is not {HOST_RULE}')
+    _check_days(days)
+    if not nodes:
+        raise RunError("--nodes: no node is named; write --nodes alice,bob")
+    for name in nodes:
+        if not is_name(name):
+            raise RunError(f'--nodes: "{visible(name)}" is not {NAME_RULE}')
+        if list(nodes).count(name) > 1:
+            raise RunError(f'--nodes: "{name}" is named twice')
+    if folder.exists() and not folder.is_dir():
+        raise RunError(f"{folder}: is not a folder")
+    if folder.exists() and any(folder.iterdir()):
+        raise RunError(f"{folder}: is not empty, and nothing in it is overwritten")
+
+
+def _check_port(option: str, port: int) -> None:
+    if not 0 < port < 65536:
+        raise RunError(f"{option}: {port} is not between 1 and 65535")
+
+
+def _check_days(days: int) -> None:
+    if not 0 < days <= LONGEST_DAYS:
+        raise RunError(f"--days: {days} is not between 1 and {LONGEST_DAYS}")
+
+
+def _folders(folder: Path, nodes: Sequence[str]) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    inside = ["ca", "server", "server/nodes", "server/state", "server/runs", "nodes"]
+    for name in nodes:
+        own = ("", "/state", "/carrier", "/door")
+        inside += [f"nodes/{name}{folder}" for folder in own]
+    for path in (folder, *(folder / name for name in inside)):
+        path.mkdir(exist_ok=True)
+        path.chmod(0o700)
+
+
+def _write(folder: Path, files: dict[str, bytes]) -> None:
+    """Files that nobody else can read; a key is never readable, not even at first."""
+    for name, data in files.items():
+        beside = folder / f"{name}.new"
+        beside.unlink(missing_ok=True)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+        with open(os.open(beside, flags, 0o600), "wb") as file:
+            file.write(data)
+        os.replace(beside, folder / name)

@@ -1,0 +1,193 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""``server.toml`` and ``node.toml``: where things are on the machine of an operator.
+
+Checked like a configuration: nothing unknown, nothing coerced, one line for what is
+wrong. Paths are relative to the file.
+"""
+
+import ipaddress
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeVar
+
+from pydantic import (
+    AfterValidator,
+    StringConstraints,
+    ValidationError,
+    ValidationInfo,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError
+
+from fedblend.config import toml
+from fedblend.config.errors import complaint
+from fedblend.config.schema.table import ConfigError, Index, Table
+from fedblend.config.schema.tables import Word
+
+_LABEL = re.compile(r"(?!-)[A-Za-z0-9-]{1,63}(?<!-)")
+_NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?")
+NAME_RULE = "1 to 32 of a-z, 0-9 and -, with no - at either end"
+HOST_RULE = "a host name or an IP address"
+
+
+class Address(NamedTuple):
+    """Where something listens."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{host}:{self.port}"
+
+
+def is_host(text: str) -> bool:
+    """Whether this may be a host: an IP address or a name of dotted labels."""
+    try:
+        ipaddress.ip_address(text)
+    except ValueError:
+        labels = text.split(".")
+        named = all(map(_LABEL.fullmatch, labels)) and not labels[-1].isdecimal()
+        return named and len(text) <= 253
+    return True
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host is this machine alone."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def is_name(text: str) -> bool:
+    """Whether a node may be called this."""
+    return _NAME.fullmatch(text) is not None
+
+
+def _misfit(allowed: str) -> PydanticCustomError:
+    return PydanticCustomError("range", "{allowed}", {"allowed": allowed})
+
+
+def _address(text: str) -> Address:
+    host, colon, port = text.rpartition(":")
+    bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
+    known = port.isascii() and port.isdecimal() and 0 < int(port[:6]) < 65536
+    if not colon or not known or not is_host(bare) or (":" in bare and bare == host):
+        raise _misfit("host:port, such as fl.example.org:443")
+    return Address(bare, int(port))
+
+
+def _node_name(text: str) -> str:
+    if not is_name(text):
+        raise _misfit(NAME_RULE)
+    return text
+
+
+def _anchored(text: str, info: ValidationInfo) -> Path:
+    assert info.context is not None
+    return (info.context["folder"] / text).absolute()
+
+
+if TYPE_CHECKING:
+    Place = Path
+    Reached = Address
+else:
+    Place = Annotated[str, StringConstraints(min_length=1), AfterValidator(_anchored)]
+    """A path, relative to the file in which it stands."""
+    Reached = Annotated[str, AfterValidator(_address)]
+
+
+class NodeEntry(Table):
+    """A node as the server knows it."""
+
+    name: Annotated[str, AfterValidator(_node_name)]
+    key: Place
+    client: Index
+
+
+class Server(Table):
+    """``server.toml``."""
+
+    version: Literal[1]
+    address: Reached
+    link: Reached
+    certificate: Place
+    key: Place
+    ca: Place
+    folder: Place
+    nodes: list[NodeEntry]
+
+    @model_validator(mode="after")
+    def _clients_are_counted(self) -> "Server":
+        names = [node.name for node in self.nodes]
+        again = sorted({name for name in names if names.count(name) > 1})
+        if again:
+            raise ValueError(f'nodes: "{again[0]}" is named twice')
+        clients = sorted(node.client for node in self.nodes)
+        if clients != list(range(len(names))) or not names:
+            raise ValueError(
+                f"nodes: clients {clients} are not 0, 1, ... without a gap"
+            )
+        return self
+
+
+class OwnRows(Table):
+    """The rows of a node; what they must be like is the experiment's affair."""
+
+    file: Place
+    target: Word | None = None
+    client: Word | None = None
+    inputs: Word | None = None
+
+
+class Node(Table):
+    """``node.toml``.
+
+    Flower's half of a node, the carrier, runs code that the server hands it. It needs
+    ``ca``, ``key``, ``carrier``, ``door``; the other half has rows, policy and state.
+    """
+
+    version: Literal[1]
+    server: Reached
+    client: Index
+    ca: Place
+    key: Place
+    folder: Place
+    policy: Place
+    data: OwnRows
+    carrier: Place | None = None
+    door: Place | None = None
+
+    @property
+    def socket(self) -> Path:
+        """Where messages are handed in."""
+        return self.door or self.folder / "door"
+
+    @property
+    def flower(self) -> Path:
+        """The folder of Flower's half."""
+        return self.carrier or self.folder
+
+
+Kind = TypeVar("Kind", bound=Table)
+
+
+def load_as(kind: type[Kind], path: Path) -> Kind:
+    """A file as a table of that kind.
+
+    Raises:
+        ConfigError: one line with the file, the key, its value and what is allowed.
+    """
+    content = toml.read(path)
+    try:
+        return kind.model_validate(content, context={"folder": path.parent})
+    except ValidationError as error:
+        raise ConfigError(f"{path}: {complaint(error, content, kind)}") from None
+
+
+def load(path: Path) -> Server | Node:
+    """Either of the two, told apart by ``link``, which only a server has."""
+    content: dict[str, Any] = toml.read(path)
+    return load_as(Server if "link" in content else Node, path)

@@ -1,0 +1,245 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""Which way of Mixed FL to use for a configuration: all three, tried and measured.
+
+Every way runs the configuration with two seeds at five multiples of its rate, and then,
+at the multiple that was best for it, with ten other seeds. What decides is the
+mixture itself, ``w_f f_f + w_c f_c`` on training rows at the end, with the weights of
+the run; a rate with which some seed ends above its start, or not finite, is out. Beside
+it stands what theory looks at: how far both gradients disagree on the way, and their
+noise. ``ways`` makes the choice.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedblend import trees
+from fedblend.config import central
+from fedblend.config.build import Built, build
+from fedblend.config.compress import compressed
+from fedblend.config.config import Config
+from fedblend.config.constants import with_rates
+from fedblend.config.fedselect import selected
+from fedblend.config.registry import ALGORITHMS
+from fedblend.config.schema.table import ConfigError
+from fedblend.core import Algorithm, Batch, PyTree
+from fedblend.experiments.mixed_fl_trials import WAYS, Trial, choice
+from fedblend.losses import gradient
+from fedblend.metrics import mean_loss
+from fedblend.simulation.precision import precision
+from fedblend.simulation.simulate import simulate, weights_of
+from fedblend.theory import mixed_fl as theory
+
+FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)
+"""Multiples of the rate that every way tries."""
+SEEDS, BLOCKS = tuple(range(10)), 5
+TUNING = (100, 101)
+"""Seeds that rates are tried with."""
+
+
+class Advice(NamedTuple):
+    """What was found, and what to use."""
+
+    trials: dict[str, Trial]
+    gap: float
+    """G^2, the largest on the way."""
+    ratio: float
+    """B^2, the largest on the way."""
+    noise: theory.Noise
+    how: str
+    why: str
+
+
+def advise(config: Config, rounds: int | None = None) -> Advice:
+    """Try all three ways.
+
+    Args:
+        config: what to run; its own ``central.how`` is not used.
+        rounds: how many, those of the configuration if None.
+
+    Raises:
+        ConfigError: there is no loss at the server to mix, or no way works.
+    """
+    table = config.central
+    if table is None:
+        raise ConfigError("central: is missing; there is no loss at the server to mix")
+    if table.penalty is not None:
+        raise ConfigError("central.penalty: advice needs rows of the server's own")
+    if config.privacy is not None:
+        raise ConfigError("privacy: trials on training rows are not private")
+    if config.populations is not None:
+        raise ConfigError("populations: advice weighs clients by their rows; leave out")
+    trials, points = {}, []
+    with precision(config.run.precision):
+        built = build(config)
+        for how in WAYS:
+            try:
+                # Some rates are too long, and what overflows then is sorted out.
+                with np.errstate(over="ignore", invalid="ignore"):
+                    trials[how], seen = _tried(
+                        config, built, how, rounds or config.run.rounds
+                    )
+            except Exception as error:
+                # Whatever it is, what other ways have come to is not to be lost.
+                trials[how], seen = _failure(_line(error)), []
+            points += seen
+        worst, noise = _known(config, built, points)
+    how, why = choice(trials, worst, noise)
+    return Advice(trials, worst[0], worst[1], noise, how, why)
+
+
+def _tried(
+    config: Config, built: Built, how: str, rounds: int
+) -> tuple[Trial, list[PyTree]]:
+    """A way at its best rate, and models of its first seed on the way."""
+    every = [(factor, seed) for factor in FACTORS for seed in TUNING]
+    tuned, _ = _replicas(config, built, how, rounds, every)
+    shape = len(FACTORS), len(TUNING)
+    losses = np.where(_good(tuned), tuned.loss, np.inf).reshape(shape).mean(axis=1)
+    for best in np.argsort(losses)[: np.isfinite(losses).sum()]:
+        again = [(FACTORS[best], seed) for seed in SEEDS]
+        found, seen = _replicas(config, built, how, rounds, again)
+        if _good(found).all():
+            return found._replace(factor=FACTORS[best]), seen
+    return _failure(f"ends above its start at all of {len(FACTORS)} rates"), []
+
+
+def _good(trial: Trial) -> np.ndarray:
+    """Which replicas ended with a finite loss that is not above that of the start."""
+    return np.isfinite(trial.loss) & (trial.loss <= trial.start)
+
+
+def _replicas(
+    config: Config,
+    built: Built,
+    how: str,
+    rounds: int,
+    replicas: list[tuple[float, int]],
+) -> tuple[Trial, list[PyTree]]:
+    """A way with these multiples of the rate and seeds, side by side."""
+    assert config.central is not None and built.server is not None
+    loss, weight = mean_loss(built.loss), config.central.weight
+    watched = {
+        "measure": {"loss": loss},
+        "measure_on": None,
+        "splits": ["train"],
+        "rounds": rounds,
+        "every": max(rounds // BLOCKS, 1),
+    }
+    run = simulate(
+        lambda factor: _algorithm(config, built, how, factor),
+        built.model.init,
+        built.federated_data,
+        jax.vmap(jax.random.key)(jnp.asarray([seed for _, seed in replicas])),
+        over=jnp.asarray([factor for factor, _ in replicas]),
+        **{**built.settings, **watched},
+    )
+    own = Batch(jax.tree.map(jnp.asarray, built.server.train.rows(0)))
+
+    def sides() -> np.ndarray:
+        """The clients' loss and the server's, of every replica."""
+        federated = [
+            getattr(one.measures["train"]["personal"]["loss"], _mean(built))
+            for one in run.records[-1]
+        ]
+        return np.array([federated, jax.vmap(loss, (0, None))(run.shared, own)], float)
+
+    blocks = iter(run)
+    next(blocks)
+    starts = sides()
+    seen = [trees.take(run.shared, 0) for _ in blocks]
+    ends = sides()
+    start, end = ((1 - weight) * f + weight * c for f, c in (starts, ends))
+    bits = run.records[-1][0].bits_down / rounds / built.federated_data.clients
+    federated, central_loss = ends.mean(axis=1)
+    return Trial(start, end, float(federated), float(central_loss), bits), seen
+
+
+def _algorithm(config: Config, built: Built, how: str, factor: Any) -> Algorithm:
+    """The algorithm of the configuration by another way, at a multiple of its rate."""
+    assert config.central is not None
+    params = jax.eval_shape(built.model.init, jax.random.key(0))
+    options, _ = with_rates(config, built.smoothness, trees.size(params))
+    if options.rate is not None:
+        scaled = {"rate": factor * options.rate}
+    else:
+        rule = options.optimizer
+        number = isinstance(rule, float)
+        rate = factor * (rule if number else rule.rate)
+        scaled = {
+            "optimizer": rate if number else rule.model_copy(update={"rate": rate})
+        }
+    options = options.model_copy(update=scaled)
+    own = config.central.rate
+    table = config.central.model_copy(
+        update={"how": how, "rate": None if own is None else factor * own}
+    )
+    clients = built.federated_data.clients
+    plain = ALGORITHMS[options.name].make(
+        built.loss, options, built.smoothness, clients
+    )
+    plain = central.mixed(table, plain, options.name, built.loss, False)
+    said = trees.size(config.algorithm.said(params))
+    made = compressed(config.compress, plain, options.name, said, clients)
+    return selected(config, made, built.federated_data)
+
+
+def _mean(built: Built) -> str:
+    """The mean over clients that the run minimizes: that of its own weights."""
+    weights = built.settings["weights"] or built.algorithm.needs.weights
+    return "mean" if weights == "uniform" else "weighted"
+
+
+def _failure(why: str) -> Trial:
+    nothing = np.full(len(SEEDS), np.nan)
+    return Trial(nothing, nothing, np.nan, np.nan, np.nan, failed=why)
+
+
+def _line(error: Exception) -> str:
+    text = str(error).removeprefix("mixed: ").splitlines() or [""]
+    return (
+        text[0]
+        if isinstance(error, ValueError)
+        else f"{type(error).__name__}: {text[0]}"
+    )
+
+
+def _known(
+    config: Config, built: Built, points: list[PyTree]
+) -> tuple[list[float], theory.Noise]:
+    """What theory looks at; not a number where it cannot be had."""
+    assert config.central is not None and built.server is not None
+    weights = weights_of(
+        built.settings["weights"] or built.algorithm.needs.weights, built.federated_data
+    )
+    rows, own = built.server.train.shard(0), Batch(built.server.train.rows(0))
+    parts = 1 - config.central.weight, config.central.weight
+
+    def at(point):
+        federated = theory.federated_slope(
+            built.loss, point, built.federated_data, weights=weights
+        )
+        return theory.disagreement(federated, gradient(built.loss)(point, own), parts)
+
+    try:
+        stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *points)
+        worst = [float(jnp.max(values)) for values in jax.lax.map(at, stacked)]
+        noise = theory.noise(
+            built.loss,
+            built.model.init(jax.random.key(0)),
+            built.federated_data,
+            jax.random.key(0),
+            batch_size=config.algorithm.rows(),
+            central=rows,
+            central_loss=built.loss,
+            central_batch=config.central.batch_size,
+            weights=weights,
+        )
+    except Exception:
+        # An aside: the trials stand without it.
+        nothing = jnp.asarray(jnp.nan)
+        return [float("nan")] * 2, theory.Noise(nothing, nothing)
+    return worst, noise

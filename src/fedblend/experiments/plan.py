@@ -1,0 +1,253 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""Plans for a configuration of FLIX: what a budget allows, what an alpha needs.
+
+``problem`` finds what plans are made from, x_i in float64 too; ``promises`` makes them.
+The first round of a plan collects x_avg, the others are the ``run.rounds`` of a run.
+Bits are those that it counts, with the last broadcast, of the model to deploy.
+"""
+
+import math
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from fedblend.config import constants, privacy
+from fedblend.config.build import Built, build
+from fedblend.config.config import Config
+from fedblend.config.schema.table import ConfigError
+from fedblend.config.toml import literal
+from fedblend.data.dataset import one_class_clients
+from fedblend.experiments.round_bits import Way, simulated, ways
+from fedblend.simulation.precision import precision
+from fedblend.theory import plan
+from fedblend.theory.constants import Smoothness
+from fedblend.theory.flix_objective import Mixture, mixture, stacked
+from fedblend.theory.one_shot import require_minimizers
+from fedblend.theory.plan import Plan
+
+GRID = tuple(tenth / 10 for tenth in range(1, 11))
+"""The alphas of a table."""
+TOLERANCE, PATIENCE = 1e-9, 10
+"""How exactly x_i are found here, in how many times the steps of the configuration."""
+ENOUGH = 1e-6
+"""The largest gradient norm of an x_i that passes as a minimizer."""
+DIGITS = 6
+"""An alpha that is found is rounded down to so many digits: it is typed again."""
+
+SINGLE = 1e-5
+"""Differences of losses that float32 still tells apart."""
+
+
+class Problem(NamedTuple):
+    """What plans for a configuration are made from."""
+
+    smoothness: Smoothness
+    personal: np.ndarray
+    """x_i, a row for every client."""
+    gradient_norm: float
+    """The largest norm of a gradient of f_i at x_i."""
+    shape: np.ndarray
+    """alpha_i in units of the largest."""
+    ways: tuple[Way, ...]
+
+    @property
+    def known(self) -> Mixture:
+        """The constants of f~ for alpha = 1 in this shape."""
+        return mixture(self.shape, self.smoothness, self.personal)
+
+
+class Promise(NamedTuple):
+    """A plan, and how to run it."""
+
+    way: Way
+    plan: Plan
+    rate: float
+    """The step, ``algorithm.rate``."""
+    settings: tuple[str, ...]
+    """For ``fedblend run --set``; empty where there is nothing to run."""
+
+
+def problem(config: Config) -> Problem:
+    """Build the configuration, solve for x_i in float64, and count what travels.
+
+    Raises:
+        ConfigError: theory has nothing to say about the configuration.
+        DataError: the data cannot be had, or cannot be used.
+    """
+    options: Any = config.algorithm
+    if options.name != "flix":
+        raise ConfigError(f'algorithm.name: "{options.name}" has no plan, only "flix"')
+    own = options.personal
+    if own.solver == "sgd":
+        raise ConfigError(
+            'algorithm.personal.solver: "sgd" does not minimize f_i, which plans need; '
+            "lbfgs, newton and gradient_descent do"
+        )
+    _check_wrapper(config)
+    constants.require_assumptions(config)
+    patient = {"tolerance": TOLERANCE, "most": PATIENCE * own.most}
+    own = own.model_copy(update=patient)
+    exact = config.model_copy(
+        update={
+            "compress": None,
+            "algorithm": options.model_copy(update={"personal": own}),
+            "run": config.run.model_copy(update={"precision": "float64"}),
+        }
+    )
+    with precision("float64"):
+        built = build(exact)
+        clients = built.federated_data.clients
+        constants.require_assumptions(config, clients)
+        known = constants.require_known(built.smoothness, "plan")
+        shape = _shape(options.alpha, clients)
+        _check_convex(built, known, shape)
+        models, norms = _local_models(built)
+        params = jax.device_get(built.model.init(built.key))
+    with precision(config.run.precision):
+        costs = ways(config, built, params)
+    return Problem(known, models, float(norms.max()), shape, costs)
+
+
+def promises(
+    found: Problem,
+    eps: float,
+    *,
+    alpha: float | None = None,
+    rounds: int | None = None,
+    bits: float | None = None,
+) -> list[Promise]:
+    """Plans for an alpha, a number of rounds or of bits; without any, for a grid.
+
+    Args:
+        found: from ``problem``.
+        eps: the accuracy, ``f~ - min f~``.
+        alpha: find the rounds and bits that it needs.
+        rounds: find the largest alpha that so many allow, the round of x_avg included.
+        bits: find the largest alpha that so many allow.
+
+    Returns:
+        For every way, one plan or those of the grid.
+    """
+    if sum(value is not None for value in (alpha, rounds, bits)) > 1:
+        raise ValueError("alpha, rounds, bits: give at most one of them")
+    made = []
+    for way in found.ways:
+        common: Any = {"solver": way.solver, "shape": found.shape}
+        data = (eps, found.smoothness, found.personal)
+        alphas: Iterable[float] = GRID if alpha is None else (alpha,)
+        if rounds is not None:
+            alphas = (plan.largest_alpha(rounds, *data, **common).alpha,)
+        if bits is not None:
+            most = plan.largest_alpha_for_bits(bits, *data, way.traffic, **common)
+            alphas = (most.alpha,)
+        if alpha is None:
+            alphas = map(_rounded_down, alphas)
+        common["traffic"] = way.traffic
+        made += [_promise(found, way, p) for p in plan.table(alphas, *data, **common)]
+    return made
+
+
+def warnings(config: Config, found: Problem, made: Iterable[Promise]) -> list[str]:
+    """By what a run of the configuration may miss its promise.
+
+    Plans are for exact x_i and exact sums. An x_i found to a gradient norm t is within
+    t/mu_i of the exact one, which moves the root of V by at most that much.
+    """
+    plans = [promise.plan for promise in made]
+    eps, alpha = plans[0].eps, max(one.alpha for one in plans)
+    known, options = found.known, config.algorithm
+    tolerance = getattr(options, "personal").tolerance  # noqa: B009
+    convex = found.smoothness.convex
+    far = tolerance / float(convex[convex > 0].min())
+    moved = alpha**2 * known.L_alpha * (math.sqrt(known.V) * far + far**2 / 2)
+    lines = []
+    if moved > eps / 10:
+        better = 10 ** math.floor(math.log10(tolerance * eps / (10 * moved)))
+        lines.append(
+            f"x_i found to a gradient norm of {tolerance:g} may miss the bound by up "
+            f"to {moved:.2g}, more than a tenth of eps; set "
+            f"algorithm.personal.tolerance={better:.0e}"
+        )
+    if config.run.precision == "float32" and eps < SINGLE:
+        lines.append(
+            f"eps = {eps:g} is below what float32 can tell; run.precision=float64 can"
+        )
+    return lines
+
+
+def _promise(found: Problem, way: Way, made: Plan) -> Promise:
+    alphas = made.alpha * found.shape
+    equal = bool((found.shape == 1).all())
+    settings = ()
+    if way.configured and made.rounds:
+        settings = (
+            f"algorithm.alpha={literal(made.alpha if equal else alphas.tolist())}",
+            "algorithm.rate=theory",
+            f"run.rounds={made.rounds - 1}",
+        )
+    rate = constants.step(way.solver, alphas, found.smoothness)
+    return Promise(way, made, rate, settings)
+
+
+def _rounded_down(alpha: float) -> float:
+    if alpha == 0:
+        return alpha
+    places = DIGITS - 1 - math.floor(math.log10(alpha))
+    return math.floor(round(alpha * 10**places, 3)) / 10**places
+
+
+def _check_wrapper(config: Config) -> None:
+    privacy.refuse(config.privacy, "there are no plans for noisy rounds")
+    if config.central is not None:
+        raise ConfigError("central: there are no plans for a loss at the server")
+    how = None if config.compress is None else config.compress.how
+    if how not in (None, "diana"):
+        # A biased compressor is the more helpful thing to name.
+        constants.solver(config.compress, 1, 1)
+        raise ConfigError(
+            f'compress.how: "{how}" has no plan, it ends in a neighborhood; there are '
+            'plans for "diana", and without [compress]'
+        )
+
+
+def _shape(alpha: Any, clients: int) -> np.ndarray:
+    if not isinstance(alpha, list):
+        return np.ones(clients)
+    if max(alpha) == 0:
+        raise ConfigError("algorithm.alpha: all are 0, which leaves nothing to plan")
+    return np.asarray(alpha) / max(alpha)
+
+
+def _check_convex(built: Built, known: Smoothness, shape: np.ndarray) -> None:
+    if (shape * known.convex).any():
+        return
+    lonely = one_class_clients(built.federated_data)
+    if lonely:
+        name = built.federated_data.name(lonely[0])
+        raise ConfigError(
+            f"model.l2: is 0, and {len(lonely)} clients have rows of one class only "
+            f"(the first is {name!r}): their own models x_i do not exist"
+        )
+    raise ConfigError(
+        "model.l2: is 0, and f_i are not strongly convex (mu = 0); plans need mu > 0"
+    )
+
+
+def _local_models(built: Built) -> tuple[np.ndarray, np.ndarray]:
+    """x_i and the norms of their gradients, as enrollment finds them."""
+    run = simulated(built, built.algorithm, built.model.init)
+    next(iter(run))
+    states = run.store.gather(np.arange(built.federated_data.clients))
+    norms = np.asarray(states.norm)
+    try:
+        require_minimizers(norms, ENOUGH)
+    except ValueError as error:
+        reason = str(error).partition(": ")[2]
+        raise ConfigError(
+            f"algorithm.personal.most: is too small to find x_i: {reason}; allow more, "
+            "or take another solver, or a larger model.l2"
+        ) from None
+    return stacked(states.personal), norms

@@ -1,0 +1,162 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""Choosing alpha for a configuration: the sweep, its table, and what to run next.
+
+The alpha of the configuration itself plays no part. What is computed is
+``runtime.tuning``, with the local work, the rounds and the seed of the configuration.
+"""
+
+import csv
+import io
+import warnings
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from fedblend import trees
+from fedblend.config import central, privacy
+from fedblend.config.build import Built, build
+from fedblend.config.compress import compressed
+from fedblend.config.config import Config, dump
+from fedblend.config.errors import named_by_key
+from fedblend.config.registry import ALGORITHMS
+from fedblend.config.schema.table import ConfigError, RunError
+from fedblend.core import Algorithm
+from fedblend.experiments import run_folder
+from fedblend.simulation.precision import precision
+from fedblend.simulation.tune_alpha import Tuned, tune
+
+_SET_BY_TUNE = ("measure_on", "splits", "every")
+
+
+def tune_config(
+    config: Config, alphas: list[float], by: str | None = None
+) -> tuple[Tuned, tuple[str, ...]]:
+    """Try all alphas for a configuration; also what is odd about its data.
+
+    Args:
+        config: what to run; its own alpha is not used.
+        alphas: the grid.
+        by: the metric that decides, the first of the configuration if None.
+
+    Raises:
+        ConfigError: there is no alpha to choose, or nothing to choose it on.
+        DataError: the data cannot be had, or cannot be used.
+    """
+    _check(config)
+    privacy.refuse(config.privacy, "a choice on validation rows is not private")
+    with precision(config.run.precision):
+        built = build(config)
+        held = built.federated_data.validation
+        if held is None or not held.total:
+            raise ConfigError(
+                f"data.validation: {config.data.validation:g} leaves no client a row "
+                "to choose on"
+            )
+        settings = {
+            key: value
+            for key, value in built.settings.items()
+            if key not in _SET_BY_TUNE
+        }
+        with named_by_key(by="--by"), warnings.catch_warnings():
+            # They are in what is found, and told with the others.
+            warnings.filterwarnings("ignore", "tune: ", UserWarning)
+            found = tune(
+                lambda alpha: _algorithm(config, built, alpha),
+                built.model.init,
+                built.federated_data,
+                built.key,
+                alphas=alphas,
+                by=by,
+                **settings,
+            )
+    return found, (*built.warnings, *found.warnings)
+
+
+def _algorithm(config: Config, built: Built, alpha: Any) -> Algorithm:
+    """The algorithm of the configuration with another alpha, a traced one."""
+    options: Any = config.algorithm
+    clients = built.federated_data.clients
+    changed = options.model_copy(update={"alpha": alpha})
+    entry = ALGORITHMS[options.name]
+    plain = entry.make(built.loss, changed, built.smoothness, clients)
+    plain = central.mixed(config.central, plain, options.name, built.loss, False)
+    said = trees.size(options.said(jax.eval_shape(built.model.init, built.key)))
+    return compressed(config.compress, plain, options.name, said, clients)
+
+
+def _check(config: Config) -> None:
+    options: Any = config.algorithm
+    if not options.mixes:
+        raise ConfigError(
+            f'algorithm.name: "{options.name}" mixes no models, there is no alpha to '
+            "choose; flix, flix_local and apfl have one"
+        )
+    if getattr(options, "learn", "fixed") != "fixed":
+        raise ConfigError(
+            f'algorithm.learn: is "{options.learn}", so alpha moves by itself; there '
+            'is a choice among fixed ones, with algorithm.learn="fixed" of apfl'
+        )
+    if getattr(options, "grid", 0):
+        raise ConfigError(
+            f"algorithm.grid: is {options.grid}, so alpha is chosen while training; to "
+            "choose among fixed ones set algorithm.grid=0"
+        )
+    if options.rate == "theory":
+        raise ConfigError(
+            'algorithm.rate: "theory" is another rate for every alpha; to compare them '
+            "give a number"
+        )
+    if not isinstance(config.run.seed, int):
+        raise ConfigError("run.seed: several; a choice is made for one seed")
+    if not config.data.validation:
+        raise ConfigError(
+            "data.validation: is 0, and alpha is chosen on validation rows; set "
+            "data.validation=0.2"
+        )
+
+
+def places(out: Path) -> tuple[Path, Path]:
+    """Where the table goes and the configuration beside it; neither may exist."""
+    both = out, out.with_suffix(".toml")
+    for path in both:
+        if path.exists() or out.suffix == ".toml":
+            why = "exists already" if path.exists() else "is the place of a table, .csv"
+            raise RunError(f"{path}: {why}; --out names another file")
+    if not out.parent.is_dir():
+        raise RunError(f"{out.parent}: is no folder to write {out.name} to")
+    return both
+
+
+def write(config: Config, found: Tuned, out: Path) -> None:
+    """Every client's choice as CSV, and the configuration with it beside that."""
+    table, again = places(out)
+    run_folder.write_text(table, _table(found))
+    alphas = {"alpha": found.chosen.tolist()}
+    options = config.algorithm.model_copy(update=alphas)
+    text = dump(config.model_copy(update={"algorithm": options}))
+    run_folder.write_text(again, text)
+
+
+def _table(found: Tuned) -> str:
+    federated_data = found.run.federated_data
+    splits = {"validation": found.validation, "test": found.test}
+    measured = {
+        f"{split}_{found.metric}_at_{alpha}": row
+        for split, values in splits.items()
+        if values is not None
+        for alpha, row in zip(found.alphas, values, strict=True)
+    }
+    head = ["id", "name", "alpha", "chosen_on", *measured]
+    lines = []
+    for client in range(federated_data.clients):
+        values = [float(row[client]) for row in measured.values()]
+        chosen_on = "others" if found.unsure[client] else "validation"
+        facts = (federated_data.name(client), float(found.chosen[client]), chosen_on)
+        cells = ("" if np.isnan(value) else value for value in values)
+        lines.append([client, *facts, *cells])
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows([head, *lines])
+    return text.getvalue()

@@ -1,0 +1,121 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""What a client minimizes, from losses that give one number for each example.
+
+``loss(params, rows) -> losses[rows]`` is all that a model and its data have to
+provide. ``rows`` is ``(inputs, targets)`` for the losses built here, any tree for a
+loss of your own. All of them accept a ``Blend`` in place of parameters.
+"""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedblend import trees
+from fedblend.checks import FUNCTION, NOT_NEGATIVE, gate
+from fedblend.core import Batch, Loss, PyTree
+from fedblend.mixing import Apply, Blend, predict
+
+
+def objective(loss: Loss, params: PyTree, batch: Batch) -> jax.Array:
+    """The mean loss over the rows of a batch that count."""
+    losses = loss(params, batch.rows)
+    if batch.mask is None:
+        return losses.mean()
+    count = batch.mask.astype(losses.dtype).sum()
+    return jnp.where(batch.mask, losses, 0).sum() / jnp.maximum(count, 1)
+
+
+def gradient(loss: Loss) -> Callable[[PyTree, Batch], PyTree]:
+    """The gradient of ``objective`` in the parameters."""
+    return jax.grad(lambda params, batch: objective(loss, params, batch))
+
+
+@gate(apply=FUNCTION)
+def cross_entropy(apply: Apply) -> Loss:
+    """Softmax cross entropy; targets are class numbers."""
+
+    def loss(params, rows):
+        inputs, targets = rows
+        scores = predict(apply, params, inputs)
+        return optax.softmax_cross_entropy_with_integer_labels(scores, targets)
+
+    return loss
+
+
+@gate(apply=FUNCTION)
+def sequence_cross_entropy(apply: Apply) -> Loss:
+    """Softmax cross entropy at every place of a sequence, averaged over its places.
+
+    Scores are [rows, length, classes], targets class numbers [rows, length]; a
+    negative one marks a place that does not count, and a row of such has no loss.
+    """
+
+    def loss(params, rows):
+        inputs, targets = rows
+        scores = predict(apply, params, inputs)
+        known = targets >= 0
+        losses = optax.softmax_cross_entropy_with_integer_labels(
+            scores, jnp.where(known, targets, 0)
+        )
+        places = known.sum(axis=1).astype(losses.dtype)
+        return jnp.where(known, losses, 0).sum(axis=1) / jnp.maximum(places, 1)
+
+    return loss
+
+
+@gate(apply=FUNCTION)
+def multilabel(apply: Apply) -> Loss:
+    """Sigmoid cross entropy, averaged over the labels; targets are ones and zeros."""
+
+    def loss(params, rows):
+        inputs, targets = rows
+        scores = predict(apply, params, inputs)
+        wanted = (targets > 0).astype(scores.dtype)
+        return optax.sigmoid_binary_cross_entropy(scores, wanted).mean(axis=1)
+
+    return loss
+
+
+@gate(apply=FUNCTION)
+def logistic(apply: Apply) -> Loss:
+    """``log(1 + exp(-y score))`` for a single score; targets are 0 or 1."""
+
+    def loss(params, rows):
+        inputs, targets = rows
+        scores = predict(apply, params, inputs)
+        scores = scores.reshape(scores.shape[0])
+        return jax.nn.softplus(jnp.where(targets > 0, -scores, scores))
+
+    return loss
+
+
+@gate(apply=FUNCTION)
+def squared_error(apply: Apply) -> Loss:
+    """Half the squared error, summed over the outputs of an example."""
+
+    def loss(params, rows):
+        inputs, targets = rows
+        outputs = predict(apply, params, inputs)
+        gap = outputs.reshape(targets.shape) - targets
+        return 0.5 * jnp.square(gap).reshape(gap.shape[0], -1).sum(axis=1)
+
+    return loss
+
+
+@gate(loss=FUNCTION, strength=NOT_NEGATIVE)
+def l2(loss: Loss, strength: float) -> Loss:
+    """``loss + strength/2 |params|^2``, over all parameters, intercepts too.
+
+    The penalty of a ``Blend`` is the mixture of its two models' penalties.
+    """
+
+    def penalty(model):
+        if not isinstance(model, Blend):
+            return 0.5 * strength * trees.squared_norm(model)
+        ours, own = penalty(model.shared), penalty(model.personal)
+        return model.alpha * ours + (1 - model.alpha) * own
+
+    return lambda params, rows: loss(params, rows) + penalty(params)

@@ -1,0 +1,140 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""From the clients' ups to what the server hears.
+
+Ups are taken in the order of client ids. An up that is not finite everywhere counts as
+not heard. ``mean`` needs a running sum only, so that the size of a cohort costs no
+memory; ``median`` and ``trimmed_mean`` have to see all ups of a round side by side, and
+ignore weights.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedblend import trees
+from fedblend.checks import Number, words
+from fedblend.core import Aggregate, PyTree
+
+DROPPED, HEARD, REJECTED, PADDING = 0, 1, 2, 3
+"""What became of a member of the cohort."""
+
+
+@partial(
+    jax.tree_util.register_dataclass,
+    data_fields=("total", "weight", "count"),
+    meta_fields=("dtypes",),
+)
+@dataclasses.dataclass(frozen=True)
+class RunningSum:
+    """The running weighted sum of ups, and the weight and number of those in it.
+
+    Sums are taken in float32 at least; ``dtypes`` are those of the mean's leaves.
+    """
+
+    total: PyTree
+    weight: jax.Array
+    count: jax.Array
+    dtypes: tuple[Any, ...]
+
+
+class Reduction(NamedTuple):
+    """How ups become one; ``stacked`` is None for the mean, which sums as it goes."""
+
+    name: str
+    stacked: Callable[[jax.Array, jax.Array], jax.Array] | None = None
+
+
+mean = Reduction("mean")
+
+
+def empty(up: PyTree) -> RunningSum:
+    """The tally before the first up; only shapes and dtypes of ``up`` matter."""
+    zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, _wide(leaf.dtype)), up)
+    means = tuple(
+        jnp.dtype(leaf.dtype)
+        if jnp.issubdtype(leaf.dtype, jnp.inexact)
+        else _wide(leaf.dtype)
+        for leaf in jax.tree.leaves(up)
+    )
+    return RunningSum(zeros, jnp.zeros(()), jnp.zeros((), jnp.int32), means)
+
+
+def _wide(dtype) -> Any:
+    """Weights and sums of half precision or whole numbers need more room."""
+    return jnp.promote_types(dtype, jnp.float32)
+
+
+def add_to(
+    running_sum: RunningSum, ups: PyTree, weights: jax.Array, usable: jax.Array
+) -> tuple[RunningSum, jax.Array]:
+    """Add a chunk of ups, of which only the usable and finite ones count.
+
+    Returns the new tally and which of the chunk were finite.
+    """
+    finite = jax.vmap(trees.is_finite, axis_size=len(usable))(ups)
+    aggregate = usable & finite
+    weights = jnp.where(aggregate, weights, 0)
+    ups = trees.select(aggregate, ups, trees.zeros_like(ups))
+
+    def accumulate(total, leaves):
+        # Some accelerators would otherwise round float32 to ten bits in products.
+        return total + jnp.tensordot(
+            weights.astype(total.dtype),
+            leaves.astype(total.dtype),
+            axes=1,
+            precision=jax.lax.Precision.HIGHEST,
+        )
+
+    total = jax.tree.map(accumulate, running_sum.total, ups)
+    count = running_sum.count + aggregate.sum(dtype=jnp.int32)
+    return RunningSum(
+        total, running_sum.weight + weights.sum(), count, running_sum.dtypes
+    ), finite
+
+
+def finish(running_sum: RunningSum, everyone: float) -> Aggregate:
+    """The weighted mean; ``everyone`` is the weight of the whole federation."""
+    part = 1 / jnp.where(running_sum.weight > 0, running_sum.weight, 1)
+    leaves, structure = jax.tree.flatten(trees.scale(part, running_sum.total))
+    means = [
+        leaf.astype(dtype)
+        for leaf, dtype in zip(leaves, running_sum.dtypes, strict=True)
+    ]
+    mean = jax.tree.unflatten(structure, means)
+    return Aggregate(mean, running_sum.weight / everyone, running_sum.count)
+
+
+def median(aggregate: jax.Array, values: jax.Array) -> jax.Array:
+    """The median of those heard, entry by entry."""
+    return _middle(values, aggregate, (aggregate.sum() - 1) // 2)
+
+
+def trimmed(fraction: float) -> Callable[[jax.Array, jax.Array], jax.Array]:
+    """The mean without the largest and smallest ``fraction`` of those heard."""
+    return lambda aggregate, values: _middle(
+        values, aggregate, jnp.floor(fraction * aggregate.sum()).astype(jnp.int32)
+    )
+
+
+def _middle(values: jax.Array, aggregate: jax.Array, cut: jax.Array) -> jax.Array:
+    """The mean of the sorted values from place ``cut`` on to as far from the end."""
+    spread = aggregate.reshape(aggregate.shape + (1,) * (values.ndim - 1))
+    ordered = jnp.sort(jnp.where(spread, values, jnp.inf), axis=0)
+    place = jnp.arange(len(aggregate)).reshape(spread.shape)
+    kept = (place >= cut) & (place < aggregate.sum() - cut)
+    total = jnp.where(kept, ordered, 0).sum(axis=0)
+    return total / jnp.maximum(kept.sum().astype(values.dtype), 1)
+
+
+def reduction(name: str, trim: float = 0.1) -> Reduction:
+    """The reduction of this name: mean, median or trimmed_mean."""
+    words("mean", "median", "trimmed_mean")("reduction", name)
+    Number(least=0, below=0.5)("trim", trim)
+    if name == "median":
+        return Reduction(name, median)
+    return mean if name == "mean" else Reduction(name, trimmed(trim))

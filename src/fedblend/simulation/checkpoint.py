@@ -1,0 +1,183 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""Saving a run between two blocks, and going on from there, bit for bit.
+
+A checkpoint is one file in the layout of ``wire``: the server's side, all client
+states (for a disk store the rows its last block changed), the books, and the records.
+It is written beside its place, synced, and moved there, so there is always a whole
+one. Keys come from numbers, so there is no generator to save.
+"""
+
+import json
+import os
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedblend.core import PyTree
+from fedblend.simulation.result import Record
+from fedblend.simulation.run import Run
+from fedblend.simulation.sampling import Strata
+from fedblend.simulation.serialize import WireError, as_tree, pack, unpack
+from fedblend.simulation.store_version import StoreError
+
+VERSION = 1
+
+
+class CheckpointError(ValueError):
+    """A checkpoint that cannot be used, and why."""
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Put a whole file in its place, or leave the old one."""
+    beside = path.with_name(path.name + ".new")
+    try:
+        with open(beside, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(beside, path)
+    except OSError:
+        # Half a file would keep a full disk full.
+        beside.unlink(missing_ok=True)
+        raise
+    sync(path.parent)
+
+
+def sync(folder: Path) -> None:
+    """Have on disk what was moved in a folder."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def save(path: Path, run: Run, about: Mapping[str, str] | None = None) -> None:
+    """Save the run as it is now, with some words of the caller's."""
+    words = {
+        "fedblend": str(VERSION),
+        "round": str(run.round),
+        "plan": json.dumps(_plan(run)),
+        "records": json.dumps([_rows(record) for record in run.records]),
+        "about": json.dumps(dict(about or {})),
+    }
+    write_atomically(path, pack(_content(run), words))
+
+
+def read_about(path: Path) -> dict[str, str]:
+    """The words that were saved with a checkpoint."""
+    return _open(path)[1]["about"]
+
+
+def restore(path: Path, run: Run) -> None:
+    """Take a freshly set up run to where the saved one was."""
+    arrays, words = _open(path)
+    plan = _plan(run)
+    saved = words["plan"]
+    for name, value in plan.items():
+        if saved.get(name) != value:
+            raise CheckpointError(
+                f"checkpoint {path}: was made with {name} {saved.get(name)}, "
+                f"this run has {value}"
+            )
+    try:
+        content = as_tree(arrays, _template(run, arrays))
+    except WireError as error:
+        raise CheckpointError(f"checkpoint {path}: {error}") from None
+    try:
+        run.store.restore(content["store"])
+    except StoreError as error:
+        raise CheckpointError(f"checkpoint {path}: {error}") from None
+    run.down, run.server = jax.tree.map(jnp.asarray, content["server"])
+    for ledger, entry in zip(run.ledgers, content["ledgers"], strict=True):
+        ledger.restore(entry)
+    run.round, run.records = words["round"], words["records"]
+    run.measure()
+
+
+def _open(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    """The arrays, and the words that were saved with them, read."""
+    try:
+        arrays, words = unpack(path.read_bytes())
+    except OSError as error:
+        raise CheckpointError(f"checkpoint {path}: {error.strerror}") from None
+    except WireError as error:
+        raise CheckpointError(f"checkpoint {path}: {error}") from None
+    version = str(words.get("fedblend", ""))
+    if not version.isdecimal():
+        raise CheckpointError(f"checkpoint {path}: not a fedblend checkpoint")
+    if int(version) > VERSION:
+        raise CheckpointError(
+            f"checkpoint {path}: version {version} is newer than this fedblend, "
+            f"which reads up to {VERSION}"
+        )
+    try:
+        return arrays, {
+            "round": int(words["round"]),
+            "plan": dict(json.loads(words["plan"])),
+            "records": [_records(rows) for rows in json.loads(words["records"])],
+            "about": dict(json.loads(words["about"])),
+        }
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(
+            f"checkpoint {path}: its words are damaged ({type(error).__name__})"
+        ) from None
+
+
+def _plan(run: Run) -> dict[str, Any]:
+    """What must not change between saving and restoring."""
+    keys = np.asarray(jax.random.key_data(run.engine.key))
+    return {
+        "clients": run.federated_data.clients,
+        "cohort": run.cohort,
+        "strata": _digest(run.strata),
+        "epoch": run.epoch,
+        "every": run.every,
+        "chunk": run.engine.settings.chunk,
+        "weight": run.engine.settings.everyone,
+        "dropout": run.engine.settings.dropout,
+        "reduction": run.engine.settings.reduction.name,
+        "replicas": run.replicas,
+        "key": keys.tolist(),
+        "store": run.store.kind,
+    }
+
+
+def _digest(strata: Strata | None) -> list[Any] | None:
+    if strata is None:
+        return None
+    of = zlib.crc32(np.asarray(strata.of, np.int64).tobytes())
+    return [of, list(strata.weights), list(strata.sizes or ())]
+
+
+def _content(run: Run) -> PyTree:
+    return {
+        "server": (run.down, run.server),
+        "store": run.store.snapshot(),
+        "ledgers": [ledger.snapshot() for ledger in run.ledgers],
+    }
+
+
+def _template(run: Run, arrays: Mapping[str, np.ndarray]) -> PyTree:
+    """The expected structure; what depends on progress is taken from the file."""
+    return {
+        "server": run.with_replicas((run.shapes.down, run.shapes.server)),
+        "store": run.store.template(len(arrays.get("['store']['ids']", ()))),
+        "ledgers": [ledger.snapshot() for ledger in run.ledgers],
+    }
+
+
+def _rows(record: Any) -> Any:
+    return [one.row() for one in record] if isinstance(record, list) else record.row()
+
+
+def _records(rows: Any) -> Any:
+    if isinstance(rows, list):
+        return [Record.from_row(row) for row in rows]
+    return Record.from_row(rows)

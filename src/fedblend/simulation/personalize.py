@@ -1,0 +1,189 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""Clients that join after the training: each gets its model from what is known by then.
+
+A newcomer enrolls at the shared model and takes part in rounds that nobody else hears
+of: the message stays the same, its answers are thrown away, and what it keeps is all
+that changes. Then it deploys what the algorithm says::
+
+    client_i <- enroll(shared, shard_i)
+    visits times:  client_i <- client(down, client_i, shard_i)
+    personal_i <- personal(down, client_i, shard_i)
+
+What trains a client's own model against the message it was told (Ditto, MAPPER, FedRep,
+training alone) is right with any local work, what fine-tunes in ``personal`` or finds
+its model in ``enroll`` (FLIX) needs no visits. APFL moves its copy of the shared model
+within a round: only with one local step a visit is the shared model frozen, and then it
+is equation (17) of its paper. With one model for everybody (``fedavg``) wrap it in
+``finetune`` first.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedblend import keys, trees
+from fedblend.checks import WHOLE, fits
+from fedblend.core import Algorithm, Down, Key, PyTree, Shard
+from fedblend.data.federated import FEDERATION, FederatedData, Shards
+from fedblend.metrics import look
+from fedblend.shards import everything
+from fedblend.simulation.client_calls import strong, told_to_deploy
+from fedblend.simulation.result import Evidence, Measured, harms, plain, spreads
+
+AT_ONCE = 20
+"""Newcomers that are trained side by side; bounds the memory it takes."""
+Place = tuple[jax.Array, jax.Array, jax.Array]
+"""Where a client's rows start, how many they are, and its id."""
+
+
+class NewClients(NamedTuple):
+    """Clients that joined, their models, and what these are worth.
+
+    ``models`` are stacked over clients; ``measured`` has, for each split, the measures
+    of the "shared" and of the "personal" model over clients, ``brought`` what each row
+    brings to them.
+    """
+
+    federated_data: FederatedData
+    models: PyTree
+    measured: Measured
+    brought: Measured
+
+    def personal(self, client: int) -> PyTree:
+        """The model of one of them: parameters, or a ``Blend``."""
+        return trees.take(self.models, client)
+
+    @property
+    def evidence(self) -> Evidence:
+        """What was measured, for comparing models client by client."""
+        splits = self.federated_data.splits
+        counts = {name: splits[name].counts for name in self.measured}
+        return Evidence([self.measured], [self.brought], counts)
+
+    def summary(self) -> dict[str, Any]:
+        """What the models are worth over clients, and whom they harm."""
+        evidence = self.evidence
+        return {
+            "clients": self.federated_data.clients,
+            "measures": plain(spreads(self.measured, dict(evidence.counts))),
+            "harmed": harms(evidence),
+        }
+
+
+def personalize(
+    algorithm: Algorithm,
+    down: Down,
+    newcomers: FederatedData,
+    key: Key,
+    *,
+    visits: int = 1,
+    measure: Mapping[str, Callable] | None = None,
+    splits: Sequence[str] | None = None,
+) -> NewClients:
+    """Give clients that were not there in training a model each.
+
+    Args:
+        algorithm: what they do. Settings given as arrays over clients are read by the
+            newcomers' own ids, so give numbers.
+        down: what the server says, ``run.down`` of a plain run; it is not changed.
+        newcomers: their data.
+        key: the seed, ``jax.random.key(0)``.
+        visits: how often each of them runs the client's half of a round.
+        measure: measures by name, see ``metrics``; nothing is measured if None.
+        splits: on which splits, all there are if None.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, fedblend as fb
+        >>> federation, _ = fb.datasets.quadratics(clients=8, dim=2)
+        >>> seen, unseen = fb.data.set_apart(federation, 0.25)
+        >>> loss = fb.datasets.quadratic_loss
+        >>> algorithm = fb.apfl(loss, 0.1, alpha=0.5, steps=1, batch_size=None)
+        >>> run = fb.simulate(algorithm, jnp.zeros(2), seen, jax.random.key(0),
+        ...                   rounds=50).complete()
+        >>> joined = fb.personalize(algorithm, run.down, unseen, jax.random.key(0),
+        ...                         visits=20,
+        ...                         measure={"loss": fb.metrics.mean_loss(loss)})
+        >>> losses = joined.measured["train"]
+        >>> bool((losses["personal"]["loss"] < losses["shared"]["loss"]).all())
+        True
+    """
+    FEDERATION("newcomers", newcomers)
+    visits = WHOLE("visits", visits)
+    fits(algorithm.needs, newcomers.clients, newcomers=True)
+    down = strong(down)
+    train = newcomers.train
+
+    def model_of(down, key, examples, place):
+        shard = _shard(examples, place, train)
+        own = keys.at(key, "newcomer", 0, shard.id)
+        _, state = strong(algorithm.enroll(down.shared, shard, own))
+
+        def visit(number, state):
+            own = keys.at(key, "newcomer", number + 1, shard.id)
+            told = algorithm.tell(down, algorithm.ask(state, shard))
+            return algorithm.client(told, state, shard, own)[1]
+
+        if visits:
+            state = jax.lax.fori_loop(0, visits, visit, state)
+        own = keys.at(key, "newcomer", visits + 1, shard.id)
+        told = told_to_deploy(algorithm, down, state, shard)
+        return algorithm.personal(told, state, shard, own)
+
+    models = _mapped(model_of, (down, key), train, ())
+    names = list(newcomers.splits) if splits is None else splits
+    seen = {
+        name: _look(models, down.shared, measure, newcomers.splits[name])
+        for name in names
+        if measure
+    }
+    measured, brought = (
+        {
+            name: {model: found[place] for model, found in by_model.items()}
+            for name, by_model in seen.items()
+        }
+        for place in (0, 1)
+    )
+    return NewClients(newcomers, models, measured, brought)
+
+
+def _look(
+    models: PyTree, shared: PyTree, measure: Mapping[str, Callable], split: Shards
+) -> dict[str, tuple[dict[str, np.ndarray], dict[str, np.ndarray]]]:
+    """The measures of both models on every client's rows of a split, and by rows."""
+
+    def both(shared, examples, place, personal):
+        batch = everything(_shard(examples, place, split))
+        return {
+            model: look(measure, params, batch)
+            for model, params in (("personal", personal), ("shared", shared))
+        }
+
+    return jax.tree.map(np.asarray, _mapped(both, (shared,), split, (models,)))
+
+
+def _shard(examples: PyTree, place: Place, split: Shards) -> Shard:
+    start, count, id = place
+    return Shard(examples, start, count, id, split.capacity)
+
+
+def _mapped(function: Callable, fixed: tuple, split: Shards, each: tuple) -> PyTree:
+    """A function over all clients of a split, compiled.
+
+    It takes what is ``fixed``, the rows of all, the place of a client's own among them,
+    and the client's entry of ``each``.
+    """
+    numbers = (split.starts, split.counts, np.arange(len(split.counts)))
+    places = tuple(jnp.asarray(values, jnp.int32) for values in numbers)
+    examples = jax.tree.map(jnp.asarray, split.examples)
+
+    def all_of_them(fixed, examples, places, each):
+        def one(this):
+            return function(*fixed, examples, *this)
+
+        return jax.lax.map(one, (places, *each), batch_size=AT_ONCE)
+
+    return jax.jit(all_of_them)(fixed, examples, places, each)

@@ -1,0 +1,184 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""What is known after a block of rounds, and what a run comes to in the end."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from fedblend.gains import Gain, Sides, gain, running_sum
+from fedblend.metrics import HIGHER_IS_BETTER, Spread, over_clients
+
+Measured = dict[str, dict[str, dict[str, np.ndarray]]]
+"""``{split: {model: {metric: values over the measured clients}}}``."""
+
+
+REFERENCES = ("local", "shared")
+"""What a personal model is compared with, training alone first."""
+
+
+class Evidence(NamedTuple):
+    """What is known for comparing the models of every client.
+
+    ``measured`` and ``brought`` have an entry for each seed; the latter is what single
+    rows bring, [clients, rows], and empty where nobody tells. ``counts`` are the rows
+    of the clients in each split.
+    """
+
+    measured: Sequence[Measured]
+    brought: Sequence[Measured]
+    counts: Mapping[str, np.ndarray]
+
+    def of_lane(self, replica: int) -> "Evidence":
+        """One seed's."""
+        one = slice(replica, replica + 1)
+        return Evidence(self.measured[one], self.brought[one], self.counts)
+
+    def others(self, split: str) -> list[str]:
+        """The models to compare the personal one with: all that are not the same.
+
+        NaN everywhere does not make two models the same.
+        """
+        replicas = [splits[split] for splits in self.measured if split in splits]
+        known = replicas[0] if replicas and "personal" in replicas[0] else {}
+
+        def same(other: str) -> bool:
+            pairs = [
+                (values, models[other][metric])
+                for models in replicas
+                for metric, values in models["personal"].items()
+            ]
+            equal = all(np.array_equal(*pair, equal_nan=True) for pair in pairs)
+            return equal and any(np.isfinite(values).any() for values, _ in pairs)
+
+        return [name for name in REFERENCES if name in known and not same(name)]
+
+    def gain(self, split: str, metric: str, other: str) -> Gain:
+        """What every client gains by its personal model over the other one."""
+        counts = np.asarray(self.counts[split])
+        seeds = []
+        for replica, splits in enumerate(self.measured):
+            models = splits[split]
+            own = models["personal"]
+            # The mean loss is known wherever there are rows; an area may well not be.
+            telling = own.get("loss", None if metric == "auc" else own[metric])
+            broken = np.isinf(own[metric])
+            if telling is not None:
+                broken = broken | ~np.isfinite(telling)
+            rows = self.brought[replica].get(split, {}) if self.brought else {}
+            paired = [rows.get(name, {}).get(metric) for name in ("personal", other)]
+            seeds.append(
+                Sides(
+                    np.asarray(own[metric], np.float64),
+                    np.asarray(models[other][metric], np.float64),
+                    broken & (counts > 0),
+                    None if any(side is None for side in paired) else tuple(paired),  # type: ignore
+                )
+            )
+        return gain(metric, seeds, counts)
+
+
+@dataclasses.dataclass(frozen=True)
+class Record:
+    """The state of one replica after a block of rounds.
+
+    ``rounds`` and ``seconds`` are the block's (compiling and measuring left out), as
+    are the members of its cohorts that were heard, dropped out, or were rejected
+    because their answer was not finite. Bits are totals so far over all clients.
+    ``measures[split][model][metric]`` is a ``Spread`` over the measured clients.
+    """
+
+    round: int
+    rounds: int
+    seconds: float
+    heard: int
+    dropped: int
+    rejected: int
+    bits_up: int
+    bits_down: int
+    measures: dict[str, dict[str, dict[str, Spread]]]
+
+    def row(self) -> dict[str, Any]:
+        """The record as plain values, for JSON."""
+        fields = {field.name: getattr(self, field.name) for field in _FIELDS}
+        return {**fields, "measures": plain(self.measures)}
+
+    @classmethod
+    def from_row(cls, row: dict[str, Any]) -> "Record":
+        """The record that ``row`` was made of."""
+        measures = {
+            split: {
+                model: {name: Spread(**value) for name, value in metrics.items()}
+                for model, metrics in models.items()
+            }
+            for split, models in row["measures"].items()
+        }
+        return cls(**{**row, "measures": measures})
+
+
+_FIELDS = dataclasses.fields(Record)
+
+
+def _higher(name: str) -> bool:
+    """Whether more is better; "recall@5" is a kind of recall."""
+    return HIGHER_IS_BETTER[name.partition("@")[0]]
+
+
+def plain(measures: dict[str, Any]) -> dict[str, Any]:
+    """Spreads as plain values, for JSON."""
+    return jax.tree.map(
+        Spread._asdict, measures, is_leaf=lambda node: isinstance(node, Spread)
+    )
+
+
+def spreads(measured: Measured, counts: dict[str, np.ndarray]):
+    """Each measure over the clients, weighted by their rows in the split."""
+    return {
+        split: {
+            model: {
+                name: over_clients(values, counts[split], _higher(name))
+                for name, values in metrics.items()
+            }
+            for model, metrics in models.items()
+        }
+        for split, models in measured.items()
+    }
+
+
+def harms(evidence: Evidence) -> dict[str, Any]:
+    """Whom the personal model serves worse than another, by split and metric.
+
+    ``than_local`` compares with training alone, ``than_shared`` with the shared model;
+    each is a ``gains.Tally`` as plain values, over all seeds of the evidence. Where the
+    personal model is the other one there is nothing to compare.
+    """
+    return {
+        split: {
+            name: {
+                f"than_{other}": running_sum(
+                    evidence.gain(split, name, other)
+                )._asdict()
+                for other in evidence.others(split)
+            }
+            for name in models["personal"]
+        }
+        for replica in evidence.measured[:1]
+        for split, models in replica.items()
+    }
+
+
+def spread_of_bits(bits: np.ndarray) -> dict[str, float]:
+    """How much one client sent or received: the least, the mean and the most."""
+    return {
+        "least": int(bits.min()),
+        "mean": float(bits.mean()),
+        "most": int(bits.max()),
+    }
+
+
+def summarize(record: Record, evidence: Evidence, costs: dict[str, Any]) -> dict:
+    """A run as plain values: its last record, harmed clients, and what it cost."""
+    return {**record.row(), "harmed": harms(evidence), **costs}

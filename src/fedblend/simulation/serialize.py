@@ -1,0 +1,223 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""Trees as bytes and back, for messages and checkpoints; nothing is ever unpickled.
+
+The layout is that of safetensors: eight bytes with the length of a JSON header, the
+header (name, dtype, shape and place of every leaf, and text of our own under
+``__metadata__``), then the raw little-endian data. A leaf's name is its path in the
+tree, and a checksum over everything else stands in the metadata.
+"""
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping
+
+import jax
+import numpy as np
+
+from fedblend import keys
+from fedblend.core import (
+    ClientId,
+    Key,
+    PyTree,
+    Quotable,
+    Quote,
+    Ragged,
+    SharedKey,
+    is_special,
+)
+
+_DTYPES = {
+    "bool": "BOOL",
+    "uint8": "U8",
+    "int8": "I8",
+    "uint16": "U16",
+    "int16": "I16",
+    "uint32": "U32",
+    "int32": "I32",
+    "uint64": "U64",
+    "int64": "I64",
+    "bfloat16": "BF16",
+    "float16": "F16",
+    "float32": "F32",
+    "float64": "F64",
+}
+_NAMES = {code: name for name, code in _DTYPES.items()}
+_MOST_AXES = 64
+"""NumPy has no more; a product of many huge numbers would take seconds."""
+_DAMAGE = (
+    ValueError,
+    LookupError,
+    TypeError,
+    AttributeError,
+    OverflowError,
+    RecursionError,
+)
+"""What reading a header can come to when its bytes are arbitrary."""
+
+
+class WireError(ValueError):
+    """Bytes that are not what they should be."""
+
+
+def named_leaves(tree: PyTree) -> dict[str, np.ndarray]:
+    """The leaves by their path."""
+    paths, _ = jax.tree_util.tree_flatten_with_path(tree)
+    return {jax.tree_util.keystr(path) or "value": leaf for path, leaf in paths}
+
+
+def pack(tree: PyTree, metadata: Mapping[str, str] | None = None) -> bytes:
+    """A tree of arrays, and some words about it, as bytes."""
+    header, chunks, place = {}, [], 0
+    for name, leaf in named_leaves(tree).items():
+        array = np.asarray(leaf)
+        if array.dtype.name not in _DTYPES:
+            raise WireError(f"{name} is {array.dtype}, which cannot be sent")
+        raw = array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
+        header[name] = {
+            "dtype": _DTYPES[array.dtype.name],
+            "shape": list(array.shape),
+            "data_offsets": [place, place + len(raw)],
+        }
+        chunks.append(raw)
+        place += len(raw)
+    words = dict(metadata or {})
+    words["sha256"] = _checksum(words, header, chunks)
+    text = json.dumps({"__metadata__": words, **header}).encode()
+    text += b" " * (-len(text) % 8)
+    return b"".join([len(text).to_bytes(8, "little"), text, *chunks])
+
+
+def unpack(data: bytes) -> tuple[dict[str, np.ndarray], dict[str, str]]:
+    """The arrays by name and the metadata; a ``WireError`` if anything is off."""
+    length = int.from_bytes(data[:8], "little")
+    if len(data) < 8 or length > len(data) - 8:
+        raise WireError(f"not a fedblend file, or cut off after {len(data)} bytes")
+    try:
+        header = json.loads(data[8 : 8 + length].decode())
+        metadata = header.pop("__metadata__")
+        body = memoryview(data)[8 + length :]
+        _check_places([entry["data_offsets"] for entry in header.values()], len(body))
+        arrays = {name: _array(body, entry) for name, entry in header.items()}
+        expected = metadata.pop("sha256")
+        found = _checksum(metadata, header, [body])
+    except _DAMAGE as error:
+        raise WireError(f"header is damaged ({type(error).__name__})") from None
+    if found != expected:
+        raise WireError("data is damaged: its checksum does not match")
+    return arrays, metadata
+
+
+def _checksum(words: Mapping, header: Mapping, chunks) -> str:
+    """Of the metadata, the header and the data, in this order."""
+    checksum = hashlib.sha256(json.dumps([words, header]).encode())
+    for chunk in chunks:
+        checksum.update(chunk)
+    return checksum.hexdigest()
+
+
+def _check_places(places: list[list[int]], size: int) -> None:
+    """Every byte belongs to exactly one leaf."""
+    last = 0
+    for begin, end in sorted(places):
+        if not last == begin <= end:
+            raise ValueError(f"offsets {begin}:{end} overlap or leave a gap")
+        last = end
+    if last != size:
+        raise ValueError(f"the data ends at {size}, not at {last}")
+
+
+def _array(body: memoryview, entry: dict) -> np.ndarray:
+    begin, end = entry["data_offsets"]
+    dtype, shape = jax.numpy.dtype(_NAMES[entry["dtype"]]), entry["shape"]
+    if len(shape) > _MOST_AXES:
+        raise ValueError(f"a shape of {len(shape)} axes")
+    if min(shape, default=0) < 0 or end - begin != dtype.itemsize * math.prod(shape):
+        raise ValueError(f"shape {shape} does not fill {end - begin} bytes")
+    return np.frombuffer(body[begin:end], dtype).reshape(shape)
+
+
+def as_tree(arrays: Mapping[str, np.ndarray], template: PyTree) -> PyTree:
+    """The arrays in the structure of the template, whose shapes and dtypes they have.
+
+    Leaves of the template need only ``shape`` and ``dtype``.
+    """
+    wanted = named_leaves(template)
+    missing = sorted(set(wanted) - set(arrays))
+    foreign = sorted(set(arrays) - set(wanted))
+    if missing or foreign:
+        name = (missing or foreign)[0]
+        what = "is missing" if missing else "is not expected"
+        raise WireError(f"{name} {what}: another model, algorithm or version")
+    leaves = []
+    for name, leaf in wanted.items():
+        found = arrays[name]
+        if found.shape != tuple(leaf.shape) or found.dtype != leaf.dtype:
+            raise WireError(
+                f"{name} is {found.dtype}{list(found.shape)}, "
+                f"expected {leaf.dtype}{list(leaf.shape)}"
+            )
+        leaves.append(found)
+    return jax.tree.unflatten(jax.tree.structure(template), leaves)
+
+
+def traveling(message: PyTree) -> PyTree:
+    """What of a message really travels, in the structure of the message.
+
+    Of a ``Ragged`` leaf the entries in use, and nothing of what both sides know.
+    """
+
+    def cut(leaf):
+        if isinstance(leaf, Ragged):
+            return np.asarray(leaf.buffer)[: int(leaf.used)]
+        return () if is_special(leaf) else leaf
+
+    return jax.tree.map(cut, message, is_leaf=is_special)
+
+
+def arrived(
+    arrays: Mapping[str, np.ndarray],
+    template: PyTree,
+    key: Key,
+    client: int,
+    told: PyTree = (),
+) -> PyTree:
+    """The message of which these leaves travelled; the inverse of ``traveling``.
+
+    Leaves of the template need only ``shape`` and ``dtype``. ``key`` is the one that
+    the sender's half was handed, from which what did not travel is drawn again, and
+    ``client`` the number of the client that sent it, or gets it; an answer quotes what
+    the client was ``told``.
+    """
+    said = jax.tree.leaves(told, is_leaf=lambda node: isinstance(node, Quotable))
+    quotable = {part.name: part.value for part in said if isinstance(part, Quotable)}
+
+    def expected(path, leaf):
+        if not isinstance(leaf, Ragged):
+            return () if is_special(leaf) else leaf
+        found = arrays.get(jax.tree_util.keystr(path) or "value")
+        length = len(found) if found is not None and found.ndim else 0
+        shape = (min(length, leaf.buffer.shape[0]), *leaf.buffer.shape[1:])
+        return jax.ShapeDtypeStruct(shape, leaf.buffer.dtype)
+
+    cut = jax.tree_util.tree_map_with_path(expected, template, is_leaf=is_special)
+    leaves = iter(jax.tree.leaves(as_tree(arrays, cut)))
+
+    def whole(leaf):
+        if isinstance(leaf, SharedKey):
+            bits = jax.random.key_data(keys.named(key, leaf.purpose))
+            return SharedKey(bits, leaf.purpose)
+        if isinstance(leaf, ClientId):
+            return ClientId(jax.device_put(np.asarray(client, leaf.id.dtype)))
+        if isinstance(leaf, Quote):
+            return Quote(quotable[leaf.name], leaf.name)
+        sent = next(leaves)
+        if not isinstance(leaf, Ragged):
+            return sent
+        buffer = np.zeros(leaf.buffer.shape, leaf.buffer.dtype)
+        buffer[: len(sent)] = sent
+        used = np.asarray(len(sent), leaf.used.dtype)
+        return Ragged(jax.device_put(buffer), jax.device_put(used))
+
+    return jax.tree.map(whole, template, is_leaf=is_special)

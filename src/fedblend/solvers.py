@@ -1,0 +1,239 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""Pure local models: what a client reaches on its own rows, with no communication.
+
+A solver is ``solve(params, shard, key) -> (params, norm)``: the model found from the
+given start, and the norm of the full local gradient there. A solver stops when that
+norm is at most its tolerance, or when its steps are used up; the norm tells which.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedblend import trees
+from fedblend.checks import (
+    COUNT,
+    FUNCTION,
+    NOT_NEGATIVE,
+    PART,
+    POSITIVE,
+    ByClient,
+    by_client,
+    gate,
+    with_lengths,
+)
+from fedblend.core import Key, Loss, PyTree, Shard
+from fedblend.errors import UserError
+from fedblend.local import OPTIMIZER, Optimizer, descend
+from fedblend.losses import gradient, objective
+from fedblend.shards import everything, part, per_client
+
+Solver = Callable[[PyTree, Shard, Key], tuple[PyTree, jax.Array]]
+STOPPING: dict[str, Any] = {"loss": FUNCTION, "tolerance": NOT_NEGATIVE, "most": COUNT}
+
+
+def given(models: PyTree) -> Solver:
+    """Models that are there already, stacked over clients; their norm is unknown."""
+
+    def solve(params: PyTree, shard: Shard, key: Key) -> tuple[PyTree, jax.Array]:
+        del params, key
+        return per_client(models, shard), jnp.full((), jnp.nan)
+
+    leaves = jax.tree.leaves(models)
+    lengths = {jnp.shape(leaf)[0] if jnp.ndim(leaf) else 0 for leaf in leaves}
+    if len(lengths) != 1 or 0 in lengths:
+        raise UserError(
+            *("given: models", lengths, "a tree of arrays over the same clients"),
+            f"a tree of arrays of the lengths {sorted(lengths)}",
+        )
+    return with_lengths(solve, (("given: models", lengths.pop()),))
+
+
+@gate(**STOPPING, smooth=by_client(POSITIVE))
+def gradient_descent(
+    loss: Loss,
+    smooth: ByClient,
+    *,
+    tolerance: float = 1e-6,
+    most: int = 10_000,
+) -> Solver:
+    """Full gradients with the step ``1 / smooth``.
+
+    Args:
+        loss: ``loss(params, rows) -> losses[rows]``.
+        smooth: L_i, a number or an array over clients; see ``theory.constants``.
+        tolerance: on the norm of the gradient.
+        most: steps at most.
+    """
+
+    def step(slope, here, state, shard, value):
+        del value
+        rate = 1 / per_client(smooth, shard)
+        return trees.subtract(here, trees.scale(rate, slope)), state
+
+    return _descent(loss, lambda params, value: (), step, tolerance, most)
+
+
+@gate(**STOPPING)
+def lbfgs(loss: Loss, *, tolerance: float = 1e-6, most: int = 1_000) -> Solver:
+    """Limited-memory BFGS with a line search, for smooth losses of any size."""
+    optimizer = optax.lbfgs()
+
+    def step(slope, here, state, shard, value):
+        del shard
+        updates, state = optimizer.update(
+            slope, state, here, value=value(here), grad=slope, value_fn=value
+        )
+        return optax.apply_updates(here, updates), state
+
+    return _descent(
+        loss, lambda params, value: optimizer.init(params), step, tolerance, most
+    )
+
+
+@gate(**STOPPING)
+def newton(loss: Loss, *, tolerance: float = 1e-9, most: int = 50) -> Solver:
+    """Newton's method with step halving, for strictly convex losses of some hundreds
+    of parameters.
+    """
+
+    def step(slope, here, state, shard, value):
+        del shard
+        point, layout = trees.ravel(here)
+        down, _ = trees.ravel(slope)
+
+        def at(vector):
+            return value(trees.unravel(vector, layout))
+
+        direction = jnp.linalg.solve(jax.hessian(at)(point), down)
+        lengths = 0.5 ** jnp.arange(20, dtype=point.dtype)
+        tries = jax.vmap(lambda length: at(point - length * direction))(lengths)
+        # The longest step that lowers the loss by a fair part of what is promised.
+        enough = tries <= at(point) - 1e-4 * lengths * jnp.vdot(down, direction)
+        best = jnp.where(enough.any(), jnp.argmax(enough), 0)
+        return trees.unravel(point - lengths[best] * direction, layout), state
+
+    return _descent(loss, lambda params, value: (), step, tolerance, most)
+
+
+def _descent(
+    loss: Loss,
+    init: Callable[[PyTree, Callable], PyTree],
+    step: Callable[..., tuple[PyTree, PyTree]],
+    tolerance: float,
+    most: int,
+) -> Solver:
+    """Steps with the full gradient until its norm is small enough."""
+    slope_at = gradient(loss)
+
+    def solve(params: PyTree, shard: Shard, key: Key) -> tuple[PyTree, jax.Array]:
+        del key
+        batch = everything(shard)
+
+        def value(here):
+            return objective(loss, here, batch)
+
+        def unfinished(carry):
+            _, _, slope, count = carry
+            return (_norm(slope) > tolerance) & (count < most)
+
+        def advance(carry):
+            here, state, slope, count = carry
+            here, state = step(slope, here, state, shard, value)
+            return here, state, slope_at(here, batch), count + 1
+
+        first = (params, init(params, value), slope_at(params, batch), 0)
+        here, _, slope, _ = jax.lax.while_loop(unfinished, advance, first)
+        return here, _norm(slope)
+
+    return solve
+
+
+class _Best(NamedTuple):
+    here: PyTree
+    best: PyTree
+    score: jax.Array
+    waited: Any
+    turns: Any
+
+
+@gate(
+    loss=FUNCTION,
+    optimizer=OPTIMIZER,
+    **dict.fromkeys(("steps", "batch_size", "patience", "turns"), COUNT),
+    validation=PART,
+)
+def patient_sgd(
+    loss: Loss,
+    optimizer: Optimizer,
+    *,
+    steps: int,
+    batch_size: int,
+    validation: float = 0.2,
+    patience: int = 3,
+    turns: int = 50,
+) -> Solver:
+    """Stochastic steps until the loss on held-out rows of the client stops falling.
+
+    Args:
+        loss: ``loss(params, rows) -> losses[rows]``.
+        optimizer: a number is plain SGD with that rate; started anew every turn.
+        steps: steps of a turn, after which the held-out rows are looked at.
+        batch_size: rows of a step.
+        validation: fraction of the client's training rows held out, of two rows or
+            more at least one.
+        patience: turns without a better loss after which it stops.
+        turns: turns at most.
+
+    The model returned is the best one seen; the norm is that of its full gradient, over
+    all rows, and need not be small. A client with a single row has none to hold out: it
+    is trained for ``patience`` turns, and that row says which of them was best.
+    """
+    slope_at = gradient(loss)
+
+    def solve(params: PyTree, shard: Shard, key: Key) -> tuple[PyTree, jax.Array]:
+        share = part(shard, 0.0, validation).count
+        held = jnp.where(shard.count > 1, jnp.clip(share, 1, shard.count - 1), 0)
+        seen = dataclasses.replace(
+            shard, start=shard.start + held, count=shard.count - held
+        )
+        judges = jnp.where(held > 0, held, shard.count)
+        test = everything(dataclasses.replace(shard, count=judges))
+
+        def advance(now: _Best) -> _Best:
+            turn_key = jax.random.fold_in(key, now.turns)
+            here, _ = descend(
+                slope_at,
+                now.here,
+                seen,
+                turn_key,
+                optimizer=optimizer,
+                steps=steps,
+                batch_size=batch_size,
+            )
+            score = objective(loss, here, test)
+            better = score < now.score
+            return _Best(
+                here,
+                trees.select(better, here, now.best),
+                jnp.where(better, score, now.score),
+                jnp.where(better & (held > 0), 0, now.waited + 1),
+                now.turns + 1,
+            )
+
+        first = _Best(params, params, objective(loss, params, test), 0, 0)
+        last = jax.lax.while_loop(
+            lambda now: (now.waited < patience) & (now.turns < turns), advance, first
+        )
+        return last.best, _norm(slope_at(last.best, everything(shard)))
+
+    return solve
+
+
+def _norm(tree: PyTree) -> jax.Array:
+    return jnp.sqrt(trees.squared_norm(tree))

@@ -1,0 +1,185 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""DIANA: compress differences to a memory, so that the noise of compression dies out.
+
+Wraps an algorithm whose clients say ``delta_i``; each client keeps a memory h_i, the
+server their weighted mean h. A round::
+
+    d_i  <- C_i(delta_i - h_i)                 travels
+    mean <- h + mean d_i                       what the wrapped server hears
+    h_i  <- h_i + b_i d_i
+    h    <- h + share * mean (b_i d_i)         share = heard weight / all weight
+
+Over distributed gradient descent with b_i <= 1/(omega_i + 1) it converges to the exact
+optimum. With everyone taking part this is the paper's; otherwise d_i is heard of the
+cohort only, and h still is the mean of all h_i.
+
+Where this differs from the paper: memories are kept in units of the step, ``-rate *
+gradient``, which is the same for a constant rate; b_i may differ by client, which the
+server knows beforehand. ``start="first"`` is the paper's h_i = gradient of f_i at the
+first shared model (FLIX's x_avg, say): in the first round that a client takes part in,
+d_i travels whole as well and b_i is 1. With everyone taking part these are the very
+iterates of such memories, since the first difference to them is zero; whoever joins
+later starts at the model of that round. What it costs is counted.
+
+Reference: Mishchenko, Gorbunov, Takáč, Richtárik, "Distributed learning with compressed
+gradient differences", 2019, arXiv:1901.09269.
+"""
+
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+
+from fedblend import trees
+from fedblend.checks import ALGORITHM, ByClient, Number, gate, words
+from fedblend.compress.compressor import COMPRESSOR, Compressor, decode, encode
+from fedblend.core import Algorithm, ClientId, PyTree, Ragged
+from fedblend.shards import per_client
+from fedblend.transforms.compose import delta_of, needs_with, through
+
+
+class DianaClient(NamedTuple):
+    """What a client remembers: the wrapped algorithm's state, h_i, and if it is new."""
+
+    inner: PyTree
+    memory: PyTree
+    new: PyTree = ()
+
+
+class DianaServer(NamedTuple):
+    """What the server remembers: the wrapped algorithm's state, and h."""
+
+    inner: PyTree
+    memory: PyTree
+
+
+@gate(
+    algorithm=ALGORITHM,
+    compressor=COMPRESSOR,
+    rate=Number(above=0, most=1, clients=True, optional=True),
+    start=words("zero", "first"),
+)
+def diana(
+    algorithm: Algorithm,
+    compressor: Compressor,
+    *,
+    rate: ByClient | None = None,
+    start: str = "zero",
+) -> Algorithm:
+    """The wrapped algorithm with compressed differences to a memory.
+
+    Args:
+        algorithm: what to run; an encoding transform goes outermost, and only once.
+        compressor: unbiased, of every client's difference.
+        rate: b, how fast memories follow, at most 1/(omega + 1), which is what None
+            stands for; a number, or an array over clients. More is refused, once the
+            number of entries is known.
+        start: h_i at first: "zero", or "first" for client i's first answer, sent whole.
+    """
+    omega = compressor.omega
+    if omega is None:
+        raise ValueError(f"diana: {compressor.name} is biased; ef21 takes such a one")
+
+    def speed(dim: int):
+        check_rate(rate, omega(dim))
+        return 1 / (omega(dim) + 1) if rate is None else rate
+
+    def one_speed(dim: int) -> bool:
+        """Whether all memories always follow alike, so that the server knows how."""
+        return start == "zero" and np.ndim(speed(dim)) == 0
+
+    def taken(encoded, own, whole):
+        """The difference as both sides take it, and the memory's step."""
+        change = decode(compressor, encoded)
+        step = trees.scale(own, change)
+        if start == "zero":
+            return change, step
+        exact = trees.unravel(whole.buffer, encoded.layout)
+        return trees.select(whole.used > 0, (exact, exact), (change, step))
+
+    def enroll(params, shard, key):
+        join, inner = algorithm.enroll(params, shard, key)
+        new = () if start == "zero" else jnp.ones((), bool)
+        return join, DianaClient(inner, trees.zeros_like(params), new)
+
+    def begin(params, joins, central, key):
+        down, inner = algorithm.start(params, joins, central, key)
+        return down, DianaServer(inner, trees.zeros_like(params))
+
+    def client(down, client, shard, key):
+        up, inner = algorithm.client(down, client.inner, shard, key)
+        delta = delta_of(up, "diana")
+        change = trees.subtract(delta, trees.where_given(delta, client.memory))
+        encoded = encode(compressor, change, key, shard, "diana")
+        rates = speed(encoded.layout.size)
+        own = per_client(rates, shard)
+        whole, new = (), client.new
+        if start == "first":
+            vector, _ = trees.ravel(change)
+            used = jnp.where(new, vector.size, 0).astype(jnp.int32)
+            whole, new = Ragged(jnp.where(new, vector, 0), used), jnp.zeros((), bool)
+        _, step = taken(encoded, own, whole)
+        after = DianaClient(inner, trees.add_where_given(client.memory, step), new)
+        extra = (up.extra, ClientId(shard.id) if np.ndim(rates) else (), whole)
+        return up._replace(delta=encoded, extra=extra), after
+
+    def undo(up):
+        extra, sender, whole = up.extra
+        rates = speed(up.delta.layout.size)
+        own = per_client(rates, sender) if np.ndim(rates) else rates
+        change, step = taken(up.delta, own, whole)
+        inner = algorithm.decode(up._replace(delta=change, extra=extra))
+        known = one_speed(up.delta.layout.size)
+        return inner._replace(extra=(inner.extra, () if known else step))
+
+    def server(aggregate, down, server, central, key):
+        extra, step = aggregate.mean.extra
+        delta = trees.add_where_given(server.memory, aggregate.mean.delta)
+        dim = trees.size(aggregate.mean.delta)
+        if one_speed(dim):
+            step = trees.scale(speed(dim), aggregate.mean.delta)
+        step = trees.scale(aggregate.participation, step)
+        memory = trees.add_where_given(server.memory, step)
+        aggregate = aggregate._replace(
+            mean=aggregate.mean._replace(delta=delta, extra=extra)
+        )
+        down, inner = algorithm.server(aggregate, down, server.inner, central, key)
+        return down, DianaServer(inner, memory)
+
+    needs = needs_with(compressor.clients, algorithm, "diana")
+    return through(algorithm)._replace(
+        enroll=enroll,
+        start=begin,
+        client=client,
+        server=server,
+        decode=undo,
+        needs=needs._replace(mean=True, memories=True),
+    )
+
+
+def check_rate(rate: Any, omega: float | np.ndarray) -> None:
+    """Refuse memories that follow faster than 1/(omega + 1), and so may blow up.
+
+    Up to the rounding of float32; what is traced passes.
+
+    Args:
+        rate: b, a number or an array over clients.
+        omega: of the compressor, likewise.
+
+    Raises:
+        ValueError: the first rate that is too large, its omega and what is allowed.
+    """
+    if rate is None or isinstance(rate, Tracer):
+        return
+    rates, omegas = np.broadcast_arrays(np.asarray(rate, np.float64), omega)
+    most = 1 / (omegas + 1)
+    wrong = np.flatnonzero(~((rates > 0) & (rates <= most * (1 + 1e-6))))
+    if wrong.size:
+        at = wrong[0]
+        whose = f" of client {at}" if rates.ndim else ""
+        raise ValueError(
+            f"rate: {rates.flat[at]:g}{whose} is not in (0, 1/(omega + 1)] = "
+            f"(0, {most.flat[at]:g}] of diana, where omega is {omegas.flat[at]:g}"
+        )

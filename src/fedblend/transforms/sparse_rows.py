@@ -1,0 +1,184 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""Some rows of an array: which a client uses, how they travel, how they are put back.
+
+Numbers of rows are sorted and unique; a ``Ragged`` has room for those of the client
+that uses most, and what stands behind a client's own never matters.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from math import prod
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedblend.core import PyTree, Ragged
+from fedblend.data.federated import FederatedData
+
+_NO_ROW = np.iinfo(np.int32).max
+
+
+@partial(
+    jax.tree_util.register_dataclass, data_fields=("values",), meta_fields=("shape",)
+)
+@dataclasses.dataclass(frozen=True)
+class Picked:
+    """Some rows, one after the other, of an array of this shape."""
+
+    values: Ragged
+    shape: tuple[int, ...]
+
+
+class Use(NamedTuple):
+    """What clients use: how many rows each, and the largest number of one."""
+
+    counts: np.ndarray
+    largest: int
+
+
+def used_rows(
+    federated_data: FederatedData, fields: Sequence[str], always: int = 0
+) -> Use:
+    """How many rows each client's training examples name in these fields.
+
+    Args:
+        federated_data: the clients.
+        fields: paths of fields of the examples that hold numbers of rows.
+        always: rows from the first on that count for every client.
+    """
+    train = federated_data.train
+    known = named(train.examples)
+    for field in fields:
+        if field not in known:
+            raise ValueError(
+                f"select: no field {field!r} in the examples, which have "
+                f"{', '.join(map(repr, known))}"
+            )
+    columns = [np.asarray(known[field]) for field in fields]
+    for field, column in zip(fields, columns, strict=True):
+        if not np.issubdtype(column.dtype, np.integer) or column.min(initial=0) < 0:
+            raise ValueError(
+                f"select: field {field!r} holds {column.dtype} from "
+                f"{column.min(initial=0)} on, not numbers of rows"
+            )
+    counts = np.array(
+        [
+            np.unique(np.concatenate([np.arange(always), *own])).size
+            for own in (
+                [column[first : first + count].ravel() for column in columns]
+                for first, count in zip(train.starts, train.counts, strict=True)
+            )
+        ]
+    )
+    return Use(counts, max(always - 1, *(int(column.max()) for column in columns)))
+
+
+def entries_touched(
+    params: PyTree,
+    federated_data: FederatedData,
+    *,
+    rows: Mapping[str, Sequence[str]],
+    always: int = 0,
+) -> np.ndarray:
+    """Entries of the parameters that each client has to do with under ``select``.
+
+    It receives and sends so many numbers a round, holds them, and moves them at every
+    local step (2 flops each if the step is plain); without ``select`` that is all of
+    them, ``trees.size(params)``, for everybody. Arguments as those of ``select``.
+    """
+    leaves = named(params)
+    total = np.zeros(federated_data.clients, np.int64)
+    for name, leaf in leaves.items():
+        if name in rows:
+            use = used_rows(federated_data, rows[name], always)
+            total += use.counts * prod(leaf.shape[1:])
+        else:
+            total += leaf.size
+    return total
+
+
+def named(tree: PyTree, is_leaf: Callable[[Any], bool] | None = None) -> dict[str, Any]:
+    """The leaves of a tree by their paths."""
+    leaves, _ = jax.tree_util.tree_flatten_with_path(tree, is_leaf)
+    return {_name(path): leaf for path, leaf in leaves}
+
+
+def at(others: Mapping[str, Any], function: Callable, tree: PyTree) -> PyTree:
+    """The tree with ``function(leaf, others[name])`` at the leaves of these names."""
+
+    def change(path, leaf):
+        name = _name(path)
+        return function(leaf, others[name]) if name in others else leaf
+
+    return jax.tree_util.tree_map_with_path(change, tree, is_leaf=is_picked)
+
+
+def _name(path) -> str:
+    return jax.tree_util.keystr(path, simple=True, separator="/")
+
+
+def is_picked(node: Any) -> bool:
+    """Whether this is a ``Picked``."""
+    return isinstance(node, Picked)
+
+
+def numbers_in(columns: Sequence[jax.Array], use: Use, always: int) -> Ragged:
+    """The rows that these columns name, and the first ``always``."""
+    present = jnp.arange(use.largest + 1) < always
+    for column in columns:
+        present = present.at[column.reshape(-1)].set(True)
+    most = int(use.counts.max())
+    (numbers,) = jnp.nonzero(present, size=most, fill_value=_NO_ROW)
+    used = jnp.minimum(present.sum(dtype=jnp.int32), most)
+    return Ragged(numbers.astype(jnp.int32), used)
+
+
+def places(column: jax.Array, numbers: Ragged) -> jax.Array:
+    """The place of every number of a column among those of the client."""
+    return jnp.searchsorted(numbers.buffer, column).astype(column.dtype)
+
+
+def gather(table: jax.Array, numbers: Ragged) -> Picked:
+    """These rows of a table; zeros behind them."""
+    rows = table.at[numbers.buffer].get(mode="fill", fill_value=0)
+    return _packed(rows, numbers.used, table.shape)
+
+
+def opened(node: Any) -> Any:
+    """The rows as a small table, where this is a ``Picked``."""
+    if not is_picked(node):
+        return node
+    return node.values.buffer.reshape(-1, *node.shape[1:])
+
+
+def closed(rows: jax.Array, picked: Any) -> Any:
+    """Rows of a small table as they travel, if they came in a ``Picked``."""
+    if not is_picked(picked):
+        return rows
+    width = max(prod(picked.shape[1:]), 1)
+    return _packed(rows, picked.values.used // width, picked.shape)
+
+
+def scatter(picked: Picked, numbers: Ragged) -> jax.Array:
+    """The whole array, with zeros where no row was picked."""
+    whole = jnp.zeros(picked.shape, picked.values.buffer.dtype)
+    return whole.at[_own(numbers)].set(opened(picked), mode="drop")
+
+
+def lacking(size: int, numbers: Ragged) -> jax.Array:
+    """Which of so many rows are not among these."""
+    return jnp.ones(size, bool).at[_own(numbers)].set(False, mode="drop")
+
+
+def _own(numbers: Ragged) -> jax.Array:
+    """The numbers in use; what arrived has zeros behind them."""
+    place = jnp.arange(numbers.buffer.size)
+    return jnp.where(place < numbers.used, numbers.buffer, _NO_ROW)
+
+
+def _packed(rows: jax.Array, used: jax.Array, shape: tuple[int, ...]) -> Picked:
+    return Picked(Ragged(rows.reshape(-1), used * prod(shape[1:])), tuple(shape))

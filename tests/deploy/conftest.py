@@ -1,0 +1,61 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""No test of a federation leaves this machine, and small federations to look at."""
+
+import ipaddress
+import shutil
+import socket
+from pathlib import Path
+
+import pytest
+
+from fedblend.deploy.ops.provision import provision
+
+
+def _is_outside(address) -> bool:
+    if not isinstance(address, tuple):  # a path: a socket of this machine
+        return False
+    try:
+        return not ipaddress.ip_address(address[0]).is_loopback
+    except ValueError:
+        return address[0] not in ("localhost", "")
+
+
+@pytest.fixture(autouse=True)
+def loopback_only(monkeypatch):
+    """Whoever connects to another machine fails, and cannot hide it."""
+    tried = []
+
+    def guarded(name):
+        connect = getattr(socket.socket, name)
+
+        def checked(self, address):
+            if _is_outside(address):
+                tried.append(address)
+                raise ConnectionRefusedError(f"{address} is not on this machine")
+            return connect(self, address)
+
+        return checked
+
+    for name in ("connect", "connect_ex"):
+        monkeypatch.setattr(socket.socket, name, guarded(name))
+    yield tried
+    assert not tried, "a test has tried to leave this machine"
+
+
+@pytest.fixture(scope="session")
+def lab(tmp_path_factory) -> Path:
+    """A federation of two nodes; to be read only."""
+    folder = tmp_path_factory.mktemp("federation") / "lab"
+    provision(folder, host="127.0.0.1", nodes=["alice", "bob"], port=8443)
+    return folder
+
+
+@pytest.fixture
+def own(lab, tmp_path) -> Path:
+    """A federation to spoil."""
+    made = shutil.copytree(lab, tmp_path / "own")
+    # In a test both halves of a node are one user's, which is worth a warning.
+    for carrier in made.glob("nodes/*/carrier"):
+        carrier.rmdir()
+    return made

@@ -1,0 +1,91 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""``fedblend federation``: what it prints, and its exit codes."""
+
+import sys
+
+import pytest
+
+from fedblend.cli import main
+from fedblend.deploy.ops.audit import Audit
+
+
+@pytest.fixture(autouse=True)
+def place(tmp_path, monkeypatch):
+    """An empty folder to stand in."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def fails(capsys, *arguments) -> str:
+    assert main(["federation", *arguments]) == 2
+    said = capsys.readouterr()
+    assert said.err.count("\n") == 1, said.err
+    return said.err.removeprefix("error: ").strip()
+
+
+def test_from_init_to_doctor(capsys, place):
+    found = ["init", "lab", "--host", "127.0.0.1", "--port", "1", "--nodes", "a, b"]
+    assert main(["federation", *found]) == 0
+    said = capsys.readouterr().out
+    assert said == "wrote lab for 2 nodes; read lab/README.md\n"
+    assert main(["federation", "renew", "lab", "--days", "20"]) == 0
+    assert "wrote lab/server/server.key and" in capsys.readouterr().out
+    assert main(["federation", "doctor", "lab/server/server.toml"]) == 0
+    first, second, last = capsys.readouterr().out.splitlines()
+    assert first.startswith(f"warning: {place}/lab/server/server.crt: certificate exp")
+    assert second.startswith("warning: 127.0.0.1:1: cannot be reached: Connection ref")
+    assert last == "0 faults, 2 warnings"
+    (place / "lab/server/server.key").chmod(0o644)
+    assert main(["federation", "doctor", "lab/server"]) == 2
+    said = capsys.readouterr()
+    assert said.err == ""
+    assert said.out.startswith("fault: ")
+    assert said.out.endswith("1 faults, 2 warnings\n")
+    assert "is not empty" in fails(capsys, *found)
+
+
+def test_bad_input_is_one_line(capsys, place):
+    usual = ["init", "lab", "--host", "fl.example.org"]
+    assert fails(capsys, *usual, "--nodes", "A B").startswith('--nodes: "A B" is not')
+    assert fails(capsys, *usual).startswith("Missing option '--nodes'")
+    assert "'--days': 'x' is not" in fails(
+        capsys, *usual, "--nodes", "a", "--days", "x"
+    )
+    assert "server.toml: No such file" in fails(capsys, "renew", "lab")
+    assert "has neither server.toml" in fails(capsys, "doctor")
+    assert "nothing.toml: No such file" in fails(capsys, "doctor", "nothing.toml")
+    assert "nothing: No such file" in fails(capsys, "audit", "nothing")
+    assert not list(place.iterdir())
+
+
+def test_a_door_for_a_group(capsys, place):
+    main(["federation", "init", "lab", "--host", "127.0.0.1", "--nodes", "a"])
+    capsys.readouterr()
+    file = place / "lab/nodes/a/node.toml"
+    said = fails(capsys, "door", str(file), "--group", "no-such-group")
+    assert said == '--group: "no-such-group" is no group of this machine'
+    file.write_text(file.read_text().replace('door = "door/messages"', ""))
+    said = fails(capsys, "door", str(file), "--group", "root")
+    assert said.startswith(f"--group: the socket is in {file.parent}/state, which is")
+
+
+def test_audits(capsys, place):
+    path = place / "audit.jsonl"
+    first = Audit(path).append("started")
+    head = Audit(path).append("answered", round=1)
+    assert main(["federation", "audit", "audit.jsonl", "--head", first]) == 0
+    said = capsys.readouterr().out
+    assert said == f"audit.jsonl: 2 lines, unbroken; newest hash {head}\n"
+    path.write_bytes(path.read_bytes().splitlines(keepends=True)[0])
+    assert "its end was cut off" in fails(capsys, "audit", str(path), "--head", head)
+    path.write_bytes(path.read_bytes().replace(b"started", b"Started"))
+    assert "line 1: was changed" in fails(capsys, "audit", str(path))
+
+
+def test_without_the_extra(capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "cryptography", None)
+    for words in (["renew", "lab"], ["doctor"]):
+        assert fails(capsys, *words) == (
+            "federation: needs pip install 'fedblend[flower]'"
+        )

@@ -1,0 +1,48 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""What docs/federation.md shows is what the program takes."""
+
+import re
+import tomllib
+from pathlib import Path
+
+import numpy as np
+import typer
+
+from fedblend.cli import app
+from fedblend.config.config import check
+from fedblend.deploy.contract import Facts, method_of, task_of
+from fedblend.deploy.ops.demo import EXPERIMENTS, NODES, sentence
+
+TEXT = (Path(__file__).parents[2] / "docs" / "federation.md").read_text()
+
+
+def test_the_configuration_can_be_built():
+    (block,) = re.findall(r"^```toml\n(.*?)^```", TEXT, re.M | re.S)
+    config = check(tomllib.loads(block), "docs/federation.md")
+    assert method_of(config, 2, Facts()).algorithm
+    assert task_of(config).columns == ("age", "dose")
+
+
+def test_the_commands_exist():
+    group = typer.main.get_command(app).commands["federation"]  # pyright: ignore
+    named = set(re.findall(r"fedblend federation ([a-z]+)", TEXT))
+    assert named <= set(group.commands)
+    shown = {name for name, command in group.commands.items() if not command.hidden}
+    assert shown - named == {"audit"}  # docs/policy.md has it
+
+
+def test_the_configurations_of_the_demonstration_can_be_built():
+    for _, text in EXPERIMENTS.values():
+        config = check(tomllib.loads(text), "demo")
+        assert method_of(config, len(NODES), Facts()).algorithm
+
+
+def test_the_demonstration_compares_with_the_best_of_training_alone():
+    def score(personal: float, alone: float) -> dict[str, np.ndarray]:
+        values = {"shared": 0.2, "alone": alone, "personal": personal}
+        return {name: np.full(4, value) for name, value in values.items()}
+
+    said = sentence({"A": score(0.5, 0.75), "B": score(0.625, 0.25)})
+    assert "models of B are right on 62.5%" in said
+    assert "alone to its own best round on 75.0%, the shared model on 20.0%" in said

@@ -1,0 +1,99 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""Real Flower on loopback: a link and three nodes, up once, come to the simulator's
+numbers in one experiment after the other.
+
+An experiment takes half a minute on two idle cores, so choose some with ``-k``:
+``pytest -n 0 -m slow tests/federation/test_on_flower.py -k "apfl or diana"``.
+"""
+
+import os
+
+import numpy as np
+import pytest
+from configured import (
+    CASES,
+    CLIENTS,
+    POLICY,
+    federated,
+    largest_gap,
+    method,
+    simulated,
+    simulation,
+    write_rows,
+)
+
+from fedblend.config import toml
+from fedblend.config.config import check
+from fedblend.config.registry import ALGORITHMS
+from fedblend.deploy.ops import submit
+from fedblend.deploy.ops.local_cluster import one_machine, processes_of
+from fedblend.deploy.ops.registration import members
+
+pytestmark = pytest.mark.slow
+NAMES = ("alice", "bob", "carol")
+DEADLINE = 900.0
+"""Seconds: the machine may be busy."""
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    return write_rows(tmp_path_factory.mktemp("rows"))
+
+
+@pytest.fixture(scope="module")
+def federation(place, tmp_path_factory):
+    """A link and three nodes; afterwards nothing is left of them."""
+    rows = {
+        name: dict(np.load(place / f"rows{client}.npz"))
+        for client, name in enumerate(NAMES)
+    }
+    folder = tmp_path_factory.mktemp("flower") / "federation"
+    os.nice(5)
+    with one_machine(folder, rows, policy=POLICY) as made:
+        yield made
+    assert processes_of(folder) == []
+
+
+def test_every_algorithm_has_a_case():
+    assert set(ALGORITHMS) <= set(CASES)
+
+
+def test_all_nodes_are_there(federation):
+    found = members(federation.settings)
+    assert [(one.name, one.client) for one in found] == [
+        (name, client) for client, name in enumerate(NAMES)
+    ]
+    assert {one.status for one in found} == {"online"}
+
+
+def gap_to_the_simulation(how: str, federation, place, out) -> float:
+    """Of what an experiment on the nodes comes to."""
+    how += "[measure]\nlocal = false\n"
+    config = check(toml.parse(federated(how, DEADLINE), "test"), "test")
+    submit.open_folder(out, config, federation.settings, resume=False)
+    submit.run_experiment(federation.settings, out, shared_seed=True)
+    homes = [federation.folder / "nodes" / name for name in NAMES[:CLIENTS]]
+    return largest_gap(out, homes, simulation(simulated(how, place)))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_flower_comes_to_the_simulators_numbers(name, federation, place, tmp_path):
+    how = method(name, place, rounds=5)
+    gap = gap_to_the_simulation(how, federation, place, tmp_path / "out")
+    print(f"{name}: {'equal to the bit' if gap == 0 else f'within {gap:.1e}'}")
+    assert gap <= 1e-6
+
+
+def test_flix_with_its_own_rate_comes_to_them(federation, place, tmp_path):
+    """A linear model: nodes tell their constants of smoothness when they are met."""
+    how = (
+        '[model]\nname = "softmax"\nl2 = 0.05\n'
+        '[algorithm]\nname = "flix"\nalpha = [0.3, 0.5, 0.9]\nrate = "theory"\n'
+        'steps = 1\nbatch_size = "all"\n'
+        'personal = { solver = "gradient_descent", tolerance = 1e-3, most = 50 }\n'
+        "[run]\nrounds = 5\nevery = 5\nchunk = 1\nseed = 5\n"
+    )
+    gap = gap_to_the_simulation(how, federation, place, tmp_path / "out")
+    print(f"flix, linear: within {gap:.1e}")
+    assert gap <= 1e-6

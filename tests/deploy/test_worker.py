@@ -1,0 +1,102 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""The socket of a warm process: in deep folders, too, and for nobody else."""
+
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+from pathlib import Path
+
+import pytest
+
+from fedblend.deploy import worker
+
+
+@pytest.fixture
+def answering(tmp_path):
+    """A process, or here a thread, behind a socket whose path is a long one."""
+    path = tmp_path / ("deep" * 20) / ("folder" * 10) / "door"
+    ready = threading.Event()
+    settings = {"longest": lambda: 100, "ready": ready.set}
+    threading.Thread(
+        target=worker.serve, args=(path, bytes.upper), kwargs=settings, daemon=True
+    ).start()
+    assert ready.wait(5)
+    return path
+
+
+def test_letters_are_answered(answering):
+    assert len(str(answering)) > 150
+    assert [worker.ask(answering, word) for word in (b"one", b"two")] == [
+        b"ONE",
+        b"TWO",
+    ]
+
+
+def test_what_cannot_be_asked_is_said(answering, tmp_path):
+    with pytest.raises(worker.SocketError, match=r"closed|reset|Broken pipe"):
+        worker.ask(answering, b"x" * 101)
+    assert worker.ask(answering, b"still there") == b"STILL THERE"
+    with pytest.raises(worker.SocketError, match=r"nobody: No such file"):
+        worker.ask(tmp_path / "nobody", b"x")
+    answering.chmod(0o666)
+    with pytest.raises(worker.SocketError, match=r"only its owner"):
+        worker.ask(answering, b"x")
+
+
+SERVES = """
+import os, sys
+from pathlib import Path
+from fedblend.deploy import warm
+path, user, group = Path(sys.argv[1]), *map(int, sys.argv[2:])
+os.setgroups([group]), os.setgid(user), os.setuid(user)
+rows = path.parent.parent / "state" / "rows"
+answer = lambda message: message + rows.read_bytes()
+warm.serve(path, answer, longest=lambda: 100, group=group,
+           ready=lambda: print("ready", flush=True))
+"""
+ASKS = """
+import os, sys
+from pathlib import Path
+from fedblend.deploy import warm
+path, user, group = Path(sys.argv[1]), *map(int, sys.argv[2:])
+os.setgroups([]), os.setgid(group), os.setuid(user)
+try:
+    print((path.parent.parent / "state" / "rows").read_text())
+except PermissionError:
+    print("no rows")
+try:
+    print(warm.ask(path, b"my ").decode())
+except warm.SocketError as error:
+    print(error)
+"""
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root becomes other users")
+def test_another_user_hands_letters_in_and_reads_no_rows():
+    own, carrier, stranger = 71001, 71002, 71003
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        home = Path(folder)
+        home.chmod(0o711)
+        for name in ("state", "door"):
+            (home / name).mkdir(mode=0o700)
+        (home / "state" / "rows").write_text("secret")
+        for place in (home / "state", home / "state" / "rows", home / "door"):
+            os.chown(place, own, own)
+        path = home / "door" / "messages"
+
+        def asked(user: int) -> list[str]:
+            words = [sys.executable, "-c", ASKS, path, str(user), str(user)]
+            return subprocess.check_output(words, text=True).splitlines()
+
+        words = [sys.executable, "-c", SERVES, path, str(own), str(carrier)]
+        with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as door:
+            assert door.stdout is not None
+            try:
+                assert door.stdout.readline() == "ready\n"
+                assert asked(carrier) == ["no rows", "my secret"]
+                assert asked(stranger) == ["no rows", f"{path}: Permission denied"]
+            finally:
+                door.kill()

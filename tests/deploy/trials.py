@@ -1,0 +1,169 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""Small federations in one process that compile once, and what there is to compare."""
+
+import hashlib
+import json
+import os
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import pytest
+
+import fedblend as fb
+import problems
+from fedblend.deploy.client.executor import Executor
+from fedblend.deploy.client.node import Node
+from fedblend.deploy.server.checkpoint import ServerCheckpoint
+from fedblend.deploy.server.coordinator import Coordinator
+from fedblend.deploy.transport import Patience, exchange
+from fedblend.simulation.serialize import pack
+from loopback import EXPERIMENT, Wired
+
+COUNTS = (3, 1, 4, 2)
+ROUNDS = 3
+PATIENCE = Patience(deadline=10.0, resend=4.0, pause=1.0, poll=1.0)
+_BUILD = {
+    "fedavg": fb.fedavg,
+    "apfl": partial(fb.apfl, alpha=0.5),
+    "scaffold": fb.scaffold,
+}
+_COMPILED = ("_add", "_conclude", "_tell", "_deploy", "_decode", "shapes", "request")
+
+
+class Clock:
+    """Time that passes only while somebody sleeps."""
+
+    def __init__(self):
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+@pytest.fixture(autouse=True)
+def clock(monkeypatch) -> Clock:
+    """Servers wait by this clock: a file that imports it does not wait."""
+    found = Clock()
+    waiting = partial(exchange, clock=found, sleep=found.sleep)
+    monkeypatch.setattr("fedblend.deploy.server.coordinator.correspond", waiting)
+    # Whoever is killed leaves what it has written to the system, synced or not.
+    monkeypatch.setattr(os, "fsync", lambda handle: None)
+    return found
+
+
+@cache
+def problem() -> problems.Problem:
+    return problems.classes(COUNTS)
+
+
+@cache
+def algorithm(name: str):
+    return _BUILD[name](problem().loss, 0.2, steps=2, batch_size=2)
+
+
+@cache
+def _compiled(name: str) -> dict[Any, Any]:
+    return {}
+
+
+class Trial(Wired):
+    """A federation of four; nodes and servers of one method share what is compiled."""
+
+    def __init__(self, folder: Path, name: str = "fedavg", **rules: Any):
+        self.name, on = name, problem()
+        chosen = {"rounds": ROUNDS, "cohort": 4, "every": ROUNDS, **rules}
+        chosen.setdefault("patience", PATIENCE)
+        super().__init__(
+            *(algorithm(name), on.params, on.federation, jax.random.key(0), folder),
+            **chosen,
+        )
+
+    def node(self, client: int) -> Node:
+        node, built = super().node(client), _compiled(self.name)
+        build = node.rules.join
+
+        def join(terms) -> Executor:
+            if client not in built:
+                built[client] = build(terms)
+            return built[client]
+
+        node.rules = node.rules._replace(join=join)
+        return node
+
+    def server(self) -> Coordinator:
+        server, built = super().server(), _compiled(self.name)
+        if "server" not in built:
+            built["server"] = server
+        for name in _COMPILED:
+            setattr(server, name, getattr(built["server"], name))
+        server.engine._compiled = built["server"].engine._compiled
+        return server
+
+    def events(self, kind: str) -> list[dict]:
+        return [fields for event, fields in self.notes if event == kind]
+
+    def restored(self, books: ServerCheckpoint) -> Coordinator:
+        """A server that goes on from the books."""
+        server, entry = self.server(), books.read()
+        if entry is not None:
+            entry.restore(server)
+        return server
+
+    def lead(self, rounds: int | None = None) -> Coordinator:
+        """From whatever the books say to the end, as a process of its own would."""
+        books = ServerCheckpoint(self.folder / "books")
+        try:
+            server = self.restored(books)
+            while not server.done and server.round != rounds:
+                server.step()
+                books.save(server, {})
+            return server
+        finally:
+            books.close()
+
+    def state(self, client: int, round: int) -> Path:
+        return self.folder / f"node{client}" / EXPERIMENT / f"state-{round}"
+
+    def outcome(self, server: Coordinator) -> dict[str, Any]:
+        """All that a federation comes to, as bytes; times are left out."""
+        places = [self.folder / f"node{c}" / EXPERIMENT for c in range(len(COUNTS))]
+        return {
+            "server": pack((server.down, server.server)),
+            "ledger": pack(server.ledger.snapshot()),
+            "records": [row(record) for record in server.records],
+            "bases": server.bases.tolist(),
+            "states": [
+                (place / f"state-{base}").read_bytes()
+                for place, base in zip(places, server.bases, strict=True)
+            ],
+            "models": [
+                (place / "personal.safetensors").read_bytes() for place in places
+            ],
+        }
+
+
+def row(record) -> dict[str, Any]:
+    return {k: repr(v) for k, v in record.row().items() if k != "seconds"}
+
+
+def apart(data: bytes) -> tuple[dict, dict, bytearray]:
+    """Header, metadata and body of a message or a file."""
+    end = 8 + int.from_bytes(data[:8], "little")
+    header = json.loads(data[8:end])
+    metadata = header.pop("__metadata__")
+    metadata.pop("sha256")
+    return header, metadata, bytearray(data[end:])
+
+
+def forged(header: dict, metadata: dict, body: bytes | bytearray) -> bytes:
+    """Bytes with a right checksum, whatever is in them."""
+    covered = json.dumps([metadata, header]).encode() + bytes(body)
+    words = {**metadata, "sha256": hashlib.sha256(covered).hexdigest()}
+    text = json.dumps({"__metadata__": words, **header}).encode()
+    return len(text).to_bytes(8, "little") + text + bytes(body)

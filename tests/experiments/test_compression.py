@@ -1,0 +1,82 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""The table ``[compress]``: what it builds, and what it refuses in one line."""
+
+import pytest
+
+from fedblend.config.build import build
+from fedblend.config.config import dump, load
+from fedblend.config.schema.table import ConfigError
+from fedblend.transforms.diana import DianaClient
+from fedblend.transforms.ef21 import Ef21Client
+
+RAND, TOP = {"name": "rand_k", "k": 5}, {"name": "top_k", "k": [1, 2, 3, 4, 5, 650]}
+
+
+def built(tiny, write, **table):
+    return build(load(write({**tiny, "compress": table})))
+
+
+def state_of(made):
+    import jax
+
+    params = jax.eval_shape(made.model.init, made.key)
+    shard = made.federated_data.train.shard(0)
+    return jax.eval_shape(made.algorithm.enroll, params, shard, made.key)[1]
+
+
+def test_each_way_builds_its_wrapper(tiny, write):
+    assert state_of(built(tiny, write, compressor=RAND)) == ()
+    diana = built(tiny, write, how="diana", compressor=RAND, start="first")
+    assert isinstance(state_of(diana), DianaClient)
+    assert isinstance(
+        state_of(built(tiny, write, how="ef21", compressor=TOP)), Ef21Client
+    )
+    assert built(tiny, write, compressor={"name": "natural"}).algorithm
+
+
+def test_it_survives_being_written(tiny, write):
+    table = {"how": "diana", "compressor": RAND, "rate": 0.01}
+    config = load(write({**tiny, "compress": table}))
+    assert load(write(dump(config), "again.toml")) == config
+    assert config.compress is not None
+    assert config.compress.rate == 0.01
+    assert "compress" not in dump(load(write(tiny)))
+
+
+@pytest.mark.parametrize(
+    ("table", "line"),
+    [
+        (
+            {"compressor": {"name": "rand_k", "k": 651}},
+            "651 is more than .* 650",
+        ),
+        ({"compressor": {"name": "rand_k", "k": 0}}, r"compressor.*k: 0"),
+        ({"compressor": {"name": "top_k", "k": [1, 2]}}, "2 numbers for 6 clients"),
+        ({"how": "diana", "compressor": TOP}, '"diana" needs an unbiased .* not top_k'),
+        ({"how": "ef21", "compressor": RAND}, "needs one that contracts"),
+        (
+            {"how": "ef21", "compressor": {"name": "dithering", "levels": 1}},
+            r"dithering\(1\) does not for 650 parameters",
+        ),
+        ({"compressor": RAND, "rate": 0.5}, 'rate: goes with how = "diana", not'),
+        ({"how": "diana", "compressor": RAND, "rate": 2.0}, "2.0 is not between 0 and"),
+        (
+            {"how": "diana", "compressor": RAND, "rate": 0.5},
+            r"compress\.rate: 0\.5 is not in \(0, 1/\(omega \+ 1\)\] = \(0, 0\.0",
+        ),
+        ({"compressor": {"name": "dithering", "levels": 0}}, r"levels: 0"),
+        ({"how": "other", "compressor": RAND}, r"compress\.how: .*other"),
+    ],
+)
+def test_what_does_not_go_together_is_one_line(tiny, write, table, line):
+    with pytest.raises(ConfigError, match=line) as error:
+        built(tiny, write, **table)
+    assert "\n" not in str(error.value)
+    assert "compress" in str(error.value)
+
+
+def test_training_alone_has_nothing_to_compress(tiny, write):
+    tiny["algorithm"]["name"] = "local_only"
+    with pytest.raises(ConfigError, match="local_only sends nothing"):
+        built(tiny, write, compressor=RAND)

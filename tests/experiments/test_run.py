@@ -1,0 +1,330 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""Running configurations: every algorithm, the folder, going on, refusing."""
+
+import csv
+import io
+import json
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from fedblend.config.build import build
+from fedblend.config.config import ConfigError, check, load
+from fedblend.config.registry import ALGORITHMS
+from fedblend.config.schema.table import RunError
+from fedblend.experiments import local_models, run_folder
+from fedblend.experiments import run as running
+from fedblend.experiments.run import Step, run_config
+from fedblend.experiments.run_folder import Folder
+from fedblend.report.terminal import show
+from fedblend.simulation import early_stopping
+from fedblend.simulation.checkpoint import CheckpointError
+from fedblend.simulation.serialize import unpack
+from fedblend.simulation.simulate import simulate
+
+LBFGS = {"solver": "lbfgs", "most": 3, "tolerance": 1e-6}
+OWN = {
+    "fedopt": {"server": {"name": "adam", "rate": 0.01}},
+    "fedprox": {"mu": 0.1},
+    "svrg": {"refresh": 0.5},
+    "fomaml": {"server": 1.0, "batch_size": "all"},
+    "reptile": {"server": 1.0},
+    "perfedavg": {"inner_rate": 0.1},
+    "pfedme": {"lam": 1.0, "inner_rate": 0.1, "inner_steps": 3},
+    "apfl": {"alpha": 0.5, "held_out": 0.2},
+    "apfl_agnostic": {"alpha": 0.5, "q_rate": 0.01},
+    "apfl_fedtorch": {"alpha": 0.5},
+    "apfl_fedjax": {"alpha": 0.5},
+    "ditto": {"lam": 0.5, "personal": {"rate": 0.1, "steps": 3, "batch_size": 4}},
+    "finetune": {"tune": {"rate": 0.1, "epochs": 1, "batch_size": "all"}},
+    "l2gd": {"lam": 0.5},
+    "fedrep": {"head": ["bias"], "head_steps": 2},
+    "agnostic": {"q_rate": 0.01},
+    "mapper": {"grid": 3},
+    "flix": {"alpha": 0.5, "steps": 1, "personal": LBFGS},
+    "flix_local": {
+        "alpha": [0.5, 0.6, 0.7, 0.8, 0.9, 1.0],
+        "server": {"name": "adam", "rate": 0.01},
+        "mix": "outputs",
+        "personal": {"solver": "sgd", "rate": 0.1, "steps": 2, "batch_size": 4},
+    },
+}
+SHORT = {"rounds": 2, "every": 1}
+LITTLE = {"splits": ["train"], "metrics": ["loss"]}
+pytestmark = pytest.mark.usefixtures("compiled", "no_figures")
+
+
+@pytest.fixture
+def no_figures(request, monkeypatch):
+    """Drawing takes a second; one test looks at the figures."""
+    if request.function is not test_the_folder:
+        monkeypatch.setattr(running, "_draw", lambda *arguments: None)
+
+
+def comparable(path):
+    """The rows and arrays of a run, less times and the name of the files on disk."""
+    rows = run_folder.read_rows(Folder(path))
+    arrays, _ = unpack((path / "checkpoint").read_bytes())
+    arrays.pop("['store']['run']", None)
+    return (
+        [{k: v for k, v in row.items() if k != "seconds"} for row in rows],
+        {name: array.tobytes() for name, array in arrays.items()},
+        (path / "clients.csv").read_bytes(),
+    )
+
+
+class Stop(Exception):
+    """Something that ends a run from outside."""
+
+
+def run_with_stops(config, path):
+    """Run, stopped after every step of the algorithm, and once before in each stage."""
+    seen: set[Step] = set()
+
+    def stop(step):
+        early = step.stage != "federated" and step.round not in (0, 4)
+        if step not in seen and not early:
+            seen.add(step)
+            raise Stop
+
+    while True:
+        try:
+            return run_config(config, path, resume=True, on_step=stop)
+        except Stop:
+            continue
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_every_algorithm_runs(name, tiny, tmp_path):
+    tiny["algorithm"] |= {"name": name, **OWN.get(name, {})}
+    tiny["run"] |= SHORT | ({"cohort": 6} if name == "l2gd" else {})
+    tiny["measure"] |= LITTLE
+    summary = run_config(check(tiny, "here"), tmp_path / "out")
+    (result,) = summary["runs"]
+    assert result["round"] == 2
+    before = run_folder.read_rows(Folder(tmp_path / "out"))[0]
+    first, last = (
+        row["measures"]["train"]["personal"]["loss"]["mean"] for row in (before, result)
+    )
+    assert last < first
+
+
+def test_local_models_that_were_not_found_are_told(tiny, tmp_path):
+    tiny["algorithm"] |= {"name": "flix", **OWN["flix"]}
+    tiny["run"] |= SHORT
+    tiny["measure"] |= LITTLE
+    heard: list[str] = []
+    summary = run_config(check(tiny, "here"), tmp_path / "out", on_warning=heard.append)
+    assert summary["local_models"]["clients_above_tolerance"] == 6
+    worst = summary["local_models"]["worst_gradient_norm"]
+    assert worst > 1e-6
+    with open(tmp_path / "out" / "clients.csv") as file:
+        norms = [float(c["local_model_gradient_norm"]) for c in csv.DictReader(file)]
+    assert len(norms) == 6
+    assert max(norms) == pytest.approx(worst)
+    assert "the local models of 6 clients were not found" in heard[-1]
+    assert summary["warnings"] == heard
+
+
+def test_local_models_that_were_not_trained_are_told(tiny):
+    """Steps that are far too long leave the initial model the best one seen."""
+    personal = {"solver": "sgd", "rate": 1e9, "steps": 1, "batch_size": 4, "turns": 1}
+    tiny["algorithm"] |= {"name": "flix", "alpha": 0.5, "steps": 1}
+    tiny["algorithm"]["personal"] = personal
+    config = check(tiny, "here")
+    built = build(config)
+    start = (built.algorithm, built.model.init, built.federated_data, built.key)
+    run = simulate(*start, rounds=0).complete()
+    summary, (warning,) = local_models.report(run, config.algorithm)
+    assert summary["local_models"]["clients_not_trained"] == 6
+    assert warning.startswith("the local models of 6 clients (0, 1, 2, 3, 4, ...) ")
+
+
+def test_training_alone_is_as_long_as_asked(tiny, tmp_path):
+    tiny["measure"] |= {"local": 7}
+    steps: list[Step] = []
+    summary = run_config(check(tiny, "here"), tmp_path / "out", on_step=steps.append)
+    assert [s for s in steps if s.stage != "federated"][-1] == Step("local", 7, 7)
+    assert "trial" not in {step.stage for step in steps}
+    assert summary["runs"][0]["alone"]["rounds"] == 7
+    assert summary["runs"][0]["alone"]["chosen_on"] is None
+    assert summary["harm"].endswith("Training alone: 7 rounds, as asked")
+
+
+def test_training_alone_has_its_own_best_round_whatever_the_cohort(tiny, tmp_path):
+    tiny["data"] |= {"validation": 0.25}
+    tiny["run"]["cohort"] = 1
+    tiny["measure"] |= {"local": True, "splits": ["validation"]}
+    summary = run_config(check(tiny, "here"), tmp_path / "out")
+    (one,) = summary["runs"]
+    printed = one["measures"]["validation"]["local"]["accuracy"]["mean"]
+    tiny["algorithm"]["name"] = "local_only"
+    tiny["run"] |= {"rounds": 40, "every": 1, "cohort": 6}
+    run_config(check(tiny, "here"), tmp_path / "alone")
+    rows = run_folder.read_rows(Folder(tmp_path / "alone"))
+    reached = [
+        row["measures"]["validation"]["personal"]["accuracy"]["mean"] for row in rows
+    ]
+    assert printed >= max(reached) - 0.01
+    assert reached[1] < max(reached) - 0.2  # 4 rounds with 1 of 6 clients each
+    rounds = one["alone"]["rounds"]
+    assert printed == reached[rounds]
+    with open(tmp_path / "out" / "clients.csv") as file:
+        assert {float(c["local_rounds"]) for c in csv.DictReader(file)} == {rounds}
+    assert f"Training alone: {rounds} rounds, the best of" in summary["harm"]
+    text = io.StringIO()
+    show(
+        run_folder.read_rows(Folder(tmp_path / "out")),
+        one,
+        Console(file=text, width=99),
+    )
+    assert f"local, training alone: {rounds} rounds, the best of" in text.getvalue()
+
+
+def test_training_alone_that_is_cut_short_is_told(tiny, tmp_path, monkeypatch):
+    monkeypatch.setattr(early_stopping, "MOST", 1)
+    monkeypatch.setattr(early_stopping, "LITTLE", -1.0)
+    tiny["measure"] |= {"local": True, "metrics": ["loss"]}
+    heard: list[str] = []
+    summary = run_config(check(tiny, "here"), tmp_path / "out", on_warning=heard.append)
+    assert summary["warnings"] == heard
+    assert "training alone still improved when 22 rounds" in heard[-1]
+
+
+def test_the_folder(tiny, tmp_path):
+    tiny["measure"] |= {"local": True, "metrics": ["loss", "recall@3"]}
+    tiny["run"]["seed"] = [3, 5]
+    out = tmp_path / "out"
+    config = check(tiny, "here")
+    steps: list[Step] = []
+    summary = run_config(config, out, on_step=steps.append)
+    rounds = summary["runs"][0]["alone"]["rounds"]
+    assert [s for s in steps if s.stage == "local"][-1] == Step("local", rounds, rounds)
+    assert steps[0].stage == "trial"
+    assert steps[-1] == Step("federated", 4, 4)
+    assert load(out / "config.toml") == config
+    assert summary == json.loads((out / "summary.json").read_text())
+    assert summary["warnings"] == []
+    assert [one["seed"] for one in summary["runs"]] == [3, 5]
+    rows = run_folder.read_rows(Folder(out))
+    assert [(r["round"], r["seed"]) for r in rows] == [
+        (r, s) for r in (0, 2, 4) for s in (3, 5)
+    ]
+    assert set(rows[-1]["measures"]["test"]) == {"shared", "personal", "local"}
+    with open(out / "clients.csv") as file:
+        clients = list(csv.DictReader(file))
+    assert len(clients) == 12
+    assert int(clients[0]["train"]) > int(clients[0]["test"]) > 0
+    assert {"test_local_loss", "test_personal_recall@3"} <= set(clients[0])
+    bits = sum(int(c["bits_up"]) for c in clients if c["seed"] == "3")
+    assert bits == summary["runs"][0]["bits"]["up"]
+    with open(out / "harm.csv") as file:
+        harmed = list(csv.DictReader(file))
+    assert len(harmed) == 6
+    assert float(harmed[0]["harm"]) == max(float(row["harm"]) for row in harmed)
+    assert summary["harm"].startswith("test ")
+    counted = summary["harmed"]["test"]["recall@3"]["than_local"]["count"]
+    assert counted == sum(row["harmed"] == "yes" for row in harmed)
+    for one in summary["runs"]:
+        own = [float(c["gain_high"]) for c in clients if c["seed"] == str(one["seed"])]
+        counted = one["harmed"]["test"]["recall@3"]["than_local"]["count"]
+        assert counted == sum(high < 0 for high in own)
+    for seed in (3, 5):
+        arrays, words = unpack((out / f"model-seed{seed}.safetensors").read_bytes())
+        assert arrays[".weight"].shape == (10, 64)
+        assert words["seed"] == str(seed)
+    assert len(list((out / "figures").glob("*.png"))) == len(
+        list((out / "figures").glob("*.svg"))
+    )
+
+
+def test_what_is_not_finite_is_null(tiny, tmp_path):
+    work = {"rate": 1e38, "steps": 2, "batch_size": 4}
+    tiny["algorithm"] |= {"name": "finetune", "tune": work}
+    tiny["run"]["rounds"] = 2
+    tiny["measure"] |= {"local": 2, "splits": ["test"], "metrics": ["loss"]}
+    summary = run_config(check(tiny, "here"), tmp_path / "out")
+    assert "6 clients have a model that is not finite" in summary["harm"]
+    again = run_config(check(tiny, "here"), tmp_path / "out", resume=True)
+    assert again == summary
+    for name in ("summary.json", "metrics.jsonl"):
+        text = (tmp_path / "out" / name).read_text()
+        assert "NaN" not in text
+        assert "Infinity" not in text
+
+
+def test_double_precision(tiny, tmp_path):
+    tiny["run"] |= {"precision": "float64", "rounds": 1}
+    run_config(check(tiny, "here"), tmp_path / "out")
+    arrays, _ = unpack((tmp_path / "out" / "model.safetensors").read_bytes())
+    assert arrays[".weight"].dtype == np.float64
+
+
+@pytest.mark.parametrize("store", ["device", "host", "disk"])
+def test_stopped_and_gone_on_is_the_same_run(store, tiny, tmp_path, monkeypatch):
+    monkeypatch.setattr(early_stopping, "MOST", 1)
+    tiny["algorithm"]["name"] = "scaffold"
+    tiny["run"] |= {"store": store, "dropout": 0.2}
+    # How long training alone takes is tried the same way whatever the store.
+    tiny["measure"] |= {"local": True if store == "disk" else 2, "metrics": ["loss"]}
+    config = check(tiny, "here")
+    run_config(config, tmp_path / "whole")
+    run_with_stops(config, tmp_path / "stopped")
+    assert comparable(tmp_path / "stopped") == comparable(tmp_path / "whole")
+
+
+def test_a_finished_run_is_left_alone(tiny, tmp_path):
+    config, out = check(tiny, "here"), tmp_path / "out"
+    summary = run_config(config, out)
+    written = {path: path.stat().st_mtime_ns for path in out.rglob("*")}
+    assert run_config(config, out, resume=True) == summary
+    assert written == {path: path.stat().st_mtime_ns for path in out.rglob("*")}
+    with pytest.raises(RunError, match="holds a run already; --resume goes on"):
+        run_config(config, out)
+    tiny["algorithm"]["rate"] = 0.2
+    with pytest.raises(RunError, match=r"algorithm\.rate: 0\.1 there, 0\.2 here"):
+        run_config(check(tiny, "here"), out, resume=True)
+
+
+def test_a_damaged_config_in_the_folder(tiny, tmp_path):
+    (tmp_path / "config.toml").write_text("version = ")
+    with pytest.raises(RunError, match=r"config\.toml: not valid TOML"):
+        run_config(check(tiny, "here"), tmp_path, resume=True)
+
+
+def test_changed_data_is_noticed(tiny, tmp_path):
+    config, out = check(tiny, "here"), tmp_path / "out"
+    run_config(config, out)
+    (out / "summary.json").unlink()
+    origin = json.loads((out / "run.json").read_text())
+    origin["data"]["sha256"] = "0"
+    (out / "run.json").write_text(json.dumps(origin))
+    with pytest.raises(RunError, match="the data changed since the run began: sha256"):
+        run_config(config, out, resume=True)
+
+
+def test_the_checkpoint_of_another_config(tiny, tmp_path):
+    out = tmp_path / "out"
+    run_config(check(tiny, "here"), out)
+    tiny["algorithm"]["name"] = "scaffold"
+    other = tmp_path / "other"
+    run_config(check(tiny, "here"), other)
+    (other / "summary.json").unlink()
+    (out / "checkpoint").replace(other / "checkpoint")
+    with pytest.raises(CheckpointError, match=r"another config: algorithm\.name"):
+        run_config(check(tiny, "here"), other, resume=True)
+
+
+def test_what_simulate_refuses_names_the_key(tiny, tmp_path):
+    tiny["run"]["cohort"] = 7
+    with pytest.raises(ConfigError) as caught:
+        run_config(check(tiny, "here"), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    line = "run.cohort: 7 is not between 1 and the 6 clients there are"
+    assert str(caught.value) == line
+    tiny["run"]["cohort"] = 3
+    tiny["measure"]["splits"] = ["validation"]
+    with pytest.raises(ConfigError, match=r"^measure\.splits: 'validation' is not one"):
+        run_config(check(tiny, "here"), tmp_path / "out")

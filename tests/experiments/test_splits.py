@@ -1,0 +1,98 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""Every seed its own split."""
+
+import csv
+
+import numpy as np
+import pytest
+
+from fedblend.config.build import build
+from fedblend.config.config import check
+from fedblend.config.constants import with_rates
+from fedblend.data.federated import held_out
+from fedblend.experiments.run import run_config
+
+FLIX = {
+    "name": "flix",
+    "rate": "theory",
+    "alpha": 0.5,
+    "steps": 1,
+    "batch_size": "all",
+    "personal": {"solver": "gradient_descent", "most": 5},
+}
+
+
+def table(path) -> list[dict[str, str]]:
+    with open(path) as file:
+        return list(csv.DictReader(file))
+
+
+def rows_by_client(built, replica=0) -> list[set[bytes]]:
+    test = built.federations[replica].test
+    return [
+        {row.tobytes() for row in test.rows(client)[0]}
+        for client in range(built.federated_data.clients)
+    ]
+
+
+def test_a_seed_draws_its_own_split_of_the_same_clients(tiny):
+    tiny["run"]["seed"] = [0, 3]
+    both = build(check(tiny, "here"))
+    tiny["run"]["seed"] = 3
+    alone = build(check(tiny, "here"))
+    first, second = (rows_by_client(both, replica) for replica in (0, 1))
+    assert all(one != other for one, other in zip(first, second, strict=True))
+    assert second == rows_by_client(alone)
+    for name, split in both.federated_data.splits.items():
+        np.testing.assert_array_equal(
+            split.counts, alone.federated_data.splits[name].counts
+        )
+    tiny["run"]["seed"] = [3, 0]
+    tiny["data"]["split_seed"] = 0
+    fixed = build(check(tiny, "here"))
+    assert len(fixed.federations) == 1
+    assert rows_by_client(fixed) == first
+    assert fixed.facts["splits"] == [0]
+    assert both.facts["splits"] == [0, 3]
+
+
+def test_seed_zero_keeps_the_split_it_always_had():
+    train, validation, test = held_out(
+        np.arange(20), 3, validation=0.2, test=0.25, seed=7
+    )
+    order = np.random.default_rng((7, 3)).permutation(20)
+    np.testing.assert_array_equal(np.concatenate([test, validation, train]), order)
+
+
+def test_constants_are_those_of_each_split(tiny):
+    tiny |= {"algorithm": FLIX, "model": {"name": "softmax", "l2": 0.1}}
+    tiny["run"] |= {"cohort": 6, "seed": [2, 5]}
+    both = build(check(tiny, "here")).by_split
+    tiny["run"]["seed"] = 5
+    config = check(tiny, "here")
+    one = build(config)
+    assert both is not None and one.by_split is None and one.smoothness is not None
+    np.testing.assert_allclose(both.over["smooth"][1], one.smoothness.smooth, rtol=1e-5)
+    together, _ = with_rates(config, one.smoothness, 650)
+    assert both.over["rates"][1, 0] == pytest.approx(together.rate, rel=1e-5)
+    assert both.over["rates"][0, 0] != both.over["rates"][1, 0]
+
+
+@pytest.mark.slow
+def test_a_seed_alone_comes_to_what_it_does_among_others(tiny, tmp_path):
+    """The constants of theory, and with them the rate, are those of each split."""
+    tiny["measure"]["local"] = True
+    tiny["algorithm"] = FLIX
+    tiny["run"] |= {"rounds": 2, "cohort": 6}
+    tiny["model"]["l2"] = 0.1
+    tiny["run"]["seed"] = [2, 5]
+    run_config(check(tiny, "here"), tmp_path / "both")
+    tiny["run"]["seed"] = 5
+    run_config(check(tiny, "here"), tmp_path / "one")
+    both, one = (table(tmp_path / name / "clients.csv") for name in ("both", "one"))
+    both = [row for row in both if row["seed"] == "5"]
+    for mine, theirs in zip(one, both, strict=True):
+        for name in ("test_personal_loss", "test_local_loss", "gain_low", "gain_high"):
+            assert float(mine[name]) == pytest.approx(float(theirs[name]), abs=1e-4)
+        assert mine["harmed"] == theirs["harmed"]

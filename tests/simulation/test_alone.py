@@ -1,0 +1,163 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""Training alone to its own best round: when it stops, which rows choose."""
+
+import math
+from itertools import takewhile
+
+import jax
+import numpy as np
+import pytest
+
+import fedblend as fb
+from fedblend.data.federated import rows_held_out
+from fedblend.deploy.client.executor import Alone, Executor, Own
+from fedblend.simulation import early_stopping, train_alone
+from fedblend.simulation.early_stopping import Budget, Look
+
+KEY = jax.random.key(0)
+
+
+def seen(curve, until):
+    """Looks at a curve, a function of the round, as far as it is trained."""
+    rounds = [0, *takewhile(lambda at: at <= until, early_stopping.looks())]
+    return [Look(at, curve(at)) for at in rounds]
+
+
+def stopped(curve, least):
+    """Where training by this curve ends."""
+    for at in early_stopping.looks():
+        looks = seen(curve, at)
+        if early_stopping.settled(looks, least) or early_stopping.exhausted(
+            looks, least
+        ):
+            return looks
+    raise AssertionError
+
+
+def test_a_slow_start_is_no_end():
+    # As on femnist: nothing for some rounds, then most of it, then a little.
+    looks = stopped(lambda at: 0.07 + 0.53 * at**2 / (40**2 + at**2), 100)
+    assert 200 < looks[-1].round < 2000
+    assert early_stopping.best_of(looks).score == pytest.approx(0.6, abs=0.01)
+    assert early_stopping.settled(looks, 100)
+
+
+def test_what_gets_worse_again_is_taken_where_it_was_best():
+    looks = stopped(lambda at: -abs(math.log((at + 1) / 9)), 50)
+    assert early_stopping.chosen(looks, 50, "rows", "loss") == Budget(
+        8, "rows", "loss", looks[-1].round, False
+    )
+    assert 50 <= looks[-1].round < 65
+
+
+def test_what_improves_for_ever_is_cut_short_and_said_so():
+    looks = stopped(lambda at: float(at), 20)
+    last = looks[-1].round
+    assert 400 <= last < 500
+    assert early_stopping.chosen(looks, 20, "rows", "mse") == Budget(
+        last, "rows", "mse", last, True
+    )
+
+
+def test_without_rows_that_say_anything_it_is_the_least():
+    looks = stopped(lambda at: early_stopping.score("loss", math.nan), 30)
+    assert early_stopping.chosen(looks, 30, "rows", "loss") == Budget(30)
+
+
+def test_equal_scores_are_decided_by_the_second_then_by_the_first_round():
+    looks = [Look(0, 1.0, -3.0), Look(1, 1.0, -2.0), Look(2, 1.0, -2.0)]
+    assert early_stopping.best_of(looks).round == 1
+
+
+MODEL = fb.models.build("softmax", (8, 8, 1), 10)
+LOSS = fb.losses.cross_entropy(MODEL.apply)
+SETTINGS = {
+    "rounds": 8,
+    "measure": fb.metrics.standard("classes", LOSS, MODEL.apply),
+}
+ALONE = fb.local_only(LOSS, 0.1, steps=1, batch_size=4)
+
+
+def digits(counts, validation=0.0):
+    """The first digits, some for every client."""
+    inputs, labels = fb.datasets.load("digits").rows
+    parts = np.split(np.arange(sum(counts)), np.cumsum(counts)[:-1])
+    rows = (inputs[: sum(counts)], labels[: sum(counts)])
+    return fb.federate(rows, parts, validation=validation, test=0.2)
+
+
+def test_without_validation_rows_only_training_rows_have_a_say():
+    federated_data = digits((10, 20))
+    trial = train_alone.trying(
+        ALONE, MODEL.init, federated_data, KEY, "accuracy", SETTINGS
+    )
+    assert set(trial.engine.examples) == {"train", "validation"}
+    assert trial.federated_data.validation is not None
+    both = trial.federated_data.train.counts + trial.federated_data.validation.counts
+    np.testing.assert_array_equal(both, federated_data.train.counts)
+
+
+def test_every_block_of_the_trial_can_be_saved():
+    """Between two looks as well: a store on disk is at most a block ahead."""
+    federated_data = digits((10, 20))
+    settings = {**SETTINGS, "every": 1}
+    trial = train_alone.trying(
+        ALONE, MODEL.init, federated_data, KEY, "accuracy", settings
+    )
+    rounds = [record.round for record in train_alone.prolonged(trial, "accuracy", 5)]
+    assert len(rounds) > 14
+    assert rounds == list(range(len(rounds)))
+
+
+def test_held_out_rows_leave_the_training_rows():
+    federated_data = fb.federate(np.arange(9), [np.arange(2), np.arange(2, 9)])
+    apart = federated_data.holding_out(0.2)
+    assert apart.validation is not None
+    assert apart.train.counts.tolist() == [2, 6]
+    assert apart.validation.counts.tolist() == [0, 1]
+    mine = [*apart.train.rows(1), *apart.validation.rows(1)]
+    assert sorted(mine) == sorted(federated_data.train.rows(1))
+
+
+@pytest.mark.parametrize("validation", [0.0, pytest.param(0.3, marks=pytest.mark.slow)])
+def test_a_node_chooses_as_the_simulator_does_for_it_alone(validation):
+    federated_data = digits((40, 60), validation)
+    problem = (MODEL.init, federated_data, KEY)
+    run = fb.train_alone(ALONE, *problem, measure_on=[0], **SETTINGS).complete()
+    assert run.budget is not None
+    assert run.federated_data is federated_data
+    assert run.cohort == 1  # who is not measured need not train
+    held = "validation rows" if validation else "a held-out fifth of the training rows"
+    assert run.budget.chosen_on == held
+    params = MODEL.init(KEY)
+    own = Own(
+        client=0,
+        algorithm=ALONE,
+        params=jax.eval_shape(lambda tree: tree, params),
+        root=KEY,
+        splits=federated_data.select([0]).splits,
+        capacities={name: of.capacity for name, of in federated_data.splits.items()},
+        measures=SETTINGS["measure"],
+        alone=Alone(ALONE, "accuracy", SETTINGS["rounds"]),
+    )
+    found, known = Executor(own).alone(params)
+    assert known == run.budget._replace(chosen_on="its own rows")
+    for split in federated_data.splits:
+        (loss,) = run.measured[0][split]["personal"]["loss"]
+        assert found[split]["loss"] == pytest.approx(loss, abs=1e-6)
+
+
+def test_a_nodes_room_is_that_of_the_simulator():
+    counts = np.arange(1, 200)
+    kept = counts - [rows_held_out(int(n), train_alone.HELD_OUT) for n in counts]
+    assert (np.diff(kept) >= 0).all()
+
+
+def test_a_cohort_that_is_always_the_same():
+    some = fb.simulate(ALONE, MODEL.init, digits((5, 5, 5)), KEY, rounds=1,
+                       cohort=np.array([2, 0]))  # fmt: skip
+    np.testing.assert_array_equal(some._draw(KEY, [0, 7]), [[0, 2], [0, 2]])
+    with pytest.raises(ValueError, match=r"is not made of ids between 0 and 2"):
+        fb.simulate(ALONE, MODEL.init, digits((5, 5, 5)), KEY, rounds=1,
+                    cohort=np.array([3]))  # fmt: skip

@@ -1,0 +1,214 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""Stores: states by client id, and files that survive a crash at any moment."""
+
+import warnings
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedblend.simulation import client_store as stores
+from fedblend.simulation.client_store import DiskStore, choose, open_store
+from fedblend.simulation.store_version import StoreError
+
+CLIENTS = 9
+
+
+class State(NamedTuple):
+    own: Any
+    count: Any
+    half: Any
+
+
+TEMPLATE = State(
+    jax.ShapeDtypeStruct((2, 3), np.dtype(np.float32)),
+    jax.ShapeDtypeStruct((), np.dtype(np.int32)),
+    jax.ShapeDtypeStruct((4,), np.dtype(jnp.bfloat16)),
+)
+
+
+def rows(ids, salt=0):
+    """A different state for every client and every salt."""
+    ids = np.asarray(ids)
+    seeds = [np.random.default_rng((int(i), salt)) for i in ids]
+    return jax.tree.map(
+        lambda leaf: np.stack(
+            [
+                np.asarray(9 * s.normal(size=leaf.shape)).astype(leaf.dtype)
+                for s in seeds
+            ]
+        ),
+        TEMPLATE,
+    )
+
+
+def same(left, right) -> None:
+    jax.tree.map(
+        lambda a, b: np.testing.assert_array_equal(
+            np.asarray(a, float), np.asarray(b, float)
+        ),
+        left,
+        right,
+    )
+
+
+def advance(store, ids, salt) -> None:
+    """One block: load the states of these clients, and save others."""
+    ids = np.asarray(ids)
+    states, slots = store.load(ids, len(ids) + 1)
+    new = rows(np.unique(ids), salt)
+
+    def put(all, values):
+        return jnp.asarray(all).at[jnp.asarray(np.unique(slots))].set(values)
+
+    store.save(ids, jax.tree.map(put, states, new))
+
+
+@pytest.fixture(params=["device", "host", "disk"])
+def store(request, tmp_path):
+    opened = open_store(request.param, TEMPLATE, CLIENTS, tmp_path)
+    opened.write(np.arange(CLIENTS), rows(range(CLIENTS)))
+    return opened
+
+
+def test_states_are_found_by_client_id(store):
+    same(store.gather(np.array([7, 0, 7])), rows([7, 0, 7]))
+    assert store.known.all()
+
+
+def test_a_block_changes_its_clients_and_no_others(store):
+    advance(store, [[5, 2], [2, 8]], salt=1)
+    same(store.gather(np.array([2, 5, 8])), rows([2, 5, 8], 1))
+    same(store.gather(np.array([0, 1, 3, 4, 6, 7])), rows([0, 1, 3, 4, 6, 7]))
+    advance(store, [[2, 0]], salt=2)
+    same(
+        store.gather(np.array([0, 2, 5])),
+        jax.tree.map(
+            lambda a, b: np.concatenate([a, b]), rows([0, 2], 2), rows([5], 1)
+        ),
+    )
+
+
+def test_a_block_finds_each_state_at_its_slot(store):
+    ids = np.array([[5, 2], [2, 8]])
+    states, slots = store.load(ids, 4)
+    for id_, slot in zip(ids.ravel(), np.asarray(slots).ravel(), strict=True):
+        same(
+            jax.tree.map(lambda leaf, s=slot: leaf[s], states),
+            jax.tree.map(lambda leaf: leaf[0], rows([id_])),
+        )
+
+
+def test_a_snapshot_takes_a_store_back(store):
+    advance(store, [[1, 2]], salt=1)
+    kept = jax.tree.map(np.array, store.snapshot())
+    shapes = jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), kept)
+    wanted = store.template(len(kept.get("ids", ())))
+    assert jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), wanted) == shapes
+    store.restore(kept)
+    same(
+        store.gather(np.array([1, 2, 3])),
+        jax.tree.map(lambda a, b: np.concatenate([a, b]), rows([1, 2], 1), rows([3])),
+    )
+
+
+def disk(folder):
+    return DiskStore(TEMPLATE, CLIENTS, folder)
+
+
+@pytest.fixture
+def stopped(tmp_path):
+    """A store after a block, and the snapshot that a checkpoint would hold."""
+    first = disk(tmp_path)
+    first.write(np.arange(CLIENTS), rows(range(CLIENTS)))
+    advance(first, [[1, 2]], salt=1)
+    advance(first, [[2, 3]], salt=2)
+    return first, jax.tree.map(np.array, first.snapshot())
+
+
+def check_second_block(store):
+    same(store.gather(np.array([1])), rows([1], 1))
+    same(store.gather(np.array([2, 3])), rows([2, 3], 2))
+    same(store.gather(np.array([0, 8])), rows([0, 8]))
+
+
+def test_files_behind_the_checkpoint_catch_up(stopped, tmp_path):
+    """Killed right after saving: the last rows are in the checkpoint only."""
+    again = disk(tmp_path)
+    same(again.gather(np.array([3])), rows([3]))
+    again.restore(stopped[1])
+    check_second_block(again)
+
+
+def test_files_that_were_being_written_are_written_again(stopped, tmp_path):
+    """Killed in the next block: its load had begun to write the pending rows."""
+    first, kept = stopped
+    first.load(np.array([[5, 6]]), 2)
+    first.save(np.array([[5, 6]]), rows([5, 6], 3))
+    again = disk(tmp_path)
+    again.states.own[2] = np.nan
+    again.restore(kept)
+    check_second_block(again)
+    same(again.gather(np.array([5, 6])), rows([5, 6]))
+
+
+def test_one_may_go_on_and_resume_again(stopped, tmp_path):
+    again = disk(tmp_path)
+    again.restore(stopped[1])
+    again.restore(stopped[1])
+    advance(again, [[7]], salt=4)
+    third = disk(tmp_path)
+    third.restore(jax.tree.map(np.array, again.snapshot()))
+    check_second_block(third)
+    same(third.gather(np.array([7])), rows([7], 4))
+
+
+def test_files_ahead_of_the_checkpoint_are_refused(stopped, tmp_path):
+    first, kept = stopped
+    advance(first, [[5, 6]], salt=3)
+    advance(first, [[7]], salt=4)
+    with pytest.raises(StoreError, match="states of another moment"):
+        disk(tmp_path).restore(kept)
+
+
+def test_files_of_another_run_are_refused(stopped, tmp_path):
+    disk(tmp_path).write(np.array([0]), rows([0], 5))
+    with pytest.raises(StoreError, match="states of another run"):
+        disk(tmp_path).restore(stopped[1])
+
+
+def test_missing_files_are_refused(stopped, tmp_path):
+    with pytest.raises(StoreError, match="has not the clients' states"):
+        disk(tmp_path / "elsewhere").restore(stopped[1])
+    DiskStore(TEMPLATE, CLIENTS + 1, tmp_path)  # makes the files anew
+    with pytest.raises(StoreError):
+        disk(tmp_path).restore(stopped[1])
+
+
+def test_a_temporary_store_leaves_nothing_and_says_nothing():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        temporary = DiskStore(TEMPLATE, CLIENTS, None)
+        temporary.write(np.array([1]), rows([1]))
+        folder = temporary.folder
+        assert folder.exists()
+        del temporary
+        assert not folder.exists()
+
+
+@pytest.mark.parametrize(
+    ("clients", "kind"), [(9, "device"), (2 * 10**7, "host"), (10**8, "disk")]
+)
+def test_the_store_is_chosen_by_size(clients, kind):
+    wide = jax.ShapeDtypeStruct((100,), np.dtype(np.uint8))
+    assert choose(wide, clients) == kind
+    assert choose((), 10**9) == "device"
+    assert stores.DEVICE_BYTES < stores.HOST_BYTES
+
+
+def test_an_unknown_store_is_refused_in_one_line():
+    with pytest.raises(ValueError, match="store: 'cloud' is unknown"):
+        open_store("cloud", TEMPLATE, 3)

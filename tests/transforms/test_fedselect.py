@@ -1,0 +1,252 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""Federated select: the same run as with the whole table, and what travels."""
+
+from functools import cache
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import fedblend as fb
+from fedblend import compress
+from fedblend.core import Down, Ragged
+from fedblend.data.federated import Shards
+from fedblend.simulation import serialize
+from fedblend.transforms import entries_touched, fedselect, sparse_rows
+from fedblend.transforms.mixed_fl.central_loss import of_parameters
+
+MOVIES, WIDTH, ROUNDS, CLIENTS = 24, 3, 4, 6
+DENSE = WIDTH * WIDTH + WIDTH
+TABLE: dict[str, Any] = {"rows": {"embedding": ("0", "1")}, "always": 1}
+WORK: dict[str, Any] = {"steps": np.array([3, 1, 2, 3, 4, 2]), "batch_size": 3}
+model = fb.models.dual_encoder(MOVIES, width=WIDTH)
+loss = fb.models.dual_encoder_loss()
+params = model.init(jax.random.key(0))
+
+
+def movies(seed: int = 0, most: int = 9) -> fb.FederatedData:
+    """Users who rate 4 to ``most`` movies; only those of odd number have padding."""
+    rng = np.random.default_rng(seed)
+    contexts, labels, partition = [], [], []
+    for user in range(CLIENTS):
+        own = rng.choice(np.arange(1, MOVIES + 1), rng.integers(4, most + 1), False)
+        count = rng.integers(3, 9)
+        context = rng.choice(own, (count, 4))
+        context[:, 2:] *= rng.integers(0, 2, (count, 2)) if user % 2 else 1
+        contexts.append(context)
+        labels.append(rng.choice(own, count))
+        partition.append(sum(map(len, labels[:-1])) + np.arange(count))
+    flat = np.concatenate(contexts), np.concatenate(labels)
+    return fb.federate(tuple(leaf.astype(np.int32) for leaf in flat), partition)
+
+
+on = movies()
+AVERAGE = fb.fedavg(loss, 0.5, **WORK)
+SPREAD = of_parameters(lambda here: fb.models.spreadout(here, 0.3))
+ALGORITHMS = {
+    "adam at the server": fb.fedopt(loss, 0.5, optax.adam(0.05), **WORK),
+    "two-way": fb.mixed_fl(AVERAGE, SPREAD, how="two_way", steps=2),
+}
+
+
+def used(client: int) -> np.ndarray:
+    """The rows of a client: its movies, and the padding's."""
+    contexts, labels = on.train.rows(client)
+    return np.array(sorted({0} | set(contexts.ravel()) | set(labels)))
+
+
+def run(algorithm, rounds=ROUNDS, **settings):
+    place = (algorithm, params, on, jax.random.key(1))
+    return fb.simulate(*place, rounds=rounds, every=rounds, **settings)
+
+
+@cache
+def pair(name: str):
+    """The run with the whole table, and the one with rows of it."""
+    plain = ALGORITHMS[name]
+    return [run(a, chunk=4).complete() for a in (plain, fedselect(plain, on, **TABLE))]
+
+
+def answer_of(algorithm):
+    """From a client's data to what the server makes of its answer."""
+    down = Down(params, jnp.zeros((), jnp.int32))
+
+    def answer(shard, key):
+        message = algorithm.tell(down, algorithm.ask((), shard))
+        up, _ = algorithm.client(message, (), shard, key)
+        return algorithm.decode(up._replace(mean_gradient=None, step_sum=None))
+
+    return answer
+
+
+def test_the_run_is_that_with_the_whole_table_bit_for_bit():
+    whole, some = pair("adam at the server")
+    jax.tree.map(np.testing.assert_array_equal, some.shared, whole.shared)
+    jax.tree.map(np.testing.assert_array_equal, some.personal(2), whole.shared)
+    assert np.abs(whole.shared.embedding - params.embedding).max() > 0.05
+
+
+def test_what_is_heard_of_a_client_is_the_same_bit_for_bit():
+    """With a pull, epochs, and an optimizer that needs no correction to be plain."""
+    work: dict[str, Any] = {"mu": 0.4, "steps": fb.Epochs(2), "batch_size": 3}
+    plain = fb.fedprox(loss, optax.adam(0.1), **work)
+    both = [jax.jit(answer_of(a)) for a in (plain, fedselect(plain, on, **TABLE))]
+    for client in (0, 3):  # one without padding, one with
+        whole, some = (
+            answer(on.train.shard(client), jax.random.key(3)) for answer in both
+        )
+        jax.tree.map(np.testing.assert_array_equal, some.delta, whole.delta)
+        assert np.abs(whole.delta.embedding).max() > 0.05
+
+
+def test_a_nudge_moves_rows_that_clients_lack():
+    """To rounding; a round's correction moves such rows by some hundredths."""
+    whole, some = pair("two-way")
+    for one, other in zip(*map(jax.tree.leaves, (some.down, whole.down)), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+    unused = sorted(set(range(1, MOVIES + 1)) - {m for c in range(6) for m in used(c)})
+    moved = np.abs(whole.shared.embedding - params.embedding)
+    assert moved[unused].min() > 1e-4
+    assert len(unused) > 0
+
+
+def test_bits_are_those_of_a_clients_own_rows():
+    whole, some = pair("adam at the server")
+    entries = entries_touched(params, on, **TABLE)
+    sizes = np.array([len(used(client)) for client in range(CLIENTS)])
+    np.testing.assert_array_equal(entries, DENSE + WIDTH * sizes)
+    np.testing.assert_array_equal(some.ledgers[0].down, ROUNDS * 32 * entries)
+    up = ROUNDS * 32 * (entries + sizes)  # the numbers of the rows, once
+    np.testing.assert_array_equal(some.ledgers[0].up, up)
+    everything = 32 * fb.trees.size(params)
+    np.testing.assert_array_equal(whole.ledgers[0].down, ROUNDS * everything)
+    # What is deployed in the end is the whole model.
+    assert some.summary()["bits"]["last_broadcast"] == CLIENTS * everything
+    _, nudged = pair("two-way")  # the correction's rows; two numbers: rate times steps
+    np.testing.assert_array_equal(nudged.ledgers[0].down, 2 * ROUNDS * 32 * entries)
+    np.testing.assert_array_equal(nudged.ledgers[0].up, up + ROUNDS * 2 * 32)
+
+
+def test_rows_are_asked_for_sorted_and_once():
+    use = sparse_rows.used_rows(on, ("0", "1"), 1)
+    asking = fedselect(AVERAGE, on, **TABLE).ask
+    ask = jax.jit(lambda shard: asking((), shard)[1][0])
+    for client in range(CLIENTS):
+        own, (buffer, count) = used(client), ask(on.train.shard(client))
+        numbers = Ragged(np.asarray(buffer), np.asarray(count))  # pyright: ignore
+        assert numbers.used == use.counts[client] == len(own)
+        np.testing.assert_array_equal(numbers.buffer[: len(own)], own)
+        assert numbers.buffer.shape == (use.counts.max(),)
+        places = np.searchsorted(numbers.buffer, on.train.rows(client)[0])
+        np.testing.assert_array_equal(own[places], on.train.rows(client)[0])
+        assert (places[on.train.rows(client)[0] == 0] == 0).all()
+
+
+def test_gather_and_scatter_are_numpys():
+    table = np.arange(24, dtype=np.float32).reshape(6, 2, 2)
+    numbers = Ragged(jnp.array([1, 4, 5, 7777]), jnp.array(3, jnp.int32))
+    picked = sparse_rows.gather(jnp.asarray(table), numbers)
+    assert picked.values.used == 3 * 4
+    np.testing.assert_array_equal(sparse_rows.opened(picked)[:3], table[[1, 4, 5]])
+    assert (np.asarray(sparse_rows.opened(picked)[3]) == 0).all()
+    wanted = np.zeros_like(table)
+    wanted[[1, 4, 5]] = 2 * table[[1, 4, 5]]
+    arrived = Ragged(jnp.array([1, 4, 5, 0]), numbers.used)  # zeros behind the end
+    doubled = sparse_rows.closed(2 * sparse_rows.opened(picked), picked)
+    for sent in (numbers, arrived):
+        np.testing.assert_array_equal(sparse_rows.scatter(doubled, sent), wanted)
+        lacking = np.asarray(sparse_rows.lacking(6, sent))
+        np.testing.assert_array_equal(lacking, [True, False, True, True, False, False])
+
+
+def test_messages_survive_bytes_and_back():
+    algorithm = fedselect(ALGORITHMS["two-way"], on, **TABLE)
+    down, _ = algorithm.start(params, None, None, jax.random.key(0))  # pyright: ignore
+    shard, key = on.train.shard(1), jax.random.key(4)
+
+    def sent(message):
+        arrays, _ = serialize.unpack(serialize.pack(serialize.traveling(message)))
+        return serialize.arrived(arrays, message, key, 1)
+
+    message = algorithm.tell(down, algorithm.ask((), shard))
+    answer = jax.jit(lambda told: algorithm.client(told, (), shard, key)[0])
+    up = answer(sent(message))._replace(mean_gradient=None, step_sum=None)
+    there, here = algorithm.decode(sent(up)), algorithm.decode(up)
+    jax.tree.map(np.testing.assert_array_equal, there, here)
+
+
+def begin(algorithm, federated_data=on):
+    """Nothing is compiled: a simulation looks at the shapes first."""
+    place = (algorithm, params, federated_data, jax.random.key(1))
+    fb.simulate(*place, rounds=1)
+
+
+@pytest.mark.parametrize(
+    "chosen, complaint",
+    [
+        ({"rows": {}}, "rows names no parameter"),
+        ({"rows": {"embeding": ("0",)}}, "no parameter 'embeding', there are 'embedd"),
+        ({"rows": {"embedding": "0"}}, "'0' is no list of fields"),
+        ({"rows": {"embedding": ("2",)}}, "no field '2' in the examples, which have"),
+        ({"rows": {"dense/bias": ("1",)}}, r"row 2\d of 'dense/bias', whose shape is"),
+        (
+            {"rows": {"embedding": ("0", "1"), "dense/bias": ("1",)}},
+            "field '1' is among .* parameters that share a field share all",
+        ),
+    ],
+)
+def test_what_is_not_there_is_refused_in_one_line(chosen, complaint):
+    with pytest.raises(ValueError, match=f"^select: .*{complaint}") as caught:
+        begin(fedselect(AVERAGE, on, **chosen))
+    assert "\n" not in str(caught.value)
+
+
+def test_fields_without_numbers_of_rows_are_refused():
+    examples = (on.train.examples[0] - 1.5, on.train.examples[1] - 30)
+    shards = Shards(examples, on.train.starts, on.train.counts)
+    for field, what in (("0", "float64 from -1.5"), ("1", "int32 from -2")):
+        with pytest.raises(ValueError, match=f"field '{field}' holds {what}"):
+            sparse_rows.used_rows(fb.FederatedData(shards), (field,))
+
+
+def test_a_method_that_needs_all_rows_is_refused():
+    for algorithm, complaint in (
+        (fb.scaffold(loss, 0.1, **WORK), "remember or say something"),
+        (fb.apfl(loss, 0.1, alpha=0.5, **WORK), "remember or say something"),
+        (fb.compressed(AVERAGE, compress.rand_k(1)), "is encoded already"),
+        (
+            fb.mixed_fl(fb.fedprox(loss, 0.1, mu=1.0, **WORK), SPREAD, how="one_way"),
+            "do not take plain steps of one rate",
+        ),
+        (
+            fb.mixed_fl(AVERAGE, SPREAD, how="two_way", upload=True),
+            "hold more than the model",
+        ),
+        (
+            fb.mixed_fl(AVERAGE, SPREAD, how="one_way", compressor=compress.natural()),
+            "an encoded correction has no rows",
+        ),
+    ):
+        with pytest.raises(ValueError, match=f"^select: .*{complaint}"):
+            begin(fedselect(algorithm, on, **TABLE))
+    with pytest.raises(ValueError, match=r"^compressed: .* is encoded already"):
+        begin(fb.compressed(fedselect(AVERAGE, on, **TABLE), compress.rand_k(1)))
+    with pytest.raises(ValueError, match="a transform around it tells clients whole"):
+        begin(
+            fb.transforms.downlink(fedselect(AVERAGE, on, **TABLE), compress.top_k(2))
+        )
+    with pytest.raises(ValueError, match="it needs 'mean'"):
+        run(fedselect(AVERAGE, on, **TABLE), reduction="median")
+
+
+def test_a_client_with_more_rows_than_planned_is_not_heard():
+    algorithm = fedselect(AVERAGE, movies(seed=5, most=4), **TABLE)
+    shard = on.train.shard(
+        int(sparse_rows.used_rows(on, ("0", "1"), 1).counts.argmax())
+    )
+    aggregate = jax.jit(answer_of(algorithm))(shard, jax.random.key(0))
+    assert np.isnan(aggregate.delta.dense.bias).all()
