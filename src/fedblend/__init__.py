@@ -29,12 +29,10 @@ def _homes() -> dict[str, str]:
 
 
 _HOMES = _homes()
-__all__ = sorted(
-    # What needs scikit-learn or pydantic is public, but no star imports it.
-    name
-    for name, home in _HOMES.items()
-    if not home.startswith("fedblend.experiments")
-)
+# What needs scikit-learn or pydantic is public, but no star imports it.
+__all__ = [  # pyright: ignore[reportUnsupportedDunderAll]
+    name for name, home in _HOMES.items() if not home.startswith("fedblend.experiments")
+]
 
 
 def __getattr__(name: str) -> Any:

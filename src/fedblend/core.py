@@ -26,7 +26,7 @@ client's state never travels. The server's own data, if it has any, is the shard
 *Who is heard.* Some of the cohort may not answer, or answer with something unusable.
 They keep the state they had, and ``aggregate.participation`` tells which part of the
 whole federation's weight was heard. A server that keeps the mean of the clients'
-memories (SCAFFOLD, DIANA, EF21) needs just that number: ``memory += share *
+memories (SCAFFOLD, DIANA, EF21) needs just that number: ``memory += participation *
 mean(change)``. If nobody is heard, server and message stay as they are.
 
 *Rounds.* The runtime counts them, from 0, and writes the count into ``down.round``.
@@ -102,7 +102,7 @@ class Up(NamedTuple):
     itself. ``slope``, the mean raw local gradient in ``shared``, never travels: a
     transform that needs it moves it to ``extra``, and otherwise nobody pays for it. The
     same holds for ``stretch``, rate times steps of a client that took plain steps, so
-    that ``delta = -stretch * (slope + correction)``; None where that is not so.
+    that ``delta = -step_sum * (mean_gradient + correction)``; None where that is not so.
     """
 
     delta: PyTree
@@ -114,12 +114,13 @@ class Up(NamedTuple):
 class Aggregate(NamedTuple):
     """What the server learns of a round.
 
-    ``mean`` is the weighted mean of the decoded ups, ``share`` the heard weight over
+    ``mean`` is the weighted mean of the decoded ups, ``participation`` the received
+    weight over
     the weight of the whole federation, ``count`` the number of clients heard.
     """
 
     mean: Any
-    share: jax.Array
+    participation: jax.Array
     count: jax.Array
 
 

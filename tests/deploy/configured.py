@@ -199,7 +199,7 @@ def simulation(text: str) -> Run:
     """A configuration run on one machine."""
     built = build(check(toml.parse(text, "test"), "test"))
     return simulate(
-        *(built.algorithm, built.model.init, built.federation, built.key),
+        *(built.algorithm, built.model.init, built.federated_data, built.key),
         **built.settings,
     ).complete()
 

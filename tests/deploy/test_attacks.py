@@ -193,7 +193,7 @@ def test_the_door_says_that_the_policy_is_wrong_and_goes_on(
         *(worker, "serve"), lambda *args, **more: serve(*args, **more, ready=ready.set)
     )
     # Signals are for the main thread.
-    monkeypatch.setattr(supervisor.processes, "ended_by_signals", threading.Lock)
+    monkeypatch.setattr(supervisor.flwr_processes, "ended_by_signals", threading.Lock)
     path = tmp_path / "node.toml"
     threading.Thread(target=supervisor.serve_door, args=(path,), daemon=True).start()
     assert ready.wait(30)

@@ -43,9 +43,9 @@ class Counted(Trial):
                 self.computed.append(("enroll", client))
                 return enroll(params)
 
-            def training(payload, state):
-                self.computed.append((int(payload.round), client))
-                return train(payload, state)
+            def training(down, state):
+                self.computed.append((int(down.round), client))
+                return train(down, state)
 
             part.enroll, part.client = enrolling, training
             return part

@@ -64,7 +64,7 @@ def test_what_clipping_does_not_bound_is_refused(shard):
     strict = guarded(scaffold, 1.0)
     params = jnp.zeros(4)
     _, state = strict.enroll(params, shard, jax.random.key(0))
-    join = fb.core.Aggregate((), jnp.ones(()), jnp.ones((), jnp.int32))
+    join = fb.Aggregate((), jnp.ones(()), jnp.ones((), jnp.int32))
     down, _ = strict.start(params, join, None, jax.random.key(0))
     with pytest.raises(Refusal, match="says more than a change"):
         strict.client(down, state, shard, jax.random.key(0))

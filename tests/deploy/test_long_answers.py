@@ -35,7 +35,7 @@ def _longer(algorithm, part: str):
 def _wired(algorithm, folder, longest_rest):
     on = classes(COUNTS)
     return Wired(
-        *(algorithm(on), on.params, on.federation, jax.random.key(0), folder),
+        *(algorithm(on), on.params, on.federated_data, jax.random.key(0), folder),
         rounds=1,
         cohort=len(COUNTS),
         quorum=0.5,

@@ -131,7 +131,7 @@ def test_what_is_accepted_by_default_sends_models_and_nothing_else(name):
 
 def _extra(built) -> list:
     """The leaves of what a client says beside a model, by shape."""
-    algorithm, shard = built.algorithm, built.federation.train.shard(0)
+    algorithm, shard = built.algorithm, built.federated_data.train.shard(0)
     key = jax.random.key(0)
 
     def said():

@@ -80,7 +80,7 @@ class Trial(Wired):
         chosen = {"rounds": ROUNDS, "cohort": 4, "every": ROUNDS, **rules}
         chosen.setdefault("patience", PATIENCE)
         super().__init__(
-            *(algorithm(name), on.params, on.federation, jax.random.key(0), folder),
+            *(algorithm(name), on.params, on.federated_data, jax.random.key(0), folder),
             **chosen,
         )
 

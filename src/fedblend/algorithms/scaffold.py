@@ -7,12 +7,12 @@ A round, with the server's control c (sent along) and each client's own c_i::
     y_i  <- shared, then steps times:  y_i <- y_i - rate * (grad f_i(y_i) - c_i + c)
     c_i' <- mean of the raw gradients grad f_i(y_i) over these steps
     shared <- shared + server_rate * mean (y_i - shared)
-    c      <- c + share * mean (c_i' - c_i),      share = heard weight / all weight
+    c      <- c + p * mean (c_i' - c_i),      p = received weight / all weight
 
 Where this differs from the paper: its option II, ``c_i' = c_i - c + (shared - y_i) /
 (steps * rate)``, is just the mean of the raw gradients when the steps are plain SGD;
 written as that mean it holds for any local optimizer and schedule. Weights are the
-runtime's: with uniform ones ``share`` is the paper's |S|/N.
+simulation's: with uniform ones p is the paper's |S|/N.
 
 Reference: Karimireddy, Kale, Mohri, Reddi, Stich, Suresh, "SCAFFOLD: stochastic
 controlled averaging for federated learning", ICML 2020, arXiv:1910.06378.

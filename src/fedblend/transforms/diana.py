@@ -8,7 +8,7 @@ server their weighted mean h. A round::
     d_i  <- C_i(delta_i - h_i)                 travels
     mean <- h + mean d_i                       what the wrapped server hears
     h_i  <- h_i + b_i d_i
-    h    <- h + share * mean (b_i d_i)         share = heard weight / all weight
+    h    <- h + p * mean (b_i d_i)         p = received weight / all weight
 
 Over distributed gradient descent with b_i <= 1/(omega_i + 1) it converges to the exact
 optimum. With everyone taking part this is the paper's; otherwise d_i is heard of the

@@ -7,7 +7,7 @@ what it would say, the server their weighted mean g. A round::
 
     c_i  <- C(delta_i - g_i)             travels
     g_i  <- g_i + c_i
-    g    <- g + share * mean c_i         share = heard weight / all weight
+    g    <- g + p * mean c_i         p = received weight / all weight
     mean <- g                            what the wrapped server hears
 
 With the identity as compressor and everyone taking part it is the wrapped run.

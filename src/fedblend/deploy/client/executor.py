@@ -118,10 +118,10 @@ class Executor:
         """What the client needs of a message."""
         return _ask(self.own.algorithm, state, self.shard)
 
-    def client(self, message: Down, state: PyTree) -> tuple[Up, PyTree]:
+    def client(self, down: Down, state: PyTree) -> tuple[Up, PyTree]:
         """A round."""
-        key = keys.at(self.own.root, "client", message.round, self.shard.id)
-        return _client(self.own.algorithm, message, state, self.shard, key)
+        key = keys.at(self.own.root, "client", down.round, self.shard.id)
+        return _client(self.own.algorithm, down, state, self.shard, key)
 
     def measure(self, told: Deployment, state: PyTree) -> tuple[PyTree, dict]:
         """The client's model, and ``{split: {model: {metric: value}}}``."""
