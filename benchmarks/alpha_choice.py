@@ -44,11 +44,16 @@ def outcomes(model, federated_data, seed):
     key = jax.random.key(seed)
 
     def apfl(alpha, **way):
-        return fb.apfl(loss, 0.1, alpha=alpha, **{"learn": "fixed", **WORK, **way})
+        return fb.apfl(
+            loss, fb.Work(0.1, **WORK), alpha=alpha, **{"learn": "fixed", **way}
+        )
 
     def trained(algorithm):
         return fb.simulate(
-            *(algorithm, model.init, federated_data, key),
+            algorithm,
+            model.init,
+            federated_data,
+            key,
             measure=accuracy,
             splits=["test"],
             every=ROUNDS,
@@ -86,7 +91,10 @@ def outcomes(model, federated_data, seed):
     )
     for constant in (0.01, 0.1, 1.0):
         sides = generalization.plug_in(
-            *(loss, model.apply, federated_data, shared),
+            loss,
+            model.apply,
+            federated_data,
+            shared,
             jax.tree.map(lambda *leaves: jnp.stack(leaves), *alone),
             distance=distance,
             dimension=650,

@@ -20,7 +20,7 @@ WAYS = {
 
 def measured(loss, model, federated_data, way):
     """Accuracies over seeds, and alpha over clients and seeds."""
-    algorithm = fb.apfl(loss, 0.1, alpha=0.5, steps=10, batch_size=10, **way)
+    algorithm = fb.apfl(loss, fb.Work(0.1, steps=10, batch_size=10), alpha=0.5, **way)
     run = fb.simulate(
         algorithm,
         model.init,

@@ -8,6 +8,7 @@ Blocks of rounds are timed in turns, and the least times compared. Prints JSON.
 
 import json
 import sys
+from functools import partial
 
 import jax
 import numpy as np
@@ -28,21 +29,19 @@ def problem():
 
 
 def algorithms(loss):
-    apfl = {"alpha": 0.5, **WORK}
-    fedavg = fb.fedavg(loss, 0.1, **WORK)
+    apfl = partial(fb.apfl, loss, fb.Work(0.1, **WORK), alpha=0.5)
+    fedavg = fb.fedavg(loss, fb.Work(0.1, **WORK))
     return {
         "fedavg": fedavg,
-        "apfl, fixed alpha": fb.apfl(loss, 0.1, learn="fixed", **apfl),
-        "apfl, learned alpha": fb.apfl(loss, 0.1, **apfl),
-        "apfl, held-out alpha": fb.apfl(
-            loss, 0.1, held_out=0.1, alpha_rate=0.001, **apfl
-        ),
-        "ditto": fb.ditto(fedavg, loss, 0.1, lam=0.1, **WORK),
+        "apfl, fixed alpha": apfl(learn="fixed"),
+        "apfl, learned alpha": apfl(),
+        "apfl, held-out alpha": apfl(held_out=0.1, alpha_rate=0.001),
+        "ditto": fb.ditto(fedavg, loss, fb.Work(0.1, **WORK), lam=0.1),
         "pfedme, 5 inner steps": fb.pfedme(
-            loss, 0.01, lam=15.0, inner_rate=0.03, inner_steps=5, **WORK
+            loss, fb.Work(0.01, **WORK), lam=15.0, inner_rate=0.03, inner_steps=5
         ),
         "perfedavg, no Hessian": fb.perfedavg(
-            loss, 0.1, inner_rate=0.1, hessian="none", **WORK
+            loss, fb.Work(0.1, **WORK), inner_rate=0.1, hessian="none"
         ),
     }
 

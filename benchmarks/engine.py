@@ -34,9 +34,7 @@ def prepare(model, block, *, chunk=None, shipped=False):
         apply = handwritten.apply
     algorithm = fb.fedavg(
         fb.losses.cross_entropy(apply),
-        work.RATE,
-        steps=work.STEPS,
-        batch_size=work.BATCH,
+        fb.Work(work.RATE, steps=work.STEPS, batch_size=work.BATCH),
     )
     run = fb.simulate(
         algorithm,

@@ -43,7 +43,7 @@ def algorithms(federated_data, model, loss, smooth):
         step = 1 / (alpha**2 * bound)
         return fb.flix(
             loss,
-            lambda mixed: fb.fedavg(mixed, step, steps=1, batch_size=None),
+            lambda mixed: fb.fedavg(mixed, fb.Work(step, steps=1, batch_size=None)),
             alpha=alpha,
             local=fb.solvers.given(zeros),
             smooth=smooth,

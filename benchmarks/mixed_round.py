@@ -60,7 +60,7 @@ def main():
     params = model.init(jax.random.key(0))
     loss = fb.losses.cross_entropy(model.apply)
     mean_gradient = central_loss.on_rows(loss, CENTRAL_BATCH)
-    fedavg = fb.fedavg(loss, RATE, steps=STEPS, batch_size=BATCH)
+    fedavg = fb.fedavg(loss, fb.Work(RATE, steps=STEPS, batch_size=BATCH))
     algorithms = {"fedavg": fedavg} | {
         how: fb.mixed_fl(fedavg, mean_gradient, how=how, steps=STEPS)
         for how in ("parallel", "one_way", "two_way")
@@ -68,7 +68,10 @@ def main():
     runs = {
         name: iter(
             fb.simulate(
-                *(algorithm, params, federated_data, jax.random.key(0)),
+                algorithm,
+                params,
+                federated_data,
+                jax.random.key(0),
                 rounds=BLOCK * (BLOCKS + 1),
                 every=BLOCK,
                 central=held,

@@ -77,7 +77,10 @@ def mixed() -> None:
     ]
     for name, task, method, setting, replicas, every, measured in cases:
         run = simulated(
-            *(task, method, [setting] * replicas, range(replicas)),
+            task,
+            method,
+            [setting] * replicas,
+            range(replicas),
             rounds=100 * every,
             every=every,
             splits=("test",),

@@ -38,7 +38,7 @@ def prepare(clients: int, store: str):
     )
     model = fb.models.softmax(INPUTS, CLASSES)
     algorithm = fb.scaffold(
-        fb.losses.cross_entropy(model.apply), 0.1, steps=5, batch_size=4
+        fb.losses.cross_entropy(model.apply), fb.Work(0.1, steps=5, batch_size=4)
     )
     run = fb.simulate(
         algorithm,

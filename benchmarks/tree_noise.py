@@ -45,7 +45,7 @@ def on_digits() -> None:
     print(f"digits, {cost}: accuracy over ten seeds")
     for rate, clip in ((0.3, 0.5), (0.1, 0.2)):
         for tree in (8, 1):
-            plain = fb.fedavg(loss, rate, steps=5, batch_size=None)
+            plain = fb.fedavg(loss, fb.Work(rate, steps=5, batch_size=None))
             run = fb.simulate(
                 noised(plain, tree, equal_noise(tree, 4.0), clip, 50),
                 model.init,
@@ -73,7 +73,9 @@ def on_quadratics() -> None:
     cost = privacy.spent_by_tree(noise=3.0, tree=1, epoch=64, rounds=64, delta=1e-4)
     print(f"quadratics, {cost}: gap to the optimum over twenty seeds, from ones")
     for rate in (0.01, 0.03, 0.1, 0.3):
-        plain = fb.fedavg(fb.datasets.quadratic_loss, rate, steps=1, batch_size=None)
+        plain = fb.fedavg(
+            fb.datasets.quadratic_loss, fb.Work(rate, steps=1, batch_size=None)
+        )
         for tree in (1, 8, 64):
             run = fb.simulate(
                 noised(plain, tree, equal_noise(tree, 3.0), 5 * rate, 8),

@@ -38,7 +38,7 @@ federated_data = fb.federate(digits.rows, parts, test=0.3)
 model = fb.models.from_flax(Net)
 loss = fb.losses.cross_entropy(model.apply)
 run = fb.simulate(
-    fb.scaffold(loss, 0.1, steps=fb.Epochs(2), batch_size=10),
+    fb.scaffold(loss, fb.Work(0.1, steps=fb.Epochs(2), batch_size=10)),
     model.init,
     federated_data,
     jax.random.key(0),

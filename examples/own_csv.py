@@ -48,7 +48,11 @@ model = fb.models.build("logistic", (4,), table.outputs)
 loss = fb.losses.logistic(model.apply)
 work = {"steps": 10, "batch_size": 10}
 run = fb.simulate(
-    fb.finetune(fb.fedavg(loss, 0.1, **work), loss, 0.1, steps=50, batch_size=10),
+    fb.finetune(
+        fb.fedavg(loss, fb.Work(0.1, **work)),
+        loss,
+        fb.Work(0.1, steps=50, batch_size=10),
+    ),
     model.init,
     federated_data,
     jax.random.key(0),

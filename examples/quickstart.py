@@ -32,9 +32,13 @@ settings = {
 }
 
 alone = fb.train_alone(
-    fb.local_only(loss, 0.3, **work), model.init, federated_data, key, **settings
+    fb.local_only(loss, fb.Work(0.3, **work)),
+    model.init,
+    federated_data,
+    key,
+    **settings,
 )
-tuned = fb.finetune(fb.fedavg(loss, 0.3, **work), loss, 0.3, **work)
+tuned = fb.finetune(fb.fedavg(loss, fb.Work(0.3, **work)), loss, fb.Work(0.3, **work))
 run = fb.simulate(
     tuned, model.init, federated_data, key, cohort=10, local=alone, **settings
 )

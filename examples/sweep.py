@@ -29,7 +29,7 @@ loss = fb.losses.cross_entropy(model.apply)
 rates = jnp.repeat(jnp.array(RATES), SEEDS)
 keys = jnp.tile(jax.random.split(jax.random.key(0), SEEDS), len(RATES))
 run = fb.simulate(
-    lambda rate: fb.fedavg(loss, rate, steps=10, batch_size=10),
+    lambda rate: fb.fedavg(loss, fb.Work(rate, steps=10, batch_size=10)),
     model.init,
     federated_data,
     keys,

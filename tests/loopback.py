@@ -120,7 +120,11 @@ class Wired:
             self.box, invitation, lambda client, words: None, self.note
         )
         chosen = setting(
-            *(self.algorithm, self.params, rowless(counts, ()), self.key, self.rules),
+            self.algorithm,
+            self.params,
+            rowless(counts, ()),
+            self.key,
+            self.rules,
             row=row,
             experiment=EXPERIMENT,
             terms={},

@@ -246,10 +246,19 @@ def test_show_and_lists(capsys, finished):
 
 def test_seeds_in_all_spellings():
     assert run.joined_seeds(["run", "x", "--seed", "1", "2", "3", "--resume"]) == [
-        *("run", "x", "--seed", "1,2,3", "--resume")
+        "run",
+        "x",
+        "--seed",
+        "1,2,3",
+        "--resume",
     ]
     assert run.joined_seeds(["--seed", "1", "--seed", "2", "x", "3"]) == [
-        *("--seed", "1", "--seed", "2", "x", "3")
+        "--seed",
+        "1",
+        "--seed",
+        "2",
+        "x",
+        "3",
     ]
     assert run.joined_seeds(["--seed=1", "2", "x", "3"]) == ["--seed=1,2", "x", "3"]
     assert run.joined_seeds(["--seed"]) == ["--seed"]

@@ -60,12 +60,17 @@ def least_squares(federated_data, members) -> np.ndarray:
 
 def descent(members):
     del members
-    return fb.fedavg(loss, 0.2, steps=1, batch_size=None)
+    return fb.fedavg(loss, fb.Work(0.2, steps=1, batch_size=None))
 
 
 def trained(federated_data, assignment, rounds, signatures=None):
     return clusters.train(
-        *(descent, loss, start, federated_data, assignment, KEY),
+        descent,
+        loss,
+        start,
+        federated_data,
+        assignment,
+        KEY,
         rounds=rounds,
         signatures=signatures,
     )
@@ -126,12 +131,16 @@ def test_flix_with_them_has_the_lower_test_loss():
 
     def test_loss(personal):
         algorithm = fb.flix(
-            *(loss, lambda mixed: fb.fedavg(mixed, 0.5, steps=1, batch_size=None)),
+            loss,
+            lambda mixed: fb.fedavg(mixed, fb.Work(0.5, steps=1, batch_size=None)),
             alpha=0.3,
             local=fb.solvers.given(jnp.asarray(personal, jnp.float32)),
         )
         run = fb.simulate(
-            *(algorithm, start, on.federated_data, KEY),
+            algorithm,
+            start,
+            on.federated_data,
+            KEY,
             rounds=100,
             every=100,
             measure={"loss": fb.metrics.mean_loss(loss)},

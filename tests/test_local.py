@@ -16,7 +16,7 @@ import pytest
 
 from fedblend.core import Shard
 from fedblend.data.federated import federate
-from fedblend.local import Epochs, Scheduled, descend, planned
+from fedblend.local import Epochs, Scheduled, Work, descend, planned
 from fedblend.losses import gradient
 from fedblend.shards import epoch_order, random_rows
 
@@ -53,10 +53,13 @@ START = {"x": np.array([1.0, -2.0])}
 
 
 def run(client, examples=FEDERATION.train.examples, **settings):
-    settings = {"optimizer": RATE, "steps": 4, "batch_size": None} | settings
+    chosen = {"optimizer": RATE, "steps": 4, "batch_size": None} | settings
+    work = Work(*(chosen.pop(name) for name in Work._fields))
     shard = replace(FEDERATION.train.shard(client), examples=examples)
     variables = jax.tree.map(jnp.asarray, START)
-    reached, mean_gradient = descend(gradient(loss), variables, shard, KEY, **settings)
+    reached, mean_gradient = descend(
+        gradient(loss), variables, shard, KEY, work=work, **chosen
+    )
     return np.asarray(reached["x"]), np.asarray(mean_gradient["x"])
 
 
@@ -112,7 +115,7 @@ def test_epochs_visit_every_row_once(client, size):
         order = np.asarray(epoch_order(shard, jax.random.fold_in(KEY, epoch)))[:count]
         assert sorted(order) == list(range(count))
         batches += [order[at : at + width] for at in range(0, count, width)]
-    own, most = planned(shard, Epochs(2), size)
+    own, most = planned(shard, Work(0.1, Epochs(2), size))
     assert own == len(batches) and most == 2 * -(-7 // width)
     agree(run(client, steps=Epochs(2), batch_size=size), loop(client, batches))
 
@@ -220,14 +223,12 @@ def test_dtypes_stay_and_nothing_is_weakly_typed(dtype, x64, steps):
         start = ({"x": jnp.zeros(2, dtype)}, jnp.asarray(0.5, dtype))
         shard = FEDERATION.train.shard(0)
         settings = {
-            "steps": steps,
-            "batch_size": 2,
             "round": jnp.int32(1),
             "correction": ({"x": jnp.ones(2, dtype)}, None),
             "penalty": lambda variables: 0.5 * jnp.square(variables[1]),
         }
         for optimizer in (RATE, optax.adam(RATE), Scheduled(lambda t: RATE, "step")):
-            settings |= {"optimizer": optimizer}
+            settings |= {"work": Work(optimizer, steps, 2)}
             reached = jax.eval_shape(
                 lambda: descend(direction, start, shard, KEY, **settings)  # noqa: B023
             )
@@ -243,8 +244,7 @@ def test_mapped_over_clients_is_each_alone():
     def client(start, count, number):
         shard = Shard(examples, start, count, number, shards.capacity)
         variables = jax.tree.map(jnp.asarray, START)
-        settings = {"optimizer": RATE, "steps": steps, "batch_size": 2}
-        return descend(gradient(loss), variables, shard, KEY, **settings)
+        return descend(gradient(loss), variables, shard, KEY, work=Work(RATE, steps, 2))
 
     numbers = (shards.starts, shards.counts, np.arange(3))
     reached, mean_gradient = jax.vmap(client)(

@@ -13,13 +13,37 @@ PACKAGE = Path(__file__).parents[1] / "src" / "fedblend"
 MODULES = sorted(PACKAGE.rglob("*.py"))
 
 FORBIDDEN_MODULES = {
-    *("pickle", "_pickle", "cPickle", "cloudpickle", "dill", "joblib", "jsonpickle"),
-    *("marshal", "shelve", "yaml", "ruamel", "code", "codeop", "runpy", "imp"),
+    "pickle",
+    "_pickle",
+    "cPickle",
+    "cloudpickle",
+    "dill",
+    "joblib",
+    "jsonpickle",
+    "marshal",
+    "shelve",
+    "yaml",
+    "ruamel",
+    "code",
+    "codeop",
+    "runpy",
+    "imp",
 }
 FORBIDDEN_CALLS = {
-    *("eval", "exec", "compile", "__import__", "builtins.eval", "builtins.exec"),
-    *("os.system", "os.popen", "subprocess.getoutput", "subprocess.getstatusoutput"),
-    *("importlib.__import__", "pydoc.locate", "locate", "torch.load"),
+    "eval",
+    "exec",
+    "compile",
+    "__import__",
+    "builtins.eval",
+    "builtins.exec",
+    "os.system",
+    "os.popen",
+    "subprocess.getoutput",
+    "subprocess.getstatusoutput",
+    "importlib.__import__",
+    "pydoc.locate",
+    "locate",
+    "torch.load",
 }
 IMPORTS = {"importlib.import_module", "import_module"}
 """Allowed with a name that is written out, and in the files below."""

@@ -8,7 +8,7 @@ import pytest
 
 import problems
 from fedblend.keys import named
-from fedblend.local import Epochs, descend
+from fedblend.local import Epochs, Work, descend
 from fedblend.losses import gradient
 from fedblend.shards import epoch_order, random_rows
 
@@ -40,10 +40,11 @@ def test_further_batches_are_drawn_for_their_purpose_and_leave_the_first(
         return gradient(on.loss)(here, first) - 2 * gradient(on.loss)(here, second)
 
     reached, _ = descend(
-        *(direction, on.params, SHARD, KEY),
-        optimizer=RATE,
-        steps=steps,
-        batch_size=3,
+        direction,
+        on.params,
+        SHARD,
+        KEY,
+        work=Work(optimizer=RATE, steps=steps, batch_size=3),
         further=("more",),
     )
     x = np.asarray(on.params, float)

@@ -25,7 +25,7 @@ CLIENTS = 4
 KEY = jax.random.key(0)
 LOSS = fb.datasets.quadratic_loss
 FEDERATION, _ = fb.datasets.quadratics(clients=CLIENTS, dim=2)
-PLAIN = fb.fedavg(LOSS, 0.1, steps=1, batch_size=None)
+PLAIN = fb.fedavg(LOSS, fb.Work(0.1, steps=1, batch_size=None))
 TOP = fb.compress.rand_k(1)
 KNOWN = fb.theory.constants.quadratics(FEDERATION)
 LABELS = np.arange(40) % 4
@@ -75,7 +75,10 @@ def _case(call: Callable, good: dict[str, Any], **kinds: str) -> Case:
 
 
 def _local(call: Callable, more: dict[str, Any] | None = None, **kinds: str) -> Case:
-    return Case(call, {**GOOD, **(more or {})}, {**LOCAL, **kinds})
+    def with_work(*, optimizer, steps, batch_size, **others: Any) -> Any:
+        return call(work=fb.Work(optimizer, steps, batch_size), **others)
+
+    return Case(with_work, {**GOOD, **(more or {})}, {**LOCAL, **kinds})
 
 
 def _simulated(**given: Any) -> Any:
@@ -84,7 +87,10 @@ def _simulated(**given: Any) -> Any:
 
 def _shared(**given: Any) -> Any:
     return fb.tune(
-        *(lambda alpha: PLAIN, jnp.zeros(2), FEDERATION, KEY),
+        lambda alpha: PLAIN,
+        jnp.zeros(2),
+        FEDERATION,
+        KEY,
         rounds=1,
         measure={"loss": fb.metrics.mean_loss(LOSS)},
         **given,
@@ -129,18 +135,15 @@ CASES = {
     "apfl_averaged": _local(fb.apfl_averaged, {"alpha": 0.5, "shift": 1.0},
                             alpha="alpha", shift="positive"),
     "apfl_fedjax": _local(fb.apfl_fedjax, {"alpha": 0.5}, alpha="alpha"),
-    "apfl_fedtorch": _case(fb.apfl_fedtorch,
-                           {"loss": LOSS, "rate": 0.1, "steps": 1, "batch_size": None,
-                            "alpha": 0.5},
-                           steps="steps", alpha="alpha", learn="word",
-                           rate="not negative"),
+    "apfl_fedtorch": _local(fb.apfl_fedtorch, {"alpha": 0.5}, alpha="alpha",
+                            learn="word", optimizer="not negative"),
     "flix": _case(fb.flix, {"loss": LOSS, "method": lambda loss: PLAIN, "alpha": 0.5,
                             "local": fb.solvers.newton(LOSS)},
                   loss="function", method="function", alpha="alpha", local="function",
                   smooth="by client", average="word", mix="function"),
-    "clipped": _case(fb.clip, {"algorithm": PLAIN, "norm": 1.0},
+    "clip": _case(fb.clip, {"algorithm": PLAIN, "norm": 1.0},
                      algorithm="algorithm", norm="positive"),
-    "clipped_by_quantile": _case(fb.adaptive_clip,
+    "adaptive_clip": _case(fb.adaptive_clip,
                                  {"algorithm": PLAIN, "norm": 1.0},
                                  norm="positive", quantile="fraction", rate="positive"),
     "compressed": _case(fb.compressed, {"algorithm": PLAIN, "compressor": TOP},
@@ -154,11 +157,11 @@ CASES = {
         fb.transforms.perm_k_compressed,
         {"algorithm": PLAIN, "clients": 4},
                       algorithm="algorithm", clients="count"),
-    "private": _case(fb.dp_fedavg, {"algorithm": PLAIN, "clip": 1.0, "noise": 1.0,
+    "dp_fedavg": _case(fb.dp_fedavg, {"algorithm": PLAIN, "clip": 1.0, "noise": 1.0,
                                   "cohort": 2},
                      algorithm="algorithm", clip="positive", noise="not negative",
                      cohort="count", quantile="fraction or None"),
-    "private_by_tree": _case(fb.dp_ftrl, {"algorithm": PLAIN, "clip": 1.0,
+    "dp_ftrl": _case(fb.dp_ftrl, {"algorithm": PLAIN, "clip": 1.0,
                                                   "noise": 1.0, "cohort": 2, "tree": 2},
                              clip="positive", noise="not negative", cohort="count",
                              tree="count"),
@@ -176,10 +179,8 @@ CASES = {
                               **STOPPED, smooth="by client"),
     "lbfgs": _case(fb.solvers.lbfgs, {"loss": LOSS}, **STOPPED),
     "newton": _case(fb.solvers.newton, {"loss": LOSS}, **STOPPED),
-    "patient_sgd": _case(fb.solvers.patient_sgd,
-                         {"loss": LOSS, "optimizer": 0.1, "steps": 2, "batch_size": 2},
-                         optimizer="rate", steps="count", batch_size="count",
-                         validation="part", patience="count", turns="count"),
+    "patient_sgd": _local(fb.solvers.patient_sgd, validation="part", patience="count",
+                          turns="count"),
     "l2": _case(fb.losses.l2, {"loss": LOSS, "strength": 0.1}, loss="function",
                 strength="not negative"),
     "recall_at": _case(fb.metrics.recall_at, {"apply": LOSS, "k": 1}, apply="function",
@@ -210,7 +211,7 @@ CASES = {
     "by_key": _case(fb.partition.by_key, {"keys": LABELS}, minimum="whole"),
     "federate": _case(fb.federate, {"rows": ROWS, "partition": [np.arange(40)]},
                       validation="part", test="part", seed="whole"),
-    "set_apart": _case(fb.data.set_apart, {"federation": FEDERATION, "fraction": 0.5},
+    "set_apart": _case(fb.data.set_apart, {"federated_data": FEDERATION, "fraction": 0.5},
                        fraction="part", seed="whole"),
     "quadratics": _case(fb.datasets.quadratics, {"clients": 2, "dim": 2},
                         clients="count", dim="count"),
@@ -295,7 +296,8 @@ def faults(name: str) -> list[str]:
             lambda argument=argument, value=value: case.call(
                 **{**case.good, argument: value}
             ),
-            *(argument, value),
+            argument,
+            value,
         )
         for argument, value in _wrong(name)
     }
@@ -316,17 +318,25 @@ def _arrays(values: Any) -> dict[str, fb.Algorithm]:
     whole = np.ones(len(values), int)
     quick = {"steps": 1, "batch_size": None}
     return {
-        "fedavg: steps": fb.fedavg(LOSS, 0.1, steps=whole, batch_size=None),
-        "fedprox: steps": fb.fedprox(LOSS, 0.1, mu=1.0, steps=whole, batch_size=None),
-        "scaffold: steps": fb.scaffold(LOSS, 0.1, steps=whole, batch_size=None),
-        "finetune: steps": fb.finetune(PLAIN, LOSS, 0.1, steps=whole, batch_size=None),
-        "ditto: lam": fb.ditto(PLAIN, LOSS, 0.1, lam=values, **quick),
-        "apfl: alpha": fb.apfl(LOSS, 0.1, alpha=values, **quick),
-        "apfl_fedjax: alpha": fb.apfl_fedjax(LOSS, 0.1, alpha=values, **quick),
-        "apfl_agnostic: alpha": fb.apfl_agnostic(
-            LOSS, 0.1, alpha=values, clients=CLIENTS, q_rate=0.1, **quick
+        "fedavg: work: steps": fb.fedavg(
+            LOSS, fb.Work(0.1, steps=whole, batch_size=None)
         ),
-        "mapper: alpha": fb.mapper(LOSS, 0.1, alpha=values, **quick),
+        "fedprox: work: steps": fb.fedprox(
+            LOSS, fb.Work(0.1, steps=whole, batch_size=None), mu=1.0
+        ),
+        "scaffold: work: steps": fb.scaffold(
+            LOSS, fb.Work(0.1, steps=whole, batch_size=None)
+        ),
+        "finetune: work: steps": fb.finetune(
+            PLAIN, LOSS, fb.Work(0.1, steps=whole, batch_size=None)
+        ),
+        "ditto: lam": fb.ditto(PLAIN, LOSS, fb.Work(0.1, **quick), lam=values),
+        "apfl: alpha": fb.apfl(LOSS, fb.Work(0.1, **quick), alpha=values),
+        "apfl_fedjax: alpha": fb.apfl_fedjax(LOSS, fb.Work(0.1, **quick), alpha=values),
+        "apfl_agnostic: alpha": fb.apfl_agnostic(
+            LOSS, fb.Work(0.1, **quick), alpha=values, clients=CLIENTS, q_rate=0.1
+        ),
+        "mapper: alpha": fb.mapper(LOSS, fb.Work(0.1, **quick), alpha=values),
         "flix: alpha": _flix(alpha=values),
         "flix: smooth": _flix(smooth=values),
         "gradient_descent: smooth": _flix(
@@ -369,7 +379,7 @@ def test_arrays_over_the_clients_pass_as_lists_too():
         for algorithm in _arrays(values).values():
             fits(algorithm.needs, CLIENTS)
     work = {"steps": [1, 2, 3, 1], "batch_size": None}
-    _run(fb.apfl(LOSS, 0.1, alpha=[0.1, 0.5, 0, 1], **work))
+    _run(fb.apfl(LOSS, fb.Work(0.1, **work), alpha=[0.1, 0.5, 0, 1]))
 
 
 @pytest.mark.parametrize("clients", [3, 5])
@@ -395,16 +405,16 @@ def test_numbers_of_other_libraries_and_optimizers_are_accepted():
     whole: Any = (np.int64(3), jnp.asarray(2))
     rules = (optax.adam(0.1), fb.Scheduled(lambda round: 0.1, "round"))
     for rate in (*rates, *rules):
-        fb.fedavg(LOSS, rate, steps=whole[0], batch_size=whole[1])
+        fb.fedavg(LOSS, fb.Work(rate, steps=whole[0], batch_size=whole[1]))
     for alpha in (*rates, 0, 1.0, np.asarray(0.5)):
-        fb.apfl(LOSS, 0.1, alpha=alpha, steps=fb.Epochs(2), batch_size=None)
+        fb.apfl(LOSS, fb.Work(0.1, steps=fb.Epochs(2), batch_size=None), alpha=alpha)
     _run(PLAIN, rounds=np.int64(3), cohort=np.int32(2), dropout=np.float32(0.5))
     fb.partition.iid(40, *whole)
 
 
 def test_a_sweep_is_checked_by_value_and_traced_values_pass():
     def build(alpha):
-        return fb.apfl(LOSS, 0.1, alpha=alpha, steps=1, batch_size=None)
+        return fb.apfl(LOSS, fb.Work(0.1, steps=1, batch_size=None), alpha=alpha)
 
     _run(build, over=jnp.asarray([0.0, 0.5, 1.0]))
     jax.eval_shape(lambda alpha: (build(alpha), alpha)[1], 2.0)
@@ -414,7 +424,7 @@ def test_a_sweep_is_checked_by_value_and_traced_values_pass():
 
 def test_an_unknown_argument_is_for_python_to_refuse():
     with pytest.raises(TypeError, match=r"fedavg\(\).* 'batches'"):
-        fb.fedavg(LOSS, 0.1, steps=1, batches=3)  # pyright: ignore
+        fb.fedavg(LOSS, fb.Work(0.1, steps=1), batches=3)  # pyright: ignore
 
 
 def test_arrays_of_different_clients_are_not_compared():

@@ -17,12 +17,16 @@ def test_equation_17_is_fine_tuning_at_a_smaller_rate():
     loss = this.loss
     work: dict[str, Any] = {"steps": 1, "batch_size": 20}
     run = fb.simulate(
-        fb.fedavg(loss, 0.1, **work), this.model.init, this.seen, this.key, rounds=2
+        fb.fedavg(loss, fb.Work(0.1, **work)),
+        this.model.init,
+        this.seen,
+        this.key,
+        rounds=2,
     )
     down = run.complete().down
 
     def joined(alpha, rate):
-        algorithm = fb.apfl(loss, rate, alpha=alpha, learn="fixed", **work)
+        algorithm = fb.apfl(loss, fb.Work(rate, **work), alpha=alpha, learn="fixed")
         return fb.personalize(algorithm, down, this.unseen, this.key, visits=7)
 
     mixed, tuned = joined(0.5, 0.4).models, joined(0.0, 0.1).models

@@ -181,8 +181,13 @@ def test_a_method_with_two_rates_is_tried_at_pairs_of_them(task, tmp_path, monke
 @pytest.mark.parametrize(
     "claim",
     [
-        *(convex.A1, convex.A2, images.A4, writers.A5),
-        *(relatives.A6, relatives.A6B, alpha_rate.A11),
+        convex.A1,
+        convex.A2,
+        images.A4,
+        writers.A5,
+        relatives.A6,
+        relatives.A6B,
+        alpha_rate.A11,
     ],
 )
 def test_quick_checks(claim, tmp_path, data_home):

@@ -83,7 +83,9 @@ def test_a_column_is_the_run_of_its_own_data_set():
 
     algorithm = fb.flix(
         loss,
-        lambda mixed: fb.fedopt(mixed, 1.0, descent(0.5), steps=1, batch_size=None),
+        lambda mixed: fb.fedopt(
+            mixed, fb.Work(1.0, steps=1, batch_size=None), descent(0.5)
+        ),
         alpha=0.5,
         local=by_descent(20)(loss),
     )

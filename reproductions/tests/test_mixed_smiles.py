@@ -50,7 +50,7 @@ def test_the_oracle_weighs_the_sides_as_the_mixture_does(this):
 
 def test_clients_alone_learn_to_say_smiling_and_nothing_else(this):
     curves = course(
-        *(this, clients_alone(this)), rates=[0.02], seeds=[0], rounds=40, every=40
+        this, clients_alone(this), rates=[0.02], seeds=[0], rounds=40, every=40
     )
     first, last = curves.values["loss"][0]
     assert last > first + 0.5

@@ -182,7 +182,9 @@ def test_a_way_learns_the_servers_source_and_clients_alone_do_not(
     assert set(finding.figures) == {"rounds"}
     assert len(finding.table) == 1 + len(last)
     assert {path.stem for path in tmp_path.iterdir()} == {
-        *("one_way", "oracle", "clients_alone")
+        "one_way",
+        "oracle",
+        "clients_alone",
     }
 
 

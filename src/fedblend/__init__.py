@@ -30,9 +30,9 @@ def _homes() -> dict[str, str]:
 
 _HOMES = _homes()
 # What needs scikit-learn or pydantic is public, but no star imports it.
-__all__ = [  # pyright: ignore[reportUnsupportedDunderAll]
+__all__ = sorted(  # pyright: ignore[reportUnsupportedDunderAll]
     name for name, home in _HOMES.items() if not home.startswith("fedblend.experiments")
-]
+)
 
 
 def __getattr__(name: str) -> Any:

@@ -165,6 +165,9 @@ from fedblend.local import (
     Scheduled as Scheduled,
 )
 from fedblend.local import (
+    Work as Work,
+)
+from fedblend.local import (
     descend as descend,
 )
 from fedblend.mixing import (

@@ -202,6 +202,8 @@ def gate(**rules: Rule) -> Callable[[Builder], Builder]:
                     many = isinstance(value, np.ndarray | jax.Array) and value.ndim
                     if many and getattr(rules[name], "clients", False):
                         found += ((key, len(value)),)
+                inner = getattr(value, "over_clients", ())
+                found += tuple((f"{key}: {field}", size) for field, size in inner)
                 if not isinstance(value, Algorithm):  # these pass on their own needs
                     found += getattr(value, "lengths", ())
             return with_lengths(builder(*given.args, **given.kwargs), found)

@@ -99,10 +99,11 @@ class Up(NamedTuple):
     """What a client answers.
 
     ``delta`` has the structure of the parameters, None at what a client keeps to
-    itself. ``slope``, the mean raw local gradient in ``shared``, never travels: a
-    transform that needs it moves it to ``extra``, and otherwise nobody pays for it. The
-    same holds for ``stretch``, rate times steps of a client that took plain steps, so
-    that ``delta = -step_sum * (mean_gradient + correction)``; None where that is not so.
+    itself. ``mean_gradient``, the mean raw local gradient in ``shared``, never
+    travels: a transform that needs it moves it to ``extra``, and otherwise nobody pays
+    for it. The same holds for ``step_sum``, rate times steps of a client that took
+    plain steps, so that ``delta = -step_sum * (mean_gradient + correction)``; None
+    where that is not so.
     """
 
     delta: PyTree

@@ -9,6 +9,7 @@ parameters, or any tree of variables such as a pair of models and a mixing weigh
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -17,7 +18,7 @@ import numpy as np
 import optax
 
 from fedblend import keys, trees
-from fedblend.checks import COUNT, FUNCTION, Number, gate, optional, words
+from fedblend.checks import COUNT, FUNCTION, Lengths, Number, gate, optional, words
 from fedblend.core import Key, PyTree, Shard
 from fedblend.errors import UserError
 from fedblend.shards import epoch_order, everything, per_client, random_rows, rows_at
@@ -68,24 +69,54 @@ OPTIMIZER = Number(least=0, besides="an optax optimizer", also=_is_rule)
 """A rate may be 0: the step that theory allows where nothing is shared."""
 STEPS = Number(least=1, whole=True, clients=True, besides="Epochs", also=_is_epochs)
 BATCH_SIZE = optional(COUNT)
-AMOUNT: dict[str, Any] = {"loss": FUNCTION, "steps": STEPS, "batch_size": BATCH_SIZE}
-WORK = AMOUNT | {"optimizer": OPTIMIZER}
+
+
+class Work(NamedTuple):
+    """Local work of a client in a round.
+
+    ``optimizer`` starts anew in every round; a number is plain SGD with that rate.
+    ``steps`` is the number of local steps, one for all clients or an array over
+    clients, or ``Epochs``. ``batch_size`` is the number of rows of a step, drawn with
+    replacement (in epochs without), or None for all rows of the client.
+    """
+
+    optimizer: Optimizer
+    steps: Steps
+    batch_size: int | None
+
+    @property
+    def over_clients(self) -> Lengths:
+        """The fields that are arrays over clients, and how long they are."""
+        several = np.ndim(self.steps) and not isinstance(self.steps, Epochs)
+        return (("steps", len(np.asarray(self.steps))),) if several else ()
+
+
+def work(key: str, value: Any, least: int = 1) -> Work:
+    """The rule of ``checks`` for an argument that is local work."""
+    if not isinstance(value, Work):
+        raise UserError(key, value, "fb.Work(optimizer, steps, batch_size)")
+    steps = dataclasses.replace(STEPS, least=least)
+    return Work(
+        OPTIMIZER(f"{key}: optimizer", value.optimizer),
+        steps(f"{key}: steps", value.steps),
+        BATCH_SIZE(f"{key}: batch_size", value.batch_size),
+    )
+
+
+WORK: dict[str, Any] = {"loss": FUNCTION, "work": work}
 """The rules of ``checks`` for what nearly every algorithm takes."""
-_NO_STEPS = dataclasses.replace(STEPS, least=0)
-TUNING = WORK | {"steps": _NO_STEPS}
+WORK_OR_NONE = WORK | {"work": partial(work, least=0)}
 """The same where there may be no steps."""
 
 
-@gate(direction=FUNCTION, optimizer=OPTIMIZER, steps=_NO_STEPS, batch_size=BATCH_SIZE)
+@gate(direction=FUNCTION, work=partial(work, least=0))
 def descend(
     direction: Callable[..., PyTree],
     variables: PyTree,
     shard: Shard,
     key: Key,
     *,
-    optimizer: Optimizer,
-    steps: Steps,
-    batch_size: int | None,
+    work: Work,
     round: jax.Array | int = 0,
     correction: PyTree | None = None,
     penalty: Callable[[PyTree], jax.Array] | None = None,
@@ -99,11 +130,8 @@ def descend(
         variables: where to start.
         shard: the client's data.
         key: randomness of the batches.
-        optimizer: see ``Optimizer``; started anew here.
-        steps: see ``Steps``. Where clients differ, all of them run the largest number
-            and those that are done stand still.
-        batch_size: rows of a step (drawn with replacement, or in epochs without), or
-            None for all rows of the client at every step.
+        work: optimizer, steps and batch size. Where the clients' steps differ, all
+            clients run the largest number and those that are done stand still.
         round: the round, for schedules.
         correction: a tree added to every gradient; None stands for nothing, at any
             node.
@@ -113,15 +141,16 @@ def descend(
             A purpose with a shard is drawn from that one instead.
 
     Returns:
-        The variables reached, and the slope: the mean of ``direction`` alone over the
-        steps taken, without correction and penalty.
+        The variables reached, and the mean of ``direction`` alone over the steps taken,
+        without correction and penalty.
     """
-    own, most = planned(shard, steps, batch_size)
-    transform = resolve(optimizer, round, own)
+    own, most = planned(shard, work)
+    transform = resolve(work.optimizer, round, own)
     named = [(one, shard) if isinstance(one, str) else one for one in further]
     sources = [(key, shard), *((keys.named(key, why), rows) for why, rows in named)]
     streams = [
-        _batches(rows, own_key, steps, batch_size, most) for own_key, rows in sources
+        _batches(rows, own_key, work.steps, work.batch_size, most)
+        for own_key, rows in sources
     ]
     plans = [plan for _, plan in streams]
     ragged = not isinstance(own, int)
@@ -148,12 +177,11 @@ def descend(
     return variables, jax.tree.map(lambda leaf: leaf / taken.astype(leaf.dtype), total)
 
 
-def planned(
-    shard: Shard, steps: Steps, batch_size: int | None
-) -> tuple[int | jax.Array, int]:
-    """A client's own number of steps, and the largest over the federation."""
+def planned(shard: Shard, work: Work) -> tuple[int | jax.Array, int]:
+    """A client's own number of steps, and the largest over all clients."""
+    steps = work.steps
     if isinstance(steps, Epochs):
-        size = batch_size or shard.capacity
+        size = work.batch_size or shard.capacity
         own = steps.number * _batches_of(shard.count, size)
         return own, steps.number * _batches_of(shard.capacity, size)
     if np.ndim(steps) == 0:
@@ -163,14 +191,10 @@ def planned(
 
 
 def step_sum_of(
-    optimizer: Optimizer,
-    shard: Shard,
-    *,
-    steps: Steps,
-    batch_size: int | None,
-    round: jax.Array | int = 0,
+    work: Work, shard: Shard, round: jax.Array | int = 0
 ) -> jax.Array | None:
     """Rate times steps of a client that takes plain steps of one rate, else None."""
+    optimizer = work.optimizer
     if isinstance(optimizer, optax.GradientTransformation):
         return None
     rate = optimizer
@@ -178,7 +202,7 @@ def step_sum_of(
         if optimizer.unit != "round" or optimizer.make is not optax.sgd:
             return None
         rate = optimizer.schedule(jnp.asarray(round, int))
-    own, _ = planned(shard, steps, batch_size)
+    own, _ = planned(shard, work)
     return jnp.asarray(rate * own, float)
 
 

@@ -286,7 +286,9 @@ def over_clients(
 def _same_length(name: str, given: np.ndarray, other: np.ndarray) -> None:
     if given.shape != other.shape:
         raise UserError(
-            *(name, given, f"one for each of the {len(other)} clients"),
+            name,
+            given,
+            f"one for each of the {len(other)} clients",
             f"an array of {len(given)}",
         )
 

@@ -29,7 +29,7 @@ from fedblend.checks import (
 )
 from fedblend.core import Key, Loss, PyTree, Shard
 from fedblend.errors import UserError
-from fedblend.local import OPTIMIZER, Optimizer, descend
+from fedblend.local import WORK, Work, descend
 from fedblend.losses import gradient, objective
 from fedblend.shards import everything, part, per_client
 
@@ -48,7 +48,9 @@ def given(models: PyTree) -> Solver:
     lengths = {jnp.shape(leaf)[0] if jnp.ndim(leaf) else 0 for leaf in leaves}
     if len(lengths) != 1 or 0 in lengths:
         raise UserError(
-            *("given: models", lengths, "a tree of arrays over the same clients"),
+            "given: models",
+            lengths,
+            "a tree of arrays over the same clients",
             f"a tree of arrays of the lengths {sorted(lengths)}",
         )
     return with_lengths(solve, (("given: models", lengths.pop()),))
@@ -129,7 +131,7 @@ def _descent(
     most: int,
 ) -> Solver:
     """Steps with the full gradient until its norm is small enough."""
-    slope_at = gradient(loss)
+    gradient_at = gradient(loss)
 
     def solve(params: PyTree, shard: Shard, key: Key) -> tuple[PyTree, jax.Array]:
         del key
@@ -145,9 +147,9 @@ def _descent(
         def advance(carry):
             here, state, slope, count = carry
             here, state = step(slope, here, state, shard, value)
-            return here, state, slope_at(here, batch), count + 1
+            return here, state, gradient_at(here, batch), count + 1
 
-        first = (params, init(params, value), slope_at(params, batch), 0)
+        first = (params, init(params, value), gradient_at(params, batch), 0)
         here, _, slope, _ = jax.lax.while_loop(unfinished, advance, first)
         return here, _norm(slope)
 
@@ -162,18 +164,11 @@ class _Best(NamedTuple):
     turns: Any
 
 
-@gate(
-    loss=FUNCTION,
-    optimizer=OPTIMIZER,
-    **dict.fromkeys(("steps", "batch_size", "patience", "turns"), COUNT),
-    validation=PART,
-)
+@gate(**WORK, validation=PART, patience=COUNT, turns=COUNT)
 def patient_sgd(
     loss: Loss,
-    optimizer: Optimizer,
+    work: Work,
     *,
-    steps: int,
-    batch_size: int,
     validation: float = 0.2,
     patience: int = 3,
     turns: int = 50,
@@ -182,9 +177,8 @@ def patient_sgd(
 
     Args:
         loss: ``loss(params, rows) -> losses[rows]``.
-        optimizer: a number is plain SGD with that rate; started anew every turn.
-        steps: steps of a turn, after which the held-out rows are looked at.
-        batch_size: rows of a step.
+        work: the steps of a turn, after which the loss on held-out rows is measured;
+            the optimizer starts anew every turn.
         validation: fraction of the client's training rows held out, of two rows or
             more at least one.
         patience: turns without a better loss after which it stops.
@@ -194,7 +188,7 @@ def patient_sgd(
     all rows, and need not be small. A client with a single row has none to hold out: it
     is trained for ``patience`` turns, and that row says which of them was best.
     """
-    slope_at = gradient(loss)
+    gradient_at = gradient(loss)
 
     def solve(params: PyTree, shard: Shard, key: Key) -> tuple[PyTree, jax.Array]:
         share = part(shard, 0.0, validation).count
@@ -208,13 +202,11 @@ def patient_sgd(
         def advance(now: _Best) -> _Best:
             turn_key = jax.random.fold_in(key, now.turns)
             here, _ = descend(
-                slope_at,
+                gradient_at,
                 now.here,
                 seen,
                 turn_key,
-                optimizer=optimizer,
-                steps=steps,
-                batch_size=batch_size,
+                work=work,
             )
             score = objective(loss, here, test)
             better = score < now.score
@@ -230,7 +222,7 @@ def patient_sgd(
         last = jax.lax.while_loop(
             lambda now: (now.waited < patience) & (now.turns < turns), advance, first
         )
-        return last.best, _norm(slope_at(last.best, everything(shard)))
+        return last.best, _norm(gradient_at(last.best, everything(shard)))
 
     return solve
 

@@ -25,7 +25,7 @@ key = jax.random.key(0)
 def run(algorithm, rounds=4, **settings):
     said = {"cohort": 4, "weights": "uniform", "every": rounds, **settings}
     return fb.simulate(
-        *(algorithm, on.params, on.federated_data, key), rounds=rounds, **said
+        algorithm, on.params, on.federated_data, key, rounds=rounds, **said
     ).complete()
 
 
@@ -45,14 +45,17 @@ def visit(algorithm, problem=on, client=4, **told):
 @pytest.fixture(scope="module")
 def averaged():
     """FedAvg, whose shared model APFL's must be."""
-    return run(fb.fedavg(on.loss, RATE, **work))
+    return run(fb.fedavg(on.loss, fb.Work(RATE, **work)))
 
 
 @pytest.fixture(scope="module")
 def learned():
     """A run that learns alpha, and all states after every round."""
     done = fb.simulate(
-        *(fb.apfl(on.loss, RATE, alpha=0.5, **work), on.params, on.federated_data, key),
+        fb.apfl(on.loss, fb.Work(RATE, **work), alpha=0.5),
+        on.params,
+        on.federated_data,
+        key,
         rounds=4,
         cohort=4,
         every=1,
@@ -69,15 +72,15 @@ def test_the_shared_path_is_fedavgs_bit_for_bit(averaged, learned):
 def test_each_model_has_an_optimizer_of_its_own():
     """Clipping looks at all gradients together: those of v must not be among them."""
     optimizer = optax.chain(optax.clip_by_global_norm(0.1), optax.adam(0.05))
-    mine, _ = visit(fb.apfl(on.loss, optimizer, alpha=0.5, **work))
-    theirs, _ = visit(fb.fedavg(on.loss, optimizer, **work))
+    mine, _ = visit(fb.apfl(on.loss, fb.Work(optimizer, **work), alpha=0.5))
+    theirs, _ = visit(fb.fedavg(on.loss, fb.Work(optimizer, **work)))
     same_bits(mine, theirs)
 
 
 def test_a_nudge_moves_the_shared_path_only_and_as_fedavgs():
     correction = jax.tree.map(jnp.ones_like, on.params)
-    theirs, _ = visit(fb.fedavg(on.loss, RATE, **work), correction=correction)
-    algorithm = fb.apfl(on.loss, RATE, alpha=0.0, learn="fixed", **work)
+    theirs, _ = visit(fb.fedavg(on.loss, fb.Work(RATE, **work)), correction=correction)
+    algorithm = fb.apfl(on.loss, fb.Work(RATE, **work), alpha=0.0, learn="fixed")
     mine, state = visit(algorithm, correction=correction)
     same_bits(mine, theirs)
     _, without = visit(algorithm)
@@ -86,8 +89,8 @@ def test_a_nudge_moves_the_shared_path_only_and_as_fedavgs():
 
 def test_alpha_fixed_at_one_is_fedavg_and_at_zero_training_alone(averaged):
     ends = np.array([1.0, 0.0, 1.0, 0.0, 0.0, 0.0, 1.0])
-    done = run(fb.apfl(on.loss, RATE, alpha=ends, learn="fixed", **work))
-    alone = run(fb.local_only(on.loss, RATE, **work))
+    done = run(fb.apfl(on.loss, fb.Work(RATE, **work), alpha=ends, learn="fixed"))
+    alone = run(fb.local_only(on.loss, fb.Work(RATE, **work)))
     for client, alpha in enumerate(ends):
         wanted = averaged.shared if alpha else alone.personal(client)
         same_bits(done.personal(client), wanted)
@@ -111,14 +114,17 @@ def test_a_personal_model_survives_a_broadcast(learned):
 
 def test_a_sweep_over_alpha_and_its_rate_is_single_runs(learned):
     def build(over):
-        return fb.apfl(on.loss, RATE, alpha=over[0], alpha_rate=over[1], **work)
+        return fb.apfl(
+            on.loss, fb.Work(RATE, **work), alpha=over[0], alpha_rate=over[1]
+        )
 
     values = jnp.asarray([0.5, 0.2]), jnp.asarray([RATE, 50.0])
     swept = run(build, over=values)
     replicas = [swept.client(i) for i in range(7)]
     jax.tree.map(
         lambda a, b: np.testing.assert_allclose(a[0], b, rtol=1e-5, atol=1e-6),
-        *(replicas, learned[1][-1]),
+        replicas,
+        learned[1][-1],
     )
     far = np.array([replica.alpha[1] for replica in replicas])
     assert (far == 0).any()
@@ -144,12 +150,12 @@ def test_models_never_see_held_out_rows_and_alpha_sees_nothing_else():
         lambda leaf: rng.standard_normal((7, *leaf.shape)).astype(leaf.dtype), on.params
     )
     algorithm = fb.apfl(
-        *(on.loss, RATE),
+        on.loss,
+        fb.Work(RATE, **work),
         alpha=0.5,
         learn="round",
         held_out=HELD,
         local=fb.solvers.given(models),
-        **work,
     )
     up, state = visit(algorithm)
     same, other = visit(algorithm, other_rows(on, 3.0, held=True))
@@ -163,10 +169,10 @@ def test_models_never_see_held_out_rows_and_alpha_sees_nothing_else():
 @pytest.mark.parametrize("batch_size", [2, None])
 def test_held_out_rows_are_handed_back_after_some_rounds(batch_size):
     """Until then nothing differs; then v sees all rows, as without any held out."""
-    settings: dict[str, Any] = {"alpha": 0.5, "steps": 3, "batch_size": batch_size}
-    handed = fb.apfl(on.loss, RATE, held_out=HELD, hand_back=2, **settings)
-    held = fb.apfl(on.loss, RATE, held_out=HELD, **settings)
-    everything = fb.apfl(on.loss, RATE, learn="fixed", **settings)
+    work = fb.Work(RATE, steps=3, batch_size=batch_size)
+    handed = fb.apfl(on.loss, work, alpha=0.5, held_out=HELD, hand_back=2)
+    held = fb.apfl(on.loss, work, alpha=0.5, held_out=HELD)
+    everything = fb.apfl(on.loss, work, alpha=0.5, learn="fixed")
     early: dict[str, Any] = {"round": jnp.asarray(1, jnp.int32)}
     same_bits(visit(handed, **early), visit(held, **early))
     late: dict[str, Any] = {"round": jnp.asarray(2, jnp.int32)}
@@ -176,8 +182,8 @@ def test_held_out_rows_are_handed_back_after_some_rounds(batch_size):
 
 @pytest.mark.parametrize("batch_size", [2, None])
 def test_who_can_hold_out_nothing_keeps_its_alpha(batch_size):
-    own = {"held_out": HELD, "steps": 3, "batch_size": batch_size}
-    algorithm = fb.apfl(on.loss, RATE, alpha=0.5, **own)
+    work = fb.Work(RATE, steps=3, batch_size=batch_size)
+    algorithm = fb.apfl(on.loss, work, alpha=0.5, held_out=HELD)
     for client, rows in enumerate(on.federated_data.train.counts):
         _, state = visit(algorithm, client=client)
         assert np.isfinite(state.personal.weight).all()
@@ -202,16 +208,14 @@ def test_who_can_hold_out_nothing_keeps_its_alpha(batch_size):
 )
 def test_bad_settings_are_refused_in_one_line(wrong, message):
     with pytest.raises(ValueError, match=message):
-        fb.apfl(on.loss, RATE, **{"alpha": 0.5, **wrong}, **work)
+        fb.apfl(on.loss, fb.Work(RATE, **work), **{"alpha": 0.5, **wrong})
 
 
 def test_averages_need_one_number_of_steps():
     with pytest.raises(ValueError, match=r"steps: .* is not a whole number"):
         fb.apfl_averaged(
             on.loss,
-            RATE,
+            fb.Work(RATE, steps=fb.Epochs(1), batch_size=2),
             alpha=0.5,
             shift=1.0,
-            steps=fb.Epochs(1),  # pyright: ignore
-            batch_size=2,
         )

@@ -21,7 +21,10 @@ climbing: dict[str, Any] = {"clients": 7, "q_rate": 0.3}
 
 def run(algorithm, rounds=4):
     return fb.simulate(
-        *(algorithm, on.params, on.federated_data, key),
+        algorithm,
+        on.params,
+        on.federated_data,
+        key,
         rounds=rounds,
         cohort=4,
         weights="uniform",
@@ -35,9 +38,9 @@ def same_bits(left, right):
 
 def test_the_shared_path_is_agnostics_and_with_alpha_one_the_personal_model_too():
     alpha = np.array([1.0, 0.5, 1.0, 0.0, 0.5, 0.2, 0.5])
-    chosen: dict[str, Any] = {"alpha": alpha, "learn": "fixed", **climbing, **work}
-    done = run(fb.apfl_agnostic(on.loss, 0.2, **chosen))
-    agnostic = run(fb.agnostic(on.loss, 0.2, **climbing, **work))
+    chosen: dict[str, Any] = {"alpha": alpha, "learn": "fixed", **climbing}
+    done = run(fb.apfl_agnostic(on.loss, fb.Work(0.2, **work), **chosen))
+    agnostic = run(fb.agnostic(on.loss, fb.Work(0.2, **work), **climbing))
     same_bits(done.shared, agnostic.shared)
     same_bits(done.down.extra, agnostic.down.extra)
     assert np.ptp(done.down.extra) > 0.05
@@ -49,7 +52,7 @@ def test_the_shared_path_is_agnostics_and_with_alpha_one_the_personal_model_too(
 
 
 def test_what_a_client_keeps_is_apfls_and_its_answer_is_weighed():
-    chosen: dict[str, Any] = {"alpha": 0.5, "held_out": 0.4, **work}
+    chosen: dict[str, Any] = {"alpha": 0.5, "held_out": 0.4}
     shard = jax.device_put(on.federated_data.train.shard(4))
     told = fb.Down(on.params, jnp.zeros((), jnp.int32), extra=jnp.float32(0.25))
 
@@ -57,8 +60,10 @@ def test_what_a_client_keeps_is_apfls_and_its_answer_is_weighed():
         _, state = algorithm.enroll(on.params, shard, key)
         return jax.jit(algorithm.client)(told, state, shard, key)
 
-    up, mine = visit(fb.apfl_agnostic(on.loss, 0.2, **climbing, **chosen))
-    plain, theirs = visit(fb.apfl(on.loss, 0.2, **chosen))
+    up, mine = visit(
+        fb.apfl_agnostic(on.loss, fb.Work(0.2, **work), **climbing, **chosen)
+    )
+    plain, theirs = visit(fb.apfl(on.loss, fb.Work(0.2, **work), **chosen))
     same_bits(mine, theirs)
     assert float(mine.alpha) != 0.5
     for ours, whole in zip(up[:2], plain[:2], strict=True):
@@ -75,4 +80,5 @@ def test_what_a_client_keeps_is_apfls_and_its_answer_is_weighed():
 )
 def test_bad_settings_are_refused_in_one_line(wrong, line):
     with pytest.raises(ValueError, match=line):
-        fb.apfl_agnostic(on.loss, 0.2, **{"alpha": 0.5, **climbing, **work, **wrong})
+        settings: dict[str, Any] = {"alpha": 0.5, **climbing, **wrong}
+        fb.apfl_agnostic(on.loss, fb.Work(0.2, **work), **settings)

@@ -26,8 +26,8 @@ def same_bits(left, right):
 
 
 def test_around_scaffold_the_controls_are_scaffolds():
-    inner = fb.scaffold(on.loss, 0.2, **noisy)
-    algorithm = fb.ditto(inner, on.loss, 0.1, lam=0.5, **noisy)
+    inner = fb.scaffold(on.loss, fb.Work(0.2, **noisy))
+    algorithm = fb.ditto(inner, on.loss, fb.Work(0.1, **noisy), lam=0.5)
     told = TOLD._replace(extra=jnp.ones_like(on.params))
     _, state = inner.enroll(on.params, SHARD, KEY)
     _, both = algorithm.enroll(on.params, SHARD, KEY)
@@ -43,9 +43,12 @@ def test_around_scaffold_the_controls_are_scaffolds():
 
 def test_without_a_pull_it_is_training_alone():
     """On the same batches: those of Ditto have a name of their own."""
-    alone = fb.local_only(on.loss, 0.2, **noisy)
+    alone = fb.local_only(on.loss, fb.Work(0.2, **noisy))
     algorithm = fb.ditto(
-        fb.fedavg(on.loss, 0.9, **full), on.loss, 0.2, lam=0.0, **noisy
+        fb.fedavg(on.loss, fb.Work(0.9, **full)),
+        on.loss,
+        fb.Work(0.2, **noisy),
+        lam=0.0,
     )
     _, own = alone.enroll(on.params, SHARD, KEY)
     _, both = algorithm.enroll(on.params, SHARD, KEY)
@@ -70,9 +73,12 @@ def test_a_strong_pull_brings_the_shared_model():
 
         @jax.jit
         def visit(lam):
-            inner = fb.fedavg(on.loss, 0.1, **full)
+            inner = fb.fedavg(on.loss, fb.Work(0.1, **full))
             algorithm = fb.ditto(
-                *(inner, on.loss, 1 / (lam + 2)), lam=lam, steps=30, batch_size=None
+                inner,
+                on.loss,
+                fb.Work(1 / (lam + 2), steps=30, batch_size=None),
+                lam=lam,
             )
             start = jnp.zeros_like(shared)
             _, state = algorithm.enroll(start, SHARD, KEY)
@@ -87,10 +93,10 @@ def test_it_ends_between_each_clients_optimum_and_the_shared_one():
     """v_i = (A_i + lam_i I)^-1 (A_i x_i + lam_i w), with w FedAvg's optimum."""
     lam = np.array([0.0, 0.1, 0.5, 1.0, 5.0, 20.0, 50.0])
     algorithm = fb.ditto(
-        *(fb.fedavg(on.loss, 0.5, **full), on.loss, 0.03),
+        fb.fedavg(on.loss, fb.Work(0.5, **full)),
+        on.loss,
+        fb.Work(0.03, steps=4, batch_size=None),
         lam=lam,
-        steps=4,
-        batch_size=None,
     )
     done = fb.simulate(
         algorithm, on.params, on.federated_data, KEY, rounds=300, every=300
@@ -106,8 +112,8 @@ def test_it_ends_between_each_clients_optimum_and_the_shared_one():
 
 
 def test_an_algorithm_without_a_shared_model_is_refused():
-    inner = fb.local_only(on.loss, 0.1, **full)
-    algorithm = fb.ditto(inner, on.loss, 0.1, lam=1.0, **full)
+    inner = fb.local_only(on.loss, fb.Work(0.1, **full))
+    algorithm = fb.ditto(inner, on.loss, fb.Work(0.1, **full), lam=1.0)
     with pytest.raises(ValueError, match="ditto: the wrapped algorithm broadcasts no"):
         fb.simulate(algorithm, on.params, on.federated_data, KEY, rounds=1)
 
@@ -115,7 +121,8 @@ def test_an_algorithm_without_a_shared_model_is_refused():
 def test_a_negative_pull_is_refused():
     with pytest.raises(ValueError, match=r"lam: .* is not a number of at least 0"):
         fb.ditto(
-            *(fb.fedavg(on.loss, 0.1, **full), on.loss, 0.1),
+            fb.fedavg(on.loss, fb.Work(0.1, **full)),
+            on.loss,
+            fb.Work(0.1, **full),
             lam=np.array([1.0, -1.0]),
-            **full,
         )

@@ -13,7 +13,7 @@ on = problems.classes()
 
 
 def moved(mu) -> float:
-    algorithm = fb.fedprox(on.loss, 0.05, mu=mu, steps=20, batch_size=None)
+    algorithm = fb.fedprox(on.loss, fb.Work(0.05, steps=20, batch_size=None), mu=mu)
     run = fb.simulate(
         algorithm, on.params, on.federated_data, jax.random.key(0), rounds=1
     ).complete()

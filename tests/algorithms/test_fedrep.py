@@ -26,12 +26,15 @@ def loss(params, rows):
 
 
 def fedrep(head=lambda path: path == "head", loss=loss, head_steps=2, **work):
-    return fb.fedrep(loss, RATE, head=head, head_steps=head_steps, **work)
+    return fb.fedrep(loss, fb.Work(RATE, **work), head=head, head_steps=head_steps)
 
 
 def new_run(algorithm, params: Any = PARAMS, rounds=4, cohort=3, **settings):
     return fb.simulate(
-        *(algorithm, params, on.federated_data, KEY),
+        algorithm,
+        params,
+        on.federated_data,
+        KEY,
         rounds=rounds,
         cohort=cohort,
         weights="uniform",
@@ -49,7 +52,7 @@ def everybody():
 
 
 def test_without_a_head_it_is_fedavg_bit_for_bit():
-    plain = new_run(fb.fedavg(loss, RATE, **NOISY)).complete()
+    plain = new_run(fb.fedavg(loss, fb.Work(RATE, **NOISY))).complete()
     bare = new_run(fedrep(lambda path: False, **NOISY)).complete()
     same(bare.shared, plain.shared)
     same(bare.personal(2), plain.shared)
@@ -58,7 +61,7 @@ def test_without_a_head_it_is_fedavg_bit_for_bit():
 
 def test_without_a_body_it_is_training_alone():
     run = new_run(fedrep(lambda path: True, head_steps=3, **FULL)).complete()
-    alone = new_run(fb.local_only(loss, RATE, **FULL)).complete()
+    alone = new_run(fb.local_only(loss, fb.Work(RATE, **FULL))).complete()
     for client in range(7):
         same(run.personal(client), alone.personal(client))
     same(run.shared, PARAMS)

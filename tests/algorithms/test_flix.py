@@ -15,6 +15,7 @@ from fedblend.algorithms.flix import flix
 from fedblend.compress import rand_k
 from fedblend.data.datasets import quadratic_loss, quadratics
 from fedblend.data.federated import federate
+from fedblend.local import Work
 from fedblend.mixing import Blend
 from fedblend.simulation.simulate import simulate
 from fedblend.transforms import diana
@@ -27,7 +28,7 @@ SMOOTH = np.linalg.eigvalsh(A).max(axis=1).astype(np.float32)
 ALPHA = np.linspace(0.2, 0.9, CLIENTS)
 KEY = jax.random.key(0)
 dgd = partial(
-    fedopt, optimizer=1.0, server_optimizer=optax.sgd(0.1), steps=1, batch_size=None
+    fedopt, work=Work(1.0, steps=1, batch_size=None), server_optimizer=optax.sgd(0.1)
 )
 
 
@@ -93,7 +94,7 @@ def test_it_starts_at_the_weighted_average_and_counts_what_it_takes(average, pow
 
 
 def test_alpha_1_is_the_wrapped_method():
-    method = partial(fedavg, optimizer=0.05, steps=3, batch_size=None)
+    method = partial(fedavg, work=Work(0.05, steps=3, batch_size=None))
     algorithm = flix(quadratic_loss, method, alpha=1.0, local=GIVEN)
     found = run(algorithm, 5)
     plain = simulate(
@@ -117,14 +118,12 @@ def test_alpha_0_is_purely_local():
 METHODS = {
     "accelerated": partial(
         fedopt,
-        optimizer=1.0,
+        work=Work(1.0, steps=1, batch_size=None),
         server_optimizer=optax.sgd(0.05, momentum=0.8, nesterov=True),
-        steps=1,
-        batch_size=None,
     ),
-    "without drift": partial(scaffold, optimizer=0.05, steps=4, batch_size=None),
+    "without drift": partial(scaffold, work=Work(0.05, steps=4, batch_size=None)),
     "compressed": lambda loss: diana(
-        fedavg(loss, 0.03, steps=1, batch_size=None), rand_k(2), rate=0.5
+        fedavg(loss, Work(0.03, steps=1, batch_size=None)), rand_k(2), rate=0.5
     ),
 }
 
@@ -137,7 +136,7 @@ def test_any_method_for_finite_sums_solves_it(name):
 
 def test_local_steps_are_another_method():
     """FedAvg's drift moves the fixed point: more steps are not the same solver."""
-    method = partial(fedavg, optimizer=0.1, steps=10, batch_size=None)
+    method = partial(fedavg, work=Work(0.1, steps=10, batch_size=None))
     found = run(flix(quadratic_loss, method, alpha=ALPHA, local=GIVEN), 1500)
     assert np.abs(found.shared - optimum(ALPHA)).max() > 1e-3
 
@@ -191,7 +190,7 @@ def test_patient_sgd_stops_and_keeps_the_best():
     shard = federate((inputs, labels), [np.arange(60)]).train.shard(0)
     model = models.logistic(3)
     loss = losses.logistic(model.apply)
-    solve = solvers.patient_sgd(loss, 0.5, steps=20, batch_size=8, turns=30)
+    solve = solvers.patient_sgd(loss, Work(0.5, steps=20, batch_size=8), turns=30)
     params, norm = solve(model.init(KEY), shard, KEY)
     scores = model.apply(params, inputs)
     assert ((scores > 0) == labels).mean() > 0.9
@@ -207,7 +206,7 @@ def test_patient_sgd_trains_clients_of_few_rows():
     train = federate(rows, parts).train
     loss = losses.squared_error(lambda params, inputs: inputs @ params)
     solve = jax.jit(
-        solvers.patient_sgd(loss, 0.5, steps=2, batch_size=2, patience=2, turns=9)
+        solvers.patient_sgd(loss, Work(0.5, steps=2, batch_size=2), patience=2, turns=9)
     )
     found = [solve(np.zeros(1), train.shard(client), KEY)[0] for client in range(4)]
     steps = np.array([4, 18, 18, 18])  # each of which halves the gap

@@ -58,7 +58,10 @@ def ill_conditioned(kappa: float, dim=6, seed=0):
 
 def rounds_until(algorithm, federated_data, mixed, goal, every, most) -> int:
     run = fb.simulate(
-        *(algorithm, jnp.zeros(len(mixed.best)), federated_data, KEY),
+        algorithm,
+        jnp.zeros(len(mixed.best)),
+        federated_data,
+        KEY,
         rounds=most,
         every=every,
     )
@@ -77,10 +80,10 @@ def needed(kappa: float) -> tuple[int, int]:
     nesterov = optax.sgd(1.0, momentum=momentum, nesterov=True)
 
     def plain(loss):
-        return fb.fedavg(loss, rate, steps=1, batch_size=None)
+        return fb.fedavg(loss, fb.Work(rate, steps=1, batch_size=None))
 
     def accelerated(loss):
-        return fb.fedopt(loss, rate, nesterov, steps=1, batch_size=None)
+        return fb.fedopt(loss, fb.Work(rate, steps=1, batch_size=None), nesterov)
 
     slow, fast = (
         rounds_until(
@@ -120,11 +123,14 @@ def rows_that_differ(rows=8, dim=3, seed=1):
 
 RATE = 0.3
 METHODS = {
-    "sgd": lambda loss: fb.fedavg(loss, RATE, steps=1, batch_size=1),
-    "scaffold": lambda loss: fb.scaffold(loss, RATE, steps=1, batch_size=1),
-    "svrg": lambda loss: fb.svrg(loss, RATE, steps=1, batch_size=1, refresh=0.125),
+    "sgd": lambda loss: fb.fedavg(loss, fb.Work(RATE, steps=1, batch_size=1)),
+    "scaffold": lambda loss: fb.scaffold(loss, fb.Work(RATE, steps=1, batch_size=1)),
+    "svrg": lambda loss: fb.svrg(
+        loss, fb.Work(RATE, steps=1, batch_size=1), refresh=0.125
+    ),
     "compressed svrg": lambda loss: fb.diana(
-        fb.svrg(loss, RATE, steps=1, batch_size=1, refresh=0.125), compress.rand_k(2)
+        fb.svrg(loss, fb.Work(RATE, steps=1, batch_size=1), refresh=0.125),
+        compress.rand_k(2),
     ),
 }
 
@@ -132,7 +138,10 @@ METHODS = {
 def reached(name, rounds=1500, cohort=None) -> float:
     federated_data, mixed = rows_that_differ()
     run = fb.simulate(
-        *(flix(METHODS[name], mixed.own), jnp.zeros(3), federated_data, KEY),
+        flix(METHODS[name], mixed.own),
+        jnp.zeros(3),
+        federated_data,
+        KEY,
         rounds=rounds,
         every=rounds,
         cohort=cohort,
@@ -156,15 +165,18 @@ def test_full_batches_are_gradient_descent():
 
     def end(method):
         run = fb.simulate(
-            *(flix(method, mixed.own), jnp.zeros(3), federated_data, KEY),
+            flix(method, mixed.own),
+            jnp.zeros(3),
+            federated_data,
+            KEY,
             rounds=5,
             every=5,
         )
         return run.shared
 
     np.testing.assert_allclose(
-        end(lambda f: fb.svrg(f, RATE, steps=2, batch_size=None, refresh=0.5)),
-        end(lambda f: fb.fedavg(f, RATE, steps=2, batch_size=None)),
+        end(lambda f: fb.svrg(f, fb.Work(RATE, steps=2, batch_size=None), refresh=0.5)),
+        end(lambda f: fb.fedavg(f, fb.Work(RATE, steps=2, batch_size=None))),
         rtol=1e-5,
         atol=1e-6,
     )
@@ -173,4 +185,4 @@ def test_full_batches_are_gradient_descent():
 @pytest.mark.parametrize("refresh", [0.0, 1.5, -1])
 def test_an_anchor_that_never_moves_is_refused(refresh):
     with pytest.raises(ValueError, match=r"refresh: .* is not in .0, 1"):
-        fb.svrg(quadratic_loss, 0.1, steps=1, batch_size=1, refresh=refresh)
+        fb.svrg(quadratic_loss, fb.Work(0.1, steps=1, batch_size=1), refresh=refresh)

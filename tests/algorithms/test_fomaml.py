@@ -27,20 +27,22 @@ def run(algorithm, rounds=4):
 
 
 def answer(down=DOWN, loss=on.loss, **work) -> Any:
-    up, _ = fb.fomaml(loss, 0.1, 1.0, **work).client(down, (), SHARD, KEY)
+    up, _ = fb.fomaml(loss, fb.Work(0.1, **work), 1.0).client(down, (), SHARD, KEY)
     return up
 
 
 def test_no_inner_steps_is_distributed_gradient_descent():
-    found = run(fb.fomaml(on.loss, 0.1, 0.2, steps=0, batch_size=None))
-    wanted = run(fb.fedavg(on.loss, 0.2, steps=1, batch_size=None))
+    found = run(fb.fomaml(on.loss, fb.Work(0.1, steps=0, batch_size=None), 0.2))
+    wanted = run(fb.fedavg(on.loss, fb.Work(0.2, steps=1, batch_size=None)))
     np.testing.assert_allclose(found.shared, wanted.shared, rtol=1e-5, atol=1e-6)
     np.testing.assert_array_equal(found.personal(3), found.shared)
 
 
 def test_a_rate_of_nothing_is_distributed_sgd():
     """Inner steps that do not move; the batch is drawn with the named key."""
-    still = fb.fomaml(on.loss, 0.0, 1.0, **NOISY).client(DOWN, (), SHARD, KEY)[0]
+    still = fb.fomaml(on.loss, fb.Work(0.0, **NOISY), 1.0).client(DOWN, (), SHARD, KEY)[
+        0
+    ]
     np.testing.assert_array_equal(still.delta, answer(steps=0, batch_size=2).delta)
 
 
@@ -57,7 +59,11 @@ def test_the_answer_is_the_gradient_at_the_adapted_point():
 def test_the_last_batch_is_none_of_the_inner_ones():
     """With no rate the inner steps' first batch would give their first gradient."""
     _, first = fb.descend(
-        gradient(on.loss), on.params, SHARD, KEY, optimizer=0.0, steps=1, batch_size=2
+        gradient(on.loss),
+        on.params,
+        SHARD,
+        KEY,
+        work=fb.Work(optimizer=0.0, steps=1, batch_size=2),
     )
     assert not np.allclose(answer(steps=0, batch_size=2).mean_gradient, first)
 
@@ -76,9 +82,11 @@ def test_it_prepares_for_inner_steps_better_than_fedavg():
     """What it is for: after the same inner steps, the mean loss is the lower one."""
     work: dict[str, Any] = {"steps": 3, "batch_size": None}
     trained = {
-        "fomaml": fb.fomaml(on.loss, 0.05, 0.1, **work),
+        "fomaml": fb.fomaml(on.loss, fb.Work(0.05, **work), 0.1),
         "averaged": fb.finetune(
-            fb.fedavg(on.loss, 0.1, steps=1, batch_size=None), on.loss, 0.05, **work
+            fb.fedavg(on.loss, fb.Work(0.1, steps=1, batch_size=None)),
+            on.loss,
+            fb.Work(0.05, **work),
         ),
     }
     means = {}

@@ -13,10 +13,12 @@ from fedblend.simulation.sampling import cohorts
 on = problems.quadratics()
 KEY = jax.random.key(11)
 WORK = {"steps": 2, "batch_size": 2}
-AVERAGED = fb.fedavg(on.loss, 0.2, **WORK)
+AVERAGED = fb.fedavg(on.loss, fb.Work(0.2, **WORK))
 KEEPING = {
-    "pfedme": fb.pfedme(on.loss, 0.3, lam=1.0, inner_rate=0.3, inner_steps=3, **WORK),
-    "ditto": fb.ditto(AVERAGED, on.loss, 0.1, lam=0.5, steps=3, batch_size=1),
+    "pfedme": fb.pfedme(
+        on.loss, fb.Work(0.3, **WORK), lam=1.0, inner_rate=0.3, inner_steps=3
+    ),
+    "ditto": fb.ditto(AVERAGED, on.loss, fb.Work(0.1, steps=3, batch_size=1), lam=0.5),
 }
 
 

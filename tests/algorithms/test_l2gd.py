@@ -74,7 +74,9 @@ def test_the_optimum_goes_from_training_alone_to_fedavgs():
 def test_without_a_pull_every_client_ends_at_its_own_optimum():
     run = fb.simulate(
         fb.l2gd(on.loss, 0.5, lam=0.0, p=0.5, batch_size=None),
-        *(on.params, on.federated_data, jax.random.key(0)),
+        on.params,
+        on.federated_data,
+        jax.random.key(0),
         rounds=60,
     ).complete()
     for client in range(N):
@@ -96,7 +98,7 @@ def test_with_a_whole_pull_it_is_fedavg():
         return said._replace(extra=counts), state
 
     forced = plain._replace(start=start, server=server)
-    averaged = fb.fedavg(on.loss, 0.25, steps=4, batch_size=None)
+    averaged = fb.fedavg(on.loss, fb.Work(0.25, steps=4, batch_size=None))
     setting = (on.params, on.federated_data, jax.random.key(0))
     one, two = (
         fb.simulate(algorithm, *setting, rounds=3, weights="uniform").complete()
@@ -113,7 +115,7 @@ def replicas():
     build = partial(fb.l2gd, on.loss, lam=0.8, p=0.3, batch_size=None)
     keys = jax.vmap(jax.random.key)(jnp.arange(40))
     run = fb.simulate(
-        *(build, on.params, on.federated_data, keys), rounds=500, every=500, over=rates
+        build, on.params, on.federated_data, keys, rounds=500, every=500, over=rates
     )
     return run.complete()
 
@@ -178,7 +180,10 @@ def test_what_makes_no_sense_is_refused_in_one_line():
     algorithm = fb.l2gd(on.loss, 0.1, lam=1.0, p=0.5, batch_size=None)
     with pytest.raises(ValueError, match="needs all 7 clients"):
         fb.simulate(
-            *(algorithm, on.params, on.federated_data, jax.random.key(0)),
+            algorithm,
+            on.params,
+            on.federated_data,
+            jax.random.key(0),
             rounds=1,
             cohort=3,
         )

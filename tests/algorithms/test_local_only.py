@@ -10,7 +10,7 @@ import problems
 
 on = problems.classes()
 run = fb.simulate(
-    fb.local_only(on.loss, 0.2, steps=2, batch_size=2),
+    fb.local_only(on.loss, fb.Work(0.2, steps=2, batch_size=2)),
     on.params,
     on.federated_data,
     jax.random.key(0),

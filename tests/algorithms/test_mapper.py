@@ -21,12 +21,17 @@ FULL: dict[str, Any] = {"steps": 3, "batch_size": None}
 
 
 def mapper(alpha: Any = 0.5, grid=0, held=0.0, **work):
-    return fb.mapper(on.loss, RATE, alpha=alpha, grid=grid, held_out=held, **work)
+    return fb.mapper(
+        on.loss, fb.Work(RATE, **work), alpha=alpha, grid=grid, held_out=held
+    )
 
 
 def new_run(algorithm, rounds=4, cohort=3, **settings):
     return fb.simulate(
-        *(algorithm, on.params, on.federated_data, KEY),
+        algorithm,
+        on.params,
+        on.federated_data,
+        KEY,
         rounds=rounds,
         cohort=cohort,
         **settings,
@@ -35,7 +40,7 @@ def new_run(algorithm, rounds=4, cohort=3, **settings):
 
 def test_with_alpha_1_it_is_fedavg_bit_for_bit():
     found = new_run(mapper(1.0, **NOISY)).complete()
-    wanted = new_run(fb.fedavg(on.loss, RATE, **NOISY)).complete()
+    wanted = new_run(fb.fedavg(on.loss, fb.Work(RATE, **NOISY))).complete()
     np.testing.assert_array_equal(found.shared, wanted.shared)
     np.testing.assert_array_equal(found.personal(3), found.shared)
     np.testing.assert_array_equal(found.client(3).personal, on.params)
@@ -43,7 +48,7 @@ def test_with_alpha_1_it_is_fedavg_bit_for_bit():
 
 def test_with_alpha_0_it_is_training_alone():
     found = new_run(mapper(0.0, **FULL)).complete()
-    wanted = new_run(fb.local_only(on.loss, RATE, **FULL)).complete()
+    wanted = new_run(fb.local_only(on.loss, fb.Work(RATE, **FULL))).complete()
     for client in range(7):
         np.testing.assert_allclose(
             found.personal(client), wanted.personal(client), rtol=1e-6
@@ -85,9 +90,11 @@ def test_held_out_rows_tell_who_is_alike():
     rows = np.repeat(centers, 10, axis=0) + rng.standard_normal((100, 20))
     matrices = np.broadcast_to(np.eye(20), (100, 20, 20))
     federated_data = fb.federate((matrices, rows), np.split(np.arange(100), 10))
-    algorithm = fb.mapper(quadratic_loss, 0.3, held_out=0.5, steps=4, batch_size=None)
+    algorithm = fb.mapper(
+        quadratic_loss, fb.Work(0.3, steps=4, batch_size=None), held_out=0.5
+    )
     run = fb.simulate(
-        *(algorithm, jnp.zeros(20), federated_data, KEY), rounds=30, every=30
+        algorithm, jnp.zeros(20), federated_data, KEY, rounds=30, every=30
     ).complete()
     alphas = np.array([run.client(i).alpha for i in range(10)])
     assert np.median(alphas[:9]) >= 0.4

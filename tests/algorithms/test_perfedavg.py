@@ -34,7 +34,8 @@ def told(correction=None):
 
 def answer(down, build=fb.perfedavg, **settings) -> Any:
     """A client's answer, its trees as flat arrays."""
-    up, _ = build(curved.loss, RATE, **settings).client(down, (), SHARD, KEY)
+    work = fb.Work(RATE, settings.pop("steps"), settings.pop("batch_size"))
+    up, _ = build(curved.loss, work, **settings).client(down, (), SHARD, KEY)
     return fb.Up(*(jax.flatten_util.ravel_pytree(tree)[0] for tree in up[:2]))
 
 
@@ -78,7 +79,9 @@ def answers() -> dict[str, Any]:
             "by differences": jax.vmap(difference)(steps),
             "fomaml": answer(
                 down,
-                lambda loss, rate, **work: fb.fomaml(loss, INNER, rate, **work),
+                lambda loss, work: fb.fomaml(
+                    loss, work._replace(optimizer=INNER), work.optimizer
+                ),
                 **full,
             ),
             "zero": [zero(hessian=name) for name in ("exact", "differences", "none")],
@@ -139,8 +142,10 @@ RATES = [0.0, 0.2]
 @cache
 def limits():
     return fb.simulate(
-        lambda rate: fb.perfedavg(on.loss, 0.4, inner_rate=rate, **full),
-        *(on.params, on.federated_data, KEY),
+        lambda rate: fb.perfedavg(on.loss, fb.Work(0.4, **full), inner_rate=rate),
+        on.params,
+        on.federated_data,
+        KEY,
         rounds=200,
         every=200,
         over=jnp.asarray(RATES, jnp.float32),
@@ -178,4 +183,4 @@ def test_it_ends_at_the_minimizer_of_the_mean_loss_after_one_step(replica):
 )
 def test_hessians_without_a_meaning_are_refused(settings, line):
     with pytest.raises(ValueError, match=line):
-        fb.perfedavg(on.loss, 0.1, inner_rate=0.1, **settings, **full)
+        fb.perfedavg(on.loss, fb.Work(0.1, **full), inner_rate=0.1, **settings)

@@ -26,9 +26,11 @@ def limits():
     """Both strengths in one sweep; 0.7^60 of the inner error remains, 1e-9."""
     return fb.simulate(
         lambda lam: fb.pfedme(
-            on.loss, 0.4, lam=lam, inner_rate=0.3, inner_steps=60, **full
+            on.loss, fb.Work(0.4, **full), lam=lam, inner_rate=0.3, inner_steps=60
         ),
-        *(on.params, on.federated_data, KEY),
+        on.params,
+        on.federated_data,
+        KEY,
         rounds=250,
         every=250,
         weights="uniform",
@@ -57,12 +59,11 @@ def test_it_ends_at_the_minimizer_of_the_mean_moreau_envelope(replica):
 def visits(lam=1.5, inner=0.2):
     """Two visits to client 2, without a correction and with PUSH."""
     algorithm = fb.pfedme(
-        *(on.loss, RATE),
+        on.loss,
+        fb.Work(RATE, steps=2, batch_size=None),
         lam=lam,
         inner_rate=inner,
         inner_steps=3,
-        steps=2,
-        batch_size=None,
     )
     shard = jax.device_put(on.federated_data.train.shard(2))
 
@@ -109,17 +110,16 @@ def test_a_strong_pull_holds_theta_at_w_and_is_fedavg():
         @jax.jit
         def visit(lam):
             algorithm = fb.pfedme(
-                *(on.loss, RATE),
+                on.loss,
+                fb.Work(RATE, steps=1, batch_size=2),
                 lam=lam,
                 inner_rate=1 / (lam + 2),
                 inner_steps=20,
-                steps=1,
-                batch_size=2,
             )
             _, state = algorithm.enroll(params, shard, KEY)
             return algorithm.client(told, state, shard, KEY)
 
-        averaged = fb.fedavg(on.loss, RATE, steps=1, batch_size=2)
+        averaged = fb.fedavg(on.loss, fb.Work(RATE, steps=1, batch_size=2))
         delta = averaged.client(told, (), shard, KEY)[0].delta
         gaps = []
         for lam in (1e3, 1e5):
@@ -144,4 +144,4 @@ def test_a_strong_pull_holds_theta_at_w_and_is_fedavg():
 )
 def test_settings_without_a_meaning_are_refused(settings, line):
     with pytest.raises(ValueError, match=line):
-        fb.pfedme(on.loss, RATE, inner_rate=0.1, **settings, **full)
+        fb.pfedme(on.loss, fb.Work(RATE, **full), inner_rate=0.1, **settings)

@@ -19,7 +19,7 @@ SERVER = jnp.asarray([-0.2, 0.1, 0.4], jnp.float32)
 
 def visit(optimizer, steps=4):
     """One visit to a client with some controls on both sides."""
-    algorithm = fb.scaffold(on.loss, optimizer, steps=steps, batch_size=None)
+    algorithm = fb.scaffold(on.loss, fb.Work(optimizer, steps=steps, batch_size=None))
     key = jax.random.key(0)
     _, state = algorithm.enroll(on.params, SHARD, key)
     aggregate = fb.Aggregate((), jnp.ones(()), jnp.ones((), jnp.int32))
@@ -56,4 +56,4 @@ def test_the_change_of_the_control_is_what_travels():
 
 
 def test_the_server_needs_the_mean():
-    assert fb.scaffold(on.loss, 0.1, steps=1, batch_size=None).needs.mean
+    assert fb.scaffold(on.loss, fb.Work(0.1, steps=1, batch_size=None)).needs.mean

@@ -29,15 +29,17 @@ assert len(STEPS_BY_CLIENT) == len(COUNTS)
 
 
 def _fedavg(problem, optimizer: Optimizer = RATE, steps: Steps = 3):
-    return fb.fedavg(problem.loss, optimizer, steps=steps, batch_size=2)
+    return fb.fedavg(problem.loss, fb.Work(optimizer, steps=steps, batch_size=2))
 
 
 def _fedopt(problem, server_optimizer):
-    return fb.fedopt(problem.loss, RATE, server_optimizer, steps=3, batch_size=2)
+    return fb.fedopt(
+        problem.loss, fb.Work(RATE, steps=3, batch_size=2), server_optimizer
+    )
 
 
 def _scaffold(problem, optimizer: Optimizer = RATE, steps: Steps = 3):
-    return fb.scaffold(problem.loss, optimizer, steps=steps, batch_size=2)
+    return fb.scaffold(problem.loss, fb.Work(optimizer, steps=steps, batch_size=2))
 
 
 def _flix(problem):
@@ -47,16 +49,16 @@ def _flix(problem):
 
 def _apfl(problem):
     chosen = {"alpha": ALPHA_BY_CLIENT, "held_out": 0.3, "aggregated": False}
-    return fb.apfl(problem.loss, RATE, steps=3, batch_size=2, **chosen)
+    return fb.apfl(problem.loss, fb.Work(RATE, steps=3, batch_size=2), **chosen)
 
 
 def _mixed(loss):
-    return fb.scaffold(loss, RATE, steps=1, batch_size=2)
+    return fb.scaffold(loss, fb.Work(RATE, steps=1, batch_size=2))
 
 
 def _fedrep(problem):
-    work = {"head_steps": 2, "steps": 3, "batch_size": 2}
-    return fb.fedrep(problem.loss, RATE, head=lambda path: path == "bias", **work)
+    work = fb.Work(RATE, steps=3, batch_size=2)
+    return fb.fedrep(problem.loss, work, head=lambda path: path == "bias", head_steps=2)
 
 
 def _scheduled(unit):
@@ -74,49 +76,56 @@ ALGORITHMS = {
     "fedyogi": partial(_fedopt, server_optimizer=optax.yogi(0.1)),
     "fedadagrad": partial(_fedopt, server_optimizer=optax.adagrad(0.3)),
     "fedavgm": partial(_fedopt, server_optimizer=optax.sgd(0.5, 0.5)),
-    "fedprox": lambda p: fb.fedprox(p.loss, RATE, mu=0.5, steps=3, batch_size=2),
+    "fedprox": lambda p: fb.fedprox(
+        p.loss, fb.Work(RATE, steps=3, batch_size=2), mu=0.5
+    ),
     "scaffold": _scaffold,
     "scaffold, steps by client": partial(_scaffold, steps=STEPS_BY_CLIENT),
     "scaffold, adam": partial(_scaffold, optimizer=optax.adam(0.05)),
-    "svrg": lambda p: fb.svrg(p.loss, RATE, steps=3, batch_size=2, refresh=0.5),
+    "svrg": lambda p: fb.svrg(
+        p.loss, fb.Work(RATE, steps=3, batch_size=2), refresh=0.5
+    ),
     "flix(scaffold)": _flix,
     "apfl": _apfl,
     "apfl agnostic": lambda p: fb.apfl_agnostic(
-        *(p.loss, RATE),
+        p.loss,
+        fb.Work(RATE, steps=3, batch_size=2),
         clients=len(COUNTS),
         q_rate=0.1,
         alpha=ALPHA_BY_CLIENT,
-        steps=3,
-        batch_size=2,
     ),
     "apfl averaged": lambda p: fb.apfl_averaged(
-        p.loss, RATE, alpha=ALPHA_BY_CLIENT, shift=5.0, steps=2, batch_size=2
+        p.loss, fb.Work(RATE, steps=2, batch_size=2), alpha=ALPHA_BY_CLIENT, shift=5.0
     ),
-    "local only": lambda p: fb.local_only(p.loss, RATE, steps=3, batch_size=2),
-    "reptile": lambda p: fb.reptile(p.loss, RATE, 0.7, steps=3, batch_size=2),
-    "fomaml": lambda p: fb.fomaml(p.loss, 0.05, RATE, steps=2, batch_size=2),
+    "local only": lambda p: fb.local_only(p.loss, fb.Work(RATE, steps=3, batch_size=2)),
+    "reptile": lambda p: fb.reptile(p.loss, fb.Work(RATE, steps=3, batch_size=2), 0.7),
+    "fomaml": lambda p: fb.fomaml(p.loss, fb.Work(0.05, steps=2, batch_size=2), RATE),
     "perfedavg": lambda p: fb.perfedavg(
-        p.loss, RATE, inner_rate=0.05, steps=3, batch_size=2
+        p.loss, fb.Work(RATE, steps=3, batch_size=2), inner_rate=0.05
     ),
     "pfedme": lambda p: fb.pfedme(
-        p.loss, RATE, lam=2.0, inner_rate=0.2, inner_steps=4, steps=3, batch_size=2
+        p.loss,
+        fb.Work(RATE, steps=3, batch_size=2),
+        lam=2.0,
+        inner_rate=0.2,
+        inner_steps=4,
     ),
     "ditto": lambda p: fb.ditto(
-        _fedavg(p), p.loss, RATE, lam=0.5, steps=STEPS_BY_CLIENT, batch_size=2
+        _fedavg(p), p.loss, fb.Work(RATE, steps=STEPS_BY_CLIENT, batch_size=2), lam=0.5
     ),
     "l2gd": lambda p: fb.l2gd(p.loss, RATE, lam=0.5, p=0.4, batch_size=2),
     "fedrep": _fedrep,
     "agnostic": lambda p: fb.agnostic(
-        p.loss, RATE, clients=len(COUNTS), q_rate=0.1, steps=3, batch_size=2
+        p.loss, fb.Work(RATE, steps=3, batch_size=2), clients=len(COUNTS), q_rate=0.1
     ),
     "mapper": lambda p: fb.mapper(
-        p.loss, RATE, held_out=0.4, grid=3, steps=2, batch_size=2
+        p.loss, fb.Work(RATE, steps=2, batch_size=2), held_out=0.4, grid=3
     ),
 }
 
 WRAPPERS = {
     "finetune": lambda algorithm, p: fb.finetune(
-        algorithm, p.loss, RATE, steps=2, batch_size=2
+        algorithm, p.loss, fb.Work(RATE, steps=2, batch_size=2)
     ),
 }
 
@@ -191,8 +200,14 @@ CASES = ALGORITHMS | {
 """What is compiled and run."""
 
 VARIANTS = (
-    *("fedyogi", "fedadagrad", "fedavgm", "apfl averaged", "identity(fedavg)"),
-    *("finetune(scaffold)", "diana(finetune(fedavg))", "ef21(fedavg)"),
+    "fedyogi",
+    "fedadagrad",
+    "fedavgm",
+    "apfl averaged",
+    "identity(fedavg)",
+    "finetune(scaffold)",
+    "diana(finetune(fedavg))",
+    "ef21(fedavg)",
     *(name for name in CASES if ", " in name.partition("(")[0]),
 )
 """Cases whose messages and states are like those of another."""

@@ -51,9 +51,7 @@ def rejected(name: str, value: float) -> None:
     appearances = int((members(run) == SPOILED).sum())
     assert appearances > 0
     assert sum(record.rejected for record in run.records) == appearances
-    assert (
-        sum(record.aggregate for record in run.records) == 5 * run.cohort - appearances
-    )
+    assert sum(record.heard for record in run.records) == 5 * run.cohort - appearances
     for leaf in jax.tree.leaves((run.down, run.server)):
         assert np.isfinite(leaf).all()
     same_bits(enrolled, states(run)[SPOILED])
@@ -115,7 +113,7 @@ def test_nobody_heard_leaves_everything_and_the_round_goes_on():
     for record in run:
         now = jax.device_get((run.down, run.server))
         assert now[0].round == record.round
-        if before is not None and record.aggregate == 0:
+        if before is not None and record.heard == 0:
             silent += 1
             same_bits(before[0]._replace(round=now[0].round), now[0])
             same_bits(before[1], now[1])
@@ -140,14 +138,14 @@ def test_all_answers_rejected_leaves_everything():
 def test_dropped_clients_have_no_part_in_the_mean():
     """One step from a quadratic's start: the mean over exactly those heard."""
     on, rate, root = quadratics(), 0.1, jax.random.key(3)
-    algorithm = fb.fedavg(on.loss, rate, steps=1, batch_size=None)
+    algorithm = fb.fedavg(on.loss, fb.Work(rate, steps=1, batch_size=None))
     run = fb.simulate(
         algorithm, on.params, on.federated_data, root, rounds=1, cohort=6, dropout=0.5
     ).complete()
     ids = cohorts(root, [0], CLIENTS, 6)[0]
     lots = [jax.random.uniform(keys.at(root, "dropout", 0, i)) for i in ids.tolist()]
     aggregate = ids[np.array(lots) >= 0.5]
-    assert run.records[-1].aggregate == len(aggregate) not in (0, 6)
+    assert run.records[-1].heard == len(aggregate) not in (0, 6)
     rows = [on.federated_data.train.rows(i) for i in aggregate]
     matrices, vectors = (np.concatenate(parts) for parts in zip(*rows, strict=True))
     start = np.asarray(on.params)
@@ -171,7 +169,10 @@ def test_an_answer_does_not_depend_on_cohort_mates_or_place():
     witness = algorithm._replace(enroll=enroll, client=client)
     runs = [
         fb.simulate(
-            *(witness, on.params, on.federated_data, jax.random.key(0)),
+            witness,
+            on.params,
+            on.federated_data,
+            jax.random.key(0),
             rounds=1,
             cohort=cohort,
             chunk=chunk,

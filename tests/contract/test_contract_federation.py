@@ -22,7 +22,11 @@ from loopback import EXPERIMENT, Wired
 def test_a_federation_comes_to_the_simulators_numbers(name, tmp_path):
     on, run = problem(), usual_run(name)
     wired = Wired(
-        *(CASES[name](on), on.params, on.federated_data, jax.random.key(0), tmp_path),
+        CASES[name](on),
+        on.params,
+        on.federated_data,
+        jax.random.key(0),
+        tmp_path,
         rounds=SETTINGS["rounds"],
         cohort=cohort_of(name),
         every=SETTINGS["rounds"],
@@ -90,7 +94,7 @@ def _mixed(how):
 def test_requests_noise_and_rows_of_the_server_are_the_simulators(wrap, tmp_path):
     federated_data = fb.federate(_numbers(), np.split(np.arange(12), [3, 4, 8]))
     params = Table(jnp.zeros((6, 2), jnp.float32), jnp.ones(2, jnp.float32))
-    plain = fb.fedavg(_table_loss, 0.1, steps=2, batch_size=2)
+    plain = fb.fedavg(_table_loss, fb.Work(0.1, steps=2, batch_size=2))
     algorithm, key = wrap(plain, federated_data), jax.random.key(3)
     without = (_selected, _private, _by_tree)
     central = None if wrap in without else fb.shard_of(_numbers())

@@ -17,9 +17,9 @@ LOSS = fb.losses.cross_entropy(MODEL.apply)
 WORK: Any = {"steps": 2, "batch_size": 8}
 # Those that take rows apart, or several batches a step.
 PERSONAL = {
-    "apfl": lambda: fb.apfl(LOSS, 0.1, alpha=0.5, held_out=0.2, **WORK),
-    "perfedavg": lambda: fb.perfedavg(LOSS, 0.1, inner_rate=0.1, **WORK),
-    "mapper": lambda: fb.mapper(LOSS, 0.1, grid=3, **WORK),
+    "apfl": lambda: fb.apfl(LOSS, fb.Work(0.1, **WORK), alpha=0.5, held_out=0.2),
+    "perfedavg": lambda: fb.perfedavg(LOSS, fb.Work(0.1, **WORK), inner_rate=0.1),
+    "mapper": lambda: fb.mapper(LOSS, fb.Work(0.1, **WORK), grid=3),
 }
 
 

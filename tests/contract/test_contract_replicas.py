@@ -28,10 +28,14 @@ SWEEPS = {
 }
 
 BUILDERS = {
-    "fedavg": lambda rate: fb.fedavg(problem().loss, rate, steps=3, batch_size=2),
-    "scaffold": lambda rate: fb.scaffold(problem().loss, rate, steps=3, batch_size=2),
+    "fedavg": lambda rate: fb.fedavg(
+        problem().loss, fb.Work(rate, steps=3, batch_size=2)
+    ),
+    "scaffold": lambda rate: fb.scaffold(
+        problem().loss, fb.Work(rate, steps=3, batch_size=2)
+    ),
     "fedprox": lambda mu: fb.fedprox(
-        problem().loss, RATE, mu=mu, steps=3, batch_size=2
+        problem().loss, fb.Work(RATE, steps=3, batch_size=2), mu=mu
     ),
 }
 

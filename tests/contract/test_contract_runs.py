@@ -137,7 +137,10 @@ def test_only_a_clients_own_rows_enter_its_answer(name):
 
     dirty = fb.Shard(
         jax.tree.map(garbage, clean.examples),
-        *(clean.start, clean.count, clean.id, clean.capacity),
+        clean.start,
+        clean.count,
+        clean.id,
+        clean.capacity,
     )
     answer = client(down, state, clean, key)
     same_bits(answer, client(down, state, dirty, key))

@@ -96,8 +96,8 @@ def test_a_state_that_changes_its_dtype_is_refused_in_one_line():
 
     problem = PROBLEMS["quadratics"]
     work: dict[str, Any] = {"steps": 1, "batch_size": None}
-    alone = fb.local_only(problem.loss, 0.1, **work)
-    momentum = fb.fedopt(problem.loss, 0.1, optax.sgd(1.0, 0.5), **work)
+    alone = fb.local_only(problem.loss, fb.Work(0.1, **work))
+    momentum = fb.fedopt(problem.loss, fb.Work(0.1, **work), optax.sgd(1.0, 0.5))
 
     def halved(function):
         def changed(*arguments):
@@ -112,6 +112,9 @@ def test_a_state_that_changes_its_dtype_is_refused_in_one_line():
     ):
         with pytest.raises(TypeError, match=rf"^{line}.* from .*float32"):
             fb.simulate(
-                *(broken, problem.params, problem.federated_data, jax.random.key(0)),
+                broken,
+                problem.params,
+                problem.federated_data,
+                jax.random.key(0),
                 rounds=1,
             )

@@ -74,8 +74,13 @@ def tables(name: str, place: Path) -> str:
 
 
 AROUND = (
-    *("compress plain", "compress diana", "compress ef21"),
-    *("central parallel", "central one_way", "central two_way", "privacy"),
+    "compress plain",
+    "compress diana",
+    "compress ef21",
+    "central parallel",
+    "central one_way",
+    "central two_way",
+    "privacy",
 )
 CASES = (*ALGORITHMS, *AROUND)
 
@@ -199,7 +204,10 @@ def simulation(text: str) -> Run:
     """A configuration run on one machine."""
     built = build(check(toml.parse(text, "test"), "test"))
     return simulate(
-        *(built.algorithm, built.model.init, built.federated_data, built.key),
+        built.algorithm,
+        built.model.init,
+        built.federated_data,
+        built.key,
         **built.settings,
     ).complete()
 

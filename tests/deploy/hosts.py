@@ -179,8 +179,19 @@ class Hosts:
         for name in self.names:
             cable, space = self._cable(name), self._space(name)
             _ip(
-                *("-n", center, "link", "add", "name", cable, "type", "veth"),
-                *("peer", "name", "eth0", "netns", space),
+                "-n",
+                center,
+                "link",
+                "add",
+                "name",
+                cable,
+                "type",
+                "veth",
+                "peer",
+                "name",
+                "eth0",
+                "netns",
+                space,
             )
             _ip("-n", center, "link", "set", cable, "master", "bridge", "up")
             address = f"{self.address(name)}/24"

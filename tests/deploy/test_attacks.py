@@ -138,7 +138,7 @@ def test_a_model_that_overflows_draws_out_no_bit(rows, tmp_path):
 def test_a_measure_belongs_to_a_round_of_the_experiment(server):
     payload = server.part.deployed
     payload = payload._replace(
-        payload=payload.message._replace(shared=server.model(0.0), round=None)
+        message=payload.message._replace(shared=server.model(0.0), round=None)
     )
     head = {"base": ENROLLED}
     assert server.ask("measure", payload, round=3, **head).kind == "measure"
@@ -190,7 +190,7 @@ def test_the_door_says_that_the_policy_is_wrong_and_goes_on(
     settings = settings_of(rows, tmp_path, CLIENT, "[accept]\nrounds = 3\n")
     ready, serve = threading.Event(), worker.serve
     monkeypatch.setattr(
-        *(worker, "serve"), lambda *args, **more: serve(*args, **more, ready=ready.set)
+        worker, "serve", lambda *args, **more: serve(*args, **more, ready=ready.set)
     )
     # Signals are for the main thread.
     monkeypatch.setattr(supervisor.flwr_processes, "ended_by_signals", threading.Lock)

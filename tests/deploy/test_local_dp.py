@@ -15,7 +15,7 @@ from fedblend.deploy.client.node import Refusal
 from fedblend.deploy.client.policy import Protect
 
 LOSS = fb.datasets.quadratic_loss
-PLAIN = fb.fedavg(LOSS, 0.1, steps=2, batch_size=None)
+PLAIN = fb.fedavg(LOSS, fb.Work(0.1, steps=2, batch_size=None))
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +60,7 @@ def test_noise_is_normal_of_the_size_that_was_asked_for_and_other_every_time():
 
 
 def test_what_clipping_does_not_bound_is_refused(shard):
-    scaffold = fb.scaffold(LOSS, 0.1, steps=2, batch_size=None)
+    scaffold = fb.scaffold(LOSS, fb.Work(0.1, steps=2, batch_size=None))
     strict = guarded(scaffold, 1.0)
     params = jnp.zeros(4)
     _, state = strict.enroll(params, shard, jax.random.key(0))
@@ -71,7 +71,7 @@ def test_what_clipping_does_not_bound_is_refused(shard):
     local = fb.solvers.gradient_descent(LOSS, 5.0, most=3)
     flix = fb.flix(
         LOSS,
-        lambda loss: fb.fedavg(loss, 0.1, steps=1, batch_size=None),
+        lambda loss: fb.fedavg(loss, fb.Work(0.1, steps=1, batch_size=None)),
         alpha=0.5,
         local=local,
     )

@@ -35,7 +35,11 @@ def _longer(algorithm, part: str):
 def _wired(algorithm, folder, longest_rest):
     on = classes(COUNTS)
     return Wired(
-        *(algorithm(on), on.params, on.federated_data, jax.random.key(0), folder),
+        algorithm(on),
+        on.params,
+        on.federated_data,
+        jax.random.key(0),
+        folder,
         rounds=1,
         cohort=len(COUNTS),
         quorum=0.5,
@@ -47,7 +51,9 @@ def _wired(algorithm, folder, longest_rest):
 @pytest.mark.parametrize(("longest_rest", "heard"), [(None, 3), (1e3, 2)])
 def test_what_else_is_said_in_a_round_may_be_too_long(longest_rest, heard, tmp_path):
     def louder(on):
-        return _longer(fb.scaffold(on.loss, 0.1, steps=2, batch_size=2), "extra")
+        return _longer(
+            fb.scaffold(on.loss, fb.Work(0.1, steps=2, batch_size=2)), "extra"
+        )
 
     wired = _wired(louder, tmp_path, longest_rest)
     server = wired.server()
@@ -60,7 +66,7 @@ def test_what_is_said_first_may_be_too_long(tmp_path):
     def louder(on):
         flix = fb.flix(
             on.loss,
-            lambda mixed: fb.fedavg(mixed, 0.1, steps=1, batch_size=None),
+            lambda mixed: fb.fedavg(mixed, fb.Work(0.1, steps=1, batch_size=None)),
             alpha=0.5,
             local=fb.solvers.gradient_descent(on.loss, 10.0, most=5),
         )

@@ -66,7 +66,7 @@ def exchange(after: dict[int, float | None], errors=0, take=lambda message: 1, *
     asked = {client: (Message("round", "trial", client, 0), ()) for client in after}
     patience = more.pop("patience", PATIENCE)
     answers = correspond(
-        *(directory, asked, take, patience), clock=time, sleep=time.sleep, **more
+        directory, asked, take, patience, clock=time, sleep=time.sleep, **more
     )
     return answers, post, time.now
 
@@ -185,7 +185,7 @@ def _wide():
     }
     return (
         federation,
-        fb.fedavg(cross_entropy(apply), 0.1, steps=1, batch_size=2),
+        fb.fedavg(cross_entropy(apply), fb.Work(0.1, steps=1, batch_size=2)),
         params,
     )
 
@@ -203,7 +203,11 @@ def test_bytes_on_the_way_are_the_bits_that_are_counted(wrap, tmp_path):
     federation, fedavg, params = _wide()
     assert sum(leaf.size for leaf in jax.tree.leaves(params)) >= 99_000
     wired = Wired(
-        *(wrap(fedavg), params, federation, jax.random.key(0), tmp_path),
+        wrap(fedavg),
+        params,
+        federation,
+        jax.random.key(0),
+        tmp_path,
         rounds=1,
         cohort=3,
         every=1,
@@ -237,7 +241,10 @@ def test_an_answer_that_decodes_to_no_number_is_rejected(tmp_path):
 
     wired = Wired(
         fedavg._replace(client=client, decode=decode),
-        *(params, federation, jax.random.key(0), tmp_path),
+        params,
+        federation,
+        jax.random.key(0),
+        tmp_path,
         rounds=1,
         cohort=3,
         quorum=0.5,

@@ -95,10 +95,14 @@ def _problem():
 def _after_a_round(noise: float, missing: bool, folder):
     """The shared model after one round; ``missing``: client 2 is not heard."""
     on = _problem()
-    plain = fb.fedavg(on.loss, 0.2, steps=2, batch_size=2)
+    plain = fb.fedavg(on.loss, fb.Work(0.2, steps=2, batch_size=2))
     private = fb.dp_fedavg(plain, clip=0.05, noise=noise, cohort=4)
     wired = Wired(
-        *(private, on.params, on.federated_data, jax.random.key(0), folder),
+        private,
+        on.params,
+        on.federated_data,
+        jax.random.key(0),
+        folder,
         rounds=1,
         cohort=4,
         quorum=0.5,

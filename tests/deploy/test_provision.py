@@ -26,16 +26,25 @@ from fedblend.deploy.ops import provision, services
 from fedblend.deploy.ops.settings import Address, Node, Server, load_as
 
 EXPECTED = {
-    *("README.md", "ca/ca.crt", "ca/ca.key"),
+    "README.md",
+    "ca/ca.crt",
+    "ca/ca.key",
     *(f"server/{name}" for name in ("ca.crt", "server.crt", "server.key")),
     *(f"server/{name}" for name in ("server.toml", "nginx.conf")),
-    *("server/fedblend-link.service", "server/nodes/alice.pub", "server/nodes/bob.pub"),
+    "server/fedblend-link.service",
+    "server/nodes/alice.pub",
+    "server/nodes/bob.pub",
     *(
         f"nodes/{node}/{name}"
         for node in ("alice", "bob")
         for name in (
-            *("ca.crt", "node.key", "node.pub", "node.toml", "policy.toml"),
-            *("fedblend-door.service", "fedblend-node.service"),
+            "ca.crt",
+            "node.key",
+            "node.pub",
+            "node.toml",
+            "policy.toml",
+            "fedblend-door.service",
+            "fedblend-node.service",
         )
     ),
 }

@@ -95,11 +95,21 @@ def test_nodes_come_through(proxied, lab, call):
 @pytest.mark.parametrize(
     "path",
     [
-        *("/", "/docs", "/openapi.json", "/health", "/v1/fleet", "/v1/fleet/"),
-        *("/v1/control/start-run", "/v1/control/register-node"),
-        *("/v1/runtime/acquire-task", "//v1//control/start-run"),
-        *("/v1/fleet/../control/start-run", "/v1/fleet/%2e%2e/control/start-run"),
-        *("/v1/fleet%2f..%2fcontrol/start-run", "/V1/FLEET/x", "/v1/fleet/a/b"),
+        "/",
+        "/docs",
+        "/openapi.json",
+        "/health",
+        "/v1/fleet",
+        "/v1/fleet/",
+        "/v1/control/start-run",
+        "/v1/control/register-node",
+        "/v1/runtime/acquire-task",
+        "//v1//control/start-run",
+        "/v1/fleet/../control/start-run",
+        "/v1/fleet/%2e%2e/control/start-run",
+        "/v1/fleet%2f..%2fcontrol/start-run",
+        "/V1/FLEET/x",
+        "/v1/fleet/a/b",
     ],
 )
 def test_nothing_else_does(proxied, lab, method, path):

@@ -112,5 +112,11 @@ def test_hosts():
     assert all(map(is_host, good))
     assert not any(map(is_host, bad))
     assert [is_loopback(host) for host in (*good, "0.0.0.0", "127.8.8.8")] == [
-        *(False, True, False, True, False, False, True)
+        False,
+        True,
+        False,
+        True,
+        False,
+        False,
+        True,
     ]

@@ -54,7 +54,8 @@ def test_the_status_of_an_experiment(capsys, finished, tmp_path):
     assert lines[1].endswith("3 heard, 0 dropped, 0 rejected")
     assert "counted: round 0, heard 3" in lines[2]
     assert {line.split(" of ")[1].split()[0] for line in lines[3:]} == {
-        *("shared", "personal")
+        "shared",
+        "personal",
     }
     unfinished = shutil.copytree(finished / "run", tmp_path / "run")
     (unfinished / "summary.json").unlink()

@@ -49,18 +49,18 @@ def test_what_cannot_be_asked_is_said(answering, tmp_path):
 SERVES = """
 import os, sys
 from pathlib import Path
-from fedblend.deploy import warm
+from fedblend.deploy import worker
 path, user, group = Path(sys.argv[1]), *map(int, sys.argv[2:])
 os.setgroups([group]), os.setgid(user), os.setuid(user)
 rows = path.parent.parent / "state" / "rows"
 answer = lambda message: message + rows.read_bytes()
-warm.serve(path, answer, longest=lambda: 100, group=group,
+worker.serve(path, answer, longest=lambda: 100, group=group,
            ready=lambda: print("ready", flush=True))
 """
 ASKS = """
 import os, sys
 from pathlib import Path
-from fedblend.deploy import warm
+from fedblend.deploy import worker
 path, user, group = Path(sys.argv[1]), *map(int, sys.argv[2:])
 os.setgroups([]), os.setgid(group), os.setuid(user)
 try:
@@ -68,8 +68,8 @@ try:
 except PermissionError:
     print("no rows")
 try:
-    print(warm.ask(path, b"my ").decode())
-except warm.SocketError as error:
+    print(worker.ask(path, b"my ").decode())
+except worker.SocketError as error:
     print(error)
 """
 

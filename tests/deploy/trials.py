@@ -51,7 +51,7 @@ def clock(monkeypatch) -> Clock:
     """Servers wait by this clock: a file that imports it does not wait."""
     found = Clock()
     waiting = partial(exchange, clock=found, sleep=found.sleep)
-    monkeypatch.setattr("fedblend.deploy.server.coordinator.correspond", waiting)
+    monkeypatch.setattr("fedblend.deploy.server.coordinator.exchange", waiting)
     # Whoever is killed leaves what it has written to the system, synced or not.
     monkeypatch.setattr(os, "fsync", lambda handle: None)
     return found
@@ -80,7 +80,11 @@ class Trial(Wired):
         chosen = {"rounds": ROUNDS, "cohort": 4, "every": ROUNDS, **rules}
         chosen.setdefault("patience", PATIENCE)
         super().__init__(
-            *(algorithm(name), on.params, on.federated_data, jax.random.key(0), folder),
+            algorithm(name),
+            on.params,
+            on.federated_data,
+            jax.random.key(0),
+            folder,
             **chosen,
         )
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from fedblend.config.config import ConfigError, check
+from fedblend.experiments import advise as advise_module
 from fedblend.experiments.advise import advise
 from fedblend.experiments.mixed_fl_trials import WAYS, Trial, choice
 from fedblend.theory.mixed_fl import Noise
@@ -73,7 +74,7 @@ def faked(monkeypatch, ways):
         del config, built, rounds
         return trial(*[ways[how](factor) for factor, _ in asked]), []
 
-    monkeypatch.setattr(advise, "_lanes", replicas)
+    monkeypatch.setattr(advise_module, "_replicas", replicas)
     return advise(check(CONTENT, "here"))
 
 

@@ -44,7 +44,9 @@ def test_a_run_writes_its_weights_and_says_on_what_they_were_learned(tmp_path):
 @pytest.fixture(scope="module")
 def run():
     on = problems.classes()
-    algorithm = fb.apfl_fedjax(on.loss, 0.2, alpha=0.5, steps=1, batch_size=None)
+    algorithm = fb.apfl_fedjax(
+        on.loss, fb.Work(0.2, steps=1, batch_size=None), alpha=0.5
+    )
     key = jax.random.key(0)
     return fb.simulate(
         algorithm, on.params, on.federated_data, key, rounds=1
@@ -75,7 +77,7 @@ def test_one_alpha_for_every_tensor_is_told_as_their_mean(run):
 
 def test_a_method_without_weights_says_nothing():
     on = problems.classes()
-    algorithm = fb.fedavg(on.loss, 0.2, steps=1, batch_size=None)
+    algorithm = fb.fedavg(on.loss, fb.Work(0.2, steps=1, batch_size=None))
     key = jax.random.key(0)
     done = fb.simulate(
         algorithm, on.params, on.federated_data, key, rounds=0

@@ -33,7 +33,11 @@ def test_the_demo_prints_its_numbers_and_what_they_say(small_demo):
     text, out = small_demo
     results = json.loads((out / "results.json").read_text())
     assert set(results["methods"]) == {
-        *("local-only", "FedAvg", "fine-tuned", "FLIX", "APFL")
+        "local-only",
+        "FedAvg",
+        "fine-tuned",
+        "FLIX",
+        "APFL",
     }
     for numbers in results["methods"].values():
         assert f"{numbers['mean']:.1%}" in text

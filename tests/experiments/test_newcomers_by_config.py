@@ -49,7 +49,7 @@ def test_every_algorithm_has_a_model_for_newcomers(tiny, name):
         down = Down(shared, jnp.zeros((), jnp.int32))
         key = jax.random.key(0)
         return personalize(
-            *(work.algorithm, down, newcomers, key), visits=work.visits
+            work.algorithm, down, newcomers, key, visits=work.visits
         ).models
 
     shared = jax.eval_shape(built.model.init, jax.random.key(0))

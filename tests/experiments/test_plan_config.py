@@ -110,7 +110,10 @@ def test_bits_are_those_of_the_ledger(name, width, compiled, found, monkeypatch)
     with precision(width):
         built = build(config)
         run = simulate(
-            *(built.algorithm, built.model.init, built.federated_data, built.key),
+            built.algorithm,
+            built.model.init,
+            built.federated_data,
+            built.key,
             rounds=2,
         ).complete()
     bits = run.summary()["bits"]
@@ -130,7 +133,10 @@ def test_a_configuration_starts_at_the_average_of_theory(compiled, by_hand):
     with precision("float64"):
         built = build(check(changed(FLIX, *settings), "here"))
         run = simulate(
-            *(built.algorithm, built.model.init, built.federated_data, built.key),
+            built.algorithm,
+            built.model.init,
+            built.federated_data,
+            built.key,
             rounds=0,
         ).complete()
         norms = [float(run.client(client).norm) for client in range(CLIENTS)]

@@ -38,7 +38,7 @@ REGRESSING = {
 
 
 def apfl(loss):
-    return fb.apfl(loss, 0.5, alpha=0.25, learn="fixed", **WORK)
+    return fb.apfl(loss, fb.Work(0.5, **WORK), alpha=0.25, learn="fixed")
 
 
 ALGORITHMS = {"local_only": "local_only", "finetune": "finetune", "apfl": apfl}

@@ -6,6 +6,7 @@ import csv
 import shlex
 from copy import deepcopy
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -108,9 +109,10 @@ def test_clients_without_a_value_are_told(capsys, monkeypatch):
     nan = float("nan")
     validation = np.array([[0.5, nan], [0.25, nan]])
     chosen, unsure = np.array([1.0, 1.0]), np.array([False, True])
+    no_run: Any = None
     found = Tuned(
-        *(np.array([0.0, 1.0]), validation, None, chosen, 1.0, unsure, "loss", None)
-    )  # pyright: ignore
+        np.array([0.0, 1.0]), validation, None, chosen, 1.0, unsure, "loss", no_run
+    )
     tune._print(found)
     said = capsys.readouterr().out
     assert "1 clients have no finite value on validation rows: alpha = 1" in said

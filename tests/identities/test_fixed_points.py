@@ -64,14 +64,14 @@ work: dict[str, Any] = {"steps": STEPS, "batch_size": None}
 
 @each_weights
 def test_fedavg_ends_at_its_own_fixed_point_and_not_at_the_optimum(weights):
-    reached = end(fb.fedavg(on.loss, RATE, **work), weights).shared
+    reached = end(fb.fedavg(on.loss, fb.Work(RATE, **work)), weights).shared
     np.testing.assert_allclose(reached, fixed_point(weights, 0.0), **LIMIT)
     assert np.abs(reached - problems.optimum(on, weights)).max() > AWAY
 
 
 @each_weights
 def test_fedprox_ends_between_fedavg_and_the_optimum(weights):
-    reached = end(fb.fedprox(on.loss, RATE, mu=MU, **work), weights).shared
+    reached = end(fb.fedprox(on.loss, fb.Work(RATE, **work), mu=MU), weights).shared
     np.testing.assert_allclose(reached, fixed_point(weights, MU), **LIMIT)
     best = problems.optimum(on, weights)
     drift = np.linalg.norm(reached - best)
@@ -80,7 +80,7 @@ def test_fedprox_ends_between_fedavg_and_the_optimum(weights):
 
 @each_weights
 def test_scaffold_ends_at_the_optimum_with_many_local_steps(weights):
-    done = end(fb.scaffold(on.loss, RATE, **work), weights)
+    done = end(fb.scaffold(on.loss, fb.Work(RATE, **work)), weights)
     best = problems.optimum(on, weights)
     np.testing.assert_allclose(done.shared, best, **LIMIT)
     matrices, vectors = problems.client_matrices(on)
@@ -93,18 +93,20 @@ def test_scaffold_ends_at_the_optimum_with_many_local_steps(weights):
 
 @each_weights
 def test_scaffold_ends_at_the_optimum_with_some_clients_at_a_time(weights):
-    done = end(fb.scaffold(on.loss, RATE, **work), weights, rounds=600, cohort=3)
+    done = end(
+        fb.scaffold(on.loss, fb.Work(RATE, **work)), weights, rounds=600, cohort=3
+    )
     np.testing.assert_allclose(done.shared, problems.optimum(on, weights), **LIMIT)
 
 
 def test_one_step_of_fedavg_ends_at_the_optimum():
-    algorithm = fb.fedavg(on.loss, RATE, steps=1, batch_size=None)
+    algorithm = fb.fedavg(on.loss, fb.Work(RATE, steps=1, batch_size=None))
     reached = end(algorithm, "by_count").shared
     np.testing.assert_allclose(reached, problems.optimum(on, "by_count"), **LIMIT)
 
 
 def test_local_only_ends_at_every_clients_own_optimum():
-    done = end(fb.local_only(on.loss, RATE, **work), "by_count", rounds=40)
+    done = end(fb.local_only(on.loss, fb.Work(RATE, **work)), "by_count", rounds=40)
     matrices, vectors = problems.client_matrices(on)
     for client in range(7):
         own = np.linalg.solve(matrices[client], vectors[client])
@@ -115,7 +117,7 @@ def test_means_are_averaged_by_count():
     """With curvature 1 everywhere the fixed point is the mean of all rows."""
     same = problems.means()
     run = fb.simulate(
-        fb.fedavg(same.loss, 0.5, steps=3, batch_size=None),
+        fb.fedavg(same.loss, fb.Work(0.5, steps=3, batch_size=None)),
         same.params,
         same.federated_data,
         jax.random.key(0),

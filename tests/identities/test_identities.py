@@ -45,20 +45,22 @@ def close(left, right, rtol=1e-5, atol=1e-6):
 @pytest.fixture(scope="module")
 def averaged():
     """FedAvg on noisy batches, which the others are compared with."""
-    return run(fb.fedavg(on.loss, RATE, **noisy))
+    return run(fb.fedavg(on.loss, fb.Work(RATE, **noisy)))
 
 
 @pytest.mark.parametrize(
     "algorithm",
     [
-        fb.fedprox(on.loss, RATE, mu=0.0, **noisy),
-        fb.fedopt(on.loss, RATE, 1.0, **noisy),
-        fb.fedopt(on.loss, RATE, optax.sgd(1.0), **noisy),
-        fb.fedavg(on.loss, optax.sgd(RATE), **noisy),
-        fb.fedavg(on.loss, RATE, steps=np.full(7, 4), batch_size=2),
-        fb.fedavg(on.loss, fb.Scheduled(lambda t: RATE, "round"), **noisy),
-        fb.fedavg(on.loss, fb.Scheduled(lambda t: RATE, "step"), **noisy),
-        fb.finetune(fb.fedavg(on.loss, RATE, **noisy), on.loss, RATE, **noisy),
+        fb.fedprox(on.loss, fb.Work(RATE, **noisy), mu=0.0),
+        fb.fedopt(on.loss, fb.Work(RATE, **noisy), 1.0),
+        fb.fedopt(on.loss, fb.Work(RATE, **noisy), optax.sgd(1.0)),
+        fb.fedavg(on.loss, fb.Work(optax.sgd(RATE), **noisy)),
+        fb.fedavg(on.loss, fb.Work(RATE, steps=np.full(7, 4), batch_size=2)),
+        fb.fedavg(on.loss, fb.Work(fb.Scheduled(lambda t: RATE, "round"), **noisy)),
+        fb.fedavg(on.loss, fb.Work(fb.Scheduled(lambda t: RATE, "step"), **noisy)),
+        fb.finetune(
+            fb.fedavg(on.loss, fb.Work(RATE, **noisy)), on.loss, fb.Work(RATE, **noisy)
+        ),
     ],
     ids=[
         "fedprox without pull",
@@ -78,9 +80,9 @@ def test_is_fedavg(algorithm, averaged):
 @pytest.mark.parametrize(
     "algorithm",
     [
-        fb.fedprox(on.loss, RATE, mu=0.3, **noisy),
-        fb.fedopt(on.loss, RATE, 0.9, **noisy),
-        fb.scaffold(on.loss, RATE, **noisy),
+        fb.fedprox(on.loss, fb.Work(RATE, **noisy), mu=0.3),
+        fb.fedopt(on.loss, fb.Work(RATE, **noisy), 0.9),
+        fb.scaffold(on.loss, fb.Work(RATE, **noisy)),
     ],
     ids=["fedprox", "fedopt", "scaffold"],
 )
@@ -92,7 +94,9 @@ def test_is_not_fedavg(algorithm, averaged):
 
 def test_scaffold_begins_as_fedavg():
     methods = (fb.scaffold, fb.fedavg)
-    first, second = (run(m(on.loss, RATE, **noisy), rounds=1).shared for m in methods)
+    first, second = (
+        run(m(on.loss, fb.Work(RATE, **noisy)), rounds=1).shared for m in methods
+    )
     close(first, second)
 
 
@@ -102,13 +106,15 @@ def test_scaffold_is_fedavg_where_all_clients_are_alike():
     federated_data = fb.federate(tuple(rows), np.split(np.arange(7), 7))
     alike = row._replace(federated_data=federated_data)
     methods = (fb.scaffold, fb.fedavg)
-    ends = [run(m(on.loss, RATE, **full), alike, cohort=7).shared for m in methods]
+    ends = [
+        run(m(on.loss, fb.Work(RATE, **full)), alike, cohort=7).shared for m in methods
+    ]
     close(*ends)
 
 
 def test_one_full_step_of_equal_clients_is_gradient_descent_on_the_mean():
     done = run(
-        fb.fedavg(on.loss, RATE, steps=1, batch_size=None),
+        fb.fedavg(on.loss, fb.Work(RATE, steps=1, batch_size=None)),
         rounds=5,
         cohort=7,
         weights="uniform",
@@ -122,22 +128,22 @@ def test_one_full_step_of_equal_clients_is_gradient_descent_on_the_mean():
 
 def test_local_only_is_fedavg_with_one_client():
     alone = problems.quadratics(counts=(5,))
-    own = run(fb.local_only(on.loss, RATE, **noisy), alone, cohort=1)
-    shared = run(fb.fedavg(on.loss, RATE, **noisy), alone, cohort=1)
+    own = run(fb.local_only(on.loss, fb.Work(RATE, **noisy)), alone, cohort=1)
+    shared = run(fb.fedavg(on.loss, fb.Work(RATE, **noisy)), alone, cohort=1)
     close(own.personal(0), shared.shared)
     close(own.shared, alone.params)
 
 
 def test_finetune_by_no_steps_deploys_the_shared_model(averaged):
-    inner = fb.fedavg(on.loss, RATE, **noisy)
-    tuned = run(fb.finetune(inner, on.loss, RATE, steps=0, batch_size=2))
+    inner = fb.fedavg(on.loss, fb.Work(RATE, **noisy))
+    tuned = run(fb.finetune(inner, on.loss, fb.Work(RATE, steps=0, batch_size=2)))
     assert np.array_equal(tuned.personal(3), tuned.shared)
     close(tuned.personal(3), averaged.shared)
 
 
 def test_finetune_by_full_steps_is_local_training_from_the_shared_model():
-    inner = fb.fedavg(on.loss, RATE, **noisy)
-    tuned = run(fb.finetune(inner, on.loss, RATE, steps=3, batch_size=None))
+    inner = fb.fedavg(on.loss, fb.Work(RATE, **noisy))
+    tuned = run(fb.finetune(inner, on.loss, fb.Work(RATE, steps=3, batch_size=None)))
     matrices, vectors = problems.client_matrices(on)
     x = np.asarray(tuned.shared, float)
     for _ in range(3):
@@ -151,19 +157,19 @@ def test_an_epoch_in_one_batch_is_one_full_step():
         {"steps": fb.Epochs(3), "batch_size": 99},
         {"steps": 3, "batch_size": None},
     ]
-    one, two, three = (run(fb.fedavg(on.loss, RATE, **w)).shared for w in work)
+    one, two, three = (run(fb.fedavg(on.loss, fb.Work(RATE, **w))).shared for w in work)
     close(one, three)
     close(two, three)
 
 
 def test_trimming_nothing_is_the_uniform_mean():
-    algorithm = fb.fedavg(on.loss, RATE, **full)
+    algorithm = fb.fedavg(on.loss, fb.Work(RATE, **full))
     trimmed = run(algorithm, reduction="trimmed_mean", trim=0.0)
     close(trimmed.shared, run(algorithm, weights="uniform").shared)
 
 
 def test_the_median_of_one_client_is_that_client():
-    algorithm = fb.fedavg(on.loss, RATE, **full)
+    algorithm = fb.fedavg(on.loss, fb.Work(RATE, **full))
     close(
         run(algorithm, cohort=1, reduction="median").shared,
         run(algorithm, cohort=1).shared,
@@ -173,9 +179,9 @@ def test_the_median_of_one_client_is_that_client():
 @pytest.mark.parametrize(
     "build",
     [
-        lambda loss: fb.fedavg(loss, RATE, **full),
-        lambda loss: fb.fedprox(loss, RATE, mu=0.5, **full),
-        lambda loss: fb.scaffold(loss, RATE, **full),
+        lambda loss: fb.fedavg(loss, fb.Work(RATE, **full)),
+        lambda loss: fb.fedprox(loss, fb.Work(RATE, **full), mu=0.5),
+        lambda loss: fb.scaffold(loss, fb.Work(RATE, **full)),
     ],
     ids=["fedavg", "fedprox", "scaffold"],
 )

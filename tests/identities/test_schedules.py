@@ -42,7 +42,7 @@ def trained_by_hand(steps, unit):
 @pytest.mark.parametrize("steps", [3, STEPS_BY_CLIENT], ids=["same", "by client"])
 def test_the_rate_follows_the_schedule(unit, steps):
     algorithm = fb.fedavg(
-        on.loss, fb.Scheduled(schedule, unit), steps=steps, batch_size=None
+        on.loss, fb.Work(fb.Scheduled(schedule, unit), steps=steps, batch_size=None)
     )
     run = fb.simulate(
         algorithm,
@@ -58,8 +58,8 @@ def test_the_rate_follows_the_schedule(unit, steps):
 
 
 def test_a_schedule_inside_optax_starts_anew_every_round():
-    plain = fb.fedavg(on.loss, optax.sgd(schedule), steps=1, batch_size=None)
-    fixed = fb.fedavg(on.loss, 0.3, steps=1, batch_size=None)
+    plain = fb.fedavg(on.loss, fb.Work(optax.sgd(schedule), steps=1, batch_size=None))
+    fixed = fb.fedavg(on.loss, fb.Work(0.3, steps=1, batch_size=None))
     ends = [
         fb.simulate(a, on.params, on.federated_data, jax.random.key(0), rounds=ROUNDS)
         for a in (plain, fixed)
@@ -80,4 +80,6 @@ def test_a_rate_made_of_whole_numbers_is_as_wide_as_the_model(unit):
 
 def test_an_unknown_unit_is_refused_in_one_line():
     with pytest.raises(ValueError, match="unit: 'epoch' is not 'step' or 'round'"):
-        fb.fedavg(on.loss, fb.Scheduled(schedule, "epoch"), steps=1, batch_size=None)
+        fb.fedavg(
+            on.loss, fb.Work(fb.Scheduled(schedule, "epoch"), steps=1, batch_size=None)
+        )

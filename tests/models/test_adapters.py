@@ -8,7 +8,7 @@ import pytest
 from flax import nnx
 
 from fedblend.core import Shard
-from fedblend.local import descend
+from fedblend.local import Work, descend
 from fedblend.losses import cross_entropy, gradient
 from fedblend.models import from_equinox, from_flax
 
@@ -72,7 +72,11 @@ def test_adapted_modules_train(framework):
     loss = cross_entropy(model.apply)
     params = model.init(KEY)
     trained, slope = descend(
-        gradient(loss), params, SHARD, KEY, optimizer=0.5, steps=30, batch_size=10
+        gradient(loss),
+        params,
+        SHARD,
+        KEY,
+        work=Work(optimizer=0.5, steps=30, batch_size=10),
     )
     before, after = (loss(p, (INPUTS, LABELS)).mean() for p in (params, trained))
     assert after < 0.5 * before

@@ -67,14 +67,14 @@ def gap(ours, theirs) -> float:
 def fedavg_gaps():
     for name, steps in (("same steps", SAME), ("steps by client", BY_CLIENT)):
         ours = 5 if steps is SAME else steps
-        algorithm = fb.fedavg(on.loss, RATE, steps=ours, **full)
+        algorithm = fb.fedavg(on.loss, fb.Work(RATE, steps=ours, **full))
         for weights, problem in (("by_count", by_count), ("uniform", uniform)):
             theirs = paper.fedavg(problem, start, rounds, RATE, steps)
             yield f"fedavg, {name}, {weights}", run(algorithm, weights).shared, theirs
 
 
 def fedprox_gaps():
-    algorithm = fb.fedprox(on.loss, RATE, mu=0.7, steps=5, **full)
+    algorithm = fb.fedprox(on.loss, fb.Work(RATE, steps=5, **full), mu=0.7)
     theirs = paper.fedprox(by_count, start, rounds, RATE, SAME, 0.7)
     yield "fedprox", run(algorithm, "by_count").shared, theirs
 
@@ -87,7 +87,7 @@ def fedopt_gaps():
         "momentum": (optax.sgd(0.1, 0.9), paper.momentum),
     }
     for name, (ours, rule) in servers.items():
-        algorithm = fb.fedopt(on.loss, RATE, ours, steps=5, **full)
+        algorithm = fb.fedopt(on.loss, fb.Work(RATE, steps=5, **full), ours)
         theirs = paper.fedopt(by_count, start, rounds, RATE, SAME, 0.1, rule)
         yield f"fedopt, {name}", run(algorithm, "by_count").shared, theirs
 
@@ -96,7 +96,9 @@ def scaffold_gaps():
     for steps in (SAME, BY_CLIENT):
         for weights, problem in (("by_count", by_count), ("uniform", uniform)):
             ours = 5 if steps is SAME else steps
-            algorithm = fb.scaffold(on.loss, RATE, steps=ours, server_rate=0.8, **full)
+            algorithm = fb.scaffold(
+                on.loss, fb.Work(RATE, steps=ours, **full), server_rate=0.8
+            )
             done = run(algorithm, weights)
             x, c, own = paper.scaffold(problem, start, rounds, RATE, steps, 0.8)
             name = f"scaffold, {'same' if steps is SAME else 'other'} steps, {weights}"
@@ -120,7 +122,7 @@ def svrg_gaps():
         named = [keys.named(key, "anchor") for key in own]
         coins.append([bool(jax.random.bernoulli(key, refresh)) for key in named])
     rows = [train.rows(client) for client in range(7)]
-    algorithm = fb.svrg(on.loss, RATE, steps=3, batch_size=2, refresh=refresh)
+    algorithm = fb.svrg(on.loss, fb.Work(RATE, steps=3, batch_size=2), refresh=refresh)
     for weights, share in (("by_count", train.counts), ("uniform", np.ones(7))):
         problem = paper.Quadratic(matrices, vectors, share, rows)
         done = run(algorithm, weights)
@@ -134,11 +136,11 @@ def svrg_gaps():
 
 
 def personal_gaps():
-    alone = run(fb.local_only(on.loss, RATE, steps=5, **full), "by_count")
+    alone = run(fb.local_only(on.loss, fb.Work(RATE, steps=5, **full)), "by_count")
     theirs = paper.local_only(by_count, start, rounds, RATE, SAME)
     yield "local only", personal(alone), theirs
-    inner = fb.fedavg(on.loss, RATE, steps=5, **full)
-    tuned = run(fb.finetune(inner, on.loss, 0.1, steps=4, **full), "by_count")
+    inner = fb.fedavg(on.loss, fb.Work(RATE, steps=5, **full))
+    tuned = run(fb.finetune(inner, on.loss, fb.Work(0.1, steps=4, **full)), "by_count")
     shared = paper.fedavg(by_count, start, rounds, RATE, SAME)
     theirs = paper.localized(by_count, shared, 0.1, np.full(7, 4))
     yield "finetune", personal(tuned), theirs

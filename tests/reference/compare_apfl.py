@@ -72,7 +72,10 @@ def flat(params: Line):
 
 def run(algorithm):
     return fb.simulate(
-        *(algorithm, line(begin), federated_data, root),
+        algorithm,
+        line(begin),
+        federated_data,
+        root,
         rounds=ROUNDS,
         cohort=COHORT,
         every=ROUNDS,
@@ -124,7 +127,9 @@ def paper_gaps():
     }
     for name, (ours, theirs) in cases.items():
         when = name.partition(",")[0]
-        done = run(fb.apfl(loss, RATE, alpha=1 - LOCAL, learn=when, **work, **ours))
+        done = run(
+            fb.apfl(loss, fb.Work(RATE, **work), alpha=1 - LOCAL, learn=when, **ours)
+        )
         said = {"batches": drawn(), "eta": RATE, "a": LOCAL, "when": when, **theirs}
         w, v, a, last = paper.apfl(by_hand, begin, chosen, **said)
         yield from compared(f"apfl, {name}", done, w, v, a)
@@ -138,16 +143,18 @@ def other_gaps():
     batches = drawn()
     decay = Decay(3.0, 12.0)
     schedule = fb.Scheduled(decay, "step")
-    done = run(fb.apfl_averaged(loss, schedule, alpha=1 - LOCAL, shift=12.0, **work))
+    done = run(
+        fb.apfl_averaged(loss, fb.Work(schedule, **work), alpha=1 - LOCAL, shift=12.0)
+    )
     said = (by_hand, begin, chosen, batches)
     w, w_hat, v_hat = paper.averaged(*said, lambda t: 3 / (t + 12), LOCAL, 12.0)
     yield "averaged: shared", flat(done.shared), w
     yield "averaged: w_hat", flat(done.down.extra.model), w_hat
     deployed = np.stack([flat(done.personal(i)) for i in range(CLIENTS)])
     yield "averaged: v_hat", deployed, v_hat
-    done = run(fb.apfl_fedtorch(loss, RATE, alpha=1 - LOCAL, **work))
+    done = run(fb.apfl_fedtorch(loss, fb.Work(RATE, **work), alpha=1 - LOCAL))
     yield from compared("fedtorch", done, *paper.fedtorch(*said, RATE, LOCAL))
-    done = run(fb.apfl_fedjax(loss, RATE, alpha=1 - LOCAL, **work))
+    done = run(fb.apfl_fedjax(loss, fb.Work(RATE, **work), alpha=1 - LOCAL))
     tensors = [slice(0, DIM), slice(DIM, DIM + 1)]
     yield from compared("fedjax", done, *paper.fedjax(*said, RATE, LOCAL, tensors))
 
@@ -161,7 +168,9 @@ def slope_gaps():
     one, two = (network.init(jax.random.key(seed)) for seed in (0, 1))
     down, slopes = fb.Down(one, jnp.zeros((), jnp.int32)), []
     for name, mix in (("parameters", mixing.parameters), ("outputs", mixing.outputs)):
-        algorithm = fb.apfl(cross, 0.01, steps=1, batch_size=None, alpha=0.4, mix=mix)
+        algorithm = fb.apfl(
+            cross, fb.Work(0.01, steps=1, batch_size=None), alpha=0.4, mix=mix
+        )
         _, state = algorithm.enroll(one, shard, root)
         mine = state._replace(personal=two)
         _, after = jax.jit(algorithm.client)(down, mine, shard, root)
@@ -184,10 +193,13 @@ def limit_gaps():
 
         def build(rate, steps=steps):
             work = {"steps": steps, "batch_size": None}
-            return fb.apfl(on.loss, rate, alpha=alpha, learn="fixed", **work)
+            return fb.apfl(on.loss, fb.Work(rate, **work), alpha=alpha, learn="fixed")
 
         done = fb.simulate(
-            *(build, on.params, on.federated_data, root),
+            build,
+            on.params,
+            on.federated_data,
+            root,
             rounds=1000,
             every=1000,
             over=jnp.asarray(rates),

@@ -67,15 +67,15 @@ def comparisons(name, federated_data, loss, clients):
 
     def descent(step, average="minimizer"):
         def method(mixed):
-            return fb.fedavg(mixed, step, steps=1, batch_size=None)
+            return fb.fedavg(mixed, fb.Work(step, steps=1, batch_size=None))
 
         return fb.flix(
-            *(loss, method), alpha=ALPHA, local=solver, smooth=smooth, average=average
+            loss, method, alpha=ALPHA, local=solver, smooth=smooth, average=average
         )
 
     def run(algorithm, rounds=ROUNDS):
         started = fb.simulate(
-            *(algorithm, params, federated_data, root), rounds=rounds, every=5, chunk=3
+            algorithm, params, federated_data, root, rounds=rounds, every=5, chunk=3
         )
         return started.complete()
 
@@ -100,7 +100,11 @@ def comparisons(name, federated_data, loss, clients):
     step = 1 / (L_alpha + 2 * np.max(stiff * OMEGA) / CLIENTS)
     done = run(fb.compressed(descent(step), compress.rand_k(K)))
     x = paper.dcgd(
-        *(clients, ALPHA, first, step, ROUNDS),
+        clients,
+        ALPHA,
+        first,
+        step,
+        ROUNDS,
         lambda vector, k, i: sent(vector, k, i, "compress"),
     )
     yield f"{name}, dcgd", done.shared, x
@@ -115,7 +119,13 @@ def comparisons(name, federated_data, loss, clients):
     for begun, h_i in (("zero", [np.zeros(DIM)] * CLIENTS), ("first", gradients)):
         done = run(fb.diana(descent(step), compress.rand_k(K), rate=BETA, start=begun))
         x, h, own = paper.diana(
-            *(clients, ALPHA, first, h_i, step, BETA, ROUNDS),
+            clients,
+            ALPHA,
+            first,
+            h_i,
+            step,
+            BETA,
+            ROUNDS,
             lambda vector, k, i: sent(vector, k, i, "diana"),
         )
         memories = np.stack([done.client(i).memory for i in range(CLIENTS)])

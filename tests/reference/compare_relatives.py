@@ -38,7 +38,10 @@ full: dict[str, Any] = {"batch_size": None}
 def new_run(algorithm, params=on.params, cohort=COHORT):
     """fedblend's run of the same rounds; its chunks are padded."""
     return fb.simulate(
-        *(algorithm, params, on.federated_data, root),
+        algorithm,
+        params,
+        on.federated_data,
+        root,
         rounds=ROUNDS,
         cohort=cohort,
         chunk=3,
@@ -64,11 +67,9 @@ def fedrep_gaps():
     params = {"body": on.params[:SPLIT], "head": on.params[SPLIT:]}
     algorithm = fb.fedrep(
         lambda tree, rows: on.loss(jnp.concatenate([tree["body"], tree["head"]]), rows),
-        RATE,
+        fb.Work(RATE, steps=3, **full),
         head=lambda path: path == "head",
         head_steps=4,
-        steps=3,
-        **full,
     )
     run = new_run(algorithm, params).complete()
     settings = (RATE, 4, 3, SPLIT)
@@ -82,7 +83,7 @@ def fedrep_gaps():
 def agnostic_gaps():
     for steps in (1, 3):
         algorithm = fb.agnostic(
-            on.loss, RATE, clients=7, q_rate=0.3, steps=steps, **full
+            on.loss, fb.Work(RATE, steps=steps, **full), clients=7, q_rate=0.3
         )
         run = new_run(algorithm).complete()
         settings = (RATE, 0.3, steps)
@@ -97,7 +98,7 @@ def mapper_gaps():
     rows = [train.rows(client) for client in range(7)]
     weights = np.linspace(0, 1, 5)
     fitted = {"alpha": 0.3, "grid": 5, "held_out": 0.4}
-    algorithm = fb.mapper(on.loss, RATE, **fitted, steps=4, **full)
+    algorithm = fb.mapper(on.loss, fb.Work(RATE, steps=4, **full), **fitted)
     run = new_run(algorithm).complete()
     z, own, alphas = paper.mapper(
         rows, start, chosen, RATE, 4, 0.4, weights, 0.3, train.counts

@@ -39,12 +39,16 @@ def main() -> None:
 
     def dgd(alpha):
         step = 1 / (alpha**2 * smooth.mean())
-        return flix(alpha, lambda f: fb.fedavg(f, step, steps=1, batch_size=None))
+        return flix(
+            alpha, lambda f: fb.fedavg(f, fb.Work(step, steps=1, batch_size=None))
+        )
 
     def compressed(alpha):
         # b = 1/(omega + 1) for all: L_alpha + (2 + 4) max(L_i alpha_i^2 omega) / n
         step = 1 / (alpha**2 * (smooth.mean() + 6 * smooth.max() * omega / CLIENTS))
-        plain = flix(alpha, lambda f: fb.fedavg(f, step, steps=1, batch_size=None))
+        plain = flix(
+            alpha, lambda f: fb.fedavg(f, fb.Work(step, steps=1, batch_size=None))
+        )
         return diana(plain, rand_k(K), rate=1 / (omega + 1))
 
     def flix(alpha, method):

@@ -71,17 +71,16 @@ def test_held_out_rows_are_handed_back(learn):
             reached.append(w_i)
         w = np.mean(reached, axis=0)
     algorithm = fb.apfl(
-        *(logistic, RATE),
+        logistic,
+        fb.Work(RATE, steps=steps, batch_size=None),
         alpha=0.6,
         learn=learn,
         alpha_rate=pace,
         held_out=share,
         hand_back=until,
-        steps=steps,
-        batch_size=None,
     )
     run = fb.simulate(
-        *(algorithm, jnp.asarray(start), on, ROOT), rounds=rounds, cohort=3
+        algorithm, jnp.asarray(start), on, ROOT, rounds=rounds, cohort=3
     ).complete()
     np.testing.assert_allclose(run.shared, w, atol=1e-12)
     for client in range(len(COUNTS)):
@@ -93,13 +92,12 @@ def test_held_out_rows_are_handed_back(learn):
 
 def test_alpha_stays_even_if_its_optimizer_moves_without_a_slope():
     algorithm = fb.apfl(
-        *(logistic, RATE),
+        logistic,
+        fb.Work(RATE, steps=2, batch_size=None),
         alpha=0.6,
         alpha_rate=optax.chain(optax.add_decayed_weights(0.1), optax.sgd(0.5)),
         held_out=0.4,
         hand_back=2,
-        steps=2,
-        batch_size=None,
     )
     alphas = []
     for rounds in (2, 4):
@@ -136,7 +134,9 @@ def test_a_round_of_populations(by_count):
         assert by_count or abs(below - 1) < 1e-12
         w = w + above / below
     run = fb.simulate(
-        *(fb.fedavg(logistic, RATE, steps=1, batch_size=None), jnp.zeros(DIM), on),
+        fb.fedavg(logistic, fb.Work(RATE, steps=1, batch_size=None)),
+        jnp.zeros(DIM),
+        on,
         ROOT,
         rounds=rounds,
         cohort=fb.Strata(of, weights, sizes),
@@ -186,11 +186,11 @@ def test_a_nudge_of_some_parameters(how):
     server = central_loss.of_parameters(
         lambda here: jnp.square(here["table"] - target).sum() / 2
     )
-    clients = fb.fedavg(loss, RATE, steps=steps, batch_size=None)
+    clients = fb.fedavg(loss, fb.Work(RATE, steps=steps, batch_size=None))
     mixed = fb.mixed_fl(clients, server, how=how, weights=(w_f, w_c), steps=steps)
     start = {"table": jnp.array([0.2, 0.1]), "rest": jnp.array([-0.3])}
     run = fb.simulate(
-        *(partial_correction(mixed, ["table"]), start, on, ROOT), rounds=rounds
+        partial_correction(mixed, ["table"]), start, on, ROOT, rounds=rounds
     ).complete()
     found = np.concatenate([run.shared["table"], run.shared["rest"]])
     np.testing.assert_allclose(found, w, atol=1e-12)

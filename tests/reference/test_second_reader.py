@@ -53,7 +53,9 @@ def chosen(cohort=3):
 
 def ran(algorithm, begin: Any = BEGIN, rows=(INPUTS, LABELS), cohort=3, every=ROUNDS):
     return fb.simulate(
-        *(algorithm, jax.tree.map(jnp.asarray, begin), fb.federate(rows, PARTS)),
+        algorithm,
+        jax.tree.map(jnp.asarray, begin),
+        fb.federate(rows, PARTS),
         jax.random.key(KEY_NUMBER),
         rounds=ROUNDS,
         cohort=cohort,
@@ -82,7 +84,11 @@ def test_everybody_takes_part_and_nobody_always():
 
 @pytest.mark.parametrize("learn", ["step", "round", "fixed"])
 def test_apfl(learn):
-    run = ran(fb.apfl(loss, 0.3, alpha=1 - LOCAL, learn=learn, alpha_rate=0.2, **FULL))
+    run = ran(
+        fb.apfl(
+            loss, fb.Work(0.3, **FULL), alpha=1 - LOCAL, learn=learn, alpha_rate=0.2
+        )
+    )
     said: dict[str, Any] = {"alpha_rate": 0.2, "when": learn, "weights": LOCAL}
     w, personal, weights = paper.apfl(
         OWN_ROWS, BEGIN, chosen(), rates=[0.3] * STEPS, **said
@@ -96,7 +102,9 @@ def test_apfl(learn):
 def test_apfl_outputs_of_the_theorems():
     decay = fb.theory.apfl.Decay(3.0, 7.0)
     schedule = fb.Scheduled(decay, "step")
-    run = ran(fb.apfl_averaged(loss, schedule, alpha=1 - LOCAL, shift=7.0, **FULL))
+    run = ran(
+        fb.apfl_averaged(loss, fb.Work(schedule, **FULL), alpha=1 - LOCAL, shift=7.0)
+    )
     said = {"rate": lambda t: 3 / (t + 7), "weights": LOCAL, "shift": 7.0}
     w, personal = paper.apfl_outputs(OWN_ROWS, BEGIN, chosen(), steps=STEPS, **said)
     same(deployed(run), personal)
@@ -106,7 +114,7 @@ def test_apfl_outputs_of_the_theorems():
 @pytest.mark.parametrize("hessian", ["exact", "differences", "none"])
 def test_perfedavg(hessian):
     said: dict[str, Any] = {"inner_rate": 0.4, "hessian": hessian, "delta": 0.01}
-    run = ran(fb.perfedavg(loss, 0.3, **said, **FULL))
+    run = ran(fb.perfedavg(loss, fb.Work(0.3, **FULL), **said))
     w, personal = paper.perfedavg(
         OWN_ROWS, BEGIN, chosen(), steps=STEPS, rate=0.3, **said
     )
@@ -116,7 +124,7 @@ def test_perfedavg(hessian):
 
 def test_pfedme_with_an_inner_problem_that_is_solved():
     inner: dict[str, Any] = {"inner_rate": 0.3, "inner_steps": 80}
-    run = ran(fb.pfedme(loss, 0.1, lam=2.0, server_rate=1.5, **inner, **FULL))
+    run = ran(fb.pfedme(loss, fb.Work(0.1, **FULL), lam=2.0, server_rate=1.5, **inner))
     said = {"rate": 0.1, "lam": 2.0, "server_rate": 1.5}
     w, theta = paper.pfedme(OWN_ROWS, BEGIN, chosen(), steps=STEPS, **said)
     same(run.shared, w)
@@ -124,8 +132,8 @@ def test_pfedme_with_an_inner_problem_that_is_solved():
 
 
 def test_ditto():
-    inner = fb.fedavg(loss, 0.3, **FULL)
-    run = ran(fb.ditto(inner, loss, 0.2, lam=0.7, steps=2, batch_size=None))
+    inner = fb.fedavg(loss, fb.Work(0.3, **FULL))
+    run = ran(fb.ditto(inner, loss, fb.Work(0.2, steps=2, batch_size=None), lam=0.7))
     said = {"rate": 0.3, "own_steps": 2, "own_rate": 0.2, "lam": 0.7}
     w, v = paper.ditto(OWN_ROWS, BEGIN, chosen(), steps=STEPS, **said)
     same(run.shared, w)
@@ -157,7 +165,9 @@ def test_l2gds_slope_is_the_mean_gradient():
     none, three = jnp.int32(0), jnp.int32(3)
     down = fb.Down(jnp.asarray(BEGIN), none, extra=Tosses(none, three))
     up, _ = fb.l2gd(loss, 0.3, lam=0.5, p=0.4, batch_size=None).client(
-        *(down, L2gdClient(down.shared), jax.device_put(train.shard(2))),
+        down,
+        L2gdClient(down.shared),
+        jax.device_put(train.shard(2)),
         jax.random.key(0),
     )
     same(up.mean_gradient, -up.delta / (3 * 0.3))
@@ -171,7 +181,13 @@ def test_fedrep():
 
     work: dict[str, Any] = {"head_steps": 2, "steps": STEPS}
     run = ran(
-        fb.fedrep(bilinear, 0.2, head="head".__eq__, batch_size=None, **work), begin
+        fb.fedrep(
+            bilinear,
+            fb.Work(0.2, steps=STEPS, batch_size=None),
+            head="head".__eq__,
+            head_steps=2,
+        ),
+        begin,
     )
     first = begin["body"], begin["head"]
     body, heads = paper.fedrep(OWN_ROWS, *first, chosen(), rate=0.2, **work)
@@ -184,7 +200,13 @@ def test_fedrep():
 def test_agnostic(cohort, steps):
     said = {"q_rate": 0.2, "steps": steps}
     run = ran(
-        fb.agnostic(loss, 0.3, clients=CLIENTS, batch_size=None, **said), cohort=cohort
+        fb.agnostic(
+            loss,
+            fb.Work(0.3, steps=steps, batch_size=None),
+            clients=CLIENTS,
+            q_rate=0.2,
+        ),
+        cohort=cohort,
     )
     w, q = paper.agnostic(OWN_ROWS, BEGIN, chosen(cohort), rate=0.3, **said)
     same(run.shared, w)
@@ -193,7 +215,7 @@ def test_agnostic(cohort, steps):
 
 def test_agnostic_apfl():
     chosen_q: dict[str, Any] = {"clients": CLIENTS, "q_rate": 0.2}
-    run = ran(fb.apfl_agnostic(loss, 0.3, alpha=1 - LOCAL, **chosen_q, **FULL))
+    run = ran(fb.apfl_agnostic(loss, fb.Work(0.3, **FULL), alpha=1 - LOCAL, **chosen_q))
     said: dict[str, Any] = {"alpha_rate": 0.3, "when": "step", "rates": [0.3] * STEPS}
     w, q, personal = paper.apfl_agnostic(
         OWN_ROWS, BEGIN, chosen(), weights=LOCAL, q_rate=0.2, **said
@@ -212,7 +234,7 @@ def test_mapper(grid):
     numbers = np.arange(CLIENTS)
     rows = np.repeat(INPUTS[numbers], COUNTS, 0), np.repeat(LABELS[numbers], COUNTS)
     work: dict[str, Any] = {"held_out": 0.5, "grid": grid, "alpha": 0.5}
-    run = ran(fb.mapper(loss, 10.0, **work, **FULL), rows=rows)
+    run = ran(fb.mapper(loss, fb.Work(10.0, **work, **FULL)), rows=rows)
     single = [(INPUTS[i : i + 1], LABELS[i : i + 1]) for i in numbers]
     tried = np.linspace(0, 1, grid) if grid else [0.5]
     w, mixed, weights = paper.mapper(

@@ -62,9 +62,11 @@ def test_a_run_with_seeds_and_a_reference_has_all_panels(setting, tmp_path):
     keys = jax.random.split(jax.random.key(0), 2)
     work = {"steps": 2, "batch_size": 4}
     alone = fb.simulate(
-        fb.local_only(loss, 0.1, **work), init, federated_data, keys, **rest
+        fb.local_only(loss, fb.Work(0.1, **work)), init, federated_data, keys, **rest
     )
-    tuned = fb.finetune(fb.fedavg(loss, 0.5, **work), loss, 0.1, **work)
+    tuned = fb.finetune(
+        fb.fedavg(loss, fb.Work(0.5, **work)), loss, fb.Work(0.1, **work)
+    )
     run = fb.simulate(tuned, init, federated_data, keys, local=alone, **rest)
     figure = run.plot(tmp_path / "run.png")
     labels = [axes.get_ylabel() for axes in figure.axes]
@@ -83,7 +85,7 @@ def test_a_run_with_seeds_and_a_reference_has_all_panels(setting, tmp_path):
 def test_a_sweep_has_a_line_for_every_value(setting):
     loss, init, federated_data, rest = setting
     run = fb.simulate(
-        lambda rate: fb.fedavg(loss, rate, steps=2, batch_size=4),
+        lambda rate: fb.fedavg(loss, fb.Work(rate, steps=2, batch_size=4)),
         init,
         federated_data,
         jax.random.key(0),
@@ -97,7 +99,7 @@ def test_a_sweep_has_a_line_for_every_value(setting):
 
 def test_a_shared_model_alone_is_drawn_once(setting):
     loss, init, federated_data, rest = setting
-    plain = fb.fedavg(loss, 0.1, steps=2, batch_size=4)
+    plain = fb.fedavg(loss, fb.Work(0.1, steps=2, batch_size=4))
     run = fb.simulate(plain, init, federated_data, jax.random.key(0), **rest)
     (line,) = run.plot().axes[0].lines
     assert "also the personal one" in str(line.get_label())

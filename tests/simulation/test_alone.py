@@ -76,7 +76,7 @@ SETTINGS = {
     "rounds": 8,
     "measure": fb.metrics.standard("classes", LOSS, MODEL.apply),
 }
-ALONE = fb.local_only(LOSS, 0.1, steps=1, batch_size=4)
+ALONE = fb.local_only(LOSS, fb.Work(0.1, steps=1, batch_size=4))
 
 
 def digits(counts, validation=0.0):

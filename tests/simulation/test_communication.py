@@ -72,7 +72,7 @@ def appearances(done) -> np.ndarray:
 
 
 def test_fedavg_sends_the_model_both_ways():
-    done = run(fb.fedavg(on.loss, 0.1, steps=1, batch_size=None), chunk=2)
+    done = run(fb.fedavg(on.loss, fb.Work(0.1, steps=1, batch_size=None)), chunk=2)
     np.testing.assert_array_equal(done.ledgers[0].up, MODEL * appearances(done))
     np.testing.assert_array_equal(done.ledgers[0].down, MODEL * appearances(done))
     bits = done.summary()["bits"]
@@ -81,7 +81,7 @@ def test_fedavg_sends_the_model_both_ways():
 
 
 def test_scaffold_sends_twice_as_much_and_the_first_model_once():
-    done = run(fb.scaffold(on.loss, 0.1, steps=1, batch_size=None))
+    done = run(fb.scaffold(on.loss, fb.Work(0.1, steps=1, batch_size=None)))
     times = appearances(done)
     np.testing.assert_array_equal(done.ledgers[0].up, 2 * MODEL * times)
     joined = MODEL * (times > 0)
@@ -89,14 +89,14 @@ def test_scaffold_sends_twice_as_much_and_the_first_model_once():
 
 
 def test_local_only_sends_nothing():
-    done = run(fb.local_only(on.loss, 0.1, steps=1, batch_size=None))
+    done = run(fb.local_only(on.loss, fb.Work(0.1, steps=1, batch_size=None)))
     assert done.summary()["bits"]["up"] == done.summary()["bits"]["down"] == 0
     assert done.summary()["bits"]["last_broadcast"] == 0
 
 
 def test_half_precision_counts_half():
     params = on.params.astype(jnp.bfloat16)
-    algorithm = fb.fedavg(on.loss, 0.1, steps=1, batch_size=None)
+    algorithm = fb.fedavg(on.loss, fb.Work(0.1, steps=1, batch_size=None))
     done = fb.simulate(
         algorithm, params, on.federated_data, jax.random.key(0), rounds=1
     )
@@ -104,7 +104,7 @@ def test_half_precision_counts_half():
 
 
 def test_a_dropped_client_receives_and_sends_nothing():
-    done = run(fb.fedavg(on.loss, 0.1, steps=1, batch_size=None), dropout=0.5)
+    done = run(fb.fedavg(on.loss, fb.Work(0.1, steps=1, batch_size=None)), dropout=0.5)
     heard = sum(record.heard for record in done.records)
     assert 0 < heard < 12
     bits = done.summary()["bits"]
@@ -113,7 +113,7 @@ def test_a_dropped_client_receives_and_sends_nothing():
 
 def ragged_fedavg():
     """FedAvg that also sends id + 1 numbers of five, and is told as many bytes."""
-    inner = fb.fedavg(on.loss, 0.1, steps=1, batch_size=None)
+    inner = fb.fedavg(on.loss, fb.Work(0.1, steps=1, batch_size=None))
 
     def client(down, client, shard, key):
         up, client = inner.client(down._replace(extra=()), client, shard, key)
@@ -137,7 +137,7 @@ def test_of_a_ragged_message_the_used_part_counts():
     times = appearances(done)
     np.testing.assert_array_equal(done.ledgers[0].up, times * (MODEL + 32 * (ids + 1)))
     np.testing.assert_array_equal(done.ledgers[0].down, times * (MODEL + 8 * 2 * ids))
-    plain = run(fb.fedavg(on.loss, 0.1, steps=1, batch_size=None), chunk=2)
+    plain = run(fb.fedavg(on.loss, fb.Work(0.1, steps=1, batch_size=None)), chunk=2)
     np.testing.assert_array_equal(done.shared, plain.shared)
 
 

@@ -80,7 +80,7 @@ def test_answers_and_parameters_are_named():
 def test_a_simulation_that_diverges_says_so():
     on = problems.quadratics()
     run = fb.simulate(
-        fb.local_only(on.loss, 1e20, steps=1, batch_size=None),
+        fb.local_only(on.loss, fb.Work(1e20, steps=1, batch_size=None)),
         on.params,
         on.federated_data,
         jax.random.key(0),

@@ -22,7 +22,7 @@ loss = fb.losses.cross_entropy(model.apply)
 
 def test_a_step_of_softmax_regression():
     """Two products, scores and their gradient; the rest is small beside them."""
-    algorithm = fb.fedavg(loss, 0.1, steps=1, batch_size=None)
+    algorithm = fb.fedavg(loss, fb.Work(0.1, steps=1, batch_size=None))
     params = jax.eval_shape(model.init, jax.random.key(0))
     products = 2 * 2 * ROWS * INPUTS * OUTPUTS
     found = client_flops(algorithm, params, on, 1)

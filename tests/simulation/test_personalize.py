@@ -60,8 +60,8 @@ def equation_17(problem):
 
 
 def apfl(problem, steps):
-    chosen = {"alpha": ALPHA, "learn": "fixed", "steps": steps, **FULL}
-    return fb.apfl(problem.loss, RATE, **chosen)
+    work = fb.Work(RATE, steps=steps, **FULL)
+    return fb.apfl(problem.loss, work, alpha=ALPHA, learn="fixed")
 
 
 def test_apfl_is_equation_17(exact):
@@ -82,21 +82,20 @@ def test_pfedme_and_ditto_have_the_same_newcomers(exact):
 
     expected = by_hand(exact, gradient)
     one = {"steps": 1, **FULL}
-    shared = fb.fedavg(exact.loss, RATE, **one)
-    work = {"lam": lam, "steps": STEPS, **FULL}
-    near = {"lam": lam, "inner_rate": RATE, "inner_steps": STEPS, **one}
-    ditto = joined(fb.ditto(shared, exact.loss, RATE, **work), exact, 1)
-    pfedme = joined(fb.pfedme(exact.loss, RATE, **near), exact, 1)
+    shared = fb.fedavg(exact.loss, fb.Work(RATE, **one))
+    work = fb.Work(RATE, steps=STEPS, **FULL)
+    near = {"lam": lam, "inner_rate": RATE, "inner_steps": STEPS}
+    ditto = joined(fb.ditto(shared, exact.loss, work, lam=lam), exact, 1)
+    pfedme = joined(fb.pfedme(exact.loss, fb.Work(RATE, **one), **near), exact, 1)
     np.testing.assert_allclose(ditto, expected, atol=1e-10)
     np.testing.assert_allclose(pfedme, expected, atol=1e-10)
 
 
 def test_no_visits_of_finetuning_is_training_from_the_shared_model(exact):
     tuned = fb.finetune(
-        fb.fedavg(exact.loss, RATE, steps=1, **FULL),
-        *(exact.loss, RATE),
-        steps=STEPS,
-        **FULL,
+        fb.fedavg(exact.loss, fb.Work(RATE, steps=1, **FULL)),
+        exact.loss,
+        fb.Work(RATE, steps=STEPS, **FULL),
     )
     expected = by_hand(exact, lambda v, matrix, vector: matrix @ v - vector)
     np.testing.assert_allclose(joined(tuned, exact, 0), expected, atol=1e-10)
@@ -105,7 +104,10 @@ def test_no_visits_of_finetuning_is_training_from_the_shared_model(exact):
 def test_measures_are_those_of_both_models(exact):
     down = fb.Down(jnp.asarray(SHARED), jnp.zeros((), jnp.int32))
     found = fb.personalize(
-        *(apfl(exact, 1), down, exact.federated_data, jax.random.key(0)),
+        apfl(exact, 1),
+        down,
+        exact.federated_data,
+        jax.random.key(0),
         visits=STEPS,
         measure={"loss": fb.metrics.mean_loss(exact.loss)},
     )
@@ -124,9 +126,12 @@ def test_unseen_clients_leave_no_trace_in_the_training():
     without = FederatedData(Shards(rows, whole.starts[:number], whole.counts[:number]))
     ends = []
     for federated_data in (problem.federated_data.select(range(number)), without):
-        algorithm = fb.fedavg(problem.loss, RATE, steps=1, batch_size=2)
+        algorithm = fb.fedavg(problem.loss, fb.Work(RATE, steps=1, batch_size=2))
         run = fb.simulate(
-            *(algorithm, problem.params, federated_data, jax.random.key(3)),
+            algorithm,
+            problem.params,
+            federated_data,
+            jax.random.key(3),
             rounds=3,
             cohort=3,
             every=3,

@@ -100,11 +100,14 @@ def test_populations_are_dealt_apart():
 )
 def test_an_epoch_for_which_there_are_too_few_clients_is_refused(epoch, cohort, most):
     on = problems.quadratics()
-    algorithm = fb.fedavg(on.loss, 0.1, steps=1, batch_size=None)
+    algorithm = fb.fedavg(on.loss, fb.Work(0.1, steps=1, batch_size=None))
     line = rf"^epoch: {epoch} is not between 1 and {most}, the rounds that the 7 cl"
     with pytest.raises(ValueError, match=line):
         fb.simulate(
-            *(algorithm, on.params, on.federated_data, ROOT),
+            algorithm,
+            on.params,
+            on.federated_data,
+            ROOT,
             rounds=2,
             cohort=cohort,
             epoch=epoch,
@@ -113,7 +116,7 @@ def test_an_epoch_for_which_there_are_too_few_clients_is_refused(epoch, cohort, 
 
 def test_a_run_deals_where_it_is_asked_to_and_checkpoints_know(tmp_path):
     on = problems.quadratics()
-    algorithm = fb.fedavg(on.loss, 0.1, steps=1, batch_size=None)
+    algorithm = fb.fedavg(on.loss, fb.Work(0.1, steps=1, batch_size=None))
 
     def begin(**more):
         what = (algorithm, on.params, on.federated_data, ROOT)

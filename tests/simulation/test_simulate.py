@@ -16,8 +16,8 @@ from fedblend.simulation.sampling import cohorts
 
 on = problems.quadratics()
 FULL: dict[str, Any] = {"steps": 1, "batch_size": None}
-fedavg = fb.fedavg(on.loss, 0.1, **FULL)
-scaffold = fb.scaffold(on.loss, 0.1, **FULL)
+fedavg = fb.fedavg(on.loss, fb.Work(0.1, **FULL))
+scaffold = fb.scaffold(on.loss, fb.Work(0.1, **FULL))
 
 
 def simulate(algorithm=fedavg, key=None, **settings):
@@ -95,7 +95,7 @@ def test_records_come_after_every_block_and_the_last_is_shorter():
     records = list(run)
     assert [record.round for record in records] == [0, 2, 4, 5]
     assert [record.rounds for record in records] == [0, 2, 2, 1]
-    assert [record.aggregate for record in records] == [0, 14, 14, 7]
+    assert [record.heard for record in records] == [0, 14, 14, 7]
     assert list(run) == []
 
 
@@ -227,7 +227,9 @@ def test_every_key_may_have_its_own_split_of_the_same_clients():
         return params - 0.05 * inputs.T @ (inputs @ params - targets) / len(targets)
 
     loss = fb.losses.squared_error(lambda params, inputs: inputs @ params)
-    tuned = fb.finetune(fb.fedavg(loss, 0.05, **FULL), loss, 0.05, **FULL)
+    tuned = fb.finetune(
+        fb.fedavg(loss, fb.Work(0.05, **FULL)), loss, fb.Work(0.05, **FULL)
+    )
     seeds = jax.random.split(jax.random.key(1), 2)
     settings: dict[str, Any] = {
         "rounds": 1,

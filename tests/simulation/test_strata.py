@@ -116,12 +116,15 @@ def test_the_optimum_of_the_mixture_is_reached(how):
             sum(share * pair[i] for share, pair in zip(shares, pairs, strict=True))
             for i in (0, 1)
         )
-        algorithm = fb.fedavg(LOSS, 0.2, steps=1, batch_size=None)
+        algorithm = fb.fedavg(LOSS, fb.Work(0.2, steps=1, batch_size=None))
         if how is not None:
             server = central_loss.on_rows(LOSS)
             algorithm = fb.mixed_fl(algorithm, server, how=how, weights=(w_f, w_c))
         run = fb.simulate(
-            *(algorithm, jnp.zeros(DIM), federated_data, ROOT),
+            algorithm,
+            jnp.zeros(DIM),
+            federated_data,
+            ROOT,
             rounds=400,
             every=400,
             cohort=strata(),
@@ -132,7 +135,7 @@ def test_the_optimum_of_the_mixture_is_reached(how):
 
 
 def test_what_clients_say_on_joining_is_weighed_by_population():
-    algorithm = fb.fedavg(LOSS, 0.1, steps=1, batch_size=None)._replace(
+    algorithm = fb.fedavg(LOSS, fb.Work(0.1, steps=1, batch_size=None))._replace(
         enroll=lambda params, shard, key: (shard.id.astype(float), ()),
         start=lambda params, heard, central, key: (
             fb.Down(params + heard.mean, jnp.zeros((), jnp.int32)),
@@ -140,7 +143,10 @@ def test_what_clients_say_on_joining_is_weighed_by_population():
         ),
     )
     run = fb.simulate(
-        *(algorithm, jnp.zeros(DIM), quadratics(), ROOT),
+        algorithm,
+        jnp.zeros(DIM),
+        quadratics(),
+        ROOT,
         rounds=0,
         cohort=strata(SIZES),
     ).complete()
@@ -169,7 +175,7 @@ def test_a_sampled_run_is_the_loops_and_goes_on_where_it_stopped(tmp_path):
     federated_data = quadratics()
 
     def begin(cohort):
-        algorithm = fb.fedavg(LOSS, 0.1, steps=1, batch_size=None)
+        algorithm = fb.fedavg(LOSS, fb.Work(0.1, steps=1, batch_size=None))
         settings = {"rounds": 4, "every": 2, "cohort": cohort}
         return fb.simulate(algorithm, jnp.zeros(DIM), federated_data, ROOT, **settings)
 
@@ -212,7 +218,7 @@ def test_what_strata_would_break_is_refused():
     uneven, _ = settled(strata(SIZES), len(OF))
     even, _ = settled(strata(), len(OF))
     assert uneven is not None and even is not None
-    memories = fb.scaffold(LOSS, 0.1, steps=1, batch_size=None).needs
+    memories = fb.scaffold(LOSS, fb.Work(0.1, steps=1, batch_size=None)).needs
     with pytest.raises(ValueError, match=r"\[1, 3, 2\] of \[2, 5, 3\]"):
         check(uneven, memories, "mean")
     check(even, memories, "mean")
@@ -225,7 +231,7 @@ def test_what_strata_would_break_is_refused():
         compressor = (
             fb.compress.rand_k(1) if wrapped is fb.diana else fb.compress.top_k(1)
         )
-        algorithm = fb.fedavg(LOSS, 0.1, steps=1, batch_size=None)
+        algorithm = fb.fedavg(LOSS, fb.Work(0.1, steps=1, batch_size=None))
         assert wrapped(algorithm, compressor).needs.memories
 
 

@@ -46,19 +46,24 @@ def own_models() -> np.ndarray:
 
 
 def flix(alpha):
-    method = partial(fb.fedavg, optimizer=0.2, steps=1, batch_size=None)
+    method = partial(fb.fedavg, work=fb.Work(0.2, steps=1, batch_size=None))
     local = fb.solvers.given(own_models())
     return fb.flix(loss, method, alpha=alpha, local=local)
 
 
 def apfl(alpha):
-    return fb.apfl(loss, 0.05, steps=3, batch_size=2, alpha=alpha, learn="fixed")
+    return fb.apfl(
+        loss, fb.Work(0.05, steps=3, batch_size=2), alpha=alpha, learn="fixed"
+    )
 
 
 def tuned_on(federated_data, build=flix):
     with pytest.warns(UserWarning, match=r"tune: 1 of 8 clients \(6\) have no finite"):
         return fb.tune(
-            *(build, start, federated_data, KEY),
+            build,
+            start,
+            federated_data,
+            KEY,
             rounds=ROUNDS,
             measure=MEASURE,
             alphas=GRID,
@@ -76,7 +81,10 @@ def held_out(split: str) -> Any:
 
 def alone(alpha, build=flix):
     return fb.simulate(
-        *(build(alpha), start, federated_data(), KEY),
+        build(alpha),
+        start,
+        federated_data(),
+        KEY,
         rounds=ROUNDS,
         every=ROUNDS,
         measure=MEASURE,
@@ -186,7 +194,7 @@ def test_clients_whose_validation_rows_are_not_finite_are_named():
     right = fb.metrics.accuracy(lambda p, x: x @ p)
     with pytest.warns(UserWarning, match=r"tune: 3 of 8 clients \(0, 2, 6\) have no"):
         found = fb.tune(
-            *(flix, start, on, KEY), rounds=0, measure={"accuracy": right}, alphas=GRID
+            flix, start, on, KEY, rounds=0, measure={"accuracy": right}, alphas=GRID
         )
     np.testing.assert_array_equal(np.flatnonzero(found.unsure), [0, 2, ALIKE])
     np.testing.assert_array_equal(found.chosen[found.unsure], found.common)

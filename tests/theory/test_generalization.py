@@ -143,7 +143,9 @@ def test_what_stands_in_for_what():
         apart.append(np.abs(ours - own).sum(axis=1).mean())
     rest: dict[str, Any] = {"dimension": 9, "constant": 0.2, "largest": 4.0}
     found = plug_in(
-        *(on.loss, problems.scores, on.federated_data),
+        on.loss,
+        problems.scores,
+        on.federated_data,
         problems.Linear(jnp.asarray(weights[-1]), jnp.asarray(bias[-1])),
         problems.Linear(jnp.asarray(weights[:-1]), jnp.asarray(bias[:-1])),
         distance=0.7,

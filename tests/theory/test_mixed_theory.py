@@ -45,7 +45,10 @@ def test_clients_may_weigh_alike_and_all_rows_make_no_noise(problem):
         )
         np.testing.assert_allclose(slope, wanted, rtol=0, atol=1e-12)
         found = mixed_fl.noise(
-            *(LOSS, jnp.ones(2), federated_data, jax.random.key(0)),
+            LOSS,
+            jnp.ones(2),
+            federated_data,
+            jax.random.key(0),
             batch_size=None,
             central=fb.shard_of(own),
             central_loss=LOSS,
@@ -73,7 +76,10 @@ def test_noise_is_the_variance_of_rows(problem):
     federated_data, own = problem
     with precision("float64"):
         found = mixed_fl.noise(
-            *(LOSS, jnp.zeros(2), federated_data, jax.random.key(0)),
+            LOSS,
+            jnp.zeros(2),
+            federated_data,
+            jax.random.key(0),
             batch_size=1,
             central=fb.shard_of(own),
             central_loss=LOSS,

@@ -110,7 +110,7 @@ def test_plans_are_monotone(quadratic, solver, shape):
     assert len(set(rounds)) > 3
     alphas = [
         plan.largest_alpha(
-            *(budget, EPS, quadratic.smoothness, quadratic.personal), solver=solver
+            budget, EPS, quadratic.smoothness, quadratic.personal, solver=solver
         ).alpha
         for budget in range(60)
     ]

@@ -59,8 +59,17 @@ def most_nodes(rounds: int, epoch: int, tree: int) -> int:
 @pytest.mark.parametrize(
     ("rounds", "epoch", "tree"),
     [
-        *((1, 1, 1), (11, 3, 3), (32, 8, 8), (37, 12, 4), (21, 7, 7), (10, 16, 16)),
-        *((50, 10, 1), (25, 16, 4), (26, 16, 8), (9, 8, 8), (7, 1, 1)),
+        (1, 1, 1),
+        (11, 3, 3),
+        (32, 8, 8),
+        (37, 12, 4),
+        (21, 7, 7),
+        (10, 16, 16),
+        (50, 10, 1),
+        (25, 16, 4),
+        (26, 16, 8),
+        (9, 8, 8),
+        (7, 1, 1),
     ],
 )
 def test_a_tree_costs_as_much_as_the_nodes_a_client_can_be_in(rounds, epoch, tree):

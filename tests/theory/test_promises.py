@@ -78,7 +78,8 @@ def test_every_round_is_below_its_bound(name, data_home):
         assert rounds > 5
         wanted = copy.deepcopy(content)
         for setting in promise.settings or (
-            *(f"algorithm.alpha={ALPHA}", "algorithm.rate=theory"),
+            f"algorithm.alpha={ALPHA}",
+            "algorithm.rate=theory",
             f"run.rounds={rounds - 1}",
         ):
             toml.put(wanted, setting)
@@ -91,7 +92,10 @@ def test_every_round_is_below_its_bound(name, data_home):
             keys = jnp.stack([jax.random.key(seed) for seed in seeds])
             settings = {**built.settings, "measure": None}
             run = simulate(
-                *(built.algorithm, built.model.init, built.federated_data, keys),
+                built.algorithm,
+                built.model.init,
+                built.federated_data,
+                keys,
                 **settings,
             )
             iterates = dict((run.round, stacked(run.shared)) for _ in run)
@@ -99,7 +103,7 @@ def test_every_round_is_below_its_bound(name, data_home):
         np.testing.assert_allclose(iterates[0][0], known.average, atol=1e-6)
         least = f.solve()[1]
         bound = predicted(
-            *(solver.name, known, rounds - 1), solver.omega, solver.memory_rate
+            solver.name, known, rounds - 1, solver.omega, solver.memory_rate
         )
         for number, replicas in iterates.items():
             gap = np.mean([f.value(shared) for shared in replicas]) - least

@@ -31,7 +31,7 @@ on = problems.quadratics(dim=DIM)
 root = jax.random.key(7)
 start = np.asarray(on.params)
 matrices, vectors = problems.client_matrices(on)
-plain = fb.fedavg(on.loss, RATE, steps=1, batch_size=None)
+plain = fb.fedavg(on.loss, fb.Work(RATE, steps=1, batch_size=None))
 
 
 def gradient(i, x):
@@ -108,7 +108,10 @@ def ef21(rounds, weights, k):
 
 def run(algorithm, weights, cohort):
     return fb.simulate(
-        *(algorithm, on.params, on.federated_data, root),
+        algorithm,
+        on.params,
+        on.federated_data,
+        root,
         rounds=ROUNDS,
         cohort=cohort,
         chunk=3,

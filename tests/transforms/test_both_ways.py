@@ -14,13 +14,16 @@ from fedblend.transforms import downlink, perm_k_compressed
 
 DIM, CLIENTS = 6, 7
 on = problems.quadratics(dim=DIM)
-descent = fb.fedavg(on.loss, 0.1, steps=1, batch_size=None)
-noisy = fb.scaffold(on.loss, 0.2, steps=3, batch_size=2)
+descent = fb.fedavg(on.loss, fb.Work(0.1, steps=1, batch_size=None))
+noisy = fb.scaffold(on.loss, fb.Work(0.2, steps=3, batch_size=2))
 
 
 def simulate(algorithm, problem=on, rounds=6, **settings):
     return fb.simulate(
-        *(algorithm, problem.params, problem.federated_data, jax.random.key(0)),
+        algorithm,
+        problem.params,
+        problem.federated_data,
+        jax.random.key(0),
         rounds=rounds,
         every=rounds,
         weights="uniform",
@@ -96,7 +99,11 @@ def test_every_round_of_permuted_has_its_own_blocks():
 def test_nodes_send_their_blocks_and_nothing_else(tmp_path):
     algorithm = perm_k_compressed(descent, clients=CLIENTS)
     wired = loopback.Wired(
-        *(algorithm, on.params, on.federated_data, jax.random.key(0), tmp_path),
+        algorithm,
+        on.params,
+        on.federated_data,
+        jax.random.key(0),
+        tmp_path,
         rounds=2,
         cohort=CLIENTS,
     )
@@ -117,8 +124,11 @@ def test_perm_k_for_another_number_of_clients_is_refused(many, tmp_path):
         simulate(fb.compressed(descent, compress.perm_k(many)(jax.random.key(0))))
     with pytest.raises(ValueError, match=message):
         loopback.Wired(
-            *(perm_k_compressed(descent, clients=many), on.params, on.federated_data),
-            *(jax.random.key(0), tmp_path),
+            perm_k_compressed(descent, clients=many),
+            on.params,
+            on.federated_data,
+            jax.random.key(0),
+            tmp_path,
             rounds=1,
             cohort=CLIENTS,
         ).server()
@@ -130,7 +140,9 @@ def test_perm_k_for_another_number_of_clients_is_refused(many, tmp_path):
 def test_what_they_refuse():
     with pytest.raises(ValueError, match=r"downlink: rand_k\(2\) does not contract"):
         downlink(descent, compress.rand_k(2))
-    with pytest.raises(ValueError, match="permuted: clients: 0 is not a whole number"):
+    with pytest.raises(
+        ValueError, match="perm_k_compressed: clients: 0 is not a whole number"
+    ):
         perm_k_compressed(descent, clients=0)
     nested = perm_k_compressed(fb.ef21(descent, compress.top_k(1)), clients=7)
     with pytest.raises(ValueError, match=r"permuted: what .* is encoded already"):
@@ -143,7 +155,9 @@ def test_what_they_refuse():
             simulate(algorithm, cohort=3)
     with pytest.raises(ValueError, match="needs 'uniform'"):
         fb.simulate(
-            *(perm_k_compressed(descent, clients=7), on.params, on.federated_data),
+            perm_k_compressed(descent, clients=7),
+            on.params,
+            on.federated_data,
             jax.random.key(0),
             rounds=1,
             weights="by_count",

@@ -20,7 +20,7 @@ full: dict[str, Any] = {"steps": 1, "batch_size": None}
 
 
 def descent(problem):
-    return fb.fedavg(problem.loss, RATE, **full)
+    return fb.fedavg(problem.loss, fb.Work(RATE, **full))
 
 
 def by_hand(problem, shares, quantile=None, rate=0.0):
@@ -38,7 +38,10 @@ def by_hand(problem, shares, quantile=None, rate=0.0):
 
 def run(problem, algorithm, **settings):
     return fb.simulate(
-        *(algorithm, problem.params, problem.federated_data, jax.random.key(0)),
+        algorithm,
+        problem.params,
+        problem.federated_data,
+        jax.random.key(0),
         **{"rounds": ROUNDS, "chunk": 3, "every": ROUNDS, **settings},
     ).complete()
 
@@ -86,7 +89,7 @@ def test_the_bound_settles_at_the_quantile():
         (np.zeros((50, 1, 1), np.float32), vectors), np.arange(50)[:, None]
     )
     on = problems.Problem(federated_data, problems.quadratic_loss, jnp.zeros(1))
-    say = fb.fedopt(on.loss, 1.0, 0.0, **full)
+    say = fb.fedopt(on.loss, fb.Work(1.0, **full), 0.0)
     tracked = fb.adaptive_clip(say, 1.0, quantile=0.9, rate=0.2)
     reached = run(on, tracked, rounds=200).down.extra[1]
     assert abs(float(reached) - 45.5) <= 1
@@ -95,7 +98,7 @@ def test_the_bound_settles_at_the_quantile():
 def test_what_clients_keep_is_not_clipped():
     on = problems.quadratics()
     alpha = np.linspace(0.2, 0.9, 7)
-    apfl = fb.apfl(on.loss, RATE, alpha=alpha, learn="fixed", **full)
+    apfl = fb.apfl(on.loss, fb.Work(RATE, **full), alpha=alpha, learn="fixed")
     plain, tight = (run(on, one, rounds=1) for one in (apfl, fb.clip(apfl, 1e-3)))
     moved = [float(jnp.linalg.norm(one.shared - on.params)) for one in (plain, tight)]
     assert moved[1] <= 1.001e-3 < moved[0]
@@ -114,15 +117,15 @@ def test_encoders_go_around(encoder):
 @pytest.mark.parametrize(
     ("build", "line"),
     [
-        (lambda inner: fb.clip(inner, 0.0), "^clipped: norm: 0.0 is not .* above 0"),
-        (lambda inner: fb.clip(inner, np.nan), "^clipped: norm: nan is not"),
+        (lambda inner: fb.clip(inner, 0.0), "^clip: norm: 0.0 is not .* above 0"),
+        (lambda inner: fb.clip(inner, np.nan), "^clip: norm: nan is not"),
         (
             lambda inner: fb.adaptive_clip(inner, 1.0, quantile=1.5),
-            r"^clipped_by_quantile: quantile: 1.5 is not in \[0, 1\]",
+            r"^adaptive_clip: quantile: 1.5 is not in \[0, 1\]",
         ),
         (
             lambda inner: fb.adaptive_clip(inner, 1.0, rate=-1),
-            "^clipped_by_quantile: rate: -1 is not",
+            "^adaptive_clip: rate: -1 is not",
         ),
     ],
 )
@@ -133,10 +136,10 @@ def test_numbers_out_of_range_are_refused(build, line):
 
 def test_what_cannot_be_clipped_is_refused():
     on = problems.quadratics()
-    with pytest.raises(ValueError, match=r"^clipped: .* is encoded already"):
+    with pytest.raises(ValueError, match=r"^clip: .* is encoded already"):
         run(on, fb.clip(fb.compressed(descent(on), compress.rand_k(1)), 1.0))
-    alone = fb.local_only(on.loss, RATE, **full)
-    with pytest.raises(ValueError, match=r"^clipped: .* say nothing"):
+    alone = fb.local_only(on.loss, fb.Work(RATE, **full))
+    with pytest.raises(ValueError, match=r"^clip: .* say nothing"):
         run(on, fb.adaptive_clip(alone, 1.0))
     with pytest.raises(ValueError, match=r"^reduction: 'median' .* counts on a mean"):
         run(on, fb.adaptive_clip(descent(on), 1.0), reduction="median")

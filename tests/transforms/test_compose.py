@@ -12,7 +12,7 @@ from fedblend import compress
 from fedblend.transforms import compressed, diana, ef21
 
 on = problems.quadratics()
-plain = fb.fedavg(on.loss, 0.1, steps=1, batch_size=None)
+plain = fb.fedavg(on.loss, fb.Work(0.1, steps=1, batch_size=None))
 ENCODERS = {
     "compressed": lambda inner: compressed(inner, compress.rand_k(1)),
     "diana": lambda inner: diana(inner, compress.rand_k(1)),
@@ -27,7 +27,10 @@ def begin(algorithm, rounds=1):
     return next(
         iter(
             fb.simulate(
-                *(algorithm, on.params, on.federated_data, jax.random.key(0)),
+                algorithm,
+                on.params,
+                on.federated_data,
+                jax.random.key(0),
                 rounds=rounds,
             )
         )
@@ -36,7 +39,7 @@ def begin(algorithm, rounds=1):
 
 @each_encoder
 def test_an_algorithm_that_says_nothing_is_refused(name):
-    alone = fb.local_only(on.loss, 0.1, steps=1, batch_size=None)
+    alone = fb.local_only(on.loss, fb.Work(0.1, steps=1, batch_size=None))
     with pytest.raises(ValueError, match=r"^\w+: the wrapped .* say nothing(\n|$)"):
         begin(ENCODERS[name](alone))
 
@@ -51,7 +54,9 @@ def test_an_encoder_inside_another_is_refused(name, inner):
 
 @each_encoder
 def test_an_encoder_inside_finetune_is_not(name):
-    tuned = fb.finetune(ENCODERS[name](plain), on.loss, 0.1, steps=1, batch_size=None)
+    tuned = fb.finetune(
+        ENCODERS[name](plain), on.loss, fb.Work(0.1, steps=1, batch_size=None)
+    )
     assert begin(tuned).round == 0
 
 
@@ -121,7 +126,10 @@ def test_ef21_refuses_what_does_not_contract():
 def test_a_median_is_refused_with_memories_on_both_sides(build):
     with pytest.raises(ValueError, match="keeps the mean of the clients' memories"):
         fb.simulate(
-            *(build(plain), on.params, on.federated_data, jax.random.key(0)),
+            build(plain),
+            on.params,
+            on.federated_data,
+            jax.random.key(0),
             rounds=1,
             reduction="median",
         )

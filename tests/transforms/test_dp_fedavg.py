@@ -19,7 +19,7 @@ from fedblend.transforms.mixed_fl.central_loss import of_parameters
 CLIP, NOISE, COHORT, RATE = 0.15, 1.5, 4, 0.2
 on = problems.quadratics()
 full: dict[str, Any] = {"steps": 1, "batch_size": None}
-descent = fb.fedavg(on.loss, RATE, **full)
+descent = fb.fedavg(on.loss, fb.Work(RATE, **full))
 
 
 def private(algorithm=descent, **changed):
@@ -29,7 +29,10 @@ def private(algorithm=descent, **changed):
 
 def begin(algorithm, problem=on, **settings):
     return fb.simulate(
-        *(algorithm, problem.params, problem.federated_data, jax.random.key(0)),
+        algorithm,
+        problem.params,
+        problem.federated_data,
+        jax.random.key(0),
         **{"rounds": 4, "cohort": COHORT, "every": 2, "chunk": 2, **settings},
     )
 
@@ -101,7 +104,7 @@ def test_a_resumed_run_has_the_same_bits(tmp_path):
 
 def test_an_answer_that_is_not_finite_says_zeros_and_is_not_seen():
     spoiled = problems.spoiled(on, 2)
-    ditto = fb.ditto(descent, on.loss, RATE, lam=0.5, **full)
+    ditto = fb.ditto(descent, on.loss, fb.Work(RATE, **full), lam=0.5)
     quiet = private(ditto, noise=0.0, cohort=7)
     done = begin(quiet, spoiled, cohort=7, rounds=1).complete()
     assert done.summary()["rejected"] == 0
@@ -116,7 +119,10 @@ def test_an_answer_that_is_not_finite_says_zeros_and_is_not_seen():
 def test_flix_says_nothing_on_joining_and_keeps_its_local_models():
     local = fb.solvers.gradient_descent(on.loss, 5.0, most=3)
     flix = fb.flix(
-        on.loss, lambda loss: fb.fedavg(loss, RATE, **full), alpha=0.5, local=local
+        on.loss,
+        lambda loss: fb.fedavg(loss, fb.Work(RATE, **full)),
+        alpha=0.5,
+        local=local,
     )
     done, plain = (begin(one, rounds=0) for one in (private(flix), flix))
     np.testing.assert_array_equal(done.complete().shared, on.params)
@@ -127,10 +133,10 @@ def test_flix_says_nothing_on_joining_and_keeps_its_local_models():
 @pytest.mark.parametrize(
     ("changed", "line"),
     [
-        ({"clip": 0.0}, "^private: clip: 0.0 is not a number above 0"),
-        ({"noise": -1.0}, "^private: noise: -1.0 is not a number of at least 0"),
-        ({"cohort": 0}, "^private: cohort: 0 is not a whole number"),
-        ({"quantile": 0.5}, r"^private: count_noise: 0\.2 is not above half of the"),
+        ({"clip": 0.0}, "^dp_fedavg: clip: 0.0 is not a number above 0"),
+        ({"noise": -1.0}, "^dp_fedavg: noise: -1.0 is not a number of at least 0"),
+        ({"cohort": 0}, "^dp_fedavg: cohort: 0 is not a whole number"),
+        ({"quantile": 0.5}, r"^dp_fedavg: count_noise: 0\.2 is not above half of the"),
         ({"quantile": 2.0, "count_noise": 9.0}, "quantile: 2.0 is not"),
     ],
 )
@@ -156,13 +162,16 @@ def test_runs_that_break_the_accounting_are_refused(settings, line):
 @pytest.mark.parametrize(
     ("inner", "line"),
     [
-        (fb.scaffold(on.loss, RATE, **full), "say more than a step of the model"),
+        (
+            fb.scaffold(on.loss, fb.Work(RATE, **full)),
+            "say more than a step of the model",
+        ),
         (fb.compressed(descent, compress.rand_k(1)), "is encoded already"),
-        (fb.local_only(on.loss, RATE, **full), "say nothing"),
+        (fb.local_only(on.loss, fb.Work(RATE, **full)), "say nothing"),
     ],
 )
 def test_algorithms_that_say_more_or_less_are_refused(inner, line):
-    with pytest.raises(ValueError, match=f"^private: .*{line}"):
+    with pytest.raises(ValueError, match=f"^dp_fedavg: .*{line}"):
         begin(private(inner))
 
 
@@ -173,5 +182,5 @@ def test_mixed_by_one_way_transfer_goes_around_and_others_do_not():
     assert sizes.up == 3 * 32
     with pytest.raises(ValueError, match=r"^mixed: these clients do not take plain st"):
         begin(fb.mixed_fl(private(), penalty, how="two_way"))
-    with pytest.raises(ValueError, match=r"^private: .* say more than a step"):
+    with pytest.raises(ValueError, match=r"^dp_fedavg: .* say more than a step"):
         begin(private(fb.mixed_fl(descent, penalty, how="two_way", upload=True)))

@@ -20,7 +20,7 @@ from fedblend.simulation.sampling import dealt
 CLIP, NOISE, COHORT, RATE, TREE = 0.15, 1.5, 2, 0.2, 3
 on = problems.quadratics()
 full: dict[str, Any] = {"steps": 1, "batch_size": None}
-descent = fb.fedavg(on.loss, RATE, **full)
+descent = fb.fedavg(on.loss, fb.Work(RATE, **full))
 
 
 def by_tree(algorithm=descent, **changed):
@@ -31,7 +31,7 @@ def by_tree(algorithm=descent, **changed):
 def begin(algorithm, key=0, params=on.params, **settings):
     usual: dict[str, Any] = {"rounds": 11, "cohort": COHORT, "epoch": 3, "every": 4}
     return fb.simulate(
-        *(algorithm, params, on.federated_data, jax.random.key(key)), **usual | settings
+        algorithm, params, on.federated_data, jax.random.key(key), **usual | settings
     )
 
 
@@ -147,7 +147,7 @@ def test_a_new_tree_has_new_noise_where_the_last_one_ended():
 
 def test_momentum_at_the_server_filters_the_noisy_sums():
     """DP-FTRLM: v <- m v + (S + N), the model is where it began and v."""
-    momentum = fb.fedopt(on.loss, RATE, optax.sgd(1.0, 0.5), **full)
+    momentum = fb.fedopt(on.loss, fb.Work(RATE, **full), optax.sgd(1.0, 0.5))
     plain, filtered = (
         played(by_tree(one, tree=7), 7, size=50) for one in (descent, momentum)
     )
@@ -181,7 +181,7 @@ def test_without_noise_and_clipping_it_is_fedavg_bit_for_bit():
 
 
 def test_a_resumed_run_has_the_same_bits_and_lanes_the_same_noise(tmp_path):
-    momentum = by_tree(fb.fedopt(on.loss, RATE, optax.sgd(1.0, 0.5), **full))
+    momentum = by_tree(fb.fedopt(on.loss, fb.Work(RATE, **full), optax.sgd(1.0, 0.5)))
     whole, second = (begin(momentum, dropout=0.3) for _ in range(2))
     blocks, path = iter(whole), tmp_path / "checkpoint"
     next(blocks)
@@ -195,7 +195,10 @@ def test_a_resumed_run_has_the_same_bits_and_lanes_the_same_noise(tmp_path):
     np.testing.assert_allclose(in_one.shared, whole.shared, rtol=0, atol=1e-6)
     seeds = jnp.stack([jax.random.key(0), jax.random.key(1)])
     replicas = fb.simulate(
-        *(momentum, on.params, on.federated_data, seeds),
+        momentum,
+        on.params,
+        on.federated_data,
+        seeds,
         rounds=11,
         cohort=COHORT,
         epoch=3,
@@ -210,13 +213,13 @@ def test_a_resumed_run_has_the_same_bits_and_lanes_the_same_noise(tmp_path):
 @pytest.mark.parametrize(
     ("changed", "line"),
     [
-        ({"clip": 0.0}, "^private_by_tree: clip: 0.0 is not a number above 0"),
+        ({"clip": 0.0}, "^dp_ftrl: clip: 0.0 is not a number above 0"),
         (
             {"noise": -1.0},
-            "^private_by_tree: noise: -1.0 is not a number of",
+            "^dp_ftrl: noise: -1.0 is not a number of",
         ),
-        ({"cohort": 0}, "^private_by_tree: cohort: 0 is not a whole number"),
-        ({"tree": 0}, "^private_by_tree: tree: 0 is not a whole number"),
+        ({"cohort": 0}, "^dp_ftrl: cohort: 0 is not a whole number"),
+        ({"tree": 0}, "^dp_ftrl: tree: 0 is not a whole number"),
     ],
 )
 def test_numbers_that_make_no_sense_are_refused(changed, line):
@@ -248,26 +251,28 @@ SERVERS = {
 
 @pytest.mark.parametrize("name", SERVERS)
 def test_servers_that_are_not_linear_are_refused_before_the_run(name):
-    algorithm = fb.fedopt(on.loss, RATE, SERVERS[name], **full)
-    with pytest.raises(ValueError, match=r"^private: .* server is not linear in"):
+    algorithm = fb.fedopt(on.loss, fb.Work(RATE, **full), SERVERS[name])
+    with pytest.raises(ValueError, match=r"^dp_fedavg: .* server is not linear in"):
         begin(by_tree(algorithm))
 
 
 LINEAR = {
     "rates by round": fb.fedopt(
-        on.loss, RATE, optax.sgd(optax.exponential_decay(0.1, 10, 0.5)), **full
+        on.loss, fb.Work(RATE, **full), optax.sgd(optax.exponential_decay(0.1, 10, 0.5))
     ),
-    "nesterov": fb.fedopt(on.loss, RATE, optax.sgd(0.5, 0.5, nesterov=True), **full),
-    "fedprox": fb.fedprox(on.loss, RATE, mu=0.5, **full),
-    "reptile": fb.reptile(on.loss, RATE, 0.7, **full),
-    "ditto": fb.ditto(descent, on.loss, RATE, lam=0.5, **full),
+    "nesterov": fb.fedopt(
+        on.loss, fb.Work(RATE, **full), optax.sgd(0.5, 0.5, nesterov=True)
+    ),
+    "fedprox": fb.fedprox(on.loss, fb.Work(RATE, **full), mu=0.5),
+    "reptile": fb.reptile(on.loss, fb.Work(RATE, **full), 0.7),
+    "ditto": fb.ditto(descent, on.loss, fb.Work(RATE, **full), lam=0.5),
     "flix": fb.flix(
         on.loss,
-        lambda loss: fb.fedavg(loss, RATE, **full),
+        lambda loss: fb.fedavg(loss, fb.Work(RATE, **full)),
         alpha=0.5,
         local=fb.solvers.gradient_descent(on.loss, 5.0, most=3),
     ),
-    "apfl": fb.apfl(on.loss, RATE, alpha=0.5, **full),
+    "apfl": fb.apfl(on.loss, fb.Work(RATE, **full), alpha=0.5),
 }
 
 
@@ -277,5 +282,5 @@ def test_servers_that_are_linear_go(name):
 
 
 def test_clients_that_say_more_are_refused():
-    with pytest.raises(ValueError, match=r"^private: .* say more than a step"):
-        begin(by_tree(fb.scaffold(on.loss, RATE, **full)))
+    with pytest.raises(ValueError, match=r"^dp_fedavg: .* say more than a step"):
+        begin(by_tree(fb.scaffold(on.loss, fb.Work(RATE, **full))))

@@ -45,10 +45,10 @@ def movies(seed: int = 0, most: int = 9) -> fb.FederatedData:
 
 
 on = movies()
-AVERAGE = fb.fedavg(loss, 0.5, **WORK)
+AVERAGE = fb.fedavg(loss, fb.Work(0.5, **WORK))
 SPREAD = of_parameters(lambda here: fb.models.spreadout(here, 0.3))
 ALGORITHMS = {
-    "adam at the server": fb.fedopt(loss, 0.5, optax.adam(0.05), **WORK),
+    "adam at the server": fb.fedopt(loss, fb.Work(0.5, **WORK), optax.adam(0.05)),
     "two-way": fb.mixed_fl(AVERAGE, SPREAD, how="two_way", steps=2),
 }
 
@@ -92,8 +92,8 @@ def test_the_run_is_that_with_the_whole_table_bit_for_bit():
 
 def test_what_is_heard_of_a_client_is_the_same_bit_for_bit():
     """With a pull, epochs, and an optimizer that needs no correction to be plain."""
-    work: dict[str, Any] = {"mu": 0.4, "steps": fb.Epochs(2), "batch_size": 3}
-    plain = fb.fedprox(loss, optax.adam(0.1), **work)
+    work = fb.Work(optax.adam(0.1), steps=fb.Epochs(2), batch_size=3)
+    plain = fb.fedprox(loss, work, mu=0.4)
     both = [jax.jit(answer_of(a)) for a in (plain, fedselect(plain, on, **TABLE))]
     for client in (0, 3):  # one without padding, one with
         whole, some = (
@@ -215,11 +215,13 @@ def test_fields_without_numbers_of_rows_are_refused():
 
 def test_a_method_that_needs_all_rows_is_refused():
     for algorithm, complaint in (
-        (fb.scaffold(loss, 0.1, **WORK), "remember or say something"),
-        (fb.apfl(loss, 0.1, alpha=0.5, **WORK), "remember or say something"),
+        (fb.scaffold(loss, fb.Work(0.1, **WORK)), "remember or say something"),
+        (fb.apfl(loss, fb.Work(0.1, **WORK), alpha=0.5), "remember or say something"),
         (fb.compressed(AVERAGE, compress.rand_k(1)), "is encoded already"),
         (
-            fb.mixed_fl(fb.fedprox(loss, 0.1, mu=1.0, **WORK), SPREAD, how="one_way"),
+            fb.mixed_fl(
+                fb.fedprox(loss, fb.Work(0.1, **WORK), mu=1.0), SPREAD, how="one_way"
+            ),
             "do not take plain steps of one rate",
         ),
         (

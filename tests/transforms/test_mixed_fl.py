@@ -64,7 +64,7 @@ def run(algorithm, federated_data, own, rounds, **options):
 
 
 def fedavg(steps, rate=0.05):
-    return fb.fedavg(LOSS, rate, steps=steps, batch_size=None)
+    return fb.fedavg(LOSS, fb.Work(rate, steps=steps, batch_size=None))
 
 
 def test_with_one_full_step_parallel_and_one_way_are_the_same_and_two_way_ends_there():
@@ -100,7 +100,9 @@ def test_with_more_steps_transfers_reach_the_optimum_and_parallel_training_does_
     ends = {
         how: run(
             fb.mixed_fl(fedavg(8), ON_ROWS, how=how, weights=WEIGHTS, steps=8),
-            *(federated_data, own, 600),
+            federated_data,
+            own,
+            600,
         )[0]
         for how in WAYS
     }
@@ -115,7 +117,9 @@ def test_with_more_steps_transfers_reach_the_optimum_and_parallel_training_does_
 
 def test_two_way_with_clients_that_take_different_numbers_of_steps():
     federated_data, own = quadratics(alike=True)
-    inner = fb.fedavg(LOSS, 0.05, steps=np.array([1, 3, 5, 8]), batch_size=None)
+    inner = fb.fedavg(
+        LOSS, fb.Work(0.05, steps=np.array([1, 3, 5, 8]), batch_size=None)
+    )
     for upload in (False, True):
         algorithm = fb.mixed_fl(
             inner, ON_ROWS, how="two_way", weights=WEIGHTS, steps=4, upload=upload
@@ -149,7 +153,8 @@ def test_a_literal_transcription_of_two_way():
         correction = np.mean(slopes, axis=0)
         here = here + (moved + model - here) / 2
     algorithm = fb.mixed_fl(
-        *(fedavg(steps, rate), ON_ROWS),
+        fedavg(steps, rate),
+        ON_ROWS,
         how="two_way",
         weights=WEIGHTS,
         steps=central_steps,
@@ -161,7 +166,7 @@ def test_a_literal_transcription_of_two_way():
 def test_a_round_in_which_nobody_moves_spoils_nothing():
     federated_data, own = quadratics(alike=True)
     paused = fb.Scheduled(lambda count: jnp.where(count == 2, 0.0, 0.05), "round")
-    inner = fb.fedavg(LOSS, paused, steps=4, batch_size=None)
+    inner = fb.fedavg(LOSS, fb.Work(paused, steps=4, batch_size=None))
     algorithm = fb.mixed_fl(inner, ON_ROWS, how="two_way", weights=WEIGHTS, steps=4)
     end, _ = run(algorithm, federated_data, own, 800)
     np.testing.assert_allclose(end, optimum(federated_data, own), rtol=0, atol=1e-10)
@@ -190,7 +195,7 @@ def test_the_blend_of_flix_and_a_central_loss_has_its_optimum():
     personal = draws.normal(size=(CLIENTS, DIM))
     flix = fb.flix(
         LOSS,
-        lambda loss: fb.fedavg(loss, 0.1, steps=1, batch_size=None),
+        lambda loss: fb.fedavg(loss, fb.Work(0.1, steps=1, batch_size=None)),
         alpha=alpha,
         local=fb.solvers.given(personal),
     )
@@ -227,10 +232,10 @@ def test_the_blend_of_flix_and_a_central_loss_has_its_optimum():
 @pytest.mark.parametrize(
     "inner",
     [
-        fb.fedopt(LOSS, 0.05, optax.adam(0.01), steps=2, batch_size=None),
-        fb.fedprox(LOSS, 0.05, mu=0.1, steps=2, batch_size=None),
-        fb.scaffold(LOSS, 0.05, steps=2, batch_size=None),
-        fb.apfl(LOSS, 0.05, steps=2, batch_size=None, alpha=0.5),
+        fb.fedopt(LOSS, fb.Work(0.05, steps=2, batch_size=None), optax.adam(0.01)),
+        fb.fedprox(LOSS, fb.Work(0.05, steps=2, batch_size=None), mu=0.1),
+        fb.scaffold(LOSS, fb.Work(0.05, steps=2, batch_size=None)),
+        fb.apfl(LOSS, fb.Work(0.05, steps=2, batch_size=None), alpha=0.5),
     ],
     ids=["fedadam", "fedprox", "scaffold", "apfl"],
 )
@@ -266,7 +271,7 @@ def test_what_makes_no_sense_is_refused():
         run(twice, federated_data, own, 1)
     with pytest.raises(ValueError, match="merge: 'product' is unknown"):
         fb.mixed_fl(inner, ON_ROWS, how="parallel", merge="product")
-    momentum = fb.fedavg(LOSS, optax.sgd(0.1, 0.9), steps=2, batch_size=None)
+    momentum = fb.fedavg(LOSS, fb.Work(optax.sgd(0.1, 0.9), steps=2, batch_size=None))
     with pytest.raises(ValueError, match=r"upload=True, since .* and an optimizer"):
         run(fb.mixed_fl(momentum, ON_ROWS, how="two_way"), federated_data, own, 1)
     hidden = fb.dp_fedavg(fedavg(2), clip=1.0, noise=1.0, cohort=CLIENTS)

@@ -35,7 +35,9 @@ def end(algorithm, rows=ROWS, rounds=600, **options):
     clients = [np.array([number]) for number in range(len(rows[0]))]
     with precision("float64"):
         run = fb.simulate(
-            *(algorithm, jnp.zeros(DIM), fb.federate(rows, clients)),
+            algorithm,
+            jnp.zeros(DIM),
+            fb.federate(rows, clients),
             jax.random.key(0),
             rounds=rounds,
             every=rounds,
@@ -46,7 +48,7 @@ def end(algorithm, rows=ROWS, rounds=600, **options):
 
 
 def fedopt(server, steps=1, rate=0.2):
-    return fb.fedopt(LOSS, rate, server, steps=steps, batch_size=None)
+    return fb.fedopt(LOSS, fb.Work(rate, steps=steps, batch_size=None), server)
 
 
 def parallel(inner, **settings):
@@ -130,7 +132,7 @@ def test_parallel_training_and_clipping_are_refused_in_either_order(clip):
 
 def test_of_the_transfers_clipping_spoils_only_a_gradient_recovered_from_answers():
     recovered = fb.mixed_fl(fedopt(1.0), central_loss.on_rows(LOSS), how="two_way")
-    with pytest.raises(ValueError, match=r"^clipped: .* two_way without upload"):
+    with pytest.raises(ValueError, match=r"^clip: .* two_way without upload"):
         CLIPS["fixed"](recovered)
     alike = tuple(part[:1] for part in ROWS)
     kept = fb.mixed_fl(

@@ -18,7 +18,7 @@ rows = tuple(
 )
 on = fb.federate(rows, np.split(np.arange(24), CLIENTS))
 model = fb.models.dual_encoder(MOVIES, width=WIDTH)
-inner = fb.fedavg(fb.models.dual_encoder_loss(), 0.5, steps=2, batch_size=3)
+inner = fb.fedavg(fb.models.dual_encoder_loss(), fb.Work(0.5, steps=2, batch_size=3))
 spread = of_parameters(lambda here: fb.models.spreadout(here, 0.3))
 
 

@@ -128,7 +128,7 @@ def simulated(algorithm, key=0, **options):
 
 
 def plain():
-    return fb.fedavg(loss, RATE, steps=STEPS, batch_size=None)
+    return fb.fedavg(loss, fb.Work(RATE, steps=STEPS, batch_size=None))
 
 
 def agree(run, model):
@@ -188,11 +188,11 @@ def noise_of(**options):
         return jnp.zeros_like(examples[1][:, 0]) + 0 * params.vector.sum()
 
     algorithm = fb.dp_fedavg(
-        fb.fedavg(still, RATE, steps=1, batch_size=None), cohort=5, **options
+        fb.fedavg(still, fb.Work(RATE, steps=1, batch_size=None)), cohort=5, **options
     )
     params = Wide(jnp.zeros(4000))
     run = fb.simulate(
-        *(algorithm, params, clients, jax.random.key(5)), rounds=1, every=1
+        algorithm, params, clients, jax.random.key(5), rounds=1, every=1
     ).complete()
     return np.asarray(run.shared.vector), run
 

@@ -20,11 +20,11 @@ COUNTS = on.federated_data.train.counts
 K = np.array([1, 2, 3, 6, 2, 4, 5])
 noisy: dict[str, Any] = {"steps": 3, "batch_size": 2}
 full: dict[str, Any] = {"steps": 1, "batch_size": None}
-averaging = fb.fedavg(on.loss, RATE, **noisy)
+averaging = fb.fedavg(on.loss, fb.Work(RATE, **noisy))
 INNER = {
     "fedavg": averaging,
-    "scaffold": fb.scaffold(on.loss, RATE, **noisy),
-    "finetune": fb.finetune(averaging, on.loss, RATE, **noisy),
+    "scaffold": fb.scaffold(on.loss, fb.Work(RATE, **noisy)),
+    "finetune": fb.finetune(averaging, on.loss, fb.Work(RATE, **noisy)),
 }
 USUAL: dict[str, Any] = {"chunk": 3, "every": 3}
 each_inner = pytest.mark.parametrize("name", INNER)
@@ -32,7 +32,10 @@ each_inner = pytest.mark.parametrize("name", INNER)
 
 def run(algorithm, rounds=6, cohort=4, **settings):
     return fb.simulate(
-        *(algorithm, on.params, on.federated_data, jax.random.key(0)),
+        algorithm,
+        on.params,
+        on.federated_data,
+        jax.random.key(0),
         rounds=rounds,
         cohort=cohort,
         **(USUAL | settings),
@@ -116,7 +119,7 @@ def distance(algorithm, rounds, **settings) -> float:
 
 
 def test_diana_and_ef21_reach_the_optimum_where_dcgd_stalls():
-    descent = fb.fedavg(on.loss, 0.1, **full)
+    descent = fb.fedavg(on.loss, fb.Work(0.1, **full))
     rand = compress.rand_k(2)
     stalled = distance(fb.compressed(descent, rand), 600)
     assert stalled > 1e-2
@@ -129,7 +132,7 @@ def test_diana_and_ef21_reach_the_optimum_where_dcgd_stalls():
 
 def test_diana_reaches_the_optimum_although_half_take_part():
     """With the wrapped algorithm's own drift gone, as with plain gradients."""
-    descent = fb.fedavg(on.loss, 0.1, **full)
+    descent = fb.fedavg(on.loss, fb.Work(0.1, **full))
     wrapped = fb.diana(descent, compress.rand_k(3))
     done = run(wrapped, 1500, 4, every=1500, weights="uniform")
     np.testing.assert_allclose(done.shared, problems.optimum(on), atol=1e-4)

@@ -32,7 +32,7 @@ from fedblend import keys, trees
 from fedblend.algorithms.fedavg import fedavg
 from fedblend.checks import COUNT, NOT_NEGATIVE, gate
 from fedblend.core import Algorithm, ClientId, Loss, Up
-from fedblend.local import WORK, Optimizer, Steps
+from fedblend.local import WORK, Work
 from fedblend.losses import objective
 from fedblend.shards import draw, everything
 
@@ -53,25 +53,23 @@ def onto_simplex(vector: jax.Array) -> jax.Array:
 @gate(**WORK, clients=COUNT, q_rate=NOT_NEGATIVE)
 def agnostic(
     loss: Loss,
-    optimizer: Optimizer,
+    work: Work,
     *,
     clients: int,
     q_rate: float,
-    steps: Steps,
-    batch_size: int | None,
 ) -> Algorithm:
     """Descent in the model, ascent in the weights of the clients.
 
     Args:
         loss: ``loss(params, rows) -> losses[rows]``.
-        optimizer: of the clients; a number is plain SGD with that rate.
+        work: local work of a round: optimizer, steps, batch size.
         clients: how many there are.
         q_rate: step of the ascent in q, 0 or more.
-        steps: local steps of a round, an array of them over clients, or ``Epochs``.
-        batch_size: rows of a step and of the loss, or None for all of them.
     """
-    inner = fedavg(loss, optimizer, steps=steps, batch_size=batch_size)
-    return weighed(inner, loss, clients=clients, q_rate=q_rate, batch_size=batch_size)
+    inner = fedavg(loss, work)
+    return weighed(
+        inner, loss, clients=clients, q_rate=q_rate, batch_size=work.batch_size
+    )
 
 
 def weighed(

@@ -38,7 +38,7 @@ from fedblend.algorithms.apfl_parts import Parts, Variables, assembled
 from fedblend.algorithms.fedavg import fedavg
 from fedblend.checks import FLAG, FUNCTION, ByClient, gate
 from fedblend.core import Algorithm, Loss
-from fedblend.local import WORK, Optimizer, Steps
+from fedblend.local import WORK, Optimizer, Work
 from fedblend.losses import gradient, objective
 from fedblend.mixing import Mixing
 from fedblend.shards import per_client
@@ -48,10 +48,8 @@ from fedblend.solvers import Solver
 @gate(**WORK, **RULES, hand_back=HAND_BACK, fresh=FLAG, mix=FUNCTION, aggregated=FLAG)
 def apfl(
     loss: Loss,
-    optimizer: Optimizer,
+    work: Work,
     *,
-    steps: Steps,
-    batch_size: int | None,
     alpha: ByClient,
     learn: str = "step",
     alpha_rate: Optimizer | None = None,
@@ -67,9 +65,7 @@ def apfl(
     Args:
         loss: ``loss(params, rows) -> losses[rows]``; takes a ``Blend`` if ``mix``
             makes one.
-        optimizer: of w and of v, each on its own; a number is plain SGD.
-        steps: local steps of a round, an array of them over clients, or ``Epochs``.
-        batch_size: rows of a step, or None for all of them.
+        work: local work; its optimizer is that of w and of v, each on its own.
         alpha: weight of the shared model, at first; a number, or an array over clients.
         learn: when alpha moves: "step", "round" (with the first step) or "fixed".
         alpha_rate: of alpha, a number for plain steps; None for ``optimizer`` itself.
@@ -97,24 +93,30 @@ def apfl(
         True
     """
     check_held_out(learn, held_out, hand_back)
-    work = {"steps": steps, "batch_size": batch_size}
 
     def mixed(personal, alpha, shared, batch):
         return objective(loss, mix(alpha, shared, personal), batch)
 
     def direction(here: Variables, batch, own, judge) -> Variables:
-        def slopes(which, batch):
+        def gradients(which, batch):
             return jax.grad(mixed, which)(here.personal, here.alpha, here.shared, batch)
 
         first = gradient(loss)(here.shared, batch)
         if judge is own:  # both of one pass
-            return Variables(first, *slopes((0, 1), own))
-        return Variables(first, slopes(0, own), slopes(1, judge))
+            return Variables(first, *gradients((0, 1), own))
+        return Variables(first, gradients(0, own), gradients(1, judge))
 
     parts = Parts(
-        *(lambda params, shard: per_client(alpha, shard), mix, learn),
-        *(alpha_rate, held_out, hand_back, fresh, local, aggregated),
+        lambda params, shard: per_client(alpha, shard),
+        mix,
+        learn,
+        alpha_rate,
+        held_out,
+        hand_back,
+        fresh,
+        local,
+        aggregated,
     )
-    inner = fedavg(loss, optimizer, **work)
+    inner = fedavg(loss, work)
     uniform = inner._replace(needs=inner.needs._replace(weights="uniform"))
-    return assembled(uniform, direction, optimizer, parts, work)
+    return assembled(uniform, direction, work, parts)

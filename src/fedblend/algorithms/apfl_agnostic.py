@@ -34,18 +34,16 @@ from fedblend.algorithms.apfl import apfl
 from fedblend.algorithms.apfl_alpha import RULES
 from fedblend.checks import COUNT, NOT_NEGATIVE, ByClient, gate
 from fedblend.core import Algorithm, Loss
-from fedblend.local import WORK, Optimizer, Steps
+from fedblend.local import WORK, Optimizer, Work
 
 
 @gate(**WORK, **RULES, clients=COUNT, q_rate=NOT_NEGATIVE)
 def apfl_agnostic(
     loss: Loss,
-    optimizer: Optimizer,
+    work: Work,
     *,
     clients: int,
     q_rate: float,
-    steps: Steps,
-    batch_size: int | None,
     alpha: ByClient,
     learn: str = "step",
     alpha_rate: Optimizer | None = None,
@@ -55,14 +53,12 @@ def apfl_agnostic(
 
     Args:
         loss: ``loss(params, rows) -> losses[rows]``.
-        optimizer: of w and of v, each on its own; a number is plain SGD.
+        work: local work of a round: optimizer, steps, batch size.
         clients: how many there are.
         q_rate: step of the ascent in q, 0 or more.
-        steps: local steps of a round, an array of them over clients, or ``Epochs``.
-        batch_size: rows of a step and of the loss, or None for all of them.
         alpha: weight of the shared model, at first; a number, or an array over clients.
         learn: when alpha moves: "step", "round" (with the first step) or "fixed".
-        alpha_rate: of alpha, a number for plain steps; None for ``optimizer`` itself.
+        alpha_rate: of alpha, a number for plain steps; None for ``work``'s optimizer.
         held_out: fraction of a client's training rows on which alpha alone learns.
 
     Example:
@@ -77,12 +73,13 @@ def apfl_agnostic(
         (4,)
     """
     own = apfl(
-        *(loss, optimizer),
-        steps=steps,
-        batch_size=batch_size,
+        loss,
+        work,
         alpha=alpha,
         learn=learn,
         alpha_rate=alpha_rate,
         held_out=held_out,
     )
-    return weighed(own, loss, clients=clients, q_rate=q_rate, batch_size=batch_size)
+    return weighed(
+        own, loss, clients=clients, q_rate=q_rate, batch_size=work.batch_size
+    )

@@ -64,7 +64,8 @@ def moving(
     def inside(updates, alpha):
         return jax.tree.map(
             lambda step, old: jnp.where(able, jnp.clip(old + step, 0, 1) - old, 0),
-            *(updates, alpha),
+            updates,
+            alpha,
         )
 
     return optax.chain(moved, optax.stateless(inside))

@@ -23,7 +23,7 @@ arXiv:2003.13461.
 """
 
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -34,7 +34,7 @@ from fedblend.algorithms.averages import Averages, averaging, joined
 from fedblend.algorithms.fedavg import fedavg
 from fedblend.checks import ALPHA, COUNT, POSITIVE, ByClient, gate
 from fedblend.core import Algorithm, Loss, PyTree, Up
-from fedblend.local import WORK, Optimizer, descend, resolve
+from fedblend.local import WORK, Work, descend, resolve
 from fedblend.losses import gradient, objective
 from fedblend.shards import per_client
 
@@ -46,13 +46,11 @@ class AveragedClient(NamedTuple):
     past: Averages
 
 
-@gate(**WORK | {"steps": COUNT}, alpha=ALPHA, shift=POSITIVE)
+@gate(**WORK, alpha=ALPHA, shift=POSITIVE)
 def apfl_averaged(
     loss: Loss,
-    optimizer: Optimizer,
+    work: Work,
     *,
-    steps: int,
-    batch_size: int | None,
     alpha: ByClient,
     shift: float,
 ) -> Algorithm:
@@ -60,14 +58,13 @@ def apfl_averaged(
 
     Args:
         loss: ``loss(params, rows) -> losses[rows]``.
-        optimizer: of w and v, each on its own; ``theory.apfl`` has that of theory.
-        steps: local steps of a round, the same for all clients.
-        batch_size: rows of a step, or None for all of them.
+        work: local work of a round, with one number of steps for all clients;
+            ``theory.apfl`` has the optimizer of theory.
         alpha: weight of the shared model; a number, or an array over clients.
         shift: a, see above.
     """
-    work: dict[str, Any] = {"steps": steps, "batch_size": batch_size}
-    inner = fedavg(loss, optimizer, **work)
+    steps = COUNT("apfl_averaged: work: steps", work.steps)
+    inner = fedavg(loss, work)
 
     def weights(round):
         return jnp.square(1 + (round * steps + 1 + jnp.arange(steps)) / shift)
@@ -81,7 +78,7 @@ def apfl_averaged(
         return down._replace(extra=Averages(params, jnp.zeros((), float))), server
 
     def client(down, client, shard, key):
-        rule = resolve(optimizer, down.round, steps)
+        rule = resolve(work.optimizer, down.round, steps)
         rules = optax.partition({"w": rule, "v": rule}, ("w", "v"))
         mix = partial(mixing.parameters, per_client(alpha, shard))
 
@@ -92,10 +89,12 @@ def apfl_averaged(
 
         models = (down.shared, client.personal)
         (reached, means), (mean_gradient, _) = descend(
-            *(direction, (models, trees.zeros_like(models)), shard, key),
-            optimizer=averaging(rules, weights(down.round)),
+            direction,
+            (models, trees.zeros_like(models)),
+            shard,
+            key,
+            work=work._replace(optimizer=averaging(rules, weights(down.round))),
             correction=((down.correction, None), None),
-            **work,
         )
         still = joined(client.past, client.personal, down.extra.weight)
         past = joined(still, means[1], still.weight + weights(down.round).sum())

@@ -10,7 +10,7 @@ then clips alpha to [0, 1]. Each has an optimizer of its own: w moves as with Fe
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax.numpy as jnp
 import optax
@@ -18,7 +18,7 @@ import optax
 from fedblend import keys, trees
 from fedblend.algorithms.apfl_alpha import moving
 from fedblend.core import Algorithm, PyTree, Shard, Up
-from fedblend.local import Optimizer, descend, planned, resolve, step_sum_of
+from fedblend.local import Optimizer, Work, descend, planned, resolve, step_sum_of
 from fedblend.mixing import Mixing
 from fedblend.shards import part
 from fedblend.solvers import Solver
@@ -57,18 +57,16 @@ class Parts(NamedTuple):
 def assembled(
     inner: Algorithm,
     direction: Callable[..., Variables],
-    optimizer: Optimizer,
+    work: Work,
     parts: Parts,
-    work: dict[str, Any],
 ) -> Algorithm:
     """An algorithm of three variables over the server of another.
 
     Args:
         inner: whose server it takes.
         direction: from the variables and batches for w, v and alpha to gradients.
-        optimizer: of w and of v, each on its own.
+        work: local work; its optimizer is that of w and of v, each on its own.
         parts: everything else.
-        work: ``steps`` and ``batch_size``, as ``fedavg`` takes them.
     """
 
     def enroll(params, shard, key):
@@ -81,12 +79,15 @@ def assembled(
         share = jnp.where(down.round < parts.hand_back, parts.held_out, 0.0)
         held = part(shard, 0.0, share)
         seen = part(shard, share, 1.0) if parts.held_out else shard
-        own, _ = planned(seen, **work)
-        rule = resolve(optimizer, down.round, own)
-        pace = optimizer if parts.alpha_rate is None else parts.alpha_rate
+        own, _ = planned(seen, work)
+        rule = resolve(work.optimizer, down.round, own)
+        pace = work.optimizer if parts.alpha_rate is None else parts.alpha_rate
         # Who holds out nothing (any more) has an empty batch, and keeps its alpha.
         able = held.count > 0 if parts.held_out else True
         pace = moving(resolve(pace, down.round, own), parts.learn, able)
+        rules = optax.partition(
+            {"w": rule, "v": rule, "alpha": pace}, Variables("w", "v", "alpha")
+        )
 
         def towards(here, batch, *others):
             personal = others[0] if parts.fresh else batch
@@ -96,16 +97,16 @@ def assembled(
         others = ["fresh batch"] if parts.fresh else []
         others += [("held-out batch", held)] if parts.held_out else []
         after, mean_gradient = descend(
-            *(towards, Variables(down.shared, *client[:2]), seen, key),
-            optimizer=optax.partition(
-                {"w": rule, "v": rule, "alpha": pace}, Variables("w", "v", "alpha")
-            ),
+            towards,
+            Variables(down.shared, *client[:2]),
+            seen,
+            key,
+            work=work._replace(optimizer=rules),
             round=down.round,
             correction=Variables(down.correction, None, None),
             further=others,
-            **work,
         )
-        far = step_sum_of(optimizer, seen, round=down.round, **work)
+        far = step_sum_of(work, seen, down.round)
         up = Up(
             trees.subtract(after.shared, down.shared),
             mean_gradient.shared,

@@ -33,7 +33,7 @@ from fedblend.algorithms.apfl_parts import Parts, Variables, assembled
 from fedblend.algorithms.fedavg import fedavg
 from fedblend.checks import ALPHA, NOT_NEGATIVE, ByClient, gate, words
 from fedblend.core import Algorithm, Loss
-from fedblend.local import AMOUNT, WORK, Optimizer, Steps
+from fedblend.local import WORK, Work
 from fedblend.losses import gradient, objective
 from fedblend.shards import per_client
 
@@ -41,27 +41,23 @@ SHRINKAGE = 0.02
 """FedTorch's pull of v's weight to 0."""
 
 
-@gate(**AMOUNT, rate=NOT_NEGATIVE, alpha=ALPHA, learn=words(*LEARN))
+@gate(**WORK, alpha=ALPHA, learn=words(*LEARN))
 def apfl_fedtorch(
     loss: Loss,
-    rate: float | jax.Array,
+    work: Work,
     *,
-    steps: Steps,
-    batch_size: int | None,
     alpha: ByClient,
     learn: str = "round",
 ) -> Algorithm:
     """APFL as in FedTorch, with plain SGD.
 
     Args:
-        loss: takes a ``Blend``, as all of ``objectives`` do.
-        rate: of w, v and alpha.
-        steps: local steps of a round, an array of them over clients, or ``Epochs``.
-        batch_size: rows of a step, or None for all of them.
+        loss: takes a ``Blend``, as all of ``losses`` do.
+        work: local work, whose optimizer is a rate: that of w, v and alpha.
         alpha: weight of the shared model at first; a number, or an array over clients.
         learn: "round", as there, or "fixed".
     """
-    work = {"steps": steps, "batch_size": batch_size}
+    rate = NOT_NEGATIVE("apfl_fedtorch: work: optimizer", work.optimizer)
 
     def ensemble(shared, personal, alpha, batch):
         return objective(loss, mixing.outputs(alpha, shared, personal), batch)
@@ -80,25 +76,24 @@ def apfl_fedtorch(
         return Variables(mean_gradient, by_personal, along.astype(here.alpha.dtype))
 
     parts = Parts(
-        *(lambda params, shard: per_client(alpha, shard), mixing.outputs, learn),
+        lambda params, shard: per_client(alpha, shard),
+        mixing.outputs,
+        learn,
         aggregated=False,
     )
-    inner = fedavg(loss, rate, **work)
+    inner = fedavg(loss, work)
     uniform = inner._replace(needs=inner.needs._replace(weights="uniform"))
-    return assembled(uniform, direction, rate, parts, work)
+    return assembled(uniform, direction, work, parts)
 
 
 @gate(**WORK, alpha=ALPHA)
 def apfl_fedjax(
     loss: Loss,
-    optimizer: Optimizer,
+    work: Work,
     *,
-    steps: Steps,
-    batch_size: int | None,
     alpha: ByClient,
 ) -> Algorithm:
     """APFL as in FedJAX; arguments as of ``apfl``."""
-    work = {"steps": steps, "batch_size": batch_size}
 
     def leafwise(alphas, shared, personal):
         return jax.tree.map(mixing.parameters, alphas, shared, personal)
@@ -112,8 +107,8 @@ def apfl_fedjax(
     def direction(here: Variables, batch, *unused) -> Variables:
         del unused
         mixture = leafwise(here.alpha, here.shared, here.personal)
-        slopes = gradient(loss)(here.shared, batch), gradient(loss)(mixture, batch)
-        return Variables(*slopes, jax.grad(mixed)(here.alpha, *here[:2], batch))
+        gradients = gradient(loss)(here.shared, batch), gradient(loss)(mixture, batch)
+        return Variables(*gradients, jax.grad(mixed)(here.alpha, *here[:2], batch))
 
     parts = Parts(first_alpha, leafwise, "step")
-    return assembled(fedavg(loss, optimizer, **work), direction, optimizer, parts, work)
+    return assembled(fedavg(loss, work), direction, work, parts)

@@ -31,7 +31,7 @@ from typing import NamedTuple
 from fedblend import keys, trees
 from fedblend.checks import ALGORITHM, NOT_NEGATIVE, ByClient, by_client, gate
 from fedblend.core import Algorithm, Loss, PyTree
-from fedblend.local import WORK, Optimizer, Steps, descend
+from fedblend.local import WORK, Work, descend
 from fedblend.losses import gradient
 from fedblend.shards import per_client
 
@@ -47,29 +47,24 @@ class DittoClient(NamedTuple):
 def ditto(
     algorithm: Algorithm,
     loss: Loss,
-    optimizer: Optimizer,
+    work: Work,
     *,
     lam: ByClient,
-    steps: Steps,
-    batch_size: int | None,
 ) -> Algorithm:
     """The wrapped algorithm, and personal models pulled towards its shared one.
 
     Args:
         algorithm: how the shared model is trained; it must broadcast one.
         loss: ``loss(params, rows) -> losses[rows]``.
-        optimizer: of v_i, started anew every round; a number is plain SGD with that
-            rate, below 2 / (lam + smoothness of f_i).
+        work: the steps on v_i; a rate below 2 / (lam + smoothness of f_i).
         lam: strength of the pull, >= 0; a number, or an array over clients.
-        steps: on v_i in a round, an array of them over clients, or ``Epochs``.
-        batch_size: rows of a step on v_i, or None for all of them.
 
     Example:
         >>> import jax, jax.numpy as jnp, fedblend as fb
         >>> federation, _ = fb.datasets.quadratics(clients=4, dim=2)
-        >>> loss, work = fb.datasets.quadratic_loss, {"steps": 1, "batch_size": None}
-        >>> algorithm = fb.ditto(fb.fedavg(loss, 0.1, **work), loss, 0.1, lam=1.0,
-        ...                      **work)
+        >>> loss = fb.datasets.quadratic_loss
+        >>> work = fb.Work(0.1, steps=1, batch_size=None)
+        >>> algorithm = fb.ditto(fb.fedavg(loss, work), loss, work, lam=1.0)
         >>> run = fb.simulate(algorithm, jnp.zeros(2), federation, jax.random.key(0),
         ...                   rounds=100).complete()
         >>> measured = fb.metrics.mean_loss(loss)
@@ -80,9 +75,7 @@ def ditto(
     train = partial(
         descend,
         gradient(loss),
-        optimizer=optimizer,
-        steps=steps,
-        batch_size=batch_size,
+        work=work,
     )
 
     def enroll(params, shard, key):

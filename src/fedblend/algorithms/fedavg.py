@@ -23,21 +23,17 @@ from functools import partial
 from fedblend import trees
 from fedblend.checks import gate
 from fedblend.core import Algorithm, Loss, Up, from_params, no_state
-from fedblend.local import WORK, Optimizer, Steps, descend, step_sum_of
+from fedblend.local import WORK, Work, descend, step_sum_of
 from fedblend.losses import gradient
 
 
 @gate(**WORK)
-def fedavg(
-    loss: Loss, optimizer: Optimizer, *, steps: Steps, batch_size: int | None
-) -> Algorithm:
+def fedavg(loss: Loss, work: Work) -> Algorithm:
     """Local steps at every client, averaged.
 
     Args:
         loss: ``loss(params, rows) -> losses[rows]``.
-        optimizer: of the clients; a number is plain SGD with that rate.
-        steps: local steps of a round, an array of them over clients, or ``Epochs``.
-        batch_size: rows of a step, or None for all of them.
+        work: local work of a round: optimizer, steps, batch size.
 
     Example:
         >>> import jax, jax.numpy as jnp, fedblend as fb
@@ -49,14 +45,13 @@ def fedavg(
         >>> bool(jnp.allclose(run.complete().shared, optimum, atol=1e-4))
         True
     """
-    work = {"steps": steps, "batch_size": batch_size}
-    train = partial(descend, gradient(loss), optimizer=optimizer, **work)
+    train = partial(descend, gradient(loss), work=work)
 
     def client(down, client, shard, key):
         reached, mean_gradient = train(
             down.shared, shard, key, round=down.round, correction=down.correction
         )
-        step_sum = step_sum_of(optimizer, shard, round=down.round, **work)
+        step_sum = step_sum_of(work, shard, down.round)
         delta = trees.subtract(reached, down.shared)
         return Up(delta, mean_gradient, step_sum=step_sum), client
 

@@ -26,7 +26,7 @@ from fedblend import trees
 from fedblend.algorithms.fedavg import fedavg
 from fedblend.checks import gate
 from fedblend.core import Algorithm, Loss, PyTree
-from fedblend.local import OPTIMIZER, WORK, Optimizer, Steps, resolve
+from fedblend.local import OPTIMIZER, WORK, Work, resolve
 
 
 class FedOptServer(NamedTuple):
@@ -38,23 +38,18 @@ class FedOptServer(NamedTuple):
 @gate(**WORK, server_optimizer=OPTIMIZER)
 def fedopt(
     loss: Loss,
-    optimizer: Optimizer,
+    work: Work,
     server_optimizer: float | optax.GradientTransformation,
-    *,
-    steps: Steps,
-    batch_size: int | None,
 ) -> Algorithm:
     """FedAvg with an optimizer at the server; ``fedopt(.., 1.0)`` is FedAvg.
 
     Args:
         loss: ``loss(params, rows) -> losses[rows]``.
-        optimizer: of the clients; a number is plain SGD with that rate.
+        work: local work of a round: optimizer, steps, batch size.
         server_optimizer: of the server, its state kept over the rounds; schedules
             inside it count rounds.
-        steps: local steps of a round, an array of them over clients, or ``Epochs``.
-        batch_size: rows of a step, or None for all of them.
     """
-    inner = fedavg(loss, optimizer, steps=steps, batch_size=batch_size)
+    inner = fedavg(loss, work)
     transform = resolve(server_optimizer, 0, 1)
 
     def start(params, joins, central, key):

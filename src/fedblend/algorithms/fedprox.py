@@ -22,34 +22,28 @@ from fedblend import trees
 from fedblend.algorithms.fedavg import fedavg
 from fedblend.checks import NOT_NEGATIVE, gate
 from fedblend.core import Algorithm, Loss, Up
-from fedblend.local import WORK, Optimizer, Steps, descend
+from fedblend.local import WORK, Work, descend
 from fedblend.losses import gradient
 
 
 @gate(**WORK, mu=NOT_NEGATIVE)
 def fedprox(
     loss: Loss,
-    optimizer: Optimizer,
+    work: Work,
     *,
     mu: float,
-    steps: Steps,
-    batch_size: int | None,
 ) -> Algorithm:
     """FedAvg with a proximal term; ``fedprox(.., mu=0)`` is FedAvg.
 
     Args:
         loss: ``loss(params, rows) -> losses[rows]``.
-        optimizer: of the clients; a number is plain SGD with that rate.
+        work: local work of a round: optimizer, steps, batch size.
         mu: strength of the pull towards the shared model, >= 0.
-        steps: local steps of a round, an array of them over clients, or ``Epochs``.
-        batch_size: rows of a step, or None for all of them.
     """
     train = partial(
         descend,
         gradient(loss),
-        optimizer=optimizer,
-        steps=steps,
-        batch_size=batch_size,
+        work=work,
     )
 
     def client(down, client, shard, key):
@@ -66,5 +60,5 @@ def fedprox(
         )
         return Up(trees.subtract(reached, down.shared), mean_gradient), client
 
-    inner = fedavg(loss, optimizer, steps=steps, batch_size=batch_size)
+    inner = fedavg(loss, work)
     return inner._replace(client=client)

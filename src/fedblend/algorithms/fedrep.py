@@ -23,7 +23,6 @@ for personalized federated learning", ICML 2021, arXiv:2102.07078.
 """
 
 from collections.abc import Callable
-from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -31,7 +30,7 @@ import jax
 from fedblend import keys, trees
 from fedblend.checks import FUNCTION, gate
 from fedblend.core import Algorithm, Loss, Needs, PyTree, Up, from_params
-from fedblend.local import STEPS, WORK, Optimizer, Steps, descend
+from fedblend.local import STEPS, WORK, Steps, Work, descend
 from fedblend.losses import objective
 
 
@@ -44,22 +43,18 @@ class FedRepClient(NamedTuple):
 @gate(**WORK, head=FUNCTION, head_steps=STEPS)
 def fedrep(
     loss: Loss,
-    optimizer: Optimizer,
+    work: Work,
     *,
     head: Callable[[str], bool],
     head_steps: Steps,
-    steps: Steps,
-    batch_size: int | None,
 ) -> Algorithm:
     """A shared body and personal heads, trained in turn.
 
     Args:
         loss: ``loss(params, rows) -> losses[rows]``.
-        optimizer: of both parts; a number is plain SGD with that rate.
+        work: local work on the body; its optimizer and batch size also serve the head.
         head: whether the parameter of a path, such as "last/weight", is in the head.
         head_steps: steps of a round on the head, an array over clients, or ``Epochs``.
-        steps: steps of a round on the body, likewise.
-        batch_size: rows of a step, or None for all of them.
 
     Example:
         >>> import jax, fedblend as fb
@@ -71,7 +66,6 @@ def fedrep(
         >>> sum(leaf.size for leaf in jax.tree.leaves(state))
         27
     """
-    train = partial(descend, optimizer=optimizer, batch_size=batch_size)
 
     def part(tree: PyTree, wanted: bool) -> PyTree:
         """The head or the body, None where the other is."""
@@ -90,16 +84,20 @@ def fedrep(
 
     def client(down, client, shard, key):
         body = part(down.shared, False)
-        own, _ = train(
+        own, _ = descend(
             lambda here, batch: jax.grad(at, 1)(body, here, batch),
-            *(client.head, shard, keys.named(key, "head")),
-            steps=head_steps,
+            client.head,
+            shard,
+            keys.named(key, "head"),
+            work=work._replace(steps=head_steps),
             round=down.round,
         )
-        reached, mean_gradient = train(
+        reached, mean_gradient = descend(
             lambda here, batch: jax.grad(at)(here, own, batch),
-            *(body, shard, key),
-            steps=steps,
+            body,
+            shard,
+            key,
+            work=work,
             round=down.round,
             correction=part(down.correction, False),
         )

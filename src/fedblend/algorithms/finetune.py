@@ -22,34 +22,27 @@ from functools import partial
 from fedblend import keys
 from fedblend.checks import ALGORITHM, gate
 from fedblend.core import Algorithm, Loss
-from fedblend.local import TUNING, Optimizer, Steps, descend
+from fedblend.local import WORK_OR_NONE, Work, descend
 from fedblend.losses import gradient
 
 
-@gate(**TUNING, algorithm=ALGORITHM)
+@gate(**WORK_OR_NONE, algorithm=ALGORITHM)
 def finetune(
     algorithm: Algorithm,
     loss: Loss,
-    optimizer: Optimizer,
-    *,
-    steps: Steps,
-    batch_size: int | None,
+    work: Work,
 ) -> Algorithm:
     """The wrapped algorithm, deployed after some local steps.
 
     Args:
         algorithm: how the shared model is trained.
         loss: ``loss(params, rows) -> losses[rows]``.
-        optimizer: of the fine-tuning; a number is plain SGD with that rate.
-        steps: steps of the fine-tuning, an array over clients, or ``Epochs``.
-        batch_size: rows of a step, or None for all of them.
+        work: the fine-tuning: optimizer, steps, batch size.
     """
     train = partial(
         descend,
         gradient(loss),
-        optimizer=optimizer,
-        steps=steps,
-        batch_size=batch_size,
+        work=work,
     )
 
     def personal(down, client, shard, key):

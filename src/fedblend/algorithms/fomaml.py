@@ -35,30 +35,25 @@ from fedblend.algorithms.fedopt import fedopt
 from fedblend.algorithms.finetune import finetune
 from fedblend.checks import gate
 from fedblend.core import Algorithm, Loss, Up
-from fedblend.local import OPTIMIZER, TUNING, Optimizer, Steps, descend
+from fedblend.local import OPTIMIZER, WORK_OR_NONE, Work, descend
 from fedblend.losses import gradient
 from fedblend.shards import draw, everything
 
 
-@gate(**TUNING, server_optimizer=OPTIMIZER)
+@gate(**WORK_OR_NONE, server_optimizer=OPTIMIZER)
 def fomaml(
     loss: Loss,
-    optimizer: Optimizer,
+    work: Work,
     server_optimizer: float | optax.GradientTransformation,
-    *,
-    steps: Steps,
-    batch_size: int | None,
 ) -> Algorithm:
     """The gradient after inner steps, applied before them; deployed after them.
 
     Args:
         loss: ``loss(params, rows) -> losses[rows]``.
-        optimizer: of the inner steps; a number is plain SGD with that rate.
+        work: the inner steps, in training and before use; there may be 0 of them.
+            Its batch size is also that of the last gradient.
         server_optimizer: of the server, its state kept over the rounds; a number is
             plain SGD with that rate.
-        steps: inner steps, in training and before use: a number from 0, an array of
-            them over clients, or ``Epochs``.
-        batch_size: rows of a step and of the last gradient, or None for all of them.
 
     Example:
         >>> import jax, jax.numpy as jnp, fedblend as fb
@@ -72,8 +67,7 @@ def fomaml(
         >>> bool(measured(run.personal(0), own) < measured(run.shared, own))
         True
     """
-    work = {"steps": steps, "batch_size": batch_size}
-    train = partial(descend, gradient(loss), optimizer=optimizer, **work)
+    train = partial(descend, gradient(loss), work=work)
 
     def client(down, client, shard, key):
         reached, _ = train(
@@ -81,13 +75,13 @@ def fomaml(
         )
         fresh = (
             everything(shard)
-            if batch_size is None
-            else draw(shard, keys.named(key, "fomaml"), batch_size)
+            if work.batch_size is None
+            else draw(shard, keys.named(key, "fomaml"), work.batch_size)
         )
         mean_gradient = gradient(loss)(reached, fresh)
         push = trees.add_where_given(mean_gradient, down.correction)
         return Up(trees.scale(-1, push), mean_gradient), client
 
     # FedOpt's server; its clients' steps are not taken.
-    trained = fedopt(loss, optimizer, server_optimizer, steps=1, batch_size=batch_size)
-    return finetune(trained._replace(client=client), loss, optimizer, **work)
+    trained = fedopt(loss, work._replace(steps=1), server_optimizer)
+    return finetune(trained._replace(client=client), loss, work)

@@ -38,7 +38,7 @@ import jax.numpy as jnp
 from fedblend import keys, mixing, trees
 from fedblend.checks import CHANCE, FUNCTION, NOT_NEGATIVE, Number, gate
 from fedblend.core import Algorithm, Down, Loss, Needs, PyTree, Up
-from fedblend.local import BATCH_SIZE, descend
+from fedblend.local import BATCH_SIZE, Work, descend
 from fedblend.losses import gradient
 
 RATE = Number(least=0, besides="a function", also=lambda key, value: callable(value))
@@ -76,7 +76,6 @@ def l2gd(
         batch_size: rows of a step, or None for all of them.
     """
     rate_at = rate if callable(rate) else lambda round: rate
-    train = partial(descend, gradient(loss), steps=1, batch_size=batch_size)
 
     def tossed(key) -> Tosses:
         own, ends = keys.named(key, "l2gd"), jnp.stack([1 - jnp.asarray(p), p])
@@ -95,11 +94,16 @@ def l2gd(
         return Down(params, none, extra=first), Tosses(none, none)
 
     def client(down, client, shard, key):
-        given = {"optimizer": rate_at(down.round), "correction": down.correction}
+        train = partial(
+            descend,
+            gradient(loss),
+            work=Work(rate_at(down.round), 1, batch_size),
+            correction=down.correction,
+        )
 
         def step(number, carry):
             own = jax.random.fold_in(key, number)
-            after, mean_gradient = train(carry[0], shard, own, **given)
+            after, mean_gradient = train(carry[0], shard, own)
             return after, trees.add(carry[1], mean_gradient)
 
         first, steps = averaged(down, client.personal), down.extra.local

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from fedblend.checks import gate
 from fedblend.core import Algorithm, Loss, PyTree, Up, from_params
-from fedblend.local import WORK, Optimizer, Steps, descend
+from fedblend.local import WORK, Work, descend
 from fedblend.losses import gradient
 
 
@@ -27,23 +27,17 @@ class LocalClient(NamedTuple):
 
 
 @gate(**WORK)
-def local_only(
-    loss: Loss, optimizer: Optimizer, *, steps: Steps, batch_size: int | None
-) -> Algorithm:
+def local_only(loss: Loss, work: Work) -> Algorithm:
     """Every client on its own.
 
     Args:
         loss: ``loss(params, rows) -> losses[rows]``.
-        optimizer: of the clients, started anew every round; a number is plain SGD.
-        steps: local steps of a round, an array of them over clients, or ``Epochs``.
-        batch_size: rows of a step, or None for all of them.
+        work: local work of a round: optimizer, steps, batch size.
     """
     train = partial(
         descend,
         gradient(loss),
-        optimizer=optimizer,
-        steps=steps,
-        batch_size=batch_size,
+        work=work,
     )
 
     def enroll(params, shard, key):

@@ -34,7 +34,7 @@ from fedblend.algorithms.fedavg import fedavg
 from fedblend.checks import ALPHA, FUNCTION, PART, WHOLE, ByClient, gate
 from fedblend.core import Algorithm, Loss, PyTree, Up
 from fedblend.errors import UserError
-from fedblend.local import WORK, Optimizer, Steps, descend
+from fedblend.local import WORK, Work, descend
 from fedblend.losses import objective
 from fedblend.mixing import Mixing
 from fedblend.shards import everything, part, per_client
@@ -50,32 +50,27 @@ class MapperClient(NamedTuple):
 @gate(**WORK, alpha=ALPHA, grid=WHOLE, held_out=PART, mix=FUNCTION)
 def mapper(
     loss: Loss,
-    optimizer: Optimizer,
+    work: Work,
     *,
     alpha: ByClient = 0.5,
     grid: int = 11,
     held_out: float = 0.2,
-    steps: Steps,
-    batch_size: int | None,
     mix: Mixing = mixing.parameters,
 ) -> Algorithm:
     """A mixture of two models, both trained, weighted by held-out rows.
 
     Args:
         loss: ``loss(params, rows) -> losses[rows]``; takes what ``mix`` makes.
-        optimizer: of both models; a number is plain SGD with that rate.
+        work: local work of a round on either model: optimizer, steps, batch size.
         alpha: of the shared model, at first; in [0, 1], or an array over clients.
         grid: how many weights from 0 to 1 are tried, at least 2; 0 keeps alpha.
         held_out: fraction of a client's training rows that alpha is fitted on.
-        steps: of a round on either model, an array over clients, or ``Epochs``.
-        batch_size: rows of a step, or None for all of them.
         mix: ``mixing.parameters`` or ``mixing.outputs``.
     """
     if grid == 1:
         raise UserError("mapper: grid", grid, "0, or 2 or more")
     if held_out == 0 < grid:
         raise UserError("mapper: held_out", held_out, "in (0, 1), or 0 with grid 0")
-    work = {"optimizer": optimizer, "steps": steps, "batch_size": batch_size}
 
     def at(shared, own, weight, batch):
         return objective(loss, mix(weight, shared, own), batch)
@@ -89,8 +84,10 @@ def mapper(
         def tried(weight):
             own, _ = descend(
                 lambda here, batch: jax.grad(at, 1)(down.shared, here, weight, batch),
-                *(client.personal, seen, keys.named(key, "mapper")),
-                **work,
+                client.personal,
+                seen,
+                keys.named(key, "mapper"),
+                work=work,
                 round=down.round,
             )
             return own, at(down.shared, own, weight, everything(unseen))
@@ -104,8 +101,10 @@ def mapper(
         own, weight = trees.take((models, weights), best)
         reached, mean_gradient = descend(
             lambda here, batch: jax.grad(at)(here, own, weight, batch),
-            *(down.shared, seen, key),
-            **work,
+            down.shared,
+            seen,
+            key,
+            work=work,
             round=down.round,
             correction=down.correction,
         )
@@ -116,4 +115,4 @@ def mapper(
         return mix(client.alpha, down.shared, client.personal)
 
     replaced = {"enroll": enroll, "client": client, "personal": personal}
-    return fedavg(loss, **work)._replace(**replaced)
+    return fedavg(loss, work)._replace(**replaced)

@@ -37,7 +37,7 @@ from fedblend.algorithms.fedavg import fedavg
 from fedblend.algorithms.finetune import finetune
 from fedblend.checks import NOT_NEGATIVE, POSITIVE, WHOLE, gate, words
 from fedblend.core import Algorithm, Loss, Up
-from fedblend.local import WORK, Optimizer, Steps, descend
+from fedblend.local import WORK, Work, descend
 from fedblend.losses import gradient
 
 
@@ -69,11 +69,9 @@ HESSIAN = words(*_PRODUCTS)
 )
 def perfedavg(
     loss: Loss,
-    optimizer: Optimizer,
+    work: Work,
     *,
     inner_rate: float,
-    steps: Steps,
-    batch_size: int | None,
     hessian: str = "exact",
     delta: float = 1e-3,
     adapt_steps: int = 1,
@@ -82,10 +80,9 @@ def perfedavg(
 
     Args:
         loss: ``loss(params, rows) -> losses[rows]``, twice differentiable.
-        optimizer: of the outer steps; a number is plain SGD, the paper's beta.
+        work: the outer steps: optimizer (its rate is the paper's beta), steps, and the
+            rows of each of the three batches of a step.
         inner_rate: of the client's own step, the paper's alpha, >= 0.
-        steps: outer steps of a round, an array of them over clients, or ``Epochs``.
-        batch_size: rows of each of the three batches of a step, or None for all.
         hessian: "exact", "differences" or "none", see above.
         delta: of the differences, > 0; in float32 they lose digits below about 1e-3.
         adapt_steps: steps before use, >= 0.
@@ -103,8 +100,7 @@ def perfedavg(
         True
     """
     mean_gradient, product = gradient(loss), _PRODUCTS[hessian]
-    work = {"steps": steps, "batch_size": batch_size}
-    train = partial(descend, optimizer=optimizer, further=("inner", "hessian"), **work)
+    train = partial(descend, work=work, further=("inner", "hessian"))
 
     def direction(params, outer, inner, curved):
         step = trees.scale(inner_rate, mean_gradient(params, inner))
@@ -114,11 +110,15 @@ def perfedavg(
 
     def client(down, client, shard, key):
         reached, mean_gradient = train(
-            *(direction, down.shared, shard, key),
+            direction,
+            down.shared,
+            shard,
+            key,
             round=down.round,
             correction=down.correction,
         )
         return Up(trees.subtract(reached, down.shared), mean_gradient), client
 
-    trained = fedavg(loss, optimizer, **work)._replace(client=client)
-    return finetune(trained, loss, inner_rate, steps=adapt_steps, batch_size=batch_size)
+    trained = fedavg(loss, work)._replace(client=client)
+    adapt = Work(inner_rate, adapt_steps, work.batch_size)
+    return finetune(trained, loss, adapt)

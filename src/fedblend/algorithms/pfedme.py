@@ -38,7 +38,7 @@ from fedblend import trees
 from fedblend.algorithms.fedopt import fedopt
 from fedblend.checks import COUNT, POSITIVE, gate
 from fedblend.core import Algorithm, Loss, PyTree, Up
-from fedblend.local import WORK, Optimizer, Steps, descend, planned, resolve
+from fedblend.local import WORK, Work, descend, planned, resolve
 from fedblend.losses import objective
 
 
@@ -53,25 +53,22 @@ class PFedMeClient(NamedTuple):
 )
 def pfedme(
     loss: Loss,
-    optimizer: Optimizer,
+    work: Work,
     *,
     lam: float,
     inner_rate: float,
     inner_steps: int,
-    steps: Steps,
-    batch_size: int | None,
     server_rate: float = 1.0,
 ) -> Algorithm:
     """Local steps on Moreau envelopes; the inner minimizer is deployed.
 
     Args:
         loss: ``loss(params, rows) -> losses[rows]``.
-        optimizer: of w_i; a number is plain SGD, the paper's eta.
+        work: the steps on w_i: optimizer (its rate is the paper's eta), steps (the
+            paper's R), batch size.
         lam: strength of the pull between theta_i and w_i, > 0.
         inner_rate: of the steps on theta_i, below 2 / (lam + smoothness of f_i).
         inner_steps: steps on theta_i for each one on w_i, the paper's K, 1 or more.
-        steps: on w_i in a round, the paper's R, an array over clients, or ``Epochs``.
-        batch_size: rows of a step on w_i, or None for all of them.
         server_rate: the paper's beta, > 0; 1 is plain averaging.
     """
 
@@ -99,13 +96,15 @@ def pfedme(
         return (), PFedMeClient(params)
 
     def client(down, client, shard, key):
-        own, _ = planned(shard, steps, batch_size)
-        follow = resolve(optimizer, down.round, own)
+        own, _ = planned(shard, work)
+        follow = resolve(work.optimizer, down.round, own)
+        rules = optax.partition({0: follow, 1: optax.sgd(1.0)}, (0, 1))
         (local, theta), (mean_gradient, _) = descend(
-            *(direction, (down.shared, client.personal), shard, key),
-            optimizer=optax.partition({0: follow, 1: optax.sgd(1.0)}, (0, 1)),
-            steps=steps,
-            batch_size=batch_size,
+            direction,
+            (down.shared, client.personal),
+            shard,
+            key,
+            work=work._replace(optimizer=rules),
             correction=(down.correction, None),
         )
         return Up(trees.subtract(local, down.shared), mean_gradient), PFedMeClient(
@@ -116,5 +115,5 @@ def pfedme(
         del down, shard, key
         return client.personal
 
-    inner = fedopt(loss, optimizer, server_rate, steps=steps, batch_size=batch_size)
+    inner = fedopt(loss, work, server_rate)
     return inner._replace(enroll=enroll, client=client, personal=personal)

@@ -33,28 +33,22 @@ from fedblend.algorithms.fedopt import fedopt
 from fedblend.algorithms.finetune import finetune
 from fedblend.checks import gate
 from fedblend.core import Algorithm, Loss
-from fedblend.local import OPTIMIZER, WORK, Optimizer, Steps
+from fedblend.local import OPTIMIZER, WORK, Work
 
 
 @gate(**WORK, server_optimizer=OPTIMIZER)
 def reptile(
     loss: Loss,
-    optimizer: Optimizer,
+    work: Work,
     server_optimizer: float | optax.GradientTransformation,
-    *,
-    steps: Steps,
-    batch_size: int | None,
 ) -> Algorithm:
     """FedOpt, deployed after inner steps; ``reptile(.., 1.0)`` trains as FedAvg does.
 
     Args:
         loss: ``loss(params, rows) -> losses[rows]``.
-        optimizer: of the inner steps; a number is plain SGD with that rate.
+        work: the inner steps, in training and before use.
         server_optimizer: of the server; a number is the part of the way it goes
             towards the clients' mean (the paper's epsilon), above 0.
-        steps: inner steps, in training and before use: a number, an array of them
-            over clients, or ``Epochs``.
-        batch_size: rows of a step, or None for all of them.
 
     Example:
         >>> import jax, jax.numpy as jnp, fedblend as fb
@@ -68,7 +62,4 @@ def reptile(
         >>> bool(measured(run.personal(0), own) < measured(run.shared, own))
         True
     """
-    trained = fedopt(
-        loss, optimizer, server_optimizer, steps=steps, batch_size=batch_size
-    )
-    return finetune(trained, loss, optimizer, steps=steps, batch_size=batch_size)
+    return finetune(fedopt(loss, work, server_optimizer), loss, work)

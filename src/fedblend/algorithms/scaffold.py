@@ -25,7 +25,7 @@ from fedblend import trees
 from fedblend.algorithms.fedavg import fedavg
 from fedblend.checks import POSITIVE, gate
 from fedblend.core import Algorithm, Loss, Needs, PyTree, Up
-from fedblend.local import WORK, Optimizer, Steps, descend
+from fedblend.local import WORK, Work, descend
 from fedblend.losses import gradient
 
 
@@ -38,29 +38,23 @@ class ScaffoldClient(NamedTuple):
 @gate(**WORK, server_rate=POSITIVE)
 def scaffold(
     loss: Loss,
-    optimizer: Optimizer,
+    work: Work,
     *,
-    steps: Steps,
-    batch_size: int | None,
     server_rate: float = 1.0,
 ) -> Algorithm:
     """Local steps corrected by control variates, which travel both ways.
 
     Args:
         loss: ``loss(params, rows) -> losses[rows]``.
-        optimizer: of the clients; a number is plain SGD with that rate.
-        steps: local steps of a round, an array of them over clients, or ``Epochs``.
-        batch_size: rows of a step, or None for all of them.
+        work: local work of a round: optimizer, steps, batch size.
         server_rate: the server's step along the mean, the paper's eta_g.
     """
     train = partial(
         descend,
         gradient(loss),
-        optimizer=optimizer,
-        steps=steps,
-        batch_size=batch_size,
+        work=work,
     )
-    inner = fedavg(loss, optimizer, steps=steps, batch_size=batch_size)
+    inner = fedavg(loss, work)
 
     def enroll(params, shard, key):
         del shard, key

@@ -33,7 +33,7 @@ from fedblend import keys, trees
 from fedblend.algorithms.fedavg import fedavg
 from fedblend.checks import Number, gate
 from fedblend.core import Algorithm, Loss, PyTree, Up
-from fedblend.local import WORK, Optimizer, Steps, descend
+from fedblend.local import WORK, Work, descend
 from fedblend.losses import gradient
 from fedblend.shards import everything
 
@@ -48,19 +48,15 @@ class SvrgClient(NamedTuple):
 @gate(**WORK, refresh=Number(above=0, most=1))
 def svrg(
     loss: Loss,
-    optimizer: Optimizer,
+    work: Work,
     *,
-    steps: Steps,
-    batch_size: int | None,
     refresh: float,
 ) -> Algorithm:
     """FedAvg with variance-reduced minibatch gradients.
 
     Args:
         loss: ``loss(params, rows) -> losses[rows]``.
-        optimizer: of the clients; a number is plain SGD with that rate.
-        steps: local steps of a round, an array of them over clients, or ``Epochs``.
-        batch_size: rows of a step; with None, all of them, it is FedAvg.
+        work: local work of a round: optimizer, steps, batch size.
         refresh: the chance that a round moves a client's anchor, about ``batch_size``
             over the rows of a client, so that full gradients double the work.
     """
@@ -81,10 +77,11 @@ def svrg(
             )
 
         reached, mean_gradient = descend(
-            *(direction, down.shared, shard, key),
-            optimizer=optimizer,
-            steps=steps,
-            batch_size=batch_size,
+            direction,
+            down.shared,
+            shard,
+            key,
+            work=work,
             round=down.round,
             correction=down.correction,
         )
@@ -92,5 +89,5 @@ def svrg(
         after = jax.lax.cond(coin, lambda: anchored(down.shared, shard), lambda: client)
         return Up(trees.subtract(reached, down.shared), mean_gradient), after
 
-    inner = fedavg(loss, optimizer, steps=steps, batch_size=batch_size)
+    inner = fedavg(loss, work)
     return inner._replace(enroll=enroll, client=client)

@@ -71,7 +71,9 @@ def train(
     for group in np.unique(assignment):
         members = np.flatnonzero(assignment == group)
         run = simulate(
-            *(method(members), params, _among(federated_data, members)),
+            method(members),
+            params,
+            _among(federated_data, members),
             keys.at(key, "group", 0, int(group)),
             rounds=rounds,
             every=max(rounds, 1),
@@ -85,7 +87,8 @@ def train(
         down[members] += ledger.down + ledger.sizes.down
     stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *models)
     norms = at_every_client(
-        *(loss, lambda shard: trees.take(stacked, shard.id)),
+        loss,
+        lambda shard: trees.take(stacked, shard.id),
         lambda slope, shard: jnp.sqrt(trees.squared_norm(slope)),
         federated_data,
     )

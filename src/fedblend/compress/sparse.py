@@ -156,7 +156,8 @@ def perm_k(clients: int) -> Callable[[Key], Compressor]:
             )
 
         return Compressor(
-            *(compress, decompress),
+            compress,
+            decompress,
             omega=lambda dim: clients - 1.0,
             name=f"perm_k({clients})",
             clients=clients,

@@ -48,6 +48,7 @@ from fedblend.config.schema.relatives import (
 )
 from fedblend.config.schema.table import NotNegative, Positive
 from fedblend.core import Algorithm, Loss
+from fedblend.local import Work
 from fedblend.theory.constants import Smoothness
 
 
@@ -113,54 +114,61 @@ class FineTune(Options):
 
 
 def _fedavg(loss: Loss, options: LocalWork) -> Algorithm:
-    return algorithms.fedavg(loss, options.chosen(), **amount_of_work(options))
+    return algorithms.fedavg(loss, Work(options.chosen(), **amount_of_work(options)))
 
 
 def _fedopt(loss: Loss, options: FedOpt) -> Algorithm:
     server = transform(options.server)
-    return algorithms.fedopt(loss, options.chosen(), server, **amount_of_work(options))
+    return algorithms.fedopt(
+        loss, Work(options.chosen(), **amount_of_work(options)), server
+    )
 
 
 def _reptile(loss: Loss, options: Reptile) -> Algorithm:
     server = transform(options.server)
-    return algorithms.reptile(loss, options.chosen(), server, **amount_of_work(options))
+    return algorithms.reptile(
+        loss, Work(options.chosen(), **amount_of_work(options)), server
+    )
 
 
 def _fomaml(loss: Loss, options: Fomaml) -> Algorithm:
     server = transform(options.server)
-    return algorithms.fomaml(loss, options.chosen(), server, **amount_of_work(options))
+    return algorithms.fomaml(
+        loss, Work(options.chosen(), **amount_of_work(options)), server
+    )
 
 
 def _fedprox(loss: Loss, options: FedProx) -> Algorithm:
     return algorithms.fedprox(
-        loss, options.chosen(), mu=options.mu, **amount_of_work(options)
+        loss, Work(options.chosen(), **amount_of_work(options)), mu=options.mu
     )
 
 
 def _scaffold(loss: Loss, options: Scaffold) -> Algorithm:
     return algorithms.scaffold(
         loss,
-        options.chosen(),
+        Work(options.chosen(), **amount_of_work(options)),
         server_rate=options.server_rate,
-        **amount_of_work(options),
     )
 
 
 def _svrg(loss: Loss, options: Svrg) -> Algorithm:
     return algorithms.svrg(
-        loss, options.chosen(), refresh=options.refresh, **amount_of_work(options)
+        loss, Work(options.chosen(), **amount_of_work(options)), refresh=options.refresh
     )
 
 
 def local_only(loss: Loss, options: LocalWork) -> Algorithm:
     """Training alone with the local work of any algorithm."""
-    return algorithms.local_only(loss, options.chosen(), **amount_of_work(options))
+    return algorithms.local_only(
+        loss, Work(options.chosen(), **amount_of_work(options))
+    )
 
 
 def _finetune(loss: Loss, options: FineTune) -> Algorithm:
     tune = options.tune
     return algorithms.finetune(
-        _fedavg(loss, options), loss, tune.chosen(), **amount_of_work(tune)
+        _fedavg(loss, options), loss, Work(tune.chosen(), **amount_of_work(tune))
     )
 
 

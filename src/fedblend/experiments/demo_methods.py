@@ -13,6 +13,7 @@ from fedblend import losses, models, solvers
 from fedblend.algorithms import apfl, fedavg, finetune, flix, local_only
 from fedblend.core import Algorithm, Loss
 from fedblend.data.federated import FederatedData
+from fedblend.local import Work
 from fedblend.metrics import standard
 from fedblend.simulation.run import Run
 from fedblend.simulation.simulate import simulate
@@ -39,20 +40,24 @@ METHODS = {
 
 
 def _alone(loss: Loss) -> Algorithm:
-    return local_only(loss, 0.3, **WORK)
+    return local_only(loss, Work(0.3, **WORK))
 
 
 def _fedavg(loss: Loss) -> Algorithm:
-    return finetune(fedavg(loss, 1.0, **WORK), loss, 0.3, steps=50, batch_size=10)
+    return finetune(
+        fedavg(loss, Work(1.0, **WORK)), loss, Work(0.3, steps=50, batch_size=10)
+    )
 
 
 def _flix(loss: Loss) -> Algorithm:
     own = solvers.lbfgs(losses.l2(loss, 1e-2), tolerance=1e-4, most=200)
-    return flix(loss, lambda mixed: fedavg(mixed, 1.0, **WORK), alpha=0.75, local=own)
+    return flix(
+        loss, lambda mixed: fedavg(mixed, Work(1.0, **WORK)), alpha=0.75, local=own
+    )
 
 
 def _apfl(loss: Loss) -> Algorithm:
-    return apfl(loss, 0.3, alpha=0.75, alpha_rate=0.001, held_out=0.2, **WORK)
+    return apfl(loss, Work(0.3, **WORK), alpha=0.75, alpha_rate=0.001, held_out=0.2)
 
 
 RUNS: dict[str, tuple[str, Callable[[Loss], Algorithm]]] = {

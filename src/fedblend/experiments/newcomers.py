@@ -35,6 +35,7 @@ from fedblend.config.schema.personal import Ditto
 from fedblend.config.schema.table import RunError
 from fedblend.core import Algorithm, Loss, shared_model
 from fedblend.data.federated import FederatedData
+from fedblend.local import Work
 
 ROUNDS = 5
 """Local work of so many rounds is what newcomers do where nothing is said; figure 6 of
@@ -107,8 +108,10 @@ def joining(
     if algorithm.personal is not shared_model:
         return Joining(algorithm, visits)
     work = amount_of_work(options)
-    plain = algorithms.fedavg(loss[1], options.chosen(), **work)
-    return Joining(algorithms.finetune(plain, loss[1], options.chosen(), **work), 0)
+    plain = algorithms.fedavg(loss[1], Work(options.chosen(), **work))
+    return Joining(
+        algorithms.finetune(plain, loss[1], Work(options.chosen(), **work)), 0
+    )
 
 
 def _stated(options: Any) -> Any:

@@ -184,8 +184,11 @@ def _runs(config: Config, built: Built, folder: Folder) -> dict[str, Run]:
             asked = config.measure.local
             if isinstance(asked, bool):
                 runs["trial"] = train_alone.trying(
-                    *(algorithms.local, built.model.init),
-                    *(built.federations, built.key, _deciding(built)),
+                    algorithms.local,
+                    built.model.init,
+                    built.federations,
+                    built.key,
+                    _deciding(built),
                     {**own, "store_folder": _states(config, folder, "trial")},
                 )
             else:

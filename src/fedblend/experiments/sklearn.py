@@ -30,7 +30,7 @@ from fedblend.core import Algorithm, Loss, PyTree, shared_model
 from fedblend.data.federated import federate
 from fedblend.data.partition.partitioners import by_key
 from fedblend.errors import UserError
-from fedblend.local import BATCH_SIZE, OPTIMIZER, STEPS
+from fedblend.local import BATCH_SIZE, OPTIMIZER, STEPS, Work
 from fedblend.mixing import predict
 from fedblend.simulation.simulate import simulate
 
@@ -135,8 +135,8 @@ class _Federated(BaseEstimator):
             return cast(Algorithm, self.algorithm(loss))
         work = {"steps": self.steps, "batch_size": self.batch_size}
         if self.algorithm == "finetune":
-            shared = algorithms.fedavg(loss, self.rate, **work)
-            return algorithms.finetune(shared, loss, self.rate, **work)
+            shared = algorithms.fedavg(loss, Work(self.rate, **work))
+            return algorithms.finetune(shared, loss, Work(self.rate, **work))
         builders = {
             "fedavg": algorithms.fedavg,
             "local_only": algorithms.local_only,
@@ -145,7 +145,8 @@ class _Federated(BaseEstimator):
         if self.algorithm not in list(builders):
             known = f"one of finetune, {', '.join(builders)}"
             raise UserError(
-                *(f"{type(self).__name__}: algorithm", self.algorithm),
+                f"{type(self).__name__}: algorithm",
+                self.algorithm,
                 f"{known}; give a function from a loss to an Algorithm",
             )
         return builders[self.algorithm](loss, self.rate, **work)

@@ -78,7 +78,10 @@ class Evaluation:
             self.measures,
             {name: split.capacity for name, split in self.splits.items()},
             self.chunk,
-            *(down, states, members, rows),
+            down,
+            states,
+            members,
+            rows,
         )
         values = jax.device_get(values)
         if self.replicas is None:

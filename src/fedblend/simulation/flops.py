@@ -36,7 +36,9 @@ def client_flops(
     down, _ = jax.eval_shape(algorithm.start, params, aggregate, central, key)
     told = jax.eval_shape(
         lambda down, state, shard: algorithm.tell(down, algorithm.ask(state, shard)),
-        *(down, state, shard),
+        down,
+        state,
+        shard,
     )
 
     def part(down, state, shard, key):

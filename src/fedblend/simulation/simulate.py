@@ -113,11 +113,11 @@ def simulate(
     if isinstance(federated_data, list | tuple):
         federations = list(federated_data)
     if len(federations) not in (1, key.size):
-        allowed = f"a single Federation, or one for each of the {key.size} keys"
+        allowed = f"a single FederatedData, or one for each of the {key.size} keys"
         said = f"{len(federations)} of them"
-        raise UserError("federation", federated_data, allowed, said)
+        raise UserError("federated_data", federated_data, allowed, said)
     for one in federations:
-        FEDERATION("federation", one)
+        FEDERATION("federated_data", one)
     first: FederatedData = federations[0]
     shards = side_by_side(federations)
     clients = first.clients

@@ -144,7 +144,10 @@ def tune(
         raise ValueError(f"by: {by!r} is not measured; it is one of {list(measure)}")
     splits = [name for name in ("validation", "test") if name in federated_data.splits]
     run = simulate(
-        *(build, params, federated_data, key),
+        build,
+        params,
+        federated_data,
+        key,
         rounds=rounds,
         every=max(rounds, 1) if every is None else every,
         over=jnp.asarray(grid, float),

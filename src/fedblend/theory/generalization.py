@@ -202,7 +202,10 @@ def plug_in(
         for values in map_clients.mapped(look, federated_data.train, chunk)
     )
     return sides(
-        *(float(together.mean()), alone, distance, federated_data.train.counts),
+        float(together.mean()),
+        alone,
+        distance,
+        federated_data.train.counts,
         dimension=dimension,
         disagreement=apart,
         **constants,

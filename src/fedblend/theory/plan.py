@@ -146,7 +146,10 @@ def largest_alpha_for_bits(
     """
     rounds = affordable_rounds(bits, traffic)
     return largest_alpha(
-        *(rounds, eps, smoothness, personal),
+        rounds,
+        eps,
+        smoothness,
+        personal,
         solver=solver,
         shape=shape,
         traffic=traffic,

@@ -161,7 +161,8 @@ def select_within(
         delta = jax.tree.map(
             # Clients of another federation may use more rows: better nothing is heard.
             lambda leaf, told: picking.closed(jnp.where(found, leaf, jnp.nan), told),
-            *(delta_of(up, "select"), down.shared),
+            delta_of(up, "select"),
+            down.shared,
         )
         extra = (up.extra, wanted, up.step_sum if nudged else ())
         return up._replace(

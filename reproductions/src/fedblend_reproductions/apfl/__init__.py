@@ -17,6 +17,16 @@ from fedblend_reproductions.claims import Claim
 TITLE = "What APFL claims, measured"
 
 CLAIMS: tuple[Claim, ...] = (
-    *(A1, A2, A3, A4, A5, A6, A6B),
-    *(A7, A8, A9, A10, A11),
+    A1,
+    A2,
+    A3,
+    A4,
+    A5,
+    A6,
+    A6B,
+    A7,
+    A8,
+    A9,
+    A10,
+    A11,
 )

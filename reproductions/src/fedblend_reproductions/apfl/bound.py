@@ -134,7 +134,9 @@ def _table(found: dict[str, Any]) -> list[list[str]]:
         ["", "alpha by", "mean alpha", "test accuracy", "beyond tuned", "ranks"],
         *(
             [
-                *(name, way, f"{those['alpha'][way]:.2f}"),
+                name,
+                way,
+                f"{those['alpha'][way]:.2f}",
                 f"{100 * those['accuracy'][way]:.2f}",
                 f"{100 * behind[0]:+.2f} ± {100 * behind[1]:.2f}",
                 f"{those['ranks'][way]:+.2f}",
@@ -153,7 +155,8 @@ def _figure(answers: dict[str, Any], best: str) -> Any:
                 values = np.concatenate([those["alphas"][way] for those in draws])
                 # A little apart, as many clients choose the same of five.
                 axis.scatter(
-                    *(across + 0.04 * (number - 1.5), values),
+                    across + 0.04 * (number - 1.5),
+                    values,
                     s=9,
                     color=f"C{number}",
                     label=f"{way} (best C)" if way == best else way,

@@ -13,8 +13,12 @@ from fedblend_reproductions.cache import Cache
 from fedblend_reproductions.claims import Claim, Finding, Verdict
 
 METHODS = (
-    *(methods.FEDAVG, methods.SCAFFOLD, methods.ALONE),
-    *(*methods.FIXED, methods.LEARNT, methods.HELD),
+    methods.FEDAVG,
+    methods.SCAFFOLD,
+    methods.ALONE,
+    *methods.FIXED,
+    methods.LEARNT,
+    methods.HELD,
 )
 QUICK = (methods.FEDAVG, methods.SCAFFOLD, methods.FIXED[1])
 PAPER = {

@@ -4,6 +4,8 @@
 tuned as it is. Labels name the model that a row of a table is about.
 """
 
+from typing import Any
+
 import fedblend as fb
 from fedblend_reproductions.apfl.runs import Method, Task, decaying
 
@@ -13,7 +15,7 @@ START, ALPHA_RATE = 0.75, 0.001
 """Of an alpha that is learned on held-out rows: mostly shared at first, as the paper
 has it, and slow. Larger rates decide in the first rounds, when shared models are
 poor."""
-JUDGED = {"alpha_rate": ALPHA_RATE, "held_out": HELD_OUT}
+JUDGED: dict[str, Any] = {"alpha_rate": ALPHA_RATE, "held_out": HELD_OUT}
 PAIRS = tuple(
     (theta, w) for theta in (0.01, 0.003, 0.02, 0.05) for w in (0.05, 0.01, 0.02, 0.1)
 )
@@ -25,22 +27,26 @@ has less time to rise again. Chosen on validation rows of A6."""
 
 def fedavg(task: Task, rate) -> fb.Algorithm:
     """FedAvg, and deployed after as many local steps as a round has."""
-    return localized(task, fb.fedavg(task.loss, decaying(rate), **task.work), rate)
+    return localized(
+        task, fb.fedavg(task.loss, fb.Work(decaying(rate), **task.work)), rate
+    )
 
 
 def scaffold(task: Task, rate) -> fb.Algorithm:
     """SCAFFOLD, and deployed after as many local steps as a round has."""
-    return localized(task, fb.scaffold(task.loss, decaying(rate), **task.work), rate)
+    return localized(
+        task, fb.scaffold(task.loss, fb.Work(decaying(rate), **task.work)), rate
+    )
 
 
 def localized(task: Task, algorithm: fb.Algorithm, rate) -> fb.Algorithm:
     """An algorithm whose shared model is trained on before use."""
-    return fb.finetune(algorithm, task.loss, decaying(rate), **task.work)
+    return fb.finetune(algorithm, task.loss, fb.Work(decaying(rate), **task.work))
 
 
 def alone(task: Task, rate) -> fb.Algorithm:
     """Everybody alone."""
-    return fb.local_only(task.loss, decaying(rate), **task.work)
+    return fb.local_only(task.loss, fb.Work(decaying(rate), **task.work))
 
 
 def perfedavg(task: Task, rate) -> fb.Algorithm:
@@ -49,11 +55,10 @@ def perfedavg(task: Task, rate) -> fb.Algorithm:
     """
     algorithm = fb.perfedavg(
         task.loss,
-        decaying(rate),
+        fb.Work(decaying(rate), **task.work),
         inner_rate=rate,
         hessian="none",
         adapt_steps=0,
-        **task.work,
     )
     return localized(task, algorithm, rate)
 
@@ -63,11 +68,10 @@ def pfedme(task: Task, rate) -> fb.Algorithm:
     theta, shared = rate
     return fb.pfedme(
         task.loss,
-        decaying(shared),
+        fb.Work(decaying(shared), **task.work),
         lam=15.0,
         inner_rate=theta,
         inner_steps=5,
-        **task.work,
     )
 
 
@@ -76,7 +80,7 @@ def fixed(alpha: float):
 
     def build(task: Task, rate) -> fb.Algorithm:
         return fb.apfl(
-            task.loss, decaying(rate), alpha=alpha, learn="fixed", **task.work
+            task.loss, fb.Work(decaying(rate), **task.work), alpha=alpha, learn="fixed"
         )
 
     return build
@@ -86,7 +90,7 @@ def learned(alpha: float):
     """APFL whose alpha moves by equation (10), from ``alpha``."""
 
     def build(task: Task, rate) -> fb.Algorithm:
-        return fb.apfl(task.loss, decaying(rate), alpha=alpha, **task.work)
+        return fb.apfl(task.loss, fb.Work(decaying(rate), **task.work), alpha=alpha)
 
     return build
 
@@ -97,7 +101,10 @@ def own_rate(alpha: float):
     def build(task: Task, rate) -> fb.Algorithm:
         models, own = rate
         return fb.apfl(
-            task.loss, decaying(models), alpha=alpha, alpha_rate=own, **task.work
+            task.loss,
+            fb.Work(decaying(models), **task.work),
+            alpha=alpha,
+            alpha_rate=own,
         )
 
     return build
@@ -107,21 +114,23 @@ def held_out(alpha: float):
     """APFL whose alpha moves on rows that nothing else is trained on."""
 
     def build(task: Task, rate) -> fb.Algorithm:
-        return fb.apfl(task.loss, decaying(rate), alpha=alpha, **JUDGED, **task.work)
+        return fb.apfl(
+            task.loss, fb.Work(decaying(rate), **task.work), alpha=alpha, **JUDGED
+        )
 
     return build
 
 
 def handed_back(task: Task, rate) -> fb.Algorithm:
     """The same, from higher, for half of the rounds; then all rows are trained on."""
-    half = {"alpha": HIGH_START, "hand_back": task.rounds // 2}
-    return fb.apfl(task.loss, decaying(rate), **half, **JUDGED, **task.work)
+    half: dict[str, Any] = {"alpha": HIGH_START, "hand_back": task.rounds // 2}
+    return fb.apfl(task.loss, fb.Work(decaying(rate), **task.work), **half, **JUDGED)
 
 
 def fewer_rows(task: Task, rate) -> fb.Algorithm:
     """That alpha, fixed, without the rows: what holding them out costs by itself."""
-    held = {"alpha": START, "alpha_rate": 0.0, "held_out": HELD_OUT}
-    return fb.apfl(task.loss, decaying(rate), **held, **task.work)
+    held: dict[str, Any] = {"alpha": START, "alpha_rate": 0.0, "held_out": HELD_OUT}
+    return fb.apfl(task.loss, fb.Work(decaying(rate), **task.work), **held)
 
 
 FEDAVG = Method("fedavg", fedavg, {"FedAvg": "shared", "FedAvg, localized": "personal"})

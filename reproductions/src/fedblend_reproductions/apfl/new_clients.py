@@ -116,7 +116,7 @@ def _together(answers: list[Any], rates: tuple[float, ...]) -> dict[str, Any]:
         place = max(
             range(len(rates)),
             key=lambda place, label=label: values(
-                *("rates", place, label, "validation accuracy")
+                "rates", place, label, "validation accuracy"
             ).mean(),
         )
         then = values("rates", place, label, "test accuracy").mean()
@@ -162,7 +162,7 @@ def _figure(found: dict[str, Any], epochs: tuple[int, ...]) -> Any:
                     # A little apart, so that errors can be told from each other.
                     across = np.array(epochs) + 0.08 * (number - 1.5)
                     axes[row, place].errorbar(
-                        *(across, gaps.mean(axis=0), error), label=label, marker="."
+                        across, gaps.mean(axis=0), error, label=label, marker="."
                     )
                 axes[row, place].axhline(0, color="0.4", linewidth=1)
             axes[1, place].set_xlabel("epochs after joining")

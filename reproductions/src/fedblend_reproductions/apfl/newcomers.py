@@ -49,10 +49,13 @@ class Joining:
     def trained(self) -> Any:
         """What the server says after the rounds, of FedAvg as of APFL."""
         epoch = {"steps": fb.Epochs(1), "batch_size": self.batch_size}
-        algorithm = fb.fedavg(self.loss, decaying(RATE), **epoch)
+        algorithm = fb.fedavg(self.loss, fb.Work(decaying(RATE), **epoch))
         return (
             fb.simulate(
-                *(algorithm, self.model.init, self.seen, self.key),
+                algorithm,
+                self.model.init,
+                self.seen,
+                self.key,
                 rounds=self.rounds,
                 every=self.rounds,
                 weights="uniform",
@@ -65,14 +68,14 @@ class Joining:
         """Every label's measures of the newcomers, [newcomers] each."""
         steps, size = epochs * self.epoch, self.batch_size
         work: dict[str, Any] = {"steps": steps, "batch_size": size}
-        shared = fb.fedavg(self.loss, rate, **work)
-        tuned = fb.finetune(shared, self.loss, rate, **work)
+        shared = fb.fedavg(self.loss, fb.Work(rate, **work))
+        tuned = fb.finetune(shared, self.loss, fb.Work(rate, **work))
         number = self.unseen.clients
         several = self.unseen.select(list(range(number)) * len(ALPHAS))
         one: dict[str, Any] = {"steps": 1, "batch_size": size}
         weights = np.repeat(ALPHAS, number)
-        fixed = fb.apfl(self.loss, rate, alpha=weights, learn="fixed", **one)
-        learned = fb.apfl(self.loss, rate, alpha=0.5, **one)
+        fixed = fb.apfl(self.loss, fb.Work(rate, **one), alpha=weights, learn="fixed")
+        learned = fb.apfl(self.loss, fb.Work(rate, **one), alpha=0.5)
         parts = {
             TUNED: self._measured(tuned, down, self.unseen, 0),
             LEARNT: self._measured(learned, down, self.unseen, steps),
@@ -87,7 +90,10 @@ class Joining:
 
     def _measured(self, algorithm, down, newcomers, visits) -> dict[str, np.ndarray]:
         joined = fb.personalize(
-            *(algorithm, down, newcomers, self.key),
+            algorithm,
+            down,
+            newcomers,
+            self.key,
             visits=visits,
             measure={
                 "accuracy": fb.metrics.accuracy(self.model.apply),

@@ -18,8 +18,15 @@ from fedblend_reproductions.cache import Cache
 from fedblend_reproductions.claims import Claim, Finding, Verdict
 
 METHODS = (
-    *(methods.FEDAVG, methods.PERFEDAVG, methods.PFEDME, methods.ALONE),
-    *(*methods.FIXED, methods.LEARNT, methods.HELD, methods.HANDED, methods.FEWER),
+    methods.FEDAVG,
+    methods.PERFEDAVG,
+    methods.PFEDME,
+    methods.ALONE,
+    *methods.FIXED,
+    methods.LEARNT,
+    methods.HELD,
+    methods.HANDED,
+    methods.FEWER,
 )
 QUICK = (methods.FEDAVG, methods.FIXED[2], *METHODS[-3:])
 PAPER = {
@@ -189,7 +196,9 @@ def _claim(name: str, title: str, partition, **once) -> Claim:
 
 
 A6 = _claim(
-    *("A6", "other personal methods, random pairs of classes", random_pairs),
+    "A6",
+    "other personal methods, random pairs of classes",
+    random_pairs,
     once=ONE_RATE,
 )
 A6B = _claim("A6b", "other personal methods, five pairs of classes", fixed_pairs)

@@ -53,7 +53,7 @@ class Task(NamedTuple):
     def settings(self) -> dict[str, Any]:
         """All that its results depend on, as plain values."""
         numbers = self._asdict()
-        for name in ("federation", "model", "loss"):
+        for name in ("federated_data", "model", "loss"):
             del numbers[name]
         counts = {
             name: part.counts for name, part in self.federated_data.splits.items()

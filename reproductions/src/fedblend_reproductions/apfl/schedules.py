@@ -51,7 +51,10 @@ def exact(quick: bool, kept: Cache) -> dict[str, Any]:
     ]
     traces = {
         name: _kept(
-            *(kept, name, of, replicas),
+            kept,
+            name,
+            of,
+            replicas,
             rounds=sizes["rounds"],
             seeds=1,
             batch_size=None,
@@ -70,7 +73,7 @@ def exact(quick: bool, kept: Cache) -> dict[str, Any]:
         "power_of_alpha": _power([one.alpha for one in replicas[:3]], ends[:3]),
         "power_of_spread": _power([*SPREADS, 1.0], ends[[3, 4, 2]]),
         "rank_correlation_with_delta": tables.rank_correlation(
-            *(traces["everybody"].gaps[2, 0, -1], delta)
+            traces["everybody"].gaps[2, 0, -1], delta
         ),
     }
 
@@ -200,7 +203,10 @@ def _table(groups: list[dict[str, Any]]) -> list[list[str]]:
         head,
         *(
             [
-                *(group["problem"].name, name, f"{one.alpha:.4g}", f"{one.spread:g}"),
+                group["problem"].name,
+                name,
+                f"{one.alpha:.4g}",
+                f"{one.spread:g}",
                 f"{trace.means()[place, :, -1].mean():.2e}",
                 f"{trace.slopes()[place]:.2f}",
             ]
@@ -223,7 +229,9 @@ def _figure(full: dict[str, Any], groups: list[dict[str, Any]]) -> Any:
             for number, (name, trace) in enumerate(group["traces"].items()):
                 for place, one in enumerate(group["replicas"]):
                     banded(
-                        *(axis, trace.steps, trace.means()[place]),
+                        axis,
+                        trace.steps,
+                        trace.means()[place],
                         label=f"{name.partition(',')[0]}, alpha {one.alpha:.3f}",
                         color=f"C{number}",
                         linestyle="-" if place == 0 else "--",

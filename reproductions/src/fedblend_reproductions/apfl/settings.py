@@ -42,7 +42,8 @@ class Draw:
         chosen = np.random.default_rng(draw).permutation(len(labels))[:rows]
         mnist = mnist._replace(rows=(images[chosen], labels[chosen]))
         partition = fb.partition.dirichlet(
-            *(mnist.rows[1], self.clients),
+            mnist.rows[1],
+            self.clients,
             concentration=concentration,
             minimum=20,
             seed=draw,
@@ -57,13 +58,16 @@ class Draw:
 
     def apfl(self, alpha, **way) -> fb.Algorithm:
         """APFL with fixed alpha, or as ``way`` says."""
-        way = {"learn": "fixed", "steps": 10, "batch_size": 20, **way}
-        return fb.apfl(self.loss, decaying(RATE), alpha=alpha, **way)
+        work = fb.Work(decaying(RATE), steps=10, batch_size=20)
+        return fb.apfl(self.loss, work, alpha=alpha, **{"learn": "fixed", **way})
 
     def trained(self, build, over=None) -> Any:
         """A finished run, measured at its end."""
         return fb.simulate(
-            *(build, self.model.init, self.federated_data, self.key),
+            build,
+            self.model.init,
+            self.federated_data,
+            self.key,
             rounds=self.rounds,
             every=self.rounds,
             measure=self.accuracy,
@@ -94,7 +98,10 @@ def of_draw(quick: bool, concentration: float, draw: int) -> dict[str, Any]:
     clients, model, federated_data = this.clients, this.model, this.federated_data
     loss, apfl, trained = this.loss, this.apfl, this.trained
     tuned = fb.tune(
-        *(apfl, model.init, federated_data, this.key),
+        apfl,
+        model.init,
+        federated_data,
+        this.key,
         rounds=this.rounds,
         alphas=GRID,
         measure={"loss": fb.metrics.mean_loss(loss), **this.accuracy},
@@ -139,7 +146,10 @@ def _sides(run, loss, model, federated_data, constant) -> generalization.Sides:
     shares = fb.clusters.label_signatures(federated_data, CLASSES).values
     shared = jax.tree.map(lambda leaf: leaf[0], run.shared)
     return generalization.plug_in(
-        *(loss, model.apply, federated_data, shared),
+        loss,
+        model.apply,
+        federated_data,
+        shared,
         jax.tree.map(lambda *leaves: jnp.stack(leaves), *own),
         distance=generalization.label_distances(shares),
         dimension=fb.trees.size(shared),

@@ -88,9 +88,14 @@ def quadratics(clients: int, dim: int, rows: int) -> Strong:
         return 0.5 * np.einsum("lci,cij,lcj->lc", off, matrices, off)
 
     return Strong(
-        *(f"quadratics, {'noisy' if rows > 1 else 'full'} gradients", federated_data),
-        *(loss, theory.constants.quadratics(federated_data), own, shared),
-        *(np.linalg.norm(slopes, axis=1), gaps),
+        f"quadratics, {'noisy' if rows > 1 else 'full'} gradients",
+        federated_data,
+        loss,
+        theory.constants.quadratics(federated_data),
+        own,
+        shared,
+        np.linalg.norm(slopes, axis=1),
+        gaps,
     )
 
 
@@ -109,8 +114,13 @@ def regression(name: str, clients: int) -> Strong:
     least = values(of.personal[None])
 
     return Strong(
-        *(f"logistic regression, {name}", of.federated_data, lambda spread: of.loss),
-        *(of.smoothness, of.personal, logistic.optimum(of, 1.0).point, of.norms),
+        f"logistic regression, {name}",
+        of.federated_data,
+        lambda spread: of.loss,
+        of.smoothness,
+        of.personal,
+        logistic.optimum(of, 1.0).point,
+        of.norms,
         lambda points, spreads: values(points) - least,
     )
 
@@ -134,19 +144,21 @@ def replica(of: Strong, alpha: float, spread: float = 1.0) -> Lane:
 def averaged(loss: Loss, this: Lane, work: dict[str, Any]) -> fb.Algorithm:
     """The rate and the averages of the theorems."""
     rate = fb.Scheduled(theory.apfl.Decay(this.top, this.shift), "step")
-    return fb.apfl_averaged(loss, rate, alpha=this.alpha, shift=this.shift, **work)
+    return fb.apfl_averaged(
+        loss, fb.Work(rate, **work), alpha=this.alpha, shift=this.shift
+    )
 
 
 def last(loss: Loss, this: Lane, work: dict[str, Any]) -> fb.Algorithm:
     """The rate of the theorems, and the models after the last step."""
     rate = fb.Scheduled(theory.apfl.Decay(this.top, this.shift), "step")
-    return fb.apfl(loss, rate, alpha=this.alpha, learn="fixed", **work)
+    return fb.apfl(loss, fb.Work(rate, **work), alpha=this.alpha, learn="fixed")
 
 
 def constant(loss: Loss, this: Lane, work: dict[str, Any]) -> fb.Algorithm:
     """The first rate of the theorems throughout, and the last models."""
     rate = this.top / (1 + this.shift)
-    return fb.apfl(loss, rate, alpha=this.alpha, learn="fixed", **work)
+    return fb.apfl(loss, fb.Work(rate, **work), alpha=this.alpha, learn="fixed")
 
 
 class Trace(NamedTuple):

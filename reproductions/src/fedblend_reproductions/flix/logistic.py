@@ -142,7 +142,7 @@ def _stopped(of: Problem) -> tuple[np.ndarray, np.ndarray]:
 
 def descent(step) -> Callable[[Loss], Algorithm]:
     """Distributed gradient descent, as a function of the loss."""
-    return lambda loss: fb.fedavg(loss, step, steps=1, batch_size=None)
+    return lambda loss: fb.fedavg(loss, fb.Work(step, steps=1, batch_size=None))
 
 
 def values(of: Problem, alpha, points: np.ndarray) -> np.ndarray:

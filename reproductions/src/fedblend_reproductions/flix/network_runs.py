@@ -182,7 +182,7 @@ def _alone(task: Task, work: Work, rates, seeds, starts: Sequence[Any]) -> fb.Ru
     def build(replica):
         rate, first = replica
         inner = fb.local_only(
-            task.loss, rate, steps=work.steps, batch_size=work.batch_size
+            task.loss, fb.Work(rate, steps=work.steps, batch_size=work.batch_size)
         )
 
         def enroll(params, shard, key):
@@ -210,7 +210,9 @@ def _one_gradient(task: Task) -> Callable[[Loss, Any], fb.Algorithm]:
     def method(loss, rate):
         assert work is not None
         server = task.server(rate)
-        return fb.fedopt(loss, 1.0, server, steps=1, batch_size=work.batch_size)
+        return fb.fedopt(
+            loss, fb.Work(1.0, steps=1, batch_size=work.batch_size), server
+        )
 
     return method
 
@@ -220,7 +222,9 @@ def _local_steps(task: Task) -> Callable[[Loss, Any], fb.Algorithm]:
     work = task.plan.local
 
     def method(loss, rate):
-        return fb.fedavg(loss, rate, steps=work.steps, batch_size=work.batch_size)
+        return fb.fedavg(
+            loss, fb.Work(rate, steps=work.steps, batch_size=work.batch_size)
+        )
 
     return method
 

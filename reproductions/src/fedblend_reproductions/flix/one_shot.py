@@ -76,7 +76,7 @@ def _local_steps() -> float:
     federated_data, _ = fb.datasets.quadratics(clients=5, dim=6)
     rate, start, error = 0.05, np.arange(1.0, 7.0), 0.0
     with precision("float64"):
-        alone = fb.local_only(quadratic_loss, rate, steps=1, batch_size=None)
+        alone = fb.local_only(quadratic_loss, fb.Work(rate, steps=1, batch_size=None))
         run = fb.simulate(
             alone,
             jnp.asarray(start),

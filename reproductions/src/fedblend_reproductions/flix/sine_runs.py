@@ -154,9 +154,7 @@ def by_descent(steps: int) -> Callable[[Loss], Solver]:
                 params,
                 shard,
                 key,
-                optimizer=descent(),
-                steps=steps,
-                batch_size=None,
+                work=fb.Work(optimizer=descent(), steps=steps, batch_size=None),
             )
             left = fb.trees.squared_norm(slope(here, everything(shard)))
             return here, jnp.sqrt(left)
@@ -200,7 +198,9 @@ def _own_models(model, loss_of, federated_data, columns, solver) -> Any:
 
 
 def _solver(scale):
-    return lambda loss: fb.fedopt(loss, 1.0, descent(scale), steps=1, batch_size=None)
+    return lambda loss: fb.fedopt(
+        loss, fb.Work(1.0, steps=1, batch_size=None), descent(scale)
+    )
 
 
 def _flix(loss, replica: Lane) -> fb.Algorithm:

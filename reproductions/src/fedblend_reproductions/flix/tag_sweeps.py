@@ -18,6 +18,7 @@ import numpy as np
 from fedblend import algorithms, solvers
 from fedblend.core import Algorithm, Loss
 from fedblend.data.datasets import stackexchange
+from fedblend.local import Work
 from fedblend.simulation.run import Run
 from fedblend.simulation.simulate import simulate
 from fedblend_reproductions.flix.tag_tasks import Deal, TagTask, tag_task
@@ -176,20 +177,20 @@ def _flix_sweep(task: TagTask, sizes: Sizes) -> FlixSweep:
 
 def _descent(rate: Any, loss: Loss) -> Algorithm:
     """Distributed gradient descent."""
-    return algorithms.fedavg(loss, rate, steps=1, batch_size=None)
+    return algorithms.fedavg(loss, Work(rate, steps=1, batch_size=None))
 
 
 def fomaml(loss: Loss, replica: dict[str, Any]) -> Algorithm:
     """Five inner steps, as in the paper."""
     return algorithms.fomaml(
-        loss, replica["inner"], replica["outer"], steps=5, batch_size=None
+        loss, Work(replica["inner"], steps=5, batch_size=None), replica["outer"]
     )
 
 
 def reptile(loss: Loss, replica: dict[str, Any]) -> Algorithm:
     """Five inner steps, as in the paper."""
     return algorithms.reptile(
-        loss, replica["inner"], replica["outer"], steps=5, batch_size=None
+        loss, Work(replica["inner"], steps=5, batch_size=None), replica["outer"]
     )
 
 
@@ -198,9 +199,7 @@ def tuned(loss: Loss, replica: dict[str, Any]) -> Algorithm:
     return algorithms.finetune(
         _descent(replica["outer"], loss),
         loss,
-        replica["inner"],
-        steps=5,
-        batch_size=None,
+        Work(replica["inner"], steps=5, batch_size=None),
     )
 
 

@@ -23,6 +23,8 @@ TITLE = "What Mixed FL claims, measured"
 CLAIMS: tuple[Claim, ...] = (M1, M2, M3, M4, M5, M6, M7, M8, M9, M10, M11, M12, T1)
 
 PAPER_SIZED: tuple[Claim, ...] = (
-    *(faces.PAPER_SIZED, characters.PAPER_SIZED, recommendation.PAPER_SIZED),
+    faces.PAPER_SIZED,
+    characters.PAPER_SIZED,
+    recommendation.PAPER_SIZED,
 )
 """Claims on real data with the paper's sizes of a round and of networks, for a GPU."""

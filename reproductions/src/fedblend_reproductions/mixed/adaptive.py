@@ -109,7 +109,8 @@ def _methods(of: Task) -> dict[str, Method]:
 
     def mixed(how: str, inner: fb.Algorithm, **merge: Any) -> fb.Algorithm:
         return fb.mixed_fl(
-            *(inner, central_loss.on_rows(of.loss, of.central_batch(how))),
+            inner,
+            central_loss.on_rows(of.loss, of.central_batch(how)),
             how=how,
             weights=of.weights,
             steps=of.steps,
@@ -117,10 +118,10 @@ def _methods(of: Task) -> dict[str, Method]:
         )
 
     def fedadam(rate):
-        return fb.fedopt(of.loss, smiles.RATE, optax.adam(rate), **work)
+        return fb.fedopt(of.loss, fb.Work(smiles.RATE, **work), optax.adam(rate))
 
     def merged(rate):
-        inner = fb.fedavg(of.loss, smiles.RATE, **work)
+        inner = fb.fedavg(of.loss, fb.Work(smiles.RATE, **work))
         return mixed("parallel", inner, merge_optimizer=optax.adam(rate))
 
     def pooled(rate):
@@ -150,14 +151,15 @@ def distances() -> dict[str, float]:
     def built(how: str, server: bool, **merge: Any):
         def build(rate):
             side = falling if server else 1.0
-            inner = fb.fedopt(quadratics.LOSS, rate, side, **work)
+            inner = fb.fedopt(quadratics.LOSS, fb.Work(rate, **work), side)
             if how == "parallel" and server:
                 merge["optimizer"] = rate  # such a server is refused without one
             with warnings.catch_warnings():
                 # That it misses the optimum is what is to be shown.
                 warnings.filterwarnings("ignore", "parallel: central steps")
                 return fb.mixed_fl(
-                    *(inner, quadratics.CENTRAL),
+                    inner,
+                    quadratics.CENTRAL,
                     how=how,
                     weights=quadratics.WEIGHTS,
                     **merge,

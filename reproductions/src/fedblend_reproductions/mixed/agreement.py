@@ -40,14 +40,15 @@ def way(how: str, steps: int, underneath: str = "FedAvg"):
 
     def build(rate):
         if underneath == "FedAvg":
-            inner = fb.fedavg(LOSS, rate, steps=steps, batch_size=None)
+            inner = fb.fedavg(LOSS, fb.Work(rate, steps=steps, batch_size=None))
             return fb.mixed_fl(inner, CENTRAL, how=how, weights=WEIGHTS, steps=steps)
-        inner = fb.scaffold(LOSS, rate, steps=steps, batch_size=None)
+        inner = fb.scaffold(LOSS, fb.Work(rate, steps=steps, batch_size=None))
         with warnings.catch_warnings():
             # The central rate is the clients', and so are the steps: nothing to fear.
             warnings.filterwarnings("ignore", "parallel: central steps")
             return fb.mixed_fl(
-                *(inner, CENTRAL),
+                inner,
+                CENTRAL,
                 how=how,
                 weights=WEIGHTS,
                 steps=steps,
@@ -184,7 +185,8 @@ def _figure(rates: np.ndarray, found: dict[str, Any], closed: np.ndarray) -> Any
                 here.loglog(rates, np.maximum(far, 1e-17), markersize=4, **style)
             if place == 0:
                 here.loglog(
-                    *(rates, closed),
+                    rates,
+                    closed,
                     "k:",
                     label="parallel, by linear algebra",
                     zorder=3,

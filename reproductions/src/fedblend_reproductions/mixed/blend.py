@@ -45,7 +45,7 @@ def distances(alpha: float = 0.4) -> dict[str, float]:
         def one(rate):
             flix = fb.flix(
                 quadratics.LOSS,
-                lambda mixed: fb.fedavg(mixed, rate, steps=1, batch_size=None),
+                lambda mixed: fb.fedavg(mixed, fb.Work(rate, steps=1, batch_size=None)),
                 alpha=alpha,
                 local=fb.solvers.given(jnp.asarray(minimizers)),
             )
@@ -170,7 +170,9 @@ def _figure(alphas: np.ndarray, found: dict[str, Any]) -> Any:
             for kind, values in kinds.items():
                 for number, (what, points) in enumerate(values.items()):
                     confident(
-                        *(here, alphas, points),
+                        here,
+                        alphas,
+                        points,
                         color=f"C{number}",
                         linestyle="-" if kind == "blend" else "--",
                         marker="o",

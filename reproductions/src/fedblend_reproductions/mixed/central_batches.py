@@ -21,7 +21,8 @@ def check(quick: bool) -> Finding:
     found = {
         how: {
             size: course(
-                *(this, way(this, how, central_batch=size)),
+                this,
+                way(this, how, central_batch=size),
                 rates=[rate] * seeds,
                 seeds=range(seeds),
                 rounds=rounds,

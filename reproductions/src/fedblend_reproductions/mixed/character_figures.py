@@ -51,7 +51,9 @@ def drawn(ends: dict[str, Ended]) -> Any:
                 for number, (name, of) in enumerate(ends.items()):
                     values = text.measured_on(source, of.curves.values, metric)
                     confident(
-                        *(axes[row, column], of.curves.rounds[1:], values[:, 1:]),
+                        axes[row, column],
+                        of.curves.rounds[1:],
+                        values[:, 1:],
                         color=f"C{number}",
                         label=name,
                         linestyle="-"

@@ -44,7 +44,16 @@ CHOSEN = (
     "on articles."
 )
 PAPER = text.Size(
-    *(None, 800, 100, 8, 16, (1.5,), 0, 240, 5, 24),
+    None,
+    800,
+    100,
+    8,
+    16,
+    (1.5,),
+    0,
+    240,
+    5,
+    24,
     length=100,
     least=10,
     network=(256, 128),
@@ -85,7 +94,8 @@ def found(
         rate = text.tuned(this, size, name, method, kept)
         replicas = (this, method, rate, seeds)
         return rate, ended.known(
-            *(kept, name),
+            kept,
+            name,
             lambda: ended.trained(*replicas, rounds=size.rounds, every=every),
         )
 

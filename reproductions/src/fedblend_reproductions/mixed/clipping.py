@@ -83,7 +83,9 @@ def clipped(of: Task, how: str, batch: int) -> Method:
 
     def build(setting):
         rate, norm, follow, most = setting
-        inner = fb.adaptive_clip(fb.fedavg(of.loss, rate, **work), norm, rate=follow)
+        inner = fb.adaptive_clip(
+            fb.fedavg(of.loss, fb.Work(rate, **work)), norm, rate=follow
+        )
 
         def bounded(params, shard, key):
             return clip_tree(slope_of(params, shard, key), most)[0]
@@ -94,7 +96,8 @@ def clipped(of: Task, how: str, batch: int) -> Method:
             # That clipping on one side changes the mixture is what is measured here.
             warnings.simplefilter("ignore")
             return fb.mixed_fl(
-                *(inner, bounded),
+                inner,
+                bounded,
                 how=how,
                 weights=of.weights,
                 steps=of.steps,
@@ -121,7 +124,8 @@ def found(
         batch = text.central_batch(this, size.round, how)
         replicas: Any = [setting for setting in settings for _ in seeds]
         return course(
-            *(losses, clipped(this, how, batch)),
+            losses,
+            clipped(this, how, batch),
             rates=replicas,
             seeds=list(seeds) * len(settings),
             rounds=rounds,
@@ -131,11 +135,14 @@ def found(
 
     def one(how: str) -> dict[str, Clipped]:
         tried = text.curves(
-            *(kept, f"{how} tried"),
+            kept,
+            f"{how} tried",
             lambda: run(
-                *(how, [(rate, *BOUNDS[name]) for name in names for rate in rates]),
+                how,
+                [(rate, *BOUNDS[name]) for name in names for rate in rates],
                 range(100, 100 + size.tries),
-                *(size.trial_rounds, size.trial_rounds // 2),
+                size.trial_rounds,
+                size.trial_rounds // 2,
                 split="validation",
             ),
         )
@@ -148,7 +155,8 @@ def found(
         ]
         of, seeds = size.round, range(1, size.round.seeds + 1)
         curves = text.curves(
-            *(kept, how),
+            kept,
+            how,
             lambda: run(how, chosen, seeds, of.rounds, of.rounds // of.points),
         )
         return {

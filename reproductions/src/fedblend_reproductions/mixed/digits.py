@@ -60,10 +60,13 @@ def personal(loss: Loss, name: str, alpha: Any) -> fb.Algorithm:
     """FLIX or APFL, with this weight of the shared model for everybody."""
     work: Any = {"steps": STEPS, "batch_size": BATCH}
     if name == "apfl":
-        return fb.apfl(loss, RATE, alpha=alpha, learn="fixed", **work)
+        return fb.apfl(loss, fb.Work(RATE, **work), alpha=alpha, learn="fixed")
     local = fb.solvers.lbfgs(loss, tolerance=1e-3, most=200)
     return fb.flix(
-        loss, lambda mixed: fb.fedavg(mixed, RATE, **work), alpha=alpha, local=local
+        loss,
+        lambda mixed: fb.fedavg(mixed, fb.Work(RATE, **work)),
+        alpha=alpha,
+        local=local,
     )
 
 

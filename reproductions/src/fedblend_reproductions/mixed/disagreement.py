@@ -127,7 +127,10 @@ def traces(case: Case, seeds: int, rounds: int) -> dict[str, np.ndarray]:
         return disagreement(*slopes, case.task.weights)
 
     run = simulated(
-        *(case.task, case.method, [case.setting] * seeds, range(seeds)),
+        case.task,
+        case.method,
+        [case.setting] * seeds,
+        range(seeds),
         rounds=rounds,
         every=1,
         **case.options,

@@ -85,7 +85,7 @@ def found(
     def run(name: str) -> Curves:
         how, merge = VARIANTS[name]
         method = way(
-            *(this, how), central_batch=text.central_batch(this, size, how), merge=merge
+            this, how, central_batch=text.central_batch(this, size, how), merge=merge
         )
         every = size.rounds // size.points
         return course(losses, method, **replicas, rounds=size.rounds, every=every)

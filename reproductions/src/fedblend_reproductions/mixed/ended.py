@@ -61,7 +61,10 @@ def trained(
 ) -> Ended:
     """A method at a rate, until it is settled or the rounds are over."""
     run = simulated(
-        *(task, method, [rate] * len(seeds), seeds),
+        task,
+        method,
+        [rate] * len(seeds),
+        seeds,
         rounds=rounds,
         every=every,
         measure=task.measures,

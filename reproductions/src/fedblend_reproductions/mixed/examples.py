@@ -51,9 +51,10 @@ def with_copies(task: Task) -> Method:
     scale, batch = 1 / task.weights[0], round(task.batch_size / task.weights[0])
     return Method(
         lambda rate: fb.fedavg(
-            task.loss, scale * rate, steps=task.steps, batch_size=batch
+            task.loss, fb.Work(scale * rate, steps=task.steps, batch_size=batch)
         ),
-        *(federated_data, task.cohort),
+        federated_data,
+        task.cohort,
     )
 
 

@@ -126,7 +126,8 @@ def _figure(found: dict[str, Curves], at: dict[float, slice], w_f: float) -> Any
                 for number, (name, curves) in enumerate(found.items()):
                     confident(
                         axes[row, column],
-                        *(curves.rounds, curves.values[metric][replicas]),
+                        curves.rounds,
+                        curves.values[metric][replicas],
                         color=f"C{number}",
                         label=name,
                         linestyle="-" if name in WAYS else "--",

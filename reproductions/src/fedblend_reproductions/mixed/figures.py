@@ -22,7 +22,9 @@ def confident(axes: Any, across: Any, values: Any, **style: Any) -> None:
         error = values.std(axis=0, ddof=1) / np.sqrt(seeds)
         wide = t.ppf(0.975, seeds - 1) * error
         axes.fill_between(
-            *(across, mean - wide, mean + wide),
+            across,
+            mean - wide,
+            mean + wide,
             color=line.get_color(),
             alpha=0.2,
             linewidth=0,

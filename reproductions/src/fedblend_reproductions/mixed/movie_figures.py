@@ -49,7 +49,8 @@ def curves(found: Mapping[str, Mapping[str, Any]]) -> Any:
             for number, (label, of) in enumerate(those.items()):
                 confident(
                     axes[0, place],
-                    *(of["rounds"], of["recall@10"]),
+                    of["rounds"],
+                    of["recall@10"],
                     color=f"C{number}",
                     label=label,
                     linestyle="-" if label in WAYS else "--",

@@ -86,7 +86,10 @@ def choose(
         found = kept(
             f"{label} tried",
             lambda: movies.followed(
-                *(of, these[label], pairs, [TRIED] * len(pairs)),
+                of,
+                these[label],
+                pairs,
+                [TRIED] * len(pairs),
                 rounds=setting.tuning,
                 every=setting.tuning,
                 split="validation",
@@ -118,7 +121,9 @@ def followed(
         label: kept(
             label,
             lambda method=method, label=label: movies.followed(
-                *(of, method, [chosen[label].pair] * seeds[label]),
+                of,
+                method,
+                [chosen[label].pair] * seeds[label],
                 range(seeds[label]),
                 rounds=setting.rounds,
                 every=setting.rounds // setting.points,

@@ -68,7 +68,9 @@ def task(quick: bool) -> Task:
     return Task(
         _in_pieces(federated_data, *held_out, pieces),
         None,
-        *(model, loss, measures),
+        model,
+        loss,
+        measures,
         weights=(0.5, 0.5),
         cohort=8 if quick else 100,
         batch_size=16,
@@ -170,8 +172,8 @@ def _on(of: Task) -> tuple[fb.FederatedData, int]:
 def _clients(of: Task, rate: Any, adaptive: bool) -> fb.Algorithm:
     work = {"steps": of.steps, "batch_size": of.batch_size}
     if not adaptive:
-        return fb.fedavg(of.loss, rate, **work)
-    return fb.fedopt(of.loss, rate, optax.adam(SERVER_RATE), **work)
+        return fb.fedavg(of.loss, fb.Work(rate, **work))
+    return fb.fedopt(of.loss, fb.Work(rate, **work), optax.adam(SERVER_RATE))
 
 
 def followed(
@@ -189,7 +191,10 @@ def followed(
     A replica has a rate and a lambda, which is a setting of all methods, and a seed.
     """
     run = simulated(
-        *(of, method, settings, seeds),
+        of,
+        method,
+        settings,
+        seeds,
         rounds=rounds,
         every=every,
         weights="uniform",

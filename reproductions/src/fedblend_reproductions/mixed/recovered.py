@@ -147,9 +147,9 @@ def _recovery_error(
     """How far the library's b_f is from the true mean, at most, and its end."""
 
     def build(rate):
-        inner = fb.fedavg(LOSS, rate, steps=np.array(steps), batch_size=None)
+        inner = fb.fedavg(LOSS, fb.Work(rate, steps=np.array(steps), batch_size=None))
         return fb.mixed_fl(
-            *(inner, CENTRAL), how="two_way", weights=WEIGHTS, steps=CENTRAL_STEPS
+            inner, CENTRAL, how="two_way", weights=WEIGHTS, steps=CENTRAL_STEPS
         )
 
     state = np.concatenate([np.ones(DIM), np.zeros(2 * DIM)])
@@ -177,7 +177,8 @@ def _figure(rates: np.ndarray, found: dict[str, Any]) -> Any:
         for place, (name, those) in enumerate(found.items()):
             for number, (formula, far) in enumerate(those.items()):
                 axes[0, place].loglog(
-                    *(rates, far),
+                    rates,
+                    far,
                     color=f"C{number}",
                     marker="os"[number],
                     markersize=4,

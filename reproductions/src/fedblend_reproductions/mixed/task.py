@@ -93,7 +93,7 @@ def way(
 
     def build(rate):
         return fb.mixed_fl(
-            fb.fedavg(task.loss, rate, **work),
+            fb.fedavg(task.loss, fb.Work(rate, **work)),
             central_loss.on_rows(task.loss, batch),
             how=how,
             weights=task.weights,
@@ -109,8 +109,9 @@ def clients_alone(task: Task) -> Method:
     work = {"steps": task.steps, "batch_size": task.batch_size}
     scale = 1 / task.weights[0]
     return Method(
-        lambda rate: fb.fedavg(task.loss, scale * rate, **work),
-        *(task.federated_data, task.cohort),
+        lambda rate: fb.fedavg(task.loss, fb.Work(scale * rate, **work)),
+        task.federated_data,
+        task.cohort,
     )
 
 
@@ -155,7 +156,9 @@ def _in_one_place(task: Task, rows: PyTree, weights: np.ndarray, batch: int) -> 
     scale = 1 / task.weights[0]
 
     def build(rate):
-        return fb.fedavg(loss, scale * rate, steps=task.steps, batch_size=batch)
+        return fb.fedavg(
+            loss, fb.Work(scale * rate, steps=task.steps, batch_size=batch)
+        )
 
     apart = None if validation is None else validation.examples
     return Method(build, with_test(single, test.examples, apart))
@@ -204,9 +207,7 @@ def course(
     split: str = "test",
 ) -> Curves:
     """Curves on held-out rows, a replica for each pair of a rate and a seed."""
-    run = measured(
-        *(task, method, rates, seeds), rounds=rounds, every=every, split=split
-    )
+    run = measured(task, method, rates, seeds, rounds=rounds, every=every, split=split)
     return curves_of(run, task, split)
 
 
@@ -221,7 +222,10 @@ def measured(
 ) -> fb.Run:
     """A finished run, measured on the way on the rows that all clients share."""
     return simulated(
-        *(task, method, rates, seeds),
+        task,
+        method,
+        rates,
+        seeds,
         measure=task.measures,
         measure_on=[0],
         splits=(split,),

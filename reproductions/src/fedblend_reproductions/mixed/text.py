@@ -219,7 +219,8 @@ def tuned(task: Task, size: Size, name: str, method: Method, kept: Cache) -> flo
         f"{name} tried",
         lambda: (
             course(
-                *(task._replace(measures=accuracies), method),
+                task._replace(measures=accuracies),
+                method,
                 rates=np.repeat(size.rates, tries).tolist(),
                 seeds=TRIED * len(size.rates),
                 rounds=size.tuning,

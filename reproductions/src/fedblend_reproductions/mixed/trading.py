@@ -79,7 +79,8 @@ def found(
             batch = text.central_batch(of, text.PAPER_STEPS, how)
         rate = this.weights[0] * setting.step_sum[how] / steps
         return course(
-            *(of, way(of, how, central_batch=batch)),
+            of,
+            way(of, how, central_batch=batch),
             rates=[rate] * setting.seeds,
             seeds=range(1, setting.seeds + 1),
             rounds=setting.rounds,
@@ -164,7 +165,7 @@ def check(quick: bool, folder: Path) -> Finding:
         figures={"steps": _figure(ran)},
         why=f"Criterion: {CRITERION}: "
         + "; ".join(
-            f"{name} {', '.join(f'{how} {x:g}' for how, x in one.stretch.items())}"
+            f"{name} {', '.join(f'{how} {x:g}' for how, x in one.step_sum.items())}"
             for name, one in settings.items()
         )
         + ". Central batches grow with the steps under one_way, by the paper's rule; "

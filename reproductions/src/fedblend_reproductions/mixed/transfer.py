@@ -45,7 +45,10 @@ def courses(task: Task, size: text.Size, kept: Cache) -> dict[str, Curves]:
         parts, starts = [], None
         for side in sides:
             run = measured(
-                *(task, alone[side], [rates[side]] * size.seeds, seeds),
+                task,
+                alone[side],
+                [rates[side]] * size.seeds,
+                seeds,
                 starts=starts,
                 rounds=rounds,
                 every=every,
@@ -160,7 +163,9 @@ def _figure(found: dict[str, Curves]) -> Any:
             for number, (name, of) in enumerate(found.items()):
                 values = text.measured_on(source, of.values, "accuracy")
                 confident(
-                    *(here, of.rounds[1:], values[:, 1:]),
+                    here,
+                    of.rounds[1:],
+                    values[:, 1:],
                     color=f"C{number}",
                     label=name,
                     linestyle="-" if name == PARALLEL else "--",

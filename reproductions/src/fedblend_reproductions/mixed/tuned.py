@@ -52,8 +52,12 @@ def tuned(
     if max(map(len, candidates.values())) > 1:
         replicas = [one for these in candidates.values() for one in these]
         trial = _course(
-            *(task, halves[0], replicas, range(100, 100 + size.tries)),
-            *(size.trial_rounds, 5),
+            task,
+            halves[0],
+            replicas,
+            range(100, 100 + size.tries),
+            size.trial_rounds,
+            5,
         )
         means = np.nan_to_num(overall(trial), nan=np.inf).reshape(-1, size.tries)
         edges = np.cumsum([len(these) for these in candidates.values()])[:-1]
@@ -62,7 +66,7 @@ def tuned(
     best = {name: int(losses.argmin()) for name, losses in tried.items()}
     chosen = [candidates[name][place] for name, place in best.items()]
     curves = _course(
-        *(task, halves[1], chosen, range(size.seeds)), size.rounds, size.points
+        task, halves[1], chosen, range(size.seeds), size.rounds, size.points
     )
     return {
         name: Tuned(
@@ -92,7 +96,8 @@ def _course(
     """Lanes for all seeds of the first setting, then of the second, and so on."""
     replicas: Any = np.repeat(np.array(settings), len(seeds), axis=0).tolist()
     return course(
-        *(task, method),
+        task,
+        method,
         rates=replicas,
         seeds=list(seeds) * len(settings),
         rounds=rounds,

@@ -18,6 +18,7 @@ from fedblend.algorithms.apfl_alpha import MOST_HELD_OUT
 from fedblend.config.schema.algorithm import Options, amount_of_work
 from fedblend.config.schema.table import Count, Mixing, Positive, between
 from fedblend.core import Algorithm, Loss
+from fedblend.local import Work
 
 
 class _Apfl(Options):
@@ -92,12 +93,11 @@ def apfl(loss: Loss, options: Apfl) -> Algorithm:
     chosen = ("learn", "alpha_rate", "held_out", "fresh", "aggregated")
     return algorithms.apfl(
         loss,
-        options.chosen(),
+        Work(options.chosen(), **amount_of_work(options)),
         alpha=options.start(),
         mix=getattr(mixing, options.mix),
         hand_back=math.inf if options.hand_back is None else options.hand_back,
         **{key: getattr(options, key) for key in chosen},
-        **amount_of_work(options),
     )
 
 
@@ -106,11 +106,10 @@ def apfl_agnostic(loss: Loss, options: ApflAgnostic, clients: int) -> Algorithm:
     chosen = ("learn", "alpha_rate", "held_out", "q_rate")
     return algorithms.apfl_agnostic(
         loss,
-        options.chosen(),
+        Work(options.chosen(), **amount_of_work(options)),
         clients=clients,
         alpha=options.start(),
         **{key: getattr(options, key) for key in chosen},
-        **amount_of_work(options),
     )
 
 
@@ -119,15 +118,14 @@ def apfl_fedtorch(loss: Loss, options: ApflFedTorch) -> Algorithm:
     assert options.rate is not None
     return algorithms.apfl_fedtorch(
         loss,
-        options.rate,
+        Work(options.rate, **amount_of_work(options)),
         alpha=options.start(),
         learn=options.learn,
-        **amount_of_work(options),
     )
 
 
 def apfl_fedjax(loss: Loss, options: ApflFedJax) -> Algorithm:
     """APFL as FedJAX runs it."""
     return algorithms.apfl_fedjax(
-        loss, options.chosen(), alpha=options.start(), **amount_of_work(options)
+        loss, Work(options.chosen(), **amount_of_work(options)), alpha=options.start()
     )

@@ -25,6 +25,7 @@ from fedblend.config.schema.table import (
     Table,
 )
 from fedblend.core import Algorithm, Loss
+from fedblend.local import Work
 from fedblend.theory.constants import Smoothness
 
 
@@ -75,8 +76,13 @@ class Patient(Table):
     def make(self, loss: Loss, known: Smoothness | None) -> solvers.Solver:
         """The solver."""
         del known
-        settings = self.model_dump(exclude={"solver", "rate"})
-        return solvers.patient_sgd(loss, self.rate, **settings)
+        return solvers.patient_sgd(
+            loss,
+            Work(self.rate, self.steps, self.batch_size),
+            validation=self.validation,
+            patience=self.patience,
+            turns=self.turns,
+        )
 
 
 class _Flix(Options):
@@ -120,13 +126,12 @@ def flix(loss: Loss, options: Any, known: Smoothness | None = None) -> Algorithm
     """
     work = amount_of_work(options)
     if options.server is None:
-        method = partial(algorithms.fedavg, optimizer=options.chosen(), **work)
+        method = partial(algorithms.fedavg, work=Work(options.chosen(), **work))
     else:
         method = partial(
             algorithms.fedopt,
-            optimizer=options.chosen(),
+            work=Work(options.chosen(), **work),
             server_optimizer=transform(options.server),
-            **work,
         )
     alpha = options.alpha
     return algorithms.flix(

@@ -17,6 +17,7 @@ from fedblend.config.schema.algorithm import Options, amount_of_work
 from fedblend.config.schema.local_work import LocalWork
 from fedblend.config.schema.table import Count, Index, NotNegative, Positive
 from fedblend.core import Algorithm, Loss
+from fedblend.local import Work
 
 
 class PerFedAvg(Options):
@@ -51,12 +52,11 @@ def perfedavg(loss: Loss, options: PerFedAvg) -> Algorithm:
     """Per-FedAvg."""
     return algorithms.perfedavg(
         loss,
-        options.chosen(),
+        Work(options.chosen(), **amount_of_work(options)),
         inner_rate=options.inner_rate,
         hessian=options.hessian,
         delta=options.delta,
         adapt_steps=options.adapt_steps,
-        **amount_of_work(options),
     )
 
 
@@ -64,12 +64,11 @@ def pfedme(loss: Loss, options: PFedMe) -> Algorithm:
     """PFedMe."""
     return algorithms.pfedme(
         loss,
-        options.chosen(),
+        Work(options.chosen(), **amount_of_work(options)),
         lam=options.lam,
         inner_rate=options.inner_rate,
         inner_steps=options.inner_steps,
         server_rate=options.server_rate,
-        **amount_of_work(options),
     )
 
 
@@ -77,9 +76,8 @@ def ditto(loss: Loss, options: Ditto) -> Algorithm:
     """Ditto over FedAvg."""
     lam, own = options.lam, options.personal
     return algorithms.ditto(
-        algorithms.fedavg(loss, options.chosen(), **amount_of_work(options)),
+        algorithms.fedavg(loss, Work(options.chosen(), **amount_of_work(options))),
         loss,
-        own.chosen(),
+        Work(own.chosen(), **amount_of_work(own)),
         lam=np.array(lam) if isinstance(lam, list) else lam,
-        **amount_of_work(own),
     )

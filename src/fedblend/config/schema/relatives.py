@@ -24,6 +24,7 @@ from fedblend.config.schema.table import (
     Positive,
 )
 from fedblend.core import Algorithm, Loss, PyTree
+from fedblend.local import Work
 
 
 def _under(name: str, path: str) -> bool:
@@ -120,10 +121,9 @@ def fedrep(loss: Loss, options: FedRep) -> Algorithm:
     """FedRep, whose heads are the named parts of the parameters."""
     return algorithms.fedrep(
         loss,
-        options.chosen(),
+        Work(options.chosen(), **amount_of_work(options)),
         head=options.is_head,
         head_steps=options.head_steps,
-        **amount_of_work(options),
     )
 
 
@@ -131,10 +131,9 @@ def agnostic(loss: Loss, options: Agnostic, clients: int) -> Algorithm:
     """Agnostic FL."""
     return algorithms.agnostic(
         loss,
-        options.chosen(),
+        Work(options.chosen(), **amount_of_work(options)),
         clients=clients,
         q_rate=options.q_rate,
-        **amount_of_work(options),
     )
 
 
@@ -143,10 +142,9 @@ def mapper(loss: Loss, options: Mapper) -> Algorithm:
     alpha = options.alpha
     return algorithms.mapper(
         loss,
-        options.chosen(),
+        Work(options.chosen(), **amount_of_work(options)),
         alpha=np.array(alpha) if isinstance(alpha, list) else alpha,
         grid=options.grid,
         held_out=options.held_out,
         mix=getattr(mixing, options.mix),
-        **amount_of_work(options),
     )

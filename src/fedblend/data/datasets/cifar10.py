@@ -18,8 +18,16 @@ from fedblend.data.download import find
 
 _ARCHIVE = "cifar-10-binary.tar.gz"
 _CLASSES = (
-    *("airplane", "automobile", "bird", "cat", "deer"),
-    *("dog", "frog", "horse", "ship", "truck"),
+    "airplane",
+    "automobile",
+    "bird",
+    "cat",
+    "deer",
+    "dog",
+    "frog",
+    "horse",
+    "ship",
+    "truck",
 )
 _RECORD = 1 + 3 * 32 * 32  # a label, then the planes red, green, blue
 

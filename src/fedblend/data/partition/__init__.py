@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Partitions: which client holds which rows."""
 
+from fedblend.data.partition.partition import Partition
 from fedblend.data.partition.partitioners import (
     by_key,
     class_pairs,
@@ -13,6 +14,7 @@ from fedblend.data.partition.partitioners import (
 )
 
 __all__ = [
+    "Partition",
     "by_key",
     "class_pairs",
     "classes_per_client",

@@ -13,8 +13,15 @@ import numpy as np
 from fedblend.data.dataset import DataError
 
 _DAMAGE = (
-    *(OSError, EOFError, KeyError, IndexError, TypeError, ValueError),
-    *(RuntimeError, zipfile.BadZipFile, zlib.error),
+    OSError,
+    EOFError,
+    KeyError,
+    IndexError,
+    TypeError,
+    ValueError,
+    RuntimeError,
+    zipfile.BadZipFile,
+    zlib.error,
 )
 
 

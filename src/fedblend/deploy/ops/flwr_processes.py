@@ -79,13 +79,20 @@ def link_command(settings: Server) -> list[str]:
     """The link: TLS, keys of nodes, a database that outlives it."""
     return [
         program("flower-superlink"),
-        *("--host", settings.link.host, "--port", str(settings.link.port)),
-        *("--ssl-certfile", str(settings.certificate)),
-        *("--ssl-keyfile", str(settings.key)),
-        *("--ssl-ca-certfile", str(settings.ca)),
+        "--host",
+        settings.link.host,
+        "--port",
+        str(settings.link.port),
+        "--ssl-certfile",
+        str(settings.certificate),
+        "--ssl-keyfile",
+        str(settings.key),
+        "--ssl-ca-certfile",
+        str(settings.ca),
         "--enable-supernode-auth",
         "--disable-runtime-dependency-installation",
-        *("--database", str(settings.folder / "link.db")),
+        "--database",
+        str(settings.folder / "link.db"),
     ]
 
 
@@ -102,11 +109,16 @@ def node_command(settings: Node, port: int, path: Path | None = None) -> list[st
         words += f' settings="{path.absolute()}"'
     return [
         program("flower-supernode"),
-        *("--superlink", str(settings.server)),
-        *("--root-certificates", str(settings.ca)),
-        *("--auth-supernode-private-key", str(settings.key)),
-        *("--port", str(port)),
-        *("--node-config", words),
+        "--superlink",
+        str(settings.server),
+        "--root-certificates",
+        str(settings.ca),
+        "--auth-supernode-private-key",
+        str(settings.key),
+        "--port",
+        str(port),
+        "--node-config",
+        words,
     ]
 
 
@@ -166,8 +178,12 @@ def submit(settings: Server, folder: Path, *, shared_seed: bool = False) -> str:
     """Start an experiment; the answer is the number of Flower's run."""
     config = f'folder="{folder.absolute()}" shared-seed={str(shared_seed).lower()}'
     said = call(
-        *(settings, "run", str(app_folder(settings)), CONNECTION),
-        *("--run-config", config),
+        settings,
+        "run",
+        str(app_folder(settings)),
+        CONNECTION,
+        "--run-config",
+        config,
     )
     return str(said["run-id"])
 

@@ -69,8 +69,13 @@ def _number(settings: Server, node: NodeEntry) -> str:
     """Register a key; the link's number for it, empty if it was known before."""
     try:
         said = call(
-            *(settings, "supernode", "register", str(node.key), CONNECTION),
-            *("--name", node.name),
+            settings,
+            "supernode",
+            "register",
+            str(node.key),
+            CONNECTION,
+            "--name",
+            node.name,
         )
     except RunError as error:
         if REGISTERED not in str(error):

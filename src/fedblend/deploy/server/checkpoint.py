@@ -27,7 +27,11 @@ from fedblend.simulation.serialize import WireError, as_tree, pack, unpack
 
 VERSION = 1
 _DAMAGE = (
-    *(ValueError, LookupError, TypeError, AttributeError, ArithmeticError),
+    ValueError,
+    LookupError,
+    TypeError,
+    AttributeError,
+    ArithmeticError,
     RecursionError,
 )
 """What reading words can come to that are not ours."""

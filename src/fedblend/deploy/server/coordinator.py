@@ -75,7 +75,10 @@ class Coordinator:
         member = self._member(0)
         self.shapes = shapes = self.engine.shapes(member)
         shard = Shard(
-            *(self.engine.examples["train"], member.starts, member.counts, member.ids),
+            self.engine.examples["train"],
+            member.starts,
+            member.counts,
+            member.ids,
             self.engine.settings.capacity,
         )
         self.request = jax.eval_shape(self.algorithm.ask, shapes.state, shard)
@@ -286,7 +289,7 @@ class Coordinator:
             stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *decoded), mask
         key = keys.at(self.setting.server_key, "server", self.round)
         self.down, self.server = self._conclude(
-            *(running_sum, stacked, self.down, self.server, self.engine.central, key)
+            running_sum, stacked, self.down, self.server, self.engine.central, key
         )
 
     def _count(self, members: np.ndarray, answers: Answers, asked) -> Totals:
@@ -331,7 +334,10 @@ class Coordinator:
 
     def _ask(self, asked, take: Callable, enough: int | None = None) -> Answers:
         answers = exchange(
-            *(self.directory, asked, take, self.rules.patience),
+            self.directory,
+            asked,
+            take,
+            self.rules.patience,
             enough=enough,
             longest=self.rules.largest,
         )

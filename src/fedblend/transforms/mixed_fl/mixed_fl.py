@@ -182,7 +182,10 @@ def mixed_fl(
                 rate = rate * _gain(algorithm, weights, *seen)
         reached, mean_gradient = central_steps(
             lambda here, key: slope_of(here, shard, key),
-            *(down.shared, own, resolve(rate, down.round, steps), steps),
+            down.shared,
+            own,
+            resolve(rate, down.round, steps),
+            steps,
             server.borrowed if how == "two_way" else None,
         )
         move = trees.add(

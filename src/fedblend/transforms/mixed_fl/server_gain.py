@@ -110,7 +110,7 @@ def _answers(
     with jax.ensure_compile_time_eval():
         key = jax.random.key(0)
         central, said = _blank(central, 0), _blank(aggregate, 0)
-        said = said._replace(share=jnp.ones(()), count=jnp.ones((), jnp.int32))
+        said = said._replace(participation=jnp.ones(()), count=jnp.ones((), jnp.int32))
         silence, still = said.mean.delta, _blank(down, clock)
 
         def moves(delta):

@@ -16,7 +16,7 @@ TOLERANCE = 1e-10
 @pytest.fixture(scope="module")
 def gaps() -> dict[str, float]:
     """The largest difference in every comparison, from a process in float64."""
-    script = Path(__file__).with_name("compare_wrappers.py")
+    script = Path(__file__).with_name("compare_transforms.py")
     done = subprocess.run([sys.executable, script], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
