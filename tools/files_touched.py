@@ -8,8 +8,8 @@ python tools/files_touched.py run CONFIG    `fedblend run CONFIG`, results throw
 python tools/files_touched.py round         a federated round of APFL on three nodes
 
 The federated round is the second one of the loopback federation of tests/deploy: nodes
-are enrolled, and the functions of a round compiled. It goes from the server's draw of the
-cohort to its checkpoint. ``--first`` takes the first round, which compiles.
+are enrolled, and the functions of a round compiled. It goes from the server's draw of
+the cohort to its checkpoint. ``--first`` takes the first round, which compiles.
 """
 
 import argparse
@@ -38,9 +38,9 @@ def touched() -> Iterator[Counter[str]]:
         del argument
         code = frame.f_code
         # Bodies of modules and classes are not optimized code: they are imports.
-        if event == "call" and code.co_flags & inspect.CO_OPTIMIZED:
-            if code.co_filename.startswith(inside):
-                calls[code.co_filename.removeprefix(inside)] += 1
+        is_function = bool(code.co_flags & inspect.CO_OPTIMIZED)
+        if event == "call" and is_function and code.co_filename.startswith(inside):
+            calls[code.co_filename.removeprefix(inside)] += 1
 
     threading.setprofile(on_event)
     sys.setprofile(on_event)
@@ -69,9 +69,9 @@ def of_round(first: bool = False) -> Counter[str]:
     """The files that one round of a federation touches, over a transport of lists."""
     sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests" / "deploy")]
     from configured import experiment, federated, method, nodes, write_rows
-    from loopback import Box
 
-    from fedblend.deploy.server.run import lead
+    from fedblend.deploy.server.run import run_server
+    from loopback import LoopbackTransport
 
     wanted = 0 if first else 1
     calls: Counter[str] = Counter()
@@ -92,7 +92,9 @@ def of_round(first: bool = False) -> Counter[str]:
         place = write_rows(Path(folder))
         settings = method("apfl", place, rounds=3) + "[measure]\nlocal = false\n"
         run = experiment(place / "run", federated(settings, deadline=60.0))
-        lead(run, Box(nodes(place, place)), poll=0.0, on_step=on_step)
+        run_server(
+            run, LoopbackTransport(nodes(place, place)), poll=0.0, on_step=on_step
+        )
     return calls
 
 
@@ -103,8 +105,8 @@ def main() -> None:
     commands.add_parser("run").add_argument("config", type=Path)
     commands.add_parser("round").add_argument("--first", action="store_true")
     options = parser.parse_args()
-    calls = of_run(options.config) if options.command == "run" else of_round(
-        options.first
+    calls = (
+        of_run(options.config) if options.command == "run" else of_round(options.first)
     )
     for name, count in calls.most_common():
         print(f"{count:8d} {name}")

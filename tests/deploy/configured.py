@@ -10,9 +10,8 @@ import numpy as np
 from fedblend.config import toml
 from fedblend.config.build import build
 from fedblend.config.config import check, dump
-from fedblend.deploy.client.setup import node_of
-from fedblend.deploy.ops.settings import Node as NodeSettings
-from fedblend.deploy.ops.settings import load_as
+from fedblend.deploy.client.admission import node_of
+from fedblend.deploy.ops.settings import NodeSettings, load_as
 from fedblend.experiments import run_folder
 from fedblend.simulation.run import Run
 from fedblend.simulation.serialize import named_leaves, unpack

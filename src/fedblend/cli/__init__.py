@@ -19,7 +19,7 @@ from fedblend.cli import (
     advise,
     data,
     federation,
-    federation_status,
+    federation_run,
     init,
     personalize,
     plan,
@@ -48,7 +48,7 @@ app.command("init")(init.init)
 app.command("list")(show.list_)
 app.command("show")(show.show)
 app.add_typer(data.app, name="data")
-federation_status.join(federation.app)
+federation_run.add_to(federation.app)
 app.add_typer(federation.app, name="federation")
 reproduce.add_to(app)
 app.command("demo")(init.demo)

@@ -1,12 +1,13 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""The server of a federation: the algorithm's other half, over any post.
+"""The coordinator: the server's half of an algorithm, over any transport.
 
-It never sees a row of a client. Members of a cohort are drawn by client id as in the
-simulator; what they say is checked against shapes known beforehand, then for finite
-numbers and length, and summed in the order of client ids by the simulator's reducer.
-The caller writes the books (``books``) after every step, so that a server that is
-killed goes on with the step it was in; who was not counted has not moved on.
+It never sees a row of a client. It draws cohorts by client id as the simulator does,
+checks replies against shapes known beforehand, then for finite numbers and for their
+norms, and sums them in the order of client ids by the simulator's reducer. The caller
+saves a checkpoint after every step, so that a server that was killed goes on with the
+step it was in; clients whose replies were not counted go on from their last counted
+state.
 """
 
 import time
@@ -21,13 +22,11 @@ import numpy as np
 
 from fedblend import keys, trees
 from fedblend.core import PyTree, Shard, has_ragged, ragged_bits, static_bits
-from fedblend.deploy import messages
-from fedblend.deploy.client.executor import deployment
-from fedblend.deploy.messages import ENROLLED, UNKNOWN, Message
+from fedblend.deploy.contract import deployment
+from fedblend.deploy.message import ENROLLED, UNKNOWN, Message, payload_of
 from fedblend.deploy.server import aggregation
-from fedblend.deploy.server.membership import Membership
-from fedblend.deploy.server.settings import BelowQuorum, News, RoundRules, Setting
-from fedblend.deploy.transport import Answers, exchange
+from fedblend.deploy.server.settings import BelowQuorum, RoundRules, ServerSetup
+from fedblend.deploy.transport import Peers, Replies, exchange
 from fedblend.simulation import aggregators
 from fedblend.simulation.communication import CommunicationLog, Sizes, Totals
 from fedblend.simulation.result import (
@@ -41,14 +40,34 @@ from fedblend.simulation.result import (
 from fedblend.simulation.rounds import Members
 from fedblend.simulation.sampling import cohorts
 
-KINDS_OF_STRAYS = 1000
-"""Different ones that are remembered: others choose what they send us."""
+MAX_STRAYS = 1000
+"""Different descriptions of stray replies that are kept: other machines choose them."""
 
 
 class MeasuredClients(NamedTuple):
-    """Who is measured."""
+    """The clients that are measured."""
 
     ids: np.ndarray
+
+
+class Interval(NamedTuple):
+    """The rounds since the last record."""
+
+    rounds: int = 0
+    seconds: float = 0.0
+    heard: int = 0
+    dropped: int = 0
+    rejected: int = 0
+
+    def plus(self, seconds: float, totals: Totals) -> "Interval":
+        """With one round more."""
+        return Interval(
+            self.rounds + 1,
+            self.seconds + seconds,
+            self.heard + totals.heard,
+            self.dropped + totals.dropped,
+            self.rejected + totals.rejected,
+        )
 
 
 class Coordinator:
@@ -59,19 +78,21 @@ class Coordinator:
 
     replicas = None
 
-    def __init__(self, setting: Setting, directory: Membership, rules: RoundRules):
-        self.setting, self.directory, self.rules = setting, directory, rules
-        self.engine, self.federated_data = setting.engine, setting.federated_data
+    def __init__(self, setup: ServerSetup, peers: Peers, rules: RoundRules):
+        self.setup, self.peers, self.rules = setup, peers, rules
+        self.engine, self.federated_data = setup.engine, setup.federated_data
+        self.clients = self.federated_data.clients
         self.algorithm = self.engine.settings.build(None)
-        self.rounds, self.round, self.news = rules.rounds, 0, News()
+        self.rounds, self.round, self.interval = rules.rounds, 0, Interval()
         self.records: list[Record] = []
         self.measured: list[Measured] = []
         self.down: Any = None
         self.server: Any = None
-        self.bases = np.full(self.federated_data.clients, UNKNOWN, np.int64)
+        self.bases = np.full(self.clients, UNKNOWN, np.int64)
         self.requests: dict[int, PyTree] = {}
-        self.strays: Counter = Counter()
+        self.strays: Counter[str] = Counter()
         self.alone: dict[str, Any] | None = None
+        self.measuring = MeasuredClients(np.arange(self.clients))
         member = self._member(0)
         self.shapes = shapes = self.engine.shapes(member)
         shard = Shard(
@@ -90,13 +111,16 @@ class Coordinator:
             join=static_bits(shapes.join),
             params=static_bits(shapes.params) if enrolls else 0,
         )
-        self.ledger = CommunicationLog(self.federated_data.clients, sizes)
+        self.ledger = CommunicationLog(self.clients, sizes)
         self.ledgers = [self.ledger]
-        self.measuring = MeasuredClients(np.arange(self.federated_data.clients))
-        self._decode = jax.jit(self.algorithm.decode)
+        self._no_updates = aggregators.empty(shapes.decoded)
+        self._inspect_join = jax.jit(aggregation.inspect_join)
+        self._inspect_update = jax.jit(
+            partial(aggregation.inspect_update, self.algorithm)
+        )
         self._add = jax.jit(partial(aggregation.add, self.algorithm))
-        self._conclude = jax.jit(
-            partial(aggregation.conclude, self.algorithm, self.engine.settings)
+        self._server_step = jax.jit(
+            partial(aggregation.server_step, self.algorithm, self.engine.settings)
         )
         self._tell = jax.jit(self.algorithm.tell)
         self._deploy = jax.jit(partial(deployment, self.algorithm))
@@ -112,40 +136,40 @@ class Coordinator:
         return self.down is not None and self.round == self.rounds and not self._due()
 
     def step(self) -> None:
-        """Begin, or count a round, or measure, whichever comes next.
+        """Begin, or run a round, or measure, whichever comes next.
 
         Raises:
-            BelowQuorum: too few were heard; nothing has changed.
+            BelowQuorum: too few clients replied; nothing has changed.
         """
         if self.down is None:
             self._begin()
         elif self._due():
             self._measure()
         else:
-            self._advance()
+            self._run_round()
 
     def enroll_again(self, clients: Sequence[int]) -> None:
-        """Take these clients for newcomers, because they have lost their states.
+        """Enroll these clients as new ones, because they have lost their states.
 
         Raises:
-            ValueError: the server remembers something of theirs that would be wrong.
+            ValueError: the server keeps something of theirs that would be wrong.
         """
         if clients and self.algorithm.needs.memories:
             raise ValueError(
                 f"client {clients[0]}: cannot be enrolled again, this algorithm's "
-                "server keeps the mean of what clients remember"
+                "server keeps the mean of the clients' memories"
             )
         for client in clients:
             self.bases[client] = UNKNOWN
             self.requests.pop(client, None)
-            self.setting.note("to be enrolled again", client=client)
+            self.setup.note("to be enrolled again", client=client)
 
     def summary(self) -> dict[str, Any]:
         """The last record with totals, harmed clients and costs, as plain values."""
         last = static_bits(self.shapes.last._replace(round=None))
         costs = {
             **({} if self.alone is None else {"alone": self.alone}),
-            "clients": self.federated_data.clients,
+            "clients": self.clients,
             "cohort": self.rules.cohort,
             "seconds": sum(record.seconds for record in self.records),
             "rejected": sum(record.rejected for record in self.records),
@@ -156,17 +180,21 @@ class Coordinator:
                 "down": int(self.ledger.down.sum()),
                 "up_per_client": spread_of_bits(self.ledger.up),
                 "down_per_client": spread_of_bits(self.ledger.down),
-                "last_broadcast": last * self.federated_data.clients,
+                "last_broadcast": last * self.clients,
             },
         }
         return summarize(self.records[-1], self.evidence, costs)
 
     @property
-    def evidence(self) -> Evidence:
-        """What clients told last; single rows stay with them."""
+    def counts(self) -> dict[str, np.ndarray]:
+        """The clients' rows in each split."""
         splits = self.federated_data.splits.items()
-        counts = {name: split.counts for name, split in splits}
-        return Evidence(self.measured, (), counts)
+        return {name: split.counts for name, split in splits}
+
+    @property
+    def evidence(self) -> Evidence:
+        """What clients measured last; single rows stay with them."""
+        return Evidence(self.measured, (), self.counts)
 
     def _due(self) -> bool:
         """Whether the round that was counted last has yet to be measured."""
@@ -176,180 +204,174 @@ class Coordinator:
     def _begin(self) -> None:
         running_sum = aggregators.empty(self.shapes.join)
         if jax.tree.leaves(self.shapes.join):
-            everybody = np.arange(self.federated_data.clients)
-            answers = self._enroll(everybody)
-            if len(answers.good) < len(everybody):
+            everybody = np.arange(self.clients)
+            replies = self._enroll(everybody)
+            if len(replies.accepted) < self.clients:
                 self.bases[:] = UNKNOWN
                 raise BelowQuorum(
-                    "enrollment: all clients must be heard before the first round; "
-                    + aggregation.reasons(answers)
+                    "enrollment: all clients must reply before the first round; "
+                    + aggregation.reasons(replies)
                 )
             for client in everybody.tolist():
-                join, _ = answers.good[client]
-                running_sum = aggregation.add_alone(
+                join, _ = replies.accepted[client]
+                running_sum = aggregation.add_one(
                     running_sum, join, self._weight(client)
                 )
             self.ledger.join(everybody)
         self.down, self.server = self.engine.start(running_sum)
 
-    def _enroll(self, clients: np.ndarray) -> Answers:
-        """Enroll those of these clients who are not; what each says and asks for."""
-        head = Message("enroll", self.setting.experiment, UNKNOWN)
-        head = head._replace(words=self.setting.terms)
+    def _enroll(self, clients: np.ndarray) -> Replies:
+        """Enroll those of these clients who are not; each one's join and request."""
+        head = Message(
+            "enroll", self.setup.experiment, UNKNOWN, fields=self.setup.terms
+        )
         template = (self.shapes.join, self.request)
-        asked = {
-            int(client): (head._replace(client=int(client)), self.engine.params)
-            for client in clients
+        requests = {
+            client: (head._replace(client=client), self.engine.params)
+            for client in clients.tolist()
             if self.bases[client] == UNKNOWN
         }
 
-        def take(message: Message) -> tuple[PyTree, PyTree]:
-            key = keys.at(self.engine.key, "enroll", 0, message.client)
-            said = jax.tree.map(jnp.asarray, messages.content(message, template, key))
-            aggregation.check(said)
-            aggregation.check(said[0], self.rules.longest_rest)
-            return said
+        def accept(reply: Message) -> tuple[PyTree, PyTree]:
+            key = keys.at(self.engine.key, "enroll", 0, reply.client)
+            found = jax.tree.map(jnp.asarray, payload_of(reply, template, key))
+            aggregation.check(self._inspect_join(*found), self.rules.max_extra_norm)
+            return found
 
-        answers = self._ask(asked, take)
-        for client, (_, request) in answers.good.items():
+        replies = self._exchange(requests, accept)
+        for client, (_, request) in replies.accepted.items():
             self.bases[client] = ENROLLED
             self.requests[client] = request
-        return answers
+        return replies
 
-    def _advance(self) -> None:
-        """One round, counted if enough of its members are heard."""
-        begun, number = time.perf_counter(), self.round
-        cohort, clients = self.rules.cohort, self.federated_data.clients
-        size = min(cohort + self.rules.spare, clients)
-        (members,) = cohorts(self.engine.key, [number], clients, size)
+    def _run_round(self) -> None:
+        """One round, counted if enough of its members reply."""
+        started, number, cohort = time.perf_counter(), self.round, self.rules.cohort
+        size = min(cohort + self.rules.spare, self.clients)
+        (members,) = cohorts(self.engine.key, [number], self.clients, size)
         enrolled = self._enroll(members)
-        asked = {
-            client: (
-                Message("round", self.setting.experiment, client, number)._replace(
-                    base=int(self.bases[client])
-                ),
-                self._tell(self.down, self.requests[client])._replace(round=None),
-            )
-            for client in members.tolist()
-            if self.bases[client] != UNKNOWN
-        }
-        answers = self._ask(asked, self._take_up, enough=cohort)
-        heard = sorted(answers.good)
-        least = self.rules.least
-        if len(heard) < least:
-            why = aggregation.reasons(answers, enrolled)
+        requests = {}
+        for client in members.tolist():
+            base = int(self.bases[client])
+            if base != UNKNOWN:
+                down = self._tell(self.down, self.requests[client])
+                head = Message(
+                    "round", self.setup.experiment, client, number, base=base
+                )
+                requests[client] = (head, down._replace(round=None))
+        replies = self._exchange(requests, self._accept_update, enough=cohort)
+        counted = sorted(replies.accepted)
+        if len(counted) < self.rules.least:
+            why = aggregation.reasons(replies, enrolled)
             raise BelowQuorum(
-                f"round {number}: {len(heard)} of {cohort} clients were heard, the "
-                f"quorum is {least}; {why}"
+                f"round {number}: {len(counted)} of {cohort} clients replied, the "
+                f"quorum is {self.rules.least}; {why}"
             )
-        self._hear({client: answers.good[client][0] for client in heard})
-        totals = self._count(members, answers, asked)
-        for client in heard:
+        self._aggregate({client: replies.accepted[client][0] for client in counted})
+        totals = self._count(members, replies, requests)
+        for client in counted:
             self.bases[client] = number
-            request = answers.good[client][1]
+            request = replies.accepted[client][1]
             if request is not None:
                 self.requests[client] = request
         self.round = number + 1
-        self.news = self.news.plus(time.perf_counter() - begun, totals)
-        self.setting.note(
-            "counted",
-            round=number,
-            heard=len(heard),
-            others=aggregation.reasons(answers),
-        )
+        self.interval = self.interval.plus(time.perf_counter() - started, totals)
+        others = aggregation.reasons(replies)
+        self.setup.note("round", round=number, counted=len(counted), others=others)
 
-    def _take_up(self, message: Message) -> tuple[PyTree, PyTree | None]:
-        """What a client says of a round, and its request if that has changed."""
-        asks = message.words.get("asked") is True
+    def _accept_update(self, reply: Message) -> tuple[PyTree, PyTree | None]:
+        """A client's update, and its request if that has changed."""
+        asks = reply.fields.get("asked") is True
         template = (self.shapes.up, self.request if asks else ())
-        key = keys.at(self.engine.key, "client", message.round, message.client)
-        said = messages.content(message, template, key, self.down)
-        said = jax.tree.map(jnp.asarray, said)
-        aggregation.check(said)
-        up, request = said
-        # What is finite as it travels need not be when it is decoded.
-        decoded = self._decode(up)
-        aggregation.check(decoded)
-        aggregation.check(decoded.delta, self.rules.longest)
-        aggregation.check(decoded.extra, self.rules.longest_rest)
+        key = keys.at(self.engine.key, "client", reply.round, reply.client)
+        found = payload_of(reply, template, key, self.down)
+        up, request = jax.tree.map(jnp.asarray, found)
+        limits = self.rules.max_update_norm, self.rules.max_extra_norm
+        aggregation.check(self._inspect_update(up, request), *limits)
         return up, request if asks else None
 
-    def _hear(self, ups: Mapping[int, PyTree]) -> None:
-        """Sum the ups in the order of client ids, and let the server act."""
-        running_sum = aggregators.empty(self.shapes.decoded)
-        decoded = []
+    def _aggregate(self, ups: Mapping[int, PyTree]) -> None:
+        """Sum the updates in the order of client ids, and take the server's step."""
+        running_sum, decoded = self._no_updates, []
         for client in sorted(ups):
             running_sum, up = self._add(running_sum, ups[client], self._weight(client))
             decoded.append(up)
         stacked = None
         if self.engine.settings.reduction.stacked is not None:
-            lacking = self.rules.cohort - len(decoded)
-            decoded += [trees.zeros_like(decoded[0])] * lacking
+            missing = self.rules.cohort - len(decoded)
+            decoded += [trees.zeros_like(decoded[0])] * missing
             mask = jnp.arange(len(decoded)) < len(ups)
             stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *decoded), mask
-        key = keys.at(self.setting.server_key, "server", self.round)
-        self.down, self.server = self._conclude(
+        key = keys.at(self.setup.server_key, "server", self.round)
+        self.down, self.server = self._server_step(
             running_sum, stacked, self.down, self.server, self.engine.central, key
         )
 
-    def _count(self, members: np.ndarray, answers: Answers, asked) -> Totals:
-        """Enter the round into the books of bits."""
+    def _count(self, members: np.ndarray, replies: Replies, requests) -> Totals:
+        """Enter the round into the communication log."""
         ids = members.tolist()
-        status = np.array([aggregation.status(answers, client) for client in ids])
+        status = np.array([aggregation.status(replies, client) for client in ids])
         up_bits = down_bits = None
         if has_ragged(self.shapes.up):
-            said = {client: up for client, (up, _) in answers.good.items()}
-            up_bits = np.array([_ragged(said.get(client)) for client in ids])
+            ups = {client: up for client, (up, _) in replies.accepted.items()}
+            up_bits = np.array([_ragged(ups.get(client)) for client in ids])
         if has_ragged(self.shapes.message):
-            told = {client: down for client, (_, down) in asked.items()}
-            down_bits = np.array([_ragged(told.get(client)) for client in ids])
+            downs = {client: down for client, (_, down) in requests.items()}
+            down_bits = np.array([_ragged(downs.get(client)) for client in ids])
         return self.ledger.enter(members, status, up_bits, down_bits)
 
     def _measure(self) -> None:
-        """Ask all clients for what they measure, and write a record."""
-        self._enroll(np.arange(self.federated_data.clients))
-        words = {"last": self.round == self.rounds}
-        head = Message("measure", self.setting.experiment, UNKNOWN, self.round)
-        asked = {}
+        """Ask all clients for their measures, and write a record."""
+        self._enroll(np.arange(self.clients))
+        fields = {"last": self.round == self.rounds}
+        head = Message(
+            "measure", self.setup.experiment, UNKNOWN, self.round, fields=fields
+        )
+        requests = {}
         for client in np.flatnonzero(self.bases != UNKNOWN).tolist():
-            told = self._deploy(self.down, self.requests[client], self.engine.params)
-            payload = told._replace(message=told.message._replace(round=None))
-            base = int(self.bases[client])
-            own = head._replace(client=client, base=base, words=words)
-            asked[client] = (own, payload)
-        answers = self._ask(asked, aggregation.measures)
+            deployed = self._deploy(
+                self.down, self.requests[client], self.engine.params
+            )
+            payload = deployed._replace(message=deployed.message._replace(round=None))
+            own = head._replace(client=client, base=int(self.bases[client]))
+            requests[client] = (own, payload)
+        replies = self._exchange(requests, aggregation.measures)
         splits = self.federated_data.splits
-        measured = aggregation.table(answers.good, self.federated_data.clients, splits)
-        counts = {name: split.counts for name, split in splits.items()}
-        self.measured, news, self.news = [measured], self.news, News()
+        measured = aggregation.table(replies.accepted, self.clients, splits)
         self.records.append(
             Record(
                 round=self.round,
-                **news._asdict(),
+                **self.interval._asdict(),
                 bits_up=int(self.ledger.up.sum()),
                 bits_down=int(self.ledger.down.sum()),
-                measures=spreads(measured, counts),
+                measures=spreads(measured, self.counts),
             )
         )
+        self.measured, self.interval = [measured], Interval()
 
-    def _ask(self, asked, take: Callable, enough: int | None = None) -> Answers:
-        answers = exchange(
-            self.directory,
-            asked,
-            take,
-            self.rules.patience,
+    def _exchange(
+        self,
+        requests: Mapping[int, tuple[Message, PyTree]],
+        accept: Callable[[Message], Any],
+        enough: int | None = None,
+    ) -> Replies:
+        """Send requests, and note what did not come back as it should."""
+        replies = exchange(
+            self.peers,
+            requests,
+            accept,
+            self.rules.timeouts,
             enough=enough,
-            longest=self.rules.largest,
+            max_bytes=self.rules.max_reply_bytes,
         )
-        for what, times in answers.strays.items():
-            room = what in self.strays or len(self.strays) < KINDS_OF_STRAYS
-            self.strays[what if room else "others"] += times
         for kind in ("refused", "rejected"):
-            for client, why in getattr(answers, kind).items():
-                self.setting.note(kind, client=client, reason=why)
-        for what, times in answers.strays.items():
-            self.setting.note("stray", what=what, times=times)
-        return answers
+            for client, why in getattr(replies, kind).items():
+                self.setup.note(kind, client=client, reason=why)
+        for what, times in replies.strays.items():
+            room = what in self.strays or len(self.strays) < MAX_STRAYS
+            self.strays[what if room else "others"] += times
+            self.setup.note("stray", what=what, times=times)
+        return replies
 
     def _member(self, client: int) -> Members:
         return Members(
@@ -357,12 +379,12 @@ class Coordinator:
             slots=jnp.asarray(client, jnp.int32),
             starts=jnp.asarray(0, jnp.int32),
             counts=jnp.asarray(self.federated_data.train.counts[client], jnp.int32),
-            weights=jnp.asarray(self.setting.weights[client], float),
+            weights=jnp.asarray(self.setup.weights[client], float),
             present=jnp.asarray(True),
         )
 
     def _weight(self, client: int) -> jax.Array:
-        return jnp.asarray(self.setting.weights[client : client + 1], float)
+        return jnp.asarray(self.setup.weights[client : client + 1], float)
 
 
 def _ragged(payload: PyTree | None) -> int:
