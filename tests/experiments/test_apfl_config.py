@@ -17,7 +17,7 @@ import problems
 from fedblend.config.config import check
 from fedblend.config.registry import ALGORITHMS
 from fedblend.config.schema.table import ConfigError
-from fedblend.experiments import mixing_weights
+from fedblend.experiments import results
 from fedblend.experiments.run import run_config
 
 
@@ -63,7 +63,7 @@ def run():
 )
 def test_what_is_warned_of(run, learn, held_out, word):
     options = SimpleNamespace(learn=learn, held_out=held_out)
-    found, warnings = mixing_weights.report(run, options)
+    found, warnings = results.diagnostics(run, options)
     assert 0 < found["alpha"]["smallest"] <= found["alpha"]["mean"] < 1
     assert len(warnings) == (word is not None)
     assert all(word in warning for warning in warnings)
@@ -71,7 +71,7 @@ def test_what_is_warned_of(run, learn, held_out, word):
 
 def test_one_alpha_for_every_tensor_is_told_as_their_mean(run):
     both = run.client(4).alpha
-    told = mixing_weights.columns(run)["alpha"][4]
+    told = results.client_columns(run)["alpha"][4]
     assert np.isclose(told, (both.weight + both.bias) / 2)
 
 
@@ -82,7 +82,7 @@ def test_a_method_without_weights_says_nothing():
     done = fb.simulate(
         algorithm, on.params, on.federated_data, key, rounds=0
     ).complete()
-    assert mixing_weights.report(done, SimpleNamespace()) == ({}, [])
+    assert results.diagnostics(done, SimpleNamespace()) == ({}, [])
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ each gets a model from the shared one as any newcomer does, and both are measure
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 import jax.numpy as jnp
 
@@ -57,8 +56,3 @@ def evidence(joined: Sequence[NewClients]) -> Evidence:
         [one.brought[0] for one in each],
         each[0].counts,
     )
-
-
-def report(newcomers: NewClients, round: int) -> dict[str, Any]:
-    """What the summary of a run says of its unseen clients."""
-    return {"unseen": {"round": round, **newcomers.summary()}}
