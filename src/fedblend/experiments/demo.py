@@ -217,7 +217,8 @@ def _splits(seeds: int) -> list[fb.FederatedData]:
     dataset = fb.datasets.load("digits")
     partition = fb.partition.classes_per_client(dataset.rows[1], CLIENTS, CLASSES)
     return [
-        fb.data.federation_of(dataset, partition, test=0.3, split=seed) for seed in range(seeds)
+        fb.data.federation_of(dataset, partition, test=0.3, split=seed)
+        for seed in range(seeds)
     ]
 
 

@@ -48,8 +48,8 @@ def show(
         summary: ``Run.summary()``, one or a list over seeds; numbers of several
             seeds are averaged.
         console: where to print.
-        over_seeds: the harmed clients by all seeds together, "harmed" and "unseen";
-            those of the summary itself where there is only one.
+        over_seeds: what holds for all seeds together, as in ``summary.json``: the
+            harmed clients, "harmed" and "unseen", and "privacy".
     """
     summaries = summary if isinstance(summary, list) else [summary]
     splits = shown_splits(rows)
@@ -68,6 +68,9 @@ def show(
         console.print(line, highlight=False)
     if splits and len({row["round"] for row in rows}) > 1:
         _plot_main_metric(rows, splits[0], console)
+    if "privacy" in together:
+        promise = together["privacy"]["sentence"]
+        console.print(f"privacy: {promise}", markup=False, soft_wrap=True)
 
 
 def human_bits(bits: float) -> str:
