@@ -102,7 +102,7 @@ def personalize(
         >>> federation, _ = fb.datasets.quadratics(clients=8, dim=2)
         >>> seen, unseen = fb.data.set_apart(federation, 0.25)
         >>> loss = fb.datasets.quadratic_loss
-        >>> algorithm = fb.apfl(loss, 0.1, alpha=0.5, steps=1, batch_size=None)
+        >>> algorithm = fb.apfl(loss, fb.Work(0.1, steps=1, batch_size=None), alpha=0.5)
         >>> run = fb.simulate(algorithm, jnp.zeros(2), seen, jax.random.key(0),
         ...                   rounds=50).complete()
         >>> joined = fb.personalize(algorithm, run.down, unseen, jax.random.key(0),

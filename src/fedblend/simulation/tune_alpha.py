@@ -124,10 +124,18 @@ def tune(
         >>> federation = fb.federate(rows, np.split(np.arange(60), 3), validation=0.3)
         >>> loss = fb.losses.squared_error(lambda params, inputs: inputs @ params)
         >>> tuned = fb.tune(
-        ...     lambda alpha: fb.apfl(loss, 0.1, steps=5, batch_size=None, alpha=alpha,
-        ...                           learn="fixed"),
-        ...     jnp.zeros(2), federation, jax.random.key(0), rounds=5,
-        ...     measure={"loss": fb.metrics.mean_loss(loss)})
+        ...     lambda alpha: fb.apfl(
+        ...         loss,
+        ...         fb.Work(0.1, steps=5, batch_size=None),
+        ...         alpha=alpha,
+        ...         learn="fixed",
+        ...     ),
+        ...     jnp.zeros(2),
+        ...     federation,
+        ...     jax.random.key(0),
+        ...     rounds=5,
+        ...     measure={"loss": fb.metrics.mean_loss(loss)},
+        ... )
         >>> tuned.validation.shape, tuned.personal(2).shape
         ((5, 3), (2,))
     """
