@@ -69,9 +69,9 @@ def of_round(first: bool = False) -> Counter[str]:
     """The files that one round of a federation touches, over a transport of lists."""
     sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests" / "deploy")]
     from configured import experiment, federated, method, nodes, write_rows
-    from loopback import Box
 
     from fedblend.deploy.server.run import lead
+    from loopback import Box
 
     wanted = 0 if first else 1
     calls: Counter[str] = Counter()
@@ -103,8 +103,8 @@ def main() -> None:
     commands.add_parser("run").add_argument("config", type=Path)
     commands.add_parser("round").add_argument("--first", action="store_true")
     options = parser.parse_args()
-    calls = of_run(options.config) if options.command == "run" else of_round(
-        options.first
+    calls = (
+        of_run(options.config) if options.command == "run" else of_round(options.first)
     )
     for name, count in calls.most_common():
         print(f"{count:8d} {name}")
