@@ -63,7 +63,7 @@ def personalize(
 ) -> None:
     """Give each new client a model, from the shared model of a run.
 
-    The algorithm decides how a new client uses the shared model: docs/newcomers.md.
+    The algorithm decides how a new client uses the shared model: docs/new_clients.md.
     The run is not changed. Columns have the same names as in the run by default.
 
     [bold]Examples[/bold]

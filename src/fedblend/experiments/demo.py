@@ -22,7 +22,7 @@ from rich.table import Table
 
 import fedblend as fb
 from fedblend.core import Loss
-from fedblend.gains import Gain, running_sum
+from fedblend.gains import Gain, gain_summary
 from fedblend.report.curves import Curve, curves, rounds_alone, rows_of, training_alone
 from fedblend.report.figures import plot_method_gains, plot_methods
 from fedblend.report.harm import Comparison
@@ -99,7 +99,7 @@ class Score(NamedTuple):
         spread = fb.metrics.over_clients(
             self.accuracy, np.ones(len(self.accuracy)), True
         )
-        found = None if self.gain is None else running_sum(self.gain)
+        found = None if self.gain is None else gain_summary(self.gain)
         return {
             "mean": spread.mean,
             "worst_tenth": spread.worst_tenth,
@@ -200,7 +200,7 @@ def advice(scores: dict[str, Score]) -> str:
     gain = scores[choice].gain
     if gain is None:
         return f"Deploy {said[choice]}: {because}."
-    worse = running_sum(gain).count
+    worse = gain_summary(gain).count
     return (
         f"Deploy {said[choice]}: {because}; {worse or 'none'} of the {clients} clients "
         "would clearly have done better alone."
@@ -255,7 +255,9 @@ def _score(runs: dict[str, fb.Run], name: str, model: str) -> Score:
             ]
             for pair in ((run.measured, alone.measured), (run.brought, alone.brought))
         )  # fmt: skip
-        evidence = Evidence(measured, by_row, run.measuring.counts)
+        evidence = Evidence(
+            measured, by_row, run.measuring.counts, run.measuring.metrics
+        )
         gain = evidence.gain("test", "accuracy", "local")
     return Score(accuracy.astype(np.float64), float(bits), gain)
 

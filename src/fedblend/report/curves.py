@@ -68,7 +68,9 @@ def in_order(metrics: Iterable[str]) -> list[str]:
     """
     found = list(metrics)
     others = [name for name in found if name != "loss"]
-    others.sort(key=lambda name: MAIN.index(name.partition("@")[0]))
+    kinds = {name: name.partition("@")[0] for name in others}
+    order = [*MAIN, *kinds.values()]
+    others.sort(key=lambda name: order.index(kinds[name]))
     return others[:1] + (["loss"] if "loss" in found else [])
 
 

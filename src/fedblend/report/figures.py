@@ -16,7 +16,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from fedblend.gains import Gain, running_sum
+from fedblend.gains import Gain, gain_summary
 from fedblend.report.curves import (
     Curve,
     Row,
@@ -211,7 +211,7 @@ def _draw_gains(axes: Any, found: Comparison, alone: Alone, name: str = "") -> N
     axes.bar(across, gain.value[order], width=0.9, color=_colors(gain)[order])
     _draw_intervals(axes, across, gain, order)
     axes.grid(axis="x", visible=False)
-    title = in_short(running_sum(gain), found.reference)
+    title = in_short(gain_summary(gain), found.reference)
     if found.seeds > 1:
         title += f"; mean of {found.seeds} seeds"
     axes.set_title(f"{name}\n{title}" if name else title)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedblend.gains import Gain, Tally, running_sum
+from fedblend.gains import Gain, GainSummary, gain_summary
 from fedblend.report.curves import (
     MODELS,
     Row,
@@ -150,7 +150,9 @@ def harm_columns(run: Run, found: Comparison) -> dict[str, np.ndarray]:
     Arrays over the measured clients, and over seeds where there are several.
     """
     gains = [
-        run.evidence.of_lane(replica).gain(found.split, found.metric, found.reference)
+        run.evidence.of_replica(replica).gain(
+            found.split, found.metric, found.reference
+        )
         for replica in range(len(run.measured))
     ]
     columns = {
@@ -173,17 +175,17 @@ def harm_columns(run: Run, found: Comparison) -> dict[str, np.ndarray]:
 
 def sentence(found: Comparison, alone: dict[str, Any] | None = None) -> str:
     """How many clients are harmed and by how much, for all other models."""
-    parts = [in_words(running_sum(gain), name) for name, gain in found.gains.items()]
+    parts = [in_words(gain_summary(gain), name) for name, gain in found.gains.items()]
     if alone is not None:
         parts.append(f"Training alone: {training_alone(alone)}")
     return f"{found.split} {found.metric}: {'. '.join(parts)}"
 
 
-def in_short(found: Tally, other: str) -> str:
+def in_short(found: GainSummary, other: str) -> str:
     """How many clients are harmed, for the title of a figure.
 
-    >>> from fedblend.gains import Tally
-    >>> two = Tally(2, 0.5, 0.1, 0.2, 0.1, 1, 4, 0, 0, 3, 1, 0.0, -0.1, 0.1)
+    >>> from fedblend.gains import GainSummary
+    >>> two = GainSummary(2, 0.5, 0.1, 0.2, 0.1, 1, 4, 0, 0, 3, 1, 0.0, -0.1, 0.1)
     >>> in_short(two, "local")
     '2 of 4 clients do worse than alone'
     """
@@ -192,11 +194,11 @@ def in_short(found: Tally, other: str) -> str:
     return f"{worse} {WORSE_THAN[other]}{more}"
 
 
-def in_words(found: Tally, other: str, whose: str = "") -> str:
+def in_words(found: GainSummary, other: str, whose: str = "") -> str:
     """How many clients are harmed and by how much, how many gain, how sure that is.
 
-    >>> from fedblend.gains import Tally
-    >>> two = Tally(2, 0.5, 0.1, 0.2, 0.1, 1, 4, 0, 0, 3, 1, 0.0, -0.1, 0.1)
+    >>> from fedblend.gains import GainSummary
+    >>> two = GainSummary(2, 0.5, 0.1, 0.2, 0.1, 1, 4, 0, 0, 3, 1, 0.0, -0.1, 0.1)
     >>> for part in in_words(two, "local").split("; "):
     ...     print(part)
     2 of 4 clients do worse than alone, by 0.1 on average and 0.2 at worst
@@ -226,9 +228,11 @@ def in_words(found: Tally, other: str, whose: str = "") -> str:
     return "; ".join(parts) or f"no {who} to compare with {OTHERS[other]}"
 
 
-def tally_from(plain: dict[str, Any]) -> Tally | None:
-    """A tally from JSON, where null stands for NaN; None for an older format."""
-    if set(plain) != set(Tally._fields):
+def summary_from(plain: dict[str, Any]) -> GainSummary | None:
+    """A ``GainSummary`` from JSON, where null means NaN; None for an older format."""
+    if set(plain) != set(GainSummary._fields):
         return None
     nan: Any = float("nan")
-    return Tally(**{name: nan if of is None else of for name, of in plain.items()})
+    return GainSummary(
+        **{name: nan if of is None else of for name, of in plain.items()}
+    )

@@ -20,7 +20,7 @@ from fedblend.report.curves import (
     training_alone,
     value_at,
 )
-from fedblend.report.harm import in_words, tally_from
+from fedblend.report.harm import in_words, summary_from
 
 COLORS = {"shared": "blue", "local": "yellow", "personal": "green"}
 COLUMNS = {
@@ -124,7 +124,7 @@ def _harm_lines(
     for split in shown_splits(summaries):
         metric = shown_metrics(summaries, split)[0]
         for name, found in harmed.get(split, {}).get(metric, {}).items():
-            counted = tally_from(found)
+            counted = summary_from(found)
             if counted is not None:
                 said = in_words(counted, name.removeprefix("than_"), whose)
                 lines.append(f"harmed ({split} {metric}): {said}")
