@@ -3,6 +3,7 @@
 """Who gains and who is harmed."""
 
 import io
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,8 +15,8 @@ from fedblend.report.harm import Clients, compared, harm_rows, sentence
 from fedblend.report.terminal import show
 from fedblend.simulation.result import Evidence, harms
 
-METRICS = standard("classes", lambda *loss: None, lambda *apply: None)
-
+NOTHING: Any = lambda *of: None  # noqa: E731
+METRICS = standard("classes", NOTHING, NOTHING)
 NAN = float("nan")
 TEST = np.array([30, 40, 50, 0])
 LOSSES = {

@@ -4,7 +4,7 @@
 
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -92,7 +92,7 @@ def show(
     rows = read_rows(run)
     finished = run.summary.is_file()
     last = list({row.get("seed"): row for row in rows}.values())
-    summary = read_summary(run) if finished else {"runs": last}
+    summary: dict[str, Any] = read_summary(run) if finished else {"runs": last}
     try:
         show_rows(rows, summary["runs"], screen.console(), summary)
     except (KeyError, TypeError, AttributeError, IndexError):

@@ -18,8 +18,15 @@ from fedblend.data.federated import FederatedData
 from fedblend.experiments import run_folder
 from fedblend.experiments.run_folder import Folder
 from fedblend.report import figures
-from fedblend.report.curves import rows_of, shown_splits
-from fedblend.report.harm import compare_run, harm_columns, harm_rows, sentence
+from fedblend.report.curves import Row, rows_of, shown_splits
+from fedblend.report.harm import (
+    Clients,
+    Comparison,
+    compare_run,
+    harm_columns,
+    harm_rows,
+    sentence,
+)
 from fedblend.simulation.finite import MODELS
 from fedblend.simulation.personalize import NewClients
 from fedblend.simulation.result import harms
@@ -64,11 +71,14 @@ def write_results(
     return {**said, "harmed": harms(run.evidence)}
 
 
-def draw(folder: Folder, run: Run, rows: list[dict[str, Any]], found: Any) -> None:
+def draw(
+    folder: Folder, run: Run, rows: list[Row], found: tuple[Comparison, Clients] | None
+) -> None:
     """Write the figures of a run; ``found`` is from ``compare_run``."""
     figures.plot_rows(rows, folder.figures, run.evidence, run.alone)
     if found is not None:
-        figures.plot_harm(*found, folder.figures / "harm", run.alone)
+        comparison, clients = found
+        figures.plot_harm(comparison, clients, folder.figures / "harm", run.alone)
 
 
 def client_columns(run: Run) -> dict[str, np.ndarray]:
