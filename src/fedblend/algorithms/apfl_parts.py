@@ -12,6 +12,7 @@ then clips alpha to [0, 1]. Each has an optimizer of its own: w moves as with Fe
 from collections.abc import Callable
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 import optax
 
@@ -120,4 +121,8 @@ def assembled(
         shared = down.shared if parts.aggregated else client.last
         return parts.mix(client.alpha, shared, client.personal)
 
-    return inner._replace(enroll=enroll, client=client, personal=personal)
+    def info(client):
+        alphas = jax.tree.leaves(client.alpha)
+        return {"alpha": sum(alphas) / len(alphas)}
+
+    return inner._replace(enroll=enroll, client=client, personal=personal, info=info)

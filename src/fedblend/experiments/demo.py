@@ -160,7 +160,7 @@ def _gain(run: Run, model: str, alone: Run) -> Gain:
 
     measured = paired(run.measured, alone.measured)
     brought = paired(run.brought, alone.brought)
-    evidence = Evidence(measured, brought, run.measuring.counts, run.measuring.metrics)
+    evidence = Evidence(measured, brought, run.evidence.counts, run.evidence.metrics)
     return evidence.gain("test", "accuracy", "local")
 
 

@@ -274,7 +274,7 @@ def _finish(
     columns = local_models.columns(run) | mixing_weights.columns(run)
     if run.alone is not None:
         shape = (
-            len(run.measuring.ids),
+            len(run.measured_ids),
             *([] if run.replicas is None else [run.replicas]),
         )
         columns["local_rounds"] = np.full(shape, run.alone["rounds"])

@@ -53,4 +53,5 @@ def through(algorithm: Algorithm) -> Algorithm:
             down, client.inner, shard, key
         ),
         ask=lambda client, shard: algorithm.ask(client.inner, shard),
+        info=lambda client: algorithm.info(client.inner),
     )
