@@ -28,7 +28,7 @@ import numpy as np
 from fedblend import keys, trees
 from fedblend.checks import WHOLE, fits
 from fedblend.core import Algorithm, Down, Key, PyTree, Shard
-from fedblend.data.federated import FEDERATION, FederatedData, Shards
+from fedblend.data.federated import FEDERATED_DATA, FederatedData, Shards
 from fedblend.metrics import Measure, Metric, as_metrics, evaluate
 from fedblend.shards import everything
 from fedblend.simulation.client_calls import strong, told_to_deploy
@@ -112,7 +112,7 @@ def personalize(
         >>> bool((losses["personal"]["loss"] < losses["shared"]["loss"]).all())
         True
     """
-    FEDERATION("newcomers", newcomers)
+    FEDERATED_DATA("newcomers", newcomers)
     visits = WHOLE("visits", visits)
     fits(algorithm.needs, newcomers.clients, newcomers=True)
     down, metrics = strong(down), as_metrics(measure)

@@ -18,7 +18,7 @@ import numpy as np
 from fedblend import keys, trees
 from fedblend.checks import COUNT, PART, WHOLE, Number, fits, optional, words
 from fedblend.core import Algorithm, Key, PyTree, Shard
-from fedblend.data.federated import FEDERATION, FederatedData, side_by_side
+from fedblend.data.federated import FEDERATED_DATA, FederatedData, side_by_side
 from fedblend.errors import UserError
 from fedblend.metrics import Measure, Metric, as_metrics
 from fedblend.simulation import aggregators
@@ -117,7 +117,7 @@ def simulate(
         said = f"{len(federations)} of them"
         raise UserError("federated_data", federated_data, allowed, said)
     for one in federations:
-        FEDERATION("federated_data", one)
+        FEDERATED_DATA("federated_data", one)
     first: FederatedData = federations[0]
     shards = side_by_side(federations)
     clients = first.clients
