@@ -267,7 +267,7 @@ def test_what_makes_no_sense_is_refused():
     twice = fb.mixed_fl(
         fb.mixed_fl(inner, ON_ROWS, how="one_way"), ON_ROWS, how="one_way"
     )
-    with pytest.raises(ValueError, match="tells clients a correction itself"):
+    with pytest.raises(ValueError, match="sends clients a correction itself"):
         run(twice, federated_data, own, 1)
     with pytest.raises(ValueError, match="merge: 'product' is unknown"):
         fb.mixed_fl(inner, ON_ROWS, how="parallel", merge="product")
