@@ -105,7 +105,7 @@ def ran(build) -> Setting:
 
 
 def same(run: fb.Run, w, v, a):
-    """The run has this shared model, these personal ones, and one minus these alphas."""
+    """The run has this shared model, these personal ones, and 1 minus these alphas."""
     states = [run.client(i) for i in range(CLIENTS)]
     alphas = np.stack([np.stack(jax.tree.leaves(state.alpha)) for state in states])
     personal = np.stack([flat(state.personal) for state in states])
