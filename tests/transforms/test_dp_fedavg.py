@@ -180,7 +180,7 @@ def test_mixed_by_one_way_transfer_goes_around_and_others_do_not():
     around = fb.mixed_fl(private(), penalty, how="one_way")
     sizes = begin(around).message_bits
     assert sizes.up == 3 * 32
-    with pytest.raises(ValueError, match=r"^mixed: these clients do not take plain st"):
+    with pytest.raises(ValueError, match=r"^mixed_fl: these clients do not take plain"):
         begin(fb.mixed_fl(private(), penalty, how="two_way"))
     with pytest.raises(ValueError, match=r"^dp_fedavg: .* say more than a step"):
         begin(private(fb.mixed_fl(descent, penalty, how="two_way", upload=True)))

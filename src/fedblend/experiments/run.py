@@ -176,7 +176,7 @@ def _runs(config: Config, built: Built, folder: Folder) -> dict[str, Run]:
         over=over,
     )
     runs = {}
-    names = {"private": "privacy", "mixed": "central", "strata": "populations"}
+    names = {"private": "privacy", "mixed_fl": "central", "strata": "populations"}
     with named_by_key(**names, select="select"):
         if algorithms.local is not None:
             own = train_alone.without_others(settings, built.federations, built.key)
