@@ -153,8 +153,8 @@ CASES = {
     "diana": _case(fb.diana, {"algorithm": PLAIN, "compressor": TOP},
                    algorithm="algorithm", compressor="compressor",
                    rate="fraction or None", start="word"),
-    "perm_k_compressed": _case(
-        fb.transforms.perm_k_compressed,
+    "transforms.perm_k": _case(
+        fb.transforms.perm_k,
         {"algorithm": PLAIN, "clients": 4},
                       algorithm="algorithm", clients="count"),
     "dp_fedavg": _case(fb.dp_fedavg, {"algorithm": PLAIN, "clip": 1.0, "noise": 1.0,

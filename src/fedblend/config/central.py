@@ -180,9 +180,7 @@ def mixed(
         )
     # The dense layer is not part of the penalty, and its gradient need not be sent.
     return (
-        made
-        if table.penalty is None
-        else transforms.partial_correction(made, ["embedding"])
+        made if table.penalty is None else transforms.add_gradient(made, ["embedding"])
     )
 
 
