@@ -211,7 +211,7 @@ CASES = {
     "by_key": _case(fb.partition.by_key, {"keys": LABELS}, minimum="whole"),
     "federate": _case(fb.federate, {"rows": ROWS, "partition": [np.arange(40)]},
                       validation="part", test="part", seed="whole"),
-    "set_apart": _case(fb.data.set_apart,
+    "split_clients": _case(fb.data.split_clients,
                        {"federated_data": FEDERATION, "fraction": 0.5},
                        fraction="part", seed="whole"),
     "quadratics": _case(fb.datasets.quadratics, {"clients": 2, "dim": 2},

@@ -99,7 +99,7 @@ def test_a_tree_over_clients_that_are_dealt(configured, tmp_path, compiled):
     found = summary["privacy"]
     assert found["epsilon"] == once.epsilon
     assert f"{both.epsilon:.4g} for all 2 together" in found["sentence"]
-    assert build(config).algorithm.start.__module__.endswith("private_by_tree")
+    assert build(config).algorithm.start.__module__.endswith("dp_ftrl")
     assert build(config).settings["epoch"] == 2
 
 

@@ -20,7 +20,7 @@ from fedblend.config.schema.table import ConfigError
 from fedblend.core import Shard
 from fedblend.data.dataset import DataError
 from fedblend.data.federated import Shards, gather, held_out
-from fedblend.data.readers.new_rows import read_further
+from fedblend.data.readers.read import read_new_rows
 from fedblend.deploy.client.executor import Alone, Executor, Own
 from fedblend.deploy.client.node import Node, Refusal, Rules
 from fedblend.deploy.client.policy import Policy, Protect, load_policy
@@ -166,7 +166,7 @@ def _nameless(text: str) -> str:
 def own_rows(settings: Settings, config: Config) -> dict[str, Shards]:
     """The node's rows, a part of them held out as the configuration asks."""
     data, rows = nodes_of(config), settings.data
-    further = read_further(
+    further = read_new_rows(
         rows.file,
         task_of(config),
         target=rows.target,
