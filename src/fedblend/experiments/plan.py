@@ -19,7 +19,7 @@ from fedblend.config.build import Built, build
 from fedblend.config.config import Config
 from fedblend.config.schema.table import ConfigError
 from fedblend.config.toml import literal
-from fedblend.data.dataset import one_class_clients
+from fedblend.data.federated import one_class_clients
 from fedblend.experiments.round_bits import Way, simulated, ways
 from fedblend.simulation.precision import precision
 from fedblend.theory import plan

@@ -176,8 +176,14 @@ def _runs(config: Config, built: Built, folder: Folder) -> dict[str, Run]:
         over=over,
     )
     runs = {}
-    names = {"private": "privacy", "mixed_fl": "central", "strata": "populations"}
-    with named_by_key(**names, select="select"):
+    names = {
+        "dp_fedavg": "privacy",
+        "dp_ftrl": "privacy",
+        "fedselect": "select",
+        "mixed_fl": "central",
+        "strata": "populations",
+    }
+    with named_by_key(**names):
         if algorithms.local is not None:
             own = train_alone.without_others(settings, built.federations, built.key)
             own |= {"over": over}
