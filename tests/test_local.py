@@ -178,14 +178,13 @@ def test_nudge_with_nothing_at_some_nodes():
     shard = FEDERATION.train.shard(0)
     start = jax.tree.map(jnp.asarray, (START, START))
     correction = np.array([0.5, -1.0])
-    settings = {"optimizer": RATE, "steps": 4, "batch_size": None}
     (one, other), _ = descend(
         both,
         start,
         shard,
         KEY,
+        work=Work(RATE, 4, None),
         correction=({"x": jnp.asarray(correction)}, None),
-        **settings,
     )
     pushed, _ = loop(0, everything(0, 4), push=lambda x: correction)
     np.testing.assert_allclose(one["x"], pushed, rtol=1e-12)

@@ -211,7 +211,8 @@ CASES = {
     "by_key": _case(fb.partition.by_key, {"keys": LABELS}, minimum="whole"),
     "federate": _case(fb.federate, {"rows": ROWS, "partition": [np.arange(40)]},
                       validation="part", test="part", seed="whole"),
-    "set_apart": _case(fb.data.set_apart, {"federated_data": FEDERATION, "fraction": 0.5},
+    "set_apart": _case(fb.data.set_apart,
+                       {"federated_data": FEDERATION, "fraction": 0.5},
                        fraction="part", seed="whole"),
     "quadratics": _case(fb.datasets.quadratics, {"clients": 2, "dim": 2},
                         clients="count", dim="count"),
@@ -387,7 +388,8 @@ def test_arrays_over_the_clients_pass_as_lists_too():
 def test_agnostic_fl_for_another_number_of_clients_is_refused(name, clients):
     more = {"alpha": 0.5} if name == "apfl_agnostic" else {}
     build = getattr(fb, name)
-    algorithm = build(**GOOD, **more, clients=clients, q_rate=0.1)
+    work = fb.Work(0.1, steps=2, batch_size=None)
+    algorithm = build(LOSS, work, **more, clients=clients, q_rate=0.1)
     line = f"^clients: {clients} is not 4, the number of clients there are$"
     for start in (_run, lambda wrong: Executor(_own(wrong))):
         with pytest.raises(UserError, match=line):
@@ -424,7 +426,7 @@ def test_a_sweep_is_checked_by_value_and_traced_values_pass():
 
 def test_an_unknown_argument_is_for_python_to_refuse():
     with pytest.raises(TypeError, match=r"fedavg\(\).* 'batches'"):
-        fb.fedavg(LOSS, fb.Work(0.1, steps=1), batches=3)  # pyright: ignore
+        fb.fedavg(LOSS, fb.Work(0.1, 1, None), batches=3)  # pyright: ignore
 
 
 def test_arrays_of_different_clients_are_not_compared():

@@ -83,8 +83,11 @@ def apfl(
     Example:
         >>> import jax, jax.numpy as jnp, fedblend as fb
         >>> federation, _ = fb.datasets.quadratics(clients=4, dim=2)
-        >>> algorithm = fb.apfl(fb.datasets.quadratic_loss, 0.1, steps=2,
-        ...                     batch_size=None, alpha=0.5)
+        >>> algorithm = fb.apfl(
+        ...     fb.datasets.quadratic_loss,
+        ...     fb.Work(0.1, steps=2, batch_size=None),
+        ...     alpha=0.5,
+        ... )
         >>> run = fb.simulate(algorithm, jnp.zeros(2), federation, jax.random.key(0),
         ...                   rounds=50).complete()
         >>> measured = fb.metrics.mean_loss(fb.datasets.quadratic_loss)

@@ -65,8 +65,12 @@ def apfl_agnostic(
         >>> import jax, jax.numpy as jnp, fedblend as fb
         >>> federation, _ = fb.datasets.quadratics(clients=4, dim=2)
         >>> algorithm = fb.apfl_agnostic(
-        ...     fb.datasets.quadratic_loss, 0.1, clients=4, q_rate=0.1, steps=2,
-        ...     batch_size=None, alpha=0.5)
+        ...     fb.datasets.quadratic_loss,
+        ...     fb.Work(0.1, steps=2, batch_size=None),
+        ...     clients=4,
+        ...     q_rate=0.1,
+        ...     alpha=0.5,
+        ... )
         >>> run = fb.simulate(algorithm, jnp.zeros(2), federation, jax.random.key(0),
         ...                   rounds=20).complete()
         >>> run.down.extra.shape  # q

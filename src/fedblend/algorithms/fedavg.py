@@ -38,8 +38,9 @@ def fedavg(loss: Loss, work: Work) -> Algorithm:
     Example:
         >>> import jax, jax.numpy as jnp, fedblend as fb
         >>> federation, optimum = fb.datasets.quadratics(clients=4, dim=2)
-        >>> algorithm = fb.fedavg(fb.datasets.quadratic_loss, 0.1, steps=1,
-        ...                       batch_size=None)
+        >>> algorithm = fb.fedavg(
+        ...     fb.datasets.quadratic_loss, fb.Work(0.1, steps=1, batch_size=None)
+        ... )
         >>> run = fb.simulate(algorithm, jnp.zeros(2), federation, jax.random.key(0),
         ...                   rounds=200)
         >>> bool(jnp.allclose(run.complete().shared, optimum, atol=1e-4))

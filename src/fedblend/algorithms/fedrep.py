@@ -60,8 +60,12 @@ def fedrep(
         >>> import jax, fedblend as fb
         >>> model = fb.models.mlp(4, 3, hidden=(8,))
         >>> loss = fb.losses.cross_entropy(model.apply)
-        >>> algorithm = fb.fedrep(loss, 0.1, head=lambda path: path.startswith("last"),
-        ...                       head_steps=5, steps=1, batch_size=10)
+        >>> algorithm = fb.fedrep(
+        ...     loss,
+        ...     fb.Work(0.1, steps=1, batch_size=10),
+        ...     head=lambda path: path.startswith("last"),
+        ...     head_steps=5,
+        ... )
         >>> _, state = algorithm.enroll(model.init(jax.random.key(0)), None, None)
         >>> sum(leaf.size for leaf in jax.tree.leaves(state))
         27

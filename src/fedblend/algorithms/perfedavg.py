@@ -90,8 +90,11 @@ def perfedavg(
     Example:
         >>> import jax, jax.numpy as jnp, fedblend as fb
         >>> federation, _ = fb.datasets.quadratics(clients=4, dim=2)
-        >>> algorithm = fb.perfedavg(fb.datasets.quadratic_loss, 0.1, inner_rate=0.05,
-        ...                          steps=1, batch_size=None)
+        >>> algorithm = fb.perfedavg(
+        ...     fb.datasets.quadratic_loss,
+        ...     fb.Work(0.1, steps=1, batch_size=None),
+        ...     inner_rate=0.05,
+        ... )
         >>> run = fb.simulate(algorithm, jnp.zeros(2), federation, jax.random.key(0),
         ...                   rounds=50).complete()
         >>> measured = fb.metrics.mean_loss(fb.datasets.quadratic_loss)

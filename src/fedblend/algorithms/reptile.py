@@ -53,8 +53,9 @@ def reptile(
     Example:
         >>> import jax, jax.numpy as jnp, fedblend as fb
         >>> federation, _ = fb.datasets.quadratics(clients=4, dim=2)
-        >>> algorithm = fb.reptile(fb.datasets.quadratic_loss, 0.05, 0.5, steps=5,
-        ...                        batch_size=None)
+        >>> algorithm = fb.reptile(
+        ...     fb.datasets.quadratic_loss, fb.Work(0.05, steps=5, batch_size=None), 0.5
+        ... )
         >>> run = fb.simulate(algorithm, jnp.zeros(2), federation, jax.random.key(0),
         ...                   rounds=50).complete()
         >>> measured = fb.metrics.mean_loss(fb.datasets.quadratic_loss)

@@ -129,7 +129,7 @@ class FederatedData:
         )
 
 
-FEDERATION = a(FederatedData, "a Federation")
+FEDERATED_DATA = a(FederatedData, "a FederatedData")
 
 
 def side_by_side(federations: Sequence[FederatedData]) -> dict[str, Shards]:
