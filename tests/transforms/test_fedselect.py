@@ -126,7 +126,9 @@ def test_bits_are_those_of_a_clients_own_rows():
     np.testing.assert_array_equal(whole.bits().down, ROUNDS * everything)
     # What is deployed in the end is the whole model.
     assert some.summary()["bits"]["last_broadcast"] == CLIENTS * everything
-    _, corrected = pair("two-way")  # the correction's rows; two numbers: rate times steps
+    _, corrected = pair(
+        "two-way"
+    )  # the correction's rows; two numbers: rate times steps
     np.testing.assert_array_equal(corrected.bits().down, 2 * ROUNDS * 32 * entries)
     np.testing.assert_array_equal(corrected.bits().up, up + ROUNDS * 2 * 32)
 
