@@ -51,12 +51,6 @@ from fedblend.algorithms import (
     apfl_averaged as apfl_averaged,
 )
 from fedblend.algorithms import (
-    apfl_fedjax as apfl_fedjax,
-)
-from fedblend.algorithms import (
-    apfl_fedtorch as apfl_fedtorch,
-)
-from fedblend.algorithms import (
     ditto as ditto,
 )
 from fedblend.algorithms import (

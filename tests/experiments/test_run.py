@@ -34,8 +34,6 @@ OWN = {
     "pfedme": {"lam": 1.0, "inner_rate": 0.1, "inner_steps": 3},
     "apfl": {"alpha": 0.5, "held_out": 0.2},
     "apfl_agnostic": {"alpha": 0.5, "q_rate": 0.01},
-    "apfl_fedtorch": {"alpha": 0.5},
-    "apfl_fedjax": {"alpha": 0.5},
     "ditto": {"lam": 0.5, "personal": {"rate": 0.1, "steps": 3, "batch_size": 4}},
     "finetune": {"tune": {"rate": 0.1, "epochs": 1, "batch_size": "all"}},
     "l2gd": {"lam": 0.5},
@@ -136,7 +134,7 @@ def test_local_models_that_were_not_trained_are_told(tiny):
     built = build(config)
     start = (built.algorithm, built.model.init, built.federated_data, built.key)
     run = simulate(*start, rounds=0).complete()
-    summary, (warning,) = results.diagnostics(run, config.algorithm)
+    _, summary, (warning,) = results.diagnostics(run, config.algorithm)
     assert summary["local_models"]["clients_not_trained"] == 6
     assert warning.startswith("the local models of 6 clients (0, 1, 2, 3, 4, ...) ")
 

@@ -217,7 +217,7 @@ def _splits(seeds: int) -> list[fb.FederatedData]:
     dataset = fb.datasets.load("digits")
     partition = fb.partition.classes_per_client(dataset.rows[1], CLIENTS, CLASSES)
     return [
-        fb.data.federation_of(dataset, partition, test=0.3, split=seed)
+        fb.data.federate_dataset(dataset, partition, test=0.3, split=seed)
         for seed in range(seeds)
     ]
 
@@ -255,9 +255,7 @@ def _score(runs: dict[str, fb.Run], name: str, model: str) -> Score:
             ]
             for pair in ((run.measured, alone.measured), (run.brought, alone.brought))
         )  # fmt: skip
-        evidence = Evidence(
-            measured, by_row, run.measuring.counts, run.measuring.metrics
-        )
+        evidence = Evidence(measured, by_row, run.evidence.counts, run.evidence.metrics)
         gain = evidence.gain("test", "accuracy", "local")
     return Score(accuracy.astype(np.float64), float(bits), gain)
 

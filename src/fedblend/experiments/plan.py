@@ -24,7 +24,7 @@ from fedblend.config.config import Config
 from fedblend.config.schema.table import ConfigError
 from fedblend.config.toml import literal
 from fedblend.core import Algorithm, PyTree, Ragged, has_ragged, static_bits
-from fedblend.data.dataset import one_class_clients
+from fedblend.data.federated import one_class_clients
 from fedblend.simulation.precision import precision
 from fedblend.simulation.run import Run
 from fedblend.simulation.simulate import simulate
@@ -258,8 +258,8 @@ def _local_models(built: Built) -> tuple[np.ndarray, np.ndarray]:
     """x_i and the norms of their gradients, as enrollment finds them."""
     run = _started(built, built.algorithm, built.model.init)
     next(iter(run))
-    states = run.store.gather(np.arange(built.federated_data.clients))
-    norms = np.asarray(states.norm)
+    found = run.info()
+    norms = np.asarray(found["local_model_gradient_norm"])
     try:
         require_minimizers(norms, ENOUGH)
     except ValueError as error:
@@ -268,7 +268,7 @@ def _local_models(built: Built) -> tuple[np.ndarray, np.ndarray]:
             f"algorithm.personal.most: is too small to find x_i: {reason}; allow more, "
             "or take another solver, or a larger model.l2"
         ) from None
-    return stacked(states.personal), norms
+    return stacked(found["local_model"]), norms
 
 
 def _started(built: Built, algorithm: Algorithm, params: Any) -> Run:
@@ -311,7 +311,7 @@ def _traffic(usual: Run, actual: Run) -> Traffic:
         usual: a run whose every round is like the later ones of the actual run.
         actual: the run, whose first round may take more.
     """
-    clients, sizes = actual.federated_data.clients, actual.ledgers[0].sizes
+    clients, sizes = actual.federated_data.clients, actual.message_bits
     up = _whole_bits(usual.shapes.up)
     return Traffic(
         first=clients * (sizes.params + sizes.join + sizes.down),

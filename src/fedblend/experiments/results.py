@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from fedblend.algorithms.flix import FlixClient
+from fedblend.core import PyTree
 from fedblend.data.federated import FederatedData
 from fedblend.experiments import run_folder
 from fedblend.experiments.run_folder import Folder
@@ -29,7 +29,7 @@ from fedblend.report.harm import (
 )
 from fedblend.simulation.finite import MODELS
 from fedblend.simulation.personalize import NewClients
-from fedblend.simulation.result import harms
+from fedblend.simulation.result import Results, harms
 from fedblend.simulation.run import Run
 
 MOST_NAMED = 5
@@ -38,7 +38,7 @@ MOST_NAMED = 5
 
 def write_results(
     folder: Folder,
-    run: Run,
+    run: Results,
     seeds: list[int],
     columns: dict[str, np.ndarray],
     new_clients: Sequence[NewClients] = (),
@@ -58,7 +58,7 @@ def write_results(
     rows = rows_of(run, seeds)
     run_folder.write_models(folder, run, seeds)
     if run.alone is not None and run.alone["rounds"] is not None:
-        shape = (len(run.measuring.ids), len(seeds))[: 1 if run.replicas is None else 2]
+        shape = (len(run.measured_ids), len(seeds))[: 1 if run.replicas is None else 2]
         columns = {**columns, "local_rounds": np.full(shape, run.alone["rounds"])}
     found = compare_run(run, rows, columns.get("alpha"))
     if found is not None:
@@ -72,7 +72,10 @@ def write_results(
 
 
 def draw(
-    folder: Folder, run: Run, rows: list[Row], found: tuple[Comparison, Clients] | None
+    folder: Folder,
+    run: Results,
+    rows: list[Row],
+    found: tuple[Comparison, Clients] | None,
 ) -> None:
     """Write the figures of a run; ``found`` is from ``compare_run``."""
     figures.plot_rows(rows, folder.figures, run.evidence, run.alone)
@@ -81,64 +84,53 @@ def draw(
         figures.plot_harm(comparison, clients, folder.figures / "harm", run.alone)
 
 
-def client_columns(run: Run) -> dict[str, np.ndarray]:
-    """The diagnostics of each measured client, and of each seed where several."""
-    own, alphas = _flix_clients(run), mixing_weights(run)
-    norms = {} if own is None else {"local_model_gradient_norm": np.asarray(own.norm)}
-    return norms if alphas is None else {**norms, "alpha": alphas}
-
-
-def diagnostics(run: Run, options: Any) -> tuple[dict[str, Any], list[str]]:
-    """What ``summary.json`` says of local models and mixing weights, and warnings.
+def diagnostics(
+    run: Run, options: Any
+) -> tuple[dict[str, np.ndarray], dict[str, Any], list[str]]:
+    """What the algorithm shows of its clients.
 
     Args:
         run: a completed run.
         options: the options of its algorithm.
+
+    Returns:
+        Columns of ``clients.csv``, keys of ``summary.json``, and warnings.
     """
-    said, warnings = {}, []
-    own, alphas = _flix_clients(run), mixing_weights(run)
-    if own is not None:
-        said["local_models"], warnings = _local_models(run, own, options)
-    if alphas is not None:
-        said["alpha"] = {
-            "mean": float(alphas.mean()),
-            "smallest": float(alphas.min()),
-            "largest": float(alphas.max()),
+    info = run.info(run.measured_ids)
+    columns = {
+        name: np.asarray(info[name])
+        for name in ("local_model_gradient_norm", "alpha")
+        if name in info
+    }
+    summary, warnings = {}, []
+    if "local_model" in info:
+        norms = columns["local_model_gradient_norm"]
+        found, warnings = _local_models(run, info["local_model"], norms, options)
+        summary["local_models"] = found
+    if "alpha" in info:
+        summary["alpha"] = {
+            "mean": float(columns["alpha"].mean()),
+            "smallest": float(columns["alpha"].min()),
+            "largest": float(columns["alpha"].max()),
         }
         warnings = [*warnings, *_warnings_of_alpha(run, options)]
-    return said, warnings
-
-
-def mixing_weights(run: Run) -> np.ndarray | None:
-    """The alpha of each measured client, if its state has one; the mean of several."""
-    states = run.store.gather(run.measuring.ids)
-    found = [
-        np.asarray(leaf)
-        for path, leaf in jax.tree_util.tree_leaves_with_path(states)
-        if ".alpha" in jax.tree_util.keystr(path)
-    ]
-    return np.mean(found, axis=0) if found else None
-
-
-def _flix_clients(run: Run) -> FlixClient | None:
-    """FLIX's part of the states of the measured clients, stacked."""
-    states = run.store.gather(run.measuring.ids)
-
-    def is_flix(node: Any) -> bool:
-        return isinstance(node, FlixClient)
-
-    return next(filter(is_flix, jax.tree.leaves(states, is_leaf=is_flix)), None)
+    return columns, summary, warnings
 
 
 def _local_models(
-    run: Run, own: FlixClient, options: Any
+    run: Run, models: PyTree, norms: np.ndarray, options: Any
 ) -> tuple[dict[str, Any], list[str]]:
     """How close the local models are to their minimizers, and warnings."""
-    norms = np.asarray(own.norm)
     tolerance = getattr(getattr(options, "personal", None), "tolerance", None)
     worst = norms.reshape(len(norms), -1).max(axis=1)  # over the seeds
     missed = 0 if tolerance is None else int((worst > tolerance).sum())
-    stuck = run.measuring.ids[_untrained(run, own, tolerance or 0.0)]
+    same = np.ones(norms.shape, bool)
+    pairs = zip(jax.tree.leaves(models), jax.tree.leaves(run.params), strict=True)
+    for leaf, first in pairs:
+        equal = np.asarray(leaf) == np.asarray(first)
+        same &= equal.reshape(*norms.shape, -1).all(axis=-1)
+    untrained = same & ~(norms <= (tolerance or 0.0))  # a norm of NaN, too
+    stuck = run.measured_ids[untrained.reshape(len(norms), -1).any(axis=1)]
     warnings = []
     if len(stuck):
         names = [run.federated_data.name(int(client)) for client in stuck[:MOST_NAMED]]
@@ -163,18 +155,6 @@ def _local_models(
     }, warnings
 
 
-def _untrained(run: Run, own: FlixClient, tolerance: float) -> np.ndarray:
-    """Which clients' local models are still the initial one, though no solution."""
-    norms = np.asarray(own.norm)
-    same = np.ones(norms.shape, bool)
-    leaves = jax.tree.leaves(own.personal), jax.tree.leaves(run.engine.params)
-    for leaf, first in zip(*leaves, strict=True):
-        equal = np.asarray(leaf) == np.asarray(first)
-        same &= equal.reshape(*norms.shape, -1).all(axis=-1)
-    stuck = same & ~(norms <= tolerance)  # a norm that is not a number, too
-    return np.asarray(stuck.reshape(len(norms), -1).any(axis=1))
-
-
 def _warnings_of_alpha(run: Run, options: Any) -> list[str]:
     """Where the rows that alpha was learned on cannot tell what generalizes."""
     if getattr(options, "learn", "fixed") == "fixed":
@@ -196,7 +176,7 @@ def _warnings_of_alpha(run: Run, options: Any) -> list[str]:
     ]
 
 
-def warnings_at_end(run: Run, loss: str, seeds: list[int]) -> list[str]:
+def warnings_at_end(run: Results, loss: str, seeds: list[int]) -> list[str]:
     """What is odd about a completed run.
 
     Args:
@@ -219,7 +199,7 @@ def warnings_at_end(run: Run, loss: str, seeds: list[int]) -> list[str]:
     return [*lines, *worse_than_chance(run, chance(loss, run.federated_data))]
 
 
-def worse_than_chance(run: Run, chance: float | None) -> list[str]:
+def worse_than_chance(run: Results, chance: float | None) -> list[str]:
     """A line for the personal models and one for training alone, where worse."""
     replicas = run.records[-1] if run.replicas is not None else [run.records[-1]]
     lines = []

@@ -156,8 +156,14 @@ def _runs(config: Config, built: Built, folder: Folder) -> dict[str, Run]:
         over=over,
     )
     runs = {}
-    names = {"private": "privacy", "mixed": "central", "strata": "populations"}
-    with named_by_key(**names, select="select"):
+    names = {
+        "dp_fedavg": "privacy",
+        "dp_ftrl": "privacy",
+        "fedselect": "select",
+        "mixed_fl": "central",
+        "strata": "populations",
+    }
+    with named_by_key(**names):
         if algorithms.local is not None:
             own = train_alone.without_others(settings, built.federations, built.key)
             own |= {"over": over}
@@ -238,12 +244,11 @@ def _finish(
 ) -> dict[str, Any]:
     """Write the results; the summary last, because its presence means that all are."""
     seeds = seeds_of(config)
-    diagnostics, warnings = results.diagnostics(run, config.algorithm)
+    columns, diagnostics, warnings = results.diagnostics(run, config.algorithm)
     warnings += results.warnings_at_end(run, loss_name(config, built.task), seeds)
     for warning in warnings:
         on_warning(warning)
     joined = unseen_clients.join(run, config, built)
-    columns = results.client_columns(run)
     harm = results.write_results(folder, run, seeds, columns, joined)
     unseen = {"harmed": harms(unseen_clients.evidence(joined))} if joined else {}
     models = run_folder.models(run)

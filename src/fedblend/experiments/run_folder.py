@@ -39,7 +39,7 @@ from fedblend.data.federated import FederatedData
 from fedblend.report.curves import rows_of
 from fedblend.simulation.checkpoint import write_atomically
 from fedblend.simulation.personalize import NewClients
-from fedblend.simulation.run import Run
+from fedblend.simulation.result import Results
 from fedblend.simulation.serialize import pack
 
 
@@ -107,20 +107,20 @@ def write_table(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     write_text(path, text.getvalue())
 
 
-def write_metrics(folder: Folder, run: Run, seeds: list[int]) -> None:
+def write_metrics(folder: Folder, run: Results, seeds: list[int]) -> None:
     """Write ``metrics.jsonl``: all rows so far."""
     lines = [as_json(row, indent=None) for row in rows_of(run, seeds)]
     write_text(folder.metrics, "".join(f"{line}\n" for line in lines))
 
 
-def models(run: Run) -> list[PyTree]:
+def models(run: Results) -> list[PyTree]:
     """The shared model of every seed."""
     if run.replicas is None:
         return [run.shared]
     return [trees.take(run.shared, replica) for replica in range(run.replicas)]
 
 
-def write_models(folder: Folder, run: Run, seeds: list[int]) -> None:
+def write_models(folder: Folder, run: Results, seeds: list[int]) -> None:
     """Write the shared model of every seed."""
     for seed, model in zip(seeds, models(run), strict=True):
         path = folder.model(None if run.replicas is None else seed)
@@ -130,7 +130,7 @@ def write_models(folder: Folder, run: Run, seeds: list[int]) -> None:
 
 def write_clients(
     folder: Folder,
-    run: Run,
+    run: Results,
     seeds: list[int],
     own: Mapping[str, np.ndarray],
     new_clients: Sequence[NewClients] = (),
@@ -145,14 +145,15 @@ def write_clients(
             there are several.
         new_clients: those that took no part in training, for each seed.
     """
-    places = {int(client): place for place, client in enumerate(run.measuring.ids)}
+    places = {int(client): place for place, client in enumerate(run.measured_ids)}
     seen, rows = run.federated_data, []
     training = {"training": "seen"} if new_clients else {}
     for replica, seed in enumerate(seeds):
-        measured = _by_column(run.measured[replica]) if run.measured else {}
+        seen_by = run.evidence.measured
+        measured = _by_column(seen_by[replica]) if seen_by else {}
         for name, values in own.items():
             measured[name] = values if run.replicas is None else values[:, replica]
-        sent, received = run.ledgers[replica].up, run.ledgers[replica].down
+        sent, received = run.bits(replica)
         for client in range(seen.clients):
             bits = int(sent[client]), int(received[client])
             cells = _cells(measured, measured, places.get(client))

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedblend.simulation.run import Run
+from fedblend.simulation.result import Results
 
 MODELS = ("shared", "local", "personal")
 """The models of a client, in the order of tables and legends."""
@@ -33,7 +33,7 @@ class Curve(NamedTuple):
     high: np.ndarray
 
 
-def rows_of(run: Run, seeds: Sequence[int] | None = None) -> list[Row]:
+def rows_of(run: Results, seeds: Sequence[int] | None = None) -> list[Row]:
     """The records of a run as rows, with how long the clients trained alone.
 
     Args:

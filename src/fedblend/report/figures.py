@@ -75,7 +75,7 @@ def plot_run(run: Run, path: Any = None) -> Any:
         if not splits:
             figure = new_figure(4.8, 3.2)
             figure.suptitle("Nothing was measured in this run")
-        elif run.engine.sweep is not None:
+        elif run.over is not None:
             figure = _sweep_figure(run, rows, splits[0])
         else:
             metric = shown_metrics(rows, splits[0])[0]
@@ -288,7 +288,7 @@ def _sweep_figure(run: Run, rows: list[Row], split: str) -> Any:
     """The personal model for each value of a sweep."""
     import matplotlib
 
-    values = jax.tree.leaves(run.engine.over)
+    values = jax.tree.leaves(run.over)
     replicas = range(run.replicas or 1)
     names = [", ".join(f"{float(leaf[at]):.3g}" for leaf in values) for at in replicas]
     shades = matplotlib.colormaps["viridis"](np.linspace(0, 0.9, len(names)))

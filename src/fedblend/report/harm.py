@@ -20,8 +20,7 @@ from fedblend.report.curves import (
     shown_splits,
     training_alone,
 )
-from fedblend.simulation.result import Evidence
-from fedblend.simulation.run import Run
+from fedblend.simulation.result import Evidence, Results
 
 WORSE_THAN = {"local": "alone", "shared": "with the shared model"}
 OTHERS = {"local": "training alone", "shared": "the shared model"}
@@ -75,7 +74,7 @@ def compared(evidence: Evidence, split: str, metric: str) -> Comparison | None:
 
 
 def compare_run(
-    run: Run, rows: list[Row], alpha: np.ndarray | None = None
+    run: Results, rows: list[Row], alpha: np.ndarray | None = None
 ) -> tuple[Comparison, Clients] | None:
     """The models of a completed run by the main metric of its first shown split.
 
@@ -89,7 +88,7 @@ def compare_run(
         found = compared(run.evidence, split, shown_metrics(rows, split)[0])
         if found is None:
             continue
-        ids, data = run.measuring.ids, run.federated_data
+        ids, data = run.measured_ids, run.federated_data
         if alpha is not None:
             alpha = np.asarray(alpha, np.float64).reshape(len(ids), -1).mean(axis=1)
         names = [data.name(int(client)) for client in ids]
@@ -144,7 +143,7 @@ def _cell(value: Any) -> float | str:
     return float(value) if np.isfinite(value) else ""
 
 
-def harm_columns(run: Run, found: Comparison) -> dict[str, np.ndarray]:
+def harm_columns(run: Results, found: Comparison) -> dict[str, np.ndarray]:
     """Each client's interval of the gain and whether it is harmed, for ``clients.csv``.
 
     Arrays over the measured clients, and over seeds where there are several.
@@ -153,7 +152,7 @@ def harm_columns(run: Run, found: Comparison) -> dict[str, np.ndarray]:
         run.evidence.of_replica(replica).gain(
             found.split, found.metric, found.reference
         )
-        for replica in range(len(run.measured))
+        for replica in range(len(run.evidence.measured))
     ]
     columns = {
         "gain_low": [gain.low for gain in gains],

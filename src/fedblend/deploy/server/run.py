@@ -144,9 +144,9 @@ def _led(folder, config, books, audit, post, shared_seed, on_step, poll):
     key = root if shared_seed else _server_key(config, own, root, before.redone)
     rules = _rules(config, patience)
     chosen = _setting(config, own, known, facts, rules, note, key)
-    server = Coordinator(chosen, directory, rules)
     budget = budget_alone(config, method_of(config, clients, facts))
-    server.alone = None if budget is None else budget._asdict()
+    alone = None if budget is None else budget._asdict()
+    server = Coordinator(chosen._replace(alone=alone), directory, rules)
     if entry is not None:
         entry.restore(server)
     about = before._replace(known=known).words()
@@ -170,8 +170,7 @@ def _led(folder, config, books, audit, post, shared_seed, on_step, poll):
         server.step()
         books.save(server, about)
         if server.records:
-            run: Any = server
-            run_folder.write_metrics(folder, run, [_seed(config)])
+            run_folder.write_metrics(folder, server, [_seed(config)])
         if server.round != counted:
             tell()
     return _finish(folder, config, server, note, before.redone)
@@ -282,8 +281,7 @@ def _finish(
     folder: Folder, config: Config, server: Coordinator, note, redone: int
 ) -> dict[str, Any]:
     """Write what is known at the end; the summary last, it says that all is there."""
-    run: Any = server
-    harm = results.write_results(folder, run, [_seed(config)], {})
+    harm = results.write_results(folder, server, [_seed(config)], {})
     rounds = config.run.rounds + redone
     told = config.model_copy(
         update={"run": config.run.model_copy(update={"rounds": rounds})}
