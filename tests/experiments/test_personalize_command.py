@@ -121,7 +121,7 @@ def test_one_newcomer_of_one_class_in_the_terminal(finished, capsys):
     assert "not overwritten" in capsys.readouterr().err
     joined = fb.personalize_from(finished, "alone.csv")
     saved, _ = unpack(Path("personal.safetensors").read_bytes())
-    mine = named_leaves(joined.newcomers.personal(0))
+    mine = named_leaves(joined.clients.personal(0))
     assert saved.keys() == mine.keys()
     for name, leaf in mine.items():
         np.testing.assert_array_equal(saved[name], leaf)

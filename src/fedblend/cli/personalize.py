@@ -11,7 +11,7 @@ from fedblend.cli import screen
 from fedblend.cli.screen import Format, OutputFormat
 
 if TYPE_CHECKING:
-    from fedblend.experiments.personalize import Gain
+    from fedblend.experiments.personalize import ClientGain
 
 
 def personalize(
@@ -101,7 +101,7 @@ def personalize(
     typer.echo(as_json(lines))
 
 
-def _print(gains: list["Gain"], paths: list[Path]) -> None:
+def _print(gains: list["ClientGain"], paths: list[Path]) -> None:
     heads = ("client", "rows", "held out", "shared", "personal", "gain, 95 %")
     made = screen.table(*heads, "gained", right=1)
     made.columns[-1].justify = "left"
@@ -120,7 +120,7 @@ def _print(gains: list["Gain"], paths: list[Path]) -> None:
     )
 
 
-def _cells(gain: "Gain") -> list[Any]:
+def _cells(gain: "ClientGain") -> list[Any]:
     from rich.text import Text
 
     verdict = {True: "yes", False: "no", None: "either"}[gain.gained]

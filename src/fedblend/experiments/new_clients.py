@@ -1,30 +1,33 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""What a client does that joins after the training, for every algorithm by name.
+"""Models for clients that join after training, by the algorithm of a configuration.
 
-All of it goes through ``runtime.newcomers``: enroll at the shared model, some visits to
-which the message stays the same, then ``personal``. What differs is where the options
-state the steps on a client's own model, and how many visits there are:
+``simulation.personalize`` computes them: a new client enrolls at the shared model,
+takes part in some rounds in which the message stays the same ("visits"), then deploys
+``personal``. Algorithms differ in the options that state the steps on a client's own
+model, and in the number of visits:
 
-- one model for everybody (FedAvg and its like): fine-tuning from it, no visits;
-- fine-tuning of its own (finetune, reptile, fomaml, perfedavg): just that, no visits;
+- one model for all clients (FedAvg and its like): fine-tuning from it, no visits;
+- fine-tuning of their own (finetune, reptile, fomaml, perfedavg): just that, no visits;
 - FLIX: x_i by the run's solver, mixed with the shared model, no visits;
 - a model of its own, trained against the message (Ditto, MAPPER, FedRep, training
   alone): one visit of as many steps;
-- pFedMe and L2GD: Ditto's steps with their lam. With the shared model standing still
-  pFedMe's inner problem is Ditto's, and the expected step of L2GD is Ditto's step;
-- APFL, however its shared model was trained: visits of one step each, so that this
-  model stands still: equation (17). FedTorch's variant deploys another model than it is
-  told, and gets (17) with mixed outputs and fixed alpha.
+- pFedMe and L2GD: Ditto's steps with their lam. With a fixed shared model pFedMe's
+  inner problem is Ditto's, and the expected step of L2GD is Ditto's step;
+- APFL: visits of one step each, so that the shared model is fixed: equation (17).
 
-Numbers given for each client are replaced by their mean, rates have no schedule.
+Numbers given for each client are replaced by their mean; rates have no schedule.
 """
 
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from fedblend import algorithms
+from fedblend.config.build import Built
 from fedblend.config.config import Config
 from fedblend.config.constants import smoothness
 from fedblend.config.registry import ALGORITHMS
@@ -33,13 +36,19 @@ from fedblend.config.schema.apfl import Apfl
 from fedblend.config.schema.local_work import LocalWork
 from fedblend.config.schema.personal import Ditto
 from fedblend.config.schema.table import RunError
-from fedblend.core import Algorithm, Loss, shared_model
+from fedblend.config.tasks import loss_name
+from fedblend.core import Algorithm, Down, Key, Loss, PyTree, shared_model
 from fedblend.data.federated import FederatedData
+from fedblend.experiments import run_folder
 from fedblend.local import Work
+from fedblend.metrics import Metric
+from fedblend.simulation.personalize import NewClients, personalize
+from fedblend.simulation.result import Evidence
+from fedblend.simulation.run import Run
 
 ROUNDS = 5
-"""Local work of so many rounds is what newcomers do where nothing is said; figure 6 of
-the APFL paper has five epochs, one a round."""
+"""The rounds of local work that new clients do by default; figure 6 of the APFL paper
+has five epochs, one a round."""
 
 
 class Place(NamedTuple):
@@ -61,34 +70,79 @@ _TUNED = ("finetune", "reptile", "fomaml", "perfedavg")
 _SOLVED = ("flix", "flix_local")
 
 
-class Joining(NamedTuple):
-    """What newcomers do: ``personalize`` takes it."""
-
-    algorithm: Algorithm
-    visits: int
-
-
-def joining(
+def new_clients(
     config: Config,
     loss: tuple[str, Loss],
-    newcomers: FederatedData,
+    data: FederatedData,
+    shared: PyTree,
+    key: Key,
+    *,
+    measure: Mapping[str, Metric],
+    splits: Sequence[str],
+    steps: int | None = None,
+    rate: float | None = None,
+) -> NewClients:
+    """A model for each client that joins after training, with its metrics.
+
+    Args:
+        config: the configuration of the run.
+        loss: its name, and the loss itself.
+        data: the rows of the new clients.
+        shared: the shared model of the run.
+        key: the seed.
+        measure: metrics by name.
+        splits: the splits to measure on.
+        steps: local steps on the clients' own models; if None as the algorithm says,
+            or those of ``ROUNDS`` rounds.
+        rate: the rate of these steps, plain SGD; the optimizer of the run if None.
+
+    Raises:
+        RunError: the algorithm does not use ``steps`` or ``rate``.
+    """
+    algorithm, visits = client_work(config, loss, data, steps=steps, rate=rate)
+    down = Down(jax.tree.map(jnp.asarray, shared), jnp.zeros((), jnp.int32))
+    return personalize(
+        algorithm, down, data, key, visits=visits, measure=measure, splits=splits
+    )
+
+
+def unseen_clients(run: Run, config: Config, built: Built) -> list[NewClients]:
+    """The clients that ``data.unseen`` sets apart, for each seed."""
+    loss = (loss_name(config, built.task), built.loss)
+    found = []
+    for replica, shared in enumerate(run_folder.models(run)):
+        found.append(
+            new_clients(
+                config,
+                loss,
+                built.unseen[replica if len(built.unseen) > 1 else 0],
+                shared,
+                run.key if run.replicas is None else run.key[replica],
+                measure=built.settings["measure"],
+                splits=config.measure.splits,
+            )
+        )
+    return found
+
+
+def evidence_of(found: Sequence[NewClients]) -> Evidence:
+    """The evidence of all seeds together."""
+    each = [one.evidence for one in found]
+    return each[0]._replace(
+        measured=[one.measured[0] for one in each],
+        brought=[one.brought[0] for one in each],
+    )
+
+
+def client_work(
+    config: Config,
+    loss: tuple[str, Loss],
+    data: FederatedData,
     *,
     steps: int | None = None,
     rate: float | None = None,
-) -> Joining:
-    """What clients do that join the run of a configuration after its end.
-
-    Args:
-        config: of the run.
-        loss: its name, and itself.
-        newcomers: their data.
-        steps: local steps on their own models; the algorithm's own if None, or those
-            of ``ROUNDS`` rounds.
-        rate: of these steps, plain SGD; the run's own rule if None.
-
-    Raises:
-        RunError: the algorithm has no use for ``steps`` or ``rate``.
-    """
+) -> tuple[Algorithm, int]:
+    """What a new client runs, and in how many visits; see ``new_clients``."""
     options = _same_for_all(_stated(config.algorithm))
     name, entry = options.name, ALGORITHMS[options.name]
     if name in _SOLVED:
@@ -101,21 +155,19 @@ def joining(
         options = _work_stated(options, steps, rate, 0 if name in _TUNED else rounds)
     visits = 0 if name in _TUNED + _SOLVED else 1
     if name.startswith("apfl"):
-        visits = _number_of_steps(options, newcomers.train.capacity)
+        visits = _number_of_steps(options, data.train.capacity)
         options = options.model_copy(update={"steps": 1, "epochs": None})
-    known = smoothness(config.model, loss[0], newcomers) if entry.constants else None
-    algorithm = entry.make(loss[1], options, known, newcomers.clients)
+    known = smoothness(config.model, loss[0], data) if entry.constants else None
+    algorithm = entry.make(loss[1], options, known, data.clients)
     if algorithm.personal is not shared_model:
-        return Joining(algorithm, visits)
+        return algorithm, visits
     work = amount_of_work(options)
     plain = algorithms.fedavg(loss[1], Work(options.chosen(), **work))
-    return Joining(
-        algorithms.finetune(plain, loss[1], Work(options.chosen(), **work)), 0
-    )
+    return algorithms.finetune(plain, loss[1], Work(options.chosen(), **work)), 0
 
 
 def _stated(options: Any) -> Any:
-    """The options, of another algorithm where that one says what newcomers do."""
+    """The options, of another algorithm where a new client runs that one."""
     if options.name in ("l2gd", "pfedme"):
         work = ("rate", "steps", "batch_size")
         own: dict[str, Any] = {key: getattr(options, key) for key in work}
@@ -132,7 +184,7 @@ def _stated(options: Any) -> Any:
 
 
 def _same_for_all(options: Any) -> Any:
-    """Numbers for each client replaced by their mean; a newcomer has none."""
+    """Numbers for each client replaced by their mean; a new client has none."""
     lists = {
         key: float(np.mean(value))
         for key in ("alpha", "lam")
@@ -145,8 +197,8 @@ def _refuse(name: str, **given: float | None) -> None:
     for key, value in given.items():
         if value is not None:
             raise RunError(
-                f"{key}: {value} has no meaning here; {name} finds a newcomer's own "
-                "model with the run's solver, algorithm.personal"
+                f"{key}: {value} has no meaning here; {name} finds the model of a new "
+                "client with the run's solver, algorithm.personal"
             )
 
 
@@ -155,7 +207,7 @@ def _work_stated(
 ) -> Any:
     """The options with these steps at this rate on a client's own model.
 
-    Without ``steps`` they are those of so many rounds, or with 0 rounds as they are.
+    Without ``steps``, the steps of so many rounds; with 0 rounds those of the options.
     """
     place = _PLACES.get(options.name, Place())
     work = options if place.table is None else getattr(options, place.table)
@@ -171,7 +223,7 @@ def _work_stated(
         changes |= {"optimizer": None} if place.rate == "rate" else {}
     if place == Place():
         return options.model_copy(update=changes)
-    # What is done for the shared model is thrown away: as little of it as can be.
+    # The update of the shared model is discarded: as little work on it as possible.
     least = {"steps": 1, "epochs": None, "schedule": None}
     if place.table is None:
         return options.model_copy(update=least | changes)
@@ -181,7 +233,7 @@ def _work_stated(
 
 
 def _number_of_steps(work: LocalWork, rows: int) -> int:
-    """Local steps of a client with so many rows."""
+    """The local steps of a client with so many rows."""
     if work.epochs is None:
         return int(np.mean(work.steps))  # pyright: ignore
     return work.epochs * -(-rows // (work.rows() or rows))
