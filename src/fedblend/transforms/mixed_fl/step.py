@@ -184,6 +184,7 @@ def encoded_correction(
         return down._replace(correction=correction)
 
     def decoded(down: Down) -> Down:
+        assert down.correction is not None
         return down._replace(correction=decode(compressor, down.correction))
 
     def start(params, joins, rows, key):

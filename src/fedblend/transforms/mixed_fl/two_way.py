@@ -51,9 +51,9 @@ from fedblend.transforms.mixed_fl.step import (
 def two_way(algorithm: Algorithm, g_c: Central, settings: Settings) -> Algorithm:
     """The wrapped algorithm and central training, each with the other's gradient."""
     merge, steps, upload = merging(settings, "average"), settings.steps, settings.upload
-    follows = settings.optimizer is None
+    optimizer = settings.optimizer
     wanted = [] if upload else ["upload=True, since their gradient cannot be recovered"]
-    wanted += ["an optimizer for the central steps"] if follows else []
+    wanted += ["an optimizer for the central steps"] if optimizer is None else []
 
     def sent(up):
         return Sent(
@@ -70,7 +70,7 @@ def two_way(algorithm: Algorithm, g_c: Central, settings: Settings) -> Algorithm
     def server(aggregate, down, server, rows, key):
         aggregate, sent = received(aggregate)
         after, inner = algorithm.server(aggregate, down, server.inner, rows, key)
-        rate = sent.step_sum / steps if follows else settings.optimizer
+        rate = sent.step_sum / steps if optimizer is None else optimizer
         rule = resolve(rate, down.round, steps)
         b_f = server.federated_gradient
         x_c, b_c = central_steps(g_c, down.shared, rows, key, rule, steps, b_f)
