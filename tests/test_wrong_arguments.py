@@ -150,8 +150,8 @@ CASES = {
     "diana": _case(fb.diana, {"algorithm": PLAIN, "compressor": TOP},
                    algorithm="algorithm", compressor="compressor",
                    rate="fraction or None", start="word"),
-    "perm_k_compressed": _case(
-        fb.transforms.perm_k_compressed,
+    "transforms.perm_k": _case(
+        fb.transforms.perm_k,
         {"algorithm": PLAIN, "clients": 4},
                       algorithm="algorithm", clients="count"),
     "dp_fedavg": _case(fb.dp_fedavg, {"algorithm": PLAIN, "clip": 1.0, "noise": 1.0,
@@ -208,7 +208,7 @@ CASES = {
     "by_key": _case(fb.partition.by_key, {"keys": LABELS}, minimum="whole"),
     "federate": _case(fb.federate, {"rows": ROWS, "partition": [np.arange(40)]},
                       validation="part", test="part", seed="whole"),
-    "set_apart": _case(fb.data.set_apart,
+    "split_clients": _case(fb.data.split_clients,
                        {"federated_data": FEDERATION, "fraction": 0.5},
                        fraction="part", seed="whole"),
     "quadratics": _case(fb.datasets.quadratics, {"clients": 2, "dim": 2},

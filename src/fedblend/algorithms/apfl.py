@@ -148,7 +148,10 @@ def apfl(
         shared = down.shared if aggregated else client.last
         return mix(client.alpha, shared, client.personal)
 
+    def info(client):
+        return {"alpha": client.alpha}
+
     needs = averaged.needs._replace(weights="uniform")
     return averaged._replace(
-        enroll=enroll, client=client, personal=personal, needs=needs
+        enroll=enroll, client=client, personal=personal, info=info, needs=needs
     )
