@@ -34,10 +34,10 @@ from typing import NamedTuple
 import jax
 
 from fedblend import keys, mixing, trees
-from fedblend.algorithms.apfl_alpha import RULES, Learn, Learning
+from fedblend.algorithms.apfl_alpha import HAND_BACK, RULES, Learn, Learning
 from fedblend.algorithms.apfl_steps import Gradients, Variables, local_steps
 from fedblend.algorithms.fedavg import fedavg
-from fedblend.checks import COUNT, FLAG, FUNCTION, ByClient, gate, optional
+from fedblend.checks import FLAG, FUNCTION, ByClient, gate
 from fedblend.core import Algorithm, Batch, Loss, PyTree, Up
 from fedblend.local import WORK, Optimizer, Work, step_sum_of
 from fedblend.losses import gradient, objective
@@ -67,14 +67,7 @@ def gradients(loss: Loss, mix: Mixing = mixing.parameters) -> Gradients:
     return at
 
 
-@gate(
-    **WORK,
-    **RULES,
-    hand_back=optional(COUNT),
-    fresh=FLAG,
-    mix=FUNCTION,
-    aggregated=FLAG,
-)
+@gate(**WORK, **RULES, hand_back=HAND_BACK, fresh=FLAG, mix=FUNCTION, aggregated=FLAG)
 def apfl(
     loss: Loss,
     work: Work,
