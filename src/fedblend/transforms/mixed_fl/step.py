@@ -184,7 +184,8 @@ def encoded_correction(
         return down._replace(correction=correction)
 
     def decoded(down: Down) -> Down:
-        assert down.correction is not None
+        if down.correction is None:
+            return down
         return down._replace(correction=decode(compressor, down.correction))
 
     def start(params, joins, rows, key):
