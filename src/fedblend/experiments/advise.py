@@ -291,7 +291,7 @@ def _known(
     parts = 1 - config.central.weight, config.central.weight
 
     def at(point):
-        federated = theory.federated_slope(
+        federated = theory.federated_gradient(
             built.loss, point, built.federated_data, weights=weights
         )
         return theory.disagreement(federated, gradient(built.loss)(point, own), parts)

@@ -11,6 +11,10 @@ the clients, f_c is at the server. Three algorithms, a module each::
 
 They share one step, ``step``: central steps and the merge of both models.
 
+Where this differs from the paper: the weights of clients are those of the run, in the
+paper the number of examples that a client processes in the round. Each module has the
+rest.
+
 Reference: Augenstein, Hard, Ning, Singhal, Kale, Partridge, Mathews, "Mixed federated
 learning: joint decentralized and centralized learning", 2022, arXiv:2205.13655.
 """
