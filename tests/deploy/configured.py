@@ -32,7 +32,7 @@ ALGORITHMS = {
     "scaffold": "",
     "svrg": "refresh = 0.5\n",
     "local_only": "",
-    "finetune": "tune = { rate = 0.1, steps = 2, batch_size = 8 }\n",
+    "finetune": "finetune = { rate = 0.1, steps = 2, batch_size = 8 }\n",
     "flix": "alpha = 0.5\n" + OWN,
     "flix_local": 'alpha = 0.5\nmix = "outputs"\n' + OWN,
     "apfl": "alpha = 0.5\n",

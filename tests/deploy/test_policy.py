@@ -11,17 +11,16 @@ import pytest
 
 from fedblend.config.build import build
 from fedblend.config.config import check
-from fedblend.config.registry import ALGORITHMS
 from fedblend.config.schema.table import ConfigError
 from fedblend.core import Aggregate
 from fedblend.deploy.client.policy import (
-    SENDING_MORE,
     Accept,
     Metrics,
     Policy,
     Protect,
     load_policy,
 )
+from fedblend.registry import ALGORITHMS
 
 EXPERIMENT = {
     "version": 1,
@@ -73,7 +72,7 @@ def test_the_usual_experiment_is_accepted():
         (Policy(accept=Accept(max_rounds=49)), {},
          "policy accept.max_rounds: run.rounds is 50; allowed: at most 49"),
         (Policy(), {"algorithm": EXPERIMENT["algorithm"] | {"name": "scaffold"}},
-         "policy accept.algorithms: algorithm.name is scaffold; allowed: fedavg, "),
+         "policy accept.algorithms: algorithm.name is scaffold; allowed: apfl, "),
     ],
 )  # fmt: skip
 def test_refusals_name_key_value_and_what_is_allowed(policy, tables, line):
@@ -103,7 +102,7 @@ OWN = {
     "fomaml": {"server": 1.0},
     "fedprox": {"mu": 0.1},
     "svrg": {"refresh": 0.5},
-    "finetune": {"tune": {"rate": 0.1, "steps": 1, "batch_size": 4}},
+    "finetune": {"finetune": {"rate": 0.1, "steps": 1, "batch_size": 4}},
     "flix": {"alpha": 0.5, "personal": {"solver": "lbfgs"}},
     "flix_local": {"alpha": 0.5, "personal": {"solver": "lbfgs"}},
     "apfl": {"alpha": 0.5},
@@ -124,9 +123,10 @@ OWN = {
 def test_what_is_accepted_by_default_sends_models_and_nothing_else(name):
     algorithm = EXPERIMENT["algorithm"] | {"name": name} | OWN.get(name, {})
     config = asked(algorithm=algorithm, measure={"local": False})
-    assert (Policy().refusal(config) is None) == (name not in SENDING_MORE)
+    more = ALGORITHMS[name].sends != ("update",)
+    assert (Policy().refusal(config) is None) == (not more)
     built = build(config)
-    assert (_extra(built) == []) == (name not in SENDING_MORE)
+    assert (_extra(built) == []) == (not more)
 
 
 def _extra(built) -> list:

@@ -9,11 +9,9 @@ import jax
 import jax.numpy as jnp
 import pytest
 from test_run import OWN
-from tiny_config import TINY
 
 from fedblend.config.build import build
 from fedblend.config.config import check
-from fedblend.config.registry import ALGORITHMS
 from fedblend.config.schema.table import RunError
 from fedblend.config.tasks import loss_name
 from fedblend.core import Down
@@ -21,7 +19,9 @@ from fedblend.experiments.newcomers import joining
 from fedblend.experiments.run import run_config
 from fedblend.experiments.run_folder import Folder
 from fedblend.mixing import Blend
+from fedblend.registry import ALGORITHMS
 from fedblend.simulation.personalize import personalize
+from tiny_config import TINY
 
 pytestmark = pytest.mark.usefixtures("compiled", "no_figures")
 

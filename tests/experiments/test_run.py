@@ -12,12 +12,12 @@ from rich.console import Console
 
 from fedblend.config.build import build
 from fedblend.config.config import ConfigError, check, load
-from fedblend.config.registry import ALGORITHMS
 from fedblend.config.schema.table import RunError
 from fedblend.experiments import local_models, run_folder
 from fedblend.experiments import run as running
 from fedblend.experiments.run import Step, run_config
 from fedblend.experiments.run_folder import Folder
+from fedblend.registry import ALGORITHMS
 from fedblend.report.terminal import show
 from fedblend.simulation import early_stopping
 from fedblend.simulation.checkpoint import CheckpointError
@@ -38,7 +38,7 @@ OWN = {
     "apfl_fedtorch": {"alpha": 0.5},
     "apfl_fedjax": {"alpha": 0.5},
     "ditto": {"lam": 0.5, "personal": {"rate": 0.1, "steps": 3, "batch_size": 4}},
-    "finetune": {"tune": {"rate": 0.1, "epochs": 1, "batch_size": "all"}},
+    "finetune": {"finetune": {"rate": 0.1, "epochs": 1, "batch_size": "all"}},
     "l2gd": {"lam": 0.5},
     "fedrep": {"head": ["bias"], "head_steps": 2},
     "agnostic": {"q_rate": 0.01},
@@ -242,7 +242,7 @@ def test_the_folder(tiny, tmp_path):
 
 def test_what_is_not_finite_is_null(tiny, tmp_path):
     work = {"rate": 1e38, "steps": 2, "batch_size": 4}
-    tiny["algorithm"] |= {"name": "finetune", "tune": work}
+    tiny["algorithm"] |= {"name": "finetune", "finetune": work}
     tiny["run"]["rounds"] = 2
     tiny["measure"] |= {"local": 2, "splits": ["test"], "metrics": ["loss"]}
     summary = run_config(check(tiny, "here"), tmp_path / "out")

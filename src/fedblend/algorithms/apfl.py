@@ -36,16 +36,18 @@ from fedblend import mixing
 from fedblend.algorithms.apfl_alpha import HAND_BACK, RULES, check_held_out
 from fedblend.algorithms.apfl_parts import Parts, Variables, assembled
 from fedblend.algorithms.fedavg import fedavg
-from fedblend.checks import FLAG, FUNCTION, ByClient, gate
+from fedblend.checks import FLAG, ByClient, gate
 from fedblend.core import Algorithm, Loss
 from fedblend.local import WORK, Optimizer, Work
 from fedblend.losses import gradient, objective
-from fedblend.mixing import Mixing
+from fedblend.mixing import MIXING, Mixing
+from fedblend.registry import STEP_BY_STEP, algorithm
 from fedblend.shards import per_client
 from fedblend.solvers import Solver
 
 
-@gate(**WORK, **RULES, hand_back=HAND_BACK, fresh=FLAG, mix=FUNCTION, aggregated=FLAG)
+@algorithm(new_client=STEP_BY_STEP._replace(options={"aggregated": True}))
+@gate(**WORK, **RULES, hand_back=HAND_BACK, fresh=FLAG, mix=MIXING, aggregated=FLAG)
 def apfl(
     loss: Loss,
     work: Work,

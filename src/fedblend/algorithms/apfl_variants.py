@@ -28,20 +28,28 @@ import jax
 import jax.numpy as jnp
 
 from fedblend import mixing, trees
-from fedblend.algorithms.apfl_alpha import LEARN
+from fedblend.algorithms.apfl import apfl
 from fedblend.algorithms.apfl_parts import Parts, Variables, assembled
 from fedblend.algorithms.fedavg import fedavg
 from fedblend.checks import ALPHA, NOT_NEGATIVE, ByClient, gate, words
 from fedblend.core import Algorithm, Loss
 from fedblend.local import WORK, Work
 from fedblend.losses import gradient, objective
+from fedblend.registry import STEP_BY_STEP, algorithm
 from fedblend.shards import per_client
 
 SHRINKAGE = 0.02
 """FedTorch's pull of v's weight to 0."""
 
 
-@gate(**WORK, alpha=ALPHA, learn=words(*LEARN))
+LIKE_APFL = STEP_BY_STEP._replace(
+    build=apfl, options={"learn": "fixed", "mix": mixing.outputs}
+)
+"""It deploys another model than it is told: a new client takes APFL's steps."""
+
+
+@algorithm(new_client=LIKE_APFL)
+@gate(**WORK, alpha=ALPHA, learn=words("round", "fixed"))
 def apfl_fedtorch(
     loss: Loss,
     work: Work,
@@ -86,6 +94,7 @@ def apfl_fedtorch(
     return assembled(uniform, direction, work, parts)
 
 
+@algorithm(new_client=STEP_BY_STEP)
 @gate(**WORK, alpha=ALPHA)
 def apfl_fedjax(
     loss: Loss,

@@ -37,7 +37,7 @@ rate = 0.1                  # plain SGD; or
 steps = 10                  # local steps of a round (a list gives each client its own);
 # epochs = 1                # or passes over the client's rows
 batch_size = 20             # or "all"
-tune = {{ rate = 0.1, epochs = 2, batch_size = 20 }}   # finetune's own local steps
+finetune = {{ rate = 0.1, epochs = 2, batch_size = 20 }}   # finetune's own local steps
 
 [run]
 rounds = 100

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import jax
 
 from fedblend import keys, trees
-from fedblend.checks import Lengths, a
+from fedblend.checks import Instance, Lengths
 from fedblend.core import Key, PyTree, Shard, SharedKey
 
 
@@ -46,7 +46,7 @@ class Compressor(NamedTuple):
     """Of its settings that are arrays over clients; see ``checks``."""
 
 
-COMPRESSOR = a(Compressor, "a Compressor")
+COMPRESSOR = Instance(Compressor, "a Compressor")
 
 
 @partial(

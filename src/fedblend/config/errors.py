@@ -10,7 +10,7 @@ from typing import Any, get_args
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from fedblend.config.schema.table import ConfigError, visible
+from fedblend.config.schema.table import ConfigError, Misfit, visible
 from fedblend.config.schema.tables import Run
 from fedblend.config.toml import literal, quoted
 
@@ -25,12 +25,6 @@ _TYPES = {
     "dict_type": "a table",
     "model_type": "a table",
     "model_attributes_type": "a table",
-}
-_LIMITS = {
-    "greater_than": ("above", "gt"),
-    "greater_than_equal": ("at least", "ge"),
-    "less_than": ("below", "lt"),
-    "less_than_equal": ("at most", "le"),
 }
 _KEYS = {
     **{name: f"run.{name}" for name in Run.model_fields},
@@ -71,8 +65,8 @@ def _first(error: ValidationError, raw: Any, model: type[BaseModel]) -> str:
     if first["type"] == "missing":
         return f"{'.'.join(key)}: is missing"
     if first["type"] == "value_error":
-        name, _, rest = str(first.get("ctx", {})["error"]).partition(": ")
-        return f"{'.'.join((*key, name))}: {rest}"
+        misfit: Misfit = first.get("ctx", {})["error"]
+        return f"{'.'.join((*key, misfit.key))}: {misfit.wrong}"
     if first["type"].startswith("union_tag"):
         return _untagged(first, key, raw)
     tried = [one for one in details if _key(one, raw)[: len(key)] == key]
@@ -112,9 +106,6 @@ def _wanted(error: ErrorDetails) -> str:
     kind, context = error["type"], error.get("ctx", {})
     if kind in _TYPES:
         return _TYPES[kind]
-    if kind in _LIMITS:
-        words, limit = _LIMITS[kind]
-        return f"{words} {context[limit]:g}"
     if kind == "range":
         return error["msg"]
     if kind == "literal_error":
@@ -161,8 +152,8 @@ def _known(error: ErrorDetails, model: type[BaseModel]) -> list[str]:
 
 def _tags(table: type[BaseModel]) -> tuple[Any, ...]:
     """The words that choose this table among others."""
-    field = table.model_fields.get("name") or table.model_fields.get("partition")
-    return get_args(field.annotation) if field else ()
+    fields = [table.model_fields.get(name) for name in ("name", "partition", "solver")]
+    return next((get_args(field.annotation) for field in fields if field), ())
 
 
 def _tables(annotation: Any) -> list[type[BaseModel]]:

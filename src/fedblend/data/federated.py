@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedblend.checks import PART, WHOLE, a, gate
+from fedblend.checks import PART, WHOLE, Instance, gate
 from fedblend.core import PyTree, Shard
 from fedblend.errors import UserError
 
@@ -129,7 +129,7 @@ class FederatedData:
         )
 
 
-FEDERATION = a(FederatedData, "a Federation")
+FEDERATION = Instance(FederatedData, "a Federation")
 
 
 def side_by_side(federations: Sequence[FederatedData]) -> dict[str, Shards]:

@@ -10,7 +10,11 @@ from typing import Any, NamedTuple
 import jax
 
 from fedblend import losses, models, solvers
-from fedblend.algorithms import apfl, fedavg, finetune, flix, local_only
+from fedblend.algorithms.apfl import apfl
+from fedblend.algorithms.fedavg import fedavg
+from fedblend.algorithms.finetune import finetune
+from fedblend.algorithms.flix import flix
+from fedblend.algorithms.local_only import local_only
 from fedblend.core import Algorithm, Loss
 from fedblend.data.federated import FederatedData
 from fedblend.local import Work

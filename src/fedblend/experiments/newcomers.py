@@ -24,41 +24,18 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedblend import algorithms
+from fedblend.algorithms.fedavg import fedavg
+from fedblend.algorithms.finetune import finetune
 from fedblend.config.config import Config
 from fedblend.config.constants import smoothness
-from fedblend.config.registry import ALGORITHMS
-from fedblend.config.schema.algorithm import amount_of_work
-from fedblend.config.schema.apfl import Apfl
 from fedblend.config.schema.local_work import LocalWork
-from fedblend.config.schema.personal import Ditto
 from fedblend.config.schema.table import RunError
 from fedblend.core import Algorithm, Loss, shared_model
 from fedblend.data.federated import FederatedData
-from fedblend.local import Work
 
 ROUNDS = 5
 """Local work of so many rounds is what newcomers do where nothing is said; figure 6 of
 the APFL paper has five epochs, one a round."""
-
-
-class Place(NamedTuple):
-    """Where options state the work on a client's own model."""
-
-    steps: str = "steps"
-    rate: str = "rate"
-    table: str | None = None
-
-
-_PLACES = {
-    "finetune": Place(table="tune"),
-    "ditto": Place(table="personal"),
-    "perfedavg": Place("adapt_steps", "inner_rate"),
-    "fedrep": Place("head_steps"),
-}
-_TUNED = ("finetune", "reptile", "fomaml", "perfedavg")
-"""Whose options say how a client comes from the shared model to its own."""
-_SOLVED = ("flix", "flix_local")
 
 
 class Joining(NamedTuple):
@@ -89,49 +66,28 @@ def joining(
     Raises:
         RunError: the algorithm has no use for ``steps`` or ``rate``.
     """
-    options = _same_for_all(_stated(config.algorithm))
-    name, entry = options.name, ALGORITHMS[options.name]
-    if name in _SOLVED:
-        _refuse(name, steps=steps, rate=rate)
+    options: Any = _same_for_all(config.algorithm)
+    kind = options.entry.new_client
+    if kind.steps is None:
+        _refuse(options.name, steps=steps, rate=rate)
         # Only the solver of x_i computes anything; what follows is never run.
         still = {"rate": 1.0, "optimizer": None, "schedule": None}
         options = options.model_copy(update=still)
     else:
-        rounds = config.run.rounds if name == "local_only" else ROUNDS
-        options = _work_stated(options, steps, rate, 0 if name in _TUNED else rounds)
-    visits = 0 if name in _TUNED + _SOLVED else 1
-    if name.startswith("apfl"):
+        rounds = config.run.rounds if kind.whole_run else ROUNDS
+        options = _work_stated(options, steps, rate, 0 if kind.visits == 0 else rounds)
+    visits = kind.visits
+    if visits is None:
         visits = _number_of_steps(options, newcomers.train.capacity)
         options = options.model_copy(update={"steps": 1, "epochs": None})
-    known = smoothness(config.model, loss[0], newcomers) if entry.constants else None
-    algorithm = entry.make(loss[1], options, known, newcomers.clients)
+    known = None
+    if "smooth" in options.entry.parameters:
+        known = smoothness(config.model, loss[0], newcomers)
+    algorithm = options.build(loss[1], known, newcomers.clients, new_client=True)
     if algorithm.personal is not shared_model:
         return Joining(algorithm, visits)
-    work = amount_of_work(options)
-    plain = algorithms.fedavg(loss[1], Work(options.chosen(), **work))
-    return Joining(
-        algorithms.finetune(plain, loss[1], Work(options.chosen(), **work)), 0
-    )
-
-
-def _stated(options: Any) -> Any:
-    """The options, of another algorithm where that one says what newcomers do."""
-    if options.name in ("l2gd", "pfedme"):
-        work = ("rate", "steps", "batch_size")
-        own: dict[str, Any] = {key: getattr(options, key) for key in work}
-        if options.name == "pfedme":
-            own |= {"rate": options.inner_rate, "steps": options.inner_steps}
-        personal = LocalWork(**own)
-        return Ditto(name="ditto", lam=options.lam, personal=personal, **own)
-    if options.name in ("apfl_agnostic", "apfl_fedtorch"):
-        keys = [key for key in Apfl.model_fields if hasattr(options, key)]
-        own = {key: getattr(options, key) for key in keys} | {"name": "apfl"}
-        if options.name == "apfl_fedtorch":
-            own |= {"learn": "fixed", "mix": "outputs"}
-        return Apfl(**own)
-    if options.name == "apfl":
-        return options.model_copy(update={"aggregated": True})
-    return options
+    work = options.work()
+    return Joining(finetune(fedavg(loss[1], work), loss[1], work), 0)
 
 
 def _same_for_all(options: Any) -> Any:
@@ -160,8 +116,9 @@ def _work_stated(
 
     Without ``steps`` they are those of so many rounds, or with 0 rounds as they are.
     """
-    place = _PLACES.get(options.name, Place())
-    work = options if place.table is None else getattr(options, place.table)
+    entry = options.entry
+    table, place = entry.keys.get("work"), entry.new_client
+    work = options if table is None else getattr(options, table)
     changes: dict[str, Any] = {"schedule": None}
     counted = place.steps == "steps" and work.epochs is not None
     if steps is not None:
@@ -172,15 +129,13 @@ def _work_stated(
     if rate is not None:
         changes[place.rate] = rate
         changes |= {"optimizer": None} if place.rate == "rate" else {}
-    if place == Place():
+    if table is None and place.steps == "steps":
         return options.model_copy(update=changes)
     # What is done for the shared model is thrown away: as little of it as can be.
     least = {"steps": 1, "epochs": None, "schedule": None}
-    if place.table is None:
+    if table is None:
         return options.model_copy(update=least | changes)
-    return options.model_copy(
-        update={**least, place.table: work.model_copy(update=changes)}
-    )
+    return options.model_copy(update={**least, table: work.model_copy(update=changes)})
 
 
 def _number_of_steps(work: LocalWork, rows: int) -> int:

@@ -24,7 +24,11 @@ from sklearn.utils import check_consistent_length, column_or_1d
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from fedblend import algorithms, losses, models
+from fedblend import losses, models
+from fedblend.algorithms.fedavg import fedavg
+from fedblend.algorithms.finetune import finetune
+from fedblend.algorithms.local_only import local_only
+from fedblend.algorithms.scaffold import scaffold
 from fedblend.checks import COUNT, NOT_NEGATIVE, WHOLE, optional
 from fedblend.core import Algorithm, Loss, PyTree, shared_model
 from fedblend.data.federated import federate
@@ -133,15 +137,10 @@ class _Federated(BaseEstimator):
         """The algorithm, by name or as its builder makes it."""
         if callable(self.algorithm):
             return cast(Algorithm, self.algorithm(loss))
-        work = {"steps": self.steps, "batch_size": self.batch_size}
+        work = Work(self.rate, self.steps, self.batch_size)
         if self.algorithm == "finetune":
-            shared = algorithms.fedavg(loss, Work(self.rate, **work))
-            return algorithms.finetune(shared, loss, Work(self.rate, **work))
-        builders = {
-            "fedavg": algorithms.fedavg,
-            "local_only": algorithms.local_only,
-            "scaffold": algorithms.scaffold,
-        }
+            return finetune(fedavg(loss, work), loss, work)
+        builders = {"fedavg": fedavg, "local_only": local_only, "scaffold": scaffold}
         if self.algorithm not in list(builders):
             known = f"one of finetune, {', '.join(builders)}"
             raise UserError(
@@ -149,7 +148,7 @@ class _Federated(BaseEstimator):
                 self.algorithm,
                 f"{known}; give a function from a loss to an Algorithm",
             )
-        return builders[self.algorithm](loss, self.rate, **work)
+        return builders[self.algorithm](loss, work)
 
     def _outputs(self, X: Any, client_id: Any, client_ids: Any) -> np.ndarray:
         """The outputs of the model of every row's client."""

@@ -113,7 +113,7 @@ def personalize(
     """
     FEDERATION("newcomers", newcomers)
     visits = WHOLE("visits", visits)
-    fits(algorithm.needs, newcomers.clients, newcomers=True)
+    fits(algorithm.needs, newcomers.clients, new_clients=True)
     down = strong(down)
     train = newcomers.train
 

@@ -17,13 +17,10 @@ from pydantic import AfterValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from fedblend.config.config import Config
-from fedblend.config.registry import ALGORITHMS
 from fedblend.config.schema.table import Count, Index, NotNegative, Positive, Table
 from fedblend.config.schema.tables import LossName, Metric, Split
 from fedblend.deploy.ops.settings import load_as
-
-SENDING_MORE = ("scaffold", "agnostic", "apfl_agnostic")
-"""Methods whose clients send more than a model: gradients, losses."""
+from fedblend.registry import ALGORITHMS
 
 Values = Mapping[str, Mapping[str, Mapping[str, float]]]
 """A measure by split, model and metric."""
@@ -43,7 +40,9 @@ class Accept(Table):
     """Which experiments the node takes part in."""
 
     algorithms: Literal["any"] | list[Annotated[str, AfterValidator(_known)]] = Field(
-        default_factory=lambda: [one for one in ALGORITHMS if one not in SENDING_MORE]
+        default_factory=lambda: [
+            name for name, entry in ALGORITHMS.items() if set(entry.sends) <= {"update"}
+        ]
     )
     losses: Literal["any"] | list[LossName] = "any"
     compress: bool = True

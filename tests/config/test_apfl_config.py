@@ -10,15 +10,14 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from tiny_config import TINY
 
 import fedblend as fb
 import problems
 from fedblend.config.config import check
-from fedblend.config.registry import ALGORITHMS
 from fedblend.config.schema.table import ConfigError
 from fedblend.experiments import mixing_weights
 from fedblend.experiments.run import run_config
+from tiny_config import TINY
 
 
 def config(**options: Any):
@@ -131,7 +130,7 @@ def test_a_wrong_setting_is_told_in_one_line(options, word):
 def test_every_setting_builds(options):
     chosen: Any = config(**options).algorithm
     on = problems.classes()
-    algorithm = ALGORITHMS[chosen.name].make(on.loss, chosen, None, 7)
+    algorithm = chosen.build(on.loss, None, 7)
     shard = jax.device_put(on.federated_data.train.shard(1))
     state = jax.eval_shape(
         lambda: algorithm.enroll(on.params, shard, jax.random.key(0))
