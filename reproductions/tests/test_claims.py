@@ -159,11 +159,3 @@ def test_a_result_of_kept_parts_says_what_measured_them(tmp_path):
     part.write_text(json.dumps(told))
     (found,) = reproduce([kept_claim(["one"])], tmp_path)
     assert words in page("A paper", "the command", [found], "figures")
-
-
-def test_a_stored_result_is_judged_by_the_criterion_of_now(tmp_path):
-    claim = by("at least", Verdict.reproduced)
-    (found,) = reproduce([claim], tmp_path)
-    changed = {"verdict": "partly reproduced", "before": {"verdict": "reproduced"}}
-    refresh(tmp_path, [claim._replace(again=lambda stored: {**stored, **changed})])
-    assert read_entries(tmp_path, [claim]) == [{**found, **changed}]

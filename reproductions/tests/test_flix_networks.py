@@ -10,7 +10,8 @@ from fedblend_reproductions.claims import Verdict
 from fedblend_reproductions.flix import images, text
 from fedblend_reproductions.flix import network_choice as choice
 from fedblend_reproductions.flix import network_runs as runs
-from fedblend_reproductions.flix.network_task import Score, Setting, largest
+from fedblend_reproductions.flix.network_figures import by_alpha
+from fedblend_reproductions.flix.network_task import ALPHAS, Score, Setting, largest
 from fedblend_reproductions.flix.networks import Gap, compared, verdict
 
 
@@ -55,6 +56,27 @@ def test_all_methods_try_as_many_settings(task):
     assert count == len(set(choice.control_settings(plan, runs.ONE)))
     for work in (plan.own, plan.tune):
         assert count == plan.snapshots * len(work.rates)
+
+
+def test_the_figure_has_the_setting_that_is_best_on_validation_rows():
+    """Of several with alpha 1 that were run to the end, whatever their order."""
+
+    def ended(*scores):
+        return choice.Row("", 1, [score(*one) for one in scores])
+
+    flix = {
+        Setting(runs.ONE, "few", a, 1.0): ended((0.1, 0.2), (0.1, 0.2)) for a in ALPHAS
+    }
+    shared = {
+        Setting(runs.ONE, "few", 1.0, rate): ended((good, good), (good, good))
+        for rate, good in ((1.0, 0.3), (2.0, 0.5), (3.0, 0.4))
+    }
+    trial = dict.fromkeys([*flix, *shared], 0.1)
+    outcome = choice.Outcome(flix, shared, ended((0, 0)), ended((0, 0)), trial)
+    figure = by_alpha(outcome, dict.fromkeys([*ALPHAS, 1.0], 0.5))
+    drawn = figure.axes[1].lines[0]
+    assert drawn.get_xdata()[-1] == 1
+    assert drawn.get_ydata()[-1] == pytest.approx(0.5)
 
 
 def test_gaps_weigh_clients_by_their_test_rows():

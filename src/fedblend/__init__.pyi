@@ -170,6 +170,9 @@ from fedblend.local import (
 from fedblend.local import (
     descend as descend,
 )
+from fedblend.metrics import (
+    Metric as Metric,
+)
 from fedblend.mixing import (
     Blend as Blend,
 )

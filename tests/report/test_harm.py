@@ -8,9 +8,12 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from fedblend.metrics import standard
 from fedblend.report.harm import Clients, compared, harm_rows, plot_harm, sentence
 from fedblend.report.terminal import show
 from fedblend.simulation.result import Evidence, harms
+
+METRICS = standard("classes", lambda *loss: None, lambda *apply: None)
 
 NAN = float("nan")
 TEST = np.array([30, 40, 50, 0])
@@ -44,7 +47,7 @@ def by_rows(noise: float) -> dict:
 
 @pytest.fixture
 def found():
-    evidence = Evidence([LOSSES], [by_rows(0.5)], {"test": TEST})
+    evidence = Evidence([LOSSES], [by_rows(0.5)], {"test": TEST}, METRICS)
     answer = compared(evidence, "test", "loss")
     assert answer is not None
     return answer
@@ -64,7 +67,7 @@ def test_of_accuracies_more_is_a_gain():
         }
     }
     answer = compared(
-        Evidence([measured], (), {"test": np.array([10])}), "test", "accuracy"
+        Evidence([measured], (), {"test": np.array([10])}, METRICS), "test", "accuracy"
     )
     assert answer is not None
     assert answer.gains["local"].gain.value == pytest.approx([0.2])
@@ -104,8 +107,11 @@ def test_the_most_harmed_come_first_and_intervals_say_who_is(found):
 def test_one_model_for_all_has_nothing_to_compare_with():
     same = {"loss": np.array([1.0, NAN])}
     measured = {"test": {"personal": same, "shared": same}}
-    assert compared(Evidence([measured], (), {"test": TEST}), "test", "loss") is None
-    assert compared(Evidence([{}], (), {}), "test", "loss") is None
+    assert (
+        compared(Evidence([measured], (), {"test": TEST}, METRICS), "test", "loss")
+        is None
+    )
+    assert compared(Evidence([{}], (), {}, METRICS), "test", "loss") is None
 
 
 def test_in_words(found):
@@ -136,7 +142,7 @@ def test_terminal_summary_table_and_figure_count_alike(make_row, tmp_path):
         right(9 + np.minimum(lost, 0)),
     )
     seen, rows = ({"test": {"personal": own[i], "local": alone[i]}} for i in (0, 1))
-    evidence = Evidence([seen] * 2, [rows] * 2, {"test": np.full(4, 10)})
+    evidence = Evidence([seen] * 2, [rows] * 2, {"test": np.full(4, 10)}, METRICS)
     found = compared(evidence, "test", "accuracy")
     assert found is not None
     counted = harms(evidence)["test"]["accuracy"]["than_local"]
@@ -155,7 +161,7 @@ def test_terminal_summary_table_and_figure_count_alike(make_row, tmp_path):
 
 def test_where_nothing_is_finite_all_is_written_and_says_so(tmp_path):
     lost = {model: {"loss": np.full(4, NAN)} for model in ("personal", "local")}
-    evidence = Evidence([{"test": lost}], (), {"test": TEST})
+    evidence = Evidence([{"test": lost}], (), {"test": TEST}, METRICS)
     found = compared(evidence, "test", "loss")
     assert found is not None
     assert sentence(found) == "test loss: 3 clients have a model that is not finite"

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from fedblend.gains import Tally
+from fedblend.gains import GainSummary
 from fedblend.report import braille
 from fedblend.report.terminal import human_bits, show
 
-NOBODY = Tally(0, 0, 0, 0, 0.1, 2, 4, 0, 0, 1, 3, 0.1, -0.1, 0.3)
+NOBODY = GainSummary(0, 0, 0, 0, 0.1, 2, 4, 0, 0, 1, 3, 0.1, -0.1, 0.3)
 
 
 def printed(rows, summary, width=100, over_seeds=None):

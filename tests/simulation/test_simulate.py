@@ -42,7 +42,10 @@ REFUSED: dict[str, dict[str, Any]] = {
     "reduction: 'mode' is not 'mean', 'median'": {"reduction": "mode"},
     "trim: 0.7 is not in": {"reduction": "trimmed_mean", "trim": 0.7},
     "splits: 'exam' is not one of train": {"splits": ["exam"]},
-    "measure: .luck. is none of loss, mse": {"measure": {"luck": lambda m, b: 0.0}},
+    "measure: luck: .* is not a Metric.fn, higher_is_better., or a function": {
+        "measure": {"luck": lambda model, batch: 0.0}
+    },
+    "measure: .* is not a mapping from names to metrics": {"measure": [len]},
     "measure_on: 8 is not between 1 and the 7": {"measure_on": 8},
     "measure_on: .0, 7. is not made of ids between 0 and 6": {"measure_on": [0, 7]},
     "measure_on: .. is not a whole number .*, or the ids": {"measure_on": []},
@@ -125,6 +128,17 @@ def test_the_loss_measured_is_that_of_the_model():
     counts = on.federated_data.train.counts
     weighted = np.average(wanted, weights=counts)
     assert spread.weighted == pytest.approx(weighted, rel=1e-5)
+
+
+def test_a_metric_of_ones_own_says_which_direction_is_better():
+    def largest(model, batch):
+        return jnp.abs(batch.rows[1]).max() + model.sum()
+
+    for higher in (True, False):
+        luck = fb.Metric(largest, higher_is_better=higher)
+        run = simulate(measure={"luck": luck}).complete()
+        spread = run.records[-1].measures["train"]["shared"]["luck"]
+        assert (spread.worst < spread.best) == higher
 
 
 def test_measuring_changes_nothing():
@@ -249,7 +263,7 @@ def test_every_key_may_have_its_own_split_of_the_same_clients():
         brought = run.brought[replica]["test"]["personal"]["loss"][2]
         np.testing.assert_allclose(found, losses.mean(), rtol=1e-4)
         np.testing.assert_allclose(brought[: len(losses)], losses, rtol=1e-3)
-    with pytest.raises(ValueError, match="federation: 2 of them is not a single"):
+    with pytest.raises(ValueError, match="federated_data: 2 of them is not a single"):
         fb.simulate(tuned, jnp.zeros(3), splits, seeds[0], **settings)
     other = fb.federate(rows, parts, test=0.5)
     with pytest.raises(ValueError, match="several must have the same clients"):

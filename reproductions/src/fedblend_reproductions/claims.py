@@ -59,8 +59,7 @@ class Claim(NamedTuple):
 
     One that takes long is ``resumable``: ``check(quick, folder)`` keeps there what it
     has measured so far, and goes on from it. ``undecided`` says in a sentence why a
-    claim that is not reproduced cannot be decided here. ``again`` judges what is stored
-    of it by the criterion of now, where it was measured by another.
+    claim that is not reproduced cannot be decided here.
     """
 
     name: str
@@ -69,7 +68,6 @@ class Claim(NamedTuple):
     check: Callable[..., Finding]
     resumable: bool = False
     undecided: str = ""
-    again: Callable[[dict[str, Any]], dict[str, Any]] | None = None
 
 
 def reproduce(
@@ -198,16 +196,13 @@ def refresh(folder: Path, claims: Iterable[Claim]) -> None:
     """Write the sentences that are the claims' own anew into what the folder holds.
 
     They are the title, the paper's sentence, and why it is undecided. What was
-    measured, and what is said of it, stays; its verdict is that of the criterion of
-    now, see ``Claim.again``.
+    measured, and what is said of it, stays.
     """
     for claim in claims:
         for found in read_entries(folder, [claim]):
             told = {**found, "title": claim.title, "paper": claim.paper}
             if claim.undecided or "undecided" in found:
                 told["undecided"] = claim.undecided
-            if claim.again is not None:
-                told = claim.again(told)
             if told != found:
                 _write(folder / f"{claim.name}.json", told)
 

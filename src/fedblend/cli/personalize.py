@@ -63,7 +63,7 @@ def personalize(
 ) -> None:
     """Give new clients a model each, from the shared model of a run.
 
-    What a newcomer does with the shared model is the algorithm's: docs/newcomers.md.
+    What a newcomer does with the shared model is the algorithm's: docs/new_clients.md.
     The run is not changed. Columns are those of the run, if nothing is said.
 
     [bold]Examples[/bold]

@@ -31,6 +31,7 @@ from fedblend.core import Algorithm, Key, Loss
 from fedblend.data.federated import FederatedData
 from fedblend.data.readers.new_rows import Task, task_of
 from fedblend.data.split_clients import set_apart
+from fedblend.metrics import Metric
 from fedblend.simulation.sampling import settled
 from fedblend.theory.constants import Smoothness
 
@@ -43,7 +44,7 @@ class Method(NamedTuple):
     algorithm: Algorithm
     local: Algorithm | None
     """Training alone with the same local work, if it is to be compared with."""
-    measures: Mapping[str, Callable]
+    measures: Mapping[str, Metric]
     smoothness: Smoothness | None
     """The constants of f_i, where the algorithm asks for them and they are known."""
 
@@ -57,7 +58,7 @@ class Built(NamedTuple):
     loss: Loss
     algorithm: Algorithm
     local: Algorithm | None
-    measures: Mapping[str, Callable]
+    measures: Mapping[str, Metric]
     key: Key
     settings: dict[str, Any]
     """What else ``simulate`` takes."""
@@ -183,7 +184,7 @@ def method(
     )
 
 
-def _settings(config: Config, measures: Mapping[str, Callable]) -> dict[str, Any]:
+def _settings(config: Config, measures: Mapping[str, Metric]) -> dict[str, Any]:
     run, measure = config.run, config.measure
     return {
         "rounds": run.rounds,

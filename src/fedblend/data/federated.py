@@ -129,7 +129,7 @@ class FederatedData:
         )
 
 
-FEDERATION = Instance(FederatedData, "a Federation")
+FEDERATED_DATA = Instance(FederatedData, "a FederatedData")
 
 
 def side_by_side(federations: Sequence[FederatedData]) -> dict[str, Shards]:

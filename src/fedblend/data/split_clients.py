@@ -6,10 +6,10 @@ import numpy as np
 
 from fedblend.checks import CHANCE, WHOLE, gate
 from fedblend.data.dataset import DataError, generator
-from fedblend.data.federated import FEDERATION, FederatedData
+from fedblend.data.federated import FEDERATED_DATA, FederatedData
 
 
-@gate(federated_data=FEDERATION, fraction=CHANCE, seed=WHOLE)
+@gate(federated_data=FEDERATED_DATA, fraction=CHANCE, seed=WHOLE)
 def set_apart(
     federated_data: FederatedData, fraction: float, seed: int = 0
 ) -> tuple[FederatedData, FederatedData]:

@@ -22,7 +22,7 @@ from fedblend.data.datasets import load
 from fedblend.data.federated import FederatedData
 from fedblend.data.partition.partitioners import classes_per_client
 from fedblend.experiments.demo_methods import COHORT, METHODS, RUNS, completed
-from fedblend.gains import Gain, running_sum
+from fedblend.gains import Gain, gain_summary
 from fedblend.metrics import over_clients
 from fedblend.report.alone import briefly, in_full
 from fedblend.report.methods import plot_method_gains, plot_methods
@@ -112,7 +112,7 @@ def advice(scores: dict[str, Score]) -> str:
     gain = scores[choice].gain
     if gain is None:
         return f"Deploy {said[choice]}: {because}."
-    worse = running_sum(gain).count
+    worse = gain_summary(gain).count
     return (
         f"Deploy {said[choice]}: {because}; {worse or 'none'} of the {clients} clients "
         "would clearly have done better alone."
@@ -160,7 +160,7 @@ def _gain(run: Run, model: str, alone: Run) -> Gain:
 
     measured = paired(run.measured, alone.measured)
     brought = paired(run.brought, alone.brought)
-    evidence = Evidence(measured, brought, run.measuring.counts)
+    evidence = Evidence(measured, brought, run.measuring.counts, run.measuring.metrics)
     return evidence.gain("test", "accuracy", "local")
 
 
@@ -208,7 +208,7 @@ def _compared(numbers: dict[str, Any]) -> list[str]:
 def _numbers(scores: dict[str, Score]) -> dict[str, dict[str, Any]]:
     """The table as plain values; clients are better or worse off by their intervals."""
     counted = {
-        method: None if score.gain is None else running_sum(score.gain)
+        method: None if score.gain is None else gain_summary(score.gain)
         for method, score in scores.items()
     }
     spreads = {

@@ -53,7 +53,7 @@ def columns(run: Run, found: Comparison | None) -> dict[str, np.ndarray]:
         return {}
     first = next(iter(found.gains))
     gains = [
-        run.evidence.of_lane(replica).gain(found.split, found.metric, first)
+        run.evidence.of_replica(replica).gain(found.split, found.metric, first)
         for replica in range(len(run.measured))
     ]
     known = [~np.isnan(gain.value) | gain.not_finite for gain in gains]

@@ -56,6 +56,7 @@ def evidence(joined: Sequence[NewClients]) -> Evidence:
         [one.measured[0] for one in each],
         [one.brought[0] for one in each],
         each[0].counts,
+        each[0].metrics,
     )
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from fedblend.gains import Gain, running_sum
+from fedblend.gains import Gain, gain_summary
 from fedblend.report.alone import briefly
 from fedblend.report.sentences import in_short
 from fedblend.report.series import (
@@ -138,7 +138,7 @@ def draw_gains(
     draw_intervals(axes, across, gain, order)
     axes.axhline(0, color="#404040", linewidth=0.8)
     axes.grid(axis="x", visible=False)
-    said = in_short(running_sum(gain), gained.reference)
+    said = in_short(gain_summary(gain), gained.reference)
     if gained.seeds > 1:
         said += f"; mean of {gained.seeds} seeds"
     axes.set_title(f"{name}\n{said}" if name else said)

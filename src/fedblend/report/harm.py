@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedblend.gains import running_sum
+from fedblend.gains import gain_summary
 from fedblend.report.alone import in_full
 from fedblend.report.figures import (
     COLORS,
@@ -113,7 +113,9 @@ def _cell(value: Any) -> float | str:
 
 def sentence(found: Comparison, alone: dict[str, Any] | None = None) -> str:
     """Who is harmed and by how much, in words."""
-    parts = [in_words(running_sum(one.gain), name) for name, one in found.gains.items()]
+    parts = [
+        in_words(gain_summary(one.gain), name) for name, one in found.gains.items()
+    ]
     if alone is not None:
         parts.append(f"Training alone: {in_full(alone)}")
     return f"{found.split} {found.metric}: {'. '.join(parts)}"

@@ -4,17 +4,17 @@
 
 from typing import Any
 
-from fedblend.gains import Tally
+from fedblend.gains import GainSummary
 
 ALONE = {"local": "alone", "shared": "with the shared model"}
 RIVALS = {"local": "training alone", "shared": "the shared model"}
 
 
-def in_short(found: Tally, other: str) -> str:
+def in_short(found: GainSummary, other: str) -> str:
     """How many clients are harmed, for the title of a figure.
 
-    >>> from fedblend.gains import Tally
-    >>> two = Tally(2, 0.5, 0.1, 0.2, 0.1, 1, 4, 0, 0, 3, 1, 0.0, -0.1, 0.1)
+    >>> from fedblend.gains import GainSummary
+    >>> two = GainSummary(2, 0.5, 0.1, 0.2, 0.1, 1, 4, 0, 0, 3, 1, 0.0, -0.1, 0.1)
     >>> in_short(two, "local")
     '2 of 4 clients do worse than alone'
     """
@@ -22,11 +22,11 @@ def in_short(found: Tally, other: str) -> str:
     return said + (f", {found.not_finite} not finite" if found.not_finite else "")
 
 
-def in_words(found: Tally, other: str, whose: str = "") -> str:
+def in_words(found: GainSummary, other: str, whose: str = "") -> str:
     """Who is harmed and by how much, who is helped, and what nobody can tell.
 
-    >>> from fedblend.gains import Tally
-    >>> two = Tally(2, 0.5, 0.1, 0.2, 0.1, 1, 4, 0, 0, 3, 1, 0.0, -0.1, 0.1)
+    >>> from fedblend.gains import GainSummary
+    >>> two = GainSummary(2, 0.5, 0.1, 0.2, 0.1, 1, 4, 0, 0, 3, 1, 0.0, -0.1, 0.1)
     >>> for part in in_words(two, "local").split("; "):
     ...     print(part)
     2 of 4 clients do worse than alone, by 0.1 on average and 0.2 at worst
@@ -54,13 +54,15 @@ def in_words(found: Tally, other: str, whose: str = "") -> str:
     return "; ".join(parts) or f"no {whose}clients to compare with {RIVALS[other]}"
 
 
-def _ends(found: Tally) -> str:
+def _ends(found: GainSummary) -> str:
     return f"{found.mean_gain_low:.3g} to {found.mean_gain_high:.3g}"
 
 
-def tally_from(plain: dict[str, Any]) -> Tally | None:
+def tally_from(plain: dict[str, Any]) -> GainSummary | None:
     """A tally out of JSON, where what is not finite is null; None for an older one."""
-    if set(plain) != set(Tally._fields):
+    if set(plain) != set(GainSummary._fields):
         return None
     nan: Any = float("nan")
-    return Tally(**{name: nan if of is None else of for name, of in plain.items()})
+    return GainSummary(
+        **{name: nan if of is None else of for name, of in plain.items()}
+    )

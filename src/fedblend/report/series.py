@@ -59,7 +59,8 @@ def in_order(metrics: Iterable[str]) -> list[str]:
     """The main one of some metrics, and the loss after it."""
     found = list(metrics)
     others = [name for name in found if name != "loss"]
-    others.sort(key=lambda name: MAIN.index(_kind(name)))
+    kinds = [*MAIN, *map(_kind, others)]
+    others.sort(key=lambda name: kinds.index(_kind(name)))
     return others[:1] + (["loss"] if "loss" in found else [])
 
 

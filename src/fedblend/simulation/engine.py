@@ -151,11 +151,11 @@ class Engine:
             donate=(3,),
         )
 
-    def measure(self, measures, capacities, chunk, down, states, members, rows):
+    def measure(self, metrics, capacities, chunk, down, states, members, rows):
         """Values of all measures for a group of clients, and what each row brings."""
         return self._call(
             "measure",
-            partial(client_calls.measure, self.settings, measures, capacities, chunk),
+            partial(client_calls.measure, self.settings, metrics, capacities, chunk),
             (
                 self.sweep,
                 self.keys,

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from fedblend.gains import Gain, Sides, gain, running_sum
-from fedblend.metrics import HIGHER_IS_BETTER, Spread, over_clients
+from fedblend.gains import Gain, Sides, gain, gain_summary
+from fedblend.metrics import Metric, Spread, over_clients
 
 Measured = dict[str, dict[str, dict[str, np.ndarray]]]
 """``{split: {model: {metric: values over the measured clients}}}``."""
@@ -25,17 +25,18 @@ class Evidence(NamedTuple):
 
     ``measured`` and ``brought`` have an entry for each seed; the latter is what single
     rows bring, [clients, rows], and empty where nobody tells. ``counts`` are the rows
-    of the clients in each split.
+    of the clients in each split, ``metrics`` what was measured.
     """
 
     measured: Sequence[Measured]
     brought: Sequence[Measured]
     counts: Mapping[str, np.ndarray]
+    metrics: Mapping[str, Metric]
 
-    def of_lane(self, replica: int) -> "Evidence":
+    def of_replica(self, replica: int) -> "Evidence":
         """One seed's."""
         one = slice(replica, replica + 1)
-        return Evidence(self.measured[one], self.brought[one], self.counts)
+        return self._replace(measured=self.measured[one], brought=self.brought[one])
 
     def others(self, split: str) -> list[str]:
         """The models to compare the personal one with: all that are not the same.
@@ -78,7 +79,7 @@ class Evidence(NamedTuple):
                     None if any(side is None for side in paired) else tuple(paired),  # type: ignore
                 )
             )
-        return gain(metric, seeds, counts)
+        return gain(self.metrics[metric], seeds, counts)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,11 +123,6 @@ class Record:
 _FIELDS = dataclasses.fields(Record)
 
 
-def _higher(name: str) -> bool:
-    """Whether more is better; "recall@5" is a kind of recall."""
-    return HIGHER_IS_BETTER[name.partition("@")[0]]
-
-
 def plain(measures: dict[str, Any]) -> dict[str, Any]:
     """Spreads as plain values, for JSON."""
     return jax.tree.map(
@@ -134,15 +130,21 @@ def plain(measures: dict[str, Any]) -> dict[str, Any]:
     )
 
 
-def spreads(measured: Measured, counts: dict[str, np.ndarray]):
+def spreads(
+    measured: Measured,
+    counts: Mapping[str, np.ndarray],
+    metrics: Mapping[str, Metric],
+) -> dict[str, dict[str, dict[str, Spread]]]:
     """Each measure over the clients, weighted by their rows in the split."""
     return {
         split: {
             model: {
-                name: over_clients(values, counts[split], _higher(name))
-                for name, values in metrics.items()
+                name: over_clients(
+                    values, counts[split], metrics[name].higher_is_better
+                )
+                for name, values in by_name.items()
             }
-            for model, metrics in models.items()
+            for model, by_name in models.items()
         }
         for split, models in measured.items()
     }
@@ -152,13 +154,13 @@ def harms(evidence: Evidence) -> dict[str, Any]:
     """Whom the personal model serves worse than another, by split and metric.
 
     ``than_local`` compares with training alone, ``than_shared`` with the shared model;
-    each is a ``gains.Tally`` as plain values, over all seeds of the evidence. Where the
+    each is a ``GainSummary`` as plain values, over all seeds of the evidence. Where the
     personal model is the other one there is nothing to compare.
     """
     return {
         split: {
             name: {
-                f"than_{other}": running_sum(
+                f"than_{other}": gain_summary(
                     evidence.gain(split, name, other)
                 )._asdict()
                 for other in evidence.others(split)

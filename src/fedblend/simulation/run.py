@@ -158,7 +158,7 @@ class Run:
             self.shared if self.replicas is None else trees.take(self.shared, replica)
         )
         odd = not_finite(records, measured, self.measuring.counts, shared)
-        evidence = self.evidence.of_lane(replica)
+        evidence = self.evidence.of_replica(replica)
         found = summarize(records[-1], evidence, self._costs(replica))
         return {**found, "warnings": odd}
 
@@ -202,11 +202,13 @@ class Run:
     @property
     def evidence(self) -> Evidence:
         """What was measured last, for comparing models client by client."""
-        return Evidence(self.measured, self.brought, self.measuring.counts)
+        return Evidence(
+            self.measured, self.brought, self.measuring.counts, self.measuring.metrics
+        )
 
     def measure(self) -> None:
         """Measure each replica's clients as they are now, if anything is asked for."""
-        if not self.measuring.measures:
+        if not self.measuring.metrics:
             return
         padded = self.measuring.padded_ids
         self._enroll(padded)
@@ -352,7 +354,9 @@ class Run:
                     **totals._asdict(),
                     bits_up=int(ledger.up.sum()),
                     bits_down=int(ledger.down.sum()),
-                    measures=spreads(measured, self.measuring.counts),
+                    measures=spreads(
+                        measured, self.measuring.counts, self.measuring.metrics
+                    ),
                 )
             )
         self.records.append(records[0] if self.replicas is None else records)

@@ -46,13 +46,13 @@ import jax.numpy as jnp
 from fedblend.checks import ALGORITHM, WHOLE, gate
 from fedblend.compress.compressor import Encoded
 from fedblend.core import Algorithm, PyTree, Ragged, Shard
-from fedblend.data.federated import FEDERATION, FederatedData
+from fedblend.data.federated import FEDERATED_DATA, FederatedData
 from fedblend.shards import everything
 from fedblend.transforms import sparse_rows as picking
 from fedblend.transforms.compose import delta_of
 
 
-@gate(algorithm=ALGORITHM, federated_data=FEDERATION, always=WHOLE)
+@gate(algorithm=ALGORITHM, federated_data=FEDERATED_DATA, always=WHOLE)
 def fedselect(
     algorithm: Algorithm,
     federated_data: FederatedData,

@@ -119,6 +119,5 @@ A5 = Claim(
     resumable=True,
     undecided="the lead over localized FedAvg is less than two of its errors with all "
     "writers at hand, and the 1000 writers of EMNIST, with whom it would be clear if "
-    "it is there, could not be had here; the row of training alone was measured with a "
-    "tenth of the rounds, and is to be measured again with all of them",
+    "it is there, could not be had here",
 )

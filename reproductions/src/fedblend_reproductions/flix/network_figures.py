@@ -47,9 +47,11 @@ def by_alpha(outcome: Any, paper: dict[float, float]) -> Any:
             style = {"color": f"C{number}", "marker": "o", "markersize": 4}
             best = [max(values) for values in mine.values()]
             tried.plot(places, best, label=solver, **style)
+            ran = [*outcome.flix.items(), *outcome.shared.items()]
+            # Of several with one alpha the last stays: the best on validation rows.
             rows = {
                 setting.alpha: row
-                for setting, row in (*outcome.flix.items(), *outcome.shared.items())
+                for setting, row in sorted(ran, key=lambda one: one[1].validation)
                 if setting.solver == solver
             }
             across = sorted(rows)

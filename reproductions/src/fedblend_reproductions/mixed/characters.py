@@ -5,7 +5,6 @@
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from fedblend_reproductions.cache import present
 from fedblend_reproductions.claims import Claim, Finding, Verdict
@@ -62,8 +61,8 @@ FEW = (
     "A round's clients take half as many windows again as all users have, so that few "
     "rounds do where the paper has thousands. The rate is the paper's, which all "
     "methods had chosen of 1, 2 and 4 with a GRU of 256. The GRU is an eighth as wide "
-    "as the paper's for time, so that five seeds come to the end: with 1024 units a "
-    "round of one run of parallel training takes 2.6 s on an H200."
+    "as the paper's for time: with 1024 units a round of one run of parallel training "
+    "takes 2.6 s on an H200."
 )
 
 
@@ -116,26 +115,10 @@ def near(gaps: dict[str, dict[str, float]], one_sided: bool) -> dict[str, bool]:
     }
 
 
-def verdict_of(holds: dict[str, bool]) -> Verdict:
-    """Reproduced if all hold, partly if some."""
+def verdict_of(holds: dict[str, bool], to_the_end: bool) -> Verdict:
+    """Reproduced if all hold and all were trained to the end, partly if some hold."""
     verdict = Verdict.partly if any(holds.values()) else Verdict.differs
-    return Verdict.reproduced if all(holds.values()) else verdict
-
-
-def again(found: dict[str, Any]) -> dict[str, Any]:
-    """A result by the one-sided criterion, judged by that of now."""
-    if found.get("before"):
-        return found
-    holds = near(found["numbers"]["accuracy_beyond_oracle"], one_sided=False)
-    told = "; ".join(f"{name}: {'yes' if so else 'no'}" for name, so in holds.items())
-    return {
-        **found,
-        "verdict": str(verdict_of(holds)),
-        "before": before.M4_PAPER_SIZED,
-        "criterion": f"Criterion: {CRITERION}: {told}. The run is the same as before, "
-        "and nobody in it was trained to the end. What was written with it, by the "
-        "one-sided criterion:",
-    }
+    return Verdict.reproduced if all(holds.values()) and to_the_end else verdict
 
 
 def check(
@@ -170,14 +153,15 @@ def check(
         for name, of in last.items()
     }
     holds, as_it_was = (near(gaps, one_sided) for one_sided in (False, True))
+    to_the_end = all(of.stopped for name, of in ends.items() if name in NEEDED)
+    old_verdict = verdict_of(as_it_was, to_the_end=True)
     ways = [how for how in WAYS if how in names]
     these = methods(this, size)
     sent = {how: added_bytes(this, these[how]) for how in ways}
     copied = copied_bytes(this)
     return Finding(
-        verdict=verdict_of(holds),
-        ours=f"Trained to the end in rounds of {size.steps} steps, mean accuracy on "
-        "posts / articles: "
+        verdict=verdict_of(holds, to_the_end),
+        ours=f"{_trained(size, to_the_end)}, mean accuracy on posts / articles: "
         + ", ".join(
             f"{name} {of['accuracy@clients'].mean():.3f} / "
             f"{of['accuracy@central'].mean():.3f}"
@@ -190,8 +174,8 @@ def check(
             for how in ways
         )
         + f". By the one-sided criterion ({before.ONE_SIDED}) this is "
-        f"{verdict_of(as_it_was)}. Copies of examples are {copied / 1000:.1f} kB a "
-        "client, once; to each message to a client "
+        f"{old_verdict}. Copies of examples are {copied / 1000:.1f} kB a client, once; "
+        "to each message to a client "
         + ", ".join(f"{how} adds {sent[how]['down'] / 1000:.1f} kB" for how in ways)
         + ".",
         numbers={
@@ -204,14 +188,16 @@ def check(
             "accuracy_beyond_oracle": gaps,
             "added_bytes_a_message": sent,
             "copied_bytes_a_client": copied,
+            "trained_to_the_end": to_the_end,
             "holds": holds,
             "holds_one_sided": as_it_was,
-            "verdict_one_sided": verdict_of(as_it_was),
+            "verdict_one_sided": old_verdict,
         },
         figures={"rounds": drawn(ends)},
         why=f"Criterion: {CRITERION}: "
         + "; ".join(
-            f"{name}: {'yes' if held else 'no'}" for name, held in holds.items()
+            f"{name}: {'yes' if held else 'no'}"
+            for name, held in {**holds, "all trained to the end": to_the_end}.items()
         )
         + f". Every method runs {ended.RULE}, with a measurement every "
         f"{size.rounds // size.points} rounds, or for {size.rounds} rounds"
@@ -233,6 +219,13 @@ def check(
         table=table(this, rates, ends),
         before={} if quick else once,
     )
+
+
+def _trained(size: text.Size, to_the_end: bool) -> str:
+    if to_the_end:
+        return f"Trained to the end in rounds of {size.steps} steps"
+    rounds = f"{size.rounds} rounds of {size.steps} steps"
+    return f"After {rounds}, before all had come to the end"
 
 
 def _unfinished(ends: dict[str, Ended]) -> str:
@@ -269,10 +262,8 @@ M4 = Claim(
     resumable=True,
 )
 PAPER_SIZED = M4._replace(
-    check=partial(
-        check, size=PAPER, names=NEEDED, note=FEW, once=before.M4_PAPER_SIZED
-    ),
-    undecided="the run by this criterion, five seeds that are trained to the end, is "
-    "still to be made; device time ended before it",
-    again=again,
+    check=partial(check, size=PAPER, note=FEW, once=before.M4_PAPER_SIZED),
+    undecided="the criterion wants everybody trained to the end, and after the 240 "
+    "rounds that were planned all methods still rose, by 0.2 to 0.6 points on "
+    "validation rows over the last 40 of them",
 )

@@ -213,12 +213,32 @@ def check(quick: bool, folder: Path) -> Finding:
             for model, one in sizes.items()
         )
         + f", a factor of 1.41 apart; {size.rounds} rounds, {size.seeds} seeds. A rate "
-        "that is the last of the grid is a lower bound. The paper has, for its "
+        "that is the last of the grid is a lower bound. "
+        + "".join(
+            _beyond_the_first(model, sizes[model].rates, of, guesses[model])
+            for model, of in losses.items()
+        )
+        + "The paper has, for its "
         "language task, two_way diverge beyond 1, parallel between 3 and 5, and "
         "one_way converge at 5 (appendix B.4.3), with clipping, and does not tell how "
         "it merges: a sum steps twice as far as an average, since either side descends "
         f"the whole loss. {PILOT} {text.described(this, size)}",
         before={} if quick else before.M9,
+    )
+
+
+def _beyond_the_first(
+    model: str, rates: Sequence[float], losses: dict[str, np.ndarray], most: float
+) -> str:
+    """How many seeds end below ``most`` at the rate after the smallest limit."""
+    least = min(limit(rates, those, most) for those in losses.values())
+    after = [place for place, rate in enumerate(rates) if rate > least][:1]
+    return "".join(
+        f"At {rates[place] / text.WEIGHTS[0]:.3g}, the first rate beyond a limit "
+        f"({model}), seeds that end below a guess: "
+        + ", ".join(f"{name} {(of[place] < most).sum()}" for name, of in losses.items())
+        + ". "
+        for place in after
     )
 
 

@@ -166,7 +166,7 @@ class Coordinator:
         """What clients told last; single rows stay with them."""
         splits = self.federated_data.splits.items()
         counts = {name: split.counts for name, split in splits}
-        return Evidence(self.measured, (), counts)
+        return Evidence(self.measured, (), counts, self.setting.metrics)
 
     def _due(self) -> bool:
         """Whether the round that was counted last has yet to be measured."""
@@ -317,7 +317,7 @@ class Coordinator:
             base = int(self.bases[client])
             own = head._replace(client=client, base=base, words=words)
             asked[client] = (own, payload)
-        answers = self._ask(asked, aggregation.measures)
+        answers = self._ask(asked, partial(aggregation.measures, self.setting.metrics))
         splits = self.federated_data.splits
         measured = aggregation.table(answers.good, self.federated_data.clients, splits)
         counts = {name: split.counts for name, split in splits.items()}
@@ -328,7 +328,7 @@ class Coordinator:
                 **news._asdict(),
                 bits_up=int(self.ledger.up.sum()),
                 bits_down=int(self.ledger.down.sum()),
-                measures=spreads(measured, counts),
+                measures=spreads(measured, counts, self.setting.metrics),
             )
         )
 

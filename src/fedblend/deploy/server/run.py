@@ -254,6 +254,7 @@ def _setting(
             "rates": facts.rates,
         },
         note=note,
+        metrics=built.measures,
         weights=run.weights,
         reduction=run.reduction,
         trim=run.trim,

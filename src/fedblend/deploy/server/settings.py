@@ -11,6 +11,7 @@ import numpy as np
 from fedblend.core import Key
 from fedblend.data.federated import FederatedData
 from fedblend.deploy.transport import Patience
+from fedblend.metrics import Metric
 from fedblend.simulation.communication import Totals
 from fedblend.simulation.engine import Engine
 
@@ -59,6 +60,8 @@ class Setting(NamedTuple):
     server_key: Key
     """Of the server's own draws; clients need not know it."""
     note: Callable[..., Any]
+    metrics: Mapping[str, Metric]
+    """What clients measure, by name."""
 
 
 class News(NamedTuple):
