@@ -36,13 +36,10 @@ import jax
 import jax.numpy as jnp
 
 from fedblend import keys, mixing, trees
-from fedblend.algorithms.ditto import ditto
-from fedblend.algorithms.fedavg import fedavg
 from fedblend.checks import CHANCE, FUNCTION, NOT_NEGATIVE, Number, gate
 from fedblend.core import Algorithm, Down, Loss, Needs, PyTree, Up
-from fedblend.local import BATCH_SIZE, WORK, Scheduled, Work, descend
+from fedblend.local import BATCH_SIZE, Work, descend
 from fedblend.losses import gradient
-from fedblend.registry import NewClient, algorithm
 
 RATE = Number(least=0, besides="a function", also=lambda key, value: callable(value))
 
@@ -127,19 +124,3 @@ def l2gd(
 
     needs = Needs(everyone=True, mean=True, uniform=True, weights="uniform")
     return Algorithm(enroll, start, client, server, personal, needs=needs)
-
-
-def near(loss: Loss, work: Work, *, lam: float) -> Algorithm:
-    """What a new client runs: the expected step of L2GD is Ditto's."""
-    return ditto(fedavg(loss, work._replace(steps=1)), loss, work, lam=lam)
-
-
-@algorithm(name="l2gd", builder=l2gd, new_client=NewClient(build=near))
-@gate(**WORK, lam=NOT_NEGATIVE)
-def by_steps(loss: Loss, work: Work, *, lam: float) -> Algorithm:
-    """L2GD by the mean number of local steps between two communications, 1/p."""
-    steps = Number(above=1)("l2gd: work: steps", work.steps)
-    rate = work.optimizer
-    if isinstance(rate, Scheduled) and rate.unit == "round":
-        rate = rate.schedule
-    return l2gd(loss, rate, lam=lam, p=1 / steps, batch_size=work.batch_size)
