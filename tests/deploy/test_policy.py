@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+import examples
 from fedblend.config.build import build
 from fedblend.config.config import check
 from fedblend.config.schema.table import ConfigError
@@ -117,12 +118,13 @@ OWN = {
     "fedrep": {"head": ["bias"], "head_steps": 1},
     "agnostic": {"q_rate": 0.1},
 }
-"""What algorithms need to be told."""
+"""Options of algorithms; of others they are examples."""
 
 
 @pytest.mark.parametrize("name", [one for one in ALGORITHMS if one != "local_only"])
 def test_what_is_accepted_by_default_sends_models_and_nothing_else(name):
-    algorithm = EXPERIMENT["algorithm"] | {"name": name} | OWN.get(name, {})
+    own = OWN[name] if name in OWN else examples.options(name)
+    algorithm = EXPERIMENT["algorithm"] | {"name": name} | own
     config = asked(algorithm=algorithm, measure={"local": False})
     more = not sends_updates_only(name)
     assert (Policy().refusal(config) is None) == (not more)

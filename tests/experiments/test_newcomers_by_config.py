@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import pytest
 from test_run import OWN
 
+import examples
 from fedblend.config.build import build
 from fedblend.config.config import check
 from fedblend.config.schema.table import RunError
@@ -27,8 +28,8 @@ pytestmark = pytest.mark.usefixtures("compiled", "no_figures")
 
 
 def configured(tiny, name, **options):
-    tiny["algorithm"] |= {"name": name, **OWN.get(name, {}), **options}
-    if name == "l2gd":
+    tiny["algorithm"] |= {"name": name, **OWN[name], **options}
+    if examples.needs_everyone(name):
         del tiny["run"]["cohort"]
     config = check(tiny, "here")
     return config, build(config)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+import examples
 from fedblend.config.build import build
 from fedblend.config.config import ConfigError, check, load
 from fedblend.config.schema.table import RunError
@@ -51,6 +52,7 @@ OWN = {
         "personal": {"solver": "sgd", "rate": 0.1, "steps": 2, "batch_size": 4},
     },
 }
+OWN |= {name: examples.options(name) for name in ALGORITHMS if name not in OWN}
 SHORT = {"rounds": 2, "every": 1}
 LITTLE = {"splits": ["train"], "metrics": ["loss"]}
 pytestmark = pytest.mark.usefixtures("compiled", "no_figures")
@@ -98,8 +100,8 @@ def run_with_stops(config, path):
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_every_algorithm_runs(name, tiny, tmp_path):
-    tiny["algorithm"] |= {"name": name, **OWN.get(name, {})}
-    tiny["run"] |= SHORT | ({"cohort": 6} if name == "l2gd" else {})
+    tiny["algorithm"] |= {"name": name, **OWN[name]}
+    tiny["run"] |= SHORT | ({"cohort": 6} if examples.needs_everyone(name) else {})
     tiny["measure"] |= LITTLE
     summary = run_config(check(tiny, "here"), tmp_path / "out")
     (result,) = summary["runs"]
