@@ -39,7 +39,7 @@ def half_steps(loss: Loss, work: Work, *, part: float) -> Algorithm:
 
     return inner._replace(server=server)
 '''
-PROGRAM = f'''
+PROGRAM = f"""
 import sys
 sys.path[:0] = [{str(TESTS)!r}, {str(TESTS / "contract")!r}]
 import fedblend.algorithms
@@ -66,7 +66,7 @@ import registry
 assert "half_steps" in registry.CASES
 from runs import usual_run
 usual_run("half_steps")
-'''
+"""
 
 
 def test_a_file_in_the_package_is_all_that_a_new_algorithm_needs(tmp_path):

@@ -194,7 +194,7 @@ class Paths:
     def __call__(self, key: str, value: Any) -> Callable[[str], bool]:
         """Whether the parameter of a path is one of them, as a function of the path."""
         if callable(value):
-            return value
+            return cast(Callable[[str], bool], value)
         several = isinstance(value, list | tuple) and len(value) > 0
         if not several or not all(isinstance(name, str) for name in value):
             allowed = "a list of names of parameters, or a function of a path"
@@ -259,8 +259,9 @@ def gate(**rules: Rule) -> Callable[[Builder], Builder]:
                     found += getattr(value, "lengths", ())
             return with_lengths(builder(*given.args, **given.kwargs), found)
 
-        checked.rules = rules  # pyright: ignore[reportFunctionMemberAccess]
-        return cast(Builder, checked)
+        found = cast(Any, checked)
+        found.rules = rules
+        return found
 
     return guarded
 

@@ -154,7 +154,8 @@ def _digits():
 
 def _simulation(algorithm=fb.scaffold):
     federated_data, _ = fb.datasets.quadratics(clients=4, dim=2)
-    made = algorithm(fb.datasets.quadratic_loss, 0.1, steps=1, batch_size=None)
+    work = fb.Work(0.1, steps=1, batch_size=None)
+    made = algorithm(fb.datasets.quadratic_loss, work)
     start = jax.numpy.zeros(2)
     return fb.simulate(made, start, federated_data, jax.random.key(0), rounds=2)
 

@@ -17,7 +17,7 @@ import numpy as np
 import optax
 import pytest
 
-import examples
+import example_arguments as examples
 import fedblend as fb
 from fedblend import compress
 from fedblend.local import Optimizer, Steps

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-import examples
+import example_arguments as examples
 from fedblend.config import toml
 from fedblend.config.build import build
 from fedblend.config.config import check, dump

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-import examples
+import example_arguments as examples
 from fedblend.config.build import build
 from fedblend.config.config import check
 from fedblend.config.schema.table import ConfigError

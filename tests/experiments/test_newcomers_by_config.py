@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import pytest
 from test_run import OWN
 
-import examples
+import example_arguments as examples
 from fedblend.config.build import build
 from fedblend.config.config import check
 from fedblend.config.schema.table import RunError

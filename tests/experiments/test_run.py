@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-import examples
+import example_arguments as examples
 from fedblend.config.build import build
 from fedblend.config.config import ConfigError, check, load
 from fedblend.config.schema.table import RunError

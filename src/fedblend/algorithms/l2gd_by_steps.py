@@ -7,7 +7,8 @@ mean is 1/p. Here that mean is ``work.steps``, so that an algorithm with the sam
 work, such as training alone, takes as many steps.
 """
 
-import numpy as np
+from typing import Any
+
 import optax
 
 from fedblend.algorithms.ditto import ditto
@@ -36,8 +37,9 @@ def l2gd_by_steps(loss: Loss, work: Work, *, lam: float) -> Algorithm:
             number of local steps in a round, above 1; the rows of a step.
         lam: strength of the pull towards the mean, 0 or more.
     """
-    rate, steps = work.optimizer, work.steps
-    if np.ndim(steps) or not steps > 1:
+    rate: Any = work.optimizer
+    steps = work.steps
+    if not isinstance(steps, int) or steps < 2:
         allowed = "a mean number of steps in a round, above 1, the same for all clients"
         raise UserError("l2gd: work: steps", steps, allowed)
     if isinstance(rate, Scheduled) and rate.make is optax.sgd:

@@ -100,7 +100,7 @@ def check(content: dict[str, Any], where: str, folder: Path = Path()) -> Config:
     try:
         return Config.model_validate(_anchored(content, folder))
     except ValidationError as error:
-        raise ConfigError(f"{where}: {complaint(error, content, Config)}") from None
+        raise ConfigError(f"{where}: {complaint(error, content)}") from None
 
 
 def _anchored(content: dict[str, Any], folder: Path) -> dict[str, Any]:

@@ -149,7 +149,7 @@ class Options(LocalWork):
         if new_client:
             build = entry.new_client.build or build
             changed = entry.new_client.options
-        own = {} if "work" in entry.keys else {"work": self.work()}
+        own: dict[str, Any] = {} if "work" in entry.keys else {"work": self.work()}
         if "algorithm" in entry.parameters:
             own["algorithm"] = fedavg(facts["loss"], self.work())
         found = arguments(build, self, {**facts, **own, **changed}, entry.keys)
@@ -176,14 +176,19 @@ class Options(LocalWork):
         return [leaf for path, leaf in leaves.items() if not stays(path)]
 
 
+class OptionsInTheory(Options):
+    """Those of an algorithm for which theory has a step."""
+
+    rate: Positive | Literal["theory"] | None = None  # pyright: ignore
+
+
 def options_of(entry: AlgorithmEntry) -> type[Options]:
     """The table of an algorithm."""
     fields: dict[str, Any] = dict.fromkeys(FACTS)
-    if entry.theory:
-        fields["rate"] = (Positive | Literal["theory"] | None, None)
     if "work" in entry.keys:
         fields[entry.keys["work"]] = (LocalWork, ...)
-    table = table_of(entry.build, entry.name, Options, keys=entry.keys, **fields)
+    base = OptionsInTheory if entry.theory else Options
+    table = table_of(entry.build, entry.name, base, keys=entry.keys, **fields)
     table.entry = entry
     return table
 

@@ -9,9 +9,10 @@ rule of ``checks``, and ``arguments`` makes the function's arguments of such a t
 """
 
 import dataclasses
+import difflib
 import inspect
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import reduce
 from operator import or_
 from typing import Annotated, Any, Literal, TypeVar
@@ -24,6 +25,7 @@ from pydantic import (
     Field,
     StringConstraints,
     create_model,
+    model_validator,
 )
 from pydantic_core import PydanticCustomError
 
@@ -60,6 +62,12 @@ class Misfit(ValueError):
         super().__init__(f"{key}: {wrong}")
 
 
+def hint(word: str, known: Sequence[str]) -> str:
+    """The end of a line about an unknown word: the nearest word, or all of them."""
+    near = difflib.get_close_matches(word, known, 1)
+    return f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known)}"
+
+
 def visible(text: str) -> str:
     """The text on one line: what does not print is shown as an escape."""
     return "".join(sign if sign.isprintable() else ascii(sign)[1:-1] for sign in text)
@@ -71,6 +79,15 @@ class Table(BaseModel):
     model_config = ConfigDict(
         extra="forbid", frozen=True, strict=True, allow_inf_nan=False
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _knows_all_keys(cls, content: Any) -> Any:
+        known = list(cls.model_fields)
+        for key in content if isinstance(content, dict) else ():
+            if key not in known:
+                raise Misfit(key, f"unknown key; {hint(key, known)}")
+        return content
 
 
 LARGEST = 2**31 - 1
@@ -119,22 +136,19 @@ Made = TypeVar("Made", bound=Table)
 
 def type_of(rule: Rule | None) -> Any:
     """The type of an option with this rule; None where a configuration has no type."""
-    optional = isinstance(rule, Number) and rule.optional
-    if isinstance(rule, Number) and optional:
+    if isinstance(rule, Number):
         rule = dataclasses.replace(rule, optional=False)
-    if rule in TYPES:
-        kind: Any = TYPES[rule]
-    elif isinstance(rule, Number):
-        kind = Annotated[int if rule.whole else float, within(rule)]
-        if rule.clients:
-            kind |= Annotated[list[kind], Field(min_length=1)]
-    elif isinstance(rule, Words):
-        kind = Literal[rule.allowed]
-    elif isinstance(rule, Paths):
-        kind = Annotated[list[Word], Field(min_length=1)]
-    else:
-        return None
-    return kind | None if optional else kind
+    if rule is not None and rule in TYPES:
+        return TYPES[rule]
+    if isinstance(rule, Number):
+        kind: Any = Annotated[int if rule.whole else float, within(rule)]
+        several: Any = Annotated[list[kind], Field(min_length=1)]
+        return kind | several if rule.clients else kind
+    if isinstance(rule, Words):
+        return Literal[rule.allowed]
+    if isinstance(rule, Paths):
+        return Annotated[list[Word], Field(min_length=1)]
+    return None
 
 
 def table_of(
@@ -209,7 +223,7 @@ def arguments(
 
 def _argument(value: Any, facts: Mapping[str, Any]) -> Any:
     """A value of a table as functions take it."""
-    if isinstance(value, list) and isinstance(value[0], int | float):
+    if _are_numbers(value):
         return np.array(value)
     return value.make(facts) if hasattr(value, "make") else value
 
@@ -223,9 +237,13 @@ def check_lists(where: str, table: Table, clients: int) -> None:
     for key, value in table:
         if isinstance(value, Table):
             check_lists(f"{where}.{key}", value, clients)
-        numbers = isinstance(value, list) and isinstance(value[0], int | float)
-        if numbers and len(value) != clients:
+        elif _are_numbers(value) and len(value) != clients:
             raise ConfigError(
                 f"{where}.{key}: {len(value)} numbers for {clients} clients; give one "
                 "for each, or a single one"
             )
+
+
+def _are_numbers(value: Any) -> bool:
+    """Whether this is a list of numbers, one for each client."""
+    return isinstance(value, list) and isinstance(value[0], int | float)

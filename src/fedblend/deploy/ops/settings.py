@@ -183,7 +183,7 @@ def load_as(kind: type[Kind], path: Path) -> Kind:
     try:
         return kind.model_validate(content, context={"folder": path.parent})
     except ValidationError as error:
-        raise ConfigError(f"{path}: {complaint(error, content, kind)}") from None
+        raise ConfigError(f"{path}: {complaint(error, content)}") from None
 
 
 def load(path: Path) -> Server | Node:
