@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from registry_tables import PAGE, page
 
 import fedblend as fb
 from fedblend.registry import ALGORITHMS, TRANSFORMS, Registry
@@ -105,3 +106,8 @@ def test_every_entry_says_what_it_is(registry):
 def test_a_name_that_is_neither_public_nor_registered():
     with pytest.raises(AttributeError, match="no attribute 'frob'"):
         getattr(fb, "frob")  # noqa: B009
+
+
+def test_the_tables_of_the_documents_are_as_the_registry():
+    written = PAGE.read_text(encoding="utf-8")
+    assert written == page(), "run python tools/registry_tables.py, and commit the page"

@@ -49,7 +49,8 @@ def classes() -> dict[str, type]:
 
 @pytest.mark.parametrize("name", sorted(classes()))
 def test_every_key_is_in_the_list(name):
-    text = (HOME / "docs" / "config.md").read_text(encoding="utf-8")
+    pages = [HOME / "docs" / page for page in ("config.md", "algorithms.md")]
+    text = "".join(page.read_text(encoding="utf-8") for page in pages)
     for key in classes()[name].model_fields:  # pyright: ignore
         # alpha is known to every algorithm, to refuse it where it means nothing.
         assert key == "alpha" or f"`{key}`" in text, key

@@ -90,7 +90,18 @@ def flix_by_gradients(
     server: float | optax.GradientTransformation | None = None,
     smooth: ByClient = 1.0,
 ) -> Algorithm:
-    """FLIX with one gradient of every client in a round; arguments as above."""
+    """FLIX with one gradient of every client in a round.
+
+    Args:
+        loss: ``loss(params, rows) -> losses[rows]``; takes a ``Blend`` if ``mix``
+            makes one.
+        work: optimizer and batch size of the gradient; one step.
+        alpha: weight of the shared model in [0, 1]; a number, or an array over clients.
+        mix: ``mixing.parameters`` or ``mixing.outputs``.
+        personal: how x_i is found, from ``fedblend.solvers``.
+        server: optimizer of the server; None for plain averaging.
+        smooth: L_i, for the weights of x_avg; a number, or an array over clients.
+    """
     if np.ndim(work.steps) or work.steps != 1:
         allowed = "1: flix takes one gradient a round; more are the method flix_local"
         raise UserError("flix: work: steps", work.steps, allowed)
