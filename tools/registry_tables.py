@@ -21,15 +21,15 @@ HEAD = """\
 # Algorithms and transforms
 
 `python tools/registry_tables.py` writes this page from the registrations beside the
-builders; do not edit it by hand. [add_an_algorithm.md](add_an_algorithm.md) explains how
-to register a new algorithm, [conformance.md](conformance.md) has the tests of each.
+builders; do not edit it by hand. [add_an_algorithm.md](add_an_algorithm.md) explains
+how to register a new algorithm, [conformance.md](conformance.md) has the tests of each.
 """
 OPTIONS_OF_ALL = """\
 ## Options of the algorithms
 
-Every algorithm takes the clients' local work: `rate` or `optimizer`, `schedule`, `steps`
-or `epochs`, `batch_size`; [config.md](config.md#algorithm) explains these keys. Below are
-the further keys of `[algorithm]`, by `name`.
+Every algorithm takes the clients' local work: `rate` or `optimizer`, `schedule`,
+`steps` or `epochs`, `batch_size`; [config.md](config.md#algorithm) explains these keys.
+Below are the further keys of `[algorithm]`, by `name`.
 """
 
 
@@ -45,8 +45,8 @@ def page() -> str:
             *(line for name in OPTIONS for line in _options(name)),
             "## Transforms\n",
             "A transform takes an algorithm and returns an algorithm: `fb.NAME`, or",
-            "`fb.transforms.NAME`. Only one transform of a chain encodes messages, and it",
-            "is the outermost.\n",
+            "`fb.transforms.NAME`. Only one transform of a chain encodes messages, and",
+            "it is the outermost.\n",
             *_table(("name", "what it is", "encodes", "published"), _transforms()),
             "",
         ]

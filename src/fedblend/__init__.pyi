@@ -50,12 +50,6 @@ from fedblend.algorithms.apfl_agnostic import (
 from fedblend.algorithms.apfl_averaged import (
     apfl_averaged as apfl_averaged,
 )
-from fedblend.algorithms.apfl_variants import (
-    apfl_fedjax as apfl_fedjax,
-)
-from fedblend.algorithms.apfl_variants import (
-    apfl_fedtorch as apfl_fedtorch,
-)
 from fedblend.algorithms.ditto import (
     ditto as ditto,
 )

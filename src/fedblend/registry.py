@@ -95,8 +95,8 @@ class Entry:
     @property
     def reference(self) -> str:
         """Where it was published; empty where the module names no reference."""
-        _, found, rest = self._text().partition("Reference:")
-        return " ".join(rest.split()) if found else ""
+        paragraph = self._text().partition("Reference:")[2].partition("\n\n")[0]
+        return " ".join(paragraph.split())
 
     def _text(self) -> str:
         module = inspect.getmodule(self.builder)

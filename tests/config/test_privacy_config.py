@@ -145,7 +145,7 @@ def test_what_the_accounting_does_not_cover_is_no_guarantee(configured):
         ({"run": {"epoch": 3}}, "run.epoch: 3 is not between 1 and 2, the rounds th"),
         (
             {"tree": 2, "algorithm": {"name": "fedopt", "server": ADAM}},
-            "privacy: the wrapped algorithm's server is not linear in what it hears",
+            "privacy: the wrapped algorithm's server is not linear in the mean update",
         ),
         ({"adjacency": "add_or_remove"}, 'privacy.adjacency: "add_or_remove" is not'),
         (
@@ -155,7 +155,7 @@ def test_what_the_accounting_does_not_cover_is_no_guarantee(configured):
         ({"run": {"reduction": "median"}}, "run.reduction: 'median' breaks"),
         (
             {"algorithm": {"name": "scaffold"}},
-            "privacy: the wrapped .* say more than a",
+            "privacy: clients of the wrapped .* send more than an",
         ),
         ({"algorithm": {"name": "local_only"}}, "privacy: local_only sends nothing"),
     ],

@@ -36,8 +36,6 @@ OWN = {
     "pfedme": {"lam": 1.0, "inner_rate": 0.1, "inner_steps": 3},
     "apfl": {"alpha": 0.5, "held_out": 0.2},
     "apfl_agnostic": {"alpha": 0.5, "q_rate": 0.01},
-    "apfl_fedtorch": {"alpha": 0.5},
-    "apfl_fedjax": {"alpha": 0.5},
     "ditto": {"lam": 0.5, "personal": {"rate": 0.1, "steps": 3, "batch_size": 4}},
     "finetune": {"finetune": {"rate": 0.1, "epochs": 1, "batch_size": "all"}},
     "l2gd": {"lam": 0.5},

@@ -101,9 +101,7 @@ def test_the_gain_of_a_server_is_that_of_all_its_moves_or_there_is_none(server, 
 
 
 def test_an_adaptive_server_is_refused_in_one_line():
-    line = (
-        r"^mixed: this server .*\(0.5, 0.5\); use one_way, or such .* merge_optimizer"
-    )
+    line = r"^mixed_fl: this server .*\(0.5, 0.5\); use one_way, or .* merge_optimizer"
     with pytest.raises(ValueError, match=line):
         end(parallel(fedopt(optax.adam(0.1))), rounds=1)
 
@@ -123,7 +121,7 @@ def test_parallel_training_and_clipping_are_refused_in_either_order(clip):
     plain = fedopt(1.0)
     with pytest.raises(ValueError, match=r"^(clipped|private): .*use one_way$"):
         clip(parallel(plain))
-    with pytest.raises(ValueError, match=r"^mixed: these clients do not take plain"):
+    with pytest.raises(ValueError, match=r"^mixed_fl: these clients do not take plain"):
         end(parallel(clip(plain)), rounds=1)
     # With a rate of its own for the server it is the user's affair, and said so.
     with pytest.warns(match="none is clipped, another mixture"):

@@ -196,7 +196,7 @@ def _failure(why: str) -> Trial:
 
 
 def _line(error: Exception) -> str:
-    text = str(error).removeprefix("mixed: ").splitlines() or [""]
+    text = str(error).removeprefix("mixed_fl: ").splitlines() or [""]
     return (
         text[0]
         if isinstance(error, ValueError)

@@ -17,9 +17,9 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from fedblend.data.dataset import federation_of
 from fedblend.data.datasets import load
 from fedblend.data.federated import FederatedData
+from fedblend.data.partition.partition import federate_dataset
 from fedblend.data.partition.partitioners import classes_per_client
 from fedblend.experiments.demo_methods import COHORT, METHODS, RUNS, completed
 from fedblend.gains import Gain, gain_summary
@@ -129,7 +129,8 @@ def _splits(seeds: int) -> list[FederatedData]:
     dataset = load("digits")
     partition = classes_per_client(dataset.rows[1], CLIENTS, CLASSES)
     return [
-        federation_of(dataset, partition, test=0.3, split=seed) for seed in range(seeds)
+        federate_dataset(dataset, partition, test=0.3, split=seed)
+        for seed in range(seeds)
     ]
 
 
@@ -160,7 +161,7 @@ def _gain(run: Run, model: str, alone: Run) -> Gain:
 
     measured = paired(run.measured, alone.measured)
     brought = paired(run.brought, alone.brought)
-    evidence = Evidence(measured, brought, run.measuring.counts, run.measuring.metrics)
+    evidence = Evidence(measured, brought, run.evidence.counts, run.evidence.metrics)
     return evidence.gain("test", "accuracy", "local")
 
 

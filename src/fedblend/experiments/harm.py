@@ -16,7 +16,7 @@ import numpy as np
 from fedblend.experiments.run_folder import Folder, write_text
 from fedblend.report.harm import Clients, Comparison, compared, harm_rows
 from fedblend.report.series import Row, shown_metrics, shown_splits
-from fedblend.simulation.run import Run
+from fedblend.simulation.result import Results
 
 
 class Harm(NamedTuple):
@@ -27,7 +27,7 @@ class Harm(NamedTuple):
 
 
 def harm_of(
-    run: Run, rows: list[Row], columns: Mapping[str, np.ndarray]
+    run: Results, rows: list[Row], columns: Mapping[str, np.ndarray]
 ) -> Harm | None:
     """Compare the models of a run, if there is another one than the personal.
 
@@ -44,7 +44,7 @@ def harm_of(
     return None
 
 
-def columns(run: Run, found: Comparison | None) -> dict[str, np.ndarray]:
+def columns(run: Results, found: Comparison | None) -> dict[str, np.ndarray]:
     """The interval of every client's gain and whether it is harmed, seed by seed.
 
     As ``outputs.write_clients`` takes them: over clients, and over seeds if several.
@@ -54,7 +54,7 @@ def columns(run: Run, found: Comparison | None) -> dict[str, np.ndarray]:
     first = next(iter(found.gains))
     gains = [
         run.evidence.of_replica(replica).gain(found.split, found.metric, first)
-        for replica in range(len(run.measured))
+        for replica in range(len(run.evidence.measured))
     ]
     known = [~np.isnan(gain.value) | gain.not_finite for gain in gains]
     harmed = [
@@ -72,8 +72,8 @@ def columns(run: Run, found: Comparison | None) -> dict[str, np.ndarray]:
     }
 
 
-def _clients(run: Run, split: str, alpha: np.ndarray | None) -> Clients:
-    ids, federated_data = run.measuring.ids, run.federated_data
+def _clients(run: Results, split: str, alpha: np.ndarray | None) -> Clients:
+    ids, federated_data = run.measured_ids, run.federated_data
     if alpha is not None:
         alpha = np.asarray(alpha, np.float64).reshape(len(ids), -1).mean(axis=1)
     return Clients(

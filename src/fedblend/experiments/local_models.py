@@ -11,7 +11,6 @@ from typing import Any
 import jax
 import numpy as np
 
-from fedblend.algorithms.flix import FlixClient
 from fedblend.simulation.run import Run
 
 MOST_NAMED = 5
@@ -23,8 +22,8 @@ def gradient_norms(run: Run) -> np.ndarray | None:
 
     With replicas they are the second axis.
     """
-    own = _kept(run)
-    return None if own is None else np.asarray(own.norm)
+    norms = run.info(run.measured_ids).get("local_model_gradient_norm")
+    return None if norms is None else np.asarray(norms)
 
 
 def columns(run: Run) -> dict[str, np.ndarray]:
@@ -35,10 +34,9 @@ def columns(run: Run) -> dict[str, np.ndarray]:
 
 def report(run: Run, options: Any) -> tuple[dict[str, Any], list[str]]:
     """What a summary says of local models, and what a user is warned of."""
-    own = _kept(run)
-    if own is None:
+    norms = gradient_norms(run)
+    if norms is None:
         return {}, []
-    norms = np.asarray(own.norm)
     tolerance = getattr(getattr(options, "personal", None), "tolerance", None)
     worst = norms.reshape(len(norms), -1).max(axis=1)  # over the replicas
     missed = 0 if tolerance is None else int((worst > tolerance).sum())
@@ -49,7 +47,7 @@ def report(run: Run, options: Any) -> tuple[dict[str, Any], list[str]]:
         "clients_above_tolerance": missed,
     }
     warnings = []
-    stuck = run.measuring.ids[_untrained(run, own, tolerance or 0.0)]
+    stuck = run.measured_ids[_untrained(run, norms, tolerance or 0.0)]
     found["clients_not_trained"] = len(stuck)
     if len(stuck):
         names = [run.federated_data.name(int(client)) for client in stuck[:MOST_NAMED]]
@@ -68,21 +66,11 @@ def report(run: Run, options: Any) -> tuple[dict[str, Any], list[str]]:
     return {"local_models": found}, warnings
 
 
-def _kept(run: Run) -> FlixClient | None:
-    """What measured clients keep of FLIX, stacked, wherever it is in their state."""
-    states = run.store.gather(run.measuring.ids)
-
-    def is_kept(node: Any) -> bool:
-        return isinstance(node, FlixClient)
-
-    return next(filter(is_kept, jax.tree.leaves(states, is_leaf=is_kept)), None)
-
-
-def _untrained(run: Run, own: FlixClient, tolerance: float) -> np.ndarray:
+def _untrained(run: Run, norms: np.ndarray, tolerance: float) -> np.ndarray:
     """Which clients' models are the start still, though it is no solution."""
-    norms = np.asarray(own.norm)
     same = np.ones(norms.shape, bool)
-    leaves = jax.tree.leaves(own.personal), jax.tree.leaves(run.engine.params)
+    models = run.info(run.measured_ids)["local_model"]
+    leaves = jax.tree.leaves(models), jax.tree.leaves(run.params)
     for leaf, first in zip(*leaves, strict=True):
         equal = np.asarray(leaf) == np.asarray(first)
         same &= equal.reshape(*norms.shape, -1).all(axis=-1)

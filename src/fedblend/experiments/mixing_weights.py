@@ -8,24 +8,18 @@ that model fits, not what it is worth on other rows; a run says so.
 
 from typing import Any
 
-import jax
 import numpy as np
 
 from fedblend.simulation.run import Run
 
 
 def learned(run: Run) -> np.ndarray | None:
-    """Every measured client's alpha, if it keeps one; the mean of several.
+    """Every measured client's alpha, where the algorithm shows one.
 
     With replicas they are the second axis.
     """
-    states = run.store.gather(run.measuring.ids)
-    found = [
-        np.asarray(leaf)
-        for path, leaf in jax.tree_util.tree_leaves_with_path(states)
-        if ".alpha" in jax.tree_util.keystr(path)
-    ]
-    return np.mean(found, axis=0) if found else None
+    alphas = run.info(run.measured_ids).get("alpha")
+    return None if alphas is None else np.asarray(alphas)
 
 
 def columns(run: Run) -> dict[str, np.ndarray]:

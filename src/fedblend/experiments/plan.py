@@ -19,7 +19,7 @@ from fedblend.config.build import Built, build
 from fedblend.config.config import Config
 from fedblend.config.schema.table import ConfigError
 from fedblend.config.toml import literal
-from fedblend.data.dataset import one_class_clients
+from fedblend.data.federated import one_class_clients
 from fedblend.experiments.round_bits import Way, simulated, ways
 from fedblend.simulation.precision import precision
 from fedblend.theory import plan
@@ -240,8 +240,8 @@ def _local_models(built: Built) -> tuple[np.ndarray, np.ndarray]:
     """x_i and the norms of their gradients, as enrollment finds them."""
     run = simulated(built, built.algorithm, built.model.init)
     next(iter(run))
-    states = run.store.gather(np.arange(built.federated_data.clients))
-    norms = np.asarray(states.norm)
+    found = run.info()
+    norms = np.asarray(found["local_model_gradient_norm"])
     try:
         require_minimizers(norms, ENOUGH)
     except ValueError as error:
@@ -250,4 +250,4 @@ def _local_models(built: Built) -> tuple[np.ndarray, np.ndarray]:
             f"algorithm.personal.most: is too small to find x_i: {reason}; allow more, "
             "or take another solver, or a larger model.l2"
         ) from None
-    return stacked(states.personal), norms
+    return stacked(found["local_model"]), norms

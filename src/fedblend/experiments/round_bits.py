@@ -71,7 +71,7 @@ def _traffic(usual: Any, actual: Any) -> Traffic:
         usual: a run whose every round is like the later ones of the actual run.
         actual: the run, whose first round may take more.
     """
-    clients, sizes = actual.federated_data.clients, actual.ledgers[0].sizes
+    clients, sizes = actual.federated_data.clients, actual.message_bits
     up = _whole_bits(usual.shapes.up)
     return Traffic(
         first=clients * (sizes.params + sizes.join + sizes.down),

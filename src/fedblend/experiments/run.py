@@ -176,8 +176,14 @@ def _runs(config: Config, built: Built, folder: Folder) -> dict[str, Run]:
         over=over,
     )
     runs = {}
-    names = {"private": "privacy", "mixed": "central", "strata": "populations"}
-    with named_by_key(**names, select="select"):
+    names = {
+        "dp_fedavg": "privacy",
+        "dp_ftrl": "privacy",
+        "fedselect": "select",
+        "mixed_fl": "central",
+        "strata": "populations",
+    }
+    with named_by_key(**names):
         if algorithms.local is not None:
             own = train_alone.without_others(settings, built.federations, built.key)
             own |= {"over": over}
@@ -274,7 +280,7 @@ def _finish(
     columns = local_models.columns(run) | mixing_weights.columns(run)
     if run.alone is not None:
         shape = (
-            len(run.measuring.ids),
+            len(run.measured_ids),
             *([] if run.replicas is None else [run.replicas]),
         )
         columns["local_rounds"] = np.full(shape, run.alone["rounds"])

@@ -36,7 +36,7 @@ from fedblend.core import PyTree
 from fedblend.data.federated import FederatedData
 from fedblend.simulation.checkpoint import write_atomically
 from fedblend.simulation.personalize import NewClients
-from fedblend.simulation.run import Run
+from fedblend.simulation.result import Results
 from fedblend.simulation.serialize import pack
 
 
@@ -115,7 +115,7 @@ def write_text(path: Path, text: str) -> None:
     write_atomically(path, text.encode())
 
 
-def rows(run: Run, seeds: list[int]) -> list[dict[str, Any]]:
+def rows(run: Results, seeds: list[int]) -> list[dict[str, Any]]:
     """The records as rows; on each a seed's name, and how long clients train alone."""
     found = []
     known = {} if run.alone is None else {"alone": run.alone}
@@ -126,20 +126,20 @@ def rows(run: Run, seeds: list[int]) -> list[dict[str, Any]]:
     return found
 
 
-def write_metrics(folder: Folder, run: Run, seeds: list[int]) -> None:
+def write_metrics(folder: Folder, run: Results, seeds: list[int]) -> None:
     """All rows so far."""
     lines = [as_json(row, indent=None) for row in rows(run, seeds)]
     write_text(folder.metrics, "".join(f"{line}\n" for line in lines))
 
 
-def models(run: Run) -> list[PyTree]:
+def models(run: Results) -> list[PyTree]:
     """The shared model of every seed."""
     if run.replicas is None:
         return [run.shared]
     return [trees.take(run.shared, replica) for replica in range(run.replicas)]
 
 
-def write_models(folder: Folder, run: Run, seeds: list[int]) -> None:
+def write_models(folder: Folder, run: Results, seeds: list[int]) -> None:
     """The shared model of every seed."""
     for seed, model in zip(seeds, models(run), strict=True):
         path = folder.model(None if run.replicas is None else seed)
@@ -149,7 +149,7 @@ def write_models(folder: Folder, run: Run, seeds: list[int]) -> None:
 
 def write_clients(
     folder: Folder,
-    run: Run,
+    run: Results,
     seeds: list[int],
     own: Mapping[str, np.ndarray],
     joined: Sequence[NewClients] = (),
@@ -159,17 +159,17 @@ def write_clients(
     ``own`` are further columns, arrays over the measured clients and over seeds where
     there are several; ``joined`` are the clients that nobody had seen, for each seed.
     """
-    places = {int(client): place for place, client in enumerate(run.measuring.ids)}
+    places = {int(client): place for place, client in enumerate(run.measured_ids)}
     columns: list[str] = []
-    lines = []
+    lines, measured_of = [], run.evidence.measured
     for replica, seed in enumerate(seeds):
-        measured = _columns(run.measured[replica]) if run.measured else {}
+        measured = _columns(measured_of[replica]) if measured_of else {}
         for name, values in own.items():
             measured[name] = values if run.replicas is None else values[:, replica]
         columns = list(measured)
-        ledger, seen = run.ledgers[replica], run.federated_data
+        sent, seen = run.bits(replica), run.federated_data
         for client in range(seen.clients):
-            bits = [int(ledger.up[client]), int(ledger.down[client])]
+            bits = [int(sent.up[client]), int(sent.down[client])]
             values = _line(measured, columns, places.get(client))
             known = ["seen"] if joined else []
             lines.append([seed, *_who(seen, client), *bits, *values, *known])

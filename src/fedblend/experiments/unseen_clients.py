@@ -27,10 +27,10 @@ def join(run: Run, config: Config, built: Built) -> list[NewClients]:
     if not built.unseen:
         return []
     loss = (loss_name(config, built.task), built.loss)
-    replicas = [(run.shared, run.engine.key)]
+    replicas = [(run.shared, run.key)]
     if run.replicas is not None:
         each = range(run.replicas)
-        replicas = [(trees.take(run.shared, at), run.engine.key[at]) for at in each]
+        replicas = [(trees.take(run.shared, at), run.key[at]) for at in each]
     found = []
     for replica, (shared, key) in enumerate(replicas):
         newcomers = built.unseen[replica if len(built.unseen) > 1 else 0]

@@ -67,7 +67,7 @@ def plot_run(run: Run, path: Any = None) -> Any:
         if not splits:
             figure = new_figure(4.8, 3.2)
             figure.suptitle("Nothing was measured in this run")
-        elif run.engine.sweep is not None:
+        elif run.over is not None:
             figure = _sweep_figure(run, rows, splits[0])
         else:
             metric = shown_metrics(rows, splits[0])[0]
@@ -212,7 +212,7 @@ def _sweep_figure(run: Run, rows: list[Row], split: str) -> Any:
     """The personal model of every value of a sweep."""
     import matplotlib
 
-    values = jax.tree.leaves(run.engine.over)
+    values = jax.tree.leaves(run.over)
     names = [", ".join(f"{float(leaf[replica]):.3g}" for leaf in values)
              for replica in range(run.replicas or 1)]  # fmt: skip
     shades = matplotlib.colormaps["viridis"](np.linspace(0, 0.9, len(names)))

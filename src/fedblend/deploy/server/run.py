@@ -147,9 +147,9 @@ def _led(folder, config, books, audit, post, shared_seed, on_step, poll):
     key = root if shared_seed else _server_key(config, own, root, before.redone)
     rules = _rules(config, patience)
     chosen = _setting(config, own, known, facts, rules, note, key)
-    server = Coordinator(chosen, directory, rules)
     budget = budget_alone(config, method_of(config, clients, facts))
-    server.alone = None if budget is None else budget._asdict()
+    alone = None if budget is None else budget._asdict()
+    server = Coordinator(chosen._replace(alone=alone), directory, rules)
     if entry is not None:
         entry.restore(server)
     about = before._replace(known=known).words()
@@ -173,8 +173,7 @@ def _led(folder, config, books, audit, post, shared_seed, on_step, poll):
         server.step()
         books.save(server, about)
         if server.records:
-            run: Any = server
-            run_folder.write_metrics(folder, run, [_seed(config)])
+            run_folder.write_metrics(folder, server, [_seed(config)])
         if server.round != counted:
             tell()
     return _finish(folder, config, server, note, before.redone)
@@ -288,15 +287,14 @@ def _finish(
     from fedblend.report.figures import plot_rows
 
     seeds, alone = [_seed(config)], server.alone
-    run: Any = server
-    run_folder.write_models(folder, run, seeds)
-    rows = run_folder.rows(run, seeds)
-    harmed = harm.harm_of(run, rows, {}) if server.measured[0] else None
-    columns = harm.columns(run, harmed and harmed.found)
+    run_folder.write_models(folder, server, seeds)
+    rows = run_folder.rows(server, seeds)
+    harmed = harm.harm_of(server, rows, {}) if server.measured[0] else None
+    columns = harm.columns(server, harmed and harmed.found)
     if alone is not None and alone["rounds"] is not None:
         clients = server.federated_data.clients
         columns["local_rounds"] = np.full(clients, alone["rounds"])
-    run_folder.write_clients(folder, run, seeds, columns)
+    run_folder.write_clients(folder, server, seeds, columns)
     if server.measured[0]:
         plot_rows(rows, folder.figures, server.evidence, alone)
     if harmed is not None:
