@@ -9,11 +9,10 @@ import jax
 import jax.numpy as jnp
 import pytest
 from test_run import OWN
-from tiny_config import TINY
 
+import example_arguments as examples
 from fedblend.config.build import build
 from fedblend.config.config import check
-from fedblend.config.registry import ALGORITHMS
 from fedblend.config.schema.table import RunError
 from fedblend.config.tasks import loss_name
 from fedblend.core import Down
@@ -21,14 +20,16 @@ from fedblend.experiments.new_clients import client_work
 from fedblend.experiments.run import run_config
 from fedblend.experiments.run_folder import Folder
 from fedblend.mixing import Blend
+from fedblend.registry import ALGORITHMS
 from fedblend.simulation.personalize import personalize
+from tiny_config import TINY
 
 pytestmark = pytest.mark.usefixtures("compiled", "no_figures")
 
 
 def configured(tiny, name, **options):
-    tiny["algorithm"] |= {"name": name, **OWN.get(name, {}), **options}
-    if name == "l2gd":
+    tiny["algorithm"] |= {"name": name, **OWN[name], **options}
+    if examples.needs_everyone(name):
         del tiny["run"]["cohort"]
     config = check(tiny, "here")
     return config, build(config)

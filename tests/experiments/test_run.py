@@ -10,13 +10,14 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+import example_arguments as examples
 from fedblend.config.build import build
 from fedblend.config.config import ConfigError, check, load
-from fedblend.config.registry import ALGORITHMS
 from fedblend.config.schema.table import RunError
 from fedblend.experiments import results, run_folder
 from fedblend.experiments.run import Step, run_config
 from fedblend.experiments.run_folder import Folder
+from fedblend.registry import ALGORITHMS
 from fedblend.report.terminal import show
 from fedblend.simulation import early_stopping
 from fedblend.simulation.checkpoint import CheckpointError
@@ -35,7 +36,7 @@ OWN = {
     "apfl": {"alpha": 0.5, "held_out": 0.2},
     "apfl_agnostic": {"alpha": 0.5, "q_rate": 0.01},
     "ditto": {"lam": 0.5, "personal": {"rate": 0.1, "steps": 3, "batch_size": 4}},
-    "finetune": {"tune": {"rate": 0.1, "epochs": 1, "batch_size": "all"}},
+    "finetune": {"finetune": {"rate": 0.1, "epochs": 1, "batch_size": "all"}},
     "l2gd": {"lam": 0.5},
     "fedrep": {"head": ["bias"], "head_steps": 2},
     "agnostic": {"q_rate": 0.01},
@@ -48,6 +49,7 @@ OWN = {
         "personal": {"solver": "sgd", "rate": 0.1, "steps": 2, "batch_size": 4},
     },
 }
+OWN |= {name: examples.options(name) for name in ALGORITHMS if name not in OWN}
 SHORT = {"rounds": 2, "every": 1}
 LITTLE = {"splits": ["train"], "metrics": ["loss"]}
 pytestmark = pytest.mark.usefixtures("compiled", "no_figures")
@@ -95,8 +97,8 @@ def run_with_stops(config, path):
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_every_algorithm_runs(name, tiny, tmp_path):
-    tiny["algorithm"] |= {"name": name, **OWN.get(name, {})}
-    tiny["run"] |= SHORT | ({"cohort": 6} if name == "l2gd" else {})
+    tiny["algorithm"] |= {"name": name, **OWN[name]}
+    tiny["run"] |= SHORT | ({"cohort": 6} if examples.needs_everyone(name) else {})
     tiny["measure"] |= LITTLE
     summary = run_config(check(tiny, "here"), tmp_path / "out")
     (result,) = summary["runs"]
@@ -239,7 +241,7 @@ def test_the_folder(tiny, tmp_path):
 
 def test_what_is_not_finite_is_null(tiny, tmp_path):
     work = {"rate": 1e38, "steps": 2, "batch_size": 4}
-    tiny["algorithm"] |= {"name": "finetune", "tune": work}
+    tiny["algorithm"] |= {"name": "finetune", "finetune": work}
     tiny["run"]["rounds"] = 2
     tiny["measure"] |= {"local": 2, "splits": ["test"], "metrics": ["loss"]}
     summary = run_config(check(tiny, "here"), tmp_path / "out")

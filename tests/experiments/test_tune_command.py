@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tiny_config import TINY
 
 from fedblend.cli import main, screen, tune
 from fedblend.config import toml
 from fedblend.config.config import load
+from tiny_config import TINY
 
 GRID = [0.0, 0.3, 1.0]
 

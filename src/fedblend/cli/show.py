@@ -41,18 +41,17 @@ def list_(
 
 
 def _algorithms() -> None:
-    from fedblend.config.registry import ALGORITHMS, Options
+    from fedblend.config.schema.algorithm import OPTIONS, Options
 
     made = screen.table("name", "what it is", "own options", "published")
     common = Options.model_fields
-    for name, entry in ALGORITHMS.items():
-        own = [key for key in entry.options.model_fields if key not in common]
-        own = ", ".join(key for key in own if key != "name")
-        published = entry.reference.rpartition('",')[2].strip(" .")
-        made.add_row(name, entry.description, own, published)
+    for name, options in OPTIONS.items():
+        own = ", ".join(key for key in options.model_fields if key not in common)
+        published = options.entry.reference.rpartition('",')[2].strip(" .")
+        made.add_row(name, options.entry.summary, own, published)
     console = screen.console()
     console.print(made)
-    shared = ", ".join(key for key in common if key != "alpha")
+    shared = ", ".join(key for key in common if key not in ("name", "alpha"))
     console.print(f"options of all: {shared}", soft_wrap=True)
 
 

@@ -25,7 +25,6 @@ from fedblend.config.compress import compressed
 from fedblend.config.config import Config
 from fedblend.config.constants import with_rates
 from fedblend.config.fedselect import selected
-from fedblend.config.registry import ALGORITHMS
 from fedblend.config.schema.table import ConfigError
 from fedblend.core import Algorithm, Batch, PyTree
 from fedblend.losses import gradient
@@ -250,11 +249,9 @@ def _algorithm(config: Config, built: Built, how: str, factor: Any) -> Algorithm
         update={"how": how, "rate": None if own is None else factor * own}
     )
     clients = built.federated_data.clients
-    plain = ALGORITHMS[options.name].make(
-        built.loss, options, built.smoothness, clients
-    )
+    plain = options.build(built.loss, built.smoothness, clients)
     plain = central.mixed(table, plain, options.name, built.loss, False)
-    said = trees.size(config.algorithm.said(params))
+    said = trees.size(config.algorithm.sent(params))
     made = compressed(config.compress, plain, options.name, said, clients)
     return selected(config, made, built.federated_data)
 

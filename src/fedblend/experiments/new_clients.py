@@ -20,27 +20,23 @@ Numbers given for each client are replaced by their mean; rates have no schedule
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedblend import algorithms
+from fedblend.algorithms.fedavg import fedavg
+from fedblend.algorithms.finetune import finetune
 from fedblend.config.build import Built
 from fedblend.config.config import Config
 from fedblend.config.constants import smoothness
-from fedblend.config.registry import ALGORITHMS
-from fedblend.config.schema.algorithm import amount_of_work
-from fedblend.config.schema.apfl import Apfl
 from fedblend.config.schema.local_work import LocalWork
-from fedblend.config.schema.personal import Ditto
 from fedblend.config.schema.table import RunError
 from fedblend.config.tasks import loss_name
 from fedblend.core import Algorithm, Down, Key, Loss, PyTree, shared_model
 from fedblend.data.federated import FederatedData
 from fedblend.experiments import run_folder
-from fedblend.local import Work
 from fedblend.metrics import Metric
 from fedblend.simulation.personalize import NewClients, personalize
 from fedblend.simulation.result import Evidence
@@ -51,25 +47,6 @@ ROUNDS = 5
 has five epochs, one a round."""
 
 
-class Place(NamedTuple):
-    """Where options state the work on a client's own model."""
-
-    steps: str = "steps"
-    rate: str = "rate"
-    table: str | None = None
-
-
-_PLACES = {
-    "finetune": Place(table="tune"),
-    "ditto": Place(table="personal"),
-    "perfedavg": Place("adapt_steps", "inner_rate"),
-    "fedrep": Place("head_steps"),
-}
-_TUNED = ("finetune", "reptile", "fomaml", "perfedavg")
-"""Whose options say how a client comes from the shared model to its own."""
-_SOLVED = ("flix", "flix_local")
-
-
 def new_clients(
     config: Config,
     loss: tuple[str, Loss],
@@ -78,7 +55,7 @@ def new_clients(
     key: Key,
     *,
     measure: Mapping[str, Metric],
-    splits: Sequence[str],
+    splits: Sequence[str] | None,
     steps: int | None = None,
     rate: float | None = None,
 ) -> NewClients:
@@ -91,7 +68,7 @@ def new_clients(
         shared: the shared model of the run.
         key: the seed.
         measure: metrics by name.
-        splits: the splits to measure on.
+        splits: the splits to measure on, all there are if None.
         steps: local steps on the clients' own models; if None as the algorithm says,
             or those of ``ROUNDS`` rounds.
         rate: the rate of these steps, plain SGD; the optimizer of the run if None.
@@ -143,44 +120,28 @@ def client_work(
     rate: float | None = None,
 ) -> tuple[Algorithm, int]:
     """What a new client runs, and in how many visits; see ``new_clients``."""
-    options = _same_for_all(_stated(config.algorithm))
-    name, entry = options.name, ALGORITHMS[options.name]
-    if name in _SOLVED:
-        _refuse(name, steps=steps, rate=rate)
-        # Only the solver of x_i computes anything; what follows is never run.
+    options: Any = _same_for_all(config.algorithm)
+    kind = options.entry.new_client
+    if kind.steps is None:
+        _refuse(options.name, steps=steps, rate=rate)
+        # Only the solver of x_i computes anything; the local work never runs.
         still = {"rate": 1.0, "optimizer": None, "schedule": None}
         options = options.model_copy(update=still)
     else:
-        rounds = config.run.rounds if name == "local_only" else ROUNDS
-        options = _work_stated(options, steps, rate, 0 if name in _TUNED else rounds)
-    visits = 0 if name in _TUNED + _SOLVED else 1
-    if name.startswith("apfl"):
+        rounds = config.run.rounds if kind.whole_run else ROUNDS
+        options = _work_stated(options, steps, rate, 0 if kind.visits == 0 else rounds)
+    visits = kind.visits
+    if visits is None:
         visits = _number_of_steps(options, data.train.capacity)
         options = options.model_copy(update={"steps": 1, "epochs": None})
-    known = smoothness(config.model, loss[0], data) if entry.constants else None
-    algorithm = entry.make(loss[1], options, known, data.clients)
+    known = None
+    if "smooth" in options.entry.parameters:
+        known = smoothness(config.model, loss[0], data)
+    algorithm = options.build(loss[1], known, data.clients, new_client=True)
     if algorithm.personal is not shared_model:
         return algorithm, visits
-    work = amount_of_work(options)
-    plain = algorithms.fedavg(loss[1], Work(options.chosen(), **work))
-    return algorithms.finetune(plain, loss[1], Work(options.chosen(), **work)), 0
-
-
-def _stated(options: Any) -> Any:
-    """The options, of another algorithm where a new client runs that one."""
-    if options.name in ("l2gd", "pfedme"):
-        work = ("rate", "steps", "batch_size")
-        own: dict[str, Any] = {key: getattr(options, key) for key in work}
-        if options.name == "pfedme":
-            own |= {"rate": options.inner_rate, "steps": options.inner_steps}
-        personal = LocalWork(**own)
-        return Ditto(name="ditto", lam=options.lam, personal=personal, **own)
-    if options.name == "apfl_agnostic":
-        keys = [key for key in Apfl.model_fields if hasattr(options, key)]
-        return Apfl(**{key: getattr(options, key) for key in keys} | {"name": "apfl"})
-    if options.name == "apfl":
-        return options.model_copy(update={"aggregated": True})
-    return options
+    work = options.work()
+    return finetune(fedavg(loss[1], work), loss[1], work), 0
 
 
 def _same_for_all(options: Any) -> Any:
@@ -209,8 +170,9 @@ def _work_stated(
 
     Without ``steps``, the steps of so many rounds; with 0 rounds those of the options.
     """
-    place = _PLACES.get(options.name, Place())
-    work = options if place.table is None else getattr(options, place.table)
+    entry = options.entry
+    table, place = entry.keys.get("work"), entry.new_client
+    work = options if table is None else getattr(options, table)
     changes: dict[str, Any] = {"schedule": None}
     counted = place.steps == "steps" and work.epochs is not None
     if steps is not None:
@@ -221,15 +183,13 @@ def _work_stated(
     if rate is not None:
         changes[place.rate] = rate
         changes |= {"optimizer": None} if place.rate == "rate" else {}
-    if place == Place():
+    if table is None and place.steps == "steps":
         return options.model_copy(update=changes)
     # The update of the shared model is discarded: as little work on it as possible.
     least = {"steps": 1, "epochs": None, "schedule": None}
-    if place.table is None:
+    if table is None:
         return options.model_copy(update=least | changes)
-    return options.model_copy(
-        update={**least, place.table: work.model_copy(update=changes)}
-    )
+    return options.model_copy(update={**least, table: work.model_copy(update=changes)})
 
 
 def _number_of_steps(work: LocalWork, rows: int) -> int:

@@ -27,12 +27,12 @@ import math
 
 import numpy as np
 
-from fedblend.checks import ALPHA, COUNT, NOT_NEGATIVE, a, by_client, gate
+from fedblend.checks import ALPHA, COUNT, NOT_NEGATIVE, Instance, by_client, gate
 from fedblend.errors import UserError
 from fedblend.theory.constants import Smoothness
 from fedblend.theory.flix_objective import L_alpha, mu_alpha, per_client, squared_alpha
 
-KNOWN = {"alpha": ALPHA, "smoothness": a(Smoothness, "a Smoothness")}
+KNOWN = {"alpha": ALPHA, "smoothness": Instance(Smoothness, "a Smoothness")}
 
 
 @gate(**KNOWN)
