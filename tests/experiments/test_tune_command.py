@@ -101,7 +101,7 @@ def test_what_is_refused(arguments, line, place, capsys):
     assert [path.name for path in place.iterdir()] == ["apfl.toml"]
 
 
-def test_clients_without_a_value_are_told(capsys, monkeypatch):
+def test_clients_without_a_value_are_reported(capsys, monkeypatch):
     from fedblend.simulation.tune_alpha import Tuned
 
     monkeypatch.setenv("COLUMNS", "80")
