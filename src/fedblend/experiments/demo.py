@@ -200,10 +200,10 @@ def advice(scores: dict[str, Score]) -> str:
     gain = scores[choice].gain
     if gain is None:
         return f"Deploy {named[choice]}: {because}."
-    worse = gain_summary(gain).count
+    worse = gain_summary(gain).count or "none"
     return (
-        f"Deploy {named[choice]}: {because}; {worse or 'none'} of the {clients} clients "
-        "would clearly have done better alone."
+        f"Deploy {named[choice]}: {because}; {worse} of the {clients} clients would "
+        "clearly have done better alone."
     )
 
 
