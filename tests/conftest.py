@@ -9,7 +9,7 @@ import jax
 import pytest
 
 from fedblend.config import toml
-from fedblend.experiments import run
+from fedblend.experiments import results
 from tiny_config import TINY
 
 
@@ -35,7 +35,7 @@ def write(tmp_path: Path):
 @pytest.fixture
 def no_figures(monkeypatch):
     """Drawing takes a second; only who looks at figures needs them."""
-    monkeypatch.setattr(run, "_draw", lambda *arguments: None)
+    monkeypatch.setattr(results, "draw", lambda *arguments: None)
 
 
 @pytest.fixture(scope="session")

@@ -47,6 +47,12 @@ def found(pattern: str) -> list[str]:
     ]
 
 
+def test_no_marks_of_a_merge():
+    marks = ("<" * 7, ">" * 7)
+    lines = [line for page in PAGES for line in page.read_text("utf-8").splitlines()]
+    assert not [line for line in lines if line.startswith(marks)]
+
+
 def test_no_word_of_earlier_versions():
     assert found(PRIVATE) == []
 

@@ -15,7 +15,7 @@ import fedblend as fb
 import problems
 from fedblend.config.config import check
 from fedblend.config.schema.table import ConfigError
-from fedblend.experiments import mixing_weights
+from fedblend.experiments import results
 from fedblend.experiments.run import run_config
 from tiny_config import TINY
 
@@ -60,8 +60,9 @@ def run():
 )
 def test_what_is_warned_of(run, learn, held_out, word):
     options = SimpleNamespace(learn=learn, held_out=held_out)
-    found, warnings = mixing_weights.report(run, options)
+    columns, found, warnings = results.diagnostics(run, options)
     assert 0 < found["alpha"]["smallest"] <= found["alpha"]["mean"] < 1
+    assert len(columns["alpha"]) == 7
     assert len(warnings) == (word is not None)
     assert all(word in warning for warning in warnings)
 
@@ -73,7 +74,7 @@ def test_a_method_without_weights_says_nothing():
     done = fb.simulate(
         algorithm, on.params, on.federated_data, key, rounds=0
     ).complete()
-    assert mixing_weights.report(done, SimpleNamespace()) == ({}, [])
+    assert results.diagnostics(done, SimpleNamespace()) == ({}, {}, [])
 
 
 @pytest.mark.parametrize(

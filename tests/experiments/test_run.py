@@ -14,8 +14,7 @@ import example_arguments as examples
 from fedblend.config.build import build
 from fedblend.config.config import ConfigError, check, load
 from fedblend.config.schema.table import RunError
-from fedblend.experiments import local_models, run_folder
-from fedblend.experiments import run as running
+from fedblend.experiments import results, run_folder
 from fedblend.experiments.run import Step, run_config
 from fedblend.experiments.run_folder import Folder
 from fedblend.registry import ALGORITHMS
@@ -60,7 +59,7 @@ pytestmark = pytest.mark.usefixtures("compiled", "no_figures")
 def no_figures(request, monkeypatch):
     """Drawing takes a second; one test looks at the figures."""
     if request.function is not test_the_folder:
-        monkeypatch.setattr(running, "_draw", lambda *arguments: None)
+        monkeypatch.setattr(results, "draw", lambda *arguments: None)
 
 
 def comparable(path):
@@ -137,7 +136,7 @@ def test_local_models_that_were_not_trained_are_told(tiny):
     built = build(config)
     start = (built.algorithm, built.model.init, built.federated_data, built.key)
     run = simulate(*start, rounds=0).complete()
-    summary, (warning,) = local_models.report(run, config.algorithm)
+    _, summary, (warning,) = results.diagnostics(run, config.algorithm)
     assert summary["local_models"]["clients_not_trained"] == 6
     assert warning.startswith("the local models of 6 clients (0, 1, 2, 3, 4, ...) ")
 
@@ -190,7 +189,7 @@ def test_training_alone_that_is_cut_short_is_told(tiny, tmp_path, monkeypatch):
     heard: list[str] = []
     summary = run_config(check(tiny, "here"), tmp_path / "out", on_warning=heard.append)
     assert summary["warnings"] == heard
-    assert "training alone still improved when 22 rounds" in heard[-1]
+    assert "training alone still improved after 22 rounds" in heard[-1]
 
 
 def test_the_folder(tiny, tmp_path):
@@ -281,7 +280,7 @@ def test_a_finished_run_is_left_alone(tiny, tmp_path):
     written = {path: path.stat().st_mtime_ns for path in out.rglob("*")}
     assert run_config(config, out, resume=True) == summary
     assert written == {path: path.stat().st_mtime_ns for path in out.rglob("*")}
-    with pytest.raises(RunError, match="holds a run already; --resume goes on"):
+    with pytest.raises(RunError, match="holds a run already; --resume continues"):
         run_config(config, out)
     tiny["algorithm"]["rate"] = 0.2
     with pytest.raises(RunError, match=r"algorithm\.rate: 0\.1 there, 0\.2 here"):

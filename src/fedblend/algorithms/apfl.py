@@ -16,9 +16,11 @@ Clients outside of the cohort keep v_i and alpha_i. Autodiff writes (7), with it
 ``1 - alpha_i``, and (10).
 
 Where this differs from the paper: its alpha is the weight of v, here alpha is the
-weight of the shared model, as everywhere in fedblend. (10) is indexed by steps while
-the text says once per round: ``learn`` has both. Client weights other than uniform, any
-optimizer, an optimizer of alpha's own and other rows for (7) and (10) are allowed, see
+weight of the shared model, as everywhere in fedblend. Algorithm 1 as printed has tau -
+1 steps between two averages, its text tau; ``steps`` is that of the text. (10) is
+indexed by steps while the text says once per round: ``learn`` has both. (10) as printed
+may leave [0, 1], which (9) forbids. Client weights other than uniform, any optimizer,
+an optimizer of alpha's own and other rows for (7) and (10) are allowed, see
 ``apfl_alpha``. The output of Algorithm 1, an average over all steps, is
 ``apfl_averaged``. For any fixed alpha < 1 long training leads mix_i to client i's own
 minimizer, whatever w is (with more than one step a round up to a drift that falls with
@@ -34,10 +36,10 @@ from typing import NamedTuple
 import jax
 
 from fedblend import keys, mixing, trees
-from fedblend.algorithms.apfl_alpha import RULES, Learn, Learning
+from fedblend.algorithms.apfl_alpha import HAND_BACK, RULES, Learn, Learning
 from fedblend.algorithms.apfl_steps import Gradients, Variables, local_steps
 from fedblend.algorithms.fedavg import fedavg
-from fedblend.checks import COUNT, FLAG, ByClient, gate, optional
+from fedblend.checks import FLAG, ByClient, gate
 from fedblend.core import Algorithm, Batch, Loss, PyTree, Up
 from fedblend.local import WORK, Optimizer, Work, step_sum_of
 from fedblend.losses import gradient, objective
@@ -69,14 +71,7 @@ def gradients(loss: Loss, mix: Mixing = mixing.parameters) -> Gradients:
 
 
 @algorithm(new_client=STEP_BY_STEP._replace(options={"aggregated": True}))
-@gate(
-    **WORK,
-    **RULES,
-    hand_back=optional(COUNT),
-    fresh=FLAG,
-    mix=MIXING,
-    aggregated=FLAG,
-)
+@gate(**WORK, **RULES, hand_back=HAND_BACK, fresh=FLAG, mix=MIXING, aggregated=FLAG)
 def apfl(
     loss: Loss,
     work: Work,
@@ -128,7 +123,7 @@ def apfl(
     train = partial(
         local_steps, gradients(loss, mix), work=work, learning=learning, fresh=fresh
     )
-    averaged = fedavg(loss, work)  # whose server is (8)
+    inner = fedavg(loss, work)  # its server is (8)
 
     def enroll(params, shard, key):
         own = keys.named(key, "local model")
@@ -153,7 +148,7 @@ def apfl(
     def info(client):
         return {"alpha": client.alpha}
 
-    needs = averaged.needs._replace(weights="uniform")
-    return averaged._replace(
+    needs = inner.needs._replace(weights="uniform")
+    return inner._replace(
         enroll=enroll, client=client, personal=personal, info=info, needs=needs
     )

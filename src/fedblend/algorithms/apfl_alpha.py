@@ -24,7 +24,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedblend.checks import ALPHA, Number, optional, words
+from fedblend.checks import ALPHA, COUNT, Number, optional, words
 from fedblend.core import Shard
 from fedblend.errors import UserError
 from fedblend.local import OPTIMIZER, Optimizer
@@ -40,6 +40,7 @@ RULES = {
     "held_out": Number(least=0, most=MOST_HELD_OUT),
 }
 """The rules of ``checks`` for arguments that say how alpha is learned."""
+HAND_BACK = optional(COUNT)
 
 
 class Learning(NamedTuple):

@@ -87,8 +87,13 @@ def apfl_fedtorch(
         return mixing.outputs(client.alpha, client.last, client.personal)
 
     inner = fedavg(loss, work)
-    needs = inner.needs._replace(weights="uniform")
-    return inner._replace(enroll=enroll, client=client, personal=personal, needs=needs)
+    return inner._replace(
+        enroll=enroll,
+        client=client,
+        personal=personal,
+        info=lambda client: {"alpha": client.alpha},
+        needs=inner.needs._replace(weights="uniform"),
+    )
 
 
 @gate(**WORK, alpha=ALPHA)
@@ -122,7 +127,12 @@ def apfl_fedjax(loss: Loss, work: Work, *, alpha: ByClient) -> Algorithm:
         del shard, key
         return mix(client.alpha, down.shared, client.personal)
 
-    return fedavg(loss, work)._replace(enroll=enroll, client=client, personal=personal)
+    def info(client):
+        return {"alpha": jnp.stack(jax.tree.leaves(client.alpha)).mean()}
+
+    return fedavg(loss, work)._replace(
+        enroll=enroll, client=client, personal=personal, info=info
+    )
 
 
 def _round(

@@ -11,11 +11,13 @@ the clients, f_c is at the server. Three algorithms, a module each::
 
 They share one step, ``step``: central steps and the merge of both models.
 
+Where this differs from the paper: the weights of clients are those of the run, in the
+paper the number of examples that a client processes in the round. Each module has the
+rest.
+
 Reference: Augenstein, Hard, Ning, Singhal, Kale, Partridge, Mathews, "Mixed federated
 learning: joint decentralized and centralized learning", 2022, arXiv:2205.13655.
 """
-
-from typing import Literal
 
 from fedblend.checks import ALGORITHM, COUNT, FLAG, FUNCTION, gate, optional, words
 from fedblend.compress.compressor import Compressor
@@ -45,7 +47,7 @@ def mixed_fl(
     algorithm: Algorithm,
     central: Central,
     *,
-    how: Literal["parallel", "one_way", "two_way"],
+    how: str,
     weights: tuple[float, float] = (0.5, 0.5),
     steps: int = 1,
     optimizer: Optimizer | None = None,

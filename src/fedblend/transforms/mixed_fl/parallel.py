@@ -16,8 +16,10 @@ minimizes ``w_f f_f + w_c f_c``: a server without a gain, such as Adam, is refus
 so is clipping around it. With several steps a round x_f and x_c drift apart, and x ends
 off the minimizer of the mixture.
 
-Where this differs from the paper: the paper leaves the merge open ("e.g., averages");
-its losses carry their weights, so that the sum is the step of the mixture.
+Where this differs from the paper: clients descend f_i and not ``w_f f_i``, so that
+rates here are w_f times those of the paper. Algorithm 1, in the copy that we have, ends
+before the merge, and the text says "merges (e.g., averages)"; here both moves add up,
+which is the step of the mixture.
 
 Reference: Augenstein, Hard, Ning, Singhal, Kale, Partridge, Mathews, "Mixed federated
 learning: joint decentralized and centralized learning", 2022, arXiv:2205.13655.
@@ -43,12 +45,8 @@ from fedblend.transforms.mixed_fl.step import (
 
 def parallel(algorithm: Algorithm, g_c: Central, settings: Settings) -> Algorithm:
     """The wrapped algorithm, and central training beside it."""
-    merge, steps, optimizer = (
-        merging(settings, "sum"),
-        settings.steps,
-        settings.optimizer,
-    )
-    follows = optimizer is None
+    merge, steps = merging(settings, "sum"), settings.steps
+    optimizer, follows = settings.optimizer, settings.optimizer is None
     if not follows or merge.factors[0] != merge.factors[1]:
         warnings.warn(
             "parallel: central steps or their merging have a rate of their own; unless "

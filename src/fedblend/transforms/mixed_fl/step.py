@@ -184,6 +184,8 @@ def encoded_correction(
         return down._replace(correction=correction)
 
     def decoded(down: Down) -> Down:
+        if down.correction is None:
+            return down
         return down._replace(correction=decode(compressor, down.correction))
 
     def start(params, joins, rows, key):

@@ -19,10 +19,11 @@ times steps. (10) costs one number beside the model. It holds for plain steps of
 rate only; other clients ``upload`` their mean gradient.
 
 Where this differs from the paper: clients descend f_i and not ``w_f f_i``, so that
-rates here are w_f times those of the paper. Both sides descend the whole loss already,
-so that their moves are averaged, where the paper leaves the merge open. The paper's
-(10) has no weights of clients and is wrong where these differ; here both means have the
-weights of the aggregation.
+rates here are w_f times those of the paper. Algorithm 1, in the copy that we have, ends
+before the merge and before the next b_c. Both sides descend the whole loss already, so
+that their moves are averaged here; b_c is what b_f is at the clients, as in SCAFFOLD,
+which the paper's proof reads it as. The paper's (10) has no weights of clients and is
+wrong where these differ; here both means have the weights of the aggregation.
 
 Reference: Augenstein, Hard, Ning, Singhal, Kale, Partridge, Mathews, "Mixed federated
 learning: joint decentralized and centralized learning", 2022, arXiv:2205.13655.
@@ -51,9 +52,9 @@ from fedblend.transforms.mixed_fl.step import (
 def two_way(algorithm: Algorithm, g_c: Central, settings: Settings) -> Algorithm:
     """The wrapped algorithm and central training, each with the other's gradient."""
     merge, steps, upload = merging(settings, "average"), settings.steps, settings.upload
-    follows = settings.optimizer is None
+    optimizer = settings.optimizer
     wanted = [] if upload else ["upload=True, since their gradient cannot be recovered"]
-    wanted += ["an optimizer for the central steps"] if follows else []
+    wanted += ["an optimizer for the central steps"] if optimizer is None else []
 
     def sent(up):
         return Sent(
@@ -70,7 +71,7 @@ def two_way(algorithm: Algorithm, g_c: Central, settings: Settings) -> Algorithm
     def server(aggregate, down, server, rows, key):
         aggregate, sent = received(aggregate)
         after, inner = algorithm.server(aggregate, down, server.inner, rows, key)
-        rate = sent.step_sum / steps if follows else settings.optimizer
+        rate = sent.step_sum / steps if optimizer is None else optimizer
         rule = resolve(rate, down.round, steps)
         b_f = server.federated_gradient
         x_c, b_c = central_steps(g_c, down.shared, rows, key, rule, steps, b_f)
