@@ -14,7 +14,7 @@ from fedblend.checks import FLAG, Number, Paths, Rule, Words
 from fedblend.config.schema.algorithm import OPTIONS, Options
 from fedblend.config.toml import literal
 from fedblend.local import OPTIMIZER
-from fedblend.registry import TRANSFORMS, AlgorithmEntry, Entry
+from fedblend.registry import TRANSFORMS, AlgorithmEntry
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "algorithms.md"
 HEAD = """\
@@ -57,18 +57,13 @@ def _rows() -> Iterator[tuple[str, ...]]:
     for name, options in OPTIONS.items():
         entry = options.entry
         sends = ", ".join(entry.sends) or "nothing"
-        yield f"`{name}`", entry.summary, sends, published(entry)
+        yield f"`{name}`", entry.summary, sends, entry.published
 
 
 def _transforms() -> Iterator[tuple[str, ...]]:
     for name, entry in TRANSFORMS.items():
         encodes = "yes" if entry.encodes else ""
-        yield f"`{name}`", entry.summary, encodes, published(entry)
-
-
-def published(entry: Entry) -> str:
-    """Venue, year and number of the reference, without its authors and title."""
-    return entry.reference.rpartition('",')[2].strip(" .")
+        yield f"`{name}`", entry.summary, encodes, entry.published
 
 
 def _options(name: str) -> Iterator[str]:

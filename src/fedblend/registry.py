@@ -98,6 +98,11 @@ class Entry:
         paragraph = self._text().partition("Reference:")[2].partition("\n\n")[0]
         return " ".join(paragraph.split())
 
+    @property
+    def published(self) -> str:
+        """Venue, year and number of the reference, without its authors and title."""
+        return self.reference.rpartition('",')[2].strip(" .")
+
     def _text(self) -> str:
         module = inspect.getmodule(self.builder)
         return inspect.cleandoc((module and module.__doc__) or "")
