@@ -6,10 +6,10 @@ The small relative of the Stack Overflow task of Reddi et al., "Adaptive federat
 optimization" (ICLR 2021), on the dump of quantumcomputing.stackexchange.com of
 September 2018 (any site's ``Posts.xml`` will do). Posts are CC BY-SA, by their users.
 
-A row is a question, or an answer with the tags of its question. Its words are those
-of its own title and body without the marks of HTML and what stands in code blocks, in
-small messages. Both vocabularies are the most frequent over all rows, ties in
-alphabetical order: something real clients would have to agree upon.
+A row is a question, or an answer with the tags of its question. Its words are those of
+its own title and body in lower case, without HTML tags and code blocks. Both
+vocabularies are the most frequent entries over all rows, ties in alphabetical order;
+real clients would have to agree on them.
 """
 
 import lzma
@@ -23,20 +23,30 @@ from xml.etree import ElementTree
 
 import numpy as np
 
-from fedblend.data.dataset import DataError, Dataset, MissingDataError
-from fedblend.data.download import find
+from fedblend.data.catalog import Size, dataset
+from fedblend.data.dataset import DataError, Dataset
+from fedblend.data.download import find_either, open_unpacked
 
 _WORD = re.compile(r"[a-z][a-z0-9'+#-]*")
 
 
 class Post(NamedTuple):
-    """A question or an answer: who wrote it, its words, its question's tags."""
+    """A question or an answer: its user, its words, its question's tags."""
 
     user: str
     words: list[str]
     tags: list[str]
 
 
+FILE = "quantumcomputing.Posts.xml.xz"
+"""The file in the data home."""
+
+
+@dataset(
+    "Tags of posts on quantum computing by user, bags of words",
+    Size(rows=1664, classes=100, clients=331),
+    "CC BY-SA 3.0 and 4.0, the posts' users on quantumcomputing.stackexchange.com",
+)
 def stackexchange(
     words: int = 2000,
     tags: int = 100,
@@ -46,13 +56,13 @@ def stackexchange(
 ) -> Dataset:
     """Bags of words [rows, words] with ones and zeros over tags [rows, tags].
 
-    An entry of a bag is the part of all the post's words that are this word, as in
-    the Stack Overflow task. Posts with none of the tags are left out, as are those of
-    the site itself and of users who are gone.
+    An entry of a bag is the fraction of the post's words that are this word, as in the
+    Stack Overflow task. Posts with none of the tags are left out, as are those of the
+    site itself and of deleted users.
 
     Args:
-        words: how many words, the most frequent.
-        tags: how many tags, the most frequent.
+        words: number of words, the most frequent.
+        tags: number of tags, the most frequent.
         minimum: users with fewer posts are left out.
         answers: take answers too, with the tags of their questions.
         file: a ``Posts.xml``, plain or .xz, by default the one in the data home.
@@ -60,7 +70,7 @@ def stackexchange(
     for name, value in (("words", words), ("tags", tags), ("minimum", minimum)):
         if value < 1:
             raise DataError(f"stackexchange: {name}: {value} is less than 1")
-    path = find("stackexchange", FILE) if file is None else Path(file)
+    path = find_either("stackexchange", file, FILE)
     posts = _posts(path, answers)
     tag_names = _frequent((post.tags for post in posts), tags, "tags", path)
     word_names = _frequent((post.words for post in posts), words, "words", path)
@@ -83,10 +93,6 @@ def stackexchange(
     )
 
 
-FILE = "quantumcomputing.Posts.xml.xz"
-"""The file in the data home."""
-
-
 def plain(html: str) -> str:
     """The text of a piece of HTML; code blocks are left out.
 
@@ -100,7 +106,7 @@ def plain(html: str) -> str:
 
 
 class _Reader(HTMLParser):
-    """Collects what stands outside of <pre>; a tag of a block ends a word."""
+    """Collects the text outside of <pre>; the tag of a block ends a word."""
 
     def __init__(self):
         super().__init__()
@@ -143,11 +149,9 @@ def _posts(path: Path, answers: bool) -> list[Post]:
 
 
 def rows_of(path: Path) -> Iterator[dict[str, str]]:
-    """The attributes of every row; no entity outside of the file is ever read."""
-    if not path.is_file():
-        raise MissingDataError(f"stackexchange: {path}: no such file")
+    """The attributes of every row; external entities are never read."""
     try:
-        with lzma.open(path) if path.suffix == ".xz" else path.open("rb") as file:
+        with open_unpacked(path) as file:
             for _, element in ElementTree.iterparse(file):
                 if element.tag == "row":
                     yield dict(element.attrib)
@@ -163,8 +167,8 @@ def _frequent(
     counts = Counter(entry for entries in lists for entry in entries)
     if len(counts) < number:
         raise DataError(
-            f"stackexchange: {what}: {number} are asked for, and {path} has only "
-            f"{len(counts)}"
+            f"stackexchange: {what}: {number} is more than the {len(counts)} that "
+            f"{path} has"
         )
     return tuple(sorted(counts, key=lambda entry: (-counts[entry], entry))[:number])
 
