@@ -1,6 +1,6 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""Rates and mixing weights that theory allows for APFL.
+"""Step sizes and mixing weights that theory allows for APFL.
 
 All f_i are L-smooth and mu-strongly convex, kappa = L/mu, tau local steps a round, and
 step t = 1, 2 ... counts over all rounds. Alpha is the weight of the shared model::
@@ -8,11 +8,11 @@ step t = 1, 2 ... counts over all rounds. Alpha is the weight of the shared mode
     alpha small enough      rate 16/(mu (t + a)), a = max(128 kappa, tau)    (2, 3)
       that is               alpha <= min(1, 1/sqrt(mu))/(4 sqrt(6) kappa)
     any alpha, |grad| <= G  rate 8/(mu (t + a)),  a = max(64 kappa, tau)     (4)
-    nonconvex, everybody    rate 1/(2 sqrt(5) L sqrt(T)) for T steps         (5, 6)
+    nonconvex, all clients  rate 1/(2 sqrt(5) L sqrt(T)) for T steps         (5, 6)
 
-with the numbers of theorems in brackets. The strongly convex ones speak of averages
-with the weights (t + a)^2, which ``apfl_averaged`` keeps; ``Decay.shift`` is its a.
-Alpha is fixed in all of them.
+with the numbers of theorems in brackets. The strongly convex ones are about averages
+with the weights (t + a)^2, which ``apfl_averaged`` computes; ``Decay.shift`` is its a.
+Alpha is fixed in all theorems.
 
 Reference: Deng, Kamani, Mahdavi, "Adaptive personalized federated learning", 2020,
 arXiv:2003.13461. Its alpha is the weight of v, one minus the one here.
@@ -35,7 +35,7 @@ class Decay(NamedTuple):
     shift: float
 
     def __call__(self, count):
-        """The rate of the step that comes after ``count`` others."""
+        """The rate of the step after ``count`` others."""
         return self.top / (count + 1 + self.shift)
 
 
@@ -61,12 +61,12 @@ def any_alpha(smoothness: Smoothness, steps: int) -> Decay:
 
 @gate(horizon=COUNT)
 def nonconvex(smoothness: Smoothness, horizon: int) -> float:
-    """The rate for ``horizon`` local steps in all, everybody taking part (5 and 6)."""
+    """The rate for ``horizon`` local steps in all, all clients taking part (5, 6)."""
     return 1 / (2 * math.sqrt(5 * horizon) * float(smoothness.smooth.max()))
 
 
 def largest_alpha(smoothness: Smoothness) -> float:
-    """The largest weight of the shared model that Theorem 3 is about."""
+    """The largest weight of the shared model for which Theorem 3 holds."""
     mu, kappa = _condition(smoothness)
     return min(1, 1 / math.sqrt(mu)) / (4 * math.sqrt(6) * kappa)
 

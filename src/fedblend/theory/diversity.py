@@ -7,8 +7,8 @@ With F the plain mean of all f_i, w* its minimizer and v_i* that of f_i::
     zeta_i  = sup over w of |grad F(w) - grad f_i(w)|^2
     Delta_i = |v_i* - w*|^2
 
-What the theorems leave as an error of the deployed model grows with both, times the
-square of alpha: clients that have more of them should share less.
+The error that the theorems leave in the deployed model grows with both, times the
+square of alpha: clients with larger measures should share less.
 
 Reference: Deng, Kamani, Mahdavi, "Adaptive personalized federated learning", 2020,
 arXiv:2003.13461, section 5.
@@ -35,15 +35,15 @@ def gradient_diversity(
 ) -> np.ndarray:
     """zeta_i of every client, the largest value at some points.
 
-    The supremum is over all w and may be infinite; at a few points it is bounded from
-    below, and it is exact where f_i differ by linear terms only.
+    The supremum is over all w and may be infinite; the maximum over a few points is a
+    lower bound, and exact where f_i differ by linear terms only.
 
     Args:
         loss: ``loss(params, rows) -> losses[rows]``.
         points: parameters with a leading axis of points, such as the shared models of
             some rounds.
         federated_data: whose training rows.
-        chunk: clients whose gradients are taken side by side.
+        chunk: clients of a group; see ``map_clients``.
 
     >>> import jax.numpy as jnp
     >>> from fedblend.data.federated import federate
@@ -53,16 +53,16 @@ def gradient_diversity(
     >>> gradient_diversity(quadratic_loss, jnp.zeros((1, 1)), two)
     array([4., 4.])
     """
-    slope_at, train = gradient(loss), federated_data.train
+    gradient_at, train = gradient(loss), federated_data.train
 
     def of_point(point):
-        def slope(shard: Shard) -> PyTree:
-            return slope_at(point, everything(shard))
+        def own(shard: Shard) -> PyTree:
+            return gradient_at(point, everything(shard))
 
-        average = map_clients.mean(slope, train, chunk)
+        average = map_clients.mean(own, train, chunk)
 
         def gap(shard: Shard) -> jax.Array:
-            return trees.squared_norm(trees.subtract(slope(shard), average))
+            return trees.squared_norm(trees.subtract(own(shard), average))
 
         return map_clients.mapped(gap, train, chunk)
 
@@ -74,8 +74,8 @@ def model_distances(personal: PyTree, shared: PyTree) -> np.ndarray:
 
     Args:
         personal: v_i*, a tree of arrays with a leading axis of clients.
-        shared: w*, the minimizer of the mean of all f_i; not the shared model of FLIX,
-            which minimizes another objective unless all alpha are 1.
+        shared: w*, the minimizer of the mean of all f_i; not FLIX's shared model, which
+            minimizes another objective unless all alpha are 1.
     """
     center = stacked(jax.tree.map(lambda leaf: leaf[None], shared))
     return ((stacked(personal) - center) ** 2).sum(axis=1)
