@@ -2,28 +2,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """Models: plain JAX ones, by name or by builder, and adapters for other frameworks."""
 
-from fedblend.models.adapters import from_equinox, from_flax
-from fedblend.models.char_rnn import char_rnn
-from fedblend.models.cnn import cnn, large_cnn
-from fedblend.models.dual_encoder import dual_encoder, dual_encoder_loss, spreadout
-from fedblend.models.linear import logistic, softmax
-from fedblend.models.mlp import mlp
-from fedblend.models.model import MODELS, Model, ModelInfo, build
-
-__all__ = [
-    "MODELS",
-    "Model",
-    "ModelInfo",
-    "build",
-    "char_rnn",
-    "cnn",
-    "dual_encoder",
-    "dual_encoder_loss",
-    "from_equinox",
-    "from_flax",
-    "large_cnn",
-    "logistic",
-    "mlp",
-    "softmax",
-    "spreadout",
-]
+from fedblend.models.adapters import from_equinox as from_equinox
+from fedblend.models.adapters import from_flax as from_flax
+from fedblend.models.char_rnn import char_rnn as char_rnn
+from fedblend.models.cnn import cnn as cnn
+from fedblend.models.cnn import large_cnn as large_cnn
+from fedblend.models.dual_encoder import dual_encoder as dual_encoder
+from fedblend.models.dual_encoder import dual_encoder_loss as dual_encoder_loss
+from fedblend.models.dual_encoder import spreadout as spreadout
+from fedblend.models.linear import logistic as logistic
+from fedblend.models.linear import softmax as softmax
+from fedblend.models.mlp import mlp as mlp
+from fedblend.models.model import MODELS as MODELS
+from fedblend.models.model import Model as Model
+from fedblend.models.model import ModelInfo as ModelInfo
+from fedblend.models.model import build as build

@@ -6,43 +6,26 @@ from typing import Any
 
 from fedblend.data.catalog import DATASETS, DatasetInfo
 from fedblend.data.dataset import DataError, Dataset, check
-from fedblend.data.datasets.celeba_smile import celeba_smile
-from fedblend.data.datasets.cifar10 import cifar10
-from fedblend.data.datasets.femnist import femnist, femnist_from_leaf
-from fedblend.data.datasets.libsvm import libsvm
-from fedblend.data.datasets.mnist import mnist
-from fedblend.data.datasets.movielens import movielens
-from fedblend.data.datasets.quadratics import quadratic_loss, quadratics
-from fedblend.data.datasets.scikit_learn import breast_cancer, digits
-from fedblend.data.datasets.shakespeare import shakespeare
-from fedblend.data.datasets.stackexchange import stackexchange
-from fedblend.data.datasets.stackexchange_text import stackexchange_text
-from fedblend.data.datasets.synthetic import synthetic
-from fedblend.data.datasets.two_sines import two_sines
-from fedblend.data.datasets.wikitext2 import wikitext2
+from fedblend.data.datasets.celeba_smile import celeba_smile as celeba_smile
+from fedblend.data.datasets.cifar10 import cifar10 as cifar10
+from fedblend.data.datasets.femnist import femnist as femnist
+from fedblend.data.datasets.femnist import femnist_from_leaf as femnist_from_leaf
+from fedblend.data.datasets.libsvm import libsvm as libsvm
+from fedblend.data.datasets.mnist import mnist as mnist
+from fedblend.data.datasets.movielens import movielens as movielens
+from fedblend.data.datasets.quadratics import quadratic_loss as quadratic_loss
+from fedblend.data.datasets.quadratics import quadratics as quadratics
+from fedblend.data.datasets.scikit_learn import breast_cancer as breast_cancer
+from fedblend.data.datasets.scikit_learn import digits as digits
+from fedblend.data.datasets.shakespeare import shakespeare as shakespeare
+from fedblend.data.datasets.stackexchange import stackexchange as stackexchange
+from fedblend.data.datasets.stackexchange_text import (
+    stackexchange_text as stackexchange_text,
+)
+from fedblend.data.datasets.synthetic import synthetic as synthetic
+from fedblend.data.datasets.two_sines import two_sines as two_sines
+from fedblend.data.datasets.wikitext2 import wikitext2 as wikitext2
 from fedblend.errors import hint
-
-__all__ = [
-    "breast_cancer",
-    "celeba_smile",
-    "cifar10",
-    "digits",
-    "femnist",
-    "femnist_from_leaf",
-    "info",
-    "libsvm",
-    "load",
-    "mnist",
-    "movielens",
-    "quadratic_loss",
-    "quadratics",
-    "shakespeare",
-    "stackexchange",
-    "stackexchange_text",
-    "synthetic",
-    "two_sines",
-    "wikitext2",
-]
 
 
 def info(name: str) -> DatasetInfo:
