@@ -134,9 +134,6 @@ CASES = {
                             **LEARNED, **CLIMBED),
     "apfl_averaged": _local(fb.apfl_averaged, {"alpha": 0.5, "shift": 1.0},
                             alpha="alpha", shift="positive"),
-    "apfl_fedjax": _local(fb.apfl_fedjax, {"alpha": 0.5}, alpha="alpha"),
-    "apfl_fedtorch": _local(fb.apfl_fedtorch, {"alpha": 0.5}, alpha="alpha",
-                            learn="word", optimizer="not negative"),
     "flix": _case(fb.flix, {"loss": LOSS, "method": lambda loss: PLAIN, "alpha": 0.5,
                             "local": fb.solvers.newton(LOSS)},
                   loss="function", method="function", alpha="alpha", local="function",
@@ -333,7 +330,6 @@ def _arrays(values: Any) -> dict[str, fb.Algorithm]:
         ),
         "ditto: lam": fb.ditto(PLAIN, LOSS, fb.Work(0.1, **quick), lam=values),
         "apfl: alpha": fb.apfl(LOSS, fb.Work(0.1, **quick), alpha=values),
-        "apfl_fedjax: alpha": fb.apfl_fedjax(LOSS, fb.Work(0.1, **quick), alpha=values),
         "apfl_agnostic: alpha": fb.apfl_agnostic(
             LOSS, fb.Work(0.1, **quick), alpha=values, clients=CLIENTS, q_rate=0.1
         ),

@@ -268,9 +268,9 @@ def train(
         )
         for member in members:
             models[member] = run.shared
-        ledger = run.ledgers[0]
-        up[members] += ledger.up
-        down[members] += ledger.down + ledger.sizes.down
+        bits = run.bits()
+        up[members] += bits.up
+        down[members] += bits.down + run.message_bits.down
     stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *models)
     norms = _map_gradients(
         loss,

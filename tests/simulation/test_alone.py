@@ -93,7 +93,7 @@ def test_without_validation_rows_only_training_rows_have_a_say():
     trial = train_alone.trying(
         ALONE, MODEL.init, federated_data, KEY, "accuracy", SETTINGS
     )
-    assert set(trial.engine.examples) == {"train", "validation"}
+    assert set(trial._engine.examples) == {"train", "validation"}
     assert trial.federated_data.validation is not None
     both = trial.federated_data.train.counts + trial.federated_data.validation.counts
     np.testing.assert_array_equal(both, federated_data.train.counts)

@@ -62,7 +62,7 @@ def test_only_the_change_travels_down():
     rounds = 4
     ours = run(downlink(descent, compress.top_k(2)), rounds=rounds)
     first = 32 * DIM  # the initial parameters, which a client remembers
-    np.testing.assert_array_equal(ours.ledgers[0].down, first + rounds * (64 + 8))
+    np.testing.assert_array_equal(ours.bits().down, first + rounds * (64 + 8))
 
 
 def test_perm_k_is_exact_where_clients_agree():
@@ -84,7 +84,7 @@ def test_every_round_of_perm_k_has_its_own_blocks():
         models.append(np.asarray(run.shared))
         seeds.append(np.asarray(run.down.extra[1].value).tobytes())
     assert len(set(seeds)) == len(seeds) > 1
-    np.testing.assert_array_equal(run.ledgers[0].up, 3 * 32 * 1)
+    np.testing.assert_array_equal(run.bits().up, 3 * 32 * 1)
     # By hand: of 6 entries and one of padding every client sends one.
     common = keys.named(keys.at(jax.random.key(0), "start"), "permuted")
     matrices, vectors = problems.client_matrices(on)
@@ -110,7 +110,7 @@ def test_nodes_send_their_blocks_and_nothing_else(tmp_path):
     server = wired.complete(wired.server())
     done = run(algorithm, rounds=2)
     np.testing.assert_allclose(server.shared, done.shared, rtol=1e-6)
-    np.testing.assert_array_equal(server.ledger.up, done.ledgers[0].up)
+    np.testing.assert_array_equal(server.ledger.up, done.bits().up)
     np.testing.assert_array_equal(server.ledger.up, 2 * 32 * 1)
 
 

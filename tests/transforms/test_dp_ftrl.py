@@ -74,7 +74,7 @@ def test_it_is_the_sums_of_a_tree_in_numpy_in_float64(key, empty):
         params = np.linspace(0, 0.5, 3)
         run = begin(by_tree(), key, params, dropout=dropout, every=1)
         matrices, vectors = problems.client_matrices(on)
-        root, shared, models, seed, found = run.engine.key, params, [], None, []
+        root, shared, models, seed, found = run.key, params, [], None, []
         for number, members in enumerate(dealt(root, range(11), 7, COHORT, epoch=3)):
             place = number % TREE + 1
             if place == 1:

@@ -119,18 +119,18 @@ def test_bits_are_those_of_a_clients_own_rows():
     entries = entries_touched(params, on, **TABLE)
     sizes = np.array([len(used(client)) for client in range(CLIENTS)])
     np.testing.assert_array_equal(entries, DENSE + WIDTH * sizes)
-    np.testing.assert_array_equal(some.ledgers[0].down, ROUNDS * 32 * entries)
+    np.testing.assert_array_equal(some.bits().down, ROUNDS * 32 * entries)
     up = ROUNDS * 32 * (entries + sizes)  # the numbers of the rows, once
-    np.testing.assert_array_equal(some.ledgers[0].up, up)
+    np.testing.assert_array_equal(some.bits().up, up)
     everything = 32 * fb.trees.size(params)
-    np.testing.assert_array_equal(whole.ledgers[0].down, ROUNDS * everything)
+    np.testing.assert_array_equal(whole.bits().down, ROUNDS * everything)
     # What is deployed in the end is the whole model.
     assert some.summary()["bits"]["last_broadcast"] == CLIENTS * everything
     _, corrected = pair(
         "two-way"
     )  # the correction's rows; two numbers: rate times steps
-    np.testing.assert_array_equal(corrected.ledgers[0].down, 2 * ROUNDS * 32 * entries)
-    np.testing.assert_array_equal(corrected.ledgers[0].up, up + ROUNDS * 2 * 32)
+    np.testing.assert_array_equal(corrected.bits().down, 2 * ROUNDS * 32 * entries)
+    np.testing.assert_array_equal(corrected.bits().up, up + ROUNDS * 2 * 32)
 
 
 def test_row_numbers_are_sorted_and_unique():

@@ -27,7 +27,7 @@ from fedblend.core import Key, PyTree
 from fedblend.data.federated import FederatedData, Shards
 from fedblend.data.readers.read import Task
 from fedblend.models import Model
-from fedblend.report.series import in_order
+from fedblend.report.curves import in_order
 from fedblend.simulation.early_stopping import Budget
 from fedblend.theory.constants import Smoothness
 

@@ -27,7 +27,7 @@ from fedblend.data.readers.read import Task, read_new_rows
 from fedblend.experiments import run_folder
 from fedblend.experiments.newcomers import joining
 from fedblend.experiments.run_folder import Folder
-from fedblend.report.series import shown_metrics
+from fedblend.report.curves import shown_metrics
 from fedblend.simulation.checkpoint import write_atomically
 from fedblend.simulation.personalize import NewClients, personalize
 from fedblend.simulation.precision import precision

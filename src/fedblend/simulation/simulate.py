@@ -160,7 +160,7 @@ def simulate(
     metrics = as_metrics(measure)
     _check_names(names, first)
     on = measured_ids(measure_on, clients, key)
-    if local is not None and not np.array_equal(local.measuring.ids, on):
+    if local is not None and not np.array_equal(local.measured_ids, on):
         raise ValueError("local: that run measured other clients than this one does")
     engine = Engine(
         settings,

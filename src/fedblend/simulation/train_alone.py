@@ -139,7 +139,7 @@ def _looks(run: Run, metric: str) -> list[Look]:
         replicas = [one.measures["validation"]["personal"] for one in _replicas(record)]
         scores = [
             early_stopping.score(
-                run.measuring.metrics[name],
+                run.evidence.metrics[name],
                 float(np.mean([replica[name].mean for replica in replicas])),
             )
             for name in (metric, "loss" if "loss" in replicas[0] else metric)

@@ -55,6 +55,7 @@ def with_inner_state(algorithm: Algorithm) -> Algorithm:
             down, client.inner, shard, key
         ),
         ask=lambda client, shard: algorithm.ask(client.inner, shard),
+        info=lambda client: algorithm.info(client.inner),
     )
 
 

@@ -99,6 +99,7 @@ def downlink(algorithm: Algorithm, compressor: Compressor) -> Algorithm:
             updated(down, client), client.inner, shard, key
         ),
         ask=lambda client, shard: algorithm.ask(client.inner, shard),
+        info=lambda client: algorithm.info(client.inner),
         tell=tell,
         needs=algorithm.needs._replace(everyone=True, mean=True),
     )

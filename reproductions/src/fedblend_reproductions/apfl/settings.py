@@ -119,7 +119,7 @@ def of_draw(quick: bool, concentration: float, draw: int) -> dict[str, Any]:
     for name, share in {"learned": 0.0, "learned on held-out rows": HELD_OUT}.items():
         way = {"learn": "step", "alpha_rate": ALPHA_RATE, "held_out": share}
         run = trained(apfl(0.5, **way))
-        alphas = run.store.gather(everybody).alpha
+        alphas = run.info()["alpha"]
         found[name] = (alphas, run.measured[0]["test"]["personal"]["accuracy"])
     by_bound = np.stack(
         [_sides(tuned.run, loss, model, federated_data, C).alpha for C in CONSTANTS]

@@ -194,7 +194,7 @@ def _own_models(model, loss_of, federated_data, columns, solver) -> Any:
         rounds=0,
         over=replicas,
     )
-    states = run.complete().store.gather(np.arange(federated_data.clients))
+    states = run.complete().client_states()
     return jax.tree.map(lambda leaf: jnp.swapaxes(leaf, 0, 1), states)
 
 

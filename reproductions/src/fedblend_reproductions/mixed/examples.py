@@ -69,7 +69,7 @@ def added_bytes(task: Task, method: Method) -> dict[str, float]:
 
     def sizes(method):
         run = simulated(task, method, [1.0], [0], rounds=1)
-        return run.ledgers[0].sizes
+        return run.message_bits
 
     ours, plain = sizes(method), sizes(clients_alone(task))
     return {"down": (ours.down - plain.down) / 8, "up": (ours.up - plain.up) / 8}

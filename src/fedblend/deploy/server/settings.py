@@ -62,6 +62,8 @@ class Setting(NamedTuple):
     note: Callable[..., Any]
     metrics: Mapping[str, Metric]
     """What clients measure, by name."""
+    alone: dict[str, Any] | None = None
+    """How long clients train alone, to compare with."""
 
 
 class News(NamedTuple):
