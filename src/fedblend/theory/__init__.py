@@ -5,7 +5,6 @@
 from fedblend.theory import apfl as apfl
 from fedblend.theory import bounds as bounds
 from fedblend.theory import constants as constants
-from fedblend.theory import diversity as diversity
 from fedblend.theory import generalization as generalization
 from fedblend.theory import mixed_fl as mixed_fl
 from fedblend.theory import one_shot as one_shot

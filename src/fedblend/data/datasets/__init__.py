@@ -19,7 +19,7 @@ from fedblend.data.datasets.scikit_learn import breast_cancer as breast_cancer
 from fedblend.data.datasets.scikit_learn import digits as digits
 from fedblend.data.datasets.shakespeare import shakespeare as shakespeare
 from fedblend.data.datasets.stackexchange import stackexchange as stackexchange
-from fedblend.data.datasets.stackexchange_text import (
+from fedblend.data.datasets.stackexchange import (
     stackexchange_text as stackexchange_text,
 )
 from fedblend.data.datasets.synthetic import synthetic as synthetic

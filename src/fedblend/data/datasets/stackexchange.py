@@ -1,20 +1,24 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""Posts of a Stack Exchange site by user: which tags go with a bag of words.
+"""Posts of a Stack Exchange site by user: their tags, or the next character.
 
 The small relative of the Stack Overflow task of Reddi et al., "Adaptive federated
 optimization" (ICLR 2021), on the dump of quantumcomputing.stackexchange.com of
 September 2018 (any site's ``Posts.xml`` will do). Posts are CC BY-SA, by their users.
 
-A row is a question, or an answer with the tags of its question. Its words are those of
-its own title and body in lower case, without HTML tags and code blocks. Both
-vocabularies are the most frequent entries over all rows, ties in alphabetical order;
-real clients would have to agree on them.
+``stackexchange`` has tags. A row is a question, or an answer with the tags of its
+question. Its words are those of its own title and body in lower case, without HTML tags
+and code blocks. Both vocabularies are the most frequent entries over all rows, ties in
+alphabetical order; real clients would have to agree on them.
+
+``stackexchange_text`` has the next character in the same posts: title and body of
+questions and answers, in the order of the dump, without HTML tags and code blocks. A
+formula between dollar signs becomes one character, ``characters.OTHER``.
 """
 
 import lzma
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from html.parser import HTMLParser
 from pathlib import Path
@@ -25,9 +29,12 @@ import numpy as np
 
 from fedblend.data.catalog import Size, dataset
 from fedblend.data.dataset import DataError, Dataset
+from fedblend.data.datasets.characters import OTHER, by_writer, spelled
 from fedblend.data.download import find_either, open_unpacked
 
 _WORD = re.compile(r"[a-z][a-z0-9'+#-]*")
+_FORMULA = re.compile(r"\$\$[^$]*\$\$|\$[^$]*\$")
+LICENSE = "CC BY-SA 3.0 and 4.0, the posts' users on quantumcomputing.stackexchange.com"
 
 
 class Post(NamedTuple):
@@ -45,7 +52,7 @@ FILE = "quantumcomputing.Posts.xml.xz"
 @dataset(
     "Tags of posts on quantum computing by user, bags of words",
     Size(rows=1664, classes=100, clients=331),
-    "CC BY-SA 3.0 and 4.0, the posts' users on quantumcomputing.stackexchange.com",
+    LICENSE,
 )
 def stackexchange(
     words: int = 2000,
@@ -93,6 +100,36 @@ def stackexchange(
     )
 
 
+@dataset(
+    "The next character in those posts by user, windows of 80",
+    Size(rows=26878, classes=80, clients=331),
+    LICENSE,
+    needs=("stackexchange",),
+)
+def stackexchange_text(
+    length: int = 80, minimum: int = 81, file: str | None = None
+) -> Dataset:
+    """Windows of users' posts, [rows, length] character numbers.
+
+    The targets are the inputs shifted by one place, as in ``shakespeare``.
+
+    Args:
+        length: number of characters of a window.
+        minimum: users with fewer characters are left out.
+        file: a ``Posts.xml``, plain or .xz, by default the one in the data home.
+    """
+    posts = defaultdict(list)
+    for row in _rows_of(find_either("stackexchange", file, FILE)):
+        user = row.get("OwnerUserId", "")
+        if row.get("PostTypeId") in ("1", "2") and user.isdigit():
+            posts[user].append(f"{row.get('Title', '')} {plain(row.get('Body', ''))}")
+    texts = {
+        user: spelled(_FORMULA.sub(OTHER, " ".join(own))).strip()
+        for user, own in posts.items()
+    }
+    return by_writer("stackexchange_text", "user", texts, length, minimum)
+
+
 def plain(html: str) -> str:
     """The text of a piece of HTML; code blocks are left out.
 
@@ -131,7 +168,7 @@ class _Reader(HTMLParser):
 
 def _posts(path: Path, answers: bool) -> list[Post]:
     """The questions with tags, and the answers to them, in the order of the file."""
-    rows = list(rows_of(path))
+    rows = list(_rows_of(path))
     tags = {
         row["Id"]: re.findall(r"[^<>|]+", row.get("Tags", ""))
         for row in rows
@@ -148,7 +185,7 @@ def _posts(path: Path, answers: bool) -> list[Post]:
     return posts
 
 
-def rows_of(path: Path) -> Iterator[dict[str, str]]:
+def _rows_of(path: Path) -> Iterator[dict[str, str]]:
     """The attributes of every row; external entities are never read."""
     try:
         with open_unpacked(path) as file:
