@@ -114,11 +114,7 @@ def info(name: Name) -> None:
         if number is not None:
             lines.append(f"  {label}: {number}")
     lines.append(f"  terms: {found.license}")
-<<<<<<< HEAD
-    for key, parameter in datasets.options(name).items():
-=======
-    for option, parameter in found.options.items():
->>>>>>> data
+    for key, parameter in found.options.items():
         if parameter.default is parameter.empty:
             value = "must be given"
         elif parameter.default is None:
