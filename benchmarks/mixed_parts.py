@@ -23,8 +23,8 @@ from fedblend_reproductions.mixed import (
     clipping,
     disagreement,
     divergence,
+    steps_and_rates,
     text,
-    trading,
 )
 
 
@@ -40,9 +40,9 @@ def part(out: Path, claim: str, names: list[str]) -> None:
         disagreement.found(folder, False, names or list(disagreement.PAPER))
     if claim == "M8":
         task, *ways = names
-        setting = trading.SETTINGS[task]
-        here = trading.task(task, False)
-        trading.found(folder, task, here, setting, ways or trading.WAYS)
+        setting = steps_and_rates.SETTINGS[task]
+        here = steps_and_rates.task(task, False)
+        steps_and_rates.found(folder, task, here, setting, ways or steps_and_rates.WAYS)
     if claim == "M9":
         model, *variants = names
         size = divergence.SIZES[model]

@@ -35,10 +35,10 @@ def show(name: str, seconds: tuple[float, float]) -> None:
 
 def apfl() -> None:
     """A round of each method of A6, then a measurement of all clients."""
-    from fedblend_reproductions.apfl import relatives
+    from fedblend_reproductions.apfl import personal_methods
 
-    task, seeds = relatives.task(False, relatives.random_pairs), 3
-    for method in relatives.METHODS:
+    task, seeds = personal_methods.task(False, personal_methods.random_pairs), 3
+    for method in personal_methods.METHODS:
         run = fb.simulate(
             lambda rate, method=method: method.build(task, rate),
             task.model.init,

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 import fedblend as fb
-from fedblend_reproductions.apfl import new_clients, newcomers
+from fedblend_reproductions.apfl import new_client_runs, new_clients
 
 
 def test_equation_17_is_fine_tuning_at_a_smaller_rate():
-    this = newcomers.Joining(True, 0.5, 0)
+    this = new_client_runs.Joining(True, 0.5, 0)
     loss = this.loss
     work: dict[str, Any] = {"steps": 1, "batch_size": 20}
     run = fb.simulate(
@@ -39,7 +39,7 @@ def test_newcomers_gain_from_their_rows(tmp_path):
     finding = new_clients.check(True, tmp_path)
     (found,) = finding.numbers["found"].values()
     curves = found["curves"]
-    assert set(curves) == set(newcomers.LABELS)
+    assert set(curves) == set(new_client_runs.LABELS)
     # The more weight the shared model has, the less of a step is left.
     losses = [curves[f"APFL, alpha {a}"]["train loss"][0][0] for a in (0.5, 0.75)]
     assert losses[0] < losses[1]

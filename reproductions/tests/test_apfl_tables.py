@@ -12,7 +12,7 @@ from fedblend_reproductions.apfl import (
     convex,
     images,
     methods,
-    relatives,
+    personal_methods,
     runs,
     writers,
 )
@@ -185,8 +185,8 @@ def test_a_method_with_two_rates_is_tried_at_pairs_of_them(task, tmp_path, monke
         convex.A2,
         images.A4,
         writers.A5,
-        relatives.A6,
-        relatives.A6B,
+        personal_methods.A6,
+        personal_methods.A6B,
         alpha_rate.A11,
     ],
 )

@@ -7,8 +7,8 @@ import pytest
 
 import fedblend as fb
 from fedblend_reproductions.claims import Verdict
-from fedblend_reproductions.flix import descent, logistic, one_shot, promises
-from fedblend_reproductions.flix.solving import gaps, solve
+from fedblend_reproductions.flix import bounds_and_plans, descent, logistic, one_shot
+from fedblend_reproductions.flix.solver import gaps, solve
 
 ANCHOR = {0.1: 0.429032, 0.5: 0.430630, 1.0: 0.435629}
 """Optimal values on ijcnn1 with 8 clients and an intercept, known to six digits."""
@@ -63,7 +63,7 @@ def test_propositions_and_one_shot_theorems(data_home):
 
 
 def test_the_bound_of_descent(data_home):
-    found = promises.F2.check(True)
+    found = bounds_and_plans.F2.check(True)
     assert found.verdict is Verdict.reproduced
     gap, bound = found.numbers["gaps"]["ijcnn1"], found.numbers["bounds"]["ijcnn1"]
     assert (gap <= bound + 1e-12).all()
@@ -72,7 +72,7 @@ def test_the_bound_of_descent(data_home):
 
 
 def test_plans_are_kept(data_home):
-    found = promises.F10.check(True)
+    found = bounds_and_plans.F10.check(True)
     assert found.verdict is Verdict.reproduced
     for which in ("dgd", "diana"):
         one = found.numbers[f"ijcnn1 {which}"]

@@ -5,9 +5,9 @@
 import numpy as np
 import pytest
 
-from fedblend_reproductions.mixed import adaptive, blend, smiles
+from fedblend_reproductions.mixed import adam, blend, smiles
 from fedblend_reproductions.mixed.task import Curves, way
-from fedblend_reproductions.mixed.tuned import _halves, beyond
+from fedblend_reproductions.mixed.tuning import _halves, beyond
 
 
 def test_one_curve_beyond_another():
@@ -33,14 +33,14 @@ def test_rates_are_not_chosen_on_what_is_tested_on(data_home):
 
 @pytest.mark.slow
 def test_adam_on_one_side_alone_misses_the_mixture():
-    found = adaptive.distances()
-    assert max(found["one_way, server"], found["parallel, merge"]) < adaptive.EXACT
-    assert found["parallel, clients only"] > adaptive.APART
+    found = adam.distances()
+    assert max(found["one_way, server"], found["parallel, merge"]) < adam.EXACT
+    assert found["parallel, clients only"] > adam.APART
 
 
 @pytest.mark.slow
 def test_adam_under_one_way(data_home):
-    finding = adaptive.check(True)
+    finding = adam.check(True)
     assert finding.numbers["holds"]["Adam on the whole keeps the optimum"]
     last = {
         name: values["auc"][:, -1].mean()

@@ -6,7 +6,12 @@ import numpy as np
 import pytest
 
 from fedblend_reproductions.claims import Verdict
-from fedblend_reproductions.mixed import CLAIMS, agreement, quadratics, recovered
+from fedblend_reproductions.mixed import (
+    CLAIMS,
+    fixed_points,
+    gradient_recovery,
+    quadratics,
+)
 
 
 def test_the_claims_are_in_the_order_of_the_ledger():
@@ -16,7 +21,7 @@ def test_the_claims_are_in_the_order_of_the_ledger():
 
 
 def test_parallel_training_ends_as_linear_algebra_says_and_transfers_at_the_optimum():
-    finding = agreement.check(True)
+    finding = fixed_points.check(True)
     assert finding.verdict is Verdict.reproduced
     single = finding.numbers["single_step"]
     assert single["parallel_from_one_way"] < 1e-14
@@ -31,7 +36,7 @@ def test_parallel_training_ends_as_linear_algebra_says_and_transfers_at_the_opti
 
 @pytest.mark.slow
 def test_scaffold_underneath_lets_transfers_reach_the_optimum_of_clients_that_differ():
-    numbers = agreement.check(False).numbers["distances"]
+    numbers = fixed_points.check(False).numbers["distances"]
     over_fedavg = numbers["different clients, FedAvg"]
     over_scaffold = numbers["different clients, SCAFFOLD"]
     for how in ("one_way", "two_way"):
@@ -41,7 +46,7 @@ def test_scaffold_underneath_lets_transfers_reach_the_optimum_of_clients_that_di
 
 
 def test_the_recovered_gradient_and_what_equation_10_does():
-    finding = recovered.check(True)
+    finding = gradient_recovery.check(True)
     for errors in finding.numbers["errors"].values():
         assert max(errors.values()) < 1e-12
     for distances in finding.numbers["distances"].values():
@@ -56,9 +61,9 @@ def test_the_recovered_gradient_and_what_equation_10_does():
 
 def test_equation_10_is_right_where_weights_are_equal(monkeypatch):
     of = quadratics.problem(alike=False)
-    monkeypatch.setattr(recovered, "COUNTS", (1, 1, 1, 1))
+    monkeypatch.setattr(gradient_recovery, "COUNTS", (1, 1, 1, 1))
     points = [
-        recovered.standstill(of, 0.05, (1, 2, 3, 6), equation_10=formula)
+        gradient_recovery.standstill(of, 0.05, (1, 2, 3, 6), equation_10=formula)
         for formula in (False, True)
     ]
     np.testing.assert_allclose(*points, rtol=0, atol=1e-12)

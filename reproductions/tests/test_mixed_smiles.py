@@ -11,7 +11,7 @@ from fedblend_reproductions.mixed import (
     disagreement,
     faces,
     smiles,
-    trading,
+    steps_and_rates,
 )
 from fedblend_reproductions.mixed.task import (
     central_alone,
@@ -86,7 +86,7 @@ def test_a_small_central_batch_costs_more_under_one_way(data_home):
 
 @pytest.mark.slow
 def test_more_steps_of_a_smaller_rate(data_home, tmp_path):
-    finding = trading.check(True, tmp_path)
+    finding = steps_and_rates.check(True, tmp_path)
     assert finding.numbers["losses"]["faces"]["one_way"].shape == (2, 2)
     assert finding.numbers["hurt"] == 0
     assert set(finding.figures) == {"steps"}
@@ -94,7 +94,7 @@ def test_more_steps_of_a_smaller_rate(data_home, tmp_path):
 
 def test_a_run_that_is_no_number_is_worse_than_any():
     losses = np.array([[np.inf, 1.0], [0.5, 0.5], [0.5, 0.7]])
-    gains = trading._gains(losses)
+    gains = steps_and_rates._gains(losses)
     assert gains[0].tolist() == [np.inf, 0] and gains[1, 0] == pytest.approx(-0.1)
-    assert trading._counts({"one_way": gains}) == (1, 0)
-    assert trading._counts({"one_way": -gains[:1]}) == (0, 1)
+    assert steps_and_rates._counts({"one_way": gains}) == (1, 0)
+    assert steps_and_rates._counts({"one_way": -gains[:1]}) == (0, 1)

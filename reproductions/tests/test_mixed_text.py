@@ -13,10 +13,10 @@ from fedblend_reproductions.mixed import (
     characters,
     clipping,
     divergence,
-    ended,
+    early_stopping,
     examples,
+    sequential_training,
     text,
-    transfer,
 )
 from fedblend_reproductions.mixed.task import Curves, clients_alone, simulated
 
@@ -131,14 +131,16 @@ def test_what_is_not_measured_decides_nothing(sums, wanted):
 
 def test_training_ends_when_validation_rows_gain_no_more():
     rising = np.linspace(0.3, 0.5, 20)
-    level = np.full(ended.WAIT, 0.5 + ended.RISE / 2)
+    level = np.full(early_stopping.WAIT, 0.5 + early_stopping.RISE / 2)
     for points, end in ((rising, False), (np.append(rising, level[1:]), False)):
-        assert ended.settled(points[None]) == end
+        assert early_stopping.settled(points[None]) == end
     stopped = np.append(rising, level)
-    assert ended.settled(np.stack([stopped, stopped - 0.1]))
+    assert early_stopping.settled(np.stack([stopped, stopped - 0.1]))
     # Its best model counts, seed by seed.
     curves = Curves(np.arange(3), {"loss": np.array([[3, 1, 2], [6, 5, 4.0]])})
-    found = ended.Ended(curves, np.array([[0, 0.5, 0.4], [0.1, 0.2, 0.3]]), True)
+    found = early_stopping.Ended(
+        curves, np.array([[0, 0.5, 0.4], [0.1, 0.2, 0.3]]), True
+    )
     assert found.at_best("loss").tolist() == [1, 4]
 
 
@@ -179,10 +181,11 @@ def test_a_way_learns_the_servers_source_and_clients_alone_do_not(
 @pytest.mark.slow
 def test_the_second_source_undoes_what_the_first_taught(this, tmp_path, monkeypatch):
     monkeypatch.setattr(text, "task", lambda size: this)
-    finding = transfer.check(True, tmp_path)
+    finding = sequential_training.check(True, tmp_path)
     curves = finding.numbers["curves"]
     one, other = (
-        curves[name]["loss@central"][:, -1].mean() for name in transfer.ORDERS
+        curves[name]["loss@central"][:, -1].mean()
+        for name in sequential_training.ORDERS
     )
     between = curves["parallel"]["loss@central"][:, -1].mean()
     assert one < between - 0.02 < other - 0.02

@@ -6,7 +6,13 @@ from pathlib import Path
 
 import numpy as np
 
-from fedblend_reproductions.apfl import adaptive, methods, relatives, tables, writers
+from fedblend_reproductions.apfl import (
+    learned_alpha,
+    methods,
+    personal_methods,
+    tables,
+    writers,
+)
 from fedblend_reproductions.apfl.runs import Method, Row, Task, compare
 from fedblend_reproductions.cache import Cache
 from fedblend_reproductions.claims import Claim, Finding, Verdict
@@ -45,11 +51,11 @@ def tasks(quick: bool) -> dict[str, tuple[Task, float]]:
     found = {"A5, femnist": (writers.task(quick, femnist, test), 0.5)}
     if quick:
         return found
-    pairs = relatives.task(quick, relatives.random_pairs)
+    pairs = personal_methods.task(quick, personal_methods.random_pairs)
     synthetic = {
         f"A3, synthetic({level:g}, {level:g})": (
-            adaptive.task(quick, level, by_class=False),
-            adaptive.START,
+            learned_alpha.task(quick, level, by_class=False),
+            learned_alpha.START,
         )
         for level in (0.0, 1.0)
     }

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from fedblend_reproductions.apfl import tables
-from fedblend_reproductions.apfl.settings import (
+from fedblend_reproductions.apfl.bound_runs import (
     BOUNDS,
     CONSTANTS,
     GRID,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import fedblend as fb
 from fedblend_reproductions.apfl import methods, tables
-from fedblend_reproductions.apfl.relatives import (
+from fedblend_reproductions.apfl.personal_methods import (
     fixed_pairs,
     mnist_clients,
     random_pairs,

@@ -7,7 +7,7 @@ from pathlib import Path
 import fedblend as fb
 from fedblend.data.dataset import federation_of
 from fedblend_reproductions.apfl import methods, tables
-from fedblend_reproductions.apfl.relatives import random_pairs
+from fedblend_reproductions.apfl.personal_methods import random_pairs
 from fedblend_reproductions.apfl.runs import Task, compare
 from fedblend_reproductions.cache import Cache
 from fedblend_reproductions.claims import Claim, Finding, Verdict

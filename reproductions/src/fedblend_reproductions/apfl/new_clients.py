@@ -12,7 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from fedblend_reproductions.apfl.newcomers import LABELS, MEASURES, RATE, TUNED, Joining
+from fedblend_reproductions.apfl.new_client_runs import (
+    LABELS,
+    MEASURES,
+    RATE,
+    TUNED,
+    Joining,
+)
 from fedblend_reproductions.cache import Cache
 from fedblend_reproductions.claims import Claim, Finding, Verdict
 from fedblend_reproductions.plots import legend_above, panels

@@ -9,9 +9,9 @@ import numpy as np
 from fedblend import theory
 from fedblend_reproductions.claims import Claim, Finding, Verdict
 from fedblend_reproductions.flix import logistic
+from fedblend_reproductions.flix.bounds_and_plans import descent_rounds
 from fedblend_reproductions.flix.logistic import Problem, optimum
-from fedblend_reproductions.flix.promises import descent_rounds
-from fedblend_reproductions.flix.solving import gaps, side_by_side, solve
+from fedblend_reproductions.flix.solver import gaps, side_by_side, solve
 from fedblend_reproductions.plots import legend_above, panels, shades
 
 SAME = 1.25

@@ -10,8 +10,8 @@ import fedblend as fb
 from fedblend.data.dataset import Dataset, federation_of
 from fedblend_reproductions.claims import Claim, Finding
 from fedblend_reproductions.flix.network_choice import measured
+from fedblend_reproductions.flix.network_report import finding
 from fedblend_reproductions.flix.network_task import Plan, Task, Work, largest
-from fedblend_reproductions.flix.networks import finding
 
 WRITERS = 200
 PAPER = {0.1: 0.862, 0.3: 0.8691, 0.5: 0.8634, 0.7: 0.8652, 0.9: 0.8397, 1.0: 0.8663}

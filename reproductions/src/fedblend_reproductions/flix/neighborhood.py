@@ -10,7 +10,7 @@ from fedblend import theory
 from fedblend_reproductions.claims import Claim, Finding, Verdict
 from fedblend_reproductions.flix import logistic
 from fedblend_reproductions.flix.logistic import Problem, optimum
-from fedblend_reproductions.flix.solving import side_by_side
+from fedblend_reproductions.flix.solver import side_by_side
 from fedblend_reproductions.flix.sparse import (
     Course,
     course,

@@ -20,7 +20,7 @@ from fedblend.theory.flix_objective import V
 from fedblend_reproductions.claims import Claim, Finding, Verdict
 from fedblend_reproductions.flix import logistic
 from fedblend_reproductions.flix.logistic import Problem, descent, optimum, values
-from fedblend_reproductions.flix.solving import gaps, solve
+from fedblend_reproductions.flix.solver import gaps, solve
 from fedblend_reproductions.plots import legend_above, panels
 
 EPSILONS = (1e-2, 1e-4, 1e-6)

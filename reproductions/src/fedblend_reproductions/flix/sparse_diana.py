@@ -12,9 +12,9 @@ from fedblend.compress import Compressor, identity, rand_k
 from fedblend.core import static_bits
 from fedblend_reproductions.claims import Claim, Finding, Verdict
 from fedblend_reproductions.flix import logistic
+from fedblend_reproductions.flix.bounds_and_plans import descent_rounds
 from fedblend_reproductions.flix.logistic import Problem
-from fedblend_reproductions.flix.promises import descent_rounds
-from fedblend_reproductions.flix.solving import side_by_side
+from fedblend_reproductions.flix.solver import side_by_side
 from fedblend_reproductions.flix.sparse import (
     Course,
     course,

@@ -10,9 +10,9 @@ import optax
 import fedblend as fb
 from fedblend_reproductions.claims import Claim, Finding
 from fedblend_reproductions.flix.network_choice import measured
+from fedblend_reproductions.flix.network_report import finding
 from fedblend_reproductions.flix.network_runs import ONE
 from fedblend_reproductions.flix.network_task import Plan, Task, Work, largest
-from fedblend_reproductions.flix.networks import finding
 
 ROLES, WINDOWS = 80, 150
 """Roles with most text, and how many windows of 80 characters of each."""

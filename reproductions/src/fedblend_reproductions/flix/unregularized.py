@@ -9,7 +9,7 @@ import numpy as np
 from fedblend_reproductions.claims import Claim, Finding, Verdict
 from fedblend_reproductions.flix import logistic
 from fedblend_reproductions.flix.logistic import STOPPED, Problem, optimum
-from fedblend_reproductions.flix.solving import side_by_side
+from fedblend_reproductions.flix.solver import side_by_side
 from fedblend_reproductions.flix.sparse import Course, course, draw, linear_ks
 
 CLIENTS = {"diana": 100, "dcgd": 8}

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from fedblend_reproductions.mixed import text
-from fedblend_reproductions.mixed.ended import Ended
+from fedblend_reproductions.mixed.early_stopping import Ended
 from fedblend_reproductions.mixed.figures import confident, focus
 from fedblend_reproductions.mixed.task import Task
 from fedblend_reproductions.plots import legend_above, panels

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from fedblend_reproductions.cache import present
 from fedblend_reproductions.claims import Claim, Finding, Verdict
-from fedblend_reproductions.mixed import before, ended, text
+from fedblend_reproductions.mixed import earlier_verdicts, early_stopping, text
 from fedblend_reproductions.mixed.character_figures import WAYS, drawn, table
-from fedblend_reproductions.mixed.ended import Ended
+from fedblend_reproductions.mixed.early_stopping import Ended
 from fedblend_reproductions.mixed.examples import added_bytes, copied_bytes, with_copies
 from fedblend_reproductions.mixed.task import (
     Method,
@@ -92,10 +92,10 @@ def found(
     def one(name: str, method: Method) -> tuple[float, Ended]:
         rate = text.tuned(this, size, name, method, kept)
         replicas = (this, method, rate, seeds)
-        return rate, ended.known(
+        return rate, early_stopping.known(
             kept,
             name,
-            lambda: ended.trained(*replicas, rounds=size.rounds, every=every),
+            lambda: early_stopping.trained(*replicas, rounds=size.rounds, every=every),
         )
 
     return {name: one(name, these[name]) for name in names}
@@ -127,7 +127,7 @@ def check(
     size: text.Size = FULL,
     names: Sequence[str] = (*NEEDED, *OTHERS),
     note: str = CHOSEN,
-    once: Mapping[str, str] = before.M4,
+    once: Mapping[str, str] = earlier_verdicts.M4,
 ) -> Finding:
     """The three ways, the oracle, either side alone, and examples sent to clients."""
     if quick:
@@ -173,7 +173,7 @@ def check(
             f"{100 * gaps[how]['central']:+.2f}"
             for how in ways
         )
-        + f". By the one-sided criterion ({before.ONE_SIDED}) this is "
+        + f". By the one-sided criterion ({earlier_verdicts.ONE_SIDED}) this is "
         f"{old_verdict}. Copies of examples are {copied / 1000:.1f} kB a client, once; "
         "to each message to a client "
         + ", ".join(f"{how} adds {sent[how]['down'] / 1000:.1f} kB" for how in ways)
@@ -199,7 +199,7 @@ def check(
             f"{name}: {'yes' if held else 'no'}"
             for name, held in {**holds, "all trained to the end": to_the_end}.items()
         )
-        + f". Every method runs {ended.RULE}, with a measurement every "
+        + f". Every method runs {early_stopping.RULE}, with a measurement every "
         f"{size.rounds // size.points} rounds, or for {size.rounds} rounds"
         + _unfinished(ends)
         + "; a seed counts with the model that is best on its validation rows. "
@@ -262,7 +262,7 @@ M4 = Claim(
     resumable=True,
 )
 PAPER_SIZED = M4._replace(
-    check=partial(check, size=PAPER, note=FEW, once=before.M4_PAPER_SIZED),
+    check=partial(check, size=PAPER, note=FEW, once=earlier_verdicts.M4_PAPER_SIZED),
     undecided="the criterion wants everybody trained to the end, and after the 240 "
     "rounds that were planned all methods still rose, by 0.2 to 0.6 points on "
     "validation rows over the last 40 of them",

@@ -15,7 +15,7 @@ import fedblend as fb
 from fedblend.transforms.clip import clip_tree
 from fedblend.transforms.mixed_fl import central_loss
 from fedblend_reproductions.claims import Claim, Finding, Verdict
-from fedblend_reproductions.mixed import before, text
+from fedblend_reproductions.mixed import earlier_verdicts, text
 from fedblend_reproductions.mixed.figures import confident, focus
 from fedblend_reproductions.mixed.task import Curves, Method, Task, course, way
 from fedblend_reproductions.plots import legend_above, panels, shades
@@ -258,7 +258,7 @@ def check(quick: bool, folder: Path) -> Finding:
             most=0.3,
         ),
         table=_table(ran),
-        before={} if quick else before.M12,
+        before={} if quick else earlier_verdicts.M12,
     )
 
 

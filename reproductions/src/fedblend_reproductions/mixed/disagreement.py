@@ -17,7 +17,13 @@ from fedblend.shards import draw
 from fedblend.theory.mixed_fl import disagreement
 from fedblend_reproductions.cache import Cache
 from fedblend_reproductions.claims import Claim, Finding, Verdict
-from fedblend_reproductions.mixed import before, characters, movies, smiles, text
+from fedblend_reproductions.mixed import (
+    characters,
+    earlier_verdicts,
+    movies,
+    smiles,
+    text,
+)
 from fedblend_reproductions.mixed.task import Method, Task, simulated, way
 from fedblend_reproductions.plots import panels
 
@@ -218,7 +224,7 @@ def check(quick: bool, folder: Path) -> Finding:
         f"{smiles.DATA} {text.described(text.task(SIZE), SIZE)} {movies.DATA}"
         if not quick
         else CRITERION,
-        before={} if quick else before.M6,
+        before={} if quick else earlier_verdicts.M6,
     )
 
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from fedblend_reproductions.cache import present
 from fedblend_reproductions.claims import Claim, Finding, Verdict
-from fedblend_reproductions.mixed import before, text
+from fedblend_reproductions.mixed import earlier_verdicts, text
 from fedblend_reproductions.mixed.task import Curves, Task, course, way
 from fedblend_reproductions.plots import legend_above, panels
 
@@ -223,7 +223,7 @@ def check(quick: bool, folder: Path) -> Finding:
         "one_way converge at 5 (appendix B.4.3), with clipping, and does not tell how "
         "it merges: a sum steps twice as far as an average, since either side descends "
         f"the whole loss. {PILOT} {text.described(this, size)}",
-        before={} if quick else before.M9,
+        before={} if quick else earlier_verdicts.M9,
     )
 
 

@@ -14,7 +14,7 @@ from fedblend_reproductions.claims import Claim, Finding, Verdict
 from fedblend_reproductions.mixed import quadratics, smiles
 from fedblend_reproductions.mixed.figures import confident
 from fedblend_reproductions.mixed.task import Method, Task, oracle, way
-from fedblend_reproductions.mixed.tuned import Size, Tuned, beyond, tuned
+from fedblend_reproductions.mixed.tuning import Size, Tuned, beyond, tuned
 from fedblend_reproductions.plots import legend_above, panels
 
 RATES = {

@@ -13,7 +13,7 @@ from fedblend.compress import rand_k
 from fedblend_reproductions.claims import Claim, Finding, Verdict
 from fedblend_reproductions.flix import logistic
 from fedblend_reproductions.flix.logistic import Problem, optimum
-from fedblend_reproductions.flix.solving import gaps, side_by_side, solve
+from fedblend_reproductions.flix.solver import gaps, side_by_side, solve
 from fedblend_reproductions.plots import legend_above, panels, shades
 
 ROUNDING = 1e-12

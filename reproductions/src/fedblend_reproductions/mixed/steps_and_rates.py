@@ -10,7 +10,7 @@ import numpy as np
 
 from fedblend_reproductions.cache import Cache
 from fedblend_reproductions.claims import Claim, Finding, Verdict
-from fedblend_reproductions.mixed import before, smiles, text
+from fedblend_reproductions.mixed import earlier_verdicts, smiles, text
 from fedblend_reproductions.mixed.figures import confident, focus
 from fedblend_reproductions.mixed.task import Curves, Task, course, way
 from fedblend_reproductions.plots import panels, shades
@@ -180,7 +180,7 @@ def check(quick: bool, folder: Path) -> Finding:
             if TEXT in settings
             else ""
         ),
-        before={} if quick else before.M8,
+        before={} if quick else earlier_verdicts.M8,
     )
 
 
