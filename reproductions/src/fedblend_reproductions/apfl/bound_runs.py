@@ -56,10 +56,10 @@ class Draw:
         self.accuracy = {"accuracy": fb.metrics.accuracy(self.model.apply)}
         self.key = jax.random.key(draw)
 
-    def apfl(self, alpha, **way) -> fb.Algorithm:
+    def apfl(self, alpha, **rule) -> fb.Algorithm:
         """APFL with fixed alpha, or as ``way`` says."""
         work = fb.Work(decaying(RATE), steps=10, batch_size=20)
-        return fb.apfl(self.loss, work, alpha=alpha, **{"learn": "fixed", **way})
+        return fb.apfl(self.loss, work, alpha=alpha, **{"learn": "fixed", **rule})
 
     def trained(self, build, over=None) -> Any:
         """A finished run, measured at its end."""
@@ -83,10 +83,10 @@ def same_for_all(quick: bool, concentration: float, draw: int, alphas: Any) -> A
         quick: see ``Draw``, as the next two.
         concentration: of the Dirichlet distribution.
         draw: the seed.
-        alphas: of every way.
+        alphas: of every algorithm.
     """
     this = Draw(quick, concentration, draw)
-    means = [np.mean(alphas[way]) for way in BOUNDS]
+    means = [np.mean(alphas[rule]) for rule in BOUNDS]
     run = this.trained(this.apfl, jnp.asarray(means, jnp.float32))
     tests = [measured["test"]["personal"]["accuracy"] for measured in run.measured]
     return dict(zip(BOUNDS, tests, strict=True))
@@ -117,8 +117,8 @@ def of_draw(quick: bool, concentration: float, draw: int) -> dict[str, Any]:
         "FedAvg": (np.ones(clients), tests[-1]),
     }
     for name, share in {"learned": 0.0, "learned on held-out rows": HELD_OUT}.items():
-        way = {"learn": "step", "alpha_rate": ALPHA_RATE, "held_out": share}
-        run = trained(apfl(0.5, **way))
+        rule = {"learn": "step", "alpha_rate": ALPHA_RATE, "held_out": share}
+        run = trained(apfl(0.5, **rule))
         alphas = run.store.gather(everybody).alpha
         found[name] = (alphas, run.measured[0]["test"]["personal"]["accuracy"])
     by_bound = np.stack(

@@ -12,7 +12,7 @@ from fedblend.data.dataset import federation_of
 from fedblend_reproductions.apfl.runs import decaying
 
 RATE = 0.1
-"""Of the training, falling by 1 % a round, and of newcomers in the comparison."""
+"""Of the training, falling by 1 % a round, and of new clients in the comparison."""
 ALPHAS = (0.25, 0.5, 0.75)
 TUNED, LEARNT = "FedAvg, fine-tuned", "APFL, alpha learned"
 LABELS = (TUNED, *(f"APFL, alpha {alpha}" for alpha in ALPHAS), LEARNT)
@@ -42,7 +42,7 @@ class Joining:
         self.loss = fb.losses.cross_entropy(self.model.apply)
         self.key = jax.random.key(draw)
         self.rounds = 10 if quick else 100
-        # An epoch of every newcomer, in steps, is that of the mean one.
+        # An epoch of every new client, in steps, is that of the mean one.
         rows = self.unseen.train.counts.mean()
         self.epoch = int(np.ceil(rows / self.batch_size))
 
@@ -65,7 +65,7 @@ class Joining:
         )
 
     def after(self, down: Any, rate: float, epochs: int) -> dict[str, Any]:
-        """Every label's measures of the newcomers, [newcomers] each."""
+        """Every label's measures of the new clients, [new clients] each."""
         steps, size = epochs * self.epoch, self.batch_size
         work: dict[str, Any] = {"steps": steps, "batch_size": size}
         shared = fb.fedavg(self.loss, fb.Work(rate, **work))
@@ -88,11 +88,11 @@ class Joining:
             }
         return parts
 
-    def _measured(self, algorithm, down, newcomers, visits) -> dict[str, np.ndarray]:
+    def _measured(self, algorithm, down, clients, visits) -> dict[str, np.ndarray]:
         joined = fb.personalize(
             algorithm,
             down,
-            newcomers,
+            clients,
             self.key,
             visits=visits,
             measure={

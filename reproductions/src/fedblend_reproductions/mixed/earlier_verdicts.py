@@ -8,7 +8,7 @@ Pages show it beside what is found now; its numbers are in the history of
 
 from fedblend_reproductions.claims import Verdict
 
-ONE_SIDED = "all three ways at most 1 point below the oracle's accuracy"
+ONE_SIDED = "all three algorithms at most 1 point below the oracle's accuracy"
 """What took the place of M4's criterion when claims were first run at the paper's
 sizes."""
 M4 = {
@@ -25,7 +25,8 @@ M4_PAPER_SIZED = {
     "ours": "After 100 rounds of 16 steps with a GRU of 256, one seed, beyond the "
     "oracle on posts / articles, in points: parallel -0.7 / +1.3, one_way +0.3 / +1.4, "
     "two_way +0.5 / +2.2, clients alone +1.5 / -3.7. By the criterion of now, within 1 "
-    "point, that run is partly reproduced: no way is near, clients alone are below.",
+    "point, that run is partly reproduced: no algorithm is near, clients alone are "
+    "below.",
     "criterion": f"{ONE_SIDED} on either source, where it had been within 1 point; it "
     "was changed in the commit that added this run, and the oracle was not trained to "
     "the end.",
@@ -51,8 +52,8 @@ M9 = {
     "count, up to which most seeds end with less loss than a guess: parallel 0.23, "
     "two_way, summed 0.23, one_way 0.45, two_way, averaged 0.45. Neither merge of "
     "two_way is the first to diverge.",
-    "criterion": "two_way has a smaller limit than either other way with both merges; "
-    "partly if with one.",
+    "criterion": "two_way has a smaller limit than either other algorithm with both "
+    "merges; partly if with one.",
 }
 M12 = {
     "verdict": Verdict.partly,

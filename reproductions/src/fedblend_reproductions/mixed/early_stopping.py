@@ -81,14 +81,14 @@ def trained(
     return Ended(curves_of(run, task), validation, settled(validation))
 
 
-def known(kept: Cache, name: str, compute: Callable[[], Ended]) -> Ended:
+def known(cache: Cache, name: str, compute: Callable[[], Ended]) -> Ended:
     """What is kept of a method, or computed now."""
 
     def answer():
         found = compute()
         return {**found.curves._asdict(), **found._asdict(), "curves": None}
 
-    plain = kept(name, answer)
+    plain = cache(name, answer)
     values = {metric: np.array(v, float) for metric, v in plain["values"].items()}
     curves = Curves(np.array(plain["rounds"]), values)
     return Ended(curves, np.array(plain["validation"], float), plain["stopped"])

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from fedblend_reproductions.cache import Cache
-from fedblend_reproductions.claims import Claim, Finding, Verdict
+from fedblend_reproductions.claims import Claim, Finding, Numbers, Verdict, span
 from fedblend_reproductions.mixed import text
 from fedblend_reproductions.mixed.figures import confident
 from fedblend_reproductions.mixed.task import (
@@ -19,7 +19,7 @@ from fedblend_reproductions.mixed.task import (
     course,
     curves_of,
     measured,
-    way,
+    mixed_fl,
 )
 from fedblend_reproductions.plots import legend_above, panels
 
@@ -29,12 +29,12 @@ ORDERS = {"clients, then server": text.SIDES, "server, then clients": text.SIDES
 PARALLEL = "parallel"
 
 
-def courses(task: Task, size: text.Size, kept: Cache) -> dict[str, Curves]:
+def courses(task: Task, size: text.Size, cache: Cache) -> dict[str, Curves]:
     """Both orders, and parallel training for as long as both parts."""
     alone = {"clients": clients_alone(task), "central": central_alone(task)}
-    both = way(task, PARALLEL)
+    both = mixed_fl(task, PARALLEL)
     rates = {
-        name: text.tuned(task, size, name, method, kept)
+        name: text.tuned(task, size, name, method, cache)
         for name, method in {**alone, PARALLEL: both}.items()
     }
     seeds = range(1, size.seeds + 1)
@@ -70,11 +70,11 @@ def courses(task: Task, size: text.Size, kept: Cache) -> dict[str, Curves]:
 
     found = {
         name: text.curves(
-            kept, name.replace(",", ""), lambda sides=sides: in_turn(sides)
+            cache, name.replace(",", ""), lambda sides=sides: in_turn(sides)
         )
         for name, sides in ORDERS.items()
     }
-    return {**found, PARALLEL: text.curves(kept, PARALLEL, at_once)}
+    return {**found, PARALLEL: text.curves(cache, PARALLEL, at_once)}
 
 
 def change(curves: Curves, side: str) -> tuple[float, float]:
@@ -87,7 +87,7 @@ def check(quick: bool, folder: Path) -> Finding:
     """What is lost on the source that was learned first, in either order."""
     size = text.QUICK if quick else text.FULL
     this = text.task(size)
-    found = courses(this, size, text.kept_in(folder, this, size))
+    found = courses(this, size, text.cache_in(folder, this, size))
     changes = {
         name: {side: change(of, side) for side in text.SIDES}
         for name, of in found.items()
@@ -176,12 +176,20 @@ def _figure(found: dict[str, Curves]) -> Any:
     return figure
 
 
+def headline(numbers: Numbers) -> str:
+    """What is lost of the first source after the switch."""
+    found = numbers["gained_after_switch"]
+    lost = [-100 * found[name][sides[0]][0] for name, sides in ORDERS.items()]
+    return f"After the switch {span(lost, '.1f')} points are lost on the first source"
+
+
 M11 = Claim(
     "M11",
-    "one source after the other",
+    "One source after the other",
     "Transfer learning forgets: after the switch from one source to the other, in "
     "either order, accuracy on the first source drops at once, while parallel training "
     "keeps both and ends with a better accuracy on the two together (Figure 13).",
     check,
+    headline,
     resumable=True,
 )

@@ -9,13 +9,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedblend_reproductions.cache import Cache
-from fedblend_reproductions.claims import Claim, Finding, Verdict
-from fedblend_reproductions.mixed import earlier_verdicts, smiles, text
+from fedblend_reproductions.claims import Claim, Finding, Numbers, Verdict
+from fedblend_reproductions.mixed import earlier_verdicts, faces, text
 from fedblend_reproductions.mixed.figures import confident, focus
-from fedblend_reproductions.mixed.task import Curves, Task, course, way
+from fedblend_reproductions.mixed.task import ALGORITHMS, Curves, Task, course, mixed_fl
 from fedblend_reproductions.plots import panels, shades
 
-WAYS = ("parallel", "one_way", "two_way")
 CRITERION = (
     "no doubling of the steps at half the rate hurts, by two standard errors of the "
     "test loss in the mean over rounds, over pairs of seeds, and some help, on both "
@@ -40,7 +39,7 @@ class Setting(NamedTuple):
 
 
 SETTINGS = {
-    FACES: Setting(dict.fromkeys(WAYS, 0.02), (1, 2, 4, 8), 300, 15, 10),
+    FACES: Setting(dict.fromkeys(ALGORITHMS, 0.02), (1, 2, 4, 8), 300, 15, 10),
     TEXT: Setting(
         {"parallel": 32.0, "one_way": 32.0, "two_way": 16.0},
         (4, 8, 16, 32),
@@ -55,14 +54,14 @@ QUICK = {FACES: Setting({"one_way": 0.16}, (1, 4), 40, 4, 2)}
 
 def task(name: str, quick: bool) -> Task:
     """Faces, or text with the paper's batches."""
-    return smiles.task(quick) if name == FACES else text.task(text.PAPER_STEPS)
+    return faces.task(quick) if name == FACES else text.task(text.PAPER_STEPS)
 
 
 def found(
-    folder: Path, name: str, this: Task, setting: Setting, ways: Sequence[str]
+    folder: Path, name: str, this: Task, setting: Setting, algorithms: Sequence[str]
 ) -> dict[str, dict[int, Curves]]:
     """Loss curves of ways, by steps, from the folder where it has them."""
-    kept = Cache(
+    cache = Cache(
         folder,
         {
             **setting._asdict(),
@@ -80,7 +79,7 @@ def found(
         rate = this.weights[0] * setting.step_sum[how] / steps
         return course(
             of,
-            way(of, how, central_batch=batch),
+            mixed_fl(of, how, central_batch=batch),
             rates=[rate] * setting.seeds,
             seeds=range(1, setting.seeds + 1),
             rounds=setting.rounds,
@@ -90,13 +89,13 @@ def found(
     return {
         how: {
             steps: text.curves(
-                kept,
+                cache,
                 f"{name} {how} {steps}",
                 lambda how=how, steps=steps: run(how, steps),
             )
             for steps in setting.steps
         }
-        for how in ways
+        for how in algorithms
     }
 
 
@@ -112,8 +111,8 @@ def check(quick: bool, folder: Path) -> Finding:
     settings = QUICK if quick else SETTINGS
     ran, losses = {}, {}
     for name, setting in settings.items():
-        ways = tuple(setting.step_sum)
-        ran[name] = found(folder, name, task(name, quick), setting, ways)
+        algorithms = tuple(setting.step_sum)
+        ran[name] = found(folder, name, task(name, quick), setting, algorithms)
         losses[name] = {
             how: np.nan_to_num(
                 [losses_of(name, curves).mean(axis=1) for curves in of.values()],
@@ -174,7 +173,7 @@ def check(quick: bool, folder: Path) -> Finding:
         + "; bands are 95 % confidence of the mean. A run that is not a number counts "
         f"as infinite.{_diverged(ran)} Two standard errors are few: if no doubling did "
         f"anything, {doublings * CHANCE:.1f} of {doublings} would seem to hurt by "
-        f"chance, and as many to help. {smiles.DATA}"
+        f"chance, and as many to help. {faces.DATA}"
         + (
             " " + text.described(task(TEXT, quick), text.PAPER_STEPS)
             if TEXT in settings
@@ -220,7 +219,7 @@ def _counts(gains: dict[str, np.ndarray]) -> tuple[int, int]:
 
 
 def _figure(ran: dict[str, dict[str, dict[int, Curves]]]) -> Any:
-    with panels(len(ran), len(WAYS), width=3.6) as (figure, axes):
+    with panels(len(ran), len(ALGORITHMS), width=3.6) as (figure, axes):
         for row, (name, of) in enumerate(ran.items()):
             axes[row, 0].set_ylabel(f"loss, test rows, {name}")
             for column, (how, those) in enumerate(of.items()):
@@ -236,11 +235,22 @@ def _figure(ran: dict[str, dict[str, dict[int, Curves]]]) -> Any:
     return figure
 
 
+def headline(numbers: Numbers) -> str:
+    """How many doublings of the steps help and hurt."""
+    gains = [those for of in numbers["gains"].values() for those in of.values()]
+    return (
+        f"Of {sum(map(len, gains))} doublings of the steps {numbers['helped']} help, "
+        f"{numbers['hurt']} hurt"
+    )
+
+
 M8 = Claim(
     "M8",
-    "more steps of a smaller rate",
+    "More steps of a smaller rate",
     "With rate times steps held, more steps never hurt convergence and often help "
     "(appendix B.4.2, Figure 9 for faces and Figure 10 for text).",
     check,
+    headline,
+    "0 hurt",
     resumable=True,
 )

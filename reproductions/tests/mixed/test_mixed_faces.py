@@ -10,7 +10,6 @@ from fedblend_reproductions.mixed import (
     central_batches,
     disagreement,
     faces,
-    smiles,
     steps_and_rates,
 )
 from fedblend_reproductions.mixed.task import (
@@ -23,7 +22,7 @@ from fedblend_reproductions.mixed.task import (
 
 @pytest.fixture(scope="module")
 def this(data_home):
-    return smiles.task(True)
+    return faces.task(True)
 
 
 def test_clients_have_smiling_faces_only_and_are_tested_on_all(this):
@@ -48,6 +47,7 @@ def test_the_oracle_weighs_the_sides_as_the_mixture_does(this):
     assert (rows[1] == 0).all() and (weights == 1).all()
 
 
+@pytest.mark.slow
 def test_clients_alone_learn_to_say_smiling_and_nothing_else(this):
     curves = course(
         this, clients_alone(this), rates=[0.02], seeds=[0], rounds=40, every=40
@@ -59,7 +59,7 @@ def test_clients_alone_learn_to_say_smiling_and_nothing_else(this):
 
 
 @pytest.mark.slow
-def test_a_way_comes_near_the_oracle(data_home):
+def test_an_algorithm_comes_near_the_oracle(data_home):
     finding = faces.check(True)
     beyond = finding.numbers["auc_beyond_oracle"]
     assert abs(beyond["one_way"]) < 0.04
@@ -69,7 +69,7 @@ def test_a_way_comes_near_the_oracle(data_home):
 
 @pytest.mark.slow
 def test_traces_of_disagreement(this):
-    case = disagreement.on_rows(this, smiles.RATE)
+    case = disagreement.on_rows(this, faces.RATE)
     found = disagreement.traces(case, seeds=1, rounds=2)
     assert found["gap"].shape == (1, 3)
     # 1 + G^2 / |gradient|^2; opposite labels have gradients that oppose each other.

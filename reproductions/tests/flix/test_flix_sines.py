@@ -12,8 +12,14 @@ import pytest
 
 import fedblend as fb
 from fedblend.data.dataset import federation_of, generator
-from fedblend_reproductions.flix.secant import TOLERANCE, descent
-from fedblend_reproductions.flix.sine_runs import QUICK, RANGES, by_descent, measured
+from fedblend_reproductions.flix.sine_runs import (
+    QUICK,
+    RANGES,
+    TOLERANCE,
+    by_descent,
+    descent,
+    measured,
+)
 from fedblend_reproductions.flix.sines import check
 
 
@@ -26,9 +32,9 @@ def test_the_descent_stops_where_the_gradient_is_small_and_no_later(scale):
     state: Any = optimizer.init(here)
     norms = []
     for _ in range(60):
-        slope = scale**2 * curvature * here
-        norms.append(float(jnp.linalg.norm(slope)) / scale)
-        updates, state = optimizer.update(slope, state, here)
+        gradient = scale**2 * curvature * here
+        norms.append(float(jnp.linalg.norm(gradient)) / scale)
+        updates, state = optimizer.update(gradient, state, here)
         here = optax.apply_updates(here, updates)
     steps = int(state.steps)
     assert 5 < steps < 60
@@ -51,6 +57,7 @@ def found():
     return check(True)
 
 
+@pytest.mark.slow
 def test_quick_check(found):
     numbers = found.numbers["by_descent"]["text"]
     (errors,) = numbers["test_error[split][seed][alpha]"]

@@ -21,7 +21,7 @@ def test_ranks_with_ties():
 @pytest.mark.slow
 def test_the_bound_shares_more_the_less_it_trusts_few_rows(tmp_path, data_home):
     found = bound.check(True, tmp_path).numbers["found"]["Dirichlet(1)"]
-    alphas = [found["alpha"][way] for way in bound_runs.BOUNDS]
+    alphas = [found["alpha"][rule] for rule in bound_runs.BOUNDS]
     assert alphas == sorted(alphas) and alphas[-1] > alphas[0] + 0.2
     assert found["accuracy"][bound_runs.OWN] > found["accuracy"]["alone"]
     assert found["behind"][bound_runs.OWN] == (0.0, 0.0)

@@ -1,12 +1,12 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""Mixed FL's further claims: Adam, clipping, and personal models under it."""
+"""Mixed FL with Adam, and personal models under Mixed FL."""
 
 import numpy as np
 import pytest
 
-from fedblend_reproductions.mixed import adam, blend, smiles
-from fedblend_reproductions.mixed.task import Curves, way
+from fedblend_reproductions.mixed import adam, blend, faces
+from fedblend_reproductions.mixed.task import Curves, mixed_fl
 from fedblend_reproductions.mixed.tuning import _halves, beyond
 
 
@@ -21,10 +21,10 @@ def test_one_curve_beyond_another():
 
 @pytest.mark.slow
 def test_rates_are_not_chosen_on_what_is_tested_on(data_home):
-    this = smiles.task(True)
+    this = faces.task(True)
     assert this.federated_data.test is not None
     test = this.federated_data.test.examples
-    halves = _halves(this, way(this, "one_way"))
+    halves = _halves(this, mixed_fl(this, "one_way"))
     parts = [half.federated_data.splits["test"].rows(0) for half in halves]
     assert sum(len(part[1]) for part in parts) == len(test[1])
     np.testing.assert_array_equal(parts[0][0], test[0][::2])

@@ -10,8 +10,7 @@ from fedblend_reproductions.claims import Verdict
 from fedblend_reproductions.flix import images, text
 from fedblend_reproductions.flix import network_choice as choice
 from fedblend_reproductions.flix import network_runs as runs
-from fedblend_reproductions.flix.network_figures import by_alpha
-from fedblend_reproductions.flix.network_report import Gap, compared, verdict
+from fedblend_reproductions.flix.network_report import Gap, by_alpha, compared, verdict
 from fedblend_reproductions.flix.network_task import ALPHAS, Score, Setting, largest
 
 

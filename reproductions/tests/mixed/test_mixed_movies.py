@@ -40,20 +40,22 @@ def test_users_train_validate_or_test_as_many_as_in_the_paper():
 
 def test_pairs_and_products_are_one_function():
     params = fb.models.dual_encoder(30).init(jax.random.key(1))
-    ways = (movies.spreadout_of_pairs, fb.models.spreadout)
-    values, slopes = zip(
-        *(jax.value_and_grad(way)(params, 1e-3) for way in ways), strict=True
+    forms = (movies.spreadout_of_pairs, fb.models.spreadout)
+    values, gradients = zip(
+        *(jax.value_and_grad(form)(params, 1e-3) for form in forms),
+        strict=True,
     )
     assert float(values[0]) == pytest.approx(float(values[1]), rel=1e-5)
-    small = [slope.embedding[1:] for slope in slopes]
+    small = [gradient.embedding[1:] for gradient in gradients]
     np.testing.assert_allclose(*small, atol=1e-4 * np.abs(small[0]).max())
 
 
+@pytest.mark.slow
 def test_with_one_step_the_server_may_as_well_push_apart(this):
     """Then one_way under select takes the very steps of everything on clients."""
     single = this._replace(steps=1, cohort=4)
     replica = [(2.0, 1e-3)], [0]
-    methods = movies.baseline(single, False), movies.way(single, "one_way", False)
+    methods = movies.baseline(single, False), movies.mixed_fl(single, "one_way", False)
     whole, some = (
         movies.followed(single, one, *replica, rounds=3, every=3) for one in methods
     )
@@ -68,24 +70,33 @@ def test_with_one_step_the_server_may_as_well_push_apart(this):
     assert low <= some["up"] <= high
 
 
+def _ask(_, compute):
+    """A cache that holds nothing."""
+    return compute()
+
+
 def test_lambda_is_the_baselines_and_rates_are_everybodys_own(this, monkeypatch):
-    """By recall on validation users that are told here, one replica diverged."""
-    told = {"baseline": [0.1, 0.4, 0.3, None], "one_way": [0.2, 0.1]}
+    """By recall on validation users, given here; one replica diverged."""
+    recalls = {"baseline": [0.1, 0.4, 0.3, None], "one_way": [0.2, 0.1]}
     asked = {}
 
     def followed(of, method, pairs, seeds, *, rounds, every, split):
         assert (of, rounds, split) == (this, 7, "validation")
         asked[method] = pairs
-        return {"recall@10": [[0.9, value] for value in told[method]]}
+        return {"recall@10": [[0.9, value] for value in recalls[method]]}
 
     monkeypatch.setattr(movies, "followed", followed)
     setting = Setting(False, (1.0, 2.0), (0.1, 0.2), 7, 9, 3, 1, 1)
-    chosen = choose(this, setting, {name: name for name in told}, lambda _, ask: ask())  # pyright: ignore
+    chosen = choose(
+        this, setting, {name: name for name in recalls}, lambda _, ask: ask()
+    )  # pyright: ignore
     assert asked["baseline"] == [(1.0, 0.1), (1.0, 0.2), (2.0, 0.1), (2.0, 0.2)]
     assert asked["one_way"] == [(1.0, 0.2), (2.0, 0.2)]
     assert chosen["baseline"].pair == chosen["one_way"].pair == (1.0, 0.2)
-    told["one_way"].reverse()
-    chosen = choose(this, setting, {name: name for name in told}, lambda _, ask: ask())  # pyright: ignore
+    recalls["one_way"].reverse()
+    chosen = choose(
+        this, setting, {name: name for name in recalls}, lambda _, ask: ask()
+    )  # pyright: ignore
     assert chosen["one_way"].pair == (2.0, 0.2)
 
 
@@ -108,6 +119,6 @@ def test_the_claim_is_checked_quickly_and_resumed(data_home, tmp_path, monkeypat
     assert flops["one_way"] < flops["products"] / 10
     assert set(finding.figures) == {"recall", "costs"}
     assert [len(row) for row in finding.table] == [6] * 4
-    monkeypatch.setattr(movies, "followed", None)  # all is kept
+    monkeypatch.setattr(movies, "followed", None)  # all is cached
     again = recommendation.check(True, tmp_path)
     assert again.ours == finding.ours

@@ -50,6 +50,7 @@ def test_a_solver_starts_where_it_should_and_counts_what_is_sent(ijcnn1):
     assert (np.diff(falling) < 0).all() and falling[-1] > 0
 
 
+@pytest.mark.slow
 def test_propositions_and_one_shot_theorems(data_home):
     found = one_shot.F1.check(True)
     assert found.verdict is Verdict.reproduced
@@ -62,6 +63,7 @@ def test_propositions_and_one_shot_theorems(data_home):
     assert set(found.figures) == {"one_shot"}
 
 
+@pytest.mark.slow
 def test_the_bound_of_descent(data_home):
     found = bounds_and_plans.F2.check(True)
     assert found.verdict is Verdict.reproduced
@@ -71,7 +73,8 @@ def test_the_bound_of_descent(data_home):
     assert set(found.figures) == {"bound"}
 
 
-def test_plans_are_kept(data_home):
+@pytest.mark.slow
+def test_plans_reach_their_accuracy(data_home):
     found = bounds_and_plans.F10.check(True)
     assert found.verdict is Verdict.reproduced
     for which in ("dgd", "diana"):

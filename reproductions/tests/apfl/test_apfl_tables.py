@@ -1,6 +1,6 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""APFL's tables: methods tuned alike, and long claims go on where they stopped."""
+"""APFL's tables: methods tuned alike, and long claims resume where they stopped."""
 
 import jax
 import numpy as np
@@ -36,7 +36,7 @@ def task():
 
 @pytest.fixture(scope="module")
 def answers(task, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("kept")
+    folder = tmp_path_factory.mktemp("cached")
     which = (methods.FEDAVG, methods.FIXED[0])
     rows = runs.compare(task, which, Cache(folder, task.settings()))
     return folder, which, rows
@@ -107,7 +107,7 @@ def test_who_is_better_by_how_much(answers):
     assert [line[0] for line in table(rows, {})[1:]] == list(rows)
 
 
-def test_a_seed_that_diverges_under_a_method_is_told():
+def test_a_seed_that_diverges_under_a_method_is_found():
     losses = np.array([[2.0, 1.0], [2.0, 9.0], [2.0, np.nan], [2.0, 0.5]])
     fine = runs.Row(0.1, {}, np.arange(2), {"train": {"loss": losses}}, losses, losses)
     late = np.array([[2.0, 1.0], [2.0, 1.0], [2.0, 1.0], [2.0, 2.5]])

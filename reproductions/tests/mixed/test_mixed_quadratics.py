@@ -20,6 +20,7 @@ def test_the_claims_are_in_the_order_of_the_ledger():
     assert all(claim.title and claim.paper for claim in CLAIMS)
 
 
+@pytest.mark.slow
 def test_parallel_training_ends_as_linear_algebra_says_and_transfers_at_the_optimum():
     finding = fixed_points.check(True)
     assert finding.verdict is Verdict.reproduced
@@ -45,6 +46,7 @@ def test_scaffold_underneath_lets_transfers_reach_the_optimum_of_clients_that_di
     assert over_scaffold["parallel"].min() > 1e-4
 
 
+@pytest.mark.slow
 def test_the_recovered_gradient_and_what_equation_10_does():
     finding = gradient_recovery.check(True)
     for errors in finding.numbers["errors"].values():

@@ -55,7 +55,7 @@ def in_numpy(task, seed, alpha, step, tolerance):
         for name, split in splits.items()
     }
 
-    def slope(weight, mine):
+    def gradient(weight, mine):
         chances = 1 / (1 + np.exp(-bags[mine] @ weight.T))
         return (chances - labels[mine]).T @ bags[mine] / labels[mine].size
 
@@ -63,17 +63,17 @@ def in_numpy(task, seed, alpha, step, tolerance):
     for worker, mine in enumerate(rows["train"]):
         weight = np.zeros((labels.shape[1], bags.shape[1]))
         for _ in range(QUICK.local_steps):
-            if np.linalg.norm(slope(weight, mine)) <= tolerance:
+            if np.linalg.norm(gradient(weight, mine)) <= tolerance:
                 break
-            weight = weight - slope(weight, mine) / task.smooth[seed, worker]
+            weight = weight - gradient(weight, mine) / task.smooth[seed, worker]
         own.append(weight)
     shared = np.mean(own, axis=0)
     for _ in range(QUICK.rounds):
         mixed = [alpha * shared + (1 - alpha) * weight for weight in own]
-        slopes = [
-            alpha * slope(*pair) for pair in zip(mixed, rows["train"], strict=True)
+        gradients = [
+            alpha * gradient(*pair) for pair in zip(mixed, rows["train"], strict=True)
         ]
-        shared = shared - step * np.mean(slopes, axis=0)
+        shared = shared - step * np.mean(gradients, axis=0)
     losses, recalls = [], []
     held_out = (rows["validation"], rows["test"])
     for weight, held, tested in zip(own, *held_out, strict=True):
@@ -86,6 +86,7 @@ def in_numpy(task, seed, alpha, step, tolerance):
     return np.mean(losses), np.mean(recalls)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("place", "seed"), [((0, 3), 1), ((1, 2), 0)])
 def test_the_sweep_agrees_with_plain_loops(data_home, place, seed):
     (found,) = flix_sweeps(quick=True)
@@ -96,6 +97,7 @@ def test_the_sweep_agrees_with_plain_loops(data_home, place, seed):
     assert found.scores.tested[*place, seed] == pytest.approx(recall, abs=0.02)
 
 
+@pytest.mark.slow
 def test_steps_by_alpha(data_home):
     found = tag_steps.F11.check(True)
     (numbers,) = found.numbers.values()
@@ -110,6 +112,7 @@ def test_steps_by_alpha(data_home):
     assert "slope" in found.ours
 
 
+@pytest.mark.slow
 def test_recall_by_alpha(data_home):
     found = tags.F8.check(True)
     (numbers,) = found.numbers.values()

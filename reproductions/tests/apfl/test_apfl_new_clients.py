@@ -35,7 +35,7 @@ def test_equation_17_is_fine_tuning_at_a_smaller_rate():
 
 
 @pytest.mark.slow
-def test_newcomers_gain_from_their_rows(tmp_path):
+def test_new_clients_gain_from_their_rows(tmp_path):
     finding = new_clients.check(True, tmp_path)
     (found,) = finding.numbers["found"].values()
     curves = found["curves"]

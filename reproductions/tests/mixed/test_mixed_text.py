@@ -14,11 +14,16 @@ from fedblend_reproductions.mixed import (
     clipping,
     divergence,
     early_stopping,
-    examples,
     sequential_training,
     text,
 )
-from fedblend_reproductions.mixed.task import Curves, clients_alone, simulated
+from fedblend_reproductions.mixed.task import (
+    Curves,
+    clients_alone,
+    copied_bytes,
+    simulated,
+    with_copies,
+)
 
 
 @pytest.fixture(scope="module")
@@ -59,13 +64,14 @@ def test_central_batches_are_no_larger_than_the_papers(this):
     """Twice 6400 by its rule, with the paper's sizes of a round."""
     large = this._replace(cohort=100, batch_size=8, steps=16)
     batches = [
-        text.central_batch(large, characters.PAPER, how) for how in characters.WAYS
+        text.central_batch(large, characters.PAPER, how)
+        for how in characters.ALGORITHMS
     ]
     assert batches == [800, 6400, 800]
 
 
 def test_examples_are_copied_in_the_mixtures_weights(this):
-    train = examples.with_copies(this).federated_data.train
+    train = with_copies(this).federated_data.train
     own, held = this.federated_data.train, {row.tobytes() for row in this.held[0]}
     copied = 0
     for client in range(this.federated_data.clients):
@@ -74,7 +80,7 @@ def test_examples_are_copied_in_the_mixtures_weights(this):
         assert theirs == len(rows) - own.counts[client]
         assert theirs / len(rows) == pytest.approx(0.25, abs=0.02)
         copied += theirs
-    in_bytes = examples.copied_bytes(this) * this.federated_data.clients
+    in_bytes = copied_bytes(this) * this.federated_data.clients
     assert in_bytes == pytest.approx(copied * (text.QUICK.length + 1))
 
 
@@ -100,7 +106,7 @@ def test_the_rate_is_the_best_on_both_sides_together(this):
     assert text.tuned(this, size, "any", None, lambda *_: tried) == size.rates[1]  # pyright: ignore
 
 
-def test_a_way_is_near_the_oracle_from_above_and_from_below():
+def test_an_algorithm_is_near_the_oracle_from_above_and_from_below():
     gaps = {
         "parallel": {"clients": -0.007, "central": 0.013},
         "one_way": {"clients": 0.003, "central": -0.009},
@@ -155,7 +161,8 @@ def test_largest_stable_rates_count_from_below(this):
     assert 2.5 < divergence.guess(this) < np.log(80)
 
 
-def test_a_way_learns_the_servers_source_and_clients_alone_do_not(
+@pytest.mark.slow
+def test_an_algorithm_learns_the_servers_source_and_clients_alone_do_not(
     this, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(text, "task", lambda size: this)
