@@ -21,6 +21,7 @@ from fedblend.deploy.server.membership import Membership
 from fedblend.deploy.server.settings import RoundRules
 from fedblend.deploy.server.setup import rowless, setting
 from fedblend.deploy.transport import Patience, Reply
+from fedblend.metrics import as_metrics
 
 EXPERIMENT = "trial"
 QUICK = Patience(deadline=1.0, resend=0.2, pause=0.0, poll=0.0)
@@ -94,7 +95,7 @@ class Wired:
             root=self.key,
             splits={n: own_split(s, client) for n, s in self.federation.splits.items()},
             capacities={n: s.capacity for n, s in self.federation.splits.items()},
-            measures=self.measures,
+            measures=as_metrics(self.measures),
             central=central,
             alone=self.alone,
         )
@@ -129,6 +130,7 @@ class Wired:
             experiment=EXPERIMENT,
             terms={},
             note=self.note,
+            metrics=as_metrics(self.measures),
             central=self.central,
         )
         return Coordinator(chosen, directory, self.rules)

@@ -56,7 +56,7 @@ def rejected(name: str, value: float) -> None:
         assert np.isfinite(leaf).all()
     same_bits(enrolled, states(run)[SPOILED])
     # Its upload was sent and counts, although nobody listened.
-    sent, usual = (it.ledgers[0].up[SPOILED] for it in (run, usual_run(name)))
+    sent, usual = (it.bits().up[SPOILED] for it in (run, usual_run(name)))
     assert sent == usual + INSISTING.get(name, 0) * (appearances - 1)
 
 
@@ -98,7 +98,7 @@ def test_clients_that_drop_out_keep_their_state():
         if before is not None:
             number = record.round - 1
             for client in members(run)[number].tolist():
-                key = keys.at(run.engine.key, "dropout", number, client)
+                key = keys.at(run.key, "dropout", number, client)
                 changed = not _equal(before[client], now[client])
                 assert changed == bool(jax.random.uniform(key) >= 0.4)
                 dropped += not changed

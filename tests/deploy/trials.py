@@ -64,7 +64,7 @@ def problem() -> problems.Problem:
 
 @cache
 def algorithm(name: str):
-    return _BUILD[name](problem().loss, 0.2, steps=2, batch_size=2)
+    return _BUILD[name](problem().loss, fb.Work(0.2, steps=2, batch_size=2))
 
 
 @cache

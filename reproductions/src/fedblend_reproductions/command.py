@@ -86,9 +86,8 @@ def reproduce(
     fedblend reproduce mixed M4 --cached --out docs/results
     """
     from fedblend.cli import screen
-    from fedblend.cli.run import compile_cache
 
-    compile_cache()
+    screen.compile_cache()
     from fedblend_reproductions import cache, claims, page
 
     module = importlib.import_module(f"fedblend_reproductions.{paper}")
@@ -159,10 +158,9 @@ def _check_cache(folder: Path, cached: str, chosen: list[Any], only: bool) -> No
 def _show(claims: Sequence[Any], entries: list[dict[str, Any]]) -> None:
     """A table of the results, as at the top of the page."""
     from fedblend.cli import screen
-    from fedblend.cli.show import table
 
     by_name = {claim.name: claim for claim in claims}
-    made = table("claim", "ours", "the paper", "verdict")
+    made = screen.table("claim", "ours", "the paper", "verdict")
     for found in entries:
         claim = by_name[found["claim"]]
         headline = claim.headline(found["numbers"])

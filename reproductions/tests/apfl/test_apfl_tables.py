@@ -42,6 +42,7 @@ def answers(task, tmp_path_factory):
     return folder, which, rows
 
 
+@pytest.mark.slow
 def test_the_rate_is_chosen_on_validation_rows_and_other_seeds_are_reported(
     task, answers
 ):
@@ -56,6 +57,7 @@ def test_the_rate_is_chosen_on_validation_rows_and_other_seeds_are_reported(
         np.testing.assert_allclose(row.last, np.nanmean(row.clients, axis=1), 1e-5)
 
 
+@pytest.mark.slow
 def test_a_row_is_what_the_library_says_of_that_seed(task, answers):
     _, _, rows = answers
     run = fb.simulate(
@@ -77,6 +79,7 @@ def test_a_row_is_what_the_library_says_of_that_seed(task, answers):
     )
 
 
+@pytest.mark.slow
 def test_what_was_measured_is_not_measured_again(task, answers, monkeypatch):
     folder, which, rows = answers
 
@@ -92,6 +95,7 @@ def test_what_was_measured_is_not_measured_again(task, answers, monkeypatch):
         runs.compare(other, which, Cache(folder, other.settings()))
 
 
+@pytest.mark.slow
 def test_who_is_better_by_how_much(answers):
     _, _, rows = answers
     label = chosen(rows, rows)

@@ -102,4 +102,9 @@ def ditto(
     def ask(client, shard):
         return algorithm.ask(client.inner, shard)
 
-    return algorithm._replace(enroll=enroll, client=client, personal=personal, ask=ask)
+    def info(client):
+        return algorithm.info(client.inner)
+
+    return algorithm._replace(
+        enroll=enroll, client=client, personal=personal, ask=ask, info=info
+    )

@@ -110,11 +110,17 @@ def flix(
         return mix(per_client(alpha, shard), down.shared, client.personal)
 
     inner = method(loss)
+
+    def info(client):
+        own = {"local_model": client.personal, "local_model_gradient_norm": client.norm}
+        return own | inner.info(client.inner)
+
     return inner._replace(
         enroll=enroll,
         start=start,
         client=client,
         personal=personal,
         ask=lambda client, shard: inner.ask(client.inner, shard),
+        info=info,
         needs=inner.needs._replace(weights="uniform"),
     )

@@ -114,5 +114,9 @@ def mapper(
     def personal(down, client, shard, key):
         return mix(client.alpha, down.shared, client.personal)
 
-    replaced = {"enroll": enroll, "client": client, "personal": personal}
-    return fedavg(loss, work)._replace(**replaced)
+    def info(client):
+        return {"alpha": client.alpha}
+
+    return fedavg(loss, work)._replace(
+        enroll=enroll, client=client, personal=personal, info=info
+    )

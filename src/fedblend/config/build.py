@@ -29,8 +29,9 @@ from fedblend.config.splits import BySplit, by_constants
 from fedblend.config.tasks import loss_name, losses_of, measures_of, model_of
 from fedblend.core import Algorithm, Key, Loss
 from fedblend.data.federated import FederatedData
-from fedblend.data.readers.new_rows import Task, task_of
-from fedblend.data.split_clients import set_apart
+from fedblend.data.readers.read import Task, task_of
+from fedblend.data.split_clients import split_clients
+from fedblend.metrics import Metric
 from fedblend.simulation.sampling import settled
 from fedblend.theory.constants import Smoothness
 
@@ -43,7 +44,7 @@ class Method(NamedTuple):
     algorithm: Algorithm
     local: Algorithm | None
     """Training alone with the same local work, if it is to be compared with."""
-    measures: Mapping[str, Callable]
+    measures: Mapping[str, Metric]
     smoothness: Smoothness | None
     """The constants of f_i, where the algorithm asks for them and they are known."""
 
@@ -57,7 +58,7 @@ class Built(NamedTuple):
     loss: Loss
     algorithm: Algorithm
     local: Algorithm | None
-    measures: Mapping[str, Callable]
+    measures: Mapping[str, Metric]
     key: Key
     settings: dict[str, Any]
     """What else ``simulate`` takes."""
@@ -95,7 +96,7 @@ def build(config: Config) -> Built:
     unseen: tuple[FederatedData, ...] = ()
     if config.data.unseen:
         fraction, seed = config.data.unseen, config.data.seed
-        pairs = [set_apart(one, fraction, seed) for one in federations]
+        pairs = [split_clients(one, fraction, seed) for one in federations]
         federations, unseen = zip(*pairs, strict=True)
     federated_data = federations[0]
     if config.select is not None and len(federations) > 1:
@@ -200,7 +201,7 @@ def _check_lists(options: Any, clients: int) -> None:
             )
 
 
-def _settings(config: Config, measures: Mapping[str, Callable]) -> dict[str, Any]:
+def _settings(config: Config, measures: Mapping[str, Metric]) -> dict[str, Any]:
     run, measure = config.run, config.measure
     return {
         "rounds": run.rounds,

@@ -7,7 +7,6 @@ each gets a model from the shared one as any newcomer does, and both are measure
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 import jax.numpy as jnp
 
@@ -27,10 +26,10 @@ def join(run: Run, config: Config, built: Built) -> list[NewClients]:
     if not built.unseen:
         return []
     loss = (loss_name(config, built.task), built.loss)
-    replicas = [(run.shared, run.engine.key)]
+    replicas = [(run.shared, run.key)]
     if run.replicas is not None:
         each = range(run.replicas)
-        replicas = [(trees.take(run.shared, at), run.engine.key[at]) for at in each]
+        replicas = [(trees.take(run.shared, at), run.key[at]) for at in each]
     found = []
     for replica, (shared, key) in enumerate(replicas):
         newcomers = built.unseen[replica if len(built.unseen) > 1 else 0]
@@ -56,9 +55,5 @@ def evidence(joined: Sequence[NewClients]) -> Evidence:
         [one.measured[0] for one in each],
         [one.brought[0] for one in each],
         each[0].counts,
+        each[0].metrics,
     )
-
-
-def report(newcomers: NewClients, round: int) -> dict[str, Any]:
-    """What the summary of a run says of its unseen clients."""
-    return {"unseen": {"round": round, **newcomers.summary()}}

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import fedblend as fb
-from fedblend.data.dataset import federation_of
+from fedblend.data.partition.partition import federate_dataset
 from fedblend.theory import generalization
 from fedblend_reproductions.apfl.runs import decaying
 
@@ -48,7 +48,7 @@ class Draw:
             minimum=20,
             seed=draw,
         )
-        self.federated_data = federation_of(
+        self.federated_data = federate_dataset(
             mnist, partition, validation=0.2, test=0.3, seed=draw
         )
         self.model = fb.models.softmax(784, CLASSES)
@@ -119,7 +119,7 @@ def of_draw(quick: bool, concentration: float, draw: int) -> dict[str, Any]:
     for name, share in {"learned": 0.0, "learned on held-out rows": HELD_OUT}.items():
         rule = {"learn": "step", "alpha_rate": ALPHA_RATE, "held_out": share}
         run = trained(apfl(0.5, **rule))
-        alphas = run.store.gather(everybody).alpha
+        alphas = run.info()["alpha"]
         found[name] = (alphas, run.measured[0]["test"]["personal"]["accuracy"])
     by_bound = np.stack(
         [_sides(tuned.run, loss, model, federated_data, C).alpha for C in CONSTANTS]

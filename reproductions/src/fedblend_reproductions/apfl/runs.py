@@ -216,7 +216,7 @@ def run(
         over=jnp.asarray(rates, jnp.float32),
     ).complete()
     models = set(method.labels.values())
-    states = completed.store.gather(np.arange(task.federated_data.clients))
+    states = completed.client_states()
     alphas = np.asarray(getattr(states, "alpha", np.empty((0, len(rates)))))
     return [
         {

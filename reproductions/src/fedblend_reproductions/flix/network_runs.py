@@ -251,7 +251,7 @@ def _scores(answer: Sequence[Any]) -> list[Score]:
 
 
 def _personal(run: fb.Run, replica: int) -> Any:
-    states = run.store.gather(np.arange(run.federated_data.clients))
+    states = run.client_states()
     return jax.tree.map(lambda leaf: leaf[:, replica], states.personal)
 
 

@@ -5,6 +5,7 @@
 Rates are those of the clients, thus the paper's times w_f: clients descend f_f here.
 """
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -15,7 +16,7 @@ import numpy as np
 import fedblend as fb
 from fedblend.core import Loss, PyTree
 from fedblend.data.federated import Shards
-from fedblend.metrics import Measure
+from fedblend.metrics import Metric
 from fedblend.transforms.mixed_fl import central_loss
 
 ALGORITHMS = ("parallel", "one_way", "two_way")
@@ -34,7 +35,7 @@ class Task(NamedTuple):
     held: PyTree
     model: fb.Model
     loss: Loss
-    measures: Mapping[str, Measure]
+    measures: Mapping[str, Metric]
     weights: tuple[float, float]
     cohort: int
     batch_size: int
@@ -78,13 +79,13 @@ def with_test(
     )
 
 
-def on_part(measure: Measure, first: int, last: int) -> Measure:
-    """A measure on some of the rows of a set that all clients share."""
+def on_part(metric: Metric, first: int, last: int) -> Metric:
+    """A metric on some of the rows of a set that all clients share."""
 
     def measured(model, batch):
-        return measure(model, jax.tree.map(lambda leaf: leaf[first:last], batch))
+        return metric(model, jax.tree.map(lambda leaf: leaf[first:last], batch))
 
-    return measured
+    return dataclasses.replace(metric, fn=measured, with_rows=None)
 
 
 def mixed_fl(
@@ -305,7 +306,7 @@ def added_bytes(task: Task, method: Method) -> dict[str, float]:
 
     def sizes(method):
         run = simulated(task, method, [1.0], [0], rounds=1)
-        return run.ledgers[0].sizes
+        return run.message_bits
 
     ours, plain = sizes(method), sizes(clients_alone(task))
     return {"down": (ours.down - plain.down) / 8, "up": (ours.up - plain.up) / 8}

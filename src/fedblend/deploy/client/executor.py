@@ -18,6 +18,7 @@ from fedblend import keys
 from fedblend.checks import fits
 from fedblend.core import Algorithm, Down, Key, PyTree, Shard, Up, shared_model
 from fedblend.data.federated import FederatedData, Shards, rows_held_out
+from fedblend.metrics import Metric
 from fedblend.shards import everything
 from fedblend.simulation import aggregators, early_stopping
 from fedblend.simulation.client_calls import strong
@@ -49,7 +50,7 @@ class Own(NamedTuple):
     """The client's own rows: shards of a single client each."""
     capacities: Mapping[str, int]
     """The largest counts in the federation, by split."""
-    measures: Mapping[str, Callable]
+    measures: Mapping[str, Metric]
     rounds: int = 2**31 - 1
     """Those of the experiment; a later one is refused."""
     leave: Callable[[Up], Up] | None = None
@@ -165,8 +166,10 @@ class Executor:
             if number < at:
                 continue
             values = trial._seen_alone(number, state)["validation"]
-            second = early_stopping.score("loss", values.get("loss", 0.0))
-            score = early_stopping.score(of.metric, values[of.metric])
+            second = 0.0
+            if "loss" in values:
+                second = early_stopping.score(own.measures["loss"], values["loss"])
+            score = early_stopping.score(own.measures[of.metric], values[of.metric])
             seen.append(Look(number, score, second))
             at = next(wanted)
             if number and (

@@ -15,7 +15,7 @@ from fedblend import trees
 from fedblend.core import Algorithm, PyTree
 from fedblend.deploy.messages import Message
 from fedblend.deploy.transport import Answers, Rejected
-from fedblend.metrics import HIGHER_IS_BETTER
+from fedblend.metrics import Metric
 from fedblend.simulation import aggregators
 from fedblend.simulation.aggregators import DROPPED, HEARD, REJECTED
 from fedblend.simulation.result import Measured
@@ -69,7 +69,9 @@ def check(said: PyTree, longest: float | None = None) -> None:
             raise Rejected(f"it is {norm:.4g} long, at most {longest:g} is allowed")
 
 
-def measures(message: Message) -> dict[str, dict[str, dict[str, float]]]:
+def measures(
+    metrics: Mapping[str, Metric], message: Message
+) -> dict[str, dict[str, dict[str, float]]]:
     """What a client measured, as far as it tells."""
     said = message.words.get("measures")
     try:
@@ -85,7 +87,7 @@ def measures(message: Message) -> dict[str, dict[str, dict[str, float]]]:
     for models in told.values():
         for model, values in models.items():
             for name, value in values.items():
-                known = name.partition("@")[0] in HIGHER_IS_BETTER and model in MODELS
+                known = name in metrics and model in MODELS
                 if not (known and math.isfinite(value)):
                     what = f"{name[:40]!r} of {model[:40]!r}"
                     raise Rejected(f"its measures are damaged: {what} is {value:g}")

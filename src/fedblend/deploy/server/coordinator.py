@@ -13,7 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -31,10 +31,12 @@ from fedblend.deploy.transport import Answers, exchange
 from fedblend.simulation import aggregators
 from fedblend.simulation.communication import CommunicationLog, Sizes, Totals
 from fedblend.simulation.result import (
+    Bits,
     Evidence,
     Measured,
     Record,
-    spread_of_bits,
+    Results,
+    costs,
     spreads,
     summarize,
 )
@@ -45,17 +47,8 @@ KINDS_OF_STRAYS = 1000
 """Different ones that are remembered: others choose what they send us."""
 
 
-class MeasuredClients(NamedTuple):
-    """Who is measured."""
-
-    ids: np.ndarray
-
-
-class Coordinator:
-    """A federation in progress: take steps until it is done.
-
-    Like a ``Run`` it has records, ledgers and measures, and a summary.
-    """
+class Coordinator(Results):
+    """A federation in progress: take steps until it is done."""
 
     replicas = None
 
@@ -71,7 +64,6 @@ class Coordinator:
         self.bases = np.full(self.federated_data.clients, UNKNOWN, np.int64)
         self.requests: dict[int, PyTree] = {}
         self.strays: Counter = Counter()
-        self.alone: dict[str, Any] | None = None
         member = self._member(0)
         self.shapes = shapes = self.engine.shapes(member)
         shard = Shard(
@@ -91,8 +83,6 @@ class Coordinator:
             params=static_bits(shapes.params) if enrolls else 0,
         )
         self.ledger = CommunicationLog(self.federated_data.clients, sizes)
-        self.ledgers = [self.ledger]
-        self.measuring = MeasuredClients(np.arange(self.federated_data.clients))
         self._decode = jax.jit(self.algorithm.decode)
         self._add = jax.jit(partial(aggregation.add, self.algorithm))
         self._conclude = jax.jit(
@@ -142,31 +132,37 @@ class Coordinator:
 
     def summary(self) -> dict[str, Any]:
         """The last record with totals, harmed clients and costs, as plain values."""
-        last = static_bits(self.shapes.last._replace(round=None))
-        costs = {
-            **({} if self.alone is None else {"alone": self.alone}),
-            "clients": self.federated_data.clients,
-            "cohort": self.rules.cohort,
-            "seconds": sum(record.seconds for record in self.records),
-            "rejected": sum(record.rejected for record in self.records),
-            "dropped": sum(record.dropped for record in self.records),
-            "strays": dict(self.strays),
-            "bits": {
-                "up": int(self.ledger.up.sum()),
-                "down": int(self.ledger.down.sum()),
-                "up_per_client": spread_of_bits(self.ledger.up),
-                "down_per_client": spread_of_bits(self.ledger.down),
-                "last_broadcast": last * self.federated_data.clients,
-            },
-        }
-        return summarize(self.records[-1], self.evidence, costs)
+        spent = costs(
+            self.records,
+            self.bits(),
+            cohort=self.rules.cohort,
+            last_bits=static_bits(self.shapes.last._replace(round=None)),
+            alone=self.alone,
+            strays=dict(self.strays),
+        )
+        return summarize(self.records[-1], self.evidence, spent)
+
+    @property
+    def alone(self) -> dict[str, Any] | None:
+        """How long clients train alone, to compare with."""
+        return self.setting.alone
+
+    @property
+    def measured_ids(self) -> np.ndarray:
+        """All clients are measured."""
+        return np.arange(self.federated_data.clients)
+
+    def bits(self, replica: int = 0) -> Bits:
+        """What each client has sent and received, in bits."""
+        del replica
+        return Bits(self.ledger.up, self.ledger.down)
 
     @property
     def evidence(self) -> Evidence:
         """What clients told last; single rows stay with them."""
         splits = self.federated_data.splits.items()
         counts = {name: split.counts for name, split in splits}
-        return Evidence(self.measured, (), counts)
+        return Evidence(self.measured, (), counts, self.setting.metrics)
 
     def _due(self) -> bool:
         """Whether the round that was counted last has yet to be measured."""
@@ -317,7 +313,7 @@ class Coordinator:
             base = int(self.bases[client])
             own = head._replace(client=client, base=base, words=words)
             asked[client] = (own, payload)
-        answers = self._ask(asked, aggregation.measures)
+        answers = self._ask(asked, partial(aggregation.measures, self.setting.metrics))
         splits = self.federated_data.splits
         measured = aggregation.table(answers.good, self.federated_data.clients, splits)
         counts = {name: split.counts for name, split in splits.items()}
@@ -328,7 +324,7 @@ class Coordinator:
                 **news._asdict(),
                 bits_up=int(self.ledger.up.sum()),
                 bits_down=int(self.ledger.down.sum()),
-                measures=spreads(measured, counts),
+                measures=spreads(measured, counts, self.setting.metrics),
             )
         )
 

@@ -12,7 +12,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from fedblend.config import central, privacy, toml
 from fedblend.config.config import Config, check
@@ -40,11 +39,9 @@ from fedblend.deploy.server.progress import Identity, identity, recalled
 from fedblend.deploy.server.settings import BelowQuorum, RoundRules, Setting
 from fedblend.deploy.server.setup import rowless, setting
 from fedblend.deploy.transport import Patience, Transport
-from fedblend.experiments import harm, run_folder
+from fedblend.experiments import results, run_folder
 from fedblend.experiments.run_folder import Folder
-from fedblend.report.harm import plot_harm, sentence
 from fedblend.simulation.precision import precision
-from fedblend.simulation.result import harms
 
 
 def lead(
@@ -147,9 +144,9 @@ def _led(folder, config, books, audit, post, shared_seed, on_step, poll):
     key = root if shared_seed else _server_key(config, own, root, before.redone)
     rules = _rules(config, patience)
     chosen = _setting(config, own, known, facts, rules, note, key)
-    server = Coordinator(chosen, directory, rules)
     budget = budget_alone(config, method_of(config, clients, facts))
-    server.alone = None if budget is None else budget._asdict()
+    alone = None if budget is None else budget._asdict()
+    server = Coordinator(chosen._replace(alone=alone), directory, rules)
     if entry is not None:
         entry.restore(server)
     about = before._replace(known=known).words()
@@ -173,8 +170,7 @@ def _led(folder, config, books, audit, post, shared_seed, on_step, poll):
         server.step()
         books.save(server, about)
         if server.records:
-            run: Any = server
-            run_folder.write_metrics(folder, run, [_seed(config)])
+            run_folder.write_metrics(folder, server, [_seed(config)])
         if server.round != counted:
             tell()
     return _finish(folder, config, server, note, before.redone)
@@ -254,6 +250,7 @@ def _setting(
             "rates": facts.rates,
         },
         note=note,
+        metrics=built.measures,
         weights=run.weights,
         reduction=run.reduction,
         trim=run.trim,
@@ -284,23 +281,7 @@ def _finish(
     folder: Folder, config: Config, server: Coordinator, note, redone: int
 ) -> dict[str, Any]:
     """Write what is known at the end; the summary last, it says that all is there."""
-    from fedblend.report.figures import plot_rows
-
-    seeds, alone = [_seed(config)], server.alone
-    run: Any = server
-    run_folder.write_models(folder, run, seeds)
-    rows = run_folder.rows(run, seeds)
-    harmed = harm.harm_of(run, rows, {}) if server.measured[0] else None
-    columns = harm.columns(run, harmed and harmed.found)
-    if alone is not None and alone["rounds"] is not None:
-        clients = server.federated_data.clients
-        columns["local_rounds"] = np.full(clients, alone["rounds"])
-    run_folder.write_clients(folder, run, seeds, columns)
-    if server.measured[0]:
-        plot_rows(rows, folder.figures, server.evidence, alone)
-    if harmed is not None:
-        harm.write_harm(folder, harmed)
-        plot_harm(*harmed, folder.figures / "harm", alone)
+    harm = results.write_results(folder, server, [_seed(config)], {})
     rounds = config.run.rounds + redone
     told = config.model_copy(
         update={"run": config.run.model_copy(update={"rounds": rounds})}
@@ -309,9 +290,8 @@ def _finish(
         "name": config.name,
         "algorithm": getattr(config.algorithm, "name"),  # noqa: B009
         **privacy.report(told, server.federated_data.clients),
-        **({} if harmed is None else {"harm": sentence(harmed.found, alone)}),
-        "harmed": harms(server.evidence),
-        "runs": [{"seed": seeds[0], **server.summary()}],
+        **harm,
+        "runs": [{"seed": _seed(config), **server.summary()}],
     }
     note("finished", round=server.round)
     run_folder.write_text(folder.summary, run_folder.as_json(summary))

@@ -11,6 +11,7 @@ import numpy as np
 from fedblend.core import Key
 from fedblend.data.federated import FederatedData
 from fedblend.deploy.transport import Patience
+from fedblend.metrics import Metric
 from fedblend.simulation.communication import Totals
 from fedblend.simulation.engine import Engine
 
@@ -59,6 +60,10 @@ class Setting(NamedTuple):
     server_key: Key
     """Of the server's own draws; clients need not know it."""
     note: Callable[..., Any]
+    metrics: Mapping[str, Metric]
+    """What clients measure, by name."""
+    alone: dict[str, Any] | None = None
+    """How long clients train alone, to compare with."""
 
 
 class News(NamedTuple):

@@ -11,6 +11,7 @@ import numpy as np
 from fedblend.core import Algorithm, Key, PyTree, Shard
 from fedblend.data.federated import FederatedData, Shards
 from fedblend.deploy.server.settings import RoundRules, Setting
+from fedblend.metrics import Metric
 from fedblend.simulation import aggregators
 from fedblend.simulation.client_calls import strong
 from fedblend.simulation.engine import Engine
@@ -38,6 +39,7 @@ def setting(
     experiment: str,
     terms: Mapping[str, Any],
     note: Callable[..., Any],
+    metrics: Mapping[str, Metric],
     weights: str | None = None,
     reduction: str = "mean",
     trim: float = 0.1,
@@ -56,6 +58,7 @@ def setting(
         experiment: a name that no other experiment has.
         terms: what nodes are told when they are enrolled.
         note: writes to the audit log.
+        metrics: what clients measure, by name.
         weights: as in ``simulate``.
         reduction: likewise.
         trim: likewise.
@@ -90,4 +93,13 @@ def setting(
         central=central,
     )
     own = key if server_key is None else server_key
-    return Setting(engine, federated_data, values, experiment, dict(terms), own, note)
+    return Setting(
+        engine,
+        federated_data,
+        values,
+        experiment,
+        dict(terms),
+        own,
+        note,
+        metrics,
+    )
