@@ -1,7 +1,10 @@
 """Settings for all tests: shapes never broadcast by accident."""
 
+import atexit
 import os
+import shutil
 import signal
+import tempfile
 
 # Most of the time goes into compiling small programs that run once. Without XLA's
 # costlier passes, and with its older and plainer code for fused loops, that takes half
@@ -12,6 +15,14 @@ os.environ.setdefault(
     "XLA_FLAGS",
     "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1",
 )
+if not os.environ.get("JAX_COMPILATION_CACHE_DIR"):
+    # One folder of compiled programs for all workers of a session and for what they
+    # start; the first process makes it, before it starts the others.
+    compiled = tempfile.mkdtemp(prefix="fedblend-compiled-")
+    atexit.register(shutil.rmtree, compiled, ignore_errors=True)
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = compiled
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
 
 import jax
 import pytest

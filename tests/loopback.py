@@ -20,6 +20,7 @@ from fedblend.deploy.server.coordinator import Coordinator
 from fedblend.deploy.server.membership import Membership
 from fedblend.deploy.server.settings import RoundRules, server_setup
 from fedblend.deploy.transport import Reply, Timeouts
+from fedblend.metrics import as_metrics
 from fedblend.simulation.serialize import unpack
 
 EXPERIMENT = "trial"
@@ -106,7 +107,7 @@ class LoopbackFederation:
             root=self.key,
             splits={name: own_split(split, client) for name, split in splits},
             capacities={name: split.capacity for name, split in splits},
-            measures=self.measures,
+            measures=as_metrics(self.measures),
             central=self.central,
             alone=self.alone,
         )
@@ -140,6 +141,7 @@ class LoopbackFederation:
             experiment=EXPERIMENT,
             terms={},
             note=self.note,
+            metrics=as_metrics(self.measures),
             central=self.central,
         )
         return Coordinator(setup, membership, self.rules)

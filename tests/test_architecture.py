@@ -22,7 +22,7 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 TESTS = sorted((ROOT / "tests").rglob("*.py"))
 
 LEVELS = (
-    {"core", "trees", "keys", "shards", "errors", "checks"},
+    {"core", "trees", "keys", "shards", "errors", "checks", "registry"},
     {"losses", "mixing", "local", "solvers", "models", "compress", "data"},
     {"algorithms", "transforms", "theory"},
     {"metrics", "gains", "intervals", "simulation", "clusters"},
@@ -160,6 +160,27 @@ def test_flower_is_imported_in_one_place_only():
             if named(path) != FLOWER and name.split(".")[0] == "flwr"
         ]
     )
+
+
+INSIDE_A_RUN = {"_engine", "_store", "_ledgers", "_measuring"}
+"""What ``Run`` keeps to its own package."""
+OUTSIDE = sorted(
+    path
+    for folder in ("src", "reproductions/src", "benchmarks", "examples")
+    for path in (ROOT / folder).rglob("*.py")
+    if path.parent != PACKAGE / "simulation"
+)
+
+
+def test_nobody_reaches_into_a_run():
+    """Whoever needs more of a run gets a method of ``Run``, or of ``Results``."""
+    found = [
+        f"{path.relative_to(ROOT)}: {ast.unparse(node)}"
+        for path in OUTSIDE
+        for node in ast.walk(parsed(path))
+        if isinstance(node, ast.Attribute) and node.attr in INSIDE_A_RUN
+    ]
+    assert OUTSIDE and not found
 
 
 def test_only_the_runtime_compiles():

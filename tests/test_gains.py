@@ -10,9 +10,11 @@ import pytest
 
 from fedblend import metrics
 from fedblend.core import Batch
-from fedblend.gains import Sides, gain, running_sum
+from fedblend.gains import Sides, gain, gain_summary
 
 FINE = np.array([False])
+ACCURACY = metrics.accuracy(lambda params, inputs: inputs)
+LOSS = metrics.mean_loss(lambda params, rows: rows)
 
 
 def sides(own, other) -> Sides:
@@ -28,7 +30,7 @@ def of_counts(better: int, worse: int, rows: int) -> Sides:
     return sides(own, other)
 
 
-def found(metric: str, *seeds: Sides):
+def found(metric: metrics.Metric, *seeds: Sides):
     rows = 0 if seeds[0].rows is None else seeds[0].rows[0].shape[1]
     return gain(metric, seeds, np.array([rows or 30]))
 
@@ -44,7 +46,7 @@ def test_intervals_of_right_and_wrong_cover_what_is_true(rows):
     values = own.mean(1), other.mean(1)
     fine = np.zeros(len(both), bool)
     counts = np.full(len(both), rows)
-    answer = gain("accuracy", [Sides(*values, fine, (own, other))], counts)
+    answer = gain(ACCURACY, [Sides(*values, fine, (own, other))], counts)
     same = rows - better - worse
     ways = np.array([
         lgamma(rows + 1) - lgamma(b + 1) - lgamma(w + 1) - lgamma(s + 1)
@@ -61,10 +63,10 @@ def test_intervals_of_right_and_wrong_cover_what_is_true(rows):
 
 
 def test_a_client_is_harmed_where_the_exact_test_says_so():
-    assert not found("accuracy", of_counts(0, 5, 40)).harmed  # p = 2/2^5 = 0.0625
-    assert found("accuracy", of_counts(0, 6, 40)).harmed  # p = 0.031
-    assert found("accuracy", of_counts(6, 0, 40)).helped
-    nothing = found("accuracy", of_counts(0, 0, 9))
+    assert not found(ACCURACY, of_counts(0, 5, 40)).harmed  # p = 2/2^5 = 0.0625
+    assert found(ACCURACY, of_counts(0, 6, 40)).harmed  # p = 0.031
+    assert found(ACCURACY, of_counts(6, 0, 40)).helped
+    nothing = found(ACCURACY, of_counts(0, 0, 9))
     assert nothing.value == 0
     assert nothing.low == pytest.approx(-nothing.high)
     assert nothing.high == pytest.approx(1 - 0.025 ** (1 / 9))
@@ -72,40 +74,40 @@ def test_a_client_is_harmed_where_the_exact_test_says_so():
 
 def test_losses_have_the_interval_of_student():
     rows = np.array([0.1, 0.5, 0.2, 0.4, 0.3])
-    answer = found("loss", sides(rows, np.zeros(5)))
+    answer = found(LOSS, sides(rows, np.zeros(5)))
     half = 2.776445 * rows.std(ddof=1) / np.sqrt(5)
     np.testing.assert_allclose(answer.value, -0.3)
     np.testing.assert_allclose(answer.low, -0.3 - half, rtol=1e-5)
     np.testing.assert_allclose(answer.high, -0.3 + half, rtol=1e-5)
     assert answer.harmed
     # A single row says nothing of others.
-    single = found("loss", sides([1.0], [0.0]))
+    single = found(LOSS, sides([1.0], [0.0]))
     assert (single.low, single.high) == (-np.inf, np.inf)
 
 
 def test_seeds_do_not_narrow_an_interval_and_widen_it_where_they_differ():
     one, two = of_counts(0, 8, 40), of_counts(0, 4, 40)
-    alone, thrice = found("accuracy", one), found("accuracy", one, one, one)
+    alone, thrice = found(ACCURACY, one), found(ACCURACY, one, one, one)
     np.testing.assert_allclose(thrice.low, alone.low)
     np.testing.assert_allclose(thrice.high, alone.high)
     assert alone.harmed and thrice.harmed
-    differing = found("accuracy", one, two, of_counts(0, 0, 40))
+    differing = found(ACCURACY, one, two, of_counts(0, 0, 40))
     assert differing.value == pytest.approx(-0.1)
     assert differing.low < alone.low and differing.high > 0
 
 
 def test_without_rows_the_least_favorable_pairs_are_assumed():
     paired = of_counts(6, 0, 30)
-    known = found("accuracy", paired)
-    values_only = found("accuracy", paired._replace(rows=None))
+    known = found(ACCURACY, paired)
+    values_only = found(ACCURACY, paired._replace(rows=None))
     np.testing.assert_allclose([values_only.low, values_only.high],
                                [known.low, known.high])  # fmt: skip
     half = Sides(np.array([0.5]), np.array([0.3]), FINE)  # 15 and 9 of 30 right
-    unsure = found("accuracy", half)
+    unsure = found(ACCURACY, half)
     assert unsure.low < 0 < unsure.high
-    assert found("loss", half).high == np.inf
+    assert found(LOSS, half).high == np.inf
     # Not a whole number of rows: the value is no mean of ones and zeros.
-    broken = found("accuracy", half._replace(own=np.array([0.51])))
+    broken = found(ACCURACY, half._replace(own=np.array([0.51])))
     assert (broken.low, broken.high) == (-1, 1)
 
 
@@ -116,7 +118,7 @@ def test_who_is_not_finite_is_counted_and_never_left_out():
         other=np.array([nan, 1.0, 1.0, nan, -inf]),
         broken=np.array([False, True, True, False, False]),
     )
-    counted = running_sum(gain("accuracy", [both], np.array([5, 5, 5, 0, 5])))
+    counted = gain_summary(gain(ACCURACY, [both], np.array([5, 5, 5, 0, 5])))
     assert (counted.clients, counted.not_finite, counted.unmatched) == (0, 2, 2)
     assert (counted.count, counted.helped) == (0, 0)
     assert np.isnan([counted.share, counted.mean_gain]).all()
@@ -129,11 +131,11 @@ def test_the_mean_over_clients_has_an_interval_over_clients_and_seeds():
 
     gaps = [0.1, 0.2, 0.3, 0.4]
     counts = np.full(4, 10)
-    mean, low, high = gain("accuracy", [of(gaps)], counts).mean
+    mean, low, high = gain(ACCURACY, [of(gaps)], counts).mean
     half = 3.182446 * np.std(gaps, ddof=1) / 2
     assert (mean, low, high) == pytest.approx((0.25, 0.25 - half, 0.25 + half))
     shifted = [of(gaps), of(np.array(gaps) + 0.1)]
-    mean, low, high = gain("accuracy", shifted, counts).mean
+    mean, low, high = gain(ACCURACY, shifted, counts).mean
     seeds = 12.7062 * np.std([0.25, 0.35], ddof=1) / np.sqrt(2)
     assert high - mean == pytest.approx(np.hypot(half, seeds), rel=1e-4)
 
@@ -159,7 +161,7 @@ def test_what_rows_bring_has_the_value_as_mean(name):
         targets = draw.integers(0, 2, (30, 5)) if name == "tags" else targets
         measure = lambda apply: metrics.recall_at(apply, 2)  # noqa: E731
     batch = Batch((jnp.asarray(inputs), jnp.asarray(targets)), jnp.asarray(mask))
-    value, rows = metrics.look({"it": measure(apply)}, jnp.asarray(model), batch)
+    value, rows = metrics.evaluate({"it": measure(apply)}, jnp.asarray(model), batch)
     rows = np.asarray(rows["it"])
     assert np.isnan(rows[25:]).all()
     np.testing.assert_allclose(np.nanmean(rows), value["it"], rtol=1e-5)

@@ -142,8 +142,11 @@ def test_standard_measures_take_blends_and_are_nan_without_rows(kind):
         return rows[0].reshape(len(rows[0]), -1)[:, 0]
 
     measures = metrics.standard(kind, loss, apply)
-    words = {name.partition("@")[0] for name in measures}
-    assert words <= set(metrics.HIGHER_IS_BETTER)
+    for name, metric in measures.items():
+        plain = metrics.as_metrics({name: lambda model, batch: 0.0})[name]
+        assert plain.higher_is_better == metric.higher_is_better
+        assert plain.bounded == metric.bounded
+        assert plain.counts_rows == metric.counts_rows
     rng = np.random.default_rng(0)
     of_scores, of_labels = KINDS[kind]
     scores = jnp.asarray(rng.normal(size=(20, *of_scores)), jnp.float32)

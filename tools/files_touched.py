@@ -38,8 +38,8 @@ def touched() -> Iterator[Counter[str]]:
         del argument
         code = frame.f_code
         # Bodies of modules and classes are not optimized code: they are imports.
-        is_function = bool(code.co_flags & inspect.CO_OPTIMIZED)
-        if event == "call" and is_function and code.co_filename.startswith(inside):
+        runs = event == "call" and code.co_flags & inspect.CO_OPTIMIZED
+        if runs and code.co_filename.startswith(inside):
             calls[code.co_filename.removeprefix(inside)] += 1
 
     threading.setprofile(on_event)
@@ -92,9 +92,8 @@ def of_round(first: bool = False) -> Counter[str]:
         place = write_rows(Path(folder))
         settings = method("apfl", place, rounds=3) + "[measure]\nlocal = false\n"
         run = experiment(place / "run", federated(settings, deadline=60.0))
-        run_server(
-            run, LoopbackTransport(nodes(place, place)), poll=0.0, on_step=on_step
-        )
+        transport = LoopbackTransport(nodes(place, place))
+        run_server(run, transport, poll=0.0, on_step=on_step)
     return calls
 
 

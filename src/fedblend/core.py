@@ -243,6 +243,16 @@ def from_params(
     return Down(params, jnp.zeros((), jnp.int32)), ()
 
 
+Info = dict[str, PyTree]
+"""Diagnostics of one client, by name; a scalar becomes a column of ``clients.csv``."""
+
+
+def no_info(client: PyTree) -> Info:
+    """``info`` of the methods whose clients have nothing to show."""
+    del client
+    return {}
+
+
 class Algorithm(NamedTuple):
     """Both halves of a federated algorithm; see the text of this module.
 
@@ -258,6 +268,8 @@ class Algorithm(NamedTuple):
     tell      (down, request) -> down_i: the message to one client.
     decode    up -> Up: undoes what an encoding transform did, at the server.
     needs     what the runtime has to provide.
+    info      client -> {name: diagnostic}: what reports show of a client's state, such
+              as alpha or the norm of a gradient.
     """
 
     enroll: Callable[[PyTree, Shard, Key], tuple[PyTree, PyTree]]
@@ -269,6 +281,7 @@ class Algorithm(NamedTuple):
     tell: Callable[[Down, PyTree], Down] = _same_for_all
     decode: Callable[[Any], Up] = _plain
     needs: Needs = Needs()
+    info: Callable[[PyTree], Info] = no_info
 
 
 def is_special(node: Any) -> bool:

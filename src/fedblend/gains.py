@@ -21,12 +21,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fedblend.intervals import TAIL, binomial, student
-from fedblend.metrics import HIGHER_IS_BETTER
-
-_COUNTED = ("accuracy", "recall")
-"""Metrics whose rows are right or wrong, unless a row is itself a mean."""
-_FRACTIONS = (*_COUNTED, "auc")
-"""Metrics in [0, 1]: nobody gains more than 1 or less than -1."""
+from fedblend.metrics import Metric
 
 
 class Gain(NamedTuple):
@@ -56,7 +51,7 @@ class Gain(NamedTuple):
         return self.low > 0
 
 
-class Tally(NamedTuple):
+class GainSummary(NamedTuple):
     """How many clients gain and lose; every report reads these numbers.
 
     ``count`` clients are harmed, a ``share`` of the ``clients`` that were compared:
@@ -81,12 +76,12 @@ class Tally(NamedTuple):
     mean_gain_high: float
 
 
-def running_sum(gain: Gain) -> Tally:
+def gain_summary(gain: Gain) -> GainSummary:
     """Count the clients of a comparison."""
     known = int((~np.isnan(gain.value)).sum())
     lost = -gain.value[gain.harmed]
     bounded = np.isfinite(gain.high) & ~np.isnan(gain.value)
-    return Tally(
+    return GainSummary(
         count=len(lost),
         share=len(lost) / known if known else float("nan"),
         mean_loss=float(lost.mean()) if lost.size else 0.0,
@@ -117,23 +112,24 @@ class Sides(NamedTuple):
     rows: tuple[np.ndarray, np.ndarray] | None = None
 
 
-def gain(metric: str, seeds: Sequence[Sides], counts: np.ndarray) -> Gain:
+def gain(metric: Metric, seeds: Sequence[Sides], counts: np.ndarray) -> Gain:
     """The gain of every client, whichever way the metric is better.
 
     Args:
-        metric: its name.
+        metric: what was measured.
         seeds: both models, in each seed.
         counts: the clients' rows.
 
+    >>> from fedblend.metrics import accuracy
+    >>> metric = accuracy(lambda params, inputs: inputs)
     >>> own, other = np.array([[1.0] * 9]), np.array([[0.0] * 9])
     >>> values = np.array([1.0]), np.array([0.0])
     >>> sides = Sides(*values, np.array([False]), rows=(own, other))
-    >>> found = gain("accuracy", [sides], np.array([9]))
+    >>> found = gain(metric, [sides], np.array([9]))
     >>> found.value, found.low.round(2), found.high
     (array([1.]), array([0.22]), array([1.]))
     """
-    kind = metric.partition("@")[0]
-    sign = 1 if HIGHER_IS_BETTER[kind] else -1
+    sign = 1 if metric.higher_is_better else -1
     has_rows = counts > 0
     not_finite = has_rows & np.any([side.broken for side in seeds], axis=0)
     with np.errstate(invalid="ignore", over="ignore"):
@@ -143,7 +139,7 @@ def gain(metric: str, seeds: Sequence[Sides], counts: np.ndarray) -> Gain:
         own = np.isfinite([side.own for side in seeds]).all(axis=0)
         gaps = np.where(np.isfinite(gaps).all(axis=0) & ~not_finite, gaps, np.nan)
         ends = [
-            _ends(side, gap, counts, sign, kind in _COUNTED)
+            _ends(side, gap, counts, sign, metric.counts_rows)
             for side, gap in zip(seeds, gaps, strict=True)
         ]
         value = gaps.mean(axis=0)
@@ -153,7 +149,7 @@ def gain(metric: str, seeds: Sequence[Sides], counts: np.ndarray) -> Gain:
             for place in (0, 1)
         )
     low, high = value - down, value + up
-    if kind in _FRACTIONS:
+    if metric.bounded:
         low, high = np.maximum(low, -1.0), np.minimum(high, 1.0)
     rival = np.isfinite([side.other for side in seeds]).all(axis=0)
     unmatched = has_rows & own & ~rival & ~not_finite

@@ -2,18 +2,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """Metrics: of a model on one client's rows, and over clients.
 
-A measure is ``measure(model, batch) -> number`` for one client; the model is a set of
-parameters or a ``Blend``. It is NaN where it does not apply: no rows, or an area under
-the curve with one class only. Measures are JAX functions, to be mapped over clients.
+A ``Metric`` is a JAX function ``fn(model, batch) -> number`` for one client, to be
+mapped over clients, and the direction that is better. The model is a set of parameters
+or a ``Blend``. The number is NaN where the metric is not defined: no rows, or an area
+under the curve with one class only.
 
-What is said of all clients is NumPy, and leaves clients with NaN out. The mean alone
-hides what personalization is for, so ``Spread`` has the worst tenth beside it, and
-``harm`` counts the clients that do worse with their personal model than with another,
-by however little; ``gains`` has the intervals that say whether it is more than chance.
+Statistics over clients are NumPy and leave out clients with NaN. The mean alone hides
+what personalization is for, so ``Spread`` has the worst tenth beside it. ``harm``
+counts the clients that do worse with their personal model than with another, by however
+little; ``gains`` has intervals that tell such a difference from chance.
 """
 
 import dataclasses
 from collections.abc import Callable, Mapping
+from functools import partial
+from types import MappingProxyType
 from typing import NamedTuple
 
 import jax
@@ -26,53 +29,103 @@ from fedblend.errors import UserError
 from fedblend.mixing import Apply, predict
 
 Measure = Callable[[PyTree, Batch], jax.Array]
-"""``measure(model, batch)``: a number for one client, NaN where it does not apply."""
-
-HIGHER_IS_BETTER = dict(loss=False, mse=False, accuracy=True, auc=True, recall=True)
-"""The direction of every metric, by name."""
+"""``measure(model, batch)``: a number for one client, NaN where it is not defined."""
+RowMeasure = Callable[[PyTree, Batch], tuple[jax.Array, jax.Array]]
+"""``measure(model, batch)``: the number, and the numbers of rows whose mean it is."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Rowwise:
-    """A measure that also says what each row brings, so that rows can be paired.
+class Metric:
+    """A function of a model and one client's rows, and which direction is better.
 
-    ``both(model, batch)`` is the value, and a number for every row of which it is the
-    mean, NaN where a row does not count.
+    >>> def most_wrong(model, batch):
+    ...     return jnp.abs(batch.rows - model).max()
+    >>> Metric(most_wrong, higher_is_better=False)(1.0, Batch(jnp.array([1.0, 3.0])))
+    Array(2., dtype=float32)
     """
 
-    both: Callable[[PyTree, Batch], tuple[jax.Array, jax.Array]]
+    fn: Measure
+    higher_is_better: bool
+    with_rows: RowMeasure | None = None
+    """The same number and what each row contributes, NaN where a row does not count: so
+    two models are compared row by row. None where only the number is known."""
+    bounded: bool = False
+    """Whether the number lies in [0, 1]."""
+    counts_rows: bool = False
+    """Whether the number is the fraction of rows that are right."""
 
     def __call__(self, model: PyTree, batch: Batch) -> jax.Array:
-        """The value alone."""
-        return self.both(model, batch)[0]
+        """The number alone."""
+        return self.fn(model, batch)
 
 
-def look(
-    measures: Mapping[str, Measure], model: PyTree, batch: Batch
+_loss = partial(Metric, higher_is_better=False)
+_fraction = partial(Metric, higher_is_better=True, bounded=True)
+_fraction_of_rows = partial(_fraction, counts_rows=True)
+_KNOWN = MappingProxyType(
+    {
+        "loss": _loss,
+        "mse": _loss,
+        "accuracy": _fraction_of_rows,
+        "auc": _fraction,
+        "recall": _fraction_of_rows,
+    }
+)
+"""What a plain function under one of these names is taken for."""
+
+
+def as_metrics(measure: Mapping[str, Metric | Measure] | None) -> dict[str, Metric]:
+    """Metrics by name, as the argument ``measure`` of ``simulate`` has them.
+
+    A plain function becomes a ``Metric`` where its name says which direction is better:
+    "loss", "mse", "accuracy", "auc" or "recall", with anything behind an "@".
+    """
+    if not isinstance(measure or {}, Mapping):
+        raise UserError("measure", measure, "a mapping from names to metrics")
+    return {name: _as_metric(name, one) for name, one in (measure or {}).items()}
+
+
+def _as_metric(name: str, measure: Metric | Measure) -> Metric:
+    if isinstance(measure, Metric):
+        return measure
+    make = _KNOWN.get(name.partition("@")[0])
+    if make is None or not callable(measure):
+        known = ", ".join(_KNOWN)
+        allowed = f"a Metric(fn, higher_is_better), or a function called one of {known}"
+        raise UserError(f"measure: {name}", measure, allowed)
+    return make(measure)
+
+
+def _rowwise(make: Callable[..., Metric], both: RowMeasure) -> Metric:
+    return make(lambda model, batch: both(model, batch)[0], with_rows=both)
+
+
+def evaluate(
+    metrics: Mapping[str, Metric], model: PyTree, batch: Batch
 ) -> tuple[dict[str, jax.Array], dict[str, jax.Array]]:
-    """The values of measures, and what each row brings to those that can say it."""
+    """The numbers of one client, and the rows of those metrics that have them."""
     values, rows = {}, {}
-    for name, measure in measures.items():
-        if isinstance(measure, Rowwise):
-            values[name], rows[name] = measure.both(model, batch)
+    for name, metric in metrics.items():
+        if metric.with_rows is None:
+            values[name] = metric(model, batch)
         else:
-            values[name] = measure(model, batch)
+            values[name], rows[name] = metric.with_rows(model, batch)
     return values, rows
 
 
 @gate(loss=FUNCTION)
-def mean_loss(loss: Loss) -> Measure:
+def mean_loss(loss: Loss) -> Metric:
     """The mean of a loss."""
 
     def measure(model, batch):
         losses = loss(model, batch.rows)
         return _mean_and_rows(losses, _mask(batch, losses))
 
-    return Rowwise(measure)
+    return _rowwise(_loss, measure)
 
 
 @gate(apply=FUNCTION)
-def accuracy(apply: Apply) -> Measure:
+def accuracy(apply: Apply) -> Metric:
     """The fraction of rows whose class is right.
 
     The class is the largest score; where there is a single score, a positive one says
@@ -89,11 +142,11 @@ def accuracy(apply: Apply) -> Measure:
             right = scores.argmax(axis=1) == targets
         return _mean_and_rows(_unless_nan(right, scores), _mask(batch, scores))
 
-    return Rowwise(measure)
+    return _rowwise(_fraction_of_rows, measure)
 
 
 @gate(apply=FUNCTION)
-def next_token_accuracy(apply: Apply) -> Measure:
+def next_token_accuracy(apply: Apply) -> Metric:
     """The fraction of places of all sequences whose next token is right.
 
     Scores are [rows, length, classes]; places with a negative target do not count.
@@ -110,11 +163,11 @@ def next_token_accuracy(apply: Apply) -> Measure:
         scale = (places > 0).sum() / jnp.maximum(places.sum(), 1)
         return value, jnp.where(places > 0, value + total * scale, jnp.nan)
 
-    return Rowwise(measure)
+    return _rowwise(_fraction_of_rows, measure)
 
 
 @gate(apply=FUNCTION)
-def auc(apply: Apply) -> Measure:
+def auc(apply: Apply) -> Metric:
     """The area under the ROC curve, exactly; a tie counts one half.
 
     It is the chance that a row of class 1 scores higher than one of class 0. The
@@ -146,11 +199,11 @@ def auc(apply: Apply) -> Measure:
         brings = value + each * mask.sum() / jnp.maximum(own, 1)
         return value, jnp.where(mask, brings, jnp.nan)
 
-    return Rowwise(measure)
+    return _rowwise(_fraction, measure)
 
 
 @gate(apply=FUNCTION)
-def mean_squared_error(apply: Apply) -> Measure:
+def mean_squared_error(apply: Apply) -> Metric:
     """The squared error, averaged over rows and outputs."""
 
     def measure(model, batch):
@@ -160,11 +213,11 @@ def mean_squared_error(apply: Apply) -> Measure:
         gaps = gaps.reshape(gaps.shape[0], -1).mean(axis=1)
         return _mean_and_rows(gaps, _mask(batch, gaps))
 
-    return Rowwise(measure)
+    return _rowwise(_loss, measure)
 
 
 @gate(apply=FUNCTION, k=COUNT)
-def recall_at(apply: Apply, k: int) -> Measure:
+def recall_at(apply: Apply, k: int) -> Metric:
     """How much of what is right is among the ``k`` highest scores.
 
     Targets are class numbers (is it among them?), or ones and zeros over the labels of
@@ -189,11 +242,11 @@ def recall_at(apply: Apply, k: int) -> Measure:
         part = _unless_nan(hits / jnp.maximum(labels, 1), scores)
         return _mean_and_rows(part, mask & (labels > 0))
 
-    return Rowwise(measure)
+    return _rowwise(_fraction_of_rows, measure)
 
 
-def standard(kind: str, loss: Loss, apply: Apply) -> dict[str, Measure]:
-    """The usual measures of a task, by the kind of its targets."""
+def standard(kind: str, loss: Loss, apply: Apply) -> dict[str, Metric]:
+    """The usual metrics of a task, by the kind of its targets."""
     kinds = {
         "classes": {"accuracy": accuracy(apply)},
         "binary": {"accuracy": accuracy(apply), "auc": auc(apply)},

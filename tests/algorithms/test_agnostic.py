@@ -104,7 +104,7 @@ def test_with_a_still_q_it_is_fedavg_and_the_rest_is_counted():
         for algorithm in (still, plain)
     )
     np.testing.assert_allclose(one.shared, two.shared, rtol=1e-5, atol=1e-6)
-    sizes, fewer = one.ledgers[0].sizes, two.ledgers[0].sizes
+    sizes, fewer = one.message_bits, two.message_bits
     assert sizes.up == fewer.up + 32  # a loss; whose it is, the server knows
     assert sizes.down == fewer.down + 32  # its own q
 

@@ -47,7 +47,7 @@ def test_the_shared_path_is_agnostics_and_with_alpha_one_the_personal_model_too(
     for client in (0, 2):
         same_bits(done.personal(client), agnostic.personal(client))
     assert np.abs(done.personal(3).weight - done.shared.weight).max() > 1e-2
-    sizes, others = done.ledgers[0].sizes, agnostic.ledgers[0].sizes
+    sizes, others = done.message_bits, agnostic.message_bits
     assert (sizes.up, sizes.down) == (others.up, others.down)
 
 

@@ -56,7 +56,7 @@ def test_without_a_head_it_is_fedavg_bit_for_bit():
     bare = new_run(fedrep(lambda path: False, **NOISY)).complete()
     same(bare.shared, plain.shared)
     same(bare.personal(2), plain.shared)
-    assert bare.ledgers[0].sizes == plain.ledgers[0].sizes
+    assert bare.message_bits == plain.message_bits
 
 
 def test_without_a_body_it_is_training_alone():
@@ -65,7 +65,7 @@ def test_without_a_body_it_is_training_alone():
     for client in range(7):
         same(run.personal(client), alone.personal(client))
     same(run.shared, PARAMS)
-    assert not run.ledgers[0].up.any()
+    assert not run.bits().up.any()
 
 
 def test_a_head_survives_rounds_without_its_client():
@@ -90,9 +90,9 @@ def test_a_head_survives_rounds_without_its_client():
 
 def only_the_body_is_counted(run, appearances):
     model, body = 32 * 3, 32 * SPLIT
-    np.testing.assert_array_equal(run.ledgers[0].up, appearances * body)
+    np.testing.assert_array_equal(run.bits().up, appearances * body)
     joining = model * (appearances > 0)
-    np.testing.assert_array_equal(run.ledgers[0].down, appearances * body + joining)
+    np.testing.assert_array_equal(run.bits().down, appearances * body + joining)
     assert run.shapes.message.shared["head"] is None
     same(run.shared["head"], PARAMS["head"])
 
@@ -125,7 +125,7 @@ def test_with_an_estimate_of_the_body_and_nothing_lost_it_is_the_same(everybody)
     for key in PARAMS:
         found, wanted = (it.personal(4)[key] for it in (run, everybody))
         np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
-    np.testing.assert_array_equal(run.ledgers[0].up, everybody.ledgers[0].up)
+    np.testing.assert_array_equal(run.bits().up, everybody.bits().up)
 
 
 def test_diana_with_noise_keeps_the_mean_of_all_memories():

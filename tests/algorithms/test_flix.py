@@ -89,8 +89,8 @@ def test_it_starts_at_the_weighted_average_and_counts_what_it_takes(average, pow
     expected = weights @ LOCAL / weights.sum()
     np.testing.assert_allclose(found.shared, expected, rtol=1e-5)
     # the initial parameters down; a weighted model and its weight up
-    assert set(found.ledgers[0].down) == {32 * DIM}
-    assert set(found.ledgers[0].up) == {32 * (DIM + 1)}
+    assert set(found.bits().down) == {32 * DIM}
+    assert set(found.bits().up) == {32 * (DIM + 1)}
 
 
 def test_alpha_1_is_the_wrapped_method():

@@ -134,7 +134,7 @@ def test_a_round_stands_for_the_expected_number_of_tosses(replicas):
         assert abs(np.mean(found) / 500 - 1 / p) < 5 * error
     share = 500 * 40 / np.sum(replicas.server)
     assert abs(share - 0.3 * 0.7) < 5e-3
-    bits = replicas.ledgers[0]
+    bits = replicas.bits()
     np.testing.assert_array_equal(bits.up, 500 * 32 * DIM)
     np.testing.assert_array_equal(bits.down, 500 * (32 * DIM + 64) + 32 * DIM)
 

@@ -46,8 +46,8 @@ def new_run(name, on=None, seed=0, compile_anew=False, **settings):
         CASES[name](on), on.params, on.federated_data, jax.random.key(seed), **chosen
     )
     if not compile_anew:
-        fixed = (run.engine.settings._replace(build=name), chosen["every"])
-        run.engine._compiled = _PROGRAMS.setdefault(fixed, run.engine._compiled)
+        fixed = (run._engine.settings._replace(build=name), chosen["every"])
+        run._engine._compiled = _PROGRAMS.setdefault(fixed, run._engine._compiled)
     return run
 
 
@@ -70,7 +70,7 @@ def outcome(run):
 
 def members(run) -> np.ndarray:
     """The cohort of every round."""
-    key, rounds = run.engine.key, range(run.rounds)
+    key, rounds = run.key, range(run.rounds)
     return cohorts(key, list(rounds), CLIENTS, run.cohort)
 
 

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from registry import CASES, variants_later
+from registry import CASES, SILENT, variants_later
 from runs import (
     CLIENTS,
     SETTINGS,
@@ -26,7 +26,7 @@ from fedblend.simulation.sampling import cohorts
 from problems import quadratics, spoiled
 
 SPOILED = 4
-SPEAKING = [name for name in CASES if name != "local only"]
+SPEAKING = [name for name in CASES if name not in SILENT]
 INSISTING = {"diana, first(flix(scaffold))": 32 * 9}
 """Clients that say more until they are heard, and the bits of that: a whole model."""
 CONTROLLED = ("scaffold", "scaffold, steps by client", "finetune(scaffold)")
@@ -56,7 +56,7 @@ def rejected(name: str, value: float) -> None:
         assert np.isfinite(leaf).all()
     same_bits(enrolled, states(run)[SPOILED])
     # Its upload was sent and counts, although nobody listened.
-    sent, usual = (it.ledgers[0].up[SPOILED] for it in (run, usual_run(name)))
+    sent, usual = (it.bits().up[SPOILED] for it in (run, usual_run(name)))
     assert sent == usual + INSISTING.get(name, 0) * (appearances - 1)
 
 
@@ -98,7 +98,7 @@ def test_clients_that_drop_out_keep_their_state():
         if before is not None:
             number = record.round - 1
             for client in members(run)[number].tolist():
-                key = keys.at(run.engine.key, "dropout", number, client)
+                key = keys.at(run.key, "dropout", number, client)
                 changed = not _equal(before[client], now[client])
                 assert changed == bool(jax.random.uniform(key) >= 0.4)
                 dropped += not changed

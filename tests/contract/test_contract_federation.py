@@ -39,8 +39,8 @@ def test_a_loopbackcomes_to_the_simulators_numbers(name, tmp_path):
         place = tmp_path / f"node{client}" / EXPERIMENT / f"state-{base}"
         arrays, _ = unpack(place.read_bytes())
         close(as_tree(arrays, state), state)
-    np.testing.assert_array_equal(server.ledger.up, run.ledgers[0].up)
-    np.testing.assert_array_equal(server.ledger.down, run.ledgers[0].down)
+    np.testing.assert_array_equal(server.ledger.up, run.bits().up)
+    np.testing.assert_array_equal(server.ledger.down, run.bits().down)
     assert server.bases.shape == (CLIENTS,)
 
 
@@ -106,5 +106,5 @@ def test_requests_noise_and_rows_of_the_server_are_the_simulators(wrap, tmp_path
     close(jax.device_get((server.down, server.server)), _both_sides(run))
     for client, model in enumerate(loopback.personal(server)):
         close(model, named_leaves(run.personal(client)))
-    np.testing.assert_array_equal(server.ledger.up, run.ledgers[0].up)
-    np.testing.assert_array_equal(server.ledger.down, run.ledgers[0].down)
+    np.testing.assert_array_equal(server.ledger.up, run.bits().up)
+    np.testing.assert_array_equal(server.ledger.down, run.bits().down)

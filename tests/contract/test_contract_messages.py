@@ -40,7 +40,7 @@ def test_messages_and_simulation_agree_on_shared_and_personal_models(name):
 
 @each_case
 def test_bits_counted_are_those_of_the_messages(name):
-    told, ledger = by_messages(name), usual_run(name).ledgers[0]
+    told, ledger = by_messages(name), usual_run(name).bits()
     np.testing.assert_array_equal(ledger.up, told.bits_up)
     np.testing.assert_array_equal(ledger.down, told.bits_down)
 

@@ -3,15 +3,20 @@
 """Who gains and who is harmed."""
 
 import io
+from typing import Any
 
 import numpy as np
 import pytest
 from rich.console import Console
 
-from fedblend.report.harm import Clients, compared, harm_rows, plot_harm, sentence
+from fedblend.metrics import standard
+from fedblend.report.figures import plot_harm
+from fedblend.report.harm import Clients, compared, harm_rows, sentence
 from fedblend.report.terminal import show
 from fedblend.simulation.result import Evidence, harms
 
+NOTHING: Any = lambda *of: None  # noqa: E731
+METRICS = standard("classes", NOTHING, NOTHING)
 NAN = float("nan")
 TEST = np.array([30, 40, 50, 0])
 LOSSES = {
@@ -44,14 +49,14 @@ def by_rows(noise: float) -> dict:
 
 @pytest.fixture
 def found():
-    evidence = Evidence([LOSSES], [by_rows(0.5)], {"test": TEST})
+    evidence = Evidence([LOSSES], [by_rows(0.5)], {"test": TEST}, METRICS)
     answer = compared(evidence, "test", "loss")
     assert answer is not None
     return answer
 
 
 def test_a_smaller_loss_is_a_gain(found):
-    gains = {name: one.gain.value for name, one in found.gains.items()}
+    gains = {name: gain.value for name, gain in found.gains.items()}
     np.testing.assert_allclose(gains["local"], [-0.1, 0.5, 0.1, NAN], atol=1e-12)
     np.testing.assert_allclose(gains["shared"], [0.5, -0.5, 0.0, NAN])
 
@@ -64,10 +69,10 @@ def test_of_accuracies_more_is_a_gain():
         }
     }
     answer = compared(
-        Evidence([measured], (), {"test": np.array([10])}), "test", "accuracy"
+        Evidence([measured], (), {"test": np.array([10])}, METRICS), "test", "accuracy"
     )
     assert answer is not None
-    assert answer.gains["local"].gain.value == pytest.approx([0.2])
+    assert answer.gain.value == pytest.approx([0.2])
 
 
 def test_the_most_harmed_come_first_and_intervals_say_who_is(found):
@@ -104,8 +109,11 @@ def test_the_most_harmed_come_first_and_intervals_say_who_is(found):
 def test_one_model_for_all_has_nothing_to_compare_with():
     same = {"loss": np.array([1.0, NAN])}
     measured = {"test": {"personal": same, "shared": same}}
-    assert compared(Evidence([measured], (), {"test": TEST}), "test", "loss") is None
-    assert compared(Evidence([{}], (), {}), "test", "loss") is None
+    assert (
+        compared(Evidence([measured], (), {"test": TEST}, METRICS), "test", "loss")
+        is None
+    )
+    assert compared(Evidence([{}], (), {}, METRICS), "test", "loss") is None
 
 
 def test_in_words(found):
@@ -136,7 +144,7 @@ def test_terminal_summary_table_and_figure_count_alike(make_row, tmp_path):
         right(9 + np.minimum(lost, 0)),
     )
     seen, rows = ({"test": {"personal": own[i], "local": alone[i]}} for i in (0, 1))
-    evidence = Evidence([seen] * 2, [rows] * 2, {"test": np.full(4, 10)})
+    evidence = Evidence([seen] * 2, [rows] * 2, {"test": np.full(4, 10)}, METRICS)
     found = compared(evidence, "test", "accuracy")
     assert found is not None
     counted = harms(evidence)["test"]["accuracy"]["than_local"]
@@ -155,10 +163,39 @@ def test_terminal_summary_table_and_figure_count_alike(make_row, tmp_path):
 
 def test_where_nothing_is_finite_all_is_written_and_says_so(tmp_path):
     lost = {model: {"loss": np.full(4, NAN)} for model in ("personal", "local")}
-    evidence = Evidence([{"test": lost}], (), {"test": TEST})
+    evidence = Evidence([{"test": lost}], (), {"test": TEST}, METRICS)
     found = compared(evidence, "test", "loss")
     assert found is not None
     assert sentence(found) == "test loss: 3 clients have a model that is not finite"
     told = [row["harmed"] for row in harm_rows(found, CLIENTS)]
     assert told == ["not finite"] * 3 + [""]
     assert len(plot_harm(found, CLIENTS, tmp_path / "harm")) == 2
+
+
+@pytest.mark.parametrize("metric", ["accuracy", "loss"])
+def test_a_gain_is_an_improvement_whichever_way_is_better(evidence, metric):
+    found = compared(evidence, "test", metric)
+    assert found is not None
+    np.testing.assert_allclose(found.gain.value, [0.4, 0, -0.25, 0.1], atol=1e-12)
+    assert (list(found.gains), found.seeds) == (["local"], 2)
+
+
+def test_without_another_model_there_are_no_gains(evidence):
+    for replica in evidence.measured:
+        replica["test"].pop("local", None)
+    assert compared(evidence, "test", "accuracy") is None
+    assert compared(evidence._replace(measured=[]), "test", "accuracy") is None
+
+
+def test_one_model_for_all_gains_nothing_over_itself(evidence):
+    for replica in evidence.measured:
+        replica["test"]["local"] = replica["test"]["personal"]
+    assert compared(evidence, "test", "accuracy") is None
+
+
+def test_models_that_are_nowhere_finite_are_not_taken_for_one(evidence):
+    nothing = {name: np.full(4, np.nan) for name in ("accuracy", "loss")}
+    replica = {"test": {"personal": nothing, "local": nothing}}
+    found = compared(evidence._replace(measured=[replica]), "test", "accuracy")
+    assert found is not None
+    assert found.gain.not_finite.all()

@@ -16,6 +16,7 @@ from fedblend.simulation import early_stopping, train_alone
 from fedblend.simulation.early_stopping import Budget, Look
 
 KEY = jax.random.key(0)
+MEAN_LOSS = fb.metrics.mean_loss(lambda params, rows: rows)
 
 
 def seen(curve, until):
@@ -61,7 +62,7 @@ def test_what_improves_for_ever_is_cut_short_and_said_so():
 
 
 def test_without_rows_that_say_anything_it_is_the_least():
-    looks = stopped(lambda at: early_stopping.score("loss", math.nan), 30)
+    looks = stopped(lambda at: early_stopping.score(MEAN_LOSS, math.nan), 30)
     assert early_stopping.chosen(looks, 30, "rows", "loss") == Budget(30)
 
 
@@ -92,7 +93,7 @@ def test_without_validation_rows_only_training_rows_have_a_say():
     trial = train_alone.trying(
         ALONE, MODEL.init, federated_data, KEY, "accuracy", SETTINGS
     )
-    assert set(trial.engine.examples) == {"train", "validation"}
+    assert set(trial._engine.examples) == {"train", "validation"}
     assert trial.federated_data.validation is not None
     both = trial.federated_data.train.counts + trial.federated_data.validation.counts
     np.testing.assert_array_equal(both, federated_data.train.counts)

@@ -26,7 +26,7 @@ on = problems.quadratics()
 
 
 def new_run(method=fb.scaffold, params=on.params, key=0, **settings):
-    algorithm = method(on.loss, 0.1, steps=1, batch_size=None)
+    algorithm = method(on.loss, fb.Work(0.1, steps=1, batch_size=None))
     chosen: dict[str, Any] = {"rounds": 4, "cohort": 3, "every": 2, "chunk": 3}
     chosen |= settings
     return fb.simulate(

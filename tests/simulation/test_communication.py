@@ -67,14 +67,14 @@ def run(algorithm, rounds=4, cohort=3, **settings):
 
 
 def appearances(done) -> np.ndarray:
-    ids = cohorts(done.engine.key, range(done.rounds), 7, done.cohort)
+    ids = cohorts(done.key, range(done.rounds), 7, done.cohort)
     return np.bincount(ids.ravel(), minlength=7)
 
 
 def test_fedavg_sends_the_model_both_ways():
     done = run(fb.fedavg(on.loss, fb.Work(0.1, steps=1, batch_size=None)), chunk=2)
-    np.testing.assert_array_equal(done.ledgers[0].up, MODEL * appearances(done))
-    np.testing.assert_array_equal(done.ledgers[0].down, MODEL * appearances(done))
+    np.testing.assert_array_equal(done.bits().up, MODEL * appearances(done))
+    np.testing.assert_array_equal(done.bits().down, MODEL * appearances(done))
     bits = done.summary()["bits"]
     assert bits["up"] == bits["down"] == MODEL * 12
     assert bits["last_broadcast"] == MODEL * 7
@@ -83,9 +83,9 @@ def test_fedavg_sends_the_model_both_ways():
 def test_scaffold_sends_twice_as_much_and_the_first_model_once():
     done = run(fb.scaffold(on.loss, fb.Work(0.1, steps=1, batch_size=None)))
     times = appearances(done)
-    np.testing.assert_array_equal(done.ledgers[0].up, 2 * MODEL * times)
+    np.testing.assert_array_equal(done.bits().up, 2 * MODEL * times)
     joined = MODEL * (times > 0)
-    np.testing.assert_array_equal(done.ledgers[0].down, 2 * MODEL * times + joined)
+    np.testing.assert_array_equal(done.bits().down, 2 * MODEL * times + joined)
 
 
 def test_local_only_sends_nothing():
@@ -135,8 +135,8 @@ def ragged_fedavg():
 def test_of_a_ragged_message_the_used_part_counts():
     done, ids = run(ragged_fedavg(), chunk=2), np.arange(7)
     times = appearances(done)
-    np.testing.assert_array_equal(done.ledgers[0].up, times * (MODEL + 32 * (ids + 1)))
-    np.testing.assert_array_equal(done.ledgers[0].down, times * (MODEL + 8 * 2 * ids))
+    np.testing.assert_array_equal(done.bits().up, times * (MODEL + 32 * (ids + 1)))
+    np.testing.assert_array_equal(done.bits().down, times * (MODEL + 8 * 2 * ids))
     plain = run(fb.fedavg(on.loss, fb.Work(0.1, steps=1, batch_size=None)), chunk=2)
     np.testing.assert_array_equal(done.shared, plain.shared)
 
@@ -147,5 +147,5 @@ def test_ragged_messages_of_lanes_are_counted_apart():
         ragged_fedavg(), on.params, on.federated_data, keys, rounds=4, cohort=3
     ).complete()
     done = run(ragged_fedavg())
-    np.testing.assert_array_equal(swept.ledgers[0].up, done.ledgers[0].up)
-    assert not np.array_equal(swept.ledgers[0].up, swept.ledgers[1].up)
+    np.testing.assert_array_equal(swept.bits().up, done.bits().up)
+    assert not np.array_equal(swept.bits().up, swept.bits(1).up)

@@ -123,7 +123,7 @@ def test_a_run_deals_where_it_is_asked_to_and_checkpoints_know(tmp_path):
         return fb.simulate(*what, rounds=3, cohort=2, every=3, **more)
 
     run = begin(epoch=3).complete()
-    heard = run.ledgers[0].up / run.ledgers[0].sizes.up
+    heard = run.bits().up / run.message_bits.up
     assert sorted(heard.tolist()) == [0, 1, 1, 1, 1, 1, 1]
     fb.checkpoint.save(tmp_path / "saved", run)
     with pytest.raises(ValueError, match="was made with epoch 3, this run has None"):

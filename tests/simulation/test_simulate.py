@@ -42,7 +42,10 @@ REFUSED: dict[str, dict[str, Any]] = {
     "reduction: 'mode' is not 'mean', 'median'": {"reduction": "mode"},
     "trim: 0.7 is not in": {"reduction": "trimmed_mean", "trim": 0.7},
     "splits: 'exam' is not one of train": {"splits": ["exam"]},
-    "measure: .luck. is none of loss, mse": {"measure": {"luck": lambda m, b: 0.0}},
+    "measure: luck: .* is not a Metric.fn, higher_is_better., or a function": {
+        "measure": {"luck": lambda model, batch: 0.0}
+    },
+    "measure: .* is not a mapping from names to metrics": {"measure": [len]},
     "measure_on: 8 is not between 1 and the 7": {"measure_on": 8},
     "measure_on: .0, 7. is not made of ids between 0 and 6": {"measure_on": [0, 7]},
     "measure_on: .. is not a whole number .*, or the ids": {"measure_on": []},
@@ -87,7 +90,7 @@ def test_needs_that_are_met_are_not_in_the_way():
     simulate(NEEDS_ALL, cohort=7)
     simulate(NEEDS_UNIFORM, weights="uniform")
     chosen = fedavg._replace(needs=fb.Needs(uniform=True, weights="uniform"))
-    assert simulate(chosen).engine.settings.everyone == 7
+    assert simulate(chosen)._engine.settings.everyone == 7
 
 
 def test_records_come_after_every_block_and_the_last_is_shorter():
@@ -127,6 +130,48 @@ def test_the_loss_measured_is_that_of_the_model():
     assert spread.weighted == pytest.approx(weighted, rel=1e-5)
 
 
+def test_a_metric_of_ones_own_says_which_direction_is_better():
+    def largest(model, batch):
+        return jnp.abs(batch.rows[1]).max() + model.sum()
+
+    for higher in (True, False):
+        luck = fb.Metric(largest, higher_is_better=higher)
+        run = simulate(measure={"luck": luck}).complete()
+        spread = run.records[-1].measures["train"]["shared"]["luck"]
+        assert (spread.worst < spread.best) == higher
+
+
+def test_results_have_names():
+    measure = {"loss": fb.metrics.mean_loss(on.loss)}
+    run = simulate(measure=measure).complete()
+    found = run.result.train.personal.loss
+    assert found == run.records[-1].measures["train"]["personal"]["loss"]
+    assert run.result.train.shared["loss"] == found
+    with pytest.raises(AttributeError, match="test was not measured; splits: train"):
+        _ = run.result.test
+    with pytest.raises(AttributeError, match="local was not measured; models: pers"):
+        _ = run.result.train.local
+    with pytest.raises(AttributeError, match="auc was not measured; metrics: loss"):
+        _ = run.result.train.shared.auc
+    two = simulate(key=jax.random.split(jax.random.key(0)), measure=measure).complete()
+    assert [one.record for one in two.results] == two.records[-1]
+    with pytest.raises(ValueError, match="result: this run has 2 replicas; `results`"):
+        _ = two.result
+
+
+def test_states_and_diagnostics_of_clients():
+    algorithm = fb.apfl(on.loss, fb.Work(0.1, **FULL), alpha=np.linspace(0, 1, 7))
+    for store in ("device", "host"):
+        run = simulate(algorithm, cohort=2, store=store, rounds=1)
+        states, some = run.client_states(), run.client_states([4, 2])
+        np.testing.assert_array_equal(some.alpha, states.alpha[np.array([4, 2])])
+        np.testing.assert_array_equal(run.client(4).personal, some.personal[0])
+        np.testing.assert_array_equal(run.info([4, 2])["alpha"], some.alpha)
+    keys = jax.random.split(jax.random.key(0), 3)
+    assert simulate(algorithm, key=keys).info([5])["alpha"].shape == (1, 3)
+    assert simulate(fedavg).info() == {}
+
+
 def test_measuring_changes_nothing():
     measured = simulate(
         scaffold, cohort=3, every=1, measure={"loss": fb.metrics.mean_loss(on.loss)}
@@ -157,8 +202,8 @@ def test_the_server_hears_everybodys_hello_before_it_starts(store):
     mean = np.average(np.arange(7), weights=on.federated_data.train.counts)
     np.testing.assert_allclose(run.shared, np.asarray(on.params) + mean, rtol=1e-6)
     assert float(run.server) == pytest.approx(1)
-    assert run.ledgers[0].up.tolist() == [32] * 7
-    assert run.ledgers[0].down.tolist() == [96] * 7
+    assert run.bits().up.tolist() == [32] * 7
+    assert run.bits().down.tolist() == [96] * 7
 
 
 def test_the_servers_own_data_reaches_it():
@@ -183,7 +228,7 @@ def test_the_server_hears_whom_it_should_whatever_the_padding(chunk):
     listening = fedavg._replace(start=start, server=server)
     run = simulate(listening, cohort=5, chunk=chunk, rounds=1).complete()
     counts = on.federated_data.train.counts
-    ids = cohorts(run.engine.key, [0], 7, 5)[0]
+    ids = cohorts(run.key, [0], 7, 5)[0]
     assert int(run.server[1]) == 5
     assert float(run.server[0]) == pytest.approx(counts[ids].sum() / counts.sum())
 
@@ -249,7 +294,7 @@ def test_every_key_may_have_its_own_split_of_the_same_clients():
         brought = run.brought[replica]["test"]["personal"]["loss"][2]
         np.testing.assert_allclose(found, losses.mean(), rtol=1e-4)
         np.testing.assert_allclose(brought[: len(losses)], losses, rtol=1e-3)
-    with pytest.raises(ValueError, match="federation: 2 of them is not a single"):
+    with pytest.raises(ValueError, match="federated_data: 2 of them is not a single"):
         fb.simulate(tuned, jnp.zeros(3), splits, seeds[0], **settings)
     other = fb.federate(rows, parts, test=0.5)
     with pytest.raises(ValueError, match="several must have the same clients"):

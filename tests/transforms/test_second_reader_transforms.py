@@ -259,11 +259,11 @@ def test_select_is_the_loops_and_counts_what_travels():
     agree(run, selected_rounds(rows(3), 0.0))
     used = [len(np.unique(np.append(number, 0))) for number, _ in own(federated_data())]
     message = [64 * (WIDTH * count + WIDTH) for count in used]
-    assert run.ledgers[0].down.tolist() == [ROUNDS * bits for bits in message]
+    assert run.bits().down.tolist() == [ROUNDS * bits for bits in message]
     sent = [
         ROUNDS * (bits + 32 * count) for bits, count in zip(message, used, strict=True)
     ]
-    assert run.ledgers[0].up.tolist() == sent
+    assert run.bits().up.tolist() == sent
 
 
 def test_select_under_a_servers_gradient_is_the_loops():

@@ -144,16 +144,16 @@ def test_what_starting_at_the_first_answer_costs_is_counted():
         for start in ("zero", "first")
     )
     whole = static_bits(on.params)
-    np.testing.assert_array_equal(first.ledgers[0].up - zero.ledgers[0].up, whole)
+    np.testing.assert_array_equal(first.bits().up - zero.bits().up, whole)
     assert whole == 32 * DIM
 
 
 def test_rates_that_differ_by_client_cost_nothing():
     """The server knows them, and whom it hears."""
     everyone = run(fb.diana(averaging, compress.rand_k(K)), rounds=2, cohort=7)
-    np.testing.assert_array_equal(everyone.ledgers[0].up, 2 * 32 * K)
+    np.testing.assert_array_equal(everyone.bits().up, 2 * 32 * K)
 
 
 def test_bits_by_client_follow_their_k():
     everyone = run(fb.compressed(averaging, compress.rand_k(K)), rounds=2, cohort=7)
-    np.testing.assert_array_equal(everyone.ledgers[0].up, 2 * 32 * K)
+    np.testing.assert_array_equal(everyone.bits().up, 2 * 32 * K)

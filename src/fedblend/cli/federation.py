@@ -220,10 +220,9 @@ def worker(
     fedblend federation worker node.toml --group fedblend-flower
     """
     require_extra()
-    from fedblend.cli.run import compile_cache
     from fedblend.deploy.ops.supervisor import serve_worker
 
-    compile_cache()
+    screen.compile_cache()
     serve_worker(settings, group)
 
 

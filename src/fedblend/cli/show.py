@@ -17,12 +17,13 @@ class Kind(StrEnum):
     algorithms = "algorithms"
     datasets = "datasets"
     models = "models"
+    transforms = "transforms"
 
 
 def list_(
     kind: Annotated[Kind, typer.Argument(help="What to list.", show_choices=True)],
 ) -> None:
-    """List the algorithms, datasets or models that a configuration can name.
+    """List the algorithms, datasets, models or transforms.
 
     [bold]Examples[/bold]
 
@@ -34,51 +35,54 @@ def list_(
         _algorithms()
     elif kind is Kind.models:
         _models()
+    elif kind is Kind.transforms:
+        _transforms()
     else:
         from fedblend.cli.data import list_ as list_datasets
 
         list_datasets()
 
 
-def table(*headings: str) -> Any:
-    """An empty table whose first column is never broken."""
-    from rich import box
-    from rich.table import Table
-
-    made = Table(box=box.SIMPLE, pad_edge=False)
-    for number, heading in enumerate(headings):
-        made.add_column(heading, no_wrap=number == 0)
-    return made
-
-
 def _algorithms() -> None:
-    from fedblend.config.registry import ALGORITHMS, Options
+    from fedblend.config.schema.algorithm import OPTIONS, Options
 
-    made = table("name", "what it is", "own options", "published")
+    made = screen.table(
+        "name", "what it is", "own options", "a client sends", "published"
+    )
     common = Options.model_fields
-    for name, entry in ALGORITHMS.items():
-        own = [key for key in entry.options.model_fields if key not in common]
-        own = ", ".join(key for key in own if key != "name")
-        published = entry.reference.rpartition('",')[2].strip(" .")
-        made.add_row(name, entry.description, own, published)
+    for name, options in OPTIONS.items():
+        entry = options.entry
+        own = ["alpha"] if "alpha" in entry.parameters else []
+        own = ", ".join([*own, *(k for k in options.model_fields if k not in common)])
+        sends = ", ".join(entry.sends) or "nothing"
+        made.add_row(name, entry.summary, own, sends, entry.published)
     console = screen.console()
     console.print(made)
-    shared = ", ".join(key for key in common if key != "alpha")
+    shared = ", ".join(key for key in common if key not in ("name", "alpha"))
     console.print(f"options of all: {shared}", soft_wrap=True)
+
+
+def _transforms() -> None:
+    from fedblend.registry import TRANSFORMS
+
+    made = screen.table("name", "what it is", "published")
+    for name, entry in TRANSFORMS.items():
+        made.add_row(name, entry.summary, entry.published)
+    screen.console().print(made)
 
 
 def _models() -> None:
     from fedblend.config.toml import literal
     from fedblend.models import MODELS
 
-    made = table("name", "what it is", "options with their defaults")
+    made = screen.table("name", "what it is", "options with their defaults")
     for name, info in MODELS.items():
         options = [
             f"{key} = {literal(default)}"
             for key, default in info.options.items()
             if key != "dtype"
         ]
-        made.add_row(name, info.description, ", ".join(options))
+        made.add_row(name, info.summary, ", ".join(options))
     screen.console().print(made)
 
 
@@ -99,22 +103,16 @@ def show(
     if not run.config.is_file():
         raise RunError(f"{folder}: is not the folder of a run (no config.toml)")
     if not run.metrics.is_file():
-        raise RunError(f"{folder}: this run has no results yet; --resume goes on")
+        raise RunError(f"{folder}: this run has no results yet; --resume continues it")
     rows = read_rows(run)
     finished = run.summary.is_file()
-    summary = read_summary(run) if finished else {"runs": _last(rows)}
-    console = screen.console()
+    last = list({row.get("seed"): row for row in rows}.values())
+    summary: dict[str, Any] = read_summary(run) if finished else {"runs": last}
     try:
-        show_rows(rows, summary["runs"], console, summary)
-        screen.say_privacy(console, summary)
-        for text in summary.get("warnings", ()):
-            screen.note(f"warning: {text}")
+        show_rows(rows, summary["runs"], screen.console(), summary)
     except (KeyError, TypeError, AttributeError, IndexError):
         raise RunError(f"{folder}: its results are damaged") from None
+    for text in summary.get("warnings", ()):
+        screen.warn(text)
     if not finished:
-        console.print("not finished: fedblend run ... --resume goes on", markup=False)
-
-
-def _last(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The newest row of every seed."""
-    return list({row.get("seed"): row for row in rows}.values())
+        screen.say("not finished: fedblend run ... --resume continues it")

@@ -1,10 +1,10 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""What a compressor is, and how it is lifted from vectors to trees.
+"""Compressors of vectors, compressed trees, and integers packed into bytes.
 
 A compressor is a pair of pure functions on vectors of one length. Its payload is a tree
-of arrays whose leaves are exactly what travels; bits are counted from them. Two kinds,
-by what theory knows of them::
+of arrays whose leaves are exactly what is sent; bits are counted from them. Theory
+knows two kinds::
 
     unbiased      E C(x) = x,  E |C(x) - x|^2 <= omega |x|^2
     contractive   E |C(x) - x|^2 <= (1 - delta) |x|^2
@@ -16,24 +16,25 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 
 from fedblend import keys, trees
-from fedblend.checks import Lengths, a
+from fedblend.checks import Instance, Lengths
 from fedblend.core import Key, PyTree, Shard, SharedKey
 
 
 class Compressor(NamedTuple):
     """A compressor of vectors.
 
-    compress     (vector, key, shard) -> payload; the shard tells who compresses, for
-                 settings that differ by client, and is None at the server.
+    compress     (vector, key, shard) -> payload; the shard is that of the client that
+                 compresses, for settings that differ by client, None at the server.
     decompress   (payload, dim) -> vector.
     omega        dim -> variance of an unbiased compressor (an array over clients where
                  they differ), None for a biased one.
-    delta        dim -> contraction (likewise), None for one that has none; where it
-                 comes out at 0 or below, the compressor does not contract.
-    clients      how many it is for, where each has a part of its own and all must take
-                 part with equal weights; None for any.
+    delta        dim -> contraction (likewise), None for one that has none; at 0 or
+                 below the compressor does not contract.
+    clients      the number of clients it is for, where each client sends a part of its
+                 own and all take part with equal weights; None for any number.
     """
 
     compress: Callable[[jax.Array, Key, Shard | None], PyTree]
@@ -46,7 +47,7 @@ class Compressor(NamedTuple):
     """Of its settings that are arrays over clients; see ``checks``."""
 
 
-COMPRESSOR = a(Compressor, "a Compressor")
+COMPRESSOR = Instance(Compressor, "a Compressor")
 
 
 @partial(
@@ -56,7 +57,7 @@ COMPRESSOR = a(Compressor, "a Compressor")
 )
 @dataclasses.dataclass(frozen=True)
 class Encoded:
-    """A tree as its payload; the layout is known to both sides and does not travel."""
+    """A compressed tree; both sides know the layout, which is not sent."""
 
     payload: PyTree
     layout: trees.Layout
@@ -67,8 +68,8 @@ def encode(
 ) -> Encoded:
     """Compress a tree as one long vector.
 
-    The compressor draws from ``keys.named(key, purpose)``; what it draws from a key
-    that both sides know is marked with the purpose, so that the receiver can do so too.
+    The compressor draws from ``keys.named(key, purpose)``; a ``SharedKey`` in the
+    payload carries the purpose, so that the receiver can draw the same numbers.
     """
     vector, layout = trees.ravel(tree)
     payload = compressor.compress(vector, keys.named(key, purpose), shard)
@@ -85,7 +86,26 @@ def encode(
 
 
 def decode(compressor: Compressor, encoded: Encoded) -> PyTree:
-    """The tree that the receiver takes an encoded one for."""
+    """The tree that the receiver decodes."""
     layout = encoded.layout
     vector = compressor.decompress(encoded.payload, layout.size)
     return trees.unravel(vector, layout)
+
+
+def width_of(largest: int) -> int:
+    """The number of bits that hold the integers from 0 to ``largest``."""
+    return max(int(largest).bit_length(), 1)
+
+
+def pack(numbers: jax.Array, width: int) -> jax.Array:
+    """Integers below ``2**width`` packed into bytes without gaps, highest bit first."""
+    places = jnp.arange(width - 1, -1, -1, dtype=jnp.uint32)
+    bits = (numbers.astype(jnp.uint32)[:, None] >> places[None, :]) & 1
+    return jnp.packbits(bits.reshape(-1).astype(jnp.uint8))
+
+
+def unpack(packed: jax.Array, count: int, width: int) -> jax.Array:
+    """The ``count`` integers that ``pack`` packed."""
+    bits = jnp.unpackbits(packed, count=count * width).reshape(count, width)
+    places = jnp.arange(width - 1, -1, -1, dtype=jnp.uint32)
+    return (bits.astype(jnp.uint32) << places[None, :]).sum(axis=1, dtype=jnp.uint32)

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compressors that send every entry in few bits: dithering, natural, sign, int8.
 
-They compute in float32 at least. An entry that is not finite makes the whole vector
-arrive as one that is not, so that the receiver can refuse it.
+They compute in float32 at least. An entry that is not finite makes the decoded vector
+not finite either, so that the receiver can refuse it.
 """
 
 import math
@@ -13,16 +13,15 @@ import jax
 import jax.numpy as jnp
 
 from fedblend.checks import Number, gate
-from fedblend.compress.compressor import Compressor
-from fedblend.compress.packing import pack, unpack, width_of
+from fedblend.compress.compressor import Compressor, pack, unpack, width_of
 from fedblend.core import Key, Shard
 
 _MOST_LEVELS = 2**24
-"""Whole numbers up to here are exact in float32."""
+"""Integers up to this one are exact in float32."""
 
 
 class Scaled(NamedTuple):
-    """A scale, and every entry as a packed whole number."""
+    """A scale, and every entry as a packed integer."""
 
     scale: jax.Array
     codes: jax.Array
@@ -32,8 +31,8 @@ class Scaled(NamedTuple):
 def dithering(levels: int) -> Compressor:
     """Random dithering (QSGD): entries rounded at random to multiples of |x|/levels.
 
-    Unbiased, omega = min(dim/levels^2, sqrt(dim)/levels). A sign and a level for each
-    entry, and the norm.
+    Unbiased, omega = min(dim/levels^2, sqrt(dim)/levels). A client sends a sign and a
+    level for each entry, and the norm.
 
     Reference: Alistarh, Grubic, Li, Tomioka, Vojnovic, "QSGD: communication-efficient
     SGD via gradient quantization and encoding", NeurIPS 2017, arXiv:1610.02132.
@@ -71,9 +70,9 @@ def dithering(levels: int) -> Compressor:
 def natural() -> Compressor:
     """Natural compression: entries rounded at random to a power of two.
 
-    Unbiased, omega = 1/8; the sign and exponent of a float32, nine bits an entry. At
-    the ends of its range an entry below the smallest normal number, 2^-126, becomes
-    zero, and one above 2^127 becomes 2^127.
+    Unbiased, omega = 1/8; sends the sign and exponent of a float32, nine bits an entry.
+    An entry below the smallest normal number, 2^-126, becomes zero, and one above 2^127
+    becomes 2^127.
 
     Reference: Horváth, Ho, Horváth, Sahu, Canini, Richtárik, "Natural compression for
     distributed deep learning", 2019, arXiv:1905.10988.
@@ -104,7 +103,7 @@ def natural() -> Compressor:
 
 
 def sign() -> Compressor:
-    """Signs times the mean size: biased, delta >= 1/dim. One bit an entry.
+    """Signs times the mean absolute value: biased, delta >= 1/dim, one bit an entry.
 
     Reference: Bernstein, Wang, Azizzadenesheli, Anandkumar, "signSGD: compressed
     optimization for non-convex problems", ICML 2018, arXiv:1802.04434; with the scale
@@ -124,9 +123,10 @@ def sign() -> Compressor:
 
 
 def int8() -> Compressor:
-    """Entries rounded at random to 255 even steps up to the largest one.
+    """Entries rounded at random to 255 even steps up to the largest absolute value.
 
-    Unbiased, omega = dim / (4 * 127^2); a byte an entry, and the largest size.
+    Unbiased, omega = dim / (4 * 127^2); sends a byte an entry, and the largest absolute
+    value.
     """
     most = 127
 
@@ -158,10 +158,10 @@ def _wide(vector: jax.Array) -> jax.Array:
 
 
 def _round_at_random(values: jax.Array, key: Key) -> jax.Array:
-    """One of the two nearest whole numbers, so that the mean is right."""
+    """One of the two nearest integers, unbiased."""
     below = jnp.floor(values)
-    lots = jax.random.uniform(key, values.shape, values.dtype)
-    return below + (lots < values - below).astype(values.dtype)
+    draws = jax.random.uniform(key, values.shape, values.dtype)
+    return below + (draws < values - below).astype(values.dtype)
 
 
 def _not_zero(scale: jax.Array) -> jax.Array:
@@ -169,6 +169,6 @@ def _not_zero(scale: jax.Array) -> jax.Array:
 
 
 def _signed(code: jax.Array, vector: jax.Array, width: int) -> jax.Array:
-    """The sign in the highest bit of each code."""
+    """The codes with the sign of each entry in the highest bit."""
     negative = (vector < 0).astype(jnp.uint32) << (width - 1)
     return code.astype(jnp.uint32) | negative

@@ -10,14 +10,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedblend.checks import COUNT, by_client, gate, words
-from fedblend.compress.compressor import Compressor
-from fedblend.compress.packing import pack, unpack, width_of
+from fedblend.compress.compressor import Compressor, pack, unpack, width_of
 from fedblend.core import ClientId, Key, PyTree, Ragged, Shard, SharedKey
 from fedblend.shards import per_client
 
 
 class Entries(NamedTuple):
-    """Some entries of a vector: their values, and what tells their places."""
+    """Some entries of a vector: their values, and their places as they are sent."""
 
     values: Any
     places: PyTree
@@ -40,18 +39,19 @@ def rand_k(k: int | np.ndarray, *, places: str = "shared") -> Compressor:
 
     Args:
         k: how many entries, at most dim; an array over clients where they differ.
-        places: how the receiver learns which: "shared" (both sides draw them from the
-            key of the round and the client, nothing travels), "seed" (the 64 bits
-            they are drawn from travel) or "sent" (each in as few bits as dim needs).
+        places: how the receiver learns which entries: "shared" (both sides draw them
+            from the key of the round and the client, nothing is sent), "seed" (the
+            client sends the 64 bits they are drawn from) or "sent" (each place in as
+            few bits as dim needs).
     """
     most = int(np.max(k))
 
     def draw(key: Key, dim: int) -> jax.Array:
         _check(most, dim, "rand_k")
-        # Lots of 30 bits as the float32 of the same order, none of them subnormal:
-        # the largest floats are found many times faster than the largest integers.
-        lots = (jax.random.bits(key, (dim,), jnp.uint32) >> 2) + jnp.uint32(1 << 23)
-        as_floats = jax.lax.bitcast_convert_type(lots, jnp.float32)
+        # 30 random bits as the float32 of the same order, none of them subnormal: the
+        # largest floats are found many times faster than the largest integers.
+        bits = (jax.random.bits(key, (dim,), jnp.uint32) >> 2) + jnp.uint32(1 << 23)
+        as_floats = jax.lax.bitcast_convert_type(bits, jnp.float32)
         return jax.lax.top_k(as_floats, most)[1]
 
     def compress(vector: jax.Array, key: Key, shard: Shard | None) -> Entries:
@@ -63,15 +63,15 @@ def rand_k(k: int | np.ndarray, *, places: str = "shared") -> Compressor:
         if places == "sent":
             return _entries(values, index, dim, k, own)
         bits = jax.random.key_data(key)
-        told = SharedKey(bits) if places == "shared" else bits
-        return Entries(_cut(values, k, own), told)
+        sent = SharedKey(bits) if places == "shared" else bits
+        return Entries(_cut(values, k, own), sent)
 
     def decompress(payload: Entries, dim: int) -> jax.Array:
-        told = payload.places
+        sent = payload.places
         if places == "sent":
-            index = _untold(told, most, dim)
+            index = _unpacked(sent, most, dim)
         else:
-            bits = told.bits if isinstance(told, SharedKey) else told
+            bits = sent.bits if isinstance(sent, SharedKey) else sent
             index = draw(jax.random.wrap_key_data(bits), dim)
         return _scatter(payload.values, index, dim)
 
@@ -85,10 +85,10 @@ def rand_k(k: int | np.ndarray, *, places: str = "shared") -> Compressor:
 
 @gate(k=by_client(COUNT))
 def top_k(k: int | np.ndarray) -> Compressor:
-    """The ``k`` entries of largest size; biased, delta = k/dim. Places are sent.
+    """The ``k`` entries of largest absolute value; biased, delta = k/dim.
 
-    ``k`` is at most dim; an array over clients where they differ. Of entries of the
-    same size the first ones are taken.
+    ``k`` is at most dim; an array over clients where they differ. Clients send values
+    and places; ties go to the first entries.
     """
     most = int(np.max(k))
 
@@ -100,7 +100,7 @@ def top_k(k: int | np.ndarray) -> Compressor:
         return _entries(vector[index], index, dim, k, _own(k, shard, "top_k"))
 
     def decompress(payload: Entries, dim: int) -> jax.Array:
-        return _scatter(payload.values, _untold(payload.places, most, dim), dim)
+        return _scatter(payload.values, _unpacked(payload.places, most, dim), dim)
 
     return Compressor(
         compress,
@@ -111,7 +111,7 @@ def top_k(k: int | np.ndarray) -> Compressor:
 
 
 class Block(NamedTuple):
-    """One client's block of a permuted vector; who says it tells which block it is."""
+    """One client's block of a permuted vector; the client's id says which one."""
 
     values: jax.Array
     place: ClientId
@@ -121,12 +121,11 @@ class Block(NamedTuple):
 def perm_k(clients: int) -> Callable[[Key], Compressor]:
     """Perm-k: each of n clients sends its own n-th of the entries, scaled by n.
 
-    The blocks of a round are those of one permutation, common to all clients and to the
-    server: give the result the round's common key (``wrap.permuted`` does) to get the
-    compressor, for just so many clients. Nothing but the values travels. Each
-    client's is unbiased with omega = n - 1, and together they send every entry once,
-    so that equal vectors are averaged without any error. Where n does not divide dim,
-    the vector is taken as one with some more entries, all zero.
+    All clients and the server use one permutation a round. The result maps a round's
+    common key to the compressor for n clients; ``transforms.perm_k`` provides the key.
+    Clients send values only. Each client's compressor is unbiased with omega = n - 1,
+    and together the clients send every entry once, so that equal vectors are averaged
+    without any error. Where n does not divide dim, zeros fill the vector up.
 
     Reference: Szlendak, Tyurin, Richtárik, "Permutation compressors for provably faster
     distributed nonconvex optimization", ICLR 2022, arXiv:2110.03300.
@@ -142,7 +141,9 @@ def perm_k(clients: int) -> Callable[[Key], Compressor]:
         def compress(vector: jax.Array, key: Key, shard: Shard | None) -> Block:
             del key
             if shard is None:
-                raise ValueError("perm_k: it is the server that compresses, no client")
+                raise ValueError(
+                    "perm_k: compresses at clients only, not at the server"
+                )
             index = block(common, shard.id, len(vector))
             values = vector.at[index].get(mode="fill", fill_value=0) * clients
             return Block(values, ClientId(shard.id))
@@ -176,12 +177,12 @@ def _own(k: int | np.ndarray, shard: Shard | None, name: str) -> jax.Array:
     if shard is not None:
         return per_client(k, shard)
     if np.ndim(k) > 0:
-        raise ValueError(f"{name}: k by client, but it is the server that compresses")
+        raise ValueError(f"{name}: k differs by client, but the server compresses")
     return jnp.asarray(k, jnp.int32)
 
 
 def _cut(values: jax.Array, k: int | np.ndarray, own: jax.Array) -> Any:
-    """The values, of which a client with a smaller k sends the first ones only."""
+    """The values; a client with a smaller k sends the first ones only."""
     if np.ndim(k) == 0:
         return values
     used = own.astype(jnp.int32)
@@ -199,8 +200,9 @@ def _entries(
     return Entries(_cut(values, k, own), packed)
 
 
-def _untold(told: PyTree, k: int, dim: int) -> jax.Array:
-    packed = told.buffer if isinstance(told, Ragged) else told
+def _unpacked(sent: PyTree, k: int, dim: int) -> jax.Array:
+    """The places of k entries."""
+    packed = sent.buffer if isinstance(sent, Ragged) else sent
     return unpack(packed, k, width_of(dim - 1))
 
 

@@ -10,7 +10,7 @@ from fedblend import losses, metrics, models
 from fedblend.config.config import Config
 from fedblend.config.schema.table import ConfigError
 from fedblend.core import Loss
-from fedblend.data.readers.new_rows import Task
+from fedblend.data.readers.read import Task
 from fedblend.mixing import Apply
 
 _LOSSES = {
@@ -101,8 +101,8 @@ def model_of(config: Config, task: Task, loss: str) -> models.Model:
 
 def measures_of(
     config: Config, task: Task, loss: Loss, apply: Apply
-) -> Mapping[str, Callable]:
-    """The measures asked for, or the usual ones; loss is without the l2 term."""
+) -> Mapping[str, metrics.Metric]:
+    """The metrics asked for, or the usual ones; loss is without the l2 term."""
     asked = config.measure.metrics
     if asked is None:
         return metrics.standard(task.kind, loss, apply)

@@ -25,15 +25,14 @@ from fedblend.config import fedselect, toml
 from fedblend.config.build import Method, method
 from fedblend.config.config import Config, check, dump
 from fedblend.config.constants import has_constants, smoothness, with_rates
-from fedblend.config.registry import ALGORITHMS
 from fedblend.config.schema.table import ConfigError
 from fedblend.config.schema.tables import Nodes
 from fedblend.config.tasks import loss_name, model_of
 from fedblend.core import Algorithm, Down, Key, PyTree, Shard
 from fedblend.data.federated import FederatedData, Shards
-from fedblend.data.readers.new_rows import Task
+from fedblend.data.readers.read import Task
 from fedblend.models import Model
-from fedblend.report.series import in_order
+from fedblend.report.curves import in_order
 from fedblend.simulation.early_stopping import Budget
 from fedblend.theory.constants import Smoothness
 
@@ -146,10 +145,9 @@ class Contract:
 
         With ``[privacy]`` no client is weighed by its constants.
         """
-        chosen = getattr(self.config.algorithm, "name")  # noqa: B009
         needed = self.config.privacy is None or self.uses_theory
-        known = has_constants(self.config.model, self.loss)
-        return ALGORITHMS[chosen].constants and known and needed
+        asks = "smooth" in self.config.algorithm.entry.parameters
+        return asks and has_constants(self.config.model, self.loss) and needed
 
     def constants(self, splits: Mapping[str, Shards]) -> Smoothness | None:
         """The constants of a client with these rows, if the method uses them."""

@@ -91,11 +91,11 @@ def restore(path: Path, run: Run) -> None:
     except WireError as error:
         raise CheckpointError(f"checkpoint {path}: {error}") from None
     try:
-        run.store.restore(content["store"])
+        run._store.restore(content["store"])
     except StoreError as error:
         raise CheckpointError(f"checkpoint {path}: {error}") from None
     run.down, run.server = jax.tree.map(jnp.asarray, content["server"])
-    for ledger, entry in zip(run.ledgers, content["ledgers"], strict=True):
+    for ledger, entry in zip(run._ledgers, content["ledgers"], strict=True):
         ledger.restore(entry)
     run.round, run.records = words["round"], words["records"]
     run.measure()
@@ -132,20 +132,20 @@ def _open(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
 
 def _plan(run: Run) -> dict[str, Any]:
     """What must not change between saving and restoring."""
-    keys = np.asarray(jax.random.key_data(run.engine.key))
+    keys = np.asarray(jax.random.key_data(run._engine.key))
     return {
         "clients": run.federated_data.clients,
         "cohort": run.cohort,
         "strata": _digest(run.strata),
         "epoch": run.epoch,
         "every": run.every,
-        "chunk": run.engine.settings.chunk,
-        "weight": run.engine.settings.everyone,
-        "dropout": run.engine.settings.dropout,
-        "reduction": run.engine.settings.reduction.name,
+        "chunk": run._engine.settings.chunk,
+        "weight": run._engine.settings.everyone,
+        "dropout": run._engine.settings.dropout,
+        "reduction": run._engine.settings.reduction.name,
         "replicas": run.replicas,
         "key": keys.tolist(),
-        "store": run.store.kind,
+        "store": run._store.kind,
     }
 
 
@@ -159,8 +159,8 @@ def _digest(strata: Strata | None) -> list[Any] | None:
 def _content(run: Run) -> PyTree:
     return {
         "server": (run.down, run.server),
-        "store": run.store.snapshot(),
-        "ledgers": [ledger.snapshot() for ledger in run.ledgers],
+        "store": run._store.snapshot(),
+        "ledgers": [ledger.snapshot() for ledger in run._ledgers],
     }
 
 
@@ -168,8 +168,8 @@ def _template(run: Run, arrays: Mapping[str, np.ndarray]) -> PyTree:
     """The expected structure; what depends on progress is taken from the file."""
     return {
         "server": run.with_replicas((run.shapes.down, run.shapes.server)),
-        "store": run.store.template(len(arrays.get("['store']['ids']", ()))),
-        "ledgers": [ledger.snapshot() for ledger in run.ledgers],
+        "store": run._store.template(len(arrays.get("['store']['ids']", ()))),
+        "ledgers": [ledger.snapshot() for ledger in run._ledgers],
     }
 
 

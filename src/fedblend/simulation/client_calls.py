@@ -5,7 +5,7 @@
 Pure functions of arrays for one replica, like those of ``rounds``.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 from fedblend import keys
 from fedblend.core import Aggregate, Algorithm, Down, Key, PyTree, Shard, shared_model
-from fedblend.metrics import look
+from fedblend.metrics import Metric, evaluate
 from fedblend.shards import everything
 from fedblend.simulation import aggregators
 from fedblend.simulation.rounds import Members, Settings, shard_of
@@ -81,7 +81,7 @@ def personal(
 
 def measure(
     settings: Settings,
-    measures: Mapping[str, Callable],
+    metrics: Mapping[str, Metric],
     capacities: Mapping[str, int],
     chunk: int,
     hyper: Any,
@@ -115,7 +115,7 @@ def measure(
             held = Shard(examples[split], start, count, member.ids, capacity)
             batch = everything(held)
             found = {
-                name: look(measures, model, batch) for name, model in models.items()
+                name: evaluate(metrics, model, batch) for name, model in models.items()
             }
             return {**found, "shared": found["personal"]} if one_for_all else found
 

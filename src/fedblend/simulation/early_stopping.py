@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from fedblend.metrics import HIGHER_IS_BETTER
+from fedblend.metrics import Metric
 
 LEAST = 20
 """Rounds that are tried at least, however short the run that is compared with."""
@@ -62,9 +62,9 @@ def least_rounds(rounds: int) -> int:
     return max(rounds, LEAST)
 
 
-def score(metric: str, value: float) -> float:
-    """A value of a metric as a score; one that is not there is the worst."""
-    sign = 1 if HIGHER_IS_BETTER[metric.partition("@")[0]] else -1
+def score(metric: Metric, value: float) -> float:
+    """A value of a metric as a score, of which more is better; NaN is the worst."""
+    sign = 1 if metric.higher_is_better else -1
     return -math.inf if math.isnan(value) else sign * value
 
 

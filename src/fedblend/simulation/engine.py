@@ -16,7 +16,7 @@ from typing import Any
 import jax
 
 from fedblend import trees
-from fedblend.core import Key, PyTree, Shard
+from fedblend.core import Info, Key, PyTree, Shard
 from fedblend.simulation import client_calls, rounds
 from fedblend.simulation.aggregators import RunningSum, empty, finish
 from fedblend.simulation.rounds import Members, Settings, Shapes
@@ -151,11 +151,11 @@ class Engine:
             donate=(3,),
         )
 
-    def measure(self, measures, capacities, chunk, down, states, members, rows):
+    def measure(self, metrics, capacities, chunk, down, states, members, rows):
         """Values of all measures for a group of clients, and what each row brings."""
         return self._call(
             "measure",
-            partial(client_calls.measure, self.settings, measures, capacities, chunk),
+            partial(client_calls.measure, self.settings, metrics, capacities, chunk),
             (
                 self.sweep,
                 self.keys,
@@ -179,6 +179,19 @@ class Engine:
             0,
             (self.over, self.key, down, state, shard),
         )
+
+    def info(self, states: PyTree) -> Info:
+        """The diagnostics of clients whose states are stacked."""
+        if not jax.tree.leaves(states):
+            return {}
+
+        def one(hyper, state):
+            return self.settings.build(hyper).info(state)
+
+        each = jax.vmap(one, in_axes=(None, 0))
+        if self.sweep is not None or self.keys is not None:
+            each = jax.vmap(each, in_axes=(self.sweep, 1), out_axes=1)
+        return each(self.over, states)
 
     def _call(
         self, name: str, function: Callable, in_axes, out_axes, arguments, donate=()

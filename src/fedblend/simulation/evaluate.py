@@ -3,7 +3,7 @@
 """Measuring the models of a run on its clients, on all of them or a fixed sample."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import cached_property
 from typing import Any
 
@@ -13,6 +13,7 @@ import numpy as np
 
 from fedblend.core import PyTree
 from fedblend.data.federated import Shards
+from fedblend.metrics import Metric
 from fedblend.simulation.engine import Engine
 from fedblend.simulation.result import Measured
 from fedblend.simulation.rounds import Members
@@ -30,7 +31,7 @@ class Evaluation:
     """
 
     engine: Engine
-    measures: Mapping[str, Callable]
+    metrics: Mapping[str, Metric]
     splits: Mapping[str, Shards]
     ids: np.ndarray
     replicas: int | None
@@ -75,7 +76,7 @@ class Evaluation:
             for name, split in self.splits.items()
         }
         values = self.engine.measure(
-            self.measures,
+            self.metrics,
             {name: split.capacity for name, split in self.splits.items()},
             self.chunk,
             down,

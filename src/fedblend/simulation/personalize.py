@@ -28,8 +28,8 @@ import numpy as np
 from fedblend import keys, trees
 from fedblend.checks import WHOLE, fits
 from fedblend.core import Algorithm, Down, Key, PyTree, Shard
-from fedblend.data.federated import FEDERATION, FederatedData, Shards
-from fedblend.metrics import look
+from fedblend.data.federated import FEDERATED_DATA, FederatedData, Shards
+from fedblend.metrics import Measure, Metric, as_metrics, evaluate
 from fedblend.shards import everything
 from fedblend.simulation.client_calls import strong, told_to_deploy
 from fedblend.simulation.result import Evidence, Measured, harms, plain, spreads
@@ -52,6 +52,7 @@ class NewClients(NamedTuple):
     models: PyTree
     measured: Measured
     brought: Measured
+    metrics: Mapping[str, Metric]
 
     def personal(self, client: int) -> PyTree:
         """The model of one of them: parameters, or a ``Blend``."""
@@ -62,14 +63,14 @@ class NewClients(NamedTuple):
         """What was measured, for comparing models client by client."""
         splits = self.federated_data.splits
         counts = {name: splits[name].counts for name in self.measured}
-        return Evidence([self.measured], [self.brought], counts)
+        return Evidence([self.measured], [self.brought], counts, self.metrics)
 
     def summary(self) -> dict[str, Any]:
         """What the models are worth over clients, and whom they harm."""
         evidence = self.evidence
         return {
             "clients": self.federated_data.clients,
-            "measures": plain(spreads(self.measured, dict(evidence.counts))),
+            "measures": plain(spreads(self.measured, evidence.counts, self.metrics)),
             "harmed": harms(evidence),
         }
 
@@ -81,7 +82,7 @@ def personalize(
     key: Key,
     *,
     visits: int = 1,
-    measure: Mapping[str, Callable] | None = None,
+    measure: Mapping[str, Metric | Measure] | None = None,
     splits: Sequence[str] | None = None,
 ) -> NewClients:
     """Give clients that were not there in training a model each.
@@ -93,13 +94,13 @@ def personalize(
         newcomers: their data.
         key: the seed, ``jax.random.key(0)``.
         visits: how often each of them runs the client's half of a round.
-        measure: measures by name, see ``metrics``; nothing is measured if None.
+        measure: metrics by name, see ``metrics``; nothing is measured if None.
         splits: on which splits, all there are if None.
 
     Example:
         >>> import jax, jax.numpy as jnp, fedblend as fb
         >>> federation, _ = fb.datasets.quadratics(clients=8, dim=2)
-        >>> seen, unseen = fb.data.set_apart(federation, 0.25)
+        >>> seen, unseen = fb.data.split_clients(federation, 0.25)
         >>> loss = fb.datasets.quadratic_loss
         >>> algorithm = fb.apfl(loss, fb.Work(0.1, steps=1, batch_size=None), alpha=0.5)
         >>> run = fb.simulate(algorithm, jnp.zeros(2), seen, jax.random.key(0),
@@ -111,10 +112,10 @@ def personalize(
         >>> bool((losses["personal"]["loss"] < losses["shared"]["loss"]).all())
         True
     """
-    FEDERATION("newcomers", newcomers)
+    FEDERATED_DATA("newcomers", newcomers)
     visits = WHOLE("visits", visits)
-    fits(algorithm.needs, newcomers.clients, newcomers=True)
-    down = strong(down)
+    fits(algorithm.needs, newcomers.clients, new_clients=True)
+    down, metrics = strong(down), as_metrics(measure)
     train = newcomers.train
 
     def model_of(down, key, examples, place):
@@ -136,9 +137,9 @@ def personalize(
     models = _mapped(model_of, (down, key), train, ())
     names = list(newcomers.splits) if splits is None else splits
     seen = {
-        name: _look(models, down.shared, measure, newcomers.splits[name])
+        name: _look(models, down.shared, metrics, newcomers.splits[name])
         for name in names
-        if measure
+        if metrics
     }
     measured, brought = (
         {
@@ -147,18 +148,18 @@ def personalize(
         }
         for place in (0, 1)
     )
-    return NewClients(newcomers, models, measured, brought)
+    return NewClients(newcomers, models, measured, brought, metrics)
 
 
 def _look(
-    models: PyTree, shared: PyTree, measure: Mapping[str, Callable], split: Shards
+    models: PyTree, shared: PyTree, metrics: Mapping[str, Metric], split: Shards
 ) -> dict[str, tuple[dict[str, np.ndarray], dict[str, np.ndarray]]]:
     """The measures of both models on every client's rows of a split, and by rows."""
 
     def both(shared, examples, place, personal):
         batch = everything(_shard(examples, place, split))
         return {
-            model: look(measure, params, batch)
+            model: evaluate(metrics, params, batch)
             for model, params in (("personal", personal), ("shared", shared))
         }
 

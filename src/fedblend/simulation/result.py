@@ -1,16 +1,22 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""What is known after a block of rounds, and what a run comes to in the end."""
+"""Records, measured clients and results, of a simulation and of a deployment alike.
+
+``Results`` is what reports, tables and the command line read. ``simulation.Run`` and
+the coordinator of a deployment are such.
+"""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import numpy as np
 
-from fedblend.gains import Gain, Sides, gain, running_sum
-from fedblend.metrics import HIGHER_IS_BETTER, Spread, over_clients
+from fedblend.core import PyTree
+from fedblend.data.federated import FederatedData
+from fedblend.gains import Gain, Sides, gain, gain_summary
+from fedblend.metrics import Metric, Spread, over_clients
 
 Measured = dict[str, dict[str, dict[str, np.ndarray]]]
 """``{split: {model: {metric: values over the measured clients}}}``."""
@@ -25,17 +31,18 @@ class Evidence(NamedTuple):
 
     ``measured`` and ``brought`` have an entry for each seed; the latter is what single
     rows bring, [clients, rows], and empty where nobody tells. ``counts`` are the rows
-    of the clients in each split.
+    of the clients in each split, ``metrics`` what was measured.
     """
 
     measured: Sequence[Measured]
     brought: Sequence[Measured]
     counts: Mapping[str, np.ndarray]
+    metrics: Mapping[str, Metric]
 
-    def of_lane(self, replica: int) -> "Evidence":
+    def of_replica(self, replica: int) -> "Evidence":
         """One seed's."""
         one = slice(replica, replica + 1)
-        return Evidence(self.measured[one], self.brought[one], self.counts)
+        return self._replace(measured=self.measured[one], brought=self.brought[one])
 
     def others(self, split: str) -> list[str]:
         """The models to compare the personal one with: all that are not the same.
@@ -78,7 +85,7 @@ class Evidence(NamedTuple):
                     None if any(side is None for side in paired) else tuple(paired),  # type: ignore
                 )
             )
-        return gain(metric, seeds, counts)
+        return gain(self.metrics[metric], seeds, counts)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,11 +129,6 @@ class Record:
 _FIELDS = dataclasses.fields(Record)
 
 
-def _higher(name: str) -> bool:
-    """Whether more is better; "recall@5" is a kind of recall."""
-    return HIGHER_IS_BETTER[name.partition("@")[0]]
-
-
 def plain(measures: dict[str, Any]) -> dict[str, Any]:
     """Spreads as plain values, for JSON."""
     return jax.tree.map(
@@ -134,15 +136,21 @@ def plain(measures: dict[str, Any]) -> dict[str, Any]:
     )
 
 
-def spreads(measured: Measured, counts: dict[str, np.ndarray]):
+def spreads(
+    measured: Measured,
+    counts: Mapping[str, np.ndarray],
+    metrics: Mapping[str, Metric],
+) -> dict[str, dict[str, dict[str, Spread]]]:
     """Each measure over the clients, weighted by their rows in the split."""
     return {
         split: {
             model: {
-                name: over_clients(values, counts[split], _higher(name))
-                for name, values in metrics.items()
+                name: over_clients(
+                    values, counts[split], metrics[name].higher_is_better
+                )
+                for name, values in by_name.items()
             }
-            for model, metrics in models.items()
+            for model, by_name in models.items()
         }
         for split, models in measured.items()
     }
@@ -152,13 +160,13 @@ def harms(evidence: Evidence) -> dict[str, Any]:
     """Whom the personal model serves worse than another, by split and metric.
 
     ``than_local`` compares with training alone, ``than_shared`` with the shared model;
-    each is a ``gains.Tally`` as plain values, over all seeds of the evidence. Where the
+    each is a ``GainSummary`` as plain values, over all seeds of the evidence. Where the
     personal model is the other one there is nothing to compare.
     """
     return {
         split: {
             name: {
-                f"than_{other}": running_sum(
+                f"than_{other}": gain_summary(
                     evidence.gain(split, name, other)
                 )._asdict()
                 for other in evidence.others(split)
@@ -170,8 +178,176 @@ def harms(evidence: Evidence) -> dict[str, Any]:
     }
 
 
-def spread_of_bits(bits: np.ndarray) -> dict[str, float]:
-    """How much one client sent or received: the least, the mean and the most."""
+class Bits(NamedTuple):
+    """Bits that each client has sent (``up``) and received (``down``) so far."""
+
+    up: np.ndarray
+    down: np.ndarray
+
+
+class Metrics(dict[str, Spread]):
+    """What was measured of a model: ``metrics.accuracy`` or ``metrics["recall@5"]``."""
+
+    def __getattr__(self, name: str) -> Spread:
+        """The metric of this name."""
+        return _named("metrics", self, name)
+
+
+@dataclasses.dataclass(frozen=True)
+class SplitResult:
+    """The models that were measured on one split of the clients' rows."""
+
+    models: Mapping[str, Mapping[str, Spread]]
+
+    @property
+    def personal(self) -> Metrics:
+        """What clients deploy."""
+        return Metrics(_named("models", self.models, "personal"))
+
+    @property
+    def shared(self) -> Metrics:
+        """The shared model."""
+        return Metrics(_named("models", self.models, "shared"))
+
+    @property
+    def local(self) -> Metrics:
+        """Training alone."""
+        return Metrics(_named("models", self.models, "local"))
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """The end of one replica: ``result.test.personal.accuracy.mean``."""
+
+    record: Record
+
+    @property
+    def train(self) -> SplitResult:
+        """Measured on training rows."""
+        return SplitResult(_named("splits", self.record.measures, "train"))
+
+    @property
+    def validation(self) -> SplitResult:
+        """Measured on validation rows."""
+        return SplitResult(_named("splits", self.record.measures, "validation"))
+
+    @property
+    def test(self) -> SplitResult:
+        """Measured on test rows."""
+        return SplitResult(_named("splits", self.record.measures, "test"))
+
+
+def _named(kind: str, there: Mapping[str, Any], name: str) -> Any:
+    if name not in there:
+        known = ", ".join(there) or "none"
+        raise AttributeError(f"{name} was not measured; {kind}: {known}")
+    return there[name]
+
+
+class Results(Protocol):
+    """What reports, tables and the command line read, of whatever ran the algorithm.
+
+    With replicas (several keys, or a sweep) a record is a list of records, one for
+    each; ``replicas`` is None without.
+    """
+
+    federated_data: FederatedData
+    replicas: int | None
+    round: int
+    records: list[Any]
+
+    @property
+    def shared(self) -> PyTree:
+        """The shared model; with replicas, stacked."""
+        ...
+
+    @property
+    def measured_ids(self) -> np.ndarray:
+        """The clients that are measured."""
+        ...
+
+    @property
+    def evidence(self) -> Evidence:
+        """What was measured last, client by client."""
+        ...
+
+    @property
+    def alone(self) -> dict[str, Any] | None:
+        """How long clients train alone, to compare with; see ``Budget``."""
+        ...
+
+    def bits(self, replica: int = 0) -> Bits:
+        """What each client has sent and received."""
+        ...
+
+    def summary(self) -> Any:
+        """The last record with totals, harmed clients and costs, as plain values."""
+        ...
+
+    def history(self, replica: int = 0) -> list[Record]:
+        """The records of one replica, from the beginning."""
+        if self.replicas is None:
+            return list(self.records)
+        return [record[replica] for record in self.records]
+
+    @property
+    def results(self) -> list[Result]:
+        """The end of each replica."""
+        return [Result(self.history(at)[-1]) for at in range(self.replicas or 1)]
+
+    @property
+    def result(self) -> Result:
+        """The end of a run without replicas."""
+        if self.replicas is not None:
+            raise ValueError(
+                f"result: this run has {self.replicas} replicas; `results` has them all"
+            )
+        return self.results[0]
+
+
+def costs(
+    history: Sequence[Record],
+    bits: Bits,
+    *,
+    cohort: int,
+    last_bits: int,
+    alone: dict[str, Any] | None = None,
+    compile_seconds: float | None = None,
+    strays: dict[str, int] | None = None,
+) -> dict[str, Any]:
+    """Time and bits of a run, as plain values; what is None is left out.
+
+    Args:
+        history: the records of a replica.
+        bits: what its clients sent and received.
+        cohort: clients of a round.
+        last_bits: those of the last broadcast, to one client.
+        alone: what it took to train the clients that the run is compared with.
+        compile_seconds: of a simulation.
+        strays: messages that a deployment did not expect, by kind.
+    """
+    clients = len(bits.up)
+    found = {
+        "alone": alone,
+        "clients": clients,
+        "cohort": cohort,
+        "seconds": sum(record.seconds for record in history),
+        "compile_seconds": compile_seconds,
+        "rejected": sum(record.rejected for record in history),
+        "dropped": sum(record.dropped for record in history),
+        "strays": strays,
+        "bits": {
+            "up": int(bits.up.sum()),
+            "down": int(bits.down.sum()),
+            "up_per_client": _spread(bits.up),
+            "down_per_client": _spread(bits.down),
+            "last_broadcast": last_bits * clients,
+        },
+    }
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _spread(bits: np.ndarray) -> dict[str, float]:
     return {
         "least": int(bits.min()),
         "mean": float(bits.mean()),

@@ -18,9 +18,9 @@ import numpy as np
 from fedblend import keys, trees
 from fedblend.checks import COUNT, PART, WHOLE, Number, fits, optional, words
 from fedblend.core import Algorithm, Key, PyTree, Shard
-from fedblend.data.federated import FEDERATION, FederatedData, side_by_side
+from fedblend.data.federated import FEDERATED_DATA, FederatedData, side_by_side
 from fedblend.errors import UserError
-from fedblend.metrics import HIGHER_IS_BETTER
+from fedblend.metrics import Measure, Metric, as_metrics
 from fedblend.simulation import aggregators
 from fedblend.simulation.client_calls import strong
 from fedblend.simulation.engine import Engine
@@ -62,7 +62,7 @@ def simulate(
     dropout: float = 0.0,
     reduction: str = "mean",
     trim: float = 0.1,
-    measure: Mapping[str, Callable] | None = None,
+    measure: Mapping[str, Metric | Measure] | None = None,
     measure_on: int | Sequence[int] | None = None,
     splits: Sequence[str] | None = None,
     local: Run | None = None,
@@ -95,7 +95,7 @@ def simulate(
         reduction: "mean", "median" or "trimmed_mean" (which leaves out the fraction
             ``trim`` at either end).
         trim: see ``reduction``.
-        measure: measures by name, see ``metrics``; nothing is measured if None.
+        measure: metrics by name, see ``metrics``; nothing is measured if None.
         measure_on: ids of clients, or the size of a fixed sample of them; if None all
             of them, or 1000 where there are more than 10,000.
         splits: which of train, validation and test to measure on; all there are.
@@ -117,7 +117,7 @@ def simulate(
         said = f"{len(federations)} of them"
         raise UserError("federated_data", federated_data, allowed, said)
     for one in federations:
-        FEDERATION("federated_data", one)
+        FEDERATED_DATA("federated_data", one)
     first: FederatedData = federations[0]
     shards = side_by_side(federations)
     clients = first.clients
@@ -157,9 +157,10 @@ def simulate(
         reduction=reducing,
     )
     names = list(first.splits) if splits is None else list(splits)
-    _check_names(measure or {}, names, first)
+    metrics = as_metrics(measure)
+    _check_names(names, first)
     on = measured_ids(measure_on, clients, key)
-    if local is not None and not np.array_equal(local.measuring.ids, on):
+    if local is not None and not np.array_equal(local.measured_ids, on):
         raise ValueError("local: that run measured other clients than this one does")
     engine = Engine(
         settings,
@@ -169,14 +170,14 @@ def simulate(
         own_params=own_params,
         examples={
             name: jax.tree.map(jnp.asarray, shards[name].examples)
-            for name in ("train", *(names if measure else ()))
+            for name in ("train", *(names if metrics else ()))
         },
         central=central,
         own_rows=len(federations) > 1,
     )
     measuring = Evaluation(
         engine,
-        measures=dict(measure or {}),
+        metrics=metrics,
         splits={name: shards[name] for name in names},
         ids=on,
         replicas=replicas,
@@ -218,17 +219,7 @@ def _members(cohort: int, clients: int) -> int:
     return cohort
 
 
-def _check_names(
-    measure: Mapping[str, Callable], splits: list[str], federated_data: FederatedData
-) -> None:
-    if not isinstance(measure, Mapping):
-        raise UserError("measure", measure, "a mapping from names to measures")
-    for metric in measure:
-        if metric.partition("@")[0] not in HIGHER_IS_BETTER:
-            raise ValueError(
-                f"measure: {metric!r} is none of {', '.join(HIGHER_IS_BETTER)}; say in "
-                "metrics.HIGHER_IS_BETTER which way is better"
-            )
+def _check_names(splits: list[str], federated_data: FederatedData) -> None:
     for name in splits:
         if name not in federated_data.splits:
             raise ValueError(

@@ -15,6 +15,7 @@ import numpy as np
 
 from fedblend.core import Algorithm, Key, PyTree
 from fedblend.data.federated import FederatedData
+from fedblend.metrics import Measure, Metric, as_metrics
 from fedblend.simulation import early_stopping
 from fedblend.simulation.early_stopping import Look
 from fedblend.simulation.run import Run
@@ -33,7 +34,7 @@ def train_alone(
     key: Key,
     *,
     rounds: int,
-    measure: Mapping[str, Callable],
+    measure: Mapping[str, Metric | Measure],
     metric: str | None = None,
     **settings: Any,
 ) -> Run:
@@ -55,7 +56,7 @@ def train_alone(
         how it was found.
     """
     metric = metric or next((name for name in measure if name != "loss"), "loss")
-    asked = {**settings, "rounds": rounds, "measure": measure}
+    asked = {**settings, "rounds": rounds, "measure": as_metrics(measure)}
     own = without_others(asked, federated_data, key)
     trial = trying(algorithm, params, federated_data, key, metric, own)
     for _ in prolonged(trial, metric, rounds):
@@ -138,7 +139,8 @@ def _looks(run: Run, metric: str) -> list[Look]:
         replicas = [one.measures["validation"]["personal"] for one in _replicas(record)]
         scores = [
             early_stopping.score(
-                name, float(np.mean([replica[name].mean for replica in replicas]))
+                run.evidence.metrics[name],
+                float(np.mean([replica[name].mean for replica in replicas])),
             )
             for name in (metric, "loss" if "loss" in replicas[0] else metric)
         ]

@@ -25,7 +25,7 @@ from fedblend import trees
 from fedblend.checks import Number
 from fedblend.core import Algorithm, Key, PyTree
 from fedblend.data.federated import FederatedData, Shards
-from fedblend.metrics import HIGHER_IS_BETTER
+from fedblend.metrics import Measure, Metric, as_metrics
 from fedblend.simulation.run import Run
 from fedblend.simulation.simulate import simulate
 
@@ -91,7 +91,7 @@ def tune(
     key: Key,
     *,
     rounds: int,
-    measure: Mapping[str, Callable],
+    measure: Mapping[str, Metric | Measure],
     alphas: Sequence[float] | np.ndarray = GRID,
     by: str | None = None,
     every: int | None = None,
@@ -110,7 +110,7 @@ def tune(
         federated_data: the clients' data, with validation rows.
         key: one seed, ``jax.random.key(0)``.
         rounds: communication rounds, of every alpha.
-        measure: measures by name, see ``metrics``.
+        measure: metrics by name, see ``metrics``.
         alphas: the grid, numbers in [0, 1].
         by: the measure that decides; the first if None.
         every: rounds of a block; all of them if None.
@@ -147,9 +147,10 @@ def tune(
             "federation: has no validation rows to choose on; "
             "federate(..., validation=0.2) holds some out"
         )
-    by = next(iter(measure), "") if by is None else by
-    if by not in measure:
-        raise ValueError(f"by: {by!r} is not measured; it is one of {list(measure)}")
+    metrics = as_metrics(measure)
+    by = next(iter(metrics), "") if by is None else by
+    if by not in metrics:
+        raise ValueError(f"by: {by!r} is not measured; it is one of {list(metrics)}")
     splits = [name for name in ("validation", "test") if name in federated_data.splits]
     run = simulate(
         build,
@@ -159,7 +160,7 @@ def tune(
         rounds=rounds,
         every=max(rounds, 1) if every is None else every,
         over=jnp.asarray(grid, float),
-        measure=measure,
+        measure=metrics,
         measure_on=range(federated_data.clients),
         splits=splits,
         **options,
@@ -172,7 +173,7 @@ def tune(
     validation = np.where(usable, values["validation"], np.nan)
     if not np.isfinite(validation).any():
         raise ValueError(f"by: {by!r} has no value on any client's validation rows")
-    replicas, common = choose(validation, HIGHER_IS_BETTER[by.partition("@")[0]])
+    replicas, common = choose(validation, metrics[by].higher_is_better)
     found = Tuned(
         alphas=grid,
         validation=validation,

@@ -7,15 +7,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedblend.data.dataset import DataError, federation_of
+from fedblend.data.dataset import DataError
 from fedblend.data.datasets import (
-    SOURCES,
+    DATASETS,
     load,
     quadratic_loss,
     quadratics,
     synthetic,
     two_sines,
 )
+from fedblend.data.partition.partition import federate_dataset
 from fedblend.data.partition.partitioners import by_key
 from fedblend.errors import UserError
 
@@ -105,7 +106,7 @@ def test_two_sines():
     assert dataset.rows[0].shape == (10000, 1)
     assert dataset.test_rows is not None
     assert dataset.test_rows[1].shape == (400000, 1)
-    federated_data = federation_of(dataset, by_key(dataset.keys), test="official")
+    federated_data = federate_dataset(dataset, by_key(dataset.keys), test="official")
     assert federated_data.clients == 200
     assert federated_data.names[:3] == ("0", "1", "2")
     assert federated_data.test is not None
@@ -167,7 +168,7 @@ def test_the_seed_decides(build):
     ("build", "message"),
     [
         (lambda: load("mnits"), "dataset: 'mnits' is unknown; did you mean 'mnist'"),
-        (lambda: load("zzz"), "known: digits, breast_cancer"),
+        (lambda: load("zzz"), "known are .*digits, breast_cancer"),
         (lambda: load("mnist", writer=True), "mnist: no option 'writer'; .*'writers'"),
         (lambda: load("digits", size=3), "digits: no option 'size'"),
         (lambda: load("synthetic", gamma=1.0), "the option 'beta' must be given"),
@@ -191,9 +192,9 @@ def test_errors_are_one_clear_line(build, message):
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("name", sorted(SOURCES))
-def test_every_source_is_described(name):
-    info = SOURCES[name]
-    assert info.description
+@pytest.mark.parametrize("name", sorted(DATASETS))
+def test_every_dataset_is_described(name):
+    info = DATASETS[name]
+    assert info.summary
     assert info.license
-    assert "\n" not in info.description + info.license
+    assert "\n" not in info.summary + info.license

@@ -5,12 +5,12 @@
 from pathlib import Path
 
 import fedblend as fb
-from fedblend.data.dataset import federation_of
+from fedblend.data.partition.partition import federate_dataset
 from fedblend_reproductions.apfl import methods, tables
-from fedblend_reproductions.apfl.relatives import random_pairs
+from fedblend_reproductions.apfl.personal_methods import random_pairs
 from fedblend_reproductions.apfl.runs import Task, compare
 from fedblend_reproductions.cache import Cache
-from fedblend_reproductions.claims import Claim, Finding, Verdict
+from fedblend_reproductions.claims import Claim, Finding, Numbers, Verdict, lead
 
 METHODS = (
     methods.FEDAVG,
@@ -42,7 +42,7 @@ def task(quick: bool) -> Task:
         images, labels = cifar.rows
         cifar = cifar._replace(rows=(images[:1000], labels[:1000]))
     clients = 10 if quick else 100
-    federated_data = federation_of(
+    federated_data = federate_dataset(
         cifar, random_pairs(cifar.rows[1], clients), validation=0.1, test="official"
     )
     shape = (32, 32, 3)
@@ -111,11 +111,19 @@ def check(quick: bool, folder: Path) -> Finding:
     )
 
 
+def headline(numbers: Numbers) -> str:
+    """APFL beside localized FedAvg."""
+    gap, _ = numbers["apfl_minus"]["FedAvg, localized"]
+    return f"APFL is {lead(gap, 'localized FedAvg')}"
+
+
 A4 = Claim(
     "A4",
-    "a convolutional network on CIFAR-10",
+    "A convolutional network on CIFAR-10",
     "CIFAR-10, 2 classes a client, 100 rounds: APFL has 88.7 to 89.3 %, FedAvg 32.5 "
     "and localized 83.2, SCAFFOLD 37.2 and 85.3 (Table 1).",
     check,
+    headline,
+    "6.17 points ahead",
     resumable=True,
 )

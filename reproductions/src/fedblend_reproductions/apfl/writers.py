@@ -5,11 +5,12 @@
 from pathlib import Path
 
 import fedblend as fb
-from fedblend.data.dataset import Dataset, federation_of
+from fedblend.data.dataset import Dataset
+from fedblend.data.partition.partition import federate_dataset
 from fedblend_reproductions.apfl import methods, tables
 from fedblend_reproductions.apfl.runs import Task, compare
 from fedblend_reproductions.cache import Cache
-from fedblend_reproductions.claims import Claim, Finding, Verdict
+from fedblend_reproductions.claims import Claim, Finding, Numbers, Verdict, least_lead
 from fedblend_reproductions.flix.images import inked
 from fedblend_reproductions.flix.network_task import largest
 
@@ -32,7 +33,7 @@ def sets(quick: bool) -> dict[str, tuple[Dataset, float | str]]:
 def task(quick: bool, dataset: Dataset, test) -> Task:
     """The paper's task; the quick one is linear."""
     partition = fb.partition.by_key(dataset.keys, minimum=1 if quick else 50)
-    federated_data = federation_of(dataset, partition, validation=0.1, test=test)
+    federated_data = federate_dataset(dataset, partition, validation=0.1, test=test)
     model = fb.models.softmax(784, 10) if quick else fb.models.mlp(784, 10)
     return Task(
         federated_data,
@@ -103,22 +104,29 @@ def check(quick: bool, folder: Path) -> Finding:
         "stand in for 1000 of EMNIST; of MNIST a fifth of each writer's digits are for "
         "testing. Rates are chosen on validation rows after half of the rounds with "
         "one seed, ties at the end, other seeds reported, and all clients measured, "
-        "after aggregation. On FEMNIST both ways to learn alpha take the largest rate, "
-        "at which a client's model may diverge.",
+        "after aggregation. On FEMNIST both rules to learn alpha take the largest "
+        "rate, at which a client's model may diverge.",
         table=tables.grouped(groups),
     )
 
 
+def headline(numbers: Numbers) -> str:
+    """APFL beside localized FedAvg, where it is least ahead."""
+    gap = min(of[RIVAL][0] for of in numbers["apfl_minus"].values())
+    return f"APFL is {least_lead(gap, 'localized FedAvg')}"
+
+
 A5 = Claim(
     "A5",
-    "digits by writer",
+    "Digits by writer",
     "EMNIST digits by 1000 writers, a tenth in a round, MLP, 250 rounds of one epoch: "
     "APFL with learned alpha has the training loss of localized FedAvg and greatly "
     "outperforms it on validation rows (Figure 5).",
     check,
+    headline,
+    '"greatly" ahead',
     resumable=True,
     undecided="the lead over localized FedAvg is less than two of its errors with all "
     "writers at hand, and the 1000 writers of EMNIST, with whom it would be clear if "
-    "it is there, could not be had here; the row of training alone was measured with a "
-    "tenth of the rounds, and is to be measured again with all of them",
+    "it is there, could not be had here",
 )

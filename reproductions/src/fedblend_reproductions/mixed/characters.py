@@ -5,33 +5,35 @@
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
-from fedblend_reproductions.cache import present
-from fedblend_reproductions.claims import Claim, Finding, Verdict
-from fedblend_reproductions.mixed import before, ended, text
-from fedblend_reproductions.mixed.character_figures import WAYS, drawn, table
-from fedblend_reproductions.mixed.ended import Ended
-from fedblend_reproductions.mixed.examples import added_bytes, copied_bytes, with_copies
+from fedblend_reproductions.cache import available
+from fedblend_reproductions.claims import Claim, Finding, Numbers, Verdict, span
+from fedblend_reproductions.mixed import earlier_verdicts, early_stopping, text
+from fedblend_reproductions.mixed.early_stopping import Ended
+from fedblend_reproductions.mixed.figures import character_curves, character_table
 from fedblend_reproductions.mixed.task import (
+    ALGORITHMS,
     Method,
     Task,
+    added_bytes,
     central_alone,
     clients_alone,
+    copied_bytes,
+    mixed_fl,
     oracle,
-    way,
+    with_copies,
 )
 
-NEEDED = ("oracle", *WAYS, "clients alone")
+NEEDED = ("oracle", *ALGORITHMS, "clients alone")
 """Methods that the criterion is about."""
 OTHERS = ("server alone", "examples sent")
 NEAR, BELOW = 0.01, 0.03
-"""How near to the oracle the ways are on both sources, and how far below it clients
-alone are on the server's."""
+"""Accuracies from the oracle's: near it on both sources, and far below it on the
+server's."""
 CRITERION = (
-    f"all three ways within {100 * NEAR:g} point of the oracle's accuracy on either "
-    f"source, above or below, and clients alone at least {100 * BELOW:g} points below "
-    "it on the server's, all of them trained to the end, in the mean over seeds; "
+    f"all three algorithms within {100 * NEAR:g} point of the oracle's accuracy on "
+    f"either source, above or below, and clients alone at least {100 * BELOW:g} points "
+    "below it on the server's, all of them trained to the end, in the mean over seeds; "
     "partly if some"
 )
 FULL = text.FULL._replace(
@@ -62,8 +64,8 @@ FEW = (
     "A round's clients take half as many windows again as all users have, so that few "
     "rounds do where the paper has thousands. The rate is the paper's, which all "
     "methods had chosen of 1, 2 and 4 with a GRU of 256. The GRU is an eighth as wide "
-    "as the paper's for time, so that five seeds come to the end: with 1024 units a "
-    "round of one run of parallel training takes 2.6 s on an H200."
+    "as the paper's for time: with 1024 units a round of one run of parallel training "
+    "takes 2.6 s on an H200."
 )
 
 
@@ -72,8 +74,8 @@ def methods(this: Task, size: text.Size) -> dict[str, Method]:
     return {
         "oracle": oracle(this),
         **{
-            how: way(this, how, central_batch=text.central_batch(this, size, how))
-            for how in WAYS
+            how: mixed_fl(this, how, central_batch=text.central_batch(this, size, how))
+            for how in ALGORITHMS
         },
         "clients alone": clients_alone(this),
         "server alone": central_alone(this),
@@ -85,18 +87,18 @@ def found(
     folder: Path, this: Task, size: text.Size, names: Sequence[str]
 ) -> dict[str, tuple[float, Ended]]:
     """The rate and the curves of these methods, from the folder where it has them."""
-    kept = text.kept_in(folder, this, size)
+    cache = text.cache_in(folder, this, size)
     these = methods(this, size)
     seeds = range(1, size.seeds + 1)
     every = size.rounds // size.points
 
     def one(name: str, method: Method) -> tuple[float, Ended]:
-        rate = text.tuned(this, size, name, method, kept)
+        rate = text.tuned(this, size, name, method, cache)
         replicas = (this, method, rate, seeds)
-        return rate, ended.known(
-            kept,
+        return rate, early_stopping.known(
+            cache,
             name,
-            lambda: ended.trained(*replicas, rounds=size.rounds, every=every),
+            lambda: early_stopping.trained(*replicas, rounds=size.rounds, every=every),
         )
 
     return {name: one(name, these[name]) for name in names}
@@ -109,33 +111,17 @@ def near(gaps: dict[str, dict[str, float]], one_sided: bool) -> dict[str, bool]:
             f"{how} near the oracle on both": all(
                 (gap if one_sided else -abs(gap)) >= -NEAR for gap in gaps[how].values()
             )
-            for how in WAYS
+            for how in ALGORITHMS
             if how in gaps
         },
         "clients alone below on articles": gaps["clients alone"]["central"] <= -BELOW,
     }
 
 
-def verdict_of(holds: dict[str, bool]) -> Verdict:
-    """Reproduced if all hold, partly if some."""
+def verdict_of(holds: dict[str, bool], to_the_end: bool) -> Verdict:
+    """Reproduced if all hold and all were trained to the end, partly if some hold."""
     verdict = Verdict.partly if any(holds.values()) else Verdict.differs
-    return Verdict.reproduced if all(holds.values()) else verdict
-
-
-def again(found: dict[str, Any]) -> dict[str, Any]:
-    """A result by the one-sided criterion, judged by that of now."""
-    if found.get("before"):
-        return found
-    holds = near(found["numbers"]["accuracy_beyond_oracle"], one_sided=False)
-    told = "; ".join(f"{name}: {'yes' if so else 'no'}" for name, so in holds.items())
-    return {
-        **found,
-        "verdict": str(verdict_of(holds)),
-        "before": before.M4_PAPER_SIZED,
-        "criterion": f"Criterion: {CRITERION}: {told}. The run is the same as before, "
-        "and nobody in it was trained to the end. What was written with it, by the "
-        "one-sided criterion:",
-    }
+    return Verdict.reproduced if all(holds.values()) and to_the_end else verdict
 
 
 def check(
@@ -144,13 +130,13 @@ def check(
     size: text.Size = FULL,
     names: Sequence[str] = (*NEEDED, *OTHERS),
     note: str = CHOSEN,
-    once: Mapping[str, str] = before.M4,
+    once: Mapping[str, str] = earlier_verdicts.M4,
 ) -> Finding:
-    """The three ways, the oracle, either side alone, and examples sent to clients."""
+    """The three algorithms, the oracle, either side alone, and copied examples."""
     if quick:
         size, names = text.QUICK, ("oracle", "one_way", "clients alone")
     this = text.task(size)
-    ran = present(
+    ran = available(
         names, lambda name: found(folder, this, size, [name])[name], needed=NEEDED
     )
     missing = [name for name in names if name not in ran]
@@ -170,14 +156,15 @@ def check(
         for name, of in last.items()
     }
     holds, as_it_was = (near(gaps, one_sided) for one_sided in (False, True))
-    ways = [how for how in WAYS if how in names]
+    to_the_end = all(of.stopped for name, of in ends.items() if name in NEEDED)
+    old_verdict = verdict_of(as_it_was, to_the_end=True)
+    algorithms = [how for how in ALGORITHMS if how in names]
     these = methods(this, size)
-    sent = {how: added_bytes(this, these[how]) for how in ways}
+    sent = {how: added_bytes(this, these[how]) for how in algorithms}
     copied = copied_bytes(this)
     return Finding(
-        verdict=verdict_of(holds),
-        ours=f"Trained to the end in rounds of {size.steps} steps, mean accuracy on "
-        "posts / articles: "
+        verdict=verdict_of(holds, to_the_end),
+        ours=f"{_trained(size, to_the_end)}, mean accuracy on posts / articles: "
         + ", ".join(
             f"{name} {of['accuracy@clients'].mean():.3f} / "
             f"{of['accuracy@central'].mean():.3f}"
@@ -187,12 +174,14 @@ def check(
         + ", ".join(
             f"{how} {100 * gaps[how]['clients']:+.2f} / "
             f"{100 * gaps[how]['central']:+.2f}"
-            for how in ways
+            for how in algorithms
         )
-        + f". By the one-sided criterion ({before.ONE_SIDED}) this is "
-        f"{verdict_of(as_it_was)}. Copies of examples are {copied / 1000:.1f} kB a "
-        "client, once; to each message to a client "
-        + ", ".join(f"{how} adds {sent[how]['down'] / 1000:.1f} kB" for how in ways)
+        + f". By the one-sided criterion ({earlier_verdicts.ONE_SIDED}) this is "
+        f"{old_verdict}. Copies of examples are {copied / 1000:.1f} kB a client, once; "
+        "to each message to a client "
+        + ", ".join(
+            f"{how} adds {sent[how]['down'] / 1000:.1f} kB" for how in algorithms
+        )
         + ".",
         numbers={
             "rates": rates,
@@ -204,16 +193,18 @@ def check(
             "accuracy_beyond_oracle": gaps,
             "added_bytes_a_message": sent,
             "copied_bytes_a_client": copied,
+            "trained_to_the_end": to_the_end,
             "holds": holds,
             "holds_one_sided": as_it_was,
-            "verdict_one_sided": verdict_of(as_it_was),
+            "verdict_one_sided": old_verdict,
         },
-        figures={"rounds": drawn(ends)},
+        figures={"rounds": character_curves(ends)},
         why=f"Criterion: {CRITERION}: "
         + "; ".join(
-            f"{name}: {'yes' if held else 'no'}" for name, held in holds.items()
+            f"{name}: {'yes' if held else 'no'}"
+            for name, held in {**holds, "all trained to the end": to_the_end}.items()
         )
-        + f". Every method runs {ended.RULE}, with a measurement every "
+        + f". Every method runs {early_stopping.RULE}, with a measurement every "
         f"{size.rounds // size.points} rounds, or for {size.rounds} rounds"
         + _unfinished(ends)
         + "; a seed counts with the model that is best on its validation rows. "
@@ -230,9 +221,16 @@ def check(
             most=5,
         )
         + (f" Not measured here: {', '.join(missing)}." if missing else ""),
-        table=table(this, rates, ends),
+        table=character_table(this, rates, ends),
         before={} if quick else once,
     )
+
+
+def _trained(size: text.Size, to_the_end: bool) -> str:
+    if to_the_end:
+        return f"Trained to the end in rounds of {size.steps} steps"
+    rounds = f"{size.rounds} rounds of {size.steps} steps"
+    return f"After {rounds}, before all had come to the end"
 
 
 def _unfinished(ends: dict[str, Ended]) -> str:
@@ -258,21 +256,28 @@ def _seeds(count: int) -> str:
     return f"{count} seeds, bands are 95 % confidence of the mean."
 
 
+def headline(numbers: Numbers) -> str:
+    """How far the algorithms are from the oracle on posts."""
+    found = numbers["accuracy_beyond_oracle"]
+    gaps = [-100 * found[how]["clients"] for how in ALGORITHMS if how in found]
+    return f"The algorithms are {span(gaps, '.1f')} points below the oracle on posts"
+
+
 M4 = Claim(
     "M4",
-    "posts on clients, articles at the server",
-    "All three ways reach the accuracy of an oracle that has both sources in one "
+    "Posts on clients, articles at the server",
+    "All three algorithms reach the accuracy of an oracle that has both sources in one "
     "place, about 0.66 on both together; clients alone come to about 0.60 (Figure 1b), "
     "for they do not learn the server's source (Figure 5). Here parallel training "
     "converges as fast as gradient transfer (Figure 2b).",
     check,
+    headline,
+    "0 points",
     resumable=True,
 )
 PAPER_SIZED = M4._replace(
-    check=partial(
-        check, size=PAPER, names=NEEDED, note=FEW, once=before.M4_PAPER_SIZED
-    ),
-    undecided="the run by this criterion, five seeds that are trained to the end, is "
-    "still to be made; device time ended before it",
-    again=again,
+    check=partial(check, size=PAPER, note=FEW, once=earlier_verdicts.M4_PAPER_SIZED),
+    undecided="the criterion wants everybody trained to the end, and after the 240 "
+    "rounds that were planned all methods still rose, by 0.2 to 0.6 points on "
+    "validation rows over the last 40 of them",
 )

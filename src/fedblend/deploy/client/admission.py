@@ -25,7 +25,7 @@ from fedblend.deploy.message import schema_hash
 from fedblend.deploy.ops.audit import Audit
 from fedblend.deploy.ops.settings import NodeSettings, load_as
 from fedblend.simulation.precision import precision
-from fedblend.transforms.local_dp import add_noise, clip_updates
+from fedblend.transforms.local_dp import local_dp, secret_noise
 
 UNFIT = "data: the rows are not as the configuration says; this node's audit says more"
 EXPERIMENTS = 4
@@ -119,12 +119,17 @@ class Admission:
             splits = rows_of(self.settings, contract)
             setup = client_setup(self.settings.client, contract, terms, splits)
             if clip is not None:
-                clipped = clip_updates(setup.algorithm, clip)
+                clipped = local_dp(setup.algorithm, clip, _unprotected)
                 setup = setup._replace(algorithm=clipped, protection=f"clip {clip}")
                 if noise:
-                    perturb = partial(add_noise, deviation=noise * clip)
+                    perturb = partial(secret_noise, std=noise * clip)
                     setup = setup._replace(perturb=perturb, protection="noise")
             return Executor(setup)
+
+
+def _unprotected(reason: str) -> Refusal:
+    """The refusal of an algorithm that the policy's clipping does not cover."""
+    return Refusal(f"policy protect.clip: {reason}")
 
 
 def _raise(error: Refusal, fields: Mapping[str, Any]) -> NoReturn:

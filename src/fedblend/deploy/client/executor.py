@@ -28,9 +28,10 @@ from fedblend.data.federated import (
     held_out,
     rows_held_out,
 )
-from fedblend.data.readers.new_rows import read_further
+from fedblend.data.readers.read import read_new_rows
 from fedblend.deploy.contract import SPLITS, Contract, Deployment, deployment
 from fedblend.deploy.ops.settings import NodeSettings
+from fedblend.metrics import Metric
 from fedblend.shards import everything
 from fedblend.simulation import aggregators, early_stopping
 from fedblend.simulation.client_calls import strong
@@ -65,7 +66,7 @@ class ClientSetup(NamedTuple):
     """The client's own rows: shards of a single client each."""
     capacities: Mapping[str, int]
     """The largest number of rows of any client, by split."""
-    measures: Mapping[str, Callable]
+    measures: Mapping[str, Metric]
     rounds: int = 2**31 - 1
     """Those of the experiment; a request for a later one is refused."""
     perturb: Callable[[Up], Up] | None = None
@@ -88,7 +89,7 @@ def rows_of(settings: NodeSettings, contract: Contract) -> dict[str, Shards]:
         DataError: the file cannot be read, or its rows are not of the task.
     """
     data, source = contract.nodes, settings.data
-    read = read_further(
+    read = read_new_rows(
         source.file,
         contract.task,
         target=source.target,
@@ -230,8 +231,12 @@ class Executor:
             if number < at:
                 continue
             values = trial._measure_alone(number, state)["validation"]
-            second = early_stopping.score("loss", values.get("loss", 0.0))
-            score = early_stopping.score(alone.metric, values[alone.metric])
+            score, second = (
+                early_stopping.score(setup.measures[name], values[name])
+                if name in values
+                else 0.0
+                for name in (alone.metric, "loss")
+            )
             looks.append(Look(number, score, second))
             at = next(wanted)
             if number and (

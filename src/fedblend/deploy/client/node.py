@@ -38,7 +38,6 @@ from fedblend.deploy.worker import Handler
 from fedblend.simulation.checkpoint import write_atomically
 from fedblend.simulation.precision import precision
 from fedblend.simulation.serialize import WireError, as_tree, pack, traveling, unpack
-from fedblend.transforms.local_dp import UnboundedError
 
 
 class Refusal(ValueError):
@@ -111,8 +110,6 @@ class Node:
         detail = one_line(getattr(error, "detail", error))
         if isinstance(error, Refusal | WireError):
             reason = one_line(error)
-        elif isinstance(error, UnboundedError):
-            reason = f"policy protect.clip: {one_line(error)}"
         elif isinstance(error, OSError):
             reason = f"disk: {error.strerror}"
         else:

@@ -16,21 +16,21 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
+from fedblend.checks import Number
 from fedblend.config.config import Config
-from fedblend.config.registry import ALGORITHMS
 from fedblend.config.schema.table import (
     ConfigError,
     Count,
     Index,
+    Misfit,
     NotNegative,
     Positive,
     Table,
+    within,
 )
 from fedblend.config.schema.tables import LossName, Metric, Split
 from fedblend.deploy.ops.settings import parse_as
-
-SENDING_MORE = ("scaffold", "agnostic", "apfl_agnostic")
-"""Methods whose clients send more than a model: gradients, losses."""
+from fedblend.registry import ALGORITHMS
 
 Values = Mapping[str, Mapping[str, Mapping[str, float]]]
 """A measure by split, model and metric."""
@@ -46,12 +46,19 @@ def _known(name: str) -> str:
     return name
 
 
-class Accept(Table):
-    """Which experiments the node takes part in."""
+def sends_updates_only(name: str) -> bool:
+    """Whether a client of an algorithm sends nothing besides updates of the model."""
+    return set(ALGORITHMS[name].sends) <= {"update"}
 
-    algorithms: Literal["any"] | list[Annotated[str, AfterValidator(_known)]] = Field(
-        default_factory=lambda: [one for one in ALGORITHMS if one not in SENDING_MORE]
-    )
+
+class Accept(Table):
+    """Which experiments the node takes part in; "updates" stands for algorithms whose
+    clients send updates of the model and nothing else.
+    """
+
+    algorithms: (
+        Literal["any", "updates"] | list[Annotated[str, AfterValidator(_known)]]
+    ) = "updates"
     losses: Literal["any"] | list[LossName] = "any"
     compress: bool = True
     select: bool = False
@@ -71,7 +78,7 @@ class Protect(Table):
     @model_validator(mode="after")
     def _noise_has_a_scale(self) -> "Protect":
         if self.noise and self.clip is None:
-            raise ValueError("noise: is in units of clip, which is missing")
+            raise Misfit("noise", "is in units of clip, which is missing")
         return self
 
 
@@ -81,7 +88,7 @@ class Metrics(Table):
     names: Literal["any"] | list[Metric] = Field(default=["loss", "accuracy"])
     splits: list[Split] = Field(default=["test"])
     minimum_count: Index = 20
-    round_to: Annotated[int, Field(ge=0, le=15)] = 3
+    round_to: Annotated[int, within(Number(least=0, most=15, whole=True))] = 3
 
 
 class Policy(Table):
@@ -94,9 +101,11 @@ class Policy(Table):
     def refusal(self, config: Config) -> str | None:
         """Why the node takes no part in an experiment, in one line, or None."""
         accept, run, loss = self.accept, config.run, config.model.loss
-        name = getattr(config.algorithm, "name", None)
-        if not _allows(accept.algorithms, name):
-            return _line("accept.algorithms", "algorithm.name", name, accept.algorithms)
+        name, algorithms = config.algorithm.name, accept.algorithms
+        if algorithms == "updates":
+            algorithms = [one for one in ALGORITHMS if sends_updates_only(one)]
+        if not _allows(algorithms, name):
+            return _line("accept.algorithms", "algorithm.name", name, algorithms)
         if not _allows(accept.losses, loss):
             return _line("accept.losses", "model.loss", loss, accept.losses)
         if config.compress is not None and not accept.compress:

@@ -14,7 +14,7 @@ import numpy as np
 
 from fedblend.config.schema.table import RunError
 from fedblend.core import PyTree
-from fedblend.data.readers.new_rows import Task, read_inputs
+from fedblend.data.readers.read import Task, read_inputs
 from fedblend.deploy.client.state import read_terms
 from fedblend.deploy.contract import parse_contract
 from fedblend.deploy.ops.settings import NodeSettings

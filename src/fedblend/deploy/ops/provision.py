@@ -8,14 +8,11 @@ The files of ``templates`` are nginx, systemd and TOML as those programs read th
 
 import os
 import re
-import textwrap
 from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
 
 from fedblend.config.schema.table import RunError, visible
-from fedblend.config.toml import literal
-from fedblend.deploy.client.policy import Accept
 from fedblend.deploy.ops import certificates
 from fedblend.deploy.ops.flwr_processes import environment
 from fedblend.deploy.ops.settings import (
@@ -93,7 +90,7 @@ def provision(
                 "node.pub": pair.public,
                 "ca.crt": signer.public,
                 "node.toml": render("node.toml", address=address, client=client),
-                "policy.toml": render("policy.toml", algorithms=_algorithms()),
+                "policy.toml": render("policy.toml"),
                 "fedblend-worker.service": _unit("worker", HOME / "node" / "state"),
                 "fedblend-node.service": _unit("node", HOME / "node" / "flower"),
             },
@@ -143,13 +140,6 @@ def _unit(name: str, state: Path) -> bytes:
     }
     lines = "\n".join(f"Environment={key}={value}" for key, value in variables.items())
     return render(f"fedblend-{name}.service", environment=lines)
-
-
-def _algorithms() -> str:
-    """The algorithms that a policy accepts by default, as TOML."""
-    names = ", ".join(map(literal, Accept().algorithms))
-    wrapped = textwrap.fill(names, 86, initial_indent="  ", subsequent_indent="  ")
-    return f"[\n{wrapped},\n]"
 
 
 def renew(folder: Path, *, days: int = 365) -> None:

@@ -15,7 +15,7 @@ from fedblend import trees
 from fedblend.core import Algorithm, PyTree, Up
 from fedblend.deploy.message import Message
 from fedblend.deploy.transport import Rejected, Replies
-from fedblend.metrics import HIGHER_IS_BETTER
+from fedblend.metrics import Metric
 from fedblend.simulation import aggregators
 from fedblend.simulation.aggregators import DROPPED, HEARD, REJECTED, RunningSum
 from fedblend.simulation.result import Measured
@@ -97,7 +97,9 @@ def check(inspected: tuple[jax.Array, ...], *limits: float | None) -> None:
             )
 
 
-def measures(reply: Message) -> dict[str, dict[str, dict[str, float]]]:
+def measures(
+    metrics: Mapping[str, Metric], reply: Message
+) -> dict[str, dict[str, dict[str, float]]]:
     """The measures in a client's reply, by split, model and metric."""
     sent: Any = reply.fields.get("measures")
     try:
@@ -113,7 +115,7 @@ def measures(reply: Message) -> dict[str, dict[str, dict[str, float]]]:
     for models in found.values():
         for model, values in models.items():
             for name, value in values.items():
-                known = name.partition("@")[0] in HIGHER_IS_BETTER and model in MODELS
+                known = name in metrics and model in MODELS
                 if not (known and math.isfinite(value)):
                     what = f"{name[:40]!r} of {model[:40]!r}"
                     raise Rejected(f"its measures are damaged: {what} is {value:g}")

@@ -30,10 +30,12 @@ from fedblend.deploy.transport import Peers, Replies, exchange
 from fedblend.simulation import aggregators
 from fedblend.simulation.communication import CommunicationLog, Sizes, Totals
 from fedblend.simulation.result import (
+    Bits,
     Evidence,
     Measured,
     Record,
-    spread_of_bits,
+    Results,
+    costs,
     spreads,
     summarize,
 )
@@ -42,12 +44,6 @@ from fedblend.simulation.sampling import cohorts
 
 MAX_STRAYS = 1000
 """Different descriptions of stray replies that are kept: other machines choose them."""
-
-
-class MeasuredClients(NamedTuple):
-    """The clients that are measured."""
-
-    ids: np.ndarray
 
 
 class Interval(NamedTuple):
@@ -70,11 +66,8 @@ class Interval(NamedTuple):
         )
 
 
-class Coordinator:
-    """A federation in progress: take steps until it is done.
-
-    Like a ``Run`` it has records, ledgers and measures, and a summary.
-    """
+class Coordinator(Results):
+    """A federation in progress: take steps until it is done."""
 
     replicas = None
 
@@ -91,8 +84,6 @@ class Coordinator:
         self.bases = np.full(self.clients, UNKNOWN, np.int64)
         self.requests: dict[int, PyTree] = {}
         self.strays: Counter[str] = Counter()
-        self.alone: dict[str, Any] | None = None
-        self.measuring = MeasuredClients(np.arange(self.clients))
         member = self._member(0)
         self.shapes = shapes = self.engine.shapes(member)
         shard = Shard(
@@ -112,7 +103,6 @@ class Coordinator:
             params=static_bits(shapes.params) if enrolls else 0,
         )
         self.ledger = CommunicationLog(self.clients, sizes)
-        self.ledgers = [self.ledger]
         self._no_updates = aggregators.empty(shapes.decoded)
         self._inspect_join = jax.jit(aggregation.inspect_join)
         self._inspect_update = jax.jit(
@@ -166,24 +156,30 @@ class Coordinator:
 
     def summary(self) -> dict[str, Any]:
         """The last record with totals, harmed clients and costs, as plain values."""
-        last = static_bits(self.shapes.last._replace(round=None))
-        costs = {
-            **({} if self.alone is None else {"alone": self.alone}),
-            "clients": self.clients,
-            "cohort": self.rules.cohort,
-            "seconds": sum(record.seconds for record in self.records),
-            "rejected": sum(record.rejected for record in self.records),
-            "dropped": sum(record.dropped for record in self.records),
-            "strays": dict(self.strays),
-            "bits": {
-                "up": int(self.ledger.up.sum()),
-                "down": int(self.ledger.down.sum()),
-                "up_per_client": spread_of_bits(self.ledger.up),
-                "down_per_client": spread_of_bits(self.ledger.down),
-                "last_broadcast": last * self.clients,
-            },
-        }
-        return summarize(self.records[-1], self.evidence, costs)
+        spent = costs(
+            self.records,
+            self.bits(),
+            cohort=self.rules.cohort,
+            last_bits=static_bits(self.shapes.last._replace(round=None)),
+            alone=self.alone,
+            strays=dict(self.strays),
+        )
+        return summarize(self.records[-1], self.evidence, spent)
+
+    @property
+    def alone(self) -> dict[str, Any] | None:
+        """How long clients train alone, to compare with."""
+        return self.setup.alone
+
+    @property
+    def measured_ids(self) -> np.ndarray:
+        """All clients are measured."""
+        return np.arange(self.clients)
+
+    def bits(self, replica: int = 0) -> Bits:
+        """What each client has sent and received, in bits."""
+        del replica
+        return Bits(self.ledger.up, self.ledger.down)
 
     @property
     def counts(self) -> dict[str, np.ndarray]:
@@ -194,7 +190,7 @@ class Coordinator:
     @property
     def evidence(self) -> Evidence:
         """What clients measured last; single rows stay with them."""
-        return Evidence(self.measured, (), self.counts)
+        return Evidence(self.measured, (), self.counts, self.setup.metrics)
 
     def _due(self) -> bool:
         """Whether the round that was counted last has yet to be measured."""
@@ -335,7 +331,9 @@ class Coordinator:
             payload = deployed._replace(message=deployed.message._replace(round=None))
             own = head._replace(client=client, base=int(self.bases[client]))
             requests[client] = (own, payload)
-        replies = self._exchange(requests, aggregation.measures)
+        replies = self._exchange(
+            requests, partial(aggregation.measures, self.setup.metrics)
+        )
         splits = self.federated_data.splits
         measured = aggregation.table(replies.accepted, self.clients, splits)
         self.records.append(
@@ -344,7 +342,7 @@ class Coordinator:
                 **self.interval._asdict(),
                 bits_up=int(self.ledger.up.sum()),
                 bits_down=int(self.ledger.down.sum()),
-                measures=spreads(measured, self.counts),
+                measures=spreads(measured, self.counts, self.setup.metrics),
             )
         )
         self.measured, self.interval = [measured], Interval()

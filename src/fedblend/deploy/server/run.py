@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fedblend.config import central
+from fedblend.config import central, privacy
 from fedblend.config.config import load
 from fedblend.config.schema.table import ConfigError, RunError
 from fedblend.deploy.contract import Contract, Facts, contract_of
@@ -28,10 +28,9 @@ from fedblend.deploy.server.checkpoint import (
 )
 from fedblend.deploy.server.coordinator import Coordinator
 from fedblend.deploy.server.membership import Census, Descriptions, Membership
-from fedblend.deploy.server.results import write_results
 from fedblend.deploy.server.settings import BelowQuorum, round_rules, server_setup
 from fedblend.deploy.transport import Transport
-from fedblend.experiments import run_folder
+from fedblend.experiments import results, run_folder
 from fedblend.experiments.run_folder import Folder
 from fedblend.simulation.precision import precision
 
@@ -146,6 +145,7 @@ def _run(
         seed = contract.nodes.seed
         own = central.own_rows(config.central, contract.task, None, seed)
         rows = own.train.shard(0)
+    budget = contract.budget_alone(built)
     capacities = {name: max(int(n.max()), 1) for name, n in census.counts.items()}
     setup = server_setup(
         built.algorithm,
@@ -157,6 +157,8 @@ def _run(
         experiment=experiment,
         terms=contract.terms(facts, capacities),
         note=note,
+        metrics=built.measures,
+        alone=None if budget is None else budget._asdict(),
         weights=config.run.weights,
         reduction=config.run.reduction,
         trim=config.run.trim,
@@ -164,8 +166,6 @@ def _run(
         server_key=key,
     )
     server = Coordinator(setup, membership, rules)
-    budget = contract.budget_alone(built)
-    server.alone = None if budget is None else budget._asdict()
     if saved is not None:
         saved.restore(server)
     about = known._replace(census=census).as_json()
@@ -188,12 +188,31 @@ def _run(
         server.step()
         checkpoint.save(server, about)
         if len(server.records) > before[1]:
-            run: Any = server
-            run_folder.write_metrics(folder, run, [contract.seed])
+            run_folder.write_metrics(folder, server, [contract.seed])
         if server.round > before[0]:
             report()
+    summary = _results(folder, contract, server, known.repeated)
     note("finished", round=server.round)
-    return write_results(folder, contract, server, known.repeated)
+    run_folder.write_text(folder.summary, run_folder.as_json(summary))
+    return run_folder.read_json(folder.summary)
+
+
+def _results(
+    folder: Folder, contract: Contract, server: Coordinator, repeated: int
+) -> dict[str, Any]:
+    """Write models, tables and figures; the summary, which is to be written last."""
+    config = contract.config
+    harm = results.write_results(folder, server, [contract.seed], {})
+    # Rounds that were counted twice cost privacy twice.
+    rounds = {"rounds": config.run.rounds + repeated}
+    spent = config.model_copy(update={"run": config.run.model_copy(update=rounds)})
+    return {
+        "name": config.name,
+        "algorithm": config.algorithm.name,
+        **privacy.report(spent, contract.clients),
+        **harm,
+        "runs": [{"seed": contract.seed, **server.summary()}],
+    }
 
 
 def _facts(contract: Contract, census: Census) -> Facts:

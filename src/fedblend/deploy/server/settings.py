@@ -13,6 +13,7 @@ from fedblend.config.config import Config
 from fedblend.core import Algorithm, Key, PyTree, Shard
 from fedblend.data.federated import FederatedData, Shards
 from fedblend.deploy.transport import Timeouts
+from fedblend.metrics import Metric
 from fedblend.simulation import aggregators
 from fedblend.simulation.client_calls import strong
 from fedblend.simulation.engine import Engine
@@ -88,6 +89,10 @@ class ServerSetup(NamedTuple):
     """Of the server's own draws; clients need not know it."""
     note: Callable[..., Any]
     """Writes to the audit."""
+    metrics: Mapping[str, Metric]
+    """What clients measure, by name."""
+    alone: dict[str, Any] | None = None
+    """How long clients train alone, to compare with."""
 
 
 def server_setup(
@@ -101,6 +106,8 @@ def server_setup(
     experiment: str,
     terms: Mapping[str, Any],
     note: Callable[..., Any],
+    metrics: Mapping[str, Metric],
+    alone: dict[str, Any] | None = None,
     weights: str | None = None,
     reduction: str = "mean",
     trim: float = 0.1,
@@ -119,6 +126,8 @@ def server_setup(
         experiment: a name that no other experiment has.
         terms: what nodes get at enrollment.
         note: writes to the audit.
+        metrics: what clients measure, by name.
+        alone: how long clients train alone, to compare with.
         weights: as in ``simulate``.
         reduction: likewise.
         trim: likewise.
@@ -158,7 +167,14 @@ def server_setup(
         examples={"train": rows},
         central=central,
     )
-    own = key if server_key is None else server_key
     return ServerSetup(
-        engine, federated_data, values, experiment, dict(terms), own, note
+        engine=engine,
+        federated_data=federated_data,
+        weights=values,
+        experiment=experiment,
+        terms=dict(terms),
+        server_key=key if server_key is None else server_key,
+        note=note,
+        metrics=metrics,
+        alone=alone,
     )

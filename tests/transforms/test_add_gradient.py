@@ -1,0 +1,48 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""A correction of some parameters: the same run, and fewer bits down."""
+
+import jax
+import numpy as np
+import pytest
+
+import fedblend as fb
+from fedblend.transforms import add_gradient
+from fedblend.transforms.mixed_fl.central_loss import of_parameters
+
+MOVIES, WIDTH, ROUNDS, CLIENTS = 9, 2, 3, 4
+DENSE = WIDTH * WIDTH + WIDTH
+rng = np.random.default_rng(0)
+rows = tuple(
+    rng.integers(1, MOVIES + 1, shape).astype(np.int32) for shape in ((24, 3), (24,))
+)
+on = fb.federate(rows, np.split(np.arange(24), CLIENTS))
+model = fb.models.dual_encoder(MOVIES, width=WIDTH)
+inner = fb.fedavg(fb.models.dual_encoder_loss(), fb.Work(0.5, steps=2, batch_size=3))
+spread = of_parameters(lambda here: fb.models.spreadout(here, 0.3))
+
+
+def run(algorithm):
+    place = (algorithm, model.init(jax.random.key(0)), on, jax.random.key(1))
+    return fb.simulate(*place, rounds=ROUNDS, every=ROUNDS).complete()
+
+
+def test_the_run_is_the_same_and_zeros_do_not_travel():
+    whole = fb.mixed_fl(inner, spread, how="two_way", steps=2)
+    told, short = run(whole), run(add_gradient(whole, ["embedding"]))
+    jax.tree.map(np.testing.assert_array_equal, short.shared, told.shared)
+    assert np.abs(told.down.correction.embedding).max() > 1e-3
+    gap = told.bits().down - short.bits().down
+    np.testing.assert_array_equal(gap, np.full(CLIENTS, ROUNDS * 32 * DENSE))
+    np.testing.assert_array_equal(told.bits().up, short.bits().up)
+
+
+def test_a_message_without_correction_stays_as_it_is():
+    plain = fb.mixed_fl(inner, spread, how="parallel")
+    down, _ = plain.start(model.init(jax.random.key(0)), None, None, jax.random.key(0))  # pyright: ignore
+    assert add_gradient(plain, ["embedding"]).tell(down, ()).correction is None
+
+
+def test_a_parameter_that_does_not_exist():
+    with pytest.raises(ValueError, match="no parameter 'table', there are 'embedding'"):
+        run(add_gradient(fb.mixed_fl(inner, spread, how="one_way"), ["table"]))
