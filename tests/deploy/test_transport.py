@@ -256,4 +256,4 @@ def test_an_update_that_decodes_to_no_number_is_rejected(tmp_path):
     while server.round < 1:
         server.step()
     assert server.bases.tolist() == [0, -1, 0]
-    assert (server.interval.heard, server.interval.rejected) == (2, 1)
+    assert (server.interval["heard"], server.interval["rejected"]) == (2, 1)

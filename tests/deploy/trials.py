@@ -30,16 +30,8 @@ _BUILD = {
     "apfl": partial(fb.apfl, alpha=0.5),
     "scaffold": fb.scaffold,
 }
-_COMPILED = (
-    "_add",
-    "_server_step",
-    "_tell",
-    "_deploy",
-    "_inspect_join",
-    "_inspect_update",
-    "shapes",
-    "request",
-)
+_COMPILED = ("_tell", "_deploy")
+_COMPILED_SUMS = ("_add", "_step", "_inspect_join", "_inspect_update")
 
 
 class Clock:
@@ -114,8 +106,11 @@ class Trial(LoopbackFederation):
         server, built = super().server(), _compiled(self.name)
         if "server" not in built:
             built["server"] = server
+        first = built["server"]
         for name in _COMPILED:
-            setattr(server, name, getattr(built["server"], name))
+            setattr(server, name, getattr(first, name))
+        for name in _COMPILED_SUMS:
+            setattr(server.aggregator, name, getattr(first.aggregator, name))
         server.engine._compiled = built["server"].engine._compiled
         return server
 

@@ -154,7 +154,7 @@ def test_experiments_without_end_do_not_fill_the_memory(server, monkeypatch):
 
     def build(setup):
         built.append(setup)
-        return SimpleNamespace(setup=setup)
+        return SimpleNamespace(setup=setup, train_rows=30)
 
     monkeypatch.setattr(admission, "Executor", build)
     for number in range(2 * admission.EXPERIMENTS):

@@ -146,9 +146,9 @@ def test_the_round_is_that_of_the_others(name, begun, without, tmp_path):
     assert any(f"'client': {BAD}" in line or f"client {BAD}" in line for line in noted)
     assert any(reason in line for line in noted)
     assert all(len(line) < 500 and "\\n" not in line for line in noted)
-    assert server.interval.heard == len(COUNTS) + len(GOOD)
-    assert server.interval.rejected == int(event == "rejected")
-    assert server.interval.dropped == int(event != "rejected")
+    assert server.interval["heard"] == len(COUNTS) + len(GOOD)
+    assert server.interval["rejected"] == int(event == "rejected")
+    assert server.interval["dropped"] == int(event != "rejected")
     assert bool(server.strays) == (event == "stray")
 
 

@@ -117,7 +117,7 @@ def _after_a_round(noise: float, missing: bool, folder):
     server = loopback.server()
     while server.round < 1:
         server.step()
-    assert server.interval.heard == 4 - missing
+    assert server.interval["heard"] == 4 - missing
     return jax.device_get(server.shared)
 
 

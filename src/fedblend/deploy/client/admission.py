@@ -109,7 +109,7 @@ class Admission:
             )
         text = json.dumps(dict(terms), sort_keys=True)
         executor = self._executor(text, policy.protect.clip, policy.protect.noise)
-        _refuse(policy.too_few(executor.setup.splits["train"].total))
+        _refuse(policy.too_few(executor.train_rows))
         return executor
 
     def _build(self, text: str, clip: float | None, noise: float) -> Executor:

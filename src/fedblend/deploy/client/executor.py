@@ -159,6 +159,7 @@ class Executor:
         if setup.clients is not None:
             fits(algorithm.needs, setup.clients)
         self.shard = self._shard("train")
+        self.train_rows = setup.splits["train"].total
         key = keys.at(setup.root, "client", 0, self.shard.id)
         self.join, self.state = jax.eval_shape(
             partial(_enroll, algorithm), setup.params, self.shard, key

@@ -1,9 +1,9 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""What the server does with replies: it checks, sums and tabulates them."""
+"""What the server does with replies: it checks, sums, counts and tabulates them."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -12,14 +12,17 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedblend import trees
-from fedblend.core import Algorithm, PyTree, Up
+from fedblend.core import Algorithm, Key, PyTree, Up, has_ragged, ragged_bits
 from fedblend.deploy.message import Message
+from fedblend.deploy.server.settings import RoundRules
 from fedblend.deploy.transport import Rejected, Replies
 from fedblend.metrics import Metric
 from fedblend.simulation import aggregators
 from fedblend.simulation.aggregators import DROPPED, HEARD, REJECTED, RunningSum
+from fedblend.simulation.communication import CommunicationLog, Totals
+from fedblend.simulation.engine import Engine
 from fedblend.simulation.result import Measured
-from fedblend.simulation.rounds import Settings
+from fedblend.simulation.rounds import Settings, Shapes
 
 MODELS = ("personal", "shared", "local")
 """The models that clients measure."""
@@ -27,21 +30,75 @@ MAX_REASONS = 5
 """Clients whose reasons are listed, of all that did not count in a round."""
 
 
-def add(
-    algorithm: Algorithm, running_sum: RunningSum, up: PyTree, weight: jax.Array
+class Aggregator:
+    """Checks and sums what clients send, and takes the server's step; compiled once.
+
+    Args:
+        engine: the compiled functions of the simulator, with its settings.
+        shapes: what server and clients exchange.
+        rules: limits on what clients send, and the size of a cohort.
+    """
+
+    def __init__(self, engine: Engine, shapes: Shapes, rules: RoundRules):
+        self._engine, self._rules = engine, rules
+        self._algorithm = engine.settings.build(None)
+        self._no_joins = aggregators.empty(shapes.join)
+        self._no_updates = aggregators.empty(shapes.decoded)
+        self._inspect_join = jax.jit(_inspect_join)
+        self._inspect_update = jax.jit(partial(_inspect_update, self._algorithm))
+        self._add = jax.jit(partial(_add_update, self._algorithm))
+        self._step = jax.jit(partial(_server_step, self._algorithm, engine.settings))
+
+    def check_join(self, join: PyTree, request: PyTree) -> None:
+        """Reject what a client sends at enrollment if it is not finite, or too long."""
+        found = self._inspect_join(join, request)
+        _check(found, self._rules.max_extra_norm)
+
+    def check_update(self, up: PyTree, request: PyTree) -> None:
+        """Reject an update if it is not finite, or too long."""
+        found = self._inspect_update(up, request)
+        _check(found, self._rules.max_update_norm, self._rules.max_extra_norm)
+
+    def start(self, joins: Sequence[PyTree], weights: np.ndarray) -> tuple[Any, PyTree]:
+        """The server's first message and state, from all joins, if there are any."""
+        running_sum = self._no_joins
+        for join, weight in zip(joins, weights, strict=True):
+            running_sum = _add(running_sum, join, weight)
+        return self._engine.start(running_sum)
+
+    def step(
+        self, ups: Sequence[PyTree], weights: np.ndarray, down, server, key: Key
+    ) -> tuple[Any, PyTree]:
+        """The server's next message and state; updates are in the order of clients."""
+        running_sum, decoded, stacked = self._no_updates, [], None
+        for up, weight in zip(ups, weights, strict=True):
+            running_sum, own = self._add(running_sum, up, jnp.asarray(weight, float))
+            decoded.append(own)
+        if self._engine.settings.reduction.stacked is not None:
+            missing = self._rules.cohort - len(decoded)
+            decoded += [trees.zeros_like(decoded[0])] * missing
+            mask = jnp.arange(len(decoded)) < len(ups)
+            stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *decoded), mask
+        central = self._engine.central
+        return self._step(running_sum, stacked, down, server, central, key)
+
+
+def _add(running_sum: RunningSum, tree: PyTree, weight) -> RunningSum:
+    """The running sum with one more tree, as the simulator adds a chunk of one."""
+    chunk = jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], tree)
+    weights = jnp.asarray(weight, float)[None]
+    return aggregators.add_to(running_sum, chunk, weights, jnp.ones(1, bool))[0]
+
+
+def _add_update(
+    algorithm: Algorithm, running_sum: RunningSum, up: PyTree, weight
 ) -> tuple[RunningSum, Up]:
     """The running sum with one more update, and the update decoded."""
     decoded = algorithm.decode(up)
-    return add_one(running_sum, decoded, weight), decoded
+    return _add(running_sum, decoded, weight), decoded
 
 
-def add_one(running_sum: RunningSum, tree: PyTree, weight: jax.Array) -> RunningSum:
-    """The running sum with one more tree, as the simulator adds a chunk of one."""
-    chunk = jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], tree)
-    return aggregators.add_to(running_sum, chunk, weight, jnp.ones(1, bool))[0]
-
-
-def server_step(
+def _server_step(
     algorithm: Algorithm,
     settings: Settings,
     running_sum: RunningSum,
@@ -64,14 +121,14 @@ def server_step(
     return down._replace(round=down.round + 1), server
 
 
-def inspect_join(join: PyTree, request: PyTree) -> tuple[jax.Array, jax.Array]:
-    """Whether all numbers are finite, and the norm of what a client sends first."""
+def _inspect_join(join: PyTree, request: PyTree) -> tuple[jax.Array, ...]:
+    """Whether all numbers are finite, and the norm of the join."""
     return trees.is_finite((join, request)), _norm(join)
 
 
-def inspect_update(
+def _inspect_update(
     algorithm: Algorithm, up: PyTree, request: PyTree
-) -> tuple[jax.Array, jax.Array, jax.Array]:
+) -> tuple[jax.Array, ...]:
     """Whether all numbers are finite, and the norms of the update and of its extras.
 
     Numbers that are finite as they travel need not be when they are decoded.
@@ -85,8 +142,7 @@ def _norm(tree: PyTree) -> jax.Array:
     return jnp.sqrt(trees.squared_norm(tree))
 
 
-def check(inspected: tuple[jax.Array, ...], *limits: float | None) -> None:
-    """Reject a reply that is not finite, or has a norm above its limit."""
+def _check(inspected: tuple[jax.Array, ...], *limits: float | None) -> None:
     finite, *norms = inspected
     if not finite:
         raise Rejected("it has numbers that are not finite")
@@ -95,6 +151,32 @@ def check(inspected: tuple[jax.Array, ...], *limits: float | None) -> None:
             raise Rejected(
                 f"its norm is {float(norm):.4g}, at most {limit:g} is allowed"
             )
+
+
+def enter_round(
+    ledger: CommunicationLog,
+    shapes: Shapes,
+    members: np.ndarray,
+    replies: Replies,
+    requests: Mapping[int, tuple[Message, PyTree]],
+) -> Totals:
+    """Count the bits of a round, and what became of the members of its cohort."""
+    ids, codes = members.tolist(), {"accepted": HEARD, "rejected": REJECTED}
+    status = [codes.get(replies.status(client), DROPPED) for client in ids]
+    ups = {client: up for client, (up, _) in replies.accepted.items()}
+    downs = {client: down for client, (_, down) in requests.items()}
+    up_bits, down_bits = (
+        np.array([_ragged_bits(sent.get(client)) for client in ids])
+        if has_ragged(shape)
+        else None
+        for shape, sent in ((shapes.up, ups), (shapes.message, downs))
+    )
+    return ledger.enter(members, np.array(status), up_bits, down_bits)
+
+
+def _ragged_bits(payload: PyTree | None) -> int:
+    bits = None if payload is None else ragged_bits(payload)
+    return 0 if bits is None else int(bits)
 
 
 def measures(
@@ -147,12 +229,6 @@ def table(
                 for name, value in values.items():
                     by_model[model][name][client] = value
     return columns
-
-
-def status(replies: Replies, client: int) -> int:
-    """What became of a member of the cohort, as the simulator codes it."""
-    codes = {"accepted": HEARD, "rejected": REJECTED}
-    return codes.get(replies.status(client), DROPPED)
 
 
 def reasons(*exchanges: Replies) -> str:

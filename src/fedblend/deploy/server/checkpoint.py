@@ -22,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedblend.config.schema.table import RunError
-from fedblend.deploy.server.coordinator import Coordinator, Interval
+from fedblend.deploy.server.coordinator import INTERVAL, Coordinator
 from fedblend.deploy.server.membership import Census, joined_constants
 from fedblend.experiments import run_folder
 from fedblend.simulation.checkpoint import CheckpointError, sync, write_atomically
@@ -51,6 +51,7 @@ class ServerCheckpoint:
     def __init__(self, folder: Path):
         self.path, self.previous = folder / "checkpoint", folder / "checkpoint.previous"
         self._folder = folder
+        self._rows: list[dict[str, Any]] = []
         try:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             self._lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
@@ -72,7 +73,8 @@ class ServerCheckpoint:
         Raises:
             CheckpointError: it could not be written; the one before is whole.
         """
-        started = server.down is not None
+        started, rows = server.down is not None, self._rows
+        rows += [record.row() for record in server.records[len(rows) :]]
         content = {
             "server": (server.down, server.server) if started else (),
             "ledger": server.ledger.snapshot(),
@@ -84,7 +86,7 @@ class ServerCheckpoint:
             "started": started,
             "round": server.round,
             "interval": server.interval,
-            "records": [record.row() for record in server.records],
+            "records": rows,
             "requests": sorted(server.requests),
             "measured": [
                 {
@@ -169,7 +171,9 @@ class Saved(NamedTuple):
             "server": (shapes.down, shapes.server) if state["started"] else (),
             "ledger": server.ledger.snapshot(),
             "bases": server.bases,
-            "requests": {str(client): server.request for client in state["requests"]},
+            "requests": {
+                str(client): server.setup.request for client in state["requests"]
+            },
             "measured": jax.tree.map(lambda _: column, state["measured"]),
         }
         try:
@@ -199,7 +203,7 @@ def _opened(path: Path, damage: list[str]) -> Saved:
         checked = {
             "started": bool(state["started"]),
             "round": int(state["round"]),
-            "interval": Interval(*state["interval"]),
+            "interval": Counter({name: +state["interval"][name] for name in INTERVAL}),
             "records": [Record.from_row(row) for row in state["records"]],
             "requests": sorted(int(client) for client in state["requests"]),
             "measured": [_columns(names) for names in state["measured"]],

@@ -14,21 +14,21 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedblend import keys, trees
-from fedblend.core import PyTree, Shard, has_ragged, ragged_bits, static_bits
+from fedblend import keys
+from fedblend.core import PyTree, static_bits
 from fedblend.deploy.contract import deployment
 from fedblend.deploy.message import ENROLLED, UNKNOWN, Message, payload_of
 from fedblend.deploy.server import aggregation
+from fedblend.deploy.server.aggregation import Aggregator
 from fedblend.deploy.server.settings import BelowQuorum, RoundRules, ServerSetup
 from fedblend.deploy.transport import Peers, Replies, exchange
-from fedblend.simulation import aggregators
-from fedblend.simulation.communication import CommunicationLog, Sizes, Totals
+from fedblend.simulation.communication import CommunicationLog, Sizes
 from fedblend.simulation.result import (
     Bits,
     Evidence,
@@ -39,31 +39,12 @@ from fedblend.simulation.result import (
     spreads,
     summarize,
 )
-from fedblend.simulation.rounds import Members
 from fedblend.simulation.sampling import cohorts
 
+INTERVAL = ("rounds", "seconds", "heard", "dropped", "rejected")
+"""What a record counts since the record before."""
 MAX_STRAYS = 1000
 """Different descriptions of stray replies that are kept: other machines choose them."""
-
-
-class Interval(NamedTuple):
-    """The rounds since the last record."""
-
-    rounds: int = 0
-    seconds: float = 0.0
-    heard: int = 0
-    dropped: int = 0
-    rejected: int = 0
-
-    def plus(self, seconds: float, totals: Totals) -> "Interval":
-        """With one round more."""
-        return Interval(
-            self.rounds + 1,
-            self.seconds + seconds,
-            self.heard + totals.heard,
-            self.dropped + totals.dropped,
-            self.rejected + totals.rejected,
-        )
 
 
 class Coordinator(Results):
@@ -76,7 +57,8 @@ class Coordinator(Results):
         self.engine, self.federated_data = setup.engine, setup.federated_data
         self.clients = self.federated_data.clients
         self.algorithm = self.engine.settings.build(None)
-        self.rounds, self.round, self.interval = rules.rounds, 0, Interval()
+        self.rounds, self.round, self.quorum = rules.rounds, 0, rules.least
+        self.interval: Counter[str] = Counter(dict.fromkeys(INTERVAL, 0))
         self.records: list[Record] = []
         self.measured: list[Measured] = []
         self.down: Any = None
@@ -84,16 +66,7 @@ class Coordinator(Results):
         self.bases = np.full(self.clients, UNKNOWN, np.int64)
         self.requests: dict[int, PyTree] = {}
         self.strays: Counter[str] = Counter()
-        member = self._member(0)
-        self.shapes = shapes = self.engine.shapes(member)
-        shard = Shard(
-            self.engine.examples["train"],
-            member.starts,
-            member.counts,
-            member.ids,
-            self.engine.settings.capacity,
-        )
-        self.request = jax.eval_shape(self.algorithm.ask, shapes.state, shard)
+        self.shapes = shapes = setup.shapes
         silent = not jax.tree.leaves(shapes.message.shared)
         enrolls = bool(jax.tree.leaves((shapes.join, shapes.state))) and not silent
         sizes = Sizes(
@@ -103,15 +76,7 @@ class Coordinator(Results):
             params=static_bits(shapes.params) if enrolls else 0,
         )
         self.ledger = CommunicationLog(self.clients, sizes)
-        self._no_updates = aggregators.empty(shapes.decoded)
-        self._inspect_join = jax.jit(aggregation.inspect_join)
-        self._inspect_update = jax.jit(
-            partial(aggregation.inspect_update, self.algorithm)
-        )
-        self._add = jax.jit(partial(aggregation.add, self.algorithm))
-        self._server_step = jax.jit(
-            partial(aggregation.server_step, self.algorithm, self.engine.settings)
-        )
+        self.aggregator = Aggregator(self.engine, shapes, rules)
         self._tell = jax.jit(self.algorithm.tell)
         self._deploy = jax.jit(partial(deployment, self.algorithm))
 
@@ -198,9 +163,8 @@ class Coordinator(Results):
         return at_end and (not self.records or self.records[-1].round < self.round)
 
     def _begin(self) -> None:
-        running_sum = aggregators.empty(self.shapes.join)
+        joins, everybody = [], np.arange(self.clients)
         if jax.tree.leaves(self.shapes.join):
-            everybody = np.arange(self.clients)
             replies = self._enroll(everybody)
             if len(replies.accepted) < self.clients:
                 self.bases[:] = UNKNOWN
@@ -208,20 +172,17 @@ class Coordinator(Results):
                     "enrollment: all clients must reply before the first round; "
                     + aggregation.reasons(replies)
                 )
-            for client in everybody.tolist():
-                join, _ = replies.accepted[client]
-                running_sum = aggregation.add_one(
-                    running_sum, join, self._weight(client)
-                )
+            joins = [replies.accepted[client][0] for client in everybody.tolist()]
             self.ledger.join(everybody)
-        self.down, self.server = self.engine.start(running_sum)
+        weights = self.setup.weights[: len(joins)]
+        self.down, self.server = self.aggregator.start(joins, weights)
 
     def _enroll(self, clients: np.ndarray) -> Replies:
         """Enroll those of these clients who are not; each one's join and request."""
         head = Message(
             "enroll", self.setup.experiment, UNKNOWN, fields=self.setup.terms
         )
-        template = (self.shapes.join, self.request)
+        template = (self.shapes.join, self.setup.request)
         requests = {
             client: (head._replace(client=client), self.engine.params)
             for client in clients.tolist()
@@ -231,7 +192,7 @@ class Coordinator(Results):
         def accept(reply: Message) -> tuple[PyTree, PyTree]:
             key = keys.at(self.engine.key, "enroll", 0, reply.client)
             found = jax.tree.map(jnp.asarray, payload_of(reply, template, key))
-            aggregation.check(self._inspect_join(*found), self.rules.max_extra_norm)
+            self.aggregator.check_join(*found)
             return found
 
         replies = self._exchange(requests, accept)
@@ -257,64 +218,42 @@ class Coordinator(Results):
                 requests[client] = (head, down._replace(round=None))
         replies = self._exchange(requests, self._accept_update, enough=cohort)
         counted = sorted(replies.accepted)
-        if len(counted) < self.rules.least:
+        if len(counted) < self.quorum:
             why = aggregation.reasons(replies, enrolled)
             raise BelowQuorum(
                 f"round {number}: {len(counted)} of {cohort} clients replied, the "
-                f"quorum is {self.rules.least}; {why}"
+                f"quorum is {self.quorum}; {why}"
             )
-        self._aggregate({client: replies.accepted[client][0] for client in counted})
-        totals = self._count(members, replies, requests)
+        self.down, self.server = self.aggregator.step(
+            [replies.accepted[client][0] for client in counted],
+            self.setup.weights[counted],
+            self.down,
+            self.server,
+            keys.at(self.setup.server_key, "server", number),
+        )
+        totals = aggregation.enter_round(
+            self.ledger, self.shapes, members, replies, requests
+        )
         for client in counted:
             self.bases[client] = number
             request = replies.accepted[client][1]
             if request is not None:
                 self.requests[client] = request
         self.round = number + 1
-        self.interval = self.interval.plus(time.perf_counter() - started, totals)
+        seconds = time.perf_counter() - started
+        self.interval.update(rounds=1, seconds=seconds, **totals._asdict())  # type: ignore
         others = aggregation.reasons(replies)
         self.setup.note("round", round=number, counted=len(counted), others=others)
 
     def _accept_update(self, reply: Message) -> tuple[PyTree, PyTree | None]:
         """A client's update, and its request if that has changed."""
         asks = reply.fields.get("asked") is True
-        template = (self.shapes.up, self.request if asks else ())
+        template = (self.shapes.up, self.setup.request if asks else ())
         key = keys.at(self.engine.key, "client", reply.round, reply.client)
         found = payload_of(reply, template, key, self.down)
         up, request = jax.tree.map(jnp.asarray, found)
-        limits = self.rules.max_update_norm, self.rules.max_extra_norm
-        aggregation.check(self._inspect_update(up, request), *limits)
+        self.aggregator.check_update(up, request)
         return up, request if asks else None
-
-    def _aggregate(self, ups: Mapping[int, PyTree]) -> None:
-        """Sum the updates in the order of client ids, and take the server's step."""
-        running_sum, decoded = self._no_updates, []
-        for client in sorted(ups):
-            running_sum, up = self._add(running_sum, ups[client], self._weight(client))
-            decoded.append(up)
-        stacked = None
-        if self.engine.settings.reduction.stacked is not None:
-            missing = self.rules.cohort - len(decoded)
-            decoded += [trees.zeros_like(decoded[0])] * missing
-            mask = jnp.arange(len(decoded)) < len(ups)
-            stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *decoded), mask
-        key = keys.at(self.setup.server_key, "server", self.round)
-        self.down, self.server = self._server_step(
-            running_sum, stacked, self.down, self.server, self.engine.central, key
-        )
-
-    def _count(self, members: np.ndarray, replies: Replies, requests) -> Totals:
-        """Enter the round into the communication log."""
-        ids = members.tolist()
-        status = np.array([aggregation.status(replies, client) for client in ids])
-        up_bits = down_bits = None
-        if has_ragged(self.shapes.up):
-            ups = {client: up for client, (up, _) in replies.accepted.items()}
-            up_bits = np.array([_ragged(ups.get(client)) for client in ids])
-        if has_ragged(self.shapes.message):
-            downs = {client: down for client, (_, down) in requests.items()}
-            down_bits = np.array([_ragged(downs.get(client)) for client in ids])
-        return self.ledger.enter(members, status, up_bits, down_bits)
 
     def _measure(self) -> None:
         """Ask all clients for their measures, and write a record."""
@@ -339,13 +278,14 @@ class Coordinator(Results):
         self.records.append(
             Record(
                 round=self.round,
-                **self.interval._asdict(),
+                **self.interval,
                 bits_up=int(self.ledger.up.sum()),
                 bits_down=int(self.ledger.down.sum()),
                 measures=spreads(measured, self.counts, self.setup.metrics),
             )
         )
-        self.measured, self.interval = [measured], Interval()
+        self.measured = [measured]
+        self.interval = Counter(dict.fromkeys(INTERVAL, 0))
 
     def _exchange(
         self,
@@ -370,21 +310,3 @@ class Coordinator(Results):
             self.strays[what if room else "others"] += times
             self.setup.note("stray", what=what, times=times)
         return replies
-
-    def _member(self, client: int) -> Members:
-        return Members(
-            ids=jnp.asarray(client, jnp.int32),
-            slots=jnp.asarray(client, jnp.int32),
-            starts=jnp.asarray(0, jnp.int32),
-            counts=jnp.asarray(self.federated_data.train.counts[client], jnp.int32),
-            weights=jnp.asarray(self.setup.weights[client], float),
-            present=jnp.asarray(True),
-        )
-
-    def _weight(self, client: int) -> jax.Array:
-        return jnp.asarray(self.setup.weights[client : client + 1], float)
-
-
-def _ragged(payload: PyTree | None) -> int:
-    bits = None if payload is None else ragged_bits(payload)
-    return 0 if bits is None else int(bits)

@@ -7,6 +7,7 @@ checkpoint, its audit and the name of the experiment in it: all that a server wh
 killed needs to go on.
 """
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,7 @@ from fedblend.deploy.server.settings import BelowQuorum, round_rules, server_set
 from fedblend.deploy.transport import Transport
 from fedblend.experiments import results, run_folder
 from fedblend.experiments.run_folder import Folder
+from fedblend.simulation.checkpoint import write_atomically
 from fedblend.simulation.precision import precision
 
 STOPPED = "stopped.txt"
@@ -179,7 +181,7 @@ def _run(
 
     def report() -> None:
         now = {"round": server.round, "rounds": server.rounds}
-        run_folder.write_text(place / PROGRESS, run_folder.as_json(now))
+        write_atomically(place / PROGRESS, json.dumps(now).encode())
         on_step(server.round, server.rounds)
 
     report()

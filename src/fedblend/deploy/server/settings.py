@@ -7,6 +7,7 @@ from math import ceil
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from fedblend.config.config import Config
@@ -17,7 +18,7 @@ from fedblend.metrics import Metric
 from fedblend.simulation import aggregators
 from fedblend.simulation.client_calls import strong
 from fedblend.simulation.engine import Engine
-from fedblend.simulation.rounds import Settings
+from fedblend.simulation.rounds import Members, Settings, Shapes
 from fedblend.simulation.simulate import check_needs, weights_of
 
 
@@ -79,6 +80,9 @@ class ServerSetup(NamedTuple):
 
     engine: Engine
     """With shapes in place of the clients' rows."""
+    shapes: Shapes
+    request: PyTree
+    """Shapes and dtypes of what a client asks for."""
     federated_data: FederatedData
     """The clients' numbers of rows, and no rows."""
     weights: np.ndarray
@@ -167,8 +171,15 @@ def server_setup(
         examples={"train": rows},
         central=central,
     )
+    number, one = jnp.asarray(0, jnp.int32), jnp.asarray(1.0, float)
+    count = jnp.asarray(federated_data.train.counts[0], jnp.int32)
+    member = Members(number, number, number, count, one, jnp.asarray(True))
+    shapes = engine.shapes(member)
+    shard = Shard(rows, number, count, number, capacity)
     return ServerSetup(
         engine=engine,
+        shapes=shapes,
+        request=jax.eval_shape(algorithm.ask, shapes.state, shard),
         federated_data=federated_data,
         weights=values,
         experiment=experiment,
