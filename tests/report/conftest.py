@@ -5,8 +5,8 @@
 import numpy as np
 import pytest
 
+from fedblend.gains import Evidence
 from fedblend.metrics import over_clients, standard
-from fedblend.simulation.result import Evidence
 
 METRICS = standard("classes", lambda *loss: None, lambda *apply: None)
 
@@ -34,7 +34,7 @@ def row(round: int, seed: int = 0, sent: int = 1000, models=tuple(LEVELS)) -> di
         "round": round,
         "rounds": 2,
         "seconds": 0.1,
-        "heard": 4,
+        "received": 4,
         "dropped": 0,
         "rejected": 0,
         "bits_up": sent * round,

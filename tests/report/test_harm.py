@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from fedblend.gains import Evidence, harms
 from fedblend.metrics import standard
 from fedblend.report.harm import Clients, compared, harm_rows, plot_harm, sentence
 from fedblend.report.terminal import show
-from fedblend.simulation.result import Evidence, harms
 
 METRICS = standard("classes", lambda *loss: None, lambda *apply: None)
 

@@ -133,5 +133,5 @@ def test_a_disk_store_without_its_files_is_refused(tmp_path):
     run = new_run(store="disk")
     next(iter(run))
     save(tmp_path / "checkpoint", run)
-    with pytest.raises(CheckpointError, match="has not the clients' states"):
+    with pytest.raises(CheckpointError, match="lacks the clients' states"):
         restore(tmp_path / "checkpoint", new_run(store="disk"))

@@ -10,6 +10,7 @@ it stands what theory looks at: how far both gradients disagree on the way, and 
 noise. ``ways`` makes the choice.
 """
 
+import dataclasses
 from typing import Any, NamedTuple
 
 import jax
@@ -30,7 +31,8 @@ from fedblend.experiments.mixed_fl_trials import WAYS, Trial, choice
 from fedblend.losses import gradient
 from fedblend.metrics import mean_loss
 from fedblend.simulation.precision import precision
-from fedblend.simulation.simulate import simulate, weights_of
+from fedblend.simulation.simulate import set_up
+from fedblend.simulation.spec import weights_of
 from fedblend.theory import mixed_fl as theory
 
 FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)
@@ -122,20 +124,21 @@ def _replicas(
     """A way with these multiples of the rate and seeds, side by side."""
     assert config.central is not None and built.server is not None
     loss, weight = mean_loss(built.loss), config.central.weight
-    watched = {
-        "measure": {"loss": loss},
-        "measure_on": None,
-        "splits": ["train"],
-        "rounds": rounds,
-        "every": max(rounds // BLOCKS, 1),
-    }
-    run = simulate(
+    watched = dataclasses.replace(
+        built.spec,
+        measure={"loss": loss},
+        measure_on=None,
+        splits=["train"],
+        rounds=rounds,
+        every=max(rounds // BLOCKS, 1),
+        over=jnp.asarray([factor for factor, _ in replicas]),
+    )
+    run = set_up(
         lambda factor: _algorithm(config, built, how, factor),
         built.model.init,
         built.federated_data,
         jax.vmap(jax.random.key)(jnp.asarray([seed for _, seed in replicas])),
-        over=jnp.asarray([factor for factor, _ in replicas]),
-        **{**built.settings, **watched},
+        watched,
     )
     own = Batch(jax.tree.map(jnp.asarray, built.server.train.rows(0)))
 
@@ -189,7 +192,7 @@ def _algorithm(config: Config, built: Built, how: str, factor: Any) -> Algorithm
 
 def _mean(built: Built) -> str:
     """The mean over clients that the run minimizes: that of its own weights."""
-    weights = built.settings["weights"] or built.algorithm.needs.weights
+    weights = built.spec.weights or built.algorithm.needs.weights
     return "mean" if weights == "uniform" else "weighted"
 
 
@@ -213,7 +216,7 @@ def _known(
     """What theory looks at; not a number where it cannot be had."""
     assert config.central is not None and built.server is not None
     weights = weights_of(
-        built.settings["weights"] or built.algorithm.needs.weights, built.federated_data
+        built.spec.weights or built.algorithm.needs.weights, built.federated_data
     )
     rows, own = built.server.train.shard(0), Batch(built.server.train.rows(0))
     parts = 1 - config.central.weight, config.central.weight

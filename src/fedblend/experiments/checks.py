@@ -10,7 +10,7 @@ mean of a measure over clients.
 import numpy as np
 
 from fedblend.data.federated import FederatedData
-from fedblend.simulation.finite import MODELS
+from fedblend.simulation.result import MODELS
 from fedblend.simulation.run import Run
 
 

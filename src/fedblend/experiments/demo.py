@@ -22,14 +22,13 @@ from fedblend.data.datasets import load
 from fedblend.data.federated import FederatedData
 from fedblend.data.partition.partitioners import classes_per_client
 from fedblend.experiments.demo_methods import COHORT, METHODS, RUNS, completed
-from fedblend.gains import Gain, gain_summary
+from fedblend.gains import Evidence, Gain, gain_summary
 from fedblend.metrics import over_clients
 from fedblend.report.alone import briefly, in_full
 from fedblend.report.methods import plot_method_gains, plot_methods
 from fedblend.report.series import Gains, curves, rows_of
 from fedblend.report.terminal import human_bits
 from fedblend.simulation.early_stopping import Budget
-from fedblend.simulation.result import Evidence
 from fedblend.simulation.run import Run
 
 CLIENTS, CLASSES = 40, 4
@@ -159,8 +158,8 @@ def _gain(run: Run, model: str, alone: Run) -> Gain:
         ]
 
     measured = paired(run.measured, alone.measured)
-    brought = paired(run.brought, alone.brought)
-    evidence = Evidence(measured, brought, run.evidence.counts, run.evidence.metrics)
+    by_row = paired(run.by_row, alone.by_row)
+    evidence = Evidence(measured, by_row, run.evidence.counts, run.evidence.metrics)
     return evidence.gain("test", "accuracy", "local")
 
 

@@ -7,6 +7,7 @@ The alpha of the configuration itself plays no part. What is computed is
 """
 
 import csv
+import dataclasses
 import io
 import warnings
 from pathlib import Path
@@ -26,9 +27,7 @@ from fedblend.config.schema.table import ConfigError, RunError
 from fedblend.core import Algorithm
 from fedblend.experiments import run_folder
 from fedblend.simulation.precision import precision
-from fedblend.simulation.tune_alpha import Tuned, tune
-
-_SET_BY_TUNE = ("measure_on", "splits", "every")
+from fedblend.simulation.tune_alpha import Tuned, choose_alpha
 
 
 def tune_config(
@@ -55,22 +54,17 @@ def tune_config(
                 f"data.validation: {config.data.validation:g} leaves no client a row "
                 "to choose on"
             )
-        settings = {
-            key: value
-            for key, value in built.settings.items()
-            if key not in _SET_BY_TUNE
-        }
         with named_by_key(by="--by"), warnings.catch_warnings():
             # They are in what is found, and told with the others.
             warnings.filterwarnings("ignore", "tune: ", UserWarning)
-            found = tune(
+            found = choose_alpha(
                 lambda alpha: _algorithm(config, built, alpha),
                 built.model.init,
                 built.federated_data,
                 built.key,
+                dataclasses.replace(built.spec, every=None),
                 alphas=alphas,
                 by=by,
-                **settings,
             )
     return found, (*built.warnings, *found.warnings)
 

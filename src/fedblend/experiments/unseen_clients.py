@@ -17,8 +17,8 @@ from fedblend.config.config import Config
 from fedblend.config.tasks import loss_name
 from fedblend.core import Down
 from fedblend.experiments.newcomers import joining
+from fedblend.gains import Evidence
 from fedblend.simulation.personalize import NewClients, personalize
-from fedblend.simulation.result import Evidence
 from fedblend.simulation.run import Run
 
 
@@ -42,7 +42,7 @@ def join(run: Run, config: Config, built: Built) -> list[NewClients]:
                 newcomers,
                 key,
                 visits=work.visits,
-                measure=built.settings["measure"],
+                measure=built.measures,
                 splits=config.measure.splits,
             )
         )
@@ -54,7 +54,7 @@ def evidence(joined: Sequence[NewClients]) -> Evidence:
     each = [newcomers.evidence for newcomers in joined]
     return Evidence(
         [one.measured[0] for one in each],
-        [one.brought[0] for one in each],
+        [one.by_row[0] for one in each],
         each[0].counts,
         each[0].metrics,
     )

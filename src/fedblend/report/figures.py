@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from fedblend.gains import Gain, gain_summary
+from fedblend.gains import Evidence, Gain, gain_summary
 from fedblend.report.alone import briefly
 from fedblend.report.sentences import in_short
 from fedblend.report.series import (
@@ -26,7 +26,6 @@ from fedblend.report.series import (
     shown_metrics,
     shown_splits,
 )
-from fedblend.simulation.result import Evidence
 from fedblend.simulation.run import Run
 
 COLORS = {"shared": "#0072B2", "local": "#E69F00", "personal": "#009E73"}

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedblend.gains import gain_summary
+from fedblend.gains import Evidence, gain_summary
 from fedblend.report.alone import in_full
 from fedblend.report.figures import (
     COLORS,
@@ -26,7 +26,6 @@ from fedblend.report.figures import (
 )
 from fedblend.report.sentences import in_words
 from fedblend.report.series import Gains, all_gains
-from fedblend.simulation.result import Evidence
 
 
 class Clients(NamedTuple):

@@ -11,8 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedblend.gains import Gain
-from fedblend.simulation.result import Evidence
+from fedblend.gains import Evidence, Gain
 
 MODELS = ("shared", "local", "personal")
 """The models of a client, in the order of tables and legends."""

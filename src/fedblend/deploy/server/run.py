@@ -42,9 +42,9 @@ from fedblend.deploy.server.setup import rowless, setting
 from fedblend.deploy.transport import Patience, Transport
 from fedblend.experiments import harm, run_folder
 from fedblend.experiments.run_folder import Folder
+from fedblend.gains import harms
 from fedblend.report.harm import plot_harm, sentence
 from fedblend.simulation.precision import precision
-from fedblend.simulation.result import harms
 
 
 def lead(
