@@ -180,7 +180,7 @@ def test_files_of_another_run_are_refused(stopped, tmp_path):
 
 
 def test_missing_files_are_refused(stopped, tmp_path):
-    with pytest.raises(StoreError, match="has not the clients' states"):
+    with pytest.raises(StoreError, match="lacks the clients' states"):
         disk(tmp_path / "elsewhere").restore(stopped[1])
     DiskStore(TEMPLATE, CLIENTS + 1, tmp_path)  # makes the files anew
     with pytest.raises(StoreError):
