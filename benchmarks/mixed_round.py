@@ -17,6 +17,7 @@ import numpy as np
 import fedblend as fb
 from fedblend.local import resolve
 from fedblend.transforms.mixed_fl import central_loss
+from fedblend.transforms.mixed_fl.step import central_steps
 
 CLIENTS, ROWS, CENTRAL, BLOCK, BLOCKS = 20, 300, 4000, 10, 6
 STEPS, BATCH, CENTRAL_BATCH, RATE = 10, 20, 400, 0.1
@@ -33,11 +34,8 @@ def central_alone(mean_gradient, params, held):
 
     @jax.jit
     def steps(params, key):
-        def of(here, own):
-            return mean_gradient(here, held, own)
-
         rule = resolve(RATE, 0, STEPS)
-        return central_loss.central_steps(of, params, key, rule, STEPS, None)[0]
+        return central_steps(mean_gradient, params, held, key, rule, STEPS)[0]
 
     keys = jax.random.split(jax.random.key(0), BLOCK)
     jax.block_until_ready(steps(params, keys[0]))

@@ -18,7 +18,7 @@ ROUNDS = 2 if TINY else 40
 
 
 class Net(nnx.Module):
-    """Two layers with layer normalization, which keeps no batch statistics."""
+    """Two layers with layer normalization, which has no batch statistics."""
 
     def __init__(self, rngs: nnx.Rngs):
         self.first = nnx.Linear(64, 32, rngs=rngs)

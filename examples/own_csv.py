@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Your own table: a CSV file with a column that names the client of each row.
 
-Here the file is made up first: six clinics measure tumours on scales that are shifted
-against each other, so that one shared model cannot fit them all.
+This example first writes such a file: six clinics measure tumors on shifted scales, so
+that one shared model cannot fit them all.
 """
 
 import csv
@@ -20,9 +20,9 @@ TINY = os.environ.get("FEDBLEND_TINY") == "1"
 ROUNDS = 4 if TINY else 60
 
 
-def made_up_table(path: Path) -> None:
-    tumours = fb.datasets.load("breast_cancer")
-    inputs, labels = tumours.rows
+def write_table(path: Path) -> None:
+    tumors = fb.datasets.load("breast_cancer")
+    inputs, labels = tumors.rows
     draw = np.random.default_rng(0)
     shifts = draw.normal(scale=2.0, size=(6, 4))
     with path.open("w", newline="") as file:
@@ -30,15 +30,15 @@ def made_up_table(path: Path) -> None:
         table.writerow(["clinic", "radius", "texture", "perimeter", "area", "outcome"])
         for row, label in zip(inputs[:, :4], labels, strict=True):
             clinic = draw.integers(6)
-            name = tumours.label_names[label]
+            name = tumors.label_names[label]
             table.writerow([f"clinic {clinic}", *(row + shifts[clinic]), name])
 
 
 with tempfile.TemporaryDirectory() as folder:
-    path = Path(folder) / "tumours.csv"
-    made_up_table(path)
+    path = Path(folder) / "tumors.csv"
+    write_table(path)
 
-    # From here on it is the same with a file of your own.
+    # A file of your own is read in the same way.
     table = fb.data.read(path, target="outcome", client="clinic")
     parts = fb.partition.by_key(table.keys)
     federated_data = fb.federate(table.rows, parts, test=0.3)
@@ -46,13 +46,9 @@ with tempfile.TemporaryDirectory() as folder:
 print(f"{federated_data.clients} clients, classes {table.label_names}")
 model = fb.models.build("logistic", (4,), table.outputs)
 loss = fb.losses.logistic(model.apply)
-work = {"steps": 10, "batch_size": 10}
+shared = fb.fedavg(loss, fb.Work(0.1, steps=10, batch_size=10))
 run = fb.simulate(
-    fb.finetune(
-        fb.fedavg(loss, fb.Work(0.1, **work)),
-        loss,
-        fb.Work(0.1, steps=50, batch_size=10),
-    ),
+    fb.finetune(shared, loss, fb.Work(0.1, steps=50, batch_size=10)),
     model.init,
     federated_data,
     jax.random.key(0),

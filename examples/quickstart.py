@@ -1,9 +1,9 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""Is it worth taking part? Training alone, together, and fine-tuned, on digits.
+"""Training alone, FedAvg and fine-tuning compared on handwritten digits.
 
-Thirty clients hold handwritten digits in proportions of their own, as many real
-federations do: most see some digits often and others never.
+Thirty clients hold the digits in different proportions: most clients have many of some
+digits and none of others.
 """
 
 import os
@@ -24,7 +24,7 @@ federated_data = fb.federate(digits.rows, parts, test=0.3)
 model = fb.models.build("softmax", (8, 8, 1), digits.outputs)
 loss = fb.losses.cross_entropy(model.apply)
 key = jax.random.key(0)
-work = {"steps": 10, "batch_size": 10}
+work = fb.Work(0.3, steps=10, batch_size=10)
 settings = {
     "rounds": ROUNDS,
     "measure": fb.metrics.standard(digits.kind, loss, model.apply),
@@ -32,13 +32,9 @@ settings = {
 }
 
 alone = fb.train_alone(
-    fb.local_only(loss, fb.Work(0.3, **work)),
-    model.init,
-    federated_data,
-    key,
-    **settings,
+    fb.local_only(loss, work), model.init, federated_data, key, **settings
 )
-tuned = fb.finetune(fb.fedavg(loss, fb.Work(0.3, **work)), loss, fb.Work(0.3, **work))
+tuned = fb.finetune(fb.fedavg(loss, work), loss, work)
 run = fb.simulate(
     tuned, model.init, federated_data, key, cohort=10, local=alone, **settings
 )

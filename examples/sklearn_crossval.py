@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Cross-validation of a federated classifier with scikit-learn's own tools.
 
-The client of every row travels by scikit-learn's metadata routing: each fold trains
-on its part of every client's rows, and scores each row with its client's model. Scorers
-of scikit-learn do not hand ids to the estimator; fb.client_scorer makes those that do.
+scikit-learn's metadata routing passes the client of every row: each fold trains on its
+part of every client's rows, and scores each row with the model of its client.
+scikit-learn's own scorers do not pass ids to the estimator; fb.client_scorer does.
 """
 
 import os

@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A sweep over learning rates, several seeds each, compiled once and run side by side.
 
-``over`` holds the values of the sweep and ``key`` one key for each of them; the two
-are paired, so a grid is written out. The rate is chosen on validation rows and only
-then looked at on the test rows.
+``over`` holds the values of the sweep and ``key`` one key for each of them; values and
+keys are paired, so a grid is written out. Validation rows choose the rate, test rows
+measure the chosen one.
 """
 
 import os

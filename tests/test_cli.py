@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedblend.cli import main, run
+from fedblend.cli import main, run, screen
 from fedblend.config import toml
 
 TINY = {
@@ -37,7 +37,7 @@ ROWS = "".join(f"{i},{-i},{'ab'[i % 2]},{i // 2 % 2}\n" for i in range(20))
 def place(tmp_path, monkeypatch):
     """An empty folder to stand in, and a cache of its own."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(run, "compile_cache", lambda: None)
+    monkeypatch.setattr(screen, "compile_cache", lambda: None)
     return tmp_path
 
 
@@ -292,12 +292,14 @@ def test_an_interrupt_that_is_swallowed_comes_again():
 
 def test_interrupting(tmp_path):
     name = write(run={"rounds": 100_000, "every": 10})
-    process = command("run", name, env=os.environ | {"XDG_CACHE_HOME": str(tmp_path)})
+    # A cache that the environment names would be used instead of the user's.
+    env = {k: v for k, v in os.environ.items() if k != "JAX_COMPILATION_CACHE_DIR"}
+    process = command("run", name, env=env | {"XDG_CACHE_HOME": str(tmp_path)})
     while not Path("runs/tiny/metrics.jsonl").exists() and process.poll() is None:
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=60)
     assert (process.returncode, out) == (130, "")
-    line = "interrupted; the same command with --out runs/tiny --resume goes on\n"
+    line = "interrupted; the same command with --out runs/tiny --resume continues\n"
     assert err == line
     assert list((tmp_path / "fedblend" / "jax").iterdir())

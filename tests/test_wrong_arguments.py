@@ -134,9 +134,6 @@ CASES = {
                             **LEARNED, **CLIMBED),
     "apfl_averaged": _local(fb.apfl_averaged, {"alpha": 0.5, "shift": 1.0},
                             alpha="alpha", shift="positive"),
-    "apfl_fedjax": _local(fb.apfl_fedjax, {"alpha": 0.5}, alpha="alpha"),
-    "apfl_fedtorch": _local(fb.apfl_fedtorch, {"alpha": 0.5}, alpha="alpha",
-                            learn="word", optimizer="not negative"),
     "flix": _case(fb.flix, {"loss": LOSS, "method": lambda loss: PLAIN, "alpha": 0.5,
                             "local": fb.solvers.newton(LOSS)},
                   loss="function", method="function", alpha="alpha", local="function",
@@ -153,8 +150,8 @@ CASES = {
     "diana": _case(fb.diana, {"algorithm": PLAIN, "compressor": TOP},
                    algorithm="algorithm", compressor="compressor",
                    rate="fraction or None", start="word"),
-    "perm_k_compressed": _case(
-        fb.transforms.perm_k_compressed,
+    "transforms.perm_k": _case(
+        fb.transforms.perm_k,
         {"algorithm": PLAIN, "clients": 4},
                       algorithm="algorithm", clients="count"),
     "dp_fedavg": _case(fb.dp_fedavg, {"algorithm": PLAIN, "clip": 1.0, "noise": 1.0,
@@ -211,7 +208,7 @@ CASES = {
     "by_key": _case(fb.partition.by_key, {"keys": LABELS}, minimum="whole"),
     "federate": _case(fb.federate, {"rows": ROWS, "partition": [np.arange(40)]},
                       validation="part", test="part", seed="whole"),
-    "set_apart": _case(fb.data.set_apart,
+    "split_clients": _case(fb.data.split_clients,
                        {"federated_data": FEDERATION, "fraction": 0.5},
                        fraction="part", seed="whole"),
     "quadratics": _case(fb.datasets.quadratics, {"clients": 2, "dim": 2},
@@ -333,7 +330,6 @@ def _arrays(values: Any) -> dict[str, fb.Algorithm]:
         ),
         "ditto: lam": fb.ditto(PLAIN, LOSS, fb.Work(0.1, **quick), lam=values),
         "apfl: alpha": fb.apfl(LOSS, fb.Work(0.1, **quick), alpha=values),
-        "apfl_fedjax: alpha": fb.apfl_fedjax(LOSS, fb.Work(0.1, **quick), alpha=values),
         "apfl_agnostic: alpha": fb.apfl_agnostic(
             LOSS, fb.Work(0.1, **quick), alpha=values, clients=CLIENTS, q_rate=0.1
         ),

@@ -10,6 +10,7 @@ import inspect
 import re
 import textwrap
 from collections.abc import Iterator
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
@@ -296,6 +297,7 @@ def summary(entry: Entry) -> str:
     return f"- `{entry.name}`: {' '.join(first.split())}"
 
 
+@cache
 def pages() -> dict[str, str]:
     """The text of every page, by its path inside of docs."""
     entries = public()

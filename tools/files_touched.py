@@ -8,8 +8,8 @@ python tools/files_touched.py run CONFIG    `fedblend run CONFIG`, results throw
 python tools/files_touched.py round         a federated round of APFL on three nodes
 
 The federated round is the second one of the loopback federation of tests/deploy: nodes
-are enrolled, and the functions of a round compiled. It goes from the server's draw of the
-cohort to its checkpoint. ``--first`` takes the first round, which compiles.
+are enrolled, and the functions of a round compiled. It goes from the server's draw of
+the cohort to its checkpoint. ``--first`` takes the first round, which compiles.
 """
 
 import argparse
@@ -38,9 +38,9 @@ def touched() -> Iterator[Counter[str]]:
         del argument
         code = frame.f_code
         # Bodies of modules and classes are not optimized code: they are imports.
-        if event == "call" and code.co_flags & inspect.CO_OPTIMIZED:
-            if code.co_filename.startswith(inside):
-                calls[code.co_filename.removeprefix(inside)] += 1
+        runs = event == "call" and code.co_flags & inspect.CO_OPTIMIZED
+        if runs and code.co_filename.startswith(inside):
+            calls[code.co_filename.removeprefix(inside)] += 1
 
     threading.setprofile(on_event)
     sys.setprofile(on_event)

@@ -11,7 +11,8 @@ import optax
 import pytest
 
 import fedblend as fb
-from fedblend.data.dataset import federation_of, generator
+from fedblend.data.dataset import generator
+from fedblend.data.partition.partition import federate_dataset
 from fedblend_reproductions.flix.secant import TOLERANCE, descent
 from fedblend_reproductions.flix.sine_runs import QUICK, RANGES, by_descent, measured
 from fedblend_reproductions.flix.sines import check
@@ -72,7 +73,7 @@ def test_a_column_is_the_run_of_its_own_data_set():
     data = fb.datasets.two_sines(
         clients=size.clients, first=size.firsts[0], test_points=size.test_points, seed=1
     )
-    federated_data = federation_of(
+    federated_data = federate_dataset(
         data, fb.partition.by_key(data.keys), test="official"
     )
     model = fb.models.mlp(1, 1, hidden=(40, 40), activation="tanh")

@@ -51,12 +51,6 @@ from fedblend.algorithms import (
     apfl_averaged as apfl_averaged,
 )
 from fedblend.algorithms import (
-    apfl_fedjax as apfl_fedjax,
-)
-from fedblend.algorithms import (
-    apfl_fedtorch as apfl_fedtorch,
-)
-from fedblend.algorithms import (
     ditto as ditto,
 )
 from fedblend.algorithms import (
@@ -149,14 +143,14 @@ from fedblend.data.federated import (
 from fedblend.experiments.personalize import (
     personalize_from as personalize_from,
 )
-from fedblend.experiments.scoring import (
-    client_scorer as client_scorer,
-)
 from fedblend.experiments.sklearn import (
     FederatedClassifier as FederatedClassifier,
 )
 from fedblend.experiments.sklearn import (
     FederatedRegressor as FederatedRegressor,
+)
+from fedblend.experiments.sklearn import (
+    client_scorer as client_scorer,
 )
 from fedblend.local import (
     Epochs as Epochs,

@@ -137,9 +137,7 @@ ENCODERS = {
         algorithm, compress.natural(), start="first"
     ),
     "ef21": lambda algorithm, p: fb.ef21(algorithm, compress.top_k(2)),
-    "permuted": lambda algorithm, p: fb.transforms.perm_k_compressed(
-        algorithm, clients=7
-    ),
+    "permuted": lambda algorithm, p: fb.transforms.perm_k(algorithm, clients=7),
     "clipped": lambda algorithm, p: fb.adaptive_clip(algorithm, 0.1),
     "downlink": lambda algorithm, p: fb.transforms.downlink(
         algorithm, compress.top_k(2)

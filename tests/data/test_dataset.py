@@ -5,15 +5,9 @@
 import numpy as np
 import pytest
 
-from fedblend.data.dataset import (
-    DataError,
-    Dataset,
-    check,
-    federation_of,
-    generator,
-    one_class_clients,
-    require,
-)
+from fedblend.data.dataset import DataError, Dataset, check, generator, require
+from fedblend.data.federated import one_class_clients
+from fedblend.data.partition.partition import federate_dataset
 from fedblend.data.partition.partitioners import (
     Partition,
     by_key,
@@ -107,7 +101,7 @@ def test_check_refuses_sequences_and_tags_in_one_line(dataset, message):
 def test_sequences_and_tags_become_federations(dataset):
     check(dataset)
     whole = dataset._replace(test_rows=dataset.rows)
-    federated_data = federation_of(whole, contiguous(4, 2), test="official")
+    federated_data = federate_dataset(whole, contiguous(4, 2), test="official")
     assert federated_data.test is not None
     assert federated_data.test.counts.tolist() == [2, 2]
     assert one_class_clients(federated_data) == []
@@ -120,19 +114,19 @@ def test_check_accepts():
 
 def test_one_class_clients():
     partition = Partition((np.array([0, 3, 6]), np.array([0, 1]), np.array([2])))
-    federated_data = federation_of(GOOD, partition)
+    federated_data = federate_dataset(GOOD, partition)
     assert one_class_clients(federated_data) == [0, 2]
-    many = federation_of(GOOD, iid(60, 25, seed=1))
+    many = federate_dataset(GOOD, iid(60, 25, seed=1))
     labels = [set(many.train.rows(client)[1].tolist()) for client in range(25)]
     alone = [client for client, mine in enumerate(labels) if len(mine) == 1]
     assert 0 < len(alone) < 25
     assert one_class_clients(many) == alone
     real = GOOD._replace(rows=(INPUTS, INPUTS), kind="regression", test_rows=None)
-    assert one_class_clients(federation_of(real, partition)) == []
+    assert one_class_clients(federate_dataset(real, partition)) == []
 
 
 def test_fractions_are_taken_from_every_client():
-    federated_data = federation_of(GOOD, iid(60, 6), validation=0.2, test=0.3)
+    federated_data = federate_dataset(GOOD, iid(60, 6), validation=0.2, test=0.3)
     assert federated_data.train.counts.tolist() == [5] * 6
     assert federated_data.validation is not None
     assert federated_data.validation.counts.tolist() == [2] * 6
@@ -146,7 +140,7 @@ def test_fractions_are_taken_from_every_client():
 
 def test_official_rows_follow_the_classes():
     partition = classes_per_client(TARGETS, 9, 2, seed=1)
-    federated_data = federation_of(GOOD, partition, test="official", seed=3)
+    federated_data = federate_dataset(GOOD, partition, test="official", seed=3)
     assert federated_data.test is not None
     np.testing.assert_array_equal(
         np.sort(federated_data.test.examples[0].ravel()), 1000 + np.arange(30)
@@ -161,7 +155,7 @@ def test_official_rows_follow_the_classes():
 
 def test_official_rows_of_classes_nobody_holds_are_left_out():
     partition = Partition((np.flatnonzero(TARGETS == 0), np.flatnonzero(TARGETS == 2)))
-    federated_data = federation_of(GOOD, partition, test="official")
+    federated_data = federate_dataset(GOOD, partition, test="official")
     assert federated_data.test is not None
     assert federated_data.test.counts.tolist() == [10, 10]
 
@@ -170,14 +164,14 @@ def test_official_rows_go_to_their_natural_client():
     keys = np.array([f"w{row % 4}" for row in range(60)])
     test_keys = np.array([f"w{row % 5}" for row in range(30)])  # w4 is a stranger
     dataset = classes(keys=keys, test_keys=test_keys)
-    federated_data = federation_of(dataset, by_key(keys), test="official")
+    federated_data = federate_dataset(dataset, by_key(keys), test="official")
     assert federated_data.names == ("w0", "w1", "w2", "w3")
     assert federated_data.test is not None
     for client in range(4):
         rows = federated_data.test.rows(client)[0].ravel() - 1000
         np.testing.assert_array_equal(rows, np.arange(client, 30, 5))
     strangers = dataset._replace(test_keys=np.array(["x"] * 30))
-    shared = federation_of(strangers, by_key(keys), test="official").test
+    shared = federate_dataset(strangers, by_key(keys), test="official").test
     assert shared is not None
     assert shared.total == 30
 
@@ -187,14 +181,14 @@ def test_official_rows_of_a_regression_follow_the_counts():
         kind="regression", rows=(INPUTS, INPUTS), test_rows=(INPUTS, INPUTS)
     )
     partition = Partition((np.arange(15), np.arange(15, 60)))
-    federated_data = federation_of(dataset, partition, test="official")
+    federated_data = federate_dataset(dataset, partition, test="official")
     assert federated_data.test is not None
     assert federated_data.test.counts.tolist() == [15, 45]
 
 
 def test_the_seed_decides_who_tests_on_what():
     def test_inputs(seed):
-        split = federation_of(GOOD, iid(60, 5), test="official", seed=seed).test
+        split = federate_dataset(GOOD, iid(60, 5), test="official", seed=seed).test
         assert split is not None
         return split.examples[0].tolist()
 
@@ -209,11 +203,13 @@ def test_federation_errors():
         ({"test": 0.5, "validation": 0.5}, r"validation \+ test: 1.0 is not below 1"),
     ]:
         with pytest.raises(ValueError, match=message):
-            federation_of(GOOD, contiguous(60, 3), **options)
+            federate_dataset(GOOD, contiguous(60, 3), **options)
     with pytest.raises(DataError, match="toy has no official test set"):
-        federation_of(GOOD._replace(test_rows=None), contiguous(60, 3), test="official")
+        federate_dataset(
+            GOOD._replace(test_rows=None), contiguous(60, 3), test="official"
+        )
     with pytest.raises(DataError, match="row 69 is not in the dataset, whose 60 rows"):
-        federation_of(GOOD, contiguous(70, 3))
+        federate_dataset(GOOD, contiguous(70, 3))
 
 
 def test_generators_differ_by_seed_and_purpose():

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fedblend.data.dataset import DataError
-from fedblend.data.readers.new_rows import Task, read_further
+from fedblend.data.readers.read import Task, read_new_rows
 
 SHAPE = (2, 2)
 
@@ -33,7 +33,7 @@ def saved(tmp_path, targets, inputs=None, **more):
     ],
 )
 def test_targets_are_what_the_model_was_trained_on(tmp_path, task, targets, expected):
-    further = read_further(saved(tmp_path, targets), task)
+    further = read_new_rows(saved(tmp_path, targets), task)
     np.testing.assert_array_equal(further.rows[1], expected)
     assert further.rows[0].shape == (len(targets), *SHAPE)
     assert further.keys is None
@@ -55,14 +55,14 @@ def test_targets_are_what_the_model_was_trained_on(tmp_path, task, targets, expe
 )
 def test_other_rows_are_refused_in_one_line(tmp_path, task, targets, says):
     with pytest.raises(DataError, match=says) as error:
-        read_further(saved(tmp_path, targets), task)
+        read_new_rows(saved(tmp_path, targets), task)
     assert "\n" not in str(error.value)
 
 
 def test_a_table_takes_the_shape_of_the_task(tmp_path):
     path = tmp_path / "new.csv"
     path.write_text("p,q,r,s,label\n1,2,3,4,0\n5,6,7,8,1\n")
-    further = read_further(path, Task("classes", 2, SHAPE), target="label")
+    further = read_new_rows(path, Task("classes", 2, SHAPE), target="label")
     np.testing.assert_array_equal(further.rows[0][1], [[5, 6], [7, 8]])
 
 
@@ -70,5 +70,5 @@ def test_columns_are_found_by_name(tmp_path):
     path = tmp_path / "new.csv"
     path.write_text("label,note,q,p\na,x,2,1\n")
     task = Task("classes", 2, (2,), ("a", "b"), ("p", "q"))
-    further = read_further(path, task, target="label")
+    further = read_new_rows(path, task, target="label")
     np.testing.assert_array_equal(further.rows[0], [[1, 2]])

@@ -37,8 +37,6 @@ ALGORITHMS = {
     "flix_local": 'alpha = 0.5\nmix = "outputs"\n' + OWN,
     "apfl": "alpha = 0.5\n",
     "apfl_agnostic": "alpha = 0.5\nq_rate = 0.1\n",
-    "apfl_fedtorch": "alpha = 0.5\n",
-    "apfl_fedjax": "alpha = 0.5\n",
     "reptile": "server = 0.5\n",
     "fomaml": "server = 0.5\n",
     "perfedavg": "inner_rate = 0.1\n",

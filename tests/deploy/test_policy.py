@@ -108,8 +108,6 @@ OWN = {
     "flix_local": {"alpha": 0.5, "personal": {"solver": "lbfgs"}},
     "apfl": {"alpha": 0.5},
     "apfl_agnostic": {"alpha": 0.5, "q_rate": 0.1},
-    "apfl_fedtorch": {"alpha": 0.5, "learn": "round"},
-    "apfl_fedjax": {"alpha": 0.5},
     "perfedavg": {"inner_rate": 0.1},
     "pfedme": {"inner_rate": 0.1, "inner_steps": 1, "lam": 1.0},
     "ditto": {"lam": 0.5, "personal": {"rate": 0.1, "steps": 1, "batch_size": 4}},

@@ -28,7 +28,7 @@ from fedblend.config.schema.table import RunError
 from fedblend.deploy import messages
 from fedblend.deploy.client import storage
 from fedblend.deploy.server.run import AGAIN, lead
-from fedblend.experiments import run as running
+from fedblend.experiments import results
 from fedblend.experiments.run import run_config
 from fedblend.simulation.precision import precision
 from fedblend.simulation.serialize import as_tree, unpack
@@ -48,7 +48,7 @@ def place(tmp_path_factory) -> Path:
 
 
 def test_a_federation_comes_to_what_a_simulation_comes_to(place, tmp_path, monkeypatch):
-    monkeypatch.setattr(running, "_draw", lambda *arguments: None)
+    monkeypatch.setattr(results, "draw", lambda *arguments: None)
     how = method("apfl", place, rounds=3) + "[measure]\nlocal = 3\n"
     config = check(toml.parse(simulated(how, place), "test"), "test")
     there = run_config(config, tmp_path / "simulated")
@@ -72,8 +72,7 @@ def test_a_federation_comes_to_what_a_simulation_comes_to(place, tmp_path, monke
 
 
 def test_a_node_trains_alone_to_its_own_best_round(place, tmp_path, monkeypatch):
-    monkeypatch.setattr("fedblend.report.figures.plot_rows", lambda *of: None)
-    monkeypatch.setattr("fedblend.deploy.server.run.plot_harm", lambda *of: None)
+    monkeypatch.setattr(results, "draw", lambda *arguments: None)
     run = experiment(tmp_path / "run", federated(method("fedavg", place, rounds=1)))
     summary = lead(run, Box(nodes(place, tmp_path)), poll=0.0)
     (one,) = summary["runs"]

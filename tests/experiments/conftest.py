@@ -10,7 +10,7 @@ import pytest
 from tiny_config import TINY
 
 from fedblend.config import toml
-from fedblend.experiments import run
+from fedblend.experiments import results
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def write(tmp_path: Path):
 @pytest.fixture
 def no_figures(monkeypatch):
     """Drawing takes a second; only who looks at figures needs them."""
-    monkeypatch.setattr(run, "_draw", lambda *arguments: None)
+    monkeypatch.setattr(results, "draw", lambda *arguments: None)
 
 
 @pytest.fixture(scope="session")

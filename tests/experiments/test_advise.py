@@ -5,7 +5,7 @@
 On quadratics they are linear algebra: with one step of full gradients parallel training
 and one-way transfer are the same, and with eight on alike clients parallel training
 stalls off the optimum, which transfers reach. On digits they are from runs of
-``fb.mixed_fl`` itself, six to eight rates for every way, with eight seeds where there
+``fb.mixed_fl`` itself, six to eight rates for each method, with eight seeds where there
 is chance, after as many rounds as here. The best mixed losses of parallel, one_way and
 two_way, with their standard errors: on few rows with full gradients 0.197, 0.488,
 0.097; with batches of 64 at the server 0.220 (0.009), 0.511 (0.023), 0.097 (0.004); of
@@ -135,7 +135,7 @@ def test_eight_steps_on_quadratics_that_disagree_ask_for_a_transfer(tmp_path):
     assert ends["parallel"] == pytest.approx(min(stalls), rel=1e-6)
 
 
-def test_one_full_step_makes_all_ways_alike_and_the_cheapest_is_advised(tmp_path):
+def test_one_full_step_makes_all_methods_alike_and_the_cheapest_is_advised(tmp_path):
     # Clients that differ, also in rows; both count alike, and long rates diverge.
     clients = [(X, X @ WANTS), (X[[0, 0, 0]], X[[0, 0, 0]] @ (4 * WANTS))]
     f = mean(*(quadratic(*rows) for rows in clients))

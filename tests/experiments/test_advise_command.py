@@ -1,6 +1,6 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""Which way of Mixed FL is advised, and why: what is chosen from how ways did."""
+"""Which Mixed FL method is advised, and why."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -8,8 +8,7 @@ import pytest
 
 from fedblend.config.config import ConfigError, check
 from fedblend.experiments import advise as advise_module
-from fedblend.experiments.advise import advise
-from fedblend.experiments.mixed_fl_trials import WAYS, Trial, choice
+from fedblend.experiments.advise import METHODS, Trial, advise, choice
 from fedblend.theory.mixed_fl import Noise
 
 CONTENT = {
@@ -32,7 +31,7 @@ def chosen(**trials):
     return choice(trials, [3.0, 2.0], NOISE)
 
 
-def test_where_ways_are_alike_the_cheaper_is_advised():
+def test_where_methods_are_alike_the_cheaper_is_advised():
     how, why = chosen(
         parallel=trial(0.31, 0.29, 0.30),
         one_way=trial(0.30, 0.30, 0.29),
@@ -50,7 +49,7 @@ def test_without_noise_a_difference_that_is_nothing_is_none():
     assert chosen(parallel=trial(0.301, 0.301, 0.301), one_way=least)[0] == "one_way"
 
 
-def test_a_way_that_is_worse_is_not_advised_and_the_cause_is_said():
+def test_a_method_that_is_worse_is_not_advised_and_the_cause_is_said():
     how, why = chosen(
         parallel=trial(0.41, 0.40, 0.42),
         one_way=trial(0.51, 0.50, 0.52),
@@ -61,18 +60,18 @@ def test_a_way_that_is_worse_is_not_advised_and_the_cause_is_said():
     assert "sigma_c^2 2" in why
 
 
-def test_wild_seeds_do_not_make_a_way_as_good_as_the_best():
+def test_wild_seeds_do_not_make_a_method_as_good_as_the_best():
     how, why = chosen(parallel=trial(0.1, 0.1, 2.2), one_way=trial(0.30, 0.30, 0.31))
     assert how == "one_way"
     assert "parallel (0.8) ends higher" in why
 
 
-def faked(monkeypatch, ways):
+def faked(monkeypatch, losses):
     """Trials are these functions of the rate's multiples, and nothing is computed."""
 
     def replicas(config, built, how, rounds, asked):
         del config, built, rounds
-        return trial(*[ways[how](factor) for factor, _ in asked]), []
+        return trial(*[losses[how](factor) for factor, _ in asked]), []
 
     monkeypatch.setattr(advise_module, "_replicas", replicas)
     return advise(check(CONTENT, "here"))
@@ -82,7 +81,7 @@ def crash(factor):
     raise MemoryError(f"at {factor}\nand so on")
 
 
-def test_each_way_is_judged_at_its_own_best_rate(monkeypatch):
+def test_each_method_is_judged_at_its_own_best_rate(monkeypatch):
     found = faked(
         monkeypatch,
         {
@@ -91,7 +90,7 @@ def test_each_way_is_judged_at_its_own_best_rate(monkeypatch):
             "two_way": lambda factor: 0.45 + abs(factor - 0.25),
         },
     )
-    assert [found.trials[how].factor for how in WAYS] == [1.0, 4.0, 0.25]
+    assert [found.trials[how].factor for how in METHODS] == [1.0, 4.0, 0.25]
     assert found.how == "one_way"
 
 
@@ -109,8 +108,10 @@ def test_what_diverges_or_crashes_is_out_and_the_rest_is_kept(monkeypatch):
     assert found.trials["parallel"].failed == "ends above its start at all of 5 rates"
     assert found.trials["one_way"].failed == "MemoryError: at 0.25"
     assert "parallel and one_way are out" in found.why
-    with pytest.raises(ConfigError, match=r"^central: no way works; parallel: Memory"):
-        faked(monkeypatch, dict.fromkeys(WAYS, crash))
+    with pytest.raises(
+        ConfigError, match=r"^central: no method works; parallel: Memory"
+    ):
+        faked(monkeypatch, dict.fromkeys(METHODS, crash))
 
 
 def test_without_a_loss_at_the_server_there_is_nothing_to_advise():

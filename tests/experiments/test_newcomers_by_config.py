@@ -67,7 +67,7 @@ def test_every_algorithm_has_a_model_for_newcomers(tiny, name):
         ("apfl", {}, None, 10),
         ("apfl", {}, 3, 3),
         ("apfl_agnostic", {}, 3, 3),
-        ("apfl_fedjax", {"steps": [1, 3, 1, 3, 1, 3]}, None, 10),
+        ("apfl", {"steps": [1, 3, 1, 3, 1, 3]}, None, 10),
         ("ditto", {}, 3, 1),
         ("scaffold", {}, 3, 0),
         ("finetune", {}, 3, 0),

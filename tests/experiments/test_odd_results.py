@@ -14,8 +14,7 @@ from scipy.optimize import minimize
 import fedblend as fb
 from fedblend import losses as objectives
 from fedblend.config.config import ConfigError, check
-from fedblend.experiments import checks
-from fedblend.experiments import run as running
+from fedblend.experiments import results
 from fedblend.experiments.run import run_config
 from fedblend.metrics import Spread
 
@@ -51,12 +50,12 @@ def test_chance_is_the_least_loss_of_a_constant(name):
     with jax.numpy_rank_promotion("allow"), jax.enable_x64(True):
         slope = jax.jit(jax.value_and_grad(mean_over_clients))
         best = minimize(lambda p: [np.asarray(v) for v in slope(p)], np.zeros(width), jac=True)  # noqa: E501  # fmt: skip
-    assert checks.chance(name, federated_data) == pytest.approx(best.fun, rel=1e-6)
+    assert results.chance(name, federated_data) == pytest.approx(best.fun, rel=1e-6)
 
 
 def test_a_loss_without_constant_predictions_has_no_chance():
     federated_data = fb.federate((np.zeros((ROWS, 1)), np.zeros(ROWS, int)), PARTS)
-    assert checks.chance("hinge", federated_data) is None
+    assert results.chance("hinge", federated_data) is None
 
 
 def ended(**losses: float) -> Any:
@@ -72,17 +71,17 @@ def test_losses_worse_than_chance_are_told_with_both_numbers():
     run: Any = SimpleNamespace(
         replicas=None, records=[ended(personal=17.25, local=0.5)]
     )
-    (line,) = checks.worse_than_chance(run, 0.6931)
+    (line,) = results.worse_than_chance(run, 0.6931)
     assert "the loss of the personal models is 17.25 on test rows" in line
     assert "worse than 0.6931" in line
-    assert checks.worse_than_chance(run, 20.0) == []
-    assert checks.worse_than_chance(run, None) == []
+    assert results.worse_than_chance(run, 20.0) == []
+    assert results.worse_than_chance(run, None) == []
     run.records = [ended(personal=0.5, local=2.0, shared=9.0)]
-    (line,) = checks.worse_than_chance(run, 0.6931)
+    (line,) = results.worse_than_chance(run, 0.6931)
     assert "the models trained alone is 2 on" in line
     replicas = [ended(personal=0.5), ended(personal=3.0), ended(personal=float("nan"))]
     seeds: Any = SimpleNamespace(replicas=3, records=[replicas])
-    (line,) = checks.worse_than_chance(seeds, 0.6931)
+    (line,) = results.worse_than_chance(seeds, 0.6931)
     assert "is 3 on test rows" in line
 
 
@@ -105,7 +104,7 @@ def nonsense(tiny, tmp_path) -> dict:
 
 @pytest.mark.usefixtures("compiled")
 def test_nonsense_is_told_on_screen_and_in_the_summary(nonsense, tmp_path, monkeypatch):
-    monkeypatch.setattr(running, "_draw", lambda *arguments: None)
+    monkeypatch.setattr(results, "draw", lambda *arguments: None)
     heard: list[str] = []
     config, out = check(nonsense, "here"), tmp_path / "out"
     summary = run_config(config, out, on_warning=heard.append)

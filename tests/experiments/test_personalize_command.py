@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import fedblend as fb
-from fedblend.cli import main, run
+from fedblend.cli import main, screen
 from fedblend.config import toml
 from fedblend.simulation.serialize import named_leaves, unpack
 
@@ -58,8 +58,8 @@ def finished(tmp_path_factory, compiled):
     place = tmp_path_factory.mktemp("finished")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(place)
-        patch.setattr(run, "compile_cache", lambda: None)
-        patch.setattr("fedblend.experiments.run._draw", lambda *arguments: None)
+        patch.setattr(screen, "compile_cache", lambda: None)
+        patch.setattr("fedblend.experiments.results.draw", lambda *arguments: None)
         write("visits.csv", [row for name in "ABC" for row in rows_of(name, 12)])
         Path("tiny.toml").write_text(toml.write(CONFIG))
         assert main(["run", "tiny.toml"]) == 0
@@ -71,7 +71,7 @@ def finished(tmp_path_factory, compiled):
 def place(tmp_path, monkeypatch):
     """An empty folder to stand in."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(run, "compile_cache", lambda: None)
+    monkeypatch.setattr(screen, "compile_cache", lambda: None)
 
 
 def contents(folder):

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from planned import DIANA, FLIX, ByHand, changed
 
-from fedblend.cli import main, run
+from fedblend.cli import main, screen
 from fedblend.cli import plan as planning
 from fedblend.config import toml
 from fedblend.simulation.serialize import unpack
@@ -19,8 +19,7 @@ from fedblend.simulation.serialize import unpack
 @pytest.fixture
 def place(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    for module in (run, planning):
-        monkeypatch.setattr(module, "compile_cache", lambda: None)
+    monkeypatch.setattr(screen, "compile_cache", lambda: None)
     return tmp_path
 
 

@@ -30,7 +30,7 @@ def by_hand() -> ByHand:
 
 
 def of(found, name, **asked):
-    return [p for p in promises(found, EPS, **asked) if p.way.solver.name == name]
+    return [p for p in promises(found, EPS, **asked) if p.scheme.solver.name == name]
 
 
 def test_gradient_descent_by_the_papers_formula(found, by_hand):
@@ -76,7 +76,7 @@ def test_diana_by_hand(found, by_hand):
 def test_the_table_is_a_grid(found):
     made = promises(found, EPS)
     assert [p.plan.alpha for p in made[:10]] == [a / 10 for a in range(1, 11)]
-    assert [p.way.solver.name for p in made] == ["dgd"] * 10 + ["diana"] * 10
+    assert [p.scheme.solver.name for p in made] == ["dgd"] * 10 + ["diana"] * 10
     assert made[0].settings == ()
     assert made[10].settings[0] == "algorithm.alpha=0.1"
     with pytest.raises(ValueError, match="at most one"):
@@ -106,7 +106,7 @@ def test_bits_are_those_of_the_ledger(name, width, compiled, found, monkeypatch)
         lambda built: (found.personal, np.zeros(CLIENTS)),
     )
     config = check(content, "here")
-    way = problem(config).ways[-1]
+    scheme = problem(config).schemes[-1]
     with precision(width):
         built = build(config)
         run = simulate(
@@ -118,13 +118,13 @@ def test_bits_are_those_of_the_ledger(name, width, compiled, found, monkeypatch)
         ).complete()
     bits = run.summary()["bits"]
     spent = bits["up"] + bits["down"] + bits["last_broadcast"]
-    made = of(found._replace(ways=(way,)), way.solver.name, rounds=3)
-    planned = way.traffic.first + way.traffic.start + 2 * way.traffic.later
-    assert way.at_most == (name == "ragged")
+    made = of(found._replace(schemes=(scheme,)), scheme.solver.name, rounds=3)
+    planned = scheme.traffic.first + scheme.traffic.start + 2 * scheme.traffic.later
+    assert scheme.at_most == (name == "ragged")
     if name == "ragged":  # two of four clients send 2 entries, not 8, in both rounds
         spent += 2 * 2 * (K - 2) * (64 if width == "float64" else 32)
     assert planned == spent
-    exact = promises(found._replace(ways=(way,)), EPS, bits=spent)
+    exact = promises(found._replace(schemes=(scheme,)), EPS, bits=spent)
     assert [p.plan for p in exact] == [p.plan for p in made]
 
 

@@ -99,7 +99,7 @@ def test_a_tree_over_clients_that_are_dealt(configured, tmp_path, compiled):
     found = summary["privacy"]
     assert found["epsilon"] == once.epsilon
     assert f"{both.epsilon:.4g} for all 2 together" in found["sentence"]
-    assert build(config).algorithm.start.__module__.endswith("private_by_tree")
+    assert build(config).algorithm.start.__module__.endswith("dp_ftrl")
     assert build(config).spec.epoch == 2
 
 
@@ -145,7 +145,7 @@ def test_what_the_accounting_does_not_cover_is_no_guarantee(configured):
         ({"run": {"epoch": 3}}, "run.epoch: 3 is not between 1 and 2, the rounds th"),
         (
             {"tree": 2, "algorithm": {"name": "fedopt", "server": ADAM}},
-            "privacy: the wrapped algorithm's server is not linear in what it hears",
+            "privacy: the wrapped algorithm's server is not linear in the mean update",
         ),
         ({"adjacency": "add_or_remove"}, 'privacy.adjacency: "add_or_remove" is not'),
         (
@@ -155,7 +155,7 @@ def test_what_the_accounting_does_not_cover_is_no_guarantee(configured):
         ({"run": {"reduction": "median"}}, "run.reduction: 'median' breaks"),
         (
             {"algorithm": {"name": "scaffold"}},
-            "privacy: the wrapped .* say more than a",
+            "privacy: clients of the wrapped .* send more than an",
         ),
         ({"algorithm": {"name": "local_only"}}, "privacy: local_only sends nothing"),
     ],

@@ -14,8 +14,7 @@ from fedblend.config.build import build
 from fedblend.config.config import ConfigError, check, load
 from fedblend.config.registry import ALGORITHMS
 from fedblend.config.schema.table import RunError
-from fedblend.experiments import local_models, run_folder
-from fedblend.experiments import run as running
+from fedblend.experiments import results, run_folder
 from fedblend.experiments.run import Step, run_config
 from fedblend.experiments.run_folder import Folder
 from fedblend.report.terminal import show
@@ -35,8 +34,6 @@ OWN = {
     "pfedme": {"lam": 1.0, "inner_rate": 0.1, "inner_steps": 3},
     "apfl": {"alpha": 0.5, "held_out": 0.2},
     "apfl_agnostic": {"alpha": 0.5, "q_rate": 0.01},
-    "apfl_fedtorch": {"alpha": 0.5},
-    "apfl_fedjax": {"alpha": 0.5},
     "ditto": {"lam": 0.5, "personal": {"rate": 0.1, "steps": 3, "batch_size": 4}},
     "finetune": {"tune": {"rate": 0.1, "epochs": 1, "batch_size": "all"}},
     "l2gd": {"lam": 0.5},
@@ -60,7 +57,7 @@ pytestmark = pytest.mark.usefixtures("compiled", "no_figures")
 def no_figures(request, monkeypatch):
     """Drawing takes a second; one test looks at the figures."""
     if request.function is not test_the_folder:
-        monkeypatch.setattr(running, "_draw", lambda *arguments: None)
+        monkeypatch.setattr(results, "draw", lambda *arguments: None)
 
 
 def comparable(path):
@@ -137,7 +134,7 @@ def test_local_models_that_were_not_trained_are_told(tiny):
     built = build(config)
     start = (built.algorithm, built.model.init, built.federated_data, built.key)
     run = simulate(*start, rounds=0).complete()
-    summary, (warning,) = local_models.report(run, config.algorithm)
+    _, summary, (warning,) = results.diagnostics(run, config.algorithm)
     assert summary["local_models"]["clients_not_trained"] == 6
     assert warning.startswith("the local models of 6 clients (0, 1, 2, 3, 4, ...) ")
 
@@ -190,7 +187,7 @@ def test_training_alone_that_is_cut_short_is_told(tiny, tmp_path, monkeypatch):
     heard: list[str] = []
     summary = run_config(check(tiny, "here"), tmp_path / "out", on_warning=heard.append)
     assert summary["warnings"] == heard
-    assert "training alone still improved when 22 rounds" in heard[-1]
+    assert "training alone still improved after 22 rounds" in heard[-1]
 
 
 def test_the_folder(tiny, tmp_path):
@@ -281,7 +278,7 @@ def test_a_finished_run_is_left_alone(tiny, tmp_path):
     written = {path: path.stat().st_mtime_ns for path in out.rglob("*")}
     assert run_config(config, out, resume=True) == summary
     assert written == {path: path.stat().st_mtime_ns for path in out.rglob("*")}
-    with pytest.raises(RunError, match="holds a run already; --resume goes on"):
+    with pytest.raises(RunError, match="holds a run already; --resume continues"):
         run_config(config, out)
     tiny["algorithm"]["rate"] = 0.2
     with pytest.raises(RunError, match=r"algorithm\.rate: 0\.1 there, 0\.2 here"):

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from tiny_config import TINY
 
-from fedblend.cli import main, run, tune
+from fedblend.cli import main, screen, tune
 from fedblend.config import toml
 from fedblend.config.config import load
 
@@ -23,8 +23,7 @@ GRID = [0.0, 0.3, 1.0]
 def place(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "80")
-    for module in (run, tune):
-        monkeypatch.setattr(module, "compile_cache", lambda: None)
+    monkeypatch.setattr(screen, "compile_cache", lambda: None)
     content = deepcopy(TINY)
     content["data"]["validation"] = 0.25
     content["data"]["classes"] = 4

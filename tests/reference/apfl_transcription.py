@@ -21,12 +21,6 @@ class LeastSquares:
         x, y = self.inputs[i][rows], self.targets[i][rows]
         return x.T @ (x @ w - y) / len(rows)
 
-    def mixed_prediction_gradient(self, i, rows, a, v, w):
-        """Of ``mean 1/2 (a x^T v + (1 - a) x^T w - y)^2`` in v and in w."""
-        x, y = self.inputs[i][rows], self.targets[i][rows]
-        inside = x.T @ (a * (x @ v) + (1 - a) * (x @ w) - y) / len(rows)
-        return a * inside, (1 - a) * inside
-
 
 def apfl(
     problem, w, cohorts, batches, eta, a, when, *, own=None, judge=None, rate=None
@@ -93,47 +87,3 @@ def averaged(problem, w, cohorts, batches, eta, a, shift):
         summed = sum(p * (a[i] * v_t[i] + (1 - a[i]) * m) for p, v_t, m in parts)
         v_hat.append(summed / total)
     return w, w_hat, np.stack(v_hat)
-
-
-def fedtorch(problem, w, cohorts, batches, eta, a):
-    """What FedTorch computes, line after line with the newest values."""
-    v = [w.copy() for _ in range(problem.clients)]
-    a = [float(one) for one in a]
-    for number, cohort in enumerate(cohorts):
-        reached = []
-        for i in cohort:
-            w_i = w.copy()
-            for t, rows in enumerate(batches[number][i]):
-                w_i = w_i - eta * problem.gradient(i, rows, w_i)
-                by_v, by_w = problem.mixed_prediction_gradient(i, rows, a[i], v[i], w_i)
-                v[i] = v[i] - eta * by_v
-                if t == 0:
-                    slope = (v[i] - w_i) @ (a[i] * by_v + (1 - a[i]) * by_w)
-                    a[i] = np.clip(a[i] - eta * (slope + 0.02 * a[i]), 0, 1)
-            reached.append(w_i)
-        w = np.mean(reached, axis=0)
-    return w, np.stack(v), np.array(a)
-
-
-def fedjax(problem, w, cohorts, batches, eta, a, tensors):
-    """What FedJAX computes; ``tensors`` are the places of each tensor in w."""
-    v = [w.copy() for _ in range(problem.clients)]
-    a = [np.full(len(tensors), float(one)) for one in a]
-    counts = [len(rows) for rows in problem.targets]
-    for number, cohort in enumerate(cohorts):
-        mean = np.zeros_like(w)
-        for i in cohort:
-            w_i = w.copy()
-            for rows in batches[number][i]:
-                share = np.zeros_like(w)
-                for k, places in enumerate(tensors):
-                    share[places] = a[i][k]
-                slope = problem.gradient(i, rows, share * v[i] + (1 - share) * w_i)
-                gap = v[i] - w_i
-                along = [gap[places] @ slope[places] for places in tensors]
-                w_i = w_i - eta * problem.gradient(i, rows, w_i)
-                v[i] = v[i] - eta * slope
-                a[i] = np.clip(a[i] - eta * np.array(along), 0, 1)
-            mean += counts[i] * w_i / sum(counts[j] for j in cohort)
-        w = mean
-    return w, np.stack(v), np.stack(a)

@@ -154,7 +154,7 @@ def meta_gaps():
     for name, (ours, theirs, rate) in methods.items():
         for steps in (SAME, BY_CLIENT):
             inner = 5 if steps is SAME else steps
-            algorithm = ours(on.loss, 0.1, rate, steps=inner, **full)
+            algorithm = ours(on.loss, fb.Work(0.1, steps=inner, **full), rate)
             for weights, problem in (("by_count", by_count), ("uniform", uniform)):
                 done = run(algorithm, weights)
                 x = theirs(problem, start, rounds, 0.1, steps, rate)

@@ -233,8 +233,9 @@ def test_mapper(grid):
     """
     numbers = np.arange(CLIENTS)
     rows = np.repeat(INPUTS[numbers], COUNTS, 0), np.repeat(LABELS[numbers], COUNTS)
-    work: dict[str, Any] = {"held_out": 0.5, "grid": grid, "alpha": 0.5}
-    run = ran(fb.mapper(loss, fb.Work(10.0, **work, **FULL)), rows=rows)
+    work = fb.Work(10.0, **FULL)
+    mapper = fb.mapper(loss, work, held_out=0.5, grid=grid, alpha=0.5)
+    run = ran(mapper, rows=rows)
     single = [(INPUTS[i : i + 1], LABELS[i : i + 1]) for i in numbers]
     tried = np.linspace(0, 1, grid) if grid else [0.5]
     w, mixed, weights = paper.mapper(

@@ -3,6 +3,7 @@
 """Who gains and who is harmed."""
 
 import io
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,11 +11,12 @@ from rich.console import Console
 
 from fedblend.gains import Evidence, harms
 from fedblend.metrics import standard
-from fedblend.report.harm import Clients, compared, harm_rows, plot_harm, sentence
+from fedblend.report.figures import plot_harm
+from fedblend.report.harm import Clients, compared, harm_rows, sentence
 from fedblend.report.terminal import show
 
-METRICS = standard("classes", lambda *loss: None, lambda *apply: None)
-
+NOTHING: Any = lambda *of: None  # noqa: E731
+METRICS = standard("classes", NOTHING, NOTHING)
 NAN = float("nan")
 TEST = np.array([30, 40, 50, 0])
 LOSSES = {
@@ -54,7 +56,7 @@ def found():
 
 
 def test_a_smaller_loss_is_a_gain(found):
-    gains = {name: one.gain.value for name, one in found.gains.items()}
+    gains = {name: gain.value for name, gain in found.gains.items()}
     np.testing.assert_allclose(gains["local"], [-0.1, 0.5, 0.1, NAN], atol=1e-12)
     np.testing.assert_allclose(gains["shared"], [0.5, -0.5, 0.0, NAN])
 
@@ -70,7 +72,7 @@ def test_of_accuracies_more_is_a_gain():
         Evidence([measured], (), {"test": np.array([10])}, METRICS), "test", "accuracy"
     )
     assert answer is not None
-    assert answer.gains["local"].gain.value == pytest.approx([0.2])
+    assert answer.gain.value == pytest.approx([0.2])
 
 
 def test_the_most_harmed_come_first_and_intervals_say_who_is(found):
@@ -168,3 +170,32 @@ def test_where_nothing_is_finite_all_is_written_and_says_so(tmp_path):
     told = [row["harmed"] for row in harm_rows(found, CLIENTS)]
     assert told == ["not finite"] * 3 + [""]
     assert len(plot_harm(found, CLIENTS, tmp_path / "harm")) == 2
+
+
+@pytest.mark.parametrize("metric", ["accuracy", "loss"])
+def test_a_gain_is_an_improvement_whichever_way_is_better(evidence, metric):
+    found = compared(evidence, "test", metric)
+    assert found is not None
+    np.testing.assert_allclose(found.gain.value, [0.4, 0, -0.25, 0.1], atol=1e-12)
+    assert (list(found.gains), found.seeds) == (["local"], 2)
+
+
+def test_without_another_model_there_are_no_gains(evidence):
+    for replica in evidence.measured:
+        replica["test"].pop("local", None)
+    assert compared(evidence, "test", "accuracy") is None
+    assert compared(evidence._replace(measured=[]), "test", "accuracy") is None
+
+
+def test_one_model_for_all_gains_nothing_over_itself(evidence):
+    for replica in evidence.measured:
+        replica["test"]["local"] = replica["test"]["personal"]
+    assert compared(evidence, "test", "accuracy") is None
+
+
+def test_models_that_are_nowhere_finite_are_not_taken_for_one(evidence):
+    nothing = {name: np.full(4, np.nan) for name in ("accuracy", "loss")}
+    replica = {"test": {"personal": nothing, "local": nothing}}
+    found = compared(evidence._replace(measured=[replica]), "test", "accuracy")
+    assert found is not None
+    assert found.gain.not_finite.all()

@@ -7,8 +7,7 @@ import pytest
 from rich.console import Console
 
 from fedblend.gains import GainSummary
-from fedblend.report import braille
-from fedblend.report.terminal import human_bits, show
+from fedblend.report.terminal import human_bits, plot, show
 
 NOBODY = GainSummary(0, 0, 0, 0, 0.1, 2, 4, 0, 0, 1, 3, 0.1, -0.1, 0.3)
 
@@ -101,7 +100,7 @@ def test_bits_are_readable(bits, said):
 
 
 def test_a_rising_line_goes_from_bottom_left_to_top_right():
-    text = braille.plot({"a": ([0, 1], [0, 1])}, {"a": "red"}, width=4, height=2)
+    text = plot({"a": ([0, 1], [0, 1])}, {"a": "red"}, width=4, height=2)
     top, bottom, axis = text.plain.split("\n")
     assert top.startswith("        1 ┤")
     assert bottom.startswith("        0 ┤")
@@ -114,7 +113,7 @@ def test_a_rising_line_goes_from_bottom_left_to_top_right():
 
 
 def test_a_flat_line_gaps_and_terminals_without_braille():
-    flat = braille.plot({"a": ([0, 1, 2], [3, 3, 3])}, {"a": ""}, 4, 1, braille=False)
+    flat = plot({"a": ([0, 1, 2], [3, 3, 3])}, {"a": ""}, 4, 1, braille=False)
     assert "****" in flat.plain
     gap = ([0.0, 1.0], [np.nan, np.nan])
-    assert braille.plot({"a": gap}, {"a": ""}).plain == "nothing to plot"
+    assert plot({"a": gap}, {"a": ""}).plain == "nothing to plot"

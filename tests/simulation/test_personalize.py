@@ -144,11 +144,11 @@ def test_who_is_set_apart_depends_on_the_seed_alone():
     federated_data = fb.federate(
         (np.arange(60.0),), np.arange(60).reshape(20, 3), test=0.3
     )
-    seen, unseen = fb.data.set_apart(federated_data, 0.2, seed=1)
-    again = fb.data.set_apart(federated_data, 0.2, seed=1)[1]
+    seen, unseen = fb.data.split_clients(federated_data, 0.2, seed=1)
+    again = fb.data.split_clients(federated_data, 0.2, seed=1)[1]
     assert (seen.clients, unseen.clients) == (16, 4)
     assert unseen.names == again.names
-    assert unseen.names != fb.data.set_apart(federated_data, 0.2, seed=2)[1].names
+    assert unseen.names != fb.data.split_clients(federated_data, 0.2, seed=2)[1].names
     assert sorted(map(int, seen.names + unseen.names)) == list(range(20))
     for split, whole in federated_data.splits.items():
         for client, name in enumerate(unseen.names):
@@ -159,5 +159,7 @@ def test_who_is_set_apart_depends_on_the_seed_alone():
 @pytest.mark.parametrize("fraction", [0.0, 1.0, 0.9])
 def test_somebody_has_to_train(fraction):
     federated_data = fb.federate((np.arange(4.0),), np.arange(4).reshape(2, 2))
-    with pytest.raises(ValueError, match=r"unseen|set_apart: fraction: .* is not in"):
-        fb.data.set_apart(federated_data, fraction)
+    with pytest.raises(
+        ValueError, match=r"unseen|split_clients: fraction: .* is not in"
+    ):
+        fb.data.split_clients(federated_data, fraction)

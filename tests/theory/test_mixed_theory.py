@@ -29,9 +29,11 @@ def problem():
 def test_the_federated_gradient_is_that_of_all_rows_together(problem):
     federated_data, _ = problem
     with precision("float64"):
-        slope = mixed_fl.federated_slope(LOSS, jnp.ones(2), federated_data, chunk=2)
+        gradient = mixed_fl.federated_gradient(
+            LOSS, jnp.ones(2), federated_data, chunk=2
+        )
     wanted = 1 - federated_data.train.examples[1].mean(0)
-    np.testing.assert_allclose(slope, wanted, rtol=0, atol=1e-12)
+    np.testing.assert_allclose(gradient, wanted, rtol=0, atol=1e-12)
 
 
 def test_clients_may_weigh_alike_and_all_rows_make_no_noise(problem):
@@ -40,10 +42,10 @@ def test_clients_may_weigh_alike_and_all_rows_make_no_noise(problem):
     rows = [federated_data.train.rows(client)[1] for client in range(len(COUNTS))]
     wanted = 1 - np.mean([part.mean(0) for part in rows], axis=0)
     with precision("float64"):
-        slope = mixed_fl.federated_slope(
+        gradient = mixed_fl.federated_gradient(
             LOSS, jnp.ones(2), federated_data, weights=alike
         )
-        np.testing.assert_allclose(slope, wanted, rtol=0, atol=1e-12)
+        np.testing.assert_allclose(gradient, wanted, rtol=0, atol=1e-12)
         found = mixed_fl.noise(
             LOSS,
             jnp.ones(2),

@@ -74,7 +74,7 @@ def test_every_round_is_below_its_bound(name, data_home):
     content = tables(name)
     found = problem(check(content, name))
     for promise in promises(found, SETS[name][1], alpha=ALPHA):
-        solver, rounds = promise.way.solver, promise.plan.rounds
+        solver, rounds = promise.scheme.solver, promise.plan.rounds
         assert rounds is not None
         assert rounds > 5
         wanted = copy.deepcopy(content)

@@ -10,7 +10,7 @@ import fedblend as fb
 import loopback
 import problems
 from fedblend import compress, keys
-from fedblend.transforms import downlink, perm_k_compressed
+from fedblend.transforms import downlink, perm_k
 
 DIM, CLIENTS = 6, 7
 on = problems.quadratics(dim=DIM)
@@ -65,19 +65,19 @@ def test_only_the_change_travels_down():
     np.testing.assert_array_equal(ours.bits().down, first + rounds * (64 + 8))
 
 
-def test_permuted_is_exact_where_clients_agree():
+def test_perm_k_is_exact_where_clients_agree():
     """The same rows at every client: every round is a step of gradient descent."""
     rows = jax.tree.map(
         lambda leaf: np.tile(leaf[:1], (7, *(1,) * (leaf.ndim - 1))),
         on.federated_data.train.examples,
     )
     same = on._replace(federated_data=fb.federate(rows, np.split(np.arange(7), 7)))
-    ours, plain = run(perm_k_compressed(descent, clients=7), same), run(descent, same)
+    ours, plain = run(perm_k(descent, clients=7), same), run(descent, same)
     np.testing.assert_allclose(ours.shared, plain.shared, rtol=1e-5, atol=1e-6)
 
 
-def test_every_round_of_permuted_has_its_own_blocks():
-    run = simulate(perm_k_compressed(descent, clients=7), rounds=3)
+def test_every_round_of_perm_k_has_its_own_blocks():
+    run = simulate(perm_k(descent, clients=7), rounds=3)
     seeds, models = [], []
     run.every = 1
     for _ in run:
@@ -97,7 +97,7 @@ def test_every_round_of_permuted_has_its_own_blocks():
 
 
 def test_nodes_send_their_blocks_and_nothing_else(tmp_path):
-    algorithm = perm_k_compressed(descent, clients=CLIENTS)
+    algorithm = perm_k(descent, clients=CLIENTS)
     wired = loopback.Wired(
         algorithm,
         on.params,
@@ -119,12 +119,12 @@ def test_perm_k_for_another_number_of_clients_is_refused(many, tmp_path):
     """In a simulation and on nodes: the blocks would not make up the vector."""
     message = f"built for {many} clients in a round, not 7$"
     with pytest.raises(ValueError, match=message):
-        simulate(perm_k_compressed(descent, clients=many))
+        simulate(perm_k(descent, clients=many))
     with pytest.raises(ValueError, match=message):
         simulate(fb.compressed(descent, compress.perm_k(many)(jax.random.key(0))))
     with pytest.raises(ValueError, match=message):
         loopback.Wired(
-            perm_k_compressed(descent, clients=many),
+            perm_k(descent, clients=many),
             on.params,
             on.federated_data,
             jax.random.key(0),
@@ -134,28 +134,26 @@ def test_perm_k_for_another_number_of_clients_is_refused(many, tmp_path):
         ).server()
     planned = fb.transforms.dp_fedavg(descent, clip=1.0, noise=1.0, cohort=CLIENTS)
     with pytest.raises(ValueError, match=rf"for {many} clients .* algorithm for 7$"):
-        perm_k_compressed(planned, clients=many)
+        perm_k(planned, clients=many)
 
 
 def test_what_they_refuse():
     with pytest.raises(ValueError, match=r"downlink: rand_k\(2\) does not contract"):
         downlink(descent, compress.rand_k(2))
-    with pytest.raises(
-        ValueError, match="perm_k_compressed: clients: 0 is not a whole number"
-    ):
-        perm_k_compressed(descent, clients=0)
-    nested = perm_k_compressed(fb.ef21(descent, compress.top_k(1)), clients=7)
-    with pytest.raises(ValueError, match=r"permuted: what .* is encoded already"):
+    with pytest.raises(ValueError, match="perm_k: clients: 0 is not a whole number"):
+        perm_k(descent, clients=0)
+    nested = perm_k(fb.ef21(descent, compress.top_k(1)), clients=7)
+    with pytest.raises(ValueError, match=r"perm_k: updates .* are encoded already"):
         next(iter(simulate(nested)))
     for algorithm in (
-        perm_k_compressed(descent, clients=7),
+        perm_k(descent, clients=7),
         downlink(descent, compress.sign()),
     ):
         with pytest.raises(ValueError, match="needs all 7 clients in every round"):
             simulate(algorithm, cohort=3)
     with pytest.raises(ValueError, match="needs 'uniform'"):
         fb.simulate(
-            perm_k_compressed(descent, clients=7),
+            perm_k(descent, clients=7),
             on.params,
             on.federated_data,
             jax.random.key(0),

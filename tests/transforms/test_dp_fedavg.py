@@ -164,10 +164,10 @@ def test_runs_that_break_the_accounting_are_refused(settings, line):
     [
         (
             fb.scaffold(on.loss, fb.Work(RATE, **full)),
-            "say more than a step of the model",
+            "send more than an update of the model",
         ),
-        (fb.compressed(descent, compress.rand_k(1)), "is encoded already"),
-        (fb.local_only(on.loss, fb.Work(RATE, **full)), "say nothing"),
+        (fb.compressed(descent, compress.rand_k(1)), "are encoded already"),
+        (fb.local_only(on.loss, fb.Work(RATE, **full)), "send no update"),
     ],
 )
 def test_algorithms_that_say_more_or_less_are_refused(inner, line):
@@ -180,7 +180,7 @@ def test_mixed_by_one_way_transfer_goes_around_and_others_do_not():
     around = fb.mixed_fl(private(), penalty, how="one_way")
     sizes = begin(around).message_bits
     assert sizes.up == 3 * 32
-    with pytest.raises(ValueError, match=r"^mixed: these clients do not take plain st"):
+    with pytest.raises(ValueError, match=r"^mixed_fl: these clients do not take plain"):
         begin(fb.mixed_fl(private(), penalty, how="two_way"))
-    with pytest.raises(ValueError, match=r"^dp_fedavg: .* say more than a step"):
+    with pytest.raises(ValueError, match=r"^dp_fedavg: .* send more than an update"):
         begin(private(fb.mixed_fl(descent, penalty, how="two_way", upload=True)))

@@ -252,7 +252,7 @@ SERVERS = {
 @pytest.mark.parametrize("name", SERVERS)
 def test_servers_that_are_not_linear_are_refused_before_the_run(name):
     algorithm = fb.fedopt(on.loss, fb.Work(RATE, **full), SERVERS[name])
-    with pytest.raises(ValueError, match=r"^dp_fedavg: .* server is not linear in"):
+    with pytest.raises(ValueError, match=r"^dp_ftrl: .* server is not linear in"):
         begin(by_tree(algorithm))
 
 
@@ -282,5 +282,5 @@ def test_servers_that_are_linear_go(name):
 
 
 def test_clients_that_say_more_are_refused():
-    with pytest.raises(ValueError, match=r"^dp_fedavg: .* say more than a step"):
+    with pytest.raises(ValueError, match=r"^dp_ftrl: .* send more than an update"):
         begin(by_tree(fb.scaffold(on.loss, fb.Work(RATE, **full))))

@@ -90,7 +90,7 @@ def test_the_run_is_that_with_the_whole_table_bit_for_bit():
     assert np.abs(whole.shared.embedding - params.embedding).max() > 0.05
 
 
-def test_what_is_heard_of_a_client_is_the_same_bit_for_bit():
+def test_the_decoded_update_of_a_client_is_the_same_bit_for_bit():
     """With a pull, epochs, and an optimizer that needs no correction to be plain."""
     work = fb.Work(optax.adam(0.1), steps=fb.Epochs(2), batch_size=3)
     plain = fb.fedprox(loss, work, mu=0.4)
@@ -103,7 +103,7 @@ def test_what_is_heard_of_a_client_is_the_same_bit_for_bit():
         assert np.abs(whole.delta.embedding).max() > 0.05
 
 
-def test_a_nudge_moves_rows_that_clients_lack():
+def test_a_correction_moves_rows_that_clients_lack():
     """To rounding; a round's correction moves such rows by some hundredths."""
     whole, some = pair("two-way")
     for one, other in zip(*map(jax.tree.leaves, (some.down, whole.down)), strict=True):
@@ -126,12 +126,14 @@ def test_bits_are_those_of_a_clients_own_rows():
     np.testing.assert_array_equal(whole.bits().down, ROUNDS * everything)
     # What is deployed in the end is the whole model.
     assert some.summary()["bits"]["last_broadcast"] == CLIENTS * everything
-    _, nudged = pair("two-way")  # the correction's rows; two numbers: rate times steps
-    np.testing.assert_array_equal(nudged.bits().down, 2 * ROUNDS * 32 * entries)
-    np.testing.assert_array_equal(nudged.bits().up, up + ROUNDS * 2 * 32)
+    _, corrected = pair(
+        "two-way"
+    )  # the correction's rows; two numbers: rate times steps
+    np.testing.assert_array_equal(corrected.bits().down, 2 * ROUNDS * 32 * entries)
+    np.testing.assert_array_equal(corrected.bits().up, up + ROUNDS * 2 * 32)
 
 
-def test_rows_are_asked_for_sorted_and_once():
+def test_row_numbers_are_sorted_and_unique():
     use = sparse_rows.used_rows(on, ("0", "1"), 1)
     asking = fedselect(AVERAGE, on, **TABLE).ask
     ask = jax.jit(lambda shard: asking((), shard)[1][0])
@@ -200,7 +202,7 @@ def begin(algorithm, federated_data=on):
     ],
 )
 def test_what_is_not_there_is_refused_in_one_line(chosen, complaint):
-    with pytest.raises(ValueError, match=f"^select: .*{complaint}") as caught:
+    with pytest.raises(ValueError, match=f"^fedselect: .*{complaint}") as caught:
         begin(fedselect(AVERAGE, on, **chosen))
     assert "\n" not in str(caught.value)
 
@@ -215,9 +217,9 @@ def test_fields_without_numbers_of_rows_are_refused():
 
 def test_a_method_that_needs_all_rows_is_refused():
     for algorithm, complaint in (
-        (fb.scaffold(loss, fb.Work(0.1, **WORK)), "remember or say something"),
-        (fb.apfl(loss, fb.Work(0.1, **WORK), alpha=0.5), "remember or say something"),
-        (fb.compressed(AVERAGE, compress.rand_k(1)), "is encoded already"),
+        (fb.scaffold(loss, fb.Work(0.1, **WORK)), "have a state or send"),
+        (fb.apfl(loss, fb.Work(0.1, **WORK), alpha=0.5), "have a state or send"),
+        (fb.compressed(AVERAGE, compress.rand_k(1)), "are encoded already"),
         (
             fb.mixed_fl(
                 fb.fedprox(loss, fb.Work(0.1, **WORK), mu=1.0), SPREAD, how="one_way"
@@ -233,11 +235,11 @@ def test_a_method_that_needs_all_rows_is_refused():
             "an encoded correction has no rows",
         ),
     ):
-        with pytest.raises(ValueError, match=f"^select: .*{complaint}"):
+        with pytest.raises(ValueError, match=f"^fedselect: .*{complaint}"):
             begin(fedselect(algorithm, on, **TABLE))
-    with pytest.raises(ValueError, match=r"^compressed: .* is encoded already"):
+    with pytest.raises(ValueError, match=r"^compressed: .* are encoded already"):
         begin(fb.compressed(fedselect(AVERAGE, on, **TABLE), compress.rand_k(1)))
-    with pytest.raises(ValueError, match="a transform around it tells clients whole"):
+    with pytest.raises(ValueError, match="a transform around it sends whole"):
         begin(
             fb.transforms.downlink(fedselect(AVERAGE, on, **TABLE), compress.top_k(2))
         )
@@ -245,7 +247,7 @@ def test_a_method_that_needs_all_rows_is_refused():
         run(fedselect(AVERAGE, on, **TABLE), reduction="median")
 
 
-def test_a_client_with_more_rows_than_planned_is_not_heard():
+def test_a_client_with_more_rows_than_planned_sends_nothing_usable():
     algorithm = fedselect(AVERAGE, movies(seed=5, most=4), **TABLE)
     shard = on.train.shard(
         int(sparse_rows.used_rows(on, ("0", "1"), 1).counts.argmax())

@@ -1,6 +1,6 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""Mixed FL: the three ways on quadratics, whose mixed minimizer is known."""
+"""Mixed FL: its three algorithms on quadratics, whose mixed minimizer is known."""
 
 from contextlib import nullcontext
 
@@ -173,7 +173,7 @@ def test_a_round_in_which_nobody_moves_spoils_nothing():
 
 
 @pytest.mark.parametrize("how", WAYS)
-def test_a_loss_without_data_and_a_compressed_nudge(how):
+def test_a_loss_without_data_and_a_compressed_correction(how):
     federated_data, own = quadratics(alike=True)
     matrix, vector = own[0][0], own[1][0]
     loss = central_losses.of_parameters(lambda x: 0.5 * x @ matrix @ x - vector @ x)
@@ -267,7 +267,7 @@ def test_what_makes_no_sense_is_refused():
     twice = fb.mixed_fl(
         fb.mixed_fl(inner, ON_ROWS, how="one_way"), ON_ROWS, how="one_way"
     )
-    with pytest.raises(ValueError, match="tells clients a correction itself"):
+    with pytest.raises(ValueError, match="sends clients a correction itself"):
         run(twice, federated_data, own, 1)
     with pytest.raises(ValueError, match="merge: 'product' is unknown"):
         fb.mixed_fl(inner, ON_ROWS, how="parallel", merge="product")

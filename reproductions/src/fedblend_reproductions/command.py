@@ -11,8 +11,6 @@ from typing import Annotated, Any
 import typer
 
 from fedblend.cli import screen
-from fedblend.cli.run import compile_cache
-from fedblend.cli.show import table
 
 LARGE = "_paper_sized"
 """What names of folders and pages with the paper's sizes end with."""
@@ -72,7 +70,7 @@ def reproduce(
 
     fedblend reproduce mixed M4 --kept --out docs/results
     """
-    compile_cache()
+    screen.compile_cache()
     from fedblend_reproductions import cache, claims, page
 
     module = importlib.import_module(f"fedblend_reproductions.{paper}")
@@ -137,7 +135,7 @@ def _chosen(claims: Any, names: list[str]) -> list[Any]:
 
 
 def _show(entries: list[dict[str, Any]]) -> None:
-    made = table("claim", "paper", "ours", "verdict")
+    made = screen.table("claim", "paper", "ours", "verdict")
     for found in entries:
         made.add_row(*(found[key] for key in ("claim", "paper", "ours", "verdict")))
     screen.console().print(made)

@@ -6,7 +6,6 @@ from fedblend.algorithms.agnostic import agnostic
 from fedblend.algorithms.apfl import apfl
 from fedblend.algorithms.apfl_agnostic import apfl_agnostic
 from fedblend.algorithms.apfl_averaged import apfl_averaged
-from fedblend.algorithms.apfl_variants import apfl_fedjax, apfl_fedtorch
 from fedblend.algorithms.ditto import ditto
 from fedblend.algorithms.fedavg import fedavg
 from fedblend.algorithms.fedopt import fedopt
@@ -29,8 +28,6 @@ __all__ = [
     "apfl",
     "apfl_agnostic",
     "apfl_averaged",
-    "apfl_fedjax",
-    "apfl_fedtorch",
     "ditto",
     "fedavg",
     "fedopt",

@@ -2,47 +2,71 @@
 # SPDX-License-Identifier: Apache-2.0
 """APFL: every client learns a model of its own, and how much of it to mix in.
 
-Client i deploys ``mix_i = alpha_i shared + (1 - alpha_i) v_i``, with v_i its own model.
-A round, for every client i of the cohort; w_i is its copy of the shared model::
+Client i deploys ``mix_i = alpha_i w + (1 - alpha_i) v_i``: w is the shared model, v_i
+its own. A round of Algorithm 1, for every client i of the cohort::
 
-    w_i <- shared, then steps times, on a batch, all from the old w_i, v_i and alpha_i:
+    w_i <- w, then steps times, all from the old w_i, v_i and alpha_i on one batch:
         w_i     <- w_i - rate * grad f_i(w_i)                              (6)
         v_i     <- v_i - rate * grad in v_i of f_i(mix_i)                  (7)
         alpha_i <- alpha_i - rate * <w_i - v_i, grad f_i(mix_i)>,          (10)
-                   put back into [0, 1]
-    shared <- mean of w_i                                                  (8)
+                   clipped to [0, 1]
+    w <- mean of w_i                                                       (8)
 
-Autodiff writes (7), with its factor ``1 - alpha_i``, and (10). Others keep their v_i.
+Clients outside of the cohort keep v_i and alpha_i. Autodiff writes (7), with its factor
+``1 - alpha_i``, and (10).
 
-Where this differs from the paper: its alpha is the weight of v, here it is that of the
-shared model, as everywhere. (10) is indexed by steps while the text says once per
-round: ``learn`` has both. (10) looks at the rows that v_i is fitted to, which cannot
-tell what generalizes; ``held_out`` keeps rows back from w_i and v_i and moves alpha on
-those, ``hand_back`` until some round. Other weights than the paper's uniform ones, any
-optimizer and a rate of alpha's own are allowed. ``apfl_averaged`` has the averages of
-its theorems. For any fixed alpha < 1 long training leads mix_i to client i's own
-minimizer, whatever the shared model is (with more than one step a round up to a drift
-that falls with the rate): alpha acts through how long and with which rates one trains.
+Where this differs from the paper: its alpha is the weight of v, here alpha is the
+weight of the shared model, as everywhere in fedblend. Algorithm 1 as printed has tau -
+1 steps between two averages, its text tau; ``steps`` is that of the text. (10) is
+indexed by steps while the text says once per round: ``learn`` has both. (10) as printed
+may leave [0, 1], which (9) forbids. Client weights other than uniform, any optimizer,
+an optimizer of alpha's own and other rows for (7) and (10) are allowed, see
+``apfl_alpha``. The output of Algorithm 1, an average over all steps, is
+``apfl_averaged``. For any fixed alpha < 1 long training leads mix_i to client i's own
+minimizer, whatever w is (with more than one step a round up to a drift that falls with
+the rate): alpha acts through how long and with which rates one trains.
 
 Reference: Deng, Kamani, Mahdavi, "Adaptive personalized federated learning", 2020,
 arXiv:2003.13461.
 """
 
-import math
+from functools import partial
+from typing import NamedTuple
 
 import jax
 
-from fedblend import mixing
-from fedblend.algorithms.apfl_alpha import HAND_BACK, RULES, check_held_out
-from fedblend.algorithms.apfl_parts import Parts, Variables, assembled
+from fedblend import keys, mixing, trees
+from fedblend.algorithms.apfl_alpha import HAND_BACK, RULES, Learn, Learning
+from fedblend.algorithms.apfl_steps import Gradients, Variables, local_steps
 from fedblend.algorithms.fedavg import fedavg
 from fedblend.checks import FLAG, FUNCTION, ByClient, gate
-from fedblend.core import Algorithm, Loss
-from fedblend.local import WORK, Optimizer, Work
+from fedblend.core import Algorithm, Batch, Loss, PyTree, Up
+from fedblend.local import WORK, Optimizer, Work, step_sum_of
 from fedblend.losses import gradient, objective
 from fedblend.mixing import Mixing
 from fedblend.shards import per_client
 from fedblend.solvers import Solver
+
+
+class ApflClient(NamedTuple):
+    """The state of client i: v_i, alpha_i, and w_i unless ``aggregated``."""
+
+    personal: PyTree
+    alpha: PyTree
+    last: PyTree = ()
+
+
+def gradients(loss: Loss, mix: Mixing = mixing.parameters) -> Gradients:
+    """The gradients of the steps (6), (7) and (10), all on one batch."""
+
+    def mixture_loss(here: Variables, batch: Batch) -> jax.Array:
+        return objective(loss, mix(here.alpha, here.shared, here.personal), batch)
+
+    def at(here: Variables, batch: Batch) -> Variables:
+        of_mixture = jax.grad(mixture_loss)(here, batch)  # (7) and (10)
+        return of_mixture._replace(shared=gradient(loss)(here.shared, batch))  # (6)
+
+    return at
 
 
 @gate(**WORK, **RULES, hand_back=HAND_BACK, fresh=FLAG, mix=FUNCTION, aggregated=FLAG)
@@ -51,10 +75,10 @@ def apfl(
     work: Work,
     *,
     alpha: ByClient,
-    learn: str = "step",
+    learn: Learn = "step",
     alpha_rate: Optimizer | None = None,
     held_out: float = 0.0,
-    hand_back: float = math.inf,
+    hand_back: int | None = None,
     fresh: bool = False,
     mix: Mixing = mixing.parameters,
     local: Solver | None = None,
@@ -65,61 +89,64 @@ def apfl(
     Args:
         loss: ``loss(params, rows) -> losses[rows]``; takes a ``Blend`` if ``mix``
             makes one.
-        work: local work; its optimizer is that of w and of v, each on its own.
-        alpha: weight of the shared model, at first; a number, or an array over clients.
+        work: local work of a round; w and v each have an optimizer of this kind.
+        alpha: first weight of the shared model; a number, or an array over clients.
         learn: when alpha moves: "step", "round" (with the first step) or "fixed".
-        alpha_rate: of alpha, a number for plain steps; None for ``optimizer`` itself.
+        alpha_rate: optimizer of alpha, a number for plain steps; None for that of
+            ``work``.
         held_out: fraction of a client's training rows on which alpha alone learns, in
-            batches of ``batch_size``; 0 for the batches of w and v. A client with too
-            few rows to hold out one keeps its alpha.
-        hand_back: rounds after which held-out rows are trained on as well, and alpha
-            stays; infinity for never.
+            batches of the same size; 0 for the batches of v. A client with too few rows
+            to hold out one keeps its alpha.
+        hand_back: number of rounds after which w and v train on held-out rows too, and
+            alpha stays; None for never.
         fresh: v (and alpha) have a batch of their own instead of that of w.
         mix: ``mixing.parameters`` or ``mixing.outputs``.
-        local: how v starts, from ``pure_local``; None for the initial parameters.
-        aggregated: the client deploys its v mixed with the shared model it is told,
-            else with its own last w, that is as it was before the server averaged.
+        local: how v starts, from ``fedblend.solvers``; None for the initial parameters.
+        aggregated: the client mixes v with the shared model of the server, else with
+            its own last w_i, as it was before the server averaged.
 
     Example:
         >>> import jax, jax.numpy as jnp, fedblend as fb
-        >>> federation, _ = fb.datasets.quadratics(clients=4, dim=2)
-        >>> algorithm = fb.apfl(
-        ...     fb.datasets.quadratic_loss,
-        ...     fb.Work(0.1, steps=2, batch_size=None),
-        ...     alpha=0.5,
-        ... )
-        >>> run = fb.simulate(algorithm, jnp.zeros(2), federation, jax.random.key(0),
-        ...                   rounds=50).complete()
-        >>> measured = fb.metrics.mean_loss(fb.datasets.quadratic_loss)
-        >>> own = fb.Batch(federation.train.rows(0))
+        >>> data, _ = fb.datasets.quadratics(clients=4, dim=2)
+        >>> loss = fb.datasets.quadratic_loss
+        >>> work = fb.Work(0.1, steps=2, batch_size=None)
+        >>> run = fb.simulate(fb.apfl(loss, work, alpha=0.5), jnp.zeros(2), data,
+        ...                   jax.random.key(0), rounds=50).complete()
+        >>> measured = fb.metrics.mean_loss(loss)
+        >>> own = fb.Batch(data.train.rows(0))
         >>> bool(measured(run.personal(0), own) < measured(run.shared, own))
         True
     """
-    check_held_out(learn, held_out, hand_back)
-
-    def mixed(personal, alpha, shared, batch):
-        return objective(loss, mix(alpha, shared, personal), batch)
-
-    def direction(here: Variables, batch, own, judge) -> Variables:
-        def gradients(which, batch):
-            return jax.grad(mixed, which)(here.personal, here.alpha, here.shared, batch)
-
-        first = gradient(loss)(here.shared, batch)
-        if judge is own:  # both of one pass
-            return Variables(first, *gradients((0, 1), own))
-        return Variables(first, gradients(0, own), gradients(1, judge))
-
-    parts = Parts(
-        lambda params, shard: per_client(alpha, shard),
-        mix,
-        learn,
-        alpha_rate,
-        held_out,
-        hand_back,
-        fresh,
-        local,
-        aggregated,
+    learning = Learning(learn, alpha_rate, held_out, hand_back).checked()
+    train = partial(
+        local_steps, gradients(loss, mix), work=work, learning=learning, fresh=fresh
     )
-    inner = fedavg(loss, work)
-    uniform = inner._replace(needs=inner.needs._replace(weights="uniform"))
-    return assembled(uniform, direction, work, parts)
+    inner = fedavg(loss, work)  # its server is (8)
+
+    def enroll(params, shard, key):
+        own = keys.named(key, "local model")
+        personal = params if local is None else local(params, shard, own)[0]
+        last = () if aggregated else params
+        return (), ApflClient(personal, per_client(alpha, shard), last)
+
+    def client(down, client, shard, key):
+        start = Variables(down.shared, client.personal, client.alpha)
+        reached, mean, rows = train(start, down, shard, key)
+        delta = trees.subtract(reached.shared, down.shared)
+        step_sum = step_sum_of(work, rows, down.round)
+        last = () if aggregated else reached.shared
+        state = ApflClient(reached.personal, reached.alpha, last)
+        return Up(delta, mean.shared, step_sum=step_sum), state
+
+    def personal(down, client, shard, key):
+        del shard, key
+        shared = down.shared if aggregated else client.last
+        return mix(client.alpha, shared, client.personal)
+
+    def info(client):
+        return {"alpha": client.alpha}
+
+    needs = inner.needs._replace(weights="uniform")
+    return inner._replace(
+        enroll=enroll, client=client, personal=personal, info=info, needs=needs
+    )

@@ -6,23 +6,20 @@ The shared problem is ``min over shared, max over q in the simplex of sum_i q_i
 f_i(shared)`` in place of the plain mean; client i deploys ``mix_i = alpha_i shared +
 (1 - alpha_i) v_i``. A round, for every client i of the cohort, n being all of them::
 
-    w_i <- shared, then steps times, on a batch, all from the old w_i, v_i and alpha_i:
-        w_i     <- w_i - rate * grad f_i(w_i)
-        v_i     <- v_i - rate * grad in v_i of f_i(mix_i)
-        alpha_i <- alpha_i - rate * <w_i - v_i, grad f_i(mix_i)>,  back into [0, 1]
+    w_i, v_i, alpha_i <- the local steps of ``apfl`` from shared, v_i, alpha_i
     shared <- shared + mean n q_i (w_i - shared)
     q      <- projection on the simplex of  q + q_rate * mean n f_i(shared) e_i
 
-with f_i at the old ``shared``, q uniform at first. The local work is ``apfl``'s, the
-weights, the ascent in q and what travels for it are ``agnostic``'s. So w and q are
-agnostic FL's, whatever v and alpha do, and with alpha = 1 it is agnostic FL. A client
-whose q_i is 0 does not move the shared model, yet trains v_i as any other does.
+with f_i at the old ``shared``, and q uniform at first. The local work is that of
+``apfl``; the weights, the ascent in q and the messages for it are those of
+``agnostic``. So the shared model and q are those of agnostic FL, whatever v and alpha
+do, and with alpha = 1 this is agnostic FL. A client whose q_i is 0 does not move the
+shared model, and trains v_i as any other does.
 
-Where this differs from the paper: it states the shared problem only, and leaves the
-method and its analysis open. This is the composition of its Algorithm 1 with the
-descent and ascent of Mohri et al., and no theorem of either is about it. Alpha is the
-weight of the shared model. With ``held_out`` q still climbs along the losses of all
-training rows.
+Where this differs from the paper: the paper states the shared problem alone, without a
+method or its analysis. This is the composition of its Algorithm 1 with the descent and
+ascent of Mohri et al., and no theorem of either covers it. Alpha is the weight of the
+shared model. With ``held_out`` the ascent in q uses the losses of all training rows.
 
 Reference: Deng, Kamani, Mahdavi, "Adaptive personalized federated learning", 2020,
 arXiv:2003.13461, appendix; Mohri, Sivek, Suresh, "Agnostic federated learning", ICML
@@ -31,7 +28,7 @@ arXiv:2003.13461, appendix; Mohri, Sivek, Suresh, "Agnostic federated learning",
 
 from fedblend.algorithms.agnostic import weighed
 from fedblend.algorithms.apfl import apfl
-from fedblend.algorithms.apfl_alpha import RULES
+from fedblend.algorithms.apfl_alpha import RULES, Learn
 from fedblend.checks import COUNT, NOT_NEGATIVE, ByClient, gate
 from fedblend.core import Algorithm, Loss
 from fedblend.local import WORK, Optimizer, Work
@@ -45,7 +42,7 @@ def apfl_agnostic(
     clients: int,
     q_rate: float,
     alpha: ByClient,
-    learn: str = "step",
+    learn: Learn = "step",
     alpha_rate: Optimizer | None = None,
     held_out: float = 0.0,
 ) -> Algorithm:
@@ -54,11 +51,12 @@ def apfl_agnostic(
     Args:
         loss: ``loss(params, rows) -> losses[rows]``.
         work: local work of a round: optimizer, steps, batch size.
-        clients: how many there are.
+        clients: number of clients.
         q_rate: step of the ascent in q, 0 or more.
-        alpha: weight of the shared model, at first; a number, or an array over clients.
+        alpha: first weight of the shared model; a number, or an array over clients.
         learn: when alpha moves: "step", "round" (with the first step) or "fixed".
-        alpha_rate: of alpha, a number for plain steps; None for ``work``'s optimizer.
+        alpha_rate: optimizer of alpha, a number for plain steps; None for that of
+            ``work``.
         held_out: fraction of a client's training rows on which alpha alone learns.
 
     Example:

@@ -1,6 +1,6 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""Weighted averages over local steps, kept exactly while models move on."""
+"""Weighted averages of a model over local steps, exact while the model moves on."""
 
 from typing import NamedTuple
 
@@ -12,34 +12,34 @@ from fedblend import mixing, trees
 from fedblend.core import PyTree
 
 
-class Averages(NamedTuple):
-    """An average over steps, and the sum of the weights that it covers."""
+class Average(NamedTuple):
+    """The average of a model over steps, and the sum of the weights of these steps."""
 
     model: PyTree
     weight: jax.Array
 
 
-def joined(past: Averages, model: PyTree, weight: jax.Array) -> Averages:
-    """The average until the sum of weights is ``weight``.
+def extended(past: Average, model: PyTree, weight: jax.Array) -> Average:
+    """The average over more steps.
 
     Args:
         past: the average so far.
-        model: the average over what came since.
-        weight: the sum of all weights; ``past.weight`` is a part of it.
+        model: the average over the steps since.
+        weight: the sum of all weights, ``past.weight`` included.
     """
     old = past.weight / jnp.where(weight > 0, weight, 1)
-    return Averages(mixing.parameters(old, past.model, model), weight)
+    return Average(mixing.parameters(old, past.model, model), weight)
 
 
 def averaging(
     rule: optax.GradientTransformation, weights: jax.Array
 ) -> optax.GradientTransformation:
-    """Steps of ``rule`` on the first of a pair of trees; the second sums them up.
+    """An optimizer of a pair of trees: a model, and its average over the steps.
 
     Args:
-        rule: the optimizer of the first.
-        weights: of the models after each step; the second, zeros at first, becomes
-            their average with these weights.
+        rule: the optimizer of the model.
+        weights: of the models after each step; the second tree, zeros at first, becomes
+            the average of these models.
     """
     shares = weights / weights.sum()
 

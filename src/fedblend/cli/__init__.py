@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The command line.
 
-Everything that takes time to import is imported inside the commands, so that help
-comes at once. Bad input of any kind is one line and exit code 2, said in ``main``;
-what is not expected keeps its traceback, because it is a bug.
+Commands import slow modules when they run, so that ``--help`` is fast. ``main`` turns
+bad input of any kind into one line and exit code 2; any other exception is a bug and
+keeps its traceback.
 """
 
 import errno
@@ -18,6 +18,7 @@ from fedblend import __version__
 from fedblend.cli import (
     advise,
     data,
+    demo,
     federation,
     federation_status,
     init,
@@ -32,8 +33,8 @@ from fedblend.cli.screen import INTERRUPTED, complain
 
 app = typer.Typer(
     name="fedblend",
-    help="Federated learning by mixing.\n\nfedblend demo shows what it does; "
-    "fedblend init and fedblend run are the way to your own first run.",
+    help="Federated learning by mixing.\n\nStart with fedblend demo, then write your "
+    "own configuration with fedblend init and run it with fedblend run.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -51,12 +52,12 @@ app.add_typer(data.app, name="data")
 federation_status.join(federation.app)
 app.add_typer(federation.app, name="federation")
 reproduce.add_to(app)
-app.command("demo")(init.demo)
+app.command("demo")(demo.demo)
 
 UsageError: Any = typer.BadParameter.__mro__[1]
-"""A command line that cannot be understood; click's, wherever typer keeps it."""
+"""click's error for a command line it cannot parse; typer has its own copy."""
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-"""What a full disk says, without the name of a file."""
+"""Errors of a full disk, which do not name a file."""
 
 
 def _version(wanted: bool) -> None:
@@ -70,7 +71,10 @@ def _options(
     version: Annotated[
         bool,
         typer.Option(
-            "--version", callback=_version, is_eager=True, help="Say it and stop."
+            "--version",
+            callback=_version,
+            is_eager=True,
+            help="Print the version and exit.",
         ),
     ] = False,
 ) -> None:
@@ -78,7 +82,7 @@ def _options(
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the command line; the answer is the exit code."""
+    """Run the command line; returns the exit code."""
     arguments = run.joined_seeds(sys.argv[1:] if arguments is None else arguments)
     command = typer.main.get_command(app)
     try:
@@ -98,13 +102,13 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def entry() -> None:
-    """The process ``fedblend``: what ``main`` answers is its exit code."""
+    """The process ``fedblend``: exit with the code of ``main``."""
     code = main()
     sys.stdout.flush()
     sys.stderr.flush()
     if code == INTERRUPTED:
-        # Threads of XLA may still compute; taking the interpreter down around them
-        # has ended in a segmentation fault.
+        # Threads of XLA may still compute; finalizing the interpreter meanwhile has
+        # ended in a segmentation fault.
         os._exit(code)
     sys.exit(code)
 

@@ -1,6 +1,6 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""``fedblend data``: which datasets there are, getting their files, what they are."""
+"""``fedblend data``: list, download and describe datasets."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -17,16 +17,19 @@ app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode="rich",
 )
-Name = Annotated[str, typer.Argument(help="Of the dataset; see fedblend data list.")]
+Name = Annotated[
+    str, typer.Argument(help="The name of the dataset; see fedblend data list.")
+]
 
 
 @app.command("list")
 def list_() -> None:
     """List all datasets, and whether their files are on this machine."""
-    from fedblend.cli.show import table
     from fedblend.data.datasets import SOURCES
 
-    made = table("name", "rows", "test", "classes", "clients", "files", "what it is")
+    made = screen.table(
+        "name", "rows", "test", "classes", "clients", "files", "what it is"
+    )
     for name, info in SOURCES.items():
         numbers = (info.rows, info.test_rows, info.classes, info.clients)
         cells = ["-" if number is None else str(number) for number in numbers]
@@ -54,7 +57,7 @@ def get(
         str | None, typer.Option(help="Address of a mirror that has the files.")
     ] = None,
 ) -> None:
-    """Download the files of a dataset, check them, and keep them in the cache.
+    """Download the files of a dataset to the cache and check them.
 
     [bold]Example[/bold]
 
@@ -74,7 +77,7 @@ def get(
 
 
 def _download(name: str, base: str | None) -> list[Path]:
-    """Get one public set, with a bar in a terminal."""
+    """Download one public dataset, with a progress bar in a terminal."""
     from rich import progress
 
     from fedblend.data import download

@@ -215,10 +215,9 @@ def door(
     fedblend federation door node.toml --group fedblend-carrier
     """
     require_extra()
-    from fedblend.cli.run import compile_cache
     from fedblend.deploy.ops.supervisor import serve_door
 
-    compile_cache()
+    screen.compile_cache()
     serve_door(settings, group)
 
 

@@ -1,62 +1,55 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""``fedblend plan``: what theory promises before anything is run."""
+"""``fedblend plan``: rounds, bits and alpha by theory, before anything is run."""
 
 import math
 import re
 import shlex
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from fedblend.cli import screen
-from fedblend.cli.run import Format, compile_cache
+from fedblend.cli.screen import ConfigFile, Format, OutputFormat, Settings
 
 if TYPE_CHECKING:
     from fedblend.experiments.plan import Problem, Promise
 
-UNITS = {"": 1.0, "bit": 1.0, "B": 8.0} | {
-    f"{prefix}{unit}": size * thousands
-    for prefix, thousands in {"k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}.items()
-    for unit, size in {"bit": 1, "B": 8}.items()
-}
+THOUSANDS = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
 NAMES = {"dgd": "DGD", "diana": "DIANA"}
 
 
 def plan(
-    file: Annotated[Path, typer.Argument(help="The TOML file of the run.")],
+    file: ConfigFile,
     rounds: Annotated[
         int | None,
-        typer.Option(metavar="R", help="The largest alpha that R rounds allow."),
+        typer.Option(metavar="R", help="Find the largest alpha that R rounds allow."),
     ] = None,
     bits: Annotated[
         str | None,
         typer.Option(
-            metavar="B", help="The largest alpha that B bits allow: 1e6, 2.5Mbit, 3MB."
+            metavar="B",
+            help="Find the largest alpha that B bits allow: 1e6, 2.5Mbit, 3MB.",
         ),
     ] = None,
     alpha: Annotated[
         float | None,
-        typer.Option(metavar="A", help="The rounds and bits that alpha = A needs."),
+        typer.Option(
+            metavar="A", help="Find the rounds and bits that alpha = A needs."
+        ),
     ] = None,
     eps: Annotated[
         float, typer.Option(metavar="E", help="The accuracy: f~ - min f~ at the end.")
     ] = 1e-3,
-    sets: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Change a key of the file."),
-    ] = None,
-    format: Annotated[
-        Format, typer.Option(help="json prints the plans and nothing else.")
-    ] = Format.table,
+    sets: Settings = None,
+    format: OutputFormat = Format.table,
 ) -> None:
     """Plan the communication of FLIX: rounds, bits and alpha, before anything is run.
 
     For algorithm.name = "flix" with a linear model. Without --rounds, --bits
-    or --alpha it is a table over alpha. Plans are for gradient descent (DGD)
-    and, where compress.how = "diana", for DIANA with its compressor. What is
-    promised holds when run, and a plan comes with the command to do so.
+    or --alpha it prints a table over alpha. Plans are for gradient descent (DGD)
+    and, with compress.how = "diana", for DIANA with its compressor. A run of the
+    plan keeps its bound; the plan comes with the command that runs it.
 
     [bold]Examples[/bold]
 
@@ -69,21 +62,25 @@ def plan(
     fedblend plan flix.toml --bits 20Mbit --format json
     """
     given = {"--rounds": rounds, "--bits": bits, "--alpha": alpha}
-    wanted = _checked(given, eps)
-    compile_cache()
-    from fedblend.config.config import ConfigError, load
+    names = [name for name, value in given.items() if value is not None]
+    if len(names) > 1:
+        raise typer.BadParameter(f"{' and '.join(names)}: give only one of them")
+    if not 0 < eps < math.inf:
+        raise typer.BadParameter(f"--eps: {eps:g} is not a number above 0")
+    if rounds is not None and rounds < 0:
+        raise typer.BadParameter(f"--rounds: {rounds} is less than 0")
+    if alpha is not None and not 0 <= alpha <= 1:
+        raise typer.BadParameter(f"--alpha: {alpha:g} is not in [0, 1]")
+    budget = None if bits is None else parsed_bits(bits)
+    config = screen.load(file, sets)
     from fedblend.experiments.plan import problem, promises, warnings
 
-    config = load(file, sets or [])
-    try:
+    with screen.errors_of(file):
         found = problem(config)
-    except ConfigError as error:
-        raise ConfigError(f"{file}: {error}") from None
-    made = promises(found, eps, **wanted)
+    made = promises(found, eps, alpha=alpha, rounds=rounds, bits=budget)
     for warning in warnings(config, found, made):
-        screen.note(f"warning: {warning}")
-    again = ["fedblend", "run", str(file)]
-    again += [word for setting in sets or [] for word in ("--set", setting)]
+        screen.warn(warning)
+    again = screen.run_again(file, sets)
     if format is Format.json:
         from fedblend.experiments.run_folder import as_json
 
@@ -92,36 +89,20 @@ def plan(
         _print(found, made, eps, again)
 
 
-def _checked(given: dict[str, Any], eps: float) -> dict[str, Any]:
-    """The budget or the alpha, by the name that ``promises`` has for it."""
-    names = [name for name, value in given.items() if value is not None]
-    if len(names) > 1:
-        raise typer.BadParameter(f"{' and '.join(names)}: give only one of them")
-    if not 0 < eps < math.inf:
-        raise typer.BadParameter(f"--eps: {eps:g} is not a number above 0")
-    rounds, bits, alpha = given.values()
-    if rounds is not None and rounds < 0:
-        raise typer.BadParameter(f"--rounds: {rounds} is less than 0")
-    if alpha is not None and not 0 <= alpha <= 1:
-        raise typer.BadParameter(f"--alpha: {alpha:g} is not in [0, 1]")
-    return {
-        "rounds": rounds,
-        "bits": None if bits is None else parsed_bits(bits),
-        "alpha": alpha,
-    }
-
-
 def parsed_bits(text: str) -> float:
     """A number of bits, with or without a unit: 1e6, 2.5Mbit, 3 MB."""
-    match = re.fullmatch(r"\s*([0-9.]+(?:e[+-]?[0-9]+)?)\s*([A-Za-z]*)\s*", text)
+    number = r"([0-9.]+(?:e[+-]?[0-9]+)?)"
+    match = re.fullmatch(rf"\s*{number}\s*(?:([kMGT]?)(bit|B))?\s*", text)
     try:
         assert match is not None
-        bits = float(match[1]) * UNITS[match[2]]
-    except (AssertionError, KeyError, ValueError):
-        units = ", ".join(unit for unit in UNITS if unit)
+        bits = (
+            float(match[1]) * THOUSANDS[match[2] or ""] * (8 if match[3] == "B" else 1)
+        )
+    except (AssertionError, ValueError):
+        units = [f"{prefix}{unit}" for prefix in THOUSANDS for unit in ("bit", "B")]
         raise typer.BadParameter(
             f"--bits: {text!r} is not a number of bits; write a number from 0 on, "
-            f"with or without one of {units}"
+            f"with or without one of {', '.join(units)}"
         ) from None
     if not math.isfinite(bits):
         raise typer.BadParameter(f"--bits: {text} is not finite")
@@ -151,11 +132,11 @@ def _document(
         },
         "plans": [
             {
-                "solver": promise.way.solver.name,
+                "solver": promise.scheme.solver.name,
                 "alpha": promise.plan.alpha,
                 "rounds": promise.plan.rounds,
                 "bits": promise.plan.bits,
-                "bits_at_most": promise.way.at_most,
+                "bits_at_most": promise.scheme.at_most,
                 "bound": promise.plan.bound,
                 "rate": promise.rate,
                 "command": _command(promise, again),
@@ -168,57 +149,43 @@ def _document(
 def _print(
     found: "Problem", made: list["Promise"], eps: float, again: list[str]
 ) -> None:
-    console = screen.console()
-    known = found.known
-    console.print(
-        f"{known.clients} clients, {found.personal.shape[1]} parameters: L = "
-        f"{known.L_alpha:.4g}, mu = {known.mu_alpha:.4g}, V = {known.V:.4g}\n"
-        f"accuracy: f~ - min f~ <= {eps:g}"
-    )
-    console.print(_table(made))
-    for line in _remarks(found, made):
-        console.print(line, markup=False)
-    if len(made) == len(found.ways):
-        for command in filter(None, (_command(one, again) for one in made)):
-            console.print(f"to run it: {command}", markup=False, soft_wrap=True)
-
-
-def _table(made: list["Promise"]) -> Any:
-    from rich import box
-    from rich.table import Table
-
     from fedblend.report.terminal import human_bits
 
-    table = Table(box=box.SIMPLE, pad_edge=False)
-    for heading in ("solver", "alpha", "rounds", "bits", "bound", "algorithm.rate"):
-        table.add_column(heading, justify="left" if heading == "solver" else "right")
-    for number, (way, plan, rate, _) in enumerate(made):
-        if number and way is not made[number - 1].way:
+    known, one_each = found.known, len(made) == len(found.schemes)
+    heads = ("solver", "alpha", "rounds", "bits", "bound", "algorithm.rate")
+    table = screen.table(*heads, right=1)
+    for number, (scheme, plan, rate, _) in enumerate(made):
+        if number and scheme is not made[number - 1].scheme:
             table.add_section()
         cells = ["-", "-", "no promise"]
         if plan.rounds is not None:
             bits = human_bits(plan.bits or 0)
             cells = [f"{plan.rounds}", bits, f"{plan.bound:.3g}"]
-        table.add_row(
-            NAMES[way.solver.name], f"{plan.alpha:.6g}", *cells, f"{rate:.6g}"
-        )
-    return table
-
-
-def _remarks(found: "Problem", made: list["Promise"]) -> list[str]:
-    """What one has to know to read the table."""
+        solver = NAMES[scheme.solver.name]
+        table.add_row(solver, f"{plan.alpha:.6g}", *cells, f"{rate:.6g}")
+    console = screen.console()
+    console.print(
+        f"{known.clients} clients, {found.personal.shape[1]} parameters: L = "
+        f"{known.L_alpha:.4g}, mu = {known.mu_alpha:.4g}, V = {known.V:.4g}\n"
+        f"accuracy: f~ - min f~ <= {eps:g}"
+    )
+    console.print(table)
     lines = [
         "Round 1 collects x_avg, so run.rounds is one less. Bits are those of all "
         "clients, up and down."
     ]
-    for way in found.ways[1:]:
+    for scheme in found.schemes[1:]:
         most = ", and its bits count every client like the longest message"
         lines.append(
             "DIANA's bound is on the expected value"
-            f"{most if way.at_most else ''}. DGD is without the table [compress]."
+            f"{most if scheme.at_most else ''}. DGD is without the table [compress]."
         )
-    if len(made) > len(found.ways):
+    if not one_each:
         lines.append("--alpha, --rounds or --bits gives a plan with its command.")
     elif any(one.plan.rounds == 0 for one in made):
         lines.append("alpha = 0 leaves every client its own model: nothing to run.")
-    return lines
+    for line in lines:
+        console.print(line, markup=False)
+    if one_each:
+        commands = (_command(one, again) for one in made)
+        screen.say(*(f"to run it: {command}" for command in commands if command))

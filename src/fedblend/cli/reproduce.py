@@ -1,13 +1,13 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""``fedblend reproduce``: a command of another distribution, where it is installed."""
+"""``fedblend reproduce``: the command of the distribution fedblend-reproductions."""
 
 from importlib.metadata import entry_points
 
 import typer
 
 GROUP = "fedblend.commands"
-"""The entry points by which another distribution adds a command."""
+"""The group of entry points with which another distribution adds a command."""
 MISSING = (
     "reproduce: the distribution fedblend-reproductions is not installed; in "
     "a clone of fedblend's repository: pip install ./reproductions"
@@ -15,7 +15,7 @@ MISSING = (
 
 
 def add_to(app: typer.Typer) -> None:
-    """Add the command, or one that says how to install it."""
+    """Add the command, or one whose error says how to install it."""
     for found in entry_points(group=GROUP, name="reproduce"):
         app.command("reproduce")(found.load())
         return
@@ -24,5 +24,5 @@ def add_to(app: typer.Typer) -> None:
 
 
 def _missing() -> None:
-    """Measure what a paper claims: needs the distribution fedblend-reproductions."""
+    """Measure the claims of a paper; needs the distribution fedblend-reproductions."""
     raise typer.BadParameter(MISSING)

@@ -3,53 +3,40 @@
 """``fedblend run``: a configuration, from file to results."""
 
 import contextlib
-import os
 import re
 import shlex
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from fedblend.cli import screen
+from fedblend.cli.screen import ConfigFile, Format, OutputFormat, Settings
 
 if TYPE_CHECKING:
     from fedblend.config.config import Config
     from fedblend.experiments.run import Step
 
 
-class Format(StrEnum):
-    """How results are printed."""
-
-    table = "table"
-    json = "json"
-
-
 def run(
-    file: Annotated[Path, typer.Argument(help="The TOML file of the run.")],
-    sets: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Change a key of the file."),
-    ] = None,
+    file: ConfigFile,
+    sets: Settings = None,
     seed: Annotated[
         list[str] | None,
         typer.Option(metavar="N...", help="One seed, or several run side by side."),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="Folder of results; runs/NAME by default.")
+        Path | None, typer.Option(help="Folder of the results; default: runs/NAME.")
     ] = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on where the run was interrupted.")
+        bool, typer.Option("--resume", help="Continue an interrupted run.")
     ] = False,
-    format: Annotated[
-        Format, typer.Option(help="json prints the summary and nothing else.")
-    ] = Format.table,
+    format: OutputFormat = Format.table,
 ) -> None:
-    """Run what a TOML file describes, and write results to a folder.
+    """Run the configuration in a TOML file and write the results to a folder.
 
     [bold]Examples[/bold]
 
@@ -61,71 +48,56 @@ def run(
 
     fedblend run first.toml --out runs/seeds --seed 1 2 3 --resume
     """
-    compile_cache()
-    from fedblend.config.config import ConfigError, load
+    config = screen.load(file, [*(sets or []), *_seed_setting(seed or [])])
     from fedblend.experiments.run import run_config
 
-    config = load(file, [*(sets or []), *_seed_setting(seed or [])])
     out = out or results_folder(config)
-    try:
-        with lasting_interrupt() as stop, progress(config) as report:
+    same = f"--out {shlex.quote(str(out))} --resume"
+    with (
+        screen.errors_of(file, f"interrupted; the same command with {same} continues"),
+        lasting_interrupt() as stop,
+        progress(config) as report,
+    ):
 
-            def on_step(step: "Step") -> None:
-                stop()
-                report(step)
+        def on_step(step: "Step") -> None:
+            stop()
+            report(step)
 
-            summary = run_config(
-                config,
-                out,
-                resume=resume,
-                on_step=on_step,
-                on_warning=lambda text: screen.note(f"warning: {text}"),
-            )
-    except KeyboardInterrupt:
-        same = f"--out {shlex.quote(str(out))} --resume"
-        screen.note(f"interrupted; the same command with {same} goes on")
-        raise typer.Exit(screen.INTERRUPTED) from None
-    except ConfigError as error:
-        raise ConfigError(f"{file}: {error}") from None
+        summary = run_config(
+            config, out, resume=resume, on_step=on_step, on_warning=screen.warn
+        )
     show_summary(out, summary, format)
 
 
 def results_folder(config: "Config") -> Path:
-    """Where results go if no other place is named."""
+    """The folder of the results if no other is named."""
     return Path("runs") / re.sub(r"[^\w.-]+", "-", config.name)
 
 
 def show_summary(
     out: Path, summary: dict[str, Any], format: Format = Format.table
 ) -> None:
-    """Print how a run ended."""
+    """Print the results of a finished run."""
     from fedblend.experiments.run_folder import Folder, as_json, read_rows
+    from fedblend.report.terminal import show
 
     if format is Format.json:
         typer.echo(as_json(summary))
         return
-    from fedblend.report.terminal import show
-
-    console = screen.console()
-    show(read_rows(Folder(out)), summary["runs"], console, summary)
-    screen.say_privacy(console, summary)
-    console.print(f"results: {out}", markup=False, soft_wrap=True)
+    show(read_rows(Folder(out)), summary["runs"], screen.console(), summary)
+    screen.say(f"results: {out}")
 
 
 def _seed_setting(seeds: list[str]) -> list[str]:
     """``--seed`` as a setting of ``run.seed``."""
-    numbers = [word.strip() for text in seeds for word in text.split(",")]
-    for word in numbers:
+    numbers = []
+    for word in (word.strip() for text in seeds for word in text.split(",")):
         if not word.isdecimal():
             raise typer.BadParameter(f"--seed: {word!r} is not a whole number from 0")
-    if not numbers:
-        return []
-    value = numbers[0] if len(numbers) == 1 else f"[{', '.join(map(_plain, numbers))}]"
-    return [f"run.seed={_plain(value) if len(numbers) == 1 else value}"]
-
-
-def _plain(word: str) -> str:
-    return str(int(word[:20]))
+        numbers.append(str(int(word[:20])))
+    if len(numbers) > 1:
+        return [f"run.seed=[{', '.join(numbers)}]"]
+    return [f"run.seed={number}" for number in numbers]
 
 
 def joined_seeds(arguments: list[str]) -> list[str]:
@@ -145,29 +117,11 @@ def joined_seeds(arguments: list[str]) -> list[str]:
     return joined
 
 
-def compile_cache() -> None:
-    """Keep what JAX compiles in the user's cache, for the next run."""
-    import jax
-
-    if jax.config.jax_compilation_cache_dir is not None:  # pyright: ignore
-        return
-    home = os.environ.get("XDG_CACHE_HOME")
-    folder = (Path(home) if home else Path.home() / ".cache") / "fedblend" / "jax"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError:
-        return
-    jax.config.update("jax_compilation_cache_dir", str(folder))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
-    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
-
-
 @contextlib.contextmanager
 def lasting_interrupt() -> Iterator[Callable[[], None]]:
-    """Ctrl-C that is not lost where it falls into a callback of JAX.
+    """Remember a Ctrl-C that falls into a callback of JAX, where it would be lost.
 
-    Exceptions cannot leave such a callback; the function that this hands out, called
-    after every block, raises what was lost.
+    Yields a function, to be called after every block, that raises it again.
     """
     seen = False
 
@@ -205,8 +159,8 @@ def progress(config: "Config") -> Iterator[Callable[["Step"], None]]:
             return f"{task.speed:.1f} rounds/s" if task.speed else ""
 
     names = {
-        "trial": "local only, how long",
-        "local": "local only, to compare",
+        "trial": "training alone, how long",
+        "local": "training alone, to compare",
         "federated": getattr(config.algorithm, "name", ""),
     }
     with bars.Progress(

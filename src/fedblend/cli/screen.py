@@ -1,11 +1,39 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""Where the command line writes: results on stdout, everything else on stderr."""
+"""What commands share: their options, the configuration they load, the screen.
 
-from typing import Any
+Results go to stdout, everything else to stderr.
+"""
+
+import contextlib
+import os
+from collections.abc import Iterator
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from fedblend.config.config import Config
 
 BAD_INPUT = 2
 INTERRUPTED = 130
+
+
+class Format(StrEnum):
+    """How results are printed."""
+
+    table = "table"
+    json = "json"
+
+
+ConfigFile = Annotated[Path, typer.Argument(help="The TOML file of the run.")]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Change a key of the file."),
+]
+OutputFormat = Annotated[Format, typer.Option(help="json prints JSON and no table.")]
 
 
 def console(*, stderr: bool = False) -> Any:
@@ -15,19 +43,93 @@ def console(*, stderr: bool = False) -> Any:
     return Console(stderr=stderr, highlight=False)
 
 
+def say(*lines: str) -> None:
+    """Print lines of results; a terminal wraps long ones."""
+    for line in lines:
+        console().print(line, markup=False, soft_wrap=True)
+
+
 def note(text: str) -> None:
-    """One line on stderr, whatever its width."""
+    """Print one line on stderr, whatever its width."""
     console(stderr=True).print(text, markup=False, soft_wrap=True)
 
 
+def warn(text: str) -> None:
+    """Print a warning on stderr."""
+    note(f"warning: {text}")
+
+
 def complain(text: str) -> int:
-    """Say what is wrong with the input; the answer is the exit code."""
+    """Print an error of the input on stderr; returns the exit code."""
     note(f"error: {' '.join(text.split())}")
     return BAD_INPUT
 
 
-def say_privacy(where: Any, summary: dict[str, Any]) -> None:
-    """What a run promises of its clients' privacy, if it was asked to."""
-    if "privacy" in summary:
-        text = f"privacy: {summary['privacy']['sentence']}"
-        where.print(text, markup=False, soft_wrap=True)
+def table(*headings: str, right: int | None = None) -> Any:
+    """An empty table whose first column is never broken.
+
+    Args:
+        *headings: of the columns.
+        right: the first column that is aligned to the right.
+    """
+    from rich import box
+    from rich.table import Table
+
+    made = Table(box=box.SIMPLE, pad_edge=False)
+    for number, heading in enumerate(headings):
+        justify = "left" if right is None or number < right else "right"
+        made.add_column(heading, no_wrap=number == 0, justify=justify)
+    return made
+
+
+def load(file: Path, settings: list[str] | None) -> "Config":
+    """The configuration of a file with ``--set KEY=VALUE``, about to be computed."""
+    compile_cache()
+    from fedblend.config.config import load
+
+    return load(file, settings or [])
+
+
+@contextlib.contextmanager
+def interruptible(text: str = "interrupted") -> Iterator[None]:
+    """End at Ctrl-C with this text and exit code 130."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        note(text)
+        raise typer.Exit(INTERRUPTED) from None
+
+
+@contextlib.contextmanager
+def errors_of(file: Path, interrupted: str = "interrupted") -> Iterator[None]:
+    """``interruptible``, with the file named in the errors of its configuration."""
+    from fedblend.config.config import ConfigError
+
+    with interruptible(interrupted):
+        try:
+            yield
+        except ConfigError as error:
+            raise ConfigError(f"{file}: {error}") from None
+
+
+def run_again(file: Path, settings: list[str] | None) -> list[str]:
+    """The words of a command that runs a file with the same settings."""
+    words = [word for setting in settings or [] for word in ("--set", setting)]
+    return ["fedblend", "run", str(file), *words]
+
+
+def compile_cache() -> None:
+    """Store what JAX compiles in the user's cache, for the next run."""
+    import jax
+
+    if jax.config.jax_compilation_cache_dir is not None:  # pyright: ignore
+        return
+    home = os.environ.get("XDG_CACHE_HOME")
+    folder = (Path(home) if home else Path.home() / ".cache") / "fedblend" / "jax"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return
+    jax.config.update("jax_compilation_cache_dir", str(folder))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)

@@ -40,21 +40,10 @@ def list_(
         list_datasets()
 
 
-def table(*headings: str) -> Any:
-    """An empty table whose first column is never broken."""
-    from rich import box
-    from rich.table import Table
-
-    made = Table(box=box.SIMPLE, pad_edge=False)
-    for number, heading in enumerate(headings):
-        made.add_column(heading, no_wrap=number == 0)
-    return made
-
-
 def _algorithms() -> None:
     from fedblend.config.registry import ALGORITHMS, Options
 
-    made = table("name", "what it is", "own options", "published")
+    made = screen.table("name", "what it is", "own options", "published")
     common = Options.model_fields
     for name, entry in ALGORITHMS.items():
         own = [key for key in entry.options.model_fields if key not in common]
@@ -71,7 +60,7 @@ def _models() -> None:
     from fedblend.config.toml import literal
     from fedblend.models import MODELS
 
-    made = table("name", "what it is", "options with their defaults")
+    made = screen.table("name", "what it is", "options with their defaults")
     for name, info in MODELS.items():
         options = [
             f"{key} = {literal(default)}"
@@ -99,22 +88,16 @@ def show(
     if not run.config.is_file():
         raise RunError(f"{folder}: is not the folder of a run (no config.toml)")
     if not run.metrics.is_file():
-        raise RunError(f"{folder}: this run has no results yet; --resume goes on")
+        raise RunError(f"{folder}: this run has no results yet; --resume continues it")
     rows = read_rows(run)
     finished = run.summary.is_file()
-    summary = read_summary(run) if finished else {"runs": _last(rows)}
-    console = screen.console()
+    last = list({row.get("seed"): row for row in rows}.values())
+    summary: dict[str, Any] = read_summary(run) if finished else {"runs": last}
     try:
-        show_rows(rows, summary["runs"], console, summary)
-        screen.say_privacy(console, summary)
-        for text in summary.get("warnings", ()):
-            screen.note(f"warning: {text}")
+        show_rows(rows, summary["runs"], screen.console(), summary)
     except (KeyError, TypeError, AttributeError, IndexError):
         raise RunError(f"{folder}: its results are damaged") from None
+    for text in summary.get("warnings", ()):
+        screen.warn(text)
     if not finished:
-        console.print("not finished: fedblend run ... --resume goes on", markup=False)
-
-
-def _last(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The newest row of every seed."""
-    return list({row.get("seed"): row for row in rows}.values())
+        screen.say("not finished: fedblend run ... --resume continues it")

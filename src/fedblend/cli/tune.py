@@ -1,6 +1,6 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""``fedblend tune``: how much every client should share, from its validation rows."""
+"""``fedblend tune``: every client's alpha, chosen on its validation rows."""
 
 import shlex
 from pathlib import Path
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedblend.cli import screen
-from fedblend.cli.run import compile_cache
+from fedblend.cli.screen import ConfigFile, Settings
 
 if TYPE_CHECKING:
     import numpy as np
@@ -18,32 +18,31 @@ if TYPE_CHECKING:
 
 
 def tune(
-    file: Annotated[Path, typer.Argument(help="The TOML file of the run.")],
+    file: ConfigFile,
     alphas: Annotated[
         str, typer.Option(metavar="A,B,...", help="The alphas to try, in [0, 1].")
     ] = "0,0.25,0.5,0.75,1",
     by: Annotated[
         str | None,
-        typer.Option(metavar="METRIC", help="What decides; the first metric if none."),
+        typer.Option(
+            metavar="METRIC", help="The metric that decides; default: the first."
+        ),
     ] = None,
     out: Annotated[
         Path | None,
         typer.Option(
             metavar="FILE.csv",
-            help="Where every client's choice goes, and beside it, as FILE.toml, the "
-            "configuration with it.",
+            help="Write every client's choice to FILE.csv, and the configuration with "
+            "these choices to FILE.toml.",
         ),
     ] = None,
-    sets: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Change a key of the file."),
-    ] = None,
+    sets: Settings = None,
 ) -> None:
     """Choose alpha, the weight of the shared model, on validation rows.
 
-    For flix, flix_local and apfl with learn = "fixed". All alphas are run side by
+    For flix, flix_local and apfl with learn = "fixed". All alphas run side by
     side, then every client takes the one that is best on its own validation
-    rows. Test rows are shown and have no part in the choice.
+    rows. Test rows are shown and do not influence the choice.
 
     [bold]Examples[/bold]
 
@@ -52,36 +51,24 @@ def tune(
     fedblend tune flix.toml --alphas 0,0.1,0.3,1 --by accuracy --out tuned.csv
     """
     grid = _parsed(alphas)
-    compile_cache()
-    from fedblend.config.config import ConfigError, load
-    from fedblend.experiments.tune import places, tune_config, write
+    config = screen.load(file, sets)
+    from fedblend.experiments.tune import check_out, tune_config, write
 
-    config = load(file, sets or [])
     if out is not None:
-        places(out)
-    try:
+        check_out(out)
+    with screen.errors_of(file):
         found, warnings = tune_config(config, grid, by)
-    except KeyboardInterrupt:
-        screen.note("interrupted")
-        raise typer.Exit(screen.INTERRUPTED) from None
-    except ConfigError as error:
-        raise ConfigError(f"{file}: {error}") from None
     for warning in warnings:
-        screen.note(f"warning: {warning}")
-    again = ["fedblend", "run", str(file)]
-    again += [word for setting in sets or [] for word in ("--set", setting)]
-    again += ["--set", f"algorithm.alpha={found.common}"]
+        screen.warn(warning)
     _print(found)
-    console = screen.console()
-    lines = [f"one alpha for all: {shlex.join(again)}"]
+    again = [*screen.run_again(file, sets), "--set", f"algorithm.alpha={found.common}"]
+    screen.say(f"one alpha for all: {shlex.join(again)}")
     if out is None:
-        lines.append("--out FILE.csv writes every client's own, and how to run them.")
-    else:
-        write(config, found, out)
-        beside = shlex.quote(str(out.with_suffix(".toml")))
-        lines += [f"every client its own: fedblend run {beside}", f"clients: {out}"]
-    for line in lines:
-        console.print(line, markup=False, soft_wrap=True)
+        screen.say("--out FILE.csv writes every client's own, and how to run them.")
+        return
+    write(config, found, out)
+    beside = shlex.quote(str(out.with_suffix(".toml")))
+    screen.say(f"every client its own: fedblend run {beside}", f"clients: {out}")
 
 
 def _parsed(text: str) -> list[float]:
@@ -100,12 +87,8 @@ def _parsed(text: str) -> list[float]:
 
 def _print(found: "Tuned") -> None:
     import numpy as np
-    from rich import box
-    from rich.table import Table
 
-    table = Table(box=box.SIMPLE, pad_edge=False)
-    for heading in ("alpha", "validation", "test", "clients"):
-        table.add_column(heading, justify="right")
+    table = screen.table("alpha", "validation", "test", "clients", right=0)
     test = np.full_like(found.validation, np.nan) if found.test is None else found.test
     for replica, alpha in enumerate(found.alphas):
         count = int((found.replicas == replica).sum())
@@ -119,24 +102,18 @@ def _print(found: "Tuned") -> None:
     console = screen.console()
     console.print(f"mean {found.metric} over clients, and how many chose an alpha")
     console.print(table)
-    for line in _remarks(found):
-        console.print(line, markup=False)
+    console.print(
+        "Each alpha trained a shared model. In the last line clients use that of their "
+        "own alpha; its validation value is the best of several, its test value is not."
+    )
+    count = int(found.unsure.sum())
+    if count:
+        console.print(
+            f"{count} clients have no finite value on validation rows: alpha = "
+            f"{found.common:g}, the best for the others."
+        )
 
 
 def _mean(values: "np.ndarray") -> str:
     known = values[abs(values) < float("inf")]
     return f"{known.mean():.4f}" if known.size else "-"
-
-
-def _remarks(found: "Tuned") -> list[str]:
-    lines = [
-        "Each alpha trained a shared model. In the last line clients use that of their "
-        "own alpha; its validation value is the best of several, its test value is not."
-    ]
-    count = int(found.unsure.sum())
-    if count:
-        lines.append(
-            f"{count} clients have no finite value on validation rows: alpha = "
-            f"{found.common:g}, the best for the others."
-        )
-    return lines

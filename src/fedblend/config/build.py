@@ -29,8 +29,8 @@ from fedblend.config.splits import BySplit, by_constants
 from fedblend.config.tasks import loss_name, losses_of, measures_of, model_of
 from fedblend.core import Algorithm, Key, Loss
 from fedblend.data.federated import FederatedData
-from fedblend.data.readers.new_rows import Task, task_of
-from fedblend.data.split_clients import set_apart
+from fedblend.data.readers.read import Task, task_of
+from fedblend.data.split_clients import split_clients
 from fedblend.metrics import Metric
 from fedblend.simulation.sampling import settled
 from fedblend.simulation.spec import RunSpec
@@ -97,7 +97,7 @@ def build(config: Config) -> Built:
     unseen: tuple[FederatedData, ...] = ()
     if config.data.unseen:
         fraction, seed = config.data.unseen, config.data.seed
-        pairs = [set_apart(one, fraction, seed) for one in federations]
+        pairs = [split_clients(one, fraction, seed) for one in federations]
         federations, unseen = zip(*pairs, strict=True)
     federated_data = federations[0]
     if config.select is not None and len(federations) > 1:

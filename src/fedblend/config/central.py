@@ -30,7 +30,7 @@ from fedblend.config.schema.table import (
 from fedblend.core import Algorithm, Batch, Loss, PyTree
 from fedblend.data.dataset import DataError, Dataset, Rows, generator
 from fedblend.data.federated import FederatedData, federate
-from fedblend.data.readers.new_rows import Task, read_further, task_of
+from fedblend.data.readers.read import Task, read_new_rows, task_of
 from fedblend.transforms.mixed_fl.central_loss import of_parameters, on_rows
 
 Inside = Annotated[float, Field(gt=0, lt=1)]
@@ -120,7 +120,7 @@ def own_rows(
 ) -> FederatedData:
     """The server's rows from its own file, as a federation of one."""
     assert table.file is not None
-    rows = read_further(table.file, task, target=table.target or target).rows
+    rows = read_new_rows(table.file, task, target=table.target or target).rows
     return _held(table, rows, seed)
 
 
@@ -180,9 +180,7 @@ def mixed(
         )
     # The dense layer is not part of the penalty, and its gradient need not be sent.
     return (
-        made
-        if table.penalty is None
-        else transforms.partial_correction(made, ["embedding"])
+        made if table.penalty is None else transforms.add_gradient(made, ["embedding"])
     )
 
 

@@ -11,12 +11,12 @@ import numpy as np
 
 from fedblend.config.schema import tables
 from fedblend.config.schema.table import ConfigError
-from fedblend.data import checks, datasets
+from fedblend.data import datasets
 from fedblend.data import partition as partitioners
-from fedblend.data.dataset import DataError, Dataset, federation_of, one_class_clients
-from fedblend.data.federated import FederatedData
-from fedblend.data.partition.partition import Partition
-from fedblend.data.readers import read
+from fedblend.data.dataset import DataError, Dataset, index_like, wild_scales
+from fedblend.data.federated import FederatedData, one_class_clients
+from fedblend.data.partition.partition import Partition, federate_dataset
+from fedblend.data.readers.read import read
 
 
 def load_dataset(data: tables.Data) -> Dataset:
@@ -29,7 +29,7 @@ def load_dataset(data: tables.Data) -> Dataset:
     if data.source is not None:
         return datasets.load(data.source, **data.options)
     assert data.file is not None
-    return read.read(
+    return read(
         Path(data.file),
         target=data.target,
         client=data.client,
@@ -74,7 +74,7 @@ def hold_out(
 ) -> FederatedData:
     """The federation, with the rows that are held out in a split of this number."""
     try:
-        return federation_of(
+        return federate_dataset(
             dataset,
             parts,
             validation=data.validation,
@@ -113,8 +113,8 @@ def warnings(
     """
     yield from dataset.notes
     if inputs is None or not dataset.columns:
-        yield from checks.index_like(dataset)
-    yield from checks.wild_scales(dataset)
+        yield from index_like(dataset)
+    yield from wild_scales(dataset)
     lonely = one_class_clients(federated_data)
     if lonely:
         name = federated_data.name(lonely[0])

@@ -39,6 +39,12 @@ _KEYS = {
 }
 """The keys of a configuration by what ``simulate`` calls them."""
 
+_MOVED = dict.fromkeys(
+    ("apfl_fedtorch", "apfl_fedjax"),
+    "is no algorithm of fedblend; fedblend_reproductions.apfl.other_libraries has it",
+)
+"""Names that configurations once had, and where to find them."""
+
 
 @contextlib.contextmanager
 def named_by_key(**others: str) -> Iterator[None]:
@@ -136,6 +142,8 @@ def _untagged(error: ErrorDetails, key: tuple[str, ...], raw: Any) -> str:
     tags = [tag.strip("' ") for tag in context["expected_tags"].split(",")]
     tags = [tag for tag in tags if tag != "number"]
     shown = _shown(context["tag"])
+    if context["tag"] in _MOVED:
+        return f"{'.'.join((*key, name))}: {shown} {_MOVED[context['tag']]}"
     return f"{'.'.join((*key, name))}: {shown} is unknown{_hint(context['tag'], tags)}"
 
 

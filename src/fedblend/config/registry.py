@@ -16,16 +16,7 @@ from pydantic import Field
 
 from fedblend import algorithms
 from fedblend.config.schema.algorithm import Options, amount_of_work
-from fedblend.config.schema.apfl import (
-    Apfl,
-    ApflAgnostic,
-    ApflFedJax,
-    ApflFedTorch,
-    apfl,
-    apfl_agnostic,
-    apfl_fedjax,
-    apfl_fedtorch,
-)
+from fedblend.config.schema.apfl import Apfl, ApflAgnostic, apfl, apfl_agnostic
 from fedblend.config.schema.flix import Flix, FlixLocal, flix
 from fedblend.config.schema.local_work import LocalWork, Rule, transform
 from fedblend.config.schema.personal import (
@@ -223,8 +214,6 @@ ALGORITHMS: dict[str, Entry] = {
     "apfl_agnostic": Entry(
         ApflAgnostic, apfl_agnostic, algorithms.apfl_agnostic, clients=True
     ),
-    "apfl_fedtorch": Entry(ApflFedTorch, apfl_fedtorch, algorithms.apfl_fedtorch),
-    "apfl_fedjax": Entry(ApflFedJax, apfl_fedjax, algorithms.apfl_fedjax),
     "reptile": Entry(Reptile, _reptile, algorithms.reptile),
     "fomaml": Entry(Fomaml, _fomaml, algorithms.fomaml),
     "perfedavg": Entry(PerFedAvg, perfedavg, algorithms.perfedavg),

@@ -20,7 +20,7 @@ from fedblend.config.constants import require_known, smoothness, with_rates
 from fedblend.config.tasks import loss_name
 from fedblend.core import Algorithm
 from fedblend.data.federated import FederatedData
-from fedblend.data.readers.new_rows import Task
+from fedblend.data.readers.read import Task
 
 if TYPE_CHECKING:
     from fedblend.config.build import Method

@@ -10,7 +10,7 @@ from fedblend import losses, metrics, models
 from fedblend.config.config import Config
 from fedblend.config.schema.table import ConfigError
 from fedblend.core import Loss
-from fedblend.data.readers.new_rows import Task
+from fedblend.data.readers.read import Task
 from fedblend.mixing import Apply
 
 _LOSSES = {

@@ -1,33 +1,48 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""A dataset before it is shared out among clients, and how it becomes a federation.
+"""A dataset before it is divided among clients, and the checks of its rows.
 
 Images are float32 in [0, 1], four bytes a pixel: MNIST takes 220 MB, all of CIFAR-10
-740 MB, and building a federation makes one copy.
+740 MB, and federated data is one copy.
 """
 
 import importlib
+import re
 import zlib
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
+from collections.abc import Iterator
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 
-from fedblend.data.federated import FederatedData, federate
-
-if TYPE_CHECKING:
-    from fedblend.data.partition.partition import Partition
-
 Kind = Literal["classes", "binary", "regression", "sequence", "tags"]
-"""What the targets are: class numbers, 0 or 1, real numbers, the class that follows at
-each place of a sequence of classes (negative where none counts), or ones and zeros
-over the labels that a row may have several of."""
+"""What the targets are: class numbers; 0 or 1; real numbers; the next class at each
+place of a sequence of classes (negative where it does not count); or ones and zeros
+over
+labels, of which a row may have several."""
 
 Rows = tuple[np.ndarray, np.ndarray]
 """Inputs and targets, one entry of each for every row."""
 
 
+LEAST_ROWS = 20
+"""In fewer rows, integers may all differ by chance."""
+LARGEST = 1e3
+"""Of an absolute value; also how many times smaller than usual a column may be."""
+LARGE = 30.0
+"""Of a column's mean absolute value: beyond it SGD with a usual rate is unstable."""
+SHOWN = 2
+"""Columns that a warning names."""
+
+_ID = re.compile(
+    r"|index|unnamed: \d+|__index_level_\d+__|row[ _]?(index|number|nr|no)"
+    r"|(.*[ _.-])?(id|idx|uuid|guid)",
+    re.IGNORECASE,
+)
+_CAMEL_ID = re.compile(r".*[a-z]I[dD]")
+
+
 class DataError(ValueError):
-    """Something is wrong with the data or with how it was asked for: one line."""
+    """Data, or a request for data, that cannot be used: one line."""
 
 
 class MissingDataError(DataError, FileNotFoundError):
@@ -35,7 +50,7 @@ class MissingDataError(DataError, FileNotFoundError):
 
 
 class AbsentColumnError(DataError):
-    """A column or array that is asked for and not there; ``name`` is its name."""
+    """A column or array that does not exist; ``name`` is its name."""
 
     def __init__(self, name: str, text: str):
         super().__init__(text)
@@ -43,7 +58,7 @@ class AbsentColumnError(DataError):
 
 
 class Dataset(NamedTuple):
-    """All rows of a dataset, with the client of each row where nature gives one."""
+    """All rows of a dataset, with the client of each row where the data names it."""
 
     rows: Rows
     """``(inputs[rows, ...], targets[rows, ...])``."""
@@ -58,13 +73,13 @@ class Dataset(NamedTuple):
     test_keys: np.ndarray | None = None
     """The natural client of each test row."""
     name: str = ""
-    """What to call it in reports."""
+    """Its name in reports."""
     label_names: tuple[str, ...] = ()
     """The names of the classes, by number."""
     columns: tuple[str, ...] = ()
     """The names of the inputs, where they came as a table."""
     notes: tuple[str, ...] = ()
-    """What was decided in reading it, for its owner to know."""
+    """Decisions that the reader made, for the owner of the data to check."""
 
 
 def check(dataset: Dataset) -> None:
@@ -141,138 +156,89 @@ def _check_finite(values: np.ndarray, columns: tuple[str, ...], where: str) -> N
     raise DataError(f"{where}: {at} is {values[place]}; only finite numbers are usable")
 
 
-def one_class_clients(federated_data: FederatedData) -> list[int]:
-    """The ids of clients all of whose training targets are the same class.
+def index_like(dataset: Dataset) -> Iterator[str]:
+    """A warning of integer columns that number or name rows instead of describing them.
 
-    They are a reason to warn: such a client has no best model of its own unless its
-    loss is regularized.
+    Training goes through with such inputs, but its result means little.
     """
-    targets = np.asarray(federated_data.train.examples[1])
-    if targets.ndim != 1 or not np.issubdtype(targets.dtype, np.integer):
-        return []
-    starts = np.asarray(federated_data.train.starts)
-    # Every second piece lies between two clients; one entry more makes the end legal.
-    pieces = np.stack([starts, starts + federated_data.train.counts], axis=1).ravel()
-    padded = np.append(targets, targets[-1:])
-    low = np.minimum.reduceat(padded, pieces)[::2]
-    high = np.maximum.reduceat(padded, pieces)[::2]
-    return np.flatnonzero(low == high).tolist()
-
-
-def federation_of(
-    dataset: Dataset,
-    partition: "Partition",
-    *,
-    validation: float = 0.0,
-    test: float | Literal["official"] = 0.0,
-    seed: int = 0,
-    split: int = 0,
-) -> FederatedData:
-    """Share a dataset out among clients.
-
-    Args:
-        dataset: the rows.
-        partition: which client holds which of them.
-        validation: fraction of every client's own rows held out for validation.
-        test: fraction held out for testing, or "official": the dataset's own test
-            set. Natural clients (``by_key``) get the test rows with their key, where
-            any key matches. Otherwise each class's test rows are shared in
-            proportion to the clients' rows of that class, each row once (rows of a
-            class that no client holds are left out); where rows have no single
-            class, in proportion to the clients' rows.
-        seed: of the held-out rows and of the shuffle.
-        split: another number holds out others of every client's rows, as many as before
-            (and shares the official test set out anew).
-    """
-    rows = len(dataset.rows[0])
-    held = np.concatenate([*partition.rows, np.empty(0, np.int64)])
-    if held.size and (held.min() < 0 or held.max() >= rows):
-        raise DataError(
-            f"partition: row {held.max() if held.max() >= rows else held.min()} is not "
-            f"in the dataset, whose {rows} rows are 0..{rows - 1}"
+    inputs = dataset.rows[0]
+    if inputs.ndim != 2 or not np.issubdtype(inputs.dtype, np.floating):
+        return
+    found = []
+    for column in np.flatnonzero((inputs == np.rint(inputs)).all(axis=0)).tolist():
+        name = dataset.columns[column] if dataset.columns else None
+        if _all_different(inputs[:, column]):
+            found.append(f"{_named(dataset, column)} (all values differ)")
+        elif name is not None and (_ID.fullmatch(name) or _CAMEL_ID.fullmatch(name)):
+            found.append(f"{_named(dataset, column)} (by its name)")
+    if found:
+        yield (
+            f"inputs that look like an index or an id: {_listed(found)}; name the "
+            "columns that are meant in inputs, with or without them"
         )
-    if isinstance(test, str):
-        if test != "official":
-            raise DataError(f'test: {test!r} is not "official" or a fraction in [0, 1)')
-        if dataset.test_rows is None:
-            raise DataError(
-                f"test: {dataset.name or 'this dataset'} has no official test set; "
-                "give a fraction in (0, 1) instead"
-            )
-        return federate(
-            dataset.rows,
-            partition.rows,
-            validation=validation,
-            test_rows=dataset.test_rows,
-            test_partition=_share_test(dataset, partition, seed, split),
-            names=partition.names,
-            seed=seed,
-            split=split,
+
+
+def _all_different(values: np.ndarray) -> bool:
+    rows = len(values)
+    if rows < LEAST_ROWS or values.max() - values.min() < rows - 1:
+        return False
+    return len(np.unique(values)) == rows
+
+
+def wild_scales(dataset: Dataset) -> Iterator[str]:
+    """A warning of columns too large for a usual rate, or far smaller than others."""
+    inputs = dataset.rows[0]
+    if not np.issubdtype(inputs.dtype, np.floating):
+        return
+    # The pixels of an image have one scale.
+    rows = inputs if inputs.ndim == 2 else inputs.reshape(-1, 1)
+    most = np.maximum(rows.max(axis=0), -rows.min(axis=0))
+    mean = np.zeros(len(most))
+    for column in np.flatnonzero(most > LARGE):
+        mean[column] = np.abs(rows[:, column]).mean(dtype=np.float64)
+    wild = (most > LARGEST) | (mean > LARGE)
+    usual = most[~wild].max(initial=1.0)
+    large = np.flatnonzero(wild)
+    small = np.flatnonzero((most > 0) & (most < usual / LARGEST))
+    parts = []
+    if large.size:
+        worst = large[np.argsort(-most[large], kind="stable")]
+        sizes = [
+            f"{_named(dataset, c)} up to {most[c]:.4g} ({mean[c]:.3g} on average)"
+            for c in worst
+        ]
+        parts.append(_listed(sizes))
+    if small.size:
+        worst = small[np.argsort(most[small], kind="stable")]
+        sizes = [f"{_named(dataset, c)} at most {most[c]:.3g}" for c in worst]
+        parts.append(_listed(sizes))
+    if parts:
+        yield (
+            f"inputs of wild scales: {'; '.join(parts)}; bring all of them to about "
+            "the same size, such as mean 0 and deviation 1"
         )
-    return federate(
-        dataset.rows,
-        partition.rows,
-        validation=validation,
-        test=test,
-        names=partition.names,
-        seed=seed,
-        split=split,
-    )
 
 
-def _share_test(
-    dataset: Dataset, partition: "Partition", seed: int, split: int
-) -> list[np.ndarray]:
-    """Each client's rows of the official test set; see ``federation_of``."""
-    assert dataset.test_rows is not None
-    targets = dataset.test_rows[1]
-    owner = np.full(len(targets), -1, np.int64)
-    if partition.description.get("partition") == "by_key" and (
-        dataset.test_keys is not None
-    ):
-        ids = {name: client for client, name in enumerate(partition.names)}
-        known, which = np.unique(dataset.test_keys, return_inverse=True)
-        owner = np.array([ids.get(str(key), -1) for key in known], np.int64)[which]
-    if (owner < 0).all():
-        owner = _proportional(dataset, partition, seed, split)
-    order = np.argsort(owner, kind="stable")
-    edges = np.searchsorted(owner[order], np.arange(len(partition.rows) + 1))
-    return np.split(order, edges)[1:-1]
+def _named(dataset: Dataset, column: int) -> str:
+    if dataset.rows[0].ndim != 2:
+        return "values"
+    return repr(dataset.columns[column]) if dataset.columns else f"column {column}"
 
 
-def _proportional(
-    dataset: Dataset, partition: "Partition", seed: int, split: int
-) -> np.ndarray:
-    """The client of each test row, in proportion to what the clients train on."""
-    assert dataset.test_rows is not None
-    clients = len(partition.rows)
-    held = np.concatenate(partition.rows)
-    holder = np.repeat(np.arange(clients), [len(index) for index in partition.rows])
-    grouped = dataset.kind in ("classes", "binary")
-    groups = dataset.rows[1][held] if grouped else np.zeros(len(held), int)
-    targets = dataset.test_rows[1]
-    test_groups = targets if grouped else np.zeros(len(targets), int)
-    owner = np.full(len(targets), -1, np.int64)
-    rng = generator(seed, f"official test {split}" if split else "official test")
-    for group in np.unique(test_groups):
-        counts = np.bincount(holder[groups == group], minlength=clients)
-        mine = rng.permutation(np.flatnonzero(test_groups == group))
-        if counts.sum():
-            share = np.cumsum(counts) / counts.sum()
-            edges = np.rint(share * len(mine)).astype(np.int64)
-            owner[mine] = np.repeat(np.arange(clients), np.diff(edges, prepend=0))
-    return owner
+def _listed(found: list[str]) -> str:
+    rest = len(found) - SHOWN
+    return ", ".join(found[:SHOWN]) + (f" and {rest} more" if rest > 0 else "")
 
 
 def generator(seed: int, purpose: str) -> np.random.Generator:
-    """The random generator of a seed for one purpose; the word is part of the seed."""
+    """A random generator for one purpose, which is part of the seed."""
     if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or seed < 0:
         raise DataError(f"seed: {seed!r} is not an integer of 0 or more")
     return np.random.default_rng((int(seed), zlib.crc32(purpose.encode())))
 
 
 def require(module: str, purpose: str, package: str = "") -> Any:
-    """Import a module of the [data] extra, or say in one line how to get it."""
+    """Import a module of the [data] extra, or raise one line on how to get it."""
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError:

@@ -1,9 +1,9 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""A federation: every client's rows, split in train, validation and test.
+"""Federated data: every client's rows, split into train, validation and test.
 
-The rows of all clients stand one after another in flat arrays; a client is a start
-and a count. A client's id is its place in the federation and the same in all splits.
+The rows of all clients lie one after another in flat arrays; a client is a start and a
+count. A client's id is its place among all clients, the same in all splits.
 """
 
 import dataclasses
@@ -22,7 +22,7 @@ from fedblend.errors import UserError
 class Shards:
     """One split of all clients: client i owns ``counts[i]`` rows from ``starts[i]``.
 
-    Several that lie side by side have starts [splits, clients].
+    ``starts`` of several datasets in the same arrays are [datasets, clients].
     """
 
     examples: PyTree
@@ -31,7 +31,7 @@ class Shards:
 
     @property
     def capacity(self) -> int:
-        """The largest number of rows of a client."""
+        """The largest number of rows of any client."""
         return max(int(self.counts.max(initial=0)), 1)
 
     @property
@@ -40,7 +40,7 @@ class Shards:
         return int(self.counts.sum())
 
     def shard(self, client: int) -> Shard:
-        """The data of one client, as its functions see it."""
+        """The data of one client, as an algorithm's client functions take it."""
         start, count, id = (
             jnp.asarray(number, jnp.int32)
             for number in (self.starts[..., client], self.counts[client], client)
@@ -58,7 +58,7 @@ class FederatedData:
     """The data of all clients.
 
     ``names`` are the clients' own names, by id; ``validation`` and ``test`` are None
-    where nothing was held out.
+    where no rows were held out.
     """
 
     train: Shards
@@ -70,7 +70,7 @@ class FederatedData:
         empty = np.flatnonzero(self.train.counts == 0)
         if empty.size:
             raise ValueError(
-                f"federation: client {self.name(int(empty[0]))!r} has no training "
+                f"federated_data: client {self.name(int(empty[0]))!r} has no training "
                 f"rows ({empty.size} of {self.clients} clients are empty); every "
                 "client needs at least 1"
             )
@@ -88,14 +88,14 @@ class FederatedData:
 
     @property
     def validates(self) -> bool:
-        """Whether some client has validation rows."""
+        """Whether any client has validation rows."""
         return self.validation is not None and self.validation.total > 0
 
     def holding_out(self, fraction: float) -> "FederatedData":
-        """The same clients, this fraction of their training rows for validation.
+        """The same clients with this fraction of their training rows for validation.
 
-        Rows are shuffled when a federation is built, so the first ones are a fair
-        sample. Clients with fewer than three rows keep them all.
+        ``federate`` shuffles rows, so the first ones are a fair sample. Clients with
+        fewer than three rows train on all of them.
         """
         train = self.train
         held = np.array(
@@ -112,10 +112,10 @@ class FederatedData:
         return self.names[client] if self.names else str(client)
 
     def select(self, clients: Sequence[int]) -> "FederatedData":
-        """These clients alone, in this order; they keep their names, not their ids.
+        """These clients alone, in this order: with their names, and new ids from 0.
 
-        Nothing of the others is left, so that whatever is computed with it is what it
-        would be had they never been there.
+        The rows of all other clients are dropped, so that results are the same as if
+        those clients did not exist.
         """
 
         def some(split: Shards) -> Shards:
@@ -132,15 +132,15 @@ class FederatedData:
 FEDERATED_DATA = a(FederatedData, "a FederatedData")
 
 
-def side_by_side(federations: Sequence[FederatedData]) -> dict[str, Shards]:
+def side_by_side(datasets: Sequence[FederatedData]) -> dict[str, Shards]:
     """The same clients with their rows split anew in each: one flat array a split.
 
-    A single federation keeps its arrays; of several they lie one after another.
+    One dataset keeps its arrays; those of several lie one after another.
 
     Raises:
-        ValueError: they are not of the same clients, or hold out other numbers of rows.
+        ValueError: the datasets have other clients, or hold out other numbers of rows.
     """
-    first, *others = federations
+    first, *others = datasets
     for other in others:
         same = first.names == other.names and first.splits.keys() == other.splits.keys()
         if not same or not all(
@@ -148,59 +148,54 @@ def side_by_side(federations: Sequence[FederatedData]) -> dict[str, Shards]:
             for name, split in first.splits.items()
         ):
             raise ValueError(
-                "federation: several must have the same clients, with as many rows in "
-                "each split"
+                "federated_data: several must have the same clients, with as many rows "
+                "in each split"
             )
     if not others:
         return first.splits
-
-    def lay(name: str) -> Shards:
-        shards = [federated_data.splits[name] for federated_data in federations]
-        sizes = [len(jax.tree.leaves(shard.examples)[0]) for shard in shards]
-        edges = np.concatenate([[0], np.cumsum(sizes)[:-1]])
-        examples = [shard.examples for shard in shards]
-        return Shards(
-            jax.tree.map(lambda *leaves: np.concatenate(leaves), *examples),
-            np.stack(
-                [shard.starts + edge for shard, edge in zip(shards, edges, strict=True)]
-            ),
-            shards[0].counts,
-        )
-
-    return {name: lay(name) for name in first.splits}
+    joined = {}
+    for name, split in first.splits.items():
+        examples, starts = _concatenated([data.splits[name] for data in datasets])
+        joined[name] = Shards(examples, np.stack(starts), split.counts)
+    return joined
 
 
-def concatenate(federations: Mapping[str, FederatedData]) -> FederatedData:
-    """The clients of several federations, one after another, as one.
+def concatenate(datasets: Mapping[str, FederatedData]) -> FederatedData:
+    """The clients of several datasets as one, in order.
 
-    Clients are named ``"phones/0"`` after their federation and their name in it. Splits
-    are those that all have; rows must have the same structure and shapes.
+    Clients are named ``"phones/0"`` after their dataset and their name in it. Splits
+    are those that all datasets have; rows must have the same structure and shapes.
     """
-    parts = list(federations.values())
-    shared = [name for name in parts[0].splits if all(name in p.splits for p in parts)]
-
-    def one(name: str) -> Shards:
-        splits = [part.splits[name] for part in parts]
-        sizes = [len(jax.tree.leaves(split.examples)[0]) for split in splits]
-        edges = np.concatenate([[0], np.cumsum(sizes)[:-1]])
-        pairs = zip(splits, edges, strict=True)
-        examples = [split.examples for split in splits]
-        return Shards(
-            jax.tree.map(lambda *rows: np.concatenate(rows), *examples),
-            np.concatenate([split.starts + edge for split, edge in pairs]),
-            np.concatenate([split.counts for split in splits]),
-        )
-
+    parts = list(datasets.values())
+    joined = {}
+    for name in parts[0].splits:
+        if all(name in part.splits for part in parts):
+            splits = [part.splits[name] for part in parts]
+            examples, starts = _concatenated(splits)
+            counts = np.concatenate([split.counts for split in splits])
+            joined[name] = Shards(examples, np.concatenate(starts), counts)
     names = tuple(
         f"{population}/{part.name(client)}"
-        for population, part in federations.items()
+        for population, part in datasets.items()
         for client in range(part.clients)
     )
-    return FederatedData(**{name: one(name) for name in shared}, names=names)
+    return FederatedData(**joined, names=names)
+
+
+def _concatenated(parts: Sequence[Shards]) -> tuple[PyTree, list[np.ndarray]]:
+    """The rows of all parts one after another, and where clients of each start."""
+    sizes = [len(jax.tree.leaves(part.examples)[0]) for part in parts]
+    edges = np.cumsum([0, *sizes[:-1]])
+    examples = jax.tree.map(
+        lambda *rows: np.concatenate(rows), *(part.examples for part in parts)
+    )
+    return examples, [
+        part.starts + edge for part, edge in zip(parts, edges, strict=True)
+    ]
 
 
 def shard_of(rows: PyTree) -> Shard:
-    """All rows as one shard, as the server has its own.
+    """All rows as one shard, such as the server's own data.
 
     >>> shard_of((np.zeros((3, 2)), np.zeros(3))).capacity
     3
@@ -222,7 +217,7 @@ def federate(
     seed: int = 0,
     split: int = 0,
 ) -> FederatedData:
-    """Build a federation from flat arrays and each client's row numbers.
+    """Federated data from flat arrays and each client's row numbers.
 
     Args:
         rows: a tree of arrays over all rows, such as ``(inputs, labels)``.
@@ -231,12 +226,12 @@ def federate(
         validation: fraction of every client's rows held out for validation.
         test: fraction held out for testing; at least one row where it is not zero
             and the client has three or more.
-        test_rows: rows of a test set that exists apart, with ``test_partition``.
-        test_partition: each client's rows of it.
-        names: the clients' own names; those of the ``Partition`` if there are none.
+        test_rows: rows of a separate test set, with ``test_partition``.
+        test_partition: each client's rows of the separate test set.
+        names: the clients' own names; by default those of the ``Partition``.
         seed: of the shuffle of each client's rows.
-        split: another number shuffles the rows of each client anew, so that others of
-            them are held out, as many as before.
+        split: another number shuffles the rows of each client anew, and holds out as
+            many, but others.
     """
     if validation + test >= 1:
         raise UserError(
@@ -248,16 +243,15 @@ def federate(
         )
         for client, index in enumerate(partition)
     ]
-    train_index, validation_index, test_index = (
-        [piece[place] for piece in pieces] for place in range(3)
-    )
-    apart = test_partition is not None
+    train_index, validation_index, test_index = zip(*pieces, strict=True)
+    if test_partition is not None:
+        tested = gather(test_rows, test_partition)
+    else:
+        tested = gather(rows, test_index) if test else None
     return FederatedData(
         train=gather(rows, train_index),
         validation=gather(rows, validation_index) if validation else None,
-        test=gather(test_rows, test_partition)
-        if apart
-        else (gather(rows, test_index) if test else None),
+        test=tested,
         names=tuple(str(name) for name in names or getattr(partition, "names", ())),
     )
 
@@ -271,7 +265,7 @@ def held_out(
     seed: int,
     split: int = 0,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """A client's rows to train on, to validate and to test, in an order of its own."""
+    """A client's rows to train on, to validate and to test, shuffled."""
     drawn = (seed, client, split) if split else (seed, client)
     order = np.random.default_rng(drawn).permutation(np.asarray(index))
     to_test = rows_held_out(len(order), test)
@@ -281,17 +275,35 @@ def held_out(
 
 
 def rows_held_out(count: int, fraction: float) -> int:
-    """How many of so many rows: rounded, one at least from clients with three."""
+    """The number of rows held out of ``count``: at least one of three or more."""
     if fraction == 0 or count < 3:
         return 0
     return max(round(count * fraction), 1)
 
 
 def gather(rows: PyTree, partition: Iterable[np.ndarray]) -> Shards:
-    """Lay the clients' rows one after another."""
+    """The clients' rows, one after another."""
     partition = list(partition)
     counts = np.array([len(index) for index in partition], np.int64)
     order = np.concatenate([np.asarray(i, np.int64) for i in partition])
     starts = np.concatenate([[0], np.cumsum(counts)[:-1]])
     examples = jax.tree.map(lambda leaf: np.asarray(leaf)[order], rows)
     return Shards(examples, starts, counts)
+
+
+def one_class_clients(federated_data: FederatedData) -> list[int]:
+    """The ids of clients whose training targets are all the same class.
+
+    They deserve a warning: the loss of such a client has no minimizer unless it is
+    regularized.
+    """
+    targets = np.asarray(federated_data.train.examples[1])
+    if targets.ndim != 1 or not np.issubdtype(targets.dtype, np.integer):
+        return []
+    starts = np.asarray(federated_data.train.starts)
+    # Every second piece lies between two clients; one entry more makes the end legal.
+    pieces = np.stack([starts, starts + federated_data.train.counts], axis=1).ravel()
+    padded = np.append(targets, targets[-1:])
+    low = np.minimum.reduceat(padded, pieces)[::2]
+    high = np.maximum.reduceat(padded, pieces)[::2]
+    return np.flatnonzero(low == high).tolist()

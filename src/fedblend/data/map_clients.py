@@ -1,9 +1,9 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""What every client computes on its own rows once, outside of any run.
+"""A function of every client's rows, computed once and outside of any run.
 
-Clients are mapped side by side in groups of ``chunk``, one group after the other, so
-that memory does not grow with their number.
+Clients are mapped in groups of ``chunk``, one group after the other, so that memory
+does not grow with their number.
 """
 
 from collections.abc import Callable
@@ -18,34 +18,34 @@ from fedblend.core import PyTree, Shard
 from fedblend.data.federated import Shards
 
 CHUNK = 20
-"""Clients side by side."""
+"""Clients of a group."""
 
-Look = Callable[[Shard], PyTree]
-"""What one client computes from its rows."""
+Function = Callable[[Shard], PyTree]
+"""From a client's rows to a tree of arrays."""
 
 
-def mapped(look: Look, shards: Shards, chunk: int = CHUNK) -> PyTree:
-    """What ``look`` makes of every client's rows, stacked over clients.
+def mapped(function: Function, shards: Shards, chunk: int = CHUNK) -> PyTree:
+    """``function`` of every client's rows, stacked over clients.
 
     Args:
-        look: from a shard to a tree of arrays.
+        function: from a shard to a tree of arrays.
         shards: the rows of all clients.
-        chunk: clients side by side.
+        chunk: clients of a group.
     """
     groups, _ = _groups(shards, chunk)
-    found = jax.lax.map(jax.vmap(_at(look, shards)), groups)
+    values = jax.lax.map(jax.vmap(_at(function, shards)), groups)
     return jax.tree.map(
-        lambda leaf: leaf.reshape(-1, *leaf.shape[2:])[: len(shards.counts)], found
+        lambda leaf: leaf.reshape(-1, *leaf.shape[2:])[: len(shards.counts)], values
     )
 
 
-def mean(look: Look, shards: Shards, chunk: int = CHUNK) -> PyTree:
-    """The plain mean over clients of what ``look`` makes of their rows.
+def mean(function: Function, shards: Shards, chunk: int = CHUNK) -> PyTree:
+    """The unweighted mean over clients of ``function`` of their rows.
 
     Arguments as for ``mapped``; no more than ``chunk`` values are in memory at once.
     """
     groups, present = _groups(shards, chunk)
-    one = _at(look, shards)
+    one = _at(function, shards)
 
     def add(total, group):
         places, shares = group
@@ -61,17 +61,17 @@ def mean(look: Look, shards: Shards, chunk: int = CHUNK) -> PyTree:
     return jax.lax.scan(add, nothing, (groups, shares))[0]
 
 
-def _at(look: Look, shards: Shards) -> Callable[[jax.Array], PyTree]:
+def _at(function: Function, shards: Shards) -> Callable[[jax.Array], PyTree]:
     examples = jax.tree.map(jnp.asarray, shards.examples)
 
     def one(place):
-        return look(Shard(examples, place[0], place[1], place[2], shards.capacity))
+        return function(Shard(examples, place[0], place[1], place[2], shards.capacity))
 
     return one
 
 
 def _groups(shards: Shards, chunk: int) -> tuple[jax.Array, np.ndarray]:
-    """Start, count and id of all clients in groups; the first one fills the last."""
+    """Start, count and id of all clients, [groups, chunk, 3], and who is no padding."""
     COUNT("chunk", chunk)
     clients = len(shards.counts)
     chunk = min(chunk, clients)

@@ -1,6 +1,6 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""Setting clients apart, to ask later what a federation is worth to newcomers."""
+"""Clients that train and clients held out, to measure models of new clients."""
 
 import numpy as np
 
@@ -10,14 +10,14 @@ from fedblend.data.federated import FEDERATED_DATA, FederatedData
 
 
 @gate(federated_data=FEDERATED_DATA, fraction=CHANCE, seed=WHOLE)
-def set_apart(
+def split_clients(
     federated_data: FederatedData, fraction: float, seed: int = 0
 ) -> tuple[FederatedData, FederatedData]:
-    """The clients that train, and those that nobody has seen.
+    """The clients that train, and those held out, whom no training sees.
 
     Args:
         federated_data: all clients.
-        fraction: of clients that are set apart, one at least; in (0, 1).
+        fraction: of clients held out, at least one client; in (0, 1).
         seed: of the choice, which depends on nothing else.
     """
     clients = federated_data.clients
@@ -26,7 +26,9 @@ def set_apart(
         raise DataError(
             f"unseen: {fraction:g} of {clients} clients leaves none to train"
         )
-    chosen = generator(seed, "unseen").permutation(clients)[:number]
-    unseen = np.sort(chosen).tolist()
-    seen = [client for client in range(clients) if client not in set(unseen)]
-    return federated_data.select(seen), federated_data.select(unseen)
+    held_out = np.sort(generator(seed, "unseen").permutation(clients)[:number])
+    training = np.setdiff1d(np.arange(clients), held_out)
+    return (
+        federated_data.select(training.tolist()),
+        federated_data.select(held_out.tolist()),
+    )

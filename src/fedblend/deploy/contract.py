@@ -25,9 +25,9 @@ from fedblend.config.schema.tables import Nodes
 from fedblend.config.tasks import loss_name, model_of
 from fedblend.core import Key, PyTree
 from fedblend.data.federated import FederatedData, Shards
-from fedblend.data.readers.new_rows import Task
+from fedblend.data.readers.read import Task
 from fedblend.models import Model
-from fedblend.report.series import in_order
+from fedblend.report.curves import in_order
 from fedblend.simulation.early_stopping import Budget
 from fedblend.theory.constants import Smoothness
 

@@ -1,13 +1,15 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""Which way of Mixed FL to use for a configuration: all three, tried and measured.
+"""Which Mixed FL method a configuration should use: all three, tried and measured.
 
-Every way runs the configuration with two seeds at five multiples of its rate, and then,
-at the multiple that was best for it, with ten other seeds. What decides is the
-mixture itself, ``w_f f_f + w_c f_c`` on training rows at the end, with the weights of
-the run; a rate with which some seed ends above its start, or not finite, is out. Beside
-it stands what theory looks at: how far both gradients disagree on the way, and their
-noise. ``ways`` makes the choice.
+Each method runs the configuration with two seeds at five multiples of its rate, then at
+its best multiple with ten other seeds. The final mixture ``w_f f_f + w_c f_c`` on
+training rows decides, with the weights of the run. A rate at which some seed ends above
+its start, or not finite, is out. A method is as good as the best one if it ends above
+it by at most two standard errors over seeds and a twentieth of what training gained,
+or by a negligible amount. Of those the cheapest is advised: parallel training sends the
+least, one-way transfer computes the least at the server. The advice also names the
+quantities of the theory: how much both gradients disagree, and their noise.
 """
 
 import dataclasses
@@ -27,43 +29,64 @@ from fedblend.config.fedselect import selected
 from fedblend.config.registry import ALGORITHMS
 from fedblend.config.schema.table import ConfigError
 from fedblend.core import Algorithm, Batch, PyTree
-from fedblend.experiments.mixed_fl_trials import WAYS, Trial, choice
 from fedblend.losses import gradient
 from fedblend.metrics import mean_loss
 from fedblend.simulation.precision import precision
 from fedblend.simulation.simulate import set_up
 from fedblend.simulation.spec import weights_of
 from fedblend.theory import mixed_fl as theory
+from fedblend.theory.mixed_fl import Noise
 
 FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)
-"""Multiples of the rate that every way tries."""
+"""Multiples of the rate that each method tries."""
 SEEDS, BLOCKS = tuple(range(10)), 5
 TUNING = (100, 101)
-"""Seeds that rates are tried with."""
+"""Seeds that try the rates."""
+METHODS = ("parallel", "one_way", "two_way")
+"""The cheapest first."""
+DOUBT = 0.05
+"""The fraction of what training gained that chance may hide."""
+NEGLIGIBLE = 1e-4
+"""The fraction of what training gained that is negligible."""
+
+
+class Trial(NamedTuple):
+    """The results of a method: the mixed loss of each seed, its parts, its cost."""
+
+    start: np.ndarray
+    loss: np.ndarray
+    federated: float
+    central: float
+    bits_down: float
+    """Bits per round and client."""
+    factor: float = 1.0
+    """The best multiple of the rate."""
+    failed: str = ""
+    """Why there is no loss."""
 
 
 class Advice(NamedTuple):
-    """What was found, and what to use."""
+    """The results of all methods, and which to use."""
 
     trials: dict[str, Trial]
     gap: float
-    """G^2, the largest on the way."""
+    """G^2, the largest during training."""
     ratio: float
-    """B^2, the largest on the way."""
-    noise: theory.Noise
+    """B^2, the largest during training."""
+    noise: Noise
     how: str
     why: str
 
 
 def advise(config: Config, rounds: int | None = None) -> Advice:
-    """Try all three ways.
+    """Try all three methods.
 
     Args:
         config: what to run; its own ``central.how`` is not used.
-        rounds: how many, those of the configuration if None.
+        rounds: rounds of each trial, those of the configuration if None.
 
     Raises:
-        ConfigError: there is no loss at the server to mix, or no way works.
+        ConfigError: there is no loss at the server to mix, or no method works.
     """
     table = config.central
     if table is None:
@@ -77,15 +100,15 @@ def advise(config: Config, rounds: int | None = None) -> Advice:
     trials, points = {}, []
     with precision(config.run.precision):
         built = build(config)
-        for how in WAYS:
+        for how in METHODS:
             try:
-                # Some rates are too long, and what overflows then is sorted out.
+                # Rates that are too large overflow, and are out.
                 with np.errstate(over="ignore", invalid="ignore"):
                     trials[how], seen = _tried(
                         config, built, how, rounds or config.run.rounds
                     )
             except Exception as error:
-                # Whatever it is, what other ways have come to is not to be lost.
+                # The results of the other methods must not be lost.
                 trials[how], seen = _failure(_line(error)), []
             points += seen
         worst, noise = _known(config, built, points)
@@ -93,10 +116,59 @@ def advise(config: Config, rounds: int | None = None) -> Advice:
     return Advice(trials, worst[0], worst[1], noise, how, why)
 
 
+def choice(
+    trials: dict[str, Trial], worst: list[float], noise: Noise
+) -> tuple[str, str]:
+    """The method to use, and why in a sentence.
+
+    Args:
+        trials: by method.
+        worst: G^2 and B^2, the largest during training.
+        noise: the noise of the gradients.
+    """
+    known = {how: one for how, one in trials.items() if not one.failed}
+    if not known:
+        why = "; ".join(f"{how}: {one.failed}" for how, one in trials.items())
+        raise ConfigError(f"central: no method works; {why}")
+    best = min(known, key=lambda how: known[how].loss.mean())
+    gained = float((known[best].start - known[best].loss).mean())
+
+    def alike(how: str) -> bool:
+        gap = known[how].loss - known[best].loss
+        doubt = 2 * gap.std(ddof=1) / np.sqrt(len(gap))
+        allowed = max(min(doubt, DOUBT * gained), NEGLIGIBLE * gained)
+        return bool(gap.mean() <= allowed)
+
+    how = next(name for name in METHODS if name in known and alike(name))
+    said = {name: f"{name} ({one.loss.mean():.4g})" for name, one in known.items()}
+    same = [said[name] for name in known if name != how and alike(name)]
+    worse = [said[name] for name in known if not alike(name)]
+    parts = [f"{said[how]} has the least mixed loss"]
+    if same:
+        parts = [
+            f"{said[how]} cannot be told apart from {', '.join(same)} and is cheaper"
+        ]
+    if worse:
+        parts.append(f"{', '.join(worse)} end{'s' if len(worse) == 1 else ''} higher")
+    out = [name for name in trials if name not in known]
+    if out:
+        parts.append(f"{' and '.join(out)} {'is' if len(out) == 1 else 'are'} out")
+    if "parallel" in known and not alike("parallel"):
+        parts.append(
+            f"the losses disagree (G^2 up to {worst[0]:.3g}, B^2 up to {worst[1]:.3g})"
+        )
+    if "one_way" in known and not alike("one_way") and noise.central > 0:
+        parts.append(
+            f"the server's gradients are noisy (sigma_c^2 {float(noise.central):.3g}, "
+            f"sigma^2 {float(noise.clients):.3g}): try a larger central.batch_size"
+        )
+    return how, "; ".join(parts)
+
+
 def _tried(
     config: Config, built: Built, how: str, rounds: int
 ) -> tuple[Trial, list[PyTree]]:
-    """A way at its best rate, and models of its first seed on the way."""
+    """A method at its best rate, and models of its first seed during training."""
     every = [(factor, seed) for factor in FACTORS for seed in TUNING]
     tuned, _ = _replicas(config, built, how, rounds, every)
     shape = len(FACTORS), len(TUNING)
@@ -121,7 +193,7 @@ def _replicas(
     rounds: int,
     replicas: list[tuple[float, int]],
 ) -> tuple[Trial, list[PyTree]]:
-    """A way with these multiples of the rate and seeds, side by side."""
+    """A method with these pairs of a multiple of the rate and a seed, side by side."""
     assert config.central is not None and built.server is not None
     loss, weight = mean_loss(built.loss), config.central.weight
     watched = dataclasses.replace(
@@ -162,7 +234,7 @@ def _replicas(
 
 
 def _algorithm(config: Config, built: Built, how: str, factor: Any) -> Algorithm:
-    """The algorithm of the configuration by another way, at a multiple of its rate."""
+    """The algorithm with another Mixed FL method, at a multiple of its rate."""
     assert config.central is not None
     params = jax.eval_shape(built.model.init, jax.random.key(0))
     options, _ = with_rates(config, built.smoothness, trees.size(params))
@@ -191,7 +263,7 @@ def _algorithm(config: Config, built: Built, how: str, factor: Any) -> Algorithm
 
 
 def _mean(built: Built) -> str:
-    """The mean over clients that the run minimizes: that of its own weights."""
+    """The mean over clients that the run minimizes, by its weights."""
     weights = built.spec.weights or built.algorithm.needs.weights
     return "mean" if weights == "uniform" else "weighted"
 
@@ -202,7 +274,7 @@ def _failure(why: str) -> Trial:
 
 
 def _line(error: Exception) -> str:
-    text = str(error).removeprefix("mixed: ").splitlines() or [""]
+    text = str(error).removeprefix("mixed_fl: ").splitlines() or [""]
     return (
         text[0]
         if isinstance(error, ValueError)
@@ -212,8 +284,8 @@ def _line(error: Exception) -> str:
 
 def _known(
     config: Config, built: Built, points: list[PyTree]
-) -> tuple[list[float], theory.Noise]:
-    """What theory looks at; not a number where it cannot be had."""
+) -> tuple[list[float], Noise]:
+    """The disagreement and noise of the gradients; NaN where they are unknown."""
     assert config.central is not None and built.server is not None
     weights = weights_of(
         built.spec.weights or built.algorithm.needs.weights, built.federated_data
@@ -222,7 +294,7 @@ def _known(
     parts = 1 - config.central.weight, config.central.weight
 
     def at(point):
-        federated = theory.federated_slope(
+        federated = theory.federated_gradient(
             built.loss, point, built.federated_data, weights=weights
         )
         return theory.disagreement(federated, gradient(built.loss)(point, own), parts)
@@ -242,7 +314,7 @@ def _known(
             weights=weights,
         )
     except Exception:
-        # An aside: the trials stand without it.
+        # The trials decide without these quantities.
         nothing = jnp.asarray(jnp.nan)
-        return [float("nan")] * 2, theory.Noise(nothing, nothing)
+        return [float("nan")] * 2, Noise(nothing, nothing)
     return worst, noise

@@ -123,12 +123,9 @@ def _stated(options: Any) -> Any:
             own |= {"rate": options.inner_rate, "steps": options.inner_steps}
         personal = LocalWork(**own)
         return Ditto(name="ditto", lam=options.lam, personal=personal, **own)
-    if options.name in ("apfl_agnostic", "apfl_fedtorch"):
+    if options.name == "apfl_agnostic":
         keys = [key for key in Apfl.model_fields if hasattr(options, key)]
-        own = {key: getattr(options, key) for key in keys} | {"name": "apfl"}
-        if options.name == "apfl_fedtorch":
-            own |= {"learn": "fixed", "mix": "outputs"}
-        return Apfl(**own)
+        return Apfl(**{key: getattr(options, key) for key in keys} | {"name": "apfl"})
     if options.name == "apfl":
         return options.model_copy(update={"aggregated": True})
     return options

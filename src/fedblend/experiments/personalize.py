@@ -23,11 +23,11 @@ from fedblend.core import Down, PyTree
 from fedblend.data.dataset import AbsentColumnError
 from fedblend.data.federated import FederatedData, federate
 from fedblend.data.partition.partitioners import by_key
-from fedblend.data.readers.new_rows import Task, read_further
+from fedblend.data.readers.read import Task, read_new_rows
 from fedblend.experiments import run_folder
 from fedblend.experiments.newcomers import joining
 from fedblend.experiments.run_folder import Folder
-from fedblend.report.series import shown_metrics
+from fedblend.report.curves import shown_metrics
 from fedblend.simulation.checkpoint import write_atomically
 from fedblend.simulation.personalize import NewClients, personalize
 from fedblend.simulation.precision import precision
@@ -242,7 +242,7 @@ def _newcomers(
     data = config.data
     inputs = data.inputs if isinstance(data.inputs, str) else None
     read = partial(
-        read_further, path, task, target=target or data.target, inputs=inputs
+        read_new_rows, path, task, target=target or data.target, inputs=inputs
     )
     try:
         further = read(client=client or data.client)

@@ -1,10 +1,12 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""Plans for a configuration of FLIX: what a budget allows, what an alpha needs.
+"""Plans for a configuration of FLIX: the alpha a budget allows, the rounds it needs.
 
-``problem`` finds what plans are made from, x_i in float64 too; ``promises`` makes them.
-The first round of a plan collects x_avg, the others are the ``run.rounds`` of a run.
-Bits are those that it counts, with the last broadcast, of the model to deploy.
+``problem`` finds the constants of a configuration and its local models x_i, in float64.
+``promises`` makes plans from them. The first round of a plan collects x_avg, the others
+are the ``run.rounds`` of a run. Bits are those that a run counts, plus the last
+broadcast, that of the model to deploy. They are counted from the shapes of messages; a
+message of variable length counts with its largest.
 """
 
 import math
@@ -14,35 +16,49 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from fedblend import trees
 from fedblend.config import constants, privacy
 from fedblend.config.build import Built, build
+from fedblend.config.compress import compressed
 from fedblend.config.config import Config
 from fedblend.config.schema.table import ConfigError
 from fedblend.config.toml import literal
-from fedblend.data.dataset import one_class_clients
-from fedblend.experiments.round_bits import Way, simulated, ways
+from fedblend.core import Algorithm, PyTree, Ragged, has_ragged, static_bits
+from fedblend.data.federated import one_class_clients
 from fedblend.simulation.precision import precision
+from fedblend.simulation.run import Run
+from fedblend.simulation.simulate import simulate
 from fedblend.theory import plan
 from fedblend.theory.constants import Smoothness
 from fedblend.theory.flix_objective import Mixture, mixture, stacked
 from fedblend.theory.one_shot import require_minimizers
-from fedblend.theory.plan import Plan
+from fedblend.theory.plan import DGD, Plan, Solver, Traffic
 
 GRID = tuple(tenth / 10 for tenth in range(1, 11))
 """The alphas of a table."""
 TOLERANCE, PATIENCE = 1e-9, 10
-"""How exactly x_i are found here, in how many times the steps of the configuration."""
+"""The gradient norm to which x_i are solved, and by how many times more steps."""
 ENOUGH = 1e-6
 """The largest gradient norm of an x_i that passes as a minimizer."""
 DIGITS = 6
-"""An alpha that is found is rounded down to so many digits: it is typed again."""
-
+"""Digits to which an alpha is rounded down, so that a command can hold it."""
 SINGLE = 1e-5
-"""Differences of losses that float32 still tells apart."""
+"""The smallest difference of losses that float32 resolves."""
+
+
+class Scheme(NamedTuple):
+    """A solver, and what its rounds cost."""
+
+    solver: Solver
+    traffic: Traffic
+    at_most: bool
+    """The costs are upper bounds, because messages vary in length."""
+    configured: bool
+    """Whether the configuration runs this solver."""
 
 
 class Problem(NamedTuple):
-    """What plans for a configuration are made from."""
+    """The constants and local models that plans for a configuration need."""
 
     smoothness: Smoothness
     personal: np.ndarray
@@ -51,7 +67,7 @@ class Problem(NamedTuple):
     """The largest norm of a gradient of f_i at x_i."""
     shape: np.ndarray
     """alpha_i in units of the largest."""
-    ways: tuple[Way, ...]
+    schemes: tuple[Scheme, ...]
 
     @property
     def known(self) -> Mixture:
@@ -62,7 +78,7 @@ class Problem(NamedTuple):
 class Promise(NamedTuple):
     """A plan, and how to run it."""
 
-    way: Way
+    scheme: Scheme
     plan: Plan
     rate: float
     """The step, ``algorithm.rate``."""
@@ -71,7 +87,7 @@ class Promise(NamedTuple):
 
 
 def problem(config: Config) -> Problem:
-    """Build the configuration, solve for x_i in float64, and count what travels.
+    """Build the configuration, solve for x_i in float64, and count bits.
 
     Raises:
         ConfigError: theory has nothing to say about the configuration.
@@ -86,7 +102,7 @@ def problem(config: Config) -> Problem:
             'algorithm.personal.solver: "sgd" does not minimize f_i, which plans need; '
             "lbfgs, newton and gradient_descent do"
         )
-    _check_wrapper(config)
+    _check_transforms(config)
     constants.require_assumptions(config)
     patient = {"tolerance": TOLERANCE, "most": PATIENCE * own.most}
     own = own.model_copy(update=patient)
@@ -107,8 +123,8 @@ def problem(config: Config) -> Problem:
         models, norms = _local_models(built)
         params = jax.device_get(built.model.init(built.key))
     with precision(config.run.precision):
-        costs = ways(config, built, params)
-    return Problem(known, models, float(norms.max()), shape, costs)
+        schemes = _schemes(config, built, params)
+    return Problem(known, models, float(norms.max()), shape, schemes)
 
 
 def promises(
@@ -129,29 +145,31 @@ def promises(
         bits: find the largest alpha that so many allow.
 
     Returns:
-        For every way, one plan or those of the grid.
+        For every scheme, one plan or those of the grid.
     """
     if sum(value is not None for value in (alpha, rounds, bits)) > 1:
         raise ValueError("alpha, rounds, bits: give at most one of them")
     made = []
-    for way in found.ways:
-        common: Any = {"solver": way.solver, "shape": found.shape}
+    for scheme in found.schemes:
+        common: Any = {"solver": scheme.solver, "shape": found.shape}
         data = (eps, found.smoothness, found.personal)
         alphas: Iterable[float] = GRID if alpha is None else (alpha,)
         if rounds is not None:
             alphas = (plan.largest_alpha(rounds, *data, **common).alpha,)
         if bits is not None:
-            most = plan.largest_alpha_for_bits(bits, *data, way.traffic, **common)
+            traffic = scheme.traffic
+            most = plan.largest_alpha_for_bits(bits, *data, traffic, **common)
             alphas = (most.alpha,)
         if alpha is None:
             alphas = map(_rounded_down, alphas)
-        common["traffic"] = way.traffic
-        made += [_promise(found, way, p) for p in plan.table(alphas, *data, **common)]
+        common["traffic"] = scheme.traffic
+        plans = plan.table(alphas, *data, **common)
+        made += [_promise(found, scheme, one) for one in plans]
     return made
 
 
 def warnings(config: Config, found: Problem, made: Iterable[Promise]) -> list[str]:
-    """By what a run of the configuration may miss its promise.
+    """Reasons why a run of the configuration may miss its promise.
 
     Plans are for exact x_i and exact sums. An x_i found to a gradient norm t is within
     t/mu_i of the exact one, which moves the root of V by at most that much.
@@ -178,18 +196,18 @@ def warnings(config: Config, found: Problem, made: Iterable[Promise]) -> list[st
     return lines
 
 
-def _promise(found: Problem, way: Way, made: Plan) -> Promise:
+def _promise(found: Problem, scheme: Scheme, made: Plan) -> Promise:
     alphas = made.alpha * found.shape
     equal = bool((found.shape == 1).all())
     settings = ()
-    if way.configured and made.rounds:
+    if scheme.configured and made.rounds:
         settings = (
             f"algorithm.alpha={literal(made.alpha if equal else alphas.tolist())}",
             "algorithm.rate=theory",
             f"run.rounds={made.rounds - 1}",
         )
-    rate = constants.step(way.solver, alphas, found.smoothness)
-    return Promise(way, made, rate, settings)
+    rate = constants.step(scheme.solver, alphas, found.smoothness)
+    return Promise(scheme, made, rate, settings)
 
 
 def _rounded_down(alpha: float) -> float:
@@ -199,7 +217,7 @@ def _rounded_down(alpha: float) -> float:
     return math.floor(round(alpha * 10**places, 3)) / 10**places
 
 
-def _check_wrapper(config: Config) -> None:
+def _check_transforms(config: Config) -> None:
     privacy.refuse(config.privacy, "there are no plans for noisy rounds")
     if config.central is not None:
         raise ConfigError("central: there are no plans for a loss at the server")
@@ -224,11 +242,11 @@ def _shape(alpha: Any, clients: int) -> np.ndarray:
 def _check_convex(built: Built, known: Smoothness, shape: np.ndarray) -> None:
     if (shape * known.convex).any():
         return
-    lonely = one_class_clients(built.federated_data)
-    if lonely:
-        name = built.federated_data.name(lonely[0])
+    one_class = one_class_clients(built.federated_data)
+    if one_class:
+        name = built.federated_data.name(one_class[0])
         raise ConfigError(
-            f"model.l2: is 0, and {len(lonely)} clients have rows of one class only "
+            f"model.l2: is 0, and {len(one_class)} clients have rows of one class only "
             f"(the first is {name!r}): their own models x_i do not exist"
         )
     raise ConfigError(
@@ -238,7 +256,7 @@ def _check_convex(built: Built, known: Smoothness, shape: np.ndarray) -> None:
 
 def _local_models(built: Built) -> tuple[np.ndarray, np.ndarray]:
     """x_i and the norms of their gradients, as enrollment finds them."""
-    run = simulated(built, built.algorithm, built.model.init)
+    run = _started(built, built.algorithm, built.model.init)
     next(iter(run))
     found = run.info()
     norms = np.asarray(found["local_model_gradient_norm"])
@@ -251,3 +269,62 @@ def _local_models(built: Built) -> tuple[np.ndarray, np.ndarray]:
             "or take another solver, or a larger model.l2"
         ) from None
     return stacked(found["local_model"]), norms
+
+
+def _started(built: Built, algorithm: Algorithm, params: Any) -> Run:
+    """A run of no rounds, with the first of the seeds."""
+    key = built.key if built.key.ndim == 0 else built.key[0]
+    return simulate(algorithm, params, built.federated_data, key, rounds=0)
+
+
+def _schemes(config: Config, built: Built, params: PyTree) -> tuple[Scheme, ...]:
+    """Gradient descent, and gradient descent with the table ``[compress]``.
+
+    Args:
+        config: what to run.
+        built: the same without compression.
+        params: parameters of its model, in any precision.
+    """
+    table, plain = config.compress, built.algorithm
+    params = jax.tree.map(lambda leaf: leaf.astype(config.run.precision), params)
+    clients, dim = built.federated_data.clients, trees.size(params)
+
+    def run_of(start: str | None) -> Run:
+        wanted = table and table.model_copy(update={"start": start})
+        wrapped = compressed(wanted if start else None, plain, "flix", dim, clients)
+        return _started(built, wrapped, params)
+
+    alone = run_of(None)
+    first = Scheme(DGD, _traffic(alone, alone), False, table is None)
+    if table is None:
+        return (first,)
+    usual, actual = run_of("zero"), run_of(table.start)
+    at_most = has_ragged(usual.shapes.up)
+    solver = constants.solver(table, dim, clients)
+    return first, Scheme(solver, _traffic(usual, actual), at_most, True)
+
+
+def _traffic(usual: Run, actual: Run) -> Traffic:
+    """The bits of all clients, from the sizes of messages that a run counts.
+
+    Args:
+        usual: a run whose every round is like the later ones of the actual run.
+        actual: the run, whose first round may take more.
+    """
+    clients, sizes = actual.federated_data.clients, actual.message_bits
+    up = _whole_bits(usual.shapes.up)
+    return Traffic(
+        first=clients * (sizes.params + sizes.join + sizes.down),
+        later=clients * (up + sizes.down),
+        start=clients * (_whole_bits(actual.shapes.up) - up),
+    )
+
+
+def _whole_bits(message: PyTree) -> int:
+    """Bits of a message whose parts of variable length have their largest size."""
+
+    def whole(leaf: Any) -> Any:
+        return leaf.buffer if isinstance(leaf, Ragged) else leaf
+
+    is_ragged = {"is_leaf": lambda leaf: isinstance(leaf, Ragged)}
+    return static_bits(jax.tree.map(whole, message, **is_ragged))

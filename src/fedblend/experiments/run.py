@@ -1,14 +1,13 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""Running a configuration: two stages, checkpoints, and the folder of results.
+"""Run a configuration: its stages, its checkpoints, and the folder of results.
 
-First every client trains alone, for comparison (stage "local", left out where it is
-not asked for), for as many rounds as a trial has shown to be best (stage "trial", left
-out where a number is asked for). Then the algorithm runs (stage "federated"). After
-every block of rounds
-a checkpoint is written, then the rows. A run that is killed goes on from there with
-``resume``, bit for bit as if nothing had happened; rows are written from the records in
-the checkpoint, so that none is missing or there twice.
+A run has up to three stages. "trial" finds how many rounds of training alone are best
+(left out where ``measure.local`` is a number), "local" trains every client alone for
+that many rounds, for comparison (left out with ``measure.local = false``), "federated"
+runs the algorithm. After every block of rounds a checkpoint is written, then the rows.
+``resume`` continues a run that was killed, with the same bits as an uninterrupted run;
+rows come from the records in the checkpoint, so that none is missing or doubled.
 """
 
 import dataclasses
@@ -26,18 +25,10 @@ from fedblend.config.config import Config, check, difference, dump
 from fedblend.config.errors import named_by_key
 from fedblend.config.schema.table import ConfigError, RunError
 from fedblend.config.tasks import loss_name
-from fedblend.experiments import (
-    checks,
-    harm,
-    local_models,
-    mixing_weights,
-    run_folder,
-    unseen_clients,
-)
-from fedblend.experiments.run_folder import Folder
+from fedblend.experiments import results, run_folder, unseen_clients
+from fedblend.experiments.run_folder import Folder, seeds_of
 from fedblend.gains import harms
-from fedblend.report.harm import plot_harm, sentence
-from fedblend.report.series import in_order
+from fedblend.report.curves import in_order
 from fedblend.simulation import checkpoint, train_alone
 from fedblend.simulation.checkpoint import CheckpointError
 from fedblend.simulation.precision import precision
@@ -47,13 +38,13 @@ from fedblend.simulation.spec import RunSpec
 
 
 class Step(NamedTuple):
-    """How far a run is, said after every block."""
+    """The progress of a run, reported after every block of rounds."""
 
     stage: str
     """"trial", "local" or "federated"."""
     round: int
     rounds: int
-    """Those that are planned; a trial plans more as it goes on."""
+    """The planned rounds of the stage; a trial plans more as it goes on."""
 
 
 def run_config(
@@ -61,18 +52,18 @@ def run_config(
     out: Path,
     *,
     resume: bool = False,
-    on_step: Callable[[Step], None] | None = None,
-    on_warning: Callable[[str], None] | None = None,
+    on_step: Callable[[Step], None] = lambda step: None,
+    on_warning: Callable[[str], None] = lambda line: None,
 ) -> dict[str, Any]:
     """Run a configuration and write its folder.
 
     Args:
         config: what to run.
         out: the folder; it must not hold a run yet, unless ``resume``.
-        resume: go on with the run in the folder, or begin it if there is none. A
-            finished one is left as it is.
+        resume: continue the run in the folder, or begin it if there is none. A
+            finished run is not changed.
         on_step: called after every block of rounds.
-        on_warning: called with what is odd but no error, a line each.
+        on_warning: called with each warning, one line.
 
     Returns:
         The summary, as in ``summary.json``.
@@ -82,12 +73,12 @@ def run_config(
     if resume and folder.summary.exists():
         found = run_folder.read_summary(folder)
         for warning in found.get("warnings", ()):
-            (on_warning or _silent)(warning)
+            on_warning(warning)
         return found
     with precision(config.run.precision):
         built = build(config)
         for warning in built.warnings:
-            (on_warning or _silent)(warning)
+            on_warning(warning)
         _check_data(folder, built)
         runs = _runs(config, built, folder)
         promised = privacy.report(config, built.federated_data.clients)
@@ -100,36 +91,25 @@ def run_config(
                 trial, rounds = runs["trial"], config.run.rounds
                 train_alone.of_best_length(run, trial, metric, rounds)
             _advance(folder, config, stage, run, blocks, on_step)
-        federated, warn = runs["federated"], on_warning or _silent
-        return _finish(folder, config, built, federated, promised, warn)
-
-
-def _silent(news: Any) -> None:
-    del news
+        return _finish(folder, config, built, runs["federated"], promised, on_warning)
 
 
 def _check_place(folder: Folder, config: Config, resume: bool) -> None:
-    """Refuse to overwrite a run, and to go on with another one."""
-    if not any(
-        path.exists() for path in (folder.config, folder.checkpoint("federated"))
-    ):
+    """Refuse to overwrite a run, and to continue another one."""
+    if not folder.config.exists() and not folder.checkpoint("federated").exists():
         return
     if not resume:
         raise RunError(
-            f"{folder.path}: holds a run already; --resume goes on with it, --out "
-            "names another folder"
+            f"{folder.path}: holds a run already; --resume continues it, --out names "
+            "another folder"
         )
-    try:
-        there = check(toml.read(folder.config), str(folder.config))
-    except ConfigError as error:
-        raise RunError(str(error)) from None
-    other = difference(there, config)
+    other = difference(run_folder.read_config(folder), config)
     if other:
         raise RunError(f"{folder.path}: holds a run of another config: {other}")
 
 
 def _check_data(folder: Folder, built: Built) -> None:
-    """Refuse to go on with other data than the run began with."""
+    """Refuse to continue with other data than the run began with."""
     if not folder.origin.exists():
         return
     there = run_folder.read_json(folder.origin).get("data") or {}
@@ -142,7 +122,7 @@ def _check_data(folder: Folder, built: Built) -> None:
 
 
 def _open(folder: Folder, config: Config, built: Built) -> None:
-    """Write what is known before the first round; a folder so opened holds a run."""
+    """Write what is known before the first round."""
     folder.path.mkdir(parents=True, exist_ok=True)
     if not folder.origin.exists():
         known = {**_origin(built), "task": built.task._asdict()}
@@ -174,8 +154,14 @@ def _runs(config: Config, built: Built, folder: Folder) -> dict[str, Run]:
         spec = dataclasses.replace(spec, store_folder=_states(config, folder, stage))
         return set_up(algorithm, built.model.init, built.federations, built.key, spec)
 
-    names = {"private": "privacy", "mixed": "central", "strata": "populations"}
-    with named_by_key(**names, select="select"):
+    names = {
+        "dp_fedavg": "privacy",
+        "dp_ftrl": "privacy",
+        "fedselect": "select",
+        "mixed_fl": "central",
+        "strata": "populations",
+    }
+    with named_by_key(**names):
         if algorithms.local is not None:
             own = train_alone.without_others(asked, built.federations, built.key)
             alone = config.measure.local
@@ -198,7 +184,7 @@ def _runs(config: Config, built: Built, folder: Folder) -> dict[str, Run]:
 
 
 def _deciding(built: Built) -> str:
-    """The metric that decides how long clients train alone: the one shown first."""
+    """The metric that chooses how long clients train alone: the one shown first."""
     return in_order(built.measures)[0]
 
 
@@ -212,22 +198,21 @@ def _advance(
     stage: str,
     run: Run,
     blocks: Iterable[Any],
-    on_step: Callable[[Step], None] | None,
+    on_step: Callable[[Step], None],
 ) -> None:
-    """Take a stage to its end, from its checkpoint if there is one."""
+    """Run a stage to its end, from its checkpoint if there is one."""
     path, text = folder.checkpoint(stage), dump(config)
-    report = on_step or _silent
     if path.exists():
         _check_owner(path, config)
         checkpoint.restore(path, run)
-        report(Step(stage, run.round, run.rounds))
+        on_step(Step(stage, run.round, run.rounds))
     if run.records and stage == "federated":
-        run_folder.write_metrics(folder, run, _seeds(config))
+        run_folder.write_metrics(folder, run, seeds_of(config))
     for _ in blocks:
         checkpoint.save(path, run, {"config": text})
         if stage == "federated":
-            run_folder.write_metrics(folder, run, _seeds(config))
-        report(Step(stage, run.round, run.rounds))
+            run_folder.write_metrics(folder, run, seeds_of(config))
+        on_step(Step(stage, run.round, run.rounds))
 
 
 def _check_owner(path: Path, config: Config) -> None:
@@ -242,11 +227,6 @@ def _check_owner(path: Path, config: Config) -> None:
         raise CheckpointError(f"checkpoint {path}: belongs to another config: {other}")
 
 
-def _seeds(config: Config) -> list[int]:
-    seed = config.run.seed
-    return [seed] if isinstance(seed, int) else seed
-
-
 def _finish(
     folder: Folder,
     config: Config,
@@ -255,74 +235,38 @@ def _finish(
     promised: dict[str, Any],
     on_warning: Callable[[str], None],
 ) -> dict[str, Any]:
-    """Write what is known at the end; the summary last, it says that all is there."""
-    own_models, warnings = local_models.report(run, config.algorithm)
-    own_weights, doubts = mixing_weights.report(run, config.algorithm)
-    seeds = _seeds(config)
-    odd = checks.at_end(run, loss_name(config, built.task), seeds)
-    warnings = [*warnings, *doubts, *_unfinished(run), *odd]
+    """Write the results; the summary last, because its presence means that all are."""
+    seeds = seeds_of(config)
+    columns, diagnostics, warnings = results.diagnostics(run, config.algorithm)
+    warnings += results.warnings_at_end(run, loss_name(config, built.task), seeds)
     for warning in warnings:
         on_warning(warning)
-    run_folder.write_models(folder, run, seeds)
-    columns = local_models.columns(run) | mixing_weights.columns(run)
-    if run.alone is not None:
-        shape = (
-            len(run.measured_ids),
-            *([] if run.replicas is None else [run.replicas]),
-        )
-        columns["local_rounds"] = np.full(shape, run.alone["rounds"])
     joined = unseen_clients.join(run, config, built)
-    harmed = harm.harm_of(run, run_folder.rows(run, seeds), columns)
-    columns |= harm.columns(run, harmed and harmed.found)
-    run_folder.write_clients(folder, run, seeds, columns, joined)
-    if harmed is not None:
-        harm.write_harm(folder, harmed)
-    _draw(folder, run, seeds, harmed)
-    found = [run.summary()] if run.replicas is None else run.summary()
-    newly = [unseen_clients.report(one, run.round) for one in joined] or [{}] * len(
-        seeds
-    )
+    harm = results.write_results(folder, run, seeds, columns, joined)
+    unseen = {"harmed": harms(unseen_clients.evidence(joined))} if joined else {}
     models = run_folder.models(run)
     at_server = central.report(built.server, models, built.measures)
+    runs = [
+        {"seed": seed, **one, **own}
+        for seed, one, own in zip(
+            seeds,
+            [run.summary()] if run.replicas is None else run.summary(),
+            at_server,
+            strict=True,
+        )
+    ]
+    for one, new in zip(runs, joined, strict=False):
+        one["unseen"] = {"round": run.round, **new.summary()}
     summary = {
         "name": config.name,
         "algorithm": getattr(config.algorithm, "name"),  # noqa: B009
         **_origin(built),
         "warnings": [*built.warnings, *warnings],
-        **own_models,
-        **own_weights,
+        **diagnostics,
         **promised,
-        **({} if harmed is None else {"harm": sentence(harmed.found, run.alone)}),
-        "harmed": harms(run.evidence),
-        **(
-            {"unseen": {"harmed": harms(unseen_clients.evidence(joined))}}
-            if joined
-            else {}
-        ),
-        "runs": [
-            {"seed": s, **one, **more, **own}
-            for s, one, more, own in zip(seeds, found, newly, at_server, strict=True)
-        ],
+        **harm,
+        **({"unseen": unseen} if joined else {}),
+        "runs": runs,
     }
     run_folder.write_text(folder.summary, run_folder.as_json(summary))
     return run_folder.read_json(folder.summary)
-
-
-def _unfinished(run: Run) -> list[str]:
-    """What a user is warned of where training alone was cut short."""
-    if run.alone is None or not run.alone["improving"]:
-        return []
-    tried, best = run.alone["tried"], run.alone["rounds"]
-    return [
-        f"training alone still improved when {tried} rounds, the most that are tried, "
-        f"were over; it is compared with at {best}, and measure.local = N asks for more"
-    ]
-
-
-def _draw(folder: Folder, run: Run, seeds: list[int], harmed: harm.Harm | None) -> None:
-    from fedblend.report.figures import plot_rows
-
-    rows = run_folder.rows(run, seeds)
-    plot_rows(rows, folder.figures, run.evidence, run.alone)
-    if harmed is not None:
-        plot_harm(*harmed, folder.figures / "harm", run.alone)

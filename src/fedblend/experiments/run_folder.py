@@ -1,20 +1,20 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""The folder of a run: what is in it, how it is written and read.
+"""The folder of a run: its files, how they are written and read.
 
 ::
 
     config.toml        the configuration as run, every default explicit
     run.json           versions, device, hashes of data and partition, the task
-    metrics.jsonl      a row after every block of rounds, and for every seed
-    summary.json       the end, with harmed clients and costs
-    clients.csv        every client's rows, bits, measures, norm of its own model, and
-                       local_rounds, how long it trained alone
-    harm.csv           who gains by the personal model, and who is harmed
-    model.safetensors  the shared model, one file a seed where there are several
-    checkpoint         to go on from; local_checkpoint is of training alone, and
-                       trial_checkpoint of the trial of how long that should be
-    states             client states, where they are kept on disk; likewise
+    metrics.jsonl      a row after every block of rounds, for every seed
+    summary.json       the final results, with harmed clients and costs
+    clients.csv        every client's rows, bits, metrics, norm of the gradient at its
+                       local model, and local_rounds, how long it trained alone
+    harm.csv           which clients gain by the personal model, which it harms
+    model.safetensors  the shared model, one file for each of several seeds
+    checkpoint         for --resume; local_checkpoint is that of training alone,
+                       trial_checkpoint that of the trial of how long to train alone
+    states             client states, where they are stored on disk; likewise
     figures            curves as PNG and SVG
 
 Every file is written beside its place and moved there, so that it is whole or absent.
@@ -24,61 +24,38 @@ import csv
 import io
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from fedblend import trees
-from fedblend.config.schema.table import RunError
+from fedblend.config import toml
+from fedblend.config.config import Config, check
+from fedblend.config.schema.table import ConfigError, RunError
 from fedblend.core import PyTree
 from fedblend.data.federated import FederatedData
+from fedblend.report.curves import rows_of
 from fedblend.simulation.checkpoint import write_atomically
 from fedblend.simulation.personalize import NewClients
 from fedblend.simulation.result import Results
 from fedblend.simulation.serialize import pack
 
 
-class Folder(NamedTuple):
-    """The places in the folder of a run."""
+class Folder:
+    """The paths in the folder of a run."""
 
-    path: Path
-
-    @property
-    def config(self) -> Path:
-        """The configuration as run."""
-        return self.path / "config.toml"
-
-    @property
-    def origin(self) -> Path:
-        """Versions and hashes."""
-        return self.path / "run.json"
-
-    @property
-    def metrics(self) -> Path:
-        """A row for each block and seed."""
-        return self.path / "metrics.jsonl"
-
-    @property
-    def summary(self) -> Path:
-        """How it ended; absent while the run is not finished."""
-        return self.path / "summary.json"
-
-    @property
-    def clients(self) -> Path:
-        """The clients at the end."""
-        return self.path / "clients.csv"
-
-    @property
-    def harm(self) -> Path:
-        """Who gains and who is harmed."""
-        return self.path / "harm.csv"
-
-    @property
-    def figures(self) -> Path:
-        """Curves."""
-        return self.path / "figures"
+    def __init__(self, path: Path):
+        self.path = path
+        self.config = path / "config.toml"
+        self.origin = path / "run.json"
+        self.metrics = path / "metrics.jsonl"
+        self.summary = path / "summary.json"
+        """Absent while the run is not finished."""
+        self.clients = path / "clients.csv"
+        self.harm = path / "harm.csv"
+        self.figures = path / "figures"
 
     def checkpoint(self, stage: str) -> Path:
         """The checkpoint of a stage: "trial", "local" or "federated"."""
@@ -86,13 +63,19 @@ class Folder(NamedTuple):
         return self.path / f"{before}checkpoint"
 
     def states(self, stage: str) -> Path:
-        """Client states on disk of a stage."""
+        """The client states of a stage, where they are stored on disk."""
         return self.path / ("states" if stage == "federated" else f"{stage}_states")
 
     def model(self, seed: int | None) -> Path:
-        """The shared model, of one of several seeds."""
+        """The shared model; ``seed`` where there are several."""
         suffix = "" if seed is None else f"-seed{seed}"
         return self.path / f"model{suffix}.safetensors"
+
+
+def seeds_of(config: Config) -> list[int]:
+    """The seeds of a run."""
+    seed = config.run.seed
+    return [seed] if isinstance(seed, int) else seed
 
 
 def as_json(value: Any, indent: int | None = 2) -> str:
@@ -111,24 +94,22 @@ def _finite(value: Any) -> Any:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Put a text in its place, whole."""
+    """Write a text file, whole."""
     write_atomically(path, text.encode())
 
 
-def rows(run: Results, seeds: list[int]) -> list[dict[str, Any]]:
-    """The records as rows; on each a seed's name, and how long clients train alone."""
-    found = []
-    known = {} if run.alone is None else {"alone": run.alone}
-    for record in run.records:
-        replicas = [record] if run.replicas is None else record
-        for seed, one in zip(seeds, replicas, strict=True):
-            found.append({"seed": seed, **one.row(), **known})
-    return found
+def write_table(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Write a CSV file, whole: a line for each row, with the columns of the first."""
+    text = io.StringIO()
+    table = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
+    table.writeheader()
+    table.writerows(rows)
+    write_text(path, text.getvalue())
 
 
 def write_metrics(folder: Folder, run: Results, seeds: list[int]) -> None:
-    """All rows so far."""
-    lines = [as_json(row, indent=None) for row in rows(run, seeds)]
+    """Write ``metrics.jsonl``: all rows so far."""
+    lines = [as_json(row, indent=None) for row in rows_of(run, seeds)]
     write_text(folder.metrics, "".join(f"{line}\n" for line in lines))
 
 
@@ -140,11 +121,11 @@ def models(run: Results) -> list[PyTree]:
 
 
 def write_models(folder: Folder, run: Results, seeds: list[int]) -> None:
-    """The shared model of every seed."""
+    """Write the shared model of every seed."""
     for seed, model in zip(seeds, models(run), strict=True):
         path = folder.model(None if run.replicas is None else seed)
-        words = {"format": "fedblend", "seed": str(seed), "round": str(run.round)}
-        write_atomically(path, pack(model, words))
+        about = {"format": "fedblend", "seed": str(seed), "round": str(run.round)}
+        write_atomically(path, pack(model, about))
 
 
 def write_clients(
@@ -152,66 +133,86 @@ def write_clients(
     run: Results,
     seeds: list[int],
     own: Mapping[str, np.ndarray],
-    joined: Sequence[NewClients] = (),
+    new_clients: Sequence[NewClients] = (),
 ) -> None:
-    """Every client's rows, bits and measures.
+    """Write ``clients.csv``: every client's rows, bits and metrics.
 
-    ``own`` are further columns, arrays over the measured clients and over seeds where
-    there are several; ``joined`` are the clients that nobody had seen, for each seed.
+    Args:
+        folder: the folder of the run.
+        run: a completed run.
+        seeds: the seed of each replica.
+        own: further columns, arrays over the measured clients, and over seeds where
+            there are several.
+        new_clients: those that took no part in training, for each seed.
     """
     places = {int(client): place for place, client in enumerate(run.measured_ids)}
-    columns: list[str] = []
-    lines, measured_of = [], run.evidence.measured
+    seen, rows = run.federated_data, []
+    training = {"training": "seen"} if new_clients else {}
     for replica, seed in enumerate(seeds):
-        measured = _columns(measured_of[replica]) if measured_of else {}
+        seen_by = run.evidence.measured
+        measured = _by_column(seen_by[replica]) if seen_by else {}
         for name, values in own.items():
             measured[name] = values if run.replicas is None else values[:, replica]
-        columns = list(measured)
-        sent, seen = run.bits(replica), run.federated_data
+        sent, received = run.bits(replica)
         for client in range(seen.clients):
-            bits = [int(sent.up[client]), int(sent.down[client])]
-            values = _line(measured, columns, places.get(client))
-            known = ["seen"] if joined else []
-            lines.append([seed, *_who(seen, client), *bits, *values, *known])
-        for newcomers in joined[replica : replica + 1]:
-            found, unseen = _columns(newcomers.measured), newcomers.federated_data
-            for client in range(unseen.clients):
-                _, *facts = _who(unseen, client)
-                values = _line(found, columns, client)
-                id = seen.clients + client
-                lines.append([seed, id, *facts, 0, 0, *values, "unseen"])
-    head = ["seed", "id", "name", "train", "validation", "test", "bits_up", "bits_down"]
-    columns = [*head, *columns, *(["training"] if joined else [])]
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows([columns, *lines])
-    write_text(folder.clients, text.getvalue())
+            bits = int(sent[client]), int(received[client])
+            cells = _cells(measured, measured, places.get(client))
+            rows.append(_client_row(seed, seen, client, bits) | cells | training)
+        for new in new_clients[replica : replica + 1]:
+            found = _by_column(new.measured)
+            for client in range(new.federated_data.clients):
+                row = _client_row(seed, new.federated_data, client, (0, 0))
+                row |= {"id": seen.clients + client, "training": "unseen"}
+                rows.append(row | _cells(found, measured, client))
+    write_table(folder.clients, rows)
 
 
-def _who(federated_data: FederatedData, client: int) -> list[Any]:
-    """Id, name, and rows in each split of a client."""
-    splits = (federated_data.train, federated_data.validation, federated_data.test)
-    counts = [0 if split is None else int(split.counts[client]) for split in splits]
-    return [client, federated_data.name(client), *counts]
+def _client_row(
+    seed: int, data: FederatedData, client: int, bits: tuple[int, int]
+) -> dict[str, Any]:
+    """The facts of a client: its name, its rows in each split, its bits."""
+    splits = {"train": data.train, "validation": data.validation, "test": data.test}
+    counts = {
+        name: 0 if split is None else int(split.counts[client])
+        for name, split in splits.items()
+    }
+    facts = {"seed": seed, "id": client, "name": data.name(client), **counts}
+    return {**facts, "bits_up": bits[0], "bits_down": bits[1]}
 
 
-def _line(
-    measured: Mapping[str, np.ndarray], columns: list[str], place: int | None
-) -> list[Any]:
+def _cells(
+    measured: Mapping[str, np.ndarray], columns: Iterable[str], place: int | None
+) -> dict[str, float | str]:
     """A client's values in these columns; empty where there is none."""
-    found = [
-        float(measured[name][place]) if place is not None and name in measured else None
-        for name in columns
-    ]
-    return ["" if value is None or np.isnan(value) else value for value in found]
+    cells: dict[str, float | str] = {}
+    for name in columns:
+        known = place is not None and name in measured
+        value = float(measured[name][place]) if known else math.nan
+        cells[name] = "" if math.isnan(value) else value
+    return cells
 
 
-def _columns(measured: dict[str, Any]) -> dict[str, np.ndarray]:
+def _by_column(measured: dict[str, Any]) -> dict[str, np.ndarray]:
     return {
         f"{split}_{model}_{metric}": values
         for split, by_model in measured.items()
         for model, by_metric in by_model.items()
         for metric, values in by_metric.items()
     }
+
+
+def read_config(folder: Folder) -> Config:
+    """The configuration of a run.
+
+    Raises:
+        RunError: this is not the folder of a run, or its configuration is damaged.
+    """
+    if not folder.config.is_file():
+        raise RunError(f"{folder.path}: is not the folder of a run (no config.toml)")
+    try:
+        return check(toml.read(folder.config), str(folder.config))
+    except ConfigError as error:
+        raise RunError(str(error)) from None
 
 
 def read_rows(folder: Folder) -> list[dict[str, Any]]:
@@ -221,12 +222,12 @@ def read_rows(folder: Folder) -> list[dict[str, Any]]:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """What one of the JSON files holds."""
+    """The content of a JSON file."""
     return _parsed(_text(path), path)
 
 
 def read_summary(folder: Folder) -> dict[str, Any]:
-    """How a finished run ended."""
+    """The summary of a finished run."""
     found = read_json(folder.summary)
     if not found.get("runs"):
         raise RunError(f"{folder.summary}: is damaged: it has no runs")

@@ -2,17 +2,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """Federated learning behind scikit-learn's interface.
 
-``fit(X, y, client_ids=ids)`` takes flat arrays and the client of every row. A client
-that was there at ``fit`` is then predicted by its personal model, any other by the
-shared one. Where clients have models of their own, nothing is predicted for nobody.
+``fit(X, y, client_ids=ids)`` takes flat arrays and the client of every row. Rows of a
+client that was in ``fit`` are predicted with its personal model, all others with the
+shared model. Where clients have personal models, a prediction must name the client.
 
-Client ids travel by scikit-learn's metadata routing: all methods ask for them, so that
-with ``sklearn.set_config(enable_metadata_routing=True)`` cross-validation hands every
-fold its own. Its scorers keep them from the estimator: ``client_scorer`` does not.
+Client ids use scikit-learn's metadata routing: all methods request them, so that with
+``sklearn.set_config(enable_metadata_routing=True)`` cross-validation passes every fold
+its own. scikit-learn's scorers pass routed values to their metric, never to the
+estimator that predicts; ``client_scorer`` passes client ids to the estimator.
 
 Inputs become float32 and are not scaled: put a ``StandardScaler`` in front.
 """
 
+from collections.abc import Callable
+from functools import wraps
 from typing import Any, cast
 from warnings import warn
 
@@ -20,11 +23,13 @@ import jax
 import numpy as np
 from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
 from sklearn.exceptions import ConvergenceWarning
+from sklearn.metrics import get_scorer, r2_score
 from sklearn.utils import check_consistent_length, column_or_1d
+from sklearn.utils.metadata_routing import get_routing_for_object
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from fedblend import algorithms, losses, models
+from fedblend import algorithms, losses, models, trees
 from fedblend.checks import COUNT, NOT_NEGATIVE, WHOLE, optional
 from fedblend.core import Algorithm, Loss, PyTree, shared_model
 from fedblend.data.federated import federate
@@ -43,20 +48,20 @@ RULES = {
     "l2": NOT_NEGATIVE,
     "seed": WHOLE,
 }
-"""Those of ``checks`` for the settings; what is left is refused where it is used."""
+"""The checks of the settings; the others are checked where they are used."""
 LEAST_ROWS = 8
-"""Rows are predicted in groups padded to a power of two, this one at least."""
-
+"""Rows are predicted in groups padded to a power of two, and at least to this one."""
 ROUTED = {"client_ids": True}
-"""What every method asks scikit-learn's routing for."""
+"""What every method requests from scikit-learn's metadata routing."""
+PREDICTING = ("predict", "predict_proba", "predict_log_proba", "decision_function")
 
 
 class _Federated(BaseEstimator):
-    """What classifier and regressor have in common."""
+    """The part that classifier and regressor share."""
 
     n_features_in_: int
 
-    # What scikit-learn's routing hands to whom, unless a user asks for something else.
+    # The defaults of scikit-learn's metadata routing.
     __metadata_request__fit = ROUTED
     __metadata_request__predict = ROUTED
     __metadata_request__predict_proba = ROUTED
@@ -88,7 +93,7 @@ class _Federated(BaseEstimator):
         self.seed = seed
 
     def _fit(self, inputs: np.ndarray, targets: np.ndarray, client_ids: Any) -> None:
-        """Share the rows out, simulate, and keep the models as plain arrays."""
+        """Give every client its rows, simulate, and store the models as arrays."""
         ids = np.zeros(len(inputs), int) if client_ids is None else client_ids
         ids = column_or_1d(ids)
         check_consistent_length(inputs, ids)
@@ -115,28 +120,31 @@ class _Federated(BaseEstimator):
         for text in self.summary_["warnings"]:
             warn(text, ConvergenceWarning, stacklevel=3)
 
-    def _model_and_loss(self) -> tuple[models.Model, Loss]:
+    def _task(self) -> tuple[int, Callable[[Any], Loss]]:
+        """The number of outputs, and the loss of a model's ``apply``."""
         raise NotImplementedError
 
-    def _build(self, outputs: int) -> models.Model:
-        """The model, by name or as it was given."""
-        if hasattr(self.model, "init") and hasattr(self.model, "apply"):
-            return self.model
-        if not isinstance(self.model, str):
+    def _model_and_loss(self) -> tuple[models.Model, Loss]:
+        """The model, by name or as it was given, and its penalized loss."""
+        outputs, loss_of = self._task()
+        model: Any = self.model
+        if isinstance(model, str):
+            name, options = model, self.model_options or {}
+            name = "softmax" if name == "linear" else name
+            model = models.build(name, (self.n_features_in_,), outputs, **options)
+        elif not (hasattr(model, "init") and hasattr(model, "apply")):
             key = f"{type(self).__name__}: model"
-            raise UserError(key, self.model, "the name of a model, or a Model")
-        options = self.model_options or {}
-        name = "softmax" if self.model == "linear" else self.model
-        return models.build(name, (self.n_features_in_,), outputs, **options)
+            raise UserError(key, model, "the name of a model, or a Model")
+        loss = loss_of(model.apply)
+        return model, losses.l2(loss, self.l2) if self.l2 else loss
 
     def _algorithm(self, loss: Loss) -> Algorithm:
-        """The algorithm, by name or as its builder makes it."""
+        """The algorithm, by name or from its builder."""
         if callable(self.algorithm):
             return cast(Algorithm, self.algorithm(loss))
-        work = {"steps": self.steps, "batch_size": self.batch_size}
+        work = Work(self.rate, steps=self.steps, batch_size=self.batch_size)
         if self.algorithm == "finetune":
-            shared = algorithms.fedavg(loss, Work(self.rate, **work))
-            return algorithms.finetune(shared, loss, Work(self.rate, **work))
+            return algorithms.finetune(algorithms.fedavg(loss, work), loss, work)
         builders = {
             "fedavg": algorithms.fedavg,
             "local_only": algorithms.local_only,
@@ -149,7 +157,7 @@ class _Federated(BaseEstimator):
                 self.algorithm,
                 f"{known}; give a function from a loss to an Algorithm",
             )
-        return builders[self.algorithm](loss, self.rate, **work)
+        return builders[self.algorithm](loss, work)
 
     def _outputs(self, X: Any, client_id: Any, client_ids: Any) -> np.ndarray:
         """The outputs of the model of every row's client."""
@@ -158,23 +166,29 @@ class _Federated(BaseEstimator):
             raise ValueError("client_id and client_ids: give one of them, not both")
         inputs = np.asarray(validate_data(self, X, reset=False, dtype=np.float32))
         if client_id is None and client_ids is None:
-            client_id = self._nobody()
+            client_id = self._only_client()
         ids = np.full(len(inputs), client_id) if client_ids is None else client_ids
         check_consistent_length(inputs, ids)
         apply = self._model_and_loss()[0].apply
-        places = self._places(column_or_1d(ids))
+        known = {client: place for place, client in enumerate(self.clients_.tolist())}
+        if self.personal_ is None:
+            known = {}
+        places = np.array([known.get(one, -1) for one in column_or_1d(ids).tolist()])
         outputs: np.ndarray | None = None
         for place in np.unique(places):
+            params = self.shared_
+            if place >= 0:
+                params = trees.take(self.personal_, int(place))
             mine = np.flatnonzero(places == place)
-            values = _padded_predict(apply, self._of(int(place)), inputs[mine])
+            values = _padded_predict(apply, params, inputs[mine])
             if outputs is None:
                 outputs = np.empty((len(inputs), *values.shape[1:]), np.float64)
             outputs[mine] = values
         assert outputs is not None
         return outputs
 
-    def _nobody(self) -> Any:
-        """The client whose rows are predicted if nobody is named."""
+    def _only_client(self) -> Any:
+        """The client whose rows are predicted if none is named."""
         if self.personal_ is None:
             return None
         if len(self.clients_) == 1:
@@ -186,18 +200,6 @@ class _Federated(BaseEstimator):
             "scoring=fb.client_scorer('roc_auc') or another name, and "
             "sklearn.set_config(enable_metadata_routing=True)"
         )
-
-    def _places(self, ids: np.ndarray) -> np.ndarray:
-        """The place of each id among the clients, -1 where it is not known."""
-        known = {client: place for place, client in enumerate(self.clients_.tolist())}
-        if self.personal_ is None:
-            known = {}
-        return np.array([known.get(client, -1) for client in ids.tolist()])
-
-    def _of(self, place: int) -> PyTree:
-        if place < 0:
-            return self.shared_
-        return jax.tree.map(lambda leaf: leaf[place], self.personal_)
 
 
 class FederatedClassifier(ClassifierMixin, _Federated):
@@ -259,11 +261,9 @@ class FederatedClassifier(ClassifierMixin, _Federated):
         right = self.predict(X, client_ids=client_ids) == np.asarray(y)
         return float(np.average(right, weights=sample_weight))
 
-    def _model_and_loss(self) -> tuple[models.Model, Loss]:
-        model = self._build(len(self.classes_))
+    def _task(self) -> tuple[int, Callable[[Any], Loss]]:
         single = self.model == "logistic"
-        loss = losses.logistic if single else losses.cross_entropy
-        return model, _penalized(loss(model.apply), self.l2)
+        return len(self.classes_), losses.logistic if single else losses.cross_entropy
 
 
 class FederatedRegressor(RegressorMixin, _Federated):
@@ -298,19 +298,11 @@ class FederatedRegressor(RegressorMixin, _Federated):
         self, X: Any, y: Any, client_ids: Any = None, sample_weight: Any = None
     ) -> float:
         """The coefficient of determination, every row predicted for its client."""
-        from sklearn.metrics import r2_score
-
         guessed = self.predict(X, client_ids=client_ids)
         return float(r2_score(y, guessed, sample_weight=sample_weight))
 
-    def _model_and_loss(self) -> tuple[models.Model, Loss]:
-        width = int(np.prod(self.targets_, dtype=int))
-        model = self._build(width)
-        return model, _penalized(losses.squared_error(model.apply), self.l2)
-
-
-def _penalized(loss: Loss, strength: float) -> Loss:
-    return losses.l2(loss, strength) if strength else loss
+    def _task(self) -> tuple[int, Callable[[Any], Loss]]:
+        return int(np.prod(self.targets_, dtype=int)), losses.squared_error
 
 
 def _padded_predict(apply: Any, params: PyTree, inputs: np.ndarray) -> np.ndarray:
@@ -319,3 +311,54 @@ def _padded_predict(apply: Any, params: PyTree, inputs: np.ndarray) -> np.ndarra
     room = max(LEAST_ROWS, 1 << (rows - 1).bit_length())
     padded = np.pad(inputs, [(0, room - rows), (0, 0)])
     return np.asarray(predict(apply, params, padded))[:rows]
+
+
+def client_scorer(scoring: str | Callable) -> "ClientScorer":
+    """A scorer for ``scoring=`` that scores every client's own model.
+
+    With ``sklearn.set_config(enable_metadata_routing=True)`` cross-validation and
+    searches pass it the ids of ``params={"client_ids": ids}``.
+
+    Args:
+        scoring: a name such as "roc_auc", or a scorer (``make_scorer(...)``).
+    """
+    return ClientScorer(get_scorer(scoring))
+
+
+class ClientScorer:
+    """``scorer(estimator, X, y, client_ids=ids)``, made by ``client_scorer``."""
+
+    def __init__(self, scorer: Callable):
+        self.scorer = scorer
+
+    def __repr__(self) -> str:
+        return f"client_scorer({self.scorer!r})"
+
+    def __call__(
+        self, estimator: Any, X: Any, y: Any, client_ids: Any = None, **routed: Any
+    ) -> float:
+        """The score of these rows, each predicted for its client."""
+        if client_ids is not None:
+            estimator = _ForClients(estimator, client_ids)
+        return self.scorer(estimator, X, y, **routed)
+
+    def get_metadata_routing(self) -> Any:
+        """The requests of the scorer: client ids, and those of its metric."""
+        asked = get_routing_for_object(self.scorer)
+        asked.score.add_request(param="client_ids", alias=True)
+        return asked
+
+
+class _ForClients:
+    """A fitted estimator that predicts the rows of these clients."""
+
+    def __init__(self, estimator: Any, client_ids: Any):
+        # The ``predict`` of a search takes only rows; that of its estimator takes ids.
+        self._estimator = getattr(estimator, "best_estimator_", estimator)
+        self._ids = client_ids
+
+    def __getattr__(self, name: str) -> Any:
+        value, ids = getattr(self._estimator, name), self._ids
+        if name not in PREDICTING:
+            return value
+        return wraps(value)(lambda rows: value(rows, client_ids=ids))

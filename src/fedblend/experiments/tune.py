@@ -1,14 +1,12 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""Choosing alpha for a configuration: the sweep, its table, and what to run next.
+"""Choose alpha for a configuration: the sweep, its table, and what to run next.
 
-The alpha of the configuration itself plays no part. What is computed is
-``runtime.tuning``, with the local work, the rounds and the seed of the configuration.
+The sweep is ``simulation.tune_alpha`` with the local work, the rounds and the seed of
+the configuration; the configuration's own alpha is not used.
 """
 
-import csv
 import dataclasses
-import io
 import warnings
 from pathlib import Path
 from typing import Any
@@ -33,7 +31,7 @@ from fedblend.simulation.tune_alpha import Tuned, choose_alpha
 def tune_config(
     config: Config, alphas: list[float], by: str | None = None
 ) -> tuple[Tuned, tuple[str, ...]]:
-    """Try all alphas for a configuration; also what is odd about its data.
+    """Try all alphas for a configuration; the results, and warnings.
 
     Args:
         config: what to run; its own alpha is not used.
@@ -55,7 +53,7 @@ def tune_config(
                 "to choose on"
             )
         with named_by_key(by="--by"), warnings.catch_warnings():
-            # They are in what is found, and told with the others.
+            # ``found.warnings`` has them.
             warnings.filterwarnings("ignore", "tune: ", UserWarning)
             found = choose_alpha(
                 lambda alpha: _algorithm(config, built, alpha),
@@ -70,7 +68,7 @@ def tune_config(
 
 
 def _algorithm(config: Config, built: Built, alpha: Any) -> Algorithm:
-    """The algorithm of the configuration with another alpha, a traced one."""
+    """The algorithm of the configuration with another alpha, which is traced."""
     options: Any = config.algorithm
     clients = built.federated_data.clients
     changed = options.model_copy(update={"alpha": alpha})
@@ -112,45 +110,41 @@ def _check(config: Config) -> None:
         )
 
 
-def places(out: Path) -> tuple[Path, Path]:
-    """Where the table goes and the configuration beside it; neither may exist."""
-    both = out, out.with_suffix(".toml")
-    for path in both:
-        if path.exists() or out.suffix == ".toml":
-            why = "exists already" if path.exists() else "is the place of a table, .csv"
-            raise RunError(f"{path}: {why}; --out names another file")
+def check_out(out: Path) -> None:
+    """Refuse a place for the table where it or the configuration beside it exists."""
+    if out.suffix == ".toml":
+        raise RunError(
+            f"{out}: is the place of a table, .csv; --out names another file"
+        )
+    for path in (out, out.with_suffix(".toml")):
+        if path.exists():
+            raise RunError(f"{path}: exists already; --out names another file")
     if not out.parent.is_dir():
         raise RunError(f"{out.parent}: is no folder to write {out.name} to")
-    return both
 
 
 def write(config: Config, found: Tuned, out: Path) -> None:
-    """Every client's choice as CSV, and the configuration with it beside that."""
-    table, again = places(out)
-    run_folder.write_text(table, _table(found))
+    """Write every client's choice as CSV, and the configuration with it as TOML."""
+    check_out(out)
+    data, splits = found.run.federated_data, {"validation": found.validation}
+    if found.test is not None:
+        splits["test"] = found.test
+    rows = []
+    for client in range(data.clients):
+        row = {
+            "id": client,
+            "name": data.name(client),
+            "alpha": float(found.chosen[client]),
+            "chosen_on": "others" if found.unsure[client] else "validation",
+        }
+        for split, values in splits.items():
+            for alpha, measured in zip(found.alphas, values, strict=True):
+                value = float(measured[client])
+                column = f"{split}_{found.metric}_at_{alpha}"
+                row[column] = "" if np.isnan(value) else value
+        rows.append(row)
+    run_folder.write_table(out, rows)
     alphas = {"alpha": found.chosen.tolist()}
     options = config.algorithm.model_copy(update=alphas)
     text = dump(config.model_copy(update={"algorithm": options}))
-    run_folder.write_text(again, text)
-
-
-def _table(found: Tuned) -> str:
-    federated_data = found.run.federated_data
-    splits = {"validation": found.validation, "test": found.test}
-    measured = {
-        f"{split}_{found.metric}_at_{alpha}": row
-        for split, values in splits.items()
-        if values is not None
-        for alpha, row in zip(found.alphas, values, strict=True)
-    }
-    head = ["id", "name", "alpha", "chosen_on", *measured]
-    lines = []
-    for client in range(federated_data.clients):
-        values = [float(row[client]) for row in measured.values()]
-        chosen_on = "others" if found.unsure[client] else "validation"
-        facts = (federated_data.name(client), float(found.chosen[client]), chosen_on)
-        cells = ("" if np.isnan(value) else value for value in values)
-        lines.append([client, *facts, *cells])
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows([head, *lines])
-    return text.getvalue()
+    run_folder.write_text(out.with_suffix(".toml"), text)

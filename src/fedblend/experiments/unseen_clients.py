@@ -7,7 +7,6 @@ each gets a model from the shared one as any newcomer does, and both are measure
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 import jax.numpy as jnp
 
@@ -58,8 +57,3 @@ def evidence(joined: Sequence[NewClients]) -> Evidence:
         each[0].counts,
         each[0].metrics,
     )
-
-
-def report(newcomers: NewClients, round: int) -> dict[str, Any]:
-    """What the summary of a run says of its unseen clients."""
-    return {"unseen": {"round": round, **newcomers.summary()}}

@@ -1,12 +1,15 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""Figures of runs: curves over rounds and bits, and what each client gains.
+"""Figures of runs: curves over rounds and bits, each client's gain, methods compared.
 
 Colors are Okabe and Ito's, which readers with any color vision can tell apart.
-matplotlib is imported when a figure is asked for, and only its object-oriented part:
+matplotlib is imported when a figure is drawn, and only its object-oriented part:
 no window, no global state.
 """
 
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -14,27 +17,31 @@ import jax
 import numpy as np
 
 from fedblend.gains import Evidence, Gain, gain_summary
-from fedblend.report.alone import briefly
-from fedblend.report.sentences import in_short
-from fedblend.report.series import (
+from fedblend.report.curves import (
     Curve,
-    Gains,
     Row,
-    all_gains,
     curves,
+    rounds_alone,
     rows_of,
     shown_metrics,
     shown_splits,
 )
+from fedblend.report.harm import Clients, Comparison, compared, in_short
 from fedblend.simulation.run import Run
 
 COLORS = {"shared": "#0072B2", "local": "#E69F00", "personal": "#009E73"}
 HARM, UNSURE = "#D55E00", "#B0B0B0"
+PALETTE = ("#E69F00", "#0072B2", "#009E73", "#CC79A7", "#D55E00", "#56B4E9")
+"""The colors of methods that are compared."""
 DASHES = {"shared": "-", "local": (0, (5, 2)), "personal": "-"}
 LABELS = {
     "shared": "the shared model",
     "local": "training alone",
     "personal": "the personal model",
+}
+ACROSS = {
+    "rounds": "rounds of communication",
+    "bits": "bits sent, both ways, all clients",
 }
 STYLE: Any = {
     "font.size": 9,
@@ -51,17 +58,18 @@ STYLE: Any = {
     "savefig.dpi": 150,
 }
 
+Alone = dict[str, Any] | None
+"""``Run.alone``: how long the clients trained alone that a run is compared with."""
+
 
 def plot_run(run: Run, path: Any = None) -> Any:
     """Curves of a run and its clients' gains, as a matplotlib figure.
 
-    Seeds run side by side become a band; a sweep becomes one line for each value. The
-    figure is saved to ``path`` if there is one, in the format of its suffix.
+    The range over seeds is a band; a sweep has a line for each value. The figure is
+    saved to ``path`` if given, in the format of its suffix.
     """
-    import matplotlib
-
-    rows = rows_of(run.records)
-    with matplotlib.rc_context(STYLE):
+    rows = rows_of(run)
+    with style():
         splits = shown_splits(rows)
         if not splits:
             figure = new_figure(4.8, 3.2)
@@ -70,96 +78,97 @@ def plot_run(run: Run, path: Any = None) -> Any:
             figure = _sweep_figure(run, rows, splits[0])
         else:
             metric = shown_metrics(rows, splits[0])[0]
-            gained = all_gains(run.evidence, splits[0], metric)
-            first = gained[0] if gained else None
-            figure = _curves_figure(rows, splits[0], run.alone, first)
+            gains = compared(run.evidence, splits[0], metric)
+            figure = _curves_figure(rows, splits[0], run.alone, gains)
         if path is not None:
             figure.savefig(path)
     return figure
 
 
 def plot_rows(
-    rows: list[Row],
-    folder: Path,
-    evidence: Evidence | None = None,
-    alone: dict[str, Any] | None = None,
+    rows: list[Row], folder: Path, evidence: Evidence | None = None, alone: Alone = None
 ) -> list[Path]:
-    """Write the figures of a run's rows, each as PNG and SVG; what was written.
+    """Write the figures of a run's rows, each as PNG and SVG; the files written.
 
     Args:
-        rows: ``Record.row()`` of each block, with "seed" where there are several.
-        folder: where to put the figures; made if it is not there.
+        rows: see ``curves.rows_of``.
+        folder: the folder of the figures; made if it is missing.
         evidence: ``Run.evidence``, for the figure of the clients' gains.
         alone: ``Run.alone``.
     """
-    import matplotlib
-
     folder.mkdir(parents=True, exist_ok=True)
     written = []
-    with matplotlib.rc_context(STYLE):
+    with style():
         for split in shown_splits(rows):
-            written += save_both(
-                _curves_figure(rows, split, alone), folder / f"curves_{split}"
-            )
+            figure = _curves_figure(rows, split, alone)
+            written += save_both(figure, folder / f"curves_{split}")
             metric = shown_metrics(rows, split)[0]
-            gained = all_gains(evidence, split, metric) if evidence else []
-            for first in gained[:1]:
+            gains = compared(evidence, split, metric) if evidence else None
+            if gains is not None:
                 figure = new_figure(6.4, 3.2)
-                draw_gains(figure.subplots(), first, alone=alone)
+                _draw_gains(figure.subplots(), gains, alone)
                 written += save_both(figure, folder / f"gains_{split}")
     return written
 
 
-def draw_curve(axes: Any, curve: Curve, over: str, **style: Any) -> None:
-    """One line, with a band where seeds differ; ``over`` is "rounds" or "bits"."""
-    across = curve.rounds if over == "rounds" else curve.bits
-    axes.plot(across, curve.mean, linewidth=1.8, **style)
-    if (curve.high > curve.low).any():
-        band = {"color": style["color"], "alpha": 0.2, "linewidth": 0}
-        axes.fill_between(across, curve.low, curve.high, **band)
+def plot_harm(
+    found: Comparison, clients: Clients, stem: Path, alone: Alone = None
+) -> list[Path]:
+    """Gains sorted, gains by training rows, a histogram of alpha; the files written."""
+    with style():
+        count = 2 if clients.alpha is None else 3
+        figure = new_figure(4.6 * count, 3.4)
+        axes = figure.subplots(1, count, squeeze=False)[0]
+        _draw_gains(axes[0], found, alone)
+        _draw_gains_by_rows(axes[1], found, clients, alone)
+        if clients.alpha is not None:
+            bins = np.linspace(0, 1, 21).tolist()
+            axes[2].hist(clients.alpha, bins, color=COLORS["shared"], edgecolor="w")
+            axes[2].set_xlabel("alpha, the weight of the shared model")
+            axes[2].set_ylabel("clients")
+        return save_both(figure, stem)
 
 
-def label(model: str, alone: dict[str, Any] | None) -> str:
-    """What a model is called; of training alone, how long it took."""
-    brief = briefly(alone) if model == "local" else ""
-    return LABELS[model] + (f" ({brief})" if brief else "")
+def plot_methods(lines: Mapping[str, Curve], title: str, stem: Path) -> list[Path]:
+    """The accuracy of each method over rounds; the files written."""
+    with style():
+        figure = new_figure(6.4, 3.8)
+        axes = figure.subplots()
+        for (name, curve), color in zip(lines.items(), cycle(PALETTE)):
+            _draw_curve(axes, curve, "rounds", label=name, color=color)
+        # Untrained models, at chance, would press all else against the top.
+        axes.set_ylim(min(curve.low[1:].min() for curve in lines.values()) - 0.01)
+        axes.set_xlabel("rounds")
+        axes.set_ylabel("test accuracy, mean over clients")
+        axes.set_title(title)
+        axes.legend(loc="lower right")
+        return save_both(figure, stem)
 
 
-def draw_gains(
-    axes: Any, gained: Gains, name: str = "", alone: dict[str, Any] | None = None
-) -> None:
-    """A bar with its interval for every client; colors say whose excludes zero."""
-    gain = gained.gain
-    order = np.argsort(gain.value, kind="stable")
-    order = order[~np.isnan(gain.value[order])]
-    across = np.arange(len(order))
-    axes.bar(across, gain.value[order], width=0.9, color=colors_of(gain)[order])
-    draw_intervals(axes, across, gain, order)
-    axes.axhline(0, color="#404040", linewidth=0.8)
-    axes.grid(axis="x", visible=False)
-    said = in_short(gain_summary(gain), gained.reference)
-    if gained.seeds > 1:
-        said += f"; mean of {gained.seeds} seeds"
-    axes.set_title(f"{name}\n{said}" if name else said)
-    axes.set_xlabel("clients, sorted by gain; lines: 95 % intervals, gray: either way")
-    other = label(gained.reference, alone)
-    axes.set_ylabel(f"{gained.split} {gained.metric},\ngain over {other}")
-    axes.set_xticks([])
+def plot_method_gains(
+    gains: Mapping[str, Comparison], stem: Path, alone: Alone = None
+) -> list[Path]:
+    """A panel with the gains of each method, two in a row; the files written."""
+    rows = -(-len(gains) // 2)
+    with style():
+        figure = new_figure(9.0, 3.4 * rows)
+        panels = figure.subplots(rows, 2, sharey=True, squeeze=False)
+        for axes, (name, found) in zip(panels.flat, gains.items(), strict=False):
+            _draw_gains(axes, found, alone, name)
+        for axes in panels[:, 1]:
+            axes.set_ylabel("")
+        for axes in panels.flat[len(gains) :]:
+            axes.set_visible(False)
+        return save_both(figure, stem)
 
 
-def colors_of(gain: Gain) -> np.ndarray:
-    """The color of every client: harmed, helped, or neither for sure."""
-    sure = np.where(gain.helped, COLORS["personal"], UNSURE)
-    return np.where(gain.harmed, HARM, sure)
+@contextmanager
+def style() -> Iterator[None]:
+    """The look of all figures, inside."""
+    import matplotlib
 
-
-def draw_intervals(
-    axes: Any, across: np.ndarray, gain: Gain, order: np.ndarray
-) -> None:
-    """A thin line over every interval that has two ends."""
-    low, high = gain.low[order], gain.high[order]
-    ends = np.isfinite(low) & np.isfinite(high)
-    axes.vlines(across[ends], low[ends], high[ends], color="#606060", linewidth=0.7)
+    with matplotlib.rc_context(STYLE):
+        yield
 
 
 def new_figure(width: float, height: float) -> Any:
@@ -170,25 +179,94 @@ def new_figure(width: float, height: float) -> Any:
 
 
 def save_both(figure: Any, stem: Path) -> list[Path]:
-    """Write a figure as PNG and SVG; what was written."""
+    """Write a figure as PNG and SVG; the files written."""
     written = [stem.with_suffix(suffix) for suffix in (".png", ".svg")]
     for path in written:
         figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
     return written
 
 
+def _label(model: str, alone: Alone) -> str:
+    """The name of a model; of training alone with its rounds."""
+    rounds = rounds_alone(alone) if model == "local" else ""
+    return LABELS[model] + (f" ({rounds})" if rounds else "")
+
+
+def _draw_curve(axes: Any, curve: Curve, over: str, **look: Any) -> None:
+    """A line over "rounds" or "bits", with a band where seeds differ."""
+    across = curve.rounds if over == "rounds" else curve.bits
+    axes.plot(across, curve.mean, linewidth=1.8, **look)
+    if (curve.high > curve.low).any():
+        band = {"color": look["color"], "alpha": 0.2, "linewidth": 0}
+        axes.fill_between(across, curve.low, curve.high, **band)
+
+
+def _draw_gains(axes: Any, found: Comparison, alone: Alone, name: str = "") -> None:
+    """A bar with its interval for each client, colored where it excludes zero."""
+    gain = found.gain
+    order = np.argsort(gain.value, kind="stable")
+    order = order[~np.isnan(gain.value[order])]
+    across = np.arange(len(order))
+    axes.bar(across, gain.value[order], width=0.9, color=_colors(gain)[order])
+    _draw_intervals(axes, across, gain, order)
+    axes.grid(axis="x", visible=False)
+    title = in_short(gain_summary(gain), found.reference)
+    if found.seeds > 1:
+        title += f"; mean of {found.seeds} seeds"
+    axes.set_title(f"{name}\n{title}" if name else title)
+    axes.set_xlabel("clients, sorted by gain; lines: 95 % intervals, gray: either way")
+    other = _label(found.reference, alone)
+    axes.set_ylabel(f"{found.split} {found.metric},\ngain over {other}")
+    axes.set_xticks([])
+
+
+def _draw_gains_by_rows(
+    axes: Any, found: Comparison, clients: Clients, alone: Alone
+) -> None:
+    """The gains against the clients' training rows."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    gain = found.gain
+    known = np.flatnonzero(np.isfinite(gain.value))
+    across = np.asarray(clients.train, float)[known]
+    axes.scatter(across, gain.value[known], c=_colors(gain)[known], s=14, zorder=3)
+    _draw_intervals(axes, across, gain, known)
+    axes.set_xlabel("training rows of the client")
+    axes.set_ylabel(f"gain over {_label(found.reference, alone)}")
+    if known.size:  # an empty axis has no logarithm
+        axes.set_xscale("log")
+        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
+        axes.xaxis.set_minor_formatter(NullFormatter())
+
+
+def _colors(gain: Gain) -> np.ndarray:
+    """The color of each client: harmed, helped, or neither for sure."""
+    sure = np.where(gain.helped, COLORS["personal"], UNSURE)
+    return np.where(gain.harmed, HARM, sure)
+
+
+def _draw_intervals(
+    axes: Any, across: np.ndarray, gain: Gain, order: np.ndarray
+) -> None:
+    """The line of no gain, and a thin line over each interval that has two ends."""
+    low, high = gain.low[order], gain.high[order]
+    ends = np.isfinite(low) & np.isfinite(high)
+    axes.vlines(across[ends], low[ends], high[ends], color="#606060", linewidth=0.7)
+    axes.axhline(0, color="#404040", linewidth=0.8)
+
+
 def _curves_figure(
-    rows: list[Row],
-    split: str,
-    alone: dict[str, Any] | None,
-    gained: Gains | None = None,
+    rows: list[Row], split: str, alone: Alone, gains: Comparison | None = None
 ) -> Any:
-    """Metrics by rounds and by bits, one line for each model."""
+    """Metrics by rounds and by bits, a line for each model; gains below."""
     lines = {}
     for metric in shown_metrics(rows, split):
         found = curves(rows, split, metric)
-        labels = {model: label(model, alone) for model in LABELS}
-        if _same(found.get("shared"), found.get("personal")):
+        labels = {model: _label(model, alone) for model in LABELS}
+        if {"shared", "personal"} <= set(found) and np.array_equal(
+            found["shared"].mean, found["personal"].mean, equal_nan=True
+        ):
             del found["personal"]
             labels["shared"] += ", which is also the personal one"
         lines[metric] = {
@@ -197,72 +275,60 @@ def _curves_figure(
         }
     seeds = len({row.get("seed") for row in rows})
     note = f"; bands: lowest to highest of {seeds} seeds" if seeds > 1 else ""
-    title = f"Mean over clients, {split} rows{note}"
-    return _panels(lines, split, title, gained, alone)
-
-
-def _same(one: Curve | None, other: Curve | None) -> bool:
-    if one is None or other is None:
-        return False
-    return np.array_equal(one.mean, other.mean, equal_nan=True)
+    figure, grid = _panels(
+        lines, split, f"Mean over clients, {split} rows{note}", gains is not None
+    )
+    if gains is not None:
+        _draw_gains(figure.add_subplot(grid[len(lines), :]), gains, alone)
+    return figure
 
 
 def _sweep_figure(run: Run, rows: list[Row], split: str) -> Any:
-    """The personal model of every value of a sweep."""
+    """The personal model for each value of a sweep."""
     import matplotlib
 
     values = jax.tree.leaves(run.over)
-    names = [", ".join(f"{float(leaf[replica]):.3g}" for leaf in values)
-             for replica in range(run.replicas or 1)]  # fmt: skip
+    replicas = range(run.replicas or 1)
+    names = [", ".join(f"{float(leaf[at]):.3g}" for leaf in values) for at in replicas]
     shades = matplotlib.colormaps["viridis"](np.linspace(0, 0.9, len(names)))
+    by_value = [[row for row in rows if row["seed"] == at] for at in replicas]
     lines = {
         metric: {
-            name: (
-                curves([row for row in rows if row["seed"] == replica], split, metric)[
-                    "personal"
-                ],
-                {"color": shades[replica], "ls": "-"},
-            )
-            for replica, name in enumerate(names)
+            name: (curves(own, split, metric)["personal"], {"color": shade, "ls": "-"})
+            for name, shade, own in zip(names, shades, by_value, strict=True)
         }
         for metric in shown_metrics(rows, split)
     }
     title = f"Personal model, mean over clients, {split} rows, by value of the sweep"
-    return _panels(lines, split, title, None, None)
+    return _panels(lines, split, title)[0]
 
 
-def _panels(
-    lines: dict, split: str, title: str, gained: Gains | None, alone: Any
-) -> Any:
-    """A row for each metric and a column for rounds and bits; gains below."""
-    sent = any(
-        curve.bits.any() for by_name in lines.values() for curve, _ in by_name.values()
+def _panels(lines: dict, split: str, title: str, below: bool = False) -> Any:
+    """A figure with a row for each metric and a column for rounds and bits.
+
+    Returns:
+        The figure and its grid, with an empty row at the end if ``below``.
+    """
+    from matplotlib.ticker import EngFormatter, MaxNLocator
+
+    drawn = [curve for by_name in lines.values() for curve, _ in by_name.values()]
+    columns = (
+        ("rounds", "bits") if any(one.bits.any() for one in drawn) else ("rounds",)
     )
-    columns = ("rounds", "bits") if sent else ("rounds",)
-    height, below = len(lines), gained is not None
+    height = len(lines)
     figure = new_figure(3.6 * len(columns) + 0.6, 2.5 * (height + below) + 0.5)
     grid = figure.add_gridspec(height + below, len(columns))
     for place, (metric, by_name) in enumerate(lines.items()):
         for column, over in enumerate(columns):
             axes = figure.add_subplot(grid[place, column])
-            for name, (curve, style) in by_name.items():
-                draw_curve(axes, curve, over, label=name, **style)
+            for name, (curve, look) in by_name.items():
+                _draw_curve(axes, curve, over, label=name, **look)
             axes.set_ylabel(f"{split} {metric}" if column == 0 else "")
-            _label_across(axes, over, last=place == height - 1)
+            axes.set_xlabel(ACROSS[over] if place == height - 1 else "")
+            if over == "bits":
+                axes.xaxis.set_major_formatter(EngFormatter(unit="bit"))
+                axes.xaxis.set_major_locator(MaxNLocator(4))
     handles, labels = figure.axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside upper left", ncols=min(len(labels), 5))
     figure.axes[0].set_title(title, fontsize=9, color="#404040")
-    if gained is not None:
-        draw_gains(figure.add_subplot(grid[height, :]), gained, alone=alone)
-    return figure
-
-
-def _label_across(axes: Any, over: str, last: bool) -> None:
-    from matplotlib.ticker import EngFormatter, MaxNLocator
-
-    if over == "bits":
-        axes.xaxis.set_major_formatter(EngFormatter(unit="bit"))
-        axes.xaxis.set_major_locator(MaxNLocator(4))
-    words = {"rounds": "rounds of communication",
-             "bits": "bits sent, both ways, all clients"}  # fmt: skip
-    axes.set_xlabel(words[over] if last else "")
+    return figure, grid

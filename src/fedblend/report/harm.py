@@ -1,35 +1,55 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""Who gains by a personal model and who is harmed, client by client.
+"""Which clients gain by their personal model and which it harms: as a table, in words.
 
-A client is harmed if its personal model serves it worse than another one that it could
-have had: the shared model, or one that it trains alone. It is called so only where the
-95 % interval of what it gains lies below zero; see ``gains``.
+A client is harmed if its personal model is worse for it than another model that it
+could have had: the shared one, or one that it trains alone. A client counts as harmed
+only where the 95 % interval of its gain lies below zero; see ``gains``. With several
+seeds values are means over them, and intervals are those of the means.
 """
 
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedblend.gains import Evidence, gain_summary
-from fedblend.report.alone import in_full
-from fedblend.report.figures import (
-    COLORS,
-    STYLE,
-    colors_of,
-    draw_gains,
-    draw_intervals,
-    label,
-    new_figure,
-    save_both,
+from fedblend.gains import Evidence, Gain, GainSummary, gain_summary
+from fedblend.report.curves import (
+    MODELS,
+    Row,
+    shown_metrics,
+    shown_splits,
+    training_alone,
 )
-from fedblend.report.sentences import in_words
-from fedblend.report.series import Gains, all_gains
+from fedblend.simulation.result import Results
+
+WORSE_THAN = {"local": "alone", "shared": "with the shared model"}
+OTHERS = {"local": "training alone", "shared": "the shared model"}
+
+
+class Comparison(NamedTuple):
+    """One metric of all models of the measured clients; means over seeds."""
+
+    split: str
+    metric: str
+    values: dict[str, np.ndarray]
+    """The metric of each model, over clients."""
+    gains: dict[str, Gain]
+    """What the personal model improves on each other model; never empty."""
+    seeds: int = 1
+
+    @property
+    def reference(self) -> str:
+        """The first of the other models: training alone where it was measured."""
+        return next(iter(self.gains))
+
+    @property
+    def gain(self) -> Gain:
+        """The gain over the first of the other models."""
+        return self.gains[self.reference]
 
 
 class Clients(NamedTuple):
-    """What is known of the measured clients, one entry for each."""
+    """What is known of the measured clients; arrays over them."""
 
     ids: np.ndarray
     names: list[str]
@@ -39,38 +59,52 @@ class Clients(NamedTuple):
     """The weight of the shared model, where there is one."""
 
 
-class Comparison(NamedTuple):
-    """One metric of all models, means over seeds; a gain is an improvement."""
-
-    split: str
-    metric: str
-    values: dict[str, np.ndarray]
-    gains: dict[str, Gains]
-    """The personal model's, over each other model that was measured."""
-
-
 def compared(evidence: Evidence, split: str, metric: str) -> Comparison | None:
     """The comparison, or None where there is no other model to compare with."""
-    gains = {one.reference: one for one in all_gains(evidence, split, metric)}
+    gains = {
+        other: evidence.gain(split, metric, other) for other in evidence.others(split)
+    }
     if not gains:
         return None
     values = {
         model: np.mean([of[split][model][metric] for of in evidence.measured], axis=0)
         for model in evidence.measured[0][split]
     }
-    return Comparison(split, metric, values, gains)
+    return Comparison(split, metric, values, gains, len(evidence.measured))
+
+
+def compare_run(
+    run: Results, rows: list[Row], alpha: np.ndarray | None = None
+) -> tuple[Comparison, Clients] | None:
+    """The models of a completed run by the main metric of its first shown split.
+
+    Args:
+        run: a completed run.
+        rows: its rows, see ``curves.rows_of``.
+        alpha: the mixing weight of each measured client, by seed where there are
+            several.
+    """
+    for split in shown_splits(rows)[:1]:
+        found = compared(run.evidence, split, shown_metrics(rows, split)[0])
+        if found is None:
+            continue
+        ids, data = run.measured_ids, run.federated_data
+        if alpha is not None:
+            alpha = np.asarray(alpha, np.float64).reshape(len(ids), -1).mean(axis=1)
+        names = [data.name(int(client)) for client in ids]
+        test = data.splits[split].counts[ids]
+        return found, Clients(ids, names, data.train.counts[ids], test, alpha)
+    return None
 
 
 def harm_rows(found: Comparison, clients: Clients) -> list[dict[str, Any]]:
-    """A row for every client, those that are harmed most first.
+    """The rows of ``harm.csv``: one for each client, the most harmed first.
 
-    ``harm`` is the largest loss to another model, 0 for whom there is none, by the
-    measured values alone; ``gain_low``, ``gain_high`` and ``harmed`` are about the
-    first of the other models, training alone where it was measured. A client without
-    rows in the split has empty cells.
+    ``harm`` is the largest loss to another model by the measured values alone, 0 where
+    there is none; ``gain_low``, ``gain_high`` and ``harmed`` compare with the first of
+    the other models. A client without rows in the split has empty cells.
     """
-    gains = {name: one.gain for name, one in found.gains.items()}
-    harm = np.maximum(-np.stack([of.value for of in gains.values()]).min(axis=0), 0)
+    harm = np.maximum(-np.stack([of.value for of in found.gains.values()]).min(0), 0)
     rows = []
     for place in np.argsort(-harm, kind="stable"):
         row: dict[str, Any] = {
@@ -81,24 +115,23 @@ def harm_rows(found: Comparison, clients: Clients) -> list[dict[str, Any]]:
         }
         if clients.alpha is not None:
             row["alpha"] = float(clients.alpha[place])
-        for name in ("shared", "local", "personal"):
-            if name in found.values:
-                row[f"{name}_{found.metric}"] = _cell(found.values[name][place])
-        for name, of in gains.items():
-            row[f"gain_over_{name}"] = _cell(of.value[place])
+        for model in MODELS:
+            if model in found.values:
+                row[f"{model}_{found.metric}"] = _cell(found.values[model][place])
+        for other, gain in found.gains.items():
+            row[f"gain_over_{other}"] = _cell(gain.value[place])
         row["harm"] = _cell(harm[place])
-        for number, (name, of) in enumerate(gains.items()):
-            start, end = (
-                ("gain", "") if number == 0 else (f"gain_over_{name}", f"_{name}")
-            )
-            row[f"{start}_low"] = _cell(of.low[place])
-            row[f"{start}_high"] = _cell(of.high[place])
-            row["harmed" if not end else f"harmed_by{end}"] = _verdict(of, place)
+        for other, gain in found.gains.items():
+            first = other == found.reference
+            start = "gain" if first else f"gain_over_{other}"
+            row[f"{start}_low"] = _cell(gain.low[place])
+            row[f"{start}_high"] = _cell(gain.high[place])
+            row["harmed" if first else f"harmed_by_{other}"] = _verdict(gain, place)
         rows.append(row)
     return rows
 
 
-def _verdict(gain: Any, place: int) -> str:
+def _verdict(gain: Gain, place: int) -> str:
     if gain.not_finite[place]:
         return "not finite"
     if np.isnan(gain.value[place]):
@@ -110,56 +143,95 @@ def _cell(value: Any) -> float | str:
     return float(value) if np.isfinite(value) else ""
 
 
-def sentence(found: Comparison, alone: dict[str, Any] | None = None) -> str:
-    """Who is harmed and by how much, in words."""
-    parts = [
-        in_words(gain_summary(one.gain), name) for name, one in found.gains.items()
+def harm_columns(run: Results, found: Comparison) -> dict[str, np.ndarray]:
+    """Each client's interval of the gain and whether it is harmed, for ``clients.csv``.
+
+    Arrays over the measured clients, and over seeds where there are several.
+    """
+    gains = [
+        run.evidence.of_replica(replica).gain(
+            found.split, found.metric, found.reference
+        )
+        for replica in range(len(run.evidence.measured))
     ]
+    columns = {
+        "gain_low": [gain.low for gain in gains],
+        "gain_high": [gain.high for gain in gains],
+        "harmed": [
+            np.where(
+                ~np.isnan(gain.value) | gain.not_finite,
+                gain.harmed | gain.not_finite,
+                np.nan,
+            )
+            for gain in gains
+        ],
+    }
+    return {
+        name: values[0] if run.replicas is None else np.stack(values, axis=1)
+        for name, values in columns.items()
+    }
+
+
+def sentence(found: Comparison, alone: dict[str, Any] | None = None) -> str:
+    """How many clients are harmed and by how much, for all other models."""
+    parts = [in_words(gain_summary(gain), name) for name, gain in found.gains.items()]
     if alone is not None:
-        parts.append(f"Training alone: {in_full(alone)}")
+        parts.append(f"Training alone: {training_alone(alone)}")
     return f"{found.split} {found.metric}: {'. '.join(parts)}"
 
 
-def plot_harm(
-    found: Comparison,
-    clients: Clients,
-    stem: Path,
-    alone: dict[str, Any] | None = None,
-) -> list[Path]:
-    """Sorted gains, gain against rows, and alpha's histogram; what was written."""
-    import matplotlib
+def in_short(found: GainSummary, other: str) -> str:
+    """How many clients are harmed, for the title of a figure.
 
-    with matplotlib.rc_context(STYLE):
-        count = 2 if clients.alpha is None else 3
-        figure = new_figure(4.6 * count, 3.4)
-        axes = figure.subplots(1, count, squeeze=False)[0]
-        first = next(iter(found.gains.values()))
-        draw_gains(axes[0], first, alone=alone)
-        _draw_by_rows(axes[1], first, clients, alone)
-        if clients.alpha is not None:
-            bins = np.linspace(0, 1, 21).tolist()
-            axes[2].hist(clients.alpha, bins, color=COLORS["shared"], edgecolor="w")
-            axes[2].set_xlabel("alpha, the weight of the shared model")
-            axes[2].set_ylabel("clients")
-        return save_both(figure, stem)
+    >>> from fedblend.gains import GainSummary
+    >>> two = GainSummary(2, 0.5, 0.1, 0.2, 0.1, 1, 4, 0, 0, 3, 1, 0.0, -0.1, 0.1)
+    >>> in_short(two, "local")
+    '2 of 4 clients do worse than alone'
+    """
+    worse = f"{found.count} of {found.clients} clients do worse than"
+    more = f", {found.not_finite} not finite" if found.not_finite else ""
+    return f"{worse} {WORSE_THAN[other]}{more}"
 
 
-def _draw_by_rows(
-    axes: Any, gained: Gains, clients: Clients, alone: dict[str, Any] | None
-) -> None:
-    """The gains against the clients' training rows."""
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+def in_words(found: GainSummary, other: str, whose: str = "") -> str:
+    """How many clients are harmed and by how much, how many gain, how sure that is.
 
-    gain = gained.gain
-    known = np.flatnonzero(np.isfinite(gain.value))
-    across = np.asarray(clients.train, float)[known]
-    draw_intervals(axes, across, gain, known)
-    axes.scatter(across, gain.value[known], c=colors_of(gain)[known], s=14, zorder=3)
-    axes.axhline(0, color="#404040", linewidth=0.8)
-    axes.set_xlabel("training rows of the client")
-    axes.set_ylabel(f"gain over {label(gained.reference, alone)}")
-    if known.size:  # there is no logarithm of nothing
-        axes.set_xscale("log")
-        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
-        axes.xaxis.set_minor_formatter(NullFormatter())
+    >>> from fedblend.gains import GainSummary
+    >>> two = GainSummary(2, 0.5, 0.1, 0.2, 0.1, 1, 4, 0, 0, 3, 1, 0.0, -0.1, 0.1)
+    >>> for part in in_words(two, "local").split("; "):
+    ...     print(part)
+    2 of 4 clients do worse than alone, by 0.1 on average and 0.2 at worst
+    1 do better, 1 could be either (95 % intervals)
+    by chance alone up to 0.1 would be called worse
+    mean gain 0 (-0.1 to 0.1)
+    """
+    who, parts = f"{whose}clients", []
+    if found.not_finite:
+        parts.append(f"{found.not_finite} {who} have a model that is not finite")
+    if found.unmatched:
+        parts.append(f"for {found.unmatched} {OTHERS[other]} is not finite")
+    if found.clients:
+        worse = f"{found.count} of {found.clients} {who} do worse than"
+        worse = f"{worse} {WORSE_THAN[other]}"
+        if found.count:
+            loss = f"by {found.mean_loss:.3g} on average"
+            worse += f", {loss} and {found.worst:.3g} at worst"
+        either = found.clients - found.count - found.helped
+        interval = f"{found.mean_gain_low:.3g} to {found.mean_gain_high:.3g}"
+        parts += [
+            worse,
+            f"{found.helped} do better, {either} could be either (95 % intervals)",
+            f"by chance alone up to {found.by_chance:.2g} would be called worse",
+            f"mean gain {found.mean_gain:.3g} ({interval})",
+        ]
+    return "; ".join(parts) or f"no {who} to compare with {OTHERS[other]}"
+
+
+def summary_from(plain: dict[str, Any]) -> GainSummary | None:
+    """A ``GainSummary`` from JSON, where null means NaN; None for an older format."""
+    if set(plain) != set(GainSummary._fields):
+        return None
+    nan: Any = float("nan")
+    return GainSummary(
+        **{name: nan if of is None else of for name, of in plain.items()}
+    )

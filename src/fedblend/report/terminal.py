@@ -2,18 +2,25 @@
 # SPDX-License-Identifier: Apache-2.0
 """A run in the terminal: a table of its models, its costs, and a small plot."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from fedblend.report import braille
-from fedblend.report.alone import in_full
-from fedblend.report.sentences import in_words, tally_from
-from fedblend.report.series import MODELS, Row, curves, shown_metrics, shown_splits
+from fedblend.report.curves import (
+    MODELS,
+    Row,
+    curves,
+    shown_metrics,
+    shown_splits,
+    training_alone,
+    value_at,
+)
+from fedblend.report.harm import in_words, summary_from
 
 COLORS = {"shared": "blue", "local": "yellow", "personal": "green"}
 COLUMNS = {
@@ -24,6 +31,11 @@ COLUMNS = {
     "worst": "worst",
 }
 PLOT_WIDTH = 64
+DOTS = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))
+"""The bit of each dot of a braille character, by column and row."""
+
+Series = tuple[ArrayLike, ArrayLike]
+"""The x values and the y values of a line."""
 
 
 def show(
@@ -36,47 +48,29 @@ def show(
         summary: ``Run.summary()``, one or a list over seeds; numbers of several
             seeds are averaged.
         console: where to print.
-        over_seeds: harmed clients by all seeds together, "harmed" and "unseen"; those
-            of the summary itself where there is only one.
+        over_seeds: what holds for all seeds together, as in ``summary.json``: the
+            harmed clients, "harmed" and "unseen", and "privacy".
     """
     summaries = summary if isinstance(summary, list) else [summary]
-    for split in shown_splits(rows):
+    splits = shown_splits(rows)
+    for split in splits:
         console.print(_table(summaries, split))
     unseen = [one["unseen"] for one in summaries if "unseen" in one]
     for split in shown_splits(unseen[:1]):
         number = unseen[0]["clients"]
         plural = "" if number == 1 else "s"
         console.print(_table(unseen, split, f" of {number} unseen client{plural}"))
-    together = over_seeds or {}
-    lines = _alone_lines(summaries) + _harm_lines(summaries, together)
+    together, alone = over_seeds or {}, summaries[0].get("alone")
+    lines = [f"local, training alone: {training_alone(alone)}"] if alone else []
+    lines += _harm_lines(summaries, together)
     lines += _harm_lines(unseen, together.get("unseen") or {}, "unseen ")
-    lines += _central_lines(summaries)
-    for line in lines + _cost_lines(summaries):
+    for line in lines + _server_lines(summaries) + _cost_lines(summaries):
         console.print(line, highlight=False)
-    splits = shown_splits(rows)
     if splits and len({row["round"] for row in rows}) > 1:
-        _plot(rows, splits[0], console)
-
-
-def _alone_lines(summaries: Sequence[dict]) -> list[str]:
-    """How long the clients trained alone whose numbers are in the table."""
-    alone = summaries[0].get("alone")
-    return [f"local, training alone: {in_full(alone)}"] if alone else []
-
-
-def _central_lines(summaries: Sequence[dict]) -> list[str]:
-    """The shared model on the server's own rows, mean over seeds."""
-    central = summaries[0].get("central", {})
-    split = "test" if "test" in central else "train"
-    names = [name for name in central.get(split, {}) if name != "rows"]
-    if not names:
-        return []
-    said = [
-        f"{name} {_values(summaries, 'central', split, name).mean():.4f}"
-        for name in names
-    ]
-    rows = central[split]["rows"]
-    return [f"the server's {rows} {split} rows: shared model {', '.join(said)}"]
+        _plot_main_metric(rows, splits[0], console)
+    if "privacy" in together:
+        promise = together["privacy"]["sentence"]
+        console.print(f"privacy: {promise}", markup=False, soft_wrap=True)
 
 
 def human_bits(bits: float) -> str:
@@ -92,19 +86,9 @@ def human_bits(bits: float) -> str:
     return f"{bits:.3g} Tbit"
 
 
-def _values(summaries: Sequence[dict], *path: str) -> np.ndarray:
-    """A number of every seed's summary; NaN where it is missing."""
-    values = []
-    for summary in summaries:
-        value: Any = summary
-        for name in path:
-            value = value.get(name, {})
-        values.append(float("nan") if value in ({}, None) else float(value))
-    return np.array(values)
-
-
 def _mean(summaries: Sequence[dict], *path: str) -> float:
-    return float(_values(summaries, *path).mean())
+    """A number, mean over the seeds; NaN where a seed has none."""
+    return float(np.mean([value_at(summary, *path) for summary in summaries]))
 
 
 def _table(summaries: Sequence[dict], split: str, whose: str = "") -> Table:
@@ -124,8 +108,7 @@ def _table(summaries: Sequence[dict], split: str, whose: str = "") -> Table:
     for metric in shown_metrics([last], split):
         for model in (name for name in MODELS if name in models):
             path = ("measures", split, model, metric)
-            values = [_mean(summaries, *path, field) for field in COLUMNS]
-            cells = [f"{value:.4f}" for value in values]
+            cells = [f"{_mean(summaries, *path, field):.4f}" for field in COLUMNS]
             table.add_row(metric, Text(model, COLORS[model]), *cells)
         table.add_section()
     return table
@@ -134,22 +117,36 @@ def _table(summaries: Sequence[dict], split: str, whose: str = "") -> Table:
 def _harm_lines(
     summaries: Sequence[dict], together: dict, whose: str = ""
 ) -> list[str]:
-    """Whom the personal model serves worse, by the main metric of each split."""
+    """How many clients each split's main metric calls harmed."""
     lines = []
     only = summaries[0] if len(summaries) == 1 else {}
     harmed = together.get("harmed") or only.get("harmed") or {}
     for split in shown_splits(summaries):
         metric = shown_metrics(summaries, split)[0]
         for name, found in harmed.get(split, {}).get(metric, {}).items():
-            counted = tally_from(found)
+            counted = summary_from(found)
             if counted is not None:
                 said = in_words(counted, name.removeprefix("than_"), whose)
                 lines.append(f"harmed ({split} {metric}): {said}")
     return lines
 
 
+def _server_lines(summaries: Sequence[dict]) -> list[str]:
+    """The shared model on the server's own rows, where it has some."""
+    central = summaries[0].get("central", {})
+    split = "test" if "test" in central else "train"
+    names = [name for name in central.get(split, {}) if name != "rows"]
+    if not names:
+        return []
+    values = [
+        f"{name} {_mean(summaries, 'central', split, name):.4f}" for name in names
+    ]
+    rows = central[split]["rows"]
+    return [f"the server's {rows} {split} rows: shared model {', '.join(values)}"]
+
+
 def _cost_lines(summaries: Sequence[dict]) -> list[str]:
-    """What travelled, who was not heard, and how long it took."""
+    """Bits sent, updates that did not count, and seconds."""
     lines = []
     if "bits" in summaries[0]:
         parts = []
@@ -162,9 +159,8 @@ def _cost_lines(summaries: Sequence[dict]) -> list[str]:
     if any(number > 0 for number in lost.values()):
         lines.append(", ".join(f"{name}: {number:g}" for name, number in lost.items()))
     if "compile_seconds" in summaries[0]:
-        seconds, compiling = (
-            _mean(summaries, name) for name in ("seconds", "compile_seconds")
-        )
+        seconds = _mean(summaries, "seconds")
+        compiling = _mean(summaries, "compile_seconds")
         before = _mean(summaries, "alone", "seconds")
         alone = "" if np.isnan(before) else f", training alone {before:.2f} s"
         lines.append(
@@ -173,7 +169,7 @@ def _cost_lines(summaries: Sequence[dict]) -> list[str]:
     return lines
 
 
-def _plot(rows: Sequence[Row], split: str, console: Console) -> None:
+def _plot_main_metric(rows: Sequence[Row], split: str, console: Console) -> None:
     metric = shown_metrics(rows, split)[0]
     found = curves(rows, split, metric)
     series = {model: (curve.rounds, curve.mean) for model, curve in found.items()}
@@ -183,4 +179,51 @@ def _plot(rows: Sequence[Row], split: str, console: Console) -> None:
     utf = console.encoding.lower().startswith("utf")
     width = max(min(PLOT_WIDTH, console.width - 12), 10)
     console.print(title)
-    console.print(braille.plot(series, COLORS, width, braille=utf))
+    console.print(plot(series, COLORS, width, braille=utf))
+
+
+def plot(
+    series: Mapping[str, Series],
+    colors: Mapping[str, str],
+    width: int = 60,
+    height: int = 10,
+    braille: bool = True,
+) -> Text:
+    """Lines through the points of each series, with the ranges of both axes.
+
+    Args:
+        series: by name.
+        colors: of each name; where lines meet, the last one's.
+        width: of the plot, in characters; names and numbers stand around it.
+        height: of the plot, in lines.
+        braille: draw braille characters of two by four dots; else a star each.
+    """
+    points = [np.asarray(values, float) for values in series.values()]
+    across = np.concatenate([values[0] for values in points])
+    up = np.concatenate([values[1] for values in points])
+    up = up[np.isfinite(up)]
+    if not up.size:
+        return Text("nothing to plot")
+    left, right, low, high = across.min(), across.max(), up.min(), up.max()
+    cells, ink = np.zeros((height, width), int), np.full((height, width), "", object)
+    for name, (x, y) in zip(series, points, strict=True):
+        fine = np.linspace(left, right, 8 * width)
+        fine = fine[(fine >= x.min()) & (fine <= x.max())]
+        level = np.interp(fine, x, y)
+        fine, level = fine[np.isfinite(level)], level[np.isfinite(level)]
+        column = np.rint((fine - left) / ((right - left) or 1) * (2 * width - 1))
+        row = np.rint((high - level) / ((high - low) or 1) * (4 * height - 1))
+        for dot_x, dot_y in zip(column.astype(int), row.astype(int), strict=True):
+            cell = (dot_y // 4, dot_x // 2)
+            cells[cell] |= DOTS[dot_x % 2][dot_y % 4]
+            ink[cell] = colors[name]
+    text = Text()
+    for line in range(height):
+        edge = {0: high, height - 1: low}.get(line)
+        text.append(f"{'' if edge is None else format(edge, '.4g'):>9} ┤")
+        for bits, color in zip(cells[line], ink[line], strict=True):
+            glyph = chr(0x2800 + bits) if braille else " *"[int(bits > 0)]
+            text.append(glyph, style=color or None)
+        text.append("\n")
+    ends = f"{left:.4g}", f"{right:.4g}"
+    return text.append(f"{'':11}{ends[0]}{ends[1]:>{width - len(ends[0])}}")

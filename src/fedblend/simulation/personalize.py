@@ -101,7 +101,7 @@ def personalize(
     Example:
         >>> import jax, jax.numpy as jnp, fedblend as fb
         >>> federation, _ = fb.datasets.quadratics(clients=8, dim=2)
-        >>> seen, unseen = fb.data.set_apart(federation, 0.25)
+        >>> seen, unseen = fb.data.split_clients(federation, 0.25)
         >>> loss = fb.datasets.quadratic_loss
         >>> algorithm = fb.apfl(loss, fb.Work(0.1, steps=1, batch_size=None), alpha=0.5)
         >>> run = fb.simulate(algorithm, jnp.zeros(2), seen, jax.random.key(0),

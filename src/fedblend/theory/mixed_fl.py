@@ -1,21 +1,20 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""Mixed FL in numbers: how far two losses disagree, how noisy they are, how far a round
-may go.
+"""Theory of Mixed FL: disagreement of both losses, gradient noise, limits of a round.
 
 With weighted gradients ``g_f = w_f grad f_f`` and ``g_c = w_c grad f_c`` at a point::
 
     G^2 = |g_f|^2 / w_f + |g_c|^2 / w_c - |g_f + g_c|^2
     B^2 = (|g_f|^2 / w_f + |g_c|^2 / w_c) / |g_f + g_c|^2
 
-G is 0 and B is 1 where both gradients are the same. Where they are large, parallel
-training is slow. sigma^2 is the variance of a client's stochastic gradient around the
-federated one, sigma_c^2 that of the server's around its own; one-way transfer suffers
-from the latter, times the clients' steps.
+G is 0 and B is 1 where both gradients are the same; where G or B is large, parallel
+training converges slowly. sigma^2 is the variance of a client's stochastic gradient
+around the federated gradient, sigma_c^2 that of the server's around the central one.
+One-way transfer suffers from sigma_c^2, times the clients' steps.
 
-A round's move, client rate x server rate x steps x merge rate, is bounded by ``limit``,
-in the paper's rates: those of ``wrap.mixed``, whose clients do not weigh their
-gradients, are w_f times those, and their limits w_f times these.
+``limit`` bounds client rate x server rate x steps x merge rate of a round, in the
+paper's rates. Clients of ``fb.mixed_fl`` descend f_f and not ``w_f f_f``: their rates,
+and the limits of these, are w_f times those of the paper.
 
 Reference: Augenstein, Hard, Ning, Singhal, Kale, Partridge, Mathews, "Mixed federated
 learning: joint decentralized and centralized learning", 2022, arXiv:2205.13655, section
@@ -36,15 +35,8 @@ from fedblend.data.federated import FederatedData
 from fedblend.losses import gradient
 from fedblend.shards import draw, everything
 
-_LIMITS = {
-    ("one_way", True): 1 / 8,
-    ("one_way", False): 1 / 18,
-    ("two_way", True): 1 / 81,
-    ("two_way", False): 1 / 24,
-}
-WAYS = words("parallel", "one_way", "two_way")
 DRAWS = 20
-"""Stochastic gradients that a variance is estimated from."""
+"""The number of stochastic gradients that a variance is estimated from."""
 
 
 class Disagreement(NamedTuple):
@@ -78,13 +70,13 @@ def disagreement(
     [0.5, 2.0]
     """
     w_f, w_c = weights
-    apart = w_f * trees.squared_norm(federated) + w_c * trees.squared_norm(central)
-    mean = trees.add(trees.scale(w_f, federated), trees.scale(w_c, central))
-    together = trees.squared_norm(mean)
-    return Disagreement(apart - together, apart / together)
+    both = w_f * trees.squared_norm(federated) + w_c * trees.squared_norm(central)
+    mixed = trees.add(trees.scale(w_f, federated), trees.scale(w_c, central))
+    of_mixture = trees.squared_norm(mixed)
+    return Disagreement(both - of_mixture, both / of_mixture)
 
 
-def federated_slope(
+def federated_gradient(
     loss: Loss,
     params: PyTree,
     federated_data: FederatedData,
@@ -96,18 +88,18 @@ def federated_slope(
 
     Args:
         loss: ``loss(params, rows) -> losses[rows]``.
-        params: where.
-        federated_data: whose training rows.
-        weights: every client's; if None its rows, so that all rows count alike.
-        chunk: clients whose gradients are taken side by side.
+        params: the point.
+        federated_data: has the clients' training rows.
+        weights: of the clients; None for their numbers of rows.
+        chunk: number of clients whose gradients are computed at once.
     """
-    slope_at, train = gradient(loss), federated_data.train
-    shares = jnp.asarray(federated_data.clients * _odds(weights, federated_data))
+    gradient_at = gradient(loss)
+    shares = jnp.asarray(federated_data.clients * _shares(weights, federated_data))
 
-    def weighed(shard: Shard) -> PyTree:
-        return trees.scale(shares[shard.id], slope_at(params, everything(shard)))
+    def weighted(shard: Shard) -> PyTree:
+        return trees.scale(shares[shard.id], gradient_at(params, everything(shard)))
 
-    return map_clients.mean(weighed, train, chunk)
+    return map_clients.mean(weighted, federated_data.train, chunk)
 
 
 def noise(
@@ -127,21 +119,21 @@ def noise(
 
     Args:
         loss: of the clients.
-        params: where.
-        federated_data: whose training rows; a draw is a client, at random by its
-            weight, and a batch of it.
-        key: of the draws.
-        batch_size: of a client, None for all of its rows.
+        params: the point.
+        federated_data: has the clients' training rows; a draw is a client, at random
+            by its weight, and a batch of its rows.
+        key: randomness of the draws.
+        batch_size: of a client; None for all of its rows.
         central: the server's rows.
         central_loss: of the server.
-        central_batch: of the server, None for all of its rows.
-        weights: every client's, its rows if None.
-        draws: how many of each.
+        central_batch: batch size of the server; None for all of its rows.
+        weights: of the clients; None for their numbers of rows.
+        draws: number of draws of clients, and of batches of the server.
     """
     own = [keys.named(key, what) for what in ("clients", "batches", "central")]
     train = federated_data.train
-    odds = jnp.asarray(_odds(weights, federated_data))
-    members = jax.random.choice(own[0], len(odds), (draws,), p=odds)
+    shares = jnp.asarray(_shares(weights, federated_data))
+    members = jax.random.choice(own[0], len(shares), (draws,), p=shares)
     starts, counts = jnp.asarray(train.starts), jnp.asarray(train.counts)
 
     def of_client(place, key):
@@ -157,28 +149,28 @@ def noise(
         lambda one: of_client(*one), (members, jax.random.split(own[1], draws))
     )
     server = jax.lax.map(of_server, jax.random.split(own[2], draws))
-    around = federated_slope(loss, params, federated_data, weights=weights)
-    middle = gradient(central_loss)(params, everything(central))
-    return Noise(_spread(clients, around), _spread(server, middle))
+    of_clients = federated_gradient(loss, params, federated_data, weights=weights)
+    of_central = gradient(central_loss)(params, everything(central))
+    return Noise(_variance(clients, of_clients), _variance(server, of_central))
 
 
 def _batch(shard: Shard, key: Key, size: int | None) -> Batch:
     return everything(shard) if size is None else draw(shard, key, size)
 
 
-def _odds(weights: np.ndarray | None, federated_data: FederatedData) -> np.ndarray:
-    """Every client's part of the whole."""
+def _shares(weights: np.ndarray | None, federated_data: FederatedData) -> np.ndarray:
+    """The clients' weights, which sum to 1."""
     given = federated_data.train.counts if weights is None else weights
     return given / np.sum(given)
 
 
-def _spread(slopes: PyTree, center: PyTree) -> jax.Array:
-    gaps = jax.tree.map(lambda many, one: many - one[None], slopes, center)
+def _variance(gradients: PyTree, mean: PyTree) -> jax.Array:
+    gaps = jax.tree.map(lambda many, one: many - one[None], gradients, mean)
     return jax.vmap(trees.squared_norm)(gaps).mean()
 
 
 @gate(
-    how=WAYS,
+    how=words("parallel", "one_way", "two_way"),
     smooth=POSITIVE,
     convex=FLAG,
     ratio=optional(NOT_NEGATIVE),
@@ -192,21 +184,23 @@ def limit(
     ratio: float | None = None,
     strong: float = 0.0,
 ) -> float:
-    """How far a round may go: rates times steps, on either side, in the paper's rates.
+    """The largest product of rates and steps of a round, in the paper's rates.
 
     Args:
         how: "parallel", "one_way" or "two_way".
-        smooth: beta, of the unweighted losses, for one_way of the weighted ones.
-        convex: whether the losses are.
-        ratio: B^2 (parallel).
-        strong: mu, where losses are strongly convex (two_way).
+        smooth: beta of the unweighted losses; for one_way of the weighted ones.
+        convex: whether the losses are convex.
+        ratio: B^2, for parallel alone.
+        strong: mu of strongly convex losses, for two_way alone.
 
     >>> limit("parallel", 2.0, convex=True, ratio=1.0)
     0.041666666666666664
     """
-    if how == "parallel":
-        if ratio is None:
-            raise ValueError("limit: parallel training needs ratio, that is B^2")
-        return 1 / (6 * (1 + ratio) * smooth)
-    far = _LIMITS[how, convex] / smooth
-    return min(far, 1 / (15 * strong)) if how == "two_way" and strong > 0 else far
+    if how == "parallel" and ratio is None:
+        raise ValueError("limit: parallel training needs ratio, that is B^2")
+    inverse = {
+        "parallel": 6 * (1 + (ratio or 0)) * smooth,
+        "one_way": (8 if convex else 18) * smooth,
+        "two_way": max((81 if convex else 24) * smooth, 15 * strong),
+    }
+    return 1 / inverse[how]

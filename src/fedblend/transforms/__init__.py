@@ -1,7 +1,8 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""Transforms: from an algorithm to an algorithm, one file each."""
+"""Transforms: functions from an algorithm to an algorithm, one file each."""
 
+from fedblend.transforms.add_gradient import add_gradient
 from fedblend.transforms.clip import adaptive_clip, clip
 from fedblend.transforms.compressed import compressed
 from fedblend.transforms.diana import diana
@@ -10,13 +11,14 @@ from fedblend.transforms.dp_fedavg import dp_fedavg
 from fedblend.transforms.dp_ftrl import dp_ftrl
 from fedblend.transforms.ef21 import ef21
 from fedblend.transforms.fedselect import fedselect
+from fedblend.transforms.local_dp import local_dp
 from fedblend.transforms.mixed_fl.mixed_fl import mixed_fl
-from fedblend.transforms.partial_correction import partial_correction
-from fedblend.transforms.perm_k import perm_k_compressed
+from fedblend.transforms.perm_k import perm_k
 from fedblend.transforms.sparse_rows import entries_touched
 
 __all__ = [
     "adaptive_clip",
+    "add_gradient",
     "clip",
     "compressed",
     "diana",
@@ -26,7 +28,7 @@ __all__ = [
     "ef21",
     "entries_touched",
     "fedselect",
+    "local_dp",
     "mixed_fl",
-    "partial_correction",
-    "perm_k_compressed",
+    "perm_k",
 ]

@@ -1,31 +1,33 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""Transforms of algorithms: what may stand inside, and what passes through."""
+"""Composition of transforms: what may be wrapped, and what passes through unchanged."""
 
 from fedblend.compress.compressor import Encoded
-from fedblend.core import Algorithm, Needs, PyTree, Up, has_ragged
+from fedblend.core import Algorithm, Down, Needs, PyTree, Up, has_ragged
 
 
-def delta_of(up: Up, wrapper: str) -> PyTree:
-    """What a client says, or one clear line if there is nothing to encode."""
+def delta_of(up: Up, transform: str) -> PyTree:
+    """The update of a client, or one clear line where there is none to encode."""
     if up.delta is None:
-        raise ValueError(f"{wrapper}: the wrapped algorithm's clients say nothing")
+        raise ValueError(
+            f"{transform}: clients of the wrapped algorithm send no update"
+        )
     if isinstance(up.delta, Encoded) or has_ragged(up.delta):
         raise ValueError(
-            f"{wrapper}: what the wrapped algorithm says is encoded already; only one "
-            "of compressed, diana, ef21 and select, outermost"
+            f"{transform}: updates of the wrapped algorithm are encoded already; use "
+            "one of compressed, diana, ef21, perm_k and fedselect, outermost"
         )
     return up.delta
 
 
-def needs_with(clients: int | None, algorithm: Algorithm, wrapper: str) -> Needs:
-    """What is needed where a compressor is for just so many clients, or for any."""
+def needs_with(clients: int | None, algorithm: Algorithm, transform: str) -> Needs:
+    """The needs of an algorithm under a compressor for so many clients, or for any."""
     needs = algorithm.needs
     if clients is None:
         return needs
     if needs.cohort not in (None, clients):
         raise ValueError(
-            f"{wrapper}: the compressor is for {clients} clients in a round, and the "
+            f"{transform}: the compressor is for {clients} clients in a round, and the "
             f"wrapped algorithm for {needs.cohort}"
         )
     return needs._replace(
@@ -33,20 +35,20 @@ def needs_with(clients: int | None, algorithm: Algorithm, wrapper: str) -> Needs
     )
 
 
-def check_length(algorithm: Algorithm, wrapper: str) -> None:
-    """Refuse to clip what must arrive as long as clients made it."""
+def check_length(algorithm: Algorithm, transform: str) -> None:
+    """Refuse to clip updates whose length the server relies on."""
     if algorithm.needs.length:
         raise ValueError(
-            f"{wrapper}: the server counts on answers as long as clients made them "
-            "(mixed by parallel, or by two_way without upload), and clipping would "
-            "lead to another mixture; use one_way"
+            f"{transform}: the server relies on the length of updates (mixed_fl in "
+            "parallel, or two_way without upload), and clipping would minimize another "
+            "mixture; use one_way"
         )
 
 
-def through(algorithm: Algorithm) -> Algorithm:
-    """The algorithm for clients whose state has its own state as ``inner``.
+def with_inner_state(algorithm: Algorithm) -> Algorithm:
+    """The algorithm for clients whose state holds its own state as ``inner``.
 
-    What a client deploys and asks for is left to it; the rest is the transform's.
+    Covers ``personal`` and ``ask``; the transform replaces the other functions.
     """
     return algorithm._replace(
         personal=lambda down, client, shard, key: algorithm.personal(
@@ -54,4 +56,27 @@ def through(algorithm: Algorithm) -> Algorithm:
         ),
         ask=lambda client, shard: algorithm.ask(client.inner, shard),
         info=lambda client: algorithm.info(client.inner),
+    )
+
+
+def inner_message(down: Down) -> Down:
+    """The message of the wrapped algorithm, whose extra is the first of a pair."""
+    return down._replace(extra=down.extra[0])
+
+
+def with_inner_message(algorithm: Algorithm) -> Algorithm:
+    """The algorithm for messages whose ``extra`` pairs its own extra with one more.
+
+    Covers ``personal`` and ``tell``; the transform replaces the other functions.
+    """
+
+    def tell(down, request):
+        message = algorithm.tell(inner_message(down), request)
+        return message._replace(extra=(message.extra, down.extra[1]))
+
+    return algorithm._replace(
+        personal=lambda down, client, shard, key: algorithm.personal(
+            inner_message(down), client, shard, key
+        ),
+        tell=tell,
     )

@@ -1,19 +1,19 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""Compressed messages: what a client says is compressed, and nothing else changes.
+"""Compressed updates: clients compress what they send, and nothing else changes.
 
 Wraps an algorithm. Over distributed gradient descent this is DCGD::
 
-    delta_i <- the wrapped algorithm's step at client i
-    heard   <- mean of C_i(delta_i)
+    delta_i <- the wrapped algorithm's update at client i
+    delta   <- mean of C_i(delta_i)
 
-``delta`` alone is compressed, never what else travels in ``extra``. With the identity
-as compressor it is exactly the wrapped run. An unbiased compressor leaves the mean step
-as it is and adds noise, so that a constant rate reaches a neighborhood of the optimum
-only; ``diana`` and ``ef21`` reach the optimum.
+``delta`` alone is compressed, never ``extra``. With the identity as compressor it is
+exactly the wrapped run. An unbiased compressor leaves the mean update unchanged and
+adds variance, so that a constant rate reaches a neighborhood of the optimum only;
+``diana`` and ``ef21`` reach the optimum.
 
-Where this differs from the papers: they compress the gradient, this the step ``-rate *
-gradient``, which is the same for a compressor with ``C(r x) = r C(x)``.
+Where this differs from the papers: they compress the gradient, this the update ``-rate
+* gradient``, which is the same for a compressor with ``C(r x) = r C(x)``.
 
 Reference: Khirirat, Feyzmahdavian, Johansson, "Distributed learning with compressed
 gradients", 2018, arXiv:1806.06573.
@@ -27,7 +27,7 @@ from fedblend.transforms.compose import delta_of, needs_with
 
 @gate(algorithm=ALGORITHM, compressor=COMPRESSOR)
 def compressed(algorithm: Algorithm, compressor: Compressor) -> Algorithm:
-    """The wrapped algorithm with compressed answers.
+    """The wrapped algorithm with compressed updates.
 
     Args:
         algorithm: what to run; an encoding transform goes outermost, and only once.
@@ -36,10 +36,8 @@ def compressed(algorithm: Algorithm, compressor: Compressor) -> Algorithm:
 
     def client(down, client, shard, key):
         up, client = algorithm.client(down, client, shard, key)
-        delta = delta_of(up, "compressed")
-        return up._replace(
-            delta=encode(compressor, delta, key, shard, "compress")
-        ), client
+        delta = encode(compressor, delta_of(up, "compressed"), key, shard, "compress")
+        return up._replace(delta=delta), client
 
     def undo(up):
         return algorithm.decode(up._replace(delta=decode(compressor, up.delta)))

@@ -2,25 +2,25 @@
 # SPDX-License-Identifier: Apache-2.0
 """DIANA: compress differences to a memory, so that the noise of compression dies out.
 
-Wraps an algorithm whose clients say ``delta_i``; each client keeps a memory h_i, the
+Wraps an algorithm whose clients send ``delta_i``; each client has a memory h_i, the
 server their weighted mean h. A round::
 
-    d_i  <- C_i(delta_i - h_i)                 travels
-    mean <- h + mean d_i                       what the wrapped server hears
-    h_i  <- h_i + b_i d_i
-    h    <- h + p * mean (b_i d_i)         p = received weight / all weight
+    d_i   <- C_i(delta_i - h_i)                sent
+    delta <- h + mean d_i                      the wrapped server's mean update
+    h_i   <- h_i + b_i d_i
+    h     <- h + p * mean (b_i d_i)        p = received weight / all weight
 
 Over distributed gradient descent with b_i <= 1/(omega_i + 1) it converges to the exact
-optimum. With everyone taking part this is the paper's; otherwise d_i is heard of the
-cohort only, and h still is the mean of all h_i.
+optimum. With full participation this is the paper's algorithm; otherwise the cohort
+alone sends d_i, and h still is the mean of all h_i.
 
-Where this differs from the paper: memories are kept in units of the step, ``-rate *
-gradient``, which is the same for a constant rate; b_i may differ by client, which the
-server knows beforehand. ``start="first"`` is the paper's h_i = gradient of f_i at the
-first shared model (FLIX's x_avg, say): in the first round that a client takes part in,
-d_i travels whole as well and b_i is 1. With everyone taking part these are the very
-iterates of such memories, since the first difference to them is zero; whoever joins
-later starts at the model of that round. What it costs is counted.
+Where this differs from the paper: memories are in units of the update, ``-rate *
+gradient``, which is the same for a constant rate; b_i may differ by client, and the
+server knows all of them. ``start="first"`` is the paper's h_i = gradient of f_i at the
+first shared model (such as FLIX's x_avg): in the first round of a client it also sends
+d_i uncompressed, and b_i is 1. With full participation the iterates are exactly those
+of such memories, since the first difference to them is zero; a client that joins later
+starts at the model of that round. The bits of the uncompressed d_i are counted.
 
 Reference: Mishchenko, Gorbunov, Takáč, Richtárik, "Distributed learning with compressed
 gradient differences", 2019, arXiv:1901.09269.
@@ -37,11 +37,11 @@ from fedblend.checks import ALGORITHM, ByClient, Number, gate, words
 from fedblend.compress.compressor import COMPRESSOR, Compressor, decode, encode
 from fedblend.core import Algorithm, ClientId, PyTree, Ragged
 from fedblend.shards import per_client
-from fedblend.transforms.compose import delta_of, needs_with, through
+from fedblend.transforms.compose import delta_of, needs_with, with_inner_state
 
 
 class DianaClient(NamedTuple):
-    """What a client remembers: the wrapped algorithm's state, h_i, and if it is new."""
+    """A client's state: the wrapped algorithm's state, h_i, and whether it is new."""
 
     inner: PyTree
     memory: PyTree
@@ -49,7 +49,7 @@ class DianaClient(NamedTuple):
 
 
 class DianaServer(NamedTuple):
-    """What the server remembers: the wrapped algorithm's state, and h."""
+    """The server's state: the wrapped algorithm's state, and h."""
 
     inner: PyTree
     memory: PyTree
@@ -73,25 +73,26 @@ def diana(
     Args:
         algorithm: what to run; an encoding transform goes outermost, and only once.
         compressor: unbiased, of every client's difference.
-        rate: b, how fast memories follow, at most 1/(omega + 1), which is what None
-            stands for; a number, or an array over clients. More is refused, once the
+        rate: b, how fast memories follow, a number or an array over clients, at most
+            1/(omega + 1), which is the default. A larger one is refused as soon as the
             number of entries is known.
-        start: h_i at first: "zero", or "first" for client i's first answer, sent whole.
+        start: the initial h_i: "zero", or "first" for client i's first update, sent
+            uncompressed.
     """
     omega = compressor.omega
     if omega is None:
-        raise ValueError(f"diana: {compressor.name} is biased; ef21 takes such a one")
+        raise ValueError(f"diana: {compressor.name} is biased; use ef21")
 
-    def speed(dim: int):
+    def rates(dim: int):
         check_rate(rate, omega(dim))
         return 1 / (omega(dim) + 1) if rate is None else rate
 
-    def one_speed(dim: int) -> bool:
-        """Whether all memories always follow alike, so that the server knows how."""
-        return start == "zero" and np.ndim(speed(dim)) == 0
+    def one_rate(dim: int) -> bool:
+        """Whether all memories always follow at one rate, which the server knows."""
+        return start == "zero" and np.ndim(rates(dim)) == 0
 
-    def taken(encoded, own, whole):
-        """The difference as both sides take it, and the memory's step."""
+    def decoded(encoded, own, whole):
+        """The decoded difference d_i, and the memory's step b_i d_i."""
         change = decode(compressor, encoded)
         step = trees.scale(own, change)
         if start == "zero":
@@ -113,33 +114,34 @@ def diana(
         delta = delta_of(up, "diana")
         change = trees.subtract(delta, trees.where_given(delta, client.memory))
         encoded = encode(compressor, change, key, shard, "diana")
-        rates = speed(encoded.layout.size)
-        own = per_client(rates, shard)
+        known = rates(encoded.layout.size)
+        own = per_client(known, shard)
         whole, new = (), client.new
         if start == "first":
             vector, _ = trees.ravel(change)
             used = jnp.where(new, vector.size, 0).astype(jnp.int32)
             whole, new = Ragged(jnp.where(new, vector, 0), used), jnp.zeros((), bool)
-        _, step = taken(encoded, own, whole)
+        _, step = decoded(encoded, own, whole)
         after = DianaClient(inner, trees.add_where_given(client.memory, step), new)
-        extra = (up.extra, ClientId(shard.id) if np.ndim(rates) else (), whole)
+        extra = (up.extra, ClientId(shard.id) if np.ndim(known) else (), whole)
         return up._replace(delta=encoded, extra=extra), after
 
     def undo(up):
         extra, sender, whole = up.extra
-        rates = speed(up.delta.layout.size)
-        own = per_client(rates, sender) if np.ndim(rates) else rates
-        change, step = taken(up.delta, own, whole)
+        dim = up.delta.layout.size
+        own = rates(dim)
+        if np.ndim(own):
+            own = per_client(own, sender)
+        change, step = decoded(up.delta, own, whole)
         inner = algorithm.decode(up._replace(delta=change, extra=extra))
-        known = one_speed(up.delta.layout.size)
-        return inner._replace(extra=(inner.extra, () if known else step))
+        return inner._replace(extra=(inner.extra, () if one_rate(dim) else step))
 
     def server(aggregate, down, server, central, key):
         extra, step = aggregate.mean.extra
         delta = trees.add_where_given(server.memory, aggregate.mean.delta)
         dim = trees.size(aggregate.mean.delta)
-        if one_speed(dim):
-            step = trees.scale(speed(dim), aggregate.mean.delta)
+        if one_rate(dim):
+            step = trees.scale(rates(dim), aggregate.mean.delta)
         step = trees.scale(aggregate.participation, step)
         memory = trees.add_where_given(server.memory, step)
         aggregate = aggregate._replace(
@@ -149,7 +151,7 @@ def diana(
         return down, DianaServer(inner, memory)
 
     needs = needs_with(compressor.clients, algorithm, "diana")
-    return through(algorithm)._replace(
+    return with_inner_state(algorithm)._replace(
         enroll=enroll,
         start=begin,
         client=client,
@@ -160,9 +162,9 @@ def diana(
 
 
 def check_rate(rate: Any, omega: float | np.ndarray) -> None:
-    """Refuse memories that follow faster than 1/(omega + 1), and so may blow up.
+    """Refuse memories that follow faster than 1/(omega + 1) and may therefore diverge.
 
-    Up to the rounding of float32; what is traced passes.
+    Up to the rounding of float32; a traced rate passes.
 
     Args:
         rate: b, a number or an array over clients.

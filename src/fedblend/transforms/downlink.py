@@ -1,20 +1,20 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""Compressed broadcasts (EF21-P): the server says only how its model has moved.
+"""Compressed broadcasts (EF21-P): the server sends the change of its model, compressed.
 
-Wraps an algorithm whose server says ``shared``, x below; every client keeps a copy w of
-what it knows of it, and the server too. A round::
+Wraps an algorithm whose server sends ``shared``, x below; the server and every client
+have the same copy w of it. A round::
 
-    c <- C(x - w)                travels to every client
+    c <- C(x - w)                sent to every client
     w <- w + c                   on both sides: the model that clients train from
     x <- x + mean delta_i(w)     the wrapped server's step, from its own x
 
-``down.shared`` is w, the model as clients know it; x is in the server's state. With the
-identity as compressor it is the wrapped run to rounding. Everyone must take part, or
-the copies would part. An encoding transform may stand inside.
+``down.shared`` is w, the clients' copy; x is in the server's state. With the identity
+as compressor it is the wrapped run to rounding. All clients must take part, or the
+copies would differ. The wrapped algorithm may encode its updates.
 
 Where this differs from the paper: w starts at the initial parameters, which clients
-have; what the wrapped server says first reaches them compressed.
+have; the wrapped server's first model reaches them compressed.
 
 Reference: Gruntkowska, Tyurin, Richtárik, "EF21-P and friends: improved theoretical
 communication complexity for distributed optimization with bidirectional compression",
@@ -30,14 +30,14 @@ from fedblend.core import Algorithm, Down, PyTree
 
 
 class DownlinkClient(NamedTuple):
-    """What a client remembers: the wrapped algorithm's state, and w."""
+    """A client's state: the wrapped algorithm's state, and w."""
 
     inner: PyTree
     known: PyTree
 
 
 class DownlinkServer(NamedTuple):
-    """What the server remembers: the wrapped algorithm's state, and x."""
+    """The server's state: the wrapped algorithm's state, and x."""
 
     inner: PyTree
     shared: PyTree
@@ -49,13 +49,13 @@ def downlink(algorithm: Algorithm, compressor: Compressor) -> Algorithm:
 
     Args:
         algorithm: what to run.
-        compressor: contractive, of what clients do not know yet; the same for all.
+        compressor: contractive, of the change of the model; the same for all clients.
     """
     if compressor.delta is None:
         raise ValueError(f"downlink: {compressor.name} does not contract")
 
-    def news(down: Down, known: PyTree, key) -> Down:
-        """The wrapped server's word, as it is kept: w, and what leads there."""
+    def broadcast(down: Down, known: PyTree, key) -> Down:
+        """The wrapped server's message with w as the model, and c."""
         change = trees.subtract(down.shared, known)
         encoded = encode(compressor, change, key, None, "downlink")
         after = trees.add(known, decode(compressor, encoded))
@@ -67,19 +67,20 @@ def downlink(algorithm: Algorithm, compressor: Compressor) -> Algorithm:
 
     def start(params, joins, central, key):
         down, inner = algorithm.start(params, joins, central, key)
-        return news(down, params, key), DownlinkServer(inner, down.shared)
+        return broadcast(down, params, key), DownlinkServer(inner, down.shared)
 
     def tell(down, request):
         extra, encoded = down.extra
-        told = algorithm.tell(down._replace(extra=extra), request)
-        return told._replace(shared=encoded)
+        message = algorithm.tell(down._replace(extra=extra), request)
+        return message._replace(shared=encoded)
 
-    def learn(down, client) -> Down:
+    def updated(down, client) -> Down:
+        """The message with the client's new copy of the model."""
         known = trees.add(client.known, decode(compressor, down.shared))
         return down._replace(shared=known)
 
     def client(down, client, shard, key):
-        down = learn(down, client)
+        down = updated(down, client)
         up, inner = algorithm.client(down, client.inner, shard, key)
         return up, DownlinkClient(inner, down.shared)
 
@@ -87,7 +88,7 @@ def downlink(algorithm: Algorithm, compressor: Compressor) -> Algorithm:
         known, (extra, _) = down.shared, down.extra
         down = down._replace(shared=server.shared, extra=extra)
         down, inner = algorithm.server(aggregate, down, server.inner, central, key)
-        return news(down, known, key), DownlinkServer(inner, down.shared)
+        return broadcast(down, known, key), DownlinkServer(inner, down.shared)
 
     return algorithm._replace(
         enroll=enroll,
@@ -95,7 +96,7 @@ def downlink(algorithm: Algorithm, compressor: Compressor) -> Algorithm:
         client=client,
         server=server,
         personal=lambda down, client, shard, key: algorithm.personal(
-            learn(down, client), client.inner, shard, key
+            updated(down, client), client.inner, shard, key
         ),
         ask=lambda client, shard: algorithm.ask(client.inner, shard),
         info=lambda client: algorithm.info(client.inner),

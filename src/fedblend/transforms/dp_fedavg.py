@@ -1,30 +1,30 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""DP-FedAvg: clipped answers, and Gaussian noise on their sum.
+"""DP-FedAvg: clipped updates, and Gaussian noise on their sum.
 
-Wraps an algorithm whose clients say ``delta_i`` and nothing else. With K the planned
+Wraps an algorithm whose clients send ``delta_i`` and nothing else. With K the planned
 size of a cohort, z the noise, C the clip, a round::
 
     delta_i <- delta_i * min(1, C / |delta_i|),  zeros if it is not finite
-    delta   <- (sum of the delta_i heard + N(0, (z C)^2)) / K
+    delta   <- (sum of the delta_i received + N(0, (z C)^2)) / K
 
-and the wrapped server takes delta for the mean. The sum is over K also where clients
-drop out, who count like zeros: the noise is what was planned. Whatever the server, and
-whoever uses its model, does afterwards costs no privacy; ``theory.privacy`` has what it
-does cost. What a client keeps for itself is not covered, and never travels. What
-clients would say on joining is replaced by zeros: FLIX starts at the initial
-parameters instead of at an average of local models.
+and the wrapped server takes delta as the mean update. Clients that drop out count as
+zeros and the sum is still divided by K, so that the noise is the planned one.
+``theory.privacy`` computes the cost in privacy; whatever the server or a user of its
+model does afterwards costs nothing more. Client states are neither clipped nor noisy,
+and are never sent. What clients would send at enrollment becomes zeros: FLIX starts at
+the initial parameters instead of at an average of local models.
 
-With a ``quantile`` C follows it, as in ``clipped_by_quantile``, on a noisy count; both
-kinds of noise together are as private as z alone::
+With a ``quantile`` C follows it, as in ``adaptive_clip``, on a noisy count; both kinds
+of noise together are as private as z alone::
 
-    b <- 1/2 + (sum of u_i heard + N(0, s^2)) / K
+    b <- 1/2 + (sum of u_i received + N(0, s^2)) / K
     delta has noise z_d C,   z_d = (z^-2 - (2 s)^-2)^(-1/2)
 
 Where this differs from the papers: the cohort has a fixed size, drawn without
-replacement, while they choose every client by a coin of its own. Weights are uniform.
-Clipping is of all parameters together. Clients not heard count like 0, and in b like
-1/2.
+replacement, while they include every client independently at random. Weights are
+uniform. Clipping is of all parameters together. Clients that drop out count as 0, and
+in b as 1/2.
 
 Reference: McMahan, Ramage, Talwar, Zhang, "Learning differentially private recurrent
 language models", ICLR 2018, arXiv:1710.06963; for the quantile Andrew, Thakkar,
@@ -47,7 +47,7 @@ from fedblend.checks import (
 )
 from fedblend.core import Algorithm, Key, PyTree, Up
 from fedblend.transforms.clip import adaptive_clip
-from fedblend.transforms.clip import clip as clipped
+from fedblend.transforms.clip import clip as fixed_clip
 from fedblend.transforms.compose import check_length, delta_of
 
 
@@ -70,36 +70,38 @@ def dp_fedavg(
     rate: float = 0.2,
     count_noise: float | None = None,
 ) -> Algorithm:
-    """The wrapped algorithm with clipped answers and noise on their sum.
+    """The wrapped algorithm with clipped updates and noise on their sum.
 
     Args:
-        algorithm: what to run; all that clients do stands inside.
-        clip: C, the largest l2 norm of an answer; with a quantile, at first.
+        algorithm: what to run; all transforms of what clients do go inside.
+        clip: C, the largest l2 norm of an update; with a quantile, the initial one.
         noise: z, the standard deviation of the noise on the sum, in units of C.
-        cohort: K, clients of a round; the runtime refuses another number.
-        quantile: the share of clients to stay within C, which follows; fixed if None.
+        cohort: K, the number of clients of every round.
+        quantile: the share of clients to stay within C, which follows it; C is fixed if
+            None.
         rate: how fast C follows.
-        count_noise: s, of the count of clients within C; a twentieth of the cohort if
-            None. More than half of ``noise``.
+        count_noise: s, the standard deviation of the noise on the count of clients
+            within C; more than half of ``noise``. By default that of the paper, a
+            twentieth of the cohort.
     """
+    plain = delta_alone(algorithm, "dp_fedavg")
     if quantile is None:
         counted, spread = 0.0, noise
-        inner = clipped(delta_alone(algorithm), clip)
+        inner = fixed_clip(plain, clip)
     else:
-        counted = _count_noise(noise, cohort) if count_noise is None else count_noise
+        usual = cohort / 20 if noise else 0.0
+        counted = usual if count_noise is None else count_noise
         spread = shared_noise(noise, counted)
-        inner = adaptive_clip(
-            delta_alone(algorithm), clip, quantile=quantile, rate=rate
-        )
+        inner = adaptive_clip(plain, clip, quantile=quantile, rate=rate)
 
     def server(aggregate, down, server, central, key):
         bound = clip if quantile is None else down.extra[1]
         mean = trees.scale(aggregate.count.astype(float) / cohort, aggregate.mean)
         own = keys.named(key, "privacy")
-        delta = noisy(mean.delta, spread * bound / cohort, keys.named(own, "sum"))
+        delta = add_noise(mean.delta, spread * bound / cohort, keys.named(own, "sum"))
         mean = mean._replace(delta=delta)
         if quantile is not None:
-            count = noisy(mean.extra, counted / cohort, keys.named(own, "count"))
+            count = add_noise(mean.extra, counted / cohort, keys.named(own, "count"))
             mean = mean._replace(extra=count)
         return inner.server(aggregate._replace(mean=mean), down, server, central, key)
 
@@ -111,13 +113,8 @@ def dp_fedavg(
     )
 
 
-def _count_noise(noise: float, cohort: int) -> float:
-    """The paper's choice, a twentieth of the cohort, where there is noise at all."""
-    return cohort / 20 if noise else 0.0
-
-
 def shared_noise(noise: float, count_noise: float) -> float:
-    """z_d: the noise left for the sum, if sum and count are to cost as much as z.
+    """z_d: the noise of the sum with which sum and count together are as private as z.
 
     Args:
         noise: z, of both together.
@@ -127,19 +124,20 @@ def shared_noise(noise: float, count_noise: float) -> float:
         return 0.0
     if not 2 * count_noise > noise:
         raise ValueError(
-            f"private: count_noise: {count_noise:g} is not above half of the noise "
-            f"{noise:g}, so that none would be enough for the sum; a larger cohort or "
-            "count_noise helps"
+            f"dp_fedavg: count_noise: {count_noise:g} is not above half of the noise "
+            f"{noise:g}, so that no noise on the sum is enough; use a larger cohort or "
+            "count_noise"
         )
     return (noise**-2 - (2 * count_noise) ** -2) ** -0.5
 
 
-def delta_alone(algorithm: Algorithm) -> Algorithm:
-    """The algorithm, whose clients say a finite delta and nothing that noise misses.
+def delta_alone(algorithm: Algorithm, transform: str) -> Algorithm:
+    """The algorithm, whose clients send a finite delta and nothing else.
 
-    That an answer is not finite must not show in who is heard.
+    An update that is not finite becomes zeros: the server, which leaves such updates
+    out, must not learn whose it was.
     """
-    check_length(algorithm, "private")
+    check_length(algorithm, transform)
 
     def enroll(params, shard, key):
         join, client = algorithm.enroll(params, shard, key)
@@ -147,11 +145,11 @@ def delta_alone(algorithm: Algorithm) -> Algorithm:
 
     def client(down, client, shard, key):
         up, after = algorithm.client(down, client, shard, key)
-        delta = delta_of(up, "private")
+        delta = delta_of(up, transform)
         if jax.tree.leaves(up.extra):
             raise ValueError(
-                "private: the wrapped algorithm's clients say more than a step of the "
-                "model, and the noise would not cover it"
+                f"{transform}: clients of the wrapped algorithm send more than an "
+                "update of the model, and the noise would not cover it"
             )
         usable = trees.is_finite(delta)
         delta = trees.select(usable, delta, trees.zeros_like(delta))
@@ -160,8 +158,8 @@ def delta_alone(algorithm: Algorithm) -> Algorithm:
     return algorithm._replace(enroll=enroll, client=client)
 
 
-def noisy(tree: PyTree, std: float | jax.Array, key: Key) -> PyTree:
-    """The tree with independent Gaussian noise on every entry."""
+def add_noise(tree: PyTree, std: float | jax.Array, key: Key) -> PyTree:
+    """The tree plus independent Gaussian noise of standard deviation ``std``."""
     leaves, structure = jax.tree.flatten(tree)
     noisy = [
         leaf

@@ -1,30 +1,32 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""DP-FTRL: clipped answers, and noise on their sums over rounds, by a binary tree.
+"""DP-FTRL: clipped updates, and noise on their sums over rounds, by a binary tree.
 
-Wraps what ``private`` does, if the server's step is linear. The rounds of a tree are
-its leaves, s = 1, 2, .. With K the planned size of a cohort, z the noise, C the clip::
+Wraps the algorithms that ``dp_fedavg`` wraps, if the server's step is linear. The
+rounds of a tree are its leaves, s = 1, 2, .. With K the planned size of a cohort, z the
+noise, C the clip::
 
     delta_i <- delta_i * min(1, C / |delta_i|),  zeros if it is not finite
-    S_s     <- sum of all delta_i heard in the tree's rounds 1 to s
+    S_s     <- sum of all delta_i received in the tree's rounds 1 to s
     N_s     <- sum over the ones of s in binary: the noise of a node, N(0, (z C)^2)
     delta   <- ((S_s + N_s) - (S_(s-1) + N_(s-1))) / K
 
-and the wrapped server takes delta for the mean. The one at level l of s stands for the
-node over the 2^l leaves up to the last multiple of 2^l. FedAvg's model is thus
-``(S_s + N_s) / K`` away from where the tree began, and has noise of at most log2(s) + 1
-nodes, not of s rounds. With momentum at the server it is the paper's DP-FTRLM. A client
-that takes part once in a tree is in no more nodes than the number of rounds has binary
-digits; ``theory.privacy`` has what that costs. After ``tree`` rounds a new tree begins
-where the last one ended: powers of two end with the noise of one node.
+and the wrapped server takes delta as the mean update. The one at level l of s stands
+for the node over the 2^l leaves up to the last multiple of 2^l. FedAvg's model is thus
+``(S_s + N_s) / K`` away from the model at the root of the tree, and has noise of at
+most log2(s) + 1 nodes, not of s rounds. With momentum at the server it is the paper's
+DP-FTRLM. A client that takes part once in a tree is in no more nodes than the number of
+rounds has binary digits; ``theory.privacy`` computes what that costs. After ``tree``
+rounds a new tree begins where the last one ended: powers of two end with the noise of
+one node.
 
-Noise is drawn again from keys whenever it is needed: all that is kept is a seed, which
-the first round draws from the server's key, since in a federation nobody else may know
-it. A round in which nobody is heard changes nothing, and its noise is never canceled.
-What ``private`` says of dropouts, of joining and of what clients keep holds here.
+Noise is drawn again from keys whenever a round uses it: the server's state is one seed,
+which the first round draws from the server's key, since in a deployment nobody else may
+know it. A round without any update changes nothing, and its noise is never canceled.
+The text of ``dp_fedavg`` on dropouts, enrollment and client states holds here too.
 
-Where this differs from the paper: a tree's nodes are not combined as Honaker does, and
-a tree that is left early is not completed. Noise is drawn for the nodes that sums use.
+Where this differs from the paper: there is no Honaker estimate from a tree's nodes, and
+a tree that ends early is not completed. Noise is drawn for the nodes that sums use.
 
 Reference: Kairouz, McMahan, Song, Thakkar, Thakurta, Xu, "Practical and private (deep)
 learning without sampling or shuffling", ICML 2021, arXiv:2103.00039; the tree is of
@@ -39,13 +41,13 @@ import jax.numpy as jnp
 from fedblend import keys, trees
 from fedblend.checks import ALGORITHM, COUNT, NOT_NEGATIVE, POSITIVE, gate
 from fedblend.core import Algorithm, Key, PyTree
-from fedblend.transforms.clip import clip as clipped
-from fedblend.transforms.dp_fedavg import delta_alone, noisy
+from fedblend.transforms.clip import clip as fixed_clip
+from fedblend.transforms.dp_fedavg import add_noise, delta_alone
 from fedblend.transforms.mixed_fl.server_gain import is_linear
 
 
 class TreeServer(NamedTuple):
-    """What the server remembers: the wrapped one's state, and the seed of all trees."""
+    """The server's state: the wrapped server's state, and the seed of all trees."""
 
     inner: PyTree
     seed: jax.Array
@@ -55,19 +57,19 @@ class TreeServer(NamedTuple):
 def dp_ftrl(
     algorithm: Algorithm, *, clip: float, noise: float, cohort: int, tree: int
 ) -> Algorithm:
-    """The wrapped algorithm with clipped answers and tree noise on sums over rounds.
+    """The wrapped algorithm with clipped updates and tree noise on sums over rounds.
 
     For a guarantee no client may take part twice in a tree: ``simulate(epoch=...)``.
 
     Args:
-        algorithm: what to run; all that clients do stands inside. Its server's step is
-            linear: FedAvg's, or FedOpt's with SGD, momentum or not.
-        clip: C, the largest l2 norm of an answer.
+        algorithm: what to run; all transforms of what clients do go inside. Its
+            server's step is linear: FedAvg's, or FedOpt's with SGD, momentum or not.
+        clip: C, the largest l2 norm of an update.
         noise: z, the standard deviation of the noise of a node, in units of C.
-        cohort: K, clients of a round; the runtime refuses another number.
+        cohort: K, the number of clients of every round.
         tree: rounds after which a new tree begins.
     """
-    inner = clipped(delta_alone(algorithm), clip)
+    inner = fixed_clip(delta_alone(algorithm, "dp_ftrl"), clip)
 
     def start(params, joins, central, key):
         down, server = inner.start(params, joins, central, key)
@@ -81,17 +83,17 @@ def dp_ftrl(
             jax.random.wrap_key_data(seed, impl="threefry2x32"), "tree", number
         )
         mean = trees.scale(aggregate.count.astype(float) / cohort, aggregate.mean)
-        delta = _with_news(mean.delta, noise * clip / cohort, own, place)
+        delta = _with_noise(mean.delta, noise * clip / cohort, own, place)
 
         def step(delta):
-            said = aggregate._replace(mean=mean._replace(delta=delta))
-            return inner.server(said, down, server.inner, central, key)
+            noisy = aggregate._replace(mean=mean._replace(delta=delta))
+            return inner.server(noisy, down, server.inner, central, key)
 
         if not is_linear(step, delta):
             # The noise of later rounds would not cancel that of earlier ones.
             raise ValueError(
-                "private: the wrapped algorithm's server is not linear in what it "
-                "hears, so that noise would not cancel over a tree; FedAvg's is, and "
+                "dp_ftrl: the wrapped algorithm's server is not linear in the mean "
+                "update, so that noise would not cancel over a tree; FedAvg's is, and "
                 "FedOpt's with SGD and momentum"
             )
         after, state = step(delta)
@@ -106,11 +108,11 @@ def dp_ftrl(
     )
 
 
-def _with_news(delta: PyTree, std: float, own: Key, place: jax.Array) -> PyTree:
-    """The delta with ``N_s - N_(s-1)`` for s = place + 1, of nodes with this std.
+def _with_noise(delta: PyTree, std: float, own: Key, place: jax.Array) -> PyTree:
+    """The delta plus ``N_s - N_(s-1)`` for s = place + 1, of nodes with this std.
 
-    The lowest one of s, at some level, is a new node; it takes the place of all nodes
-    below that level. Those above are in both sums.
+    The lowest one of s, at some level, is a new node, which replaces all nodes below
+    that level. Those above are in both sums.
     """
     step = place + 1
     top = jax.lax.population_count((step & -step) - 1)
@@ -118,6 +120,6 @@ def _with_news(delta: PyTree, std: float, own: Key, place: jax.Array) -> PyTree:
     def add(level, total):
         leaf = jnp.where(level == top, step, place)
         sign = jnp.where(level == top, std, -std)
-        return noisy(total, sign, keys.at(own, "node", level, leaf >> level))
+        return add_noise(total, sign, keys.at(own, "node", level, leaf >> level))
 
     return jax.lax.fori_loop(0, top + 1, add, delta)

@@ -2,20 +2,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """EF21: error feedback, which makes biased compressors such as top-k converge.
 
-Wraps an algorithm whose clients say ``delta_i``; each client keeps an estimate g_i of
-what it would say, the server their weighted mean g. A round::
+Wraps an algorithm whose clients send ``delta_i``; each client has an estimate g_i of
+its update, the server their weighted mean g. A round::
 
-    c_i  <- C(delta_i - g_i)             travels
-    g_i  <- g_i + c_i
-    g    <- g + p * mean c_i         p = received weight / all weight
-    mean <- g                            what the wrapped server hears
+    c_i   <- C(delta_i - g_i)            sent
+    g_i   <- g_i + c_i
+    g     <- g + p * mean c_i        p = received weight / all weight
+    delta <- g                           the wrapped server's mean update
 
-With the identity as compressor and everyone taking part it is the wrapped run.
+With the identity as compressor and full participation it is the wrapped run.
 
-Where this differs from the paper: estimates are kept in units of the step, ``-rate *
+Where this differs from the paper: estimates are in units of the update, ``-rate *
 gradient``. They start at zero, so that after the first round g_i = C(delta_i), which is
-the paper's own start. Clients that do not take part keep their estimate, and the server
-steps along the mean of all.
+the paper's own start. The estimate of a client outside the cohort does not change, and
+the server steps along the mean of all.
 
 Reference: Richtárik, Sokolov, Fatkhullin, "EF21: a new, simpler, theoretically better,
 and practically faster error feedback", NeurIPS 2021, arXiv:2106.05203.
@@ -29,18 +29,18 @@ from fedblend import trees
 from fedblend.checks import ALGORITHM, gate
 from fedblend.compress.compressor import COMPRESSOR, Compressor, decode, encode
 from fedblend.core import Algorithm, PyTree
-from fedblend.transforms.compose import delta_of, through
+from fedblend.transforms.compose import delta_of, with_inner_state
 
 
 class Ef21Client(NamedTuple):
-    """What a client remembers: the wrapped algorithm's state, and g_i."""
+    """A client's state: the wrapped algorithm's state, and g_i."""
 
     inner: PyTree
     estimate: PyTree
 
 
 class Ef21Server(NamedTuple):
-    """What the server remembers: the wrapped algorithm's state, and g."""
+    """The server's state: the wrapped algorithm's state, and g."""
 
     inner: PyTree
     estimate: PyTree
@@ -56,7 +56,7 @@ def ef21(algorithm: Algorithm, compressor: Compressor) -> Algorithm:
     """
     delta = compressor.delta
     if delta is None:
-        raise ValueError(f"ef21: {compressor.name} does not contract; diana takes it")
+        raise ValueError(f"ef21: {compressor.name} does not contract; use diana")
 
     def enroll(params, shard, key):
         dim = trees.size(params)
@@ -71,11 +71,11 @@ def ef21(algorithm: Algorithm, compressor: Compressor) -> Algorithm:
 
     def client(down, client, shard, key):
         up, inner = algorithm.client(down, client.inner, shard, key)
-        said = delta_of(up, "ef21")
-        change = trees.subtract(said, trees.where_given(said, client.estimate))
+        update = delta_of(up, "ef21")
+        change = trees.subtract(update, trees.where_given(update, client.estimate))
         encoded = encode(compressor, change, key, shard, "ef21")
-        taken = decode(compressor, encoded)
-        estimate = trees.add_where_given(client.estimate, taken)
+        received = decode(compressor, encoded)
+        estimate = trees.add_where_given(client.estimate, received)
         return up._replace(delta=encoded), Ef21Client(inner, estimate)
 
     def undo(up):
@@ -88,7 +88,7 @@ def ef21(algorithm: Algorithm, compressor: Compressor) -> Algorithm:
         down, inner = algorithm.server(aggregate, down, server.inner, central, key)
         return down, Ef21Server(inner, estimate)
 
-    return through(algorithm)._replace(
+    return with_inner_state(algorithm)._replace(
         enroll=enroll,
         start=start,
         client=client,

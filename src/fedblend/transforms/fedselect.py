@@ -5,32 +5,33 @@
 Wraps an algorithm. With E a parameter of many rows (a table of embeddings) and R_i the
 rows that stand in the examples of client i, a round is::
 
-    client i asks for R_i         computed from its own examples, sorted
-    server tells it E[R_i]        and the rest of the message; of a correction the same
-    rows client i runs the wrapped algorithm with E[R_i] in place of E client i says
-    delta[R_i], R_i server puts delta[R_i] into zeros of E's shape, and goes on as it
-    would
+    client i  requests R_i           computed from its own examples, sorted
+    server    sends E[R_i]           and the rest of the message; of a correction the
+                                     same rows
+    client i  runs the wrapped algorithm with E[R_i] in place of E
+    client i  sends delta[R_i], R_i
+    server    puts delta[R_i] into zeros of E's shape, and continues as usual
 
 It is the wrapped run, bit for bit: rows that a client lacks have no gradient, so that
-it would not move them. A correction b would move them by ``-stretch_i b``, which the
-server adds (to rounding), stretch_i, rate times steps, being one more number that
-travels; this is right for clients that take plain steps of one rate, and others are
+the client would not move them. A correction b would move them by ``-step_sum_i b``,
+which the server adds (to rounding); the client sends step_sum_i, rate times steps, as
+one more number. This is right for clients that take plain steps of one rate; others are
 refused.
 
 *Numbers.* The examples of a client name rows of E; the client's table has its rows
-alone, the j-th being the j-th of R_i. Before it trains, every number in the fields
-named in ``rows`` becomes its place in R_i. A number with a meaning of its own, such as
-a padding of 0, has to keep it: the first ``always`` rows are asked for by everybody.
+alone, the j-th being the j-th of R_i. Before training, every number in the fields
+named in ``rows`` becomes its place in R_i. Numbers with a meaning of their own, such as
+a padding of 0, must not change: every client requests the first ``always`` rows.
 
-*Memory and bits.* All clients have room for as many rows as the largest R_i has, but
-only its own rows of a client travel and are counted, and R_i once a round, up. The
-model that a client uses in the end is the whole one: the last broadcast is not cut.
+*Memory and bits.* All clients have room for as many rows as the largest R_i has, but a
+client receives and sends its own rows only, and R_i once a round; bits are counted so.
+The final model is the whole one: the last broadcast is not cut.
 
 The loss may use a row of E only if an example of the client names it. A penalty on all
-of E belongs to the server (``mixed``). Accelerators that add the gradients of a table
-in no fixed order repeat no run bit for bit, this one neither.
+of E belongs to the server (``mixed_fl``). On accelerators that add the gradients of a
+table in no fixed order, no run repeats bit for bit, with or without this transform.
 
-Where this differs from the paper: it leaves open how rows are asked for.
+Where this differs from the paper: it does not say how clients request rows.
 
 Reference: Charles, Bonawitz, Chiknavaryan, McMahan, Agüera y Arcas, "Federated select:
 a primitive for communication- and memory-efficient federated learning", 2022,
@@ -48,7 +49,7 @@ from fedblend.compress.compressor import Encoded
 from fedblend.core import Algorithm, PyTree, Ragged, Shard
 from fedblend.data.federated import FEDERATED_DATA, FederatedData
 from fedblend.shards import everything
-from fedblend.transforms import sparse_rows as picking
+from fedblend.transforms import sparse_rows
 from fedblend.transforms.compose import delta_of
 
 
@@ -63,16 +64,16 @@ def fedselect(
     """The wrapped algorithm, with messages that hold the rows that a client uses.
 
     Args:
-        algorithm: what to run, without states of clients; an encoding transform goes
+        algorithm: what to run, without client states; an encoding transform goes
             outermost, and only once.
-        federated_data: whose clients take part; tells how many rows they use.
+        federated_data: the data of all clients, for the number of rows they use.
         rows: for the path of a parameter, such as "embedding" or "last/weight", the
             fields of the examples that hold numbers of its rows, by their paths ("0"
             and "1" are the inputs and the targets of a pair).
-        always: rows from the first on that every client gets, whose numbers stay.
+        always: number of first rows that every client gets, whose numbers stay.
     """
     uses = {
-        name: picking.used_rows(federated_data, fields, always)
+        name: sparse_rows.used_rows(federated_data, fields, always)
         for name, fields in _grouped(rows).items()
     }
     return select_within(algorithm, uses, rows=rows, always=always)
@@ -80,28 +81,28 @@ def fedselect(
 
 def select_within(
     algorithm: Algorithm,
-    most: Mapping[str, picking.Use],
+    most: Mapping[str, sparse_rows.Use],
     *,
     rows: Mapping[str, Sequence[str]],
     always: int = 0,
 ) -> Algorithm:
-    """The same for clients whose examples are not here; other arguments as there.
+    """``fedselect`` for clients whose examples are on other machines.
 
     Args:
-        algorithm: what to run.
-        most: for the path of a parameter, bounds on what clients use of it.
-        rows: which parameters are tables.
-        always: rows from the first on that every client gets.
+        algorithm: what to run, as for ``fedselect``.
+        most: for the path of a parameter, bounds on the rows of it that clients use.
+        rows: fields that hold row numbers, as for ``fedselect``.
+        always: number of first rows that every client gets.
     """
     fields_of = _grouped(rows)
     uses = {group: most[name] for name, group in fields_of.items()}
     groups = list(uses)
 
-    def asked(shard: Shard) -> tuple[Ragged, ...]:
+    def requested(shard: Shard) -> tuple[Ragged, ...]:
         """The rows that a client uses, for each group of fields."""
-        own = picking.named(everything(shard).rows)
+        own = sparse_rows.named(everything(shard).rows)
         return tuple(
-            picking.numbers_in([own[field] for field in group], use, always)
+            sparse_rows.numbers_in([own[field] for field in group], use, always)
             for group, use in uses.items()
         )
 
@@ -112,8 +113,8 @@ def select_within(
         join, client = algorithm.enroll(params, shard, key)
         if jax.tree.leaves((join, client)):
             raise ValueError(
-                "select: clients of the wrapped algorithm remember or say something "
-                "of their own, for which they would need all rows"
+                "fedselect: clients of the wrapped algorithm have a state or send "
+                "something at enrollment, for which they would need all rows"
             )
         return join, client
 
@@ -124,72 +125,73 @@ def select_within(
 
     def tell(down, request):
         inner, wanted = request
-        told = algorithm.tell(down, inner)
-        if isinstance(told.correction, Encoded):
-            raise ValueError("select: an encoded correction has no rows to pick")
-        _refuse_tables(told.extra, told.shared, fields_of)
+        message = algorithm.tell(down, inner)
+        if isinstance(message.correction, Encoded):
+            raise ValueError("fedselect: an encoded correction has no rows to pick")
+        _refuse_tables(message.extra, message.shared, fields_of)
         shared, correction = (
-            picking.at(by_name(wanted), picking.gather, tree)
-            for tree in (told.shared, told.correction)
+            sparse_rows.at(by_name(wanted), sparse_rows.gather, tree)
+            for tree in (message.shared, message.correction)
         )
-        return told._replace(shared=shared, correction=correction)
+        return message._replace(shared=shared, correction=correction)
 
     def client(down, client, shard, key):
-        wanted, given = asked(shard), everything(shard).rows
+        wanted, given = requested(shard), everything(shard).rows
         numbers = {
             field: ids
             for group, ids in zip(groups, wanted, strict=True)
             for field in group
         }
-        examples = picking.at(numbers, picking.places, given)
+        examples = sparse_rows.at(numbers, sparse_rows.places, given)
         own = dataclasses.replace(
             shard, examples=examples, start=jnp.zeros_like(shard.start)
         )
-        told = picking.named(down.shared, picking.is_picked)
-        if not all(picking.is_picked(told[name]) for name in fields_of):
-            raise ValueError("select: a transform around it tells clients whole tables")
-        small = jax.tree.map(picking.opened, down, is_leaf=picking.is_picked)
+        received = sparse_rows.named(down.shared, sparse_rows.is_picked)
+        if not all(sparse_rows.is_picked(received[name]) for name in fields_of):
+            raise ValueError("fedselect: a transform around it sends whole tables")
+        small = jax.tree.map(sparse_rows.opened, down, is_leaf=sparse_rows.is_picked)
         up, client = algorithm.client(small, client, own, key)
         _refuse_tables(up.extra, small.shared, fields_of)
-        nudged = not set(fields_of).isdisjoint(picking.named(small.correction))
-        if nudged and up.step_sum is None:
+        corrected = not set(fields_of).isdisjoint(sparse_rows.named(small.correction))
+        if corrected and up.step_sum is None:
             raise ValueError(
-                "select: clients of the wrapped algorithm do not take plain steps of "
-                "one rate, so that how a correction moves the rows they lack is unknown"
+                "fedselect: clients of the wrapped algorithm do not take plain steps "
+                "of one rate, so that it is unknown how a correction moves the rows "
+                "they lack"
             )
-        found = _found(picking.named(given), picking.named(examples), numbers)
+        found = _found(sparse_rows.named(given), sparse_rows.named(examples), numbers)
         delta = jax.tree.map(
-            # Clients of another federation may use more rows: better nothing is heard.
-            lambda leaf, told: picking.closed(jnp.where(found, leaf, jnp.nan), told),
-            delta_of(up, "select"),
+            # A client with more rows than planned sends nothing usable.
+            lambda leaf, row: sparse_rows.closed(jnp.where(found, leaf, jnp.nan), row),
+            delta_of(up, "fedselect"),
             down.shared,
         )
-        extra = (up.extra, wanted, up.step_sum if nudged else ())
+        extra = (up.extra, wanted, up.step_sum if corrected else ())
         return up._replace(
             delta=delta, mean_gradient=None, step_sum=None, extra=extra
         ), client
 
     def decode(up):
         extra, wanted, step_sum = up.extra
-        own, delta = by_name(wanted), picking.named(up.delta, picking.is_picked)
+        own, delta = by_name(wanted), sparse_rows.named(up.delta, sparse_rows.is_picked)
         lack = tuple(
-            picking.lacking(delta[name].shape[0], ids).astype(far.dtype) * far
+            sparse_rows.lacking(delta[name].shape[0], ids).astype(far.dtype) * far
             for name, ids in own.items()
             for far in jax.tree.leaves(step_sum)
         )
-        whole = picking.at(own, picking.scatter, up.delta)
+        whole = sparse_rows.at(own, sparse_rows.scatter, up.delta)
         inner = algorithm.decode(up._replace(delta=whole, extra=extra))
         return inner._replace(extra=(inner.extra, lack))
 
     def server(aggregate, down, server, central, key):
         extra, lack = aggregate.mean.extra
-        correction = picking.named(down.correction)
+        correction = sparse_rows.named(down.correction)
         drift = {
             name: _by_row(far, correction[name])
             for name, far in zip(fields_of, lack, strict=bool(lack))
             if name in correction
         }
-        delta = picking.at(drift, jnp.subtract, aggregate.mean.delta)
+        delta = sparse_rows.at(drift, jnp.subtract, aggregate.mean.delta)
         aggregate = aggregate._replace(
             mean=aggregate.mean._replace(delta=delta, extra=extra)
         )
@@ -200,10 +202,10 @@ def select_within(
         start=start,
         client=client,
         server=server,
-        ask=lambda client, shard: (algorithm.ask(client, shard), asked(shard)),
+        ask=lambda client, shard: (algorithm.ask(client, shard), requested(shard)),
         tell=tell,
         decode=decode,
-        # The median of rows that most clients lack is nothing.
+        # The median of rows that most clients lack is zero.
         needs=algorithm.needs._replace(mean=True, whole=True),
     )
 
@@ -211,50 +213,51 @@ def select_within(
 def _grouped(rows: Mapping[str, Sequence[str]]) -> dict[str, tuple[str, ...]]:
     """The fields of each parameter; a field can be renumbered in one way only."""
     if not rows:
-        raise ValueError("select: rows names no parameter")
+        raise ValueError("fedselect: rows names no parameter")
     group_of: dict[str, tuple[str, ...]] = {}
     for name, fields in rows.items():
         if isinstance(fields, str) or not fields:
             raise ValueError(
-                f"select: rows of {name!r}: {fields!r} is no list of fields"
+                f"fedselect: rows of {name!r}: {fields!r} is no list of fields"
             )
         for field in fields:
             if group_of.setdefault(field, tuple(fields)) != tuple(fields):
                 raise ValueError(
-                    f"select: field {field!r} is among {group_of[field]} and among "
+                    f"fedselect: field {field!r} is among {group_of[field]} and among "
                     f"{tuple(fields)}; parameters that share a field share all"
                 )
     return {name: tuple(fields) for name, fields in rows.items()}
 
 
 def _check_rows(params: PyTree, name: str, largest: int) -> None:
-    leaves = picking.named(params)
+    leaves = sparse_rows.named(params)
     if name not in leaves:
         raise ValueError(
-            f"select: no parameter {name!r}, there are {', '.join(map(repr, leaves))}"
+            f"fedselect: no parameter {name!r}, there are "
+            f"{', '.join(map(repr, leaves))}"
         )
     shape = leaves[name].shape
     if not shape or largest >= shape[0]:
         raise ValueError(
-            f"select: the examples name row {largest} of {name!r}, whose shape is "
+            f"fedselect: the examples name row {largest} of {name!r}, whose shape is "
             f"{tuple(shape)}"
         )
 
 
 def _refuse_tables(extra: PyTree, shared: PyTree, names: Mapping[str, object]) -> None:
-    """Refuse what else is sent of a table, whose rows nobody would pick."""
-    leaves = picking.named(shared)
+    """Refuse other tables in a message, whose rows nobody would pick."""
+    leaves = sparse_rows.named(shared)
     shapes = {leaves[name].shape for name in names}
     for leaf in jax.tree.leaves(extra):
         if leaf.shape in shapes:
             raise ValueError(
-                "select: messages of the wrapped algorithm hold more than the model "
+                "fedselect: messages of the wrapped algorithm hold more than the model "
                 f"and its correction: a table of shape {leaf.shape}"
             )
 
 
 def _found(given, renumbered, numbers: Mapping[str, Ragged]) -> jax.Array:
-    """Whether every number of the examples is among those asked for."""
+    """Whether every number of the examples is among those requested."""
     checks = [
         (ids.buffer[renumbered[field]] == given[field]).all()
         for field, ids in numbers.items()

@@ -1,9 +1,9 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""Some rows of an array: which a client uses, how they travel, how they are put back.
+"""Some rows of an array: which a client uses, and how it receives and sends them.
 
-Numbers of rows are sorted and unique; a ``Ragged`` has room for those of the client
-that uses most, and what stands behind a client's own never matters.
+Row numbers are sorted and unique; a ``Ragged`` has room for those of the client that
+uses most, and entries behind a client's own are ignored.
 """
 
 import dataclasses
@@ -34,7 +34,7 @@ class Picked:
 
 
 class Use(NamedTuple):
-    """What clients use: how many rows each, and the largest number of one."""
+    """The rows that clients use: ``counts`` [clients], and the largest row number."""
 
     counts: np.ndarray
     largest: int
@@ -48,21 +48,21 @@ def used_rows(
     Args:
         federated_data: the clients.
         fields: paths of fields of the examples that hold numbers of rows.
-        always: rows from the first on that count for every client.
+        always: number of first rows that count for every client.
     """
     train = federated_data.train
     known = named(train.examples)
     for field in fields:
         if field not in known:
             raise ValueError(
-                f"select: no field {field!r} in the examples, which have "
+                f"fedselect: no field {field!r} in the examples, which have "
                 f"{', '.join(map(repr, known))}"
             )
     columns = [np.asarray(known[field]) for field in fields]
     for field, column in zip(fields, columns, strict=True):
         if not np.issubdtype(column.dtype, np.integer) or column.min(initial=0) < 0:
             raise ValueError(
-                f"select: field {field!r} holds {column.dtype} from "
+                f"fedselect: field {field!r} holds {column.dtype} from "
                 f"{column.min(initial=0)} on, not numbers of rows"
             )
     counts = np.array(
@@ -84,15 +84,14 @@ def entries_touched(
     rows: Mapping[str, Sequence[str]],
     always: int = 0,
 ) -> np.ndarray:
-    """Entries of the parameters that each client has to do with under ``select``.
+    """Number of parameters that each client uses under ``fedselect``, [clients].
 
-    It receives and sends so many numbers a round, holds them, and moves them at every
-    local step (2 flops each if the step is plain); without ``select`` that is all of
-    them, ``trees.size(params)``, for everybody. Arguments as those of ``select``.
+    A client receives and sends this many numbers a round, stores them, and moves them
+    at every local step (2 flops each if the step is plain); without ``fedselect`` the
+    number is ``trees.size(params)`` for all. Arguments as for ``fedselect``.
     """
-    leaves = named(params)
     total = np.zeros(federated_data.clients, np.int64)
-    for name, leaf in leaves.items():
+    for name, leaf in named(params).items():
         if name in rows:
             use = used_rows(federated_data, rows[name], always)
             total += use.counts * prod(leaf.shape[1:])
@@ -127,7 +126,7 @@ def is_picked(node: Any) -> bool:
 
 
 def numbers_in(columns: Sequence[jax.Array], use: Use, always: int) -> Ragged:
-    """The rows that these columns name, and the first ``always``."""
+    """The row numbers in these columns, and the first ``always``."""
     present = jnp.arange(use.largest + 1) < always
     for column in columns:
         present = present.at[column.reshape(-1)].set(True)
@@ -138,25 +137,25 @@ def numbers_in(columns: Sequence[jax.Array], use: Use, always: int) -> Ragged:
 
 
 def places(column: jax.Array, numbers: Ragged) -> jax.Array:
-    """The place of every number of a column among those of the client."""
+    """The place of every number of a column among the client's row numbers."""
     return jnp.searchsorted(numbers.buffer, column).astype(column.dtype)
 
 
 def gather(table: jax.Array, numbers: Ragged) -> Picked:
-    """These rows of a table; zeros behind them."""
+    """These rows of a table, then zeros."""
     rows = table.at[numbers.buffer].get(mode="fill", fill_value=0)
     return _packed(rows, numbers.used, table.shape)
 
 
 def opened(node: Any) -> Any:
-    """The rows as a small table, where this is a ``Picked``."""
+    """The rows as a small table, if this is a ``Picked``."""
     if not is_picked(node):
         return node
     return node.values.buffer.reshape(-1, *node.shape[1:])
 
 
 def closed(rows: jax.Array, picked: Any) -> Any:
-    """Rows of a small table as they travel, if they came in a ``Picked``."""
+    """Rows of a small table as they are sent, if they came in a ``Picked``."""
     if not is_picked(picked):
         return rows
     width = max(prod(picked.shape[1:]), 1)
@@ -164,18 +163,18 @@ def closed(rows: jax.Array, picked: Any) -> Any:
 
 
 def scatter(picked: Picked, numbers: Ragged) -> jax.Array:
-    """The whole array, with zeros where no row was picked."""
+    """The whole array, with zeros in the other rows."""
     whole = jnp.zeros(picked.shape, picked.values.buffer.dtype)
     return whole.at[_own(numbers)].set(opened(picked), mode="drop")
 
 
 def lacking(size: int, numbers: Ragged) -> jax.Array:
-    """Which of so many rows are not among these."""
+    """Which of ``size`` rows are not among these."""
     return jnp.ones(size, bool).at[_own(numbers)].set(False, mode="drop")
 
 
 def _own(numbers: Ragged) -> jax.Array:
-    """The numbers in use; what arrived has zeros behind them."""
+    """The numbers in use; the receiver has zeros behind them."""
     place = jnp.arange(numbers.buffer.size)
     return jnp.where(place < numbers.used, numbers.buffer, _NO_ROW)
 

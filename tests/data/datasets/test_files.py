@@ -11,7 +11,7 @@ import tarfile
 import numpy as np
 import pytest
 
-from fedblend.data.dataset import DataError, MissingDataError, federation_of
+from fedblend.data.dataset import DataError, MissingDataError
 from fedblend.data.datasets import (
     cifar10,
     femnist,
@@ -21,6 +21,7 @@ from fedblend.data.datasets import (
     mnist,
 )
 from fedblend.data.download import find, status
+from fedblend.data.partition.partition import federate_dataset
 from fedblend.data.partition.partitioners import by_key, contiguous
 
 
@@ -43,7 +44,7 @@ def test_mnist(needs):
     assert not np.isin(dataset.test_keys, dataset.keys).any()
     partition = by_key(dataset.keys)
     assert (partition.counts.min(), partition.counts.max()) == (19, 131)
-    federated_data = federation_of(dataset, partition, test="official")
+    federated_data = federate_dataset(dataset, partition, test="official")
     assert federated_data.test is not None
     assert federated_data.test.total == 10000
 
@@ -59,7 +60,7 @@ def test_femnist(needs):
     assert dataset.keys is not None
     partition = by_key(dataset.keys)
     assert len(partition) == 300
-    federated_data = federation_of(dataset, partition, test="official")
+    federated_data = federate_dataset(dataset, partition, test="official")
     assert federated_data.test is not None
     assert federated_data.test.total == 4763
     digits = load("femnist", digits_only=True)

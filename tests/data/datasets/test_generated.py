@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedblend.data.dataset import DataError, federation_of
+from fedblend.data.dataset import DataError
 from fedblend.data.datasets import (
     SOURCES,
     load,
@@ -16,6 +16,7 @@ from fedblend.data.datasets import (
     synthetic,
     two_sines,
 )
+from fedblend.data.partition.partition import federate_dataset
 from fedblend.data.partition.partitioners import by_key
 from fedblend.errors import UserError
 
@@ -105,7 +106,7 @@ def test_two_sines():
     assert dataset.rows[0].shape == (10000, 1)
     assert dataset.test_rows is not None
     assert dataset.test_rows[1].shape == (400000, 1)
-    federated_data = federation_of(dataset, by_key(dataset.keys), test="official")
+    federated_data = federate_dataset(dataset, by_key(dataset.keys), test="official")
     assert federated_data.clients == 200
     assert federated_data.names[:3] == ("0", "1", "2")
     assert federated_data.test is not None

@@ -8,10 +8,11 @@ import lzma
 import numpy as np
 import pytest
 
-from fedblend.data.dataset import DataError, MissingDataError, federation_of
+from fedblend.data.dataset import DataError, MissingDataError
 from fedblend.data.datasets import load
 from fedblend.data.datasets.characters import CHARACTERS, PADDING, windows
 from fedblend.data.datasets.stackexchange import plain
+from fedblend.data.partition.partition import federate_dataset
 from fedblend.data.partition.partitioners import by_key
 
 
@@ -32,7 +33,7 @@ def test_shakespeare_has_leafs_counts(needs):
     assert characters - 80 * 1129 == 4_226_158
     assert len(np.unique(targets[targets >= 0])) == 79
     assert dataset.outputs == len(CHARACTERS) == len(set(CHARACTERS)) == 80
-    federated_data = federation_of(dataset, partition, test=0.2)
+    federated_data = federate_dataset(dataset, partition, test=0.2)
     assert federated_data.test is not None
     assert federated_data.train.total + federated_data.test.total == 54500
 

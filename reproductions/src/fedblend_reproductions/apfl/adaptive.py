@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 import fedblend as fb
-from fedblend.data.dataset import federation_of
+from fedblend.data.partition.partition import federate_dataset
 from fedblend_reproductions.apfl import methods, tables
 from fedblend_reproductions.apfl.runs import Method, Row, Task, compare
 from fedblend_reproductions.cache import Cache
@@ -40,7 +40,7 @@ def task(quick: bool, level: float, by_class: bool) -> Task:
     )
     model = fb.models.softmax(60, 10)
     return Task(
-        federation_of(
+        federate_dataset(
             dataset, fb.partition.by_key(dataset.keys), validation=0.1, test=0.2
         ),
         model,

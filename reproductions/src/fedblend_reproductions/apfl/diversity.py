@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 import fedblend as fb
-from fedblend.data.dataset import federation_of
+from fedblend.data.partition.partition import federate_dataset
 from fedblend.models.layers import Affine
 from fedblend.theory import diversity
 from fedblend_reproductions.apfl import methods, tables
@@ -41,7 +41,7 @@ def task(quick: bool, classes: int) -> Task:
         partition = fb.partition.classes_per_client(mnist.rows[1], clients, classes)
     model = fb.models.softmax(784, 10)
     return Task(
-        federation_of(
+        federate_dataset(
             mnist, partition, validation=0.1, test=0.3 if quick else "official"
         ),
         model,

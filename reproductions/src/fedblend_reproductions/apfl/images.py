@@ -5,7 +5,7 @@
 from pathlib import Path
 
 import fedblend as fb
-from fedblend.data.dataset import federation_of
+from fedblend.data.partition.partition import federate_dataset
 from fedblend_reproductions.apfl import methods, tables
 from fedblend_reproductions.apfl.relatives import random_pairs
 from fedblend_reproductions.apfl.runs import Task, compare
@@ -42,7 +42,7 @@ def task(quick: bool) -> Task:
         images, labels = cifar.rows
         cifar = cifar._replace(rows=(images[:1000], labels[:1000]))
     clients = 10 if quick else 100
-    federated_data = federation_of(
+    federated_data = federate_dataset(
         cifar, random_pairs(cifar.rows[1], clients), validation=0.1, test="official"
     )
     shape = (32, 32, 3)

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 import fedblend as fb
-from fedblend.data.dataset import federation_of
+from fedblend.data.partition.partition import federate_dataset
 from fedblend_reproductions.apfl.runs import decaying
 
 RATE = 0.1
@@ -33,11 +33,11 @@ class Joining:
     def __init__(self, quick: bool, level: float, draw: int) -> None:
         size = {"clients": 10, "least": 60, "most": 100} if quick else {}
         data = fb.datasets.load("synthetic", gamma=level, beta=level, **size)
-        everybody = federation_of(
+        everybody = federate_dataset(
             data, fb.partition.by_key(data.keys), validation=0.1, test=0.2
         )
         share = 3 / everybody.clients
-        self.seen, self.unseen = fb.data.set_apart(everybody, share, seed=draw)
+        self.seen, self.unseen = fb.data.split_clients(everybody, share, seed=draw)
         self.model = fb.models.softmax(60, 10)
         self.loss = fb.losses.cross_entropy(self.model.apply)
         self.key = jax.random.key(draw)

@@ -10,8 +10,7 @@ from types import MappingProxyType
 import numpy as np
 
 import fedblend as fb
-from fedblend.data.dataset import federation_of
-from fedblend.data.partition.partition import Partition
+from fedblend.data.partition.partition import Partition, federate_dataset
 from fedblend_reproductions.apfl import methods, tables
 from fedblend_reproductions.apfl.runs import Task, compare
 from fedblend_reproductions.cache import Cache
@@ -68,7 +67,7 @@ def mnist_clients(quick: bool, partition) -> fb.FederatedData:
         images, labels = mnist.rows
         mnist = mnist._replace(rows=(images[:2000], labels[:2000]))
     parts = partition(mnist.rows[1], 10 if quick else 100)
-    return federation_of(mnist, parts, validation=0.1, test="official")
+    return federate_dataset(mnist, parts, validation=0.1, test="official")
 
 
 def task(quick: bool, partition) -> Task:

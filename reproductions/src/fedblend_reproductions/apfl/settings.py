@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import fedblend as fb
-from fedblend.data.dataset import federation_of
+from fedblend.data.partition.partition import federate_dataset
 from fedblend.theory import generalization
 from fedblend_reproductions.apfl.runs import decaying
 
@@ -48,7 +48,7 @@ class Draw:
             minimum=20,
             seed=draw,
         )
-        self.federated_data = federation_of(
+        self.federated_data = federate_dataset(
             mnist, partition, validation=0.2, test=0.3, seed=draw
         )
         self.model = fb.models.softmax(784, CLASSES)

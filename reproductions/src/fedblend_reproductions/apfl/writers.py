@@ -5,7 +5,8 @@
 from pathlib import Path
 
 import fedblend as fb
-from fedblend.data.dataset import Dataset, federation_of
+from fedblend.data.dataset import Dataset
+from fedblend.data.partition.partition import federate_dataset
 from fedblend_reproductions.apfl import methods, tables
 from fedblend_reproductions.apfl.runs import Task, compare
 from fedblend_reproductions.cache import Cache
@@ -32,7 +33,7 @@ def sets(quick: bool) -> dict[str, tuple[Dataset, float | str]]:
 def task(quick: bool, dataset: Dataset, test) -> Task:
     """The paper's task; the quick one is linear."""
     partition = fb.partition.by_key(dataset.keys, minimum=1 if quick else 50)
-    federated_data = federation_of(dataset, partition, validation=0.1, test=test)
+    federated_data = federate_dataset(dataset, partition, validation=0.1, test=test)
     model = fb.models.softmax(784, 10) if quick else fb.models.mlp(784, 10)
     return Task(
         federated_data,

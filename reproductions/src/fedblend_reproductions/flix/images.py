@@ -7,7 +7,8 @@ from pathlib import Path
 import optax
 
 import fedblend as fb
-from fedblend.data.dataset import Dataset, federation_of
+from fedblend.data.dataset import Dataset
+from fedblend.data.partition.partition import federate_dataset
 from fedblend_reproductions.claims import Claim, Finding
 from fedblend_reproductions.flix.network_choice import measured
 from fedblend_reproductions.flix.network_task import Plan, Task, Work, largest
@@ -66,7 +67,9 @@ def task(quick: bool) -> Task:
     dataset = fb.datasets.load("femnist", digits_only=quick)
     dataset = inked(largest(dataset, QUICK.clients if quick else WRITERS))
     partition = fb.partition.by_key(dataset.keys)
-    federated_data = federation_of(dataset, partition, validation=0.15, test="official")
+    federated_data = federate_dataset(
+        dataset, partition, validation=0.15, test="official"
+    )
     model = (
         fb.models.softmax(784, dataset.outputs)
         if quick

@@ -16,7 +16,8 @@ import numpy as np
 
 import fedblend as fb
 from fedblend.core import Loss
-from fedblend.data.dataset import Dataset, federation_of
+from fedblend.data.dataset import Dataset
+from fedblend.data.partition.partition import federate_dataset
 from fedblend.shards import everything
 from fedblend.solvers import Solver
 from fedblend_reproductions.flix.secant import TOLERANCE, descent
@@ -139,7 +140,7 @@ def _side_by_side(drawn: list[Dataset]) -> fb.FederatedData:
     parts = zip(*(data.rows for data in drawn), strict=True)
     inputs, targets = (np.concatenate(part, axis=1) for part in parts)
     stacked = drawn[0]._replace(rows=(inputs, targets), test_rows=None)
-    return federation_of(stacked, fb.partition.by_key(stacked.keys))
+    return federate_dataset(stacked, fb.partition.by_key(stacked.keys))
 
 
 def by_descent(steps: int) -> Callable[[Loss], Solver]:

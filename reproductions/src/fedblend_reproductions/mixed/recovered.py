@@ -161,7 +161,7 @@ def _recovery_error(
         for _ in range(rounds):
             next(blocks)
             state, true = literal_round(of, state, rate, steps, equation_10=False)
-            slope = max(slope, np.abs(run.server.borrowed[0] - true).max())
+            slope = max(slope, np.abs(run.server.federated_gradient[0] - true).max())
             model = max(model, np.abs(run.down.shared[0] - state[:DIM]).max())
         end = np.asarray(run.complete().shared[0])
     stays = standstill(of, rate, steps, equation_10=False)

@@ -1,13 +1,12 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""APFL as a configuration states it, and as other libraries run it.
+"""APFL as a configuration states it.
 
 ``alpha`` is the weight of the shared model at first, ``learn`` says when it moves, and
 ``held_out`` on which rows: 0 stands for the training rows of the models themselves, and
 ``hand_back`` for how many rounds.
 """
 
-import math
 from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
@@ -21,20 +20,17 @@ from fedblend.core import Algorithm, Loss
 from fedblend.local import Work
 
 
-class _Apfl(Options):
+class _Learned(Options):
     mixes: ClassVar[bool] = True
 
     alpha: Mixing | list[Mixing]  # pyright: ignore
+    learn: Literal["step", "round", "fixed"] = "step"
+    alpha_rate: Positive | None = None
+    held_out: Annotated[float, between(0, MOST_HELD_OUT, closed=True)] = 0.0
 
     def start(self) -> Any:
         """Alpha as the algorithms take it."""
         return np.array(self.alpha) if isinstance(self.alpha, list) else self.alpha
-
-
-class _Learned(_Apfl):
-    learn: Literal["step", "round", "fixed"] = "step"
-    alpha_rate: Positive | None = None
-    held_out: Annotated[float, between(0, MOST_HELD_OUT, closed=True)] = 0.0
 
     @model_validator(mode="after")
     def _only_what_moves_needs_a_way(self) -> "_Learned":
@@ -67,36 +63,14 @@ class ApflAgnostic(_Learned):
     q_rate: Positive
 
 
-class ApflFedTorch(_Apfl):
-    """Options of APFL as FedTorch runs it."""
-
-    name: Literal["apfl_fedtorch"]
-    learn: Literal["round", "fixed"] = "round"
-
-    @model_validator(mode="after")
-    def _plain_steps(self) -> "ApflFedTorch":
-        if self.rate is None or self.schedule is not None:
-            raise ValueError("rate: apfl_fedtorch takes plain steps with one rate")
-        return self
-
-
-class ApflFedJax(_Apfl):
-    """Options of APFL as FedJAX runs it."""
-
-    learn: ClassVar[str] = "step"
-
-    name: Literal["apfl_fedjax"]
-
-
 def apfl(loss: Loss, options: Apfl) -> Algorithm:
     """APFL."""
-    chosen = ("learn", "alpha_rate", "held_out", "fresh", "aggregated")
+    chosen = ("learn", "alpha_rate", "held_out", "hand_back", "fresh", "aggregated")
     return algorithms.apfl(
         loss,
         Work(options.chosen(), **amount_of_work(options)),
         alpha=options.start(),
         mix=getattr(mixing, options.mix),
-        hand_back=math.inf if options.hand_back is None else options.hand_back,
         **{key: getattr(options, key) for key in chosen},
     )
 
@@ -110,22 +84,4 @@ def apfl_agnostic(loss: Loss, options: ApflAgnostic, clients: int) -> Algorithm:
         clients=clients,
         alpha=options.start(),
         **{key: getattr(options, key) for key in chosen},
-    )
-
-
-def apfl_fedtorch(loss: Loss, options: ApflFedTorch) -> Algorithm:
-    """APFL as FedTorch runs it."""
-    assert options.rate is not None
-    return algorithms.apfl_fedtorch(
-        loss,
-        Work(options.rate, **amount_of_work(options)),
-        alpha=options.start(),
-        learn=options.learn,
-    )
-
-
-def apfl_fedjax(loss: Loss, options: ApflFedJax) -> Algorithm:
-    """APFL as FedJAX runs it."""
-    return algorithms.apfl_fedjax(
-        loss, Work(options.chosen(), **amount_of_work(options)), alpha=options.start()
     )

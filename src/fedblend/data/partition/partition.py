@@ -1,6 +1,6 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""What a partitioner gives: every client's row numbers, their hash and their file."""
+"""A partition: every client's row numbers, and the federated data they make."""
 
 import dataclasses
 import hashlib
@@ -8,19 +8,20 @@ import json
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
-from fedblend.data.dataset import DataError, MissingDataError
-from fedblend.data.readers.npz import opened
+from fedblend.data.dataset import DataError, Dataset, MissingDataError, generator
+from fedblend.data.federated import FederatedData, federate
+from fedblend.data.readers.arrays import opened
 
 _FORMAT = "fedblend partition 1"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Partition:
-    """The row numbers of every client, and where they come from."""
+    """The row numbers of every client, and the partitioner that made them."""
 
     rows: tuple[np.ndarray, ...]
     """For every client, the numbers of its rows (int64)."""
@@ -52,7 +53,7 @@ class Partition:
         return digest.hexdigest()
 
     def save(self, path: str | Path) -> None:
-        """Write to an ``.npz`` file, which appears complete or not at all."""
+        """Write an ``.npz`` file atomically."""
         path = Path(path)
         partial = path.with_name(f"{path.name}.{os.getpid()}.part")
         try:
@@ -73,7 +74,7 @@ class Partition:
 
     @classmethod
     def load(cls, path: str | Path) -> "Partition":
-        """Read what ``save`` wrote, and check that it is still the same."""
+        """Read a file of ``save``, and check its hash."""
         path = Path(path)
         if not path.is_file():
             raise MissingDataError(f"{path}: no such partition file")
@@ -97,3 +98,101 @@ class Partition:
 
 def _flat(rows: Sequence[np.ndarray]) -> np.ndarray:
     return np.concatenate([np.empty(0, np.int64), *rows]).astype(np.int64)
+
+
+def federate_dataset(
+    dataset: Dataset,
+    partition: Partition,
+    *,
+    validation: float = 0.0,
+    test: float | Literal["official"] = 0.0,
+    seed: int = 0,
+    split: int = 0,
+) -> FederatedData:
+    """Divide a dataset among clients.
+
+    Args:
+        dataset: the rows.
+        partition: which client holds which rows.
+        validation: fraction of every client's own rows held out for validation.
+        test: fraction held out for testing, or "official": the dataset's own test
+            set. Natural clients (``by_key``) get the test rows with their key, where
+            any key matches. Otherwise the test rows of each class are divided in
+            proportion to the clients' rows of that class, each row once (rows of a
+            class that no client holds are left out); where rows have no single
+            class, in proportion to the clients' rows.
+        seed: of the held-out rows and of the shuffle.
+        split: another number holds out as many of every client's rows, but others (and
+            divides the official test set anew).
+    """
+    rows = len(dataset.rows[0])
+    held = np.concatenate([*partition.rows, np.empty(0, np.int64)])
+    if held.size and (held.min() < 0 or held.max() >= rows):
+        raise DataError(
+            f"partition: row {held.max() if held.max() >= rows else held.min()} is not "
+            f"in the dataset, whose {rows} rows are 0..{rows - 1}"
+        )
+    tested: dict[str, Any] = {"test": test}
+    if isinstance(test, str):
+        if test != "official":
+            raise DataError(f'test: {test!r} is not "official" or a fraction in [0, 1)')
+        if dataset.test_rows is None:
+            raise DataError(
+                f"test: {dataset.name or 'this dataset'} has no official test set; "
+                "give a fraction in (0, 1) instead"
+            )
+        tested = {
+            "test_rows": dataset.test_rows,
+            "test_partition": _test_partition(dataset, partition, seed, split),
+        }
+    return federate(
+        dataset.rows,
+        partition,
+        validation=validation,
+        seed=seed,
+        split=split,
+        **tested,
+    )
+
+
+def _test_partition(
+    dataset: Dataset, partition: Partition, seed: int, split: int
+) -> list[np.ndarray]:
+    """Each client's rows of the official test set; see ``federate_dataset``."""
+    assert dataset.test_rows is not None
+    owner = np.full(len(dataset.test_rows[1]), -1, np.int64)
+    if partition.description.get("partition") == "by_key" and (
+        dataset.test_keys is not None
+    ):
+        ids = {name: client for client, name in enumerate(partition.names)}
+        known, which = np.unique(dataset.test_keys, return_inverse=True)
+        owner = np.array([ids.get(str(key), -1) for key in known], np.int64)[which]
+    if (owner < 0).all():
+        owner = _proportional(dataset, partition, seed, split)
+    order = np.argsort(owner, kind="stable")
+    edges = np.searchsorted(owner[order], np.arange(len(partition.rows) + 1))
+    return np.split(order, edges)[1:-1]
+
+
+def _proportional(
+    dataset: Dataset, partition: Partition, seed: int, split: int
+) -> np.ndarray:
+    """The client of each test row, in proportion to what the clients train on."""
+    assert dataset.test_rows is not None
+    clients = len(partition.rows)
+    held = np.concatenate(partition.rows)
+    holder = np.repeat(np.arange(clients), [len(index) for index in partition.rows])
+    grouped = dataset.kind in ("classes", "binary")
+    groups = dataset.rows[1][held] if grouped else np.zeros(len(held), int)
+    targets = dataset.test_rows[1]
+    test_groups = targets if grouped else np.zeros(len(targets), int)
+    owner = np.full(len(targets), -1, np.int64)
+    rng = generator(seed, f"official test {split}" if split else "official test")
+    for group in np.unique(test_groups):
+        counts = np.bincount(holder[groups == group], minlength=clients)
+        mine = rng.permutation(np.flatnonzero(test_groups == group))
+        if counts.sum():
+            share = np.cumsum(counts) / counts.sum()
+            edges = np.rint(share * len(mine)).astype(np.int64)
+            owner[mine] = np.repeat(np.arange(clients), np.diff(edges, prepend=0))
+    return owner

@@ -1,9 +1,9 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""Which client holds which rows: pure functions from labels or keys to a partition.
+"""Partitioners: pure functions from labels or keys to a partition.
 
-Every partitioner is a function of its arguments and a seed, costs about one sort of
-the rows, also with 100,000 clients, and always comes to an end.
+The result depends on the arguments and the seed alone. A partitioner costs about one
+sort of the rows, also with 100,000 clients, and always terminates.
 """
 
 from collections.abc import Sequence
@@ -12,29 +12,17 @@ import numpy as np
 
 from fedblend.checks import COUNT, POSITIVE, WHOLE, gate
 from fedblend.data.dataset import DataError, generator
-from fedblend.data.partition import sampling
 from fedblend.data.partition.partition import Partition
-
-__all__ = [
-    "Partition",
-    "by_key",
-    "class_pairs",
-    "classes_per_client",
-    "contiguous",
-    "dirichlet",
-    "iid",
-    "shards",
-]
 
 
 @gate(rows=WHOLE, clients=COUNT, seed=WHOLE)
 def iid(rows: int, clients: int, seed: int = 0) -> Partition:
-    """Deal shuffled rows out evenly."""
+    """Divide shuffled rows evenly."""
     _check_clients(clients, rows)
     order = generator(seed, "iid").permutation(rows)
     return _described(
         "iid",
-        sampling.cut(order, sampling.evenly(rows, clients)),
+        _cut(order, _even_counts(rows, clients)),
         clients=clients,
         seed=seed,
     )
@@ -42,11 +30,11 @@ def iid(rows: int, clients: int, seed: int = 0) -> Partition:
 
 @gate(rows=WHOLE, clients=COUNT)
 def contiguous(rows: int, clients: int) -> Partition:
-    """Cut the rows, in their own order, in pieces of almost equal length."""
+    """Cut the rows, in their own order, into pieces of almost equal length."""
     _check_clients(clients, rows)
     return _described(
         "contiguous",
-        sampling.cut(np.arange(rows), sampling.evenly(rows, clients)),
+        _cut(np.arange(rows), _even_counts(rows, clients)),
         clients=clients,
     )
 
@@ -57,8 +45,8 @@ def classes_per_client(
 ) -> Partition:
     """Give every client the same number of classes, chosen at random.
 
-    Every class is chosen by almost equally many clients, which share all its rows
-    evenly; no class is left out unless there are fewer choices than classes.
+    Every class goes to almost equally many clients, which divide all its rows evenly;
+    no class is left out unless there are fewer choices than classes.
     """
     names, codes, sizes = _classes(labels)
     _check_clients(clients, len(codes))
@@ -74,12 +62,12 @@ def classes_per_client(
             f"shares of a class, but the rows allow only {room.sum()}"
         )
     rng = generator(seed, "classes per client")
-    chosen = sampling.mixed(sampling.choices(room, clients, classes, rng), rng)
+    chosen = _swap_classes(_choose_classes(room, clients, classes, rng), rng)
     client = np.repeat(np.arange(clients), classes)
-    owner = sampling.share(codes, chosen.ravel(), client, rng)
+    owner = _owners(codes, chosen.ravel(), client, rng)
     return _described(
         "classes_per_client",
-        sampling.by_owner(owner, clients),
+        _by_owner(owner, clients),
         clients=clients,
         classes=classes,
         seed=seed,
@@ -129,10 +117,10 @@ def class_pairs(
             f"{crowd[worst]} clients"
         )
     rng = generator(seed, "class pairs")
-    owner = sampling.share(codes, chosen, np.repeat(np.arange(clients), 2), rng)
+    owner = _owners(codes, chosen, np.repeat(np.arange(clients), 2), rng)
     return _described(
         "class_pairs",
-        sampling.by_owner(owner, clients),
+        _by_owner(owner, clients),
         clients=clients,
         pairs=wanted.tolist(),
         seed=seed,
@@ -147,11 +135,11 @@ def dirichlet(
     seed: int = 0,
     minimum: int = 1,
 ) -> Partition:
-    """Share every class out in proportions drawn from a Dirichlet distribution.
+    """Divide every class in proportions drawn from a Dirichlet distribution.
 
-    A small concentration gives a class to few clients. Clients left with fewer than
+    A small concentration gives a class to few clients. Clients with fewer than
     ``minimum`` rows get random ones from the largest clients: nothing is redrawn, so
-    this ends for any concentration.
+    this terminates for any concentration.
     """
     names, codes, sizes = _classes(labels)
     _check_clients(clients, len(codes), minimum)
@@ -167,7 +155,7 @@ def dirichlet(
         owner[mine] = np.repeat(np.arange(clients), np.diff(edges, prepend=0))
     return _described(
         "dirichlet",
-        sampling.by_owner(sampling.topped_up(owner, clients, minimum, rng), clients),
+        _by_owner(_top_up(owner, clients, minimum, rng), clients),
         clients=clients,
         concentration=concentration,
         minimum=minimum,
@@ -179,7 +167,7 @@ def dirichlet(
 def shards(
     labels: np.ndarray, clients: int, per_client: int = 2, seed: int = 0
 ) -> Partition:
-    """Sort by label, cut in equal shards, deal some to every client.
+    """Sort by label, cut into equal shards, give some at random to every client.
 
     McMahan et al., "Communication-efficient learning of deep networks from
     decentralized data" (AISTATS 2017).
@@ -195,12 +183,12 @@ def shards(
     order = rng.permutation(len(codes))
     order = order[np.argsort(codes[order], kind="stable")]
     total = clients * per_client
-    piece = np.repeat(np.arange(total), sampling.evenly(len(codes), total))
+    piece = np.repeat(np.arange(total), _even_counts(len(codes), total))
     owner = np.empty(len(codes), np.int64)
     owner[order] = (rng.permutation(total) // per_client)[piece]
     return _described(
         "shards",
-        sampling.by_owner(owner, clients),
+        _by_owner(owner, clients),
         clients=clients,
         per_client=per_client,
         seed=seed,
@@ -209,7 +197,7 @@ def shards(
 
 @gate(minimum=WHOLE)
 def by_key(keys: np.ndarray | None, minimum: int = 1) -> Partition:
-    """One client for each key, sorted by key; those below ``minimum`` rows go."""
+    """One client for each key, sorted by key; drop clients below ``minimum`` rows."""
     if keys is None or len(keys) == 0:
         raise DataError("by_key: the dataset has no natural clients (no keys)")
     names, owner, counts = np.unique(
@@ -224,7 +212,7 @@ def by_key(keys: np.ndarray | None, minimum: int = 1) -> Partition:
     owner = np.where(kept, np.cumsum(kept) - 1, -1)[owner.reshape(-1)]
     return _described(
         "by_key",
-        sampling.by_owner(owner, int(kept.sum())),
+        _by_owner(owner, int(kept.sum())),
         tuple(str(name) for name in names[kept]),
         minimum=minimum,
         dropped=int((~kept).sum()),
@@ -254,3 +242,95 @@ def _classes(labels: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         raise DataError(f"labels: must be classes, not {labels.dtype} numbers")
     names, codes, sizes = np.unique(labels, return_inverse=True, return_counts=True)
     return names, codes, sizes
+
+
+def _even_counts(total: int, pieces: int) -> np.ndarray:
+    """Lengths of ``pieces`` almost equal pieces, the longer ones first."""
+    return total // pieces + (np.arange(pieces) < total % pieces)
+
+
+def _cut(order: np.ndarray, counts: np.ndarray) -> list[np.ndarray]:
+    """Pieces of these lengths, one after another."""
+    return np.split(order.astype(np.int64), np.cumsum(counts)[:-1])
+
+
+def _by_owner(owner: np.ndarray, clients: int) -> list[np.ndarray]:
+    """The rows of each client in ascending order; rows of no client have owner -1."""
+    order = np.argsort(owner, kind="stable")[np.count_nonzero(owner < 0) :]
+    return _cut(order, np.bincount(owner[order], minlength=clients))
+
+
+def _choose_classes(
+    room: np.ndarray, clients: int, classes: int, rng: np.random.Generator
+) -> np.ndarray:
+    """Distinct classes for each client, [clients, classes], all about equally often.
+
+    A class goes to at most ``room`` clients. Class by class, clients take turns: as no
+    class goes to more clients than there are, no client gets a class twice.
+    """
+    order = rng.permutation(len(room))
+    order = order[np.argsort(room[order], kind="stable")]
+    uses = np.zeros(len(room), np.int64)
+    left = clients * classes
+    for done, code in enumerate(order):
+        uses[code] = min(room[code], left // (len(room) - done))
+        left -= uses[code]
+    dealt = rng.permutation(len(room))
+    stream = np.repeat(dealt, uses[dealt])
+    return stream.reshape(classes, clients).T.copy()
+
+
+def _swap_classes(chosen: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Swap classes between random pairs of clients until the order is random."""
+    clients, classes = chosen.shape
+    half = clients // 2
+    for _ in range(20 * classes if half else 0):
+        order = rng.permutation(clients)
+        left, right = order[:half], order[half : 2 * half]
+        i, j = rng.integers(classes, size=(2, half))
+        mine, yours = chosen[left, i], chosen[right, j]
+        free = ~(chosen[left] == yours[:, None]).any(axis=1)
+        free &= ~(chosen[right] == mine[:, None]).any(axis=1)
+        chosen[left[free], i[free]] = yours[free]
+        chosen[right[free], j[free]] = mine[free]
+    return chosen
+
+
+def _owners(
+    codes: np.ndarray, chosen: np.ndarray, client: np.ndarray, rng: np.random.Generator
+) -> np.ndarray:
+    """The client of each row when all clients of a class take equal shares of it."""
+    owner = np.full(len(codes), -1, np.int64)
+    for code in np.unique(chosen):
+        takers = rng.permutation(client[chosen == code])
+        mine = rng.permutation(np.flatnonzero(codes == code))
+        owner[mine] = np.repeat(takers, _even_counts(len(mine), len(takers)))
+    return owner
+
+
+def _top_up(
+    owner: np.ndarray, clients: int, minimum: int, rng: np.random.Generator
+) -> np.ndarray:
+    """Move random rows from the largest clients to those below the minimum.
+
+    The same as moving one row at a time from the largest client: all givers come down
+    to one level, which bisection finds.
+    """
+    counts = np.bincount(owner, minlength=clients)
+    lacking = np.maximum(minimum - counts, 0)
+    if not lacking.any():
+        return owner
+    low, high = minimum, int(counts.max())
+    while low < high:
+        level = (low + high + 1) // 2
+        enough = np.maximum(counts - level, 0).sum() >= lacking.sum()
+        low, high = (level, high) if enough else (low, level - 1)
+    giving = np.maximum(counts - low, 0)
+    givers = np.flatnonzero(giving)
+    giving[givers[: giving.sum() - lacking.sum()]] -= 1
+    order = np.lexsort((rng.random(len(owner)), owner))
+    place = np.arange(len(owner)) - np.repeat(np.cumsum(counts) - counts, counts)
+    moved = rng.permutation(order[place < np.repeat(giving, counts)])
+    owner = owner.copy()
+    owner[moved] = np.repeat(np.arange(clients), lacking)
+    return owner

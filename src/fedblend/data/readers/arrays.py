@@ -1,18 +1,32 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""Reading .npz files of plain arrays; nothing is ever unpickled."""
+"""Readers of .npz files with plain arrays; nothing is ever unpickled."""
 
+import zipfile
+import zlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from fedblend.data.dataset import AbsentColumnError, DataError
-from fedblend.data.readers.npz import opened
+
+_DAMAGE = (
+    OSError,
+    EOFError,
+    LookupError,
+    TypeError,
+    ValueError,
+    RuntimeError,
+    zipfile.BadZipFile,
+    zlib.error,
+)
 
 
 class Raw(NamedTuple):
-    """What a reader of files found, before the targets are interpreted."""
+    """The arrays of a file, before the targets are interpreted."""
 
     inputs: np.ndarray
     targets: np.ndarray
@@ -21,12 +35,28 @@ class Raw(NamedTuple):
     notes: tuple[str, ...] = ()
 
 
+@contextmanager
+def opened(path: Path, problem: str) -> Iterator[np.lib.npyio.NpzFile]:
+    """The arrays of an .npz file; any damage raises one line with this problem."""
+    try:
+        with path.open("rb") as file:
+            stored = np.load(file, allow_pickle=False)
+            if not isinstance(stored, np.lib.npyio.NpzFile):
+                raise TypeError("a single array")
+            with stored:
+                yield stored
+    except DataError:
+        raise
+    except _DAMAGE:
+        raise DataError(f"{path}: {problem}") from None
+
+
 def read_npz(path: Path, inputs: str, target: str, client: str | None) -> Raw:
     """The rows of an .npz file; without ``client`` its array "clients", if any."""
     with opened(path, "is damaged, or not an .npz of plain arrays") as stored:
         names = list(stored.files)
         wanted = [inputs, target, *([client] if client is not None else [])]
-        _check_names(wanted, names, path)
+        check_names(wanted, names, "array", path)
         keys = client or ("clients" if "clients" in names else None)
         wanted += [keys] if keys is not None else []
         arrays = {name: _array(stored, name, path) for name in wanted}
@@ -44,16 +74,19 @@ def read_npz(path: Path, inputs: str, target: str, client: str | None) -> Raw:
 def read_inputs_npz(path: Path, inputs: str) -> np.ndarray:
     """The inputs of a file that need not have targets."""
     with opened(path, "is damaged, or not an .npz of plain arrays") as stored:
-        _check_names([inputs], list(stored.files), path)
+        check_names([inputs], list(stored.files), "array", path)
         return _inputs(_array(stored, inputs, path), inputs, path)
 
 
-def _check_names(wanted: list[str], names: list[str], path: Path) -> None:
+def check_names(
+    wanted: Sequence[str], names: Sequence[str], kind: str, path: Path
+) -> None:
+    """Refuse the name of a column or array that a file does not have."""
     for name in wanted:
         if name not in names:
             raise AbsentColumnError(
                 name,
-                f"{path}: there is no array {name!r}; there are "
+                f"{path}: there is no {kind} {name!r}; there are "
                 f"{', '.join(names) or 'none'}",
             )
 

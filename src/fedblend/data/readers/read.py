@@ -3,19 +3,33 @@
 """Your own data: a table (.csv, .parquet), arrays (.npz), or a folder of .npz files.
 
 A table has one column for the target, one for the client of a row, and numbers in the
-others. An .npz holds the arrays ``inputs``, ``targets`` and ``clients``. In a folder
-every .npz is one client, named like its file, unless client arrays are asked for.
+others. An .npz file holds the arrays ``inputs``, ``targets`` and ``clients``. In a
+folder every .npz file is one client, named like its file, unless ``client`` names an
+array.
+
+``read`` reads a dataset. ``read_new_rows`` and ``read_inputs`` read rows for a model
+that is trained already: they must have the columns or the shape that the model was
+trained on and no class that it does not know, and may all be of one class.
 """
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import get_args
+from typing import NamedTuple, get_args
 
 import numpy as np
 
-from fedblend.data.dataset import DataError, Dataset, Kind, MissingDataError, check
-from fedblend.data.readers.arrays import Raw, read_folder, read_npz
-from fedblend.data.readers.tables import read_table
+from fedblend.data.dataset import (
+    DataError,
+    Dataset,
+    Kind,
+    MissingDataError,
+    check,
+    check_rows,
+)
+from fedblend.data.readers.arrays import Raw, read_folder, read_inputs_npz, read_npz
+from fedblend.data.readers.tables import read_columns, read_table
+
+TABLES = (".csv", ".parquet")
 
 
 def read(
@@ -26,7 +40,7 @@ def read(
     inputs: str | Sequence[str] | None = None,
     kind: Kind | None = None,
 ) -> Dataset:
-    """Read your own data, and check it.
+    """Read a dataset of your own, and check it.
 
     Args:
         path: a .csv, .parquet or .npz file, or a folder of .npz files.
@@ -40,19 +54,116 @@ def read(
     path = Path(path)
     if kind is not None and kind not in get_args(Kind):
         raise DataError(f"kind: {kind!r} is not one of {', '.join(get_args(Kind))}")
-    raw = read_raw(path, target, client, inputs)
-    dataset = _with_kind(raw, kind, path)
+    dataset = _with_kind(_read_raw(path, target, client, inputs), kind, path)
     check(dataset)
     return dataset
 
 
-def read_raw(
+class Task(NamedTuple):
+    """What a model is trained for: the shape of rows, and the meaning of targets."""
+
+    kind: Kind
+    outputs: int
+    """Number of scores that a model computes for a row."""
+    shape: tuple[int, ...]
+    """The shape of one row's inputs."""
+    labels: tuple[str, ...] = ()
+    """The names of the classes, by number."""
+    columns: tuple[str, ...] = ()
+    """The names of the inputs, where they are columns of a table."""
+    numbers: bool = False
+    """Whether inputs are class numbers, such as those of movies, and no quantities."""
+
+
+def task_of(dataset: Dataset) -> Task:
+    """The task of a dataset."""
+    return Task(
+        dataset.kind,
+        dataset.outputs,
+        dataset.rows[0].shape[1:],
+        dataset.label_names,
+        dataset.columns,
+    )
+
+
+def read_new_rows(
+    path: str | Path,
+    task: Task,
+    *,
+    target: str | None = None,
+    client: str | None = None,
+    inputs: str | None = None,
+) -> Dataset:
+    """Read rows for a known task, and check that they fit.
+
+    Args:
+        path: a .csv, .parquet or .npz file, or a folder of .npz files.
+        task: what the model was trained for.
+        target: the column (must be given) or array ("targets") of the target.
+        client: the column or array (by default "clients", if there) of the client of
+            each row; without it all rows belong to one client.
+        inputs: the array ("inputs") of inputs; those of a table are the task's.
+    """
+    path = Path(path)
+    table = path.suffix in TABLES
+    chosen = list(task.columns) or None if table else inputs
+    raw = _read_raw(path, target, client, chosen)
+    rows = _shaped(raw.inputs, task, path, flat=table)
+    if task.kind == "sequence":
+        rows = rows.astype(np.int32)
+    if task.numbers:
+        rows = _whole(rows, task, path)
+    dataset = Dataset(
+        (rows, _targets(raw.targets, task, path)),
+        task.kind,
+        task.outputs,
+        keys=raw.keys,
+        name=path.stem,
+        label_names=task.labels,
+        columns=raw.columns,
+    )
+    check_rows(dataset, dataset.rows, dataset.keys, str(path))
+    return dataset
+
+
+def read_inputs(
+    path: str | Path,
+    task: Task,
+    *,
+    inputs: str | None = None,
+    others: Sequence[str] = (),
+) -> np.ndarray:
+    """Read the inputs of rows without targets, to predict.
+
+    Args:
+        path: a .csv, .parquet or .npz file.
+        task: what the model was trained for.
+        inputs: the array ("inputs") of an .npz; those of a table are the task's.
+        others: columns of a table that are no inputs, where the task names no columns.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise MissingDataError(f"{path}: no such file")
+    if path.suffix not in (*TABLES, ".npz"):
+        raise DataError(f"{path}: cannot be read; allowed are .csv, .parquet and .npz")
+    if path.suffix == ".npz":
+        rows = read_inputs_npz(path, inputs or "inputs")
+    else:
+        rows = read_columns(path, list(task.columns) or None, others)
+    rows = _shaped(rows, task, path, flat=path.suffix != ".npz")
+    if not np.isfinite(rows).all():
+        row = int(np.flatnonzero(~np.isfinite(rows.reshape(len(rows), -1)).all(1))[0])
+        raise DataError(f"{path}: row {row} (counted from 0) is not finite")
+    return _whole(rows, task, path) if task.numbers else rows
+
+
+def _read_raw(
     path: Path,
     target: str | None,
     client: str | None,
     inputs: str | Sequence[str] | None,
 ) -> Raw:
-    """The arrays of a file or folder, the targets as they stand there."""
+    """The arrays of a file or folder, with the targets as stored."""
     if not path.exists():
         raise MissingDataError(f"{path}: no such file or folder")
     if path.is_dir() or path.suffix == ".npz":
@@ -60,7 +171,7 @@ def read_raw(
             raise DataError(f"{path}: inputs: name one array, not a list")
         reader = read_folder if path.is_dir() else read_npz
         return reader(path, inputs or "inputs", target or "targets", client)
-    if path.suffix in (".csv", ".parquet"):
+    if path.suffix in TABLES:
         chosen = [inputs] if isinstance(inputs, str) else inputs
         return read_table(path, chosen, target, client)
     raise DataError(
@@ -70,17 +181,19 @@ def read_raw(
 
 
 def _with_kind(raw: Raw, kind: Kind | None, path: Path) -> Dataset:
-    """Turn targets into class numbers or float32, by their kind."""
+    """The dataset with targets as class numbers or float32, by their kind."""
     values = raw.targets
     if len(values) == 0:
         raise DataError(f"{path}: there are no rows")
     real = np.issubdtype(values.dtype, np.floating)
     number = np.issubdtype(values.dtype, np.number) or values.dtype == bool
     notes = raw.notes
-    if kind is None and real and _two_classes(values):
+    # pandas makes real numbers of integers.
+    found = np.unique(values).tolist() if values.ndim == 1 else []
+    if kind is None and real and found in ([0.0, 1.0], [-1.0, 1.0]):
         kind = "binary"
         notes += (
-            f"{path.name}: targets are {' and '.join(map(str, np.unique(values)))} "
+            f"{path.name}: targets are {' and '.join(map(str, found))} "
             'only, and taken as two classes; kind = "regression" takes them as numbers',
         )
     if kind == "regression" or (kind is None and real):
@@ -91,9 +204,14 @@ def _with_kind(raw: Raw, kind: Kind | None, path: Path) -> Dataset:
         targets = values.astype(np.float32)
         width = 1 if targets.ndim == 1 else targets.shape[1]
         return Dataset(
-            (raw.inputs, targets), "regression", width, keys=raw.keys,
-            name=path.stem, columns=raw.columns, notes=notes,
-        )  # fmt: skip
+            (raw.inputs, targets),
+            "regression",
+            width,
+            keys=raw.keys,
+            name=path.stem,
+            columns=raw.columns,
+            notes=notes,
+        )
     if values.ndim != 1:
         raise DataError(
             f"{path}: class targets must be one a row, not of shape {values.shape}"
@@ -121,7 +239,72 @@ def _with_kind(raw: Raw, kind: Kind | None, path: Path) -> Dataset:
     )
 
 
-def _two_classes(values: np.ndarray) -> bool:
-    """Whether real numbers are classes in disguise, as pandas makes of integers."""
-    found = np.unique(values).tolist() if values.ndim == 1 else []
-    return found in ([0.0, 1.0], [-1.0, 1.0])
+def _shaped(rows: np.ndarray, task: Task, path: Path, *, flat: bool) -> np.ndarray:
+    """Rows in the shape of the task; those of a table may be flat."""
+    size = np.prod(task.shape, dtype=int)
+    if flat and not task.columns and np.prod(rows.shape[1:], dtype=int) == size:
+        rows = rows.reshape(len(rows), *task.shape)
+    if rows.shape[1:] != task.shape:
+        raise DataError(
+            f"{path}: inputs of shape {rows.shape[1:]}, but the model was trained on "
+            f"{task.shape}"
+        )
+    return rows
+
+
+def _whole(rows: np.ndarray, task: Task, path: Path) -> np.ndarray:
+    """Inputs that are class numbers, as integers."""
+    known = (rows == np.rint(rows)) & (rows >= 0) & (rows < task.outputs)
+    if not known.all():
+        place = tuple(np.argwhere(~known)[0])
+        raise DataError(
+            f"{path}: input {rows[place]:g} in row {place[0]} (counted from 0) is not "
+            f"a number in 0..{task.outputs - 1}"
+        )
+    return rows.astype(np.int32)
+
+
+def _targets(values: np.ndarray, task: Task, path: Path) -> np.ndarray:
+    """Targets as in the task: real numbers, or numbers of its classes."""
+    if task.kind in ("classes", "binary"):
+        if values.ndim != 1:
+            raise DataError(
+                f"{path}: class targets must be one a row, not of shape {values.shape}"
+            )
+        return _class_numbers(values, task, path)
+    if not np.issubdtype(values.dtype, np.number):
+        raise DataError(f"{path}: targets must be numbers, not {values[0]!s:.40}")
+    if task.kind != "regression":
+        return values.astype(np.int32)
+    width = 1 if values.ndim == 1 else values.shape[1]
+    if width != task.outputs:
+        raise DataError(
+            f"{path}: {width} targets a row, but the model was trained on "
+            f"{task.outputs}"
+        )
+    return values.astype(np.float32)
+
+
+def _class_numbers(values: np.ndarray, task: Task, path: Path) -> np.ndarray:
+    """The class number of every row; without class names, targets are the numbers."""
+    count = 2 if task.kind == "binary" else task.outputs
+    names = task.labels or tuple(str(number) for number in range(count))
+    # One file has 1 where another has 1.0: compare numbers by value.
+    numeric = np.issubdtype(values.dtype, np.number)
+    known = {_number(name) if numeric else name: n for n, name in enumerate(names)}
+    found, which = np.unique(values, return_inverse=True)
+    codes = [known.get(float(v) if numeric else str(v), -1) for v in found]
+    if -1 in codes:
+        allowed = ", ".join(names[:12]) + (", ..." if len(names) > 12 else "")
+        raise DataError(
+            f"{path}: target {found[codes.index(-1)]!s:.40} is no class that the model "
+            f"was trained on; these are {allowed}"
+        )
+    return np.array(codes, np.int32)[which]
+
+
+def _number(name: str) -> float | str:
+    try:
+        return float(name)
+    except ValueError:
+        return name

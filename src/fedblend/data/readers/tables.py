@@ -1,6 +1,6 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""Reading .csv and .parquet tables with pyarrow."""
+"""Readers of .csv and .parquet tables, with pyarrow."""
 
 import re
 from collections.abc import Sequence
@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from fedblend.data.dataset import AbsentColumnError, DataError, require
-from fedblend.data.readers.arrays import Raw
+from fedblend.data.dataset import DataError, require
+from fedblend.data.readers.arrays import Raw, check_names
 
 
 def read_table(
@@ -30,9 +30,8 @@ def read_table(
                 f"{path.name}: left out {', '.join(map(repr, left))}, the index of a "
                 "pandas table; named in inputs it is one of them",
             )
-    _check_names(
-        (target, *([client] if client is not None else []), *inputs), names, path
-    )
+    chosen = [target, *([client] if client is not None else []), *inputs]
+    check_names(chosen, names, "column", path)
     if not inputs or target in inputs:
         raise DataError(
             f"{path}: inputs: need at least one column, other than the target"
@@ -51,17 +50,16 @@ def read_columns(
 ) -> np.ndarray:
     """The inputs of a file that need not have a target; all columns but ``others``."""
     table = _opened(path)
-    names = list(table.column_names)
     chosen = inputs or _others(table, others)
-    _check_names(chosen, names, path)
+    check_names(chosen, table.column_names, "column", path)
     return _stacked(table, chosen, path)
 
 
 def _others(table: Any, known: Sequence[str | None]) -> list[str]:
-    """The columns that are inputs if nobody says which: pandas' index is none."""
+    """The columns that are inputs by default: all but these and pandas' index."""
     try:
         about = table.schema.pandas_metadata or {}
-    except ValueError:  # whoever wrote it was not pandas
+    except ValueError:  # pandas did not write this file
         about = {}
     index = [name for name in about.get("index_columns", ()) if isinstance(name, str)]
     return [
@@ -91,15 +89,6 @@ def _opened(path: Path) -> Any:
     return table
 
 
-def _check_names(wanted: Sequence[str], names: list[str], path: Path) -> None:
-    for name in wanted:
-        if name not in names:
-            raise AbsentColumnError(
-                name,
-                f"{path}: there is no column {name!r}; there are {', '.join(names)}",
-            )
-
-
 def _stacked(table: Any, inputs: Sequence[str], path: Path) -> np.ndarray:
     if table.num_rows == 0:
         raise DataError(f"{path}: there are no rows")
@@ -108,7 +97,7 @@ def _stacked(table: Any, inputs: Sequence[str], path: Path) -> np.ndarray:
 
 
 def _values(column: Any, name: str, path: Path) -> np.ndarray:
-    """A column as numbers or as texts; nothing may be missing."""
+    """A column as numbers or as texts, without missing values."""
     values = column.to_pylist()
     for row, value in enumerate(values):
         if value is None or value == "" or value != value:
@@ -121,8 +110,9 @@ def _values(column: Any, name: str, path: Path) -> np.ndarray:
 
 
 def _numbers(column: Any, name: str, path: Path) -> np.ndarray:
-    """A column as float32, NaN where something is missing."""
-    if _plain(column):
+    """A column as float32, NaN where a value is missing."""
+    stored_as_numbers = ("int", "uint", "float", "double", "halffloat", "bool")
+    if str(column.type).startswith(stored_as_numbers):
         values = column.cast("float64", safe=False).to_numpy()
     else:
         values = np.empty(len(column))
@@ -134,11 +124,5 @@ def _numbers(column: Any, name: str, path: Path) -> np.ndarray:
                     f"{path}: column {name!r} is not numeric: row {row} (counted from "
                     f"0) is {value!r:.40}; choose the numeric ones with inputs"
                 ) from None
-    with np.errstate(over="ignore"):  # what does not fit becomes inf, and is reported
+    with np.errstate(over="ignore"):  # too large a number becomes inf, and is reported
         return values.astype(np.float32)
-
-
-def _plain(column: Any) -> bool:
-    """Whether the values of a column are stored as numbers."""
-    names = ("int", "uint", "float", "double", "halffloat", "bool")
-    return str(column.type).startswith(names)

@@ -12,7 +12,7 @@ import numpy as np
 
 from fedblend.config.schema.table import RunError
 from fedblend.core import PyTree
-from fedblend.data.readers.new_rows import Task, read_inputs
+from fedblend.data.readers.read import Task, read_inputs
 from fedblend.deploy.client.storage import read_terms
 from fedblend.deploy.contract import config_in, model_for, task_of
 from fedblend.deploy.ops.settings import Node

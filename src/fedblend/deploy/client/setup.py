@@ -20,9 +20,8 @@ from fedblend.config.schema.table import ConfigError
 from fedblend.core import Shard
 from fedblend.data.dataset import DataError
 from fedblend.data.federated import Shards, gather, held_out
-from fedblend.data.readers.new_rows import read_further
+from fedblend.data.readers.read import read_new_rows
 from fedblend.deploy.client.executor import Alone, Executor, Own
-from fedblend.deploy.client.local_dp import guarded, noisy
 from fedblend.deploy.client.node import Node, Refusal, Rules
 from fedblend.deploy.client.policy import Policy, Protect, load_policy
 from fedblend.deploy.contract import (
@@ -45,6 +44,7 @@ from fedblend.deploy.ops.audit import Audit, plain
 from fedblend.deploy.ops.settings import Node as Settings
 from fedblend.deploy.ops.settings import load_as
 from fedblend.simulation.precision import precision
+from fedblend.transforms.local_dp import local_dp, secret_noise
 
 UNFIT = "data: the rows are not as the configuration says; this node's audit says more"
 PARTS = 4
@@ -109,10 +109,11 @@ def node_of(settings: Settings) -> Node:
         splits = _said(lambda: enough_rows(config))
         own = _said(lambda: _own(settings, config, splits, terms))
         if protect.clip is not None:
-            guard = guarded(own.algorithm, protect.clip)
+            guard = local_dp(own.algorithm, protect.clip, _unprotected)
             own = own._replace(algorithm=guard, manner=f"clip {protect.clip}")
-        if protect.noise:
-            own = own._replace(leave=partial(noisy, protect), manner="noise")
+            if protect.noise:
+                add_noise = partial(secret_noise, std=protect.noise * protect.clip)
+                own = own._replace(leave=add_noise, manner="noise")
         return Executor(own)
 
     def join(terms: Mapping[str, Any]) -> Executor:
@@ -152,6 +153,11 @@ def _said(make: Callable[[], Any]) -> Any:
         raise Refusal(_nameless(str(error))) from None
 
 
+def _unprotected(reason: str) -> Refusal:
+    """The refusal of an algorithm that the policy's clipping does not cover."""
+    return Refusal(f"policy protect.clip: {reason}")
+
+
 def _nameless(text: str) -> str:
     """A line without the folders of this machine, which are nobody else's business."""
     return re.sub(r"(?<!\S)(?:/[^/\s:]+)+/", "", text)
@@ -160,7 +166,7 @@ def _nameless(text: str) -> str:
 def own_rows(settings: Settings, config: Config) -> dict[str, Shards]:
     """The node's rows, a part of them held out as the configuration asks."""
     data, rows = nodes_of(config), settings.data
-    further = read_further(
+    further = read_new_rows(
         rows.file,
         task_of(config),
         target=rows.target,

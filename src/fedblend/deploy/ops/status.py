@@ -13,7 +13,7 @@ from fedblend.deploy.ops.settings import Node, load_as
 from fedblend.deploy.server.run import progress, reason_of_stop
 from fedblend.experiments import run_folder
 from fedblend.experiments.run_folder import Folder
-from fedblend.report.series import shown_metrics, shown_splits
+from fedblend.report.curves import shown_metrics, shown_splits
 
 AUDIT = "audit.jsonl"
 

@@ -82,8 +82,8 @@ _POLICY = """\
 # apfl_agnostic also losses: add them, or write "any".
 algorithms = [
   "fedavg", "fedopt", "fedprox", "svrg", "local_only", "finetune", "flix", "flix_local",
-  "apfl", "apfl_fedtorch", "apfl_fedjax", "reptile", "fomaml", "perfedavg", "pfedme",
-  "ditto", "l2gd", "fedrep", "mapper",
+  "apfl", "reptile", "fomaml", "perfedavg", "pfedme", "ditto", "l2gd", "fedrep",
+  "mapper",
 ]
 losses = "any"                  # or a list, such as ["cross_entropy"]
 compress = true                 # whether answers may be compressed

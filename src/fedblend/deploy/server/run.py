@@ -12,7 +12,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from fedblend.config import central, privacy, toml
 from fedblend.config.config import Config, check
@@ -40,10 +39,8 @@ from fedblend.deploy.server.progress import Identity, identity, recalled
 from fedblend.deploy.server.settings import BelowQuorum, RoundRules, Setting
 from fedblend.deploy.server.setup import rowless, setting
 from fedblend.deploy.transport import Patience, Transport
-from fedblend.experiments import harm, run_folder
+from fedblend.experiments import results, run_folder
 from fedblend.experiments.run_folder import Folder
-from fedblend.gains import harms
-from fedblend.report.harm import plot_harm, sentence
 from fedblend.simulation.precision import precision
 
 
@@ -284,22 +281,7 @@ def _finish(
     folder: Folder, config: Config, server: Coordinator, note, redone: int
 ) -> dict[str, Any]:
     """Write what is known at the end; the summary last, it says that all is there."""
-    from fedblend.report.figures import plot_rows
-
-    seeds, alone = [_seed(config)], server.alone
-    run_folder.write_models(folder, server, seeds)
-    rows = run_folder.rows(server, seeds)
-    harmed = harm.harm_of(server, rows, {}) if server.measured[0] else None
-    columns = harm.columns(server, harmed and harmed.found)
-    if alone is not None and alone["rounds"] is not None:
-        clients = server.federated_data.clients
-        columns["local_rounds"] = np.full(clients, alone["rounds"])
-    run_folder.write_clients(folder, server, seeds, columns)
-    if server.measured[0]:
-        plot_rows(rows, folder.figures, server.evidence, alone)
-    if harmed is not None:
-        harm.write_harm(folder, harmed)
-        plot_harm(*harmed, folder.figures / "harm", alone)
+    harm = results.write_results(folder, server, [_seed(config)], {})
     rounds = config.run.rounds + redone
     told = config.model_copy(
         update={"run": config.run.model_copy(update={"rounds": rounds})}
@@ -308,9 +290,8 @@ def _finish(
         "name": config.name,
         "algorithm": getattr(config.algorithm, "name"),  # noqa: B009
         **privacy.report(told, server.federated_data.clients),
-        **({} if harmed is None else {"harm": sentence(harmed.found, alone)}),
-        "harmed": harms(server.evidence),
-        "runs": [{"seed": seeds[0], **server.summary()}],
+        **harm,
+        "runs": [{"seed": _seed(config), **server.summary()}],
     }
     note("finished", round=server.round)
     run_folder.write_text(folder.summary, run_folder.as_json(summary))

@@ -1,16 +1,14 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""Objectives of the server's own: a loss on rows it holds, or of the parameters alone.
+"""The central loss f_c of Mixed FL: on rows of the server, or of the parameters alone.
 
-An objective is a function from parameters, the server's rows and a key to its gradient
-there, exact or on a random batch. ``central_steps`` descends one.
+A central loss is given by its gradient: a function from parameters, the server's rows
+and a key to the gradient there, exact or on a random batch.
 """
 
 from collections.abc import Callable
 
 import jax
-import jax.numpy as jnp
-import optax
 
 from fedblend import trees
 from fedblend.checks import COUNT, FUNCTION, gate, optional
@@ -19,6 +17,7 @@ from fedblend.losses import gradient
 from fedblend.shards import draw, everything
 
 Central = Callable[[PyTree, Shard | None, Key], PyTree]
+"""``central(params, rows, key)``: the gradient of f_c, or an estimate of it."""
 
 
 @gate(loss=FUNCTION, batch_size=optional(COUNT))
@@ -29,61 +28,49 @@ def on_rows(loss: Loss, batch_size: int | None = None) -> Central:
         loss: ``loss(params, rows) -> losses[rows]``.
         batch_size: rows of a gradient, drawn with replacement; None for all of them.
     """
-    slope_at = gradient(loss)
+    gradient_at = gradient(loss)
 
-    def mean_gradient(params, central, key):
-        if central is None:
+    def central(params, rows, key):
+        if rows is None:
             raise ValueError("central: this loss is on rows, and the server has none")
         if batch_size is None:
-            return slope_at(params, everything(central))
-        if batch_size > central.capacity:
+            return gradient_at(params, everything(rows))
+        if batch_size > rows.capacity:
             raise ValueError(
                 f"central: a batch of {batch_size} is larger than the server's "
-                f"{central.capacity} rows"
+                f"{rows.capacity} rows"
             )
-        return slope_at(params, draw(central, key, batch_size))
+        return gradient_at(params, draw(rows, key, batch_size))
 
-    return mean_gradient
+    return central
 
 
 @gate(function=FUNCTION)
 def of_parameters(function: Callable[[PyTree], jax.Array]) -> Central:
     """A function of the parameters alone, such as a penalty of embeddings."""
 
-    def mean_gradient(params, central, key):
-        del central, key
+    def central(params, rows, key):
+        del rows, key
         return jax.grad(function)(params)
 
-    return mean_gradient
+    return central
 
 
-def central_steps(
-    slope_of: Callable[[PyTree, Key], PyTree],
-    start: PyTree,
-    key: Key,
-    rule: optax.GradientTransformation,
-    steps: int,
-    borrowed: PyTree | None,
-) -> tuple[PyTree, PyTree]:
-    """Where the server's steps lead, and the mean of its own gradients on the way.
+def weighted(central: Central, weights: tuple[float, float]) -> Central:
+    """``w_c / w_f grad f_c``: the central gradient at the rates of clients.
+
+    Clients descend f_f and not ``w_f f_f``, so that the central gradient has the ratio
+    of both weights as its factor.
 
     Args:
-        slope_of: from parameters and a key to a gradient.
-        start: the parameters at first.
-        key: of all steps.
-        rule: an optimizer, started here.
-        steps: how many.
-        borrowed: added to every gradient, if not None.
+        central: the gradient of f_c.
+        weights: w_f and w_c, which sum to 1.
     """
-
-    def step(carry, number):
-        here, state, total = carry
-        mean_gradient = slope_of(here, jax.random.fold_in(key, number))
-        push = trees.add_where_given(mean_gradient, borrowed)
-        updates, state = rule.update(push, state, here)
-        moved = optax.apply_updates(here, updates)
-        return (moved, state, trees.add(total, mean_gradient)), None
-
-    first = (start, rule.init(start), trees.zeros_like(start))
-    (reached, _, total), _ = jax.lax.scan(step, first, jnp.arange(steps))
-    return reached, trees.scale(1 / steps, total)
+    of_clients, of_server = weights
+    if abs(of_clients + of_server - 1) > 1e-6 or of_clients <= 0 or of_server < 0:
+        raise ValueError(
+            f"weights: {tuple(weights)} are not a positive and a nonnegative number "
+            "that sum to 1"
+        )
+    ratio = of_server / of_clients
+    return lambda params, rows, key: trees.scale(ratio, central(params, rows, key))

@@ -1,12 +1,12 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""What a server makes of its clients' mean step: so many times that step, or not.
+"""The gain of a server: the length of all its moves for a mean step of length 1.
 
-A server whose move is linear in the mean it hears, the same at all times, has a gain:
-the length of all its moves in answer to a mean of length 1. For ``optax.sgd(rate)`` it
-is the rate, with momentum b it is rate / (1 - b), Nesterov's or not, since each mean is
-heard again in later rounds, b times as loud each time. Adam, a clipped mean, a rate
-that follows a schedule and one that a sweep traces have none.
+A server has a gain if its move is linear in the mean step of the clients and the same
+in all rounds. The gain of ``optax.sgd(rate)`` is the rate; with momentum b, Nesterov's
+or not, it is rate / (1 - b), since the server repeats a mean step in later rounds, b
+times as long each time. Adam, a clipped mean, a rate that follows a schedule and a rate
+that a sweep traces have none.
 """
 
 from collections.abc import Callable
@@ -19,21 +19,21 @@ from fedblend import trees
 from fedblend.core import Aggregate, Down, PyTree, Shard
 
 _CLOCKS = (0, 1, 3, 13, 101, 1009, 10007, 100003)
-"""Rounds in which the answer must be the same."""
+"""Rounds in which the move must be the same."""
 _ROUNDS = 4
-"""Moves that are looked at: memory that fades by one factor shows in four."""
+"""The number of moves compared: momentum of one factor shows in four."""
 _SAME = 1e-5
-"""Answers that differ by this part of the first are the same, up to rounding."""
+"""Moves that differ by this fraction of the first are the same, up to rounding."""
 
 Server = Callable[..., tuple[Down, PyTree]]
 
 
 def is_linear(step: Callable, delta: PyTree) -> bool:
-    """Whether a server's model and memory are linear in the mean that it hears.
+    """Whether a server's model and state are linear in the mean step of the clients.
 
     Args:
         step: ``step(delta) -> (down, server)``.
-        delta: the mean, of which only shapes count.
+        delta: the mean step, of which only the shapes matter.
     """
 
     def reached(delta):
@@ -45,7 +45,7 @@ def is_linear(step: Callable, delta: PyTree) -> bool:
     try:
         jax.eval_shape(jax.linear_transpose(reached, delta), after)
     except Exception:
-        # Only what is linear can be transposed; what JAX says else is no help here.
+        # JAX transposes linear functions alone; which error it raises does not matter.
         return False
     return True
 
@@ -57,29 +57,29 @@ def gain(
     state: PyTree,
     central: Shard | None,
 ) -> float | None:
-    """How far a server moves in the long run for a mean step of length 1, if it is so.
+    """The gain of a server, None for a server without one.
 
-    Nothing of a run is used but shapes, so that it is known when a round is compiled.
+    It is derived when a round is compiled, from the shapes of these arguments alone.
 
     Args:
-        server: half of an algorithm.
-        aggregate: what it receives,
-        down: what it said,
-        state: what it remembers,
-        central: and its rows, by their shapes.
+        server: the server's half of an algorithm.
+        aggregate: what it receives.
+        down: its message of this round.
+        state: its state.
+        central: its rows.
     """
     key = jax.random.key(0)
 
     def step(delta):
-        said = aggregate._replace(mean=aggregate.mean._replace(delta=delta))
-        return server(said, down, state, central, key)
+        given = aggregate._replace(mean=aggregate.mean._replace(delta=delta))
+        return server(given, down, state, central, key)
 
     if not is_linear(step, aggregate.mean.delta):
         return None
     try:
         found = np.stack(
             [
-                _answers(server, aggregate, down, state, central, clock)
+                _moves(server, aggregate, down, state, central, clock)
                 for clock in _CLOCKS
             ]
         )
@@ -97,7 +97,7 @@ def gain(
     return total if total > 0 and np.abs(strays).max() <= near else None
 
 
-def _answers(
+def _moves(
     server: Server,
     aggregate: Aggregate,
     down: Down,
@@ -106,27 +106,29 @@ def _answers(
     clock: int,
 ) -> np.ndarray:
     """The smallest and largest entries of the moves after a step of ones, by round."""
-    # Eagerly also while a round is traced; all values here are made up.
+    # Evaluated while a round is traced, on made-up values.
     with jax.ensure_compile_time_eval():
         key = jax.random.key(0)
-        central, said = _blank(central, 0), _blank(aggregate, 0)
-        said = said._replace(participation=jnp.ones(()), count=jnp.ones((), jnp.int32))
-        silence, still = said.mean.delta, _blank(down, clock)
+        central, given = _blank(central, 0), _blank(aggregate, 0)
+        given = given._replace(
+            participation=jnp.ones(()), count=jnp.ones((), jnp.int32)
+        )
+        zeros, first = given.mean.delta, _blank(down, clock)
 
         def moves(delta):
             memory, found = _blank(state, clock), []
-            for number, step in enumerate([delta] + [silence] * (_ROUNDS - 1)):
-                mean = said.mean._replace(delta=step)
-                # Only memory is to show, and no pull that depends on the model.
-                here = still._replace(round=still.round + number)
+            for number, step in enumerate([delta] + [zeros] * (_ROUNDS - 1)):
+                mean = given.mean._replace(delta=step)
+                # Always from the first model: only the state carries over.
+                here = first._replace(round=first.round + number)
                 after, memory = server(
-                    said._replace(mean=mean), here, memory, central, key
+                    given._replace(mean=mean), here, memory, central, key
                 )
                 found.append(trees.where_given(delta, after.shared))
             return found
 
-        ones = jax.tree.map(lambda leaf: jnp.asarray(np.ones_like(leaf)), silence)
-        _, found = jax.jvp(moves, (silence,), (ones,))
+        ones = jax.tree.map(lambda leaf: jnp.asarray(np.ones_like(leaf)), zeros)
+        _, found = jax.jvp(moves, (zeros,), (ones,))
     leaves = [[np.asarray(leaf) for leaf in jax.tree.leaves(move)] for move in found]
     return np.array(
         [[min(map(np.min, move)), max(map(np.max, move))] for move in leaves], float
@@ -134,7 +136,7 @@ def _answers(
 
 
 def _blank(tree: PyTree, clock: int) -> PyTree:
-    """Zeros of the same shapes; what counts, by whole numbers, is at the clock."""
+    """Zeros of the same shapes; whole numbers, which count steps, are the clock."""
 
     def fill(leaf):
         counts = jnp.issubdtype(leaf.dtype, jnp.integer)

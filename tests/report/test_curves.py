@@ -1,9 +1,8 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
 import numpy as np
-import pytest
 
-from fedblend.report.series import all_gains, curves, shown_metrics, shown_splits
+from fedblend.report.curves import curves, shown_metrics, shown_splits
 
 
 def test_a_curve_is_the_mean_over_seeds_with_their_range(rows):
@@ -43,30 +42,3 @@ def test_numbered_metrics_are_of_their_kind(rows):
     for models in rows[-1]["measures"]["test"].values():
         models["recall@5"] = models.pop("accuracy")
     assert shown_metrics(rows, "test") == ["recall@5", "loss"]
-
-
-@pytest.mark.parametrize("metric", ["accuracy", "loss"])
-def test_a_gain_is_an_improvement_whichever_way_is_better(evidence, metric):
-    (gained,) = all_gains(evidence, "test", metric)
-    np.testing.assert_allclose(gained.gain.value, [0.4, 0, -0.25, 0.1], atol=1e-12)
-    assert (gained.reference, gained.seeds) == ("local", 2)
-
-
-def test_without_another_model_there_are_no_gains(evidence):
-    for replica in evidence.measured:
-        replica["test"].pop("local", None)
-    assert all_gains(evidence, "test", "accuracy") == []
-    assert all_gains(evidence._replace(measured=[]), "test", "accuracy") == []
-
-
-def test_one_model_for_all_gains_nothing_over_itself(evidence):
-    for replica in evidence.measured:
-        replica["test"]["local"] = replica["test"]["personal"]
-    assert all_gains(evidence, "test", "accuracy") == []
-
-
-def test_models_that_are_nowhere_finite_are_not_taken_for_one(evidence):
-    nothing = {name: np.full(4, np.nan) for name in ("accuracy", "loss")}
-    replica = {"test": {"personal": nothing, "local": nothing}}
-    (gained,) = all_gains(evidence._replace(measured=[replica]), "test", "accuracy")
-    assert gained.gain.not_finite.all()

@@ -1,6 +1,6 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""What an operator has done to answers: cut, noisy, and never twice the same noise."""
+"""Local differential privacy: clipped updates, and noise that never repeats."""
 
 import jax
 import jax.numpy as jnp
@@ -10,9 +10,7 @@ from scipy import stats
 
 import fedblend as fb
 from fedblend.core import Down, Up
-from fedblend.deploy.client.local_dp import guarded, noisy
-from fedblend.deploy.client.node import Refusal
-from fedblend.deploy.client.policy import Protect
+from fedblend.transforms.local_dp import local_dp, secret_noise
 
 LOSS = fb.datasets.quadratic_loss
 PLAIN = fb.fedavg(LOSS, fb.Work(0.1, steps=2, batch_size=None))
@@ -30,25 +28,23 @@ def answer(algorithm, shard, at=5.0):
     return np.asarray(up.delta)
 
 
-def test_answers_are_cut_to_the_length_and_short_ones_left(shard):
+def test_updates_are_clipped_and_short_ones_left(shard):
     free = answer(PLAIN, shard)
     full = float(np.linalg.norm(free))
     for clip in (0.5 * full, 2 * full):
-        cut = answer(guarded(PLAIN, clip), shard)
+        cut = answer(local_dp(PLAIN, clip), shard)
         wanted = free * min(clip, full) / full
         np.testing.assert_allclose(cut, wanted, rtol=1e-5)
 
 
 @pytest.mark.parametrize("at", [np.nan, np.inf, 3e38, 1e30])
-def test_what_is_not_finite_or_too_long_to_measure_tells_nothing(at, shard):
-    np.testing.assert_array_equal(answer(guarded(PLAIN, 0.5), shard, at), 0)
+def test_an_update_that_is_not_finite_or_overflows_becomes_zero(at, shard):
+    np.testing.assert_array_equal(answer(local_dp(PLAIN, 0.5), shard, at), 0)
 
 
-def test_noise_is_normal_of_the_size_that_was_asked_for_and_other_every_time():
+def test_noise_is_normal_with_this_deviation_and_new_every_time():
     change = {"a": jnp.full((300, 50), 2.0), "b": jnp.zeros(5, jnp.bfloat16)}
-    first, second = (
-        noisy(Protect(clip=0.5, noise=2.0), Up(change)).delta for _ in range(2)
-    )
+    first, second = (secret_noise(Up(change), std=1.0).delta for _ in range(2))
     assert jax.tree.map(jnp.shape, first) == jax.tree.map(jnp.shape, change)
     assert first["a"].dtype == np.float32
     assert first["b"].dtype == jnp.bfloat16
@@ -61,12 +57,12 @@ def test_noise_is_normal_of_the_size_that_was_asked_for_and_other_every_time():
 
 def test_what_clipping_does_not_bound_is_refused(shard):
     scaffold = fb.scaffold(LOSS, fb.Work(0.1, steps=2, batch_size=None))
-    strict = guarded(scaffold, 1.0)
+    strict = local_dp(scaffold, 1.0)
     params = jnp.zeros(4)
     _, state = strict.enroll(params, shard, jax.random.key(0))
     join = fb.Aggregate((), jnp.ones(()), jnp.ones((), jnp.int32))
     down, _ = strict.start(params, join, None, jax.random.key(0))
-    with pytest.raises(Refusal, match="says more than a change"):
+    with pytest.raises(ValueError, match="sends more than an update"):
         strict.client(down, state, shard, jax.random.key(0))
     local = fb.solvers.gradient_descent(LOSS, 5.0, most=3)
     flix = fb.flix(
@@ -75,8 +71,8 @@ def test_what_clipping_does_not_bound_is_refused(shard):
         alpha=0.5,
         local=local,
     )
-    with pytest.raises(Refusal, match="at enrollment"):
-        guarded(flix, 1.0).enroll(params, shard, jax.random.key(0))
+    with pytest.raises(ValueError, match="at enrollment"):
+        local_dp(flix, 1.0).enroll(params, shard, jax.random.key(0))
     asking = PLAIN._replace(ask=lambda client, shard: shard.count)
-    with pytest.raises(Refusal, match="which part of the model"):
-        guarded(asking, 1.0).ask((), shard)
+    with pytest.raises(ValueError, match="which part of the model"):
+        local_dp(asking, 1.0).ask((), shard)

@@ -1,10 +1,18 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""A correction of some parameters alone: what is zero anyway is not sent.
+"""Clients add the server's gradient to some parameters alone.
 
-A loss of the server's own may depend on a part of the model, such as a penalty of
-embeddings. Its gradient in all other parameters is zero; here it does not travel, and
-clients put the zeros back.
+Wraps an algorithm whose server sends a gradient of its own loss as ``down.correction``,
+which clients add to their own gradients. That loss may depend on a part of the model,
+such as a penalty on embeddings; its gradient in all other parameters is zero::
+
+    server    sends correction[name] for the named parameters
+    client i  correction[other] <- 0, and runs the wrapped algorithm
+
+The run is the wrapped one, with fewer bits down.
+
+Where this differs from Mixed FL (Augenstein et al., 2022, arXiv:2205.13655), which
+sends the whole gradient: nothing but the bits.
 """
 
 from collections.abc import Sequence
@@ -18,12 +26,12 @@ from fedblend.transforms.sparse_rows import named
 
 
 @gate(algorithm=ALGORITHM)
-def partial_correction(algorithm: Algorithm, names: Sequence[str]) -> Algorithm:
-    """The wrapped algorithm, whose correction is told of these parameters alone.
+def add_gradient(algorithm: Algorithm, names: Sequence[str]) -> Algorithm:
+    """The wrapped algorithm, whose server sends its gradient of these parameters alone.
 
     Args:
         algorithm: one whose correction is zero in all other parameters, such as
-            ``mixed`` with a function of these; ``select`` goes around this.
+            ``mixed_fl`` with a loss of these; ``fedselect`` goes around this transform.
         names: paths of parameters, such as "embedding" or "last/weight".
     """
 
@@ -34,12 +42,12 @@ def partial_correction(algorithm: Algorithm, names: Sequence[str]) -> Algorithm:
         for name in names:
             if name not in known:
                 raise ValueError(
-                    f"nudge_only: no parameter {name!r}, there are "
+                    f"add_gradient: no parameter {name!r}, there are "
                     f"{', '.join(map(repr, known))}"
                 )
-        kept = [leaf if name in names else None for name, leaf in known.items()]
+        some = [leaf if name in names else None for name, leaf in known.items()]
         structure = jax.tree.structure(down.correction)
-        return down._replace(correction=jax.tree.unflatten(structure, kept))
+        return down._replace(correction=jax.tree.unflatten(structure, some))
 
     def complete(down: Down) -> Down:
         if down.correction is None:

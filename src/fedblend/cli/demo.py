@@ -1,0 +1,28 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""``fedblend demo``: five methods compared on handwritten digits."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedblend.cli import screen
+
+
+def demo(
+    out: Annotated[Path, typer.Option(help="Folder of the results.")] = Path(
+        "runs/demo"
+    ),
+) -> None:
+    """Compare training alone, FedAvg, fine-tuning, FLIX and APFL on digits.
+
+    [bold]Example[/bold]
+
+    fedblend demo --out runs/demo
+    """
+    screen.compile_cache()
+    from fedblend.experiments.demo import demo as show_demo
+
+    with screen.interruptible():
+        show_demo(out, screen.console())

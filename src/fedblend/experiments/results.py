@@ -1,0 +1,260 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""The results of a completed run: its tables and figures, its diagnostics, warnings.
+
+Diagnostics tell what clients ended with: the gradient at the local models that FLIX
+looks for, and the mixing weights that APFL learns. Warnings name what a user should not
+overlook, such as a loss worse than that of the best constant prediction.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from fedblend.core import PyTree
+from fedblend.data.federated import FederatedData
+from fedblend.experiments import run_folder
+from fedblend.experiments.run_folder import Folder
+from fedblend.gains import harms
+from fedblend.report import figures
+from fedblend.report.curves import Row, rows_of, shown_splits
+from fedblend.report.harm import (
+    Clients,
+    Comparison,
+    compare_run,
+    harm_columns,
+    harm_rows,
+    sentence,
+)
+from fedblend.simulation.personalize import NewClients
+from fedblend.simulation.result import MODELS, Results
+from fedblend.simulation.run import Run
+
+MOST_NAMED = 5
+"""Clients whose names a warning holds."""
+
+
+def write_results(
+    folder: Folder,
+    run: Results,
+    seeds: list[int],
+    columns: dict[str, np.ndarray],
+    new_clients: Sequence[NewClients] = (),
+) -> dict[str, Any]:
+    """Write the models, ``clients.csv``, ``harm.csv`` and the figures.
+
+    Args:
+        folder: the folder of the run.
+        run: a completed run.
+        seeds: the seed of each replica.
+        columns: further columns of ``clients.csv``, see ``run_folder.write_clients``.
+        new_clients: those that took no part in training, for each seed.
+
+    Returns:
+        What ``summary.json`` says of harmed clients.
+    """
+    rows = rows_of(run, seeds)
+    run_folder.write_models(folder, run, seeds)
+    if run.alone is not None and run.alone["rounds"] is not None:
+        shape = (len(run.measured_ids), len(seeds))[: 1 if run.replicas is None else 2]
+        columns = {**columns, "local_rounds": np.full(shape, run.alone["rounds"])}
+    found = compare_run(run, rows, columns.get("alpha"))
+    if found is not None:
+        columns = {**columns, **harm_columns(run, found[0])}
+        run_folder.write_table(folder.harm, harm_rows(*found))
+    run_folder.write_clients(folder, run, seeds, columns, new_clients)
+    if shown_splits(rows):
+        draw(folder, run, rows, found)
+    said = {} if found is None else {"harm": sentence(found[0], run.alone)}
+    return {**said, "harmed": harms(run.evidence)}
+
+
+def draw(
+    folder: Folder,
+    run: Results,
+    rows: list[Row],
+    found: tuple[Comparison, Clients] | None,
+) -> None:
+    """Write the figures of a run; ``found`` is from ``compare_run``."""
+    figures.plot_rows(rows, folder.figures, run.evidence, run.alone)
+    if found is not None:
+        comparison, clients = found
+        figures.plot_harm(comparison, clients, folder.figures / "harm", run.alone)
+
+
+def diagnostics(
+    run: Run, options: Any
+) -> tuple[dict[str, np.ndarray], dict[str, Any], list[str]]:
+    """What the algorithm shows of its clients.
+
+    Args:
+        run: a completed run.
+        options: the options of its algorithm.
+
+    Returns:
+        Columns of ``clients.csv``, keys of ``summary.json``, and warnings.
+    """
+    info = run.info(run.measured_ids)
+    columns = {
+        name: np.asarray(info[name])
+        for name in ("local_model_gradient_norm", "alpha")
+        if name in info
+    }
+    summary, warnings = {}, []
+    if "local_model" in info:
+        norms = columns["local_model_gradient_norm"]
+        found, warnings = _local_models(run, info["local_model"], norms, options)
+        summary["local_models"] = found
+    if "alpha" in info:
+        summary["alpha"] = {
+            "mean": float(columns["alpha"].mean()),
+            "smallest": float(columns["alpha"].min()),
+            "largest": float(columns["alpha"].max()),
+        }
+        warnings = [*warnings, *_warnings_of_alpha(run, options)]
+    return columns, summary, warnings
+
+
+def _local_models(
+    run: Run, models: PyTree, norms: np.ndarray, options: Any
+) -> tuple[dict[str, Any], list[str]]:
+    """How close the local models are to their minimizers, and warnings."""
+    tolerance = getattr(getattr(options, "personal", None), "tolerance", None)
+    worst = norms.reshape(len(norms), -1).max(axis=1)  # over the seeds
+    missed = 0 if tolerance is None else int((worst > tolerance).sum())
+    same = np.ones(norms.shape, bool)
+    pairs = zip(jax.tree.leaves(models), jax.tree.leaves(run.params), strict=True)
+    for leaf, first in pairs:
+        equal = np.asarray(leaf) == np.asarray(first)
+        same &= equal.reshape(*norms.shape, -1).all(axis=-1)
+    untrained = same & ~(norms <= (tolerance or 0.0))  # a norm of NaN, too
+    stuck = run.measured_ids[untrained.reshape(len(norms), -1).any(axis=1)]
+    warnings = []
+    if len(stuck):
+        names = [run.federated_data.name(int(client)) for client in stuck[:MOST_NAMED]]
+        more = ", ..." if len(stuck) > MOST_NAMED else ""
+        warnings.append(
+            f"the local models of {len(stuck)} clients ({', '.join(names)}{more}) are "
+            "still the initial model, because no step made it better; a smaller "
+            "algorithm.personal.rate may help"
+        )
+    if missed:
+        warnings.append(
+            f"the local models of {missed} clients were not found to a gradient norm "
+            f"of {tolerance:g} (the worst is at {norms.max():.2g}); "
+            "algorithm.personal.most allows more steps"
+        )
+    return {
+        "mean_gradient_norm": float(norms.mean()),
+        "worst_gradient_norm": float(norms.max()),
+        "tolerance": tolerance,
+        "clients_above_tolerance": missed,
+        "clients_not_trained": len(stuck),
+    }, warnings
+
+
+def _warnings_of_alpha(run: Run, options: Any) -> list[str]:
+    """Where the rows that alpha was learned on cannot tell what generalizes."""
+    if getattr(options, "learn", "fixed") == "fixed":
+        return []
+    fraction = getattr(options, "held_out", 0.0)
+    if not fraction:
+        return [
+            "alpha was learned on the training rows that the personal models are "
+            "fitted to, which cannot tell what generalizes; apfl takes held_out = 0.2"
+        ]
+    # In the precision in which ``data.batches.part`` counts them.
+    counts = run.federated_data.train.counts.astype(np.float32)
+    few = int((np.floor(np.float32(fraction) * counts) == 0).sum())
+    if not few:
+        return []
+    return [
+        f"{few} of {len(counts)} clients have too few training rows to hold out "
+        f"{fraction:g} of them; their alpha stayed where it was"
+    ]
+
+
+def warnings_at_end(run: Results, loss: str, seeds: list[int]) -> list[str]:
+    """What is odd about a completed run.
+
+    Args:
+        run: a completed run.
+        loss: the name of its loss.
+        seeds: the seed of each replica.
+    """
+    lines = []
+    if run.alone is not None and run.alone["improving"]:
+        tried, best = run.alone["tried"], run.alone["rounds"]
+        lines.append(
+            f"training alone still improved after {tried} rounds, the most that are "
+            f"tried; the comparison is with {best} rounds, and measure.local = N asks "
+            "for more"
+        )
+    replicas = [run.summary()] if run.replicas is None else run.summary()
+    for seed, one in zip(seeds, replicas, strict=True):
+        start = f"seed {seed}: " if len(seeds) > 1 else ""
+        lines += [f"{start}{line}" for line in one["warnings"]]
+    return [*lines, *worse_than_chance(run, chance(loss, run.federated_data))]
+
+
+def worse_than_chance(run: Results, chance: float | None) -> list[str]:
+    """A line for the personal models and one for training alone, where worse."""
+    replicas = run.records[-1] if run.replicas is not None else [run.records[-1]]
+    lines = []
+    for model in ("personal", "local"):
+        worse = []
+        for split, models in replicas[0].measures.items():
+            if chance is None or "loss" not in models.get(model, {}):
+                continue
+            values = [one.measures[split][model]["loss"].mean for one in replicas]
+            worst = max((v for v in values if np.isfinite(v)), default=-np.inf)
+            if worst > chance:
+                worse.append(f"{worst:.4g} on {split} rows")
+        if worse:
+            lines.append(
+                f"the loss of {MODELS[model]} is {' and '.join(worse)}, worse than "
+                f"{chance:.4g}, that of the best constant prediction (chance): look at "
+                "the scale of the inputs, the rate and the rounds"
+            )
+    return lines
+
+
+def chance(loss: str, federated_data: FederatedData) -> float | None:
+    """The loss of the best constant prediction on the training rows, if there is one.
+
+    That prediction is the frequencies of the labels over all clients, or the mean of
+    their targets. Each client counts the same, as in the mean of a metric over clients.
+
+    Args:
+        loss: its name.
+        federated_data: training rows with inputs and targets.
+    """
+    train = federated_data.train
+    rows = [
+        np.arange(s, s + c) for s, c in zip(train.starts, train.counts, strict=True)
+    ]
+    targets = np.asarray(train.examples[1])[np.concatenate(rows)]
+    weights = np.repeat(1 / (train.counts * federated_data.clients), train.counts)
+    if loss == "squared_error":
+        values = targets.reshape(len(targets), -1).astype(np.float64)
+        return float(0.5 * (weights @ (values - weights @ values) ** 2).sum())
+    if loss == "multilabel":
+        often = weights @ (targets > 0)
+        return float((_information(often) + _information(1 - often)).mean())
+    if loss == "sequence_cross_entropy":
+        known = targets >= 0
+        places = np.maximum(known.sum(axis=1), 1)
+        each = np.broadcast_to((weights / places)[:, None], targets.shape)
+        targets, weights = targets[known], each[known]
+    elif loss not in ("cross_entropy", "logistic"):
+        return None
+    often = np.bincount(targets, weights)
+    total = often.sum()
+    return float(total * _information(often / total).sum())
+
+
+def _information(frequency: np.ndarray) -> np.ndarray:
+    """``-p log p``, and 0 where ``p`` is."""
+    return -frequency * np.log(np.where(frequency > 0, frequency, 1))
