@@ -13,13 +13,13 @@ from fedblend.data.datasets.characters import CHARACTERS, OTHER, PADDING, spelle
 from fedblend.data.datasets.wikitext2 import written
 
 
-def said(row):
+def text_of(row):
     return "".join(CHARACTERS[number] for number in row)
 
 
 def whole(inputs, targets):
     """The text that windows were cut from."""
-    return said(inputs[0, :1]) + said(targets[targets != PADDING])
+    return text_of(inputs[0, :1]) + text_of(targets[targets != PADDING])
 
 
 def test_what_cannot_be_written_becomes_the_stand_in():

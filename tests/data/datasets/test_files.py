@@ -138,9 +138,9 @@ def test_ijcnn1_has_the_known_optimum(needs):
     x = np.zeros(23)
     for _ in range(10):  # Newton's method
         chance = 1 / (1 + np.exp(signed @ x))
-        slope = 0.1 * x - signed.T @ (weights * chance)
+        gradient = 0.1 * x - signed.T @ (weights * chance)
         curve = (signed.T * (weights * chance * (1 - chance))) @ signed
-        x -= np.linalg.solve(curve + 0.1 * np.eye(23), slope)
+        x -= np.linalg.solve(curve + 0.1 * np.eye(23), gradient)
     loss = weights @ np.logaddexp(0, -signed @ x) + 0.05 * x @ x
     np.testing.assert_allclose(loss, 0.435629, atol=5e-7)
 

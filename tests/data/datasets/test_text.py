@@ -16,7 +16,7 @@ from fedblend.data.partition.partition import federate_dataset
 from fedblend.data.partition.partitioners import by_key
 
 
-def said(row):
+def text_of(row):
     return "".join(CHARACTERS[number] for number in row)
 
 
@@ -44,8 +44,8 @@ def test_windows_follow_each_other():
         inputs, targets = windows(text, length, "Portia")
         known = targets != PADDING
         assert inputs.shape[1] == length
-        assert said(inputs[known]) == text[:-1]
-        assert said(targets[known]) == text[1:]
+        assert text_of(inputs[known]) == text[:-1]
+        assert text_of(targets[known]) == text[1:]
         assert not known.ravel()[len(text) - 1 :].any()
         assert known[:, 0].all()  # no window is all padding
 
@@ -69,8 +69,8 @@ def test_a_small_file_of_roles(roles):
     assert dataset.keys is not None
     assert dataset.keys.tolist() == ["A_FOOL"] * 4 + ["A_KING"] * 2
     whole = "O, well said! Go on. "
-    assert said(inputs[:4].ravel()[: len(whole) - 1]) == whole[:-1]
-    assert said(targets[0]) == whole[1:7]
+    assert text_of(inputs[:4].ravel()[: len(whole) - 1]) == whole[:-1]
+    assert text_of(targets[0]) == whole[1:7]
     assert targets[3].tolist() == [CHARACTERS.index("."), CHARACTERS.index(" ")] + 4 * [
         PADDING
     ]
