@@ -12,7 +12,6 @@ import pytest
 import fedblend as fb
 import problems
 from fedblend import keys
-from fedblend.experiments import mixing_weights
 from fedblend.losses import squared_error
 from fedblend.shards import random_rows
 from fedblend.simulation.precision import precision
@@ -170,7 +169,7 @@ def test_a_report_has_the_mean_alpha_of_a_clients_tensors():
     ).complete()
     alphas = run.client(4).alpha
     assert alphas.weight != alphas.bias
-    found = mixing_weights.columns(run)["alpha"][4]
+    found = run.info()["alpha"][4]
     assert np.isclose(found, (alphas.weight + alphas.bias) / 2)
 
 

@@ -19,8 +19,6 @@ Reference: Augenstein, Hard, Ning, Singhal, Kale, Partridge, Mathews, "Mixed fed
 learning: joint decentralized and centralized learning", 2022, arXiv:2205.13655.
 """
 
-from typing import Literal
-
 from fedblend.checks import ALGORITHM, COUNT, FLAG, FUNCTION, gate, optional, words
 from fedblend.compress.compressor import Compressor
 from fedblend.core import Algorithm
@@ -47,7 +45,7 @@ def mixed_fl(
     algorithm: Algorithm,
     central: Central,
     *,
-    how: Literal["parallel", "one_way", "two_way"],
+    how: str,
     weights: tuple[float, float] = (0.5, 0.5),
     steps: int = 1,
     optimizer: Optimizer | None = None,
