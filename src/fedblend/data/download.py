@@ -14,7 +14,7 @@ import os
 import ssl
 import urllib.error
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO, NamedTuple, cast
 
@@ -177,7 +177,7 @@ def get(
 def _fetch(
     name: str,
     file: PublicFile,
-    addresses: tuple[str, ...],
+    addresses: Sequence[str],
     path: Path,
     progress: Progress,
 ) -> None:
