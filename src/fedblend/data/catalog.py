@@ -15,7 +15,7 @@ import inspect
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 from fedblend.data.dataset import Dataset
 
