@@ -57,7 +57,7 @@ def public() -> list[Entry]:
 
 
 def members(name: str, module: ModuleType) -> list[Entry]:
-    """The names of a public module: those that it exports, and those that it defines."""
+    """The names that a public module exports, and those that it defines."""
     page = name.split(".")[1]
     entries = [Entry(name, module, page)]
     for own in sorted({*exported(module), *defined(module)}):

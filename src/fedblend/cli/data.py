@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedblend.cli import screen
+from fedblend.cli.screen import option
 
 if TYPE_CHECKING:
     from fedblend.data.catalog import DatasetInfo
@@ -52,9 +53,7 @@ def _presence(info: "DatasetInfo") -> str:
 @app.command("get")
 def get(
     name: Name,
-    base: Annotated[
-        str | None, typer.Option(help="Address of a mirror that has the files.")
-    ] = None,
+    base: Annotated[str | None, option("Address of a mirror of the files.")] = None,
 ) -> None:
     """Download the files of a dataset to the cache and check them.
 
@@ -115,14 +114,14 @@ def info(name: Name) -> None:
         if number is not None:
             lines.append(f"  {label}: {number}")
     lines.append(f"  terms: {found.license}")
-    for option, parameter in found.options.items():
+    for key, parameter in found.options.items():
         if parameter.default is parameter.empty:
             value = "must be given"
         elif parameter.default is None:
             value = "may be given"
         else:
             value = f"default {literal(parameter.default)}"
-        lines.append(f"  option {option}: {value}")
+        lines.append(f"  option {key}: {value}")
     for need in found.needs:
         lines += _files(need)
     typer.echo("\n".join(lines))

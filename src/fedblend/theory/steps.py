@@ -27,7 +27,7 @@ import math
 
 import numpy as np
 
-from fedblend.checks import ALPHA, COUNT, NOT_NEGATIVE, a, by_client, gate
+from fedblend.checks import ALPHA, COUNT, NOT_NEGATIVE, Instance, by_client, gate
 from fedblend.errors import UserError
 from fedblend.theory.constants import Smoothness
 from fedblend.theory.flix_objective import (
@@ -38,7 +38,7 @@ from fedblend.theory.flix_objective import (
     squared_alpha,
 )
 
-KNOWN = {"alpha": ALPHA, "smoothness": a(Smoothness, "a Smoothness")}
+KNOWN = {"alpha": ALPHA, "smoothness": Instance(Smoothness, "a Smoothness")}
 
 
 @gate(**KNOWN)

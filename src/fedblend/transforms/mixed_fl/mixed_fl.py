@@ -23,6 +23,7 @@ from fedblend.checks import ALGORITHM, COUNT, FLAG, FUNCTION, gate, optional, wo
 from fedblend.compress.compressor import Compressor
 from fedblend.core import Algorithm
 from fedblend.local import OPTIMIZER, Optimizer
+from fedblend.registry import transform
 from fedblend.transforms.mixed_fl.central_loss import Central, weighted
 from fedblend.transforms.mixed_fl.one_way import one_way
 from fedblend.transforms.mixed_fl.parallel import parallel
@@ -32,6 +33,7 @@ from fedblend.transforms.mixed_fl.two_way import two_way
 HOW = {"parallel": parallel, "one_way": one_way, "two_way": two_way}
 
 
+@transform()
 @gate(
     algorithm=ALGORITHM,
     central=FUNCTION,

@@ -1,0 +1,209 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""The table ``[privacy]``: what it builds, promises, and refuses in one line."""
+
+import json
+from typing import Any
+
+import jax
+import pytest
+
+from fedblend.cli import main
+from fedblend.config.build import build
+from fedblend.config.config import dump, load
+from fedblend.config.privacy import report
+from fedblend.config.schema.table import ConfigError
+from fedblend.experiments import plan, tune
+from fedblend.experiments.run import run_config
+from fedblend.theory.privacy import spent, spent_by_tree
+
+pytestmark = pytest.mark.usefixtures("no_figures")
+TABLE: dict[str, Any] = {"clip": 0.5, "noise": 2.0, "delta": 1e-3}
+ADAM = {"name": "adam", "rate": 0.1}
+RAND = {"compressor": {"name": "rand_k", "k": 5}}
+
+
+@pytest.fixture
+def configured(tiny, write):
+    """A configuration with the table, and with changes to it or to other tables."""
+
+    def make(change: dict[str, Any] | None = None, **tables):
+        content = {**tiny, "privacy": {**TABLE, **(change or {})}}
+        for name, table in tables.items():
+            content[name] = {**tiny.get(name, {}), **table}
+        return load(write(content))
+
+    return make
+
+
+def promised(config, clients=6):
+    return report(config, clients)["privacy"]
+
+
+def test_it_is_written_and_read_again_and_may_be_left_out(tiny, write, configured):
+    config = configured({"adaptive": True, "count_noise": 3.0})
+    assert load(write(dump(config), "again.toml")) == config
+    assert "privacy" not in dump(load(write(tiny)))
+    assert report(load(write(tiny)), 6) == {}
+
+
+def test_a_run_says_what_it_costs(configured, tmp_path, write, capsys, compiled):
+    config = configured(measure={"metrics": ["loss"], "splits": ["test"]})
+    path, out = write(dump(config), "private.toml"), tmp_path / "out"
+    assert main(["run", str(path), "--out", str(out)]) == 0
+    found = json.loads((out / "summary.json").read_text())["privacy"]
+    expected = spent(noise=2.0, delta=1e-3, cohort=3, clients=6, rounds=4)
+    assert found["epsilon"] == expected.epsilon
+    assert found["sentence"] == str(expected)
+    assert f"privacy: {expected}" in capsys.readouterr().out
+    assert main(["show", str(out)]) == 0
+    assert f"privacy: {expected}" in capsys.readouterr().out
+
+
+def test_the_table_decides_what_is_built(configured):
+    for change, extra in (({}, 0), ({"adaptive": True, "count_noise": 3.0}, 1)):
+        made = build(configured(change))
+        assert made.algorithm.needs.cohort == 3
+        params = jax.eval_shape(made.model.init, made.key)
+        start = jax.eval_shape(made.algorithm.start, params, None, None, made.key)
+        assert len(jax.tree.leaves(start[0].extra)) == extra
+
+
+def test_without_a_cohort_everyone_is_planned_with(tiny, configured):
+    del tiny["run"]["cohort"]
+    config = configured()
+    assert build(config).algorithm.needs.cohort == 6
+    everyone = spent(noise=2.0, cohort=6, clients=6, rounds=4, delta=1e-3)
+    assert promised(config)["epsilon"] == everyone.epsilon
+
+
+def test_several_seeds_cost_more_together(configured):
+    found = promised(configured(run={"seed": [0, 1, 2]}))
+    once, thrice = (
+        spent(noise=2.0, cohort=3, clients=6, rounds=rounds, delta=1e-3).epsilon
+        for rounds in (4, 12)
+    )
+    assert found["epsilon"] == once
+    assert f"for each seed, {thrice:.4g} for all 3 together" in found["sentence"]
+
+
+def test_a_tree_over_clients_that_are_dealt(configured, tmp_path, compiled):
+    config = configured(
+        {"tree": 2},
+        run={"epoch": 2, "seed": [0, 1]},
+        measure={"metrics": ["loss"], "splits": ["test"]},
+    )
+    summary = run_config(config, tmp_path / "out")
+    counted: dict[str, Any] = dict(noise=2.0, tree=2, epoch=2, rounds=4, delta=1e-3)
+    once, both = spent_by_tree(**counted), spent_by_tree(**counted, runs=2)
+    found = summary["privacy"]
+    assert found["epsilon"] == once.epsilon
+    assert f"{both.epsilon:.4g} for all 2 together" in found["sentence"]
+    assert build(config).algorithm.start.__module__.endswith("dp_ftrl")
+    assert build(config).settings["epoch"] == 2
+
+
+def test_independent_noise_for_clients_that_are_dealt_is_not_called_sampled(configured):
+    """In four rounds a client is twice there, for certain and not by chance."""
+    found = promised(configured(run={"epoch": 2}))
+    twice = spent(noise=2.0, cohort=6, clients=6, rounds=2, delta=1e-3)
+    assert found["epsilon"] == twice.epsilon
+
+
+def test_what_the_accounting_does_not_cover_is_no_guarantee(configured):
+    flix = {"name": "flix", "alpha": 0.5, "personal": {"solver": "lbfgs"}}
+    flix |= {"rate": "theory", "steps": 1, "batch_size": "all"}
+    for config, reason in (
+        (configured({"noise": 0.0}), "there is no noise"),
+        (
+            configured(compress=RAND),
+            "[compress] changes answers after they are clipped",
+        ),
+        (configured(algorithm=flix), 'algorithm.rate = "theory" is computed from the'),
+        (configured({"tree": 2}), "clients are drawn in every round, and one may"),
+        (
+            configured({"tree": 4}, run={"epoch": 2}),
+            "clients are drawn in epochs of 2 rounds, and one may",
+        ),
+    ):
+        found = promised(config)
+        assert found["epsilon"] is None
+        assert found["sentence"].startswith(f"no guarantee: {reason}")
+
+
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [
+        ({"noise": -1.0}, "privacy.noise: -1.0 is not at least 0"),
+        ({"clip": 0.0}, "privacy.clip: 0.0 is not above 0"),
+        ({"delta": 1.0}, "privacy.delta: 1.0 is not in"),
+        ({"delta": 0.0}, "privacy.delta: 0.0 is not in"),
+        ({"quantile": 0.5}, "privacy.quantile: goes with adaptive = true"),
+        ({"adaptive": True}, "privacy.count_noise: 0.15 is not above half of the"),
+        ({"tree": 0}, "privacy.tree: 0 is not at least 1"),
+        ({"tree": 2, "adaptive": True}, "privacy.tree: goes without adaptive = true"),
+        ({"run": {"epoch": 3}}, "run.epoch: 3 is not between 1 and 2, the rounds th"),
+        (
+            {"tree": 2, "algorithm": {"name": "fedopt", "server": ADAM}},
+            "privacy: the wrapped algorithm's server is not linear in the mean update",
+        ),
+        ({"adjacency": "add_or_remove"}, 'privacy.adjacency: "add_or_remove" is not'),
+        (
+            {"run": {"weights": "by_count"}},
+            "run.weights: .* needs 'uniform', not 'by_c",
+        ),
+        ({"run": {"reduction": "median"}}, "run.reduction: 'median' breaks"),
+        (
+            {"algorithm": {"name": "scaffold"}},
+            "privacy: clients of the wrapped .* send more than an",
+        ),
+        ({"algorithm": {"name": "local_only"}}, "privacy: local_only sends nothing"),
+    ],
+)
+def test_what_makes_no_sense_is_one_line(configured, tmp_path, change, line):
+    tables = {key: value for key, value in change.items() if isinstance(value, dict)}
+    own = {key: value for key, value in change.items() if key not in tables}
+    with pytest.raises(ConfigError, match=line) as error:
+        run_config(configured(own, **tables), tmp_path / "out")
+    assert "\n" not in str(error.value)
+    assert not (tmp_path / "out").exists()
+
+
+def test_bad_input_has_exit_code_2(tiny, write, capsys):
+    path = write({**tiny, "privacy": {**TABLE, "noise": -1.0}})
+    assert main(["run", str(path)]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_a_federation_of_nodes_does_not_deal_and_promises_nothing(tiny, write):
+    nodes = {"partition": "nodes", "clients": 6, "kind": "classes", "classes": 3}
+    content = {**tiny, "data": {**nodes, "shape": [4]}}
+    content["privacy"] = {**TABLE, "tree": 2}
+    found = promised(load(write(content)))["sentence"]
+    assert found.startswith("no guarantee: clients are drawn in every round")
+    content["run"] = {**tiny["run"], "epoch": 2}
+    with pytest.raises(ConfigError, match=r"run.epoch: is not for a federation"):
+        load(write(content))
+
+
+def test_a_large_delta_is_warned_of(configured):
+    assert not build(configured()).warnings
+    (warning,) = build(configured({"delta": 0.2})).warnings
+    assert warning.startswith("privacy.delta: 0.2 is not below 1/6")
+
+
+def test_plans_and_choices_leave_it_out(configured):
+    flix = {"name": "flix", "alpha": 0.5, "personal": {"solver": "lbfgs"}}
+    flix |= {"steps": 1, "batch_size": "all"}
+    config = configured(algorithm=flix, data={"validation": 0.2})
+    with pytest.raises(ConfigError, match=r"^privacy: there are no plans"):
+        plan.problem(config)
+    with pytest.raises(ConfigError, match=r"^privacy: a choice on validation rows"):
+        tune.tune_config(config, [0.5])
+
+
+def test_what_is_not_installed_is_said(configured, monkeypatch):
+    config = configured()
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"pip install 'fedblend\[private\]'"):
+        report(config, 6)

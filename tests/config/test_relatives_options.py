@@ -1,0 +1,51 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""L2GD, FedRep and MAPPER in a configuration: what is refused, in one line."""
+
+import pytest
+
+from fedblend.config.build import build
+from fedblend.config.config import ConfigError, check
+
+L2GD = {"name": "l2gd", "lam": 0.5}
+FEDREP = {"name": "fedrep", "head": ["bias"], "head_steps": 2}
+RAND_K = {"compressor": {"name": "rand_k", "k": 11}}
+
+
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        ({**L2GD, "steps": 1}, "steps: 1 is not a mean number of steps in a round, "
+         "above 1, the same for all clients"),
+        ({**L2GD, "rate": None, "optimizer": {"name": "adam", "rate": 0.1}},
+         "optimizer: an optimizer is not a rate"),
+        ({**L2GD, "schedule": {"name": "cosine", "unit": "step", "over": 9}},
+         "schedule.unit: 'step' is not 'round'"),
+        ({"name": "mapper", "grid": 1}, "grid: 1 is not 0, or 2 or more"),
+        ({"name": "mapper", "held_out": 0.0},
+         "held_out: 0.0 is not in (0, 1), or 0 with grid 0"),
+        ({**FEDREP, "head": ["bias", "last"]}, 'head: "last" is no part of the model, '
+         "whose parameters are weight, bias"),
+    ],
+)  # fmt: skip
+def test_what_makes_no_sense(options, line, tiny):
+    given = {**tiny["algorithm"], **options}
+    tiny["algorithm"] = {k: v for k, v in given.items() if v is not None}
+    with pytest.raises(ConfigError) as caught:
+        build(check(tiny, "here"))
+    assert str(caught.value).removeprefix("here: ") == f"algorithm.{line}"
+
+
+def test_no_more_is_compressed_than_travels(tiny):
+    tiny["algorithm"] |= {**FEDREP, "head": ["weight"]}
+    tiny["compress"] = {"how": "plain", **RAND_K}
+    with pytest.raises(ConfigError, match="k: 11 is more than the model's 10 param"):
+        build(check(tiny, "here"))
+    tiny["algorithm"] |= FEDREP
+    assert build(check(tiny, "here")).algorithm.needs.weights == "uniform"
+
+
+def test_the_rate_of_l2gd_may_follow_a_schedule(tiny):
+    schedule = {"name": "exponential", "unit": "round", "decay": 0.5}
+    tiny["algorithm"] |= {**L2GD, "schedule": schedule}
+    assert build(check(tiny, "here")).algorithm.needs.everyone

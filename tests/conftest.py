@@ -1,0 +1,54 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""A small valid configuration, and programs that are compiled once for a session."""
+
+import copy
+from pathlib import Path
+
+import jax
+import pytest
+
+from fedblend.config import toml
+from fedblend.experiments import results
+from tiny_config import TINY
+
+
+@pytest.fixture
+def tiny() -> dict:
+    """A valid configuration as nested tables, to be changed freely."""
+    return copy.deepcopy(TINY)
+
+
+@pytest.fixture
+def write(tmp_path: Path):
+    """Write tables (or text) to a TOML file and hand out its path."""
+
+    def put(content: dict | str | bytes, name: str = "tiny.toml") -> Path:
+        path = tmp_path / name
+        text = toml.write(content) if isinstance(content, dict) else content
+        path.write_bytes(text.encode() if isinstance(text, str) else text)
+        return path
+
+    return put
+
+
+@pytest.fixture
+def no_figures(monkeypatch):
+    """Drawing takes a second; only who looks at figures needs them."""
+    monkeypatch.setattr(results, "draw", lambda *arguments: None)
+
+
+@pytest.fixture(scope="session")
+def compiled(tmp_path_factory):
+    """What one test compiles, later ones find in a cache."""
+    names = {
+        "jax_compilation_cache_dir": str(tmp_path_factory.mktemp("compiled")),
+        "jax_persistent_cache_min_compile_time_secs": 0.0,
+        "jax_persistent_cache_min_entry_size_bytes": -1,
+    }
+    before = {name: getattr(jax.config, name) for name in names}
+    for name, value in names.items():
+        jax.config.update(name, value)
+    yield names["jax_compilation_cache_dir"]
+    for name, value in before.items():
+        jax.config.update(name, value)
