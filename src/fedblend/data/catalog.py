@@ -7,7 +7,8 @@ A dataset is declared once, beside its loader::
     @dataset("Handwritten digits, 8 x 8", Size(rows=1797, classes=10), "CC BY 4.0")
     def digits() -> Dataset: ...
 
-Its options are the loader's parameters. The names, addresses and checksums of public
+Its options are the loader's parameters; ``DATASETS`` imports every module of
+``data.datasets`` when it is first read. The names, addresses and checksums of public
 files are data, in ``catalog.toml``.
 """
 
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from fedblend.data.dataset import Dataset
+from fedblend.registry import Registry
 
 Loader = TypeVar("Loader", bound=Callable[..., Dataset])
 
@@ -96,7 +98,7 @@ class DatasetInfo(NamedTuple):
         return inspect.signature(self.load).parameters
 
 
-DATASETS: dict[str, DatasetInfo] = {}
+DATASETS: Registry[DatasetInfo] = Registry("fedblend.data.datasets")
 """All datasets, by name."""
 
 
@@ -121,7 +123,7 @@ def dataset(
     def register(load: Loader) -> Loader:
         own = name or load.__name__
         files = needs if needs is not None else (own,) if own in PUBLIC else ()
-        DATASETS[own] = DatasetInfo(own, load, summary, size, license, files)
+        DATASETS.add(DatasetInfo(own, load, summary, size, license, files))
         return load
 
     return register
