@@ -2,6 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Mixed FL's claim on movies: the task, its methods, and what they cost."""
 
+from typing import Any
+
 import jax
 import numpy as np
 import pytest
@@ -86,17 +88,15 @@ def test_lambda_is_the_baselines_and_rates_are_everybodys_own(this, monkeypatch)
         return {"recall@10": [[0.9, value] for value in recalls[method]]}
 
     monkeypatch.setattr(movies, "followed", followed)
+    methods: Any = {name: name for name in recalls}
+    uncached: Any = lambda _, ask: ask()  # noqa: E731
     setting = Setting(False, (1.0, 2.0), (0.1, 0.2), 7, 9, 3, 1, 1)
-    chosen = choose(
-        this, setting, {name: name for name in recalls}, lambda _, ask: ask()
-    )  # pyright: ignore
+    chosen = choose(this, setting, methods, uncached)
     assert asked["baseline"] == [(1.0, 0.1), (1.0, 0.2), (2.0, 0.1), (2.0, 0.2)]
     assert asked["one_way"] == [(1.0, 0.2), (2.0, 0.2)]
     assert chosen["baseline"].pair == chosen["one_way"].pair == (1.0, 0.2)
     recalls["one_way"].reverse()
-    chosen = choose(
-        this, setting, {name: name for name in recalls}, lambda _, ask: ask()
-    )  # pyright: ignore
+    chosen = choose(this, setting, methods, uncached)
     assert chosen["one_way"].pair == (2.0, 0.2)
 
 
