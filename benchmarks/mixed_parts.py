@@ -17,6 +17,7 @@ it, which then has the rest to do, if any, and writes the pages.
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 from fedblend_reproductions.mixed import (
     characters,
@@ -28,7 +29,7 @@ from fedblend_reproductions.mixed import (
 )
 
 
-def part(out: Path, claim: str, names: list[str]) -> None:
+def part(out: Path, claim: str, names: list[Any]) -> None:
     """Measure these methods, tasks or algorithms of a claim."""
     paper_sized = claim == "M4-paper-sized"
     page = "mixed_paper_sized" if paper_sized else "mixed"

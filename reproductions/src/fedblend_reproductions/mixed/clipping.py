@@ -20,6 +20,7 @@ from fedblend_reproductions.mixed.figures import confident, focus
 from fedblend_reproductions.mixed.task import (
     ALGORITHMS,
     Curves,
+    How,
     Method,
     Task,
     course,
@@ -82,7 +83,7 @@ class Clipped(NamedTuple):
         return losses[:, losses.shape[1] // 2 :].mean(axis=1)
 
 
-def clipped(of: Task, how: str, batch: int) -> Method:
+def clipped(of: Task, how: How, batch: int) -> Method:
     """A way over clipped clients, of a rate and what ``BOUNDS`` has."""
     work = {"steps": of.steps, "batch_size": of.batch_size}
     slope_of = central_loss.on_rows(of.loss, batch)
@@ -115,7 +116,7 @@ def clipped(of: Task, how: str, batch: int) -> Method:
 
 
 def found(
-    folder: Path, this: Task, size: Size, algorithms: Sequence[str]
+    folder: Path, this: Task, size: Size, algorithms: Sequence[How]
 ) -> dict[str, dict[str, Clipped]]:
     """Every bound under these algorithms, from the folder where it has them."""
     cache = text.cache_in(folder, this, size.round, bounds=BOUNDS, tried=size[1:])
@@ -126,7 +127,7 @@ def found(
         }
     )
 
-    def run(how: str, settings: list, seeds: range, rounds: int, every: int, **more):
+    def run(how: How, settings: list, seeds: range, rounds: int, every: int, **more):
         batch = text.central_batch(this, size.round, how)
         replicas: Any = [setting for setting in settings for _ in seeds]
         return course(
@@ -139,7 +140,7 @@ def found(
             **more,
         )
 
-    def one(how: str) -> dict[str, Clipped]:
+    def one(how: How) -> dict[str, Clipped]:
         tried = text.curves(
             cache,
             f"{how} tried",

@@ -16,10 +16,10 @@ import numpy as np
 from fedblend_reproductions.cache import available
 from fedblend_reproductions.claims import Claim, Finding, Numbers, Verdict
 from fedblend_reproductions.mixed import earlier_verdicts, text
-from fedblend_reproductions.mixed.task import Curves, Task, course, mixed_fl
+from fedblend_reproductions.mixed.task import Curves, How, Task, course, mixed_fl
 from fedblend_reproductions.plots import legend_above, panels
 
-VARIANTS = {
+VARIANTS: dict[str, tuple[How, str | None]] = {
     "parallel": ("parallel", None),
     "one_way": ("one_way", None),
     "two_way, averaged": ("two_way", "average"),
