@@ -6,7 +6,8 @@
 
 The public names stand in one table, ``__init__.pyi``, which type checkers read too. A
 name is imported when it is first used, so that the command line can answer
-``fedblend --help`` without loading JAX.
+``fedblend --help`` without loading JAX. An algorithm is a name of the package also
+where it is only registered (``fedblend.registry``), as a new one is at first.
 """
 
 import ast
@@ -37,12 +38,20 @@ __all__ = sorted(  # pyright: ignore[reportUnsupportedDunderAll]
 
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
-        raise AttributeError(f"module 'fedblend' has no attribute {name!r}")
+        return _algorithm(name)
     home = _HOMES[name]
     found = None if home == "fedblend" else getattr(import_module(home), name, None)
     value = import_module(f"{home}.{name}") if found is None else found
     globals()[name] = value
     return value
+
+
+def _algorithm(name: str) -> Any:
+    """The builder of an algorithm that is registered and not in the table."""
+    known = {} if name[0] == "_" else import_module("fedblend.registry").ALGORITHMS
+    if name not in known:
+        raise AttributeError(f"module 'fedblend' has no attribute {name!r}")
+    return known[name].builder
 
 
 def __dir__() -> list[str]:

@@ -38,64 +38,64 @@ from fedblend import (
 from fedblend import (
     trees as trees,
 )
-from fedblend.algorithms import (
+from fedblend.algorithms.agnostic import (
     agnostic as agnostic,
 )
-from fedblend.algorithms import (
+from fedblend.algorithms.apfl import (
     apfl as apfl,
 )
-from fedblend.algorithms import (
+from fedblend.algorithms.apfl_agnostic import (
     apfl_agnostic as apfl_agnostic,
 )
-from fedblend.algorithms import (
+from fedblend.algorithms.apfl_averaged import (
     apfl_averaged as apfl_averaged,
 )
-from fedblend.algorithms import (
+from fedblend.algorithms.ditto import (
     ditto as ditto,
 )
-from fedblend.algorithms import (
+from fedblend.algorithms.fedavg import (
     fedavg as fedavg,
 )
-from fedblend.algorithms import (
+from fedblend.algorithms.fedopt import (
     fedopt as fedopt,
 )
-from fedblend.algorithms import (
+from fedblend.algorithms.fedprox import (
     fedprox as fedprox,
 )
-from fedblend.algorithms import (
+from fedblend.algorithms.fedrep import (
     fedrep as fedrep,
 )
-from fedblend.algorithms import (
+from fedblend.algorithms.finetune import (
     finetune as finetune,
 )
-from fedblend.algorithms import (
+from fedblend.algorithms.flix import (
     flix as flix,
 )
-from fedblend.algorithms import (
+from fedblend.algorithms.fomaml import (
     fomaml as fomaml,
 )
-from fedblend.algorithms import (
+from fedblend.algorithms.l2gd import (
     l2gd as l2gd,
 )
-from fedblend.algorithms import (
+from fedblend.algorithms.local_only import (
     local_only as local_only,
 )
-from fedblend.algorithms import (
+from fedblend.algorithms.mapper import (
     mapper as mapper,
 )
-from fedblend.algorithms import (
+from fedblend.algorithms.perfedavg import (
     perfedavg as perfedavg,
 )
-from fedblend.algorithms import (
+from fedblend.algorithms.pfedme import (
     pfedme as pfedme,
 )
-from fedblend.algorithms import (
+from fedblend.algorithms.reptile import (
     reptile as reptile,
 )
-from fedblend.algorithms import (
+from fedblend.algorithms.scaffold import (
     scaffold as scaffold,
 )
-from fedblend.algorithms import (
+from fedblend.algorithms.svrg import (
     svrg as svrg,
 )
 from fedblend.core import (

@@ -1,26 +1,27 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""The gate that the arguments of every builder pass: one rule for each, by its name.
+"""Rules for the arguments of builders: one rule for each argument, by its name.
 
-A rule is ``rule(key, value) -> value``: it refuses what is not allowed with a
-``UserError``, and otherwise hands on what the builder is to use. ``gate`` applies the
-rules of a builder to what it is called with::
+A rule is ``rule(key, value) -> value``. It refuses what is not allowed with a
+``UserError``, and otherwise returns what the builder is to use. ``gate`` applies the
+rules of a builder to the arguments that it is called with::
 
     @gate(steps=COUNT, alpha=by_client(FRACTION))
     def method(loss, *, steps, alpha): ...
 
-Numbers of Python, NumPy and JAX are checked by value. A traced one, as inside a sweep,
-has none yet and passes.
+The options of a configuration come from the same rules. Numbers of Python, NumPy and
+JAX are checked by value. A traced number, as inside a sweep, has no value yet and
+passes.
 
-How many clients there are is known only where a federation is. Until then the length of
-an argument that is an array over clients goes along with what was built (``Needs``, or
+The number of clients is known only where the data is. Until then the length of an
+argument that is an array over clients is part of what was built (``Needs``, or
 ``lengths`` of other things), and ``fits`` compares.
 """
 
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar, cast
 
 import jax
@@ -105,19 +106,28 @@ class Number:
                 fits &= inside(numbers, bound)
         return fits
 
-    def __str__(self) -> str:
-        """What is allowed, in words."""
+    @property
+    def bounds(self) -> str:
+        """The range in words, such as "above 0" or "in [0, 1)"; may be empty."""
         low = self.least if self.above is None else self.above
         high = self.most if self.below is None else self.below
-        what = "a whole number" if self.whole else "a number"
         if low is not None and high is not None:
             ends = "(" if self.least is None else "[", ")" if self.most is None else "]"
-            what = f"{what} in " if self.whole else "in "
-            what += f"{ends[0]}{low:.10g}, {high:.10g}{ends[1]}"
-        elif low is not None:
-            what += f" above {low:g}" if self.least is None else f" of at least {low:g}"
-        elif high is not None:
-            what += f" below {high:g}" if self.most is None else f" of at most {high:g}"
+            return f"in {ends[0]}{low:.10g}, {high:.10g}{ends[1]}"
+        if low is not None:
+            return f"above {low:g}" if self.least is None else f"at least {low:g}"
+        if high is not None:
+            return f"below {high:g}" if self.most is None else f"at most {high:g}"
+        return ""
+
+    def __str__(self) -> str:
+        """What is allowed, in words."""
+        what = "a whole number" if self.whole else "a number"
+        if self.bounds.startswith("in "):
+            what = f"{what} {self.bounds}" if self.whole else self.bounds
+        elif self.bounds:
+            of = " of" if self.bounds.startswith("at ") else ""
+            what = f"{what}{of} {self.bounds}"
         elif not self.whole:
             what = "a finite number"
         others = [self.each] if self.clients else []
@@ -147,39 +157,80 @@ def optional(rule: Number) -> Number:
     return dataclasses.replace(rule, optional=True)
 
 
-def words(*allowed: str) -> Rule:
-    """A rule: one of these words."""
+@dataclasses.dataclass(frozen=True, eq=False)
+class Words:
+    """A rule: one of these words; with ``functions``, the function a word stands for.
 
-    def check(key: str, value: Any) -> str:
-        """The value, if it is one of the words."""
-        if not isinstance(value, str) or value not in allowed:
-            *others, last = map(repr, allowed)
-            known = f"{', '.join(others)} or {last}" if others else last
-            raise UserError(key, value, known)
+    Where words stand for functions, a function is allowed as well.
+    """
+
+    allowed: tuple[str, ...]
+    functions: Mapping[str, Callable[..., Any]] | None = None
+
+    def __call__(self, key: str, value: Any) -> Any:
+        """The word, or the function that it stands for."""
+        if isinstance(value, str) and value in self.allowed:
+            return value if self.functions is None else self.functions[value]
+        if self.functions is not None and callable(value):
+            return value
+        more = [] if self.functions is None else ["a function"]
+        *others, last = [*map(repr, self.allowed), *more]
+        known = f"{', '.join(others)} or {last}" if others else last
+        raise UserError(key, value, known)
+
+
+def words(*allowed: str, **functions: Callable[..., Any]) -> Words:
+    """A rule: one of these words, or of the words that stand for functions."""
+    return Words((*allowed, *functions), functions or None)
+
+
+class Paths:
+    """A rule: parameters by their paths, such as ``["last", "first/bias"]``.
+
+    A name stands for the parameter of that path and for all parameters below it. A
+    function of a path is allowed as well.
+    """
+
+    def __call__(self, key: str, value: Any) -> Callable[[str], bool]:
+        """Whether the parameter of a path is one of them, as a function of the path."""
+        if callable(value):
+            return cast(Callable[[str], bool], value)
+        several = isinstance(value, list | tuple) and len(value) > 0
+        if not several or not all(isinstance(name, str) for name in value):
+            allowed = "a list of names of parameters, or a function of a path"
+            raise UserError(key, value, allowed)
+        return lambda path: any(below(name, path) for name in value)
+
+
+PATHS = Paths()
+
+
+def below(name: str, path: str) -> bool:
+    """Whether a parameter has this name, or is below it."""
+    return path == name or path.startswith(f"{name}/")
+
+
+@dataclasses.dataclass(frozen=True)
+class Instance:
+    """A rule: an object of a type, which ``called`` describes."""
+
+    kind: type | tuple[type, ...]
+    called: str
+
+    def __call__(self, key: str, value: Any) -> Any:
+        """The value, if it is of the type."""
+        if not isinstance(value, self.kind):
+            raise UserError(key, value, self.called)
         return value
 
-    return check
 
-
-def a(kind: type | tuple[type, ...], called: str) -> Rule:
-    """A rule: something of this kind, which has a name."""
-
-    def check(key: str, value: Any) -> Any:
-        """The value, if it is of the kind."""
-        if not isinstance(value, kind):
-            raise UserError(key, value, called)
-        return value
-
-    return check
-
-
-ALGORITHM = a(Algorithm, "an Algorithm")
-FUNCTION = a(Callable, "a function")  # pyright: ignore
-FLAG = a((bool, np.bool_), "True or False")
+ALGORITHM = Instance(Algorithm, "an Algorithm")
+FUNCTION = Instance(Callable, "a function")  # pyright: ignore
+FLAG = Instance((bool, np.bool_), "True or False")
 
 
 def gate(**rules: Rule) -> Callable[[Builder], Builder]:
-    """The builder behind it is called with what these rules make of its arguments.
+    """Apply these rules to the arguments of a builder, which has them as ``rules``.
 
     What it builds carries the lengths of the arguments that are arrays over clients.
     """
@@ -193,7 +244,7 @@ def gate(**rules: Rule) -> Callable[[Builder], Builder]:
             try:
                 given = signature.bind(*args, **kwargs)
             except TypeError:
-                return builder(*args, **kwargs)  # whose own complaint is the better one
+                return builder(*args, **kwargs)  # Python's own error says more
             found: Lengths = ()
             for name, value in given.arguments.items():
                 key = f"{builder.__name__}: {name}"
@@ -208,7 +259,9 @@ def gate(**rules: Rule) -> Callable[[Builder], Builder]:
                     found += getattr(value, "lengths", ())
             return with_lengths(builder(*given.args, **given.kwargs), found)
 
-        return cast(Builder, checked)
+        found = cast(Any, checked)
+        found.rules = rules
+        return found
 
     return guarded
 
@@ -236,15 +289,15 @@ def with_lengths(made: Any, lengths: Lengths) -> Any:
     return Declared(made, lengths) if callable(made) else made
 
 
-def fits(needs: Needs, clients: int, *, newcomers: bool = False) -> None:
+def fits(needs: Needs, clients: int, *, new_clients: bool = False) -> None:
     """Refuse what was built for another number of clients.
 
     Args:
         needs: of an algorithm.
         clients: how many there are.
-        newcomers: they come to a federation that was trained, whatever its size.
+        new_clients: they join after the training, whatever the number of clients was.
     """
-    if not newcomers and needs.clients not in (None, clients):
+    if not new_clients and needs.clients not in (None, clients):
         raise UserError(
             "clients", needs.clients, f"{clients}, the number of clients there are"
         )

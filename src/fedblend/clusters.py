@@ -259,7 +259,7 @@ def train(
         run = simulate(
             method(members),
             params,
-            training.select(members),
+            training.select(members.tolist()),
             keys.at(key, "group", 0, int(group)),
             rounds=rounds,
             every=max(rounds, 1),

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from fedblend.checks import words
 from fedblend.core import PyTree
 
 Apply = Callable[[PyTree, PyTree], jax.Array]
@@ -44,6 +45,10 @@ def parameters(alpha, shared: PyTree, personal: PyTree) -> PyTree:
 def outputs(alpha, shared: PyTree, personal: PyTree) -> Blend:
     """Both models kept side by side, their outputs mixed at prediction."""
     return Blend(jnp.asarray(alpha, jnp.result_type(float, alpha)), shared, personal)
+
+
+MIXING = words(parameters=parameters, outputs=outputs)
+"""The rule of ``checks`` for a mixture."""
 
 
 def predict(apply: Apply, model: PyTree, inputs: PyTree) -> jax.Array:

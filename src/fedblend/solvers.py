@@ -23,6 +23,7 @@ from fedblend.checks import (
     PART,
     POSITIVE,
     ByClient,
+    Instance,
     by_client,
     gate,
     with_lengths,
@@ -34,6 +35,8 @@ from fedblend.losses import gradient, objective
 from fedblend.shards import everything, part, per_client
 
 Solver = Callable[[PyTree, Shard, Key], tuple[PyTree, jax.Array]]
+SOLVER = Instance(Callable, "a solver, such as fb.solvers.lbfgs(loss)")  # pyright: ignore
+"""The rule of ``checks`` for a solver."""
 STOPPING: dict[str, Any] = {"loss": FUNCTION, "tolerance": NOT_NEGATIVE, "most": COUNT}
 
 

@@ -198,8 +198,8 @@ def test_who_can_hold_out_nothing_keeps_its_alpha(batch_size):
         ({"alpha": np.array([0.1, -0.2])}, "alpha: .* is not in"),
         ({"learn": "often"}, "learn: 'often' is not 'step', 'round'"),
         ({"held_out": 0.95}, r"held_out: 0.95 is not in \[0, 0.9\]"),
-        ({"held_out": 0.2, "learn": "fixed"}, r"held_out: 0.2 is not 0 with learn"),
-        ({"hand_back": 5}, "hand_back: 5 is not None, without held_out"),
+        ({"held_out": 0.2, "learn": "fixed"}, "held_out: 0.2 is not allowed with"),
+        ({"hand_back": 5}, "hand_back: 5 is not allowed without held_out"),
         (
             {"held_out": 0.2, "hand_back": 0},
             "hand_back: 0 is not a whole number of",

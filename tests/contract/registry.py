@@ -1,9 +1,10 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""Every algorithm that must keep the contract; a new one joins by one line.
+"""Every algorithm that must keep the contract: all that are registered, and variants.
 
 ``ALGORITHMS`` maps a name to a function from a problem (see ``problems``) to an
-algorithm, with batches smaller than the data so that its key matters. ``WRAPPERS``
+algorithm, with batches smaller than the data so that its key matters. A registered
+algorithm that is not among them gets a case with example arguments. ``WRAPPERS``
 maps a name to a function from an algorithm and a problem to an algorithm; every
 transform is checked over every algorithm by shapes, and compiled over ``COMPILED``.
 """
@@ -11,15 +12,18 @@ transform is checked over every algorithm by shapes, and compiled over ``COMPILE
 from collections.abc import Iterable
 from functools import partial
 
+import jax
 import numpy as np
 import optax
 import pytest
 
+import example_arguments as examples
 import fedblend as fb
 from fedblend import compress
 from fedblend.local import Optimizer, Steps
+from fedblend.registry import ALGORITHMS as REGISTERED
 from fedblend.transforms.mixed_fl.central_loss import of_parameters
-from problems import COUNTS
+from problems import COUNTS, classes
 
 RATE = 0.2
 STEPS_BY_CLIENT = np.array([1, 3, 2, 4, 1, 2, 3])
@@ -63,6 +67,11 @@ def _fedrep(problem):
 
 def _scheduled(unit):
     return fb.Scheduled(optax.exponential_decay(RATE, 10, 0.5), unit)
+
+
+def _by_example(problem, name: str):
+    work = fb.Work(RATE, steps=3, batch_size=2)
+    return examples.build(name, problem.loss, work, len(COUNTS))
 
 
 ALGORITHMS = {
@@ -123,6 +132,15 @@ ALGORITHMS = {
     ),
 }
 
+ELSEWHERE = ("fedopt", "finetune", "flix")
+"""Registered algorithms whose cases have other names."""
+BY_EXAMPLE = {
+    name: partial(_by_example, name=name)
+    for name in REGISTERED
+    if not {name, name.replace("_", " ")} & set(ALGORITHMS) and name not in ELSEWHERE
+}
+ALGORITHMS |= BY_EXAMPLE
+
 WRAPPERS = {
     "finetune": lambda algorithm, p: fb.finetune(
         algorithm, p.loss, fb.Work(RATE, steps=2, batch_size=2)
@@ -157,6 +175,13 @@ COMPILED = ("fedavg", "scaffold")
 """The algorithms over which every transform is compiled: without and with a state."""
 
 
+SILENT = (
+    "local only",
+    *(name for name in BY_EXAMPLE if not REGISTERED[name].sends),
+)
+"""Cases whose clients send nothing."""
+
+
 def _wrapped(wrapper, algorithm, problem):
     return wrapper(algorithm(problem), problem)
 
@@ -167,7 +192,7 @@ TUNED = {
     for algorithm, build in ALGORITHMS.items()
 }
 
-SPEAKING = {name: build for name, build in ALGORITHMS.items() if name != "local only"}
+SPEAKING = {name: build for name, build in ALGORITHMS.items() if name not in SILENT}
 SPEAKING["finetune(fedavg)"] = TUNED["finetune(fedavg)"]
 
 ENCODED = {
@@ -219,8 +244,24 @@ def variants_later(names: Iterable[str]) -> list:
     ]
 
 
-EVERYONE = ("l2gd",)
+def _built(name: str):
+    return CASES[name](_PROBLEM)
+
+
+def _joins(name: str) -> bool:
+    """Whether clients of a case send something when they enroll."""
+    algorithm, shard = _built(name), _PROBLEM.federated_data.train.shard(0)
+    start = (_PROBLEM.params, shard, jax.random.key(0))
+    return bool(jax.tree.leaves(jax.eval_shape(algorithm.enroll, *start)[0]))
+
+
+_PROBLEM = classes()
+EVERYONE = tuple(name for name in CASES if _built(name).needs.everyone)
 """Cases in which nobody may be left out of a round."""
 
-ENROLLING = ("flix(scaffold)", "diana, first(flix(scaffold))")
-"""Cases whose clients all say something before the first round."""
+ENROLLING = (
+    "flix(scaffold)",
+    "diana, first(flix(scaffold))",
+    *filter(_joins, BY_EXAMPLE),
+)
+"""Cases whose clients all send something before the first round."""

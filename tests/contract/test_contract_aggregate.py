@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from registry import CASES, variants_later
+from registry import CASES, SILENT, variants_later
 from runs import (
     CLIENTS,
     SETTINGS,
@@ -26,7 +26,7 @@ from fedblend.simulation.sampling import cohorts
 from problems import quadratics, spoiled
 
 SPOILED = 4
-SPEAKING = [name for name in CASES if name != "local only"]
+SPEAKING = [name for name in CASES if name not in SILENT]
 INSISTING = {"diana, first(flix(scaffold))": 32 * 9}
 """Clients that say more until they are heard, and the bits of that: a whole model."""
 CONTROLLED = ("scaffold", "scaffold, steps by client", "finetune(scaffold)")

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+import example_arguments as examples
 from fedblend.config import toml
 from fedblend.config.build import build
 from fedblend.config.config import check, dump
@@ -14,6 +15,7 @@ from fedblend.deploy.client.setup import node_of
 from fedblend.deploy.ops.settings import Node as NodeSettings
 from fedblend.deploy.ops.settings import load_as
 from fedblend.experiments import run_folder
+from fedblend.registry import ALGORITHMS as REGISTERED
 from fedblend.simulation.run import Run
 from fedblend.simulation.serialize import named_leaves, unpack
 from fedblend.simulation.simulate import simulate
@@ -32,7 +34,7 @@ ALGORITHMS = {
     "scaffold": "",
     "svrg": "refresh = 0.5\n",
     "local_only": "",
-    "finetune": "tune = { rate = 0.1, steps = 2, batch_size = 8 }\n",
+    "finetune": "finetune = { rate = 0.1, steps = 2, batch_size = 8 }\n",
     "flix": "alpha = 0.5\n" + OWN,
     "flix_local": 'alpha = 0.5\nmix = "outputs"\n' + OWN,
     "apfl": "alpha = 0.5\n",
@@ -46,6 +48,14 @@ ALGORITHMS = {
     "fedrep": 'head = ["bias"]\nhead_steps = 2\n',
     "agnostic": "q_rate = 0.1\n",
     "mapper": "",
+}
+ALGORITHMS |= {
+    name: "".join(
+        f"{key} = {toml.literal(value)}\n"
+        for key, value in examples.options(name).items()
+    )
+    for name in REGISTERED
+    if name not in ALGORITHMS
 }
 """What every algorithm needs beside the work of a client."""
 LINEAR = 'name = "softmax"\n'

@@ -25,10 +25,10 @@ from configured import (
 
 from fedblend.config import toml
 from fedblend.config.config import check
-from fedblend.config.registry import ALGORITHMS
 from fedblend.deploy.ops import submit
 from fedblend.deploy.ops.local_cluster import one_machine, processes_of
 from fedblend.deploy.ops.registration import members
+from fedblend.registry import ALGORITHMS
 
 pytestmark = pytest.mark.slow
 NAMES = ("alice", "bob", "carol")

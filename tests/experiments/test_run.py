@@ -10,13 +10,14 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+import example_arguments as examples
 from fedblend.config.build import build
 from fedblend.config.config import ConfigError, check, load
-from fedblend.config.registry import ALGORITHMS
 from fedblend.config.schema.table import RunError
 from fedblend.experiments import results, run_folder
 from fedblend.experiments.run import Step, run_config
 from fedblend.experiments.run_folder import Folder
+from fedblend.registry import ALGORITHMS
 from fedblend.report.terminal import show
 from fedblend.simulation import early_stopping
 from fedblend.simulation.checkpoint import CheckpointError
@@ -35,7 +36,7 @@ OWN = {
     "apfl": {"alpha": 0.5, "held_out": 0.2},
     "apfl_agnostic": {"alpha": 0.5, "q_rate": 0.01},
     "ditto": {"lam": 0.5, "personal": {"rate": 0.1, "steps": 3, "batch_size": 4}},
-    "finetune": {"tune": {"rate": 0.1, "epochs": 1, "batch_size": "all"}},
+    "finetune": {"finetune": {"rate": 0.1, "epochs": 1, "batch_size": "all"}},
     "l2gd": {"lam": 0.5},
     "fedrep": {"head": ["bias"], "head_steps": 2},
     "agnostic": {"q_rate": 0.01},
@@ -48,6 +49,7 @@ OWN = {
         "personal": {"solver": "sgd", "rate": 0.1, "steps": 2, "batch_size": 4},
     },
 }
+OWN |= {name: examples.options(name) for name in ALGORITHMS if name not in OWN}
 SHORT = {"rounds": 2, "every": 1}
 LITTLE = {"splits": ["train"], "metrics": ["loss"]}
 pytestmark = pytest.mark.usefixtures("compiled", "no_figures")
@@ -95,8 +97,8 @@ def run_with_stops(config, path):
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_every_algorithm_runs(name, tiny, tmp_path):
-    tiny["algorithm"] |= {"name": name, **OWN.get(name, {})}
-    tiny["run"] |= SHORT | ({"cohort": 6} if name == "l2gd" else {})
+    tiny["algorithm"] |= {"name": name, **OWN[name]}
+    tiny["run"] |= SHORT | ({"cohort": 6} if examples.needs_everyone(name) else {})
     tiny["measure"] |= LITTLE
     summary = run_config(check(tiny, "here"), tmp_path / "out")
     (result,) = summary["runs"]
@@ -108,12 +110,14 @@ def test_every_algorithm_runs(name, tiny, tmp_path):
     assert last < first
 
 
-def test_local_models_that_were_not_found_are_told(tiny, tmp_path):
+def test_local_models_that_were_not_found_are_reported(tiny, tmp_path):
     tiny["algorithm"] |= {"name": "flix", **OWN["flix"]}
     tiny["run"] |= SHORT
     tiny["measure"] |= LITTLE
-    heard: list[str] = []
-    summary = run_config(check(tiny, "here"), tmp_path / "out", on_warning=heard.append)
+    warned: list[str] = []
+    summary = run_config(
+        check(tiny, "here"), tmp_path / "out", on_warning=warned.append
+    )
     assert summary["local_models"]["clients_above_tolerance"] == 6
     worst = summary["local_models"]["worst_gradient_norm"]
     assert worst > 1e-6
@@ -121,11 +125,11 @@ def test_local_models_that_were_not_found_are_told(tiny, tmp_path):
         norms = [float(c["local_model_gradient_norm"]) for c in csv.DictReader(file)]
     assert len(norms) == 6
     assert max(norms) == pytest.approx(worst)
-    assert "the local models of 6 clients were not found" in heard[-1]
-    assert summary["warnings"] == heard
+    assert "the local models of 6 clients were not found" in warned[-1]
+    assert summary["warnings"] == warned
 
 
-def test_local_models_that_were_not_trained_are_told(tiny):
+def test_local_models_that_were_not_trained_are_reported(tiny):
     """Steps that are far too long leave the initial model the best one seen."""
     personal = {"solver": "sgd", "rate": 1e9, "steps": 1, "batch_size": 4, "turns": 1}
     tiny["algorithm"] |= {"name": "flix", "alpha": 0.5, "steps": 1}
@@ -180,14 +184,16 @@ def test_training_alone_has_its_own_best_round_whatever_the_cohort(tiny, tmp_pat
     assert f"local, training alone: {rounds} rounds, the best of" in text.getvalue()
 
 
-def test_training_alone_that_is_cut_short_is_told(tiny, tmp_path, monkeypatch):
+def test_training_alone_that_is_cut_short_is_reported(tiny, tmp_path, monkeypatch):
     monkeypatch.setattr(early_stopping, "MOST", 1)
     monkeypatch.setattr(early_stopping, "LITTLE", -1.0)
     tiny["measure"] |= {"local": True, "metrics": ["loss"]}
-    heard: list[str] = []
-    summary = run_config(check(tiny, "here"), tmp_path / "out", on_warning=heard.append)
-    assert summary["warnings"] == heard
-    assert "training alone still improved after 22 rounds" in heard[-1]
+    warned: list[str] = []
+    summary = run_config(
+        check(tiny, "here"), tmp_path / "out", on_warning=warned.append
+    )
+    assert summary["warnings"] == warned
+    assert "training alone still improved after 22 rounds" in warned[-1]
 
 
 def test_the_folder(tiny, tmp_path):
@@ -239,7 +245,7 @@ def test_the_folder(tiny, tmp_path):
 
 def test_what_is_not_finite_is_null(tiny, tmp_path):
     work = {"rate": 1e38, "steps": 2, "batch_size": 4}
-    tiny["algorithm"] |= {"name": "finetune", "tune": work}
+    tiny["algorithm"] |= {"name": "finetune", "finetune": work}
     tiny["run"]["rounds"] = 2
     tiny["measure"] |= {"local": 2, "splits": ["test"], "metrics": ["loss"]}
     summary = run_config(check(tiny, "here"), tmp_path / "out")
@@ -264,7 +270,7 @@ def test_stopped_and_gone_on_is_the_same_run(store, tiny, tmp_path, monkeypatch)
     monkeypatch.setattr(early_stopping, "MOST", 1)
     tiny["algorithm"]["name"] = "scaffold"
     tiny["run"] |= {"store": store, "dropout": 0.2}
-    # How long training alone takes is tried the same way whatever the store.
+    # How long training alone takes is tried alike whatever the store.
     tiny["measure"] |= {"local": True if store == "disk" else 2, "metrics": ["loss"]}
     config = check(tiny, "here")
     run_config(config, tmp_path / "whole")

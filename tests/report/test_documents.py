@@ -11,8 +11,8 @@ import pytest
 
 from fedblend.config.config import check
 from fedblend.config.privacy import Privacy
-from fedblend.config.registry import ALGORITHMS
 from fedblend.config.schema import local_work, tables
+from fedblend.config.schema.algorithm import OPTIONS
 
 HOME = Path(__file__).parents[2]
 
@@ -40,8 +40,7 @@ def classes() -> dict[str, type]:
     data = get_args(get_args(tables.AnyData)[0])
     rules = [get_args(one)[0] for one in get_args(get_args(local_work.Rule)[0])]
     schedules = get_args(get_args(local_work.Schedule)[0])
-    options = [entry.options for entry in ALGORITHMS.values()]
-    every = [*data, *rules, *schedules, *options]
+    every = [*data, *rules, *schedules, *OPTIONS.values()]
     every += [tables.Run, tables.Measure, Privacy]
     models = get_args(get_args(tables.AnyModel)[0])
     found = {kind.__name__: kind for kind in [*every, *models]}
@@ -50,7 +49,8 @@ def classes() -> dict[str, type]:
 
 @pytest.mark.parametrize("name", sorted(classes()))
 def test_every_key_is_in_the_list(name):
-    text = (HOME / "docs" / "config.md").read_text(encoding="utf-8")
+    pages = [HOME / "docs" / page for page in ("config.md", "algorithms.md")]
+    text = "".join(page.read_text(encoding="utf-8") for page in pages)
     for key in classes()[name].model_fields:  # pyright: ignore
         # alpha is known to every algorithm, to refuse it where it means nothing.
         assert key == "alpha" or f"`{key}`" in text, key

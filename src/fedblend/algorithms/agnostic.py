@@ -34,6 +34,7 @@ from fedblend.checks import COUNT, NOT_NEGATIVE, gate
 from fedblend.core import Algorithm, ClientId, Loss, Up
 from fedblend.local import WORK, Work
 from fedblend.losses import objective
+from fedblend.registry import algorithm
 from fedblend.shards import draw, everything
 
 
@@ -50,6 +51,7 @@ def onto_simplex(vector: jax.Array) -> jax.Array:
     return jnp.maximum(vector - shift, 0)
 
 
+@algorithm(sends=("update", "losses"))
 @gate(**WORK, clients=COUNT, q_rate=NOT_NEGATIVE)
 def agnostic(
     loss: Loss,

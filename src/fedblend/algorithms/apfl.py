@@ -39,11 +39,12 @@ from fedblend import keys, mixing, trees
 from fedblend.algorithms.apfl_alpha import HAND_BACK, RULES, Learn, Learning
 from fedblend.algorithms.apfl_steps import Gradients, Variables, local_steps
 from fedblend.algorithms.fedavg import fedavg
-from fedblend.checks import FLAG, FUNCTION, ByClient, gate
+from fedblend.checks import FLAG, ByClient, gate
 from fedblend.core import Algorithm, Batch, Loss, PyTree, Up
 from fedblend.local import WORK, Optimizer, Work, step_sum_of
 from fedblend.losses import gradient, objective
-from fedblend.mixing import Mixing
+from fedblend.mixing import MIXING, Mixing
+from fedblend.registry import STEP_BY_STEP, algorithm
 from fedblend.shards import per_client
 from fedblend.solvers import Solver
 
@@ -69,7 +70,8 @@ def gradients(loss: Loss, mix: Mixing = mixing.parameters) -> Gradients:
     return at
 
 
-@gate(**WORK, **RULES, hand_back=HAND_BACK, fresh=FLAG, mix=FUNCTION, aggregated=FLAG)
+@algorithm(new_client=STEP_BY_STEP._replace(options={"aggregated": True}))
+@gate(**WORK, **RULES, hand_back=HAND_BACK, fresh=FLAG, mix=MIXING, aggregated=FLAG)
 def apfl(
     loss: Loss,
     work: Work,

@@ -32,8 +32,10 @@ from fedblend.algorithms.apfl_alpha import RULES, Learn
 from fedblend.checks import COUNT, NOT_NEGATIVE, ByClient, gate
 from fedblend.core import Algorithm, Loss
 from fedblend.local import WORK, Optimizer, Work
+from fedblend.registry import STEP_BY_STEP, algorithm
 
 
+@algorithm(sends=("update", "losses"), new_client=STEP_BY_STEP._replace(build=apfl))
 @gate(**WORK, **RULES, clients=COUNT, q_rate=NOT_NEGATIVE)
 def apfl_agnostic(
     loss: Loss,

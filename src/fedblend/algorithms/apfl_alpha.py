@@ -54,10 +54,13 @@ class Learning(NamedTuple):
     def checked(self) -> "Learning":
         """These choices, unless one has no meaning beside the others."""
         if self.held_out and self.learn == "fixed":
-            allowed = "0 with learn = 'fixed', where nothing learns on those rows"
+            allowed = "allowed with learn = 'fixed', where nothing learns on those rows"
             raise UserError("apfl: held_out", self.held_out, allowed)
+        if self.alpha_rate is not None and self.learn == "fixed":
+            allowed = "allowed with learn = 'fixed', where alpha does not move"
+            raise UserError("apfl: alpha_rate", self.alpha_rate, allowed)
         if self.hand_back is not None and not self.held_out:
-            allowed = "None, without held_out rows"
+            allowed = "allowed without held_out rows"
             raise UserError("apfl: hand_back", self.hand_back, allowed)
         return self
 

@@ -33,6 +33,7 @@ from fedblend.checks import ALGORITHM, NOT_NEGATIVE, ByClient, by_client, gate
 from fedblend.core import Algorithm, Loss, PyTree
 from fedblend.local import WORK, Work, descend
 from fedblend.losses import gradient
+from fedblend.registry import algorithm
 from fedblend.shards import per_client
 
 
@@ -43,6 +44,7 @@ class DittoClient(NamedTuple):
     inner: PyTree
 
 
+@algorithm(keys={"work": "personal"})
 @gate(**WORK, algorithm=ALGORITHM, lam=by_client(NOT_NEGATIVE))
 def ditto(
     algorithm: Algorithm,

@@ -25,8 +25,10 @@ from fedblend.checks import gate
 from fedblend.core import Algorithm, Loss, Up, from_params, no_state
 from fedblend.local import WORK, Work, descend, step_sum_of
 from fedblend.losses import gradient
+from fedblend.registry import algorithm
 
 
+@algorithm()
 @gate(**WORK)
 def fedavg(loss: Loss, work: Work) -> Algorithm:
     """Local steps at every client, averaged.

@@ -27,6 +27,7 @@ from fedblend.algorithms.fedavg import fedavg
 from fedblend.checks import gate
 from fedblend.core import Algorithm, Loss, PyTree
 from fedblend.local import OPTIMIZER, WORK, Work, resolve
+from fedblend.registry import algorithm
 
 
 class FedOptServer(NamedTuple):
@@ -35,6 +36,7 @@ class FedOptServer(NamedTuple):
     optimizer: PyTree
 
 
+@algorithm(keys={"server_optimizer": "server"})
 @gate(**WORK, server_optimizer=OPTIMIZER)
 def fedopt(
     loss: Loss,

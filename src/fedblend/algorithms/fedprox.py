@@ -24,8 +24,10 @@ from fedblend.checks import NOT_NEGATIVE, gate
 from fedblend.core import Algorithm, Loss, Up
 from fedblend.local import WORK, Work, descend
 from fedblend.losses import gradient
+from fedblend.registry import algorithm
 
 
+@algorithm()
 @gate(**WORK, mu=NOT_NEGATIVE)
 def fedprox(
     loss: Loss,

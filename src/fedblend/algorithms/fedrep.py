@@ -22,16 +22,17 @@ Reference: Collins, Hassani, Mokhtari, Shakkottai, "Exploiting shared representa
 for personalized federated learning", ICML 2021, arXiv:2102.07078.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import jax
 
 from fedblend import keys, trees
-from fedblend.checks import FUNCTION, gate
+from fedblend.checks import PATHS, gate
 from fedblend.core import Algorithm, Loss, Needs, PyTree, Up, from_params
 from fedblend.local import STEPS, WORK, Steps, Work, descend
 from fedblend.losses import objective
+from fedblend.registry import NewClient, algorithm
 
 
 class FedRepClient(NamedTuple):
@@ -40,12 +41,13 @@ class FedRepClient(NamedTuple):
     head: PyTree
 
 
-@gate(**WORK, head=FUNCTION, head_steps=STEPS)
+@algorithm(keeps="head", new_client=NewClient(steps="head_steps"))
+@gate(**WORK, head=PATHS, head_steps=STEPS)
 def fedrep(
     loss: Loss,
     work: Work,
     *,
-    head: Callable[[str], bool],
+    head: Callable[[str], bool] | Sequence[str],
     head_steps: Steps,
 ) -> Algorithm:
     """A shared body and personal heads, trained in turn.
@@ -53,7 +55,8 @@ def fedrep(
     Args:
         loss: ``loss(params, rows) -> losses[rows]``.
         work: local work on the body; its optimizer and batch size also serve the head.
-        head: whether the parameter of a path, such as "last/weight", is in the head.
+        head: names of the parts of the model that are the head, such as ["last"]; or
+            a function of a path, such as "last/weight".
         head_steps: steps of a round on the head, an array over clients, or ``Epochs``.
 
     Example:
@@ -70,13 +73,14 @@ def fedrep(
         >>> sum(leaf.size for leaf in jax.tree.leaves(state))
         27
     """
+    is_head = PATHS("fedrep: head", head)
 
     def part(tree: PyTree, wanted: bool) -> PyTree:
         """The head or the body, None where the other is."""
 
         def pick(path, leaf):
             name = jax.tree_util.keystr(path, simple=True, separator="/")
-            return leaf if head(name) == wanted else None
+            return leaf if is_head(name) == wanted else None
 
         return jax.tree_util.tree_map_with_path(pick, tree)
 

@@ -24,8 +24,10 @@ from fedblend.checks import ALGORITHM, gate
 from fedblend.core import Algorithm, Loss
 from fedblend.local import WORK_OR_NONE, Work, descend
 from fedblend.losses import gradient
+from fedblend.registry import ADAPTS, algorithm
 
 
+@algorithm(keys={"work": "finetune"}, new_client=ADAPTS)
 @gate(**WORK_OR_NONE, algorithm=ALGORITHM)
 def finetune(
     algorithm: Algorithm,

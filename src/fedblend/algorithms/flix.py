@@ -39,9 +39,9 @@ import jax.numpy as jnp
 from fedblend import keys, mixing, trees
 from fedblend.checks import ALPHA, FUNCTION, ByClient, Number, gate, words
 from fedblend.core import Algorithm, Loss, PyTree
-from fedblend.mixing import Mixing
+from fedblend.mixing import MIXING, Mixing
 from fedblend.shards import per_client
-from fedblend.solvers import Solver
+from fedblend.solvers import SOLVER, Solver
 
 
 class FlixClient(NamedTuple):
@@ -53,8 +53,10 @@ class FlixClient(NamedTuple):
 
 
 @gate(
-    **dict.fromkeys(("loss", "method", "local", "mix"), FUNCTION),
+    **dict.fromkeys(("loss", "method"), FUNCTION),
     alpha=ALPHA,
+    local=SOLVER,
+    mix=MIXING,
     smooth=Number(least=0, clients=True),
     average=words("minimizer", "stationary"),
 )

@@ -37,9 +37,11 @@ from fedblend.checks import gate
 from fedblend.core import Algorithm, Loss, Up
 from fedblend.local import OPTIMIZER, WORK_OR_NONE, Work, descend
 from fedblend.losses import gradient
+from fedblend.registry import ADAPTS, algorithm
 from fedblend.shards import draw, everything
 
 
+@algorithm(keys={"server_optimizer": "server"}, new_client=ADAPTS)
 @gate(**WORK_OR_NONE, server_optimizer=OPTIMIZER)
 def fomaml(
     loss: Loss,

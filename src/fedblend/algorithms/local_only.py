@@ -18,6 +18,7 @@ from fedblend.checks import gate
 from fedblend.core import Algorithm, Loss, PyTree, Up, from_params
 from fedblend.local import WORK, Work, descend
 from fedblend.losses import gradient
+from fedblend.registry import NewClient, algorithm
 
 
 class LocalClient(NamedTuple):
@@ -26,6 +27,7 @@ class LocalClient(NamedTuple):
     personal: PyTree
 
 
+@algorithm(sends=(), new_client=NewClient(whole_run=True))
 @gate(**WORK)
 def local_only(loss: Loss, work: Work) -> Algorithm:
     """Every client on its own.

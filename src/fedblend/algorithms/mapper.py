@@ -31,12 +31,13 @@ import jax.numpy as jnp
 
 from fedblend import keys, mixing, trees
 from fedblend.algorithms.fedavg import fedavg
-from fedblend.checks import ALPHA, FUNCTION, PART, WHOLE, ByClient, gate
+from fedblend.checks import ALPHA, PART, WHOLE, ByClient, gate
 from fedblend.core import Algorithm, Loss, PyTree, Up
 from fedblend.errors import UserError
 from fedblend.local import WORK, Work, descend
 from fedblend.losses import objective
-from fedblend.mixing import Mixing
+from fedblend.mixing import MIXING, Mixing
+from fedblend.registry import algorithm
 from fedblend.shards import everything, part, per_client
 
 
@@ -47,7 +48,8 @@ class MapperClient(NamedTuple):
     alpha: jax.Array
 
 
-@gate(**WORK, alpha=ALPHA, grid=WHOLE, held_out=PART, mix=FUNCTION)
+@algorithm()
+@gate(**WORK, alpha=ALPHA, grid=WHOLE, held_out=PART, mix=MIXING)
 def mapper(
     loss: Loss,
     work: Work,

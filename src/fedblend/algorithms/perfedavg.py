@@ -39,6 +39,7 @@ from fedblend.checks import NOT_NEGATIVE, POSITIVE, WHOLE, gate, words
 from fedblend.core import Algorithm, Loss, Up
 from fedblend.local import WORK, Work, descend
 from fedblend.losses import gradient
+from fedblend.registry import ADAPTS, algorithm
 
 
 def _exact(mean_gradient, params, vector, delta):
@@ -64,6 +65,7 @@ _PRODUCTS = {"exact": _exact, "differences": _differences, "none": _none}
 HESSIAN = words(*_PRODUCTS)
 
 
+@algorithm(new_client=ADAPTS._replace(steps="adapt_steps", rate="inner_rate"))
 @gate(
     **WORK, inner_rate=NOT_NEGATIVE, hessian=HESSIAN, delta=POSITIVE, adapt_steps=WHOLE
 )

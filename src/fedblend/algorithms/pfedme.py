@@ -35,11 +35,14 @@ import jax
 import optax
 
 from fedblend import trees
+from fedblend.algorithms.ditto import ditto
+from fedblend.algorithms.fedavg import fedavg
 from fedblend.algorithms.fedopt import fedopt
 from fedblend.checks import COUNT, POSITIVE, gate
 from fedblend.core import Algorithm, Loss, PyTree, Up
 from fedblend.local import WORK, Work, descend, planned, resolve
 from fedblend.losses import objective
+from fedblend.registry import NewClient, algorithm
 
 
 class PFedMeClient(NamedTuple):
@@ -48,6 +51,15 @@ class PFedMeClient(NamedTuple):
     personal: PyTree
 
 
+def near(
+    loss: Loss, work: Work, *, lam: float, inner_rate: float, inner_steps: int
+) -> Algorithm:
+    """What a new client runs: with a shared model that stands still, Ditto's steps."""
+    own = Work(inner_rate, inner_steps, work.batch_size)
+    return ditto(fedavg(loss, work), loss, own, lam=lam)
+
+
+@algorithm(new_client=NewClient(steps="inner_steps", rate="inner_rate", build=near))
 @gate(
     **WORK, lam=POSITIVE, inner_rate=POSITIVE, inner_steps=COUNT, server_rate=POSITIVE
 )

@@ -34,8 +34,10 @@ from fedblend.algorithms.finetune import finetune
 from fedblend.checks import gate
 from fedblend.core import Algorithm, Loss
 from fedblend.local import OPTIMIZER, WORK, Work
+from fedblend.registry import ADAPTS, algorithm
 
 
+@algorithm(keys={"server_optimizer": "server"}, new_client=ADAPTS)
 @gate(**WORK, server_optimizer=OPTIMIZER)
 def reptile(
     loss: Loss,

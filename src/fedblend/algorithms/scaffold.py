@@ -27,6 +27,7 @@ from fedblend.checks import POSITIVE, gate
 from fedblend.core import Algorithm, Loss, Needs, PyTree, Up
 from fedblend.local import WORK, Work, descend
 from fedblend.losses import gradient
+from fedblend.registry import algorithm
 
 
 class ScaffoldClient(NamedTuple):
@@ -35,6 +36,7 @@ class ScaffoldClient(NamedTuple):
     control: PyTree
 
 
+@algorithm(sends=("update", "gradients"))
 @gate(**WORK, server_rate=POSITIVE)
 def scaffold(
     loss: Loss,

@@ -35,6 +35,7 @@ from fedblend.checks import Number, gate
 from fedblend.core import Algorithm, Loss, PyTree, Up
 from fedblend.local import WORK, Work, descend
 from fedblend.losses import gradient
+from fedblend.registry import algorithm
 from fedblend.shards import everything
 
 
@@ -45,6 +46,7 @@ class SvrgClient(NamedTuple):
     mean_gradient: PyTree
 
 
+@algorithm()
 @gate(**WORK, refresh=Number(above=0, most=1))
 def svrg(
     loss: Loss,

@@ -17,12 +17,13 @@ class Kind(StrEnum):
     algorithms = "algorithms"
     datasets = "datasets"
     models = "models"
+    transforms = "transforms"
 
 
 def list_(
     kind: Annotated[Kind, typer.Argument(help="What to list.", show_choices=True)],
 ) -> None:
-    """List the algorithms, datasets or models that a configuration can name.
+    """List the algorithms, datasets, models or transforms.
 
     [bold]Examples[/bold]
 
@@ -34,6 +35,8 @@ def list_(
         _algorithms()
     elif kind is Kind.models:
         _models()
+    elif kind is Kind.transforms:
+        _transforms()
     else:
         from fedblend.cli.data import list_ as list_datasets
 
@@ -41,19 +44,31 @@ def list_(
 
 
 def _algorithms() -> None:
-    from fedblend.config.registry import ALGORITHMS, Options
+    from fedblend.config.schema.algorithm import OPTIONS, Options
 
-    made = screen.table("name", "what it is", "own options", "published")
+    made = screen.table(
+        "name", "what it is", "own options", "a client sends", "published"
+    )
     common = Options.model_fields
-    for name, entry in ALGORITHMS.items():
-        own = [key for key in entry.options.model_fields if key not in common]
-        own = ", ".join(key for key in own if key != "name")
-        published = entry.reference.rpartition('",')[2].strip(" .")
-        made.add_row(name, entry.description, own, published)
+    for name, options in OPTIONS.items():
+        entry = options.entry
+        own = ["alpha"] if "alpha" in entry.parameters else []
+        own = ", ".join([*own, *(k for k in options.model_fields if k not in common)])
+        sends = ", ".join(entry.sends) or "nothing"
+        made.add_row(name, entry.summary, own, sends, entry.published)
     console = screen.console()
     console.print(made)
-    shared = ", ".join(key for key in common if key != "alpha")
+    shared = ", ".join(key for key in common if key not in ("name", "alpha"))
     console.print(f"options of all: {shared}", soft_wrap=True)
+
+
+def _transforms() -> None:
+    from fedblend.registry import TRANSFORMS
+
+    made = screen.table("name", "what it is", "published")
+    for name, entry in TRANSFORMS.items():
+        made.add_row(name, entry.summary, entry.published)
+    screen.console().print(made)
 
 
 def _models() -> None:
@@ -67,7 +82,7 @@ def _models() -> None:
             for key, default in info.options.items()
             if key != "dtype"
         ]
-        made.add_row(name, info.description, ", ".join(options))
+        made.add_row(name, info.summary, ", ".join(options))
     screen.console().print(made)
 
 

@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 
 from fedblend import keys, trees
-from fedblend.checks import Lengths, a
+from fedblend.checks import Instance, Lengths
 from fedblend.core import Key, PyTree, Shard, SharedKey
 
 
@@ -47,7 +47,7 @@ class Compressor(NamedTuple):
     """Of its settings that are arrays over clients; see ``checks``."""
 
 
-COMPRESSOR = a(Compressor, "a Compressor")
+COMPRESSOR = Instance(Compressor, "a Compressor")
 
 
 @partial(

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from fedblend import models, trees
+from fedblend.algorithms.local_only import local_only
 from fedblend.config import central, populations, privacy
 from fedblend.config.compress import compressed
 from fedblend.config.config import Config
@@ -23,8 +24,7 @@ from fedblend.config.data import (
     warnings,
 )
 from fedblend.config.fedselect import selected
-from fedblend.config.registry import ALGORITHMS, local_only
-from fedblend.config.schema.table import ConfigError
+from fedblend.config.schema.table import ConfigError, check_lists
 from fedblend.config.splits import BySplit, by_constants
 from fedblend.config.tasks import loss_name, losses_of, measures_of, model_of
 from fedblend.core import Algorithm, Key, Loss
@@ -163,42 +163,25 @@ def method(
     model = model_of(config, task, name)
     plain, loss = losses_of(config, name, model.apply)
     options = config.algorithm
-    _check_lists(options, clients)
-    chosen = getattr(options, "name")  # noqa: B009
+    check_lists("algorithm", options, clients)
+    chosen = options.name
     alone = config.measure.local and chosen != "local_only"
     params = jax.eval_shape(model.init, jax.random.key(0))
-    entry = ALGORITHMS[chosen]
-    known = constants(name) if entry.constants else None
+    known = constants(name) if "smooth" in options.entry.parameters else None
     options, own = with_rates(config, known, trees.size(params))
-    algorithm = entry.make(loss, options, known, clients)
+    algorithm = options.build(loss, known, clients)
     algorithm = privacy.private(config.privacy, algorithm, chosen, cohort)
     guarded = config.privacy is not None
     algorithm = central.mixed(config.central, algorithm, chosen, loss, guarded)
-    said = trees.size(config.algorithm.said(params))
+    sent = trees.size(options.sent(params))
     return Method(
         model,
         loss,
-        compressed(config.compress, algorithm, chosen, said, clients),
-        local_only(loss, own) if alone else None,
+        compressed(config.compress, algorithm, chosen, sent, clients),
+        local_only(loss, own.work()) if alone else None,
         measures_of(config, task, plain, model.apply),
         known,
     )
-
-
-def _check_lists(options: Any, clients: int) -> None:
-    tune, personal = (getattr(options, name, None) for name in ("tune", "personal"))
-    for where, values in (
-        ("algorithm.steps", options.steps),
-        ("algorithm.alpha", options.alpha),
-        ("algorithm.lam", getattr(options, "lam", None)),
-        ("algorithm.tune.steps", getattr(tune, "steps", None)),
-        ("algorithm.personal.steps", getattr(personal, "steps", None)),
-    ):
-        if isinstance(values, list) and len(values) != clients:
-            raise ConfigError(
-                f"{where}: {len(values)} numbers for {clients} clients; give one for "
-                "each, or a single one"
-            )
 
 
 def _settings(config: Config, measures: Mapping[str, Metric]) -> dict[str, Any]:

@@ -22,6 +22,8 @@ from fedblend.config.schema.table import (
     Count,
     Fraction,
     Index,
+    Inside,
+    Misfit,
     NotNegative,
     Positive,
     Table,
@@ -33,7 +35,6 @@ from fedblend.data.federated import FederatedData, federate
 from fedblend.data.readers.read import Task, read_new_rows, task_of
 from fedblend.transforms.mixed_fl.central_loss import of_parameters, on_rows
 
-Inside = Annotated[float, Field(gt=0, lt=1)]
 STRENGTH = 1e-3
 """Of a penalty, if none is given."""
 _OF_ROWS = ("classes", "share", "file", "target", "test", "batch_size")
@@ -68,10 +69,10 @@ class Central(Table):
     @model_validator(mode="after")
     def _penalty_or_rows(self) -> "Central":
         if self.penalty is None and self.strength is not None:
-            raise ValueError("strength: goes with penalty")
+            raise Misfit("strength", "goes with penalty")
         for name in _OF_ROWS:
             if self.penalty is not None and self._says(name):
-                raise ValueError(f"{name}: is for rows, and a penalty needs none")
+                raise Misfit(name, "is for rows, and a penalty needs none")
         return self
 
     @model_validator(mode="after")
@@ -80,15 +81,15 @@ class Central(Table):
         rows = self.penalty is None
         if rows and sum(origin is not None for origin in origins) != 1:
             what = "several are given" if any(origins) else "is missing"
-            raise ValueError(f"classes, share or file: {what}; exactly one is needed")
+            raise Misfit("classes, share or file", f"{what}; exactly one is needed")
         if self.target is not None and self.file is None:
-            raise ValueError("target: goes with file")
+            raise Misfit("target", "goes with file")
         if self.how == "one_way":
             for name in ("steps", "rate", "merge", "upload"):
                 if self._says(name):
-                    raise ValueError(f'{name}: goes with central steps, not "one_way"')
+                    raise Misfit(name, 'goes with central steps, not "one_way"')
         if self.how == "parallel" and self.upload:
-            raise ValueError('upload: goes with how = "two_way"')
+            raise Misfit("upload", 'goes with how = "two_way"')
         return self
 
 

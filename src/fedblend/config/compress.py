@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The table ``[compress]``: how clients' answers are compressed."""
 
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 from pydantic import Field, model_validator
@@ -10,40 +11,40 @@ from pydantic import Field, model_validator
 from fedblend import compress, transforms
 from fedblend.compress import Compressor
 from fedblend.config.errors import named_by_key
-from fedblend.config.schema.table import ConfigError, Count, Positive, Table
+from fedblend.config.schema.table import (
+    ConfigError,
+    Misfit,
+    Positive,
+    Table,
+    arguments,
+    check_lists,
+    one_of,
+    table_of,
+)
 from fedblend.core import Algorithm
 from fedblend.transforms.diana import check_rate
 
-
-class RandK(Table):
-    """Entries chosen at random."""
-
-    name: Literal["rand_k"]
-    k: Count | Annotated[list[Count], Field(min_length=1)]
-    places: Literal["shared", "seed", "sent"] = "shared"
+COMPRESSORS = ("dithering", "identity", "int8", "natural", "rand_k", "sign", "top_k")
+"""Those of ``fedblend.compress``; options as of the function."""
 
 
-class TopK(Table):
-    """The largest entries."""
+class CompressorTable(Table):
+    """A compressor by name."""
 
-    name: Literal["top_k"]
-    k: Count | Annotated[list[Count], Field(min_length=1)]
+    name: str
 
-
-class Dithering(Table):
-    """Entries rounded at random to levels of the norm."""
-
-    name: Literal["dithering"]
-    levels: Annotated[int, Field(ge=1, le=2**24)]
+    def make(self, facts: Mapping[str, Any]) -> Compressor:
+        """The compressor."""
+        build = getattr(compress, self.name)
+        return build(**arguments(build, self, facts))
 
 
-class Plain(Table):
-    """Compressors that have no options."""
-
-    name: Literal["identity", "natural", "int8", "sign"]
-
-
-AnyCompressor = Annotated[RandK | TopK | Dithering | Plain, Field(discriminator="name")]
+if TYPE_CHECKING:
+    AnyCompressor = CompressorTable
+else:
+    AnyCompressor = one_of(
+        table_of(getattr(compress, name), name, CompressorTable) for name in COMPRESSORS
+    )
 
 
 class Compress(Table):
@@ -59,13 +60,13 @@ class Compress(Table):
         name = self.compressor.name
         if self.how != "diana" and (self.rate is not None or self.start != "zero"):
             key = "rate" if self.rate is not None else "start"
-            raise ValueError(f'{key}: goes with how = "diana", not with "{self.how}"')
+            raise Misfit(key, f'goes with how = "diana", not with "{self.how}"')
         if self.how == "diana" and name in ("top_k", "sign"):
-            raise ValueError(f'how: "diana" needs an unbiased compressor, not {name}')
+            raise Misfit("how", f'"diana" needs an unbiased compressor, not {name}')
         if self.how == "ef21" and name == "rand_k":
-            raise ValueError('how: "ef21" needs one that contracts, not rand_k')
+            raise Misfit("how", '"ef21" needs one that contracts, not rand_k')
         if self.rate is not None and np.max(self.rate) > 1:
-            raise ValueError(f"rate: {self.rate} is not between 0 and 1")
+            raise Misfit("rate", f"{self.rate} is not between 0 and 1")
         return self
 
 
@@ -82,9 +83,8 @@ def compressed(
     if name == "local_only":
         raise ConfigError("compress: local_only sends nothing that could be compressed")
     chosen = table.compressor
-    _check_list("compress.compressor.k", getattr(chosen, "k", None), clients)
-    _check_list("compress.rate", table.rate, clients)
-    made = compressor(chosen)
+    check_lists("compress", table, clients)
+    made = chosen.make({})
     most = np.max(getattr(chosen, "k", 1))
     if most > dim:
         raise ConfigError(
@@ -104,19 +104,3 @@ def compressed(
     with named_by_key(rate="compress.rate"):
         check_rate(rate, made.omega(dim))
     return transforms.diana(algorithm, made, rate=rate, start=table.start)
-
-
-def compressor(chosen: Any) -> Compressor:
-    """The compressor that a table ``compressor`` describes."""
-    options = chosen.model_dump(exclude={"name"})
-    if isinstance(options.get("k"), list):
-        options["k"] = np.asarray(options["k"])
-    return getattr(compress, chosen.name)(**options)
-
-
-def _check_list(where: str, values: Any, clients: int) -> None:
-    if isinstance(values, list) and len(values) != clients:
-        raise ConfigError(
-            f"{where}: {len(values)} numbers for {clients} clients; give one for each, "
-            "or a single one"
-        )

@@ -21,8 +21,8 @@ from fedblend.config.fedselect import Select, check_tables
 from fedblend.config.populations import Populations
 from fedblend.config.populations import check as check_populations
 from fedblend.config.privacy import Privacy
-from fedblend.config.registry import AnyOptions
-from fedblend.config.schema.table import ConfigError, Table
+from fedblend.config.schema.algorithm import AnyOptions
+from fedblend.config.schema.table import ConfigError, Misfit, Table
 from fedblend.config.schema.tables import (
     AnyData,
     AnyModel,
@@ -35,6 +35,8 @@ from fedblend.config.schema.tables import (
 
 VERSION = 1
 """The newest layout of the file that this version reads."""
+RENAMED = {("algorithm", "tune"): "algorithm.finetune"}
+"""Keys of earlier versions, with their names of today."""
 
 __all__ = ["VERSION", "Config", "ConfigError", "check", "difference", "dump", "load"]
 
@@ -61,7 +63,7 @@ class Config(Table):
         if self.populations is not None:
             check_populations(self.populations, self.run.cohort)
         if self.run.epoch is not None and isinstance(self.data, Nodes):
-            raise ValueError("run.epoch: is not for a federation, which draws anew")
+            raise Misfit("run.epoch", "is not for a federation, which draws anew")
         return self
 
     @model_validator(mode="after")
@@ -92,10 +94,13 @@ def check(content: dict[str, Any], where: str, folder: Path = Path()) -> Config:
         )
     if version is None:
         raise ConfigError(f"{where}: version: is missing; write version = {VERSION}")
+    for (name, key), now in RENAMED.items():
+        if isinstance(content.get(name), dict) and key in content[name]:
+            raise ConfigError(f"{where}: {name}.{key}: this key is now {now}")
     try:
         return Config.model_validate(_anchored(content, folder))
     except ValidationError as error:
-        raise ConfigError(f"{where}: {complaint(error, content, Config)}") from None
+        raise ConfigError(f"{where}: {complaint(error, content)}") from None
 
 
 def _anchored(content: dict[str, Any], folder: Path) -> dict[str, Any]:
@@ -120,8 +125,8 @@ def dump(config: Config) -> str:
 
 def _tidy(table: dict[str, Any]) -> dict[str, Any]:
     """The name first, and no empty tables."""
-    names = [key for key in ("version", "name", "source", "file") if key in table]
-    keys = dict.fromkeys([*names, *table])
+    first = ("version", "name", "source", "file", "solver")
+    keys = dict.fromkeys([*(key for key in first if key in table), *table])
     return {
         key: _tidy(table[key]) if isinstance(table[key], dict) else table[key]
         for key in keys

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from fedblend.config.compress import Compress, compressor
+from fedblend.config.compress import Compress
 from fedblend.config.config import Config
 from fedblend.config.schema.table import ConfigError
 from fedblend.config.schema.tables import ModelChoice
@@ -97,7 +97,7 @@ def solver(table: Compress | None, dim: int, clients: int) -> Solver:
     """
     if table is None:
         return DGD
-    chosen = compressor(table.compressor)
+    chosen = table.compressor.make({})
     if table.how == "ef21" or chosen.omega is None:
         what = "ef21" if table.how == "ef21" else f"{chosen.name}, which is biased"
         key = "how" if table.how == "ef21" else "compressor"

@@ -10,9 +10,8 @@ from typing import Any
 import numpy as np
 
 from fedblend.config.schema import tables
-from fedblend.config.schema.table import ConfigError
+from fedblend.config.schema.table import ConfigError, arguments
 from fedblend.data import datasets
-from fedblend.data import partition as partitioners
 from fedblend.data.dataset import DataError, Dataset, index_like, wild_scales
 from fedblend.data.federated import FederatedData, one_class_clients
 from fedblend.data.partition.partition import Partition, federate_dataset
@@ -40,26 +39,12 @@ def load_dataset(data: tables.Data) -> Dataset:
 
 def share_out(data: tables.Data, dataset: Dataset) -> Partition:
     """The rows of every client, as ``[data]`` asks for them."""
-    labels, seed = dataset.rows[1], data.seed
-    if isinstance(data, tables.Iid):
-        return partitioners.iid(len(labels), data.clients, seed)
-    if isinstance(data, tables.Contiguous):
-        return partitioners.contiguous(len(labels), data.clients)
-    if isinstance(data, tables.ClassesPerClient):
-        return partitioners.classes_per_client(labels, data.clients, data.classes, seed)
-    if isinstance(data, tables.ClassPairs):
-        pairs: Any = data.pairs
-        return partitioners.class_pairs(labels, data.clients, seed, pairs)
-    if isinstance(data, tables.Dirichlet):
-        return partitioners.dirichlet(
-            labels, data.clients, data.concentration, seed, data.minimum
-        )
-    if isinstance(data, tables.Shards):
-        return partitioners.shards(labels, data.clients, data.per_client, seed)
-    if isinstance(data, tables.ByKey):
-        return partitioners.by_key(dataset.keys, data.minimum)
-    assert isinstance(data, tables.Stored)
-    return Partition.load(data.path)
+    if isinstance(data, tables.Stored):
+        return Partition.load(data.path)
+    labels = dataset.rows[1]
+    facts = {"rows": len(labels), "labels": labels, "keys": dataset.keys}
+    share = tables.PARTITIONS[data.partition]
+    return share(**arguments(share, data, facts))
 
 
 def splits_of(data: tables.Data, seed: int | list[int]) -> list[int]:
@@ -115,10 +100,10 @@ def warnings(
     if inputs is None or not dataset.columns:
         yield from index_like(dataset)
     yield from wild_scales(dataset)
-    lonely = one_class_clients(federated_data)
-    if lonely:
-        name = federated_data.name(lonely[0])
+    single = one_class_clients(federated_data)
+    if single:
+        name = federated_data.name(single[0])
         yield (
-            f"{len(lonely)} of {federated_data.clients} clients have training rows of "
+            f"{len(single)} of {federated_data.clients} clients have training rows of "
             f"one class only (the first is {name!r}); alone they cannot learn another"
         )

@@ -3,14 +3,13 @@
 """What is wrong with a configuration, in one line: key, value, and what is allowed."""
 
 import contextlib
-import difflib
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, get_args
+from typing import Any
 
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from fedblend.config.schema.table import ConfigError, visible
+from fedblend.config.schema.table import ConfigError, Misfit, hint, visible
 from fedblend.config.schema.tables import Run
 from fedblend.config.toml import literal, quoted
 
@@ -25,12 +24,6 @@ _TYPES = {
     "dict_type": "a table",
     "model_type": "a table",
     "model_attributes_type": "a table",
-}
-_LIMITS = {
-    "greater_than": ("above", "gt"),
-    "greater_than_equal": ("at least", "ge"),
-    "less_than": ("below", "lt"),
-    "less_than_equal": ("at most", "le"),
 }
 _KEYS = {
     **{name: f"run.{name}" for name in Run.model_fields},
@@ -62,23 +55,20 @@ def named_by_key(**others: str) -> Iterator[None]:
         raise ConfigError(f"{known[name]}: {rest}") from None
 
 
-def complaint(error: ValidationError, raw: Any, model: type[BaseModel]) -> str:
+def complaint(error: ValidationError, raw: Any) -> str:
     """The first problem that a validation found in the raw content."""
-    return visible(_first(error, raw, model))
+    return visible(_first(error, raw))
 
 
-def _first(error: ValidationError, raw: Any, model: type[BaseModel]) -> str:
+def _first(error: ValidationError, raw: Any) -> str:
     details = error.errors(include_url=False)
     first = details[0]
     key = _key(first, raw)
-    if first["type"] == "extra_forbidden":
-        hint = _hint(str(first["loc"][-1]), _known(first, model))
-        return f"{'.'.join(key)}: unknown key{hint}"
     if first["type"] == "missing":
         return f"{'.'.join(key)}: is missing"
     if first["type"] == "value_error":
-        name, _, rest = str(first.get("ctx", {})["error"]).partition(": ")
-        return f"{'.'.join((*key, name))}: {rest}"
+        misfit: Misfit = first.get("ctx", {})["error"]
+        return f"{'.'.join((*key, misfit.key))}: {misfit.wrong}"
     if first["type"].startswith("union_tag"):
         return _untagged(first, key, raw)
     tried = [one for one in details if _key(one, raw)[: len(key)] == key]
@@ -118,9 +108,6 @@ def _wanted(error: ErrorDetails) -> str:
     kind, context = error["type"], error.get("ctx", {})
     if kind in _TYPES:
         return _TYPES[kind]
-    if kind in _LIMITS:
-        words, limit = _LIMITS[kind]
-        return f"{words} {context[limit]:g}"
     if kind == "range":
         return error["msg"]
     if kind == "literal_error":
@@ -144,40 +131,7 @@ def _untagged(error: ErrorDetails, key: tuple[str, ...], raw: Any) -> str:
     shown = _shown(context["tag"])
     if context["tag"] in _MOVED:
         return f"{'.'.join((*key, name))}: {shown} {_MOVED[context['tag']]}"
-    return f"{'.'.join((*key, name))}: {shown} is unknown{_hint(context['tag'], tags)}"
-
-
-def _hint(word: str, known: Sequence[str]) -> str:
-    near = difflib.get_close_matches(word, known, 1)
-    return f"; did you mean {near[0]!r}?" if near else f"; known are {', '.join(known)}"
-
-
-def _known(error: ErrorDetails, model: type[BaseModel]) -> list[str]:
-    """The keys of the table in which an unknown one stands."""
-    tables = [model]
-    for part in error["loc"][:-1]:
-        named = [table for table in tables if part in _tags(table)]
-        below = [
-            one
-            for table in tables
-            if part in table.model_fields
-            for one in _tables(table.model_fields[str(part)].annotation)
-        ]
-        tables = named or below or tables
-    return list(tables[0].model_fields)
-
-
-def _tags(table: type[BaseModel]) -> tuple[Any, ...]:
-    """The words that choose this table among others."""
-    field = table.model_fields.get("name") or table.model_fields.get("partition")
-    return get_args(field.annotation) if field else ()
-
-
-def _tables(annotation: Any) -> list[type[BaseModel]]:
-    """All tables that an annotation mentions."""
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return [annotation]
-    return [table for part in get_args(annotation) for table in _tables(part)]
+    return f"{'.'.join((*key, name))}: {shown} is unknown; {hint(context['tag'], tags)}"
 
 
 def _shown(value: Any) -> str:

@@ -12,7 +12,7 @@ import numpy as np
 from pydantic import Field
 
 from fedblend import transforms
-from fedblend.config.schema.table import ConfigError, Table
+from fedblend.config.schema.table import ConfigError, Misfit, Table
 from fedblend.core import Algorithm, PyTree
 from fedblend.data.federated import FederatedData
 from fedblend.models.dual_encoder import PAD
@@ -40,17 +40,19 @@ def check_tables(config: "Config") -> None:
     Raises:
         ValueError: one line, with the key first.
     """
-    model = _model(config)
+    model = config.model.name
     if model == "dual_encoder" and not _has_numbers(config):
-        raise ValueError(
-            'model.name: "dual_encoder" reads numbers of movies, as data.source = '
-            '"movielens" has them, or nodes with data.kind = "classes"'
+        raise Misfit(
+            "model.name",
+            '"dual_encoder" reads numbers of movies, as data.source = "movielens" has '
+            'them, or nodes with data.kind = "classes"',
         )
     central = config.central
     if central is not None and central.penalty and model != "dual_encoder":
-        raise ValueError(
-            f'central.penalty: "{central.penalty}" is of the embeddings of '
-            f"dual_encoder, and the model is {model}"
+        raise Misfit(
+            "central.penalty",
+            f'"{central.penalty}" is of the embeddings of dual_encoder, and the model '
+            f"is {model}",
         )
     if config.select is not None:
         _check(config, config.select, model)
@@ -58,28 +60,27 @@ def check_tables(config: "Config") -> None:
 
 def _check(config: "Config", table: Select, model: str) -> None:
     if model not in LOOKED_UP:
-        raise ValueError(
-            f"select: {model} looks no rows up in a table; {', '.join(LOOKED_UP)} does"
-        )
+        known = ", ".join(LOOKED_UP)
+        raise Misfit("select", f"{model} looks no rows up in a table; {known} does")
     for name in table.parameters:
         if name not in LOOKED_UP[model]:
-            raise ValueError(
-                f'select.parameters: "{name}" is no table that {model} looks rows up '
-                f"in; there is {', '.join(LOOKED_UP[model])}"
+            raise Misfit(
+                "select.parameters",
+                f'"{name}" is no table that {model} looks rows up in; there is '
+                f"{', '.join(LOOKED_UP[model])}",
             )
     if config.model.loss not in (None, "hinge"):
-        raise ValueError(
-            f'select: model.loss = "{config.model.loss}" reads the whole table'
-        )
+        loss = config.model.loss
+        raise Misfit("select", f'model.loss = "{loss}" reads the whole table')
     if config.model.l2:
-        raise ValueError(f"select: model.l2 = {config.model.l2} reads the whole table")
+        raise Misfit("select", f"model.l2 = {config.model.l2} reads the whole table")
     if config.compress is not None:
-        raise ValueError("select: does not go with [compress]")
+        raise Misfit("select", "does not go with [compress]")
     if config.privacy is not None:
-        raise ValueError("select: tells the server which rows are whose; no [privacy]")
+        raise Misfit("select", "tells the server which rows are whose; no [privacy]")
     decay = getattr(getattr(config.algorithm, "optimizer", None), "weight_decay", 0)
     if decay:
-        raise ValueError(f"select: weight_decay = {decay} moves rows that nobody uses")
+        raise Misfit("select", f"weight_decay = {decay} moves rows that nobody uses")
 
 
 def selected(
@@ -103,14 +104,14 @@ def tables(config: "Config") -> tuple[dict[str, tuple[str, ...]], int]:
     """Tables with the fields that name their rows; rows that everybody gets."""
     if config.select is None:
         return {}, 0
-    fields = LOOKED_UP[_model(config)]
+    fields = LOOKED_UP[config.model.name]
     rows = {name: fields[name] for name in config.select.parameters}
-    return rows, ALWAYS[_model(config)]
+    return rows, ALWAYS[config.model.name]
 
 
 def reads_numbers(config: "Config") -> bool:
     """Whether the model looks up rows of a table by the inputs."""
-    return _model(config) in LOOKED_UP
+    return config.model.name in LOOKED_UP
 
 
 def rooms(
@@ -163,7 +164,3 @@ def _has_numbers(config: "Config") -> bool:
     data = config.data
     on_nodes = data.partition == "nodes" and data.kind == "classes"
     return on_nodes or data.source == "movielens"
-
-
-def _model(config: "Config") -> str:
-    return getattr(config.model, "name")  # noqa: B009

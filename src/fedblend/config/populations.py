@@ -9,7 +9,7 @@ from typing import Annotated
 import numpy as np
 from pydantic import Field
 
-from fedblend.config.schema.table import ConfigError, Count, Table
+from fedblend.config.schema.table import ConfigError, Count, Misfit, Share, Table
 from fedblend.config.schema.tables import Word
 from fedblend.data.dataset import DataError
 from fedblend.data.federated import FederatedData
@@ -20,7 +20,7 @@ class Population(Table):
     """Which clients belong to it, by their names, and what they weigh together."""
 
     clients: Word | Annotated[list[Word], Field(min_length=1)]
-    weight: Annotated[float, Field(gt=0, le=1)]
+    weight: Share
     cohort: Count | None = None
 
 
@@ -31,11 +31,10 @@ def check(tables: Mapping[str, Population], cohort: int | None) -> None:
     """Refuse tables that do not go together."""
     total = sum(table.weight for table in tables.values())
     if abs(total - 1) > 1e-6:
-        raise ValueError(f"populations: the weights sum to {total:g}, not to 1")
+        raise Misfit("populations", f"the weights sum to {total:g}, not to 1")
     if cohort is not None:
-        raise ValueError(
-            f"run.cohort: {cohort} goes without populations, each has a cohort"
-        )
+        wrong = f"{cohort} goes without populations, each has a cohort"
+        raise Misfit("run.cohort", wrong)
 
 
 def strata(

@@ -2,14 +2,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """The table ``[privacy]``: clipping and noise, and what may be promised of a run."""
 
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import model_validator
 
 from fedblend import transforms
 from fedblend.config.schema.table import (
     ConfigError,
     Count,
+    Inside,
+    Misfit,
     Mixing,
     NotNegative,
     Positive,
@@ -30,7 +32,7 @@ class Privacy(Table):
     clip: Positive
     noise: NotNegative
     tree: Count | None = None
-    delta: Annotated[float, Field(gt=0, lt=1)]
+    delta: Inside
     adjacency: Literal["replace_one", "zero_out"] = "replace_one"
     adaptive: bool = False
     quantile: Mixing | None = None
@@ -41,9 +43,9 @@ class Privacy(Table):
     def _goes_together(self) -> "Privacy":
         for name in _FOLLOWING:
             if not self.adaptive and getattr(self, name) is not None:
-                raise ValueError(f"{name}: goes with adaptive = true")
+                raise Misfit(name, "goes with adaptive = true")
         if self.adaptive and self.tree is not None:
-            raise ValueError("tree: goes without adaptive = true, with one clip")
+            raise Misfit("tree", "goes without adaptive = true, with one clip")
         return self
 
 

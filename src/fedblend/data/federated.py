@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedblend.checks import PART, WHOLE, a, gate
+from fedblend.checks import PART, WHOLE, Instance, gate
 from fedblend.core import PyTree, Shard
 from fedblend.errors import UserError
 
@@ -129,7 +129,7 @@ class FederatedData:
         )
 
 
-FEDERATED_DATA = a(FederatedData, "a FederatedData")
+FEDERATED_DATA = Instance(FederatedData, "a FederatedData")
 
 
 def side_by_side(datasets: Sequence[FederatedData]) -> dict[str, Shards]:

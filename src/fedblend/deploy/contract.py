@@ -19,7 +19,6 @@ from fedblend.config import fedselect, toml
 from fedblend.config.build import Method, method
 from fedblend.config.config import Config, check, dump
 from fedblend.config.constants import has_constants, smoothness, with_rates
-from fedblend.config.registry import ALGORITHMS
 from fedblend.config.schema.table import ConfigError
 from fedblend.config.schema.tables import Nodes
 from fedblend.config.tasks import loss_name, model_of
@@ -132,10 +131,10 @@ def asks_constants(config: Config) -> bool:
 
     With ``[privacy]`` nothing is weighed by what clients say first.
     """
-    chosen = getattr(config.algorithm, "name")  # noqa: B009
     loss = loss_name(config, task_of(config))
     needed = config.privacy is None or in_theory(config)
-    return ALGORITHMS[chosen].constants and has_constants(config.model, loss) and needed
+    asks = "smooth" in config.algorithm.entry.parameters
+    return asks and has_constants(config.model, loss) and needed
 
 
 def in_theory(config: Config) -> bool:

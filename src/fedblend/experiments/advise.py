@@ -25,7 +25,6 @@ from fedblend.config.compress import compressed
 from fedblend.config.config import Config
 from fedblend.config.constants import with_rates
 from fedblend.config.fedselect import selected
-from fedblend.config.registry import ALGORITHMS
 from fedblend.config.schema.table import ConfigError
 from fedblend.core import Algorithm, Batch, PyTree
 from fedblend.losses import gradient
@@ -138,13 +137,13 @@ def choice(
         return bool(gap.mean() <= allowed)
 
     how = next(name for name in METHODS if name in known and alike(name))
-    said = {name: f"{name} ({one.loss.mean():.4g})" for name, one in known.items()}
-    same = [said[name] for name in known if name != how and alike(name)]
-    worse = [said[name] for name in known if not alike(name)]
-    parts = [f"{said[how]} has the least mixed loss"]
+    named = {name: f"{name} ({one.loss.mean():.4g})" for name, one in known.items()}
+    same = [named[name] for name in known if name != how and alike(name)]
+    worse = [named[name] for name in known if not alike(name)]
+    parts = [f"{named[how]} has the least mixed loss"]
     if same:
         parts = [
-            f"{said[how]} cannot be told apart from {', '.join(same)} and is cheaper"
+            f"{named[how]} cannot be told apart from {', '.join(same)} and is cheaper"
         ]
     if worse:
         parts.append(f"{', '.join(worse)} end{'s' if len(worse) == 1 else ''} higher")
@@ -250,12 +249,10 @@ def _algorithm(config: Config, built: Built, how: str, factor: Any) -> Algorithm
         update={"how": how, "rate": None if own is None else factor * own}
     )
     clients = built.federated_data.clients
-    plain = ALGORITHMS[options.name].make(
-        built.loss, options, built.smoothness, clients
-    )
+    plain = options.build(built.loss, built.smoothness, clients)
     plain = central.mixed(table, plain, options.name, built.loss, False)
-    said = trees.size(config.algorithm.said(params))
-    made = compressed(config.compress, plain, options.name, said, clients)
+    sent = trees.size(config.algorithm.sent(params))
+    made = compressed(config.compress, plain, options.name, sent, clients)
     return selected(config, made, built.federated_data)
 
 

@@ -29,7 +29,11 @@ from sklearn.utils.metadata_routing import get_routing_for_object
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from fedblend import algorithms, losses, models, trees
+from fedblend import losses, models, trees
+from fedblend.algorithms.fedavg import fedavg
+from fedblend.algorithms.finetune import finetune
+from fedblend.algorithms.local_only import local_only
+from fedblend.algorithms.scaffold import scaffold
 from fedblend.checks import COUNT, NOT_NEGATIVE, WHOLE, optional
 from fedblend.core import Algorithm, Loss, PyTree, shared_model
 from fedblend.data.federated import federate
@@ -144,12 +148,8 @@ class _Federated(BaseEstimator):
             return cast(Algorithm, self.algorithm(loss))
         work = Work(self.rate, steps=self.steps, batch_size=self.batch_size)
         if self.algorithm == "finetune":
-            return algorithms.finetune(algorithms.fedavg(loss, work), loss, work)
-        builders = {
-            "fedavg": algorithms.fedavg,
-            "local_only": algorithms.local_only,
-            "scaffold": algorithms.scaffold,
-        }
+            return finetune(fedavg(loss, work), loss, work)
+        builders = {"fedavg": fedavg, "local_only": local_only, "scaffold": scaffold}
         if self.algorithm not in list(builders):
             known = f"one of finetune, {', '.join(builders)}"
             raise UserError(

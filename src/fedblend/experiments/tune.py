@@ -19,7 +19,6 @@ from fedblend.config.build import Built, build
 from fedblend.config.compress import compressed
 from fedblend.config.config import Config, dump
 from fedblend.config.errors import named_by_key
-from fedblend.config.registry import ALGORITHMS
 from fedblend.config.schema.table import ConfigError, RunError
 from fedblend.core import Algorithm
 from fedblend.experiments import run_folder
@@ -78,11 +77,10 @@ def _algorithm(config: Config, built: Built, alpha: Any) -> Algorithm:
     options: Any = config.algorithm
     clients = built.federated_data.clients
     changed = options.model_copy(update={"alpha": alpha})
-    entry = ALGORITHMS[options.name]
-    plain = entry.make(built.loss, changed, built.smoothness, clients)
+    plain = changed.build(built.loss, built.smoothness, clients)
     plain = central.mixed(config.central, plain, options.name, built.loss, False)
-    said = trees.size(options.said(jax.eval_shape(built.model.init, built.key)))
-    return compressed(config.compress, plain, options.name, said, clients)
+    sent = trees.size(options.sent(jax.eval_shape(built.model.init, built.key)))
+    return compressed(config.compress, plain, options.name, sent, clients)
 
 
 def _check(config: Config) -> None:

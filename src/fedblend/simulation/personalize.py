@@ -114,7 +114,7 @@ def personalize(
     """
     FEDERATED_DATA("newcomers", newcomers)
     visits = WHOLE("visits", visits)
-    fits(algorithm.needs, newcomers.clients, newcomers=True)
+    fits(algorithm.needs, newcomers.clients, new_clients=True)
     down, metrics = strong(down), as_metrics(measure)
     train = newcomers.train
 

@@ -22,9 +22,11 @@ import jax
 from fedblend import trees
 from fedblend.checks import ALGORITHM, gate
 from fedblend.core import Algorithm, Down
+from fedblend.registry import transform
 from fedblend.transforms.sparse_rows import named
 
 
+@transform()
 @gate(algorithm=ALGORITHM)
 def add_gradient(algorithm: Algorithm, names: Sequence[str]) -> Algorithm:
     """The wrapped algorithm, whose server sends its gradient of these parameters alone.

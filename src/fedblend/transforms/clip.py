@@ -31,6 +31,7 @@ import jax.numpy as jnp
 from fedblend import trees
 from fedblend.checks import ALGORITHM, FRACTION, POSITIVE, gate
 from fedblend.core import Algorithm, PyTree, Up
+from fedblend.registry import transform
 from fedblend.transforms.compose import (
     check_length,
     delta_of,
@@ -39,6 +40,7 @@ from fedblend.transforms.compose import (
 )
 
 
+@transform()
 @gate(algorithm=ALGORITHM, norm=POSITIVE)
 def clip(algorithm: Algorithm, norm: float) -> Algorithm:
     """The wrapped algorithm with updates clipped at a fixed norm.
@@ -57,6 +59,7 @@ def clip(algorithm: Algorithm, norm: float) -> Algorithm:
     return algorithm._replace(client=client)
 
 
+@transform()
 @gate(algorithm=ALGORITHM, norm=POSITIVE, quantile=FRACTION, rate=POSITIVE)
 def adaptive_clip(
     algorithm: Algorithm, norm: float, *, quantile: float = 0.5, rate: float = 0.2

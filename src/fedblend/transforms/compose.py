@@ -4,6 +4,7 @@
 
 from fedblend.compress.compressor import Encoded
 from fedblend.core import Algorithm, Down, Needs, PyTree, Up, has_ragged
+from fedblend.registry import TRANSFORMS
 
 
 def delta_of(up: Up, transform: str) -> PyTree:
@@ -13,9 +14,10 @@ def delta_of(up: Up, transform: str) -> PyTree:
             f"{transform}: clients of the wrapped algorithm send no update"
         )
     if isinstance(up.delta, Encoded) or has_ragged(up.delta):
+        encoders = ", ".join(n for n, entry in TRANSFORMS.items() if entry.encodes)
         raise ValueError(
             f"{transform}: updates of the wrapped algorithm are encoded already; use "
-            "one of compressed, diana, ef21, perm_k and fedselect, outermost"
+            f"one of {encoders}, outermost"
         )
     return up.delta
 

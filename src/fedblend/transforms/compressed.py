@@ -22,9 +22,11 @@ gradients", 2018, arXiv:1806.06573.
 from fedblend.checks import ALGORITHM, gate
 from fedblend.compress.compressor import COMPRESSOR, Compressor, decode, encode
 from fedblend.core import Algorithm
+from fedblend.registry import transform
 from fedblend.transforms.compose import delta_of, needs_with
 
 
+@transform(encodes=True)
 @gate(algorithm=ALGORITHM, compressor=COMPRESSOR)
 def compressed(algorithm: Algorithm, compressor: Compressor) -> Algorithm:
     """The wrapped algorithm with compressed updates.

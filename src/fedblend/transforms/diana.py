@@ -36,6 +36,7 @@ from fedblend import trees
 from fedblend.checks import ALGORITHM, ByClient, Number, gate, words
 from fedblend.compress.compressor import COMPRESSOR, Compressor, decode, encode
 from fedblend.core import Algorithm, ClientId, PyTree, Ragged
+from fedblend.registry import transform
 from fedblend.shards import per_client
 from fedblend.transforms.compose import delta_of, needs_with, with_inner_state
 
@@ -55,6 +56,7 @@ class DianaServer(NamedTuple):
     memory: PyTree
 
 
+@transform(encodes=True)
 @gate(
     algorithm=ALGORITHM,
     compressor=COMPRESSOR,

@@ -27,6 +27,7 @@ from fedblend import trees
 from fedblend.checks import ALGORITHM, gate
 from fedblend.compress.compressor import COMPRESSOR, Compressor, decode, encode
 from fedblend.core import Algorithm, Down, PyTree
+from fedblend.registry import transform
 
 
 class DownlinkClient(NamedTuple):
@@ -43,6 +44,7 @@ class DownlinkServer(NamedTuple):
     shared: PyTree
 
 
+@transform()
 @gate(algorithm=ALGORITHM, compressor=COMPRESSOR)
 def downlink(algorithm: Algorithm, compressor: Compressor) -> Algorithm:
     """The wrapped algorithm with compressed broadcasts.

@@ -46,11 +46,13 @@ from fedblend.checks import (
     optional,
 )
 from fedblend.core import Algorithm, Key, PyTree, Up
+from fedblend.registry import transform
 from fedblend.transforms.clip import adaptive_clip
 from fedblend.transforms.clip import clip as fixed_clip
 from fedblend.transforms.compose import check_length, delta_of
 
 
+@transform()
 @gate(
     algorithm=ALGORITHM,
     clip=POSITIVE,

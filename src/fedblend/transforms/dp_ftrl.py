@@ -41,6 +41,7 @@ import jax.numpy as jnp
 from fedblend import keys, trees
 from fedblend.checks import ALGORITHM, COUNT, NOT_NEGATIVE, POSITIVE, gate
 from fedblend.core import Algorithm, Key, PyTree
+from fedblend.registry import transform
 from fedblend.transforms.clip import clip as fixed_clip
 from fedblend.transforms.dp_fedavg import add_noise, delta_alone
 from fedblend.transforms.mixed_fl.server_gain import is_linear
@@ -53,6 +54,7 @@ class TreeServer(NamedTuple):
     seed: jax.Array
 
 
+@transform()
 @gate(algorithm=ALGORITHM, clip=POSITIVE, noise=NOT_NEGATIVE, cohort=COUNT, tree=COUNT)
 def dp_ftrl(
     algorithm: Algorithm, *, clip: float, noise: float, cohort: int, tree: int

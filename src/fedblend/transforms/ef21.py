@@ -29,6 +29,7 @@ from fedblend import trees
 from fedblend.checks import ALGORITHM, gate
 from fedblend.compress.compressor import COMPRESSOR, Compressor, decode, encode
 from fedblend.core import Algorithm, PyTree
+from fedblend.registry import transform
 from fedblend.transforms.compose import delta_of, with_inner_state
 
 
@@ -46,6 +47,7 @@ class Ef21Server(NamedTuple):
     estimate: PyTree
 
 
+@transform(encodes=True)
 @gate(algorithm=ALGORITHM, compressor=COMPRESSOR)
 def ef21(algorithm: Algorithm, compressor: Compressor) -> Algorithm:
     """The wrapped algorithm with compressed corrections to an estimate.

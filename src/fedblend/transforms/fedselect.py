@@ -48,11 +48,13 @@ from fedblend.checks import ALGORITHM, WHOLE, gate
 from fedblend.compress.compressor import Encoded
 from fedblend.core import Algorithm, PyTree, Ragged, Shard
 from fedblend.data.federated import FEDERATED_DATA, FederatedData
+from fedblend.registry import transform
 from fedblend.shards import everything
 from fedblend.transforms import sparse_rows
 from fedblend.transforms.compose import delta_of
 
 
+@transform(encodes=True)
 @gate(algorithm=ALGORITHM, federated_data=FEDERATED_DATA, always=WHOLE)
 def fedselect(
     algorithm: Algorithm,

@@ -28,8 +28,10 @@ import numpy as np
 from fedblend import trees
 from fedblend.checks import ALGORITHM, POSITIVE, gate
 from fedblend.core import Algorithm, Up
+from fedblend.registry import transform
 
 
+@transform()
 @gate(algorithm=ALGORITHM, clip=POSITIVE)
 def local_dp(
     algorithm: Algorithm,

@@ -26,6 +26,7 @@ from fedblend import compress, keys
 from fedblend.checks import ALGORITHM, COUNT, gate
 from fedblend.compress.compressor import decode, encode
 from fedblend.core import Algorithm, Down, Quotable, Quote
+from fedblend.registry import transform
 from fedblend.transforms.compose import (
     delta_of,
     inner_message,
@@ -37,6 +38,7 @@ PURPOSE = "permuted"
 """Of the random keys; another word would draw other permutations."""
 
 
+@transform(encodes=True)
 @gate(algorithm=ALGORITHM, clients=COUNT)
 def perm_k(algorithm: Algorithm, *, clients: int) -> Algorithm:
     """The wrapped algorithm with perm-k updates.

@@ -12,7 +12,7 @@ import numpy as np
 import fedblend as fb
 from fedblend.data.partition.partition import federate_dataset
 from fedblend.models.layers import Affine
-from fedblend.theory import diversity
+from fedblend.theory import apfl
 from fedblend_reproductions.apfl import methods, tables
 from fedblend_reproductions.apfl.runs import Row, Task, compare
 from fedblend_reproductions.cache import Cache
@@ -70,8 +70,8 @@ def measures(this: Task) -> dict[str, np.ndarray]:
     points = jax.tree.map(lambda *leaves: np.stack(leaves, dtype="f4"), first, shared)
     stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *own)
     return {
-        "zeta": diversity.gradient_diversity(this.loss, points, this.federated_data),
-        "delta": diversity.model_distances(stacked, shared),
+        "zeta": apfl.gradient_diversity(this.loss, points, this.federated_data),
+        "delta": apfl.model_distances(stacked, shared),
     }
 
 

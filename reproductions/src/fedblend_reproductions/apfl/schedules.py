@@ -64,7 +64,7 @@ def exact(quick: bool, cache: Cache) -> dict[str, Any]:
         if not quick or share == 1
     }
     ends = traces["everybody"].means()[:, 0, -1]
-    delta = theory.diversity.model_distances(of.own, of.shared)
+    delta = theory.apfl.model_distances(of.own, of.shared)
     return {
         "problem": of,
         "replicas": replicas,

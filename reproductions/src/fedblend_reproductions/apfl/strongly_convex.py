@@ -18,7 +18,7 @@ from fedblend import theory
 from fedblend.core import Loss
 from fedblend.data.federated import FederatedData
 from fedblend.simulation.precision import precision
-from fedblend.theory import diversity
+from fedblend.theory import apfl
 from fedblend_reproductions.flix import logistic
 
 STEPS = 10
@@ -54,10 +54,8 @@ class Strong(NamedTuple):
         smooth, convex = self.constants.smooth.max(), self.constants.convex.min()
         with precision("float64"):
             points = jnp.asarray(np.concatenate([self.shared[None], self.own]))
-            zeta = diversity.gradient_diversity(
-                self.loss(1.0), points, self.federated_data
-            )
-        delta = diversity.model_distances(self.own, self.shared)
+            zeta = apfl.gradient_diversity(self.loss(1.0), points, self.federated_data)
+        delta = apfl.model_distances(self.own, self.shared)
         each = zeta / convex + smooth**2 / convex * delta
         return float(each.mean() / min(share, 0.5))
 

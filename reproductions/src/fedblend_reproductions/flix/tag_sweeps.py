@@ -15,7 +15,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedblend import algorithms, solvers
+import fedblend as fb
+from fedblend import solvers
 from fedblend.core import Algorithm, Loss
 from fedblend.data.datasets import stackexchange
 from fedblend.local import Work
@@ -150,7 +151,7 @@ def _flix_sweep(task: TagTask, sizes: Sizes) -> FlixSweep:
             most=sizes.local_steps,
         )
         descent = functools.partial(_descent, 0.0)
-        return algorithms.flix(loss, descent, alpha=0.0, local=local)
+        return fb.flix(loss, descent, alpha=0.0, local=local)
 
     run, local = sweep(task, alone, rounds=0, tolerance=sizes.tolerances)
     states = [run.client(worker) for worker in range(task.federated_data.clients)]
@@ -162,7 +163,7 @@ def _flix_sweep(task: TagTask, sizes: Sizes) -> FlixSweep:
         place = replica["place"], replica["seed"]
         given = solvers.given(jax.tree.map(lambda leaf: leaf[place], own))
         descent = functools.partial(_descent, replica["step"])
-        return algorithms.flix(loss, descent, alpha=replica["alpha"], local=given)
+        return fb.flix(loss, descent, alpha=replica["alpha"], local=given)
 
     places = np.arange(len(sizes.tolerances))
     axes = {"place": places, "alpha": sizes.alphas, "step": sizes.steps}
@@ -177,26 +178,26 @@ def _flix_sweep(task: TagTask, sizes: Sizes) -> FlixSweep:
 
 def _descent(rate: Any, loss: Loss) -> Algorithm:
     """Distributed gradient descent."""
-    return algorithms.fedavg(loss, Work(rate, steps=1, batch_size=None))
+    return fb.fedavg(loss, Work(rate, steps=1, batch_size=None))
 
 
 def fomaml(loss: Loss, replica: dict[str, Any]) -> Algorithm:
     """Five inner steps, as in the paper."""
-    return algorithms.fomaml(
+    return fb.fomaml(
         loss, Work(replica["inner"], steps=5, batch_size=None), replica["outer"]
     )
 
 
 def reptile(loss: Loss, replica: dict[str, Any]) -> Algorithm:
     """Five inner steps, as in the paper."""
-    return algorithms.reptile(
+    return fb.reptile(
         loss, Work(replica["inner"], steps=5, batch_size=None), replica["outer"]
     )
 
 
 def tuned(loss: Loss, replica: dict[str, Any]) -> Algorithm:
     """A shared model by gradient descent, then five steps of every worker's own."""
-    return algorithms.finetune(
+    return fb.finetune(
         _descent(replica["outer"], loss),
         loss,
         Work(replica["inner"], steps=5, batch_size=None),

@@ -1,39 +1,201 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""What every algorithm of a configuration takes."""
+"""The table ``[algorithm]``: for each algorithm of the registry, the options it takes.
 
-from typing import Any, ClassVar
+The local work of the table is the parameter ``work`` of the builder. Where the builder
+takes an algorithm as well, that is FedAvg with this local work, and ``work`` is a table
+of its own. What the builder itself refuses is refused when a configuration is read.
+"""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import model_validator
 
+from fedblend import solvers
+from fedblend.algorithms.fedavg import fedavg
+from fedblend.checks import PATHS, below
 from fedblend.config.schema.local_work import LocalWork
-from fedblend.config.schema.table import Mixing
-from fedblend.core import PyTree
+from fedblend.config.schema.table import (
+    TYPES,
+    ConfigError,
+    Count,
+    Misfit,
+    Mixing,
+    Positive,
+    Table,
+    arguments,
+    one_of,
+    table_of,
+)
+from fedblend.core import Algorithm, Loss, PyTree
+from fedblend.errors import UserError
+from fedblend.registry import ALGORITHMS, FACTS, AlgorithmEntry
+from fedblend.theory.constants import Smoothness
+from fedblend.transforms.sparse_rows import named
+
+SOLVERS = {
+    "lbfgs": solvers.lbfgs,
+    "newton": solvers.newton,
+    "gradient_descent": solvers.gradient_descent,
+    "sgd": solvers.patient_sgd,
+}
+"""How a client finds its own model x_i, by name."""
+PLACEHOLDERS = {"loss": lambda params, rows: rows, "clients": 1, "smooth": 1.0}
+"""In place of what a run knows, where only the options matter."""
+
+
+class SolverTable(Table):
+    """A solver by name."""
+
+    solver: str
+
+    def make(self, facts: Mapping[str, Any]) -> solvers.Solver:
+        """The solver."""
+        solve = SOLVERS[self.solver]
+        own = {"work": self.work()} if isinstance(self, LocalWork) else {}
+        found = arguments(solve, self, {**facts, **own})
+        if solve is solvers.gradient_descent and found["smooth"] is None:
+            raise ConfigError(
+                'algorithm.personal.solver: "gradient_descent" takes the step 1/L_i, '
+                "and L_i is known for linear models only; lbfgs needs none"
+            )
+        return solve(**found)
+
+
+class SgdTable(SolverTable, LocalWork):
+    """Stochastic steps, until held-out rows of the client say stop."""
+
+
+def _solver_table(name: str) -> type[SolverTable]:
+    if name == "sgd":
+        return table_of(SOLVERS[name], name, SgdTable, tag="solver")
+    most = 10_000 if name == "gradient_descent" else 500
+    return table_of(
+        SOLVERS[name],
+        name,
+        SolverTable,
+        tag="solver",
+        tolerance=(Positive, 1e-5),
+        most=(Count, most),
+        smooth=None,
+    )
+
+
+TYPES[solvers.SOLVER] = one_of(map(_solver_table, SOLVERS), "solver")
 
 
 class Options(LocalWork):
     """What every algorithm takes: the clients' local work.
 
-    ``alpha``, the weight of the shared model, is known everywhere, so that a wrong
-    one is told from one that has no meaning.
+    Every table has ``alpha``, the weight of the shared model, so that a wrong value is
+    told apart from an algorithm that takes none.
     """
 
-    mixes: ClassVar[bool] = False
+    entry: ClassVar[AlgorithmEntry]
 
+    name: str
     alpha: Mixing | list[Mixing] | None = None
 
-    def said(self, params: PyTree) -> PyTree:
-        """What clients send of the parameters, by shape: all, if nobody says else."""
-        return params
+    @property
+    def mixes(self) -> bool:
+        """Whether the algorithm mixes a shared with a personal model."""
+        return "alpha" in self.entry.parameters
 
     @model_validator(mode="after")
-    def _alpha_has_a_meaning(self) -> "Options":
+    def _can_be_built(self) -> "Options":
         if self.alpha is not None and not self.mixes:
-            name = getattr(self, "name", "")
-            raise ValueError(f"alpha: {name} takes no alpha, it mixes no models")
+            raise Misfit("alpha", f"{self.name} takes no alpha, it mixes no models")
+        at: Any = {"rate": 1.0} if self.rate == "theory" else {}
+        try:
+            self.model_copy(update=at)._built(PLACEHOLDERS)
+        except UserError as error:
+            text = str(error).removeprefix(f"{error.key}: ")
+            raise Misfit(self._key(error.key), text) from None
         return self
 
+    def _key(self, argument: str) -> str:
+        """The key of this table for an argument such as "apfl: work: steps"."""
+        keys = self.entry.keys
+        parts = argument.split(": ")[1:]
+        if parts[:1] == ["work"] and "work" not in keys:
+            parts = parts[1:]
+        if parts == ["optimizer"] and self.rate is not None:
+            parts = ["rate"]
+        return ".".join(keys.get(part, part) for part in parts)
 
-def amount_of_work(options: LocalWork) -> dict[str, Any]:
-    """Local steps and rows of a step, as the algorithms take them."""
-    return {"steps": options.amount(), "batch_size": options.rows()}
+    def build(
+        self,
+        loss: Loss,
+        known: Smoothness | None,
+        clients: int,
+        *,
+        new_client: bool = False,
+    ) -> Algorithm:
+        """The algorithm.
+
+        Args:
+            loss: ``loss(params, rows) -> losses[rows]``.
+            known: the constants of the clients' losses, None where they are unknown.
+            clients: how many there are.
+            new_client: build what a client runs that joins after the training.
+        """
+        smooth = None if known is None else known.smooth
+        facts = {"loss": loss, "clients": clients, "smooth": smooth}
+        return self._built(facts, new_client=new_client)
+
+    def _built(self, facts: Mapping[str, Any], *, new_client: bool = False):
+        entry, build, changed = self.entry, self.entry.build, {}
+        if new_client:
+            build = entry.new_client.build or build
+            changed = entry.new_client.options
+        own: dict[str, Any] = {} if "work" in entry.keys else {"work": self.work()}
+        if "algorithm" in entry.parameters:
+            own["algorithm"] = fedavg(facts["loss"], self.work())
+        found = arguments(build, self, {**facts, **own, **changed}, entry.keys)
+        return build(**found)
+
+    def sent(self, params: PyTree) -> list[Any]:
+        """The parameters that clients send, by shape.
+
+        Raises:
+            ConfigError: a name is no part of the model.
+        """
+        leaves = named(params)
+        keeps = self.entry.keeps
+        if keeps is None:
+            return list(leaves.values())
+        names: list[str] = getattr(self, keeps)
+        for name in names:
+            if not any(below(name, path) for path in leaves):
+                raise ConfigError(
+                    f'algorithm.{keeps}: "{name}" is no part of the model, whose '
+                    f"parameters are {', '.join(leaves)}"
+                )
+        stays = PATHS(keeps, names)
+        return [leaf for path, leaf in leaves.items() if not stays(path)]
+
+
+class OptionsInTheory(Options):
+    """Those of an algorithm for which theory has a step."""
+
+    rate: Positive | Literal["theory"] | None = None  # pyright: ignore
+
+
+def options_of(entry: AlgorithmEntry) -> type[Options]:
+    """The table of an algorithm."""
+    fields: dict[str, Any] = dict.fromkeys(FACTS)
+    if "work" in entry.keys:
+        fields[entry.keys["work"]] = (LocalWork, ...)
+    base = OptionsInTheory if entry.theory else Options
+    table = table_of(entry.build, entry.name, base, keys=entry.keys, **fields)
+    table.entry = entry
+    return table
+
+
+OPTIONS = {name: options_of(entry) for name, entry in ALGORITHMS.items()}
+"""The tables by the name of the algorithm."""
+if TYPE_CHECKING:
+    AnyOptions = Options
+else:
+    AnyOptions = one_of(OPTIONS.values())

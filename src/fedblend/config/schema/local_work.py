@@ -2,103 +2,106 @@
 # SPDX-License-Identifier: Apache-2.0
 """Local work as a configuration states it: optimizer, schedule, steps, batches.
 
-``rate = 0.1`` is plain SGD; ``optimizer = { name = "adam", rate = 0.01 }`` any of the
-optimizers below with optax's own options; ``schedule`` lets the rate change over steps
-or rounds.
+``rate = 0.1`` is plain SGD; ``optimizer = { name = "adam", rate = 0.01 }`` is one of
+the optimizers below with optax's own options; ``schedule`` lets the rate change over
+steps or rounds.
 """
 
-from collections.abc import Callable
-from functools import partial
-from typing import Annotated, Any, Literal
+from collections.abc import Callable, Mapping
+from functools import partial, reduce
+from operator import or_
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import jax
 import numpy as np
 import optax
-from pydantic import Discriminator, Field, Tag, model_validator
+from pydantic import Discriminator, Field, Tag, create_model, model_validator
 
 from fedblend.config.schema.table import (
+    TYPES,
     Count,
     Fraction,
+    Misfit,
     Mixing,
     NotNegative,
     Positive,
+    Share,
     Table,
+    one_of,
 )
-from fedblend.local import Epochs, Optimizer, Scheduled, Steps
+from fedblend.local import OPTIMIZER, Epochs, Optimizer, Scheduled, Steps, Work
+
+Choices = dict[str, tuple[Callable[..., Any], dict[str, Any]]]
+"""By name: a function, and its options with their types and defaults."""
+BETAS = {"b1": (Fraction, 0.9), "b2": (Fraction, 0.999)}
+DECAY = {"weight_decay": (NotNegative, 1e-4)}
+OPTIMIZERS: Choices = {
+    "sgd": (optax.sgd, {}),
+    "momentum": (optax.sgd, {"momentum": (Fraction, 0.9), "nesterov": (bool, False)}),
+    "adam": (optax.adam, {**BETAS, "eps": (Positive, 1e-8)}),
+    "adamw": (optax.adamw, {**BETAS, "eps": (Positive, 1e-8), **DECAY}),
+    "yogi": (optax.yogi, {**BETAS, "eps": (Positive, 1e-3)}),
+    "adagrad": (
+        optax.adagrad,
+        {"initial_accumulator_value": (NotNegative, 0.1), "eps": (Positive, 1e-7)},
+    ),
+    "rmsprop": (optax.rmsprop, {"decay": (Fraction, 0.9), "eps": (Positive, 1e-8)}),
+}
+OVER = {"over": (Count, ...)}
+END = {"end": (Mixing, 0.0)}
+SCHEDULES: Choices = {
+    "constant": (optax.constant_schedule, {}),
+    "exponential": (
+        lambda rate, decay, over, staircase: optax.exponential_decay(
+            rate, over, decay, staircase=staircase
+        ),
+        {"decay": (Share, ...), "over": (Count, 1), "staircase": (bool, False)},
+    ),
+    "cosine": (
+        lambda rate, over, end: optax.cosine_decay_schedule(rate, over, end),
+        OVER | END,
+    ),
+    "linear": (
+        lambda rate, over, end: optax.linear_schedule(rate, end * rate, over),
+        OVER | END,
+    ),
+    "polynomial": (
+        lambda rate, over, power, end: optax.polynomial_schedule(
+            rate, end * rate, power, over
+        ),
+        OVER | {"power": (Positive, ...)} | END,
+    ),
+}
+"""How a rate changes; ``end`` is a part of the rate."""
 
 
-class _Rule(Table):
-    """An optimizer by name; ``make(rate)`` builds it for a number or a schedule."""
+class OptimizerTable(Table):
+    """An optimizer by name, with its rate."""
 
+    name: str
     rate: Positive
 
-    def make(self) -> Callable[..., optax.GradientTransformation]:
-        """A function from a rate to the optimizer."""
-        known = getattr(optax, str(getattr(self, "name")))  # noqa: B009
+    def by_rate(self) -> Callable[..., optax.GradientTransformation]:
+        """A function from a rate, a number or a schedule, to the optimizer."""
         options = self.model_dump(exclude={"name", "rate"})
-        return partial(known, **options)
+        return partial(OPTIMIZERS[self.name][0], **options)
+
+    def make(self, facts: Mapping[str, Any]) -> float | optax.GradientTransformation:
+        """The optimizer; plain SGD is its rate."""
+        del facts
+        return self.rate if self.name == "sgd" else self.by_rate()(self.rate)
 
 
-class Sgd(_Rule):
-    """Plain gradient descent."""
+class ScheduleTable(Table):
+    """How the rate changes; ``unit`` is what is counted."""
 
-    name: Literal["sgd"]
+    unit: Literal["step", "round"]
+    name: str
 
-
-class Momentum(_Rule):
-    """Gradient descent with heavy-ball or Nesterov momentum."""
-
-    name: Literal["momentum"]
-    momentum: Fraction = 0.9
-    nesterov: bool = False
-
-    def make(self) -> Callable[..., optax.GradientTransformation]:
-        """A function from a rate to the optimizer."""
-        return partial(optax.sgd, momentum=self.momentum, nesterov=self.nesterov)
-
-
-class Adam(_Rule):
-    """Adam."""
-
-    name: Literal["adam"]
-    b1: Fraction = 0.9
-    b2: Fraction = 0.999
-    eps: Positive = 1e-8
-
-
-class AdamW(_Rule):
-    """Adam with decoupled weight decay."""
-
-    name: Literal["adamw"]
-    b1: Fraction = 0.9
-    b2: Fraction = 0.999
-    eps: Positive = 1e-8
-    weight_decay: NotNegative = 1e-4
-
-
-class Yogi(_Rule):
-    """Yogi."""
-
-    name: Literal["yogi"]
-    b1: Fraction = 0.9
-    b2: Fraction = 0.999
-    eps: Positive = 1e-3
-
-
-class Adagrad(_Rule):
-    """Adagrad."""
-
-    name: Literal["adagrad"]
-    initial_accumulator_value: NotNegative = 0.1
-    eps: Positive = 1e-7
-
-
-class RmsProp(_Rule):
-    """RMSProp."""
-
-    name: Literal["rmsprop"]
-    decay: Fraction = 0.9
-    eps: Positive = 1e-8
+    def curve(self, rate: float) -> optax.Schedule:
+        """The rate as a function of the count."""
+        options = self.model_dump(exclude={"name", "unit"})
+        return SCHEDULES[self.name][0](rate, **options)
 
 
 def _kind(value: Any) -> str:
@@ -108,91 +111,34 @@ def _kind(value: Any) -> str:
     return str(getattr(value, "name", "number"))
 
 
-Rule = Annotated[
-    Annotated[Positive, Tag("number")]
-    | Annotated[Sgd, Tag("sgd")]
-    | Annotated[Momentum, Tag("momentum")]
-    | Annotated[Adam, Tag("adam")]
-    | Annotated[AdamW, Tag("adamw")]
-    | Annotated[Yogi, Tag("yogi")]
-    | Annotated[Adagrad, Tag("adagrad")]
-    | Annotated[RmsProp, Tag("rmsprop")],
-    Discriminator(_kind),
-]
-"""An optimizer: a number is plain SGD with that rate."""
-
-
-class _Schedule(Table):
-    """How the rate changes; ``unit`` says what is counted."""
-
-    unit: Literal["step", "round"]
-
-    def curve(self, rate: float) -> optax.Schedule:
-        """The rate as a function of the count."""
-        return optax.constant_schedule(rate)
-
-
-class Constant(_Schedule):
-    """The rate as it is."""
-
-    name: Literal["constant"]
-
-
-class Exponential(_Schedule):
-    """``rate * decay ** (count / over)``; with ``staircase`` in steps of ``over``."""
-
-    name: Literal["exponential"]
-    decay: Annotated[float, Field(gt=0, le=1)]
-    over: Count = 1
-    staircase: bool = False
-
-    def curve(self, rate: float) -> optax.Schedule:
-        """The rate as a function of the count."""
-        return optax.exponential_decay(
-            rate, self.over, self.decay, staircase=self.staircase
+def tables_of(base: type[Table], choices: Choices) -> dict[str, type[Table]]:
+    """A table for each choice."""
+    return {
+        name: create_model(
+            f"{base.__name__}_{name}",
+            __base__=base,
+            **{"name": (Literal[name], ...), **fields},  # pyright: ignore
         )
+        for name, (_, fields) in choices.items()
+    }
 
 
-class Cosine(_Schedule):
-    """Half a cosine from the rate down to ``end`` times it."""
-
-    name: Literal["cosine"]
-    over: Count
-    end: Mixing = 0.0
-
-    def curve(self, rate: float) -> optax.Schedule:
-        """The rate as a function of the count."""
-        return optax.cosine_decay_schedule(rate, self.over, self.end)
-
-
-class Linear(_Schedule):
-    """A straight line from the rate to ``end`` times it."""
-
-    name: Literal["linear"]
-    over: Count
-    end: Mixing = 0.0
-
-    def curve(self, rate: float) -> optax.Schedule:
-        """The rate as a function of the count."""
-        return optax.linear_schedule(rate, self.end * rate, self.over)
-
-
-class Polynomial(_Schedule):
-    """From the rate to ``end`` times it like ``(1 - count / over) ** power``."""
-
-    name: Literal["polynomial"]
-    over: Count
-    power: Positive
-    end: Mixing = 0.0
-
-    def curve(self, rate: float) -> optax.Schedule:
-        """The rate as a function of the count."""
-        return optax.polynomial_schedule(rate, self.end * rate, self.power, self.over)
-
-
-Schedule = Annotated[
-    Constant | Exponential | Cosine | Linear | Polynomial, Field(discriminator="name")
-]
+if TYPE_CHECKING:
+    Rule = float | OptimizerTable
+    Schedule = ScheduleTable
+else:
+    _OPTIMIZERS = tables_of(OptimizerTable, OPTIMIZERS)
+    Rule = Annotated[
+        reduce(
+            or_,
+            [Annotated[table, Tag(name)] for name, table in _OPTIMIZERS.items()],
+            Annotated[Positive, Tag("number")],
+        ),
+        Discriminator(_kind),
+    ]
+    """An optimizer: a number is plain SGD with that rate."""
+    Schedule = one_of(tables_of(ScheduleTable, SCHEDULES).values())
+TYPES[OPTIMIZER] = Rule
 
 
 class LocalWork(Table):
@@ -211,7 +157,7 @@ class LocalWork(Table):
             given = [name for name in (one, other) if getattr(self, name) is not None]
             if len(given) != 1:
                 what = "both are given" if given else "is missing"
-                raise ValueError(f"{one} or {other}: {what}; exactly one is needed")
+                raise Misfit(f"{one} or {other}", f"{what}; exactly one is needed")
         return self
 
     def chosen(self) -> Optimizer:
@@ -219,11 +165,13 @@ class LocalWork(Table):
         rule: Any = self.optimizer if self.rate is None else self.rate
         if isinstance(rule, jax.Array):  # theory's, of a split among several
             return rule
+        named = isinstance(rule, OptimizerTable)
         if self.schedule is None:
-            return transform(rule)
-        plain = not isinstance(rule, _Rule)
-        curve = self.schedule.curve(rule if plain else rule.rate)
-        return Scheduled(curve, self.schedule.unit, optax.sgd if plain else rule.make())
+            return rule.make({}) if named else rule
+        curve = self.schedule.curve(rule.rate if named else rule)
+        return Scheduled(
+            curve, self.schedule.unit, rule.by_rate() if named else optax.sgd
+        )
 
     def amount(self) -> Steps:
         """How many steps or epochs."""
@@ -236,9 +184,11 @@ class LocalWork(Table):
         """Rows of a step, None for all."""
         return None if self.batch_size == "all" else self.batch_size
 
+    def work(self) -> Work:
+        """The local work as algorithms take it."""
+        return Work(self.chosen(), self.amount(), self.rows())
 
-def transform(rule: Any) -> float | optax.GradientTransformation:
-    """The optimizer that a ``Rule`` stands for, its rate a number or a traced one."""
-    if not isinstance(rule, _Rule):
-        return rule
-    return rule.rate if isinstance(rule, Sgd) else rule.make()(rule.rate)
+    def make(self, facts: Mapping[str, Any]) -> Any:
+        """What the table stands for as an argument."""
+        del facts
+        return self.work()

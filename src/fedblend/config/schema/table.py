@@ -2,14 +2,48 @@
 # SPDX-License-Identifier: Apache-2.0
 """What all tables of a configuration have in common: nothing unknown, nothing coerced.
 
-A text is not a number, ``true`` is not 1, and numbers are finite. The types below are
-the ranges that recur.
+A text is not a number, ``true`` is not 1, and numbers are finite. The options of an
+algorithm, a model, a solver, a compressor or a partition are the parameters of the
+function that builds it: ``table_of`` makes a table of a function, with a type for every
+rule of ``checks``, and ``arguments`` makes the function's arguments of such a table.
 """
 
-from typing import Annotated
+import dataclasses
+import difflib
+import inspect
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import reduce
+from operator import or_
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
+import numpy as np
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    create_model,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
+
+from fedblend.checks import (
+    CHANCE,
+    COUNT,
+    FLAG,
+    FRACTION,
+    NOT_NEGATIVE,
+    PART,
+    POSITIVE,
+    WHOLE,
+    Number,
+    Paths,
+    Rule,
+    Words,
+)
+from fedblend.errors import UserError
 
 
 class ConfigError(ValueError):
@@ -18,6 +52,20 @@ class ConfigError(ValueError):
 
 class RunError(ValueError):
     """Something is wrong with the folder of a run: one line."""
+
+
+class Misfit(ValueError):
+    """A key of a table that does not go with the other keys: ``key: what is wrong``."""
+
+    def __init__(self, key: str, wrong: str):
+        self.key, self.wrong = key, wrong
+        super().__init__(f"{key}: {wrong}")
+
+
+def hint(word: str, known: Sequence[str]) -> str:
+    """The end of a line about an unknown word: the nearest word, or all of them."""
+    near = difflib.get_close_matches(word, known, 1)
+    return f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known)}"
 
 
 def visible(text: str) -> str:
@@ -32,32 +80,170 @@ class Table(BaseModel):
         extra="forbid", frozen=True, strict=True, allow_inf_nan=False
     )
 
+    @model_validator(mode="before")
+    @classmethod
+    def _knows_all_keys(cls, content: Any) -> Any:
+        known = list(cls.model_fields)
+        for key in content if isinstance(content, dict) else ():
+            if key not in known:
+                raise Misfit(key, f"unknown key; {hint(key, known)}")
+        return content
+
 
 LARGEST = 2**31 - 1
 
-Count = Annotated[int, Field(ge=1, le=LARGEST)]
-"""How many of something: 1 or more."""
-Index = Annotated[int, Field(ge=0, le=LARGEST)]
-"""A number from 0 on: a seed, a client."""
-Word = Annotated[str, StringConstraints(min_length=1)]
-"""A text that is not empty."""
-Positive = Annotated[float, Field(gt=0)]
-NotNegative = Annotated[float, Field(ge=0)]
 
-
-def between(low: float, high: float, *, closed: bool) -> AfterValidator:
-    """A check that a number lies in ``[low, high]``, or with ``closed`` off below."""
+def within(rule: Number) -> AfterValidator:
+    """The check that a number is in the range of a rule."""
+    lone = dataclasses.replace(rule, clients=False)
 
     def inside(value: float) -> float:
-        if not low <= value <= high or (value == high and not closed):
-            allowed = f"in [{low:g}, {high:g}{']' if closed else ')'}"
-            raise PydanticCustomError("range", "{allowed}", {"allowed": allowed})
-        return value
+        if rule.whole and value > LARGEST:
+            raise _out_of_range(f"at most {LARGEST}")
+        try:
+            return lone("", value)
+        except UserError:
+            raise _out_of_range(rule.bounds) from None
 
     return AfterValidator(inside)
 
 
-Fraction = Annotated[float, between(0, 1, closed=False)]
+def _out_of_range(allowed: str) -> PydanticCustomError:
+    return PydanticCustomError("range", "{allowed}", {"allowed": allowed})
+
+
+Count = Annotated[int, within(COUNT)]
+"""How many of something: 1 or more."""
+Index = Annotated[int, within(WHOLE)]
+"""A number from 0 on: a seed, a client."""
+Word = Annotated[str, StringConstraints(min_length=1)]
+"""A text that is not empty."""
+Positive = Annotated[float, within(POSITIVE)]
+NotNegative = Annotated[float, within(NOT_NEGATIVE)]
+Fraction = Annotated[float, within(PART)]
 """At least 0 and below 1."""
-Mixing = Annotated[float, between(0, 1, closed=True)]
+Mixing = Annotated[float, within(FRACTION)]
 """A mixing weight: 0 and 1 are allowed."""
+Share = Annotated[float, within(Number(above=0, most=1))]
+"""A part of something, up to all of it."""
+Inside = Annotated[float, within(CHANCE)]
+"""Above 0 and below 1."""
+
+TYPES: dict[Rule, Any] = {FLAG: bool}
+"""The types of options by their rules; numbers, words and paths have theirs anyway."""
+Made = TypeVar("Made", bound=Table)
+
+
+def type_of(rule: Rule | None) -> Any:
+    """The type of an option with this rule; None where a configuration has no type."""
+    if isinstance(rule, Number):
+        rule = dataclasses.replace(rule, optional=False)
+    if rule is not None and rule in TYPES:
+        return TYPES[rule]
+    if isinstance(rule, Number):
+        kind: Any = Annotated[int if rule.whole else float, within(rule)]
+        several: Any = Annotated[list[kind], Field(min_length=1)]
+        return kind | several if rule.clients else kind
+    if isinstance(rule, Words):
+        return Literal[rule.allowed]
+    if isinstance(rule, Paths):
+        return Annotated[list[Word], Field(min_length=1)]
+    return None
+
+
+def table_of(
+    function: Callable[..., Any],
+    name: str,
+    base: type[Made] = Table,
+    *,
+    tag: str = "name",
+    keys: Mapping[str, str] | None = None,
+    **others: Any,
+) -> type[Made]:
+    """The table with the options of a function: its parameters that have a rule.
+
+    Args:
+        function: with the rules of ``gate``.
+        name: the word that chooses this table among others.
+        base: the table whose fields it has besides.
+        tag: the key of that word.
+        keys: the keys of parameters that have another name in a configuration.
+        others: fields in place of those that come from the function, None for no field.
+    """
+    fields: dict[str, Any] = {tag: (Literal[name], ...)}
+    rules: Mapping[str, Rule] = getattr(function, "rules", {})
+    for parameter in inspect.signature(function).parameters.values():
+        kind = type_of(rules.get(parameter.name))
+        if kind is not None:
+            key = (keys or {}).get(parameter.name, parameter.name)
+            fields[key] = _with_default(kind, parameter)
+    chosen = {key: field for key, field in (fields | others).items() if field}
+    return create_model(f"{base.__name__}_{name}", __base__=base, **chosen)
+
+
+def _with_default(kind: Any, parameter: inspect.Parameter) -> tuple[Any, Any]:
+    """The type of a field and its default, as a configuration can state it."""
+    default = parameter.default
+    if default is parameter.empty:
+        return kind, ...
+    if default is None or default == math.inf:
+        return kind | None, None
+    return kind, default.__name__ if callable(default) else default
+
+
+def one_of(tables: Iterable[type[Table]], tag: str = "name") -> Any:
+    """The type of a table that is one of several, told apart by a key."""
+    return Annotated[reduce(or_, tables), Field(discriminator=tag)]
+
+
+def arguments(
+    function: Callable[..., Any],
+    table: Table,
+    facts: Mapping[str, Any],
+    keys: Mapping[str, str] | None = None,
+) -> dict[str, Any]:
+    """The arguments of a function, as a table states them.
+
+    Args:
+        function: whose parameters they are.
+        table: the options; None stands for the function's own default.
+        facts: what is known besides, by the name of the parameter; None if unknown.
+        keys: the keys of parameters that have another name in a configuration.
+    """
+    found = {}
+    for name, parameter in inspect.signature(function).parameters.items():
+        value = facts.get(name)
+        if name not in facts:
+            value = getattr(table, (keys or {}).get(name, name), None)
+        needed = name in facts and parameter.default is parameter.empty
+        if value is not None or needed:
+            found[name] = _argument(value, facts)
+    return found
+
+
+def _argument(value: Any, facts: Mapping[str, Any]) -> Any:
+    """A value of a table as functions take it."""
+    if _are_numbers(value):
+        return np.array(value)
+    return value.make(facts) if hasattr(value, "make") else value
+
+
+def check_lists(where: str, table: Table, clients: int) -> None:
+    """Refuse a list of numbers, one for each client, of another number of clients.
+
+    Raises:
+        ConfigError: one line, with the key.
+    """
+    for key, value in table:
+        if isinstance(value, Table):
+            check_lists(f"{where}.{key}", value, clients)
+        elif _are_numbers(value) and len(value) != clients:
+            raise ConfigError(
+                f"{where}.{key}: {len(value)} numbers for {clients} clients; give one "
+                "for each, or a single one"
+            )
+
+
+def _are_numbers(value: Any) -> bool:
+    """Whether this is a list of numbers, one for each client."""
+    return isinstance(value, list) and isinstance(value[0], int | float)

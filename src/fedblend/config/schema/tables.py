@@ -7,22 +7,26 @@ partition's options stand beside its name. The options of a model are those of i
 builder, and have the types of their defaults.
 """
 
-from functools import reduce
-from operator import or_
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, StringConstraints, create_model, model_validator
 
+from fedblend.checks import Number
 from fedblend.config.schema.table import (
     Count,
     Fraction,
     Index,
+    Misfit,
     NotNegative,
     Positive,
+    Share,
     Table,
     Word,
-    between,
+    one_of,
+    table_of,
+    within,
 )
+from fedblend.data import partition
 from fedblend.models import MODELS
 
 _OWN = ("target", "client", "inputs", "kind")
@@ -43,75 +47,22 @@ class Data(Table):
     unseen: Fraction = 0.0
     seed: Index = 0
     split_seed: Index | None = None
+    partition: str
 
     @model_validator(mode="after")
     def _one_origin(self) -> "Data":
         if (self.source is None) == (self.file is None):
             what = "is missing" if self.file is None else "both are given"
-            raise ValueError(f"source or file: {what}; exactly one is needed")
+            raise Misfit("source or file", f"{what}; exactly one is needed")
         for name in _OWN:
             if self.source is not None and getattr(self, name) is not None:
-                raise ValueError(f"{name}: goes with file, not with source")
+                raise Misfit(name, "goes with file, not with source")
         if self.file is not None and self.options:
-            raise ValueError("options: go with source, not with file")
+            raise Misfit("options", "go with source, not with file")
         if isinstance(self.test, float) and self.validation + self.test >= 1:
             held = self.validation + self.test
-            raise ValueError(f"validation + test: {held:g} leaves no rows to train on")
+            raise Misfit("validation + test", f"{held:g} leaves no rows to train on")
         return self
-
-
-class Iid(Data):
-    """Shuffled rows, dealt out evenly."""
-
-    partition: Literal["iid"]
-    clients: Count
-
-
-class Contiguous(Data):
-    """Rows in their own order, cut in pieces."""
-
-    partition: Literal["contiguous"]
-    clients: Count
-
-
-class ClassesPerClient(Data):
-    """So many random classes for every client."""
-
-    partition: Literal["classes_per_client"]
-    clients: Count
-    classes: Count
-
-
-class ClassPairs(Data):
-    """Fixed pairs of classes, each for a block of clients."""
-
-    partition: Literal["class_pairs"]
-    clients: Count
-    pairs: list[list[Index]] | None = None
-
-
-class Dirichlet(Data):
-    """Classes in proportions drawn from a Dirichlet distribution."""
-
-    partition: Literal["dirichlet"]
-    clients: Count
-    concentration: Positive
-    minimum: Index = 1
-
-
-class Shards(Data):
-    """Rows sorted by class, cut in shards, some for every client."""
-
-    partition: Literal["shards"]
-    clients: Count
-    per_client: Count = 2
-
-
-class ByKey(Data):
-    """The clients that the data itself names."""
-
-    partition: Literal["by_key"]
-    minimum: Index = 1
 
 
 class Stored(Data):
@@ -127,7 +78,7 @@ class Nodes(Data):
     partition: Literal["nodes"]
     clients: Count
     labels: Annotated[list[Word], Field(min_length=2)] | None = None
-    classes: Annotated[int, Field(ge=2)] | None = None
+    classes: Annotated[int, within(Number(least=2, whole=True))] | None = None
     shape: list[Count] | None = None
     columns: Annotated[list[Word], Field(min_length=1)] | None = None
 
@@ -135,34 +86,45 @@ class Nodes(Data):
     def _one_origin(self) -> "Nodes":
         for name in ("source", "file", "target", "client", "inputs"):
             if getattr(self, name) is not None:
-                raise ValueError(f"{name}: is the nodes' own affair")
+                raise Misfit(name, "is the nodes' own affair")
         if self.kind is None:
-            raise ValueError("kind: is missing; the nodes' rows are not known here")
+            raise Misfit("kind", "is missing; the nodes' rows are not known here")
         if (self.shape is None) == (self.columns is None):
             what = "is missing" if self.shape is None else "both are given"
-            raise ValueError(f"shape or columns: {what}; exactly one is needed")
+            raise Misfit("shape or columns", f"{what}; exactly one is needed")
         if self.labels is not None and self.classes is not None:
-            raise ValueError("labels or classes: both are given")
+            raise Misfit("labels or classes", "both are given")
         if self.kind == "classes" and self.labels is None and self.classes is None:
-            raise ValueError("labels or classes: is missing")
+            raise Misfit("labels or classes", "is missing")
         if isinstance(self.test, str) or self.unseen:
             name = "test" if isinstance(self.test, str) else "unseen"
-            raise ValueError(f"{name}: nodes hold out a fraction of their own rows")
+            raise Misfit(name, "nodes hold out a fraction of their own rows")
         return self
 
 
-AnyData = Annotated[
-    Iid
-    | Contiguous
-    | ClassesPerClient
-    | ClassPairs
-    | Dirichlet
-    | Shards
-    | ByKey
-    | Stored
-    | Nodes,
-    Field(discriminator="partition"),
-]
+PARTITIONS = {
+    "iid": partition.iid,
+    "contiguous": partition.contiguous,
+    "classes_per_client": partition.classes_per_client,
+    "class_pairs": partition.class_pairs,
+    "dirichlet": partition.dirichlet,
+    "shards": partition.shards,
+    "by_key": partition.by_key,
+}
+"""How rows are given to clients, by name; options as of the function."""
+
+
+def _partition_table(name: str) -> type[Data]:
+    others: dict[str, Any] = {"rows": None, "seed": None}
+    if name == "class_pairs":
+        others["pairs"] = (list[list[Index]] | None, None)
+    return table_of(PARTITIONS[name], name, Data, tag="partition", **others)
+
+
+if TYPE_CHECKING:
+    AnyData = Data
+else:
+    AnyData = one_of([*map(_partition_table, PARTITIONS), Stored, Nodes], "partition")
 
 
 LossName = Literal[
@@ -180,6 +142,7 @@ class ModelChoice(Table):
 
     l2: NotNegative = 0.0
     loss: LossName | None = None
+    name: str
 
 
 def _model_class(name: str) -> type[ModelChoice]:
@@ -197,9 +160,7 @@ def _model_class(name: str) -> type[ModelChoice]:
 if TYPE_CHECKING:
     AnyModel = ModelChoice
 else:
-    AnyModel = Annotated[
-        reduce(or_, map(_model_class, MODELS)), Field(discriminator="name")
-    ]
+    AnyModel = one_of(map(_model_class, MODELS))
 
 
 class Run(Table):
@@ -215,13 +176,13 @@ class Run(Table):
     store: Literal["auto", "device", "host", "disk"] = "auto"
     dropout: Fraction = 0.0
     reduction: Literal["mean", "median", "trimmed_mean"] = "mean"
-    trim: Annotated[float, between(0, 0.5, closed=False)] = 0.1
+    trim: Annotated[float, within(Number(least=0, below=0.5))] = 0.1
     precision: Literal["float32", "float64"] = "float32"
 
     @model_validator(mode="after")
     def _different_seeds(self) -> "Run":
         if isinstance(self.seed, list) and len(set(self.seed)) < len(self.seed):
-            raise ValueError(f"seed: {self.seed} has the same seed twice")
+            raise Misfit("seed", f"{self.seed} has the same seed twice")
         return self
 
 
@@ -231,7 +192,7 @@ class Leading(Table):
     deadline: Positive = 600.0
     resend: Positive = 120.0
     attempts: Count = 20
-    quorum: Annotated[float, Field(gt=0, le=1)] = 1.0
+    quorum: Share = 1.0
     spare: Index = 0
     longest_update: Positive | None = None
     longest_rest: Positive | None = None

@@ -16,14 +16,20 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
+from fedblend.checks import Number
 from fedblend.config.config import Config
-from fedblend.config.registry import ALGORITHMS
-from fedblend.config.schema.table import Count, Index, NotNegative, Positive, Table
+from fedblend.config.schema.table import (
+    Count,
+    Index,
+    Misfit,
+    NotNegative,
+    Positive,
+    Table,
+    within,
+)
 from fedblend.config.schema.tables import LossName, Metric, Split
 from fedblend.deploy.ops.settings import load_as
-
-SENDING_MORE = ("scaffold", "agnostic", "apfl_agnostic")
-"""Methods whose clients send more than a model: gradients, losses."""
+from fedblend.registry import ALGORITHMS
 
 Values = Mapping[str, Mapping[str, Mapping[str, float]]]
 """A measure by split, model and metric."""
@@ -39,12 +45,19 @@ def _known(name: str) -> str:
     return name
 
 
-class Accept(Table):
-    """Which experiments the node takes part in."""
+def sends_updates_only(name: str) -> bool:
+    """Whether a client of an algorithm sends nothing besides updates of the model."""
+    return set(ALGORITHMS[name].sends) <= {"update"}
 
-    algorithms: Literal["any"] | list[Annotated[str, AfterValidator(_known)]] = Field(
-        default_factory=lambda: [one for one in ALGORITHMS if one not in SENDING_MORE]
-    )
+
+class Accept(Table):
+    """Which experiments the node takes part in; "updates" stands for algorithms whose
+    clients send updates of the model and nothing else.
+    """
+
+    algorithms: (
+        Literal["any", "updates"] | list[Annotated[str, AfterValidator(_known)]]
+    ) = "updates"
     losses: Literal["any"] | list[LossName] = "any"
     compress: bool = True
     select: bool = False
@@ -64,7 +77,7 @@ class Protect(Table):
     @model_validator(mode="after")
     def _noise_has_a_scale(self) -> "Protect":
         if self.noise and self.clip is None:
-            raise ValueError("noise: is in units of clip, which is missing")
+            raise Misfit("noise", "is in units of clip, which is missing")
         return self
 
 
@@ -74,7 +87,7 @@ class Metrics(Table):
     names: Literal["any"] | list[Metric] = Field(default=["loss", "accuracy"])
     splits: list[Split] = Field(default=["test"])
     minimum_count: Index = 20
-    round_to: Annotated[int, Field(ge=0, le=15)] = 3
+    round_to: Annotated[int, within(Number(least=0, most=15, whole=True))] = 3
 
 
 class PolicyFile(Table):
@@ -96,11 +109,11 @@ class Policy:
     def refusal(self, config: Config) -> str | None:
         """Why the node takes no part in an experiment, in one line, or None."""
         accept, run = self.accept, config.run
-        name = getattr(config.algorithm, "name", None)
-        if not _allows(accept.algorithms, name):
-            return _refused(
-                "accept.algorithms", "algorithm.name", name, accept.algorithms
-            )
+        name, allowed = config.algorithm.name, accept.algorithms
+        if allowed == "updates":
+            allowed = [one for one in ALGORITHMS if sends_updates_only(one)]
+        if not _allows(allowed, name):
+            return _refused("accept.algorithms", "algorithm.name", name, allowed)
         if not _allows(accept.losses, config.model.loss):
             return _refused(
                 "accept.losses", "model.loss", config.model.loss, accept.losses

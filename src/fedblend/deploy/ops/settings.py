@@ -22,7 +22,7 @@ from pydantic_core import PydanticCustomError
 
 from fedblend.config import toml
 from fedblend.config.errors import complaint
-from fedblend.config.schema.table import ConfigError, Index, Table
+from fedblend.config.schema.table import ConfigError, Index, Misfit, Table
 from fedblend.config.schema.tables import Word
 
 _LABEL = re.compile(r"(?!-)[A-Za-z0-9-]{1,63}(?<!-)")
@@ -124,12 +124,11 @@ class Server(Table):
         names = [node.name for node in self.nodes]
         again = sorted({name for name in names if names.count(name) > 1})
         if again:
-            raise ValueError(f'nodes: "{again[0]}" is named twice')
+            raise Misfit("nodes", f'"{again[0]}" is named twice')
         clients = sorted(node.client for node in self.nodes)
         if clients != list(range(len(names))) or not names:
-            raise ValueError(
-                f"nodes: clients {clients} are not 0, 1, ... without a gap"
-            )
+            wrong = f"clients {clients} are not 0, 1, ... without a gap"
+            raise Misfit("nodes", wrong)
         return self
 
 
@@ -184,7 +183,7 @@ def load_as(kind: type[Kind], path: Path) -> Kind:
     try:
         return kind.model_validate(content, context={"folder": path.parent})
     except ValidationError as error:
-        raise ConfigError(f"{path}: {complaint(error, content, kind)}") from None
+        raise ConfigError(f"{path}: {complaint(error, content)}") from None
 
 
 def load(path: Path) -> Server | Node:

@@ -78,13 +78,9 @@ _POLICY = """\
 # What this node agrees to. docs/policy.md explains the keys. A change counts from the
 # next message on.
 [accept]
-# These send models and nothing else. scaffold also sends gradients, agnostic and
-# apfl_agnostic also losses: add them, or write "any".
-algorithms = [
-  "fedavg", "fedopt", "fedprox", "svrg", "local_only", "finetune", "flix", "flix_local",
-  "apfl", "reptile", "fomaml", "perfedavg", "pfedme", "ditto", "l2gd", "fedrep",
-  "mapper",
-]
+# "updates": algorithms whose clients send updates of the model and nothing else. Or
+# "any", or a list of names; fedblend list algorithms shows what each sends.
+algorithms = "updates"
 losses = "any"                  # or a list, such as ["cross_entropy"]
 compress = true                 # whether answers may be compressed
 select = false                  # whether to say which rows of a table its rows use

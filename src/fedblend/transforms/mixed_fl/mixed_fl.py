@@ -19,12 +19,11 @@ Reference: Augenstein, Hard, Ning, Singhal, Kale, Partridge, Mathews, "Mixed fed
 learning: joint decentralized and centralized learning", 2022, arXiv:2205.13655.
 """
 
-from typing import Literal
-
 from fedblend.checks import ALGORITHM, COUNT, FLAG, FUNCTION, gate, optional, words
 from fedblend.compress.compressor import Compressor
 from fedblend.core import Algorithm
 from fedblend.local import OPTIMIZER, Optimizer
+from fedblend.registry import transform
 from fedblend.transforms.mixed_fl.central_loss import Central, weighted
 from fedblend.transforms.mixed_fl.one_way import one_way
 from fedblend.transforms.mixed_fl.parallel import parallel
@@ -34,6 +33,7 @@ from fedblend.transforms.mixed_fl.two_way import two_way
 HOW = {"parallel": parallel, "one_way": one_way, "two_way": two_way}
 
 
+@transform()
 @gate(
     algorithm=ALGORITHM,
     central=FUNCTION,
@@ -47,7 +47,7 @@ def mixed_fl(
     algorithm: Algorithm,
     central: Central,
     *,
-    how: Literal["parallel", "one_way", "two_way"],
+    how: str,
     weights: tuple[float, float] = (0.5, 0.5),
     steps: int = 1,
     optimizer: Optimizer | None = None,

@@ -48,8 +48,8 @@ def test_chance_is_the_least_loss_of_a_constant(name):
         return sum(one.mean() for one in each) / len(each)
 
     with jax.numpy_rank_promotion("allow"), jax.enable_x64(True):
-        slope = jax.jit(jax.value_and_grad(mean_over_clients))
-        best = minimize(lambda p: [np.asarray(v) for v in slope(p)], np.zeros(width), jac=True)  # noqa: E501  # fmt: skip
+        gradient = jax.jit(jax.value_and_grad(mean_over_clients))
+        best = minimize(lambda p: [np.asarray(v) for v in gradient(p)], np.zeros(width), jac=True)  # noqa: E501  # fmt: skip
     assert results.chance(name, federated_data) == pytest.approx(best.fun, rel=1e-6)
 
 
@@ -67,7 +67,7 @@ def ended(**losses: float) -> Any:
     return SimpleNamespace(measures={"test": spreads})
 
 
-def test_losses_worse_than_chance_are_told_with_both_numbers():
+def test_losses_worse_than_chance_are_reported_with_both_numbers():
     run: Any = SimpleNamespace(
         replicas=None, records=[ended(personal=17.25, local=0.5)]
     )
@@ -103,25 +103,27 @@ def nonsense(tiny, tmp_path) -> dict:
 
 
 @pytest.mark.usefixtures("compiled")
-def test_nonsense_is_told_on_screen_and_in_the_summary(nonsense, tmp_path, monkeypatch):
+def test_nonsense_is_warned_of_on_screen_and_in_the_summary(
+    nonsense, tmp_path, monkeypatch
+):
     monkeypatch.setattr(results, "draw", lambda *arguments: None)
-    heard: list[str] = []
+    warned: list[str] = []
     config, out = check(nonsense, "here"), tmp_path / "out"
-    summary = run_config(config, out, on_warning=heard.append)
-    told = [
+    summary = run_config(config, out, on_warning=warned.append)
+    expected = [
         "targets are 0.0 and 1.0 only, and taken as two classes",
         "look like an index or an id: 'index' (all values differ)",
         "wild scales: 'income' up to 1.4e+05",
         "the loss of the personal models is ",
     ]
-    assert len(heard) == len(told)
-    for line, part in zip(heard, told, strict=True):
+    assert len(warned) == len(expected)
+    for line, part in zip(warned, expected, strict=True):
         assert part in line
-    assert summary["warnings"] == heard
-    assert json.loads((out / "summary.json").read_text())["warnings"] == heard
+    assert summary["warnings"] == warned
+    assert json.loads((out / "summary.json").read_text())["warnings"] == warned
     again: list[str] = []
     run_config(config, out, resume=True, on_warning=again.append)
-    assert again == heard
+    assert again == warned
 
 
 def test_inputs_that_are_named_are_meant(nonsense):

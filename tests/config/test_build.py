@@ -9,9 +9,10 @@ import pytest
 
 from fedblend.config.build import build
 from fedblend.config.config import ConfigError, check
-from fedblend.config.registry import ALGORITHMS
+from fedblend.config.schema.algorithm import OPTIONS
 from fedblend.data.dataset import DataError
 from fedblend.data.partition.partitioners import Partition, iid
+from fedblend.registry import ALGORITHMS
 
 
 def built(tiny, **changes):
@@ -139,7 +140,7 @@ def test_what_does_not_go_together(changes, line, tiny):
 
 def test_every_algorithm_says_what_it_is():
     for name, entry in ALGORITHMS.items():
-        assert len(entry.description) > 10, name
-        assert "\n" not in entry.description
-        assert get_args(entry.options.model_fields["name"].annotation) == (name,)
+        assert len(entry.summary) > 10, name
+        assert "\n" not in entry.summary
+        assert get_args(OPTIONS[name].model_fields["name"].annotation) == (name,)
         assert entry.reference or name == "local_only"

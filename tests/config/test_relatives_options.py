@@ -15,15 +15,15 @@ RAND_K = {"compressor": {"name": "rand_k", "k": 11}}
 @pytest.mark.parametrize(
     ("options", "line"),
     [
-        ({**L2GD, "steps": 1}, "steps: l2gd needs their mean number in a round, one "
-         "for all clients, 2 or more"),
+        ({**L2GD, "steps": 1}, "steps: 1 is not a mean number of steps in a round, "
+         "above 1, the same for all clients"),
         ({**L2GD, "rate": None, "optimizer": {"name": "adam", "rate": 0.1}},
-         "rate: l2gd takes plain steps, and no optimizer"),
+         "optimizer: an optimizer is not a rate"),
         ({**L2GD, "schedule": {"name": "cosine", "unit": "step", "over": 9}},
-         'schedule: the unit of l2gd\'s is "round"'),
-        ({"name": "mapper", "grid": 1}, "grid: 1 weight is no choice; 0, or 2 or more"),
+         "schedule.unit: 'step' is not 'round'"),
+        ({"name": "mapper", "grid": 1}, "grid: 1 is not 0, or 2 or more"),
         ({"name": "mapper", "held_out": 0.0},
-         "held_out: alpha needs rows to be fitted on, or grid = 0"),
+         "held_out: 0.0 is not in (0, 1), or 0 with grid 0"),
         ({**FEDREP, "head": ["bias", "last"]}, 'head: "last" is no part of the model, '
          "whose parameters are weight, bias"),
     ],

@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tiny_config import TINY
 
 from fedblend.cli import main, screen, tune
 from fedblend.config import toml
 from fedblend.config.config import load
+from tiny_config import TINY
 
 GRID = [0.0, 0.3, 1.0]
 
@@ -101,7 +101,7 @@ def test_what_is_refused(arguments, line, place, capsys):
     assert [path.name for path in place.iterdir()] == ["apfl.toml"]
 
 
-def test_clients_without_a_value_are_told(capsys, monkeypatch):
+def test_clients_without_a_value_are_reported(capsys, monkeypatch):
     from fedblend.simulation.tune_alpha import Tuned
 
     monkeypatch.setenv("COLUMNS", "80")

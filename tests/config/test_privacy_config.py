@@ -123,7 +123,7 @@ def test_what_the_accounting_does_not_cover_is_no_guarantee(configured):
         (configured({"tree": 2}), "clients are drawn in every round, and one may"),
         (
             configured({"tree": 4}, run={"epoch": 2}),
-            "clients are dealt in epochs of 2 rounds, and one may",
+            "clients are drawn in epochs of 2 rounds, and one may",
         ),
     ):
         found = promised(config)
@@ -136,8 +136,8 @@ def test_what_the_accounting_does_not_cover_is_no_guarantee(configured):
     [
         ({"noise": -1.0}, "privacy.noise: -1.0 is not at least 0"),
         ({"clip": 0.0}, "privacy.clip: 0.0 is not above 0"),
-        ({"delta": 1.0}, "privacy.delta: 1.0 is not below 1"),
-        ({"delta": 0.0}, "privacy.delta: 0.0 is not above 0"),
+        ({"delta": 1.0}, "privacy.delta: 1.0 is not in"),
+        ({"delta": 0.0}, "privacy.delta: 0.0 is not in"),
         ({"quantile": 0.5}, "privacy.quantile: goes with adaptive = true"),
         ({"adaptive": True}, "privacy.count_noise: 0.15 is not above half of the"),
         ({"tree": 0}, "privacy.tree: 0 is not at least 1"),

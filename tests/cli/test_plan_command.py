@@ -8,12 +8,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from planned import DIANA, FLIX, ByHand, changed
 
 from fedblend.cli import main, screen
 from fedblend.cli import plan as planning
 from fedblend.config import toml
 from fedblend.simulation.serialize import unpack
+from planned import DIANA, FLIX, ByHand, changed
 
 
 @pytest.fixture

@@ -1,16 +1,16 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""A small valid configuration, and what is compiled once for all tests here."""
+"""A small valid configuration, and programs that are compiled once for a session."""
 
 import copy
 from pathlib import Path
 
 import jax
 import pytest
-from tiny_config import TINY
 
 from fedblend.config import toml
 from fedblend.experiments import results
+from tiny_config import TINY
 
 
 @pytest.fixture

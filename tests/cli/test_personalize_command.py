@@ -40,7 +40,7 @@ HEAD = ("hospital", "age", "pressure", "outcome")
 
 
 def rows_of(hospital, number, flipped=False):
-    """Whoever is older is ill, or the other way round."""
+    """Whoever is older is ill, or the reverse."""
     ages = np.linspace(-1, 1, number)
     ill = (ages > 0) != flipped
     pairs = zip(ages.tolist(), ill.tolist(), strict=True)
@@ -82,7 +82,7 @@ def contents(folder):
     }
 
 
-def test_newcomers_get_models_and_the_run_stays_as_it_was(finished, capsys):
+def test_new_clients_get_models_and_the_run_stays_as_it_was(finished, capsys):
     # Columns in another order, and one that the run does not know.
     rows = rows_of("D/1", 20, flipped=True) + rows_of("E", 2)
     turned = [[outcome, "x", age, who, p] for who, age, p, outcome in rows]
@@ -109,7 +109,7 @@ def test_newcomers_get_models_and_the_run_stays_as_it_was(finished, capsys):
     assert words["client"] == "D/1"
 
 
-def test_one_newcomer_of_one_class_in_the_terminal(finished, capsys):
+def test_one_new_client_of_one_class_in_the_terminal(finished, capsys):
     ill = [row for row in rows_of("", 20) if row[3] == "ill"]
     write("alone.csv", [row[1:] for row in ill], HEAD[1:])
     assert main(["personalize", str(finished), "--data", "alone.csv"]) == 0
@@ -119,9 +119,9 @@ def test_one_newcomer_of_one_class_in_the_terminal(finished, capsys):
     assert "model: personal.safetensors" in said.out
     assert main(["personalize", str(finished), "--data", "alone.csv"]) == 2
     assert "not overwritten" in capsys.readouterr().err
-    joined = fb.personalize_from(finished, "alone.csv")
+    found = fb.personalize_from(finished, "alone.csv")
     saved, _ = unpack(Path("personal.safetensors").read_bytes())
-    mine = named_leaves(joined.newcomers.personal(0))
+    mine = named_leaves(found.clients.personal(0))
     assert saved.keys() == mine.keys()
     for name, leaf in mine.items():
         np.testing.assert_array_equal(saved[name], leaf)

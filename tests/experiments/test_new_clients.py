@@ -1,6 +1,6 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""Newcomers of every algorithm by name, and clients that a run sets apart."""
+"""New clients of every algorithm by name, and clients that a run sets apart."""
 
 import csv
 import json
@@ -9,48 +9,47 @@ import jax
 import jax.numpy as jnp
 import pytest
 from test_run import OWN
-from tiny_config import TINY
 
+import example_arguments as examples
 from fedblend.config.build import build
 from fedblend.config.config import check
-from fedblend.config.registry import ALGORITHMS
 from fedblend.config.schema.table import RunError
 from fedblend.config.tasks import loss_name
 from fedblend.core import Down
-from fedblend.experiments.newcomers import joining
+from fedblend.experiments.new_clients import client_work
 from fedblend.experiments.run import run_config
 from fedblend.experiments.run_folder import Folder
 from fedblend.mixing import Blend
+from fedblend.registry import ALGORITHMS
 from fedblend.simulation.personalize import personalize
+from tiny_config import TINY
 
 pytestmark = pytest.mark.usefixtures("compiled", "no_figures")
 
 
 def configured(tiny, name, **options):
-    tiny["algorithm"] |= {"name": name, **OWN.get(name, {}), **options}
-    if name == "l2gd":
+    tiny["algorithm"] |= {"name": name, **OWN[name], **options}
+    if examples.needs_everyone(name):
         del tiny["run"]["cohort"]
     config = check(tiny, "here")
     return config, build(config)
 
 
 def work_of(config, built, **asked):
-    newcomers = built.federated_data.select([0, 2])
+    data = built.federated_data.select([0, 2])
     loss = loss_name(config, built.task), built.loss
-    return joining(config, loss, newcomers, **asked), newcomers
+    return *client_work(config, loss, data, **asked), data
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
-def test_every_algorithm_has_a_model_for_newcomers(tiny, name):
+def test_every_algorithm_has_a_model_for_new_clients(tiny, name):
     config, built = configured(tiny, name)
-    work, newcomers = work_of(config, built)
+    algorithm, visits, data = work_of(config, built)
 
     def models(shared):
         down = Down(shared, jnp.zeros((), jnp.int32))
         key = jax.random.key(0)
-        return personalize(
-            work.algorithm, down, newcomers, key, visits=work.visits
-        ).models
+        return personalize(algorithm, down, data, key, visits=visits).models
 
     shared = jax.eval_shape(built.model.init, jax.random.key(0))
     found = jax.eval_shape(models, shared)
@@ -75,7 +74,7 @@ def test_every_algorithm_has_a_model_for_newcomers(tiny, name):
 )
 def test_only_apfl_takes_its_steps_one_by_one(tiny, name, options, steps, visits):
     config, built = configured(tiny, name, **options)
-    assert work_of(config, built, steps=steps)[0].visits == visits
+    assert work_of(config, built, steps=steps)[1] == visits
 
 
 @pytest.mark.parametrize("asked", [{"steps": 3}, {"rate": 0.1}])

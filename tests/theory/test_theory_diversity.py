@@ -10,7 +10,7 @@ import fedblend as fb
 import problems
 from fedblend.data import map_clients
 from fedblend.simulation.precision import precision
-from fedblend.theory import diversity
+from fedblend.theory import apfl
 
 POINTS = np.random.default_rng(0).standard_normal((3, 3))
 
@@ -22,7 +22,7 @@ def test_gradients_of_quadratics(chunk):
     slopes = np.einsum("nij,pj->pni", A, POINTS) - b
     gaps = slopes - slopes.mean(axis=1, keepdims=True)
     with precision("float64"):
-        found = diversity.gradient_diversity(
+        found = apfl.gradient_diversity(
             on.loss, jnp.asarray(POINTS), on.federated_data, chunk=chunk
         )
     exact = (gaps**2).sum(axis=2).max(axis=0)
@@ -34,7 +34,7 @@ def test_where_curvatures_agree_one_point_has_the_supremum():
     on = problems.means()
     _, b = problems.client_matrices(on)
     with precision("float64"):
-        found = diversity.gradient_diversity(
+        found = apfl.gradient_diversity(
             on.loss, jnp.full((1, 2), 9.0), on.federated_data
         )
     exact = ((b - b.mean(axis=0)) ** 2).sum(axis=1)
@@ -53,7 +53,7 @@ def test_trees_of_parameters():
         wrong = (chances - np.eye(3)[labels]) / len(labels)
         slopes.append(np.append((inputs.T @ wrong).ravel(), wrong.sum(axis=0)))
     gaps = np.stack(slopes) - np.mean(slopes, axis=0)
-    found = diversity.gradient_diversity(on.loss, params, on.federated_data)
+    found = apfl.gradient_diversity(on.loss, params, on.federated_data)
     np.testing.assert_allclose(found, (gaps**2).sum(axis=1), rtol=1e-5)
 
 
@@ -64,14 +64,14 @@ def test_distances_of_minimizers():
     shared = problems.optimum(on)
     personal = np.stack([np.linalg.solve(*pair) for pair in zip(A, b, strict=True)])
     gaps = [np.linalg.solve(a, v - a @ shared) for a, v in zip(A, b, strict=True)]
-    found = diversity.model_distances(personal, shared)
+    found = apfl.model_distances(personal, shared)
     np.testing.assert_allclose(found, (np.stack(gaps) ** 2).sum(axis=1), atol=1e-10)
 
 
 def test_distances_of_trees():
     shared = {"w": jnp.ones((2, 2)), "b": jnp.zeros(3)}
     personal = {"w": jnp.zeros((5, 2, 2)), "b": jnp.full((5, 3), 2.0)}
-    found = diversity.model_distances(personal, shared)
+    found = apfl.model_distances(personal, shared)
     np.testing.assert_array_equal(found, np.full(5, 4.0 + 12.0))
 
 

@@ -10,7 +10,6 @@ import jax
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tiny_config import TINY
 
 import fedblend as fb
 from fedblend.config import build as building
@@ -19,12 +18,13 @@ from fedblend.config.config import ConfigError, check
 from fedblend.data import datasets
 from fedblend.data.dataset import DataError
 from fedblend.simulation.checkpoint import CheckpointError, read_about, restore, save
+from tiny_config import TINY
 
 FULL = copy.deepcopy(TINY)
 FULL["algorithm"] |= {
     "name": "finetune",
     "schedule": {"name": "cosine", "unit": "round", "over": 4},
-    "tune": {
+    "finetune": {
         "optimizer": {"name": "adam", "rate": 0.01},
         "steps": [1, 2, 3, 4, 5, 6],
         "batch_size": "all",
@@ -154,7 +154,8 @@ def _digits():
 
 def _simulation(algorithm=fb.scaffold):
     federated_data, _ = fb.datasets.quadratics(clients=4, dim=2)
-    made = algorithm(fb.datasets.quadratic_loss, 0.1, steps=1, batch_size=None)
+    work = fb.Work(0.1, steps=1, batch_size=None)
+    made = algorithm(fb.datasets.quadratic_loss, work)
     start = jax.numpy.zeros(2)
     return fb.simulate(made, start, federated_data, jax.random.key(0), rounds=2)
 

@@ -68,9 +68,9 @@ class ByHand:
         x = np.zeros(a.shape[1])
         for _ in range(30):
             p = 1 / (1 + np.exp(y * (a @ x)))
-            slope = L2 * x - a.T @ (y * p) / len(y)
+            gradient = L2 * x - a.T @ (y * p) / len(y)
             bend = L2 * np.eye(len(x)) + (a.T * (p * (1 - p))) @ a / len(y)
-            x = x - np.linalg.solve(bend, slope)
+            x = x - np.linalg.solve(bend, gradient)
         return x
 
     def value(self, alpha, shared):
@@ -86,10 +86,12 @@ class ByHand:
         """min f~ by gradient descent in NumPy."""
         x, step = self.average, 1 / (alpha**2 * self.L.mean())
         for _ in range(3000):
-            slope = 0
+            gradient = 0
             for (a, y), own in zip(self.rows, self.x, strict=True):
                 here = alpha * x + (1 - alpha) * own
                 p = 1 / (1 + np.exp(y * (a @ here)))
-                slope = slope + alpha * (L2 * here - a.T @ (y * p) / len(y)) / CLIENTS
-            x = x - step * slope
+                gradient = (
+                    gradient + alpha * (L2 * here - a.T @ (y * p) / len(y)) / CLIENTS
+                )
+            x = x - step * gradient
         return self.value(alpha, x)

@@ -1,0 +1,228 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""Algorithms and transforms by name: each is declared once, beside its builder.
+
+::
+
+    @algorithm(sends=("update", "gradients"))
+    @gate(**WORK, server_rate=POSITIVE)
+    def scaffold(loss: Loss, work: Work, *, server_rate: float = 1.0) -> Algorithm: ...
+
+The name is the function's, the summary is the first line of its module, the reference
+is the module's paragraph "Reference:". The options of a configuration are the
+parameters that have a rule in ``gate``. ``ALGORITHMS`` and ``TRANSFORMS`` import every
+module of their packages when they are first read: a file is found because it exists.
+The configuration, ``fedblend list``, the policy of a node, the tables of the documents
+and the contract suite read these two mappings and nothing else.
+"""
+
+import dataclasses
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from functools import cached_property
+from importlib import import_module
+from pkgutil import walk_packages
+from types import MappingProxyType
+from typing import Any, Generic, NamedTuple, TypeVar
+
+from fedblend.checks import Rule
+from fedblend.core import Algorithm
+
+Builder = Callable[..., Algorithm]
+Decorated = TypeVar("Decorated", bound=Builder)
+
+FACTS = ("clients", "smooth")
+"""Parameters that a run knows: the number of clients, and L_i of their losses."""
+
+
+class NewClient(NamedTuple):
+    """How a client that joins after the training gets its model.
+
+    The message of the server stays the same. The client enrolls, takes part in
+    ``visits`` rounds, and deploys ``personal``.
+    """
+
+    visits: int | None = 1
+    """Rounds at the client; None for one round of a single step for every step."""
+    steps: str | None = "steps"
+    """The parameter that counts the steps on the client's own model; None where a
+    solver finds that model."""
+    rate: str = "rate"
+    """The parameter with the rate of these steps."""
+    whole_run: bool = False
+    """The client trains for as many rounds as the run had, instead of a few."""
+    build: Builder | None = None
+    """What the client runs instead of the algorithm, from those options it takes."""
+    options: Mapping[str, Any] = MappingProxyType({})
+    """Options that have another value for a new client."""
+
+
+TRAINS = NewClient()
+"""A round or, where all clients deploy the shared model, fine-tuning from it."""
+ADAPTS = NewClient(visits=0)
+"""``personal`` takes the client's own steps, as many as the options state."""
+SOLVES = NewClient(visits=0, steps=None)
+"""A solver finds the client's own model when the client enrolls."""
+STEP_BY_STEP = NewClient(visits=None)
+"""Rounds of one step, so that the shared model stands still between steps."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """What is known of an algorithm or a transform beside its builder."""
+
+    name: str
+    build: Builder
+    """Whose parameters are the options of a configuration."""
+    builder: Builder
+    """The function of the library, ``fb.NAME``; mostly ``build`` itself."""
+
+    @cached_property
+    def parameters(self) -> Mapping[str, inspect.Parameter]:
+        """The parameters of ``build``, by name."""
+        return inspect.signature(self.build).parameters
+
+    @property
+    def rules(self) -> Mapping[str, Rule]:
+        """The rules of ``gate`` for the parameters of ``build``."""
+        return getattr(self.build, "rules", {})
+
+    @property
+    def summary(self) -> str:
+        """The first line of the builder's module."""
+        return self._text().split("\n")[0].rstrip(".").replace("``", "")
+
+    @property
+    def reference(self) -> str:
+        """Where it was published; empty where the module names no reference."""
+        paragraph = self._text().partition("Reference:")[2].partition("\n\n")[0]
+        return " ".join(paragraph.split())
+
+    @property
+    def published(self) -> str:
+        """Venue, year and number of the reference, without its authors and title."""
+        return self.reference.rpartition('",')[2].strip(" .")
+
+    def _text(self) -> str:
+        module = inspect.getmodule(self.builder)
+        return inspect.cleandoc((module and module.__doc__) or "")
+
+
+@dataclasses.dataclass(frozen=True)
+class AlgorithmEntry(Entry):
+    """An algorithm by name."""
+
+    sends: tuple[str, ...]
+    """What a client sends in a round: "update", "gradients", "losses"; or nothing."""
+    new_client: NewClient
+    keys: Mapping[str, str]
+    """The keys of a configuration for parameters that have another name there."""
+    keeps: str | None
+    """The parameter that names the parts of the model which stay with a client."""
+    theory: bool
+    """Theory has a step for it: a configuration may say ``rate = "theory"``."""
+
+
+@dataclasses.dataclass(frozen=True)
+class TransformEntry(Entry):
+    """A transform by name."""
+
+    encodes: bool
+    """It encodes what clients send: only one such transform, and outside of others."""
+
+
+Kind = TypeVar("Kind", bound=Entry)
+
+
+class Registry(Mapping[str, Kind], Generic[Kind]):
+    """The entries of a package by name, in alphabetical order.
+
+    Args:
+        package: its modules are imported when the registry is first read.
+    """
+
+    def __init__(self, package: str):
+        self._package = package
+        self._found: dict[str, Kind] = {}
+        self._complete = False
+
+    def add(self, entry: Kind) -> None:
+        """Take an entry in; a name stands for one builder."""
+        if entry.name in self._found:
+            raise ValueError(f"{self._package}: {entry.name!r} is registered twice")
+        self._found[entry.name] = entry
+
+    def __getitem__(self, name: str) -> Kind:
+        return self._all()[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(sorted(self._all()))
+
+    def __len__(self) -> int:
+        return len(self._all())
+
+    def _all(self) -> dict[str, Kind]:
+        if not self._complete:
+            package = import_module(self._package)
+            for module in walk_packages(package.__path__, f"{self._package}."):
+                import_module(module.name)
+            self._complete = True
+        return self._found
+
+
+ALGORITHMS: Registry[AlgorithmEntry] = Registry("fedblend.algorithms")
+TRANSFORMS: Registry[TransformEntry] = Registry("fedblend.transforms")
+
+
+def algorithm(
+    *,
+    name: str | None = None,
+    builder: Builder | None = None,
+    sends: tuple[str, ...] = ("update",),
+    new_client: NewClient = TRAINS,
+    keys: Mapping[str, str] = MappingProxyType({}),
+    keeps: str | None = None,
+    theory: bool = False,
+) -> Callable[[Decorated], Decorated]:
+    """Register the algorithm that the decorated function builds.
+
+    Args:
+        name: by which a configuration names it; the function's own if None.
+        builder: the function of the library, where a configuration has other options
+            than that function has parameters; the decorated function if None.
+        sends: what a client sends in a round.
+        new_client: how a client that joins after the training gets its model.
+        keys: the keys of a configuration for parameters that have another name there.
+        keeps: the parameter that names the parts of the model which stay with a client.
+        theory: whether a configuration may say ``rate = "theory"``.
+    """
+
+    def register(build: Decorated) -> Decorated:
+        entry = AlgorithmEntry(
+            name or build.__name__,
+            build,
+            builder or build,
+            sends,
+            new_client,
+            keys,
+            keeps,
+            theory,
+        )
+        ALGORITHMS.add(entry)
+        return build
+
+    return register
+
+
+def transform(*, encodes: bool = False) -> Callable[[Decorated], Decorated]:
+    """Register the transform that the decorated function builds.
+
+    Args:
+        encodes: whether it encodes what clients send.
+    """
+
+    def register(build: Decorated) -> Decorated:
+        TRANSFORMS.add(TransformEntry(build.__name__, build, build, encodes))
+        return build
+
+    return register

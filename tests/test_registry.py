@@ -1,0 +1,113 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""One registration: a file in the package is all that a new algorithm needs."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from registry_tables import PAGE, page
+
+import fedblend as fb
+from fedblend.registry import ALGORITHMS, TRANSFORMS, Registry
+
+TESTS = Path(__file__).parent
+NEW = '''
+"""Half steps: FedAvg whose server goes a part of the way.
+
+Reference: Nobody, "Half steps", 2026, arXiv:2601.00000.
+"""
+
+from fedblend import trees
+from fedblend.algorithms.fedavg import fedavg
+from fedblend.checks import Number, gate
+from fedblend.core import Algorithm, Loss
+from fedblend.local import WORK, Work
+from fedblend.registry import algorithm
+
+
+@algorithm()
+@gate(**WORK, part=Number(above=0, most=1))
+def half_steps(loss: Loss, work: Work, *, part: float) -> Algorithm:
+    """FedAvg, ``part`` of the way."""
+    inner = fedavg(loss, work)
+
+    def server(aggregate, down, server, central, key):
+        step = trees.scale(part, aggregate.mean.delta)
+        return down._replace(shared=trees.add(down.shared, step)), server
+
+    return inner._replace(server=server)
+'''
+PROGRAM = f"""
+import sys
+sys.path[:0] = [{str(TESTS)!r}, {str(TESTS / "contract")!r}]
+import fedblend.algorithms
+fedblend.algorithms.__path__.append(sys.argv[1])
+
+import fedblend as fb
+from fedblend.cli import main
+assert main(["list", "algorithms"]) == 0
+assert fb.half_steps.__module__ == "fedblend.algorithms.half_steps"
+
+from fedblend.config.config import ConfigError, check
+from fedblend.deploy.client.policy import Policy
+from tiny_config import TINY
+table = {{**TINY["algorithm"], "name": "half_steps"}}
+config = check({{**TINY, "algorithm": {{**table, "part": 0.5}}}}, "here")
+assert Policy().refusal(config) is None
+for wrong in ({{}}, {{"part": 2}}):
+    try:
+        check({{**TINY, "algorithm": {{**table, **wrong}}}}, "here")
+    except ConfigError as error:
+        print(error)
+
+import registry
+assert "half_steps" in registry.CASES
+from runs import usual_run
+usual_run("half_steps")
+"""
+
+
+def test_a_file_in_the_package_is_all_that_a_new_algorithm_needs(tmp_path):
+    """``fb.NAME``, list, configuration, policy and the contract suite find it."""
+    (tmp_path / "half_steps.py").write_text(NEW)
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "COLUMNS": "200"},
+    )
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout
+    assert "half_steps" in lines and "FedAvg whose server goes a part" in lines
+    assert "2026, arXiv:2601.00000" in lines
+    assert "here: algorithm.part: is missing" in lines
+    assert "here: algorithm.part: 2 is not in (0, 1]" in lines
+
+
+def test_two_builders_of_one_name_are_refused():
+    found = Registry("fedblend.algorithms")
+    found.add(ALGORITHMS["fedavg"])
+    with pytest.raises(ValueError, match="'fedavg' is registered twice"):
+        found.add(ALGORITHMS["fedavg"])
+
+
+@pytest.mark.parametrize("registry", [ALGORITHMS, TRANSFORMS])
+def test_every_entry_says_what_it_is(registry):
+    assert list(registry) == sorted(registry)
+    for name, entry in registry.items():
+        assert 10 < len(entry.summary) < 100 and "\n" not in entry.summary, name
+        assert entry.reference or name in ("local_only", "add_gradient"), name
+        assert set(entry.rules) <= set(entry.parameters), name
+
+
+def test_a_name_that_is_neither_public_nor_registered():
+    with pytest.raises(AttributeError, match="no attribute 'frob'"):
+        getattr(fb, "frob")  # noqa: B009
+
+
+def test_the_tables_of_the_documents_are_as_the_registry():
+    written = PAGE.read_text(encoding="utf-8")
+    assert written == page(), "run python tools/registry_tables.py, and commit the page"
