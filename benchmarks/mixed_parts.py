@@ -21,12 +21,13 @@ from typing import Any
 
 from fedblend_reproductions.mixed import (
     characters,
-    clipping,
+    clipping_runs,
     disagreement,
-    divergence,
+    divergence_runs,
     steps_and_rates,
     text,
 )
+from fedblend_reproductions.mixed.task import ALGORITHMS
 
 
 def part(out: Path, claim: str, names: list[Any]) -> None:
@@ -43,18 +44,16 @@ def part(out: Path, claim: str, names: list[Any]) -> None:
         task, *algorithms = names
         setting = steps_and_rates.SETTINGS[task]
         here = steps_and_rates.task(task, False)
-        steps_and_rates.found(
-            folder, task, here, setting, algorithms or steps_and_rates.ALGORITHMS
-        )
+        steps_and_rates.found(folder, task, here, setting, algorithms or ALGORITHMS)
     if claim == "M9":
         model, *variants = names
-        size = divergence.SIZES[model]
-        these = variants or list(divergence.VARIANTS)
-        divergence.found(folder, model, text.task(size), size, these)
+        size = divergence_runs.SIZES[model]
+        these = variants or list(divergence_runs.VARIANTS)
+        divergence_runs.found(folder, model, text.task(size), size, these)
     if claim == "M12":
-        size = clipping.FULL
+        size = clipping_runs.FULL
         task = text.task(size.round)
-        clipping.found(folder, task, size, names or clipping.ALGORITHMS)
+        clipping_runs.found(folder, task, size, names or ALGORITHMS)
 
 
 if __name__ == "__main__":
