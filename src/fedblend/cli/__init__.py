@@ -22,6 +22,7 @@ from fedblend.cli import (
     federation,
     federation_status,
     init,
+    list_,
     personalize,
     plan,
     reproduce,
@@ -46,7 +47,7 @@ app.command("plan")(plan.plan)
 app.command("tune")(tune.tune)
 app.command("advise")(advise.advise)
 app.command("init")(init.init)
-app.command("list")(show.list_)
+app.command("list")(list_.list_)
 app.command("show")(show.show)
 app.add_typer(data.app, name="data")
 federation_status.join(federation.app)
