@@ -19,7 +19,7 @@ def show(
 
     fedblend show runs/first
     """
-    from fedblend.config.schema.table import RunError
+    from fedblend.errors import RunError
     from fedblend.experiments.run_folder import Folder, read_rows, read_summary
     from fedblend.report.terminal import show as show_rows
 

@@ -20,6 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedblend.core import PyTree
+from fedblend.errors import InputError
 from fedblend.simulation.result import Record
 from fedblend.simulation.run import Run
 from fedblend.simulation.sampling import Strata
@@ -29,7 +30,7 @@ from fedblend.simulation.store_version import StoreError
 VERSION = 1
 
 
-class CheckpointError(ValueError):
+class CheckpointError(InputError):
     """A checkpoint that cannot be used, and why."""
 
 
