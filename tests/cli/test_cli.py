@@ -161,7 +161,7 @@ def test_bad_command_lines(capsys, finished):
     assert "not a setting" in fails(capsys, "run", write(), "--set", "x")
     assert "not the folder of a run" in fails(capsys, "show", "nothing")
     assert "'datasetz' is not one of" in fails(capsys, "list", "datasetz")
-    assert "is unknown; known: digits" in fails(capsys, "data", "info", "frob")
+    assert "is unknown; known are" in fails(capsys, "data", "info", "frob")
     assert "not a public dataset" in fails(capsys, "data", "get", "frob")
     out = str(finished / "out")
     assert "holds a run already" in fails(capsys, "run", write(), "--out", out)
