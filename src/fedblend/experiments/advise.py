@@ -26,8 +26,8 @@ from fedblend.config.compress import compressed
 from fedblend.config.config import Config
 from fedblend.config.constants import with_rates
 from fedblend.config.fedselect import selected
-from fedblend.config.schema.table import ConfigError
 from fedblend.core import Algorithm, Batch, PyTree
+from fedblend.errors import ConfigError
 from fedblend.losses import gradient
 from fedblend.metrics import mean_loss
 from fedblend.simulation.precision import precision

@@ -23,8 +23,8 @@ from fedblend.config import central, privacy, toml
 from fedblend.config.build import Built, build
 from fedblend.config.config import Config, check, difference, dump
 from fedblend.config.errors import named_by_key
-from fedblend.config.schema.table import ConfigError, RunError
 from fedblend.config.tasks import loss_name
+from fedblend.errors import ConfigError, RunError
 from fedblend.experiments import new_clients, results, run_folder
 from fedblend.experiments.run_folder import Folder, seeds_of
 from fedblend.gains import harms

@@ -20,8 +20,8 @@ from fedblend.config.build import Built, build
 from fedblend.config.compress import compressed
 from fedblend.config.config import Config, dump
 from fedblend.config.errors import named_by_key
-from fedblend.config.schema.table import ConfigError, RunError
 from fedblend.core import Algorithm
+from fedblend.errors import ConfigError, RunError
 from fedblend.experiments import run_folder
 from fedblend.simulation.precision import precision
 from fedblend.simulation.tune_alpha import Tuned, choose_alpha
