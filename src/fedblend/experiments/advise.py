@@ -19,13 +19,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedblend import trees
-from fedblend.config import central
 from fedblend.config.build import Built, build
-from fedblend.config.compress import compressed
 from fedblend.config.config import Config
 from fedblend.config.constants import with_rates
-from fedblend.config.fedselect import selected
 from fedblend.config.schema.table import ConfigError
+from fedblend.config.transforms import selected, transformed
 from fedblend.core import Algorithm, Batch, PyTree
 from fedblend.losses import gradient
 from fedblend.metrics import mean_loss
@@ -250,9 +248,8 @@ def _algorithm(config: Config, built: Built, how: str, factor: Any) -> Algorithm
     )
     clients = built.federated_data.clients
     plain = options.build(built.loss, built.smoothness, clients)
-    plain = central.mixed(table, plain, options.name, built.loss, False)
-    said = trees.size(config.algorithm.sent(params))
-    made = compressed(config.compress, plain, options.name, said, clients)
+    changed = config.model_copy(update={"central": table})
+    made = transformed(changed, plain, built.loss, params, clients)
     return selected(config, made, built.federated_data)
 
 
