@@ -5,12 +5,12 @@
     python benchmarks/mixed_parts.py OUT M4 oracle "clients alone"
     python benchmarks/mixed_parts.py OUT M4-paper-sized parallel
     python benchmarks/mixed_parts.py OUT M6 text movies
-    python benchmarks/mixed_parts.py OUT M8 faces                  all ways
+    python benchmarks/mixed_parts.py OUT M8 faces                  all algorithms
     python benchmarks/mixed_parts.py OUT M8 text one_way two_way
     python benchmarks/mixed_parts.py OUT M9 "character model" parallel
     python benchmarks/mixed_parts.py OUT M12 one_way
 
-Each keeps what it has measured where ``fedblend reproduce mixed --out OUT`` looks for
+Each caches what it measures where ``fedblend reproduce mixed --out OUT`` looks for
 it, which then has the rest to do, if any, and writes the pages.
 """
 
@@ -23,26 +23,28 @@ from fedblend_reproductions.mixed import (
     clipping,
     disagreement,
     divergence,
+    steps_and_rates,
     text,
-    trading,
 )
 
 
 def part(out: Path, claim: str, names: list[str]) -> None:
-    """Measure these methods, tasks or ways of a claim."""
+    """Measure these methods, tasks or algorithms of a claim."""
     paper_sized = claim == "M4-paper-sized"
     page = "mixed_paper_sized" if paper_sized else "mixed"
-    folder = out / page / "kept" / claim.partition("-")[0]
+    folder = out / page / "cached" / claim.partition("-")[0]
     if claim.startswith("M4"):
         size = characters.PAPER if paper_sized else characters.FULL
         characters.found(folder, text.task(size), size, names or characters.NEEDED)
     if claim == "M6":
         disagreement.found(folder, False, names or list(disagreement.PAPER))
     if claim == "M8":
-        task, *ways = names
-        setting = trading.SETTINGS[task]
-        here = trading.task(task, False)
-        trading.found(folder, task, here, setting, ways or trading.WAYS)
+        task, *algorithms = names
+        setting = steps_and_rates.SETTINGS[task]
+        here = steps_and_rates.task(task, False)
+        steps_and_rates.found(
+            folder, task, here, setting, algorithms or steps_and_rates.ALGORITHMS
+        )
     if claim == "M9":
         model, *variants = names
         size = divergence.SIZES[model]
@@ -51,7 +53,7 @@ def part(out: Path, claim: str, names: list[str]) -> None:
     if claim == "M12":
         size = clipping.FULL
         task = text.task(size.round)
-        clipping.found(folder, task, size, names or clipping.WAYS)
+        clipping.found(folder, task, size, names or clipping.ALGORITHMS)
 
 
 if __name__ == "__main__":

@@ -35,10 +35,10 @@ def show(name: str, seconds: tuple[float, float]) -> None:
 
 def apfl() -> None:
     """A round of each method of A6, then a measurement of all clients."""
-    from fedblend_reproductions.apfl import relatives
+    from fedblend_reproductions.apfl import personal_methods
 
-    task, seeds = relatives.task(False, relatives.random_pairs), 3
-    for method in relatives.METHODS:
+    task, seeds = personal_methods.task(False, personal_methods.random_pairs), 3
+    for method in personal_methods.METHODS:
         run = fb.simulate(
             lambda rate, method=method: method.build(task, rate),
             task.model.init,
@@ -57,23 +57,23 @@ def apfl() -> None:
 
 def mixed() -> None:
     """Blocks of some methods of M5, M3 and M4, with a measurement each."""
-    from fedblend_reproductions.mixed import movie_runs, movies, smiles, text
-    from fedblend_reproductions.mixed.task import simulated, way
+    from fedblend_reproductions.mixed import faces, movie_runs, movies, text
+    from fedblend_reproductions.mixed.task import ALGORITHMS, mixed_fl, simulated
 
     movie_task = movies.task(False)
     users = np.flatnonzero(movie_task.federated_data.splits["test"].counts).tolist()
-    methods = movie_runs.methods(movie_task, movie_runs.SETTINGS["plain"], movies.WAYS)
-    faces, characters = smiles.task(False), text.task(text.FULL)
+    methods = movie_runs.methods(movie_task, movie_runs.SETTINGS["plain"], ALGORITHMS)
+    smiles, characters = faces.task(False), text.task(text.FULL)
     cases = [
         *(
             (f"M5 {name}", movie_task, methods[name], (1.0, 0.003), replicas, 3, users)
             for name, replicas in (("baseline", 9), ("one_way", 1), ("two_way", 5))
         ),
         *(
-            (f"M3 {how}", faces, way(faces, how), 0.005, 10, 30, [0])
+            (f"M3 {how}", smiles, mixed_fl(smiles, how), 0.005, 10, 30, [0])
             for how in ("parallel", "one_way")
         ),
-        ("M4 parallel", characters, way(characters, "parallel"), 0.5, 5, 15, [0]),
+        ("M4 parallel", characters, mixed_fl(characters, "parallel"), 0.5, 5, 15, [0]),
     ]
     for name, task, method, setting, replicas, every, measured in cases:
         run = simulated(

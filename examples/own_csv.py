@@ -38,7 +38,7 @@ with tempfile.TemporaryDirectory() as folder:
     path = Path(folder) / "tumors.csv"
     write_table(path)
 
-    # A file of your own is read in the same way.
+    # A file of your own is read alike.
     table = fb.data.read(path, target="outcome", client="clinic")
     parts = fb.partition.by_key(table.keys)
     federated_data = fb.federate(table.rows, parts, test=0.3)

@@ -57,16 +57,23 @@ def public() -> list[Entry]:
 
 
 def members(name: str, module: ModuleType) -> list[Entry]:
-    """The names of a public module: its ``__all__``, or what it defines itself."""
+    """The names that a public module exports, and those that it defines."""
     page = name.split(".")[1]
     entries = [Entry(name, module, page)]
-    for own in sorted(getattr(module, "__all__", None) or defined(module)):
+    for own in sorted({*exported(module), *defined(module)}):
         value = getattr(module, own)
         if inspect.ismodule(value):
             entries += members(f"{name}.{own}", value)
         elif callable(value):
             entries.append(Entry(f"{name}.{own}", value, page))
     return entries
+
+
+def exported(module: ModuleType) -> Iterator[str]:
+    """The names that a module imports to export them: ``import name as name``."""
+    for node in ast.parse(inspect.getsource(module)).body:
+        if isinstance(node, ast.ImportFrom):
+            yield from (one.name for one in node.names if one.name == one.asname)
 
 
 def defined(module: ModuleType) -> Iterator[str]:

@@ -2,6 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a user is told when something given is not allowed: one line."""
 
+import difflib
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -35,3 +37,16 @@ def shown(value: Any) -> str:
         value = np.asarray(value).tolist()
     text = " ".join(repr(value).split())
     return text if len(text) <= LONGEST else f"{text[: LONGEST - 3]}..."
+
+
+def hint(word: str, known: Iterable[str]) -> str:
+    """The end of a line about an unknown word: the nearest known one, or all of them.
+
+    >>> hint("mnits", ["digits", "mnist"]), hint("x", ["digits"]), hint("x", [])
+    ("did you mean 'mnist'?", 'known are digits', 'there are none')
+    """
+    known = list(known)
+    near = difflib.get_close_matches(word, known, 1)
+    if near:
+        return f"did you mean {near[0]!r}?"
+    return f"known are {', '.join(known)}" if known else "there are none"

@@ -123,7 +123,7 @@ def test_what_the_accounting_does_not_cover_is_no_guarantee(configured):
         (configured({"tree": 2}), "clients are drawn in every round, and one may"),
         (
             configured({"tree": 4}, run={"epoch": 2}),
-            "clients are dealt in epochs of 2 rounds, and one may",
+            "clients are drawn in epochs of 2 rounds, and one may",
         ),
     ):
         found = promised(config)

@@ -174,7 +174,10 @@ def test_the_content_of_bz2_is_what_is_checked(monkeypatch, tmp_path, serve):
 
 def test_errors_are_one_clear_line(toy, serve, tmp_path):
     cases = [
-        (serve(files={}), r"toy\.bin could not be had: http://\S+: HTTP 404 Not Found"),
+        (
+            serve(files={}),
+            r"toy\.bin could not be downloaded: http://\S+: HTTP 404 Not Found",
+        ),
         ("http://127.0.0.1:1", "Connection refused"),
         ("nonsense", "unknown url type"),
     ]
@@ -192,7 +195,9 @@ def test_a_silent_server(toy, monkeypatch):
     monkeypatch.setattr(download, "_TIMEOUT", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         base = f"http://127.0.0.1:{silent.getsockname()[1]}"
-        with pytest.raises(DataError, match=r"toy\.bin could not be had: .* timed out"):
+        with pytest.raises(
+            DataError, match=r"toy\.bin could not be downloaded: .* timed out"
+        ):
             download.get("toy", base=base)
 
 
@@ -229,12 +234,11 @@ def test_the_home(monkeypatch):
 @pytest.mark.parametrize("name", sorted(catalog.PUBLIC))
 def test_the_list_is_well_formed(name):
     entry = catalog.PUBLIC[name]
-    assert entry.obtainable != bool(entry.instruction)
     for file in (*entry.files, *entry.copies):
         assert len(file.checksum) in (32, 64)
         int(file.checksum, 16)
         assert all(address.endswith("/" + file.name) for address in file.addresses)
-    assert not entry.obtainable or all(file.addresses for file in entry.files)
+    assert entry.instruction or all(file.addresses for file in entry.files)
 
 
 @pytest.mark.parametrize("name", sorted(catalog.PUBLIC))

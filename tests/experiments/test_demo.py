@@ -43,7 +43,7 @@ def test_the_demo_prints_its_numbers_and_what_they_say(small_demo):
         assert f"{numbers['mean']:.1%}" in text
         assert 0 <= numbers["worst_tenth"] <= numbers["mean"] <= 1
     assert results["methods"]["local-only"]["bits_per_client"] == 0
-    # 650 float32 weights, both ways, 20 of 40 clients, 4 rounds.
+    # 650 float32 weights, up and down, 20 of 40 clients, 4 rounds.
     assert results["methods"]["FedAvg"]["bits_per_client"] == 650 * 32 * 2 * 4 / 2
     # FLIX has one message more of everybody, its own model, before the rounds.
     assert results["methods"]["FLIX"]["bits_per_client"] > 650 * 32 * 2 * 4 / 2

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.usefixtures("no_figures")
 
 def command(config, out, compiled):
     words = ["run", str(config), "--out", str(out), "--resume", "--format", "json"]
-    kept = {
+    cache = {
         "JAX_COMPILATION_CACHE_DIR": compiled,
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
         "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
@@ -31,7 +31,7 @@ def command(config, out, compiled):
         [sys.executable, "-m", "fedblend.cli", *words],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
-        env=os.environ | kept,
+        env=os.environ | cache,
     )
 
 

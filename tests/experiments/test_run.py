@@ -110,12 +110,14 @@ def test_every_algorithm_runs(name, tiny, tmp_path):
     assert last < first
 
 
-def test_local_models_that_were_not_found_are_told(tiny, tmp_path):
+def test_local_models_that_were_not_found_are_reported(tiny, tmp_path):
     tiny["algorithm"] |= {"name": "flix", **OWN["flix"]}
     tiny["run"] |= SHORT
     tiny["measure"] |= LITTLE
-    heard: list[str] = []
-    summary = run_config(check(tiny, "here"), tmp_path / "out", on_warning=heard.append)
+    warned: list[str] = []
+    summary = run_config(
+        check(tiny, "here"), tmp_path / "out", on_warning=warned.append
+    )
     assert summary["local_models"]["clients_above_tolerance"] == 6
     worst = summary["local_models"]["worst_gradient_norm"]
     assert worst > 1e-6
@@ -123,11 +125,11 @@ def test_local_models_that_were_not_found_are_told(tiny, tmp_path):
         norms = [float(c["local_model_gradient_norm"]) for c in csv.DictReader(file)]
     assert len(norms) == 6
     assert max(norms) == pytest.approx(worst)
-    assert "the local models of 6 clients were not found" in heard[-1]
-    assert summary["warnings"] == heard
+    assert "the local models of 6 clients were not found" in warned[-1]
+    assert summary["warnings"] == warned
 
 
-def test_local_models_that_were_not_trained_are_told(tiny):
+def test_local_models_that_were_not_trained_are_reported(tiny):
     """Steps that are far too long leave the initial model the best one seen."""
     personal = {"solver": "sgd", "rate": 1e9, "steps": 1, "batch_size": 4, "turns": 1}
     tiny["algorithm"] |= {"name": "flix", "alpha": 0.5, "steps": 1}
@@ -182,14 +184,16 @@ def test_training_alone_has_its_own_best_round_whatever_the_cohort(tiny, tmp_pat
     assert f"local, training alone: {rounds} rounds, the best of" in text.getvalue()
 
 
-def test_training_alone_that_is_cut_short_is_told(tiny, tmp_path, monkeypatch):
+def test_training_alone_that_is_cut_short_is_reported(tiny, tmp_path, monkeypatch):
     monkeypatch.setattr(early_stopping, "MOST", 1)
     monkeypatch.setattr(early_stopping, "LITTLE", -1.0)
     tiny["measure"] |= {"local": True, "metrics": ["loss"]}
-    heard: list[str] = []
-    summary = run_config(check(tiny, "here"), tmp_path / "out", on_warning=heard.append)
-    assert summary["warnings"] == heard
-    assert "training alone still improved after 22 rounds" in heard[-1]
+    warned: list[str] = []
+    summary = run_config(
+        check(tiny, "here"), tmp_path / "out", on_warning=warned.append
+    )
+    assert summary["warnings"] == warned
+    assert "training alone still improved after 22 rounds" in warned[-1]
 
 
 def test_the_folder(tiny, tmp_path):
@@ -266,7 +270,7 @@ def test_stopped_and_gone_on_is_the_same_run(store, tiny, tmp_path, monkeypatch)
     monkeypatch.setattr(early_stopping, "MOST", 1)
     tiny["algorithm"]["name"] = "scaffold"
     tiny["run"] |= {"store": store, "dropout": 0.2}
-    # How long training alone takes is tried the same way whatever the store.
+    # How long training alone takes is tried alike whatever the store.
     tiny["measure"] |= {"local": True if store == "disk" else 2, "metrics": ["loss"]}
     config = check(tiny, "here")
     run_config(config, tmp_path / "whole")

@@ -135,12 +135,12 @@ def test_a_module_given_as_such_keeps_its_parameters():
 @pytest.mark.parametrize(
     ("adapter", "source", "message"),
     [
-        (from_flax, FlaxBatchNormNet, "FlaxBatchNormNet keeps BatchNorm's batch stat"),
-        (from_equinox, EquinoxBatchNormNet, "EquinoxBatchNormNet keeps state"),
+        (from_flax, FlaxBatchNormNet, "FlaxBatchNormNet has BatchNorm's batch stat"),
+        (from_equinox, EquinoxBatchNormNet, "EquinoxBatchNormNet has state"),
         (
             from_equinox,
             equinox.nn.make_with_state(EquinoxBatchNormNet),
-            "EquinoxBatchNormNet keeps state",
+            "EquinoxBatchNormNet has state",
         ),
     ],
 )

@@ -112,10 +112,10 @@ def test_models_learn():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: build("mpl", (4,), 2), "model 'mpl' is unknown, did you mean 'mlp'?"),
+        (lambda: build("mpl", (4,), 2), "model: 'mpl' is unknown; did you mean 'mlp'?"),
         (
             lambda: build("mlp", (4,), 2, hiden=(3,)),
-            "mlp: option 'hiden' is unknown, did you mean 'hidden'?",
+            "mlp: no option 'hiden'; did you mean 'hidden'?",
         ),
         (lambda: build("logistic", (4,), 3), "logistic: 3 outputs"),
         (
@@ -137,4 +137,4 @@ def test_errors_are_one_line(make, message):
 def test_registry_says_options_with_their_defaults():
     assert MODELS["mlp"].options["hidden"] == (200, 200)
     assert MODELS["softmax"].options["intercept"] is True
-    assert all(info.description for info in MODELS.values())
+    assert all(info.summary for info in MODELS.values())

@@ -12,7 +12,7 @@ from fedblend.data.datasets.quadratics import quadratic_loss
 from fedblend.data.federated import federate
 from fedblend.losses import cross_entropy, l2
 from fedblend.models import linear
-from fedblend.theory import constants, spectra
+from fedblend.theory import constants
 from fedblend.theory.flix_objective import (
     D,
     L_alpha,
@@ -100,14 +100,14 @@ def test_estimates_are_right_where_the_hessian_is_constant(quadratic):
 def test_lanczos_bounds_the_largest_eigenvalue_from_above():
     rng = np.random.default_rng(0)
     rows = rng.normal(size=(300, 400)) * np.geomspace(1, 1.2, 400)
-    exact = spectra.gram_extremes(rows)
-    bound = spectra.gram_extremes(rows, exact_limit=10)
+    exact = constants.gram_extremes(rows)
+    bound = constants.gram_extremes(rows, exact_limit=10)
     assert exact.exact
     assert not bound.exact
     assert exact.largest <= bound.largest <= 1.0102 * exact.largest
     assert bound.smallest == 0
-    assert spectra.largest_eigenvalue(lambda v: 0 * v, 5) == 0
-    assert spectra.largest_eigenvalue(lambda v: v, 5) == pytest.approx(1 / 0.99)
+    assert constants.largest_eigenvalue(lambda v: 0 * v, 5) == 0
+    assert constants.largest_eigenvalue(lambda v: v, 5) == pytest.approx(1 / 0.99)
 
 
 def test_proposition_1_gradient_steps_mix_start_and_minimizer(quadratic):
@@ -209,7 +209,7 @@ def test_other_input_is_checked(quadratic):
     with pytest.raises(ValueError, match="5 models for 6 clients"):
         mixture(0.5, quadratic.smoothness, quadratic.personal[:5])
     with pytest.raises(ValueError, match="tolerance"):
-        spectra.largest_eigenvalue(lambda v: v, 5, tolerance=1.0)
+        constants.largest_eigenvalue(lambda v: v, 5, tolerance=1.0)
     with pytest.raises(ValueError, match="points"):
         constants.estimated(
             quadratic_loss,

@@ -166,7 +166,7 @@ def test_what_stands_in_for_what():
     [
         ({"delta": 1.0}, r"delta: 1.0 is not in \(0, 1\)"),
         ({"distance": 2.5}, r"distance: 2.5 is not in \[0, 2\]"),
-        ({"local_loss": -0.1}, "local_loss: -0.1 of client 0 is not a"),
+        ({"local_loss": -0.1}, "local_loss: -0.1 is not a"),
         ({"shared_loss": float("nan")}, "shared_loss: nan is not a number"),
         ({"counts": np.array([0, 5])}, "counts: 0 is not at least 1 row"),
         ({"local_loss": np.ones(3)}, "local_loss: an array of 3 is not"),

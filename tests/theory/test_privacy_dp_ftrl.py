@@ -132,9 +132,9 @@ def test_several_runs_are_as_many_trees():
         ),
         (
             {"epoch": 12},
-            "clients are dealt in epochs of 12 rounds, and one may take pa",
+            "clients are drawn in epochs of 12 rounds, and one may take pa",
         ),
-        ({"epoch": 4}, "clients are dealt in epochs of 4 rounds, and one may take par"),
+        ({"epoch": 4}, "clients are drawn in epochs of 4 rounds, and one may take par"),
     ],
 )
 def test_a_tree_in_which_a_client_may_be_twice_has_no_guarantee(change, reason):

@@ -1,6 +1,6 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""Results that are kept in a folder, so that a long claim goes on where it stopped."""
+"""A cache of measurements in a folder: a long claim resumes where it stopped."""
 
 import json
 import os
@@ -13,65 +13,65 @@ from typing import Any, TypeVar
 from fedblend_reproductions.claims import commit, device, plain
 
 T = TypeVar("T")
-_ALONE: ContextVar[bool] = ContextVar("kept alone", default=False)
+_READ_ONLY: ContextVar[bool] = ContextVar("read only", default=False)
 
 
-class NotKept(ValueError):
-    """A result that is not kept, where nothing is to be measured."""
+class NotCached(ValueError):
+    """A measurement is not in the cache, and nothing may be measured."""
 
 
 @contextmanager
-def alone() -> Iterator[None]:
-    """Nothing is measured in here: what is not kept raises ``NotKept``."""
-    token = _ALONE.set(True)
+def read_only() -> Iterator[None]:
+    """Measure nothing in this context: what is not cached raises ``NotCached``."""
+    token = _READ_ONLY.set(True)
     try:
         yield
     finally:
-        _ALONE.reset(token)
+        _READ_ONLY.reset(token)
 
 
-def present(
-    names: Sequence[str], one: Callable[[str], T], needed: Sequence[str] = ()
+def available(
+    names: Sequence[str], measure: Callable[[str], T], needed: Sequence[str] = ()
 ) -> dict[str, T]:
-    """``one`` of every name, without those that are neither kept nor needed."""
+    """``measure(name)`` by name, without those that are neither cached nor needed."""
     found = {}
     for name in names:
         try:
-            found[name] = one(name)
-        except NotKept:
+            found[name] = measure(name)
+        except NotCached:
             if name in needed:
                 raise
     return found
 
 
 class Cache:
-    """Answers of costly questions, one file each.
+    """Measurements by name, one JSON file each.
 
-    An answer is used again only if everything it depends on is the same, which
-    ``settings`` has to say. Each has the commit and the device that measured it.
+    A file is used again only if its settings are the same. It records the commit and
+    the device of its measurement.
 
     Args:
-        folder: of the files; it is made when there is something to keep.
-        settings: plain values that all answers depend on.
+        folder: of the files; made when there is something to write.
+        settings: plain values that all measurements of this cache depend on.
     """
 
     def __init__(self, folder: Path, settings: dict[str, Any]) -> None:
         self.folder, self.settings = folder, plain(settings)
 
     def __call__(self, name: str, compute: Callable[[], Any]) -> Any:
-        """The kept answer, or a computed one, as plain values."""
+        """The cached measurement, or that of ``compute()``, as plain values."""
         path = self.folder / f"{name.replace(' ', '_')}.json"
         if path.exists():
-            known = json.loads(path.read_text())
-            if known["settings"] == self.settings:
-                return known["answer"]
-        if _ALONE.get():
-            raise NotKept(f"{path}: is not there, or has other settings than these")
+            stored = json.loads(path.read_text())
+            if stored["settings"] == self.settings:
+                return stored["answer"]
+        if _READ_ONLY.get():
+            raise NotCached(f"{path}: is not there, or was measured in other settings")
         answer = plain(compute())
         self.folder.mkdir(parents=True, exist_ok=True)
-        told = {"commit": commit(), "device": device()}
-        text = json.dumps({"settings": self.settings, "answer": answer, **told})
-        # Renamed when it is whole: a run that is stopped leaves no half of a file.
+        source = {"commit": commit(), "device": device()}
+        text = json.dumps({"settings": self.settings, "answer": answer, **source})
+        # Renamed when complete: a run that is stopped leaves no partial file.
         unfinished = path.with_suffix(".part")
         unfinished.write_text(text)
         os.replace(unfinished, path)

@@ -1,10 +1,10 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""A paper's claims, and what is found when each is measured.
+"""Claims of a paper, and the results of measuring them.
 
 A claim is a sentence of the paper and a function that checks it. ``reproduce`` runs
-some of them and writes, after each, its numbers as JSON and its figures, so that
-nothing is lost if a later one fails; the page is made of all that the folder holds.
+some claims and writes, after each, its numbers as JSON and its figures, so that
+nothing is lost if a later claim fails; the page shows all results in the folder.
 """
 
 import json
@@ -21,11 +21,14 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from fedblend import __version__
+import fedblend
+
+CACHED = "cached"
+"""The folder in which resumable claims cache their parts."""
 
 
 class Verdict(StrEnum):
-    """What became of a claim."""
+    """Whether a claim was reproduced."""
 
     reproduced = "reproduced"
     partly = "partly reproduced"
@@ -34,14 +37,18 @@ class Verdict(StrEnum):
 
 
 class Finding(NamedTuple):
-    """What was measured for a claim.
+    """The result of measuring a claim.
 
-    ``ours`` says it in one or two sentences with the deciding figures; ``why`` explains
-    where it differs from the paper, in the result or in what was run; ``numbers`` is
-    all that was measured, plain values or arrays; ``figures`` are matplotlib's;
-    ``table`` has a row of words each, first its head; ``criterion`` says what decides
-    the verdict, where it is told apart from ``why``; ``before`` is what was found by
-    another criterion or in another setting: ``verdict``, ``criterion`` and ``ours``.
+    Attributes:
+        verdict: by the criterion.
+        ours: one or two sentences with the deciding numbers.
+        numbers: all measurements, plain values or arrays.
+        figures: matplotlib figures by name.
+        why: the setting, and why the result differs from the paper, if known.
+        table: rows of words, the head first.
+        criterion: what decides the verdict, where ``why`` does not say it.
+        before: an earlier result by another criterion or in another setting, with the
+            keys ``verdict``, ``criterion`` and ``ours``.
     """
 
     verdict: Verdict
@@ -54,20 +61,58 @@ class Finding(NamedTuple):
     before: Mapping[str, str] = MappingProxyType({})
 
 
-class Claim(NamedTuple):
-    """A claim of a paper. ``check(quick)`` measures it, smaller where ``quick``.
+Numbers = Mapping[str, Any]
+"""``Finding.numbers`` as plain values, as JSON stores them."""
 
-    One that takes long is ``resumable``: ``check(quick, folder)`` keeps there what it
-    has measured so far, and goes on from it. ``undecided`` says in a sentence why a
-    claim that is not reproduced cannot be decided here.
+
+class Claim(NamedTuple):
+    """A claim of a paper.
+
+    Attributes:
+        name: "F1" for the first claim of FLIX.
+        title: a few words.
+        paper: the paper's sentence.
+        check: ``check(quick)`` measures the claim, at small sizes if ``quick``; a
+            resumable claim is ``check(quick, folder)`` and caches its parts there.
+        headline: the result in one short sentence with its number.
+        paper_number: the paper's number beside that of the headline, if it has one.
+        resumable: whether an interrupted check resumes from its cached parts.
+        undecided: why the claim, if not reproduced, cannot be decided here.
     """
 
     name: str
     title: str
     paper: str
     check: Callable[..., Finding]
+    headline: Callable[[Numbers], str]
+    paper_number: str = ""
     resumable: bool = False
     undecided: str = ""
+
+
+def lead(gap: float, other: str) -> str:
+    """A difference of two accuracies in words.
+
+    >>> lead(-0.002, "FedAvg")
+    '0.20 points behind FedAvg'
+    """
+    return f"{100 * abs(gap):.2f} points {'behind' if gap < 0 else 'ahead of'} {other}"
+
+
+def least_lead(gap: float, other: str) -> str:
+    """The smallest of several differences in words, see ``lead``."""
+    return f"{'up to' if gap < 0 else 'at least'} {lead(gap, other)}"
+
+
+def span(values: Iterable[float], form: str) -> str:
+    """The smallest and the largest of some values.
+
+    >>> span([0.5, 0.25, 1.0], ".1f")
+    '0.2 to 1.0'
+    """
+    values = list(values)
+    low, high = format(min(values), form), format(max(values), form)
+    return low if low == high else f"{low} to {high}"
 
 
 def reproduce(
@@ -77,19 +122,19 @@ def reproduce(
     quick: bool = False,
     on_claim: Callable[[Claim], None] | None = None,
 ) -> list[dict[str, Any]]:
-    """Check claims one after another, and write what is found.
+    """Check claims one after another, and write each result.
 
     Args:
-        claims: which.
-        folder: where ``NAME.json`` and the figures of each go, and ``kept`` what
-            resumable ones have so far.
+        claims: to check.
+        folder: for ``NAME.json`` and figures, and ``cached`` for parts of resumable
+            claims.
         quick: small sizes, to see that everything works; verdicts mean little then.
-        on_claim: called before each.
+        on_claim: called before each claim.
 
     Returns:
-        What was written of each, see ``entry``, and whether it was ``resumed``: its
-        seconds are then those of the last part alone, and ``measured_by`` says where
-        the other parts were measured.
+        The results as written, see ``entry``. Where a claim ``resumed``, its seconds
+        are those of the last run alone, and ``measured_by`` says where its cached
+        parts were measured.
     """
     folder.mkdir(parents=True, exist_ok=True)
     entries = []
@@ -97,13 +142,13 @@ def reproduce(
         if on_claim is not None:
             on_claim(claim)
         begun = time.perf_counter()
-        kept = (folder / "kept" / claim.name,) if claim.resumable else ()
-        resumed = any(path.exists() for path in kept)
-        finding = claim.check(quick, *kept)
+        parts = folder / CACHED / claim.name
+        resumed = claim.resumable and parts.exists()
+        finding = claim.check(quick, parts) if claim.resumable else claim.check(quick)
         seconds = time.perf_counter() - begun
         names = _save_figures(claim, finding, folder)
         found = {**entry(claim, finding, quick, seconds, names), "resumed": resumed}
-        found["measured_by"] = [one for path in kept for one in measured_by(path)]
+        found["measured_by"] = measured_by(parts) if claim.resumable else []
         path = folder / f"{claim.name}.json"
         earlier = found["before"] or earlier_verdict(path, finding.criterion)
         entries.append({**found, "before": earlier})
@@ -112,50 +157,56 @@ def reproduce(
 
 
 def earlier_verdict(path: Path, criterion: str) -> dict[str, Any] | None:
-    """What was found by another criterion, to stand beside what is found by this one.
+    """The stored result by another criterion, if any.
 
     Args:
-        path: of the claim's JSON, which may not be there yet.
-        criterion: of the finding that is to be written there.
+        path: of the claim's JSON, which may not exist yet.
+        criterion: of the result that is about to be written there.
     """
     if not criterion or not path.exists():
         return None
-    known = json.loads(path.read_text())
-    if known.get("criterion", "") == criterion:
-        return known.get("before")
-    known.pop("before", None)
-    return known
+    stored = json.loads(path.read_text())
+    if stored.get("criterion", "") == criterion:
+        return stored.get("before")
+    stored.pop("before", None)
+    return stored
 
 
 def measured_by(folder: Path) -> list[dict[str, str]]:
-    """The commits and devices of all that is kept in a folder, see ``kept``."""
-    known = (json.loads(path.read_text()) for path in folder.rglob("*.json"))
-    pairs = {(one["commit"], one["device"]) for one in known if one.get("commit")}
+    """The commits and devices of all cached parts in a folder."""
+    parts = (json.loads(path.read_text()) for path in folder.rglob("*.json"))
+    pairs = {(part["commit"], part["device"]) for part in parts if part.get("commit")}
     return [{"commit": one, "device": where} for one, where in sorted(pairs)]
 
 
 def device() -> str:
-    """What computes, in its maker's words."""
+    """The first device of JAX, in its maker's words."""
     return jax.devices()[0].device_kind
 
 
 def commit() -> str | None:
-    """The commit of the package, with "+changes" where its files differ from it.
+    """The commit of both packages, with "+changes" where their files differ from it.
 
-    Where no repository holds it, what the environment variable FEDBLEND_COMMIT says.
+    Without a repository, the environment variable FEDBLEND_COMMIT.
     """
-    here = Path(__file__).parents[1]
+    packages = [Path(__file__).parent, Path(fedblend.__file__).parent]
 
     def git(*words: str) -> str:
         done = subprocess.run(
-            ["git", *words], cwd=here, capture_output=True, text=True, check=True
+            ["git", *words],
+            cwd=packages[0],
+            capture_output=True,
+            text=True,
+            check=True,
         )
         return done.stdout.strip()
 
     try:
-        # An installed package may lie inside of somebody else's repository.
+        # An installed package may lie in a repository that does not track it.
         git("ls-files", "--error-unmatch", __file__)
-        changed = git("status", "--porcelain", "--", ".")
+        root = Path(git("rev-parse", "--show-toplevel"))
+        tracked = [str(path) for path in packages if path.is_relative_to(root)]
+        changed = git("status", "--porcelain", "--", *tracked)
         return git("rev-parse", "HEAD") + ("+changes" if changed else "")
     except (OSError, subprocess.CalledProcessError):
         return os.environ.get("FEDBLEND_COMMIT")
@@ -164,7 +215,7 @@ def commit() -> str | None:
 def entry(
     claim: Claim, finding: Finding, quick: bool, seconds: float, figures: list[str]
 ) -> dict[str, Any]:
-    """A claim and what was found, as plain values."""
+    """A claim and its result as plain values."""
     return {
         "claim": claim.name,
         "title": claim.title,
@@ -179,7 +230,7 @@ def entry(
         "quick": quick,
         "seconds": round(seconds, 1),
         "device": device(),
-        "versions": {"fedblend": __version__, "jax": jax.__version__},
+        "versions": {"fedblend": fedblend.__version__, "jax": jax.__version__},
         "commit": commit(),
         "figures": figures,
         "numbers": plain(finding.numbers),
@@ -187,24 +238,24 @@ def entry(
 
 
 def read_entries(folder: Path, claims: Iterable[Claim]) -> list[dict[str, Any]]:
-    """What the folder holds of these claims, in their order."""
+    """The stored results of these claims, in their order."""
     paths = (folder / f"{claim.name}.json" for claim in claims)
     return [json.loads(path.read_text()) for path in paths if path.exists()]
 
 
 def refresh(folder: Path, claims: Iterable[Claim]) -> None:
-    """Write the sentences that are the claims' own anew into what the folder holds.
+    """Update the claims' own sentences in stored results.
 
-    They are the title, the paper's sentence, and why it is undecided. What was
-    measured, and what is said of it, stays.
+    These are the title, the paper's sentence, and why a claim is undecided. All
+    measurements, and the sentences about them, stay.
     """
     for claim in claims:
-        for found in read_entries(folder, [claim]):
-            told = {**found, "title": claim.title, "paper": claim.paper}
-            if claim.undecided or "undecided" in found:
-                told["undecided"] = claim.undecided
-            if told != found:
-                _write(folder / f"{claim.name}.json", told)
+        for stored in read_entries(folder, [claim]):
+            updated = {**stored, "title": claim.title, "paper": claim.paper}
+            if claim.undecided or "undecided" in stored:
+                updated["undecided"] = claim.undecided
+            if updated != stored:
+                _write(folder / f"{claim.name}.json", updated)
 
 
 def _write(path: Path, found: dict[str, Any]) -> None:
@@ -220,7 +271,7 @@ def _save_figures(claim: Claim, finding: Finding, folder: Path) -> list[str]:
 
 
 def plain(value: Any) -> Any:
-    """Arrays as lists, numbers to six digits, and null for what is not finite."""
+    """Arrays as lists, floats to six digits, and null for what is not finite."""
     if isinstance(value, Mapping):
         return {str(name): plain(part) for name, part in value.items()}
     if isinstance(value, np.ndarray | np.generic | jax.Array):

@@ -4,19 +4,14 @@
 
 from typing import Annotated
 
-import typer
-
 from fedblend.cli import screen
-from fedblend.cli.screen import ConfigFile, Settings
+from fedblend.cli.screen import ConfigFile, Settings, option
 
 
 def advise(
     file: ConfigFile,
     rounds: Annotated[
-        int | None,
-        typer.Option(
-            min=1, metavar="N", help="Rounds of each trial; default: those of the file."
-        ),
+        int | None, option("Rounds of each trial; default: as in the file.", "N", min=1)
     ] = None,
     sets: Settings = None,
 ) -> None:

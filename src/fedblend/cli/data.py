@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedblend.cli import screen
+from fedblend.cli.screen import option
 
 if TYPE_CHECKING:
-    from fedblend.data.datasets import SourceInfo
+    from fedblend.data.catalog import DatasetInfo
 
 app = typer.Typer(
     help="List, download and describe datasets.",
@@ -25,19 +26,18 @@ Name = Annotated[
 @app.command("list")
 def list_() -> None:
     """List all datasets, and whether their files are on this machine."""
-    from fedblend.data.datasets import SOURCES
+    from fedblend.data.datasets import DATASETS
 
     made = screen.table(
         "name", "rows", "test", "classes", "clients", "files", "what it is"
     )
-    for name, info in SOURCES.items():
-        numbers = (info.rows, info.test_rows, info.classes, info.clients)
-        cells = ["-" if number is None else str(number) for number in numbers]
-        made.add_row(name, *cells, _presence(info), info.description)
+    for name, info in DATASETS.items():
+        cells = ["-" if number is None else str(number) for number in info.size]
+        made.add_row(name, *cells, _presence(info), info.summary)
     screen.console().print(made)
 
 
-def _presence(info: "SourceInfo") -> str:
+def _presence(info: "DatasetInfo") -> str:
     from fedblend.data.download import status
 
     if not info.needs:
@@ -47,15 +47,13 @@ def _presence(info: "SourceInfo") -> str:
         return "here"
     if found[0].usable:
         return "in part"
-    return "to get" if found[0].obtainable else "by hand"
+    return "by hand" if found[0].instruction else "to get"
 
 
 @app.command("get")
 def get(
     name: Name,
-    base: Annotated[
-        str | None, typer.Option(help="Address of a mirror that has the files.")
-    ] = None,
+    base: Annotated[str | None, option("Address of a mirror of the files.")] = None,
 ) -> None:
     """Download the files of a dataset to the cache and check them.
 
@@ -63,15 +61,12 @@ def get(
 
     fedblend data get mnist
     """
-    from fedblend.data.catalog import PUBLIC
-    from fedblend.data.datasets import SOURCES
+    from fedblend.data.datasets import DATASETS
 
-    if name in SOURCES and not SOURCES[name].needs:
+    needs = DATASETS[name].needs if name in DATASETS else (name,)
+    if not needs:
         typer.echo(f"{name}: needs no files")
-        return
-    needs = SOURCES[name].needs if name in SOURCES else (name,)
-    known = [need for need in needs if need in PUBLIC] or [name]
-    for need in known:
+    for need in needs:
         for path in _download(need, base):
             typer.echo(str(path))
 
@@ -111,30 +106,22 @@ def info(name: Name) -> None:
     """
     from fedblend.config.toml import literal
     from fedblend.data import datasets
-    from fedblend.data.dataset import DataError
 
-    if name not in datasets.SOURCES:
-        known = ", ".join(datasets.SOURCES)
-        raise DataError(f"dataset: {name!r} is unknown; known: {known}")
-    found = datasets.SOURCES[name]
-    lines = [f"{name}: {found.description}"]
-    for label, number in (
-        ("training rows", found.rows),
-        ("test rows", found.test_rows),
-        ("classes", found.classes),
-        ("natural clients", found.clients),
-    ):
+    found = datasets.info(name)
+    lines = [f"{name}: {found.summary}"]
+    labels = ("training rows", "test rows", "classes", "natural clients")
+    for label, number in zip(labels, found.size, strict=True):
         if number is not None:
             lines.append(f"  {label}: {number}")
     lines.append(f"  terms: {found.license}")
-    for option, parameter in datasets.options(name).items():
+    for key, parameter in found.options.items():
         if parameter.default is parameter.empty:
             value = "must be given"
         elif parameter.default is None:
             value = "may be given"
         else:
             value = f"default {literal(parameter.default)}"
-        lines.append(f"  option {option}: {value}")
+        lines.append(f"  option {key}: {value}")
     for need in found.needs:
         lines += _files(need)
     typer.echo("\n".join(lines))

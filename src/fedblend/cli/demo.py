@@ -5,15 +5,12 @@
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from fedblend.cli import screen
+from fedblend.cli.screen import option
 
 
 def demo(
-    out: Annotated[Path, typer.Option(help="Folder of the results.")] = Path(
-        "runs/demo"
-    ),
+    out: Annotated[Path, option("Folder of the results.")] = Path("runs/demo"),
 ) -> None:
     """Compare training alone, FedAvg, fine-tuning, FLIX and APFL on digits.
 

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedblend.cli import screen
-from fedblend.cli.screen import Format, OutputFormat
+from fedblend.cli.screen import Format, OutputFormat, option
 
 if TYPE_CHECKING:
-    from fedblend.experiments.personalize import Gain
+    from fedblend.experiments.personalize import ClientGain
 
 
 def personalize(
@@ -20,44 +20,29 @@ def personalize(
     ],
     data: Annotated[
         Path,
-        typer.Option(
-            metavar="FILE",
-            help="Rows of the new clients: .csv, .parquet, .npz or a folder.",
-        ),
+        option("Rows of the new clients: .csv, .parquet, .npz or a folder.", "FILE"),
     ],
     steps: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N", min=0, help="Local steps; default: as the algorithm says."
-        ),
+        int | None, option("Local steps; default: as the algorithm says.", "N", min=0)
     ] = None,
     rate: Annotated[
-        float | None,
-        typer.Option(
-            metavar="R", help="Rate of these steps; default: that of the run."
-        ),
+        float | None, option("Rate of these steps; default: that of the run.", "R")
     ] = None,
     test: Annotated[
-        float, typer.Option(help="Fraction of each client's rows to compare models on.")
+        float, option("Fraction of each client's rows to compare models on.")
     ] = 0.2,
     target: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="Column or array of the target."),
+        str | None, option("Column or array of the target.", "NAME")
     ] = None,
     client: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="Column or array that names the client."),
+        str | None, option("Column or array that names the client.", "NAME")
     ] = None,
     seed: Annotated[
-        int | None,
-        typer.Option(metavar="N", help="Which seed of the run; default: the first."),
+        int | None, option("Which seed of the run; default: the first.", "N")
     ] = None,
     out: Annotated[
         Path,
-        typer.Option(
-            metavar="FILE",
-            help="File of the model; of several clients each adds its name.",
-        ),
+        option("File of the model; each of several clients adds its name.", "FILE"),
     ] = Path("personal.safetensors"),
     format: OutputFormat = Format.table,
 ) -> None:
@@ -101,7 +86,7 @@ def personalize(
     typer.echo(as_json(lines))
 
 
-def _print(gains: list["Gain"], paths: list[Path]) -> None:
+def _print(gains: list["ClientGain"], paths: list[Path]) -> None:
     heads = ("client", "rows", "held out", "shared", "personal", "gain, 95 %")
     made = screen.table(*heads, "gained", right=1)
     made.columns[-1].justify = "left"
@@ -120,7 +105,7 @@ def _print(gains: list["Gain"], paths: list[Path]) -> None:
     )
 
 
-def _cells(gain: "Gain") -> list[Any]:
+def _cells(gain: "ClientGain") -> list[Any]:
     from rich.text import Text
 
     verdict = {True: "yes", False: "no", None: "either"}[gain.gained]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedblend.cli import screen
-from fedblend.cli.screen import ConfigFile, Format, OutputFormat, Settings
+from fedblend.cli.screen import ConfigFile, Format, OutputFormat, Settings, option
 
 if TYPE_CHECKING:
     from fedblend.experiments.plan import Problem, Promise
@@ -22,25 +22,16 @@ NAMES = {"dgd": "DGD", "diana": "DIANA"}
 def plan(
     file: ConfigFile,
     rounds: Annotated[
-        int | None,
-        typer.Option(metavar="R", help="Find the largest alpha that R rounds allow."),
+        int | None, option("Find the largest alpha that R rounds allow.", "R")
     ] = None,
     bits: Annotated[
         str | None,
-        typer.Option(
-            metavar="B",
-            help="Find the largest alpha that B bits allow: 1e6, 2.5Mbit, 3MB.",
-        ),
+        option("Find the largest alpha that B bits allow: 1e6, 2.5Mbit, 3MB.", "B"),
     ] = None,
     alpha: Annotated[
-        float | None,
-        typer.Option(
-            metavar="A", help="Find the rounds and bits that alpha = A needs."
-        ),
+        float | None, option("Find the rounds and bits that alpha = A needs.", "A")
     ] = None,
-    eps: Annotated[
-        float, typer.Option(metavar="E", help="The accuracy: f~ - min f~ at the end.")
-    ] = 1e-3,
+    eps: Annotated[float, option("The accuracy: f~ - min f~ at the end.", "E")] = 1e-3,
     sets: Settings = None,
     format: OutputFormat = Format.table,
 ) -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedblend.cli import screen
-from fedblend.cli.screen import ConfigFile, Format, OutputFormat, Settings
+from fedblend.cli.screen import ConfigFile, Format, OutputFormat, Settings, option
 
 if TYPE_CHECKING:
     from fedblend.config.config import Config
@@ -25,11 +25,10 @@ def run(
     file: ConfigFile,
     sets: Settings = None,
     seed: Annotated[
-        list[str] | None,
-        typer.Option(metavar="N...", help="One seed, or several run side by side."),
+        list[str] | None, option("One seed, or several run side by side.", "N...")
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="Folder of the results; default: runs/NAME.")
+        Path | None, option("Folder of the results; default: runs/NAME.", "FOLDER")
     ] = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Continue an interrupted run.")

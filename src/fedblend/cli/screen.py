@@ -28,12 +28,17 @@ class Format(StrEnum):
     json = "json"
 
 
+def option(help: str, metavar: str | None = None, **more: Any) -> Any:
+    """An option of a command: its help, and the name of its value there."""
+    return typer.Option(help=help, metavar=metavar, **more)
+
+
 ConfigFile = Annotated[Path, typer.Argument(help="The TOML file of the run.")]
 Settings = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Change a key of the file."),
 ]
-OutputFormat = Annotated[Format, typer.Option(help="json prints JSON and no table.")]
+OutputFormat = Annotated[Format, option("json prints JSON and no table.")]
 
 
 def console(*, stderr: bool = False) -> Any:

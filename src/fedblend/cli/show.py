@@ -82,7 +82,7 @@ def _models() -> None:
             for key, default in info.options.items()
             if key != "dtype"
         ]
-        made.add_row(name, info.description, ", ".join(options))
+        made.add_row(name, info.summary, ", ".join(options))
     screen.console().print(made)
 
 

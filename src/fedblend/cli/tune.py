@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedblend.cli import screen
-from fedblend.cli.screen import ConfigFile, Settings
+from fedblend.cli.screen import ConfigFile, Settings, option
 
 if TYPE_CHECKING:
     import numpy as np
@@ -20,20 +20,17 @@ if TYPE_CHECKING:
 def tune(
     file: ConfigFile,
     alphas: Annotated[
-        str, typer.Option(metavar="A,B,...", help="The alphas to try, in [0, 1].")
+        str, option("The alphas to try, in [0, 1].", "A,B,...")
     ] = "0,0.25,0.5,0.75,1",
     by: Annotated[
-        str | None,
-        typer.Option(
-            metavar="METRIC", help="The metric that decides; default: the first."
-        ),
+        str | None, option("The metric that decides; default: the first.", "METRIC")
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE.csv",
-            help="Write every client's choice to FILE.csv, and the configuration with "
-            "these choices to FILE.toml.",
+        option(
+            "Write every client's choice to FILE.csv, and the configuration with these "
+            "choices to FILE.toml.",
+            "FILE.csv",
         ),
     ] = None,
     sets: Settings = None,

@@ -1,15 +1,15 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""Finding the files of public datasets, and getting them.
+"""Finding and downloading the files of public datasets.
 
-A download goes to a ``.part`` file, is taken up again where it broke off, is checked,
-and only then gets its name: a file that is there is complete.
+A download goes to a ``.part`` file, resumes where it broke off, is checked, and only
+then gets its name: a file under its name is complete.
 """
 
 import bz2
-import difflib
 import hashlib
 import http.client
+import lzma
 import os
 import ssl
 import urllib.error
@@ -20,42 +20,42 @@ from typing import IO, NamedTuple, cast
 
 from fedblend.data.catalog import PUBLIC, PublicFile, PublicSet
 from fedblend.data.dataset import DataError, MissingDataError
+from fedblend.errors import hint
 
 Progress = Callable[[int, int | None], None]
-"""``progress(done, total)`` in bytes of the present file; total may be unknown."""
+"""``progress(done, total)`` in bytes of the current file; total may be unknown."""
 
 _CHUNK = 1 << 18
 _TIMEOUT = 30.0  # seconds without a byte
 
 
 class FileStatus(NamedTuple):
-    """What is known of one file on this machine."""
+    """One file of a dataset on this machine."""
 
     file: PublicFile
     path: Path | None
-    """Where it is, or None."""
+    """Its path, or None where it is missing."""
     intact: bool | None
-    """Whether its checksum is right; None where that was not looked at."""
+    """Whether its checksum is right; None where that was not checked."""
 
 
 class Status(NamedTuple):
-    """What is known of a public dataset on this machine."""
+    """A public dataset on this machine."""
 
     name: str
     folder: Path
     files: tuple[FileStatus, ...]
     copies: tuple[FileStatus, ...]
-    obtainable: bool
     instruction: str
 
     @property
     def complete(self) -> bool:
-        """Whether all files are there."""
+        """Whether all files exist."""
         return all(entry.path for entry in self.files)
 
     @property
     def usable(self) -> bool:
-        """Whether a loader finds enough: all files, or the reduced form."""
+        """Whether a loader can read all files, or the reduced form."""
         reduced = bool(self.copies) and all(entry.path for entry in self.copies)
         return self.complete or reduced
 
@@ -72,9 +72,9 @@ def data_home() -> Path:
 def public_set(name: str) -> PublicSet:
     """The public dataset of this name."""
     if name not in PUBLIC:
-        near = difflib.get_close_matches(name, PUBLIC, 1)
-        hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(PUBLIC)}"
-        raise DataError(f"{name!r} is not a public dataset with files; {hint}")
+        raise DataError(
+            f"{name!r} is not a public dataset with files; {hint(name, PUBLIC)}"
+        )
     return PUBLIC[name]
 
 
@@ -89,14 +89,34 @@ def find(name: str, file: str, *, home: Path | None = None) -> Path:
     for candidate in names:
         if (folder / candidate).is_file():
             return folder / candidate
-    advice = f"get it with: fedblend data get {name}"
-    if not dataset.obtainable:
-        advice = dataset.instruction
+    advice = dataset.instruction or f"get it with: fedblend data get {name}"
     raise MissingDataError(f"{name}: {file} is not in {folder}; {advice}")
 
 
+def find_either(name: str, chosen: str | None, file: str) -> Path:
+    """The path of the user's own file, or of this file of a public dataset.
+
+    Args:
+        name: of the dataset.
+        chosen: the path of the user's file, if there is one.
+        file: the public file otherwise.
+    """
+    if chosen is None:
+        return find(name, file)
+    path = Path(chosen)
+    if not path.is_file():
+        raise MissingDataError(f"{name}: {path}: no such file")
+    return path
+
+
+def open_unpacked(path: Path) -> IO[bytes]:
+    """A file for reading: the content of a .xz or .bz2 file, or the file itself."""
+    opened = {".xz": lzma.open, ".bz2": bz2.open}.get(path.suffix)
+    return path.open("rb") if opened is None else cast(IO[bytes], opened(path))
+
+
 def status(name: str, *, home: Path | None = None, verify: bool = False) -> Status:
-    """Which files of a dataset are there; with ``verify`` also whether intact."""
+    """Which files of a dataset exist; with ``verify`` also whether they are intact."""
     dataset = public_set(name)
 
     def look(file: PublicFile) -> FileStatus:
@@ -111,7 +131,6 @@ def status(name: str, *, home: Path | None = None, verify: bool = False) -> Stat
         (home or data_home()) / dataset.folder,
         tuple(look(file) for file in dataset.files),
         tuple(look(file) for file in dataset.copies),
-        dataset.obtainable,
         dataset.instruction,
     )
 
@@ -120,22 +139,22 @@ def get(
     name: str,
     *,
     home: Path | None = None,
-    progress: Progress | None = None,
+    progress: Progress = lambda done, total: None,
     base: str | None = None,
 ) -> list[Path]:
-    """Download what is missing of a dataset, and check all of it.
+    """Download the missing files of a dataset, and check all files.
 
     Args:
         name: of the dataset; see ``PUBLIC``.
-        home: the folder of all datasets, ``data_home()`` by default.
+        home: the folder of all datasets, by default ``data_home()``.
         progress: called with the bytes done and in all, file by file.
-        base: take the files from this address instead, for mirrors.
+        base: the address of a mirror that has the files.
 
     Returns:
         The paths of the files.
     """
     dataset = public_set(name)
-    if not dataset.obtainable:
+    if dataset.instruction:
         raise DataError(f"{name}: cannot be downloaded: {dataset.instruction}")
     folder = (home or data_home()) / dataset.folder
     paths = []
@@ -146,17 +165,13 @@ def get(
             addresses = (f"{base.rstrip('/')}/{file.name}",) if base else file.addresses
             try:
                 folder.mkdir(parents=True, exist_ok=True)
-                _fetch(name, file, addresses, path, progress or _silent)
+                _fetch(name, file, addresses, path, progress)
             except OSError as error:
                 raise DataError(
                     f"{name}: cannot write {path}: {error.strerror or error}"
                 ) from None
         paths.append(path)
     return paths
-
-
-def _silent(done: int, total: int | None) -> None:
-    del done, total
 
 
 def _fetch(
@@ -178,13 +193,15 @@ def _fetch(
             part.unlink()
             problem = f"the checksum is wrong, deleted (wanted {file.checksum[:12]}...)"
         problems.append(f"{address}: {problem}")
-    raise DataError(f"{name}: {file.name} could not be had: {'; '.join(problems)}")
+    raise DataError(
+        f"{name}: {file.name} could not be downloaded: {'; '.join(problems)}"
+    )
 
 
 def _stream(
     address: str, part: Path, file: PublicFile, progress: Progress
 ) -> str | None:
-    """Add what is missing to a ``.part`` file; the answer is what went wrong."""
+    """Append the missing bytes to a ``.part`` file; returns the problem, if any."""
     done = part.stat().st_size if part.exists() else 0
     if file.size is not None and done >= file.size:
         return None
@@ -193,19 +210,19 @@ def _stream(
         headers["Range"] = f"bytes={done}-"
     try:
         request = urllib.request.Request(address, headers=headers)
-        with urllib.request.urlopen(request, timeout=_TIMEOUT) as answer:
-            if answer.status != 206:  # the server sends all of it, asked or not
+        with urllib.request.urlopen(request, timeout=_TIMEOUT) as response:
+            if response.status != 206:  # the server sends the whole file
                 done = 0
-            length = answer.headers.get("Content-Length")
+            length = response.headers.get("Content-Length")
             total = done + int(length) if length else file.size
             with part.open("ab" if done else "wb") as sink:
                 progress(done, total)
-                while chunk := answer.read(_CHUNK):
+                while chunk := response.read(_CHUNK):
                     sink.write(chunk)
                     done += len(chunk)
                     progress(done, total)
     except urllib.error.HTTPError as error:
-        if error.code == 416:  # there is no more: the checksum decides
+        if error.code == 416:  # the file has no more bytes: the checksum decides
             return None
         return f"HTTP {error.code} {error.reason}"
     except (urllib.error.URLError, TimeoutError) as error:
@@ -218,7 +235,7 @@ def _stream(
     ) as error:
         return _one_line(error)
     if total is not None and done < total:
-        return f"broke off after {done} of {total} bytes; run again to go on"
+        return f"broke off after {done} of {total} bytes; run again to continue"
     return None
 
 

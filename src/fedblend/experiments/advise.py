@@ -135,13 +135,13 @@ def choice(
         return bool(gap.mean() <= allowed)
 
     how = next(name for name in METHODS if name in known and alike(name))
-    said = {name: f"{name} ({one.loss.mean():.4g})" for name, one in known.items()}
-    same = [said[name] for name in known if name != how and alike(name)]
-    worse = [said[name] for name in known if not alike(name)]
-    parts = [f"{said[how]} has the least mixed loss"]
+    named = {name: f"{name} ({one.loss.mean():.4g})" for name, one in known.items()}
+    same = [named[name] for name in known if name != how and alike(name)]
+    worse = [named[name] for name in known if not alike(name)]
+    parts = [f"{named[how]} has the least mixed loss"]
     if same:
         parts = [
-            f"{said[how]} cannot be told apart from {', '.join(same)} and is cheaper"
+            f"{named[how]} cannot be told apart from {', '.join(same)} and is cheaper"
         ]
     if worse:
         parts.append(f"{', '.join(worse)} end{'s' if len(worse) == 1 else ''} higher")

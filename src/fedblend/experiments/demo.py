@@ -182,14 +182,14 @@ def advice(scores: dict[str, Score]) -> str:
     Methods are compared client by client. A mean difference of less than two standard
     errors over clients counts as none, and then fewer bits decide.
     """
-    said = {name: f"{name} ({of.accuracy.mean():.1%})" for name, of in scores.items()}
+    named = {name: f"{name} ({of.accuracy.mean():.1%})" for name, of in scores.items()}
     best = max(scores, key=lambda name: scores[name].accuracy.mean())
     alike = [name for name in scores if not _apart(scores[best], scores[name])]
     choice = min(
         alike, key=lambda name: (scores[name].bits, -scores[name].accuracy.mean())
     )
     clients = len(scores[choice].accuracy)
-    others = ", ".join(said[name] for name in alike if name != choice)
+    others = ", ".join(named[name] for name in alike if name != choice)
     because = "clearly better than all others"
     if others:
         because = f"on {clients} clients it cannot be told apart from {others}, and "
@@ -199,11 +199,11 @@ def advice(scores: dict[str, Score]) -> str:
         because += "sends the least" if cheaper else "none of them sends less"
     gain = scores[choice].gain
     if gain is None:
-        return f"Deploy {said[choice]}: {because}."
-    worse = gain_summary(gain).count
+        return f"Deploy {named[choice]}: {because}."
+    worse = gain_summary(gain).count or "none"
     return (
-        f"Deploy {said[choice]}: {because}; {worse or 'none'} of the {clients} clients "
-        "would clearly have done better alone."
+        f"Deploy {named[choice]}: {because}; {worse} of the {clients} clients would "
+        "clearly have done better alone."
     )
 
 

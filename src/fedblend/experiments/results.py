@@ -54,7 +54,7 @@ def write_results(
         new_clients: those that took no part in training, for each seed.
 
     Returns:
-        What ``summary.json`` says of harmed clients.
+        The harmed clients, for ``summary.json``.
     """
     rows = rows_of(run, seeds)
     run_folder.write_models(folder, run, seeds)
@@ -68,8 +68,8 @@ def write_results(
     run_folder.write_clients(folder, run, seeds, columns, new_clients)
     if shown_splits(rows):
         draw(folder, run, rows, found)
-    said = {} if found is None else {"harm": sentence(found[0], run.alone)}
-    return {**said, "harmed": harms(run.evidence)}
+    harm = {} if found is None else {"harm": sentence(found[0], run.alone)}
+    return {**harm, "harmed": harms(run.evidence)}
 
 
 def draw(

@@ -25,7 +25,7 @@ from fedblend.config.config import Config, check, difference, dump
 from fedblend.config.errors import named_by_key
 from fedblend.config.schema.table import ConfigError, RunError
 from fedblend.config.tasks import loss_name
-from fedblend.experiments import results, run_folder, unseen_clients
+from fedblend.experiments import new_clients, results, run_folder
 from fedblend.experiments.run_folder import Folder, seeds_of
 from fedblend.report.curves import in_order
 from fedblend.simulation import checkpoint, train_alone
@@ -248,9 +248,9 @@ def _finish(
     warnings += results.warnings_at_end(run, loss_name(config, built.task), seeds)
     for warning in warnings:
         on_warning(warning)
-    joined = unseen_clients.join(run, config, built)
+    joined = new_clients.unseen_clients(run, config, built) if built.unseen else []
     harm = results.write_results(folder, run, seeds, columns, joined)
-    unseen = {"harmed": harms(unseen_clients.evidence(joined))} if joined else {}
+    unseen = {"harmed": harms(new_clients.evidence_of(joined))} if joined else {}
     models = run_folder.models(run)
     at_server = results.at_server(built.server, models, built.settings["measure"])
     runs = [

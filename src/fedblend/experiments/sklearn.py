@@ -146,7 +146,7 @@ class _Federated(BaseEstimator):
         """The algorithm, by name or from its builder."""
         if callable(self.algorithm):
             return cast(Algorithm, self.algorithm(loss))
-        work = Work(self.rate, self.steps, self.batch_size)
+        work = Work(self.rate, steps=self.steps, batch_size=self.batch_size)
         if self.algorithm == "finetune":
             return finetune(fedavg(loss, work), loss, work)
         builders = {"fedavg": fedavg, "local_only": local_only, "scaffold": scaffold}

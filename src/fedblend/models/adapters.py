@@ -3,13 +3,13 @@
 """Models written with Flax NNX or Equinox, as a pair of functions.
 
 Both frameworks are optional, and imported only when their adapter is called. The
-parameters become a plain dictionary from a path ("layers/0/weight") to an array, so
-that everything that mixes, compresses or stores parameters takes them as any others.
+parameters become a plain dictionary from a path ("layers/0/weight") to an array, which
+everything that mixes, compresses or stores parameters can use.
 
-Modules are put in evaluation mode, in training too: dropout does nothing. What a
-module keeps besides parameters and random keys (the running means of batch
-normalization, caches) is refused, since it would be neither trained nor shared.
-The dtype of the parameters is the module's own choice.
+Modules are in evaluation mode, in training too: dropout has no effect. Modules with
+state besides parameters and random keys (the running means of batch normalization,
+caches) are refused, since it would be neither trained nor shared. The module determines
+the dtype of the parameters.
 """
 
 from collections.abc import Callable
@@ -43,12 +43,13 @@ def from_flax(source: Any) -> Model:
     module = module_of(jax.random.key(0))
     module.eval()
     graph, params, random, rest = nnx.split(module, nnx.Param, nnx.RngState, ...)
-    kept = nnx.to_flat_state(rest)
-    if kept:
-        path, variable = next(iter(kept))
-        what = type(variable).__name__
+    state = nnx.to_flat_state(rest)
+    if state:
+        path, variable = next(iter(state))
+        kind = type(variable).__name__
+        what = "BatchNorm's batch statistics" if kind == "BatchStat" else f"a {kind}"
         raise ValueError(
-            f"from_flax: {type(module).__name__} keeps {_described(what)} at "
+            f"from_flax: {type(module).__name__} has {what} at "
             f"{'/'.join(map(str, path))}, only parameters can be mixed and averaged; "
             "normalize within an example instead (LayerNorm, GroupNorm)"
         )
@@ -66,8 +67,8 @@ def from_equinox(source: Any) -> Model:
     Args:
         source: a function from a key to a module, or a module, whose present
             parameters are then what ``init`` returns for every key. All floating
-            arrays are parameters; anything else is taken from the module made with
-            key 0.
+            arrays are parameters; everything else is that of the module made with key
+            0.
 
     Example:
         >>> import equinox
@@ -84,10 +85,11 @@ def from_equinox(source: Any) -> Model:
     states = (equinox.nn.StateIndex, equinox.nn.State)
     nodes = jax.tree.leaves(module, is_leaf=lambda node: isinstance(node, states))
     if any(isinstance(node, states) for node in nodes):
+        first = module[0] if isinstance(module, tuple) else module
         raise ValueError(
-            f"from_equinox: {_name_of(module)} keeps state between calls, as BatchNorm "
-            "does, only parameters can be mixed and averaged; normalize within an "
-            "example instead (LayerNorm, GroupNorm)"
+            f"from_equinox: {type(first).__name__} has state between calls, as "
+            "BatchNorm does, only parameters can be mixed and averaged; normalize "
+            "within an example instead (LayerNorm, GroupNorm)"
         )
     params, static = equinox.partition(module, equinox.is_inexact_array)
     name, restore = _by_path(params)
@@ -106,7 +108,7 @@ def _by_path(
 ) -> tuple[Callable[[PyTree], dict[str, jax.Array]], Callable[[dict], PyTree]]:
     """Functions from a tree of this structure to a dictionary by path, and back.
 
-    ``holder`` is what a framework's own box around an array adds to the path.
+    ``holder`` is the suffix that a framework's wrapper of an array adds to the path.
     """
     paths, structure = jax.tree_util.tree_flatten_with_path(tree)
     full = [jax.tree_util.keystr(p, simple=True, separator="/") for p, _ in paths]
@@ -119,12 +121,3 @@ def _by_path(
         return jax.tree.unflatten(structure, [params[name] for name in names])
 
     return name, restore
-
-
-def _described(kind: str) -> str:
-    return "BatchNorm's batch statistics" if kind == "BatchStat" else f"a {kind}"
-
-
-def _name_of(module: Any) -> str:
-    first = module[0] if isinstance(module, tuple) else module
-    return type(first).__name__

@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The next-character network: an embedding, recurrent layers, scores at every place.
 
-A place t of a row holds the number of a character; the scores there are for the
-character at t + 1, and depend on the places up to t alone. A layer with inputs x_t,
-state h (and c), both zero at the start, and its weights stacked gate by gate::
+Place t of a row holds the number of a character; the scores of place t are those of the
+character at t + 1, and depend on the places up to t alone. A layer has inputs x_t, a
+state h (and c), which starts at zero, and weights stacked gate by gate::
 
     lstm   i, f, g, o = W x_t + U h + b        (order of the rows of W, U and b)
            c <- sigmoid(f) * c + sigmoid(i) * tanh(g)
@@ -31,10 +31,10 @@ import jax
 import jax.numpy as jnp
 from jax.nn import initializers, sigmoid
 
-from fedblend.checks import words
+from fedblend.checks import COUNT, gate, words
 from fedblend.core import Key, PyTree
 from fedblend.models.layers import Affine, affine, linear
-from fedblend.models.model import Model, require_positive
+from fedblend.models.model import Model, Shape, model
 
 
 class Recurrent(NamedTuple):
@@ -53,9 +53,9 @@ class CharRnn(NamedTuple):
 
 
 class _Cell(NamedTuple):
-    """A kind of layer: its gates, what it carries along, and its step.
+    """A kind of layer: number of gates, number of states, and its step.
 
-    ``step(carry, given, state)`` takes the input part ``W x + b`` and U.
+    ``step(carry, given, state)`` takes the states, ``W x + b`` and U.
     """
 
     gates: int
@@ -82,6 +82,23 @@ def _gru(carry, given, state):
 CELLS = {"lstm": _Cell(4, 2, _lstm), "gru": _Cell(3, 1, _gru)}
 
 
+def _vocabulary(shape: Shape, outputs: int) -> tuple[int]:
+    if len(shape) != 1:
+        raise ValueError(
+            f"char_rnn: rows of shape {tuple(shape)} are no sequences, which are "
+            "(length,)"
+        )
+    return (outputs,)
+
+
+@model("next characters: embedding 8, LSTM 2x256", _vocabulary)
+@gate(
+    vocabulary=COUNT,
+    embedding=COUNT,
+    hidden=COUNT,
+    layers=COUNT,
+    cell=words(*CELLS),
+)
 def char_rnn(
     vocabulary: int,
     *,
@@ -110,14 +127,6 @@ def char_rnn(
         >>> model.apply(params, jnp.zeros((2, 5), jnp.int32)).shape
         (2, 5, 80)
     """
-    require_positive(
-        "char_rnn",
-        vocabulary=vocabulary,
-        embedding=embedding,
-        hidden=hidden,
-        layers=layers,
-    )
-    words(*CELLS)("char_rnn: cell", cell)
     kind = CELLS[cell]
     widths = [embedding, *[hidden] * (layers - 1)]
 
@@ -149,7 +158,7 @@ def char_rnn(
 def _start(
     kind: _Cell, key: Key, state_key: Key, inputs: int, hidden: int, dtype
 ) -> Recurrent:
-    """The layer at the start."""
+    """The initial layer."""
     width = kind.gates * hidden
     given = affine(initializers.glorot_uniform(), key, inputs, width, dtype)
     if kind.gates == 4:
@@ -162,7 +171,7 @@ def _start(
 def _unroll(kind: _Cell, layer: Recurrent, inputs: jax.Array) -> jax.Array:
     """The layer's states at all places, [length, rows, hidden].
 
-    The part of the inputs is one product for all places, outside of the loop.
+    ``W x + b`` is one product for all places, outside of the loop.
     """
     rows, hidden = inputs.shape[1], layer.state.shape[1]
     zero = jnp.zeros((rows, hidden), layer.state.dtype)

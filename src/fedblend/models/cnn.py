@@ -13,23 +13,25 @@ References:
     https://arxiv.org/abs/2003.00295
 """
 
+import math
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.nn import initializers
 
+from fedblend.checks import COUNT, gate
 from fedblend.models.layers import (
     Affine,
     Kernel,
     affine,
     convolve,
-    flat,
+    flatten,
     kernel,
     linear,
     pool,
 )
-from fedblend.models.model import Model, flat_size, require_positive
+from fedblend.models.model import Model, Shape, image, model
 
 
 class Cnn(NamedTuple):
@@ -42,7 +44,7 @@ class Cnn(NamedTuple):
 
 
 class _Plan(NamedTuple):
-    """What the two networks differ in."""
+    """The settings in which the two networks differ."""
 
     name: str
     kernel: int
@@ -55,7 +57,9 @@ _APFL = _Plan("cnn", 5, (20, 50), (True, True), 512)
 _LARGE = _Plan("large_cnn", 3, (32, 64), (False, True), 128)
 
 
-def cnn(shape: tuple[int, ...], classes: int, *, dtype=jnp.float32) -> Model:
+@model("APFL's network: convolutions 20-50, hidden 512", image)
+@gate(classes=COUNT)
+def cnn(shape: Shape, classes: int, *, dtype=jnp.float32) -> Model:
     """APFL's network: 5x5 to 20, pool, 5x5 to 50, pool, 512, scores.
 
     The paper says "2 convolution layers, followed by 2 fully connected layers"; widths,
@@ -72,7 +76,9 @@ def cnn(shape: tuple[int, ...], classes: int, *, dtype=jnp.float32) -> Model:
     return _network(_APFL, shape, classes, dtype)
 
 
-def large_cnn(shape: tuple[int, ...], classes: int, *, dtype=jnp.float32) -> Model:
+@model("EMNIST's: convolutions 32-64, 128", image)
+@gate(classes=COUNT)
+def large_cnn(shape: Shape, classes: int, *, dtype=jnp.float32) -> Model:
     """The larger network: 3x3 to 32, 3x3 to 64, pool, 128, scores.
 
     The EMNIST network of Reddi et al., which FLIX uses too, without its dropout.
@@ -82,10 +88,9 @@ def large_cnn(shape: tuple[int, ...], classes: int, *, dtype=jnp.float32) -> Mod
     return _network(_LARGE, shape, classes, dtype)
 
 
-def _network(plan: _Plan, shape: tuple[int, ...], classes: int, dtype) -> Model:
-    require_positive(plan.name, classes=classes)
+def _network(plan: _Plan, shape: Shape, classes: int, dtype) -> Model:
     image = _image(plan, shape)
-    features = flat_size(_features(plan, image))
+    features = math.prod(_features(plan, image))
     he, glorot = initializers.he_normal(), initializers.glorot_uniform()
     size, (first, second) = plan.kernel, plan.channels
 
@@ -103,27 +108,29 @@ def _network(plan: _Plan, shape: tuple[int, ...], classes: int, dtype) -> Model:
         here = jnp.reshape(rows, (rows.shape[0], *image)).astype(dtype)
         for layer, pooled in zip(params[:2], plan.pooled, strict=True):
             here = convolve(layer, here)
-            # Pooling first: it commutes with ReLU, which then has a quarter to do.
+            # Pooling commutes with ReLU, which is cheaper afterwards.
             here = jax.nn.relu(pool(here) if pooled else here)
-        here = jax.nn.relu(linear(params.hidden, flat(here, dtype)))
+        here = jax.nn.relu(linear(params.hidden, flatten(here, dtype)))
         return linear(params.last, here)
 
     return Model(init, apply)
 
 
-def _image(plan: _Plan, shape: tuple[int, ...]) -> tuple[int, int, int]:
-    """(height, width, channels), or an error that says what is wrong."""
+def _image(plan: _Plan, shape: Shape) -> tuple[int, int, int]:
+    """(height, width, channels) of rows that are large enough images."""
     if len(shape) not in (2, 3):
         raise ValueError(
             f"{plan.name}: rows of shape {tuple(shape)} are no images, which are "
             "(height, width) or (height, width, channels)"
         )
     height, width, channels = (*shape, 1)[:3]
-    require_positive(plan.name, height=height, width=width, channels=channels)
+    sizes = {"height": height, "width": width, "channels": channels}
+    for name, size in sizes.items():
+        COUNT(f"{plan.name}: {name}", size)
     if min(_features(plan, (height, width, channels))) < 1:
         raise ValueError(
-            f"{plan.name}: an image of {height}x{width} is too small, nothing is left "
-            f"of it after two {plan.kernel}x{plan.kernel} convolutions and pooling"
+            f"{plan.name}: an image of {height}x{width} is too small for two "
+            f"{plan.kernel}x{plan.kernel} convolutions and pooling"
         )
     return height, width, channels
 

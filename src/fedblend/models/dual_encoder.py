@@ -2,21 +2,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """The dual encoder for the next movie: two towers over one table of embeddings.
 
-A row is (context, label): the numbers of up to ten movies that a user rated one after
-the other, filled up with ``PAD``, and the number of the next one. With E the table::
+A row is (context, label): the numbers of up to ten movies that a user rated in this
+order, filled up with ``PAD``, and the number of the next movie. With E the table::
 
     context  c = normal(relu(W mean(E[movies that are not PAD]) + b))
     label    l = normal(E[label])                  normal(x) = x / |x|
     loss     max(0, 0.9 - c^T l)^2                 on the right label alone
     scores   c^T normal(E[j]) for every row j, -1 for PAD
 
-No example pushes embeddings apart, so that with this loss alone all of them may end up
-the same; ``spreadout`` does it, a function of the parameters that needs no data, for
-the server of Mixed FL::
+No example pushes embeddings apart, so that with this loss alone all of them may become
+the same. ``spreadout`` pushes them apart, a function of the parameters that needs no
+data, for the server of Mixed FL::
 
     spreadout  lambda |S - diag(S)|_F,   S = N N^T,   N = normal(E) without PAD
 
-S is never made: |N N^T|_F = |N^T N|_F, a matrix as wide as the embeddings.
+S is never computed: |N N^T|_F = |N^T N|_F, a matrix as wide as the embeddings.
 
 Where this differs from the paper: it says neither the margin, lambda, the width nor how
 the table starts. E starts uniform in [-0.05, 0.05], W as Glorot's uniform, b at zero.
@@ -33,16 +33,17 @@ import jax
 import jax.numpy as jnp
 from jax.nn import initializers
 
+from fedblend.checks import COUNT, gate
 from fedblend.core import Loss, PyTree
 from fedblend.mixing import predict
 from fedblend.models.layers import Affine, affine, linear
-from fedblend.models.model import Model, require_positive
+from fedblend.models.model import Model, Shape, model
 
 PAD = 0
-"""The number of no movie, which fills up a short context."""
+"""The number that fills up a short context."""
 
 MARGIN = 0.9
-"""A cosine that is large enough."""
+"""Cosines above it have no loss."""
 
 
 class DualEncoder(NamedTuple):
@@ -52,11 +53,22 @@ class DualEncoder(NamedTuple):
     dense: Affine
 
 
+def _movies(shape: Shape, outputs: int) -> tuple[int]:
+    if len(shape) != 1:
+        raise ValueError(
+            f"dual_encoder: rows of shape {tuple(shape)} are no lists of numbers, "
+            "which are (length,)"
+        )
+    return (outputs - 1,)
+
+
+@model("next movie: embedding 16", _movies)
+@gate(movies=COUNT, width=COUNT)
 def dual_encoder(movies: int = 3952, *, width: int = 16, dtype=jnp.float32) -> Model:
     """Scores of all movies as the next one, [rows, movies + 1], cosines.
 
     Args:
-        movies: how many there are; their numbers begin at 1.
+        movies: number of movies, which are numbered from 1.
         width: of the embeddings and of the layer.
         dtype: of the parameters.
 
@@ -68,7 +80,6 @@ def dual_encoder(movies: int = 3952, *, width: int = 16, dtype=jnp.float32) -> M
         >>> model.apply(params, jnp.array([[3, 7, 0], [5, 0, 0]])).shape
         (2, 21)
     """
-    require_positive("dual_encoder", movies=movies, width=width)
 
     def init(key):
         table = jax.random.uniform(
@@ -89,14 +100,14 @@ def dual_encoder(movies: int = 3952, *, width: int = 16, dtype=jnp.float32) -> M
 def dual_encoder_loss() -> Loss:
     """The squared hinge of every row's cosine, ``max(0, 0.9 - cosine)^2``.
 
-    Rows are (contexts, labels). It reads the rows of the table that are named there
-    and no other, whose gradient is therefore zero.
+    Rows are (contexts, labels). The loss reads the rows of the table that they name and
+    no other, whose gradient is therefore zero.
     """
 
     def cosines(params, rows):
         contexts, labels = rows
-        # One reading of the table: its gradient is then summed in the order of the
-        # rows, whatever the table's size, for which `select` asks.
+        # One lookup in the table: its gradient is then summed in the order of the rows,
+        # whatever the table's size, as `fedselect` needs.
         read = params.embedding[jnp.column_stack([contexts, labels])]
         context = _context(params.dense, read[:, :-1], contexts)
         return (context * _normal(read[:, -1])).sum(axis=1)
@@ -125,19 +136,19 @@ def spreadout(params: PyTree, strength: float = 1e-3) -> jax.Array:
     rows = _normal(params.embedding[PAD + 1 :])
     squares = jnp.square(rows).sum(axis=1)
     total = jnp.square(rows.T @ rows).sum() - jnp.square(squares).sum()
-    # At 0 the root has no derivative, and rounding may lead below.
+    # At 0 the root has no derivative, and rounding may make the total negative.
     apart = total <= 0
     return strength * jnp.where(apart, 0, jnp.sqrt(jnp.where(apart, 1, total)))
 
 
 def _context(dense: Affine, read: jax.Array, contexts: jax.Array) -> jax.Array:
-    """The context tower, [rows, width], of what was read of the table."""
+    """The context tower, [rows, width], of rows of the table."""
     known = (contexts != PAD)[..., None].astype(read.dtype)
     mean = (read * known).sum(axis=1) / jnp.maximum(known.sum(axis=1), 1)
     return _normal(jax.nn.relu(linear(dense, mean)))
 
 
 def _normal(vectors: jax.Array) -> jax.Array:
-    """Every row with length 1; next to zero it is left short, so as to stay finite."""
+    """Every row with norm 1; a row near zero stays shorter, so that it is finite."""
     squares = jnp.square(vectors).sum(axis=-1, keepdims=True)
     return vectors * jax.lax.rsqrt(jnp.maximum(squares, 1e-12))

@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The layers the models are made of: affine maps, convolutions and pooling.
 
-Training many clients at once is a ``vmap`` over inputs *and* weights. XLA turns a
-convolution mapped so into a grouped one, which is slow on a CPU. The convolution here
-is therefore a matrix product over the shifted copies of the image, laid side by side;
-mapped over clients that stays a batched product. With ten clients, batches of 20 and
-the networks of ``cnn``, forward and backward pass take about half the time.
+Training many clients at once is a ``vmap`` over inputs *and* weights. XLA turns such a
+convolution into a grouped one, which is slow on a CPU. The convolution here is
+therefore a matrix product over the concatenated shifted copies of the image, which
+stays a batched product under ``vmap``. With ten clients, batches of 20 and the networks
+of ``cnn``, forward and backward pass take about half the time.
 """
 
 from typing import NamedTuple
@@ -47,7 +47,7 @@ def kernel(start: Initializer, key: Key, shape: tuple[int, ...], dtype) -> Kerne
     return Kernel(start(key, shape, dtype), jnp.zeros(shape[-1:], dtype))
 
 
-def flat(inputs: jax.Array, dtype) -> jax.Array:
+def flatten(inputs: jax.Array, dtype) -> jax.Array:
     """Every row as one vector."""
     return jnp.reshape(inputs, (inputs.shape[0], -1)).astype(dtype)
 

@@ -2,16 +2,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """Models linear in their inputs: softmax and logistic regression.
 
-Both start at zero, so their objectives are convex with a starting point that is the
-same for everybody.
+Both start at zero: their objectives are convex, with the same initial point for all
+clients.
 """
 
 import jax.numpy as jnp
 
-from fedblend.models.layers import Affine, flat, linear
-from fedblend.models.model import Model, require_positive
+from fedblend.checks import COUNT, gate
+from fedblend.models.layers import Affine, flatten, linear
+from fedblend.models.model import Model, Shape, flat, model
 
 
+@model("softmax regression, starts at zero", flat)
+@gate(inputs=COUNT, classes=COUNT)
 def softmax(
     inputs: int, classes: int, *, intercept: bool = True, dtype=jnp.float32
 ) -> Model:
@@ -24,7 +27,6 @@ def softmax(
         >>> model.apply(params, jax.numpy.ones((2, 4))).shape
         (2, 3)
     """
-    require_positive("softmax", inputs=inputs, classes=classes)
 
     def init(key):
         del key
@@ -32,11 +34,21 @@ def softmax(
         return Affine(jnp.zeros((classes, inputs), dtype), bias)
 
     def apply(params, rows):
-        return linear(params, flat(rows, params.weight.dtype))
+        return linear(params, flatten(rows, params.weight.dtype))
 
     return Model(init, apply)
 
 
+def _one_score(shape: Shape, outputs: int) -> tuple[int]:
+    if outputs not in (1, 2):
+        raise ValueError(
+            f"logistic: {outputs} outputs, it has a single score (1 output, 2 classes)"
+        )
+    return flat(shape, outputs)[:1]
+
+
+@model("logistic regression, a single score", _one_score)
+@gate(inputs=COUNT)
 def logistic(inputs: int, *, intercept: bool = True, dtype=jnp.float32) -> Model:
     """Logistic regression: a single score for each row, positive for class 1.
 
@@ -46,6 +58,5 @@ def logistic(inputs: int, *, intercept: bool = True, dtype=jnp.float32) -> Model
         >>> model.apply(model.init(jax.random.key(0)), jax.numpy.ones((2, 4))).shape
         (2,)
     """
-    require_positive("logistic", inputs=inputs)
     scores = softmax(inputs, 1, intercept=intercept, dtype=dtype)
     return Model(scores.init, lambda params, rows: scores.apply(params, rows)[:, 0])

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The multilayer perceptron: affine layers with a nonlinearity between them.
 
-The default, two hidden layers of 200 with ReLU, is the one of APFL's experiments, less
-the dropout and batch normalization that its authors' code adds to the paper's text.
+The default, two hidden layers of 200 with ReLU, is that of APFL's experiments, without
+the dropout and batch normalization of its authors' code, which the paper does not have.
 """
 
 from collections.abc import Sequence
@@ -15,10 +15,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.nn import initializers
 
-from fedblend.checks import words
+from fedblend.checks import COUNT, gate, words
 from fedblend.errors import UserError
-from fedblend.models.layers import Affine, affine, flat, linear
-from fedblend.models.model import Model, require_positive
+from fedblend.models.layers import Affine, affine, flatten, linear
+from fedblend.models.model import Model, flat, model
 
 ACTIVATIONS = {
     "relu": jax.nn.relu,
@@ -36,6 +36,8 @@ class Mlp(NamedTuple):
     last: Affine
 
 
+@model("multilayer perceptron, 200-200 with ReLU", flat)
+@gate(inputs=COUNT, outputs=COUNT, activation=words(*ACTIVATIONS))
 def mlp(
     inputs: int,
     outputs: int,
@@ -47,9 +49,9 @@ def mlp(
     """A multilayer perceptron.
 
     Args:
-        inputs: entries of a row.
-        outputs: scores or values of a row.
-        hidden: widths of the hidden layers; none makes the model linear.
+        inputs: number of entries of a row.
+        outputs: number of scores or values of a row.
+        hidden: widths of the hidden layers; an empty list makes the model linear.
         activation: "relu", "tanh", "sigmoid", "softplus" or "gelu".
         dtype: of the parameters.
 
@@ -62,12 +64,10 @@ def mlp(
         >>> sum(leaf.size for leaf in jax.tree.leaves(model.init(jax.random.key(0))))
         199210
     """
-    require_positive("mlp", inputs=inputs, outputs=outputs)
     if not isinstance(hidden, Sequence | np.ndarray) or isinstance(hidden, str):
         raise UserError("mlp: hidden", hidden, "a list of widths")
-    require_positive("mlp", **{f"hidden[{i}]": width for i, width in enumerate(hidden)})
-    words(*ACTIVATIONS)("mlp: activation", activation)
-    bend = ACTIVATIONS[activation]
+    for place, width in enumerate(hidden):
+        COUNT(f"mlp: hidden[{place}]", width)
     glorot = initializers.glorot_uniform()
     start = initializers.he_normal() if activation in ("relu", "gelu") else glorot
     widths = (inputs, *hidden)
@@ -81,9 +81,9 @@ def mlp(
         return Mlp(tuple(layers), affine(glorot, last, widths[-1], outputs, dtype))
 
     def apply(params, rows):
-        here = flat(rows, params.last.weight.dtype)
+        here = flatten(rows, params.last.weight.dtype)
         for layer in params.hidden:
-            here = bend(linear(layer, here))
+            here = ACTIVATIONS[activation](linear(layer, here))
         return linear(params.last, here)
 
     return Model(init, apply)

@@ -2,25 +2,34 @@
 # SPDX-License-Identifier: Apache-2.0
 """A model is a pair of functions: ``init`` makes parameters, ``apply`` uses them.
 
-Any such pair serves everywhere in the library; nothing else is asked of a model. What
-the ones that ship have in common:
+Any such pair works everywhere in the library. The models of this package have in
+common:
 
-*Inputs* have the rows first. They may come in any trailing shape with the right number
-of entries (an image, or the same image flattened) and in any dtype: the computation
-follows the dtype of the parameters.
+*Inputs* have the rows first. They may have any trailing shape with the right number of
+entries (an image, or the same image flattened) and any dtype: the computation uses the
+dtype of the parameters.
 
 *Parameters* are named tuples of arrays, of the ``dtype`` given to the builder.
 
-*Nothing is random after init, and no row sees another*: no dropout, no normalization by
-batch statistics, whose running means are neither a parameter to mix nor to average.
+*Nothing is random after init, and rows do not depend on each other*: there is no
+dropout and no batch normalization, whose running means are no parameters to mix or
+average.
+
+A model by name is declared once, beside its builder::
+
+    @model("multilayer perceptron, 200-200 with ReLU", flat)
+    def mlp(inputs: int, outputs: int, *, hidden=(200, 200)) -> Model: ...
+
+Its options are the builder's keyword arguments.
 """
 
+import inspect
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
-from fedblend.checks import COUNT
 from fedblend.core import Key, PyTree
+from fedblend.errors import hint
 from fedblend.mixing import Apply
 
 
@@ -31,12 +40,72 @@ class Model(NamedTuple):
     apply: Apply
 
 
-def require_positive(model: str, **sizes: int) -> None:
-    """Refuse what is no size, by its name."""
-    for name, size in sizes.items():
-        COUNT(f"{model}: {name}", size)
+Builder = TypeVar("Builder", bound=Callable[..., Model])
+Shape = tuple[int, ...]
+Arguments = Callable[[Shape, int], tuple[Any, ...]]
+"""From a row's shape and the number of outputs to a builder's positional arguments."""
 
 
-def flat_size(shape: tuple[int, ...]) -> int:
-    """The number of entries of one row of inputs."""
-    return math.prod(shape)
+def flat(shape: Shape, outputs: int) -> tuple[int, int]:
+    """The arguments of a model of flattened rows: their entries, and the outputs."""
+    return math.prod(shape), outputs
+
+
+def image(shape: Shape, outputs: int) -> tuple[Shape, int]:
+    """The arguments of a model of images: their shape, and the outputs."""
+    return shape, outputs
+
+
+class ModelInfo(NamedTuple):
+    """A model by name."""
+
+    name: str
+    builder: Callable[..., Model]
+    summary: str
+    arguments: Arguments
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The builder's keyword arguments, with their defaults."""
+        parameters = inspect.signature(self.builder).parameters.values()
+        return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
+
+
+MODELS: dict[str, ModelInfo] = {}
+"""The models of this package, by name."""
+
+
+def model(summary: str, arguments: Arguments) -> Callable[[Builder], Builder]:
+    """Register the model that the decorated function builds.
+
+    Args:
+        summary: what it is, in one line.
+        arguments: of the builder, for rows of this shape and this number of outputs.
+    """
+
+    def register(builder: Builder) -> Builder:
+        name = builder.__name__
+        MODELS[name] = ModelInfo(name, builder, summary, arguments)
+        return builder
+
+    return register
+
+
+def build(name: str, shape: Shape, outputs: int, **options: Any) -> Model:
+    """The model of this name for rows of inputs of ``shape``.
+
+    Example:
+        >>> import jax
+        >>> model = build("mlp", (28, 28), 10, hidden=(30,))
+        >>> model.apply(model.init(jax.random.key(0)), jax.numpy.ones((2, 784))).shape
+        (2, 10)
+    """
+    if name not in MODELS:
+        raise ValueError(f"model: {name!r} is unknown; {hint(name, MODELS)}")
+    info = MODELS[name]
+    for option in options:
+        if option not in info.options:
+            raise ValueError(
+                f"{name}: no option {option!r}; {hint(option, info.options)}"
+            )
+    return info.builder(*info.arguments(shape, outputs), **options)

@@ -193,7 +193,7 @@ def in_short(found: GainSummary, other: str) -> str:
     return f"{worse} {WORSE_THAN[other]}{more}"
 
 
-def in_words(found: GainSummary, other: str, whose: str = "") -> str:
+def in_words(found: GainSummary, other: str, kind: str = "") -> str:
     """How many clients are harmed and by how much, how many gain, how sure that is.
 
     >>> from fedblend.gains import GainSummary
@@ -205,7 +205,7 @@ def in_words(found: GainSummary, other: str, whose: str = "") -> str:
     by chance alone up to 0.1 would be called worse
     mean gain 0 (-0.1 to 0.1)
     """
-    who, parts = f"{whose}clients", []
+    who, parts = f"{kind}clients", []
     if found.not_finite:
         parts.append(f"{found.not_finite} {who} have a model that is not finite")
     if found.unmatched:

@@ -91,12 +91,12 @@ def _mean(summaries: Sequence[dict], *path: str) -> float:
     return float(np.mean([value_at(summary, *path) for summary in summaries]))
 
 
-def _table(summaries: Sequence[dict], split: str, whose: str = "") -> Table:
+def _table(summaries: Sequence[dict], split: str, kind: str = "") -> Table:
     """The models of a split, a line for each metric of each."""
     last = summaries[0]
     seeds = f", mean of {len(summaries)} seeds" if len(summaries) > 1 else ""
     table = Table(
-        title=f"{split} rows{whose} after round {last['round']}{seeds}",
+        title=f"{split} rows{kind} after round {last['round']}{seeds}",
         title_justify="left",
         title_style="bold",
     )
@@ -114,9 +114,7 @@ def _table(summaries: Sequence[dict], split: str, whose: str = "") -> Table:
     return table
 
 
-def _harm_lines(
-    summaries: Sequence[dict], together: dict, whose: str = ""
-) -> list[str]:
+def _harm_lines(summaries: Sequence[dict], together: dict, kind: str = "") -> list[str]:
     """How many clients each split's main metric calls harmed."""
     lines = []
     only = summaries[0] if len(summaries) == 1 else {}
@@ -126,8 +124,8 @@ def _harm_lines(
         for name, found in harmed.get(split, {}).get(metric, {}).items():
             counted = summary_from(found)
             if counted is not None:
-                said = in_words(counted, name.removeprefix("than_"), whose)
-                lines.append(f"harmed ({split} {metric}): {said}")
+                text = in_words(counted, name.removeprefix("than_"), kind)
+                lines.append(f"harmed ({split} {metric}): {text}")
     return lines
 
 
@@ -150,10 +148,10 @@ def _cost_lines(summaries: Sequence[dict]) -> list[str]:
     lines = []
     if "bits" in summaries[0]:
         parts = []
-        for way in ("up", "down"):
-            total = _mean(summaries, "bits", way)
-            each = _mean(summaries, "bits", f"{way}_per_client", "mean")
-            parts.append(f"{way} {human_bits(total)} ({human_bits(each)} a client)")
+        for link in ("up", "down"):
+            total = _mean(summaries, "bits", link)
+            each = _mean(summaries, "bits", f"{link}_per_client", "mean")
+            parts.append(f"{link} {human_bits(total)} ({human_bits(each)} a client)")
         lines.append("sent: " + ", ".join(parts))
     lost = {name: _mean(summaries, name) for name in ("dropped", "rejected")}
     if any(number > 0 for number in lost.values()):

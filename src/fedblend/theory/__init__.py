@@ -2,53 +2,25 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is known in advance: constants, steps, bounds, plans, the cost of privacy."""
 
-from fedblend.theory import (
-    apfl,
-    bounds,
-    constants,
-    diversity,
-    generalization,
-    mixed_fl,
-    one_shot,
-    plan,
-    privacy,
-    steps,
-)
-from fedblend.theory.bounds import predicted
-from fedblend.theory.constants import Smoothness
-from fedblend.theory.flix_objective import Mixture, mixture, stationary_weights, weights
-from fedblend.theory.plan import (
-    Plan,
-    Solver,
-    Traffic,
-    largest_alpha,
-    largest_alpha_for_bits,
-    rounds_needed,
-    table,
-)
-
-__all__ = [
-    "Mixture",
-    "Plan",
-    "Smoothness",
-    "Solver",
-    "Traffic",
-    "apfl",
-    "bounds",
-    "constants",
-    "diversity",
-    "generalization",
-    "largest_alpha",
-    "largest_alpha_for_bits",
-    "mixed_fl",
-    "mixture",
-    "one_shot",
-    "plan",
-    "predicted",
-    "privacy",
-    "rounds_needed",
-    "stationary_weights",
-    "steps",
-    "table",
-    "weights",
-]
+from fedblend.theory import apfl as apfl
+from fedblend.theory import bounds as bounds
+from fedblend.theory import constants as constants
+from fedblend.theory import generalization as generalization
+from fedblend.theory import mixed_fl as mixed_fl
+from fedblend.theory import one_shot as one_shot
+from fedblend.theory import plan as plan
+from fedblend.theory import privacy as privacy
+from fedblend.theory import steps as steps
+from fedblend.theory.bounds import predicted as predicted
+from fedblend.theory.constants import Smoothness as Smoothness
+from fedblend.theory.flix_objective import Mixture as Mixture
+from fedblend.theory.flix_objective import mixture as mixture
+from fedblend.theory.flix_objective import stationary_weights as stationary_weights
+from fedblend.theory.flix_objective import weights as weights
+from fedblend.theory.plan import Plan as Plan
+from fedblend.theory.plan import Solver as Solver
+from fedblend.theory.plan import Traffic as Traffic
+from fedblend.theory.plan import largest_alpha as largest_alpha
+from fedblend.theory.plan import largest_alpha_for_bits as largest_alpha_for_bits
+from fedblend.theory.plan import rounds_needed as rounds_needed
+from fedblend.theory.plan import table as table

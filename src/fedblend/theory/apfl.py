@@ -1,6 +1,6 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""Rates and mixing weights that theory allows for APFL.
+"""Theory of APFL: step sizes, mixing weights, and how far clients are from each other.
 
 All f_i are L-smooth and mu-strongly convex, kappa = L/mu, tau local steps a round, and
 step t = 1, 2 ... counts over all rounds. Alpha is the weight of the shared model::
@@ -8,11 +8,20 @@ step t = 1, 2 ... counts over all rounds. Alpha is the weight of the shared mode
     alpha small enough      rate 16/(mu (t + a)), a = max(128 kappa, tau)    (2, 3)
       that is               alpha <= min(1, 1/sqrt(mu))/(4 sqrt(6) kappa)
     any alpha, |grad| <= G  rate 8/(mu (t + a)),  a = max(64 kappa, tau)     (4)
-    nonconvex, everybody    rate 1/(2 sqrt(5) L sqrt(T)) for T steps         (5, 6)
+    nonconvex, all clients  rate 1/(2 sqrt(5) L sqrt(T)) for T steps         (5, 6)
 
-with the numbers of theorems in brackets. The strongly convex ones speak of averages
-with the weights (t + a)^2, which ``apfl_averaged`` keeps; ``Decay.shift`` is its a.
-Alpha is fixed in all of them.
+with the numbers of theorems in brackets. The strongly convex ones are about averages
+with the weights (t + a)^2, which ``apfl_averaged`` computes; ``Decay.shift`` is its a.
+Alpha is fixed in all theorems.
+
+Two measures of how far client i is from the others (section 5), with F the unweighted
+mean of all f_i, w* its minimizer and v_i* that of f_i::
+
+    zeta_i  = sup over w of |grad F(w) - grad f_i(w)|^2
+    Delta_i = |v_i* - w*|^2
+
+The error that the theorems leave in the deployed model grows with both, times the
+square of alpha: clients with larger measures should share less.
 
 Reference: Deng, Kamani, Mahdavi, "Adaptive personalized federated learning", 2020,
 arXiv:2003.13461. Its alpha is the weight of v, one minus the one here.
@@ -21,8 +30,18 @@ arXiv:2003.13461. Its alpha is the weight of v, one minus the one here.
 import math
 from typing import NamedTuple
 
+import jax
+import numpy as np
+
+from fedblend import trees
 from fedblend.checks import COUNT, gate
+from fedblend.core import Loss, PyTree, Shard
+from fedblend.data import map_clients
+from fedblend.data.federated import FederatedData
+from fedblend.losses import gradient
+from fedblend.shards import everything
 from fedblend.theory.constants import Smoothness
+from fedblend.theory.flix_objective import stacked
 
 
 class Decay(NamedTuple):
@@ -35,7 +54,7 @@ class Decay(NamedTuple):
     shift: float
 
     def __call__(self, count):
-        """The rate of the step that comes after ``count`` others."""
+        """The rate of the step after ``count`` others."""
         return self.top / (count + 1 + self.shift)
 
 
@@ -61,12 +80,12 @@ def any_alpha(smoothness: Smoothness, steps: int) -> Decay:
 
 @gate(horizon=COUNT)
 def nonconvex(smoothness: Smoothness, horizon: int) -> float:
-    """The rate for ``horizon`` local steps in all, everybody taking part (5 and 6)."""
+    """The rate for ``horizon`` local steps in all, all clients taking part (5, 6)."""
     return 1 / (2 * math.sqrt(5 * horizon) * float(smoothness.smooth.max()))
 
 
 def largest_alpha(smoothness: Smoothness) -> float:
-    """The largest weight of the shared model that Theorem 3 is about."""
+    """The largest weight of the shared model for which Theorem 3 holds."""
     mu, kappa = _condition(smoothness)
     return min(1, 1 / math.sqrt(mu)) / (4 * math.sqrt(6) * kappa)
 
@@ -81,3 +100,58 @@ def _condition(smoothness: Smoothness) -> tuple[float, float]:
     if not mu > 0:
         raise ValueError(f"convex: {mu} is not above 0; theory needs strong convexity")
     return mu, float(smoothness.smooth.max()) / mu
+
+
+def gradient_diversity(
+    loss: Loss,
+    points: PyTree,
+    federated_data: FederatedData,
+    *,
+    chunk: int = map_clients.CHUNK,
+) -> np.ndarray:
+    """zeta_i of every client, the largest value at some points.
+
+    The supremum is over all w and may be infinite; the maximum over a few points is a
+    lower bound, and exact where f_i differ by linear terms only.
+
+    Args:
+        loss: ``loss(params, rows) -> losses[rows]``.
+        points: parameters with a leading axis of points, such as the shared models of
+            some rounds.
+        federated_data: whose training rows.
+        chunk: clients of a group; see ``map_clients``.
+
+    >>> import jax.numpy as jnp
+    >>> from fedblend.data.federated import federate
+    >>> from fedblend.data.datasets.quadratics import quadratic_loss
+    >>> rows = np.ones((2, 1, 1)), np.array([[0.0], [4.0]])
+    >>> two = federate(rows, [np.array([0]), np.array([1])])
+    >>> gradient_diversity(quadratic_loss, jnp.zeros((1, 1)), two)
+    array([4., 4.])
+    """
+    gradient_at, train = gradient(loss), federated_data.train
+
+    def of_point(point):
+        def own(shard: Shard) -> PyTree:
+            return gradient_at(point, everything(shard))
+
+        average = map_clients.mean(own, train, chunk)
+
+        def gap(shard: Shard) -> jax.Array:
+            return trees.squared_norm(trees.subtract(own(shard), average))
+
+        return map_clients.mapped(gap, train, chunk)
+
+    return np.asarray(jax.lax.map(of_point, points).max(axis=0), np.float64)
+
+
+def model_distances(personal: PyTree, shared: PyTree) -> np.ndarray:
+    """Delta_i of every client, if the models are the minimizers.
+
+    Args:
+        personal: v_i*, a tree of arrays with a leading axis of clients.
+        shared: w*, the minimizer of the mean of all f_i; not FLIX's shared model, which
+            minimizes another objective unless all alpha are 1.
+    """
+    center = stacked(jax.tree.map(lambda leaf: leaf[None], shared))
+    return ((stacked(personal) - center) ** 2).sum(axis=1)

@@ -1,12 +1,12 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""What is promised after k rounds of a solver that starts at x_avg.
+"""Bounds on FLIX's objective after k rounds of a solver that starts at x_avg.
 
-All rest on one inequality (proof of Theorem 1), for x_i that minimize f_i::
+All bounds follow from one inequality (proof of Theorem 1), for x_i that minimize f_i::
 
     f~(x_avg) - min f~ <= f~(x_avg) - mean f_i(x_i) <= L_alpha V/2
 
-and on what follows from it: ``|x_avg - x*|^2 <= L_alpha V/mu_alpha``, and, as
+and its consequences: ``|x_avg - x*|^2 <= L_alpha V/mu_alpha``, and, as
 ``|grad f~_i(x)|^2 <= 2 l_i (f_i(T_i(x)) - f_i(x_i))`` with ``l_i = alpha_i^2 L_i``::
 
     mean omega_i |grad f~_i(x*)|^2 <= max(omega_i l_i) L_alpha V
@@ -18,22 +18,22 @@ larger than its ``max alpha^2 mean(L_i) D/2`` (``dgd_by_diameter``). Its Corolla
 the neighborhood of DCGD, loses a factor max L_i in the proof (the gradient's Lipschitz
 constant enters squared); the bound above needs neither D nor mu. It holds for memories
 of DIANA that start at 0 or at the gradient alike, so both starts share a bound.
-Reference and numbers of theorems: see ``mixtures``.
+Reference and numbers of theorems: see ``flix_objective``.
 """
 
 from typing import NamedTuple
 
 import numpy as np
 
-from fedblend.checks import WHOLE, gate
+from fedblend.checks import WHOLE, gate, words
 from fedblend.theory import steps
 from fedblend.theory.constants import Smoothness
-from fedblend.theory.flix_objective import L_alpha, Mixture, squared_alpha
+from fedblend.theory.flix_objective import L_alpha, Mixture, smoothness_of_parts
 from fedblend.theory.one_shot import one_shot, one_shot_by_diameter
 
 
 class Curve(NamedTuple):
-    """A geometric promise: at most ``start * factor**k + floor`` after k rounds.
+    """A geometric bound: at most ``start * factor**k + floor`` after k rounds.
 
     ``at_start`` bounds the starting point itself, often better than ``start + floor``.
     """
@@ -104,7 +104,7 @@ def diana(known: Mixture, omega, memory_rate=None) -> Curve:
 
 
 def lyapunov_weight(known: Mixture, step: float, slowest_rate: float) -> float:
-    """``4 gamma^2/(n min b_i)``: what the memories' error counts in Psi."""
+    """``4 gamma^2/(n min b_i)``: the weight of the memories' error in Psi."""
     return 4 * step**2 / (known.clients * slowest_rate)
 
 
@@ -119,8 +119,8 @@ def memory_noise(known: Mixture, omega) -> float:
 
     For memories h_i = 0, and for h_i the gradients at x_avg.
     """
-    stiff = squared_alpha(known.alpha, known.smoothness) * known.smoothness.smooth
-    worst = float((steps.variances(omega, known.clients) * stiff).max())
+    parts = smoothness_of_parts(known.alpha, known.smoothness)
+    worst = float((steps.variances(omega, known.clients) * parts).max())
     return worst * known.L_alpha * known.V
 
 
@@ -169,19 +169,19 @@ def dcgd_nonconvex(
     """The least E |grad f~(x^t)|^2, t < k, at ``steps.dcgd_nonconvex`` (Theorem 8).
 
     ``2 (1 + 2 L_alpha gamma^2 max(l_i omega_i)/n)^k gap/(gamma k)``; the power is at
-    most e up to the horizon, and nothing is promised beyond it.
+    most e up to the horizon, and there is no bound beyond it.
 
     Args:
         alpha: the weight of the shared model.
         smoothness: of all f_i.
         omega: the compressors' variance.
-        horizon: the number of rounds the step was made for.
+        horizon: the number of rounds that the step is for.
         gap: a bound on ``f~(x^0) - mean min f_i``.
         rounds: numbers of rounds.
     """
     step = steps.dcgd_nonconvex(alpha, smoothness, omega, horizon)
-    stiff = squared_alpha(alpha, smoothness) * smoothness.smooth
-    noise = float((steps.variances(omega, len(stiff)) * stiff).max()) / len(stiff)
+    parts = smoothness_of_parts(alpha, smoothness)
+    noise = float((steps.variances(omega, len(parts)) * parts).max()) / len(parts)
     rounds = np.asarray(rounds, np.float64)
     growth = (1 + 2 * L_alpha(alpha, smoothness) * step**2 * noise) ** rounds
     bound = growth * _gradients(alpha, smoothness, step, gap, rounds)
@@ -217,12 +217,12 @@ def predicted(
     omega: float | np.ndarray | None = 0.0,
     memory_rate: float | np.ndarray | None = None,
 ) -> np.ndarray:
-    """The bound on f~(x^k) - min f~ for k = 0 ... rounds, to draw beside a run.
+    """The bound on f~(x^k) - min f~ for k = 0 ... rounds, to plot beside a run.
 
     Args:
         solver: "dgd", "dcgd" or "diana", from x_avg and at its step of ``steps``.
         known: constants of f~.
-        rounds: how many.
+        rounds: number of rounds.
         omega: the compressors' variance.
         memory_rate: b of DIANA.
     """
@@ -235,11 +235,10 @@ def curve(
     omega: float | np.ndarray | None = 0.0,
     memory_rate: float | np.ndarray | None = None,
 ) -> Curve:
-    """The promise of a solver by its name. Arguments as for ``predicted``."""
+    """The bound of a solver by its name. Arguments as for ``predicted``."""
+    words("dgd", "dcgd", "diana")("solver", solver)
     if solver == "dgd":
         return dgd(known)
     if solver == "dcgd":
         return dcgd(known, omega)
-    if solver == "diana":
-        return diana(known, omega, memory_rate)
-    raise ValueError(f"solver: {solver!r} is not 'dgd', 'dcgd' or 'diana'")
+    return diana(known, omega, memory_rate)

@@ -11,10 +11,21 @@ L_i-smooth and mu_i-strongly convex if all eigenvalues of its Hessian lie in
     least squares   L_i = lambda_max(A_i^T A_i)/k_i + l2,       mu_i = lambda_min(same)
     quadratics      the extreme eigenvalues of the mean of the client's matrices
 
-Where this differs from the code published with FLIX: there l2 stands inside the
-division by 4 k_i, which makes L_i too small by almost l2.
+Where this differs from the code published with FLIX: there l2 is inside the division by
+4 k_i, which makes L_i too small by almost l2.
+
+Small Gram matrices ``A^T A`` are solved exactly, in float64. Large ones are bounded by
+Lanczos, which is power iteration with all its vectors: from a random start, after m
+products the largest Ritz value theta satisfies ``theta >= (1 - tolerance) lambda_max``
+except with probability at most ``1.648 sqrt(d) exp(-sqrt(tolerance) (2m - 1))``, for
+any matrix. With m chosen to make that 1e-12, ``theta / (1 - tolerance)`` is an upper
+bound. Kuczyński, Woźniakowski, "Estimating the largest eigenvalue by the power and
+Lanczos algorithms with a random start" (SIAM J. Matrix Anal. Appl. 13(4), 1992),
+Theorem 4.2, kuczynski1992lanczos. There m is the dimension of span(b, Ab, ..., A^(m-1)
+b), as here.
 """
 
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -23,26 +34,39 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedblend import keys, trees
-from fedblend.checks import COUNT, NOT_NEGATIVE, gate
+from fedblend.checks import CHANCE, COUNT, NOT_NEGATIVE, gate
 from fedblend.core import Key, Loss, PyTree, Shard
 from fedblend.data.federated import FederatedData
 from fedblend.losses import objective
 from fedblend.shards import everything
-from fedblend.theory.spectra import EXACT_LIMIT, Extremes, gram_extremes
+
+EXACT_LIMIT = 1500
+"""Matrices up to this order are solved exactly, which takes about a second."""
+
+FAILURE = 1e-12
+"""The probability that a bound by Lanczos fails."""
 
 
 class Smoothness(NamedTuple):
     """The constants of all clients.
 
-    ``smooth`` is L_i and ``convex`` is mu_i, one float64 for every client. ``exact``:
-    they are the best possible ones. ``certain``: true L_i are no larger and true mu_i
-    no smaller, so everything proved from them holds; False for estimates.
+    ``smooth`` is L_i and ``convex`` is mu_i, [clients] in float64. ``exact``: they are
+    the best possible ones. ``certain``: true L_i are no larger and true mu_i no
+    smaller, so that every theorem holds with them; False for estimates.
     """
 
     smooth: np.ndarray
     convex: np.ndarray
     exact: bool
     certain: bool = True
+
+
+class Extremes(NamedTuple):
+    """The smallest and the largest eigenvalue; bounds where not ``exact``."""
+
+    smallest: float
+    largest: float
+    exact: bool
 
 
 def logistic(
@@ -67,7 +91,7 @@ def logistic(
 def softmax(
     federated_data: FederatedData, l2: float = 0.0, intercept: bool = False
 ) -> Smoothness:
-    """Of softmax cross entropy on linear scores: a bound, whatever the classes.
+    """Of softmax cross entropy on linear scores: a bound, for any number of classes.
 
     The Hessian of a row is ``(diag(p) - p p^T) (x) a a^T``, and the first factor has
     eigenvalues of at most 1/2: Böhning, "Multinomial logistic regression algorithm"
@@ -140,31 +164,31 @@ def estimated(
 ) -> Smoothness:
     """Estimates for any loss, by power iteration on Hessian-vector products.
 
-    L_i is the largest magnitude of an eigenvalue seen at the sampled points, mu_i the
-    smallest eigenvalue seen, at least 0. Elsewhere the Hessian may be larger and power
-    iteration stops early, so L_i tends to be too small: a step from it is a start for
-    tuning, not a promise.
+    L_i is the largest magnitude of an eigenvalue at the sampled points, mu_i the
+    smallest eigenvalue, at least 0. Elsewhere the Hessian may be larger, and power
+    iteration stops early, so that L_i tends to be too small: use a step from it as a
+    start for tuning.
 
     Args:
         loss: one number for every row.
         params: the center of the sampled points, itself the first of them.
         federated_data: whose training rows.
         key: of the points and of the starts of power iteration.
-        points: how many.
+        points: number of points.
         radius: their distance from ``params``.
-        products: products with the Hessian for each eigenvalue.
+        products: number of products with the Hessian for each eigenvalue.
     """
     train = federated_data.train
     center, layout = trees.ravel(params)
 
     def extremes(shard, point_key, distance):
         batch = everything(shard)
-        slope = jax.grad(lambda x: objective(loss, trees.unravel(x, layout), batch))
+        gradient = jax.grad(lambda x: objective(loss, trees.unravel(x, layout), batch))
         place = center + distance * _direction(keys.named(point_key, "point"), center)
         start = _direction(keys.named(point_key, "start"), center)
 
         def hessian(vector):
-            return jax.jvp(slope, (place,), (vector,))[1]
+            return jax.jvp(gradient, (place,), (vector,))[1]
 
         size = jnp.abs(_power(hessian, start, products))
         above = _power(lambda v: size * v - hessian(v), start, products)
@@ -205,3 +229,61 @@ def _power(product, start: jax.Array, products: int) -> jax.Array:
 
     vector = jax.lax.fori_loop(0, products, improve, start)
     return jnp.vdot(vector, product(vector))
+
+
+def gram_extremes(
+    rows: np.ndarray, exact_limit: int = EXACT_LIMIT, tolerance: float = 0.01
+) -> Extremes:
+    """The smallest and the largest eigenvalue of ``rows^T rows``.
+
+    Args:
+        rows: a matrix [rows, dim].
+        exact_limit: above this, for the smaller side, the largest eigenvalue is an
+            upper bound by Lanczos and the smallest the lower bound 0.
+        tolerance: the bound is too large by at most this fraction.
+    """
+    rows = np.asarray(rows, np.float64)
+    count, dim = rows.shape
+    if min(count, dim) > exact_limit:
+        largest = largest_eigenvalue(lambda v: rows.T @ (rows @ v), dim, tolerance)
+        return Extremes(0.0, largest, exact=False)
+    small_side = rows @ rows.T if count < dim else rows.T @ rows
+    values = np.linalg.eigvalsh(small_side)
+    smallest = 0.0 if count < dim else max(float(values[0]), 0.0)
+    return Extremes(smallest, max(float(values[-1]), 0.0), exact=True)
+
+
+def largest_eigenvalue(
+    product: Callable[[np.ndarray], np.ndarray],
+    dim: int,
+    tolerance: float = 0.01,
+    seed: int = 0,
+) -> float:
+    """An upper bound on the largest eigenvalue of a positive semidefinite matrix.
+
+    Args:
+        product: the matrix times a vector.
+        dim: the length of the vector.
+        tolerance: the bound is too large by at most this fraction.
+        seed: of the random start.
+    """
+    CHANCE("tolerance", tolerance)
+    odds = math.log(1.648 * math.sqrt(dim) / FAILURE)
+    products = min(dim, math.ceil((odds / math.sqrt(tolerance) + 1) / 2))
+    start = np.random.default_rng(seed).standard_normal(dim)
+    basis = [start / np.linalg.norm(start)]
+    diagonal, off_diagonal = [], []
+    for _ in range(products):
+        vector = product(basis[-1])
+        diagonal.append(basis[-1] @ vector)
+        known = np.stack(basis)
+        for _ in range(2):  # the second time removes the rounding error
+            vector = vector - known.T @ (known @ vector)
+        length = np.linalg.norm(vector)
+        if length <= 1e-14 * max(abs(value) for value in (*diagonal, 1e-300)):
+            break
+        off_diagonal.append(length)
+        basis.append(vector / length)
+    inner = off_diagonal[: len(diagonal) - 1]
+    tridiagonal = np.diag(diagonal) + np.diag(inner, 1) + np.diag(inner, -1)
+    return max(float(np.linalg.eigvalsh(tridiagonal)[-1]), 0.0) / (1 - tolerance)

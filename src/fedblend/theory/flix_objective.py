@@ -30,10 +30,11 @@ ANY_BY_CLIENT = Number(clients=True)
 
 
 class Mixture(NamedTuple):
-    """What the bounds need to know of f~; see the text of this module.
+    """The constants of f~; see the text of this module.
 
     ``alpha`` and ``smoothness`` are per client, ``average`` is x_avg as a vector,
-    ``clients`` is n, ``mean_smooth`` the plain mean of L_i and ``mean_convex`` of mu_i.
+    ``clients`` is n, ``mean_smooth`` the unweighted mean of L_i and ``mean_convex``
+    that of mu_i.
     """
 
     alpha: np.ndarray
@@ -69,7 +70,7 @@ def mixture(alpha, smoothness: Smoothness, personal: PyTree) -> Mixture:
         personal: the pure local models x_i: a matrix [clients, dim], or a tree of
             arrays with a leading axis of clients.
     """
-    alpha = per_client_alpha(alpha, len(smoothness.smooth))
+    alpha = per_client("alpha", alpha, len(smoothness.smooth), ALPHA)
     models = stacked(personal)
     if len(models) != len(alpha):
         raise ValueError(f"personal: {len(models)} models for {len(alpha)} clients")
@@ -85,15 +86,10 @@ def mixture(alpha, smoothness: Smoothness, personal: PyTree) -> Mixture:
     )
 
 
-def per_client_alpha(alpha, clients: int) -> np.ndarray:
-    """The alpha of every client, checked to lie in [0, 1]."""
-    return per_client("alpha", alpha, clients, ALPHA)
-
-
 def per_client(
     name: str, value, clients: int, rule: Number = ANY_BY_CLIENT
 ) -> np.ndarray:
-    """One float64 for every client, from one for all or one for each."""
+    """One float64 for every client, [clients], from one number or one for each."""
     value = np.asarray(rule(name, value), np.float64)
     if value.shape not in ((), (clients,)):
         allowed = f"one value, or one for each of the {clients} clients"
@@ -109,29 +105,32 @@ def stacked(personal: PyTree) -> np.ndarray:
 
 def L_alpha(alpha, smoothness: Smoothness) -> float:
     """``mean alpha_i^2 L_i``, the smoothness of f~ (Proposition 2)."""
-    return float(squared_alpha(alpha, smoothness) @ smoothness.smooth) / _n(smoothness)
+    squared = squared_alpha(alpha, smoothness)
+    return float(squared @ smoothness.smooth) / len(squared)
 
 
 def mu_alpha(alpha, smoothness: Smoothness) -> float:
     """``mean alpha_i^2 mu_i``, the strong convexity of f~ (Proposition 2)."""
-    return float(squared_alpha(alpha, smoothness) @ smoothness.convex) / _n(smoothness)
+    squared = squared_alpha(alpha, smoothness)
+    return float(squared @ smoothness.convex) / len(squared)
 
 
 def squared_alpha(alpha, smoothness: Smoothness) -> np.ndarray:
-    """``alpha_i^2`` of every client; ``alpha_i^2 L_i`` is the smoothness of f~_i."""
-    return per_client_alpha(alpha, _n(smoothness)) ** 2
+    """``alpha_i^2`` of every client."""
+    return per_client("alpha", alpha, len(smoothness.smooth), ALPHA) ** 2
 
 
-def _n(smoothness: Smoothness) -> int:
-    return len(smoothness.smooth)
+def smoothness_of_parts(alpha, smoothness: Smoothness) -> np.ndarray:
+    """``l_i = alpha_i^2 L_i``, the smoothness of every f~_i."""
+    return squared_alpha(alpha, smoothness) * smoothness.smooth
 
 
 def weights(alpha, smoothness: Smoothness) -> np.ndarray:
     """Weights of x_avg for minimizers: ``alpha_i^2 L_i``, normalized (Theorem 1).
 
-    Uniform where all of them are 0: every average is as good then.
+    Uniform where all of them are 0: any average will do.
     """
-    return _normalized(squared_alpha(alpha, smoothness) * smoothness.smooth)
+    return _normalized(smoothness_of_parts(alpha, smoothness))
 
 
 def stationary_weights(alpha, smoothness: Smoothness) -> np.ndarray:
@@ -139,7 +138,7 @@ def stationary_weights(alpha, smoothness: Smoothness) -> np.ndarray:
 
     Theorem 3, whose V is the one under these weights.
     """
-    return _normalized((squared_alpha(alpha, smoothness) * smoothness.smooth) ** 2)
+    return _normalized(smoothness_of_parts(alpha, smoothness) ** 2)
 
 
 def _normalized(raw: np.ndarray) -> np.ndarray:

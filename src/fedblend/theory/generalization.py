@@ -19,26 +19,26 @@ G-Lipschitz in the prediction; the squared hinge loss or the squared error (2 an
 squares come from it); mixed *outputs* (for linear models the same as mixed parameters);
 independent rows. It says that some C exists, not which.
 
-So the number is a guide and no promise:
+The resulting alpha is therefore a guide only:
 
-- C, B, G and d are the user's, and alpha depends on them. Cross entropy is not bounded.
+- The user chooses C, B, G and d, on which alpha depends. Cross entropy is not bounded.
 - The least value, ``2 g l / (g + l)``, is never below the smaller one of g and l, which
-  bound the two models by themselves: the bound has no case in which mixing must help.
+  bound the two models by themselves: the bound never proves that mixing helps.
 - As m_i grows, l tends to ``L_i(h_i*) + G lambda_H``, and alpha to 0 only if that does;
   the text of the paper says it always does.
-- Its proof has B^2 where its statement has B; this is the statement.
+- The paper's proof has B^2 where its statement has B; this is the statement.
 
 Reference: Deng, Kamani, Mahdavi, "Adaptive personalized federated learning", 2020,
 arXiv:2003.13461, Theorem 1 and equation (3).
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
 
 from fedblend import trees
-from fedblend.checks import CHANCE, NOT_NEGATIVE, by_client
+from fedblend.checks import CHANCE, NOT_NEGATIVE, by_client, gate
 from fedblend.core import Loss, PyTree, Shard
 from fedblend.data import map_clients
 from fedblend.data.federated import FederatedData
@@ -56,7 +56,7 @@ class Sides(NamedTuple):
 
     @property
     def alpha(self) -> np.ndarray:
-        """The weight of the shared model at which the bound is least; 1 if all are."""
+        """The weight of the shared model with the least bound; 1 if it is flat."""
         total = self.shared + self.local
         return np.divide(self.local, total, out=np.ones_like(total), where=total > 0)
 
@@ -66,6 +66,20 @@ class Sides(NamedTuple):
         return 2 * alpha**2 * self.shared + 2 * (1 - alpha) ** 2 * self.local
 
 
+BY_CLIENT = by_client(NOT_NEGATIVE)
+
+
+@gate(
+    shared_loss=NOT_NEGATIVE,
+    local_loss=BY_CLIENT,
+    distance=BY_CLIENT,
+    dimension=NOT_NEGATIVE,
+    constant=NOT_NEGATIVE,
+    delta=CHANCE,
+    largest=NOT_NEGATIVE,
+    lipschitz=NOT_NEGATIVE,
+    disagreement=BY_CLIENT,
+)
 def sides(
     shared_loss: float,
     local_loss: float | np.ndarray,
@@ -79,12 +93,12 @@ def sides(
     lipschitz: float = 1.0,
     disagreement: float | np.ndarray = 0.0,
 ) -> Sides:
-    """Both sides from their parts; a number is the same for all clients.
+    """Both sides from their parts; a single number holds for all clients.
 
     Args:
         shared_loss: Lhat of the shared model, the mean over clients.
-        local_loss: L_i(h_i*); that of a model which the client found, on rows that it
-            was not fitted to, is an estimate from above.
+        local_loss: L_i(h_i*); the loss of the client's own model on held-out rows is an
+            upper estimate.
         distance: |Dbar - D_i|_1, between 0 and 2.
         counts: m_i, training rows of every client.
         dimension: d; for linear models the number of parameters is usual.
@@ -98,42 +112,26 @@ def sides(
     array([0.98, 0.55])
     """
     counts = np.asarray(counts, np.float64)
-    spread = {
-        name: per_client(name, value, len(counts))
-        for name, value in {
-            "local_loss": local_loss,
-            "distance": distance,
-            "disagreement": disagreement,
-        }.items()
-    }
-    parts: dict[str, Any] = {
-        "shared_loss": shared_loss,
-        "dimension": dimension,
-        "constant": constant,
-        "largest": largest,
-        "lipschitz": lipschitz,
-        **spread,
-    }
-    for name, value in parts.items():
-        by_client(NOT_NEGATIVE)(name, value)
     if not counts.min() >= 1:
         raise ValueError(f"counts: {counts.min():g} is not at least 1 row")
-    CHANCE("delta", delta)
-    if spread["distance"].max() > 2 + 1e-9:
-        raise ValueError(f"distance: {spread['distance'].max():g} is not in [0, 2]")
+    own_loss = per_client("local_loss", local_loss, len(counts))
+    apart = per_client("distance", distance, len(counts))
+    disagree = per_client("disagreement", disagreement, len(counts))
+    if apart.max() > 2 + 1e-9:
+        raise ValueError(f"distance: {apart.max():g} is not in [0, 2]")
     doubt = constant * np.sqrt(dimension + np.log(1 / delta))
-    shared = shared_loss + largest * spread["distance"] + doubt / np.sqrt(counts.sum())
-    local = spread["local_loss"] + 2 * doubt / np.sqrt(counts)
-    return Sides(shared, local + lipschitz * spread["disagreement"])
+    shared = shared_loss + largest * apart + doubt / np.sqrt(counts.sum())
+    local = own_loss + 2 * doubt / np.sqrt(counts)
+    return Sides(shared, local + lipschitz * disagree)
 
 
 def label_distances(counts: np.ndarray) -> np.ndarray:
     """|Dbar - D_i|_1 of the labels alone, for every client.
 
-    Of two distributions of rows, those of the labels are never further apart, and as
-    far if rows of one class are distributed alike everywhere: where inputs differ too
-    it is too small. Shares of a few rows scatter, which makes it too large: by chance
-    alone a client of m_i rows is off by up to sqrt(classes / m_i) in the mean.
+    It is a lower bound of the distance of distributions of rows, exact if rows of one
+    class have the same distribution at all clients; where inputs differ too it is too
+    small. Shares of a few rows scatter, which makes it too large: by chance alone a
+    client of m_i rows is off by up to sqrt(classes / m_i) in the mean.
 
     Args:
         counts: rows of each class at every client, [clients, classes]; or shares, as
@@ -163,13 +161,13 @@ def plug_in(
     chunk: int = map_clients.CHUNK,
     **constants: float,
 ) -> Sides:
-    """Both sides with what a run has in place of what nobody knows.
+    """Both sides with estimates from a run in place of the unknown quantities.
 
     All from training rows: Lhat is the mean over clients of the loss of ``shared``,
     L_i(h_i*) the loss of client i's own model, which is too small if it was fitted to
-    these rows, and lambda_H(S_i) the mean of |h(x) - h'(x)| of just these two models,
-    added up over outputs, which is never more than the supremum. The last two make l
-    and with it alpha too small; ``sides`` takes better ones.
+    these rows, and lambda_H(S_i) the mean of |h(x) - h'(x)| of these two models, summed
+    over outputs, which is never more than the supremum. The last two make l and thus
+    alpha too small; ``sides`` takes better estimates.
 
     Args:
         loss: ``loss(params, rows) -> losses[rows]``.
@@ -179,11 +177,11 @@ def plug_in(
         personal: the clients' own models, with a leading axis of clients.
         distance: see ``label_distances``.
         dimension: d.
-        chunk: clients side by side.
+        chunk: clients of a group; see ``map_clients``.
         constants: ``constant``, ``delta``, ``largest``, ``lipschitz`` of ``sides``.
     """
 
-    def look(shard: Shard):
+    def losses(shard: Shard):
         batch, own = everything(shard), trees.take(personal, shard.id)
         gaps = jnp.abs(
             predict(apply, shared, batch.rows[0]) - predict(apply, own, batch.rows[0])
@@ -191,15 +189,11 @@ def plug_in(
         apart = objective(
             lambda gaps, rows: gaps.reshape(len(gaps), -1).sum(axis=1), gaps, batch
         )
-        return (
-            objective(loss, shared, batch),
-            objective(loss, own, batch),
-            apart,
-        )
+        return objective(loss, shared, batch), objective(loss, own, batch), apart
 
     together, alone, apart = (
         np.asarray(values, np.float64)
-        for values in map_clients.mapped(look, federated_data.train, chunk)
+        for values in map_clients.mapped(losses, federated_data.train, chunk)
     )
     return sides(
         float(together.mean()),

@@ -1,6 +1,6 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""One communication is enough for small alpha: how good x_avg is by itself.
+"""One round is enough for small alpha: how good x_avg is by itself.
 
 For minimizers x_i, ``x_avg = sum w_i x_i`` with ``w_i ~ alpha_i^2 L_i`` (Theorem 1)::
 
@@ -14,7 +14,7 @@ For stationary points of f_i that may be nonconvex, ``w_i ~ alpha_i^4 L_i^2`` (T
 Where this differs from the paper: unequal alpha use the two lines above, which are
 never larger than the printed forms with D (``by_diameter``). The statement of Theorem
 3 repeats the condition of Theorem 1; its proof has ``(eps^2/(M D))^(1/4)``, used here,
-and V' is the variance under its own weights. Reference: see ``mixtures``.
+and V' is the variance under its own weights. Reference: see ``flix_objective``.
 """
 
 import math
@@ -29,6 +29,7 @@ from fedblend.theory.flix_objective import (
     M,
     Mixture,
     V,
+    smoothness_of_parts,
     squared_alpha,
     stationary_weights,
 )
@@ -37,8 +38,8 @@ from fedblend.theory.flix_objective import (
 def require_minimizers(gradient_norms, tolerance: float = 1e-6) -> None:
     """Refuse pure local models that do not minimize f_i, by their gradient norms.
 
-    A client with one class and no l2 has no minimizer; bounds by V, D or min f_i say
-    nothing about it.
+    A client with one class and no l2 has no minimizer, and bounds by V, D or min f_i do
+    not hold for it.
     """
     norms = np.asarray(gradient_norms, np.float64)
     wrong = np.flatnonzero(~(norms <= tolerance))
@@ -67,7 +68,9 @@ def one_shot_alpha(eps: float, smoothness: Smoothness, spread: float) -> float:
         smoothness: of all f_i; L is the mean of L_i.
         spread: V if all alpha are equal, D if they only are at most this.
     """
-    return _capped(2 * positive(eps), float(smoothness.smooth.mean()) * spread, 1 / 2)
+    return _capped(
+        2 * POSITIVE("eps", eps), float(smoothness.smooth.mean()) * spread, 1 / 2
+    )
 
 
 def one_shot_gradient(alpha, smoothness: Smoothness, personal: PyTree) -> float:
@@ -76,8 +79,8 @@ def one_shot_gradient(alpha, smoothness: Smoothness, personal: PyTree) -> float:
     V' and x_avg are those under ``stationary_weights``; f_i need not be convex.
     """
     own = stationary_weights(alpha, smoothness)
-    stiff = squared_alpha(alpha, smoothness) * smoothness.smooth
-    return math.sqrt(float(np.mean(stiff**2)) * V(personal, own))
+    squares = smoothness_of_parts(alpha, smoothness) ** 2
+    return math.sqrt(float(np.mean(squares)) * V(personal, own))
 
 
 def one_shot_gradient_by_diameter(
@@ -93,12 +96,7 @@ def one_shot_gradient_alpha(eps: float, smoothness: Smoothness, spread: float) -
 
     ``spread`` is V' (see ``one_shot_gradient``) if all alpha are equal, else D.
     """
-    return _capped(positive(eps) ** 2, M(smoothness) * spread, 1 / 4)
-
-
-def positive(eps: float) -> float:
-    """The accuracy that is asked for, checked."""
-    return POSITIVE("eps", eps)
+    return _capped(POSITIVE("eps", eps) ** 2, M(smoothness) * spread, 1 / 4)
 
 
 def _capped(top: float, bottom: float, power: float) -> float:

@@ -2,19 +2,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """How much communication an alpha needs, and how large an alpha a budget allows.
 
-Round 1 collects x_avg, every later one is a round of the solver, so k + 1 rounds leave
-x^k. With ``alpha_i = alpha shape_i`` the bounds of this package are::
+Round 1 collects x_avg, every later round is one of the solver, so that k + 1 rounds
+reach x^k. With ``alpha_i = alpha shape_i`` the bounds of this package are::
 
     f~(x_avg) - min f~ <= alpha^2 c0        f~(x^k) - min f~ <= alpha^2 c factor^k
 
-because every step size goes like 1/alpha^2. They are solved for k, or for alpha. For
-equal alpha and DGD that is the plan of the paper: with ``A = sqrt(2 eps/(L V))`` and
-``q = 1/sqrt(1 - mu/L)``, x_avg alone serves ``alpha <= A``, and k + 1 rounds serve
-``A q^(k-1) < alpha <= A q^k``. Bounds on DIANA are on the expected value.
+because every step size is proportional to 1/alpha^2. They are solved for k, or for
+alpha. For equal alpha and DGD that is the plan of the paper: with ``A = sqrt(2 eps/(L
+V))`` and ``q = 1/sqrt(1 - mu/L)``, x_avg alone is enough for ``alpha <= A``, and k + 1
+rounds for ``A q^(k-1) < alpha <= A q^k``. Bounds on DIANA are on the expected value.
 
-Edges: alpha = 0 needs no rounds; V = 0 allows any alpha in one; mu = 0 promises nothing
-beyond A; mu = L needs two rounds. A promise that cannot be made has ``rounds`` None.
-Reference: see ``mixtures``.
+Edges: alpha = 0 needs no rounds; V = 0 allows any alpha in one; mu = 0 has no bound
+beyond A; mu = L needs two rounds. Where theory has no bound, ``rounds`` is None.
+Reference: see ``flix_objective``.
 """
 
 import math
@@ -23,26 +23,26 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedblend.checks import FRACTION, NOT_NEGATIVE, WHOLE, words
+from fedblend.checks import FRACTION, NOT_NEGATIVE, POSITIVE, WHOLE, words
 from fedblend.core import PyTree
 from fedblend.theory import bounds
 from fedblend.theory.constants import Smoothness
 from fedblend.theory.flix_objective import mixture
-from fedblend.theory.one_shot import one_shot, positive
+from fedblend.theory.one_shot import one_shot
 
 ROUNDING = 1e-9
 """A bound that misses eps by this fraction meets it: both directions then agree."""
 
 MOST_ROUNDS = 10**12
-"""More rounds than that are no promise."""
+"""A bound that needs more rounds is no plan."""
 
 
 class Traffic(NamedTuple):
-    """Bits that travel, in all: over all clients, up and down as you count them.
+    """Bits of a round, over all clients, up and down.
 
     ``first`` is round 1 (the pure local models up, x_avg down), ``later`` every round
-    of the solver, ``start`` what is sent once more before the solver's first round:
-    uncompressed gradients, if DIANA's memories start at them.
+    of the solver, ``start`` is sent once before the solver's first round: uncompressed
+    gradients, if DIANA's memories start at them.
     """
 
     first: float
@@ -51,7 +51,7 @@ class Traffic(NamedTuple):
 
 
 class Solver(NamedTuple):
-    """How rounds are spent: on "dgd", or on "diana" with its compressors."""
+    """The solver of the rounds: "dgd", or "diana" with its compressors."""
 
     name: str = "dgd"
     omega: float | np.ndarray | None = 0.0
@@ -59,10 +59,10 @@ class Solver(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """What is promised: ``f~ - min f~ <= bound <= eps`` after ``rounds`` and ``bits``.
+    """A plan with ``f~ - min f~ <= bound <= eps`` after ``rounds`` and ``bits``.
 
-    ``alpha`` is the largest alpha_i. ``rounds`` is None where theory promises nothing,
-    and then ``bound`` is infinite; ``bits`` is None without ``Traffic``.
+    ``alpha`` is the largest alpha_i. ``rounds`` is None where theory has no bound, and
+    then ``bound`` is infinite; ``bits`` is None without ``Traffic``.
     """
 
     alpha: float
@@ -73,7 +73,7 @@ class Plan(NamedTuple):
 
 
 class _Curves(NamedTuple):
-    """Bounds for alpha = 1 in the wanted shape."""
+    """Bounds for alpha = 1 in this shape."""
 
     at_start: float
     start: float
@@ -94,7 +94,7 @@ def rounds_needed(
     shape=1.0,
     traffic: Traffic | None = None,
 ) -> Plan:
-    """The fewest rounds after which theory promises ``f~ - min f~ <= eps``.
+    """The fewest rounds after which theory guarantees ``f~ - min f~ <= eps``.
 
     Args:
         alpha: the weight of the shared model; of the client with the largest.
@@ -103,10 +103,10 @@ def rounds_needed(
         personal: their minimizers; check them with ``one_shot.require_minimizers``.
         solver: what runs from x_avg, at its step of ``steps``.
         shape: alpha_i in units of alpha, one for every client, the largest 1.
-        traffic: what rounds cost.
+        traffic: the bits of rounds.
     """
     curves = _curves(smoothness, personal, solver, shape)
-    return _needed(_in_range(alpha), positive(eps), curves, traffic)
+    return _needed(FRACTION("alpha", alpha), POSITIVE("eps", eps), curves, traffic)
 
 
 def largest_alpha(
@@ -119,14 +119,14 @@ def largest_alpha(
     shape=1.0,
     traffic: Traffic | None = None,
 ) -> Plan:
-    """The largest alpha that theory promises to solve in that many rounds.
+    """The largest alpha that theory guarantees to solve in that many rounds.
 
-    The plan's ``rounds`` are those this alpha needs, which may be fewer. Other
+    The plan's ``rounds`` are those that this alpha needs, which may be fewer. Other
     arguments as for ``rounds_needed``.
     """
     WHOLE("rounds", rounds)
     curves = _curves(smoothness, personal, solver, shape)
-    alpha = _allowed(rounds, positive(eps), curves)
+    alpha = _allowed(rounds, POSITIVE("eps", eps), curves)
     return _needed(alpha, eps, curves, traffic)
 
 
@@ -140,7 +140,7 @@ def largest_alpha_for_bits(
     solver: Solver = DGD,
     shape=1.0,
 ) -> Plan:
-    """The largest alpha that theory promises to solve with that many bits.
+    """The largest alpha that theory guarantees to solve with that many bits.
 
     Other arguments as for ``rounds_needed``, which also gives the bits of an alpha.
     """
@@ -157,7 +157,7 @@ def largest_alpha_for_bits(
 
 
 def affordable_rounds(bits: float, traffic: Traffic) -> int:
-    """How many rounds these bits pay for."""
+    """The number of rounds that fit into these bits."""
     NOT_NEGATIVE("bits", bits)
     if min(traffic.first, traffic.later) <= 0 or traffic.start < 0:
         raise ValueError(f"traffic: {tuple(traffic)}: rounds cost more than 0 bits")
@@ -168,7 +168,7 @@ def affordable_rounds(bits: float, traffic: Traffic) -> int:
 
 
 def spent_bits(rounds: int, traffic: Traffic) -> float:
-    """What this many rounds cost."""
+    """The bits of this many rounds."""
     if rounds == 0:
         return 0.0
     solving = traffic.start + (rounds - 1) * traffic.later if rounds > 1 else 0.0
@@ -187,8 +187,8 @@ def table(
 ) -> list[Plan]:
     """``rounds_needed`` for every alpha of a grid, in its order."""
     curves = _curves(smoothness, personal, solver, shape)
-    eps = positive(eps)
-    return [_needed(_in_range(alpha), eps, curves, traffic) for alpha in alphas]
+    POSITIVE("eps", eps)
+    return [_needed(FRACTION("alpha", alpha), eps, curves, traffic) for alpha in alphas]
 
 
 def _curves(smoothness: Smoothness, personal, solver: Solver, shape) -> _Curves:
@@ -200,11 +200,8 @@ def _curves(smoothness: Smoothness, personal, solver: Solver, shape) -> _Curves:
     return _Curves(one_shot(known), curve.start, curve.factor)
 
 
-def _in_range(alpha: float) -> float:
-    return float(FRACTION("alpha", alpha))
-
-
-def _needed(alpha: float, eps: float, curves: _Curves, traffic) -> Plan:
+def _needed(alpha: float, eps: float, curves: _Curves, traffic: Traffic | None) -> Plan:
+    alpha = float(alpha)
     rounds = _rounds(alpha, eps, curves)
     if rounds is None:
         return Plan(alpha, None, None, math.inf, eps)
@@ -213,7 +210,7 @@ def _needed(alpha: float, eps: float, curves: _Curves, traffic) -> Plan:
 
 
 def _bound(alpha: float, rounds: int, curves: _Curves) -> float:
-    """The bound after so many rounds, the first of which collects x_avg."""
+    """The bound after this many rounds, the first of which collects x_avg."""
     if alpha == 0:
         return 0.0
     if rounds == 0:

@@ -1,29 +1,28 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""What private rounds cost: epsilon at a delta, for a whole client.
+"""The cost of private rounds: epsilon at a delta, for a whole client.
 
-The mechanism of ``wrap.private``, in every round: a cohort of K of the n clients, drawn
-without replacement, and the sum of answers of norm C at most with noise N(0, (z C)^2).
-Two federations are neighbors if they differ in one client:
+The mechanism of ``transforms.dp_fedavg``, in every round: a cohort of K of the n
+clients, drawn without replacement, and the sum of updates of norm C at most with noise
+N(0, (z C)^2). Two datasets are neighbors if they differ in one client:
 
 - ``"replace_one"``: that client has any other data. The sum moves by 2 C.
-- ``"zero_out"``: that client says zeros. The sum moves by C.
+- ``"zero_out"``: that client sends zeros. The sum moves by C.
 
-Rounds in which the client is not chosen tell nothing about it, so two bounds hold, and
-the smaller one is taken. If it were chosen always, the rounds would be one Gaussian
-mechanism of noise z / sqrt(rounds), whose epsilon is exact (Balle and Wang). That it is
-chosen with chance K/n is used by the Rényi bound for sampling without replacement
-(Wang, Balle and Kasiviswanathan), which is about replacing one; a client that says
-zeros is one of the replacements. Adding or removing a client would need cohorts of
-random size. A client not heard counts like one that says zeros.
+Rounds in which the client does not take part reveal nothing about it. Two bounds hold,
+and the smaller one counts. If the client took part always, the rounds would be one
+Gaussian mechanism of noise z / sqrt(rounds), whose epsilon is exact (Balle and Wang).
+The Rényi bound for sampling without replacement (Wang, Balle and Kasiviswanathan) uses
+the chance K/n to take part; it is about replacing one, and a client that sends zeros is
+one of the replacements. Adding or removing a client would need cohorts of random size.
+A client that drops out counts as one that sends zeros.
 
-Where clients are dealt (``simulate(epoch=...)``) each takes part at most once in an
-epoch, and which round that is helps nobody: nothing is sampled. The mechanism of
-``wrap.private_by_tree`` is then a Gaussian one for every node of a tree that a client
-is in, and they are at most as many as the tree's rounds have binary digits. All nodes
-of all epochs are one Gaussian mechanism of noise z / sqrt(nodes), whose epsilon is
-exact; that later answers depend on what was said earlier changes nothing. Rounds with
-noise of their own are trees of one round.
+Where cohorts are fixed in advance (``simulate(epoch=...)``) each client takes part at
+most once in an epoch, and sampling does not amplify privacy. The mechanism of
+``transforms.dp_ftrl`` is then a Gaussian one for every node of a tree that a client is
+in, at most as many as the tree's rounds have binary digits. All nodes of all epochs are
+one Gaussian mechanism of noise z / sqrt(nodes), whose epsilon is exact, although later
+updates depend on earlier ones. Rounds with independent noise are trees of one round.
 
 Reference: Balle, Wang, "Improving the Gaussian mechanism for differential privacy",
 ICML 2018, arXiv:1805.06530; Wang, Balle, Kasiviswanathan, "Subsampled Rényi
@@ -39,7 +38,7 @@ from typing import NamedTuple
 from fedblend.checks import CHANCE, COUNT, NOT_NEGATIVE, WHOLE, gate, optional, words
 
 MOVES = {"replace_one": 2, "zero_out": 1}
-"""How far one client moves the sum, in units of the clip."""
+"""How far one client can move the sum, in units of the clip."""
 
 
 class Guarantee(NamedTuple):
@@ -72,16 +71,17 @@ def spent(
     delta: float,
     adjacency: str = "replace_one",
 ) -> Guarantee:
-    """What the rounds of ``private`` cost one client; needs the extra ``private``.
+    """The privacy that rounds of ``dp_fedavg`` cost a client.
 
-    For cohorts drawn anew in every round; see ``spent_by_tree`` for those dealt out.
+    Needs the extra ``private``. For cohorts drawn anew in every round; see
+    ``spent_by_tree`` for epochs.
 
     Args:
         noise: z, of the sum in units of the clip; with a quantile, of both together.
-        cohort: K, clients of a round.
-        clients: n, all there are.
-        rounds: of the whole run, whatever is published of them.
-        delta: the chance that is allowed to fail; far below 1/n.
+        cohort: K, the number of clients of a round.
+        clients: n, the number of all clients.
+        rounds: of the whole run, whichever of them are published.
+        delta: the probability of failure; far below 1/n.
         adjacency: "replace_one" or "zero_out".
     """
     if not 1 <= cohort <= clients:
@@ -94,9 +94,9 @@ def spent(
     if rounds == 0:
         return Guarantee(0.0, delta, adjacency)
     _check_installed()
-    epsilon = _always_chosen(noise / MOVES[adjacency], rounds, delta)
+    epsilon = _always_sampled(noise / MOVES[adjacency], rounds, delta)
     if cohort < clients:
-        epsilon = min(epsilon, _chosen_at_random(noise, cohort, clients, rounds, delta))
+        epsilon = min(epsilon, _randomly_sampled(noise, cohort, clients, rounds, delta))
     return Guarantee(float(epsilon), delta, adjacency)
 
 
@@ -118,25 +118,25 @@ def spent_by_tree(
     adjacency: str = "replace_one",
     runs: int = 1,
 ) -> Guarantee:
-    """What rounds cost a client that takes part at most once in an epoch.
+    """The privacy that rounds cost a client that takes part at most once in an epoch.
 
     Needs the extra ``private``. No cohorts are sampled, their size does not matter.
 
     Args:
         noise: z, of a node in units of the clip.
-        tree: rounds of a tree of ``private_by_tree``; 1 for ``private``.
+        tree: rounds of a tree of ``dp_ftrl``; 1 for ``dp_fedavg``.
         epoch: as in ``simulate``; None if cohorts are drawn anew in every round.
-        rounds: of the whole run, whatever is published of them.
-        delta: the chance that is allowed to fail; far below 1/n.
+        rounds: of the whole run, whichever of them are published.
+        delta: the probability of failure; far below 1/n.
         adjacency: "replace_one" or "zero_out".
-        runs: how often all of it is done, with other seeds.
+        runs: number of runs of all rounds, with other seeds.
     """
     _check(adjacency)
     if noise == 0:
         return Guarantee(None, delta, adjacency, "there is no noise")
     if (epoch or 1) % tree:
         drawn = (
-            f"dealt in epochs of {epoch} rounds" if epoch else "drawn in every round"
+            f"drawn in epochs of {epoch} rounds" if epoch else "drawn in every round"
         )
         reason = (
             f"clients are {drawn}, and one may take part more than once in a tree of "
@@ -147,7 +147,7 @@ def spent_by_tree(
         return Guarantee(0.0, delta, adjacency)
     _check_installed()
     nodes = runs * _nodes(rounds, epoch or 1, tree)
-    epsilon = _always_chosen(noise / MOVES[adjacency], nodes, delta)
+    epsilon = _always_sampled(noise / MOVES[adjacency], nodes, delta)
     return Guarantee(float(epsilon), delta, adjacency)
 
 
@@ -161,24 +161,24 @@ def _nodes(rounds: int, epoch: int, tree: int) -> int:
     return whole * tree.bit_length() + min(rest, tree).bit_length()
 
 
-def _always_chosen(noise: float, rounds: int, delta: float) -> float:
+def _always_sampled(noise: float, rounds: int, delta: float) -> float:
     from dp_accounting import get_epsilon_gaussian
 
     return get_epsilon_gaussian(noise / math.sqrt(rounds), delta)
 
 
-def _chosen_at_random(
+def _randomly_sampled(
     noise: float, cohort: int, clients: int, rounds: int, delta: float
 ) -> float:
     import dp_accounting as dp
     from dp_accounting.rdp import RdpAccountant
 
-    # This accountant takes noise in units of how far the sum moves, whatever the
-    # relation it is given, and replacing an answer moves it by twice the clip.
+    # This accountant takes noise in units of how far the sum moves, under any relation,
+    # and replacing an update moves it by twice the clip.
     event = dp.GaussianDpEvent(noise / MOVES["replace_one"])
-    chosen = dp.SampledWithoutReplacementDpEvent(clients, cohort, event)
+    sampled = dp.SampledWithoutReplacementDpEvent(clients, cohort, event)
     accountant = RdpAccountant(neighboring_relation=dp.NeighboringRelation.REPLACE_ONE)
-    accountant.compose(chosen, rounds)
+    accountant.compose(sampled, rounds)
     return accountant.get_epsilon(delta)
 
 

@@ -14,13 +14,13 @@ that are drawn independently by each client, and memories that follow at rates b
     DIANA, nonconvex       min(1/(2 sqrt(e)), 2/(sqrt(1 + 8e) + 1))/R,
                            R^2 = mean l_i^2,  e = (1+omega) omega (3 + 2 omega)/n
 
-Where all alpha_i are 0 there is nothing to solve: f~ is constant, and steps are 0.
+Where all alpha_i are 0, f~ is constant and steps are 0.
 
 Where this differs from the paper: its nonconvex DCGD allows 1/L_alpha for any number of
 rounds T, with a bound that grows like ``c^T``; the horizon keeps that factor below e.
 Its nonconvex DIANA has L_alpha in place of R, which is wrong where one client is much
-stiffer than the rest: the proof needs ``mean |grad f~_i(x) - grad f~_i(y)|^2 <= R^2
-|x - y|^2``. Reference and numbers of theorems: see ``mixtures``.
+less smooth than the rest: the proof needs ``mean |grad f~_i(x) - grad f~_i(y)|^2 <= R^2
+|x - y|^2``. Reference and numbers of theorems: see ``flix_objective``.
 """
 
 import math
@@ -30,7 +30,13 @@ import numpy as np
 from fedblend.checks import ALPHA, COUNT, NOT_NEGATIVE, Instance, by_client, gate
 from fedblend.errors import UserError
 from fedblend.theory.constants import Smoothness
-from fedblend.theory.flix_objective import L_alpha, mu_alpha, per_client, squared_alpha
+from fedblend.theory.flix_objective import (
+    L_alpha,
+    mu_alpha,
+    per_client,
+    smoothness_of_parts,
+    squared_alpha,
+)
 
 KNOWN = {"alpha": ALPHA, "smoothness": Instance(Smoothness, "a Smoothness")}
 
@@ -115,8 +121,7 @@ def diana_nonconvex(alpha, smoothness: Smoothness, omega, memory_rate=None) -> f
             )
     if worst == 0:
         return dgd(alpha, smoothness)
-    stiff = squared_alpha(alpha, smoothness) * smoothness.smooth
-    root = math.sqrt(float(np.mean(stiff**2)))
+    root = math.sqrt(float(np.mean(smoothness_of_parts(alpha, smoothness) ** 2)))
     e = (1 + worst) * worst * (3 + 2 * worst) / clients
     return _inverse(root) * min(1 / (2 * math.sqrt(e)), 2 / (math.sqrt(1 + 8 * e) + 1))
 
@@ -134,14 +139,14 @@ def memory_range(omega: float) -> tuple[float, float]:
 
 
 def variances(omega, clients: int) -> np.ndarray:
-    """The omega of every client, checked to be one of an unbiased compressor."""
+    """The omega of every client, which must be that of an unbiased compressor."""
     if omega is None:
         raise UserError("omega", omega, "a variance: theory is for unbiased ones")
     return per_client("omega", omega, clients, by_client(NOT_NEGATIVE))
 
 
 def memory_rates(omega, clients: int, memory_rate=None) -> np.ndarray:
-    """The b of every client, checked: at most ``1/(omega_i + 1)``, the default."""
+    """The b of every client, at most ``1/(omega_i + 1)``, which is the default."""
     limit = 1 / (variances(omega, clients) + 1)
     if memory_rate is None:
         return limit
@@ -169,9 +174,8 @@ def _inverse(bound: float) -> float:
 
 def _noise(alpha, smoothness: Smoothness, omega) -> float:
     """``max(l_i omega_i)/n``."""
-    clients = len(smoothness.smooth)
-    stiff = squared_alpha(alpha, smoothness) * smoothness.smooth
-    return float((stiff * variances(omega, clients)).max()) / clients
+    parts = smoothness_of_parts(alpha, smoothness)
+    return float((parts * variances(omega, len(parts))).max()) / len(parts)
 
 
 def _dcgd_bound(alpha, smoothness: Smoothness, omega) -> float:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fedblend.data.dataset import DataError, MissingDataError
-from fedblend.data.datasets import SOURCES, load
+from fedblend.data.datasets import DATASETS, load
 from fedblend.data.datasets.characters import CHARACTERS, OTHER, PADDING, spelled
 from fedblend.data.datasets.wikitext2 import written
 
@@ -44,10 +44,10 @@ def test_articles_are_as_they_were_written():
 def test_wikitext(needs):
     needs("wikitext-2")
     dataset = load("wikitext-2")
-    info = SOURCES["wikitext-2"]
+    info = DATASETS["wikitext-2"]
     assert dataset.test_rows is not None
-    assert dataset.rows[0].shape == dataset.rows[1].shape == (info.rows, 80)
-    assert dataset.test_rows[0].shape == (info.test_rows, 80)
+    assert dataset.rows[0].shape == dataset.rows[1].shape == (info.size.rows, 80)
+    assert dataset.test_rows[0].shape == (info.size.test_rows, 80)
     assert whole(*dataset.rows).startswith("Homarus gammarus Homarus gammarus, known")
     assert whole(*dataset.test_rows).startswith("Robert } Robert } is an English film")
     assert dataset.kind == "sequence" and dataset.outputs == len(CHARACTERS)
@@ -89,10 +89,10 @@ def test_missing_articles_are_one_line(tmp_path, monkeypatch):
 def test_posts_as_text(needs):
     needs("stackexchange")
     dataset = load("stackexchange_text")
-    info = SOURCES["stackexchange_text"]
-    assert dataset.rows[0].shape == dataset.rows[1].shape == (info.rows, 80)
+    info = DATASETS["stackexchange_text"]
+    assert dataset.rows[0].shape == dataset.rows[1].shape == (info.size.rows, 80)
     assert dataset.keys is not None
-    assert len(np.unique(dataset.keys)) == info.clients
+    assert len(np.unique(dataset.keys)) == info.size.clients
 
 
 def test_a_small_file_of_text(tmp_path):

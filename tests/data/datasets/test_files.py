@@ -232,7 +232,7 @@ def test_missing_and_damaged_files(home):
     (home / "celeba_smile").mkdir()
     (home / "celeba_smile" / "labels.json").write_text("{}")
     (home / "celeba_smile" / "train_5000_28x28.webp").write_text("nonsense")
-    with pytest.raises(DataError, match="is not a readable picture"):
+    with pytest.raises(DataError, match="is not a readable image"):
         load("celeba_smile")
 
 

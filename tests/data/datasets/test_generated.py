@@ -9,7 +9,7 @@ import pytest
 
 from fedblend.data.dataset import DataError
 from fedblend.data.datasets import (
-    SOURCES,
+    DATASETS,
     load,
     quadratic_loss,
     quadratics,
@@ -168,7 +168,7 @@ def test_the_seed_decides(build):
     ("build", "message"),
     [
         (lambda: load("mnits"), "dataset: 'mnits' is unknown; did you mean 'mnist'"),
-        (lambda: load("zzz"), "known: digits, breast_cancer"),
+        (lambda: load("zzz"), "known are .*digits, breast_cancer"),
         (lambda: load("mnist", writer=True), "mnist: no option 'writer'; .*'writers'"),
         (lambda: load("digits", size=3), "digits: no option 'size'"),
         (lambda: load("synthetic", gamma=1.0), "the option 'beta' must be given"),
@@ -192,9 +192,9 @@ def test_errors_are_one_clear_line(build, message):
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("name", sorted(SOURCES))
-def test_every_source_is_described(name):
-    info = SOURCES[name]
-    assert info.description
+@pytest.mark.parametrize("name", sorted(DATASETS))
+def test_every_dataset_is_described(name):
+    info = DATASETS[name]
+    assert info.summary
     assert info.license
-    assert "\n" not in info.description + info.license
+    assert "\n" not in info.summary + info.license

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from fedblend.data.dataset import DataError, MissingDataError
-from fedblend.data.datasets import SOURCES, load
+from fedblend.data.datasets import DATASETS, load
 from fedblend.data.download import status
 
 
@@ -21,7 +21,7 @@ def test_movielens_has_the_published_counts(needs, data_home):
     (contexts, labels), users = dataset.rows, dataset.keys
     assert users is not None
     _, rows = np.unique(users, return_counts=True)
-    assert len(labels) == 1_000_209 - 6040 == SOURCES["movielens"].rows
+    assert len(labels) == 1_000_209 - 6040 == DATASETS["movielens"].size.rows
     assert contexts.shape == (len(labels), 10)
     assert (len(rows), rows.min() + 1, rows.max() + 1) == (6040, 20, 2314)
     assert np.median(rows + 1) == 96

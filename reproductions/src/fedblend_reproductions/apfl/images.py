@@ -7,10 +7,10 @@ from pathlib import Path
 import fedblend as fb
 from fedblend.data.partition.partition import federate_dataset
 from fedblend_reproductions.apfl import methods, tables
-from fedblend_reproductions.apfl.relatives import random_pairs
+from fedblend_reproductions.apfl.personal_methods import random_pairs
 from fedblend_reproductions.apfl.runs import Task, compare
 from fedblend_reproductions.cache import Cache
-from fedblend_reproductions.claims import Claim, Finding, Verdict
+from fedblend_reproductions.claims import Claim, Finding, Numbers, Verdict, lead
 
 METHODS = (
     methods.FEDAVG,
@@ -111,11 +111,19 @@ def check(quick: bool, folder: Path) -> Finding:
     )
 
 
+def headline(numbers: Numbers) -> str:
+    """APFL beside localized FedAvg."""
+    gap, _ = numbers["apfl_minus"]["FedAvg, localized"]
+    return f"APFL is {lead(gap, 'localized FedAvg')}"
+
+
 A4 = Claim(
     "A4",
-    "a convolutional network on CIFAR-10",
+    "A convolutional network on CIFAR-10",
     "CIFAR-10, 2 classes a client, 100 rounds: APFL has 88.7 to 89.3 %, FedAvg 32.5 "
     "and localized 83.2, SCAFFOLD 37.2 and 85.3 (Table 1).",
     check,
+    headline,
+    "6.17 points ahead",
     resumable=True,
 )

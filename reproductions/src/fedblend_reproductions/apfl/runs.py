@@ -125,37 +125,37 @@ def decaying(rate: Any, decay: float = DECAY) -> fb.Scheduled:
     return fb.Scheduled(lambda count: rate * decay**count, "round")
 
 
-def compare(task: Task, methods: Sequence[Method], kept: Cache) -> dict[str, Row]:
+def compare(task: Task, methods: Sequence[Method], cache: Cache) -> dict[str, Row]:
     """Every label's row."""
     rows = {}
     for method in methods:
         rates = method.rates(task)
-        tried = _tried(task, method, kept) if len(rates) > 1 else []
+        tried = _tried(task, method, cache) if len(rates) > 1 else []
         for label, model in method.labels.items():
             grid = {
                 rate: replica["curves"][model]["validation"]["accuracy"][-1]
                 for rate, replica in zip(rates, tried, strict=False)
             }
             ends = [
-                _row(rate, grid, _repeated(task, method, rate, kept), model)
+                _row(rate, grid, _repeated(task, method, rate, cache), model)
                 for rate in (as_good(grid) if grid else rates)
             ]
             rows[label] = max(ends, key=_at_the_end)
     return rows
 
 
-def _tried(task: Task, method: Method, kept: Cache) -> list[dict[str, Any]]:
+def _tried(task: Task, method: Method, cache: Cache) -> list[dict[str, Any]]:
     """A shorter run at each of several rates; a single one needs no trial."""
     short, rates = task._replace(rounds=task.tuning), method.rates(task)
-    return kept(
+    return cache(
         f"{method.name} tried", lambda: run(short, method, rates, [0] * len(rates))
     )
 
 
-def _repeated(task: Task, method: Method, rate: Rate, kept: Cache) -> list[Any]:
+def _repeated(task: Task, method: Method, rate: Rate, cache: Cache) -> list[Any]:
     """A whole run at one rate for each seed that is reported."""
     seeds = range(1, task.seeds + 1)
-    return kept(
+    return cache(
         f"{method.name} at {named(rate)}",
         lambda: run(task, method, [rate] * task.seeds, seeds),
     )

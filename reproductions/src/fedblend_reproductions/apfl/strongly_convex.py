@@ -18,7 +18,7 @@ from fedblend import theory
 from fedblend.core import Loss
 from fedblend.data.federated import FederatedData
 from fedblend.simulation.precision import precision
-from fedblend.theory import diversity
+from fedblend.theory import apfl
 from fedblend_reproductions.flix import logistic
 
 STEPS = 10
@@ -54,10 +54,8 @@ class Strong(NamedTuple):
         smooth, convex = self.constants.smooth.max(), self.constants.convex.min()
         with precision("float64"):
             points = jnp.asarray(np.concatenate([self.shared[None], self.own]))
-            zeta = diversity.gradient_diversity(
-                self.loss(1.0), points, self.federated_data
-            )
-        delta = diversity.model_distances(self.own, self.shared)
+            zeta = apfl.gradient_diversity(self.loss(1.0), points, self.federated_data)
+        delta = apfl.model_distances(self.own, self.shared)
         each = zeta / convex + smooth**2 / convex * delta
         return float(each.mean() / min(share, 0.5))
 
@@ -125,7 +123,7 @@ def regression(name: str, clients: int) -> Strong:
     )
 
 
-class Lane(NamedTuple):
+class Replica(NamedTuple):
     """A setting: alpha, the spread of minimizers, and the rate ``top/(t + shift)``."""
 
     alpha: float
@@ -134,14 +132,14 @@ class Lane(NamedTuple):
     shift: float
 
 
-def replica(of: Strong, alpha: float, spread: float = 1.0) -> Lane:
+def replica(of: Strong, alpha: float, spread: float = 1.0) -> Replica:
     """The schedule of Theorem 3 where alpha is small enough, else of Theorem 4."""
     small = alpha <= theory.apfl.largest_alpha(of.constants)
     rule = theory.apfl.small_alpha if small else theory.apfl.any_alpha
-    return Lane(alpha, spread, *rule(of.constants, STEPS))
+    return Replica(alpha, spread, *rule(of.constants, STEPS))
 
 
-def averaged(loss: Loss, this: Lane, work: dict[str, Any]) -> fb.Algorithm:
+def averaged(loss: Loss, this: Replica, work: dict[str, Any]) -> fb.Algorithm:
     """The rate and the averages of the theorems."""
     rate = fb.Scheduled(theory.apfl.Decay(this.top, this.shift), "step")
     return fb.apfl_averaged(
@@ -149,13 +147,13 @@ def averaged(loss: Loss, this: Lane, work: dict[str, Any]) -> fb.Algorithm:
     )
 
 
-def last(loss: Loss, this: Lane, work: dict[str, Any]) -> fb.Algorithm:
+def last(loss: Loss, this: Replica, work: dict[str, Any]) -> fb.Algorithm:
     """The rate of the theorems, and the models after the last step."""
     rate = fb.Scheduled(theory.apfl.Decay(this.top, this.shift), "step")
     return fb.apfl(loss, fb.Work(rate, **work), alpha=this.alpha, learn="fixed")
 
 
-def constant(loss: Loss, this: Lane, work: dict[str, Any]) -> fb.Algorithm:
+def constant(loss: Loss, this: Replica, work: dict[str, Any]) -> fb.Algorithm:
     """The first rate of the theorems throughout, and the last models."""
     rate = this.top / (1 + this.shift)
     return fb.apfl(loss, fb.Work(rate, **work), alpha=this.alpha, learn="fixed")
@@ -180,8 +178,8 @@ class Trace(NamedTuple):
 
 def run(
     of: Strong,
-    replicas: list[Lane],
-    build: Callable[[Loss, Lane, dict[str, Any]], fb.Algorithm] = averaged,
+    replicas: list[Replica],
+    build: Callable[[Loss, Replica, dict[str, Any]], fb.Algorithm] = averaged,
     *,
     rounds: int,
     seeds: int,
@@ -194,7 +192,7 @@ def run(
     steps, gaps = [], []
     spreads = np.repeat([one.spread for one in replicas], seeds)
     with precision("float64"):
-        over = Lane._make(
+        over = Replica._make(
             jnp.repeat(jnp.asarray(part), seeds) for part in zip(*replicas, strict=True)
         )
         completed = fb.simulate(

@@ -3,11 +3,11 @@
 """FLIX (AISTATS 2022): its claims, in the order of the paper."""
 
 from fedblend_reproductions.claims import Claim
+from fedblend_reproductions.flix.bounds_and_plans import F2, F10
 from fedblend_reproductions.flix.descent import F3
 from fedblend_reproductions.flix.images import F9A
 from fedblend_reproductions.flix.neighborhood import F5
 from fedblend_reproductions.flix.one_shot import F1
-from fedblend_reproductions.flix.promises import F2, F10
 from fedblend_reproductions.flix.sines import F7
 from fedblend_reproductions.flix.sparse_diana import F4
 from fedblend_reproductions.flix.tag_steps import F11

@@ -11,8 +11,8 @@ from fedblend.data.dataset import Dataset
 from fedblend.data.partition.partition import federate_dataset
 from fedblend_reproductions.claims import Claim, Finding
 from fedblend_reproductions.flix.network_choice import measured
+from fedblend_reproductions.flix.network_report import finding, headline
 from fedblend_reproductions.flix.network_task import Plan, Task, Work, largest
-from fedblend_reproductions.flix.networks import finding
 
 WRITERS = 200
 PAPER = {0.1: 0.862, 0.3: 0.8691, 0.5: 0.8634, 0.7: 0.8652, 0.9: 0.8397, 1.0: 0.8663}
@@ -108,5 +108,7 @@ F9A = Claim(
     "With the EMNIST network FLIX reaches accuracy .862, .8691, .8634, .8652, .8397 "
     "for alpha .1, .3, .5, .7, .9, FedAvg .8663: FLIX is superior (Table 1, Figure 5).",
     check,
+    headline,
+    "0.28 points ahead",
     resumable=True,
 )

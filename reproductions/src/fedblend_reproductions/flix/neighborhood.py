@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 
 from fedblend import theory
-from fedblend_reproductions.claims import Claim, Finding, Verdict
+from fedblend_reproductions.claims import Claim, Finding, Numbers, Verdict
 from fedblend_reproductions.flix import logistic
 from fedblend_reproductions.flix.logistic import Problem, optimum
-from fedblend_reproductions.flix.solving import side_by_side
+from fedblend_reproductions.flix.solver import side_by_side
 from fedblend_reproductions.flix.sparse import (
     Course,
     course,
@@ -127,6 +127,17 @@ def _plateau(of: Problem, dgd: Course, one: Course, alphas) -> dict[str, Any]:
     }
 
 
+def headline(numbers: Numbers) -> str:
+    """How many runs end on a plateau."""
+    lowest = 100 * max(numbers["dgd_ends_at"].values())
+    held = [
+        1 / LEVEL < level < LEVEL and floor > lowest
+        for one in numbers["plateaus"].values()
+        for level, floor in zip(one["last_over_previous"], one["floor"], strict=True)
+    ]
+    return f"{sum(held)} of {len(held)} DCGD runs end on a plateau above the optimum"
+
+
 F5 = Claim(
     "F5",
     "DCGD with rand-k",
@@ -134,4 +145,5 @@ F5 = Claim(
     "neighborhood of the optimum, which shrinks with alpha; better than DGD by floats "
     "until then.",
     check,
+    headline,
 )

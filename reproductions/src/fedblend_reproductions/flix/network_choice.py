@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedblend_reproductions.cache import NotKept
+from fedblend_reproductions.cache import NotCached
 from fedblend_reproductions.flix import network_runs as runs
 from fedblend_reproductions.flix.network_task import (
     ALPHAS,
@@ -176,7 +176,7 @@ def measured(task: Task, folder: Path) -> Outcome:
     tuned = _snapshots(runs.finetuned(task, best, folder), plan.tune.steps)
     halved(mixed, of_solver(runs.LOCAL, 1))
     if plan.one is not None:
-        with suppress(NotKept):
+        with suppress(NotCached):
             halved(mixed, of_solver(runs.ONE, plan.carried))
     lonely = {rate: [[one] for one in scores] for rate, scores in alone.items()}
     alone_row = _snapshots(lonely, plan.own.steps)

@@ -60,8 +60,8 @@ def own_models(task: Task, folder: Path) -> tuple[dict[float, list[Score]], Call
         _save(paths[MANY], many)
         return found
 
-    kept = Cache(folder, task.settings())
-    answer = kept("alone", train)
+    cache = Cache(folder, task.settings())
+    answer = cache("alone", train)
     known: dict[str, Any] = {}
 
     def models(kind: str) -> Any:
@@ -143,8 +143,8 @@ def finetuned(
         return [scores_of(run) for number, _ in enumerate(run) if number]
 
     known = {"setting": setting, "seeds": len(seeds), "rounds": task.plan.rounds}
-    kept = Cache(folder, {**task.settings(), **known})
-    found = [_scores(those) for those in kept("tuned", train)]
+    cache = Cache(folder, {**task.settings(), **known})
+    found = [_scores(those) for those in cache("tuned", train)]
     places = {
         rate: range(number * len(seeds), (number + 1) * len(seeds))
         for number, rate in enumerate(work.rates)
@@ -162,9 +162,9 @@ def _in_parts(task, settings, rounds, folder, name, some) -> Scores:
     for first in range(0, len(replicas), most):
         group = replicas[first : first + most]
         known = {**task.settings(), "rounds": rounds, "replicas": group}
-        kept = Cache(folder, known)
+        cache = Cache(folder, known)
         part = f"{name} {rounds} rounds part {first // most}"
-        found += _scores(kept(part, lambda group=group: some(group)))
+        found += _scores(cache(part, lambda group=group: some(group)))
     return dict(zip(replicas, found, strict=True))
 
 

@@ -112,8 +112,8 @@ def largest(dataset: Dataset, clients: int) -> Dataset:
     chosen = names[np.argsort(-counts, kind="stable")[:clients]]
 
     def part(rows, keys):
-        kept = np.isin(keys, chosen)
-        return tuple(values[kept] for values in rows), keys[kept]
+        mine = np.isin(keys, chosen)
+        return tuple(values[mine] for values in rows), keys[mine]
 
     rows, keys = part(dataset.rows, keys)
     smaller = dataset._replace(rows=rows, keys=keys)

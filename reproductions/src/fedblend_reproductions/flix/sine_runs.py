@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
 import fedblend as fb
 from fedblend.core import Loss
@@ -20,7 +21,54 @@ from fedblend.data.dataset import Dataset
 from fedblend.data.partition.partition import federate_dataset
 from fedblend.shards import everything
 from fedblend.solvers import Solver
-from fedblend_reproductions.flix.secant import TOLERANCE, descent
+
+TOLERANCE = 1e-2
+FIRST_STEP = 1e-3
+GROWTH = 1.5
+"""A step is at most so many times the one before; the first one is small."""
+
+
+class Descent(NamedTuple):
+    """The last parameters, gradient and step, the number of steps, and the norm."""
+
+    params: Any
+    gradient: Any
+    step: jax.Array
+    steps: jax.Array
+    norm: jax.Array
+
+
+def descent(scale: jax.Array | float = 1.0) -> optax.GradientTransformation:
+    """Gradient descent until the gradient's norm over ``scale`` is small enough.
+
+    The step is the shorter one of Barzilai and Borwein, "Two-point step size gradient
+    methods", IMA Journal of Numerical Analysis, 1988: ``<s, y> / <y, y>`` of the last
+    changes of the parameters and of the gradient. A line search would need losses, and
+    the server receives gradients only.
+    """
+
+    def init(params):
+        zero, none = jnp.zeros(()), jnp.zeros((), jnp.int32)
+        return Descent(params, fb.trees.zeros_like(params), zero, none, zero + jnp.inf)
+
+    def update(updates, state, params=None):
+        gradient = updates
+        change = fb.trees.subtract(params, state.params)
+        bend = fb.trees.subtract(gradient, state.gradient)
+        products = jax.tree.map(jnp.vdot, change, bend)
+        along = abs(jax.tree.reduce(jnp.add, products))
+        secant = along / jnp.maximum(fb.trees.squared_norm(bend), 1e-30)
+        longer = jnp.minimum(secant, GROWTH * state.step)
+        step = jnp.where(state.steps == 0, FIRST_STEP / scale**2, longer)
+        norm = jnp.sqrt(fb.trees.squared_norm(gradient)) / scale
+        after = Descent(params, gradient, step, state.steps + 1, norm)
+        moved = fb.trees.scale(-step, gradient), after
+        resting = fb.trees.zeros_like(gradient), state._replace(norm=norm)
+        change, state = fb.trees.select(norm > TOLERANCE, moved, resting)
+        return change, state
+
+    return optax.GradientTransformation(init, update)
+
 
 RANGES = {"text": (0.1, 0.5), "code": (0.1, 5.0)}
 """Amplitudes, as the paper's text and as its authors' code have them."""
@@ -67,7 +115,7 @@ class Column(NamedTuple):
         )
 
 
-class Lane(NamedTuple):
+class Replica(NamedTuple):
     """What a replica of the sweep has of its own; ``models`` are x_i over clients."""
 
     alpha: Any
@@ -105,7 +153,7 @@ def measured(size: Size, name: str, solver: Callable[[Loss], Solver]) -> Outcome
 
     own = _own_models(model, loss_of, federated_data, columns, solver)
     alphas = len(size.alphas)
-    replicas = Lane(
+    replicas = Replica(
         jnp.tile(jnp.asarray(size.alphas, jnp.float32), len(columns)),
         jnp.repeat(jnp.arange(len(columns)), alphas),
         jax.tree.map(lambda leaf: jnp.repeat(leaf, alphas, axis=0), own.personal),
@@ -185,7 +233,7 @@ def _own_models(model, loss_of, federated_data, columns, solver) -> Any:
 
     seeds = jnp.asarray([column.seed for column in columns])
     starts = jax.vmap(lambda seed: model.init(jax.random.key(seed)))(seeds)
-    replicas = Lane(jnp.zeros(len(columns)), jnp.arange(len(columns)), starts)
+    replicas = Replica(jnp.zeros(len(columns)), jnp.arange(len(columns)), starts)
     run = fb.simulate(
         build,
         fb.trees.take(starts, 0),
@@ -204,7 +252,7 @@ def _solver(scale):
     )
 
 
-def _flix(loss, replica: Lane) -> fb.Algorithm:
+def _flix(loss, replica: Replica) -> fb.Algorithm:
     scale = jnp.maximum(replica.alpha, 1e-6)  # alpha 0 has no gradient at all
     local = fb.solvers.given(replica.models)
     return fb.flix(loss, _solver(scale), alpha=replica.alpha, local=local)

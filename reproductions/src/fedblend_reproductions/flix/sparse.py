@@ -12,7 +12,7 @@ import fedblend as fb
 from fedblend import theory
 from fedblend.compress import rand_k
 from fedblend_reproductions.flix.logistic import Problem, optimum
-from fedblend_reproductions.flix.solving import gaps, solve
+from fedblend_reproductions.flix.solver import gaps, solve
 from fedblend_reproductions.plots import banded, legend_above, panels, shades
 
 NAMES = {"dgd": "DGD", "dcgd": "DCGD", "diana": "DIANA"}

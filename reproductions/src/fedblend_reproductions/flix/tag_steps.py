@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from fedblend_reproductions.claims import Claim, Finding, Verdict
+from fedblend_reproductions.claims import Claim, Finding, Numbers, Verdict
 from fedblend_reproductions.flix.tag_sweeps import FlixSweep, flix_sweeps, lowest
 from fedblend_reproductions.plots import panels
 
@@ -126,10 +126,18 @@ def _by_row(cells: np.ndarray) -> np.ndarray:
     return np.where(np.isfinite(cells), ranks, np.nan)
 
 
+def headline(numbers: Numbers) -> str:
+    """The power of alpha with which the best step falls."""
+    slopes = [np.mean(found["slopes [seeds]"]) for found in numbers.values()]
+    return f"The best step size goes like alpha to the power {np.mean(slopes):.2f}"
+
+
 F11 = Claim(
     "F11",
     "Smaller alpha wants larger steps",
     "The smaller alpha is, the larger the step size of the best validation loss, in "
     "line with the step 1/(alpha^2 L) of the theory (Figures 6 and 7).",
     check,
+    headline,
+    "power -2",
 )

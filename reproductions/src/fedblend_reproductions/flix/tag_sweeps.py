@@ -170,10 +170,10 @@ def _flix_sweep(task: TagTask, sizes: Sizes) -> FlixSweep:
     _, scores = sweep(task, mixed, rounds=sizes.rounds, **axes)
     inside = scores.loss[:, sizes.alphas < 1].reshape(len(places), -1, task.seeds)
     best = lowest(np.nan_to_num(inside, nan=np.inf).min(axis=1), axis=0)
-    kept = (np.take_along_axis(p, best[:, None, None], 0)[0] for p in scores)
+    chosen = (np.take_along_axis(p, best[:, None, None], 0)[0] for p in scores)
     largest = np.asarray(norms).max(axis=1).reshape(shape)
     tolerance = sizes.tolerances[best[0]]
-    return FlixSweep(task, sizes, local, largest, tolerance, Scores(*kept))
+    return FlixSweep(task, sizes, local, largest, tolerance, Scores(*chosen))
 
 
 def _descent(rate: Any, loss: Loss) -> Algorithm:

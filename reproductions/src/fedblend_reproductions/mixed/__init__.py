@@ -4,8 +4,7 @@
 
 from fedblend_reproductions.claims import Claim
 from fedblend_reproductions.mixed import characters, faces, recommendation
-from fedblend_reproductions.mixed.adaptive import M10
-from fedblend_reproductions.mixed.agreement import M1
+from fedblend_reproductions.mixed.adam import M10
 from fedblend_reproductions.mixed.blend import T1
 from fedblend_reproductions.mixed.central_batches import M7
 from fedblend_reproductions.mixed.characters import M4
@@ -13,10 +12,11 @@ from fedblend_reproductions.mixed.clipping import M12
 from fedblend_reproductions.mixed.disagreement import M6
 from fedblend_reproductions.mixed.divergence import M9
 from fedblend_reproductions.mixed.faces import M3
+from fedblend_reproductions.mixed.fixed_points import M1
+from fedblend_reproductions.mixed.gradient_recovery import M2
 from fedblend_reproductions.mixed.recommendation import M5
-from fedblend_reproductions.mixed.recovered import M2
-from fedblend_reproductions.mixed.trading import M8
-from fedblend_reproductions.mixed.transfer import M11
+from fedblend_reproductions.mixed.sequential_training import M11
+from fedblend_reproductions.mixed.steps_and_rates import M8
 
 TITLE = "What Mixed FL claims, measured"
 

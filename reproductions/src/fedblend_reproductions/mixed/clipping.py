@@ -1,7 +1,7 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
 """M12: clients' answers clipped at the median of their norms, the server's gradients
-at a fixed norm, on the language task under all three ways.
+at a fixed norm, on the language task under all three algorithms.
 """
 
 import warnings
@@ -14,13 +14,19 @@ import numpy as np
 import fedblend as fb
 from fedblend.transforms.clip import clip_tree
 from fedblend.transforms.mixed_fl import central_loss
-from fedblend_reproductions.claims import Claim, Finding, Verdict
-from fedblend_reproductions.mixed import before, text
+from fedblend_reproductions.claims import Claim, Finding, Numbers, Verdict
+from fedblend_reproductions.mixed import earlier_verdicts, text
 from fedblend_reproductions.mixed.figures import confident, focus
-from fedblend_reproductions.mixed.task import Curves, Method, Task, course, way
+from fedblend_reproductions.mixed.task import (
+    ALGORITHMS,
+    Curves,
+    Method,
+    Task,
+    course,
+    mixed_fl,
+)
 from fedblend_reproductions.plots import legend_above, panels, shades
 
-WAYS = ("parallel", "one_way", "two_way")
 UNBOUNDED = 1e9
 START, FOLLOW = 0.1, 0.2
 """The bound that follows the median begins here, and so fast, as its authors advise."""
@@ -34,12 +40,12 @@ BOUNDS = {
 """Of clients' answers at first, how fast it follows their median, and of the server's
 gradients. The second is the paper's."""
 CRITERION = (
-    "under each of the three ways clipping as the paper does (clients' answers at "
-    "their median, the server's gradients at 0.2) has less test loss than none, and "
+    "under each of the three algorithms clipping as the paper does (clients' answers "
+    "at their median, the server's gradients at 0.2) has less test loss than none, and "
     "the median has no more than the best fixed norm of clients' answers, in the mean "
-    "over the three ways; test loss is that of both sources in the last half of the "
-    "rounds, each at its own best rate, and less and more are by two standard errors "
-    "over pairs of seeds; partly if some"
+    "over the three algorithms; test loss is that of both sources in the last half of "
+    "the rounds, each at its own best rate, and less and more are by two standard "
+    "errors over pairs of seeds; partly if some"
 )
 
 
@@ -105,14 +111,14 @@ def clipped(of: Task, how: str, batch: int) -> Method:
                 upload=how == "two_way",
             )
 
-    return way(of, how)._replace(build=build)
+    return mixed_fl(of, how)._replace(build=build)
 
 
 def found(
-    folder: Path, this: Task, size: Size, ways: Sequence[str]
+    folder: Path, this: Task, size: Size, algorithms: Sequence[str]
 ) -> dict[str, dict[str, Clipped]]:
-    """Every bound under these ways, from the folder where it has them."""
-    kept = text.kept_in(folder, this, size.round, bounds=BOUNDS, tried=size[1:])
+    """Every bound under these algorithms, from the folder where it has them."""
+    cache = text.cache_in(folder, this, size.round, bounds=BOUNDS, tried=size[1:])
     rates, names = size.round.rates, list(BOUNDS)
     losses = this._replace(
         measures={
@@ -135,7 +141,7 @@ def found(
 
     def one(how: str) -> dict[str, Clipped]:
         tried = text.curves(
-            kept,
+            cache,
             f"{how} tried",
             lambda: run(
                 how,
@@ -155,7 +161,7 @@ def found(
         ]
         of, seeds = size.round, range(1, size.round.seeds + 1)
         curves = text.curves(
-            kept,
+            cache,
             how,
             lambda: run(how, chosen, seeds, of.rounds, of.rounds // of.points),
         )
@@ -174,15 +180,15 @@ def found(
             for place, name in enumerate(names)
         }
 
-    return {how: one(how) for how in ways}
+    return {how: one(how) for how in algorithms}
 
 
 def check(quick: bool, folder: Path) -> Finding:
     """Unclipped, as in the paper and at fixed norms, each at its own best rate."""
     size = QUICK if quick else FULL
     this = text.task(size.round)
-    ways = WAYS[2:] if quick else WAYS
-    ran = found(folder, this, size, ways)
+    algorithms = ALGORITHMS[2:] if quick else ALGORITHMS
+    ran = found(folder, this, size, algorithms)
     losses = {
         how: {name: float(one.loss.mean()) for name, one in of.items()}
         for how, of in ran.items()
@@ -214,7 +220,7 @@ def check(quick: bool, folder: Path) -> Finding:
             f"({mean:+.4f}, error {error:.4f})"
             for how, (mean, error) in gaps.items()
         )
-        + "; beside the best fixed norm, in the mean over the ways, "
+        + "; beside the best fixed norm, in the mean over the algorithms, "
         f"{beyond_fixed[0]:+.4f} (error {beyond_fixed[1]:.4f}).",
         numbers={
             "rates": {
@@ -226,7 +232,7 @@ def check(quick: bool, folder: Path) -> Finding:
                 how: {name: one.tried for name, one in of.items()}
                 for how, of in ran.items()
             },
-            "rounds": ran[ways[0]]["none"].curves.rounds,
+            "rounds": ran[algorithms[0]]["none"].curves.rounds,
             "curves": {
                 how: {name: one.curves.values for name, one in of.items()}
                 for how, of in ran.items()
@@ -258,17 +264,17 @@ def check(quick: bool, folder: Path) -> Finding:
             most=0.3,
         ),
         table=_table(ran),
-        before={} if quick else before.M12,
+        before={} if quick else earlier_verdicts.M12,
     )
 
 
 def _largest(fixed: dict[str, str]) -> str:
-    """Under which ways the best fixed norm is the largest that was tried."""
+    """Under which algorithms the best fixed norm is the largest that was tried."""
     last = list(BOUNDS)[-1]
-    ways = [how for how, name in fixed.items() if name == last]
-    if not ways:
+    algorithms = [how for how, name in fixed.items() if name == last]
+    if not algorithms:
         return ""
-    return f"The best fixed norm is the largest tried under {', '.join(ways)}. "
+    return f"The best fixed norm is the largest tried under {', '.join(algorithms)}. "
 
 
 def _mean_and_error(values: np.ndarray) -> tuple[float, float]:
@@ -315,13 +321,22 @@ def _figure(ran: dict[str, dict[str, Clipped]]) -> Any:
     return figure
 
 
+def headline(numbers: Numbers) -> str:
+    """Under how many algorithms clipping helps by two standard errors."""
+    found = numbers["median_beyond_none"].values()
+    helped = sum(mean < -2 * error for mean, error in found)
+    return f"Clipping helps {helped} of {len(found)} algorithms by two standard errors"
+
+
 M12 = Claim(
     "M12",
-    "clipping at a quantile",
+    "Clipping at a quantile",
     "Clipping is beneficial for all three algorithms on the language task: adaptive "
     "for the clients' answers, by the method of Andrew et al. (2021) without noise, "
     "and fixed for the server's gradients (appendix B.3). Those authors find that the "
     "median does as well as the best fixed norm, which nobody knows beforehand.",
     check,
+    headline,
+    "3 of 3",
     resumable=True,
 )

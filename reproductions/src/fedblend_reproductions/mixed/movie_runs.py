@@ -58,7 +58,7 @@ TRIED = 100
 """The seed with which settings are tried."""
 
 
-def kept_in(folder: Path, of: Task, setting: Setting) -> Cache:
+def cache_in(folder: Path, of: Task, setting: Setting) -> Cache:
     """Where results are kept, which depend on all of this."""
     rows = of.federated_data.train.total
     return Cache(
@@ -66,24 +66,24 @@ def kept_in(folder: Path, of: Task, setting: Setting) -> Cache:
     )
 
 
-def methods(of: Task, setting: Setting, ways: Sequence[str]) -> dict[str, Method]:
-    """The baseline, these ways, and clients alone."""
+def methods(of: Task, setting: Setting, algorithms: Sequence[str]) -> dict[str, Method]:
+    """The baseline, these algorithms, and clients alone."""
     return {
         BASELINE: movies.baseline(of, setting.adaptive),
-        **{how: movies.way(of, how, setting.adaptive) for how in ways},
+        **{how: movies.mixed_fl(of, how, setting.adaptive) for how in algorithms},
         "clients alone": movies.alone(of, setting.adaptive),
     }
 
 
 def choose(
-    of: Task, setting: Setting, these: Mapping[str, Method], kept: Cache
+    of: Task, setting: Setting, these: Mapping[str, Method], cache: Cache
 ) -> dict[str, Chosen]:
     """What each method runs with."""
 
     def best(label: str, pairs: list[tuple[float, float]]) -> Chosen:
         if len(pairs) == 1:
             return Chosen(pairs[0], {})
-        found = kept(
+        found = cache(
             f"{label} tried",
             lambda: movies.followed(
                 of,
@@ -112,13 +112,13 @@ def followed(
     setting: Setting,
     these: Mapping[str, Method],
     chosen: Mapping[str, Chosen],
-    kept: Cache,
+    cache: Cache,
 ) -> dict[str, Any]:
     """Every method's curves and bytes, with what it has chosen."""
     seeds = dict.fromkeys(these, setting.seeds)
     seeds[BASELINE] = setting.baseline_seeds
     return {
-        label: kept(
+        label: cache(
             label,
             lambda method=method, label=label: movies.followed(
                 of,

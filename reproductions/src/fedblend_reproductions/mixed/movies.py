@@ -22,7 +22,6 @@ from fedblend.transforms import add_gradient
 from fedblend.transforms.mixed_fl import central_loss
 from fedblend_reproductions.mixed.task import Method, Task, simulated
 
-WAYS = ("parallel", "one_way", "two_way")
 RATE = 0.25
 """The paper's 0.5 times w_f."""
 SERVER_RATE = 0.01
@@ -138,8 +137,8 @@ def alone(of: Task, adaptive: bool) -> Method:
     )
 
 
-def way(of: Task, how: str, adaptive: bool) -> Method:
-    """One of the three ways; clients get the rows that they use.
+def mixed_fl(of: Task, how: str, adaptive: bool) -> Method:
+    """One of the three algorithms; clients get the rows that they use.
 
     Adam, where it is used, takes the whole move: at the server of one_way, and where
     the others merge.

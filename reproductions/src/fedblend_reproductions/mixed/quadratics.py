@@ -23,7 +23,6 @@ RATIO = WEIGHTS[1] / WEIGHTS[0]
 DIM = 4
 LOSS = fb.datasets.quadratic_loss
 CENTRAL = central_loss.on_rows(LOSS)
-WAYS = ("parallel", "one_way", "two_way")
 FOLDS = 45.0
 """Runs are so long that the slowest error falls by about exp of this."""
 

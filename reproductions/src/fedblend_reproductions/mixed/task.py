@@ -1,6 +1,6 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""A task of Mixed FL, the ways and the baselines on it, and their curves.
+"""A task of Mixed FL, the algorithms and the baselines on it, and their curves.
 
 Rates are those of the clients, thus the paper's times w_f: clients descend f_f here.
 """
@@ -18,6 +18,9 @@ from fedblend.core import Loss, PyTree
 from fedblend.data.federated import Shards
 from fedblend.metrics import Metric
 from fedblend.transforms.mixed_fl import central_loss
+
+ALGORITHMS = ("parallel", "one_way", "two_way")
+"""The paper's three."""
 
 
 class Task(NamedTuple):
@@ -85,10 +88,10 @@ def on_part(metric: Metric, first: int, last: int) -> Metric:
     return dataclasses.replace(metric, fn=measured, with_rows=None)
 
 
-def way(
+def mixed_fl(
     task: Task, how: str, *, central_batch: int | None = None, merge: str | None = None
 ) -> Method:
-    """One of the three ways, over FedAvg; the central batch by the rule if None."""
+    """One of the three algorithms over FedAvg; the paper's central batch if None."""
     batch = central_batch or task.central_batch(how)
     work = {"steps": task.steps, "batch_size": task.batch_size}
 
@@ -251,3 +254,59 @@ def curves_of(run: fb.Run, task: Task, split: str = "test") -> Curves:
             for name in task.measures
         },
     )
+
+
+def copies(task: Task) -> list[np.ndarray]:
+    """Numbers of the server's rows that each client gets, w_c / w_f times its own."""
+    ratio = task.weights[1] / task.weights[0]
+    held = len(jax.tree.leaves(task.held)[0])
+    return [
+        np.random.default_rng((0, client)).permutation(held)[: max(round(ratio * n), 1)]
+        for client, n in enumerate(task.federated_data.train.counts)
+    ]
+
+
+def with_copies(task: Task) -> Method:
+    """FedAvg at the paper's rate on own and copied rows, in batches larger by 1/w_f."""
+    train = task.federated_data.train
+    rows = jax.tree.map(lambda *sides: np.concatenate(sides), train.examples, task.held)
+    own = [
+        np.arange(start, start + count)
+        for start, count in zip(train.starts, train.counts, strict=True)
+    ]
+    everyone = [
+        np.concatenate([mine, train.total + theirs])
+        for mine, theirs in zip(own, copies(task), strict=True)
+    ]
+    test, validation = task.federated_data.test, task.federated_data.validation
+    assert test is not None
+    federated_data = with_test(
+        fb.federate(rows, everyone),
+        test.examples,
+        None if validation is None else validation.examples,
+    )
+    scale, batch = 1 / task.weights[0], round(task.batch_size / task.weights[0])
+    return Method(
+        lambda rate: fb.fedavg(
+            task.loss, fb.Work(scale * rate, steps=task.steps, batch_size=batch)
+        ),
+        federated_data,
+        task.cohort,
+    )
+
+
+def copied_bytes(task: Task) -> float:
+    """Bytes of characters that a client gets, in the mean: a window and its end."""
+    length = task.held[0].shape[1]
+    return float(np.mean([len(rows) for rows in copies(task)])) * (length + 1)
+
+
+def added_bytes(task: Task, method: Method) -> dict[str, float]:
+    """What each message, down and up, has more than that of FedAvg, as counted."""
+
+    def sizes(method):
+        run = simulated(task, method, [1.0], [0], rounds=1)
+        return run.message_bits
+
+    ours, plain = sizes(method), sizes(clients_alone(task))
+    return {"down": (ours.down - plain.down) / 8, "up": (ours.up - plain.up) / 8}

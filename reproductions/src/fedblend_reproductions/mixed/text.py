@@ -110,7 +110,7 @@ def task(size: Size) -> Task:
     assert federated_data.validation is not None and federated_data.test is not None
     # The last articles are for validation, so that none is on both sides but one.
     first = len(articles.rows[0]) * 9 // 10
-    kept, last = (
+    train, last = (
         tuple(part[here] for part in articles.rows)
         for here in (slice(first), slice(first, None))
     )
@@ -127,7 +127,7 @@ def task(size: Size) -> Task:
     ends = np.cumsum([0, *(len(rows[0]) for rows in test)])
     return Task(
         with_test(federated_data, _joined(test), _joined(validation)),
-        kept,
+        train,
         model,
         loss,
         {
@@ -191,21 +191,21 @@ def far_apart(found: Mapping[str, np.ndarray], most: float) -> str:
     )
 
 
-def kept_in(folder: Path, task: Task, size: Size, **more: Any) -> Cache:
+def cache_in(folder: Path, task: Task, size: Size, **more: Any) -> Cache:
     """Where results are kept, which depend on all of this."""
     counts = {name: part.counts for name, part in task.federated_data.splits.items()}
     settings = {**size._asdict(), "held": len(task.held[0]), "counts": counts}
     return Cache(folder, {**settings, "weights": WEIGHTS, **more})
 
 
-def curves(kept: Cache, name: str, compute: Callable[[], Curves]) -> Curves:
+def curves(cache: Cache, name: str, compute: Callable[[], Curves]) -> Curves:
     """The curves that are kept, or computed now."""
-    known = kept(name, lambda: compute()._asdict())
+    known = cache(name, lambda: compute()._asdict())
     values = {metric: np.array(v, float) for metric, v in known["values"].items()}
     return Curves(np.array(known["rounds"]), values)
 
 
-def tuned(task: Task, size: Size, name: str, method: Method, kept: Cache) -> float:
+def tuned(task: Task, size: Size, name: str, method: Method, cache: Cache) -> float:
     """The rate that is best on validation rows of both sides."""
     if len(size.rates) == 1:
         return size.rates[0]
@@ -215,7 +215,7 @@ def tuned(task: Task, size: Size, name: str, method: Method, kept: Cache) -> flo
         if name in [f"accuracy@{side}" for side in SIDES]
     }
     tries = len(TRIED)
-    tried = kept(
+    tried = cache(
         f"{name} tried",
         lambda: (
             course(

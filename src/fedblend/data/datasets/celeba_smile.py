@@ -15,11 +15,17 @@ import json
 
 import numpy as np
 
+from fedblend.data.catalog import Size, dataset
 from fedblend.data.dataset import DataError, Dataset
 from fedblend.data.datasets.mosaic import read_mosaic
 from fedblend.data.download import find
 
 
+@dataset(
+    "Faces, 28 x 28, smiling or not",
+    Size(rows=5000, test_rows=1000, classes=2),
+    "Non-commercial research only, not to be passed on; Liu et al. 2015",
+)
 def celeba_smile(target: str = "smiling") -> Dataset:
     """5000 + 1000 faces, [rows, 28, 28, 3] in [0, 1], half of them smiling.
 

@@ -1,9 +1,9 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""Texts as numbers of characters, the same for all sources: one network reads them all.
+"""Texts as character numbers, with one vocabulary for all datasets.
 
-The vocabulary is that of LEAF's Shakespeare. It has no character for what is not in
-it, so ``spelled`` writes other texts with what there is.
+The vocabulary is that of LEAF's Shakespeare. It has no character for unknown ones, so
+``spelled`` transcribes other texts.
 """
 
 import re
@@ -17,35 +17,35 @@ from fedblend.data.dataset import DataError, Dataset
 CHARACTERS = (
     "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
 )
-"""The vocabulary, LEAF's 80 characters in order; the number of one is its place."""
+"""The vocabulary, LEAF's 80 characters in order; a character's number is its place."""
 
 OTHER = "}"
-"""What stands for a character, a word or a formula that cannot be written. It is in the
-vocabulary for a slip of the pen: Shakespeare's roles have it twice."""
+"""It stands for a character, word or formula outside of the vocabulary, which has it
+because of a typo: Shakespeare's roles have it twice."""
 
 PADDING = -1
-"""The target at places behind the end of a text, which do not count."""
+"""The target at places behind the end of a text, which the loss leaves out."""
 
 _PLAIN = str.maketrans(
     "\u2019\u2018\u201c\u201d\u2010\u2011\u2013\u2014\u2212", "''\"\"-----"
 )
-"""Typographic quotes and dashes as they are typed."""
+"""Typographic quotes and dashes, and their ASCII forms."""
 _ACCENT = re.compile("[\u0300-\u036f]")
-_STRANGE = re.compile(f"[^{re.escape(CHARACTERS)}]")
+_UNKNOWN = re.compile(f"[^{re.escape(CHARACTERS)}]")
 
 
 def spelled(text: str) -> str:
-    r"""A text in the vocabulary: accents go, runs of blanks and lines become a blank.
+    r"""A text in the vocabulary, without accents, whitespace as single blanks.
 
     >>> spelled("caf\u00e9 \u2013 50 %,\nla \u201ccarte\u201d")
     'cafe - 50 }, la "carte"'
     """
-    letters = unicodedata.normalize("NFKD", text.translate(_PLAIN))
-    return _STRANGE.sub(OTHER, re.sub(r"\s+", " ", _ACCENT.sub("", letters)))
+    decomposed = unicodedata.normalize("NFKD", text.translate(_PLAIN))
+    return _UNKNOWN.sub(OTHER, re.sub(r"\s+", " ", _ACCENT.sub("", decomposed)))
 
 
 def windows(text: str, length: int, where: str) -> tuple[np.ndarray, np.ndarray]:
-    r"""A text cut in inputs and targets, both [windows, length].
+    r"""A text cut into inputs and targets, both [windows, length].
 
     >>> inputs, targets = windows("To be", 3, "Hamlet")
     >>> ["".join(CHARACTERS[number] for number in row) for row in inputs]
@@ -53,9 +53,9 @@ def windows(text: str, length: int, where: str) -> tuple[np.ndarray, np.ndarray]
     >>> targets[1].tolist() == [CHARACTERS.index("e"), PADDING, PADDING]
     True
     """
-    strange = _STRANGE.search(text)
-    if strange:
-        raise DataError(f"{where}: {strange.group()!r} is not in the vocabulary")
+    unknown = _UNKNOWN.search(text)
+    if unknown:
+        raise DataError(f"{where}: {unknown.group()!r} is not in the vocabulary")
     codes = np.frombuffer(text.encode("ascii"), np.uint8)
     numbers = np.searchsorted(
         np.frombuffer(CHARACTERS.encode("ascii"), np.uint8), codes
@@ -71,13 +71,13 @@ def windows(text: str, length: int, where: str) -> tuple[np.ndarray, np.ndarray]
 def by_writer(
     name: str, who: str, texts: Mapping[str, str], length: int, minimum: int
 ) -> Dataset:
-    """The windows of several writers' texts.
+    """The windows of several writers' texts; keys are writers.
 
     Args:
         name: of the dataset.
-        who: what a writer is called.
+        who: the word for a writer, such as "role".
         texts: by writer, in the vocabulary.
-        length: characters of a window.
+        length: number of characters of a window.
         minimum: writers with fewer characters are left out.
     """
     for option, value, least in (("length", length, 1), ("minimum", minimum, 2)):

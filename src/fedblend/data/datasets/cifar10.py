@@ -12,32 +12,27 @@ from pathlib import Path
 
 import numpy as np
 
+from fedblend.data.catalog import Size, dataset
 from fedblend.data.dataset import DataError, Dataset, MissingDataError
 from fedblend.data.datasets.mosaic import read_mosaic
 from fedblend.data.download import find
 
 _ARCHIVE = "cifar-10-binary.tar.gz"
-_CLASSES = (
-    "airplane",
-    "automobile",
-    "bird",
-    "cat",
-    "deer",
-    "dog",
-    "frog",
-    "horse",
-    "ship",
-    "truck",
-)
+_CLASSES = "airplane automobile bird cat deer dog frog horse ship truck"
 _RECORD = 1 + 3 * 32 * 32  # a label, then the planes red, green, blue
 
 
+@dataset(
+    "Photographs, 32 x 32, or a part (10000 + 2000)",
+    Size(rows=50000, test_rows=10000, classes=10),
+    "No formal license; Krizhevsky 2009",
+)
 def cifar10(full: bool | None = None) -> Dataset:
     """Images of 10 classes, [rows, 32, 32, 3] in [0, 1].
 
     Args:
         full: True: the official 50000 + 10000; False: the part, 10000 (the official
-            first batch) + 2000; by default the official one where it is there.
+            first batch) + 2000; by default the official one where its file exists.
     """
     if full is None:
         try:
@@ -47,14 +42,16 @@ def cifar10(full: bool | None = None) -> Dataset:
             full = False
     train, test = _whole() if full else _part()
     name = "cifar10" if full else "cifar10_part"
-    return Dataset(train, "classes", 10, test, name=name, label_names=_CLASSES)
+    return Dataset(
+        train, "classes", 10, test, name=name, label_names=tuple(_CLASSES.split())
+    )
 
 
 def _part() -> tuple[tuple[np.ndarray, np.ndarray], ...]:
     try:
         labels = json.loads(find("cifar10", "labels.json").read_text())
     except MissingDataError:
-        find("cifar10", _ARCHIVE)  # the better advice: what can be downloaded
+        find("cifar10", _ARCHIVE)  # its error names the file that can be downloaded
         raise
 
     def rows(name: str, count: int) -> tuple[np.ndarray, np.ndarray]:

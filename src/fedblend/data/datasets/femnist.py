@@ -3,8 +3,8 @@
 """FEMNIST: handwritten characters and digits by writer, from LEAF.
 
 Caldas et al., "LEAF: a benchmark for federated settings" (2018); the images are those
-of NIST's Special Database 19, see Cohen et al., "EMNIST" (2017). As in LEAF the paper
-is 1 and the ink 0.
+of NIST's Special Database 19, see Cohen et al., "EMNIST" (2017). As in LEAF paper is 1
+and ink is 0.
 """
 
 import json
@@ -12,25 +12,29 @@ from pathlib import Path
 
 import numpy as np
 
+from fedblend.data.catalog import Size, dataset
 from fedblend.data.dataset import Dataset, MissingDataError
-from fedblend.data.download import find
+from fedblend.data.download import find_either
 from fedblend.data.readers.arrays import opened
 
 _DIGITS = "0123456789"
 _UPPER = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
+@dataset(
+    "Handwritten characters by writer, 28 x 28",
+    Size(rows=41495, test_rows=4763, classes=62, clients=300),
+    "NIST SD 19, public domain; LEAF, BSD-2; Caldas et al. 2018",
+)
 def femnist(digits_only: bool = False, file: str | None = None) -> Dataset:
     """Images of 62 characters by writer, [rows, 28, 28, 1] in [0, 1].
 
     Args:
-        digits_only: keep the 10 digits.
+        digits_only: the 10 digits alone.
         file: an .npz of ``femnist_from_leaf``; by default the 300 writers
             (41495 + 4763 images) in the data home.
     """
-    path = Path(file) if file else find("femnist", "femnist_leaf_300writers.npz")
-    if not path.is_file():
-        raise MissingDataError(f"femnist: {path}: no such file")
+    path = find_either("femnist", file, "femnist_leaf_300writers.npz")
     with opened(path, "is not an .npz of LEAF's images") as raw:
         images, labels = raw["images"], raw["labels"].astype(np.int32)
         writers = raw["writer_names"][raw["writer"]]
@@ -54,11 +58,11 @@ def femnist(digits_only: bool = False, file: str | None = None) -> Dataset:
 
 
 def femnist_from_leaf(folder: str | Path, file: str | Path) -> None:
-    """Turn what LEAF's preprocessing wrote into one .npz for ``femnist``.
+    """Convert the output of LEAF's preprocessing to one .npz file for ``femnist``.
 
     Args:
         folder: LEAF's ``data/femnist/data``, with ``train`` and ``test`` in it.
-        file: the .npz to write.
+        file: the .npz file to write.
     """
     images, labels, writers, splits = [], [], [], []
     for split, name in enumerate(("train", "test")):

@@ -1,36 +1,39 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""Files in LIBSVM's text format, as dense arrays: ``label index:value ...`` lines.
+"""Binary classification from LIBSVM's text format: ``label index:value ...`` lines.
 
 Chang, Lin, "LIBSVM: a library for support vector machines" (ACM TIST 2011).
 """
 
-import bz2
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
-from fedblend.data.catalog import PUBLIC
+from fedblend.data.catalog import PUBLIC, Size, dataset
 from fedblend.data.dataset import DataError, Dataset, MissingDataError
-from fedblend.data.download import find
+from fedblend.data.download import find, open_unpacked
 
 NAMES = tuple(name for name, dataset in PUBLIC.items() if dataset.folder == "libsvm")
-"""The datasets that are known by name."""
+"""The public datasets in this format."""
 
 
+@dataset(
+    "Your own file in LIBSVM format (name = its path)", Size(classes=2), "Your own"
+)
 def libsvm(
     name: str,
     intercept: bool = False,
     features: int | None = None,
     dtype: str = "float32",
 ) -> Dataset:
-    """A binary classification dataset in the order of its file.
+    """A binary classification dataset as a dense array, in the order of its file.
 
     Args:
         name: a6a, ijcnn1, mushrooms, w6a, or the path of a file, plain or .bz2.
         intercept: append a column of ones.
-        features: how many there are; by default the largest index in the file
-            (122 for a6a, though its series has 123).
+        features: number of features; by default the largest index in the file (122 for
+            a6a, though its series has 123).
         dtype: "float32" or "float64".
     """
     if dtype not in ("float32", "float64"):
@@ -58,12 +61,29 @@ def libsvm(
     )
 
 
+def _public(name: str, summary: str, rows: int, license: str) -> None:
+    terms = f"{license}; LIBSVM page; cite Chang & Lin 2011"
+    register = dataset(summary, Size(rows=rows, classes=2), terms, name=name)
+    register(partial(libsvm, name))
+
+
+_public("a6a", "Adult incomes, 122 features", 11220, "CC BY 4.0 (UCI Adult)")
+_public(
+    "ijcnn1",
+    "IJCNN 2001 challenge, 22 features",
+    49990,
+    "No license given; Prokhorov 2001",
+)
+_public("mushrooms", "Edible or not, 112 features", 8124, "CC BY 4.0 (UCI Mushroom)")
+_public("w6a", "Web pages, 300 features", 17188, "No license given; Platt 1998")
+
+
 def _parse(
     path: Path, features: int | None, dtype: np.dtype
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The labels and the dense inputs; all numbers are converted in one go."""
+    """The labels and the dense inputs."""
     try:
-        with bz2.open(path) if path.suffix == ".bz2" else path.open("rb") as file:
+        with open_unpacked(path) as file:
             lines = file.read().splitlines()
     except (OSError, EOFError):
         raise DataError(f"{path}: cannot be read as text or .bz2") from None

@@ -1,6 +1,6 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""MNIST, with the writer of every digit if wanted.
+"""MNIST, optionally with the writer of every digit.
 
 LeCun, Bottou, Bengio, Haffner, "Gradient-based learning applied to document
 recognition" (Proc. IEEE 1998). Writers from QMNIST: Yadav, Bottou, "Cold case: the
@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
+from fedblend.data.catalog import Size, dataset
 from fedblend.data.dataset import DataError, Dataset
 from fedblend.data.download import find
 
@@ -20,6 +21,12 @@ _TYPES = {0x08: np.dtype(np.uint8), 0x0C: np.dtype(">i4")}
 _WRITER = 2  # the column of QMNIST's labels that holds the writer
 
 
+@dataset(
+    "Handwritten digits, 28 x 28, with writers if wanted",
+    Size(rows=60000, test_rows=10000, classes=10, clients=539),
+    "CC BY-SA 3.0; LeCun et al. 1998; writers: Yadav & Bottou 2019",
+    needs=("mnist", "mnist_writers"),
+)
 def mnist(writers: bool = False) -> Dataset:
     """60000 + 10000 images of 10 digits, [rows, 28, 28, 1] in [0, 1].
 
@@ -38,17 +45,17 @@ def mnist(writers: bool = False) -> Dataset:
 
 
 def _split(part: str) -> tuple[np.ndarray, np.ndarray]:
-    images = read_idx(find("mnist", f"{part}-images-idx3-ubyte.gz"))
-    labels = read_idx(find("mnist", f"{part}-labels-idx1-ubyte.gz"))
+    images = _read_idx(find("mnist", f"{part}-images-idx3-ubyte.gz"))
+    labels = _read_idx(find("mnist", f"{part}-labels-idx1-ubyte.gz"))
     return images[..., None] / np.float32(255), labels.astype(np.int32)
 
 
 def _writers(part: str, rows: int) -> np.ndarray:
-    table = read_idx(find("mnist_writers", f"qmnist-{part}-labels-idx2-int.gz"))
+    table = _read_idx(find("mnist_writers", f"qmnist-{part}-labels-idx2-int.gz"))
     return table[:rows, _WRITER].astype(np.int64)
 
 
-def read_idx(path: Path) -> np.ndarray:
+def _read_idx(path: Path) -> np.ndarray:
     """The array in a gzipped idx file: magic number, shape, numbers."""
     try:
         with gzip.open(path) as file:

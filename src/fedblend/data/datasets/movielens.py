@@ -4,14 +4,14 @@
 
 Harper, Konstan, "The MovieLens datasets: history and context" (ACM TiiS 2015). There
 are 1 000 209 ratings of 3706 movies, numbered up to 3952, by 6040 users. For research,
-to be acknowledged; not to be passed on, no commercial use. The task is Mixed FL's:
+with acknowledgment; not to be passed on, no commercial use. The task is Mixed FL's:
 Augenstein et al., arXiv:2205.13655.
 
-Every rating but a user's first is a row: the movies that the user rated just before it,
-and its own as target. The stars are not used. Ratings of one second stand in the order
-of the file: users often rated a whole page at once.
+Every rating but a user's first is a row: the movies that the user rated just before it
+are the inputs, its own movie the target. The stars are not used. Ratings of one second
+are in the order of the file: users often rated a whole page at once.
 
-``ratings_ordered.dat.xz``, read where the official archive is not there, has lines
+``ratings_ordered.dat.xz``, read where the official archive is missing, has lines
 ``user::movie::stars`` in this order, without the time.
 """
 
@@ -22,23 +22,29 @@ from pathlib import Path
 
 import numpy as np
 
+from fedblend.data.catalog import Size, dataset
 from fedblend.data.dataset import DataError, Dataset, MissingDataError
-from fedblend.data.download import find
+from fedblend.data.download import find, find_either, open_unpacked
 
 MOVIES = 3952
-"""The largest number of a movie; 0 is none."""
+"""The largest number of a movie; 0 is no movie."""
 
 ARCHIVE, ORDERED = "ml-1m.zip", "ratings_ordered.dat.xz"
-"""The official file, and the one that has the order alone."""
+"""The official file, and the one without times."""
 
 
+@dataset(
+    "The next movie a user rates, from up to ten before it",
+    Size(rows=994169, classes=3953, clients=6040),
+    "Research, not commercial, not to be passed on; Harper & Konstan 2015",
+)
 def movielens(length: int = 10, minimum: int = 3, file: str | None = None) -> Dataset:
     """Contexts [rows, length] of movie numbers, with the number of the next movie.
 
-    A short context is filled up with 0 at its end; the movies are in time order.
+    The movies of a context are in time order; 0 fills up a short one.
 
     Args:
-        length: movies of a context, at most.
+        length: largest number of movies of a context.
         minimum: users with fewer ratings are left out.
         file: an ``ml-1m.zip``, ``ratings.dat`` or file like ``ratings_ordered.dat.xz``,
             by default the one in the data home.
@@ -46,15 +52,15 @@ def movielens(length: int = 10, minimum: int = 3, file: str | None = None) -> Da
     for name, value, least in (("length", length, 1), ("minimum", minimum, 2)):
         if value < least:
             raise DataError(f"movielens: {name}: {value} is less than {least}")
-    path = _path() if file is None else Path(file)
+    path = _path() if file is None else find_either("movielens", file, ARCHIVE)
     users, movies = _ratings(path)
     _, places, counts = np.unique(users, return_index=True, return_counts=True)
-    kept = counts >= minimum
-    if not kept.any():
+    active = counts >= minimum
+    if not active.any():
         raise DataError(f"{path}: no user has {minimum} ratings")
     histories = [
         movies[place : place + count]
-        for place, count in zip(places[kept], counts[kept], strict=True)
+        for place, count in zip(places[active], counts[active], strict=True)
     ]
     return Dataset(
         (
@@ -63,13 +69,13 @@ def movielens(length: int = 10, minimum: int = 3, file: str | None = None) -> Da
         ),
         "classes",
         MOVIES + 1,
-        keys=np.repeat(users[places[kept]], counts[kept] - 1),
+        keys=np.repeat(users[places[active]], counts[active] - 1),
         name="movielens",
     )
 
 
 def contexts(history: np.ndarray, length: int) -> np.ndarray:
-    """What stands before every movie but the first, [movies - 1, length].
+    """The movies before every movie but the first, [movies - 1, length].
 
     >>> contexts(np.array([5, 7, 6, 9], np.int32), 2).tolist()
     [[5, 0], [5, 7], [7, 6]]
@@ -89,13 +95,11 @@ def _path() -> Path:
             return find("movielens", ORDERED)
         except MissingDataError:
             pass
-        raise  # the better advice: what can be downloaded
+        raise  # this error names the file that can be downloaded
 
 
 def _ratings(path: Path) -> tuple[np.ndarray, np.ndarray]:
     """Users and movies of all ratings, by user and then by time."""
-    if not path.is_file():
-        raise MissingDataError(f"movielens: {path}: no such file")
     try:
         numbers = _numbers(_content(path))
     except (OSError, EOFError, lzma.LZMAError, zipfile.BadZipFile, zlib.error):
@@ -120,7 +124,8 @@ def _content(path: Path) -> bytes:
     if path.suffix == ".zip":
         with zipfile.ZipFile(path) as archive:
             return archive.read("ml-1m/ratings.dat")
-    return lzma.open(path).read() if path.suffix == ".xz" else path.read_bytes()
+    with open_unpacked(path) as file:
+        return file.read()
 
 
 def _numbers(content: bytes) -> np.ndarray:

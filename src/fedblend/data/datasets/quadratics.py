@@ -1,6 +1,6 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""Quadratics: the smallest federation whose best model is known exactly.
+"""Quadratics: a small federated problem whose minimizer is known exactly.
 
 ``f_i(x) = mean over the client's rows of 1/2 x^T A x - b^T x``; a row is ``(A, b)``.
 """
@@ -18,14 +18,14 @@ from fedblend.data.federated import FederatedData, federate
 def quadratics(
     clients: int, dim: int, seed: int = 0, condition: float = 10.0, rows: int = 1
 ) -> tuple[FederatedData, np.ndarray]:
-    """A federation of quadratics, and the minimizer of the mean of all f_i.
+    """Federated data of quadratics, and the minimizer of the mean of all f_i.
 
     Args:
-        clients: how many.
+        clients: number of clients.
         dim: length of x.
-        seed: of everything.
-        condition: eigenvalues of every A run from 1 to this.
-        rows: different quadratics of a client; more than 1 makes batches noisy.
+        seed: of all random numbers.
+        condition: eigenvalues of every A run from 1 to this number.
+        rows: number of quadratics of a client; more than 1 makes batches noisy.
     """
     rng = generator(seed, "quadratics")
     total = clients * rows
@@ -40,8 +40,8 @@ def quadratics(
 def quadratic_loss(params: jax.Array, rows: tuple[jax.Array, jax.Array]) -> jax.Array:
     """``1/2 x^T A x - b^T x`` of each row ``(A, b)``, in the dtype of x.
 
-    >>> federation, optimum = quadratics(clients=4, dim=3)
-    >>> float(quadratic_loss(jnp.zeros(3), federation.train.rows(0))[0])
+    >>> federated_data, optimum = quadratics(clients=4, dim=3)
+    >>> float(quadratic_loss(jnp.zeros(3), federated_data.train.rows(0))[0])
     0.0
     """
     matrices, vectors = (jnp.asarray(part, params.dtype) for part in rows)

@@ -1,6 +1,6 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""Shakespeare by role: the next character in what one role of one play says.
+"""Shakespeare by role: the next character in the lines of one role of one play.
 
 McMahan et al., "Communication-efficient learning of deep networks from decentralized
 data" (AISTATS 2017); split by role as in Caldas et al., "LEAF: a benchmark for
@@ -18,26 +18,33 @@ import lzma
 import re
 from pathlib import Path
 
-from fedblend.data.dataset import DataError, Dataset, MissingDataError
+from fedblend.data.catalog import Size, dataset
+from fedblend.data.dataset import DataError, Dataset
 from fedblend.data.datasets.characters import by_writer
-from fedblend.data.download import find
+from fedblend.data.download import find_either
 
 
+@dataset(
+    "The next character in Shakespeare's roles, windows of 80",
+    Size(rows=54500, classes=80, clients=1129),
+    "World Library's text, personal non-commercial use, not to be passed on; "
+    "McMahan et al. 2017; Caldas et al. 2018",
+)
 def shakespeare(
     length: int = 80, minimum: int = 81, file: str | None = None
 ) -> Dataset:
-    """Windows of what 1129 roles say, [rows, length] character numbers.
+    """Windows of the lines of 1129 roles, [rows, length] character numbers.
 
-    The targets are the inputs one place on. The last window of a role is filled up
-    with character 0, whose targets are ``PADDING``.
+    The targets are the inputs shifted by one place. Character 0 fills the last window
+    of a role, with ``PADDING`` as its targets.
 
     Args:
-        length: characters of a window.
-        minimum: roles with fewer characters are left out; LEAF asks for 81, with
-            which 1129 of 1144 roles stay.
+        length: number of characters of a window.
+        minimum: roles with fewer characters are left out; LEAF asks for 81, which 1129
+            of 1144 roles have.
         file: a file like ``roles.json.xz``, by default the one in the data home.
     """
-    path = Path(file) if file else find("shakespeare", "roles.json.xz")
+    path = find_either("shakespeare", file, "roles.json.xz")
     return by_writer("shakespeare", "role", _texts(path), length, minimum)
 
 
@@ -45,13 +52,11 @@ _UNREADABLE = (OSError, EOFError, lzma.LZMAError, ValueError, LookupError, TypeE
 
 
 def _texts(path: Path) -> dict[str, str]:
-    """What each role says, as one text."""
-    if not path.is_file():
-        raise MissingDataError(f"shakespeare: {path}: no such file")
+    """The lines of each role, as one text."""
     try:
         with lzma.open(path, "rt", encoding="utf-8") as file:
             roles = json.load(file)
-        said = {role: "".join(f"{x} " for x in roles[role]["lines"]) for role in roles}
+        texts = {role: "".join(f"{x} " for x in roles[role]["lines"]) for role in roles}
     except _UNREADABLE:
         raise DataError(f"{path}: is not an .xz of roles and their lines") from None
-    return {role: re.sub("   *", " ", text) for role, text in said.items()}
+    return {role: re.sub("   *", " ", text) for role, text in texts.items()}

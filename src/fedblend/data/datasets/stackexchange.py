@@ -1,20 +1,24 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""Posts of a Stack Exchange site by user: which tags go with a bag of words.
+"""Posts of a Stack Exchange site by user: their tags, or the next character.
 
 The small relative of the Stack Overflow task of Reddi et al., "Adaptive federated
 optimization" (ICLR 2021), on the dump of quantumcomputing.stackexchange.com of
 September 2018 (any site's ``Posts.xml`` will do). Posts are CC BY-SA, by their users.
 
-A row is a question, or an answer with the tags of its question. Its words are those
-of its own title and body without the marks of HTML and what stands in code blocks, in
-small messages. Both vocabularies are the most frequent over all rows, ties in
-alphabetical order: something real clients would have to agree upon.
+``stackexchange`` has tags. A row is a question, or an answer with the tags of its
+question. Its words are those of its own title and body in lower case, without HTML tags
+and code blocks. Both vocabularies are the most frequent entries over all rows, ties in
+alphabetical order; real clients would have to agree on them.
+
+``stackexchange_text`` has the next character in the same posts: title and body of
+questions and answers, in the order of the dump, without HTML tags and code blocks. A
+formula between dollar signs becomes one character, ``characters.OTHER``.
 """
 
 import lzma
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from html.parser import HTMLParser
 from pathlib import Path
@@ -23,20 +27,33 @@ from xml.etree import ElementTree
 
 import numpy as np
 
-from fedblend.data.dataset import DataError, Dataset, MissingDataError
-from fedblend.data.download import find
+from fedblend.data.catalog import Size, dataset
+from fedblend.data.dataset import DataError, Dataset
+from fedblend.data.datasets.characters import OTHER, by_writer, spelled
+from fedblend.data.download import find_either, open_unpacked
 
 _WORD = re.compile(r"[a-z][a-z0-9'+#-]*")
+_FORMULA = re.compile(r"\$\$[^$]*\$\$|\$[^$]*\$")
+LICENSE = "CC BY-SA 3.0 and 4.0, the posts' users on quantumcomputing.stackexchange.com"
 
 
 class Post(NamedTuple):
-    """A question or an answer: who wrote it, its words, its question's tags."""
+    """A question or an answer: its user, its words, its question's tags."""
 
     user: str
     words: list[str]
     tags: list[str]
 
 
+FILE = "quantumcomputing.Posts.xml.xz"
+"""The file in the data home."""
+
+
+@dataset(
+    "Tags of posts on quantum computing by user, bags of words",
+    Size(rows=1664, classes=100, clients=331),
+    LICENSE,
+)
 def stackexchange(
     words: int = 2000,
     tags: int = 100,
@@ -46,13 +63,13 @@ def stackexchange(
 ) -> Dataset:
     """Bags of words [rows, words] with ones and zeros over tags [rows, tags].
 
-    An entry of a bag is the part of all the post's words that are this word, as in
-    the Stack Overflow task. Posts with none of the tags are left out, as are those of
-    the site itself and of users who are gone.
+    An entry of a bag is the fraction of the post's words that are this word, as in the
+    Stack Overflow task. Posts with none of the tags are left out, as are those of the
+    site itself and of deleted users.
 
     Args:
-        words: how many words, the most frequent.
-        tags: how many tags, the most frequent.
+        words: number of words, the most frequent.
+        tags: number of tags, the most frequent.
         minimum: users with fewer posts are left out.
         answers: take answers too, with the tags of their questions.
         file: a ``Posts.xml``, plain or .xz, by default the one in the data home.
@@ -60,7 +77,7 @@ def stackexchange(
     for name, value in (("words", words), ("tags", tags), ("minimum", minimum)):
         if value < 1:
             raise DataError(f"stackexchange: {name}: {value} is less than 1")
-    path = find("stackexchange", FILE) if file is None else Path(file)
+    path = find_either("stackexchange", file, FILE)
     posts = _posts(path, answers)
     tag_names = _frequent((post.tags for post in posts), tags, "tags", path)
     word_names = _frequent((post.words for post in posts), words, "words", path)
@@ -83,8 +100,34 @@ def stackexchange(
     )
 
 
-FILE = "quantumcomputing.Posts.xml.xz"
-"""The file in the data home."""
+@dataset(
+    "The next character in those posts by user, windows of 80",
+    Size(rows=26878, classes=80, clients=331),
+    LICENSE,
+    needs=("stackexchange",),
+)
+def stackexchange_text(
+    length: int = 80, minimum: int = 81, file: str | None = None
+) -> Dataset:
+    """Windows of users' posts, [rows, length] character numbers.
+
+    The targets are the inputs shifted by one place, as in ``shakespeare``.
+
+    Args:
+        length: number of characters of a window.
+        minimum: users with fewer characters are left out.
+        file: a ``Posts.xml``, plain or .xz, by default the one in the data home.
+    """
+    posts = defaultdict(list)
+    for row in _rows_of(find_either("stackexchange", file, FILE)):
+        user = row.get("OwnerUserId", "")
+        if row.get("PostTypeId") in ("1", "2") and user.isdigit():
+            posts[user].append(f"{row.get('Title', '')} {plain(row.get('Body', ''))}")
+    texts = {
+        user: spelled(_FORMULA.sub(OTHER, " ".join(own))).strip()
+        for user, own in posts.items()
+    }
+    return by_writer("stackexchange_text", "user", texts, length, minimum)
 
 
 def plain(html: str) -> str:
@@ -100,7 +143,7 @@ def plain(html: str) -> str:
 
 
 class _Reader(HTMLParser):
-    """Collects what stands outside of <pre>; a tag of a block ends a word."""
+    """Collects the text outside of <pre>; the tag of a block ends a word."""
 
     def __init__(self):
         super().__init__()
@@ -125,7 +168,7 @@ class _Reader(HTMLParser):
 
 def _posts(path: Path, answers: bool) -> list[Post]:
     """The questions with tags, and the answers to them, in the order of the file."""
-    rows = list(rows_of(path))
+    rows = list(_rows_of(path))
     tags = {
         row["Id"]: re.findall(r"[^<>|]+", row.get("Tags", ""))
         for row in rows
@@ -142,12 +185,10 @@ def _posts(path: Path, answers: bool) -> list[Post]:
     return posts
 
 
-def rows_of(path: Path) -> Iterator[dict[str, str]]:
-    """The attributes of every row; no entity outside of the file is ever read."""
-    if not path.is_file():
-        raise MissingDataError(f"stackexchange: {path}: no such file")
+def _rows_of(path: Path) -> Iterator[dict[str, str]]:
+    """The attributes of every row; external entities are never read."""
     try:
-        with lzma.open(path) if path.suffix == ".xz" else path.open("rb") as file:
+        with open_unpacked(path) as file:
             for _, element in ElementTree.iterparse(file):
                 if element.tag == "row":
                     yield dict(element.attrib)
@@ -163,8 +204,8 @@ def _frequent(
     counts = Counter(entry for entries in lists for entry in entries)
     if len(counts) < number:
         raise DataError(
-            f"stackexchange: {what}: {number} are asked for, and {path} has only "
-            f"{len(counts)}"
+            f"stackexchange: {what}: {number} is more than the {len(counts)} that "
+            f"{path} has"
         )
     return tuple(sorted(counts, key=lambda entry: (-counts[entry], entry))[:number])
 

@@ -1,6 +1,6 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""synthetic(gamma, beta): clients whose models and inputs differ by so much.
+"""synthetic(gamma, beta): clients whose models differ by gamma and inputs by beta.
 
 Client i labels inputs by a model of its own::
 
@@ -8,13 +8,13 @@ Client i labels inputs by a model of its own::
     x ~ N(nu_i, Sigma),        nu_i ~ N(V_i, 1),            V_i ~ N(0, beta)
 
 with ``Sigma_kk = k^-1.2``. gamma and beta are standard deviations, as in the code of
-both papers (at the usual 0 and 1 that makes no difference). W_i is drawn for every
+both papers (at the usual 0 and 1 the variance is the same). W_i is drawn for every
 client also at gamma = 0, so the clients of synthetic(0, 0) are alike in distribution
 but do not share a model.
 
-In both papers' code u_i is one number. It then adds the same to the scores of all
+In both papers' code u_i is one number, which adds the same to the scores of all
 classes, so that gamma changes no label; APFL's text, where u_i is a vector, allows one
-number for each class, with which gamma does what it is there for: ``by_class``.
+number for each class, with which gamma has an effect: ``by_class``.
 
 Li et al., "Federated optimization in heterogeneous networks" (MLSys 2020); Deng,
 Kamani, Mahdavi, "Adaptive personalized federated learning" (2020).
@@ -23,10 +23,16 @@ Kamani, Mahdavi, "Adaptive personalized federated learning" (2020).
 import numpy as np
 
 from fedblend.checks import COUNT, FLAG, NOT_NEGATIVE, WHOLE, Number, gate
+from fedblend.data.catalog import Size, dataset
 from fedblend.data.dataset import Dataset, generator
 from fedblend.errors import UserError
 
 
+@dataset(
+    "Linear models that differ by client (gamma, beta)",
+    Size(classes=10, clients=100),
+    "Drawn at random; no license needed. Cite Li et al. 2020",
+)
 @gate(
     gamma=NOT_NEGATIVE,
     beta=NOT_NEGATIVE,
@@ -51,12 +57,13 @@ def synthetic(
     Args:
         gamma: how much the clients' models differ.
         beta: how much the clients' inputs differ.
-        clients: how many.
-        dim: inputs of a row.
-        classes: how many; two make a binary dataset.
-        seed: of everything.
-        least: rows of a client at least; log-normal(3, 2) more, as in APFL's code.
-        most: rows of a client at most.
+        clients: number of clients.
+        dim: number of inputs of a row.
+        classes: number of classes; two make a binary dataset.
+        seed: of all random numbers.
+        least: smallest number of rows of a client; log-normal(3, 2) more, as in APFL's
+            code.
+        most: largest number of rows of a client.
         by_class: draw u_i for each class; by default one number, as in the code.
     """
     if most < least:

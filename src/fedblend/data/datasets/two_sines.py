@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Two sines: clients of two kinds, each with a few points of its kind's curve.
 
-Two functions ``a sin(x + b)`` are drawn, and every client samples one of them. With
-an amplitude and a phase apart, one model for all fits nobody, and 50 points are too
-few to fit alone: something between is best.
+Two functions ``a sin(x + b)`` are drawn, and every client samples one of them. As
+amplitudes and phases differ, one model for all fits no client, and 50 points are too
+few to train alone: a mixture is best.
 
 FLIX (Gasanov et al., AISTATS 2022), experiment "fitting sine functions". Its text
 draws amplitudes from [0.1, 0.5], its code from [0.1, 5], which is the default here.
@@ -13,9 +13,15 @@ draws amplitudes from [0.1, 0.5], its code from [0.1, 5], which is the default h
 import numpy as np
 
 from fedblend.checks import COUNT, WHOLE, gate
+from fedblend.data.catalog import Size, dataset
 from fedblend.data.dataset import DataError, Dataset, generator
 
 
+@dataset(
+    "Points on one of two sine curves",
+    Size(rows=10000, test_rows=400000, clients=200),
+    "Drawn at random; no license needed. Cite Gasanov et al. 2022",
+)
 @gate(clients=COUNT, first=WHOLE, points=COUNT, test_points=COUNT, seed=WHOLE)
 def two_sines(
     clients: int = 200,
@@ -28,12 +34,13 @@ def two_sines(
     """Regression from one number to one number; keys are clients.
 
     Args:
-        clients: how many.
-        first: how many of them sample the first sine (30, 50, 70, 90 in the paper).
-        points: training rows of a client, at uniform places in [-5, 5].
-        test_points: test rows of a client, likewise.
+        clients: number of clients.
+        first: number of clients that sample the first sine (30, 50, 70, 90 in the
+            paper).
+        points: number of training rows of a client, at uniform places in [-5, 5].
+        test_points: number of test rows of a client, likewise.
         amplitudes: range of a; b is uniform in [0, 2 pi].
-        seed: of everything.
+        seed: of all random numbers.
     """
     if not 0 <= first <= clients or clients < 1:
         raise DataError(

@@ -4,20 +4,20 @@
 
 Merity, Xiong, Bradbury, Socher, "Pointer sentinel mixture models" (ICLR 2017).
 
-The text is published in words: blanks around all marks, ``@-@`` within words, and
-``<unk>`` for rare words. That is undone, so that its characters follow each other as in
-other texts: marks stand where they are written, headings are plain lines, and an
-unknown word is one character, ``characters.OTHER``. The rows are those of the file for
-validation, 1.1 MB, unless another one is named.
+The text is published as tokens: blanks around all punctuation, ``@-@`` within words,
+and ``<unk>`` for rare words. The loader restores ordinary text: punctuation without
+blanks, headings as plain lines, and one character, ``characters.OTHER``, for an unknown
+word. By default the rows are those of the validation file, 1.1 MB.
 """
 
 import lzma
 import re
 from pathlib import Path
 
-from fedblend.data.dataset import DataError, Dataset, MissingDataError
+from fedblend.data.catalog import Size, dataset
+from fedblend.data.dataset import DataError, Dataset
 from fedblend.data.datasets.characters import CHARACTERS, OTHER, spelled, windows
-from fedblend.data.download import find
+from fedblend.data.download import find_either, open_unpacked
 
 _WRITTEN = (
     (re.compile(r"^ (?:= )+(.*?)(?: =)+ $", re.M), r"\1"),
@@ -27,26 +27,34 @@ _WRITTEN = (
     (re.compile(r" ([,.;:?!)\]'])"), r"\1"),
     (re.compile(r"([(\[]) "), r"\1"),
 )
-"""What is replaced, one after the other."""
+"""Replacements, in this order."""
 
 
+@dataset(
+    "The next character in articles of Wikipedia, windows of 80",
+    Size(rows=12807, test_rows=14222, classes=80),
+    "CC BY-SA 3.0; Merity et al. 2017",
+    name="wikitext-2",
+)
 def wikitext2(
     length: int = 80, file: str | None = None, test_file: str | None = None
 ) -> Dataset:
     """Windows of articles, [rows, length] character numbers, with a test set.
 
-    The targets are the inputs one place on, as in ``shakespeare``.
+    The targets are the inputs shifted by one place, as in ``shakespeare``.
 
     Args:
-        length: characters of a window.
-        file: of the rows, plain or .xz; ``wiki.valid.tokens.xz`` in the data home.
-        test_file: of the test rows; ``wiki.test.tokens.xz`` there.
+        length: number of characters of a window.
+        file: of the rows, plain or .xz; by default ``wiki.valid.tokens.xz`` in the data
+            home.
+        test_file: of the test rows; by default ``wiki.test.tokens.xz`` in the data
+        home.
     """
     if length < 1:
         raise DataError(f"wikitext-2: length: {length} is less than 1")
 
     def rows(given, name):
-        path = Path(given) if given else find("wikitext-2", name)
+        path = find_either("wikitext-2", given, name)
         return windows(_text(path), length, str(path))
 
     return Dataset(
@@ -60,7 +68,7 @@ def wikitext2(
 
 
 def written(tokens: str) -> str:
-    r"""A tokenised text as it was written.
+    r"""A tokenized text as ordinary text.
 
     >>> written('It weighs 0 @.@ 7 kg ( 2 lb ) , or " a bit more " .')
     'It weighs 0.7 kg (2 lb), or "a bit more".'
@@ -71,13 +79,11 @@ def written(tokens: str) -> str:
 
 
 def _text(path: Path) -> str:
-    if not path.is_file():
-        raise MissingDataError(f"wikitext-2: {path}: no such file")
     try:
-        with lzma.open(path) if path.suffix == ".xz" else path.open("rb") as file:
+        with open_unpacked(path) as file:
             text = spelled(written(file.read().decode())).strip()
     except (OSError, EOFError, lzma.LZMAError, UnicodeDecodeError):
         raise DataError(f"{path}: is not a text, plain or .xz") from None
     if len(text) < 2:
-        raise DataError(f"{path}: has no two characters")
+        raise DataError(f"{path}: has fewer than two characters")
     return text

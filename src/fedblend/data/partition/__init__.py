@@ -2,24 +2,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Partitions: which client holds which rows."""
 
-from fedblend.data.partition.partition import Partition
+from fedblend.data.partition.partition import Partition as Partition
+from fedblend.data.partition.partitioners import by_key as by_key
+from fedblend.data.partition.partitioners import class_pairs as class_pairs
 from fedblend.data.partition.partitioners import (
-    by_key,
-    class_pairs,
-    classes_per_client,
-    contiguous,
-    dirichlet,
-    iid,
-    shards,
+    classes_per_client as classes_per_client,
 )
-
-__all__ = [
-    "Partition",
-    "by_key",
-    "class_pairs",
-    "classes_per_client",
-    "contiguous",
-    "dirichlet",
-    "iid",
-    "shards",
-]
+from fedblend.data.partition.partitioners import contiguous as contiguous
+from fedblend.data.partition.partitioners import dirichlet as dirichlet
+from fedblend.data.partition.partitioners import iid as iid
+from fedblend.data.partition.partitioners import shards as shards

@@ -1,0 +1,113 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""Pages of results: a short table whose verdicts link to the sections below it."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from fedblend_reproductions import apfl, flix, mixed
+from fedblend_reproductions.claims import Claim, Finding, Verdict, reproduce
+from fedblend_reproductions.page import anchor, page
+
+RESULTS = Path(__file__).parents[2] / "docs" / "results"
+CLAIMS = {
+    "flix": flix.CLAIMS,
+    "apfl": apfl.CLAIMS,
+    "mixed": mixed.CLAIMS,
+    "mixed_paper_sized": mixed.PAPER_SIZED,
+}
+STORED = [
+    pytest.param(claim, RESULTS / paper / f"{claim.name}.json", id=f"{paper}-{name}")
+    for paper, claims in CLAIMS.items()
+    for claim in claims
+    for name in [claim.name]
+]
+LONGEST = 90
+"""Characters of a headline, so that a row of the table stays readable."""
+
+
+def claim(**finding):
+    found = Finding(Verdict.partly, "2 | 3", {"one": 1}, {})._replace(**finding)
+    return Claim(
+        "X1",
+        "First: one, two",
+        "it rises",
+        lambda quick: found,
+        lambda numbers: f"It is {numbers['one']}",
+        "2",
+        undecided="rows are missing",
+    )
+
+
+def shown(one, folder, **options):
+    found = reproduce([one], folder, **options)
+    return page("A paper", "the command", [one], found, "figures")
+
+
+def test_a_row_links_to_its_section(tmp_path):
+    text = shown(claim(), tmp_path, quick=True)
+    assert "| X1 First: one, two | It is 1 | 2 | [partly](#x1-first-one-two) |" in text
+    assert "\n## X1 First: one, two\n" in text
+    assert "**Partly reproduced.** It is 1. The paper: 2." in text
+    assert "--quick" in text
+
+
+def test_the_long_text_is_in_the_section(tmp_path):
+    before = {"verdict": "reproduced", "criterion": "it rose", "ours": "4"}
+    table = [["a", "b"], ["c", "d | e"]]
+    long = claim(criterion="Criterion: rising.", why="one seed", before=before)
+    long = long._replace(
+        check=lambda quick: (
+            claim()
+            .check(quick)
+            ._replace(
+                criterion="Criterion: rising.",
+                why="one seed",
+                before=before,
+                table=table,
+            )
+        )
+    )
+    text = shown(long, tmp_path)
+    assert "**Ours.** 2 | 3" in text
+    assert "**Criterion.** Rising." in text
+    assert "**Setting.** One seed" in text
+    assert "**Before (reproduced).** 4 Criterion: it rose" in text
+    assert "| c | d \\| e |" in text
+    assert "**It cannot be decided here:** rows are missing." in text
+
+
+def test_a_setting_that_begins_with_the_criterion_says_so(tmp_path):
+    text = shown(claim(why="Criterion, fixed before the run: rising. Seeds"), tmp_path)
+    assert "**Criterion and setting, fixed before the run.** Rising. Seeds" in text
+
+
+def test_what_is_reproduced_is_not_undecided(tmp_path):
+    text = shown(claim(verdict=Verdict.reproduced), tmp_path)
+    assert "rows are missing" not in text
+
+
+@pytest.mark.parametrize(("one", "path"), STORED)
+def test_a_headline_is_short_and_has_a_number(one, path):
+    headline = one.headline(json.loads(path.read_text())["numbers"])
+    assert len(headline) <= LONGEST, headline
+    assert re.search(r"\d", headline)
+    assert not headline.endswith(".") and "nan" not in headline
+
+
+@pytest.mark.parametrize("paper", CLAIMS)
+def test_pages_are_those_of_the_stored_results(paper):
+    """And every link within them has its heading."""
+    text = (RESULTS / f"{paper}.md").read_text()
+    headings = {anchor(one) for one in re.findall(r"^#+ (.*)$", text, re.M)}
+    links = re.findall(r"\]\(#([^)]*)\)", text)
+    assert len(links) == len(CLAIMS[paper])
+    assert set(links) <= headings
+    title, command = re.findall(r"^# (.*)\n\nMade by `(.*)`", text)[0]
+    paths = [RESULTS / paper / f"{one.name}.json" for one in CLAIMS[paper]]
+    entries = [json.loads(path.read_text()) for path in paths]
+    also = "mixed_paper_sized.md" if paper == "mixed" else None
+    assert page(title, command, CLAIMS[paper], entries, paper, also) == text

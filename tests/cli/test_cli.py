@@ -1,0 +1,305 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""The command line: what it prints, where, and the exit codes."""
+
+import contextlib
+import copy
+import errno
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedblend.cli import main, run, screen
+from fedblend.config import toml
+
+TINY = {
+    "version": 1,
+    "name": "tiny",
+    "data": {"source": "digits", "partition": "iid", "clients": 4},
+    "model": {"name": "softmax"},
+    "algorithm": {"name": "fedavg", "rate": 0.1, "steps": 1, "batch_size": 4},
+    "run": {"rounds": 2, "every": 1},
+    "measure": {"local": False},
+}
+HEADER = "x,y,who,label\n"
+ROWS = "".join(f"{i},{-i},{'ab'[i % 2]},{i // 2 % 2}\n" for i in range(20))
+
+
+@pytest.fixture(autouse=True)
+def place(tmp_path, monkeypatch):
+    """An empty folder to stand in, and a cache of its own."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(screen, "compile_cache", lambda: None)
+    return tmp_path
+
+
+def write(name="tiny.toml", **tables):
+    content = copy.deepcopy(TINY)
+    for table, values in tables.items():
+        content[table] = values
+    Path(name).write_text(toml.write(content))
+    return name
+
+
+def own(**options):
+    return {"file": "own.csv", "target": "label", "client": "who", **options}
+
+
+def fails(capsys, *arguments) -> str:
+    """The line of complaint of a command that must fail."""
+    assert main(list(arguments)) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.count("\n") == 1, said.err
+    assert said.err.startswith("error: ")
+    return said.err.removeprefix("error: ").strip()
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """The folder of a finished run."""
+    home = tmp_path_factory.mktemp("finished")
+    path = home / "tiny.toml"
+    path.write_text(toml.write({**TINY, "measure": {"local": 1}}))
+    assert main(["run", str(path), "--out", str(home / "out"), "--seed", "1", "2"]) == 0
+    return home
+
+
+@pytest.mark.parametrize(
+    ("settings", "line"),
+    [
+        (["run.round=1"], "tiny.toml: run.round: unknown key; did you mean 'rounds'?"),
+        (["run.rounds='1'"], 'tiny.toml: run.rounds: "1" is not a whole number'),
+        (["algorithm.alpha=1.2"], "tiny.toml: algorithm.alpha: 1.2 is not in [0, 1]"),
+        (["run.cohort=5"],
+         "tiny.toml: run.cohort: 5 is not between 1 and the 4 clients there are"),
+        (["version=9"],
+         "tiny.toml: version: 9 is newer than this fedblend, which reads up to 1; "
+         "update fedblend"),
+        (["data.source=digitz"],
+         "dataset: 'digitz' is unknown; did you mean 'digits'?"),
+        (["data.clients=5000"],
+         "clients: 5000 with at least 1 rows each are too many for 1797 rows"),
+        (["data.source=synthetic", "data.options={gamma=nan, beta=0.0}"],
+         "synthetic: gamma: nan is not a number of at least 0"),
+        (["data.source=synthetic", "data.options={gamma=0.0, beta=0.0, dim=2.5}"],
+         "synthetic: dim: 2.5 is not a whole number of at least 1"),
+        (["algorithm.steps=[1, 2]"],
+         "tiny.toml: algorithm.steps: 2 numbers for 4 clients; give one for each, or a "
+         "single one"),
+    ],
+)  # fmt: skip
+def test_bad_settings(settings, line, capsys):
+    name = write()
+    changes = [part for setting in settings for part in ("--set", setting)]
+    assert fails(capsys, "run", name, *changes) == line
+
+
+@pytest.mark.parametrize(
+    ("content", "line"),
+    [
+        (HEADER + ROWS + "nan,1,a,0\n",
+         "row 20 (counted from 0), column 'x' is nan; only finite numbers are usable"),
+        (HEADER + "1,2,a,0\n2,3,b,0\n",
+         "all 2 targets are 0; at least 2 classes are needed"),
+        (None, "own.csv: no such file or folder"),
+        ("\0" * 50, "own.csv: "),
+        ("", "own.csv: "),
+    ],
+    ids=["nan", "one class", "missing", "zeros", "empty"],
+)  # fmt: skip
+def test_bad_tables(content, line, capsys):
+    if content is not None:
+        Path("own.csv").write_text(content)
+    name = write(data=own(partition="by_key"), model={"name": "logistic"})
+    assert line in fails(capsys, "run", name)
+    assert not Path("runs").exists()
+
+
+def test_an_empty_client(capsys):
+    from fedblend.data.partition.partitioners import Partition
+
+    Partition((np.arange(9), np.arange(0))).save("parts.npz")
+    data = {"source": "digits", "partition": "file", "path": "parts.npz"}
+    said = fails(capsys, "run", write(data=data))
+    assert "client '1' has no training rows" in said
+
+
+@pytest.mark.parametrize("damage", ["corrupt", "foreign", "cut"])
+def test_bad_checkpoints(damage, capsys, finished):
+    folder = finished / damage
+    subprocess.run(["cp", "-r", finished / "out", folder], check=True)
+    (folder / "summary.json").unlink()
+    path = folder / "checkpoint"
+    whole = path.read_bytes()
+    path.write_bytes(
+        {
+            "corrupt": whole[:-3] + b"\x01\x02\x03",
+            "foreign": (folder / "model-seed1.safetensors").read_bytes(),
+            "cut": whole[:100],
+        }[damage]
+    )
+    config = str(finished / "tiny.toml")
+    arguments = ["--seed", "1,2", "--out", str(folder), "--resume"]
+    said = fails(capsys, "run", config, *arguments)
+    assert said.startswith(f"checkpoint {path}: ")
+
+
+def test_bad_command_lines(capsys, finished):
+    assert fails(capsys, "frob").startswith("No such command 'frob'")
+    assert fails(capsys, "run").startswith("Missing argument")
+    assert "nothing.toml: No such file" in fails(capsys, "run", "nothing.toml")
+    assert "--seed: 'x' is not" in fails(capsys, "run", write(), "--seed", "x")
+    assert "not a setting" in fails(capsys, "run", write(), "--set", "x")
+    assert "not the folder of a run" in fails(capsys, "show", "nothing")
+    assert "'datasetz' is not one of" in fails(capsys, "list", "datasetz")
+    assert "is unknown; known are" in fails(capsys, "data", "info", "frob")
+    assert "not a public dataset" in fails(capsys, "data", "get", "frob")
+    out = str(finished / "out")
+    assert "holds a run already" in fails(capsys, "run", write(), "--out", out)
+    Path("file").write_text("")
+    assert fails(capsys, "run", write(), "--out", "file/x") == "file/x: Not a directory"
+
+
+def test_a_damaged_folder(capsys, finished, tmp_path):
+    subprocess.run(["cp", "-r", finished / "out", "damaged"], check=True)
+    Path("damaged/summary.json").write_text("[1")
+    assert "damaged" in fails(capsys, "show", "damaged")
+    Path("damaged/summary.json").unlink()
+    assert main(["show", "damaged"]) == 0
+    assert "not finished" in capsys.readouterr().out
+    Path("damaged/metrics.jsonl").write_text('{"round": 1}\n')
+    assert fails(capsys, "show", "damaged") == "damaged: its results are damaged"
+
+
+def test_a_full_disk(capsys, monkeypatch):
+    def full(file):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    line = fails(capsys, "run", write())
+    assert line == "results cannot be written: No space left on device"
+
+
+def test_init_then_run(capsys):
+    assert main(["init", "mine.toml"]) == 0
+    assert "fedblend run mine.toml" in capsys.readouterr().out
+    assert "exists already" in fails(capsys, "init", "mine.toml")
+    short = ["--set", "run.rounds=1", "--set", "measure.local=false"]
+    assert main(["run", "mine.toml", "--format", "json", *short]) == 0
+    said = capsys.readouterr()
+    summary = json.loads(said.out)
+    assert said.err == ""
+    assert summary["name"] == "mine"
+    assert summary["runs"][0]["round"] == 1
+    assert Path("runs/mine/summary.json").exists()
+    assert main(["run", "mine.toml", *short, "--resume"]) == 0
+    assert "results: runs/mine" in capsys.readouterr().out
+
+
+def test_warnings_do_not_stop_a_run(capsys):
+    data = TINY["data"] | {"partition": "classes_per_client", "classes": 1}
+    name = write(data=data, run={"rounds": 1})
+    assert main(["run", name]) == 0
+    assert "warning: 4 of 4 clients have training rows of one class only" in (
+        capsys.readouterr().err
+    )
+
+
+def test_show_says_again_what_was_odd(capsys, finished):
+    shutil.copytree(finished / "out", "odd")
+    path = Path("odd") / "summary.json"
+    summary = json.loads(path.read_text())
+    path.write_text(json.dumps(summary | {"warnings": ["the loss is odd"]}))
+    capsys.readouterr()
+    assert main(["show", "odd"]) == 0
+    assert capsys.readouterr().err == "warning: the loss is odd\n"
+    path.write_text(json.dumps(summary | {"warnings": 3}))
+    assert fails(capsys, "show", "odd").endswith("is damaged: warnings are no list")
+
+
+def test_show_and_lists(capsys, finished):
+    assert main(["show", str(finished / "out")]) == 0
+    assert "mean of 2 seeds" in capsys.readouterr().out
+    for kind, word in (
+        ("algorithms", "scaffold"),
+        ("models", "large_cnn"),
+        ("datasets", "femnist"),
+    ):
+        assert main(["list", kind]) == 0
+        assert word in capsys.readouterr().out
+    assert main(["data", "list"]) == 0
+    assert main(["data", "info", "mnist"]) == 0
+    said = capsys.readouterr().out
+    assert "terms: CC BY-SA" in said and "writers: default false" in said
+    assert main(["data", "get", "digits"]) == 0
+    assert main(["--version"]) == 0
+
+
+def test_seeds_in_all_spellings():
+    assert run.joined_seeds(["run", "x", "--seed", "1", "2", "3", "--resume"]) == [
+        "run",
+        "x",
+        "--seed",
+        "1,2,3",
+        "--resume",
+    ]
+    assert run.joined_seeds(["--seed", "1", "--seed", "2", "x", "3"]) == [
+        "--seed",
+        "1",
+        "--seed",
+        "2",
+        "x",
+        "3",
+    ]
+    assert run.joined_seeds(["--seed=1", "2", "x", "3"]) == ["--seed=1,2", "x", "3"]
+    assert run.joined_seeds(["--seed"]) == ["--seed"]
+    assert run.joined_seeds(["--set", "a", "1", "2"]) == ["--set", "a", "1", "2"]
+
+
+def command(*arguments, **options):
+    """The command line in a process of its own."""
+    words = [sys.executable, "-m", "fedblend.cli", *map(str, arguments)]
+    return subprocess.Popen(
+        words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options
+    )
+
+
+def test_help_does_not_load_jax():
+    code = "import sys; from fedblend.cli import main; c = main(['--help']); "
+    code += "sys.exit(c or 'jax' in sys.modules or 'pydantic' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+
+
+def test_an_interrupt_that_is_swallowed_comes_again():
+    with run.lasting_interrupt() as stop:
+        stop()
+        with contextlib.suppress(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(1)
+        with pytest.raises(KeyboardInterrupt):
+            stop()
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_interrupting(tmp_path):
+    name = write(run={"rounds": 100_000, "every": 10})
+    # A cache that the environment names would be used instead of the user's.
+    env = {k: v for k, v in os.environ.items() if k != "JAX_COMPILATION_CACHE_DIR"}
+    process = command("run", name, env=env | {"XDG_CACHE_HOME": str(tmp_path)})
+    while not Path("runs/tiny/metrics.jsonl").exists() and process.poll() is None:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, out) == (130, "")
+    line = "interrupted; the same command with --out runs/tiny --resume continues\n"
+    assert err == line
+    assert list((tmp_path / "fedblend" / "jax").iterdir())

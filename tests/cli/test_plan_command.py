@@ -1,0 +1,134 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""``fedblend plan``: what it prints, what its command does, and what it refuses."""
+
+import json
+import shlex
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedblend.cli import main, screen
+from fedblend.cli import plan as planning
+from fedblend.config import toml
+from fedblend.simulation.serialize import unpack
+from planned import DIANA, FLIX, ByHand, changed
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(screen, "compile_cache", lambda: None)
+    return tmp_path
+
+
+def write(content: dict) -> str:
+    Path("flix.toml").write_text(toml.write(content))
+    return "flix.toml"
+
+
+@pytest.mark.slow
+def test_the_command_does_what_was_promised(place, capsys, compiled):
+    by_hand = ByHand()
+    file = write(changed(FLIX, "algorithm.rate=0.1", "algorithm.alpha=0.9"))
+    arguments = ["plan", file, "--rounds", "40", "--eps", "2e-3", "--format", "json"]
+    assert main(arguments) == 0
+    said = capsys.readouterr()
+    assert said.err == ""
+    (plan,) = json.loads(said.out)["plans"]
+    words = shlex.split(plan["command"])
+    assert words[:2] == ["fedblend", "run"]
+    assert main(words[1:]) == 0
+    capsys.readouterr()
+    leaves, _ = unpack(Path("runs/planned/model.safetensors").read_bytes())
+    shared = np.concatenate([leaves[".weight"].ravel(), leaves[".bias"]])
+    summary = json.loads(Path("runs/planned/summary.json").read_text())["runs"][0]
+    assert summary["round"] == plan["rounds"] - 1
+    bits = summary["bits"]
+    assert bits["up"] + bits["down"] + bits["last_broadcast"] == plan["bits"]
+    best = by_hand.least(plan["alpha"])
+    gap = by_hand.value(plan["alpha"], shared) - best
+    assert -1e-12 <= gap <= plan["bound"] <= 2e-3
+
+
+def test_what_is_printed(place, capsys, compiled, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    file = write(DIANA)
+    assert main(["plan", file]) == 0
+    said = capsys.readouterr().out
+    assert max(map(len, said.splitlines())) <= 80
+    assert said.count("DGD  ") == said.count("DIANA  ") == 10
+    assert "31 parameters" in said
+    assert main(["plan", file, "--bits", "1Mbit", "--set", "run.seed=[1, 2]"]) == 0
+    said = capsys.readouterr().out
+    assert (
+        "to run it: fedblend run flix.toml --set 'run.seed=[1, 2]' --set algo" in said
+    )
+    assert main(["plan", file, "--rounds", "0"]) == 0
+    assert "nothing to run" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("text", "bits"),
+    [("1000", 1e3), ("1e6", 1e6), ("2.5Mbit", 2.5e6), ("3 kB", 24e3), ("1GB", 8e9)],
+)
+def test_bits_with_units(text, bits):
+    assert planning.parsed_bits(text) == bits
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["--alpha", "1.5"], "--alpha: 1.5 is not in [0, 1]"),
+        (["--alpha", "nan"], "--alpha: nan is not in [0, 1]"),
+        (["--eps", "0"], "--eps: 0 is not a number above 0"),
+        (["--rounds", "-1"], "--rounds: -1 is less than 0"),
+        (["--rounds", "3", "--alpha", "0.1"], "--rounds and --alpha: give only one"),
+        (["--bits", "3 parsecs"], "--bits: '3 parsecs' is not a number of bits"),
+        (["--bits", "-3"], "--bits: '-3' is not a number of bits"),
+        (["--set", "algorithm.alpha=2.0"], "algorithm.alpha: 2.0 is not in [0, 1]"),
+    ],
+)
+def test_bad_command_lines(arguments, line, place, capsys):
+    assert main(["plan", write(FLIX), *arguments]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.count("\n") == 1
+    assert line in said.err
+
+
+ONE_CLASS = (
+    "data.partition=classes_per_client", "data.classes=1", "model.l2=0.0",
+)  # fmt: skip
+REFUSED = {
+    ("algorithm.batch_size=20",): 'batch_size: is 20; theory needs "all" there',
+    ("algorithm.mix=outputs",): "algorithm.mix: is",
+    ("run.cohort=2",): "run.cohort: is 2; theory needs nothing there",
+    ("run.weights=by_count",): 'run.weights: is "by_count"; theory needs "uniform"',
+    ("run.dropout=0.1",): "run.dropout: is 0.1",
+    ("model.name=mlp",): "needs constants L_i, which theory has for the models softmax",
+    ("model.l2=0.0",): "model.l2: is 0, and f_i are not strongly convex",
+    ONE_CLASS: "their own models x_i do not exist",
+    ("data.source=digits",): "logistic: 10 outputs, it has a single score",
+    ("compress.compressor={name='top_k', k=3}",): "no step for top_k(3), which is bia",
+    ("compress.compressor={name='sign'}",): "no step for sign, which is biased",
+    ("compress.compressor={name='natural'}", "compress.how=ef21"): "no step for ef21",
+}
+
+
+@pytest.mark.parametrize("settings", REFUSED, ids=" ".join)
+def test_what_theory_does_not_cover(settings, place, capsys):
+    """Neither a plan nor the step of theory, but for what only plans need."""
+    file = write(FLIX)
+    sets = [word for setting in settings for word in ("--set", setting)]
+    if settings[0] == "model.name=mlp":
+        sets += ["--set", "algorithm.personal.solver=lbfgs"]
+    assert main(["plan", file, *sets]) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert REFUSED[settings] in said
+    if not any(setting.startswith("model.l2") for setting in settings):
+        assert main(["run", file, *sets]) == 2
+        assert REFUSED[settings] in capsys.readouterr().err
+    assert not Path("runs").exists()

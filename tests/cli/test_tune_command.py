@@ -1,0 +1,118 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""``fedblend tune``: what it prints and writes, and what it refuses."""
+
+import csv
+import shlex
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedblend.cli import main, screen, tune
+from fedblend.config import toml
+from fedblend.config.config import load
+from tiny_config import TINY
+
+GRID = [0.0, 0.3, 1.0]
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr(screen, "compile_cache", lambda: None)
+    content = deepcopy(TINY)
+    content["data"]["validation"] = 0.25
+    content["data"]["classes"] = 4
+    content["algorithm"] |= {"name": "apfl", "alpha": 0.9, "learn": "fixed"}
+    content["measure"]["metrics"] = ["loss"]
+    content["run"]["rounds"] = 1  # whoever is not in the cohort has the shared model
+    Path("apfl.toml").write_text(toml.write(content))
+    return tmp_path
+
+
+def test_what_is_chosen_and_how_to_run_it(place, capsys, compiled):
+    arguments = ["tune", "apfl.toml", "--alphas", "1,0,.3", "--out", "tuned.csv"]
+    assert main(arguments) == 0
+    said = capsys.readouterr()
+    assert said.err == ""
+    assert max(map(len, said.out.splitlines())) <= 80
+    with open("tuned.csv") as file:
+        clients = list(csv.DictReader(file))
+    values = np.array(
+        [[float(row[f"validation_loss_at_{a}"]) for a in GRID] for row in clients]
+    )
+    chosen = [float(row["alpha"]) for row in clients]
+    assert chosen == [GRID[place] for place in values.argmin(axis=1)]
+    assert len(set(chosen)) > 1
+    assert {row["chosen_on"] for row in clients} == {"validation"}
+    table = {
+        cells[0]: cells for cells in map(str.split, said.out.splitlines()) if cells
+    }
+    for replica, alpha in enumerate(["0", "0.3", "1"]):
+        assert table[alpha][1] == f"{values[:, replica].mean():.4f}"
+        assert table[alpha][3] == str(chosen.count(GRID[replica]))
+    best = GRID[values.mean(axis=0).argmin()]
+    words = shlex.split(said.out.partition("one alpha for all: ")[2].split("\n")[0])
+    assert words == f"fedblend run apfl.toml --set algorithm.alpha={best}".split()
+    assert "every client its own: fedblend run tuned.toml" in said.out
+    again, before = load(Path("tuned.toml")), load(Path("apfl.toml"))
+    assert again.algorithm.alpha == chosen
+    same = {"alpha": before.algorithm.alpha}
+    assert again.algorithm.model_copy(update=same) == before.algorithm
+    assert again.model_copy(update={"algorithm": before.algorithm}) == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["--alphas", "0,2"], "--alphas: '2' is not a number in [0, 1]"),
+        (["--alphas", "0,few"], "--alphas: 'few' is not a number in [0, 1]"),
+        (["--alphas", ""], "--alphas: '' is not a number in [0, 1]"),
+        (["--out", "apfl.csv"], "apfl.toml: exists already; --out names another file"),
+        (["--out", "new.toml"], "new.toml: is the place of a table, .csv"),
+        (["--out", "no/new.csv"], "no: is no folder to write new.csv to"),
+        (["--by", "auc"], "--by: 'auc' is not measured; it is one of ['loss']"),
+        (["--set", "data.validation=0.0"], "data.validation: is 0, and alpha is"),
+        (["--set", "data={source='digits', partition='iid', clients=900, "
+          "validation=0.1}"],
+         "data.validation: 0.1 leaves no client a row to choose on"),
+        (["--set", "run.seed=[1, 2]"], "run.seed: several; a choice is made for one"),
+        (["--set", "run.cohort=9"], "run.cohort: 9 is not between 1 and the 6 clients"),
+        (["--set", "algorithm.learn=step"], 'algorithm.learn: is "step", so alpha mov'),
+        (["--set", "algorithm={name='fedavg', rate=0.1, steps=1, batch_size=4}"],
+         'algorithm.name: "fedavg" mixes no models'),
+        (["--set", "algorithm={name='mapper', rate=0.1, steps=1, batch_size=4}"],
+         "algorithm.grid: is 11, so alpha is chosen while training"),
+        (["--set", "algorithm={name='flix', rate='theory', steps=1, batch_size='all', "
+          "alpha=0.5, personal={solver='lbfgs'}}"],
+         'algorithm.rate: "theory" is another rate for every alpha'),
+    ],
+)  # fmt: skip
+def test_what_is_refused(arguments, line, place, capsys):
+    assert main(["tune", "apfl.toml", *arguments]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.count("\n") == 1
+    assert line in said.err
+    assert [path.name for path in place.iterdir()] == ["apfl.toml"]
+
+
+def test_clients_without_a_value_are_reported(capsys, monkeypatch):
+    from fedblend.simulation.tune_alpha import Tuned
+
+    monkeypatch.setenv("COLUMNS", "80")
+    nan = float("nan")
+    validation = np.array([[0.5, nan], [0.25, nan]])
+    chosen, unsure = np.array([1.0, 1.0]), np.array([False, True])
+    no_run: Any = None
+    found = Tuned(
+        np.array([0.0, 1.0]), validation, None, chosen, 1.0, unsure, "loss", no_run
+    )
+    tune._print(found)
+    said = capsys.readouterr().out
+    assert "1 clients have no finite value on validation rows: alpha = 1" in said
+    assert ["1", "0.2500", "-", "2"] in [line.split() for line in said.splitlines()]

@@ -1,0 +1,110 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""Inputs that are odd are named, and those of the datasets that ship are not."""
+
+import numpy as np
+import pytest
+
+from fedblend.data import datasets
+from fedblend.data.dataset import Dataset, index_like, wild_scales
+
+ROWS = 40
+DRAW = np.random.default_rng(0)
+USUAL = {
+    "age": DRAW.integers(20, 60, ROWS),
+    "height": DRAW.normal(size=ROWS),
+    "body_mass_index": DRAW.integers(18, 30, ROWS),
+    "covid": DRAW.integers(0, 2, ROWS),
+}
+
+
+def table(**columns) -> Dataset:
+    """A dataset of columns; they are scaled, so that only what is asked for is odd."""
+    inputs = np.stack(list(columns.values()), axis=1).astype(np.float32)
+    targets = np.arange(ROWS, dtype=np.int32) % 2
+    return Dataset((inputs, targets), "binary", 1, columns=tuple(columns))
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "why"),
+    [
+        ("__index_level_0__", DRAW.integers(0, 9, ROWS), "by its name"),
+        ("Unnamed: 0", DRAW.integers(0, 9, ROWS), "by its name"),
+        ("", np.arange(ROWS), "all values differ"),
+        ("index", DRAW.integers(0, 9, ROWS), "by its name"),
+        ("ID", DRAW.integers(0, 9, ROWS), "by its name"),
+        ("patient_id", DRAW.integers(0, 9, ROWS), "by its name"),
+        ("customerId", DRAW.integers(0, 9, ROWS), "by its name"),
+        ("x", np.arange(ROWS) + 1, "all values differ"),
+        ("x", DRAW.permutation(1000)[:ROWS], "all values differ"),
+    ],
+)
+def test_an_index_is_named(name, values, why):
+    (line,) = index_like(table(**USUAL, **{name: values}))
+    assert f"an index or an id: {name!r} ({why});" in line
+    assert "age" not in line
+
+
+def test_what_is_measured_is_no_index():
+    assert list(index_like(table(**USUAL))) == []
+    assert list(index_like(table(id=DRAW.normal(size=ROWS)))) == []
+    few = table(**USUAL)
+    assert (
+        list(index_like(few._replace(rows=tuple(part[:3] for part in few.rows)))) == []
+    )
+
+
+def test_columns_without_names_have_numbers():
+    odd = table(x=np.arange(ROWS) * 100)._replace(columns=())
+    assert "column 0 (all values differ)" in next(index_like(odd))
+    assert "column 0 up to 3900" in next(wild_scales(odd))
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        (DRAW.normal(size=ROWS) + 2020, "'x' up to 202"),
+        (
+            np.where(np.arange(ROWS) == 3, -1e5, 0),
+            "'x' up to 1e+05 (2.5e+03 on average)",
+        ),
+        (DRAW.uniform(60, 200, ROWS), "on average)"),
+        (DRAW.normal(size=ROWS) * 1e-5, "'x' at most "),
+    ],
+)
+def test_wild_scales_are_named(values, said):
+    (line,) = wild_scales(table(height=DRAW.normal(size=ROWS), x=values))
+    assert said in line
+    assert "height" not in line
+
+
+def test_usual_scales_are_not():
+    tame = table(height=DRAW.normal(size=ROWS), zero=np.zeros(ROWS), x=np.full(ROWS, 9))
+    assert list(wild_scales(tame)) == []
+
+
+def test_pixels_have_one_scale():
+    image = np.zeros((ROWS, 4, 4, 1), np.float32)
+    image[0, 0, 0] = 1 / 255  # a corner that is nearly always black
+    image[:, 1:] = 1
+    tame = Dataset((image, np.arange(ROWS, dtype=np.int32) % 2), "binary", 1)
+    assert list(wild_scales(tame)) == []
+    (line,) = wild_scales(tame._replace(rows=(255 * image, tame.rows[1])))
+    assert "values up to 255" in line
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("digits", {}),
+        ("breast_cancer", {}),
+        ("synthetic", {"gamma": 1.0, "beta": 1.0, "clients": 20}),
+        ("two_sines", {}),
+        pytest.param("mnist", {}, marks=pytest.mark.slow),
+        ("a6a", {}),
+    ],
+)
+def test_datasets_that_ship_are_not_odd(name, options, needs):
+    needs(*datasets.DATASETS[name].needs[:1])
+    shipped = datasets.load(name, **options)
+    assert [*index_like(shipped), *wild_scales(shipped)] == []
