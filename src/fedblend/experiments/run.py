@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from fedblend.config import central, privacy, toml
+from fedblend.config import privacy, toml
 from fedblend.config.build import Built, build
 from fedblend.config.config import Config, check, difference, dump
 from fedblend.config.errors import named_by_key
@@ -245,7 +245,7 @@ def _finish(
     harm = results.write_results(folder, run, seeds, columns, joined)
     unseen = {"harmed": harms(new_clients.evidence_of(joined))} if joined else {}
     models = run_folder.models(run)
-    at_server = central.report(built.server, models, built.measures)
+    at_server = results.at_server(built.server, models, built.measures)
     runs = [
         {"seed": seed, **one, **own}
         for seed, one, own in zip(

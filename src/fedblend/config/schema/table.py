@@ -56,6 +56,16 @@ class Misfit(ValueError):
         super().__init__(f"{key}: {wrong}")
 
 
+def exactly_one(table: Any, *names: str) -> None:
+    """Refuse a table that does not have exactly one of these keys."""
+    given = sum(getattr(table, name) is not None for name in names)
+    if given != 1:
+        several = "both are given" if len(names) == 2 else "several are given"
+        what = several if given else "is missing"
+        keys = f"{', '.join(names[:-1])} or {names[-1]}"
+        raise Misfit(keys, f"{what}; exactly one is needed")
+
+
 def hint(word: str, known: Sequence[str]) -> str:
     """The end of a line about an unknown word: the nearest word, or all of them."""
     near = difflib.get_close_matches(word, known, 1)
