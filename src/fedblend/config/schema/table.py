@@ -9,10 +9,9 @@ rule of ``checks``, and ``arguments`` makes the function's arguments of such a t
 """
 
 import dataclasses
-import difflib
 import inspect
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from functools import reduce
 from operator import or_
 from typing import Annotated, Any, Literal, TypeVar
@@ -43,7 +42,7 @@ from fedblend.checks import (
     Rule,
     Words,
 )
-from fedblend.errors import UserError
+from fedblend.errors import UserError, hint
 
 
 class ConfigError(ValueError):
@@ -60,12 +59,6 @@ class Misfit(ValueError):
     def __init__(self, key: str, wrong: str):
         self.key, self.wrong = key, wrong
         super().__init__(f"{key}: {wrong}")
-
-
-def hint(word: str, known: Sequence[str]) -> str:
-    """The end of a line about an unknown word: the nearest word, or all of them."""
-    near = difflib.get_close_matches(word, known, 1)
-    return f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known)}"
 
 
 def visible(text: str) -> str:
