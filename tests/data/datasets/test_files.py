@@ -94,7 +94,7 @@ def test_celeba_smile(needs):
         assert dataset.rows[0].shape == (5000, 28, 28, 3)
         assert dataset.test_rows is not None
         assert np.bincount(dataset.test_rows[1]).tolist() == [500, 500]
-    with pytest.raises(UserError, match="target 'happy'"):
+    with pytest.raises(UserError, match="target: 'happy'"):
         load("celeba_smile", target="happy")
 
 
