@@ -11,6 +11,7 @@ from fedblend.data.dataset import DataError, MissingDataError
 from fedblend.data.datasets import DATASETS, load
 from fedblend.data.datasets.characters import CHARACTERS, OTHER, PADDING, spelled
 from fedblend.data.datasets.wikitext2 import written
+from fedblend.errors import UserError
 
 
 def text_of(row):
@@ -73,7 +74,7 @@ def test_a_small_article(tmp_path):
     paths[0].write_bytes(lzma.compress(tokens)[:-5])
     with pytest.raises(DataError, match="is not a text"):
         load("wikitext-2", **files)
-    with pytest.raises(DataError, match="length: 0 is less than 1"):
+    with pytest.raises(UserError, match="length: 0 is not a whole number of at"):
         load("wikitext-2", length=0)
 
 

@@ -14,6 +14,7 @@ from fedblend.data.datasets.characters import CHARACTERS, PADDING, windows
 from fedblend.data.datasets.stackexchange import plain
 from fedblend.data.partition.partition import federate_dataset
 from fedblend.data.partition.partitioners import by_key
+from fedblend.errors import UserError
 
 
 def text_of(row):
@@ -77,7 +78,7 @@ def test_a_small_file_of_roles(roles):
     with pytest.raises(DataError, match="no role has 99 characters"):
         load("shakespeare", minimum=99, file=str(roles))
     for wrong in ({"length": 0}, {"minimum": 1}):
-        with pytest.raises(DataError, match="is less than"):
+        with pytest.raises(UserError, match="is not a whole number of at least"):
             load("shakespeare", file=str(roles), **wrong)
 
 
@@ -162,7 +163,7 @@ def test_broken_posts_are_one_line(posts):
         with pytest.raises(DataError, match=r"is not a complete Posts\.xml") as error:
             load("stackexchange", file=str(posts))
         assert "\n" not in str(error.value)
-    with pytest.raises(DataError, match="words: 0 is less than 1"):
+    with pytest.raises(UserError, match="words: 0 is not a whole number of at"):
         load("stackexchange", words=0, file=str(posts))
 
 

@@ -9,10 +9,9 @@ rule of ``checks``, and ``arguments`` makes the function's arguments of such a t
 """
 
 import dataclasses
-import difflib
 import inspect
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from functools import reduce
 from operator import or_
 from typing import Annotated, Any, Literal, TypeVar
@@ -45,7 +44,7 @@ from fedblend.checks import (
 )
 from fedblend.errors import ConfigError as ConfigError
 from fedblend.errors import RunError as RunError
-from fedblend.errors import UserError
+from fedblend.errors import UserError, hint
 
 
 class Misfit(ValueError):
@@ -64,12 +63,6 @@ def exactly_one(table: Any, *names: str) -> None:
         what = several if given else "is missing"
         keys = f"{', '.join(names[:-1])} or {names[-1]}"
         raise Misfit(keys, f"{what}; exactly one is needed")
-
-
-def hint(word: str, known: Sequence[str]) -> str:
-    """The end of a line about an unknown word: the nearest word, or all of them."""
-    near = difflib.get_close_matches(word, known, 1)
-    return f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known)}"
 
 
 def visible(text: str) -> str:
