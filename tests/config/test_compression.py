@@ -6,7 +6,7 @@ import pytest
 
 from fedblend.config.build import build
 from fedblend.config.config import dump, load
-from fedblend.config.schema.table import ConfigError
+from fedblend.errors import ConfigError
 from fedblend.transforms.diana import DianaClient
 from fedblend.transforms.ef21 import Ef21Client
 

@@ -24,13 +24,14 @@ from fedblend.config.data import (
     strata,
     warnings,
 )
-from fedblend.config.schema.table import ConfigError, check_lists
+from fedblend.config.schema.table import check_lists
 from fedblend.config.splits import BySplit, by_constants
 from fedblend.config.tasks import loss_name, losses_of, measures_of, model_of
 from fedblend.core import Algorithm, Key, Loss
 from fedblend.data.federated import FederatedData
 from fedblend.data.readers.read import Task, task_of
 from fedblend.data.split_clients import split_clients
+from fedblend.errors import ConfigError
 from fedblend.metrics import Metric
 from fedblend.simulation.sampling import settled
 from fedblend.simulation.spec import RunSpec

@@ -17,7 +17,8 @@ from fedblend.config import toml
 from fedblend.config.errors import complaint
 from fedblend.config.schema import tables
 from fedblend.config.schema.algorithm import AnyOptions
-from fedblend.config.schema.table import ConfigError, Misfit, Table, Word
+from fedblend.config.schema.table import Misfit, Table, Word
+from fedblend.errors import ConfigError
 
 VERSION = 1
 """The newest layout of the file that this version reads."""
@@ -25,8 +26,6 @@ RENAMED = {("algorithm", "tune"): "algorithm.finetune"}
 """Keys of earlier versions, with their names of today."""
 LOOKED_UP = {"dual_encoder": {"embedding": ("0", "1")}}
 """By model: the tables it looks rows up in, and which inputs have the numbers."""
-
-__all__ = ["VERSION", "Config", "ConfigError", "check", "difference", "dump", "load"]
 
 
 class Config(Table):

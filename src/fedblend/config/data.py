@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from fedblend.config.schema import tables
-from fedblend.config.schema.table import ConfigError, arguments
+from fedblend.config.schema.table import arguments
 from fedblend.data import datasets
 from fedblend.data.dataset import (
     DataError,
@@ -29,6 +29,7 @@ from fedblend.data.dataset import (
 from fedblend.data.federated import FederatedData, federate, one_class_clients
 from fedblend.data.partition.partition import Partition, federate_dataset
 from fedblend.data.readers.read import Task, read, read_new_rows, task_of
+from fedblend.errors import ConfigError
 from fedblend.simulation.sampling import Strata
 
 

@@ -5,8 +5,8 @@
 from typing import Any
 
 from fedblend.config.config import Config
-from fedblend.config.schema.table import ConfigError
 from fedblend.config.schema.tables import Privacy
+from fedblend.errors import ConfigError
 from fedblend.theory.privacy import Guarantee, spent, spent_by_tree
 
 

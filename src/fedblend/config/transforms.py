@@ -17,10 +17,11 @@ import numpy as np
 from fedblend import models, transforms, trees
 from fedblend.config.config import LOOKED_UP, Config
 from fedblend.config.errors import named_by_key
-from fedblend.config.schema.table import ConfigError, check_lists
+from fedblend.config.schema.table import check_lists
 from fedblend.config.schema.tables import ADAPTIVE, Central, Compress, Privacy
 from fedblend.core import Algorithm, Loss, PyTree
 from fedblend.data.federated import FederatedData
+from fedblend.errors import ConfigError
 from fedblend.models.dual_encoder import PAD
 from fedblend.transforms.diana import check_rate
 from fedblend.transforms.fedselect import select_within

@@ -19,12 +19,12 @@ from fedblend.config import toml, transforms
 from fedblend.config.build import Method, method
 from fedblend.config.config import LOOKED_UP, Config, check, dump
 from fedblend.config.constants import has_constants, smoothness, with_rates
-from fedblend.config.schema.table import ConfigError
 from fedblend.config.schema.tables import Nodes
 from fedblend.config.tasks import loss_name, model_of
 from fedblend.core import Key, PyTree
 from fedblend.data.federated import FederatedData, Shards
 from fedblend.data.readers.read import Task
+from fedblend.errors import ConfigError
 from fedblend.models import Model
 from fedblend.report.curves import in_order
 from fedblend.simulation.early_stopping import Budget

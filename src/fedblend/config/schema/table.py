@@ -42,9 +42,7 @@ from fedblend.checks import (
     Rule,
     Words,
 )
-from fedblend.errors import ConfigError as ConfigError
-from fedblend.errors import RunError as RunError
-from fedblend.errors import UserError, hint
+from fedblend.errors import ConfigError, UserError, hint
 
 
 class Misfit(ValueError):

@@ -16,7 +16,6 @@ import jax.numpy as jnp
 from fedblend.config import privacy, toml
 from fedblend.config.config import Config, check
 from fedblend.config.data import own_rows
-from fedblend.config.schema.table import ConfigError, RunError
 from fedblend.core import Key
 from fedblend.deploy.contract import (
     Facts,
@@ -40,6 +39,7 @@ from fedblend.deploy.server.progress import Identity, identity, recalled
 from fedblend.deploy.server.settings import BelowQuorum, RoundRules, Setting
 from fedblend.deploy.server.setup import rowless, setting
 from fedblend.deploy.transport import Patience, Transport
+from fedblend.errors import ConfigError, RunError
 from fedblend.experiments import results, run_folder
 from fedblend.experiments.run_folder import Folder
 from fedblend.simulation.precision import precision
