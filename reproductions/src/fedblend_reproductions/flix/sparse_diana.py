@@ -210,7 +210,7 @@ def _savings(of: Problem, ks: list[int] | None, seeds: int) -> list[Saving]:
 
     def measure(task: tuple[int, str, int]) -> Saving:
         k, memory, seed = task
-        # Whoever sends twice as much as DGD has lost.
+        # A run that sends twice as much as DGD need not go on.
         one = course(of, "diana", k, [1.0], rounds=round(2 * spent / k), seeds=seeds,
                      records=300, memory=memory, until=TARGET, seed=seed)  # fmt: skip
         reached = one.first_below([TARGET])[0] >= 0
