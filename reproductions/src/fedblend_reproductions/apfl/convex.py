@@ -125,7 +125,8 @@ def check_classes(quick: bool, folder: Path) -> Finding:
 
 def check_participation(quick: bool, folder: Path) -> Finding:
     """APFL and localized FedAvg, where a part of the clients is in a round."""
-    which = (methods.FEDAVG, *(methods.FIXED[2:] if quick else methods.FIXED))
+    fixed = methods.FIXED[2:] if quick else methods.FIXED
+    which = (methods.FEDAVG, *fixed)
     shares = (0.3, 0.7) if quick else (0.3, 0.5, 0.7)
     groups = {
         f"participation {share}": _rows(

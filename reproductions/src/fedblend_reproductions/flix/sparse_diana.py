@@ -58,7 +58,8 @@ def check(quick: bool) -> Finding:
         tasks += [(name, "dgd", of.dim), *((name, "diana", k) for k in ks)]
 
     def measure(task: tuple[str, str, int]) -> Course:
-        of, solver, k = problems[task[0]], *task[1:]
+        name, solver, k = task
+        of = problems[name]
         rounds = rounds_to_settle(of, solver, k, 14, 1000 if quick else 4000)
         return course(of, solver, k, alphas, rounds=rounds, seeds=_seeds(solver, seeds))
 

@@ -49,7 +49,8 @@ def check(quick: bool) -> Finding:
         "which is what a grid of decades lets one see. What the paper's axis calls "
         "scaled is not defined; here the axis is the logarithm of step / 5, whole "
         "numbers on its grid. The best step in validation loss also stops early, and "
-        "need not be the fastest. The data are those of F8, with what is replaced there.",
+        "need not be the fastest. The data are those of F8, with the same "
+        "replacements.",
     )
 
 
