@@ -11,10 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from fedblend.config.compress import Compress
 from fedblend.config.config import Config
 from fedblend.config.schema.table import ConfigError
-from fedblend.config.schema.tables import ModelChoice
+from fedblend.config.schema.tables import Compress, ModelChoice
 from fedblend.config.toml import literal
 from fedblend.data.federated import FederatedData
 from fedblend.theory import constants, steps

@@ -15,8 +15,8 @@ import numpy as np
 
 from fedblend.config.config import Config
 from fedblend.config.data import splits_of
-from fedblend.config.fedselect import table_sizes
 from fedblend.config.schema.table import ConfigError
+from fedblend.config.transforms import table_sizes
 from fedblend.core import Shard
 from fedblend.data.dataset import DataError
 from fedblend.data.federated import Shards, gather, held_out

@@ -13,8 +13,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fedblend.config import central, privacy, toml
+from fedblend.config import privacy, toml
 from fedblend.config.config import Config, check
+from fedblend.config.data import own_rows
 from fedblend.config.schema.table import ConfigError, RunError
 from fedblend.core import Key
 from fedblend.deploy.contract import (
@@ -233,7 +234,7 @@ def _setting(
     rows = None
     if config.central is not None and config.central.file is not None:
         seed = nodes_of(config).seed
-        rows = central.own_rows(config.central, task, None, seed).train.shard(0)
+        rows = own_rows(config.central, task, None, seed).train.shard(0)
     return setting(
         built.algorithm,
         built.model.init(root),
