@@ -162,7 +162,7 @@ def test_flower_is_imported_in_one_place_only():
     )
 
 
-INSIDE_A_RUN = {"_engine", "_store", "_ledgers", "_measuring"}
+INSIDE_A_RUN = {"_engine", "_clients", "_evaluation", "_logs", "_local"}
 """What ``Run`` keeps to its own package."""
 OUTSIDE = sorted(
     path

@@ -100,7 +100,7 @@ def test_a_tree_over_clients_that_are_dealt(configured, tmp_path, compiled):
     assert found["epsilon"] == once.epsilon
     assert f"{both.epsilon:.4g} for all 2 together" in found["sentence"]
     assert build(config).algorithm.start.__module__.endswith("dp_ftrl")
-    assert build(config).settings["epoch"] == 2
+    assert build(config).spec.epoch == 2
 
 
 def test_independent_noise_for_clients_that_are_dealt_is_not_called_sampled(configured):

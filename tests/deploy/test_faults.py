@@ -144,7 +144,7 @@ def test_the_round_is_that_of_the_others(name, begun, without, tmp_path):
     assert any(f"'client': {BAD}" in line or f"client {BAD}" in line for line in told)
     assert any(reason in line for line in told)
     assert all(len(line) < 500 and "\\n" not in line for line in told)
-    assert server.news.heard == len(COUNTS) + len(GOOD)
+    assert server.news.received == len(COUNTS) + len(GOOD)
     assert server.news.rejected == int(event == "rejected")
     assert server.news.dropped == int(event != "rejected")
     assert bool(server.strays) == (event == "stray")
@@ -192,7 +192,7 @@ def test_a_third_of_the_nodes_may_fail_in_every_round(tmp_path, clock):
         before = clock.now
         server.step()
         assert clock.now - before <= 1 + trial.rules.patience.deadline
-    assert (server.records[-1].heard, server.records[-1].dropped) == (20, 12)
+    assert (server.records[-1].received, server.records[-1].dropped) == (20, 12)
 
 
 @pytest.mark.parametrize("name", ["fedavg", "apfl"])

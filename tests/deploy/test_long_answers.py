@@ -59,7 +59,7 @@ def test_what_else_is_said_in_a_round_may_be_too_long(longest_rest, heard, tmp_p
     server = wired.server()
     while server.round < 1:
         server.step()
-    assert (server.news.heard, server.news.rejected) == (heard, 3 - heard)
+    assert (server.news.received, server.news.rejected) == (heard, 3 - heard)
 
 
 def test_what_is_said_first_may_be_too_long(tmp_path):

@@ -113,7 +113,7 @@ def _after_a_round(noise: float, missing: bool, folder):
     server = wired.server()
     while server.round < 1:
         server.step()
-    assert server.news.heard == 4 - missing
+    assert server.news.received == 4 - missing
     return jax.device_get(server.shared)
 
 

@@ -51,7 +51,7 @@ def fails(capsys, *arguments) -> str:
 def test_the_status_of_an_experiment(capsys, finished, tmp_path):
     lines = said(capsys, "status", finished / "run")
     assert lines[0] == "experiment nodes: round 1 of 1, finished"
-    assert lines[1].endswith("3 heard, 0 dropped, 0 rejected")
+    assert lines[1].endswith("3 received, 0 dropped, 0 rejected")
     assert "counted: round 0, heard 3" in lines[2]
     assert {line.split(" of ")[1].split()[0] for line in lines[3:]} == {
         "shared",

@@ -33,6 +33,7 @@ from fedblend.data.readers.read import Task, task_of
 from fedblend.data.split_clients import split_clients
 from fedblend.metrics import Metric
 from fedblend.simulation.sampling import settled
+from fedblend.simulation.spec import RunSpec
 from fedblend.theory.constants import Smoothness
 
 
@@ -60,8 +61,8 @@ class Built(NamedTuple):
     local: Algorithm | None
     measures: Mapping[str, Metric]
     key: Key
-    settings: dict[str, Any]
-    """What else ``simulate`` takes."""
+    spec: RunSpec
+    """How it is simulated."""
     facts: dict[str, Any]
     """What identifies the data: name, rows, sha256 of rows and of the partition."""
     warnings: tuple[str, ...]
@@ -123,11 +124,22 @@ def build(config: Config) -> Built:
         federated_data=federated_data,
         **found._asdict(),
         key=_key(config.run.seed),
-        settings={
-            **_settings(config, found.measures),
-            "cohort": drawn,
-            "central": None if server is None else server.train.shard(0),
-        },
+        spec=RunSpec(
+            rounds=config.run.rounds,
+            cohort=drawn,
+            epoch=config.run.epoch,
+            central=None if server is None else server.train.shard(0),
+            weights=config.run.weights,
+            chunk=config.run.chunk,
+            every=config.run.every,
+            store=config.run.store,
+            dropout=config.run.dropout,
+            reduction=config.run.reduction,
+            trim=config.run.trim,
+            measure=found.measures,
+            measure_on=config.measure.on,
+            splits=config.measure.splits,
+        ),
         facts=facts(whole, parts, splits),
         warnings=(
             *warnings(whole, federated_data, config.data.inputs),
@@ -182,24 +194,6 @@ def method(
         measures_of(config, task, plain, model.apply),
         known,
     )
-
-
-def _settings(config: Config, measures: Mapping[str, Metric]) -> dict[str, Any]:
-    run, measure = config.run, config.measure
-    return {
-        "rounds": run.rounds,
-        "every": run.every,
-        "epoch": run.epoch,
-        "weights": run.weights,
-        "chunk": run.chunk,
-        "store": run.store,
-        "dropout": run.dropout,
-        "reduction": run.reduction,
-        "trim": run.trim,
-        "measure": measures,
-        "measure_on": measure.on,
-        "splits": measure.splits,
-    }
 
 
 def _key(seed: int | list[int]) -> Key:

@@ -12,6 +12,7 @@ least, one-way transfer computes the least at the server. The advice also names 
 quantities of the theory: how much both gradients disagree, and their noise.
 """
 
+import dataclasses
 from typing import Any, NamedTuple
 
 import jax
@@ -25,12 +26,13 @@ from fedblend.config.compress import compressed
 from fedblend.config.config import Config
 from fedblend.config.constants import with_rates
 from fedblend.config.fedselect import selected
-from fedblend.config.schema.table import ConfigError
 from fedblend.core import Algorithm, Batch, PyTree
+from fedblend.errors import ConfigError
 from fedblend.losses import gradient
 from fedblend.metrics import mean_loss
 from fedblend.simulation.precision import precision
-from fedblend.simulation.simulate import simulate, weights_of
+from fedblend.simulation.simulate import set_up
+from fedblend.simulation.spec import weights_of
 from fedblend.theory import mixed_fl as theory
 from fedblend.theory.mixed_fl import Noise
 
@@ -193,20 +195,21 @@ def _replicas(
     """A method with these pairs of a multiple of the rate and a seed, side by side."""
     assert config.central is not None and built.server is not None
     loss, weight = mean_loss(built.loss), config.central.weight
-    watched = {
-        "measure": {"loss": loss},
-        "measure_on": None,
-        "splits": ["train"],
-        "rounds": rounds,
-        "every": max(rounds // BLOCKS, 1),
-    }
-    run = simulate(
+    watched = dataclasses.replace(
+        built.spec,
+        measure={"loss": loss},
+        measure_on=None,
+        splits=["train"],
+        rounds=rounds,
+        every=max(rounds // BLOCKS, 1),
+        over=jnp.asarray([factor for factor, _ in replicas]),
+    )
+    run = set_up(
         lambda factor: _algorithm(config, built, how, factor),
         built.model.init,
         built.federated_data,
         jax.vmap(jax.random.key)(jnp.asarray([seed for _, seed in replicas])),
-        over=jnp.asarray([factor for factor, _ in replicas]),
-        **{**built.settings, **watched},
+        watched,
     )
     own = Batch(jax.tree.map(jnp.asarray, built.server.train.rows(0)))
 
@@ -258,7 +261,7 @@ def _algorithm(config: Config, built: Built, how: str, factor: Any) -> Algorithm
 
 def _mean(built: Built) -> str:
     """The mean over clients that the run minimizes, by its weights."""
-    weights = built.settings["weights"] or built.algorithm.needs.weights
+    weights = built.spec.weights or built.algorithm.needs.weights
     return "mean" if weights == "uniform" else "weighted"
 
 
@@ -282,7 +285,7 @@ def _known(
     """The disagreement and noise of the gradients; NaN where they are unknown."""
     assert config.central is not None and built.server is not None
     weights = weights_of(
-        built.settings["weights"] or built.algorithm.needs.weights, built.federated_data
+        built.spec.weights or built.algorithm.needs.weights, built.federated_data
     )
     rows, own = built.server.train.shard(0), Batch(built.server.train.rows(0))
     parts = 1 - config.central.weight, config.central.weight

@@ -21,10 +21,10 @@ from fedblend.config import constants, privacy
 from fedblend.config.build import Built, build
 from fedblend.config.compress import compressed
 from fedblend.config.config import Config
-from fedblend.config.schema.table import ConfigError
 from fedblend.config.toml import literal
 from fedblend.core import Algorithm, PyTree, Ragged, has_ragged, static_bits
 from fedblend.data.federated import one_class_clients
+from fedblend.errors import ConfigError
 from fedblend.simulation.precision import precision
 from fedblend.simulation.run import Run
 from fedblend.simulation.simulate import simulate

@@ -17,6 +17,7 @@ from fedblend.core import PyTree
 from fedblend.data.federated import FederatedData
 from fedblend.experiments import run_folder
 from fedblend.experiments.run_folder import Folder
+from fedblend.gains import harms
 from fedblend.report import figures
 from fedblend.report.curves import Row, rows_of, shown_splits
 from fedblend.report.harm import (
@@ -27,9 +28,8 @@ from fedblend.report.harm import (
     harm_rows,
     sentence,
 )
-from fedblend.simulation.finite import MODELS
 from fedblend.simulation.personalize import NewClients
-from fedblend.simulation.result import Results, harms
+from fedblend.simulation.result import MODELS, Results
 from fedblend.simulation.run import Run
 
 MOST_NAMED = 5

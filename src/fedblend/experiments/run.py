@@ -10,9 +10,9 @@ runs the algorithm. After every block of rounds a checkpoint is written, then th
 rows come from the records in the checkpoint, so that none is missing or doubled.
 """
 
+import dataclasses
 import platform
 from collections.abc import Callable, Iterable
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,17 +23,18 @@ from fedblend.config import central, privacy, toml
 from fedblend.config.build import Built, build
 from fedblend.config.config import Config, check, difference, dump
 from fedblend.config.errors import named_by_key
-from fedblend.config.schema.table import ConfigError, RunError
 from fedblend.config.tasks import loss_name
+from fedblend.errors import ConfigError, RunError
 from fedblend.experiments import new_clients, results, run_folder
 from fedblend.experiments.run_folder import Folder, seeds_of
+from fedblend.gains import harms
 from fedblend.report.curves import in_order
 from fedblend.simulation import checkpoint, train_alone
 from fedblend.simulation.checkpoint import CheckpointError
 from fedblend.simulation.precision import precision
-from fedblend.simulation.result import harms
 from fedblend.simulation.run import Run
-from fedblend.simulation.simulate import simulate
+from fedblend.simulation.simulate import set_up
+from fedblend.simulation.spec import RunSpec
 
 
 class Step(NamedTuple):
@@ -145,17 +146,14 @@ def _origin(built: Built) -> dict[str, Any]:
 
 def _runs(config: Config, built: Built, folder: Folder) -> dict[str, Run]:
     """The stages in order; nothing is computed yet."""
-    settings = built.settings
     algorithms = built if built.by_split is None else built.by_split
     over = None if built.by_split is None else built.by_split.over
-    start = partial(
-        simulate,
-        params=built.model.init,
-        federated_data=built.federations,
-        key=built.key,
-        over=over,
-    )
-    runs = {}
+    asked, runs = dataclasses.replace(built.spec, over=over), {}
+
+    def start(stage: str, algorithm: Any, spec: RunSpec) -> Run:
+        spec = dataclasses.replace(spec, store_folder=_states(config, folder, stage))
+        return set_up(algorithm, built.model.init, built.federations, built.key, spec)
+
     names = {
         "dp_fedavg": "privacy",
         "dp_ftrl": "privacy",
@@ -165,28 +163,23 @@ def _runs(config: Config, built: Built, folder: Folder) -> dict[str, Run]:
     }
     with named_by_key(**names):
         if algorithms.local is not None:
-            own = train_alone.without_others(settings, built.federations, built.key)
-            own |= {"over": over}
-            asked = config.measure.local
-            if isinstance(asked, bool):
+            own = train_alone.without_others(asked, built.federations, built.key)
+            alone = config.measure.local
+            if isinstance(alone, bool):
+                held = _states(config, folder, "trial")
                 runs["trial"] = train_alone.trying(
                     algorithms.local,
                     built.model.init,
                     built.federations,
                     built.key,
                     _deciding(built),
-                    {**own, "store_folder": _states(config, folder, "trial")},
+                    dataclasses.replace(own, store_folder=held),
                 )
             else:
-                own["rounds"] = asked
-            local = _states(config, folder, "local")
-            runs["local"] = start(algorithms.local, store_folder=local, **own)
-        runs["federated"] = start(
-            algorithms.algorithm,
-            store_folder=_states(config, folder, "federated"),
-            local=runs.get("local"),
-            **settings,
-        )
+                own = dataclasses.replace(own, rounds=alone)
+            runs["local"] = start("local", algorithms.local, own)
+        spec = dataclasses.replace(asked, local=runs.get("local"))
+        runs["federated"] = start("federated", algorithms.algorithm, spec)
     return runs
 
 
@@ -252,7 +245,7 @@ def _finish(
     harm = results.write_results(folder, run, seeds, columns, joined)
     unseen = {"harmed": harms(new_clients.evidence_of(joined))} if joined else {}
     models = run_folder.models(run)
-    at_server = central.report(built.server, models, built.settings["measure"])
+    at_server = central.report(built.server, models, built.measures)
     runs = [
         {"seed": seed, **one, **own}
         for seed, one, own in zip(

@@ -6,6 +6,7 @@ The sweep is ``simulation.tune_alpha`` with the local work, the rounds and the s
 the configuration; the configuration's own alpha is not used.
 """
 
+import dataclasses
 import warnings
 from pathlib import Path
 from typing import Any
@@ -19,13 +20,11 @@ from fedblend.config.build import Built, build
 from fedblend.config.compress import compressed
 from fedblend.config.config import Config, dump
 from fedblend.config.errors import named_by_key
-from fedblend.config.schema.table import ConfigError, RunError
 from fedblend.core import Algorithm
+from fedblend.errors import ConfigError, RunError
 from fedblend.experiments import run_folder
 from fedblend.simulation.precision import precision
-from fedblend.simulation.tune_alpha import Tuned, tune
-
-_SET_BY_TUNE = ("measure_on", "splits", "every")
+from fedblend.simulation.tune_alpha import Tuned, choose_alpha
 
 
 def tune_config(
@@ -52,22 +51,17 @@ def tune_config(
                 f"data.validation: {config.data.validation:g} leaves no client a row "
                 "to choose on"
             )
-        settings = {
-            key: value
-            for key, value in built.settings.items()
-            if key not in _SET_BY_TUNE
-        }
         with named_by_key(by="--by"), warnings.catch_warnings():
             # ``found.warnings`` has them.
             warnings.filterwarnings("ignore", "tune: ", UserWarning)
-            found = tune(
+            found = choose_alpha(
                 lambda alpha: _algorithm(config, built, alpha),
                 built.model.init,
                 built.federated_data,
                 built.key,
+                dataclasses.replace(built.spec, every=None),
                 alphas=alphas,
                 by=by,
-                **settings,
             )
     return found, (*built.warnings, *found.warnings)
 

@@ -16,7 +16,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from fedblend.gains import Gain, gain_summary
+from fedblend.gains import Evidence, Gain, gain_summary
 from fedblend.report.curves import (
     Curve,
     Row,
@@ -27,7 +27,6 @@ from fedblend.report.curves import (
     shown_splits,
 )
 from fedblend.report.harm import Clients, Comparison, compared, in_short
-from fedblend.simulation.result import Evidence
 from fedblend.simulation.run import Run
 
 COLORS = {"shared": "#0072B2", "local": "#E69F00", "personal": "#009E73"}

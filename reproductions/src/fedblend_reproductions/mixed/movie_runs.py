@@ -16,7 +16,7 @@ import numpy as np
 
 from fedblend_reproductions.cache import Cache
 from fedblend_reproductions.mixed import movies
-from fedblend_reproductions.mixed.task import Method, Task
+from fedblend_reproductions.mixed.task import How, Method, Task
 
 
 class Setting(NamedTuple):
@@ -66,7 +66,7 @@ def cache_in(folder: Path, of: Task, setting: Setting) -> Cache:
     )
 
 
-def methods(of: Task, setting: Setting, algorithms: Sequence[str]) -> dict[str, Method]:
+def methods(of: Task, setting: Setting, algorithms: Sequence[How]) -> dict[str, Method]:
     """The baseline, these algorithms, and clients alone."""
     return {
         BASELINE: movies.baseline(of, setting.adaptive),

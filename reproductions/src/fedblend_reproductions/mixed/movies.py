@@ -20,7 +20,7 @@ from fedblend.data.federated import Shards
 from fedblend.simulation.flops import client_flops
 from fedblend.transforms import add_gradient
 from fedblend.transforms.mixed_fl import central_loss
-from fedblend_reproductions.mixed.task import Method, Task, simulated
+from fedblend_reproductions.mixed.task import How, Method, Task, simulated
 
 RATE = 0.25
 """The paper's 0.5 times w_f."""
@@ -137,7 +137,7 @@ def alone(of: Task, adaptive: bool) -> Method:
     )
 
 
-def mixed_fl(of: Task, how: str, adaptive: bool) -> Method:
+def mixed_fl(of: Task, how: How, adaptive: bool) -> Method:
     """One of the three algorithms; clients get the rows that they use.
 
     Adam, where it is used, takes the whole move: at the server of one_way, and where

@@ -19,7 +19,7 @@ from fedblend_reproductions.mixed.movie_runs import (
     Chosen,
     Setting,
 )
-from fedblend_reproductions.mixed.task import ALGORITHMS, Task
+from fedblend_reproductions.mixed.task import ALGORITHMS, How, Task
 
 NEAR, BYTES, FLOPS = 0.9, 0.93, 0.999
 """The part of the baseline's recall that is near it; what is saved at least."""
@@ -110,15 +110,14 @@ def _last(found: dict[str, Any], metric: str) -> dict[str, np.ndarray]:
     return {label: np.array(those[metric])[:, -1] for label, those in found.items()}
 
 
-def _flops(of: Task, algorithms: tuple[str, ...]) -> dict[str, Any]:
+def _flops(of: Task, algorithms: tuple[How, ...]) -> dict[str, Any]:
     """Operations of a step of a typical client, and of the one with most ratings."""
     counts = of.federated_data.train.counts
     methods: dict[str, Any] = {
         "pairs": lambda of: movies.baseline(of, False, movies.spreadout_of_pairs),
         "products": lambda of: movies.baseline(of, False),
         **{
-            how: lambda of, how=how: movies.mixed_fl(of, how, False)
-            for how in algorithms
+            how: partial(movies.mixed_fl, how=how, adaptive=False) for how in algorithms
         },
         "clients alone": lambda of: movies.alone(of, False),
     }

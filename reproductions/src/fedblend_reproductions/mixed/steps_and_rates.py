@@ -12,7 +12,14 @@ from fedblend_reproductions.cache import Cache
 from fedblend_reproductions.claims import Claim, Finding, Numbers, Verdict
 from fedblend_reproductions.mixed import earlier_verdicts, faces, text
 from fedblend_reproductions.mixed.figures import confident, focus
-from fedblend_reproductions.mixed.task import ALGORITHMS, Curves, Task, course, mixed_fl
+from fedblend_reproductions.mixed.task import (
+    ALGORITHMS,
+    Curves,
+    How,
+    Task,
+    course,
+    mixed_fl,
+)
 from fedblend_reproductions.plots import panels, shades
 
 CRITERION = (
@@ -31,7 +38,7 @@ class Setting(NamedTuple):
     and how long.
     """
 
-    step_sum: dict[str, float]
+    step_sum: dict[How, float]
     steps: tuple[int, ...]
     rounds: int
     points: int
@@ -58,7 +65,7 @@ def task(name: str, quick: bool) -> Task:
 
 
 def found(
-    folder: Path, name: str, this: Task, setting: Setting, algorithms: Sequence[str]
+    folder: Path, name: str, this: Task, setting: Setting, algorithms: Sequence[How]
 ) -> dict[str, dict[int, Curves]]:
     """Loss curves of ways, by steps, from the folder where it has them."""
     cache = Cache(
@@ -71,7 +78,7 @@ def found(
         },
     )
 
-    def run(how: str, steps: int) -> Curves:
+    def run(how: How, steps: int) -> Curves:
         of = this._replace(steps=steps)
         batch = of.central_batch(how)
         if name == TEXT:

@@ -7,7 +7,7 @@ Rates are those of the clients, thus the paper's times w_f: clients descend f_f 
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +19,8 @@ from fedblend.data.federated import Shards
 from fedblend.metrics import Metric
 from fedblend.transforms.mixed_fl import central_loss
 
-ALGORITHMS = ("parallel", "one_way", "two_way")
+How = Literal["parallel", "one_way", "two_way"]
+ALGORITHMS: tuple[How, ...] = ("parallel", "one_way", "two_way")
 """The paper's three."""
 
 
@@ -41,7 +42,7 @@ class Task(NamedTuple):
     batch_size: int
     steps: int
 
-    def central_batch(self, how: str) -> int:
+    def central_batch(self, how: How) -> int:
         """The paper's rule: as many rows as the cohort sees, in a step or a round."""
         rows = self.cohort * self.batch_size
         return rows * self.steps if how == "one_way" else rows
@@ -89,7 +90,7 @@ def on_part(metric: Metric, first: int, last: int) -> Metric:
 
 
 def mixed_fl(
-    task: Task, how: str, *, central_batch: int | None = None, merge: str | None = None
+    task: Task, how: How, *, central_batch: int | None = None, merge: str | None = None
 ) -> Method:
     """One of the three algorithms over FedAvg; the paper's central batch if None."""
     batch = central_batch or task.central_batch(how)

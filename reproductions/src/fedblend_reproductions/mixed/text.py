@@ -18,6 +18,7 @@ from fedblend_reproductions.cache import Cache
 from fedblend_reproductions.flix.text import pairs
 from fedblend_reproductions.mixed.task import (
     Curves,
+    How,
     Method,
     Task,
     course,
@@ -89,7 +90,7 @@ def described(task: Task, size: Size) -> str:
     )
 
 
-def central_batch(task: Task, size: Size, how: str) -> int:
+def central_batch(task: Task, size: Size, how: How) -> int:
     """By the paper's rule, and no more than it takes."""
     return min(task.central_batch(how), size.central)
 

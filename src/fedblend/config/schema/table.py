@@ -42,15 +42,9 @@ from fedblend.checks import (
     Rule,
     Words,
 )
+from fedblend.errors import ConfigError as ConfigError
+from fedblend.errors import RunError as RunError
 from fedblend.errors import UserError, hint
-
-
-class ConfigError(ValueError):
-    """Something is wrong with a configuration: one line that says what and where."""
-
-
-class RunError(ValueError):
-    """Something is wrong with the folder of a run: one line."""
 
 
 class Misfit(ValueError):

@@ -14,16 +14,14 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedblend import keys
+from fedblend import keys, trees
 from fedblend.checks import fits
-from fedblend.core import Algorithm, Down, Key, PyTree, Shard, Up, shared_model
+from fedblend.core import Algorithm, Down, Key, PyTree, Shard, Up
 from fedblend.data.federated import FederatedData, Shards, rows_held_out
 from fedblend.metrics import Metric
-from fedblend.shards import everything
 from fedblend.simulation import aggregators, early_stopping
-from fedblend.simulation.client_calls import strong
-from fedblend.simulation.early_stopping import Budget, Look
-from fedblend.simulation.train_alone import HELD_OUT
+from fedblend.simulation.early_stopping import HELD_OUT, Budget, Look
+from fedblend.simulation.evaluate import evaluate_client
 
 
 class Alone(NamedTuple):
@@ -78,7 +76,7 @@ class Deployment(NamedTuple):
 def first_word(algorithm: Algorithm, params, join, central, key) -> Down:
     """The server's first word, from what enrollment says; for its shapes."""
     aggregate = aggregators.finish(aggregators.empty(join), 1.0)
-    return strong(algorithm.start(params, aggregate, central, key))[0]
+    return trees.strongly_typed(algorithm.start(params, aggregate, central, key))[0]
 
 
 def deployment(algorithm: Algorithm, down: Down, request, params) -> Deployment:
@@ -172,10 +170,7 @@ class Executor:
             score = early_stopping.score(own.measures[of.metric], values[of.metric])
             seen.append(Look(number, score, second))
             at = next(wanted)
-            if number and (
-                early_stopping.settled(seen, least)
-                or early_stopping.exhausted(seen, least)
-            ):
+            if number and early_stopping.over(seen, least):
                 break
         return early_stopping.chosen(seen, least, "its own rows", of.metric)
 
@@ -218,7 +213,7 @@ def _nothing(round: int) -> Down:
 
 @partial(jax.jit, static_argnums=0)
 def _enroll(algorithm: Algorithm, params, shard, key):
-    return strong(algorithm.enroll(params, shard, key))
+    return trees.strongly_typed(algorithm.enroll(params, shard, key))
 
 
 @partial(jax.jit, static_argnums=0)
@@ -234,18 +229,11 @@ def _client(algorithm: Algorithm, message, state, shard, key):
 
 @partial(jax.jit, static_argnums=(0, 1))
 def _look(algorithm: Algorithm, measures, told: Deployment, state, shard, held, key):
-    models = {"personal": algorithm.personal(told.message, state, shard, key)}
+    model = algorithm.personal(told.message, state, shard, key)
     shared = told.shared if jax.tree.leaves(told.shared) else told.message.shared
-    one_for_all = algorithm.personal is shared_model
-    if jax.tree.leaves(shared) and not one_for_all:
-        models["shared"] = shared
+    found = evaluate_client(algorithm, dict(measures), model, shared, held)
     seen = {
-        split: {
-            model: {name: see(params, everything(rows)) for name, see in measures}
-            for model, params in models.items()
-        }
-        for split, rows in held.items()
+        split: {name: numbers for name, (numbers, _) in models.items()}
+        for split, models in found.items()
     }
-    if one_for_all:
-        seen = {split: {**by, "shared": by["personal"]} for split, by in seen.items()}
-    return models["personal"], seen
+    return model, seen

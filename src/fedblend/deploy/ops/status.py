@@ -25,7 +25,7 @@ class Standing(NamedTuple):
     round: int
     rounds: int
     state: str
-    heard: int
+    received: int
     dropped: int
     rejected: int
     """Answers over all measured rounds."""
@@ -36,7 +36,10 @@ class Standing(NamedTuple):
 
     def lines(self) -> list[str]:
         """In words."""
-        counts = f"{self.heard} heard, {self.dropped} dropped, {self.rejected} rejected"
+        counts = (
+            f"{self.received} received, {self.dropped} dropped, "
+            f"{self.rejected} rejected"
+        )
         said = [
             f"experiment {self.name}: round {self.round} of {self.rounds}, "
             f"{self.state}",
@@ -59,7 +62,7 @@ def standing(path: Path) -> Standing:
     rows = run_folder.read_rows(folder) if folder.metrics.exists() else []
     totals = {
         name: sum(row[name] for row in rows)
-        for name in ("heard", "dropped", "rejected")
+        for name in ("received", "dropped", "rejected")
     }
     return Standing(
         name=config.name,

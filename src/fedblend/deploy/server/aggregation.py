@@ -15,10 +15,10 @@ from fedblend import trees
 from fedblend.core import Algorithm, PyTree
 from fedblend.deploy.messages import Message
 from fedblend.deploy.transport import Answers, Rejected
+from fedblend.gains import Measured
 from fedblend.metrics import Metric
 from fedblend.simulation import aggregators
-from fedblend.simulation.aggregators import DROPPED, HEARD, REJECTED
-from fedblend.simulation.result import Measured
+from fedblend.simulation.aggregators import DROPPED, RECEIVED, REJECTED
 from fedblend.simulation.rounds import Settings
 
 MODELS = ("personal", "shared", "local")
@@ -122,7 +122,7 @@ def table(told: Mapping[int, Any], clients: int, splits: Mapping[str, Any]) -> M
 def status(answers: Answers, client: int) -> int:
     """What became of a member of the cohort."""
     if client in answers.good:
-        return HEARD
+        return RECEIVED
     return REJECTED if client in answers.rejected else DROPPED
 
 

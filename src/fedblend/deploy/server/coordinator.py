@@ -28,12 +28,11 @@ from fedblend.deploy.server import aggregation
 from fedblend.deploy.server.membership import Membership
 from fedblend.deploy.server.settings import BelowQuorum, News, RoundRules, Setting
 from fedblend.deploy.transport import Answers, exchange
+from fedblend.gains import Evidence, Measured
 from fedblend.simulation import aggregators
-from fedblend.simulation.communication import CommunicationLog, Sizes, Totals
+from fedblend.simulation.communication import CommunicationLog, Totals, sizes_of
 from fedblend.simulation.result import (
     Bits,
-    Evidence,
-    Measured,
     Record,
     Results,
     costs,
@@ -74,15 +73,7 @@ class Coordinator(Results):
             self.engine.settings.capacity,
         )
         self.request = jax.eval_shape(self.algorithm.ask, shapes.state, shard)
-        silent = not jax.tree.leaves(shapes.message.shared)
-        enrolls = bool(jax.tree.leaves((shapes.join, shapes.state))) and not silent
-        sizes = Sizes(
-            up=static_bits(shapes.up),
-            down=static_bits(shapes.message._replace(round=None)),
-            join=static_bits(shapes.join),
-            params=static_bits(shapes.params) if enrolls else 0,
-        )
-        self.ledger = CommunicationLog(self.federated_data.clients, sizes)
+        self.ledger = CommunicationLog(self.federated_data.clients, sizes_of(shapes))
         self._decode = jax.jit(self.algorithm.decode)
         self._add = jax.jit(partial(aggregation.add, self.algorithm))
         self._conclude = jax.jit(

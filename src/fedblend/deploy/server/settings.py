@@ -71,7 +71,7 @@ class News(NamedTuple):
 
     rounds: int = 0
     seconds: float = 0.0
-    heard: int = 0
+    received: int = 0
     dropped: int = 0
     rejected: int = 0
 
@@ -80,7 +80,7 @@ class News(NamedTuple):
         return News(
             self.rounds + 1,
             self.seconds + seconds,
-            self.heard + totals.heard,
+            self.received + totals.received,
             self.dropped + totals.dropped,
             self.rejected + totals.rejected,
         )

@@ -8,15 +8,15 @@ from typing import Any
 import jax
 import numpy as np
 
+from fedblend import trees
 from fedblend.core import Algorithm, Key, PyTree, Shard
 from fedblend.data.federated import FederatedData, Shards
 from fedblend.deploy.server.settings import RoundRules, Setting
 from fedblend.metrics import Metric
 from fedblend.simulation import aggregators
-from fedblend.simulation.client_calls import strong
 from fedblend.simulation.engine import Engine
 from fedblend.simulation.rounds import Settings
-from fedblend.simulation.simulate import check_needs, weights_of
+from fedblend.simulation.spec import check_needs, weights_of
 
 
 def rowless(counts: Mapping[str, np.ndarray], names: tuple[str, ...]) -> FederatedData:
@@ -87,7 +87,7 @@ def setting(
         settings,
         key=key,
         over=None,
-        params=strong(params),
+        params=trees.strongly_typed(params),
         own_params=False,
         examples={"train": rows},
         central=central,
