@@ -7,16 +7,16 @@ import math
 import jax
 import numpy as np
 import pytest
-from planned import CLIENTS, DIANA, DIM, EPS, FLIX, L2, RAND, ByHand, K, changed
 
 from fedblend.config import toml
 from fedblend.config.build import build
 from fedblend.config.config import check, dump
 from fedblend.config.constants import smoothness, with_rates
-from fedblend.config.schema.table import ConfigError
+from fedblend.errors import ConfigError
 from fedblend.experiments.plan import Problem, problem, promises, warnings
 from fedblend.simulation.precision import precision
 from fedblend.simulation.simulate import simulate
+from planned import CLIENTS, DIANA, DIM, EPS, FLIX, L2, RAND, ByHand, K, changed
 
 
 @pytest.fixture(scope="module")

@@ -108,7 +108,7 @@ def interruptible(text: str = "interrupted") -> Iterator[None]:
 @contextlib.contextmanager
 def errors_of(file: Path, interrupted: str = "interrupted") -> Iterator[None]:
     """``interruptible``, with the file named in the errors of its configuration."""
-    from fedblend.config.config import ConfigError
+    from fedblend.errors import ConfigError
 
     with interruptible(interrupted):
         try:

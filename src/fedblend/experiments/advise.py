@@ -20,14 +20,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedblend import trees
-from fedblend.config import central
 from fedblend.config.build import Built, build
-from fedblend.config.compress import compressed
 from fedblend.config.config import Config
 from fedblend.config.constants import with_rates
-from fedblend.config.fedselect import selected
-from fedblend.config.schema.table import ConfigError
+from fedblend.config.transforms import selected, transformed
 from fedblend.core import Algorithm, Batch, PyTree
+from fedblend.errors import ConfigError
 from fedblend.losses import gradient
 from fedblend.metrics import mean_loss
 from fedblend.simulation.precision import precision
@@ -253,9 +251,8 @@ def _algorithm(config: Config, built: Built, how: str, factor: Any) -> Algorithm
     )
     clients = built.federated_data.clients
     plain = options.build(built.loss, built.smoothness, clients)
-    plain = central.mixed(table, plain, options.name, built.loss, False)
-    sent = trees.size(config.algorithm.sent(params))
-    made = compressed(config.compress, plain, options.name, sent, clients)
+    changed = config.model_copy(update={"central": table})
+    made = transformed(changed, plain, built.loss, params, clients)
     return selected(config, made, built.federated_data)
 
 

@@ -32,10 +32,10 @@ from fedblend.config.build import Built
 from fedblend.config.config import Config
 from fedblend.config.constants import smoothness
 from fedblend.config.schema.local_work import LocalWork
-from fedblend.config.schema.table import RunError
 from fedblend.config.tasks import loss_name
 from fedblend.core import Algorithm, Down, Key, Loss, PyTree, shared_model
 from fedblend.data.federated import FederatedData
+from fedblend.errors import RunError
 from fedblend.experiments import run_folder
 from fedblend.gains import Evidence
 from fedblend.metrics import Metric

@@ -19,12 +19,12 @@ import numpy as np
 from fedblend import trees
 from fedblend.config import constants, privacy
 from fedblend.config.build import Built, build
-from fedblend.config.compress import compressed
 from fedblend.config.config import Config
-from fedblend.config.schema.table import ConfigError
 from fedblend.config.toml import literal
+from fedblend.config.transforms import compressed
 from fedblend.core import Algorithm, PyTree, Ragged, has_ragged, static_bits
 from fedblend.data.federated import one_class_clients
+from fedblend.errors import ConfigError
 from fedblend.simulation.precision import precision
 from fedblend.simulation.run import Run
 from fedblend.simulation.simulate import simulate
@@ -291,7 +291,7 @@ def _schemes(config: Config, built: Built, params: PyTree) -> tuple[Scheme, ...]
 
     def run_of(start: str | None) -> Run:
         wanted = table and table.model_copy(update={"start": start})
-        wrapped = compressed(wanted if start else None, plain, "flix", dim, clients)
+        wrapped = compressed(wanted if start else None, plain, dim, clients)
         return _started(built, wrapped, params)
 
     alone = run_of(None)

@@ -7,17 +7,18 @@ looks for, and the mixing weights that APFL learns. Warnings name what a user sh
 overlook, such as a loss worse than that of the best constant prediction.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
-from fedblend.core import PyTree
+from fedblend.core import Batch, PyTree
 from fedblend.data.federated import FederatedData
 from fedblend.experiments import run_folder
 from fedblend.experiments.run_folder import Folder
 from fedblend.gains import harms
+from fedblend.metrics import Metric
 from fedblend.report import figures
 from fedblend.report.curves import Row, rows_of, shown_splits
 from fedblend.report.harm import (
@@ -258,3 +259,29 @@ def chance(loss: str, federated_data: FederatedData) -> float | None:
 def _information(frequency: np.ndarray) -> np.ndarray:
     """``-p log p``, and 0 where ``p`` is."""
     return -frequency * np.log(np.where(frequency > 0, frequency, 1))
+
+
+def at_server(
+    own: FederatedData | None, shared: list[PyTree], metrics: Mapping[str, Metric]
+) -> list[dict[str, Any]]:
+    """The metrics of each seed's shared model on the server's own rows."""
+    if own is None:
+        return [{}] * len(shared)
+    splits = {"train": own.train, "test": own.test}
+    batches = {
+        name: Batch(jax.tree.map(np.asarray, split.rows(0)))
+        for name, split in splits.items()
+        if split is not None
+    }
+    return [
+        {
+            "central": {
+                name: {
+                    "rows": len(batch.rows[0]),
+                    **{m: float(of(model, batch)) for m, of in metrics.items()},
+                }
+                for name, batch in batches.items()
+            }
+        }
+        for model in shared
+    ]

@@ -19,12 +19,12 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from fedblend.config import central, privacy, toml
+from fedblend.config import privacy, toml
 from fedblend.config.build import Built, build
 from fedblend.config.config import Config, check, difference, dump
 from fedblend.config.errors import named_by_key
-from fedblend.config.schema.table import ConfigError, RunError
 from fedblend.config.tasks import loss_name
+from fedblend.errors import ConfigError, RunError
 from fedblend.experiments import new_clients, results, run_folder
 from fedblend.experiments.run_folder import Folder, seeds_of
 from fedblend.gains import harms
@@ -245,7 +245,7 @@ def _finish(
     harm = results.write_results(folder, run, seeds, columns, joined)
     unseen = {"harmed": harms(new_clients.evidence_of(joined))} if joined else {}
     models = run_folder.models(run)
-    at_server = central.report(built.server, models, built.measures)
+    at_server = results.at_server(built.server, models, built.measures)
     runs = [
         {"seed": seed, **one, **own}
         for seed, one, own in zip(

@@ -14,14 +14,13 @@ from typing import Any
 import jax
 import numpy as np
 
-from fedblend import trees
-from fedblend.config import central, privacy
+from fedblend.config import privacy
 from fedblend.config.build import Built, build
-from fedblend.config.compress import compressed
 from fedblend.config.config import Config, dump
 from fedblend.config.errors import named_by_key
-from fedblend.config.schema.table import ConfigError, RunError
+from fedblend.config.transforms import transformed
 from fedblend.core import Algorithm
+from fedblend.errors import ConfigError, RunError
 from fedblend.experiments import run_folder
 from fedblend.simulation.precision import precision
 from fedblend.simulation.tune_alpha import Tuned, choose_alpha
@@ -72,9 +71,8 @@ def _algorithm(config: Config, built: Built, alpha: Any) -> Algorithm:
     clients = built.federated_data.clients
     changed = options.model_copy(update={"alpha": alpha})
     plain = changed.build(built.loss, built.smoothness, clients)
-    plain = central.mixed(config.central, plain, options.name, built.loss, False)
-    sent = trees.size(options.sent(jax.eval_shape(built.model.init, built.key)))
-    return compressed(config.compress, plain, options.name, sent, clients)
+    params = jax.eval_shape(built.model.init, built.key)
+    return transformed(config, plain, built.loss, params, clients)
 
 
 def _check(config: Config) -> None:

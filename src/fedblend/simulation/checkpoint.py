@@ -18,6 +18,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from fedblend.errors import InputError
 from fedblend.simulation.client_store import StoreError
 from fedblend.simulation.result import Record
 from fedblend.simulation.run import Run
@@ -28,7 +29,7 @@ VERSION = 2
 """The layout of checkpoints; 1 counted answers as "heard"."""
 
 
-class CheckpointError(ValueError):
+class CheckpointError(InputError):
     """A checkpoint that cannot be used, and why."""
 
 
