@@ -209,7 +209,7 @@ class Run(Results):
         """Curves of the run as a matplotlib figure, saved to ``path`` if given."""
         from fedblend.report.figures import plot_run
 
-        return plot_run(self._ready(), path)
+        return plot_run(self._ready(), path, self.over)
 
     def snapshot(self) -> PyTree:
         """The arrays that a checkpoint has to hold."""
