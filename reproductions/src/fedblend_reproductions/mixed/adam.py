@@ -29,7 +29,7 @@ EXACT, APART = 1e-8, 1e-2
 
 
 def check(quick: bool) -> Finding:
-    """Both ways with and without Adam, the oracle with it, and quadratics."""
+    """Two algorithms with and without Adam, the oracle with Adam, and quadratics."""
     this = faces.task(quick)
     size = Size(1, 20, 2, 20, 2) if quick else Size(2, 120, 5, 300, 15)
     methods = _methods(this)

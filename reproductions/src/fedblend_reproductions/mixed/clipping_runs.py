@@ -39,7 +39,7 @@ gradients. The second is the paper's."""
 class Size(NamedTuple):
     """A round on text, and for how long rates are tried with how many seeds.
 
-    Rates are clients' and tried by all; chosen ones run as the round's size says.
+    All bounds try the same rates of clients; ``round`` has the sizes of final runs.
     """
 
     round: text.Size

@@ -80,7 +80,7 @@ def check(quick: bool, folder: Path) -> Finding:
         for model, of in limits.items()
     }
     lacking = "; ".join(
-        f"the {model} ran for {', '.join(limits[model]) or 'no way'} only"
+        f"the {model} ran for {', '.join(limits[model]) or 'no algorithm'} only"
         for model, those in missing.items()
         if those
     )
@@ -133,7 +133,7 @@ def check(quick: bool, folder: Path) -> Finding:
         )
         + "The paper has, for its "
         "language task, two_way diverge beyond 1, parallel between 3 and 5, and "
-        "one_way converge at 5 (appendix B.4.3), with clipping, and does not tell how "
+        "one_way converge at 5 (appendix B.4.3), with clipping, and does not say how "
         "it merges: a sum steps twice as far as an average, since either side descends "
         f"the whole loss. {PILOT} {text.described(this, size)}",
         before={} if quick else earlier_verdicts.M9,

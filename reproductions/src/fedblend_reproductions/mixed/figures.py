@@ -52,10 +52,10 @@ def focus(axes: Any, losses: Sequence[np.ndarray]) -> None:
 def by_algorithm(
     found: Mapping[str, Mapping[int, Curves]], label: str, highest: float
 ) -> Any:
-    """AUC above and loss below over rounds, a column for each way.
+    """AUC above and loss below over rounds, a column for each algorithm.
 
     Args:
-        found: curves by way, and by the number that ``label`` names.
+        found: curves by algorithm, and by the number that ``label`` names.
         label: of a curve, with a place for its number.
         highest: loss shown.
     """

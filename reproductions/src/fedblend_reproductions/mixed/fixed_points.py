@@ -32,7 +32,7 @@ from fedblend_reproductions.plots import legend_above, panels
 
 STEPS = 8
 EXACT, FAR = 1e-10, 1e-3
-"""Distances at which a way is at the optimum, and at which it surely is not."""
+"""Distances that count as at the optimum, and as away from it."""
 
 
 def mixed_fl(how: How, steps: int, underneath: str = "FedAvg"):
@@ -139,7 +139,7 @@ def check(quick: bool) -> Finding:
         )
         + f". Parallel training ends where linear algebra says, up to {error:.0e}. "
         "two_way is a round late in what it borrows, so it is not the same path. The "
-        "paper does not tell its merge; ours averages for two_way, and adds for "
+        "paper does not say its merge; ours averages for two_way, and adds for "
         "parallel training.",
     )
 

@@ -184,23 +184,23 @@ def _why(
 
 def _chosen(settings: dict[str, Setting], chosen: dict[str, dict[str, Chosen]]) -> str:
     """Which rates and lambdas were tried and chosen, in words."""
-    said = (
+    words = (
         "Lambda and rates are chosen on validation users, by recall@10 with one seed "
         "of its own: the baseline tries all pairs, its lambda is everybody's, and "
         "others try the rates with it. "
     )
     for name, setting in settings.items():
         rates = {label: f"{2 * one.pair[0]:g}" for label, one in chosen[name].items()}
-        said += f"{name}, {setting.tuning} rounds: lambda "
-        said += f"{chosen[name][BASELINE].pair[1]:g} of "
-        said += ", ".join(f"{one:g}" for one in setting.strengths) + "; rate "
+        words += f"{name}, {setting.tuning} rounds: lambda "
+        words += f"{chosen[name][BASELINE].pair[1]:g} of "
+        words += ", ".join(f"{one:g}" for one in setting.strengths) + "; rate "
         if len(setting.rates) == 1:
-            said += "0.5, the paper's. "
+            words += "0.5, the paper's. "
             continue
-        said += ", ".join(f"{rate} ({label})" for label, rate in rates.items())
-        said += " of " + ", ".join(f"{2 * one:g}" for one in setting.rates)
-        said += ", the paper's being 0.5. "
-    return said
+        words += ", ".join(f"{rate} ({label})" for label, rate in rates.items())
+        words += " of " + ", ".join(f"{2 * one:g}" for one in setting.rates)
+        words += ", the paper's being 0.5. "
+    return words
 
 
 def headline(numbers: Numbers) -> str:

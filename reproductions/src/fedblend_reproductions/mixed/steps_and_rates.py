@@ -34,8 +34,8 @@ CHANCE = 0.038
 
 
 class Setting(NamedTuple):
-    """Rate times steps of each way, by the paper's count, the numbers of steps tried,
-    and how long.
+    """Rate times steps of each algorithm (by the paper's count), the steps that are
+    tried, and how long.
     """
 
     step_sum: dict[How, float]
@@ -67,7 +67,7 @@ def task(name: str, quick: bool) -> Task:
 def found(
     folder: Path, name: str, this: Task, setting: Setting, algorithms: Sequence[How]
 ) -> dict[str, dict[int, Curves]]:
-    """Loss curves of ways, by steps, from the folder where it has them."""
+    """Loss curves by algorithm and steps, from the cache where they are there."""
     cache = Cache(
         folder,
         {
@@ -210,11 +210,11 @@ def _diverged(ran: dict[str, dict[str, dict[int, Curves]]]) -> str:
         for how, those in of.items()
         for steps, losses in ((at, losses_of(name, of)) for at, of in those.items())
     }
-    told = ", ".join(f"{where} {count}" for where, count in counts.items() if count)
+    listed = ", ".join(f"{where} {count}" for where, count in counts.items() if count)
     return (
-        f" Seeds that ended with more loss than at the start: {told}; where steps are "
-        "doubled from there, what helps is that training is stable at all."
-        if told
+        f" Seeds that ended with more loss than at the start: {listed}; where steps "
+        "are doubled from there, what helps is that training is stable at all."
+        if listed
         else ""
     )
 
