@@ -1,6 +1,6 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""TOML: reading it with one-line complaints, ``a.b=value`` settings, writing it."""
+"""TOML: reading it with one-line errors, ``a.b=value`` settings, writing it."""
 
 import datetime
 import json
@@ -29,7 +29,7 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def parse(text: str, where: str) -> dict[str, Any]:
-    """The content of TOML text; ``where`` it stands is for complaints."""
+    """The content of TOML text; ``where`` it stands is for errors."""
     try:
         return tomllib.loads(text)
     except (ValueError, RecursionError) as error:

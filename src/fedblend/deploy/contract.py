@@ -16,9 +16,9 @@ import jax.numpy as jnp
 
 from fedblend import trees
 from fedblend.config import toml, transforms
-from fedblend.config.build import Method, method
 from fedblend.config.config import LOOKED_UP, Config, check, dump
 from fedblend.config.constants import has_constants, smoothness, with_rates
+from fedblend.config.method import Method, method
 from fedblend.config.schema.tables import Nodes
 from fedblend.config.tasks import loss_name, model_of
 from fedblend.core import Key, PyTree

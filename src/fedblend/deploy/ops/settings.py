@@ -21,7 +21,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from fedblend.config import toml
-from fedblend.config.errors import complaint
+from fedblend.config.errors import first_error
 from fedblend.config.schema.table import Index, Misfit, Table
 from fedblend.config.schema.tables import Word
 from fedblend.errors import ConfigError
@@ -184,7 +184,7 @@ def load_as(kind: type[Kind], path: Path) -> Kind:
     try:
         return kind.model_validate(content, context={"folder": path.parent})
     except ValidationError as error:
-        raise ConfigError(f"{path}: {complaint(error, content)}") from None
+        raise ConfigError(f"{path}: {first_error(error, content)}") from None
 
 
 def load(path: Path) -> Server | Node:
