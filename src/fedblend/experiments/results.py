@@ -7,16 +7,20 @@ looks for, and the mixing weights that APFL learns. Warnings name what a user sh
 overlook, such as a loss worse than that of the best constant prediction.
 """
 
-from collections.abc import Sequence
+import platform
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
-from fedblend.core import PyTree
+from fedblend.config import central
+from fedblend.config.build import Built
+from fedblend.config.config import Config
+from fedblend.config.tasks import loss_name
 from fedblend.data.federated import FederatedData
-from fedblend.experiments import run_folder
-from fedblend.experiments.run_folder import Folder
+from fedblend.experiments import new_clients, run_folder
+from fedblend.experiments.run_folder import Folder, seeds_of
 from fedblend.gains import harms
 from fedblend.report import figures
 from fedblend.report.curves import Row, rows_of, shown_splits
@@ -36,12 +40,66 @@ MOST_NAMED = 5
 """Clients whose names a warning holds."""
 
 
+def finish(
+    folder: Folder,
+    config: Config,
+    built: Built,
+    run: Run,
+    promised: dict[str, Any],
+    on_warning: Callable[[str], None],
+) -> dict[str, Any]:
+    """Write the results; the summary last, because its presence means that all are."""
+    seeds = seeds_of(config)
+    columns, about_clients, warnings = diagnostics(run, config.algorithm)
+    warnings += warnings_at_end(run, loss_name(config, built.task), seeds)
+    for warning in warnings:
+        on_warning(warning)
+    unseen = new_clients.unseen_clients(run, config, built) if built.unseen else []
+    harm = write_results(folder, run, seeds, columns, unseen)
+    if unseen:
+        harm["unseen"] = {"harmed": harms(new_clients.evidence_of(unseen))}
+    ends = [run.summary()] if run.replicas is None else run.summary()
+    at_server = central.report(built.server, run_folder.models(run), built.measures)
+    runs = [
+        {"seed": seed, **end, **own}
+        for seed, end, own in zip(seeds, ends, at_server, strict=True)
+    ]
+    for one, new in zip(runs, unseen, strict=False):
+        one["unseen"] = {"round": run.round, **new.summary()}
+    summary = {
+        "name": config.name,
+        "algorithm": config.algorithm.name,
+        **origin(built),
+        "warnings": [*built.warnings, *warnings],
+        **about_clients,
+        **promised,
+        **harm,
+        "runs": runs,
+    }
+    run_folder.write_text(folder.summary, run_folder.as_json(summary))
+    return run_folder.read_json(folder.summary)
+
+
+def origin(built: Built) -> dict[str, Any]:
+    """The versions, the device and the data of a run."""
+    from fedblend import __version__
+
+    return {
+        "fedblend": __version__,
+        "jax": jax.__version__,
+        "numpy": np.__version__,
+        "python": platform.python_version(),
+        "device": jax.devices()[0].device_kind,
+        "data": built.facts,
+    }
+
+
 def write_results(
     folder: Folder,
     run: Results,
     seeds: list[int],
     columns: dict[str, np.ndarray],
-    new_clients: Sequence[NewClients] = (),
+    unseen: Sequence[NewClients] = (),
 ) -> dict[str, Any]:
     """Write the models, ``clients.csv``, ``harm.csv`` and the figures.
 
@@ -50,7 +108,7 @@ def write_results(
         run: a completed run.
         seeds: the seed of each replica.
         columns: further columns of ``clients.csv``, see ``run_folder.write_clients``.
-        new_clients: those that took no part in training, for each seed.
+        unseen: the clients that took no part in training, for each seed.
 
     Returns:
         The harmed clients, for ``summary.json``.
@@ -61,13 +119,15 @@ def write_results(
         shape = (len(run.measured_ids), len(seeds))[: 1 if run.replicas is None else 2]
         columns = {**columns, "local_rounds": np.full(shape, run.alone["rounds"])}
     found = compare_run(run, rows, columns.get("alpha"))
+    harm = {}
     if found is not None:
-        columns = {**columns, **harm_columns(run, found[0])}
-        run_folder.write_table(folder.harm, harm_rows(*found))
-    run_folder.write_clients(folder, run, seeds, columns, new_clients)
+        comparison, clients = found
+        columns = {**columns, **harm_columns(run, comparison)}
+        run_folder.write_table(folder.harm, harm_rows(comparison, clients))
+        harm["harm"] = sentence(comparison, run.alone)
+    run_folder.write_clients(folder, run, seeds, columns, unseen)
     if shown_splits(rows):
         draw(folder, run, rows, found)
-    harm = {} if found is None else {"harm": sentence(found[0], run.alone)}
     return {**harm, "harmed": harms(run.evidence)}
 
 
@@ -104,9 +164,7 @@ def diagnostics(
     }
     summary, warnings = {}, []
     if "local_model" in info:
-        norms = columns["local_model_gradient_norm"]
-        found, warnings = _local_models(run, info["local_model"], norms, options)
-        summary["local_models"] = found
+        summary["local_models"], warnings = _local_models(run, info, options)
     if "alpha" in info:
         summary["alpha"] = {
             "mean": float(columns["alpha"].mean()),
@@ -118,9 +176,10 @@ def diagnostics(
 
 
 def _local_models(
-    run: Run, models: PyTree, norms: np.ndarray, options: Any
+    run: Run, info: Mapping[str, Any], options: Any
 ) -> tuple[dict[str, Any], list[str]]:
     """How close the local models are to their minimizers, and warnings."""
+    models, norms = info["local_model"], np.asarray(info["local_model_gradient_norm"])
     tolerance = getattr(getattr(options, "personal", None), "tolerance", None)
     worst = norms.reshape(len(norms), -1).max(axis=1)  # over the seeds
     missed = 0 if tolerance is None else int((worst > tolerance).sum())
