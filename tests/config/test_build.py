@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 from fedblend.config.build import build
-from fedblend.config.config import ConfigError, check
+from fedblend.config.config import check
 from fedblend.config.schema.algorithm import OPTIONS
 from fedblend.data.dataset import DataError
 from fedblend.data.partition.partitioners import Partition, iid
+from fedblend.errors import ConfigError
 from fedblend.registry import ALGORITHMS
 
 

@@ -10,8 +10,8 @@ import pytest
 
 from fedblend.config.build import build
 from fedblend.config.config import check, dump
-from fedblend.config.schema.table import ConfigError
 from fedblend.data.dataset import DataError
+from fedblend.errors import ConfigError
 from fedblend.simulation.sampling import Strata
 from fedblend.simulation.simulate import set_up
 

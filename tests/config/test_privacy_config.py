@@ -12,7 +12,7 @@ from fedblend.cli import main
 from fedblend.config.build import build
 from fedblend.config.config import dump, load
 from fedblend.config.privacy import report
-from fedblend.config.schema.table import ConfigError
+from fedblend.errors import ConfigError
 from fedblend.experiments import plan, tune
 from fedblend.experiments.run import run_config
 from fedblend.theory.privacy import spent, spent_by_tree

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from fedblend.config.build import build
-from fedblend.config.config import ConfigError, check, dump
+from fedblend.config.config import check, dump
+from fedblend.errors import ConfigError
 from fedblend.experiments.advise import advise
 from fedblend.experiments.run import run_config
 

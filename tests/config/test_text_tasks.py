@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from fedblend.config.build import build
-from fedblend.config.config import ConfigError, check
+from fedblend.config.config import check
+from fedblend.errors import ConfigError
 from fedblend.simulation.simulate import set_up
 
 WORK = {"rate": 0.5, "steps": 3, "batch_size": 4}

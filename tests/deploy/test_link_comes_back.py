@@ -6,10 +6,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from fedblend.config.schema.table import RunError
 from fedblend.deploy.ops import flwr_processes
 from fedblend.deploy.ops import submit as seeing_through
 from fedblend.deploy.ops.settings import Server, load_as
+from fedblend.errors import RunError
 
 
 @pytest.fixture

@@ -22,9 +22,9 @@ import fedblend as fb
 from fedblend.config import toml
 from fedblend.config.config import check
 from fedblend.config.privacy import report
-from fedblend.config.schema.table import RunError
 from fedblend.deploy import messages
 from fedblend.deploy.server.run import lead
+from fedblend.errors import RunError
 from fedblend.experiments import run_folder
 from fedblend.simulation.serialize import unpack
 from fedblend.theory.privacy import spent

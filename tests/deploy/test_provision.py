@@ -20,10 +20,10 @@ from cryptography.hazmat.primitives.serialization import (
     load_ssh_private_key,
 )
 
-from fedblend.config.schema.table import RunError
 from fedblend.deploy.client.policy import Policy, load_policy
 from fedblend.deploy.ops import provision, services
 from fedblend.deploy.ops.settings import Address, Node, Server, load_as
+from fedblend.errors import RunError
 
 EXPECTED = {
     "README.md",

@@ -24,10 +24,10 @@ from configured import (
 
 from fedblend.config import toml
 from fedblend.config.config import check
-from fedblend.config.schema.table import RunError
 from fedblend.deploy import messages
 from fedblend.deploy.client import storage
 from fedblend.deploy.server.run import AGAIN, lead
+from fedblend.errors import RunError
 from fedblend.experiments import results
 from fedblend.experiments.run import run_config
 from fedblend.simulation.precision import precision

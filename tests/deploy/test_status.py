@@ -17,9 +17,9 @@ from configured import (
 )
 
 from fedblend.cli import main
-from fedblend.config.schema.table import RunError
 from fedblend.deploy.ops import flwr_processes, submit
 from fedblend.deploy.server.run import STOPPED, lead
+from fedblend.errors import RunError
 from fedblend.simulation.serialize import unpack
 from loopback import Box
 

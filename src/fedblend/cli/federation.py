@@ -26,7 +26,7 @@ def require_extra() -> None:
     """Say what is missing where the extra is not installed."""
     from importlib.util import find_spec
 
-    from fedblend.config.schema.table import RunError
+    from fedblend.errors import RunError
 
     if find_spec("cryptography") is None:
         raise RunError("federation: needs pip install 'fedblend[flower]'")

@@ -11,26 +11,27 @@ import jax.numpy as jnp
 
 from fedblend import models, trees
 from fedblend.algorithms.local_only import local_only
-from fedblend.config import central, populations, privacy
-from fedblend.config.compress import compressed
+from fedblend.config import privacy, transforms
 from fedblend.config.config import Config
 from fedblend.config.constants import smoothness, with_rates
 from fedblend.config.data import (
     facts,
     hold_out,
     load_dataset,
+    set_aside,
     share_out,
     splits_of,
+    strata,
     warnings,
 )
-from fedblend.config.fedselect import selected
-from fedblend.config.schema.table import ConfigError, check_lists
+from fedblend.config.schema.table import check_lists
 from fedblend.config.splits import BySplit, by_constants
 from fedblend.config.tasks import loss_name, losses_of, measures_of, model_of
 from fedblend.core import Algorithm, Key, Loss
 from fedblend.data.federated import FederatedData
 from fedblend.data.readers.read import Task, task_of
 from fedblend.data.split_clients import split_clients
+from fedblend.errors import ConfigError
 from fedblend.metrics import Metric
 from fedblend.simulation.sampling import settled
 from fedblend.simulation.spec import RunSpec
@@ -88,7 +89,7 @@ def build(config: Config) -> Built:
     """
     whole = load_dataset(config.data)
     task = task_of(whole)
-    dataset, server = central.set_aside(
+    dataset, server = set_aside(
         config.central, whole, config.data.target, config.data.seed
     )
     parts = share_out(config.data, dataset)
@@ -105,7 +106,7 @@ def build(config: Config) -> Built:
             "data.split_seed: is missing; [select] knows which rows are used in one "
             "split, so that several run.seed need the same: data.split_seed=0"
         )
-    drawn = populations.strata(config.populations, federated_data) or config.run.cohort
+    drawn = strata(config.populations, federated_data) or config.run.cohort
     clients = federated_data.clients
     method_with = partial(
         method,
@@ -119,7 +120,8 @@ def build(config: Config) -> Built:
     by_split = None
     if len(federations) > 1 and found.smoothness is not None:
         by_split = by_constants(config, task, found, federations, method_with)
-    found = found._replace(algorithm=selected(config, found.algorithm, federated_data))
+    selected = transforms.selected(config, found.algorithm, federated_data)
+    found = found._replace(algorithm=selected)
     return Built(
         federated_data=federated_data,
         **found._asdict(),
@@ -144,7 +146,7 @@ def build(config: Config) -> Built:
         warnings=(
             *warnings(whole, federated_data, config.data.inputs),
             *privacy.warnings(config.privacy, federated_data.clients),
-            *central.warnings(config.central, config.privacy is not None),
+            *transforms.warnings(config),
         ),
         task=task,
         federations=federations,
@@ -176,20 +178,15 @@ def method(
     plain, loss = losses_of(config, name, model.apply)
     options = config.algorithm
     check_lists("algorithm", options, clients)
-    chosen = options.name
-    alone = config.measure.local and chosen != "local_only"
+    alone = config.measure.local and options.name != "local_only"
     params = jax.eval_shape(model.init, jax.random.key(0))
     known = constants(name) if "smooth" in options.entry.parameters else None
     options, own = with_rates(config, known, trees.size(params))
     algorithm = options.build(loss, known, clients)
-    algorithm = privacy.private(config.privacy, algorithm, chosen, cohort)
-    guarded = config.privacy is not None
-    algorithm = central.mixed(config.central, algorithm, chosen, loss, guarded)
-    sent = trees.size(options.sent(params))
     return Method(
         model,
         loss,
-        compressed(config.compress, algorithm, chosen, sent, clients),
+        transforms.transformed(config, algorithm, loss, params, clients, cohort),
         local_only(loss, own.work()) if alone else None,
         measures_of(config, task, plain, model.apply),
         known,

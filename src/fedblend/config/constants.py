@@ -11,12 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from fedblend.config.compress import Compress
 from fedblend.config.config import Config
-from fedblend.config.schema.table import ConfigError
-from fedblend.config.schema.tables import ModelChoice
+from fedblend.config.schema.tables import Compress, ModelChoice
 from fedblend.config.toml import literal
 from fedblend.data.federated import FederatedData
+from fedblend.errors import ConfigError
 from fedblend.theory import constants, steps
 from fedblend.theory.constants import Smoothness
 from fedblend.theory.flix_objective import mu_alpha

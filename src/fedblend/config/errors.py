@@ -9,9 +9,10 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from fedblend.config.schema.table import ConfigError, Misfit, hint, visible
+from fedblend.config.schema.table import Misfit, visible
 from fedblend.config.schema.tables import Run
 from fedblend.config.toml import literal, quoted
+from fedblend.errors import ConfigError, hint
 
 _TYPES = {
     "int_type": "a whole number",

@@ -8,9 +8,9 @@ import jax.numpy as jnp
 
 from fedblend import losses, metrics, models
 from fedblend.config.config import Config
-from fedblend.config.schema.table import ConfigError
 from fedblend.core import Loss
 from fedblend.data.readers.read import Task
+from fedblend.errors import ConfigError
 from fedblend.mixing import Apply
 
 _LOSSES = {
@@ -40,12 +40,8 @@ _METRICS = {
 
 def loss_name(config: Config, task: Task) -> str:
     """The loss that is asked for, or the usual one."""
-    own = _OWN_LOSSES.get(_name(config), _LOSSES[task.kind])
+    own = _OWN_LOSSES.get(config.model.name, _LOSSES[task.kind])
     return config.model.loss or own
-
-
-def _name(config: Config) -> str:
-    return getattr(config.model, "name")  # noqa: B009
 
 
 def losses_of(config: Config, name: str, apply: Apply) -> tuple[Loss, Loss]:
@@ -66,7 +62,7 @@ def model_of(config: Config, task: Task, loss: str) -> models.Model:
             f"{' or '.join(_KINDS[loss])}"
         )
     options = choice.model_dump(exclude={"name", "l2", "loss"})
-    name = _name(config)
+    name = config.model.name
     if name == "logistic" and task.kind == "regression" and choice.loss is None:
         raise ConfigError(
             'model.name: "logistic" is for two classes, and the targets are real '

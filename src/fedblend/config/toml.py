@@ -9,7 +9,8 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-from fedblend.config.schema.table import ConfigError, visible
+from fedblend.config.schema.table import visible
+from fedblend.errors import ConfigError
 
 _BARE = re.compile(r"[A-Za-z0-9_-]+")
 

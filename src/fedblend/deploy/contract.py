@@ -15,16 +15,16 @@ import jax
 import jax.numpy as jnp
 
 from fedblend import trees
-from fedblend.config import fedselect, toml
+from fedblend.config import toml, transforms
 from fedblend.config.build import Method, method
-from fedblend.config.config import Config, check, dump
+from fedblend.config.config import LOOKED_UP, Config, check, dump
 from fedblend.config.constants import has_constants, smoothness, with_rates
-from fedblend.config.schema.table import ConfigError
 from fedblend.config.schema.tables import Nodes
 from fedblend.config.tasks import loss_name, model_of
 from fedblend.core import Key, PyTree
 from fedblend.data.federated import FederatedData, Shards
 from fedblend.data.readers.read import Task
+from fedblend.errors import ConfigError
 from fedblend.models import Model
 from fedblend.report.curves import in_order
 from fedblend.simulation.early_stopping import Budget
@@ -77,7 +77,7 @@ def task_of(config: Config) -> Task:
     outputs = (data.classes or len(labels)) if data.kind == "classes" else 1
     columns = tuple(data.columns or ())
     shape = tuple(data.shape) if data.shape is not None else (len(columns),)
-    numbers = fedselect.reads_numbers(config)
+    numbers = config.model.name in LOOKED_UP
     return Task(data.kind, outputs, shape, labels, columns, numbers)
 
 
@@ -115,7 +115,7 @@ def method_of(config: Config, clients: int, facts: Facts) -> Method:
 def _method(config: Config, clients: int, facts: Facts) -> Method:
     cohort = config.run.cohort or clients
     built = method(config, task_of(config), clients, cohort, lambda loss: facts.known)
-    algorithm = fedselect.selected_within(
+    algorithm = transforms.selected_within(
         config, built.algorithm, params_of(config), facts.rooms
     )
     return built._replace(algorithm=algorithm)
@@ -161,7 +161,7 @@ def rates_of(config: Config, known: Smoothness | None) -> tuple[float, float] | 
 
 def own_rooms(config: Config, splits: Mapping[str, Shards]) -> dict[str, int]:
     """The bounds of ``Facts``, of a client with these rows."""
-    return fedselect.rooms(config, _alone(splits), params_of(config))
+    return transforms.rooms(config, _alone(splits), params_of(config))
 
 
 def own_constants(config: Config, splits: Mapping[str, Shards]) -> Smoothness | None:

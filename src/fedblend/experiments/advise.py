@@ -23,7 +23,7 @@ from fedblend import trees
 from fedblend.config.build import Built, build
 from fedblend.config.config import Config
 from fedblend.config.constants import with_rates
-from fedblend.config.fedselect import selected
+from fedblend.config.transforms import selected
 from fedblend.core import Algorithm, Batch, PyTree
 from fedblend.errors import ConfigError
 from fedblend.experiments.tune import rebuilt

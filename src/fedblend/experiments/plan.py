@@ -18,9 +18,9 @@ import numpy as np
 
 from fedblend.config import constants
 from fedblend.config.build import Built, build
-from fedblend.config.compress import compressed
 from fedblend.config.config import Config
 from fedblend.config.toml import literal
+from fedblend.config.transforms import compressed
 from fedblend.core import Algorithm, PyTree, Ragged, has_ragged, static_bits
 from fedblend.data.federated import one_class_clients
 from fedblend.errors import ConfigError
@@ -294,7 +294,7 @@ def _schemes(config: Config, built: Built, params: PyTree) -> tuple[Scheme, ...]
 
     def run_of(start: str | None) -> Run:
         wanted = table and table.model_copy(update={"start": start})
-        wrapped = compressed(wanted if start else None, plain, "flix", dim, clients)
+        wrapped = compressed(wanted if start else None, plain, dim, clients)
         return _started(built, wrapped, params)
 
     alone = run_of(None)

@@ -7,20 +7,15 @@ looks for, and the mixing weights that APFL learns. Warnings name what a user sh
 overlook, such as a loss worse than that of the best constant prediction.
 """
 
-import platform
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
-from fedblend.config import central
-from fedblend.config.build import Built
-from fedblend.config.config import Config
-from fedblend.config.tasks import loss_name
 from fedblend.data.federated import FederatedData
-from fedblend.experiments import new_clients, run_folder
-from fedblend.experiments.run_folder import Folder, seeds_of
+from fedblend.experiments import run_folder
+from fedblend.experiments.run_folder import Folder
 from fedblend.gains import harms
 from fedblend.report import figures
 from fedblend.report.curves import Row, rows_of, shown_splits
@@ -38,60 +33,6 @@ from fedblend.simulation.run import Run
 
 MOST_NAMED = 5
 """Clients whose names a warning holds."""
-
-
-def finish(
-    folder: Folder,
-    config: Config,
-    built: Built,
-    run: Run,
-    promised: dict[str, Any],
-    on_warning: Callable[[str], None],
-) -> dict[str, Any]:
-    """Write the results; the summary last, because its presence means that all are."""
-    seeds = seeds_of(config)
-    columns, about_clients, warnings = diagnostics(run, config.algorithm)
-    warnings += warnings_at_end(run, loss_name(config, built.task), seeds)
-    for warning in warnings:
-        on_warning(warning)
-    unseen = new_clients.unseen_clients(run, config, built) if built.unseen else []
-    harm = write_results(folder, run, seeds, columns, unseen)
-    if unseen:
-        harm["unseen"] = {"harmed": harms(new_clients.evidence_of(unseen))}
-    ends = [run.summary()] if run.replicas is None else run.summary()
-    at_server = central.report(built.server, run_folder.models(run), built.measures)
-    runs = [
-        {"seed": seed, **end, **own}
-        for seed, end, own in zip(seeds, ends, at_server, strict=True)
-    ]
-    for one, new in zip(runs, unseen, strict=False):
-        one["unseen"] = {"round": run.round, **new.summary()}
-    summary = {
-        "name": config.name,
-        "algorithm": config.algorithm.name,
-        **origin(built),
-        "warnings": [*built.warnings, *warnings],
-        **about_clients,
-        **promised,
-        **harm,
-        "runs": runs,
-    }
-    run_folder.write_text(folder.summary, run_folder.as_json(summary))
-    return run_folder.read_json(folder.summary)
-
-
-def origin(built: Built) -> dict[str, Any]:
-    """The versions, the device and the data of a run."""
-    from fedblend import __version__
-
-    return {
-        "fedblend": __version__,
-        "jax": jax.__version__,
-        "numpy": np.__version__,
-        "python": platform.python_version(),
-        "device": jax.devices()[0].device_kind,
-        "data": built.facts,
-    }
 
 
 def write_results(

@@ -18,7 +18,6 @@ from fedblend.checks import PATHS, below
 from fedblend.config.schema.local_work import LocalWork
 from fedblend.config.schema.table import (
     TYPES,
-    ConfigError,
     Count,
     Misfit,
     Mixing,
@@ -29,7 +28,7 @@ from fedblend.config.schema.table import (
     table_of,
 )
 from fedblend.core import Algorithm, Loss, PyTree
-from fedblend.errors import UserError
+from fedblend.errors import ConfigError, UserError
 from fedblend.registry import ALGORITHMS, FACTS, AlgorithmEntry
 from fedblend.theory.constants import Smoothness
 from fedblend.transforms.sparse_rows import named

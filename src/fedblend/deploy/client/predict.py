@@ -10,12 +10,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedblend.config.schema.table import RunError
 from fedblend.core import PyTree
 from fedblend.data.readers.read import Task, read_inputs
 from fedblend.deploy.client.storage import read_terms
 from fedblend.deploy.contract import config_in, model_for, task_of
 from fedblend.deploy.ops.settings import Node
+from fedblend.errors import RunError
 from fedblend.mixing import Apply, Blend, predict
 from fedblend.simulation.precision import precision
 from fedblend.simulation.serialize import WireError, as_tree, unpack

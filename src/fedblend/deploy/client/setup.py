@@ -15,8 +15,7 @@ import numpy as np
 
 from fedblend.config.config import Config
 from fedblend.config.data import splits_of
-from fedblend.config.fedselect import table_sizes
-from fedblend.config.schema.table import ConfigError
+from fedblend.config.transforms import table_sizes
 from fedblend.core import Shard
 from fedblend.data.dataset import DataError
 from fedblend.data.federated import Shards, gather, held_out
@@ -43,6 +42,7 @@ from fedblend.deploy.messages import fingerprint
 from fedblend.deploy.ops.audit import Audit, plain
 from fedblend.deploy.ops.settings import Node as Settings
 from fedblend.deploy.ops.settings import load_as
+from fedblend.errors import ConfigError
 from fedblend.simulation.precision import precision
 from fedblend.transforms.local_dp import local_dp, secret_noise
 

@@ -18,12 +18,12 @@ import numpy as np
 
 from fedblend.config import toml
 from fedblend.config.config import check
-from fedblend.config.schema.table import RunError
 from fedblend.data.datasets import load
 from fedblend.data.partition.partitioners import classes_per_client
 from fedblend.deploy.ops import submit
 from fedblend.deploy.ops.flwr_processes import ended_by_signals
 from fedblend.deploy.ops.local_cluster import OneMachine, one_machine
+from fedblend.errors import RunError
 from fedblend.experiments.demo import CLASSES, CLIENTS
 from fedblend.experiments.run_folder import Folder
 

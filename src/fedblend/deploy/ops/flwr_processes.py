@@ -20,9 +20,9 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedblend.config.schema.table import RunError
 from fedblend.deploy.ops.flwr_environment import environment
 from fedblend.deploy.ops.settings import Node, Server
+from fedblend.errors import RunError
 
 CONNECTION = "fedblend"
 """What the link is called in Flower's own configuration."""

@@ -17,11 +17,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedblend.config.schema.table import RunError
 from fedblend.deploy.ops import flwr_processes, registration
 from fedblend.deploy.ops.provision import provision
 from fedblend.deploy.ops.settings import Node, Server, load_as
 from fedblend.deploy.ops.supervisor import answers
+from fedblend.errors import RunError
 
 WITHIN = 300.0
 """Seconds within which everything must be up, also on a busy machine."""

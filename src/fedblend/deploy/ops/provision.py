@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from fedblend.config.schema.table import RunError, visible
+from fedblend.config.schema.table import visible
 from fedblend.deploy.ops import certificates, services, templates
 from fedblend.deploy.ops.settings import (
     HOST_RULE,
@@ -17,6 +17,7 @@ from fedblend.deploy.ops.settings import (
     is_name,
     load_as,
 )
+from fedblend.errors import RunError
 
 LONGEST_DAYS = 825
 """Longer than this TLS clients have begun to refuse a server's certificate."""

@@ -10,9 +10,9 @@ import hashlib
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedblend.config.schema.table import RunError
 from fedblend.deploy.ops.flwr_processes import CONNECTION, call
 from fedblend.deploy.ops.settings import NodeEntry, Server
+from fedblend.errors import RunError
 from fedblend.experiments import run_folder
 
 REGISTERED = "already in use"

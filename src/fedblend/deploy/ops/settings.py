@@ -22,8 +22,9 @@ from pydantic_core import PydanticCustomError
 
 from fedblend.config import toml
 from fedblend.config.errors import complaint
-from fedblend.config.schema.table import ConfigError, Index, Misfit, Table
+from fedblend.config.schema.table import Index, Misfit, Table
 from fedblend.config.schema.tables import Word
+from fedblend.errors import ConfigError
 
 _LABEL = re.compile(r"(?!-)[A-Za-z0-9-]{1,63}(?<!-)")
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?")

@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 
 from fedblend.config import toml
 from fedblend.config.config import check
-from fedblend.config.schema.table import RunError
 from fedblend.deploy.ops.audit import entries
 from fedblend.deploy.ops.settings import Node, load_as
 from fedblend.deploy.server.run import progress, reason_of_stop
+from fedblend.errors import RunError
 from fedblend.experiments import run_folder
 from fedblend.experiments.run_folder import Folder
 from fedblend.report.curves import shown_metrics, shown_splits

@@ -12,13 +12,13 @@ from pathlib import Path
 
 from fedblend.config import toml
 from fedblend.config.config import Config, check, difference, dump
-from fedblend.config.schema.table import RunError
 from fedblend.deploy.contract import nodes_of
 from fedblend.deploy.ops import flwr_processes
 from fedblend.deploy.ops.settings import Server
 from fedblend.deploy.ops.supervisor import answers
 from fedblend.deploy.server.checkpoint import Busy, ServerCheckpoint
 from fedblend.deploy.server.run import AGAIN, STOPPED, progress, reason_of_stop
+from fedblend.errors import RunError
 from fedblend.experiments.run_folder import Folder, as_json, read_json, write_text
 
 RUN = "flower.json"

@@ -16,9 +16,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from fedblend.config.schema.table import RunError
 from fedblend.deploy.ops import flwr_processes, registration
 from fedblend.deploy.ops.settings import Node, Server, load_as
+from fedblend.errors import RunError
 
 LOOK = 0.5
 """Seconds between two looks at the programs."""

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedblend.config.config import Config
-from fedblend.config.fedselect import table_sizes
+from fedblend.config.transforms import table_sizes
 from fedblend.deploy.contract import (
     SPLITS,
     asks_constants,

@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedblend.config.schema.table import RunError
 from fedblend.deploy.server.attendance import Known, together
 from fedblend.deploy.server.checkpoint import Entry
+from fedblend.errors import RunError
 from fedblend.experiments import run_folder
 from fedblend.simulation.checkpoint import CheckpointError
 

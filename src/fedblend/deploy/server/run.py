@@ -13,9 +13,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fedblend.config import central, privacy, toml
+from fedblend.config import privacy, toml
 from fedblend.config.config import Config, check
-from fedblend.config.schema.table import ConfigError, RunError
+from fedblend.config.data import own_rows
 from fedblend.core import Key
 from fedblend.deploy.contract import (
     Facts,
@@ -39,6 +39,7 @@ from fedblend.deploy.server.progress import Identity, identity, recalled
 from fedblend.deploy.server.settings import BelowQuorum, RoundRules, Setting
 from fedblend.deploy.server.setup import rowless, setting
 from fedblend.deploy.transport import Patience, Transport
+from fedblend.errors import ConfigError, RunError
 from fedblend.experiments import results, run_folder
 from fedblend.experiments.run_folder import Folder
 from fedblend.simulation.precision import precision
@@ -233,7 +234,7 @@ def _setting(
     rows = None
     if config.central is not None and config.central.file is not None:
         seed = nodes_of(config).seed
-        rows = central.own_rows(config.central, task, None, seed).train.shard(0)
+        rows = own_rows(config.central, task, None, seed).train.shard(0)
     return setting(
         built.algorithm,
         built.model.init(root),
