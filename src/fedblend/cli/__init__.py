@@ -30,7 +30,7 @@ from fedblend.cli import (
     show,
     tune,
 )
-from fedblend.cli.screen import INTERRUPTED, complain
+from fedblend.cli.screen import INTERRUPTED, complain, is_input_error
 
 app = typer.Typer(
     name="fedblend",
@@ -91,9 +91,7 @@ def main(arguments: list[str] | None = None) -> int:
     except UsageError as error:
         return complain(_sentence(error))
     except ValueError as error:
-        from fedblend.errors import InputError
-
-        if not isinstance(error, InputError):
+        if not is_input_error(error):
             raise
         return complain(str(error))
     except OSError as error:
