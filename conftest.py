@@ -15,19 +15,19 @@ os.environ.setdefault(
     "XLA_FLAGS",
     "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1",
 )
-if not os.environ.get("JAX_COMPILATION_CACHE_DIR"):
-    # One folder of compiled programs for all workers of a session and for what they
-    # start; the first process makes it, before it starts the others.
-    compiled = tempfile.mkdtemp(prefix="fedblend-compiled-")
-    atexit.register(shutil.rmtree, compiled, ignore_errors=True)
-    os.environ["JAX_COMPILATION_CACHE_DIR"] = compiled
-os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
-os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
-
 import jax
 import pytest
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
+if not os.environ.get("JAX_COMPILATION_CACHE_DIR"):
+    # A folder of compiled programs for each worker: many tests differ in data, key,
+    # store or number of rounds only, which are no part of a program. Workers do not
+    # share it, since one may read what another has half written.
+    compiled = tempfile.mkdtemp(prefix="fedblend-compiled-")
+    atexit.register(shutil.rmtree, compiled, ignore_errors=True)
+    jax.config.update("jax_compilation_cache_dir", compiled)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # Shells start what runs in the background deaf to Ctrl-C, and so would be all
     # programs that tests start.

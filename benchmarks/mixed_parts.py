@@ -17,18 +17,20 @@ it, which then has the rest to do, if any, and writes the pages.
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 from fedblend_reproductions.mixed import (
     characters,
-    clipping,
+    clipping_runs,
     disagreement,
-    divergence,
+    divergence_runs,
     steps_and_rates,
     text,
 )
+from fedblend_reproductions.mixed.task import ALGORITHMS
 
 
-def part(out: Path, claim: str, names: list[str]) -> None:
+def part(out: Path, claim: str, names: list[Any]) -> None:
     """Measure these methods, tasks or algorithms of a claim."""
     paper_sized = claim == "M4-paper-sized"
     page = "mixed_paper_sized" if paper_sized else "mixed"
@@ -42,18 +44,16 @@ def part(out: Path, claim: str, names: list[str]) -> None:
         task, *algorithms = names
         setting = steps_and_rates.SETTINGS[task]
         here = steps_and_rates.task(task, False)
-        steps_and_rates.found(
-            folder, task, here, setting, algorithms or steps_and_rates.ALGORITHMS
-        )
+        steps_and_rates.found(folder, task, here, setting, algorithms or ALGORITHMS)
     if claim == "M9":
         model, *variants = names
-        size = divergence.SIZES[model]
-        these = variants or list(divergence.VARIANTS)
-        divergence.found(folder, model, text.task(size), size, these)
+        size = divergence_runs.SIZES[model]
+        these = variants or list(divergence_runs.VARIANTS)
+        divergence_runs.found(folder, model, text.task(size), size, these)
     if claim == "M12":
-        size = clipping.FULL
+        size = clipping_runs.FULL
         task = text.task(size.round)
-        clipping.found(folder, task, size, names or clipping.ALGORITHMS)
+        clipping_runs.found(folder, task, size, names or ALGORITHMS)
 
 
 if __name__ == "__main__":

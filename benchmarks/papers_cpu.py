@@ -50,9 +50,6 @@ def apfl() -> None:
             over=jnp.asarray([method.rates(task)[2]] * seeds, jnp.float32),
         )
         show(f"A6 {method.name}, a round and a measurement", block_seconds(iter(run)))
-        begun = time.process_time()
-        run.measure()
-        print(f"  of these a measurement: {time.process_time() - begun:.2f} CPU s")
 
 
 def mixed() -> None:

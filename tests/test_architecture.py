@@ -140,6 +140,52 @@ def imports_from_above(path: Path) -> Iterator[str]:
             yield name
 
 
+MOST_NEIGHBORS = 15
+
+
+def neighbors(path: Path) -> set[str]:
+    """The modules of fedblend that a module imports, at once or inside a function."""
+    found = set()
+    for name in imports(without_types(parsed(path))):
+        if not name.startswith("fedblend."):
+            continue
+        inner = PACKAGE.joinpath(*name.split(".")[1:])
+        is_module = inner.with_suffix(".py").exists() or inner.is_dir()
+        found.add(name if is_module else name.rpartition(".")[0])
+    return found - {module_of(path), "fedblend"}
+
+
+def module_of(path: Path) -> str:
+    parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
+    return ".".join(parts).removesuffix(".__init__")
+
+
+def without_types(tree: ast.Module) -> ast.Module:
+    """The module without what it imports for type checkers only."""
+
+    class Drop(ast.NodeTransformer):
+        def visit_If(self, node: ast.If) -> ast.AST | None:
+            return None if "TYPE_CHECKING" in ast.unparse(node.test) else node
+
+    return Drop().visit(ast.parse(ast.unparse(tree)))
+
+
+def test_no_module_has_too_many_neighbors():
+    counts = {named(path): len(neighbors(path)) for path in MODULES}
+    assert not {name: n for name, n in counts.items() if n > MOST_NEIGHBORS}
+
+
+def test_no_modules_import_each_other():
+    """Not even through others, nor inside functions."""
+    graph = {module_of(path): neighbors(path) for path in MODULES}
+    while True:
+        leaves = {name for name, found in graph.items() if not found & set(graph)}
+        if not leaves:
+            break
+        graph = {name: of for name, of in graph.items() if name not in leaves}
+    assert not graph, "what is left imports itself, or what does"
+
+
 def test_the_runtime_knows_no_algorithm_by_name():
     named_ones = ("fedblend.algorithms", "fedblend.transforms")
     assert not breaches(
@@ -162,7 +208,7 @@ def test_flower_is_imported_in_one_place_only():
     )
 
 
-INSIDE_A_RUN = {"_engine", "_store", "_ledgers", "_measuring"}
+INSIDE_A_RUN = {"_engine", "_clients", "_evaluation", "_logs", "_local"}
 """What ``Run`` keeps to its own package."""
 OUTSIDE = sorted(
     path

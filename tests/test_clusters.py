@@ -111,9 +111,9 @@ def test_norms_are_those_of_each_clients_own_gradient():
     _, models = found()
     for client in range(12):
         inputs, targets = hidden().federated_data.train.rows(client)
-        slope = inputs.T @ (inputs @ models.models[client] - targets) / ROWS
+        gradient = inputs.T @ (inputs @ models.models[client] - targets) / ROWS
         np.testing.assert_allclose(
-            models.norms[client], np.linalg.norm(slope), rtol=1e-4
+            models.norms[client], np.linalg.norm(gradient), rtol=1e-4
         )
     assert models.norms.min() > 0.1
 
@@ -170,14 +170,16 @@ def test_all_in_one_group_is_the_pooled_model():
 
 
 def test_signatures_are_directions_of_gradients():
-    """On as many axes as parameters all angles are kept; fewer are fewer numbers."""
+    """On as many axes as parameters all angles stay; fewer axes are fewer numbers."""
     on = hidden().federated_data
     values = clusters.gradient_signatures(loss, start, on, KEY, size=99).values
-    slopes = []
+    gradients = []
     for client in range(12):
         inputs, targets = on.train.rows(client)
-        slopes.append(-inputs.T @ targets)
-    directions = np.stack([slope / np.linalg.norm(slope) for slope in slopes])
+        gradients.append(-inputs.T @ targets)
+    directions = np.stack(
+        [gradient / np.linalg.norm(gradient) for gradient in gradients]
+    )
     np.testing.assert_allclose(values @ values.T, directions @ directions.T, atol=1e-5)
     short = clusters.gradient_signatures(loss, start, on, KEY, size=2)
     assert short.values.shape == (12, 2)
@@ -187,11 +189,11 @@ def test_signatures_are_directions_of_gradients():
 def test_label_signatures_are_shares_of_classes():
     labels = np.array([0, 0, 1, 2, 2, 2, 2])
     on = fb.federate((np.zeros((7, 1)), labels), [np.arange(3), np.arange(3, 7)])
-    told = clusters.label_signatures(on, 4)
+    shares = clusters.label_signatures(on, 4)
     np.testing.assert_allclose(
-        told.values, [[2 / 3, 1 / 3, 0, 0], [0, 0, 1, 0]], rtol=1e-6
+        shares.values, [[2 / 3, 1 / 3, 0, 0], [0, 0, 1, 0]], rtol=1e-6
     )
-    assert (told.bits_up, told.bits_down) == (4 * 32, 0)
+    assert (shares.bits_up, shares.bits_down) == (4 * 32, 0)
 
 
 @pytest.mark.parametrize("k", [1, 2, 5, 9])

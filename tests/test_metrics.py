@@ -143,7 +143,7 @@ def test_standard_measures_take_blends_and_are_nan_without_rows(kind):
 
     measures = metrics.standard(kind, loss, apply)
     for name, metric in measures.items():
-        plain = metrics.as_metrics({name: lambda model, batch: 0.0})[name]
+        plain = metrics.as_metrics({name: lambda model, batch: jnp.zeros(())})[name]
         assert plain.higher_is_better == metric.higher_is_better
         assert plain.bounded == metric.bounded
         assert plain.counts_rows == metric.counts_rows

@@ -51,7 +51,8 @@ from fedblend.cli import main
 assert main(["list", "algorithms"]) == 0
 assert fb.half_steps.__module__ == "fedblend.algorithms.half_steps"
 
-from fedblend.config.config import ConfigError, check
+from fedblend.config.config import check
+from fedblend.errors import ConfigError
 from fedblend.deploy.client.policy import Policy
 from tiny_config import TINY
 table = {{**TINY["algorithm"], "name": "half_steps"}}

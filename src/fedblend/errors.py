@@ -12,7 +12,22 @@ LONGEST = 60
 """Characters of a value that are shown."""
 
 
-class UserError(ValueError):
+class InputError(ValueError):
+    """What a user gave cannot be used: one line that says what, where and why.
+
+    The command line shows that line and ends with exit code 2.
+    """
+
+
+class ConfigError(InputError):
+    """A configuration that cannot be used."""
+
+
+class RunError(InputError):
+    """The folder of a run that cannot be used."""
+
+
+class UserError(InputError):
     """An argument, or a key, whose value is not allowed: ``key: value is not allowed``.
 
     Args:

@@ -15,13 +15,18 @@ dependent. The widths are averaged, not shrunk, which bounds the error of a mean
 any dependence; what the gains differ by between seeds is added by Student's t.
 """
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from fedblend.intervals import TAIL, binomial, student
 from fedblend.metrics import Metric
+
+Measured = dict[str, dict[str, dict[str, np.ndarray]]]
+"""``{split: {model: {metric: values over the measured clients}}}``."""
+REFERENCES = ("local", "shared")
+"""What a personal model is compared with, training alone first."""
 
 
 class Gain(NamedTuple):
@@ -155,6 +160,90 @@ def gain(metric: Metric, seeds: Sequence[Sides], counts: np.ndarray) -> Gain:
     unmatched = has_rows & own & ~rival & ~not_finite
     mean = _over_clients(gaps, (low, high))
     return Gain(value, low, high, not_finite, unmatched, mean)
+
+
+class Evidence(NamedTuple):
+    """Measured values for comparing the models of every client.
+
+    ``measured`` and ``by_row`` have an entry for each seed; the latter is what
+    single rows contribute, [clients, rows], empty where that is not known. ``counts``
+    are the clients' rows in each split, ``metrics`` what was measured.
+    """
+
+    measured: Sequence[Measured]
+    by_row: Sequence[Measured]
+    counts: Mapping[str, np.ndarray]
+    metrics: Mapping[str, Metric]
+
+    def of_replica(self, replica: int) -> "Evidence":
+        """That of one replica."""
+        one = slice(replica, replica + 1)
+        return self._replace(measured=self.measured[one], by_row=self.by_row[one])
+
+    def others(self, split: str) -> list[str]:
+        """The models to compare the personal one with: all that are not the same.
+
+        NaN everywhere does not make two models the same.
+        """
+        replicas = [splits[split] for splits in self.measured if split in splits]
+        known = replicas[0] if replicas and "personal" in replicas[0] else {}
+
+        def same(other: str) -> bool:
+            pairs = [
+                (values, models[other][metric])
+                for models in replicas
+                for metric, values in models["personal"].items()
+            ]
+            equal = all(np.array_equal(*pair, equal_nan=True) for pair in pairs)
+            return equal and any(np.isfinite(values).any() for values, _ in pairs)
+
+        return [name for name in REFERENCES if name in known and not same(name)]
+
+    def gain(self, split: str, metric: str, other: str) -> Gain:
+        """What every client gains by its personal model over the other one."""
+        counts = np.asarray(self.counts[split])
+        seeds = []
+        for replica, splits in enumerate(self.measured):
+            models = splits[split]
+            own = models["personal"]
+            # The mean loss is known wherever there are rows; an area may well not be.
+            known = own.get("loss", None if metric == "auc" else own[metric])
+            broken = np.isinf(own[metric])
+            if known is not None:
+                broken = broken | ~np.isfinite(known)
+            rows = self.by_row[replica].get(split, {}) if self.by_row else {}
+            paired = [rows.get(name, {}).get(metric) for name in ("personal", other)]
+            seeds.append(
+                Sides(
+                    np.asarray(own[metric], np.float64),
+                    np.asarray(models[other][metric], np.float64),
+                    broken & (counts > 0),
+                    None if any(side is None for side in paired) else tuple(paired),  # type: ignore
+                )
+            )
+        return gain(self.metrics[metric], seeds, counts)
+
+
+def harms(evidence: Evidence) -> dict[str, Any]:
+    """Whom the personal model serves worse than another, by split and metric.
+
+    ``than_local`` compares with training alone, ``than_shared`` with the shared model;
+    each is a ``GainSummary`` as plain values, over all seeds of the evidence. Where the
+    personal model is the other one there is nothing to compare.
+    """
+    return {
+        split: {
+            name: {
+                f"than_{other}": gain_summary(
+                    evidence.gain(split, name, other)
+                )._asdict()
+                for other in evidence.others(split)
+            }
+            for name in models["personal"]
+        }
+        for replica in evidence.measured[:1]
+        for split, models in replica.items()
+    }
 
 
 def _ends(

@@ -1,6 +1,6 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""Algorithms and transforms by name: each is declared once, beside its builder.
+"""Registries by name; algorithms and transforms are declared beside their builders.
 
 ::
 
@@ -13,7 +13,8 @@ is the module's paragraph "Reference:". The options of a configuration are the
 parameters that have a rule in ``gate``. ``ALGORITHMS`` and ``TRANSFORMS`` import every
 module of their packages when they are first read: a file is found because it exists.
 The configuration, ``fedblend list``, the policy of a node, the tables of the documents
-and the contract suite read these two mappings and nothing else.
+and the contract suite read these two mappings and nothing else. Models and datasets
+have registries of the same kind, in ``models.model`` and ``data.catalog``.
 """
 
 import dataclasses
@@ -23,7 +24,7 @@ from functools import cached_property
 from importlib import import_module
 from pkgutil import walk_packages
 from types import MappingProxyType
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from fedblend.checks import Rule
 from fedblend.core import Algorithm
@@ -120,7 +121,7 @@ class AlgorithmEntry(Entry):
     keeps: str | None
     """The parameter that names the parts of the model which stay with a client."""
     theory: bool
-    """Theory has a step for it: a configuration may say ``rate = "theory"``."""
+    """Theory has a step for it: a configuration may have ``rate = "theory"``."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,7 +132,16 @@ class TransformEntry(Entry):
     """It encodes what clients send: only one such transform, and outside of others."""
 
 
-Kind = TypeVar("Kind", bound=Entry)
+class Named(Protocol):
+    """An entry of a registry."""
+
+    @property
+    def name(self) -> str:
+        """By which a user finds it."""
+        ...
+
+
+Kind = TypeVar("Kind", bound=Named)
 
 
 class Registry(Mapping[str, Kind], Generic[Kind]):
@@ -194,7 +204,7 @@ def algorithm(
         new_client: how a client that joins after the training gets its model.
         keys: the keys of a configuration for parameters that have another name there.
         keeps: the parameter that names the parts of the model which stay with a client.
-        theory: whether a configuration may say ``rate = "theory"``.
+        theory: whether a configuration may have ``rate = "theory"``.
     """
 
     def register(build: Decorated) -> Decorated:

@@ -26,6 +26,11 @@ def scale(factor, tree: PyTree) -> PyTree:
     return jax.tree.map(lambda leaf: jnp.asarray(factor, leaf.dtype) * leaf, tree)
 
 
+def strongly_typed(tree: PyTree) -> PyTree:
+    """The same arrays without weak types, which would cost a second trace."""
+    return jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.asarray(leaf).dtype), tree)
+
+
 def zeros_like(tree: PyTree) -> PyTree:
     """A tree of zeros of the same shapes and dtypes."""
     return jax.tree.map(jnp.zeros_like, tree)

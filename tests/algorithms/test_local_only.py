@@ -35,5 +35,5 @@ def test_there_is_no_shared_model_to_measure():
 def test_clients_that_never_took_part_are_where_they_began():
     run.complete()
     still = [np.array_equal(run.personal(i).weight, on.params.weight) for i in range(7)]
-    joined = run._ledgers[0].joined
+    joined = run._logs[0].joined
     assert still == (~joined).tolist()

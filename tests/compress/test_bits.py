@@ -1,6 +1,6 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""Bits counted are eight times the bytes that travel, and they are enough."""
+"""Bits counted are eight times the bytes sent, which are enough to decode."""
 
 from functools import cache, partial
 

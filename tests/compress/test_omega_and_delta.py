@@ -1,6 +1,6 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""What theory says of each compressor: unbiased within omega, contraction by delta.
+"""The theory of each compressor: unbiased within omega, contraction by delta.
 
 Means over fixed seeds are held to 5 standard errors: of the few hundred numbers below
 one would be farther off by chance once in some ten thousand sets of seeds.

@@ -19,9 +19,9 @@ VECTOR = jnp.asarray(np.random.default_rng(1).standard_normal(12), jnp.float32)
 @pytest.mark.parametrize("places", ["shared", "seed", "sent"])
 def test_rand_k_sends_k_entries_scaled(places):
     back = np.asarray(sent_and_back(compress.rand_k(5, places=places), VECTOR))
-    kept = back != 0
-    assert kept.sum() == 5
-    np.testing.assert_allclose(back[kept], VECTOR[kept] * 12 / 5, rtol=1e-6)
+    chosen = back != 0
+    assert chosen.sum() == 5
+    np.testing.assert_allclose(back[chosen], VECTOR[chosen] * 12 / 5, rtol=1e-6)
 
 
 def test_places_change_the_price_and_nothing_else():
@@ -44,9 +44,9 @@ def test_rand_k_by_client(places, client):
     payload = compressor.compress(VECTOR, jax.random.key(0), shard(client))
     back = np.asarray(compressor.decompress(payload, 12))
     own = int(K_BY_CLIENT[client])
-    kept = back != 0
-    assert kept.sum() == own
-    np.testing.assert_allclose(back[kept], VECTOR[kept] * 12 / own, rtol=1e-6)
+    chosen = back != 0
+    assert chosen.sum() == own
+    np.testing.assert_allclose(back[chosen], VECTOR[chosen] * 12 / own, rtol=1e-6)
     bits = 32 * own + (8 * -(-own * 4 // 8) if places == "sent" else 0)
     assert int(ragged_bits(payload)) == bits  # pyright: ignore
     assert static_bits(payload) == 0

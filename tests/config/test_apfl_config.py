@@ -14,7 +14,7 @@ import pytest
 import fedblend as fb
 import problems
 from fedblend.config.config import check
-from fedblend.config.schema.table import ConfigError
+from fedblend.errors import ConfigError
 from fedblend.experiments import results
 from fedblend.experiments.run import run_config
 from tiny_config import TINY

@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 import fedblend as fb
 from fedblend.config import build as building
 from fedblend.config import toml
-from fedblend.config.config import ConfigError, check
+from fedblend.config.config import check
 from fedblend.data import datasets
 from fedblend.data.dataset import DataError
+from fedblend.errors import ConfigError
 from fedblend.simulation.checkpoint import CheckpointError, read_about, restore, save
 from tiny_config import TINY
 

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 from fedblend.config.build import build
-from fedblend.config.config import ConfigError, check
+from fedblend.config.config import check
 from fedblend.config.schema.algorithm import OPTIONS
 from fedblend.data.dataset import DataError
 from fedblend.data.partition.partitioners import Partition, iid
+from fedblend.errors import ConfigError
 from fedblend.registry import ALGORITHMS
 
 
@@ -52,7 +53,7 @@ def test_natural_clients_and_official_test(tiny):
     made = built(tiny, data=data, model={"name": "mlp", "hidden": [3]})
     assert made.federated_data.clients == 7
     assert made.federated_data.splits["test"].counts.tolist() == [4] * 7
-    assert set(made.settings["measure"]) == {"loss", "mse"}
+    assert set(made.spec.measure) == {"loss", "mse"}
 
 
 def test_a_saved_partition(tiny, tmp_path):
@@ -76,7 +77,7 @@ def test_own_table(tiny, tmp_path):
     data = {"file": str(tmp_path / "own.csv"), "target": "label", "client": "who"}
     made = built(tiny, data={**data, "partition": "by_key"}, model={"name": "logistic"})
     assert made.federated_data.names == ("a", "b")
-    assert set(made.settings["measure"]) == {"loss", "accuracy", "auc"}
+    assert set(made.spec.measure) == {"loss", "accuracy", "auc"}
 
 
 def test_an_empty_client_is_refused(tiny, tmp_path):

@@ -9,8 +9,9 @@ import pytest
 
 from fedblend.config import toml
 from fedblend.config.build import build
-from fedblend.config.config import ConfigError, check, dump
+from fedblend.config.config import check, dump
 from fedblend.data.dataset import DataError
+from fedblend.errors import ConfigError
 from fedblend.experiments.run import run_config
 
 pytestmark = pytest.mark.usefixtures("compiled", "no_figures")

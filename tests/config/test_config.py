@@ -9,7 +9,8 @@ import optax
 import pytest
 
 from fedblend.config import toml
-from fedblend.config.config import ConfigError, check, difference, dump, load
+from fedblend.config.config import check, difference, dump, load
+from fedblend.errors import ConfigError
 from fedblend.local import Epochs, Scheduled
 
 CASES = {

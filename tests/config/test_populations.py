@@ -10,10 +10,10 @@ import pytest
 
 from fedblend.config.build import build
 from fedblend.config.config import check, dump
-from fedblend.config.schema.table import ConfigError
 from fedblend.data.dataset import DataError
+from fedblend.errors import ConfigError
 from fedblend.simulation.sampling import Strata
-from fedblend.simulation.simulate import simulate
+from fedblend.simulation.simulate import set_up
 
 TWO = {
     "low": {"clients": "[0-3]", "weight": 0.25, "cohort": 2},
@@ -40,16 +40,16 @@ def test_populations_are_strata_and_survive_being_written():
     one = config(TWO)
     assert check(tomllib.loads(dump(one)), "again") == one
     built = build(one)
-    strata = built.settings["cohort"]
+    strata = built.spec.cohort
     assert isinstance(strata, Strata)
     assert np.array_equal(strata.of, [0] * 4 + [1] * 6)
     assert (strata.weights, strata.sizes) == ([0.25, 0.75], [2, 6])
-    simulate(
+    set_up(
         built.algorithm,
         built.model.init,
         built.federated_data,
         built.key,
-        **built.settings,
+        built.spec,
     )
 
 

@@ -12,7 +12,7 @@ from fedblend.cli import main
 from fedblend.config.build import build
 from fedblend.config.config import dump, load
 from fedblend.config.privacy import report
-from fedblend.config.schema.table import ConfigError
+from fedblend.errors import ConfigError
 from fedblend.experiments import plan, tune
 from fedblend.experiments.run import run_config
 from fedblend.theory.privacy import spent, spent_by_tree
@@ -100,7 +100,7 @@ def test_a_tree_over_clients_that_are_dealt(configured, tmp_path, compiled):
     assert found["epsilon"] == once.epsilon
     assert f"{both.epsilon:.4g} for all 2 together" in found["sentence"]
     assert build(config).algorithm.start.__module__.endswith("dp_ftrl")
-    assert build(config).settings["epoch"] == 2
+    assert build(config).spec.epoch == 2
 
 
 def test_independent_noise_for_clients_that_are_dealt_is_not_called_sampled(configured):

@@ -5,7 +5,8 @@
 import pytest
 
 from fedblend.config.build import build
-from fedblend.config.config import ConfigError, check
+from fedblend.config.config import check
+from fedblend.errors import ConfigError
 
 L2GD = {"name": "l2gd", "lam": 0.5}
 FEDREP = {"name": "fedrep", "head": ["bias"], "head_steps": 2}

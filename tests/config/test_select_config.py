@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from fedblend.config.build import build
-from fedblend.config.config import ConfigError, check, dump
+from fedblend.config.config import check, dump
+from fedblend.errors import ConfigError
 from fedblend.experiments.advise import advise
 from fedblend.experiments.run import run_config
 
@@ -113,7 +114,7 @@ def test_the_example_in_the_documents(ratings):
         ),
         (
             {"privacy": {"clip": 1.0, "noise": 1.0, "delta": 1e-3}},
-            "select: tells the server which rows are whose; no [privacy]",
+            "select: reveals to the server which rows are whose; no [privacy]",
         ),
         (
             {

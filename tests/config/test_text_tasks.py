@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-import fedblend as fb
 from fedblend.config.build import build
-from fedblend.config.config import ConfigError, check
+from fedblend.config.config import check
+from fedblend.errors import ConfigError
+from fedblend.simulation.simulate import set_up
 
 WORK = {"rate": 0.5, "steps": 3, "batch_size": 4}
 
@@ -49,14 +50,14 @@ def trained(config):
     """The losses before and after, on the clients' own training rows."""
     made = build(check(config, "here"))
     params = made.model.init(made.key)
-    done = fb.simulate(
-        made.algorithm, params, made.federated_data, made.key, **made.settings
+    done = set_up(
+        made.algorithm, params, made.federated_data, made.key, made.spec
     ).complete()
     clients = range(made.federated_data.clients)
     rows = [made.federated_data.train.rows(client) for client in clients]
     before = np.mean([made.loss(params, row).mean() for row in rows])
     after = [made.loss(done.personal(i), rows[i]).mean() for i in clients]
-    return set(made.settings["measure"]), before, np.mean(after)
+    return set(made.spec.measure), before, np.mean(after)
 
 
 @pytest.mark.parametrize(

@@ -46,7 +46,7 @@ def new_run(name, on=None, seed=0, compile_anew=False, **settings):
         CASES[name](on), on.params, on.federated_data, jax.random.key(seed), **chosen
     )
     if not compile_anew:
-        fixed = (run._engine.settings._replace(build=name), chosen["every"])
+        fixed = (run.settings._replace(build=name), chosen["every"])
         run._engine._compiled = _PROGRAMS.setdefault(fixed, run._engine._compiled)
     return run
 

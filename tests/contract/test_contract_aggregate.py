@@ -51,7 +51,8 @@ def rejected(name: str, value: float) -> None:
     appearances = int((members(run) == SPOILED).sum())
     assert appearances > 0
     assert sum(record.rejected for record in run.records) == appearances
-    assert sum(record.heard for record in run.records) == 5 * run.cohort - appearances
+    received = sum(record.received for record in run.records)
+    assert received == 5 * run.cohort - appearances
     for leaf in jax.tree.leaves((run.down, run.server)):
         assert np.isfinite(leaf).all()
     same_bits(enrolled, states(run)[SPOILED])
@@ -113,7 +114,7 @@ def test_nobody_heard_leaves_everything_and_the_round_goes_on():
     for record in run:
         now = jax.device_get((run.down, run.server))
         assert now[0].round == record.round
-        if before is not None and record.heard == 0:
+        if before is not None and record.received == 0:
             silent += 1
             same_bits(before[0]._replace(round=now[0].round), now[0])
             same_bits(before[1], now[1])
@@ -145,7 +146,7 @@ def test_dropped_clients_have_no_part_in_the_mean():
     ids = cohorts(root, [0], CLIENTS, 6)[0]
     lots = [jax.random.uniform(keys.at(root, "dropout", 0, i)) for i in ids.tolist()]
     aggregate = ids[np.array(lots) >= 0.5]
-    assert run.records[-1].heard == len(aggregate) not in (0, 6)
+    assert run.records[-1].received == len(aggregate) not in (0, 6)
     rows = [on.federated_data.train.rows(i) for i in aggregate]
     matrices, vectors = (np.concatenate(parts) for parts in zip(*rows, strict=True))
     start = np.asarray(on.params)

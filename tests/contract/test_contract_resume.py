@@ -18,7 +18,7 @@ STATEFUL = ("scaffold", "local only", "finetune(scaffold)", "fedadam")
 def test_all_stores_give_the_same_bits(name, store, tmp_path):
     run = new_run(name, store=store, store_folder=tmp_path)
     same_bits(outcome(usual_run(name)), outcome(run))
-    assert usual_run(name)._store.kind == "device"
+    assert usual_run(name).store_kind == "device"
 
 
 @pytest.mark.parametrize("store", ["device", "host", "disk"])

@@ -66,7 +66,7 @@ def test_check_refuses_in_one_line(dataset, message):
 
 
 SEQUENCES = np.arange(24, dtype=np.int32).reshape(4, 6) % 5
-SAID = Dataset((SEQUENCES, SEQUENCES - 1), "sequence", 5, name="said")
+TEXT = Dataset((SEQUENCES, SEQUENCES - 1), "sequence", 5, name="text")
 TAGS = (SEQUENCES[:, :3] > 2).astype(np.int32)
 TAGGED = Dataset((SEQUENCES / 7, TAGS), "tags", 3, name="tagged")
 
@@ -74,16 +74,16 @@ TAGGED = Dataset((SEQUENCES / 7, TAGS), "tags", 3, name="tagged")
 @pytest.mark.parametrize(
     ("dataset", "message"),
     [
-        (SAID._replace(outputs=4), r"said: input 4 in row 0 .* in 0\.\.3"),
+        (TEXT._replace(outputs=4), r"text: input 4 in row 0 .* in 0\.\.3"),
         (
-            SAID._replace(rows=(SEQUENCES, SEQUENCES + 1)),
+            TEXT._replace(rows=(SEQUENCES, SEQUENCES + 1)),
             r"target 5 in row 0 .* 0\.\.4",
         ),
-        (SAID._replace(rows=(SEQUENCES - 1, SEQUENCES)), "input -1 in row 0"),
-        (SAID._replace(rows=(SEQUENCES, TAGS)), r"integers of shape \(4, 6\), not int"),
-        (SAID._replace(rows=(SEQUENCES / 2, SEQUENCES)), "inputs must be integers"),
+        (TEXT._replace(rows=(SEQUENCES - 1, SEQUENCES)), "input -1 in row 0"),
+        (TEXT._replace(rows=(SEQUENCES, TAGS)), r"integers of shape \(4, 6\), not int"),
+        (TEXT._replace(rows=(SEQUENCES / 2, SEQUENCES)), "inputs must be integers"),
         (
-            SAID._replace(rows=(SEQUENCES[:, 0], TAGS)),
+            TEXT._replace(rows=(SEQUENCES[:, 0], TAGS)),
             "inputs must be integers of shape",
         ),
         (TAGGED._replace(outputs=4), r"targets must be integers of shape \(4, 4\)"),
@@ -97,7 +97,7 @@ def test_check_refuses_sequences_and_tags_in_one_line(dataset, message):
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("dataset", [SAID, TAGGED])
+@pytest.mark.parametrize("dataset", [TEXT, TAGGED])
 def test_sequences_and_tags_become_federations(dataset):
     check(dataset)
     whole = dataset._replace(test_rows=dataset.rows)

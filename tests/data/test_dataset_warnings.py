@@ -61,7 +61,7 @@ def test_columns_without_names_have_numbers():
 
 
 @pytest.mark.parametrize(
-    ("values", "said"),
+    ("values", "expected"),
     [
         (DRAW.normal(size=ROWS) + 2020, "'x' up to 202"),
         (
@@ -72,9 +72,9 @@ def test_columns_without_names_have_numbers():
         (DRAW.normal(size=ROWS) * 1e-5, "'x' at most "),
     ],
 )
-def test_wild_scales_are_named(values, said):
+def test_wild_scales_are_named(values, expected):
     (line,) = wild_scales(table(height=DRAW.normal(size=ROWS), x=values))
-    assert said in line
+    assert expected in line
     assert "height" not in line
 
 

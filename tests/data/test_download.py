@@ -21,7 +21,7 @@ TEXT = b"1 1:1\n-1 2:0.5\n" * 100
 
 
 def server(log, *, ranges=True, cut=None, files=None):
-    """Serve ``files``, or BODY under any name; ``cut`` ends an answer early."""
+    """Serve ``files``, or BODY under any name; ``cut`` ends a response early."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self):

@@ -17,7 +17,7 @@ from fedblend.experiments import run_folder
 from fedblend.registry import ALGORITHMS as REGISTERED
 from fedblend.simulation.run import Run
 from fedblend.simulation.serialize import named_leaves, unpack
-from fedblend.simulation.simulate import simulate
+from fedblend.simulation.simulate import set_up
 
 CLIENTS, ROWS = 3, (40, 25, 33)
 OPEN = '[accept]\nalgorithms = "any"\nupload = true\nconstants = true\nmin_rows = 1\n'
@@ -210,12 +210,12 @@ def experiment(folder: Path, text: str) -> Path:
 def simulation(text: str) -> Run:
     """A configuration run on one machine."""
     built = build(check(toml.parse(text, "test"), "test"))
-    return simulate(
+    return set_up(
         built.algorithm,
         built.model.init,
         built.federated_data,
         built.key,
-        **built.settings,
+        built.spec,
     ).complete()
 
 

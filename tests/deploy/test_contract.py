@@ -22,11 +22,11 @@ from configured import (
 )
 from movies import MOVIES_METHOD, ON_NODES, WIDTH, in_one, write_movies
 
-from fedblend.config.schema.table import ConfigError, RunError
 from fedblend.data.datasets.movielens import MOVIES
 from fedblend.deploy import message as messages
 from fedblend.deploy.client.admission import node_of
 from fedblend.deploy.server.run import run_server
+from fedblend.errors import ConfigError, RunError
 from loopback import LoopbackTransport
 
 SILENT = '[accept]\nalgorithms = "any"\n{more}[metrics]\nnames = []\n'

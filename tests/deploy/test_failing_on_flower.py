@@ -20,10 +20,10 @@ from replay import absences, models, replayed
 
 from fedblend.config import toml
 from fedblend.config.config import check
-from fedblend.config.schema.table import RunError
 from fedblend.deploy.ops.local_cluster import local_cluster, processes_of
 from fedblend.deploy.ops.submit import open_folder, run_experiment
 from fedblend.deploy.server.run import progress
+from fedblend.errors import RunError
 
 pytestmark = pytest.mark.slow
 NAMES = tuple(f"node{number}" for number in range(10))

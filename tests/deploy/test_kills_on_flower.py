@@ -22,13 +22,13 @@ from configured import apfl_on_nodes
 
 from fedblend.config import toml
 from fedblend.config.config import check
-from fedblend.config.schema.table import RunError
 from fedblend.deploy.ops import flwr_processes, registration
 from fedblend.deploy.ops.local_cluster import processes_of
 from fedblend.deploy.ops.provision import provision
 from fedblend.deploy.ops.settings import ServerSettings, load_as
 from fedblend.deploy.ops.submit import open_folder, run_experiment
 from fedblend.deploy.server.run import progress
+from fedblend.errors import RunError
 from fedblend.simulation.serialize import unpack
 
 pytestmark = pytest.mark.slow

@@ -139,13 +139,13 @@ def test_spare_members_make_up_for_silent_ones(tmp_path):
     )
     server = trial.complete(trial.server())
     assert server.bases.tolist() == [-1, 1, 1, -1]
-    assert (server.records[-1].heard, server.records[-1].dropped) == (4, 4)
+    assert (server.records[-1].received, server.records[-1].dropped) == (4, 4)
 
 
 def test_no_more_than_the_cohort_counts(tmp_path):
     trial = Trial(tmp_path, cohort=2, spare=2, rounds=2, every=2)
     server = trial.complete(trial.server())
-    assert server.records[-1].heard == 2 * 2
+    assert server.records[-1].received == 2 * 2
     assert (server.bases >= 0).sum() == 2
 
 
@@ -256,4 +256,4 @@ def test_an_update_that_decodes_to_no_number_is_rejected(tmp_path):
     while server.round < 1:
         server.step()
     assert server.bases.tolist() == [0, -1, 0]
-    assert (server.interval["heard"], server.interval["rejected"]) == (2, 1)
+    assert (server.interval["received"], server.interval["rejected"]) == (2, 1)

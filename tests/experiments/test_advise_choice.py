@@ -6,7 +6,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedblend.config.config import ConfigError, check
+from fedblend.config.config import check
+from fedblend.errors import ConfigError
 from fedblend.experiments import advise as advise_module
 from fedblend.experiments.advise import METHODS, Trial, advise, choice
 from fedblend.theory.mixed_fl import Noise

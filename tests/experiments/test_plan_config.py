@@ -12,7 +12,7 @@ from fedblend.config import toml
 from fedblend.config.build import build
 from fedblend.config.config import check, dump
 from fedblend.config.constants import smoothness, with_rates
-from fedblend.config.schema.table import ConfigError
+from fedblend.errors import ConfigError
 from fedblend.experiments.plan import Problem, problem, promises, warnings
 from fedblend.simulation.precision import precision
 from fedblend.simulation.simulate import simulate

@@ -13,7 +13,8 @@ from scipy.optimize import minimize
 
 import fedblend as fb
 from fedblend import losses as objectives
-from fedblend.config.config import ConfigError, check
+from fedblend.config.config import check
+from fedblend.errors import ConfigError
 from fedblend.experiments import results
 from fedblend.experiments.run import run_config
 from fedblend.metrics import Spread

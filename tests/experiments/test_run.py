@@ -12,8 +12,8 @@ from rich.console import Console
 
 import example_arguments as examples
 from fedblend.config.build import build
-from fedblend.config.config import ConfigError, check, load
-from fedblend.config.schema.table import RunError
+from fedblend.config.config import check, load
+from fedblend.errors import ConfigError, RunError
 from fedblend.experiments import results, run_folder
 from fedblend.experiments.run import Step, run_config
 from fedblend.experiments.run_folder import Folder

@@ -71,7 +71,7 @@ def test_adapted_modules_train(framework):
     model = adapter(source)
     loss = cross_entropy(model.apply)
     params = model.init(KEY)
-    trained, slope = descend(
+    trained, mean_gradient = descend(
         gradient(loss),
         params,
         SHARD,
@@ -80,7 +80,7 @@ def test_adapted_modules_train(framework):
     )
     before, after = (loss(p, (INPUTS, LABELS)).mean() for p in (params, trained))
     assert after < 0.5 * before
-    assert jax.tree.structure(slope) == jax.tree.structure(params)
+    assert jax.tree.structure(mean_gradient) == jax.tree.structure(params)
 
 
 @pytest.mark.parametrize("framework", ADAPTED)
@@ -128,8 +128,8 @@ def test_a_module_given_as_such_keeps_its_parameters():
     assert not flax_module.dropout.deterministic  # the user's own stays as it was
     equinox_module = EquinoxNet(jax.random.key(3))
     params = from_equinox(equinox_module).init(KEY)
-    kept = equinox_module.layers[0].weight
-    np.testing.assert_array_equal(params["layers/0/weight"], kept)
+    original = equinox_module.layers[0].weight
+    np.testing.assert_array_equal(params["layers/0/weight"], original)
 
 
 @pytest.mark.parametrize(

@@ -62,8 +62,8 @@ def test_movielens_has_63520_parameters():
 
 
 def test_rows_that_no_example_names_have_no_gradient():
-    slope = jax.grad(lambda p: loss(p, (contexts[:3], labels[:3])).sum())(params)
-    moved = np.flatnonzero(np.abs(slope.embedding).sum(axis=1))
+    gradient = jax.grad(lambda p: loss(p, (contexts[:3], labels[:3])).sum())(params)
+    moved = np.flatnonzero(np.abs(gradient.embedding).sum(axis=1))
     assert set(moved) == {1, 2, 3, 4, 5, 7, 12}
 
 
@@ -84,9 +84,9 @@ def test_spreadout_is_the_norm_of_all_pairs():
 @pytest.mark.parametrize("table", [jnp.zeros((3, 2)), jnp.eye(3)[:, :2]])
 def test_spreadout_of_rows_apart_is_zero_and_flat(table):
     apart = params._replace(embedding=table)
-    value, slope = spread(apart)
+    value, gradient = spread(apart)
     assert value == 0
-    assert np.isfinite(slope.embedding).all()
+    assert np.isfinite(gradient.embedding).all()
 
 
 def test_recall_counts_the_rank_among_all_movies():

@@ -125,7 +125,7 @@ def paper_gaps():
         ),
     }
     for name, (ours, theirs) in cases.items():
-        when = name.partition(",")[0]
+        when: Any = name.partition(",")[0]
         done = run(
             fb.apfl(loss, fb.Work(RATE, **work), alpha=1 - LOCAL, learn=when, **ours)
         )

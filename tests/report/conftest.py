@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fedblend.gains import Evidence
 from fedblend.metrics import over_clients, standard
-from fedblend.simulation.result import Evidence
 
 NOTHING: Any = lambda *of: None  # noqa: E731
 METRICS = standard("classes", NOTHING, NOTHING)
@@ -37,7 +37,7 @@ def row(round: int, seed: int = 0, sent: int = 1000, models=tuple(LEVELS)) -> di
         "round": round,
         "rounds": 2,
         "seconds": 0.1,
-        "heard": 4,
+        "received": 4,
         "dropped": 0,
         "rejected": 0,
         "bits_up": sent * round,

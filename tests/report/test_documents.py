@@ -10,7 +10,6 @@ from typing import get_args
 import pytest
 
 from fedblend.config.config import check
-from fedblend.config.privacy import Privacy
 from fedblend.config.schema import local_work, tables
 from fedblend.config.schema.algorithm import OPTIONS
 
@@ -41,7 +40,7 @@ def classes() -> dict[str, type]:
     rules = [get_args(one)[0] for one in get_args(get_args(local_work.Rule)[0])]
     schedules = get_args(get_args(local_work.Schedule)[0])
     every = [*data, *rules, *schedules, *OPTIONS.values()]
-    every += [tables.Run, tables.Measure, Privacy]
+    every += [tables.Run, tables.Measure, tables.Privacy]
     models = get_args(get_args(tables.AnyModel)[0])
     found = {kind.__name__: kind for kind in [*every, *models]}
     return {name: kind for name, kind in found.items() if hasattr(kind, "model_fields")}

@@ -14,6 +14,7 @@ from fedblend.data.federated import rows_held_out
 from fedblend.deploy.client.executor import Alone, ClientSetup, Executor
 from fedblend.simulation import early_stopping, train_alone
 from fedblend.simulation.early_stopping import Budget, Look
+from fedblend.simulation.spec import RunSpec
 
 KEY = jax.random.key(0)
 MEAN_LOSS = fb.metrics.mean_loss(lambda params, rows: rows)
@@ -29,9 +30,7 @@ def stopped(curve, least):
     """Where training by this curve ends."""
     for at in early_stopping.looks():
         looks = seen(curve, at)
-        if early_stopping.settled(looks, least) or early_stopping.exhausted(
-            looks, least
-        ):
+        if early_stopping.over(looks, least):
             return looks
     raise AssertionError
 
@@ -91,7 +90,7 @@ def digits(counts, validation=0.0):
 def test_without_validation_rows_only_training_rows_have_a_say():
     federated_data = digits((10, 20))
     trial = train_alone.trying(
-        ALONE, MODEL.init, federated_data, KEY, "accuracy", SETTINGS
+        ALONE, MODEL.init, federated_data, KEY, "accuracy", RunSpec(**SETTINGS)
     )
     assert set(trial._engine.examples) == {"train", "validation"}
     assert trial.federated_data.validation is not None
@@ -102,10 +101,8 @@ def test_without_validation_rows_only_training_rows_have_a_say():
 def test_every_block_of_the_trial_can_be_saved():
     """Between two looks as well: a store on disk is at most a block ahead."""
     federated_data = digits((10, 20))
-    settings = {**SETTINGS, "every": 1}
-    trial = train_alone.trying(
-        ALONE, MODEL.init, federated_data, KEY, "accuracy", settings
-    )
+    spec = RunSpec(**SETTINGS, every=1)
+    trial = train_alone.trying(ALONE, MODEL.init, federated_data, KEY, "accuracy", spec)
     rounds = [record.round for record in train_alone.prolonged(trial, "accuracy", 5)]
     assert len(rounds) > 14
     assert rounds == list(range(len(rounds)))
@@ -151,14 +148,14 @@ def test_a_node_chooses_as_the_simulator_does_for_it_alone(validation):
 
 def test_a_nodes_room_is_that_of_the_simulator():
     counts = np.arange(1, 200)
-    kept = counts - [rows_held_out(int(n), train_alone.HELD_OUT) for n in counts]
+    kept = counts - [rows_held_out(int(n), early_stopping.HELD_OUT) for n in counts]
     assert (np.diff(kept) >= 0).all()
 
 
 def test_a_cohort_that_is_always_the_same():
     some = fb.simulate(ALONE, MODEL.init, digits((5, 5, 5)), KEY, rounds=1,
                        cohort=np.array([2, 0]))  # fmt: skip
-    np.testing.assert_array_equal(some._draw(KEY, [0, 7]), [[0, 2], [0, 2]])
+    np.testing.assert_array_equal(some.cohorts.draw(KEY, [0, 7]), [[0, 2], [0, 2]])
     with pytest.raises(ValueError, match=r"is not made of ids between 0 and 2"):
         fb.simulate(ALONE, MODEL.init, digits((5, 5, 5)), KEY, rounds=1,
                     cohort=np.array([3]))  # fmt: skip

@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 from fedblend.simulation import client_store as stores
-from fedblend.simulation.client_store import DiskStore, choose, open_store
-from fedblend.simulation.store_version import StoreError
+from fedblend.simulation.client_store import DiskStore, StoreError, choose, open_store
 
 CLIENTS = 9
 
@@ -181,7 +180,7 @@ def test_files_of_another_run_are_refused(stopped, tmp_path):
 
 
 def test_missing_files_are_refused(stopped, tmp_path):
-    with pytest.raises(StoreError, match="has not the clients' states"):
+    with pytest.raises(StoreError, match="lacks the clients' states"):
         disk(tmp_path / "elsewhere").restore(stopped[1])
     DiskStore(TEMPLATE, CLIENTS + 1, tmp_path)  # makes the files anew
     with pytest.raises(StoreError):
@@ -210,5 +209,5 @@ def test_the_store_is_chosen_by_size(clients, kind):
 
 
 def test_an_unknown_store_is_refused_in_one_line():
-    with pytest.raises(ValueError, match="store: 'cloud' is unknown"):
+    with pytest.raises(ValueError, match="store: 'cloud' is not 'auto', 'device'"):
         open_store("cloud", TEMPLATE, 3)

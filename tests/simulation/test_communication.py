@@ -8,7 +8,7 @@ import numpy as np
 
 import fedblend as fb
 import problems
-from fedblend.simulation.aggregators import DROPPED, HEARD, PADDING, REJECTED
+from fedblend.simulation.aggregators import DROPPED, PADDING, RECEIVED, REJECTED
 from fedblend.simulation.communication import CommunicationLog, Sizes
 from fedblend.simulation.sampling import cohorts
 
@@ -20,7 +20,7 @@ MODEL = 3 * 32
 def test_a_block_by_hand():
     ledger = CommunicationLog(4, Sizes(up=10, down=100, join=1, params=1000))
     ids = np.array([[0, 1, 2], [1, 3, 0]])
-    status = np.array([[HEARD, DROPPED, REJECTED], [HEARD, HEARD, PADDING]])
+    status = np.array([[RECEIVED, DROPPED, REJECTED], [RECEIVED, RECEIVED, PADDING]])
     assert ledger.enter(ids, status, None, None) == (3, 1, 1)
     # Client 0: one round. 1: dropped once, heard once. 2: rejected, but it sent.
     assert ledger.up.tolist() == [11, 11, 11, 11]
@@ -31,7 +31,7 @@ def test_a_block_by_hand():
 
 def test_ragged_parts_count_where_they_were_sent():
     ledger = CommunicationLog(3, Sizes(up=10, down=0, join=0, params=0))
-    ids, status = np.array([[0, 1, 2]]), np.array([[HEARD, DROPPED, PADDING]])
+    ids, status = np.array([[0, 1, 2]]), np.array([[RECEIVED, DROPPED, PADDING]])
     ledger.enter(ids, status, np.array([[5, 6, 7]]), np.array([[50, 60, 70]]))
     assert ledger.up.tolist() == [15, 0, 0]
     assert ledger.down.tolist() == [50, 60, 0]
@@ -39,7 +39,7 @@ def test_ragged_parts_count_where_they_were_sent():
 
 def test_totals_do_not_overflow():
     ledger = CommunicationLog(1, Sizes(up=2**40, down=2**40, join=0, params=0))
-    ids, status = np.zeros((64, 1), int), np.full((64, 1), HEARD)
+    ids, status = np.zeros((64, 1), int), np.full((64, 1), RECEIVED)
     ledger.enter(ids, status, np.full((64, 1), 2**31 - 1, np.int32), None)
     assert int(ledger.up.sum()) == 64 * (2**40 + 2**31 - 1)
 
@@ -105,7 +105,7 @@ def test_half_precision_counts_half():
 
 def test_a_dropped_client_receives_and_sends_nothing():
     done = run(fb.fedavg(on.loss, fb.Work(0.1, steps=1, batch_size=None)), dropout=0.5)
-    heard = sum(record.heard for record in done.records)
+    heard = sum(record.received for record in done.records)
     assert 0 < heard < 12
     bits = done.summary()["bits"]
     assert (bits["up"], bits["down"]) == (MODEL * heard, MODEL * 12)

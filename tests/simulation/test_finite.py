@@ -11,8 +11,7 @@ import pytest
 import fedblend as fb
 import problems
 from fedblend.metrics import over_clients
-from fedblend.simulation.finite import not_finite
-from fedblend.simulation.result import Record
+from fedblend.simulation.result import Record, not_finite
 
 COUNTS = np.array([3, 2, 4, 0])
 NAN, INF = float("nan"), float("inf")

@@ -90,7 +90,7 @@ def test_needs_that_are_met_are_not_in_the_way():
     simulate(NEEDS_ALL, cohort=7)
     simulate(NEEDS_UNIFORM, weights="uniform")
     chosen = fedavg._replace(needs=fb.Needs(uniform=True, weights="uniform"))
-    assert simulate(chosen)._engine.settings.everyone == 7
+    assert simulate(chosen).settings.everyone == 7
 
 
 def test_records_come_after_every_block_and_the_last_is_shorter():
@@ -98,7 +98,7 @@ def test_records_come_after_every_block_and_the_last_is_shorter():
     records = list(run)
     assert [record.round for record in records] == [0, 2, 4, 5]
     assert [record.rounds for record in records] == [0, 2, 2, 1]
-    assert [record.heard for record in records] == [0, 14, 14, 7]
+    assert [record.received for record in records] == [0, 14, 14, 7]
     assert list(run) == []
 
 
@@ -291,9 +291,9 @@ def test_every_key_may_have_its_own_split_of_the_same_clients():
         inputs, targets = federated_data.test.rows(2)
         losses = (inputs @ own - targets) ** 2 / 2
         found = run.measured[replica]["test"]["personal"]["loss"][2]
-        brought = run.brought[replica]["test"]["personal"]["loss"][2]
+        by_row = run.by_row[replica]["test"]["personal"]["loss"][2]
         np.testing.assert_allclose(found, losses.mean(), rtol=1e-4)
-        np.testing.assert_allclose(brought[: len(losses)], losses, rtol=1e-3)
+        np.testing.assert_allclose(by_row[: len(losses)], losses, rtol=1e-3)
     with pytest.raises(ValueError, match="federated_data: 2 of them is not a single"):
         fb.simulate(tuned, jnp.zeros(3), splits, seeds[0], **settings)
     other = fb.federate(rows, parts, test=0.5)

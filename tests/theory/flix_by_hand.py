@@ -61,7 +61,7 @@ class Logistic(NamedTuple):
 
 
 class Case(NamedTuple):
-    """A federation, its clients' functions, their minimizers and their constants."""
+    """Federated data, its clients' functions, their minimizers and their constants."""
 
     federated_data: FederatedData
     clients: list[Any]
@@ -154,10 +154,10 @@ def descend(function: Mixed, x, step, rounds):
 def rand_k(rng, vectors, k):
     """k entries of every row, scaled by d/k, each row drawn on its own."""
     clients, dim = vectors.shape
-    kept = np.argsort(rng.random((clients, dim)), axis=1)[:, :k]
+    chosen = np.argsort(rng.random((clients, dim)), axis=1)[:, :k]
     sent = np.zeros_like(vectors)
     rows = np.arange(clients)[:, None]
-    sent[rows, kept] = vectors[rows, kept] * dim / k
+    sent[rows, chosen] = vectors[rows, chosen] * dim / k
     return sent
 
 

@@ -55,7 +55,7 @@ def test_theorem_5_diana_on_average(quadratic, alpha, start):
     omega = 4 / k - 1
     known, f = known_of(quadratic, alpha), mixed(quadratic, alpha)
     best, least = f.solve()
-    slopes = f.gradients(best)
+    at_best = f.gradients(best)
     step = steps.diana(alpha, quadratic.smoothness, omega)
     rate = 1 / (1 + omega)
     weight = bounds.lyapunov_weight(known, step, rate)
@@ -66,7 +66,8 @@ def test_theorem_5_diana_on_average(quadratic, alpha, start):
         run = diana(f, known.average, step, rounds, k, rate, rng, start)
         potentials.append(
             [
-                (x - best) @ (x - best) + weight * omega * ((h - slopes) ** 2).sum() / n
+                (x - best) @ (x - best)
+                + weight * omega * ((h - at_best) ** 2).sum() / n
                 for x, h in run
             ]
         )
@@ -90,13 +91,13 @@ def test_what_the_bounds_know_of_the_start(quadratic, alpha):
     best, _ = f.solve()
     distance = ((known.average - best) ** 2).sum()
     assert distance <= bounds.start_distance(known)
-    slopes, noise = f.gradients(best), bounds.memory_noise(known, omega)
-    for memory in (np.zeros_like(slopes), f.gradients(known.average)):
-        true = np.mean(omega * ((memory - slopes) ** 2).sum(axis=1))
+    at_best, noise = f.gradients(best), bounds.memory_noise(known, omega)
+    for memory in (np.zeros_like(at_best), f.gradients(known.average)):
+        true = np.mean(omega * ((memory - at_best) ** 2).sum(axis=1))
         assert 0 < true <= noise
     stiff = known.alpha**2 * known.smoothness.smooth
     assert noise == pytest.approx((omega * stiff).max() * known.L_alpha * known.V)
-    assert np.mean(omega * (slopes**2).sum(axis=1)) > 0.01 * noise
+    assert np.mean(omega * (at_best**2).sum(axis=1)) > 0.01 * noise
 
 
 def test_theorem_5_curve_by_hand(quadratic):

@@ -141,9 +141,9 @@ def test_proposition_2_on_real_data_by_differences(real):
     bottom = mu_alpha(alpha, case.smoothness)
     for _ in range(5):
         x, y = rng.normal(size=(2, case.personal.shape[1]))
-        slopes, gap = f.gradient(x) - f.gradient(y), x - y
-        assert np.linalg.norm(slopes) <= top * np.linalg.norm(gap)
-        assert slopes @ gap >= bottom * gap @ gap * (1 - 1e-12)
+        change, gap = f.gradient(x) - f.gradient(y), x - y
+        assert np.linalg.norm(change) <= top * np.linalg.norm(gap)
+        assert change @ gap >= bottom * gap @ gap * (1 - 1e-12)
 
 
 def test_proposition_3_deployed_models_are_closer_together(quadratic):

@@ -49,7 +49,7 @@ def test_theorem_1_as_a_condition_on_alpha(quadratic, eps):
 
 @pytest.mark.parametrize("alpha", [0.3, UNEQUAL], ids=["equal", "unequal"])
 def test_theorem_3_one_shot_for_stationary_points(quadratic, alpha):
-    """The same federation with every second f_i turned upside down: not convex."""
+    """The same problem with every second f_i turned upside down: not convex."""
     turned = [
         f._replace(A=f.A * sign, b=f.b * sign)
         for f, sign in zip(quadratic.clients, [1, -1] * 3, strict=True)

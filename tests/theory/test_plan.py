@@ -19,7 +19,7 @@ SHAPES = pytest.mark.parametrize("shape", [1.0, UNEQUAL], ids=["equal", "unequal
 
 
 def check_run(case, made: Plan, shape=1.0):
-    """Gradient descent for the planned rounds gets where the plan says."""
+    """Gradient descent for the planned rounds reaches the accuracy of the plan."""
     assert made.rounds is not None
     alpha = made.alpha * np.asarray(shape)
     known, f = known_of(case, alpha), mixed(case, alpha)

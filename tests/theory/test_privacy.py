@@ -17,7 +17,7 @@ USUAL: dict[str, Any] = dict(noise=4.0, cohort=10, clients=100, rounds=100, delt
 
 
 def changed(**change: Any) -> Any:
-    """What ``spent`` says of the usual run with some changes."""
+    """``spent`` of the usual run with some changes."""
     return spent(**(USUAL | change))
 
 
@@ -41,7 +41,7 @@ def test_a_number_that_is_known():
 def sampled(noise, cohort, clients, rounds, delta):
     """Theorem 27 of Wang, Balle and Kasiviswanathan, in 60 digits.
 
-    Where an answer is replaced the Gaussian's Rényi divergence of order a is
+    Where an update is replaced the Gaussian's Rényi divergence of order a is
     2 a / noise^2.
     """
     getcontext().prec = 60

@@ -17,7 +17,7 @@ TREES: dict[str, Any] = dict(noise=4.0, tree=8, epoch=8, rounds=32, delta=DELTA)
 
 
 def by_tree(**change: Any) -> Any:
-    """What ``spent_by_tree`` says of the usual trees with some changes."""
+    """``spent_by_tree`` of the usual trees with some changes."""
     return spent_by_tree(**(TREES | change))
 
 
@@ -85,7 +85,7 @@ def test_a_tree_costs_as_much_as_the_nodes_a_client_can_be_in(rounds, epoch, tre
 def test_the_event_of_dp_accounting_has_as_many_nodes(tree):
     """Its Rényi bound is that of so many Gaussians, and a little above the exact one.
 
-    The event is about a client that says zeros: ``REPLACE_SPECIAL``.
+    The event is about a client that sends zeros: ``REPLACE_SPECIAL``.
     """
     noise, epochs = 6.0, 3
     event = dp.SingleEpochTreeAggregationDpEvent(noise, tree)

@@ -6,6 +6,7 @@ The objective is evaluated in NumPy, apart from what is run.
 """
 
 import copy
+import dataclasses
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +19,7 @@ from fedblend.config.build import build
 from fedblend.config.config import check
 from fedblend.experiments.plan import problem, promises
 from fedblend.simulation.precision import precision
-from fedblend.simulation.simulate import simulate
+from fedblend.simulation.simulate import set_up
 from fedblend.theory import predicted
 from fedblend.theory.flix_objective import stacked
 
@@ -90,13 +91,13 @@ def test_every_round_is_below_its_bound(name, data_home):
             case = by_hand(built.federated_data, found.smoothness)
             seeds = range(SEEDS if solver.name == "diana" else 1)
             keys = jnp.stack([jax.random.key(seed) for seed in seeds])
-            settings = {**built.settings, "measure": None}
-            run = simulate(
+            spec = dataclasses.replace(built.spec, measure={})
+            run = set_up(
                 built.algorithm,
                 built.model.init,
                 built.federated_data,
                 keys,
-                **settings,
+                spec,
             )
             iterates = dict((run.round, stacked(run.shared)) for _ in run)
         known, f = known_of(case, ALPHA), mixed(case, ALPHA)

@@ -19,8 +19,8 @@ POINTS = np.random.default_rng(0).standard_normal((3, 3))
 def test_gradients_of_quadratics(chunk):
     on = problems.quadratics()
     A, b = problems.client_matrices(on)
-    slopes = np.einsum("nij,pj->pni", A, POINTS) - b
-    gaps = slopes - slopes.mean(axis=1, keepdims=True)
+    gradients = np.einsum("nij,pj->pni", A, POINTS) - b
+    gaps = gradients - gradients.mean(axis=1, keepdims=True)
     with precision("float64"):
         found = apfl.gradient_diversity(
             on.loss, jnp.asarray(POINTS), on.federated_data, chunk=chunk
@@ -45,14 +45,14 @@ def test_trees_of_parameters():
     """All entries of all leaves count, by gradients that NumPy writes."""
     on = problems.classes()
     params = problems.Linear(jnp.ones((1, 2, 3)) / 7, jnp.ones((1, 3)) * 0.3)
-    slopes = []
+    gradients = []
     for client in range(on.federated_data.clients):
         inputs, labels = on.federated_data.train.rows(client)
         scores = inputs @ np.ones((2, 3)) / 7 + 0.3
         chances = np.exp(scores) / np.exp(scores).sum(axis=1, keepdims=True)
         wrong = (chances - np.eye(3)[labels]) / len(labels)
-        slopes.append(np.append((inputs.T @ wrong).ravel(), wrong.sum(axis=0)))
-    gaps = np.stack(slopes) - np.mean(slopes, axis=0)
+        gradients.append(np.append((inputs.T @ wrong).ravel(), wrong.sum(axis=0)))
+    gaps = np.stack(gradients) - np.mean(gradients, axis=0)
     found = apfl.gradient_diversity(on.loss, params, on.federated_data)
     np.testing.assert_allclose(found, (gaps**2).sum(axis=1), rtol=1e-5)
 

@@ -52,10 +52,10 @@ def rand(vector, number, i, purpose, k):
 
 
 def top(vector, k):
-    kept = np.zeros_like(vector)
+    largest_only = np.zeros_like(vector)
     largest = np.argsort(-np.abs(vector))[:k]
-    kept[largest] = vector[largest]
-    return kept
+    largest_only[largest] = vector[largest]
+    return largest_only
 
 
 def dcgd(rounds, weights, k):
@@ -73,7 +73,7 @@ def dcgd(rounds, weights, k):
 def diana(rounds, weights, k, b, first):
     """Mishchenko et al. 2019, algorithm 1; h is the mean over all clients.
 
-    From the first answer: whoever takes part for the first time sends all of it.
+    From the first update: a client sends all of it in its first round.
     """
     x, whole = start.copy(), sum(weights)
     h_i, h = [np.zeros(DIM) for _ in range(CLIENTS)], np.zeros(DIM)

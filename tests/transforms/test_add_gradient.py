@@ -29,12 +29,12 @@ def run(algorithm):
 
 def test_the_run_is_the_same_and_zeros_do_not_travel():
     whole = fb.mixed_fl(inner, spread, how="two_way", steps=2)
-    told, short = run(whole), run(add_gradient(whole, ["embedding"]))
-    jax.tree.map(np.testing.assert_array_equal, short.shared, told.shared)
-    assert np.abs(told.down.correction.embedding).max() > 1e-3
-    gap = told.bits().down - short.bits().down
+    plain_run, short = run(whole), run(add_gradient(whole, ["embedding"]))
+    jax.tree.map(np.testing.assert_array_equal, short.shared, plain_run.shared)
+    assert np.abs(plain_run.down.correction.embedding).max() > 1e-3
+    gap = plain_run.bits().down - short.bits().down
     np.testing.assert_array_equal(gap, np.full(CLIENTS, ROUNDS * 32 * DENSE))
-    np.testing.assert_array_equal(told.bits().up, short.bits().up)
+    np.testing.assert_array_equal(plain_run.bits().up, short.bits().up)
 
 
 def test_a_message_without_correction_stays_as_it_is():

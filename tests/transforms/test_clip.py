@@ -1,6 +1,6 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""Clipped answers, against NumPy; C finds its quantile; what is refused."""
+"""Clipped updates, against NumPy; C finds its quantile; what is refused."""
 
 from typing import Any
 

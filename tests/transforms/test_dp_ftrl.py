@@ -66,7 +66,7 @@ class Nodes:
 def test_it_is_the_sums_of_a_tree_in_numpy_in_float64(key, empty):
     """Eleven rounds: three whole trees of three, and two rounds of a fourth.
 
-    Clients drop out. With the second key nobody is heard in the first round, which
+    Clients drop out. With the second key no client answers in the first round, which
     leaves the seed to the next, and in another one in the middle of a tree.
     """
     dropout = 0.45
@@ -107,7 +107,7 @@ def lot(root, number, client):
 
 
 def played(algorithm, rounds, size=20_000, seed=5):
-    """The model after each round in which all clients say zeros."""
+    """The model after each round in which all clients send zeros."""
     zeros = jnp.zeros(size)
     root = jax.random.key(seed)
     down, server = algorithm.start(zeros, Aggregate((), *jnp.zeros(2)), None, root)

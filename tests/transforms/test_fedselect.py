@@ -1,6 +1,6 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""Federated select: the same run as with the whole table, and what travels."""
+"""Federated select: the same run as with the whole table, and what is sent."""
 
 from functools import cache
 from typing import Any
@@ -71,16 +71,16 @@ def pair(name: str):
     return [run(a, chunk=4).complete() for a in (plain, fedselect(plain, on, **TABLE))]
 
 
-def answer_of(algorithm):
-    """From a client's data to what the server makes of its answer."""
+def update_of(algorithm):
+    """From a client's data to the server's decoded update."""
     down = Down(params, jnp.zeros((), jnp.int32))
 
-    def answer(shard, key):
+    def update(shard, key):
         message = algorithm.tell(down, algorithm.ask((), shard))
         up, _ = algorithm.client(message, (), shard, key)
         return algorithm.decode(up._replace(mean_gradient=None, step_sum=None))
 
-    return answer
+    return update
 
 
 def test_the_run_is_that_with_the_whole_table_bit_for_bit():
@@ -94,10 +94,10 @@ def test_the_decoded_update_of_a_client_is_the_same_bit_for_bit():
     """With a pull, epochs, and an optimizer that needs no correction to be plain."""
     work = fb.Work(optax.adam(0.1), steps=fb.Epochs(2), batch_size=3)
     plain = fb.fedprox(loss, work, mu=0.4)
-    both = [jax.jit(answer_of(a)) for a in (plain, fedselect(plain, on, **TABLE))]
+    both = [jax.jit(update_of(a)) for a in (plain, fedselect(plain, on, **TABLE))]
     for client in (0, 3):  # one without padding, one with
         whole, some = (
-            answer(on.train.shard(client), jax.random.key(3)) for answer in both
+            update(on.train.shard(client), jax.random.key(3)) for update in both
         )
         jax.tree.map(np.testing.assert_array_equal, some.delta, whole.delta)
         assert np.abs(whole.delta.embedding).max() > 0.05
@@ -175,8 +175,8 @@ def test_messages_survive_bytes_and_back():
         return serialize.arrived(arrays, message, key, 1)
 
     message = algorithm.tell(down, algorithm.ask((), shard))
-    answer = jax.jit(lambda told: algorithm.client(told, (), shard, key)[0])
-    up = answer(sent(message))._replace(mean_gradient=None, step_sum=None)
+    update = jax.jit(lambda received: algorithm.client(received, (), shard, key)[0])
+    up = update(sent(message))._replace(mean_gradient=None, step_sum=None)
     there, here = algorithm.decode(sent(up)), algorithm.decode(up)
     jax.tree.map(np.testing.assert_array_equal, there, here)
 
@@ -252,5 +252,5 @@ def test_a_client_with_more_rows_than_planned_sends_nothing_usable():
     shard = on.train.shard(
         int(sparse_rows.used_rows(on, ("0", "1"), 1).counts.argmax())
     )
-    aggregate = jax.jit(answer_of(algorithm))(shard, jax.random.key(0))
+    aggregate = jax.jit(update_of(algorithm))(shard, jax.random.key(0))
     assert np.isnan(aggregate.delta.dense.bias).all()

@@ -18,28 +18,28 @@ PLAIN = fb.fedavg(LOSS, fb.Work(0.1, steps=2, batch_size=None))
 
 @pytest.fixture(scope="module")
 def shard():
-    federation, _ = fb.datasets.quadratics(clients=3, dim=4)
-    return federation.train.shard(1)
+    federated_data, _ = fb.datasets.quadratics(clients=3, dim=4)
+    return federated_data.train.shard(1)
 
 
-def answer(algorithm, shard, at=5.0):
+def update(algorithm, shard, at=5.0):
     down = Down(jnp.full(4, at), jnp.zeros((), jnp.int32))
     up, _ = algorithm.client(down, (), shard, jax.random.key(0))
     return np.asarray(up.delta)
 
 
 def test_updates_are_clipped_and_short_ones_left(shard):
-    free = answer(PLAIN, shard)
+    free = update(PLAIN, shard)
     full = float(np.linalg.norm(free))
     for clip in (0.5 * full, 2 * full):
-        cut = answer(local_dp(PLAIN, clip), shard)
+        cut = update(local_dp(PLAIN, clip), shard)
         wanted = free * min(clip, full) / full
         np.testing.assert_allclose(cut, wanted, rtol=1e-5)
 
 
 @pytest.mark.parametrize("at", [np.nan, np.inf, 3e38, 1e30])
 def test_an_update_that_is_not_finite_or_overflows_becomes_zero(at, shard):
-    np.testing.assert_array_equal(answer(local_dp(PLAIN, 0.5), shard, at), 0)
+    np.testing.assert_array_equal(update(local_dp(PLAIN, 0.5), shard, at), 0)
 
 
 def test_noise_is_normal_with_this_deviation_and_new_every_time():

@@ -1,6 +1,6 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""Perm-k answers, and compressed broadcasts."""
+"""Perm-k updates, and compressed broadcasts."""
 
 import jax
 import numpy as np

@@ -104,7 +104,7 @@ def clipping_rounds(clip, weights, *, quantile=None, rate=0.2, present=None, siz
     """Andrew et al., Algorithm 1, without noise; returns the model and C.
 
     ``weights`` are those of the mean. With ``size``, the sum is divided by that planned
-    number of clients, whoever is ``present[round]``.
+    number of clients, whichever are ``present[round]``.
     """
     model, data = begin(), own(federated_data())
     for round in range(ROUNDS):
@@ -157,7 +157,7 @@ def test_a_clip_by_quantile_is_the_loops(weights):
 
 
 def answers_of(seed, dropout):
-    """Who is heard in each round, by the runtime's rule for dropping out."""
+    """Which clients answer in each round, by the runtime's rule for dropping out."""
     root = jax.random.key(seed)
     lots = [
         [jax.random.uniform(keys.at(root, "dropout", r, client)) for client in range(5)]
@@ -181,7 +181,7 @@ class Wide(NamedTuple):
 
 @cache
 def noise_of(**options):
-    """Of one round in which nobody moves: the noise alone, and C after it."""
+    """Of one round in which no client moves: the noise alone, and C after it."""
     clients = federated_data()
 
     def still(params, examples):
@@ -221,7 +221,7 @@ def test_the_noise_of_the_count_is_paid_for_by_that_of_the_sum():
         np.testing.assert_allclose(both, raised / z * alone, **CLOSE)
         held = [float(leaf) for leaf in jax.tree.leaves((run.server, run.down.extra))]
         (clip,) = [value for value in held if value not in (0.0, 1.0)]
-        # Everybody stands still, thus is within: b = 1 and the noise of the count.
+        # No client moves, so that all are within: b = 1 and the noise of the count.
         moves.append(((np.log(clip / 0.5) / -rate + quantile) - 1) * 5 / s)
     assert abs(moves[0] - moves[1]) < 1e-10
     assert 0 < abs(moves[0]) < 5
@@ -233,21 +233,23 @@ SELECT = {"rows": {"table": ("0",)}, "always": 1}
 def selected_rounds(server_rows, ratio):
     """Clients hold their own rows of the table only; the server adds the rest.
 
-    ``ratio`` times the server's gradient is told to all, but of the table a client is
-    told its own rows: what it would have moved the others by, the server adds itself.
+    All clients receive ``ratio`` times the server's gradient, but of the table their
+    own rows: the server adds how far they would have moved the other rows.
     """
     model, data = begin(), own(federated_data())
     share = np.array(COUNTS) / sum(COUNTS)
     for _ in range(ROUNDS):
-        told = Model(*(ratio * leaf for leaf in mean_gradient(model, *server_rows)))
+        sent_gradient = Model(
+            *(ratio * leaf for leaf in mean_gradient(model, *server_rows))
+        )
         deltas = []
         for number, target in data:
             mine = np.unique(np.append(number, 0))
             small = Model(model.table[mine], model.dense)
-            correction = Model(told.table[mine], told.dense)
+            correction = Model(sent_gradient.table[mine], sent_gradient.dense)
             places = np.searchsorted(mine, number)
             moved = local_step_sum(small, (places, target), correction)
-            table = -RATE * STEPS * told.table
+            table = -RATE * STEPS * sent_gradient.table
             table[mine] = moved.table
             deltas.append(Model(table, moved.dense))
         model = added(model, deltas, share)

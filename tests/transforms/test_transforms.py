@@ -47,21 +47,21 @@ def plain_run(name, cohort=4):
     return run(INNER[name], cohort=cohort)
 
 
-def kept(run):
+def models(run):
     """The shared model and all personal ones."""
     return [run.shared, *(run.personal(i) for i in range(len(COUNTS)))]
 
 
 def close(left, right):
     """To rounding of float32 on parameters of size 1, over some rounds."""
-    for one, other in zip(kept(left), kept(right), strict=True):
+    for one, other in zip(models(left), models(right), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=3e-6)
 
 
 @each_inner
 def test_compressed_by_the_identity_is_the_same_run_bit_for_bit(name):
     done = run(fb.compressed(INNER[name], compress.identity()))
-    for one, other in zip(kept(done), kept(plain_run(name)), strict=True):
+    for one, other in zip(models(done), models(plain_run(name)), strict=True):
         np.testing.assert_array_equal(one, other)
     assert done.summary()["bits"] == plain_run(name).summary()["bits"]
 
@@ -149,7 +149,7 @@ def test_what_starting_at_the_first_answer_costs_is_counted():
 
 
 def test_rates_that_differ_by_client_cost_nothing():
-    """The server knows them, and whom it hears."""
+    """The server knows them, and whose update it receives."""
     everyone = run(fb.diana(averaging, compress.rand_k(K)), rounds=2, cohort=7)
     np.testing.assert_array_equal(everyone.bits().up, 2 * 32 * K)
 

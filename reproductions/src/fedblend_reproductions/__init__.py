@@ -1,3 +1,3 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""What papers claim, measured: ``fedblend reproduce``."""
+"""Claims of the papers behind fedblend, measured: ``fedblend reproduce``."""

@@ -1,6 +1,6 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""Drawing what several claims show: curves over seeds, in the house's style."""
+"""Figures that several claims draw: curves over seeds, in the style of reports."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager

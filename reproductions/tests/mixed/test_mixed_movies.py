@@ -2,6 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Mixed FL's claim on movies: the task, its methods, and what they cost."""
 
+from typing import Any
+
 import jax
 import numpy as np
 import pytest
@@ -70,15 +72,12 @@ def test_with_one_step_the_server_may_as_well_push_apart(this):
     assert low <= some["up"] <= high
 
 
-def _ask(_, compute):
-    """A cache that holds nothing."""
-    return compute()
-
-
 def test_lambda_is_the_baselines_and_rates_are_everybodys_own(this, monkeypatch):
     """By recall on validation users, given here; one replica diverged."""
     recalls = {"baseline": [0.1, 0.4, 0.3, None], "one_way": [0.2, 0.1]}
     asked = {}
+    methods: Any = {name: name for name in recalls}
+    empty: Any = lambda name, measure: measure()  # noqa: E731
 
     def followed(of, method, pairs, seeds, *, rounds, every, split):
         assert (of, rounds, split) == (this, 7, "validation")
@@ -87,16 +86,12 @@ def test_lambda_is_the_baselines_and_rates_are_everybodys_own(this, monkeypatch)
 
     monkeypatch.setattr(movies, "followed", followed)
     setting = Setting(False, (1.0, 2.0), (0.1, 0.2), 7, 9, 3, 1, 1)
-    chosen = choose(
-        this, setting, {name: name for name in recalls}, lambda _, ask: ask()
-    )  # pyright: ignore
+    chosen = choose(this, setting, methods, empty)
     assert asked["baseline"] == [(1.0, 0.1), (1.0, 0.2), (2.0, 0.1), (2.0, 0.2)]
     assert asked["one_way"] == [(1.0, 0.2), (2.0, 0.2)]
     assert chosen["baseline"].pair == chosen["one_way"].pair == (1.0, 0.2)
     recalls["one_way"].reverse()
-    chosen = choose(
-        this, setting, {name: name for name in recalls}, lambda _, ask: ask()
-    )  # pyright: ignore
+    chosen = choose(this, setting, methods, empty)
     assert chosen["one_way"].pair == (2.0, 0.2)
 
 

@@ -12,7 +12,9 @@ from fedblend_reproductions.claims import Verdict
 from fedblend_reproductions.mixed import (
     characters,
     clipping,
+    clipping_runs,
     divergence,
+    divergence_runs,
     early_stopping,
     sequential_training,
     text,
@@ -132,7 +134,7 @@ def test_an_algorithm_is_near_the_oracle_from_above_and_from_below():
     ],
 )
 def test_what_is_not_measured_decides_nothing(sums, wanted):
-    assert divergence.verdict_of(sums, divergence.SIZES) == wanted
+    assert divergence.verdict_of(sums, divergence_runs.SIZES) == wanted
 
 
 def test_training_ends_when_validation_rows_gain_no_more():
@@ -154,11 +156,11 @@ def test_largest_stable_rates_count_from_below(this):
     sides = {f"loss@{side}": np.zeros((3, 4)) for side in text.SIDES}
     for losses in sides.values():
         losses[:] = [[9, 9, 1, 0.5], [1, 1, np.nan, np.nan], [9, 9, 1, 1]]
-    losses = divergence.ends(Curves(np.arange(4), sides), 1)
+    losses = divergence_runs.ends(Curves(np.arange(4), sides), 1)
     np.testing.assert_array_equal(losses, [[0.75], [np.inf], [1]])
-    assert divergence.limit([1.0, 2.0, 4.0], losses, 2.0) == 1
-    assert divergence.limit([1.0, 2.0, 4.0], losses[::2], 2.0) == 2
-    assert 2.5 < divergence.guess(this) < np.log(80)
+    assert divergence_runs.limit([1.0, 2.0, 4.0], losses, 2.0) == 1
+    assert divergence_runs.limit([1.0, 2.0, 4.0], losses[::2], 2.0) == 2
+    assert 2.5 < divergence_runs.guess(this) < np.log(80)
 
 
 @pytest.mark.slow
@@ -205,9 +207,9 @@ def test_the_second_source_undoes_what_the_first_taught(this, tmp_path, monkeypa
 def test_summing_diverges_before_one_way(this, tmp_path, monkeypatch):
     monkeypatch.setattr(text, "task", lambda size: this._replace(steps=size.steps))
     finding = divergence.check(True, tmp_path)
-    losses = finding.numbers["losses"][divergence.PAIRS]
+    losses = finding.numbers["losses"][divergence_runs.PAIRS]
     assert losses["two_way, summed"][1].mean() > losses["one_way"][1].mean()
-    assert finding.numbers["limits"][divergence.PAIRS]["one_way"] > 0
+    assert finding.numbers["limits"][divergence_runs.PAIRS]["one_way"] > 0
     assert set(finding.figures) == {"rates"}
 
 
@@ -218,4 +220,4 @@ def test_clipping_too_short_hardly_moves(this, tmp_path, monkeypatch):
     losses = finding.numbers["losses"]["two_way"]
     assert losses["fixed 0.1"] > losses["fixed 3"] > losses["none"] - 0.1
     assert set(finding.figures) == {"clipping"}
-    assert len(finding.table) == 1 + len(clipping.BOUNDS)
+    assert len(finding.table) == 1 + len(clipping_runs.BOUNDS)

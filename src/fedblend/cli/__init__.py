@@ -22,6 +22,7 @@ from fedblend.cli import (
     federation,
     federation_run,
     init,
+    list_,
     personalize,
     plan,
     reproduce,
@@ -29,7 +30,7 @@ from fedblend.cli import (
     show,
     tune,
 )
-from fedblend.cli.screen import INTERRUPTED, complain
+from fedblend.cli.screen import INTERRUPTED, complain, is_input_error
 
 app = typer.Typer(
     name="fedblend",
@@ -46,7 +47,7 @@ app.command("plan")(plan.plan)
 app.command("tune")(tune.tune)
 app.command("advise")(advise.advise)
 app.command("init")(init.init)
-app.command("list")(show.list_)
+app.command("list")(list_.list_)
 app.command("show")(show.show)
 app.add_typer(data.app, name="data")
 federation_run.add_to(federation.app)
@@ -90,7 +91,7 @@ def main(arguments: list[str] | None = None) -> int:
     except UsageError as error:
         return complain(_sentence(error))
     except ValueError as error:
-        if not _expected(error):
+        if not is_input_error(error):
             raise
         return complain(str(error))
     except OSError as error:
@@ -117,22 +118,3 @@ def _sentence(error: Exception) -> str:
     say = getattr(error, "format_message", error.__str__)
     text = " ".join(say().split()).replace("Value error, ", "")
     return f"{text} (see fedblend --help)"
-
-
-def _expected(error: ValueError) -> bool:
-    """Whether an error is about the user's input: these types are made for it."""
-    # Looked up, not imported: whoever raised one has imported it, and not all of these
-    # modules can be imported where only some of the extras are installed.
-    homes = {
-        "fedblend.errors": ("UserError",),
-        "fedblend.data.dataset": ("DataError",),
-        "fedblend.config.schema.table": ("ConfigError", "RunError"),
-        "fedblend.simulation.checkpoint": ("CheckpointError",),
-    }
-    kinds = tuple(
-        getattr(sys.modules[home], name)
-        for home, names in homes.items()
-        if home in sys.modules
-        for name in names
-    )
-    return isinstance(error, kinds)

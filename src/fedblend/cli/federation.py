@@ -26,7 +26,7 @@ def require_extra() -> None:
     """Raise one line where the extra is not installed."""
     from importlib.util import find_spec
 
-    from fedblend.config.schema.table import RunError
+    from fedblend.errors import RunError
 
     if find_spec("cryptography") is None:
         raise RunError("federation: needs pip install 'fedblend[flower]'")
@@ -234,6 +234,6 @@ def door(arguments: Annotated[list[str] | None, typer.Argument()] = None) -> Non
 
 
 def _renamed(old: str, new: str) -> NoReturn:
-    from fedblend.config.schema.table import RunError
+    from fedblend.errors import RunError
 
     raise RunError(f"{old}: is now called {new}")

@@ -21,7 +21,7 @@ def init(
 
     fedblend init first.toml && fedblend run first.toml
     """
-    from fedblend.config.schema.table import RunError
+    from fedblend.errors import RunError
 
     if file.exists():
         raise RunError(f"{file}: exists already and is not overwritten")

@@ -58,7 +58,7 @@ def personalize(
     fedblend personalize runs/first --data new.csv --steps 50 --rate 0.05
     """
     screen.compile_cache()
-    from fedblend.config.schema.table import RunError
+    from fedblend.errors import RunError
     from fedblend.experiments.personalize import personalize_from
 
     if not out.parent.is_dir():

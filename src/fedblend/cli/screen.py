@@ -70,6 +70,13 @@ def complain(text: str) -> int:
     return BAD_INPUT
 
 
+def is_input_error(error: Exception) -> bool:
+    """Whether an error is about the user's input; any other one is a bug."""
+    from fedblend.errors import InputError
+
+    return isinstance(error, InputError)
+
+
 def table(*headings: str, right: int | None = None) -> Any:
     """An empty table whose first column is never broken.
 
@@ -108,7 +115,7 @@ def interruptible(text: str = "interrupted") -> Iterator[None]:
 @contextlib.contextmanager
 def errors_of(file: Path, interrupted: str = "interrupted") -> Iterator[None]:
     """``interruptible``, with the file named in the errors of its configuration."""
-    from fedblend.config.config import ConfigError
+    from fedblend.errors import ConfigError
 
     with interruptible(interrupted):
         try:

@@ -2,51 +2,37 @@
 # SPDX-License-Identifier: Apache-2.0
 """From a configuration to what ``simulate`` takes: data, model, loss, algorithm."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from fedblend import models, trees
-from fedblend.algorithms.local_only import local_only
-from fedblend.config import central, populations, privacy
-from fedblend.config.compress import compressed
+from fedblend import models
+from fedblend.config import privacy, transforms
 from fedblend.config.config import Config
-from fedblend.config.constants import smoothness, with_rates
+from fedblend.config.constants import smoothness
 from fedblend.config.data import (
     facts,
     hold_out,
     load_dataset,
+    set_aside,
     share_out,
     splits_of,
+    strata,
     warnings,
 )
-from fedblend.config.fedselect import selected
-from fedblend.config.schema.table import ConfigError, check_lists
-from fedblend.config.splits import BySplit, by_constants
-from fedblend.config.tasks import loss_name, losses_of, measures_of, model_of
+from fedblend.config.method import BySplit, by_constants, method
 from fedblend.core import Algorithm, Key, Loss
 from fedblend.data.federated import FederatedData
 from fedblend.data.readers.read import Task, task_of
 from fedblend.data.split_clients import split_clients
+from fedblend.errors import ConfigError
 from fedblend.metrics import Metric
 from fedblend.simulation.sampling import settled
+from fedblend.simulation.spec import RunSpec
 from fedblend.theory.constants import Smoothness
-
-
-class Method(NamedTuple):
-    """What is computed, whoever has the rows."""
-
-    model: models.Model
-    loss: Loss
-    algorithm: Algorithm
-    local: Algorithm | None
-    """Training alone with the same local work, if it is to be compared with."""
-    measures: Mapping[str, Metric]
-    smoothness: Smoothness | None
-    """The constants of f_i, where the algorithm asks for them and they are known."""
 
 
 class Built(NamedTuple):
@@ -60,8 +46,8 @@ class Built(NamedTuple):
     local: Algorithm | None
     measures: Mapping[str, Metric]
     key: Key
-    settings: dict[str, Any]
-    """What else ``simulate`` takes."""
+    spec: RunSpec
+    """How it is simulated."""
     facts: dict[str, Any]
     """What identifies the data: name, rows, sha256 of rows and of the partition."""
     warnings: tuple[str, ...]
@@ -87,7 +73,7 @@ def build(config: Config) -> Built:
     """
     whole = load_dataset(config.data)
     task = task_of(whole)
-    dataset, server = central.set_aside(
+    dataset, server = set_aside(
         config.central, whole, config.data.target, config.data.seed
     )
     parts = share_out(config.data, dataset)
@@ -104,7 +90,7 @@ def build(config: Config) -> Built:
             "data.split_seed: is missing; [select] knows which rows are used in one "
             "split, so that several run.seed need the same: data.split_seed=0"
         )
-    drawn = populations.strata(config.populations, federated_data) or config.run.cohort
+    drawn = strata(config.populations, federated_data) or config.run.cohort
     clients = federated_data.clients
     method_with = partial(
         method,
@@ -118,21 +104,33 @@ def build(config: Config) -> Built:
     by_split = None
     if len(federations) > 1 and found.smoothness is not None:
         by_split = by_constants(config, task, found, federations, method_with)
-    found = found._replace(algorithm=selected(config, found.algorithm, federated_data))
+    selected = transforms.selected(config, found.algorithm, federated_data)
+    found = found._replace(algorithm=selected)
     return Built(
         federated_data=federated_data,
         **found._asdict(),
         key=_key(config.run.seed),
-        settings={
-            **_settings(config, found.measures),
-            "cohort": drawn,
-            "central": None if server is None else server.train.shard(0),
-        },
+        spec=RunSpec(
+            rounds=config.run.rounds,
+            cohort=drawn,
+            epoch=config.run.epoch,
+            central=None if server is None else server.train.shard(0),
+            weights=config.run.weights,
+            chunk=config.run.chunk,
+            every=config.run.every,
+            store=config.run.store,
+            dropout=config.run.dropout,
+            reduction=config.run.reduction,
+            trim=config.run.trim,
+            measure=found.measures,
+            measure_on=config.measure.on,
+            splits=config.measure.splits,
+        ),
         facts=facts(whole, parts, splits),
         warnings=(
             *warnings(whole, federated_data, config.data.inputs),
             *privacy.warnings(config.privacy, federated_data.clients),
-            *central.warnings(config.central, config.privacy is not None),
+            *transforms.warnings(config),
         ),
         task=task,
         federations=federations,
@@ -140,66 +138,6 @@ def build(config: Config) -> Built:
         by_split=by_split,
         server=server,
     )
-
-
-def method(
-    config: Config,
-    task: Task,
-    clients: int,
-    cohort: int,
-    constants: Callable[[str], Smoothness | None],
-) -> Method:
-    """The model, its loss, the algorithm with all that is wrapped around it.
-
-    Args:
-        config: what to run.
-        task: what the rows are like.
-        clients: how many there are.
-        cohort: how many of them take part in a round.
-        constants: those of the clients' losses, from the name of the loss; called only
-            where the algorithm asks for them.
-    """
-    name = loss_name(config, task)
-    model = model_of(config, task, name)
-    plain, loss = losses_of(config, name, model.apply)
-    options = config.algorithm
-    check_lists("algorithm", options, clients)
-    chosen = options.name
-    alone = config.measure.local and chosen != "local_only"
-    params = jax.eval_shape(model.init, jax.random.key(0))
-    known = constants(name) if "smooth" in options.entry.parameters else None
-    options, own = with_rates(config, known, trees.size(params))
-    algorithm = options.build(loss, known, clients)
-    algorithm = privacy.private(config.privacy, algorithm, chosen, cohort)
-    guarded = config.privacy is not None
-    algorithm = central.mixed(config.central, algorithm, chosen, loss, guarded)
-    sent = trees.size(options.sent(params))
-    return Method(
-        model,
-        loss,
-        compressed(config.compress, algorithm, chosen, sent, clients),
-        local_only(loss, own.work()) if alone else None,
-        measures_of(config, task, plain, model.apply),
-        known,
-    )
-
-
-def _settings(config: Config, measures: Mapping[str, Metric]) -> dict[str, Any]:
-    run, measure = config.run, config.measure
-    return {
-        "rounds": run.rounds,
-        "every": run.every,
-        "epoch": run.epoch,
-        "weights": run.weights,
-        "chunk": run.chunk,
-        "store": run.store,
-        "dropout": run.dropout,
-        "reduction": run.reduction,
-        "trim": run.trim,
-        "measure": measures,
-        "measure_on": measure.on,
-        "splits": measure.splits,
-    }
 
 
 def _key(seed: int | list[int]) -> Key:

@@ -14,31 +14,18 @@ from typing import Any, Literal
 from pydantic import ValidationError, model_validator
 
 from fedblend.config import toml
-from fedblend.config.central import Central
-from fedblend.config.compress import Compress
-from fedblend.config.errors import complaint
-from fedblend.config.fedselect import Select, check_tables
-from fedblend.config.populations import Populations
-from fedblend.config.populations import check as check_populations
-from fedblend.config.privacy import Privacy
+from fedblend.config.errors import first_error
+from fedblend.config.schema import tables
 from fedblend.config.schema.algorithm import AnyOptions
-from fedblend.config.schema.table import ConfigError, Misfit, Table
-from fedblend.config.schema.tables import (
-    AnyData,
-    AnyModel,
-    Leading,
-    Measure,
-    Nodes,
-    Run,
-    Word,
-)
+from fedblend.config.schema.table import Misfit, Table, Word
+from fedblend.errors import ConfigError
 
 VERSION = 1
 """The newest layout of the file that this version reads."""
 RENAMED = {("algorithm", "tune"): "algorithm.finetune"}
 """Keys of earlier versions, with their names of today."""
-
-__all__ = ["VERSION", "Config", "ConfigError", "check", "difference", "dump", "load"]
+LOOKED_UP = {"dual_encoder": {"embedding": ("0", "1")}}
+"""By model: the tables it looks rows up in, and which inputs have the numbers."""
 
 
 class Config(Table):
@@ -46,30 +33,73 @@ class Config(Table):
 
     version: Literal[1]
     name: Word
-    data: AnyData
-    model: AnyModel
+    data: tables.AnyData
+    model: tables.AnyModel
     algorithm: AnyOptions
-    compress: Compress | None = None
-    privacy: Privacy | None = None
-    central: Central | None = None
-    select: Select | None = None
-    populations: Populations | None = None
-    run: Run
-    measure: Measure = Measure()
-    federation: Leading | None = None
+    compress: tables.Compress | None = None
+    privacy: tables.Privacy | None = None
+    central: tables.Central | None = None
+    select: tables.Select | None = None
+    populations: tables.Populations | None = None
+    run: tables.Run
+    measure: tables.Measure = tables.Measure()
+    federation: tables.Federation | None = None
 
     @model_validator(mode="after")
     def _one_way_to_draw(self) -> "Config":
-        if self.populations is not None:
-            check_populations(self.populations, self.run.cohort)
-        if self.run.epoch is not None and isinstance(self.data, Nodes):
-            raise Misfit("run.epoch", "is not for a federation, which draws anew")
+        cohort, populations = self.run.cohort, self.populations
+        if populations is not None:
+            total = sum(table.weight for table in populations.values())
+            if abs(total - 1) > 1e-6:
+                raise Misfit("populations", f"the weights sum to {total:g}, not to 1")
+            if cohort is not None:
+                wrong = f"{cohort} goes without populations, each has a cohort"
+                raise Misfit("run.cohort", wrong)
+        if self.run.epoch is not None and isinstance(self.data, tables.Nodes):
+            raise Misfit(
+                "run.epoch", "is not for a federation; it draws every round"
+            )
         return self
 
     @model_validator(mode="after")
     def _rows_to_look_up(self) -> "Config":
-        check_tables(self)
+        model, data, central = self.model.name, self.data, self.central
+        numbers = data.partition == "nodes" and data.kind == "classes"
+        if model == "dual_encoder" and not numbers and data.source != "movielens":
+            raise Misfit(
+                "model.name",
+                '"dual_encoder" reads numbers of movies, as data.source = "movielens" '
+                'has them, or nodes with data.kind = "classes"',
+            )
+        if central is not None and central.penalty and model != "dual_encoder":
+            wrong = f'"{central.penalty}" is of the embeddings of dual_encoder, and the'
+            raise Misfit("central.penalty", f"{wrong} model is {model}")
+        if self.select is not None:
+            self._check_select(self.select.parameters)
         return self
+
+    def _check_select(self, parameters: list[str]) -> None:
+        name, model = self.model.name, self.model
+        found = LOOKED_UP.get(name, {})
+        for parameter in parameters:
+            if found and parameter not in found:
+                wrong = f'"{parameter}" is no table that {name} looks rows up in; there'
+                raise Misfit("select.parameters", f"{wrong} is {', '.join(found)}")
+        decay = getattr(self.algorithm.optimizer, "weight_decay", 0)
+        known = ", ".join(LOOKED_UP)
+        for wrong, why in (
+            (not found, f"{name} looks no rows up in a table; {known} does"),
+            (
+                model.loss not in (None, "hinge"),
+                f'model.loss = "{model.loss}" reads the whole table',
+            ),
+            (model.l2, f"model.l2 = {model.l2} reads the whole table"),
+            (self.compress, "does not go with [compress]"),
+            (self.privacy, "reveals to the server which rows are whose; no [privacy]"),
+            (decay, f"weight_decay = {decay} moves rows that nobody uses"),
+        ):
+            if wrong:
+                raise Misfit("select", why)
 
 
 def load(path: Path, sets: Iterable[str] = ()) -> Config:
@@ -85,7 +115,7 @@ def load(path: Path, sets: Iterable[str] = ()) -> Config:
 
 
 def check(content: dict[str, Any], where: str, folder: Path = Path()) -> Config:
-    """The configuration in a table; ``where`` it stands is for complaints."""
+    """The configuration in a table; ``where`` it stands is for errors."""
     version = content.get("version")
     if isinstance(version, int) and version > VERSION:
         raise ConfigError(
@@ -100,7 +130,7 @@ def check(content: dict[str, Any], where: str, folder: Path = Path()) -> Config:
     try:
         return Config.model_validate(_anchored(content, folder))
     except ValidationError as error:
-        raise ConfigError(f"{where}: {complaint(error, content)}") from None
+        raise ConfigError(f"{where}: {first_error(error, content)}") from None
 
 
 def _anchored(content: dict[str, Any], folder: Path) -> dict[str, Any]:

@@ -11,12 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from fedblend.config.compress import Compress
 from fedblend.config.config import Config
-from fedblend.config.schema.table import ConfigError
-from fedblend.config.schema.tables import ModelChoice
+from fedblend.config.schema.tables import Compress, ModelChoice
 from fedblend.config.toml import literal
 from fedblend.data.federated import FederatedData
+from fedblend.errors import ConfigError
 from fedblend.theory import constants, steps
 from fedblend.theory.constants import Smoothness
 from fedblend.theory.flix_objective import mu_alpha
@@ -52,7 +51,7 @@ def has_constants(choice: ModelChoice, loss: str) -> bool:
 
 
 def require_known(known: Smoothness | None, where: str) -> Smoothness:
-    """Refuse a model whose constants are not known; ``where`` they are asked for."""
+    """Refuse a model whose constants are not known; ``where`` they are needed."""
     if known is None:
         raise ConfigError(
             f"{where}: needs constants L_i, which theory has for the models "

@@ -1,21 +1,36 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""The data of a configuration: its rows, who holds them, what identifies them."""
+"""The data of a configuration: its rows, who holds them, what identifies them.
+
+Rows of the server (``[central]``) are some classes, or a random share, of the dataset,
+and no client has them; or they are in a file of their own. A part of them is for
+testing. Populations (``[populations.NAME]``) are clients that are drawn together.
+"""
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from fedblend.config.schema import tables
-from fedblend.config.schema.table import ConfigError, arguments
+from fedblend.config.schema.table import arguments
 from fedblend.data import datasets
-from fedblend.data.dataset import DataError, Dataset, index_like, wild_scales
-from fedblend.data.federated import FederatedData, one_class_clients
+from fedblend.data.dataset import (
+    DataError,
+    Dataset,
+    Rows,
+    generator,
+    index_like,
+    wild_scales,
+)
+from fedblend.data.federated import FederatedData, federate, one_class_clients
 from fedblend.data.partition.partition import Partition, federate_dataset
-from fedblend.data.readers.read import read
+from fedblend.data.readers.read import Task, read, read_new_rows, task_of
+from fedblend.errors import ConfigError
+from fedblend.simulation.sampling import Strata
 
 
 def load_dataset(data: tables.Data) -> Dataset:
@@ -73,6 +88,105 @@ def hold_out(
         raise DataError(str(error)) from None
 
 
+def set_aside(
+    table: tables.Central | None, dataset: Dataset, target: str | None, seed: int
+) -> tuple[Dataset, FederatedData | None]:
+    """The clients' rows, and the server's as a federation of one.
+
+    Raises:
+        DataError: the rows cannot be divided so.
+    """
+    if table is None or table.penalty is not None:
+        return dataset, None
+    if table.file is not None:
+        return dataset, own_rows(table, task_of(dataset), target, seed)
+    inputs, targets = dataset.rows
+    mine = _mine(table, dataset, seed)
+    if mine.all() or not mine.any():
+        raise DataError(
+            f"central: the server would have {mine.sum()} of {len(mine)} rows"
+        )
+    keys = None if dataset.keys is None else np.asarray(dataset.keys)[~mine]
+    clients = dataset._replace(rows=(inputs[~mine], targets[~mine]), keys=keys)
+    return clients, _held(table, (inputs[mine], targets[mine]), seed)
+
+
+def own_rows(
+    table: tables.Central, task: Task, target: str | None, seed: int
+) -> FederatedData:
+    """The server's rows from its own file, as a federation of one."""
+    assert table.file is not None
+    rows = read_new_rows(table.file, task, target=table.target or target).rows
+    return _held(table, rows, seed)
+
+
+def _held(table: tables.Central, rows: Rows, seed: int) -> FederatedData:
+    own = federate(rows, [np.arange(len(rows[0]))], test=table.test, seed=seed)
+    if table.batch_size is not None and table.batch_size > own.train.total:
+        raise DataError(
+            f"central.batch_size: {table.batch_size} is more than the server's "
+            f"{own.train.total} training rows"
+        )
+    return own
+
+
+def _mine(table: tables.Central, dataset: Dataset, seed: int) -> np.ndarray:
+    targets = dataset.rows[1]
+    if table.classes is None:
+        lots = generator(seed, "central").random(len(targets))
+        assert table.share is not None
+        return lots < np.quantile(lots, table.share)
+    if dataset.kind not in ("classes", "binary"):
+        raise DataError(f"central.classes: {dataset.kind} targets have no classes")
+    absent = sorted(set(table.classes) - set(np.unique(targets).tolist()))
+    if absent:
+        raise DataError(f"central.classes: no row is of class {absent[0]}")
+    return np.isin(targets, table.classes)
+
+
+def strata(
+    populations: Mapping[str, tables.Population] | None, federated_data: FederatedData
+) -> Strata | None:
+    """What ``simulate`` takes for them.
+
+    Raises:
+        DataError: clients do not fall into these populations.
+    """
+    if populations is None:
+        return None
+    names = [federated_data.name(client) for client in range(federated_data.clients)]
+    inside = np.array([_members(table, names) for table in populations.values()])
+    for name, mine in zip(populations, inside, strict=True):
+        if not mine.any():
+            raise DataError(
+                f"populations.{name}.clients: match none of the {len(names)} clients, "
+                f"whose names are {names[0]!r} and so on"
+            )
+    for client, count in enumerate(inside.sum(axis=0)):
+        if count != 1:
+            own = zip(populations, inside[:, client], strict=True)
+            there = " and in ".join(name for name, mine in own if mine)
+            raise DataError(
+                f"populations: client {names[client]!r} is in "
+                f"{there or 'none of ' + ', '.join(populations)}"
+            )
+    sizes = []
+    for (name, table), mine in zip(populations.items(), inside, strict=True):
+        sizes.append(int(mine.sum()) if table.cohort is None else table.cohort)
+        if sizes[-1] > mine.sum():
+            raise ConfigError(
+                f"populations.{name}.cohort: {sizes[-1]} is more than its "
+                f"{mine.sum()} clients"
+            )
+    weights = [table.weight for table in populations.values()]
+    return Strata(inside.argmax(axis=0), weights, sizes)
+
+
+def _members(table: tables.Population, names: list[str]) -> list[bool]:
+    patterns = [table.clients] if isinstance(table.clients, str) else table.clients
+    return [any(fnmatchcase(name, one) for one in patterns) for name in names]
+
+
 def facts(dataset: Dataset, parts: Partition, splits: list[int]) -> dict[str, Any]:
     """What identifies the data: name, rows, sha256 of rows and partition, splits."""
     digest = hashlib.sha256()
@@ -94,7 +208,7 @@ def warnings(
 ) -> Iterator[str]:
     """What is odd about the data and its clients, but no error.
 
-    ``inputs`` are the columns that were asked for, if any were.
+    ``inputs`` are the columns that the configuration names, if it does.
     """
     yield from dataset.notes
     if inputs is None or not dataset.columns:

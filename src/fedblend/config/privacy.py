@@ -1,86 +1,17 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""The table ``[privacy]``: clipping and noise, and what may be promised of a run."""
+"""The privacy of a run: epsilon by the table ``[privacy]``, and what rules it out."""
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any
 
-from pydantic import model_validator
-
-from fedblend import transforms
-from fedblend.config.schema.table import (
-    ConfigError,
-    Count,
-    Inside,
-    Misfit,
-    Mixing,
-    NotNegative,
-    Positive,
-    Table,
-)
-from fedblend.core import Algorithm
+from fedblend.config.config import Config
+from fedblend.config.schema.tables import Privacy
+from fedblend.errors import ConfigError
 from fedblend.theory.privacy import Guarantee, spent, spent_by_tree
 
-if TYPE_CHECKING:
-    from fedblend.config.config import Config
 
-_FOLLOWING = ("quantile", "rate", "count_noise")
-
-
-class Privacy(Table):
-    """How answers are clipped, how much noise their sum gets, and at which delta."""
-
-    clip: Positive
-    noise: NotNegative
-    tree: Count | None = None
-    delta: Inside
-    adjacency: Literal["replace_one", "zero_out"] = "replace_one"
-    adaptive: bool = False
-    quantile: Mixing | None = None
-    rate: Positive | None = None
-    count_noise: Positive | None = None
-
-    @model_validator(mode="after")
-    def _goes_together(self) -> "Privacy":
-        for name in _FOLLOWING:
-            if not self.adaptive and getattr(self, name) is not None:
-                raise Misfit(name, "goes with adaptive = true")
-        if self.adaptive and self.tree is not None:
-            raise Misfit("tree", "goes without adaptive = true, with one clip")
-        return self
-
-
-def private(
-    table: Privacy | None, algorithm: Algorithm, name: str, cohort: int
-) -> Algorithm:
-    """The algorithm of that name, as the table wants it wrapped.
-
-    Raises:
-        ConfigError: what the table asks for does not go together.
-    """
-    if table is None:
-        return algorithm
-    if name == "local_only":
-        raise ConfigError("privacy: local_only sends nothing that would need it")
-    given = {
-        key: getattr(table, key)
-        for key in _FOLLOWING
-        if getattr(table, key) is not None
-    }
-    if table.adaptive:
-        given = {"quantile": 0.5, **given}
-    wrapper = transforms.dp_fedavg
-    if table.tree is not None:
-        wrapper, given = transforms.dp_ftrl, {"tree": table.tree}
-    try:
-        return wrapper(
-            algorithm, clip=table.clip, noise=table.noise, cohort=cohort, **given
-        )
-    except ValueError as error:
-        raise ConfigError(f"privacy.{str(error).partition(': ')[2]}") from None
-
-
-def report(config: "Config", clients: int) -> dict[str, Any]:
-    """What a summary says of the privacy of a run; nothing where it has none."""
+def report(config: Config, clients: int) -> dict[str, Any]:
+    """The privacy of a run for its summary; empty without ``[privacy]``."""
     table, seeds = config.privacy, config.run.seed
     if table is None:
         return {}
@@ -96,7 +27,7 @@ def report(config: "Config", clients: int) -> dict[str, Any]:
     return {"privacy": {"sentence": sentence, **facts, **neighbors}}
 
 
-def _guarantee(config: "Config", clients: int, seeds: int) -> Guarantee:
+def _guarantee(config: Config, clients: int, seeds: int) -> Guarantee:
     table, run = config.privacy, config.run
     assert table is not None
     reason = _obstacle(config)
@@ -116,7 +47,7 @@ def _guarantee(config: "Config", clients: int, seeds: int) -> Guarantee:
         raise ConfigError(str(error)) from None
 
 
-def _obstacle(config: "Config") -> str:
+def _obstacle(config: Config) -> str:
     """Why the accounting does not apply, if it does not."""
     if config.compress is not None:
         return (
@@ -139,6 +70,6 @@ def warnings(table: Privacy | None, clients: int) -> list[str]:
 
 
 def refuse(table: Privacy | None, what: str) -> None:
-    """Say that something takes no account of privacy."""
+    """Refuse ``[privacy]`` where something takes no account of it."""
     if table is not None:
         raise ConfigError(f"privacy: {what}; leave the table out")

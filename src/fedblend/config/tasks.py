@@ -8,9 +8,9 @@ import jax.numpy as jnp
 
 from fedblend import losses, metrics, models
 from fedblend.config.config import Config
-from fedblend.config.schema.table import ConfigError
 from fedblend.core import Loss
 from fedblend.data.readers.read import Task
+from fedblend.errors import ConfigError
 from fedblend.mixing import Apply
 
 _LOSSES = {
@@ -39,13 +39,9 @@ _METRICS = {
 
 
 def loss_name(config: Config, task: Task) -> str:
-    """The loss that is asked for, or the usual one."""
-    own = _OWN_LOSSES.get(_name(config), _LOSSES[task.kind])
+    """The loss of ``[model]``, or the usual one of the task."""
+    own = _OWN_LOSSES.get(config.model.name, _LOSSES[task.kind])
     return config.model.loss or own
-
-
-def _name(config: Config) -> str:
-    return getattr(config.model, "name")  # noqa: B009
 
 
 def losses_of(config: Config, name: str, apply: Apply) -> tuple[Loss, Loss]:
@@ -66,7 +62,7 @@ def model_of(config: Config, task: Task, loss: str) -> models.Model:
             f"{' or '.join(_KINDS[loss])}"
         )
     options = choice.model_dump(exclude={"name", "l2", "loss"})
-    name = _name(config)
+    name = config.model.name
     if name == "logistic" and task.kind == "regression" and choice.loss is None:
         raise ConfigError(
             'model.name: "logistic" is for two classes, and the targets are real '
@@ -102,9 +98,9 @@ def model_of(config: Config, task: Task, loss: str) -> models.Model:
 def measures_of(
     config: Config, task: Task, loss: Loss, apply: Apply
 ) -> Mapping[str, metrics.Metric]:
-    """The metrics asked for, or the usual ones; loss is without the l2 term."""
-    asked = config.measure.metrics
-    if asked is None:
+    """The metrics of ``[measure]``, or the usual ones; loss is without the l2 term."""
+    names = config.measure.metrics
+    if names is None:
         return metrics.standard(task.kind, loss, apply)
     builders: dict[str, Callable] = {
         "accuracy": metrics.next_token_accuracy
@@ -114,7 +110,7 @@ def measures_of(
         "mse": metrics.mean_squared_error,
     }
     chosen = {}
-    for place, name in enumerate(asked):
+    for place, name in enumerate(names):
         word, _, number = name.partition("@")
         key = f'measure.metrics.{place}: "{name}"'
         if task.kind not in _METRICS.get(word, (task.kind,)):

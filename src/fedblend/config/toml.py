@@ -1,6 +1,6 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""TOML: reading it with one-line complaints, ``a.b=value`` settings, writing it."""
+"""TOML: reading it with one-line errors, ``a.b=value`` settings, writing it."""
 
 import datetime
 import json
@@ -9,7 +9,8 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-from fedblend.config.schema.table import ConfigError, visible
+from fedblend.config.schema.table import visible
+from fedblend.errors import ConfigError
 
 _BARE = re.compile(r"[A-Za-z0-9_-]+")
 
@@ -23,7 +24,7 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def parse(text: str | bytes, where: str) -> dict[str, Any]:
-    """The content of TOML text; ``where`` it stands is for complaints."""
+    """The content of TOML text; ``where`` it stands is for errors."""
     try:
         return tomllib.loads(text if isinstance(text, str) else text.decode())
     except UnicodeDecodeError as error:

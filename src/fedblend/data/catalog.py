@@ -7,17 +7,19 @@ A dataset is declared once, beside its loader::
     @dataset("Handwritten digits, 8 x 8", Size(rows=1797, classes=10), "CC BY 4.0")
     def digits() -> Dataset: ...
 
-Its options are the loader's parameters. The names, addresses and checksums of public
+Its options are the loader's parameters; ``DATASETS`` imports every module of
+``data.datasets`` when it is first read. The names, addresses and checksums of public
 files are data, in ``catalog.toml``.
 """
 
 import inspect
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 from fedblend.data.dataset import Dataset
+from fedblend.registry import Registry
 
 Loader = TypeVar("Loader", bound=Callable[..., Dataset])
 
@@ -31,9 +33,9 @@ class PublicFile(NamedTuple):
     """In hexadecimal; 64 digits are sha256, 32 are md5."""
     size: int | None = None
     """In bytes, where it is known."""
-    addresses: tuple[str, ...] = ()
+    addresses: Sequence[str] = ()
     """URLs, in the order of trying."""
-    also: tuple[str, ...] = ()
+    also: Sequence[str] = ()
     """Other names of the same file."""
     unpacked: bool = False
     """Whether the checksum is that of the content of a ``.bz2`` file."""
@@ -52,28 +54,16 @@ class PublicSet(NamedTuple):
     """How to obtain the files where ``get`` cannot download them, in one line."""
 
 
-def _public_set(entry: Mapping[str, Any]) -> PublicSet:
-    def files(kind: str) -> tuple[PublicFile, ...]:
-        return tuple(
-            PublicFile(
-                **{
-                    key: tuple(value) if isinstance(value, list) else value
-                    for key, value in file.items()
-                }
-            )
-            for file in entry.get(kind, ())
-        )
-
-    instruction = entry.get("instruction", "")
-    return PublicSet(entry["folder"], files("files"), files("copies"), instruction)
+def _public() -> dict[str, PublicSet]:
+    text = Path(__file__).with_suffix(".toml").read_text(encoding="utf-8")
+    entries = tomllib.loads(text)
+    for entry in entries.values():
+        for kind in {"files", "copies"} & entry.keys():
+            entry[kind] = tuple(PublicFile(**file) for file in entry[kind])
+    return {name: PublicSet(**entry) for name, entry in entries.items()}
 
 
-PUBLIC: dict[str, PublicSet] = {
-    name: _public_set(entry)
-    for name, entry in tomllib.loads(
-        Path(__file__).with_suffix(".toml").read_text(encoding="utf-8")
-    ).items()
-}
+PUBLIC = _public()
 """The public datasets that have files, by the name that ``fedblend data get`` takes."""
 
 
@@ -108,7 +98,7 @@ class DatasetInfo(NamedTuple):
         return inspect.signature(self.load).parameters
 
 
-DATASETS: dict[str, DatasetInfo] = {}
+DATASETS: Registry[DatasetInfo] = Registry("fedblend.data.datasets")
 """All datasets, by name."""
 
 
@@ -133,7 +123,7 @@ def dataset(
     def register(load: Loader) -> Loader:
         own = name or load.__name__
         files = needs if needs is not None else (own,) if own in PUBLIC else ()
-        DATASETS[own] = DatasetInfo(own, load, summary, size, license, files)
+        DATASETS.add(DatasetInfo(own, load, summary, size, license, files))
         return load
 
     return register

@@ -14,6 +14,8 @@ from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 
+from fedblend.errors import InputError
+
 Kind = Literal["classes", "binary", "regression", "sequence", "tags"]
 """What the targets are: class numbers; 0 or 1; real numbers; the next class at each
 place of a sequence of classes (negative where it does not count); or ones and zeros
@@ -41,7 +43,7 @@ _ID = re.compile(
 _CAMEL_ID = re.compile(r".*[a-z]I[dD]")
 
 
-class DataError(ValueError):
+class DataError(InputError):
     """Data, or a request for data, that cannot be used: one line."""
 
 

@@ -14,7 +14,7 @@ import os
 import ssl
 import urllib.error
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO, NamedTuple, cast
 
@@ -78,31 +78,29 @@ def public_set(name: str) -> PublicSet:
     return PUBLIC[name]
 
 
-def find(name: str, file: str, *, home: Path | None = None) -> Path:
-    """The path of a file of a dataset, under any of its names."""
+def find(name: str, *files: str) -> Path:
+    """The path of the first of these files that exists, under any of its names."""
     dataset = public_set(name)
-    folder = (home or data_home()) / dataset.folder
-    names = next(
-        ((file, *f.also) for f in (*dataset.files, *dataset.copies) if f.name == file),
-        (file,),
-    )
-    for candidate in names:
-        if (folder / candidate).is_file():
-            return folder / candidate
+    folder = data_home() / dataset.folder
+    others = {file.name: file.also for file in (*dataset.files, *dataset.copies)}
+    for file in files:
+        for candidate in (file, *others.get(file, ())):
+            if (folder / candidate).is_file():
+                return folder / candidate
     advice = dataset.instruction or f"get it with: fedblend data get {name}"
-    raise MissingDataError(f"{name}: {file} is not in {folder}; {advice}")
+    raise MissingDataError(f"{name}: {files[0]} is not in {folder}; {advice}")
 
 
-def find_either(name: str, chosen: str | None, file: str) -> Path:
-    """The path of the user's own file, or of this file of a public dataset.
+def find_either(name: str, chosen: str | None, *files: str) -> Path:
+    """The path of the user's own file, or of a public file of a dataset.
 
     Args:
         name: of the dataset.
         chosen: the path of the user's file, if there is one.
-        file: the public file otherwise.
+        files: otherwise the first of these files that exists.
     """
     if chosen is None:
-        return find(name, file)
+        return find(name, *files)
     path = Path(chosen)
     if not path.is_file():
         raise MissingDataError(f"{name}: {path}: no such file")
@@ -115,20 +113,20 @@ def open_unpacked(path: Path) -> IO[bytes]:
     return path.open("rb") if opened is None else cast(IO[bytes], opened(path))
 
 
-def status(name: str, *, home: Path | None = None, verify: bool = False) -> Status:
+def status(name: str, *, verify: bool = False) -> Status:
     """Which files of a dataset exist; with ``verify`` also whether they are intact."""
     dataset = public_set(name)
 
     def look(file: PublicFile) -> FileStatus:
         try:
-            path = find(name, file.name, home=home)
+            path = find(name, file.name)
         except MissingDataError:
             return FileStatus(file, None, None)
         return FileStatus(file, path, _intact(file, path) if verify else None)
 
     return Status(
         name,
-        (home or data_home()) / dataset.folder,
+        data_home() / dataset.folder,
         tuple(look(file) for file in dataset.files),
         tuple(look(file) for file in dataset.copies),
         dataset.instruction,
@@ -138,7 +136,6 @@ def status(name: str, *, home: Path | None = None, verify: bool = False) -> Stat
 def get(
     name: str,
     *,
-    home: Path | None = None,
     progress: Progress = lambda done, total: None,
     base: str | None = None,
 ) -> list[Path]:
@@ -146,7 +143,6 @@ def get(
 
     Args:
         name: of the dataset; see ``PUBLIC``.
-        home: the folder of all datasets, by default ``data_home()``.
         progress: called with the bytes done and in all, file by file.
         base: the address of a mirror that has the files.
 
@@ -156,15 +152,14 @@ def get(
     dataset = public_set(name)
     if dataset.instruction:
         raise DataError(f"{name}: cannot be downloaded: {dataset.instruction}")
-    folder = (home or data_home()) / dataset.folder
+    found = status(name)
     paths = []
-    for file, entry in zip(dataset.files, status(name, home=home).files, strict=True):
-        path = entry.path
+    for file, path, _ in found.files:
         if path is None or not _intact(file, path):
-            path = folder / file.name
+            path = found.folder / file.name
             addresses = (f"{base.rstrip('/')}/{file.name}",) if base else file.addresses
             try:
-                folder.mkdir(parents=True, exist_ok=True)
+                found.folder.mkdir(parents=True, exist_ok=True)
                 _fetch(name, file, addresses, path, progress)
             except OSError as error:
                 raise DataError(
@@ -177,7 +172,7 @@ def get(
 def _fetch(
     name: str,
     file: PublicFile,
-    addresses: tuple[str, ...],
+    addresses: Sequence[str],
     path: Path,
     progress: Progress,
 ) -> None:

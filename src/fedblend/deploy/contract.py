@@ -21,16 +21,16 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedblend import trees
-from fedblend.config import fedselect, toml
-from fedblend.config.build import Method, method
-from fedblend.config.config import Config, check, dump
+from fedblend.config import toml, transforms
+from fedblend.config.config import LOOKED_UP, Config, check, dump
 from fedblend.config.constants import has_constants, smoothness, with_rates
-from fedblend.config.schema.table import ConfigError
+from fedblend.config.method import Method, method
 from fedblend.config.schema.tables import Nodes
 from fedblend.config.tasks import loss_name, model_of
 from fedblend.core import Algorithm, Down, Key, PyTree, Shard
 from fedblend.data.federated import FederatedData, Shards
 from fedblend.data.readers.read import Task
+from fedblend.errors import ConfigError
 from fedblend.models import Model
 from fedblend.report.curves import in_order
 from fedblend.simulation.early_stopping import Budget
@@ -80,7 +80,7 @@ class Contract:
         assert data.kind is not None
         outputs = (data.classes or len(labels)) if data.kind == "classes" else 1
         shape = (len(columns),) if data.shape is None else tuple(data.shape)
-        numbers = fedselect.reads_numbers(self.config)
+        numbers = self.config.model.name in LOOKED_UP
         return Task(data.kind, outputs, shape, labels, columns, numbers)
 
     @cached_property
@@ -122,7 +122,7 @@ class Contract:
     @cached_property
     def table_sizes(self) -> dict[str, int]:
         """The number of rows of each table of ``[select]``."""
-        return fedselect.table_sizes(self.config, self.params)
+        return transforms.table_sizes(self.config, self.params)
 
     @cached_property
     def text(self) -> str:
@@ -158,7 +158,9 @@ class Contract:
 
     def rooms(self, splits: Mapping[str, Shards]) -> dict[str, int]:
         """The rooms of a client with these rows."""
-        return fedselect.rooms(self.config, FederatedData(splits["train"]), self.params)
+        return transforms.rooms(
+            self.config, FederatedData(splits["train"]), self.params
+        )
 
     def rates(self, constants: Smoothness | None) -> tuple[float, float] | None:
         """The rates of ``Facts``, from the constants of all clients.
@@ -190,7 +192,7 @@ class Contract:
         built = method(
             config, self.task, self.clients, cohort, lambda loss: facts.constants
         )
-        algorithm = fedselect.selected_within(
+        algorithm = transforms.selected_within(
             config, built.algorithm, self.params, facts.rooms
         )
         return built._replace(algorithm=algorithm)

@@ -12,6 +12,7 @@ least, one-way transfer computes the least at the server. The advice also names 
 quantities of the theory: how much both gradients disagree, and their noise.
 """
 
+import dataclasses
 from typing import Any, NamedTuple
 
 import jax
@@ -19,18 +20,18 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedblend import trees
-from fedblend.config import central
 from fedblend.config.build import Built, build
-from fedblend.config.compress import compressed
 from fedblend.config.config import Config
 from fedblend.config.constants import with_rates
-from fedblend.config.fedselect import selected
-from fedblend.config.schema.table import ConfigError
+from fedblend.config.transforms import selected
 from fedblend.core import Algorithm, Batch, PyTree
+from fedblend.errors import ConfigError
+from fedblend.experiments.tune import rebuilt
 from fedblend.losses import gradient
 from fedblend.metrics import mean_loss
 from fedblend.simulation.precision import precision
-from fedblend.simulation.simulate import simulate, weights_of
+from fedblend.simulation.simulate import set_up
+from fedblend.simulation.spec import weights_of
 from fedblend.theory import mixed_fl as theory
 from fedblend.theory.mixed_fl import Noise
 
@@ -193,20 +194,21 @@ def _replicas(
     """A method with these pairs of a multiple of the rate and a seed, side by side."""
     assert config.central is not None and built.server is not None
     loss, weight = mean_loss(built.loss), config.central.weight
-    watched = {
-        "measure": {"loss": loss},
-        "measure_on": None,
-        "splits": ["train"],
-        "rounds": rounds,
-        "every": max(rounds // BLOCKS, 1),
-    }
-    run = simulate(
+    watched = dataclasses.replace(
+        built.spec,
+        measure={"loss": loss},
+        measure_on=None,
+        splits=["train"],
+        rounds=rounds,
+        every=max(rounds // BLOCKS, 1),
+        over=jnp.asarray([factor for factor, _ in replicas]),
+    )
+    run = set_up(
         lambda factor: _algorithm(config, built, how, factor),
         built.model.init,
         built.federated_data,
         jax.vmap(jax.random.key)(jnp.asarray([seed for _, seed in replicas])),
-        over=jnp.asarray([factor for factor, _ in replicas]),
-        **{**built.settings, **watched},
+        watched,
     )
     own = Batch(jax.tree.map(jnp.asarray, built.server.train.rows(0)))
 
@@ -238,27 +240,23 @@ def _algorithm(config: Config, built: Built, how: str, factor: Any) -> Algorithm
         scaled = {"rate": factor * options.rate}
     else:
         rule = options.optimizer
-        number = isinstance(rule, float)
-        rate = factor * (rule if number else rule.rate)
-        scaled = {
-            "optimizer": rate if number else rule.model_copy(update={"rate": rate})
-        }
+        if isinstance(rule, float):
+            scaled = {"optimizer": factor * rule}
+        else:
+            rate = {"rate": factor * rule.rate}
+            scaled = {"optimizer": rule.model_copy(update=rate)}
     options = options.model_copy(update=scaled)
     own = config.central.rate
     table = config.central.model_copy(
         update={"how": how, "rate": None if own is None else factor * own}
     )
-    clients = built.federated_data.clients
-    plain = options.build(built.loss, built.smoothness, clients)
-    plain = central.mixed(table, plain, options.name, built.loss, False)
-    sent = trees.size(config.algorithm.sent(params))
-    made = compressed(config.compress, plain, options.name, sent, clients)
-    return selected(config, made, built.federated_data)
+    changed = config.model_copy(update={"algorithm": options, "central": table})
+    return selected(config, rebuilt(changed, built), built.federated_data)
 
 
 def _mean(built: Built) -> str:
     """The mean over clients that the run minimizes, by its weights."""
-    weights = built.settings["weights"] or built.algorithm.needs.weights
+    weights = built.spec.weights or built.algorithm.needs.weights
     return "mean" if weights == "uniform" else "weighted"
 
 
@@ -282,7 +280,7 @@ def _known(
     """The disagreement and noise of the gradients; NaN where they are unknown."""
     assert config.central is not None and built.server is not None
     weights = weights_of(
-        built.settings["weights"] or built.algorithm.needs.weights, built.federated_data
+        built.spec.weights or built.algorithm.needs.weights, built.federated_data
     )
     rows, own = built.server.train.shard(0), Batch(built.server.train.rows(0))
     parts = 1 - config.central.weight, config.central.weight

@@ -22,12 +22,11 @@ from rich.table import Table
 
 import fedblend as fb
 from fedblend.core import Loss
-from fedblend.gains import Gain, gain_summary
+from fedblend.gains import Evidence, Gain, gain_summary
 from fedblend.report.curves import Curve, curves, rounds_alone, rows_of, training_alone
 from fedblend.report.figures import plot_method_gains, plot_methods
 from fedblend.report.harm import Comparison
 from fedblend.report.terminal import human_bits
-from fedblend.simulation.result import Evidence
 
 CLIENTS, CLASSES, COHORT = 40, 4, 20
 ALONE = "local-only"
@@ -253,7 +252,7 @@ def _score(runs: dict[str, fb.Run], name: str, model: str) -> Score:
                           "local": other["test"]["personal"]}}
                 for own, other in zip(*pair, strict=True)
             ]
-            for pair in ((run.measured, alone.measured), (run.brought, alone.brought))
+            for pair in ((run.measured, alone.measured), (run.by_row, alone.by_row))
         )  # fmt: skip
         evidence = Evidence(measured, by_row, run.evidence.counts, run.evidence.metrics)
         gain = evidence.gain("test", "accuracy", "local")

@@ -32,14 +32,14 @@ from fedblend.config.build import Built
 from fedblend.config.config import Config
 from fedblend.config.constants import smoothness
 from fedblend.config.schema.local_work import LocalWork
-from fedblend.config.schema.table import RunError
 from fedblend.config.tasks import loss_name
 from fedblend.core import Algorithm, Down, Key, Loss, PyTree, shared_model
 from fedblend.data.federated import FederatedData
+from fedblend.errors import RunError
 from fedblend.experiments import run_folder
+from fedblend.gains import Evidence
 from fedblend.metrics import Metric
 from fedblend.simulation.personalize import NewClients, personalize
-from fedblend.simulation.result import Evidence
 from fedblend.simulation.run import Run
 
 ROUNDS = 5
@@ -95,7 +95,7 @@ def unseen_clients(run: Run, config: Config, built: Built) -> list[NewClients]:
                 built.unseen[replica if len(built.unseen) > 1 else 0],
                 shared,
                 run.key if run.replicas is None else run.key[replica],
-                measure=built.settings["measure"],
+                measure=built.measures,
                 splits=config.measure.splits,
             )
         )
@@ -107,7 +107,7 @@ def evidence_of(found: Sequence[NewClients]) -> Evidence:
     each = [one.evidence for one in found]
     return each[0]._replace(
         measured=[one.measured[0] for one in each],
-        brought=[one.brought[0] for one in each],
+        by_row=[one.by_row[0] for one in each],
     )
 
 

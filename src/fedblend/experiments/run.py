@@ -10,30 +10,25 @@ runs the algorithm. After every block of rounds a checkpoint is written, then th
 rows come from the records in the checkpoint, so that none is missing or doubled.
 """
 
-import platform
+import dataclasses
 from collections.abc import Callable, Iterable
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import jax
-import numpy as np
-
-from fedblend.config import central, privacy, toml
+from fedblend.config import privacy, toml
 from fedblend.config.build import Built, build
 from fedblend.config.config import Config, check, difference, dump
 from fedblend.config.errors import named_by_key
-from fedblend.config.schema.table import ConfigError, RunError
-from fedblend.config.tasks import loss_name
-from fedblend.experiments import new_clients, results, run_folder
+from fedblend.errors import ConfigError, RunError
+from fedblend.experiments import run_folder, summary
 from fedblend.experiments.run_folder import Folder, seeds_of
 from fedblend.report.curves import in_order
 from fedblend.simulation import checkpoint, train_alone
 from fedblend.simulation.checkpoint import CheckpointError
 from fedblend.simulation.precision import precision
-from fedblend.simulation.result import harms
 from fedblend.simulation.run import Run
-from fedblend.simulation.simulate import simulate
+from fedblend.simulation.simulate import set_up
+from fedblend.simulation.spec import RunSpec
 
 
 class Step(NamedTuple):
@@ -90,7 +85,8 @@ def run_config(
                 trial, rounds = runs["trial"], config.run.rounds
                 train_alone.of_best_length(run, trial, metric, rounds)
             _advance(folder, config, stage, run, blocks, on_step)
-        return _finish(folder, config, built, runs["federated"], promised, on_warning)
+        run = runs["federated"]
+        return summary.write_summary(folder, config, built, run, promised, on_warning)
 
 
 def _check_place(folder: Folder, config: Config, resume: bool) -> None:
@@ -124,38 +120,22 @@ def _open(folder: Folder, config: Config, built: Built) -> None:
     """Write what is known before the first round."""
     folder.path.mkdir(parents=True, exist_ok=True)
     if not folder.origin.exists():
-        known = {**_origin(built), "task": built.task._asdict()}
+        known = {**summary.origin(built), "task": built.task._asdict()}
         run_folder.write_text(folder.origin, run_folder.as_json(known))
     if not folder.config.exists():
         run_folder.write_text(folder.config, dump(config))
 
 
-def _origin(built: Built) -> dict[str, Any]:
-    from fedblend import __version__
-
-    return {
-        "fedblend": __version__,
-        "jax": jax.__version__,
-        "numpy": np.__version__,
-        "python": platform.python_version(),
-        "device": jax.devices()[0].device_kind,
-        "data": built.facts,
-    }
-
-
 def _runs(config: Config, built: Built, folder: Folder) -> dict[str, Run]:
     """The stages in order; nothing is computed yet."""
-    settings = built.settings
     algorithms = built if built.by_split is None else built.by_split
     over = None if built.by_split is None else built.by_split.over
-    start = partial(
-        simulate,
-        params=built.model.init,
-        federated_data=built.federations,
-        key=built.key,
-        over=over,
-    )
-    runs = {}
+    asked, runs = dataclasses.replace(built.spec, over=over), {}
+
+    def start(stage: str, algorithm: Any, spec: RunSpec) -> Run:
+        spec = dataclasses.replace(spec, store_folder=_states(config, folder, stage))
+        return set_up(algorithm, built.model.init, built.federations, built.key, spec)
+
     names = {
         "dp_fedavg": "privacy",
         "dp_ftrl": "privacy",
@@ -165,28 +145,23 @@ def _runs(config: Config, built: Built, folder: Folder) -> dict[str, Run]:
     }
     with named_by_key(**names):
         if algorithms.local is not None:
-            own = train_alone.without_others(settings, built.federations, built.key)
-            own |= {"over": over}
-            asked = config.measure.local
-            if isinstance(asked, bool):
+            own = train_alone.without_others(asked, built.federations, built.key)
+            alone = config.measure.local
+            if isinstance(alone, bool):
+                held = _states(config, folder, "trial")
                 runs["trial"] = train_alone.trying(
                     algorithms.local,
                     built.model.init,
                     built.federations,
                     built.key,
                     _deciding(built),
-                    {**own, "store_folder": _states(config, folder, "trial")},
+                    dataclasses.replace(own, store_folder=held),
                 )
             else:
-                own["rounds"] = asked
-            local = _states(config, folder, "local")
-            runs["local"] = start(algorithms.local, store_folder=local, **own)
-        runs["federated"] = start(
-            algorithms.algorithm,
-            store_folder=_states(config, folder, "federated"),
-            local=runs.get("local"),
-            **settings,
-        )
+                own = dataclasses.replace(own, rounds=alone)
+            runs["local"] = start("local", algorithms.local, own)
+        spec = dataclasses.replace(asked, local=runs.get("local"))
+        runs["federated"] = start("federated", algorithms.algorithm, spec)
     return runs
 
 
@@ -232,48 +207,3 @@ def _check_owner(path: Path, config: Config) -> None:
     other = difference(there, config)
     if other:
         raise CheckpointError(f"checkpoint {path}: belongs to another config: {other}")
-
-
-def _finish(
-    folder: Folder,
-    config: Config,
-    built: Built,
-    run: Run,
-    promised: dict[str, Any],
-    on_warning: Callable[[str], None],
-) -> dict[str, Any]:
-    """Write the results; the summary last, because its presence means that all are."""
-    seeds = seeds_of(config)
-    columns, diagnostics, warnings = results.diagnostics(run, config.algorithm)
-    warnings += results.warnings_at_end(run, loss_name(config, built.task), seeds)
-    for warning in warnings:
-        on_warning(warning)
-    joined = new_clients.unseen_clients(run, config, built) if built.unseen else []
-    harm = results.write_results(folder, run, seeds, columns, joined)
-    unseen = {"harmed": harms(new_clients.evidence_of(joined))} if joined else {}
-    models = run_folder.models(run)
-    at_server = central.report(built.server, models, built.settings["measure"])
-    runs = [
-        {"seed": seed, **one, **own}
-        for seed, one, own in zip(
-            seeds,
-            [run.summary()] if run.replicas is None else run.summary(),
-            at_server,
-            strict=True,
-        )
-    ]
-    for one, new in zip(runs, joined, strict=False):
-        one["unseen"] = {"round": run.round, **new.summary()}
-    summary = {
-        "name": config.name,
-        "algorithm": getattr(config.algorithm, "name"),  # noqa: B009
-        **_origin(built),
-        "warnings": [*built.warnings, *warnings],
-        **diagnostics,
-        **promised,
-        **harm,
-        **({"unseen": unseen} if joined else {}),
-        "runs": runs,
-    }
-    run_folder.write_text(folder.summary, run_folder.as_json(summary))
-    return run_folder.read_json(folder.summary)

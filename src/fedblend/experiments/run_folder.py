@@ -33,9 +33,9 @@ import numpy as np
 from fedblend import trees
 from fedblend.config import toml
 from fedblend.config.config import Config, check
-from fedblend.config.schema.table import ConfigError, RunError
 from fedblend.core import PyTree
 from fedblend.data.federated import FederatedData
+from fedblend.errors import ConfigError, RunError
 from fedblend.report.curves import rows_of
 from fedblend.simulation.checkpoint import write_atomically
 from fedblend.simulation.personalize import NewClients

@@ -6,26 +6,22 @@ The sweep is ``simulation.tune_alpha`` with the local work, the rounds and the s
 the configuration; the configuration's own alpha is not used.
 """
 
+import dataclasses
 import warnings
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 
-from fedblend import trees
-from fedblend.config import central, privacy
-from fedblend.config.build import Built, build
-from fedblend.config.compress import compressed
+from fedblend.config import privacy
+from fedblend.config.build import Built, build, method
 from fedblend.config.config import Config, dump
 from fedblend.config.errors import named_by_key
-from fedblend.config.schema.table import ConfigError, RunError
 from fedblend.core import Algorithm
+from fedblend.errors import ConfigError, RunError
 from fedblend.experiments import run_folder
 from fedblend.simulation.precision import precision
-from fedblend.simulation.tune_alpha import Tuned, tune
-
-_SET_BY_TUNE = ("measure_on", "splits", "every")
+from fedblend.simulation.tune_alpha import Tuned, choose_alpha
 
 
 def tune_config(
@@ -52,35 +48,26 @@ def tune_config(
                 f"data.validation: {config.data.validation:g} leaves no client a row "
                 "to choose on"
             )
-        settings = {
-            key: value
-            for key, value in built.settings.items()
-            if key not in _SET_BY_TUNE
-        }
         with named_by_key(by="--by"), warnings.catch_warnings():
             # ``found.warnings`` has them.
             warnings.filterwarnings("ignore", "tune: ", UserWarning)
-            found = tune(
-                lambda alpha: _algorithm(config, built, alpha),
+            found = choose_alpha(
+                lambda alpha: rebuilt(_with_alpha(config, alpha), built),
                 built.model.init,
                 built.federated_data,
                 built.key,
+                dataclasses.replace(built.spec, every=None),
                 alphas=alphas,
                 by=by,
-                **settings,
             )
     return found, (*built.warnings, *found.warnings)
 
 
-def _algorithm(config: Config, built: Built, alpha: Any) -> Algorithm:
-    """The algorithm of the configuration with another alpha, which is traced."""
-    options: Any = config.algorithm
+def rebuilt(config: Config, built: Built) -> Algorithm:
+    """The algorithm of a changed configuration, whose numbers may be traced."""
     clients = built.federated_data.clients
-    changed = options.model_copy(update={"alpha": alpha})
-    plain = changed.build(built.loss, built.smoothness, clients)
-    plain = central.mixed(config.central, plain, options.name, built.loss, False)
-    sent = trees.size(options.sent(jax.eval_shape(built.model.init, built.key)))
-    return compressed(config.compress, plain, options.name, sent, clients)
+    found = method(config, built.task, clients, clients, lambda loss: built.smoothness)
+    return found.algorithm
 
 
 def _check(config: Config) -> None:
@@ -148,7 +135,10 @@ def write(config: Config, found: Tuned, out: Path) -> None:
                 row[column] = "" if np.isnan(value) else value
         rows.append(row)
     run_folder.write_table(out, rows)
-    alphas = {"alpha": found.chosen.tolist()}
-    options = config.algorithm.model_copy(update=alphas)
-    text = dump(config.model_copy(update={"algorithm": options}))
-    run_folder.write_text(out.with_suffix(".toml"), text)
+    again = _with_alpha(config, found.chosen.tolist())
+    run_folder.write_text(out.with_suffix(".toml"), dump(again))
+
+
+def _with_alpha(config: Config, alpha: Any) -> Config:
+    options = config.algorithm.model_copy(update={"alpha": alpha})
+    return config.model_copy(update={"algorithm": options})

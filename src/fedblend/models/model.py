@@ -31,6 +31,7 @@ from typing import Any, NamedTuple, TypeVar
 from fedblend.core import Key, PyTree
 from fedblend.errors import hint
 from fedblend.mixing import Apply
+from fedblend.registry import Registry
 
 
 class Model(NamedTuple):
@@ -71,7 +72,7 @@ class ModelInfo(NamedTuple):
         return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
 
 
-MODELS: dict[str, ModelInfo] = {}
+MODELS: Registry[ModelInfo] = Registry("fedblend.models")
 """The models of this package, by name."""
 
 
@@ -84,8 +85,7 @@ def model(summary: str, arguments: Arguments) -> Callable[[Builder], Builder]:
     """
 
     def register(builder: Builder) -> Builder:
-        name = builder.__name__
-        MODELS[name] = ModelInfo(name, builder, summary, arguments)
+        MODELS.add(ModelInfo(builder.__name__, builder, summary, arguments))
         return builder
 
     return register

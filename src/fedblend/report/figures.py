@@ -16,7 +16,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from fedblend.gains import Gain, gain_summary
+from fedblend.core import PyTree
+from fedblend.gains import Evidence, Gain, gain_summary
 from fedblend.report.curves import (
     Curve,
     Row,
@@ -27,8 +28,7 @@ from fedblend.report.curves import (
     shown_splits,
 )
 from fedblend.report.harm import Clients, Comparison, compared, in_short
-from fedblend.simulation.result import Evidence
-from fedblend.simulation.run import Run
+from fedblend.simulation.result import Results
 
 COLORS = {"shared": "#0072B2", "local": "#E69F00", "personal": "#009E73"}
 HARM, UNSURE = "#D55E00", "#B0B0B0"
@@ -63,11 +63,11 @@ Alone = dict[str, Any] | None
 """``Run.alone``: how long the clients trained alone that a run is compared with."""
 
 
-def plot_run(run: Run, path: Any = None) -> Any:
+def plot_run(run: Results, path: Any = None, over: PyTree | None = None) -> Any:
     """Curves of a run and its clients' gains, as a matplotlib figure.
 
-    The range over seeds is a band; a sweep has a line for each value. The figure is
-    saved to ``path`` if given, in the format of its suffix.
+    The range over seeds is a band; a sweep ``over`` a tree of arrays has a line for
+    each value. The figure is saved to ``path`` if given, in the format of its suffix.
     """
     rows = rows_of(run)
     with style():
@@ -75,8 +75,8 @@ def plot_run(run: Run, path: Any = None) -> Any:
         if not splits:
             figure = new_figure(4.8, 3.2)
             figure.suptitle("Nothing was measured in this run")
-        elif run.over is not None:
-            figure = _sweep_figure(run, rows, splits[0])
+        elif over is not None:
+            figure = _sweep_figure(over, rows, splits[0])
         else:
             metric = shown_metrics(rows, splits[0])[0]
             gains = compared(run.evidence, splits[0], metric)
@@ -284,12 +284,12 @@ def _curves_figure(
     return figure
 
 
-def _sweep_figure(run: Run, rows: list[Row], split: str) -> Any:
+def _sweep_figure(over: PyTree, rows: list[Row], split: str) -> Any:
     """The personal model for each value of a sweep."""
     import matplotlib
 
-    values = jax.tree.leaves(run.over)
-    replicas = range(run.replicas or 1)
+    values = jax.tree.leaves(over)
+    replicas = range(len(values[0]))
     names = [", ".join(f"{float(leaf[at]):.3g}" for leaf in values) for at in replicas]
     shades = matplotlib.colormaps["viridis"](np.linspace(0, 0.9, len(names)))
     by_value = [[row for row in rows if row["seed"] == at] for at in replicas]

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedblend.gains import Gain, GainSummary, gain_summary
+from fedblend.gains import Evidence, Gain, GainSummary, gain_summary
 from fedblend.report.curves import (
     MODELS,
     Row,
@@ -20,7 +20,7 @@ from fedblend.report.curves import (
     shown_splits,
     training_alone,
 )
-from fedblend.simulation.result import Evidence, Results
+from fedblend.simulation.result import Results
 
 WORSE_THAN = {"local": "alone", "shared": "with the shared model"}
 OTHERS = {"local": "training alone", "shared": "the shared model"}

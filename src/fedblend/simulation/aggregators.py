@@ -20,7 +20,7 @@ from fedblend import trees
 from fedblend.checks import Number, words
 from fedblend.core import Aggregate, PyTree
 
-DROPPED, HEARD, REJECTED, PADDING = 0, 1, 2, 3
+DROPPED, RECEIVED, REJECTED, PADDING = 0, 1, 2, 3
 """What became of a member of the cohort."""
 
 

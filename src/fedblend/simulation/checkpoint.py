@@ -2,10 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Saving a run between two blocks, and going on from there, bit for bit.
 
-A checkpoint is one file in the layout of ``wire``: the server's side, all client
-states (for a disk store the rows its last block changed), the books, and the records.
-It is written beside its place, synced, and moved there, so there is always a whole
-one. Keys come from numbers, so there is no generator to save.
+A checkpoint is one file in the layout of ``serialize``: the server's state, all client
+states (for a disk store the rows its last block changed), the bits sent, and the
+records. It is written beside its place, synced, and moved there, so there is always a
+whole one. Keys come from numbers, so there is no generator to save.
 """
 
 import json
@@ -16,20 +16,20 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
-from fedblend.core import PyTree
+from fedblend.errors import InputError
+from fedblend.simulation.client_store import StoreError
 from fedblend.simulation.result import Record
 from fedblend.simulation.run import Run
 from fedblend.simulation.sampling import Strata
 from fedblend.simulation.serialize import WireError, as_tree, pack, unpack
-from fedblend.simulation.store_version import StoreError
 
-VERSION = 1
+VERSION = 2
+"""The layout of checkpoints; 1 counted answers as "heard"."""
 
 
-class CheckpointError(ValueError):
+class CheckpointError(InputError):
     """A checkpoint that cannot be used, and why."""
 
 
@@ -67,7 +67,7 @@ def save(path: Path, run: Run, about: Mapping[str, str] | None = None) -> None:
         "records": json.dumps([_rows(record) for record in run.records]),
         "about": json.dumps(dict(about or {})),
     }
-    write_atomically(path, pack(_content(run), words))
+    write_atomically(path, pack(run.snapshot(), words))
 
 
 def read_about(path: Path) -> dict[str, str]:
@@ -87,18 +87,11 @@ def restore(path: Path, run: Run) -> None:
                 f"this run has {value}"
             )
     try:
-        content = as_tree(arrays, _template(run, arrays))
-    except WireError as error:
+        changed = len(arrays.get("['store']['ids']", ()))
+        content = as_tree(arrays, run.snapshot_template(changed))
+        run.restore(content, words["round"], words["records"])
+    except (WireError, StoreError) as error:
         raise CheckpointError(f"checkpoint {path}: {error}") from None
-    try:
-        run._store.restore(content["store"])
-    except StoreError as error:
-        raise CheckpointError(f"checkpoint {path}: {error}") from None
-    run.down, run.server = jax.tree.map(jnp.asarray, content["server"])
-    for ledger, entry in zip(run._ledgers, content["ledgers"], strict=True):
-        ledger.restore(entry)
-    run.round, run.records = words["round"], words["records"]
-    run.measure()
 
 
 def _open(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
@@ -117,6 +110,11 @@ def _open(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
             f"checkpoint {path}: version {version} is newer than this fedblend, "
             f"which reads up to {VERSION}"
         )
+    if int(version) < VERSION:
+        raise CheckpointError(
+            f"checkpoint {path}: version {version} is older than this fedblend, which "
+            f"reads only {VERSION}; begin the run again in another folder"
+        )
     try:
         return arrays, {
             "round": int(words["round"]),
@@ -132,20 +130,20 @@ def _open(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
 
 def _plan(run: Run) -> dict[str, Any]:
     """What must not change between saving and restoring."""
-    keys = np.asarray(jax.random.key_data(run._engine.key))
+    keys = np.asarray(jax.random.key_data(run.key))
     return {
         "clients": run.federated_data.clients,
         "cohort": run.cohort,
-        "strata": _digest(run.strata),
-        "epoch": run.epoch,
+        "strata": _digest(run.cohorts.strata),
+        "epoch": run.cohorts.epoch,
         "every": run.every,
-        "chunk": run._engine.settings.chunk,
-        "weight": run._engine.settings.everyone,
-        "dropout": run._engine.settings.dropout,
-        "reduction": run._engine.settings.reduction.name,
+        "chunk": run.settings.chunk,
+        "weight": run.settings.everyone,
+        "dropout": run.settings.dropout,
+        "reduction": run.settings.reduction.name,
         "replicas": run.replicas,
         "key": keys.tolist(),
-        "store": run._store.kind,
+        "store": run.store_kind,
     }
 
 
@@ -154,23 +152,6 @@ def _digest(strata: Strata | None) -> list[Any] | None:
         return None
     of = zlib.crc32(np.asarray(strata.of, np.int64).tobytes())
     return [of, list(strata.weights), list(strata.sizes or ())]
-
-
-def _content(run: Run) -> PyTree:
-    return {
-        "server": (run.down, run.server),
-        "store": run._store.snapshot(),
-        "ledgers": [ledger.snapshot() for ledger in run._ledgers],
-    }
-
-
-def _template(run: Run, arrays: Mapping[str, np.ndarray]) -> PyTree:
-    """The expected structure; what depends on progress is taken from the file."""
-    return {
-        "server": run.with_replicas((run.shapes.down, run.shapes.server)),
-        "store": run._store.template(len(arrays.get("['store']['ids']", ()))),
-        "ledgers": [ledger.snapshot() for ledger in run._ledgers],
-    }
 
 
 def _rows(record: Any) -> Any:

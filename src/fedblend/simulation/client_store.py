@@ -11,11 +11,18 @@ The disk store keeps what a block changed apart (``pending``) until the next blo
 begins. A checkpoint saved in between holds these rows too, and restoring it writes
 them again: whenever a process is killed, files and the last block's checkpoint agree.
 Files that went on further than that, or were never this run's, are refused.
+
+A small file beside those of a disk store, its stamp, names the run that writes them and
+counts how often rows were written. The count moves before the rows do: files whose
+count is not the checkpoint's hold rows that the checkpoint knows nothing about.
 """
 
+import os
+import secrets
 import shutil
 import tempfile
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 
 import jax
@@ -23,8 +30,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedblend import trees
+from fedblend.checks import words
 from fedblend.core import PyTree
-from fedblend.simulation.store_version import Stamp
 
 DEVICE_BYTES = 2**30
 """States up to this size stay on the device."""
@@ -47,17 +54,12 @@ def open_store(kind: str, template: PyTree, clients: int, folder: Path | None = 
 
     Leaves of the template have the replicas of a sweep, if any, in front.
     """
+    words("auto", "device", "host", "disk")("store", kind)
     if kind == "auto":
         kind = choose(template, clients)
-    if kind == "device":
-        return DeviceStore(template, clients)
-    if kind == "host":
-        return HostStore(template, clients)
     if kind == "disk":
         return DiskStore(template, clients, folder)
-    raise ValueError(
-        f"store: {kind!r} is unknown, it is 'auto', 'device', 'host' or 'disk'"
-    )
+    return {"device": DeviceStore, "host": HostStore}[kind](template, clients)
 
 
 class DeviceStore:
@@ -67,9 +69,7 @@ class DeviceStore:
     eager = True
 
     def __init__(self, template: PyTree, clients: int):
-        self.states = jax.tree.map(
-            lambda leaf: jnp.zeros((clients, *leaf.shape), leaf.dtype), template
-        )
+        self.states = _zeros(jnp.zeros, template, clients)
         self.known = np.zeros(clients, bool)
 
     def load(self, ids: np.ndarray, room: int) -> tuple[PyTree, np.ndarray]:
@@ -115,9 +115,7 @@ class HostStore:
     eager = False
 
     def __init__(self, template: PyTree, clients: int):
-        self.states = jax.tree.map(
-            lambda leaf: np.zeros((clients, *leaf.shape), leaf.dtype), template
-        )
+        self.states = _zeros(np.zeros, template, clients)
         self.known = np.zeros(clients, bool)
 
     def load(self, ids: np.ndarray, room: int) -> tuple[PyTree, np.ndarray]:
@@ -128,9 +126,7 @@ class HostStore:
 
     def save(self, ids: np.ndarray, states: PyTree) -> None:
         """Take back what ``load`` gave."""
-        members = np.unique(ids)
-        # Sliced on the host: on the device every new length would be compiled.
-        self.write(members, trees.take(jax.device_get(states), slice(len(members))))
+        self.write(*_changed(ids, states))
 
     def gather(self, ids: np.ndarray) -> PyTree:
         """The states of these clients, stacked, on the device."""
@@ -160,8 +156,21 @@ class HostStore:
         self.known = np.array(snapshot["known"])
 
 
+def _zeros(make: Callable, template: PyTree, clients: int) -> PyTree:
+    return jax.tree.map(lambda leaf: make((clients, *leaf.shape), leaf.dtype), template)
+
+
+def _changed(ids: np.ndarray, states: PyTree) -> tuple[np.ndarray, PyTree]:
+    """The clients of a block and their states, on the host.
+
+    Sliced there: on the device every new length would be compiled.
+    """
+    members = np.unique(ids)
+    return members, trees.take(jax.device_get(states), slice(len(members)))
+
+
 class DiskStore(HostStore):
-    """All states in memory-mapped files; changes of a block wait to be kept."""
+    """All states in memory-mapped files; changes of a block wait to be written."""
 
     kind = "disk"
 
@@ -199,9 +208,7 @@ class DiskStore(HostStore):
 
     def save(self, ids: np.ndarray, states: PyTree) -> None:
         """Keep apart what a block changed."""
-        members = np.unique(ids)
-        rows = trees.take(jax.device_get(states), slice(len(members)))
-        self.pending = (members, rows)
+        self.pending = _changed(ids, states)
 
     def gather(self, ids: np.ndarray) -> PyTree:
         """The states of these clients, newest first, stacked."""
@@ -233,26 +240,26 @@ class DiskStore(HostStore):
         """What a checkpoint has to hold: the last block's rows, and who is known."""
         jax.tree.map(lambda leaf: leaf.flush(), self.states)
         self.stamp.claim()
-        kept = self._kept()
+        facts = self._facts()
         if self.pending is None:
-            return kept
+            return facts
         ids, rows = self.pending
-        return {**kept, "ids": ids, "rows": rows}
+        return {**facts, "ids": ids, "rows": rows}
 
-    def _kept(self) -> dict[str, np.ndarray]:
+    def _facts(self) -> dict[str, np.ndarray]:
         count = np.array(self.stamp.count, np.int64)
         return {"known": self.known, "run": self.stamp.run, "count": count}
 
     def template(self, changed: int) -> PyTree:
         """The shapes of a snapshot, given how many clients the last block changed."""
         if changed == 0:
-            return self._kept()
+            return self._facts()
         rows = jax.tree.map(
             lambda leaf: jax.ShapeDtypeStruct((changed, *leaf.shape[1:]), leaf.dtype),
             self.states,
         )
         ids = jax.ShapeDtypeStruct((changed,), np.dtype(np.int64))
-        return {**self._kept(), "ids": ids, "rows": rows}
+        return {**self._facts(), "ids": ids, "rows": rows}
 
     def restore(self, snapshot: PyTree) -> None:
         """Write the last block's rows again; the files may have got that far."""
@@ -264,3 +271,51 @@ class DiskStore(HostStore):
         if waits:
             self.write(np.array(snapshot["ids"]), snapshot["rows"])
             self.stamp.write(count + 1)
+
+
+class StoreError(ValueError):
+    """Files of a disk store that do not belong to a checkpoint."""
+
+
+class Stamp:
+    """The stamp of a folder: eight bytes that name a run, and a count."""
+
+    def __init__(self, folder: Path):
+        self.path = folder / "stamp"
+        self.run = np.frombuffer(secrets.token_bytes(8), np.uint8)
+        self.count = 0
+        self.claimed = False
+
+    def claim(self) -> None:
+        """Mark the folder as this run's, unless it is already."""
+        if not self.claimed:
+            self.write(self.count)
+
+    def remove(self) -> None:
+        """Mark the folder as nobody's."""
+        self.path.unlink(missing_ok=True)
+
+    def write(self, count: int) -> None:
+        """Mark the folder as this run's, rows written ``count`` times."""
+        self.count, self.claimed = count, True
+        beside = self.path.with_name("stamp.new")
+        beside.write_text(f"{self.run.tobytes().hex()} {count}\n")
+        os.replace(beside, self.path)
+
+    def adopt(self, run: np.ndarray, count: int, most: int) -> None:
+        """Go on with files written by this run, ``count`` to ``most`` times."""
+        try:
+            name, found = self.path.read_text().split()
+            found = int(found)
+        except (OSError, ValueError):
+            raise StoreError(
+                f"{self.path.parent} lacks the clients' states of this checkpoint"
+            ) from None
+        if name != run.tobytes().hex():
+            raise StoreError(f"{self.path.parent} has the states of another run")
+        if not count <= found <= most:
+            raise StoreError(
+                f"{self.path.parent} has the states of another moment "
+                f"(written {found} times, not {count})"
+            )
+        self.run, self.count, self.claimed = np.array(run), found, True

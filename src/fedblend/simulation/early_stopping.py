@@ -1,11 +1,11 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""How long to train alone: until held-out rows say that more rounds bring no more.
+"""How long to train alone: until more rounds improve nothing on held-out rows.
 
-They are looked at after 1, 2, 3, ... rounds, in the end after every fifth more than
-before. Training goes on for ``least`` rounds, and until twice as many as before have
-brought less than a hundredth: of what all of them brought, and of the value itself.
-Then the best look counts.
+Held-out rows are evaluated after 1, 2, 3, ... rounds, in the end after every fifth more
+than before. Training goes on for ``least`` rounds, and until twice as many rounds as
+before improve the score by less than a hundredth: of the improvement so far, and of the
+score itself. Then the best round counts.
 """
 
 import math
@@ -14,6 +14,8 @@ from typing import NamedTuple
 
 from fedblend.metrics import Metric
 
+HELD_OUT = 0.2
+"""Part of every client's training rows that decides where it has no validation rows."""
 LEAST = 20
 """Rounds that are tried at least, however short the run that is compared with."""
 MOST = 20
@@ -22,7 +24,7 @@ LITTLE = 0.01
 
 
 class Look(NamedTuple):
-    """What held-out rows say after some rounds: scores, of which more is better."""
+    """Scores on held-out rows after some rounds, of which more is better."""
 
     round: int
     score: float
@@ -31,7 +33,7 @@ class Look(NamedTuple):
 
 
 class Budget(NamedTuple):
-    """How long every client trains alone, and how that was found."""
+    """How long every client trains alone, and how that was chosen."""
 
     rounds: int | None
     """None if every client has its own number."""
@@ -41,11 +43,11 @@ class Budget(NamedTuple):
     tried: int | None = None
     """Rounds that were tried to choose."""
     improving: bool = False
-    """Whether more rounds than were tried might still bring more."""
+    """Whether more rounds than were tried might still improve."""
 
 
 def looks() -> Iterator[int]:
-    """The rounds after which held-out rows are looked at.
+    """The rounds after which held-out rows are evaluated.
 
     >>> from itertools import islice
     >>> list(islice(looks(), 12))
@@ -69,7 +71,7 @@ def score(metric: Metric, value: float) -> float:
 
 
 def settled(seen: Sequence[Look], least: int) -> bool:
-    """Whether more rounds bring no more."""
+    """Whether more rounds improve nothing."""
     now = seen[-1].round
     if now < least:
         return False
@@ -77,13 +79,13 @@ def settled(seen: Sequence[Look], least: int) -> bool:
     best = best_of(seen).score
     if not math.isfinite(before):
         return not math.isfinite(best)
-    brought = best - seen[0].score
-    return best - before <= LITTLE * min(brought, abs(before))
+    improvement = best - seen[0].score
+    return best - before <= LITTLE * min(improvement, abs(before))
 
 
-def exhausted(seen: Sequence[Look], least: int) -> bool:
-    """Whether as many rounds were tried as may be."""
-    return seen[-1].round >= MOST * least
+def over(seen: Sequence[Look], least: int) -> bool:
+    """Whether training ends here: more rounds improve nothing, or may not be tried."""
+    return settled(seen, least) or seen[-1].round >= MOST * least
 
 
 def best_of(seen: Sequence[Look]) -> Look:
@@ -92,7 +94,7 @@ def best_of(seen: Sequence[Look]) -> Look:
 
 
 def chosen(seen: Sequence[Look], least: int, rows: str, metric: str) -> Budget:
-    """What the looks come to; where they say nothing it is the least."""
+    """The best number of rounds; the least where no score is finite."""
     best = best_of(seen)
     if not math.isfinite(best.score):
         return Budget(least)

@@ -1,10 +1,10 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""Compiling the functions of ``rounds``, and mapping them over the replicas of a sweep.
+"""Compiling ``rounds`` and ``evaluate``, and mapping them over replicas.
 
 With replicas every array of down, server and measures has them as first axis and client
 states as second; where all replicas share a key, the cohorts and batches they share are
-read only once. Lanes with splits of their own read the same flat arrays, where these
+read only once. Replicas with splits of their own read the same flat arrays, where these
 lie one after another: only the places at which rows start have an axis of replicas.
 """
 
@@ -16,9 +16,10 @@ from typing import Any
 import jax
 
 from fedblend import trees
-from fedblend.core import Info, Key, PyTree, Shard
-from fedblend.simulation import client_calls, rounds
+from fedblend.core import Down, Info, Key, PyTree, Shard
+from fedblend.simulation import evaluate, rounds
 from fedblend.simulation.aggregators import RunningSum, empty, finish
+from fedblend.simulation.evaluate import Evaluation
 from fedblend.simulation.rounds import Members, Settings, Shapes
 
 
@@ -54,14 +55,14 @@ class Engine:
         params = self.params if self.inits is None else trees.take(self.params, 0)
         group = jax.tree.map(lambda leaf: leaf[None], member)
         running_sum, states = jax.eval_shape(
-            partial(client_calls.enroll, settings), hyper, root, params, train, group
+            partial(rounds.enroll, settings), hyper, root, params, train, group
         )
         state = jax.tree.map(
             lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), states
         )
         join = jax.eval_shape(finish, running_sum, 1.0)
         down, server = jax.eval_shape(
-            partial(client_calls.start, settings),
+            partial(rounds.start, settings),
             hyper,
             root,
             params,
@@ -75,7 +76,7 @@ class Engine:
                 settings, algorithm, root, down, examples, state, member
             )
             shard = rounds.shard_of(settings, examples, member)
-            last = client_calls.told_to_deploy(algorithm, down, state, shard)
+            last = evaluate.message_to_deploy(algorithm, down, state, shard)
             return said, algorithm.decode(said.up), last
 
         said, decoded, last = jax.eval_shape(
@@ -104,23 +105,21 @@ class Engine:
         )
 
     def enroll(self, members: Members) -> tuple[RunningSum, PyTree]:
-        """Tally of the joins, and states, of a group of clients."""
+        """The sum of what a group of clients says on joining, and their states."""
         return self._call(
             "enroll",
-            partial(client_calls.enroll, self.settings),
+            partial(rounds.enroll, self.settings),
             (self.sweep, self.keys, self.inits, None, self.placed),
             (0, 1),
             (self.over, self.key, self.params, self.examples["train"], members),
         )
 
     def start(self, running_sum: RunningSum) -> tuple[PyTree, PyTree]:
-        """The server's first word, and its state."""
+        """The server's first message, and its state."""
 
         def begin(hyper, root, params, running_sum, central):
             aggregate = finish(running_sum, self.settings.everyone)
-            return client_calls.start(
-                self.settings, hyper, root, params, aggregate, central
-            )
+            return rounds.start(self.settings, hyper, root, params, aggregate, central)
 
         return self._call(
             "start",
@@ -151,11 +150,14 @@ class Engine:
             donate=(3,),
         )
 
-    def measure(self, metrics, capacities, chunk, down, states, members, rows):
-        """Values of all measures for a group of clients, and what each row brings."""
+    def measure(
+        self, asked: Evaluation, down: Down, states: PyTree, members: Members
+    ) -> tuple[PyTree, PyTree]:
+        """The metrics of clients, and what each row contributes."""
+        places = asked.places
         return self._call(
             "measure",
-            partial(client_calls.measure, self.settings, metrics, capacities, chunk),
+            partial(asked.measure, self.settings),
             (
                 self.sweep,
                 self.keys,
@@ -163,10 +165,10 @@ class Engine:
                 1,
                 None,
                 self.placed,
-                dict.fromkeys(rows, (self.places, None)),
+                dict.fromkeys(places, (self.places, None)),
             ),
             0,
-            (self.over, self.key, down, states, self.examples, members, rows),
+            (self.over, self.key, down, states, self.examples, members, places),
         )
 
     def personal(self, down, state, shard: Shard) -> PyTree:
@@ -174,7 +176,7 @@ class Engine:
         placed: Any = Shard(None, self.places, None, None, shard.capacity)  # type: ignore
         return self._call(
             "personal",
-            partial(client_calls.personal, self.settings),
+            partial(evaluate.personal, self.settings),
             (self.sweep, self.keys, 0, 0, placed),
             0,
             (self.over, self.key, down, state, shard),

@@ -1,6 +1,10 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""Measuring the models of a run on its clients, on all of them or a fixed sample."""
+"""Measuring the models of clients, all of them or a fixed sample.
+
+Pure functions of arrays for one replica, like those of ``rounds``, and ``Evaluation``,
+what a run measures on whom.
+"""
 
 import dataclasses
 from collections.abc import Mapping
@@ -11,31 +15,83 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedblend.core import PyTree
+from fedblend import keys
+from fedblend.core import Algorithm, Down, Key, PyTree, Shard, shared_model
 from fedblend.data.federated import Shards
-from fedblend.metrics import Metric
-from fedblend.simulation.engine import Engine
-from fedblend.simulation.result import Measured
-from fedblend.simulation.rounds import Members
+from fedblend.gains import Evidence, Measured
+from fedblend.metrics import Metric, evaluate
+from fedblend.shards import everything
+from fedblend.simulation.rounds import Members, Settings, shard_of
 
 MEASURE_BYTES = 2**28
 """Memory that the rows of clients measured side by side may take."""
+
+Values = dict[str, dict[str, tuple[dict[str, jax.Array], dict[str, jax.Array]]]]
+"""``{split: {model: (numbers, rows)}}`` of one client, see ``metrics.evaluate``."""
+
+
+def message_to_deploy(
+    algorithm: Algorithm, down: Down, state: PyTree, shard: Shard
+) -> Down:
+    """The message from which a client makes the model that it uses."""
+    if algorithm.needs.whole:
+        return down
+    return algorithm.tell(down, algorithm.ask(state, shard))
+
+
+def personal(
+    settings: Settings, hyper: Any, root: Key, down: Down, state: PyTree, shard: Shard
+) -> PyTree:
+    """The model that one client would deploy, from the message and its state."""
+    algorithm = settings.build(hyper)
+    message = message_to_deploy(algorithm, down, state, shard)
+    key = keys.at(root, "personal", down.round, shard.id)
+    return algorithm.personal(message, state, shard, key)
+
+
+def evaluate_client(
+    algorithm: Algorithm,
+    metrics: Mapping[str, Metric],
+    personal: PyTree,
+    shared: PyTree,
+    held: Mapping[str, Shard],
+) -> Values:
+    """The metrics of one client's models on its rows of each split.
+
+    Args:
+        algorithm: whose models they are.
+        metrics: what to measure.
+        personal: what the client deploys.
+        shared: the shared model; None where the server sends none.
+        held: the client's rows, by split.
+    """
+    one_for_all = algorithm.personal is shared_model
+    models = {"personal": personal}
+    if jax.tree.leaves(shared) and not one_for_all:
+        models["shared"] = shared
+    found = {}
+    for split, rows in held.items():
+        batch = everything(rows)
+        found[split] = {
+            name: evaluate(metrics, model, batch) for name, model in models.items()
+        }
+        if one_for_all:
+            found[split]["shared"] = found[split]["personal"]
+    return found
 
 
 @dataclasses.dataclass(frozen=True)
 class Evaluation:
     """What to measure, on whom.
 
-    ``local`` is a run of ``local_only``, whose personal models are every client's
-    alternative to taking part.
+    ``ids`` are the clients, at most ``most`` of them measured side by side.
     """
 
-    engine: Engine
     metrics: Mapping[str, Metric]
     splits: Mapping[str, Shards]
     ids: np.ndarray
     replicas: int | None
-    local: Any = None
+    most: int
 
     @property
     def counts(self) -> dict[str, np.ndarray]:
@@ -50,44 +106,85 @@ class Evaluation:
             for split in self.splits.values()
             for leaf in jax.tree.leaves(split.examples)
         )
-        most = max(MEASURE_BYTES // (window * (self.replicas or 1)), 1)
-        return int(min(most, self.engine.settings.chunk, len(self.ids)))
+        fitting = max(MEASURE_BYTES // (window * (self.replicas or 1)), 1)
+        return int(min(fitting, self.most, len(self.ids)))
 
     @property
     def padded_ids(self) -> np.ndarray:
         """The measured clients, some of them again to fill the last chunk."""
         return np.resize(self.ids, len(self.ids) + -len(self.ids) % self.chunk)
 
-    def look(
-        self, down: PyTree, states: PyTree, members: Members
-    ) -> tuple[list[Measured], list[Measured]]:
-        """The measures of each replica, and those of training alone if they are known.
-
-        Also what each row brings to them, arrays [clients, rows].
-
-        States and members are those of ``padded_ids``.
-        """
-        padded = self.padded_ids
-        rows = {
+    @property
+    def places(self) -> dict[str, tuple[jax.Array, jax.Array]]:
+        """Where the rows of ``padded_ids`` start in each split, and how many."""
+        ids = self.padded_ids
+        return {
             name: (
-                jnp.asarray(split.starts[..., padded], jnp.int32),
-                jnp.asarray(split.counts[padded], jnp.int32),
+                jnp.asarray(split.starts[..., ids], jnp.int32),
+                jnp.asarray(split.counts[ids], jnp.int32),
             )
             for name, split in self.splits.items()
         }
-        values = self.engine.measure(
-            self.metrics,
-            {name: split.capacity for name, split in self.splits.items()},
-            self.chunk,
-            down,
-            states,
-            members,
-            rows,
-        )
+
+    def measure(
+        self,
+        settings: Settings,
+        hyper: Any,
+        root: Key,
+        down: Down,
+        states: PyTree,
+        examples: Mapping[str, PyTree],
+        members: Members,
+        places: Mapping[str, tuple[jax.Array, jax.Array]],
+    ) -> tuple[PyTree, PyTree]:
+        """Metrics of clients in one replica: ``{split: {model: {metric: values}}}``.
+
+        Also what each row contributes, [clients, rows]: of held-out rows where there
+        are some. States, members and places are those of ``padded_ids``. Methods whose
+        server sends nothing have no shared model to measure.
+        """
+        algorithm = settings.build(hyper)
+        capacity = {name: split.capacity for name, split in self.splits.items()}
+        paired = [name for name in places if name != "train"] or list(places)
+
+        def one(client):
+            state, member, rows = client
+            shard = shard_of(settings, examples["train"], member)
+            message = algorithm.tell(down, algorithm.ask(state, shard))
+            held = {
+                name: Shard(examples[name], start, count, member.ids, capacity[name])
+                for name, (start, count) in rows.items()
+            }
+            found = evaluate_client(
+                algorithm,
+                self.metrics,
+                personal(settings, hyper, root, down, state, shard),
+                down.shared if jax.tree.leaves(message.shared) else None,
+                held,
+            )
+            numbers, contributions = (
+                {
+                    split: {model: both[place] for model, both in models.items()}
+                    for split, models in found.items()
+                }
+                for place in (0, 1)
+            )
+            return numbers, {split: contributions[split] for split in paired}
+
+        return jax.lax.map(one, (states, members, places), batch_size=self.chunk)
+
+    def by_replica(
+        self, values: tuple[PyTree, PyTree], alone: Evidence | None
+    ) -> tuple[list[Measured], list[Measured]]:
+        """What ``measure`` found in each replica, and what single rows contribute.
+
+        ``alone`` is that of training alone: its personal models are every client's
+        alternative to taking part, "local" in the result.
+        """
         values = jax.device_get(values)
         if self.replicas is None:
             values = jax.tree.map(lambda leaf: leaf[None], values)
-        found, brought = (
+        found, by_row = (
             [
                 jax.tree.map(
                     lambda leaf, replica=replica: leaf[replica, : len(self.ids)], of
@@ -96,11 +193,10 @@ class Evaluation:
             ]
             for of in values
         )
-        if self.local is not None:
-            alone = self.local.complete()
-            for replicas, theirs in ((found, alone.measured), (brought, alone.brought)):
+        if alone is not None:
+            for replicas, theirs in ((found, alone.measured), (by_row, alone.by_row)):
                 for replica, measured in enumerate(replicas):
                     reference = theirs[replica if len(theirs) > 1 else 0]
                     for split, models in measured.items():
                         models["local"] = reference[split]["personal"]
-        return found, brought
+        return found, by_row

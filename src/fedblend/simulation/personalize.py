@@ -29,10 +29,11 @@ from fedblend import keys, trees
 from fedblend.checks import WHOLE, fits
 from fedblend.core import Algorithm, Down, Key, PyTree, Shard
 from fedblend.data.federated import FEDERATED_DATA, FederatedData, Shards
+from fedblend.gains import Evidence, Measured, harms
 from fedblend.metrics import Measure, Metric, as_metrics, evaluate
 from fedblend.shards import everything
-from fedblend.simulation.client_calls import strong, told_to_deploy
-from fedblend.simulation.result import Evidence, Measured, harms, plain, spreads
+from fedblend.simulation.evaluate import message_to_deploy
+from fedblend.simulation.result import plain, spreads
 
 AT_ONCE = 20
 """Newcomers that are trained side by side; bounds the memory it takes."""
@@ -44,14 +45,14 @@ class NewClients(NamedTuple):
     """Clients that joined, their models, and what these are worth.
 
     ``models`` are stacked over clients; ``measured`` has, for each split, the measures
-    of the "shared" and of the "personal" model over clients, ``brought`` what each row
+    of the "shared" and of the "personal" model over clients, ``by_row`` what each row
     brings to them.
     """
 
     federated_data: FederatedData
     models: PyTree
     measured: Measured
-    brought: Measured
+    by_row: Measured
     metrics: Mapping[str, Metric]
 
     def personal(self, client: int) -> PyTree:
@@ -63,7 +64,7 @@ class NewClients(NamedTuple):
         """What was measured, for comparing models client by client."""
         splits = self.federated_data.splits
         counts = {name: splits[name].counts for name in self.measured}
-        return Evidence([self.measured], [self.brought], counts, self.metrics)
+        return Evidence([self.measured], [self.by_row], counts, self.metrics)
 
     def summary(self) -> dict[str, Any]:
         """What the models are worth over clients, and whom they harm."""
@@ -115,13 +116,13 @@ def personalize(
     FEDERATED_DATA("newcomers", newcomers)
     visits = WHOLE("visits", visits)
     fits(algorithm.needs, newcomers.clients, new_clients=True)
-    down, metrics = strong(down), as_metrics(measure)
+    down, metrics = trees.strongly_typed(down), as_metrics(measure)
     train = newcomers.train
 
     def model_of(down, key, examples, place):
         shard = _shard(examples, place, train)
         own = keys.at(key, "newcomer", 0, shard.id)
-        _, state = strong(algorithm.enroll(down.shared, shard, own))
+        _, state = trees.strongly_typed(algorithm.enroll(down.shared, shard, own))
 
         def visit(number, state):
             own = keys.at(key, "newcomer", number + 1, shard.id)
@@ -131,7 +132,7 @@ def personalize(
         if visits:
             state = jax.lax.fori_loop(0, visits, visit, state)
         own = keys.at(key, "newcomer", visits + 1, shard.id)
-        told = told_to_deploy(algorithm, down, state, shard)
+        told = message_to_deploy(algorithm, down, state, shard)
         return algorithm.personal(told, state, shard, own)
 
     models = _mapped(model_of, (down, key), train, ())
@@ -141,14 +142,14 @@ def personalize(
         for name in names
         if metrics
     }
-    measured, brought = (
+    measured, by_row = (
         {
             name: {model: found[place] for model, found in by_model.items()}
             for name, by_model in seen.items()
         }
         for place in (0, 1)
     )
-    return NewClients(newcomers, models, measured, brought, metrics)
+    return NewClients(newcomers, models, measured, by_row, metrics)
 
 
 def _look(

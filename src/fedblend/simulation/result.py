@@ -15,77 +15,8 @@ import numpy as np
 
 from fedblend.core import PyTree
 from fedblend.data.federated import FederatedData
-from fedblend.gains import Gain, Sides, gain, gain_summary
+from fedblend.gains import Evidence, Measured, harms
 from fedblend.metrics import Metric, Spread, over_clients
-
-Measured = dict[str, dict[str, dict[str, np.ndarray]]]
-"""``{split: {model: {metric: values over the measured clients}}}``."""
-
-
-REFERENCES = ("local", "shared")
-"""What a personal model is compared with, training alone first."""
-
-
-class Evidence(NamedTuple):
-    """What is known for comparing the models of every client.
-
-    ``measured`` and ``brought`` have an entry for each seed; the latter is what single
-    rows bring, [clients, rows], and empty where nobody tells. ``counts`` are the rows
-    of the clients in each split, ``metrics`` what was measured.
-    """
-
-    measured: Sequence[Measured]
-    brought: Sequence[Measured]
-    counts: Mapping[str, np.ndarray]
-    metrics: Mapping[str, Metric]
-
-    def of_replica(self, replica: int) -> "Evidence":
-        """One seed's."""
-        one = slice(replica, replica + 1)
-        return self._replace(measured=self.measured[one], brought=self.brought[one])
-
-    def others(self, split: str) -> list[str]:
-        """The models to compare the personal one with: all that are not the same.
-
-        NaN everywhere does not make two models the same.
-        """
-        replicas = [splits[split] for splits in self.measured if split in splits]
-        known = replicas[0] if replicas and "personal" in replicas[0] else {}
-
-        def same(other: str) -> bool:
-            pairs = [
-                (values, models[other][metric])
-                for models in replicas
-                for metric, values in models["personal"].items()
-            ]
-            equal = all(np.array_equal(*pair, equal_nan=True) for pair in pairs)
-            return equal and any(np.isfinite(values).any() for values, _ in pairs)
-
-        return [name for name in REFERENCES if name in known and not same(name)]
-
-    def gain(self, split: str, metric: str, other: str) -> Gain:
-        """What every client gains by its personal model over the other one."""
-        counts = np.asarray(self.counts[split])
-        seeds = []
-        for replica, splits in enumerate(self.measured):
-            models = splits[split]
-            own = models["personal"]
-            # The mean loss is known wherever there are rows; an area may well not be.
-            telling = own.get("loss", None if metric == "auc" else own[metric])
-            broken = np.isinf(own[metric])
-            if telling is not None:
-                broken = broken | ~np.isfinite(telling)
-            rows = self.brought[replica].get(split, {}) if self.brought else {}
-            paired = [rows.get(name, {}).get(metric) for name in ("personal", other)]
-            seeds.append(
-                Sides(
-                    np.asarray(own[metric], np.float64),
-                    np.asarray(models[other][metric], np.float64),
-                    broken & (counts > 0),
-                    None if any(side is None for side in paired) else tuple(paired),  # type: ignore
-                )
-            )
-        return gain(self.metrics[metric], seeds, counts)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,15 +24,15 @@ class Record:
     """The state of one replica after a block of rounds.
 
     ``rounds`` and ``seconds`` are the block's (compiling and measuring left out), as
-    are the members of its cohorts that were heard, dropped out, or were rejected
-    because their answer was not finite. Bits are totals so far over all clients.
+    are the members of its cohorts whose answers were received, who dropped out, or were
+    rejected because an answer was not finite. Bits are totals so far over all clients.
     ``measures[split][model][metric]`` is a ``Spread`` over the measured clients.
     """
 
     round: int
     rounds: int
     seconds: float
-    heard: int
+    received: int
     dropped: int
     rejected: int
     bits_up: int
@@ -153,28 +84,6 @@ def spreads(
             for model, by_name in models.items()
         }
         for split, models in measured.items()
-    }
-
-
-def harms(evidence: Evidence) -> dict[str, Any]:
-    """Whom the personal model serves worse than another, by split and metric.
-
-    ``than_local`` compares with training alone, ``than_shared`` with the shared model;
-    each is a ``GainSummary`` as plain values, over all seeds of the evidence. Where the
-    personal model is the other one there is nothing to compare.
-    """
-    return {
-        split: {
-            name: {
-                f"than_{other}": gain_summary(
-                    evidence.gain(split, name, other)
-                )._asdict()
-                for other in evidence.others(split)
-            }
-            for name in models["personal"]
-        }
-        for replica in evidence.measured[:1]
-        for split, models in replica.items()
     }
 
 
@@ -358,3 +267,93 @@ def _spread(bits: np.ndarray) -> dict[str, float]:
 def summarize(record: Record, evidence: Evidence, costs: dict[str, Any]) -> dict:
     """A run as plain values: its last record, harmed clients, and what it cost."""
     return {**record.row(), "harmed": harms(evidence), **costs}
+
+
+ALWAYS = ("loss", "mse")
+"""Measures that every client with rows has."""
+MODELS = {
+    "personal": "the personal models",
+    "shared": "the shared model",
+    "local": "the models trained alone",
+}
+
+
+def not_finite(
+    records: Sequence[Record],
+    measured: Measured,
+    counts: Mapping[str, np.ndarray],
+    shared: PyTree,
+) -> list[str]:
+    """All that is not finite, with the first round and the number of clients.
+
+    Args:
+        records: of one replica, from the beginning.
+        measured: its measures at the end.
+        counts: the measured clients' rows, by split, where they are known.
+        shared: its shared model at the end.
+    """
+    return [
+        *_answers(records),
+        *_parameters(shared),
+        *(
+            line
+            for model in MODELS
+            for line in _measures(model, records, measured, counts)
+        ),
+    ]
+
+
+def _answers(records: Sequence[Record]) -> list[str]:
+    rejected = sum(record.rejected for record in records)
+    if not rejected:
+        return []
+    asked = rejected + sum(record.received for record in records)
+    first = next(record for record in records if record.rejected)
+    begin, end = first.round - first.rounds + 1, first.round
+    when = f"round {end}" if begin == end else f"rounds {begin} to {end}"
+    return [
+        f"{rejected} of {asked} answers of clients were not finite and left out, the "
+        f"first in {when}"
+    ]
+
+
+def _parameters(shared: PyTree) -> list[str]:
+    leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(shared)]
+    broken = sum(int((~np.isfinite(leaf)).sum()) for leaf in leaves)
+    total = sum(leaf.size for leaf in leaves)
+    if not broken:
+        return []
+    return [f"{broken} of {total} parameters of the shared model are not finite"]
+
+
+def _measures(
+    model: str,
+    records: Sequence[Record],
+    measured: Measured,
+    counts: Mapping[str, np.ndarray],
+) -> list[str]:
+    """One line of a model, over all splits and metrics."""
+    names, first, worst = [], [], (0, 0)
+    for split, models in measured.items():
+        for metric, values in models.get(model, {}).items():
+            spreads = [record.measures[split][model][metric] for record in records]
+            known = max(spread.clients for spread in spreads)
+            if metric in ALWAYS and split in counts:
+                known = int((counts[split] > 0).sum())
+            bad = [
+                record.round
+                for record, spread in zip(records, spreads, strict=True)
+                if spread.clients < known or (known and not np.isfinite(spread.mean))
+            ]
+            if bad:
+                names.append(f"{split} {metric}")
+                first.append(bad[0])
+                worst = max(worst, (known - int(np.isfinite(values).sum()), known))
+    if not names:
+        return []
+    # Training alone is over before the first round: its rounds are others.
+    when = "" if model == "local" else f" first in round {min(first)},"
+    return [
+        f"{', '.join(names)} of {MODELS[model]}: not finite,{when} at the end for "
+        f"{worst[0]} of {worst[1]} clients"
+    ]

@@ -1,9 +1,8 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""Some rounds of a simulation as one pure function of arrays, for one replica.
+"""Enrollment, start and rounds of a simulation: pure functions of arrays, one replica.
 
-``engine`` compiles it and maps it over the replicas of a sweep; ``run`` keeps the
-books.
+``engine`` compiles them and maps them over the replicas of a sweep.
 """
 
 from collections.abc import Callable
@@ -15,6 +14,7 @@ import jax.numpy as jnp
 
 from fedblend import keys, trees
 from fedblend.core import (
+    Aggregate,
     Algorithm,
     Down,
     Key,
@@ -92,6 +92,42 @@ class Log(NamedTuple):
 def shard_of(settings: Settings, examples: PyTree, member: Members) -> Shard:
     """The training data of one member."""
     return Shard(examples, member.starts, member.counts, member.ids, settings.capacity)
+
+
+def enroll(
+    settings: Settings,
+    hyper: Any,
+    root: Key,
+    params: PyTree,
+    examples: PyTree,
+    members: Members,
+) -> tuple[aggregators.RunningSum, PyTree]:
+    """The sum of what a group of clients says on joining, and their states."""
+    algorithm = settings.build(hyper)
+
+    def one(member):
+        key = keys.at(root, "enroll", 0, member.ids)
+        shard = shard_of(settings, examples, member)
+        return trees.strongly_typed(algorithm.enroll(params, shard, key))
+
+    join, states = jax.lax.map(one, members, batch_size=settings.chunk)
+    shapes = jax.tree.map(lambda leaf: leaf[0], join)
+    first = aggregators.empty(shapes)
+    running_sum, _ = aggregators.add_to(first, join, members.weights, members.present)
+    return running_sum, states
+
+
+def start(
+    settings: Settings,
+    hyper: Any,
+    root: Key,
+    params: PyTree,
+    join: Aggregate,
+    central: Shard | None,
+) -> tuple[Down, PyTree]:
+    """The server's first message, and its state."""
+    begun = settings.build(hyper).start(params, join, central, keys.at(root, "start"))
+    return trees.strongly_typed(begun)
 
 
 def exchange(
@@ -206,7 +242,7 @@ def _chunked_answers(
             states,
             trees.select(aggregate, given.state, old),
         )
-        status = jnp.where(aggregate, aggregators.HEARD, aggregators.REJECTED)
+        status = jnp.where(aggregate, aggregators.RECEIVED, aggregators.REJECTED)
         status = jnp.where(given.answered, status, aggregators.DROPPED)
         status = jnp.where(members.present, status, aggregators.PADDING).astype(
             jnp.int8

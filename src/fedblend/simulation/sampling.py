@@ -1,6 +1,6 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""Who takes part: cohorts by client id, without replacement, from the keys alone.
+"""Sampling clients: cohorts by client id, without replacement, from the keys alone.
 
 With ``Strata`` every round has so many clients of each of several populations. With an
 ``epoch`` clients are dealt: in so many rounds nobody takes part twice.
@@ -15,10 +15,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedblend import keys
+from fedblend.checks import Number
 from fedblend.core import Key, Needs
+from fedblend.errors import UserError
 
 Draw = Callable[[Key, Sequence[int]], np.ndarray]
 """``draw(root, rounds)``: the sorted client ids of each of these rounds."""
+MEASURE_AT_MOST = 10_000
+"""Federations up to this size are measured whole, of larger ones a sample of 1000."""
+_MEASURED = Number(least=0, whole=True, clients=True, each="the ids of some clients")
 
 
 class Strata(NamedTuple):
@@ -35,6 +40,58 @@ class Strata(NamedTuple):
     of: Sequence[int] | np.ndarray
     weights: Sequence[float]
     sizes: Sequence[int] | None = None
+
+
+class Cohorts(NamedTuple):
+    """How the clients of each round are drawn; the strata are complete."""
+
+    size: int
+    strata: Strata | None
+    epoch: int | None
+    draw: Draw
+
+
+def planned(
+    cohort: int | Strata | np.ndarray | None, epoch: int | None, clients: int
+) -> Cohorts:
+    """What ``cohort`` and ``epoch`` of ``simulate`` come to."""
+    always = None
+    if isinstance(cohort, np.ndarray):
+        always = np.sort(_client_ids("cohort", cohort, clients))
+        cohort = len(always)
+    strata, size = settled(cohort, clients)
+    size = Number(whole=True)("cohort", size)
+    if not 1 <= size <= clients:
+        allowed = f"between 1 and the {clients} clients there are"
+        raise UserError("cohort", size, allowed)
+    epoch = Number(whole=True, optional=True)("epoch", epoch)
+    if epoch is not None:
+        _check_epoch(epoch, strata, clients, size)
+    return Cohorts(size, strata, epoch, drawing(clients, size, strata, epoch, always))
+
+
+def measured_ids(
+    measure_on: int | Sequence[int] | np.ndarray | None, clients: int, key: Key
+) -> np.ndarray:
+    """The clients that are measured, see ``measure_on`` of ``simulate``."""
+    if measure_on is None:
+        measure_on = clients if clients <= MEASURE_AT_MOST else 1000
+    ids = _MEASURED("measure_on", measure_on)
+    if isinstance(ids, int):
+        if not 1 <= ids <= clients:
+            raise UserError("measure_on", ids, f"between 1 and the {clients} clients")
+        root = keys.named(key if key.ndim == 0 else key[0], "measure_on")
+        return cohorts(root, [0], clients, ids)[0]
+    return _client_ids("measure_on", ids, clients)
+
+
+def _client_ids(name: str, ids: Sequence[int] | np.ndarray, clients: int) -> np.ndarray:
+    ids = np.asarray(ids, np.int64)
+    if not ids.size or ids.min() < 0 or ids.max() >= clients:
+        raise UserError(name, ids, f"made of ids between 0 and {clients - 1}")
+    if len(np.unique(ids)) < len(ids):
+        raise ValueError(f"{name}: {ids.tolist()} has the same client twice")
+    return ids
 
 
 def settled(cohort: int | Strata | None, clients: int) -> tuple[Strata | None, int]:
@@ -102,7 +159,7 @@ def weighed(strata: Strata, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]
     return joining * rounds.sum(), rounds
 
 
-def check_epoch(epoch: int, strata: Strata | None, clients: int, size: int) -> None:
+def _check_epoch(epoch: int, strata: Strata | None, clients: int, size: int) -> None:
     """Refuse an epoch for which there are too few clients; strata are settled ones."""
     there, sizes = [clients], [size]
     if strata is not None:

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Simulating a federation on one machine.
 
-``simulate`` interprets an algorithm's tuple: it compiles blocks of rounds, keeps the
-clients' states, counts bits, measures, and hands out a ``Run``. Progress bars, logs and
+``simulate`` interprets an algorithm's tuple: it compiles blocks of rounds, stores the
+clients' states, counts bits, measures, and returns a ``Run``. Progress bars, logs and
 checkpoints are consumers of the run: loop over it, a record comes after every block.
 """
 
@@ -15,33 +15,24 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedblend import keys, trees
-from fedblend.checks import COUNT, PART, WHOLE, Number, fits, optional, words
+from fedblend import trees
+from fedblend.checks import COUNT, PART, WHOLE, optional
 from fedblend.core import Algorithm, Key, PyTree, Shard
 from fedblend.data.federated import FEDERATED_DATA, FederatedData, side_by_side
 from fedblend.errors import UserError
 from fedblend.metrics import Measure, Metric, as_metrics
-from fedblend.simulation import aggregators
-from fedblend.simulation.client_calls import strong
+from fedblend.simulation import aggregators, sampling
+from fedblend.simulation.clients import Clients, Weights
 from fedblend.simulation.engine import Engine
 from fedblend.simulation.evaluate import Evaluation
 from fedblend.simulation.rounds import Settings
 from fedblend.simulation.run import Run
-from fedblend.simulation.sampling import (
-    Strata,
-    check,
-    check_epoch,
-    cohorts,
-    settled,
-    weighed,
-)
+from fedblend.simulation.sampling import Strata
+from fedblend.simulation.spec import RunSpec, check_needs, weights_of
 
 CPU_CHUNK, CPU_ENTRIES = 20, 2**20
 """Clients trained side by side on a CPU: so many, while their parameters together have
 no more entries than that; docs/benchmarks.md has the measurement."""
-_MEASURED = Number(least=0, whole=True, clients=True, each="the ids of some clients")
-MEASURE_AT_MOST = 10_000
-"""Federations up to this size are measured whole, of larger ones a sample of 1000."""
 
 
 def simulate(
@@ -91,7 +82,7 @@ def simulate(
             a twentieth of all rounds if None.
         store: where client states live: "auto", "device", "host" or "disk".
         store_folder: where the disk store puts its files; a temporary place if None.
-        dropout: probability that a member of the cohort is not heard.
+        dropout: probability that a member of the cohort does not answer.
         reduction: "mean", "median" or "trimmed_mean" (which leaves out the fraction
             ``trim`` at either end).
         trim: see ``reduction``.
@@ -106,97 +97,105 @@ def simulate(
     Returns:
         A ``Run``. With several keys or ``over`` its results have a replica for each.
     """
-    build = _builder(algorithm, over)
+    spec = RunSpec(
+        rounds=rounds,
+        cohort=cohort,
+        epoch=epoch,
+        central=central,
+        weights=weights,
+        chunk=chunk,
+        every=every,
+        store=store,
+        store_folder=store_folder,
+        dropout=dropout,
+        reduction=reduction,
+        trim=trim,
+        measure=as_metrics(measure),
+        measure_on=measure_on,
+        splits=splits,
+        local=local,
+        over=over,
+    )
+    return set_up(algorithm, params, federated_data, key, spec)
+
+
+def set_up(
+    algorithm: Algorithm | Callable[[Any], Algorithm],
+    params: PyTree | Callable[[Key], PyTree],
+    federated_data: FederatedData | Sequence[FederatedData],
+    key: Key,
+    spec: RunSpec,
+) -> Run:
+    """``simulate`` with its keywords as one value."""
+    build = _builder(algorithm, spec.over)
     _check_key(key)
-    replicas = _replicas(key, over)
-    federations: list[Any] = [federated_data]
-    if isinstance(federated_data, list | tuple):
-        federations = list(federated_data)
-    if len(federations) not in (1, key.size):
-        allowed = f"a single FederatedData, or one for each of the {key.size} keys"
-        said = f"{len(federations)} of them"
-        raise UserError("federated_data", federated_data, allowed, said)
-    for one in federations:
-        FEDERATED_DATA("federated_data", one)
-    first: FederatedData = federations[0]
-    shards = side_by_side(federations)
-    clients = first.clients
-    always = None
-    if isinstance(cohort, np.ndarray):
-        always = np.sort(_checked_ids(cohort, "cohort", clients))
-        cohort = len(always)
-    strata, cohort = settled(cohort, clients)
-    cohort, rounds = _members(cohort, clients), WHOLE("rounds", rounds)
-    block: int = COUNT("every", max(1, -(-rounds // 20)) if every is None else every)
-    chunk = optional(COUNT)("chunk", chunk)
-    epoch = Number(whole=True, optional=True)("epoch", epoch)
-    PART("dropout", dropout)
-    words("auto", "device", "host", "disk")("store", store)
-    if epoch is not None:
-        check_epoch(epoch, strata, clients, cohort)
-    reducing = aggregators.reduction(reduction, trim)
-    example = _each_built(build, over, replicas)[0]
-    weights = example.needs.weights if weights is None else weights
-    check_needs(example, cohort, clients, dropout, weights, reducing)
-    values = weights_of(weights, first)
-    joining = values
-    if strata is not None:
-        check(strata, example.needs, reducing.name)
-        joining, values = weighed(strata, values)
+    replicas = _replicas(key, spec.over)
+    federations = _federations(federated_data, key)
+    first, shards = federations[0], side_by_side(federations)
+    rounds = WHOLE("rounds", spec.rounds)
+    block = max(1, -(-rounds // 20)) if spec.every is None else spec.every
+    every = min(COUNT("every", block), max(rounds, 1))
+    PART("dropout", spec.dropout)
+    cohorts = sampling.planned(spec.cohort, spec.epoch, first.clients)
+    reduction = aggregators.reduction(spec.reduction, spec.trim)
+    example = _example(build, spec.over, replicas)
+    weights = _weights(example, spec, reduction, cohorts, first)
     own_params = callable(params) and bool(key.ndim)
     if callable(params):
         params = jax.vmap(params)(key) if own_params else params(key)
-    params = strong(params)
-    size = trees.size(params) // (len(key) if own_params else 1)
+    params = trees.strongly_typed(params)
+    entries = trees.size(params) // (len(key) if own_params else 1) * (replicas or 1)
+    splits = _splits(spec.splits, first)
+    ids = sampling.measured_ids(spec.measure_on, first.clients, key)
+    if spec.local is not None and not np.array_equal(spec.local.measured_ids, ids):
+        raise ValueError("local: that run measured other clients than this one does")
     settings = Settings(
         build=build,
         capacity=first.train.capacity,
-        chunk=_chunk(chunk, cohort, size * (replicas or 1)),
-        everyone=float(values.sum()),
-        dropout=dropout,
-        reduction=reducing,
+        chunk=_chunk(optional(COUNT)("chunk", spec.chunk), cohorts.size, entries),
+        everyone=float(weights.rounds.sum()),
+        dropout=spec.dropout,
+        reduction=reduction,
     )
-    names = list(first.splits) if splits is None else list(splits)
-    metrics = as_metrics(measure)
-    _check_names(names, first)
-    on = measured_ids(measure_on, clients, key)
-    if local is not None and not np.array_equal(local.measured_ids, on):
-        raise ValueError("local: that run measured other clients than this one does")
     engine = Engine(
         settings,
         key=key,
-        over=over,
+        over=spec.over,
         params=params,
         own_params=own_params,
         examples={
             name: jax.tree.map(jnp.asarray, shards[name].examples)
-            for name in ("train", *(names if metrics else ()))
+            for name in ("train", *(splits if spec.measure else ()))
         },
-        central=central,
+        central=spec.central,
         own_rows=len(federations) > 1,
     )
-    measuring = Evaluation(
-        engine,
-        metrics=metrics,
-        splits={name: shards[name] for name in names},
-        ids=on,
+    evaluation = Evaluation(
+        metrics=spec.measure,
+        splits={name: shards[name] for name in splits},
+        ids=ids,
         replicas=replicas,
-        local=local,
+        most=settings.chunk,
+    )
+    clients = Clients(
+        engine,
+        shards["train"],
+        weights,
+        replicas=replicas,
+        per_block=every * cohorts.size,
+        store=spec.store,
+        folder=spec.store_folder,
     )
     return Run(
         engine,
         first,
-        shards["train"],
-        replicas=replicas,
+        clients,
+        cohorts,
+        evaluation,
         rounds=rounds,
-        cohort=cohort,
-        strata=strata,
-        epoch=epoch,
-        always=always,
-        every=min(block, max(rounds, 1)),
-        weights=(joining, values),
-        store=(store, store_folder),
-        measuring=measuring,
+        every=every,
+        replicas=replicas,
+        local=spec.local,
     )
 
 
@@ -210,24 +209,31 @@ def _check_key(key: Any) -> None:
         )
 
 
-def _members(cohort: int, clients: int) -> int:
-    """The size of a cohort, checked."""
-    cohort = Number(whole=True)("cohort", cohort)
-    if not 1 <= cohort <= clients:
-        allowed = f"between 1 and the {clients} clients there are"
-        raise UserError("cohort", cohort, allowed)
-    return cohort
+def _federations(
+    given: FederatedData | Sequence[FederatedData], key: Key
+) -> list[FederatedData]:
+    """The data of all keys, or of each."""
+    federations: list[Any] = list(given) if isinstance(given, list | tuple) else [given]
+    if len(federations) not in (1, key.size):
+        allowed = f"a single FederatedData, or one for each of the {key.size} keys"
+        raise UserError("federated_data", given, allowed, f"{len(federations)} of them")
+    for one in federations:
+        FEDERATED_DATA("federated_data", one)
+    return federations
 
 
-def _check_names(splits: list[str], federated_data: FederatedData) -> None:
-    for name in splits:
+def _splits(asked: Sequence[str] | None, federated_data: FederatedData) -> list[str]:
+    """The splits to measure on."""
+    names = list(federated_data.splits) if asked is None else list(asked)
+    for name in names:
         if name not in federated_data.splits:
             raise ValueError(
                 f"splits: {name!r} is not one of {', '.join(federated_data.splits)}"
             )
+    return names
 
 
-def _builder(algorithm, over: PyTree | None) -> Callable[[Any], Algorithm]:
+def _builder(algorithm: Any, over: PyTree | None) -> Callable[[Any], Algorithm]:
     if isinstance(algorithm, Algorithm):
         return lambda hyper: algorithm
     if not callable(algorithm):
@@ -237,13 +243,14 @@ def _builder(algorithm, over: PyTree | None) -> Callable[[Any], Algorithm]:
     return cast(Callable[[Any], Algorithm], algorithm)
 
 
-def _each_built(
+def _example(
     build: Callable[[Any], Algorithm], over: PyTree | None, replicas: int | None
-) -> list[Algorithm]:
-    """The algorithms of a sweep's entries, each checked by value as none is later."""
+) -> Algorithm:
+    """The first algorithm of a sweep; all are built, and so checked, by value."""
     if over is None:
-        return [build(None)]
-    return [build(trees.take(over, replica)) for replica in range(replicas or 0)]
+        return build(None)
+    every = [build(trees.take(over, replica)) for replica in range(replicas or 0)]
+    return every[0]
 
 
 def _replicas(key: Key, over: PyTree | None) -> int | None:
@@ -256,34 +263,23 @@ def _replicas(key: Key, over: PyTree | None) -> int | None:
     return sizes.pop() if sizes else None
 
 
-def check_needs(algorithm, cohort, clients, dropout, weights, reducing) -> None:
-    """Refuse, in one line, what an algorithm cannot be run with."""
-    needs = algorithm.needs
-    fits(needs, clients)
-    if needs.everyone and (cohort < clients or dropout > 0):
-        raise ValueError(
-            f"cohort: this algorithm needs all {clients} clients in every round, "
-            f"not {cohort} with dropout {dropout:g}"
-        )
-    if needs.mean and reducing.stacked is not None:
-        raise ValueError(
-            f"reduction: {reducing.name!r} breaks this algorithm, whose server keeps "
-            "the mean of the clients' memories, or counts on a mean; it needs 'mean'"
-        )
-    if needs.cohort not in (None, cohort):
-        raise ValueError(
-            f"cohort: this algorithm was built for {needs.cohort} clients in a round, "
-            f"not {cohort}"
-        )
-    if needs.uniform and weights != "uniform":
-        raise ValueError(f"weights: this algorithm needs 'uniform', not {weights!r}")
-
-
-def weights_of(name: str, federated_data: FederatedData) -> np.ndarray:
-    """Every client's weight in the mean."""
-    if words("by_count", "uniform")("weights", name) == "uniform":
-        return np.ones(federated_data.clients)
-    return federated_data.train.counts.astype(float)
+def _weights(
+    algorithm: Algorithm,
+    spec: RunSpec,
+    reduction: aggregators.Reduction,
+    cohorts: sampling.Cohorts,
+    federated_data: FederatedData,
+) -> Weights:
+    """The clients' weights, once the algorithm's needs are met."""
+    name = algorithm.needs.weights if spec.weights is None else spec.weights
+    check_needs(
+        algorithm, cohorts.size, federated_data.clients, spec.dropout, name, reduction
+    )
+    values = weights_of(name, federated_data)
+    if cohorts.strata is None:
+        return Weights(values, values)
+    sampling.check(cohorts.strata, algorithm.needs, reduction.name)
+    return Weights(*sampling.weighed(cohorts.strata, values))
 
 
 def _chunk(chunk: int | None, cohort: int, size: int) -> int:
@@ -294,25 +290,3 @@ def _chunk(chunk: int | None, cohort: int, size: int) -> int:
         chunk = cohort
     pieces = -(-cohort // min(chunk, cohort))
     return -(-cohort // pieces)
-
-
-def measured_ids(measure_on, clients: int, key: Key) -> np.ndarray:
-    """The clients that are measured, see ``measure_on`` of ``simulate``."""
-    if measure_on is None:
-        measure_on = clients if clients <= MEASURE_AT_MOST else 1000
-    ids = _MEASURED("measure_on", measure_on)
-    if isinstance(ids, int):
-        if not 1 <= ids <= clients:
-            raise UserError("measure_on", ids, f"between 1 and the {clients} clients")
-        root = keys.named(key if key.ndim == 0 else key[0], "measure_on")
-        return cohorts(root, [0], clients, ids)[0]
-    return _checked_ids(ids, "measure_on", clients)
-
-
-def _checked_ids(ids: Any, name: str, clients: int) -> np.ndarray:
-    ids = np.asarray(ids, np.int64)
-    if not ids.size or ids.min() < 0 or ids.max() >= clients:
-        raise UserError(name, ids, f"made of ids between 0 and {clients - 1}")
-    if len(np.unique(ids)) < len(ids):
-        raise ValueError(f"{name}: {ids.tolist()} has the same client twice")
-    return ids

@@ -8,6 +8,7 @@ trained on too. On a few rows of a single client the best round is mostly chance
 docs/measures.md has the measurement.
 """
 
+import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -17,12 +18,12 @@ from fedblend.core import Algorithm, Key, PyTree
 from fedblend.data.federated import FederatedData
 from fedblend.metrics import Measure, Metric, as_metrics
 from fedblend.simulation import early_stopping
-from fedblend.simulation.early_stopping import Look
+from fedblend.simulation.early_stopping import HELD_OUT, Look
 from fedblend.simulation.run import Run
-from fedblend.simulation.simulate import measured_ids, simulate
+from fedblend.simulation.sampling import measured_ids
+from fedblend.simulation.simulate import set_up
+from fedblend.simulation.spec import RunSpec
 
-HELD_OUT = 0.2
-"""Of every client's training rows, where there are no validation rows."""
 ROWS = {True: "validation rows", False: "a held-out fifth of the training rows"}
 """Which rows choose, by whether there are validation rows."""
 
@@ -53,38 +54,33 @@ def train_alone(
 
     Returns:
         A run of as many rounds as turned out best; ``run.budget`` has the number, and
-        how it was found.
+        how it was chosen.
     """
     metric = metric or next((name for name in measure if name != "loss"), "loss")
-    asked = {**settings, "rounds": rounds, "measure": as_metrics(measure)}
+    asked = RunSpec(rounds=rounds, measure=as_metrics(measure), **settings)
     own = without_others(asked, federated_data, key)
     trial = trying(algorithm, params, federated_data, key, metric, own)
     for _ in prolonged(trial, metric, rounds):
         pass
-    run = simulate(algorithm, params, federated_data, key, **own)
+    run = set_up(algorithm, params, federated_data, key, own)
     return of_best_length(run, trial, metric, rounds)
 
 
 def without_others(
-    settings: Mapping[str, Any],
-    federated_data: FederatedData | Sequence[FederatedData],
-    key: Key,
-) -> dict[str, Any]:
-    """The settings of a run, for all who are measured in every round, each for itself.
-
-    The others need not train.
-    """
+    spec: RunSpec, federated_data: FederatedData | Sequence[FederatedData], key: Key
+) -> RunSpec:
+    """The same run with all measured clients in every round, each for itself."""
     clients = _each(federated_data)[0].clients
-    ids = measured_ids(settings.get("measure_on"), clients, key)
-    return {
-        **settings,
-        "cohort": None if len(ids) == clients else ids,
-        "epoch": None,
-        "reduction": "mean",
-        "dropout": 0.0,
-        "weights": None,
-        "central": None,
-    }
+    ids = measured_ids(spec.measure_on, clients, key)
+    return dataclasses.replace(
+        spec,
+        cohort=None if len(ids) == clients else ids,
+        epoch=None,
+        reduction="mean",
+        dropout=0.0,
+        weights=None,
+        central=None,
+    )
 
 
 def trying(
@@ -93,21 +89,23 @@ def trying(
     federated_data: FederatedData | Sequence[FederatedData],
     key: Key,
     metric: str,
-    settings: Mapping[str, Any],
+    spec: RunSpec,
 ) -> Run:
     """A run to be ``prolonged``, that measures only what decides."""
-    seen = settings["measure"]
-    deciding = {name: seen[name] for name in dict.fromkeys((metric, "loss"))
-                if name in seen}  # fmt: skip
     if not all(one.validates for one in _each(federated_data)):
         federated_data = [one.holding_out(HELD_OUT) for one in _each(federated_data)]
-    least = early_stopping.least_rounds(settings["rounds"])
-    own = {"measure": deciding, "splits": ["validation"], "rounds": least}
-    return simulate(algorithm, params, federated_data, key, **{**settings, **own})
+    own = dataclasses.replace(
+        spec,
+        measure={name: spec.measure[name] for name in dict.fromkeys((metric, "loss"))
+                 if name in spec.measure},
+        splits=["validation"],
+        rounds=early_stopping.least_rounds(spec.rounds),
+    )  # fmt: skip
+    return set_up(algorithm, params, federated_data, key, own)
 
 
 def prolonged(run: Run, metric: str, rounds: int) -> Iterator[Any]:
-    """Take a run to where more rounds bring no more; a record comes after each block.
+    """Take a run to where more rounds improve nothing; a record after each block.
 
     A store on disk goes with a checkpoint of the last block, and of no earlier one.
     """
@@ -117,8 +115,7 @@ def prolonged(run: Run, metric: str, rounds: int) -> Iterator[Any]:
             continue
         run.rounds = at
         yield from run
-        seen = _looks(run, metric)
-        if early_stopping.settled(seen, least) or early_stopping.exhausted(seen, least):
+        if early_stopping.over(_looks(run, metric), least):
             return
 
 
@@ -128,39 +125,35 @@ def of_best_length(run: Run, trial: Run, metric: str, rounds: int) -> Run:
     rows = ROWS[trial.federated_data is run.federated_data]
     run.budget = early_stopping.chosen(seen, least, rows, metric)
     run.rounds = run.budget.rounds or 0
-    run.earlier_seconds = sum(_replicas(record)[0].seconds for record in trial.records)
+    run.earlier_seconds = sum(record.seconds for record in trial.history())
     return run
 
 
 def _looks(run: Run, metric: str) -> list[Look]:
-    """What a run saw, from its records; the mean over clients and seeds."""
-    known, found = {}, []
-    for record in run.records:
-        replicas = [one.measures["validation"]["personal"] for one in _replicas(record)]
-        scores = [
+    """The scores of a run, from its records; the mean over clients and seeds."""
+    metrics = run.evidence.metrics
+    names = (metric, "loss" if "loss" in metrics else metric)
+    replicas = [run.history(replica) for replica in range(run.replicas or 1)]
+    known = {}
+    for block in zip(*replicas, strict=True):
+        seen = [record.measures["validation"]["personal"] for record in block]
+        known[block[0].round] = [
             early_stopping.score(
-                run.evidence.metrics[name],
-                float(np.mean([replica[name].mean for replica in replicas])),
+                metrics[name], float(np.mean([of[name].mean for of in seen]))
             )
-            for name in (metric, "loss" if "loss" in replicas[0] else metric)
+            for name in names
         ]
-        known[_replicas(record)[0].round] = scores
+    found = [Look(0, *known[0])]
     for at in early_stopping.looks():
         if at > run.round:
-            return [Look(0, *known[0]), *found]
+            break
         found.append(Look(at, *known[at]))
-    raise AssertionError
+    return found
 
 
 def _each(
     federated_data: FederatedData | Sequence[FederatedData],
 ) -> Sequence[FederatedData]:
-    return (
-        [federated_data]
-        if isinstance(federated_data, FederatedData)
-        else federated_data
-    )
-
-
-def _replicas(record: Any) -> list[Any]:
-    return record if isinstance(record, list) else [record]
+    if isinstance(federated_data, FederatedData):
+        return [federated_data]
+    return federated_data

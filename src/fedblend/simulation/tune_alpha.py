@@ -13,6 +13,7 @@ one trains again with ``alpha=tuned.chosen``. For APFL with fixed alpha the shar
 is the same in all replicas, and training again leads to the same models.
 """
 
+import dataclasses
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -27,7 +28,8 @@ from fedblend.core import Algorithm, Key, PyTree
 from fedblend.data.federated import FederatedData, Shards
 from fedblend.metrics import Measure, Metric, as_metrics
 from fedblend.simulation.run import Run
-from fedblend.simulation.simulate import simulate
+from fedblend.simulation.simulate import set_up
+from fedblend.simulation.spec import RunSpec
 
 ALPHAS = Number(least=0, most=1, clients=True, each="several of them")
 GRID = (0.0, 0.25, 0.5, 0.75, 1.0)
@@ -139,32 +141,47 @@ def tune(
         >>> tuned.validation.shape, tuned.personal(2).shape
         ((5, 3), (2,))
     """
+    spec = RunSpec(
+        rounds=rounds,
+        every=every,
+        measure=as_metrics(measure),
+        **options,
+    )
+    return choose_alpha(build, params, federated_data, key, spec, alphas=alphas, by=by)
+
+
+def choose_alpha(
+    build: Callable[[Any], Algorithm],
+    params: PyTree | Callable[[Key], PyTree],
+    federated_data: FederatedData,
+    key: Key,
+    spec: RunSpec,
+    *,
+    alphas: Sequence[float] | np.ndarray = GRID,
+    by: str | None = None,
+) -> Tuned:
+    """``tune`` with what it hands to ``simulate`` as one value."""
     grid = np.unique(np.asarray(ALPHAS("alphas", alphas), np.float64))
     if key.ndim:
         raise ValueError(f"key: {len(key)} keys; a choice is made for one seed")
     if federated_data.validation is None or not federated_data.validation.total:
         raise ValueError(
-            "federation: has no validation rows to choose on; "
+            "federated_data: has no validation rows to choose on; "
             "federate(..., validation=0.2) holds some out"
         )
-    metrics = as_metrics(measure)
-    by = next(iter(metrics), "") if by is None else by
-    if by not in metrics:
-        raise ValueError(f"by: {by!r} is not measured; it is one of {list(metrics)}")
+    by = next(iter(spec.measure), "") if by is None else by
+    if by not in spec.measure:
+        known = list(spec.measure)
+        raise ValueError(f"by: {by!r} is not measured; it is one of {known}")
     splits = [name for name in ("validation", "test") if name in federated_data.splits]
-    run = simulate(
-        build,
-        params,
-        federated_data,
-        key,
-        rounds=rounds,
-        every=max(rounds, 1) if every is None else every,
+    swept = dataclasses.replace(
+        spec,
+        every=max(spec.rounds, 1) if spec.every is None else spec.every,
         over=jnp.asarray(grid, float),
-        measure=metrics,
         measure_on=range(federated_data.clients),
         splits=splits,
-        **options,
-    ).complete()
+    )
+    run = set_up(build, params, federated_data, key, swept).complete()
     values = {
         split: np.stack([np.asarray(m[split]["personal"][by]) for m in run.measured])
         for split in splits
@@ -173,7 +190,7 @@ def tune(
     validation = np.where(usable, values["validation"], np.nan)
     if not np.isfinite(validation).any():
         raise ValueError(f"by: {by!r} has no value on any client's validation rows")
-    replicas, common = choose(validation, metrics[by].higher_is_better)
+    replicas, common = choose(validation, spec.measure[by].higher_is_better)
     found = Tuned(
         alphas=grid,
         validation=validation,
@@ -185,7 +202,7 @@ def tune(
         run=run,
     )
     for warning in found.warnings:
-        warnings.warn(warning, stacklevel=2)
+        warnings.warn(warning, stacklevel=3)
     return found
 
 

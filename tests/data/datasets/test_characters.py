@@ -11,15 +11,16 @@ from fedblend.data.dataset import DataError, MissingDataError
 from fedblend.data.datasets import DATASETS, load
 from fedblend.data.datasets.characters import CHARACTERS, OTHER, PADDING, spelled
 from fedblend.data.datasets.wikitext2 import written
+from fedblend.errors import UserError
 
 
-def said(row):
+def text_of(row):
     return "".join(CHARACTERS[number] for number in row)
 
 
 def whole(inputs, targets):
     """The text that windows were cut from."""
-    return said(inputs[0, :1]) + said(targets[targets != PADDING])
+    return text_of(inputs[0, :1]) + text_of(targets[targets != PADDING])
 
 
 def test_what_cannot_be_written_becomes_the_stand_in():
@@ -73,7 +74,7 @@ def test_a_small_article(tmp_path):
     paths[0].write_bytes(lzma.compress(tokens)[:-5])
     with pytest.raises(DataError, match="is not a text"):
         load("wikitext-2", **files)
-    with pytest.raises(DataError, match="length: 0 is less than 1"):
+    with pytest.raises(UserError, match="length: 0 is not a whole number of at"):
         load("wikitext-2", length=0)
 
 

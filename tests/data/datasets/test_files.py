@@ -23,6 +23,7 @@ from fedblend.data.datasets import (
 from fedblend.data.download import find, status
 from fedblend.data.partition.partition import federate_dataset
 from fedblend.data.partition.partitioners import by_key, contiguous
+from fedblend.errors import UserError
 
 
 def test_mnist(needs):
@@ -93,7 +94,7 @@ def test_celeba_smile(needs):
         assert dataset.rows[0].shape == (5000, 28, 28, 3)
         assert dataset.test_rows is not None
         assert np.bincount(dataset.test_rows[1]).tolist() == [500, 500]
-    with pytest.raises(DataError, match="target 'happy'"):
+    with pytest.raises(UserError, match="target: 'happy'"):
         load("celeba_smile", target="happy")
 
 
@@ -138,9 +139,9 @@ def test_ijcnn1_has_the_known_optimum(needs):
     x = np.zeros(23)
     for _ in range(10):  # Newton's method
         chance = 1 / (1 + np.exp(signed @ x))
-        slope = 0.1 * x - signed.T @ (weights * chance)
+        gradient = 0.1 * x - signed.T @ (weights * chance)
         curve = (signed.T * (weights * chance * (1 - chance))) @ signed
-        x -= np.linalg.solve(curve + 0.1 * np.eye(23), slope)
+        x -= np.linalg.solve(curve + 0.1 * np.eye(23), gradient)
     loss = weights @ np.logaddexp(0, -signed @ x) + 0.05 * x @ x
     np.testing.assert_allclose(loss, 0.435629, atol=5e-7)
 
@@ -180,7 +181,7 @@ def test_libsvm_errors(tmp_path, text, message):
 def test_libsvm_options(tmp_path):
     with pytest.raises(DataError, match="neither a file nor one of a6a, ijcnn1"):
         libsvm("a9a")
-    with pytest.raises(DataError, match="dtype: 'int8'"):
+    with pytest.raises(UserError, match="dtype: 'int8'"):
         libsvm("a6a", dtype="int8")
     (tmp_path / "a.bz2").write_bytes(b"nonsense")
     with pytest.raises(DataError, match="cannot be read"):

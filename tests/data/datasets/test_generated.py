@@ -136,8 +136,8 @@ def test_quadratics(rows, clients):
     eigenvalues = np.linalg.eigvalsh(matrices)
     np.testing.assert_allclose(eigenvalues[:, 0], 1)
     np.testing.assert_allclose(eigenvalues[:, -1], 50)
-    slope = matrices.mean(axis=0) @ optimum - vectors.mean(axis=0)
-    np.testing.assert_allclose(slope, 0, atol=1e-12)
+    at_optimum = matrices.mean(axis=0) @ optimum - vectors.mean(axis=0)
+    np.testing.assert_allclose(at_optimum, 0, atol=1e-12)
     at = jnp.asarray(optimum, jnp.float32)
     losses = quadratic_loss(at, federated_data.train.examples)
     expected = [
@@ -168,7 +168,7 @@ def test_the_seed_decides(build):
     ("build", "message"),
     [
         (lambda: load("mnits"), "dataset: 'mnits' is unknown; did you mean 'mnist'"),
-        (lambda: load("zzz"), "known are .*digits, breast_cancer"),
+        (lambda: load("zzz"), "known are a6a, breast_cancer"),
         (lambda: load("mnist", writer=True), "mnist: no option 'writer'; .*'writers'"),
         (lambda: load("digits", size=3), "digits: no option 'size'"),
         (lambda: load("synthetic", gamma=1.0), "the option 'beta' must be given"),

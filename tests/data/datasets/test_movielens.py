@@ -11,6 +11,7 @@ import pytest
 from fedblend.data.dataset import DataError, MissingDataError
 from fedblend.data.datasets import DATASETS, load
 from fedblend.data.download import status
+from fedblend.errors import UserError
 
 
 def test_movielens_has_the_published_counts(needs, data_home):
@@ -89,5 +90,5 @@ def test_a_missing_or_broken_archive_is_named(tmp_path, monkeypatch):
     monkeypatch.setenv("FEDBLEND_DATA", str(tmp_path / "empty"))
     with pytest.raises(MissingDataError, match="fedblend data get movielens"):
         load("movielens")
-    with pytest.raises(DataError, match="length: 0 is less than 1"):
+    with pytest.raises(UserError, match="length: 0 is not a whole number of at"):
         load("movielens", length=0)

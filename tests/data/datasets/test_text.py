@@ -14,9 +14,10 @@ from fedblend.data.datasets.characters import CHARACTERS, PADDING, windows
 from fedblend.data.datasets.stackexchange import plain
 from fedblend.data.partition.partition import federate_dataset
 from fedblend.data.partition.partitioners import by_key
+from fedblend.errors import UserError
 
 
-def said(row):
+def text_of(row):
     return "".join(CHARACTERS[number] for number in row)
 
 
@@ -44,8 +45,8 @@ def test_windows_follow_each_other():
         inputs, targets = windows(text, length, "Portia")
         known = targets != PADDING
         assert inputs.shape[1] == length
-        assert said(inputs[known]) == text[:-1]
-        assert said(targets[known]) == text[1:]
+        assert text_of(inputs[known]) == text[:-1]
+        assert text_of(targets[known]) == text[1:]
         assert not known.ravel()[len(text) - 1 :].any()
         assert known[:, 0].all()  # no window is all padding
 
@@ -69,15 +70,15 @@ def test_a_small_file_of_roles(roles):
     assert dataset.keys is not None
     assert dataset.keys.tolist() == ["A_FOOL"] * 4 + ["A_KING"] * 2
     whole = "O, well said! Go on. "
-    assert said(inputs[:4].ravel()[: len(whole) - 1]) == whole[:-1]
-    assert said(targets[0]) == whole[1:7]
+    assert text_of(inputs[:4].ravel()[: len(whole) - 1]) == whole[:-1]
+    assert text_of(targets[0]) == whole[1:7]
     assert targets[3].tolist() == [CHARACTERS.index("."), CHARACTERS.index(" ")] + 4 * [
         PADDING
     ]
     with pytest.raises(DataError, match="no role has 99 characters"):
         load("shakespeare", minimum=99, file=str(roles))
     for wrong in ({"length": 0}, {"minimum": 1}):
-        with pytest.raises(DataError, match="is less than"):
+        with pytest.raises(UserError, match="is not a whole number of at least"):
             load("shakespeare", file=str(roles), **wrong)
 
 
@@ -162,7 +163,7 @@ def test_broken_posts_are_one_line(posts):
         with pytest.raises(DataError, match=r"is not a complete Posts\.xml") as error:
             load("stackexchange", file=str(posts))
         assert "\n" not in str(error.value)
-    with pytest.raises(DataError, match="words: 0 is less than 1"):
+    with pytest.raises(UserError, match="words: 0 is not a whole number of at"):
         load("stackexchange", words=0, file=str(posts))
 
 

@@ -23,7 +23,7 @@ def flat(partition):
 
 
 def assert_complete(partition, rows):
-    """Each row exactly once, nobody without rows."""
+    """Each row exactly once, no client without rows."""
     np.testing.assert_array_equal(np.sort(flat(partition)), np.arange(rows))
     assert partition.counts.min() >= 1
     assert all(index.dtype == np.int64 for index in partition)

@@ -1,6 +1,6 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""Rows that newcomers bring: read as the task has them, or refused."""
+"""Rows of new clients: read as the task has them, or refused."""
 
 import numpy as np
 import pytest
@@ -40,7 +40,7 @@ def test_targets_are_what_the_model_was_trained_on(tmp_path, task, targets, expe
 
 
 @pytest.mark.parametrize(
-    ("task", "targets", "says"),
+    ("task", "targets", "message"),
     [
         (Task("classes", 3, SHAPE), [2, 3], "target 3 is no class"),
         (Task("classes", 3, SHAPE), [0.5, 1], "target 0.5 is no class"),
@@ -53,8 +53,8 @@ def test_targets_are_what_the_model_was_trained_on(tmp_path, task, targets, expe
         (Task("classes", 3, SHAPE), [], "no rows"),
     ],
 )
-def test_other_rows_are_refused_in_one_line(tmp_path, task, targets, says):
-    with pytest.raises(DataError, match=says) as error:
+def test_other_rows_are_refused_in_one_line(tmp_path, task, targets, message):
+    with pytest.raises(DataError, match=message) as error:
         read_new_rows(saved(tmp_path, targets), task)
     assert "\n" not in str(error.value)
 

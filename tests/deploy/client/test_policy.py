@@ -12,7 +12,6 @@ import pytest
 import example_arguments as examples
 from fedblend.config.build import build
 from fedblend.config.config import check
-from fedblend.config.schema.table import ConfigError
 from fedblend.core import Aggregate
 from fedblend.deploy.client.policy import (
     Accept,
@@ -22,6 +21,7 @@ from fedblend.deploy.client.policy import (
     load_policy,
     sends_updates_only,
 )
+from fedblend.errors import ConfigError
 from fedblend.registry import ALGORITHMS
 
 EXPERIMENT = {

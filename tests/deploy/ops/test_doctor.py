@@ -9,11 +9,11 @@ from importlib import metadata
 import pytest
 from edits import certify, edit, only, told
 
-from fedblend.config.schema.table import ConfigError, RunError
 from fedblend.deploy.ops import provision
 from fedblend.deploy.ops.doctor import doctor
 from fedblend.deploy.ops.doctor.doctor import examine
 from fedblend.deploy.ops.flwr_processes import SILENCE, environment
+from fedblend.errors import ConfigError, RunError
 
 
 @pytest.fixture

@@ -12,10 +12,10 @@ import time
 import numpy as np
 import pytest
 
-from fedblend.config.schema.table import RunError
 from fedblend.deploy.ops import flwr_processes, local_cluster, registration
 from fedblend.deploy.ops.local_cluster import processes_of
 from fedblend.deploy.ops.registration import Member
+from fedblend.errors import RunError
 
 ROWS = {"alice": {"inputs": np.zeros((2, 3)), "targets": np.zeros(2)}}
 # Like Flower's link: a child with a session of its own, and neither obeys at once.

@@ -20,7 +20,6 @@ from cryptography.hazmat.primitives.serialization import (
     load_ssh_private_key,
 )
 
-from fedblend.config.schema.table import RunError
 from fedblend.deploy.client.policy import Policy, load_policy
 from fedblend.deploy.ops import provision
 from fedblend.deploy.ops.settings import (
@@ -29,6 +28,7 @@ from fedblend.deploy.ops.settings import (
     ServerSettings,
     load_as,
 )
+from fedblend.errors import RunError
 
 EXPECTED = {
     "README.md",

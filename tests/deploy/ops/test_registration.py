@@ -5,10 +5,10 @@
 import pytest
 from edits import edit
 
-from fedblend.config.schema.table import RunError
 from fedblend.deploy.ops import registration
 from fedblend.deploy.ops.certificates import node_key
 from fedblend.deploy.ops.settings import ServerSettings, load_as
+from fedblend.errors import RunError
 
 
 class Link:

@@ -7,7 +7,6 @@ import copy
 import pytest
 
 from fedblend.config import toml
-from fedblend.config.schema.table import ConfigError
 from fedblend.deploy.ops.settings import (
     Address,
     NodeSettings,
@@ -17,6 +16,7 @@ from fedblend.deploy.ops.settings import (
     load,
     load_as,
 )
+from fedblend.errors import ConfigError
 
 SERVER = {
     "version": 1,

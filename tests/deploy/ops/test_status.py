@@ -17,9 +17,9 @@ from configured import (
 )
 
 from fedblend.cli import main
-from fedblend.config.schema.table import RunError
 from fedblend.deploy.ops import flwr_processes, submit
 from fedblend.deploy.server.run import STOPPED, run_server
+from fedblend.errors import RunError
 from fedblend.simulation.serialize import unpack
 from loopback import LoopbackTransport
 
@@ -51,7 +51,7 @@ def fails(capsys, *arguments) -> str:
 def test_the_status_of_an_experiment(capsys, finished, tmp_path):
     lines = said(capsys, "status", finished / "run")
     assert lines[0] == "experiment nodes: round 1 of 1, finished"
-    assert lines[1].endswith("3 heard, 0 dropped, 0 rejected")
+    assert lines[1].endswith("3 received, 0 dropped, 0 rejected")
     assert "round: round 0, counted 3" in lines[2]
     assert {line.split(" of ")[1].split()[0] for line in lines[3:]} == {
         "shared",

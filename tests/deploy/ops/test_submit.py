@@ -6,10 +6,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from fedblend.config.schema.table import RunError
 from fedblend.deploy.ops import flwr_processes
 from fedblend.deploy.ops import submit as submit_module
 from fedblend.deploy.ops.settings import ServerSettings, load_as
+from fedblend.errors import RunError
 
 
 @pytest.fixture

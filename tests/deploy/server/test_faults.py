@@ -146,7 +146,7 @@ def test_the_round_is_that_of_the_others(name, begun, without, tmp_path):
     assert any(f"'client': {BAD}" in line or f"client {BAD}" in line for line in noted)
     assert any(reason in line for line in noted)
     assert all(len(line) < 500 and "\\n" not in line for line in noted)
-    assert server.interval["heard"] == len(COUNTS) + len(GOOD)
+    assert server.interval["received"] == len(COUNTS) + len(GOOD)
     assert server.interval["rejected"] == int(event == "rejected")
     assert server.interval["dropped"] == int(event != "rejected")
     assert bool(server.strays) == (event == "stray")
@@ -194,7 +194,7 @@ def test_a_third_of_the_nodes_may_fail_in_every_round(tmp_path, clock):
         before = clock.now
         server.step()
         assert clock.now - before <= 1 + trial.rules.timeouts.deadline
-    assert (server.records[-1].heard, server.records[-1].dropped) == (20, 12)
+    assert (server.records[-1].received, server.records[-1].dropped) == (20, 12)
 
 
 @pytest.mark.parametrize("name", ["fedavg", "apfl"])

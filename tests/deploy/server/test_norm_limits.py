@@ -59,7 +59,7 @@ def test_extras_of_a_round_may_be_too_long(max_extra_norm, counted, tmp_path):
     server = loopback.server()
     while server.round < 1:
         server.step()
-    assert (server.interval["heard"], server.interval["rejected"]) == (
+    assert (server.interval["received"], server.interval["rejected"]) == (
         counted,
         3 - counted,
     )

@@ -22,9 +22,9 @@ import fedblend as fb
 from fedblend.config import toml
 from fedblend.config.config import check
 from fedblend.config.privacy import report
-from fedblend.config.schema.table import RunError
 from fedblend.deploy import message as messages
 from fedblend.deploy.server.run import run_server
+from fedblend.errors import RunError
 from fedblend.experiments import run_folder
 from fedblend.simulation.serialize import unpack
 from fedblend.theory.privacy import spent
@@ -117,7 +117,7 @@ def _after_a_round(noise: float, missing: bool, folder):
     server = loopback.server()
     while server.round < 1:
         server.step()
-    assert server.interval["heard"] == 4 - missing
+    assert server.interval["received"] == 4 - missing
     return jax.device_get(server.shared)
 
 

@@ -11,13 +11,13 @@ from configured import experiment, federated, method, nodes, write_rows
 from trials import apart, forged
 
 from fedblend.cli import main
-from fedblend.config.schema.table import RunError
 from fedblend.deploy import message as messages
 from fedblend.deploy.ops import flwr_processes
 from fedblend.deploy.ops import submit as submit_module
 from fedblend.deploy.ops.provision import provision
 from fedblend.deploy.server.checkpoint import Busy, ServerCheckpoint
 from fedblend.deploy.server.run import STOPPED, run_in_flower, run_server
+from fedblend.errors import RunError
 from loopback import LoopbackTransport
 
 NAMES = ["alice", "bob", "carol"]

@@ -24,10 +24,10 @@ from configured import (
 
 from fedblend.config import toml
 from fedblend.config.config import check
-from fedblend.config.schema.table import RunError
 from fedblend.deploy import message as messages
 from fedblend.deploy.client import state as states
 from fedblend.deploy.server.run import ENROLL_AGAIN, run_server
+from fedblend.errors import RunError
 from fedblend.experiments import results
 from fedblend.experiments.run import run_config
 from fedblend.simulation.precision import precision

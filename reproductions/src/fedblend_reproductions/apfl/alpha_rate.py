@@ -1,6 +1,6 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""A11: what the rate of alpha in equation (10) does, on the tasks of A3, A5 and A6."""
+"""A11: the rate of alpha in equation (10), on the tasks of A3, A5 and A6."""
 
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from fedblend_reproductions.cache import Cache
 from fedblend_reproductions.claims import Claim, Finding, Numbers, Verdict, span
 
 RATES = (0.001, 0.01, 0.1)
-"""Of alpha alone."""
+"""Rates of alpha alone."""
 OURS, FIXED = "APFL, alpha learned", "APFL, alpha 0.75"
 CRITERION = (
     "Criterion, fixed before the run: on every set (10) with the rate of the models is "
@@ -28,7 +28,7 @@ CRITERION = (
 
 
 def tried(start: float) -> tuple[Method, ...]:
-    """(10) from ``start`` with the models' rate and with slower ones, and no (10)."""
+    """Equation (10) at the models' rate and at slower ones, and a fixed alpha."""
     own = methods.own_rate(start)
     return (
         Method("apfl learned", methods.learned(start), {OURS: "personal"}),
@@ -46,7 +46,7 @@ def tried(start: float) -> tuple[Method, ...]:
 
 
 def tasks(quick: bool) -> dict[str, tuple[Task, float]]:
-    """Tasks by name, and where alpha starts."""
+    """Tasks by name, with the first alpha of each."""
     femnist, test = writers.sets(quick)["femnist"]
     found = {"A5, femnist": (writers.task(quick, femnist, test), 0.5)}
     if quick:
@@ -63,13 +63,13 @@ def tasks(quick: bool) -> dict[str, tuple[Task, float]]:
 
 
 def finished(rows: tables.Rows) -> list[bool]:
-    """By seed, whether all methods have less training loss than at the start."""
+    """For each seed, whether all methods end with less training loss than at first."""
     losses = np.array([row.curves["train"]["loss"] for row in rows.values()])
     return [bool(of.all()) for of in (losses[:, :, -1] < losses[:, :, 0]).T]
 
 
 def of_seeds(rows: tables.Rows, these: list[bool]) -> dict[str, Row]:
-    """The same rows of some seeds; all of them where none is left."""
+    """The rows of some seeds, or of all seeds if none is left."""
     if not any(these):
         return dict(rows)
     return {
@@ -87,7 +87,7 @@ def of_seeds(rows: tables.Rows, these: list[bool]) -> dict[str, Row]:
 def _without_failed(
     name: str, rows: dict[str, Row], fine: list[bool], slower: str
 ) -> str:
-    """What it comes to without seeds that failed; they count in the verdict."""
+    """The results without seeds that diverged, which count in the verdict."""
     some = of_seeds(rows, fine)
     rest = ", ".join(
         f"{label} {100 * np.nanmean(row.clients):.2f} %" for label, row in some.items()

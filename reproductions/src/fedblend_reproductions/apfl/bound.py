@@ -1,6 +1,6 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""A9: the alpha of the bound on generalization, beside others."""
+"""A9: alpha by the generalization bound, beside other rules."""
 
 from functools import partial
 from pathlib import Path
@@ -23,11 +23,11 @@ from fedblend_reproductions.claims import Claim, Finding, Numbers, Verdict
 from fedblend_reproductions.plots import legend_above, panels
 
 CLOSE = 0.005
-"""Test accuracies that differ by no more are as good."""
+"""Largest difference of test accuracies that count as equal."""
 
 
 def check(quick: bool, folder: Path) -> Finding:
-    """Ways to an alpha on several federations, on their test rows."""
+    """Rules for alpha compared on test rows of several partitions."""
     levels = (1.0,) if quick else (0.1, 1.0, 100.0)
     draws = range(1 if quick else 3)
     cache = Cache(folder, {"quick": quick, "grid": GRID, "constants": CONSTANTS})
@@ -129,7 +129,7 @@ def _together(answers: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _mean(gaps: np.ndarray) -> tuple[float, float]:
-    """The mean over those that have a value, and its standard error."""
+    """The mean of the finite values, and its standard error."""
     gaps = gaps[np.isfinite(gaps)]
     return float(gaps.mean()), float(gaps.std(ddof=1) / np.sqrt(len(gaps)))
 
@@ -169,7 +169,7 @@ def _figure(answers: dict[str, Any], best: str) -> Any:
             axis.plot([0, 1], [0, 1], color="0.7", linewidth=1)
             axis.set_title(name)
             axis.set_xlabel("alpha tuned on validation rows")
-        axes[0].set_ylabel("alpha of the way")
+        axes[0].set_ylabel("alpha of the rule")
         legend_above(figure, axes[0])
     return figure
 

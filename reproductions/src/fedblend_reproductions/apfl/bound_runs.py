@@ -1,9 +1,9 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""Ways to an alpha for every client, on MNIST.
+"""Rules that give every client an alpha, run on MNIST.
 
 Clients differ in their classes and in how many rows they have, by a Dirichlet
-distribution, so that the bound has something to tell them apart by.
+distribution, so that the bound distinguishes them.
 """
 
 from typing import Any
@@ -18,7 +18,7 @@ from fedblend.theory import generalization
 from fedblend_reproductions.apfl.runs import decaying
 
 CONSTANTS = (0.01, 0.1, 1.0)
-"""C of the theorem, which it does not give."""
+"""Values of the constant C, which the theorem leaves open."""
 BOUNDS = tuple(f"bound, C = {constant:g}" for constant in CONSTANTS)
 RATE, HELD_OUT, ALPHA_RATE = 0.1, 0.2, 0.01
 GRID = (0.0, 0.25, 0.5, 0.75, 1.0)
@@ -27,12 +27,12 @@ OWN = "tuned, each its own"
 
 
 class Draw:
-    """Rows shared out among clients, and APFL trained on them.
+    """A partition of rows among clients, and APFL trained on it.
 
     Args:
         quick: small sizes.
         concentration: of the Dirichlet distribution.
-        draw: the seed of everything.
+        draw: the seed of the partition and of all runs.
     """
 
     def __init__(self, quick: bool, concentration: float, draw: int) -> None:
@@ -56,10 +56,10 @@ class Draw:
         self.accuracy = {"accuracy": fb.metrics.accuracy(self.model.apply)}
         self.key = jax.random.key(draw)
 
-    def apfl(self, alpha, **rule) -> fb.Algorithm:
-        """APFL with fixed alpha, or as ``way`` says."""
+    def apfl(self, alpha, **options) -> fb.Algorithm:
+        """APFL with fixed alpha, or with these options."""
         work = fb.Work(decaying(RATE), steps=10, batch_size=20)
-        return fb.apfl(self.loss, work, alpha=alpha, **{"learn": "fixed", **rule})
+        return fb.apfl(self.loss, work, alpha=alpha, **{"learn": "fixed", **options})
 
     def trained(self, build, over=None) -> Any:
         """A finished run, measured at its end."""
@@ -83,7 +83,7 @@ def same_for_all(quick: bool, concentration: float, draw: int, alphas: Any) -> A
         quick: see ``Draw``, as the next two.
         concentration: of the Dirichlet distribution.
         draw: the seed.
-        alphas: of every algorithm.
+        alphas: of every rule.
     """
     this = Draw(quick, concentration, draw)
     means = [np.mean(alphas[rule]) for rule in BOUNDS]
@@ -93,7 +93,7 @@ def same_for_all(quick: bool, concentration: float, draw: int, alphas: Any) -> A
 
 
 def of_draw(quick: bool, concentration: float, draw: int) -> dict[str, Any]:
-    """Each way's alphas and test accuracies over clients, for one way to share rows."""
+    """The alphas and test accuracies of every rule, for one partition."""
     this = Draw(quick, concentration, draw)
     clients, model, federated_data = this.clients, this.model, this.federated_data
     loss, apfl, trained = this.loss, this.apfl, this.trained
@@ -117,8 +117,8 @@ def of_draw(quick: bool, concentration: float, draw: int) -> dict[str, Any]:
         "FedAvg": (np.ones(clients), tests[-1]),
     }
     for name, share in {"learned": 0.0, "learned on held-out rows": HELD_OUT}.items():
-        rule = {"learn": "step", "alpha_rate": ALPHA_RATE, "held_out": share}
-        run = trained(apfl(0.5, **rule))
+        options = {"learn": "step", "alpha_rate": ALPHA_RATE, "held_out": share}
+        run = trained(apfl(0.5, **options))
         alphas = run.info()["alpha"]
         found[name] = (alphas, run.measured[0]["test"]["personal"]["accuracy"])
     by_bound = np.stack(
@@ -138,7 +138,7 @@ def of_draw(quick: bool, concentration: float, draw: int) -> dict[str, Any]:
 
 
 def _sides(run, loss, model, federated_data, constant) -> generalization.Sides:
-    """The formula's sides with what the replicas alpha = 1 and alpha = 0 have found."""
+    """Both sides of the bound, from the replicas with alpha 1 and alpha 0."""
     own = [
         jax.tree.map(lambda leaf: leaf[0], run.personal(client))
         for client in range(federated_data.clients)

@@ -16,7 +16,7 @@ from fedblend_reproductions.cache import Cache
 from fedblend_reproductions.claims import Claim, Finding, Numbers, Verdict, least_lead
 
 L2 = 1e-4
-"""Of the penalty, which the paper does not tell."""
+"""Weight of the penalty, which the paper does not state."""
 PARTITIONS = {
     "2 classes": random_pairs,
     "five pairs of classes": fixed_pairs,
@@ -26,12 +26,12 @@ PARTITIONS = {
     "IID": lambda labels, clients: fb.partition.iid(len(labels), clients),
 }
 LOWEST = 0.84
-"""Of the accuracies shown; the first rounds of all methods are below."""
+"""Lowest accuracy in figures; all methods are below in their first rounds."""
 HOW = (
     "Every method has the same rates to choose from, on validation rows with one seed, "
     "ties by the others; other seeds are reported, all clients measured on MNIST's own "
     "test rows, shared out as the training rows are. Batches of 20 and a penalty of "
-    "1e-4 are ours, the paper does not tell; rates fall by 1 % a round. Alpha is the "
+    "1e-4 are ours, the paper does not say; rates fall by 1 % a round. Alpha is the "
     "shared model's weight: the paper's 0.25 is 0.75 here."
 )
 
@@ -125,7 +125,8 @@ def check_classes(quick: bool, folder: Path) -> Finding:
 
 def check_participation(quick: bool, folder: Path) -> Finding:
     """APFL and localized FedAvg, where a part of the clients is in a round."""
-    which = (methods.FEDAVG, *(methods.FIXED[2:] if quick else methods.FIXED))
+    fixed = methods.FIXED[2:] if quick else methods.FIXED
+    which = (methods.FEDAVG, *fixed)
     shares = (0.3, 0.7) if quick else (0.3, 0.5, 0.7)
     groups = {
         f"participation {share}": _rows(
@@ -223,7 +224,7 @@ A2 = Claim(
     check_participation,
     headline_participation,
     resumable=True,
-    undecided="the paper draws curves without errors and tells neither batch, penalty "
+    undecided="the paper draws curves without errors and states neither batch, penalty "
     "nor steps of the localized model; here its accuracy hardly changes with "
     "participation, by less than MNIST's test rows can tell from nothing",
 )

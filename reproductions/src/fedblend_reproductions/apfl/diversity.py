@@ -20,17 +20,17 @@ from fedblend_reproductions.claims import Claim, Finding, Numbers, Verdict
 from fedblend_reproductions.plots import banded, legend_above, panels
 
 L2 = 1e-3
-"""Of the penalty, which makes minimizers and their distances finite."""
+"""Weight of the penalty, which makes minimizers and their distances finite."""
 METHODS = (methods.FEDAVG, methods.SCAFFOLD, methods.FIXED[1])
 OURS = "APFL, alpha 0.5"
 RISE = 0.05
-"""A test loss has grown if by more than this part of it."""
+"""A test loss counts as grown if it rises by more than this fraction."""
 TOLERANCE = 1e-4
 """Largest entry of the gradient at a minimizer."""
 
 
 def task(quick: bool, classes: int) -> Task:
-    """Softmax regression on MNIST, so many classes a client; all ten are IID."""
+    """Softmax regression on MNIST with this many classes a client; ten are IID."""
     clients, rows = (4, 300) if quick else (30, 6000)
     mnist = fb.datasets.load("mnist")
     images, labels = mnist.rows
@@ -58,7 +58,7 @@ def task(quick: bool, classes: int) -> Task:
 
 
 def measures(this: Task) -> dict[str, np.ndarray]:
-    """zeta_i at the first model and at w*, and Delta_i, of every client."""
+    """The diversity zeta_i at the first model and at w*, and Delta_i, by client."""
     train = this.federated_data.train
     counts = np.asarray(train.counts)
     weights = [np.full(count, 1 / count) for count in counts]
@@ -76,7 +76,7 @@ def measures(this: Task) -> dict[str, np.ndarray]:
 
 
 def minimizer(rows: Any, weights: np.ndarray) -> Affine:
-    """Of the weighted cross entropy with the penalty, by L-BFGS in float64."""
+    """The minimizer of the weighted, penalized cross entropy, by L-BFGS in float64."""
     from scipy.optimize import minimize
 
     images, labels = rows
@@ -84,7 +84,7 @@ def minimizer(rows: Any, weights: np.ndarray) -> Affine:
     inputs = np.concatenate([inputs, np.ones((len(labels), 1))], axis=1)
     places = np.arange(len(labels)), np.asarray(labels)
 
-    def value_and_slope(flat):
+    def value_and_gradient(flat):
         params = flat.reshape(10, -1)
         scores = inputs @ params.T
         scores -= scores.max(axis=1, keepdims=True)
@@ -98,7 +98,7 @@ def minimizer(rows: Any, weights: np.ndarray) -> Affine:
     start = np.zeros(10 * inputs.shape[1])
     options = {"gtol": TOLERANCE, "ftol": 0, "maxiter": 2000, "maxfun": 4000}
     found = minimize(
-        value_and_slope, start, jac=True, method="L-BFGS-B", options=options
+        value_and_gradient, start, jac=True, method="L-BFGS-B", options=options
     )
     params = found.x.reshape(10, -1)
     return Affine(params[:, :-1], params[:, -1])
@@ -184,7 +184,7 @@ def check(quick: bool, folder: Path) -> Finding:
         "zeta_i is the larger value at the first model and at w*; Delta_i is the "
         f"distance of minimizers found by L-BFGS (gradients to {TOLERANCE:g}), with a "
         f"penalty of {L2:g}. A tenth of MNIST, 30 clients and 60 rounds; the paper "
-        "does not tell its sizes. Rates are chosen by validation accuracy, from the "
+        "does not state its sizes. Rates are chosen by validation accuracy, from the "
         f"same ones for every method, {_listed(this.rates)}; chosen were "
         f"{_listed({row.rate for rows in groups.values() for row in rows.values()})}.",
         table=[

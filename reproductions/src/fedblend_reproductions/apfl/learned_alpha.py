@@ -3,7 +3,7 @@
 """A3: alpha learned on synthetic(gamma, beta) of growing diversity, as in Figure 4.
 
 gamma is one number for each client, as in the papers' code, where it changes no label;
-or one for each class, with which it does what the text says of it.
+or one for each class, where it changes labels as the paper's text says.
 """
 
 from itertools import starmap
@@ -26,17 +26,17 @@ from fedblend_reproductions.claims import (
 )
 
 START = 0.99
-"""The paper's 0.01, which is the weight of v."""
+"""The first alpha: the paper's 0.01 is the weight of v."""
 OURS, HELD = "APFL, alpha learned", "APFL, alpha held-out"
 LEARNT = Method("apfl learned", methods.learned(START), {OURS: "personal"})
 HELD_OUT = Method("apfl held-out", methods.held_out(START), {HELD: "personal"})
 METHODS = (LEARNT, HELD_OUT, methods.ALONE)
 WIDER = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
-"""Rates of FedAvg, whose two models want the ends of the others' grid."""
+"""Rates of FedAvg, whose best ones are at the ends of the other methods' grid."""
 READINGS = {"gamma a number": False, "gamma by class": True}
 LEVELS = (0.0, 0.5, 1.0)
 SPREAD = 0.02
-"""Accuracies on the three sets that are about the same differ by no more."""
+"""Largest difference of accuracies on the three sets that count as the same."""
 
 
 def task(quick: bool, level: float, by_class: bool) -> Task:
@@ -134,7 +134,7 @@ def _alpha(row: Row) -> str:
 
 
 def _found(sets: dict[str, dict[str, Row]]) -> dict:
-    """What decides, of the sets of one reading."""
+    """The deciding numbers for one reading of gamma."""
     labels = list(next(iter(sets.values())))
     means = {
         label: [float(rows[label].last.mean()) for rows in sets.values()]

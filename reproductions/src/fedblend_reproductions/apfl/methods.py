@@ -1,7 +1,8 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""The methods that APFL is compared with, as the paper runs them and with its rivals
-tuned as it is. Labels name the model that a row of a table is about.
+"""APFL and the methods it is compared with, all tuned alike.
+
+A label names the model that a row of a table is about.
 """
 
 from typing import Any
@@ -10,7 +11,7 @@ import fedblend as fb
 from fedblend_reproductions.apfl.runs import Method, Task, decaying
 
 HELD_OUT = 0.1
-"""Of a client's training rows, for alpha alone; the paper's perFedAvg has as many."""
+"""Fraction of a client's training rows that only alpha uses."""
 START, ALPHA_RATE = 0.75, 0.001
 """Of an alpha that is learned on held-out rows: mostly shared at first, as the paper
 has it, and slow. Larger rates decide in the first rounds, when shared models are
@@ -40,12 +41,12 @@ def scaffold(task: Task, rate) -> fb.Algorithm:
 
 
 def localized(task: Task, algorithm: fb.Algorithm, rate) -> fb.Algorithm:
-    """An algorithm whose shared model is trained on before use."""
+    """An algorithm whose shared model is fine-tuned before it is deployed."""
     return fb.finetune(algorithm, task.loss, fb.Work(decaying(rate), **task.work))
 
 
 def alone(task: Task, rate) -> fb.Algorithm:
-    """Everybody alone."""
+    """Training alone: no client shares its model."""
     return fb.local_only(task.loss, fb.Work(decaying(rate), **task.work))
 
 
@@ -96,7 +97,7 @@ def learned(alpha: float):
 
 
 def own_rate(alpha: float):
-    """The same, with ``rate`` that of the models, and alpha's."""
+    """The same, with one rate for the models and one for alpha."""
 
     def build(task: Task, rate) -> fb.Algorithm:
         models, own = rate
@@ -111,7 +112,7 @@ def own_rate(alpha: float):
 
 
 def held_out(alpha: float):
-    """APFL whose alpha moves on rows that nothing else is trained on."""
+    """APFL whose alpha is learned on held-out rows."""
 
     def build(task: Task, rate) -> fb.Algorithm:
         return fb.apfl(
@@ -122,13 +123,13 @@ def held_out(alpha: float):
 
 
 def handed_back(task: Task, rate) -> fb.Algorithm:
-    """The same, from higher, for half of the rounds; then all rows are trained on."""
+    """The same from a higher alpha; all rows train after half of the rounds."""
     half: dict[str, Any] = {"alpha": HIGH_START, "hand_back": task.rounds // 2}
     return fb.apfl(task.loss, fb.Work(decaying(rate), **task.work), **half, **JUDGED)
 
 
 def fewer_rows(task: Task, rate) -> fb.Algorithm:
-    """That alpha, fixed, without the rows: what holding them out costs by itself."""
+    """Fixed alpha without the held-out rows: the cost of holding them out."""
     held: dict[str, Any] = {"alpha": START, "alpha_rate": 0.0, "held_out": HELD_OUT}
     return fb.apfl(task.loss, fb.Work(decaying(rate), **task.work), **held)
 

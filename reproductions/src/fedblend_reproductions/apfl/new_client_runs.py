@@ -1,6 +1,6 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""A federation on synthetic data that some clients join after its training."""
+"""Training on synthetic data that some clients join later."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ from fedblend.data.partition.partition import federate_dataset
 from fedblend_reproductions.apfl.runs import decaying
 
 RATE = 0.1
-"""Of the training, falling by 1 % a round, and of new clients in the comparison."""
+"""The rate of training, which falls by 1 % a round, and of new clients."""
 ALPHAS = (0.25, 0.5, 0.75)
 TUNED, LEARNT = "FedAvg, fine-tuned", "APFL, alpha learned"
 LABELS = (TUNED, *(f"APFL, alpha {alpha}" for alpha in ALPHAS), LEARNT)
@@ -20,7 +20,7 @@ MEASURES = (("train", "loss"), ("validation", "accuracy"), ("test", "accuracy"))
 
 
 class Joining:
-    """A federation that was trained, and those who join it.
+    """Clients that train, and new clients that join after training.
 
     Args:
         quick: small sizes.
@@ -47,7 +47,7 @@ class Joining:
         self.epoch = int(np.ceil(rows / self.batch_size))
 
     def trained(self) -> Any:
-        """What the server says after the rounds, of FedAvg as of APFL."""
+        """The server's message after the last round, the same for FedAvg and APFL."""
         epoch = {"steps": fb.Epochs(1), "batch_size": self.batch_size}
         algorithm = fb.fedavg(self.loss, fb.Work(decaying(RATE), **epoch))
         return (
@@ -65,7 +65,7 @@ class Joining:
         )
 
     def after(self, down: Any, rate: float, epochs: int) -> dict[str, Any]:
-        """Every label's measures of the new clients, [new clients] each."""
+        """Measures of the new clients by label, arrays over new clients."""
         steps, size = epochs * self.epoch, self.batch_size
         work: dict[str, Any] = {"steps": steps, "batch_size": size}
         shared = fb.fedavg(self.loss, fb.Work(rate, **work))

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A7: clients that join after the training, as in Figure 6.
 
-With w standing still, a step of equation (17) with rate r moves the mixture exactly as
+With w fixed, a step of equation (17) with rate r moves the mixture exactly as
 fine-tuning with the rate ``(1 - alpha)^2 r`` does. So each is run at several rates.
 """
 
@@ -194,6 +194,6 @@ A7 = Claim(
     "4 of 4",
     resumable=True,
     undecided="equation (17) is fine-tuning at (1 - alpha)^2 times the rate, so the "
-    "figure shows a difference of rates, which the paper does not tell; at equal ones "
+    "figure shows a difference of rates, which the paper does not say; at equal ones "
     "15 new clients a set leave errors as large as the leads",
 )

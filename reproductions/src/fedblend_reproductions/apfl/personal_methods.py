@@ -175,7 +175,7 @@ def check(
 
 
 def _at_an_end(rows: tables.Rows) -> str:
-    """Whether pFedMe's rate of w is the largest or the least of those tried."""
+    """A clause where pFedMe's best rate of w is the largest or smallest tried."""
     tried = [w for _, w in methods.PAIRS]
     chosen = rows["pFedMe"].rate if "pFedMe" in rows else None
     if not isinstance(chosen, tuple) or min(tried) < chosen[1] < max(tried):

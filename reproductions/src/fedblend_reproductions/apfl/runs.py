@@ -1,6 +1,6 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""Methods run alike: each is tried at the same rates, and the best ones run again.
+"""Methods compared alike: each tries the same rates, and the best rates run again.
 
 A method that has two rates is tried at pairs of them, see ``Method.settings``.
 
@@ -24,11 +24,11 @@ from fedblend_reproductions.cache import Cache
 
 DECAY = 0.99
 TIE = 0.001
-"""Accuracies on validation rows that differ by less are the same."""
+"""Validation accuracies that differ by less count as equal."""
 
 
 class Task(NamedTuple):
-    """Data, a model, and how much is run on them; ``cohort`` None is everybody.
+    """Data, a model, and how much is run on them; ``cohort`` None is all clients.
 
     A run is measured ``blocks`` times, and before it begins.
     """
@@ -47,11 +47,11 @@ class Task(NamedTuple):
 
     @property
     def work(self) -> dict[str, Any]:
-        """What a client does in a round."""
+        """Steps and batch size of a client's round."""
         return {"steps": self.steps, "batch_size": self.batch_size}
 
     def settings(self) -> dict[str, Any]:
-        """All that its results depend on, as plain values."""
+        """All values that results depend on, for the cache."""
         numbers = self._asdict()
         for name in ("federated_data", "model", "loss"):
             del numbers[name]
@@ -66,10 +66,10 @@ Rate = float | tuple[float, ...]
 
 
 class Method(NamedTuple):
-    """A way to train, ``build(task, rate)``, and a label for each model it yields.
+    """A method: ``build(task, rate)``, and a label for each model it yields.
 
-    ``settings(task)`` are the rates that are tried; those of the task if None. Who
-    trains ``alone`` waits for nobody, and does so in every round.
+    ``settings(task)`` are the rates that are tried; those of the task if None. With
+    ``alone``, all clients train in every round, whatever the cohort.
     """
 
     name: str
@@ -79,7 +79,7 @@ class Method(NamedTuple):
     alone: bool = False
 
     def rates(self, task: Task) -> Sequence[Rate]:
-        """What is tried of it on a task."""
+        """The rates that are tried on a task."""
         return task.rates if self.settings is None else self.settings(task)
 
 
@@ -126,7 +126,7 @@ def decaying(rate: Any, decay: float = DECAY) -> fb.Scheduled:
 
 
 def compare(task: Task, methods: Sequence[Method], cache: Cache) -> dict[str, Row]:
-    """Every label's row."""
+    """A row for each label."""
     rows = {}
     for method in methods:
         rates = method.rates(task)

@@ -79,7 +79,7 @@ def exact(quick: bool, cache: Cache) -> dict[str, Any]:
 
 
 def noisy(of: Strong, cache: Cache, size: tuple[int, int, int]) -> dict[str, Any]:
-    """Batches: three algorithms to choose rate and models."""
+    """Batches: three choices of rate and deployed model."""
     sizes = dict(zip(("rounds", "seeds", "batch_size"), size, strict=True))
     most = theory.apfl.largest_alpha(of.constants)
     replicas = [replica(of, alpha) for alpha in (most, 0.5)]
@@ -91,7 +91,7 @@ def noisy(of: Strong, cache: Cache, size: tuple[int, int, int]) -> dict[str, Any
 
 
 def _cached(cache: Cache, name: str, *arguments: Any, **sizes: Any) -> Trace:
-    """A run, or what is kept of it."""
+    """The trace of a run, from the cache if it is there."""
     answer = cache(name, lambda: strongly_convex.run(*arguments, **sizes)._asdict())
     return Trace(*map(np.array, answer.values()))
 
@@ -109,7 +109,7 @@ def check(quick: bool, folder: Path) -> Finding:
         regression = strongly_convex.regression("ijcnn1", 20)
         groups.append(noisy(regression, cache, sizes["regression"]))
     everything = [full, *groups]
-    # Lane 2 with full gradients, and 0 with batches, has the largest alpha of the
+    # Replica 2 with full gradients, and 0 with batches, has the largest alpha of the
     # theorem.
     slopes = {
         full["problem"].name: float(full["traces"]["everybody"].slopes()[2]),

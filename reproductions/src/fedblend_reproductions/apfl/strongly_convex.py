@@ -1,6 +1,6 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""Strongly convex problems whose minimizers are solved apart, and APFL run on them.
+"""Strongly convex problems with known minimizers, and APFL run on them.
 
 Quadratics can be spread: with spread s the minimizer of client i is ``w* + s (x_i -
 w*)``, so that Delta_i, and zeta_i at w*, grow with s^2 while w* and all matrices stay.
@@ -26,7 +26,7 @@ STEPS = 10
 
 
 class Strong(NamedTuple):
-    """A problem: ``loss(spread)``, its constants, and what is known of its minimizers.
+    """A problem: ``loss(spread)``, its constants and its minimizers.
 
     ``own`` are v_i*, ``shared`` is w*, ``norms`` the gradient norms at v_i*, and
     ``gaps(points, spreads)`` are f_i - f_i* at points [replicas, clients, dim].
@@ -69,7 +69,7 @@ def quadratics(clients: int, dim: int, rows: int) -> Strong:
     matrices = np.stack([np.asarray(a, np.float64).mean(axis=0) for a, _ in parts])
     vectors = np.stack([np.asarray(b, np.float64).mean(axis=0) for _, b in parts])
     own = np.linalg.solve(matrices, vectors[..., None])[..., 0]
-    slopes = np.einsum("cij,cj->ci", matrices, own) - vectors
+    gradients = np.einsum("cij,cj->ci", matrices, own) - vectors
 
     def loss(spread):
         def spread_loss(params, batch):
@@ -92,7 +92,7 @@ def quadratics(clients: int, dim: int, rows: int) -> Strong:
         theory.constants.quadratics(federated_data),
         own,
         shared,
-        np.linalg.norm(slopes, axis=1),
+        np.linalg.norm(gradients, axis=1),
         gaps,
     )
 
@@ -133,7 +133,7 @@ class Replica(NamedTuple):
 
 
 def replica(of: Strong, alpha: float, spread: float = 1.0) -> Replica:
-    """The schedule of Theorem 3 where alpha is small enough, else of Theorem 4."""
+    """A replica with the schedule of Theorem 3 if alpha allows, else of Theorem 4."""
     small = alpha <= theory.apfl.largest_alpha(of.constants)
     rule = theory.apfl.small_alpha if small else theory.apfl.any_alpha
     return Replica(alpha, spread, *rule(of.constants, STEPS))
@@ -166,11 +166,11 @@ class Trace(NamedTuple):
     gaps: np.ndarray
 
     def means(self) -> np.ndarray:
-        """In the mean over clients, [replicas, seeds, records]."""
+        """Means over clients, [replicas, seeds, records]."""
         return self.gaps.mean(axis=-1)
 
     def slopes(self) -> np.ndarray:
-        """Of log gap in log steps over the last decade of steps, by replica."""
+        """Slopes of log gap over log steps in the last decade of steps, by replica."""
         late = self.steps >= self.steps[-1] / 10
         means = np.log(self.means().mean(axis=1)[:, late])
         return np.polyfit(np.log(self.steps[late]), means.T, 1)[0]

@@ -1,6 +1,6 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""What a comparison of methods comes to: a table, curves, and who is better."""
+"""Results of a comparison of methods: tables, curves and differences."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -27,8 +27,8 @@ def chosen(rows: Rows, labels: Iterable[str]) -> str:
 
 
 def beyond(rows: Rows, ours: str, other: str) -> tuple[float, float]:
-    """How much more test accuracy, in the mean over clients and seeds in the last
-    round, and its standard error over clients.
+    """The difference in test accuracy after the last round, in the mean over clients
+    and seeds, and its standard error over clients.
     """
     gaps = (rows[ours].clients - rows[other].clients).mean(axis=0)
     gaps = gaps[np.isfinite(gaps)]
@@ -36,7 +36,7 @@ def beyond(rows: Rows, ours: str, other: str) -> tuple[float, float]:
 
 
 def table(rows: Rows, paper: Mapping[str, str]) -> list[list[str]]:
-    """A row a label; ``paper`` has its accuracies, where it gives one."""
+    """A row for each label; ``paper`` has the paper's accuracies by label."""
     head = ["", "rate", "training loss", "test accuracy", "best round", "paper"]
     return [
         head,
@@ -106,9 +106,9 @@ def curves(groups: Mapping[str, Rows], lowest: float | None = None) -> Any:
 
 
 def alphas(rows: Rows) -> dict[str, dict[str, float]]:
-    """Where the mixing weights of clients and seeds ended, of rows that have them.
+    """Final mixing weights over clients and seeds, by label.
 
-    A client whose model diverged has lost its own.
+    A client whose model diverged counts as lost.
     """
     return {
         label: {
@@ -123,7 +123,7 @@ def alphas(rows: Rows) -> dict[str, dict[str, float]]:
 
 
 def rank_correlation(left: np.ndarray, right: np.ndarray) -> float:
-    """Spearman's, with mean ranks for ties; 0 where all of one are equal."""
+    """Spearman's rank correlation, with mean ranks for ties; 0 for constant values."""
     ranks = [
         ((x[:, None] > x[None]).sum(1) + (x[:, None] >= x[None]).sum(1)) / 2
         for x in (left, right)

@@ -85,7 +85,7 @@ def _draw_bound(alphas, curves: dict[str, tuple[np.ndarray, np.ndarray]]) -> Any
 
 
 def check_plans(quick: bool) -> Finding:
-    """Run what ``theory.plan`` says, and look where it ends."""
+    """Run the plans of ``theory.plan``, and measure where they end."""
     names, clients = (("ijcnn1",), 10) if quick else (logistic.NAMES, 50)
     alphas = (0.1, 1.0) if quick else (0.1, 0.25, 0.5, 0.75, 1.0)
     epsilons = (1e-3,) if quick else (1e-2, 1e-4, 1e-6, 1e-8)

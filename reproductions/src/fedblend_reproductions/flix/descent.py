@@ -15,7 +15,7 @@ from fedblend_reproductions.flix.solver import gaps, side_by_side, solve
 from fedblend_reproductions.plots import legend_above, panels, shades
 
 SAME = 1.25
-"""Slopes whose largest is at most so many times the smallest are called the same."""
+"""Largest ratio of slopes that count as the same."""
 FLOOR = 1e-14
 """Below this, rounding shows."""
 STARTS = ("ones", "average")

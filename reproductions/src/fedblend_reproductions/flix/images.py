@@ -12,7 +12,7 @@ from fedblend.data.partition.partition import federate_dataset
 from fedblend_reproductions.claims import Claim, Finding
 from fedblend_reproductions.flix.network_choice import measured
 from fedblend_reproductions.flix.network_report import finding, headline
-from fedblend_reproductions.flix.network_task import Plan, Task, Work, largest
+from fedblend_reproductions.flix.network_task import Plan, Task, TunedWork, largest
 
 WRITERS = 200
 PAPER = {0.1: 0.862, 0.3: 0.8691, 0.5: 0.8634, 0.7: 0.8652, 0.9: 0.8397, 1.0: 0.8663}
@@ -26,13 +26,13 @@ FULL = Plan(
     replicas=5,
     clients=10,  # 50 took 40.6 GiB to measure ten fine-tuned models of each
     snapshots=10,
-    own=Work((0.03, 0.1), 60, 10),
-    local=Work((0.15, 0.3), 6, 20),
+    own=TunedWork((0.03, 0.1), 60, 10),
+    local=TunedWork((0.15, 0.3), 6, 20),
     shared_rates=(0.05, 0.07, 0.1, 0.15, 0.2, 0.3, 0.4, 0.55, 0.75, 1.0),
-    one=Work((0.003, 0.01), 1, 20),
+    one=TunedWork((0.003, 0.01), 1, 20),
     power=1,
     one_rates=tuple(0.0003 * 10 ** (place / 5) for place in range(10)),
-    tune=Work((0.01, 0.03), 5, 20),
+    tune=TunedWork((0.01, 0.03), 5, 20),
 )
 QUICK = Plan(
     rounds=6,
@@ -43,13 +43,13 @@ QUICK = Plan(
     replicas=32,
     clients=8,
     snapshots=2,
-    own=Work((0.01, 0.1), 30, 10),
-    local=Work((0.03,), 3, 20),
+    own=TunedWork((0.01, 0.1), 30, 10),
+    local=TunedWork((0.03,), 3, 20),
     shared_rates=(0.01, 0.03),
-    one=Work((0.01,), 1, 20),
+    one=TunedWork((0.01,), 1, 20),
     power=1,
     one_rates=(0.01,),
-    tune=Work((0.03,), 5, 20),
+    tune=TunedWork((0.03,), 5, 20),
 )
 
 

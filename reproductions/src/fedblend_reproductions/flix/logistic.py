@@ -190,18 +190,18 @@ def _newton(rows, weight, offset, bend, middle, most: int = 200) -> Optimum:
         return value, bend * x + middle - rows.T @ (weight * wrong), wrong
 
     x = np.zeros(rows.shape[1])
-    value, slope, wrong = at(x)
+    value, gradient, wrong = at(x)
     for _ in range(most):
-        if np.linalg.norm(slope) <= SOLVED:
+        if np.linalg.norm(gradient) <= SOLVED:
             break
         hessian = (rows.T * (weight * wrong * (1 - wrong))) @ rows
         # Columns that are all zero have no curvature without a penalty.
         hessian += (bend + 1e-14 * np.trace(hessian)) * np.eye(len(x))
-        step = np.linalg.solve(hessian, slope)
+        step = np.linalg.solve(hessian, gradient)
         for length in 0.5 ** np.arange(30):
             new = at(x - length * step)
-            if new[0] <= value or np.linalg.norm(new[1]) < np.linalg.norm(slope):
+            if new[0] <= value or np.linalg.norm(new[1]) < np.linalg.norm(gradient):
                 break
         x = x - length * step
-        value, slope, wrong = new
-    return Optimum(x, float(value), float(np.linalg.norm(slope)))
+        value, gradient, wrong = new
+    return Optimum(x, float(value), float(np.linalg.norm(gradient)))

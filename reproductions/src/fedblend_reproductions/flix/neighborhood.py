@@ -36,7 +36,8 @@ def check(quick: bool) -> Finding:
         tasks += [(name, "dgd", of.dim), *((name, "dcgd", k) for k in ks)]
 
     def measure(task: tuple[str, str, int]) -> Course:
-        of, solver, k = problems[task[0]], *task[1:]
+        name, solver, k = task
+        of = problems[name]
         rounds = rounds_to_settle(of, solver, k, 14, 1000 if quick else 6000)
         seeds_here = 1 if solver == "dgd" else seeds
         start = np.ones(of.dim)

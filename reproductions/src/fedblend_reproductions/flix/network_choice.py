@@ -1,6 +1,6 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""F9's choice of settings, on validation rows and over all seeds, alike for all.
+"""F9's choice of settings, on validation rows and over all seeds.
 
 FLIX tries as many settings as models without mixing do, and as many as fine-tuning and
 training alone. All are tried for some rounds, and as many of each side are carried on.
@@ -72,7 +72,7 @@ class Outcome(NamedTuple):
 
     ``flix`` and ``shared`` (alpha 1) have every setting that was carried on; ``trial``
     has validation accuracies of all settings after the trial. All are without the
-    solver of one gradient a round where that is not wholly kept, see ``kept.alone``.
+    solver of one gradient a round that is not wholly cached, see ``cache.read_only``.
     """
 
     flix: dict[Setting, Row]
@@ -178,8 +178,8 @@ def measured(task: Task, folder: Path) -> Outcome:
     if plan.one is not None:
         with suppress(NotCached):
             halved(mixed, of_solver(runs.ONE, plan.carried))
-    lonely = {rate: [[one] for one in scores] for rate, scores in alone.items()}
-    alone_row = _snapshots(lonely, plan.own.steps)
+    single = {rate: [[one] for one in scores] for rate, scores in alone.items()}
+    alone_row = _snapshots(single, plan.own.steps)
     return Outcome(flix, shared, tuned, alone_row, trial)
 
 

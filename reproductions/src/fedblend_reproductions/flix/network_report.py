@@ -65,7 +65,7 @@ def compared(ours: Row, other: Row, counts: np.ndarray) -> Gap:
 
 
 def verdict(gaps: list[Gap], short: float) -> Verdict:
-    """What the criterion says of the gaps to FedAvg and to the best without mixing."""
+    """The verdict by the gaps to FedAvg and to the best model without mixing."""
     if min(gap.mean for gap in gaps) <= 0:
         return Verdict.differs
     clear = all(gap.mean > gap.half for gap in gaps)
@@ -101,7 +101,7 @@ def finding(
     gaps = {name: compared(ours, row, counts) for name, row in rows.items()}
     unmixed = compared(ours, shared[best(shared)], counts)
     short = paper[1.0] - fedavg.test
-    said = (
+    ours_in_words = (
         f"Test accuracy by examples: FLIX {ours.test:.4f} ({ours.words}), in brackets "
         "what it has more and the 95 % interval over clients and seeds: "
         + ", ".join(
@@ -120,7 +120,7 @@ def finding(
     )
     return Finding(
         verdict([gaps["FedAvg"], unmixed], short),
-        said,
+        ours_in_words,
         _numbers(task, outcome, rows, {**gaps, "best without mixing": unmixed}),
         {"rounds": curves(rows), "alphas": by_alpha(outcome, paper)},
         f"{lacking}{_how(task, outcome)} {why}",
@@ -166,8 +166,8 @@ def _table(
     head = ["", "setting", "of", "seeds", "test accuracy", "FLIX less it"]
 
     def line(name: str, row: Row, gap: str) -> list[str]:
-        told = f"{row.test:.4f}"
-        return [name, row.words, str(row.tried), str(len(row.scores)), told, gap]
+        seeds, accuracy = str(len(row.scores)), f"{row.test:.4f}"
+        return [name, row.words, str(row.tried), seeds, accuracy, gap]
 
     return [
         head,

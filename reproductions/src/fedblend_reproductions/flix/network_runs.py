@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """F9's runs: FLIX on networks beside FedAvg, training alone, and fine-tuning.
 
-A task is run the same way whatever its data. Settings and seeds are replicas of one
-simulation, so many at a time; each such part is kept in a folder when it is done, and
-models that later parts need are kept beside it. Seeds differ in cohorts and batches.
+All tasks are run alike. Settings and seeds are replicas of one simulation, a limited
+number at a time; each such part is cached in a folder, and models that later parts need
+are saved beside it. Seeds differ in cohorts and batches.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,7 +25,7 @@ from fedblend_reproductions.flix.network_task import (
     Score,
     Setting,
     Task,
-    Work,
+    TunedWork,
     scores_of,
     simulated,
     start,
@@ -37,8 +37,8 @@ Scores = dict[tuple[Setting, int], Score]
 
 
 def own_models(task: Task, folder: Path) -> tuple[dict[float, list[Score]], Callable]:
-    """Everybody alone: the scores of each rate by snapshot, and a function from how
-    x_i were trained to all of them. They are the same for all seeds.
+    """Training alone: the scores of each rate by snapshot, and a function that loads
+    x_i by the kind of their training. They are the same for all seeds.
     """
     plan, paths = task.plan, {kind: folder / f"x_{kind}.npz" for kind in (FEW, MANY)}
     rates = plan.own.rates
@@ -108,7 +108,7 @@ def together(
 def fedavg(
     task: Task, settings: Sequence[Setting], rounds: int, folder: Path
 ) -> Scores:
-    """FedAvg from the initial parameters; where it ends is kept for ``finetuned``."""
+    """FedAvg from the initial parameters; saves its last models for ``finetuned``."""
     method = _local_steps(task)
 
     def some(replicas: Sequence[tuple[Setting, int]]) -> list[Score]:
@@ -176,8 +176,8 @@ def _run(task: Task, build, replicas, rounds: int, over) -> fb.Run:
     return simulated(task, build, rounds, over=over, key=keys, every=every).complete()
 
 
-def _alone(task: Task, work: Work, rates, seeds, starts: Sequence[Any]) -> fb.Run:
-    """Everybody alone from a model for each replica; a round is a snapshot."""
+def _alone(task: Task, work: TunedWork, rates, seeds, starts: Sequence[Any]) -> fb.Run:
+    """Training alone from a model for each replica; a round is a snapshot."""
 
     def build(replica):
         rate, first = replica

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """F9's tasks: data, a model and how much is run on them, and how a run is scored.
 
-A task is run the same way whatever its data is, see ``network_runs``.
+All tasks are run alike, see ``network_runs``.
 """
 
 from collections.abc import Callable
@@ -24,7 +24,7 @@ BLOCKS = 6
 """A run to the end is measured so many times, and before it begins."""
 
 
-class Work(NamedTuple):
+class TunedWork(NamedTuple):
     """What a client does at a time, and the rates that are tried."""
 
     rates: tuple[float, ...]
@@ -53,13 +53,13 @@ class Plan(NamedTuple):
     replicas: int
     clients: int
     snapshots: int
-    own: Work
-    local: Work
+    own: TunedWork
+    local: TunedWork
     shared_rates: tuple[float, ...]
-    one: Work | None
+    one: TunedWork | None
     power: int
     one_rates: tuple[float, ...]
-    tune: Work
+    tune: TunedWork
 
 
 class Task(NamedTuple):
@@ -85,7 +85,7 @@ class Task(NamedTuple):
 class Setting(NamedTuple):
     """What is tried of a method: ``solver`` is one of ``network_runs.SOLVERS``.
 
-    ``own`` says which x_i, "" that there are none: plain FedAvg.
+    ``own`` is the kind of x_i; "" for plain FedAvg, which has none.
     """
 
     solver: str
@@ -131,7 +131,7 @@ def start(task: Task) -> Any:
 def simulated(
     task: Task, build, rounds: int, *, over, key, every: int, chunk: int | None = None
 ) -> fb.Run:
-    """A run of the task; with ``chunk``, everybody takes part."""
+    """A run of the task; with ``chunk``, all clients take part."""
     clients = task.federated_data.clients
     return fb.simulate(
         build,

@@ -34,7 +34,7 @@ def check(quick: bool) -> Finding:
     names, clients = (("mushrooms",), 10) if quick else (logistic.NAMES, 50)
     alphas = np.geomspace(0.01, 1, 3 if quick else 13)
     sets = {name: _measure(logistic.problem(name, clients), alphas) for name in names}
-    steps, slopes = _local_steps(), _stationary_quadratics()
+    steps, gradients = _local_steps(), _stationary_quadratics()
     of_all = {
         key: np.concatenate([np.ravel(one[key]) for one in sets.values()])
         for key in next(iter(sets.values()))
@@ -43,18 +43,18 @@ def check(quick: bool) -> Finding:
     gap, unequal = (
         of_all[key].max() for key in ("gap_over_bound", "unequal_gap_over_bound")
     )
-    slope = max(of_all["gradient_over_bound"].max(), slopes.max())
+    gradient = max(of_all["gradient_over_bound"].max(), gradients.max())
     held = (
         max(steps, spread) <= ROUNDING
         and of_all["least_bend_over_mu"].min() >= 1 - 1e-9
         and of_all["largest_bend_over_L"].max() <= 1 + 1e-9
-        and max(gap, unequal, slope, of_all["alpha_for_eps_gap_over_eps"].max()) <= 1
+        and max(gap, unequal, gradient, of_all["alpha_for_eps_gap_over_eps"].max()) <= 1
     )
     ours = (
         f"{'All' if held else 'Not all'} hold on quadratics and on {', '.join(names)}: "
         f"H local steps are the mixture to {steps:.0e}, spreads of mixtures to "
         f"{spread:.0e}; the gap at x_avg is at most {gap:.2f} of its bound for equal "
-        f"and {unequal:.2f} for unequal alpha, the gradient at most {slope:.2f}."
+        f"and {unequal:.2f} for unequal alpha, the gradient at most {gradient:.2f}."
     )
     return Finding(
         verdict=Verdict.reproduced if held else Verdict.differs,
@@ -62,7 +62,7 @@ def check(quick: bool) -> Finding:
         numbers={
             "alphas": alphas,
             "local_steps_error": steps,
-            "quadratics_gradient_over_bound": slopes,
+            "quadratics_gradient_over_bound": gradients,
             **sets,
         },
         figures={"one_shot": _draw(alphas, sets)},
@@ -129,8 +129,8 @@ def _stationary_quadratics() -> np.ndarray:
     ratios = []
     for alpha, average in zip(alphas, averages, strict=True):
         mixed = alpha[:, None] * average + (1 - alpha)[:, None] * own
-        slopes = np.einsum("nij,nj->ni", matrices, mixed) - vectors
-        norm = np.linalg.norm((alpha[:, None] * slopes).mean(axis=0))
+        gradients = np.einsum("nij,nj->ni", matrices, mixed) - vectors
+        norm = np.linalg.norm((alpha[:, None] * gradients).mean(axis=0))
         ratios.append(norm / one_shot.one_shot_gradient(alpha, smoothness, own))
     return np.array(ratios)
 
@@ -165,7 +165,7 @@ def _measure(of: Problem, alphas: np.ndarray) -> dict[str, Any]:
 
 
 def _gradients(of: Problem, alphas: np.ndarray) -> np.ndarray:
-    """Theorem 3: a step of descent from x_avg tells the gradient there."""
+    """Theorem 3: the gradient at x_avg, from one step of descent."""
     steps = np.ones(len(alphas))
     points = solve(of, alphas, steps, rounds=1, average="stationary").points[:, 0]
     norms = np.linalg.norm(points[:, 0] - points[:, 1], axis=1)

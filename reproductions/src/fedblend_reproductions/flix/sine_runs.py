@@ -195,17 +195,17 @@ def by_descent(steps: int) -> Callable[[Loss], Solver]:
     """x_i by the same descent as the shared model."""
 
     def solver(loss):
-        slope = fb.losses.gradient(loss)
+        gradient = fb.losses.gradient(loss)
 
         def solve(params, shard, key):
             here, _ = fb.descend(
-                slope,
+                gradient,
                 params,
                 shard,
                 key,
                 work=fb.Work(optimizer=descent(), steps=steps, batch_size=None),
             )
-            left = fb.trees.squared_norm(slope(here, everything(shard)))
+            left = fb.trees.squared_norm(gradient(here, everything(shard)))
             return here, jnp.sqrt(left)
 
         return solve

@@ -38,7 +38,7 @@ def check(quick: bool) -> Finding:
     verdict = Verdict.partly if inside else Verdict.differs
     if inside == len(found):
         verdict = Verdict.reproduced
-    said = [_said(size, name, outcome) for name, outcome in found.items()]
+    sentences = [_sentence(size, name, outcome) for name, outcome in found.items()]
     numbers = {
         "alphas": size.alphas,
         "splits": size.firsts,
@@ -51,7 +51,7 @@ def check(quick: bool) -> Finding:
     if better:
         figures["alpha_lbfgs"] = _figure(size, better)
     why = _why(size, found, better)
-    return Finding(verdict, ". ".join(said) + ".", numbers, figures, why)
+    return Finding(verdict, ". ".join(sentences) + ".", numbers, figures, why)
 
 
 def gains(outcome: Outcome) -> np.ndarray:
@@ -63,7 +63,7 @@ def gains(outcome: Outcome) -> np.ndarray:
     return 1 - mean[:, 1:-1].min(axis=1) / mean[:, [0, -1]].min(axis=1)
 
 
-def _said(size: Size, name: str, outcome: Outcome) -> str:
+def _sentence(size: Size, name: str, outcome: Outcome) -> str:
     low, high = RANGES[name]
     mean, gain = outcome.errors.mean(axis=1), 100 * gains(outcome)
     best = np.asarray(size.alphas)[mean.argmin(axis=1)]
@@ -94,9 +94,9 @@ def _why(size: Size, found: Outcomes, better: Outcomes) -> str:
         "(other sines, points and start) is smallest strictly inside (0, 1); "
         "reproduced if so for both ranges, partly if for one. "
         "Replaced: the line search of the paper's gradient descent, for x_i and for "
-        "the shared model, by the step of Barzilai and Borwein, since a server hears "
-        "gradients only. The rule to stop at norm 0.01 of the gradient (for the shared "
-        "model without the factor alpha, as printed) is kept, with at most "
+        "the shared model, by the step of Barzilai and Borwein, since a server "
+        "receives gradients only. The rule to stop at norm 0.01 of the gradient (for "
+        "the shared model without the factor alpha, as printed) is kept, with at most "
         f"{size.rounds} steps; it was met by "
         f"{' and '.join(f'{share:.1f} %' for share in own)} of x_i and "
         f"{' and '.join(f'{share:.1f} %' for share in reached)} of the runs. "
@@ -104,7 +104,7 @@ def _why(size: Size, found: Outcomes, better: Outcomes) -> str:
         "stop early and have few points."
     )
     for name, outcome in better.items():
-        text += " With x_i found by L-BFGS instead, to the same norm: " + _said(
+        text += " With x_i found by L-BFGS instead, to the same norm: " + _sentence(
             size, name, outcome
         )
     return text + ("." if better else "")

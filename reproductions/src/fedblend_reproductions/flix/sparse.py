@@ -20,7 +20,7 @@ RECORDS = 100
 
 
 class Course(NamedTuple):
-    """How a solver went: ``gaps[alphas, seeds, records]`` of ``f~ - f~*``.
+    """The curve of a solver: ``gaps[alphas, seeds, records]`` of ``f~ - f~*``.
 
     ``floats`` are those a client sent, places drawn from keys that both sides know,
     and without the first message that makes x_avg.
@@ -83,7 +83,7 @@ def course(
         alphas: weights of the shared model.
         rounds: at most.
         seeds: how many; "dgd" needs one.
-        records: about so many are kept.
+        records: about how many.
         memory: how DIANA's memories start, see ``fb.diana``.
         until: see ``solve``.
         start: see ``solve``.

@@ -58,7 +58,8 @@ def check(quick: bool) -> Finding:
         tasks += [(name, "dgd", of.dim), *((name, "diana", k) for k in ks)]
 
     def measure(task: tuple[str, str, int]) -> Course:
-        of, solver, k = problems[task[0]], *task[1:]
+        name, solver, k = task
+        of = problems[name]
         rounds = rounds_to_settle(of, solver, k, 14, 1000 if quick else 4000)
         return course(of, solver, k, alphas, rounds=rounds, seeds=_seeds(solver, seeds))
 
@@ -210,7 +211,7 @@ def _savings(of: Problem, ks: list[int] | None, seeds: int) -> list[Saving]:
 
     def measure(task: tuple[int, str, int]) -> Saving:
         k, memory, seed = task
-        # Whoever sends twice as much as DGD has lost.
+        # A run that sends twice as much as DGD need not go on.
         one = course(of, "diana", k, [1.0], rounds=round(2 * spent / k), seeds=seeds,
                      records=300, memory=memory, until=TARGET, seed=seed)  # fmt: skip
         reached = one.first_below([TARGET])[0] >= 0

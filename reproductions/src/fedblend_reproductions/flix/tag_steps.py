@@ -47,9 +47,10 @@ def check(quick: bool) -> Finding:
         f"Reproduced if, on both tasks, the best step (mean of logarithms over seeds) "
         f"never rises with alpha, and its slope is within {slack:.1f} of {THEORY:g}, "
         "which is what a grid of decades lets one see. What the paper's axis calls "
-        "scaled is not said; here the axis is the logarithm of step / 5, whole numbers "
-        "on its grid. The best step in validation loss also stops early, and need not "
-        "be the fastest. The data are those of F8, with what is replaced there.",
+        "scaled is not defined; here the axis is the logarithm of step / 5, whole "
+        "numbers on its grid. The best step in validation loss also stops early, and "
+        "need not be the fastest. The data are those of F8, with the same "
+        "replacements.",
     )
 
 

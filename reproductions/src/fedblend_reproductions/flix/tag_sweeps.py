@@ -249,6 +249,6 @@ def _measured(task: TagTask, run: Run, seeds: np.ndarray) -> np.ndarray:
 
 
 def lowest(values: np.ndarray, axis: int) -> np.ndarray:
-    """Where the lowest finite value is, with the axis kept."""
+    """The index of the lowest finite value, with the axis retained."""
     finite = np.where(np.isfinite(values), values, np.inf)
     return finite.argmin(axis=axis, keepdims=True)

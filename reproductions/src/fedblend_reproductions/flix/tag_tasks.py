@@ -24,7 +24,7 @@ from fedblend.shards import everything
 
 
 class Deal(NamedTuple):
-    """How a user's posts are dealt out; those left over are for testing.
+    """How a user's posts are partitioned; the rest is for testing.
 
     Validation and test rows of a user are shared by all its workers.
     """
@@ -36,7 +36,7 @@ class Deal(NamedTuple):
 
 
 class TagTask(NamedTuple):
-    """Workers with rows of users, dealt out anew for every seed."""
+    """Workers with rows of users, partitioned anew for every seed."""
 
     name: str
     federated_data: FederatedData
@@ -92,7 +92,7 @@ def tag_task(
         data: from ``sources.stackexchange``.
         users: how many.
         deal: from the number of a user's posts to what is made of them.
-        seeds: how often posts are dealt out.
+        seeds: the number of partitions.
     """
     names, counts = np.unique(np.asarray(data.keys), return_counts=True)
     most = names[np.argsort(-counts, kind="stable")][:users]

@@ -12,11 +12,11 @@ from fedblend_reproductions.claims import Claim, Finding
 from fedblend_reproductions.flix.network_choice import measured
 from fedblend_reproductions.flix.network_report import finding, headline
 from fedblend_reproductions.flix.network_runs import ONE
-from fedblend_reproductions.flix.network_task import Plan, Task, Work, largest
+from fedblend_reproductions.flix.network_task import Plan, Task, TunedWork, largest
 
 ROLES, WINDOWS = 80, 150
 """Roles with most text, and how many windows of 80 characters of each."""
-LACKING = " One gradient a round is not among these results: it is not wholly kept."
+LACKING = " One gradient a round is not among these results: it is not wholly cached."
 PAPER = {0.1: 0.5620, 0.3: 0.5291, 0.5: 0.5718, 0.7: 0.5146, 0.9: 0.5642, 1.0: 0.5629}
 
 FULL = Plan(
@@ -28,13 +28,13 @@ FULL = Plan(
     replicas=24,
     clients=40,
     snapshots=10,
-    own=Work((1.0, 3.0), 100, 10),
-    local=Work((1.0, 2.0), 5, 10),
+    own=TunedWork((1.0, 3.0), 100, 10),
+    local=TunedWork((1.0, 2.0), 5, 10),
     shared_rates=(0.3, 0.5, 0.7, 1.0, 1.4, 2.0, 2.8, 4.0, 5.6, 8.0),
-    one=Work((1.0, 3.0), 1, 20),
+    one=TunedWork((1.0, 3.0), 1, 20),
     power=2,
     one_rates=(0.3, 0.5, 0.7, 1.0, 1.4, 2.0, 2.8, 4.0, 5.6, 8.0),
-    tune=Work((0.3, 1.0), 5, 10),
+    tune=TunedWork((0.3, 1.0), 5, 10),
 )
 QUICK = Plan(
     rounds=6,
@@ -45,13 +45,13 @@ QUICK = Plan(
     replicas=32,
     clients=8,
     snapshots=2,
-    own=Work((0.5, 20.0), 20, 4),
-    local=Work((20.0,), 3, 4),
+    own=TunedWork((0.5, 20.0), 20, 4),
+    local=TunedWork((20.0,), 3, 4),
     shared_rates=(10.0, 20.0),
     one=None,
     power=2,
     one_rates=(),
-    tune=Work((5.0,), 5, 4),
+    tune=TunedWork((5.0,), 5, 4),
 )
 
 

@@ -13,7 +13,7 @@ from fedblend.transforms.mixed_fl import central_loss
 from fedblend_reproductions.claims import Claim, Finding, Numbers, Verdict
 from fedblend_reproductions.mixed import faces, quadratics
 from fedblend_reproductions.mixed.figures import confident
-from fedblend_reproductions.mixed.task import Method, Task, mixed_fl, oracle
+from fedblend_reproductions.mixed.task import How, Method, Task, mixed_fl, oracle
 from fedblend_reproductions.mixed.tuning import Size, Tuned, beyond, tuned
 from fedblend_reproductions.plots import legend_above, panels
 
@@ -29,7 +29,7 @@ EXACT, APART = 1e-8, 1e-2
 
 
 def check(quick: bool) -> Finding:
-    """Both ways with and without Adam, the oracle with it, and quadratics."""
+    """Two algorithms with and without Adam, the oracle with Adam, and quadratics."""
     this = faces.task(quick)
     size = Size(1, 20, 2, 20, 2) if quick else Size(2, 120, 5, 300, 15)
     methods = _methods(this)
@@ -107,7 +107,7 @@ def _methods(of: Task) -> dict[str, Method]:
     plain = {how: mixed_fl(of, how) for how in ("one_way", "parallel")}
     whole = oracle(of)
 
-    def mixed(how: str, inner: fb.Algorithm, **merge: Any) -> fb.Algorithm:
+    def mixed(how: How, inner: fb.Algorithm, **merge: Any) -> fb.Algorithm:
         return fb.mixed_fl(
             inner,
             central_loss.on_rows(of.loss, of.central_batch(how)),
@@ -148,7 +148,7 @@ def distances() -> dict[str, float]:
     falling = optax.adam(optax.exponential_decay(0.05, 100, 0.5))
     work = {"steps": 1, "batch_size": None}
 
-    def built(how: str, server: bool, **merge: Any):
+    def built(how: How, server: bool, **merge: Any):
         def build(rate):
             side = falling if server else 1.0
             inner = fb.fedopt(quadratics.LOSS, fb.Work(rate, **work), side)

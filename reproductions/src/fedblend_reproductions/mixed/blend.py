@@ -16,7 +16,7 @@ from fedblend_reproductions.claims import Claim, Finding, Numbers, Verdict
 from fedblend_reproductions.mixed import quadratics
 from fedblend_reproductions.mixed.digits import RATE, STEPS, accuracies, digits
 from fedblend_reproductions.mixed.figures import confident
-from fedblend_reproductions.mixed.task import ALGORITHMS
+from fedblend_reproductions.mixed.task import ALGORITHMS, How
 from fedblend_reproductions.plots import legend_above, panels
 
 ALPHAS = (0.1, 0.25, 0.5, 0.75, 1.0)
@@ -42,7 +42,7 @@ def distances(alpha: float = 0.4) -> dict[str, float]:
             squared + weight * of.own[0][0], pull + weight * of.own[1][0]
         )
 
-    def build(how: str):
+    def build(how: How):
         def one(rate):
             flix = fb.flix(
                 quadratics.LOSS,

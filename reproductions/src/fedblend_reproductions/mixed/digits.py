@@ -36,8 +36,8 @@ def digits(quick: bool) -> Digits:
     if not quick:
         images = images.reshape(-1, 14, 2, 14, 2, 1).mean(axis=(2, 4))
     low = np.flatnonzero(labels < 5)
-    dealt = fb.partition.classes_per_client(labels[low], clients, 2)
-    parts = [low[index][:each] for index in dealt]
+    partition = fb.partition.classes_per_client(labels[low], clients, 2)
+    parts = [low[index][:each] for index in partition]
     federated_data = fb.federate((images, labels), parts, test=0.5)
     high = np.random.default_rng(0).permutation(np.flatnonzero(labels >= 5))[:1000]
     held, tested = (
@@ -57,7 +57,7 @@ def digits(quick: bool) -> Digits:
 
 
 def personal(loss: Loss, name: str, alpha: Any) -> fb.Algorithm:
-    """FLIX or APFL, with this weight of the shared model for everybody."""
+    """FLIX or APFL, with the same weight of the shared model for all clients."""
     work: Any = {"steps": STEPS, "batch_size": BATCH}
     if name == "apfl":
         return fb.apfl(loss, fb.Work(RATE, **work), alpha=alpha, learn="fixed")

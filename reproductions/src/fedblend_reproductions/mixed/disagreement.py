@@ -53,19 +53,19 @@ STRENGTH = 0.03
 """The spreadout's lambda that M5 chose with plain steps at the paper's sizes."""
 WORDS = {"gap": "G^2", "ratio": "B^2"}
 
-Slopes = Callable[[Any, Any, Any], tuple[Any, Any]]
+Gradients = Callable[[Any, Any, Any], tuple[Any, Any]]
 
 
 class Case(NamedTuple):
     """A task with one step a round, one_way on it, and its setting.
 
-    ``slopes`` are sampled gradients of both losses at (params, setting, key).
+    ``gradients`` are sampled gradients of both losses at (params, setting, key).
     """
 
     task: Task
     method: Method
     setting: Any
-    slopes: Slopes
+    gradients: Gradients
     options: dict[str, Any]
 
 
@@ -76,17 +76,17 @@ def on_rows(this: Task, rate: float, central_batch: int | None = None) -> Case:
     sides = [
         fb.shard_of(part) for part in (this.federated_data.train.examples, this.held)
     ]
-    slope_at = gradient(this.loss)
+    gradient_at = gradient(this.loss)
 
-    def slopes(params, setting, key):
+    def gradients(params, setting, key):
         federated, central = (
-            slope_at(params, draw(side, keys.named(key, name), rows))
+            gradient_at(params, draw(side, keys.named(key, name), rows))
             for side, name in zip(sides, ("federated", "central"), strict=True)
         )
         return federated, central
 
     method = mixed_fl(single, "one_way", central_batch=central_batch)
-    return Case(single, method, rate, slopes, {})
+    return Case(single, method, rate, gradients, {})
 
 
 def on_movies(this: Task, strength: float) -> Case:
@@ -94,20 +94,20 @@ def on_movies(this: Task, strength: float) -> Case:
     single = this._replace(steps=1)
     train = this.federated_data.train
     rows = this.cohort * this.batch_size
-    slope_at = gradient(this.loss)
+    gradient_at = gradient(this.loss)
     starts, counts = jnp.asarray(train.starts), jnp.asarray(train.counts)
 
-    def slopes(params, setting, key):
+    def gradients(params, setting, key):
         who = jax.random.randint(keys.named(key, "who"), (rows,), 0, len(counts))
         part = jax.random.uniform(keys.named(key, "rows"), (rows,))
         row = starts[who] + jnp.floor(part * counts[who]).astype(starts.dtype)
         batch = jax.tree.map(lambda leaf: jnp.asarray(leaf)[row], train.examples)
         pushed = jax.grad(fb.models.spreadout)(params, setting[1])
-        return slope_at(params, fb.Batch(batch)), pushed
+        return gradient_at(params, fb.Batch(batch)), pushed
 
     method = movies.mixed_fl(single, "one_way", adaptive=False)
     setting = (movies.RATE, strength)
-    return Case(single, method, setting, slopes, {"weights": "uniform"})
+    return Case(single, method, setting, gradients, {"weights": "uniform"})
 
 
 def cases(quick: bool, names: Sequence[str]) -> dict[str, Case]:
@@ -129,8 +129,8 @@ def traces(case: Case, seeds: int, rounds: int) -> dict[str, np.ndarray]:
     """G^2 and B^2 ``[seeds, rounds + 1]`` at the models of one_way with one step."""
 
     def at(params, key):
-        slopes = case.slopes(params, case.setting, key)
-        return disagreement(*slopes, case.task.weights)
+        gradients = case.gradients(params, case.setting, key)
+        return disagreement(*gradients, case.task.weights)
 
     run = simulated(
         case.task,
@@ -215,12 +215,12 @@ def check(quick: bool, folder: Path) -> Finding:
         + "; ".join(f"{name}: {'yes' if so else 'no'}" for name, so in holds.items())
         + ". The protocol is the paper's: one step a round, sampled gradients, the "
         "largest over rounds and runs. G^2 has the scale of the inputs: the paper's "
-        "faces have 84 x 84 pixels, 9 times ours, in a range that it does not tell. "
+        "faces have 84 x 84 pixels, 9 times ours, in a range that it does not say. "
         "B^2 has no scale; it is large where the two gradients oppose each other, and "
         "on faces one side pushes all scores up and the other all down. The paper's "
         "1.26 as the largest value would need gradients that are nearly the same; why "
         "they should be is not known. G^2 of movies has lambda's scale, which the "
-        f"paper does not tell; here it is {STRENGTH:g}, M5's. Rates are the paper's. "
+        f"paper does not say; here it is {STRENGTH:g}, M5's. Rates are the paper's. "
         f"{faces.DATA} {text.described(text.task(SIZE), SIZE)} {movies.DATA}"
         if not quick
         else CRITERION,

@@ -16,18 +16,18 @@ import numpy as np
 from fedblend_reproductions.cache import available
 from fedblend_reproductions.claims import Claim, Finding, Numbers, Verdict
 from fedblend_reproductions.mixed import earlier_verdicts, text
-from fedblend_reproductions.mixed.task import Curves, Task, course, mixed_fl
+from fedblend_reproductions.mixed.divergence_runs import (
+    CHARACTERS,
+    MERGES,
+    QUICK,
+    SIZES,
+    VARIANTS,
+    found,
+    guess,
+    limit,
+)
 from fedblend_reproductions.plots import legend_above, panels
 
-VARIANTS = {
-    "parallel": ("parallel", None),
-    "one_way": ("one_way", None),
-    "two_way, averaged": ("two_way", "average"),
-    "two_way, summed": ("two_way", "sum"),
-}
-MERGES = ("two_way, averaged", "two_way, summed")
-WINDOW = 0.5
-"""The last part of a run whose losses are looked at."""
 CRITERION = (
     "reproduced if two_way that sums has a smaller limit than parallel and than "
     "one_way, on the character model; partly if on the table of pairs alone. If it has "
@@ -37,99 +37,11 @@ CRITERION = (
     "rounds (posts and articles in the mixture's weights) below that of a guess by the "
     "characters' frequencies"
 )
-CHARACTERS, PAIRS = "character model", "table of pairs"
 PILOT = (
     "A pilot placed the grid before the criterion was committed: the table of pairs on "
     "a CPU, one seed, 24 rounds; at a rate of 32 two_way that sums ended at a loss of "
     "3.69 (a guess has 3.12), one_way at 2.56 and parallel at 2.57."
 )
-
-
-def _rates(first: float, count: int) -> tuple[float, ...]:
-    """The paper's rates, a factor of the root of two apart, as those of clients."""
-    return tuple(text.WEIGHTS[0] * first * 2.0 ** (np.arange(count) / 2))
-
-
-SIZES = {
-    CHARACTERS: text.PAPER_STEPS._replace(
-        rates=_rates(0.5, 14), rounds=150, points=15, seeds=5
-    ),
-    PAIRS: text.PAPER_STEPS._replace(
-        rates=_rates(1.0, 20), rounds=150, points=15, seeds=5, network=None
-    ),
-}
-QUICK = {
-    PAIRS: text.QUICK._replace(
-        rates=(20.0, 2000.0), rounds=12, points=4, seeds=2, steps=8
-    )
-}
-
-
-def found(
-    folder: Path, model: str, this: Task, size: text.Size, names: Sequence[str]
-) -> dict[str, np.ndarray]:
-    """Losses at the end ``[rates, seeds]`` of variants, from the folder if it has them.
-
-    A replica for each pair of a rate and a seed.
-    """
-    cache = text.cache_in(folder, this, size)
-    replicas = {
-        "rates": np.repeat(size.rates, size.seeds).tolist(),
-        "seeds": list(range(1, size.seeds + 1)) * len(size.rates),
-    }
-    losses = this._replace(
-        measures={
-            name: this.measures[name] for name in (f"loss@{s}" for s in text.SIDES)
-        }
-    )
-
-    def run(name: str) -> Curves:
-        how, merge = VARIANTS[name]
-        method = mixed_fl(
-            this, how, central_batch=text.central_batch(this, size, how), merge=merge
-        )
-        every = size.rounds // size.points
-        return course(losses, method, **replicas, rounds=size.rounds, every=every)
-
-    curves = {
-        name: text.curves(
-            cache, f"{model} {name.replace(',', '')}", lambda name=name: run(name)
-        )
-        for name in names
-    }
-    return {name: ends(of, size.seeds) for name, of in curves.items()}
-
-
-def ends(curves: Curves, seeds: int) -> np.ndarray:
-    """Loss at the end, ``[rates, seeds]``; infinite where it is not a number."""
-    losses = text.measured_on("both", curves.values, "loss")
-    last = losses[:, -max(int(WINDOW * losses.shape[1]), 1) :].mean(axis=1)
-    return np.nan_to_num(last, nan=np.inf).reshape(-1, seeds)
-
-
-def guess(this: Task) -> float:
-    """Loss on test rows of knowing each source's characters' frequencies alone."""
-    assert this.federated_data.test is not None
-    targets = this.federated_data.test.examples[1]
-    half = len(targets) // sum("loss" in name for name in this.measures)
-
-    def entropy(part: np.ndarray) -> float:
-        counts = np.bincount(part[part >= 0])
-        shares = counts[counts > 0] / counts.sum()
-        return float(-(shares * np.log(shares)).sum())
-
-    sides = {
-        f"loss@{side}": entropy(targets[place * half : (place + 1) * half])
-        for place, side in enumerate(text.SIDES)
-    }
-    return float(text.measured_on("both", sides, "loss"))
-
-
-def limit(rates: Sequence[float], losses: np.ndarray, most: float) -> float:
-    """The last rate up to which the median seed ends below ``most``; 0 if none."""
-    fine = np.median(losses, axis=1) < most
-    count = len(fine) if fine.all() else int(fine.argmin())
-    return float(max(rates[:count], default=0.0))
 
 
 def check(quick: bool, folder: Path) -> Finding:
@@ -168,7 +80,7 @@ def check(quick: bool, folder: Path) -> Finding:
         for model, of in limits.items()
     }
     lacking = "; ".join(
-        f"the {model} ran for {', '.join(limits[model]) or 'no way'} only"
+        f"the {model} ran for {', '.join(limits[model]) or 'no algorithm'} only"
         for model, those in missing.items()
         if those
     )
@@ -221,7 +133,7 @@ def check(quick: bool, folder: Path) -> Finding:
         )
         + "The paper has, for its "
         "language task, two_way diverge beyond 1, parallel between 3 and 5, and "
-        "one_way converge at 5 (appendix B.4.3), with clipping, and does not tell how "
+        "one_way converge at 5 (appendix B.4.3), with clipping, and does not say how "
         "it merges: a sum steps twice as far as an average, since either side descends "
         f"the whole loss. {PILOT} {text.described(this, size)}",
         before={} if quick else earlier_verdicts.M9,

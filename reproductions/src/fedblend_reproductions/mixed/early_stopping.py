@@ -1,6 +1,6 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""Methods on text trained to the end: until validation rows show no more gain.
+"""Early stopping on text: methods run until validation accuracy stops rising.
 
 A method runs in blocks of rounds, all seeds side by side. After each block accuracy is
 measured on validation rows of both sides, in the mixture's weights. What is reported of
@@ -82,7 +82,7 @@ def trained(
 
 
 def known(cache: Cache, name: str, compute: Callable[[], Ended]) -> Ended:
-    """What is kept of a method, or computed now."""
+    """The result of a method from the cache, or computed now."""
 
     def answer():
         found = compute()

@@ -11,7 +11,7 @@ import numpy as np
 
 from fedblend_reproductions.mixed import text
 from fedblend_reproductions.mixed.early_stopping import Ended
-from fedblend_reproductions.mixed.task import ALGORITHMS, Curves, Task
+from fedblend_reproductions.mixed.task import ALGORITHMS, Curves, How, Task
 from fedblend_reproductions.plots import legend_above, panels, shades
 
 OPTIMIZERS = {"Adam": "Adam at the server", "plain": "plain steps"}
@@ -52,10 +52,10 @@ def focus(axes: Any, losses: Sequence[np.ndarray]) -> None:
 def by_algorithm(
     found: Mapping[str, Mapping[int, Curves]], label: str, highest: float
 ) -> Any:
-    """AUC above and loss below over rounds, a column for each way.
+    """AUC above and loss below over rounds, a column for each algorithm.
 
     Args:
-        found: curves by way, and by the number that ``label`` names.
+        found: curves by algorithm, and by the number that ``label`` names.
         label: of a curve, with a place for its number.
         highest: loss shown.
     """
@@ -137,7 +137,7 @@ def movie_table(
     recall: Mapping[str, np.ndarray],
     sent: Mapping[str, float],
     flops: Mapping[str, float],
-    algorithms: Sequence[str],
+    algorithms: Sequence[How],
 ) -> list[list[str]]:
     """Recall, kilobytes and operations of the methods, and what is saved of them."""
 
@@ -182,7 +182,7 @@ def movie_curves(found: Mapping[str, Mapping[str, Any]]) -> Any:
 
 
 def movie_costs(
-    sent: Mapping[str, float], flops: Mapping[str, float], algorithms: Sequence[str]
+    sent: Mapping[str, float], flops: Mapping[str, float], algorithms: Sequence[How]
 ) -> Any:
     """What a client sends and receives in a round, and computes in a step."""
     millions = {label: one / 1e6 for label, one in flops.items()}

@@ -27,15 +27,15 @@ from fedblend_reproductions.mixed.quadratics import (
     shares,
     simulated,
 )
-from fedblend_reproductions.mixed.task import ALGORITHMS
+from fedblend_reproductions.mixed.task import ALGORITHMS, How
 from fedblend_reproductions.plots import legend_above, panels
 
 STEPS = 8
 EXACT, FAR = 1e-10, 1e-3
-"""Distances at which a way is at the optimum, and at which it surely is not."""
+"""Distances that count as at the optimum, and as away from it."""
 
 
-def mixed_fl(how: str, steps: int, underneath: str = "FedAvg"):
+def mixed_fl(how: How, steps: int, underneath: str = "FedAvg"):
     """A function from a rate to one of the algorithms, over FedAvg or SCAFFOLD."""
 
     def build(rate):
@@ -139,7 +139,7 @@ def check(quick: bool) -> Finding:
         )
         + f". Parallel training ends where linear algebra says, up to {error:.0e}. "
         "two_way is a round late in what it borrows, so it is not the same path. The "
-        "paper does not tell its merge; ours averages for two_way, and adds for "
+        "paper does not say its merge; ours averages for two_way, and adds for "
         "parallel training.",
     )
 
@@ -153,7 +153,7 @@ def _single_step(every: int) -> dict[str, Any]:
             run = simulated(of, mixed_fl(how, 1), [0.1], rounds=400, every=every)
             paths[how] = np.stack([run.down.shared[0] for _ in run])
 
-    def gap(how: str) -> float:
+    def gap(how: How) -> float:
         return float(np.abs(paths[how] - paths["one_way"]).max())
 
     return {

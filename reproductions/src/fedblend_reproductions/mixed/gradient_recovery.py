@@ -48,21 +48,21 @@ def literal_round(
 ) -> Round:
     """A round of two_way; a state is the model, b_c and b_f in a row."""
     here, correction, borrowed = np.split(state, 3)
-    moves, slopes = [], []
+    moves, gradients = [], []
     for matrix, vector, number in zip(of.matrices, of.vectors, steps, strict=True):
         model, seen = here, np.zeros(DIM)
         for _ in range(number):
-            slope = matrix @ model - vector
-            model, seen = model - rate * (slope + correction), seen + slope
+            gradient = matrix @ model - vector
+            model, seen = model - rate * (gradient + correction), seen + gradient
         moves.append(model - here)
-        slopes.append(seen)
+        gradients.append(seen)
     weights, steps = shares(COUNTS), np.array(steps)
     mean, step_sum = weights @ moves, rate * weights @ steps
     own, model = [], here
     for _ in range(CENTRAL_STEPS):
         own.append(RATIO * (of.own[0][0] @ model - of.own[1][0]))
         model = model - step_sum / CENTRAL_STEPS * (own[-1] + borrowed)
-    true = weights @ slopes / (weights @ steps)
+    true = weights @ gradients / (weights @ steps)
     if equation_10:
         borrowed = -np.sum(moves, axis=0) / (rate * steps.sum()) - correction
     else:
@@ -153,7 +153,7 @@ def _recovery_error(
         )
 
     state = np.concatenate([np.ones(DIM), np.zeros(2 * DIM)])
-    slope, model = 0.0, 0.0
+    gradient, model = 0.0, 0.0
     with precision("float64"):
         run = simulated(of, build, [rate], rounds=60 * rounds, every=1)
         blocks = iter(run)
@@ -161,12 +161,14 @@ def _recovery_error(
         for _ in range(rounds):
             next(blocks)
             state, true = literal_round(of, state, rate, steps, equation_10=False)
-            slope = max(slope, np.abs(run.server.federated_gradient[0] - true).max())
+            gradient = max(
+                gradient, np.abs(run.server.federated_gradient[0] - true).max()
+            )
             model = max(model, np.abs(run.down.shared[0] - state[:DIM]).max())
         end = np.asarray(run.complete().shared[0])
     stays = standstill(of, rate, steps, equation_10=False)
     return {
-        "gradient": float(slope),
+        "gradient": float(gradient),
         "model": float(model),
         "end": float(np.abs(end - stays).max()),
     }

@@ -3,7 +3,7 @@
 """How long the movie recommender's methods run, and with which rate and lambda.
 
 Both are chosen on validation users, by recall after a part of the rounds. The baseline
-tries all pairs of them. Its lambda is everybody's, since that says what is minimized;
+tries all pairs of them. All methods use its lambda, which is part of the objective;
 every other method tries the rates with it.
 """
 
@@ -16,7 +16,7 @@ import numpy as np
 
 from fedblend_reproductions.cache import Cache
 from fedblend_reproductions.mixed import movies
-from fedblend_reproductions.mixed.task import Method, Task
+from fedblend_reproductions.mixed.task import How, Method, Task
 
 
 class Setting(NamedTuple):
@@ -59,14 +59,14 @@ TRIED = 100
 
 
 def cache_in(folder: Path, of: Task, setting: Setting) -> Cache:
-    """Where results are kept, which depend on all of this."""
+    """The cache of results, whose settings are these."""
     rows = of.federated_data.train.total
     return Cache(
         folder, {**setting._asdict(), "server_rate": movies.SERVER_RATE, "rows": rows}
     )
 
 
-def methods(of: Task, setting: Setting, algorithms: Sequence[str]) -> dict[str, Method]:
+def methods(of: Task, setting: Setting, algorithms: Sequence[How]) -> dict[str, Method]:
     """The baseline, these algorithms, and clients alone."""
     return {
         BASELINE: movies.baseline(of, setting.adaptive),
@@ -78,7 +78,7 @@ def methods(of: Task, setting: Setting, algorithms: Sequence[str]) -> dict[str, 
 def choose(
     of: Task, setting: Setting, these: Mapping[str, Method], cache: Cache
 ) -> dict[str, Chosen]:
-    """What each method runs with."""
+    """The rate and lambda of each method."""
 
     def best(label: str, pairs: list[tuple[float, float]]) -> Chosen:
         if len(pairs) == 1:

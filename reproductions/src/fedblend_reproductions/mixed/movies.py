@@ -3,7 +3,7 @@
 """The movie recommender: clients draw movies together, the server pushes all apart.
 
 Methods are built from a setting, the clients' rate and lambda, and those without a
-spreadout take no heed of the latter.
+spreadout ignore lambda.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,14 +20,14 @@ from fedblend.data.federated import Shards
 from fedblend.simulation.flops import client_flops
 from fedblend.transforms import add_gradient
 from fedblend.transforms.mixed_fl import central_loss
-from fedblend_reproductions.mixed.task import Method, Task, simulated
+from fedblend_reproductions.mixed.task import How, Method, Task, simulated
 
 RATE = 0.25
-"""The paper's 0.5 times w_f."""
+"""The clients' rate: the paper's 0.5 times w_f."""
 SERVER_RATE = 0.01
-"""Of Adam at the server, appendix B.4.4."""
+"""The rate of Adam at the server, appendix B.4.4."""
 STRENGTHS = (1e-3, 3e-3, 1e-2, 3e-2)
-"""Lambdas of the spreadout that are tried; the paper does not tell its own."""
+"""Lambdas of the spreadout that are tried; the paper does not state its value."""
 TABLE: dict[str, Any] = {"rows": {"embedding": ("0", "1")}, "always": 1}
 """Which rows of the table a client needs: those of its movies, and the padding's."""
 DATA = (
@@ -88,14 +88,14 @@ def _in_pieces(
 ) -> fb.FederatedData:
     """The same federation, whose first clients have equal pieces of held-out rows."""
 
-    def dealt(rows):
+    def in_pieces(rows):
         each = len(rows[0]) // pieces
         number = np.arange(federated_data.clients)
         counts = np.where(number < pieces, each, 0)
         return Shards(rows, np.minimum(number, pieces - 1) * each, counts)
 
     return fb.FederatedData(
-        federated_data.train, validation=dealt(validation), test=dealt(test)
+        federated_data.train, validation=in_pieces(validation), test=in_pieces(test)
     )
 
 
@@ -113,7 +113,7 @@ def baseline(
     adaptive: bool,
     spreadout: Callable[[Any, Any], jax.Array] = fb.models.spreadout,
 ) -> Method:
-    """Everything on clients: they get the whole table, and push movies apart too."""
+    """All losses on clients: they get the whole table and compute the spreadout."""
     ratio = of.weights[1] / of.weights[0]
 
     def build(setting):
@@ -128,7 +128,7 @@ def baseline(
 
 
 def alone(of: Task, adaptive: bool) -> Method:
-    """Nobody pushes movies apart; clients get the rows that they use."""
+    """FedAvg without the spreadout; clients get the rows that they use."""
     return Method(
         lambda setting: fb.fedselect(
             _clients(of, setting[0], adaptive), of.federated_data, **TABLE
@@ -137,7 +137,7 @@ def alone(of: Task, adaptive: bool) -> Method:
     )
 
 
-def mixed_fl(of: Task, how: str, adaptive: bool) -> Method:
+def mixed_fl(of: Task, how: How, adaptive: bool) -> Method:
     """One of the three algorithms; clients get the rows that they use.
 
     Adam, where it is used, takes the whole move: at the server of one_way, and where

@@ -19,7 +19,7 @@ from fedblend_reproductions.mixed.movie_runs import (
     Chosen,
     Setting,
 )
-from fedblend_reproductions.mixed.task import ALGORITHMS, Task
+from fedblend_reproductions.mixed.task import ALGORITHMS, How, Task
 
 NEAR, BYTES, FLOPS = 0.9, 0.93, 0.999
 """The part of the baseline's recall that is near it; what is saved at least."""
@@ -110,15 +110,14 @@ def _last(found: dict[str, Any], metric: str) -> dict[str, np.ndarray]:
     return {label: np.array(those[metric])[:, -1] for label, those in found.items()}
 
 
-def _flops(of: Task, algorithms: tuple[str, ...]) -> dict[str, Any]:
+def _flops(of: Task, algorithms: tuple[How, ...]) -> dict[str, Any]:
     """Operations of a step of a typical client, and of the one with most ratings."""
     counts = of.federated_data.train.counts
     methods: dict[str, Any] = {
         "pairs": lambda of: movies.baseline(of, False, movies.spreadout_of_pairs),
         "products": lambda of: movies.baseline(of, False),
         **{
-            how: lambda of, how=how: movies.mixed_fl(of, how, False)
-            for how in algorithms
+            how: partial(movies.mixed_fl, how=how, adaptive=False) for how in algorithms
         },
         "clients alone": lambda of: movies.alone(of, False),
     }
@@ -185,23 +184,23 @@ def _why(
 
 def _chosen(settings: dict[str, Setting], chosen: dict[str, dict[str, Chosen]]) -> str:
     """Which rates and lambdas were tried and chosen, in words."""
-    said = (
+    words = (
         "Lambda and rates are chosen on validation users, by recall@10 with one seed "
         "of its own: the baseline tries all pairs, its lambda is everybody's, and "
         "others try the rates with it. "
     )
     for name, setting in settings.items():
         rates = {label: f"{2 * one.pair[0]:g}" for label, one in chosen[name].items()}
-        said += f"{name}, {setting.tuning} rounds: lambda "
-        said += f"{chosen[name][BASELINE].pair[1]:g} of "
-        said += ", ".join(f"{one:g}" for one in setting.strengths) + "; rate "
+        words += f"{name}, {setting.tuning} rounds: lambda "
+        words += f"{chosen[name][BASELINE].pair[1]:g} of "
+        words += ", ".join(f"{one:g}" for one in setting.strengths) + "; rate "
         if len(setting.rates) == 1:
-            said += "0.5, the paper's. "
+            words += "0.5, the paper's. "
             continue
-        said += ", ".join(f"{rate} ({label})" for label, rate in rates.items())
-        said += " of " + ", ".join(f"{2 * one:g}" for one in setting.rates)
-        said += ", the paper's being 0.5. "
-    return said
+        words += ", ".join(f"{rate} ({label})" for label, rate in rates.items())
+        words += " of " + ", ".join(f"{2 * one:g}" for one in setting.rates)
+        words += ", the paper's being 0.5. "
+    return words
 
 
 def headline(numbers: Numbers) -> str:

@@ -12,7 +12,14 @@ from fedblend_reproductions.cache import Cache
 from fedblend_reproductions.claims import Claim, Finding, Numbers, Verdict
 from fedblend_reproductions.mixed import earlier_verdicts, faces, text
 from fedblend_reproductions.mixed.figures import confident, focus
-from fedblend_reproductions.mixed.task import ALGORITHMS, Curves, Task, course, mixed_fl
+from fedblend_reproductions.mixed.task import (
+    ALGORITHMS,
+    Curves,
+    How,
+    Task,
+    course,
+    mixed_fl,
+)
 from fedblend_reproductions.plots import panels, shades
 
 CRITERION = (
@@ -27,11 +34,11 @@ CHANCE = 0.038
 
 
 class Setting(NamedTuple):
-    """Rate times steps of each way, by the paper's count, the numbers of steps tried,
-    and how long.
+    """Rate times steps of each algorithm (by the paper's count), the steps that are
+    tried, and how long.
     """
 
-    step_sum: dict[str, float]
+    step_sum: dict[How, float]
     steps: tuple[int, ...]
     rounds: int
     points: int
@@ -58,9 +65,9 @@ def task(name: str, quick: bool) -> Task:
 
 
 def found(
-    folder: Path, name: str, this: Task, setting: Setting, algorithms: Sequence[str]
+    folder: Path, name: str, this: Task, setting: Setting, algorithms: Sequence[How]
 ) -> dict[str, dict[int, Curves]]:
-    """Loss curves of ways, by steps, from the folder where it has them."""
+    """Loss curves by algorithm and steps, from the cache where they are there."""
     cache = Cache(
         folder,
         {
@@ -71,7 +78,7 @@ def found(
         },
     )
 
-    def run(how: str, steps: int) -> Curves:
+    def run(how: How, steps: int) -> Curves:
         of = this._replace(steps=steps)
         batch = of.central_batch(how)
         if name == TEXT:
@@ -203,11 +210,11 @@ def _diverged(ran: dict[str, dict[str, dict[int, Curves]]]) -> str:
         for how, those in of.items()
         for steps, losses in ((at, losses_of(name, of)) for at, of in those.items())
     }
-    told = ", ".join(f"{where} {count}" for where, count in counts.items() if count)
+    listed = ", ".join(f"{where} {count}" for where, count in counts.items() if count)
     return (
-        f" Seeds that ended with more loss than at the start: {told}; where steps are "
-        "doubled from there, what helps is that training is stable at all."
-        if told
+        f" Seeds that ended with more loss than at the start: {listed}; where steps "
+        "are doubled from there, what helps is that training is stable at all."
+        if listed
         else ""
     )
 

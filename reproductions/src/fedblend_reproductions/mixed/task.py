@@ -7,7 +7,7 @@ Rates are those of the clients, thus the paper's times w_f: clients descend f_f 
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,8 +19,9 @@ from fedblend.data.federated import Shards
 from fedblend.metrics import Metric
 from fedblend.transforms.mixed_fl import central_loss
 
-ALGORITHMS = ("parallel", "one_way", "two_way")
-"""The paper's three."""
+How = Literal["parallel", "one_way", "two_way"]
+ALGORITHMS: tuple[How, ...] = ("parallel", "one_way", "two_way")
+"""The paper's three algorithms."""
 
 
 class Task(NamedTuple):
@@ -41,7 +42,7 @@ class Task(NamedTuple):
     batch_size: int
     steps: int
 
-    def central_batch(self, how: str) -> int:
+    def central_batch(self, how: How) -> int:
         """The paper's rule: as many rows as the cohort sees, in a step or a round."""
         rows = self.cohort * self.batch_size
         return rows * self.steps if how == "one_way" else rows
@@ -66,7 +67,7 @@ class Curves(NamedTuple):
 def with_test(
     federated_data: fb.FederatedData, rows: PyTree, validation: PyTree | None = None
 ) -> fb.FederatedData:
-    """The federation with the same held-out rows for each of its clients."""
+    """The same clients, each with these held-out rows."""
     clients = federated_data.clients
 
     def same(rows):
@@ -89,7 +90,7 @@ def on_part(metric: Metric, first: int, last: int) -> Metric:
 
 
 def mixed_fl(
-    task: Task, how: str, *, central_batch: int | None = None, merge: str | None = None
+    task: Task, how: How, *, central_batch: int | None = None, merge: str | None = None
 ) -> Method:
     """One of the three algorithms over FedAvg; the paper's central batch if None."""
     batch = central_batch or task.central_batch(how)
@@ -126,7 +127,7 @@ def central_alone(task: Task) -> Method:
 
 
 def oracle(task: Task) -> Method:
-    """As many steps on all rows in one place, those of the mixture's loss.
+    """As many steps on all rows in one place, by the mixture's loss.
 
     Rows are drawn alike and count so that those of clients together weigh w_f.
     """
@@ -224,7 +225,7 @@ def measured(
     split: str = "test",
     **options,
 ) -> fb.Run:
-    """A finished run, measured on the way on the rows that all clients share."""
+    """A finished run, measured during training on the rows that all clients share."""
     return simulated(
         task,
         method,
@@ -257,7 +258,7 @@ def curves_of(run: fb.Run, task: Task, split: str = "test") -> Curves:
 
 
 def copies(task: Task) -> list[np.ndarray]:
-    """Numbers of the server's rows that each client gets, w_c / w_f times its own."""
+    """Indices of the server's rows that each client gets, w_c / w_f times its own."""
     ratio = task.weights[1] / task.weights[0]
     held = len(jax.tree.leaves(task.held)[0])
     return [
@@ -302,7 +303,7 @@ def copied_bytes(task: Task) -> float:
 
 
 def added_bytes(task: Task, method: Method) -> dict[str, float]:
-    """What each message, down and up, has more than that of FedAvg, as counted."""
+    """Bytes that each message, down and up, has beyond that of FedAvg."""
 
     def sizes(method):
         run = simulated(task, method, [1.0], [0], rounds=1)

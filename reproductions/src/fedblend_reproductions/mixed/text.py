@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The language task: clients write posts, the server has articles of Wikipedia.
 
-Nobody trains on what Shakespeare's roles say; it is a third source to measure on. Rates
+Shakespeare's plays are a third source, for testing alone. Rates
 are tried by all methods alike, with two seeds, for a part of the rounds, and judged by
 the accuracy on validation rows of both sides, in the mixture's weights.
 """
@@ -18,6 +18,7 @@ from fedblend_reproductions.cache import Cache
 from fedblend_reproductions.flix.text import pairs
 from fedblend_reproductions.mixed.task import (
     Curves,
+    How,
     Method,
     Task,
     course,
@@ -26,7 +27,7 @@ from fedblend_reproductions.mixed.task import (
 )
 
 WEIGHTS = (0.75, 0.25)
-"""The paper's."""
+"""The weights of the federated and the central loss, as in the paper."""
 SIDES = ("clients", "central")
 TITLES = {"both": "posts and articles", "clients": "posts", "central": "articles"}
 """What rows of these are called in figures."""
@@ -89,8 +90,8 @@ def described(task: Task, size: Size) -> str:
     )
 
 
-def central_batch(task: Task, size: Size, how: str) -> int:
-    """By the paper's rule, and no more than it takes."""
+def central_batch(task: Task, size: Size, how: How) -> int:
+    """Rows of a central batch: the paper's rule, and at most ``size.central``."""
     return min(task.central_batch(how), size.central)
 
 
@@ -157,7 +158,7 @@ def _network(characters: int, widths: tuple[int, int] | None) -> fb.Model:
 
 
 def _some(rows: tuple, count: int) -> tuple:
-    """So many rows at random, all of them alike likely."""
+    """``count`` rows, drawn uniformly."""
     chosen = np.random.default_rng(0).permutation(len(rows[0]))[:count]
     assert len(chosen) == count
     return tuple(part[chosen] for part in rows)
@@ -176,30 +177,30 @@ def measured_on(source: str, values: Mapping[str, Any], metric: str) -> np.ndarr
 
 
 def far_apart(found: Mapping[str, np.ndarray], most: float) -> str:
-    """Whose seeds differ by more than so much, in words."""
-    told = [
+    """A sentence on methods whose seeds differ by more than ``most``."""
+    listed = [
         f"{name} {values.min():.3g} to {values.max():.3g} (median "
         f"{np.median(values):.3g})"
         for name, values in found.items()
         if values.max() - values.min() > most
     ]
-    if not told:
+    if not listed:
         return ""
     return (
-        f" Seeds are far apart for {', '.join(told)}: the rate that was best in the "
+        f" Seeds are far apart for {', '.join(listed)}: the rate that was best in the "
         "short trial is too large for some of the seeds in the long run."
     )
 
 
 def cache_in(folder: Path, task: Task, size: Size, **more: Any) -> Cache:
-    """Where results are kept, which depend on all of this."""
+    """The cache of results, whose settings are these."""
     counts = {name: part.counts for name, part in task.federated_data.splits.items()}
     settings = {**size._asdict(), "held": len(task.held[0]), "counts": counts}
     return Cache(folder, {**settings, "weights": WEIGHTS, **more})
 
 
 def curves(cache: Cache, name: str, compute: Callable[[], Curves]) -> Curves:
-    """The curves that are kept, or computed now."""
+    """The curves from the cache, or computed now."""
     known = cache(name, lambda: compute()._asdict())
     values = {metric: np.array(v, float) for metric, v in known["values"].items()}
     return Curves(np.array(known["rounds"]), values)

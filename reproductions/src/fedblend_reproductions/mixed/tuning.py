@@ -24,7 +24,7 @@ class Size(NamedTuple):
 class Tuned(NamedTuple):
     """The setting, losses ``tried`` on the first half, curves on the second.
 
-    ``edge`` says that the setting is the first or the last of those tried.
+    ``edge`` is whether the setting is the first or the last of those tried.
     """
 
     setting: Any
@@ -93,7 +93,7 @@ def _course(
     rounds: int,
     points: int,
 ) -> Curves:
-    """Lanes for all seeds of the first setting, then of the second, and so on."""
+    """Replicas for all seeds of the first setting, then of the second, and so on."""
     replicas: Any = np.repeat(np.array(settings), len(seeds), axis=0).tolist()
     return course(
         task,

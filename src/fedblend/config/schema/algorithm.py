@@ -18,7 +18,6 @@ from fedblend.checks import PATHS, below
 from fedblend.config.schema.local_work import LocalWork
 from fedblend.config.schema.table import (
     TYPES,
-    ConfigError,
     Count,
     Misfit,
     Mixing,
@@ -29,7 +28,7 @@ from fedblend.config.schema.table import (
     table_of,
 )
 from fedblend.core import Algorithm, Loss, PyTree
-from fedblend.errors import UserError
+from fedblend.errors import ConfigError, UserError
 from fedblend.registry import ALGORITHMS, FACTS, AlgorithmEntry
 from fedblend.theory.constants import Smoothness
 from fedblend.transforms.sparse_rows import named
@@ -64,7 +63,7 @@ class SolverTable(Table):
 
 
 class SgdTable(SolverTable, LocalWork):
-    """Stochastic steps, until held-out rows of the client say stop."""
+    """Stochastic steps, until the loss on held-out rows stops falling."""
 
 
 def _solver_table(name: str) -> type[SolverTable]:

@@ -21,12 +21,12 @@ from fedblend.config.schema.table import (
     TYPES,
     Count,
     Fraction,
-    Misfit,
     Mixing,
     NotNegative,
     Positive,
     Share,
     Table,
+    exactly_one,
     one_of,
 )
 from fedblend.local import OPTIMIZER, Epochs, Optimizer, Scheduled, Steps, Work
@@ -153,11 +153,8 @@ class LocalWork(Table):
 
     @model_validator(mode="after")
     def _one_of_each(self) -> "LocalWork":
-        for one, other in (("rate", "optimizer"), ("steps", "epochs")):
-            given = [name for name in (one, other) if getattr(self, name) is not None]
-            if len(given) != 1:
-                what = "both are given" if given else "is missing"
-                raise Misfit(f"{one} or {other}", f"{what}; exactly one is needed")
+        exactly_one(self, "rate", "optimizer")
+        exactly_one(self, "steps", "epochs")
         return self
 
     def chosen(self) -> Optimizer:

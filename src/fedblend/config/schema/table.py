@@ -9,10 +9,9 @@ rule of ``checks``, and ``arguments`` makes the function's arguments of such a t
 """
 
 import dataclasses
-import difflib
 import inspect
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from functools import reduce
 from operator import or_
 from typing import Annotated, Any, Literal, TypeVar
@@ -43,15 +42,7 @@ from fedblend.checks import (
     Rule,
     Words,
 )
-from fedblend.errors import UserError
-
-
-class ConfigError(ValueError):
-    """Something is wrong with a configuration: one line that says what and where."""
-
-
-class RunError(ValueError):
-    """Something is wrong with the folder of a run: one line."""
+from fedblend.errors import ConfigError, UserError, hint
 
 
 class Misfit(ValueError):
@@ -62,10 +53,14 @@ class Misfit(ValueError):
         super().__init__(f"{key}: {wrong}")
 
 
-def hint(word: str, known: Sequence[str]) -> str:
-    """The end of a line about an unknown word: the nearest word, or all of them."""
-    near = difflib.get_close_matches(word, known, 1)
-    return f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known)}"
+def exactly_one(table: Any, *names: str) -> None:
+    """Refuse a table that does not have exactly one of these keys."""
+    given = sum(getattr(table, name) is not None for name in names)
+    if given != 1:
+        several = "both are given" if len(names) == 2 else "several are given"
+        what = several if given else "is missing"
+        keys = f"{', '.join(names[:-1])} or {names[-1]}"
+        raise Misfit(keys, f"{what}; exactly one is needed")
 
 
 def visible(text: str) -> str:

@@ -1,27 +1,34 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""The tables of a configuration other than ``[algorithm]``: data, model, run, measure.
+"""The tables of a configuration other than ``[algorithm]``: data only.
 
 ``[data]`` names a dataset or a file of one's own, and how its rows are shared out; a
 partition's options stand beside its name. The options of a model are those of its
 builder, and have the types of their defaults.
 """
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, StringConstraints, create_model, model_validator
 
+from fedblend import compress
 from fedblend.checks import Number
+from fedblend.compress import Compressor
 from fedblend.config.schema.table import (
     Count,
     Fraction,
     Index,
+    Inside,
     Misfit,
+    Mixing,
     NotNegative,
     Positive,
     Share,
     Table,
     Word,
+    arguments,
+    exactly_one,
     one_of,
     table_of,
     within,
@@ -51,9 +58,7 @@ class Data(Table):
 
     @model_validator(mode="after")
     def _one_origin(self) -> "Data":
-        if (self.source is None) == (self.file is None):
-            what = "is missing" if self.file is None else "both are given"
-            raise Misfit("source or file", f"{what}; exactly one is needed")
+        exactly_one(self, "source", "file")
         for name in _OWN:
             if self.source is not None and getattr(self, name) is not None:
                 raise Misfit(name, "goes with file, not with source")
@@ -89,28 +94,17 @@ class Nodes(Data):
                 raise Misfit(name, "is the nodes' own affair")
         if self.kind is None:
             raise Misfit("kind", "is missing; the nodes' rows are not known here")
-        if (self.shape is None) == (self.columns is None):
-            what = "is missing" if self.shape is None else "both are given"
-            raise Misfit("shape or columns", f"{what}; exactly one is needed")
-        if self.labels is not None and self.classes is not None:
-            raise Misfit("labels or classes", "both are given")
-        if self.kind == "classes" and self.labels is None and self.classes is None:
-            raise Misfit("labels or classes", "is missing")
+        exactly_one(self, "shape", "columns")
+        if self.kind == "classes" or self.labels is not None:
+            exactly_one(self, "labels", "classes")
         if isinstance(self.test, str) or self.unseen:
             name = "test" if isinstance(self.test, str) else "unseen"
             raise Misfit(name, "nodes hold out a fraction of their own rows")
         return self
 
 
-PARTITIONS = {
-    "iid": partition.iid,
-    "contiguous": partition.contiguous,
-    "classes_per_client": partition.classes_per_client,
-    "class_pairs": partition.class_pairs,
-    "dirichlet": partition.dirichlet,
-    "shards": partition.shards,
-    "by_key": partition.by_key,
-}
+_NAMES = ("iid", "contiguous", "class_pairs", "classes_per_client", "dirichlet")
+PARTITIONS = {name: getattr(partition, name) for name in (*_NAMES, "shards", "by_key")}
 """How rows are given to clients, by name; options as of the function."""
 
 
@@ -186,7 +180,7 @@ class Run(Table):
         return self
 
 
-class Leading(Table):
+class Federation(Table):
     """How the server of a federation waits for its nodes, and whom it believes."""
 
     deadline: Positive = 600.0
@@ -212,3 +206,138 @@ class Measure(Table):
     on: Count | Annotated[list[Index], Field(min_length=1)] | None = None
     local: bool | Count = True
     metrics: Annotated[list[Metric], Field(min_length=1)] | None = None
+
+
+ADAPTIVE = ("quantile", "rate", "count_noise")
+"""Keys of a clip that follows the clients' norms."""
+_OF_ROWS = ("classes", "share", "file", "target", "test", "batch_size")
+COMPRESSORS = ("dithering", "identity", "int8", "natural", "rand_k", "sign", "top_k")
+"""Those of ``fedblend.compress``; options as of the function."""
+
+
+class CompressorTable(Table):
+    """A compressor by name."""
+
+    name: str
+
+    def make(self, facts: Mapping[str, Any]) -> Compressor:
+        """The compressor."""
+        build = getattr(compress, self.name)
+        return build(**arguments(build, self, facts))
+
+
+if TYPE_CHECKING:
+    AnyCompressor = CompressorTable
+else:
+    AnyCompressor = one_of(
+        table_of(getattr(compress, name), name, CompressorTable) for name in COMPRESSORS
+    )
+
+
+class Compress(Table):
+    """Which compressor, and the transform that uses it."""
+
+    how: Literal["plain", "diana", "ef21"] = "plain"
+    compressor: AnyCompressor
+    rate: Share | Annotated[list[Share], Field(min_length=1)] | None = None
+    start: Literal["zero", "first"] = "zero"
+
+    @model_validator(mode="after")
+    def _goes_together(self) -> "Compress":
+        made = self.compressor.make({})
+        if self.how != "diana" and (self.rate is not None or self.start != "zero"):
+            key = "rate" if self.rate is not None else "start"
+            raise Misfit(key, f'goes with how = "diana", not with "{self.how}"')
+        if self.how == "diana" and made.omega is None:
+            wrong = f'"diana" needs an unbiased compressor, not {self.compressor.name}'
+            raise Misfit("how", wrong)
+        if self.how == "ef21" and made.delta is None:
+            wrong = f'"ef21" needs one that contracts, not {self.compressor.name}'
+            raise Misfit("how", wrong)
+        return self
+
+
+class Privacy(Table):
+    """How answers are clipped, how much noise their sum gets, and at which delta."""
+
+    clip: Positive
+    noise: NotNegative
+    tree: Count | None = None
+    delta: Inside
+    adjacency: Literal["replace_one", "zero_out"] = "replace_one"
+    adaptive: bool = False
+    quantile: Mixing | None = None
+    rate: Positive | None = None
+    count_noise: Positive | None = None
+
+    @model_validator(mode="after")
+    def _goes_together(self) -> "Privacy":
+        for name in ADAPTIVE:
+            if not self.adaptive and getattr(self, name) is not None:
+                raise Misfit(name, "goes with adaptive = true")
+        if self.adaptive and self.tree is not None:
+            raise Misfit("tree", "goes without adaptive = true, with one clip")
+        return self
+
+
+class Central(Table):
+    """Which rows are the server's, and how its loss is mixed with the clients'."""
+
+    how: Literal["parallel", "one_way", "two_way"]
+    weight: Inside = 0.5
+    classes: Annotated[list[Index], Field(min_length=1)] | None = None
+    share: Inside | None = None
+    penalty: Literal["spreadout"] | None = None
+    strength: Positive | None = None
+    file: Word | None = None
+    target: Word | None = None
+    test: Fraction = 0.2
+    steps: Count = 1
+    batch_size: Count | None = None
+    rate: Positive | None = None
+    merge: (
+        Literal["sum", "average"]
+        | Annotated[list[NotNegative], Field(min_length=2, max_length=2)]
+        | None
+    ) = None
+    upload: bool = False
+
+    def _says(self, name: str) -> bool:
+        """Whether a key is not what it is if left out: runs write defaults out."""
+        return getattr(self, name) != type(self).model_fields[name].default
+
+    @model_validator(mode="after")
+    def _goes_together(self) -> "Central":
+        if self.penalty is None and self.strength is not None:
+            raise Misfit("strength", "goes with penalty")
+        for name in _OF_ROWS:
+            if self.penalty is not None and self._says(name):
+                raise Misfit(name, "is for rows, and a penalty needs none")
+        if self.penalty is None:
+            exactly_one(self, "classes", "share", "file")
+        if self.target is not None and self.file is None:
+            raise Misfit("target", "goes with file")
+        if self.how == "one_way":
+            for name in ("steps", "rate", "merge", "upload"):
+                if self._says(name):
+                    raise Misfit(name, 'goes with central steps, not "one_way"')
+        if self.how == "parallel" and self.upload:
+            raise Misfit("upload", 'goes with how = "two_way"')
+        return self
+
+
+class Select(Table):
+    """Which parameters are tables."""
+
+    parameters: Annotated[list[str], Field(min_length=1)]
+
+
+class Population(Table):
+    """Which clients belong to it, by their names, and what they weigh together."""
+
+    clients: Word | Annotated[list[Word], Field(min_length=1)]
+    weight: Share
+    cohort: Count | None = None
+
+
+Populations = Annotated[dict[Word, Population], Field(min_length=1)]

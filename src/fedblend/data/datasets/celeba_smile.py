@@ -15,8 +15,9 @@ import json
 
 import numpy as np
 
+from fedblend.checks import gate, words
 from fedblend.data.catalog import Size, dataset
-from fedblend.data.dataset import DataError, Dataset
+from fedblend.data.dataset import Dataset
 from fedblend.data.datasets.mosaic import read_mosaic
 from fedblend.data.download import find
 
@@ -26,14 +27,13 @@ from fedblend.data.download import find
     Size(rows=5000, test_rows=1000, classes=2),
     "Non-commercial research only, not to be passed on; Liu et al. 2015",
 )
+@gate(target=words("smiling", "male"))
 def celeba_smile(target: str = "smiling") -> Dataset:
     """5000 + 1000 faces, [rows, 28, 28, 3] in [0, 1], half of them smiling.
 
     Args:
         target: "smiling" or "male".
     """
-    if target not in ("smiling", "male"):
-        raise DataError(f'celeba_smile: target {target!r} is not "smiling" or "male"')
     labels = json.loads(find("celeba_smile", "labels.json").read_text())
 
     def rows(name: str, count: int) -> tuple[np.ndarray, np.ndarray]:

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from fedblend.checks import COUNT, Number
 from fedblend.data.dataset import DataError, Dataset
 
 CHARACTERS = (
@@ -25,6 +26,9 @@ because of a typo: Shakespeare's roles have it twice."""
 
 PADDING = -1
 """The target at places behind the end of a text, which the loss leaves out."""
+
+WINDOWS = {"length": COUNT, "minimum": Number(least=2, whole=True)}
+"""The rules of the options that cut texts into windows."""
 
 _PLAIN = str.maketrans(
     "\u2019\u2018\u201c\u201d\u2010\u2011\u2013\u2014\u2212", "''\"\"-----"
@@ -80,9 +84,6 @@ def by_writer(
         length: number of characters of a window.
         minimum: writers with fewer characters are left out.
     """
-    for option, value, least in (("length", length, 1), ("minimum", minimum, 2)):
-        if value < least:
-            raise DataError(f"{name}: {option}: {value} is less than {least}")
     texts = {writer: text for writer, text in texts.items() if len(text) >= minimum}
     if not texts:
         raise DataError(f"{name}: no {who} has {minimum} characters")

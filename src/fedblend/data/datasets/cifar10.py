@@ -13,11 +13,12 @@ from pathlib import Path
 import numpy as np
 
 from fedblend.data.catalog import Size, dataset
-from fedblend.data.dataset import DataError, Dataset, MissingDataError
+from fedblend.data.dataset import DataError, Dataset
 from fedblend.data.datasets.mosaic import read_mosaic
 from fedblend.data.download import find
 
 _ARCHIVE = "cifar-10-binary.tar.gz"
+_LABELS = "labels.json"
 _CLASSES = "airplane automobile bird cat deer dog frog horse ship truck"
 _RECORD = 1 + 3 * 32 * 32  # a label, then the planes red, green, blue
 
@@ -35,11 +36,7 @@ def cifar10(full: bool | None = None) -> Dataset:
             first batch) + 2000; by default the official one where its file exists.
     """
     if full is None:
-        try:
-            find("cifar10", _ARCHIVE)
-            full = True
-        except MissingDataError:
-            full = False
+        full = find("cifar10", _ARCHIVE, _LABELS).name == _ARCHIVE
     train, test = _whole() if full else _part()
     name = "cifar10" if full else "cifar10_part"
     return Dataset(
@@ -48,11 +45,7 @@ def cifar10(full: bool | None = None) -> Dataset:
 
 
 def _part() -> tuple[tuple[np.ndarray, np.ndarray], ...]:
-    try:
-        labels = json.loads(find("cifar10", "labels.json").read_text())
-    except MissingDataError:
-        find("cifar10", _ARCHIVE)  # its error names the file that can be downloaded
-        raise
+    labels = json.loads(find("cifar10", _LABELS).read_text())
 
     def rows(name: str, count: int) -> tuple[np.ndarray, np.ndarray]:
         inputs = read_mosaic(find("cifar10", f"{name}.webp"), 32, count)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from fedblend.checks import gate, words
 from fedblend.data.catalog import PUBLIC, Size, dataset
 from fedblend.data.dataset import DataError, Dataset, MissingDataError
 from fedblend.data.download import find, open_unpacked
@@ -21,6 +22,7 @@ NAMES = tuple(name for name, dataset in PUBLIC.items() if dataset.folder == "lib
 @dataset(
     "Your own file in LIBSVM format (name = its path)", Size(classes=2), "Your own"
 )
+@gate(dtype=words("float32", "float64"))
 def libsvm(
     name: str,
     intercept: bool = False,
@@ -36,8 +38,6 @@ def libsvm(
             a6a, though its series has 123).
         dtype: "float32" or "float64".
     """
-    if dtype not in ("float32", "float64"):
-        raise DataError(f'dtype: {dtype!r} is not "float32" or "float64"')
     known = name in NAMES
     path = find(name, PUBLIC[name].files[0].name) if known else Path(name)
     if not path.is_file():

@@ -22,9 +22,10 @@ from pathlib import Path
 
 import numpy as np
 
+from fedblend.checks import COUNT, Number, gate
 from fedblend.data.catalog import Size, dataset
-from fedblend.data.dataset import DataError, Dataset, MissingDataError
-from fedblend.data.download import find, find_either, open_unpacked
+from fedblend.data.dataset import DataError, Dataset
+from fedblend.data.download import find_either, open_unpacked
 
 MOVIES = 3952
 """The largest number of a movie; 0 is no movie."""
@@ -38,6 +39,7 @@ ARCHIVE, ORDERED = "ml-1m.zip", "ratings_ordered.dat.xz"
     Size(rows=994169, classes=3953, clients=6040),
     "Research, not commercial, not to be passed on; Harper & Konstan 2015",
 )
+@gate(length=COUNT, minimum=Number(least=2, whole=True))
 def movielens(length: int = 10, minimum: int = 3, file: str | None = None) -> Dataset:
     """Contexts [rows, length] of movie numbers, with the number of the next movie.
 
@@ -49,10 +51,7 @@ def movielens(length: int = 10, minimum: int = 3, file: str | None = None) -> Da
         file: an ``ml-1m.zip``, ``ratings.dat`` or file like ``ratings_ordered.dat.xz``,
             by default the one in the data home.
     """
-    for name, value, least in (("length", length, 1), ("minimum", minimum, 2)):
-        if value < least:
-            raise DataError(f"movielens: {name}: {value} is less than {least}")
-    path = _path() if file is None else find_either("movielens", file, ARCHIVE)
+    path = find_either("movielens", file, ARCHIVE, ORDERED)
     users, movies = _ratings(path)
     _, places, counts = np.unique(users, return_index=True, return_counts=True)
     active = counts >= minimum
@@ -85,17 +84,6 @@ def contexts(history: np.ndarray, length: int) -> np.ndarray:
     place = first[:, None] + np.arange(length)
     known = place <= np.arange(rows)[:, None]
     return np.where(known, history[np.minimum(place, rows)], 0).astype(np.int32)
-
-
-def _path() -> Path:
-    try:
-        return find("movielens", ARCHIVE)
-    except MissingDataError:
-        try:
-            return find("movielens", ORDERED)
-        except MissingDataError:
-            pass
-        raise  # this error names the file that can be downloaded
 
 
 def _ratings(path: Path) -> tuple[np.ndarray, np.ndarray]:

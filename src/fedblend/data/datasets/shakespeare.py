@@ -18,9 +18,10 @@ import lzma
 import re
 from pathlib import Path
 
+from fedblend.checks import gate
 from fedblend.data.catalog import Size, dataset
 from fedblend.data.dataset import DataError, Dataset
-from fedblend.data.datasets.characters import by_writer
+from fedblend.data.datasets.characters import WINDOWS, by_writer
 from fedblend.data.download import find_either
 
 
@@ -30,6 +31,7 @@ from fedblend.data.download import find_either
     "World Library's text, personal non-commercial use, not to be passed on; "
     "McMahan et al. 2017; Caldas et al. 2018",
 )
+@gate(**WINDOWS)
 def shakespeare(
     length: int = 80, minimum: int = 81, file: str | None = None
 ) -> Dataset:

@@ -27,9 +27,10 @@ from xml.etree import ElementTree
 
 import numpy as np
 
+from fedblend.checks import COUNT, gate
 from fedblend.data.catalog import Size, dataset
 from fedblend.data.dataset import DataError, Dataset
-from fedblend.data.datasets.characters import OTHER, by_writer, spelled
+from fedblend.data.datasets.characters import OTHER, WINDOWS, by_writer, spelled
 from fedblend.data.download import find_either, open_unpacked
 
 _WORD = re.compile(r"[a-z][a-z0-9'+#-]*")
@@ -54,6 +55,7 @@ FILE = "quantumcomputing.Posts.xml.xz"
     Size(rows=1664, classes=100, clients=331),
     LICENSE,
 )
+@gate(words=COUNT, tags=COUNT, minimum=COUNT)
 def stackexchange(
     words: int = 2000,
     tags: int = 100,
@@ -74,9 +76,6 @@ def stackexchange(
         answers: take answers too, with the tags of their questions.
         file: a ``Posts.xml``, plain or .xz, by default the one in the data home.
     """
-    for name, value in (("words", words), ("tags", tags), ("minimum", minimum)):
-        if value < 1:
-            raise DataError(f"stackexchange: {name}: {value} is less than 1")
     path = find_either("stackexchange", file, FILE)
     posts = _posts(path, answers)
     tag_names = _frequent((post.tags for post in posts), tags, "tags", path)
@@ -106,6 +105,7 @@ def stackexchange(
     LICENSE,
     needs=("stackexchange",),
 )
+@gate(**WINDOWS)
 def stackexchange_text(
     length: int = 80, minimum: int = 81, file: str | None = None
 ) -> Dataset:

@@ -14,6 +14,7 @@ import lzma
 import re
 from pathlib import Path
 
+from fedblend.checks import COUNT, gate
 from fedblend.data.catalog import Size, dataset
 from fedblend.data.dataset import DataError, Dataset
 from fedblend.data.datasets.characters import CHARACTERS, OTHER, spelled, windows
@@ -36,6 +37,7 @@ _WRITTEN = (
     "CC BY-SA 3.0; Merity et al. 2017",
     name="wikitext-2",
 )
+@gate(length=COUNT)
 def wikitext2(
     length: int = 80, file: str | None = None, test_file: str | None = None
 ) -> Dataset:
@@ -50,8 +52,6 @@ def wikitext2(
         test_file: of the test rows; by default ``wiki.test.tokens.xz`` in the data
         home.
     """
-    if length < 1:
-        raise DataError(f"wikitext-2: length: {length} is less than 1")
 
     def rows(given, name):
         path = find_either("wikitext-2", given, name)

@@ -203,19 +203,19 @@ def by_key(keys: np.ndarray | None, minimum: int = 1) -> Partition:
     names, owner, counts = np.unique(
         np.asarray(keys), return_inverse=True, return_counts=True
     )
-    kept = counts >= minimum
-    if not kept.any():
+    large = counts >= minimum
+    if not large.any():
         raise DataError(
             f"minimum: {minimum} rows is more than the largest of the {len(names)} "
             f"clients has, {counts.max()}"
         )
-    owner = np.where(kept, np.cumsum(kept) - 1, -1)[owner.reshape(-1)]
+    owner = np.where(large, np.cumsum(large) - 1, -1)[owner.reshape(-1)]
     return _described(
         "by_key",
-        _by_owner(owner, int(kept.sum())),
-        tuple(str(name) for name in names[kept]),
+        _by_owner(owner, int(large.sum())),
+        tuple(str(name) for name in names[large]),
         minimum=minimum,
-        dropped=int((~kept).sum()),
+        dropped=int((~large).sum()),
     )
 
 
@@ -275,8 +275,8 @@ def _choose_classes(
     for done, code in enumerate(order):
         uses[code] = min(room[code], left // (len(room) - done))
         left -= uses[code]
-    dealt = rng.permutation(len(room))
-    stream = np.repeat(dealt, uses[dealt])
+    shuffled = rng.permutation(len(room))
+    stream = np.repeat(shuffled, uses[shuffled])
     return stream.reshape(classes, clients).T.copy()
 
 

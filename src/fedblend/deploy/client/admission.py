@@ -15,7 +15,6 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, NoReturn
 
-from fedblend.config.schema.table import ConfigError
 from fedblend.data.dataset import DataError
 from fedblend.deploy.client.executor import Executor, client_setup, rows_of
 from fedblend.deploy.client.node import Node, Permissions, Refusal
@@ -24,6 +23,7 @@ from fedblend.deploy.contract import Contract, parse_contract
 from fedblend.deploy.message import schema_hash
 from fedblend.deploy.ops.audit import Audit
 from fedblend.deploy.ops.settings import NodeSettings, load_as
+from fedblend.errors import ConfigError
 from fedblend.simulation.precision import precision
 from fedblend.transforms.local_dp import local_dp, secret_noise
 

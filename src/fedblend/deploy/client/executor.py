@@ -15,11 +15,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedblend import keys
+from fedblend import keys, trees
 from fedblend.checks import fits
 from fedblend.config.data import splits_of
-from fedblend.config.schema.table import ConfigError
-from fedblend.core import Algorithm, Down, Key, PyTree, Shard, Up, shared_model
+from fedblend.core import Algorithm, Down, Key, PyTree, Shard, Up
 from fedblend.data.dataset import DataError
 from fedblend.data.federated import (
     FederatedData,
@@ -31,12 +30,11 @@ from fedblend.data.federated import (
 from fedblend.data.readers.read import read_new_rows
 from fedblend.deploy.contract import SPLITS, Contract, Deployment, deployment
 from fedblend.deploy.ops.settings import NodeSettings
+from fedblend.errors import ConfigError
 from fedblend.metrics import Metric
-from fedblend.shards import everything
 from fedblend.simulation import aggregators, early_stopping
-from fedblend.simulation.client_calls import strong
-from fedblend.simulation.early_stopping import Budget, Look
-from fedblend.simulation.train_alone import HELD_OUT
+from fedblend.simulation.early_stopping import HELD_OUT, Budget, Look
+from fedblend.simulation.evaluate import evaluate_client
 
 Measured = dict[str, dict[str, dict[str, float]]]
 """A measure by split, model and metric."""
@@ -168,7 +166,9 @@ class Executor:
 
         def first_down(params, join, central, key) -> Down:
             aggregate = aggregators.finish(aggregators.empty(join), 1.0)
-            return strong(algorithm.start(params, aggregate, central, key))[0]
+            return trees.strongly_typed(
+                algorithm.start(params, aggregate, central, key)
+            )[0]
 
         down = jax.eval_shape(first_down, setup.params, self.join, setup.central, key)
         self.message = jax.eval_shape(algorithm.tell, down, self.request)
@@ -240,10 +240,7 @@ class Executor:
             )
             looks.append(Look(number, score, second))
             at = next(wanted)
-            if number and (
-                early_stopping.settled(looks, least)
-                or early_stopping.exhausted(looks, least)
-            ):
+            if number and early_stopping.over(looks, least):
                 break
         return early_stopping.chosen(looks, least, "its own rows", alone.metric)
 
@@ -282,7 +279,7 @@ def _empty_down(round: int) -> Down:
 
 @partial(jax.jit, static_argnums=0)
 def _enroll(algorithm: Algorithm, params, shard, key):
-    return strong(algorithm.enroll(params, shard, key))
+    return trees.strongly_typed(algorithm.enroll(params, shard, key))
 
 
 @partial(jax.jit, static_argnums=0)
@@ -298,19 +295,12 @@ def _update(algorithm: Algorithm, message, state, shard, key):
 
 @partial(jax.jit, static_argnums=(0, 1))
 def _measure(algorithm: Algorithm, measures, deployed, state, shard, held, key):
-    models = {"personal": algorithm.personal(deployed.message, state, shard, key)}
+    model = algorithm.personal(deployed.message, state, shard, key)
     has_shared = jax.tree.leaves(deployed.shared)
     shared = deployed.shared if has_shared else deployed.message.shared
-    one_for_all = algorithm.personal is shared_model
-    if jax.tree.leaves(shared) and not one_for_all:
-        models["shared"] = shared
+    found = evaluate_client(algorithm, dict(measures), model, shared, held)
     measured = {
-        split: {
-            model: {name: metric(params, everything(rows)) for name, metric in measures}
-            for model, params in models.items()
-        }
-        for split, rows in held.items()
+        split: {name: values for name, (values, _) in models.items()}
+        for split, models in found.items()
     }
-    if one_for_all:
-        measured = {s: {**by, "shared": by["personal"]} for s, by in measured.items()}
-    return models["personal"], measured
+    return model, measured

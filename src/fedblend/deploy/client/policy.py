@@ -19,7 +19,6 @@ from pydantic_core import PydanticCustomError
 from fedblend.checks import Number
 from fedblend.config.config import Config
 from fedblend.config.schema.table import (
-    ConfigError,
     Count,
     Index,
     Misfit,
@@ -30,6 +29,7 @@ from fedblend.config.schema.table import (
 )
 from fedblend.config.schema.tables import LossName, Metric, Split
 from fedblend.deploy.ops.settings import parse_as
+from fedblend.errors import ConfigError
 from fedblend.registry import ALGORITHMS
 
 Values = Mapping[str, Mapping[str, Mapping[str, float]]]

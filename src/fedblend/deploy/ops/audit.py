@@ -21,7 +21,7 @@ from io import FileIO
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedblend.config.schema.table import RunError
+from fedblend.errors import RunError
 
 BEGINNING = "0" * 64
 """The hash before the first line."""

@@ -20,8 +20,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedblend.config.schema.table import RunError
 from fedblend.deploy.ops.settings import NodeSettings, ServerSettings
+from fedblend.errors import RunError
 
 SILENCE = {
     "FLWR_TELEMETRY_ENABLED": "0",

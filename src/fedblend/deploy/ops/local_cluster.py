@@ -16,11 +16,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedblend.config.schema.table import RunError
 from fedblend.deploy.ops import flwr_processes, registration
 from fedblend.deploy.ops.provision import provision
 from fedblend.deploy.ops.settings import NodeSettings, ServerSettings, load_as
 from fedblend.deploy.ops.supervisor import is_up
+from fedblend.errors import RunError
 
 START_TIMEOUT = 300.0
 """Seconds within which everything must be up, also on a busy machine."""

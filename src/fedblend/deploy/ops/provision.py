@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
 
-from fedblend.config.schema.table import RunError, visible
+from fedblend.config.schema.table import visible
 from fedblend.deploy.ops import certificates
 from fedblend.deploy.ops.flwr_processes import environment
 from fedblend.deploy.ops.settings import (
@@ -24,6 +24,7 @@ from fedblend.deploy.ops.settings import (
     is_name,
     load_as,
 )
+from fedblend.errors import RunError
 
 MAX_DAYS = 825
 """TLS clients have begun to refuse a server's certificate that is valid for longer."""

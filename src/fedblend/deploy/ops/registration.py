@@ -9,9 +9,9 @@ The link gives a node an id when its key is registered, and does not return name
 import hashlib
 from typing import Any, NamedTuple
 
-from fedblend.config.schema.table import RunError
 from fedblend.deploy.ops.flwr_processes import CONNECTION, call
 from fedblend.deploy.ops.settings import NodeEntry, ServerSettings
+from fedblend.errors import RunError
 from fedblend.experiments import run_folder
 
 REGISTERED = "already in use"

@@ -21,9 +21,10 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from fedblend.config import toml
-from fedblend.config.errors import complaint
-from fedblend.config.schema.table import ConfigError, Index, Misfit, Table
+from fedblend.config.errors import first_error
+from fedblend.config.schema.table import Index, Misfit, Table
 from fedblend.config.schema.tables import Word
+from fedblend.errors import ConfigError
 
 _LABEL = re.compile(r"(?!-)[A-Za-z0-9-]{1,63}(?<!-)")
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?")
@@ -205,4 +206,4 @@ def _validated(kind: type[Kind], content: dict[str, Any], path: Path) -> Kind:
     try:
         return kind.model_validate(content, context={"folder": path.parent})
     except ValidationError as error:
-        raise ConfigError(f"{path}: {complaint(error, content)}") from None
+        raise ConfigError(f"{path}: {first_error(error, content)}") from None

@@ -6,16 +6,16 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedblend.config.config import load
-from fedblend.config.schema.table import RunError
 from fedblend.deploy.ops.audit import entries
 from fedblend.deploy.ops.settings import NodeSettings, load_as
 from fedblend.deploy.server.run import progress, reason_of_stop
+from fedblend.errors import RunError
 from fedblend.experiments import run_folder
 from fedblend.experiments.run_folder import Folder
 from fedblend.report.curves import shown_metrics, shown_splits
 
 AUDIT = "audit.jsonl"
-COUNTS = ("heard", "dropped", "rejected")
+COUNTS = ("received", "dropped", "rejected")
 
 
 class Status(NamedTuple):

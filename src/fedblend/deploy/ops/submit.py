@@ -11,13 +11,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from fedblend.config.config import Config, difference, dump, load
-from fedblend.config.schema.table import RunError
 from fedblend.deploy.contract import contract_of
 from fedblend.deploy.ops import flwr_processes
 from fedblend.deploy.ops.settings import ServerSettings
 from fedblend.deploy.ops.supervisor import is_up
 from fedblend.deploy.server.checkpoint import Busy, ServerCheckpoint
 from fedblend.deploy.server.run import ENROLL_AGAIN, STOPPED, progress, reason_of_stop
+from fedblend.errors import RunError
 from fedblend.experiments.run_folder import Folder, as_json, read_json, write_text
 
 RUN = "flower.json"

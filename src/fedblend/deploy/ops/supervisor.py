@@ -15,10 +15,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from fedblend.config.schema.table import RunError
 from fedblend.deploy import worker
 from fedblend.deploy.ops import flwr_processes, registration
 from fedblend.deploy.ops.settings import NodeSettings, ServerSettings, load_as
+from fedblend.errors import RunError
 
 INTERVAL = 0.5
 """Seconds between two checks of the programs."""

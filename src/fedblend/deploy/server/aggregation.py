@@ -16,12 +16,12 @@ from fedblend.core import Algorithm, Key, PyTree, Up, has_ragged, ragged_bits
 from fedblend.deploy.message import Message
 from fedblend.deploy.server.settings import RoundRules
 from fedblend.deploy.transport import Rejected, Replies
+from fedblend.gains import Measured
 from fedblend.metrics import Metric
 from fedblend.simulation import aggregators
-from fedblend.simulation.aggregators import DROPPED, HEARD, REJECTED, RunningSum
+from fedblend.simulation.aggregators import DROPPED, RECEIVED, REJECTED, RunningSum
 from fedblend.simulation.communication import CommunicationLog, Totals
 from fedblend.simulation.engine import Engine
-from fedblend.simulation.result import Measured
 from fedblend.simulation.rounds import Settings, Shapes
 
 MODELS = ("personal", "shared", "local")
@@ -161,7 +161,7 @@ def enter_round(
     requests: Mapping[int, tuple[Message, PyTree]],
 ) -> Totals:
     """Count the bits of a round, and what became of the members of its cohort."""
-    ids, codes = members.tolist(), {"accepted": HEARD, "rejected": REJECTED}
+    ids, codes = members.tolist(), {"accepted": RECEIVED, "rejected": REJECTED}
     status = [codes.get(replies.status(client), DROPPED) for client in ids]
     ups = {client: up for client, (up, _) in replies.accepted.items()}
     downs = {client: down for client, (_, down) in requests.items()}

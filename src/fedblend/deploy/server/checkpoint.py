@@ -21,9 +21,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedblend.config.schema.table import RunError
 from fedblend.deploy.server.coordinator import INTERVAL, Coordinator
 from fedblend.deploy.server.membership import Census, joined_constants
+from fedblend.errors import RunError
 from fedblend.experiments import run_folder
 from fedblend.simulation.checkpoint import CheckpointError, sync, write_atomically
 from fedblend.simulation.result import Record

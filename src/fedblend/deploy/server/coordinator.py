@@ -28,11 +28,10 @@ from fedblend.deploy.server import aggregation
 from fedblend.deploy.server.aggregation import Aggregator
 from fedblend.deploy.server.settings import BelowQuorum, RoundRules, ServerSetup
 from fedblend.deploy.transport import Peers, Replies, exchange
-from fedblend.simulation.communication import CommunicationLog, Sizes
+from fedblend.gains import Evidence, Measured
+from fedblend.simulation.communication import CommunicationLog, sizes_of
 from fedblend.simulation.result import (
     Bits,
-    Evidence,
-    Measured,
     Record,
     Results,
     costs,
@@ -41,7 +40,7 @@ from fedblend.simulation.result import (
 )
 from fedblend.simulation.sampling import cohorts
 
-INTERVAL = ("rounds", "seconds", "heard", "dropped", "rejected")
+INTERVAL = ("rounds", "seconds", "received", "dropped", "rejected")
 """What a record counts since the record before."""
 MAX_STRAYS = 1000
 """Different descriptions of stray replies that are kept: other machines choose them."""
@@ -67,15 +66,7 @@ class Coordinator(Results):
         self.requests: dict[int, PyTree] = {}
         self.strays: Counter[str] = Counter()
         self.shapes = shapes = setup.shapes
-        silent = not jax.tree.leaves(shapes.message.shared)
-        enrolls = bool(jax.tree.leaves((shapes.join, shapes.state))) and not silent
-        sizes = Sizes(
-            up=static_bits(shapes.up),
-            down=static_bits(shapes.message._replace(round=None)),
-            join=static_bits(shapes.join),
-            params=static_bits(shapes.params) if enrolls else 0,
-        )
-        self.ledger = CommunicationLog(self.clients, sizes)
+        self.ledger = CommunicationLog(self.clients, sizes_of(shapes))
         self.aggregator = Aggregator(self.engine, shapes, rules)
         self._tell = jax.jit(self.algorithm.tell)
         self._deploy = jax.jit(partial(deployment, self.algorithm))

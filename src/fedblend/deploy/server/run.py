@@ -15,9 +15,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fedblend.config import central, privacy
+from fedblend.config import privacy
 from fedblend.config.config import load
-from fedblend.config.schema.table import ConfigError, RunError
+from fedblend.config.data import own_rows
 from fedblend.deploy.contract import Contract, Facts, contract_of
 from fedblend.deploy.message import UNKNOWN, Message
 from fedblend.deploy.ops.audit import Audit
@@ -31,6 +31,7 @@ from fedblend.deploy.server.coordinator import Coordinator
 from fedblend.deploy.server.membership import Census, Descriptions, Membership
 from fedblend.deploy.server.settings import BelowQuorum, round_rules, server_setup
 from fedblend.deploy.transport import Transport
+from fedblend.errors import ConfigError, RunError
 from fedblend.experiments import results, run_folder
 from fedblend.experiments.run_folder import Folder
 from fedblend.simulation.checkpoint import write_atomically
@@ -145,7 +146,7 @@ def _run(
         key = _secret_key(secret, known.repeated)
     if config.central is not None and config.central.file is not None:
         seed = contract.nodes.seed
-        own = central.own_rows(config.central, contract.task, None, seed)
+        own = own_rows(config.central, contract.task, None, seed)
         rows = own.train.shard(0)
     budget = contract.budget_alone(built)
     capacities = {name: max(int(n.max()), 1) for name, n in census.counts.items()}

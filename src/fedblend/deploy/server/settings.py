@@ -10,16 +10,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedblend import trees
 from fedblend.config.config import Config
 from fedblend.core import Algorithm, Key, PyTree, Shard
 from fedblend.data.federated import FederatedData, Shards
 from fedblend.deploy.transport import Timeouts
 from fedblend.metrics import Metric
 from fedblend.simulation import aggregators
-from fedblend.simulation.client_calls import strong
 from fedblend.simulation.engine import Engine
 from fedblend.simulation.rounds import Members, Settings, Shapes
-from fedblend.simulation.simulate import check_needs, weights_of
+from fedblend.simulation.spec import check_needs, weights_of
 
 
 class BelowQuorum(RuntimeError):
@@ -166,7 +166,7 @@ def server_setup(
         settings,
         key=key,
         over=None,
-        params=strong(params),
+        params=trees.strongly_typed(params),
         own_params=False,
         examples={"train": rows},
         central=central,

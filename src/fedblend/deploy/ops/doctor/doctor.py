@@ -17,7 +17,6 @@ from cryptography.hazmat.primitives.serialization import (
     load_ssh_public_key,
 )
 
-from fedblend.config.schema.table import ConfigError, RunError
 from fedblend.deploy.client.policy import load_policy
 from fedblend.deploy.ops.doctor.probes import (
     RENEW,
@@ -34,6 +33,7 @@ from fedblend.deploy.ops.settings import (
     is_loopback,
     load,
 )
+from fedblend.errors import ConfigError, RunError
 
 OLDEST, TOO_NEW = (1, 41), (1, 43)
 """Versions of Flower that fedblend was tried with: from, and below."""

@@ -1,0 +1,239 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""The transforms that a configuration puts around its algorithm, by table.
+
+``[privacy]`` clips and adds noise, ``[central]`` adds a loss of the server,
+``[compress]`` encodes updates, ``[select]`` sends the rows that a client uses.
+"""
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+from warnings import catch_warnings, simplefilter
+
+import jax
+import numpy as np
+
+from fedblend import models, transforms, trees
+from fedblend.config.config import LOOKED_UP, Config
+from fedblend.config.errors import named_by_key
+from fedblend.config.schema.table import check_lists
+from fedblend.config.schema.tables import ADAPTIVE, Central, Compress, Privacy
+from fedblend.core import Algorithm, Loss, PyTree
+from fedblend.data.federated import FederatedData
+from fedblend.errors import ConfigError
+from fedblend.models.dual_encoder import PAD
+from fedblend.transforms.diana import check_rate
+from fedblend.transforms.fedselect import select_within
+from fedblend.transforms.mixed_fl.central_loss import of_parameters, on_rows
+from fedblend.transforms.sparse_rows import Use, named, used_rows
+
+STRENGTH = 1e-3
+"""Of a penalty, if none is given."""
+ALWAYS = {"dual_encoder": PAD + 1}
+"""By model: rows from the first on that every client receives."""
+
+
+def transformed(
+    config: Config,
+    algorithm: Algorithm,
+    loss: Loss,
+    params: PyTree,
+    clients: int,
+    cohort: int = 1,
+) -> Algorithm:
+    """The algorithm with clipping and noise, the server's loss and compression.
+
+    Args:
+        config: with the tables.
+        algorithm: that of the configuration.
+        loss: of the clients.
+        params: shapes of the parameters.
+        clients: how many there are.
+        cohort: how many of them take part in a round, for ``[privacy]``.
+
+    Raises:
+        ConfigError: what the tables ask for does not go together.
+    """
+    options = config.algorithm
+    for key in ("privacy", "central", "compress"):
+        if getattr(config, key) is not None and not options.entry.sends:
+            raise ConfigError(f"{key}: {options.name} sends nothing; leave it out")
+    if config.privacy is not None:
+        algorithm = _private(config.privacy, algorithm, cohort)
+    if config.central is not None:
+        if config.privacy is not None and config.central.upload:
+            raise ConfigError("central.upload: would send gradients past [privacy]")
+        algorithm = _mixed(config.central, algorithm, loss)
+    return compressed(
+        config.compress, algorithm, trees.size(options.sent(params)), clients
+    )
+
+
+def _private(table: Privacy, algorithm: Algorithm, cohort: int) -> Algorithm:
+    given = {key: getattr(table, key) for key in ADAPTIVE}
+    given = {key: value for key, value in given.items() if value is not None}
+    if table.adaptive:
+        given = {"quantile": 0.5, **given}
+    transform = transforms.dp_fedavg
+    if table.tree is not None:
+        transform, given = transforms.dp_ftrl, {"tree": table.tree}
+    try:
+        return transform(
+            algorithm, clip=table.clip, noise=table.noise, cohort=cohort, **given
+        )
+    except ValueError as error:
+        raise ConfigError(f"privacy.{str(error).partition(': ')[2]}") from None
+
+
+def _mixed(table: Central, algorithm: Algorithm, loss: Loss) -> Algorithm:
+    merge = tuple(table.merge) if isinstance(table.merge, list) else table.merge
+    settled: Any = {}
+    if table.how != "one_way":
+        settled = {"optimizer": table.rate, "merge": merge, "upload": table.upload}
+    with catch_warnings():
+        simplefilter("ignore")  # ``warnings`` has the text
+        made = transforms.mixed_fl(
+            algorithm,
+            on_rows(loss, table.batch_size)
+            if table.penalty is None
+            else of_parameters(partial(_spreadout, table.strength or STRENGTH)),
+            how=table.how,
+            weights=(1 - table.weight, table.weight),
+            steps=table.steps,
+            **settled,
+        )
+    # The dense layer is not part of the penalty, and its gradient need not be sent.
+    return (
+        made if table.penalty is None else transforms.add_gradient(made, ["embedding"])
+    )
+
+
+def _spreadout(strength: float, params: PyTree) -> jax.Array:
+    return models.spreadout(params, strength)
+
+
+def warnings(config: Config) -> list[str]:
+    """What is odd about ``[central]``, but no error."""
+    table = config.central
+    if table is None or table.how != "parallel" or table.rate is None:
+        return []
+    found = [
+        f"central.rate: parallel training minimizes a mixture with weight "
+        f"{table.weight:g} only if {table.rate:g} times {table.steps} steps is the "
+        "clients' rate times their steps times the server's rate, all of them plain; "
+        "without central.rate it follows them"
+    ]
+    if config.privacy is not None:
+        found.append(
+            "central.how: [privacy] clips the clients' side alone, so that parallel "
+            f"training minimizes another mixture than one with weight {table.weight:g};"
+            ' "one_way" does not'
+        )
+    return found
+
+
+def compressed(
+    table: Compress | None, algorithm: Algorithm, dim: int, clients: int
+) -> Algorithm:
+    """The algorithm with compressed updates of ``dim`` numbers.
+
+    Raises:
+        ConfigError: what the table asks for does not go with the model or the clients.
+    """
+    if table is None:
+        return algorithm
+    chosen = table.compressor
+    check_lists("compress", table, clients)
+    made = chosen.make({})
+    most = np.max(getattr(chosen, "k", 1))
+    if most > dim:
+        raise ConfigError(
+            f"compress.compressor.k: {most} is more than the model's {dim} parameters"
+        )
+    if table.how == "plain":
+        return transforms.compressed(algorithm, made)
+    if table.how == "ef21":
+        if made.delta is None or not np.min(made.delta(dim)) > 0:
+            raise ConfigError(
+                f"compress.how: ef21 needs a compressor that contracts, and "
+                f"{made.name} does not for {dim} parameters"
+            )
+        return transforms.ef21(algorithm, made)
+    rate = np.asarray(table.rate) if isinstance(table.rate, list) else table.rate
+    assert made.omega is not None  # the table takes unbiased ones only
+    with named_by_key(rate="compress.rate"):
+        check_rate(rate, made.omega(dim))
+    return transforms.diana(algorithm, made, rate=rate, start=table.start)
+
+
+def selected(
+    config: Config, algorithm: Algorithm, federated_data: FederatedData
+) -> Algorithm:
+    """The algorithm, with messages that hold the rows that a client uses.
+
+    Raises:
+        ConfigError: it is none that can do without the other rows.
+    """
+    rows, always = tables(config)
+    if not rows:
+        return algorithm
+    try:
+        return transforms.fedselect(algorithm, federated_data, rows=rows, always=always)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+
+
+def tables(config: Config) -> tuple[dict[str, tuple[str, ...]], int]:
+    """Tables with the fields that name their rows; rows that everybody gets."""
+    if config.select is None:
+        return {}, 0
+    fields = LOOKED_UP[config.model.name]
+    rows = {name: fields[name] for name in config.select.parameters}
+    return rows, ALWAYS[config.model.name]
+
+
+def rooms(
+    config: Config, federated_data: FederatedData, params: PyTree
+) -> dict[str, int]:
+    """A bound on how many rows of each table any client uses.
+
+    It is a power of two, or all rows: how many they are exactly stays with the client.
+
+    Args:
+        config: names the tables.
+        federated_data: the clients.
+        params: shapes of the parameters.
+    """
+    chosen, always = tables(config)
+    sizes = table_sizes(config, params)
+    found = {}
+    for name, fields in chosen.items():
+        most = int(used_rows(federated_data, fields, always).counts.max())
+        found[name] = min(1 << (most - 1).bit_length(), sizes[name])
+    return found
+
+
+def table_sizes(config: Config, params: PyTree) -> dict[str, int]:
+    """How many rows each table has."""
+    leaves = named(params)
+    return {name: int(leaves[name].shape[0]) for name in tables(config)[0]}
+
+
+def selected_within(
+    config: Config, algorithm: Algorithm, params: PyTree, room: Mapping[str, int]
+) -> Algorithm:
+    """The algorithm for clients whose examples nobody else has; ``room`` as ``rooms``.
+
+    Raises:
+        ConfigError: it is none that can do without the other rows.
+    """
+    rows, always = tables(config)
+    if not rows:
+        return algorithm
+    sizes = table_sizes(config, params)
+    most = {name: Use(np.array([room[name]]), sizes[name] - 1) for name in rows}
+    try:
+        return select_within(algorithm, most, rows=rows, always=always)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
