@@ -167,8 +167,8 @@ def answer(
 
 
 def block(
-    settings: Settings,
     shapes: Shapes,
+    settings: Settings,
     hyper: Any,
     root: Key,
     carry: tuple[Down, PyTree],
