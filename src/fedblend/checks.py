@@ -49,9 +49,9 @@ Builder = TypeVar("Builder", bound=Callable[..., Any])
 class Number:
     """A rule: finite numbers within bounds.
 
-    ``whole`` ones are neither floats nor booleans. With ``clients`` an array over
-    clients (or a list) will do as well, with ``optional`` None, with ``endless``
-    infinity, and whatever ``also(key, value)`` says yes to, called ``besides``.
+    ``whole`` numbers are neither floats nor booleans. ``clients`` allows an array or a
+    list over clients as well, ``optional`` None, ``endless`` infinity, and ``also`` all
+    values for which ``also(key, value)`` is true, which ``besides`` names.
     """
 
     above: float | None = None

@@ -121,7 +121,7 @@ class AlgorithmEntry(Entry):
     keeps: str | None
     """The parameter that names the parts of the model which stay with a client."""
     theory: bool
-    """Theory has a step for it: a configuration may say ``rate = "theory"``."""
+    """Theory has a step for it: a configuration may have ``rate = "theory"``."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -204,7 +204,7 @@ def algorithm(
         new_client: how a client that joins after the training gets its model.
         keys: the keys of a configuration for parameters that have another name there.
         keeps: the parameter that names the parts of the model which stay with a client.
-        theory: whether a configuration may say ``rate = "theory"``.
+        theory: whether a configuration may have ``rate = "theory"``.
     """
 
     def register(build: Decorated) -> Decorated:

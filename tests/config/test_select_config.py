@@ -114,7 +114,7 @@ def test_the_example_in_the_documents(ratings):
         ),
         (
             {"privacy": {"clip": 1.0, "noise": 1.0, "delta": 1e-3}},
-            "select: tells the server which rows are whose; no [privacy]",
+            "select: reveals to the server which rows are whose; no [privacy]",
         ),
         (
             {

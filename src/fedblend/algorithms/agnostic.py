@@ -13,9 +13,9 @@ round, with n clients of which the cohort is a random part::
 with f_i at the old ``shared``, e_i the i-th unit vector, and q uniform at first. Over
 random cohorts both means are unbiased; with one step they are the problem's gradients.
 
-A client is told its own q_i only. Its loss travels as one number, which the server, who
-knows whom it hears, reads as ``n f_i e_i``: 32 bits, however many clients there are.
-(Under secure aggregation the whole vector would have to travel.)
+The server sends each client its own q_i only. A client sends its loss as one number,
+which the server, who knows the sender, decodes as ``n f_i e_i``: 32 bits, however many
+clients there are. (Under secure aggregation clients would have to send the vector.)
 
 Where this differs from the paper: the last iterate is used, not the mean of all; q
 ranges over the whole simplex; there may be several local steps, weighted together by n
@@ -93,16 +93,16 @@ def weighed(
     def client(down, client, shard, key):
         own = keys.named(key, "agnostic")
         batch = draw(shard, own, batch_size) if batch_size else everything(shard)
-        told = objective(loss, down.shared, batch)
+        value = objective(loss, down.shared, batch)
         up, client = inner.client(down, client, shard, key)
         delta, mean_gradient = trees.scale(
             clients * down.extra, (up.delta, up.mean_gradient)
         )
-        return Up(delta, mean_gradient, (ClientId(shard.id), told)), client
+        return Up(delta, mean_gradient, (ClientId(shard.id), value)), client
 
     def decode(up):
-        sender, told = up.extra
-        losses = jnp.zeros((clients,), told.dtype).at[sender.id].set(clients * told)
+        sender, value = up.extra
+        losses = jnp.zeros((clients,), value.dtype).at[sender.id].set(clients * value)
         return up._replace(extra=losses)
 
     def server(aggregate, down, server, central, key):

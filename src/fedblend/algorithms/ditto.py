@@ -9,14 +9,14 @@ shared|^2``. A round, for every client i of the cohort::
     the wrapped algorithm's round, from the shared model that was broadcast; then
     steps times:  v_i <- v_i - rate * (grad f_i(v_i; batch) + lam (v_i - shared))
 
-    personal_i = v_i, kept until the client's next round
+    personal_i = v_i of the client's last round
 
 In all these steps ``shared`` is the model broadcast in this round, neither the client's
 own iterate nor the mean that comes out. v_i begins at the initial parameters. With lam
 = 0 it is training alone; as lam grows v_i comes to the shared model.
 
 Where this differs from the paper: it does not, over FedAvg with equal weights
-(``weights="uniform"``; otherwise they are the runtime's). The steps on v_i have a
+(``weights="uniform"``; otherwise those of the run). The steps on v_i have a
 number, a batch size and an optimizer of their own, with batches drawn independently of
 the wrapped algorithm's, and lam may differ by client, as the paper allows. They take
 no ``down.correction``, which belongs to the shared model.
@@ -38,7 +38,7 @@ from fedblend.shards import per_client
 
 
 class DittoClient(NamedTuple):
-    """What a client keeps: its own model v_i, and the wrapped algorithm's state."""
+    """The state of a client: its own model v_i, and the wrapped algorithm's state."""
 
     personal: PyTree
     inner: PyTree
@@ -53,7 +53,7 @@ def ditto(
     *,
     lam: ByClient,
 ) -> Algorithm:
-    """The wrapped algorithm, and personal models pulled towards its shared one.
+    """The wrapped algorithm, and personal models pulled toward its shared one.
 
     Args:
         algorithm: how the shared model is trained; it must broadcast one.

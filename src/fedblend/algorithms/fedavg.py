@@ -11,7 +11,7 @@ of the cohort::
 
 Where this differs from the paper: it does not, with ``Epochs`` and weights by_count.
 Steps may also be counted instead of epochs, the local optimizer may be any of optax's
-(started anew every round), and with ``batch_size=None`` and ``steps=1`` it is
+(restarted every round), and with ``batch_size=None`` and ``steps=1`` it is
 distributed gradient descent.
 
 Reference: McMahan, Moore, Ramage, Hampson, Agüera y Arcas, "Communication-efficient

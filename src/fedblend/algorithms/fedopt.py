@@ -31,7 +31,7 @@ from fedblend.registry import algorithm
 
 
 class FedOptServer(NamedTuple):
-    """What the server remembers."""
+    """The state of the server: that of its optimizer."""
 
     optimizer: PyTree
 
@@ -48,8 +48,8 @@ def fedopt(
     Args:
         loss: ``loss(params, rows) -> losses[rows]``.
         work: local work of a round: optimizer, steps, batch size.
-        server_optimizer: of the server, its state kept over the rounds; schedules
-            inside it count rounds.
+        server_optimizer: the optimizer of the server, a number for plain steps; its
+            state lasts over the rounds, and schedules inside it count rounds.
     """
     inner = fedavg(loss, work)
     transform = resolve(server_optimizer, 0, 1)

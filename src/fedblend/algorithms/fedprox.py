@@ -9,7 +9,7 @@ A round, for every client i of the cohort::
 
 Where this differs from the paper: the minimizer is approximated by the local steps
 given, the same for all clients unless they are an array; the paper's inexactness
-gamma_i is what they leave. Weights are the runtime's (the paper samples clients by
+gamma_i is what they leave. Weights are those of the run (the paper samples clients by
 their size and averages uniformly).
 
 Reference: Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith, "Federated optimization in
@@ -40,7 +40,7 @@ def fedprox(
     Args:
         loss: ``loss(params, rows) -> losses[rows]``.
         work: local work of a round: optimizer, steps, batch size.
-        mu: strength of the pull towards the shared model, >= 0.
+        mu: strength of the pull toward the shared model, >= 0.
     """
     train = partial(
         descend,

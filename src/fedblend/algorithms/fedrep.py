@@ -36,7 +36,7 @@ from fedblend.registry import NewClient, algorithm
 
 
 class FedRepClient(NamedTuple):
-    """What a client keeps: its head, None where the body is."""
+    """The state of a client: its head, None where the body is."""
 
     head: PyTree
 

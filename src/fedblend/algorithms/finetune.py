@@ -11,7 +11,7 @@ Over FedAvg or SCAFFOLD this is what the personalization papers call the "locali
 model, and it is the baseline that each of them has to beat.
 
 Where this differs from the papers: it does not. The steps are taken on the client's
-training rows whenever its model is asked for, never kept.
+training rows whenever its model is needed, and the result is not stored.
 
 Reference: Wang, Mathews, Kiddon, Eichner, Beaufays, Ramage, "Federated evaluation of
 on-device personalization", 2019, arXiv:1910.10252.

@@ -10,7 +10,7 @@ is a finite sum like any other, so that any federated algorithm solves it: FLIX 
 one, given as a function from a loss to an algorithm, and gives it each client's loss at
 the mixture. Autodiff writes the factor alpha_i of the gradient. The rounds::
 
-    enrollment   x_i <- pure local model; says w_i x_i and w_i,  w_i = alpha_i^2 L_i
+    enrollment   x_i <- pure local model; sends w_i x_i and w_i,  w_i = alpha_i^2 L_i
     start       shared <- x_avg = sum w_i x_i / sum w_i
     rounds      those of the wrapped algorithm
     deployed    alpha_i shared + (1 - alpha_i) x_i
@@ -21,8 +21,8 @@ more local steps another method, which the authors' code runs under the same nam
 ``svrg`` minibatches whose noise dies out; under ``diana`` compressed.
 
 Where this differs from the paper: for its own solvers it does not. Weights are uniform
-unless asked otherwise; ``average="stationary"`` weighs by alpha_i^4 L_i^2, for x_i that
-are stationary points only. Wrapped methods with states enroll at the initial
+unless the run sets others; ``average="stationary"`` weighs by alpha_i^4 L_i^2, for x_i
+that are stationary points only. Wrapped methods with states enroll at the initial
 parameters.
 
 Reference: Gasanov, Khaled, Horváth, Richtárik, "FLIX: a simple and communication-
@@ -45,7 +45,7 @@ from fedblend.solvers import SOLVER, Solver
 
 
 class FlixClient(NamedTuple):
-    """What a client keeps: x_i, its gradient norm, and the wrapped method's state."""
+    """The state of a client: x_i, its gradient norm, and the wrapped method's state."""
 
     personal: PyTree
     norm: jax.Array
@@ -92,8 +92,8 @@ def flix(
         personal, norm = local(params, shard, keys.named(key, "local model"))
         join, inner = own(personal, shard).enroll(params, shard, key)
         weight = (per_client(alpha, shard) ** 2 * per_client(smooth, shard)) ** power
-        told = (trees.scale(weight, personal), weight)
-        return (join, told), FlixClient(personal, norm, inner)
+        sent = (trees.scale(weight, personal), weight)
+        return (join, sent), FlixClient(personal, norm, inner)
 
     def start(params, joins, central, key):
         join, (total, weight) = joins.mean

@@ -1,9 +1,9 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""L2GD: personal models pulled towards their mean, which is seldom asked for.
+"""L2GD: personal models pulled toward their mean, at random and rarely.
 
 The problem is ``min over all y_i of 1/n sum_i f_i(y_i) + lam/2n sum_i |y_i - ybar|^2``,
-ybar being the mean of the y_i. A coin, one for all clients, says what is next::
+ybar being the mean of the y_i. A coin, one for all clients, decides the next step::
 
     with probability 1 - p   y_i <- y_i - rate grad f_i(y_i)
     with probability p       y_i <- y_i - pull (y_i - ybar),  pull = rate lam (1 - p)/p
@@ -15,7 +15,7 @@ communication. A round is one communication, and what is tossed between two of t
     y_i  <- ``local`` gradient steps,                         local ~ geometric(p)
     ybar <- mean y_i
 
-The server tosses, and says both counts with ybar; its state has those so far. A round
+The server tosses, and sends both counts with ybar; its state has the sums. A round
 stands for 1/p + 1/(1 - p) tosses on average, of which a share p (1 - p) communicates.
 ``shared`` is ybar, ``personal`` is y_i after the averagings to come. ``lam = 0`` is
 training alone, a pull of 1 FedAvg with random numbers of steps. A constant rate reaches
@@ -45,7 +45,7 @@ RATE = Number(least=0, besides="a function", also=lambda key, value: callable(va
 
 
 class L2gdClient(NamedTuple):
-    """What a client keeps: its own model y_i, as it was last sent."""
+    """The state of a client: its own model y_i, as it was last sent."""
 
     personal: PyTree
 
@@ -66,12 +66,12 @@ def l2gd(
     p: float,
     batch_size: int | None,
 ) -> Algorithm:
-    """Local gradient steps and moves towards the mean, by a common coin.
+    """Local gradient steps and moves toward the mean, by a common coin.
 
     Args:
         loss: ``loss(params, rows) -> losses[rows]``.
         rate: of a local step; a number, or a function of the round.
-        lam: strength of the pull towards the mean, 0 or more.
+        lam: strength of the pull toward the mean, 0 or more.
         p: probability of averaging, between 0 and 1.
         batch_size: rows of a step, or None for all of them.
     """
@@ -82,8 +82,8 @@ def l2gd(
         return Tosses(*jax.random.geometric(own, ends, dtype=jnp.int32))
 
     def averaged(down: Down, own: PyTree) -> PyTree:
-        kept = (1 - rate_at(down.round) * lam * (1 - p) / p) ** down.extra.averaging
-        return mixing.parameters(1 - kept, down.shared, own)
+        left = (1 - rate_at(down.round) * lam * (1 - p) / p) ** down.extra.averaging
+        return mixing.parameters(1 - left, down.shared, own)
 
     def enroll(params, shard, key):
         return (), L2gdClient(params)

@@ -35,7 +35,7 @@ def l2gd_by_steps(loss: Loss, work: Work, *, lam: float) -> Algorithm:
         loss: ``loss(params, rows) -> losses[rows]``.
         work: the rate of the local steps, constant or scheduled over rounds; the mean
             number of local steps in a round, above 1; the rows of a step.
-        lam: strength of the pull towards the mean, 0 or more.
+        lam: strength of the pull toward the mean, 0 or more.
     """
     rate: Any = work.optimizer
     steps = work.steps

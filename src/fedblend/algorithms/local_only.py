@@ -1,6 +1,6 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""Local only: every client trains its own model and says nothing.
+"""Local only: every client trains its own model and sends nothing.
 
 The yardstick of personalization: a client that does better alone should not join. A
 round, for every client i of the cohort::
@@ -22,7 +22,7 @@ from fedblend.registry import NewClient, algorithm
 
 
 class LocalClient(NamedTuple):
-    """What a client keeps: its own model."""
+    """The state of a client: its own model."""
 
     personal: PyTree
 

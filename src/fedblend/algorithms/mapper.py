@@ -18,7 +18,7 @@ between every client's mixture tends to its own optimum, whatever ``shared`` is.
 
 Where this differs from the paper: it mixes predictions (``mix=mixing.outputs``), here
 parameters are the default. y_i is fitted by steps from where it was, alpha_i by a grid.
-Weights are the runtime's. A client with too few rows to hold out keeps alpha_i.
+Weights are those of the run. A client with too few rows to hold out keeps alpha_i.
 
 Reference: Mansour, Mohri, Ro, Suresh, "Three approaches for personalization with
 applications to federated learning", 2020, arXiv:2002.10619.
@@ -42,7 +42,7 @@ from fedblend.shards import everything, part, per_client
 
 
 class MapperClient(NamedTuple):
-    """What a client keeps: its own model y_i, and alpha_i."""
+    """The state of a client: its own model y_i, and alpha_i."""
 
     personal: PyTree
     alpha: jax.Array

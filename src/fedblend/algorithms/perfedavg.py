@@ -12,17 +12,17 @@ inner_rate * grad f_i(w))``. A round, for every client i of the cohort::
 
     personal_i <- shared, then adapt_steps times:  z <- z - inner_rate * grad f_i(z)
 
-``hessian`` says how H v is found: "exact" by autodiff, without the matrix (on full
+``hessian`` is how H v is found: "exact" by autodiff, without the matrix (on full
 batches the direction is the gradient of F_i); "differences", the paper's HF, ``(grad
 f_i(y_i + delta v; D'') - grad f_i(y_i - delta v; D'')) / (2 delta)``; "none", its FO,
 leaves it out. With one step and full batches the last is FOMAML with one inner step.
 
-Where this differs from the paper: weights are the runtime's (the paper's are equal:
+Where this differs from the paper: weights are those of the run (the paper's are equal:
 ``weights="uniform"``), and the outer steps may be any of optax's. All three batches
 have ``batch_size`` rows of all that the client has; with None each is everything. D'
 is what FedAvg would draw, so that an inner rate of 0 is FedAvg. A personal model is
-made from the shared one when it is asked for, on batches of the same size, and is not
-kept; the paper takes one step. ``down.correction`` is added to the gradient of F_i.
+made from the shared one when it is needed, on batches of the same size, and not stored;
+the paper takes one step. ``down.correction`` is added to the gradient of F_i.
 
 Reference: Fallah, Mokhtari, Ozdaglar, "Personalized federated learning with theoretical
 guarantees: a model-agnostic meta-learning approach", NeurIPS 2020, arXiv:2002.07948.

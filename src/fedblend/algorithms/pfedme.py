@@ -12,7 +12,7 @@ round, for every client i of the cohort::
            w_i     <- w_i - rate * lam (w_i - theta_i)
     shared <- shared + server_rate * mean (w_i - shared)
 
-    personal_i = theta_i of the client's last local step, kept until its next round
+    personal_i = theta_i of the client's last local step
 
 Three models, none an alias of another: shared; w_i, which lives for a round and of
 which only ``w_i - shared`` travels; theta_i, which never leaves the client. Before its
@@ -21,7 +21,7 @@ first round a client deploys the initial parameters.
 Where this differs from the paper: its inner solver is any, stopped by the norm of the
 gradient; here it is gradient descent from w_i, of a given number of steps. Only the
 cohort trains (in the paper all do, and some are averaged: the same shared model).
-Weights are the runtime's (the paper's are equal: ``weights="uniform"``). The steps on
+Weights are the run's (the paper's are equal: ``weights="uniform"``). The steps on
 w_i may be any of optax's, with ``lam (w_i - theta_i)`` as gradient, to which
 ``down.correction`` is added.
 
@@ -46,7 +46,7 @@ from fedblend.registry import NewClient, algorithm
 
 
 class PFedMeClient(NamedTuple):
-    """What a client keeps: its personal model theta_i."""
+    """The state of a client: its personal model theta_i."""
 
     personal: PyTree
 

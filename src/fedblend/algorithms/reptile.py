@@ -1,6 +1,6 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""Reptile: the shared model moves towards where clients' own steps lead.
+"""Reptile: the shared model moves toward where clients' own steps lead.
 
 It is meant as a good place to start from: what a client deploys is that model after
 its own inner steps. A round, for every client i of the cohort::
@@ -15,10 +15,10 @@ Training is FedOpt's, and FedAvg's with a server rate of 1; what Reptile adds is
 reading as meta-learning, and so the model that is deployed.
 
 Where this differs from the paper: tasks are clients, which come in cohorts (the
-paper's batched version), and their weights are the runtime's (the paper's are equal:
+paper's batched version), and their weights are those of the run (the paper's are equal:
 ``weights="uniform"``). Its server takes plain steps whose rate falls to 0 over the
 rounds (``optax.sgd`` with a schedule); here it may be any of optax's. The inner
-optimizer starts anew with every client; the paper's experiments keep Adam's moments.
+optimizer restarts with every client; the paper's experiments keep Adam's moments.
 
 As a reading of FedAvg: Jiang, Konečný, Rush, Kannan, "Improving federated learning
 personalization via model agnostic meta learning", 2019, arXiv:1909.12488.
@@ -50,7 +50,7 @@ def reptile(
         loss: ``loss(params, rows) -> losses[rows]``.
         work: the inner steps, in training and before use.
         server_optimizer: of the server; a number is the part of the way it goes
-            towards the clients' mean (the paper's epsilon), above 0.
+            toward the clients' mean (the paper's epsilon), above 0.
 
     Example:
         >>> import jax, jax.numpy as jnp, fedblend as fb

@@ -31,7 +31,7 @@ from fedblend.registry import algorithm
 
 
 class ScaffoldClient(NamedTuple):
-    """What a client remembers: its control variate c_i."""
+    """The state of a client: its control variate c_i."""
 
     control: PyTree
 
@@ -44,7 +44,7 @@ def scaffold(
     *,
     server_rate: float = 1.0,
 ) -> Algorithm:
-    """Local steps corrected by control variates, which travel both ways.
+    """Local steps corrected by control variates, which both sides send.
 
     Args:
         loss: ``loss(params, rows) -> losses[rows]``.

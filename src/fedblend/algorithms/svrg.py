@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """SVRG: minibatch gradients whose noise dies out, corrected by an anchor's gradient.
 
-Each client keeps an anchor w_i, an earlier shared model, and the gradient of all its
+Each client has an anchor w_i, an earlier shared model, and the gradient of all its
 rows there. A round, with B_i a batch of client i::
 
     y_i    <- shared, then steps times:
@@ -17,7 +17,7 @@ drift, with small cohorts the noise of who takes part. Under ``diana`` it is VR-
 Where this differs from the papers: every client tosses its own coin, so that not all
 compute a full gradient in the same round. The first anchor is the initial model also
 where the wrapping method starts elsewhere, as FLIX does; any anchor is unbiased. A
-mapped cohort computes the full gradient in every round and uses it when the coin says.
+mapped cohort computes the full gradient in every round and uses it when a coin says so.
 
 Reference: Kovalev, Horváth, Richtárik, "Don't jump through hoops and remove those
 loops: SVRG and Katyusha are better without the outer loop", ALT 2020, arXiv:1901.08689;
@@ -40,7 +40,7 @@ from fedblend.shards import everything
 
 
 class SvrgClient(NamedTuple):
-    """What a client keeps: its anchor, and the gradient of all its rows there."""
+    """The state of a client: its anchor, and the gradient of all its rows there."""
 
     anchor: PyTree
     mean_gradient: PyTree
@@ -62,10 +62,10 @@ def svrg(
         refresh: the chance that a round moves a client's anchor, about ``batch_size``
             over the rows of a client, so that full gradients double the work.
     """
-    slope_at = gradient(loss)
+    gradient_at = gradient(loss)
 
     def anchored(params, shard):
-        return SvrgClient(params, slope_at(params, everything(shard)))
+        return SvrgClient(params, gradient_at(params, everything(shard)))
 
     def enroll(params, shard, key):
         del key
@@ -73,9 +73,9 @@ def svrg(
 
     def client(down, client, shard, key):
         def direction(here, batch):
-            old = slope_at(client.anchor, batch)
+            old = gradient_at(client.anchor, batch)
             return trees.add(
-                trees.subtract(slope_at(here, batch), old), client.mean_gradient
+                trees.subtract(gradient_at(here, batch), old), client.mean_gradient
             )
 
         reached, mean_gradient = descend(

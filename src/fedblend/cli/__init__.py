@@ -20,7 +20,7 @@ from fedblend.cli import (
     data,
     demo,
     federation,
-    federation_status,
+    federation_run,
     init,
     list_,
     personalize,
@@ -30,7 +30,7 @@ from fedblend.cli import (
     show,
     tune,
 )
-from fedblend.cli.screen import INTERRUPTED, complain
+from fedblend.cli.screen import INTERRUPTED, complain, is_input_error
 
 app = typer.Typer(
     name="fedblend",
@@ -50,7 +50,7 @@ app.command("init")(init.init)
 app.command("list")(list_.list_)
 app.command("show")(show.show)
 app.add_typer(data.app, name="data")
-federation_status.join(federation.app)
+federation_run.add_to(federation.app)
 app.add_typer(federation.app, name="federation")
 reproduce.add_to(app)
 app.command("demo")(demo.demo)
@@ -91,9 +91,7 @@ def main(arguments: list[str] | None = None) -> int:
     except UsageError as error:
         return complain(_sentence(error))
     except ValueError as error:
-        from fedblend.errors import InputError
-
-        if not isinstance(error, InputError):
+        if not is_input_error(error):
             raise
         return complain(str(error))
     except OSError as error:

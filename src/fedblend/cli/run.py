@@ -160,7 +160,7 @@ def progress(config: "Config") -> Iterator[Callable[["Step"], None]]:
     names = {
         "trial": "training alone, how long",
         "local": "training alone, to compare",
-        "federated": getattr(config.algorithm, "name", ""),
+        "federated": config.algorithm.name,
     }
     with bars.Progress(
         bars.SpinnerColumn(),

@@ -2,18 +2,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """From a configuration to what ``simulate`` takes: data, model, loss, algorithm."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from fedblend import models, trees
-from fedblend.algorithms.local_only import local_only
+from fedblend import models
 from fedblend.config import privacy, transforms
 from fedblend.config.config import Config
-from fedblend.config.constants import smoothness, with_rates
+from fedblend.config.constants import smoothness
 from fedblend.config.data import (
     facts,
     hold_out,
@@ -24,9 +23,7 @@ from fedblend.config.data import (
     strata,
     warnings,
 )
-from fedblend.config.schema.table import check_lists
-from fedblend.config.splits import BySplit, by_constants
-from fedblend.config.tasks import loss_name, losses_of, measures_of, model_of
+from fedblend.config.method import BySplit, by_constants, method
 from fedblend.core import Algorithm, Key, Loss
 from fedblend.data.federated import FederatedData
 from fedblend.data.readers.read import Task, task_of
@@ -36,19 +33,6 @@ from fedblend.metrics import Metric
 from fedblend.simulation.sampling import settled
 from fedblend.simulation.spec import RunSpec
 from fedblend.theory.constants import Smoothness
-
-
-class Method(NamedTuple):
-    """What is computed, whoever has the rows."""
-
-    model: models.Model
-    loss: Loss
-    algorithm: Algorithm
-    local: Algorithm | None
-    """Training alone with the same local work, if it is to be compared with."""
-    measures: Mapping[str, Metric]
-    smoothness: Smoothness | None
-    """The constants of f_i, where the algorithm asks for them and they are known."""
 
 
 class Built(NamedTuple):
@@ -153,43 +137,6 @@ def build(config: Config) -> Built:
         unseen=unseen,
         by_split=by_split,
         server=server,
-    )
-
-
-def method(
-    config: Config,
-    task: Task,
-    clients: int,
-    cohort: int,
-    constants: Callable[[str], Smoothness | None],
-) -> Method:
-    """The model, its loss, the algorithm with all that is wrapped around it.
-
-    Args:
-        config: what to run.
-        task: what the rows are like.
-        clients: how many there are.
-        cohort: how many of them take part in a round.
-        constants: those of the clients' losses, from the name of the loss; called only
-            where the algorithm asks for them.
-    """
-    name = loss_name(config, task)
-    model = model_of(config, task, name)
-    plain, loss = losses_of(config, name, model.apply)
-    options = config.algorithm
-    check_lists("algorithm", options, clients)
-    alone = config.measure.local and options.name != "local_only"
-    params = jax.eval_shape(model.init, jax.random.key(0))
-    known = constants(name) if "smooth" in options.entry.parameters else None
-    options, own = with_rates(config, known, trees.size(params))
-    algorithm = options.build(loss, known, clients)
-    return Method(
-        model,
-        loss,
-        transforms.transformed(config, algorithm, loss, params, clients, cohort),
-        local_only(loss, own.work()) if alone else None,
-        measures_of(config, task, plain, model.apply),
-        known,
     )
 
 

@@ -14,7 +14,7 @@ from typing import Any, Literal
 from pydantic import ValidationError, model_validator
 
 from fedblend.config import toml
-from fedblend.config.errors import complaint
+from fedblend.config.errors import first_error
 from fedblend.config.schema import tables
 from fedblend.config.schema.algorithm import AnyOptions
 from fedblend.config.schema.table import Misfit, Table, Word
@@ -56,7 +56,7 @@ class Config(Table):
                 wrong = f"{cohort} goes without populations, each has a cohort"
                 raise Misfit("run.cohort", wrong)
         if self.run.epoch is not None and isinstance(self.data, tables.Nodes):
-            raise Misfit("run.epoch", "is not for a federation, which draws anew")
+            raise Misfit("run.epoch", "is not for a federation; it draws every round")
         return self
 
     @model_validator(mode="after")
@@ -93,7 +93,7 @@ class Config(Table):
             ),
             (model.l2, f"model.l2 = {model.l2} reads the whole table"),
             (self.compress, "does not go with [compress]"),
-            (self.privacy, "tells the server which rows are whose; no [privacy]"),
+            (self.privacy, "reveals to the server which rows are whose; no [privacy]"),
             (decay, f"weight_decay = {decay} moves rows that nobody uses"),
         ):
             if wrong:
@@ -113,7 +113,7 @@ def load(path: Path, sets: Iterable[str] = ()) -> Config:
 
 
 def check(content: dict[str, Any], where: str, folder: Path = Path()) -> Config:
-    """The configuration in a table; ``where`` it stands is for complaints."""
+    """The configuration in a table; ``where`` it stands is for errors."""
     version = content.get("version")
     if isinstance(version, int) and version > VERSION:
         raise ConfigError(
@@ -128,7 +128,7 @@ def check(content: dict[str, Any], where: str, folder: Path = Path()) -> Config:
     try:
         return Config.model_validate(_anchored(content, folder))
     except ValidationError as error:
-        raise ConfigError(f"{where}: {complaint(error, content)}") from None
+        raise ConfigError(f"{where}: {first_error(error, content)}") from None
 
 
 def _anchored(content: dict[str, Any], folder: Path) -> dict[str, Any]:

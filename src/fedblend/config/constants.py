@@ -51,7 +51,7 @@ def has_constants(choice: ModelChoice, loss: str) -> bool:
 
 
 def require_known(known: Smoothness | None, where: str) -> Smoothness:
-    """Refuse a model whose constants are not known; ``where`` they are asked for."""
+    """Refuse a model whose constants are not known; ``where`` they are needed."""
     if known is None:
         raise ConfigError(
             f"{where}: needs constants L_i, which theory has for the models "

@@ -208,7 +208,7 @@ def warnings(
 ) -> Iterator[str]:
     """What is odd about the data and its clients, but no error.
 
-    ``inputs`` are the columns that were asked for, if any were.
+    ``inputs`` are the columns that the configuration names, if it does.
     """
     yield from dataset.notes
     if inputs is None or not dataset.columns:

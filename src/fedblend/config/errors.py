@@ -42,7 +42,7 @@ _MOVED = dict.fromkeys(
 
 @contextlib.contextmanager
 def named_by_key(**others: str) -> Iterator[None]:
-    """Complaints of ``simulate`` inside, with the keys of a configuration.
+    """Errors of ``simulate`` inside, with the keys of a configuration.
 
     ``others`` are further names, with what the user calls them.
     """
@@ -56,7 +56,7 @@ def named_by_key(**others: str) -> Iterator[None]:
         raise ConfigError(f"{known[name]}: {rest}") from None
 
 
-def complaint(error: ValidationError, raw: Any) -> str:
+def first_error(error: ValidationError, raw: Any) -> str:
     """The first problem that a validation found in the raw content."""
     return visible(_first(error, raw))
 

@@ -11,7 +11,7 @@ from fedblend.theory.privacy import Guarantee, spent, spent_by_tree
 
 
 def report(config: Config, clients: int) -> dict[str, Any]:
-    """What a summary says of the privacy of a run; nothing where it has none."""
+    """The privacy of a run for its summary; empty without ``[privacy]``."""
     table, seeds = config.privacy, config.run.seed
     if table is None:
         return {}
@@ -70,6 +70,6 @@ def warnings(table: Privacy | None, clients: int) -> list[str]:
 
 
 def refuse(table: Privacy | None, what: str) -> None:
-    """Say that something takes no account of privacy."""
+    """Refuse ``[privacy]`` where something takes no account of it."""
     if table is not None:
         raise ConfigError(f"privacy: {what}; leave the table out")

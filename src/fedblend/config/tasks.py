@@ -39,7 +39,7 @@ _METRICS = {
 
 
 def loss_name(config: Config, task: Task) -> str:
-    """The loss that is asked for, or the usual one."""
+    """The loss of ``[model]``, or the usual one of the task."""
     own = _OWN_LOSSES.get(config.model.name, _LOSSES[task.kind])
     return config.model.loss or own
 
@@ -98,9 +98,9 @@ def model_of(config: Config, task: Task, loss: str) -> models.Model:
 def measures_of(
     config: Config, task: Task, loss: Loss, apply: Apply
 ) -> Mapping[str, metrics.Metric]:
-    """The metrics asked for, or the usual ones; loss is without the l2 term."""
-    asked = config.measure.metrics
-    if asked is None:
+    """The metrics of ``[measure]``, or the usual ones; loss is without the l2 term."""
+    names = config.measure.metrics
+    if names is None:
         return metrics.standard(task.kind, loss, apply)
     builders: dict[str, Callable] = {
         "accuracy": metrics.next_token_accuracy
@@ -110,7 +110,7 @@ def measures_of(
         "mse": metrics.mean_squared_error,
     }
     chosen = {}
-    for place, name in enumerate(asked):
+    for place, name in enumerate(names):
         word, _, number = name.partition("@")
         key = f'measure.metrics.{place}: "{name}"'
         if task.kind not in _METRICS.get(word, (task.kind,)):

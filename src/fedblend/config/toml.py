@@ -1,6 +1,6 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""TOML: reading it with one-line complaints, ``a.b=value`` settings, writing it."""
+"""TOML: reading it with one-line errors, ``a.b=value`` settings, writing it."""
 
 import datetime
 import json
@@ -18,20 +18,19 @@ _BARE = re.compile(r"[A-Za-z0-9_-]+")
 def read(path: Path) -> dict[str, Any]:
     """The content of a TOML file."""
     try:
-        text = path.read_bytes().decode()
+        return parse(path.read_bytes(), str(path))
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror or error}") from None
+
+
+def parse(text: str | bytes, where: str) -> dict[str, Any]:
+    """The content of TOML text; ``where`` it stands is for errors."""
+    try:
+        return tomllib.loads(text if isinstance(text, str) else text.decode())
     except UnicodeDecodeError as error:
         raise ConfigError(
-            f"{path}: byte {error.start} is not UTF-8; a TOML file is expected"
+            f"{where}: byte {error.start} is not UTF-8; a TOML file is expected"
         ) from None
-    return parse(text, str(path))
-
-
-def parse(text: str, where: str) -> dict[str, Any]:
-    """The content of TOML text; ``where`` it stands is for complaints."""
-    try:
-        return tomllib.loads(text)
     except (ValueError, RecursionError) as error:
         reason = visible(str(error))
         if isinstance(error, RecursionError):

@@ -92,7 +92,7 @@ def _mixed(table: Central, algorithm: Algorithm, loss: Loss) -> Algorithm:
     if table.how != "one_way":
         settled = {"optimizer": table.rate, "merge": merge, "upload": table.upload}
     with catch_warnings():
-        simplefilter("ignore")  # ``warnings`` says it
+        simplefilter("ignore")  # ``warnings`` has the text
         made = transforms.mixed_fl(
             algorithm,
             on_rows(loss, table.batch_size)

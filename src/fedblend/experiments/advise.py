@@ -23,9 +23,10 @@ from fedblend import trees
 from fedblend.config.build import Built, build
 from fedblend.config.config import Config
 from fedblend.config.constants import with_rates
-from fedblend.config.transforms import selected, transformed
+from fedblend.config.transforms import selected
 from fedblend.core import Algorithm, Batch, PyTree
 from fedblend.errors import ConfigError
+from fedblend.experiments.tune import rebuilt
 from fedblend.losses import gradient
 from fedblend.metrics import mean_loss
 from fedblend.simulation.precision import precision
@@ -239,21 +240,18 @@ def _algorithm(config: Config, built: Built, how: str, factor: Any) -> Algorithm
         scaled = {"rate": factor * options.rate}
     else:
         rule = options.optimizer
-        number = isinstance(rule, float)
-        rate = factor * (rule if number else rule.rate)
-        scaled = {
-            "optimizer": rate if number else rule.model_copy(update={"rate": rate})
-        }
+        if isinstance(rule, float):
+            scaled = {"optimizer": factor * rule}
+        else:
+            rate = {"rate": factor * rule.rate}
+            scaled = {"optimizer": rule.model_copy(update=rate)}
     options = options.model_copy(update=scaled)
     own = config.central.rate
     table = config.central.model_copy(
         update={"how": how, "rate": None if own is None else factor * own}
     )
-    clients = built.federated_data.clients
-    plain = options.build(built.loss, built.smoothness, clients)
-    changed = config.model_copy(update={"central": table})
-    made = transformed(changed, plain, built.loss, params, clients)
-    return selected(config, made, built.federated_data)
+    changed = config.model_copy(update={"algorithm": options, "central": table})
+    return selected(config, rebuilt(changed, built), built.federated_data)
 
 
 def _mean(built: Built) -> str:

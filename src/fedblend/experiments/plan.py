@@ -11,13 +11,12 @@ message of variable length counts with its largest.
 
 import math
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import numpy as np
 
-from fedblend import trees
-from fedblend.config import constants, privacy
+from fedblend.config import constants
 from fedblend.config.build import Built, build
 from fedblend.config.config import Config
 from fedblend.config.toml import literal
@@ -176,8 +175,8 @@ def warnings(config: Config, found: Problem, made: Iterable[Promise]) -> list[st
     """
     plans = [promise.plan for promise in made]
     eps, alpha = plans[0].eps, max(one.alpha for one in plans)
-    known, options = found.known, config.algorithm
-    tolerance = getattr(options, "personal").tolerance  # noqa: B009
+    known, options = found.known, cast(Any, config.algorithm)
+    tolerance = options.personal.tolerance
     convex = found.smoothness.convex
     far = tolerance / float(convex[convex > 0].min())
     moved = alpha**2 * known.L_alpha * (math.sqrt(known.V) * far + far**2 / 2)
@@ -218,7 +217,10 @@ def _rounded_down(alpha: float) -> float:
 
 
 def _check_transforms(config: Config) -> None:
-    privacy.refuse(config.privacy, "there are no plans for noisy rounds")
+    if config.privacy is not None:
+        raise ConfigError(
+            "privacy: there are no plans for noisy rounds; leave the table out"
+        )
     if config.central is not None:
         raise ConfigError("central: there are no plans for a loss at the server")
     how = None if config.compress is None else config.compress.how
@@ -287,7 +289,8 @@ def _schemes(config: Config, built: Built, params: PyTree) -> tuple[Scheme, ...]
     """
     table, plain = config.compress, built.algorithm
     params = jax.tree.map(lambda leaf: leaf.astype(config.run.precision), params)
-    clients, dim = built.federated_data.clients, trees.size(params)
+    clients = built.federated_data.clients
+    dim = sum(leaf.size for leaf in jax.tree.leaves(params))
 
     def run_of(start: str | None) -> Run:
         wanted = table and table.model_copy(update={"start": start})

@@ -13,12 +13,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from fedblend.core import Batch, PyTree
 from fedblend.data.federated import FederatedData
 from fedblend.experiments import run_folder
 from fedblend.experiments.run_folder import Folder
 from fedblend.gains import harms
-from fedblend.metrics import Metric
 from fedblend.report import figures
 from fedblend.report.curves import Row, rows_of, shown_splits
 from fedblend.report.harm import (
@@ -42,7 +40,7 @@ def write_results(
     run: Results,
     seeds: list[int],
     columns: dict[str, np.ndarray],
-    new_clients: Sequence[NewClients] = (),
+    unseen: Sequence[NewClients] = (),
 ) -> dict[str, Any]:
     """Write the models, ``clients.csv``, ``harm.csv`` and the figures.
 
@@ -51,7 +49,7 @@ def write_results(
         run: a completed run.
         seeds: the seed of each replica.
         columns: further columns of ``clients.csv``, see ``run_folder.write_clients``.
-        new_clients: those that took no part in training, for each seed.
+        unseen: the clients that took no part in training, for each seed.
 
     Returns:
         The harmed clients, for ``summary.json``.
@@ -62,13 +60,15 @@ def write_results(
         shape = (len(run.measured_ids), len(seeds))[: 1 if run.replicas is None else 2]
         columns = {**columns, "local_rounds": np.full(shape, run.alone["rounds"])}
     found = compare_run(run, rows, columns.get("alpha"))
+    harm = {}
     if found is not None:
-        columns = {**columns, **harm_columns(run, found[0])}
-        run_folder.write_table(folder.harm, harm_rows(*found))
-    run_folder.write_clients(folder, run, seeds, columns, new_clients)
+        comparison, clients = found
+        columns = {**columns, **harm_columns(run, comparison)}
+        run_folder.write_table(folder.harm, harm_rows(comparison, clients))
+        harm["harm"] = sentence(comparison, run.alone)
+    run_folder.write_clients(folder, run, seeds, columns, unseen)
     if shown_splits(rows):
         draw(folder, run, rows, found)
-    harm = {} if found is None else {"harm": sentence(found[0], run.alone)}
     return {**harm, "harmed": harms(run.evidence)}
 
 
@@ -105,9 +105,7 @@ def diagnostics(
     }
     summary, warnings = {}, []
     if "local_model" in info:
-        norms = columns["local_model_gradient_norm"]
-        found, warnings = _local_models(run, info["local_model"], norms, options)
-        summary["local_models"] = found
+        summary["local_models"], warnings = _local_models(run, info, options)
     if "alpha" in info:
         summary["alpha"] = {
             "mean": float(columns["alpha"].mean()),
@@ -119,9 +117,10 @@ def diagnostics(
 
 
 def _local_models(
-    run: Run, models: PyTree, norms: np.ndarray, options: Any
+    run: Run, info: Mapping[str, Any], options: Any
 ) -> tuple[dict[str, Any], list[str]]:
     """How close the local models are to their minimizers, and warnings."""
+    models, norms = info["local_model"], np.asarray(info["local_model_gradient_norm"])
     tolerance = getattr(getattr(options, "personal", None), "tolerance", None)
     worst = norms.reshape(len(norms), -1).max(axis=1)  # over the seeds
     missed = 0 if tolerance is None else int((worst > tolerance).sum())
@@ -259,29 +258,3 @@ def chance(loss: str, federated_data: FederatedData) -> float | None:
 def _information(frequency: np.ndarray) -> np.ndarray:
     """``-p log p``, and 0 where ``p`` is."""
     return -frequency * np.log(np.where(frequency > 0, frequency, 1))
-
-
-def at_server(
-    own: FederatedData | None, shared: list[PyTree], metrics: Mapping[str, Metric]
-) -> list[dict[str, Any]]:
-    """The metrics of each seed's shared model on the server's own rows."""
-    if own is None:
-        return [{}] * len(shared)
-    splits = {"train": own.train, "test": own.test}
-    batches = {
-        name: Batch(jax.tree.map(np.asarray, split.rows(0)))
-        for name, split in splits.items()
-        if split is not None
-    }
-    return [
-        {
-            "central": {
-                name: {
-                    "rows": len(batch.rows[0]),
-                    **{m: float(of(model, batch)) for m, of in metrics.items()},
-                }
-                for name, batch in batches.items()
-            }
-        }
-        for model in shared
-    ]

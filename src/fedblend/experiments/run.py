@@ -11,23 +11,17 @@ rows come from the records in the checkpoint, so that none is missing or doubled
 """
 
 import dataclasses
-import platform
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
-
-import jax
-import numpy as np
 
 from fedblend.config import privacy, toml
 from fedblend.config.build import Built, build
 from fedblend.config.config import Config, check, difference, dump
 from fedblend.config.errors import named_by_key
-from fedblend.config.tasks import loss_name
 from fedblend.errors import ConfigError, RunError
-from fedblend.experiments import new_clients, results, run_folder
+from fedblend.experiments import run_folder, summary
 from fedblend.experiments.run_folder import Folder, seeds_of
-from fedblend.gains import harms
 from fedblend.report.curves import in_order
 from fedblend.simulation import checkpoint, train_alone
 from fedblend.simulation.checkpoint import CheckpointError
@@ -91,7 +85,8 @@ def run_config(
                 trial, rounds = runs["trial"], config.run.rounds
                 train_alone.of_best_length(run, trial, metric, rounds)
             _advance(folder, config, stage, run, blocks, on_step)
-        return _finish(folder, config, built, runs["federated"], promised, on_warning)
+        run = runs["federated"]
+        return summary.write_summary(folder, config, built, run, promised, on_warning)
 
 
 def _check_place(folder: Folder, config: Config, resume: bool) -> None:
@@ -125,23 +120,10 @@ def _open(folder: Folder, config: Config, built: Built) -> None:
     """Write what is known before the first round."""
     folder.path.mkdir(parents=True, exist_ok=True)
     if not folder.origin.exists():
-        known = {**_origin(built), "task": built.task._asdict()}
+        known = {**summary.origin(built), "task": built.task._asdict()}
         run_folder.write_text(folder.origin, run_folder.as_json(known))
     if not folder.config.exists():
         run_folder.write_text(folder.config, dump(config))
-
-
-def _origin(built: Built) -> dict[str, Any]:
-    from fedblend import __version__
-
-    return {
-        "fedblend": __version__,
-        "jax": jax.__version__,
-        "numpy": np.__version__,
-        "python": platform.python_version(),
-        "device": jax.devices()[0].device_kind,
-        "data": built.facts,
-    }
 
 
 def _runs(config: Config, built: Built, folder: Folder) -> dict[str, Run]:
@@ -225,48 +207,3 @@ def _check_owner(path: Path, config: Config) -> None:
     other = difference(there, config)
     if other:
         raise CheckpointError(f"checkpoint {path}: belongs to another config: {other}")
-
-
-def _finish(
-    folder: Folder,
-    config: Config,
-    built: Built,
-    run: Run,
-    promised: dict[str, Any],
-    on_warning: Callable[[str], None],
-) -> dict[str, Any]:
-    """Write the results; the summary last, because its presence means that all are."""
-    seeds = seeds_of(config)
-    columns, diagnostics, warnings = results.diagnostics(run, config.algorithm)
-    warnings += results.warnings_at_end(run, loss_name(config, built.task), seeds)
-    for warning in warnings:
-        on_warning(warning)
-    joined = new_clients.unseen_clients(run, config, built) if built.unseen else []
-    harm = results.write_results(folder, run, seeds, columns, joined)
-    unseen = {"harmed": harms(new_clients.evidence_of(joined))} if joined else {}
-    models = run_folder.models(run)
-    at_server = results.at_server(built.server, models, built.measures)
-    runs = [
-        {"seed": seed, **one, **own}
-        for seed, one, own in zip(
-            seeds,
-            [run.summary()] if run.replicas is None else run.summary(),
-            at_server,
-            strict=True,
-        )
-    ]
-    for one, new in zip(runs, joined, strict=False):
-        one["unseen"] = {"round": run.round, **new.summary()}
-    summary = {
-        "name": config.name,
-        "algorithm": getattr(config.algorithm, "name"),  # noqa: B009
-        **_origin(built),
-        "warnings": [*built.warnings, *warnings],
-        **diagnostics,
-        **promised,
-        **harm,
-        **({"unseen": unseen} if joined else {}),
-        "runs": runs,
-    }
-    run_folder.write_text(folder.summary, run_folder.as_json(summary))
-    return run_folder.read_json(folder.summary)

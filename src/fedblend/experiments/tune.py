@@ -11,14 +11,12 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 
 from fedblend.config import privacy
-from fedblend.config.build import Built, build
+from fedblend.config.build import Built, build, method
 from fedblend.config.config import Config, dump
 from fedblend.config.errors import named_by_key
-from fedblend.config.transforms import transformed
 from fedblend.core import Algorithm
 from fedblend.errors import ConfigError, RunError
 from fedblend.experiments import run_folder
@@ -54,7 +52,7 @@ def tune_config(
             # ``found.warnings`` has them.
             warnings.filterwarnings("ignore", "tune: ", UserWarning)
             found = choose_alpha(
-                lambda alpha: _algorithm(config, built, alpha),
+                lambda alpha: rebuilt(_with_alpha(config, alpha), built),
                 built.model.init,
                 built.federated_data,
                 built.key,
@@ -65,14 +63,11 @@ def tune_config(
     return found, (*built.warnings, *found.warnings)
 
 
-def _algorithm(config: Config, built: Built, alpha: Any) -> Algorithm:
-    """The algorithm of the configuration with another alpha, which is traced."""
-    options: Any = config.algorithm
+def rebuilt(config: Config, built: Built) -> Algorithm:
+    """The algorithm of a changed configuration, whose numbers may be traced."""
     clients = built.federated_data.clients
-    changed = options.model_copy(update={"alpha": alpha})
-    plain = changed.build(built.loss, built.smoothness, clients)
-    params = jax.eval_shape(built.model.init, built.key)
-    return transformed(config, plain, built.loss, params, clients)
+    found = method(config, built.task, clients, clients, lambda loss: built.smoothness)
+    return found.algorithm
 
 
 def _check(config: Config) -> None:
@@ -140,7 +135,10 @@ def write(config: Config, found: Tuned, out: Path) -> None:
                 row[column] = "" if np.isnan(value) else value
         rows.append(row)
     run_folder.write_table(out, rows)
-    alphas = {"alpha": found.chosen.tolist()}
-    options = config.algorithm.model_copy(update=alphas)
-    text = dump(config.model_copy(update={"algorithm": options}))
-    run_folder.write_text(out.with_suffix(".toml"), text)
+    again = _with_alpha(config, found.chosen.tolist())
+    run_folder.write_text(out.with_suffix(".toml"), dump(again))
+
+
+def _with_alpha(config: Config, alpha: Any) -> Config:
+    options = config.algorithm.model_copy(update={"alpha": alpha})
+    return config.model_copy(update={"algorithm": options})

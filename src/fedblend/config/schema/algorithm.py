@@ -63,7 +63,7 @@ class SolverTable(Table):
 
 
 class SgdTable(SolverTable, LocalWork):
-    """Stochastic steps, until held-out rows of the client say stop."""
+    """Stochastic steps, until the loss on held-out rows stops falling."""
 
 
 def _solver_table(name: str) -> type[SolverTable]:
