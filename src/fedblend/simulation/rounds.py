@@ -103,7 +103,7 @@ def enroll(
     examples: PyTree,
     members: Members,
 ) -> tuple[aggregators.RunningSum, PyTree]:
-    """The sum of what a group of clients says on joining, and their states."""
+    """The sum of what a group of clients sends on joining, and their states."""
     algorithm = settings.build(hyper)
 
     def one(member):
