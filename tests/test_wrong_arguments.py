@@ -219,7 +219,7 @@ CASES = {
                       chunk="count or None", every="count or None", store="word",
                       dropout="part", reduction="word", trim="part"),
     "personalize": _case(fb.personalize, {"algorithm": PLAIN, "down": None,
-                                          "newcomers": FEDERATION, "key": KEY},
+                                          "new_clients": FEDERATION, "key": KEY},
                          visits="whole"),
     "tune": _case(_shared, {}, alphas="alpha"),
     "dgd": _case(fb.theory.steps.dgd, {"alpha": 0.5, "smoothness": KNOWN},
