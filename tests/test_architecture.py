@@ -25,7 +25,7 @@ LEVELS = (
     {"core", "trees", "keys", "shards", "errors", "checks", "registry"},
     {"losses", "mixing", "local", "solvers", "models", "compress", "data"},
     {"algorithms", "transforms", "theory"},
-    {"metrics", "gains", "intervals", "simulation", "clusters"},
+    {"metrics", "gains", "simulation", "clusters"},
     {"config", "experiments", "deploy", "report"},
     {"cli"},
 )

@@ -197,18 +197,3 @@ def test_spread_of_few_diverged_or_no_clients():
     assert spread.mean == np.inf and spread.best == 1
     nothing = metrics.over_clients(np.array([np.nan]), np.array([1]), True)
     assert nothing.clients == 0 and np.isnan(nothing[:-1]).all()
-
-
-def test_harm():
-    personal = np.array([0.9, 0.5, 0.6, np.nan, 0.7])
-    reference = np.array([0.8, 0.7, 0.65, 0.9, 0.7])
-    worse = metrics.harmed(personal, reference, True)
-    np.testing.assert_array_equal(worse, [False, True, True, False, False])
-    worse = metrics.harmed(personal, reference, True, tolerance=0.1)
-    np.testing.assert_array_equal(worse, [False, True, False, False, False])
-    harm = metrics.harm(personal, reference, True)
-    assert harm == pytest.approx((2, 0.5, 0.125, 0.2))
-    assert metrics.harm(personal, reference, False) == pytest.approx(
-        (1, 0.25, 0.1, 0.1)
-    )
-    assert metrics.harm(personal, personal, True) == (0, 0, 0, 0)

@@ -182,9 +182,10 @@ CASES = {
                 strength="not negative"),
     "recall_at": _case(fb.metrics.recall_at, {"apply": LOSS, "k": 1}, apply="function",
                        k="count"),
-    "harm": _case(fb.metrics.harm, {"personal": np.ones(2), "reference": np.ones(2),
-                                    "higher_is_better": True},
-                  higher_is_better="flag", tolerance="not negative"),
+    "over_clients": _case(fb.metrics.over_clients, {"values": np.ones(2),
+                                                    "counts": np.ones(2),
+                                                    "higher_is_better": True},
+                          higher_is_better="flag"),
     "standard": _case(fb.metrics.standard, {"kind": "binary", "loss": LOSS,
                                             "apply": LOSS}, kind="word"),
     "mlp": _case(fb.models.mlp, {"inputs": 2, "outputs": 2}, inputs="count",
@@ -218,7 +219,7 @@ CASES = {
                       chunk="count or None", every="count or None", store="word",
                       dropout="part", reduction="word", trim="part"),
     "personalize": _case(fb.personalize, {"algorithm": PLAIN, "down": None,
-                                          "newcomers": FEDERATION, "key": KEY},
+                                          "new_clients": FEDERATION, "key": KEY},
                          visits="whole"),
     "tune": _case(_shared, {}, alphas="alpha"),
     "dgd": _case(fb.theory.steps.dgd, {"alpha": 0.5, "smoothness": KNOWN},
@@ -426,6 +427,5 @@ def test_an_unknown_argument_is_for_python_to_refuse():
 
 
 def test_arrays_of_different_clients_are_not_compared():
-    for call in (fb.metrics.harm, fb.metrics.harmed, fb.metrics.over_clients):
-        with pytest.raises(UserError, match=r"an array of [23] is not one for each of"):
-            call(np.ones(2), np.ones(3), True)
+    with pytest.raises(UserError, match=r"an array of 3 is not one for each of the 2"):
+        fb.metrics.over_clients(np.ones(2), np.ones(3), True)

@@ -3,14 +3,14 @@
 """The contract: what an algorithm is, and what passes between its two halves.
 
 A federated algorithm is a named tuple of pure functions. Both halves, the client's
-and the server's, stand in one file and exchange three kinds of message::
+and the server's, are in one file and exchange three kinds of message::
 
     Down  --> client_i (down, state_i, shard_i, key_i) --> Up, state_i'
-    Aggregate --> server   (heard, down, server, central, key) --> Down', server'
+    Aggregate --> server (aggregate, down, server, central, key) --> Down', server'
 
 `Aggregate` is a weighted mean of the clients' ups: the server never sees a single one,
 so that running sums, any cohort size and secure aggregation stay possible. Nothing in
-the tuple knows whether the cohort is mapped over one device (``runtime.simulate``) or
+the tuple knows whether the cohort is mapped over one device (``fb.simulate``) or
 spread over machines, one client each.
 
 What every function may rely on, and must keep:
@@ -23,14 +23,14 @@ to round, and no leaf is weakly typed.
 client's state never travels. The server's own data, if it has any, is the shard
 ``central``.
 
-*Who is heard.* Some of the cohort may not answer, or answer with something unusable.
-They keep the state they had, and ``aggregate.participation`` tells which part of the
-whole federation's weight was heard. A server that keeps the mean of the clients'
+*Who takes part.* Some of the cohort may not answer, or answer with something unusable.
+They keep the state they had, and ``aggregate.participation`` is the received part of
+the whole federation's weight. A server that keeps the mean of the clients'
 memories (SCAFFOLD, DIANA, EF21) needs just that number: ``memory += participation *
-mean(change)``. If nobody is heard, server and message stay as they are.
+mean(change)``. If no answer is received, server and message stay as they are.
 
 *Rounds.* The runtime counts them, from 0, and writes the count into ``down.round``.
-What enrollment tells the server (``join``) is heard once, before the first round, so
+What enrollment sends to the server (``join``) arrives once, before the first round, so
 that no compiled function branches on the round.
 
 *Weights.* ``alpha`` is always the weight of the shared model: 1 is purely global.
@@ -83,7 +83,7 @@ class Batch(NamedTuple):
 
 
 class Down(NamedTuple):
-    """What the server says to the clients of a round.
+    """The message of the server to the clients of a round.
 
     ``correction`` is a tree added to every local gradient in ``shared`` (None costs
     nothing); ``extra`` is whatever else the algorithm needs.
@@ -96,12 +96,12 @@ class Down(NamedTuple):
 
 
 class Up(NamedTuple):
-    """What a client answers.
+    """The answer of a client.
 
     ``delta`` has the structure of the parameters, None at what a client keeps to
     itself. ``mean_gradient``, the mean raw local gradient in ``shared``, never
-    travels: a transform that needs it moves it to ``extra``, and otherwise nobody pays
-    for it. The same holds for ``step_sum``, rate times steps of a client that took
+    travels: a transform that needs it moves it to ``extra``, otherwise it is not
+    computed. The same holds for ``step_sum``, rate times steps of a client that took
     plain steps, so that ``delta = -step_sum * (mean_gradient + correction)``; None
     where that is not so.
     """
@@ -113,11 +113,10 @@ class Up(NamedTuple):
 
 
 class Aggregate(NamedTuple):
-    """What the server learns of a round.
+    """The answers of a round, summed up.
 
     ``mean`` is the weighted mean of the decoded ups, ``participation`` the received
-    weight over
-    the weight of the whole federation, ``count`` the number of clients heard.
+    weight over the weight of the whole federation, ``count`` the number of answers.
     """
 
     mean: Any
@@ -151,7 +150,7 @@ class SharedKey:
 @partial(jax.tree_util.register_dataclass, data_fields=("id",), meta_fields=())
 @dataclasses.dataclass(frozen=True)
 class ClientId:
-    """The number of the client in its own answer: the server knows whom it hears.
+    """The number of the client in its own answer: the server knows who sent it.
 
     It does not travel, nor need any setting that differs by client: a server that has
     the settings of all looks the client's up.
@@ -165,7 +164,7 @@ class ClientId:
 )
 @dataclasses.dataclass(frozen=True)
 class Quotable:
-    """A part of what the server says, under a name by which answers may quote it."""
+    """A part of the server's message, under a name by which answers may quote it."""
 
     value: PyTree
     name: str
@@ -202,7 +201,7 @@ class Needs(NamedTuple):
     length: bool = False
     """How long clients' answers are has a meaning: nothing may clip them."""
     whole: bool = False
-    """To deploy, a client is told everything, and not only what it asks for."""
+    """To deploy, a client receives the whole message, not only what it asks for."""
     clients: int | None = None
     """The only number of clients that a federation may have; any if None."""
     lengths: tuple[tuple[str, int], ...] = ()
@@ -230,7 +229,7 @@ def shared_model(down: Down, client: PyTree, shard: Shard, key: Key) -> PyTree:
 
 
 def no_state(params: PyTree, shard: Shard, key: Key) -> tuple[PyTree, PyTree]:
-    """``enroll`` of the methods whose clients remember and say nothing."""
+    """``enroll`` of the methods whose clients remember and send nothing."""
     del params, shard, key
     return (), ()
 
@@ -238,7 +237,7 @@ def no_state(params: PyTree, shard: Shard, key: Key) -> tuple[PyTree, PyTree]:
 def from_params(
     params: PyTree, joins: Aggregate, central: Shard | None, key: Key
 ) -> tuple[Down, PyTree]:
-    """``start`` of the methods whose first word is the initial model."""
+    """``start`` of the methods whose first message is the initial model."""
     del joins, central, key
     return Down(params, jnp.zeros((), jnp.int32)), ()
 
@@ -258,11 +257,11 @@ class Algorithm(NamedTuple):
 
     enroll    (params, shard, key) -> (join, client). May train: FLIX's pure local
               model is enrollment. Where ``join`` is empty it may happen lazily.
-    start     (params, joins, central, key) -> (down, server): the first word.
+    start     (params, joins, central, key) -> (down, server): the first message.
     client    (down, client, shard, key) -> (up, client): a round at one client.
-    server    (heard, down, server, central, key) -> (down, server).
+    server    (aggregate, down, server, central, key) -> (down, server).
     personal  (down, client, shard, key) -> params or Blend: the model this client
-              would deploy, from the message it is told. Methods that fine-tune do it
+              would deploy, from the message it receives. Methods that fine-tune do it
               here.
     ask       (client, shard) -> request: what this client needs of the message.
     tell      (down, request) -> down_i: the message to one client.

@@ -1,6 +1,6 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""What a user is told when something given is not allowed: one line."""
+"""Errors of the user's input: one line each."""
 
 import difflib
 from collections.abc import Iterable
@@ -25,6 +25,10 @@ class ConfigError(InputError):
 
 class RunError(InputError):
     """The folder of a run that cannot be used."""
+
+
+class CheckpointError(InputError):
+    """A checkpoint that cannot be used, and why."""
 
 
 class UserError(InputError):

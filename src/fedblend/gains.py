@@ -16,23 +16,27 @@ any dependence; what the gains differ by between seeds is added by Student's t.
 """
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedblend.intervals import TAIL, binomial, student
 from fedblend.metrics import Metric
 
 Measured = dict[str, dict[str, dict[str, np.ndarray]]]
 """``{split: {model: {metric: values over the measured clients}}}``."""
 REFERENCES = ("local", "shared")
 """What a personal model is compared with, training alone first."""
+TAIL = 0.025
+"""How much of a distribution lies beyond either end of an interval."""
+_BISECTIONS = 40
+_MOST_FREEDOM = 10_000
 
 
 class Gain(NamedTuple):
     """What each client gains, with the ends of its 95 % interval; mean over seeds.
 
-    NaN where there is nothing to compare; an end is infinite where the rows do not say.
+    NaN where there is nothing to compare; an end is infinite where rows leave it open.
     ``not_finite`` are the clients that have rows and whose own model has no finite
     value on them, ``unmatched`` those of the others whose rival has none.
     """
@@ -61,7 +65,7 @@ class GainSummary(NamedTuple):
 
     ``count`` clients are harmed, a ``share`` of the ``clients`` that were compared:
     their intervals lie below zero. They lose ``mean_loss`` on average and ``worst`` at
-    most. Were nobody harmed at all, at most ``by_chance`` would be counted on average.
+    most. If no client were harmed, at most ``by_chance`` would be counted on average.
     ``worse`` and ``better`` count the gains by their sign alone.
     """
 
@@ -225,7 +229,7 @@ class Evidence(NamedTuple):
 
 
 def harms(evidence: Evidence) -> dict[str, Any]:
-    """Whom the personal model serves worse than another, by split and metric.
+    """The clients whose personal model is worse than another, by split and metric.
 
     ``than_local`` compares with training alone, ``than_shared`` with the shared model;
     each is a ``GainSummary`` as plain values, over all seeds of the evidence. Where the
@@ -266,7 +270,7 @@ def _ends(
     center = np.where(known, pairs, 0).sum(axis=1) / np.maximum(rows, 1)
     squares = np.where(known, pairs - center[:, None], 0) ** 2
     error = np.sqrt(squares.sum(axis=1) / np.maximum(rows - 1, 1) / np.maximum(rows, 1))
-    half = np.array([student(int(n) - 1) for n in rows]) * error
+    half = np.array([_student(int(n) - 1) for n in rows]) * error
     half = np.where(np.isnan(gap), np.nan, np.where(rows > 1, half, np.inf))
     return half, half
 
@@ -274,7 +278,7 @@ def _ends(
 def _unpaired(side: Sides, counts: np.ndarray):
     """Better, worse and all rows if pairs overlap as little as the values allow.
 
-    Nobody tells single rows here; the fewest that both models may have right make the
+    Single rows are not known here; the fewest that both models may have right make the
     most discordant ones, and the widest interval.
     """
     right, rivals = (np.nan_to_num(v * counts) for v in (side.own, side.other))
@@ -288,8 +292,8 @@ def _unpaired(side: Sides, counts: np.ndarray):
 def _counted_ends(better, worse, rows, gap) -> tuple[np.ndarray, np.ndarray]:
     """The interval of a mean of ones, zeros and minus ones; see the module's text."""
     discordant = better + worse
-    least, most = binomial(discordant, rows)
-    low, high = (2 * side - 1 for side in binomial(better, discordant))
+    least, most = _binomial(discordant, rows)
+    low, high = (2 * side - 1 for side in _binomial(better, discordant))
     lower = low * np.where(low < 0, most, least)
     upper = high * np.where(high > 0, most, least)
     # The bounds hold the gain itself; rounding may not push it out.
@@ -301,7 +305,7 @@ def _between_seeds(gaps: np.ndarray) -> np.ndarray | float:
     seeds = len(gaps)
     if seeds < 2:
         return 0.0
-    return student(seeds - 1) * gaps.std(axis=0, ddof=1) / np.sqrt(seeds)
+    return _student(seeds - 1) * gaps.std(axis=0, ddof=1) / np.sqrt(seeds)
 
 
 def _over_clients(gaps: np.ndarray, ends) -> tuple[float, float, float]:
@@ -315,5 +319,52 @@ def _over_clients(gaps: np.ndarray, ends) -> tuple[float, float, float]:
         low, high = (float(end[~np.isnan(end)][0]) for end in ends)
         return mean, low, high
     error = gaps.mean(axis=0).std(ddof=1) / np.sqrt(clients)
-    half = np.hypot(student(clients - 1) * error, _between_seeds(gaps.mean(axis=1)))
+    half = np.hypot(_student(clients - 1) * error, _between_seeds(gaps.mean(axis=1)))
     return mean, float(mean - half), float(mean + half)
+
+
+def _binomial(hits: np.ndarray, trials: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Clopper and Pearson's bounds of a probability, from hits in so many trials."""
+    pairs = np.stack([hits, trials, trials - hits], axis=1).astype(np.int64)
+    found, places = np.unique(pairs, axis=0, return_inverse=True)
+    hits, trials, misses = found.T
+    high = np.where(misses == 0, 1.0, _upper(hits, trials))
+    low = np.where(hits == 0, 0.0, 1 - _upper(misses, trials))
+    return low[places.ravel()], high[places.ravel()]
+
+
+def _upper(hits: np.ndarray, trials: np.ndarray) -> np.ndarray:
+    """The probability at which so few hits or fewer are as rare as the tail."""
+    most = int(trials.max(initial=0))
+    logs = np.concatenate([[0.0], np.cumsum(np.log(np.arange(1, most + 1)))])
+    number = np.arange(most + 1)
+    misses = trials[:, None] - number
+    choices = logs[trials][:, None] - logs[number] - logs[np.maximum(misses, 0)]
+    choices = np.where(number <= hits[:, None], choices, -np.inf)
+    low, high = np.zeros(len(hits)), np.ones(len(hits))
+    for _ in range(_BISECTIONS):
+        middle = (low + high) / 2
+        chance = np.exp(
+            choices
+            + number * np.log(middle)[:, None]
+            + misses * np.log1p(-middle)[:, None]
+        ).sum(axis=1)
+        low, high = (
+            np.where(chance > TAIL, middle, low),
+            np.where(chance > TAIL, high, middle),
+        )
+    return high
+
+
+@lru_cache
+def _student(freedom: int) -> float:
+    """Student's t that is exceeded with the probability of one tail.
+
+    With t = sqrt(freedom) tan(angle) the density is a power of the cosine.
+    """
+    freedom = min(max(freedom, 1), _MOST_FREEDOM)
+    angles = np.linspace(0, np.pi / 2, 20_001)
+    density = np.cos(angles) ** (freedom - 1)
+    area = np.concatenate([[0.0], np.cumsum(density[1:] + density[:-1])])
+    angle = np.interp(1 - 2 * TAIL, area / area[-1], angles)
+    return float(np.sqrt(freedom) * np.tan(angle))

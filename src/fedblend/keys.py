@@ -19,7 +19,7 @@ from fedblend.core import Key
 
 
 def named(key: Key, purpose: str) -> Key:
-    """The key for one purpose; the word itself is the number."""
+    """The key for one purpose; the name itself is the number."""
     return jax.random.fold_in(key, np.uint32(zlib.crc32(purpose.encode())))
 
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Local training: one scan of optimizer steps that serves every algorithm.
 
-An algorithm says in which direction to go (``direction(variables, batch)``, nearly
+An algorithm gives the direction (``direction(variables, batch)``, nearly
 always a ``jax.grad``), and ``descend`` takes the steps. What is descended may be the
 parameters, or any tree of variables such as a pair of models and a mixing weight.
 """

@@ -8,9 +8,8 @@ or a ``Blend``. The number is NaN where the metric is not defined: no rows, or a
 under the curve with one class only.
 
 Statistics over clients are NumPy and leave out clients with NaN. The mean alone hides
-what personalization is for, so ``Spread`` has the worst tenth beside it. ``harm``
-counts the clients that do worse with their personal model than with another, by however
-little; ``gains`` has intervals that tell such a difference from chance.
+what personalization is for, so ``Spread`` has the worst tenth beside it; ``gains``
+counts the clients that do better and worse with their personal model than with another.
 """
 
 import dataclasses
@@ -23,7 +22,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedblend.checks import COUNT, FLAG, FUNCTION, NOT_NEGATIVE, gate, words
+from fedblend.checks import COUNT, FLAG, FUNCTION, gate, words
 from fedblend.core import Batch, Loss, PyTree
 from fedblend.errors import UserError
 from fedblend.mixing import Apply, predict
@@ -317,9 +316,12 @@ def over_clients(
     (0.75, 0.625, 0.5)
     """
     values = np.asarray(values, np.float64)
-    _same_length("counts", np.asarray(counts), values)
+    counts = np.asarray(counts, np.float64)
+    if counts.shape != values.shape:
+        allowed = f"one for each of the {len(values)} clients"
+        raise UserError("counts", counts, allowed, f"an array of {len(counts)}")
     known = ~np.isnan(values)
-    values, counts = values[known], np.asarray(counts, np.float64)[known]
+    values, counts = values[known], counts[known]
     if not values.size:
         return Spread(*[float("nan")] * 6, clients=0)
     ordered = np.sort(values)[:: 1 if higher_is_better else -1]
@@ -334,66 +336,3 @@ def over_clients(
             best=float(ordered[-1]),
             clients=len(ordered),
         )
-
-
-def _same_length(name: str, given: np.ndarray, other: np.ndarray) -> None:
-    if given.shape != other.shape:
-        raise UserError(
-            name,
-            given,
-            f"one for each of the {len(other)} clients",
-            f"an array of {len(given)}",
-        )
-
-
-class Harm(NamedTuple):
-    """The clients that do worse with their personal model, by however little.
-
-    ``count`` of them, a ``share`` of those that have both values; ``mean_loss`` is
-    what they lose on average and ``worst`` at most, in units of the metric.
-    """
-
-    count: int
-    share: float
-    mean_loss: float
-    worst: float
-
-
-@gate(higher_is_better=FLAG, tolerance=NOT_NEGATIVE)
-def harmed(
-    personal: np.ndarray,
-    reference: np.ndarray,
-    higher_is_better: bool,
-    tolerance: float = 0.0,
-) -> np.ndarray:
-    """Which clients lose more than ``tolerance``; one without a value does not."""
-    return _lost(personal, reference, higher_is_better) > tolerance
-
-
-@gate(higher_is_better=FLAG, tolerance=NOT_NEGATIVE)
-def harm(
-    personal: np.ndarray,
-    reference: np.ndarray,
-    higher_is_better: bool,
-    tolerance: float = 0.0,
-) -> Harm:
-    """Count and size of the harm done to clients.
-
-    >>> harm(np.array([0.75, 0.5]), np.array([0.5, 0.75]), True)
-    Harm(count=1, share=0.5, mean_loss=0.25, worst=0.25)
-    """
-    lost = _lost(personal, reference, higher_is_better)
-    known = int((~np.isnan(lost)).sum())
-    worse = lost[lost > tolerance]
-    share = len(worse) / known if known else float("nan")
-    mean = float(worse.mean()) if worse.size else 0.0
-    return Harm(len(worse), share, mean, float(worse.max(initial=0.0)))
-
-
-def _lost(personal, reference, higher_is_better: bool) -> np.ndarray:
-    """How much worse ``personal`` is than ``reference``, client by client."""
-    with np.errstate(invalid="ignore"):  # infinity less infinity is unknown
-        first, second = (np.asarray(v, np.float64) for v in (reference, personal))
-        _same_length("personal", second, first)
-        gap = first - second
-    return gap if higher_is_better else -gap

@@ -43,7 +43,7 @@ def parameters(alpha, shared: PyTree, personal: PyTree) -> PyTree:
 
 
 def outputs(alpha, shared: PyTree, personal: PyTree) -> Blend:
-    """Both models kept side by side, their outputs mixed at prediction."""
+    """Both models side by side, their outputs mixed at prediction."""
     return Blend(jnp.asarray(alpha, jnp.result_type(float, alpha)), shared, personal)
 
 

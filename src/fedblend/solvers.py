@@ -4,7 +4,7 @@
 
 A solver is ``solve(params, shard, key) -> (params, norm)``: the model found from the
 given start, and the norm of the full local gradient there. A solver stops when that
-norm is at most its tolerance, or when its steps are used up; the norm tells which.
+norm is at most its tolerance, or when its steps are used up; the norm shows which.
 """
 
 import dataclasses
@@ -76,10 +76,10 @@ def gradient_descent(
         most: steps at most.
     """
 
-    def step(slope, here, state, shard, value):
+    def step(grad, here, state, shard, value):
         del value
         rate = 1 / per_client(smooth, shard)
-        return trees.subtract(here, trees.scale(rate, slope)), state
+        return trees.subtract(here, trees.scale(rate, grad)), state
 
     return _descent(loss, lambda params, value: (), step, tolerance, most)
 
@@ -89,10 +89,10 @@ def lbfgs(loss: Loss, *, tolerance: float = 1e-6, most: int = 1_000) -> Solver:
     """Limited-memory BFGS with a line search, for smooth losses of any size."""
     optimizer = optax.lbfgs()
 
-    def step(slope, here, state, shard, value):
+    def step(grad, here, state, shard, value):
         del shard
         updates, state = optimizer.update(
-            slope, state, here, value=value(here), grad=slope, value_fn=value
+            grad, state, here, value=value(here), grad=grad, value_fn=value
         )
         return optax.apply_updates(here, updates), state
 
@@ -107,10 +107,10 @@ def newton(loss: Loss, *, tolerance: float = 1e-9, most: int = 50) -> Solver:
     of parameters.
     """
 
-    def step(slope, here, state, shard, value):
+    def step(grad, here, state, shard, value):
         del shard
         point, layout = trees.ravel(here)
-        down, _ = trees.ravel(slope)
+        down, _ = trees.ravel(grad)
 
         def at(vector):
             return value(trees.unravel(vector, layout))
@@ -144,17 +144,17 @@ def _descent(
             return objective(loss, here, batch)
 
         def unfinished(carry):
-            _, _, slope, count = carry
-            return (_norm(slope) > tolerance) & (count < most)
+            _, _, grad, count = carry
+            return (_norm(grad) > tolerance) & (count < most)
 
         def advance(carry):
-            here, state, slope, count = carry
-            here, state = step(slope, here, state, shard, value)
+            here, state, grad, count = carry
+            here, state = step(grad, here, state, shard, value)
             return here, state, gradient_at(here, batch), count + 1
 
         first = (params, init(params, value), gradient_at(params, batch), 0)
-        here, _, slope, _ = jax.lax.while_loop(unfinished, advance, first)
-        return here, _norm(slope)
+        here, _, grad, _ = jax.lax.while_loop(unfinished, advance, first)
+        return here, _norm(grad)
 
     return solve
 
@@ -189,7 +189,7 @@ def patient_sgd(
 
     The model returned is the best one seen; the norm is that of its full gradient, over
     all rows, and need not be small. A client with a single row has none to hold out: it
-    is trained for ``patience`` turns, and that row says which of them was best.
+    is trained for ``patience`` turns, and that row decides which of them was best.
     """
     gradient_at = gradient(loss)
 

@@ -17,8 +17,8 @@ from fedblend.config import toml
 from fedblend.config.config import check
 from fedblend.data import datasets
 from fedblend.data.dataset import DataError
-from fedblend.errors import ConfigError
-from fedblend.simulation.checkpoint import CheckpointError, read_about, restore, save
+from fedblend.errors import CheckpointError, ConfigError
+from fedblend.simulation.checkpoint import read_about, restore, save
 from tiny_config import TINY
 
 FULL = copy.deepcopy(TINY)

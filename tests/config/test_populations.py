@@ -44,13 +44,7 @@ def test_populations_are_strata_and_survive_being_written():
     assert isinstance(strata, Strata)
     assert np.array_equal(strata.of, [0] * 4 + [1] * 6)
     assert (strata.weights, strata.sizes) == ([0.25, 0.75], [2, 6])
-    set_up(
-        built.algorithm,
-        built.model.init,
-        built.federated_data,
-        built.key,
-        built.spec,
-    )
+    set_up(built.spec)
 
 
 def changed(name, **values):

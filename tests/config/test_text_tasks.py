@@ -50,9 +50,7 @@ def trained(config):
     """The losses before and after, on the clients' own training rows."""
     made = build(check(config, "here"))
     params = made.model.init(made.key)
-    done = set_up(
-        made.algorithm, params, made.federated_data, made.key, made.spec
-    ).complete()
+    done = set_up(made.spec).complete()
     clients = range(made.federated_data.clients)
     rows = [made.federated_data.train.rows(client) for client in clients]
     before = np.mean([made.loss(params, row).mean() for row in rows])

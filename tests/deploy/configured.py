@@ -210,13 +210,7 @@ def experiment(folder: Path, text: str) -> Path:
 def simulation(text: str) -> Run:
     """A configuration run on one machine."""
     built = build(check(toml.parse(text, "test"), "test"))
-    return set_up(
-        built.algorithm,
-        built.model.init,
-        built.federated_data,
-        built.key,
-        built.spec,
-    ).complete()
+    return set_up(built.spec).complete()
 
 
 def largest_gap(out: Path, homes: list[Path], there: Run) -> float:

@@ -18,7 +18,7 @@ from fedblend.deploy import message as messages
 from fedblend.deploy.client import state as states
 from fedblend.deploy.message import Message
 from fedblend.deploy.server.checkpoint import ServerCheckpoint
-from fedblend.simulation.checkpoint import CheckpointError
+from fedblend.errors import CheckpointError
 from fedblend.simulation.serialize import WireError
 from loopback import EXPERIMENT
 

@@ -13,14 +13,13 @@ from rich.console import Console
 import example_arguments as examples
 from fedblend.config.build import build
 from fedblend.config.config import check, load
-from fedblend.errors import ConfigError, RunError
+from fedblend.errors import CheckpointError, ConfigError, RunError
 from fedblend.experiments import results, run_folder
 from fedblend.experiments.run import Step, run_config
 from fedblend.experiments.run_folder import Folder
 from fedblend.registry import ALGORITHMS
 from fedblend.report.terminal import show
 from fedblend.simulation import early_stopping
-from fedblend.simulation.checkpoint import CheckpointError
 from fedblend.simulation.serialize import unpack
 from fedblend.simulation.simulate import simulate
 

@@ -79,6 +79,10 @@ SETTINGS = {
 ALONE = fb.local_only(LOSS, fb.Work(0.1, steps=1, batch_size=4))
 
 
+def spec_of(federated_data, **settings) -> RunSpec:
+    return RunSpec(ALONE, MODEL.init, federated_data, KEY, **SETTINGS, **settings)
+
+
 def digits(counts, validation=0.0):
     """The first digits, some for every client."""
     inputs, labels = fb.datasets.load("digits").rows
@@ -89,9 +93,7 @@ def digits(counts, validation=0.0):
 
 def test_without_validation_rows_only_training_rows_have_a_say():
     federated_data = digits((10, 20))
-    trial = train_alone.trying(
-        ALONE, MODEL.init, federated_data, KEY, "accuracy", RunSpec(**SETTINGS)
-    )
+    trial = train_alone.trying(spec_of(federated_data), "accuracy")
     assert set(trial._engine.examples) == {"train", "validation"}
     assert trial.federated_data.validation is not None
     both = trial.federated_data.train.counts + trial.federated_data.validation.counts
@@ -101,8 +103,7 @@ def test_without_validation_rows_only_training_rows_have_a_say():
 def test_every_block_of_the_trial_can_be_saved():
     """Between two looks as well: a store on disk is at most a block ahead."""
     federated_data = digits((10, 20))
-    spec = RunSpec(**SETTINGS, every=1)
-    trial = train_alone.trying(ALONE, MODEL.init, federated_data, KEY, "accuracy", spec)
+    trial = train_alone.trying(spec_of(federated_data, every=1), "accuracy")
     rounds = [record.round for record in train_alone.prolonged(trial, "accuracy", 5)]
     assert len(rounds) > 14
     assert rounds == list(range(len(rounds)))

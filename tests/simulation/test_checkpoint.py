@@ -13,14 +13,9 @@ import pytest
 
 import fedblend as fb
 import problems
-from fedblend.simulation.checkpoint import (
-    CheckpointError,
-    read_about,
-    restore,
-    save,
-    write_atomically,
-)
-from fedblend.simulation.serialize import pack, unpack
+from fedblend.errors import CheckpointError
+from fedblend.simulation.checkpoint import read_about, restore, save
+from fedblend.simulation.serialize import pack, unpack, write_atomically
 
 on = problems.quadratics()
 

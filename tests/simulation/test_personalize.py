@@ -74,7 +74,7 @@ def test_more_than_one_step_a_visit_would_move_the_shared_model(exact):
     assert np.abs(found - equation_17(exact)).max() > 1e-3
 
 
-def test_pfedme_and_ditto_have_the_same_newcomers(exact):
+def test_pfedme_and_ditto_have_the_same_new_clients(exact):
     lam = 0.8
 
     def gradient(v, matrix, vector):

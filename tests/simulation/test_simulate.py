@@ -147,14 +147,14 @@ def test_results_have_names():
     found = run.result.train.personal.loss
     assert found == run.records[-1].measures["train"]["personal"]["loss"]
     assert run.result.train.shared["loss"] == found
-    with pytest.raises(AttributeError, match="test was not measured; splits: train"):
+    with pytest.raises(AttributeError, match="test was not measured; there is train"):
         _ = run.result.test
-    with pytest.raises(AttributeError, match="local was not measured; models: pers"):
+    with pytest.raises(AttributeError, match="local was not measured; there is pers"):
         _ = run.result.train.local
-    with pytest.raises(AttributeError, match="auc was not measured; metrics: loss"):
+    with pytest.raises(AttributeError, match="auc was not measured; there is loss"):
         _ = run.result.train.shared.auc
     two = simulate(key=jax.random.split(jax.random.key(0)), measure=measure).complete()
-    assert [one.record for one in two.results] == two.records[-1]
+    assert two.results == [record.measures for record in two.records[-1]]
     with pytest.raises(ValueError, match="result: this run has 2 replicas; `results`"):
         _ = two.result
 

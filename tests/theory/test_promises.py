@@ -91,14 +91,7 @@ def test_every_round_is_below_its_bound(name, data_home):
             case = by_hand(built.federated_data, found.smoothness)
             seeds = range(SEEDS if solver.name == "diana" else 1)
             keys = jnp.stack([jax.random.key(seed) for seed in seeds])
-            spec = dataclasses.replace(built.spec, measure={})
-            run = set_up(
-                built.algorithm,
-                built.model.init,
-                built.federated_data,
-                keys,
-                spec,
-            )
+            run = set_up(dataclasses.replace(built.spec, key=keys, measure={}))
             iterates = dict((run.round, stacked(run.shared)) for _ in run)
         known, f = known_of(case, ALPHA), mixed(case, ALPHA)
         np.testing.assert_allclose(iterates[0][0], known.average, atol=1e-6)

@@ -47,7 +47,7 @@ class Built(NamedTuple):
     measures: Mapping[str, Metric]
     key: Key
     spec: RunSpec
-    """How it is simulated."""
+    """What is simulated, and how."""
     facts: dict[str, Any]
     """What identifies the data: name, rows, sha256 of rows and of the partition."""
     warnings: tuple[str, ...]
@@ -104,13 +104,18 @@ def build(config: Config) -> Built:
     by_split = None
     if len(federations) > 1 and found.smoothness is not None:
         by_split = by_constants(config, task, found, federations, method_with)
+    key = _key(config.run.seed)
     selected = transforms.selected(config, found.algorithm, federated_data)
     found = found._replace(algorithm=selected)
     return Built(
         federated_data=federated_data,
         **found._asdict(),
-        key=_key(config.run.seed),
+        key=key,
         spec=RunSpec(
+            found.algorithm if by_split is None else by_split.algorithm,
+            found.model.init,
+            federations,
+            key,
             rounds=config.run.rounds,
             cohort=drawn,
             epoch=config.run.epoch,
@@ -125,6 +130,7 @@ def build(config: Config) -> Built:
             measure=found.measures,
             measure_on=config.measure.on,
             splits=config.measure.splits,
+            over=None if by_split is None else by_split.over,
         ),
         facts=facts(whole, parts, splits),
         warnings=(

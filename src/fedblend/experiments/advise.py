@@ -196,6 +196,9 @@ def _replicas(
     loss, weight = mean_loss(built.loss), config.central.weight
     watched = dataclasses.replace(
         built.spec,
+        algorithm=lambda factor: _algorithm(config, built, how, factor),
+        federated_data=built.federated_data,
+        key=jax.vmap(jax.random.key)(jnp.asarray([seed for _, seed in replicas])),
         measure={"loss": loss},
         measure_on=None,
         splits=["train"],
@@ -203,13 +206,7 @@ def _replicas(
         every=max(rounds // BLOCKS, 1),
         over=jnp.asarray([factor for factor, _ in replicas]),
     )
-    run = set_up(
-        lambda factor: _algorithm(config, built, how, factor),
-        built.model.init,
-        built.federated_data,
-        jax.vmap(jax.random.key)(jnp.asarray([seed for _, seed in replicas])),
-        watched,
-    )
+    run = set_up(watched)
     own = Batch(jax.tree.map(jnp.asarray, built.server.train.rows(0)))
 
     def sides() -> np.ndarray:

@@ -26,10 +26,15 @@ from fedblend.experiments import run_folder
 from fedblend.experiments.new_clients import new_clients
 from fedblend.experiments.run_folder import Folder
 from fedblend.report.curves import in_order
-from fedblend.simulation.checkpoint import write_atomically
 from fedblend.simulation.personalize import NewClients
 from fedblend.simulation.precision import precision
-from fedblend.simulation.serialize import WireError, as_tree, pack, unpack
+from fedblend.simulation.serialize import (
+    WireError,
+    as_tree,
+    pack,
+    unpack,
+    write_atomically,
+)
 
 
 class ClientGain(NamedTuple):

@@ -19,12 +19,11 @@ from fedblend.config import privacy, toml
 from fedblend.config.build import Built, build
 from fedblend.config.config import Config, check, difference, dump
 from fedblend.config.errors import named_by_key
-from fedblend.errors import ConfigError, RunError
+from fedblend.errors import CheckpointError, ConfigError, RunError
 from fedblend.experiments import run_folder, summary
 from fedblend.experiments.run_folder import Folder, seeds_of
 from fedblend.report.curves import in_order
 from fedblend.simulation import checkpoint, train_alone
-from fedblend.simulation.checkpoint import CheckpointError
 from fedblend.simulation.precision import precision
 from fedblend.simulation.run import Run
 from fedblend.simulation.simulate import set_up
@@ -128,13 +127,11 @@ def _open(folder: Folder, config: Config, built: Built) -> None:
 
 def _runs(config: Config, built: Built, folder: Folder) -> dict[str, Run]:
     """The stages in order; nothing is computed yet."""
-    algorithms = built if built.by_split is None else built.by_split
-    over = None if built.by_split is None else built.by_split.over
-    asked, runs = dataclasses.replace(built.spec, over=over), {}
+    local = built.local if built.by_split is None else built.by_split.local
+    runs: dict[str, Run] = {}
 
-    def start(stage: str, algorithm: Any, spec: RunSpec) -> Run:
-        spec = dataclasses.replace(spec, store_folder=_states(config, folder, stage))
-        return set_up(algorithm, built.model.init, built.federations, built.key, spec)
+    def stored(stage: str, spec: RunSpec) -> RunSpec:
+        return dataclasses.replace(spec, store_folder=_states(config, folder, stage))
 
     names = {
         "dp_fedavg": "privacy",
@@ -144,24 +141,18 @@ def _runs(config: Config, built: Built, folder: Folder) -> dict[str, Run]:
         "strata": "populations",
     }
     with named_by_key(**names):
-        if algorithms.local is not None:
-            own = train_alone.without_others(asked, built.federations, built.key)
-            alone = config.measure.local
+        if local is not None:
+            own = dataclasses.replace(built.spec, algorithm=local)
+            own, alone = train_alone.without_others(own), config.measure.local
             if isinstance(alone, bool):
-                held = _states(config, folder, "trial")
                 runs["trial"] = train_alone.trying(
-                    algorithms.local,
-                    built.model.init,
-                    built.federations,
-                    built.key,
-                    _deciding(built),
-                    dataclasses.replace(own, store_folder=held),
+                    stored("trial", own), _deciding(built)
                 )
             else:
                 own = dataclasses.replace(own, rounds=alone)
-            runs["local"] = start("local", algorithms.local, own)
-        spec = dataclasses.replace(asked, local=runs.get("local"))
-        runs["federated"] = start("federated", algorithms.algorithm, spec)
+            runs["local"] = set_up(stored("local", own))
+        spec = dataclasses.replace(built.spec, local=runs.get("local"))
+        runs["federated"] = set_up(stored("federated", spec))
     return runs
 
 

@@ -37,10 +37,9 @@ from fedblend.core import PyTree
 from fedblend.data.federated import FederatedData
 from fedblend.errors import ConfigError, RunError
 from fedblend.report.curves import rows_of
-from fedblend.simulation.checkpoint import write_atomically
 from fedblend.simulation.personalize import NewClients
 from fedblend.simulation.result import Results
-from fedblend.simulation.serialize import pack
+from fedblend.simulation.serialize import pack, write_atomically
 
 
 class Folder:

@@ -51,15 +51,13 @@ def tune_config(
         with named_by_key(by="--by"), warnings.catch_warnings():
             # ``found.warnings`` has them.
             warnings.filterwarnings("ignore", "tune: ", UserWarning)
-            found = choose_alpha(
-                lambda alpha: rebuilt(_with_alpha(config, alpha), built),
-                built.model.init,
-                built.federated_data,
-                built.key,
-                dataclasses.replace(built.spec, every=None),
-                alphas=alphas,
-                by=by,
+            spec = dataclasses.replace(
+                built.spec,
+                algorithm=lambda alpha: rebuilt(_with_alpha(config, alpha), built),
+                federated_data=built.federated_data,
+                every=None,
             )
+            found = choose_alpha(spec, alphas, by)
     return found, (*built.warnings, *found.warnings)
 
 

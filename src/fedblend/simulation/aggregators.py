@@ -1,9 +1,9 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""From the clients' ups to what the server hears.
+"""Aggregators: from the clients' ups to the server's ``Aggregate``.
 
-Ups are taken in the order of client ids. An up that is not finite everywhere counts as
-not heard. ``mean`` needs a running sum only, so that the size of a cohort costs no
+Ups are added in the order of client ids. An up that is not finite everywhere is
+rejected. ``mean`` needs a running sum only, so that the size of a cohort costs no
 memory; ``median`` and ``trimmed_mean`` have to see all ups of a round side by side, and
 ignore weights.
 """
@@ -53,7 +53,7 @@ mean = Reduction("mean")
 
 
 def empty(up: PyTree) -> RunningSum:
-    """The tally before the first up; only shapes and dtypes of ``up`` matter."""
+    """The sum before the first up; only shapes and dtypes of ``up`` matter."""
     zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, _wide(leaf.dtype)), up)
     means = tuple(
         jnp.dtype(leaf.dtype)
@@ -74,12 +74,12 @@ def add_to(
 ) -> tuple[RunningSum, jax.Array]:
     """Add a chunk of ups, of which only the usable and finite ones count.
 
-    Returns the new tally and which of the chunk were finite.
+    Returns the new sum and which of the chunk were finite.
     """
     finite = jax.vmap(trees.is_finite, axis_size=len(usable))(ups)
-    aggregate = usable & finite
-    weights = jnp.where(aggregate, weights, 0)
-    ups = trees.select(aggregate, ups, trees.zeros_like(ups))
+    received = usable & finite
+    weights = jnp.where(received, weights, 0)
+    ups = trees.select(received, ups, trees.zeros_like(ups))
 
     def accumulate(total, leaves):
         # Some accelerators would otherwise round float32 to ten bits in products.
@@ -91,7 +91,7 @@ def add_to(
         )
 
     total = jax.tree.map(accumulate, running_sum.total, ups)
-    count = running_sum.count + aggregate.sum(dtype=jnp.int32)
+    count = running_sum.count + received.sum(dtype=jnp.int32)
     return RunningSum(
         total, running_sum.weight + weights.sum(), count, running_sum.dtypes
     ), finite
@@ -109,26 +109,26 @@ def finish(running_sum: RunningSum, everyone: float) -> Aggregate:
     return Aggregate(mean, running_sum.weight / everyone, running_sum.count)
 
 
-def median(aggregate: jax.Array, values: jax.Array) -> jax.Array:
-    """The median of those heard, entry by entry."""
-    return _middle(values, aggregate, (aggregate.sum() - 1) // 2)
+def median(received: jax.Array, values: jax.Array) -> jax.Array:
+    """The median of the received values, entry by entry."""
+    return _middle(values, received, (received.sum() - 1) // 2)
 
 
 def trimmed(fraction: float) -> Callable[[jax.Array, jax.Array], jax.Array]:
-    """The mean without the largest and smallest ``fraction`` of those heard."""
-    return lambda aggregate, values: _middle(
-        values, aggregate, jnp.floor(fraction * aggregate.sum()).astype(jnp.int32)
+    """The mean without the largest and smallest ``fraction`` of received values."""
+    return lambda received, values: _middle(
+        values, received, jnp.floor(fraction * received.sum()).astype(jnp.int32)
     )
 
 
-def _middle(values: jax.Array, aggregate: jax.Array, cut: jax.Array) -> jax.Array:
+def _middle(values: jax.Array, received: jax.Array, cut: jax.Array) -> jax.Array:
     """The mean of the sorted values from place ``cut`` on to as far from the end."""
-    spread = aggregate.reshape(aggregate.shape + (1,) * (values.ndim - 1))
+    spread = received.reshape(received.shape + (1,) * (values.ndim - 1))
     ordered = jnp.sort(jnp.where(spread, values, jnp.inf), axis=0)
-    place = jnp.arange(len(aggregate)).reshape(spread.shape)
-    kept = (place >= cut) & (place < aggregate.sum() - cut)
-    total = jnp.where(kept, ordered, 0).sum(axis=0)
-    return total / jnp.maximum(kept.sum().astype(values.dtype), 1)
+    place = jnp.arange(len(received)).reshape(spread.shape)
+    middle = (place >= cut) & (place < received.sum() - cut)
+    total = jnp.where(middle, ordered, 0).sum(axis=0)
+    return total / jnp.maximum(middle.sum().astype(values.dtype), 1)
 
 
 def reduction(name: str, trim: float = 0.1) -> Reduction:

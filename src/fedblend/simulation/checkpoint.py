@@ -9,7 +9,6 @@ whole one. Keys come from numbers, so there is no generator to save.
 """
 
 import json
-import os
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,44 +17,21 @@ from typing import Any
 import jax
 import numpy as np
 
-from fedblend.errors import InputError
+from fedblend.errors import CheckpointError
 from fedblend.simulation.client_store import StoreError
 from fedblend.simulation.result import Record
 from fedblend.simulation.run import Run
 from fedblend.simulation.sampling import Strata
-from fedblend.simulation.serialize import WireError, as_tree, pack, unpack
+from fedblend.simulation.serialize import (
+    WireError,
+    as_tree,
+    pack,
+    unpack,
+    write_atomically,
+)
 
 VERSION = 2
 """The layout of checkpoints; 1 counted answers as "heard"."""
-
-
-class CheckpointError(InputError):
-    """A checkpoint that cannot be used, and why."""
-
-
-def write_atomically(path: Path, data: bytes) -> None:
-    """Put a whole file in its place, or leave the old one."""
-    beside = path.with_name(path.name + ".new")
-    try:
-        with open(beside, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(beside, path)
-    except OSError:
-        # Half a file would keep a full disk full.
-        beside.unlink(missing_ok=True)
-        raise
-    sync(path.parent)
-
-
-def sync(folder: Path) -> None:
-    """Have on disk what was moved in a folder."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def save(path: Path, run: Run, about: Mapping[str, str] | None = None) -> None:

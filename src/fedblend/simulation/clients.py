@@ -3,7 +3,7 @@
 """The clients of a simulation: where their rows lie, what they weigh, their states.
 
 Clients are enrolled when they are first needed, all at once where the server waits for
-what enrollment says, or where states live on the device.
+what enrollment sends, or where states live on the device.
 """
 
 from pathlib import Path
@@ -70,7 +70,7 @@ class Clients:
 
     @property
     def joins(self) -> bool:
-        """Whether enrollment tells the server anything."""
+        """Whether enrollment sends anything to the server."""
         return bool(jax.tree.leaves(self.shapes.join))
 
     def with_replicas(self, shapes: PyTree) -> PyTree:
@@ -105,7 +105,7 @@ class Clients:
         )
 
     def enroll_first(self) -> RunningSum:
-        """Enroll whom the server waits for; the sum of what they say."""
+        """Enroll whom the server waits for; the sum of what they send."""
         everybody = np.arange(self.number)
         joined = self.enroll(everybody) if self.joins or self.store.eager else None
         if joined is not None and self.joins:
@@ -118,7 +118,7 @@ class Clients:
         )
 
     def enroll(self, ids: np.ndarray) -> RunningSum | None:
-        """Enroll those of these clients who are not; the sum of what they say."""
+        """Enroll those of these clients who are not; the sum of what they send."""
         if not jax.tree.leaves((self.shapes.join, self.shapes.state)):
             return None
         ids = np.unique(ids)

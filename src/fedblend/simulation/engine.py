@@ -56,19 +56,17 @@ class Engine:
         """What server and clients of one replica exchange; nothing is computed."""
         settings = self.settings
 
-        def talk(hyper, root, params, examples, member, central):
+        def one_round(hyper, root, params, examples, member, central):
             algorithm = settings.build(hyper)
             group = jax.tree.map(lambda leaf: leaf[None], member)
-            total, states = rounds.enroll(
-                settings, hyper, root, params, examples, group
-            )
+            join, states = rounds.enroll(settings, hyper, root, params, examples, group)
             joined, state = finish(join, 1.0), trees.take(states, 0)
             down, server = rounds.start(settings, hyper, root, params, joined, central)
-            said = rounds.exchange(
+            talk = rounds.exchange(
                 settings, algorithm, root, down, examples, state, member
             )
             shard = rounds.shard_of(settings, examples, member)
-            decoded = algorithm.decode(said.up)
+            decoded = algorithm.decode(talk.up)
             aggregate = finish(empty(decoded), 1.0)
             _, after = algorithm.server(aggregate, down, server, central, root)
             shapes = Shapes(
@@ -77,25 +75,25 @@ class Engine:
                 state=state,
                 down=down,
                 server=server,
-                message=said.message,
-                up=said.up,
+                message=talk.message,
+                up=talk.up,
                 decoded=decoded,
                 last=evaluate.message_to_deploy(algorithm, down, state, shard),
             )
-            return shapes, said.state, after
+            return shapes, talk.state, after
 
         hyper = None if self.sweep is None else trees.take(self.over, 0)
         root = self.key if self.keys is None else self.key[0]
         params = self.params if self.inits is None else trees.take(self.params, 0)
         shapes, client, server = jax.eval_shape(
-            talk, hyper, root, params, self.examples["train"], member, self.central
+            one_round, hyper, root, params, self.examples["train"], member, self.central
         )
         _same("client", shapes.state, client)
         _same("server", shapes.server, server)
         return shapes
 
     def enroll(self, members: Members) -> tuple[RunningSum, PyTree]:
-        """The sum of what a group of clients says on joining, and their states."""
+        """The sum of what a group of clients sends on joining, and their states."""
         arguments = (self.params, self.examples["train"], members)
         axes = (self.inits, None, self.placed)
         return self._call("enroll", rounds.enroll, arguments, axes, (0, 1))

@@ -34,16 +34,16 @@ def client_flops(
         lambda join: aggregators.finish(aggregators.empty(join), 1.0), join
     )
     down, _ = jax.eval_shape(algorithm.start, params, aggregate, central, key)
-    told = jax.eval_shape(
+    message = jax.eval_shape(
         lambda down, state, shard: algorithm.tell(down, algorithm.ask(state, shard)),
         down,
         state,
         shard,
     )
 
-    def part(down, state, shard, key):
-        up, state = algorithm.client(down, state, shard, key)
+    def part(message, state, shard, key):
+        up, state = algorithm.client(message, state, shard, key)
         return up._replace(mean_gradient=None, step_sum=None), state
 
-    compiled = jax.jit(part).lower(told, state, shard, key).compile()
+    compiled = jax.jit(part).lower(message, state, shard, key).compile()
     return float((compiled.cost_analysis() or {}).get("flops", float("nan")))

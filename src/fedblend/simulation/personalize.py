@@ -1,21 +1,21 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""Clients that join after the training: each gets its model from what is known by then.
+"""Models for clients that join after the training.
 
-A newcomer enrolls at the shared model and takes part in rounds that nobody else hears
-of: the message stays the same, its answers are thrown away, and what it keeps is all
-that changes. Then it deploys what the algorithm says::
+A new client enrolls at the shared model and takes part in rounds of its own: the
+message stays the same, its answers are thrown away, only its state changes. Then it
+deploys the algorithm's personal model::
 
     client_i <- enroll(shared, shard_i)
     visits times:  client_i <- client(down, client_i, shard_i)
     personal_i <- personal(down, client_i, shard_i)
 
-What trains a client's own model against the message it was told (Ditto, MAPPER, FedRep,
-training alone) is right with any local work, what fine-tunes in ``personal`` or finds
-its model in ``enroll`` (FLIX) needs no visits. APFL moves its copy of the shared model
-within a round: only with one local step a visit is the shared model frozen, and then it
-is equation (17) of its paper. With one model for everybody (``fedavg``) wrap it in
-``finetune`` first.
+Methods that train a client's own model against the message (Ditto, MAPPER, FedRep,
+training alone) may do any local work in a visit; methods that fine-tune in ``personal``
+or find their model in ``enroll`` (FLIX) need no visits. APFL moves its copy of the
+shared model within a round: only with one local step a visit the shared model stays as
+it is, and then this is equation (17) of its paper. A method with one model for all
+clients (``fedavg``) is wrapped in ``finetune`` first.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -36,7 +36,7 @@ from fedblend.simulation.evaluate import message_to_deploy
 from fedblend.simulation.result import plain, spreads
 
 AT_ONCE = 20
-"""Newcomers that are trained side by side; bounds the memory it takes."""
+"""Clients that are trained side by side; bounds the memory it takes."""
 Place = tuple[jax.Array, jax.Array, jax.Array]
 """Where a client's rows start, how many they are, and its id."""
 
@@ -67,7 +67,7 @@ class NewClients(NamedTuple):
         return Evidence([self.measured], [self.by_row], counts, self.metrics)
 
     def summary(self) -> dict[str, Any]:
-        """What the models are worth over clients, and whom they harm."""
+        """The metrics of the models over clients, and whom they harm."""
         evidence = self.evidence
         return {
             "clients": self.federated_data.clients,
@@ -79,7 +79,7 @@ class NewClients(NamedTuple):
 def personalize(
     algorithm: Algorithm,
     down: Down,
-    newcomers: FederatedData,
+    new_clients: FederatedData,
     key: Key,
     *,
     visits: int = 1,
@@ -90,9 +90,9 @@ def personalize(
 
     Args:
         algorithm: what they do. Settings given as arrays over clients are read by the
-            newcomers' own ids, so give numbers.
-        down: what the server says, ``run.down`` of a plain run; it is not changed.
-        newcomers: their data.
+            new clients' own ids, so give numbers.
+        down: the server's message, ``run.down`` of a plain run; it is not changed.
+        new_clients: their data.
         key: the seed, ``jax.random.key(0)``.
         visits: how often each of them runs the client's half of a round.
         measure: metrics by name, see ``metrics``; nothing is measured if None.
@@ -113,11 +113,11 @@ def personalize(
         >>> bool((losses["personal"]["loss"] < losses["shared"]["loss"]).all())
         True
     """
-    FEDERATED_DATA("newcomers", newcomers)
+    FEDERATED_DATA("new_clients", new_clients)
     visits = WHOLE("visits", visits)
-    fits(algorithm.needs, newcomers.clients, new_clients=True)
+    fits(algorithm.needs, new_clients.clients, new_clients=True)
     down, metrics = trees.strongly_typed(down), as_metrics(measure)
-    train = newcomers.train
+    train = new_clients.train
 
     def model_of(down, key, examples, place):
         shard = _shard(examples, place, train)
@@ -126,19 +126,19 @@ def personalize(
 
         def visit(number, state):
             own = keys.at(key, "newcomer", number + 1, shard.id)
-            told = algorithm.tell(down, algorithm.ask(state, shard))
-            return algorithm.client(told, state, shard, own)[1]
+            message = algorithm.tell(down, algorithm.ask(state, shard))
+            return algorithm.client(message, state, shard, own)[1]
 
         if visits:
             state = jax.lax.fori_loop(0, visits, visit, state)
         own = keys.at(key, "newcomer", visits + 1, shard.id)
-        told = message_to_deploy(algorithm, down, state, shard)
-        return algorithm.personal(told, state, shard, own)
+        message = message_to_deploy(algorithm, down, state, shard)
+        return algorithm.personal(message, state, shard, own)
 
     models = _mapped(model_of, (down, key), train, ())
-    names = list(newcomers.splits) if splits is None else splits
+    names = list(new_clients.splits) if splits is None else splits
     seen = {
-        name: _look(models, down.shared, metrics, newcomers.splits[name])
+        name: _evaluate(models, down.shared, metrics, new_clients.splits[name])
         for name in names
         if metrics
     }
@@ -149,10 +149,10 @@ def personalize(
         }
         for place in (0, 1)
     )
-    return NewClients(newcomers, models, measured, by_row, metrics)
+    return NewClients(new_clients, models, measured, by_row, metrics)
 
 
-def _look(
+def _evaluate(
     models: PyTree, shared: PyTree, metrics: Mapping[str, Metric], split: Shards
 ) -> dict[str, tuple[dict[str, np.ndarray], dict[str, np.ndarray]]]:
     """The measures of both models on every client's rows of a split, and by rows."""

@@ -7,8 +7,8 @@ the coordinator of a deployment are such.
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import jax
 import numpy as np
@@ -17,6 +17,54 @@ from fedblend.core import PyTree
 from fedblend.data.federated import FederatedData
 from fedblend.gains import Evidence, Measured, harms
 from fedblend.metrics import Metric, Spread, over_clients
+
+Entry = TypeVar("Entry")
+
+
+class Named(dict[str, Entry], Generic[Entry]):
+    """A mapping whose entries are attributes as well."""
+
+    def __getattr__(self, name: str) -> Entry:
+        """The entry of this name."""
+        if name not in self:
+            there = ", ".join(self) or "nothing"
+            raise AttributeError(f"{name} was not measured; there is {there}")
+        return self[name]
+
+
+class Metrics(Named[Spread]):
+    """The metrics of a model: ``metrics.accuracy`` or ``metrics["recall@5"]``."""
+
+
+class Models(Named[Metrics]):
+    """What clients deploy, the shared model, and training alone."""
+
+    personal: Metrics
+    shared: Metrics
+    local: Metrics
+
+
+class Measures(Named[Models]):
+    """What was measured over clients: ``measures.test.personal.accuracy.mean``."""
+
+    train: Models
+    validation: Models
+    test: Models
+
+
+def each_metric(
+    nested: Mapping[str, Mapping[str, Mapping[str, Any]]],
+    change: Callable[[str, str, Any], Any],
+) -> Measures:
+    """``{split: {model: {metric: change(split, metric, value)}}}``."""
+
+    def metrics(split: str, of: Mapping[str, Any]) -> Metrics:
+        return Metrics((name, change(split, name, of[name])) for name in of)
+
+    def models(split: str, of: Mapping[str, Mapping[str, Any]]) -> Models:
+        return Models((model, metrics(split, of[model])) for model in of)
+
+    return Measures((split, models(split, nested[split])) for split in nested)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,54 +85,35 @@ class Record:
     rejected: int
     bits_up: int
     bits_down: int
-    measures: dict[str, dict[str, dict[str, Spread]]]
+    measures: Measures
 
     def row(self) -> dict[str, Any]:
         """The record as plain values, for JSON."""
-        fields = {field.name: getattr(self, field.name) for field in _FIELDS}
-        return {**fields, "measures": plain(self.measures)}
+        return {**vars(self), "measures": plain(self.measures)}
 
     @classmethod
     def from_row(cls, row: dict[str, Any]) -> "Record":
         """The record that ``row`` was made of."""
-        measures = {
-            split: {
-                model: {name: Spread(**value) for name, value in metrics.items()}
-                for model, metrics in models.items()
-            }
-            for split, models in row["measures"].items()
-        }
-        return cls(**{**row, "measures": measures})
+        found = each_metric(row["measures"], lambda split, name, of: Spread(**of))
+        return cls(**{**row, "measures": found})
 
 
-_FIELDS = dataclasses.fields(Record)
-
-
-def plain(measures: dict[str, Any]) -> dict[str, Any]:
+def plain(measures: Measures) -> Measures:
     """Spreads as plain values, for JSON."""
-    return jax.tree.map(
-        Spread._asdict, measures, is_leaf=lambda node: isinstance(node, Spread)
-    )
+    return each_metric(measures, lambda split, name, spread: spread._asdict())
 
 
 def spreads(
     measured: Measured,
     counts: Mapping[str, np.ndarray],
     metrics: Mapping[str, Metric],
-) -> dict[str, dict[str, dict[str, Spread]]]:
-    """Each measure over the clients, weighted by their rows in the split."""
-    return {
-        split: {
-            model: {
-                name: over_clients(
-                    values, counts[split], metrics[name].higher_is_better
-                )
-                for name, values in by_name.items()
-            }
-            for model, by_name in models.items()
-        }
-        for split, models in measured.items()
-    }
+) -> Measures:
+    """Each metric over the clients, weighted by their rows in the split."""
+
+    def spread(split: str, name: str, values: np.ndarray) -> Spread:
+        return over_clients(values, counts[split], metrics[name].higher_is_better)
+
+    return each_metric(measured, spread)
 
 
 class Bits(NamedTuple):
@@ -92,65 +121,6 @@ class Bits(NamedTuple):
 
     up: np.ndarray
     down: np.ndarray
-
-
-class Metrics(dict[str, Spread]):
-    """What was measured of a model: ``metrics.accuracy`` or ``metrics["recall@5"]``."""
-
-    def __getattr__(self, name: str) -> Spread:
-        """The metric of this name."""
-        return _named("metrics", self, name)
-
-
-@dataclasses.dataclass(frozen=True)
-class SplitResult:
-    """The models that were measured on one split of the clients' rows."""
-
-    models: Mapping[str, Mapping[str, Spread]]
-
-    @property
-    def personal(self) -> Metrics:
-        """What clients deploy."""
-        return Metrics(_named("models", self.models, "personal"))
-
-    @property
-    def shared(self) -> Metrics:
-        """The shared model."""
-        return Metrics(_named("models", self.models, "shared"))
-
-    @property
-    def local(self) -> Metrics:
-        """Training alone."""
-        return Metrics(_named("models", self.models, "local"))
-
-
-@dataclasses.dataclass(frozen=True)
-class Result:
-    """The end of one replica: ``result.test.personal.accuracy.mean``."""
-
-    record: Record
-
-    @property
-    def train(self) -> SplitResult:
-        """Measured on training rows."""
-        return SplitResult(_named("splits", self.record.measures, "train"))
-
-    @property
-    def validation(self) -> SplitResult:
-        """Measured on validation rows."""
-        return SplitResult(_named("splits", self.record.measures, "validation"))
-
-    @property
-    def test(self) -> SplitResult:
-        """Measured on test rows."""
-        return SplitResult(_named("splits", self.record.measures, "test"))
-
-
-def _named(kind: str, there: Mapping[str, Any], name: str) -> Any:
-    if name not in there:
-        known = ", ".join(there) or "none"
-        raise AttributeError(f"{name} was not measured; {kind}: {known}")
-    return there[name]
 
 
 class Results(Protocol):
@@ -200,13 +170,13 @@ class Results(Protocol):
         return [record[replica] for record in self.records]
 
     @property
-    def results(self) -> list[Result]:
-        """The end of each replica."""
-        return [Result(self.history(at)[-1]) for at in range(self.replicas or 1)]
+    def results(self) -> list[Measures]:
+        """What was measured last, in each replica."""
+        return [self.history(at)[-1].measures for at in range(self.replicas or 1)]
 
     @property
-    def result(self) -> Result:
-        """The end of a run without replicas."""
+    def result(self) -> Measures:
+        """What was measured last, in a run without replicas."""
         if self.replicas is not None:
             raise ValueError(
                 f"result: this run has {self.replicas} replicas; `results` has them all"

@@ -28,7 +28,10 @@ from fedblend.simulation import aggregators
 
 
 class Members(NamedTuple):
-    """Clients of a cohort or of a group: arrays over them."""
+    """Clients of a cohort or of a group: arrays over them.
+
+    ``slots`` are their places among the states, ``present`` is False on padding.
+    """
 
     ids: jax.Array
     slots: jax.Array
@@ -39,7 +42,11 @@ class Members(NamedTuple):
 
 
 class Settings(NamedTuple):
-    """What is fixed when a simulation is compiled."""
+    """What is fixed when a simulation is compiled.
+
+    ``everyone`` is the weight of the whole federation, ``chunk`` the number of clients
+    that are mapped at once.
+    """
 
     build: Callable[[Any], Algorithm]
     capacity: int
@@ -50,7 +57,11 @@ class Settings(NamedTuple):
 
 
 class Shapes(NamedTuple):
-    """What passes between server and one client, as shapes and dtypes."""
+    """What server and one client exchange and remember, as shapes and dtypes.
+
+    ``message`` is what a client receives, ``decoded`` its up as the server sums it,
+    ``last`` the message from which it makes the model that it deploys.
+    """
 
     params: PyTree
     join: PyTree
@@ -64,21 +75,11 @@ class Shapes(NamedTuple):
 
 
 class Exchange(NamedTuple):
-    """What one member of a cohort hears, says, and becomes."""
+    """The messages of one member of a cohort, as they travel, and its new state."""
 
     message: Down
     up: Any
     state: PyTree
-
-
-class Answer(NamedTuple):
-    """What the server makes of one member of a cohort."""
-
-    up: Up
-    state: PyTree
-    answered: jax.Array
-    up_bits: jax.Array | None
-    down_bits: jax.Array | None
 
 
 class Log(NamedTuple):
@@ -102,7 +103,7 @@ def enroll(
     examples: PyTree,
     members: Members,
 ) -> tuple[aggregators.RunningSum, PyTree]:
-    """The sum of what a group of clients says on joining, and their states."""
+    """The sum of what a group of clients sends on joining, and their states."""
     algorithm = settings.build(hyper)
 
     def one(member):
@@ -145,25 +146,6 @@ def exchange(
     key = keys.at(root, "client", down.round, member.ids)
     up, after = algorithm.client(message, state, shard, key)
     return Exchange(message, up._replace(mean_gradient=None, step_sum=None), after)
-
-
-def answer(
-    settings: Settings,
-    algorithm: Algorithm,
-    root: Key,
-    down: Down,
-    examples: PyTree,
-    state: PyTree,
-    member: Members,
-) -> Answer:
-    """One client's part in a round, as the server takes it."""
-    talk = exchange(settings, algorithm, root, down, examples, state, member)
-    answered = member.present
-    if settings.dropout > 0:
-        lot = jax.random.uniform(keys.at(root, "dropout", down.round, member.ids))
-        answered = answered & (lot >= settings.dropout)
-    bits = ragged_bits(talk.up), ragged_bits(talk.message)
-    return Answer(algorithm.decode(talk.up), talk.state, answered, *bits)
 
 
 def block(
@@ -210,62 +192,64 @@ def block(
 
 
 def _chunked_answers(
-    settings: Settings, shapes: Shapes, algorithm: Algorithm, root, examples
-):
-    """A function from a round's members to what is heard of them.
+    settings: Settings,
+    shapes: Shapes,
+    algorithm: Algorithm,
+    root: Key,
+    examples: PyTree,
+) -> Callable[[Down, PyTree, Members], tuple[Aggregate, PyTree, Log]]:
+    """A function from a round's members to their aggregate, states and log.
 
     Ups are summed chunk by chunk: a cohort of any size costs the memory of one chunk.
     """
     chunk, middle = settings.chunk, settings.reduction.stacked
 
     def one(down, state, member):
-        return answer(settings, algorithm, root, down, examples, state, member)
+        """The decoded up, the new state, whether it answered, and ragged bits."""
+        talk = exchange(settings, algorithm, root, down, examples, state, member)
+        answered = member.present
+        if settings.dropout > 0:
+            lot = jax.random.uniform(keys.at(root, "dropout", down.round, member.ids))
+            answered = answered & (lot >= settings.dropout)
+        bits = ragged_bits(talk.up), ragged_bits(talk.message)
+        return algorithm.decode(talk.up), talk.state, answered, bits
 
     def several(down, states, members):
         if chunk > 1:
             return jax.vmap(one, in_axes=(None, 0, 0))(down, states, members)
-        # A lone client is not mapped: plain products are faster than batched ones.
+        # A single client is not mapped: plain products are faster than batched ones.
         alone = one(down, trees.take(states, 0), trees.take(members, 0))
         return jax.tree.map(lambda leaf: leaf[None], alone)
 
-    def listen(down, carry, members):
-        running_sum, states = carry
+    def add_chunk(down, carry, members):
+        total, states = carry
         old = trees.take(states, members.slots)
-        given = several(down, old, members)
-        running_sum, finite = aggregators.add_to(
-            running_sum, given.up, members.weights, given.answered
-        )
-        aggregate = given.answered & finite
+        ups, new, answered, bits = several(down, old, members)
+        total, finite = aggregators.add_to(total, ups, members.weights, answered)
+        received = answered & finite
         # Slots of padding lie beyond the end and are dropped.
         states = jax.tree.map(
-            lambda all, new: all.at[members.slots].set(new, mode="drop"),
+            lambda all, after: all.at[members.slots].set(after, mode="drop"),
             states,
-            trees.select(aggregate, given.state, old),
+            trees.select(received, new, old),
         )
-        status = jnp.where(aggregate, aggregators.RECEIVED, aggregators.REJECTED)
-        status = jnp.where(given.answered, status, aggregators.DROPPED)
-        status = jnp.where(members.present, status, aggregators.PADDING).astype(
-            jnp.int8
-        )
-        stack = (given.up, aggregate) if middle is not None else None
-        return (running_sum, states), (
-            Log(status, given.up_bits, given.down_bits),
-            stack,
-        )
+        status = jnp.where(received, aggregators.RECEIVED, aggregators.REJECTED)
+        status = jnp.where(answered, status, aggregators.DROPPED)
+        status = jnp.where(members.present, status, aggregators.PADDING)
+        log = Log(status.astype(jnp.int8), *bits)
+        return (total, states), (log, (ups, received) if middle is not None else None)
 
     def answers(down, states, members):
         chunks = jax.tree.map(lambda leaf: leaf.reshape(-1, chunk), members)
         carry = (aggregators.empty(shapes.decoded), states)
-        (running_sum, states), outcome = jax.lax.scan(
-            lambda carry, these: listen(down, carry, these), carry, chunks
-        )
+        (total, states), outcome = jax.lax.scan(partial(add_chunk, down), carry, chunks)
         log, stack = jax.tree.map(
             lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), outcome
         )
-        aggregate = aggregators.finish(running_sum, settings.everyone)
+        aggregate = aggregators.finish(total, settings.everyone)
         if middle is not None:
-            ups, mask = stack
-            mean = jax.tree.map(partial(middle, mask), ups)
+            ups, received = stack
+            mean = jax.tree.map(partial(middle, received), ups)
             aggregate = aggregate._replace(mean=mean)
         return aggregate, states, log
 

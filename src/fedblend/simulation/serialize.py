@@ -1,6 +1,6 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""Trees as bytes and back, for messages and checkpoints; nothing is ever unpickled.
+"""Trees as bytes and back, for messages and files; nothing is ever unpickled.
 
 The layout is that of safetensors: eight bytes with the length of a JSON header, the
 header (name, dtype, shape and place of every leaf, and text of our own under
@@ -11,7 +11,9 @@ tree, and a checksum over everything else stands in the metadata.
 import hashlib
 import json
 import math
+import os
 from collections.abc import Mapping
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -181,17 +183,17 @@ def arrived(
     template: PyTree,
     key: Key,
     client: int,
-    told: PyTree = (),
+    received: PyTree = (),
 ) -> PyTree:
     """The message of which these leaves travelled; the inverse of ``traveling``.
 
     Leaves of the template need only ``shape`` and ``dtype``. ``key`` is the one that
     the sender's half was handed, from which what did not travel is drawn again, and
     ``client`` the number of the client that sent it, or gets it; an answer quotes what
-    the client was ``told``.
+    the client ``received``.
     """
-    said = jax.tree.leaves(told, is_leaf=lambda node: isinstance(node, Quotable))
-    quotable = {part.name: part.value for part in said if isinstance(part, Quotable)}
+    parts = jax.tree.leaves(received, is_leaf=lambda node: isinstance(node, Quotable))
+    quotable = {part.name: part.value for part in parts if isinstance(part, Quotable)}
 
     def expected(path, leaf):
         if not isinstance(leaf, Ragged):
@@ -221,3 +223,28 @@ def arrived(
         return Ragged(jax.device_put(buffer), jax.device_put(used))
 
     return jax.tree.map(whole, template, is_leaf=is_special)
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Put a whole file in its place, or leave the old one."""
+    beside = path.with_name(path.name + ".new")
+    try:
+        with open(beside, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(beside, path)
+    except OSError:
+        # Half a file would keep a full disk full.
+        beside.unlink(missing_ok=True)
+        raise
+    sync(path.parent)
+
+
+def sync(folder: Path) -> None:
+    """Have on disk what was moved in a folder."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -98,7 +98,11 @@ def simulate(
         A ``Run``. With several keys or ``over`` its results have a replica for each.
     """
     spec = RunSpec(
-        rounds=rounds,
+        algorithm,
+        params,
+        federated_data,
+        key,
+        rounds,
         cohort=cohort,
         epoch=epoch,
         central=central,
@@ -116,21 +120,16 @@ def simulate(
         local=local,
         over=over,
     )
-    return set_up(algorithm, params, federated_data, key, spec)
+    return set_up(spec)
 
 
-def set_up(
-    algorithm: Algorithm | Callable[[Any], Algorithm],
-    params: PyTree | Callable[[Key], PyTree],
-    federated_data: FederatedData | Sequence[FederatedData],
-    key: Key,
-    spec: RunSpec,
-) -> Run:
-    """``simulate`` with its keywords as one value."""
-    build = _builder(algorithm, spec.over)
+def set_up(spec: RunSpec) -> Run:
+    """``simulate``, of its arguments as one value."""
+    key, params = spec.key, spec.params
     _check_key(key)
+    build = _builder(spec.algorithm, spec.over)
     replicas = _replicas(key, spec.over)
-    federations = _federations(federated_data, key)
+    federations = _federations(spec.federated_data, key)
     first, shards = federations[0], side_by_side(federations)
     rounds = WHOLE("rounds", spec.rounds)
     block = max(1, -(-rounds // 20)) if spec.every is None else spec.every

@@ -1,15 +1,16 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""``RunSpec``, all that a simulation is told besides what to run on which data."""
+"""``RunSpec``: all that a simulation is made of, as one value."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from fedblend.checks import fits, words
-from fedblend.core import Algorithm, PyTree, Shard
+from fedblend.core import Algorithm, Key, PyTree, Shard
 from fedblend.data.federated import FederatedData
 from fedblend.metrics import Metric
 from fedblend.simulation.aggregators import Reduction
@@ -19,12 +20,16 @@ from fedblend.simulation.sampling import Strata
 
 @dataclasses.dataclass(frozen=True)
 class RunSpec:
-    """How an algorithm is simulated; the arguments of ``simulate`` of these names.
+    """What is simulated, and how: the arguments of ``simulate`` of these names.
 
     A configuration fills one, ``dataclasses.replace`` makes another of it, and
     ``set_up`` makes it a ``Run``.
     """
 
+    algorithm: Algorithm | Callable[[Any], Algorithm]
+    params: PyTree | Callable[[Key], PyTree]
+    federated_data: FederatedData | Sequence[FederatedData]
+    key: Key
     rounds: int
     cohort: int | Strata | np.ndarray | None = None
     epoch: int | None = None

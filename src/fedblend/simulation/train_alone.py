@@ -57,21 +57,21 @@ def train_alone(
         how it was chosen.
     """
     metric = metric or next((name for name in measure if name != "loss"), "loss")
-    asked = RunSpec(rounds=rounds, measure=as_metrics(measure), **settings)
-    own = without_others(asked, federated_data, key)
-    trial = trying(algorithm, params, federated_data, key, metric, own)
+    metrics = as_metrics(measure)
+    asked = RunSpec(
+        algorithm, params, federated_data, key, rounds, measure=metrics, **settings
+    )
+    own = without_others(asked)
+    trial = trying(own, metric)
     for _ in prolonged(trial, metric, rounds):
         pass
-    run = set_up(algorithm, params, federated_data, key, own)
-    return of_best_length(run, trial, metric, rounds)
+    return of_best_length(set_up(own), trial, metric, rounds)
 
 
-def without_others(
-    spec: RunSpec, federated_data: FederatedData | Sequence[FederatedData], key: Key
-) -> RunSpec:
+def without_others(spec: RunSpec) -> RunSpec:
     """The same run with all measured clients in every round, each for itself."""
-    clients = _each(federated_data)[0].clients
-    ids = measured_ids(spec.measure_on, clients, key)
+    clients = _each(spec.federated_data)[0].clients
+    ids = measured_ids(spec.measure_on, clients, spec.key)
     return dataclasses.replace(
         spec,
         cohort=None if len(ids) == clients else ids,
@@ -83,25 +83,20 @@ def without_others(
     )
 
 
-def trying(
-    algorithm: Algorithm | Callable[[Any], Algorithm],
-    params: PyTree | Callable[[Key], PyTree],
-    federated_data: FederatedData | Sequence[FederatedData],
-    key: Key,
-    metric: str,
-    spec: RunSpec,
-) -> Run:
+def trying(spec: RunSpec, metric: str) -> Run:
     """A run to be ``prolonged``, that measures only what decides."""
-    if not all(one.validates for one in _each(federated_data)):
-        federated_data = [one.holding_out(HELD_OUT) for one in _each(federated_data)]
+    data = _each(spec.federated_data)
+    if not all(one.validates for one in data):
+        data = [one.holding_out(HELD_OUT) for one in data]
+    names = [name for name in dict.fromkeys((metric, "loss")) if name in spec.measure]
     own = dataclasses.replace(
         spec,
-        measure={name: spec.measure[name] for name in dict.fromkeys((metric, "loss"))
-                 if name in spec.measure},
+        federated_data=data,
+        measure={name: spec.measure[name] for name in names},
         splits=["validation"],
         rounds=early_stopping.least_rounds(spec.rounds),
-    )  # fmt: skip
-    return set_up(algorithm, params, federated_data, key, own)
+    )
+    return set_up(own)
 
 
 def prolonged(run: Run, metric: str, rounds: int) -> Iterator[Any]:

@@ -25,7 +25,7 @@ import numpy as np
 from fedblend import trees
 from fedblend.checks import Number
 from fedblend.core import Algorithm, Key, PyTree
-from fedblend.data.federated import FederatedData, Shards
+from fedblend.data.federated import FEDERATED_DATA, FederatedData, Shards
 from fedblend.metrics import Measure, Metric, as_metrics
 from fedblend.simulation.run import Run
 from fedblend.simulation.simulate import set_up
@@ -33,7 +33,7 @@ from fedblend.simulation.spec import RunSpec
 
 ALPHAS = Number(least=0, most=1, clients=True, each="several of them")
 GRID = (0.0, 0.25, 0.5, 0.75, 1.0)
-"""The alphas that are tried if nobody says which."""
+"""The alphas that are tried by default."""
 MOST_NAMED = 5
 """Clients whose names a warning holds."""
 
@@ -64,7 +64,7 @@ class Tuned(NamedTuple):
         finite = np.isfinite(self.validation)
         some = ~finite.all(axis=0) & ~self.unsure
         metric, lost = self.metric, self.alphas[~finite[:, some].all(axis=1)]
-        said = {
+        reasons = {
             f"have no finite {metric} on validation rows; they take alpha = "
             f"{self.common:g}, the best for the others": self.unsure,
             f"have no finite {metric} at alpha = {', '.join(f'{a:g}' for a in lost)}, "
@@ -72,7 +72,7 @@ class Tuned(NamedTuple):
         }
         return tuple(
             f"tune: {_named(self.run.federated_data, which)} {what}"
-            for what, which in said.items()
+            for what, which in reasons.items()
             if which.any()
         )
 
@@ -142,28 +142,26 @@ def tune(
         ((5, 3), (2,))
     """
     spec = RunSpec(
-        rounds=rounds,
+        build,
+        params,
+        federated_data,
+        key,
+        rounds,
         every=every,
         measure=as_metrics(measure),
         **options,
     )
-    return choose_alpha(build, params, federated_data, key, spec, alphas=alphas, by=by)
+    return choose_alpha(spec, alphas, by)
 
 
 def choose_alpha(
-    build: Callable[[Any], Algorithm],
-    params: PyTree | Callable[[Key], PyTree],
-    federated_data: FederatedData,
-    key: Key,
-    spec: RunSpec,
-    *,
-    alphas: Sequence[float] | np.ndarray = GRID,
-    by: str | None = None,
+    spec: RunSpec, alphas: Sequence[float] | np.ndarray = GRID, by: str | None = None
 ) -> Tuned:
-    """``tune`` with what it hands to ``simulate`` as one value."""
+    """``tune``, of what it hands to ``simulate`` as one value."""
     grid = np.unique(np.asarray(ALPHAS("alphas", alphas), np.float64))
-    if key.ndim:
-        raise ValueError(f"key: {len(key)} keys; a choice is made for one seed")
+    federated_data = FEDERATED_DATA("federated_data", spec.federated_data)
+    if spec.key.ndim:
+        raise ValueError(f"key: {len(spec.key)} keys; a choice is made for one seed")
     if federated_data.validation is None or not federated_data.validation.total:
         raise ValueError(
             "federated_data: has no validation rows to choose on; "
@@ -181,7 +179,7 @@ def choose_alpha(
         measure_on=range(federated_data.clients),
         splits=splits,
     )
-    run = set_up(build, params, federated_data, key, swept).complete()
+    run = set_up(swept).complete()
     values = {
         split: np.stack([np.asarray(m[split]["personal"][by]) for m in run.measured])
         for split in splits

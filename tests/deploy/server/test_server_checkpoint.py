@@ -16,7 +16,7 @@ import pytest
 from trials import ROUNDS, Trial, apart, clock, forged
 
 from fedblend.deploy.server.checkpoint import ServerCheckpoint
-from fedblend.simulation.checkpoint import CheckpointError
+from fedblend.errors import CheckpointError
 
 _ = clock
 _WANTED: dict[str, dict] = {}

@@ -35,9 +35,15 @@ from fedblend.deploy.client import state as states
 from fedblend.deploy.client.executor import Executor, Measured
 from fedblend.deploy.message import ENROLLED, Message, encode, one_line
 from fedblend.deploy.worker import Handler
-from fedblend.simulation.checkpoint import write_atomically
 from fedblend.simulation.precision import precision
-from fedblend.simulation.serialize import WireError, as_tree, pack, traveling, unpack
+from fedblend.simulation.serialize import (
+    WireError,
+    as_tree,
+    pack,
+    traveling,
+    unpack,
+    write_atomically,
+)
 
 
 class Refusal(ValueError):

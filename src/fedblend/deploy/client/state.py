@@ -16,8 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from fedblend.core import PyTree
-from fedblend.simulation.checkpoint import write_atomically
-from fedblend.simulation.serialize import WireError, as_tree, pack, unpack
+from fedblend.simulation.serialize import (
+    WireError,
+    as_tree,
+    pack,
+    unpack,
+    write_atomically,
+)
 
 KEPT = 3
 """States: the one to start from, the newest, and one before, in case the server itself

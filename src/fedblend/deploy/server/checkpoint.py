@@ -23,11 +23,17 @@ import numpy as np
 
 from fedblend.deploy.server.coordinator import INTERVAL, Coordinator
 from fedblend.deploy.server.membership import Census, joined_constants
-from fedblend.errors import RunError
+from fedblend.errors import CheckpointError, RunError
 from fedblend.experiments import run_folder
-from fedblend.simulation.checkpoint import CheckpointError, sync, write_atomically
 from fedblend.simulation.result import Record
-from fedblend.simulation.serialize import WireError, as_tree, pack, unpack
+from fedblend.simulation.serialize import (
+    WireError,
+    as_tree,
+    pack,
+    sync,
+    unpack,
+    write_atomically,
+)
 
 VERSION = 2
 _DAMAGE = (

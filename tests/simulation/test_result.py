@@ -11,7 +11,7 @@ import pytest
 import fedblend as fb
 import problems
 from fedblend.metrics import over_clients
-from fedblend.simulation.result import Record, not_finite
+from fedblend.simulation.result import Record, each_metric, not_finite
 
 COUNTS = np.array([3, 2, 4, 0])
 NAN, INF = float("nan"), float("inf")
@@ -20,11 +20,10 @@ FINE = [0.5, 0.7, 0.6, NAN]
 
 
 def record(round: int, rejected: int = 0, **measures) -> Record:
-    spreads = {
-        metric: over_clients(np.array(values), COUNTS, False)
-        for metric, values in measures.items()
-    }
-    tree = {"test": {"personal": spreads}}
+    tree = each_metric(
+        {"test": {"personal": measures}},
+        lambda split, name, values: over_clients(np.array(values), COUNTS, False),
+    )
     return Record(round, 1, 0.0, 4 - rejected, 0, rejected, 0, 0, tree)
 
 
