@@ -59,9 +59,7 @@ class Engine:
         def talk(hyper, root, params, examples, member, central):
             algorithm = settings.build(hyper)
             group = jax.tree.map(lambda leaf: leaf[None], member)
-            total, states = rounds.enroll(
-                settings, hyper, root, params, examples, group
-            )
+            join, states = rounds.enroll(settings, hyper, root, params, examples, group)
             joined, state = finish(join, 1.0), trees.take(states, 0)
             down, server = rounds.start(settings, hyper, root, params, joined, central)
             said = rounds.exchange(
