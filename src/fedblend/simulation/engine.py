@@ -9,7 +9,7 @@ lie one after another: only the places at which rows start have an axis of repli
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -24,12 +24,7 @@ from fedblend.simulation.rounds import Members, Settings, Shapes
 
 
 class Engine:
-    """The compiled parts of one simulation.
-
-    ``sweep``, ``keys``, ``inits`` and ``places`` are the axes of replicas that the
-    swept values, the keys, the initial parameters and the starts of rows have: 0, or
-    None where all replicas share them.
-    """
+    """The compiled parts of one simulation."""
 
     def __init__(
         self,
@@ -54,91 +49,138 @@ class Engine:
 
     def shapes(self, member: Members) -> Shapes:
         """What server and clients of one replica exchange; nothing is computed."""
-        settings = self.settings
+        settings, train = self.settings, self.examples["train"]
+        hyper = None if self.sweep is None else trees.take(self.over, 0)
+        root = self.key if self.keys is None else self.key[0]
+        params = self.params if self.inits is None else trees.take(self.params, 0)
+        group = jax.tree.map(lambda leaf: leaf[None], member)
+        running_sum, states = jax.eval_shape(
+            partial(rounds.enroll, settings), hyper, root, params, train, group
+        )
+        state = jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), states
+        )
+        join = jax.eval_shape(finish, running_sum, 1.0)
+        down, server = jax.eval_shape(
+            partial(rounds.start, settings),
+            hyper,
+            root,
+            params,
+            join,
+            self.central,
+        )
 
-        def talk(hyper, root, params, examples, member, central):
+        def talk(hyper, root, down, examples, state, member):
             algorithm = settings.build(hyper)
-            group = jax.tree.map(lambda leaf: leaf[None], member)
-            join, states = rounds.enroll(settings, hyper, root, params, examples, group)
-            joined, state = finish(join, 1.0), trees.take(states, 0)
-            down, server = rounds.start(settings, hyper, root, params, joined, central)
             said = rounds.exchange(
                 settings, algorithm, root, down, examples, state, member
             )
             shard = rounds.shard_of(settings, examples, member)
-            decoded = algorithm.decode(said.up)
-            aggregate = finish(empty(decoded), 1.0)
-            _, after = algorithm.server(aggregate, down, server, central, root)
-            shapes = Shapes(
-                params=params,
-                join=joined.mean,
-                state=state,
-                down=down,
-                server=server,
-                message=said.message,
-                up=said.up,
-                decoded=decoded,
-                last=evaluate.message_to_deploy(algorithm, down, state, shard),
-            )
-            return shapes, said.state, after
+            last = evaluate.message_to_deploy(algorithm, down, state, shard)
+            return said, algorithm.decode(said.up), last
 
-        hyper = None if self.sweep is None else trees.take(self.over, 0)
-        root = self.key if self.keys is None else self.key[0]
-        params = self.params if self.inits is None else trees.take(self.params, 0)
-        shapes, client, server = jax.eval_shape(
-            talk, hyper, root, params, self.examples["train"], member, self.central
+        said, decoded, last = jax.eval_shape(
+            talk, hyper, root, down, train, state, member
         )
-        _same("client", shapes.state, client)
-        _same("server", shapes.server, server)
-        return shapes
+        _same("client", "state", state, said.state)
+
+        def act(hyper, root, aggregate, down, server, central):
+            return settings.build(hyper).server(aggregate, down, server, central, root)
+
+        aggregate = jax.eval_shape(lambda up: finish(empty(up), 1.0), decoded)
+        _, after = jax.eval_shape(
+            act, hyper, root, aggregate, down, server, self.central
+        )
+        _same("server", "state", server, after)
+        return Shapes(
+            params=params,
+            join=join.mean,
+            state=state,
+            down=down,
+            server=server,
+            message=said.message,
+            up=said.up,
+            decoded=decoded,
+            last=last,
+        )
 
     def enroll(self, members: Members) -> tuple[RunningSum, PyTree]:
         """The sum of what a group of clients says on joining, and their states."""
-        arguments = (self.params, self.examples["train"], members)
-        axes = (self.inits, None, self.placed)
-        return self._call("enroll", rounds.enroll, arguments, axes, (0, 1))
+        return self._call(
+            "enroll",
+            partial(rounds.enroll, self.settings),
+            (self.sweep, self.keys, self.inits, None, self.placed),
+            (0, 1),
+            (self.over, self.key, self.params, self.examples["train"], members),
+        )
 
-    def start(self, joined: RunningSum) -> tuple[PyTree, PyTree]:
+    def start(self, running_sum: RunningSum) -> tuple[PyTree, PyTree]:
         """The server's first message, and its state."""
 
-        def begin(settings, hyper, root, params, joined, central):
-            aggregate = finish(joined, settings.everyone)
-            return rounds.start(settings, hyper, root, params, aggregate, central)
+        def begin(hyper, root, params, running_sum, central):
+            aggregate = finish(running_sum, self.settings.everyone)
+            return rounds.start(self.settings, hyper, root, params, aggregate, central)
 
-        arguments = (self.params, joined, self.central)
-        return self._call("start", begin, arguments, (self.inits, 0, None), 0)
+        return self._call(
+            "start",
+            begin,
+            (self.sweep, self.keys, self.inits, 0, None),
+            0,
+            (self.over, self.key, self.params, running_sum, self.central),
+        )
 
-    def block(
-        self,
-        shapes: Shapes,
-        carry: tuple[Down, PyTree],
-        states: PyTree,
-        plan: Members,
-        first: int,
-        last: int,
-    ) -> tuple[tuple[Down, PyTree], PyTree, rounds.Log]:
+    def block(self, shapes: Shapes, carry, states, plan: Members, first, last):
         """Some rounds; the states are given up to the call."""
-        examples = self.examples["train"]
-        arguments = (carry, states, examples, self.central, plan, first, last)
-        axes = (0, 1, None, None, self.keys, None, None)
-        block = partial(rounds.block, shapes)
-        return self._call("block", block, arguments, axes, (0, 1, 0), donate=(3,))
+        return self._call(
+            "block",
+            partial(rounds.block, self.settings, shapes),
+            (self.sweep, self.keys, 0, 1, None, None, self.keys, None, None),
+            (0, 1, 0),
+            (
+                self.over,
+                self.key,
+                carry,
+                states,
+                self.examples["train"],
+                self.central,
+                plan,
+                first,
+                last,
+            ),
+            donate=(3,),
+        )
 
     def measure(
         self, asked: Evaluation, down: Down, states: PyTree, members: Members
     ) -> tuple[PyTree, PyTree]:
         """The metrics of clients, and what each row contributes."""
         places = asked.places
-        arguments = (down, states, self.examples, members, places)
-        placed = dict.fromkeys(places, (self.places, None))
-        axes = (0, 1, None, self.placed, placed)
-        return self._call("measure", asked.measure, arguments, axes, 0)
+        return self._call(
+            "measure",
+            partial(asked.measure, self.settings),
+            (
+                self.sweep,
+                self.keys,
+                0,
+                1,
+                None,
+                self.placed,
+                dict.fromkeys(places, (self.places, None)),
+            ),
+            0,
+            (self.over, self.key, down, states, self.examples, members, places),
+        )
 
-    def personal(self, down: Down, state: PyTree, shard: Shard) -> PyTree:
+    def personal(self, down, state, shard: Shard) -> PyTree:
         """The model of one client."""
         placed: Any = Shard(None, self.places, None, None, shard.capacity)  # type: ignore
-        arguments = (down, state, shard)
-        return self._call("personal", evaluate.personal, arguments, (0, 0, placed), 0)
+        return self._call(
+            "personal",
+            partial(evaluate.personal, self.settings),
+            (self.sweep, self.keys, 0, 0, placed),
+            0,
+            (self.over, self.key, down, state, shard),
+        )
 
     def info(self, states: PyTree) -> Info:
         """The diagnostics of clients whose states are stacked."""
@@ -154,31 +196,19 @@ class Engine:
         return each(self.over, states)
 
     def _call(
-        self,
-        name: str,
-        function: Callable[..., Any],
-        arguments: Sequence[Any],
-        axes: Sequence[Any],
-        out_axes: Any,
-        donate: tuple[int, ...] = (),
-    ) -> Any:
-        """``function(settings, hyper, key, *arguments)``, compiled when first called.
-
-        ``axes`` and ``out_axes`` are the axes of replicas.
-        """
-        arguments = (self.over, self.key, *arguments)
+        self, name: str, function: Callable, in_axes, out_axes, arguments, donate=()
+    ):
         if name not in self._compiled:
             begun = time.perf_counter()
-            function = partial(function, self.settings)
             if self.sweep is not None or self.keys is not None:
-                function = jax.vmap(function, (self.sweep, self.keys, *axes), out_axes)
+                function = jax.vmap(function, in_axes=in_axes, out_axes=out_axes)
             jitted = jax.jit(function, donate_argnums=donate)
             self._compiled[name] = jitted.lower(*arguments).compile()
             self.compile_seconds += time.perf_counter() - begun
         return self._compiled[name](*arguments)
 
 
-def _same(function: str, before: PyTree, after: PyTree) -> None:
+def _same(function: str, what: str, before: PyTree, after: PyTree) -> None:
     """Refuse an algorithm whose state changes its structure, shapes or dtypes."""
     described = [
         jax.tree.map(lambda leaf: f"{leaf.dtype}{list(leaf.shape)}", tree)
@@ -186,5 +216,5 @@ def _same(function: str, before: PyTree, after: PyTree) -> None:
     ]
     if described[0] != described[1]:
         raise TypeError(
-            f"{function}: the state changes from {described[0]} to {described[1]}"
+            f"{function}: the {what} changes from {described[0]} to {described[1]}"
         )

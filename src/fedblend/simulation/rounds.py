@@ -167,8 +167,8 @@ def answer(
 
 
 def block(
-    shapes: Shapes,
     settings: Settings,
+    shapes: Shapes,
     hyper: Any,
     root: Key,
     carry: tuple[Down, PyTree],
