@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from fedblend import models
-from fedblend.config import privacy, transforms
+from fedblend.config import transforms
 from fedblend.config.config import Config
 from fedblend.config.constants import smoothness
 from fedblend.config.data import (
@@ -110,18 +110,10 @@ def build(config: Config) -> Built:
         federated_data=federated_data,
         **found._asdict(),
         key=_key(config.run.seed),
-        spec=RunSpec(
-            rounds=config.run.rounds,
+        spec=RunSpec(  # the other keys of [run] are its fields
+            **config.run.model_dump(exclude={"seed", "precision", "cohort"}),
             cohort=drawn,
-            epoch=config.run.epoch,
             central=None if server is None else server.train.shard(0),
-            weights=config.run.weights,
-            chunk=config.run.chunk,
-            every=config.run.every,
-            store=config.run.store,
-            dropout=config.run.dropout,
-            reduction=config.run.reduction,
-            trim=config.run.trim,
             measure=found.measures,
             measure_on=config.measure.on,
             splits=config.measure.splits,
@@ -129,8 +121,7 @@ def build(config: Config) -> Built:
         facts=facts(whole, parts, splits),
         warnings=(
             *warnings(whole, federated_data, config.data.inputs),
-            *privacy.warnings(config.privacy, federated_data.clients),
-            *transforms.warnings(config),
+            *transforms.warnings(config, federated_data.clients),
         ),
         task=task,
         federations=federations,

@@ -118,6 +118,15 @@ def load(path: Path, sets: Iterable[str] = ()) -> Config:
     return check(content, str(path), path.parent)
 
 
+def loads(text: str, where: str) -> Config:
+    """The configuration in a text; ``where`` it stands is for errors.
+
+    Raises:
+        ConfigError: one line, as of ``load``.
+    """
+    return check(toml.parse(text, where), where)
+
+
 def check(content: dict[str, Any], where: str, folder: Path = Path()) -> Config:
     """The configuration in a table; ``where`` it stands is for errors."""
     version = content.get("version")
