@@ -31,7 +31,20 @@ class CheckpointError(InputError):
     """A checkpoint that cannot be used, and why."""
 
 
-class UserError(InputError):
+class SettingError(InputError):
+    """An argument, or a key, that cannot be used: ``key: why``.
+
+    Args:
+        key: the argument, or who takes it and its name, such as ``"fedavg: steps"``.
+        why: what is wrong.
+    """
+
+    def __init__(self, key: str, why: str):
+        self.key, self.why = key, why
+        super().__init__(f"{key}: {why}")
+
+
+class UserError(SettingError):
     """An argument, or a key, whose value is not allowed: ``key: value is not allowed``.
 
     Args:
@@ -42,8 +55,8 @@ class UserError(InputError):
     """
 
     def __init__(self, key: str, value: Any, allowed: str, said: str | None = None):
-        self.key, self.value, self.allowed = key, value, allowed
-        super().__init__(f"{key}: {said or shown(value)} is not {allowed}")
+        self.value, self.allowed = value, allowed
+        super().__init__(key, f"{said or shown(value)} is not {allowed}")
 
 
 def shown(value: Any) -> str:

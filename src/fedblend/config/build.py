@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from fedblend import models
-from fedblend.config import privacy, transforms
+from fedblend.config import transforms
 from fedblend.config.config import Config
 from fedblend.config.constants import smoothness
 from fedblend.config.data import (
@@ -111,22 +111,14 @@ def build(config: Config) -> Built:
         federated_data=federated_data,
         **found._asdict(),
         key=key,
-        spec=RunSpec(
-            found.algorithm if by_split is None else by_split.algorithm,
-            found.model.init,
-            federations,
-            key,
-            rounds=config.run.rounds,
+        spec=RunSpec(  # the other keys of [run] are its fields
+            algorithm=found.algorithm if by_split is None else by_split.algorithm,
+            params=found.model.init,
+            federated_data=federations,
+            key=key,
+            **config.run.model_dump(exclude={"seed", "precision", "cohort"}),
             cohort=drawn,
-            epoch=config.run.epoch,
             central=None if server is None else server.train.shard(0),
-            weights=config.run.weights,
-            chunk=config.run.chunk,
-            every=config.run.every,
-            store=config.run.store,
-            dropout=config.run.dropout,
-            reduction=config.run.reduction,
-            trim=config.run.trim,
             measure=found.measures,
             measure_on=config.measure.on,
             splits=config.measure.splits,
@@ -135,8 +127,7 @@ def build(config: Config) -> Built:
         facts=facts(whole, parts, splits),
         warnings=(
             *warnings(whole, federated_data, config.data.inputs),
-            *privacy.warnings(config.privacy, federated_data.clients),
-            *transforms.warnings(config),
+            *transforms.warnings(config, federated_data.clients),
         ),
         task=task,
         federations=federations,

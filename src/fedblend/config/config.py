@@ -17,8 +17,8 @@ from fedblend.config import toml
 from fedblend.config.errors import first_error
 from fedblend.config.schema import tables
 from fedblend.config.schema.algorithm import AnyOptions
-from fedblend.config.schema.table import Misfit, Table, Word
-from fedblend.errors import ConfigError
+from fedblend.config.schema.table import Table, Word
+from fedblend.errors import ConfigError, SettingError
 
 VERSION = 1
 """The newest layout of the file that this version reads."""
@@ -51,12 +51,16 @@ class Config(Table):
         if populations is not None:
             total = sum(table.weight for table in populations.values())
             if abs(total - 1) > 1e-6:
-                raise Misfit("populations", f"the weights sum to {total:g}, not to 1")
+                raise SettingError(
+                    "populations", f"the weights sum to {total:g}, not to 1"
+                )
             if cohort is not None:
                 wrong = f"{cohort} goes without populations, each has a cohort"
-                raise Misfit("run.cohort", wrong)
+                raise SettingError("run.cohort", wrong)
         if self.run.epoch is not None and isinstance(self.data, tables.Nodes):
-            raise Misfit("run.epoch", "is not for a federation; it draws every round")
+            raise SettingError(
+                "run.epoch", "is not for a federation; it draws every round"
+            )
         return self
 
     @model_validator(mode="after")
@@ -64,14 +68,14 @@ class Config(Table):
         model, data, central = self.model.name, self.data, self.central
         numbers = data.partition == "nodes" and data.kind == "classes"
         if model == "dual_encoder" and not numbers and data.source != "movielens":
-            raise Misfit(
+            raise SettingError(
                 "model.name",
                 '"dual_encoder" reads numbers of movies, as data.source = "movielens" '
                 'has them, or nodes with data.kind = "classes"',
             )
         if central is not None and central.penalty and model != "dual_encoder":
             wrong = f'"{central.penalty}" is of the embeddings of dual_encoder, and the'
-            raise Misfit("central.penalty", f"{wrong} model is {model}")
+            raise SettingError("central.penalty", f"{wrong} model is {model}")
         if self.select is not None:
             self._check_select(self.select.parameters)
         return self
@@ -82,7 +86,9 @@ class Config(Table):
         for parameter in parameters:
             if found and parameter not in found:
                 wrong = f'"{parameter}" is no table that {name} looks rows up in; there'
-                raise Misfit("select.parameters", f"{wrong} is {', '.join(found)}")
+                raise SettingError(
+                    "select.parameters", f"{wrong} is {', '.join(found)}"
+                )
         decay = getattr(self.algorithm.optimizer, "weight_decay", 0)
         known = ", ".join(LOOKED_UP)
         for wrong, why in (
@@ -97,7 +103,7 @@ class Config(Table):
             (decay, f"weight_decay = {decay} moves rows that nobody uses"),
         ):
             if wrong:
-                raise Misfit("select", why)
+                raise SettingError("select", why)
 
 
 def load(path: Path, sets: Iterable[str] = ()) -> Config:
@@ -110,6 +116,15 @@ def load(path: Path, sets: Iterable[str] = ()) -> Config:
     for setting in sets:
         toml.put(content, setting)
     return check(content, str(path), path.parent)
+
+
+def loads(text: str, where: str) -> Config:
+    """The configuration in a text; ``where`` it stands is for errors.
+
+    Raises:
+        ConfigError: one line, as of ``load``.
+    """
+    return check(toml.parse(text, where), where)
 
 
 def check(content: dict[str, Any], where: str, folder: Path = Path()) -> Config:

@@ -9,10 +9,10 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from fedblend.config.schema.table import Misfit, visible
+from fedblend.config.schema.table import visible
 from fedblend.config.schema.tables import Run
 from fedblend.config.toml import literal, quoted
-from fedblend.errors import ConfigError, hint
+from fedblend.errors import ConfigError, SettingError, hint
 
 _TYPES = {
     "int_type": "a whole number",
@@ -68,8 +68,8 @@ def _first(error: ValidationError, raw: Any) -> str:
     if first["type"] == "missing":
         return f"{'.'.join(key)}: is missing"
     if first["type"] == "value_error":
-        misfit: Misfit = first.get("ctx", {})["error"]
-        return f"{'.'.join((*key, misfit.key))}: {misfit.wrong}"
+        wrong: SettingError = first.get("ctx", {})["error"]
+        return f"{'.'.join((*key, wrong.key))}: {wrong.why}"
     if first["type"].startswith("union_tag"):
         return _untagged(first, key, raw)
     tried = [one for one in details if _key(one, raw)[: len(key)] == key]

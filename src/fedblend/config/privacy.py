@@ -59,16 +59,6 @@ def _obstacle(config: Config) -> str:
     return ""
 
 
-def warnings(table: Privacy | None, clients: int) -> list[str]:
-    """What is odd about a table, but no error."""
-    if table is None or table.delta < 1 / clients:
-        return []
-    return [
-        f"privacy.delta: {table.delta:g} is not below 1/{clients}; it would allow to "
-        "publish a whole client, and is to be much smaller"
-    ]
-
-
 def refuse(table: Privacy | None, what: str) -> None:
     """Refuse ``[privacy]`` where something takes no account of it."""
     if table is not None:

@@ -113,18 +113,23 @@ def _spreadout(strength: float, params: PyTree) -> jax.Array:
     return models.spreadout(params, strength)
 
 
-def warnings(config: Config) -> list[str]:
-    """What is odd about ``[central]``, but no error."""
-    table = config.central
+def warnings(config: Config, clients: int) -> list[str]:
+    """What is odd about ``[privacy]`` and ``[central]``, but no error."""
+    found, hidden, table = [], config.privacy, config.central
+    if hidden is not None and hidden.delta >= 1 / clients:
+        found.append(
+            f"privacy.delta: {hidden.delta:g} is not below 1/{clients}; it would allow "
+            "to publish a whole client, and is to be much smaller"
+        )
     if table is None or table.how != "parallel" or table.rate is None:
-        return []
-    found = [
+        return found
+    found.append(
         f"central.rate: parallel training minimizes a mixture with weight "
         f"{table.weight:g} only if {table.rate:g} times {table.steps} steps is the "
         "clients' rate times their steps times the server's rate, all of them plain; "
         "without central.rate it follows them"
-    ]
-    if config.privacy is not None:
+    )
+    if hidden is not None:
         found.append(
             "central.how: [privacy] clips the clients' side alone, so that parallel "
             f"training minimizes another mixture than one with weight {table.weight:g};"

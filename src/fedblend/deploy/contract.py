@@ -21,8 +21,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedblend import trees
-from fedblend.config import toml, transforms
-from fedblend.config.config import LOOKED_UP, Config, check, dump
+from fedblend.config import transforms
+from fedblend.config.config import LOOKED_UP, Config, dump, loads
 from fedblend.config.constants import has_constants, smoothness, with_rates
 from fedblend.config.method import Method, method
 from fedblend.config.schema.tables import Nodes
@@ -295,7 +295,7 @@ def parse_contract(text: str) -> Contract:
     Raises:
         ConfigError: one line that says what is wrong with it.
     """
-    return contract_of(check(toml.parse(text, "message"), "message"))
+    return contract_of(loads(text, "message"))
 
 
 def _with_rate(config: Config, rate: float) -> Config:

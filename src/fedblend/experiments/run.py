@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedblend.config import privacy, toml
+from fedblend.config import privacy
 from fedblend.config.build import Built, build
-from fedblend.config.config import Config, check, difference, dump
+from fedblend.config.config import Config, difference, dump, loads
 from fedblend.config.errors import named_by_key
 from fedblend.errors import CheckpointError, ConfigError, RunError
 from fedblend.experiments import run_folder, summary
@@ -192,7 +192,7 @@ def _check_owner(path: Path, config: Config) -> None:
     """Refuse the checkpoint of another configuration."""
     text = checkpoint.read_about(path).get("config", "")
     try:
-        there = check(toml.parse(text, "its config"), "its config")
+        there = loads(text, "its config")
     except ConfigError as error:
         raise CheckpointError(f"checkpoint {path}: {error}") from None
     other = difference(there, config)

@@ -19,7 +19,6 @@ from fedblend.config.schema.local_work import LocalWork
 from fedblend.config.schema.table import (
     TYPES,
     Count,
-    Misfit,
     Mixing,
     Positive,
     Table,
@@ -28,7 +27,7 @@ from fedblend.config.schema.table import (
     table_of,
 )
 from fedblend.core import Algorithm, Loss, PyTree
-from fedblend.errors import ConfigError, UserError
+from fedblend.errors import ConfigError, SettingError, UserError
 from fedblend.registry import ALGORITHMS, FACTS, AlgorithmEntry
 from fedblend.theory.constants import Smoothness
 from fedblend.transforms.sparse_rows import named
@@ -104,13 +103,14 @@ class Options(LocalWork):
     @model_validator(mode="after")
     def _can_be_built(self) -> "Options":
         if self.alpha is not None and not self.mixes:
-            raise Misfit("alpha", f"{self.name} takes no alpha, it mixes no models")
+            raise SettingError(
+                "alpha", f"{self.name} takes no alpha, it mixes no models"
+            )
         at: Any = {"rate": 1.0} if self.rate == "theory" else {}
         try:
             self.model_copy(update=at)._built(PLACEHOLDERS)
         except UserError as error:
-            text = str(error).removeprefix(f"{error.key}: ")
-            raise Misfit(self._key(error.key), text) from None
+            raise SettingError(self._key(error.key), error.why) from None
         return self
 
     def _key(self, argument: str) -> str:

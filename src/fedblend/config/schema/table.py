@@ -42,15 +42,7 @@ from fedblend.checks import (
     Rule,
     Words,
 )
-from fedblend.errors import ConfigError, UserError, hint
-
-
-class Misfit(ValueError):
-    """A key of a table that does not go with the other keys: ``key: what is wrong``."""
-
-    def __init__(self, key: str, wrong: str):
-        self.key, self.wrong = key, wrong
-        super().__init__(f"{key}: {wrong}")
+from fedblend.errors import ConfigError, SettingError, UserError, hint
 
 
 def exactly_one(table: Any, *names: str) -> None:
@@ -60,7 +52,7 @@ def exactly_one(table: Any, *names: str) -> None:
         several = "both are given" if len(names) == 2 else "several are given"
         what = several if given else "is missing"
         keys = f"{', '.join(names[:-1])} or {names[-1]}"
-        raise Misfit(keys, f"{what}; exactly one is needed")
+        raise SettingError(keys, f"{what}; exactly one is needed")
 
 
 def visible(text: str) -> str:
@@ -81,7 +73,7 @@ class Table(BaseModel):
         known = list(cls.model_fields)
         for key in content if isinstance(content, dict) else ():
             if key not in known:
-                raise Misfit(key, f"unknown key; {hint(key, known)}")
+                raise SettingError(key, f"unknown key; {hint(key, known)}")
         return content
 
 

@@ -20,7 +20,6 @@ from fedblend.config.schema.table import (
     Fraction,
     Index,
     Inside,
-    Misfit,
     Mixing,
     NotNegative,
     Positive,
@@ -34,6 +33,7 @@ from fedblend.config.schema.table import (
     within,
 )
 from fedblend.data import partition
+from fedblend.errors import SettingError
 from fedblend.models import MODELS
 
 _OWN = ("target", "client", "inputs", "kind")
@@ -61,12 +61,14 @@ class Data(Table):
         exactly_one(self, "source", "file")
         for name in _OWN:
             if self.source is not None and getattr(self, name) is not None:
-                raise Misfit(name, "goes with file, not with source")
+                raise SettingError(name, "goes with file, not with source")
         if self.file is not None and self.options:
-            raise Misfit("options", "go with source, not with file")
+            raise SettingError("options", "go with source, not with file")
         if isinstance(self.test, float) and self.validation + self.test >= 1:
             held = self.validation + self.test
-            raise Misfit("validation + test", f"{held:g} leaves no rows to train on")
+            raise SettingError(
+                "validation + test", f"{held:g} leaves no rows to train on"
+            )
         return self
 
 
@@ -91,15 +93,15 @@ class Nodes(Data):
     def _one_origin(self) -> "Nodes":
         for name in ("source", "file", "target", "client", "inputs"):
             if getattr(self, name) is not None:
-                raise Misfit(name, "is the nodes' own affair")
+                raise SettingError(name, "is the nodes' own affair")
         if self.kind is None:
-            raise Misfit("kind", "is missing; the nodes' rows are not known here")
+            raise SettingError("kind", "is missing; the nodes' rows are not known here")
         exactly_one(self, "shape", "columns")
         if self.kind == "classes" or self.labels is not None:
             exactly_one(self, "labels", "classes")
         if isinstance(self.test, str) or self.unseen:
             name = "test" if isinstance(self.test, str) else "unseen"
-            raise Misfit(name, "nodes hold out a fraction of their own rows")
+            raise SettingError(name, "nodes hold out a fraction of their own rows")
         return self
 
 
@@ -176,7 +178,7 @@ class Run(Table):
     @model_validator(mode="after")
     def _different_seeds(self) -> "Run":
         if isinstance(self.seed, list) and len(set(self.seed)) < len(self.seed):
-            raise Misfit("seed", f"{self.seed} has the same seed twice")
+            raise SettingError("seed", f"{self.seed} has the same seed twice")
         return self
 
 
@@ -247,13 +249,13 @@ class Compress(Table):
         made = self.compressor.make({})
         if self.how != "diana" and (self.rate is not None or self.start != "zero"):
             key = "rate" if self.rate is not None else "start"
-            raise Misfit(key, f'goes with how = "diana", not with "{self.how}"')
+            raise SettingError(key, f'goes with how = "diana", not with "{self.how}"')
         if self.how == "diana" and made.omega is None:
             wrong = f'"diana" needs an unbiased compressor, not {self.compressor.name}'
-            raise Misfit("how", wrong)
+            raise SettingError("how", wrong)
         if self.how == "ef21" and made.delta is None:
             wrong = f'"ef21" needs one that contracts, not {self.compressor.name}'
-            raise Misfit("how", wrong)
+            raise SettingError("how", wrong)
         return self
 
 
@@ -274,9 +276,9 @@ class Privacy(Table):
     def _goes_together(self) -> "Privacy":
         for name in ADAPTIVE:
             if not self.adaptive and getattr(self, name) is not None:
-                raise Misfit(name, "goes with adaptive = true")
+                raise SettingError(name, "goes with adaptive = true")
         if self.adaptive and self.tree is not None:
-            raise Misfit("tree", "goes without adaptive = true, with one clip")
+            raise SettingError("tree", "goes without adaptive = true, with one clip")
         return self
 
 
@@ -309,20 +311,20 @@ class Central(Table):
     @model_validator(mode="after")
     def _goes_together(self) -> "Central":
         if self.penalty is None and self.strength is not None:
-            raise Misfit("strength", "goes with penalty")
+            raise SettingError("strength", "goes with penalty")
         for name in _OF_ROWS:
             if self.penalty is not None and self._says(name):
-                raise Misfit(name, "is for rows, and a penalty needs none")
+                raise SettingError(name, "is for rows, and a penalty needs none")
         if self.penalty is None:
             exactly_one(self, "classes", "share", "file")
         if self.target is not None and self.file is None:
-            raise Misfit("target", "goes with file")
+            raise SettingError("target", "goes with file")
         if self.how == "one_way":
             for name in ("steps", "rate", "merge", "upload"):
                 if self._says(name):
-                    raise Misfit(name, 'goes with central steps, not "one_way"')
+                    raise SettingError(name, 'goes with central steps, not "one_way"')
         if self.how == "parallel" and self.upload:
-            raise Misfit("upload", 'goes with how = "two_way"')
+            raise SettingError("upload", 'goes with how = "two_way"')
         return self
 
 

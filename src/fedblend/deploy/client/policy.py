@@ -21,7 +21,6 @@ from fedblend.config.config import Config
 from fedblend.config.schema.table import (
     Count,
     Index,
-    Misfit,
     NotNegative,
     Positive,
     Table,
@@ -29,7 +28,7 @@ from fedblend.config.schema.table import (
 )
 from fedblend.config.schema.tables import LossName, Metric, Split
 from fedblend.deploy.ops.settings import parse_as
-from fedblend.errors import ConfigError
+from fedblend.errors import ConfigError, SettingError
 from fedblend.registry import ALGORITHMS
 
 Values = Mapping[str, Mapping[str, Mapping[str, float]]]
@@ -78,7 +77,7 @@ class Protect(Table):
     @model_validator(mode="after")
     def _noise_has_a_scale(self) -> "Protect":
         if self.noise and self.clip is None:
-            raise Misfit("noise", "is in units of clip, which is missing")
+            raise SettingError("noise", "is in units of clip, which is missing")
         return self
 
 

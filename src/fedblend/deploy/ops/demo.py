@@ -16,8 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from fedblend.config import toml
-from fedblend.config.config import Config, check
+from fedblend.config.config import Config, loads
 from fedblend.data.datasets import load
 from fedblend.data.partition.partitioners import classes_per_client
 from fedblend.deploy.ops import submit
@@ -88,7 +87,7 @@ def sentence(scores: dict[str, dict[str, np.ndarray]]) -> str:
 
 def config_of(name: str) -> Config:
     """The configuration of an experiment of the demonstration."""
-    return check(toml.parse(template(f"demo_{name}.toml"), "demo"), "demo")
+    return loads(template(f"demo_{name}.toml"), "demo")
 
 
 def _rows() -> dict[str, dict[str, np.ndarray]]:

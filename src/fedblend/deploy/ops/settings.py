@@ -22,9 +22,9 @@ from pydantic_core import PydanticCustomError
 
 from fedblend.config import toml
 from fedblend.config.errors import first_error
-from fedblend.config.schema.table import Index, Misfit, Table
+from fedblend.config.schema.table import Index, Table
 from fedblend.config.schema.tables import Word
-from fedblend.errors import ConfigError
+from fedblend.errors import ConfigError, SettingError
 
 _LABEL = re.compile(r"(?!-)[A-Za-z0-9-]{1,63}(?<!-)")
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?")
@@ -125,11 +125,11 @@ class ServerSettings(Table):
         names = [node.name for node in self.nodes]
         again = sorted({name for name in names if names.count(name) > 1})
         if again:
-            raise Misfit("nodes", f'"{again[0]}" is named twice')
+            raise SettingError("nodes", f'"{again[0]}" is named twice')
         clients = sorted(node.client for node in self.nodes)
         if clients != list(range(len(names))) or not names:
             wrong = f"clients {clients} are not 0, 1, ... without a gap"
-            raise Misfit("nodes", wrong)
+            raise SettingError("nodes", wrong)
         return self
 
 
