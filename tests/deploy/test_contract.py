@@ -93,7 +93,7 @@ def test_flix_on_linear_models_starts_and_ends_as_in_a_simulation(
 ):
     how = flix(solver, rate)
     transport = Recorded(nodes(place, tmp_path, TELLS))
-    run_server(experiment(tmp_path / "run", federated(how, 60.0)), transport, poll=0.0)
+    run_server(experiment(tmp_path / "run", federated(how, 60.0)), transport, poll=0.0)  # pyright: ignore
     there = simulation(simulated(how, place))
     assert largest_gap(tmp_path / "run", homes(tmp_path), there) <= 1e-6
     # No node hears the constants of another, and the rate only where it is asked for.
@@ -118,7 +118,7 @@ def test_where_one_node_withholds_constants_all_weigh_by_alpha(place, tmp_path):
     found = nodes(place, tmp_path, TELLS)
     (tmp_path / "node1" / "policy.toml").write_text(few(KEEPS))
     transport = Recorded(found)
-    run_server(experiment(tmp_path / "run", federated(how, 60.0)), transport, poll=0.0)
+    run_server(experiment(tmp_path / "run", federated(how, 60.0)), transport, poll=0.0)  # pyright: ignore
     joins = [message for message, _ in transport.replies if message.kind == "enroll"]
     weights = {
         join.client: [float(a) for a in join.arrays.values() if a.ndim == 0]
@@ -173,7 +173,7 @@ def test_select_sends_the_rows_that_are_used_and_comes_to_the_same(tmp_path):
     ratings = write_movies(tmp_path)
     transport = Recorded(nodes(tmp_path, tmp_path, SELECTS))
     run = experiment(tmp_path / "run", ON_NODES + MOVIES_METHOD)
-    run_server(run, transport, poll=0.0)
+    run_server(run, transport, poll=0.0)  # pyright: ignore
     there = simulation(in_one(ratings))
     assert largest_gap(run, homes(tmp_path), there) <= 1e-6
     # What is told when nodes are met bounds the rows, and does not count them.

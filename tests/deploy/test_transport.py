@@ -62,7 +62,7 @@ def exchanged(
     time = Clock()
     transport = Timed(time, after, errors)
     invitation = Message("describe", "trial", messages.UNKNOWN)
-    membership = Membership(transport, invitation, lambda *of: None, _quiet, time)
+    membership = Membership(transport, invitation, lambda *of: None, _quiet, time)  # pyright: ignore
     requests = {client: (Message("round", "trial", client, 0), ()) for client in after}
     replies = exchange(
         membership, requests, accept, TIMEOUTS, clock=time, sleep=time.sleep, **more

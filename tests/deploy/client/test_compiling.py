@@ -57,7 +57,7 @@ def test_nothing_is_compiled_after_the_second_round(name, tmp_path):
     try:
         summary = run_server(
             experiment(tmp_path / "run", text),
-            transport,
+            transport,  # pyright: ignore
             poll=0.0,
             on_step=lambda round, last: rounds.append(Counter(made)),
         )

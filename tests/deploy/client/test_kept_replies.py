@@ -29,7 +29,7 @@ class Counted(Trial):
             self.asked += outgoing.values()
             send(outgoing)
 
-        self.transport.send = recording
+        self.transport.send = recording  # pyright: ignore
 
     def node(self, client):
         node = super().node(client)

@@ -31,7 +31,7 @@ class Recorded(Trial):
             self.sent.extend(data for at, data in outgoing.items() if at == 1001)
             send(outgoing)
 
-        self.transport.send = recorded
+        self.transport.send = recorded  # pyright: ignore
         return super().run(rounds)
 
     def of(self, kind: str, round: int) -> bytes:
@@ -104,7 +104,7 @@ def test_nodes_restarted_for_every_message_come_to_the_same(tmp_path):
             trial.transport.nodes[1000 + client] = trial.node(client)
         send(outgoing)
 
-    trial.transport.send = restarted
+    trial.transport.send = restarted  # pyright: ignore
     assert trial.outcome(trial.run()) == wanted
 
 
@@ -194,18 +194,18 @@ def test_two_nodes_cannot_be_the_same_client_at_once(tmp_path):
     trial = Trial(tmp_path, "fedavg", quorum=0.5)
     server = trial.server()
     now = [0.0]
-    server.peers._clock = lambda: now[0]
+    server.peers._clock = lambda: now[0]  # pyright: ignore
     trial.transport.nodes[2001] = trial.node(1)
     for _ in range(3):
         server.step()
     assert server.peers.clients[1] == 1001
-    assert server.peers.denied == {2001: "client 1 is there already"}
+    assert server.peers.denied == {2001: "client 1 is there already"}  # pyright: ignore
     assert len(trial.events("denied")) == 1
     # The first one is gone, and after a while the other is asked again.
     del trial.transport.nodes[1001]
     now[0] += membership.RETRY_DENIED
     trial.complete(server)
-    assert server.peers.clients[1] == 2001 and not server.peers.denied
+    assert server.peers.clients[1] == 2001 and not server.peers.denied  # pyright: ignore
     assert server.bases.tolist() == [2] * len(COUNTS)
 
 

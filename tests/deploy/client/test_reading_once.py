@@ -38,7 +38,7 @@ def test_policies_are_read_once_per_message_and_a_config_is_validated_once(
         counts["messages"] += len(outgoing)
         send(outgoing)
 
-    transport.send = counting
+    transport.send = counting  # pyright: ignore
     monkeypatch.setattr(Path, "read_bytes", reading)
     monkeypatch.setattr(Config, "model_validate", validating)
     run_server(run, transport, poll=0.0)

@@ -123,7 +123,7 @@ def test_numbers_of_twice_the_width(place, tmp_path):
     how = method("fedavg", place, rounds=1) + ALONE
     how = how.replace("seed = 5", 'seed = 5\nprecision = "float64"')
     run = experiment(tmp_path / "run", federated(how))
-    run_server(run, Apart(nodes(place, tmp_path, SILENT)), poll=0.0)
+    run_server(run, Apart(nodes(place, tmp_path, SILENT)), poll=0.0)  # pyright: ignore
     with precision("float64"):
         there = simulation(simulated(how, place))
     homes = [tmp_path / f"node{client}" for client in range(CLIENTS)]
@@ -187,7 +187,7 @@ def test_under_noise_a_round_is_computed_for_one_message(place, tmp_path):
         asked.extend(outgoing.values())
         send(outgoing)
 
-    transport.send = recording
+    transport.send = recording  # pyright: ignore
     text = federated(method("fedavg", place, rounds=2) + ALONE)
     run_server(experiment(tmp_path / "run", text), transport, poll=0.0)
     data = next(

@@ -100,7 +100,9 @@ def provision(
 
 def template(name: str) -> str:
     """The text of a template."""
-    return (resources.files(__package__) / "templates" / name).read_text("utf-8")
+    return (resources.files("fedblend.deploy.ops") / "templates" / name).read_text(
+        "utf-8"
+    )
 
 
 def render(name: str, /, **values: object) -> bytes:

@@ -40,7 +40,7 @@ class Aggregator:
     """
 
     def __init__(self, engine: Engine, shapes: Shapes, rules: RoundRules):
-        self._engine, self._rules = engine, rules
+        self._programs, self._rules = engine, rules
         self._algorithm = engine.settings.build(None)
         self._no_joins = aggregators.empty(shapes.join)
         self._no_updates = aggregators.empty(shapes.decoded)
@@ -64,7 +64,7 @@ class Aggregator:
         running_sum = self._no_joins
         for join, weight in zip(joins, weights, strict=True):
             running_sum = _add(running_sum, join, weight)
-        return self._engine.start(running_sum)
+        return self._programs.start(running_sum)
 
     def step(
         self, ups: Sequence[PyTree], weights: np.ndarray, down, server, key: Key
@@ -74,12 +74,12 @@ class Aggregator:
         for up, weight in zip(ups, weights, strict=True):
             running_sum, own = self._add(running_sum, up, jnp.asarray(weight, float))
             decoded.append(own)
-        if self._engine.settings.reduction.stacked is not None:
+        if self._programs.settings.reduction.stacked is not None:
             missing = self._rules.cohort - len(decoded)
             decoded += [trees.zeros_like(decoded[0])] * missing
             mask = jnp.arange(len(decoded)) < len(ups)
             stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *decoded), mask
-        central = self._engine.central
+        central = self._programs.central
         return self._step(running_sum, stacked, down, server, central, key)
 
 
