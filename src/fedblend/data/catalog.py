@@ -16,9 +16,10 @@ import inspect
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
-from fedblend.data.dataset import Dataset
+from fedblend.data.dataset import DataError, Dataset, check
+from fedblend.errors import hint
 from fedblend.registry import Registry
 
 Loader = TypeVar("Loader", bound=Callable[..., Dataset])
@@ -127,3 +128,29 @@ def dataset(
         return load
 
     return register
+
+
+def info(name: str) -> DatasetInfo:
+    """What is known of the dataset of this name."""
+    if name not in DATASETS:
+        raise DataError(f"dataset: {name!r} is unknown; {hint(name, DATASETS)}")
+    return DATASETS[name]
+
+
+def load(name: str, /, **options: Any) -> Dataset:
+    """Load a dataset by name with these options, and check it."""
+    found = info(name)
+    for option in options:
+        if option not in found.options:
+            raise DataError(
+                f"{name}: no option {option!r}; {hint(option, found.options)}"
+            )
+    for option, parameter in found.options.items():
+        if parameter.default is parameter.empty and option not in options:
+            raise DataError(f"{name}: the option {option!r} must be given")
+    try:
+        loaded = found.load(**options)
+    except TypeError as error:
+        raise DataError(f"{name}: an option has the wrong type: {error}") from None
+    check(loaded)
+    return loaded

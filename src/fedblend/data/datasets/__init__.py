@@ -2,10 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Datasets by name: built in, drawn at random, or read from public files."""
 
-from typing import Any
-
-from fedblend.data.catalog import DATASETS, DatasetInfo
-from fedblend.data.dataset import DataError, Dataset, check
+from fedblend.data.catalog import DATASETS as DATASETS
+from fedblend.data.catalog import info as info
+from fedblend.data.catalog import load as load
 from fedblend.data.datasets.celeba_smile import celeba_smile as celeba_smile
 from fedblend.data.datasets.cifar10 import cifar10 as cifar10
 from fedblend.data.datasets.femnist import femnist as femnist
@@ -25,30 +24,3 @@ from fedblend.data.datasets.stackexchange import (
 from fedblend.data.datasets.synthetic import synthetic as synthetic
 from fedblend.data.datasets.two_sines import two_sines as two_sines
 from fedblend.data.datasets.wikitext2 import wikitext2 as wikitext2
-from fedblend.errors import hint
-
-
-def info(name: str) -> DatasetInfo:
-    """What is known of the dataset of this name."""
-    if name not in DATASETS:
-        raise DataError(f"dataset: {name!r} is unknown; {hint(name, DATASETS)}")
-    return DATASETS[name]
-
-
-def load(name: str, /, **options: Any) -> Dataset:
-    """Load a dataset by name with these options, and check it."""
-    found = info(name)
-    for option in options:
-        if option not in found.options:
-            raise DataError(
-                f"{name}: no option {option!r}; {hint(option, found.options)}"
-            )
-    for option, parameter in found.options.items():
-        if parameter.default is parameter.empty and option not in options:
-            raise DataError(f"{name}: the option {option!r} must be given")
-    try:
-        dataset = found.load(**options)
-    except TypeError as error:
-        raise DataError(f"{name}: an option has the wrong type: {error}") from None
-    check(dataset)
-    return dataset
