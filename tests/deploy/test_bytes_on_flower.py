@@ -4,7 +4,7 @@
 
 The proxy writes down the size of every call. Between experiments of two and of six
 rounds lie four rounds and nothing else. Minutes; needs root, ip and nginx.
-``pytest -n 0 -m slow -s tests/federation/test_bytes_on_flower.py`` prints the tables.
+``pytest -n 0 -m slow -s tests/deploy/test_bytes_on_flower.py`` prints the tables.
 """
 
 import json
@@ -18,7 +18,7 @@ from configured import POLICY, write_rows
 from hosts import SERVER, Hosts, hosts, possible
 from replay import models, replayed
 
-from fedblend.deploy import messages
+from fedblend.deploy import message as messages
 from fedblend.experiments import run_folder
 
 pytestmark = [
@@ -31,7 +31,7 @@ MODELS = {"small": 'name = "softmax"', "large": 'name = "mlp"\nhidden = [20000]'
 DOWN = ("pull-messages", "pull-object", "confirm-message-received")
 UP = ("push-messages", "push-object")
 NOTHING = 200
-"""Bytes: the answer to a node that asks for messages is longer if there is one."""
+"""Bytes: the reply to a node that asks for messages is longer if there is one."""
 CONFIG = """
 version = 1
 name = "bytes"
@@ -98,25 +98,25 @@ def travelled(made: Hosts, calls: list) -> Counter:
 
 
 def counted(out: Path) -> dict[str, float]:
-    """Bytes of a client by the books."""
+    """Bytes of a client by the communication log."""
     (summary,) = run_folder.read_summary(run_folder.Folder(out))["runs"]
     return {way: summary["bits"][way] / 8 / len(NAMES) for way in ("up", "down")}
 
 
 @pytest.mark.parametrize("model", MODELS)
 def test_what_travels_is_what_is_counted(model, federation, tmp_path):
-    seen, books, cables = [], [], []
+    seen, logs, cables = [], [], []
     for rounds in (FEW, MANY):
         before = len(federation.calls()), sum(federation.traffic(NAMES[0]))
         experiment(federation, tmp_path / str(rounds), model, rounds)
         calls = federation.calls()[before[0] :]
         seen.append(travelled(federation, calls))
         cables.append(sum(federation.traffic(NAMES[0])) - before[1])
-        books.append(counted(tmp_path / str(rounds)))
+        logs.append(counted(tmp_path / str(rounds)))
     more = MANY - FEW
     for way in ("down", "up"):
         real = (seen[1][way] - seen[0][way]) / more
-        said = (books[1][way] - books[0][way]) / more
+        said = (logs[1][way] - logs[0][way]) / more
         number = (seen[1][f"{way} calls"] - seen[0][f"{way} calls"]) / more
         print(
             f"\n{model}, {way}: {real:.0f} bytes a message in {number:g} calls", end=""
@@ -130,21 +130,21 @@ def test_what_travels_is_what_is_counted(model, federation, tmp_path):
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_letters_hold_what_is_said_of_them(model, federation, tmp_path):
-    """Every kind of message: its words, its arrays and its size."""
+def test_messages_hold_what_is_documented(model, federation, tmp_path):
+    """Every kind of message: its fields, its arrays and its size."""
     out = tmp_path / "out"
     experiment(federation, out, model, FEW)
-    homes, heard = [federation.home(name) for name in NAMES], []
-    assert models(out, homes) == replayed(out, homes, {}, tmp_path / "again", heard)
+    homes, record = [federation.home(name) for name in NAMES], []
+    assert models(out, homes) == replayed(out, homes, {}, tmp_path / "again", record)
     lines = {}
-    for question, answer in heard:
-        for way, data in (("to", question), ("from", answer)):
-            message = messages.read(data)
+    for request, reply in record:
+        for way, data in (("to", request), ("from", reply)):
+            message = messages.decode(data)
             arrays = sum(array.nbytes for array in message.arrays.values())
-            words = {k: len(json.dumps(v)) for k, v in message.words.items()}
+            fields = {k: len(json.dumps(v)) for k, v in message.fields.items()}
             lines[message.kind, way] = (
                 f"{message.kind} {way} a node: {len(data)} bytes, {arrays} of numbers, "
-                f"words {words}, arrays {sorted(message.arrays)}"
+                f"fields {fields}, arrays {sorted(message.arrays)}"
             )
             assert len(data) <= arrays + 4096
     print(*lines.values(), sep="\n")

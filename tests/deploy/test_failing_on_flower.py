@@ -20,7 +20,7 @@ from replay import absences, models, replayed
 
 from fedblend.config import toml
 from fedblend.config.config import check
-from fedblend.deploy.ops.local_cluster import one_machine, processes_of
+from fedblend.deploy.ops.local_cluster import local_cluster, processes_of
 from fedblend.deploy.ops.submit import open_folder, run_experiment
 from fedblend.deploy.server.run import progress
 from fedblend.errors import RunError
@@ -48,7 +48,7 @@ def federation(tmp_path_factory):
         inputs = (rng.normal(size=(40, 6)) + targets[:, None]).astype(np.float32)
         rows[name] = {"inputs": inputs, "targets": targets}
     folder = tmp_path_factory.mktemp("failing") / "lab"
-    with one_machine(folder, rows, policy=POLICY) as made:
+    with local_cluster(folder, rows, policy=POLICY) as made:
         yield made
 
 

@@ -59,14 +59,14 @@ def test_bad_input_is_one_line(capsys, place):
     assert not list(place.iterdir())
 
 
-def test_a_door_for_a_group(capsys, place):
+def test_a_worker_for_a_group(capsys, place):
     main(["federation", "init", "lab", "--host", "127.0.0.1", "--nodes", "a"])
     capsys.readouterr()
     file = place / "lab/nodes/a/node.toml"
-    said = fails(capsys, "door", str(file), "--group", "no-such-group")
+    said = fails(capsys, "worker", str(file), "--group", "no-such-group")
     assert said == '--group: "no-such-group" is no group of this machine'
-    file.write_text(file.read_text().replace('door = "door/messages"', ""))
-    said = fails(capsys, "door", str(file), "--group", "root")
+    file.write_text(file.read_text().replace('socket = "worker/socket"', ""))
+    said = fails(capsys, "worker", str(file), "--group", "root")
     assert said.startswith(f"--group: the socket is in {file.parent}/state, which is")
 
 

@@ -11,17 +11,17 @@ import typer
 
 from fedblend.cli import app
 from fedblend.config.config import check
-from fedblend.deploy.contract import Facts, method_of, task_of
-from fedblend.deploy.ops.demo import EXPERIMENTS, NODES, sentence
+from fedblend.deploy.contract import Facts, contract_of
+from fedblend.deploy.ops.demo import EXPERIMENTS, NODES, config_of, sentence
 
 TEXT = (Path(__file__).parents[2] / "docs" / "federation.md").read_text()
 
 
 def test_the_configuration_can_be_built():
     (block,) = re.findall(r"^```toml\n(.*?)^```", TEXT, re.M | re.S)
-    config = check(tomllib.loads(block), "docs/federation.md")
-    assert method_of(config, 2, Facts()).algorithm
-    assert task_of(config).columns == ("age", "dose")
+    contract = contract_of(check(tomllib.loads(block), "docs/federation.md"))
+    assert contract.method(Facts()).algorithm
+    assert contract.task.columns == ("age", "dose")
 
 
 def test_the_commands_exist():
@@ -33,9 +33,10 @@ def test_the_commands_exist():
 
 
 def test_the_configurations_of_the_demonstration_can_be_built():
-    for _, text in EXPERIMENTS.values():
-        config = check(tomllib.loads(text), "demo")
-        assert method_of(config, len(NODES), Facts()).algorithm
+    for name in EXPERIMENTS:
+        contract = contract_of(config_of(name))
+        assert contract.clients == len(NODES)
+        assert contract.method(Facts()).algorithm
 
 
 def test_the_demonstration_compares_with_the_best_of_training_alone():
@@ -43,6 +44,6 @@ def test_the_demonstration_compares_with_the_best_of_training_alone():
         values = {"shared": 0.2, "alone": alone, "personal": personal}
         return {name: np.full(4, value) for name, value in values.items()}
 
-    said = sentence({"A": score(0.5, 0.75), "B": score(0.625, 0.25)})
-    assert "models of B are right on 62.5%" in said
-    assert "alone to its own best round on 75.0%, the shared model on 20.0%" in said
+    text = sentence({"A": score(0.5, 0.75), "B": score(0.625, 0.25)})
+    assert "models of B are right on 62.5%" in text
+    assert "alone to its own best round on 75.0%, the shared model on 20.0%" in text

@@ -10,7 +10,7 @@ from movies import MOVIES_METHOD, ON_NODES, in_one, write_movies
 from fedblend.config import toml
 from fedblend.config.config import check
 from fedblend.deploy.ops import submit
-from fedblend.deploy.ops.local_cluster import one_machine
+from fedblend.deploy.ops.local_cluster import local_cluster
 
 pytestmark = pytest.mark.slow
 NAMES = ("alice", "bob", "carol")
@@ -24,7 +24,7 @@ def test_select_comes_to_the_simulators_numbers(tmp_path):
     }
     policy = OPEN + "select = true\n[metrics]\nminimum_count = 1\n"
     text = ON_NODES.replace("60.0", "900.0") + MOVIES_METHOD
-    with one_machine(tmp_path / "lab", rows, policy=policy) as made:
+    with local_cluster(tmp_path / "lab", rows, policy=policy) as made:
         config = check(toml.parse(text, "test"), "test")
         submit.open_folder(out, config, made.settings, resume=False)
         submit.run_experiment(made.settings, out, shared_seed=True)

@@ -25,7 +25,7 @@ from fedblend.config.config import check
 from fedblend.deploy.ops import flwr_processes, registration
 from fedblend.deploy.ops.local_cluster import processes_of
 from fedblend.deploy.ops.provision import provision
-from fedblend.deploy.ops.settings import Server, load_as
+from fedblend.deploy.ops.settings import ServerSettings, load_as
 from fedblend.deploy.ops.submit import open_folder, run_experiment
 from fedblend.deploy.server.run import progress
 from fedblend.errors import RunError
@@ -40,7 +40,7 @@ TARGETS = {
     "link": "flower-superlink",
     "node": "flower-supernode",
     "client app": "flwr-clientapp",
-    "warm process": "federation door",
+    "worker": "federation worker",
 }
 CONFIG = (
     apfl_on_nodes("killed", len(NAMES), ROUNDS)
@@ -52,7 +52,7 @@ resend = 45.0
 
 
 class Federation:
-    """A link and nodes as their services run them, which start anew what dies."""
+    """A link and nodes as their services run them, which restart what dies."""
 
     def __init__(self, folder: Path):
         self.folder = folder
@@ -67,14 +67,14 @@ class Federation:
             np.savez(home / "rows.npz", inputs=inputs, targets=targets)
             settings = home / "node.toml"
             settings.write_text(settings.read_text().replace("rows.csv", "rows.npz"))
-        self.settings = load_as(Server, folder / "server" / "server.toml")
+        self.settings = load_as(ServerSettings, folder / "server" / "server.toml")
         self.services: list[subprocess.Popen] = []
 
     def start(self) -> None:
         self._serve("server", self.folder / "server" / "server.toml")
         registered = self.folder / "server.out"
         flwr_processes.wait_until(
-            lambda: "may come" in registered.read_text(), 300, "the link"
+            lambda: "may connect" in registered.read_text(), 300, "the link"
         )
         for name in NAMES:
             self._serve("node", self.folder / "nodes" / name / "node.toml")

@@ -4,7 +4,7 @@
 numbers in one experiment after the other.
 
 An experiment takes half a minute on two idle cores, so choose some with ``-k``:
-``pytest -n 0 -m slow tests/federation/test_on_flower.py -k "apfl or diana"``.
+``pytest -n 0 -m slow tests/deploy/test_on_flower.py -k "apfl or diana"``.
 """
 
 import os
@@ -26,7 +26,7 @@ from configured import (
 from fedblend.config import toml
 from fedblend.config.config import check
 from fedblend.deploy.ops import submit
-from fedblend.deploy.ops.local_cluster import one_machine, processes_of
+from fedblend.deploy.ops.local_cluster import local_cluster, processes_of
 from fedblend.deploy.ops.registration import members
 from fedblend.registry import ALGORITHMS
 
@@ -50,7 +50,7 @@ def federation(place, tmp_path_factory):
     }
     folder = tmp_path_factory.mktemp("flower") / "federation"
     os.nice(5)
-    with one_machine(folder, rows, policy=POLICY) as made:
+    with local_cluster(folder, rows, policy=POLICY) as made:
         yield made
     assert processes_of(folder) == []
 
@@ -86,7 +86,7 @@ def test_flower_comes_to_the_simulators_numbers(name, federation, place, tmp_pat
 
 
 def test_flix_with_its_own_rate_comes_to_them(federation, place, tmp_path):
-    """A linear model: nodes tell their constants of smoothness when they are met."""
+    """A linear model: nodes describe their constants of smoothness."""
     how = (
         '[model]\nname = "softmax"\nl2 = 0.05\n'
         '[algorithm]\nname = "flix"\nalpha = [0.3, 0.5, 0.9]\nrate = "theory"\n'

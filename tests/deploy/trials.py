@@ -18,19 +18,20 @@ from fedblend.deploy.client.executor import Executor
 from fedblend.deploy.client.node import Node
 from fedblend.deploy.server.checkpoint import ServerCheckpoint
 from fedblend.deploy.server.coordinator import Coordinator
-from fedblend.deploy.transport import Patience, exchange
+from fedblend.deploy.transport import Timeouts, exchange
 from fedblend.simulation.serialize import pack
-from loopback import EXPERIMENT, Wired
+from loopback import EXPERIMENT, LoopbackFederation
 
 COUNTS = (3, 1, 4, 2)
 ROUNDS = 3
-PATIENCE = Patience(deadline=10.0, resend=4.0, pause=1.0, poll=1.0)
+TIMEOUTS = Timeouts(deadline=10.0, resend=4.0, pause=1.0, poll=1.0)
 _BUILD = {
     "fedavg": fb.fedavg,
     "apfl": partial(fb.apfl, alpha=0.5),
     "scaffold": fb.scaffold,
 }
-_COMPILED = ("_add", "_conclude", "_tell", "_deploy", "_decode", "shapes", "request")
+_COMPILED = ("_tell", "_deploy")
+_COMPILED_SUMS = ("_add", "_step", "_inspect_join", "_inspect_update")
 
 
 class Clock:
@@ -72,13 +73,13 @@ def _compiled(name: str) -> dict[Any, Any]:
     return {}
 
 
-class Trial(Wired):
+class Trial(LoopbackFederation):
     """A federation of four; nodes and servers of one method share what is compiled."""
 
     def __init__(self, folder: Path, name: str = "fedavg", **rules: Any):
         self.name, on = name, problem()
         chosen = {"rounds": ROUNDS, "cohort": 4, "every": ROUNDS, **rules}
-        chosen.setdefault("patience", PATIENCE)
+        chosen.setdefault("timeouts", TIMEOUTS)
         super().__init__(
             algorithm(name),
             on.params,
@@ -90,46 +91,50 @@ class Trial(Wired):
 
     def node(self, client: int) -> Node:
         node, built = super().node(client), _compiled(self.name)
-        build = node.rules.join
+        permissions = node.permissions()
 
-        def join(terms) -> Executor:
+        def executor(terms) -> Executor:
             if client not in built:
-                built[client] = build(terms)
+                built[client] = permissions.executor(terms)
             return built[client]
 
-        node.rules = node.rules._replace(join=join)
+        own = permissions._replace(executor=executor)
+        node.permissions = lambda: own
         return node
 
     def server(self) -> Coordinator:
         server, built = super().server(), _compiled(self.name)
         if "server" not in built:
             built["server"] = server
+        first = built["server"]
         for name in _COMPILED:
-            setattr(server, name, getattr(built["server"], name))
+            setattr(server, name, getattr(first, name))
+        for name in _COMPILED_SUMS:
+            setattr(server.aggregator, name, getattr(first.aggregator, name))
         server.engine._compiled = built["server"].engine._compiled
         return server
 
     def events(self, kind: str) -> list[dict]:
         return [fields for event, fields in self.notes if event == kind]
 
-    def restored(self, books: ServerCheckpoint) -> Coordinator:
-        """A server that goes on from the books."""
-        server, entry = self.server(), books.read()
-        if entry is not None:
-            entry.restore(server)
+    def restored(self, checkpoint: ServerCheckpoint) -> Coordinator:
+        """A server that goes on from the checkpoint."""
+        server, saved = self.server(), checkpoint.read()
+        if saved is not None:
+            saved.restore(server)
         return server
 
-    def lead(self, rounds: int | None = None) -> Coordinator:
-        """From whatever the books say to the end, as a process of its own would."""
-        books = ServerCheckpoint(self.folder / "books")
+    def run(self, rounds: int | None = None) -> Coordinator:
+        """From the checkpoint to the end, as a process of its own would."""
+        checkpoint = ServerCheckpoint(self.folder / "server")
         try:
-            server = self.restored(books)
+            server = self.restored(checkpoint)
             while not server.done and server.round != rounds:
                 server.step()
-                books.save(server, {})
+                checkpoint.save(server, {})
             return server
         finally:
-            books.close()
+            checkpoint.close()
 
     def state(self, client: int, round: int) -> Path:
         return self.folder / f"node{client}" / EXPERIMENT / f"state-{round}"
@@ -168,6 +173,6 @@ def apart(data: bytes) -> tuple[dict, dict, bytearray]:
 def forged(header: dict, metadata: dict, body: bytes | bytearray) -> bytes:
     """Bytes with a right checksum, whatever is in them."""
     covered = json.dumps([metadata, header]).encode() + bytes(body)
-    words = {**metadata, "sha256": hashlib.sha256(covered).hexdigest()}
-    text = json.dumps({"__metadata__": words, **header}).encode()
+    signed = {**metadata, "sha256": hashlib.sha256(covered).hexdigest()}
+    text = json.dumps({"__metadata__": signed, **header}).encode()
     return len(text).to_bytes(8, "little") + text + bytes(body)

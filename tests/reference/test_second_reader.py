@@ -86,7 +86,11 @@ def test_everybody_takes_part_and_nobody_always():
 def test_apfl(learn):
     run = ran(
         fb.apfl(
-            loss, fb.Work(0.3, **FULL), alpha=1 - LOCAL, learn=learn, alpha_rate=0.2
+            loss,
+            fb.Work(0.3, **FULL),
+            alpha=1 - LOCAL,
+            learn=learn,
+            alpha_rate=None if learn == "fixed" else 0.2,
         )
     )
     said: dict[str, Any] = {"alpha_rate": 0.2, "when": learn, "weights": LOCAL}

@@ -11,7 +11,7 @@ import pytest
 
 import fedblend as fb
 from fedblend.data.federated import rows_held_out
-from fedblend.deploy.client.executor import Alone, Executor, Own
+from fedblend.deploy.client.executor import Alone, ClientSetup, Executor
 from fedblend.simulation import early_stopping, train_alone
 from fedblend.simulation.early_stopping import Budget, Look
 from fedblend.simulation.spec import RunSpec
@@ -129,7 +129,7 @@ def test_a_node_chooses_as_the_simulator_does_for_it_alone(validation):
     held = "validation rows" if validation else "a held-out fifth of the training rows"
     assert run.budget.chosen_on == held
     params = MODEL.init(KEY)
-    own = Own(
+    own = ClientSetup(
         client=0,
         algorithm=ALONE,
         params=jax.eval_shape(lambda tree: tree, params),
@@ -139,7 +139,7 @@ def test_a_node_chooses_as_the_simulator_does_for_it_alone(validation):
         measures=SETTINGS["measure"],
         alone=Alone(ALONE, "accuracy", SETTINGS["rounds"]),
     )
-    found, known = Executor(own).alone(params)
+    found, known = Executor(own).train_alone(params)
     assert known == run.budget._replace(chosen_on="its own rows")
     for split in federated_data.splits:
         (loss,) = run.measured[0][split]["personal"]["loss"]

@@ -98,7 +98,7 @@ def test_every_round_of_perm_k_has_its_own_blocks():
 
 def test_nodes_send_their_blocks_and_nothing_else(tmp_path):
     algorithm = perm_k(descent, clients=CLIENTS)
-    wired = loopback.Wired(
+    wired = loopback.LoopbackFederation(
         algorithm,
         on.params,
         on.federated_data,
@@ -123,7 +123,7 @@ def test_perm_k_for_another_number_of_clients_is_refused(many, tmp_path):
     with pytest.raises(ValueError, match=message):
         simulate(fb.compressed(descent, compress.perm_k(many)(jax.random.key(0))))
     with pytest.raises(ValueError, match=message):
-        loopback.Wired(
+        loopback.LoopbackFederation(
             perm_k(descent, clients=many),
             on.params,
             on.federated_data,

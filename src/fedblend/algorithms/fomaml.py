@@ -13,10 +13,11 @@ derivatives. A round, for every client i of the cohort::
     personal_i <- shared, then the same inner steps on f_i
 
 Where this differs from the paper: tasks are clients, which come in cohorts, and their
-weights are the run's (the paper's are equal: ``weights="uniform"``). The batch of g_i is drawn afresh from all of the client's rows, so it may share rows with the inner
-ones; the paper draws both for every task, and with ``batch_size=None`` both are
-everything the client has. With no inner steps it is distributed SGD. Message and
-server are those of FedOpt, with ``delta = -g_i``.
+weights are the run's (the paper's are equal: ``weights="uniform"``). The batch of g_i
+is drawn afresh from all of the client's rows, so it may share rows with the inner ones;
+the paper draws both for every task, and with ``batch_size=None`` both are everything
+the client has. With no inner steps it is distributed SGD. Message and server are those
+of FedOpt, with ``delta = -g_i``.
 
 In federated learning: Jiang, Konečný, Rush, Kannan, "Improving federated learning
 personalization via model agnostic meta learning", 2019, arXiv:1909.12488.

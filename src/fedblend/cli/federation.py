@@ -1,16 +1,16 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""``fedblend federation``: a real federation, from its keys to its audit."""
+"""``fedblend federation``: the machines of a federation: keys, services, checks."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
 from fedblend.cli import screen
 
 if TYPE_CHECKING:
-    from fedblend.deploy.ops.settings import Server
+    from fedblend.deploy.ops.settings import ServerSettings
 
 app = typer.Typer(
     help="Set up and look after a real federation.",
@@ -23,7 +23,7 @@ Days = Annotated[
 
 
 def require_extra() -> None:
-    """Say what is missing where the extra is not installed."""
+    """Raise one line where the extra is not installed."""
     from importlib.util import find_spec
 
     from fedblend.errors import RunError
@@ -91,10 +91,10 @@ def doctor(
         ),
     ] = Path(),
 ) -> None:
-    """Look for what makes a federation unsafe; exit code 2 if there is something.
+    """Look for what makes a federation unsafe; exit code 2 if there is a fault.
 
-    Files, keys and certificates are read, and the public address is asked what it
-    answers to a stranger.
+    Reads files, keys and certificates, and sends requests without credentials to the
+    public address.
 
     [bold]Example[/bold]
 
@@ -122,7 +122,7 @@ def audit(
 ) -> None:
     """Check that no line of an audit was changed, removed or swapped.
 
-    Lines cut off at its end show only against a hash that the other side was told.
+    Lines cut off at its end show only against a hash that the other side received.
 
     [bold]Example[/bold]
 
@@ -134,22 +134,22 @@ def audit(
     typer.echo(f"{file}: {found.lines} lines, unbroken; newest hash {found.head}")
 
 
-NodeSettings = Annotated[Path, typer.Argument(metavar="FILE", help="node.toml.")]
-ServerSettings = Annotated[
+NodePath = Annotated[Path, typer.Argument(metavar="FILE", help="node.toml.")]
+ServerPath = Annotated[
     Path, typer.Argument(metavar="FILE", help="server.toml that init wrote.")
 ]
 
 
-def server_settings(path: Path) -> "Server":
+def server_settings(path: Path) -> "ServerSettings":
     """The settings of a server, from its file."""
-    from fedblend.deploy.ops.settings import Server, load_as
+    from fedblend.deploy.ops.settings import ServerSettings, load_as
 
-    return load_as(Server, path)
+    return load_as(ServerSettings, path)
 
 
 @app.command("server")
-def server(settings: ServerSettings = Path("server.toml")) -> None:
-    """Keep the link running that nodes and experiments meet at; Ctrl-C ends it.
+def server(settings: ServerPath = Path("server.toml")) -> None:
+    """Keep the link running that nodes and experiments connect to; Ctrl-C ends it.
 
     [bold]Example[/bold]
 
@@ -162,20 +162,21 @@ def server(settings: ServerSettings = Path("server.toml")) -> None:
     names = ", ".join(node.name for node in known.nodes)
     serve_link(
         known,
-        ready=lambda: typer.echo(f"link at {known.link}; nodes {names} may come"),
-        say=lambda line: typer.echo(line, err=True),
+        ready=lambda: typer.echo(f"link at {known.link}; nodes {names} may connect"),
+        log=lambda line: typer.echo(line, err=True),
     )
 
 
 @app.command("node")
 def node(
-    settings: NodeSettings = Path("node.toml"),
-    carrier_only: Annotated[
+    settings: NodePath = Path("node.toml"),
+    flower_only: Annotated[
         bool,
         typer.Option(
-            "--carrier-only", help="Flower's half alone; door is run by another user."
+            "--flower-only", help="The SuperNode alone; another user runs the worker."
         ),
     ] = False,
+    carrier_only: Annotated[bool, typer.Option("--carrier-only", hidden=True)] = False,
 ) -> None:
     """Keep a node running; Ctrl-C ends it.
 
@@ -184,97 +185,55 @@ def node(
     fedblend federation node node.toml
     """
     require_extra()
-    from fedblend.deploy.ops.settings import Node, load_as
+    if carrier_only:
+        _renamed("--carrier-only", "--flower-only")
+    from fedblend.deploy.ops.settings import NodeSettings, load_as
     from fedblend.deploy.ops.supervisor import serve_node
 
-    known = load_as(Node, settings)
-    typer.echo(f"client {known.client} of {known.server}; logs in {known.flower}")
+    known = load_as(NodeSettings, settings)
+    folder = known.flower_folder
+    typer.echo(f"client {known.client} of {known.server}; logs in {folder}")
     serve_node(
         known,
         settings,
-        carrier_only=carrier_only,
-        say=lambda line: typer.echo(line, err=True),
+        flower_only=flower_only,
+        log=lambda line: typer.echo(line, err=True),
     )
 
 
-@app.command("door")
-def door(
-    settings: NodeSettings = Path("node.toml"),
+@app.command("worker")
+def worker(
+    settings: NodePath = Path("node.toml"),
     group: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="Users who may hand messages in, too."),
+        typer.Option(metavar="NAME", help="A group whose users may connect, too."),
     ] = None,
 ) -> None:
-    """Answer a node's messages, as the user who may read its rows.
+    """Reply to a node's messages, as the user who may read its rows.
 
-    node starts it by itself, unless it is told --carrier-only: then Flower's half,
-    which runs what the server hands it, is another user's and reads no rows or states.
+    node starts the worker by itself, unless it runs with --flower-only: then Flower's
+    SuperNode, which runs code that the server sends, belongs to another user, who can
+    read neither rows nor states.
 
     [bold]Example[/bold]
 
-    fedblend federation door node.toml --group fedblend-carrier
+    fedblend federation worker node.toml --group fedblend-flower
     """
     require_extra()
-    from fedblend.deploy.ops.supervisor import serve_door
+    from fedblend.deploy.ops.supervisor import serve_worker
 
     screen.compile_cache()
-    serve_door(settings, group)
+    serve_worker(settings, group)
 
 
-AtServer = Annotated[
-    Path, typer.Option("--server", metavar="FILE", help="server.toml.")
-]
+@app.command("door", hidden=True, context_settings={"ignore_unknown_options": True})
+def door(arguments: Annotated[list[str] | None, typer.Argument()] = None) -> None:
+    """The earlier name of worker."""
+    del arguments
+    _renamed("federation door", "federation worker")
 
 
-@app.command("run")
-def run(
-    file: Annotated[Path, typer.Argument(help="The TOML file of the experiment.")],
-    settings: AtServer = Path("server.toml"),
-    out: Annotated[
-        Path | None, typer.Option(help="Folder of results; runs/NAME by default.")
-    ] = None,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Go on where it stopped.")
-    ] = False,
-    again: Annotated[
-        list[int] | None,
-        typer.Option(
-            "--enroll-again", metavar="N", help="A client that has lost its state."
-        ),
-    ] = None,
-) -> None:
-    """Run an experiment on the nodes, and write results to a folder.
+def _renamed(old: str, new: str) -> NoReturn:
+    from fedblend.errors import RunError
 
-    On the machine of the server, while fedblend federation server runs. A server that
-    dies meanwhile is started anew and goes on.
-
-    [bold]Example[/bold]
-
-    fedblend federation run trial.toml --server server.toml --out runs/trial
-    """
-    require_extra()
-    from fedblend.cli.run import results_folder, show_summary
-    from fedblend.config.config import load
-    from fedblend.deploy.ops import submit
-    from fedblend.experiments import run_folder
-
-    config, known = load(file), server_settings(settings)
-    out = out or results_folder(config)
-    submit.open_folder(out, config, known, resume, again or [])
-    last = -1
-
-    def on_step(round: int, rounds: int) -> None:
-        nonlocal last
-        if round != last:
-            last = round
-            screen.note(f"round {round} of {rounds}")
-
-    try:
-        submit.run_experiment(known, out, on_step=on_step, say=screen.note)
-    except KeyboardInterrupt:
-        screen.note(
-            f"no longer looked after, the experiment goes on; fedblend federation stop "
-            f"{out} ends it, the same command with --resume sees it through"
-        )
-        raise typer.Exit(screen.INTERRUPTED) from None
-    show_summary(out, run_folder.read_summary(run_folder.Folder(out)))
+    raise RunError(f"{old}: is now called {new}")

@@ -56,9 +56,7 @@ class Config(Table):
                 wrong = f"{cohort} goes without populations, each has a cohort"
                 raise Misfit("run.cohort", wrong)
         if self.run.epoch is not None and isinstance(self.data, tables.Nodes):
-            raise Misfit(
-                "run.epoch", "is not for a federation; it draws every round"
-            )
+            raise Misfit("run.epoch", "is not for a federation; it draws every round")
         return self
 
     @model_validator(mode="after")

@@ -18,20 +18,19 @@ _BARE = re.compile(r"[A-Za-z0-9_-]+")
 def read(path: Path) -> dict[str, Any]:
     """The content of a TOML file."""
     try:
-        text = path.read_bytes().decode()
+        return parse(path.read_bytes(), str(path))
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror or error}") from None
-    except UnicodeDecodeError as error:
-        raise ConfigError(
-            f"{path}: byte {error.start} is not UTF-8; a TOML file is expected"
-        ) from None
-    return parse(text, str(path))
 
 
-def parse(text: str, where: str) -> dict[str, Any]:
+def parse(text: str | bytes, where: str) -> dict[str, Any]:
     """The content of TOML text; ``where`` it stands is for errors."""
     try:
-        return tomllib.loads(text)
+        return tomllib.loads(text if isinstance(text, str) else text.decode())
+    except UnicodeDecodeError as error:
+        raise ConfigError(
+            f"{where}: byte {error.start} is not UTF-8; a TOML file is expected"
+        ) from None
     except (ValueError, RecursionError) as error:
         reason = visible(str(error))
         if isinstance(error, RecursionError):

@@ -1,18 +1,24 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""What server and nodes agree on: the task, the method, and what an experiment is.
+"""What server and nodes agree on: the configuration, the method, the terms.
 
-Both sides build the method from the same text. A node is told the configuration, how
-many clients there are, how many rows the largest has, of which tables any of them uses
-how many rows at most, and which rate theory allows all of them; nothing else of others.
+Both sides build the method from the same text. At enrollment the server sends each node
+the terms: the configuration, the capacities (the largest number of rows of any client,
+by split), the rooms (a bound on the rows of a table that any client uses), whether
+constants of the losses are used, and the rates that theory allows. Nothing else of
+other clients.
 """
 
+import dataclasses
 from collections.abc import Mapping
+from functools import cached_property
+from math import inf
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fedblend import trees
 from fedblend.config import toml, transforms
@@ -21,7 +27,7 @@ from fedblend.config.constants import has_constants, smoothness, with_rates
 from fedblend.config.method import Method, method
 from fedblend.config.schema.tables import Nodes
 from fedblend.config.tasks import loss_name, model_of
-from fedblend.core import Key, PyTree
+from fedblend.core import Algorithm, Down, Key, PyTree, Shard
 from fedblend.data.federated import FederatedData, Shards
 from fedblend.data.readers.read import Task
 from fedblend.errors import ConfigError
@@ -33,18 +39,243 @@ from fedblend.theory.constants import Smoothness
 SPLITS = ("train", "validation", "test")
 
 
-def nodes_of(config: Config) -> Nodes:
-    """The table of a configuration whose rows lie on nodes.
+class Facts(NamedTuple):
+    """What the method depends on that only the nodes' rows tell."""
+
+    rooms: Mapping[str, int] = {}
+    """A bound on the rows that a client uses, of each table of ``[select]``."""
+    constants: Smoothness | None = None
+    """Constants of the clients' losses; a node has its own in the place of all."""
+    rates: tuple[float, float] | None = None
+    """In place of ``rate = "theory"``: of the federation, and of training alone."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Contract:
+    """An experiment whose rows lie on nodes, checked once, and what follows from it.
+
+    Models have the precision of the configuration: use the properties inside of
+    ``precision(config.run.precision)``.
+    """
+
+    config: Config
+    nodes: Nodes
+
+    @property
+    def clients(self) -> int:
+        """The number of clients."""
+        return self.nodes.clients
+
+    @cached_property
+    def splits(self) -> tuple[str, ...]:
+        """The splits that every node makes of its rows."""
+        wanted = (True, self.nodes.validation, self.nodes.test)
+        return tuple(name for name, part in zip(SPLITS, wanted, strict=True) if part)
+
+    @cached_property
+    def task(self) -> Task:
+        """The task that the nodes' rows must be of."""
+        data = self.nodes
+        labels, columns = tuple(data.labels or ()), tuple(data.columns or ())
+        assert data.kind is not None
+        outputs = (data.classes or len(labels)) if data.kind == "classes" else 1
+        shape = (len(columns),) if data.shape is None else tuple(data.shape)
+        numbers = self.config.model.name in LOOKED_UP
+        return Task(data.kind, outputs, shape, labels, columns, numbers)
+
+    @cached_property
+    def row(self) -> PyTree:
+        """Shapes and dtypes of one row."""
+        inputs = jnp.int32 if self.task.numbers else jnp.float32
+        target = jnp.float32 if self.task.kind == "regression" else jnp.int32
+        return (
+            jax.ShapeDtypeStruct(self.task.shape, inputs),
+            jax.ShapeDtypeStruct((), target),
+        )
+
+    @cached_property
+    def loss(self) -> str:
+        """The name of the loss."""
+        return loss_name(self.config, self.task)
+
+    @cached_property
+    def model(self) -> Model:
+        """The model."""
+        return model_of(self.config, self.task, self.loss)
+
+    @cached_property
+    def params(self) -> PyTree:
+        """Shapes and dtypes of its parameters."""
+        return jax.eval_shape(self.model.init, jax.random.key(0))
+
+    @cached_property
+    def root(self) -> Key:
+        """The key that server and nodes share."""
+        return jax.random.key(self.seed)
+
+    @property
+    def seed(self) -> int:
+        """The seed of that key."""
+        assert isinstance(self.config.run.seed, int)
+        return self.config.run.seed
+
+    @cached_property
+    def table_sizes(self) -> dict[str, int]:
+        """The number of rows of each table of ``[select]``."""
+        return transforms.table_sizes(self.config, self.params)
+
+    @cached_property
+    def text(self) -> str:
+        """The configuration as nodes get it: without paths of the server."""
+        config = self.config
+        if config.central is not None and config.central.file is not None:
+            name = Path(config.central.file).name
+            central = config.central.model_copy(update={"file": name})
+            config = config.model_copy(update={"central": central})
+        return dump(config)
+
+    @cached_property
+    def uses_theory(self) -> bool:
+        """Whether the rate is the one that theory allows."""
+        return getattr(self.config.algorithm, "rate", None) == "theory"
+
+    @cached_property
+    def uses_constants(self) -> bool:
+        """Whether the method weighs or steps by constants of the clients' losses.
+
+        With ``[privacy]`` no client is weighed by its constants.
+        """
+        needed = self.config.privacy is None or self.uses_theory
+        asks = "smooth" in self.config.algorithm.entry.parameters
+        return asks and has_constants(self.config.model, self.loss) and needed
+
+    def constants(self, splits: Mapping[str, Shards]) -> Smoothness | None:
+        """The constants of a client with these rows, if the method uses them."""
+        if not self.uses_constants:
+            return None
+        rows = FederatedData(splits["train"])
+        return smoothness(self.config.model, self.loss, rows)
+
+    def rooms(self, splits: Mapping[str, Shards]) -> dict[str, int]:
+        """The rooms of a client with these rows."""
+        return transforms.rooms(
+            self.config, FederatedData(splits["train"]), self.params
+        )
+
+    def rates(self, constants: Smoothness | None) -> tuple[float, float] | None:
+        """The rates of ``Facts``, from the constants of all clients.
+
+        Raises:
+            ConfigError: theory has none for this configuration.
+        """
+        if not self.uses_theory:
+            return None
+        asked = self.config.federation
+        if asked is not None and asked.quorum < 1:
+            raise ConfigError(
+                f"federation.quorum: is {asked.quorum:g}; theory needs 1.0 there"
+            )
+        options, own = with_rates(self.config, constants, trees.size(self.params))
+        return options.rate, own.rate
+
+    def method(self, facts: Facts) -> Method:
+        """The method, as server and nodes build it alike."""
+        if facts.rates is None:
+            return self._method(self.config, facts)
+        together, alone = (
+            self._method(_with_rate(self.config, rate), facts) for rate in facts.rates
+        )
+        return together._replace(local=alone.local)
+
+    def _method(self, config: Config, facts: Facts) -> Method:
+        cohort = config.run.cohort or self.clients
+        built = method(
+            config, self.task, self.clients, cohort, lambda loss: facts.constants
+        )
+        algorithm = transforms.selected_within(
+            config, built.algorithm, self.params, facts.rooms
+        )
+        return built._replace(algorithm=algorithm)
+
+    def budget_alone(self, built: Method) -> Budget | None:
+        """How many rounds a client trains alone for comparison; None if it does not."""
+        local = self.config.measure.local
+        if built.local is None:
+            return None
+        if not isinstance(local, bool):
+            return Budget(local)
+        return Budget(None, "its own rows", in_order(built.measures)[0])
+
+    def central_shapes(self) -> Shard | None:
+        """Shapes and dtypes of the server's rows, as nodes assume them."""
+        central = self.config.central
+        if central is None or central.file is None:
+            return None
+        # The server knows how many it has; on a node they need only fill a batch.
+        count = central.batch_size or 1
+        rows = jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct((count, *leaf.shape), leaf.dtype),
+            self.row,
+        )
+        number: Any = jax.ShapeDtypeStruct((), np.dtype(np.int32))
+        return Shard(rows, number, number, number, count)
+
+    def terms(self, facts: Facts, capacities: Mapping[str, int]) -> dict[str, Any]:
+        """The terms that the server sends at enrollment."""
+        return {
+            "config": self.text,
+            "capacities": dict(capacities),
+            "rooms": dict(facts.rooms),
+            "constants": facts.constants is not None,
+            "rates": facts.rates,
+        }
+
+    def capacities(
+        self, terms: Mapping[str, Any], splits: Mapping[str, Shards]
+    ) -> dict[str, int]:
+        """The capacities in the terms, for a client with these rows."""
+        found = terms.get("capacities")
+        if not isinstance(found, dict) or set(found) != set(splits):
+            raise ConfigError("message: has no capacities")
+        for name, split in splits.items():
+            room = found[name]
+            if not isinstance(room, int) or not split.total <= room <= 2**31 - 1:
+                raise ConfigError(f"message: capacities.{name}: {room!r} is too small")
+        return found
+
+    def facts(self, terms: Mapping[str, Any], splits: Mapping[str, Shards]) -> Facts:
+        """The facts in the terms, with what a client knows of its own rows."""
+        rooms, needed, rates = terms.get("rooms", {}), self.rooms(splits), None
+        if not isinstance(rooms, dict) or set(rooms) != set(needed):
+            raise ConfigError("message: has no rooms")
+        for name, least in needed.items():
+            room = rooms[name]
+            if not isinstance(room, int) or not least <= room <= self.table_sizes[name]:
+                raise ConfigError(f"message: rooms.{name}: {room!r} does not fit")
+        if self.uses_theory:
+            rates = _rates(terms.get("rates"))
+        constants = self.constants(splits) if terms.get("constants") else None
+        if constants is not None:
+            everywhere = np.ones(self.clients)
+            constants = constants._replace(
+                smooth=constants.smooth * everywhere,
+                convex=constants.convex * everywhere,
+            )
+        return Facts(rooms, constants, rates)
+
+
+def contract_of(config: Config) -> Contract:
+    """The contract of a configuration.
 
     Raises:
-        ConfigError: it is for one machine, or asks for what a federation has not.
+        ConfigError: it is for one machine, or has keys that are not for a federation.
     """
     data = config.data
     if not isinstance(data, Nodes):
         raise ConfigError(
             f'data.partition: is "{data.partition}"; a federation needs "nodes"'
         )
-    for key, odd in (
+    for key, given in (
         ("populations", config.populations is not None),
         ("run.seed", not isinstance(config.run.seed, int)),
         ("run.dropout", config.run.dropout > 0),
@@ -53,164 +284,43 @@ def nodes_of(config: Config) -> Nodes:
         ("central.classes", getattr(config.central, "classes", None) is not None),
         ("central.share", getattr(config.central, "share", None) is not None),
     ):
-        if odd:
+        if given:
             raise ConfigError(f"{key}: is not for a federation")
-    return data
+    return Contract(config, data)
 
 
-class Facts(NamedTuple):
-    """What a method is made of that only the nodes' rows tell."""
+def parse_contract(text: str) -> Contract:
+    """The contract of a configuration that arrived in a message.
 
-    rooms: Mapping[str, int] = {}
-    """A bound on the rows that a client uses, of each table of ``[select]``."""
-    known: Smoothness | None = None
-    """Constants of the clients' losses; a node has its own in the place of all."""
-    rates: tuple[float, float] | None = None
-    """In place of ``rate = "theory"``: together, and of a client alone."""
+    Raises:
+        ConfigError: one line that says what is wrong with it.
+    """
+    return contract_of(check(toml.parse(text, "message"), "message"))
 
 
-def task_of(config: Config) -> Task:
-    """The task that the nodes' rows must be of."""
-    data = nodes_of(config)
-    labels = tuple(data.labels or ())
-    assert data.kind is not None
-    outputs = (data.classes or len(labels)) if data.kind == "classes" else 1
-    columns = tuple(data.columns or ())
-    shape = tuple(data.shape) if data.shape is not None else (len(columns),)
-    numbers = config.model.name in LOOKED_UP
-    return Task(data.kind, outputs, shape, labels, columns, numbers)
-
-
-def row_of(task: Task) -> PyTree:
-    """Shapes and dtypes of one row of it."""
-    inputs = jnp.int32 if task.numbers else jnp.float32
-    target = jnp.float32 if task.kind == "regression" else jnp.int32
-    return (
-        jax.ShapeDtypeStruct(task.shape, inputs),
-        jax.ShapeDtypeStruct((), target),
-    )
-
-
-def model_for(config: Config) -> Model:
-    """The model."""
-    task = task_of(config)
-    return model_of(config, task, loss_name(config, task))
-
-
-def params_of(config: Config) -> PyTree:
-    """Shapes and dtypes of its parameters."""
-    return jax.eval_shape(model_for(config).init, jax.random.key(0))
-
-
-def method_of(config: Config, clients: int, facts: Facts) -> Method:
-    """The method, as server and nodes build it alike."""
-    if facts.rates is None:
-        return _method(config, clients, facts)
-    together, alone = (
-        _method(_at_rate(config, rate), clients, facts) for rate in facts.rates
-    )
-    return together._replace(local=alone.local)
-
-
-def _method(config: Config, clients: int, facts: Facts) -> Method:
-    cohort = config.run.cohort or clients
-    built = method(config, task_of(config), clients, cohort, lambda loss: facts.known)
-    algorithm = transforms.selected_within(
-        config, built.algorithm, params_of(config), facts.rooms
-    )
-    return built._replace(algorithm=algorithm)
-
-
-def _at_rate(config: Config, rate: float) -> Config:
+def _with_rate(config: Config, rate: float) -> Config:
     options = config.algorithm.model_copy(update={"rate": rate})
     return config.model_copy(update={"algorithm": options})
 
 
-def asks_constants(config: Config) -> bool:
-    """Whether the method weighs or steps by constants of the clients' losses.
-
-    With ``[privacy]`` nothing is weighed by what clients say first.
-    """
-    loss = loss_name(config, task_of(config))
-    needed = config.privacy is None or in_theory(config)
-    asks = "smooth" in config.algorithm.entry.parameters
-    return asks and has_constants(config.model, loss) and needed
+def _rates(sent: Any) -> tuple[float, float]:
+    match sent:
+        case [float(together), float(alone)] if 0 < together < inf and 0 < alone < inf:
+            return together, alone
+    raise ConfigError("message: has no rates")
 
 
-def in_theory(config: Config) -> bool:
-    """Whether the rate is the one that theory allows."""
-    return getattr(config.algorithm, "rate", None) == "theory"
+class Deployment(NamedTuple):
+    """What a client gets to make the model that it deploys."""
+
+    message: Down
+    shared: PyTree = ()
+    """The shared model, where the message holds it in another form."""
 
 
-def rates_of(config: Config, known: Smoothness | None) -> tuple[float, float] | None:
-    """The rates of ``Facts``, from the constants of all clients.
-
-    Raises:
-        ConfigError: theory has none for this.
-    """
-    if not in_theory(config):
-        return None
-    asked = config.federation
-    if asked is not None and asked.quorum < 1:
-        raise ConfigError(
-            f"federation.quorum: is {asked.quorum:g}; theory needs 1.0 there"
-        )
-    options, own = with_rates(config, known, trees.size(params_of(config)))
-    return options.rate, own.rate
-
-
-def own_rooms(config: Config, splits: Mapping[str, Shards]) -> dict[str, int]:
-    """The bounds of ``Facts``, of a client with these rows."""
-    return transforms.rooms(config, _alone(splits), params_of(config))
-
-
-def own_constants(config: Config, splits: Mapping[str, Shards]) -> Smoothness | None:
-    """The constants of a client with these rows."""
-    loss = loss_name(config, task_of(config))
-    return smoothness(config.model, loss, _alone(splits))
-
-
-def _alone(splits: Mapping[str, Shards]) -> FederatedData:
-    return FederatedData(splits["train"])
-
-
-def root_of(config: Config) -> Key:
-    """The key that server and nodes share."""
-    assert isinstance(config.run.seed, int)
-    return jax.random.key(config.run.seed)
-
-
-def budget_alone(config: Config, built: Method) -> Budget | None:
-    """How long a client trains alone for comparison, if it does.
-
-    As many rounds as were asked for, or its own best number.
-    """
-    local = config.measure.local
-    if built.local is None:
-        return None
-    if not isinstance(local, bool):
-        return Budget(local)
-    return Budget(None, "its own rows", in_order(built.measures)[0])
-
-
-def text_of(config: Config) -> str:
-    """The configuration as nodes are told it: no path of the server's."""
-    if config.central is not None and config.central.file is not None:
-        name = Path(config.central.file).name
-        central = config.central.model_copy(update={"file": name})
-        config = config.model_copy(update={"central": central})
-    return dump(config)
-
-
-def config_in(words: Mapping[str, Any]) -> Config:
-    """The configuration in a message.
-
-    Raises:
-        ConfigError: there is none, or it is wrong.
-    """
-    text = words.get("config")
-    if not isinstance(text, str):
-        raise ConfigError("message: has no configuration")
-    config = check(toml.parse(text, "message"), "message")
-    nodes_of(config)
-    return config
+def deployment(algorithm: Algorithm, down: Down, request, params) -> Deployment:
+    """The deployment of a client with this request."""
+    message = down if algorithm.needs.whole else algorithm.tell(down, request)
+    forms = (jax.tree.structure(params), jax.tree.structure(None))
+    plain = jax.tree.structure(message.shared) in forms
+    return Deployment(message, () if plain else down.shared)

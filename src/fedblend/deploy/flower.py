@@ -1,9 +1,10 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""Flower's two apps: a server that leads over the Grid, clients that pass messages on.
+"""Flower's two apps: a ServerApp that runs the coordinator, a ClientApp per node.
 
-All that touches Flower is here. A message is one byte array of a message; rounds,
-deadlines and resending are our own (``post``). The client's half imports no JAX.
+This is the only module that imports Flower. Each of our messages is one byte array of a
+Flower message; rounds, deadlines and resending are our own (``transport``). The
+ClientApp's half imports no JAX.
 """
 
 import time
@@ -18,99 +19,101 @@ from flwr.serverapp import Grid, ServerApp
 from fedblend.deploy import worker
 
 RECORD, ARRAY, KIND = "fedblend", "message", "query"
-LIVES = 3600.0
-"""Seconds that Flower keeps a message; we send again long before."""
-AGE = 2.0
-"""Seconds after which the list of nodes is asked for again."""
+TTL = 3600.0
+"""Seconds that Flower keeps a message; ours are sent again long before."""
+REFRESH = 2.0
+"""Seconds after which the list of connected nodes is fetched again."""
 
 
-def packed(message: bytes) -> RecordDict:
-    """A message as Flower carries it."""
+def to_record(message: bytes) -> RecordDict:
+    """A message as the content of a Flower message."""
     array = Array(dtype="uint8", shape=(len(message),), stype="fedblend", data=message)
     return RecordDict({RECORD: ArrayRecord({ARRAY: array})})
 
 
-def opened(content: RecordDict) -> bytes:
-    """The message in a message; empty if there is none."""
+def from_record(content: RecordDict) -> bytes:
+    """The message in a Flower message; empty if there is none."""
     try:
         return bytes(content.array_records[RECORD][ARRAY].data)
     except (KeyError, AttributeError):
         return b""
 
 
-class GridPost:
-    """Messages over Flower's Grid, pushed and pulled."""
+class GridTransport:
+    """A ``Transport`` over Flower's Grid, by its push and pull calls."""
 
     def __init__(self, grid: Grid):
         self._grid = grid
         self._open: dict[str, int] = {}
-        self._nodes: tuple[float, list[int]] = (-AGE, [])
+        self._nodes: tuple[float, list[int]] = (-REFRESH, [])
 
     def addresses(self) -> list[int]:
         """The nodes that are connected."""
-        asked, nodes = self._nodes
-        if time.monotonic() - asked >= AGE:
+        fetched, nodes = self._nodes
+        if time.monotonic() - fetched >= REFRESH:
             nodes = sorted(self._grid.get_node_ids())
             self._nodes = (time.monotonic(), nodes)
         return nodes
 
-    def send(self, mail: Mapping[int, bytes]) -> None:
-        """Push a message to each."""
-        messages = [
-            Message(packed(message), address, KIND, ttl=LIVES)
-            for address, message in mail.items()
+    def send(self, messages: Mapping[int, bytes]) -> None:
+        """Push a message to each node."""
+        pushed = [
+            Message(to_record(data), address, KIND, ttl=TTL)
+            for address, data in messages.items()
         ]
-        ids: Iterable[Any] = self._grid.push_messages(messages)
-        for id, address in zip(ids, mail, strict=True):
+        ids: Iterable[Any] = self._grid.push_messages(pushed)
+        for id, address in zip(ids, messages, strict=True):
             if id:
                 self._open[id] = address
 
     def receive(self) -> list[Any]:
-        """Pull what has been answered."""
+        """Pull the replies that are there."""
+        # Here and not above: a ClientApp must start without JAX.
         from fedblend.deploy.transport import Reply
 
-        found = []
-        for payload in self._grid.pull_messages(list(self._open)):
-            # An error comes from the link, so that only the question tells whose it is.
-            address = self._open.pop(payload.metadata.reply_to_message_id, None)
+        replies = []
+        for pulled in self._grid.pull_messages(list(self._open)):
+            # The link itself sends errors: only the request tells which node failed.
+            address = self._open.pop(pulled.metadata.reply_to_message_id, None)
             if address is None:
                 continue
-            if payload.has_error():
-                found.append(Reply(address, None, str(payload.error.reason)[:200]))
+            if pulled.has_error():
+                replies.append(Reply(address, None, str(pulled.error.reason)[:200]))
             else:
-                found.append(Reply(address, opened(payload.content)))
-        return found
+                replies.append(Reply(address, from_record(pulled.content)))
+        return replies
 
 
 def client_app(in_process: Callable[[Path], Callable[[bytes], bytes]]) -> ClientApp:
-    """The app of a node: messages go to the warm process, or are answered right here.
+    """The app of a node: hands messages to the worker, or answers them in process.
 
     Args:
-        in_process: from the path of node.toml to a function that answers messages.
+        in_process: from the path of node.toml to a function that answers messages; used
+            where no worker is there and the node's configuration names node.toml.
     """
     app = ClientApp()
 
     @app.query()
-    def pass_on(payload: Message, context: Context) -> Message:
-        message, config = opened(payload.content), context.node_config
+    def forward(request: Message, context: Context) -> Message:
+        message, config = from_record(request.content), context.node_config
         try:
-            answer = worker.ask(Path(str(config["socket"])), message)
+            reply = worker.request(Path(str(config["socket"])), message)
         except worker.SocketError:
             settings = config.get("settings")
             if not settings:
                 raise
-            answer = in_process(Path(str(settings)))(message)
-        return Message(packed(answer), reply_to=payload)
+            reply = in_process(Path(str(settings)))(message)
+        return Message(to_record(reply), reply_to=request)
 
     return app
 
 
-def server_app(lead: Callable[[Path, GridPost, bool], None]) -> ServerApp:
-    """The app of a server; the folder of the experiment is in the run's configuration.
+def server_app(run: Callable[[Path, GridTransport, bool], None]) -> ServerApp:
+    """The app of a server; the run's configuration names the experiment's folder.
 
     Args:
-        lead: runs the experiment in a folder to its end; told whether noise comes
-            from the shared seed, as tests need it.
+        run: runs the experiment of a folder to its end. The last argument is whether
+            noise comes from the seed that nodes know, which is for tests.
     """
     app = ServerApp()
 
@@ -118,6 +121,6 @@ def server_app(lead: Callable[[Path, GridPost, bool], None]) -> ServerApp:
     def main(grid: Grid, context: Context) -> None:
         config = context.run_config
         shared_seed = bool(config.get("shared-seed", False))
-        lead(Path(str(config["folder"])), GridPost(grid), shared_seed)
+        run(Path(str(config["folder"])), GridTransport(grid), shared_seed)
 
     return app

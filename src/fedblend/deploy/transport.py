@@ -1,32 +1,30 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""Sending messages and waiting for the answers, with a deadline of our own.
+"""Sending requests and collecting replies, with deadlines of our own.
 
-``Post`` is what a way of carrying messages has to offer; ``correspond`` sends one to
-each of some clients and collects the answers: an error or silence is answered by
-sending again, what is late, foreign or damaged is counted by name and thrown away.
+A ``Transport`` carries bytes to addresses. ``exchange`` sends one request to each of
+some clients and collects their replies. After an error or silence it sends the request
+again; it counts and discards replies that are late, damaged or were not asked for.
 """
 
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
-from fedblend.deploy import messages
-from fedblend.deploy.messages import Message
+from fedblend.core import PyTree
+from fedblend.deploy import message as messages
+from fedblend.deploy.message import Message, one_line
 from fedblend.simulation.serialize import WireError
 
-if TYPE_CHECKING:
-    from fedblend.deploy.server.membership import Membership
-
-_REPEATED = ("experiment", "round", "mark")
-"""What an answer has in common with its question."""
+_REPEATED = ("experiment", "round", "digest")
+"""Fields that a reply has in common with its request."""
 Address = int
-"""How the post calls a node; it may change when a node starts anew."""
+"""The transport's name of a node; it may change when the node restarts."""
 
 
 class Reply(NamedTuple):
-    """What came back: bytes, or word that the message could not be answered."""
+    """Bytes from a node, or the error that came in their place."""
 
     address: Address
     data: bytes | None
@@ -34,159 +32,180 @@ class Reply(NamedTuple):
 
 
 class Transport(Protocol):
-    """Carries messages."""
+    """Carries messages between the server and its nodes."""
 
     def addresses(self) -> list[Address]:
         """The nodes that can be reached now."""
         ...
 
-    def send(self, mail: Mapping[Address, bytes]) -> None:
-        """Send these; never waits."""
+    def send(self, messages: Mapping[Address, bytes]) -> None:
+        """Send these messages; never waits."""
         ...
 
     def receive(self) -> list[Reply]:
-        """What has come since the last call; never waits."""
+        """The replies since the last call; never waits."""
         ...
 
 
-class Patience(NamedTuple):
-    """How long the server waits, and how often it asks."""
+class Peers(Protocol):
+    """A transport and the addresses of its clients, as the server's membership has."""
+
+    transport: Transport
+    clients: dict[int, Address]
+
+    def reachable(self) -> dict[int, Address]:
+        """The clients that can be reached now."""
+        ...
+
+    def receive(self) -> list[Reply]:
+        """The clients' replies since the last call; never waits."""
+        ...
+
+
+class Timeouts(NamedTuple):
+    """How long the server waits for replies, and how often it sends a request."""
 
     deadline: float = 600.0
     """Seconds for an exchange with all of its clients."""
     resend: float = 120.0
-    """Seconds of silence after which a message is sent again."""
+    """Seconds of silence after which a request is sent again."""
     pause: float = 2.0
     """Seconds between an error and the next attempt."""
     poll: float = 0.2
-    """Seconds between two looks into the message box."""
+    """Seconds between two calls of ``Transport.receive``."""
     attempts: int = 20
-    """Messages to one client in an exchange."""
+    """Most requests to one client in an exchange."""
 
 
-class Answers(NamedTuple):
-    """What became of an exchange."""
+class Replies(NamedTuple):
+    """The outcome of an exchange, by client."""
 
-    good: dict[int, Any]
-    """What ``take`` made of each client's answer."""
+    accepted: dict[int, Any]
+    """What ``accept`` returned for the client's reply."""
     refused: dict[int, str]
-    """Reasons, by client: it answered, and will not or cannot."""
+    """Reasons of clients that refused the request."""
     rejected: dict[int, str]
-    """Reasons, by client: its answer was not usable."""
+    """Reasons why the server rejected a client's reply."""
     silent: list[int]
-    strays: Counter
-    """Answers that belong to nothing that was asked, by what they are."""
+    strays: Counter[str]
+    """Descriptions of replies that belong to no open request, with their numbers."""
+
+    def status(self, client: int) -> str:
+        """One of "accepted", "rejected", "refused" and "silent"."""
+        for name in ("accepted", "rejected", "refused"):
+            if client in getattr(self, name):
+                return name
+        return "silent"
 
 
 class Rejected(ValueError):
-    """An answer that arrived well and cannot be used, and why: one line."""
+    """A reply that arrived whole and cannot be used, and why: one line."""
 
 
 def exchange(
-    directory: "Membership",
-    asked: Mapping[int, tuple[Message, Any]],
-    take: Callable[[Message], Any],
-    patience: Patience,
+    peers: Peers,
+    requests: Mapping[int, tuple[Message, PyTree]],
+    accept: Callable[[Message], Any],
+    timeouts: Timeouts,
     *,
     enough: int | None = None,
-    longest: int | None = None,
+    max_bytes: int | None = None,
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
-) -> Answers:
-    """Ask some clients, and wait for what they say.
+) -> Replies:
+    """Send each client its request, and collect the replies.
 
     Args:
-        directory: where clients are, and how messages travel.
-        asked: the head of each client's message, and its message.
-        take: makes something of an answer, or raises ``Rejected`` or a ``WireError``.
-        patience: how long to wait, and how often to ask.
-        enough: answers that will do; all of them if None.
-        longest: bytes of an answer that are read at all.
+        peers: where clients are, and how messages travel.
+        requests: head and payload of each client's request.
+        accept: checks and decodes a reply, or raises ``Rejected`` or a ``WireError``.
+        timeouts: how long to wait, and how often to send.
+        enough: accepted replies after which the exchange ends; all of them if None.
+        max_bytes: longer replies are rejected unread.
         clock: seconds.
         sleep: waits so many seconds.
     """
-    answers = Answers({}, {}, {}, [], Counter())
-    asked = {
-        c: (messages.marked(head, said), said) for c, (head, said) in asked.items()
+    replies = Replies({}, {}, {}, [], Counter())
+    requests = {
+        client: (messages.with_digest(head, payload), payload)
+        for client, (head, payload) in requests.items()
     }
-    begun = clock()
-    due = dict.fromkeys(asked, begun)
-    attempts: Counter = Counter()
-    wanted = len(asked) if enough is None else min(enough, len(asked))
+    started = clock()
+    due = dict.fromkeys(requests, started)
+    attempts: Counter[int] = Counter()
+    wanted = len(requests) if enough is None else min(enough, len(requests))
 
-    def open_ones() -> list[int]:
-        return [c for c in asked if not any(c in kind for kind in answers[:3])]
+    def unanswered() -> list[int]:
+        return [client for client in requests if replies.status(client) == "silent"]
 
-    while open_ones() and len(answers.good) < wanted:
-        if clock() - begun >= patience.deadline:
+    while unanswered() and len(replies.accepted) < wanted:
+        if clock() - started >= timeouts.deadline:
             break
-        reachable = directory.where()
-        mail = {}
-        for client in open_ones():
-            ready = clock() >= due[client] and attempts[client] < patience.attempts
+        reachable, outgoing = peers.reachable(), {}
+        for client in unanswered():
+            ready = clock() >= due[client] and attempts[client] < timeouts.attempts
             if ready and client in reachable:
-                head, payload = asked[client]
-                message = head._replace(attempt=attempts[client])
-                mail[reachable[client]] = messages.write(message, payload)
+                head, payload = requests[client]
+                head = head._replace(attempt=attempts[client])
+                outgoing[reachable[client]] = messages.encode(head, payload)
                 attempts[client] += 1
-                due[client] = clock() + patience.resend
-        if mail:
-            directory.send(mail)
-        arrived = directory.receive()
-        owners = {at: client for client, at in directory.clients.items()}
-        for piece in arrived:
-            client = owners.get(piece.address)
-            if piece.data is not None and len(answers.good) >= wanted:
-                answers.strays[f"client {client}: enough had answered"] += 1
-                continue
-            if piece.data is not None:
-                _sort(piece.data, client, asked, answers, take, longest)
-                continue
-            # Something between the node and us failed: ask again.
-            answers.strays[f"client {client}: {messages.line(piece.error)}"] += 1
-            if client in due:
-                due[client] = clock() + patience.pause
-        if open_ones() and len(answers.good) < wanted:
-            sleep(patience.poll)
-    answers.silent.extend(open_ones())
-    return answers
+                due[client] = clock() + timeouts.resend
+        if outgoing:
+            peers.transport.send(outgoing)
+        incoming = peers.receive()
+        owners = {address: client for client, address in peers.clients.items()}
+        for reply in incoming:
+            client = owners.get(reply.address)
+            if reply.data is None:
+                # Something between the node and the server failed: send again.
+                replies.strays[f"client {client}: {one_line(reply.error)}"] += 1
+                if client in due:
+                    due[client] = clock() + timeouts.pause
+            elif len(replies.accepted) >= wanted:
+                replies.strays[f"client {client}: enough had replied"] += 1
+            else:
+                _sort(reply.data, client, requests, replies, accept, max_bytes)
+        if unanswered() and len(replies.accepted) < wanted:
+            sleep(timeouts.poll)
+    replies.silent.extend(unanswered())
+    return replies
 
 
 def _sort(
     data: bytes,
     sender: int | None,
-    asked: Mapping[int, tuple[Message, Any]],
-    answers: Answers,
-    take: Callable[[Message], Any],
-    longest: int | None,
+    requests: Mapping[int, tuple[Message, PyTree]],
+    replies: Replies,
+    accept: Callable[[Message], Any],
+    max_bytes: int | None,
 ) -> None:
-    """Put an answer where it belongs; who sent it is known from the post."""
+    """Decode a reply and file it; the transport knows who sent it."""
     try:
-        message = messages.read(data, longest)
+        reply = messages.decode(data, max_bytes)
     except WireError as error:
-        if sender is not None and sender in asked and sender not in answers.good:
-            answers.rejected[sender] = f"damaged: {messages.line(error)}"
+        if sender is not None and sender in requests and sender not in replies.accepted:
+            replies.rejected[sender] = f"damaged: {one_line(error)}"
         else:
-            answers.strays[f"client {sender}: damaged: {messages.line(error)}"] += 1
+            replies.strays[f"client {sender}: damaged: {one_line(error)}"] += 1
         return
-    client = message.client
-    if client != sender or client not in asked:
-        what = f"client {sender}: an answer of client {client} that nobody asked for"
-        answers.strays[what] += 1
+    client = reply.client
+    if client != sender or client not in requests:
+        what = f"client {sender}: a reply of client {client} that was not asked for"
+        replies.strays[what] += 1
         return
-    head = asked[client][0]
-    same = all(getattr(message, n) == getattr(head, n) for n in _REPEATED)
-    unread = (message.experiment, message.kind) == (messages.UNREAD, "refused")
-    if not (same or unread) or message.kind not in (head.kind, "refused"):
-        what = f"client {client}: {message.kind} of round {message.round}"
-        answers.strays[f"{what}, late or replayed"] += 1
-    elif client in answers.good:
-        answers.strays[f"client {client}: answers again"] += 1
-    elif message.kind == "refused":
-        answers.refused[client] = messages.line(message.words.get("reason"))
+    request = requests[client][0]
+    same = all(getattr(reply, name) == getattr(request, name) for name in _REPEATED)
+    unreadable = (reply.experiment, reply.kind) == (messages.UNREADABLE, "refused")
+    if not (same or unreadable) or reply.kind not in (request.kind, "refused"):
+        what = f"client {client}: {reply.kind} of round {reply.round}"
+        replies.strays[f"{what}, late or replayed"] += 1
+    elif client in replies.accepted:
+        replies.strays[f"client {client}: replies again"] += 1
+    elif reply.kind == "refused":
+        replies.refused[client] = one_line(reply.fields.get("reason"))
     else:
         try:
-            answers.good[client] = take(message)
-            answers.rejected.pop(client, None)
+            replies.accepted[client] = accept(reply)
+            replies.rejected.pop(client, None)
         except (Rejected, WireError) as error:
-            answers.rejected[client] = messages.line(error)
+            replies.rejected[client] = one_line(error)

@@ -1,43 +1,59 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""A client's half of an algorithm on its own data, compiled once.
+"""The client's half of an algorithm on the node's own rows, compiled once.
 
-The same functions that the simulator maps over a cohort, for the one client that lives
-here: same keys, same shapes, same capacity.
+These are the functions that the simulator maps over a cohort, for the one client of
+this node: same keys, same shapes, same capacity.
 """
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from itertools import count, islice
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fedblend import keys, trees
 from fedblend.checks import fits
+from fedblend.config.data import splits_of
 from fedblend.core import Algorithm, Down, Key, PyTree, Shard, Up
-from fedblend.data.federated import FederatedData, Shards, rows_held_out
+from fedblend.data.dataset import DataError
+from fedblend.data.federated import (
+    FederatedData,
+    Shards,
+    gather,
+    held_out,
+    rows_held_out,
+)
+from fedblend.data.readers.read import read_new_rows
+from fedblend.deploy.contract import SPLITS, Contract, Deployment, deployment
+from fedblend.deploy.ops.settings import NodeSettings
+from fedblend.errors import ConfigError
 from fedblend.metrics import Metric
 from fedblend.simulation import aggregators, early_stopping
 from fedblend.simulation.early_stopping import HELD_OUT, Budget, Look
 from fedblend.simulation.evaluate import evaluate_client
 
+Measured = dict[str, dict[str, dict[str, float]]]
+"""A measure by split, model and metric."""
+
 
 class Alone(NamedTuple):
-    """Training alone, to compare with."""
+    """Training alone, the alternative to taking part."""
 
     algorithm: Algorithm
     metric: str
-    """Which decides how long."""
+    """Chooses the number of rounds."""
     least: int
     """Rounds to try at least: those of the experiment."""
     rounds: int | None = None
-    """As many were asked for; None for the best on the client's own rows."""
+    """As configured; None for the number that is best on the client's own rows."""
 
 
-class Own(NamedTuple):
-    """What a node computes with: its client id, the method, its rows."""
+class ClientSetup(NamedTuple):
+    """What a node computes with in one experiment."""
 
     client: int
     algorithm: Algorithm
@@ -47,155 +63,205 @@ class Own(NamedTuple):
     splits: Mapping[str, Shards]
     """The client's own rows: shards of a single client each."""
     capacities: Mapping[str, int]
-    """The largest counts in the federation, by split."""
+    """The largest number of rows of any client, by split."""
     measures: Mapping[str, Metric]
     rounds: int = 2**31 - 1
-    """Those of the experiment; a later one is refused."""
-    leave: Callable[[Up], Up] | None = None
-    """What is done to an answer before it leaves, if that comes to something else every
-    time: a round is then answered once."""
-    manner: str = ""
-    """What else was agreed on how answers leave; kept ones of another are not told."""
+    """Those of the experiment; a request for a later one is refused."""
+    perturb: Callable[[Up], Up] | None = None
+    """Adds noise to an update before it leaves; a round is then computed once."""
+    protection: str = ""
+    """Names the clipping or noise; replies that are kept under another are not sent."""
     precision: str | None = None
     """"float32" or "float64"; that of the process if None."""
     central: Shard | None = None
     """Shapes and dtypes of the server's own rows, where it has some."""
     clients: int | None = None
-    """How many there are in the federation, if it is known here."""
+    """How many the federation has, if that is known here."""
     alone: Alone | None = None
 
 
-class Deployment(NamedTuple):
-    """What a client is told to make the model that it uses."""
+def rows_of(settings: NodeSettings, contract: Contract) -> dict[str, Shards]:
+    """The node's rows, a part of them held out as the configuration says.
 
-    message: Down
-    shared: PyTree = ()
-    """The shared model, where the message holds it in another form."""
+    Raises:
+        DataError: the file cannot be read, or its rows are not of the task.
+    """
+    data, source = contract.nodes, settings.data
+    read = read_new_rows(
+        source.file,
+        contract.task,
+        target=source.target,
+        client=source.client,
+        inputs=source.inputs,
+    )
+    assert not isinstance(data.test, str)
+    parts = held_out(
+        np.arange(len(read.rows[0])),
+        settings.client,
+        validation=data.validation,
+        test=data.test,
+        seed=data.seed,
+        split=splits_of(data, contract.config.run.seed)[0],
+    )
+    if not len(parts[0]):
+        raise DataError(f"{source.file}: no row is left to train on")
+    return {
+        name: gather(read.rows, [part])
+        for name, part in zip(SPLITS, parts, strict=True)
+        if name in contract.splits
+    }
 
 
-def first_word(algorithm: Algorithm, params, join, central, key) -> Down:
-    """The server's first word, from what enrollment says; for its shapes."""
-    aggregate = aggregators.finish(aggregators.empty(join), 1.0)
-    return trees.strongly_typed(algorithm.start(params, aggregate, central, key))[0]
+def client_setup(
+    client: int,
+    contract: Contract,
+    terms: Mapping[str, Any],
+    splits: Mapping[str, Shards],
+) -> ClientSetup:
+    """The setup of a client with these rows, under the terms of the server.
 
-
-def deployment(algorithm: Algorithm, down: Down, request, params) -> Deployment:
-    """What is told to a client with this request."""
-    message = down if algorithm.needs.whole else algorithm.tell(down, request)
-    forms = (jax.tree.structure(params), jax.tree.structure(None))
-    plain = jax.tree.structure(message.shared) in forms
-    return Deployment(message, () if plain else down.shared)
+    Raises:
+        ConfigError: the terms do not fit the configuration or the rows.
+    """
+    built, config = contract.method(contract.facts(terms, splits)), contract.config
+    capacities = contract.capacities(terms, splits)
+    if client >= contract.clients:
+        raise ConfigError(
+            f"data.clients: {contract.clients}, and this node is client {client}"
+        )
+    alone, budget = None, contract.budget_alone(built)
+    if built.local is not None and budget is not None:
+        metric, rounds = budget.metric or "loss", config.run.rounds
+        alone = Alone(built.local, metric, rounds, budget.rounds)
+    return ClientSetup(
+        client=client,
+        clients=contract.clients,
+        algorithm=built.algorithm,
+        params=contract.params,
+        root=contract.root,
+        splits=splits,
+        capacities=capacities,
+        measures=built.measures,
+        rounds=config.run.rounds,
+        precision=config.run.precision,
+        central=contract.central_shapes(),
+        alone=alone,
+    )
 
 
 class Executor:
     """What one node computes in one experiment."""
 
-    def __init__(self, own: Own):
-        self.own, algorithm = own, own.algorithm
-        if own.clients is not None:
-            fits(algorithm.needs, own.clients)
+    def __init__(self, setup: ClientSetup):
+        self.setup, algorithm = setup, setup.algorithm
+        if setup.clients is not None:
+            fits(algorithm.needs, setup.clients)
         self.shard = self._shard("train")
-        key = keys.at(own.root, "client", 0, self.shard.id)
+        self.train_rows = setup.splits["train"].total
+        key = keys.at(setup.root, "client", 0, self.shard.id)
         self.join, self.state = jax.eval_shape(
-            partial(_enroll, algorithm), own.params, self.shard, key
+            partial(_enroll, algorithm), setup.params, self.shard, key
         )
         self.request = jax.eval_shape(algorithm.ask, self.state, self.shard)
-        down = jax.eval_shape(
-            partial(first_word, algorithm), own.params, self.join, own.central, key
-        )
+
+        def first_down(params, join, central, key) -> Down:
+            aggregate = aggregators.finish(aggregators.empty(join), 1.0)
+            return trees.strongly_typed(
+                algorithm.start(params, aggregate, central, key)
+            )[0]
+
+        down = jax.eval_shape(first_down, setup.params, self.join, setup.central, key)
         self.message = jax.eval_shape(algorithm.tell, down, self.request)
-        self.deployed = jax.eval_shape(
-            partial(deployment, algorithm), down, self.request, own.params
+        self.deployment = jax.eval_shape(
+            partial(deployment, algorithm), down, self.request, setup.params
         )
 
     def enroll(self, params: PyTree) -> tuple[PyTree, PyTree]:
-        """What the client says first, and its state."""
-        key = keys.at(self.own.root, "enroll", 0, self.shard.id)
-        return _enroll(self.own.algorithm, params, self.shard, key)
+        """What the client sends at enrollment, and its state."""
+        key = keys.at(self.setup.root, "enroll", 0, self.shard.id)
+        return _enroll(self.setup.algorithm, params, self.shard, key)
 
     def ask(self, state: PyTree) -> PyTree:
-        """What the client needs of a message."""
-        return _ask(self.own.algorithm, state, self.shard)
+        """What part of the server's message the client needs."""
+        return _ask(self.setup.algorithm, state, self.shard)
 
-    def client(self, down: Down, state: PyTree) -> tuple[Up, PyTree]:
-        """A round."""
-        key = keys.at(self.own.root, "client", down.round, self.shard.id)
-        return _client(self.own.algorithm, down, state, self.shard, key)
+    def update(self, down: Down, state: PyTree) -> tuple[Up, PyTree]:
+        """The client's update of a round, and its next state."""
+        key = keys.at(self.setup.root, "client", down.round, self.shard.id)
+        return _update(self.setup.algorithm, down, state, self.shard, key)
 
-    def measure(self, told: Deployment, state: PyTree) -> tuple[PyTree, dict]:
-        """The client's model, and ``{split: {model: {metric: value}}}``."""
-        key = keys.at(self.own.root, "personal", told.message.round, self.shard.id)
-        measures = tuple(self.own.measures.items())
-        held = {name: self._shard(name) for name in self.own.splits}
-        algorithm = self.own.algorithm
-        model, seen = _look(algorithm, measures, told, state, self.shard, held, key)
-        return model, jax.tree.map(float, seen)
-
-    def alone(self, params: PyTree) -> tuple[dict[str, dict[str, float]], Budget]:
-        """``{split: {metric: value}}`` of training alone, and how long it took.
-
-        With a number of rounds that was asked for it is the simulator's training alone;
-        the best number a node can only choose on rows of its own.
-        """
-        assert self.own.alone is not None
-        of = self.own.alone
-        known = Budget(of.rounds) if of.rounds is not None else self._best(params, of)
-        only = Executor(self.own._replace(algorithm=of.algorithm, alone=None))
-        number, state = next(islice(only._silently(params), known.rounds, None))
-        return only._seen_alone(number, state), known
-
-    def _best(self, params: PyTree, of: Alone) -> Budget:
-        """The best number of rounds on validation rows, or held-out training rows."""
-        own, room = self.own, self.own.capacities
-        held = FederatedData(own.splits["train"], own.splits.get("validation"))
-        if not held.validates:
-            held = held.holding_out(HELD_OUT).select([0])
-            apart = rows_held_out(room["train"], HELD_OUT)
-            room = {"train": room["train"] - apart, "validation": max(apart, 1)}
-        own = own._replace(splits=held.splits, capacities=room)
-        trial = Executor(own._replace(algorithm=of.algorithm, alone=None))
-        seen, wanted, least = (
-            [],
-            early_stopping.looks(),
-            early_stopping.least_rounds(of.least),
+    def measure(self, deployed: Deployment, state: PyTree) -> tuple[PyTree, Measured]:
+        """The model that the client deploys, and its measures."""
+        round = deployed.message.round
+        key = keys.at(self.setup.root, "personal", round, self.shard.id)
+        measures = tuple(self.setup.measures.items())
+        held = {name: self._shard(name) for name in self.setup.splits}
+        model, measured = _measure(
+            self.setup.algorithm, measures, deployed, state, self.shard, held, key
         )
-        at = 0
-        for number, state in trial._silently(params):
+        return model, jax.tree.map(float, measured)
+
+    def train_alone(self, params: PyTree) -> tuple[dict[str, dict[str, float]], Budget]:
+        """``{split: {metric: value}}`` of training alone, and the number of rounds.
+
+        With a configured number of rounds this is the simulator's training alone; the
+        best number a node can only choose on its own rows.
+        """
+        assert self.setup.alone is not None
+        alone = self.setup.alone
+        budget = (
+            self._best(params, alone) if alone.rounds is None else Budget(alone.rounds)
+        )
+        only = Executor(self.setup._replace(algorithm=alone.algorithm, alone=None))
+        number, state = next(islice(only._states_alone(params), budget.rounds, None))
+        return only._measure_alone(number, state), budget
+
+    def _best(self, params: PyTree, alone: Alone) -> Budget:
+        """The best number of rounds on validation rows, or held-out training rows."""
+        setup, room = self.setup, self.setup.capacities
+        data = FederatedData(setup.splits["train"], setup.splits.get("validation"))
+        if not data.validates:
+            data = data.holding_out(HELD_OUT).select([0])
+            held_out = rows_held_out(room["train"], HELD_OUT)
+            room = {"train": room["train"] - held_out, "validation": max(held_out, 1)}
+        setup = setup._replace(splits=data.splits, capacities=room)
+        trial = Executor(setup._replace(algorithm=alone.algorithm, alone=None))
+        least = early_stopping.least_rounds(alone.least)
+        looks, at, wanted = [], 0, early_stopping.looks()
+        for number, state in trial._states_alone(params):
             if number < at:
                 continue
-            values = trial._seen_alone(number, state)["validation"]
-            second = 0.0
-            if "loss" in values:
-                second = early_stopping.score(own.measures["loss"], values["loss"])
-            score = early_stopping.score(own.measures[of.metric], values[of.metric])
-            seen.append(Look(number, score, second))
+            values = trial._measure_alone(number, state)["validation"]
+            score, second = (
+                early_stopping.score(setup.measures[name], values[name])
+                if name in values
+                else 0.0
+                for name in (alone.metric, "loss")
+            )
+            looks.append(Look(number, score, second))
             at = next(wanted)
-            if number and early_stopping.over(seen, least):
+            if number and early_stopping.over(looks, least):
                 break
-        return early_stopping.chosen(seen, least, "its own rows", of.metric)
+        return early_stopping.chosen(looks, least, "its own rows", alone.metric)
 
-    def _silently(self, params: PyTree) -> Iterator[tuple[int, PyTree]]:
-        """The state after 0, 1, 2, ... rounds in which nothing is told."""
+    def _states_alone(self, params: PyTree) -> Iterator[tuple[int, PyTree]]:
+        """The state after 0, 1, 2, ... rounds in which the server sends nothing."""
         _, state = self.enroll(params)
         for number in count():
             yield number, state
-            _, state = self.client(_nothing(number), state)
+            _, state = self.update(_empty_down(number), state)
 
-    def _seen_alone(self, number: int, state: PyTree) -> dict[str, dict[str, float]]:
-        _, seen = self.measure(Deployment(_nothing(number)), state)
-        return {split: models["personal"] for split, models in seen.items()}
-
-    def counts(self) -> dict[str, int]:
-        """The client's rows in each split."""
-        return {name: split.total for name, split in self.own.splits.items()}
+    def _measure_alone(self, number: int, state: PyTree) -> dict[str, dict[str, float]]:
+        _, measured = self.measure(Deployment(_empty_down(number)), state)
+        return {split: models["personal"] for split, models in measured.items()}
 
     def _shard(self, split: str) -> Shard:
-        rows = self.own.splits[split]
+        rows = self.setup.splits[split]
         start, count, id = (
             jnp.asarray(number, jnp.int32)
-            for number in (0, rows.total, self.own.client)
+            for number in (0, rows.total, self.setup.client)
         )
-        capacity = self.own.capacities[split]
+        capacity = self.setup.capacities[split]
         # Room for as many rows as any client has: the compiled functions are the same
         # for all clients, and a window of no rows at all could not be read.
         examples = jax.tree.map(
@@ -207,7 +273,7 @@ class Executor:
         return Shard(examples, start, count, id, capacity)
 
 
-def _nothing(round: int) -> Down:
+def _empty_down(round: int) -> Down:
     return Down(None, jnp.asarray(round, jnp.int32))
 
 
@@ -222,18 +288,19 @@ def _ask(algorithm: Algorithm, state, shard):
 
 
 @partial(jax.jit, static_argnums=0)
-def _client(algorithm: Algorithm, message, state, shard, key):
+def _update(algorithm: Algorithm, message, state, shard, key):
     up, after = algorithm.client(message, state, shard, key)
     return up._replace(mean_gradient=None, step_sum=None), after
 
 
 @partial(jax.jit, static_argnums=(0, 1))
-def _look(algorithm: Algorithm, measures, told: Deployment, state, shard, held, key):
-    model = algorithm.personal(told.message, state, shard, key)
-    shared = told.shared if jax.tree.leaves(told.shared) else told.message.shared
+def _measure(algorithm: Algorithm, measures, deployed, state, shard, held, key):
+    model = algorithm.personal(deployed.message, state, shard, key)
+    has_shared = jax.tree.leaves(deployed.shared)
+    shared = deployed.shared if has_shared else deployed.message.shared
     found = evaluate_client(algorithm, dict(measures), model, shared, held)
-    seen = {
-        split: {name: numbers for name, (numbers, _) in models.items()}
+    measured = {
+        split: {name: values for name, (values, _) in models.items()}
         for split, models in found.items()
     }
-    return model, seen
+    return model, measured

@@ -2,25 +2,26 @@
 # SPDX-License-Identifier: Apache-2.0
 """A node: one client of a federation, its states on its own disk.
 
-It answers messages. Round r is computed from the state that the message names
-(``base``, the last round of this client that the server counted), and leaves state r
-beside it: a message that comes twice, an answer that was lost, a round that was not
-counted, or a restart in between change nothing: what was answered is told again, or
-computed again to the bit. States and answers that no message can ask for any more are
-removed.
+A node replies to messages. It computes round r from the state that the message names
+(``base``, the last round of this client that the server counted) and writes state r
+beside it. A message that comes twice, a reply that was lost, a round that was not
+counted or a restart in between change nothing: the node sends the same reply again, or
+computes it again to the bit. It removes states and replies that no message can ask for
+any more.
 
 ::
 
     FOLDER/lock                           one message at a time
-    FOLDER/EXPERIMENT/terms.json          what was agreed when the node was enrolled
+    FOLDER/EXPERIMENT/terms.json          the terms under which the node was enrolled
     FOLDER/EXPERIMENT/state-R             after round R; -1 is enrollment
-    FOLDER/EXPERIMENT/answer-R            what left in round R, to be told again
-    FOLDER/EXPERIMENT/personal.safetensors  the model that this client uses
+    FOLDER/EXPERIMENT/reply-R             the reply of round R, to be sent again
+    FOLDER/EXPERIMENT/personal.safetensors  the model that this client deploys
 """
 
 import json
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,21 +29,23 @@ import jax
 import jax.numpy as jnp
 
 from fedblend import keys
-from fedblend.deploy import messages
-from fedblend.deploy.client import storage
-from fedblend.deploy.client.executor import Executor
-from fedblend.deploy.messages import ENROLLED, Message
+from fedblend.core import PyTree
+from fedblend.deploy import message as messages
+from fedblend.deploy.client import state as states
+from fedblend.deploy.client.executor import Executor, Measured
+from fedblend.deploy.message import ENROLLED, Message, encode, one_line
+from fedblend.deploy.worker import Handler
 from fedblend.simulation.checkpoint import write_atomically
 from fedblend.simulation.precision import precision
-from fedblend.simulation.serialize import WireError, as_tree, pack, unpack
+from fedblend.simulation.serialize import WireError, as_tree, pack, traveling, unpack
 
 
 class Refusal(ValueError):
-    """A node will not do what a message asks, and why: one line.
+    """A node does not do what a message asks, and why: one line.
 
     Args:
-        reason: what the other side is told.
-        detail: what the owner alone is told, if that is more.
+        reason: what the server gets to know.
+        detail: what the node's own audit gets to know, if that is more.
     """
 
     def __init__(self, reason: str, detail: str = ""):
@@ -50,222 +53,223 @@ class Refusal(ValueError):
         self.detail = detail or reason
 
 
-class Rules(NamedTuple):
-    """What the owner of a node lets happen.
+class Permissions(NamedTuple):
+    """What the operator of a node permits, for one message."""
 
-    join       (terms) -> Part: builds what the terms ask for, or raises a ``Refusal``;
-               asked for every message, because the owner may change his mind.
-    meet       (words) -> words: what the node says of itself, or a ``Refusal``.
-    reveal     ({split: {model: {metric: value}}}, counts) -> the same: what may leave.
-    note       (event, fields) -> head: writes to the audit log, whose newest hash every
-               answer tells.
-    longest    () -> bytes of a message that are read at all, None without a limit.
-    """
-
-    join: Callable[[Mapping[str, Any]], Executor]
-    meet: Callable[[Mapping[str, Any]], dict[str, Any]]
-    reveal: Callable[[dict, dict[str, int]], dict]
-    note: Callable[..., str]
-    longest: Callable[[], int | None]
+    describe: Callable[[Mapping[str, Any]], dict[str, Any]]
+    """From the fields of a message to the node's description, or a ``Refusal``."""
+    executor: Callable[[Mapping[str, Any]], Executor]
+    """From the terms of an experiment to what computes it, or a ``Refusal``."""
+    disclosed: Callable[[Measured, dict[str, int]], Measured]
+    """Those of the measures that may leave the node; also given the rows of a split."""
+    max_bytes: int | None = None
+    """Of a message; a longer one is not read."""
 
 
 class Node:
-    """Answers messages; all that it knows is on its disk."""
+    """Replies to messages; everything that it remembers is on its disk.
 
-    def __init__(self, folder: Path, client: int, rules: Rules):
-        self.folder, self.client, self.rules = folder, client, rules
+    Args:
+        folder: of the node's states.
+        client: its client id.
+        permissions: called once for every message.
+        note: writes an event and its fields to the audit; returns the newest hash,
+            which every reply has.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        client: int,
+        permissions: Callable[[], Permissions],
+        note: Callable[..., str],
+    ):
+        self.folder, self.client = folder, client
+        self.permissions, self.note = permissions, note
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
 
-    def answer(self, data: bytes) -> bytes:
-        """The answer to a message; what cannot be done is refused in one line."""
-        message = Message("refused", messages.UNREAD, self.client)
+    def handler(self) -> Handler:
+        """What replies to the next message, with the permissions as they are now."""
+        permissions = self.permissions()
+        return Handler(partial(self._reply, permissions), permissions.max_bytes)
+
+    def reply(self, data: bytes) -> bytes:
+        """The reply to a message; one line of refusal where it cannot be met."""
+        return self.handler().reply(data)
+
+    def _reply(self, permissions: Permissions, data: bytes) -> bytes:
+        request = Message("refused", messages.UNREADABLE, self.client)
         try:
-            message = messages.read(data, self.rules.longest())
-            with storage.alone(self.folder):
-                return self._done(message)
-        except Refusal as error:
-            why, detail = messages.line(error), messages.line(error.detail)
-        except WireError as error:
-            why = detail = messages.line(error)
-        except OSError as error:
-            why, detail = f"disk: {error.strerror}", messages.line(error)
+            request = messages.decode(data, permissions.max_bytes)
+            with states.locked(self.folder):
+                return self._handle(permissions, request)
         except Exception as error:
-            # What went wrong in detail may tell of rows: it is for the owner alone.
-            why, detail = f"failed: {type(error).__name__}", messages.line(error)
-        # A full disk takes no log either, and the other side must hear of it.
+            return self._refuse(request, error)
+
+    def _refuse(self, request: Message, error: Exception) -> bytes:
+        detail = one_line(getattr(error, "detail", error))
+        if isinstance(error, Refusal | WireError):
+            reason = one_line(error)
+        elif isinstance(error, OSError):
+            reason = f"disk: {error.strerror}"
+        else:
+            # The text of an error may quote rows: it is for the operator alone.
+            reason = f"failed: {type(error).__name__}"
+        # A full disk takes no audit line either, and the server must get to know.
         with suppress(Exception):
-            self.rules.note("refused", message=message.kind, reason=why, detail=detail)
-        refusal = message.answer("refused", reason=why)
-        return messages.write(refusal._replace(client=self.client))
+            self.note("refused", message=request.kind, reason=reason, detail=detail)
+        return encode(
+            request.reply("refused", reason=reason)._replace(client=self.client)
+        )
 
-    def _done(self, message: Message) -> bytes:
-        """What a message asks for is done; the answer."""
-        addressed = (self.client, messages.UNKNOWN)[: 1 + (message.kind == "meet")]
-        if message.kind == "refused" or message.client not in addressed:
+    def _handle(self, permissions: Permissions, request: Message) -> bytes:
+        kind, round = request.kind, request.round
+        addressed = (
+            {self.client, messages.UNKNOWN} if kind == "describe" else {self.client}
+        )
+        if kind == "refused" or request.client not in addressed:
             raise Refusal(
-                f"client: a message of kind {message.kind!r} to client "
-                f"{message.client}, this node is client {self.client}"
+                f"client: a message of kind {kind!r} to client {request.client}, this "
+                f"node is client {self.client}"
             )
-        if message.kind in ("round", "measure") and message.round < 0:
-            raise Refusal(f"message: there is no round {message.round}")
-        if message.kind == "round" and message.base >= message.round:
+        if kind in ("round", "measure") and round < 0:
+            raise Refusal(f"message: there is no round {round}")
+        if kind == "round" and request.base >= round:
             raise Refusal(
-                f"message: round {message.round} cannot start from round {message.base}"
+                f"message: round {round} cannot start from round {request.base}"
             )
-        if message.kind == "meet":
-            return self._meet(message)
-        enrolled = message.kind != "enroll"
-        part = self._part(message) if enrolled else self.rules.join(message.words)
-        do = {
-            "enroll": self._enroll,
-            "round": self._round,
-            "measure": self._measure,
-        }[message.kind]
-        width = part.own.precision
+        if kind == "describe":
+            description = permissions.describe(request.fields)
+            audit = self.note("described", experiment=request.experiment)
+            head = request._replace(client=self.client)
+            return encode(head.reply(**description, audit=audit))
+        place = self.folder / request.experiment
+        terms = request.fields if kind == "enroll" else _terms(place)
+        executor = permissions.executor(terms)
+        width = executor.setup.precision
         with nullcontext() if width is None else precision(width):
-            return do(part, message)
+            if kind == "enroll":
+                return self._enroll(executor, place, request)
+            if kind == "round":
+                return self._round(executor, place, request)
+            return self._measure(executor, place, request, permissions.disclosed)
 
-    def _meet(self, message: Message) -> bytes:
-        said = self.rules.meet(message.words)
-        audit = self.rules.note("met", experiment=message.experiment)
-        head = message._replace(client=self.client)
-        return messages.write(head.answer(**said, audit=audit))
-
-    def _enroll(self, part: Executor, message: Message) -> bytes:
-        place = self._place(message)
-        about, said = {"experiment": message.experiment}, messages.digest(message)
-        kept = storage.read_answer(place, ENROLLED, said, part.own.manner)
-        if kept is not None:
-            self.rules.note("enrolled", **about)
-            return kept
-        params = jax.tree.map(jnp.asarray, as_tree(message.arrays, part.own.params))
-        join, state = part.enroll(params)
+    def _enroll(self, executor: Executor, place: Path, request: Message) -> bytes:
+        setup, digest = executor.setup, messages.digest_of(request)
+        sent = states.read_reply(place, ENROLLED, digest, setup.protection)
+        if sent is not None:
+            self.note("enrolled", experiment=request.experiment)
+            return sent
+        params = jax.tree.map(jnp.asarray, as_tree(request.arrays, setup.params))
+        join, state = executor.enroll(params)
         place.mkdir(parents=True, exist_ok=True, mode=0o700)
         write_atomically(place / "params", pack(params))
-        storage.write_state(place, ENROLLED, state, said)
-        storage.write_terms(place, message.words)
-        head = message.answer(audit=self.rules.note("enrolled", **about))
-        answer = messages.write(head, (join, part.ask(state)))
-        storage.write_answer(place, ENROLLED, said, part.own.manner, answer)
-        return answer
+        states.write_state(place, ENROLLED, state, digest)
+        states.write_terms(place, request.fields)
+        audit = self.note("enrolled", experiment=request.experiment)
+        reply = encode(request.reply(audit=audit), (join, executor.ask(state)))
+        states.write_reply(place, ENROLLED, digest, setup.protection, reply)
+        return reply
 
-    def _round(self, part: Executor, message: Message) -> bytes:
-        place = self._place(message)
-        if message.round >= part.own.rounds:
-            raise Refusal(
-                f"message: round {message.round} of an experiment of {part.own.rounds}"
-            )
-        said, leave = messages.digest(message), part.own.leave
-        if leave is not None and not storage.new_or_same(place, message.round, said):
-            raise Refusal(
-                f"message: round {message.round} was asked for with another message; "
-                "under noise it is answered once"
-            )
-        about = {"experiment": message.experiment, "round": message.round}
-        manner = part.own.manner
-        if leave is None:
+    def _round(self, executor: Executor, place: Path, request: Message) -> bytes:
+        setup, round = executor.setup, request.round
+        if round >= setup.rounds:
+            raise Refusal(f"message: round {round} of an experiment of {setup.rounds}")
+        digest, protection = messages.digest_of(request), setup.protection
+        if setup.perturb is None:
             # Where messages are empty only the state tells two histories apart.
-            manner = f"{manner} from {storage.seal_of_state(place, message.base)}"
-        kept = storage.read_answer(place, message.round, said, manner)
-        if kept is not None:
-            self.rules.note("round", **about)
-            return kept
-        state = self._state(place, message.base, part)
-        down = self._told(message, part.message, part)
-        up, after = jax.block_until_ready(part.client(down, state))
-        storage.write_state(place, message.round, after, said)
-        storage.forget(place, message.base, message.round)
-        changed = self._asked_anew(part, state, after)
-        asked = bool(jax.tree.leaves(changed))
-        head = message.answer(asked=asked, audit=self.rules.note("round", **about))
-        leaving = up if leave is None else leave(up)
-        answer = messages.write(head, (leaving, changed))
-        storage.write_answer(place, message.round, said, manner, answer)
-        return answer
-
-    def _measure(self, part: Executor, message: Message) -> bytes:
-        place = self._place(message)
-        if message.round > part.own.rounds:
+            protection += f" from {states.hash_of_state(place, request.base)}"
+        elif not states.is_first_request(place, round, digest):
             raise Refusal(
-                f"message: a measure after round {message.round} of an experiment of "
-                f"{part.own.rounds}"
+                f"message: round {round} was asked for with another message; under "
+                "noise it is computed once"
             )
-        state = self._state(place, message.base, part)
-        told = self._told(message, part.deployed, part)
-        model, seen = part.measure(told, state)
-        words = {"format": "fedblend", "round": str(message.round)}
-        name = {**words, "client": str(self.client)}
-        write_atomically(place / "personal.safetensors", pack(model, name))
-        counts = part.counts()
-        about: dict[str, Any] = {}
-        if message.words.get("last") and part.own.alone is not None:
-            params = as_tree(
-                unpack((place / "params").read_bytes())[0], part.own.params
-            )
-            alone, budget = part.alone(params)
-            for split, values in alone.items():
-                seen[split]["local"] = values
-            about["rounds_alone"] = budget.rounds
-        revealed = self.rules.reveal(seen, counts)
-        write_atomically(place / "measures.json", json.dumps(seen).encode())
-        audit = self.rules.note(
-            "measured",
-            experiment=message.experiment,
-            round=message.round,
-            told={split: sorted(models) for split, models in revealed.items()},
-            **about,
-        )
-        told_measures = _spoken(revealed)
-        return messages.write(message.answer(measures=told_measures, audit=audit))
+        sent = states.read_reply(place, round, digest, protection)
+        event = {"experiment": request.experiment, "round": round}
+        if sent is not None:
+            self.note("round", **event)
+            return sent
+        state = _state(executor, place, request.base)
+        down = _received(executor, request, executor.message)
+        up, after = jax.block_until_ready(executor.update(down, state))
+        states.write_state(place, round, after, digest)
+        states.remove_old(place, request.base, round)
+        ask = _changed_ask(executor, state, after)
+        asks = bool(jax.tree.leaves(ask))
+        head = request.reply(asked=asks, audit=self.note("round", **event))
+        reply = encode(head, (up if setup.perturb is None else setup.perturb(up), ask))
+        states.write_reply(place, round, digest, protection, reply)
+        return reply
 
-    def _told(self, message: Message, template: Any, part: Executor) -> Any:
-        """The message in a message; the number of its round is in the head."""
-        root, at = part.own.root, message.round
-        key = keys.at(root, "server", at - 1) if at else keys.at(root, "start")
-        told = messages.content(message, _without_round(template), key)
-        number = jnp.asarray(message.round, jnp.int32)
-        told = jax.tree.map(jnp.asarray, told)
-        if hasattr(told, "message"):
-            return told._replace(message=told.message._replace(round=number))
-        return told._replace(round=number)
-
-    def _asked_anew(self, part: Executor, before: Any, after: Any) -> Any:
-        """What the client asks for, if that has changed; else nothing travels."""
-        if not jax.tree.leaves(part.request):
-            return ()
-        old, new = (pack(messages.traveling(part.ask(s))) for s in (before, after))
-        return () if old == new else part.ask(after)
-
-    def _part(self, message: Message) -> Executor:
-        try:
-            return self.rules.join(storage.read_terms(self._place(message)))
-        except FileNotFoundError:
+    def _measure(
+        self, executor: Executor, place: Path, request: Message, disclosed: Callable
+    ) -> bytes:
+        setup, round, event = executor.setup, request.round, {}
+        if round > setup.rounds:
             raise Refusal(
-                f"experiment: {message.experiment} is not known here; the node was not "
-                "enrolled in it, or has lost its folder"
-            ) from None
-
-    def _state(self, place: Path, base: int, part: Executor) -> Any:
-        return jax.tree.map(jnp.asarray, storage.read_state(place, base, part.state))
-
-    def _place(self, message: Message) -> Path:
-        return self.folder / message.experiment
-
-
-def _without_round(template: Any) -> Any:
-    if hasattr(template, "message"):
-        return template._replace(message=template.message._replace(round=None))
-    return template._replace(round=None)
-
-
-def _spoken(measures: dict) -> dict:
-    """Values as JSON has them: what is not a number is left out."""
-    return {
-        split: {
-            model: {
-                name: value for name, value in metrics.items() if value - value == 0
-            }
-            for model, metrics in models.items()
+                f"message: a measure after round {round} of an experiment of "
+                f"{setup.rounds}"
+            )
+        state = _state(executor, place, request.base)
+        deployed = _received(executor, request, executor.deployment)
+        model, measured = executor.measure(deployed, state)
+        metadata = {
+            "format": "fedblend",
+            "round": str(round),
+            "client": str(self.client),
         }
-        for split, models in measures.items()
-    }
+        write_atomically(place / "personal.safetensors", pack(model, metadata))
+        if request.fields.get("last") and setup.alone is not None:
+            arrays, _ = unpack((place / "params").read_bytes())
+            alone, budget = executor.train_alone(as_tree(arrays, setup.params))
+            for split, values in alone.items():
+                measured[split]["local"] = values
+            event["rounds_alone"] = budget.rounds
+        counts = {name: split.total for name, split in setup.splits.items()}
+        shown = disclosed(measured, counts)
+        write_atomically(place / "measures.json", json.dumps(measured).encode())
+        audit = self.note(
+            "measured",
+            experiment=request.experiment,
+            round=round,
+            sent={split: sorted(models) for split, models in shown.items()},
+            **event,
+        )
+        return encode(request.reply(measures=shown, audit=audit))
+
+
+def _terms(place: Path) -> dict[str, Any]:
+    try:
+        return states.read_terms(place)
+    except FileNotFoundError:
+        raise Refusal(
+            f"experiment: {place.name} is not known here; the node was not enrolled in "
+            "it, or has lost its folder"
+        ) from None
+
+
+def _state(executor: Executor, place: Path, base: int) -> PyTree:
+    return jax.tree.map(jnp.asarray, states.read_state(place, base, executor.state))
+
+
+def _received(executor: Executor, request: Message, template: Any) -> Any:
+    """The server's message, or deployment; the number of its round is in the head."""
+    root, round = executor.setup.root, request.round
+    key = keys.at(root, "server", round - 1) if round else keys.at(root, "start")
+    found = messages.payload_of(request, _at_round(template, None), key)
+    found = jax.tree.map(jnp.asarray, found)
+    return _at_round(found, jnp.asarray(round, jnp.int32))
+
+
+def _at_round(received: Any, round: jax.Array | None) -> Any:
+    if hasattr(received, "message"):
+        return received._replace(message=received.message._replace(round=round))
+    return received._replace(round=round)
+
+
+def _changed_ask(executor: Executor, before: PyTree, after: PyTree) -> PyTree:
+    """What the client asks for, if a round has changed it; else nothing travels."""
+    if not jax.tree.leaves(executor.request):
+        return ()
+    old, new = (pack(traveling(executor.ask(state))) for state in (before, after))
+    return () if old == new else executor.ask(after)

@@ -2,14 +2,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """``policy.toml``: what the operator of a node agrees to.
 
-The node reads it before every message, so that a change counts at once. The defaults
-are restrictive: methods whose clients send models and nothing else, and rounded
-measures of test rows, if there are enough of them.
+The node reads the file once for every message, so that a change counts at once. The
+defaults are restrictive: methods whose clients send models and nothing else, and
+rounded measures of test rows, if there are enough of them.
 """
 
-import dataclasses
 import math
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -28,7 +28,8 @@ from fedblend.config.schema.table import (
     within,
 )
 from fedblend.config.schema.tables import LossName, Metric, Split
-from fedblend.deploy.ops.settings import load_as
+from fedblend.deploy.ops.settings import parse_as
+from fedblend.errors import ConfigError
 from fedblend.registry import ALGORITHMS
 
 Values = Mapping[str, Mapping[str, Mapping[str, float]]]
@@ -69,7 +70,7 @@ class Accept(Table):
 
 
 class Protect(Table):
-    """What is done to an answer before it leaves."""
+    """What is done to an update before it leaves the node."""
 
     clip: Positive | None = None
     noise: NotNegative = 0.0
@@ -82,7 +83,7 @@ class Protect(Table):
 
 
 class Metrics(Table):
-    """Which measures the server is told."""
+    """Which measures are sent to the server."""
 
     names: Literal["any"] | list[Metric] = Field(default=["loss", "accuracy"])
     splits: list[Split] = Field(default=["test"])
@@ -90,99 +91,75 @@ class Metrics(Table):
     round_to: Annotated[int, within(Number(least=0, most=15, whole=True))] = 3
 
 
-class PolicyFile(Table):
+class Policy(Table):
     """``policy.toml``: every table and every key may be left out."""
 
     accept: Accept = Accept()
     protect: Protect = Protect()
     metrics: Metrics = Metrics()
 
-
-@dataclasses.dataclass(frozen=True)
-class Policy:
-    """What a node agrees to, and what it does to what leaves it."""
-
-    accept: Accept = dataclasses.field(default_factory=Accept)
-    protect: Protect = dataclasses.field(default_factory=Protect)
-    told: Metrics = dataclasses.field(default_factory=Metrics)
-
     def refusal(self, config: Config) -> str | None:
         """Why the node takes no part in an experiment, in one line, or None."""
-        accept, run = self.accept, config.run
-        name, allowed = config.algorithm.name, accept.algorithms
-        if allowed == "updates":
-            allowed = [one for one in ALGORITHMS if sends_updates_only(one)]
-        if not _allows(allowed, name):
-            return _refused("accept.algorithms", "algorithm.name", name, allowed)
-        if not _allows(accept.losses, config.model.loss):
-            return _refused(
-                "accept.losses", "model.loss", config.model.loss, accept.losses
-            )
+        accept, run, loss = self.accept, config.run, config.model.loss
+        name, algorithms = config.algorithm.name, accept.algorithms
+        if algorithms == "updates":
+            algorithms = [one for one in ALGORITHMS if sends_updates_only(one)]
+        if not _allows(algorithms, name):
+            return _line("accept.algorithms", "algorithm.name", name, algorithms)
+        if not _allows(accept.losses, loss):
+            return _line("accept.losses", "model.loss", loss, accept.losses)
         if config.compress is not None and not accept.compress:
-            return _refused("accept.compress", "compress", "a table", "no compression")
+            return _line("accept.compress", "compress", "a table", "no compression")
         if config.compress is not None and self.protect.clip is not None:
             # Encoders scale what was clipped, and memories of both sides must agree.
-            allowed = "no compression of clipped answers"
-            return _refused("protect.clip", "compress", "a table", allowed)
+            allowed = "no compression of clipped updates"
+            return _line("protect.clip", "compress", "a table", allowed)
         if config.select is not None and not accept.select:
-            allowed = "the whole model; which rows of it a node uses is not told"
-            return _refused("accept.select", "select", "a table", allowed)
+            allowed = "the whole model; which rows of it a node uses is not disclosed"
+            return _line("accept.select", "select", "a table", allowed)
         if config.central is not None and config.central.upload and not accept.upload:
             allowed = "a model and no gradients beside it"
-            return _refused("accept.upload", "central.upload", "true", allowed)
+            return _line("accept.upload", "central.upload", "true", allowed)
         if run.rounds > accept.max_rounds:
             allowed = f"at most {accept.max_rounds}"
-            return _refused("accept.max_rounds", "run.rounds", run.rounds, allowed)
+            return _line("accept.max_rounds", "run.rounds", run.rounds, allowed)
         return None
 
     @property
-    def constants(self) -> bool:
-        """Whether constants of the loss are told; nothing clips or blurs them."""
+    def discloses_constants(self) -> bool:
+        """Whether constants of the loss are sent; clipping does not bound them."""
         return self.accept.constants and self.protect.clip is None
 
     def too_few(self, rows: int) -> str | None:
-        """Why so many training rows do not do, in one line, or None.
+        """Why so many training rows are too few, in one line, or None.
 
-        The experiment says how many of a node's rows are held out: with one row left
-        to train on, every answer tells that row.
+        The experiment chooses how many of a node's rows are held out: with one row left
+        to train on, every update tells that row.
         """
         least = self.accept.min_rows
         if rows >= least:
             return None
-        allowed = f"at least {least}"
-        return _refused("accept.min_rows", "training rows", "fewer", allowed)
+        return _line("accept.min_rows", "training rows", "fewer", f"at least {least}")
 
-    def oversize(self, size: int) -> str | None:
-        """Why a message of that many bytes is not taken, in one line, or None."""
-        most = self.accept.max_message_bytes
-        if size <= most:
-            return None
-        allowed = f"at most {most}"
-        return _refused("accept.max_message_bytes", "message bytes", size, allowed)
-
-    def metrics(self, values: Values, counts: Mapping[str, int]) -> dict[str, Any]:
-        """What of these measures may be told, rounded.
+    def disclosed(self, values: Values, counts: Mapping[str, int]) -> dict[str, Any]:
+        """Those of these measures that may be sent, rounded.
 
         Args:
             values: measures by split, model and metric.
             counts: this node's rows in each split.
         """
-        told = self.told
-        enough = [
-            split
-            for split in values
-            if split in told.splits and counts.get(split, 0) >= told.minimum_count
-        ]
+        shown = self.metrics
         found = {
             split: {
                 model: {
-                    name: round(float(value), told.round_to)
+                    name: round(float(value), shown.round_to)
                     for name, value in measured.items()
-                    if _allows(told.names, name) and math.isfinite(value)
+                    if _allows(shown.names, name) and math.isfinite(value)
                 }
-                for model, measured in values[split].items()
+                for model, measured in models.items()
             }
-            for split in enough
+            for split, models in values.items()
+            if split in shown.splits and counts.get(split, 0) >= shown.minimum_count
         }
         return {
             split: {model: measured for model, measured in models.items() if measured}
@@ -192,21 +169,28 @@ class Policy:
 
 
 def load_policy(path: Path) -> Policy:
-    """Read ``policy.toml``.
+    """Read ``policy.toml``; the same bytes are parsed once.
 
     Raises:
         ConfigError: one line with the file, the key, its value and what is allowed.
     """
-    tables = load_as(PolicyFile, path)
-    return Policy(tables.accept, tables.protect, tables.metrics)
+    try:
+        return _parsed(path.read_bytes(), path)
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror or error}") from None
 
 
-def _allows(allowed: Literal["any"] | Sequence[str], asked: str | None) -> bool:
-    return allowed == "any" or asked in allowed
+@lru_cache(maxsize=4)
+def _parsed(data: bytes, path: Path) -> Policy:
+    return parse_as(Policy, data, path)
 
 
-def _refused(key: str, where: str, asked: Any, allowed: Any) -> str:
-    """One line: the key of the policy, what was asked, what is allowed."""
-    said = "not said" if asked is None else str(asked)
+def _allows(allowed: Literal["any"] | Sequence[str], name: str | None) -> bool:
+    return allowed == "any" or name in allowed
+
+
+def _line(key: str, where: str, value: Any, allowed: str | Sequence[str]) -> str:
+    """One line: the key of the policy, what was asked for, what is allowed."""
+    shown = "not given" if value is None else str(value)
     may = allowed if isinstance(allowed, str) else ", ".join(allowed) or "none"
-    return f"policy {key}: {where} is {said}; allowed: {may}"
+    return f"policy {key}: {where} is {shown}; allowed: {may}"

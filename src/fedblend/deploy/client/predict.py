@@ -1,8 +1,10 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""What a node's own model says of new rows; nothing leaves the node for it."""
+"""Predictions of new rows by the model that an experiment left on a node.
 
-from collections.abc import Iterator
+Nothing leaves the node.
+"""
+
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,35 +14,35 @@ import numpy as np
 
 from fedblend.core import PyTree
 from fedblend.data.readers.read import Task, read_inputs
-from fedblend.deploy.client.storage import read_terms
-from fedblend.deploy.contract import config_in, model_for, task_of
-from fedblend.deploy.ops.settings import Node
+from fedblend.deploy.client.state import read_terms
+from fedblend.deploy.contract import parse_contract
+from fedblend.deploy.ops.settings import NodeSettings
 from fedblend.errors import RunError
-from fedblend.mixing import Apply, Blend, predict
+from fedblend.mixing import Blend, predict
 from fedblend.simulation.precision import precision
 from fedblend.simulation.serialize import WireError, as_tree, unpack
 
 MODEL = "personal.safetensors"
-TOGETHER = 1024
+BATCH = 1024
 """Rows that are computed at once: memory does not grow with the file."""
 
 
-class Predicted(NamedTuple):
-    """Predictions, one a row, and of which model they are."""
+class Predictions(NamedTuple):
+    """Predictions, one a row, and the experiment and round of their model."""
 
     values: list[Any]
     experiment: str
     round: str
 
 
-def predicted(
-    settings: Node, data: str | Path, experiment: str | None = None
-) -> Predicted:
+def predict_rows(
+    settings: NodeSettings, data: str | Path, experiment: str | None = None
+) -> Predictions:
     """Predict rows by the model that an experiment left on this node.
 
     Args:
         settings: of the node.
-        data: .csv, .parquet or .npz with the inputs; targets are not looked at.
+        data: .csv, .parquet or .npz with the inputs; targets are ignored.
         experiment: its id, which is the name of a folder; the newest if None.
 
     Raises:
@@ -48,20 +50,24 @@ def predicted(
         DataError: the rows are not of the experiment's task.
     """
     place = _place(settings, experiment)
-    config = config_in(_terms(place))
-    task, rows = task_of(config), settings.data
+    contract, rows = parse_contract(_terms(place)["config"]), settings.data
     others = [name for name in (rows.target, rows.client) if name is not None]
     array = rows.inputs if isinstance(rows.inputs, str) else None
-    inputs = read_inputs(data, task, inputs=array, others=others)
-    with precision(config.run.precision):
-        model = model_for(config)
-        params = jax.eval_shape(model.init, jax.random.key(0))
-        deployed, words = _deployed(place / MODEL, params)
-        scores = np.concatenate(list(_scores(model.apply, deployed, inputs)))
-    return Predicted(_answers(scores, task), place.name, words.get("round", ""))
+    inputs = read_inputs(data, contract.task, inputs=array, others=others)
+    with precision(contract.config.run.precision):
+        apply = contract.model.apply
+        model, metadata = _read_model(place / MODEL, contract.params)
+        scores = np.concatenate(
+            [
+                np.asarray(predict(apply, model, jnp.asarray(inputs[at : at + BATCH])))
+                for at in range(0, len(inputs), BATCH)
+            ]
+        )
+    values = _predictions(scores, contract.task)
+    return Predictions(values, place.name, metadata.get("round", ""))
 
 
-def _place(settings: Node, experiment: str | None) -> Path:
+def _place(settings: NodeSettings, experiment: str | None) -> Path:
     """The folder of an experiment that left a model."""
     models = sorted(
         settings.folder.glob(f"*/{MODEL}"), key=lambda path: path.stat().st_mtime_ns
@@ -91,26 +97,20 @@ def _terms(place: Path) -> dict[str, Any]:
         raise RunError(f"{place}: {error}") from None
 
 
-def _deployed(path: Path, params: PyTree) -> tuple[PyTree, dict[str, str]]:
-    """The model that the client uses: parameters, or two models and their weight."""
+def _read_model(path: Path, params: PyTree) -> tuple[PyTree, dict[str, str]]:
+    """The model that the client deploys: parameters, or two models and their weight."""
     try:
-        arrays, words = unpack(path.read_bytes())
+        arrays, metadata = unpack(path.read_bytes())
         template = params
         if ".alpha" in arrays:
             weight = jax.ShapeDtypeStruct((), jnp.result_type(float))
             template = Blend(weight, params, params)  # pyright: ignore
-        return jax.tree.map(jnp.asarray, as_tree(arrays, template)), words
+        return jax.tree.map(jnp.asarray, as_tree(arrays, template)), metadata
     except WireError as error:
         raise RunError(f"{path}: {error}") from None
 
 
-def _scores(apply: Apply, model: PyTree, inputs: np.ndarray) -> Iterator[np.ndarray]:
-    for begin in range(0, len(inputs), TOGETHER):
-        rows = jnp.asarray(inputs[begin : begin + TOGETHER])
-        yield np.asarray(predict(apply, model, rows))
-
-
-def _answers(scores: np.ndarray, task: Task) -> list[Any]:
+def _predictions(scores: np.ndarray, task: Task) -> list[Any]:
     """Names of classes, or numbers."""
     if task.kind == "regression":
         return scores.reshape(len(scores), -1)[:, 0].tolist()

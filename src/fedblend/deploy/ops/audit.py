@@ -1,12 +1,13 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""What was done, in lines that cannot be changed unseen.
+"""The audit: a log of what was done, whose lines cannot be changed unseen.
 
 A line of the file is JSON with the time, an event, its fields, the hash of the line
 before and its own. Editing, removing or swapping lines breaks the chain. Cutting lines
-off at the end does not, so the newest hash, the ``head``, is told to the other side.
+off at the end does not, so every reply carries the newest hash, the ``head``, to the
+other side.
 
-A line that a crash cut off is taken off, and the next one says so.
+A line that a crash cut off is removed, and the next line says so.
 """
 
 import datetime
@@ -14,7 +15,7 @@ import fcntl
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from io import FileIO
 from pathlib import Path
@@ -39,14 +40,6 @@ class Verified(NamedTuple):
     head: str
 
 
-def plain(fields: Mapping[str, Any]) -> dict[str, str | int | float | bool]:
-    """Facts as a line takes them: what is no plain value becomes a short text."""
-    return {
-        name: value if isinstance(value, int | float | bool) else str(value)[:400]
-        for name, value in fields.items()
-    }
-
-
 class Audit:
     """A file to which events are added; several processes may, one at a time."""
 
@@ -62,24 +55,32 @@ class Audit:
             return _end(file, self._path)[0]
 
     def append(self, event: str, **fields: str | int | float | bool | None) -> str:
-        """Add an event, on disk when this returns; the answer is the new head.
+        """Add an event, on disk when this returns; returns the new head.
 
         Raises:
             AuditError: the file cannot be continued, or the line is too long.
         """
         with self._locked() as file:
             head, torn = _end(file, self._path)
-            said = b""
+            first = b""
             if torn:
                 digest = hashlib.sha256(torn).hexdigest()
                 about = {"bytes": len(torn), "sha256": digest}
-                head, said = _line("torn line", about, head)
+                head, first = _line("torn line", about, head)
             head, line = _line(event, fields, head)
             file.truncate(file.seek(0, os.SEEK_END) - len(torn))
-            if file.write(said + line) != len(said + line):
+            if file.write(first + line) != len(first + line):
                 raise AuditError(f"{self._path}: no room for another line")
             os.fsync(file.fileno())
         return head
+
+    def note(self, event: str, **fields: Any) -> str:
+        """As ``append``; fields that are not numbers become short texts."""
+        short = {
+            name: value if isinstance(value, int | float) else str(value)[:400]
+            for name, value in fields.items()
+        }
+        return self.append(event, **short)
 
     @contextmanager
     def _locked(self) -> Iterator[FileIO]:
@@ -94,10 +95,11 @@ def verify(path: Path, head: str | None = None) -> Verified:
 
     Args:
         path: the file.
-        head: a hash that was once the newest, as told to the other side.
+        head: a hash that was once the newest, as the other side received it.
 
     Raises:
-        AuditError: which line is not what was written, or that the end is missing.
+        AuditError: which line is not what was written, or that lines are missing at the
+        end.
     """
     previous, known = BEGINNING, head in (None, BEGINNING)
     *lines, torn = path.read_bytes().split(b"\n")

@@ -3,8 +3,8 @@
 """The demonstration of a real federation: a link and four nodes on this machine.
 
 The nodes hold the handwritten digits of the first four clients of ``fedblend demo``,
-four classes each; half of them are held out. They talk over Flower with keys and TLS,
-as they would over a network. APFL runs, then FLIX.
+four classes each; half of the digits are held out. Messages travel over Flower with
+keys and TLS, as over a network. APFL runs, then FLIX.
 """
 
 import csv
@@ -17,75 +17,31 @@ from typing import Any
 import numpy as np
 
 from fedblend.config import toml
-from fedblend.config.config import check
+from fedblend.config.config import Config, check
 from fedblend.data.datasets import load
 from fedblend.data.partition.partitioners import classes_per_client
 from fedblend.deploy.ops import submit
-from fedblend.deploy.ops.flwr_processes import ended_by_signals
-from fedblend.deploy.ops.local_cluster import OneMachine, one_machine
+from fedblend.deploy.ops.flwr_processes import interrupted_by_sigterm
+from fedblend.deploy.ops.local_cluster import LocalCluster, local_cluster
+from fedblend.deploy.ops.provision import template
 from fedblend.errors import RunError
 from fedblend.experiments.demo import CLASSES, CLIENTS
 from fedblend.experiments.run_folder import Folder
 
 NODES = ("alice", "bob", "carol", "dave")
 MODELS = {"shared": "shared", "alone": "local", "personal": "personal"}
-"""What a node may use, and its name in the results."""
+"""Models that a node may use, by title, with their names in the results."""
 
-_COMMON = """\
-version = 1
-name = "{name}"
-
-[data]
-partition = "nodes"
-clients = 4
-kind = "classes"
-classes = 10
-shape = [8, 8, 1]
-test = 0.5
-
-[run]
-rounds = 6
-every = 6
-"""
-_APFL = """
-[model]
-name = "softmax"
-
-[algorithm]
-name = "apfl"
-alpha = 0.5
-alpha_rate = 0.001
-held_out = 0.2
-rate = 0.3
-steps = 20
-batch_size = 10
-"""
-_FLIX = """
-[model]
-name = "softmax"
-l2 = 0.01
-
-[algorithm]
-name = "flix_local"
-alpha = 0.25
-rate = 1.0
-steps = 20
-batch_size = 10
-personal = { solver = "lbfgs", tolerance = 1e-3 }
-"""
-EXPERIMENTS = {
-    "apfl": ("APFL", _COMMON.format(name="apfl") + _APFL),
-    "flix": ("FLIX", _COMMON.format(name="flix") + _FLIX),
-}
-"""What each is called, and its configuration, by the name of its folder."""
+EXPERIMENTS = {"apfl": "APFL", "flix": "FLIX"}
+"""Titles, by the name of a folder; ``templates`` has their configurations."""
 
 
-def demo(out: Path, say: Callable[[str], Any]) -> None:
+def demo(out: Path, show: Callable[[str], Any]) -> None:
     """Run the demonstration; whatever ends it, no process and no key is left.
 
     Args:
         out: the folder for a folder of results of each experiment; must be new.
-        say: told a line at a time.
+        show: called with each line of output.
 
     Raises:
         RunError: results are there already, or something did not come up.
@@ -93,28 +49,28 @@ def demo(out: Path, say: Callable[[str], Any]) -> None:
     for name in EXPERIMENTS:
         if (out / name).exists():
             raise RunError(f"{out / name}: exists already; --out names another folder")
-    begun = time.monotonic()
+    started = time.monotonic()
 
-    def tell(line: str) -> None:
-        say(f"{time.monotonic() - begun:5.0f} s  {line}")
+    def log(line: str) -> None:
+        show(f"{time.monotonic() - started:5.0f} s  {line}")
 
     rows = _rows()
     held = ", ".join(f"{name} {_classes(own)}" for name, own in rows.items())
-    say(f"Four nodes hold handwritten digits of four classes each: {held}.")
+    show(f"Four nodes hold handwritten digits of four classes each: {held}.")
     with (
-        ended_by_signals(),
+        interrupted_by_sigterm(),
         tempfile.TemporaryDirectory(prefix="fedblend-demo-") as folder,
-        one_machine(Path(folder) / "federation", rows, say=tell) as made,
+        local_cluster(Path(folder) / "federation", rows, log=log) as cluster,
     ):
         scores = {}
-        for name, (title, text) in EXPERIMENTS.items():
-            tell(f"{title} begins")
-            scores[title] = _run(made, out / name, text, tell)
-    say("")
+        for name, title in EXPERIMENTS.items():
+            log(f"{title} begins")
+            scores[title] = _run(cluster, out / name, name, log)
+    show("")
     for line in _table(scores):
-        say(line)
-    say(sentence(scores))
-    say(f"In {out}: {', '.join(EXPERIMENTS)}, each with summary.json and figures.")
+        show(line)
+    show(sentence(scores))
+    show(f"In {out}: {', '.join(EXPERIMENTS)}, each with summary.json and figures.")
 
 
 def sentence(scores: dict[str, dict[str, np.ndarray]]) -> str:
@@ -128,6 +84,11 @@ def sentence(scores: dict[str, dict[str, np.ndarray]]) -> str:
         "shared model on "
         f"{shared:.1%}; with two dozen digits a node, a few percent mean little."
     )
+
+
+def config_of(name: str) -> Config:
+    """The configuration of an experiment of the demonstration."""
+    return check(toml.parse(template(f"demo_{name}.toml"), "demo"), "demo")
 
 
 def _rows() -> dict[str, dict[str, np.ndarray]]:
@@ -144,20 +105,20 @@ def _classes(rows: dict[str, np.ndarray]) -> str:
 
 
 def _run(
-    made: OneMachine, out: Path, text: str, tell: Callable[[str], None]
+    cluster: LocalCluster, out: Path, name: str, log: Callable[[str], None]
 ) -> dict[str, np.ndarray]:
     """Run an experiment; every node's accuracy with each model."""
-    config = check(toml.parse(text, "demo"), "demo")
-    submit.open_folder(out, config, made.settings, resume=False)
+    config = config_of(name)
+    submit.open_folder(out, config, cluster.settings, resume=False)
     last = 0
 
     def on_step(round: int, rounds: int) -> None:
         nonlocal last
         if round != last:
             last = round
-            tell(f"round {round} of {rounds}")
+            log(f"round {round} of {rounds}")
 
-    submit.run_experiment(made.settings, out, on_step=on_step, say=tell)
+    submit.run_experiment(cluster.settings, out, on_step=on_step, log=log)
     with Folder(out).clients.open(newline="") as file:
         lines = list(csv.DictReader(file))
     return {

@@ -1,10 +1,10 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""Flower's programs as we start them: quiet, on loopback, watched.
+"""Flower's programs as fedblend starts them: the SuperLink, SuperNodes, the CLI.
 
-A link that answers, a node with its warm process, a run that is submitted. All of them
-get the environment of ``environment``; their output goes to files, never to a pipe,
-which their children would inherit and keep open.
+Unless its environment says otherwise, Flower sends telemetry, asks for updates and
+installs packages from the network; even its ``--help`` does. The output of a program
+goes to a file, never to a pipe, which its children would inherit and keep open.
 """
 
 import contextlib
@@ -20,16 +20,27 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedblend.deploy.ops.flwr_environment import environment
-from fedblend.deploy.ops.settings import Node, Server
+from fedblend.deploy.ops.settings import NodeSettings, ServerSettings
 from fedblend.errors import RunError
 
+SILENCE = {
+    "FLWR_TELEMETRY_ENABLED": "0",
+    "FLWR_DISABLE_UPDATE_CHECK": "1",
+    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+    "RAY_USAGE_STATS_ENABLED": "0",
+}
+"""Variables that keep Flower from calling home."""
 CONNECTION = "fedblend"
-"""What the link is called in Flower's own configuration."""
+"""The name of the link in Flower's own configuration."""
 UNREACHABLE = "Connection to the SuperLink is unavailable"
-"""What Flower's command line says when nobody is there."""
-AGAIN = 5.0
-"""Seconds before a program that ended is started anew."""
+"""What Flower's CLI prints when the link is not there."""
+RESTART_AFTER = 5.0
+"""Seconds before a program that ended is started again."""
+
+
+def environment(folder: Path) -> dict[str, str]:
+    """The variables for a program of Flower whose state is in that folder."""
+    return {**SILENCE, "FLWR_HOME": str(folder / "flwr")}
 
 
 def program(name: str) -> str:
@@ -42,7 +53,7 @@ def program(name: str) -> str:
 
 
 def variables(folder: Path) -> dict[str, str]:
-    """The environment of a program of Flower's whose state is in a folder.
+    """The whole environment of such a program.
 
     Flower looks for its other programs by name, on the path.
     """
@@ -51,32 +62,32 @@ def variables(folder: Path) -> dict[str, str]:
 
 
 def start(command: Sequence[str], folder: Path, log: Path) -> subprocess.Popen:
-    """Start a program with its own group of processes, its words into a file."""
+    """Start a program with its own group of processes, its output into a file."""
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    with open(log, "ab") as words:
+    with open(log, "ab") as output:
         return subprocess.Popen(
             command,
             env=variables(folder),
             stdin=subprocess.DEVNULL,
-            stdout=words,
-            stderr=words,
+            stdout=output,
+            stderr=output,
             start_new_session=True,
         )
 
 
-def stop(process: subprocess.Popen, patience: float = 10.0) -> None:
-    """End a program and all that it started."""
-    for sign in (signal.SIGTERM, signal.SIGKILL):
+def stop(process: subprocess.Popen, timeout: float = 10.0) -> None:
+    """End a program and all that it started; ``timeout`` is in seconds."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, sign)
+            os.killpg(process.pid, number)
         with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(patience)
+            process.wait(timeout)
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
 
 
-def link_command(settings: Server) -> list[str]:
-    """The link: TLS, keys of nodes, a database that outlives it."""
+def link_command(settings: ServerSettings) -> list[str]:
+    """Flower's SuperLink: TLS, keys of nodes, a database that outlives it."""
     return [
         program("flower-superlink"),
         "--host",
@@ -96,17 +107,19 @@ def link_command(settings: Server) -> list[str]:
     ]
 
 
-def node_command(settings: Node, port: int, path: Path | None = None) -> list[str]:
-    """Flower's half of a node: its key, and where messages are handed in.
+def node_command(
+    settings: NodeSettings, port: int, path: Path | None = None
+) -> list[str]:
+    """Flower's SuperNode: its key, and the socket of the worker.
 
     Args:
         settings: of the node.
-        port: one that nobody listens on.
-        path: of node.toml, if messages may be answered without the warm process.
+        port: one that is free.
+        path: of node.toml, if the SuperNode may answer messages without the worker.
     """
-    words = f'socket="{settings.socket}"'
+    config = f'socket="{settings.worker_socket}"'
     if path is not None:
-        words += f' settings="{path.absolute()}"'
+        config += f' settings="{path.absolute()}"'
     return [
         program("flower-supernode"),
         "--superlink",
@@ -118,19 +131,24 @@ def node_command(settings: Node, port: int, path: Path | None = None) -> list[st
         "--port",
         str(port),
         "--node-config",
-        words,
+        config,
     ]
 
 
+def worker_command(path: Path) -> list[str]:
+    """The worker of the node whose node.toml this is."""
+    return [sys.executable, "-m", "fedblend.cli", "federation", "worker", str(path)]
+
+
 def free_port() -> int:
-    """A port of this machine that nobody listens on."""
+    """A port of this machine that is free."""
     with socket.socket() as trial:
         trial.bind(("127.0.0.1", 0))
         return trial.getsockname()[1]
 
 
-def connect(settings: Server) -> None:
-    """Tell Flower's command line where the link is."""
+def connect(settings: ServerSettings) -> None:
+    """Write the configuration by which Flower's CLI finds the link."""
     home = Path(environment(settings.folder)["FLWR_HOME"])
     home.mkdir(parents=True, exist_ok=True, mode=0o700)
     (home / "config.toml").write_text(
@@ -139,11 +157,11 @@ def connect(settings: Server) -> None:
     )
 
 
-def call(settings: Server, *arguments: str) -> dict[str, Any]:
-    """What Flower's command line answers; its exit code says nothing.
+def call(settings: ServerSettings, *arguments: str) -> dict[str, Any]:
+    """The JSON that Flower's CLI prints; its exit code says nothing.
 
     Raises:
-        RunError: it did not do it, and why.
+        RunError: the command failed, and why.
     """
     done = subprocess.run(
         [program("flwr"), *arguments, "--format", "json"],
@@ -153,20 +171,19 @@ def call(settings: Server, *arguments: str) -> dict[str, Any]:
         text=True,
         timeout=120,
     )
-    words = done.stdout[done.stdout.find("{") :]
     try:
-        said = json.loads(words)
+        found = json.loads(done.stdout[done.stdout.find("{") :])
     except ValueError:
-        last = (done.stderr or done.stdout).strip().splitlines()[-1:] or ["no answer"]
+        last = (done.stderr or done.stdout).strip().splitlines()[-1:] or ["no output"]
         raise RunError(f"flwr {arguments[0]}: {last[0][:300]}") from None
-    if not said.get("success", True):
-        why = str(said.get("error-message", said))
+    if not found.get("success", True):
+        why = str(found.get("error-message", found))
         raise RunError(f"flwr {arguments[0]}: {' '.join(why.split())[:300]}")
-    return said
+    return found
 
 
-def app_folder(settings: Server) -> Path:
-    """A copy of the app that Flower hands to the nodes."""
+def app_folder(settings: ServerSettings) -> Path:
+    """A copy of the app that Flower sends to the nodes."""
     place = settings.folder / "app"
     source = Path(__file__).with_name("app")
     shutil.rmtree(place, ignore_errors=True)
@@ -174,49 +191,50 @@ def app_folder(settings: Server) -> Path:
     return place
 
 
-def submit(settings: Server, folder: Path, *, shared_seed: bool = False) -> str:
-    """Start an experiment; the answer is the number of Flower's run."""
+def submit(settings: ServerSettings, folder: Path, *, shared_seed: bool = False) -> str:
+    """Start an experiment; returns the id of Flower's run."""
     config = f'folder="{folder.absolute()}" shared-seed={str(shared_seed).lower()}'
-    said = call(
-        settings,
-        "run",
-        str(app_folder(settings)),
-        CONNECTION,
-        "--run-config",
-        config,
-    )
-    return str(said["run-id"])
+    app = str(app_folder(settings))
+    found = call(settings, "run", app, CONNECTION, "--run-config", config)
+    return str(found["run-id"])
 
 
-def state_of(settings: Server, run: str) -> str:
-    """What Flower says of a run: "running", "finished:completed" and so on.
+def status_of(settings: ServerSettings, run: str) -> str:
+    """Flower's status of a run: "running", "finished:completed" and so on.
 
-    A link that has lost its database knows none: "unknown".
+    "unknown" where the link has lost its database.
     """
     try:
-        said = call(settings, "ls", CONNECTION, "--run-id", run)
+        runs = call(settings, "ls", CONNECTION, "--run-id", run).get("runs", [])
     except RunError as error:
         if "Run ID not found" not in str(error):
             raise
-        said = {}
-    found = [one for one in said.get("runs", []) if str(one.get("run-id")) == run]
+        runs = []
+    found = [one for one in runs if str(one.get("run-id")) == run]
     return str(found[0].get("status", "unknown")) if found else "unknown"
 
 
 def wait_until(
     ready: Callable[[], bool], within: float, what: str, every: float = 0.3
 ) -> None:
-    """Wait for something, or say in a line that it did not come."""
-    begun = time.monotonic()
+    """Wait for something; a ``RunError`` if it does not come.
+
+    Args:
+        ready: whether it is there.
+        within: seconds.
+        what: names it.
+        every: seconds between two calls of ``ready``.
+    """
+    started = time.monotonic()
     while not ready():
-        if time.monotonic() - begun > within:
+        if time.monotonic() - started > within:
             raise RunError(f"{what}: not there after {within:g} s")
         time.sleep(every)
 
 
 @contextlib.contextmanager
-def ended_by_signals() -> Iterator[None]:
-    """A termination signal ends what is inside like Ctrl-C does."""
+def interrupted_by_sigterm() -> Iterator[None]:
+    """Inside of the block SIGTERM raises KeyboardInterrupt, like Ctrl-C."""
 
     def interrupt(number, frame):
         raise KeyboardInterrupt

@@ -1,26 +1,39 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""A new federation: keys, certificates and settings for the server and every node."""
+"""A new federation: keys, certificates and settings for the server and every node.
+
+The files of ``templates`` are nginx, systemd and TOML as those programs read them, with
+``@name@`` where a value goes.
+"""
 
 import os
+import re
 from collections.abc import Sequence
+from importlib import resources
 from pathlib import Path
 
 from fedblend.config.schema.table import visible
-from fedblend.deploy.ops import certificates, services, templates
+from fedblend.deploy.ops import certificates
+from fedblend.deploy.ops.flwr_processes import environment
 from fedblend.deploy.ops.settings import (
     HOST_RULE,
     NAME_RULE,
     Address,
-    Server,
+    ServerSettings,
     is_host,
     is_name,
     load_as,
 )
 from fedblend.errors import RunError
 
-LONGEST_DAYS = 825
-"""Longer than this TLS clients have begun to refuse a server's certificate."""
+MAX_DAYS = 825
+"""TLS clients have begun to refuse a server's certificate that is valid for longer."""
+HOME = Path("/var/lib/fedblend")
+"""Where the units and the proxy expect the files of a machine."""
+PROGRAM = Path("/opt/fedblend/bin/fedblend")
+"""Where fedblend is installed."""
+USER, FLOWER_USER = "fedblend", "fedblend-flower"
+"""Who owns rows and states, and who runs the SuperNode of a node."""
 
 
 def provision(
@@ -32,7 +45,7 @@ def provision(
     link_port: int = 8000,
     days: int = 365,
 ) -> None:
-    """Write all that the machines of a federation need to know each other.
+    """Write the keys, certificates and settings of all machines of a federation.
 
     Args:
         folder: where it goes; must not exist, or be empty.
@@ -52,15 +65,19 @@ def provision(
     signer = certificates.authority("fedblend federation")
     _folders(folder, nodes)
     _write(folder / "ca", {"ca.key": signer.key, "ca.crt": signer.public})
-    _write(folder, {"README.md": templates.readme(address, nodes).encode()})
+    table = "".join(
+        f"| `nodes/{name}/` | the machine of {name} (client {client}) |\n"
+        for client, name in enumerate(nodes)
+    )
+    _write(folder, {"README.md": render("README.md", address=address, rows=table)})
     server = folder / "server"
     _write(
         server,
         {
             "ca.crt": signer.public,
-            "server.toml": templates.server(address, link, nodes).encode(),
-            "nginx.conf": services.nginx(address, link).encode(),
-            "fedblend-link.service": services.link_unit().encode(),
+            "server.toml": _server_toml(address, link, nodes),
+            "nginx.conf": _nginx(address, link),
+            "fedblend-link.service": _unit("link", HOME / "server" / "state"),
         },
     )
     _certify(server, signer, host, days)
@@ -73,18 +90,65 @@ def provision(
                 "node.key": pair.key,
                 "node.pub": pair.public,
                 "ca.crt": signer.public,
-                "node.toml": templates.node(address, client).encode(),
-                "policy.toml": templates.policy().encode(),
-                "fedblend-door.service": services.door_unit().encode(),
-                "fedblend-node.service": services.node_unit().encode(),
+                "node.toml": render("node.toml", address=address, client=client),
+                "policy.toml": render("policy.toml"),
+                "fedblend-worker.service": _unit("worker", HOME / "node" / "state"),
+                "fedblend-node.service": _unit("node", HOME / "node" / "flower"),
             },
         )
+
+
+def template(name: str) -> str:
+    """The text of a template."""
+    return (resources.files("fedblend.deploy.ops") / "templates" / name).read_text(
+        "utf-8"
+    )
+
+
+def render(name: str, /, **values: object) -> bytes:
+    """A template with its values."""
+    known = {
+        "home": HOME,
+        "program": PROGRAM,
+        "user": USER,
+        "flower_user": FLOWER_USER,
+        **values,
+    }
+    return re.sub(r"@(\w+)@", lambda at: str(known[at[1]]), template(name)).encode()
+
+
+def _server_toml(address: Address, link: Address, nodes: Sequence[str]) -> bytes:
+    entries = "".join(
+        f'\n[[nodes]]\nname = "{name}"\nkey = "nodes/{name}.pub"\nclient = {client}\n'
+        for client, name in enumerate(nodes)
+    )
+    return render("server.toml", address=address, link=link, nodes=entries)
+
+
+def _nginx(address: Address, link: Address) -> bytes:
+    six = ":" in address.host
+    listen = f"[::]:{address.port}" if six else address.port
+    name = f"[{address.host}]" if six else address.host
+    return render("nginx.conf", name=name, listen=listen, link=link)
+
+
+def _unit(name: str, state: Path) -> bytes:
+    """A unit of systemd whose program keeps its state in a folder."""
+    variables = {
+        **environment(state),
+        # There is no home to write to: caches go where the state is.
+        "XDG_CACHE_HOME": str(state / "cache"),
+        # Flower looks for its own programs by name.
+        "PATH": f"{PROGRAM.parent}:/usr/bin:/bin",
+    }
+    lines = "\n".join(f"Environment={key}={value}" for key, value in variables.items())
+    return render(f"fedblend-{name}.service", environment=lines)
 
 
 def renew(folder: Path, *, days: int = 365) -> None:
     """A new key and certificate for the server of a federation, by its authority."""
     _check_days(days)
-    settings = load_as(Server, folder / "server" / "server.toml")
+    settings = load_as(ServerSettings, folder / "server" / "server.toml")
     try:
         key = (folder / "ca" / "ca.key").read_bytes()
         public = (folder / "ca" / "ca.crt").read_bytes()
@@ -125,15 +189,15 @@ def _check_port(option: str, port: int) -> None:
 
 
 def _check_days(days: int) -> None:
-    if not 0 < days <= LONGEST_DAYS:
-        raise RunError(f"--days: {days} is not between 1 and {LONGEST_DAYS}")
+    if not 0 < days <= MAX_DAYS:
+        raise RunError(f"--days: {days} is not between 1 and {MAX_DAYS}")
 
 
 def _folders(folder: Path, nodes: Sequence[str]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     inside = ["ca", "server", "server/nodes", "server/state", "server/runs", "nodes"]
     for name in nodes:
-        own = ("", "/state", "/carrier", "/door")
+        own = ("", "/state", "/flower", "/worker")
         inside += [f"nodes/{name}{folder}" for folder in own]
     for path in (folder, *(folder / name for name in inside)):
         path.mkdir(exist_ok=True)

@@ -1,40 +1,39 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""The nodes as the link knows them: whose keys it takes, and who is there.
+"""The nodes as the link knows them: the registered keys, and who is connected.
 
-The link calls a node by a number that it draws when the key is registered, and tells
-names to nobody. So the numbers are kept beside its database.
+The link gives a node an id when its key is registered, and does not return names. So
+``members.json`` keeps the ids beside the link's database.
 """
 
 import hashlib
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedblend.deploy.ops.flwr_processes import CONNECTION, call
-from fedblend.deploy.ops.settings import NodeEntry, Server
+from fedblend.deploy.ops.settings import NodeEntry, ServerSettings
 from fedblend.errors import RunError
 from fedblend.experiments import run_folder
 
 REGISTERED = "already in use"
-"""What the link says to a key that it knows."""
+"""Part of the link's error for a key that it knows."""
 UNKNOWN = "unknown"
 
 
 class Member(NamedTuple):
-    """A node, and what the link says of it: "online", "offline", "registered"."""
+    """A node, and its status: "online", "offline", "registered" or "unknown"."""
 
     name: str
     client: int
     status: str
 
 
-def register(settings: Server) -> None:
-    """Tell the link the keys of the nodes, and to forget those that went.
+def register(settings: ServerSettings) -> None:
+    """Register the keys of all nodes at the link, and unregister those that went.
 
-    A key that it knows already stays; one that replaces another takes its place.
+    A key that the link knows stays; a key that replaces another takes its place.
     """
-    path = _place(settings)
-    known, there = _known(path), _statuses(settings)
+    path = settings.folder / "members.json"
+    known, there = _known(settings), _statuses(settings)
     wanted = {node.name: _digest(node) for node in settings.nodes}
     for name, member in list(known.items()):
         if member["node"] in there and wanted.get(name) == member["key"]:
@@ -46,15 +45,15 @@ def register(settings: Server) -> None:
         if node.name not in known:
             known[node.name] = {
                 "key": wanted[node.name],
-                "node": _number(settings, node),
+                "node": _registered(settings, node),
             }
             run_folder.write_text(path, run_folder.as_json(known))
     run_folder.write_text(path, run_folder.as_json(known))
 
 
-def members(settings: Server) -> list[Member]:
+def members(settings: ServerSettings) -> list[Member]:
     """The nodes of a federation, in the order of client ids."""
-    known, there = _known(_place(settings)), _statuses(settings)
+    known, there = _known(settings), _statuses(settings)
     return [
         Member(
             node.name,
@@ -65,35 +64,24 @@ def members(settings: Server) -> list[Member]:
     ]
 
 
-def _number(settings: Server, node: NodeEntry) -> str:
-    """Register a key; the link's number for it, empty if it was known before."""
+def _registered(settings: ServerSettings, node: NodeEntry) -> str:
+    """Register a key; the link's id of the node, empty if it knew the key before."""
+    command = ("register", str(node.key), CONNECTION, "--name", node.name)
     try:
-        said = call(
-            settings,
-            "supernode",
-            "register",
-            str(node.key),
-            CONNECTION,
-            "--name",
-            node.name,
-        )
+        return str(call(settings, "supernode", *command)["node-id"])
     except RunError as error:
         if REGISTERED not in str(error):
             raise
         return ""
-    return str(said["node-id"])
 
 
-def _statuses(settings: Server) -> dict[str, str]:
-    said = call(settings, "supernode", "list", CONNECTION)
-    return {str(one["node-id"]): str(one["status"]) for one in said.get("nodes", [])}
+def _statuses(settings: ServerSettings) -> dict[str, str]:
+    nodes = call(settings, "supernode", "list", CONNECTION).get("nodes", [])
+    return {str(one["node-id"]): str(one["status"]) for one in nodes}
 
 
-def _place(settings: Server) -> Path:
-    return settings.folder / "members.json"
-
-
-def _known(path: Path) -> dict[str, Any]:
+def _known(settings: ServerSettings) -> dict[str, Any]:
+    path = settings.folder / "members.json"
     return run_folder.read_json(path) if path.exists() else {}
 
 

@@ -108,7 +108,7 @@ class NodeEntry(Table):
     client: Index
 
 
-class Server(Table):
+class ServerSettings(Table):
     """``server.toml``."""
 
     version: Literal[1]
@@ -121,7 +121,7 @@ class Server(Table):
     nodes: list[NodeEntry]
 
     @model_validator(mode="after")
-    def _clients_are_counted(self) -> "Server":
+    def _clients_are_counted(self) -> "ServerSettings":
         names = [node.name for node in self.nodes]
         again = sorted({name for name in names if names.count(name) > 1})
         if again:
@@ -133,8 +133,8 @@ class Server(Table):
         return self
 
 
-class OwnRows(Table):
-    """The rows of a node; what they must be like is the experiment's affair."""
+class NodeData(Table):
+    """Where the rows of a node are; the experiment's configuration describes them."""
 
     file: Place
     target: Word | None = None
@@ -142,11 +142,12 @@ class OwnRows(Table):
     inputs: Word | None = None
 
 
-class Node(Table):
+class NodeSettings(Table):
     """``node.toml``.
 
-    Flower's half of a node, the carrier, runs code that the server hands it. It needs
-    ``ca``, ``key``, ``carrier``, ``door``; the other half has rows, policy and state.
+    A node has two halves. Flower's SuperNode runs code that the server sends, and needs
+    ``ca``, ``key``, ``flower`` and ``socket``. The worker has the rows, the policy and
+    the state.
     """
 
     version: Literal[1]
@@ -156,21 +157,23 @@ class Node(Table):
     key: Place
     folder: Place
     policy: Place
-    data: OwnRows
-    carrier: Place | None = None
-    door: Place | None = None
+    data: NodeData
+    flower: Place | None = None
+    socket: Place | None = None
 
     @property
-    def socket(self) -> Path:
-        """Where messages are handed in."""
-        return self.door or self.folder / "door"
+    def worker_socket(self) -> Path:
+        """The socket of the worker."""
+        return self.socket or self.folder / "socket"
 
     @property
-    def flower(self) -> Path:
-        """The folder of Flower's half."""
-        return self.carrier or self.folder
+    def flower_folder(self) -> Path:
+        """The folder of Flower's SuperNode."""
+        return self.flower or self.folder
 
 
+RENAMED = {"carrier": "flower", "door": "socket"}
+"""Keys of ``node.toml`` in earlier versions."""
 Kind = TypeVar("Kind", bound=Table)
 
 
@@ -180,14 +183,27 @@ def load_as(kind: type[Kind], path: Path) -> Kind:
     Raises:
         ConfigError: one line with the file, the key, its value and what is allowed.
     """
+    return _validated(kind, toml.read(path), path)
+
+
+def parse_as(kind: type[Kind], data: bytes, path: Path) -> Kind:
+    """The bytes of a file as a table of that kind; as ``load_as``."""
+    return _validated(kind, toml.parse(data, str(path)), path)
+
+
+def load(path: Path) -> ServerSettings | NodeSettings:
+    """Either of the two; only a server has ``link``."""
     content = toml.read(path)
+    return _validated(
+        ServerSettings if "link" in content else NodeSettings, content, path
+    )
+
+
+def _validated(kind: type[Kind], content: dict[str, Any], path: Path) -> Kind:
+    for old, new in RENAMED.items() if kind is NodeSettings else ():
+        if old in content:
+            raise ConfigError(f"{path}: {old}: is now called {new}")
     try:
         return kind.model_validate(content, context={"folder": path.parent})
     except ValidationError as error:
         raise ConfigError(f"{path}: {first_error(error, content)}") from None
-
-
-def load(path: Path) -> Server | Node:
-    """Either of the two, told apart by ``link``, which only a server has."""
-    content: dict[str, Any] = toml.read(path)
-    return load_as(Server if "link" in content else Node, path)

@@ -1,64 +1,63 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""Submitting an experiment to a federation, and seeing it through.
+"""Submitting an experiment to a federation, and supervising it to its end.
 
-The server's half runs inside of Flower. If it dies, or the link does, Flower does not
-start it anew; this does, and it goes on from its books.
+The server runs inside of Flower. If it dies, or the link does, Flower does not restart
+it; this module does, and the server goes on from its checkpoint.
 """
 
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from fedblend.config import toml
-from fedblend.config.config import Config, check, difference, dump
-from fedblend.deploy.contract import nodes_of
+from fedblend.config.config import Config, difference, dump, load
+from fedblend.deploy.contract import contract_of
 from fedblend.deploy.ops import flwr_processes
-from fedblend.deploy.ops.settings import Server
-from fedblend.deploy.ops.supervisor import answers
+from fedblend.deploy.ops.settings import ServerSettings
+from fedblend.deploy.ops.supervisor import is_up
 from fedblend.deploy.server.checkpoint import Busy, ServerCheckpoint
-from fedblend.deploy.server.run import AGAIN, STOPPED, progress, reason_of_stop
+from fedblend.deploy.server.run import ENROLL_AGAIN, STOPPED, progress, reason_of_stop
 from fedblend.errors import RunError
 from fedblend.experiments.run_folder import Folder, as_json, read_json, write_text
 
 RUN = "flower.json"
-"""Has the number that Flower gave to the newest run of an experiment."""
-LINGERS = 120.0
-"""Seconds within which a server ends that has lost its link, or was told to stop."""
-LOOK = 1.0
-"""Seconds between two looks at the folder of an experiment."""
-COMES_BACK = 90.0
-"""Seconds within which a link that was there, and died, is there again."""
-ASK = 10.0
-"""Seconds between two questions to the link: each is a process of Flower's."""
+"""Has the id of Flower's newest run of an experiment."""
+SERVER_ENDS = 120.0
+"""Seconds within which a server ends that has lost its link, or was stopped."""
+INTERVAL = 1.0
+"""Seconds between two reads of the progress."""
+LINK_RETURNS = 90.0
+"""Seconds within which a link that was up, and died, is up again."""
+STATUS_INTERVAL = 10.0
+"""Seconds between two questions to the link: each starts a process of Flower's."""
 
 
 def open_folder(
     folder: Path,
     config: Config,
-    settings: Server,
+    settings: ServerSettings,
     resume: bool,
-    again: Sequence[int] = (),
+    enroll_again: Sequence[int] = (),
 ) -> None:
-    """Make the folder of an experiment ready, or check that it is this one's.
+    """Prepare the folder of an experiment, or check that it holds this one.
 
     Args:
         folder: of results.
         config: what to run.
         settings: of the federation.
         resume: whether it may hold the experiment already.
-        again: clients that have lost their states and are to be enrolled again.
+        enroll_again: clients that have lost their states.
     """
-    clients = nodes_of(config).clients
+    clients = contract_of(config).clients
     if clients != len(settings.nodes):
         raise RunError(
             f"data.clients: {clients}, and the federation has {len(settings.nodes)} "
             "nodes"
         )
-    if again and (not resume or not set(again) <= set(range(clients))):
+    if enroll_again and not (resume and set(enroll_again) <= set(range(clients))):
         raise RunError(
-            f"--enroll-again: {', '.join(map(str, again))}: goes with --resume, for "
-            f"clients in 0..{clients - 1}"
+            f"--enroll-again: {', '.join(map(str, enroll_again))}: goes with --resume, "
+            f"for clients in 0..{clients - 1}"
         )
     place = Folder(folder)
     if not place.config.exists():
@@ -70,23 +69,24 @@ def open_folder(
             f"{folder}: holds an experiment already; --resume goes on with it, --out "
             "names another folder"
         )
-    other = difference(check(toml.read(place.config), str(place.config)), config)
+    other = difference(load(place.config), config)
     if other:
         raise RunError(f"{folder}: holds an experiment of another config: {other}")
-    if again:
-        write_text(folder / "server" / AGAIN, as_json({"clients": list(again)}))
+    if enroll_again:
+        clients_again = as_json({"clients": list(enroll_again)})
+        write_text(folder / "server" / ENROLL_AGAIN, clients_again)
 
 
 def run_experiment(
-    settings: Server,
+    settings: ServerSettings,
     folder: Path,
     *,
     on_step: Callable[[int, int], None] = lambda round, rounds: None,
-    say: Callable[[str], None] = lambda line: None,
+    log: Callable[[str], None] = lambda line: None,
     shared_seed: bool = False,
     attempts: int = 20,
 ) -> None:
-    """Submit an experiment and see it through; a server that dies is started anew.
+    """Submit an experiment and wait for its end; a server that dies is restarted.
 
     Raises:
         RunError: it stopped by itself, and why; or died too often.
@@ -95,92 +95,92 @@ def run_experiment(
         return
     flwr_processes.connect(settings)
     (folder / STOPPED).unlink(missing_ok=True)
-    patience = COMES_BACK if answers(settings) else 0.0
+    patience = LINK_RETURNS if is_up(settings) else 0.0
 
-    def number() -> str:
-        run = _going_on(settings, folder)
+    def submitted() -> str:
+        run = _running(settings, folder)
         if run is None:
-            _wait_for_books(folder)
+            _wait_for_server(folder)
             run = flwr_processes.submit(settings, folder, shared_seed=shared_seed)
             write_text(folder / RUN, as_json({"run": run}))
         return run
 
     for attempt in range(attempts):
-        run = _patiently(number, settings, patience, say)
-        say(f"Flower's run {run}" + (f", attempt {attempt + 1}" if attempt else ""))
-        state, asked = "", time.monotonic()
-        while not _ended(state) and not _over(folder):
+        run = _with_link(submitted, settings, patience, log)
+        log(f"Flower's run {run}" + (f", attempt {attempt + 1}" if attempt else ""))
+        status, asked = "", time.monotonic()
+        while not _has_ended(status) and not _finished(folder):
             on_step(*progress(folder))
-            time.sleep(LOOK)
-            if time.monotonic() - asked < ASK:
+            time.sleep(INTERVAL)
+            if time.monotonic() - asked < STATUS_INTERVAL:
                 continue
             try:
-                state = flwr_processes.state_of(settings, run)
+                status = flwr_processes.status_of(settings, run)
             except RunError:
-                state = "the link does not answer"
+                status = "the link does not respond"
             asked = time.monotonic()
-        time.sleep(LOOK)
-        if _over(folder):
+        time.sleep(INTERVAL)
+        if _finished(folder):
             on_step(*progress(folder))
             return
-        say(f"the server ended ({state}); it goes on from its books")
+        log(f"the server ended ({status}); it goes on from its checkpoint")
     raise RunError(f"{folder}: the server died {attempts} times")
 
 
-def stop(settings: Server, folder: Path) -> None:
-    """Have an experiment stopped; its books are whole, and it can go on from them.
+def stop(settings: ServerSettings, folder: Path) -> None:
+    """Stop an experiment; its checkpoint is whole, and it can go on from there.
 
     Raises:
-        RunError: it does not run.
+        RunError: it is not running.
     """
     flwr_processes.connect(settings)
-    run = _going_on(settings, folder)
+    run = _running(settings, folder)
     if run is None:
         raise RunError(f"{folder}: no experiment is running there")
-    # Left first: whoever sees the experiment through must not start it anew.
+    # First the file: a process that waits for the experiment must not restart it.
     write_text(folder / STOPPED, f"{folder}: was stopped; --resume goes on\n")
     flwr_processes.call(settings, "stop", run, flwr_processes.CONNECTION)
-    _wait_for_books(folder)
+    _wait_for_server(folder)
 
 
-def run_number(folder: Path) -> str | None:
-    """The number of the newest of Flower's runs for an experiment."""
+def run_id(folder: Path) -> str | None:
+    """The id of Flower's newest run of an experiment."""
     return str(read_json(folder / RUN)["run"]) if (folder / RUN).exists() else None
 
 
-def _patiently(
-    question: Callable[[], str],
-    settings: Server,
+def _with_link(
+    request: Callable[[], str],
+    settings: ServerSettings,
     patience: float,
-    say: Callable[[str], None],
+    log: Callable[[str], None],
 ) -> str:
-    """What the link answers; if it died meanwhile, when it is back."""
+    """The result of a request to the link; if the link died meanwhile, tried again."""
     until = time.monotonic() + patience
     while True:
         try:
-            return question()
+            return request()
         except RunError as error:
-            gone = flwr_processes.UNREACHABLE in str(error) or not answers(settings)
+            gone = flwr_processes.UNREACHABLE in str(error) or not is_up(settings)
             if not gone or time.monotonic() >= until:
                 raise
-        say("the link does not answer; it is asked again")
-        time.sleep(flwr_processes.AGAIN)
+        log("the link does not respond; trying again")
+        time.sleep(flwr_processes.RESTART_AFTER)
 
 
-def _going_on(settings: Server, folder: Path) -> str | None:
-    """The run that is working on an experiment right now."""
-    run = run_number(folder)
-    if run is None or _ended(flwr_processes.state_of(settings, run)):
+def _running(settings: ServerSettings, folder: Path) -> str | None:
+    """The id of the run that is working on an experiment right now."""
+    run = run_id(folder)
+    if run is None or _has_ended(flwr_processes.status_of(settings, run)):
         return None
     return run
 
 
-def _ended(state: str) -> bool:
-    return state.startswith("finished") or state == "unknown"
+def _has_ended(status: str) -> bool:
+    return status.startswith("finished") or status == "unknown"
 
 
-def _wait_for_books(folder: Path) -> None:
-    """A server that has lost its link lives on for a while, with its books open."""
+def _wait_for_server(folder: Path) -> None:
+    """Wait until no server has the folder open; one without a link lives on a while."""
 
     def closed() -> bool:
         try:
@@ -189,11 +189,12 @@ def _wait_for_books(folder: Path) -> None:
             return False
         return True
 
-    flwr_processes.wait_until(closed, LINGERS, f"{folder}: the end of the last server")
+    what = f"{folder}: the end of the last server"
+    flwr_processes.wait_until(closed, SERVER_ENDS, what)
 
 
-def _over(folder: Path) -> bool:
-    """Whether an experiment has its summary; if it stopped, say why."""
+def _finished(folder: Path) -> bool:
+    """Whether an experiment has its summary; a ``RunError`` if it stopped before."""
     reason = reason_of_stop(folder)
     if reason is not None:
         raise RunError(reason)

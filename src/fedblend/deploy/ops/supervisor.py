@@ -1,120 +1,116 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""The long-lived services of a federation: a link, and a node with its warm process.
+"""The long-lived services of a federation: the link, and a node with its worker.
 
-Each starts its programs, starts them anew when they end, and ends them when it is told
-to stop. A node that comes back too early is refused by the link until its old heartbeat
-has lapsed, at most a minute; it just tries again.
+Each starts its programs, restarts them when they end, and ends them when it is stopped.
+The link refuses a node that comes back before its old heartbeat has lapsed, at most a
+minute later; the node just tries again.
 """
 
 import grp
 import ssl
-import sys
 import time
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from fedblend.deploy import worker
 from fedblend.deploy.ops import flwr_processes, registration
-from fedblend.deploy.ops.settings import Node, Server, load_as
+from fedblend.deploy.ops.settings import NodeSettings, ServerSettings, load_as
 from fedblend.errors import RunError
 
-LOOK = 0.5
-"""Seconds between two looks at the programs."""
+INTERVAL = 0.5
+"""Seconds between two checks of the programs."""
 
 
-class Kept(NamedTuple):
-    """A program that is kept running, and the folder of its state and words."""
+class Program(NamedTuple):
+    """A program that is kept running, and the folder of its state and log."""
 
     command: Sequence[str]
     folder: Path
 
 
 def serve_link(
-    settings: Server,
+    settings: ServerSettings,
     *,
     ready: Callable[[], None] = lambda: None,
-    say: Callable[[str], None] = lambda line: None,
+    log: Callable[[str], None] = lambda line: None,
 ) -> None:
-    """Keep the link running, and tell it the nodes' keys once it answers."""
+    """Keep the link running, and register the nodes' keys once it is up."""
     flwr_processes.connect(settings)
-    told = False
+    registered = False
 
-    def greet() -> None:
-        nonlocal told
-        if not told and answers(settings):
+    def register() -> None:
+        nonlocal registered
+        if not registered and is_up(settings):
             registration.register(settings)
-            told = True
+            registered = True
             ready()
 
-    link = Kept(flwr_processes.link_command(settings), settings.folder)
-    _keep({"link": link}, greet, say)
+    link = Program(flwr_processes.link_command(settings), settings.folder)
+    _keep({"link": link}, register, log)
 
 
-def answers(settings: Server) -> bool:
-    """Whether the link answers."""
+def is_up(settings: ServerSettings) -> bool:
+    """Whether the link is up."""
     trusted = ssl.create_default_context(cafile=str(settings.ca))
     url = f"https://{settings.link}/health"
     try:
-        with urllib.request.urlopen(url, timeout=2, context=trusted) as reply:
-            return reply.status == 200
+        with urllib.request.urlopen(url, timeout=2, context=trusted) as response:
+            return response.status == 200
     except OSError:
         return False
 
 
 def serve_node(
-    settings: Node,
+    settings: NodeSettings,
     path: Path,
     *,
-    carrier_only: bool = False,
-    say: Callable[[str], None] = lambda line: None,
+    flower_only: bool = False,
+    log: Callable[[str], None] = lambda line: None,
 ) -> None:
-    """Keep a node and its warm process running.
+    """Keep a node's SuperNode and worker running.
 
     Args:
         settings: those in ``path``.
         path: of node.toml.
-        carrier_only: Flower's half alone, which then needs nothing but the socket;
-            another user keeps the process behind it.
-        say: told when a program had to be started anew.
+        flower_only: the SuperNode alone, which then needs nothing but the socket;
+            another user runs the worker.
+        log: called with a line when a program had to be restarted.
     """
     port = flwr_processes.free_port()
-    if carrier_only:
-        node = flwr_processes.node_command(settings, port)
-        _keep({"node": Kept(node, settings.flower)}, lambda: None, say)
-        return
-    warm = [sys.executable, "-m", "fedblend.cli", "federation", "door", str(path)]
-    node = flwr_processes.node_command(settings, port, path)
-    programs = {
-        "door": Kept(warm, settings.folder),
-        "node": Kept(node, settings.flower),
-    }
-    _keep(programs, lambda: None, say)
+    fallback = None if flower_only else path
+    node = flwr_processes.node_command(settings, port, fallback)
+    programs = {"node": Program(node, settings.flower_folder)}
+    if not flower_only:
+        own = Program(flwr_processes.worker_command(path), settings.folder)
+        programs = {"worker": own, **programs}
+    _keep(programs, lambda: None, log)
 
 
 def _keep(
-    programs: Mapping[str, Kept],
-    look: Callable[[], None],
-    say: Callable[[str], None],
+    programs: Mapping[str, Program],
+    check: Callable[[], None],
+    log: Callable[[str], None],
 ) -> None:
-    """Run programs until told to stop; each is started anew when it ends."""
+    """Run programs until interrupted; each is restarted when it ends."""
     running, due = {}, dict.fromkeys(programs, 0.0)
-    with flwr_processes.ended_by_signals():
+    with flwr_processes.interrupted_by_sigterm():
         try:
             while True:
                 for name, (command, folder) in programs.items():
                     process = running.get(name)
                     if process is not None and process.poll() is not None:
                         flwr_processes.stop(process, 1.0)
-                        say(f"{name} ended with code {process.returncode}")
-                        due[name] = time.monotonic() + flwr_processes.AGAIN
+                        log(f"{name} ended with code {process.returncode}")
+                        due[name] = time.monotonic() + flwr_processes.RESTART_AFTER
                         running.pop(name)
                     if name not in running and time.monotonic() >= due[name]:
-                        log = folder / f"{name}.log"
-                        running[name] = flwr_processes.start(command, folder, log)
-                look()
-                time.sleep(LOOK)
+                        output = folder / f"{name}.log"
+                        running[name] = flwr_processes.start(command, folder, output)
+                check()
+                time.sleep(INTERVAL)
         except KeyboardInterrupt:
             return
         finally:
@@ -122,41 +118,26 @@ def _keep(
                 flwr_processes.stop(process)
 
 
-def serve_door(path: Path, group: str | None = None) -> None:
-    """The warm process of a node: answers messages with everything loaded.
+def serve_worker(path: Path, group: str | None = None) -> None:
+    """Run the worker of a node: it replies to messages with everything loaded.
 
     Args:
         path: of node.toml.
-        group: users of which may hand messages in; without it only this one may.
+        group: users of this group may connect, too; without it only this user may.
     """
-    from fedblend.deploy import worker
-    from fedblend.deploy.client.node import Refusal
-    from fedblend.deploy.client.policy import Accept
-    from fedblend.deploy.client.setup import node_at
+    from fedblend.deploy.client.admission import node_of
 
-    settings = load_as(Node, path)
-    if group is not None and settings.socket.is_relative_to(settings.folder):
+    settings = load_as(NodeSettings, path)
+    socket = settings.worker_socket
+    if group is not None and socket.is_relative_to(settings.folder):
         raise RunError(
             f"--group: the socket is in {settings.folder}, which is for one user; "
-            f"give {path} a door of its own"
+            f"give {path} a socket in another folder"
         )
-    node = node_at(path)
-
-    def longest() -> int | None:
+    members = None if group is None else _group(group)
+    with flwr_processes.interrupted_by_sigterm():
         try:
-            return node.rules.longest()
-        except Refusal:
-            # With a policy that cannot be read all messages are refused, not unheard.
-            return Accept().max_message_bytes
-
-    with flwr_processes.ended_by_signals():
-        try:
-            worker.serve(
-                settings.socket,
-                node.answer,
-                longest=longest,
-                group=None if group is None else _group(group),
-            )
+            worker.serve(socket, node_of(settings).handler, group=members)
         except KeyboardInterrupt:
             return
 

@@ -1,9 +1,9 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""What the server does with answers that arrived: checks, sums, tables."""
+"""What the server does with replies: it checks, sums, counts and tabulates them."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -12,44 +12,106 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedblend import trees
-from fedblend.core import Algorithm, PyTree
-from fedblend.deploy.messages import Message
-from fedblend.deploy.transport import Answers, Rejected
+from fedblend.core import Algorithm, Key, PyTree, Up, has_ragged, ragged_bits
+from fedblend.deploy.message import Message
+from fedblend.deploy.server.settings import RoundRules
+from fedblend.deploy.transport import Rejected, Replies
 from fedblend.gains import Measured
 from fedblend.metrics import Metric
 from fedblend.simulation import aggregators
-from fedblend.simulation.aggregators import DROPPED, RECEIVED, REJECTED
-from fedblend.simulation.rounds import Settings
+from fedblend.simulation.aggregators import DROPPED, RECEIVED, REJECTED, RunningSum
+from fedblend.simulation.communication import CommunicationLog, Totals
+from fedblend.simulation.engine import Engine
+from fedblend.simulation.rounds import Settings, Shapes
 
 MODELS = ("personal", "shared", "local")
-"""What clients measure."""
-MOST_REASONS = 5
-"""Members of a cohort whose reasons are told, of all that were not heard."""
+"""The models that clients measure."""
+MAX_REASONS = 5
+"""Clients whose reasons are listed, of all that did not count in a round."""
 
 
-def add(algorithm: Algorithm, running_sum, up, weight):
-    """The tally with one up more, and the up as it was decoded."""
+class Aggregator:
+    """Checks and sums what clients send, and takes the server's step; compiled once.
+
+    Args:
+        engine: the compiled functions of the simulator, with its settings.
+        shapes: what server and clients exchange.
+        rules: limits on what clients send, and the size of a cohort.
+    """
+
+    def __init__(self, engine: Engine, shapes: Shapes, rules: RoundRules):
+        self._programs, self._rules = engine, rules
+        self._algorithm = engine.settings.build(None)
+        self._no_joins = aggregators.empty(shapes.join)
+        self._no_updates = aggregators.empty(shapes.decoded)
+        self._inspect_join = jax.jit(_inspect_join)
+        self._inspect_update = jax.jit(partial(_inspect_update, self._algorithm))
+        self._add = jax.jit(partial(_add_update, self._algorithm))
+        self._step = jax.jit(partial(_server_step, self._algorithm, engine.settings))
+
+    def check_join(self, join: PyTree, request: PyTree) -> None:
+        """Reject what a client sends at enrollment if it is not finite, or too long."""
+        found = self._inspect_join(join, request)
+        _check(found, self._rules.max_extra_norm)
+
+    def check_update(self, up: PyTree, request: PyTree) -> None:
+        """Reject an update if it is not finite, or too long."""
+        found = self._inspect_update(up, request)
+        _check(found, self._rules.max_update_norm, self._rules.max_extra_norm)
+
+    def start(self, joins: Sequence[PyTree], weights: np.ndarray) -> tuple[Any, PyTree]:
+        """The server's first message and state, from all joins, if there are any."""
+        running_sum = self._no_joins
+        for join, weight in zip(joins, weights, strict=True):
+            running_sum = _add(running_sum, join, weight)
+        return self._programs.start(running_sum)
+
+    def step(
+        self, ups: Sequence[PyTree], weights: np.ndarray, down, server, key: Key
+    ) -> tuple[Any, PyTree]:
+        """The server's next message and state; updates are in the order of clients."""
+        running_sum, decoded, stacked = self._no_updates, [], None
+        for up, weight in zip(ups, weights, strict=True):
+            running_sum, own = self._add(running_sum, up, jnp.asarray(weight, float))
+            decoded.append(own)
+        if self._programs.settings.reduction.stacked is not None:
+            missing = self._rules.cohort - len(decoded)
+            decoded += [trees.zeros_like(decoded[0])] * missing
+            mask = jnp.arange(len(decoded)) < len(ups)
+            stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *decoded), mask
+        central = self._programs.central
+        return self._step(running_sum, stacked, down, server, central, key)
+
+
+def _add(running_sum: RunningSum, tree: PyTree, weight) -> RunningSum:
+    """The running sum with one more tree, as the simulator adds a chunk of one."""
+    chunk = jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], tree)
+    weights = jnp.asarray(weight, float)[None]
+    return aggregators.add_to(running_sum, chunk, weights, jnp.ones(1, bool))[0]
+
+
+def _add_update(
+    algorithm: Algorithm, running_sum: RunningSum, up: PyTree, weight
+) -> tuple[RunningSum, Up]:
+    """The running sum with one more update, and the update decoded."""
     decoded = algorithm.decode(up)
-    return add_alone(running_sum, decoded, weight), decoded
+    return _add(running_sum, decoded, weight), decoded
 
 
-def add_alone(running_sum, said: PyTree, weight: jax.Array):
-    """The tally with what one client said, as the simulator adds a chunk of one."""
-    alone = jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], said)
-    return aggregators.add_to(running_sum, alone, weight, jnp.ones(1, bool))[0]
-
-
-def conclude(
+def _server_step(
     algorithm: Algorithm,
     settings: Settings,
-    running_sum,
-    stacked,
+    running_sum: RunningSum,
+    stacked: tuple[Up, jax.Array] | None,
     down,
     server,
     central,
     key,
 ):
-    """The server's step; ``stacked`` are all ups and which count, where it matters."""
+    """The server's next message and state.
+
+    ``stacked`` has all updates and which of them count, for reductions that need them.
+    """
     aggregate = aggregators.finish(running_sum, settings.everyone)
     if stacked is not None and settings.reduction.stacked is not None:
         ups, mask = stacked
@@ -59,84 +121,127 @@ def conclude(
     return down._replace(round=down.round + 1), server
 
 
-def check(said: PyTree, longest: float | None = None) -> None:
-    """Refuse what is not finite, or longer than is allowed."""
-    if not trees.is_finite(said):
+def _inspect_join(join: PyTree, request: PyTree) -> tuple[jax.Array, ...]:
+    """Whether all numbers are finite, and the norm of the join."""
+    return trees.is_finite((join, request)), _norm(join)
+
+
+def _inspect_update(
+    algorithm: Algorithm, up: PyTree, request: PyTree
+) -> tuple[jax.Array, ...]:
+    """Whether all numbers are finite, and the norms of the update and of its extras.
+
+    Numbers that are finite as they travel need not be when they are decoded.
+    """
+    decoded = algorithm.decode(up)
+    finite = trees.is_finite((up, request, decoded))
+    return finite, _norm(decoded.delta), _norm(decoded.extra)
+
+
+def _norm(tree: PyTree) -> jax.Array:
+    return jnp.sqrt(trees.squared_norm(tree))
+
+
+def _check(inspected: tuple[jax.Array, ...], *limits: float | None) -> None:
+    finite, *norms = inspected
+    if not finite:
         raise Rejected("it has numbers that are not finite")
-    if longest is not None:
-        norm = float(jnp.sqrt(trees.squared_norm(said)))
-        if not norm <= longest:
-            raise Rejected(f"it is {norm:.4g} long, at most {longest:g} is allowed")
+    for norm, limit in zip(norms, limits, strict=True):
+        if limit is not None and not norm <= limit:
+            raise Rejected(
+                f"its norm is {float(norm):.4g}, at most {limit:g} is allowed"
+            )
+
+
+def enter_round(
+    ledger: CommunicationLog,
+    shapes: Shapes,
+    members: np.ndarray,
+    replies: Replies,
+    requests: Mapping[int, tuple[Message, PyTree]],
+) -> Totals:
+    """Count the bits of a round, and what became of the members of its cohort."""
+    ids, codes = members.tolist(), {"accepted": RECEIVED, "rejected": REJECTED}
+    status = [codes.get(replies.status(client), DROPPED) for client in ids]
+    ups = {client: up for client, (up, _) in replies.accepted.items()}
+    downs = {client: down for client, (_, down) in requests.items()}
+    up_bits, down_bits = (
+        np.array([_ragged_bits(sent.get(client)) for client in ids])
+        if has_ragged(shape)
+        else None
+        for shape, sent in ((shapes.up, ups), (shapes.message, downs))
+    )
+    return ledger.enter(members, np.array(status), up_bits, down_bits)
+
+
+def _ragged_bits(payload: PyTree | None) -> int:
+    bits = None if payload is None else ragged_bits(payload)
+    return 0 if bits is None else int(bits)
 
 
 def measures(
-    metrics: Mapping[str, Metric], message: Message
+    metrics: Mapping[str, Metric], reply: Message
 ) -> dict[str, dict[str, dict[str, float]]]:
-    """What a client measured, as far as it tells."""
-    said = message.words.get("measures")
+    """The measures in a client's reply, by split, model and metric."""
+    sent: Any = reply.fields.get("measures")
     try:
-        told = {
+        found = {
             split: {
                 model: {name: float(value) for name, value in values.items()}
                 for model, values in models.items()
             }
-            for split, models in said.items()  # type: ignore[union-attr]
+            for split, models in sent.items()
         }
     except (AttributeError, TypeError, ValueError, OverflowError):
         raise Rejected("its measures are damaged") from None
-    for models in told.values():
+    for models in found.values():
         for model, values in models.items():
             for name, value in values.items():
                 known = name in metrics and model in MODELS
                 if not (known and math.isfinite(value)):
                     what = f"{name[:40]!r} of {model[:40]!r}"
                     raise Rejected(f"its measures are damaged: {what} is {value:g}")
-    return told
+    return found
 
 
-def table(told: Mapping[int, Any], clients: int, splits: Mapping[str, Any]) -> Measured:
-    """Measures of all clients; NaN where one did not tell.
+def table(
+    found: Mapping[int, Any], clients: int, splits: Mapping[str, Any]
+) -> Measured:
+    """The measures of all clients; NaN where a client sent none.
 
-    All models of a split have the same measures, and the personal one is among them,
-    so that they can be compared, whatever single clients keep to themselves.
+    All models of a split have the same measures, and the personal one is among them, so
+    that they can be compared, whatever single clients withhold.
     """
-    found: Measured = {}
+    columns: Measured = {}
     for split in splits:
-        said = [models[split] for models in told.values() if models.get(split)]
-        models = {"personal", *(model for one in said for model in one)}
-        names = {name for one in said for values in one.values() for name in values}
+        sent = [models[split] for models in found.values() if models.get(split)]
+        models = {"personal", *(model for one in sent for model in one)}
+        names = {name for one in sent for values in one.values() for name in values}
         if names:
-            found[split] = {
+            columns[split] = {
                 model: {name: np.full(clients, np.nan) for name in sorted(names)}
                 for model in MODELS
                 if model in models
             }
-    for client, measured in told.items():
-        for split, columns in found.items():
+    for client, measured in found.items():
+        for split, by_model in columns.items():
             for model, values in measured.get(split, {}).items():
                 for name, value in values.items():
-                    columns[model][name][client] = value
-    return found
+                    by_model[model][name][client] = value
+    return columns
 
 
-def status(answers: Answers, client: int) -> int:
-    """What became of a member of the cohort."""
-    if client in answers.good:
-        return RECEIVED
-    return REJECTED if client in answers.rejected else DROPPED
-
-
-def reasons(*exchanges: Answers) -> str:
-    """Who was not heard, and why, in a line; of many only the first."""
+def reasons(*exchanges: Replies) -> str:
+    """Which clients did not count, and why, in a line; of many only the first."""
     parts = []
-    for answers in exchanges:
-        refused, rejected = sorted(answers.refused.items()), answers.rejected.items()
+    for replies in exchanges:
+        refused, rejected = sorted(replies.refused.items()), replies.rejected.items()
         parts += [
             *(f"client {c} refused: {why}" for c, why in refused),
             *(f"client {c} rejected: {why}" for c, why in sorted(rejected)),
-            *(f"client {c} silent" for c in answers.silent),
+            *(f"client {c} silent" for c in replies.silent),
         ]
-    more = len(parts) - MOST_REASONS
+    more = len(parts) - MAX_REASONS
     if more > 0:
-        parts[MOST_REASONS:] = [f"and {more} more were not heard"]
-    return "; ".join(parts) or "all answered"
+        parts[MAX_REASONS:] = [f"and {more} more did not count"]
+    return "; ".join(parts) or "all replied"

@@ -1,31 +1,35 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""The server's books on disk: written after every step, whole or not at all.
+"""The server's checkpoint: written after every step, whole or not at all.
 
-Two generations are kept. If the newer one is damaged, the older is taken, and said so;
-nodes still have the states it goes with. A lock keeps a second server away: after a
-crash of the link two of them may be alive for a while.
+The folder keeps two generations. If the newer one is damaged, the server goes on from
+the older one and notes it in the audit; nodes still have the states that belong to it.
+A lock keeps a second server away: after a crash of the link two of them may be alive
+for a while.
 """
 
 import fcntl
 import json
 import os
+import secrets
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedblend.deploy.server.coordinator import Coordinator
-from fedblend.deploy.server.settings import News
+from fedblend.deploy.server.coordinator import INTERVAL, Coordinator
+from fedblend.deploy.server.membership import Census, joined_constants
+from fedblend.errors import RunError
+from fedblend.experiments import run_folder
 from fedblend.simulation.checkpoint import CheckpointError, sync, write_atomically
 from fedblend.simulation.result import Record
 from fedblend.simulation.serialize import WireError, as_tree, pack, unpack
 
-VERSION = 1
+VERSION = 2
 _DAMAGE = (
     ValueError,
     LookupError,
@@ -34,19 +38,20 @@ _DAMAGE = (
     ArithmeticError,
     RecursionError,
 )
-"""What reading words can come to that are not ours."""
+"""What reading JSON can raise that this module did not write."""
 
 
 class Busy(CheckpointError):
-    """Another server has the books open."""
+    """Another server has the folder open."""
 
 
 class ServerCheckpoint:
-    """The folder in which a server keeps its books; the lock is held while it lives."""
+    """The folder of a server's checkpoint; the lock is held while it is open."""
 
     def __init__(self, folder: Path):
-        self.path, self.older = folder / "books", folder / "books.older"
+        self.path, self.previous = folder / "checkpoint", folder / "checkpoint.previous"
         self._folder = folder
+        self._rows: list[dict[str, Any]] = []
         try:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             self._lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
@@ -56,115 +61,126 @@ class ServerCheckpoint:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             os.close(self._lock)
-            raise Busy(f"{folder}: another server is writing its books there") from None
+            raise Busy(f"{folder}: another server is running there") from None
 
     def close(self) -> None:
-        """Let go of the folder."""
+        """Release the folder."""
         os.close(self._lock)
 
     def save(self, server: Coordinator, about: Mapping[str, Any]) -> None:
-        """Write down where the server is, with some words of the caller's.
+        """Write where the server is, with some JSON of the caller's.
 
         Raises:
-            CheckpointError: they could not be written; those of before are whole.
+            CheckpointError: it could not be written; the one before is whole.
         """
-        begun = server.down is not None
+        started, rows = server.down is not None, self._rows
+        rows += [record.row() for record in server.records[len(rows) :]]
         content = {
-            "server": (server.down, server.server) if begun else (),
+            "server": (server.down, server.server) if started else (),
             "ledger": server.ledger.snapshot(),
             "bases": server.bases,
             "requests": {str(c): asked for c, asked in sorted(server.requests.items())},
             "measured": server.measured,
         }
-        words = {
-            "fedblend": str(VERSION),
-            "experiment": server.setting.experiment,
-            "state": json.dumps(
+        state = {
+            "started": started,
+            "round": server.round,
+            "interval": server.interval,
+            "records": rows,
+            "requests": sorted(server.requests),
+            "measured": [
                 {
-                    "begun": begun,
-                    "round": server.round,
-                    "news": server.news,
-                    "records": [record.row() for record in server.records],
-                    "requests": sorted(server.requests),
-                    "measured": _names(server.measured),
-                    "strays": server.strays,
-                    "about": dict(about),
+                    s: {m: sorted(v) for m, v in models.items()}
+                    for s, models in one.items()
                 }
-            ),
+                for one in server.measured
+            ],
+            "strays": server.strays,
+            "about": dict(about),
         }
-        # The new ones are whole and on disk before anything is moved.
-        newest = self._folder / "books.newest"
+        metadata = {
+            "fedblend": str(VERSION),
+            "experiment": server.setup.experiment,
+            "state": json.dumps(state),
+        }
+        # The new one is whole and on disk before anything is moved.
+        newest = self._folder / "checkpoint.newest"
         try:
-            write_atomically(newest, pack(content, words))
+            write_atomically(newest, pack(content, metadata))
             if self.path.exists():
-                os.replace(self.path, self.older)
+                os.replace(self.path, self.previous)
             os.replace(newest, self.path)
             sync(self._folder)
         except OSError as error:
             raise CheckpointError(f"{self.path}: {error.strerror}") from None
 
-    def read(self) -> "Entry | None":
-        """The newest books that are whole; None where there are none at all.
+    def read(self) -> "Saved | None":
+        """The newest checkpoint that is whole; None where there is none at all.
 
         Raises:
             CheckpointError: there are some, and none is whole.
         """
-        complaints = []
-        for path in (self.path, self.older):
+        old = self._folder / "books"
+        if old.exists():
+            raise CheckpointError(
+                f"{old}: was written by an earlier fedblend, and this one cannot go on "
+                "from it; begin anew in another folder"
+            )
+        damage: list[str] = []
+        for path in (self.path, self.previous):
             try:
-                entry = Entry(path, *_opened(path), complaints)
+                saved = _opened(path, damage)
             except FileNotFoundError:
                 continue
             except (OSError, WireError) as error:
-                complaints.append(f"{path}: {error}")
+                damage.append(f"{path}: {error}")
                 continue
-            if complaints:
-                # The next books must not push out the ones that are whole.
-                os.replace(self.path, self._folder / "books.damaged")
-            return entry
-        if complaints:
-            raise CheckpointError("; ".join(complaints))
+            if damage:
+                # The next checkpoint must not replace the one that is whole.
+                os.replace(self.path, self._folder / "checkpoint.damaged")
+            return saved
+        if damage:
+            raise CheckpointError("; ".join(damage))
         return None
 
 
-class Entry:
-    """Books that were read."""
+class Saved(NamedTuple):
+    """A checkpoint that was read."""
 
-    def __init__(self, path: Path, arrays, experiment: str, state, complaints):
-        self.path, self.experiment = path, experiment
-        self.complaints: list[str] = complaints
-        self._arrays, self._state = arrays, state
-        self.about: dict[str, Any] = state["about"]
+    path: Path
+    experiment: str
+    arrays: dict[str, np.ndarray]
+    state: dict[str, Any]
+    damage: list[str]
+    """What is wrong with newer ones."""
 
     def restore(self, server: Coordinator) -> None:
         """Take a freshly set up server to where the saved one was.
 
         Raises:
-            CheckpointError: these are the books of another experiment or method.
+            CheckpointError: it is the checkpoint of another experiment or method.
         """
-        state, shapes = self._state, server.shapes
-        if self.experiment != server.setting.experiment:
+        state, shapes = self.state, server.shapes
+        if self.experiment != server.setup.experiment:
             raise CheckpointError(
-                f"{self.path}: are the books of experiment {self.experiment}, this is "
-                f"{server.setting.experiment}"
+                f"{self.path}: is of experiment {self.experiment}, this is "
+                f"{server.setup.experiment}"
             )
         column = jax.ShapeDtypeStruct(server.bases.shape, np.dtype(np.float64))
+        template = {
+            "server": (shapes.down, shapes.server) if state["started"] else (),
+            "ledger": server.ledger.snapshot(),
+            "bases": server.bases,
+            "requests": {
+                str(client): server.setup.request for client in state["requests"]
+            },
+            "measured": jax.tree.map(lambda _: column, state["measured"]),
+        }
         try:
-            content = as_tree(
-                self._arrays,
-                {
-                    "server": (shapes.down, shapes.server) if state["begun"] else (),
-                    "ledger": server.ledger.snapshot(),
-                    "bases": server.bases,
-                    "requests": dict.fromkeys(
-                        map(str, state["requests"]), server.request
-                    ),
-                    "measured": jax.tree.map(lambda _: column, state["measured"]),
-                },
-            )
+            content = as_tree(self.arrays, template)
         except WireError as error:
             raise CheckpointError(f"{self.path}: {error}") from None
-        if state["begun"]:
+        if state["started"]:
             server.down, server.server = jax.tree.map(jnp.asarray, content["server"])
         server.ledger.restore(content["ledger"])
         server.bases = np.array(content["bases"])
@@ -172,44 +188,31 @@ class Entry:
             int(client): jax.tree.map(jnp.asarray, asked)
             for client, asked in content["requests"].items()
         }
-        server.round, server.news = state["round"], state["news"]
-        server.records = state["records"]
-        server.measured = content["measured"]
+        server.round, server.interval = state["round"], state["interval"]
+        server.records, server.measured = state["records"], content["measured"]
         server.strays = state["strays"]
 
 
-def _opened(path: Path) -> tuple[dict[str, np.ndarray], str, dict[str, Any]]:
-    arrays, words = unpack(path.read_bytes())
-    version = words.get("fedblend")
+def _opened(path: Path, damage: list[str]) -> Saved:
+    arrays, metadata = unpack(path.read_bytes())
+    version = metadata.get("fedblend")
     if version != str(VERSION):
         raise WireError(f"is of version {version!r:.20}, this fedblend reads {VERSION}")
     try:
-        state = json.loads(words["state"])
-        return arrays, words["experiment"], _checked(state)
+        state = json.loads(metadata["state"])
+        checked = {
+            "started": bool(state["started"]),
+            "round": int(state["round"]),
+            "interval": Counter({name: +state["interval"][name] for name in INTERVAL}),
+            "records": [Record.from_row(row) for row in state["records"]],
+            "requests": sorted(int(client) for client in state["requests"]),
+            "measured": [_columns(names) for names in state["measured"]],
+            "strays": Counter({str(k): int(v) for k, v in state["strays"].items()}),
+            "about": dict(state["about"]),
+        }
+        return Saved(path, metadata["experiment"], arrays, checked, damage)
     except _DAMAGE as error:
-        raise WireError(f"its words are damaged ({type(error).__name__})") from None
-
-
-def _checked(state: dict[str, Any]) -> dict[str, Any]:
-    """What the words say, of the types that it has to be of."""
-    requests = [int(client) for client in state["requests"]]
-    return {
-        "begun": bool(state["begun"]),
-        "round": int(state["round"]),
-        "news": News(*state["news"]),
-        "records": [Record.from_row(row) for row in state["records"]],
-        "requests": sorted(requests),
-        "measured": [_columns(names) for names in state["measured"]],
-        "strays": Counter({str(k): int(v) for k, v in state["strays"].items()}),
-        "about": dict(state["about"]),
-    }
-
-
-def _names(measured: list) -> list:
-    return [
-        {s: {m: sorted(v) for m, v in models.items()} for s, models in one.items()}
-        for one in measured
-    ]
+        raise WireError(f"its metadata are damaged ({type(error).__name__})") from None
 
 
 def _columns(names: dict) -> dict:
@@ -218,3 +221,83 @@ def _columns(names: dict) -> dict:
         split: {model: dict.fromkeys(metrics, 0) for model, metrics in by.items()}
         for split, by in names.items()
     }
+
+
+class Progress(NamedTuple):
+    """What a checkpoint holds beside the coordinator's own state."""
+
+    census: Census | None = None
+    """What all nodes tell of their rows, once they have."""
+    repeated: int = 0
+    """Rounds that may count a second time, because newer checkpoints were damaged."""
+
+    def as_json(self) -> dict[str, Any]:
+        """As plain values."""
+        if self.census is None:
+            return {"repeated": self.repeated}
+        counts, rooms, constants, withheld = self.census
+        known = None
+        if constants is not None:
+            pairs = zip(constants.smooth, constants.convex, strict=True)
+            known = [(float(L), float(mu), constants.exact) for L, mu in pairs]
+        return {
+            "counts": {name: found.tolist() for name, found in counts.items()},
+            "rooms": rooms,
+            "constants": known,
+            "withheld": withheld,
+            "repeated": self.repeated,
+        }
+
+
+def progress_of(saved: Saved | None) -> Progress:
+    """The progress in a checkpoint; none where there is no checkpoint.
+
+    Raises:
+        CheckpointError: it cannot be used.
+    """
+    if saved is None:
+        return Progress()
+    about = saved.state["about"]
+    try:
+        counts = {
+            str(name): np.array([int(count) for count in found], np.int64)
+            for name, found in about["counts"].items()
+        }
+        rooms = {str(name): int(room) for name, room in about["rooms"].items()}
+        known, constants = about["constants"], None
+        if known is not None:
+            constants = joined_constants(
+                [(float(L), float(m), bool(e)) for L, m, e in known]
+            )
+        withheld = tuple(int(client) for client in about["withheld"])
+        # An older checkpoint is one step behind.
+        repeated = int(about["repeated"]) + bool(saved.damage)
+        return Progress(Census(counts, rooms, constants, withheld), repeated)
+    except _DAMAGE as error:
+        raise CheckpointError(
+            f"{saved.path}: its metadata are damaged ({type(error).__name__})"
+        ) from None
+
+
+class Identity(NamedTuple):
+    """The name of an experiment, and the server's secret."""
+
+    experiment: str
+    secret: int
+
+
+def identity(path: Path) -> Identity:
+    """The identity of an experiment, drawn once and kept in this file.
+
+    Raises:
+        RunError: the file is damaged.
+    """
+    if not path.exists():
+        drawn = Identity(secrets.token_hex(8), secrets.randbits(63))
+        run_folder.write_text(path, run_folder.as_json(drawn._asdict()))
+        path.chmod(0o600)
+    found = run_folder.read_json(path)
+    experiment, secret = found.get("experiment"), found.get("secret")
+    if not isinstance(experiment, str) or not isinstance(secret, int):
+        raise RunError(f"{path}: is damaged: it has no experiment and no secret")
+    return Identity(experiment, secret)

@@ -1,12 +1,13 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""The server of a federation: the algorithm's other half, over any post.
+"""The coordinator: the server's half of an algorithm, over any transport.
 
-It never sees a row of a client. Members of a cohort are drawn by client id as in the
-simulator; what they say is checked against shapes known beforehand, then for finite
-numbers and length, and summed in the order of client ids by the simulator's reducer.
-The caller writes the books (``books``) after every step, so that a server that is
-killed goes on with the step it was in; who was not counted has not moved on.
+It never sees a row of a client. It draws cohorts by client id as the simulator does,
+checks replies against shapes known beforehand, then for finite numbers and for their
+norms, and sums them in the order of client ids by the simulator's reducer. The caller
+saves a checkpoint after every step, so that a server that was killed goes on with the
+step it was in; clients whose replies were not counted go on from their last counted
+state.
 """
 
 import time
@@ -19,18 +20,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedblend import keys, trees
-from fedblend.core import PyTree, Shard, has_ragged, ragged_bits, static_bits
-from fedblend.deploy import messages
-from fedblend.deploy.client.executor import deployment
-from fedblend.deploy.messages import ENROLLED, UNKNOWN, Message
+from fedblend import keys
+from fedblend.core import PyTree, static_bits
+from fedblend.deploy.contract import deployment
+from fedblend.deploy.message import ENROLLED, UNKNOWN, Message, payload_of
 from fedblend.deploy.server import aggregation
-from fedblend.deploy.server.membership import Membership
-from fedblend.deploy.server.settings import BelowQuorum, News, RoundRules, Setting
-from fedblend.deploy.transport import Answers, exchange
+from fedblend.deploy.server.aggregation import Aggregator
+from fedblend.deploy.server.settings import BelowQuorum, RoundRules, ServerSetup
+from fedblend.deploy.transport import Peers, Replies, exchange
 from fedblend.gains import Evidence, Measured
-from fedblend.simulation import aggregators
-from fedblend.simulation.communication import CommunicationLog, Totals, sizes_of
+from fedblend.simulation.communication import CommunicationLog, sizes_of
 from fedblend.simulation.result import (
     Bits,
     Record,
@@ -39,11 +38,12 @@ from fedblend.simulation.result import (
     spreads,
     summarize,
 )
-from fedblend.simulation.rounds import Members
 from fedblend.simulation.sampling import cohorts
 
-KINDS_OF_STRAYS = 1000
-"""Different ones that are remembered: others choose what they send us."""
+INTERVAL = ("rounds", "seconds", "received", "dropped", "rejected")
+"""What a record counts since the record before."""
+MAX_STRAYS = 1000
+"""Different descriptions of stray replies that are kept: other machines choose them."""
 
 
 class Coordinator(Results):
@@ -51,34 +51,23 @@ class Coordinator(Results):
 
     replicas = None
 
-    def __init__(self, setting: Setting, directory: Membership, rules: RoundRules):
-        self.setting, self.directory, self.rules = setting, directory, rules
-        self.engine, self.federated_data = setting.engine, setting.federated_data
+    def __init__(self, setup: ServerSetup, peers: Peers, rules: RoundRules):
+        self.setup, self.peers, self.rules = setup, peers, rules
+        self.engine, self.federated_data = setup.engine, setup.federated_data
+        self.clients = self.federated_data.clients
         self.algorithm = self.engine.settings.build(None)
-        self.rounds, self.round, self.news = rules.rounds, 0, News()
+        self.rounds, self.round, self.quorum = rules.rounds, 0, rules.least
+        self.interval: Counter[str] = Counter(dict.fromkeys(INTERVAL, 0))
         self.records: list[Record] = []
         self.measured: list[Measured] = []
         self.down: Any = None
         self.server: Any = None
-        self.bases = np.full(self.federated_data.clients, UNKNOWN, np.int64)
+        self.bases = np.full(self.clients, UNKNOWN, np.int64)
         self.requests: dict[int, PyTree] = {}
-        self.strays: Counter = Counter()
-        member = self._member(0)
-        self.shapes = shapes = self.engine.shapes(member)
-        shard = Shard(
-            self.engine.examples["train"],
-            member.starts,
-            member.counts,
-            member.ids,
-            self.engine.settings.capacity,
-        )
-        self.request = jax.eval_shape(self.algorithm.ask, shapes.state, shard)
-        self.ledger = CommunicationLog(self.federated_data.clients, sizes_of(shapes))
-        self._decode = jax.jit(self.algorithm.decode)
-        self._add = jax.jit(partial(aggregation.add, self.algorithm))
-        self._conclude = jax.jit(
-            partial(aggregation.conclude, self.algorithm, self.engine.settings)
-        )
+        self.strays: Counter[str] = Counter()
+        self.shapes = shapes = setup.shapes
+        self.ledger = CommunicationLog(self.clients, sizes_of(shapes))
+        self.aggregator = Aggregator(self.engine, shapes, rules)
         self._tell = jax.jit(self.algorithm.tell)
         self._deploy = jax.jit(partial(deployment, self.algorithm))
 
@@ -93,33 +82,33 @@ class Coordinator(Results):
         return self.down is not None and self.round == self.rounds and not self._due()
 
     def step(self) -> None:
-        """Begin, or count a round, or measure, whichever comes next.
+        """Begin, or run a round, or measure, whichever comes next.
 
         Raises:
-            BelowQuorum: too few were heard; nothing has changed.
+            BelowQuorum: too few clients replied; nothing has changed.
         """
         if self.down is None:
             self._begin()
         elif self._due():
             self._measure()
         else:
-            self._advance()
+            self._run_round()
 
     def enroll_again(self, clients: Sequence[int]) -> None:
-        """Take these clients for newcomers, because they have lost their states.
+        """Enroll these clients as new ones, because they have lost their states.
 
         Raises:
-            ValueError: the server remembers something of theirs that would be wrong.
+            ValueError: the server keeps something of theirs that would be wrong.
         """
         if clients and self.algorithm.needs.memories:
             raise ValueError(
                 f"client {clients[0]}: cannot be enrolled again, this algorithm's "
-                "server keeps the mean of what clients remember"
+                "server keeps the mean of the clients' memories"
             )
         for client in clients:
             self.bases[client] = UNKNOWN
             self.requests.pop(client, None)
-            self.setting.note("to be enrolled again", client=client)
+            self.setup.note("to be enrolled again", client=client)
 
     def summary(self) -> dict[str, Any]:
         """The last record with totals, harmed clients and costs, as plain values."""
@@ -136,12 +125,12 @@ class Coordinator(Results):
     @property
     def alone(self) -> dict[str, Any] | None:
         """How long clients train alone, to compare with."""
-        return self.setting.alone
+        return self.setup.alone
 
     @property
     def measured_ids(self) -> np.ndarray:
         """All clients are measured."""
-        return np.arange(self.federated_data.clients)
+        return np.arange(self.clients)
 
     def bits(self, replica: int = 0) -> Bits:
         """What each client has sent and received, in bits."""
@@ -149,11 +138,15 @@ class Coordinator(Results):
         return Bits(self.ledger.up, self.ledger.down)
 
     @property
-    def evidence(self) -> Evidence:
-        """What clients told last; single rows stay with them."""
+    def counts(self) -> dict[str, np.ndarray]:
+        """The clients' rows in each split."""
         splits = self.federated_data.splits.items()
-        counts = {name: split.counts for name, split in splits}
-        return Evidence(self.measured, (), counts, self.setting.metrics)
+        return {name: split.counts for name, split in splits}
+
+    @property
+    def evidence(self) -> Evidence:
+        """What clients measured last; single rows stay with them."""
+        return Evidence(self.measured, (), self.counts, self.setup.metrics)
 
     def _due(self) -> bool:
         """Whether the round that was counted last has yet to be measured."""
@@ -161,197 +154,150 @@ class Coordinator(Results):
         return at_end and (not self.records or self.records[-1].round < self.round)
 
     def _begin(self) -> None:
-        running_sum = aggregators.empty(self.shapes.join)
+        joins, everybody = [], np.arange(self.clients)
         if jax.tree.leaves(self.shapes.join):
-            everybody = np.arange(self.federated_data.clients)
-            answers = self._enroll(everybody)
-            if len(answers.good) < len(everybody):
+            replies = self._enroll(everybody)
+            if len(replies.accepted) < self.clients:
                 self.bases[:] = UNKNOWN
                 raise BelowQuorum(
-                    "enrollment: all clients must be heard before the first round; "
-                    + aggregation.reasons(answers)
+                    "enrollment: all clients must reply before the first round; "
+                    + aggregation.reasons(replies)
                 )
-            for client in everybody.tolist():
-                join, _ = answers.good[client]
-                running_sum = aggregation.add_alone(
-                    running_sum, join, self._weight(client)
-                )
+            joins = [replies.accepted[client][0] for client in everybody.tolist()]
             self.ledger.join(everybody)
-        self.down, self.server = self.engine.start(running_sum)
+        weights = self.setup.weights[: len(joins)]
+        self.down, self.server = self.aggregator.start(joins, weights)
 
-    def _enroll(self, clients: np.ndarray) -> Answers:
-        """Enroll those of these clients who are not; what each says and asks for."""
-        head = Message("enroll", self.setting.experiment, UNKNOWN)
-        head = head._replace(words=self.setting.terms)
-        template = (self.shapes.join, self.request)
-        asked = {
-            int(client): (head._replace(client=int(client)), self.engine.params)
-            for client in clients
+    def _enroll(self, clients: np.ndarray) -> Replies:
+        """Enroll those of these clients who are not; each one's join and request."""
+        head = Message(
+            "enroll", self.setup.experiment, UNKNOWN, fields=self.setup.terms
+        )
+        template = (self.shapes.join, self.setup.request)
+        requests = {
+            client: (head._replace(client=client), self.engine.params)
+            for client in clients.tolist()
             if self.bases[client] == UNKNOWN
         }
 
-        def take(message: Message) -> tuple[PyTree, PyTree]:
-            key = keys.at(self.engine.key, "enroll", 0, message.client)
-            said = jax.tree.map(jnp.asarray, messages.content(message, template, key))
-            aggregation.check(said)
-            aggregation.check(said[0], self.rules.longest_rest)
-            return said
+        def accept(reply: Message) -> tuple[PyTree, PyTree]:
+            key = keys.at(self.engine.key, "enroll", 0, reply.client)
+            found = jax.tree.map(jnp.asarray, payload_of(reply, template, key))
+            self.aggregator.check_join(*found)
+            return found
 
-        answers = self._ask(asked, take)
-        for client, (_, request) in answers.good.items():
+        replies = self._exchange(requests, accept)
+        for client, (_, request) in replies.accepted.items():
             self.bases[client] = ENROLLED
             self.requests[client] = request
-        return answers
+        return replies
 
-    def _advance(self) -> None:
-        """One round, counted if enough of its members are heard."""
-        begun, number = time.perf_counter(), self.round
-        cohort, clients = self.rules.cohort, self.federated_data.clients
-        size = min(cohort + self.rules.spare, clients)
-        (members,) = cohorts(self.engine.key, [number], clients, size)
+    def _run_round(self) -> None:
+        """One round, counted if enough of its members reply."""
+        started, number, cohort = time.perf_counter(), self.round, self.rules.cohort
+        size = min(cohort + self.rules.spare, self.clients)
+        (members,) = cohorts(self.engine.key, [number], self.clients, size)
         enrolled = self._enroll(members)
-        asked = {
-            client: (
-                Message("round", self.setting.experiment, client, number)._replace(
-                    base=int(self.bases[client])
-                ),
-                self._tell(self.down, self.requests[client])._replace(round=None),
-            )
-            for client in members.tolist()
-            if self.bases[client] != UNKNOWN
-        }
-        answers = self._ask(asked, self._take_up, enough=cohort)
-        heard = sorted(answers.good)
-        least = self.rules.least
-        if len(heard) < least:
-            why = aggregation.reasons(answers, enrolled)
+        requests = {}
+        for client in members.tolist():
+            base = int(self.bases[client])
+            if base != UNKNOWN:
+                down = self._tell(self.down, self.requests[client])
+                head = Message(
+                    "round", self.setup.experiment, client, number, base=base
+                )
+                requests[client] = (head, down._replace(round=None))
+        replies = self._exchange(requests, self._accept_update, enough=cohort)
+        counted = sorted(replies.accepted)
+        if len(counted) < self.quorum:
+            why = aggregation.reasons(replies, enrolled)
             raise BelowQuorum(
-                f"round {number}: {len(heard)} of {cohort} clients were heard, the "
-                f"quorum is {least}; {why}"
+                f"round {number}: {len(counted)} of {cohort} clients replied, the "
+                f"quorum is {self.quorum}; {why}"
             )
-        self._hear({client: answers.good[client][0] for client in heard})
-        totals = self._count(members, answers, asked)
-        for client in heard:
+        self.down, self.server = self.aggregator.step(
+            [replies.accepted[client][0] for client in counted],
+            self.setup.weights[counted],
+            self.down,
+            self.server,
+            keys.at(self.setup.server_key, "server", number),
+        )
+        totals = aggregation.enter_round(
+            self.ledger, self.shapes, members, replies, requests
+        )
+        for client in counted:
             self.bases[client] = number
-            request = answers.good[client][1]
+            request = replies.accepted[client][1]
             if request is not None:
                 self.requests[client] = request
         self.round = number + 1
-        self.news = self.news.plus(time.perf_counter() - begun, totals)
-        self.setting.note(
-            "counted",
-            round=number,
-            heard=len(heard),
-            others=aggregation.reasons(answers),
-        )
+        seconds = time.perf_counter() - started
+        self.interval.update(rounds=1, seconds=seconds, **totals._asdict())  # type: ignore
+        others = aggregation.reasons(replies)
+        self.setup.note("round", round=number, counted=len(counted), others=others)
 
-    def _take_up(self, message: Message) -> tuple[PyTree, PyTree | None]:
-        """What a client says of a round, and its request if that has changed."""
-        asks = message.words.get("asked") is True
-        template = (self.shapes.up, self.request if asks else ())
-        key = keys.at(self.engine.key, "client", message.round, message.client)
-        said = messages.content(message, template, key, self.down)
-        said = jax.tree.map(jnp.asarray, said)
-        aggregation.check(said)
-        up, request = said
-        # What is finite as it travels need not be when it is decoded.
-        decoded = self._decode(up)
-        aggregation.check(decoded)
-        aggregation.check(decoded.delta, self.rules.longest)
-        aggregation.check(decoded.extra, self.rules.longest_rest)
+    def _accept_update(self, reply: Message) -> tuple[PyTree, PyTree | None]:
+        """A client's update, and its request if that has changed."""
+        asks = reply.fields.get("asked") is True
+        template = (self.shapes.up, self.setup.request if asks else ())
+        key = keys.at(self.engine.key, "client", reply.round, reply.client)
+        found = payload_of(reply, template, key, self.down)
+        up, request = jax.tree.map(jnp.asarray, found)
+        self.aggregator.check_update(up, request)
         return up, request if asks else None
 
-    def _hear(self, ups: Mapping[int, PyTree]) -> None:
-        """Sum the ups in the order of client ids, and let the server act."""
-        running_sum = aggregators.empty(self.shapes.decoded)
-        decoded = []
-        for client in sorted(ups):
-            running_sum, up = self._add(running_sum, ups[client], self._weight(client))
-            decoded.append(up)
-        stacked = None
-        if self.engine.settings.reduction.stacked is not None:
-            lacking = self.rules.cohort - len(decoded)
-            decoded += [trees.zeros_like(decoded[0])] * lacking
-            mask = jnp.arange(len(decoded)) < len(ups)
-            stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *decoded), mask
-        key = keys.at(self.setting.server_key, "server", self.round)
-        self.down, self.server = self._conclude(
-            running_sum, stacked, self.down, self.server, self.engine.central, key
-        )
-
-    def _count(self, members: np.ndarray, answers: Answers, asked) -> Totals:
-        """Enter the round into the books of bits."""
-        ids = members.tolist()
-        status = np.array([aggregation.status(answers, client) for client in ids])
-        up_bits = down_bits = None
-        if has_ragged(self.shapes.up):
-            said = {client: up for client, (up, _) in answers.good.items()}
-            up_bits = np.array([_ragged(said.get(client)) for client in ids])
-        if has_ragged(self.shapes.message):
-            told = {client: down for client, (_, down) in asked.items()}
-            down_bits = np.array([_ragged(told.get(client)) for client in ids])
-        return self.ledger.enter(members, status, up_bits, down_bits)
-
     def _measure(self) -> None:
-        """Ask all clients for what they measure, and write a record."""
-        self._enroll(np.arange(self.federated_data.clients))
-        words = {"last": self.round == self.rounds}
-        head = Message("measure", self.setting.experiment, UNKNOWN, self.round)
-        asked = {}
+        """Ask all clients for their measures, and write a record."""
+        self._enroll(np.arange(self.clients))
+        fields = {"last": self.round == self.rounds}
+        head = Message(
+            "measure", self.setup.experiment, UNKNOWN, self.round, fields=fields
+        )
+        requests = {}
         for client in np.flatnonzero(self.bases != UNKNOWN).tolist():
-            told = self._deploy(self.down, self.requests[client], self.engine.params)
-            payload = told._replace(message=told.message._replace(round=None))
-            base = int(self.bases[client])
-            own = head._replace(client=client, base=base, words=words)
-            asked[client] = (own, payload)
-        answers = self._ask(asked, partial(aggregation.measures, self.setting.metrics))
+            deployed = self._deploy(
+                self.down, self.requests[client], self.engine.params
+            )
+            payload = deployed._replace(message=deployed.message._replace(round=None))
+            own = head._replace(client=client, base=int(self.bases[client]))
+            requests[client] = (own, payload)
+        replies = self._exchange(
+            requests, partial(aggregation.measures, self.setup.metrics)
+        )
         splits = self.federated_data.splits
-        measured = aggregation.table(answers.good, self.federated_data.clients, splits)
-        counts = {name: split.counts for name, split in splits.items()}
-        self.measured, news, self.news = [measured], self.news, News()
+        measured = aggregation.table(replies.accepted, self.clients, splits)
         self.records.append(
             Record(
                 round=self.round,
-                **news._asdict(),
+                **self.interval,
                 bits_up=int(self.ledger.up.sum()),
                 bits_down=int(self.ledger.down.sum()),
-                measures=spreads(measured, counts, self.setting.metrics),
+                measures=spreads(measured, self.counts, self.setup.metrics),
             )
         )
+        self.measured = [measured]
+        self.interval = Counter(dict.fromkeys(INTERVAL, 0))
 
-    def _ask(self, asked, take: Callable, enough: int | None = None) -> Answers:
-        answers = exchange(
-            self.directory,
-            asked,
-            take,
-            self.rules.patience,
+    def _exchange(
+        self,
+        requests: Mapping[int, tuple[Message, PyTree]],
+        accept: Callable[[Message], Any],
+        enough: int | None = None,
+    ) -> Replies:
+        """Send requests, and note what did not come back as it should."""
+        replies = exchange(
+            self.peers,
+            requests,
+            accept,
+            self.rules.timeouts,
             enough=enough,
-            longest=self.rules.largest,
+            max_bytes=self.rules.max_reply_bytes,
         )
-        for what, times in answers.strays.items():
-            room = what in self.strays or len(self.strays) < KINDS_OF_STRAYS
-            self.strays[what if room else "others"] += times
         for kind in ("refused", "rejected"):
-            for client, why in getattr(answers, kind).items():
-                self.setting.note(kind, client=client, reason=why)
-        for what, times in answers.strays.items():
-            self.setting.note("stray", what=what, times=times)
-        return answers
-
-    def _member(self, client: int) -> Members:
-        return Members(
-            ids=jnp.asarray(client, jnp.int32),
-            slots=jnp.asarray(client, jnp.int32),
-            starts=jnp.asarray(0, jnp.int32),
-            counts=jnp.asarray(self.federated_data.train.counts[client], jnp.int32),
-            weights=jnp.asarray(self.setting.weights[client], float),
-            present=jnp.asarray(True),
-        )
-
-    def _weight(self, client: int) -> jax.Array:
-        return jnp.asarray(self.setting.weights[client : client + 1], float)
-
-
-def _ragged(payload: PyTree | None) -> int:
-    bits = None if payload is None else ragged_bits(payload)
-    return 0 if bits is None else int(bits)
+            for client, why in getattr(replies, kind).items():
+                self.setup.note(kind, client=client, reason=why)
+        for what, times in replies.strays.items():
+            room = what in self.strays or len(self.strays) < MAX_STRAYS
+            self.strays[what if room else "others"] += times
+            self.setup.note("stray", what=what, times=times)
+        return replies

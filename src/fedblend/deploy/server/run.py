@@ -1,11 +1,13 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""The server's side of an experiment: from a folder and a post to results.
+"""The server's side of an experiment: from a folder and a transport to results.
 
-The folder is that of a run, see ``outputs``, with the server's books, its audit and the
-name of the experiment in it; all that a server which was killed needs to go on.
+The folder is that of a run, see ``experiments.run_folder``, with the server's
+checkpoint, its audit and the name of the experiment in it: all that a server which was
+killed needs to go on.
 """
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,41 +15,39 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fedblend.config import privacy, toml
-from fedblend.config.config import Config, check
+from fedblend.config import privacy
+from fedblend.config.config import load
 from fedblend.config.data import own_rows
-from fedblend.core import Key
-from fedblend.deploy.contract import (
-    Facts,
-    budget_alone,
-    in_theory,
-    method_of,
-    nodes_of,
-    rates_of,
-    root_of,
-    row_of,
-    task_of,
-    text_of,
+from fedblend.deploy.contract import Contract, Facts, contract_of
+from fedblend.deploy.message import UNKNOWN, Message
+from fedblend.deploy.ops.audit import Audit
+from fedblend.deploy.server.checkpoint import (
+    Busy,
+    ServerCheckpoint,
+    identity,
+    progress_of,
 )
-from fedblend.deploy.messages import UNKNOWN, Message
-from fedblend.deploy.ops.audit import Audit, plain
-from fedblend.deploy.server.attendance import Attendance, Known
-from fedblend.deploy.server.checkpoint import Busy, ServerCheckpoint
 from fedblend.deploy.server.coordinator import Coordinator
-from fedblend.deploy.server.membership import Membership
-from fedblend.deploy.server.progress import Identity, identity, recalled
-from fedblend.deploy.server.settings import BelowQuorum, RoundRules, Setting
-from fedblend.deploy.server.setup import rowless, setting
-from fedblend.deploy.transport import Patience, Transport
+from fedblend.deploy.server.membership import Census, Descriptions, Membership
+from fedblend.deploy.server.settings import BelowQuorum, round_rules, server_setup
+from fedblend.deploy.transport import Transport
 from fedblend.errors import ConfigError, RunError
 from fedblend.experiments import results, run_folder
 from fedblend.experiments.run_folder import Folder
+from fedblend.simulation.checkpoint import write_atomically
 from fedblend.simulation.precision import precision
 
+STOPPED = "stopped.txt"
+"""Why a run stopped by itself; a server that was killed leaves no such file."""
+ENROLL_AGAIN = "enroll_again.json"
+"""Clients that have lost their states, to be enrolled again when the server starts."""
+PROGRESS = "progress.json"
+"""The round that an experiment is in."""
 
-def lead(
+
+def run_server(
     path: Path,
-    post: Transport,
+    transport: Transport,
     *,
     shared_seed: bool = False,
     on_step: Callable[[int, int], None] = lambda round, rounds: None,
@@ -57,50 +57,44 @@ def lead(
 
     Args:
         path: a folder with config.toml.
-        post: how messages travel.
+        transport: how messages travel.
         shared_seed: draw the server's noise from the seed that nodes know, too. Only
             for tests: noise that clients can draw themselves protects nobody.
         on_step: called with the round after every step.
-        poll: seconds between two looks into the message box.
+        poll: seconds between two calls of ``transport.receive``.
 
     Returns:
         The summary, as in ``summary.json``.
 
     Raises:
-        RunError: it cannot go on, and why; the books are whole.
+        RunError: it cannot go on, and why; the checkpoint is whole.
     """
     folder = Folder(path)
-    config = check(toml.read(folder.config), str(folder.config))
+    contract = contract_of(load(folder.config))
     if folder.summary.exists():
         return run_folder.read_summary(folder)
-    books, audit = ServerCheckpoint(path / "server"), Audit(path / "audit.jsonl")
+    checkpoint = ServerCheckpoint(path / "server")
     try:
-        with precision(config.run.precision):
-            return _led(folder, config, books, audit, post, shared_seed, on_step, poll)
+        with precision(contract.config.run.precision):
+            return _run(
+                folder, contract, checkpoint, transport, shared_seed, on_step, poll
+            )
     except BelowQuorum as error:
         raise RunError(
             f"{path}: {error}; the run stopped after its last counted round and goes "
             "on with --resume"
         ) from None
     finally:
-        books.close()
+        checkpoint.close()
 
 
-STOPPED = "stopped.txt"
-"""Why a run stopped by itself; a server that was killed leaves no word."""
-
-
-AGAIN = "again.json"
-"""Clients that have lost their states, to be enrolled again when the server starts."""
-
-
-def lead_noted(path: Path, post: Transport, shared_seed: bool) -> None:
-    """Lead, and leave word in the folder if the run cannot go on."""
+def run_in_flower(path: Path, transport: Transport, shared_seed: bool) -> None:
+    """As ``run_server``; if the run cannot go on, the folder gets the reason."""
     (path / STOPPED).unlink(missing_ok=True)
     try:
-        lead(path, post, shared_seed=shared_seed)
+        run_server(path, transport, shared_seed=shared_seed)
     except Busy:
-        # Another server leads this experiment, which goes on.
+        # Another server runs this experiment, which goes on.
         raise
     except (ValueError, OSError) as error:
         run_folder.write_text(path / STOPPED, f"{error}\n")
@@ -116,184 +110,136 @@ def reason_of_stop(path: Path) -> str | None:
 def progress(path: Path) -> tuple[int, int]:
     """The round that an experiment is in, and how many there are."""
     try:
-        said = run_folder.read_json(path / "server" / "progress.json")
-        return int(said["round"]), int(said["rounds"])
+        found = run_folder.read_json(path / "server" / PROGRESS)
+        return int(found["round"]), int(found["rounds"])
     except (RunError, KeyError, TypeError, ValueError):
         return 0, 0
 
 
-def _led(folder, config, books, audit, post, shared_seed, on_step, poll):
-    def note(event: str, **fields: Any) -> None:
-        audit.append(event, **plain(fields))
-
-    own = identity(folder.path / "server" / "experiment.json")
-    entry = books.read()
-    for complaint in entry.complaints if entry is not None else ():
-        note("books were damaged", reason=complaint)
-    before = recalled(entry)
-    clients = nodes_of(config).clients
-    roll = Attendance(config, clients, before.known)
-    words = {"config": text_of(config)}
-    invitation = Message("meet", own.experiment, UNKNOWN, words=words)
-    directory = Membership(post, invitation, roll.accept, note)
-    patience = _patience(config, poll)
-    known = roll.complete(directory, patience)
-    facts = _facts(config, known)
-    if known.silent:
-        note("constants are not told", clients=known.silent)
-    root = root_of(config)
-    key = root if shared_seed else _server_key(config, own, root, before.redone)
-    rules = _rules(config, patience)
-    chosen = _setting(config, own, known, facts, rules, note, key)
-    budget = budget_alone(config, method_of(config, clients, facts))
-    alone = None if budget is None else budget._asdict()
-    server = Coordinator(chosen._replace(alone=alone), directory, rules)
-    if entry is not None:
-        entry.restore(server)
-    about = before._replace(known=known).words()
-    again = folder.path / "server" / AGAIN
-    if again.exists():
-        server.enroll_again(
-            [int(one) for one in run_folder.read_json(again)["clients"]]
-        )
-        books.save(server, about)
-        again.unlink()
-    said = folder.path / "server" / "progress.json"
-
-    def tell() -> None:
-        now = {"round": server.round, "rounds": server.rounds}
-        run_folder.write_text(said, run_folder.as_json(now))
-        on_step(server.round, server.rounds)
-
-    tell()
-    while not server.done:
-        counted = server.round
-        server.step()
-        books.save(server, about)
-        if server.records:
-            run_folder.write_metrics(folder, server, [_seed(config)])
-        if server.round != counted:
-            tell()
-    return _finish(folder, config, server, note, before.redone)
-
-
-def _facts(config: Config, known: Known) -> Facts:
-    """What the method is made of; refused if it needs what nodes do not tell."""
-    solver = getattr(getattr(config.algorithm, "personal", None), "solver", None)
-    for key, value in (
-        ("algorithm.rate", "theory" if in_theory(config) else None),
-        ("algorithm.personal.solver", solver),
-    ):
-        if known.silent and value in ("theory", "gradient_descent"):
-            raise ConfigError(
-                f'{key}: "{value}" needs constants L_i of all nodes, and clients '
-                f"{list(known.silent)} do not tell theirs: accept.constants of a policy"
-            )
-    return Facts(known.rooms, known.constants, rates_of(config, known.constants))
-
-
-def _patience(config: Config, poll: float) -> Patience:
-    asked = config.federation
-    if asked is None:
-        return Patience(poll=poll)
-    return Patience(
-        deadline=asked.deadline,
-        resend=asked.resend,
-        attempts=asked.attempts,
-        poll=poll,
-    )
-
-
-def _rules(config: Config, patience: Patience) -> RoundRules:
-    run, asked, clients = config.run, config.federation, nodes_of(config).clients
-    more: dict[str, Any] = {}
-    if asked is not None:
-        more = {
-            "quorum": asked.quorum,
-            "spare": asked.spare,
-            "longest": asked.longest_update,
-            "longest_rest": asked.longest_rest,
-            "largest": asked.largest_answer,
-        }
-    return RoundRules(
-        rounds=run.rounds,
-        cohort=run.cohort or clients,
-        every=run.every or max(1, -(-run.rounds // 20)),
-        patience=patience,
-        **more,
-    )
-
-
-def _setting(
-    config: Config, own: Identity, known: Known, facts: Facts, rules, note, key: Key
-) -> Setting:
-    run, root, task = config.run, root_of(config), task_of(config)
-    built = method_of(config, nodes_of(config).clients, facts)
-    federation = rowless(known.counts, ())
-    capacities = {name: split.capacity for name, split in federation.splits.items()}
-    rows = None
+def _run(
+    folder: Folder,
+    contract: Contract,
+    checkpoint: ServerCheckpoint,
+    transport: Transport,
+    shared_seed: bool,
+    on_step: Callable[[int, int], None],
+    poll: float,
+) -> dict[str, Any]:
+    note, place = Audit(folder.path / "audit.jsonl").note, folder.path / "server"
+    experiment, secret = identity(place / "experiment.json")
+    saved = checkpoint.read()
+    for reason in () if saved is None else saved.damage:
+        note("checkpoint damaged", reason=reason)
+    known = progress_of(saved)
+    rules = round_rules(contract.config, contract.clients, poll)
+    descriptions = Descriptions(contract, known.census)
+    fields = {"config": contract.text}
+    invitation = Message("describe", experiment, UNKNOWN, fields=fields)
+    membership = Membership(transport, invitation, descriptions.accept, note)
+    census = descriptions.collect(membership, rules.timeouts)
+    facts = _facts(contract, census)
+    if census.withheld:
+        note("constants withheld", clients=census.withheld)
+    built, config = contract.method(facts), contract.config
+    key, rows = contract.root, None
+    if config.privacy is not None and not shared_seed:
+        key = _secret_key(secret, known.repeated)
     if config.central is not None and config.central.file is not None:
-        seed = nodes_of(config).seed
-        rows = own_rows(config.central, task, None, seed).train.shard(0)
-    return setting(
+        seed = contract.nodes.seed
+        own = own_rows(config.central, contract.task, None, seed)
+        rows = own.train.shard(0)
+    budget = contract.budget_alone(built)
+    capacities = {name: max(int(n.max()), 1) for name, n in census.counts.items()}
+    setup = server_setup(
         built.algorithm,
-        built.model.init(root),
-        federation,
-        root,
+        built.model.init(contract.root),
+        census.counts,
+        contract.root,
         rules,
-        row=row_of(task),
-        experiment=own.experiment,
-        terms={
-            "config": text_of(config),
-            "capacities": capacities,
-            "rooms": dict(facts.rooms),
-            "constants": facts.known is not None,
-            "rates": facts.rates,
-        },
+        row=contract.row,
+        experiment=experiment,
+        terms=contract.terms(facts, capacities),
         note=note,
         metrics=built.measures,
-        weights=run.weights,
-        reduction=run.reduction,
-        trim=run.trim,
+        alone=None if budget is None else budget._asdict(),
+        weights=config.run.weights,
+        reduction=config.run.reduction,
+        trim=config.run.trim,
         central=rows,
         server_key=key,
     )
+    server = Coordinator(setup, membership, rules)
+    if saved is not None:
+        saved.restore(server)
+    about = known._replace(census=census).as_json()
+    again = place / ENROLL_AGAIN
+    if again.exists():
+        server.enroll_again(
+            [int(client) for client in run_folder.read_json(again)["clients"]]
+        )
+        checkpoint.save(server, about)
+        again.unlink()
 
+    def report() -> None:
+        now = {"round": server.round, "rounds": server.rounds}
+        write_atomically(place / PROGRESS, json.dumps(now).encode())
+        on_step(server.round, server.rounds)
 
-def _server_key(config: Config, own: Identity, root: Key, redone: int) -> Key:
-    """Noise that protects is drawn from what nodes do not know.
-
-    A round that is counted again may hear others than before: the same noise on both
-    sums would cancel out of their difference.
-    """
-    if config.privacy is None:
-        return root
-    low, high = own.secret & 0xFFFFFFFF, own.secret >> 32
-    secret = jax.random.wrap_key_data(jnp.asarray([high, low], jnp.uint32))
-    return jax.random.fold_in(secret, redone) if redone else secret
-
-
-def _seed(config: Config) -> int:
-    assert isinstance(config.run.seed, int)
-    return config.run.seed
-
-
-def _finish(
-    folder: Folder, config: Config, server: Coordinator, note, redone: int
-) -> dict[str, Any]:
-    """Write what is known at the end; the summary last, it says that all is there."""
-    harm = results.write_results(folder, server, [_seed(config)], {})
-    rounds = config.run.rounds + redone
-    told = config.model_copy(
-        update={"run": config.run.model_copy(update={"rounds": rounds})}
-    )
-    summary = {
-        "name": config.name,
-        "algorithm": getattr(config.algorithm, "name"),  # noqa: B009
-        **privacy.report(told, server.federated_data.clients),
-        **harm,
-        "runs": [{"seed": _seed(config), **server.summary()}],
-    }
+    report()
+    while not server.done:
+        before = server.round, len(server.records)
+        server.step()
+        checkpoint.save(server, about)
+        if len(server.records) > before[1]:
+            run_folder.write_metrics(folder, server, [contract.seed])
+        if server.round > before[0]:
+            report()
+    summary = _results(folder, contract, server, known.repeated)
     note("finished", round=server.round)
     run_folder.write_text(folder.summary, run_folder.as_json(summary))
     return run_folder.read_json(folder.summary)
+
+
+def _results(
+    folder: Folder, contract: Contract, server: Coordinator, repeated: int
+) -> dict[str, Any]:
+    """Write models, tables and figures; the summary, which is to be written last."""
+    config = contract.config
+    harm = results.write_results(folder, server, [contract.seed], {})
+    # Rounds that were counted twice cost privacy twice.
+    rounds = {"rounds": config.run.rounds + repeated}
+    spent = config.model_copy(update={"run": config.run.model_copy(update=rounds)})
+    return {
+        "name": config.name,
+        "algorithm": config.algorithm.name,
+        **privacy.report(spent, contract.clients),
+        **harm,
+        "runs": [{"seed": contract.seed, **server.summary()}],
+    }
+
+
+def _facts(contract: Contract, census: Census) -> Facts:
+    """The facts of a census; refused if the method needs what nodes withhold."""
+    algorithm = contract.config.algorithm
+    solver = getattr(getattr(algorithm, "personal", None), "solver", None)
+    for key, value in (
+        ("algorithm.rate", "theory" if contract.uses_theory else None),
+        ("algorithm.personal.solver", solver),
+    ):
+        if census.withheld and value in ("theory", "gradient_descent"):
+            raise ConfigError(
+                f'{key}: "{value}" needs constants L_i of all nodes, and clients '
+                f"{list(census.withheld)} withhold theirs: accept.constants of a policy"
+            )
+    return Facts(census.rooms, census.constants, contract.rates(census.constants))
+
+
+def _secret_key(secret: int, repeated: int) -> jax.Array:
+    """A key for noise that protects: nodes do not know it.
+
+    A round that is counted again may have replies of other clients than before: the
+    same noise on both sums would cancel out of their difference.
+    """
+    low, high = secret & 0xFFFFFFFF, secret >> 32
+    key = jax.random.wrap_key_data(jnp.asarray([high, low], jnp.uint32))
+    return jax.random.fold_in(key, repeated) if repeated else key

@@ -1,6 +1,6 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""Is a machine fit to take part? What is not is said with where, value and advice."""
+"""Is a machine fit to take part? Findings have a place, a value and advice."""
 
 import ipaddress
 import os
@@ -18,10 +18,21 @@ from cryptography.hazmat.primitives.serialization import (
 )
 
 from fedblend.deploy.client.policy import load_policy
-from fedblend.deploy.ops.doctor.findings import Finding, ending
-from fedblend.deploy.ops.doctor.probes import RENEW, link_findings, public_findings
-from fedblend.deploy.ops.flwr_environment import SILENCE
-from fedblend.deploy.ops.settings import Address, Node, Server, is_loopback, load
+from fedblend.deploy.ops.doctor.probes import (
+    RENEW,
+    Finding,
+    ending,
+    link_findings,
+    public_findings,
+)
+from fedblend.deploy.ops.flwr_processes import SILENCE
+from fedblend.deploy.ops.settings import (
+    Address,
+    NodeSettings,
+    ServerSettings,
+    is_loopback,
+    load,
+)
 from fedblend.errors import ConfigError, RunError
 
 OLDEST, TOO_NEW = (1, 41), (1, 43)
@@ -42,7 +53,7 @@ def examine(path: Path, variables: Mapping[str, str] = os.environ) -> list[Findi
     found = []
     for file in _settings_in(path):
         settings = load(file)
-        server = isinstance(settings, Server)
+        server = isinstance(settings, ServerSettings)
         found += _server(settings) if server else _node(settings)
         unit = file.parent / f"fedblend-{'link' if server else 'node'}.service"
         found += _environment(unit, variables)
@@ -59,13 +70,13 @@ def _settings_in(path: Path) -> list[Path]:
     return files
 
 
-def _server(settings: Server) -> Iterator[Finding]:
+def _server(settings: ServerSettings) -> Iterator[Finding]:
     if not is_loopback(settings.link.host):
         yield Finding(
             "the link is not on loopback",
             "link",
             str(settings.link),
-            "it obeys everyone who reaches it; write 127.0.0.1:8000",
+            "it serves everyone who reaches it; write 127.0.0.1:8000",
         )
     yield from _secret(settings.key)
     yield from _private_folder(settings.folder)
@@ -77,11 +88,11 @@ def _server(settings: Server) -> Iterator[Finding]:
     yield from link_findings(settings.address, settings.link)
 
 
-def _node(settings: Node) -> Iterator[Finding]:
+def _node(settings: NodeSettings) -> Iterator[Finding]:
     yield from _secret(settings.key)
     yield from _private_folder(settings.folder)
-    yield from _private_folder(settings.flower)
-    yield from _apart(settings)
+    yield from _private_folder(settings.flower_folder)
+    yield from _separation(settings)
     yield from _authority(settings.ca)
     yield from _own_key(settings.key)
     try:
@@ -95,21 +106,21 @@ def _node(settings: Node) -> Iterator[Finding]:
     yield from _outside(settings.server, settings.ca)
 
 
-def _apart(settings: Node) -> Iterator[Finding]:
-    """Whether code that the server hands out could read the rows."""
-    rows, places = settings.data.file, (settings.folder, settings.flower)
-    door = settings.socket.parent
-    # Who can write there could stand in for the process that has the rows.
-    if door.exists() and door.stat().st_mode & 0o022:
-        yield _readable("folder of the door", door, f"chmod 750 {door}")
+def _separation(settings: NodeSettings) -> Iterator[Finding]:
+    """Whether code that the server sends could read the rows."""
+    rows, places = settings.data.file, (settings.folder, settings.flower_folder)
+    socket = settings.worker_socket.parent
+    # Who can write there could stand in for the worker.
+    if socket.exists() and socket.stat().st_mode & 0o022:
+        yield _open("folder of the socket", socket, f"chmod 750 {socket}")
     if rows.exists() and rows.stat().st_mode & 0o077:
-        yield _readable("file of rows", rows, f"chmod 600 {rows}")
+        yield _open("file of rows", rows, f"chmod 600 {rows}")
     if all(place.exists() for place in places):
         users = [place.stat().st_uid for place in places]
         if len(set(users)) == 1:
             yield Finding(
-                "one user has the rows and runs what the server hands out",
-                str(settings.flower),
+                "one user has the rows and runs code that the server sends",
+                str(settings.flower_folder),
                 f"user {users[0]}",
                 "give it to a user of its own, as DIR/README.md of init says",
                 fault=False,
@@ -126,15 +137,15 @@ def _secret(path: Path) -> Iterator[Finding]:
         advice = "copy it from the folder that fedblend federation init made"
         yield Finding("key is missing", str(path), "no such file", advice)
     elif path.stat().st_mode & 0o077:
-        yield _readable("key", path, f"chmod 600 {path}")
+        yield _open("key", path, f"chmod 600 {path}")
 
 
 def _private_folder(path: Path) -> Iterator[Finding]:
     if path.exists() and path.stat().st_mode & 0o077:
-        yield _readable("state folder", path, f"chmod 700 {path}")
+        yield _open("state folder", path, f"chmod 700 {path}")
 
 
-def _readable(what: str, path: Path, advice: str) -> Finding:
+def _open(what: str, path: Path, advice: str) -> Finding:
     mode = f"mode {path.stat().st_mode & 0o777:o}"
     return Finding(f"{what} is open to others", str(path), mode, advice)
 
@@ -148,7 +159,7 @@ def _authority(path: Path) -> Iterator[Finding]:
         yield from ending(str(path), shown.not_valid_after_utc, advice)
 
 
-def _certificate(settings: Server) -> Iterator[Finding]:
+def _certificate(settings: ServerSettings) -> Iterator[Finding]:
     shown, above = _x509(settings.certificate), _x509(settings.ca)
     if isinstance(shown, Finding):
         yield shown

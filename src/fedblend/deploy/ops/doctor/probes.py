@@ -1,6 +1,6 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""What a server's public address answers to somebody without any credential."""
+"""Findings, and what a server's public address answers to an unknown caller."""
 
 import datetime
 import http.client
@@ -8,22 +8,49 @@ import socket
 import ssl
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
-from fedblend.deploy.ops.doctor.findings import Finding, ending
 from fedblend.deploy.ops.settings import Address
 
+SOON = datetime.timedelta(days=30)
+"""How long before its end a certificate is worth a warning."""
 RENEW = "fedblend federation renew makes a new one"
 CLOSED = (403, 404)
-"""What a proxy says that forwards nothing."""
+"""The status codes of a proxy that forwards nothing."""
 _SECONDS = 5.0
-_DOORS = (
+_ROUTES = (
     ("POST", "/v1/control/list-runs"),
     ("GET", "/v1/control/start-run"),
     ("GET", "/v1/runtime/acquire-task"),
     ("GET", "/docs"),
     ("GET", "/openapi.json"),
 )
-"""None of these changes anything where it is answered."""
+"""Requests that must not get through; none changes anything where it is answered."""
+
+
+class Finding(NamedTuple):
+    """What is wrong or soon will be, where, its value, and what to do."""
+
+    what: str
+    where: str
+    value: str
+    advice: str
+    fault: bool = True
+    """Whether the federation must not run like this; otherwise it is a warning."""
+
+    def __str__(self) -> str:
+        kind = "fault" if self.fault else "warning"
+        return f"{kind}: {self.where}: {self.what}: {self.value}; {self.advice}"
+
+
+def ending(where: str, end: datetime.datetime, advice: str) -> Iterator[Finding]:
+    """A certificate that has ended, or will soon."""
+    now = datetime.datetime.now(datetime.UTC)
+    value = f"{end:%Y-%m-%d}"
+    if end <= now:
+        yield Finding("certificate has expired", where, value, advice)
+    elif end - now < SOON:
+        yield Finding("certificate expires soon", where, value, advice, fault=False)
 
 
 def public_findings(address: Address, ca: Path) -> Iterator[Finding]:
@@ -47,7 +74,7 @@ def public_findings(address: Address, ca: Path) -> Iterator[Finding]:
         yield Finding("cannot be reached", where, value, advice, fault=False)
         return
     yield from ending(where, end, RENEW)
-    for method, path in _DOORS:
+    for method, path in _ROUTES:
         status = _status(address, context, method, path)
         if status is not None and status not in CLOSED:
             yield Finding(

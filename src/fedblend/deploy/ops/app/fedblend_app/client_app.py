@@ -1,6 +1,6 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""The app of a node; JAX is imported only if no warm process answers."""
+"""The app of a node; JAX is imported only if there is no worker."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -9,9 +9,9 @@ from fedblend.deploy.flower import client_app
 
 
 def _in_process(settings: Path) -> Callable[[bytes], bytes]:
-    from fedblend.deploy.client.setup import node_at
+    from fedblend.deploy.client.admission import node_at
 
-    return node_at(settings).answer
+    return node_at(settings).reply
 
 
 app = client_app(_in_process)

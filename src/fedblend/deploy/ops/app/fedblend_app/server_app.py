@@ -3,6 +3,6 @@
 """The app of a server."""
 
 from fedblend.deploy.flower import server_app
-from fedblend.deploy.server.run import lead_noted
+from fedblend.deploy.server.run import run_in_flower
 
-app = server_app(lead_noted)
+app = server_app(run_in_flower)

@@ -1,0 +1,158 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""Which experiments a node takes part in: its policy, its rows, the terms of the
+server.
+
+The policy is read once for every message, a configuration is validated once for every
+experiment, and what an experiment computes is built once.
+"""
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import Any, NoReturn
+
+from fedblend.data.dataset import DataError
+from fedblend.deploy.client.executor import Executor, client_setup, rows_of
+from fedblend.deploy.client.node import Node, Permissions, Refusal
+from fedblend.deploy.client.policy import Accept, Policy, load_policy
+from fedblend.deploy.contract import Contract, parse_contract
+from fedblend.deploy.message import schema_hash
+from fedblend.deploy.ops.audit import Audit
+from fedblend.deploy.ops.settings import NodeSettings, load_as
+from fedblend.errors import ConfigError
+from fedblend.simulation.precision import precision
+from fedblend.transforms.local_dp import local_dp, secret_noise
+
+UNFIT = "data: the rows are not as the configuration says; this node's audit says more"
+EXPERIMENTS = 4
+"""Experiments whose rows and compiled functions stay in memory."""
+
+
+def node_at(path: Path) -> Node:
+    """The node whose node.toml this is."""
+    return node_of(load_as(NodeSettings, path))
+
+
+def node_of(settings: NodeSettings) -> Node:
+    """The node that these settings describe; policy and rows are read later."""
+    settings.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    audit = Audit(settings.folder / "audit.jsonl")
+    permissions = Admission(settings).permissions
+    return Node(settings.folder, settings.client, permissions, audit.note)
+
+
+class Admission:
+    """Admits the requests of experiments that the policy of a node allows."""
+
+    def __init__(self, settings: NodeSettings):
+        self.settings = settings
+        self._parse = lru_cache(EXPERIMENTS)(parse_contract)
+        self._executor = lru_cache(EXPERIMENTS)(self._build)
+
+    def permissions(self) -> Permissions:
+        """What the policy permits now; nothing, if it cannot be read."""
+        try:
+            with _refusing():
+                policy = load_policy(self.settings.policy)
+        except Refusal as error:
+            return Permissions(
+                describe=partial(_raise, error),
+                executor=partial(_raise, error),
+                disclosed=lambda measured, counts: {},
+                max_bytes=Accept().max_message_bytes,
+            )
+        return Permissions(
+            describe=partial(self._describe, policy),
+            executor=partial(self._admit, policy),
+            disclosed=policy.disclosed,
+            max_bytes=policy.accept.max_message_bytes,
+        )
+
+    def _allowed(self, policy: Policy, fields: Mapping[str, Any]) -> Contract:
+        """The contract of the configuration in a message, if the policy allows it."""
+        with _refusing():
+            text = fields.get("config")
+            if not isinstance(text, str):
+                raise Refusal("message: has no configuration")
+            contract = self._parse(text)
+        _refuse(policy.refusal(contract.config))
+        return contract
+
+    def _describe(self, policy: Policy, fields: Mapping[str, Any]) -> dict[str, Any]:
+        """What the server may know of this node's rows."""
+        contract = self._allowed(policy, fields)
+        with precision(contract.config.run.precision), _refusing():
+            splits = rows_of(self.settings, contract)
+            _refuse(policy.too_few(splits["train"].total))
+            description: dict[str, Any] = {
+                "counts": {name: split.total for name, split in splits.items()},
+                "row": schema_hash(contract.row),
+                "rooms": contract.rooms(splits),
+            }
+            own = contract.constants(splits)
+        if own is not None and policy.discloses_constants:
+            smooth, convex = float(own.smooth[0]), float(own.convex[0])
+            description["constants"] = [smooth, convex, own.exact]
+        return description
+
+    def _admit(self, policy: Policy, terms: Mapping[str, Any]) -> Executor:
+        """What computes an experiment under these terms, if the policy allows it."""
+        self._allowed(policy, terms)
+        if terms.get("constants") and not policy.discloses_constants:
+            raise Refusal(
+                "policy accept.constants: this experiment began with constants of this "
+                "node's loss; allowed: none"
+            )
+        text = json.dumps(dict(terms), sort_keys=True)
+        executor = self._executor(text, policy.protect.clip, policy.protect.noise)
+        _refuse(policy.too_few(executor.train_rows))
+        return executor
+
+    def _build(self, text: str, clip: float | None, noise: float) -> Executor:
+        terms = json.loads(text)
+        contract = self._parse(terms["config"])
+        with precision(contract.config.run.precision), _refusing():
+            splits = rows_of(self.settings, contract)
+            setup = client_setup(self.settings.client, contract, terms, splits)
+            if clip is not None:
+                clipped = local_dp(setup.algorithm, clip, _unprotected)
+                setup = setup._replace(algorithm=clipped, protection=f"clip {clip}")
+                if noise:
+                    perturb = partial(secret_noise, std=noise * clip)
+                    setup = setup._replace(perturb=perturb, protection="noise")
+            return Executor(setup)
+
+
+def _unprotected(reason: str) -> Refusal:
+    """The refusal of an algorithm that the policy's clipping does not cover."""
+    return Refusal(f"policy protect.clip: {reason}")
+
+
+def _raise(error: Refusal, fields: Mapping[str, Any]) -> NoReturn:
+    del fields
+    raise error
+
+
+def _refuse(reason: str | None) -> None:
+    if reason is not None:
+        raise Refusal(reason)
+
+
+@contextmanager
+def _refusing() -> Iterator[None]:
+    """Errors of files and configurations become refusals.
+
+    An error about rows may quote them, and the author of the configuration chooses
+    which by its columns and classes: its text is for the operator alone. Folders of
+    this machine are left out of all lines.
+    """
+    try:
+        yield
+    except DataError as error:
+        raise Refusal(UNFIT, str(error)) from None
+    except ConfigError as error:
+        raise Refusal(re.sub(r"(?<!\S)(?:/[^/\s:]+)+/", "", str(error))) from None

@@ -1,0 +1,151 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""What a node keeps on its disk for an experiment: terms, states and replies.
+
+Every file has a checksum and is written whole or not at all.
+"""
+
+import fcntl
+import hashlib
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from fedblend.core import PyTree
+from fedblend.simulation.checkpoint import write_atomically
+from fedblend.simulation.serialize import WireError, as_tree, pack, unpack
+
+KEPT = 3
+"""States: the one to start from, the newest, and one before, in case the server itself
+goes back to its last checkpoint but one."""
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Wait until no other process of this node handles a message."""
+    with open(folder / "lock", "a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def write_terms(place: Path, terms: Mapping[str, Any]) -> None:
+    """Write the terms of an experiment as JSON that the operator can read."""
+    content = {"terms": dict(terms), "sha256": _terms_hash(terms)}
+    write_atomically(place / "terms.json", json.dumps(content).encode())
+
+
+def read_terms(place: Path) -> dict[str, Any]:
+    """The terms of an experiment.
+
+    Raises:
+        FileNotFoundError: there are none.
+        WireError: the file is not what was written.
+    """
+    data = (place / "terms.json").read_bytes()
+    try:
+        content = json.loads(data.decode())
+        terms = dict(content["terms"])
+        whole = content["sha256"] == _terms_hash(terms)
+    except (ValueError, LookupError, TypeError, RecursionError):
+        whole, terms = False, {}
+    if not whole:
+        raise WireError("terms: the file is damaged on the disk of this node")
+    return terms
+
+
+def _terms_hash(terms: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(terms, sort_keys=True).encode()).hexdigest()
+
+
+def write_state(place: Path, round: int, state: PyTree, request: str = "") -> None:
+    """The state after a round, with the digest of the request that it came from."""
+    write_atomically(place / f"state-{round}", pack(state, {"request": request}))
+
+
+def is_first_request(place: Path, round: int, request: str) -> bool:
+    """Whether no other request than this one can have asked for a round.
+
+    States between two counted ones are removed. If a round before the newest one has no
+    state any more, nobody knows which request it came from.
+    """
+    try:
+        _, metadata = unpack((place / f"state-{round}").read_bytes())
+    except FileNotFoundError:
+        return all(other < round for other in rounds(place))
+    return metadata.get("request") == request
+
+
+def write_reply(
+    place: Path, round: int, request: str, protection: str, reply: bytes
+) -> None:
+    """The reply of a round, with the digest of its request and the protection."""
+    write_atomically(place / f"reply-{round}", _head(request, protection) + reply)
+
+
+def _head(request: str, protection: str) -> bytes:
+    return f"{request} {protection}\n".encode()
+
+
+def read_reply(place: Path, round: int, request: str, protection: str) -> bytes | None:
+    """The reply to that request under that protection; None if it is not there, whole.
+
+    The state that belongs to it must be the one on disk.
+    """
+    head = _head(request, protection)
+    try:
+        _, metadata = unpack((place / f"state-{round}").read_bytes())
+        data = (place / f"reply-{round}").read_bytes()
+        if metadata.get("request") != request or not data.startswith(head):
+            return None
+        unpack(data[len(head) :])
+    except (FileNotFoundError, WireError):
+        return None
+    return data[len(head) :]
+
+
+def read_state(place: Path, round: int, template: PyTree) -> PyTree:
+    """The state after a round.
+
+    Raises:
+        WireError: there is none, or it is not what was written.
+    """
+    try:
+        arrays, _ = unpack((place / f"state-{round}").read_bytes())
+        return as_tree(arrays, template)
+    except FileNotFoundError:
+        raise WireError(
+            f"state: that of round {round} is asked for, this node has "
+            f"{sorted(rounds(place))}"
+        ) from None
+    except WireError as error:
+        raise WireError(f"state: that of round {round}: {error}") from None
+
+
+def hash_of_state(place: Path, round: int) -> str:
+    """A hash of the state after a round; empty where there is none."""
+    path = place / f"state-{round}"
+    return hashlib.sha256(path.read_bytes()).hexdigest() if path.exists() else ""
+
+
+def rounds(place: Path) -> list[int]:
+    """The rounds of which there is a state."""
+    names = [re.fullmatch(r"state-(-?\d+)", entry.name) for entry in os.scandir(place)]
+    return [int(name[1]) for name in names if name]
+
+
+def remove_old(place: Path, base: int, newest: int) -> None:
+    """Remove the states and replies that no request can need any more.
+
+    The states of ``base`` and ``newest`` stay, the newest of those before, and all that
+    are newer: a request that comes late must not undo later rounds.
+    """
+    known = sorted(rounds(place))
+    before = [r for r in known if r < base][: -(KEPT - 2)]
+    between = [r for r in known if base < r < newest]
+    for round in before + between:
+        for kind in ("state", "reply"):
+            (place / f"{kind}-{round}").unlink(missing_ok=True)

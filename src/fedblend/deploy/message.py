@@ -1,0 +1,171 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""Messages between the server and a node: one packed byte array with a checked header.
+
+A message is a tree of arrays in the layout of ``simulation.serialize``. Its metadata
+hold the kind, the experiment, the round, the attempt, the client, the round whose state
+the client starts from, a digest of the request, and further fields as JSON. A checksum
+covers all of it. Nothing in a message names code.
+
+A reply repeats the digest of its request. A server that went back to an older
+checkpoint may ask for a round again with other contents, and must not take the reply to
+the first request for the reply to the second.
+"""
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from fedblend.core import Key, PyTree
+from fedblend.simulation.serialize import (
+    WireError,
+    arrived,
+    named_leaves,
+    pack,
+    traveling,
+    unpack,
+)
+
+KINDS = ("describe", "enroll", "round", "measure", "refused")
+"""Requests: to describe itself, to enroll, to train for a round, to measure. A node
+that does not do what is asked replies with ``refused``."""
+ENROLLED, UNKNOWN = -1, -2
+"""In place of a round: the state after enrollment, and no state at all."""
+UNREADABLE = "unread"
+"""In place of the experiment: the reply to a message that could not be decoded."""
+MAX_HEADER_BYTES = 1 << 20
+MAX_LINE = 200
+"""Characters that are kept of a text that another machine sent."""
+_NUMBERS = ("round", "attempt", "client", "base")
+_DIGITS, _NAME = re.compile(r"-?[0-9]{1,10}"), re.compile(r"[A-Za-z0-9]{1,64}")
+_DIGEST = re.compile(r"([0-9a-f]{64})?")
+_LARGEST = 2**31
+
+
+class Message(NamedTuple):
+    """The head of a message; ``arrays`` are those that arrived, by name.
+
+    ``base`` is the round whose state the client starts from.
+    """
+
+    kind: str
+    experiment: str
+    client: int
+    round: int = UNKNOWN
+    attempt: int = 0
+    base: int = UNKNOWN
+    digest: str = ""
+    fields: Mapping[str, Any] = {}
+    arrays: Mapping[str, np.ndarray] = {}
+
+    def reply(self, kind: str | None = None, **fields: Any) -> "Message":
+        """The head of a reply to this message."""
+        return self._replace(kind=kind or self.kind, fields=fields, arrays={})
+
+
+def encode(message: Message, payload: PyTree = ()) -> bytes:
+    """The bytes of a message, with those leaves of the payload that travel."""
+    head = {name: str(getattr(message, name)) for name in _NUMBERS}
+    return pack(
+        traveling(payload),
+        {
+            **head,
+            "kind": message.kind,
+            "digest": message.digest,
+            "experiment": message.experiment,
+            "fields": json.dumps(dict(message.fields), allow_nan=False),
+        },
+    )
+
+
+def decode(data: bytes, max_bytes: int | None = None) -> Message:
+    """The message in these bytes.
+
+    Args:
+        data: what arrived.
+        max_bytes: longer data are refused unread.
+
+    Raises:
+        WireError: the bytes are no message, and why.
+    """
+    if max_bytes is not None and len(data) > max_bytes:
+        raise WireError(f"{len(data)} bytes, at most {max_bytes} are accepted")
+    if int.from_bytes(data[:8], "little") > MAX_HEADER_BYTES:
+        raise WireError(f"a header of more than {MAX_HEADER_BYTES} bytes")
+    arrays, head = unpack(data)
+    try:
+        numbers = {name: _number(head[name]) for name in _NUMBERS}
+        fields = json.loads(head["fields"])
+        kind, experiment, digest = head["kind"], head["experiment"], head["digest"]
+        # The experiment becomes the name of a folder.
+        well_formed = _NAME.fullmatch(experiment) and _DIGEST.fullmatch(digest)
+    except (LookupError, ValueError, TypeError, RecursionError) as error:
+        raise WireError(f"head is damaged ({type(error).__name__})") from None
+    if kind not in KINDS or not isinstance(fields, dict):
+        raise WireError(f"no kind of message: {str(kind)[:40]!r}")
+    if any(not UNKNOWN <= number < _LARGEST for number in numbers.values()):
+        raise WireError(f"numbers out of range: {numbers}")
+    if not well_formed:
+        raise WireError("the name of the experiment or the digest is damaged")
+    return Message(
+        kind, experiment, digest=digest, fields=fields, arrays=arrays, **numbers
+    )
+
+
+def _number(text: str) -> int:
+    """A number in plain digits; ``int`` would also read other spellings."""
+    if not _DIGITS.fullmatch(text):
+        raise ValueError(text[:40])
+    return int(text)
+
+
+def one_line(text: object) -> str:
+    """A text from another machine as one short line of printable ASCII."""
+    spaced = " ".join(str(text)[:MAX_LINE].split())
+    return "".join(c if " " <= c <= "~" else "?" for c in spaced)
+
+
+def payload_of(
+    message: Message, template: PyTree, key: Key, quotable: PyTree = ()
+) -> PyTree:
+    """The payload of a message, in the structure of the template.
+
+    ``quotable`` is the request that a reply may quote.
+
+    Raises:
+        WireError: names, shapes or dtypes are not those of the template.
+    """
+    return arrived(message.arrays, template, key, message.client, quotable)
+
+
+def schema_hash(template: PyTree) -> str:
+    """A hash of names, shapes and dtypes, to compare those of two machines."""
+    paths, _ = jax.tree_util.tree_flatten_with_path(template)
+    described = [
+        (jax.tree_util.keystr(path), str(leaf.dtype), list(leaf.shape))
+        for path, leaf in paths
+    ]
+    return hashlib.sha256(json.dumps(described).encode()).hexdigest()[:16]
+
+
+def with_digest(message: Message, payload: PyTree) -> Message:
+    """The head of a request with the digest of head and payload."""
+    leaves = named_leaves(traveling(payload))
+    arrays = {name: np.asarray(leaf) for name, leaf in leaves.items()}
+    return message._replace(digest=digest_of(message._replace(arrays=arrays)))
+
+
+def digest_of(message: Message) -> str:
+    """A hash of what a message asks; the number of the attempt does not count."""
+    fields = json.dumps(dict(message.fields), sort_keys=True)
+    head = f"{message.kind} {message.round} {message.base} {fields}"
+    found = hashlib.sha256(head.encode())
+    for name, array in sorted(message.arrays.items()):
+        found.update(f"{name} {array.dtype} {array.shape}".encode())
+        found.update(np.ascontiguousarray(array).tobytes())
+    return found.hexdigest()

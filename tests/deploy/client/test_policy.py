@@ -1,0 +1,205 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""A node's policy: what is refused and why, and which measures are sent."""
+
+import re
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import example_arguments as examples
+from fedblend.config.build import build
+from fedblend.config.config import check
+from fedblend.core import Aggregate
+from fedblend.deploy.client.policy import (
+    Accept,
+    Metrics,
+    Policy,
+    Protect,
+    load_policy,
+    sends_updates_only,
+)
+from fedblend.errors import ConfigError
+from fedblend.registry import ALGORITHMS
+
+EXPERIMENT = {
+    "version": 1,
+    "name": "asked",
+    "data": {"source": "digits", "partition": "iid", "clients": 4},
+    "model": {"name": "softmax"},
+    "algorithm": {"name": "fedavg", "rate": 0.1, "steps": 1, "batch_size": 4},
+    "run": {"rounds": 50},
+}
+COMPRESS = {"compressor": {"name": "rand_k", "k": 4}}
+MEASURED = {
+    "train": {"shared": {"loss": 0.25, "accuracy": 0.5}},
+    "test": {
+        "shared": {"loss": 0.123456, "accuracy": 2 / 3, "auc": 0.9},
+        "personal": {"loss": float("nan"), "auc": 0.8},
+    },
+}
+
+
+def asked(**tables):
+    return check({**EXPERIMENT, **tables}, "asked.toml")
+
+
+def test_the_usual_experiment_is_accepted():
+    assert Policy().refusal(asked()) is None
+    assert Policy().refusal(asked(compress=COMPRESS)) is None
+
+
+@pytest.mark.parametrize(
+    ("policy", "tables", "line"),
+    [
+        (Policy(accept=Accept(algorithms=["flix", "apfl"])), {},
+         "policy accept.algorithms: algorithm.name is fedavg; allowed: flix, apfl"),
+        (Policy(accept=Accept(algorithms=[])), {},
+         "policy accept.algorithms: algorithm.name is fedavg; allowed: none"),
+        (Policy(accept=Accept(losses=["logistic"])), {},
+         "policy accept.losses: model.loss is not given; allowed: logistic"),
+        (Policy(accept=Accept(losses=["logistic"])),
+         {"model": {"name": "softmax", "loss": "cross_entropy"}},
+         "policy accept.losses: model.loss is cross_entropy; allowed: logistic"),
+        (Policy(accept=Accept(compress=False)), {"compress": COMPRESS},
+         "policy accept.compress: compress is a table; allowed: no compression"),
+        (Policy(protect=Protect(clip=1.0)), {"compress": COMPRESS},
+         "policy protect.clip: compress is a table; allowed: no compression of "
+         "clipped updates"),
+        (Policy(), {"central": {"how": "two_way", "share": 0.1, "batch_size": 4,
+                                "upload": True}},
+         "policy accept.upload: central.upload is true; allowed: a model and no "),
+        (Policy(accept=Accept(max_rounds=49)), {},
+         "policy accept.max_rounds: run.rounds is 50; allowed: at most 49"),
+        (Policy(), {"algorithm": EXPERIMENT["algorithm"] | {"name": "scaffold"}},
+         "policy accept.algorithms: algorithm.name is scaffold; allowed: apfl, "),
+    ],
+)  # fmt: skip
+def test_refusals_name_key_value_and_what_is_allowed(policy, tables, line):
+    said = policy.refusal(asked(**tables))
+    assert said is not None
+    assert said.startswith(line)
+    assert "\n" not in said
+
+
+def test_any_allows_everything():
+    policy = Policy(accept=Accept(algorithms="any"))
+    algorithm = EXPERIMENT["algorithm"] | {"name": "scaffold"}
+    assert policy.refusal(asked(algorithm=algorithm)) is None
+
+
+OWN = {
+    "fedopt": {"server": 1.0},
+    "reptile": {"server": 1.0},
+    "fomaml": {"server": 1.0},
+    "fedprox": {"mu": 0.1},
+    "svrg": {"refresh": 0.5},
+    "finetune": {"finetune": {"rate": 0.1, "steps": 1, "batch_size": 4}},
+    "flix": {"alpha": 0.5, "personal": {"solver": "lbfgs"}},
+    "flix_local": {"alpha": 0.5, "personal": {"solver": "lbfgs"}},
+    "apfl": {"alpha": 0.5},
+    "apfl_agnostic": {"alpha": 0.5, "q_rate": 0.1},
+    "perfedavg": {"inner_rate": 0.1},
+    "pfedme": {"inner_rate": 0.1, "inner_steps": 1, "lam": 1.0},
+    "ditto": {"lam": 0.5, "personal": {"rate": 0.1, "steps": 1, "batch_size": 4}},
+    "l2gd": {"lam": 0.5, "steps": 2},
+    "fedrep": {"head": ["bias"], "head_steps": 1},
+    "agnostic": {"q_rate": 0.1},
+}
+"""Options of algorithms; of others they are examples."""
+
+
+@pytest.mark.parametrize("name", [one for one in ALGORITHMS if one != "local_only"])
+def test_what_is_accepted_by_default_sends_models_and_nothing_else(name):
+    own = OWN[name] if name in OWN else examples.options(name)
+    algorithm = EXPERIMENT["algorithm"] | {"name": name} | own
+    config = asked(algorithm=algorithm, measure={"local": False})
+    more = not sends_updates_only(name)
+    assert (Policy().refusal(config) is None) == (not more)
+    built = build(config)
+    assert (_extra(built) == []) == (not more)
+
+
+def _extra(built) -> list:
+    """The leaves of what a client says beside a model, by shape."""
+    algorithm, shard = built.algorithm, built.federated_data.train.shard(0)
+    key = jax.random.key(0)
+
+    def said():
+        params = built.model.init(key)
+        join, client = algorithm.enroll(params, shard, key)
+        everyone = Aggregate(join, jnp.float32(1), jnp.int32(1))
+        down, _ = algorithm.start(params, everyone, None, key)
+        told = algorithm.tell(down, algorithm.ask(client, shard))
+        return algorithm.client(told, client, shard, key)[0].extra
+
+    return jax.tree.leaves(jax.eval_shape(said))
+
+
+def test_measures_are_filtered_and_rounded():
+    counts = {"train": 100, "test": 20}
+    told = Policy().disclosed(MEASURED, counts)
+    assert told == {"test": {"shared": {"loss": 0.123, "accuracy": 0.667}}}
+    every = Policy(metrics=Metrics(names="any", splits=["train", "test"], round_to=1))
+    assert every.disclosed(MEASURED, counts) == {
+        "train": {"shared": {"loss": 0.2, "accuracy": 0.5}},
+        "test": {
+            "shared": {"loss": 0.1, "accuracy": 0.7, "auc": 0.9},
+            "personal": {"auc": 0.8},
+        },
+    }
+
+
+@pytest.mark.parametrize("counts", [{"test": 19}, {}, {"train": 1000}])
+def test_few_rows_are_not_measured_for_others(counts):
+    assert Policy().disclosed(MEASURED, counts) == {}
+
+
+def test_all_measures_may_be_withheld():
+    assert Policy(metrics=Metrics(names=[])).disclosed(MEASURED, {"test": 99}) == {}
+    assert Policy(metrics=Metrics(splits=[])).disclosed(MEASURED, {"test": 99}) == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("[accept]\nalgorithms = ['fedavgg']",
+         'accept.algorithms.0: "fedavgg" is not an algorithm'),
+        ("[accept]\nmax_round = 1", "accept.max_round: unknown key; did you mean"),
+        ("[accept]\ncompress = 1", "accept.compress: 1 is not true or false"),
+        ("[protect]\nnoise = 1.0", "protect.noise: is in units of clip, which is"),
+        ("[protect]\nclip = 0.0", "protect.clip: 0.0 is not above 0"),
+        ("[protect]\nclip = nan", "protect.clip: nan is not a finite number"),
+        ("[metrics]\nnames = ['f1']", 'metrics.names.0: "f1" is not loss, accuracy'),
+        ("[metrics]\nround_to = 20", "metrics.round_to: 20 is not in [0, 15]"),
+        ("[metric]", "metric: unknown key; did you mean 'metrics'?"),
+    ],
+)  # fmt: skip
+def test_one_line_for_what_is_wrong_in_a_policy(text, line, tmp_path):
+    path = tmp_path / "policy.toml"
+    path.write_text(text)
+    with pytest.raises(ConfigError) as error:
+        load_policy(path)
+    assert str(error.value).startswith(f"{path}: {line}")
+
+
+def test_an_empty_policy_has_the_defaults(tmp_path):
+    path = tmp_path / "policy.toml"
+    path.write_text("")
+    assert load_policy(path) == Policy()
+    path.write_text("[protect]\nclip = 2.0\nnoise = 0.5\n")
+    assert load_policy(path).protect == Protect(clip=2.0, noise=0.5)
+
+
+def test_the_documented_policy_is_the_default_and_every_key_is_explained(tmp_path):
+    text = (Path(__file__).parents[3] / "docs" / "policy.md").read_text()
+    (shown,) = re.findall(r"^```toml\n(.*?)^```", text, re.M | re.S)
+    path = tmp_path / "policy.toml"
+    path.write_text(shown)
+    assert load_policy(path) == Policy()
+    tables = {"accept": Accept, "protect": Protect, "metrics": Metrics}
+    for table, section in tables.items():
+        for key in section.model_fields:
+            assert f"`{table}.{key}`" in text

@@ -1,0 +1,97 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""Nodes as the link knows them: restarts, replaced keys, lost notes."""
+
+import pytest
+from edits import edit
+
+from fedblend.deploy.ops import registration
+from fedblend.deploy.ops.certificates import node_key
+from fedblend.deploy.ops.settings import ServerSettings, load_as
+from fedblend.errors import RunError
+
+
+class Link:
+    """Stands in for Flower's: it has numbers and keys, and tells names to nobody."""
+
+    def __init__(self):
+        self.keys: dict[str, bytes] = {}
+        self.drawn = 0
+
+    def __call__(self, settings, kind, what, *words):
+        assert kind == "supernode"
+        if what == "list":
+            return {"nodes": [{"node-id": n, "status": "online"} for n in self.keys]}
+        if what == "unregister":
+            del self.keys[words[0]]
+            return {}
+        with open(words[0], "rb") as file:
+            key = file.read()
+        if key in self.keys.values():
+            raise RunError("flwr supernode: [code: 23] Public key already in use.")
+        self.drawn += 1
+        self.keys[str(self.drawn)] = key
+        return {"node-id": self.drawn}
+
+
+@pytest.fixture
+def link(monkeypatch) -> Link:
+    found = Link()
+    monkeypatch.setattr(registration, "call", found)
+    return found
+
+
+@pytest.fixture
+def settings(own) -> ServerSettings:
+    return load_as(ServerSettings, own / "server" / "server.toml")
+
+
+def said(settings) -> list[tuple[str, int, str]]:
+    return [(m.name, m.client, m.status) for m in registration.members(settings)]
+
+
+def test_keys_are_registered_once(link, settings):
+    assert said(settings)[0] == ("alice", 0, "unknown")
+    registration.register(settings)
+    registration.register(settings)
+    assert link.drawn == 2
+    assert said(settings) == [("alice", 0, "online"), ("bob", 1, "online")]
+
+
+def test_a_link_that_lost_its_database_is_told_again(link, settings):
+    registration.register(settings)
+    link.keys.clear()
+    registration.register(settings)
+    assert sorted(link.keys) == ["3", "4"]
+
+
+def test_notes_that_were_lost_are_no_hindrance(link, settings):
+    registration.register(settings)
+    (settings.folder / "members.json").unlink()
+    registration.register(settings)
+    registration.register(settings)
+    assert link.drawn == 2
+    assert said(settings)[0] == ("alice", 0, "unknown")
+
+
+def test_a_replaced_key_is_forgotten(link, own, settings):
+    registration.register(settings)
+    new = node_key("alice").public
+    (own / "server" / "nodes" / "alice.pub").write_bytes(new)
+    registration.register(settings)
+    assert sorted(link.keys) == ["2", "3"]
+    assert link.keys["3"] == new
+
+
+def test_a_node_that_left_is_forgotten(link, own, settings):
+    registration.register(settings)
+    path = own / "server" / "server.toml"
+    entry = '[[nodes]]\nname = "bob"\nkey = "nodes/bob.pub"\nclient = 1\n'
+    registration.register(load_as(ServerSettings, edit(path, entry, "")))
+    assert sorted(link.keys) == ["1"]
+
+
+def test_a_missing_key_is_one_line(link, own, settings):
+    (own / "server" / "nodes" / "alice.pub").unlink()
+    with pytest.raises(RunError, match=r"alice.pub: No such file"):
+        registration.register(settings)

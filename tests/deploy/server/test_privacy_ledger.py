@@ -1,0 +1,136 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""What a private run costs its clients, whatever happens to server and nodes."""
+
+import shutil
+from functools import cache
+
+import jax
+import numpy as np
+import pytest
+from configured import (
+    CLIENTS,
+    experiment,
+    federated,
+    method,
+    nodes,
+    simulated,
+    write_rows,
+)
+
+import fedblend as fb
+from fedblend.config import toml
+from fedblend.config.config import check
+from fedblend.config.privacy import report
+from fedblend.deploy import message as messages
+from fedblend.deploy.server.run import run_server
+from fedblend.errors import RunError
+from fedblend.experiments import run_folder
+from fedblend.simulation.serialize import unpack
+from fedblend.theory.privacy import spent
+from loopback import LoopbackFederation, LoopbackTransport
+from problems import classes
+
+ROUNDS = 3
+SILENT = "[metrics]\nnames = []\n"
+COST = {"noise": 0.3, "cohort": CLIENTS, "clients": CLIENTS, "delta": 1e-3}
+
+
+def _refusing(round):
+    def spoil(address, data):
+        message = messages.decode(data)
+        if (message.kind, message.round) != ("round", round):
+            return [data]
+        return [messages.encode(message.reply("refused", reason="away"))]
+
+    return spoil
+
+
+def _model(folder):
+    return unpack((folder / "model.safetensors").read_bytes())[0]
+
+
+def test_the_ledger_survives_a_server_that_goes_on(tmp_path):
+    place = write_rows(tmp_path)
+    how = method("privacy", place, rounds=ROUNDS) + "[measure]\nlocal = false\n"
+    undisturbed = experiment(tmp_path / "undisturbed", federated(how, 60.0))
+    whole = run_server(
+        undisturbed, LoopbackTransport(nodes(place, tmp_path / "one", SILENT)), poll=0.0
+    )
+    expected = spent(rounds=ROUNDS, **COST).epsilon
+    simulation = check(toml.parse(simulated(how, place), "test"), "test")
+    assert whole["privacy"] == report(simulation, CLIENTS)["privacy"]
+    assert whole["privacy"]["epsilon"] == expected
+
+    # The same secret, so that the noise is the same.
+    folder = experiment(tmp_path / "stopped", federated(how, 60.0))
+    (folder / "server").mkdir()
+    shutil.copy(undisturbed / "server" / "experiment.json", folder / "server")
+    transport = LoopbackTransport(nodes(place, tmp_path / "other", SILENT))
+    transport.spoil = _refusing(1)
+    with pytest.raises(RunError, match="--resume"):
+        run_server(folder, transport, poll=0.0)
+    damaged = shutil.copytree(folder, tmp_path / "damaged")
+    shutil.copytree(tmp_path / "other", tmp_path / "third")
+    transport.spoil = lambda address, data: [data]
+    assert run_server(folder, transport, poll=0.0)["privacy"] == whole["privacy"]
+    for name, array in _model(undisturbed).items():
+        np.testing.assert_array_equal(_model(folder)[name], array)
+
+    # Books that are damaged: a round may be told again, with other noise, and counts.
+    (damaged / "server" / "checkpoint").write_bytes(b"no checkpoint")
+    again = run_server(
+        damaged, LoopbackTransport(nodes(place, tmp_path / "third", SILENT)), poll=0.0
+    )
+    assert again["privacy"]["epsilon"] == spent(rounds=ROUNDS + 1, **COST).epsilon
+    assert again["privacy"]["epsilon"] > expected
+    gaps = [np.abs(_model(damaged)[n] - a).max() for n, a in _model(folder).items()]
+    assert max(gaps) > 1e-3
+    assert run_folder.read_json(damaged / "server" / "experiment.json") == (
+        run_folder.read_json(folder / "server" / "experiment.json")
+    )
+
+
+@cache
+def _problem():
+    return classes((3, 1, 4, 2))
+
+
+def _after_a_round(noise: float, missing: bool, folder):
+    """The shared model after one round; ``missing``: client 2 is not heard."""
+    on = _problem()
+    plain = fb.fedavg(on.loss, fb.Work(0.2, steps=2, batch_size=2))
+    private = fb.dp_fedavg(plain, clip=0.05, noise=noise, cohort=4)
+    loopback = LoopbackFederation(
+        private,
+        on.params,
+        on.federated_data,
+        jax.random.key(0),
+        folder,
+        rounds=1,
+        cohort=4,
+        quorum=0.5,
+    )
+    if missing:
+        silent = _refusing(0)
+        loopback.transport.spoil = lambda at, d: silent(at, d) if at == 1002 else [d]
+    server = loopback.server()
+    while server.round < 1:
+        server.step()
+    assert server.interval["received"] == 4 - missing
+    return jax.device_get(server.shared)
+
+
+def test_whoever_is_missing_the_noise_is_what_was_planned(tmp_path):
+    noises = []
+    for missing in (False, True):
+        noisy, quiet = (
+            _after_a_round(noise, missing, tmp_path / f"{noise}-{missing}")
+            for noise in (2.0, 0.0)
+        )
+        noises.append(jax.tree.map(lambda one, other: one - other, noisy, quiet))
+    everybody, fewer = map(jax.tree.leaves, noises)
+    for one, other in zip(everybody, fewer, strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-6)
+    entries = np.concatenate([np.ravel(leaf) for leaf in everybody])
+    assert np.abs(entries).max() > 1e-2
