@@ -27,10 +27,13 @@ START, FOLLOW = 0.1, 0.2
 """The bound that follows the median begins here, and so fast, as its authors advise."""
 CENTRAL = 0.2 / text.WEIGHTS[1]
 """The paper's 0.2 is of gradients that carry their weight w_c."""
+FIXED = 1e-30
+"""``adaptive_clip`` wants a rate above 0; with this one exp(-rate x) is exactly 1 in
+float32, so that the bound stays where it is."""
 BOUNDS = {
-    "none": (UNBOUNDED, 0.0, UNBOUNDED),
+    "none": (UNBOUNDED, FIXED, UNBOUNDED),
     "median": (START, FOLLOW, CENTRAL),
-    **{f"fixed {norm:g}": (norm, 0.0, CENTRAL) for norm in (0.1, 0.3, 1.0, 3.0)},
+    **{f"fixed {norm:g}": (norm, FIXED, CENTRAL) for norm in (0.1, 0.3, 1.0, 3.0)},
 }
 """Of clients' answers at first, how fast it follows their median, and of the server's
 gradients. The second is the paper's."""
