@@ -18,7 +18,7 @@ from fedblend.deploy.client.node import Node, Permissions
 from fedblend.deploy.message import UNKNOWN, Message
 from fedblend.deploy.server.coordinator import Coordinator
 from fedblend.deploy.server.membership import Membership
-from fedblend.deploy.server.settings import RoundRules, server_setup
+from fedblend.deploy.server.settings import RoundRules, ServerSetup
 from fedblend.deploy.transport import Reply, Timeouts
 from fedblend.metrics import as_metrics
 from fedblend.simulation.serialize import unpack
@@ -38,8 +38,8 @@ class LoopbackTransport:
     def addresses(self) -> list[int]:
         return sorted(self.nodes)
 
-    def send(self, messages: Mapping[int, bytes]) -> None:
-        for address, data in messages.items():
+    def send(self, outgoing: Mapping[int, bytes]) -> None:
+        for address, data in outgoing.items():
             self.sent += len(data)
             node = self.nodes.get(address)
             if node is not None:
@@ -131,17 +131,15 @@ class LoopbackFederation:
         membership = Membership(
             self.transport, invitation, lambda client, description: None, self.note
         )
-        setup = server_setup(
-            self.algorithm,
-            self.params,
-            {name: split.counts for name, split in self.federation.splits.items()},
-            self.key,
-            self.rules,
-            row=row,
+        setup = ServerSetup(
             experiment=EXPERIMENT,
-            terms={},
-            note=self.note,
+            algorithm=self.algorithm,
+            params=self.params,
+            counts={n: split.counts for n, split in self.federation.splits.items()},
+            row=row,
+            key=self.key,
             metrics=as_metrics(self.measures),
+            note=self.note,
             central=self.central,
         )
         return Coordinator(setup, membership, self.rules)

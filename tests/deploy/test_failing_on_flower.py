@@ -22,7 +22,7 @@ from fedblend.config import toml
 from fedblend.config.config import check
 from fedblend.deploy.ops.local_cluster import local_cluster, processes_of
 from fedblend.deploy.ops.submit import open_folder, run_experiment
-from fedblend.deploy.server.run import progress
+from fedblend.deploy.server.checkpoint import read_progress
 from fedblend.errors import RunError
 
 pytestmark = pytest.mark.slow
@@ -94,8 +94,8 @@ def spoil(made, out: Path, until: threading.Event, ways: dict[int, tuple]) -> No
     """While a round is under way, its three nodes fail."""
     number, failing = -1, contextlib.ExitStack()
     while not until.is_set():
-        if progress(out)[0] != number:
-            number = progress(out)[0]
+        if read_progress(out / "server")[0] != number:
+            number = read_progress(out / "server")[0]
             failing.close()
             for client, way in zip(chosen(number), ways.get(number, ()), strict=False):
                 failing.enter_context(way(made.folder / "nodes" / NAMES[client]))
@@ -137,9 +137,9 @@ def test_three_of_ten_fail_in_every_round(federation, tmp_path):
 
 def test_below_the_quorum_it_stops_and_goes_on_later(federation, tmp_path):
     out = tmp_path / "out"
-    with pytest.raises(RunError, match="7 of 10 clients were heard, the quorum is 8"):
+    with pytest.raises(RunError, match="7 of 10 clients replied, the quorum is 8"):
         run(federation, out, 0.8, {2: (refuses,) * 3})
-    assert progress(out) == (2, ROUNDS)
+    assert read_progress(out / "server") == (2, ROUNDS)
     run(federation, out, 0.8, {}, resume=True)
     assert absences(out) == {number: {} for number in range(ROUNDS)}
     there = homes(federation)

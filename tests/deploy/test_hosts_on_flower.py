@@ -15,7 +15,7 @@ from configured import POLICY, apfl_on_nodes, write_rows
 from hosts import SERVER, Hosts, hosts, possible
 from replay import absences, models, replayed
 
-from fedblend.deploy.server.run import progress
+from fedblend.deploy.server.checkpoint import read_progress
 
 pytestmark = [
     pytest.mark.slow,
@@ -57,7 +57,7 @@ def run(made: Hosts, place, deadline: float) -> tuple[subprocess.Popen, list]:
 
 def until_round(out, number: int, within: float = 600.0) -> None:
     begun = time.monotonic()
-    while progress(out)[0] < number:
+    while read_progress(out / "server")[0] < number:
         assert time.monotonic() - begun < within
         time.sleep(0.1)
 

@@ -27,7 +27,7 @@ from fedblend.deploy.ops.local_cluster import processes_of
 from fedblend.deploy.ops.provision import provision
 from fedblend.deploy.ops.settings import ServerSettings, load_as
 from fedblend.deploy.ops.submit import open_folder, run_experiment
-from fedblend.deploy.server.run import progress
+from fedblend.deploy.server.checkpoint import read_progress
 from fedblend.errors import RunError
 from fedblend.simulation.serialize import unpack
 
@@ -198,7 +198,9 @@ def test_stopped_in_mid_run_it_goes_on(seed, federation, undisturbed, tmp_path):
     out, choose, said = tmp_path / "out", random.Random(f"stop {seed}"), []
 
     def disturb() -> None:
-        flwr_processes.wait_until(lambda: progress(out)[0] >= 2, 300, "round 2")
+        flwr_processes.wait_until(
+            lambda: read_progress(out / "server")[0] >= 2, 300, "round 2"
+        )
         time.sleep(choose.uniform(0, 5))
         said.append(federation.command("stop", out))
 
@@ -206,5 +208,5 @@ def test_stopped_in_mid_run_it_goes_on(seed, federation, undisturbed, tmp_path):
         federation.experiment(out, disturb)
     flwr_processes.wait_until(lambda: bool(said), 150, "the end of it")
     assert f"of {ROUNDS}; --resume goes on" in said[0]
-    assert 2 <= progress(out)[0] < ROUNDS
+    assert 2 <= read_progress(out / "server")[0] < ROUNDS
     assert federation.experiment(out, resume=True) == undisturbed

@@ -20,7 +20,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedblend import trees
 from fedblend.config import transforms
 from fedblend.config.config import LOOKED_UP, Config, dump, loads
 from fedblend.config.constants import has_constants, smoothness, with_rates
@@ -40,7 +39,7 @@ SPLITS = ("train", "validation", "test")
 
 
 class Facts(NamedTuple):
-    """What the method depends on that only the nodes' rows tell."""
+    """What the method depends on that only the nodes' rows determine."""
 
     rooms: Mapping[str, int] = {}
     """A bound on the rows that a client uses, of each table of ``[select]``."""
@@ -175,7 +174,8 @@ class Contract:
             raise ConfigError(
                 f"federation.quorum: is {asked.quorum:g}; theory needs 1.0 there"
             )
-        options, own = with_rates(self.config, constants, trees.size(self.params))
+        size = sum(leaf.size for leaf in jax.tree.leaves(self.params))
+        options, own = with_rates(self.config, constants, size)
         return options.rate, own.rate
 
     def method(self, facts: Facts) -> Method:

@@ -55,14 +55,14 @@ class GridTransport:
             self._nodes = (time.monotonic(), nodes)
         return nodes
 
-    def send(self, messages: Mapping[int, bytes]) -> None:
+    def send(self, outgoing: Mapping[int, bytes]) -> None:
         """Push a message to each node."""
         pushed = [
             Message(to_record(data), address, KIND, ttl=TTL)
-            for address, data in messages.items()
+            for address, data in outgoing.items()
         ]
         ids: Iterable[Any] = self._grid.push_messages(pushed)
-        for id, address in zip(ids, messages, strict=True):
+        for id, address in zip(ids, outgoing, strict=True):
             if id:
                 self._open[id] = address
 

@@ -38,7 +38,7 @@ class Transport(Protocol):
         """The nodes that can be reached now."""
         ...
 
-    def send(self, messages: Mapping[Address, bytes]) -> None:
+    def send(self, outgoing: Mapping[Address, bytes]) -> None:
         """Send these messages; never waits."""
         ...
 

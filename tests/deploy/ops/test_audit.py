@@ -94,7 +94,7 @@ def test_a_changed_line_with_a_new_hash_of_its_own_shows(audit, tmp_path):
         verify(path)
 
 
-def test_an_end_that_was_cut_off_shows_against_the_head_that_was_told(audit):
+def test_lines_missing_at_the_end_show_against_the_head_that_was_sent(audit):
     path, heads = audit
     path.write_bytes(b"".join(lines_of(path)[:3]))
     assert verify(path) == (3, heads[2])

@@ -58,7 +58,7 @@ def test_keys_are_registered_once(link, settings):
     assert said(settings) == [("alice", 0, "online"), ("bob", 1, "online")]
 
 
-def test_a_link_that_lost_its_database_is_told_again(link, settings):
+def test_keys_are_registered_again_where_the_link_lost_its_database(link, settings):
     registration.register(settings)
     link.keys.clear()
     registration.register(settings)

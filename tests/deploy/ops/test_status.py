@@ -139,7 +139,7 @@ def forgetful(settings, *words):
     raise RunError("flwr ls: [code: 16] Run ID not found.")
 
 
-def test_stopping_leaves_word_before_it_stops(capsys, own, tmp_path, monkeypatch):
+def test_stopping_writes_the_reason_before_it_stops(capsys, own, tmp_path, monkeypatch):
     asked = []
 
     def call(settings, *words):

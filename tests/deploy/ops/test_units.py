@@ -30,7 +30,7 @@ def test_systemd_understands_every_unit(lab, tmp_path):
         assert verified(unit.read_text(), tmp_path / unit.name) == ""
 
 
-def test_systemd_says_what_it_does_not_understand(lab, tmp_path):
+def test_systemd_reports_what_it_does_not_understand(lab, tmp_path):
     (unit,) = (lab / "server").glob("*.service")
     spoilt = unit.read_text().replace("Restart=always", "Restart=evermore")
     assert "evermore" in verified(spoilt, tmp_path / unit.name)

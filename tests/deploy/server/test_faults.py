@@ -21,8 +21,8 @@ _ = clock
 BAD, GOOD = 1, (0, 2, 3)
 RULES: dict[str, Any] = {
     "quorum": 0.5,
-    "max_update_norm": 100.0,
-    "max_reply_bytes": 10_000,
+    "longest_update": 100.0,
+    "largest_answer": 10_000,
 }
 
 

@@ -32,7 +32,7 @@ def _longer(algorithm, part: str):
     return algorithm._replace(enroll=enroll, client=client)
 
 
-def _loopback(algorithm, folder, max_extra_norm):
+def _loopback(algorithm, folder, longest_rest):
     on = classes(COUNTS)
     return LoopbackFederation(
         algorithm(on),
@@ -43,19 +43,19 @@ def _loopback(algorithm, folder, max_extra_norm):
         rounds=1,
         cohort=len(COUNTS),
         quorum=0.5,
-        max_update_norm=1e3,
-        max_extra_norm=max_extra_norm,
+        longest_update=1e3,
+        longest_rest=longest_rest,
     )
 
 
-@pytest.mark.parametrize(("max_extra_norm", "counted"), [(None, 3), (1e3, 2)])
-def test_extras_of_a_round_may_be_too_long(max_extra_norm, counted, tmp_path):
+@pytest.mark.parametrize(("longest_rest", "counted"), [(None, 3), (1e3, 2)])
+def test_extras_of_a_round_may_be_too_long(longest_rest, counted, tmp_path):
     def longer(on):
         return _longer(
             fb.scaffold(on.loss, fb.Work(0.1, steps=2, batch_size=2)), "extra"
         )
 
-    loopback = _loopback(longer, tmp_path, max_extra_norm)
+    loopback = _loopback(longer, tmp_path, longest_rest)
     server = loopback.server()
     while server.round < 1:
         server.step()

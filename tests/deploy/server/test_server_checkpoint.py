@@ -229,3 +229,11 @@ def test_killed_at_any_moment_it_comes_to_the_same(tmp_path):
 @pytest.mark.parametrize("seed", range(10))
 def test_killed_at_two_hundred_moments_it_comes_to_the_same(seed, tmp_path):
     _killed(20, seed, tmp_path)
+
+
+def test_a_checkpoint_of_an_earlier_layout_is_refused_in_one_line(tmp_path):
+    (tmp_path / "books").write_bytes(b"")
+    checkpoint = ServerCheckpoint(tmp_path)
+    with pytest.raises(CheckpointError, match=r"books: was written by an earlier fedb"):
+        checkpoint.read()
+    checkpoint.close()

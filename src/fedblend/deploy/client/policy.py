@@ -133,7 +133,7 @@ class Policy(Table):
         """Why so many training rows are too few, in one line, or None.
 
         The experiment chooses how many of a node's rows are held out: with one row left
-        to train on, every update tells that row.
+        to train on, every update reveals that row.
         """
         least = self.accept.min_rows
         if rows >= least:

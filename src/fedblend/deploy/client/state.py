@@ -24,9 +24,9 @@ from fedblend.simulation.serialize import (
     write_atomically,
 )
 
-KEPT = 3
-"""States: the one to start from, the newest, and one before, in case the server itself
-goes back to its last checkpoint but one."""
+STATES = 3
+"""Kept on disk: the one to start from, the newest, and one before, in case the server
+itself goes back to its last checkpoint but one."""
 
 
 @contextmanager
@@ -149,7 +149,7 @@ def remove_old(place: Path, base: int, newest: int) -> None:
     are newer: a request that comes late must not undo later rounds.
     """
     known = sorted(rounds(place))
-    before = [r for r in known if r < base][: -(KEPT - 2)]
+    before = [r for r in known if r < base][: -(STATES - 2)]
     between = [r for r in known if base < r < newest]
     for round in before + between:
         for kind in ("state", "reply"):

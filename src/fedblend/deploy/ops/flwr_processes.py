@@ -16,7 +16,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -88,23 +88,16 @@ def stop(process: subprocess.Popen, timeout: float = 10.0) -> None:
 
 def link_command(settings: ServerSettings) -> list[str]:
     """Flower's SuperLink: TLS, keys of nodes, a database that outlives it."""
-    return [
-        program("flower-superlink"),
-        "--host",
-        settings.link.host,
-        "--port",
-        str(settings.link.port),
-        "--ssl-certfile",
-        str(settings.certificate),
-        "--ssl-keyfile",
-        str(settings.key),
-        "--ssl-ca-certfile",
-        str(settings.ca),
-        "--enable-supernode-auth",
-        "--disable-runtime-dependency-installation",
-        "--database",
-        str(settings.folder / "link.db"),
-    ]
+    options = {
+        "--host": settings.link.host,
+        "--port": settings.link.port,
+        "--ssl-certfile": settings.certificate,
+        "--ssl-keyfile": settings.key,
+        "--ssl-ca-certfile": settings.ca,
+        "--database": settings.folder / "link.db",
+    }
+    flags = ["--enable-supernode-auth", "--disable-runtime-dependency-installation"]
+    return [program("flower-superlink"), *_words(options), *flags]
 
 
 def node_command(
@@ -120,19 +113,18 @@ def node_command(
     config = f'socket="{settings.worker_socket}"'
     if path is not None:
         config += f' settings="{path.absolute()}"'
-    return [
-        program("flower-supernode"),
-        "--superlink",
-        str(settings.server),
-        "--root-certificates",
-        str(settings.ca),
-        "--auth-supernode-private-key",
-        str(settings.key),
-        "--port",
-        str(port),
-        "--node-config",
-        config,
-    ]
+    options = {
+        "--superlink": settings.server,
+        "--root-certificates": settings.ca,
+        "--auth-supernode-private-key": settings.key,
+        "--port": port,
+        "--node-config": config,
+    }
+    return [program("flower-supernode"), *_words(options)]
+
+
+def _words(options: Mapping[str, object]) -> list[str]:
+    return [str(word) for option in options.items() for word in option]
 
 
 def worker_command(path: Path) -> list[str]:

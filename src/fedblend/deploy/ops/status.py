@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 from fedblend.config.config import load
 from fedblend.deploy.ops.audit import entries
 from fedblend.deploy.ops.settings import NodeSettings, load_as
-from fedblend.deploy.server.run import progress, reason_of_stop
+from fedblend.deploy.server.checkpoint import read_progress
+from fedblend.deploy.server.run import reason_of_stop
 from fedblend.errors import RunError
 from fedblend.experiments import run_folder
 from fedblend.experiments.run_folder import Folder
@@ -53,7 +54,7 @@ def status_of(path: Path) -> Status:
     folder = Folder(path)
     if not folder.config.exists():
         raise RunError(f"{path}: is not the folder of an experiment (no config.toml)")
-    config, (round, _) = load(folder.config), progress(path)
+    config, (round, _) = load(folder.config), read_progress(path / "server")
     rows = run_folder.read_rows(folder) if folder.metrics.exists() else []
     reason = reason_of_stop(path)
     state = "running, or waiting to go on" if reason is None else f"stopped: {reason}"

@@ -15,8 +15,8 @@ from fedblend.deploy.contract import contract_of
 from fedblend.deploy.ops import flwr_processes
 from fedblend.deploy.ops.settings import ServerSettings
 from fedblend.deploy.ops.supervisor import is_up
-from fedblend.deploy.server.checkpoint import Busy, ServerCheckpoint
-from fedblend.deploy.server.run import ENROLL_AGAIN, STOPPED, progress, reason_of_stop
+from fedblend.deploy.server.checkpoint import Busy, ServerCheckpoint, read_progress
+from fedblend.deploy.server.run import ENROLL_AGAIN, STOPPED, reason_of_stop
 from fedblend.errors import RunError
 from fedblend.experiments.run_folder import Folder, as_json, read_json, write_text
 
@@ -110,7 +110,7 @@ def run_experiment(
         log(f"Flower's run {run}" + (f", attempt {attempt + 1}" if attempt else ""))
         status, asked = "", time.monotonic()
         while not _has_ended(status) and not _finished(folder):
-            on_step(*progress(folder))
+            on_step(*read_progress(folder / "server"))
             time.sleep(INTERVAL)
             if time.monotonic() - asked < STATUS_INTERVAL:
                 continue
@@ -121,7 +121,7 @@ def run_experiment(
             asked = time.monotonic()
         time.sleep(INTERVAL)
         if _finished(folder):
-            on_step(*progress(folder))
+            on_step(*read_progress(folder / "server"))
             return
         log(f"the server ended ({status}); it goes on from its checkpoint")
     raise RunError(f"{folder}: the server died {attempts} times")

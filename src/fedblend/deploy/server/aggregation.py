@@ -40,31 +40,32 @@ class Aggregator:
     """
 
     def __init__(self, engine: Engine, shapes: Shapes, rules: RoundRules):
-        self._programs, self._rules = engine, rules
-        self._algorithm = engine.settings.build(None)
+        algorithm, settings = engine.settings.build(None), engine.settings
+        self._rules, self._start, self._central = rules, engine.start, engine.central
+        self._needs_all = settings.reduction.stacked is not None
         self._no_joins = aggregators.empty(shapes.join)
         self._no_updates = aggregators.empty(shapes.decoded)
         self._inspect_join = jax.jit(_inspect_join)
-        self._inspect_update = jax.jit(partial(_inspect_update, self._algorithm))
-        self._add = jax.jit(partial(_add_update, self._algorithm))
-        self._step = jax.jit(partial(_server_step, self._algorithm, engine.settings))
+        self._inspect_update = jax.jit(partial(_inspect_update, algorithm))
+        self._add = jax.jit(partial(_add_update, algorithm))
+        self._step = jax.jit(partial(_server_step, algorithm, settings))
 
     def check_join(self, join: PyTree, request: PyTree) -> None:
         """Reject what a client sends at enrollment if it is not finite, or too long."""
         found = self._inspect_join(join, request)
-        _check(found, self._rules.max_extra_norm)
+        _check(found, self._rules.longest_rest)
 
     def check_update(self, up: PyTree, request: PyTree) -> None:
         """Reject an update if it is not finite, or too long."""
         found = self._inspect_update(up, request)
-        _check(found, self._rules.max_update_norm, self._rules.max_extra_norm)
+        _check(found, self._rules.longest_update, self._rules.longest_rest)
 
     def start(self, joins: Sequence[PyTree], weights: np.ndarray) -> tuple[Any, PyTree]:
         """The server's first message and state, from all joins, if there are any."""
         running_sum = self._no_joins
         for join, weight in zip(joins, weights, strict=True):
             running_sum = _add(running_sum, join, weight)
-        return self._programs.start(running_sum)
+        return self._start(running_sum)
 
     def step(
         self, ups: Sequence[PyTree], weights: np.ndarray, down, server, key: Key
@@ -74,13 +75,12 @@ class Aggregator:
         for up, weight in zip(ups, weights, strict=True):
             running_sum, own = self._add(running_sum, up, jnp.asarray(weight, float))
             decoded.append(own)
-        if self._programs.settings.reduction.stacked is not None:
+        if self._needs_all:
             missing = self._rules.cohort - len(decoded)
             decoded += [trees.zeros_like(decoded[0])] * missing
             mask = jnp.arange(len(decoded)) < len(ups)
             stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *decoded), mask
-        central = self._programs.central
-        return self._step(running_sum, stacked, down, server, central, key)
+        return self._step(running_sum, stacked, down, server, self._central, key)
 
 
 def _add(running_sum: RunningSum, tree: PyTree, weight) -> RunningSum:

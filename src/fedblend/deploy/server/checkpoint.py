@@ -22,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedblend.deploy.server.coordinator import INTERVAL, Coordinator
-from fedblend.deploy.server.membership import Census, joined_constants
+from fedblend.deploy.server.membership import Census
 from fedblend.errors import CheckpointError, RunError
 from fedblend.experiments import run_folder
 from fedblend.simulation.result import Record
@@ -34,8 +34,10 @@ from fedblend.simulation.serialize import (
     unpack,
     write_atomically,
 )
+from fedblend.theory.constants import Smoothness
 
 VERSION = 2
+PROGRESS = "progress.json"
 _DAMAGE = (
     ValueError,
     LookupError,
@@ -130,7 +132,7 @@ class ServerCheckpoint:
         if old.exists():
             raise CheckpointError(
                 f"{old}: was written by an earlier fedblend, and this one cannot go on "
-                "from it; begin anew in another folder"
+                "from it; start again in another folder"
             )
         damage: list[str] = []
         for path in (self.path, self.previous):
@@ -177,9 +179,7 @@ class Saved(NamedTuple):
             "server": (shapes.down, shapes.server) if state["started"] else (),
             "ledger": server.ledger.snapshot(),
             "bases": server.bases,
-            "requests": {
-                str(client): server.setup.request for client in state["requests"]
-            },
+            "requests": {str(client): server.request for client in state["requests"]},
             "measured": jax.tree.map(lambda _: column, state["measured"]),
         }
         try:
@@ -209,7 +209,7 @@ def _opened(path: Path, damage: list[str]) -> Saved:
         checked = {
             "started": bool(state["started"]),
             "round": int(state["round"]),
-            "interval": Counter({name: +state["interval"][name] for name in INTERVAL}),
+            "interval": {name: +state["interval"][name] for name in INTERVAL},
             "records": [Record.from_row(row) for row in state["records"]],
             "requests": sorted(int(client) for client in state["requests"]),
             "measured": [_columns(names) for names in state["measured"]],
@@ -229,11 +229,11 @@ def _columns(names: dict) -> dict:
     }
 
 
-class Progress(NamedTuple):
+class SavedCensus(NamedTuple):
     """What a checkpoint holds beside the coordinator's own state."""
 
     census: Census | None = None
-    """What all nodes tell of their rows, once they have."""
+    """What all nodes describe of their rows, once they have."""
     repeated: int = 0
     """Rounds that may count a second time, because newer checkpoints were damaged."""
 
@@ -241,28 +241,27 @@ class Progress(NamedTuple):
         """As plain values."""
         if self.census is None:
             return {"repeated": self.repeated}
-        counts, rooms, constants, withheld = self.census
-        known = None
-        if constants is not None:
-            pairs = zip(constants.smooth, constants.convex, strict=True)
-            known = [(float(L), float(mu), constants.exact) for L, mu in pairs]
+        counts, rooms, known, withheld = self.census
+        constants = None
+        if known is not None:
+            constants = known.smooth.tolist(), known.convex.tolist(), known.exact
         return {
             "counts": {name: found.tolist() for name, found in counts.items()},
             "rooms": rooms,
-            "constants": known,
+            "constants": constants,
             "withheld": withheld,
             "repeated": self.repeated,
         }
 
 
-def progress_of(saved: Saved | None) -> Progress:
-    """The progress in a checkpoint; none where there is no checkpoint.
+def saved_census(saved: Saved | None) -> SavedCensus:
+    """The census in a checkpoint; none where there is no checkpoint.
 
     Raises:
         CheckpointError: it cannot be used.
     """
     if saved is None:
-        return Progress()
+        return SavedCensus()
     about = saved.state["about"]
     try:
         counts = {
@@ -270,19 +269,34 @@ def progress_of(saved: Saved | None) -> Progress:
             for name, found in about["counts"].items()
         }
         rooms = {str(name): int(room) for name, room in about["rooms"].items()}
-        known, constants = about["constants"], None
-        if known is not None:
-            constants = joined_constants(
-                [(float(L), float(m), bool(e)) for L, m, e in known]
-            )
+        constants = about["constants"]
+        if constants is not None:
+            smooth, convex, exact = constants
+            numbers = np.array(smooth, float), np.array(convex, float)
+            constants = Smoothness(*numbers, bool(exact))
         withheld = tuple(int(client) for client in about["withheld"])
         # An older checkpoint is one step behind.
         repeated = int(about["repeated"]) + bool(saved.damage)
-        return Progress(Census(counts, rooms, constants, withheld), repeated)
+        return SavedCensus(Census(counts, rooms, constants, withheld), repeated)
     except _DAMAGE as error:
         raise CheckpointError(
             f"{saved.path}: its metadata are damaged ({type(error).__name__})"
         ) from None
+
+
+def write_progress(folder: Path, round: int, rounds: int) -> None:
+    """Write the round that an experiment is in, for ``read_progress``."""
+    text = json.dumps({"round": round, "rounds": rounds})
+    write_atomically(folder / PROGRESS, text.encode())
+
+
+def read_progress(folder: Path) -> tuple[int, int]:
+    """The round that an experiment is in, and how many there are; 0 if unknown."""
+    try:
+        found = run_folder.read_json(folder / PROGRESS)
+        return int(found["round"]), int(found["rounds"])
+    except (RunError, KeyError, TypeError, ValueError):
+        return 0, 0
 
 
 class Identity(NamedTuple):
@@ -293,7 +307,7 @@ class Identity(NamedTuple):
 
 
 def identity(path: Path) -> Identity:
-    """The identity of an experiment, drawn once and kept in this file.
+    """The identity of an experiment, drawn once and stored in this file.
 
     Raises:
         RunError: the file is damaged.

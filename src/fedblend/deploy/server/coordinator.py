@@ -26,7 +26,14 @@ from fedblend.deploy.contract import deployment
 from fedblend.deploy.message import ENROLLED, UNKNOWN, Message, payload_of
 from fedblend.deploy.server import aggregation
 from fedblend.deploy.server.aggregation import Aggregator
-from fedblend.deploy.server.settings import BelowQuorum, RoundRules, ServerSetup
+from fedblend.deploy.server.settings import (
+    BelowQuorum,
+    RoundRules,
+    ServerSetup,
+    first_member,
+    rowless_data,
+    rowless_engine,
+)
 from fedblend.deploy.transport import Peers, Replies, exchange
 from fedblend.gains import Evidence, Measured
 from fedblend.simulation.communication import CommunicationLog, sizes_of
@@ -38,6 +45,7 @@ from fedblend.simulation.result import (
     spreads,
     summarize,
 )
+from fedblend.simulation.rounds import shard_of
 from fedblend.simulation.sampling import cohorts
 
 INTERVAL = ("rounds", "seconds", "received", "dropped", "rejected")
@@ -53,11 +61,11 @@ class Coordinator(Results):
 
     def __init__(self, setup: ServerSetup, peers: Peers, rules: RoundRules):
         self.setup, self.peers, self.rules = setup, peers, rules
-        self.engine, self.federated_data = setup.engine, setup.federated_data
-        self.clients = self.federated_data.clients
-        self.algorithm = self.engine.settings.build(None)
+        self.algorithm, self.clients = setup.algorithm, len(setup.counts["train"])
+        self.federated_data = rowless_data(setup.counts)
+        self.engine, self.weights = rowless_engine(setup, rules, self.federated_data)
         self.rounds, self.round, self.quorum = rules.rounds, 0, rules.least
-        self.interval: Counter[str] = Counter(dict.fromkeys(INTERVAL, 0))
+        self.interval: dict[str, Any] = dict.fromkeys(INTERVAL, 0)
         self.records: list[Record] = []
         self.measured: list[Measured] = []
         self.down: Any = None
@@ -65,9 +73,13 @@ class Coordinator(Results):
         self.bases = np.full(self.clients, UNKNOWN, np.int64)
         self.requests: dict[int, PyTree] = {}
         self.strays: Counter[str] = Counter()
-        self.shapes = shapes = setup.shapes
-        self.ledger = CommunicationLog(self.clients, sizes_of(shapes))
-        self.aggregator = Aggregator(self.engine, shapes, rules)
+        self.server_key = setup.key if setup.server_key is None else setup.server_key
+        member = first_member(self.federated_data)
+        self.shapes = self.engine.shapes(member)
+        shard = shard_of(self.engine.settings, self.engine.examples["train"], member)
+        self.request = jax.eval_shape(self.algorithm.ask, self.shapes.state, shard)
+        self.ledger = CommunicationLog(self.clients, sizes_of(self.shapes))
+        self.aggregator = Aggregator(self.engine, self.shapes, rules)
         self._tell = jax.jit(self.algorithm.tell)
         self._deploy = jax.jit(partial(deployment, self.algorithm))
 
@@ -138,15 +150,9 @@ class Coordinator(Results):
         return Bits(self.ledger.up, self.ledger.down)
 
     @property
-    def counts(self) -> dict[str, np.ndarray]:
-        """The clients' rows in each split."""
-        splits = self.federated_data.splits.items()
-        return {name: split.counts for name, split in splits}
-
-    @property
     def evidence(self) -> Evidence:
         """What clients measured last; single rows stay with them."""
-        return Evidence(self.measured, (), self.counts, self.setup.metrics)
+        return Evidence(self.measured, (), self.setup.counts, self.setup.metrics)
 
     def _due(self) -> bool:
         """Whether the round that was counted last has yet to be measured."""
@@ -165,15 +171,14 @@ class Coordinator(Results):
                 )
             joins = [replies.accepted[client][0] for client in everybody.tolist()]
             self.ledger.join(everybody)
-        weights = self.setup.weights[: len(joins)]
+        weights = self.weights[: len(joins)]
         self.down, self.server = self.aggregator.start(joins, weights)
 
     def _enroll(self, clients: np.ndarray) -> Replies:
         """Enroll those of these clients who are not; each one's join and request."""
-        head = Message(
-            "enroll", self.setup.experiment, UNKNOWN, fields=self.setup.terms
-        )
-        template = (self.shapes.join, self.setup.request)
+        experiment, terms = self.setup.experiment, self.setup.terms
+        head = Message("enroll", experiment, UNKNOWN, fields=terms)
+        template = (self.shapes.join, self.request)
         requests = {
             client: (head._replace(client=client), self.engine.params)
             for client in clients.tolist()
@@ -198,15 +203,12 @@ class Coordinator(Results):
         size = min(cohort + self.rules.spare, self.clients)
         (members,) = cohorts(self.engine.key, [number], self.clients, size)
         enrolled = self._enroll(members)
-        requests = {}
-        for client in members.tolist():
+        requests, experiment = {}, self.setup.experiment
+        for client in members[self.bases[members] != UNKNOWN].tolist():
+            down = self._tell(self.down, self.requests[client])._replace(round=None)
             base = int(self.bases[client])
-            if base != UNKNOWN:
-                down = self._tell(self.down, self.requests[client])
-                head = Message(
-                    "round", self.setup.experiment, client, number, base=base
-                )
-                requests[client] = (head, down._replace(round=None))
+            head = Message("round", experiment, client, number, base=base)
+            requests[client] = (head, down)
         replies = self._exchange(requests, self._accept_update, enough=cohort)
         counted = sorted(replies.accepted)
         if len(counted) < self.quorum:
@@ -217,10 +219,10 @@ class Coordinator(Results):
             )
         self.down, self.server = self.aggregator.step(
             [replies.accepted[client][0] for client in counted],
-            self.setup.weights[counted],
+            self.weights[counted],
             self.down,
             self.server,
-            keys.at(self.setup.server_key, "server", number),
+            keys.at(self.server_key, "server", number),
         )
         totals = aggregation.enter_round(
             self.ledger, self.shapes, members, replies, requests
@@ -232,14 +234,15 @@ class Coordinator(Results):
                 self.requests[client] = request
         self.round = number + 1
         seconds = time.perf_counter() - started
-        self.interval.update(rounds=1, seconds=seconds, **totals._asdict())  # type: ignore
+        found = {"rounds": 1, "seconds": seconds, **totals._asdict()}
+        self.interval = {name: n + found[name] for name, n in self.interval.items()}
         others = aggregation.reasons(replies)
         self.setup.note("round", round=number, counted=len(counted), others=others)
 
     def _accept_update(self, reply: Message) -> tuple[PyTree, PyTree | None]:
         """A client's update, and its request if that has changed."""
         asks = reply.fields.get("asked") is True
-        template = (self.shapes.up, self.setup.request if asks else ())
+        template = (self.shapes.up, self.request if asks else ())
         key = keys.at(self.engine.key, "client", reply.round, reply.client)
         found = payload_of(reply, template, key, self.down)
         up, request = jax.tree.map(jnp.asarray, found)
@@ -249,34 +252,32 @@ class Coordinator(Results):
     def _measure(self) -> None:
         """Ask all clients for their measures, and write a record."""
         self._enroll(np.arange(self.clients))
-        fields = {"last": self.round == self.rounds}
+        requests, last = {}, {"last": self.round == self.rounds}
         head = Message(
-            "measure", self.setup.experiment, UNKNOWN, self.round, fields=fields
+            "measure", self.setup.experiment, UNKNOWN, self.round, fields=last
         )
-        requests = {}
         for client in np.flatnonzero(self.bases != UNKNOWN).tolist():
-            deployed = self._deploy(
-                self.down, self.requests[client], self.engine.params
-            )
+            own = self.requests[client]
+            deployed = self._deploy(self.down, own, self.engine.params)
             payload = deployed._replace(message=deployed.message._replace(round=None))
-            own = head._replace(client=client, base=int(self.bases[client]))
-            requests[client] = (own, payload)
+            base = int(self.bases[client])
+            requests[client] = (head._replace(client=client, base=base), payload)
         replies = self._exchange(
             requests, partial(aggregation.measures, self.setup.metrics)
         )
-        splits = self.federated_data.splits
-        measured = aggregation.table(replies.accepted, self.clients, splits)
+        counts, metrics = self.setup.counts, self.setup.metrics
+        measured = aggregation.table(replies.accepted, self.clients, counts)
         self.records.append(
             Record(
                 round=self.round,
                 **self.interval,
                 bits_up=int(self.ledger.up.sum()),
                 bits_down=int(self.ledger.down.sum()),
-                measures=spreads(measured, self.counts, self.setup.metrics),
+                measures=spreads(measured, counts, metrics),
             )
         )
         self.measured = [measured]
-        self.interval = Counter(dict.fromkeys(INTERVAL, 0))
+        self.interval = dict.fromkeys(INTERVAL, 0)
 
     def _exchange(
         self,
@@ -291,7 +292,7 @@ class Coordinator(Results):
             accept,
             self.rules.timeouts,
             enough=enough,
-            max_bytes=self.rules.max_reply_bytes,
+            max_bytes=self.rules.largest_answer,
         )
         for kind in ("refused", "rejected"):
             for client, why in getattr(replies, kind).items():

@@ -11,7 +11,7 @@ another address is asked again. Two nodes cannot be the same client at once.
 import math
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -30,12 +30,8 @@ RETRY_DENIED = 60.0
 client id may be gone by then, or its operator may have changed what was wrong."""
 
 
-class Accept(Protocol):
-    """Checks a node's description."""
-
-    def __call__(self, client: int, description: Mapping[str, Any]) -> str | None:
-        """Why the node is denied; None if it is accepted."""
-        ...
+Accept = Callable[[int, Mapping[str, Any]], str | None]
+"""From a client id and a node's description to why the node is denied, or None."""
 
 
 class Membership:
@@ -108,7 +104,7 @@ class Membership:
 
 
 class Description(NamedTuple):
-    """What one node tells of its rows."""
+    """What one node describes of its rows."""
 
     counts: dict[str, int]
     """Its rows in each split."""
@@ -119,7 +115,7 @@ class Description(NamedTuple):
 
 
 class Census(NamedTuple):
-    """What all nodes tell of their rows."""
+    """What all nodes describe of their rows."""
 
     counts: dict[str, np.ndarray]
     """Every client's rows in each split."""
@@ -200,15 +196,12 @@ class Descriptions:
         if not self.contract.uses_constants:
             return Census(counts, rooms, None)
         withheld = [c for c, one in enumerate(found) if one.constants is None]
+        if withheld:
+            return Census(counts, rooms, None, tuple(withheld))
         known = [one.constants for one in found if one.constants is not None]
-        constants = None if withheld else joined_constants(known)
-        return Census(counts, rooms, constants, tuple(withheld))
-
-
-def joined_constants(found: list[tuple[float, float, bool]]) -> Smoothness:
-    """The constants of all clients, in their order."""
-    smooth, convex, exact = zip(*found, strict=True)
-    return Smoothness(np.array(smooth, float), np.array(convex, float), all(exact))
+        smooth, convex, exact = zip(*known, strict=True)
+        numbers = np.array(smooth, float), np.array(convex, float)
+        return Census(counts, rooms, Smoothness(*numbers, all(exact)))
 
 
 def _numbers(found: Any, names: Any, least: int) -> bool:

@@ -7,7 +7,6 @@ checkpoint, its audit and the name of the experiment in it: all that a server wh
 killed needs to go on.
 """
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,24 +24,22 @@ from fedblend.deploy.server.checkpoint import (
     Busy,
     ServerCheckpoint,
     identity,
-    progress_of,
+    saved_census,
+    write_progress,
 )
 from fedblend.deploy.server.coordinator import Coordinator
 from fedblend.deploy.server.membership import Census, Descriptions, Membership
-from fedblend.deploy.server.settings import BelowQuorum, round_rules, server_setup
+from fedblend.deploy.server.settings import BelowQuorum, ServerSetup, round_rules
 from fedblend.deploy.transport import Transport
 from fedblend.errors import ConfigError, RunError
 from fedblend.experiments import results, run_folder
 from fedblend.experiments.run_folder import Folder
 from fedblend.simulation.precision import precision
-from fedblend.simulation.serialize import write_atomically
 
 STOPPED = "stopped.txt"
 """Why a run stopped by itself; a server that was killed leaves no such file."""
 ENROLL_AGAIN = "enroll_again.json"
 """Clients that have lost their states, to be enrolled again when the server starts."""
-PROGRESS = "progress.json"
-"""The round that an experiment is in."""
 
 
 def run_server(
@@ -107,15 +104,6 @@ def reason_of_stop(path: Path) -> str | None:
     return place.read_text().strip() if place.exists() else None
 
 
-def progress(path: Path) -> tuple[int, int]:
-    """The round that an experiment is in, and how many there are."""
-    try:
-        found = run_folder.read_json(path / "server" / PROGRESS)
-        return int(found["round"]), int(found["rounds"])
-    except (RunError, KeyError, TypeError, ValueError):
-        return 0, 0
-
-
 def _run(
     folder: Folder,
     contract: Contract,
@@ -130,7 +118,7 @@ def _run(
     saved = checkpoint.read()
     for reason in () if saved is None else saved.damage:
         note("checkpoint damaged", reason=reason)
-    known = progress_of(saved)
+    known = saved_census(saved)
     rules = round_rules(contract.config, contract.clients, poll)
     descriptions = Descriptions(contract, known.census)
     fields = {"config": contract.text}
@@ -150,23 +138,22 @@ def _run(
         rows = own.train.shard(0)
     budget = contract.budget_alone(built)
     capacities = {name: max(int(n.max()), 1) for name, n in census.counts.items()}
-    setup = server_setup(
-        built.algorithm,
-        built.model.init(contract.root),
-        census.counts,
-        contract.root,
-        rules,
-        row=contract.row,
+    setup = ServerSetup(
         experiment=experiment,
-        terms=contract.terms(facts, capacities),
-        note=note,
+        algorithm=built.algorithm,
+        params=built.model.init(contract.root),
+        counts=census.counts,
+        row=contract.row,
+        key=contract.root,
         metrics=built.measures,
-        alone=None if budget is None else budget._asdict(),
+        note=note,
+        terms=contract.terms(facts, capacities),
         weights=config.run.weights,
         reduction=config.run.reduction,
         trim=config.run.trim,
         central=rows,
         server_key=key,
+        alone=None if budget is None else budget._asdict(),
     )
     server = Coordinator(setup, membership, rules)
     if saved is not None:
@@ -181,8 +168,7 @@ def _run(
         again.unlink()
 
     def report() -> None:
-        now = {"round": server.round, "rounds": server.rounds}
-        write_atomically(place / PROGRESS, json.dumps(now).encode())
+        write_progress(place, server.round, server.rounds)
         on_step(server.round, server.rounds)
 
     report()

@@ -79,7 +79,7 @@ def _server(settings: ServerSettings) -> Iterator[Finding]:
             "it serves everyone who reaches it; write 127.0.0.1:8000",
         )
     yield from _secret(settings.key)
-    yield from _private_folder(settings.folder)
+    yield from _permissions("state folder", settings.folder, 0o700)
     yield from _authority(settings.ca)
     yield from _certificate(settings)
     for node in settings.nodes:
@@ -90,8 +90,8 @@ def _server(settings: ServerSettings) -> Iterator[Finding]:
 
 def _node(settings: NodeSettings) -> Iterator[Finding]:
     yield from _secret(settings.key)
-    yield from _private_folder(settings.folder)
-    yield from _private_folder(settings.flower_folder)
+    yield from _permissions("state folder", settings.folder, 0o700)
+    yield from _permissions("state folder", settings.flower_folder, 0o700)
     yield from _separation(settings)
     yield from _authority(settings.ca)
     yield from _own_key(settings.key)
@@ -108,13 +108,11 @@ def _node(settings: NodeSettings) -> Iterator[Finding]:
 
 def _separation(settings: NodeSettings) -> Iterator[Finding]:
     """Whether code that the server sends could read the rows."""
-    rows, places = settings.data.file, (settings.folder, settings.flower_folder)
-    socket = settings.worker_socket.parent
+    places = (settings.folder, settings.flower_folder)
     # Who can write there could stand in for the worker.
-    if socket.exists() and socket.stat().st_mode & 0o022:
-        yield _open("folder of the socket", socket, f"chmod 750 {socket}")
-    if rows.exists() and rows.stat().st_mode & 0o077:
-        yield _open("file of rows", rows, f"chmod 600 {rows}")
+    socket = settings.worker_socket.parent
+    yield from _permissions("folder of the socket", socket, 0o750, wrong=0o022)
+    yield from _permissions("file of rows", settings.data.file, 0o600)
     if all(place.exists() for place in places):
         users = [place.stat().st_uid for place in places]
         if len(set(users)) == 1:
@@ -136,18 +134,17 @@ def _secret(path: Path) -> Iterator[Finding]:
     if not path.exists():
         advice = "copy it from the folder that fedblend federation init made"
         yield Finding("key is missing", str(path), "no such file", advice)
-    elif path.stat().st_mode & 0o077:
-        yield _open("key", path, f"chmod 600 {path}")
+    yield from _permissions("key", path, 0o600)
 
 
-def _private_folder(path: Path) -> Iterator[Finding]:
-    if path.exists() and path.stat().st_mode & 0o077:
-        yield _open("state folder", path, f"chmod 700 {path}")
-
-
-def _open(what: str, path: Path, advice: str) -> Finding:
-    mode = f"mode {path.stat().st_mode & 0o777:o}"
-    return Finding(f"{what} is open to others", str(path), mode, advice)
+def _permissions(
+    what: str, path: Path, mode: int, wrong: int = 0o077
+) -> Iterator[Finding]:
+    """Whether others have rights that they must not have."""
+    if path.exists() and path.stat().st_mode & wrong:
+        found = f"mode {path.stat().st_mode & 0o777:o}"
+        advice = f"chmod {mode:o} {path}"
+        yield Finding(f"{what} is open to others", str(path), found, advice)
 
 
 def _authority(path: Path) -> Iterator[Finding]:
@@ -248,16 +245,13 @@ def _environment(unit: Path, variables: Mapping[str, str]) -> Iterator[Finding]:
     where = "environment"
     if unit.exists():
         where = str(unit)
-        lines = [line.partition("Environment=")[2] for line in _lines(unit)]
+        text = unit.read_text(encoding="utf-8", errors="replace")
+        lines = [line.partition("Environment=")[2] for line in text.splitlines()]
         variables = dict(line.split("=", 1) for line in lines if "=" in line)
     missing = [f"{k}={v}" for k, v in SILENCE.items() if variables.get(k) != v]
     if missing:
         advice = "set them, or Flower calls out to the network"
         yield Finding("variables are missing", where, " ".join(missing), advice)
-
-
-def _lines(unit: Path) -> list[str]:
-    return unit.read_text(encoding="utf-8", errors="replace").splitlines()
 
 
 def _flower() -> Iterator[Finding]:
