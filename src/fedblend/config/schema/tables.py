@@ -193,6 +193,9 @@ class Federation(Table):
     longest_update: Positive | None = None
     longest_rest: Positive | None = None
     largest_answer: Count | None = None
+    norm_ratio: Positive | None = 100.0
+    weight_ratio: Annotated[float, within(Number(least=1))] | None = 3.0
+    max_rows: Count = 1_000_000
 
 
 Metric = Annotated[

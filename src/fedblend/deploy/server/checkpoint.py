@@ -22,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedblend.deploy.server.coordinator import INTERVAL, Coordinator
-from fedblend.deploy.server.membership import Census
+from fedblend.deploy.server.membership import Census, Registered
 from fedblend.errors import CheckpointError, RunError
 from fedblend.experiments import run_folder
 from fedblend.simulation.result import Record
@@ -36,8 +36,9 @@ from fedblend.simulation.serialize import (
 )
 from fedblend.theory.constants import Smoothness
 
-VERSION = 2
+VERSION = 3
 PROGRESS = "progress.json"
+NODES = "nodes.json"
 _DAMAGE = (
     ValueError,
     LookupError,
@@ -104,6 +105,7 @@ class ServerCheckpoint:
                 for one in server.measured
             ],
             "strays": server.strays,
+            "norms": server.norm_history.norms,
             "about": dict(about),
         }
         metadata = {
@@ -196,7 +198,7 @@ class Saved(NamedTuple):
         }
         server.round, server.interval = state["round"], state["interval"]
         server.records, server.measured = state["records"], content["measured"]
-        server.strays = state["strays"]
+        server.strays, server.norm_history.norms = state["strays"], state["norms"]
 
 
 def _opened(path: Path, damage: list[str]) -> Saved:
@@ -214,6 +216,7 @@ def _opened(path: Path, damage: list[str]) -> Saved:
             "requests": sorted(int(client) for client in state["requests"]),
             "measured": [_columns(names) for names in state["measured"]],
             "strays": Counter({str(k): int(v) for k, v in state["strays"].items()}),
+            "norms": [tuple(map(float, norms)) for norms in state["norms"]],
             "about": dict(state["about"]),
         }
         return Saved(path, metadata["experiment"], arrays, checked, damage)
@@ -241,7 +244,7 @@ class SavedCensus(NamedTuple):
         """As plain values."""
         if self.census is None:
             return {"repeated": self.repeated}
-        counts, rooms, known, withheld = self.census
+        counts, rooms, known, withheld, absent = self.census
         constants = None
         if known is not None:
             constants = known.smooth.tolist(), known.convex.tolist(), known.exact
@@ -250,6 +253,7 @@ class SavedCensus(NamedTuple):
             "rooms": rooms,
             "constants": constants,
             "withheld": withheld,
+            "absent": absent,
             "repeated": self.repeated,
         }
 
@@ -274,10 +278,14 @@ def saved_census(saved: Saved | None) -> SavedCensus:
             smooth, convex, exact = constants
             numbers = np.array(smooth, float), np.array(convex, float)
             constants = Smoothness(*numbers, bool(exact))
-        withheld = tuple(int(client) for client in about["withheld"])
+        withheld, absent = (
+            tuple(int(client) for client in about[name])
+            for name in ("withheld", "absent")
+        )
         # An older checkpoint is one step behind.
         repeated = int(about["repeated"]) + bool(saved.damage)
-        return SavedCensus(Census(counts, rooms, constants, withheld), repeated)
+        census = Census(counts, rooms, constants, withheld, absent)
+        return SavedCensus(census, repeated)
     except _DAMAGE as error:
         raise CheckpointError(
             f"{saved.path}: its metadata are damaged ({type(error).__name__})"
@@ -297,6 +305,47 @@ def read_progress(folder: Path) -> tuple[int, int]:
         return int(found["round"]), int(found["rounds"])
     except (RunError, KeyError, TypeError, ValueError):
         return 0, 0
+
+
+class Nodes(NamedTuple):
+    """The nodes of a federation, as ``submit`` found them registered at the link."""
+
+    registered: Mapping[int, Registered] | None = None
+    """By the link's number of a node, which belongs to its key; None if unknown."""
+    retired: tuple[int, ...] = ()
+    """Clients that have left; their numbers are not given to others."""
+
+    @property
+    def names(self) -> dict[int, str]:
+        """The names of the nodes, by client."""
+        return {one.client: one.name for one in (self.registered or {}).values()}
+
+
+def write_nodes(folder: Path, nodes: Nodes) -> None:
+    """Write the nodes of a federation, for ``read_nodes``."""
+    found = {str(at): list(one) for at, one in (nodes.registered or {}).items()}
+    content = {"registered": found, "retired": list(nodes.retired)}
+    run_folder.write_text(folder / NODES, run_folder.as_json(content))
+
+
+def read_nodes(folder: Path) -> Nodes:
+    """The nodes that may take part in an experiment.
+
+    Raises:
+        RunError: the file is damaged.
+    """
+    path = folder / NODES
+    if not path.exists():
+        return Nodes()
+    found = run_folder.read_json(path)
+    try:
+        registered = {
+            int(at): Registered(str(name), int(client))
+            for at, (name, client) in found["registered"].items()
+        }
+        return Nodes(registered, tuple(int(client) for client in found["retired"]))
+    except _DAMAGE as error:
+        raise RunError(f"{path}: is damaged ({type(error).__name__})") from None
 
 
 class Identity(NamedTuple):
