@@ -57,7 +57,7 @@ def register(settings: ServerSettings) -> None:
 
 
 def registered(settings: ServerSettings) -> Nodes:
-    """The nodes by the ids that the link gave to their keys."""
+    """The nodes by the ids that the link gave to their keys, if ``register`` ran."""
     known = _known(settings)
     by_id = {
         int(known[node.name]["node"]): Registered(node.name, node.client)
@@ -65,7 +65,7 @@ def registered(settings: ServerSettings) -> Nodes:
         if not node.retired and node.name in known
     }
     gone = tuple(node.client for node in settings.nodes if node.retired)
-    return Nodes(by_id, gone)
+    return Nodes(by_id or None, gone)
 
 
 def members(settings: ServerSettings) -> list[Member]:

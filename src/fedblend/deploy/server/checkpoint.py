@@ -323,8 +323,10 @@ class Nodes(NamedTuple):
 
 def write_nodes(folder: Path, nodes: Nodes) -> None:
     """Write the nodes of a federation, for ``read_nodes``."""
-    found = {str(at): list(one) for at, one in (nodes.registered or {}).items()}
-    content = {"registered": found, "retired": list(nodes.retired)}
+    known = nodes.registered
+    if known is not None:
+        known = {str(at): list(one) for at, one in known.items()}
+    content = {"registered": known, "retired": list(nodes.retired)}
     run_folder.write_text(folder / NODES, run_folder.as_json(content))
 
 
@@ -339,11 +341,13 @@ def read_nodes(folder: Path) -> Nodes:
         return Nodes()
     found = run_folder.read_json(path)
     try:
-        registered = {
-            int(at): Registered(str(name), int(client))
-            for at, (name, client) in found["registered"].items()
-        }
-        return Nodes(registered, tuple(int(client) for client in found["retired"]))
+        known = found["registered"]
+        if known is not None:
+            known = {
+                int(at): Registered(str(name), int(client))
+                for at, (name, client) in known.items()
+            }
+        return Nodes(known, tuple(int(client) for client in found["retired"]))
     except _DAMAGE as error:
         raise RunError(f"{path}: is damaged ({type(error).__name__})") from None
 
