@@ -23,7 +23,7 @@ import numpy as np
 from fedblend import keys
 from fedblend.core import PyTree, static_bits
 from fedblend.deploy.contract import deployment
-from fedblend.deploy.message import ENROLLED, UNKNOWN, Message, payload_of
+from fedblend.deploy.message import ENROLLED, UNKNOWN, Message, one_line, payload_of
 from fedblend.deploy.server import aggregation
 from fedblend.deploy.server.aggregation import Aggregator
 from fedblend.deploy.server.settings import (
@@ -50,6 +50,8 @@ from fedblend.simulation.sampling import cohorts
 
 INTERVAL = ("rounds", "seconds", "received", "dropped", "rejected")
 """What a record counts since the record before."""
+HEADS_PER_LINE = 40
+"""Hashes of clients' audits in a line of the server's own."""
 MAX_STRAYS = 1000
 """Different descriptions of stray replies that are kept: other machines choose them."""
 
@@ -309,16 +311,39 @@ class Coordinator(Results):
         enough: int | None = None,
         least: int | None = None,
     ) -> Replies:
-        """Send requests, and note what did not come back as it should."""
+        """Send requests, and note what did not come back as it should.
+
+        Each side tells the other the newest hash of its audit, and notes what it was
+        told: lines cut off at the end of one audit show in the other.
+        """
+        if not requests:
+            return Replies({}, {}, {}, [], Counter())
+        kinds = {head.kind for head, _ in requests.values()}
+        told = self.setup.note("sent", message=min(kinds), clients=len(requests))
+        requests = {
+            client: (head._replace(audit=told), payload)
+            for client, (head, payload) in requests.items()
+        }
+        heads: dict[int, str] = {}
+
+        def accept_and_note(reply: Message) -> Any:
+            found = accept(reply)
+            heads[reply.client] = one_line(reply.fields.get("audit"))
+            return found
+
         replies = exchange(
             self.peers,
             requests,
-            accept,
+            accept_and_note,
             self.rules.timeouts,
             enough=enough,
             least=least,
             max_bytes=self.rules.largest_answer,
         )
+        known = sorted(heads.items())
+        for first in range(0, len(known), HEADS_PER_LINE):
+            some = known[first : first + HEADS_PER_LINE]
+            self.setup.note("audits", **{str(client): head for client, head in some})
         for kind in ("refused", "rejected"):
             for client, why in getattr(replies, kind).items():
                 self.setup.note(kind, client=client, reason=why)
