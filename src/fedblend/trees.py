@@ -1,8 +1,10 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""Arithmetic on trees of arrays, in short verbs."""
+"""Arithmetic on trees of arrays, in short verbs, and its precision."""
 
+import contextlib
 import math
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -135,3 +137,14 @@ def unravel(vector: jax.Array, layout: Layout) -> PyTree:
         leaves.append(vector[place : place + size].reshape(shape).astype(dtype))
         place += size
     return jax.tree.unflatten(layout.structure, leaves)
+
+
+@contextlib.contextmanager
+def precision(name: str) -> Iterator[None]:
+    """Compute with "float32" or "float64" inside of a ``with`` block."""
+    before = jax.config.jax_enable_x64  # pyright: ignore
+    jax.config.update("jax_enable_x64", name == "float64")
+    try:
+        yield
+    finally:
+        jax.config.update("jax_enable_x64", before)

@@ -31,7 +31,7 @@ from fedblend.data.split_clients import split_clients
 from fedblend.errors import ConfigError
 from fedblend.metrics import Metric
 from fedblend.simulation.sampling import settled
-from fedblend.simulation.spec import RunSpec
+from fedblend.simulation.simulate import RunSpec
 from fedblend.theory.constants import Smoothness
 
 

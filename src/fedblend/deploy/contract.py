@@ -32,7 +32,7 @@ from fedblend.data.readers.read import Task
 from fedblend.errors import ConfigError
 from fedblend.models import Model
 from fedblend.report.curves import in_order
-from fedblend.simulation.early_stopping import Budget
+from fedblend.simulation.result import Budget
 from fedblend.theory.constants import Smoothness
 
 SPLITS = ("train", "validation", "test")

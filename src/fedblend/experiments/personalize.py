@@ -27,7 +27,6 @@ from fedblend.experiments.new_clients import new_clients
 from fedblend.experiments.run_folder import Folder
 from fedblend.report.curves import in_order
 from fedblend.simulation.personalize import NewClients
-from fedblend.simulation.precision import precision
 from fedblend.simulation.serialize import (
     WireError,
     as_tree,
@@ -35,6 +34,7 @@ from fedblend.simulation.serialize import (
     unpack,
     write_atomically,
 )
+from fedblend.trees import precision
 
 
 class ClientGain(NamedTuple):

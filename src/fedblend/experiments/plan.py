@@ -24,7 +24,6 @@ from fedblend.config.transforms import compressed
 from fedblend.core import Algorithm, PyTree, Ragged, has_ragged, static_bits
 from fedblend.data.federated import one_class_clients
 from fedblend.errors import ConfigError
-from fedblend.simulation.precision import precision
 from fedblend.simulation.run import Run
 from fedblend.simulation.simulate import simulate
 from fedblend.theory import plan
@@ -32,6 +31,7 @@ from fedblend.theory.constants import Smoothness
 from fedblend.theory.flix_objective import Mixture, mixture, stacked
 from fedblend.theory.one_shot import require_minimizers
 from fedblend.theory.plan import DGD, Plan, Solver, Traffic
+from fedblend.trees import precision
 
 GRID = tuple(tenth / 10 for tenth in range(1, 11))
 """The alphas of a table."""

@@ -30,9 +30,8 @@ from fedblend.checks import WHOLE, fits
 from fedblend.core import Algorithm, Down, Key, PyTree, Shard
 from fedblend.data.federated import FEDERATED_DATA, FederatedData, Shards
 from fedblend.gains import Evidence, Measured, harms
-from fedblend.metrics import Measure, Metric, as_metrics, evaluate
-from fedblend.shards import everything
-from fedblend.simulation.evaluate import message_to_deploy
+from fedblend.metrics import Measure, Metric, as_metrics
+from fedblend.simulation.evaluate import evaluate_client, message_to_deploy
 from fedblend.simulation.result import plain, spreads
 
 AT_ONCE = 20
@@ -137,34 +136,19 @@ def personalize(
 
     models = _mapped(model_of, (down, key), train, ())
     names = list(new_clients.splits) if splits is None else splits
-    seen = {
-        name: _evaluate(models, down.shared, metrics, new_clients.splits[name])
-        for name in names
-        if metrics
-    }
-    measured, by_row = (
-        {
-            name: {model: found[place] for model, found in by_model.items()}
-            for name, by_model in seen.items()
-        }
-        for place in (0, 1)
-    )
+    measured, by_row = {}, {}
+    for name in names if metrics else ():
+        split = new_clients.splits[name]
+
+        def evaluated(shared, examples, place, personal, name=name, split=split):
+            held = {name: _shard(examples, place, split)}
+            return evaluate_client(algorithm, metrics, personal, shared, held)
+
+        found = _mapped(evaluated, (down.shared,), split, (models,))
+        numbers, rows = jax.tree.map(np.asarray, found)
+        measured |= numbers
+        by_row |= rows
     return NewClients(new_clients, models, measured, by_row, metrics)
-
-
-def _evaluate(
-    models: PyTree, shared: PyTree, metrics: Mapping[str, Metric], split: Shards
-) -> dict[str, tuple[dict[str, np.ndarray], dict[str, np.ndarray]]]:
-    """The measures of both models on every client's rows of a split, and by rows."""
-
-    def both(shared, examples, place, personal):
-        batch = everything(_shard(examples, place, split))
-        return {
-            model: evaluate(metrics, params, batch)
-            for model, params in (("personal", personal), ("shared", shared))
-        }
-
-    return jax.tree.map(np.asarray, _mapped(both, (shared,), split, (models,)))
 
 
 def _shard(examples: PyTree, place: Place, split: Shards) -> Shard:

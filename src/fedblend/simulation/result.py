@@ -123,6 +123,20 @@ class Bits(NamedTuple):
     down: np.ndarray
 
 
+class Budget(NamedTuple):
+    """How long every client trains alone, and how that was chosen."""
+
+    rounds: int | None
+    """None if every client has its own number."""
+    chosen_on: str | None = None
+    """Which rows chose it; None if it was asked for."""
+    metric: str | None = None
+    tried: int | None = None
+    """Rounds that were tried to choose."""
+    improving: bool = False
+    """Whether more rounds than were tried might still improve."""
+
+
 class Results(Protocol):
     """What reports, tables and the command line read, of whatever ran the algorithm.
 

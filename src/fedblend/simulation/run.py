@@ -12,16 +12,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedblend import trees
-from fedblend.core import Info, Key, PyTree, static_bits
+from fedblend.core import Info, PyTree, static_bits
 from fedblend.data.federated import FederatedData
 from fedblend.gains import Evidence, Measured
-from fedblend.simulation.clients import Clients
 from fedblend.simulation.communication import CommunicationLog, Sizes, Totals, sizes_of
-from fedblend.simulation.early_stopping import Budget
-from fedblend.simulation.engine import Engine
+from fedblend.simulation.engine import Clients, Engine
 from fedblend.simulation.evaluate import Evaluation
 from fedblend.simulation.result import (
     Bits,
+    Budget,
     Record,
     Results,
     costs,
@@ -29,7 +28,7 @@ from fedblend.simulation.result import (
     spreads,
     summarize,
 )
-from fedblend.simulation.rounds import Log, Members, Settings, Shapes
+from fedblend.simulation.rounds import Log, Members
 from fedblend.simulation.sampling import Cohorts
 
 
@@ -39,6 +38,10 @@ class Run(Results):
     A run that nobody loops over is completed when a result is asked of it. With
     replicas (several keys, or a sweep) a record is a list of records, one for each, and
     so is every other result.
+
+    ``settings`` are what was fixed when the run was set up, ``key`` its seed (or one
+    for each replica), ``over`` what is swept, ``params`` the initial parameters, and
+    ``shapes`` what server and one client exchange, as shapes and dtypes.
     """
 
     def __init__(
@@ -55,6 +58,8 @@ class Run(Results):
     ):
         self._engine, self._clients, self._evaluation = engine, clients, evaluation
         self._local = local
+        self.settings, self.key, self.over = engine.settings, engine.key, engine.over
+        self.params, self.shapes = engine.params, clients.shapes
         self.federated_data, self.replicas = federated_data, replicas
         self.cohorts, self.cohort = cohorts, cohorts.size
         self.rounds, self.every, self.round = rounds, every, 0
@@ -127,31 +132,6 @@ class Run(Results):
     def message_bits(self) -> Sizes:
         """The bits of each kind of message to or from one client."""
         return self._logs[0].sizes
-
-    @property
-    def shapes(self) -> Shapes:
-        """What server and one client exchange, as shapes and dtypes."""
-        return self._clients.shapes
-
-    @property
-    def settings(self) -> Settings:
-        """What was fixed when the run was set up."""
-        return self._engine.settings
-
-    @property
-    def key(self) -> Key:
-        """The seed, or one for each replica."""
-        return self._engine.key
-
-    @property
-    def params(self) -> PyTree:
-        """The initial parameters."""
-        return self._engine.params
-
-    @property
-    def over(self) -> PyTree | None:
-        """What is swept: a tree of arrays over the replicas, or None."""
-        return self._engine.over
 
     @property
     def measured_ids(self) -> np.ndarray:

@@ -1,9 +1,10 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""Sampling clients: cohorts by client id, without replacement, from the keys alone.
+"""Sampling clients: cohorts by client id, without replacement, and what clients weigh.
 
-With ``Strata`` every round has so many clients of each of several populations. With an
-``epoch`` clients are dealt: in so many rounds nobody takes part twice.
+Cohorts are drawn from the keys alone. With ``Strata`` every round has so many clients
+of each of several populations. With an ``epoch`` clients are dealt: in so many rounds
+nobody takes part twice.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,8 +16,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedblend import keys
-from fedblend.checks import Number
+from fedblend.checks import Number, fits, words
 from fedblend.core import Key, Needs
+from fedblend.data.federated import FederatedData
 from fedblend.errors import UserError
 
 Draw = Callable[[Key, Sequence[int]], np.ndarray]
@@ -128,6 +130,68 @@ def _checked(strata: Strata, clients: int) -> Strata:
     return Strata(of, tuple(weights.tolist()), tuple(sizes.tolist()))
 
 
+class Weights(NamedTuple):
+    """What each client weighs when all of them enroll, and in a round."""
+
+    enrollment: np.ndarray
+    rounds: np.ndarray
+
+
+def client_weights(
+    needs: Needs,
+    cohorts: Cohorts,
+    federated_data: FederatedData,
+    *,
+    weights: str | None,
+    dropout: float,
+    reduction: str,
+) -> Weights:
+    """The clients' weights in a run that has what the algorithm needs."""
+    name = needs.weights if weights is None else weights
+    check_needs(needs, cohorts.size, federated_data.clients, dropout, name, reduction)
+    values = weights_of(name, federated_data)
+    if cohorts.strata is None:
+        return Weights(values, values)
+    check(cohorts.strata, needs, reduction)
+    return weighed(cohorts.strata, values)
+
+
+def check_needs(
+    needs: Needs,
+    cohort: int,
+    clients: int,
+    dropout: float,
+    weights: str,
+    reduction: str,
+) -> None:
+    """Refuse, in one line, what an algorithm cannot be run with."""
+    fits(needs, clients)
+    if needs.everyone and (cohort < clients or dropout > 0):
+        raise ValueError(
+            f"cohort: this algorithm needs all {clients} clients in every round, "
+            f"not {cohort} with dropout {dropout:g}"
+        )
+    if needs.mean and reduction != "mean":
+        raise ValueError(
+            f"reduction: {reduction!r} breaks this algorithm, whose server keeps "
+            "the mean of the clients' memories, or counts on a mean; it needs 'mean'"
+        )
+    if needs.cohort not in (None, cohort):
+        raise ValueError(
+            f"cohort: this algorithm was built for {needs.cohort} clients in a round, "
+            f"not {cohort}"
+        )
+    if needs.uniform and weights != "uniform":
+        raise ValueError(f"weights: this algorithm needs 'uniform', not {weights!r}")
+
+
+def weights_of(name: str, federated_data: FederatedData) -> np.ndarray:
+    """Every client's weight in the mean: its training rows, or 1."""
+    if words("by_count", "uniform")("weights", name) == "uniform":
+        return np.ones(federated_data.clients)
+    return federated_data.train.counts.astype(float)
+
+
 def check(strata: Strata, needs: Needs, reduction: str) -> None:
     """Refuse settled strata that would break an algorithm."""
     if needs.uniform:
@@ -143,7 +207,7 @@ def check(strata: Strata, needs: Needs, reduction: str) -> None:
         raise ValueError(f"strata: {reduction!r} ignores weights; it has to be 'mean'")
 
 
-def weighed(strata: Strata, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def weighed(strata: Strata, values: np.ndarray) -> Weights:
     """Weights of the clients when all of them join, and in a round.
 
     Those of a round make up for how often a population's clients are drawn, so that
@@ -156,7 +220,7 @@ def weighed(strata: Strata, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]
     of, sizes = np.asarray(strata.of), np.asarray(strata.sizes)
     joining = np.asarray(strata.weights)[of] * values / np.bincount(of, values)[of]
     rounds = joining * (np.bincount(of) / sizes)[of]
-    return joining * rounds.sum(), rounds
+    return Weights(joining * rounds.sum(), rounds)
 
 
 def _check_epoch(epoch: int, strata: Strata | None, clients: int, size: int) -> None:

@@ -14,9 +14,9 @@ import numpy as np
 import fedblend as fb
 from fedblend import theory
 from fedblend.data.datasets.quadratics import quadratic_loss
-from fedblend.simulation.precision import precision
 from fedblend.theory import one_shot
 from fedblend.theory.flix_objective import V
+from fedblend.trees import precision
 from fedblend_reproductions.claims import Claim, Finding, Numbers, Verdict
 from fedblend_reproductions.flix import logistic
 from fedblend_reproductions.flix.logistic import Problem, descent, optimum, values

@@ -20,7 +20,7 @@ from fedblend.metrics import Metric
 from fedblend.simulation import aggregators
 from fedblend.simulation.engine import Engine
 from fedblend.simulation.rounds import Members, Settings
-from fedblend.simulation.spec import check_needs, weights_of
+from fedblend.simulation.sampling import check_needs, weights_of
 
 
 class BelowQuorum(RuntimeError):
@@ -115,7 +115,7 @@ def rowless_engine(
     name = setup.weights or algorithm.needs.weights
     reduction = aggregators.reduction(setup.reduction, setup.trim)
     lost = float(rules.quorum < 1 or rules.spare > 0)
-    check_needs(algorithm, rules.cohort, clients, lost, name, reduction)
+    check_needs(algorithm.needs, rules.cohort, clients, lost, name, reduction.name)
     weights, capacity = weights_of(name, federated_data), federated_data.train.capacity
     settings = Settings(
         build=lambda hyper: algorithm,
