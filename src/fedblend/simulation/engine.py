@@ -74,11 +74,11 @@ class Engine:
             join, states = rounds.enroll(settings, hyper, root, params, examples, group)
             joined, state = finish(join, 1.0), trees.take(states, 0)
             down, server = rounds.start(settings, hyper, root, params, joined, central)
-            talk = rounds.exchange(
+            message, up, changed = rounds.exchange(
                 settings, algorithm, root, down, examples, state, member
             )
             shard = rounds.shard_of(settings, examples, member)
-            decoded = algorithm.decode(talk.up)
+            decoded = algorithm.decode(up)
             aggregate = finish(empty(decoded), 1.0)
             _, after = algorithm.server(aggregate, down, server, central, root)
             shapes = Shapes(
@@ -87,12 +87,12 @@ class Engine:
                 state=state,
                 down=down,
                 server=server,
-                message=talk.message,
-                up=talk.up,
+                message=message,
+                up=up,
                 decoded=decoded,
                 last=evaluate.message_to_deploy(algorithm, down, state, shard),
             )
-            return shapes, talk.state, after
+            return shapes, changed, after
 
         hyper = None if self.sweep is None else trees.take(self.over, 0)
         root = self.key if self.keys is None else self.key[0]

@@ -36,8 +36,6 @@ from fedblend.simulation.result import plain, spreads
 
 AT_ONCE = 20
 """Clients that are trained side by side; bounds the memory it takes."""
-Place = tuple[jax.Array, jax.Array, jax.Array]
-"""Where a client's rows start, how many they are, and its id."""
 
 
 class NewClients(NamedTuple):
@@ -118,8 +116,7 @@ def personalize(
     down, metrics = trees.strongly_typed(down), as_metrics(measure)
     train = new_clients.train
 
-    def model_of(down, key, examples, place):
-        shard = _shard(examples, place, train)
+    def model_of(down, key, shard):
         own = keys.at(key, "newcomer", 0, shard.id)
         _, state = trees.strongly_typed(algorithm.enroll(down.shared, shard, own))
 
@@ -140,9 +137,8 @@ def personalize(
     for name in names if metrics else ():
         split = new_clients.splits[name]
 
-        def evaluated(shared, examples, place, personal, name=name, split=split):
-            held = {name: _shard(examples, place, split)}
-            return evaluate_client(algorithm, metrics, personal, shared, held)
+        def evaluated(shared, shard, personal, name=name):
+            return evaluate_client(algorithm, metrics, personal, shared, {name: shard})
 
         found = _mapped(evaluated, (down.shared,), split, (models,))
         numbers, rows = jax.tree.map(np.asarray, found)
@@ -151,24 +147,17 @@ def personalize(
     return NewClients(new_clients, models, measured, by_row, metrics)
 
 
-def _shard(examples: PyTree, place: Place, split: Shards) -> Shard:
-    start, count, id = place
-    return Shard(examples, start, count, id, split.capacity)
-
-
 def _mapped(function: Callable, fixed: tuple, split: Shards, each: tuple) -> PyTree:
-    """A function over all clients of a split, compiled.
-
-    It takes what is ``fixed``, the rows of all, the place of a client's own among them,
-    and the client's entry of ``each``.
-    """
+    """``function(*fixed, shard, *entries of each)`` of all clients, compiled."""
     numbers = (split.starts, split.counts, np.arange(len(split.counts)))
     places = tuple(jnp.asarray(values, jnp.int32) for values in numbers)
     examples = jax.tree.map(jnp.asarray, split.examples)
 
     def all_of_them(fixed, examples, places, each):
         def one(this):
-            return function(*fixed, examples, *this)
+            (start, count, id), *own = this
+            shard = Shard(examples, start, count, id, split.capacity)
+            return function(*fixed, shard, *own)
 
         return jax.lax.map(one, (places, *each), batch_size=AT_ONCE)
 

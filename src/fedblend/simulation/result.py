@@ -104,9 +104,7 @@ def plain(measures: Measures) -> Measures:
 
 
 def spreads(
-    measured: Measured,
-    counts: Mapping[str, np.ndarray],
-    metrics: Mapping[str, Metric],
+    measured: Measured, counts: Mapping[str, np.ndarray], metrics: Mapping[str, Metric]
 ) -> Measures:
     """Each metric over the clients, weighted by their rows in the split."""
 

@@ -100,12 +100,7 @@ def settled(cohort: int | Strata | None, clients: int) -> tuple[Strata | None, i
     """The strata, if there are some, with nothing left open, and the cohort's size."""
     if not isinstance(cohort, Strata):
         return None, clients if cohort is None else cohort
-    strata = _checked(cohort, clients)
-    return strata, sum(strata.sizes or ())
-
-
-def _checked(strata: Strata, clients: int) -> Strata:
-    of, weights = np.asarray(strata.of), np.asarray(strata.weights, float)
+    of, weights = np.asarray(cohort.of), np.asarray(cohort.weights, float)
     if of.shape != (clients,) or of.dtype.kind not in "iu":
         raise ValueError(
             f"strata: of is {of.dtype} of shape {of.shape}, not the number of a "
@@ -121,13 +116,14 @@ def _checked(strata: Strata, clients: int) -> Strata:
             f"strata: weights {weights.tolist()} are not positive numbers that sum to 1"
         )
     there = np.bincount(of)
-    sizes = there if strata.sizes is None else np.asarray(strata.sizes)
+    sizes = there if cohort.sizes is None else np.asarray(cohort.sizes)
     if len(sizes) != len(there) or not ((sizes >= 1) & (sizes <= there)).all():
         raise ValueError(
             f"strata: sizes {sizes.tolist()} are not between 1 and the "
             f"{there.tolist()} clients of the populations"
         )
-    return Strata(of, tuple(weights.tolist()), tuple(sizes.tolist()))
+    complete = Strata(of, tuple(weights.tolist()), tuple(sizes.tolist()))
+    return complete, int(sizes.sum())
 
 
 class Weights(NamedTuple):
@@ -139,32 +135,20 @@ class Weights(NamedTuple):
 
 def client_weights(
     needs: Needs,
-    cohorts: Cohorts,
     federated_data: FederatedData,
+    cohort: int,
+    strata: Strata | None = None,
     *,
     weights: str | None,
     dropout: float,
     reduction: str,
 ) -> Weights:
-    """The clients' weights in a run that has what the algorithm needs."""
+    """What clients weigh; refuses what an algorithm with these needs cannot run with.
+
+    Arguments are those of ``simulate``, the strata settled ones.
+    """
     name = needs.weights if weights is None else weights
-    check_needs(needs, cohorts.size, federated_data.clients, dropout, name, reduction)
-    values = weights_of(name, federated_data)
-    if cohorts.strata is None:
-        return Weights(values, values)
-    check(cohorts.strata, needs, reduction)
-    return weighed(cohorts.strata, values)
-
-
-def check_needs(
-    needs: Needs,
-    cohort: int,
-    clients: int,
-    dropout: float,
-    weights: str,
-    reduction: str,
-) -> None:
-    """Refuse, in one line, what an algorithm cannot be run with."""
+    clients = federated_data.clients
     fits(needs, clients)
     if needs.everyone and (cohort < clients or dropout > 0):
         raise ValueError(
@@ -181,8 +165,13 @@ def check_needs(
             f"cohort: this algorithm was built for {needs.cohort} clients in a round, "
             f"not {cohort}"
         )
-    if needs.uniform and weights != "uniform":
-        raise ValueError(f"weights: this algorithm needs 'uniform', not {weights!r}")
+    if needs.uniform and name != "uniform":
+        raise ValueError(f"weights: this algorithm needs 'uniform', not {name!r}")
+    values = weights_of(name, federated_data)
+    if strata is None:
+        return Weights(values, values)
+    check(strata, needs, reduction)
+    return weighed(strata, values)
 
 
 def weights_of(name: str, federated_data: FederatedData) -> np.ndarray:

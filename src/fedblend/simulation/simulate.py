@@ -64,6 +64,12 @@ class RunSpec:
     local: Run | None = None
     over: PyTree | None = None
 
+    @property
+    def federations(self) -> list[FederatedData]:
+        """The data of all keys, or of each."""
+        given: Any = self.federated_data
+        return list(given) if isinstance(given, list | tuple) else [given]
+
 
 def simulate(
     algorithm: Algorithm | Callable[[Any], Algorithm],
@@ -138,7 +144,13 @@ def set_up(spec: RunSpec) -> Run:
     _check_key(key)
     replicas = _replicas(key, spec.over)
     build, needs = _builder(spec.algorithm, spec.over, replicas)
-    federations = _federations(spec.federated_data, key)
+    federations = spec.federations
+    if len(federations) not in (1, key.size):
+        allowed = f"a single FederatedData, or one for each of the {key.size} keys"
+        said = f"{len(federations)} of them"
+        raise UserError("federated_data", spec.federated_data, allowed, said)
+    for one in federations:
+        FEDERATED_DATA("federated_data", one)
     first, shards = federations[0], side_by_side(federations)
     rounds = WHOLE("rounds", spec.rounds)
     block = max(1, -(-rounds // 20)) if spec.every is None else spec.every
@@ -148,8 +160,9 @@ def set_up(spec: RunSpec) -> Run:
     reduction = aggregators.reduction(spec.reduction, spec.trim)
     weights = sampling.client_weights(
         needs,
-        cohorts,
         first,
+        cohorts.size,
+        cohorts.strata,
         weights=spec.weights,
         dropout=spec.dropout,
         reduction=reduction.name,
@@ -221,19 +234,6 @@ def _check_key(key: Any) -> None:
         raise ValueError(
             f"key: {type(key).__name__} is not a key of JAX; write jax.random.key(0)"
         )
-
-
-def _federations(
-    given: FederatedData | Sequence[FederatedData], key: Key
-) -> list[FederatedData]:
-    """The data of all keys, or of each."""
-    federations: list[Any] = list(given) if isinstance(given, list | tuple) else [given]
-    if len(federations) not in (1, key.size):
-        allowed = f"a single FederatedData, or one for each of the {key.size} keys"
-        raise UserError("federated_data", given, allowed, f"{len(federations)} of them")
-    for one in federations:
-        FEDERATED_DATA("federated_data", one)
-    return federations
 
 
 def _splits(asked: Sequence[str] | None, federated_data: FederatedData) -> list[str]:

@@ -90,7 +90,7 @@ def train_alone(
 
 def without_others(spec: RunSpec) -> RunSpec:
     """The same run with all measured clients in every round, each for itself."""
-    clients = _each(spec.federated_data)[0].clients
+    clients = spec.federations[0].clients
     ids = measured_ids(spec.measure_on, clients, spec.key)
     return dataclasses.replace(
         spec,
@@ -105,7 +105,7 @@ def without_others(spec: RunSpec) -> RunSpec:
 
 def trying(spec: RunSpec, metric: str) -> Run:
     """A run to be ``prolonged``, that measures only what decides."""
-    data = _each(spec.federated_data)
+    data = spec.federations
     if not all(one.validates for one in data):
         data = [one.holding_out(HELD_OUT) for one in data]
     names = [name for name in dict.fromkeys((metric, "loss")) if name in spec.measure]
@@ -162,14 +162,6 @@ def _looks(run: Run, metric: str) -> list[Look]:
             break
         found.append(Look(at, *known[at]))
     return found
-
-
-def _each(
-    federated_data: FederatedData | Sequence[FederatedData],
-) -> Sequence[FederatedData]:
-    if isinstance(federated_data, FederatedData):
-        return [federated_data]
-    return federated_data
 
 
 def looks() -> Iterator[int]:
