@@ -53,9 +53,10 @@ class Engine:
         examples: dict[str, PyTree],
         central: Shard | None,
         own_rows: bool = False,
+        replicas: int | None = None,
     ):
         self.settings, self.key, self.over, self.params = settings, key, over, params
-        self.examples, self.central = examples, central
+        self.examples, self.central, self.replicas = examples, central, replicas
         self.sweep = 0 if over is not None else None
         self.keys = 0 if key.ndim else None
         self.inits = 0 if own_params else None
@@ -161,7 +162,7 @@ class Engine:
             return self.settings.build(hyper).info(state)
 
         each = jax.vmap(one, in_axes=(None, 0))
-        if self.sweep is not None or self.keys is not None:
+        if self.replicas is not None:
             each = jax.vmap(each, in_axes=(self.sweep, 1), out_axes=1)
         return each(self.over, states)
 
@@ -182,7 +183,7 @@ class Engine:
         if name not in self._compiled:
             begun = time.perf_counter()
             function = partial(function, self.settings)
-            if self.sweep is not None or self.keys is not None:
+            if self.replicas is not None:
                 function = jax.vmap(function, (self.sweep, self.keys, *axes), out_axes)
             jitted = jax.jit(function, donate_argnums=donate)
             self._compiled[name] = jitted.lower(*arguments).compile()
@@ -192,14 +193,12 @@ class Engine:
 
 def _same(function: str, before: PyTree, after: PyTree) -> None:
     """Refuse an algorithm whose state changes its structure, shapes or dtypes."""
-    described = [
+    before, after = (
         jax.tree.map(lambda leaf: f"{leaf.dtype}{list(leaf.shape)}", tree)
         for tree in (before, after)
-    ]
-    if described[0] != described[1]:
-        raise TypeError(
-            f"{function}: the state changes from {described[0]} to {described[1]}"
-        )
+    )
+    if before != after:
+        raise TypeError(f"{function}: the state changes from {before} to {after}")
 
 
 class Clients:
@@ -209,7 +208,6 @@ class Clients:
         engine: the compiled functions.
         train: the clients' training rows.
         weights: the clients' weights.
-        replicas: those of the run.
         per_block: clients of a block of rounds, in one replica.
         store: the kind of store for states.
         folder: where a store on disk has its files.
@@ -221,13 +219,12 @@ class Clients:
         train: Shards,
         weights: Weights,
         *,
-        replicas: int | None,
         per_block: int,
         store: str,
         folder: Path | None,
     ):
         self.train = train
-        self._engine, self._weights, self._replicas = engine, weights, replicas
+        self._engine, self._weights, self._replicas = engine, weights, engine.replicas
         self.number = len(train.counts)
         first = self.members(np.zeros(1, int))
         first = first._replace(starts=first.starts.reshape(-1))
@@ -236,7 +233,7 @@ class Clients:
         self.store = open_store(store, template, self.number, folder)
         self._room = min(ENROLL_AT_ONCE, self.number)
         if not self.store.eager and not self.joins:
-            self._room = min(self._room, per_block * (replicas or 1))
+            self._room = min(self._room, per_block * (engine.replicas or 1))
 
     @property
     def joins(self) -> bool:

@@ -196,6 +196,7 @@ def set_up(spec: RunSpec) -> Run:
         },
         central=spec.central,
         own_rows=len(federations) > 1,
+        replicas=replicas,
     )
     evaluation = Evaluation(
         metrics=spec.measure,
@@ -208,7 +209,6 @@ def set_up(spec: RunSpec) -> Run:
         engine,
         shards["train"],
         weights,
-        replicas=replicas,
         per_block=every * cohorts.size,
         store=spec.store,
         folder=spec.store_folder,
@@ -221,7 +221,6 @@ def set_up(spec: RunSpec) -> Run:
         evaluation,
         rounds=rounds,
         every=every,
-        replicas=replicas,
         local=spec.local,
     )
 
