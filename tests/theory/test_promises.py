@@ -21,7 +21,7 @@ from fedblend.experiments.plan import problem, promises
 from fedblend.simulation.precision import precision
 from fedblend.simulation.simulate import set_up
 from fedblend.theory import predicted
-from fedblend.theory.flix_objective import stacked
+from fedblend.theory.constants import stacked
 
 L2, ALPHA, SEEDS = 0.1, 0.5, 4
 SETS = {
