@@ -15,7 +15,7 @@ import jax
 import numpy as np
 
 from fedblend.config.config import Config
-from fedblend.config.tasks import loss_name, losses_of, measures_of, model_of
+from fedblend.config.model import loss_name, losses_of, measures_of, model_of
 from fedblend.core import PyTree
 from fedblend.data.dataset import AbsentColumnError
 from fedblend.data.federated import FederatedData, federate

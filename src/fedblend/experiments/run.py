@@ -17,8 +17,7 @@ from typing import Any, NamedTuple
 
 from fedblend.config import privacy
 from fedblend.config.build import Built, build
-from fedblend.config.config import Config, difference, dump, loads
-from fedblend.config.errors import named_by_key
+from fedblend.config.config import Config, difference, dump, loads, named_by_key
 from fedblend.errors import CheckpointError, ConfigError, RunError
 from fedblend.experiments import run_folder, summary
 from fedblend.experiments.run_folder import Folder, seeds_of
