@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from flix_by_hand import UNEQUAL, descend, mixed, quadratic_case
 
-from fedblend.data.datasets.quadratics import quadratic_loss
+from fedblend.data.datasets.synthetic import quadratic_loss
 from fedblend.data.federated import federate
 from fedblend.losses import cross_entropy, l2
 from fedblend.models import linear

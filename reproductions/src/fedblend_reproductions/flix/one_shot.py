@@ -13,7 +13,7 @@ import numpy as np
 
 import fedblend as fb
 from fedblend import theory
-from fedblend.data.datasets.quadratics import quadratic_loss
+from fedblend.data.datasets.synthetic import quadratic_loss
 from fedblend.simulation.precision import precision
 from fedblend.theory import one_shot
 from fedblend.theory.flix_objective import V
