@@ -25,9 +25,8 @@ from fedblend.config.data import (
 )
 from fedblend.config.method import BySplit, by_constants, method
 from fedblend.core import Algorithm, Key, Loss
-from fedblend.data.federated import FederatedData
-from fedblend.data.readers.read import Task, task_of
-from fedblend.data.split_clients import split_clients
+from fedblend.data.dataset import Task, task_of
+from fedblend.data.federated import FederatedData, split_clients
 from fedblend.errors import ConfigError
 from fedblend.metrics import Metric
 from fedblend.simulation.sampling import settled

@@ -22,8 +22,8 @@ from fedblend.config.schema.table import check_lists
 from fedblend.config.tasks import loss_name, losses_of, measures_of, model_of
 from fedblend.config.transforms import transformed
 from fedblend.core import Algorithm, Loss
+from fedblend.data.dataset import Task
 from fedblend.data.federated import FederatedData
-from fedblend.data.readers.read import Task
 from fedblend.metrics import Metric
 from fedblend.models import Model
 from fedblend.theory.constants import Smoothness

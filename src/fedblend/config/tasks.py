@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from fedblend import losses, metrics, models
 from fedblend.config.config import Config
 from fedblend.core import Loss
-from fedblend.data.readers.read import Task
+from fedblend.data.dataset import Task
 from fedblend.errors import ConfigError
 from fedblend.mixing import Apply
 

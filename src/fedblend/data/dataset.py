@@ -84,6 +84,33 @@ class Dataset(NamedTuple):
     """Decisions that the reader made, for the owner of the data to check."""
 
 
+class Task(NamedTuple):
+    """What a model is trained for: the shape of rows, and the meaning of targets."""
+
+    kind: Kind
+    outputs: int
+    """Number of scores that a model computes for a row."""
+    shape: tuple[int, ...]
+    """The shape of one row's inputs."""
+    labels: tuple[str, ...] = ()
+    """The names of the classes, by number."""
+    columns: tuple[str, ...] = ()
+    """The names of the inputs, where they are columns of a table."""
+    numbers: bool = False
+    """Whether inputs are class numbers, such as those of movies, and no quantities."""
+
+
+def task_of(dataset: Dataset) -> Task:
+    """The task of a dataset."""
+    return Task(
+        dataset.kind,
+        dataset.outputs,
+        dataset.rows[0].shape[1:],
+        dataset.label_names,
+        dataset.columns,
+    )
+
+
 def check(dataset: Dataset) -> None:
     """Raise a one-line ``DataError`` for a dataset that cannot be trained on."""
     if dataset.kind not in get_args(Kind):

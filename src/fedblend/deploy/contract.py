@@ -27,8 +27,8 @@ from fedblend.config.method import Method, method
 from fedblend.config.schema.tables import Nodes
 from fedblend.config.tasks import loss_name, model_of
 from fedblend.core import Algorithm, Down, Key, PyTree, Shard
+from fedblend.data.dataset import Task
 from fedblend.data.federated import FederatedData, Shards
-from fedblend.data.readers.read import Task
 from fedblend.errors import ConfigError
 from fedblend.models import Model
 from fedblend.report.curves import in_order

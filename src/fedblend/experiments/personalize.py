@@ -17,10 +17,10 @@ import numpy as np
 from fedblend.config.config import Config
 from fedblend.config.tasks import loss_name, losses_of, measures_of, model_of
 from fedblend.core import PyTree
-from fedblend.data.dataset import AbsentColumnError
+from fedblend.data.dataset import AbsentColumnError, Task
 from fedblend.data.federated import FederatedData, federate
 from fedblend.data.partition.partitioners import by_key
-from fedblend.data.readers.read import Task, read_new_rows
+from fedblend.data.readers.read import read_new_rows
 from fedblend.errors import RunError
 from fedblend.experiments import run_folder
 from fedblend.experiments.new_clients import new_clients

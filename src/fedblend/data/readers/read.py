@@ -14,7 +14,7 @@ trained on and no class that it does not know, and may all be of one class.
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple, get_args
+from typing import get_args
 
 import numpy as np
 
@@ -23,6 +23,7 @@ from fedblend.data.dataset import (
     Dataset,
     Kind,
     MissingDataError,
+    Task,
     check,
     check_rows,
 )
@@ -57,33 +58,6 @@ def read(
     dataset = _with_kind(_read_raw(path, target, client, inputs), kind, path)
     check(dataset)
     return dataset
-
-
-class Task(NamedTuple):
-    """What a model is trained for: the shape of rows, and the meaning of targets."""
-
-    kind: Kind
-    outputs: int
-    """Number of scores that a model computes for a row."""
-    shape: tuple[int, ...]
-    """The shape of one row's inputs."""
-    labels: tuple[str, ...] = ()
-    """The names of the classes, by number."""
-    columns: tuple[str, ...] = ()
-    """The names of the inputs, where they are columns of a table."""
-    numbers: bool = False
-    """Whether inputs are class numbers, such as those of movies, and no quantities."""
-
-
-def task_of(dataset: Dataset) -> Task:
-    """The task of a dataset."""
-    return Task(
-        dataset.kind,
-        dataset.outputs,
-        dataset.rows[0].shape[1:],
-        dataset.label_names,
-        dataset.columns,
-    )
 
 
 def read_new_rows(
