@@ -31,7 +31,7 @@ from fedblend.data.dataset import Task
 from fedblend.data.federated import FederatedData, Shards
 from fedblend.errors import ConfigError
 from fedblend.models import Model
-from fedblend.report.curves import in_order
+from fedblend.report.measures import in_order
 from fedblend.simulation.early_stopping import Budget
 from fedblend.theory.constants import Smoothness
 

@@ -25,7 +25,7 @@ from fedblend.errors import RunError
 from fedblend.experiments import run_folder
 from fedblend.experiments.new_clients import new_clients
 from fedblend.experiments.run_folder import Folder
-from fedblend.report.curves import in_order
+from fedblend.report.measures import in_order
 from fedblend.simulation.personalize import NewClients
 from fedblend.simulation.precision import precision
 from fedblend.simulation.serialize import (
