@@ -35,7 +35,7 @@ from fedblend.core import Algorithm, ClientId, Loss, Up
 from fedblend.local import WORK, Work
 from fedblend.losses import objective
 from fedblend.registry import algorithm
-from fedblend.shards import draw, everything
+from fedblend.shards import draw
 
 
 def onto_simplex(vector: jax.Array) -> jax.Array:
@@ -53,13 +53,7 @@ def onto_simplex(vector: jax.Array) -> jax.Array:
 
 @algorithm(sends=("update", "losses"))
 @gate(**WORK, clients=COUNT, q_rate=NOT_NEGATIVE)
-def agnostic(
-    loss: Loss,
-    work: Work,
-    *,
-    clients: int,
-    q_rate: float,
-) -> Algorithm:
+def agnostic(loss: Loss, work: Work, *, clients: int, q_rate: float) -> Algorithm:
     """Descent in the model, ascent in the weights of the clients.
 
     Args:
@@ -92,7 +86,7 @@ def weighed(
 
     def client(down, client, shard, key):
         own = keys.named(key, "agnostic")
-        batch = draw(shard, own, batch_size) if batch_size else everything(shard)
+        batch = draw(shard, own, batch_size)
         value = objective(loss, down.shared, batch)
         up, client = inner.client(down, client, shard, key)
         delta, mean_gradient = trees.scale(
@@ -110,7 +104,9 @@ def weighed(
         down, server = inner.server(aggregate, down, server, central, key)
         return down._replace(extra=onto_simplex(climbed)), server
 
-    own = {"mean": True, "uniform": True, "weights": "uniform", "clients": clients}
+    needs = inner.needs._replace(
+        mean=True, uniform=True, weights="uniform", clients=clients
+    )
     return inner._replace(
         start=start,
         client=client,
@@ -118,5 +114,5 @@ def weighed(
         ask=lambda client, shard: shard.id,
         tell=tell,
         decode=decode,
-        needs=inner.needs._replace(**own),
+        needs=needs,
     )

@@ -141,7 +141,6 @@ def apfl(
         return Up(delta, mean.shared, step_sum=step_sum), state
 
     def personal(down, client, shard, key):
-        del shard, key
         shared = down.shared if aggregated else client.last
         return mix(client.alpha, shared, client.personal)
 

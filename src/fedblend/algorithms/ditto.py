@@ -46,13 +46,7 @@ class DittoClient(NamedTuple):
 
 @algorithm(keys={"work": "personal"})
 @gate(**WORK, algorithm=ALGORITHM, lam=by_client(NOT_NEGATIVE))
-def ditto(
-    algorithm: Algorithm,
-    loss: Loss,
-    work: Work,
-    *,
-    lam: ByClient,
-) -> Algorithm:
+def ditto(algorithm: Algorithm, loss: Loss, work: Work, *, lam: ByClient) -> Algorithm:
     """The wrapped algorithm, and personal models pulled toward its shared one.
 
     Args:
@@ -74,11 +68,7 @@ def ditto(
         >>> bool(measured(run.personal(0), own) < measured(run.shared, own))
         True
     """
-    train = partial(
-        descend,
-        gradient(loss),
-        work=work,
-    )
+    train = partial(descend, gradient(loss), work=work)
 
     def enroll(params, shard, key):
         join, inner = algorithm.enroll(params, shard, key)
@@ -97,16 +87,10 @@ def ditto(
         reached, _ = train(client.personal, shard, own, round=down.round, penalty=pull)
         return up, DittoClient(reached, inner)
 
-    def personal(down, client, shard, key):
-        del down, shard, key
-        return client.personal
-
-    def ask(client, shard):
-        return algorithm.ask(client.inner, shard)
-
-    def info(client):
-        return algorithm.info(client.inner)
-
     return algorithm._replace(
-        enroll=enroll, client=client, personal=personal, ask=ask, info=info
+        enroll=enroll,
+        client=client,
+        personal=lambda down, client, shard, key: client.personal,
+        ask=lambda client, shard: algorithm.ask(client.inner, shard),
+        info=lambda client: algorithm.info(client.inner),
     )

@@ -39,9 +39,7 @@ class FedOptServer(NamedTuple):
 @algorithm(keys={"server_optimizer": "server"})
 @gate(**WORK, server_optimizer=OPTIMIZER)
 def fedopt(
-    loss: Loss,
-    work: Work,
-    server_optimizer: float | optax.GradientTransformation,
+    loss: Loss, work: Work, server_optimizer: float | optax.GradientTransformation
 ) -> Algorithm:
     """FedAvg with an optimizer at the server; ``fedopt(.., 1.0)`` is FedAvg.
 
@@ -59,7 +57,6 @@ def fedopt(
         return down, FedOptServer(transform.init(params))
 
     def server(aggregate, down, server, central, key):
-        del central, key
         ascent = trees.scale(-1, aggregate.mean.delta)
         updates, state = transform.update(ascent, server.optimizer, down.shared)
         shared = optax.apply_updates(down.shared, updates)

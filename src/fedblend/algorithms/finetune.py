@@ -29,11 +29,7 @@ from fedblend.registry import ADAPTS, algorithm
 
 @algorithm(keys={"work": "finetune"}, new_client=ADAPTS)
 @gate(**WORK_OR_NONE, algorithm=ALGORITHM)
-def finetune(
-    algorithm: Algorithm,
-    loss: Loss,
-    work: Work,
-) -> Algorithm:
+def finetune(algorithm: Algorithm, loss: Loss, work: Work) -> Algorithm:
     """The wrapped algorithm, deployed after some local steps.
 
     Args:
@@ -41,16 +37,11 @@ def finetune(
         loss: ``loss(params, rows) -> losses[rows]``.
         work: the fine-tuning: optimizer, steps, batch size.
     """
-    train = partial(
-        descend,
-        gradient(loss),
-        work=work,
-    )
+    train = partial(descend, gradient(loss), work=work)
 
     def personal(down, client, shard, key):
         before = algorithm.personal(down, client, shard, key)
         own = keys.named(key, "finetune")
-        reached, _ = train(before, shard, own, round=down.round)
-        return reached
+        return train(before, shard, own, round=down.round)[0]
 
     return algorithm._replace(personal=personal)

@@ -108,7 +108,6 @@ def flix(
         return up, client._replace(inner=state)
 
     def personal(down, client, shard, key):
-        del key
         return mix(per_client(alpha, shard), down.shared, client.personal)
 
     inner = method(loss)

@@ -38,15 +38,13 @@ from fedblend.core import Algorithm, Loss, Up
 from fedblend.local import OPTIMIZER, WORK_OR_NONE, Work, descend
 from fedblend.losses import gradient
 from fedblend.registry import ADAPTS, algorithm
-from fedblend.shards import draw, everything
+from fedblend.shards import draw
 
 
 @algorithm(keys={"server_optimizer": "server"}, new_client=ADAPTS)
 @gate(**WORK_OR_NONE, server_optimizer=OPTIMIZER)
 def fomaml(
-    loss: Loss,
-    work: Work,
-    server_optimizer: float | optax.GradientTransformation,
+    loss: Loss, work: Work, server_optimizer: float | optax.GradientTransformation
 ) -> Algorithm:
     """The gradient after inner steps, applied before them; deployed after them.
 
@@ -76,11 +74,7 @@ def fomaml(
         reached, _ = train(
             down.shared, shard, key, round=down.round, correction=down.correction
         )
-        fresh = (
-            everything(shard)
-            if work.batch_size is None
-            else draw(shard, keys.named(key, "fomaml"), work.batch_size)
-        )
+        fresh = draw(shard, keys.named(key, "fomaml"), work.batch_size)
         mean_gradient = gradient(loss)(reached, fresh)
         push = trees.add_where_given(mean_gradient, down.correction)
         return Up(trees.scale(-1, push), mean_gradient), client

@@ -36,30 +36,20 @@ def local_only(loss: Loss, work: Work) -> Algorithm:
         loss: ``loss(params, rows) -> losses[rows]``.
         work: local work of a round: optimizer, steps, batch size.
     """
-    train = partial(
-        descend,
-        gradient(loss),
-        work=work,
-    )
+    train = partial(descend, gradient(loss), work=work)
 
     def enroll(params, shard, key):
-        del shard, key
         return (), LocalClient(params)
 
     def client(down, client, shard, key):
         reached, _ = train(client.personal, shard, key, round=down.round)
         return Up(delta=None), LocalClient(reached)
 
-    def server(aggregate, down, server, central, key):
-        del aggregate, central, key
-        return down, server
-
-    def personal(down, client, shard, key):
-        del down, shard, key
-        return client.personal
-
-    def tell(down, request):
-        del request
-        return down._replace(shared=None, correction=None)
-
-    return Algorithm(enroll, from_params, client, server, personal, tell=tell)
+    return Algorithm(
+        enroll,
+        from_params,
+        client,
+        server=lambda aggregate, down, server, central, key: (down, server),
+        personal=lambda down, client, shard, key: client.personal,
+        tell=lambda down, request: down._replace(shared=None, correction=None),
+    )

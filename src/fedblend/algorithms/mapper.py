@@ -32,9 +32,9 @@ import jax.numpy as jnp
 from fedblend import keys, mixing, trees
 from fedblend.algorithms.fedavg import fedavg
 from fedblend.checks import ALPHA, PART, WHOLE, ByClient, gate
-from fedblend.core import Algorithm, Loss, PyTree, Up
+from fedblend.core import Algorithm, Loss, PyTree
 from fedblend.errors import UserError
-from fedblend.local import WORK, Work, descend
+from fedblend.local import WORK, Work, descend, local_update
 from fedblend.losses import objective
 from fedblend.mixing import MIXING, Mixing
 from fedblend.registry import algorithm
@@ -101,24 +101,21 @@ def mapper(
         models, scores = jax.lax.map(tried, weights)
         best = jnp.argmin(jnp.where(jnp.isnan(scores), jnp.inf, scores))
         own, weight = trees.take((models, weights), best)
-        reached, mean_gradient = descend(
+        up = local_update(
             lambda here, batch: jax.grad(at)(here, own, weight, batch),
-            down.shared,
+            down,
             seen,
             key,
             work=work,
-            round=down.round,
-            correction=down.correction,
         )
-        delta = trees.subtract(reached, down.shared)
-        return Up(delta, mean_gradient), MapperClient(own, weight)
+        return up, MapperClient(own, weight)
 
     def personal(down, client, shard, key):
         return mix(client.alpha, down.shared, client.personal)
 
-    def info(client):
-        return {"alpha": client.alpha}
-
     return fedavg(loss, work)._replace(
-        enroll=enroll, client=client, personal=personal, info=info
+        enroll=enroll,
+        client=client,
+        personal=personal,
+        info=lambda client: {"alpha": client.alpha},
     )

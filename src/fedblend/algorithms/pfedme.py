@@ -104,7 +104,6 @@ def pfedme(
         return jax.grad(pull)(local, theta), trees.subtract(before, theta)
 
     def enroll(params, shard, key):
-        del shard, key
         return (), PFedMeClient(params)
 
     def client(down, client, shard, key):
@@ -119,13 +118,11 @@ def pfedme(
             work=work._replace(optimizer=rules),
             correction=(down.correction, None),
         )
-        return Up(trees.subtract(local, down.shared), mean_gradient), PFedMeClient(
-            theta
-        )
+        up = Up(trees.subtract(local, down.shared), mean_gradient)
+        return up, PFedMeClient(theta)
 
-    def personal(down, client, shard, key):
-        del down, shard, key
-        return client.personal
-
-    inner = fedopt(loss, work, server_rate)
-    return inner._replace(enroll=enroll, client=client, personal=personal)
+    return fedopt(loss, work, server_rate)._replace(
+        enroll=enroll,
+        client=client,
+        personal=lambda down, client, shard, key: client.personal,
+    )

@@ -40,9 +40,7 @@ from fedblend.registry import ADAPTS, algorithm
 @algorithm(keys={"server_optimizer": "server"}, new_client=ADAPTS)
 @gate(**WORK, server_optimizer=OPTIMIZER)
 def reptile(
-    loss: Loss,
-    work: Work,
-    server_optimizer: float | optax.GradientTransformation,
+    loss: Loss, work: Work, server_optimizer: float | optax.GradientTransformation
 ) -> Algorithm:
     """FedOpt, deployed after inner steps; ``reptile(.., 1.0)`` trains as FedAvg does.
 
