@@ -1,6 +1,6 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""Agnostic FL: the model whose loss on the worst mixture of clients is the least.
+"""Agnostic FL: the model with the smallest loss on the worst mixture of clients.
 
 The problem is ``min over shared, max over q in the simplex of sum_i q_i f_i(shared)``;
 at the optimum the clients with q_i > 0 have the same loss, and no other a larger one. A
@@ -59,7 +59,7 @@ def agnostic(loss: Loss, work: Work, *, clients: int, q_rate: float) -> Algorith
     Args:
         loss: ``loss(params, rows) -> losses[rows]``.
         work: local work of a round: optimizer, steps, batch size.
-        clients: how many there are.
+        clients: number of clients.
         q_rate: step of the ascent in q, 0 or more.
     """
     inner = fedavg(loss, work)
@@ -71,9 +71,9 @@ def agnostic(loss: Loss, work: Work, *, clients: int, q_rate: float) -> Algorith
 def weighed(
     inner: Algorithm, loss: Loss, *, clients: int, q_rate: float, batch_size: int | None
 ) -> Algorithm:
-    """An algorithm with FedAvg's messages, its answers weighed by a q that climbs.
+    """An algorithm with FedAvg's messages, whose updates are weighted by n q_i.
 
-    Arguments as of ``agnostic``, beside the algorithm whose local work is done.
+    ``inner`` does the local work; the other arguments are those of ``agnostic``.
     """
 
     def start(params, joins, central, key):

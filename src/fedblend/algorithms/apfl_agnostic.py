@@ -1,6 +1,6 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""Agnostic APFL: APFL over the shared model that serves the worst mixture of clients.
+"""Agnostic APFL: APFL over the shared model of agnostic FL.
 
 The shared problem is ``min over shared, max over q in the simplex of sum_i q_i
 f_i(shared)`` in place of the plain mean; client i deploys ``mix_i = alpha_i shared +

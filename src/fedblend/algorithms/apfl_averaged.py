@@ -56,7 +56,7 @@ def apfl_averaged(
         work: local work of a round, with one number of steps for all clients;
             ``theory.apfl`` has the optimizer of the theorems.
         alpha: weight of the shared model; a number, or an array over clients.
-        shift: a, see above.
+        shift: the a of the weights (t + a)^2, above 0.
     """
     steps = COUNT("apfl_averaged: work: steps", work.steps)
     inner, gradients_at = fedavg(loss, work), gradients(loss, mixing.parameters)

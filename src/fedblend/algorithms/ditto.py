@@ -1,6 +1,6 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""Ditto: beside any shared model, a personal one that is held near it.
+"""Ditto: personal models that are held near the shared model of any algorithm.
 
 Wraps an algorithm and changes nothing in its training (over FedAvg it is the paper's).
 Each client also has v_i, which approaches the minimizer of ``f_i(v) + lam/2 |v -
@@ -53,7 +53,8 @@ def ditto(algorithm: Algorithm, loss: Loss, work: Work, *, lam: ByClient) -> Alg
         algorithm: how the shared model is trained; it must broadcast one.
         loss: ``loss(params, rows) -> losses[rows]``.
         work: the steps on v_i; a rate below 2 / (lam + smoothness of f_i).
-        lam: strength of the pull, >= 0; a number, or an array over clients.
+        lam: strength of the pull toward the shared model, 0 or more; a number, or an
+            array over clients.
 
     Example:
         >>> import jax, jax.numpy as jnp, fedblend as fb

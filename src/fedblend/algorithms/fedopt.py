@@ -46,7 +46,7 @@ def fedopt(
     Args:
         loss: ``loss(params, rows) -> losses[rows]``.
         work: local work of a round: optimizer, steps, batch size.
-        server_optimizer: the optimizer of the server, a number for plain steps; its
+        server_optimizer: optimizer of the server, a number for plain steps; its
             state lasts over the rounds, and schedules inside it count rounds.
     """
     inner = fedavg(loss, work)

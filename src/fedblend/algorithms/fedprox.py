@@ -35,7 +35,7 @@ def fedprox(loss: Loss, work: Work, *, mu: float) -> Algorithm:
     Args:
         loss: ``loss(params, rows) -> losses[rows]``.
         work: local work of a round: optimizer, steps, batch size.
-        mu: strength of the pull toward the shared model, >= 0.
+        mu: strength of the pull toward the shared model, 0 or more.
     """
     train = partial(local_update, gradient(loss), work=work)
 

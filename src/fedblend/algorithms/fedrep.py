@@ -1,6 +1,6 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""FedRep: a shared body under a head that stays with each client.
+"""FedRep: a shared body, and a head that stays with each client.
 
 The problem is ``min over body, head_1 .. head_n of 1/n sum_i f_i(body, head_i)``, body
 and head being two parts of the parameters. A round, for every client i of the cohort::
@@ -57,7 +57,8 @@ def fedrep(
         work: local work on the body; its optimizer and batch size also serve the head.
         head: names of the parts of the model that are the head, such as ["last"]; or
             a function of a path, such as "last/weight".
-        head_steps: steps of a round on the head, an array over clients, or ``Epochs``.
+        head_steps: number of steps on the head in a round, an array over clients, or
+            ``Epochs``.
 
     Example:
         >>> import jax, fedblend as fb

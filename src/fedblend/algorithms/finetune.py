@@ -1,6 +1,6 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""Fine-tuning: train together, then let every client take some steps on its own.
+"""Fine-tuning: train together, then take local steps on every client.
 
 Wraps an algorithm and changes nothing in its training; only the model that a client
 deploys is another one::

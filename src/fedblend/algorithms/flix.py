@@ -79,7 +79,8 @@ def flix(
         alpha: weight of the shared model in [0, 1]; a number, or an array over clients.
         local: how x_i is found, from ``fedblend.solvers``.
         smooth: L_i, for the weights of x_avg; a number, or an array over clients.
-        average: "minimizer" or "stationary", see above.
+        average: weights of x_avg: "minimizer" for alpha_i^2 L_i, "stationary" for
+            alpha_i^4 L_i^2.
         mix: ``mixing.parameters`` or ``mixing.outputs``.
     """
     power = 1 if average == "minimizer" else 2

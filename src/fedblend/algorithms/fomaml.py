@@ -1,6 +1,6 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""FOMAML: train the model that is good after a few steps of a client's own.
+"""FOMAML: a shared model that is good after a few local steps.
 
 The problem is ``min over shared of sum_i p_i f_i(y_i(shared))``, where y_i is shared
 after inner steps on f_i. Its gradient is taken as if ``y_i' = I``: no second
@@ -52,8 +52,8 @@ def fomaml(
         loss: ``loss(params, rows) -> losses[rows]``.
         work: the inner steps, in training and before use; there may be 0 of them.
             Its batch size is also that of the last gradient.
-        server_optimizer: the optimizer of the server, its state lasts; a number is
-            plain SGD with that rate.
+        server_optimizer: optimizer of the server, a number for plain steps; its state
+            lasts over the rounds.
 
     Example:
         >>> import jax, jax.numpy as jnp, fedblend as fb

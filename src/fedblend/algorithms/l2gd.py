@@ -1,6 +1,6 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""L2GD: personal models pulled toward their mean, at random and rarely.
+"""L2GD: personal models that a common coin pulls toward their mean.
 
 The problem is ``min over all y_i of 1/n sum_i f_i(y_i) + lam/2n sum_i |y_i - ybar|^2``,
 ybar being the mean of the y_i. A coin, one for all clients, decides the next step::
@@ -77,10 +77,10 @@ def l2gd(
 
     Args:
         loss: ``loss(params, rows) -> losses[rows]``.
-        rate: of a local step; a number, or a function of the round.
+        rate: rate of the local steps; a number, or a function of the round.
         lam: strength of the pull toward the mean, 0 or more.
         p: probability of averaging, between 0 and 1.
-        batch_size: rows of a step, or None for all of them.
+        batch_size: number of rows of a step, None for all rows.
     """
     rate_at = rate if callable(rate) else lambda round: rate
 

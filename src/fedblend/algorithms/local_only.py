@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Local only: every client trains its own model and sends nothing.
 
-The yardstick of personalization: a client that does better alone should not join. A
+The baseline of personalization: a client that does better alone should not join. A
 round, for every client i of the cohort::
 
     personal_i <- steps of SGD on f_i from personal_i,     personal_i = params at first

@@ -1,6 +1,6 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""MAPPER: a shared model, personal ones and their mixing weights, learned together.
+"""MAPPER: a shared model, personal models and their mixing weights, all learned.
 
 The problem is ``min over shared, y_i, alpha_i of mean_i f_i(mix(alpha_i, shared,
 y_i))``. On training rows alpha_i = 0 does as well as any, so that it is chosen on rows
@@ -64,9 +64,9 @@ def mapper(
     Args:
         loss: ``loss(params, rows) -> losses[rows]``; takes what ``mix`` makes.
         work: local work of a round on either model: optimizer, steps, batch size.
-        alpha: of the shared model, at first; in [0, 1], or an array over clients.
-        grid: how many weights from 0 to 1 are tried, at least 2; 0 keeps alpha.
-        held_out: fraction of a client's training rows that alpha is fitted on.
+        alpha: first weight of the shared model; a number, or an array over clients.
+        grid: number of weights from 0 to 1 to try, at least 2; 0 keeps alpha.
+        held_out: fraction of a client's training rows on which alpha is chosen.
         mix: ``mixing.parameters`` or ``mixing.outputs``.
     """
     if grid == 1:

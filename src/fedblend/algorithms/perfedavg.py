@@ -80,10 +80,12 @@ def perfedavg(
         loss: ``loss(params, rows) -> losses[rows]``, twice differentiable.
         work: the outer steps: optimizer (its rate is the paper's beta), steps, and the
             rows of each of the three batches of a step.
-        inner_rate: of the client's own step, the paper's alpha, >= 0.
-        hessian: "exact", "differences" or "none", see above.
-        delta: of the differences, > 0; in float32 they lose digits below about 1e-3.
-        adapt_steps: steps before use, >= 0.
+        inner_rate: rate of the client's own step, the paper's alpha, 0 or more.
+        hessian: how H v is computed: "exact" by autodiff, "differences" of gradients,
+            or "none" to leave it out.
+        delta: step of these differences, above 0; in float32 they lose digits below
+            about 1e-3.
+        adapt_steps: number of local steps before use, 0 or more.
 
     Example:
         >>> import jax, jax.numpy as jnp, fedblend as fb

@@ -78,10 +78,10 @@ def pfedme(
         loss: ``loss(params, rows) -> losses[rows]``.
         work: the steps on w_i: optimizer (its rate is the paper's eta), steps (the
             paper's R), batch size.
-        lam: strength of the pull between theta_i and w_i, > 0.
-        inner_rate: of the steps on theta_i, below 2 / (lam + smoothness of f_i).
-        inner_steps: steps on theta_i for each one on w_i, the paper's K, 1 or more.
-        server_rate: the paper's beta, > 0; 1 is plain averaging.
+        lam: strength of the pull between theta_i and w_i, above 0.
+        inner_rate: rate of the steps on theta_i, below 2 / (lam + smoothness of f_i).
+        inner_steps: number of steps on theta_i for each step on w_i, the paper's K.
+        server_rate: rate of the server, the paper's beta; 1 is plain averaging.
     """
 
     def pull(here, there):

@@ -1,6 +1,6 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""Reptile: the shared model moves toward where clients' own steps lead.
+"""Reptile: the shared model moves toward the models after local steps.
 
 It is meant as a good place to start from: what a client deploys is that model after
 its own inner steps. A round, for every client i of the cohort::
@@ -47,8 +47,8 @@ def reptile(
     Args:
         loss: ``loss(params, rows) -> losses[rows]``.
         work: the inner steps, in training and before use.
-        server_optimizer: of the server; a number is the part of the way it goes
-            toward the clients' mean (the paper's epsilon), above 0.
+        server_optimizer: optimizer of the server; a number is the fraction of the way
+            to the clients' mean (the paper's epsilon), above 0.
 
     Example:
         >>> import jax, jax.numpy as jnp, fedblend as fb

@@ -44,7 +44,7 @@ def scaffold(loss: Loss, work: Work, *, server_rate: float = 1.0) -> Algorithm:
     Args:
         loss: ``loss(params, rows) -> losses[rows]``.
         work: local work of a round: optimizer, steps, batch size.
-        server_rate: the server's step along the mean, the paper's eta_g.
+        server_rate: rate of the server, the paper's eta_g; 1 is plain averaging.
     """
     train = partial(local_update, gradient(loss), work=work)
     inner = fedavg(loss, work)

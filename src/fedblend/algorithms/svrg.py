@@ -1,6 +1,6 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""SVRG: minibatch gradients whose noise dies out, corrected by an anchor's gradient.
+"""SVRG: minibatch gradients corrected by the full gradient at an anchor.
 
 Each client has an anchor w_i, an earlier shared model, and the gradient of all its
 rows there. A round, with B_i a batch of client i::
@@ -54,8 +54,8 @@ def svrg(loss: Loss, work: Work, *, refresh: float) -> Algorithm:
     Args:
         loss: ``loss(params, rows) -> losses[rows]``.
         work: local work of a round: optimizer, steps, batch size.
-        refresh: the chance that a round moves a client's anchor, about ``batch_size``
-            over the rows of a client, so that full gradients double the work.
+        refresh: probability that a round moves a client's anchor. With ``batch_size``
+            over the rows of a client, full gradients double the work.
     """
     gradient_at = gradient(loss)
 

@@ -1,6 +1,6 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""DIANA: compress differences to a memory, so that the noise of compression dies out.
+"""DIANA: compress differences to a memory, so that the compression noise vanishes.
 
 Wraps an algorithm whose clients send ``delta_i``; each client has a memory h_i, the
 server their weighted mean h. A round::

@@ -1,6 +1,6 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""Mixed FL: a federated loss and a loss of the server's own, descended together.
+"""Mixed FL: minimize a federated loss and a loss at the server together.
 
 Minimizes ``w_f f_f(x) + w_c f_c(x)``: f_f is what the wrapped algorithm minimizes over
 the clients, f_c is at the server. Three algorithms, a module each::
@@ -56,7 +56,7 @@ def mixed_fl(
     upload: bool = False,
     compressor: Compressor | None = None,
 ) -> Algorithm:
-    """The wrapped algorithm under a loss of the server's own.
+    """The wrapped algorithm, with a loss at the server beside that of the clients.
 
     Args:
         algorithm: how the federated loss is descended, at its own rates.
