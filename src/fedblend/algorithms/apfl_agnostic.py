@@ -48,7 +48,7 @@ def apfl_agnostic(
     alpha_rate: Optimizer | None = None,
     held_out: float = 0.0,
 ) -> Algorithm:
-    """Agnostic FL's shared model, and at every client a model and a weight of its own.
+    """Agnostic FL's shared model, a personal model and mixing weight on every client.
 
     Args:
         loss: ``loss(params, rows) -> losses[rows]``.

@@ -47,10 +47,10 @@ class DittoClient(NamedTuple):
 @algorithm(keys={"work": "personal"})
 @gate(**WORK, algorithm=ALGORITHM, lam=by_client(NOT_NEGATIVE))
 def ditto(algorithm: Algorithm, loss: Loss, work: Work, *, lam: ByClient) -> Algorithm:
-    """The wrapped algorithm, and personal models pulled toward its shared one.
+    """The wrapped algorithm, and personal models pulled toward its shared model.
 
     Args:
-        algorithm: how the shared model is trained; it must broadcast one.
+        algorithm: trains the shared model, which it must broadcast.
         loss: ``loss(params, rows) -> losses[rows]``.
         work: the steps on v_i; a rate below 2 / (lam + smoothness of f_i).
         lam: strength of the pull toward the shared model, 0 or more; a number, or an

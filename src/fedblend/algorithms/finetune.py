@@ -33,7 +33,7 @@ def finetune(algorithm: Algorithm, loss: Loss, work: Work) -> Algorithm:
     """The wrapped algorithm, deployed after some local steps.
 
     Args:
-        algorithm: how the shared model is trained.
+        algorithm: trains the shared model.
         loss: ``loss(params, rows) -> losses[rows]``.
         work: the fine-tuning: optimizer, steps, batch size.
     """

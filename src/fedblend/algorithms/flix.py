@@ -70,7 +70,7 @@ def flix(
     average: str = "minimizer",
     mix: Mixing = mixing.parameters,
 ) -> Algorithm:
-    """A method on the mixture of the shared with every client's own model.
+    """Any algorithm on the mixture of the shared model and each client's own model.
 
     Args:
         loss: ``loss(params, rows) -> losses[rows]``; takes a ``Blend`` if ``mix``

@@ -46,7 +46,7 @@ from fedblend.shards import draw
 def fomaml(
     loss: Loss, work: Work, server_optimizer: float | optax.GradientTransformation
 ) -> Algorithm:
-    """The gradient after inner steps, applied before them; deployed after them.
+    """Train by the gradients after local steps; deploy the model after local steps.
 
     Args:
         loss: ``loss(params, rows) -> losses[rows]``.

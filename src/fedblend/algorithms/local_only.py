@@ -30,7 +30,7 @@ class LocalClient(NamedTuple):
 @algorithm(sends=(), new_client=NewClient(whole_run=True))
 @gate(**WORK)
 def local_only(loss: Loss, work: Work) -> Algorithm:
-    """Every client on its own.
+    """Every client trains its own model.
 
     Args:
         loss: ``loss(params, rows) -> losses[rows]``.

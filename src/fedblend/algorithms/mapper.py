@@ -59,7 +59,7 @@ def mapper(
     held_out: float = 0.2,
     mix: Mixing = mixing.parameters,
 ) -> Algorithm:
-    """A mixture of two models, both trained, weighted by held-out rows.
+    """A mixture of a shared and a personal model, weighted on held-out rows.
 
     Args:
         loss: ``loss(params, rows) -> losses[rows]``; takes what ``mix`` makes.

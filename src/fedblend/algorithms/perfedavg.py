@@ -74,7 +74,7 @@ def perfedavg(
     delta: float = 1e-3,
     adapt_steps: int = 1,
 ) -> Algorithm:
-    """FedAvg on the losses after one step; deployed after such steps.
+    """FedAvg on the losses after one local step; deploy the model after such steps.
 
     Args:
         loss: ``loss(params, rows) -> losses[rows]``, twice differentiable.

@@ -72,7 +72,7 @@ def pfedme(
     inner_steps: int,
     server_rate: float = 1.0,
 ) -> Algorithm:
-    """Local steps on Moreau envelopes; the inner minimizer is deployed.
+    """Local steps on Moreau envelopes; clients deploy the inner minimizer.
 
     Args:
         loss: ``loss(params, rows) -> losses[rows]``.

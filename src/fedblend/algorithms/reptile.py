@@ -42,7 +42,7 @@ from fedblend.registry import ADAPTS, algorithm
 def reptile(
     loss: Loss, work: Work, server_optimizer: float | optax.GradientTransformation
 ) -> Algorithm:
-    """FedOpt, deployed after inner steps; ``reptile(.., 1.0)`` trains as FedAvg does.
+    """FedOpt, deployed after local steps; ``reptile(.., 1.0)`` trains as FedAvg does.
 
     Args:
         loss: ``loss(params, rows) -> losses[rows]``.

@@ -52,7 +52,7 @@ def downlink(algorithm: Algorithm, compressor: Compressor) -> Algorithm:
 
     Args:
         algorithm: what to run.
-        compressor: contractive, of the change of the model; the same for all clients.
+        compressor: contractive compressor of the model's change, one for all clients.
     """
     if compressor.delta is None:
         raise ValueError(f"downlink: {compressor.name} does not contract")

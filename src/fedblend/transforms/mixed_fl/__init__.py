@@ -59,21 +59,21 @@ def mixed_fl(
     """The wrapped algorithm, with a loss at the server beside that of the clients.
 
     Args:
-        algorithm: how the federated loss is descended, at its own rates.
-        central: the gradient of the server's loss, from ``central_loss``.
+        algorithm: descends the federated loss, at its own rates.
+        central: gradient of the server's loss, from ``central_loss``.
         how: "parallel", "one_way" or "two_way".
         weights: w_f and w_c, which sum to 1.
         steps: number of central steps of a round; one_way takes none.
-        optimizer: of the central steps, started anew every round; None for plain steps
-            that go as far as those of the clients. Not for one_way.
+        optimizer: optimizer of the central steps, started anew every round; None for
+            plain steps that go as far as those of the clients. Not for one_way.
         merge: "sum", "average" or the factors (a_f, a_c) of the moves of clients and
             server; None for "sum" with parallel, "average" with two_way. Not for
             one_way.
-        merge_optimizer: takes the merged move as its gradient and keeps its state. Not
-            for one_way.
-        upload: clients send their mean gradient, which is then averaged with the
-            clients' weights, and not by steps where these differ. For two_way alone.
-        compressor: of the gradient that the server sends (one_way and two_way).
+        merge_optimizer: optimizer that takes the merged move as its gradient and keeps
+            its state. Not for one_way.
+        upload: clients send their mean gradient, which the server averages with the
+            clients' weights, and not by steps where these differ. For two_way only.
+        compressor: compressor of the gradient that the server sends (one_way, two_way).
     """
     settings = Settings(
         weights, steps, optimizer, merge, merge_optimizer, upload, compressor
