@@ -15,7 +15,8 @@ import pytest
 from neighbor import CALLS, as_nobody, may_become_nobody
 
 from fedblend.deploy.ops import flwr_processes
-from fedblend.deploy.ops.guard import WITNESS, Guard, is_guarded, owner_of
+from fedblend.deploy.ops.doctor.doctor import examine
+from fedblend.deploy.ops.guard import WITNESS, Guard, is_open, owner_of
 from fedblend.deploy.ops.provision import provision
 from fedblend.deploy.ops.settings import NodeSettings, ServerSettings, load_as
 from fedblend.deploy.ops.supervisor import is_up
@@ -124,7 +125,9 @@ def attacked_link(folder: Path, command: list[str]) -> dict[str, int]:
     try:
         flwr_processes.wait_until(lambda: is_up(settings), 120, "the link")
         guarded = "fedblend.deploy.ops.guard" in command
-        assert is_guarded(settings.link, settings.ca) == guarded
+        assert is_open(settings.link, settings.ca) != guarded
+        found = [one.what for one in examine(folder / "server" / "server.toml")]
+        assert ("is open to every user of this machine" in found) != guarded
         found = as_nobody(settings.link, settings.ca)
         runs = flwr_processes.call(settings, "ls", flwr_processes.CONNECTION)
         assert runs["success"], "its own user is refused"

@@ -110,15 +110,26 @@ def _as_listed(host: str, port: int) -> str:
     return f"{b''.join(words).hex().upper()}:{port:04X}"
 
 
-def is_guarded(address: object, ca: Path) -> bool:
-    """Whether the guard stands before the link at an address."""
-    trusted = ssl.create_default_context(cafile=str(ca))
-    url = f"https://{address}{WITNESS}"
+def is_open(address: object, ca: Path) -> bool:
+    """Whether a link is up at an address with no guard before it.
+
+    Whoever asks may be a user whom the guard lets pass, so the guard itself is asked.
+    """
+    health, witness = (_status(address, ca, path) for path in ("/health", WITNESS))
+    return health == 200 and witness != 200
+
+
+def _status(address: object, ca: Path, path: str) -> int | None:
+    """The status of a call; None if nothing answers."""
     try:
+        trusted = ssl.create_default_context(cafile=str(ca))
+        url = f"https://{address}{path}"
         with urllib.request.urlopen(url, timeout=5, context=trusted) as response:
-            return response.status == 200
-    except OSError:
-        return False
+            return response.status
+    except urllib.error.HTTPError as error:
+        return error.code
+    except (OSError, ValueError):
+        return None
 
 
 def main() -> None:
