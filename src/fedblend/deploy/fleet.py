@@ -64,7 +64,8 @@ UNAVAILABLE = (429, 502, 503, 504)
 REFUSED = 1
 """Flower's code of an error that has no other."""
 
-Request, Response = TypeVar("Request"), TypeVar("Response")
+Request = TypeVar("Request")
+Response = TypeVar("Response")
 
 
 class Foreign(ValueError):
