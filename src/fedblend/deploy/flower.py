@@ -2,9 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Flower's two apps: a ServerApp that runs the coordinator, a ClientApp per node.
 
-This is the only module that imports Flower. Each of our messages is one byte array of a
-Flower message; rounds, deadlines and resending are our own (``transport``). The
-ClientApp's half imports no JAX.
+This module and ``fleet`` are all that imports Flower. Each of our messages is one byte
+array of a Flower message; rounds, deadlines and resending are our own (``transport``).
+The ClientApp is for nodes with Flower's SuperNode in place of our carrier; it imports
+no JAX.
 """
 
 import time
