@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from fedblend.config.config import load
+from fedblend.deploy.contract import contract_of
 from fedblend.deploy.ops.settings import NodeSettings, ServerSettings, load_as
 
 HOME = "var/lib/fedblend"
@@ -58,8 +59,7 @@ def test_the_server_is_set_up_by_one_command(own, tmp_path):
     settings = load_as(ServerSettings, place / "server.toml")
     assert [node.key.exists() for node in settings.nodes] == [True, True]
     assert str(place / "server.crt") in (place / "nginx.conf").read_text()
-    trial = load(place / "trial.toml")
-    assert trial.data.clients == 2
+    assert contract_of(load(place / "trial.toml")).clients == 2
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from configured import CLIENTS, experiment, federated, nodes, write_rows
 
 from fedblend.deploy import message as messages
 from fedblend.deploy.message import UNKNOWN, Message
-from fedblend.deploy.server.checkpoint import Nodes, read_nodes, write_nodes
+from fedblend.deploy.server.experiment import Nodes, read_nodes, write_nodes
 from fedblend.deploy.server.membership import Membership, Registered
 from fedblend.deploy.server.run import run_server
 from fedblend.deploy.transport import Timeouts

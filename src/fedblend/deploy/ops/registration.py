@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from fedblend.deploy.ops.flwr_processes import CONNECTION, call
 from fedblend.deploy.ops.settings import NodeEntry, ServerSettings
-from fedblend.deploy.server.checkpoint import Nodes
+from fedblend.deploy.server.experiment import Nodes
 from fedblend.deploy.server.membership import Registered
 from fedblend.errors import RunError
 from fedblend.experiments import run_folder

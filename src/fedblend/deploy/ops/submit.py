@@ -16,12 +16,8 @@ from fedblend.deploy.ops import flwr_processes
 from fedblend.deploy.ops.registration import registered
 from fedblend.deploy.ops.settings import ServerSettings
 from fedblend.deploy.ops.supervisor import is_up
-from fedblend.deploy.server.checkpoint import (
-    Busy,
-    ServerCheckpoint,
-    read_progress,
-    write_nodes,
-)
+from fedblend.deploy.server.checkpoint import Busy, ServerCheckpoint
+from fedblend.deploy.server.experiment import read_progress, write_nodes
 from fedblend.deploy.server.run import ENROLL_AGAIN, STOPPED, reason_of_stop
 from fedblend.errors import RunError
 from fedblend.experiments.run_folder import Folder, as_json, read_json, write_text

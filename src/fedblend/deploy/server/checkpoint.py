@@ -11,7 +11,6 @@ for a while.
 import fcntl
 import json
 import os
-import secrets
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,9 +21,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedblend.deploy.server.coordinator import INTERVAL, Coordinator
-from fedblend.deploy.server.membership import Census, Registered
-from fedblend.errors import CheckpointError, RunError
-from fedblend.experiments import run_folder
+from fedblend.deploy.server.membership import Census
+from fedblend.errors import CheckpointError
 from fedblend.simulation.result import Record
 from fedblend.simulation.serialize import (
     WireError,
@@ -37,9 +35,7 @@ from fedblend.simulation.serialize import (
 from fedblend.theory.constants import Smoothness
 
 VERSION = 3
-PROGRESS = "progress.json"
-NODES = "nodes.json"
-_DAMAGE = (
+DAMAGE = (
     ValueError,
     LookupError,
     TypeError,
@@ -104,7 +100,7 @@ class ServerCheckpoint:
                 }
                 for one in server.measured
             ],
-            "strays": server.strays,
+            "strays": server.messenger.strays,
             "norms": server.norm_history.norms,
             "about": dict(about),
         }
@@ -198,7 +194,8 @@ class Saved(NamedTuple):
         }
         server.round, server.interval = state["round"], state["interval"]
         server.records, server.measured = state["records"], content["measured"]
-        server.strays, server.norm_history.norms = state["strays"], state["norms"]
+        server.messenger.strays = state["strays"]
+        server.norm_history.norms = state["norms"]
 
 
 def _opened(path: Path, damage: list[str]) -> Saved:
@@ -220,7 +217,7 @@ def _opened(path: Path, damage: list[str]) -> Saved:
             "about": dict(state["about"]),
         }
         return Saved(path, metadata["experiment"], arrays, checked, damage)
-    except _DAMAGE as error:
+    except DAMAGE as error:
         raise WireError(f"its metadata are damaged ({type(error).__name__})") from None
 
 
@@ -286,91 +283,7 @@ def saved_census(saved: Saved | None) -> SavedCensus:
         repeated = int(about["repeated"]) + bool(saved.damage)
         census = Census(counts, rooms, constants, withheld, absent)
         return SavedCensus(census, repeated)
-    except _DAMAGE as error:
+    except DAMAGE as error:
         raise CheckpointError(
             f"{saved.path}: its metadata are damaged ({type(error).__name__})"
         ) from None
-
-
-def write_progress(folder: Path, round: int, rounds: int) -> None:
-    """Write the round that an experiment is in, for ``read_progress``."""
-    text = json.dumps({"round": round, "rounds": rounds})
-    write_atomically(folder / PROGRESS, text.encode())
-
-
-def read_progress(folder: Path) -> tuple[int, int]:
-    """The round that an experiment is in, and how many there are; 0 if unknown."""
-    try:
-        found = run_folder.read_json(folder / PROGRESS)
-        return int(found["round"]), int(found["rounds"])
-    except (RunError, KeyError, TypeError, ValueError):
-        return 0, 0
-
-
-class Nodes(NamedTuple):
-    """The nodes of a federation, as ``submit`` found them registered at the link."""
-
-    registered: Mapping[int, Registered] | None = None
-    """By the link's number of a node, which belongs to its key; None if unknown."""
-    retired: tuple[int, ...] = ()
-    """Clients that have left; their numbers are not given to others."""
-
-    @property
-    def names(self) -> dict[int, str]:
-        """The names of the nodes, by client."""
-        return {one.client: one.name for one in (self.registered or {}).values()}
-
-
-def write_nodes(folder: Path, nodes: Nodes) -> None:
-    """Write the nodes of a federation, for ``read_nodes``."""
-    known = nodes.registered
-    if known is not None:
-        known = {str(at): list(one) for at, one in known.items()}
-    content = {"registered": known, "retired": list(nodes.retired)}
-    run_folder.write_text(folder / NODES, run_folder.as_json(content))
-
-
-def read_nodes(folder: Path) -> Nodes:
-    """The nodes that may take part in an experiment.
-
-    Raises:
-        RunError: the file is damaged.
-    """
-    path = folder / NODES
-    if not path.exists():
-        return Nodes()
-    found = run_folder.read_json(path)
-    try:
-        known = found["registered"]
-        if known is not None:
-            known = {
-                int(at): Registered(str(name), int(client))
-                for at, (name, client) in known.items()
-            }
-        return Nodes(known, tuple(int(client) for client in found["retired"]))
-    except _DAMAGE as error:
-        raise RunError(f"{path}: is damaged ({type(error).__name__})") from None
-
-
-class Identity(NamedTuple):
-    """The name of an experiment, and the server's secret."""
-
-    experiment: str
-    secret: int
-
-
-def identity(path: Path) -> Identity:
-    """The identity of an experiment, drawn once and stored in this file.
-
-    Raises:
-        RunError: the file is damaged.
-    """
-    if not path.exists():
-        drawn = Identity(secrets.token_hex(8), secrets.randbits(63))
-        run_folder.write_text(path, run_folder.as_json(drawn._asdict()))
-        path.chmod(0o600)
-    found = run_folder.read_json(path)
-    experiment, secret = found.get("experiment"), found.get("secret")
-    if not isinstance(experiment, str) or not isinstance(secret, int):
-        raise RunError(f"{path}: is damaged: it has no experiment and no secret")
-    return Identity(experiment, secret)

@@ -11,8 +11,7 @@ state.
 """
 
 import time
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -23,9 +22,10 @@ import numpy as np
 from fedblend import keys
 from fedblend.core import PyTree, static_bits
 from fedblend.deploy.contract import deployment
-from fedblend.deploy.message import ENROLLED, UNKNOWN, Message, one_line, payload_of
+from fedblend.deploy.message import ENROLLED, UNKNOWN, Message, payload_of
 from fedblend.deploy.server import aggregation
 from fedblend.deploy.server.aggregation import Aggregator
+from fedblend.deploy.server.messenger import Messenger
 from fedblend.deploy.server.settings import (
     BelowQuorum,
     RoundRules,
@@ -34,7 +34,7 @@ from fedblend.deploy.server.settings import (
     rowless_data,
     rowless_engine,
 )
-from fedblend.deploy.transport import Peers, Replies, exchange
+from fedblend.deploy.transport import Peers, Replies
 from fedblend.gains import Evidence, Measured
 from fedblend.simulation.communication import CommunicationLog, sizes_of
 from fedblend.simulation.result import (
@@ -50,10 +50,6 @@ from fedblend.simulation.sampling import cohorts
 
 INTERVAL = ("rounds", "seconds", "received", "dropped", "rejected")
 """What a record counts since the record before."""
-HEADS_PER_LINE = 40
-"""Hashes of clients' audits in a line of the server's own."""
-MAX_STRAYS = 1000
-"""Different descriptions of stray replies that are kept: other machines choose them."""
 
 
 class Coordinator(Results):
@@ -76,7 +72,7 @@ class Coordinator(Results):
         self.server: Any = None
         self.bases = np.full(self.clients, UNKNOWN, np.int64)
         self.requests: dict[int, PyTree] = {}
-        self.strays: Counter[str] = Counter()
+        self.messenger = Messenger(peers, rules, setup.note)
         self.server_key = setup.key if setup.server_key is None else setup.server_key
         member = first_member(self.federated_data)
         self.shapes = self.engine.shapes(member)
@@ -134,7 +130,7 @@ class Coordinator(Results):
             cohort=self.rules.cohort,
             last_bits=static_bits(self.shapes.last._replace(round=None)),
             alone=self.alone,
-            strays=dict(self.strays),
+            strays=dict(self.messenger.strays),
         )
         return summarize(self.records[-1], self.evidence, spent)
 
@@ -197,7 +193,7 @@ class Coordinator(Results):
             found = jax.tree.map(jnp.asarray, payload_of(reply, template, key))
             return *found, self.aggregator.check_join(*found)
 
-        replies = self._exchange(requests, accept)
+        replies = self.messenger.exchange(requests, accept)
         for client, (_, request, _) in replies.accepted.items():
             self.bases[client] = ENROLLED
             self.requests[client] = request
@@ -216,7 +212,7 @@ class Coordinator(Results):
             base = int(self.bases[client])
             head = Message("round", experiment, client, number, base=base)
             requests[client] = (head, down)
-        replies = self._exchange(
+        replies = self.messenger.exchange(
             requests, self._accept_update, enough=cohort, least=self.quorum
         )
         before = list(self.norm_history.norms)
@@ -289,7 +285,7 @@ class Coordinator(Results):
             base = int(self.bases[client])
             requests[client] = (head._replace(client=client, base=base), payload)
         accept = partial(aggregation.measures, self.setup.metrics)
-        replies = self._exchange(requests, accept, least=0)
+        replies = self.messenger.exchange(requests, accept, least=0)
         counts, metrics = self.setup.counts, self.setup.metrics
         measured = aggregation.table(replies.accepted, self.clients, counts)
         self.records.append(
@@ -303,52 +299,3 @@ class Coordinator(Results):
         )
         self.measured = [measured]
         self.interval = dict.fromkeys(INTERVAL, 0)
-
-    def _exchange(
-        self,
-        requests: Mapping[int, tuple[Message, PyTree]],
-        accept: Callable[[Message], Any],
-        enough: int | None = None,
-        least: int | None = None,
-    ) -> Replies:
-        """Send requests, and note what did not come back as it should.
-
-        Each side tells the other the newest hash of its audit, and notes what it was
-        told: lines cut off at the end of one audit show in the other.
-        """
-        if not requests:
-            return Replies({}, {}, {}, [], Counter())
-        kinds = {head.kind for head, _ in requests.values()}
-        told = self.setup.note("sent", message=min(kinds), clients=len(requests))
-        requests = {
-            client: (head._replace(audit=told), payload)
-            for client, (head, payload) in requests.items()
-        }
-        heads: dict[int, str] = {}
-
-        def accept_and_note(reply: Message) -> Any:
-            found = accept(reply)
-            heads[reply.client] = one_line(reply.fields.get("audit"))
-            return found
-
-        replies = exchange(
-            self.peers,
-            requests,
-            accept_and_note,
-            self.rules.timeouts,
-            enough=enough,
-            least=least,
-            max_bytes=self.rules.largest_answer,
-        )
-        known = sorted(heads.items())
-        for first in range(0, len(known), HEADS_PER_LINE):
-            some = known[first : first + HEADS_PER_LINE]
-            self.setup.note("audits", **{str(client): head for client, head in some})
-        for kind in ("refused", "rejected"):
-            for client, why in getattr(replies, kind).items():
-                self.setup.note(kind, client=client, reason=why)
-        for what, times in replies.strays.items():
-            room = what in self.strays or len(self.strays) < MAX_STRAYS
-            self.strays[what if room else "others"] += times
-            self.setup.note("stray", what=what, times=times)
-        return replies

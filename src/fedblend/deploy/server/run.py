@@ -20,15 +20,9 @@ from fedblend.config.data import own_rows
 from fedblend.deploy.contract import Contract, Facts, contract_of
 from fedblend.deploy.message import UNKNOWN, Message
 from fedblend.deploy.ops.audit import Audit
-from fedblend.deploy.server.checkpoint import (
-    Busy,
-    ServerCheckpoint,
-    identity,
-    read_nodes,
-    saved_census,
-    write_progress,
-)
+from fedblend.deploy.server.checkpoint import Busy, ServerCheckpoint, saved_census
 from fedblend.deploy.server.coordinator import Coordinator
+from fedblend.deploy.server.experiment import identity, read_nodes, write_progress
 from fedblend.deploy.server.membership import Census, Descriptions, Membership
 from fedblend.deploy.server.settings import BelowQuorum, ServerSetup, round_rules
 from fedblend.deploy.transport import Transport
