@@ -25,7 +25,7 @@ within its group. The signature is one of
 No noise is added: neither signature is differentially private.
 
 x_i of a group minimizes the group's loss and not f_i: bounds that need minimizers, such
-as those of ``theory.one_shot`` and ``theory.bounds``, do not hold for it.
+as those of ``theory.bounds``, do not hold for it.
 """
 
 from collections.abc import Callable

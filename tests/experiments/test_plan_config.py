@@ -11,7 +11,7 @@ import pytest
 from fedblend.config import toml
 from fedblend.config.build import build
 from fedblend.config.config import check, dump
-from fedblend.config.constants import smoothness, with_rates
+from fedblend.config.model import smoothness, with_rates
 from fedblend.errors import ConfigError
 from fedblend.experiments.plan import Problem, problem, promises, warnings
 from fedblend.simulation.simulate import simulate

@@ -22,7 +22,7 @@ import numpy as np
 from fedblend import trees
 from fedblend.config.build import Built, build
 from fedblend.config.config import Config
-from fedblend.config.constants import with_rates
+from fedblend.config.model import with_rates
 from fedblend.config.transforms import selected
 from fedblend.core import Algorithm, Batch, PyTree
 from fedblend.errors import ConfigError
@@ -248,7 +248,7 @@ def _algorithm(config: Config, built: Built, how: str, factor: Any) -> Algorithm
         update={"how": how, "rate": None if own is None else factor * own}
     )
     changed = config.model_copy(update={"algorithm": options, "central": table})
-    return selected(config, rebuilt(changed, built), built.federated_data)
+    return selected(config, rebuilt(changed, built), [built.federated_data])
 
 
 def _mean(built: Built) -> str:

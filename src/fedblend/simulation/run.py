@@ -35,6 +35,11 @@ from fedblend.simulation.sampling import Cohorts
 class Run(Results):
     """A simulation; loop over it for a record after every block of rounds.
 
+    The first record is that of round 0: after enrollment and before any training.
+    ``down`` is the server's message to the next cohort, with the shared model and
+    ``extra``; ``server`` is the server's own state. Both are None before round 0, and
+    with replicas their leaves are ``[replicas, ...]``.
+
     A run that nobody loops over is completed when a result is asked of it. With
     replicas (several keys, or a sweep) a record is a list of records, one for each, and
     so is every other result.
@@ -101,7 +106,7 @@ class Run(Results):
         return self._engine.personal(self.down, state, shard)
 
     def client(self, client: int) -> PyTree:
-        """What a client remembers."""
+        """The state of a client."""
         if not 0 <= client < self._clients.number:
             raise ValueError(
                 f"client: {client} is not between 0 and {self._clients.number - 1}"
@@ -109,7 +114,10 @@ class Run(Results):
         return trees.take(self.client_states([client]), 0)
 
     def client_states(self, ids: Sequence[int] | np.ndarray | None = None) -> PyTree:
-        """What these clients remember, stacked in this order; all clients if None."""
+        """The states of these clients, stacked in this order; all clients if None.
+
+        Leaves are ``[clients, ...]``, with replicas ``[clients, replicas, ...]``.
+        """
         if ids is None:
             ids = np.arange(self._clients.number)
         self._ready()
@@ -118,7 +126,7 @@ class Run(Results):
     def info(self, ids: Sequence[int] | np.ndarray | None = None) -> Info:
         """The diagnostics that the algorithm names, such as alpha, over these clients.
 
-        Arrays over clients; with replicas these are the second axis.
+        Arrays are ``[clients, ...]``, with replicas ``[clients, replicas, ...]``.
         """
         return self._engine.info(self.client_states(ids))
 

@@ -13,7 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedblend.core import PyTree
-from fedblend.data.readers.read import Task, read_inputs
+from fedblend.data.dataset import Task
+from fedblend.data.readers.read import read_inputs
 from fedblend.deploy.client.state import read_terms
 from fedblend.deploy.contract import parse_contract
 from fedblend.deploy.ops.settings import NodeSettings
