@@ -14,8 +14,8 @@ from fedblend.config.config import check, dump
 from fedblend.config.model import smoothness, with_rates
 from fedblend.errors import ConfigError
 from fedblend.experiments.plan import Problem, problem, promises, warnings
-from fedblend.simulation.precision import precision
 from fedblend.simulation.simulate import simulate
+from fedblend.trees import precision
 from planned import CLIENTS, DIANA, DIM, EPS, FLIX, L2, RAND, ByHand, K, changed
 
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedblend.data.datasets.libsvm import libsvm
-from fedblend.data.datasets.quadratics import quadratics
+from fedblend.data.datasets.synthetic import quadratics
 from fedblend.data.federated import FederatedData, federate
 from fedblend.data.partition.partitioners import contiguous
 from fedblend.theory import constants

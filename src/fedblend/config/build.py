@@ -30,12 +30,12 @@ from fedblend.config.model import (
 )
 from fedblend.config.schema.table import check_lists
 from fedblend.core import Algorithm, Key, Loss
+from fedblend.data.dataset import Task, task_of
 from fedblend.data.federated import FederatedData
-from fedblend.data.readers.read import Task, task_of
 from fedblend.metrics import Metric
 from fedblend.models import Model
 from fedblend.simulation.sampling import settled
-from fedblend.simulation.spec import RunSpec
+from fedblend.simulation.simulate import RunSpec
 from fedblend.theory.constants import Smoothness
 
 

@@ -22,14 +22,20 @@ from fedblend.data.dataset import (
     DataError,
     Dataset,
     Rows,
+    Task,
     generator,
     index_like,
+    task_of,
     wild_scales,
 )
-from fedblend.data.federated import FederatedData, federate, one_class_clients
+from fedblend.data.federated import (
+    FederatedData,
+    federate,
+    one_class_clients,
+    split_clients,
+)
 from fedblend.data.partition.partition import Partition, federate_dataset
-from fedblend.data.readers.read import Task, read, read_new_rows, task_of
-from fedblend.data.split_clients import split_clients
+from fedblend.data.readers.read import read, read_new_rows
 from fedblend.errors import ConfigError
 from fedblend.simulation.sampling import Strata
 

@@ -18,8 +18,8 @@ from fedblend.config.config import Config
 from fedblend.config.schema.tables import Compress, ModelChoice
 from fedblend.config.toml import literal
 from fedblend.core import Loss
+from fedblend.data.dataset import Task
 from fedblend.data.federated import FederatedData
-from fedblend.data.readers.read import Task
 from fedblend.errors import ConfigError
 from fedblend.mixing import Apply
 from fedblend.theory import constants, steps

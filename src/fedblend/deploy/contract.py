@@ -32,12 +32,12 @@ from fedblend.config.model import (
 )
 from fedblend.config.schema.tables import Nodes
 from fedblend.core import Algorithm, Down, Key, PyTree, Shard
+from fedblend.data.dataset import Task
 from fedblend.data.federated import FederatedData, Shards
-from fedblend.data.readers.read import Task
 from fedblend.errors import ConfigError
 from fedblend.models import Model
-from fedblend.report.curves import in_order
-from fedblend.simulation.early_stopping import Budget
+from fedblend.report.measures import in_order
+from fedblend.simulation.result import Budget
 from fedblend.theory.constants import Smoothness
 
 SPLITS = ("train", "validation", "test")

@@ -29,11 +29,11 @@ from fedblend.errors import ConfigError
 from fedblend.experiments.tune import rebuilt
 from fedblend.losses import gradient
 from fedblend.metrics import mean_loss
-from fedblend.simulation.precision import precision
+from fedblend.simulation.sampling import weights_of
 from fedblend.simulation.simulate import set_up
-from fedblend.simulation.spec import weights_of
 from fedblend.theory import mixed_fl as theory
 from fedblend.theory.mixed_fl import Noise
+from fedblend.trees import precision
 
 FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)
 """Multiples of the rate that each method tries."""

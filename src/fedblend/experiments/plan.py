@@ -24,13 +24,13 @@ from fedblend.config.transforms import compressed
 from fedblend.core import Algorithm, PyTree, Ragged, has_ragged, static_bits
 from fedblend.data.federated import one_class_clients
 from fedblend.errors import ConfigError
-from fedblend.simulation.precision import precision
 from fedblend.simulation.run import Run
 from fedblend.simulation.simulate import simulate
 from fedblend.theory import plan
 from fedblend.theory.bounds import require_minimizers
 from fedblend.theory.constants import Mixture, Smoothness, mixture, stacked
 from fedblend.theory.plan import DGD, Plan, Solver, Traffic
+from fedblend.trees import precision
 
 GRID = tuple(tenth / 10 for tenth in range(1, 11))
 """The alphas of a table."""

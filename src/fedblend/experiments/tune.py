@@ -19,8 +19,8 @@ from fedblend.config.config import Config, dump, named_by_key
 from fedblend.core import Algorithm
 from fedblend.errors import ConfigError, RunError
 from fedblend.experiments import run_folder
-from fedblend.simulation.precision import precision
 from fedblend.simulation.tune_alpha import Tuned, choose_alpha
+from fedblend.trees import precision
 
 
 def tune_config(

@@ -127,7 +127,7 @@ def gradient_diversity(
 
     >>> import jax.numpy as jnp
     >>> from fedblend.data.federated import federate
-    >>> from fedblend.data.datasets.quadratics import quadratic_loss
+    >>> from fedblend.data.datasets.synthetic import quadratic_loss
     >>> rows = np.ones((2, 1, 1)), np.array([[0.0], [4.0]])
     >>> two = federate(rows, [np.array([0]), np.array([1])])
     >>> gradient_diversity(quadratic_loss, jnp.zeros((1, 1)), two)

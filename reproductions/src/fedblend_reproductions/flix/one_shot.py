@@ -13,10 +13,10 @@ import numpy as np
 
 import fedblend as fb
 from fedblend import theory
-from fedblend.data.datasets.quadratics import quadratic_loss
-from fedblend.simulation.precision import precision
+from fedblend.data.datasets.synthetic import quadratic_loss
 from fedblend.theory import bounds
 from fedblend.theory.constants import V
+from fedblend.trees import precision
 from fedblend_reproductions.claims import Claim, Finding, Numbers, Verdict
 from fedblend_reproductions.flix import logistic
 from fedblend_reproductions.flix.logistic import Problem, descent, optimum, values
