@@ -7,9 +7,14 @@ Images are float32 in [0, 1], four bytes a pixel: MNIST takes 220 MB, all of CIF
 """
 
 import importlib
+import lzma
 import re
+import tarfile
+import zipfile
 import zlib
 from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
@@ -34,6 +39,10 @@ LARGE = 30.0
 """Of a column's mean absolute value: beyond it SGD with a usual rate is unstable."""
 SHOWN = 2
 """Columns that a warning names."""
+
+_MALFORMED = (LookupError, TypeError, ValueError, RuntimeError, SyntaxError)
+_BROKEN_OFF = (OSError, EOFError, zlib.error, lzma.LZMAError)
+_NO_ARCHIVE = (tarfile.TarError, zipfile.BadZipFile)
 
 _ID = re.compile(
     r"|index|unnamed: \d+|__index_level_\d+__|row[ _]?(index|number|nr|no)"
@@ -260,6 +269,17 @@ def generator(seed: int, purpose: str) -> np.random.Generator:
     if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or seed < 0:
         raise DataError(f"seed: {seed!r} is not an integer of 0 or more")
     return np.random.default_rng((int(seed), zlib.crc32(purpose.encode())))
+
+
+@contextmanager
+def intact(path: Path, problem: str) -> Iterator[None]:
+    """Read a file inside: any damage of it raises one line with this problem."""
+    try:
+        yield
+    except DataError:
+        raise
+    except (*_MALFORMED, *_BROKEN_OFF, *_NO_ARCHIVE):
+        raise DataError(f"{path}: {problem}") from None
 
 
 def require(module: str, purpose: str, package: str = "") -> Any:

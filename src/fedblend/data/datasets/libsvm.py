@@ -12,7 +12,7 @@ import numpy as np
 
 from fedblend.checks import gate, words
 from fedblend.data.catalog import PUBLIC, Size, dataset
-from fedblend.data.dataset import DataError, Dataset, MissingDataError
+from fedblend.data.dataset import DataError, Dataset, MissingDataError, intact
 from fedblend.data.download import find, open_unpacked
 
 _SETS = {
@@ -80,11 +80,8 @@ def _parse(
     path: Path, features: int | None, dtype: np.dtype
 ) -> tuple[np.ndarray, np.ndarray]:
     """The labels and the dense inputs."""
-    try:
-        with open_unpacked(path) as file:
-            lines = file.read().splitlines()
-    except (OSError, EOFError):
-        raise DataError(f"{path}: cannot be read as text or .bz2") from None
+    with intact(path, "cannot be read as text or .bz2"), open_unpacked(path) as file:
+        lines = file.read().splitlines()
     lines = [
         line for line in (line.partition(b"#")[0] for line in lines) if line.strip()
     ]

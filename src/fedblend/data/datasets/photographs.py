@@ -14,14 +14,13 @@ That of the faces holds ``{"train_5000": {"smiling": [...], "male": [...]}, "tes
 
 import json
 import tarfile
-import zlib
 from pathlib import Path
 
 import numpy as np
 
 from fedblend.checks import gate, words
 from fedblend.data.catalog import Size, dataset
-from fedblend.data.dataset import DataError, Dataset, Rows, require
+from fedblend.data.dataset import DataError, Dataset, Rows, intact, require
 from fedblend.data.download import find
 
 _ARCHIVE = "cifar-10-binary.tar.gz"
@@ -88,18 +87,14 @@ def _archive(path: Path) -> tuple[Rows, Rows]:
     """The training and test rows of the official archive."""
     wanted = [f"data_batch_{batch}.bin" for batch in range(1, 6)] + ["test_batch.bin"]
     found = {}
-    try:
-        with tarfile.open(path, "r|gz") as archive:
-            for member in archive:
-                file = archive.extractfile(member) if member.isfile() else None
-                if file is not None and Path(member.name).name in wanted:
-                    content = np.frombuffer(file.read(), np.uint8)
-                    found[Path(member.name).name] = content.reshape(-1, _RECORD)
+    problem = "is not the complete CIFAR-10 archive; delete it and get it again"
+    with intact(path, problem), tarfile.open(path, "r|gz") as archive:
+        for member in archive:
+            file = archive.extractfile(member) if member.isfile() else None
+            if file is not None and Path(member.name).name in wanted:
+                content = np.frombuffer(file.read(), np.uint8)
+                found[Path(member.name).name] = content.reshape(-1, _RECORD)
         batches = [found[name] for name in wanted]
-    except (tarfile.TarError, OSError, EOFError, zlib.error, KeyError, ValueError):
-        raise DataError(
-            f"{path}: is not the complete CIFAR-10 archive; delete it and get it again"
-        ) from None
     return _records(np.concatenate(batches[:5])), _records(batches[5])
 
 
@@ -112,11 +107,8 @@ def _records(records: np.ndarray) -> Rows:
 def _mosaic(path: Path, side: int, count: int) -> np.ndarray:
     """The tiles of an image file, row by row: [count, side, side, 3] in [0, 1]."""
     image = require("PIL.Image", path.name, "pillow")
-    try:
-        with image.open(path) as picture:
-            pixels = np.asarray(picture.convert("RGB"))
-    except (OSError, SyntaxError):
-        raise DataError(f"{path}: is not a readable image") from None
+    with intact(path, "is not a readable image"), image.open(path) as picture:
+        pixels = np.asarray(picture.convert("RGB"))
     down, across = pixels.shape[0] // side, pixels.shape[1] // side
     if pixels.shape != (down * side, across * side, 3) or down * across != count:
         raise DataError(

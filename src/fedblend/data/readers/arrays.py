@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Readers of .npz files with plain arrays; nothing is ever unpickled."""
 
-import zipfile
-import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,18 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedblend.data.dataset import AbsentColumnError, DataError
-
-_DAMAGE = (
-    OSError,
-    EOFError,
-    LookupError,
-    TypeError,
-    ValueError,
-    RuntimeError,
-    zipfile.BadZipFile,
-    zlib.error,
-)
+from fedblend.data.dataset import AbsentColumnError, DataError, intact
 
 
 class Raw(NamedTuple):
@@ -38,17 +25,12 @@ class Raw(NamedTuple):
 @contextmanager
 def opened(path: Path, problem: str) -> Iterator[np.lib.npyio.NpzFile]:
     """The arrays of an .npz file; any damage raises one line with this problem."""
-    try:
-        with path.open("rb") as file:
-            stored = np.load(file, allow_pickle=False)
-            if not isinstance(stored, np.lib.npyio.NpzFile):
-                raise TypeError("a single array")
-            with stored:
-                yield stored
-    except DataError:
-        raise
-    except _DAMAGE:
-        raise DataError(f"{path}: {problem}") from None
+    with intact(path, problem), path.open("rb") as file:
+        stored = np.load(file, allow_pickle=False)
+        if not isinstance(stored, np.lib.npyio.NpzFile):
+            raise TypeError("a single array")
+        with stored:
+            yield stored
 
 
 def read_npz(path: Path, inputs: str, target: str, client: str | None) -> Raw:
