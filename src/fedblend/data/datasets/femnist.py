@@ -15,7 +15,7 @@ import numpy as np
 from fedblend.data.catalog import Size, dataset
 from fedblend.data.dataset import Dataset, MissingDataError
 from fedblend.data.download import find_either
-from fedblend.data.readers.arrays import opened
+from fedblend.data.readers.files import opened
 
 _DIGITS = "0123456789"
 _UPPER = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
