@@ -33,8 +33,7 @@ from pathlib import Path
 import numpy as np
 
 from fedblend.checks import COUNT, Number, gate
-from fedblend.data.catalog import Size, dataset
-from fedblend.data.dataset import DataError, Dataset, Rows, intact
+from fedblend.data.dataset import DataError, Dataset, Rows, Size, dataset, intact
 from fedblend.data.download import find_either, open_unpacked
 
 CHARACTERS = (
@@ -128,6 +127,7 @@ def by_writer(
     Size(rows=54500, classes=80, clients=1129),
     "World Library's text, personal non-commercial use, not to be passed on; "
     "McMahan et al. 2017; Caldas et al. 2018",
+    needs=("shakespeare",),
 )
 @gate(**WINDOWS)
 def shakespeare(
@@ -173,6 +173,7 @@ _WRITTEN = (
     Size(rows=12807, test_rows=14222, classes=80),
     "CC BY-SA 3.0; Merity et al. 2017",
     name="wikitext-2",
+    needs=("wikitext-2",),
 )
 @gate(length=COUNT)
 def wikitext2(

@@ -12,8 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedblend.data.catalog import Size, dataset
-from fedblend.data.dataset import Dataset, intact
+from fedblend.data.dataset import Dataset, Size, dataset, intact
 from fedblend.data.download import find
 
 _TYPES = {0x08: np.dtype(np.uint8), 0x0C: np.dtype(">i4")}

@@ -19,8 +19,15 @@ from pathlib import Path
 import numpy as np
 
 from fedblend.checks import gate, words
-from fedblend.data.catalog import Size, dataset
-from fedblend.data.dataset import DataError, Dataset, Rows, intact, require
+from fedblend.data.dataset import (
+    DataError,
+    Dataset,
+    Rows,
+    Size,
+    dataset,
+    intact,
+    require,
+)
 from fedblend.data.download import find
 
 _ARCHIVE = "cifar-10-binary.tar.gz"
@@ -33,6 +40,7 @@ _RECORD = 1 + 3 * 32 * 32  # a label, then the planes red, green, blue
     "Photographs, 32 x 32, or a part (10000 + 2000)",
     Size(rows=50000, test_rows=10000, classes=10),
     "No formal license; Krizhevsky 2009",
+    needs=("cifar10",),
 )
 def cifar10(full: bool | None = None) -> Dataset:
     """Images of 10 classes, [rows, 32, 32, 3] in [0, 1].
@@ -54,6 +62,7 @@ def cifar10(full: bool | None = None) -> Dataset:
     "Faces, 28 x 28, smiling or not",
     Size(rows=5000, test_rows=1000, classes=2),
     "Non-commercial research only, not to be passed on; Liu et al. 2015",
+    needs=("celeba_smile",),
 )
 @gate(target=words("smiling", "male"))
 def celeba_smile(target: str = "smiling") -> Dataset:

@@ -27,8 +27,7 @@ from xml.etree import ElementTree
 import numpy as np
 
 from fedblend.checks import COUNT, gate
-from fedblend.data.catalog import Size, dataset
-from fedblend.data.dataset import DataError, Dataset, intact
+from fedblend.data.dataset import DataError, Dataset, Size, dataset, intact
 from fedblend.data.datasets.characters import OTHER, WINDOWS, by_writer, spelled
 from fedblend.data.download import find_either, open_unpacked
 
@@ -53,6 +52,7 @@ FILE = "quantumcomputing.Posts.xml.xz"
     "Tags of posts on quantum computing by user, bags of words",
     Size(rows=1664, classes=100, clients=331),
     LICENSE,
+    needs=("stackexchange",),
 )
 @gate(words=COUNT, tags=COUNT, minimum=COUNT)
 def stackexchange(
