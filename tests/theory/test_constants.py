@@ -13,7 +13,7 @@ from fedblend.data.federated import federate
 from fedblend.losses import cross_entropy, l2
 from fedblend.models import softmax
 from fedblend.theory import constants
-from fedblend.theory.flix_objective import (
+from fedblend.theory.constants import (
     D,
     L_alpha,
     M,

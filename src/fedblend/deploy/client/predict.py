@@ -20,8 +20,8 @@ from fedblend.deploy.contract import parse_contract
 from fedblend.deploy.ops.settings import NodeSettings
 from fedblend.errors import RunError
 from fedblend.mixing import Blend, predict
-from fedblend.simulation.precision import precision
 from fedblend.simulation.serialize import WireError, as_tree, unpack
+from fedblend.trees import precision
 
 MODEL = "personal.safetensors"
 BATCH = 1024
