@@ -20,7 +20,7 @@ from fedblend.config.build import Built, build
 from fedblend.config.config import Config, difference, dump, loads
 from fedblend.config.errors import named_by_key
 from fedblend.errors import CheckpointError, ConfigError, RunError
-from fedblend.experiments import run_folder, summary
+from fedblend.experiments import results, run_folder
 from fedblend.experiments.run_folder import Folder, seeds_of
 from fedblend.report.curves import in_order
 from fedblend.simulation import checkpoint, train_alone
@@ -85,7 +85,7 @@ def run_config(
                 train_alone.of_best_length(run, trial, metric, rounds)
             _advance(folder, config, stage, run, blocks, on_step)
         run = runs["federated"]
-        return summary.write_summary(folder, config, built, run, promised, on_warning)
+        return results.write_summary(folder, config, built, run, promised, on_warning)
 
 
 def _check_place(folder: Folder, config: Config, resume: bool) -> None:
@@ -119,7 +119,7 @@ def _open(folder: Folder, config: Config, built: Built) -> None:
     """Write what is known before the first round."""
     folder.path.mkdir(parents=True, exist_ok=True)
     if not folder.origin.exists():
-        known = {**summary.origin(built), "task": built.task._asdict()}
+        known = {**results.origin(built), "task": built.task._asdict()}
         run_folder.write_text(folder.origin, run_folder.as_json(known))
     if not folder.config.exists():
         run_folder.write_text(folder.config, dump(config))

@@ -35,11 +35,18 @@ from fedblend.config import toml
 from fedblend.config.config import Config, check
 from fedblend.core import PyTree
 from fedblend.data.federated import FederatedData
+from fedblend.data.readers.read import Task
 from fedblend.errors import ConfigError, RunError
 from fedblend.report.curves import rows_of
 from fedblend.simulation.personalize import NewClients
 from fedblend.simulation.result import Results
-from fedblend.simulation.serialize import pack, write_atomically
+from fedblend.simulation.serialize import (
+    WireError,
+    as_tree,
+    pack,
+    unpack,
+    write_atomically,
+)
 
 
 class Folder:
@@ -123,8 +130,13 @@ def write_models(folder: Folder, run: Results, seeds: list[int]) -> None:
     """Write the shared model of every seed."""
     for seed, model in zip(seeds, models(run), strict=True):
         path = folder.model(None if run.replicas is None else seed)
-        about = {"format": "fedblend", "seed": str(seed), "round": str(run.round)}
-        write_atomically(path, pack(model, about))
+        write_model(path, model, seed=seed, round=run.round)
+
+
+def write_model(path: Path, model: PyTree, **about: Any) -> None:
+    """Write a model, whole, with the format and these facts as metadata."""
+    facts = {key: str(value) for key, value in about.items()}
+    write_atomically(path, pack(model, {"format": "fedblend", **facts}))
 
 
 def write_clients(
@@ -170,11 +182,8 @@ def _client_row(
     seed: int, data: FederatedData, client: int, bits: tuple[int, int]
 ) -> dict[str, Any]:
     """The facts of a client: its name, its rows in each split, its bits."""
-    splits = {"train": data.train, "validation": data.validation, "test": data.test}
-    counts = {
-        name: 0 if split is None else int(split.counts[client])
-        for name, split in splits.items()
-    }
+    counts = dict.fromkeys(("train", "validation", "test"), 0)
+    counts |= {name: int(of.counts[client]) for name, of in data.splits.items()}
     facts = {"seed": seed, "id": client, "name": data.name(client), **counts}
     return {**facts, "bits_up": bits[0], "bits_down": bits[1]}
 
@@ -212,6 +221,45 @@ def read_config(folder: Folder) -> Config:
         return check(toml.read(folder.config), str(folder.config))
     except ConfigError as error:
         raise RunError(str(error)) from None
+
+
+def read_task(folder: Folder) -> Task:
+    """The task of a run, from ``run.json``."""
+    if not folder.origin.is_file():
+        raise RunError(f"{folder.path}: is not the folder of a run (no run.json)")
+    known: Any = read_json(folder.origin).get("task")
+    try:
+        return Task(
+            known["kind"],
+            int(known["outputs"]),
+            tuple(int(size) for size in known["shape"]),
+            tuple(str(name) for name in known["labels"]),
+            tuple(str(name) for name in known["columns"]),
+        )
+    except (TypeError, KeyError, ValueError):
+        raise RunError(
+            f"{folder.origin}: does not say what the model is for; the run was made "
+            "by an older fedblend, or the file is damaged"
+        ) from None
+
+
+def read_model(path: Path, template: PyTree) -> tuple[PyTree, dict[str, str]]:
+    """The shared model that a run saved, and the metadata of the file.
+
+    Args:
+        path: see ``Folder.model``.
+        template: the shapes and dtypes of its parameters.
+    """
+    if not path.is_file():
+        raise RunError(
+            f"{path}: the run has saved no shared model; it is written at the end, "
+            "fedblend run ... --resume continues the run"
+        )
+    try:
+        arrays, about = unpack(path.read_bytes())
+        return as_tree(arrays, template), about
+    except WireError as error:
+        raise RunError(f"{path}: {error}") from None
 
 
 def read_rows(folder: Folder) -> list[dict[str, Any]]:
