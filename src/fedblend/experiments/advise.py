@@ -243,6 +243,7 @@ def _algorithm(config: Config, built: Built, how: str, factor: Any) -> Algorithm
     else:
         rule = rule.model_copy(update={"rate": factor * rule.rate})
         scaled = {"optimizer": rule}
+    options = options.model_copy(update=scaled)
     own = config.central.rate
     table = config.central.model_copy(
         update={"how": how, "rate": None if own is None else factor * own}
