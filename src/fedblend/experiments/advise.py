@@ -227,7 +227,8 @@ def _replicas(
     ends = sides()
     start, end = ((1 - weight) * f + weight * c for f, c in (starts, ends))
     bits = run.records[-1][0].bits_down / rounds / built.federated_data.clients
-    return Trial(start, end, *map(float, ends.mean(axis=1)), bits, models=models)
+    clients, server = map(float, ends.mean(axis=1))
+    return Trial(start, end, clients, server, bits, models=models)
 
 
 def _algorithm(config: Config, built: Built, how: str, factor: Any) -> Algorithm:

@@ -44,7 +44,6 @@ from fedblend.data.partition.partitioners import by_key
 from fedblend.data.readers.read import Task, read_new_rows
 from fedblend.errors import RunError
 from fedblend.experiments import run_folder
-from fedblend.experiments.run_folder import Folder
 from fedblend.metrics import Metric
 from fedblend.report.curves import in_order
 from fedblend.simulation.personalize import NewClients, personalize
@@ -166,7 +165,7 @@ def personalize_from(
         raise RunError(f"rate: {rate} is not a finite number above 0")
     if not 0 <= test < 1:
         raise RunError(f"test: {test} is not a fraction in [0, 1)")
-    folder = Folder(Path(run))
+    folder = run_folder.Folder(Path(run))
     config, task = run_folder.read_config(folder), run_folder.read_task(folder)
     seeds = run_folder.seeds_of(config)
     chosen = seeds[0] if seed is None else seed

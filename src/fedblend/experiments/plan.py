@@ -31,7 +31,7 @@ from fedblend.theory import plan
 from fedblend.theory.constants import Smoothness
 from fedblend.theory.flix_objective import Mixture, mixture, stacked
 from fedblend.theory.one_shot import require_minimizers
-from fedblend.theory.plan import DGD, Plan, Solver, Traffic
+from fedblend.theory.plan import Plan, Solver, Traffic
 
 GRID = tuple(tenth / 10 for tenth in range(1, 11))
 """The alphas of a table."""
@@ -298,7 +298,7 @@ def _schemes(config: Config, built: Built, params: PyTree) -> tuple[Scheme, ...]
         return _started(built, wrapped, params)
 
     alone = run_of(None)
-    first = Scheme(DGD, _traffic(alone, alone), False, table is None)
+    first = Scheme(plan.DGD, _traffic(alone, alone), False, table is None)
     if table is None:
         return (first,)
     usual, actual = run_of("zero"), run_of(table.start)

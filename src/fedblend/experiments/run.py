@@ -85,7 +85,9 @@ def run_config(
         # Clients train alone for as long as is best for the metric that is shown first.
         metric, rounds = in_order(built.measures)[0], config.run.rounds
         runs = _runs(config, built, folder, metric)
-        promised = privacy.report(config, built.federated_data.clients)
+        promised = {}
+        if config.privacy is not None:
+            promised = privacy.report(config, built.federated_data.clients)
         _open(folder, config, built)
         for stage, run in runs.items():
             blocks: Iterable[Any] = run

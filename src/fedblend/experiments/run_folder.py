@@ -157,47 +157,48 @@ def write_clients(
         new_clients: those that took no part in training, for each seed.
     """
     places = {int(client): place for place, client in enumerate(run.measured_ids)}
-    seen, rows = run.federated_data, []
+    seen, by_seed, rows = run.federated_data, run.evidence.measured, []
     training = {"training": "seen"} if new_clients else {}
     for replica, seed in enumerate(seeds):
-        seen_by = run.evidence.measured
-        measured = _by_column(seen_by[replica]) if seen_by else {}
+        columns = _by_column(by_seed[replica]) if by_seed else {}
         for name, values in own.items():
-            measured[name] = values if run.replicas is None else values[:, replica]
-        sent, received = run.bits(replica)
+            columns[name] = values if run.replicas is None else values[:, replica]
+        bits = run.bits(replica)
         for client in range(seen.clients):
-            bits = int(sent[client]), int(received[client])
-            cells = _cells(measured, measured, places.get(client))
-            rows.append(_client_row(seed, seen, client, bits) | cells | training)
+            row = {"seed": seed, "id": client, **_facts(seen, client)}
+            row |= {
+                "bits_up": int(bits.up[client]),
+                "bits_down": int(bits.down[client]),
+            }
+            row |= cells(columns, columns, places.get(client))
+            rows.append(row | training)
         for new in new_clients[replica : replica + 1]:
-            found = _by_column(new.measured)
-            for client in range(new.federated_data.clients):
-                row = _client_row(seed, new.federated_data, client, (0, 0))
-                row |= {"id": seen.clients + client, "training": "unseen"}
-                rows.append(row | _cells(found, measured, client))
+            measured, data = _by_column(new.measured), new.federated_data
+            for client in range(data.clients):
+                row = {"seed": seed, "id": seen.clients + client}
+                row |= {**_facts(data, client), "bits_up": 0, "bits_down": 0}
+                row |= {"training": "unseen", **cells(measured, columns, client)}
+                rows.append(row)
     write_table(folder.clients, rows)
 
 
-def _client_row(
-    seed: int, data: FederatedData, client: int, bits: tuple[int, int]
-) -> dict[str, Any]:
-    """The facts of a client: its name, its rows in each split, its bits."""
+def _facts(data: FederatedData, client: int) -> dict[str, Any]:
+    """The name of a client, and its rows in each split."""
     counts = dict.fromkeys(("train", "validation", "test"), 0)
     counts |= {name: int(of.counts[client]) for name, of in data.splits.items()}
-    facts = {"seed": seed, "id": client, "name": data.name(client), **counts}
-    return {**facts, "bits_up": bits[0], "bits_down": bits[1]}
+    return {"name": data.name(client), **counts}
 
 
-def _cells(
+def cells(
     measured: Mapping[str, np.ndarray], columns: Iterable[str], place: int | None
 ) -> dict[str, float | str]:
     """A client's values in these columns; empty where there is none."""
-    cells: dict[str, float | str] = {}
+    found: dict[str, float | str] = {}
     for name in columns:
         known = place is not None and name in measured
         value = float(measured[name][place]) if known else math.nan
-        cells[name] = "" if math.isnan(value) else value
-    return cells
+        found[name] = "" if math.isnan(value) else value
+    return found
 
 
 def _by_column(measured: dict[str, Any]) -> dict[str, np.ndarray]:
