@@ -35,19 +35,24 @@ import numpy as np
 
 import fedblend as fb
 from fedblend.config.config import Config
-from fedblend.config.constants import smoothness
-from fedblend.config.tasks import loss_name, losses_of, measures_of, model_of
+from fedblend.config.model import (
+    loss_name,
+    losses_of,
+    measures_of,
+    model_of,
+    smoothness,
+)
 from fedblend.core import Algorithm, Down, Key, Loss, PyTree, shared_model
-from fedblend.data.dataset import AbsentColumnError
+from fedblend.data.dataset import AbsentColumnError, Task
 from fedblend.data.federated import FederatedData, federate
 from fedblend.data.partition.partitioners import by_key
-from fedblend.data.readers.read import Task, read_new_rows
+from fedblend.data.readers.read import read_new_rows
 from fedblend.errors import RunError
 from fedblend.experiments import run_folder
 from fedblend.metrics import Metric
-from fedblend.report.curves import in_order
+from fedblend.report.measures import in_order
 from fedblend.simulation.personalize import NewClients, personalize
-from fedblend.simulation.precision import precision
+from fedblend.trees import precision
 
 ROUNDS = 5
 """The rounds of local work that new clients do by default; figure 6 of the APFL paper

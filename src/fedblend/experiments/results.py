@@ -18,14 +18,14 @@ import numpy as np
 import fedblend as fb
 from fedblend.config.build import Built
 from fedblend.config.config import Config
-from fedblend.config.tasks import loss_name
+from fedblend.config.model import loss_name
 from fedblend.core import Batch, PyTree
 from fedblend.data.federated import FederatedData
 from fedblend.experiments import personalize, run_folder
 from fedblend.experiments.run_folder import Folder, seeds_of
 from fedblend.gains import Evidence, harms
-from fedblend.report import figures, harm
-from fedblend.report.curves import Row, rows_of, shown_splits
+from fedblend.report import figures, measures
+from fedblend.report.measures import Row, rows_of, shown_splits
 from fedblend.simulation.personalize import NewClients
 from fedblend.simulation.result import MODELS, Measures, Results
 from fedblend.simulation.run import Run
@@ -160,12 +160,12 @@ def write_results(
     if run.alone is not None and run.alone["rounds"] is not None:
         shape = (len(run.measured_ids), len(seeds))[: 1 if run.replicas is None else 2]
         columns = {**columns, "local_rounds": np.full(shape, run.alone["rounds"])}
-    found = harm.compare_run(run, rows, columns.get("alpha"))
+    found = measures.compare_run(run, rows, columns.get("alpha"))
     harmed: dict[str, Any] = {}
     if found is not None:
-        columns = {**columns, **harm.harm_columns(run, found[0])}
-        run_folder.write_table(folder.harm, harm.harm_rows(*found))
-        harmed["harm"] = harm.sentence(found[0], run.alone)
+        columns = {**columns, **measures.harm_columns(run, found[0])}
+        run_folder.write_table(folder.harm, measures.harm_rows(*found))
+        harmed["harm"] = measures.sentence(found[0], run.alone)
     run_folder.write_clients(folder, run, seeds, columns, unseen)
     if shown_splits(rows):
         draw(folder, run, rows, found)
@@ -176,7 +176,7 @@ def draw(
     folder: Folder,
     run: Results,
     rows: list[Row],
-    found: tuple[harm.Comparison, harm.Clients] | None,
+    found: tuple[measures.Comparison, measures.Clients] | None,
 ) -> None:
     """Write the figures of a run; ``found`` is from ``compare_run``."""
     figures.plot_rows(rows, folder.figures, run.evidence, run.alone)
@@ -302,7 +302,7 @@ def worse_than_chance(results: list[Measures], chance: float | None) -> list[str
         for split, models in results[0].items():
             if chance is None or "loss" not in models.get(model, {}):
                 continue
-            values = [measures[split][model]["loss"].mean for measures in results]
+            values = [one[split][model]["loss"].mean for one in results]
             worst = max((v for v in values if np.isfinite(v)), default=-np.inf)
             if worst > chance:
                 worse.append(f"{worst:.4g} on {split} rows")

@@ -34,10 +34,10 @@ from fedblend import trees
 from fedblend.config import toml
 from fedblend.config.config import Config, check
 from fedblend.core import PyTree
+from fedblend.data.dataset import Task
 from fedblend.data.federated import FederatedData
-from fedblend.data.readers.read import Task
 from fedblend.errors import ConfigError, RunError
-from fedblend.report.curves import rows_of
+from fedblend.report.measures import rows_of
 from fedblend.simulation.personalize import NewClients
 from fedblend.simulation.result import Results
 from fedblend.simulation.serialize import (
