@@ -142,8 +142,6 @@ def imports_from_above(path: Path) -> Iterator[str]:
 
 MOST_NEIGHBORS = 15
 ONE_MORE = {
-    "config/build.py",
-    "data/datasets/__init__.py",
     "deploy/contract.py",
     "deploy/server/run.py",
 }

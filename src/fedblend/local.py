@@ -288,9 +288,7 @@ def resolve(
 
     if optimizer.unit == "round":
         return optimizer.make(rate(round))
-    if optimizer.unit == "step":
-        return optimizer.make(lambda count: rate(round * steps + count))
-    raise UserError("schedule: unit", optimizer.unit, "'step' or 'round'")
+    return optimizer.make(lambda count: rate(round * steps + count))
 
 
 def _batches_of(count, size: int):
