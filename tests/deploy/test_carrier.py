@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("flwr")
 import httpx
-from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.app.message import remove_content_from_message
 from flwr.common.serde import message_from_proto, message_to_proto
 from flwr.supercore.inflatable.inflatable_object import (
@@ -22,6 +22,7 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from fedblend.deploy import carrier as carriers
 from fedblend.deploy import fleet as fleets
+from fedblend.deploy import flower
 from fedblend.deploy.carrier import Carrier
 from fedblend.deploy.fleet import Fleet, Foreign
 from fedblend.deploy.flower import KIND, from_record, to_record
@@ -184,13 +185,15 @@ def everything(link: Link, monkeypatch) -> None:
     monkeypatch.setattr(link, "PushMessages", asks_for_all)
 
 
-def test_a_message_is_answered(trial, link, monkeypatch):
+@pytest.mark.parametrize("size", [6, flower.SMALL, flower.SMALL + 1])
+def test_a_message_is_answered(trial, link, monkeypatch, size):
     everything(link, monkeypatch)
+    second = b"2" * size
     link.send(to_record(b"first"))
-    link.send(to_record(b"second"))
+    link.send(to_record(second))
     trial.run()
-    assert trial.asked == [b"first", b"second"]
-    assert content_pushed(link) == b"reply to second"
+    assert trial.asked == [b"first", second]
+    assert content_pushed(link) == b"reply to " + second
     assert link.calls[0] == "activate"
     assert link.calls[-1] == f"deactivate {NODE}"
     assert trial.notes == []
@@ -201,7 +204,17 @@ def test_a_message_is_answered(trial, link, monkeypatch):
     [
         (to_record(b"x"), "train", "a message of type 'train'"),
         (
-            RecordDict({"fedblend": ConfigRecord({"message": b"x"})}),
+            RecordDict({"other": ConfigRecord({"message": b"x"})}),
+            KIND,
+            "a message without fedblend's record",
+        ),
+        (
+            RecordDict({"fedblend": ConfigRecord({"message": "text"})}),
+            KIND,
+            "a message without fedblend's record",
+        ),
+        (
+            RecordDict({"fedblend": MetricRecord({"message": 1})}),
             KIND,
             "a message without fedblend's record",
         ),
