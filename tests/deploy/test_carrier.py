@@ -2,15 +2,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """A node's connection to Flower's link, before a link that stands in for it."""
 
+import re
+import shutil
 import threading
 import time
+from email.utils import formatdate
 from types import SimpleNamespace
 
 import pytest
 
 pytest.importorskip("flwr")
 import httpx
-from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.app.message import remove_content_from_message
 from flwr.common.serde import message_from_proto, message_to_proto
 from flwr.supercore.inflatable.inflatable_object import (
@@ -22,17 +25,22 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from fedblend.deploy import carrier as carriers
 from fedblend.deploy import fleet as fleets
+from fedblend.deploy import flower, worker
 from fedblend.deploy.carrier import Carrier
 from fedblend.deploy.fleet import Fleet, Foreign
 from fedblend.deploy.flower import KIND, from_record, to_record
+from fedblend.deploy.ops import supervisor
+from fedblend.deploy.ops.audit import entries
+from fedblend.deploy.ops.settings import NodeSettings, load_as
 from fedblend.deploy.worker import Handler
 from fedblend.errors import RunError
 
 NODE, RUN = 7, 5
 
 
-def status_error(code: int) -> httpx.HTTPStatusError:
-    response = httpx.Response(code, request=httpx.Request("POST", "https://link"))
+def status_error(code: int, **headers: str) -> httpx.HTTPStatusError:
+    request = httpx.Request("POST", "https://link")
+    response = httpx.Response(code, headers=headers, request=request)
     return httpx.HTTPStatusError("", request=response.request, response=response)
 
 
@@ -184,13 +192,15 @@ def everything(link: Link, monkeypatch) -> None:
     monkeypatch.setattr(link, "PushMessages", asks_for_all)
 
 
-def test_a_message_is_answered(trial, link, monkeypatch):
+@pytest.mark.parametrize("size", [6, flower.SMALL, flower.SMALL + 1])
+def test_a_message_is_answered(trial, link, monkeypatch, size):
     everything(link, monkeypatch)
+    second = b"2" * size
     link.send(to_record(b"first"))
-    link.send(to_record(b"second"))
+    link.send(to_record(second))
     trial.run()
-    assert trial.asked == [b"first", b"second"]
-    assert content_pushed(link) == b"reply to second"
+    assert trial.asked == [b"first", second]
+    assert content_pushed(link) == b"reply to " + second
     assert link.calls[0] == "activate"
     assert link.calls[-1] == f"deactivate {NODE}"
     assert trial.notes == []
@@ -201,7 +211,17 @@ def test_a_message_is_answered(trial, link, monkeypatch):
     [
         (to_record(b"x"), "train", "a message of type 'train'"),
         (
-            RecordDict({"fedblend": ConfigRecord({"message": b"x"})}),
+            RecordDict({"other": ConfigRecord({"message": b"x"})}),
+            KIND,
+            "a message without fedblend's record",
+        ),
+        (
+            RecordDict({"fedblend": ConfigRecord({"message": "text"})}),
+            KIND,
+            "a message without fedblend's record",
+        ),
+        (
+            RecordDict({"fedblend": MetricRecord({"message": 1})}),
             KIND,
             "a message without fedblend's record",
         ),
@@ -271,6 +291,41 @@ def test_a_node_that_the_link_forgot_connects_again(trial, link):
     trial.run()
     assert link.calls.count("activate") == 2
     assert trial.asked == [b"x", b"y"]
+
+
+@pytest.mark.parametrize(
+    "ahead, remark",
+    [(450, r"4\d\d s behind"), (-35, r"3\d s ahead of"), (100, None), (0, None)],
+)
+def test_a_clock_that_is_wrong_is_named(trial, link, ahead, remark):
+    link.failures = [status_error(401, date=formatdate(time.time() + ahead))]
+    trial.run()
+    (line,) = (line for line in trial.lines if "refuses this node" in line)
+    assert ("clock" in line) == (remark is not None)
+    assert remark is None or re.search(f"machine's clock is {remark} the link's", line)
+
+
+def test_without_rows_the_worker_answers(lab, link, tmp_path):
+    """The half of a node that has the network, and nothing of the rows."""
+    home = shutil.copytree(lab / "nodes" / "alice", tmp_path / "alice")
+    settings = load_as(NodeSettings, home / "node.toml")
+    ready = threading.Event()
+    handler = Handler(lambda data: b"worker's reply to " + data)
+    serving = {"handler": lambda: handler, "ready": ready.set}
+    path = settings.worker_socket
+    threading.Thread(
+        target=worker.serve, args=(path,), kwargs=serving, daemon=True
+    ).start()
+    assert ready.wait(10)
+    link.send(to_record(b"x"))
+    link.send(to_record(b"x"), "train")
+    lines: list[str] = []
+    supervisor.serve_carrier(settings, with_rows=False, log=lines.append)
+    assert "connected to the link" in lines
+    assert [message.has_error() for message, _ in link.pushed] == [False, True]
+    (line,) = entries(settings.flower_folder / "audit.jsonl")
+    assert line and line["fields"]["reason"] == "a message of type 'train'"
+    assert list(settings.folder.iterdir()) == []
 
 
 def test_a_run_that_ended_is_no_harm(trial, link, monkeypatch):

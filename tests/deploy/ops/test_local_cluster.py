@@ -53,8 +53,9 @@ def test_a_signal_ends_everything(stand_ins, tmp_path, sign):
         pytest.raises(KeyboardInterrupt),
         local_cluster.local_cluster(tmp_path / "lab", ROWS),
     ):
-        time.sleep(0.5)
-        assert len(processes_of(tmp_path)) >= 4
+        flwr_processes.wait_until(
+            lambda: len(processes_of(tmp_path)) >= 4, 60, "a link and a node"
+        )
         os.kill(os.getpid(), sign)
         time.sleep(5)
     assert processes_of(tmp_path) == []
