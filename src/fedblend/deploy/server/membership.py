@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedblend.config.schema.tables import Federation
+from fedblend.config.schema.federation import Federation
 from fedblend.deploy import message as messages
 from fedblend.deploy.contract import Contract
 from fedblend.deploy.message import Message, schema_hash
