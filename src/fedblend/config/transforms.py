@@ -80,7 +80,12 @@ def _private(table: Privacy, algorithm: Algorithm, cohort: int) -> Algorithm:
         transform, given = transforms.dp_ftrl, {"tree": table.tree}
     try:
         return transform(
-            algorithm, clip=table.clip, noise=table.noise, cohort=cohort, **given
+            algorithm,
+            clip=table.clip,
+            noise=table.noise,
+            cohort=cohort,
+            noise_from=table.noise_from,
+            **given,
         )
     except ValueError as error:
         raise ConfigError(f"privacy.{str(error).partition(': ')[2]}") from None

@@ -135,9 +135,11 @@ def set_up(spec: RunSpec) -> Run:
     block = max(1, -(-rounds // 20)) if spec.every is None else spec.every
     every = min(COUNT("every", block), max(rounds, 1))
     PART("dropout", spec.dropout)
-    cohorts = sampling.planned(spec.cohort, spec.epoch, first.clients)
-    reduction = aggregators.reduction(spec.reduction, spec.trim)
     example = _example(build, spec.over, replicas)
+    cohorts = sampling.planned(
+        spec.cohort, spec.epoch, first.clients, example.needs.secret_cohorts
+    )
+    reduction = aggregators.reduction(spec.reduction, spec.trim)
     weights = _weights(example, spec, reduction, cohorts, first)
     own_params = callable(params) and bool(key.ndim)
     if callable(params):

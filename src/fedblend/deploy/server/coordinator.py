@@ -46,7 +46,7 @@ from fedblend.simulation.result import (
     summarize,
 )
 from fedblend.simulation.rounds import shard_of
-from fedblend.simulation.sampling import cohorts
+from fedblend.simulation.sampling import cohorts, secret_cohorts
 
 INTERVAL = ("rounds", "seconds", "received", "dropped", "rejected")
 """What a record counts since the record before."""
@@ -73,7 +73,6 @@ class Coordinator(Results):
         self.bases = np.full(self.clients, UNKNOWN, np.int64)
         self.requests: dict[int, PyTree] = {}
         self.strays: Counter[str] = Counter()
-        self.server_key = setup.key if setup.server_key is None else setup.server_key
         member = first_member(self.federated_data)
         self.shapes = self.engine.shapes(member)
         shard = shard_of(self.engine.settings, self.engine.examples["train"], member)
@@ -201,7 +200,10 @@ class Coordinator(Results):
         """One round, counted if enough of its members reply."""
         started, number, cohort = time.perf_counter(), self.round, self.rules.cohort
         size = min(cohort + self.rules.spare, self.clients)
-        (members,) = cohorts(self.engine.key, [number], self.clients, size)
+        if self.algorithm.needs.secret_cohorts:
+            (members,) = secret_cohorts(1, self.clients, size)
+        else:
+            (members,) = cohorts(self.engine.key, [number], self.clients, size)
         enrolled = self._enroll(members)
         requests, experiment = {}, self.setup.experiment
         for client in members[self.bases[members] != UNKNOWN].tolist():
@@ -222,7 +224,7 @@ class Coordinator(Results):
             self.weights[counted],
             self.down,
             self.server,
-            keys.at(self.server_key, "server", number),
+            keys.at(self.engine.key, "server", number),
         )
         totals = aggregation.enter_round(
             self.ledger, self.shapes, members, replies, requests
