@@ -1,6 +1,6 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""Noise from the operating system: its law, its grid, its secrets, and no repetition."""
+"""Noise from the operating system: its law, its grid, its secrets, no repetition."""
 
 from functools import partial
 from typing import Any

@@ -110,7 +110,6 @@ def dp_fedavg(
         bound = clip if quantile is None else down.extra[1]
         mean = trees.scale(aggregate.count.astype(float) / cohort, aggregate.mean)
 
-
         def noisy(tree, std, purpose):
             own = keys.named(keys.named(key, "privacy"), purpose)
             return add_noise(tree, std, own if noise_from == "seed" else None)

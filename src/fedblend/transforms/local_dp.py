@@ -10,9 +10,9 @@ an update without noise. A round at client i, with clip C and noise z::
 
 ``local_dp`` clips, as part of the compiled algorithm; ``secret_noise`` draws the noise
 outside of it, from the operating system and from no key (``noise``), so that nobody
-else can reproduce it. Noise drawn again for the same update would cancel in the difference of
-two messages, so a client must send the same noisy update whenever the server asks
-again.
+else can reproduce it. Noise drawn again for the same update would cancel in the
+difference of two messages, so a client must send the same noisy update whenever the
+server asks again.
 
 Reference: Duchi, Jordan, Wainwright, "Local privacy and statistical minimax rates",
 FOCS 2013. Where this differs from the paper: the mechanism is Gaussian.
