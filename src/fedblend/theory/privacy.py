@@ -41,8 +41,8 @@ characteristic function", AISTATS 2022, arXiv:2106.08567; Doroshenko, Ghazi, Kam
 Kumar, Manurangsi, "Connect the dots: tighter discrete approximations of privacy loss
 distributions", PETS 2022, arXiv:2207.04380; Wang, Balle, Kasiviswanathan,
 "Subsampled Rényi differential privacy and analytical moments accountant", AISTATS 2019,
-arXiv:1808.00087; for trees Kairouz, McMahan, Song, Thakkar, Thakurta, Xu, "Practical and private (deep)
-learning without sampling or shuffling", ICML 2021, arXiv:2103.00039.
+arXiv:1808.00087; for trees Kairouz, McMahan, Song, Thakkar, Thakurta, Xu, "Practical
+and private (deep) learning without sampling or shuffling", ICML 2021, arXiv:2103.00039.
 """
 
 import importlib.util
