@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a private run costs its clients, whatever happens to server and nodes."""
 
+import json
 import shutil
 from functools import cache
 
@@ -90,6 +91,75 @@ def test_the_ledger_survives_a_server_that_goes_on(tmp_path):
     assert run_folder.read_json(damaged / "server" / "experiment.json") == (
         run_folder.read_json(folder / "server" / "experiment.json")
     )
+
+
+class Watching(LoopbackTransport):
+    """Notes what the checkpoint on disk has when a model leaves the server."""
+
+    def __init__(self, nodes, folder):
+        super().__init__(nodes)
+        self.path, self.seen = folder / "server" / "checkpoint", set()
+
+    def send(self, outgoing):
+        for data in outgoing.values():
+            message = messages.decode(data)
+            if message.kind in ("round", "measure"):
+                _, words = unpack(self.path.read_bytes())
+                saved = json.loads(words["state"])["round"]
+                self.seen.add((message.kind, message.round, saved))
+        super().send(outgoing)
+
+
+def test_a_noisy_model_is_saved_before_anybody_gets_it(tmp_path):
+    """A server that dies before has told nobody: the round that it repeats is one."""
+    place = write_rows(tmp_path)
+    how = method("privacy", place, rounds=ROUNDS) + "[measure]\nlocal = false\n"
+    how = how.replace('noise_from = "seed"', 'noise_from = "system"')
+    folder = experiment(tmp_path / "run", federated(how, 60.0))
+    transport = Watching(nodes(place, tmp_path, SILENT), folder)
+    run_server(folder, transport, poll=0.0)
+    assert {("round", n, n) for n in range(ROUNDS)} <= transport.seen
+    assert all(round == saved for _, round, saved in transport.seen)
+
+
+def _asked(noise: float, folder) -> list[set[int]]:
+    """The clients that are asked in each round, with one spare."""
+    on = _problem()
+    plain = fb.fedavg(on.loss, fb.Work(0.2, steps=1, batch_size=2))
+    loopback = LoopbackFederation(
+        fb.dp_fedavg(plain, clip=0.05, noise=noise, cohort=1),
+        on.params,
+        on.federated_data,
+        jax.random.key(0),
+        folder,
+        rounds=8,
+        cohort=1,
+        spare=1,
+    )
+    found = [set() for _ in range(8)]
+    reply = loopback.transport.send
+
+    def send(outgoing):
+        for data in outgoing.values():
+            message = messages.decode(data)
+            if message.kind == "round":
+                found[message.round].add(message.client)
+        reply(outgoing)
+
+    loopback.transport.send = send
+    server = loopback.server()
+    while server.round < 8:
+        server.step()
+    return found
+
+
+def test_no_node_that_knows_the_seed_knows_who_else_takes_part(tmp_path):
+    """Two of four are asked, one of them a spare: both may be in the sum."""
+    one, other = (_asked(2.0, tmp_path / name) for name in ("one", "other"))
+    assert one != other
+    assert {len(members) for members in one + other} == {2}
+    quiet, again = (_asked(0.0, tmp_path / name) for name in ("quiet", "again"))
+    assert quiet == again
 
 
 @cache
