@@ -13,7 +13,7 @@ import numpy as np
 
 import fedblend as fb
 
-CLIENTS, ROUNDS, BLOCKS = 10, 20, 6
+CLIENTS, ROUNDS, BLOCKS = 10, 5, 5
 
 
 def runs(model, federated_data):
