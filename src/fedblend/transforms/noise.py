@@ -27,8 +27,6 @@ privacy", CCS 2012; Box, Muller, "A note on the generation of random normal devi
 import hashlib
 import secrets
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -42,8 +40,6 @@ SOURCES = ("system", "seed")
 """Where noise may come from."""
 GRAIN_BITS = 10
 """The grid of noisy values is so many powers of two finer than the noise."""
-BLOCK = 2**16
-"""Numbers that one thread draws at a time; few enough to stay in its cache."""
 MAX_TREES = 4096
 """Trees that are kept; one that is dropped begins anew, which costs accuracy only."""
 
@@ -168,27 +164,17 @@ def _add(
 
 
 def _normal(secret: bytes, count: int) -> np.ndarray:
-    """Standard normal numbers, a function of the secret."""
-    if count <= BLOCK:
-        return _block(secret, count, 0)
-    sizes = [min(BLOCK, count - first) for first in range(0, count, BLOCK)]
-    with ThreadPoolExecutor() as pool:
-        drawn = pool.map(partial(_block, secret), sizes, range(len(sizes)))
-        return np.concatenate(list(drawn))
-
-
-def _block(secret: bytes, size: int, number: int) -> np.ndarray:
-    """The normal numbers of one block of this size.
+    """Standard normal numbers, a function of the secret.
 
     From the coordinates whose update is known one could find the state of a common
     generator, and with it the noise of all others: SHAKE-256 is one-way.
     """
-    pairs = -(-size // 2)
-    stream = hashlib.shake_256(secret + number.to_bytes(8, "big")).digest(16 * pairs)
+    pairs = -(-count // 2)
+    stream = hashlib.shake_256(secret).digest(16 * pairs)
     bits = np.frombuffer(stream, np.uint64).reshape(2, pairs)
     radius, angle = ((bits >> np.uint64(11)) + 0.5) / 2.0**53
     radius, angle = np.sqrt(-2 * np.log(radius)), 2 * np.pi * angle
-    return np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])[:size]
+    return np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])[:count]
 
 
 def _secret() -> bytes:
