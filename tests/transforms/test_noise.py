@@ -13,10 +13,10 @@ from scipy import stats
 
 import fedblend as fb
 import problems
-from fedblend.simulation.precision import precision
 from fedblend.simulation.serialize import pack
 from fedblend.transforms import noise
 from fedblend.transforms.noise import GRAIN_BITS, NO_NAME, add_noise, add_tree_noise
+from fedblend.trees import precision
 
 on = problems.quadratics()
 descent = fb.fedavg(on.loss, fb.Work(0.2, steps=1, batch_size=None))

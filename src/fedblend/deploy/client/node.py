@@ -35,7 +35,6 @@ from fedblend.deploy.client import state as states
 from fedblend.deploy.client.executor import Executor, Measured
 from fedblend.deploy.message import ENROLLED, Message, encode, one_line
 from fedblend.deploy.worker import Handler
-from fedblend.simulation.precision import precision
 from fedblend.simulation.serialize import (
     WireError,
     as_tree,
@@ -44,6 +43,7 @@ from fedblend.simulation.serialize import (
     unpack,
     write_atomically,
 )
+from fedblend.trees import precision
 
 
 class Refusal(ValueError):
