@@ -14,8 +14,8 @@ x is the value as the device computed it, the sum is in float64, and y is then r
 to the type of x. A mechanism with real numbers, rounded to a grid that depends on the
 noise's scale alone, is as private as the mechanism: rounding comes after the noise.
 Low bits of y, from which Mironov read x, are those of the grid. g comes from SHAKE-256
-and the transform of Box and Muller, is at most 8.7 in size, and has 53 random bits; it
-differs from a normal number by less than 2^-40 in total variation.
+and the transform of Box and Muller, made of two uniform numbers of 53 bits, and at most
+8.7 in size; docs/privacy.md says what is not covered.
 
 Noise from a key is reproducible, and protects nobody from those who know the seed.
 
