@@ -10,7 +10,8 @@ version adds, has none.
 from typing import Any
 
 from fedblend.config.config import Config
-from fedblend.config.schema.tables import Compress, Federation, Privacy
+from fedblend.config.schema.federation import Federation
+from fedblend.config.schema.tables import Compress, Privacy
 from fedblend.errors import ConfigError
 from fedblend.theory.privacy import Guarantee, spent, spent_by_tree
 
