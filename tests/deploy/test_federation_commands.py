@@ -32,16 +32,17 @@ def test_from_init_to_doctor(capsys, place):
     assert main(["federation", "renew", "lab", "--days", "20"]) == 0
     assert "wrote lab/server/server.key and" in capsys.readouterr().out
     assert main(["federation", "doctor", "lab/server/server.toml"]) == 0
-    first, second, last = capsys.readouterr().out.splitlines()
+    first, second, third, last = capsys.readouterr().out.splitlines()
     assert first.startswith(f"warning: {place}/lab/server/server.crt: certificate exp")
     assert second.startswith("warning: 127.0.0.1:1: cannot be reached: Connection ref")
-    assert last == "0 faults, 2 warnings"
+    assert third.startswith("warning: 127.0.0.1:8000: the link is not up: no answer;")
+    assert last == "0 faults, 3 warnings"
     (place / "lab/server/server.key").chmod(0o644)
     assert main(["federation", "doctor", "lab/server"]) == 2
     said = capsys.readouterr()
     assert said.err == ""
     assert said.out.startswith("fault: ")
-    assert said.out.endswith("1 faults, 2 warnings\n")
+    assert said.out.endswith("1 faults, 3 warnings\n")
     assert "is not empty" in fails(capsys, *found)
 
 

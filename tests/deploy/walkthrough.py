@@ -13,7 +13,7 @@ from pathlib import Path
 
 TEXT = (Path(__file__).parents[2] / "docs" / "federation.md").read_text()
 HOME = "/var/lib/fedblend"
-EDITOR, ROUNDS = "nano", 3
+ROUNDS = 3
 MACHINES = {"server": "fl.example.org"}
 """Where a script goes; the machine of a node is NAME.example.org."""
 
@@ -43,7 +43,8 @@ class NewUser:
                 host = MACHINES.get(name, f"{name}.example.org")
                 assert words[2] == f"root@{host}:"
                 self.machine(name).mkdir()
-                return shutil.copy(self.here / words[1], self.machine(name)) and None
+                shutil.copy(self.here / words[1], self.machine(name))
+                return None
             case "sh":
                 return self._install(Path(words[1]).stem, words[1:])
             case "nano":

@@ -18,6 +18,10 @@ here=$ROOT@home@/@folder@
 environment=${ENVIRONMENT:-$ROOT/opt/fedblend}
 rows= target=
 
+await() {
+    # A service needs some seconds.
+    for second in $(seq 30); do [ ! -e "$1" ] || return 0; sleep 1; done
+}
 fail() { echo "error: $*" >&2; exit 2; }
 while [ $# -gt 0 ]; do
     case $1 in
