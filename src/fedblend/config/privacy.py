@@ -10,7 +10,8 @@ version adds, has none.
 from typing import Any
 
 from fedblend.config.config import Config
-from fedblend.config.schema.tables import Compress, Federation, Privacy
+from fedblend.config.schema.federation import Federation
+from fedblend.config.schema.tables import Compress, Privacy
 from fedblend.errors import ConfigError
 from fedblend.theory.privacy import Guarantee, spent, spent_by_tree
 
@@ -35,7 +36,7 @@ EXAMINED = {
     ),
     "federation": (
         "deadline resend attempts quorum spare longest_update longest_rest "
-        "largest_answer"
+        "largest_answer norm_ratio weight_ratio max_rows"
     ),
 }
 """By table: the keys for which ``_conditions`` has what privacy needs of them."""
