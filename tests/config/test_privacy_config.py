@@ -3,6 +3,9 @@
 """The table ``[privacy]``: what it builds, promises, and refuses in one line."""
 
 import json
+import re
+import tomllib
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -266,3 +269,32 @@ def test_what_is_not_installed_is_said(configured, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"pip install 'fedblend\[private\]'"):
         report(config, 6)
+
+
+PAGE = Path(__file__).parents[2] / "docs" / "privacy.md"
+
+
+def shown(language: str) -> list[str]:
+    """The blocks of docs/privacy.md in a language."""
+    return re.findall(rf"^```{language}\n(.*?)^```", PAGE.read_text(), re.M | re.S)
+
+
+def test_the_tables_of_the_page_are_taken():
+    tables_shown = [tomllib.loads(block)["privacy"] for block in shown("toml")]
+    first, second = (tables.Privacy(**table) for table in tables_shown)
+    assert first.noise_from == second.noise_from == "system"
+
+
+def test_the_examples_of_the_page_run(capsys):
+    """With fewer rounds, and 40 clients in place of 400."""
+    space: dict[str, Any] = {}
+    changes = {"400)": "40)", "rounds=40": "rounds=2", "every=40": "every=2"}
+    changes |= {"rounds=32": "rounds=8", "every=32": "every=8"}
+    changes |= {"cohort=100": "cohort=10", "cohort=50": "cohort=5"}
+    for block in shown("python"):
+        for old, new in changes.items():
+            block = block.replace(old, new)
+        exec(block, space)
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 2
+    assert all(re.match(r"accuracy 0\.\d\d, epsilon [\d.]+ at delta", x) for x in lines)

@@ -90,7 +90,9 @@ def _conditions(config: Config, table: Privacy) -> list[tuple[bool, str]]:
 
     That clients send an update and nothing else, that one size of cohort is planned
     with, and that a tree's server is linear, ``dp_fedavg`` and ``dp_ftrl`` refuse to
-    run without. They also draw noise and cohorts from the same source.
+    run without. They also draw noise and cohorts from the same source. A federation
+    does not apply ``norm_ratio`` to private runs, and uniform weights are below
+    ``weight_ratio``.
     """
     run, central, compress = config.run, config.central, config.compress
     federation = config.federation or Federation()

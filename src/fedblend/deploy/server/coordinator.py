@@ -201,12 +201,11 @@ class Coordinator(Results):
     def _run_round(self) -> None:
         """One round, counted if enough of its members reply."""
         started, number, cohort = time.perf_counter(), self.round, self.rules.cohort
-        present = len(self.active)
-        size = min(cohort + self.rules.spare, present)
+        size = min(cohort + self.rules.spare, len(self.active))
         if self.algorithm.needs.secret_cohorts:
-            (drawn,) = secret_cohorts(1, present, size)
+            (drawn,) = secret_cohorts(1, len(self.active), size)
         else:
-            (drawn,) = cohorts(self.engine.key, [number], present, size)
+            (drawn,) = cohorts(self.engine.key, [number], len(self.active), size)
         members = self.active[drawn]
         enrolled = self._enroll(members)
         requests, experiment = {}, self.setup.experiment
