@@ -108,6 +108,27 @@ def test_a_tree_over_clients_that_are_dealt(configured, tmp_path, compiled):
     assert build(config).spec.epoch == 2
 
 
+def test_a_private_run_that_is_resumed_costs_the_same(configured, tmp_path, compiled):
+    """Nothing of the lost rounds was written, and the tree goes on as a new one."""
+    config = configured(
+        {"tree": 2},
+        run={"epoch": 2, "every": 1},
+        measure={"metrics": ["loss"], "splits": ["test"]},
+    )
+
+    def stop(step):
+        if step.round == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_config(config, tmp_path / "out", on_step=stop)
+    summary = run_config(config, tmp_path / "out", resume=True)
+    cost = spent_by_tree(noise=2.0, tree=2, epoch=2, rounds=4, delta=1e-3)
+    assert summary["privacy"]["epsilon"] == cost.epsilon
+    lines = (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["round"] for line in lines] == [0, 1, 2, 3, 4]
+
+
 def test_independent_noise_for_clients_that_are_dealt_is_not_called_sampled(configured):
     """In four rounds a client is twice there, for certain and not by chance."""
     found = promised(configured(run={"epoch": 2}))
