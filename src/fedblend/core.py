@@ -56,7 +56,7 @@ Loss = Callable[[PyTree, PyTree], jax.Array]
 
 @partial(
     jax.tree_util.register_dataclass,
-    data_fields=("examples", "start", "count", "id"),
+    data_fields=("examples", "start", "count", "id", "salt"),
     meta_fields=("capacity",),
 )
 @dataclasses.dataclass(frozen=True)
@@ -65,7 +65,8 @@ class Shard:
 
     A federation is many shards over the same flat arrays, so nothing is padded and a
     cohort is one gather. ``capacity``, the largest count of the whole federation, is
-    static: every client, also on a real node, computes with the same shapes.
+    static: every client, also on a real node, computes with the same shapes. ``salt``,
+    two words of 32 bits, is a node's secret: batches then depend on it besides the key.
     """
 
     examples: PyTree
@@ -73,6 +74,7 @@ class Shard:
     count: jax.Array
     id: jax.Array
     capacity: int
+    salt: jax.Array | None = None
 
 
 class Batch(NamedTuple):

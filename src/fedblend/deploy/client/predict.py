@@ -14,7 +14,7 @@ import numpy as np
 
 from fedblend.core import PyTree
 from fedblend.data.readers.read import Task, read_inputs
-from fedblend.deploy.client.state import read_terms
+from fedblend.deploy.client.state import MODEL, read_terms
 from fedblend.deploy.contract import parse_contract
 from fedblend.deploy.ops.settings import NodeSettings
 from fedblend.errors import RunError
@@ -22,7 +22,6 @@ from fedblend.mixing import Blend, predict
 from fedblend.simulation.precision import precision
 from fedblend.simulation.serialize import WireError, as_tree, unpack
 
-MODEL = "personal.safetensors"
 BATCH = 1024
 """Rows that are computed at once: memory does not grow with the file."""
 
