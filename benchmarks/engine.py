@@ -15,8 +15,7 @@ import numpy as np
 import fedblend as fb
 import handwritten
 import work
-from fedblend.models.layers import Affine
-from fedblend.models.mlp import Mlp
+from fedblend.models.feedforward import Affine, Mlp
 
 FOREVER = 1_000_000
 """Rounds of the run: it goes on for as long as somebody asks."""

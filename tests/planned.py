@@ -10,7 +10,7 @@ import numpy as np
 from fedblend.config import toml
 from fedblend.config.build import build
 from fedblend.config.config import check
-from fedblend.simulation.precision import precision
+from fedblend.trees import precision
 
 CLIENTS, DIM, L2, EPS, K = 4, 31, 0.1, 1e-3, 8
 FLIX: dict[str, Any] = {

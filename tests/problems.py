@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import fedblend as fb
-from fedblend.data.datasets.quadratics import quadratic_loss
+from fedblend.data.datasets.synthetic import quadratic_loss
 from fedblend.data.federated import Shards
 from fedblend.losses import cross_entropy
 

@@ -92,6 +92,9 @@ from fedblend.algorithms.pfedme import (
 from fedblend.algorithms.reptile import (
     reptile as reptile,
 )
+from fedblend.algorithms.scaffnew import (
+    scaffnew as scaffnew,
+)
 from fedblend.algorithms.scaffold import (
     scaffold as scaffold,
 )

@@ -25,7 +25,7 @@ within its group. The signature is one of
 No noise is added: neither signature is differentially private.
 
 x_i of a group minimizes the group's loss and not f_i: bounds that need minimizers, such
-as those of ``theory.one_shot`` and ``theory.bounds``, do not hold for it.
+as those of ``theory.bounds``, do not hold for it.
 """
 
 from collections.abc import Callable
@@ -149,11 +149,7 @@ def kmeans(
         raise ValueError(f"k: {k} is not between 1 and the {len(points)} clients")
     words = np.asarray(jax.random.key_data(keys.named(key, "k-means")))
     tries = (
-        _lloyd(
-            points,
-            _centers(points, k, np.random.default_rng([*words, i])),
-            steps,
-        )
+        _lloyd(points, _centers(points, k, np.random.default_rng([*words, i])), steps)
         for i in range(restarts)
     )
     best = min(tries, key=lambda groups: groups.inertia)
@@ -275,7 +271,7 @@ def train(
     norms = _map_gradients(
         loss,
         lambda shard: trees.take(stacked, shard.id),
-        lambda gradient, shard: jnp.sqrt(trees.squared_norm(gradient)),
+        lambda gradient, shard: trees.norm(gradient),
         federated_data,
     )
     return Clustered(stacked, np.asarray(norms), up, down)

@@ -38,7 +38,6 @@ that no compiled function branches on the round.
 
 import dataclasses
 from collections.abc import Callable
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -53,12 +52,11 @@ Key = jax.Array
 Loss = Callable[[PyTree, PyTree], jax.Array]
 """``loss(params, rows) -> losses[rows]``: one number for every example."""
 
+STATIC = {"static": True}
+"""Marks a field of a tree that is no leaf: compiled functions know its value."""
 
-@partial(
-    jax.tree_util.register_dataclass,
-    data_fields=("examples", "start", "count", "id", "salt"),
-    meta_fields=("capacity",),
-)
+
+@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Shard:
     """The data of one client: rows ``start`` to ``start + count`` of ``examples``.
@@ -73,7 +71,7 @@ class Shard:
     start: jax.Array
     count: jax.Array
     id: jax.Array
-    capacity: int
+    capacity: int = dataclasses.field(metadata=STATIC)
     salt: jax.Array | None = None
 
 
@@ -133,9 +131,7 @@ class Ragged(NamedTuple):
     used: jax.Array
 
 
-@partial(
-    jax.tree_util.register_dataclass, data_fields=("bits",), meta_fields=("purpose",)
-)
+@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class SharedKey:
     """Random bits in a message that its receiver can draw itself: they do not travel.
@@ -146,10 +142,10 @@ class SharedKey:
     """
 
     bits: jax.Array
-    purpose: str = ""
+    purpose: str = dataclasses.field(default="", metadata=STATIC)
 
 
-@partial(jax.tree_util.register_dataclass, data_fields=("id",), meta_fields=())
+@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class ClientId:
     """The number of the client in its own answer: the server knows who sent it.
@@ -161,26 +157,22 @@ class ClientId:
     id: jax.Array
 
 
-@partial(
-    jax.tree_util.register_dataclass, data_fields=("value",), meta_fields=("name",)
-)
+@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Quotable:
     """A part of the server's message, under a name by which answers may quote it."""
 
     value: PyTree
-    name: str
+    name: str = dataclasses.field(metadata=STATIC)
 
 
-@partial(
-    jax.tree_util.register_dataclass, data_fields=("value",), meta_fields=("name",)
-)
+@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Quote:
     """What an answer repeats of the server's message: it does not travel."""
 
     value: PyTree
-    name: str
+    name: str = dataclasses.field(metadata=STATIC)
 
 
 class Needs(NamedTuple):

@@ -19,7 +19,7 @@ import optax
 
 from fedblend import keys, trees
 from fedblend.checks import COUNT, FUNCTION, Lengths, Number, gate, optional, words
-from fedblend.core import Key, PyTree, Shard
+from fedblend.core import Down, Key, PyTree, Shard, Up
 from fedblend.errors import UserError
 from fedblend.shards import (
     can_draw_alone,
@@ -189,6 +189,73 @@ def descend(
     return variables, jax.tree.map(lambda leaf: leaf / taken.astype(leaf.dtype), total)
 
 
+def local_update(
+    direction: Callable[..., PyTree],
+    down: Down,
+    shard: Shard,
+    key: Key,
+    *,
+    work: Work,
+    penalty: Callable[[PyTree], jax.Array] | None = None,
+    further: Sequence[str | tuple[str, Shard]] = (),
+) -> Up:
+    """The answer of a client that takes local steps from the shared model.
+
+    Arguments as of ``descend``; ``down`` has the shared model, the round and the
+    correction.
+    """
+    reached, mean_gradient = descend(
+        direction,
+        down.shared,
+        shard,
+        key,
+        work=work,
+        round=down.round,
+        correction=down.correction,
+        penalty=penalty,
+        further=further,
+    )
+    return Up(trees.subtract(reached, down.shared), mean_gradient)
+
+
+def descend_times(
+    direction: Callable[..., PyTree],
+    variables: PyTree,
+    shard: Shard,
+    key: Key,
+    *,
+    times: jax.Array,
+    work: Work,
+    correction: PyTree | None = None,
+) -> tuple[PyTree, PyTree]:
+    """Take a number of steps that is known only when the round runs, 1 or more.
+
+    Step t draws its batch from ``fold_in(key, t)``, so that a longer round begins as a
+    shorter one does. Other arguments and the result are those of ``descend``, of which
+    every step is a call: an optimizer starts anew at every step.
+
+    Args:
+        direction: see ``descend``.
+        variables: where to start.
+        shard: the client's data.
+        key: randomness of the batches.
+        times: the number of steps, such as one that the server drew and sent.
+        work: a rate and a batch size; its steps are not read.
+        correction: see ``descend``.
+    """
+    one = partial(
+        descend, direction, work=work._replace(steps=1), correction=correction
+    )
+
+    def step(number, carry):
+        after, gradient = one(carry[0], shard, jax.random.fold_in(key, number))
+        return after, trees.add(carry[1], gradient)
+
+    first = (variables, trees.zeros_like(variables))
+    reached, total = jax.lax.fori_loop(0, times, step, first)
+    return reached, jax.tree.map(lambda leaf: leaf / times, total)
+
+
 def planned(shard: Shard, work: Work) -> tuple[int | jax.Array, int]:
     """A client's own number of steps, and the largest over all clients."""
     steps = work.steps
@@ -233,9 +300,7 @@ def resolve(
 
     if optimizer.unit == "round":
         return optimizer.make(rate(round))
-    if optimizer.unit == "step":
-        return optimizer.make(lambda count: rate(round * steps + count))
-    raise UserError("schedule: unit", optimizer.unit, "'step' or 'round'")
+    return optimizer.make(lambda count: rate(round * steps + count))
 
 
 def _batches_of(count, size: int):

@@ -33,16 +33,22 @@ def gradient(loss: Loss) -> Callable[[PyTree, Batch], PyTree]:
     return jax.grad(lambda params, batch: objective(loss, params, batch))
 
 
-@gate(apply=FUNCTION)
-def cross_entropy(apply: Apply) -> Loss:
-    """Softmax cross entropy; targets are class numbers."""
+def _of_outputs(
+    apply: Apply, losses: Callable[[jax.Array, jax.Array], jax.Array]
+) -> Loss:
+    """A loss from ``losses(outputs, targets)`` of the rows ``(inputs, targets)``."""
 
     def loss(params, rows):
         inputs, targets = rows
-        scores = predict(apply, params, inputs)
-        return optax.softmax_cross_entropy_with_integer_labels(scores, targets)
+        return losses(predict(apply, params, inputs), targets)
 
     return loss
+
+
+@gate(apply=FUNCTION)
+def cross_entropy(apply: Apply) -> Loss:
+    """Softmax cross entropy; targets are class numbers."""
+    return _of_outputs(apply, optax.softmax_cross_entropy_with_integer_labels)
 
 
 @gate(apply=FUNCTION)
@@ -53,56 +59,48 @@ def sequence_cross_entropy(apply: Apply) -> Loss:
     negative one marks a place that does not count, and a row of such has no loss.
     """
 
-    def loss(params, rows):
-        inputs, targets = rows
-        scores = predict(apply, params, inputs)
+    def losses(scores, targets):
         known = targets >= 0
-        losses = optax.softmax_cross_entropy_with_integer_labels(
+        each = optax.softmax_cross_entropy_with_integer_labels(
             scores, jnp.where(known, targets, 0)
         )
-        places = known.sum(axis=1).astype(losses.dtype)
-        return jnp.where(known, losses, 0).sum(axis=1) / jnp.maximum(places, 1)
+        places = known.sum(axis=1).astype(each.dtype)
+        return jnp.where(known, each, 0).sum(axis=1) / jnp.maximum(places, 1)
 
-    return loss
+    return _of_outputs(apply, losses)
 
 
 @gate(apply=FUNCTION)
 def multilabel(apply: Apply) -> Loss:
     """Sigmoid cross entropy, averaged over the labels; targets are ones and zeros."""
 
-    def loss(params, rows):
-        inputs, targets = rows
-        scores = predict(apply, params, inputs)
+    def losses(scores, targets):
         wanted = (targets > 0).astype(scores.dtype)
         return optax.sigmoid_binary_cross_entropy(scores, wanted).mean(axis=1)
 
-    return loss
+    return _of_outputs(apply, losses)
 
 
 @gate(apply=FUNCTION)
 def logistic(apply: Apply) -> Loss:
     """``log(1 + exp(-y score))`` for a single score; targets are 0 or 1."""
 
-    def loss(params, rows):
-        inputs, targets = rows
-        scores = predict(apply, params, inputs)
+    def losses(scores, targets):
         scores = scores.reshape(scores.shape[0])
         return jax.nn.softplus(jnp.where(targets > 0, -scores, scores))
 
-    return loss
+    return _of_outputs(apply, losses)
 
 
 @gate(apply=FUNCTION)
 def squared_error(apply: Apply) -> Loss:
     """Half the squared error, summed over the outputs of an example."""
 
-    def loss(params, rows):
-        inputs, targets = rows
-        outputs = predict(apply, params, inputs)
+    def losses(outputs, targets):
         gap = outputs.reshape(targets.shape) - targets
         return 0.5 * jnp.square(gap).reshape(gap.shape[0], -1).sum(axis=1)
 
-    return loss
+    return _of_outputs(apply, losses)
 
 
 @gate(loss=FUNCTION, strength=NOT_NEGATIVE)

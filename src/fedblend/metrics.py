@@ -99,6 +99,21 @@ def _rowwise(make: Callable[..., Metric], both: RowMeasure) -> Metric:
     return make(lambda model, batch: both(model, batch)[0], with_rows=both)
 
 
+def _of_outputs(
+    make: Callable[..., Metric],
+    apply: Apply,
+    measure: Callable[[jax.Array, jax.Array, jax.Array], tuple[jax.Array, jax.Array]],
+) -> Metric:
+    """A metric from ``measure(outputs, targets, mask)`` of ``(inputs, targets)``."""
+
+    def both(model, batch):
+        inputs, targets = batch.rows
+        outputs = predict(apply, model, inputs)
+        return measure(outputs, targets, _mask(batch, outputs))
+
+    return _rowwise(make, both)
+
+
 def evaluate(
     metrics: Mapping[str, Metric], model: PyTree, batch: Batch
 ) -> tuple[dict[str, jax.Array], dict[str, jax.Array]]:
@@ -132,16 +147,14 @@ def accuracy(apply: Apply) -> Metric:
     wrong: the accuracy is NaN as well.
     """
 
-    def measure(model, batch):
-        inputs, targets = batch.rows
-        scores = predict(apply, model, inputs)
+    def measure(scores, targets, mask):
         if scores.ndim == 1 or scores.shape[1] == 1:
             right = (_margin(scores) > 0) == (targets > 0)
         else:
             right = scores.argmax(axis=1) == targets
-        return _mean_and_rows(_unless_nan(right, scores), _mask(batch, scores))
+        return _mean_and_rows(_unless_nan(right, scores), mask)
 
-    return _rowwise(_fraction_of_rows, measure)
+    return _of_outputs(_fraction_of_rows, apply, measure)
 
 
 @gate(apply=FUNCTION)
@@ -151,18 +164,16 @@ def next_token_accuracy(apply: Apply) -> Metric:
     Scores are [rows, length, classes]; places with a negative target do not count.
     """
 
-    def measure(model, batch):
-        inputs, targets = batch.rows
-        scores = predict(apply, model, inputs)
+    def measure(scores, targets, mask):
         right = _unless_nan(scores.argmax(axis=2) == targets, scores)
-        mask = _mask(batch, scores)[:, None] & (targets >= 0)
+        mask = mask[:, None] & (targets >= 0)
         value, places = _mean(right, mask), mask.sum(axis=1)
         # A row counts by its places: it brings more, the more of them it has.
         total = jnp.where(mask, right, 0).sum(axis=1) - value * places
         scale = (places > 0).sum() / jnp.maximum(places.sum(), 1)
         return value, jnp.where(places > 0, value + total * scale, jnp.nan)
 
-    return _rowwise(_fraction_of_rows, measure)
+    return _of_outputs(_fraction_of_rows, apply, measure)
 
 
 @gate(apply=FUNCTION)
@@ -173,10 +184,8 @@ def auc(apply: Apply) -> Metric:
     score is the single one, or with two classes the second less the first.
     """
 
-    def measure(model, batch):
-        inputs, targets = batch.rows
-        scores = _margin(predict(apply, model, inputs))
-        mask = _mask(batch, scores)
+    def measure(outputs, targets, mask):
+        scores = _margin(outputs)
         positive, negative = mask & (targets > 0), mask & (targets <= 0)
         rivals = negative.sum()
         # Infinity moves the rows that do not count to the end, past all rivals.
@@ -198,21 +207,19 @@ def auc(apply: Apply) -> Metric:
         brings = value + each * mask.sum() / jnp.maximum(own, 1)
         return value, jnp.where(mask, brings, jnp.nan)
 
-    return _rowwise(_fraction, measure)
+    return _of_outputs(_fraction, apply, measure)
 
 
 @gate(apply=FUNCTION)
 def mean_squared_error(apply: Apply) -> Metric:
     """The squared error, averaged over rows and outputs."""
 
-    def measure(model, batch):
-        inputs, targets = batch.rows
-        outputs = predict(apply, model, inputs)
+    def measure(outputs, targets, mask):
         gaps = jnp.square(outputs.reshape(targets.shape) - targets)
         gaps = gaps.reshape(gaps.shape[0], -1).mean(axis=1)
-        return _mean_and_rows(gaps, _mask(batch, gaps))
+        return _mean_and_rows(gaps, mask)
 
-    return _rowwise(_loss, measure)
+    return _of_outputs(_loss, apply, measure)
 
 
 @gate(apply=FUNCTION, k=COUNT)
@@ -223,16 +230,13 @@ def recall_at(apply: Apply, k: int) -> Metric:
     every row (which part of its labels is?); rows without labels do not count.
     """
 
-    def measure(model, batch):
-        inputs, targets = batch.rows
-        scores = predict(apply, model, inputs)
+    def measure(scores, targets, mask):
         if not 1 <= k <= scores.shape[-1]:
             raise ValueError(
                 f"recall_at: k = {k}, it has to be between 1 and the model's "
                 f"{scores.shape[-1]} outputs"
             )
         _, top = jax.lax.top_k(scores, k)
-        mask = _mask(batch, scores)
         if targets.ndim == 1:
             found = (top == targets[:, None]).any(axis=1)
             return _mean_and_rows(_unless_nan(found, scores), mask)
@@ -241,7 +245,7 @@ def recall_at(apply: Apply, k: int) -> Metric:
         part = _unless_nan(hits / jnp.maximum(labels, 1), scores)
         return _mean_and_rows(part, mask & (labels > 0))
 
-    return _rowwise(_fraction_of_rows, measure)
+    return _of_outputs(_fraction_of_rows, apply, measure)
 
 
 def standard(kind: str, loss: Loss, apply: Apply) -> dict[str, Metric]:

@@ -12,8 +12,10 @@ from fedblend import trees
 from fedblend.core import Batch, ClientId, Key, PyTree, Shard
 
 
-def draw(shard: Shard, key: Key, size: int) -> Batch:
-    """``size`` rows drawn at random, with replacement."""
+def draw(shard: Shard, key: Key, size: int | None) -> Batch:
+    """``size`` rows drawn at random, with replacement; all rows if None."""
+    if size is None:
+        return everything(shard)
     return rows_at(shard, random_rows(shard, key, (size,)))
 
 

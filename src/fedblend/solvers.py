@@ -61,11 +61,7 @@ def given(models: PyTree) -> Solver:
 
 @gate(**STOPPING, smooth=by_client(POSITIVE))
 def gradient_descent(
-    loss: Loss,
-    smooth: ByClient,
-    *,
-    tolerance: float = 1e-6,
-    most: int = 10_000,
+    loss: Loss, smooth: ByClient, *, tolerance: float = 1e-6, most: int = 10_000
 ) -> Solver:
     """Full gradients with the step ``1 / smooth``.
 
@@ -81,7 +77,7 @@ def gradient_descent(
         rate = 1 / per_client(smooth, shard)
         return trees.subtract(here, trees.scale(rate, grad)), state
 
-    return _descent(loss, lambda params, value: (), step, tolerance, most)
+    return _descent(loss, lambda params: (), step, tolerance, most)
 
 
 @gate(**STOPPING)
@@ -96,9 +92,7 @@ def lbfgs(loss: Loss, *, tolerance: float = 1e-6, most: int = 1_000) -> Solver:
         )
         return optax.apply_updates(here, updates), state
 
-    return _descent(
-        loss, lambda params, value: optimizer.init(params), step, tolerance, most
-    )
+    return _descent(loss, optimizer.init, step, tolerance, most)
 
 
 @gate(**STOPPING)
@@ -123,12 +117,12 @@ def newton(loss: Loss, *, tolerance: float = 1e-9, most: int = 50) -> Solver:
         best = jnp.where(enough.any(), jnp.argmax(enough), 0)
         return trees.unravel(point - lengths[best] * direction, layout), state
 
-    return _descent(loss, lambda params, value: (), step, tolerance, most)
+    return _descent(loss, lambda params: (), step, tolerance, most)
 
 
 def _descent(
     loss: Loss,
-    init: Callable[[PyTree, Callable], PyTree],
+    init: Callable[[PyTree], PyTree],
     step: Callable[..., tuple[PyTree, PyTree]],
     tolerance: float,
     most: int,
@@ -145,16 +139,16 @@ def _descent(
 
         def unfinished(carry):
             _, _, grad, count = carry
-            return (_norm(grad) > tolerance) & (count < most)
+            return (trees.norm(grad) > tolerance) & (count < most)
 
         def advance(carry):
             here, state, grad, count = carry
             here, state = step(grad, here, state, shard, value)
             return here, state, gradient_at(here, batch), count + 1
 
-        first = (params, init(params, value), gradient_at(params, batch), 0)
+        first = (params, init(params), gradient_at(params, batch), 0)
         here, _, grad, _ = jax.lax.while_loop(unfinished, advance, first)
-        return here, _norm(grad)
+        return here, trees.norm(grad)
 
     return solve
 
@@ -204,13 +198,7 @@ def patient_sgd(
 
         def advance(now: _Best) -> _Best:
             turn_key = jax.random.fold_in(key, now.turns)
-            here, _ = descend(
-                gradient_at,
-                now.here,
-                seen,
-                turn_key,
-                work=work,
-            )
+            here, _ = descend(gradient_at, now.here, seen, turn_key, work=work)
             score = objective(loss, here, test)
             better = score < now.score
             return _Best(
@@ -225,10 +213,6 @@ def patient_sgd(
         last = jax.lax.while_loop(
             lambda now: (now.waited < patience) & (now.turns < turns), advance, first
         )
-        return last.best, _norm(gradient_at(last.best, everything(shard)))
+        return last.best, trees.norm(gradient_at(last.best, everything(shard)))
 
     return solve
-
-
-def _norm(tree: PyTree) -> jax.Array:
-    return jnp.sqrt(trees.squared_norm(tree))

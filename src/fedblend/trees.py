@@ -1,8 +1,11 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""Arithmetic on trees of arrays, in short verbs."""
+"""Arithmetic on trees of arrays, in short verbs, and its precision."""
 
+import contextlib
 import math
+from collections.abc import Iterator
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -36,33 +39,27 @@ def zeros_like(tree: PyTree) -> PyTree:
     return jax.tree.map(jnp.zeros_like, tree)
 
 
+_map_with_none = partial(jax.tree.map, is_leaf=lambda node: node is None)
+
+
 def add_where_given(tree: PyTree, addend: PyTree | None) -> PyTree:
     """``tree + addend``, where None in ``addend`` stands for any subtree of zeros."""
-    return jax.tree.map(
-        lambda more, here: here if more is None else add(here, more),
-        addend,
-        tree,
-        is_leaf=lambda node: node is None,
+    return _map_with_none(
+        lambda more, here: here if more is None else add(here, more), addend, tree
     )
 
 
 def where_given(pattern: PyTree, tree: PyTree) -> PyTree:
     """``tree`` where ``pattern`` has something, and None where it has None."""
-    return jax.tree.map(
-        lambda given, here: None if given is None else here,
-        pattern,
-        tree,
-        is_leaf=lambda node: node is None,
+    return _map_with_none(
+        lambda given, here: None if given is None else here, pattern, tree
     )
 
 
 def fill(tree: PyTree, other: PyTree) -> PyTree:
     """``tree`` with the leaves of ``other`` where it has None."""
-    return jax.tree.map(
-        lambda here, more: more if here is None else here,
-        tree,
-        other,
-        is_leaf=lambda node: node is None,
+    return _map_with_none(
+        lambda here, more: more if here is None else here, tree, other
     )
 
 
@@ -81,6 +78,11 @@ def select(condition: jax.Array, yes: PyTree, no: PyTree) -> PyTree:
 def squared_norm(tree: PyTree) -> jax.Array:
     """The sum of all squared entries."""
     return sum((jnp.vdot(leaf, leaf) for leaf in jax.tree.leaves(tree)), start=0.0)  # pyright: ignore
+
+
+def norm(tree: PyTree) -> jax.Array:
+    """The length of the tree as one vector."""
+    return jnp.sqrt(squared_norm(tree))
 
 
 def is_finite(tree: PyTree) -> jax.Array:
@@ -135,3 +137,14 @@ def unravel(vector: jax.Array, layout: Layout) -> PyTree:
         leaves.append(vector[place : place + size].reshape(shape).astype(dtype))
         place += size
     return jax.tree.unflatten(layout.structure, leaves)
+
+
+@contextlib.contextmanager
+def precision(name: str) -> Iterator[None]:
+    """Compute with "float32" or "float64" inside of a ``with`` block."""
+    before = jax.config.jax_enable_x64  # pyright: ignore
+    jax.config.update("jax_enable_x64", name == "float64")
+    try:
+        yield
+    finally:
+        jax.config.update("jax_enable_x64", before)

@@ -12,7 +12,7 @@ import pytest
 import fedblend as fb
 import problems
 from fedblend.algorithms.agnostic import onto_simplex
-from fedblend.data.datasets.quadratics import quadratic_loss
+from fedblend.data.datasets.synthetic import quadratic_loss
 
 KEY = jax.random.key(0)
 on = problems.quadratics()

@@ -144,7 +144,7 @@ def test_building_what_passed_the_check(data, model, loss, metrics):
     config = only_one_line(check, content, "here")
     if config is not None:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(building, "load_dataset", lambda data: _digits())
+            patch.setattr(building.data, "load_dataset", lambda data: _digits())
             only_one_line(building.build, config, errors=(ConfigError, DataError))
 
 

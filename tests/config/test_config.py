@@ -175,11 +175,11 @@ def test_local_work_becomes_what_the_library_takes(tiny):
         return check({**tiny, "algorithm": base}, "here").algorithm
 
     plain = work(rate=0.1, steps=2)
-    assert (plain.chosen(), plain.amount(), plain.rows()) == (0.1, 2, 4)
+    assert (plain.chosen(), plain.work().steps, plain.rows()) == (0.1, 2, 4)
     named = work(optimizer={"name": "sgd", "rate": 1}, epochs=3)
-    assert (named.chosen(), named.amount()) == (1.0, Epochs(3))
+    assert (named.chosen(), named.work().steps) == (1.0, Epochs(3))
     each = work(rate=0.1, steps=[1, 2])
-    assert np.array_equal(np.asarray(each.amount()), [1, 2])
+    assert np.array_equal(np.asarray(each.work().steps), [1, 2])
     for name in ("momentum", "adam", "adamw", "yogi", "adagrad", "rmsprop"):
         optimizer = {"name": name, "rate": 0.1}
         chosen = work(optimizer=optimizer, steps=1).chosen()

@@ -9,7 +9,7 @@ import pytest
 
 from fedblend.config.build import build
 from fedblend.config.config import check
-from fedblend.config.constants import with_rates
+from fedblend.config.model import with_rates
 from fedblend.data.federated import held_out
 from fedblend.experiments.run import run_config
 

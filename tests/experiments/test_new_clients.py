@@ -13,7 +13,7 @@ from test_run import OWN
 import example_arguments as examples
 from fedblend.config.build import build
 from fedblend.config.config import check
-from fedblend.config.tasks import loss_name
+from fedblend.config.model import loss_name
 from fedblend.core import Down
 from fedblend.errors import RunError
 from fedblend.experiments.new_clients import client_work

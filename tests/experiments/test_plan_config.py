@@ -11,11 +11,11 @@ import pytest
 from fedblend.config import toml
 from fedblend.config.build import build
 from fedblend.config.config import check, dump
-from fedblend.config.constants import smoothness, with_rates
+from fedblend.config.model import smoothness, with_rates
 from fedblend.errors import ConfigError
 from fedblend.experiments.plan import Problem, problem, promises, warnings
-from fedblend.simulation.precision import precision
 from fedblend.simulation.simulate import simulate
+from fedblend.trees import precision
 from planned import CLIENTS, DIANA, DIM, EPS, FLIX, L2, RAND, ByHand, K, changed
 
 

@@ -19,7 +19,7 @@ from fedblend.experiments.run import Step, run_config
 from fedblend.experiments.run_folder import Folder
 from fedblend.registry import ALGORITHMS
 from fedblend.report.terminal import show
-from fedblend.simulation import early_stopping
+from fedblend.simulation import train_alone
 from fedblend.simulation.serialize import unpack
 from fedblend.simulation.simulate import simulate
 
@@ -184,8 +184,8 @@ def test_training_alone_has_its_own_best_round_whatever_the_cohort(tiny, tmp_pat
 
 
 def test_training_alone_that_is_cut_short_is_reported(tiny, tmp_path, monkeypatch):
-    monkeypatch.setattr(early_stopping, "MOST", 1)
-    monkeypatch.setattr(early_stopping, "LITTLE", -1.0)
+    monkeypatch.setattr(train_alone, "MOST", 1)
+    monkeypatch.setattr(train_alone, "LITTLE", -1.0)
     tiny["measure"] |= {"local": True, "metrics": ["loss"]}
     warned: list[str] = []
     summary = run_config(
@@ -266,7 +266,7 @@ def test_double_precision(tiny, tmp_path):
 
 @pytest.mark.parametrize("store", ["device", "host", "disk"])
 def test_stopped_and_gone_on_is_the_same_run(store, tiny, tmp_path, monkeypatch):
-    monkeypatch.setattr(early_stopping, "MOST", 1)
+    monkeypatch.setattr(train_alone, "MOST", 1)
     tiny["algorithm"]["name"] = "scaffold"
     tiny["run"] |= {"store": store, "dropout": 0.2}
     # How long training alone takes is tried alike whatever the store.

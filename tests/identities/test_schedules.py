@@ -10,7 +10,7 @@ import pytest
 import fedblend as fb
 import problems
 from fedblend.local import resolve
-from fedblend.simulation.precision import precision
+from fedblend.trees import precision
 
 on = problems.quadratics()
 STEPS_BY_CLIENT = np.array([1, 3, 2, 4, 1, 2, 3])

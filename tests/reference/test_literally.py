@@ -14,10 +14,10 @@ import pytest
 from second_reader import apfl_visit, slope
 
 import fedblend as fb
-from fedblend.simulation.precision import precision
 from fedblend.simulation.sampling import drawing, settled
 from fedblend.transforms import add_gradient
 from fedblend.transforms.mixed_fl import central_loss
+from fedblend.trees import precision
 
 DIM, RATE, ROOT = 3, 0.3, jax.random.key(3)
 COUNTS = (7, 1, 12, 3, 5)

@@ -17,8 +17,8 @@ import second_reader as paper
 
 import fedblend as fb
 from fedblend.algorithms.l2gd import L2gdClient, Tosses
-from fedblend.simulation.precision import precision
 from fedblend.simulation.sampling import cohorts
+from fedblend.trees import precision
 
 COUNTS, DIM, ROUNDS, STEPS = (3, 2, 6, 4, 5), 3, 4, 3
 CLIENTS, ROWS = len(COUNTS), sum(COUNTS)

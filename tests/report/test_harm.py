@@ -12,7 +12,7 @@ from rich.console import Console
 from fedblend.gains import Evidence, harms
 from fedblend.metrics import standard
 from fedblend.report.figures import plot_harm
-from fedblend.report.harm import Clients, compared, harm_rows, sentence
+from fedblend.report.measures import Clients, compared, harm_rows, sentence
 from fedblend.report.terminal import show
 
 NOTHING: Any = lambda *of: None  # noqa: E731

@@ -9,7 +9,7 @@ import pytest
 
 import fedblend as fb
 from fedblend.data.federated import FederatedData, Shards
-from fedblend.simulation.precision import precision
+from fedblend.trees import precision
 from problems import COUNTS, quadratics
 
 RATE, ALPHA, STEPS = 0.2, 0.3, 7

@@ -10,9 +10,9 @@ import pytest
 import fedblend as fb
 from fedblend.core import Needs
 from fedblend.simulation import checkpoint
-from fedblend.simulation.precision import precision
 from fedblend.simulation.sampling import check, cohorts, drawing, settled, weighed
 from fedblend.transforms.mixed_fl import central_loss
+from fedblend.trees import precision
 
 DIM = 3
 WEIGHTS, SIZES = (0.2, 0.5, 0.3), (1, 3, 2)

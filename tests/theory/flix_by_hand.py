@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedblend.data.datasets.libsvm import libsvm
-from fedblend.data.datasets.quadratics import quadratics
+from fedblend.data.datasets.synthetic import quadratics
 from fedblend.data.federated import FederatedData, federate
 from fedblend.data.partition.partitioners import contiguous
 from fedblend.theory import constants
-from fedblend.theory.flix_objective import Mixture, mixture
+from fedblend.theory.constants import Mixture, mixture
 
 UNEQUAL = np.array([0.9, 0.5, 0.2, 0.7, 1.0, 0.05])
 """Weights of the shared model that all differ, for six clients."""

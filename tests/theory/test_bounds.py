@@ -7,8 +7,7 @@ import pytest
 from flix_by_hand import UNEQUAL, dcgd, descend, diana, known_of, mixed
 
 from fedblend.theory import bounds, steps
-from fedblend.theory.constants import Smoothness
-from fedblend.theory.flix_objective import mixture
+from fedblend.theory.constants import Smoothness, mixture
 
 ROUNDING = 1e-12
 """Values of f~ are sums of numbers near 1 in float64."""

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from flix_by_hand import UNEQUAL, descend, mixed, quadratic_case
 
-from fedblend.data.datasets.quadratics import quadratic_loss
+from fedblend.data.datasets.synthetic import quadratic_loss
 from fedblend.data.federated import federate
 from fedblend.losses import cross_entropy, l2
-from fedblend.models import linear
+from fedblend.models import softmax
 from fedblend.theory import constants
-from fedblend.theory.flix_objective import (
+from fedblend.theory.constants import (
     D,
     L_alpha,
     M,
@@ -71,7 +71,7 @@ def test_least_squares_is_between_the_extreme_eigenvalues():
 
 def test_softmax_is_a_bound_that_is_nearly_reached():
     federated_data = random_rows()
-    model = linear.softmax(3, 3, intercept=False)
+    model = softmax(3, 3, intercept=False)
     loss = l2(cross_entropy(model.apply), 0.1)
     bound = constants.softmax(federated_data, 0.1)
     assert not bound.exact

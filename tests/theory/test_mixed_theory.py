@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import fedblend as fb
-from fedblend.simulation.precision import precision
 from fedblend.theory import mixed_fl
+from fedblend.trees import precision
 
 COUNTS = (1, 4, 2)
 LOSS = fb.datasets.quadratic_loss

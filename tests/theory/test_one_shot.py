@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 from flix_by_hand import UNEQUAL, known_of, mixed, quadratic_case
 
-from fedblend.theory.flix_objective import mixture, stationary_weights
-from fedblend.theory.one_shot import (
+from fedblend.theory.bounds import (
     one_shot,
     one_shot_alpha,
     one_shot_by_diameter,
@@ -16,6 +15,7 @@ from fedblend.theory.one_shot import (
     one_shot_gradient_by_diameter,
     require_minimizers,
 )
+from fedblend.theory.constants import mixture, stationary_weights
 
 
 @pytest.mark.parametrize("alpha", [0.2, 1.0, UNEQUAL], ids=["0.2", "1", "unequal"])

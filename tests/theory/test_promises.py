@@ -18,10 +18,10 @@ from fedblend.config import toml
 from fedblend.config.build import build
 from fedblend.config.config import check
 from fedblend.experiments.plan import problem, promises
-from fedblend.simulation.precision import precision
 from fedblend.simulation.simulate import set_up
 from fedblend.theory import predicted
-from fedblend.theory.flix_objective import stacked
+from fedblend.theory.constants import stacked
+from fedblend.trees import precision
 
 L2, ALPHA, SEEDS = 0.1, 0.5, 4
 SETS = {

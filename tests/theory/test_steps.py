@@ -9,8 +9,7 @@ import pytest
 from flix_by_hand import Case, Quadratic, dcgd, diana, mixed
 
 from fedblend.theory import steps
-from fedblend.theory.constants import Smoothness
-from fedblend.theory.flix_objective import mixture
+from fedblend.theory.constants import Smoothness, mixture
 
 TWO = Smoothness(np.array([4.0, 1.0]), np.array([1.0, 0.5]), True)
 """Two clients: with alpha = (1/2, 1) both l_i are 1, so L_alpha = 1."""

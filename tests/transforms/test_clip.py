@@ -12,8 +12,8 @@ import pytest
 import fedblend as fb
 import problems
 from fedblend import compress
-from fedblend.simulation.precision import precision
 from fedblend.transforms.clip import clip_tree
+from fedblend.trees import precision
 
 RATE, ROUNDS, NORM = 0.2, 6, 0.15
 full: dict[str, Any] = {"steps": 1, "batch_size": None}

@@ -14,8 +14,8 @@ import fedblend as fb
 import problems
 from fedblend import keys
 from fedblend.core import Aggregate, Up
-from fedblend.simulation.precision import precision
 from fedblend.simulation.sampling import dealt
+from fedblend.trees import precision
 
 CLIP, NOISE, COHORT, RATE, TREE = 0.15, 1.5, 2, 0.2, 3
 on = problems.quadratics()

@@ -10,9 +10,9 @@ import pytest
 
 import fedblend as fb
 from fedblend.core import Aggregate, Up
-from fedblend.simulation.precision import precision
 from fedblend.transforms.mixed_fl import central_loss
-from fedblend.transforms.mixed_fl.server_gain import gain
+from fedblend.transforms.mixed_fl.parallel import gain
+from fedblend.trees import precision
 
 LOSS, WEIGHTS, DIM = fb.datasets.quadratic_loss, (0.5, 0.5), 2
 OWN = (np.array([[[3.0, 1.0], [1.0, 2.0]]]), np.array([[-4.0, 5.0]]))

@@ -17,8 +17,8 @@ import pytest
 
 import fedblend as fb
 from fedblend import keys
-from fedblend.simulation.precision import precision
 from fedblend.transforms.mixed_fl import central_loss
+from fedblend.trees import precision
 
 COUNTS = (4, 1, 6, 3, 2)
 TABLE, WIDTH = 9, 2

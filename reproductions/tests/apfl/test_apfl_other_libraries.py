@@ -14,8 +14,8 @@ import problems
 from fedblend import keys
 from fedblend.losses import squared_error
 from fedblend.shards import random_rows
-from fedblend.simulation.precision import precision
 from fedblend.simulation.sampling import cohorts
+from fedblend.trees import precision
 from fedblend_reproductions.apfl.other_libraries import apfl_fedjax, apfl_fedtorch
 
 COUNTS, DIM, RATE, ROUNDS, COHORT = (5, 2, 6, 3, 7), 3, 0.2, 7, 3

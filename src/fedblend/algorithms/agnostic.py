@@ -1,6 +1,6 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""Agnostic FL: the model whose loss on the worst mixture of clients is the least.
+"""Agnostic FL: the model with the smallest loss on the worst mixture of clients.
 
 The problem is ``min over shared, max over q in the simplex of sum_i q_i f_i(shared)``;
 at the optimum the clients with q_i > 0 have the same loss, and no other a larger one. A
@@ -35,7 +35,7 @@ from fedblend.core import Algorithm, ClientId, Loss, Up
 from fedblend.local import WORK, Work
 from fedblend.losses import objective
 from fedblend.registry import algorithm
-from fedblend.shards import draw, everything
+from fedblend.shards import draw
 
 
 def onto_simplex(vector: jax.Array) -> jax.Array:
@@ -53,19 +53,13 @@ def onto_simplex(vector: jax.Array) -> jax.Array:
 
 @algorithm(sends=("update", "losses"))
 @gate(**WORK, clients=COUNT, q_rate=NOT_NEGATIVE)
-def agnostic(
-    loss: Loss,
-    work: Work,
-    *,
-    clients: int,
-    q_rate: float,
-) -> Algorithm:
+def agnostic(loss: Loss, work: Work, *, clients: int, q_rate: float) -> Algorithm:
     """Descent in the model, ascent in the weights of the clients.
 
     Args:
         loss: ``loss(params, rows) -> losses[rows]``.
         work: local work of a round: optimizer, steps, batch size.
-        clients: how many there are.
+        clients: number of clients.
         q_rate: step of the ascent in q, 0 or more.
     """
     inner = fedavg(loss, work)
@@ -77,9 +71,9 @@ def agnostic(
 def weighed(
     inner: Algorithm, loss: Loss, *, clients: int, q_rate: float, batch_size: int | None
 ) -> Algorithm:
-    """An algorithm with FedAvg's messages, its answers weighed by a q that climbs.
+    """An algorithm with FedAvg's messages, whose updates are weighted by n q_i.
 
-    Arguments as of ``agnostic``, beside the algorithm whose local work is done.
+    ``inner`` does the local work; the other arguments are those of ``agnostic``.
     """
 
     def start(params, joins, central, key):
@@ -92,7 +86,7 @@ def weighed(
 
     def client(down, client, shard, key):
         own = keys.named(key, "agnostic")
-        batch = draw(shard, own, batch_size) if batch_size else everything(shard)
+        batch = draw(shard, own, batch_size)
         value = objective(loss, down.shared, batch)
         up, client = inner.client(down, client, shard, key)
         delta, mean_gradient = trees.scale(
@@ -110,7 +104,9 @@ def weighed(
         down, server = inner.server(aggregate, down, server, central, key)
         return down._replace(extra=onto_simplex(climbed)), server
 
-    own = {"mean": True, "uniform": True, "weights": "uniform", "clients": clients}
+    needs = inner.needs._replace(
+        mean=True, uniform=True, weights="uniform", clients=clients
+    )
     return inner._replace(
         start=start,
         client=client,
@@ -118,5 +114,5 @@ def weighed(
         ask=lambda client, shard: shard.id,
         tell=tell,
         decode=decode,
-        needs=inner.needs._replace(**own),
+        needs=needs,
     )

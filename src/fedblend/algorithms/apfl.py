@@ -86,12 +86,12 @@ def apfl(
     local: Solver | None = None,
     aggregated: bool = True,
 ) -> Algorithm:
-    """A shared model as FedAvg's, and at every client a model and a weight of its own.
+    """FedAvg's shared model, and a personal model and mixing weight on every client.
 
     Args:
         loss: ``loss(params, rows) -> losses[rows]``; takes a ``Blend`` if ``mix``
             makes one.
-        work: local work of a round; w and v each have an optimizer of this kind.
+        work: local work of a round; w and v each have such an optimizer.
         alpha: first weight of the shared model; a number, or an array over clients.
         learn: when alpha moves: "step", "round" (with the first step) or "fixed".
         alpha_rate: optimizer of alpha, a number for plain steps; None for that of
@@ -101,11 +101,11 @@ def apfl(
             to hold out one keeps its alpha.
         hand_back: number of rounds after which w and v train on held-out rows too, and
             alpha stays; None for never.
-        fresh: v (and alpha) have a batch of their own instead of that of w.
+        fresh: draw another batch for v (and alpha) than for w.
         mix: ``mixing.parameters`` or ``mixing.outputs``.
         local: how v starts, from ``fedblend.solvers``; None for the initial parameters.
-        aggregated: the client mixes v with the shared model of the server, else with
-            its own last w_i, as it was before the server averaged.
+        aggregated: mix v with the shared model of the server; if False, with the
+            client's last w_i, before the server averaged.
 
     Example:
         >>> import jax, jax.numpy as jnp, fedblend as fb
@@ -141,7 +141,6 @@ def apfl(
         return Up(delta, mean.shared, step_sum=step_sum), state
 
     def personal(down, client, shard, key):
-        del shard, key
         shared = down.shared if aggregated else client.last
         return mix(client.alpha, shared, client.personal)
 

@@ -1,6 +1,6 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""Agnostic APFL: APFL over the shared model that serves the worst mixture of clients.
+"""Agnostic APFL: APFL over the shared model of agnostic FL.
 
 The shared problem is ``min over shared, max over q in the simplex of sum_i q_i
 f_i(shared)`` in place of the plain mean; client i deploys ``mix_i = alpha_i shared +
@@ -48,7 +48,7 @@ def apfl_agnostic(
     alpha_rate: Optimizer | None = None,
     held_out: float = 0.0,
 ) -> Algorithm:
-    """Agnostic FL's shared model, and at every client a model and a weight of its own.
+    """Agnostic FL's shared model, a personal model and mixing weight on every client.
 
     Args:
         loss: ``loss(params, rows) -> losses[rows]``.

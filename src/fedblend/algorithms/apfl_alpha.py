@@ -27,7 +27,7 @@ import optax
 from fedblend.checks import ALPHA, COUNT, Number, optional, words
 from fedblend.core import Shard
 from fedblend.errors import UserError
-from fedblend.local import OPTIMIZER, Optimizer
+from fedblend.local import OPTIMIZER, Optimizer, resolve
 from fedblend.shards import part
 
 Learn = Literal["step", "round", "fixed"]
@@ -73,15 +73,23 @@ class Learning(NamedTuple):
         return part(shard, fraction, 1.0), part(shard, 0.0, fraction)
 
     def optimizer(
-        self, rule: optax.GradientTransformation, held: Shard | None
+        self,
+        of_models: Optimizer,
+        round: jax.Array,
+        steps: int | jax.Array,
+        held: Shard | None,
     ) -> optax.GradientTransformation:
-        """The optimizer of alpha: ``rule`` when alpha moves, then back into [0, 1].
+        """The optimizer of alpha in a round, which keeps alpha in [0, 1].
 
         Args:
-            rule: the optimizer of an alpha that moves with every step.
+            of_models: the optimizer of w and v, for an alpha without its own.
+            round: the round, for schedules.
+            steps: number of local steps of the round, for schedules.
             held: the rows of alpha, if they are not those of w and v. Without any left
-                alpha stays, even where ``rule`` moves without a gradient.
+                alpha stays, even where its optimizer moves without a gradient.
         """
+        rate = of_models if self.alpha_rate is None else self.alpha_rate
+        rule = resolve(rate, round, steps)
         first = optax.scale_by_schedule(lambda count: jnp.where(count == 0, 1.0, 0.0))
         moved = {
             "step": rule,

@@ -30,8 +30,7 @@ import optax
 
 from fedblend import mixing, trees
 from fedblend.algorithms.apfl import gradients
-from fedblend.algorithms.apfl_steps import Variables
-from fedblend.algorithms.averages import Average, averaging, extended
+from fedblend.algorithms.apfl_steps import Average, Variables, averaging, extended
 from fedblend.algorithms.fedavg import fedavg
 from fedblend.checks import ALPHA, COUNT, POSITIVE, ByClient, gate
 from fedblend.core import Algorithm, Loss, PyTree, Up
@@ -57,7 +56,7 @@ def apfl_averaged(
         work: local work of a round, with one number of steps for all clients;
             ``theory.apfl`` has the optimizer of the theorems.
         alpha: weight of the shared model; a number, or an array over clients.
-        shift: a, see above.
+        shift: the a of the weights (t + a)^2, above 0.
     """
     steps = COUNT("apfl_averaged: work: steps", work.steps)
     inner, gradients_at = fedavg(loss, work), gradients(loss, mixing.parameters)
@@ -66,7 +65,6 @@ def apfl_averaged(
         return jnp.square(1 + (round * steps + 1 + jnp.arange(steps)) / shift)
 
     def enroll(params, shard, key):
-        del shard, key
         return (), AveragedClient(params, Average(params, jnp.zeros((), float)))
 
     def start(params, joins, central, key):
@@ -105,7 +103,6 @@ def apfl_averaged(
         return down._replace(extra=extra), server
 
     def personal(down, client, shard, key):
-        del key
         own = extended(client.past, client.personal, down.extra.weight)
         return mixing.parameters(per_client(alpha, shard), down.extra.model, own.model)
 

@@ -1,6 +1,6 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""Ditto: beside any shared model, a personal one that is held near it.
+"""Ditto: personal models that are held near the shared model of any algorithm.
 
 Wraps an algorithm and changes nothing in its training (over FedAvg it is the paper's).
 Each client also has v_i, which approaches the minimizer of ``f_i(v) + lam/2 |v -
@@ -46,20 +46,15 @@ class DittoClient(NamedTuple):
 
 @algorithm(keys={"work": "personal"})
 @gate(**WORK, algorithm=ALGORITHM, lam=by_client(NOT_NEGATIVE))
-def ditto(
-    algorithm: Algorithm,
-    loss: Loss,
-    work: Work,
-    *,
-    lam: ByClient,
-) -> Algorithm:
-    """The wrapped algorithm, and personal models pulled toward its shared one.
+def ditto(algorithm: Algorithm, loss: Loss, work: Work, *, lam: ByClient) -> Algorithm:
+    """The wrapped algorithm, and personal models pulled toward its shared model.
 
     Args:
-        algorithm: how the shared model is trained; it must broadcast one.
+        algorithm: trains the shared model, which it must broadcast.
         loss: ``loss(params, rows) -> losses[rows]``.
         work: the steps on v_i; a rate below 2 / (lam + smoothness of f_i).
-        lam: strength of the pull, >= 0; a number, or an array over clients.
+        lam: strength of the pull toward the shared model, 0 or more; a number, or an
+            array over clients.
 
     Example:
         >>> import jax, jax.numpy as jnp, fedblend as fb
@@ -74,11 +69,7 @@ def ditto(
         >>> bool(measured(run.personal(0), own) < measured(run.shared, own))
         True
     """
-    train = partial(
-        descend,
-        gradient(loss),
-        work=work,
-    )
+    train = partial(descend, gradient(loss), work=work)
 
     def enroll(params, shard, key):
         join, inner = algorithm.enroll(params, shard, key)
@@ -97,16 +88,10 @@ def ditto(
         reached, _ = train(client.personal, shard, own, round=down.round, penalty=pull)
         return up, DittoClient(reached, inner)
 
-    def personal(down, client, shard, key):
-        del down, shard, key
-        return client.personal
-
-    def ask(client, shard):
-        return algorithm.ask(client.inner, shard)
-
-    def info(client):
-        return algorithm.info(client.inner)
-
     return algorithm._replace(
-        enroll=enroll, client=client, personal=personal, ask=ask, info=info
+        enroll=enroll,
+        client=client,
+        personal=lambda down, client, shard, key: client.personal,
+        ask=lambda client, shard: algorithm.ask(client.inner, shard),
+        info=lambda client: algorithm.info(client.inner),
     )

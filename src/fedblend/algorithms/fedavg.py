@@ -22,8 +22,8 @@ from functools import partial
 
 from fedblend import trees
 from fedblend.checks import gate
-from fedblend.core import Algorithm, Loss, Up, from_params, no_state
-from fedblend.local import WORK, Work, descend, step_sum_of
+from fedblend.core import Algorithm, Loss, from_params, no_state
+from fedblend.local import WORK, Work, local_update, step_sum_of
 from fedblend.losses import gradient
 from fedblend.registry import algorithm
 
@@ -48,18 +48,13 @@ def fedavg(loss: Loss, work: Work) -> Algorithm:
         >>> bool(jnp.allclose(run.complete().shared, optimum, atol=1e-4))
         True
     """
-    train = partial(descend, gradient(loss), work=work)
+    train = partial(local_update, gradient(loss), work=work)
 
     def client(down, client, shard, key):
-        reached, mean_gradient = train(
-            down.shared, shard, key, round=down.round, correction=down.correction
-        )
-        step_sum = step_sum_of(work, shard, down.round)
-        delta = trees.subtract(reached, down.shared)
-        return Up(delta, mean_gradient, step_sum=step_sum), client
+        up = train(down, shard, key)
+        return up._replace(step_sum=step_sum_of(work, shard, down.round)), client
 
     def server(aggregate, down, server, central, key):
-        del central, key
         shared = trees.add(down.shared, aggregate.mean.delta)
         return down._replace(shared=shared), server
 

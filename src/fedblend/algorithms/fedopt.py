@@ -39,16 +39,14 @@ class FedOptServer(NamedTuple):
 @algorithm(keys={"server_optimizer": "server"})
 @gate(**WORK, server_optimizer=OPTIMIZER)
 def fedopt(
-    loss: Loss,
-    work: Work,
-    server_optimizer: float | optax.GradientTransformation,
+    loss: Loss, work: Work, server_optimizer: float | optax.GradientTransformation
 ) -> Algorithm:
     """FedAvg with an optimizer at the server; ``fedopt(.., 1.0)`` is FedAvg.
 
     Args:
         loss: ``loss(params, rows) -> losses[rows]``.
         work: local work of a round: optimizer, steps, batch size.
-        server_optimizer: the optimizer of the server, a number for plain steps; its
+        server_optimizer: optimizer of the server, a number for plain steps; its
             state lasts over the rounds, and schedules inside it count rounds.
     """
     inner = fedavg(loss, work)
@@ -59,7 +57,6 @@ def fedopt(
         return down, FedOptServer(transform.init(params))
 
     def server(aggregate, down, server, central, key):
-        del central, key
         ascent = trees.scale(-1, aggregate.mean.delta)
         updates, state = transform.update(ascent, server.optimizer, down.shared)
         shared = optax.apply_updates(down.shared, updates)

@@ -21,46 +21,28 @@ from functools import partial
 from fedblend import trees
 from fedblend.algorithms.fedavg import fedavg
 from fedblend.checks import NOT_NEGATIVE, gate
-from fedblend.core import Algorithm, Loss, Up
-from fedblend.local import WORK, Work, descend
+from fedblend.core import Algorithm, Loss
+from fedblend.local import WORK, Work, local_update
 from fedblend.losses import gradient
 from fedblend.registry import algorithm
 
 
 @algorithm()
 @gate(**WORK, mu=NOT_NEGATIVE)
-def fedprox(
-    loss: Loss,
-    work: Work,
-    *,
-    mu: float,
-) -> Algorithm:
+def fedprox(loss: Loss, work: Work, *, mu: float) -> Algorithm:
     """FedAvg with a proximal term; ``fedprox(.., mu=0)`` is FedAvg.
 
     Args:
         loss: ``loss(params, rows) -> losses[rows]``.
         work: local work of a round: optimizer, steps, batch size.
-        mu: strength of the pull toward the shared model, >= 0.
+        mu: strength of the pull toward the shared model, 0 or more.
     """
-    train = partial(
-        descend,
-        gradient(loss),
-        work=work,
-    )
+    train = partial(local_update, gradient(loss), work=work)
 
     def client(down, client, shard, key):
         def pull(params):
             return 0.5 * mu * trees.squared_norm(trees.subtract(params, down.shared))
 
-        reached, mean_gradient = train(
-            down.shared,
-            shard,
-            key,
-            round=down.round,
-            correction=down.correction,
-            penalty=pull,
-        )
-        return Up(trees.subtract(reached, down.shared), mean_gradient), client
+        return train(down, shard, key, penalty=pull), client
 
-    inner = fedavg(loss, work)
-    return inner._replace(client=client)
+    return fedavg(loss, work)._replace(client=client)

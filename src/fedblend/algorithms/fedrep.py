@@ -1,6 +1,6 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""FedRep: a shared body under a head that stays with each client.
+"""FedRep: a shared body, and a head that stays with each client.
 
 The problem is ``min over body, head_1 .. head_n of 1/n sum_i f_i(body, head_i)``, body
 and head being two parts of the parameters. A round, for every client i of the cohort::
@@ -29,8 +29,8 @@ import jax
 
 from fedblend import keys, trees
 from fedblend.checks import PATHS, gate
-from fedblend.core import Algorithm, Loss, Needs, PyTree, Up, from_params
-from fedblend.local import STEPS, WORK, Steps, Work, descend
+from fedblend.core import Algorithm, Loss, Needs, PyTree, from_params
+from fedblend.local import STEPS, WORK, Steps, Work, descend, local_update
 from fedblend.losses import objective
 from fedblend.registry import NewClient, algorithm
 
@@ -57,7 +57,8 @@ def fedrep(
         work: local work on the body; its optimizer and batch size also serve the head.
         head: names of the parts of the model that are the head, such as ["last"]; or
             a function of a path, such as "last/weight".
-        head_steps: steps of a round on the head, an array over clients, or ``Epochs``.
+        head_steps: number of steps on the head in a round, an array over clients, or
+            ``Epochs``.
 
     Example:
         >>> import jax, fedblend as fb
@@ -91,25 +92,23 @@ def fedrep(
         return (), FedRepClient(part(params, True))
 
     def client(down, client, shard, key):
-        body = part(down.shared, False)
+        down = tell(down, ())
         own, _ = descend(
-            lambda here, batch: jax.grad(at, 1)(body, here, batch),
+            lambda here, batch: jax.grad(at, 1)(down.shared, here, batch),
             client.head,
             shard,
             keys.named(key, "head"),
             work=work._replace(steps=head_steps),
             round=down.round,
         )
-        reached, mean_gradient = descend(
+        up = local_update(
             lambda here, batch: jax.grad(at)(here, own, batch),
-            body,
+            down,
             shard,
             key,
             work=work,
-            round=down.round,
-            correction=part(down.correction, False),
         )
-        return Up(trees.subtract(reached, body), mean_gradient), FedRepClient(own)
+        return up, FedRepClient(own)
 
     def server(aggregate, down, server, central, key):
         shared = trees.add_where_given(down.shared, aggregate.mean.delta)
@@ -119,10 +118,10 @@ def fedrep(
         return trees.fill(part(down.shared, False), client.head)
 
     def tell(down, request):
-        shared, correction = (
-            part(tree, False) for tree in (down.shared, down.correction)
-        )
-        return down._replace(shared=shared, correction=correction)
+        body, correction = part(down.shared, False), part(down.correction, False)
+        return down._replace(shared=body, correction=correction)
 
-    halves = (enroll, from_params, client, server, personal)
-    return Algorithm(*halves, tell=tell, needs=Needs(weights="uniform"))
+    needs = Needs(weights="uniform")
+    return Algorithm(
+        enroll, from_params, client, server, personal, tell=tell, needs=needs
+    )

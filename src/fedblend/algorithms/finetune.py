@@ -1,6 +1,6 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""Fine-tuning: train together, then let every client take some steps on its own.
+"""Fine-tuning: train together, then take local steps on every client.
 
 Wraps an algorithm and changes nothing in its training; only the model that a client
 deploys is another one::
@@ -29,28 +29,19 @@ from fedblend.registry import ADAPTS, algorithm
 
 @algorithm(keys={"work": "finetune"}, new_client=ADAPTS)
 @gate(**WORK_OR_NONE, algorithm=ALGORITHM)
-def finetune(
-    algorithm: Algorithm,
-    loss: Loss,
-    work: Work,
-) -> Algorithm:
+def finetune(algorithm: Algorithm, loss: Loss, work: Work) -> Algorithm:
     """The wrapped algorithm, deployed after some local steps.
 
     Args:
-        algorithm: how the shared model is trained.
+        algorithm: trains the shared model.
         loss: ``loss(params, rows) -> losses[rows]``.
         work: the fine-tuning: optimizer, steps, batch size.
     """
-    train = partial(
-        descend,
-        gradient(loss),
-        work=work,
-    )
+    train = partial(descend, gradient(loss), work=work)
 
     def personal(down, client, shard, key):
         before = algorithm.personal(down, client, shard, key)
         own = keys.named(key, "finetune")
-        reached, _ = train(before, shard, own, round=down.round)
-        return reached
+        return train(before, shard, own, round=down.round)[0]
 
     return algorithm._replace(personal=personal)

@@ -70,7 +70,7 @@ def flix(
     average: str = "minimizer",
     mix: Mixing = mixing.parameters,
 ) -> Algorithm:
-    """A method on the mixture of the shared with every client's own model.
+    """Any algorithm on the mixture of the shared model and each client's own model.
 
     Args:
         loss: ``loss(params, rows) -> losses[rows]``; takes a ``Blend`` if ``mix``
@@ -79,7 +79,8 @@ def flix(
         alpha: weight of the shared model in [0, 1]; a number, or an array over clients.
         local: how x_i is found, from ``fedblend.solvers``.
         smooth: L_i, for the weights of x_avg; a number, or an array over clients.
-        average: "minimizer" or "stationary", see above.
+        average: weights of x_avg: "minimizer" for alpha_i^2 L_i, "stationary" for
+            alpha_i^4 L_i^2.
         mix: ``mixing.parameters`` or ``mixing.outputs``.
     """
     power = 1 if average == "minimizer" else 2
@@ -108,7 +109,6 @@ def flix(
         return up, client._replace(inner=state)
 
     def personal(down, client, shard, key):
-        del key
         return mix(per_client(alpha, shard), down.shared, client.personal)
 
     inner = method(loss)

@@ -1,6 +1,6 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""FOMAML: train the model that is good after a few steps of a client's own.
+"""FOMAML: a shared model that is good after a few local steps.
 
 The problem is ``min over shared of sum_i p_i f_i(y_i(shared))``, where y_i is shared
 after inner steps on f_i. Its gradient is taken as if ``y_i' = I``: no second
@@ -38,24 +38,22 @@ from fedblend.core import Algorithm, Loss, Up
 from fedblend.local import OPTIMIZER, WORK_OR_NONE, Work, descend
 from fedblend.losses import gradient
 from fedblend.registry import ADAPTS, algorithm
-from fedblend.shards import draw, everything
+from fedblend.shards import draw
 
 
 @algorithm(keys={"server_optimizer": "server"}, new_client=ADAPTS)
 @gate(**WORK_OR_NONE, server_optimizer=OPTIMIZER)
 def fomaml(
-    loss: Loss,
-    work: Work,
-    server_optimizer: float | optax.GradientTransformation,
+    loss: Loss, work: Work, server_optimizer: float | optax.GradientTransformation
 ) -> Algorithm:
-    """The gradient after inner steps, applied before them; deployed after them.
+    """Train by the gradients after local steps; deploy the model after local steps.
 
     Args:
         loss: ``loss(params, rows) -> losses[rows]``.
         work: the inner steps, in training and before use; there may be 0 of them.
             Its batch size is also that of the last gradient.
-        server_optimizer: the optimizer of the server, its state lasts; a number is
-            plain SGD with that rate.
+        server_optimizer: optimizer of the server, a number for plain steps; its state
+            lasts over the rounds.
 
     Example:
         >>> import jax, jax.numpy as jnp, fedblend as fb
@@ -76,11 +74,7 @@ def fomaml(
         reached, _ = train(
             down.shared, shard, key, round=down.round, correction=down.correction
         )
-        fresh = (
-            everything(shard)
-            if work.batch_size is None
-            else draw(shard, keys.named(key, "fomaml"), work.batch_size)
-        )
+        fresh = draw(shard, keys.named(key, "fomaml"), work.batch_size)
         mean_gradient = gradient(loss)(reached, fresh)
         push = trees.add_where_given(mean_gradient, down.correction)
         return Up(trees.scale(-1, push), mean_gradient), client

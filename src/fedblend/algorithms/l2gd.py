@@ -1,6 +1,6 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""L2GD: personal models pulled toward their mean, at random and rarely.
+"""L2GD: personal models that a common coin pulls toward their mean.
 
 The problem is ``min over all y_i of 1/n sum_i f_i(y_i) + lam/2n sum_i |y_i - ybar|^2``,
 ybar being the mean of the y_i. A coin, one for all clients, decides the next step::
@@ -23,6 +23,8 @@ a neighborhood; the paper's best p is lam/(L + lam), its rate then 1/(2 L).
 
 Where this differs from the paper: ``rate`` is the paper's alpha over n (1 - p), and may
 change over rounds; steps may be of minibatches; communications are given, not tosses.
+A configuration states the mean number of local steps, ``work.steps``, and p is 1 over
+it: an algorithm with the same local work, such as training alone, takes as many steps.
 
 Reference: Hanzely, Richtárik, "Federated learning of a mixture of global and local
 models", 2020, arXiv:2002.05516.
@@ -30,16 +32,21 @@ models", 2020, arXiv:2002.05516.
 
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from fedblend import keys, mixing, trees
-from fedblend.checks import CHANCE, FUNCTION, NOT_NEGATIVE, Number, gate
+from fedblend.algorithms.ditto import ditto
+from fedblend.algorithms.fedavg import fedavg
+from fedblend.checks import CHANCE, FUNCTION, NOT_NEGATIVE, Number, gate, words
 from fedblend.core import Algorithm, Down, Loss, Needs, PyTree, Up
-from fedblend.local import BATCH_SIZE, Work, descend
+from fedblend.errors import UserError
+from fedblend.local import BATCH_SIZE, WORK, Scheduled, Work, descend_times
 from fedblend.losses import gradient
+from fedblend.registry import NewClient, algorithm
 
 RATE = Number(least=0, besides="a function", also=lambda key, value: callable(value))
 
@@ -70,10 +77,10 @@ def l2gd(
 
     Args:
         loss: ``loss(params, rows) -> losses[rows]``.
-        rate: of a local step; a number, or a function of the round.
+        rate: rate of the local steps; a number, or a function of the round.
         lam: strength of the pull toward the mean, 0 or more.
         p: probability of averaging, between 0 and 1.
-        batch_size: rows of a step, or None for all of them.
+        batch_size: number of rows of a step, None for all rows.
     """
     rate_at = rate if callable(rate) else lambda round: rate
 
@@ -94,25 +101,14 @@ def l2gd(
         return Down(params, none, extra=first), Tosses(none, none)
 
     def client(down, client, shard, key):
-        train = partial(
-            descend,
-            gradient(loss),
-            work=Work(rate_at(down.round), 1, batch_size),
-            correction=down.correction,
+        work = Work(rate_at(down.round), 1, batch_size)
+        train = partial(descend_times, gradient(loss), work=work)
+        first, times = averaged(down, client.personal), down.extra.local
+        reached, mean_gradient = train(
+            first, shard, key, times=times, correction=down.correction
         )
-
-        def step(number, carry):
-            own = jax.random.fold_in(key, number)
-            after, mean_gradient = train(carry[0], shard, own)
-            return after, trees.add(carry[1], mean_gradient)
-
-        first, steps = averaged(down, client.personal), down.extra.local
-        begun = (first, trees.zeros_like(first))
-        reached, total = jax.lax.fori_loop(0, steps, step, begun)
-        mean_gradient = jax.tree.map(lambda leaf: leaf / steps, total)
-        return Up(trees.subtract(reached, down.shared), mean_gradient), L2gdClient(
-            reached
-        )
+        up = Up(trees.subtract(reached, down.shared), mean_gradient)
+        return up, L2gdClient(reached)
 
     def server(aggregate, down, server, central, key):
         tosses, shared = tossed(key), trees.add(down.shared, aggregate.mean.delta)
@@ -124,3 +120,31 @@ def l2gd(
 
     needs = Needs(everyone=True, mean=True, uniform=True, weights="uniform")
     return Algorithm(enroll, start, client, server, personal, needs=needs)
+
+
+def near(loss: Loss, work: Work, *, lam: float) -> Algorithm:
+    """What a new client runs: the expected step of L2GD is Ditto's."""
+    return ditto(fedavg(loss, work._replace(steps=1)), loss, work, lam=lam)
+
+
+@algorithm(name="l2gd", builder=l2gd, new_client=NewClient(build=near))
+@gate(**WORK, lam=NOT_NEGATIVE)
+def l2gd_by_steps(loss: Loss, work: Work, *, lam: float) -> Algorithm:
+    """L2GD with p = 1 / steps.
+
+    Args:
+        loss: ``loss(params, rows) -> losses[rows]``.
+        work: the rate of the local steps, constant or scheduled over rounds; the mean
+            number of local steps in a round, above 1; the rows of a step.
+        lam: strength of the pull toward the mean, 0 or more.
+    """
+    rate: Any = work.optimizer
+    if not isinstance(work.steps, int) or work.steps < 2:
+        allowed = "a mean number of steps in a round, above 1, the same for all clients"
+        raise UserError("l2gd: work: steps", work.steps, allowed)
+    if isinstance(rate, Scheduled) and rate.make is optax.sgd:
+        words("round")("l2gd: work: schedule: unit", rate.unit)
+        rate = rate.schedule
+    if isinstance(rate, tuple):
+        raise UserError("l2gd: work: optimizer", rate, "a rate", "an optimizer")
+    return l2gd(loss, rate, lam=lam, p=1 / work.steps, batch_size=work.batch_size)

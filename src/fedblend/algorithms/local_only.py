@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Local only: every client trains its own model and sends nothing.
 
-The yardstick of personalization: a client that does better alone should not join. A
+The baseline of personalization: a client that does better alone should not join. A
 round, for every client i of the cohort::
 
     personal_i <- steps of SGD on f_i from personal_i,     personal_i = params at first
@@ -30,36 +30,26 @@ class LocalClient(NamedTuple):
 @algorithm(sends=(), new_client=NewClient(whole_run=True))
 @gate(**WORK)
 def local_only(loss: Loss, work: Work) -> Algorithm:
-    """Every client on its own.
+    """Every client trains its own model.
 
     Args:
         loss: ``loss(params, rows) -> losses[rows]``.
         work: local work of a round: optimizer, steps, batch size.
     """
-    train = partial(
-        descend,
-        gradient(loss),
-        work=work,
-    )
+    train = partial(descend, gradient(loss), work=work)
 
     def enroll(params, shard, key):
-        del shard, key
         return (), LocalClient(params)
 
     def client(down, client, shard, key):
         reached, _ = train(client.personal, shard, key, round=down.round)
         return Up(delta=None), LocalClient(reached)
 
-    def server(aggregate, down, server, central, key):
-        del aggregate, central, key
-        return down, server
-
-    def personal(down, client, shard, key):
-        del down, shard, key
-        return client.personal
-
-    def tell(down, request):
-        del request
-        return down._replace(shared=None, correction=None)
-
-    return Algorithm(enroll, from_params, client, server, personal, tell=tell)
+    return Algorithm(
+        enroll,
+        from_params,
+        client,
+        server=lambda aggregate, down, server, central, key: (down, server),
+        personal=lambda down, client, shard, key: client.personal,
+        tell=lambda down, request: down._replace(shared=None, correction=None),
+    )

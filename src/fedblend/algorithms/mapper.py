@@ -1,6 +1,6 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""MAPPER: a shared model, personal ones and their mixing weights, learned together.
+"""MAPPER: a shared model, personal models and their mixing weights, all learned.
 
 The problem is ``min over shared, y_i, alpha_i of mean_i f_i(mix(alpha_i, shared,
 y_i))``. On training rows alpha_i = 0 does as well as any, so that it is chosen on rows
@@ -32,9 +32,9 @@ import jax.numpy as jnp
 from fedblend import keys, mixing, trees
 from fedblend.algorithms.fedavg import fedavg
 from fedblend.checks import ALPHA, PART, WHOLE, ByClient, gate
-from fedblend.core import Algorithm, Loss, PyTree, Up
+from fedblend.core import Algorithm, Loss, PyTree
 from fedblend.errors import UserError
-from fedblend.local import WORK, Work, descend
+from fedblend.local import WORK, Work, descend, local_update
 from fedblend.losses import objective
 from fedblend.mixing import MIXING, Mixing
 from fedblend.registry import algorithm
@@ -59,14 +59,14 @@ def mapper(
     held_out: float = 0.2,
     mix: Mixing = mixing.parameters,
 ) -> Algorithm:
-    """A mixture of two models, both trained, weighted by held-out rows.
+    """A mixture of a shared and a personal model, weighted on held-out rows.
 
     Args:
         loss: ``loss(params, rows) -> losses[rows]``; takes what ``mix`` makes.
         work: local work of a round on either model: optimizer, steps, batch size.
-        alpha: of the shared model, at first; in [0, 1], or an array over clients.
-        grid: how many weights from 0 to 1 are tried, at least 2; 0 keeps alpha.
-        held_out: fraction of a client's training rows that alpha is fitted on.
+        alpha: first weight of the shared model; a number, or an array over clients.
+        grid: number of weights from 0 to 1 to try, at least 2; 0 keeps alpha.
+        held_out: fraction of a client's training rows on which alpha is chosen.
         mix: ``mixing.parameters`` or ``mixing.outputs``.
     """
     if grid == 1:
@@ -101,24 +101,21 @@ def mapper(
         models, scores = jax.lax.map(tried, weights)
         best = jnp.argmin(jnp.where(jnp.isnan(scores), jnp.inf, scores))
         own, weight = trees.take((models, weights), best)
-        reached, mean_gradient = descend(
+        up = local_update(
             lambda here, batch: jax.grad(at)(here, own, weight, batch),
-            down.shared,
+            down,
             seen,
             key,
             work=work,
-            round=down.round,
-            correction=down.correction,
         )
-        delta = trees.subtract(reached, down.shared)
-        return Up(delta, mean_gradient), MapperClient(own, weight)
+        return up, MapperClient(own, weight)
 
     def personal(down, client, shard, key):
         return mix(client.alpha, down.shared, client.personal)
 
-    def info(client):
-        return {"alpha": client.alpha}
-
     return fedavg(loss, work)._replace(
-        enroll=enroll, client=client, personal=personal, info=info
+        enroll=enroll,
+        client=client,
+        personal=personal,
+        info=lambda client: {"alpha": client.alpha},
     )

@@ -36,28 +36,24 @@ from fedblend import trees
 from fedblend.algorithms.fedavg import fedavg
 from fedblend.algorithms.finetune import finetune
 from fedblend.checks import NOT_NEGATIVE, POSITIVE, WHOLE, gate, words
-from fedblend.core import Algorithm, Loss, Up
-from fedblend.local import WORK, Work, descend
+from fedblend.core import Algorithm, Loss
+from fedblend.local import WORK, Work, local_update
 from fedblend.losses import gradient
 from fedblend.registry import ADAPTS, algorithm
 
 
 def _exact(mean_gradient, params, vector, delta):
-    del delta
     return jax.jvp(mean_gradient, (params,), (vector,))[1]
 
 
 def _differences(mean_gradient, params, vector, delta):
     step = trees.scale(delta, vector)
-    ahead, behind = (
-        mean_gradient(trees.add(params, step)),
-        mean_gradient(trees.subtract(params, step)),
-    )
+    ahead = mean_gradient(trees.add(params, step))
+    behind = mean_gradient(trees.subtract(params, step))
     return trees.scale(0.5 / delta, trees.subtract(ahead, behind))
 
 
 def _none(mean_gradient, params, vector, delta):
-    del mean_gradient, params, delta
     return trees.zeros_like(vector)
 
 
@@ -78,16 +74,18 @@ def perfedavg(
     delta: float = 1e-3,
     adapt_steps: int = 1,
 ) -> Algorithm:
-    """FedAvg on the losses after one step; deployed after such steps.
+    """FedAvg on the losses after one local step; deploy the model after such steps.
 
     Args:
         loss: ``loss(params, rows) -> losses[rows]``, twice differentiable.
         work: the outer steps: optimizer (its rate is the paper's beta), steps, and the
             rows of each of the three batches of a step.
-        inner_rate: of the client's own step, the paper's alpha, >= 0.
-        hessian: "exact", "differences" or "none", see above.
-        delta: of the differences, > 0; in float32 they lose digits below about 1e-3.
-        adapt_steps: steps before use, >= 0.
+        inner_rate: rate of the client's own step, the paper's alpha, 0 or more.
+        hessian: how H v is computed: "exact" by autodiff, "differences" of gradients,
+            or "none" to leave it out.
+        delta: step of these differences, above 0; in float32 they lose digits below
+            about 1e-3.
+        adapt_steps: number of local steps before use, 0 or more.
 
     Example:
         >>> import jax, jax.numpy as jnp, fedblend as fb
@@ -105,7 +103,6 @@ def perfedavg(
         True
     """
     mean_gradient, product = gradient(loss), _PRODUCTS[hessian]
-    train = partial(descend, work=work, further=("inner", "hessian"))
 
     def direction(params, outer, inner, curved):
         step = trees.scale(inner_rate, mean_gradient(params, inner))
@@ -113,16 +110,10 @@ def perfedavg(
         bend = product(lambda here: mean_gradient(here, curved), params, after, delta)
         return trees.subtract(after, trees.scale(inner_rate, bend))
 
+    train = partial(local_update, direction, work=work, further=("inner", "hessian"))
+
     def client(down, client, shard, key):
-        reached, mean_gradient = train(
-            direction,
-            down.shared,
-            shard,
-            key,
-            round=down.round,
-            correction=down.correction,
-        )
-        return Up(trees.subtract(reached, down.shared), mean_gradient), client
+        return train(down, shard, key), client
 
     trained = fedavg(loss, work)._replace(client=client)
     adapt = Work(inner_rate, adapt_steps, work.batch_size)

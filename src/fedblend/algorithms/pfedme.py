@@ -72,16 +72,16 @@ def pfedme(
     inner_steps: int,
     server_rate: float = 1.0,
 ) -> Algorithm:
-    """Local steps on Moreau envelopes; the inner minimizer is deployed.
+    """Local steps on Moreau envelopes; clients deploy the inner minimizer.
 
     Args:
         loss: ``loss(params, rows) -> losses[rows]``.
         work: the steps on w_i: optimizer (its rate is the paper's eta), steps (the
             paper's R), batch size.
-        lam: strength of the pull between theta_i and w_i, > 0.
-        inner_rate: of the steps on theta_i, below 2 / (lam + smoothness of f_i).
-        inner_steps: steps on theta_i for each one on w_i, the paper's K, 1 or more.
-        server_rate: the paper's beta, > 0; 1 is plain averaging.
+        lam: strength of the pull between theta_i and w_i, above 0.
+        inner_rate: rate of the steps on theta_i, below 2 / (lam + smoothness of f_i).
+        inner_steps: number of steps on theta_i for each step on w_i, the paper's K.
+        server_rate: rate of the server, the paper's beta; 1 is plain averaging.
     """
 
     def pull(here, there):
@@ -104,7 +104,6 @@ def pfedme(
         return jax.grad(pull)(local, theta), trees.subtract(before, theta)
 
     def enroll(params, shard, key):
-        del shard, key
         return (), PFedMeClient(params)
 
     def client(down, client, shard, key):
@@ -119,13 +118,11 @@ def pfedme(
             work=work._replace(optimizer=rules),
             correction=(down.correction, None),
         )
-        return Up(trees.subtract(local, down.shared), mean_gradient), PFedMeClient(
-            theta
-        )
+        up = Up(trees.subtract(local, down.shared), mean_gradient)
+        return up, PFedMeClient(theta)
 
-    def personal(down, client, shard, key):
-        del down, shard, key
-        return client.personal
-
-    inner = fedopt(loss, work, server_rate)
-    return inner._replace(enroll=enroll, client=client, personal=personal)
+    return fedopt(loss, work, server_rate)._replace(
+        enroll=enroll,
+        client=client,
+        personal=lambda down, client, shard, key: client.personal,
+    )

@@ -1,6 +1,6 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""Reptile: the shared model moves toward where clients' own steps lead.
+"""Reptile: the shared model moves toward the models after local steps.
 
 It is meant as a good place to start from: what a client deploys is that model after
 its own inner steps. A round, for every client i of the cohort::
@@ -40,17 +40,15 @@ from fedblend.registry import ADAPTS, algorithm
 @algorithm(keys={"server_optimizer": "server"}, new_client=ADAPTS)
 @gate(**WORK, server_optimizer=OPTIMIZER)
 def reptile(
-    loss: Loss,
-    work: Work,
-    server_optimizer: float | optax.GradientTransformation,
+    loss: Loss, work: Work, server_optimizer: float | optax.GradientTransformation
 ) -> Algorithm:
-    """FedOpt, deployed after inner steps; ``reptile(.., 1.0)`` trains as FedAvg does.
+    """FedOpt, deployed after local steps; ``reptile(.., 1.0)`` trains as FedAvg does.
 
     Args:
         loss: ``loss(params, rows) -> losses[rows]``.
         work: the inner steps, in training and before use.
-        server_optimizer: of the server; a number is the part of the way it goes
-            toward the clients' mean (the paper's epsilon), above 0.
+        server_optimizer: optimizer of the server; a number is the fraction of the way
+            to the clients' mean (the paper's epsilon), above 0.
 
     Example:
         >>> import jax, jax.numpy as jnp, fedblend as fb

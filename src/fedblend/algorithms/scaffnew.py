@@ -41,7 +41,7 @@ from fedblend import keys, trees
 from fedblend.checks import COUNT, POSITIVE, gate
 from fedblend.core import Algorithm, Down, Loss, Needs, PyTree, Up
 from fedblend.errors import UserError
-from fedblend.local import WORK, Scheduled, Work, descend
+from fedblend.local import WORK, Scheduled, Work, descend_times
 from fedblend.losses import gradient
 from fedblend.registry import algorithm
 
@@ -75,7 +75,7 @@ def scaffnew(loss: Loss, work: Work) -> Algorithm:
         raise UserError(f"scaffnew: work: {what}", work, "a constant rate", said)
     rate = POSITIVE("scaffnew: work: optimizer", work.optimizer)
     p = 1 / COUNT("scaffnew: work: steps", work.steps)
-    train = partial(descend, gradient(loss), work=work._replace(steps=1))
+    train = partial(descend_times, gradient(loss), work=work)
 
     def tossed(key) -> Coin:
         own = keys.named(key, "scaffnew")
@@ -92,16 +92,10 @@ def scaffnew(loss: Loss, work: Work) -> Algorithm:
         moved = trees.subtract(down.shared, client.reached)
         control = trees.add(client.control, trees.scale(p / rate, moved))
         push = trees.add_where_given(trees.scale(-1, control), down.correction)
-
-        def step(number, carry):
-            own = jax.random.fold_in(key, number)
-            after, mean_gradient = train(carry[0], shard, own, correction=push)
-            return after, trees.add(carry[1], mean_gradient)
-
-        local, begun = down.extra.local, (down.shared, trees.zeros_like(down.shared))
-        reached, total = jax.lax.fori_loop(0, local, step, begun)
+        reached, mean_gradient = train(
+            down.shared, shard, key, times=down.extra.local, correction=push
+        )
         target = trees.subtract(reached, trees.scale(rate / p, control))
-        mean_gradient = jax.tree.map(lambda leaf: leaf / local, total)
         up = Up(trees.subtract(target, down.shared), mean_gradient)
         return up, ScaffnewClient(control, reached)
 

@@ -24,8 +24,8 @@ from typing import NamedTuple
 from fedblend import trees
 from fedblend.algorithms.fedavg import fedavg
 from fedblend.checks import POSITIVE, gate
-from fedblend.core import Algorithm, Loss, Needs, PyTree, Up
-from fedblend.local import WORK, Work, descend
+from fedblend.core import Algorithm, Loss, Needs, PyTree
+from fedblend.local import WORK, Work, local_update
 from fedblend.losses import gradient
 from fedblend.registry import algorithm
 
@@ -38,28 +38,18 @@ class ScaffoldClient(NamedTuple):
 
 @algorithm(sends=("update", "gradients"))
 @gate(**WORK, server_rate=POSITIVE)
-def scaffold(
-    loss: Loss,
-    work: Work,
-    *,
-    server_rate: float = 1.0,
-) -> Algorithm:
+def scaffold(loss: Loss, work: Work, *, server_rate: float = 1.0) -> Algorithm:
     """Local steps corrected by control variates, which both sides send.
 
     Args:
         loss: ``loss(params, rows) -> losses[rows]``.
         work: local work of a round: optimizer, steps, batch size.
-        server_rate: the server's step along the mean, the paper's eta_g.
+        server_rate: rate of the server, the paper's eta_g; 1 is plain averaging.
     """
-    train = partial(
-        descend,
-        gradient(loss),
-        work=work,
-    )
+    train = partial(local_update, gradient(loss), work=work)
     inner = fedavg(loss, work)
 
     def enroll(params, shard, key):
-        del shard, key
         return (), ScaffoldClient(trees.zeros_like(params))
 
     def start(params, joins, central, key):
@@ -68,24 +58,16 @@ def scaffold(
 
     def client(down, client, shard, key):
         correction = trees.subtract(down.extra, client.control)
-        reached, mean_gradient = train(
-            down.shared,
-            shard,
-            key,
-            round=down.round,
-            correction=trees.add_where_given(correction, down.correction),
-        )
-        change = trees.subtract(mean_gradient, client.control)
-        delta = trees.subtract(reached, down.shared)
-        return Up(delta, mean_gradient, extra=change), ScaffoldClient(mean_gradient)
+        correction = trees.add_where_given(correction, down.correction)
+        up = train(down._replace(correction=correction), shard, key)
+        change = trees.subtract(up.mean_gradient, client.control)
+        return up._replace(extra=change), ScaffoldClient(up.mean_gradient)
 
     def server(aggregate, down, server, central, key):
-        del central, key
         step = trees.scale(server_rate, aggregate.mean.delta)
         change = trees.scale(aggregate.participation, aggregate.mean.extra)
         shared = trees.add(down.shared, step)
         return down._replace(shared=shared, extra=trees.add(down.extra, change)), server
 
-    return Algorithm(
-        enroll, start, client, server, needs=Needs(mean=True, memories=True)
-    )
+    needs = Needs(mean=True, memories=True)
+    return Algorithm(enroll, start, client, server, needs=needs)

@@ -1,6 +1,6 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""SVRG: minibatch gradients whose noise dies out, corrected by an anchor's gradient.
+"""SVRG: minibatch gradients corrected by the full gradient at an anchor.
 
 Each client has an anchor w_i, an earlier shared model, and the gradient of all its
 rows there. A round, with B_i a batch of client i::
@@ -32,8 +32,8 @@ import jax
 from fedblend import keys, trees
 from fedblend.algorithms.fedavg import fedavg
 from fedblend.checks import Number, gate
-from fedblend.core import Algorithm, Loss, PyTree, Up
-from fedblend.local import WORK, Work, descend
+from fedblend.core import Algorithm, Loss, PyTree
+from fedblend.local import WORK, Work, local_update
 from fedblend.losses import gradient
 from fedblend.registry import algorithm
 from fedblend.shards import everything
@@ -48,19 +48,14 @@ class SvrgClient(NamedTuple):
 
 @algorithm()
 @gate(**WORK, refresh=Number(above=0, most=1))
-def svrg(
-    loss: Loss,
-    work: Work,
-    *,
-    refresh: float,
-) -> Algorithm:
+def svrg(loss: Loss, work: Work, *, refresh: float) -> Algorithm:
     """FedAvg with variance-reduced minibatch gradients.
 
     Args:
         loss: ``loss(params, rows) -> losses[rows]``.
         work: local work of a round: optimizer, steps, batch size.
-        refresh: the chance that a round moves a client's anchor, about ``batch_size``
-            over the rows of a client, so that full gradients double the work.
+        refresh: probability that a round moves a client's anchor. With ``batch_size``
+            over the rows of a client, full gradients double the work.
     """
     gradient_at = gradient(loss)
 
@@ -68,28 +63,17 @@ def svrg(
         return SvrgClient(params, gradient_at(params, everything(shard)))
 
     def enroll(params, shard, key):
-        del key
         return (), anchored(params, shard)
 
     def client(down, client, shard, key):
         def direction(here, batch):
             old = gradient_at(client.anchor, batch)
-            return trees.add(
-                trees.subtract(gradient_at(here, batch), old), client.mean_gradient
-            )
+            change = trees.subtract(gradient_at(here, batch), old)
+            return trees.add(change, client.mean_gradient)
 
-        reached, mean_gradient = descend(
-            direction,
-            down.shared,
-            shard,
-            key,
-            work=work,
-            round=down.round,
-            correction=down.correction,
-        )
+        up = local_update(direction, down, shard, key, work=work)
         coin = jax.random.bernoulli(keys.named(key, "anchor"), refresh)
         after = jax.lax.cond(coin, lambda: anchored(down.shared, shard), lambda: client)
-        return Up(trees.subtract(reached, down.shared), mean_gradient), after
+        return up, after
 
-    inner = fedavg(loss, work)
-    return inner._replace(enroll=enroll, client=client)
+    return fedavg(loss, work)._replace(enroll=enroll, client=client)

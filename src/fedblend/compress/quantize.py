@@ -40,7 +40,6 @@ def dithering(levels: int) -> Compressor:
     width = 1 + width_of(levels)
 
     def compress(vector: jax.Array, key: Key, shard: Shard | None) -> Scaled:
-        del shard
         vector = _wide(vector)
         largest = jnp.abs(vector).max(initial=0)
         # Squares of very small or large entries would leave the range of floats.
@@ -80,7 +79,6 @@ def natural() -> Compressor:
     width, bias, largest, infinite = 9, 127, 254, 255
 
     def compress(vector: jax.Array, key: Key, shard: Shard | None) -> jax.Array:
-        del shard
         size = jnp.abs(_wide(vector))
         mantissa, exponent = jnp.frexp(size)  # in [1/2, 1)
         up = jax.random.uniform(key, size.shape, size.dtype) < 2 * mantissa - 1
@@ -112,7 +110,6 @@ def sign() -> Compressor:
     """
 
     def compress(vector: jax.Array, key: Key, shard: Shard | None) -> Scaled:
-        del key, shard
         return Scaled(jnp.abs(_wide(vector)).mean(), pack(vector >= 0, 1))
 
     def decompress(payload: Scaled, dim: int) -> jax.Array:
@@ -131,14 +128,12 @@ def int8() -> Compressor:
     most = 127
 
     def compress(vector: jax.Array, key: Key, shard: Shard | None) -> Scaled:
-        del shard
         vector = _wide(vector)
         scale = jnp.abs(vector).max(initial=0)
         level = _round_at_random(vector / _not_zero(scale) * most, key)
         return Scaled(scale, jnp.clip(level, -most, most).astype(jnp.int8))
 
     def decompress(payload: Scaled, dim: int) -> jax.Array:
-        del dim
         return payload.codes.astype(payload.scale.dtype) / most * payload.scale
 
     def omega(dim: int) -> float:

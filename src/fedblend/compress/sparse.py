@@ -75,12 +75,10 @@ def rand_k(k: int | np.ndarray, *, places: str = "shared") -> Compressor:
             index = draw(jax.random.wrap_key_data(bits), dim)
         return _scatter(payload.values, index, dim)
 
-    return Compressor(
-        compress,
-        decompress,
-        omega=lambda dim: dim / np.asarray(k) - 1.0,
-        name=f"rand_k({k})",
-    )
+    def omega(dim: int):
+        return dim / np.asarray(k) - 1.0
+
+    return Compressor(compress, decompress, omega=omega, name=f"rand_k({k})")
 
 
 @gate(k=by_client(COUNT))
@@ -93,7 +91,6 @@ def top_k(k: int | np.ndarray) -> Compressor:
     most = int(np.max(k))
 
     def compress(vector: jax.Array, key: Key, shard: Shard | None) -> Entries:
-        del key
         dim = len(vector)
         _check(most, dim, "top_k")
         index = jax.lax.top_k(jnp.abs(vector), most)[1]
@@ -102,12 +99,10 @@ def top_k(k: int | np.ndarray) -> Compressor:
     def decompress(payload: Entries, dim: int) -> jax.Array:
         return _scatter(payload.values, _unpacked(payload.places, most, dim), dim)
 
-    return Compressor(
-        compress,
-        decompress,
-        delta=lambda dim: np.asarray(k) / dim,
-        name=f"top_k({k})",
-    )
+    def delta(dim: int):
+        return np.asarray(k) / dim
+
+    return Compressor(compress, decompress, delta=delta, name=f"top_k({k})")
 
 
 class Block(NamedTuple):
@@ -139,7 +134,6 @@ def perm_k(clients: int) -> Callable[[Key], Compressor]:
 
     def compressor(common: Key) -> Compressor:
         def compress(vector: jax.Array, key: Key, shard: Shard | None) -> Block:
-            del key
             if shard is None:
                 raise ValueError(
                     "perm_k: compresses at clients only, not at the server"
@@ -150,11 +144,8 @@ def perm_k(clients: int) -> Callable[[Key], Compressor]:
 
         def decompress(payload: Block, dim: int) -> jax.Array:
             index = block(common, payload.place.id, dim)
-            return (
-                jnp.zeros(dim, payload.values.dtype)
-                .at[index]
-                .set(payload.values, mode="drop")
-            )
+            zeros = jnp.zeros(dim, payload.values.dtype)
+            return zeros.at[index].set(payload.values, mode="drop")
 
         return Compressor(
             compress,

@@ -1,38 +1,66 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""From a configuration to what ``simulate`` takes: data, model, loss, algorithm."""
+"""From a configuration to what ``simulate`` takes: data, model, loss, algorithm.
 
-from collections.abc import Mapping, Sequence
+L_i, and the rates that theory allows, come from the training rows of the clients, so
+that they differ between seeds with splits of their own. Such seeds run side by side all
+the same: the simulator sweeps over their constants.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from fedblend import models
-from fedblend.config import transforms
+from fedblend import trees
+from fedblend.algorithms.local_only import local_only
+from fedblend.config import data, transforms
 from fedblend.config.config import Config
-from fedblend.config.constants import smoothness
-from fedblend.config.data import (
-    facts,
-    hold_out,
-    load_dataset,
-    set_aside,
-    share_out,
-    splits_of,
-    strata,
-    warnings,
+from fedblend.config.model import (
+    loss_name,
+    losses_of,
+    measures_of,
+    model_of,
+    require_known,
+    smoothness,
+    with_rates,
 )
-from fedblend.config.method import BySplit, by_constants, method
+from fedblend.config.schema.table import check_lists
 from fedblend.core import Algorithm, Key, Loss
+from fedblend.data.dataset import Task, task_of
 from fedblend.data.federated import FederatedData
-from fedblend.data.readers.read import Task, task_of
-from fedblend.data.split_clients import split_clients
-from fedblend.errors import ConfigError
 from fedblend.metrics import Metric
+from fedblend.models import Model
 from fedblend.simulation.sampling import settled
-from fedblend.simulation.spec import RunSpec
+from fedblend.simulation.simulate import RunSpec
 from fedblend.theory.constants import Smoothness
+
+
+class Method(NamedTuple):
+    """What is computed, whoever has the rows."""
+
+    model: Model
+    loss: Loss
+    algorithm: Algorithm
+    local: Algorithm | None
+    """Training alone with the same local work, if it is to be compared with."""
+    measures: Mapping[str, Metric]
+    smoothness: Smoothness | None
+    """The constants of f_i, where the algorithm asks for them and they are known."""
+
+
+class BySplit(NamedTuple):
+    """What is computed where seeds have splits, and so constants, of their own.
+
+    The algorithms are functions of an entry of ``over``, as ``simulate`` takes them.
+    """
+
+    algorithm: Callable[[Any], Algorithm]
+    local: Callable[[Any], Algorithm] | None
+    over: Any
 
 
 class Built(NamedTuple):
@@ -40,7 +68,7 @@ class Built(NamedTuple):
 
     federated_data: FederatedData
     """The clients, their rows as the first of the seeds splits them."""
-    model: models.Model
+    model: Model
     loss: Loss
     algorithm: Algorithm
     local: Algorithm | None
@@ -71,42 +99,30 @@ def build(config: Config) -> Built:
         ConfigError: what the configuration asks for does not go together.
         DataError: the data cannot be had, or cannot be used.
     """
-    whole = load_dataset(config.data)
+    whole = data.load_dataset(config.data)
     task = task_of(whole)
-    dataset, server = set_aside(
+    dataset, server = data.set_aside(
         config.central, whole, config.data.target, config.data.seed
     )
-    parts = share_out(config.data, dataset)
-    splits = splits_of(config.data, config.run.seed)
-    federations = [hold_out(config.data, dataset, parts, split) for split in splits]
-    unseen: tuple[FederatedData, ...] = ()
-    if config.data.unseen:
-        fraction, seed = config.data.unseen, config.data.seed
-        pairs = [split_clients(one, fraction, seed) for one in federations]
-        federations, unseen = zip(*pairs, strict=True)
+    parts = data.share_out(config.data, dataset)
+    splits = data.splits_of(config.data, config.run.seed)
+    federations, unseen = data.hold_out(config.data, dataset, parts, splits)
     federated_data = federations[0]
-    if config.select is not None and len(federations) > 1:
-        raise ConfigError(
-            "data.split_seed: is missing; [select] knows which rows are used in one "
-            "split, so that several run.seed need the same: data.split_seed=0"
-        )
-    drawn = strata(config.populations, federated_data) or config.run.cohort
     clients = federated_data.clients
-    method_with = partial(
-        method,
-        task=task,
-        clients=clients,
-        cohort=settled(drawn, clients)[1],
-    )
-    found = method_with(
-        config, constants=lambda loss: smoothness(config.model, loss, federated_data)
-    )
+    drawn = data.strata(config.populations, federated_data) or config.run.cohort
+    method_with = partial(method, config, task, clients, settled(drawn, clients)[1])
+    known = [None]
+    if "smooth" in config.algorithm.entry.parameters:
+        name = loss_name(config, task)
+        known = [smoothness(config.model, name, one) for one in federations]
+    found = method_with(known[0])
     by_split = None
-    if len(federations) > 1 and found.smoothness is not None:
-        by_split = by_constants(config, task, found, federations, method_with)
+    if len(known) > 1 and known[0] is not None:
+        by_split = _by_split(config, found, known, method_with)
+    found = found._replace(
+        algorithm=transforms.selected(config, found.algorithm, federations)
+    )
     key = _key(config.run.seed)
-    selected = transforms.selected(config, found.algorithm, federated_data)
-    found = found._replace(algorithm=selected)
     return Built(
         federated_data=federated_data,
         **found._asdict(),
@@ -124,16 +140,86 @@ def build(config: Config) -> Built:
             splits=config.measure.splits,
             over=None if by_split is None else by_split.over,
         ),
-        facts=facts(whole, parts, splits),
+        facts=data.facts(whole, parts, splits),
         warnings=(
-            *warnings(whole, federated_data, config.data.inputs),
-            *transforms.warnings(config, federated_data.clients),
+            *data.warnings(whole, federated_data, config.data.inputs),
+            *transforms.warnings(config, clients),
         ),
         task=task,
         federations=federations,
         unseen=unseen,
         by_split=by_split,
         server=server,
+    )
+
+
+def method(
+    config: Config,
+    task: Task,
+    clients: int,
+    cohort: int,
+    known: Smoothness | None,
+    rates: Sequence[Any] | None = None,
+) -> Method:
+    """The model, its loss, the algorithm with all that is wrapped around it.
+
+    Args:
+        config: what to run.
+        task: what the rows are like.
+        clients: how many there are.
+        cohort: how many of them take part in a round.
+        known: constants of the clients' losses, if the algorithm asks for them.
+        rates: in place of ``rate = "theory"``, of the algorithm and of training alone;
+            None to find them from the constants.
+    """
+    name = loss_name(config, task)
+    model = model_of(config, task, name)
+    plain, loss = losses_of(config, name, model.apply)
+    check_lists("algorithm", config.algorithm, clients)
+    params = jax.eval_shape(model.init, jax.random.key(0))
+    options, own = with_rates(config, known, trees.size(params), rates)
+    algorithm = options.build(loss, known, clients)
+    alone = config.measure.local and options.name != "local_only"
+    return Method(
+        model,
+        loss,
+        transforms.transformed(config, algorithm, loss, params, clients, cohort),
+        local_only(loss, own.work()) if alone else None,
+        measures_of(config, task, plain, model.apply),
+        known,
+    )
+
+
+def _by_split(
+    config: Config,
+    found: Method,
+    known: Sequence[Smoothness | None],
+    method_with: Callable[..., Method],
+) -> BySplit:
+    """The method with the constants of each split."""
+    every = [require_known(one, "") for one in known]
+    over: dict[str, Any] = {
+        "smooth": np.stack([one.smooth for one in every]),
+        "convex": np.stack([one.convex for one in every]),
+    }
+    if config.algorithm.rate == "theory":
+        params = jax.eval_shape(found.model.init, jax.random.key(0))
+        chosen = [with_rates(config, one, trees.size(params)) for one in every]
+        over["rates"] = np.array([[one.rate for one in pair] for pair in chosen])
+
+    def at(split: Any) -> Method:
+        own = every[0]._replace(smooth=split["smooth"], convex=split["convex"])
+        return method_with(own, split.get("rates"))
+
+    def alone(split: Any) -> Algorithm:
+        local = at(split).local
+        assert local is not None
+        return local
+
+    return BySplit(
+        lambda split: at(split).algorithm,
+        None if found.local is None else alone,
+        jax.tree.map(lambda values: jnp.asarray(values, float), over),
     )
 
 

@@ -7,17 +7,17 @@
 relative to its folder.
 """
 
-from collections.abc import Iterable
+import contextlib
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import ValidationError, model_validator
 
 from fedblend.config import toml
-from fedblend.config.errors import first_error
 from fedblend.config.schema import tables
 from fedblend.config.schema.algorithm import AnyOptions
-from fedblend.config.schema.table import Table, Word
+from fedblend.config.schema.table import Table, Word, first_error
 from fedblend.errors import ConfigError, SettingError
 
 VERSION = 1
@@ -26,6 +26,12 @@ RENAMED = {("algorithm", "tune"): "algorithm.finetune"}
 """Keys of earlier versions, with their names of today."""
 LOOKED_UP = {"dual_encoder": {"embedding": ("0", "1")}}
 """By model: the tables it looks rows up in, and which inputs have the numbers."""
+_KEYS = {
+    **{name: f"run.{name}" for name in tables.Run.model_fields},
+    "splits": "measure.splits",
+    "measure_on": "measure.on",
+}
+"""The keys of a configuration by what ``simulate`` calls them."""
 
 
 class Config(Table):
@@ -193,3 +199,19 @@ def _differ(one: Any, other: Any, path: tuple[str, ...]) -> str | None:
         return None
     values = ["not given" if v is None else toml.literal(v) for v in (one, other)]
     return f"{'.'.join(path)}: {values[0]} there, {values[1]} here"
+
+
+@contextlib.contextmanager
+def named_by_key(**others: str) -> Iterator[None]:
+    """Errors of ``simulate`` inside, with the keys of a configuration.
+
+    ``others`` are further names, with what the user calls them.
+    """
+    try:
+        yield
+    except ValueError as error:
+        name, _, rest = str(error).partition(": ")
+        known = _KEYS | others
+        if name not in known:
+            raise
+        raise ConfigError(f"{known[name]}: {rest}") from None

@@ -8,7 +8,7 @@ testing. Populations (``[populations.NAME]``) are clients that are drawn togethe
 """
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -22,13 +22,20 @@ from fedblend.data.dataset import (
     DataError,
     Dataset,
     Rows,
+    Task,
     generator,
     index_like,
+    task_of,
     wild_scales,
 )
-from fedblend.data.federated import FederatedData, federate, one_class_clients
+from fedblend.data.federated import (
+    FederatedData,
+    federate,
+    one_class_clients,
+    split_clients,
+)
 from fedblend.data.partition.partition import Partition, federate_dataset
-from fedblend.data.readers.read import Task, read, read_new_rows, task_of
+from fedblend.data.readers.read import read, read_new_rows
 from fedblend.errors import ConfigError
 from fedblend.simulation.sampling import Strata
 
@@ -70,9 +77,21 @@ def splits_of(data: tables.Data, seed: int | list[int]) -> list[int]:
 
 
 def hold_out(
+    data: tables.Data, dataset: Dataset, parts: Partition, splits: list[int]
+) -> tuple[Sequence[FederatedData], Sequence[FederatedData]]:
+    """The clients in each split, and in each those that take no part in training."""
+    every = [_split(data, dataset, parts, split) for split in splits]
+    if not data.unseen:
+        return every, ()
+    pairs = [split_clients(one, data.unseen, data.seed) for one in every]
+    seen, unseen = zip(*pairs, strict=True)
+    return seen, unseen
+
+
+def _split(
     data: tables.Data, dataset: Dataset, parts: Partition, split: int
 ) -> FederatedData:
-    """The federation, with the rows that are held out in a split of this number."""
+    """The clients, with the rows that are held out in a split of this number."""
     try:
         return federate_dataset(
             dataset,

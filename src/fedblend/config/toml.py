@@ -9,10 +9,14 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-from fedblend.config.schema.table import visible
 from fedblend.errors import ConfigError
 
 _BARE = re.compile(r"[A-Za-z0-9_-]+")
+
+
+def visible(text: str) -> str:
+    """The text on one line: what does not print is shown as an escape."""
+    return "".join(sign if sign.isprintable() else ascii(sign)[1:-1] for sign in text)
 
 
 def read(path: Path) -> dict[str, Any]:

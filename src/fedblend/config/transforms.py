@@ -6,7 +6,7 @@
 ``[compress]`` encodes updates, ``[select]`` sends the rows that a client uses.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 from warnings import catch_warnings, simplefilter
@@ -15,8 +15,8 @@ import jax
 import numpy as np
 
 from fedblend import models, transforms, trees
-from fedblend.config.config import LOOKED_UP, Config
-from fedblend.config.errors import named_by_key
+from fedblend.checks import below
+from fedblend.config.config import LOOKED_UP, Config, named_by_key
 from fedblend.config.schema.table import check_lists
 from fedblend.config.schema.tables import ADAPTIVE, Central, Compress, Privacy
 from fedblend.core import Algorithm, Loss, PyTree
@@ -65,9 +65,25 @@ def transformed(
         if config.privacy is not None and config.central.upload:
             raise ConfigError("central.upload: would send gradients past [privacy]")
         algorithm = _mixed(config.central, algorithm, loss)
-    return compressed(
-        config.compress, algorithm, trees.size(options.sent(params)), clients
-    )
+    dim = trees.size(_sent(config, params))
+    return compressed(config.compress, algorithm, dim, clients)
+
+
+def _sent(config: Config, params: PyTree) -> list[Any]:
+    """The parameters that clients send, by shape."""
+    leaves, keeps = named(params), config.algorithm.entry.keeps
+    names: list[str] = [] if keeps is None else getattr(config.algorithm, keeps)
+    for name in names:
+        if not any(below(name, path) for path in leaves):
+            raise ConfigError(
+                f'algorithm.{keeps}: "{name}" is no part of the model, whose '
+                f"parameters are {', '.join(leaves)}"
+            )
+    return [
+        leaf
+        for path, leaf in leaves.items()
+        if not any(below(name, path) for name in names)
+    ]
 
 
 def _private(table: Privacy, algorithm: Algorithm, cohort: int) -> Algorithm:
@@ -173,18 +189,24 @@ def compressed(
 
 
 def selected(
-    config: Config, algorithm: Algorithm, federated_data: FederatedData
+    config: Config, algorithm: Algorithm, federations: Sequence[FederatedData]
 ) -> Algorithm:
     """The algorithm, with messages that hold the rows that a client uses.
 
     Raises:
-        ConfigError: it is none that can do without the other rows.
+        ConfigError: it is none that can do without the other rows, or there are several
+            splits.
     """
     rows, always = tables(config)
     if not rows:
         return algorithm
+    if len(federations) > 1:
+        raise ConfigError(
+            "data.split_seed: is missing; [select] knows which rows are used in one "
+            "split, so that several run.seed need the same: data.split_seed=0"
+        )
     try:
-        return transforms.fedselect(algorithm, federated_data, rows=rows, always=always)
+        return transforms.fedselect(algorithm, federations[0], rows=rows, always=always)
     except ValueError as error:
         raise ConfigError(str(error)) from None
 

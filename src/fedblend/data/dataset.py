@@ -84,23 +84,48 @@ class Dataset(NamedTuple):
     """Decisions that the reader made, for the owner of the data to check."""
 
 
+class Task(NamedTuple):
+    """What a model is trained for: the shape of rows, and the meaning of targets."""
+
+    kind: Kind
+    outputs: int
+    """Number of scores that a model computes for a row."""
+    shape: tuple[int, ...]
+    """The shape of one row's inputs."""
+    labels: tuple[str, ...] = ()
+    """The names of the classes, by number."""
+    columns: tuple[str, ...] = ()
+    """The names of the inputs, where they are columns of a table."""
+    numbers: bool = False
+    """Whether inputs are class numbers, such as those of movies, and no quantities."""
+
+
+def task_of(dataset: Dataset) -> Task:
+    """The task of a dataset."""
+    return Task(
+        dataset.kind,
+        dataset.outputs,
+        dataset.rows[0].shape[1:],
+        dataset.label_names,
+        dataset.columns,
+    )
+
+
 def check(dataset: Dataset) -> None:
     """Raise a one-line ``DataError`` for a dataset that cannot be trained on."""
     if dataset.kind not in get_args(Kind):
         raise DataError(
             f"kind: {dataset.kind!r} is not one of {', '.join(get_args(Kind))}"
         )
-    check_rows(dataset, dataset.rows, dataset.keys, dataset.name or "dataset")
-    if dataset.kind != "regression":
-        found = np.unique(dataset.rows[1])
-        if len(found) < 2:
-            raise DataError(
-                f"{dataset.name or 'dataset'}: all {len(dataset.rows[1])} targets are "
-                f"{found[0]}; at least 2 classes are needed"
-            )
+    name, targets = dataset.name or "dataset", dataset.rows[1]
+    check_rows(dataset, dataset.rows, dataset.keys, name)
+    if dataset.kind != "regression" and len(np.unique(targets)) < 2:
+        raise DataError(
+            f"{name}: all {len(targets)} targets are {targets.flat[0]}; at least 2 "
+            "classes are needed"
+        )
     if dataset.test_rows is not None:
-        where = f"{dataset.name or 'dataset'} (test)"
-        check_rows(dataset, dataset.test_rows, dataset.test_keys, where)
+        check_rows(dataset, dataset.test_rows, dataset.test_keys, f"{name} (test)")
 
 
 def check_rows(
@@ -202,18 +227,16 @@ def wild_scales(dataset: Dataset) -> Iterator[str]:
     usual = most[~wild].max(initial=1.0)
     large = np.flatnonzero(wild)
     small = np.flatnonzero((most > 0) & (most < usual / LARGEST))
-    parts = []
-    if large.size:
-        worst = large[np.argsort(-most[large], kind="stable")]
-        sizes = [
-            f"{_named(dataset, c)} up to {most[c]:.4g} ({mean[c]:.3g} on average)"
-            for c in worst
-        ]
-        parts.append(_listed(sizes))
-    if small.size:
-        worst = small[np.argsort(most[small], kind="stable")]
-        sizes = [f"{_named(dataset, c)} at most {most[c]:.3g}" for c in worst]
-        parts.append(_listed(sizes))
+    too_large = [
+        f"{_named(dataset, column)} up to {most[column]:.4g} ({mean[column]:.3g} on "
+        "average)"
+        for column in large[np.argsort(-most[large], kind="stable")]
+    ]
+    too_small = [
+        f"{_named(dataset, column)} at most {most[column]:.3g}"
+        for column in small[np.argsort(most[small], kind="stable")]
+    ]
+    parts = [_listed(found) for found in (too_large, too_small) if found]
     if parts:
         yield (
             f"inputs of wild scales: {'; '.join(parts)}; bring all of them to about "

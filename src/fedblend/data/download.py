@@ -8,13 +8,13 @@ then gets its name: a file under its name is complete.
 
 import bz2
 import hashlib
-import http.client
 import lzma
 import os
 import ssl
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Sequence
+from http.client import HTTPException
 from pathlib import Path
 from typing import IO, NamedTuple, cast
 
@@ -27,6 +27,7 @@ Progress = Callable[[int, int | None], None]
 
 _CHUNK = 1 << 18
 _TIMEOUT = 30.0  # seconds without a byte
+_BROKEN = (TimeoutError, ConnectionError, ssl.SSLError, HTTPException, ValueError)
 
 
 class FileStatus(NamedTuple):
@@ -220,14 +221,9 @@ def _stream(
         if error.code == 416:  # the file has no more bytes: the checksum decides
             return None
         return f"HTTP {error.code} {error.reason}"
-    except (urllib.error.URLError, TimeoutError) as error:
-        return _one_line(getattr(error, "reason", error))
-    except (
-        http.client.HTTPException,
-        ConnectionError,
-        ssl.SSLError,
-        ValueError,
-    ) as error:
+    except urllib.error.URLError as error:
+        return _one_line(error.reason)
+    except _BROKEN as error:
         return _one_line(error)
     if total is not None and done < total:
         return f"broke off after {done} of {total} bytes; run again to continue"

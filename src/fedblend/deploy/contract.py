@@ -21,18 +21,23 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedblend.config import transforms
+from fedblend.config.build import Method, method
 from fedblend.config.config import LOOKED_UP, Config, dump, loads
-from fedblend.config.constants import has_constants, smoothness, with_rates
-from fedblend.config.method import Method, method
+from fedblend.config.model import (
+    has_constants,
+    loss_name,
+    model_of,
+    smoothness,
+    with_rates,
+)
 from fedblend.config.schema.tables import Nodes
-from fedblend.config.tasks import loss_name, model_of
 from fedblend.core import Algorithm, Down, Key, PyTree, Shard
+from fedblend.data.dataset import Task
 from fedblend.data.federated import FederatedData, Shards
-from fedblend.data.readers.read import Task
 from fedblend.errors import ConfigError
 from fedblend.models import Model
-from fedblend.report.curves import in_order
-from fedblend.simulation.early_stopping import Budget
+from fedblend.report.measures import in_order
+from fedblend.simulation.result import Budget
 from fedblend.theory.constants import Smoothness
 
 SPLITS = ("train", "validation", "test")
@@ -180,20 +185,16 @@ class Contract:
 
     def method(self, facts: Facts) -> Method:
         """The method, as server and nodes build it alike."""
-        if facts.rates is None:
-            return self._method(self.config, facts)
-        together, alone = (
-            self._method(_with_rate(self.config, rate), facts) for rate in facts.rates
-        )
-        return together._replace(local=alone.local)
-
-    def _method(self, config: Config, facts: Facts) -> Method:
-        cohort = config.run.cohort or self.clients
         built = method(
-            config, self.task, self.clients, cohort, lambda loss: facts.constants
+            self.config,
+            self.task,
+            self.clients,
+            self.config.run.cohort or self.clients,
+            facts.constants,
+            facts.rates,
         )
         algorithm = transforms.selected_within(
-            config, built.algorithm, self.params, facts.rooms
+            self.config, built.algorithm, self.params, facts.rooms
         )
         return built._replace(algorithm=algorithm)
 
@@ -296,11 +297,6 @@ def parse_contract(text: str) -> Contract:
         ConfigError: one line that says what is wrong with it.
     """
     return contract_of(loads(text, "message"))
-
-
-def _with_rate(config: Config, rate: float) -> Config:
-    options = config.algorithm.model_copy(update={"rate": rate})
-    return config.model_copy(update={"algorithm": options})
 
 
 def _rates(sent: Any) -> tuple[float, float]:

@@ -22,18 +22,18 @@ import numpy as np
 from fedblend import trees
 from fedblend.config.build import Built, build
 from fedblend.config.config import Config
-from fedblend.config.constants import with_rates
+from fedblend.config.model import with_rates
 from fedblend.config.transforms import selected
 from fedblend.core import Algorithm, Batch, PyTree
 from fedblend.errors import ConfigError
 from fedblend.experiments.tune import rebuilt
 from fedblend.losses import gradient
 from fedblend.metrics import mean_loss
-from fedblend.simulation.precision import precision
+from fedblend.simulation.sampling import weights_of
 from fedblend.simulation.simulate import set_up
-from fedblend.simulation.spec import weights_of
 from fedblend.theory import mixed_fl as theory
 from fedblend.theory.mixed_fl import Noise
+from fedblend.trees import precision
 
 FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)
 """Multiples of the rate that each method tries."""
@@ -248,7 +248,7 @@ def _algorithm(config: Config, built: Built, how: str, factor: Any) -> Algorithm
         update={"how": how, "rate": None if own is None else factor * own}
     )
     changed = config.model_copy(update={"algorithm": options, "central": table})
-    return selected(config, rebuilt(changed, built), built.federated_data)
+    return selected(config, rebuilt(changed, built), [built.federated_data])
 
 
 def _mean(built: Built) -> str:

@@ -23,9 +23,15 @@ from rich.table import Table
 import fedblend as fb
 from fedblend.core import Loss
 from fedblend.gains import Evidence, Gain, gain_summary
-from fedblend.report.curves import Curve, curves, rounds_alone, rows_of, training_alone
 from fedblend.report.figures import plot_method_gains, plot_methods
-from fedblend.report.harm import Comparison
+from fedblend.report.measures import (
+    Comparison,
+    Curve,
+    curves,
+    rounds_alone,
+    rows_of,
+    training_alone,
+)
 from fedblend.report.terminal import human_bits
 
 CLIENTS, CLASSES, COHORT = 40, 4, 20

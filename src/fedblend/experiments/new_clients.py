@@ -30,9 +30,8 @@ from fedblend.algorithms.fedavg import fedavg
 from fedblend.algorithms.finetune import finetune
 from fedblend.config.build import Built
 from fedblend.config.config import Config
-from fedblend.config.constants import smoothness
-from fedblend.config.schema.local_work import LocalWork
-from fedblend.config.tasks import loss_name
+from fedblend.config.model import loss_name, smoothness
+from fedblend.config.schema.algorithm import LocalWork
 from fedblend.core import Algorithm, Down, Key, Loss, PyTree, shared_model
 from fedblend.data.federated import FederatedData
 from fedblend.errors import RunError

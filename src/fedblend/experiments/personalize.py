@@ -15,19 +15,18 @@ import jax
 import numpy as np
 
 from fedblend.config.config import Config
-from fedblend.config.tasks import loss_name, losses_of, measures_of, model_of
+from fedblend.config.model import loss_name, losses_of, measures_of, model_of
 from fedblend.core import PyTree
-from fedblend.data.dataset import AbsentColumnError
+from fedblend.data.dataset import AbsentColumnError, Task
 from fedblend.data.federated import FederatedData, federate
 from fedblend.data.partition.partitioners import by_key
-from fedblend.data.readers.read import Task, read_new_rows
+from fedblend.data.readers.read import read_new_rows
 from fedblend.errors import RunError
 from fedblend.experiments import run_folder
 from fedblend.experiments.new_clients import new_clients
 from fedblend.experiments.run_folder import Folder
-from fedblend.report.curves import in_order
+from fedblend.report.measures import in_order
 from fedblend.simulation.personalize import NewClients
-from fedblend.simulation.precision import precision
 from fedblend.simulation.serialize import (
     WireError,
     as_tree,
@@ -35,6 +34,7 @@ from fedblend.simulation.serialize import (
     unpack,
     write_atomically,
 )
+from fedblend.trees import precision
 
 
 class ClientGain(NamedTuple):

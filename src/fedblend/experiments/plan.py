@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, cast
 import jax
 import numpy as np
 
-from fedblend.config import constants
+from fedblend.config import model
 from fedblend.config.build import Built, build
 from fedblend.config.config import Config
 from fedblend.config.toml import literal
@@ -24,14 +24,13 @@ from fedblend.config.transforms import compressed
 from fedblend.core import Algorithm, PyTree, Ragged, has_ragged, static_bits
 from fedblend.data.federated import one_class_clients
 from fedblend.errors import ConfigError
-from fedblend.simulation.precision import precision
 from fedblend.simulation.run import Run
 from fedblend.simulation.simulate import simulate
 from fedblend.theory import plan
-from fedblend.theory.constants import Smoothness
-from fedblend.theory.flix_objective import Mixture, mixture, stacked
-from fedblend.theory.one_shot import require_minimizers
+from fedblend.theory.bounds import require_minimizers
+from fedblend.theory.constants import Mixture, Smoothness, mixture, stacked
 from fedblend.theory.plan import DGD, Plan, Solver, Traffic
+from fedblend.trees import precision
 
 GRID = tuple(tenth / 10 for tenth in range(1, 11))
 """The alphas of a table."""
@@ -102,7 +101,7 @@ def problem(config: Config) -> Problem:
             "lbfgs, newton and gradient_descent do"
         )
     _check_transforms(config)
-    constants.require_assumptions(config)
+    model.require_assumptions(config)
     patient = {"tolerance": TOLERANCE, "most": PATIENCE * own.most}
     own = own.model_copy(update=patient)
     exact = config.model_copy(
@@ -115,8 +114,8 @@ def problem(config: Config) -> Problem:
     with precision("float64"):
         built = build(exact)
         clients = built.federated_data.clients
-        constants.require_assumptions(config, clients)
-        known = constants.require_known(built.smoothness, "plan")
+        model.require_assumptions(config, clients)
+        known = model.require_known(built.smoothness, "plan")
         shape = _shape(options.alpha, clients)
         _check_convex(built, known, shape)
         models, norms = _local_models(built)
@@ -205,7 +204,7 @@ def _promise(found: Problem, scheme: Scheme, made: Plan) -> Promise:
             "algorithm.rate=theory",
             f"run.rounds={made.rounds - 1}",
         )
-    rate = constants.step(scheme.solver, alphas, found.smoothness)
+    rate = model.step(scheme.solver, alphas, found.smoothness)
     return Promise(scheme, made, rate, settings)
 
 
@@ -226,7 +225,7 @@ def _check_transforms(config: Config) -> None:
     how = None if config.compress is None else config.compress.how
     if how not in (None, "diana"):
         # A biased compressor is the more helpful thing to name.
-        constants.solver(config.compress, 1, 1)
+        model.solver(config.compress, 1, 1)
         raise ConfigError(
             f'compress.how: "{how}" has no plan, it ends in a neighborhood; there are '
             'plans for "diana", and without [compress]'
@@ -303,7 +302,7 @@ def _schemes(config: Config, built: Built, params: PyTree) -> tuple[Scheme, ...]
         return (first,)
     usual, actual = run_of("zero"), run_of(table.start)
     at_most = has_ragged(usual.shapes.up)
-    solver = constants.solver(table, dim, clients)
+    solver = model.solver(table, dim, clients)
     return first, Scheme(solver, _traffic(usual, actual), at_most, True)
 
 

@@ -18,14 +18,16 @@ from fedblend.experiments import run_folder
 from fedblend.experiments.run_folder import Folder
 from fedblend.gains import harms
 from fedblend.report import figures
-from fedblend.report.curves import Row, rows_of, shown_splits
-from fedblend.report.harm import (
+from fedblend.report.measures import (
     Clients,
     Comparison,
+    Row,
     compare_run,
     harm_columns,
     harm_rows,
+    rows_of,
     sentence,
+    shown_splits,
 )
 from fedblend.simulation.personalize import NewClients
 from fedblend.simulation.result import MODELS, Results

@@ -17,17 +17,15 @@ from typing import Any, NamedTuple
 
 from fedblend.config import privacy
 from fedblend.config.build import Built, build
-from fedblend.config.config import Config, difference, dump, loads
-from fedblend.config.errors import named_by_key
+from fedblend.config.config import Config, difference, dump, loads, named_by_key
 from fedblend.errors import CheckpointError, ConfigError, RunError
 from fedblend.experiments import run_folder, summary
 from fedblend.experiments.run_folder import Folder, seeds_of
-from fedblend.report.curves import in_order
+from fedblend.report.measures import in_order
 from fedblend.simulation import checkpoint, train_alone
-from fedblend.simulation.precision import precision
 from fedblend.simulation.run import Run
-from fedblend.simulation.simulate import set_up
-from fedblend.simulation.spec import RunSpec
+from fedblend.simulation.simulate import RunSpec, set_up
+from fedblend.trees import precision
 
 
 class Step(NamedTuple):

@@ -36,7 +36,7 @@ from fedblend.config.config import Config, check
 from fedblend.core import PyTree
 from fedblend.data.federated import FederatedData
 from fedblend.errors import ConfigError, RunError
-from fedblend.report.curves import rows_of
+from fedblend.report.measures import rows_of
 from fedblend.simulation.personalize import NewClients
 from fedblend.simulation.result import Results
 from fedblend.simulation.serialize import pack, write_atomically

@@ -11,7 +11,7 @@ import numpy as np
 
 from fedblend.config.build import Built
 from fedblend.config.config import Config
-from fedblend.config.tasks import loss_name
+from fedblend.config.model import loss_name
 from fedblend.core import Batch, PyTree
 from fedblend.data.federated import FederatedData
 from fedblend.experiments import new_clients, results, run_folder

@@ -15,13 +15,12 @@ import numpy as np
 
 from fedblend.config import privacy
 from fedblend.config.build import Built, build, method
-from fedblend.config.config import Config, dump
-from fedblend.config.errors import named_by_key
+from fedblend.config.config import Config, dump, named_by_key
 from fedblend.core import Algorithm
 from fedblend.errors import ConfigError, RunError
 from fedblend.experiments import run_folder
-from fedblend.simulation.precision import precision
 from fedblend.simulation.tune_alpha import Tuned, choose_alpha
+from fedblend.trees import precision
 
 
 def tune_config(
@@ -64,7 +63,7 @@ def tune_config(
 def rebuilt(config: Config, built: Built) -> Algorithm:
     """The algorithm of a changed configuration, whose numbers may be traced."""
     clients = built.federated_data.clients
-    found = method(config, built.task, clients, clients, lambda loss: built.smoothness)
+    found = method(config, built.task, clients, clients, built.smoothness)
     return found.algorithm
 
 

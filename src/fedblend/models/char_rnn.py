@@ -33,7 +33,7 @@ from jax.nn import initializers, sigmoid
 
 from fedblend.checks import COUNT, gate, words
 from fedblend.core import Key, PyTree
-from fedblend.models.layers import Affine, affine, linear
+from fedblend.models.feedforward import Affine, affine, linear
 from fedblend.models.model import Model, Shape, model
 
 

@@ -36,7 +36,7 @@ from jax.nn import initializers
 from fedblend.checks import COUNT, gate
 from fedblend.core import Loss, PyTree
 from fedblend.mixing import predict
-from fedblend.models.layers import Affine, affine, linear
+from fedblend.models.feedforward import Affine, affine, linear
 from fedblend.models.model import Model, Shape, model
 
 PAD = 0

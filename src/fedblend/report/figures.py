@@ -18,16 +18,8 @@ import numpy as np
 
 from fedblend.core import PyTree
 from fedblend.gains import Evidence, Gain, gain_summary
-from fedblend.report.curves import (
-    Curve,
-    Row,
-    curves,
-    rounds_alone,
-    rows_of,
-    shown_metrics,
-    shown_splits,
-)
-from fedblend.report.harm import Clients, Comparison, compared, in_short
+from fedblend.report import measures
+from fedblend.report.measures import Clients, Comparison, Curve, Row
 from fedblend.simulation.result import Results
 
 COLORS = {"shared": "#0072B2", "local": "#E69F00", "personal": "#009E73"}
@@ -69,17 +61,17 @@ def plot_run(run: Results, path: Any = None, over: PyTree | None = None) -> Any:
     The range over seeds is a band; a sweep ``over`` a tree of arrays has a line for
     each value. The figure is saved to ``path`` if given, in the format of its suffix.
     """
-    rows = rows_of(run)
+    rows = measures.rows_of(run)
     with style():
-        splits = shown_splits(rows)
+        splits = measures.shown_splits(rows)
         if not splits:
             figure = new_figure(4.8, 3.2)
             figure.suptitle("Nothing was measured in this run")
         elif over is not None:
             figure = _sweep_figure(over, rows, splits[0])
         else:
-            metric = shown_metrics(rows, splits[0])[0]
-            gains = compared(run.evidence, splits[0], metric)
+            metric = measures.shown_metrics(rows, splits[0])[0]
+            gains = measures.compared(run.evidence, splits[0], metric)
             figure = _curves_figure(rows, splits[0], run.alone, gains)
         if path is not None:
             figure.savefig(path)
@@ -92,7 +84,7 @@ def plot_rows(
     """Write the figures of a run's rows, each as PNG and SVG; the files written.
 
     Args:
-        rows: see ``curves.rows_of``.
+        rows: see ``measures.rows_of``.
         folder: the folder of the figures; made if it is missing.
         evidence: ``Run.evidence``, for the figure of the clients' gains.
         alone: ``Run.alone``.
@@ -100,11 +92,11 @@ def plot_rows(
     folder.mkdir(parents=True, exist_ok=True)
     written = []
     with style():
-        for split in shown_splits(rows):
+        for split in measures.shown_splits(rows):
             figure = _curves_figure(rows, split, alone)
             written += save_both(figure, folder / f"curves_{split}")
-            metric = shown_metrics(rows, split)[0]
-            gains = compared(evidence, split, metric) if evidence else None
+            metric = measures.shown_metrics(rows, split)[0]
+            gains = measures.compared(evidence, split, metric) if evidence else None
             if gains is not None:
                 figure = new_figure(6.4, 3.2)
                 _draw_gains(figure.subplots(), gains, alone)
@@ -189,7 +181,7 @@ def save_both(figure: Any, stem: Path) -> list[Path]:
 
 def _label(model: str, alone: Alone) -> str:
     """The name of a model; of training alone with its rounds."""
-    rounds = rounds_alone(alone) if model == "local" else ""
+    rounds = measures.rounds_alone(alone) if model == "local" else ""
     return LABELS[model] + (f" ({rounds})" if rounds else "")
 
 
@@ -211,7 +203,7 @@ def _draw_gains(axes: Any, found: Comparison, alone: Alone, name: str = "") -> N
     axes.bar(across, gain.value[order], width=0.9, color=_colors(gain)[order])
     _draw_intervals(axes, across, gain, order)
     axes.grid(axis="x", visible=False)
-    title = in_short(gain_summary(gain), found.reference)
+    title = measures.in_short(gain_summary(gain), found.reference)
     if found.seeds > 1:
         title += f"; mean of {found.seeds} seeds"
     axes.set_title(f"{name}\n{title}" if name else title)
@@ -262,8 +254,8 @@ def _curves_figure(
 ) -> Any:
     """Metrics by rounds and by bits, a line for each model; gains below."""
     lines = {}
-    for metric in shown_metrics(rows, split):
-        found = curves(rows, split, metric)
+    for metric in measures.shown_metrics(rows, split):
+        found = measures.curves(rows, split, metric)
         labels = {model: _label(model, alone) for model in LABELS}
         if {"shared", "personal"} <= set(found) and np.array_equal(
             found["shared"].mean, found["personal"].mean, equal_nan=True
@@ -295,10 +287,10 @@ def _sweep_figure(over: PyTree, rows: list[Row], split: str) -> Any:
     by_value = [[row for row in rows if row["seed"] == at] for at in replicas]
     lines = {
         metric: {
-            name: (curves(own, split, metric)["personal"], {"color": shade, "ls": "-"})
+            name: (measures.curves(own, split, metric)["personal"], {"color": shade})
             for name, shade, own in zip(names, shades, by_value, strict=True)
         }
-        for metric in shown_metrics(rows, split)
+        for metric in measures.shown_metrics(rows, split)
     }
     title = f"Personal model, mean over clients, {split} rows, by value of the sweep"
     return _panels(lines, split, title)[0]

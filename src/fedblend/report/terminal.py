@@ -11,16 +11,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from fedblend.report.curves import (
-    MODELS,
-    Row,
-    curves,
-    shown_metrics,
-    shown_splits,
-    training_alone,
-    value_at,
-)
-from fedblend.report.harm import in_words, summary_from
+from fedblend.report import measures
+from fedblend.report.measures import Row
 
 COLORS = {"shared": "blue", "local": "yellow", "personal": "green"}
 COLUMNS = {
@@ -52,16 +44,18 @@ def show(
             harmed clients, "harmed" and "unseen", and "privacy".
     """
     summaries = summary if isinstance(summary, list) else [summary]
-    splits = shown_splits(rows)
+    splits = measures.shown_splits(rows)
     for split in splits:
         console.print(_table(summaries, split))
     unseen = [one["unseen"] for one in summaries if "unseen" in one]
-    for split in shown_splits(unseen[:1]):
+    for split in measures.shown_splits(unseen[:1]):
         number = unseen[0]["clients"]
         plural = "" if number == 1 else "s"
         console.print(_table(unseen, split, f" of {number} unseen client{plural}"))
     together, alone = over_seeds or {}, summaries[0].get("alone")
-    lines = [f"local, training alone: {training_alone(alone)}"] if alone else []
+    lines = []
+    if alone:
+        lines.append(f"local, training alone: {measures.training_alone(alone)}")
     lines += _harm_lines(summaries, together)
     lines += _harm_lines(unseen, together.get("unseen") or {}, "unseen ")
     for line in lines + _server_lines(summaries) + _cost_lines(summaries):
@@ -88,7 +82,7 @@ def human_bits(bits: float) -> str:
 
 def _mean(summaries: Sequence[dict], *path: str) -> float:
     """A number, mean over the seeds; NaN where a seed has none."""
-    return float(np.mean([value_at(summary, *path) for summary in summaries]))
+    return float(np.mean([measures.value_at(summary, *path) for summary in summaries]))
 
 
 def _table(summaries: Sequence[dict], split: str, kind: str = "") -> Table:
@@ -105,8 +99,8 @@ def _table(summaries: Sequence[dict], split: str, kind: str = "") -> Table:
     for heading in COLUMNS.values():
         table.add_column(heading, justify="right")
     models = last["measures"][split]
-    for metric in shown_metrics([last], split):
-        for model in (name for name in MODELS if name in models):
+    for metric in measures.shown_metrics([last], split):
+        for model in (name for name in measures.MODELS if name in models):
             path = ("measures", split, model, metric)
             cells = [f"{_mean(summaries, *path, field):.4f}" for field in COLUMNS]
             table.add_row(metric, Text(model, COLORS[model]), *cells)
@@ -119,12 +113,12 @@ def _harm_lines(summaries: Sequence[dict], together: dict, kind: str = "") -> li
     lines = []
     only = summaries[0] if len(summaries) == 1 else {}
     harmed = together.get("harmed") or only.get("harmed") or {}
-    for split in shown_splits(summaries):
-        metric = shown_metrics(summaries, split)[0]
+    for split in measures.shown_splits(summaries):
+        metric = measures.shown_metrics(summaries, split)[0]
         for name, found in harmed.get(split, {}).get(metric, {}).items():
-            counted = summary_from(found)
+            counted = measures.summary_from(found)
             if counted is not None:
-                text = in_words(counted, name.removeprefix("than_"), kind)
+                text = measures.in_words(counted, name.removeprefix("than_"), kind)
                 lines.append(f"harmed ({split} {metric}): {text}")
     return lines
 
@@ -168,8 +162,8 @@ def _cost_lines(summaries: Sequence[dict]) -> list[str]:
 
 
 def _plot_main_metric(rows: Sequence[Row], split: str, console: Console) -> None:
-    metric = shown_metrics(rows, split)[0]
-    found = curves(rows, split, metric)
+    metric = measures.shown_metrics(rows, split)[0]
+    found = measures.curves(rows, split, metric)
     series = {model: (curve.rounds, curve.mean) for model, curve in found.items()}
     title = Text(f"{split} {metric}, mean over clients, by rounds:")
     for model in series:

@@ -10,7 +10,6 @@ ignore weights.
 
 import dataclasses
 from collections.abc import Callable
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -18,17 +17,13 @@ import jax.numpy as jnp
 
 from fedblend import trees
 from fedblend.checks import Number, words
-from fedblend.core import Aggregate, PyTree
+from fedblend.core import STATIC, Aggregate, PyTree
 
 DROPPED, RECEIVED, REJECTED, PADDING = 0, 1, 2, 3
 """What became of a member of the cohort."""
 
 
-@partial(
-    jax.tree_util.register_dataclass,
-    data_fields=("total", "weight", "count"),
-    meta_fields=("dtypes",),
-)
+@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class RunningSum:
     """The running weighted sum of ups, and the weight and number of those in it.
@@ -39,7 +34,7 @@ class RunningSum:
     total: PyTree
     weight: jax.Array
     count: jax.Array
-    dtypes: tuple[Any, ...]
+    dtypes: tuple[Any, ...] = dataclasses.field(metadata=STATIC)
 
 
 class Reduction(NamedTuple):

@@ -22,8 +22,8 @@ import secrets
 import shutil
 import tempfile
 import weakref
-from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -62,15 +62,37 @@ def open_store(kind: str, template: PyTree, clients: int, folder: Path | None = 
     return {"device": DeviceStore, "host": HostStore}[kind](template, clients)
 
 
-class DeviceStore:
-    """All states in one stacked tree on the device."""
+class _Store:
+    """All states in one stacked tree; ``known`` are the clients that have one."""
 
-    kind = "device"
-    eager = True
+    arrays: Any
+    """The library whose arrays the states are."""
 
     def __init__(self, template: PyTree, clients: int):
-        self.states = _zeros(jnp.zeros, template, clients)
+        self.states = jax.tree.map(
+            lambda leaf: self.arrays.zeros((clients, *leaf.shape), leaf.dtype), template
+        )
         self.known = np.zeros(clients, bool)
+
+    def snapshot(self) -> PyTree:
+        """What a checkpoint has to hold."""
+        return {"states": self.states, "known": self.known}
+
+    def template(self, changed: int) -> PyTree:
+        """The shapes of a snapshot, given how many clients the last block changed."""
+        del changed
+        return self.snapshot()
+
+    def restore(self, snapshot: PyTree) -> None:
+        """Go back to a snapshot."""
+        self.states = jax.tree.map(self.arrays.array, snapshot["states"])
+        self.known = np.array(snapshot["known"])
+
+
+class DeviceStore(_Store):
+    """All states on the device; a block sees all of them."""
+
+    kind, eager, arrays = "device", True, jnp
 
     def load(self, ids: np.ndarray, room: int) -> tuple[PyTree, np.ndarray]:
         """The states a block needs, and the slot of each id."""
@@ -93,30 +115,11 @@ class DeviceStore:
         )
         self.known[ids] = True
 
-    def snapshot(self) -> PyTree:
-        """What a checkpoint has to hold."""
-        return {"states": self.states, "known": self.known}
 
-    def template(self, changed: int) -> PyTree:
-        """The shapes of a snapshot, given how many clients the last block changed."""
-        del changed
-        return self.snapshot()
+class HostStore(_Store):
+    """All states in memory; a block sees only its own clients."""
 
-    def restore(self, snapshot: PyTree) -> None:
-        """Go back to a snapshot."""
-        self.states = jax.tree.map(jnp.asarray, snapshot["states"])
-        self.known = np.array(snapshot["known"])
-
-
-class HostStore:
-    """All states in NumPy arrays in memory; a block sees only its own clients."""
-
-    kind = "host"
-    eager = False
-
-    def __init__(self, template: PyTree, clients: int):
-        self.states = _zeros(np.zeros, template, clients)
-        self.known = np.zeros(clients, bool)
+    kind, eager, arrays = "host", False, np
 
     def load(self, ids: np.ndarray, room: int) -> tuple[PyTree, np.ndarray]:
         """The states a block needs, padded to ``room``, and the slot of each id."""
@@ -140,24 +143,6 @@ class HostStore:
 
         jax.tree.map(put, self.states, states)
         self.known[ids] = True
-
-    def snapshot(self) -> PyTree:
-        """What a checkpoint has to hold."""
-        return {"states": self.states, "known": self.known}
-
-    def template(self, changed: int) -> PyTree:
-        """The shapes of a snapshot, given how many clients the last block changed."""
-        del changed
-        return self.snapshot()
-
-    def restore(self, snapshot: PyTree) -> None:
-        """Go back to a snapshot."""
-        self.states = jax.tree.map(np.array, snapshot["states"])
-        self.known = np.array(snapshot["known"])
-
-
-def _zeros(make: Callable, template: PyTree, clients: int) -> PyTree:
-    return jax.tree.map(lambda leaf: make((clients, *leaf.shape), leaf.dtype), template)
 
 
 def _changed(ids: np.ndarray, states: PyTree) -> tuple[np.ndarray, PyTree]:
@@ -197,7 +182,7 @@ class DiskStore(HostStore):
             there = np.lib.format.open_memmap(path, mode="r+")
             if there.shape == shape and there.dtype == held:
                 return there.view(dtype)
-        self.stamp.remove()
+        self.stamp.path.unlink(missing_ok=True)
         fresh = np.lib.format.open_memmap(path, mode="w+", dtype=held, shape=shape)
         return fresh.view(dtype)
 
@@ -290,10 +275,6 @@ class Stamp:
         """Mark the folder as this run's, unless it is already."""
         if not self.claimed:
             self.write(self.count)
-
-    def remove(self) -> None:
-        """Mark the folder as nobody's."""
-        self.path.unlink(missing_ok=True)
 
     def write(self, count: int) -> None:
         """Mark the folder as this run's, rows written ``count`` times."""

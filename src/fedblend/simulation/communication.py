@@ -1,6 +1,6 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""Counting communication: whose answers arrived, and each client's bits.
+"""Counting what rounds cost: whose answers arrived, each client's bits and operations.
 
 Bits are those of the leaves that would travel, counted from the messages themselves
 and summed in 64-bit integers on the host. Every member of a cohort receives the
@@ -14,8 +14,16 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from fedblend.core import PyTree, static_bits
-from fedblend.simulation.aggregators import DROPPED, PADDING, RECEIVED, REJECTED
+from fedblend.core import Algorithm, PyTree, Shard, static_bits
+from fedblend.data.federated import FederatedData
+from fedblend.simulation.aggregators import (
+    DROPPED,
+    PADDING,
+    RECEIVED,
+    REJECTED,
+    empty,
+    finish,
+)
 from fedblend.simulation.rounds import Shapes
 
 
@@ -94,3 +102,41 @@ class CommunicationLog:
         self.up, self.down, self.joined = (
             np.array(snapshot[name]) for name in ("up", "down", "joined")
         )
+
+
+def client_flops(
+    algorithm: Algorithm,
+    params: PyTree,
+    federated_data: FederatedData,
+    client: int = 0,
+    central: Shard | None = None,
+) -> float:
+    """Operations of one client's part in a round, of the program compiled for it.
+
+    The compiler counts the body of a loop once: local work has to be one step. It
+    counts arithmetic on whole numbers, such as on those of rows, as well.
+
+    Args:
+        algorithm: what is run, with one local step.
+        params: the initial parameters, or their shapes.
+        federated_data: the clients; shapes are those of the one with most rows.
+        client: which.
+        central: the server's own rows, where it has some.
+    """
+    shard, key = federated_data.train.shard(client), jax.random.key(0)
+    join, state = jax.eval_shape(algorithm.enroll, params, shard, key)
+    aggregate = jax.eval_shape(lambda join: finish(empty(join), 1.0), join)
+    down, _ = jax.eval_shape(algorithm.start, params, aggregate, central, key)
+    message = jax.eval_shape(
+        lambda down, state, shard: algorithm.tell(down, algorithm.ask(state, shard)),
+        down,
+        state,
+        shard,
+    )
+
+    def part(message, state, shard, key):
+        up, state = algorithm.client(message, state, shard, key)
+        return up._replace(mean_gradient=None, step_sum=None), state
+
+    compiled = jax.jit(part).lower(message, state, shard, key).compile()
+    return float((compiled.cost_analysis() or {}).get("flops", float("nan")))

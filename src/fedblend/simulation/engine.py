@@ -1,26 +1,38 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""Compiling ``rounds`` and ``evaluate``, and mapping them over replicas.
+"""Compiling ``rounds`` and ``evaluate`` for all replicas, and the clients they run on.
 
 With replicas every array of down, server and measures has them as first axis and client
 states as second; where all replicas share a key, the cohorts and batches they share are
 read only once. Replicas with splits of their own read the same flat arrays, where these
 lie one after another: only the places at which rows start have an axis of replicas.
+
+Clients are enrolled when they are first needed, all at once where the server waits for
+what enrollment sends, or where states live on the device.
 """
 
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 
 from fedblend import trees
 from fedblend.core import Down, Info, Key, PyTree, Shard
+from fedblend.data.federated import Shards
 from fedblend.simulation import evaluate, rounds
 from fedblend.simulation.aggregators import RunningSum, empty, finish
+from fedblend.simulation.client_store import open_store
 from fedblend.simulation.evaluate import Evaluation
 from fedblend.simulation.rounds import Members, Settings, Shapes
+from fedblend.simulation.sampling import Weights
+
+ENROLL_AT_ONCE = 1024
+"""Clients enrolled in one call; bounds the memory it takes."""
 
 
 class Engine:
@@ -41,9 +53,10 @@ class Engine:
         examples: dict[str, PyTree],
         central: Shard | None,
         own_rows: bool = False,
+        replicas: int | None = None,
     ):
         self.settings, self.key, self.over, self.params = settings, key, over, params
-        self.examples, self.central = examples, central
+        self.examples, self.central, self.replicas = examples, central, replicas
         self.sweep = 0 if over is not None else None
         self.keys = 0 if key.ndim else None
         self.inits = 0 if own_params else None
@@ -62,11 +75,11 @@ class Engine:
             join, states = rounds.enroll(settings, hyper, root, params, examples, group)
             joined, state = finish(join, 1.0), trees.take(states, 0)
             down, server = rounds.start(settings, hyper, root, params, joined, central)
-            talk = rounds.exchange(
+            message, up, changed = rounds.exchange(
                 settings, algorithm, root, down, examples, state, member
             )
             shard = rounds.shard_of(settings, examples, member)
-            decoded = algorithm.decode(talk.up)
+            decoded = algorithm.decode(up)
             aggregate = finish(empty(decoded), 1.0)
             _, after = algorithm.server(aggregate, down, server, central, root)
             shapes = Shapes(
@@ -75,12 +88,12 @@ class Engine:
                 state=state,
                 down=down,
                 server=server,
-                message=talk.message,
-                up=talk.up,
+                message=message,
+                up=up,
                 decoded=decoded,
                 last=evaluate.message_to_deploy(algorithm, down, state, shard),
             )
-            return shapes, talk.state, after
+            return shapes, changed, after
 
         hyper = None if self.sweep is None else trees.take(self.over, 0)
         root = self.key if self.keys is None else self.key[0]
@@ -149,7 +162,7 @@ class Engine:
             return self.settings.build(hyper).info(state)
 
         each = jax.vmap(one, in_axes=(None, 0))
-        if self.sweep is not None or self.keys is not None:
+        if self.replicas is not None:
             each = jax.vmap(each, in_axes=(self.sweep, 1), out_axes=1)
         return each(self.over, states)
 
@@ -170,7 +183,7 @@ class Engine:
         if name not in self._compiled:
             begun = time.perf_counter()
             function = partial(function, self.settings)
-            if self.sweep is not None or self.keys is not None:
+            if self.replicas is not None:
                 function = jax.vmap(function, (self.sweep, self.keys, *axes), out_axes)
             jitted = jax.jit(function, donate_argnums=donate)
             self._compiled[name] = jitted.lower(*arguments).compile()
@@ -180,11 +193,126 @@ class Engine:
 
 def _same(function: str, before: PyTree, after: PyTree) -> None:
     """Refuse an algorithm whose state changes its structure, shapes or dtypes."""
-    described = [
+    before, after = (
         jax.tree.map(lambda leaf: f"{leaf.dtype}{list(leaf.shape)}", tree)
         for tree in (before, after)
-    ]
-    if described[0] != described[1]:
-        raise TypeError(
-            f"{function}: the state changes from {described[0]} to {described[1]}"
+    )
+    if before != after:
+        raise TypeError(f"{function}: the state changes from {before} to {after}")
+
+
+class Clients:
+    """Rows, weights and states of all clients.
+
+    Args:
+        engine: the compiled functions.
+        train: the clients' training rows.
+        weights: the clients' weights.
+        per_block: clients of a block of rounds, in one replica.
+        store: the kind of store for states.
+        folder: where a store on disk has its files.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        train: Shards,
+        weights: Weights,
+        *,
+        per_block: int,
+        store: str,
+        folder: Path | None,
+    ):
+        self.train = train
+        self._engine, self._weights, self._replicas = engine, weights, engine.replicas
+        self.number = len(train.counts)
+        first = self.members(np.zeros(1, int))
+        first = first._replace(starts=first.starts.reshape(-1))
+        self.shapes = engine.shapes(trees.take(first, 0))
+        template = self.with_replicas(self.shapes.state)
+        self.store = open_store(store, template, self.number, folder)
+        self._room = min(ENROLL_AT_ONCE, self.number)
+        if not self.store.eager and not self.joins:
+            self._room = min(self._room, per_block * (engine.replicas or 1))
+
+    @property
+    def joins(self) -> bool:
+        """Whether enrollment sends anything to the server."""
+        return bool(jax.tree.leaves(self.shapes.join))
+
+    def with_replicas(self, shapes: PyTree) -> PyTree:
+        """Shapes of one replica as they are in this run."""
+        ahead = () if self._replicas is None else (self._replicas,)
+        return jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct(ahead + leaf.shape, leaf.dtype), shapes
         )
+
+    def members(
+        self,
+        ids: np.ndarray,
+        slots: np.ndarray | None = None,
+        present: np.ndarray | None = None,
+        weights: np.ndarray | None = None,
+    ) -> Members:
+        """Arrays over these clients, as the compiled functions take them."""
+        starts = self.train.starts
+        if starts.ndim == 2 and ids.ndim == 3:  # a replica of its own for each split
+            starts = starts[np.arange(len(starts))[:, None, None], ids]
+        else:
+            starts = starts[..., ids]
+        present = np.ones(ids.shape, bool) if present is None else present
+        weights = self._weights.rounds if weights is None else weights
+        return Members(
+            ids=jnp.asarray(ids, jnp.int32),
+            slots=jnp.asarray(ids if slots is None else slots, jnp.int32),
+            starts=jnp.asarray(starts, jnp.int32),
+            counts=jnp.asarray(self.train.counts[ids], jnp.int32),
+            weights=jnp.asarray(weights[ids] * present, float),
+            present=jnp.asarray(present),
+        )
+
+    def enroll_first(self) -> RunningSum:
+        """Enroll whom the server waits for; the sum of what they send."""
+        everybody = np.arange(self.number)
+        joined = self.enroll(everybody) if self.joins or self.store.eager else None
+        if joined is not None and self.joins:
+            return joined
+        nothing = empty(self.shapes.join)
+        if self._replicas is None:
+            return nothing
+        return jax.tree.map(
+            lambda leaf: jnp.broadcast_to(leaf, (self._replicas, *leaf.shape)), nothing
+        )
+
+    def enroll(self, ids: np.ndarray) -> RunningSum | None:
+        """Enroll those of these clients who are not; the sum of what they send."""
+        if not jax.tree.leaves((self.shapes.join, self.shapes.state)):
+            return None
+        ids = np.unique(ids)
+        ids, room = ids[~self.store.known[ids]], self._room
+        total = None
+        for first in range(0, len(ids), room):
+            group = ids[first : first + room]
+            padded = np.concatenate([group, np.full(room - len(group), group[0])])
+            present = np.arange(room) < len(group)
+            joining = self.members(padded, None, present, self._weights.enrollment)
+            part, states = self._engine.enroll(joining)
+            # Sliced on the host: on the device every new length would be compiled.
+            rows = trees.take(jax.device_get(states), slice(len(group)))
+            self.store.write(group, rows)
+            total = part if total is None else jax.tree.map(jnp.add, total, part)
+        return total
+
+    def states(self, ids: np.ndarray) -> PyTree:
+        """What these clients remember, stacked."""
+        self.enroll(ids)
+        return self.store.gather(ids)
+
+    def load(self, ids: np.ndarray, chunk: int) -> tuple[Members, PyTree]:
+        """Members and states of a block's cohorts, which fill whole chunks."""
+        self.enroll(ids)
+        states, slots = self.store.load(ids, min(self.number, ids.size))
+        gap = [(0, 0), (0, 0), (0, -ids.shape[-1] % chunk)]
+        present = np.pad(np.ones(ids.shape, bool), gap)
+        slots = np.pad(slots, gap, constant_values=self.number)
+        return self.members(np.pad(ids, gap), slots, present), states

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedblend import keys
+from fedblend import keys, trees
 from fedblend.core import Algorithm, Down, Key, PyTree, Shard, shared_model
 from fedblend.data.federated import Shards
 from fedblend.gains import Evidence, Measured
@@ -26,8 +26,8 @@ from fedblend.simulation.rounds import Members, Settings, shard_of
 MEASURE_BYTES = 2**28
 """Memory that the rows of clients measured side by side may take."""
 
-Values = dict[str, dict[str, tuple[dict[str, jax.Array], dict[str, jax.Array]]]]
-"""``{split: {model: (numbers, rows)}}`` of one client, see ``metrics.evaluate``."""
+Values = dict[str, dict[str, dict[str, jax.Array]]]
+"""``{split: {model: {metric: value}}}`` of one client."""
 
 
 def message_to_deploy(
@@ -55,8 +55,8 @@ def evaluate_client(
     personal: PyTree,
     shared: PyTree,
     held: Mapping[str, Shard],
-) -> Values:
-    """The metrics of one client's models on its rows of each split.
+) -> tuple[Values, Values]:
+    """The metrics of one client's models on its rows of each split, and by rows.
 
     Args:
         algorithm: whose models they are.
@@ -69,15 +69,17 @@ def evaluate_client(
     models = {"personal": personal}
     if jax.tree.leaves(shared) and not one_for_all:
         models["shared"] = shared
-    found = {}
+    numbers, by_row = {}, {}
     for split, rows in held.items():
         batch = everything(rows)
-        found[split] = {
-            name: evaluate(metrics, model, batch) for name, model in models.items()
-        }
+        numbers[split], by_row[split] = {}, {}
+        for name, model in models.items():
+            found = evaluate(metrics, model, batch)
+            numbers[split][name], by_row[split][name] = found
         if one_for_all:
-            found[split]["shared"] = found[split]["personal"]
-    return found
+            for of in (numbers[split], by_row[split]):
+                of["shared"] = of["personal"]
+    return numbers, by_row
 
 
 @dataclasses.dataclass(frozen=True)
@@ -155,21 +157,14 @@ class Evaluation:
                 name: Shard(examples[name], start, count, member.ids, capacity[name])
                 for name, (start, count) in rows.items()
             }
-            found = evaluate_client(
+            numbers, by_row = evaluate_client(
                 algorithm,
                 self.metrics,
                 personal(settings, hyper, root, down, state, shard),
                 down.shared if jax.tree.leaves(message.shared) else None,
                 held,
             )
-            numbers, contributions = (
-                {
-                    split: {model: both[place] for model, both in models.items()}
-                    for split, models in found.items()
-                }
-                for place in (0, 1)
-            )
-            return numbers, {split: contributions[split] for split in paired}
+            return numbers, {split: by_row[split] for split in paired}
 
         return jax.lax.map(one, (states, members, places), batch_size=self.chunk)
 
@@ -186,9 +181,7 @@ class Evaluation:
             values = jax.tree.map(lambda leaf: leaf[None], values)
         found, by_row = (
             [
-                jax.tree.map(
-                    lambda leaf, replica=replica: leaf[replica, : len(self.ids)], of
-                )
+                trees.take(of, (replica, slice(len(self.ids))))
                 for replica in range(self.replicas or 1)
             ]
             for of in values

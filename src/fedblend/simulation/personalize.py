@@ -30,15 +30,12 @@ from fedblend.checks import WHOLE, fits
 from fedblend.core import Algorithm, Down, Key, PyTree, Shard
 from fedblend.data.federated import FEDERATED_DATA, FederatedData, Shards
 from fedblend.gains import Evidence, Measured, harms
-from fedblend.metrics import Measure, Metric, as_metrics, evaluate
-from fedblend.shards import everything
-from fedblend.simulation.evaluate import message_to_deploy
+from fedblend.metrics import Measure, Metric, as_metrics
+from fedblend.simulation.evaluate import evaluate_client, message_to_deploy
 from fedblend.simulation.result import plain, spreads
 
 AT_ONCE = 20
 """Clients that are trained side by side; bounds the memory it takes."""
-Place = tuple[jax.Array, jax.Array, jax.Array]
-"""Where a client's rows start, how many they are, and its id."""
 
 
 class NewClients(NamedTuple):
@@ -119,8 +116,7 @@ def personalize(
     down, metrics = trees.strongly_typed(down), as_metrics(measure)
     train = new_clients.train
 
-    def model_of(down, key, examples, place):
-        shard = _shard(examples, place, train)
+    def model_of(down, key, shard):
         own = keys.at(key, "newcomer", 0, shard.id)
         _, state = trees.strongly_typed(algorithm.enroll(down.shared, shard, own))
 
@@ -137,54 +133,31 @@ def personalize(
 
     models = _mapped(model_of, (down, key), train, ())
     names = list(new_clients.splits) if splits is None else splits
-    seen = {
-        name: _evaluate(models, down.shared, metrics, new_clients.splits[name])
-        for name in names
-        if metrics
-    }
-    measured, by_row = (
-        {
-            name: {model: found[place] for model, found in by_model.items()}
-            for name, by_model in seen.items()
-        }
-        for place in (0, 1)
-    )
+    measured, by_row = {}, {}
+    for name in names if metrics else ():
+        split = new_clients.splits[name]
+
+        def evaluated(shared, shard, personal, name=name):
+            return evaluate_client(algorithm, metrics, personal, shared, {name: shard})
+
+        found = _mapped(evaluated, (down.shared,), split, (models,))
+        numbers, rows = jax.tree.map(np.asarray, found)
+        measured |= numbers
+        by_row |= rows
     return NewClients(new_clients, models, measured, by_row, metrics)
 
 
-def _evaluate(
-    models: PyTree, shared: PyTree, metrics: Mapping[str, Metric], split: Shards
-) -> dict[str, tuple[dict[str, np.ndarray], dict[str, np.ndarray]]]:
-    """The measures of both models on every client's rows of a split, and by rows."""
-
-    def both(shared, examples, place, personal):
-        batch = everything(_shard(examples, place, split))
-        return {
-            model: evaluate(metrics, params, batch)
-            for model, params in (("personal", personal), ("shared", shared))
-        }
-
-    return jax.tree.map(np.asarray, _mapped(both, (shared,), split, (models,)))
-
-
-def _shard(examples: PyTree, place: Place, split: Shards) -> Shard:
-    start, count, id = place
-    return Shard(examples, start, count, id, split.capacity)
-
-
 def _mapped(function: Callable, fixed: tuple, split: Shards, each: tuple) -> PyTree:
-    """A function over all clients of a split, compiled.
-
-    It takes what is ``fixed``, the rows of all, the place of a client's own among them,
-    and the client's entry of ``each``.
-    """
+    """``function(*fixed, shard, *entries of each)`` of all clients, compiled."""
     numbers = (split.starts, split.counts, np.arange(len(split.counts)))
     places = tuple(jnp.asarray(values, jnp.int32) for values in numbers)
     examples = jax.tree.map(jnp.asarray, split.examples)
 
     def all_of_them(fixed, examples, places, each):
         def one(this):
-            return function(*fixed, examples, *this)
+            (start, count, id), *own = this
+            shard = Shard(examples, start, count, id, split.capacity)
+            return function(*fixed, shard, *own)
 
         return jax.lax.map(one, (places, *each), batch_size=AT_ONCE)
 

@@ -104,9 +104,7 @@ def plain(measures: Measures) -> Measures:
 
 
 def spreads(
-    measured: Measured,
-    counts: Mapping[str, np.ndarray],
-    metrics: Mapping[str, Metric],
+    measured: Measured, counts: Mapping[str, np.ndarray], metrics: Mapping[str, Metric]
 ) -> Measures:
     """Each metric over the clients, weighted by their rows in the split."""
 
@@ -121,6 +119,20 @@ class Bits(NamedTuple):
 
     up: np.ndarray
     down: np.ndarray
+
+
+class Budget(NamedTuple):
+    """How long every client trains alone, and how that was chosen."""
+
+    rounds: int | None
+    """None if every client has its own number."""
+    chosen_on: str | None = None
+    """Which rows chose it; None if it was asked for."""
+    metric: str | None = None
+    tried: int | None = None
+    """Rounds that were tried to choose."""
+    improving: bool = False
+    """Whether more rounds than were tried might still improve."""
 
 
 class Results(Protocol):
@@ -262,38 +274,35 @@ def not_finite(
         counts: the measured clients' rows, by split, where they are known.
         shared: its shared model at the end.
     """
-    return [
-        *_answers(records),
-        *_parameters(shared),
-        *(
-            line
-            for model in MODELS
-            for line in _measures(model, records, measured, counts)
-        ),
+    lines = [
+        _answers(records),
+        _parameters(shared),
+        *(_measures(model, records, measured, counts) for model in MODELS),
     ]
+    return [line for line in lines if line]
 
 
-def _answers(records: Sequence[Record]) -> list[str]:
+def _answers(records: Sequence[Record]) -> str:
     rejected = sum(record.rejected for record in records)
     if not rejected:
-        return []
+        return ""
     asked = rejected + sum(record.received for record in records)
     first = next(record for record in records if record.rejected)
     begin, end = first.round - first.rounds + 1, first.round
     when = f"round {end}" if begin == end else f"rounds {begin} to {end}"
-    return [
+    return (
         f"{rejected} of {asked} answers of clients were not finite and left out, the "
         f"first in {when}"
-    ]
+    )
 
 
-def _parameters(shared: PyTree) -> list[str]:
+def _parameters(shared: PyTree) -> str:
     leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(shared)]
     broken = sum(int((~np.isfinite(leaf)).sum()) for leaf in leaves)
     total = sum(leaf.size for leaf in leaves)
     if not broken:
-        return []
-    return [f"{broken} of {total} parameters of the shared model are not finite"]
+        return ""
+    return f"{broken} of {total} parameters of the shared model are not finite"
 
 
 def _measures(
@@ -301,8 +310,8 @@ def _measures(
     records: Sequence[Record],
     measured: Measured,
     counts: Mapping[str, np.ndarray],
-) -> list[str]:
-    """One line of a model, over all splits and metrics."""
+) -> str:
+    """One line of a model, over all splits and metrics; empty if all is finite."""
     names, first, worst = [], [], (0, 0)
     for split, models in measured.items():
         for metric, values in models.get(model, {}).items():
@@ -320,10 +329,10 @@ def _measures(
                 first.append(bad[0])
                 worst = max(worst, (known - int(np.isfinite(values).sum()), known))
     if not names:
-        return []
+        return ""
     # Training alone is over before the first round: its rounds are others.
     when = "" if model == "local" else f" first in round {min(first)},"
-    return [
+    return (
         f"{', '.join(names)} of {MODELS[model]}: not finite,{when} at the end for "
         f"{worst[0]} of {worst[1]} clients"
-    ]
+    )

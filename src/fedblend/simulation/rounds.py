@@ -74,14 +74,6 @@ class Shapes(NamedTuple):
     last: Down
 
 
-class Exchange(NamedTuple):
-    """The messages of one member of a cohort, as they travel, and its new state."""
-
-    message: Down
-    up: Any
-    state: PyTree
-
-
 class Log(NamedTuple):
     """What became of each member of each round, and the ragged bits of messages."""
 
@@ -139,13 +131,13 @@ def exchange(
     examples: PyTree,
     state: PyTree,
     member: Members,
-) -> Exchange:
-    """One client's part in a round, as its messages travel."""
+) -> tuple[Down, Any, PyTree]:
+    """One client's part in a round: both messages as they travel, and its new state."""
     shard = shard_of(settings, examples, member)
     message = algorithm.tell(down, algorithm.ask(state, shard))
     key = keys.at(root, "client", down.round, member.ids)
     up, after = algorithm.client(message, state, shard, key)
-    return Exchange(message, up._replace(mean_gradient=None, step_sum=None), after)
+    return message, up._replace(mean_gradient=None, step_sum=None), after
 
 
 def block(
@@ -206,13 +198,15 @@ def _chunked_answers(
 
     def one(down, state, member):
         """The decoded up, the new state, whether it answered, and ragged bits."""
-        talk = exchange(settings, algorithm, root, down, examples, state, member)
+        message, up, after = exchange(
+            settings, algorithm, root, down, examples, state, member
+        )
         answered = member.present
         if settings.dropout > 0:
             lot = jax.random.uniform(keys.at(root, "dropout", down.round, member.ids))
             answered = answered & (lot >= settings.dropout)
-        bits = ragged_bits(talk.up), ragged_bits(talk.message)
-        return algorithm.decode(talk.up), talk.state, answered, bits
+        bits = ragged_bits(up), ragged_bits(message)
+        return algorithm.decode(up), after, answered, bits
 
     def several(down, states, members):
         if chunk > 1:

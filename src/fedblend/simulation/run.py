@@ -12,16 +12,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedblend import trees
-from fedblend.core import Info, Key, PyTree, static_bits
+from fedblend.core import Info, PyTree, static_bits
 from fedblend.data.federated import FederatedData
 from fedblend.gains import Evidence, Measured
-from fedblend.simulation.clients import Clients
 from fedblend.simulation.communication import CommunicationLog, Sizes, Totals, sizes_of
-from fedblend.simulation.early_stopping import Budget
-from fedblend.simulation.engine import Engine
+from fedblend.simulation.engine import Clients, Engine
 from fedblend.simulation.evaluate import Evaluation
 from fedblend.simulation.result import (
     Bits,
+    Budget,
     Record,
     Results,
     costs,
@@ -29,16 +28,25 @@ from fedblend.simulation.result import (
     spreads,
     summarize,
 )
-from fedblend.simulation.rounds import Log, Members, Settings, Shapes
+from fedblend.simulation.rounds import Log, Members
 from fedblend.simulation.sampling import Cohorts
 
 
 class Run(Results):
     """A simulation; loop over it for a record after every block of rounds.
 
+    The first record is that of round 0: after enrollment and before any training.
+    ``down`` is the server's message to the next cohort, with the shared model and
+    ``extra``; ``server`` is the server's own state. Both are None before round 0, and
+    with replicas their leaves are ``[replicas, ...]``.
+
     A run that nobody loops over is completed when a result is asked of it. With
     replicas (several keys, or a sweep) a record is a list of records, one for each, and
     so is every other result.
+
+    ``settings`` are what was fixed when the run was set up, ``key`` its seed (or one
+    for each replica), ``over`` what is swept, ``params`` the initial parameters, and
+    ``shapes`` what server and one client exchange, as shapes and dtypes.
     """
 
     def __init__(
@@ -50,12 +58,13 @@ class Run(Results):
         evaluation: Evaluation,
         rounds: int,
         every: int,
-        replicas: int | None,
         local: "Run | None" = None,
     ):
         self._engine, self._clients, self._evaluation = engine, clients, evaluation
         self._local = local
-        self.federated_data, self.replicas = federated_data, replicas
+        self.settings, self.key, self.over = engine.settings, engine.key, engine.over
+        self.params, self.shapes = engine.params, clients.shapes
+        self.federated_data, self.replicas = federated_data, engine.replicas
         self.cohorts, self.cohort = cohorts, cohorts.size
         self.rounds, self.every, self.round = rounds, every, 0
         self.records: list[Any] = []
@@ -67,7 +76,7 @@ class Run(Results):
         self.server: PyTree = None
         sizes = sizes_of(clients.shapes)
         self._logs = [
-            CommunicationLog(clients.number, sizes) for _ in range(replicas or 1)
+            CommunicationLog(clients.number, sizes) for _ in range(self.replicas or 1)
         ]
 
     def __iter__(self) -> Iterator[Any]:
@@ -97,7 +106,7 @@ class Run(Results):
         return self._engine.personal(self.down, state, shard)
 
     def client(self, client: int) -> PyTree:
-        """What a client remembers."""
+        """The state of a client."""
         if not 0 <= client < self._clients.number:
             raise ValueError(
                 f"client: {client} is not between 0 and {self._clients.number - 1}"
@@ -105,7 +114,10 @@ class Run(Results):
         return trees.take(self.client_states([client]), 0)
 
     def client_states(self, ids: Sequence[int] | np.ndarray | None = None) -> PyTree:
-        """What these clients remember, stacked in this order; all clients if None."""
+        """The states of these clients, stacked in this order; all clients if None.
+
+        Leaves are ``[clients, ...]``, with replicas ``[clients, replicas, ...]``.
+        """
         if ids is None:
             ids = np.arange(self._clients.number)
         self._ready()
@@ -114,7 +126,7 @@ class Run(Results):
     def info(self, ids: Sequence[int] | np.ndarray | None = None) -> Info:
         """The diagnostics that the algorithm names, such as alpha, over these clients.
 
-        Arrays over clients; with replicas these are the second axis.
+        Arrays are ``[clients, ...]``, with replicas ``[clients, replicas, ...]``.
         """
         return self._engine.info(self.client_states(ids))
 
@@ -127,31 +139,6 @@ class Run(Results):
     def message_bits(self) -> Sizes:
         """The bits of each kind of message to or from one client."""
         return self._logs[0].sizes
-
-    @property
-    def shapes(self) -> Shapes:
-        """What server and one client exchange, as shapes and dtypes."""
-        return self._clients.shapes
-
-    @property
-    def settings(self) -> Settings:
-        """What was fixed when the run was set up."""
-        return self._engine.settings
-
-    @property
-    def key(self) -> Key:
-        """The seed, or one for each replica."""
-        return self._engine.key
-
-    @property
-    def params(self) -> PyTree:
-        """The initial parameters."""
-        return self._engine.params
-
-    @property
-    def over(self) -> PyTree | None:
-        """What is swept: a tree of arrays over the replicas, or None."""
-        return self._engine.over
 
     @property
     def measured_ids(self) -> np.ndarray:
@@ -185,25 +172,20 @@ class Run(Results):
         history = self.history(replica)
         evidence = self.evidence.of_replica(replica)
         measured = evidence.measured[0] if evidence.measured else {}
-        shared = self._of_replica(self.shared, replica)
+        shared, alone = self._of_replica(self.shared, replica), self.alone
+        if alone is not None and self._local is not None:
+            seconds = sum(record.seconds for record in self._local.history())
+            alone["seconds"] = self._local.earlier_seconds + seconds
         spent = costs(
             history,
             self.bits(replica),
             cohort=self.cohort,
             last_bits=static_bits(self.shapes.last._replace(round=None)),
-            alone=self._costs_alone(),
+            alone=alone,
             compile_seconds=self._engine.compile_seconds,
         )
         warnings = not_finite(history, measured, evidence.counts, shared)
         return {**summarize(history[-1], evidence, spent), "warnings": warnings}
-
-    def _costs_alone(self) -> dict[str, Any] | None:
-        """What it took to train the clients that this run is compared with."""
-        other = self._local
-        if other is None:
-            return None
-        seconds = sum(block.seconds for block in other.history())
-        return {**(self.alone or {}), "seconds": other.earlier_seconds + seconds}
 
     def plot(self, path: str | Path | None = None) -> Any:
         """Curves of the run as a matplotlib figure, saved to ``path`` if given."""
@@ -248,18 +230,21 @@ class Run(Results):
     def _of_replica(self, values: PyTree, replica: int) -> PyTree:
         return values if self.replicas is None else trees.take(values, replica)
 
+    def _clock(self) -> float:
+        """Seconds, during which compiling does not count."""
+        return time.perf_counter() - self._engine.compile_seconds
+
     def _begin(self) -> None:
-        begun, compiled = time.perf_counter(), self._engine.compile_seconds
+        begun = self._clock()
         joined = self._clients.enroll_first()
         if self._clients.joins:
             for log in self._logs:
                 log.join(np.arange(self._clients.number))
         self.down, self.server = self._engine.start(joined)
-        compiled = self._engine.compile_seconds - compiled
-        self._record(0, time.perf_counter() - begun - compiled)
+        self._record(0, self._clock() - begun)
 
     def _advance(self) -> None:
-        begun, compiled = time.perf_counter(), self._engine.compile_seconds
+        begun = self._clock()
         first, last = self.round, min(self.round + self.every, self.rounds)
         ids = self._draw(first, last)
         members, states = self._clients.load(ids, self.settings.chunk)
@@ -272,9 +257,7 @@ class Run(Results):
         self.down, self.server = carry
         self._clients.store.save(ids, states)
         self.round = last
-        compiled = self._engine.compile_seconds - compiled
-        seconds = time.perf_counter() - begun - compiled
-        self._record(last - first, seconds, members, log)
+        self._record(last - first, self._clock() - begun, members, log)
 
     def _draw(self, first: int, last: int) -> np.ndarray:
         """The cohorts of a block, [keys, rounds, cohort]."""

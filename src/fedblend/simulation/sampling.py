@@ -1,9 +1,10 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""Sampling clients: cohorts by client id, without replacement, from the keys alone.
+"""Sampling clients: cohorts by client id, without replacement, and what clients weigh.
 
-With ``Strata`` every round has so many clients of each of several populations. With an
-``epoch`` clients are dealt: in so many rounds nobody takes part twice.
+Cohorts are drawn from the keys alone. With ``Strata`` every round has so many clients
+of each of several populations. With an ``epoch`` clients are dealt: in so many rounds
+nobody takes part twice.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,8 +16,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedblend import keys
-from fedblend.checks import Number
+from fedblend.checks import Number, fits, words
 from fedblend.core import Key, Needs
+from fedblend.data.federated import FederatedData
 from fedblend.errors import UserError
 
 Draw = Callable[[Key, Sequence[int]], np.ndarray]
@@ -98,12 +100,7 @@ def settled(cohort: int | Strata | None, clients: int) -> tuple[Strata | None, i
     """The strata, if there are some, with nothing left open, and the cohort's size."""
     if not isinstance(cohort, Strata):
         return None, clients if cohort is None else cohort
-    strata = _checked(cohort, clients)
-    return strata, sum(strata.sizes or ())
-
-
-def _checked(strata: Strata, clients: int) -> Strata:
-    of, weights = np.asarray(strata.of), np.asarray(strata.weights, float)
+    of, weights = np.asarray(cohort.of), np.asarray(cohort.weights, float)
     if of.shape != (clients,) or of.dtype.kind not in "iu":
         raise ValueError(
             f"strata: of is {of.dtype} of shape {of.shape}, not the number of a "
@@ -119,13 +116,69 @@ def _checked(strata: Strata, clients: int) -> Strata:
             f"strata: weights {weights.tolist()} are not positive numbers that sum to 1"
         )
     there = np.bincount(of)
-    sizes = there if strata.sizes is None else np.asarray(strata.sizes)
+    sizes = there if cohort.sizes is None else np.asarray(cohort.sizes)
     if len(sizes) != len(there) or not ((sizes >= 1) & (sizes <= there)).all():
         raise ValueError(
             f"strata: sizes {sizes.tolist()} are not between 1 and the "
             f"{there.tolist()} clients of the populations"
         )
-    return Strata(of, tuple(weights.tolist()), tuple(sizes.tolist()))
+    complete = Strata(of, tuple(weights.tolist()), tuple(sizes.tolist()))
+    return complete, int(sizes.sum())
+
+
+class Weights(NamedTuple):
+    """What each client weighs when all of them enroll, and in a round."""
+
+    enrollment: np.ndarray
+    rounds: np.ndarray
+
+
+def client_weights(
+    needs: Needs,
+    federated_data: FederatedData,
+    cohort: int,
+    strata: Strata | None = None,
+    *,
+    weights: str | None,
+    dropout: float,
+    reduction: str,
+) -> Weights:
+    """What clients weigh; refuses what an algorithm with these needs cannot run with.
+
+    Arguments are those of ``simulate``, the strata settled ones.
+    """
+    name = needs.weights if weights is None else weights
+    clients = federated_data.clients
+    fits(needs, clients)
+    if needs.everyone and (cohort < clients or dropout > 0):
+        raise ValueError(
+            f"cohort: this algorithm needs all {clients} clients in every round, "
+            f"not {cohort} with dropout {dropout:g}"
+        )
+    if needs.mean and reduction != "mean":
+        raise ValueError(
+            f"reduction: {reduction!r} breaks this algorithm, whose server keeps "
+            "the mean of the clients' memories, or counts on a mean; it needs 'mean'"
+        )
+    if needs.cohort not in (None, cohort):
+        raise ValueError(
+            f"cohort: this algorithm was built for {needs.cohort} clients in a round, "
+            f"not {cohort}"
+        )
+    if needs.uniform and name != "uniform":
+        raise ValueError(f"weights: this algorithm needs 'uniform', not {name!r}")
+    values = weights_of(name, federated_data)
+    if strata is None:
+        return Weights(values, values)
+    check(strata, needs, reduction)
+    return weighed(strata, values)
+
+
+def weights_of(name: str, federated_data: FederatedData) -> np.ndarray:
+    """Every client's weight in the mean: its training rows, or 1."""
+    if words("by_count", "uniform")("weights", name) == "uniform":
+        return np.ones(federated_data.clients)
+    return federated_data.train.counts.astype(float)
 
 
 def check(strata: Strata, needs: Needs, reduction: str) -> None:
@@ -143,7 +196,7 @@ def check(strata: Strata, needs: Needs, reduction: str) -> None:
         raise ValueError(f"strata: {reduction!r} ignores weights; it has to be 'mean'")
 
 
-def weighed(strata: Strata, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def weighed(strata: Strata, values: np.ndarray) -> Weights:
     """Weights of the clients when all of them join, and in a round.
 
     Those of a round make up for how often a population's clients are drawn, so that
@@ -156,7 +209,7 @@ def weighed(strata: Strata, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]
     of, sizes = np.asarray(strata.of), np.asarray(strata.sizes)
     joining = np.asarray(strata.weights)[of] * values / np.bincount(of, values)[of]
     rounds = joining * (np.bincount(of) / sizes)[of]
-    return joining * rounds.sum(), rounds
+    return Weights(joining * rounds.sum(), rounds)
 
 
 def _check_epoch(epoch: int, strata: Strata | None, clients: int, size: int) -> None:

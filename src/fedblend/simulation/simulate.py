@@ -7,6 +7,7 @@ clients' states, counts bits, measures, and returns a ``Run``. Progress bars, lo
 checkpoints are consumers of the run: loop over it, a record comes after every block.
 """
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -17,22 +18,57 @@ import numpy as np
 
 from fedblend import trees
 from fedblend.checks import COUNT, PART, WHOLE, optional
-from fedblend.core import Algorithm, Key, PyTree, Shard
+from fedblend.core import Algorithm, Key, Needs, PyTree, Shard
 from fedblend.data.federated import FEDERATED_DATA, FederatedData, side_by_side
 from fedblend.errors import UserError
 from fedblend.metrics import Measure, Metric, as_metrics
 from fedblend.simulation import aggregators, sampling
-from fedblend.simulation.clients import Clients, Weights
-from fedblend.simulation.engine import Engine
+from fedblend.simulation.engine import Clients, Engine
 from fedblend.simulation.evaluate import Evaluation
 from fedblend.simulation.rounds import Settings
 from fedblend.simulation.run import Run
 from fedblend.simulation.sampling import Strata
-from fedblend.simulation.spec import RunSpec, check_needs, weights_of
 
 CPU_CHUNK, CPU_ENTRIES = 20, 2**20
 """Clients trained side by side on a CPU: so many, while their parameters together have
 no more entries than that; docs/benchmarks.md has the measurement."""
+
+
+@dataclasses.dataclass(frozen=True)
+class RunSpec:
+    """What is simulated, and how: the arguments of ``simulate`` of these names.
+
+    A configuration fills one, ``dataclasses.replace`` makes another of it, and
+    ``set_up`` makes it a ``Run``.
+    """
+
+    algorithm: Algorithm | Callable[[Any], Algorithm]
+    params: PyTree | Callable[[Key], PyTree]
+    federated_data: FederatedData | Sequence[FederatedData]
+    key: Key
+    rounds: int
+    cohort: int | Strata | np.ndarray | None = None
+    epoch: int | None = None
+    central: Shard | None = None
+    weights: str | None = None
+    chunk: int | None = None
+    every: int | None = None
+    store: str = "auto"
+    store_folder: Path | None = None
+    dropout: float = 0.0
+    reduction: str = "mean"
+    trim: float = 0.1
+    measure: Mapping[str, Metric] = dataclasses.field(default_factory=dict)
+    measure_on: int | Sequence[int] | None = None
+    splits: Sequence[str] | None = None
+    local: Run | None = None
+    over: PyTree | None = None
+
+    @property
+    def federations(self) -> list[FederatedData]:
+        """The data of all keys, or of each."""
+        given: Any = self.federated_data
+        return list(given) if isinstance(given, list | tuple) else [given]
 
 
 def simulate(
@@ -97,39 +133,24 @@ def simulate(
     Returns:
         A ``Run``. With several keys or ``over`` its results have a replica for each.
     """
-    spec = RunSpec(
-        algorithm,
-        params,
-        federated_data,
-        key,
-        rounds,
-        cohort=cohort,
-        epoch=epoch,
-        central=central,
-        weights=weights,
-        chunk=chunk,
-        every=every,
-        store=store,
-        store_folder=store_folder,
-        dropout=dropout,
-        reduction=reduction,
-        trim=trim,
-        measure=as_metrics(measure),
-        measure_on=measure_on,
-        splits=splits,
-        local=local,
-        over=over,
-    )
-    return set_up(spec)
+    measure = as_metrics(measure)
+    # The parameters of this function are the fields of RunSpec.
+    return set_up(RunSpec(**locals()))
 
 
 def set_up(spec: RunSpec) -> Run:
     """``simulate``, of its arguments as one value."""
     key, params = spec.key, spec.params
     _check_key(key)
-    build = _builder(spec.algorithm, spec.over)
     replicas = _replicas(key, spec.over)
-    federations = _federations(spec.federated_data, key)
+    build, needs = _builder(spec.algorithm, spec.over, replicas)
+    federations = spec.federations
+    if len(federations) not in (1, key.size):
+        allowed = f"a single FederatedData, or one for each of the {key.size} keys"
+        said = f"{len(federations)} of them"
+        raise UserError("federated_data", spec.federated_data, allowed, said)
+    for one in federations:
+        FEDERATED_DATA("federated_data", one)
     first, shards = federations[0], side_by_side(federations)
     rounds = WHOLE("rounds", spec.rounds)
     block = max(1, -(-rounds // 20)) if spec.every is None else spec.every
@@ -137,8 +158,15 @@ def set_up(spec: RunSpec) -> Run:
     PART("dropout", spec.dropout)
     cohorts = sampling.planned(spec.cohort, spec.epoch, first.clients)
     reduction = aggregators.reduction(spec.reduction, spec.trim)
-    example = _example(build, spec.over, replicas)
-    weights = _weights(example, spec, reduction, cohorts, first)
+    weights = sampling.client_weights(
+        needs,
+        first,
+        cohorts.size,
+        cohorts.strata,
+        weights=spec.weights,
+        dropout=spec.dropout,
+        reduction=reduction.name,
+    )
     own_params = callable(params) and bool(key.ndim)
     if callable(params):
         params = jax.vmap(params)(key) if own_params else params(key)
@@ -168,6 +196,7 @@ def set_up(spec: RunSpec) -> Run:
         },
         central=spec.central,
         own_rows=len(federations) > 1,
+        replicas=replicas,
     )
     evaluation = Evaluation(
         metrics=spec.measure,
@@ -180,7 +209,6 @@ def set_up(spec: RunSpec) -> Run:
         engine,
         shards["train"],
         weights,
-        replicas=replicas,
         per_block=every * cohorts.size,
         store=spec.store,
         folder=spec.store_folder,
@@ -193,7 +221,6 @@ def set_up(spec: RunSpec) -> Run:
         evaluation,
         rounds=rounds,
         every=every,
-        replicas=replicas,
         local=spec.local,
     )
 
@@ -208,19 +235,6 @@ def _check_key(key: Any) -> None:
         )
 
 
-def _federations(
-    given: FederatedData | Sequence[FederatedData], key: Key
-) -> list[FederatedData]:
-    """The data of all keys, or of each."""
-    federations: list[Any] = list(given) if isinstance(given, list | tuple) else [given]
-    if len(federations) not in (1, key.size):
-        allowed = f"a single FederatedData, or one for each of the {key.size} keys"
-        raise UserError("federated_data", given, allowed, f"{len(federations)} of them")
-    for one in federations:
-        FEDERATED_DATA("federated_data", one)
-    return federations
-
-
 def _splits(asked: Sequence[str] | None, federated_data: FederatedData) -> list[str]:
     """The splits to measure on."""
     names = list(federated_data.splits) if asked is None else list(asked)
@@ -232,24 +246,22 @@ def _splits(asked: Sequence[str] | None, federated_data: FederatedData) -> list[
     return names
 
 
-def _builder(algorithm: Any, over: PyTree | None) -> Callable[[Any], Algorithm]:
+def _builder(
+    algorithm: Any, over: PyTree | None, replicas: int | None
+) -> tuple[Callable[[Any], Algorithm], Needs]:
+    """From a swept value to an algorithm, and what the first algorithm needs.
+
+    The algorithms of a sweep are all built, and so checked, by value.
+    """
     if isinstance(algorithm, Algorithm):
-        return lambda hyper: algorithm
+        return lambda hyper: algorithm, algorithm.needs
     if not callable(algorithm):
         raise UserError("algorithm", algorithm, "an Algorithm, or a function with over")
     if over is None:
         raise ValueError("algorithm: a builder needs `over`, the values to build for")
-    return cast(Callable[[Any], Algorithm], algorithm)
-
-
-def _example(
-    build: Callable[[Any], Algorithm], over: PyTree | None, replicas: int | None
-) -> Algorithm:
-    """The first algorithm of a sweep; all are built, and so checked, by value."""
-    if over is None:
-        return build(None)
+    build = cast(Callable[[Any], Algorithm], algorithm)
     every = [build(trees.take(over, replica)) for replica in range(replicas or 0)]
-    return every[0]
+    return build, every[0].needs
 
 
 def _replicas(key: Key, over: PyTree | None) -> int | None:
@@ -260,25 +272,6 @@ def _replicas(key: Key, over: PyTree | None) -> int | None:
     if len(sizes) > 1:
         raise ValueError(f"over: lengths {sorted(sizes)} of the sweep's axes differ")
     return sizes.pop() if sizes else None
-
-
-def _weights(
-    algorithm: Algorithm,
-    spec: RunSpec,
-    reduction: aggregators.Reduction,
-    cohorts: sampling.Cohorts,
-    federated_data: FederatedData,
-) -> Weights:
-    """The clients' weights, once the algorithm's needs are met."""
-    name = algorithm.needs.weights if spec.weights is None else spec.weights
-    check_needs(
-        algorithm, cohorts.size, federated_data.clients, spec.dropout, name, reduction
-    )
-    values = weights_of(name, federated_data)
-    if cohorts.strata is None:
-        return Weights(values, values)
-    sampling.check(cohorts.strata, algorithm.needs, reduction.name)
-    return Weights(*sampling.weighed(cohorts.strata, values))
 
 
 def _chunk(chunk: int | None, cohort: int, size: int) -> int:

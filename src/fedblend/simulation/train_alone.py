@@ -6,26 +6,46 @@ The number of rounds is one for all clients, the best for their mean on validati
 or, where there are none, on a fifth of every client's training rows, which are then
 trained on too. On a few rows of a single client the best round is mostly chance;
 docs/measures.md has the measurement.
+
+Held-out rows are evaluated after 1, 2, 3, ... rounds, in the end after every fifth more
+than before. Training goes on for ``least`` rounds, and until twice as many rounds as
+before improve the score by less than a hundredth: of the improvement so far, and of the
+score itself. Then the best round counts.
 """
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from fedblend.core import Algorithm, Key, PyTree
 from fedblend.data.federated import FederatedData
 from fedblend.metrics import Measure, Metric, as_metrics
-from fedblend.simulation import early_stopping
-from fedblend.simulation.early_stopping import HELD_OUT, Look
+from fedblend.simulation.result import Budget
 from fedblend.simulation.run import Run
 from fedblend.simulation.sampling import measured_ids
-from fedblend.simulation.simulate import set_up
-from fedblend.simulation.spec import RunSpec
+from fedblend.simulation.simulate import RunSpec, set_up
 
 ROWS = {True: "validation rows", False: "a held-out fifth of the training rows"}
 """Which rows choose, by whether there are validation rows."""
+HELD_OUT = 0.2
+"""Part of every client's training rows that decides where it has no validation rows."""
+LEAST = 20
+"""Rounds that are tried at least, however short the run that is compared with."""
+MOST = 20
+"""How many times the least are tried at most."""
+LITTLE = 0.01
+
+
+class Look(NamedTuple):
+    """Scores on held-out rows after some rounds, of which more is better."""
+
+    round: int
+    score: float
+    second: float = 0.0
+    """Decides between equal scores."""
 
 
 def train_alone(
@@ -70,7 +90,7 @@ def train_alone(
 
 def without_others(spec: RunSpec) -> RunSpec:
     """The same run with all measured clients in every round, each for itself."""
-    clients = _each(spec.federated_data)[0].clients
+    clients = spec.federations[0].clients
     ids = measured_ids(spec.measure_on, clients, spec.key)
     return dataclasses.replace(
         spec,
@@ -85,7 +105,7 @@ def without_others(spec: RunSpec) -> RunSpec:
 
 def trying(spec: RunSpec, metric: str) -> Run:
     """A run to be ``prolonged``, that measures only what decides."""
-    data = _each(spec.federated_data)
+    data = spec.federations
     if not all(one.validates for one in data):
         data = [one.holding_out(HELD_OUT) for one in data]
     names = [name for name in dict.fromkeys((metric, "loss")) if name in spec.measure]
@@ -94,7 +114,7 @@ def trying(spec: RunSpec, metric: str) -> Run:
         federated_data=data,
         measure={name: spec.measure[name] for name in names},
         splits=["validation"],
-        rounds=early_stopping.least_rounds(spec.rounds),
+        rounds=least_rounds(spec.rounds),
     )
     return set_up(own)
 
@@ -104,21 +124,21 @@ def prolonged(run: Run, metric: str, rounds: int) -> Iterator[Any]:
 
     A store on disk goes with a checkpoint of the last block, and of no earlier one.
     """
-    least = early_stopping.least_rounds(rounds)
-    for at in early_stopping.looks():
+    least = least_rounds(rounds)
+    for at in looks():
         if at < run.round:
             continue
         run.rounds = at
         yield from run
-        if early_stopping.over(_looks(run, metric), least):
+        if over(_looks(run, metric), least):
             return
 
 
 def of_best_length(run: Run, trial: Run, metric: str, rounds: int) -> Run:
     """The run, to be as long as was best in the trial."""
-    least, seen = early_stopping.least_rounds(rounds), _looks(trial, metric)
+    least, seen = least_rounds(rounds), _looks(trial, metric)
     rows = ROWS[trial.federated_data is run.federated_data]
-    run.budget = early_stopping.chosen(seen, least, rows, metric)
+    run.budget = chosen(seen, least, rows, metric)
     run.rounds = run.budget.rounds or 0
     run.earlier_seconds = sum(record.seconds for record in trial.history())
     return run
@@ -133,22 +153,68 @@ def _looks(run: Run, metric: str) -> list[Look]:
     for block in zip(*replicas, strict=True):
         seen = [record.measures["validation"]["personal"] for record in block]
         known[block[0].round] = [
-            early_stopping.score(
-                metrics[name], float(np.mean([of[name].mean for of in seen]))
-            )
+            score(metrics[name], float(np.mean([of[name].mean for of in seen])))
             for name in names
         ]
     found = [Look(0, *known[0])]
-    for at in early_stopping.looks():
+    for at in looks():
         if at > run.round:
             break
         found.append(Look(at, *known[at]))
     return found
 
 
-def _each(
-    federated_data: FederatedData | Sequence[FederatedData],
-) -> Sequence[FederatedData]:
-    if isinstance(federated_data, FederatedData):
-        return [federated_data]
-    return federated_data
+def looks() -> Iterator[int]:
+    """The rounds after which held-out rows are evaluated.
+
+    >>> from itertools import islice
+    >>> list(islice(looks(), 12))
+    [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 14]
+    """
+    at = 0
+    while True:
+        at += max(1, at // 5)
+        yield at
+
+
+def least_rounds(rounds: int) -> int:
+    """How many rounds are tried at least, beside a run of so many."""
+    return max(rounds, LEAST)
+
+
+def score(metric: Metric, value: float) -> float:
+    """A value of a metric as a score, of which more is better; NaN is the worst."""
+    sign = 1 if metric.higher_is_better else -1
+    return -math.inf if math.isnan(value) else sign * value
+
+
+def settled(seen: Sequence[Look], least: int) -> bool:
+    """Whether more rounds improve nothing."""
+    now = seen[-1].round
+    if now < least:
+        return False
+    before = max(look.score for look in seen if look.round <= now / 2)
+    best = best_of(seen).score
+    if not math.isfinite(before):
+        return not math.isfinite(best)
+    improvement = best - seen[0].score
+    return best - before <= LITTLE * min(improvement, abs(before))
+
+
+def over(seen: Sequence[Look], least: int) -> bool:
+    """Whether training ends here: more rounds improve nothing, or may not be tried."""
+    return settled(seen, least) or seen[-1].round >= MOST * least
+
+
+def best_of(seen: Sequence[Look]) -> Look:
+    """The best look, the first of equal ones."""
+    return max(seen, key=lambda look: (look.score, look.second))
+
+
+def chosen(seen: Sequence[Look], least: int, rows: str, metric: str) -> Budget:
+    """The best number of rounds; the least where no score is finite."""
+    best = best_of(seen)
+    if not math.isfinite(best.score):
+        return Budget(least)
+    improving = not settled(seen, least)
+    return Budget(best.round, rows, metric, seen[-1].round, improving)

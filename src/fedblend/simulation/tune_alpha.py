@@ -28,8 +28,7 @@ from fedblend.core import Algorithm, Key, PyTree
 from fedblend.data.federated import FEDERATED_DATA, FederatedData, Shards
 from fedblend.metrics import Measure, Metric, as_metrics
 from fedblend.simulation.run import Run
-from fedblend.simulation.simulate import set_up
-from fedblend.simulation.spec import RunSpec
+from fedblend.simulation.simulate import RunSpec, set_up
 
 ALPHAS = Number(least=0, most=1, clients=True, each="several of them")
 GRID = (0.0, 0.25, 0.5, 0.75, 1.0)

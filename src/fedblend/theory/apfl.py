@@ -14,6 +14,11 @@ with the numbers of theorems in brackets. The strongly convex ones are about ave
 with the weights (t + a)^2, which ``apfl_averaged`` computes; ``Decay.shift`` is its a.
 Alpha is fixed in all theorems.
 
+Where this differs from the paper: its main text prints the condition on alpha with
+``4 sqrt(6 kappa)`` (Theorem 3, Remark 5), its appendix with ``4 sqrt(6) kappa``
+(Theorems 7 and 8, without sampling). ``largest_alpha`` is that of the appendix, which
+has the proofs: as kappa >= 1, its alpha is the smaller one and meets both conditions.
+
 Two measures of how far client i is from the others (section 5), with F the unweighted
 mean of all f_i, w* its minimizer and v_i* that of f_i::
 
@@ -40,8 +45,7 @@ from fedblend.data import map_clients
 from fedblend.data.federated import FederatedData
 from fedblend.losses import gradient
 from fedblend.shards import everything
-from fedblend.theory.constants import Smoothness
-from fedblend.theory.flix_objective import stacked
+from fedblend.theory.constants import Smoothness, stacked
 
 
 class Decay(NamedTuple):
@@ -123,7 +127,7 @@ def gradient_diversity(
 
     >>> import jax.numpy as jnp
     >>> from fedblend.data.federated import federate
-    >>> from fedblend.data.datasets.quadratics import quadratic_loss
+    >>> from fedblend.data.datasets.synthetic import quadratic_loss
     >>> rows = np.ones((2, 1, 1)), np.array([[0.0], [4.0]])
     >>> two = federate(rows, [np.array([0]), np.array([1])])
     >>> gradient_diversity(quadratic_loss, jnp.zeros((1, 1)), two)

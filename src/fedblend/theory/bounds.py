@@ -1,35 +1,111 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""Bounds on FLIX's objective after k rounds of a solver that starts at x_avg.
+"""Bounds on FLIX's objective at x_avg, and after k rounds of a solver from there.
 
-All bounds follow from one inequality (proof of Theorem 1), for x_i that minimize f_i::
+One round is enough for small alpha: x_avg is good by itself (``one_shot``). For
+minimizers x_i, ``x_avg = sum w_i x_i`` with ``w_i ~ alpha_i^2 L_i`` (Theorem 1)::
 
     f~(x_avg) - min f~ <= f~(x_avg) - mean f_i(x_i) <= L_alpha V/2
 
-and its consequences: ``|x_avg - x*|^2 <= L_alpha V/mu_alpha``, and, as
-``|grad f~_i(x)|^2 <= 2 l_i (f_i(T_i(x)) - f_i(x_i))`` with ``l_i = alpha_i^2 L_i``::
+and all bounds on solvers follow from it: ``|x_avg - x*|^2 <= L_alpha V/mu_alpha``, and,
+as ``|grad f~_i(x)|^2 <= 2 l_i (f_i(T_i(x)) - f_i(x_i))`` with ``l_i = alpha_i^2 L_i``::
 
     mean omega_i |grad f~_i(x*)|^2 <= max(omega_i l_i) L_alpha V
 
-None holds for x_i that are not minimizers: see ``one_shot.require_minimizers``.
+None holds for x_i that are not minimizers: see ``require_minimizers``. For stationary
+points of f_i that may be nonconvex, ``w_i ~ alpha_i^4 L_i^2`` (Theorem 3)::
+
+    |grad f~(x_avg)|^2 <= mean (alpha_i^2 L_i)^2 V'
 
 Where this differs from the paper: unequal alpha use ``L_alpha V/2``, which is never
-larger than its ``max alpha^2 mean(L_i) D/2`` (``dgd_by_diameter``). Its Corollary 1, on
-the neighborhood of DCGD, loses a factor max L_i in the proof (the gradient's Lipschitz
-constant enters squared); the bound above needs neither D nor mu. It holds for memories
-of DIANA that start at 0 or at the gradient alike, so both starts share a bound.
-Reference and numbers of theorems: see ``flix_objective``.
+larger than its ``max alpha^2 mean(L_i) D/2`` (``dgd_by_diameter``), and the line above,
+which is never larger than the printed form with D. The statement of Theorem 3 repeats
+the condition of Theorem 1; its proof has ``(eps^2/(M D))^(1/4)``, used here, and V' is
+the variance under its own weights. Corollary 1, on the neighborhood of DCGD, loses a
+factor max L_i in the proof (the gradient's Lipschitz constant enters squared); the
+bound above needs neither D nor mu. It holds for memories of DIANA that start at 0 or at
+the gradient alike, so both starts share a bound. Reference and numbers of theorems: see
+``constants``.
 """
 
+import math
 from typing import NamedTuple
 
 import numpy as np
 
-from fedblend.checks import WHOLE, gate, words
-from fedblend.theory import steps
-from fedblend.theory.constants import Smoothness
-from fedblend.theory.flix_objective import L_alpha, Mixture, smoothness_of_parts
-from fedblend.theory.one_shot import one_shot, one_shot_by_diameter
+from fedblend.checks import POSITIVE, WHOLE, gate, words
+from fedblend.core import PyTree
+from fedblend.theory import constants, steps
+from fedblend.theory.constants import Mixture, Smoothness
+
+
+def require_minimizers(gradient_norms, tolerance: float = 1e-6) -> None:
+    """Refuse pure local models that do not minimize f_i, by their gradient norms.
+
+    A client with one class and no l2 has no minimizer, and bounds by V, D or min f_i do
+    not hold for it.
+    """
+    norms = np.asarray(gradient_norms, np.float64)
+    wrong = np.flatnonzero(~(norms <= tolerance))
+    if wrong.size:
+        raise ValueError(
+            f"personal: client {wrong[0]} has gradient norm {norms[wrong[0]]:.2g}, "
+            f"over {tolerance:g} ({wrong.size} of {norms.size} clients): no bound holds"
+        )
+
+
+def one_shot(known: Mixture) -> float:
+    """``f~(x_avg) - min f~ <= L_alpha V/2`` (Theorem 1; for equal alpha b^2 L V/2)."""
+    return known.L_alpha * known.V / 2
+
+
+def one_shot_by_diameter(known: Mixture) -> float:
+    """``max alpha^2 mean(L_i) D/2``: Theorem 1 as printed for unequal alpha."""
+    return float(known.alpha.max()) ** 2 * known.mean_smooth * known.D / 2
+
+
+def one_shot_alpha(eps: float, smoothness: Smoothness, spread: float) -> float:
+    """The largest alpha with which x_avg is eps-optimal: ``sqrt(2 eps/(L spread))``.
+
+    Args:
+        eps: allowed distance of f~(x_avg) from the smallest value.
+        smoothness: of all f_i; L is the mean of L_i.
+        spread: V if all alpha are equal, D if they only are at most this.
+    """
+    return _capped(
+        2 * POSITIVE("eps", eps), float(smoothness.smooth.mean()) * spread, 1 / 2
+    )
+
+
+def one_shot_gradient(alpha, smoothness: Smoothness, personal: PyTree) -> float:
+    """``|grad f~(x_avg)| <= sqrt(mean l_i^2 V')`` for stationary points (Theorem 3).
+
+    V' and x_avg are those under ``stationary_weights``; f_i need not be convex.
+    """
+    own = constants.stationary_weights(alpha, smoothness)
+    squares = constants.smoothness_of_parts(alpha, smoothness) ** 2
+    return math.sqrt(float(np.mean(squares)) * constants.V(personal, own))
+
+
+def one_shot_gradient_by_diameter(
+    alpha, smoothness: Smoothness, personal: PyTree
+) -> float:
+    """``max alpha^2 sqrt(M D)``: Theorem 3 as proved for unequal alpha."""
+    largest = float(constants.squared_alpha(alpha, smoothness).max())
+    return largest * math.sqrt(constants.M(smoothness) * constants.D(personal))
+
+
+def one_shot_gradient_alpha(eps: float, smoothness: Smoothness, spread: float) -> float:
+    """The largest alpha with ``|grad f~(x_avg)| <= eps``: ``(eps^2/(M spread))^(1/4)``.
+
+    ``spread`` is V' (see ``one_shot_gradient``) if all alpha are equal, else D.
+    """
+    return _capped(POSITIVE("eps", eps) ** 2, constants.M(smoothness) * spread, 1 / 4)
+
+
+def _capped(top: float, bottom: float, power: float) -> float:
+    """``(top/bottom)^power``, at most 1, and 1 where bottom is 0."""
+    return min((top / bottom) ** power, 1.0) if bottom > 0 else 1.0
 
 
 class Curve(NamedTuple):
@@ -119,7 +195,7 @@ def memory_noise(known: Mixture, omega) -> float:
 
     For memories h_i = 0, and for h_i the gradients at x_avg.
     """
-    parts = smoothness_of_parts(known.alpha, known.smoothness)
+    parts = constants.smoothness_of_parts(known.alpha, known.smoothness)
     worst = float((steps.variances(omega, known.clients) * parts).max())
     return worst * known.L_alpha * known.V
 
@@ -180,10 +256,10 @@ def dcgd_nonconvex(
         rounds: numbers of rounds.
     """
     step = steps.dcgd_nonconvex(alpha, smoothness, omega, horizon)
-    parts = smoothness_of_parts(alpha, smoothness)
+    parts = constants.smoothness_of_parts(alpha, smoothness)
     noise = float((steps.variances(omega, len(parts)) * parts).max()) / len(parts)
     rounds = np.asarray(rounds, np.float64)
-    growth = (1 + 2 * L_alpha(alpha, smoothness) * step**2 * noise) ** rounds
+    growth = (1 + 2 * constants.L_alpha(alpha, smoothness) * step**2 * noise) ** rounds
     bound = growth * _gradients(alpha, smoothness, step, gap, rounds)
     return np.where(rounds > horizon, np.inf, bound)
 
@@ -206,7 +282,7 @@ def _gradients(alpha, smoothness, step, gap, rounds) -> np.ndarray:
         return np.zeros(np.shape(rounds))
     rounds = np.asarray(rounds, np.float64)
     later = 2 * gap / (step * np.maximum(rounds, 1))
-    return np.where(rounds == 0, 2 * L_alpha(alpha, smoothness) * gap, later)
+    return np.where(rounds == 0, 2 * constants.L_alpha(alpha, smoothness) * gap, later)
 
 
 @gate(rounds=WHOLE)

@@ -45,7 +45,7 @@ from fedblend.data.federated import FederatedData
 from fedblend.losses import objective
 from fedblend.mixing import Apply, predict
 from fedblend.shards import everything
-from fedblend.theory.flix_objective import per_client
+from fedblend.theory.constants import per_client
 
 
 class Sides(NamedTuple):

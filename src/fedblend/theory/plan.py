@@ -14,7 +14,7 @@ rounds for ``A q^(k-1) < alpha <= A q^k``. Bounds on DIANA are on the expected v
 
 Edges: alpha = 0 needs no rounds; V = 0 allows any alpha in one; mu = 0 has no bound
 beyond A; mu = L needs two rounds. Where theory has no bound, ``rounds`` is None.
-Reference: see ``flix_objective``.
+Reference: see ``constants``.
 """
 
 import math
@@ -26,9 +26,8 @@ import numpy as np
 from fedblend.checks import FRACTION, NOT_NEGATIVE, POSITIVE, WHOLE, words
 from fedblend.core import PyTree
 from fedblend.theory import bounds
-from fedblend.theory.constants import Smoothness
-from fedblend.theory.flix_objective import mixture
-from fedblend.theory.one_shot import one_shot
+from fedblend.theory.bounds import Curve
+from fedblend.theory.constants import Smoothness, mixture
 
 ROUNDING = 1e-9
 """A bound that misses eps by this fraction meets it: both directions then agree."""
@@ -72,14 +71,6 @@ class Plan(NamedTuple):
     eps: float
 
 
-class _Curves(NamedTuple):
-    """Bounds for alpha = 1 in this shape."""
-
-    at_start: float
-    start: float
-    factor: float
-
-
 DGD = Solver()
 """Gradient descent, uncompressed."""
 
@@ -100,13 +91,13 @@ def rounds_needed(
         alpha: the weight of the shared model; of the client with the largest.
         eps: the accuracy.
         smoothness: of all f_i.
-        personal: their minimizers; check them with ``one_shot.require_minimizers``.
+        personal: their minimizers; check them with ``bounds.require_minimizers``.
         solver: what runs from x_avg, at its step of ``steps``.
         shape: alpha_i in units of alpha, one for every client, the largest 1.
         traffic: the bits of rounds.
     """
-    curves = _curves(smoothness, personal, solver, shape)
-    return _needed(FRACTION("alpha", alpha), POSITIVE("eps", eps), curves, traffic)
+    curve = _curve(smoothness, personal, solver, shape)
+    return _needed(FRACTION("alpha", alpha), POSITIVE("eps", eps), curve, traffic)
 
 
 def largest_alpha(
@@ -125,9 +116,9 @@ def largest_alpha(
     arguments as for ``rounds_needed``.
     """
     WHOLE("rounds", rounds)
-    curves = _curves(smoothness, personal, solver, shape)
-    alpha = _allowed(rounds, POSITIVE("eps", eps), curves)
-    return _needed(alpha, eps, curves, traffic)
+    curve = _curve(smoothness, personal, solver, shape)
+    alpha = _allowed(rounds, POSITIVE("eps", eps), curve)
+    return _needed(alpha, eps, curve, traffic)
 
 
 def largest_alpha_for_bits(
@@ -186,61 +177,61 @@ def table(
     traffic: Traffic | None = None,
 ) -> list[Plan]:
     """``rounds_needed`` for every alpha of a grid, in its order."""
-    curves = _curves(smoothness, personal, solver, shape)
+    curve = _curve(smoothness, personal, solver, shape)
     POSITIVE("eps", eps)
-    return [_needed(FRACTION("alpha", alpha), eps, curves, traffic) for alpha in alphas]
+    return [_needed(FRACTION("alpha", alpha), eps, curve, traffic) for alpha in alphas]
 
 
-def _curves(smoothness: Smoothness, personal, solver: Solver, shape) -> _Curves:
+def _curve(smoothness: Smoothness, personal, solver: Solver, shape) -> Curve:
+    """The bound of the solver for alpha = 1 in this shape."""
     known = mixture(shape, smoothness, personal)
     words("dgd", "diana")("solver", solver.name)
     if known.alpha.max() != 1:
         raise ValueError(f"shape: its largest entry is {known.alpha.max():g}, not 1")
-    curve = bounds.curve(solver.name, known, solver.omega, solver.memory_rate)
-    return _Curves(one_shot(known), curve.start, curve.factor)
+    return bounds.curve(solver.name, known, solver.omega, solver.memory_rate)
 
 
-def _needed(alpha: float, eps: float, curves: _Curves, traffic: Traffic | None) -> Plan:
+def _needed(alpha: float, eps: float, curve: Curve, traffic: Traffic | None) -> Plan:
     alpha = float(alpha)
-    rounds = _rounds(alpha, eps, curves)
+    rounds = _rounds(alpha, eps, curve)
     if rounds is None:
         return Plan(alpha, None, None, math.inf, eps)
     bits = None if traffic is None else spent_bits(rounds, traffic)
-    return Plan(alpha, rounds, bits, _bound(alpha, rounds, curves), eps)
+    return Plan(alpha, rounds, bits, _bound(alpha, rounds, curve), eps)
 
 
-def _bound(alpha: float, rounds: int, curves: _Curves) -> float:
+def _bound(alpha: float, rounds: int, curve: Curve) -> float:
     """The bound after this many rounds, the first of which collects x_avg."""
     if alpha == 0:
         return 0.0
     if rounds == 0:
         return math.inf
     if rounds == 1:
-        return alpha**2 * curves.at_start
-    return alpha**2 * curves.start * curves.factor ** (rounds - 1)
+        return alpha**2 * curve.at_start
+    return alpha**2 * curve.start * curve.factor ** (rounds - 1)
 
 
-def _rounds(alpha: float, eps: float, curves: _Curves) -> int | None:
+def _rounds(alpha: float, eps: float, curve: Curve) -> int | None:
     enough = eps * (1 + ROUNDING)
     for rounds in (0, 1, 2):
-        if _bound(alpha, rounds, curves) <= enough:
+        if _bound(alpha, rounds, curve) <= enough:
             return rounds
-    if curves.factor >= 1:
+    if curve.factor >= 1:
         return None
-    steps = math.log(enough / (alpha**2 * curves.start)) / math.log(curves.factor)
+    steps = math.log(enough / (alpha**2 * curve.start)) / math.log(curve.factor)
     if steps > MOST_ROUNDS:
         return None
     rounds = max(math.ceil(steps) + 1, 3)
-    if rounds > 3 and _bound(alpha, rounds - 1, curves) <= enough:
+    if rounds > 3 and _bound(alpha, rounds - 1, curve) <= enough:
         return rounds - 1  # the logarithm was rounded up
-    return rounds if _bound(alpha, rounds, curves) <= enough else rounds + 1
+    return rounds if _bound(alpha, rounds, curve) <= enough else rounds + 1
 
 
-def _allowed(rounds: int, eps: float, curves: _Curves) -> float:
+def _allowed(rounds: int, eps: float, curve: Curve) -> float:
     """``sqrt(eps/c)`` for the better of x_avg and the last iterate, at most 1."""
     if rounds == 0:
         return 0.0
-    least = curves.at_start
+    least = curve.at_start
     if rounds > 1:
-        least = min(least, curves.start * curves.factor ** (rounds - 1))
+        least = min(least, curve.start * curve.factor ** (rounds - 1))
     return min(1.0, math.sqrt(eps / least)) if least > 0 else 1.0

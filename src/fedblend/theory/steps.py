@@ -20,7 +20,7 @@ Where this differs from the paper: its nonconvex DCGD allows 1/L_alpha for any n
 rounds T, with a bound that grows like ``c^T``; the horizon keeps that factor below e.
 Its nonconvex DIANA has L_alpha in place of R, which is wrong where one client is much
 less smooth than the rest: the proof needs ``mean |grad f~_i(x) - grad f~_i(y)|^2 <= R^2
-|x - y|^2``. Reference and numbers of theorems: see ``flix_objective``.
+|x - y|^2``. Reference and numbers of theorems: see ``constants``.
 """
 
 import math
@@ -29,9 +29,9 @@ import numpy as np
 
 from fedblend.checks import ALPHA, COUNT, NOT_NEGATIVE, Instance, by_client, gate
 from fedblend.errors import UserError
-from fedblend.theory.constants import Smoothness
-from fedblend.theory.flix_objective import (
+from fedblend.theory.constants import (
     L_alpha,
+    Smoothness,
     mu_alpha,
     per_client,
     smoothness_of_parts,

@@ -1,6 +1,6 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""Clients add the server's gradient to some parameters alone.
+"""Clients add the server's gradient to some parameters only.
 
 Wraps an algorithm whose server sends a gradient of its own loss as ``down.correction``,
 which clients add to their own gradients. That loss may depend on a part of the model,

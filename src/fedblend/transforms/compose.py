@@ -2,6 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Composition of transforms: what may be wrapped, and what passes through unchanged."""
 
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
 from fedblend.compress.compressor import Encoded
 from fedblend.core import Algorithm, Down, Needs, PyTree, Up, has_ragged
 from fedblend.registry import TRANSFORMS
@@ -47,10 +52,32 @@ def check_length(algorithm: Algorithm, transform: str) -> None:
         )
 
 
+def is_linear(step: Callable, delta: PyTree) -> bool:
+    """Whether a server's model and state are linear in the mean step of the clients.
+
+    Args:
+        step: ``step(delta) -> (down, server)``.
+        delta: the mean step, of which only the shapes matter.
+    """
+
+    def reached(delta):
+        down, server = step(delta)
+        leaves = jax.tree.leaves((down.shared, server))
+        return [leaf for leaf in leaves if jnp.issubdtype(leaf.dtype, jnp.inexact)]
+
+    after = jax.eval_shape(reached, delta)
+    try:
+        jax.eval_shape(jax.linear_transpose(reached, delta), after)
+    except Exception:
+        # JAX transposes linear functions alone; which error it raises does not matter.
+        return False
+    return True
+
+
 def with_inner_state(algorithm: Algorithm) -> Algorithm:
     """The algorithm for clients whose state holds its own state as ``inner``.
 
-    Covers ``personal`` and ``ask``; the transform replaces the other functions.
+    Covers ``personal``, ``ask`` and ``info``; the transform replaces the others.
     """
     return algorithm._replace(
         personal=lambda down, client, shard, key: algorithm.personal(

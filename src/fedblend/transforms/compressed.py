@@ -33,7 +33,7 @@ def compressed(algorithm: Algorithm, compressor: Compressor) -> Algorithm:
 
     Args:
         algorithm: what to run; an encoding transform goes outermost, and only once.
-        compressor: of every client's ``delta``; see ``fedblend.compress``.
+        compressor: compressor of every client's ``delta``; see ``fedblend.compress``.
     """
 
     def client(down, client, shard, key):

@@ -1,6 +1,6 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""DIANA: compress differences to a memory, so that the noise of compression dies out.
+"""DIANA: compress differences to a memory, so that the compression noise vanishes.
 
 Wraps an algorithm whose clients send ``delta_i``; each client has a memory h_i, the
 server their weighted mean h. A round::
@@ -74,9 +74,9 @@ def diana(
 
     Args:
         algorithm: what to run; an encoding transform goes outermost, and only once.
-        compressor: unbiased, of every client's difference.
-        rate: b, how fast memories follow, a number or an array over clients, at most
-            1/(omega + 1), which is the default. A larger one is refused as soon as the
+        compressor: unbiased compressor of every client's difference.
+        rate: rate b of the memories, a number or an array over clients, at most
+            1/(omega + 1), which is the default. A larger rate is refused as soon as the
             number of entries is known.
         start: the initial h_i: "zero", or "first" for client i's first update, sent
             uncompressed.

@@ -28,6 +28,7 @@ from fedblend.checks import ALGORITHM, gate
 from fedblend.compress.compressor import COMPRESSOR, Compressor, decode, encode
 from fedblend.core import Algorithm, Down, PyTree
 from fedblend.registry import transform
+from fedblend.transforms.compose import with_inner_state
 
 
 class DownlinkClient(NamedTuple):
@@ -51,7 +52,7 @@ def downlink(algorithm: Algorithm, compressor: Compressor) -> Algorithm:
 
     Args:
         algorithm: what to run.
-        compressor: contractive, of the change of the model; the same for all clients.
+        compressor: contractive compressor of the model's change, one for all clients.
     """
     if compressor.delta is None:
         raise ValueError(f"downlink: {compressor.name} does not contract")
@@ -92,7 +93,7 @@ def downlink(algorithm: Algorithm, compressor: Compressor) -> Algorithm:
         down, inner = algorithm.server(aggregate, down, server.inner, central, key)
         return broadcast(down, known, key), DownlinkServer(inner, down.shared)
 
-    return algorithm._replace(
+    return with_inner_state(algorithm)._replace(
         enroll=enroll,
         start=start,
         client=client,
@@ -100,8 +101,6 @@ def downlink(algorithm: Algorithm, compressor: Compressor) -> Algorithm:
         personal=lambda down, client, shard, key: algorithm.personal(
             updated(down, client), client.inner, shard, key
         ),
-        ask=lambda client, shard: algorithm.ask(client.inner, shard),
-        info=lambda client: algorithm.info(client.inner),
         tell=tell,
         needs=algorithm.needs._replace(everyone=True, mean=True),
     )

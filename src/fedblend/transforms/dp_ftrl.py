@@ -43,8 +43,8 @@ from fedblend.checks import ALGORITHM, COUNT, NOT_NEGATIVE, POSITIVE, gate
 from fedblend.core import Algorithm, Key, PyTree
 from fedblend.registry import transform
 from fedblend.transforms.clip import clip as fixed_clip
+from fedblend.transforms.compose import is_linear
 from fedblend.transforms.dp_fedavg import add_noise, delta_alone
-from fedblend.transforms.mixed_fl.server_gain import is_linear
 
 
 class TreeServer(NamedTuple):

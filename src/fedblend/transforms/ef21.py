@@ -54,7 +54,7 @@ def ef21(algorithm: Algorithm, compressor: Compressor) -> Algorithm:
 
     Args:
         algorithm: what to run; an encoding transform goes outermost, and only once.
-        compressor: contractive, of every client's correction.
+        compressor: contractive compressor of every client's correction.
     """
     delta = compressor.delta
     if delta is None:

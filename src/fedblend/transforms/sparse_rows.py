@@ -52,29 +52,26 @@ def used_rows(
     """
     train = federated_data.train
     known = named(train.examples)
+    columns = []
     for field in fields:
         if field not in known:
             raise ValueError(
                 f"fedselect: no field {field!r} in the examples, which have "
                 f"{', '.join(map(repr, known))}"
             )
-    columns = [np.asarray(known[field]) for field in fields]
-    for field, column in zip(fields, columns, strict=True):
+        column = np.asarray(known[field])
         if not np.issubdtype(column.dtype, np.integer) or column.min(initial=0) < 0:
             raise ValueError(
                 f"fedselect: field {field!r} holds {column.dtype} from "
                 f"{column.min(initial=0)} on, not numbers of rows"
             )
-    counts = np.array(
-        [
-            np.unique(np.concatenate([np.arange(always), *own])).size
-            for own in (
-                [column[first : first + count].ravel() for column in columns]
-                for first, count in zip(train.starts, train.counts, strict=True)
-            )
-        ]
-    )
-    return Use(counts, max(always - 1, *(int(column.max()) for column in columns)))
+        columns.append(column)
+    counts = []
+    for first, count in zip(train.starts, train.counts, strict=True):
+        own = [column[first : first + count].ravel() for column in columns]
+        counts.append(np.unique(np.concatenate([np.arange(always), *own])).size)
+    largest = max(always - 1, *(int(column.max()) for column in columns))
+    return Use(np.array(counts), largest)
 
 
 def entries_touched(

@@ -9,8 +9,13 @@ import pytest
 
 from fedblend.data.dataset import DataError, MissingDataError
 from fedblend.data.datasets import DATASETS, load
-from fedblend.data.datasets.characters import CHARACTERS, OTHER, PADDING, spelled
-from fedblend.data.datasets.wikitext2 import written
+from fedblend.data.datasets.characters import (
+    CHARACTERS,
+    OTHER,
+    PADDING,
+    spelled,
+    written,
+)
 from fedblend.errors import UserError
 
 

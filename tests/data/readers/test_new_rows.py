@@ -5,8 +5,8 @@
 import numpy as np
 import pytest
 
-from fedblend.data.dataset import DataError
-from fedblend.data.readers.read import Task, read_new_rows
+from fedblend.data.dataset import DataError, Task
+from fedblend.data.readers.read import read_new_rows
 
 SHAPE = (2, 2)
 

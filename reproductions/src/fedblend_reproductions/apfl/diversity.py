@@ -11,7 +11,7 @@ import numpy as np
 
 import fedblend as fb
 from fedblend.data.partition.partition import federate_dataset
-from fedblend.models.layers import Affine
+from fedblend.models.feedforward import Affine
 from fedblend.theory import apfl
 from fedblend_reproductions.apfl import methods, tables
 from fedblend_reproductions.apfl.runs import Row, Task, compare

@@ -17,8 +17,8 @@ import fedblend as fb
 from fedblend import theory
 from fedblend.core import Loss
 from fedblend.data.federated import FederatedData
-from fedblend.simulation.precision import precision
 from fedblend.theory import apfl
+from fedblend.trees import precision
 from fedblend_reproductions.flix import logistic
 
 STEPS = 10

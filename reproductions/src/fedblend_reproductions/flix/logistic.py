@@ -20,7 +20,7 @@ import fedblend as fb
 from fedblend import theory
 from fedblend.core import Algorithm, Loss
 from fedblend.data.federated import FederatedData
-from fedblend.simulation.precision import precision
+from fedblend.trees import precision
 
 NAMES = ("mushrooms", "a6a", "w6a", "ijcnn1")
 L2 = 0.1

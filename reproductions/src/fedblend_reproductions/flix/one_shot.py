@@ -13,10 +13,10 @@ import numpy as np
 
 import fedblend as fb
 from fedblend import theory
-from fedblend.data.datasets.quadratics import quadratic_loss
-from fedblend.simulation.precision import precision
-from fedblend.theory import one_shot
-from fedblend.theory.flix_objective import V
+from fedblend.data.datasets.synthetic import quadratic_loss
+from fedblend.theory import bounds
+from fedblend.theory.constants import V
+from fedblend.trees import precision
 from fedblend_reproductions.claims import Claim, Finding, Numbers, Verdict
 from fedblend_reproductions.flix import logistic
 from fedblend_reproductions.flix.logistic import Problem, descent, optimum, values
@@ -131,21 +131,21 @@ def _stationary_quadratics() -> np.ndarray:
         mixed = alpha[:, None] * average + (1 - alpha)[:, None] * own
         gradients = np.einsum("nij,nj->ni", matrices, mixed) - vectors
         norm = np.linalg.norm((alpha[:, None] * gradients).mean(axis=0))
-        ratios.append(norm / one_shot.one_shot_gradient(alpha, smoothness, own))
+        ratios.append(norm / bounds.one_shot_gradient(alpha, smoothness, own))
     return np.array(ratios)
 
 
 def _measure(of: Problem, alphas: np.ndarray) -> dict[str, Any]:
     """All that is claimed of one dataset."""
-    one_shot.require_minimizers(of.norms)
+    bounds.require_minimizers(of.norms)
     rng = np.random.default_rng(1)
     unequal = rng.uniform(size=(UNEQUAL, of.clients))
     spread = of.mixture(1.0).V
-    allowed = [one_shot.one_shot_alpha(eps, of.smoothness, spread) for eps in EPSILONS]
+    allowed = [bounds.one_shot_alpha(eps, of.smoothness, spread) for eps in EPSILONS]
     equal = np.outer([*alphas, *allowed], np.ones(of.clients))
     every = np.concatenate([equal, unequal])
     gap = gaps(of, every, solve(of, every, np.ones(len(every)), rounds=0).points)
-    bound = np.array([one_shot.one_shot(of.mixture(alpha)) for alpha in every])
+    bound = np.array([bounds.one_shot(of.mixture(alpha)) for alpha in every])
     first, last = len(alphas), len(equal)
     low, high = _bend(of, rng)
     return {
@@ -169,11 +169,10 @@ def _gradients(of: Problem, alphas: np.ndarray) -> np.ndarray:
     steps = np.ones(len(alphas))
     points = solve(of, alphas, steps, rounds=1, average="stationary").points[:, 0]
     norms = np.linalg.norm(points[:, 0] - points[:, 1], axis=1)
-    bounds = [
-        one_shot.one_shot_gradient(alpha, of.smoothness, of.personal)
-        for alpha in alphas
+    largest = [
+        bounds.one_shot_gradient(alpha, of.smoothness, of.personal) for alpha in alphas
     ]
-    return norms / np.array(bounds)
+    return norms / np.array(largest)
 
 
 def _bend(of: Problem, rng: np.random.Generator, alpha: float = 0.5):

@@ -16,7 +16,7 @@ import numpy as np
 
 import fedblend as fb
 from fedblend.core import Algorithm, from_params
-from fedblend.simulation.precision import precision
+from fedblend.trees import precision
 from fedblend_reproductions.flix.logistic import Problem, descent, optimum, values
 
 Item = TypeVar("Item")

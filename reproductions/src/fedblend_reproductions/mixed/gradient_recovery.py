@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import fedblend as fb
-from fedblend.simulation.precision import precision
+from fedblend.trees import precision
 from fedblend_reproductions.claims import Claim, Finding, Numbers, Verdict
 from fedblend_reproductions.mixed.quadratics import (
     CENTRAL,

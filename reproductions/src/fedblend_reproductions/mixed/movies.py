@@ -17,7 +17,7 @@ import optax
 import fedblend as fb
 from fedblend.data.dataset import generator
 from fedblend.data.federated import Shards
-from fedblend.simulation.flops import client_flops
+from fedblend.simulation.communication import client_flops
 from fedblend.transforms import add_gradient
 from fedblend.transforms.mixed_fl import central_loss
 from fedblend_reproductions.mixed.task import How, Method, Task, simulated

@@ -14,8 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 
 import fedblend as fb
-from fedblend.simulation.precision import precision
 from fedblend.transforms.mixed_fl import central_loss
+from fedblend.trees import precision
 
 COUNTS = (1, 2, 3, 6)
 WEIGHTS = (0.6, 0.4)

@@ -1,36 +1,189 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""The table ``[algorithm]``: for each algorithm of the registry, the options it takes.
+"""The table ``[algorithm]``: local work, and the options of each algorithm.
 
-The local work of the table is the parameter ``work`` of the builder. Where the builder
-takes an algorithm as well, that is FedAvg with this local work, and ``work`` is a table
-of its own. What the builder itself refuses is refused when a configuration is read.
+``rate = 0.1`` is plain SGD; ``optimizer = { name = "adam", rate = 0.01 }`` is one of
+the optimizers below with optax's own options; ``schedule`` lets the rate change over
+steps or rounds. Each algorithm of the registry adds its own options to this local work,
+which is the parameter ``work`` of the builder. Where the builder takes an algorithm as
+well, that is FedAvg with this local work, and ``work`` is a table of its own. What the
+builder itself refuses is refused when a configuration is read.
 """
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from collections.abc import Callable, Mapping
+from functools import partial, reduce
+from operator import or_
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from pydantic import model_validator
+import jax
+import numpy as np
+import optax
+from pydantic import Discriminator, Field, Tag, model_validator
 
 from fedblend import solvers
 from fedblend.algorithms.fedavg import fedavg
-from fedblend.checks import PATHS, below
-from fedblend.config.schema.local_work import LocalWork
 from fedblend.config.schema.table import (
     TYPES,
     Count,
+    Fraction,
     Mixing,
+    NotNegative,
     Positive,
+    Share,
     Table,
     arguments,
+    exactly_one,
     one_of,
     table_of,
+    tagged,
 )
-from fedblend.core import Algorithm, Loss, PyTree
+from fedblend.core import Algorithm, Loss
 from fedblend.errors import ConfigError, SettingError, UserError
+from fedblend.local import OPTIMIZER, Epochs, Optimizer, Scheduled, Work
 from fedblend.registry import ALGORITHMS, FACTS, AlgorithmEntry
 from fedblend.theory.constants import Smoothness
-from fedblend.transforms.sparse_rows import named
+
+Choices = dict[str, tuple[Callable[..., Any], dict[str, Any]]]
+"""By name: a function, and its options with their types and defaults."""
+BETAS = {"b1": (Fraction, 0.9), "b2": (Fraction, 0.999)}
+DECAY = {"weight_decay": (NotNegative, 1e-4)}
+OPTIMIZERS: Choices = {
+    "sgd": (optax.sgd, {}),
+    "momentum": (optax.sgd, {"momentum": (Fraction, 0.9), "nesterov": (bool, False)}),
+    "adam": (optax.adam, {**BETAS, "eps": (Positive, 1e-8)}),
+    "adamw": (optax.adamw, {**BETAS, "eps": (Positive, 1e-8), **DECAY}),
+    "yogi": (optax.yogi, {**BETAS, "eps": (Positive, 1e-3)}),
+    "adagrad": (
+        optax.adagrad,
+        {"initial_accumulator_value": (NotNegative, 0.1), "eps": (Positive, 1e-7)},
+    ),
+    "rmsprop": (optax.rmsprop, {"decay": (Fraction, 0.9), "eps": (Positive, 1e-8)}),
+}
+OVER = {"over": (Count, ...)}
+END = {"end": (Mixing, 0.0)}
+SCHEDULES: Choices = {
+    "constant": (optax.constant_schedule, {}),
+    "exponential": (
+        lambda rate, decay, over, staircase: optax.exponential_decay(
+            rate, over, decay, staircase=staircase
+        ),
+        {"decay": (Share, ...), "over": (Count, 1), "staircase": (bool, False)},
+    ),
+    "cosine": (
+        lambda rate, over, end: optax.cosine_decay_schedule(rate, over, end),
+        OVER | END,
+    ),
+    "linear": (
+        lambda rate, over, end: optax.linear_schedule(rate, end * rate, over),
+        OVER | END,
+    ),
+    "polynomial": (
+        lambda rate, over, power, end: optax.polynomial_schedule(
+            rate, end * rate, power, over
+        ),
+        OVER | {"power": (Positive, ...)} | END,
+    ),
+}
+"""How a rate changes; ``end`` is a part of the rate."""
+
+
+class OptimizerTable(Table):
+    """An optimizer by name, with its rate."""
+
+    name: str
+    rate: Positive
+
+    def by_rate(self) -> Callable[..., optax.GradientTransformation]:
+        """A function from a rate, a number or a schedule, to the optimizer."""
+        options = self.model_dump(exclude={"name", "rate"})
+        return partial(OPTIMIZERS[self.name][0], **options)
+
+    def make(self, _: Mapping[str, Any]) -> float | optax.GradientTransformation:
+        """The optimizer; plain SGD is its rate."""
+        return self.rate if self.name == "sgd" else self.by_rate()(self.rate)
+
+
+class ScheduleTable(Table):
+    """How the rate changes; ``unit`` is what is counted."""
+
+    unit: Literal["step", "round"]
+    name: str
+
+    def curve(self, rate: float) -> optax.Schedule:
+        """The rate as a function of the count."""
+        options = self.model_dump(exclude={"name", "unit"})
+        return SCHEDULES[self.name][0](rate, **options)
+
+
+def _kind(value: Any) -> str:
+    """Which alternative of ``Rule`` a value means to be."""
+    if isinstance(value, dict):
+        return str(value.get("name", "sgd"))
+    return str(getattr(value, "name", "number"))
+
+
+if TYPE_CHECKING:
+    Rule = float | OptimizerTable
+    Schedule = ScheduleTable
+else:
+    _RULES = [
+        Annotated[tagged(name, OptimizerTable, **fields), Tag(name)]
+        for name, (_, fields) in OPTIMIZERS.items()
+    ]
+    Rule = Annotated[
+        reduce(or_, _RULES, Annotated[Positive, Tag("number")]), Discriminator(_kind)
+    ]
+    """An optimizer: a number is plain SGD with that rate."""
+    Schedule = one_of(
+        tagged(name, ScheduleTable, **fields) for name, (_, fields) in SCHEDULES.items()
+    )
+TYPES[OPTIMIZER] = Rule
+
+
+class LocalWork(Table):
+    """What a client does in a round."""
+
+    rate: Positive | None = None
+    optimizer: Rule | None = None
+    schedule: Schedule | None = None
+    steps: Count | Annotated[list[Count], Field(min_length=1)] | None = None
+    epochs: Count | None = None
+    batch_size: Count | Literal["all"]
+
+    @model_validator(mode="after")
+    def _one_of_each(self) -> "LocalWork":
+        exactly_one(self, "rate", "optimizer")
+        exactly_one(self, "steps", "epochs")
+        return self
+
+    def chosen(self) -> Optimizer:
+        """The optimizer; plain SGD without a schedule is its rate."""
+        rule: Any = self.optimizer if self.rate is None else self.rate
+        if isinstance(rule, jax.Array):  # theory's, of a split among several
+            return rule
+        named = isinstance(rule, OptimizerTable)
+        if self.schedule is None:
+            return rule.make({}) if named else rule
+        curve = self.schedule.curve(rule.rate if named else rule)
+        return Scheduled(
+            curve, self.schedule.unit, rule.by_rate() if named else optax.sgd
+        )
+
+    def rows(self) -> int | None:
+        """Rows of a step, None for all."""
+        return None if self.batch_size == "all" else self.batch_size
+
+    def work(self) -> Work:
+        """The local work as algorithms take it."""
+        steps: Any = self.steps if self.epochs is None else Epochs(self.epochs)
+        if isinstance(steps, list):
+            steps = np.array(steps)
+        return Work(self.chosen(), steps, self.rows())
+
+    def make(self, _: Mapping[str, Any]) -> Work:
+        """What the table stands for as an argument."""
+        return self.work()
+
 
 SOLVERS = {
     "lbfgs": solvers.lbfgs,
@@ -39,7 +192,11 @@ SOLVERS = {
     "sgd": solvers.patient_sgd,
 }
 """How a client finds its own model x_i, by name."""
-PLACEHOLDERS = {"loss": lambda params, rows: rows, "clients": 1, "smooth": 1.0}
+PLACEHOLDERS: Any = {
+    "loss": lambda params, rows: rows,
+    "known": Smoothness(np.ones(()), np.zeros(()), exact=False),
+    "clients": 1,
+}
 """In place of what a run knows, where only the options matter."""
 
 
@@ -108,7 +265,7 @@ class Options(LocalWork):
             )
         at: Any = {"rate": 1.0} if self.rate == "theory" else {}
         try:
-            self.model_copy(update=at)._built(PLACEHOLDERS)
+            self.model_copy(update=at).build(**PLACEHOLDERS)
         except UserError as error:
             raise SettingError(self._key(error.key), error.why) from None
         return self
@@ -139,40 +296,17 @@ class Options(LocalWork):
             clients: how many there are.
             new_client: build what a client runs that joins after the training.
         """
+        entry, build = self.entry, self.entry.build
         smooth = None if known is None else known.smooth
-        facts = {"loss": loss, "clients": clients, "smooth": smooth}
-        return self._built(facts, new_client=new_client)
-
-    def _built(self, facts: Mapping[str, Any], *, new_client: bool = False):
-        entry, build, changed = self.entry, self.entry.build, {}
+        facts: dict[str, Any] = {"loss": loss, "clients": clients, "smooth": smooth}
+        if "work" not in entry.keys:
+            facts["work"] = self.work()
+        if "algorithm" in entry.parameters:
+            facts["algorithm"] = fedavg(loss, self.work())
         if new_client:
             build = entry.new_client.build or build
-            changed = entry.new_client.options
-        own: dict[str, Any] = {} if "work" in entry.keys else {"work": self.work()}
-        if "algorithm" in entry.parameters:
-            own["algorithm"] = fedavg(facts["loss"], self.work())
-        found = arguments(build, self, {**facts, **own, **changed}, entry.keys)
-        return build(**found)
-
-    def sent(self, params: PyTree) -> list[Any]:
-        """The parameters that clients send, by shape.
-
-        Raises:
-            ConfigError: a name is no part of the model.
-        """
-        leaves = named(params)
-        keeps = self.entry.keeps
-        if keeps is None:
-            return list(leaves.values())
-        names: list[str] = getattr(self, keeps)
-        for name in names:
-            if not any(below(name, path) for path in leaves):
-                raise ConfigError(
-                    f'algorithm.{keeps}: "{name}" is no part of the model, whose '
-                    f"parameters are {', '.join(leaves)}"
-                )
-        stays = PATHS(keeps, names)
-        return [leaf for path, leaf in leaves.items() if not stays(path)]
+            facts |= entry.new_client.options
+        return build(**arguments(build, self, facts, entry.keys))
 
 
 class OptionsInTheory(Options):

@@ -6,12 +6,13 @@ A text is not a number, ``true`` is not 1, and numbers are finite. The options o
 algorithm, a model, a solver, a compressor or a partition are the parameters of the
 function that builds it: ``table_of`` makes a table of a function, with a type for every
 rule of ``checks``, and ``arguments`` makes the function's arguments of such a table.
+``first_error`` says in one line what is wrong: the key, its value, what is allowed.
 """
 
 import dataclasses
 import inspect
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import reduce
 from operator import or_
 from typing import Annotated, Any, Literal, TypeVar
@@ -23,25 +24,15 @@ from pydantic import (
     ConfigDict,
     Field,
     StringConstraints,
+    ValidationError,
     create_model,
     model_validator,
 )
-from pydantic_core import PydanticCustomError
+from pydantic_core import ErrorDetails, PydanticCustomError
 
-from fedblend.checks import (
-    CHANCE,
-    COUNT,
-    FLAG,
-    FRACTION,
-    NOT_NEGATIVE,
-    PART,
-    POSITIVE,
-    WHOLE,
-    Number,
-    Paths,
-    Rule,
-    Words,
-)
+from fedblend import checks
+from fedblend.checks import Number, Paths, Rule, Words
+from fedblend.config.toml import literal, quoted, visible
 from fedblend.errors import ConfigError, SettingError, UserError, hint
 
 
@@ -53,11 +44,6 @@ def exactly_one(table: Any, *names: str) -> None:
         what = several if given else "is missing"
         keys = f"{', '.join(names[:-1])} or {names[-1]}"
         raise SettingError(keys, f"{what}; exactly one is needed")
-
-
-def visible(text: str) -> str:
-    """The text on one line: what does not print is shown as an escape."""
-    return "".join(sign if sign.isprintable() else ascii(sign)[1:-1] for sign in text)
 
 
 class Table(BaseModel):
@@ -99,24 +85,24 @@ def _out_of_range(allowed: str) -> PydanticCustomError:
     return PydanticCustomError("range", "{allowed}", {"allowed": allowed})
 
 
-Count = Annotated[int, within(COUNT)]
+Count = Annotated[int, within(checks.COUNT)]
 """How many of something: 1 or more."""
-Index = Annotated[int, within(WHOLE)]
+Index = Annotated[int, within(checks.WHOLE)]
 """A number from 0 on: a seed, a client."""
 Word = Annotated[str, StringConstraints(min_length=1)]
 """A text that is not empty."""
-Positive = Annotated[float, within(POSITIVE)]
-NotNegative = Annotated[float, within(NOT_NEGATIVE)]
-Fraction = Annotated[float, within(PART)]
+Positive = Annotated[float, within(checks.POSITIVE)]
+NotNegative = Annotated[float, within(checks.NOT_NEGATIVE)]
+Fraction = Annotated[float, within(checks.PART)]
 """At least 0 and below 1."""
-Mixing = Annotated[float, within(FRACTION)]
+Mixing = Annotated[float, within(checks.FRACTION)]
 """A mixing weight: 0 and 1 are allowed."""
 Share = Annotated[float, within(Number(above=0, most=1))]
 """A part of something, up to all of it."""
-Inside = Annotated[float, within(CHANCE)]
+Inside = Annotated[float, within(checks.CHANCE)]
 """Above 0 and below 1."""
 
-TYPES: dict[Rule, Any] = {FLAG: bool}
+TYPES: dict[Rule, Any] = {checks.FLAG: bool}
 """The types of options by their rules; numbers, words and paths have theirs anyway."""
 Made = TypeVar("Made", bound=Table)
 
@@ -157,7 +143,7 @@ def table_of(
         keys: the keys of parameters that have another name in a configuration.
         others: fields in place of those that come from the function, None for no field.
     """
-    fields: dict[str, Any] = {tag: (Literal[name], ...)}
+    fields: dict[str, Any] = {}
     rules: Mapping[str, Rule] = getattr(function, "rules", {})
     for parameter in inspect.signature(function).parameters.values():
         kind = type_of(rules.get(parameter.name))
@@ -165,7 +151,13 @@ def table_of(
             key = (keys or {}).get(parameter.name, parameter.name)
             fields[key] = _with_default(kind, parameter)
     chosen = {key: field for key, field in (fields | others).items() if field}
-    return create_model(f"{base.__name__}_{name}", __base__=base, **chosen)
+    return tagged(name, base, tag, **chosen)
+
+
+def tagged(name: str, base: type[Made], tag: str = "name", **fields: Any) -> type[Made]:
+    """The table that a word chooses among others: the base with more fields."""
+    fields = {tag: (Literal[name], ...), **fields}
+    return create_model(f"{base.__name__}_{name}", __base__=base, **fields)
 
 
 def _with_default(kind: Any, parameter: inspect.Parameter) -> tuple[Any, Any]:
@@ -234,3 +226,106 @@ def check_lists(where: str, table: Table, clients: int) -> None:
 def _are_numbers(value: Any) -> bool:
     """Whether this is a list of numbers, one for each client."""
     return isinstance(value, list) and isinstance(value[0], int | float)
+
+
+_TYPES = {
+    "int_type": "a whole number",
+    "int_from_float": "a whole number",
+    "float_type": "a number",
+    "finite_number": "a finite number",
+    "bool_type": "true or false",
+    "string_type": "text",
+    "list_type": "a list",
+    "dict_type": "a table",
+    "model_type": "a table",
+    "model_attributes_type": "a table",
+}
+_MOVED = dict.fromkeys(
+    ("apfl_fedtorch", "apfl_fedjax"),
+    "is no algorithm of fedblend; fedblend_reproductions.apfl.other_libraries has it",
+)
+"""Names that configurations once had, and where to find them."""
+
+
+def first_error(error: ValidationError, raw: Any) -> str:
+    """The first problem that a validation found in the raw content."""
+    return visible(_first(error, raw))
+
+
+def _first(error: ValidationError, raw: Any) -> str:
+    details = error.errors(include_url=False)
+    first = details[0]
+    key = _key(first, raw)
+    if first["type"] == "missing":
+        return f"{'.'.join(key)}: is missing"
+    if first["type"] == "value_error":
+        wrong: SettingError = first.get("ctx", {})["error"]
+        return f"{'.'.join((*key, wrong.key))}: {wrong.why}"
+    if first["type"].startswith("union_tag"):
+        return _untagged(first, key, raw)
+    tried = [one for one in details if _key(one, raw)[: len(key)] == key]
+    return _misfit(_closest(tried, raw), raw)
+
+
+def _closest(tried: list[ErrorDetails], raw: Any) -> list[ErrorDetails]:
+    """Of the alternatives tried for one value, those that came nearest to it."""
+    depth = max(len(_key(one, raw)) for one in tried)
+    deepest = [one for one in tried if len(_key(one, raw)) == depth]
+    fitting = [one for one in deepest if one["type"] not in _TYPES]
+    out_of_range = [one for one in fitting if one["type"] != "literal_error"]
+    return out_of_range or deepest
+
+
+def _misfit(tried: list[ErrorDetails], raw: Any) -> str:
+    wanted = " or ".join(dict.fromkeys(map(_wanted, tried)))
+    shown = _shown(tried[0]["input"])
+    return f"{'.'.join(_key(tried[0], raw))}: {shown} is not {wanted}"
+
+
+def _key(error: ErrorDetails, raw: Any) -> tuple[str, ...]:
+    """The key in the file: a location less the names of alternatives tried."""
+    key, here = [], raw
+    for part in error["loc"]:
+        inside = isinstance(here, Mapping) and part in here
+        if inside or (isinstance(here, Sequence) and isinstance(part, int)):
+            key.append(quoted(str(part)))
+            here = here[part]  # pyright: ignore
+    if error["type"] == "missing":
+        key.append(str(error["loc"][-1]))
+    return tuple(key)
+
+
+def _wanted(error: ErrorDetails) -> str:
+    """What would have been right."""
+    kind, context = error["type"], error.get("ctx", {})
+    if kind in _TYPES:
+        return _TYPES[kind]
+    if kind == "range":
+        return error["msg"]
+    if kind == "literal_error":
+        several = " or " in context["expected"]
+        return f"{'one of ' * several}{context['expected']}".replace(" or ", ", ")
+    if kind in ("too_short", "string_too_short"):
+        return f"of length {context.get('min_length', 1)} or more"
+    if kind == "string_pattern_mismatch":
+        return "loss, accuracy, auc, mse or recall@K"
+    return f"usable: {error['msg']}"
+
+
+def _untagged(error: ErrorDetails, key: tuple[str, ...], raw: Any) -> str:
+    """A table whose kind is missing or unknown."""
+    context = error.get("ctx", {})
+    name = context["discriminator"].strip("'").replace("_kind()", "name")
+    if error["type"] == "union_tag_not_found":
+        return f"{'.'.join((*key, name))}: is missing"
+    tags = [tag.strip("' ") for tag in context["expected_tags"].split(",")]
+    tags = [tag for tag in tags if tag != "number"]
+    shown = _shown(context["tag"])
+    if context["tag"] in _MOVED:
+        return f"{'.'.join((*key, name))}: {shown} {_MOVED[context['tag']]}"
+    return f"{'.'.join((*key, name))}: {shown} is unknown; {hint(context['tag'], tags)}"
+
+
+def _shown(value: Any) -> str:
+    text = literal(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -10,7 +10,7 @@ builder, and have the types of their defaults.
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import Field, StringConstraints, create_model, model_validator
+from pydantic import Field, StringConstraints, model_validator
 
 from fedblend import compress
 from fedblend.checks import Number
@@ -30,6 +30,7 @@ from fedblend.config.schema.table import (
     exactly_one,
     one_of,
     table_of,
+    tagged,
     within,
 )
 from fedblend.data import partition
@@ -142,15 +143,14 @@ class ModelChoice(Table):
 
 
 def _model_class(name: str) -> type[ModelChoice]:
-    options = {
+    options: dict[str, Any] = {
         option: (list[Count], list(default))
         if isinstance(default, tuple)
         else (type(default), default)
         for option, default in MODELS[name].options.items()
         if option != "dtype"  # [run] precision decides
     }
-    fields: Any = {"name": (Literal[name], ...), **options}
-    return create_model(f"Model_{name}", __base__=ModelChoice, **fields)
+    return tagged(name, ModelChoice, **options)
 
 
 if TYPE_CHECKING:

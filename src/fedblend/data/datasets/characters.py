@@ -1,19 +1,41 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""Texts as character numbers, with one vocabulary for all datasets.
+"""Texts as character numbers, with one vocabulary: Shakespeare, WikiText-2.
 
 The vocabulary is that of LEAF's Shakespeare. It has no character for unknown ones, so
 ``spelled`` transcribes other texts.
+
+**shakespeare**: the next character in the lines of one role of one play. McMahan et
+al., "Communication-efficient learning of deep networks from decentralized data"
+(AISTATS 2017); split by role as in Caldas et al., "LEAF: a benchmark for federated
+settings" (2018), from Project Gutenberg's Complete Works (etext 100). The file
+``roles.json.xz`` holds ``{role: {"play": name, "lines": [line, ...]}}``. As in LEAF the
+lines of a role are put one after the other with a blank behind each, and runs of blanks
+become one. LEAF cuts a sample of 80 characters and the next one at every place,
+4 226 158 in all; here the text is cut in windows that do not overlap, and every
+character of a window has its next one as target.
+
+**wikitext-2**: the next character in articles of the English Wikipedia. Merity, Xiong,
+Bradbury, Socher, "Pointer sentinel mixture models" (ICLR 2017). The text is published
+as tokens: blanks around all punctuation, ``@-@`` within words, and ``<unk>`` for rare
+words. The loader restores ordinary text: punctuation without blanks, headings as plain
+lines, and one character, ``OTHER``, for an unknown word. By default the rows are those
+of the validation file, 1.1 MB.
 """
 
+import json
+import lzma
 import re
 import unicodedata
 from collections.abc import Mapping
+from pathlib import Path
 
 import numpy as np
 
-from fedblend.checks import COUNT, Number
-from fedblend.data.dataset import DataError, Dataset
+from fedblend.checks import COUNT, Number, gate
+from fedblend.data.catalog import Size, dataset
+from fedblend.data.dataset import DataError, Dataset, Rows
+from fedblend.data.download import find_either, open_unpacked
 
 CHARACTERS = (
     "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
@@ -36,6 +58,7 @@ _PLAIN = str.maketrans(
 """Typographic quotes and dashes, and their ASCII forms."""
 _ACCENT = re.compile("[\u0300-\u036f]")
 _UNKNOWN = re.compile(f"[^{re.escape(CHARACTERS)}]")
+_UNREADABLE = (OSError, EOFError, lzma.LZMAError, ValueError, LookupError, TypeError)
 
 
 def spelled(text: str) -> str:
@@ -48,7 +71,7 @@ def spelled(text: str) -> str:
     return _UNKNOWN.sub(OTHER, re.sub(r"\s+", " ", _ACCENT.sub("", decomposed)))
 
 
-def windows(text: str, length: int, where: str) -> tuple[np.ndarray, np.ndarray]:
+def windows(text: str, length: int, where: str) -> Rows:
     r"""A text cut into inputs and targets, both [windows, length].
 
     >>> inputs, targets = windows("To be", 3, "Hamlet")
@@ -99,3 +122,108 @@ def by_writer(
         name=name,
         label_names=tuple(CHARACTERS),
     )
+
+
+@dataset(
+    "The next character in Shakespeare's roles, windows of 80",
+    Size(rows=54500, classes=80, clients=1129),
+    "World Library's text, personal non-commercial use, not to be passed on; "
+    "McMahan et al. 2017; Caldas et al. 2018",
+)
+@gate(**WINDOWS)
+def shakespeare(
+    length: int = 80, minimum: int = 81, file: str | None = None
+) -> Dataset:
+    """Windows of the lines of 1129 roles, [rows, length] character numbers.
+
+    The targets are the inputs shifted by one place. Character 0 fills the last window
+    of a role, with ``PADDING`` as its targets.
+
+    Args:
+        length: number of characters of a window.
+        minimum: roles with fewer characters are left out; LEAF asks for 81, which 1129
+            of 1144 roles have.
+        file: a file like ``roles.json.xz``, by default the one in the data home.
+    """
+    path = find_either("shakespeare", file, "roles.json.xz")
+    return by_writer("shakespeare", "role", _texts(path), length, minimum)
+
+
+def _texts(path: Path) -> dict[str, str]:
+    """The lines of each role, as one text."""
+    try:
+        with lzma.open(path, "rt", encoding="utf-8") as file:
+            roles = json.load(file)
+        texts = {role: "".join(f"{x} " for x in roles[role]["lines"]) for role in roles}
+    except _UNREADABLE:
+        raise DataError(f"{path}: is not an .xz of roles and their lines") from None
+    return {role: re.sub("   *", " ", text) for role, text in texts.items()}
+
+
+_WRITTEN = (
+    (re.compile(r"^ (?:= )+(.*?)(?: =)+ $", re.M), r"\1"),
+    (re.compile(r" @(.)@ "), r"\1"),
+    (re.compile("<unk>"), OTHER),
+    (re.compile(r'" ([^"\n]*) "'), r'"\1"'),
+    (re.compile(r" ([,.;:?!)\]'])"), r"\1"),
+    (re.compile(r"([(\[]) "), r"\1"),
+)
+"""Replacements, in this order."""
+
+
+@dataset(
+    "The next character in articles of Wikipedia, windows of 80",
+    Size(rows=12807, test_rows=14222, classes=80),
+    "CC BY-SA 3.0; Merity et al. 2017",
+    name="wikitext-2",
+)
+@gate(length=COUNT)
+def wikitext2(
+    length: int = 80, file: str | None = None, test_file: str | None = None
+) -> Dataset:
+    """Windows of articles, [rows, length] character numbers, with a test set.
+
+    The targets are the inputs shifted by one place, as in ``shakespeare``.
+
+    Args:
+        length: number of characters of a window.
+        file: of the rows, plain or .xz; by default ``wiki.valid.tokens.xz`` in the data
+            home.
+        test_file: of the test rows; by default ``wiki.test.tokens.xz`` in the data
+        home.
+    """
+
+    def rows(given, name):
+        path = find_either("wikitext-2", given, name)
+        return windows(_text(path), length, str(path))
+
+    return Dataset(
+        rows(file, "wiki.valid.tokens.xz"),
+        "sequence",
+        len(CHARACTERS),
+        test_rows=rows(test_file, "wiki.test.tokens.xz"),
+        name="wikitext-2",
+        label_names=tuple(CHARACTERS),
+    )
+
+
+def written(tokens: str) -> str:
+    r"""A tokenized text as ordinary text.
+
+    >>> written('It weighs 0 @.@ 7 kg ( 2 lb ) , or " a bit more " .')
+    'It weighs 0.7 kg (2 lb), or "a bit more".'
+    """
+    for pattern, plain in _WRITTEN:
+        tokens = pattern.sub(plain, tokens)
+    return tokens
+
+
+def _text(path: Path) -> str:
+    try:
+        with open_unpacked(path) as file:
+            text = spelled(written(file.read().decode())).strip()
+    except (OSError, EOFError, lzma.LZMAError, UnicodeDecodeError):
+        raise DataError(f"{path}: is not a text, plain or .xz") from None
+    if len(text) < 2:
+        raise DataError(f"{path}: has fewer than two characters")
+    return text

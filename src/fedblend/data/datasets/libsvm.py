@@ -15,8 +15,17 @@ from fedblend.data.catalog import PUBLIC, Size, dataset
 from fedblend.data.dataset import DataError, Dataset, MissingDataError
 from fedblend.data.download import find, open_unpacked
 
-NAMES = tuple(name for name, dataset in PUBLIC.items() if dataset.folder == "libsvm")
-"""The public datasets in this format."""
+_SETS = {
+    "a6a": ("Adult incomes, 122 features", 11220, "CC BY 4.0 (UCI Adult)"),
+    "ijcnn1": (
+        "IJCNN 2001 challenge, 22 features",
+        49990,
+        "No license given; Prokhorov 2001",
+    ),
+    "mushrooms": ("Edible or not, 112 features", 8124, "CC BY 4.0 (UCI Mushroom)"),
+    "w6a": ("Web pages, 300 features", 17188, "No license given; Platt 1998"),
+}
+"""The public datasets in this format: summary, rows, license."""
 
 
 @dataset(
@@ -38,11 +47,11 @@ def libsvm(
             a6a, though its series has 123).
         dtype: "float32" or "float64".
     """
-    known = name in NAMES
+    known = name in _SETS
     path = find(name, PUBLIC[name].files[0].name) if known else Path(name)
     if not path.is_file():
         raise MissingDataError(
-            f"libsvm: {name!r} is neither a file nor one of {', '.join(NAMES)}"
+            f"libsvm: {name!r} is neither a file nor one of {', '.join(_SETS)}"
         )
     labels, inputs = _parse(path, features, np.dtype(dtype))
     classes, targets = np.unique(labels, return_inverse=True)
@@ -61,21 +70,10 @@ def libsvm(
     )
 
 
-def _public(name: str, summary: str, rows: int, license: str) -> None:
-    terms = f"{license}; LIBSVM page; cite Chang & Lin 2011"
-    register = dataset(summary, Size(rows=rows, classes=2), terms, name=name)
-    register(partial(libsvm, name))
-
-
-_public("a6a", "Adult incomes, 122 features", 11220, "CC BY 4.0 (UCI Adult)")
-_public(
-    "ijcnn1",
-    "IJCNN 2001 challenge, 22 features",
-    49990,
-    "No license given; Prokhorov 2001",
-)
-_public("mushrooms", "Edible or not, 112 features", 8124, "CC BY 4.0 (UCI Mushroom)")
-_public("w6a", "Web pages, 300 features", 17188, "No license given; Platt 1998")
+for _name, (_summary, _rows, _license) in _SETS.items():
+    _size = Size(rows=_rows, classes=2)
+    _terms = f"{_license}; LIBSVM page; cite Chang & Lin 2011"
+    dataset(_summary, _size, _terms, name=_name)(partial(libsvm, _name))
 
 
 def _parse(

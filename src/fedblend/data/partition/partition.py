@@ -100,6 +100,24 @@ def _flat(rows: Sequence[np.ndarray]) -> np.ndarray:
     return np.concatenate([np.empty(0, np.int64), *rows]).astype(np.int64)
 
 
+def cut(order: np.ndarray, counts: np.ndarray) -> list[np.ndarray]:
+    """Pieces of these lengths, one after another."""
+    return np.split(order.astype(np.int64), np.cumsum(counts)[:-1])
+
+
+def by_owner(owner: np.ndarray, clients: int) -> list[np.ndarray]:
+    """The rows of each client in ascending order; rows of no client have owner -1."""
+    order = np.argsort(owner, kind="stable")[np.count_nonzero(owner < 0) :]
+    return cut(order, np.bincount(owner[order], minlength=clients))
+
+
+def in_proportion(weights: np.ndarray, rows: int) -> np.ndarray:
+    """The owners of so many rows, in proportion to the weights of the clients."""
+    share = np.cumsum(weights)
+    edges = np.rint(share / share[-1] * rows).astype(np.int64)
+    return np.repeat(np.arange(len(weights)), np.diff(edges, prepend=0))
+
+
 def federate_dataset(
     dataset: Dataset,
     partition: Partition,
@@ -126,7 +144,7 @@ def federate_dataset(
             divides the official test set anew).
     """
     rows = len(dataset.rows[0])
-    held = np.concatenate([*partition.rows, np.empty(0, np.int64)])
+    held = _flat(partition.rows)
     if held.size and (held.min() < 0 or held.max() >= rows):
         raise DataError(
             f"partition: row {held.max() if held.max() >= rows else held.min()} is not "
@@ -169,9 +187,7 @@ def _test_partition(
         owner = np.array([ids.get(str(key), -1) for key in known], np.int64)[which]
     if (owner < 0).all():
         owner = _proportional(dataset, partition, seed, split)
-    order = np.argsort(owner, kind="stable")
-    edges = np.searchsorted(owner[order], np.arange(len(partition.rows) + 1))
-    return np.split(order, edges)[1:-1]
+    return by_owner(owner, len(partition))
 
 
 def _proportional(
@@ -179,20 +195,16 @@ def _proportional(
 ) -> np.ndarray:
     """The client of each test row, in proportion to what the clients train on."""
     assert dataset.test_rows is not None
-    clients = len(partition.rows)
-    held = np.concatenate(partition.rows)
-    holder = np.repeat(np.arange(clients), [len(index) for index in partition.rows])
-    grouped = dataset.kind in ("classes", "binary")
-    groups = dataset.rows[1][held] if grouped else np.zeros(len(held), int)
-    targets = dataset.test_rows[1]
-    test_groups = targets if grouped else np.zeros(len(targets), int)
-    owner = np.full(len(targets), -1, np.int64)
+    clients = len(partition)
+    holder = np.repeat(np.arange(clients), partition.counts)
+    groups, test_groups = dataset.rows[1][_flat(partition.rows)], dataset.test_rows[1]
+    if dataset.kind not in ("classes", "binary"):
+        groups, test_groups = np.zeros(len(groups)), np.zeros(len(test_groups))
+    owner = np.full(len(test_groups), -1, np.int64)
     rng = generator(seed, f"official test {split}" if split else "official test")
     for group in np.unique(test_groups):
         counts = np.bincount(holder[groups == group], minlength=clients)
         mine = rng.permutation(np.flatnonzero(test_groups == group))
         if counts.sum():
-            share = np.cumsum(counts) / counts.sum()
-            edges = np.rint(share * len(mine)).astype(np.int64)
-            owner[mine] = np.repeat(np.arange(clients), np.diff(edges, prepend=0))
+            owner[mine] = in_proportion(counts, len(mine))
     return owner

@@ -6,13 +6,15 @@ The result depends on the arguments and the seed alone. A partitioner costs abou
 sort of the rows, also with 100,000 clients, and always terminates.
 """
 
+import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from fedblend.checks import COUNT, POSITIVE, WHOLE, gate
 from fedblend.data.dataset import DataError, generator
-from fedblend.data.partition.partition import Partition
+from fedblend.data.partition.partition import Partition, by_owner, cut, in_proportion
 
 
 @gate(rows=WHOLE, clients=COUNT, seed=WHOLE)
@@ -20,23 +22,16 @@ def iid(rows: int, clients: int, seed: int = 0) -> Partition:
     """Divide shuffled rows evenly."""
     _check_clients(clients, rows)
     order = generator(seed, "iid").permutation(rows)
-    return _described(
-        "iid",
-        _cut(order, _even_counts(rows, clients)),
-        clients=clients,
-        seed=seed,
-    )
+    pieces = cut(order, _even_counts(rows, clients))
+    return _described("iid", pieces, clients=clients, seed=seed)
 
 
 @gate(rows=WHOLE, clients=COUNT)
 def contiguous(rows: int, clients: int) -> Partition:
     """Cut the rows, in their own order, into pieces of almost equal length."""
     _check_clients(clients, rows)
-    return _described(
-        "contiguous",
-        _cut(np.arange(rows), _even_counts(rows, clients)),
-        clients=clients,
-    )
+    pieces = cut(np.arange(rows), _even_counts(rows, clients))
+    return _described("contiguous", pieces, clients=clients)
 
 
 @gate(clients=COUNT, classes=COUNT, seed=WHOLE)
@@ -64,14 +59,9 @@ def classes_per_client(
     rng = generator(seed, "classes per client")
     chosen = _swap_classes(_choose_classes(room, clients, classes, rng), rng)
     client = np.repeat(np.arange(clients), classes)
-    owner = _owners(codes, chosen.ravel(), client, rng)
-    return _described(
-        "classes_per_client",
-        _by_owner(owner, clients),
-        clients=clients,
-        classes=classes,
-        seed=seed,
-    )
+    rows = by_owner(_owners(codes, chosen.ravel(), client, rng), clients)
+    options = {"clients": clients, "classes": classes, "seed": seed}
+    return _described("classes_per_client", rows, **options)
 
 
 @gate(clients=COUNT, seed=WHOLE)
@@ -118,13 +108,8 @@ def class_pairs(
         )
     rng = generator(seed, "class pairs")
     owner = _owners(codes, chosen, np.repeat(np.arange(clients), 2), rng)
-    return _described(
-        "class_pairs",
-        _by_owner(owner, clients),
-        clients=clients,
-        pairs=wanted.tolist(),
-        seed=seed,
-    )
+    options = {"clients": clients, "pairs": wanted.tolist(), "seed": seed}
+    return _described("class_pairs", by_owner(owner, clients), **options)
 
 
 @gate(clients=COUNT, concentration=POSITIVE, seed=WHOLE, minimum=WHOLE)
@@ -149,18 +134,11 @@ def dirichlet(
         # Gamma draws as logarithms: at concentration 1e-3 most of them underflow.
         draws = np.log(rng.standard_gamma(concentration + 1, clients))
         draws += np.log1p(-rng.random(clients)) / concentration
-        share = np.cumsum(np.exp(draws - draws.max()))
-        edges = np.rint(share / share[-1] * sizes[code]).astype(np.int64)
         mine = rng.permutation(np.flatnonzero(codes == code))
-        owner[mine] = np.repeat(np.arange(clients), np.diff(edges, prepend=0))
-    return _described(
-        "dirichlet",
-        _by_owner(_top_up(owner, clients, minimum, rng), clients),
-        clients=clients,
-        concentration=concentration,
-        minimum=minimum,
-        seed=seed,
-    )
+        owner[mine] = in_proportion(np.exp(draws - draws.max()), sizes[code])
+    rows = by_owner(_top_up(owner, clients, minimum, rng), clients)
+    options = {"concentration": concentration, "minimum": minimum, "seed": seed}
+    return _described("dirichlet", rows, clients=clients, **options)
 
 
 @gate(clients=COUNT, per_client=COUNT, seed=WHOLE)
@@ -186,13 +164,8 @@ def shards(
     piece = np.repeat(np.arange(total), _even_counts(len(codes), total))
     owner = np.empty(len(codes), np.int64)
     owner[order] = (rng.permutation(total) // per_client)[piece]
-    return _described(
-        "shards",
-        _by_owner(owner, clients),
-        clients=clients,
-        per_client=per_client,
-        seed=seed,
-    )
+    options = {"clients": clients, "per_client": per_client, "seed": seed}
+    return _described("shards", by_owner(owner, clients), **options)
 
 
 @gate(minimum=WHOLE)
@@ -210,19 +183,14 @@ def by_key(keys: np.ndarray | None, minimum: int = 1) -> Partition:
             f"clients has, {counts.max()}"
         )
     owner = np.where(large, np.cumsum(large) - 1, -1)[owner.reshape(-1)]
-    return _described(
-        "by_key",
-        _by_owner(owner, int(large.sum())),
-        tuple(str(name) for name in names[large]),
-        minimum=minimum,
-        dropped=int((~large).sum()),
-    )
+    rows = by_owner(owner, int(large.sum()))
+    dropped = int((~large).sum())
+    partition = _described("by_key", rows, minimum=minimum, dropped=dropped)
+    return dataclasses.replace(partition, names=tuple(map(str, names[large])))
 
 
-def _described(
-    name: str, rows: Sequence[np.ndarray], names: tuple[str, ...] = (), **arguments
-) -> Partition:
-    return Partition(tuple(rows), names, {"partition": name, **arguments})
+def _described(name: str, rows: Sequence[np.ndarray], **options: Any) -> Partition:
+    return Partition(tuple(rows), description={"partition": name, **options})
 
 
 def _check_clients(clients: int, rows: int, minimum: int = 1) -> None:
@@ -240,24 +208,12 @@ def _classes(labels: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         raise DataError(f"labels: need one label a row, not shape {labels.shape}")
     if np.issubdtype(labels.dtype, np.inexact):
         raise DataError(f"labels: must be classes, not {labels.dtype} numbers")
-    names, codes, sizes = np.unique(labels, return_inverse=True, return_counts=True)
-    return names, codes, sizes
+    return np.unique(labels, return_inverse=True, return_counts=True)
 
 
 def _even_counts(total: int, pieces: int) -> np.ndarray:
     """Lengths of ``pieces`` almost equal pieces, the longer ones first."""
     return total // pieces + (np.arange(pieces) < total % pieces)
-
-
-def _cut(order: np.ndarray, counts: np.ndarray) -> list[np.ndarray]:
-    """Pieces of these lengths, one after another."""
-    return np.split(order.astype(np.int64), np.cumsum(counts)[:-1])
-
-
-def _by_owner(owner: np.ndarray, clients: int) -> list[np.ndarray]:
-    """The rows of each client in ascending order; rows of no client have owner -1."""
-    order = np.argsort(owner, kind="stable")[np.count_nonzero(owner < 0) :]
-    return _cut(order, np.bincount(owner[order], minlength=clients))
 
 
 def _choose_classes(

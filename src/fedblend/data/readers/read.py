@@ -14,7 +14,7 @@ trained on and no class that it does not know, and may all be of one class.
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple, get_args
+from typing import Any, get_args
 
 import numpy as np
 
@@ -23,6 +23,7 @@ from fedblend.data.dataset import (
     Dataset,
     Kind,
     MissingDataError,
+    Task,
     check,
     check_rows,
 )
@@ -57,33 +58,6 @@ def read(
     dataset = _with_kind(_read_raw(path, target, client, inputs), kind, path)
     check(dataset)
     return dataset
-
-
-class Task(NamedTuple):
-    """What a model is trained for: the shape of rows, and the meaning of targets."""
-
-    kind: Kind
-    outputs: int
-    """Number of scores that a model computes for a row."""
-    shape: tuple[int, ...]
-    """The shape of one row's inputs."""
-    labels: tuple[str, ...] = ()
-    """The names of the classes, by number."""
-    columns: tuple[str, ...] = ()
-    """The names of the inputs, where they are columns of a table."""
-    numbers: bool = False
-    """Whether inputs are class numbers, such as those of movies, and no quantities."""
-
-
-def task_of(dataset: Dataset) -> Task:
-    """The task of a dataset."""
-    return Task(
-        dataset.kind,
-        dataset.outputs,
-        dataset.rows[0].shape[1:],
-        dataset.label_names,
-        dataset.columns,
-    )
 
 
 def read_new_rows(
@@ -186,7 +160,6 @@ def _with_kind(raw: Raw, kind: Kind | None, path: Path) -> Dataset:
     if len(values) == 0:
         raise DataError(f"{path}: there are no rows")
     real = np.issubdtype(values.dtype, np.floating)
-    number = np.issubdtype(values.dtype, np.number) or values.dtype == bool
     notes = raw.notes
     # pandas makes real numbers of integers.
     found = np.unique(values).tolist() if values.ndim == 1 else []
@@ -196,22 +169,20 @@ def _with_kind(raw: Raw, kind: Kind | None, path: Path) -> Dataset:
             f"{path.name}: targets are {' and '.join(map(str, found))} "
             'only, and taken as two classes; kind = "regression" takes them as numbers',
         )
+    known: dict[str, Any] = {
+        "keys": raw.keys,
+        "name": path.stem,
+        "columns": raw.columns,
+        "notes": notes,
+    }
     if kind == "regression" or (kind is None and real):
-        if not number:
+        if not (np.issubdtype(values.dtype, np.number) or values.dtype == bool):
             raise DataError(
                 f"{path}: regression needs numeric targets, not {values[0]!s:.40}"
             )
         targets = values.astype(np.float32)
         width = 1 if targets.ndim == 1 else targets.shape[1]
-        return Dataset(
-            (raw.inputs, targets),
-            "regression",
-            width,
-            keys=raw.keys,
-            name=path.stem,
-            columns=raw.columns,
-            notes=notes,
-        )
+        return Dataset((raw.inputs, targets), "regression", width, **known)
     if values.ndim != 1:
         raise DataError(
             f"{path}: class targets must be one a row, not of shape {values.shape}"
@@ -227,16 +198,9 @@ def _with_kind(raw: Raw, kind: Kind | None, path: Path) -> Dataset:
     if kind == "binary" and len(names) != 2:
         raise DataError(f"{path}: binary targets need 2 classes, not {len(names)}")
     kind = kind or ("binary" if len(names) == 2 else "classes")
-    return Dataset(
-        (raw.inputs, codes.astype(np.int32)),
-        kind,
-        1 if kind == "binary" else len(names),
-        keys=raw.keys,
-        name=path.stem,
-        label_names=tuple(str(name) for name in names),
-        columns=raw.columns,
-        notes=notes,
-    )
+    outputs = 1 if kind == "binary" else len(names)
+    rows = (raw.inputs, codes.astype(np.int32))
+    return Dataset(rows, kind, outputs, label_names=tuple(map(str, names)), **known)
 
 
 def _shaped(rows: np.ndarray, task: Task, path: Path, *, flat: bool) -> np.ndarray:

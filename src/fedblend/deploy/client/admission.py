@@ -28,8 +28,8 @@ from fedblend.deploy.message import schema_hash
 from fedblend.deploy.ops.audit import Audit
 from fedblend.deploy.ops.settings import NodeSettings, load_as
 from fedblend.errors import ConfigError
-from fedblend.simulation.precision import precision
 from fedblend.transforms.local_dp import local_dp, secret_noise
+from fedblend.trees import precision
 
 if TYPE_CHECKING:
     from fedblend.data.federated import Shards

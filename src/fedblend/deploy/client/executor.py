@@ -34,9 +34,9 @@ from fedblend.deploy.contract import SPLITS, Contract, Deployment, deployment
 from fedblend.deploy.ops.settings import NodeSettings
 from fedblend.errors import ConfigError
 from fedblend.metrics import Metric
-from fedblend.simulation import aggregators, early_stopping
-from fedblend.simulation.early_stopping import HELD_OUT, Budget, Look
+from fedblend.simulation import aggregators, train_alone
 from fedblend.simulation.evaluate import evaluate_client
+from fedblend.simulation.train_alone import HELD_OUT, Budget, Look
 
 Measured = dict[str, dict[str, dict[str, float]]]
 """A measure by split, model and metric."""
@@ -232,23 +232,23 @@ class Executor:
             room = {"train": room["train"] - held_out, "validation": max(held_out, 1)}
         setup = setup._replace(splits=data.splits, capacities=room)
         trial = Executor(setup._replace(algorithm=alone.algorithm, alone=None))
-        least = early_stopping.least_rounds(alone.least)
-        looks, at, wanted = [], 0, early_stopping.looks()
+        least = train_alone.least_rounds(alone.least)
+        looks, at, wanted = [], 0, train_alone.looks()
         for number, state in trial._states_alone(params):
             if number < at:
                 continue
             values = trial._measure_alone(number, state)["validation"]
             score, second = (
-                early_stopping.score(setup.measures[name], values[name])
+                train_alone.score(setup.measures[name], values[name])
                 if name in values
                 else 0.0
                 for name in (alone.metric, "loss")
             )
             looks.append(Look(number, score, second))
             at = next(wanted)
-            if number and early_stopping.over(looks, least):
+            if number and train_alone.over(looks, least):
                 break
-        return early_stopping.chosen(looks, least, "its own rows", alone.metric)
+        return train_alone.chosen(looks, least, "its own rows", alone.metric)
 
     def _states_alone(self, params: PyTree) -> Iterator[tuple[int, PyTree]]:
         """The state after 0, 1, 2, ... rounds in which the server sends nothing."""
@@ -331,9 +331,5 @@ def _measure(algorithm: Algorithm, measures, deployed, state, shard, held, key):
     model = algorithm.personal(deployed.message, state, shard, key)
     has_shared = jax.tree.leaves(deployed.shared)
     shared = deployed.shared if has_shared else deployed.message.shared
-    found = evaluate_client(algorithm, dict(measures), model, shared, held)
-    measured = {
-        split: {name: values for name, (values, _) in models.items()}
-        for split, models in found.items()
-    }
+    measured, _ = evaluate_client(algorithm, dict(measures), model, shared, held)
     return model, measured

@@ -34,8 +34,8 @@ from fedblend.deploy.client.permissions import Permissions, Refusal
 from fedblend.deploy.client.retention import make_room
 from fedblend.deploy.message import Message, encode, one_line
 from fedblend.deploy.worker import Handler
-from fedblend.simulation.precision import precision
 from fedblend.simulation.serialize import WireError
+from fedblend.trees import precision
 
 
 class Node:

@@ -13,14 +13,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedblend.core import PyTree
-from fedblend.data.readers.read import Task, read_inputs
+from fedblend.data.dataset import Task
+from fedblend.data.readers.read import read_inputs
 from fedblend.deploy.client.state import MODEL, read_terms
 from fedblend.deploy.contract import parse_contract
 from fedblend.deploy.ops.settings import NodeSettings
 from fedblend.errors import RunError
 from fedblend.mixing import Blend, predict
-from fedblend.simulation.precision import precision
 from fedblend.simulation.serialize import WireError, as_tree, unpack
+from fedblend.trees import precision
 
 BATCH = 1024
 """Rows that are computed at once: memory does not grow with the file."""

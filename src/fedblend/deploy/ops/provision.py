@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
 
-from fedblend.config.schema.table import visible
+from fedblend.config.toml import visible
 from fedblend.deploy.ops import certificates
 from fedblend.deploy.ops.flwr_processes import environment
 from fedblend.deploy.ops.settings import (

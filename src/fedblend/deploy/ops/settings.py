@@ -21,8 +21,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from fedblend.config import toml
-from fedblend.config.errors import first_error
-from fedblend.config.schema.table import Index, Table
+from fedblend.config.schema.table import Index, Table, first_error
 from fedblend.config.schema.tables import Word
 from fedblend.errors import ConfigError, SettingError
 

@@ -13,7 +13,7 @@ from fedblend.deploy.server.run import reason_of_stop
 from fedblend.errors import RunError
 from fedblend.experiments import run_folder
 from fedblend.experiments.run_folder import Folder
-from fedblend.report.curves import shown_metrics, shown_splits
+from fedblend.report.measures import shown_metrics, shown_splits
 
 AUDIT = "audit.jsonl"
 COUNTS = ("received", "dropped", "rejected")

@@ -34,7 +34,7 @@ from fedblend.deploy.transport import Transport
 from fedblend.errors import ConfigError, RunError
 from fedblend.experiments import results, run_folder
 from fedblend.experiments.run_folder import Folder
-from fedblend.simulation.precision import precision
+from fedblend.trees import precision
 
 STOPPED = "stopped.txt"
 """Why a run stopped by itself; a server that was killed leaves no such file."""

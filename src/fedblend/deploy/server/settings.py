@@ -20,7 +20,7 @@ from fedblend.metrics import Metric
 from fedblend.simulation import aggregators
 from fedblend.simulation.engine import Engine
 from fedblend.simulation.rounds import Members, Settings
-from fedblend.simulation.spec import check_needs, weights_of
+from fedblend.simulation.sampling import client_weights
 
 
 class BelowQuorum(RuntimeError):
@@ -111,12 +111,18 @@ def rowless_engine(
     setup: ServerSetup, rules: RoundRules, federated_data: FederatedData
 ) -> tuple[Engine, np.ndarray]:
     """The simulator's functions with shapes in place of rows; the clients' weights."""
-    algorithm, clients = setup.algorithm, federated_data.clients
-    name = setup.weights or algorithm.needs.weights
+    algorithm = setup.algorithm
     reduction = aggregators.reduction(setup.reduction, setup.trim)
     lost = float(rules.quorum < 1 or rules.spare > 0)
-    check_needs(algorithm, rules.cohort, clients, lost, name, reduction)
-    weights, capacity = weights_of(name, federated_data), federated_data.train.capacity
+    weights = client_weights(
+        algorithm.needs,
+        federated_data,
+        rules.cohort,
+        weights=setup.weights,
+        dropout=lost,
+        reduction=reduction.name,
+    ).rounds
+    capacity = federated_data.train.capacity
     settings = Settings(
         build=lambda hyper: algorithm,
         capacity=capacity,

@@ -14,7 +14,7 @@ from fedblend import trees
 from fedblend.checks import COUNT, FUNCTION, gate, optional
 from fedblend.core import Key, Loss, PyTree, Shard
 from fedblend.losses import gradient
-from fedblend.shards import draw, everything
+from fedblend.shards import draw
 
 Central = Callable[[PyTree, Shard | None, Key], PyTree]
 """``central(params, rows, key)``: the gradient of f_c, or an estimate of it."""
@@ -33,9 +33,7 @@ def on_rows(loss: Loss, batch_size: int | None = None) -> Central:
     def central(params, rows, key):
         if rows is None:
             raise ValueError("central: this loss is on rows, and the server has none")
-        if batch_size is None:
-            return gradient_at(params, everything(rows))
-        if batch_size > rows.capacity:
+        if batch_size is not None and batch_size > rows.capacity:
             raise ValueError(
                 f"central: a batch of {batch_size} is larger than the server's "
                 f"{rows.capacity} rows"
@@ -50,7 +48,6 @@ def of_parameters(function: Callable[[PyTree], jax.Array]) -> Central:
     """A function of the parameters alone, such as a penalty of embeddings."""
 
     def central(params, rows, key):
-        del rows, key
         return jax.grad(function)(params)
 
     return central

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import fedblend as fb
-from fedblend.simulation.flops import client_flops
+from fedblend.simulation.communication import client_flops
 
 ROWS, INPUTS, OUTPUTS = 32, 40, 24
 rng = np.random.default_rng(0)

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 import numpy as np
 
-from fedblend.report.curves import curves, shown_metrics, shown_splits
+from fedblend.report.measures import curves, shown_metrics, shown_splits
 
 
 def test_a_curve_is_the_mean_over_seeds_with_their_range(rows):

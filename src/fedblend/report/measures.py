@@ -1,6 +1,9 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""Which clients gain by their personal model and which it harms: as a table, in words.
+"""The measures of a run: as rows and learning curves, and which clients are harmed.
+
+A row is ``Record.row()``: plain values, as in a line of ``metrics.jsonl``. Rows of
+several seeds carry ``seed``.
 
 A client is harmed if its personal model is worse for it than another model that it
 could have had: the shared one, or one that it trains alone. A client counts as harmed
@@ -8,22 +11,132 @@ only where the 95 % interval of its gain lies below zero; see ``gains``. With se
 seeds values are means over them, and intervals are those of the means.
 """
 
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from fedblend.gains import Evidence, Gain, GainSummary, gain_summary
-from fedblend.report.curves import (
-    MODELS,
-    Row,
-    shown_metrics,
-    shown_splits,
-    training_alone,
-)
 from fedblend.simulation.result import Results
 
+MODELS = ("shared", "local", "personal")
+"""The models of a client, in the order of tables and legends."""
+MAIN = ("accuracy", "mse", "recall", "auc")
+"""The metric of a task to show first, besides its loss."""
+HELD_OUT = ("test", "validation")
+"""The splits worth a figure; training rows only where nothing was held out."""
 WORSE_THAN = {"local": "alone", "shared": "with the shared model"}
 OTHERS = {"local": "training alone", "shared": "the shared model"}
+
+Row = dict[str, Any]
+
+
+class Curve(NamedTuple):
+    """The mean over clients of one model by round; low and high are over seeds."""
+
+    rounds: np.ndarray
+    bits: np.ndarray
+    mean: np.ndarray
+    low: np.ndarray
+    high: np.ndarray
+
+
+def rows_of(run: Results, seeds: Sequence[int] | None = None) -> list[Row]:
+    """The records of a run as rows, with how long the clients trained alone.
+
+    Args:
+        run: a run of one replica or of several.
+        seeds: the seed of each replica; 0, 1, ... if None.
+    """
+    alone = {} if run.alone is None else {"alone": run.alone}
+    rows = []
+    for record in run.records:
+        replicas = [record] if run.replicas is None else record
+        for seed, one in zip(seeds or range(len(replicas)), replicas, strict=True):
+            rows.append({"seed": seed, **one.row(), **alone})
+    return rows
+
+
+def shown_splits(rows: Sequence[Row]) -> list[str]:
+    """The held-out splits that were measured, or else all that were."""
+    measured = rows[-1]["measures"] if rows else {}
+    return [name for name in HELD_OUT if name in measured] or list(measured)
+
+
+def shown_metrics(rows: Sequence[Row], split: str) -> list[str]:
+    """The main metric of a split, then the loss."""
+    return in_order(next(iter(rows[-1]["measures"][split].values()), {}))
+
+
+def in_order(metrics: Iterable[str]) -> list[str]:
+    """The main one of these metrics, then the loss.
+
+    >>> in_order(["loss", "auc", "recall@5"])
+    ['recall@5', 'loss']
+    """
+    found = list(metrics)
+    others = [name for name in found if name != "loss"]
+    kinds = {name: name.partition("@")[0] for name in others}
+    order = [*MAIN, *kinds.values()]
+    others.sort(key=lambda name: order.index(kinds[name]))
+    return others[:1] + (["loss"] if "loss" in found else [])
+
+
+def curves(rows: Sequence[Row], split: str, metric: str) -> dict[str, Curve]:
+    """The curve of each model that was measured, over the rounds all seeds have."""
+    seeds: dict[Any, dict[int, Row]] = {}
+    for row in rows:
+        seeds.setdefault(row.get("seed"), {})[row["round"]] = row
+    rounds = sorted(set.intersection(*(set(known) for known in seeds.values())))
+    table = [[known[number] for known in seeds.values()] for number in rounds]
+    bits = [np.mean([row["bits_up"] + row["bits_down"] for row in at]) for at in table]
+    found = {}
+    for model in MODELS:
+        if model not in rows[-1]["measures"].get(split, {}):
+            continue
+        path = ("measures", split, model, metric, "mean")
+        values = np.array([[value_at(row, *path) for row in at] for at in table])
+        over_seeds = values.mean(axis=1), values.min(axis=1), values.max(axis=1)
+        found[model] = Curve(np.array(rounds), np.array(bits), *over_seeds)
+    return found
+
+
+def value_at(row: Mapping[str, Any], *path: str) -> float:
+    """A number deep inside a row or a summary; NaN where it is missing or null."""
+    value: Any = row
+    for name in path:
+        value = value.get(name, {})
+    return float("nan") if value in ({}, None) else float(value)
+
+
+def rounds_alone(alone: Mapping[str, Any] | None) -> str:
+    """How long the clients trained alone, for a legend.
+
+    >>> rounds_alone({"rounds": 290}), rounds_alone({"rounds": None})
+    ('290 rounds', 'own best round')
+    """
+    if alone is None:
+        return ""
+    rounds = alone["rounds"]
+    if rounds is None:
+        return "own best round"
+    return f"{rounds} round{'' if rounds == 1 else 's'}"
+
+
+def training_alone(alone: Mapping[str, Any]) -> str:
+    """How long the clients trained alone, and how that number was chosen.
+
+    >>> training_alone({"rounds": 290, "chosen_on": "validation rows",
+    ...                 "metric": "accuracy", "tried": 600})
+    '290 rounds, the best of 600 tried for accuracy on validation rows'
+    """
+    rows = alone.get("chosen_on")
+    if rows is None:
+        return f"{rounds_alone(alone)}, as asked"
+    if alone["rounds"] is None:
+        return f"every client's own best round for {alone['metric']} on {rows}"
+    best = f"the best of {alone['tried']} tried"
+    return f"{rounds_alone(alone)}, {best} for {alone['metric']} on {rows}"
 
 
 class Comparison(NamedTuple):
@@ -80,21 +193,22 @@ def compare_run(
 
     Args:
         run: a completed run.
-        rows: its rows, see ``curves.rows_of``.
+        rows: its rows, see ``rows_of``.
         alpha: the mixing weight of each measured client, by seed where there are
             several.
     """
-    for split in shown_splits(rows)[:1]:
-        found = compared(run.evidence, split, shown_metrics(rows, split)[0])
-        if found is None:
-            continue
-        ids, data = run.measured_ids, run.federated_data
-        if alpha is not None:
-            alpha = np.asarray(alpha, np.float64).reshape(len(ids), -1).mean(axis=1)
-        names = [data.name(int(client)) for client in ids]
-        test = data.splits[split].counts[ids]
-        return found, Clients(ids, names, data.train.counts[ids], test, alpha)
-    return None
+    splits = shown_splits(rows)
+    if not splits:
+        return None
+    found = compared(run.evidence, splits[0], shown_metrics(rows, splits[0])[0])
+    if found is None:
+        return None
+    ids, data = run.measured_ids, run.federated_data
+    if alpha is not None:
+        alpha = np.asarray(alpha, np.float64).reshape(len(ids), -1).mean(axis=1)
+    names = [data.name(int(client)) for client in ids]
+    test = data.splits[found.split].counts[ids]
+    return found, Clients(ids, names, data.train.counts[ids], test, alpha)
 
 
 def harm_rows(found: Comparison, clients: Clients) -> list[dict[str, Any]]:
@@ -148,22 +262,16 @@ def harm_columns(run: Results, found: Comparison) -> dict[str, np.ndarray]:
 
     Arrays over the measured clients, and over seeds where there are several.
     """
-    gains = [
-        run.evidence.of_replica(replica).gain(
-            found.split, found.metric, found.reference
-        )
-        for replica in range(len(run.evidence.measured))
-    ]
+    asked = found.split, found.metric, found.reference
+    replicas = range(len(run.evidence.measured))
+    gains = [run.evidence.of_replica(replica).gain(*asked) for replica in replicas]
+    unknown = [np.isnan(gain.value) & ~gain.not_finite for gain in gains]
     columns = {
         "gain_low": [gain.low for gain in gains],
         "gain_high": [gain.high for gain in gains],
         "harmed": [
-            np.where(
-                ~np.isnan(gain.value) | gain.not_finite,
-                gain.harmed | gain.not_finite,
-                np.nan,
-            )
-            for gain in gains
+            np.where(nothing, np.nan, gain.harmed | gain.not_finite)
+            for gain, nothing in zip(gains, unknown, strict=True)
         ],
     }
     return {

@@ -12,9 +12,10 @@ import pytest
 import fedblend as fb
 from fedblend.data.federated import rows_held_out
 from fedblend.deploy.client.executor import Alone, ClientSetup, Executor
-from fedblend.simulation import early_stopping, train_alone
-from fedblend.simulation.early_stopping import Budget, Look
-from fedblend.simulation.spec import RunSpec
+from fedblend.simulation import train_alone
+from fedblend.simulation.result import Budget
+from fedblend.simulation.simulate import RunSpec
+from fedblend.simulation.train_alone import Look
 
 KEY = jax.random.key(0)
 MEAN_LOSS = fb.metrics.mean_loss(lambda params, rows: rows)
@@ -22,15 +23,15 @@ MEAN_LOSS = fb.metrics.mean_loss(lambda params, rows: rows)
 
 def seen(curve, until):
     """Looks at a curve, a function of the round, as far as it is trained."""
-    rounds = [0, *takewhile(lambda at: at <= until, early_stopping.looks())]
+    rounds = [0, *takewhile(lambda at: at <= until, train_alone.looks())]
     return [Look(at, curve(at)) for at in rounds]
 
 
 def stopped(curve, least):
     """Where training by this curve ends."""
-    for at in early_stopping.looks():
+    for at in train_alone.looks():
         looks = seen(curve, at)
-        if early_stopping.over(looks, least):
+        if train_alone.over(looks, least):
             return looks
     raise AssertionError
 
@@ -39,13 +40,13 @@ def test_a_slow_start_is_no_end():
     # As on femnist: nothing for some rounds, then most of it, then a little.
     looks = stopped(lambda at: 0.07 + 0.53 * at**2 / (40**2 + at**2), 100)
     assert 200 < looks[-1].round < 2000
-    assert early_stopping.best_of(looks).score == pytest.approx(0.6, abs=0.01)
-    assert early_stopping.settled(looks, 100)
+    assert train_alone.best_of(looks).score == pytest.approx(0.6, abs=0.01)
+    assert train_alone.settled(looks, 100)
 
 
 def test_what_gets_worse_again_is_taken_where_it_was_best():
     looks = stopped(lambda at: -abs(math.log((at + 1) / 9)), 50)
-    assert early_stopping.chosen(looks, 50, "rows", "loss") == Budget(
+    assert train_alone.chosen(looks, 50, "rows", "loss") == Budget(
         8, "rows", "loss", looks[-1].round, False
     )
     assert 50 <= looks[-1].round < 65
@@ -55,19 +56,19 @@ def test_what_improves_for_ever_is_cut_short_and_said_so():
     looks = stopped(lambda at: float(at), 20)
     last = looks[-1].round
     assert 400 <= last < 500
-    assert early_stopping.chosen(looks, 20, "rows", "mse") == Budget(
+    assert train_alone.chosen(looks, 20, "rows", "mse") == Budget(
         last, "rows", "mse", last, True
     )
 
 
 def test_without_rows_that_say_anything_it_is_the_least():
-    looks = stopped(lambda at: early_stopping.score(MEAN_LOSS, math.nan), 30)
-    assert early_stopping.chosen(looks, 30, "rows", "loss") == Budget(30)
+    looks = stopped(lambda at: train_alone.score(MEAN_LOSS, math.nan), 30)
+    assert train_alone.chosen(looks, 30, "rows", "loss") == Budget(30)
 
 
 def test_equal_scores_are_decided_by_the_second_then_by_the_first_round():
     looks = [Look(0, 1.0, -3.0), Look(1, 1.0, -2.0), Look(2, 1.0, -2.0)]
-    assert early_stopping.best_of(looks).round == 1
+    assert train_alone.best_of(looks).round == 1
 
 
 MODEL = fb.models.build("softmax", (8, 8, 1), 10)
@@ -149,7 +150,7 @@ def test_a_node_chooses_as_the_simulator_does_for_it_alone(validation):
 
 def test_a_nodes_room_is_that_of_the_simulator():
     counts = np.arange(1, 200)
-    kept = counts - [rows_held_out(int(n), early_stopping.HELD_OUT) for n in counts]
+    kept = counts - [rows_held_out(int(n), train_alone.HELD_OUT) for n in counts]
     assert (np.diff(kept) >= 0).all()
 
 

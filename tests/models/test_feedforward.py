@@ -9,8 +9,7 @@ import pytest
 from jax import lax
 from jax.test_util import check_grads
 
-from fedblend.models.cnn import cnn
-from fedblend.models.layers import Kernel, convolve, pool
+from fedblend.models.feedforward import Kernel, cnn, convolve, pool
 
 RNG = np.random.default_rng(0)
 

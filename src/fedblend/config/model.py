@@ -1,0 +1,277 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""The model of a configuration: its loss, its measures, its constants and their step.
+
+Constants of f_i are known for models that are linear in their inputs, with the losses
+of logistic regression, softmax regression and least squares. ``rate = "theory"`` and
+plans rest on theorems about plain gradient descent in which everybody takes part.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from fedblend import losses, metrics, models
+from fedblend.config.config import Config
+from fedblend.config.schema.tables import Compress, ModelChoice
+from fedblend.config.toml import literal
+from fedblend.core import Loss
+from fedblend.data.dataset import Task
+from fedblend.data.federated import FederatedData
+from fedblend.errors import ConfigError
+from fedblend.mixing import Apply
+from fedblend.theory import constants, steps
+from fedblend.theory.constants import Smoothness, mu_alpha
+from fedblend.theory.plan import DGD, Solver
+
+_LOSSES = {
+    "classes": "cross_entropy",
+    "binary": "logistic",
+    "regression": "squared_error",
+    "sequence": "sequence_cross_entropy",
+    "tags": "multilabel",
+}
+_KINDS = {
+    "cross_entropy": ("classes", "binary"),
+    "logistic": ("binary",),
+    "squared_error": ("regression",),
+    "sequence_cross_entropy": ("sequence",),
+    "multilabel": ("tags",),
+    "hinge": ("classes",),
+}
+_OWN_LOSSES = {"dual_encoder": "hinge"}
+"""Of models that have a loss of their own."""
+_METRICS = {
+    "accuracy": ("classes", "binary", "sequence"),
+    "auc": ("binary",),
+    "mse": ("regression",),
+    "recall": ("classes", "tags"),
+}
+LINEAR = ("softmax", "logistic")
+"""Models that are linear in their inputs."""
+_BY_LOSS = {
+    "logistic": constants.logistic,
+    "cross_entropy": constants.softmax,
+    "squared_error": constants.least_squares,
+}
+
+
+def loss_name(config: Config, task: Task) -> str:
+    """The loss of ``[model]``, or the usual one of the task."""
+    own = _OWN_LOSSES.get(config.model.name, _LOSSES[task.kind])
+    return config.model.loss or own
+
+
+def losses_of(config: Config, name: str, apply: Apply) -> tuple[Loss, Loss]:
+    """The loss of that name as it is measured, and with the l2 term, as trained on."""
+    if name == "hinge":
+        plain = models.dual_encoder_loss()
+    else:
+        plain = getattr(losses, name)(apply)
+    return plain, losses.l2(plain, config.model.l2) if config.model.l2 else plain
+
+
+def model_of(config: Config, task: Task, loss: str) -> models.Model:
+    """The model of a configuration, for the task; ``loss`` is the name of its loss."""
+    choice = config.model
+    if task.kind not in _KINDS[loss]:
+        raise ConfigError(
+            f'model.loss: "{loss}" is not for {task.kind} targets; it needs '
+            f"{' or '.join(_KINDS[loss])}"
+        )
+    options = choice.model_dump(exclude={"name", "l2", "loss"})
+    name = config.model.name
+    if name == "logistic" and task.kind == "regression" and choice.loss is None:
+        raise ConfigError(
+            'model.name: "logistic" is for two classes, and the targets are real '
+            'numbers; data.kind = "binary" takes two numbers as classes, model.loss = '
+            '"squared_error" makes it a linear model'
+        )
+    if loss == "hinge" and name != "dual_encoder":
+        raise ConfigError(f"model.loss: \"hinge\" is dual_encoder's, not {name}'s")
+    if (name == "char_rnn") != (task.kind == "sequence"):
+        kind = "sequences" if name == "char_rnn" else "single rows"
+        raise ConfigError(
+            f'model.name: "{name}" is for {kind}, not for {task.kind} targets'
+        )
+    binary = task.kind == "binary"
+    if binary and name == "logistic" and loss == "cross_entropy":
+        raise ConfigError(
+            'model.loss: "cross_entropy" needs a score for each class, and logistic '
+            "has a single one"
+        )
+    outputs = 2 if binary and loss == "cross_entropy" else task.outputs
+    try:
+        return models.build(
+            name,
+            task.shape,
+            outputs,
+            **options,
+            dtype=jnp.dtype(config.run.precision),
+        )
+    except ValueError as error:
+        raise ConfigError(f"model: {error}") from None
+
+
+def measures_of(
+    config: Config, task: Task, loss: Loss, apply: Apply
+) -> Mapping[str, metrics.Metric]:
+    """The metrics of ``[measure]``, or the usual ones; loss is without the l2 term."""
+    names = config.measure.metrics
+    if names is None:
+        return metrics.standard(task.kind, loss, apply)
+    builders: dict[str, Callable] = {
+        "accuracy": metrics.next_token_accuracy
+        if task.kind == "sequence"
+        else metrics.accuracy,
+        "auc": metrics.auc,
+        "mse": metrics.mean_squared_error,
+    }
+    chosen = {}
+    for place, name in enumerate(names):
+        word, _, number = name.partition("@")
+        key = f'measure.metrics.{place}: "{name}"'
+        if task.kind not in _METRICS.get(word, (task.kind,)):
+            raise ConfigError(
+                f"{key} is not for {task.kind} targets; it needs "
+                f"{' or '.join(_METRICS[word])}"
+            )
+        if number and int(number) > task.outputs:
+            raise ConfigError(f"{key}: there are only {task.outputs} classes")
+        if word == "loss":
+            chosen[name] = metrics.mean_loss(loss)
+        elif number:
+            chosen[name] = metrics.recall_at(apply, int(number))
+        else:
+            chosen[name] = builders[word](apply)
+    return chosen
+
+
+def smoothness(
+    choice: ModelChoice, loss: str, federated_data: FederatedData
+) -> Smoothness | None:
+    """L_i and mu_i of every client, or None where they are not known.
+
+    Args:
+        choice: the table ``[model]``.
+        loss: the name of the loss.
+        federated_data: the clients' rows.
+    """
+    if not has_constants(choice, loss):
+        return None
+    return _BY_LOSS[loss](federated_data, choice.l2, choice.model_dump()["intercept"])
+
+
+def has_constants(choice: ModelChoice, loss: str) -> bool:
+    """Whether theory has constants for a model and the loss of that name."""
+    return choice.name in LINEAR and loss in _BY_LOSS
+
+
+def require_known(known: Smoothness | None, where: str) -> Smoothness:
+    """Refuse a model whose constants are not known; ``where`` they are needed."""
+    if known is None:
+        raise ConfigError(
+            f"{where}: needs constants L_i, which theory has for the models "
+            f"{' and '.join(LINEAR)} with the losses {', '.join(_BY_LOSS)} only"
+        )
+    return known
+
+
+def require_assumptions(config: Config, clients: int | None = None) -> None:
+    """Refuse what the theorems are not about; ``clients`` once they are known."""
+    options: Any = config.algorithm
+    run = config.run
+    cohort = None if run.cohort == clients else run.cohort
+    for key, value, allowed in (
+        ("algorithm.batch_size", options.batch_size, ("all",)),
+        ("algorithm.optimizer", options.optimizer, (None,)),
+        ("algorithm.schedule", options.schedule, (None,)),
+        ("algorithm.server", options.server, (None,)),
+        ("algorithm.mix", options.mix, ("parameters",)),
+        ("run.cohort", cohort if clients else None, (None,)),
+        ("populations", config.populations, (None,)),
+        ("run.weights", run.weights, ("uniform", None)),
+        ("run.dropout", run.dropout, (0.0,)),
+        ("run.reduction", run.reduction, ("mean",)),
+    ):
+        if value not in allowed:
+            shown = literal(value) if isinstance(value, str | int | float) else "given"
+            wanted = "nothing" if allowed[0] is None else literal(allowed[0])
+            raise ConfigError(f"{key}: is {shown}; theory needs {wanted} there")
+
+
+def solver(table: Compress | None, dim: int, clients: int) -> Solver:
+    """What ``[compress]`` makes of gradient descent, in the words of theory.
+
+    Args:
+        table: the table, None without compression.
+        dim: parameters of the model.
+        clients: how many there are.
+
+    Raises:
+        ConfigError: theory has no step for it.
+    """
+    if table is None:
+        return DGD
+    chosen = table.compressor.make({})
+    if table.how == "ef21" or chosen.omega is None:
+        what = "ef21" if table.how == "ef21" else f"{chosen.name}, which is biased"
+        key = "how" if table.how == "ef21" else "compressor"
+        raise ConfigError(
+            f"compress.{key}: theory has no step for {what}; it needs an unbiased "
+            'compressor under "diana" or "plain"'
+        )
+    omega = chosen.omega(dim)
+    if table.how == "plain":
+        return Solver("dcgd", omega)
+    rate = None if table.rate is None else np.asarray(table.rate)
+    try:
+        steps.memory_rates(omega, clients, rate)
+    except ValueError as error:
+        reason = str(error).partition(": ")[2]
+        raise ConfigError(f"compress.rate: {reason}") from None
+    return Solver("diana", omega, rate)
+
+
+def step(way: Solver, alpha: Any, known: Smoothness) -> float:
+    """The step that theory allows a solver, a quarter of it without strong convexity.
+
+    Args:
+        way: the solver.
+        alpha: the weight of the shared model, a number or one for every client.
+        known: the constants of all clients.
+    """
+    flat = "" if mu_alpha(alpha, known) > 0 else "_convex"
+    if way.name == "diana":
+        rule = getattr(steps, f"diana{flat}")
+        return rule(alpha, known, way.omega, way.memory_rate)
+    if way.name == "dcgd":
+        return getattr(steps, f"dcgd{flat}")(alpha, known, way.omega)
+    return steps.dgd(alpha, known)
+
+
+def with_rates(
+    config: Config,
+    known: Smoothness | None,
+    dim: int,
+    rates: Sequence[Any] | None = None,
+) -> tuple[Any, Any]:
+    """The options with ``rate = "theory"`` as a number, and those of training alone.
+
+    Alone it is ``1/max L_i``: the step of FLIX grows like 1/alpha^2, which is right for
+    the mixture and far too long for a model by itself. ``rates`` are both, where they
+    are known.
+    """
+    options: Any = config.algorithm
+    if options.rate != "theory":
+        return options, options
+    if rates is None:
+        known = require_known(known, 'algorithm.rate: "theory"')
+        clients = len(known.smooth)
+        require_assumptions(config, clients)
+        way = solver(config.compress, dim, clients)
+        together = step(way, np.asarray(options.alpha), known)
+        rates = together, 1 / float(known.smooth.max())
+    return tuple(options.model_copy(update={"rate": rates[place]}) for place in (0, 1))
