@@ -76,6 +76,10 @@ REFUSED = {
     "one row, many steps": (algorithm(batch_size=1, steps=99), "accept.min_batch_rows"),
     "one step": (algorithm(steps=1), "accept.min_round_rows"),
     "one client's steps": (algorithm(steps=[1, 9]), "accept.min_round_rows"),
+    "steps of no length": (
+        algorithm(schedule={"name": "exponential", "unit": "step", "decay": 1e-9}),
+        "accept.min_round_rows",
+    ),
     "a last batch of one row": (
         algorithm(steps=None, epochs=1, batch_size=39),
         "accept.min_batch_rows",
@@ -117,6 +121,10 @@ REFUSED = {
         "limits.parameters",
     ),
     "a deep model": ({"model": {"name": "mlp", "hidden": [1] * 3000}}, "limits.layers"),
+    "a huge compressor": (
+        {"compress": {"compressor": {"name": "rand_k", "k": 2**31 - 1}}},
+        "limits.parameters",
+    ),
     "many clients": ({"data": {"clients": 2**31 - 1}}, "limits.clients"),
     "too much work": (
         algorithm(steps=10_000, batch_size=99_999)

@@ -19,7 +19,7 @@ import dataclasses
 import hashlib
 import json
 import time
-from math import erfc, exp, inf, sqrt
+from math import erfc, exp, inf, log, pi, sqrt
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -223,8 +223,8 @@ def epsilon(squared: float, delta: float) -> float:
     mu = sqrt(squared)
 
     def failure(bound: float) -> float:
-        first, second = (_above(bound / mu + side * mu / 2) for side in (-1, 1))
-        return first - (exp(bound) * second if bound < 700 else 0.0)
+        first, second = (_log_above(bound / mu + side * mu / 2) for side in (-1, 1))
+        return exp(first) - exp(bound + second)
 
     low, high = 0.0, 1.0
     while failure(high) > delta:
@@ -235,9 +235,14 @@ def epsilon(squared: float, delta: float) -> float:
     return high
 
 
-def _above(at: float) -> float:
-    """The chance that a standard normal number is larger."""
-    return erfc(at / sqrt(2)) / 2
+def _log_above(at: float) -> float:
+    """The logarithm of the chance that a standard normal number is larger.
+
+    Far out it is a lower bound that is right to 1 / at^2: epsilon is never too small.
+    """
+    if at < 30:
+        return log(erfc(at / sqrt(2)) / 2)
+    return -at * at / 2 - log(at + 1 / at) - log(2 * pi) / 2
 
 
 def _added(total: float, open: int, squared: float, number: int) -> tuple[float, int]:

@@ -19,6 +19,7 @@ from fedblend.config.schema.table import Table
 from fedblend.deploy.client.policy import Accept, Limits, refusal_line
 from fedblend.deploy.contract import Contract
 from fedblend.local import MOST_ORDERED
+from fedblend.simulation import train_alone
 
 REPEATED = (
     *("steps", "epochs", "inner_steps", "head_steps", "adapt_steps"),
@@ -42,6 +43,11 @@ def too_large(limits: Limits, contract: Contract) -> str | None:
         )
         if value > most:
             return refusal_line(f"limits.{key}", where, value, f"at most {most}")
+    compress = () if config.compress is None else _numbers(config.compress, "compress")
+    for where, value in compress:
+        if value > limits.parameters:
+            allowed = f"at most {limits.parameters}"
+            return refusal_line("limits.parameters", where, value, allowed)
     layers = max(map(_length, dict(config.model).values()))
     layers = max(
         layers, _length(contract.nodes.shape), getattr(config.model, "layers", 0)
@@ -74,11 +80,11 @@ def terms_too_large(
         return refusal_line(
             "limits.capacity_rows", "capacities", capacity, f"at most {most}"
         )
-    cost, budget = operations(contract, capacity), limits.operations
-    if cost > budget:
-        return refusal_line(
-            "limits.operations", "a round", f"{cost:.1e}", f"at most {budget:.1e}"
-        )
+    cost, allowed = operations(contract, capacity), f"at most {limits.operations:.1e}"
+    alone = cost * _rounds_alone(contract.config)
+    for where, found in (("a round", cost), ("training alone", alone)):
+        if found > limits.operations:
+            return refusal_line("limits.operations", where, f"{found:.1e}", allowed)
     memory = _memory(contract, sizes) / 1e9
     if memory > limits.memory_gb:
         return refusal_line(
@@ -102,6 +108,8 @@ def too_small(accept: Accept, config: Config) -> str | None:
         if size is None or work.steps is None:
             continue
         fewest = min(work.steps) if isinstance(work.steps, list) else work.steps
+        if work.schedule is not None and work.schedule.unit == "step":
+            fewest = 1  # a rate that falls at once leaves nothing of later steps
         if fewest * size < whole:
             return refusal_line(
                 "accept.min_round_rows",
@@ -171,6 +179,14 @@ def operations(contract: Contract, capacity: int) -> float:
 def parts_of(config: Config) -> dict[str, float]:
     """The fractions of training rows that the algorithm sets apart, by key."""
     return {key: part for key, part in _parts(config.algorithm, "algorithm") if part}
+
+
+def _rounds_alone(config: Config) -> int:
+    """Rounds that a node trains alone for comparison, at most."""
+    local = config.measure.local
+    if local is True:
+        return train_alone.MOST * train_alone.least_rounds(config.run.rounds)
+    return int(local)
 
 
 def _memory(contract: Contract, capacities: list[int]) -> float:
