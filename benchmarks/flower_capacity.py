@@ -149,7 +149,7 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as place:
             folder = Path(place)
             named = {f"node{number}": rows(number) for number in range(nodes)}
-            with local_cluster(folder / "lab", named) as made:
+            with local_cluster(folder / "lab", named, supernodes=True) as made:
                 for size in map(float, sizes):
                     out = folder / f"out{size:g}"
                     print(measured(made, out, nodes, size), flush=True)

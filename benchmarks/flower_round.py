@@ -1,10 +1,14 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""What a round on Flower costs with fedblend, beside bare Flower with the same bytes.
+"""What a round costs on Flower: bare, with fedblend's carrier, and with Flower's app.
 
-Four nodes on loopback with keys and TLS, one link, a model of about 1 MB. Bare Flower
-sends as many bytes to every node and back, with the same waiting; fedblend trains,
-keeps states on disk and writes its books. ``python benchmarks/flower_round.py``
+Four nodes on loopback with keys and TLS. Bare Flower sends as many bytes to every node
+and back with its own ``send_and_receive``; fedblend trains, keeps states on disk and
+writes its checkpoint. Two federations are up at the same time, one with SuperNodes and
+one with carriers, and the three take turns, because other programs may use the machine.
+
+``python benchmarks/flower_round.py [TURNS] [--large]``: the model is tiny, or about
+1 MB.
 """
 
 import json
@@ -23,28 +27,31 @@ from fedblend.deploy.ops.local_cluster import local_cluster
 from fedblend.deploy.ops.submit import open_folder, run_experiment
 from fedblend.experiments.run_folder import Folder, read_rows
 
-NODES, ROUNDS, WIDTH, HIDDEN = 4, 8, 784, 300
-BYTES = 4 * (WIDTH * HIDDEN + HIDDEN + HIDDEN * 10 + 10)
+NODES, ROUNDS = 4, 8
+SIZES = {"tiny": (8, 4), "large": (784, 300)}
+"""Inputs and hidden units of the model."""
+BAR = 0.6
+"""Of bare Flower's round, the most that ours may take with the carrier."""
 
-CONFIG = f"""
+CONFIG = """
 version = 1
 name = "round"
 [data]
 partition = "nodes"
-clients = {NODES}
+clients = {nodes}
 kind = "classes"
 classes = 10
-shape = [{WIDTH}]
+shape = [{width}]
 [model]
 name = "mlp"
-hidden = [{HIDDEN}]
+hidden = [{hidden}]
 [algorithm]
 name = "fedavg"
 rate = 0.1
 steps = 1
 batch_size = 20
 [run]
-rounds = {ROUNDS}
+rounds = {rounds}
 every = 1
 [measure]
 local = false
@@ -103,32 +110,31 @@ def main(grid, context):
             )
             for node in grid.get_node_ids()
         ]
-        waiting = set(grid.push_messages(messages))
-        while waiting:
-            for reply in grid.pull_messages(list(waiting)):
-                waiting.discard(reply.metadata.reply_to_message_id)
-            if waiting:
-                time.sleep(0.2)
+        replies = list(grid.send_and_receive(messages))
+        assert len(replies) == config["nodes"]
+        assert not any(reply.has_error() for reply in replies)
         seconds.append(time.perf_counter() - begun)
     with open(config["out"], "w") as file:
         json.dump(seconds, file)
 """
 
 
-def rows(seed):
+def rows(seed, width):
     rng = np.random.default_rng(seed)
-    inputs = rng.normal(size=(200, WIDTH)).astype(np.float32)
+    inputs = rng.normal(size=(200, width)).astype(np.float32)
     return {"inputs": inputs, "targets": rng.integers(0, 10, 200)}
 
 
-def bare(made, folder):
+def bare(made, folder, size):
     """Seconds of each round of bare Flower."""
     (folder / "bare").mkdir(parents=True)
     (folder / "pyproject.toml").write_text(PYPROJECT)
     for name, text in (("__init__", ""), ("client", CLIENT), ("server", SERVER)):
         (folder / "bare" / f"{name}.py").write_text(text)
     out = folder / "seconds.json"
-    config = f'out="{out}" rounds={ROUNDS} size={BYTES} nodes={NODES}'
+    width, hidden = SIZES[size]
+    sent = 4 * (width * hidden + hidden + hidden * 10 + 10)
+    config = f'out="{out}" rounds={ROUNDS} size={sent} nodes={NODES}'
     arguments = ("run", str(folder), flwr_processes.CONNECTION, "--run-config", config)
     flwr_processes.call(made.settings, *arguments)
     flwr_processes.wait_until(out.exists, 900, "bare Flower", every=1.0)
@@ -136,34 +142,53 @@ def bare(made, folder):
     return json.loads(out.read_text())
 
 
-def ours(made, out):
+def ours(made, out, size):
     """Seconds of each round of fedblend, measuring left out."""
-    config = check(toml.parse(CONFIG, "benchmark"), "benchmark")
+    width, hidden = SIZES[size]
+    text = CONFIG.format(nodes=NODES, width=width, hidden=hidden, rounds=ROUNDS)
+    config = check(toml.parse(text, "benchmark"), "benchmark")
     open_folder(out, config, made.settings, resume=False)
     run_experiment(made.settings, out)
     return [row["seconds"] for row in read_rows(Folder(out)) if row["rounds"]]
 
 
 def main():
+    arguments = [word for word in sys.argv[1:] if word != "--large"]
+    turns = int(arguments[0]) if arguments else 2
+    size = "large" if "--large" in sys.argv else "tiny"
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
-        named = {f"node{number}": rows(number) for number in range(NODES)}
-        with local_cluster(folder / "lab", named, log=print) as made:
-            turns = [
-                (bare(made, folder / f"bare{turn}"), ours(made, folder / f"out{turn}"))
-                for turn in range(int(sys.argv[1]) if len(sys.argv) > 1 else 2)
-            ]
-    # The first round compiles, or starts what is started once.
-    plain = [s for one, _ in turns for s in one[1:]]
-    with_us = [s for _, one in turns for s in one[1:]]
-    first = [one[0] for _, one in turns]
-    print(f"{NODES} nodes, {BYTES / 1e6:.2f} MB each way, {len(plain)} rounds each")
-    for name, seconds in (("bare Flower", plain), ("fedblend", with_us)):
-        middle = statistics.median(seconds)
-        print(f"{name}: {middle:.2f} s ({min(seconds):.2f} to {max(seconds):.2f})")
-    print(f"fedblend's first rounds: {', '.join(f'{s:.2f} s' for s in first)}")
-    more = statistics.median(with_us) - statistics.median(plain)
-    print(f"more than bare Flower: {more:+.2f} s a round")
+        named = {f"node{n}": rows(n, SIZES[size][0]) for n in range(NODES)}
+        found = {"bare Flower": [], "carrier": [], "Flower's app": []}
+        with (
+            local_cluster(folder / "own", named, log=print) as own,
+            local_cluster(folder / "flwr", named, supernodes=True, log=print) as flwr,
+        ):
+            for turn in range(turns):
+                for name, seconds in (
+                    ("bare Flower", bare(flwr, folder / f"bare{turn}", size)),
+                    ("carrier", ours(own, folder / f"own{turn}", size)),
+                    ("Flower's app", ours(flwr, folder / f"app{turn}", size)),
+                ):
+                    # The first round compiles, or starts what is started once.
+                    found[name] += seconds[1:]
+                    shown = ", ".join(f"{second:.2f}" for second in seconds)
+                    print(f"turn {turn + 1}, {name}: {shown} s", flush=True)
+    report(size, found)
+
+
+def report(size, found):
+    """Medians, and what they are of bare Flower's."""
+    middle = {name: statistics.median(seconds) for name, seconds in found.items()}
+    print(f"{NODES} nodes, {size} model, {len(found['carrier'])} rounds each")
+    for name, seconds in found.items():
+        share = middle[name] / middle["bare Flower"]
+        print(
+            f"{name}: median {middle[name]:.2f} s ({min(seconds):.2f} to "
+            f"{max(seconds):.2f}), {share:.2f} of bare Flower"
+        )
+    held = middle["carrier"] <= BAR * middle["bare Flower"]
+    print(f"at most {BAR} of bare Flower with the carrier: {'yes' if held else 'no'}")
 
 
 if __name__ == "__main__":

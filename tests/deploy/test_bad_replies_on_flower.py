@@ -80,7 +80,7 @@ def test_what_is_wrong_is_named_and_left_out(tmp_path):
     out, homes = tmp_path / "out", [tmp_path / "lab" / "nodes" / n for n in NAMES]
     config = check(toml.parse(CONFIG, "test"), "test")
     with (
-        local_cluster(tmp_path / "lab", rows, policy=POLICY) as made,
+        local_cluster(tmp_path / "lab", rows, policy=POLICY, supernodes=True) as made,
         lying(homes[LIAR], made.node(NAMES[LIAR])),
     ):
         open_folder(out, config, made.settings, resume=False)

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -27,7 +28,7 @@ from fedblend.deploy.ops.local_cluster import processes_of
 from fedblend.deploy.ops.provision import provision
 from fedblend.deploy.ops.settings import ServerSettings, load_as
 from fedblend.deploy.ops.submit import open_folder, run_experiment
-from fedblend.deploy.server.checkpoint import read_progress
+from fedblend.deploy.server.experiment import read_progress
 from fedblend.errors import RunError
 from fedblend.simulation.serialize import unpack
 
@@ -35,13 +36,17 @@ pytestmark = pytest.mark.slow
 
 NAMES = ("ada", "ben", "cyn")
 ROUNDS = 6
-TARGETS = {
+CARRIER = {
     "server app": "flwr-serverapp",
     "link": "flower-superlink",
-    "node": "flower-supernode",
+    "node": "--once",
+}
+SUPERNODE = {
+    "supernode": "flower-supernode",
     "client app": "flwr-clientapp",
     "worker": "federation worker",
 }
+"""What the command of a process says: with our carrier, and on Flower's own path."""
 CONFIG = (
     apfl_on_nodes("killed", len(NAMES), ROUNDS)
     + """[federation]
@@ -54,7 +59,7 @@ resend = 45.0
 class Federation:
     """A link and nodes as their services run them, which restart what dies."""
 
-    def __init__(self, folder: Path):
+    def __init__(self, folder: Path, supernodes: bool):
         self.folder = folder
         port = flwr_processes.free_port()
         names = list(NAMES)
@@ -66,7 +71,9 @@ class Federation:
             inputs = (rng.normal(size=(60, 6)) + targets[:, None]).astype(np.float32)
             np.savez(home / "rows.npz", inputs=inputs, targets=targets)
             settings = home / "node.toml"
-            settings.write_text(settings.read_text().replace("rows.csv", "rows.npz"))
+            text = settings.read_text().replace("rows.csv", "rows.npz")
+            flag = f"supernode = {str(supernodes).lower()}\n[data]"
+            settings.write_text(text.replace("[data]", flag))
         self.settings = load_as(ServerSettings, folder / "server" / "server.toml")
         self.services: list[subprocess.Popen] = []
 
@@ -159,9 +166,8 @@ def toml_id(out: Path) -> str:
     return json.loads((out / "server" / "experiment.json").read_text())["experiment"]
 
 
-@pytest.fixture(scope="module")
-def federation(tmp_path_factory):
-    made = Federation(tmp_path_factory.mktemp("killed") / "lab")
+def started(place: Path, supernodes: bool) -> Iterator[Federation]:
+    made = Federation(place / "lab", supernodes)
     try:
         made.start()
         yield made
@@ -170,27 +176,59 @@ def federation(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
+def federation(tmp_path_factory):
+    yield from started(tmp_path_factory.mktemp("killed"), supernodes=False)
+
+
+@pytest.fixture(scope="module")
+def with_supernodes(tmp_path_factory):
+    yield from started(tmp_path_factory.mktemp("supernodes"), supernodes=True)
+
+
+@pytest.fixture(scope="module")
 def undisturbed(federation, tmp_path_factory):
     return federation.experiment(tmp_path_factory.mktemp("undisturbed") / "out")
 
 
-@pytest.mark.parametrize("seed", range(5))
-@pytest.mark.parametrize("target", TARGETS)
-def test_a_kill_changes_nothing(target, seed, federation, undisturbed, tmp_path):
-    flwr_processes.wait_until(federation.complete, 300, "the nodes", every=2.0)
-    choose = random.Random(f"{target} {seed}")
+def outcome_of_a_kill(made: Federation, words: str, seed: str, out: Path):
+    """Every model at the end of an experiment in which a process was killed."""
+    flwr_processes.wait_until(made.complete, 300, "the nodes", every=2.0)
+    choose = random.Random(seed)
     killed = []
 
     def disturb() -> None:
-        time.sleep(choose.uniform(5, 40))
-        until = time.monotonic() + 120
+        # Not before the experiment computes; its last round is still to come.
+        until = time.monotonic() + 300
+        first = choose.randrange(ROUNDS - 1)
+        while read_progress(out / "server")[0] < first and time.monotonic() < until:
+            time.sleep(0.05)
+        time.sleep(choose.uniform(0, 1))
         while not killed and time.monotonic() < until:
-            if federation.kill_one(TARGETS[target], choose):
-                killed.append(target)
+            if made.kill_one(words, choose):
+                killed.append(words)
             time.sleep(0.05)
 
-    assert federation.experiment(tmp_path / "out", disturb) == undisturbed
-    assert killed == [target]
+    found = made.experiment(out, disturb)
+    assert killed == [words]
+    return found
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("target", CARRIER)
+def test_a_kill_changes_nothing(target, seed, federation, undisturbed, tmp_path):
+    words, out = CARRIER[target], tmp_path / "out"
+    found = outcome_of_a_kill(federation, words, f"{target} {seed}", out)
+    assert found == undisturbed
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("target", SUPERNODE)
+def test_nor_does_one_on_flowers_own_path(
+    target, seed, with_supernodes, undisturbed, tmp_path
+):
+    words, out = SUPERNODE[target], tmp_path / "out"
+    found = outcome_of_a_kill(with_supernodes, words, f"{target} {seed}", out)
+    assert found == undisturbed
 
 
 @pytest.mark.parametrize("seed", range(2))

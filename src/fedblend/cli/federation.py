@@ -119,19 +119,40 @@ def audit(
         str | None,
         typer.Option(metavar="HASH", help="A hash that was once the newest."),
     ] = None,
+    against: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="The audit of the other side."),
+    ] = None,
+    client: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="Whose audit this is, against a server's."),
+    ] = None,
 ) -> None:
     """Check that no line of an audit was changed, removed or swapped.
 
-    Lines cut off at its end show only against a hash that the other side received.
+    Lines cut off at its end show only against what the other side was told: its audit
+    has the hashes of this one.
 
-    [bold]Example[/bold]
+    [bold]Examples[/bold]
 
     fedblend federation audit state/audit.jsonl
-    """
-    from fedblend.deploy.ops.audit import verify
 
-    found = verify(file, head)
-    typer.echo(f"{file}: {found.lines} lines, unbroken; newest hash {found.head}")
+    fedblend federation audit alice.jsonl --against runs/trial/audit.jsonl --client 0
+    """
+    from fedblend.deploy.ops.audit import heads_told, verify
+    from fedblend.errors import RunError
+
+    heads = {head} if head else set()
+    if against is not None:
+        told = heads_told(against, client)
+        if not told:
+            raise RunError(f"{against}: has no hash of {file}; is --client right?")
+        heads |= told
+    found = verify(file, heads)
+    known = f", {len(heads)} hashes of the other side found" if heads else ""
+    typer.echo(
+        f"{file}: {found.lines} lines, unbroken{known}; newest hash {found.head}"
+    )
 
 
 NodePath = Annotated[Path, typer.Argument(metavar="FILE", help="node.toml.")]
@@ -193,9 +214,16 @@ def node(
     flower_only: Annotated[
         bool,
         typer.Option(
-            "--flower-only", help="The SuperNode alone; another user runs the worker."
+            "--flower-only", help="Without rows; another user runs the worker."
         ),
     ] = False,
+    supernode: Annotated[
+        bool,
+        typer.Option(
+            "--supernode", help="Flower's SuperNode, which runs the server's app."
+        ),
+    ] = False,
+    once: Annotated[bool, typer.Option("--once", hidden=True)] = False,
     carrier_only: Annotated[bool, typer.Option("--carrier-only", hidden=True)] = False,
 ) -> None:
     """Keep a node running; Ctrl-C ends it.
@@ -208,17 +236,20 @@ def node(
     if carrier_only:
         _renamed("--carrier-only", "--flower-only")
     from fedblend.deploy.ops.settings import NodeSettings, load_as
-    from fedblend.deploy.ops.supervisor import serve_node
+    from fedblend.deploy.ops.supervisor import serve_carrier, serve_node
 
     known = load_as(NodeSettings, settings)
-    folder = known.flower_folder
+
+    def log(line: str) -> None:
+        typer.echo(line, err=True)
+
+    if once:
+        screen.compile_cache()
+        serve_carrier(known, log=log)
+        return
+    folder = known.flower_folder if flower_only else known.folder
     typer.echo(f"client {known.client} of {known.server}; logs in {folder}")
-    serve_node(
-        known,
-        settings,
-        flower_only=flower_only,
-        log=lambda line: typer.echo(line, err=True),
-    )
+    serve_node(known, settings, flower_only=flower_only, supernode=supernode, log=log)
 
 
 @app.command("worker")
@@ -231,9 +262,8 @@ def worker(
 ) -> None:
     """Reply to a node's messages, as the user who may read its rows.
 
-    node starts the worker by itself, unless it runs with --flower-only: then Flower's
-    SuperNode, which runs code that the server sends, belongs to another user, who can
-    read neither rows nor states.
+    node needs no worker, unless it runs with --flower-only: then the half with the
+    network belongs to another user, who can read neither rows nor states.
 
     [bold]Example[/bold]
 

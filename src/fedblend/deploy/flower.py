@@ -2,9 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Flower's two apps: a ServerApp that runs the coordinator, a ClientApp per node.
 
-This is the only module that imports Flower. Each of our messages is one byte array of a
-Flower message; rounds, deadlines and resending are our own (``transport``). The
-ClientApp's half imports no JAX.
+This module and ``fleet`` are all that imports Flower. Each of our messages is one piece
+of bytes in a Flower message; rounds, deadlines and resending are our own
+(``transport``). The ClientApp is for nodes with Flower's SuperNode in place of our
+carrier; it imports no JAX.
 """
 
 import time
@@ -12,13 +13,16 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from flwr.app import Array, ArrayRecord, Context, Message, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
 from fedblend.deploy import worker
 
 RECORD, ARRAY, KIND = "fedblend", "message", "query"
+SMALL = 1 << 20
+"""Bytes of a message that travels in one piece: Flower makes a call for every piece,
+and an array has two more."""
 TTL = 3600.0
 """Seconds that Flower keeps a message; ours are sent again long before."""
 REFRESH = 2.0
@@ -27,12 +31,17 @@ REFRESH = 2.0
 
 def to_record(message: bytes) -> RecordDict:
     """A message as the content of a Flower message."""
+    if len(message) <= SMALL:
+        return RecordDict({RECORD: ConfigRecord({ARRAY: message})})
     array = Array(dtype="uint8", shape=(len(message),), stype="fedblend", data=message)
     return RecordDict({RECORD: ArrayRecord({ARRAY: array})})
 
 
 def from_record(content: RecordDict) -> bytes:
     """The message in a Flower message; empty if there is none."""
+    if RECORD in content.config_records:
+        small = content.config_records[RECORD].get(ARRAY)
+        return small if isinstance(small, bytes) else b""
     try:
         return bytes(content.array_records[RECORD][ARRAY].data)
     except (KeyError, AttributeError):

@@ -2,10 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """A node's worker: one long-lived process that answers messages over a unix socket.
 
-Flower starts a process for every message; importing JAX and compiling there would take
-longer than most rounds. That process hands the message to the worker, which has the
-rows loaded and the functions compiled. This module does not import JAX, so that
-Flower's process starts quickly.
+The process that has the network may belong to another user than the rows. It is our
+carrier without rows, or Flower's SuperNode, which starts a process for every message.
+It hands each message to the worker, which has the rows loaded and the functions
+compiled. This module does not import JAX, so that such a process starts quickly.
 
 The permissions of the socket and of its folder decide who may connect. Where that is
 one user alone, the worker also checks the user id of the process that connects.

@@ -105,8 +105,9 @@ def test_rows_within_reach_of_code_that_the_server_sends(own, away):
     assert (finding.fault, finding.what) == (True, "file of rows is open to others")
     assert finding.advice == f"chmod 600 {home / 'rows.csv'}"
     (home / "rows.csv").chmod(0o600)
-    assert examine(home) == []
     (home / "flower").mkdir(mode=0o700)
+    assert examine(home) == []  # one user, who runs no such code
+    edit(home / "node.toml", "[data]", "supernode = true\n[data]")
     finding = only(home)
     assert (finding.fault, finding.where) == (False, str(home / "flower"))
     assert finding.what == "one user has the rows and runs code that the server sends"

@@ -12,10 +12,13 @@ import time
 import numpy as np
 import pytest
 
+from fedblend.config.config import dump
+from fedblend.deploy.ops import demo as demonstration
 from fedblend.deploy.ops import flwr_processes, local_cluster, registration
 from fedblend.deploy.ops.local_cluster import processes_of
 from fedblend.deploy.ops.registration import Member
 from fedblend.errors import RunError
+from fedblend.experiments.run_folder import Folder
 
 ROWS = {"alice": {"inputs": np.zeros((2, 3)), "targets": np.zeros(2)}}
 # Like Flower's link: a child with a session of its own, and neither obeys at once.
@@ -50,8 +53,9 @@ def test_a_signal_ends_everything(stand_ins, tmp_path, sign):
         pytest.raises(KeyboardInterrupt),
         local_cluster.local_cluster(tmp_path / "lab", ROWS),
     ):
-        time.sleep(0.5)
-        assert len(processes_of(tmp_path)) >= 4
+        flwr_processes.wait_until(
+            lambda: len(processes_of(tmp_path)) >= 4, 60, "a link and a node"
+        )
         os.kill(os.getpid(), sign)
         time.sleep(5)
     assert processes_of(tmp_path) == []
@@ -67,6 +71,74 @@ def test_a_program_that_ends_at_once_is_one_line(stand_ins, tmp_path, monkeypatc
         local_cluster.local_cluster(tmp_path / "lab", ROWS),
     ):
         pass
+
+
+PARENT = """
+import sys, time
+from pathlib import Path
+from fedblend.deploy.ops import flwr_processes
+waiting = [sys.executable, "-c", "import time; time.sleep(600)"]
+place = Path(sys.argv[1])
+print(flwr_processes.start(waiting, place, place / "log").pid, flush=True)
+time.sleep(600)
+"""
+
+
+def test_what_a_killed_process_had_started_dies_with_it(tmp_path):
+    command = [sys.executable, "-c", PARENT, str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        child = int(parent.stdout.readline())
+        assert child in processes_of(tmp_path)
+        parent.kill()
+    flwr_processes.wait_until(
+        lambda: child not in processes_of(tmp_path), 10, "its end", every=0.05
+    )
+
+
+def test_logs_do_not_grow_without_end(tmp_path, monkeypatch):
+    monkeypatch.setattr(flwr_processes, "MAX_LOG", 1000)
+    log = tmp_path / "log"
+    with log.open("ab", buffering=0) as output:
+        output.write(b"a" * 900)
+        flwr_processes.rotate(log)
+        assert log.stat().st_size == 900
+        output.write(b"b" * 900)
+        flwr_processes.rotate(log)
+        output.write(b"c")
+    assert log.read_bytes() == b"c"
+    assert (tmp_path / "log.1").stat().st_size == 1800
+
+
+def test_a_demonstration_that_was_interrupted_can_be_repeated(tmp_path, monkeypatch):
+    class Begun(Exception):
+        pass
+
+    def begin(*arguments, **options):
+        raise Begun
+
+    monkeypatch.setattr(demonstration, "local_cluster", begin)
+    left = Folder(tmp_path / "apfl")
+    left.path.mkdir()
+    left.config.write_text(dump(demonstration.config_of("apfl")))
+    with pytest.raises(Begun):
+        demonstration.demo(tmp_path, print)
+    assert not left.path.exists()
+
+
+@pytest.mark.parametrize("name", ["config", "summary"])
+def test_a_demonstration_removes_no_results(tmp_path, name):
+    """Neither those of another experiment nor its own."""
+    left = Folder(tmp_path / "apfl")
+    left.path.mkdir()
+    left.config.write_text(dump(demonstration.config_of("apfl")))
+    if name == "config":
+        left.config.write_text(dump(demonstration.config_of("flix")))
+    else:
+        left.summary.write_text("{}")
+    with pytest.raises(RunError, match="apfl: exists already; --out names another"):
+        demonstration.demo(tmp_path, print)
+    assert left.config.exists()
 
 
 def _mentioned(text: str) -> list[str]:

@@ -34,3 +34,9 @@ def test_systemd_reports_what_it_does_not_understand(lab, tmp_path):
     (unit,) = (lab / "server").glob("*.service")
     spoilt = unit.read_text().replace("Restart=always", "Restart=evermore")
     assert "evermore" in verified(spoilt, tmp_path / unit.name)
+
+
+@pytest.mark.parametrize("limit", ["MemoryMax", "CPUQuota", "TasksMax"])
+def test_every_unit_has_limits(lab, limit):
+    for unit in lab.rglob("*.service"):
+        assert unit.read_text().count(f"\n{limit}=") == 1, unit

@@ -8,6 +8,7 @@ keys and TLS, as over a network. APFL runs, then FLIX.
 """
 
 import csv
+import shutil
 import tempfile
 import time
 from collections.abc import Callable
@@ -16,7 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from fedblend.config.config import Config, loads
+from fedblend.config.config import Config, difference, loads
+from fedblend.config.config import load as load_config
 from fedblend.data.datasets import load
 from fedblend.data.partition.partitioners import classes_per_client
 from fedblend.deploy.ops import submit
@@ -46,8 +48,7 @@ def demo(out: Path, show: Callable[[str], Any]) -> None:
         RunError: results are there already, or something did not come up.
     """
     for name in EXPERIMENTS:
-        if (out / name).exists():
-            raise RunError(f"{out / name}: exists already; --out names another folder")
+        _clear(out / name, config_of(name))
     started = time.monotonic()
 
     def log(line: str) -> None:
@@ -88,6 +89,17 @@ def sentence(scores: dict[str, dict[str, np.ndarray]]) -> str:
 def config_of(name: str) -> Config:
     """The configuration of an experiment of the demonstration."""
     return loads(template(f"demo_{name}.toml"), "demo")
+
+
+def _clear(place: Path, config: Config) -> None:
+    """Remove what an interrupted demonstration left, and nothing else."""
+    folder = Folder(place)
+    if not place.exists():
+        return
+    unfinished = folder.config.exists() and not folder.summary.exists()
+    if not unfinished or difference(load_config(folder.config), config):
+        raise RunError(f"{place}: exists already; --out names another folder")
+    shutil.rmtree(place)
 
 
 def _rows() -> dict[str, dict[str, np.ndarray]]:

@@ -8,6 +8,7 @@ goes to a file, never to a pipe, which its children would inherit and keep open.
 """
 
 import contextlib
+import ctypes
 import json
 import os
 import shutil
@@ -17,6 +18,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +38,9 @@ UNREACHABLE = "Connection to the SuperLink is unavailable"
 """What Flower's CLI prints when the link is not there."""
 RESTART_AFTER = 5.0
 """Seconds before a program that ended is started again."""
+MAX_LOG = 20_000_000
+"""Bytes of a log; the bytes before are in a second file, and those before are gone."""
+_LIBC, _PR_SET_PDEATHSIG = ctypes.CDLL(None), 1
 
 
 def environment(folder: Path) -> dict[str, str]:
@@ -62,7 +67,10 @@ def variables(folder: Path) -> dict[str, str]:
 
 
 def start(command: Sequence[str], folder: Path, log: Path) -> subprocess.Popen:
-    """Start a program with its own group of processes, its output into a file."""
+    """Start a program with its own group of processes, its output into a file.
+
+    The kernel kills the program when the thread that started it ends, however it does.
+    """
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     with open(log, "ab") as output:
         return subprocess.Popen(
@@ -72,7 +80,15 @@ def start(command: Sequence[str], folder: Path, log: Path) -> subprocess.Popen:
             stdout=output,
             stderr=output,
             start_new_session=True,
+            preexec_fn=partial(_LIBC.prctl, _PR_SET_PDEATHSIG, signal.SIGKILL),
         )
+
+
+def rotate(log: Path) -> None:
+    """Keep one older part of a log that has grown; who writes to it appends."""
+    if log.exists() and log.stat().st_size > MAX_LOG:
+        shutil.copyfile(log, log.with_name(f"{log.name}.1"))
+        os.truncate(log, 0)
 
 
 def stop(process: subprocess.Popen, timeout: float = 10.0) -> None:
@@ -97,10 +113,16 @@ def link_command(settings: ServerSettings) -> list[str]:
         "--database": settings.folder / "link.db",
     }
     flags = ["--enable-supernode-auth", "--disable-runtime-dependency-installation"]
-    return [program("flower-superlink"), *_words(options), *flags]
+    return [*guarded("flower-superlink"), *_words(options), *flags]
 
 
-def node_command(
+def guarded(name: str) -> list[str]:
+    """One of Flower's programs, with the guard before the port that it opens."""
+    program(name)
+    return [sys.executable, "-m", "fedblend.deploy.ops.guard", name]
+
+
+def supernode_command(
     settings: NodeSettings, port: int, path: Path | None = None
 ) -> list[str]:
     """Flower's SuperNode: its key, and the socket of the worker.
@@ -120,11 +142,17 @@ def node_command(
         "--port": port,
         "--node-config": config,
     }
-    return [program("flower-supernode"), *_words(options)]
+    return [*guarded("flower-supernode"), *_words(options)]
 
 
 def _words(options: Mapping[str, object]) -> list[str]:
     return [str(word) for option in options.items() for word in option]
+
+
+def node_command(path: Path) -> list[str]:
+    """The process of the node whose node.toml this is: carrier, rows and state."""
+    node = [sys.executable, "-m", "fedblend.cli", "federation", "node", str(path)]
+    return [*node, "--once"]
 
 
 def worker_command(path: Path) -> list[str]:

@@ -52,6 +52,7 @@ def local_cluster(
     rows: Mapping[str, Rows],
     *,
     policy: str | None = None,
+    supernodes: bool = False,
     log: Callable[[str], None] = lambda line: None,
 ) -> Iterator[LocalCluster]:
     """A link and its nodes, up until the end of the block, whatever ends it.
@@ -60,6 +61,7 @@ def local_cluster(
         folder: of keys, settings and states; must not exist, or be empty.
         rows: of every node, by its name.
         policy: text of policy.toml for all of them; what init writes if None.
+        supernodes: Flower's SuperNodes with its app, in place of our carrier.
         log: called with a line of progress.
     """
     port = flwr_processes.free_port()
@@ -71,7 +73,7 @@ def local_cluster(
     running: dict[Path, subprocess.Popen] = {}
     with flwr_processes.interrupted_by_sigterm():
         try:
-            _start(cluster, list(rows), running, log)
+            _start(cluster, list(rows), running, supernodes, log)
             yield cluster
         finally:
             _end(list(running.values()), folder)
@@ -91,6 +93,7 @@ def _start(
     cluster: LocalCluster,
     names: list[str],
     running: dict[Path, subprocess.Popen],
+    supernodes: bool,
     log: Callable[[str], None],
 ) -> None:
     settings = cluster.settings
@@ -114,10 +117,13 @@ def _start(
     log(f"a link at {settings.link} with the keys of {', '.join(names)}")
     for name in names:
         node, path = cluster.node(name), cluster.home(name) / "node.toml"
-        start(flwr_processes.worker_command(path), node.folder, "worker")
-        port = flwr_processes.free_port()
-        command = flwr_processes.node_command(node, port, path)
-        start(command, node.flower_folder, "node")
+        if supernodes:
+            start(flwr_processes.worker_command(path), node.folder, "worker")
+            port = flwr_processes.free_port()
+            command = flwr_processes.supernode_command(node, port, path)
+            start(command, node.flower_folder, "node")
+        else:
+            start(flwr_processes.node_command(path), node.folder, "node")
     flwr_processes.wait_until(all_online, START_TIMEOUT, "the nodes", every=1.0)
     log(f"{len(names)} nodes are connected, each a process of its own")
 

@@ -105,6 +105,7 @@ class NodeEntry(Table):
     name: Annotated[str, AfterValidator(_node_name)]
     key: Place
     client: Index
+    retired: bool = False
 
 
 class ServerSettings(Table):
@@ -144,9 +145,10 @@ class NodeData(Table):
 class NodeSettings(Table):
     """``node.toml``.
 
-    A node has two halves. Flower's SuperNode runs code that the server sends, and needs
-    ``ca``, ``key``, ``flower`` and ``socket``. The worker has the rows, the policy and
-    the state.
+    A node may have two halves, of two users. One has the network, and needs ``ca``,
+    ``key``, ``flower`` and ``socket``. The worker has the rows, the policy and the
+    state. With ``supernode`` the first is Flower's SuperNode, which runs code that the
+    server sends.
     """
 
     version: Literal[1]
@@ -159,6 +161,7 @@ class NodeSettings(Table):
     data: NodeData
     flower: Place | None = None
     socket: Place | None = None
+    supernode: bool = False
 
     @property
     def worker_socket(self) -> Path:
@@ -167,7 +170,7 @@ class NodeSettings(Table):
 
     @property
     def flower_folder(self) -> Path:
-        """The folder of Flower's SuperNode."""
+        """The folder of the half that has the network."""
         return self.flower or self.folder
 
 

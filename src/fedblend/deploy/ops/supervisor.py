@@ -1,22 +1,24 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""The long-lived services of a federation: the link, and a node with its worker.
+"""The long-lived services of a federation: the link, a node, and a node's worker.
 
 Each starts its programs, restarts them when they end, and ends them when it is stopped.
-The link refuses a node that comes back before its old heartbeat has lapsed, at most a
-minute later; the node just tries again.
 """
 
 import grp
+import os
 import ssl
+import subprocess
 import time
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 from fedblend.deploy import worker
 from fedblend.deploy.ops import flwr_processes, registration
+from fedblend.deploy.ops.audit import Audit
 from fedblend.deploy.ops.settings import NodeSettings, ServerSettings, load_as
 from fedblend.errors import RunError
 
@@ -68,25 +70,67 @@ def serve_node(
     path: Path,
     *,
     flower_only: bool = False,
+    supernode: bool = False,
     log: Callable[[str], None] = lambda line: None,
 ) -> None:
-    """Keep a node's SuperNode and worker running.
+    """Keep a node running: one process with the carrier and the rows.
 
     Args:
         settings: those in ``path``.
         path: of node.toml.
-        flower_only: the SuperNode alone, which then needs nothing but the socket;
-            another user runs the worker.
+        flower_only: the half that has the network, which then needs nothing but the
+            socket; another user runs the worker. The carrier is then this process.
+        supernode: Flower's SuperNode and its app in place of the carrier.
         log: called with a line when a program had to be restarted.
     """
+    if not (supernode or settings.supernode):
+        if flower_only:
+            return serve_carrier(settings, with_rows=False, log=log)
+        node = Program(flwr_processes.node_command(path), settings.folder)
+        return _keep({"node": node}, lambda: None, log)
     port = flwr_processes.free_port()
     fallback = None if flower_only else path
-    node = flwr_processes.node_command(settings, port, fallback)
-    programs = {"node": Program(node, settings.flower_folder)}
+    command = flwr_processes.supernode_command(settings, port, fallback)
+    programs = {"node": Program(command, settings.flower_folder)}
     if not flower_only:
         own = Program(flwr_processes.worker_command(path), settings.folder)
         programs = {"worker": own, **programs}
-    _keep(programs, lambda: None, log)
+    return _keep(programs, lambda: None, log)
+
+
+def serve_carrier(
+    settings: NodeSettings,
+    *,
+    with_rows: bool = True,
+    log: Callable[[str], None] = lambda line: None,
+) -> None:
+    """Carry messages in this process, to the node in it or to the worker.
+
+    Args:
+        settings: of the node.
+        with_rows: this process has the rows; else the worker has them.
+        log: called with a line when the connection changes.
+    """
+    os.environ.update(flwr_processes.SILENCE)
+    # Here and not above: only a process that connects imports Flower.
+    from fedblend.deploy.carrier import Carrier
+    from fedblend.deploy.fleet import Fleet
+
+    folder = settings.folder if with_rows else settings.flower_folder
+    fleet = Fleet(str(settings.server), settings.ca, settings.key, log)
+    if with_rows:
+        from fedblend.deploy.client.admission import node_of
+
+        node = node_of(settings)
+        handler, note = node.handler, node.note
+    else:
+        forward = worker.Handler(partial(worker.request, settings.worker_socket))
+        handler, note = lambda: forward, Audit(folder / "audit.jsonl").note
+    with flwr_processes.interrupted_by_sigterm():
+        try:
+            Carrier(fleet, folder, handler, note, log).run()
+        except KeyboardInterrupt:
+            return
 
 
 def _keep(
@@ -95,7 +139,8 @@ def _keep(
     log: Callable[[str], None],
 ) -> None:
     """Run programs until interrupted; each is restarted when it ends."""
-    running, due = {}, dict.fromkeys(programs, 0.0)
+    running: dict[str, subprocess.Popen] = {}
+    due = dict.fromkeys(programs, 0.0)
     with flwr_processes.interrupted_by_sigterm():
         try:
             while True:
@@ -109,6 +154,7 @@ def _keep(
                     if name not in running and time.monotonic() >= due[name]:
                         output = folder / f"{name}.log"
                         running[name] = flwr_processes.start(command, folder, output)
+                    flwr_processes.rotate(folder / f"{name}.log")
                 check()
                 time.sleep(INTERVAL)
         except KeyboardInterrupt:

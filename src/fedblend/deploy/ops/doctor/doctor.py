@@ -26,6 +26,7 @@ from fedblend.deploy.ops.doctor.probes import (
     public_findings,
 )
 from fedblend.deploy.ops.flwr_processes import SILENCE
+from fedblend.deploy.ops.guard import is_open
 from fedblend.deploy.ops.settings import (
     Address,
     NodeSettings,
@@ -86,6 +87,18 @@ def _server(settings: ServerSettings) -> Iterator[Finding]:
         yield from _public_key(node.key)
     yield from _outside(settings.address, settings.ca)
     yield from link_findings(settings.address, settings.link)
+    yield from _guard(settings)
+
+
+def _guard(settings: ServerSettings) -> Iterator[Finding]:
+    """Whether the link serves every user of this machine."""
+    if is_loopback(settings.link.host) and is_open(settings.link, settings.ca):
+        yield Finding(
+            "is open to every user of this machine",
+            f"https://{settings.link}/v1/control/",
+            "calls that start runs are answered",
+            "start the link with fedblend federation server",
+        )
 
 
 def _node(settings: NodeSettings) -> Iterator[Finding]:
@@ -113,7 +126,7 @@ def _separation(settings: NodeSettings) -> Iterator[Finding]:
     socket = settings.worker_socket.parent
     yield from _permissions("folder of the socket", socket, 0o750, wrong=0o022)
     yield from _permissions("file of rows", settings.data.file, 0o600)
-    if all(place.exists() for place in places):
+    if settings.supernode and all(place.exists() for place in places):
         users = [place.stat().st_uid for place in places]
         if len(set(users)) == 1:
             yield Finding(

@@ -1,16 +1,131 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""Readers of .csv and .parquet tables, with pyarrow."""
+"""Readers of .npz files with plain arrays, and of .csv and .parquet tables.
+
+Nothing is ever unpickled. pyarrow reads the tables.
+"""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedblend.data.dataset import DataError, require
-from fedblend.data.readers.arrays import Raw, check_names
+from fedblend.data.dataset import AbsentColumnError, DataError, intact, require
+
+
+class Raw(NamedTuple):
+    """The arrays of a file, before the targets are interpreted."""
+
+    inputs: np.ndarray
+    targets: np.ndarray
+    keys: np.ndarray | None
+    columns: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+@contextmanager
+def opened(path: Path, problem: str) -> Iterator[np.lib.npyio.NpzFile]:
+    """The arrays of an .npz file; any damage raises one line with this problem."""
+    with intact(path, problem), path.open("rb") as file:
+        stored = np.load(file, allow_pickle=False)
+        if not isinstance(stored, np.lib.npyio.NpzFile):
+            raise TypeError("a single array")
+        with stored:
+            yield stored
+
+
+def read_npz(path: Path, inputs: str, target: str, client: str | None) -> Raw:
+    """The rows of an .npz file; without ``client`` its array "clients", if any."""
+    with opened(path, "is damaged, or not an .npz of plain arrays") as stored:
+        names = list(stored.files)
+        wanted = [inputs, target, *([client] if client is not None else [])]
+        check_names(wanted, names, "array", path)
+        keys = client or ("clients" if "clients" in names else None)
+        wanted += [keys] if keys is not None else []
+        arrays = {name: _array(stored, name, path) for name in wanted}
+    y = arrays[target]
+    if y.ndim not in (1, 2):
+        raise DataError(
+            f"{path}: {target!r} must be [rows] or [rows, width], not {y.shape}"
+        )
+    owner = None if keys is None else arrays[keys]
+    if owner is not None and owner.ndim != 1:
+        raise DataError(f"{path}: {keys!r} must be one key a row, not {owner.shape}")
+    return Raw(_inputs(arrays[inputs], inputs, path), y, owner)
+
+
+def read_inputs_npz(path: Path, inputs: str) -> np.ndarray:
+    """The inputs of a file that need not have targets."""
+    with opened(path, "is damaged, or not an .npz of plain arrays") as stored:
+        check_names([inputs], list(stored.files), "array", path)
+        return _inputs(_array(stored, inputs, path), inputs, path)
+
+
+def check_names(
+    wanted: Sequence[str], names: Sequence[str], kind: str, path: Path
+) -> None:
+    """Refuse the name of a column or array that a file does not have."""
+    for name in wanted:
+        if name not in names:
+            raise AbsentColumnError(
+                name,
+                f"{path}: there is no {kind} {name!r}; there are "
+                f"{', '.join(names) or 'none'}",
+            )
+
+
+def _inputs(array: np.ndarray, name: str, path: Path) -> np.ndarray:
+    plain = np.issubdtype(array.dtype, np.number) or array.dtype == bool
+    if array.ndim < 2 or not plain:
+        raise DataError(
+            f"{path}: {name!r} must be numbers of shape [rows, ...], not {array.dtype} "
+            f"of shape {array.shape}"
+        )
+    with np.errstate(over="ignore"):
+        return array.astype(np.float32)
+
+
+def _array(stored: Any, name: str, path: Path) -> np.ndarray:
+    try:
+        return stored[name]
+    except ValueError as error:
+        if "allow_pickle" not in str(error):
+            raise
+        raise DataError(
+            f"{path}: array {name!r} holds Python objects, which are never loaded; "
+            "save numbers or texts"
+        ) from None
+
+
+def read_folder(path: Path, inputs: str, target: str, client: str | None) -> Raw:
+    """The rows of all .npz files of a folder; without ``client`` a file is one."""
+    files = sorted(path.glob("*.npz"))
+    if not files:
+        raise DataError(f"{path}: there are no .npz files in this folder")
+    parts = []
+    for file in files:
+        part = read_npz(file, inputs, target, client)
+        if client is None:
+            part = part._replace(keys=np.full(len(part.inputs), file.stem))
+        first = parts[0] if parts else part
+        for name, mine, other in (
+            (inputs, part.inputs, first.inputs),
+            (target, part.targets, first.targets),
+        ):
+            if mine.shape[1:] != other.shape[1:]:
+                raise DataError(
+                    f"{file}: rows of {name!r} have shape {mine.shape[1:]}, but those "
+                    f"of {files[0].name} have {other.shape[1:]}"
+                )
+        parts.append(part)
+    return Raw(
+        np.concatenate([part.inputs for part in parts]),
+        np.concatenate([part.targets for part in parts]),
+        np.concatenate([part.keys for part in parts if part.keys is not None]),
+    )
 
 
 def read_table(
