@@ -21,8 +21,8 @@ from typing import Any
 
 from fedblend.config.data import splits_of
 from fedblend.data.dataset import DataError, MissingDataError
-from fedblend.data.readers.read import TABLES
 from fedblend.data.readers.files import input_columns
+from fedblend.data.readers.read import TABLES
 from fedblend.deploy.client.ledger import read_ledger
 from fedblend.deploy.client.limits import parts_of
 from fedblend.deploy.client.policy import Rows, refusal_line
