@@ -86,6 +86,32 @@ def _conversation(attacker: Attacker) -> list[Any]:
     return [step() for step in _steps(attacker)]
 
 
+def test_noise_on_measures_is_counted_and_sent_again_as_it_was(tmp_path):
+    policy = "[metrics]\nnoise = 5.0\nround_to = 15\n"
+    attacker = Attacker(write_node(tmp_path / "node", policy=policy))
+    attacker.begin(config(**ROUNDS))
+    first, again, other = (attacker.measure(number) for number in (1, 1, 2))
+    assert first == again != other
+    ledger = read_ledger(attacker.settings.folder)
+    numbers = 2 * sum(len(values) for values in first["test"].values())
+    assert (ledger.measures, ledger.unprotected_measures) == (2, 0)
+    assert ledger.measures_squared == pytest.approx(numbers / 25)
+
+
+def test_experiments_are_counted_for_good(tmp_path):
+    policy = "[budget]\nexperiments = 2\n"
+    attacker = Attacker(write_node(tmp_path / "node", policy=policy))
+    for _ in range(2):
+        attacker.begin(config(**ROUNDS))
+    with pytest.raises(
+        Refused, match=r"budget.experiments: 2 so far; allowed: at most 2"
+    ):
+        attacker.begin(config(**ROUNDS))
+    attacker.ask(
+        "enroll", attacker.model(0.0), experiment="experiment2", fields=attacker.terms
+    )
+
+
 def test_an_experiment_with_too_long_a_request_is_over(tmp_path):
     policy = "[limits]\nseconds = 1e-9\n"
     attacker = Attacker(write_node(tmp_path / "node", policy=policy))

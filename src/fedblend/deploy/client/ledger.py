@@ -34,6 +34,7 @@ MISFITS = 1000
 class Allowance(NamedTuple):
     """What a node gives at most; None for no limit. From its policy."""
 
+    experiments: int | None = None
     answers: int | None = None
     epsilon: float | None = None
     delta: float = 1e-6
@@ -102,8 +103,10 @@ class Ledger:
     def refusal(self, allowance: Allowance, experiment: str, charge: Charge) -> str:
         """Why a request is refused, in one line; empty if it is not."""
         own, most = self.accounts.get(experiment, Account()), allowance
+        new = experiment not in self.accounts
         for key, used, wanted, limit in (
             ("limits.seconds", own.longest, 0, most.seconds),
+            ("budget.experiments", self.experiments, new, most.experiments),
             ("budget.answers", self.answers, charge.answers, most.answers),
             ("metrics.per_experiment", own.measures, charge.measures, most.measures),
             ("metrics.total", self.measures, charge.measures, most.all_measures),

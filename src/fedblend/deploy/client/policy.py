@@ -113,6 +113,7 @@ class Limits(Table):
 class Budget(Table):
     """What the node gives over all experiments; the ledger counts it."""
 
+    experiments: Index = 1000
     answers: Index = 100_000
     epsilon: Positive | None = None
     delta: Inside = 1e-6
@@ -195,6 +196,7 @@ class Policy(Table):
     def allowance(self) -> Allowance:
         """What the node gives over all experiments."""
         return Allowance(
+            experiments=self.budget.experiments,
             answers=self.budget.answers,
             epsilon=self.budget.epsilon,
             delta=self.budget.delta,

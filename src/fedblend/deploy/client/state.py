@@ -181,8 +181,9 @@ def remove_old(place: Path, base: int, newest: int) -> None:
 
 
 def experiments(folder: Path) -> list[Path]:
-    """The folders of experiments that a node was enrolled in."""
-    return [path.parent for path in folder.glob("*/terms.json")]
+    """The folders of experiments that a node was enrolled in, or had begun to be."""
+    known = (*folder.glob("*/terms.json"), *folder.glob("*/params"))
+    return sorted({path.parent for path in known})
 
 
 def bytes_of(folder: Path) -> int:
