@@ -117,7 +117,7 @@ def client_app(in_process: Callable[[Path], Callable[[bytes], bytes]]) -> Client
     return app
 
 
-def server_app(run: Callable[[Path, GridTransport, bool], None]) -> ServerApp:
+def server_app(run: Callable[[Path, GridTransport], None]) -> ServerApp:
     """The app of a server; the run's configuration names the experiment's folder.
 
     Args:
@@ -128,8 +128,6 @@ def server_app(run: Callable[[Path, GridTransport, bool], None]) -> ServerApp:
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
-        config = context.run_config
-        shared_seed = bool(config.get("shared-seed", False))
-        run(Path(str(config["folder"])), GridTransport(grid), shared_seed)
+        run(Path(str(context.run_config["folder"])), GridTransport(grid))
 
     return app
