@@ -35,36 +35,30 @@ optimizers, messages."""
 
 def too_large(limits: Limits, contract: Contract) -> str | None:
     """Why an experiment is too large, in one line, or None; before rows are read."""
-    config = contract.config
-    for where, value in _numbers(config.algorithm, "algorithm"):
-        batch = where.endswith(".batch_size")
-        key, most = (
-            ("batch_rows", limits.batch_rows) if batch else ("steps", limits.steps)
-        )
+    for key, where, value in _sizes(contract):
+        most = getattr(limits, key)
         if value > most:
             return refusal_line(f"limits.{key}", where, value, f"at most {most}")
-    compress = () if config.compress is None else _numbers(config.compress, "compress")
-    for where, value in compress:
-        if value > limits.parameters:
-            allowed = f"at most {limits.parameters}"
-            return refusal_line("limits.parameters", where, value, allowed)
-    layers = max(map(_length, dict(config.model).values()))
-    layers = max(
-        layers, _length(contract.nodes.shape), getattr(config.model, "layers", 0)
-    )
-    central = 0 if config.central is None else config.central.batch_size or 0
-    for key, where, value, most in (
-        ("clients", "data.clients", contract.clients, limits.clients),
-        ("batch_rows", "central.batch_size", central, limits.batch_rows),
-        ("layers", "model", layers, limits.layers),
-    ):
-        if value > most:
-            return refusal_line(f"limits.{key}", where, value, f"at most {most}")
-    size, most = parameters(contract), limits.parameters
-    if size > most:
-        where, allowed = "parameters of the model", f"at most {most}"
-        return refusal_line("limits.parameters", where, size, allowed)
     return None
+
+
+def _sizes(contract: Contract) -> Iterator[tuple[str, str, int]]:
+    """The key of a limit, and where what number stands; what takes time comes last."""
+    config, model = contract.config, contract.config.model
+    for where, value in _numbers(config.algorithm, "algorithm"):
+        rows = where.endswith(".batch_size")
+        yield "batch_rows" if rows else "steps", where, value
+    for where, value in (
+        _numbers(config.compress, "compress") if config.compress else ()
+    ):
+        yield "parameters", where, value
+    if config.central is not None:
+        yield "batch_rows", "central.batch_size", config.central.batch_size or 0
+    yield "clients", "data.clients", contract.clients
+    yield "layers", "model.layers", getattr(model, "layers", 0)
+    for where, value in (*dict(model).items(), ("shape", contract.nodes.shape)):
+        yield "layers", where, len(value) if isinstance(value, list) else 0
+    yield "parameters", "parameters of the model", parameters(contract)
 
 
 def terms_too_large(
@@ -236,10 +230,6 @@ def _parts(table: Table, where: str) -> Iterator[tuple[str, float]]:
             yield from _parts(value, f"{where}.{key}")
         elif key in PARTS and isinstance(value, float):
             yield f"{where}.{key}", value
-
-
-def _length(value: Any) -> int:
-    return len(value) if isinstance(value, list) else 0
 
 
 def _largest(value: Any) -> int:
