@@ -146,7 +146,7 @@ class LoopbackFederation:
 
     def note(self, event: str, **fields: Any) -> str:
         self.notes.append((event, fields))
-        return str(len(self.notes))
+        return f"{len(self.notes):064x}"
 
     def complete(self, server: Coordinator) -> Coordinator:
         while not server.done:

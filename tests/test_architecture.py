@@ -27,7 +27,7 @@ LEVELS = (
     {"algorithms", "transforms", "theory"},
     {"metrics", "gains", "simulation", "clusters"},
     {"config", "experiments", "deploy", "report"},
-    {"cli"},
+    {"cli", "__main__"},
 )
 """A module imports from its own level and from those before it."""
 

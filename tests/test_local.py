@@ -16,7 +16,7 @@ import pytest
 
 from fedblend.core import Shard
 from fedblend.data.federated import federate
-from fedblend.local import Epochs, Scheduled, Work, descend, planned
+from fedblend.local import Epochs, Scheduled, Work, descend, descend_times, planned
 from fedblend.losses import gradient
 from fedblend.shards import epoch_order, random_rows
 
@@ -252,3 +252,34 @@ def test_mapped_over_clients_is_each_alone():
     for i in range(3):
         alone = run(i, steps=steps, batch_size=2)
         agree((reached["x"][i], mean_gradient["x"][i]), alone)
+
+
+def by_loop(client, times):
+    """Single steps in NumPy, each on the row that its own key draws."""
+    examples, x, total = FEDERATION.train.rows(client), START["x"], np.zeros(2)
+    shard = FEDERATION.train.shard(client)
+    for number in range(times):
+        picked = random_rows(shard, jax.random.fold_in(KEY, number), (1, 2))[0]
+        found = numpy_gradient(x, [np.asarray(part)[picked] for part in examples])
+        x, total = x - RATE * found, total + found
+    return x, total / times
+
+
+def test_a_number_of_steps_that_a_compiled_round_is_given():
+    """Clients mapped together take each its own number, and no step more."""
+    shards = [FEDERATION.train.shard(client) for client in range(3)]
+    times, params = np.array([1, 6, 3], np.int32), jax.tree.map(jnp.asarray, START)
+
+    def one(start, count, id, own):
+        shard = replace(shards[0], start=start, count=count, id=id)
+        work = Work(RATE, 99, 2)
+        return descend_times(gradient(loss), params, shard, KEY, times=own, work=work)
+
+    fields = [
+        np.stack([getattr(s, f) for s in shards]) for f in ("start", "count", "id")
+    ]
+    reached, mean_gradient = jax.jit(jax.vmap(one))(*fields, times)
+    for client, own in enumerate(times):
+        x, mean = by_loop(client, own)
+        np.testing.assert_allclose(reached["x"][client], x, rtol=1e-12)
+        np.testing.assert_allclose(mean_gradient["x"][client], mean, rtol=1e-12)

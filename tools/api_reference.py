@@ -147,11 +147,22 @@ def class_signature(name: str, node: ast.ClassDef) -> str:
             return call(name, [one for one in listed(own.args) if one != "self"], "")
     record = "NamedTuple" in ast.dump(node) or "dataclass" in ast.dump(node)
     fields = [
-        ast.unparse(own)
+        field(own)
         for own in node.body
         if isinstance(own, ast.AnnAssign) and "ClassVar" not in ast.unparse(own)
     ]
     return call(name, fields, "") if record and fields else f"class {name}"
+
+
+def field(node: ast.AnnAssign) -> str:
+    """A field of a record with its default; ``dataclasses.field`` may hold one."""
+    default = node.value
+    if isinstance(default, ast.Call) and "field" in ast.unparse(default.func):
+        given = {one.arg: one.value for one in default.keywords}
+        made = default if "default_factory" in given else None
+        default = given.get("default", made)
+    after = "" if default is None else f" = {ast.unparse(default)}"
+    return f"{ast.unparse(node.target)}: {ast.unparse(node.annotation)}{after}"
 
 
 def listed(args: ast.arguments) -> list[str]:

@@ -14,7 +14,7 @@ parameters that have a rule in ``gate``. ``ALGORITHMS`` and ``TRANSFORMS`` impor
 module of their packages when they are first read: a file is found because it exists.
 The configuration, ``fedblend list``, the policy of a node, the tables of the documents
 and the contract suite read these two mappings and nothing else. Models and datasets
-have registries of the same kind, in ``models.model`` and ``data.catalog``.
+have registries of the same kind, in ``models.model`` and ``data.dataset``.
 """
 
 import dataclasses

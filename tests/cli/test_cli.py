@@ -267,10 +267,23 @@ def test_seeds_in_all_spellings():
 
 def command(*arguments, **options):
     """The command line in a process of its own."""
-    words = [sys.executable, "-m", "fedblend.cli", *map(str, arguments)]
+    words = [sys.executable, "-m", "fedblend", *map(str, arguments)]
     return subprocess.Popen(
         words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options
     )
+
+
+@pytest.mark.parametrize("module", ["fedblend", "fedblend.cli"])
+def test_python_m_is_the_command(module):
+    """With its exit code, and its own name in the help."""
+    words = [sys.executable, "-m", module]
+    done = subprocess.run([*words, "list", "x"], capture_output=True, text=True)
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("error: ") and "'x' is not one of" in line
+    done = subprocess.run([*words, "--help"], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "Usage: fedblend " in done.stdout
 
 
 def test_help_does_not_load_jax():

@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedblend.data import catalog, download
-from fedblend.data.catalog import PublicFile, PublicSet
+from fedblend.data import download
 from fedblend.data.dataset import DataError, MissingDataError
+from fedblend.data.download import PublicFile, PublicSet
 
 BODY = np.random.default_rng(0).bytes(700_000)
 TEXT = b"1 1:1\n-1 2:0.5\n" * 100
@@ -70,7 +70,8 @@ def toy(monkeypatch, tmp_path):
 
 
 def replace(monkeypatch, tmp_path, *files, **fields):
-    monkeypatch.setitem(catalog.PUBLIC, "toy", PublicSet("toy", files, **fields))
+    toy = PublicSet("toy", files, **fields)
+    monkeypatch.setitem(download.public_sets(), "toy", toy)
     monkeypatch.setenv("FEDBLEND_DATA", str(tmp_path))
     return tmp_path / "toy" / files[0].name
 
@@ -231,9 +232,9 @@ def test_the_home(monkeypatch):
     assert download.data_home() == Path("/home/me/mine")
 
 
-@pytest.mark.parametrize("name", sorted(catalog.PUBLIC))
+@pytest.mark.parametrize("name", sorted(download.public_sets()))
 def test_the_list_is_well_formed(name):
-    entry = catalog.PUBLIC[name]
+    entry = download.public_sets()[name]
     for file in (*entry.files, *entry.copies):
         assert len(file.checksum) in (32, 64)
         int(file.checksum, 16)
@@ -241,7 +242,7 @@ def test_the_list_is_well_formed(name):
     assert entry.instruction or all(file.addresses for file in entry.files)
 
 
-@pytest.mark.parametrize("name", sorted(catalog.PUBLIC))
+@pytest.mark.parametrize("name", sorted(download.public_sets()))
 def test_the_files_here_are_the_listed_ones(name, needs):
     needs(name)
     state = download.status(name, verify=True)

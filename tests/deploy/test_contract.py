@@ -216,7 +216,7 @@ def test_rows_that_name_what_the_table_has_not_are_refused(tmp_path):
         targets=np.ones(8, int),
     )
     run = experiment(tmp_path / "run", ON_NODES.replace("60.0", "0.3") + MOVIES_METHOD)
-    with pytest.raises(RunError, match=r"clients \[1\] did not join.*the rows are not"):
+    with pytest.raises(RunError, match=r"client 1 did not join.*the rows are not"):
         run_server(run, LoopbackTransport(nodes(tmp_path, tmp_path, SELECTS)), poll=0.0)
     audit = (tmp_path / "node1" / "state" / "audit.jsonl").read_text()
     assert f"is not a number in 0..{MOVIES}" in audit

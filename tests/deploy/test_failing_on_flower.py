@@ -22,7 +22,7 @@ from fedblend.config import toml
 from fedblend.config.config import check
 from fedblend.deploy.ops.local_cluster import local_cluster, processes_of
 from fedblend.deploy.ops.submit import open_folder, run_experiment
-from fedblend.deploy.server.checkpoint import read_progress
+from fedblend.deploy.server.experiment import read_progress
 from fedblend.errors import RunError
 
 pytestmark = pytest.mark.slow

@@ -28,7 +28,7 @@ from fedblend.deploy.ops.local_cluster import processes_of
 from fedblend.deploy.ops.provision import provision
 from fedblend.deploy.ops.settings import ServerSettings, load_as
 from fedblend.deploy.ops.submit import open_folder, run_experiment
-from fedblend.deploy.server.checkpoint import read_progress
+from fedblend.deploy.server.experiment import read_progress
 from fedblend.errors import RunError
 from fedblend.simulation.serialize import unpack
 

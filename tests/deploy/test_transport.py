@@ -97,6 +97,37 @@ def test_after_an_error_the_request_is_sent_again_after_a_pause():
     assert replies.strays == {"client 0: lost": 2}
 
 
+class Leaving(Timed):
+    """A transport whose client 1 loses its connection after 3 seconds."""
+
+    def addresses(self) -> list[int]:
+        return [0] if self.clock.now > 3.0 else [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("least", "seconds"),
+    [(None, 20.0), (2, 20.0), (1, 10.0)],
+    ids=["all are needed", "it is needed", "it is not needed"],
+)
+def test_nobody_waits_for_a_client_that_has_lost_its_connection(least, seconds):
+    time = Clock()
+    transport = Leaving(time, {0: 0.0, 1: None})
+    invitation = Message("describe", "trial", messages.UNKNOWN)
+    membership = Membership(transport, invitation, lambda *of: None, _quiet, time)  # pyright: ignore
+    requests = {client: (Message("round", "trial", client, 0), ()) for client in (0, 1)}
+    replies = exchange(
+        membership,
+        requests,
+        lambda reply: 1,
+        TIMEOUTS._replace(absence=6.0),
+        clock=time,
+        sleep=time.sleep,
+        least=least,
+    )
+    assert (list(replies.accepted), replies.silent) == ([0], [1])
+    assert time.now == seconds
+
+
 def test_attempts_come_to_an_end():
     replies, transport, took = exchanged({0: 0.0}, errors=9)
     assert (len(transport.sent), replies.silent, took) == (3, [0], 20.0)

@@ -72,7 +72,7 @@ def faked(monkeypatch, losses):
 
     def replicas(config, built, how, rounds, asked):
         del config, built, rounds
-        return trial(*[losses[how](factor) for factor, _ in asked]), []
+        return trial(*[losses[how](factor) for factor, _ in asked])
 
     monkeypatch.setattr(advise_module, "_replicas", replicas)
     return advise(check(CONTENT, "here"))

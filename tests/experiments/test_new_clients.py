@@ -16,7 +16,7 @@ from fedblend.config.config import check
 from fedblend.config.model import loss_name
 from fedblend.core import Down
 from fedblend.errors import RunError
-from fedblend.experiments.new_clients import client_work
+from fedblend.experiments.personalize import client_work
 from fedblend.experiments.run import run_config
 from fedblend.experiments.run_folder import Folder
 from fedblend.mixing import Blend

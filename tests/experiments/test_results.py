@@ -3,7 +3,6 @@
 """What is odd about data and results is said on screen and in the summary."""
 
 import json
-from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -60,28 +59,25 @@ def test_a_loss_without_constant_predictions_has_no_chance():
 
 
 def ended(**losses: float) -> Any:
-    """The last record of a run with these losses on test rows."""
+    """What a run with these losses on test rows measured last."""
     spreads = {
         model: {"loss": Spread(value, *[value] * 5, clients=2)}
         for model, value in losses.items()
     }
-    return SimpleNamespace(measures={"test": spreads})
+    return {"test": spreads}
 
 
 def test_losses_worse_than_chance_are_reported_with_both_numbers():
-    run: Any = SimpleNamespace(
-        replicas=None, records=[ended(personal=17.25, local=0.5)]
-    )
+    run = [ended(personal=17.25, local=0.5)]
     (line,) = results.worse_than_chance(run, 0.6931)
     assert "the loss of the personal models is 17.25 on test rows" in line
     assert "worse than 0.6931" in line
     assert results.worse_than_chance(run, 20.0) == []
     assert results.worse_than_chance(run, None) == []
-    run.records = [ended(personal=0.5, local=2.0, shared=9.0)]
+    run = [ended(personal=0.5, local=2.0, shared=9.0)]
     (line,) = results.worse_than_chance(run, 0.6931)
     assert "the models trained alone is 2 on" in line
-    replicas = [ended(personal=0.5), ended(personal=3.0), ended(personal=float("nan"))]
-    seeds: Any = SimpleNamespace(replicas=3, records=[replicas])
+    seeds = [ended(personal=0.5), ended(personal=3.0), ended(personal=float("nan"))]
     (line,) = results.worse_than_chance(seeds, 0.6931)
     assert "is 3 on test rows" in line
 

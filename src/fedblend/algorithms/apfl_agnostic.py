@@ -77,12 +77,7 @@ def apfl_agnostic(
         (4,)
     """
     own = apfl(
-        loss,
-        work,
-        alpha=alpha,
-        learn=learn,
-        alpha_rate=alpha_rate,
-        held_out=held_out,
+        loss, work, alpha=alpha, learn=learn, alpha_rate=alpha_rate, held_out=held_out
     )
     return weighed(
         own, loss, clients=clients, q_rate=q_rate, batch_size=work.batch_size

@@ -101,14 +101,11 @@ def fedrep(
             work=work._replace(steps=head_steps),
             round=down.round,
         )
-        up = local_update(
-            lambda here, batch: jax.grad(at)(here, own, batch),
-            down,
-            shard,
-            key,
-            work=work,
-        )
-        return up, FedRepClient(own)
+
+        def direction(here, batch):
+            return jax.grad(at)(here, own, batch)
+
+        return local_update(direction, down, shard, key, work=work), FedRepClient(own)
 
     def server(aggregate, down, server, central, key):
         shared = trees.add_where_given(down.shared, aggregate.mean.delta)

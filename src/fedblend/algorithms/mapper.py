@@ -101,13 +101,11 @@ def mapper(
         models, scores = jax.lax.map(tried, weights)
         best = jnp.argmin(jnp.where(jnp.isnan(scores), jnp.inf, scores))
         own, weight = trees.take((models, weights), best)
-        up = local_update(
-            lambda here, batch: jax.grad(at)(here, own, weight, batch),
-            down,
-            seen,
-            key,
-            work=work,
-        )
+
+        def direction(here, batch):
+            return jax.grad(at)(here, own, weight, batch)
+
+        up = local_update(direction, down, seen, key, work=work)
         return up, MapperClient(own, weight)
 
     def personal(down, client, shard, key):

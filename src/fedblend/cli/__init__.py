@@ -30,7 +30,7 @@ from fedblend.cli import (
     show,
     tune,
 )
-from fedblend.cli.screen import INTERRUPTED, complain, is_input_error
+from fedblend.cli.screen import INTERRUPTED, complain
 
 app = typer.Typer(
     name="fedblend",
@@ -91,7 +91,9 @@ def main(arguments: list[str] | None = None) -> int:
     except UsageError as error:
         return complain(_sentence(error))
     except ValueError as error:
-        if not is_input_error(error):
+        from fedblend.errors import InputError
+
+        if not isinstance(error, InputError):
             raise
         return complain(str(error))
     except OSError as error:

@@ -11,7 +11,7 @@ from fedblend.cli import screen
 from fedblend.cli.screen import option
 
 if TYPE_CHECKING:
-    from fedblend.data.catalog import DatasetInfo
+    from fedblend.data.dataset import DatasetInfo
 
 app = typer.Typer(
     help="List, download and describe datasets.",

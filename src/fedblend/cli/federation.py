@@ -119,19 +119,40 @@ def audit(
         str | None,
         typer.Option(metavar="HASH", help="A hash that was once the newest."),
     ] = None,
+    against: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="The audit of the other side."),
+    ] = None,
+    client: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="Whose audit this is, against a server's."),
+    ] = None,
 ) -> None:
     """Check that no line of an audit was changed, removed or swapped.
 
-    Lines cut off at its end show only against a hash that the other side received.
+    Lines cut off at its end show only against what the other side was told: its audit
+    has the hashes of this one.
 
-    [bold]Example[/bold]
+    [bold]Examples[/bold]
 
     fedblend federation audit state/audit.jsonl
-    """
-    from fedblend.deploy.ops.audit import verify
 
-    found = verify(file, head)
-    typer.echo(f"{file}: {found.lines} lines, unbroken; newest hash {found.head}")
+    fedblend federation audit alice.jsonl --against runs/trial/audit.jsonl --client 0
+    """
+    from fedblend.deploy.ops.audit import heads_told, verify
+    from fedblend.errors import RunError
+
+    heads = {head} if head else set()
+    if against is not None:
+        told = heads_told(against, client)
+        if not told:
+            raise RunError(f"{against}: has no hash of {file}; is --client right?")
+        heads |= told
+    found = verify(file, heads)
+    known = f", {len(heads)} hashes of the other side found" if heads else ""
+    typer.echo(
+        f"{file}: {found.lines} lines, unbroken{known}; newest hash {found.head}"
+    )
 
 
 NodePath = Annotated[Path, typer.Argument(metavar="FILE", help="node.toml.")]

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from fedblend.cli import screen
+from fedblend.cli import data, screen
 
 
 class Kind(StrEnum):
@@ -30,16 +30,13 @@ def list_(
 
     fedblend list datasets
     """
-    if kind is Kind.algorithms:
-        _algorithms()
-    elif kind is Kind.models:
-        _models()
-    elif kind is Kind.transforms:
-        _transforms()
-    else:
-        from fedblend.cli.data import list_ as list_datasets
-
-        list_datasets()
+    lists = {
+        Kind.algorithms: _algorithms,
+        Kind.datasets: data.list_,
+        Kind.models: _models,
+        Kind.transforms: _transforms,
+    }
+    lists[kind]()
 
 
 def _algorithms() -> None:
@@ -51,10 +48,11 @@ def _algorithms() -> None:
     common = Options.model_fields
     for name, options in OPTIONS.items():
         entry = options.entry
-        own = ["alpha"] if "alpha" in entry.parameters else []
-        own = ", ".join([*own, *(k for k in options.model_fields if k not in common)])
+        own = [key for key in options.model_fields if key not in common]
+        if "alpha" in entry.parameters:
+            own = ["alpha", *own]
         sends = ", ".join(entry.sends) or "nothing"
-        made.add_row(name, entry.summary, own, sends, entry.published)
+        made.add_row(name, entry.summary, ", ".join(own), sends, entry.published)
     console = screen.console()
     console.print(made)
     shared = ", ".join(key for key in common if key not in ("name", "alpha"))

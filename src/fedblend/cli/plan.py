@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from fedblend.experiments.plan import Problem, Promise
 
 THOUSANDS = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
-NAMES = {"dgd": "DGD", "diana": "DIANA"}
 
 
 def plan(
@@ -152,7 +151,7 @@ def _print(
         if plan.rounds is not None:
             bits = human_bits(plan.bits or 0)
             cells = [f"{plan.rounds}", bits, f"{plan.bound:.3g}"]
-        solver = NAMES[scheme.solver.name]
+        solver = scheme.solver.name.upper()
         table.add_row(solver, f"{plan.alpha:.6g}", *cells, f"{rate:.6g}")
     console = screen.console()
     console.print(
@@ -161,22 +160,21 @@ def _print(
         f"accuracy: f~ - min f~ <= {eps:g}"
     )
     console.print(table)
-    lines = [
+    notes = [
         "Round 1 collects x_avg, so run.rounds is one less. Bits are those of all "
         "clients, up and down."
     ]
     for scheme in found.schemes[1:]:
         most = ", and its bits count every client like the longest message"
-        lines.append(
+        notes.append(
             "DIANA's bound is on the expected value"
             f"{most if scheme.at_most else ''}. DGD is without the table [compress]."
         )
     if not one_each:
-        lines.append("--alpha, --rounds or --bits gives a plan with its command.")
+        notes.append("--alpha, --rounds or --bits gives a plan with its command.")
     elif any(one.plan.rounds == 0 for one in made):
-        lines.append("alpha = 0 leaves every client its own model: nothing to run.")
-    for line in lines:
-        console.print(line, markup=False)
+        notes.append("alpha = 0 leaves every client its own model: nothing to run.")
+    console.print("\n".join(notes), markup=False)
     if one_each:
         commands = (_command(one, again) for one in made)
         screen.say(*(f"to run it: {command}" for command in commands if command))

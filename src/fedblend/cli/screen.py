@@ -70,13 +70,6 @@ def complain(text: str) -> int:
     return BAD_INPUT
 
 
-def is_input_error(error: Exception) -> bool:
-    """Whether an error is about the user's input; any other one is a bug."""
-    from fedblend.errors import InputError
-
-    return isinstance(error, InputError)
-
-
 def table(*headings: str, right: int | None = None) -> Any:
     """An empty table whose first column is never broken.
 

@@ -12,7 +12,6 @@ knows two kinds::
 
 import dataclasses
 from collections.abc import Callable
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -50,17 +49,13 @@ class Compressor(NamedTuple):
 COMPRESSOR = Instance(Compressor, "a Compressor")
 
 
-@partial(
-    jax.tree_util.register_dataclass,
-    data_fields=("payload",),
-    meta_fields=("layout",),
-)
+@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Encoded:
     """A compressed tree; both sides know the layout, which is not sent."""
 
     payload: PyTree
-    layout: trees.Layout
+    layout: trees.Layout = dataclasses.field(metadata={"static": True})
 
 
 def encode(

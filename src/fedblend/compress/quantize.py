@@ -7,6 +7,7 @@ not finite either, so that the receiver can refuse it.
 """
 
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -57,13 +58,7 @@ def dithering(levels: int) -> Compressor:
     def omega(dim: int) -> float:
         return min(dim / levels**2, math.sqrt(dim) / levels)
 
-    return Compressor(
-        compress,
-        decompress,
-        omega=omega,
-        delta=lambda dim: 1 - omega(dim),
-        name=f"dithering({levels})",
-    )
+    return _unbiased(compress, decompress, omega, f"dithering({levels})")
 
 
 def natural() -> Compressor:
@@ -91,13 +86,7 @@ def natural() -> Compressor:
         codes = unpack(payload, dim, width)
         return jax.lax.bitcast_convert_type(codes << 23, jnp.float32)
 
-    return Compressor(
-        compress,
-        decompress,
-        omega=lambda dim: 1 / 8,
-        delta=lambda dim: 7 / 8,
-        name="natural",
-    )
+    return _unbiased(compress, decompress, lambda dim: 1 / 8, "natural")
 
 
 def sign() -> Compressor:
@@ -139,13 +128,14 @@ def int8() -> Compressor:
     def omega(dim: int) -> float:
         return dim / (4 * most**2)
 
-    return Compressor(
-        compress,
-        decompress,
-        omega=omega,
-        delta=lambda dim: 1 - omega(dim),
-        name="int8",
-    )
+    return _unbiased(compress, decompress, omega, "int8")
+
+
+def _unbiased(
+    compress: Callable, decompress: Callable, omega: Callable[[int], float], name: str
+) -> Compressor:
+    """The compressor; an unbiased one also contracts, by 1 - omega."""
+    return Compressor(compress, decompress, omega, lambda dim: 1 - omega(dim), name)
 
 
 def _wide(vector: jax.Array) -> jax.Array:

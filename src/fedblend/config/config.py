@@ -17,6 +17,7 @@ from pydantic import ValidationError, model_validator
 from fedblend.config import toml
 from fedblend.config.schema import tables
 from fedblend.config.schema.algorithm import AnyOptions
+from fedblend.config.schema.federation import Federation
 from fedblend.config.schema.table import Table, Word, first_error
 from fedblend.errors import ConfigError, SettingError
 
@@ -49,7 +50,7 @@ class Config(Table):
     populations: tables.Populations | None = None
     run: tables.Run
     measure: tables.Measure = tables.Measure()
-    federation: tables.Federation | None = None
+    federation: Federation | None = None
 
     @model_validator(mode="after")
     def _one_way_to_draw(self) -> "Config":

@@ -11,14 +11,13 @@ from functools import partial
 from typing import Any
 from warnings import catch_warnings, simplefilter
 
-import jax
 import numpy as np
 
 from fedblend import models, transforms, trees
 from fedblend.checks import below
 from fedblend.config.config import LOOKED_UP, Config, named_by_key
-from fedblend.config.schema.table import check_lists
-from fedblend.config.schema.tables import ADAPTIVE, Central, Compress, Privacy
+from fedblend.config.schema.table import arguments, check_lists
+from fedblend.config.schema.tables import Central, Compress, Privacy
 from fedblend.core import Algorithm, Loss, PyTree
 from fedblend.data.federated import FederatedData
 from fedblend.errors import ConfigError
@@ -28,8 +27,6 @@ from fedblend.transforms.fedselect import select_within
 from fedblend.transforms.mixed_fl.central_loss import of_parameters, on_rows
 from fedblend.transforms.sparse_rows import Use, named, used_rows
 
-STRENGTH = 1e-3
-"""Of a penalty, if none is given."""
 ALWAYS = {"dual_encoder": PAD + 1}
 """By model: rows from the first on that every client receives."""
 
@@ -69,10 +66,12 @@ def transformed(
     return compressed(config.compress, algorithm, dim, clients)
 
 
-def _sent(config: Config, params: PyTree) -> list[Any]:
+def _sent(config: Config, params: PyTree) -> PyTree:
     """The parameters that clients send, by shape."""
-    leaves, keeps = named(params), config.algorithm.entry.keeps
-    names: list[str] = [] if keeps is None else getattr(config.algorithm, keeps)
+    keeps = config.algorithm.entry.keeps
+    if keeps is None:
+        return params
+    leaves, names = named(params), getattr(config.algorithm, keeps)
     for name in names:
         if not any(below(name, path) for path in leaves):
             raise ConfigError(
@@ -87,17 +86,12 @@ def _sent(config: Config, params: PyTree) -> list[Any]:
 
 
 def _private(table: Privacy, algorithm: Algorithm, cohort: int) -> Algorithm:
-    given = {key: getattr(table, key) for key in ADAPTIVE}
-    given = {key: value for key, value in given.items() if value is not None}
-    if table.adaptive:
-        given = {"quantile": 0.5, **given}
-    transform = transforms.dp_fedavg
-    if table.tree is not None:
-        transform, given = transforms.dp_ftrl, {"tree": table.tree}
+    transform = transforms.dp_fedavg if table.tree is None else transforms.dp_ftrl
+    facts: dict[str, Any] = {"algorithm": algorithm, "cohort": cohort}
+    if table.adaptive and table.quantile is None:
+        facts["quantile"] = 0.5
     try:
-        return transform(
-            algorithm, clip=table.clip, noise=table.noise, cohort=cohort, **given
-        )
+        return transform(**arguments(transform, table, facts))
     except ValueError as error:
         raise ConfigError(f"privacy.{str(error).partition(': ')[2]}") from None
 
@@ -107,26 +101,24 @@ def _mixed(table: Central, algorithm: Algorithm, loss: Loss) -> Algorithm:
     settled: Any = {}
     if table.how != "one_way":
         settled = {"optimizer": table.rate, "merge": merge, "upload": table.upload}
+    central = on_rows(loss, table.batch_size)
+    if table.penalty is not None:
+        strength = arguments(models.spreadout, table, {})
+        central = of_parameters(partial(models.spreadout, **strength))
     with catch_warnings():
         simplefilter("ignore")  # ``warnings`` has the text
         made = transforms.mixed_fl(
             algorithm,
-            on_rows(loss, table.batch_size)
-            if table.penalty is None
-            else of_parameters(partial(_spreadout, table.strength or STRENGTH)),
+            central,
             how=table.how,
             weights=(1 - table.weight, table.weight),
             steps=table.steps,
             **settled,
         )
+    if table.penalty is None:
+        return made
     # The dense layer is not part of the penalty, and its gradient need not be sent.
-    return (
-        made if table.penalty is None else transforms.add_gradient(made, ["embedding"])
-    )
-
-
-def _spreadout(strength: float, params: PyTree) -> jax.Array:
-    return models.spreadout(params, strength)
+    return transforms.add_gradient(made, ["embedding"])
 
 
 def warnings(config: Config, clients: int) -> list[str]:

@@ -1,20 +1,37 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""A dataset before it is divided among clients, and the checks of its rows.
+"""A dataset before it is divided among clients: its registration and its checks.
+
+A dataset by name is declared once, beside its loader::
+
+    @dataset("Handwritten digits, 8 x 8", Size(rows=1797, classes=10), "CC BY 4.0")
+    def digits() -> Dataset: ...
+
+Its options are the loader's parameters; ``DATASETS`` imports every module of
+``data.datasets`` when it is first read.
 
 Images are float32 in [0, 1], four bytes a pixel: MNIST takes 220 MB, all of CIFAR-10
 740 MB, and federated data is one copy.
 """
 
 import importlib
+import inspect
+import lzma
 import re
+import tarfile
+import zipfile
 import zlib
-from collections.abc import Iterator
-from typing import Any, Literal, NamedTuple, get_args
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, TypeVar, get_args
 
 import numpy as np
 
-from fedblend.errors import InputError
+from fedblend.errors import InputError, hint
+from fedblend.registry import Registry
+
+Loader = TypeVar("Loader", bound="Callable[..., Dataset]")
 
 Kind = Literal["classes", "binary", "regression", "sequence", "tags"]
 """What the targets are: class numbers; 0 or 1; real numbers; the next class at each
@@ -34,6 +51,10 @@ LARGE = 30.0
 """Of a column's mean absolute value: beyond it SGD with a usual rate is unstable."""
 SHOWN = 2
 """Columns that a warning names."""
+
+_MALFORMED = (LookupError, TypeError, ValueError, RuntimeError, SyntaxError)
+_BROKEN_OFF = (OSError, EOFError, zlib.error, lzma.LZMAError)
+_NO_ARCHIVE = (tarfile.TarError, zipfile.BadZipFile)
 
 _ID = re.compile(
     r"|index|unnamed: \d+|__index_level_\d+__|row[ _]?(index|number|nr|no)"
@@ -109,6 +130,93 @@ def task_of(dataset: Dataset) -> Task:
         dataset.label_names,
         dataset.columns,
     )
+
+
+class Size(NamedTuple):
+    """The size of a dataset; None where options decide, or there is no such thing."""
+
+    rows: int | None = None
+    """Training rows."""
+    test_rows: int | None = None
+    """Rows of the official test set."""
+    classes: int | None = None
+    """None for regression."""
+    clients: int | None = None
+    """Natural clients."""
+
+
+class DatasetInfo(NamedTuple):
+    """What is known of a dataset before it is loaded."""
+
+    name: str
+    load: Callable[..., Dataset]
+    summary: str
+    size: Size
+    license: str
+    """The terms of use, and what to cite."""
+    needs: tuple[str, ...]
+    """The public sets whose files the loader reads, named as in ``catalog.toml``."""
+
+    @property
+    def options(self) -> Mapping[str, inspect.Parameter]:
+        """The loader's parameters, by name."""
+        return inspect.signature(self.load).parameters
+
+
+DATASETS: Registry[DatasetInfo] = Registry("fedblend.data.datasets")
+"""All datasets, by name."""
+
+
+def dataset(
+    summary: str,
+    size: Size,
+    license: str,
+    *,
+    name: str | None = None,
+    needs: tuple[str, ...] = (),
+) -> Callable[[Loader], Loader]:
+    """Register the dataset that the decorated function loads.
+
+    Args:
+        summary: what the rows are, in one line.
+        size: how many rows, classes and clients.
+        license: the terms of use, and what to cite.
+        name: by which ``load`` finds it; by default the function's.
+        needs: the public sets whose files it reads.
+    """
+
+    def register(load: Loader) -> Loader:
+        own = name or load.__name__
+        DATASETS.add(DatasetInfo(own, load, summary, size, license, needs))
+        return load
+
+    return register
+
+
+def info(name: str) -> DatasetInfo:
+    """What is known of the dataset of this name."""
+    if name not in DATASETS:
+        raise DataError(f"dataset: {name!r} is unknown; {hint(name, DATASETS)}")
+    return DATASETS[name]
+
+
+def load(name: str, /, **options: Any) -> Dataset:
+    """Load a dataset by name with these options, and check it."""
+    found = info(name)
+    for option in options:
+        if option not in found.options:
+            raise DataError(
+                f"{name}: no option {option!r}; {hint(option, found.options)}"
+            )
+    for option, parameter in found.options.items():
+        if parameter.default is parameter.empty and option not in options:
+            raise DataError(f"{name}: the option {option!r} must be given")
+    try:
+        loaded = found.load(**options)
+    except TypeError as error:
+        raise DataError(f"{name}: an option has the wrong type: {error}") from None
+    check(loaded)
+    return loaded
 
 
 def check(dataset: Dataset) -> None:
@@ -260,6 +368,17 @@ def generator(seed: int, purpose: str) -> np.random.Generator:
     if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or seed < 0:
         raise DataError(f"seed: {seed!r} is not an integer of 0 or more")
     return np.random.default_rng((int(seed), zlib.crc32(purpose.encode())))
+
+
+@contextmanager
+def intact(path: Path, problem: str) -> Iterator[None]:
+    """Read a file inside: any damage of it raises one line with this problem."""
+    try:
+        yield
+    except DataError:
+        raise
+    except (*_MALFORMED, *_BROKEN_OFF, *_NO_ARCHIVE):
+        raise DataError(f"{path}: {problem}") from None
 
 
 def require(module: str, purpose: str, package: str = "") -> Any:

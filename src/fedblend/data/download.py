@@ -2,6 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Finding and downloading the files of public datasets.
 
+The names, addresses and checksums of the files are data, in ``catalog.toml``.
+
 A download goes to a ``.part`` file, resumes where it broke off, is checked, and only
 then gets its name: a file under its name is complete.
 """
@@ -11,14 +13,15 @@ import hashlib
 import lzma
 import os
 import ssl
+import tomllib
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Sequence
+from functools import cache
 from http.client import HTTPException
 from pathlib import Path
 from typing import IO, NamedTuple, cast
 
-from fedblend.data.catalog import PUBLIC, PublicFile, PublicSet
 from fedblend.data.dataset import DataError, MissingDataError
 from fedblend.errors import hint
 
@@ -28,6 +31,47 @@ Progress = Callable[[int, int | None], None]
 _CHUNK = 1 << 18
 _TIMEOUT = 30.0  # seconds without a byte
 _BROKEN = (TimeoutError, ConnectionError, ssl.SSLError, HTTPException, ValueError)
+
+
+class PublicFile(NamedTuple):
+    """A file of a public dataset."""
+
+    name: str
+    """In the folder, and at the end of its addresses."""
+    checksum: str
+    """In hexadecimal; 64 digits are sha256, 32 are md5."""
+    size: int | None = None
+    """In bytes, where it is known."""
+    addresses: Sequence[str] = ()
+    """URLs, in the order of trying."""
+    also: Sequence[str] = ()
+    """Other names of the same file."""
+    unpacked: bool = False
+    """Whether the checksum is that of the content of a ``.bz2`` file."""
+
+
+class PublicSet(NamedTuple):
+    """The files of a public dataset."""
+
+    folder: str
+    """Below the data home."""
+    files: tuple[PublicFile, ...]
+    """All files that the dataset needs."""
+    copies: tuple[PublicFile, ...] = ()
+    """A reduced form, which is read where ``files`` are missing."""
+    instruction: str = ""
+    """How to obtain the files where ``get`` cannot download them, in one line."""
+
+
+@cache
+def public_sets() -> dict[str, PublicSet]:
+    """The datasets with files, by the name that ``fedblend data get`` takes."""
+    text = Path(__file__).with_name("catalog.toml").read_text(encoding="utf-8")
+    entries = tomllib.loads(text)
+    for entry in entries.values():
+        for kind in {"files", "copies"} & entry.keys():
+            entry[kind] = tuple(PublicFile(**file) for file in entry[kind])
+    return {name: PublicSet(**entry) for name, entry in entries.items()}
 
 
 class FileStatus(NamedTuple):
@@ -72,11 +116,12 @@ def data_home() -> Path:
 
 def public_set(name: str) -> PublicSet:
     """The public dataset of this name."""
-    if name not in PUBLIC:
+    known = public_sets()
+    if name not in known:
         raise DataError(
-            f"{name!r} is not a public dataset with files; {hint(name, PUBLIC)}"
+            f"{name!r} is not a public dataset with files; {hint(name, known)}"
         )
-    return PUBLIC[name]
+    return known[name]
 
 
 def find(name: str, *files: str) -> Path:
@@ -143,7 +188,7 @@ def get(
     """Download the missing files of a dataset, and check all files.
 
     Args:
-        name: of the dataset; see ``PUBLIC``.
+        name: of the dataset; see ``public_sets``.
         progress: called with the bytes done and in all, file by file.
         base: the address of a mirror that has the files.
 

@@ -50,7 +50,8 @@ _LARGEST = 2**31
 class Message(NamedTuple):
     """The head of a message; ``arrays`` are those that arrived, by name.
 
-    ``base`` is the round whose state the client starts from.
+    ``base`` is the round whose state the client starts from, ``audit`` the newest hash
+    of the sender's audit.
     """
 
     kind: str
@@ -60,12 +61,13 @@ class Message(NamedTuple):
     attempt: int = 0
     base: int = UNKNOWN
     digest: str = ""
+    audit: str = ""
     fields: Mapping[str, Any] = {}
     arrays: Mapping[str, np.ndarray] = {}
 
     def reply(self, kind: str | None = None, **fields: Any) -> "Message":
         """The head of a reply to this message."""
-        return self._replace(kind=kind or self.kind, fields=fields, arrays={})
+        return self._replace(kind=kind or self.kind, audit="", fields=fields, arrays={})
 
 
 def encode(message: Message, payload: PyTree = ()) -> bytes:
@@ -77,6 +79,7 @@ def encode(message: Message, payload: PyTree = ()) -> bytes:
             **head,
             "kind": message.kind,
             "digest": message.digest,
+            "audit": message.audit,
             "experiment": message.experiment,
             "fields": json.dumps(dict(message.fields), allow_nan=False),
         },
@@ -101,9 +104,12 @@ def decode(data: bytes, max_bytes: int | None = None) -> Message:
     try:
         numbers = {name: _number(head[name]) for name in _NUMBERS}
         fields = json.loads(head["fields"])
-        kind, experiment, digest = head["kind"], head["experiment"], head["digest"]
+        kind, experiment = head["kind"], head["experiment"]
+        digest, audit = head["digest"], head["audit"]
         # The experiment becomes the name of a folder.
-        well_formed = _NAME.fullmatch(experiment) and _DIGEST.fullmatch(digest)
+        well_formed = _NAME.fullmatch(experiment) and all(
+            map(_DIGEST.fullmatch, (digest, audit))
+        )
     except (LookupError, ValueError, TypeError, RecursionError) as error:
         raise WireError(f"head is damaged ({type(error).__name__})") from None
     if kind not in KINDS or not isinstance(fields, dict):
@@ -111,9 +117,15 @@ def decode(data: bytes, max_bytes: int | None = None) -> Message:
     if any(not UNKNOWN <= number < _LARGEST for number in numbers.values()):
         raise WireError(f"numbers out of range: {numbers}")
     if not well_formed:
-        raise WireError("the name of the experiment or the digest is damaged")
+        raise WireError("the name of the experiment or a hash is damaged")
     return Message(
-        kind, experiment, digest=digest, fields=fields, arrays=arrays, **numbers
+        kind,
+        experiment,
+        digest=digest,
+        audit=audit,
+        fields=fields,
+        arrays=arrays,
+        **numbers,
     )
 
 

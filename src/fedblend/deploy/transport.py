@@ -75,6 +75,9 @@ class Timeouts(NamedTuple):
     """Seconds between two calls of ``Transport.receive``."""
     attempts: int = 20
     """Most requests to one client in an exchange."""
+    absence: float = 45.0
+    """Seconds without a connection after which nobody waits for a client any more, if
+    enough others have replied."""
 
 
 class Replies(NamedTuple):
@@ -109,6 +112,7 @@ def exchange(
     timeouts: Timeouts,
     *,
     enough: int | None = None,
+    least: int | None = None,
     max_bytes: int | None = None,
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
@@ -121,6 +125,8 @@ def exchange(
         accept: checks and decodes a reply, or raises ``Rejected`` or a ``WireError``.
         timeouts: how long to wait, and how often to send.
         enough: accepted replies after which the exchange ends; all of them if None.
+        least: accepted replies with which the exchange ends when all other clients have
+            no connection for ``timeouts.absence``; all of them if None.
         max_bytes: longer replies are rejected unread.
         clock: seconds.
         sleep: waits so many seconds.
@@ -133,15 +139,27 @@ def exchange(
     started = clock()
     due = dict.fromkeys(requests, started)
     attempts: Counter[int] = Counter()
+    lost: dict[int, float] = {}
     wanted = len(requests) if enough is None else min(enough, len(requests))
 
     def unanswered() -> list[int]:
         return [client for client in requests if replies.status(client) == "silent"]
 
+    def only_absent() -> bool:
+        """Whether enough replied, and all others have had no connection for long."""
+        since = [clock() - lost.get(client, clock()) for client in unanswered()]
+        met = least is not None and len(replies.accepted) >= least
+        return met and all(seconds >= timeouts.absence for seconds in since)
+
     while unanswered() and len(replies.accepted) < wanted:
-        if clock() - started >= timeouts.deadline:
+        if clock() - started >= timeouts.deadline or only_absent():
             break
         reachable, outgoing = peers.reachable(), {}
+        lost = {
+            client: lost.get(client, clock())
+            for client in requests
+            if client not in reachable
+        }
         for client in unanswered():
             ready = clock() >= due[client] and attempts[client] < timeouts.attempts
             if ready and client in reachable:

@@ -13,6 +13,7 @@ quantities of the theory: how much both gradients disagree, and their noise.
 """
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -61,6 +62,8 @@ class Trial(NamedTuple):
     """The best multiple of the rate."""
     failed: str = ""
     """Why there is no loss."""
+    models: Sequence[PyTree] = ()
+    """Models of the first seed during training."""
 
 
 class Advice(NamedTuple):
@@ -95,21 +98,23 @@ def advise(config: Config, rounds: int | None = None) -> Advice:
         raise ConfigError("privacy: trials on training rows are not private")
     if config.populations is not None:
         raise ConfigError("populations: advice weighs clients by their rows; leave out")
-    trials, points = {}, []
+    trials = {}
     with precision(config.run.precision):
         built = build(config)
         for how in METHODS:
             try:
                 # Rates that are too large overflow, and are out.
                 with np.errstate(over="ignore", invalid="ignore"):
-                    trials[how], seen = _tried(
+                    trials[how] = _tried(
                         config, built, how, rounds or config.run.rounds
                     )
             except Exception as error:
                 # The results of the other methods must not be lost.
-                trials[how], seen = _failure(_line(error)), []
-            points += seen
-        worst, noise = _known(config, built, points)
+                text = str(error).removeprefix("mixed_fl: ").partition("\n")[0]
+                if not isinstance(error, ValueError):
+                    text = f"{type(error).__name__}: {text}"
+                trials[how] = _failure(text)
+        worst, noise = _known(config, built, trials)
     how, why = choice(trials, worst, noise)
     return Advice(trials, worst[0], worst[1], noise, how, why)
 
@@ -163,20 +168,18 @@ def choice(
     return how, "; ".join(parts)
 
 
-def _tried(
-    config: Config, built: Built, how: str, rounds: int
-) -> tuple[Trial, list[PyTree]]:
-    """A method at its best rate, and models of its first seed during training."""
+def _tried(config: Config, built: Built, how: str, rounds: int) -> Trial:
+    """A method at its best rate."""
     every = [(factor, seed) for factor in FACTORS for seed in TUNING]
-    tuned, _ = _replicas(config, built, how, rounds, every)
+    tuned = _replicas(config, built, how, rounds, every)
     shape = len(FACTORS), len(TUNING)
     losses = np.where(_good(tuned), tuned.loss, np.inf).reshape(shape).mean(axis=1)
     for best in np.argsort(losses)[: np.isfinite(losses).sum()]:
         again = [(FACTORS[best], seed) for seed in SEEDS]
-        found, seen = _replicas(config, built, how, rounds, again)
+        found = _replicas(config, built, how, rounds, again)
         if _good(found).all():
-            return found._replace(factor=FACTORS[best]), seen
-    return _failure(f"ends above its start at all of {len(FACTORS)} rates"), []
+            return found._replace(factor=FACTORS[best])
+    return _failure(f"ends above its start at all of {len(FACTORS)} rates")
 
 
 def _good(trial: Trial) -> np.ndarray:
@@ -190,7 +193,7 @@ def _replicas(
     how: str,
     rounds: int,
     replicas: list[tuple[float, int]],
-) -> tuple[Trial, list[PyTree]]:
+) -> Trial:
     """A method with these pairs of a multiple of the rate and a seed, side by side."""
     assert config.central is not None and built.server is not None
     loss, weight = mean_loss(built.loss), config.central.weight
@@ -209,23 +212,23 @@ def _replicas(
     run = set_up(watched)
     own = Batch(jax.tree.map(jnp.asarray, built.server.train.rows(0)))
 
+    uniform = _weights(built) == "uniform"
+
     def sides() -> np.ndarray:
         """The clients' loss and the server's, of every replica."""
-        federated = [
-            getattr(one.measures["train"]["personal"]["loss"], _mean(built))
-            for one in run.records[-1]
-        ]
+        spreads = [measures["train"]["personal"]["loss"] for measures in run.results]
+        federated = [of.mean if uniform else of.weighted for of in spreads]
         return np.array([federated, jax.vmap(loss, (0, None))(run.shared, own)], float)
 
     blocks = iter(run)
     next(blocks)
     starts = sides()
-    seen = [trees.take(run.shared, 0) for _ in blocks]
+    models = [trees.take(run.shared, 0) for _ in blocks]
     ends = sides()
     start, end = ((1 - weight) * f + weight * c for f, c in (starts, ends))
     bits = run.records[-1][0].bits_down / rounds / built.federated_data.clients
-    federated, central_loss = ends.mean(axis=1)
-    return Trial(start, end, float(federated), float(central_loss), bits), seen
+    clients, server = map(float, ends.mean(axis=1))
+    return Trial(start, end, clients, server, bits, models=models)
 
 
 def _algorithm(config: Config, built: Built, how: str, factor: Any) -> Algorithm:
@@ -233,15 +236,14 @@ def _algorithm(config: Config, built: Built, how: str, factor: Any) -> Algorithm
     assert config.central is not None
     params = jax.eval_shape(built.model.init, jax.random.key(0))
     options, _ = with_rates(config, built.smoothness, trees.size(params))
+    rule = options.optimizer
     if options.rate is not None:
         scaled = {"rate": factor * options.rate}
+    elif isinstance(rule, float):
+        scaled = {"optimizer": factor * rule}
     else:
-        rule = options.optimizer
-        if isinstance(rule, float):
-            scaled = {"optimizer": factor * rule}
-        else:
-            rate = {"rate": factor * rule.rate}
-            scaled = {"optimizer": rule.model_copy(update=rate)}
+        rule = rule.model_copy(update={"rate": factor * rule.rate})
+        scaled = {"optimizer": rule}
     options = options.model_copy(update=scaled)
     own = config.central.rate
     table = config.central.model_copy(
@@ -251,10 +253,9 @@ def _algorithm(config: Config, built: Built, how: str, factor: Any) -> Algorithm
     return selected(config, rebuilt(changed, built), [built.federated_data])
 
 
-def _mean(built: Built) -> str:
-    """The mean over clients that the run minimizes, by its weights."""
-    weights = built.spec.weights or built.algorithm.needs.weights
-    return "mean" if weights == "uniform" else "weighted"
+def _weights(built: Built) -> str:
+    """How the run weighs its clients, and so which mean over them it minimizes."""
+    return built.spec.weights or built.algorithm.needs.weights
 
 
 def _failure(why: str) -> Trial:
@@ -262,23 +263,13 @@ def _failure(why: str) -> Trial:
     return Trial(nothing, nothing, np.nan, np.nan, np.nan, failed=why)
 
 
-def _line(error: Exception) -> str:
-    text = str(error).removeprefix("mixed_fl: ").splitlines() or [""]
-    return (
-        text[0]
-        if isinstance(error, ValueError)
-        else f"{type(error).__name__}: {text[0]}"
-    )
-
-
 def _known(
-    config: Config, built: Built, points: list[PyTree]
+    config: Config, built: Built, trials: dict[str, Trial]
 ) -> tuple[list[float], Noise]:
     """The disagreement and noise of the gradients; NaN where they are unknown."""
     assert config.central is not None and built.server is not None
-    weights = weights_of(
-        built.spec.weights or built.algorithm.needs.weights, built.federated_data
-    )
+    weights = weights_of(_weights(built), built.federated_data)
+    points = [model for one in trials.values() for model in one.models]
     rows, own = built.server.train.shard(0), Batch(built.server.train.rows(0))
     parts = 1 - config.central.weight, config.central.weight
 

@@ -22,7 +22,7 @@ from rich.table import Table
 
 import fedblend as fb
 from fedblend.core import Loss
-from fedblend.gains import Evidence, Gain, gain_summary
+from fedblend.gains import Gain, Measured, gain_summary
 from fedblend.report.figures import plot_method_gains, plot_methods
 from fedblend.report.measures import (
     Comparison,
@@ -36,7 +36,19 @@ from fedblend.report.terminal import human_bits
 
 CLIENTS, CLASSES, COHORT = 40, 4, 20
 ALONE = "local-only"
-WORK: Any = {"steps": 10, "batch_size": 10}
+HEADINGS = (
+    "mean",
+    "worst\ntenth",
+    "gain over alone\n(95 % interval)",
+    "better",
+    "worse",
+    "bits sent\na client",
+)
+GAIN = ("value", "low", "high")
+"""A gain over training alone, and the ends of its interval."""
+SLOW = fb.Work(0.3, steps=10, batch_size=10)
+FAST = SLOW._replace(optimizer=1.0)
+"""The local work of a round, at two rates."""
 
 
 class Method(NamedTuple):
@@ -56,28 +68,20 @@ METHODS = {
 
 
 def _alone(loss: Loss) -> fb.Algorithm:
-    return fb.local_only(loss, fb.Work(0.3, **WORK))
+    return fb.local_only(loss, SLOW)
 
 
 def _fedavg(loss: Loss) -> fb.Algorithm:
-    shared = fb.fedavg(loss, fb.Work(1.0, **WORK))
-    return fb.finetune(shared, loss, fb.Work(0.3, steps=50, batch_size=10))
+    return fb.finetune(fb.fedavg(loss, FAST), loss, SLOW._replace(steps=50))
 
 
 def _flix(loss: Loss) -> fb.Algorithm:
     own = fb.solvers.lbfgs(fb.losses.l2(loss, 1e-2), tolerance=1e-4, most=200)
-    return fb.flix(
-        loss,
-        lambda mixed: fb.fedavg(mixed, fb.Work(1.0, **WORK)),
-        alpha=0.75,
-        local=own,
-    )
+    return fb.flix(loss, lambda mixed: fb.fedavg(mixed, FAST), alpha=0.75, local=own)
 
 
 def _apfl(loss: Loss) -> fb.Algorithm:
-    return fb.apfl(
-        loss, fb.Work(0.3, **WORK), alpha=0.75, alpha_rate=0.001, held_out=0.2
-    )
+    return fb.apfl(loss, SLOW, alpha=0.75, alpha_rate=0.001, held_out=0.2)
 
 
 RUNS: dict[str, tuple[str, Callable[[Loss], fb.Algorithm]]] = {
@@ -166,11 +170,7 @@ def demo(out: Path, console: Console, *, rounds: int = 100, seeds: int = 3) -> N
         "methods": {name: score.numbers() for name, score in scores.items()},
         "accuracy_by_client": {m: s.accuracy.tolist() for m, s in scores.items()},
         "gain_by_client": {
-            name: {
-                "value": score.gain.value.tolist(),
-                "low": score.gain.low.tolist(),
-                "high": score.gain.high.tolist(),
-            }
+            name: {of: getattr(score.gain, of).tolist() for of in GAIN}
             for name, score in scores.items()
             if score.gain is not None
         },
@@ -252,17 +252,20 @@ def _score(runs: dict[str, fb.Run], name: str, model: str) -> Score:
     bits = np.mean([cost["up"] + cost["down"] for cost in costs]) / CLIENTS
     gain = None
     if run is not alone:
-        measured, by_row = (
-            [
-                {"test": {"personal": own["test"][model],
-                          "local": other["test"]["personal"]}}
-                for own, other in zip(*pair, strict=True)
-            ]
-            for pair in ((run.measured, alone.measured), (run.by_row, alone.by_row))
-        )  # fmt: skip
-        evidence = Evidence(measured, by_row, run.evidence.counts, run.evidence.metrics)
+        evidence = run.evidence._replace(
+            measured=_beside(run.measured, alone.measured, model),
+            by_row=_beside(run.by_row, alone.by_row, model),
+        )
         gain = evidence.gain("test", "accuracy", "local")
     return Score(accuracy.astype(np.float64), float(bits), gain)
+
+
+def _beside(of: list[Measured], alone: list[Measured], model: str) -> list[Measured]:
+    """A model on test rows as the personal one, beside that of training alone."""
+    return [
+        {"test": {"personal": own["test"][model], "local": other["test"]["personal"]}}
+        for own, other in zip(of, alone, strict=True)
+    ]
 
 
 def _table(scores: dict[str, Score], seeds: int) -> Table:
@@ -272,19 +275,18 @@ def _table(scores: dict[str, Score], seeds: int) -> Table:
         title_style="bold",
     )
     table.add_column("model")
-    for heading in ("mean", "worst\ntenth", "gain over alone\n(95 % interval)",
-                    "better", "worse", "bits sent\na client"):  # fmt: skip
+    for heading in HEADINGS:
         table.add_column(heading, justify="right")
     for method, score in scores.items():
         of = score.numbers()
-        compared = ["-"] * 3
+        gain, *counts = ["-"] * 3
         if of["mean_gain"] is not None:
-            ends = ("mean_gain", "mean_gain_low", "mean_gain_high")
-            mean, low, high = (100 * of[end] for end in ends)
-            counts = (str(of[f"{which}_than_local"]) for which in ("better", "worse"))
-            compared = [f"{mean:+.1f} ({low:+.1f}, {high:+.1f})", *counts]
+            ends = (of["mean_gain"], of["mean_gain_low"], of["mean_gain_high"])
+            gain = "{:+.1f} ({:+.1f}, {:+.1f})".format(*(100 * end for end in ends))
+            counts = [str(of["better_than_local"]), str(of["worse_than_local"])]
         accuracy = (f"{of['mean']:.1%}", f"{of['worst_tenth']:.1%}")
-        table.add_row(method, *accuracy, *compared, human_bits(of["bits_per_client"]))
+        bits = human_bits(of["bits_per_client"])
+        table.add_row(method, *accuracy, gain, *counts, bits)
     return table
 
 

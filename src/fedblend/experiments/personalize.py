@@ -1,40 +1,62 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""New clients for a finished run: models from its folder and the clients' own rows.
+"""Models for clients that join after training, by the algorithm of a configuration.
 
-The folder is read and never written: the configuration, the shared model, and the task
-in ``run.json``. The data of the run is not needed.
+``personalize_from`` takes the folder of a finished run, which it never writes: the
+configuration, the shared model, and the task in ``run.json``. The data of the run is
+not needed. ``new_clients`` takes the same from memory.
+
+``simulation.personalize`` computes the models: a new client enrolls at the shared
+model, takes part in some rounds in which the message stays the same ("visits"), then
+deploys ``personal``. Algorithms differ in the options that state the steps on a
+client's own model, and in the number of visits:
+
+- one model for all clients (FedAvg and its like): fine-tuning from it, no visits;
+- fine-tuning of their own (finetune, reptile, fomaml, perfedavg): just that, no visits;
+- FLIX: x_i by the run's solver, mixed with the shared model, no visits;
+- a model of its own, trained against the message (Ditto, MAPPER, FedRep, training
+  alone): one visit of as many steps;
+- pFedMe and L2GD: Ditto's steps with their lam. With a fixed shared model pFedMe's
+  inner problem is Ditto's, and the expected step of L2GD is Ditto's step;
+- APFL: visits of one step each, so that the shared model is fixed: equation (17).
+
+Numbers given for each client are replaced by their mean; rates have no schedule.
 """
 
 import re
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
+import fedblend as fb
 from fedblend.config.config import Config
-from fedblend.config.model import loss_name, losses_of, measures_of, model_of
-from fedblend.core import PyTree
+from fedblend.config.model import (
+    loss_name,
+    losses_of,
+    measures_of,
+    model_of,
+    smoothness,
+)
+from fedblend.core import Algorithm, Down, Key, Loss, PyTree, shared_model
 from fedblend.data.dataset import AbsentColumnError, Task
 from fedblend.data.federated import FederatedData, federate
 from fedblend.data.partition.partitioners import by_key
 from fedblend.data.readers.read import read_new_rows
 from fedblend.errors import RunError
 from fedblend.experiments import run_folder
-from fedblend.experiments.new_clients import new_clients
-from fedblend.experiments.run_folder import Folder
+from fedblend.metrics import Metric
 from fedblend.report.measures import in_order
-from fedblend.simulation.personalize import NewClients
-from fedblend.simulation.serialize import (
-    WireError,
-    as_tree,
-    pack,
-    unpack,
-    write_atomically,
-)
+from fedblend.simulation.personalize import NewClients, personalize
 from fedblend.trees import precision
+
+ROUNDS = 5
+"""The rounds of local work that new clients do by default; figure 6 of the APFL paper
+has five epochs, one a round."""
 
 
 class ClientGain(NamedTuple):
@@ -107,10 +129,9 @@ class Personalized(NamedTuple):
         for place in paths:
             if place.exists():
                 raise RunError(f"{place}: exists already and is not overwritten")
-        about = {"format": "fedblend", "seed": str(self.seed), "round": self.round}
         for client, place in enumerate(paths):
-            model = self.clients.personal(client)
-            write_atomically(place, pack(model, {**about, "client": names[client]}))
+            facts = {"seed": self.seed, "round": self.round, "client": names[client]}
+            run_folder.write_model(place, self.clients.personal(client), **facts)
         return paths
 
 
@@ -149,8 +170,8 @@ def personalize_from(
         raise RunError(f"rate: {rate} is not a finite number above 0")
     if not 0 <= test < 1:
         raise RunError(f"test: {test} is not a fraction in [0, 1)")
-    folder = Folder(Path(run))
-    config, task = run_folder.read_config(folder), _task(folder)
+    folder = run_folder.Folder(Path(run))
+    config, task = run_folder.read_config(folder), run_folder.read_task(folder)
     seeds = run_folder.seeds_of(config)
     chosen = seeds[0] if seed is None else seed
     if chosen not in seeds:
@@ -162,7 +183,8 @@ def personalize_from(
         model = model_of(config, task, name)
         plain, loss = losses_of(config, name, model.apply)
         path = folder.model(chosen if isinstance(config.run.seed, list) else None)
-        shared, about = _shared(path, jax.eval_shape(model.init, jax.random.key(0)))
+        shapes = jax.eval_shape(model.init, jax.random.key(0))
+        shared, about = run_folder.read_model(path, shapes)
         found = new_clients(
             config,
             (name, loss),
@@ -175,40 +197,6 @@ def personalize_from(
             rate=rate,
         )
     return Personalized(found, chosen, about.get("round", ""))
-
-
-def _task(folder: Folder) -> Task:
-    """The task of a run, from ``run.json``."""
-    if not folder.origin.is_file():
-        raise RunError(f"{folder.path}: is not the folder of a run (no run.json)")
-    known: Any = run_folder.read_json(folder.origin).get("task")
-    try:
-        return Task(
-            known["kind"],
-            int(known["outputs"]),
-            tuple(int(size) for size in known["shape"]),
-            tuple(str(name) for name in known["labels"]),
-            tuple(str(name) for name in known["columns"]),
-        )
-    except (TypeError, KeyError, ValueError):
-        raise RunError(
-            f"{folder.origin}: does not say what the model is for; the run was made "
-            "by an older fedblend, or the file is damaged"
-        ) from None
-
-
-def _shared(path: Path, template: PyTree) -> tuple[PyTree, dict[str, str]]:
-    """The shared model that a run saved, and the metadata of the file."""
-    if not path.is_file():
-        raise RunError(
-            f"{path}: the run has saved no shared model; it is written at the end, "
-            "fedblend run ... --resume continues the run"
-        )
-    try:
-        arrays, about = unpack(path.read_bytes())
-        return as_tree(arrays, template), about
-    except WireError as error:
-        raise RunError(f"{path}: {error}") from None
 
 
 def _data(
@@ -239,3 +227,116 @@ def _data(
         held = by_key(found.keys)
         parts, names = held.rows, held.names
     return federate(found.rows, parts, test=test, names=names, seed=seed)
+
+
+def new_clients(
+    config: Config,
+    loss: tuple[str, Loss],
+    data: FederatedData,
+    shared: PyTree,
+    key: Key,
+    *,
+    measure: Mapping[str, Metric],
+    splits: Sequence[str] | None,
+    steps: int | None = None,
+    rate: float | None = None,
+) -> NewClients:
+    """A model for each client that joins after training, with its metrics.
+
+    Args:
+        config: the configuration of the run.
+        loss: its name, and the loss itself.
+        data: the rows of the new clients.
+        shared: the shared model of the run.
+        key: the seed.
+        measure: metrics by name.
+        splits: the splits to measure on, all there are if None.
+        steps: local steps on the clients' own models; if None as the algorithm says,
+            or those of ``ROUNDS`` rounds.
+        rate: the rate of these steps, plain SGD; the optimizer of the run if None.
+
+    Raises:
+        RunError: the algorithm does not use ``steps`` or ``rate``.
+    """
+    algorithm, visits = client_work(config, loss, data, steps=steps, rate=rate)
+    down = Down(jax.tree.map(jnp.asarray, shared), jnp.zeros((), jnp.int32))
+    return personalize(
+        algorithm, down, data, key, visits=visits, measure=measure, splits=splits
+    )
+
+
+def client_work(
+    config: Config,
+    loss: tuple[str, Loss],
+    data: FederatedData,
+    *,
+    steps: int | None = None,
+    rate: float | None = None,
+) -> tuple[Algorithm, int]:
+    """What a new client runs, and in how many visits; see ``new_clients``."""
+    options: Any = config.algorithm
+    # A new client has no number of its own in a list over clients.
+    means = {
+        key: float(np.mean(value))
+        for key in ("alpha", "lam")
+        if isinstance(value := getattr(options, key, None), list)
+    }
+    options, kind = options.model_copy(update=means), options.entry.new_client
+    visits = kind.visits
+    if kind.steps is None:
+        for key, value in {"steps": steps, "rate": rate}.items():
+            if value is not None:
+                raise RunError(
+                    f"{key}: {value} has no meaning here; {options.name} finds the "
+                    "model of a new client with the run's solver, algorithm.personal"
+                )
+        # Only the solver of x_i computes anything; the local work never runs.
+        still = {"rate": 1.0, "optimizer": None, "schedule": None}
+        options = options.model_copy(update=still)
+    else:
+        rounds = config.run.rounds if kind.whole_run else ROUNDS
+        options = _work_stated(options, steps, rate, 0 if visits == 0 else rounds)
+    if visits is None:
+        if options.epochs is None:
+            visits = int(np.mean(options.steps))
+        else:
+            rows = data.train.capacity
+            visits = options.epochs * -(-rows // (options.rows() or rows))
+        options = options.model_copy(update={"steps": 1, "epochs": None})
+    known = None
+    if "smooth" in options.entry.parameters:
+        known = smoothness(config.model, loss[0], data)
+    algorithm = options.build(loss[1], known, data.clients, new_client=True)
+    if algorithm.personal is not shared_model:
+        return algorithm, visits
+    work = options.work()
+    return fb.finetune(fb.fedavg(loss[1], work), loss[1], work), 0
+
+
+def _work_stated(
+    options: Any, steps: int | None, rate: float | None, rounds: int
+) -> Any:
+    """The options with these steps at this rate on a client's own model.
+
+    Without ``steps``, the steps of so many rounds; with 0 rounds those of the options.
+    """
+    entry = options.entry
+    table, place = entry.keys.get("work"), entry.new_client
+    work = options if table is None else getattr(options, table)
+    changes: dict[str, Any] = {"schedule": None}
+    counted = place.steps == "steps" and work.epochs is not None
+    if steps is not None:
+        changes |= {place.steps: steps} | ({"epochs": None} if counted else {})
+    elif rounds:
+        key = "epochs" if counted else place.steps
+        changes[key] = rounds * round(float(np.mean(getattr(work, key))))
+    if rate is not None:
+        changes[place.rate] = rate
+        changes |= {"optimizer": None} if place.rate == "rate" else {}
+    if table is None and place.steps == "steps":
+        return options.model_copy(update=changes)
+    # The update of the shared model is discarded: as little work on it as possible.
+    least = {"steps": 1, "epochs": None, "schedule": None}
+    if table is None:
+        return options.model_copy(update=least | changes)
+    return options.model_copy(update={**least, table: work.model_copy(update=changes)})

@@ -29,7 +29,7 @@ from fedblend.simulation.simulate import simulate
 from fedblend.theory import plan
 from fedblend.theory.bounds import require_minimizers
 from fedblend.theory.constants import Mixture, Smoothness, mixture, stacked
-from fedblend.theory.plan import DGD, Plan, Solver, Traffic
+from fedblend.theory.plan import Plan, Solver, Traffic
 from fedblend.trees import precision
 
 GRID = tuple(tenth / 10 for tenth in range(1, 11))
@@ -297,7 +297,7 @@ def _schemes(config: Config, built: Built, params: PyTree) -> tuple[Scheme, ...]
         return _started(built, wrapped, params)
 
     alone = run_of(None)
-    first = Scheme(DGD, _traffic(alone, alone), False, table is None)
+    first = Scheme(plan.DGD, _traffic(alone, alone), False, table is None)
     if table is None:
         return (first,)
     usual, actual = run_of("zero"), run_of(table.start)

@@ -1,40 +1,139 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""The results of a completed run: its tables and figures, its diagnostics, warnings.
+"""The results of a completed run: its summary, tables, figures and warnings.
 
 Diagnostics tell what clients ended with: the gradient at the local models that FLIX
 looks for, and the mixing weights that APFL learns. Warnings name what a user should not
 overlook, such as a loss worse than that of the best constant prediction.
 """
 
-from collections.abc import Mapping, Sequence
+import platform
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import jax
 import numpy as np
 
+import fedblend as fb
+from fedblend.config.build import Built
+from fedblend.config.config import Config
+from fedblend.config.model import loss_name
+from fedblend.core import Batch, PyTree
 from fedblend.data.federated import FederatedData
-from fedblend.experiments import run_folder
-from fedblend.experiments.run_folder import Folder
-from fedblend.gains import harms
-from fedblend.report import figures
-from fedblend.report.measures import (
-    Clients,
-    Comparison,
-    Row,
-    compare_run,
-    harm_columns,
-    harm_rows,
-    rows_of,
-    sentence,
-    shown_splits,
-)
+from fedblend.experiments import personalize, run_folder
+from fedblend.experiments.run_folder import Folder, seeds_of
+from fedblend.gains import Evidence, harms
+from fedblend.report import figures, measures
+from fedblend.report.measures import Row, rows_of, shown_splits
 from fedblend.simulation.personalize import NewClients
-from fedblend.simulation.result import MODELS, Results
+from fedblend.simulation.result import MODELS, Measures, Results
 from fedblend.simulation.run import Run
 
 MOST_NAMED = 5
 """Clients whose names a warning holds."""
+COLUMNS = ("local_model_gradient_norm", "alpha")
+"""The diagnostics of an algorithm that are columns of ``clients.csv``."""
+
+
+def write_summary(
+    folder: Folder,
+    config: Config,
+    built: Built,
+    run: Run,
+    promised: dict[str, Any],
+    on_warning: Callable[[str], None],
+) -> dict[str, Any]:
+    """Write all results of a completed run; ``summary.json`` last, which ends a run.
+
+    Args:
+        folder: the folder of the run.
+        config: what was run.
+        built: what the configuration built.
+        run: the federated stage, completed.
+        promised: the privacy of the run.
+        on_warning: called with each warning, one line.
+
+    Returns:
+        The content of ``summary.json``.
+    """
+    seeds = seeds_of(config)
+    ends = [run.summary()] if run.replicas is None else run.summary()
+    runs = [{"seed": seed, **end} for seed, end in zip(seeds, ends, strict=True)]
+    columns, about_clients, warnings = diagnostics(run, config.algorithm)
+    least = chance(loss_name(config, built.task), run.federated_data)
+    warnings += _warnings_at_end(run, runs, least)
+    for warning in warnings:
+        on_warning(warning)
+    unseen = _unseen_clients(run, config, built)
+    harmed = write_results(folder, run, seeds, columns, unseen)
+    for one, model in zip(runs, run_folder.models(run), strict=True):
+        one |= _at_server(built, model)
+    for one, new in zip(runs, unseen, strict=False):
+        one["unseen"] = {"round": run.round, **new.summary()}
+    if unseen:
+        harmed["unseen"] = {"harmed": harms(_together(unseen))}
+    summary = {
+        "name": config.name,
+        "algorithm": config.algorithm.name,
+        **origin(built),
+        "warnings": [*built.warnings, *warnings],
+        **about_clients,
+        **promised,
+        **harmed,
+        "runs": runs,
+    }
+    run_folder.write_text(folder.summary, run_folder.as_json(summary))
+    return run_folder.read_json(folder.summary)
+
+
+def origin(built: Built) -> dict[str, Any]:
+    """The versions, the device and the data of a run."""
+    return {
+        "fedblend": fb.__version__,
+        "jax": jax.__version__,
+        "numpy": np.__version__,
+        "python": platform.python_version(),
+        "device": jax.devices()[0].device_kind,
+        "data": built.facts,
+    }
+
+
+def _unseen_clients(run: Run, config: Config, built: Built) -> list[NewClients]:
+    """The clients that ``data.unseen`` sets apart, for each seed."""
+    if not built.unseen:
+        return []
+    new_clients = partial(
+        personalize.new_clients,
+        config,
+        (loss_name(config, built.task), built.loss),
+        measure=built.measures,
+        splits=config.measure.splits,
+    )
+    models = run_folder.models(run)
+    # Seeds that share a split share its clients.
+    data = [*built.unseen] * (len(models) // len(built.unseen))
+    keys = [run.key] if run.replicas is None else list(run.key)
+    return list(map(new_clients, data, models, keys))
+
+
+def _together(found: Sequence[NewClients]) -> Evidence:
+    """The evidence of all seeds together."""
+    return found[0].evidence._replace(
+        measured=[one.measured for one in found], by_row=[one.by_row for one in found]
+    )
+
+
+def _at_server(built: Built, model: PyTree) -> dict[str, Any]:
+    """The metrics of a shared model on the server's own rows, where it has some."""
+    if built.server is None:
+        return {}
+    found = {}
+    for name, split in built.server.splits.items():
+        batch = Batch(jax.tree.map(np.asarray, split.rows(0)))
+        values = {key: float(of(model, batch)) for key, of in built.measures.items()}
+        found[name] = {"rows": len(batch.rows[0]), **values}
+    return {"central": found}
 
 
 def write_results(
@@ -61,30 +160,28 @@ def write_results(
     if run.alone is not None and run.alone["rounds"] is not None:
         shape = (len(run.measured_ids), len(seeds))[: 1 if run.replicas is None else 2]
         columns = {**columns, "local_rounds": np.full(shape, run.alone["rounds"])}
-    found = compare_run(run, rows, columns.get("alpha"))
-    harm = {}
+    found = measures.compare_run(run, rows, columns.get("alpha"))
+    harmed: dict[str, Any] = {}
     if found is not None:
-        comparison, clients = found
-        columns = {**columns, **harm_columns(run, comparison)}
-        run_folder.write_table(folder.harm, harm_rows(comparison, clients))
-        harm["harm"] = sentence(comparison, run.alone)
+        columns = {**columns, **measures.harm_columns(run, found[0])}
+        run_folder.write_table(folder.harm, measures.harm_rows(*found))
+        harmed["harm"] = measures.sentence(found[0], run.alone)
     run_folder.write_clients(folder, run, seeds, columns, unseen)
     if shown_splits(rows):
         draw(folder, run, rows, found)
-    return {**harm, "harmed": harms(run.evidence)}
+    return {**harmed, "harmed": harms(run.evidence)}
 
 
 def draw(
     folder: Folder,
     run: Results,
     rows: list[Row],
-    found: tuple[Comparison, Clients] | None,
+    found: tuple[measures.Comparison, measures.Clients] | None,
 ) -> None:
     """Write the figures of a run; ``found`` is from ``compare_run``."""
     figures.plot_rows(rows, folder.figures, run.evidence, run.alone)
     if found is not None:
-        comparison, clients = found
-        figures.plot_harm(comparison, clients, folder.figures / "harm", run.alone)
+        figures.plot_harm(*found, folder.figures / "harm", run.alone)
 
 
 def diagnostics(
@@ -100,11 +197,7 @@ def diagnostics(
         Columns of ``clients.csv``, keys of ``summary.json``, and warnings.
     """
     info = run.info(run.measured_ids)
-    columns = {
-        name: np.asarray(info[name])
-        for name in ("local_model_gradient_norm", "alpha")
-        if name in info
-    }
+    columns = {name: np.asarray(info[name]) for name in COLUMNS if name in info}
     summary, warnings = {}, []
     if "local_model" in info:
         summary["local_models"], warnings = _local_models(run, info, options)
@@ -178,14 +271,10 @@ def _warnings_of_alpha(run: Run, options: Any) -> list[str]:
     ]
 
 
-def warnings_at_end(run: Results, loss: str, seeds: list[int]) -> list[str]:
-    """What is odd about a completed run.
-
-    Args:
-        run: a completed run.
-        loss: the name of its loss.
-        seeds: the seed of each replica.
-    """
+def _warnings_at_end(
+    run: Results, runs: Sequence[Mapping[str, Any]], chance: float | None
+) -> list[str]:
+    """What is odd about a completed run; ``runs`` are the summaries of its seeds."""
     lines = []
     if run.alone is not None and run.alone["improving"]:
         tried, best = run.alone["tried"], run.alone["rounds"]
@@ -194,23 +283,26 @@ def warnings_at_end(run: Results, loss: str, seeds: list[int]) -> list[str]:
             f"tried; the comparison is with {best} rounds, and measure.local = N asks "
             "for more"
         )
-    replicas = [run.summary()] if run.replicas is None else run.summary()
-    for seed, one in zip(seeds, replicas, strict=True):
-        start = f"seed {seed}: " if len(seeds) > 1 else ""
+    for one in runs:
+        start = f"seed {one['seed']}: " if len(runs) > 1 else ""
         lines += [f"{start}{line}" for line in one["warnings"]]
-    return [*lines, *worse_than_chance(run, chance(loss, run.federated_data))]
+    return [*lines, *worse_than_chance(run.results, chance)]
 
 
-def worse_than_chance(run: Results, chance: float | None) -> list[str]:
-    """A line for the personal models and one for training alone, where worse."""
-    replicas = run.records[-1] if run.replicas is not None else [run.records[-1]]
+def worse_than_chance(results: list[Measures], chance: float | None) -> list[str]:
+    """A line for the personal models and one for training alone, where worse.
+
+    Args:
+        results: what was measured last, in each replica.
+        chance: the loss of the best constant prediction, None where there is none.
+    """
     lines = []
     for model in ("personal", "local"):
         worse = []
-        for split, models in replicas[0].measures.items():
+        for split, models in results[0].items():
             if chance is None or "loss" not in models.get(model, {}):
                 continue
-            values = [one.measures[split][model]["loss"].mean for one in replicas]
+            values = [one[split][model]["loss"].mean for one in results]
             worst = max((v for v in values if np.isfinite(v)), default=-np.inf)
             if worst > chance:
                 worse.append(f"{worst:.4g} on {split} rows")
@@ -234,10 +326,8 @@ def chance(loss: str, federated_data: FederatedData) -> float | None:
         federated_data: training rows with inputs and targets.
     """
     train = federated_data.train
-    rows = [
-        np.arange(s, s + c) for s, c in zip(train.starts, train.counts, strict=True)
-    ]
-    targets = np.asarray(train.examples[1])[np.concatenate(rows)]
+    each = [train.rows(client)[1] for client in range(federated_data.clients)]
+    targets = np.concatenate(each)
     weights = np.repeat(1 / (train.counts * federated_data.clients), train.counts)
     if loss == "squared_error":
         values = targets.reshape(len(targets), -1).astype(np.float64)

@@ -19,13 +19,22 @@ from fedblend.config import privacy
 from fedblend.config.build import Built, build
 from fedblend.config.config import Config, difference, dump, loads, named_by_key
 from fedblend.errors import CheckpointError, ConfigError, RunError
-from fedblend.experiments import run_folder, summary
+from fedblend.experiments import results, run_folder
 from fedblend.experiments.run_folder import Folder, seeds_of
 from fedblend.report.measures import in_order
 from fedblend.simulation import checkpoint, train_alone
 from fedblend.simulation.run import Run
 from fedblend.simulation.simulate import RunSpec, set_up
 from fedblend.trees import precision
+
+TABLES = {
+    "dp_fedavg": "privacy",
+    "dp_ftrl": "privacy",
+    "fedselect": "select",
+    "mixed_fl": "central",
+    "strata": "populations",
+}
+"""The tables of a configuration by what they build."""
 
 
 class Step(NamedTuple):
@@ -71,19 +80,22 @@ def run_config(
         for warning in built.warnings:
             on_warning(warning)
         _check_data(folder, built)
-        runs = _runs(config, built, folder)
-        promised = privacy.report(config, built.federated_data.clients)
+        # Clients train alone for as long as is best for the metric that is shown first.
+        metric, rounds = in_order(built.measures)[0], config.run.rounds
+        runs = _runs(config, built, folder, metric)
+        promised = {}
+        if config.privacy is not None:
+            promised = privacy.report(config, built.federated_data.clients)
         _open(folder, config, built)
         for stage, run in runs.items():
-            blocks, metric = run, _deciding(built)
+            blocks: Iterable[Any] = run
             if stage == "trial":
-                blocks = train_alone.prolonged(run, metric, config.run.rounds)
+                blocks = train_alone.prolonged(run, metric, rounds)
             elif stage == "local" and "trial" in runs:
-                trial, rounds = runs["trial"], config.run.rounds
-                train_alone.of_best_length(run, trial, metric, rounds)
+                train_alone.of_best_length(run, runs["trial"], metric, rounds)
             _advance(folder, config, stage, run, blocks, on_step)
         run = runs["federated"]
-        return summary.write_summary(folder, config, built, run, promised, on_warning)
+        return results.write_summary(folder, config, built, run, promised, on_warning)
 
 
 def _check_place(folder: Folder, config: Config, resume: bool) -> None:
@@ -117,50 +129,34 @@ def _open(folder: Folder, config: Config, built: Built) -> None:
     """Write what is known before the first round."""
     folder.path.mkdir(parents=True, exist_ok=True)
     if not folder.origin.exists():
-        known = {**summary.origin(built), "task": built.task._asdict()}
+        known = {**results.origin(built), "task": built.task._asdict()}
         run_folder.write_text(folder.origin, run_folder.as_json(known))
     if not folder.config.exists():
         run_folder.write_text(folder.config, dump(config))
 
 
-def _runs(config: Config, built: Built, folder: Folder) -> dict[str, Run]:
+def _runs(config: Config, built: Built, folder: Folder, metric: str) -> dict[str, Run]:
     """The stages in order; nothing is computed yet."""
     local = built.local if built.by_split is None else built.by_split.local
     runs: dict[str, Run] = {}
 
     def stored(stage: str, spec: RunSpec) -> RunSpec:
-        return dataclasses.replace(spec, store_folder=_states(config, folder, stage))
+        if config.run.store not in ("disk", "auto"):
+            return spec
+        return dataclasses.replace(spec, store_folder=folder.states(stage))
 
-    names = {
-        "dp_fedavg": "privacy",
-        "dp_ftrl": "privacy",
-        "fedselect": "select",
-        "mixed_fl": "central",
-        "strata": "populations",
-    }
-    with named_by_key(**names):
+    with named_by_key(**TABLES):
         if local is not None:
             own = dataclasses.replace(built.spec, algorithm=local)
             own, alone = train_alone.without_others(own), config.measure.local
             if isinstance(alone, bool):
-                runs["trial"] = train_alone.trying(
-                    stored("trial", own), _deciding(built)
-                )
+                runs["trial"] = train_alone.trying(stored("trial", own), metric)
             else:
                 own = dataclasses.replace(own, rounds=alone)
             runs["local"] = set_up(stored("local", own))
         spec = dataclasses.replace(built.spec, local=runs.get("local"))
         runs["federated"] = set_up(stored("federated", spec))
     return runs
-
-
-def _deciding(built: Built) -> str:
-    """The metric that chooses how long clients train alone: the one shown first."""
-    return in_order(built.measures)[0]
-
-
-def _states(config: Config, folder: Folder, stage: str) -> Path | None:
-    return folder.states(stage) if config.run.store in ("disk", "auto") else None
 
 
 def _advance(
@@ -173,17 +169,19 @@ def _advance(
 ) -> None:
     """Run a stage to its end, from its checkpoint if there is one."""
     path, text = folder.checkpoint(stage), dump(config)
+
+    def report() -> None:
+        if stage == "federated" and run.records:
+            run_folder.write_metrics(folder, run, seeds_of(config))
+        on_step(Step(stage, run.round, run.rounds))
+
     if path.exists():
         _check_owner(path, config)
         checkpoint.restore(path, run)
-        on_step(Step(stage, run.round, run.rounds))
-    if run.records and stage == "federated":
-        run_folder.write_metrics(folder, run, seeds_of(config))
+        report()
     for _ in blocks:
         checkpoint.save(path, run, {"config": text})
-        if stage == "federated":
-            run_folder.write_metrics(folder, run, seeds_of(config))
-        on_step(Step(stage, run.round, run.rounds))
+        report()
 
 
 def _check_owner(path: Path, config: Config) -> None:

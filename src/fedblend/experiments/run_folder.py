@@ -34,12 +34,19 @@ from fedblend import trees
 from fedblend.config import toml
 from fedblend.config.config import Config, check
 from fedblend.core import PyTree
+from fedblend.data.dataset import Task
 from fedblend.data.federated import FederatedData
 from fedblend.errors import ConfigError, RunError
 from fedblend.report.measures import rows_of
 from fedblend.simulation.personalize import NewClients
 from fedblend.simulation.result import Results
-from fedblend.simulation.serialize import pack, write_atomically
+from fedblend.simulation.serialize import (
+    WireError,
+    as_tree,
+    pack,
+    unpack,
+    write_atomically,
+)
 
 
 class Folder:
@@ -123,8 +130,13 @@ def write_models(folder: Folder, run: Results, seeds: list[int]) -> None:
     """Write the shared model of every seed."""
     for seed, model in zip(seeds, models(run), strict=True):
         path = folder.model(None if run.replicas is None else seed)
-        about = {"format": "fedblend", "seed": str(seed), "round": str(run.round)}
-        write_atomically(path, pack(model, about))
+        write_model(path, model, seed=seed, round=run.round)
+
+
+def write_model(path: Path, model: PyTree, **about: Any) -> None:
+    """Write a model, whole, with the format and these facts as metadata."""
+    facts = {key: str(value) for key, value in about.items()}
+    write_atomically(path, pack(model, {"format": "fedblend", **facts}))
 
 
 def write_clients(
@@ -145,50 +157,48 @@ def write_clients(
         new_clients: those that took no part in training, for each seed.
     """
     places = {int(client): place for place, client in enumerate(run.measured_ids)}
-    seen, rows = run.federated_data, []
+    seen, by_seed, rows = run.federated_data, run.evidence.measured, []
     training = {"training": "seen"} if new_clients else {}
     for replica, seed in enumerate(seeds):
-        seen_by = run.evidence.measured
-        measured = _by_column(seen_by[replica]) if seen_by else {}
+        columns = _by_column(by_seed[replica]) if by_seed else {}
         for name, values in own.items():
-            measured[name] = values if run.replicas is None else values[:, replica]
-        sent, received = run.bits(replica)
+            columns[name] = values if run.replicas is None else values[:, replica]
+        bits = run.bits(replica)
         for client in range(seen.clients):
-            bits = int(sent[client]), int(received[client])
-            cells = _cells(measured, measured, places.get(client))
-            rows.append(_client_row(seed, seen, client, bits) | cells | training)
+            row = {"seed": seed, "id": client, **_facts(seen, client)}
+            row |= {
+                "bits_up": int(bits.up[client]),
+                "bits_down": int(bits.down[client]),
+            }
+            row |= cells(columns, columns, places.get(client))
+            rows.append(row | training)
         for new in new_clients[replica : replica + 1]:
-            found = _by_column(new.measured)
-            for client in range(new.federated_data.clients):
-                row = _client_row(seed, new.federated_data, client, (0, 0))
-                row |= {"id": seen.clients + client, "training": "unseen"}
-                rows.append(row | _cells(found, measured, client))
+            measured, data = _by_column(new.measured), new.federated_data
+            for client in range(data.clients):
+                row = {"seed": seed, "id": seen.clients + client}
+                row |= {**_facts(data, client), "bits_up": 0, "bits_down": 0}
+                row |= {"training": "unseen", **cells(measured, columns, client)}
+                rows.append(row)
     write_table(folder.clients, rows)
 
 
-def _client_row(
-    seed: int, data: FederatedData, client: int, bits: tuple[int, int]
-) -> dict[str, Any]:
-    """The facts of a client: its name, its rows in each split, its bits."""
-    splits = {"train": data.train, "validation": data.validation, "test": data.test}
-    counts = {
-        name: 0 if split is None else int(split.counts[client])
-        for name, split in splits.items()
-    }
-    facts = {"seed": seed, "id": client, "name": data.name(client), **counts}
-    return {**facts, "bits_up": bits[0], "bits_down": bits[1]}
+def _facts(data: FederatedData, client: int) -> dict[str, Any]:
+    """The name of a client, and its rows in each split."""
+    counts = dict.fromkeys(("train", "validation", "test"), 0)
+    counts |= {name: int(of.counts[client]) for name, of in data.splits.items()}
+    return {"name": data.name(client), **counts}
 
 
-def _cells(
+def cells(
     measured: Mapping[str, np.ndarray], columns: Iterable[str], place: int | None
 ) -> dict[str, float | str]:
     """A client's values in these columns; empty where there is none."""
-    cells: dict[str, float | str] = {}
+    found: dict[str, float | str] = {}
     for name in columns:
         known = place is not None and name in measured
         value = float(measured[name][place]) if known else math.nan
-        cells[name] = "" if math.isnan(value) else value
-    return cells
+        found[name] = "" if math.isnan(value) else value
+    return found
 
 
 def _by_column(measured: dict[str, Any]) -> dict[str, np.ndarray]:
@@ -212,6 +222,45 @@ def read_config(folder: Folder) -> Config:
         return check(toml.read(folder.config), str(folder.config))
     except ConfigError as error:
         raise RunError(str(error)) from None
+
+
+def read_task(folder: Folder) -> Task:
+    """The task of a run, from ``run.json``."""
+    if not folder.origin.is_file():
+        raise RunError(f"{folder.path}: is not the folder of a run (no run.json)")
+    known: Any = read_json(folder.origin).get("task")
+    try:
+        return Task(
+            known["kind"],
+            int(known["outputs"]),
+            tuple(int(size) for size in known["shape"]),
+            tuple(str(name) for name in known["labels"]),
+            tuple(str(name) for name in known["columns"]),
+        )
+    except (TypeError, KeyError, ValueError):
+        raise RunError(
+            f"{folder.origin}: does not say what the model is for; the run was made "
+            "by an older fedblend, or the file is damaged"
+        ) from None
+
+
+def read_model(path: Path, template: PyTree) -> tuple[PyTree, dict[str, str]]:
+    """The shared model that a run saved, and the metadata of the file.
+
+    Args:
+        path: see ``Folder.model``.
+        template: the shapes and dtypes of its parameters.
+    """
+    if not path.is_file():
+        raise RunError(
+            f"{path}: the run has saved no shared model; it is written at the end, "
+            "fedblend run ... --resume continues the run"
+        )
+    try:
+        arrays, about = unpack(path.read_bytes())
+        return as_tree(arrays, template), about
+    except WireError as error:
+        raise RunError(f"{path}: {error}") from None
 
 
 def read_rows(folder: Folder) -> list[dict[str, Any]]:

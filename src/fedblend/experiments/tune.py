@@ -11,8 +11,6 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from fedblend.config import privacy
 from fedblend.config.build import Built, build, method
 from fedblend.config.config import Config, dump, named_by_key
@@ -117,20 +115,21 @@ def write(config: Config, found: Tuned, out: Path) -> None:
     data, splits = found.run.federated_data, {"validation": found.validation}
     if found.test is not None:
         splits["test"] = found.test
-    rows = []
-    for client in range(data.clients):
-        row = {
+    columns = {
+        f"{split}_{found.metric}_at_{alpha}": values[replica]
+        for split, values in splits.items()
+        for replica, alpha in enumerate(found.alphas)
+    }
+    rows = [
+        {
             "id": client,
             "name": data.name(client),
             "alpha": float(found.chosen[client]),
             "chosen_on": "others" if found.unsure[client] else "validation",
+            **run_folder.cells(columns, columns, client),
         }
-        for split, values in splits.items():
-            for alpha, measured in zip(found.alphas, values, strict=True):
-                value = float(measured[client])
-                column = f"{split}_{found.metric}_at_{alpha}"
-                row[column] = "" if np.isnan(value) else value
-        rows.append(row)
+        for client in range(data.clients)
+    ]
     run_folder.write_table(out, rows)
     again = _with_alpha(config, found.chosen.tolist())
     run_folder.write_text(out.with_suffix(".toml"), dump(again))

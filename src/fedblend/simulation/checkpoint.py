@@ -40,7 +40,7 @@ def save(path: Path, run: Run, about: Mapping[str, str] | None = None) -> None:
         "fedblend": str(VERSION),
         "round": str(run.round),
         "plan": json.dumps(_plan(run)),
-        "records": json.dumps([_rows(record) for record in run.records]),
+        "records": json.dumps(jax.tree.map(Record.row, run.records)),
         "about": json.dumps(dict(about or {})),
     }
     write_atomically(path, pack(run.snapshot(), words))
@@ -54,13 +54,11 @@ def read_about(path: Path) -> dict[str, str]:
 def restore(path: Path, run: Run) -> None:
     """Take a freshly set up run to where the saved one was."""
     arrays, words = _open(path)
-    plan = _plan(run)
-    saved = words["plan"]
-    for name, value in plan.items():
-        if saved.get(name) != value:
+    for name, value in _plan(run).items():
+        saved = words["plan"].get(name)
+        if saved != value:
             raise CheckpointError(
-                f"checkpoint {path}: was made with {name} {saved.get(name)}, "
-                f"this run has {value}"
+                f"checkpoint {path}: was made with {name} {saved}, this run has {value}"
             )
     try:
         changed = len(arrays.get("['store']['ids']", ()))
@@ -95,7 +93,11 @@ def _open(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
         return arrays, {
             "round": int(words["round"]),
             "plan": dict(json.loads(words["plan"])),
-            "records": [_records(rows) for rows in json.loads(words["records"])],
+            "records": jax.tree.map(
+                Record.from_row,
+                json.loads(words["records"]),
+                is_leaf=lambda node: isinstance(node, dict),
+            ),
             "about": dict(json.loads(words["about"])),
         }
     except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -128,13 +130,3 @@ def _digest(strata: Strata | None) -> list[Any] | None:
         return None
     of = zlib.crc32(np.asarray(strata.of, np.int64).tobytes())
     return [of, list(strata.weights), list(strata.sizes or ())]
-
-
-def _rows(record: Any) -> Any:
-    return [one.row() for one in record] if isinstance(record, list) else record.row()
-
-
-def _records(rows: Any) -> Any:
-    if isinstance(rows, list):
-        return [Record.from_row(row) for row in rows]
-    return Record.from_row(rows)

@@ -16,6 +16,7 @@ score itself. Then the best round counts.
 import dataclasses
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import takewhile
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -149,18 +150,14 @@ def _looks(run: Run, metric: str) -> list[Look]:
     metrics = run.evidence.metrics
     names = (metric, "loss" if "loss" in metrics else metric)
     replicas = [run.history(replica) for replica in range(run.replicas or 1)]
-    known = {}
+    wanted, found = {0, *takewhile(lambda at: at <= run.round, looks())}, []
     for block in zip(*replicas, strict=True):
+        if block[0].round not in wanted:
+            continue
         seen = [record.measures["validation"]["personal"] for record in block]
-        known[block[0].round] = [
-            score(metrics[name], float(np.mean([of[name].mean for of in seen])))
-            for name in names
-        ]
-    found = [Look(0, *known[0])]
-    for at in looks():
-        if at > run.round:
-            break
-        found.append(Look(at, *known[at]))
+        means = [float(np.mean([of[name].mean for of in seen])) for name in names]
+        scores = map(score, (metrics[name] for name in names), means)
+        found.append(Look(block[0].round, *scores))
     return found
 
 

@@ -8,7 +8,6 @@ uses most, and entries behind a client's own are ignored.
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from math import prod
 from typing import Any, NamedTuple
 
@@ -22,15 +21,13 @@ from fedblend.data.federated import FederatedData
 _NO_ROW = np.iinfo(np.int32).max
 
 
-@partial(
-    jax.tree_util.register_dataclass, data_fields=("values",), meta_fields=("shape",)
-)
+@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Picked:
     """Some rows, one after the other, of an array of this shape."""
 
     values: Ragged
-    shape: tuple[int, ...]
+    shape: tuple[int, ...] = dataclasses.field(metadata={"static": True})
 
 
 class Use(NamedTuple):

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from fedblend.data.dataset import DataError, MissingDataError
+from fedblend.data.readers.files import read_columns
 from fedblend.data.readers.read import read
-from fedblend.data.readers.tables import read_columns
 
 CSV = "age,site,ill,weight\n1,a,yes,0.5\n2,b,no,1.5\n3,a,no,2.5\n"
 

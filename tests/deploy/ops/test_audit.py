@@ -98,9 +98,9 @@ def test_lines_missing_at_the_end_show_against_the_head_that_was_sent(audit):
     path, heads = audit
     path.write_bytes(b"".join(lines_of(path)[:3]))
     assert verify(path) == (3, heads[2])
-    assert verify(path, heads[1]).lines == 3
-    with pytest.raises(AuditError, match="its end was cut off"):
-        verify(path, heads[4])
+    assert verify(path, {heads[1]}).lines == 3
+    with pytest.raises(AuditError, match="lines were cut off"):
+        verify(path, {heads[4]})
 
 
 @pytest.mark.parametrize("kept", [1, 50, -1])
@@ -113,7 +113,7 @@ def test_a_torn_line_is_reported_and_survived(audit, kept):
         verify(path)
     assert Audit(path).head == heads[3]
     Audit(path).append("started")
-    assert verify(path, heads[3]).lines == 6
+    assert verify(path, {heads[3]}).lines == 6
     said = json.loads(lines_of(path)[4])
     assert said["event"] == "torn line"
     assert said["fields"]["bytes"] == len(torn)

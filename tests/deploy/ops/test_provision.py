@@ -32,10 +32,11 @@ from fedblend.errors import RunError
 
 EXPECTED = {
     "README.md",
+    *("server.sh", "alice.sh", "bob.sh"),
     "ca/ca.crt",
     "ca/ca.key",
     *(f"server/{name}" for name in ("ca.crt", "server.crt", "server.key")),
-    *(f"server/{name}" for name in ("server.toml", "nginx.conf")),
+    *(f"server/{name}" for name in ("server.toml", "nginx.conf", "trial.toml")),
     "server/fedblend-link.service",
     "server/nodes/alice.pub",
     "server/nodes/bob.pub",

@@ -65,13 +65,32 @@ def test_keys_are_registered_again_where_the_link_lost_its_database(link, settin
     assert sorted(link.keys) == ["3", "4"]
 
 
-def test_notes_that_were_lost_are_no_hindrance(link, settings):
+def test_keys_are_registered_again_where_nobody_knows_whose_ids_they_have(
+    link, settings
+):
     registration.register(settings)
     (settings.folder / "members.json").unlink()
     registration.register(settings)
     registration.register(settings)
-    assert link.drawn == 2
-    assert said(settings)[0] == ("alice", 0, "unknown")
+    assert sorted(link.keys) == ["3", "4"]
+    assert said(settings)[0] == ("alice", 0, "online")
+
+
+def test_ids_belong_to_clients_by_their_keys(link, settings):
+    registration.register(settings)
+    found = registration.registered(settings)
+    assert found.registered == {1: ("alice", 0), 2: ("bob", 1)}
+
+
+def test_a_retired_node_has_no_key_and_others_keep_their_numbers(link, own, settings):
+    registration.register(settings)
+    path = own / "server" / "server.toml"
+    edit(path, 'key = "nodes/alice.pub"', 'key = "nodes/alice.pub"\nretired = true')
+    left = load_as(ServerSettings, path)
+    registration.register(left)
+    assert sorted(link.keys) == ["2"]
+    assert said(left) == [("alice", 0, "retired"), ("bob", 1, "online")]
+    assert registration.registered(left) == ({2: ("bob", 1)}, (0,))
 
 
 def test_a_replaced_key_is_forgotten(link, own, settings):

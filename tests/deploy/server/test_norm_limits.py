@@ -1,12 +1,17 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""Limits on what else a client sends: gradients in a round, models at enrollment."""
+"""Limits on what a client sends: updates, gradients, models, numbers of rows."""
 
 import jax
+import numpy as np
 import pytest
 
 import fedblend as fb
+from fedblend.deploy.server.aggregation import NormHistory
+from fedblend.deploy.server.checkpoint import ServerCheckpoint
+from fedblend.deploy.server.coordinator import Coordinator
 from fedblend.deploy.server.settings import BelowQuorum
+from fedblend.deploy.transport import Rejected
 from loopback import LoopbackFederation
 from problems import classes
 
@@ -27,12 +32,13 @@ def _longer(algorithm, part: str):
     def client(down, state, shard, key):
         up, after = algorithm.client(down, state, shard, key)
         extra = longer(up.extra, shard) if part == "extra" else up.extra
-        return up._replace(extra=extra), after
+        delta = longer(up.delta, shard) if part == "delta" else up.delta
+        return up._replace(extra=extra, delta=delta), after
 
     return algorithm._replace(enroll=enroll, client=client)
 
 
-def _loopback(algorithm, folder, longest_rest):
+def _loopback(algorithm, folder, longest_rest=None, norm_ratio=None):
     on = classes(COUNTS)
     return LoopbackFederation(
         algorithm(on),
@@ -45,6 +51,7 @@ def _loopback(algorithm, folder, longest_rest):
         quorum=0.5,
         longest_update=1e3,
         longest_rest=longest_rest,
+        norm_ratio=norm_ratio,
     )
 
 
@@ -79,3 +86,78 @@ def test_what_is_sent_at_enrollment_may_be_too_long(tmp_path):
         BelowQuorum, match=r"client 1 rejected: its norm is .* at most 1000"
     ):
         _loopback(longer, tmp_path, 1e3).server().step()
+
+
+WORK = fb.Work(0.1, steps=2, batch_size=2)
+
+
+@pytest.mark.parametrize("part", ["delta", "extra", "join"])
+def test_what_is_a_million_times_as_long_as_usual_does_not_count(part, tmp_path):
+    def longer(on):
+        if part == "join":
+            return _longer(
+                fb.flix(
+                    on.loss,
+                    lambda mixed: fb.fedavg(mixed, WORK),
+                    alpha=0.5,
+                    local=fb.solvers.gradient_descent(on.loss, 10.0, most=5),
+                ),
+                part,
+            )
+        return _longer(fb.scaffold(on.loss, WORK), part)
+
+    loopback = _loopback(longer, tmp_path, norm_ratio=100.0)
+    loopback.rules = loopback.rules._replace(longest_update=None)
+    server = loopback.server()
+    if part == "join":
+        with pytest.raises(BelowQuorum, match=r"client 1 rejected: .* 100 times the"):
+            server.step()
+        return
+    while server.round < 1:
+        server.step()
+    counts = server.interval["received"], server.interval["rejected"]
+    assert counts == (2, 1)
+
+
+def test_the_limit_follows_the_norms_that_counted():
+    history = NormHistory(10.0)
+    assert history.settle({0: (1.0,), 1: (2.0,), 2: (1e30,)}).keys() == {2}
+    assert history.norms == [(1.0,), (2.0,)]
+    assert history.settle({0: (0.0,), 1: (9.0,), 2: (5.0,)}) == {}
+    history.check((19.0,))
+    with pytest.raises(Rejected, match=r"21, more than 10 times the median 2 "):
+        history.check((21.0,))
+    assert NormHistory(None).settle({0: (1.0,), 1: (1e30,)}) == {}
+
+
+def test_the_norms_that_counted_outlive_the_server(tmp_path):
+    loopback = _loopback(lambda on: fb.fedavg(on.loss, WORK), tmp_path / "nodes")
+    first, second = loopback.server(), loopback.server()
+    checkpoint = ServerCheckpoint(tmp_path / "server")
+    while first.round < 1:
+        first.step()
+    checkpoint.save(first, {})
+    saved = checkpoint.read()
+    checkpoint.close()
+    assert saved is not None
+    saved.restore(second)
+    assert second.norm_history.norms == first.norm_history.norms
+    assert len(first.norm_history.norms) == 3
+
+
+def test_a_claim_of_many_rows_makes_no_dictator(tmp_path):
+    loopback = _loopback(lambda on: fb.fedavg(on.loss, WORK), tmp_path)
+    server = loopback.server()
+    counts = {"train": np.array([30, 2**31 - 1, 40])}
+    setup = server.setup._replace(counts=counts)
+    assert Coordinator(setup, server.peers, server.rules).weights.tolist() == [
+        30,
+        120,
+        40,
+    ]
+    assert ("weight limited", {"client": 1, "rows": 2**31 - 1, "counted": 120}) in (
+        loopback.notes
+    )
+    believing = server.rules._replace(weight_ratio=None)
+    weights = Coordinator(setup, server.peers, believing).weights
+    assert weights.tolist() == counts["train"].tolist()

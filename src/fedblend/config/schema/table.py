@@ -249,22 +249,27 @@ _MOVED = dict.fromkeys(
 
 def first_error(error: ValidationError, raw: Any) -> str:
     """The first problem that a validation found in the raw content."""
-    return visible(_first(error, raw))
-
-
-def _first(error: ValidationError, raw: Any) -> str:
     details = error.errors(include_url=False)
+    key, wrong = _first(details, raw)
+    return visible(f"{'.'.join(key)}: {wrong}")
+
+
+def _first(details: list[ErrorDetails], raw: Any) -> tuple[tuple[str, ...], str]:
+    """The key of the first problem, and what is wrong with it."""
     first = details[0]
     key = _key(first, raw)
     if first["type"] == "missing":
-        return f"{'.'.join(key)}: is missing"
+        return key, "is missing"
     if first["type"] == "value_error":
         wrong: SettingError = first.get("ctx", {})["error"]
-        return f"{'.'.join((*key, wrong.key))}: {wrong.why}"
+        return (*key, wrong.key), wrong.why
     if first["type"].startswith("union_tag"):
-        return _untagged(first, key, raw)
+        tag = first.get("ctx", {})["discriminator"].strip("'")
+        return (*key, tag.replace("_kind()", "name")), _untagged(first)
     tried = [one for one in details if _key(one, raw)[: len(key)] == key]
-    return _misfit(_closest(tried, raw), raw)
+    closest = _closest(tried, raw)
+    wanted = " or ".join(dict.fromkeys(map(_wanted, closest)))
+    return _key(closest[0], raw), f"{_shown(closest[0]['input'])} is not {wanted}"
 
 
 def _closest(tried: list[ErrorDetails], raw: Any) -> list[ErrorDetails]:
@@ -274,12 +279,6 @@ def _closest(tried: list[ErrorDetails], raw: Any) -> list[ErrorDetails]:
     fitting = [one for one in deepest if one["type"] not in _TYPES]
     out_of_range = [one for one in fitting if one["type"] != "literal_error"]
     return out_of_range or deepest
-
-
-def _misfit(tried: list[ErrorDetails], raw: Any) -> str:
-    wanted = " or ".join(dict.fromkeys(map(_wanted, tried)))
-    shown = _shown(tried[0]["input"])
-    return f"{'.'.join(_key(tried[0], raw))}: {shown} is not {wanted}"
 
 
 def _key(error: ErrorDetails, raw: Any) -> tuple[str, ...]:
@@ -312,18 +311,16 @@ def _wanted(error: ErrorDetails) -> str:
     return f"usable: {error['msg']}"
 
 
-def _untagged(error: ErrorDetails, key: tuple[str, ...], raw: Any) -> str:
-    """A table whose kind is missing or unknown."""
-    context = error.get("ctx", {})
-    name = context["discriminator"].strip("'").replace("_kind()", "name")
+def _untagged(error: ErrorDetails) -> str:
+    """What is wrong with a table whose kind is missing or unknown."""
     if error["type"] == "union_tag_not_found":
-        return f"{'.'.join((*key, name))}: is missing"
-    tags = [tag.strip("' ") for tag in context["expected_tags"].split(",")]
-    tags = [tag for tag in tags if tag != "number"]
-    shown = _shown(context["tag"])
-    if context["tag"] in _MOVED:
-        return f"{'.'.join((*key, name))}: {shown} {_MOVED[context['tag']]}"
-    return f"{'.'.join((*key, name))}: {shown} is unknown; {hint(context['tag'], tags)}"
+        return "is missing"
+    context = error.get("ctx", {})
+    tag, known = context["tag"], context["expected_tags"].split(",")
+    if tag in _MOVED:
+        return f"{_shown(tag)} {_MOVED[tag]}"
+    names = [name for name in (one.strip("' ") for one in known) if name != "number"]
+    return f"{_shown(tag)} is unknown; {hint(tag, names)}"
 
 
 def _shown(value: Any) -> str:

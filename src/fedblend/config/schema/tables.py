@@ -182,19 +182,6 @@ class Run(Table):
         return self
 
 
-class Federation(Table):
-    """How the server of a federation waits for its nodes, and whom it believes."""
-
-    deadline: Positive = 600.0
-    resend: Positive = 120.0
-    attempts: Count = 20
-    quorum: Share = 1.0
-    spare: Index = 0
-    longest_update: Positive | None = None
-    longest_rest: Positive | None = None
-    largest_answer: Count | None = None
-
-
 Metric = Annotated[
     str, StringConstraints(pattern=r"^(loss|accuracy|auc|mse|recall@[1-9][0-9]{0,5})$")
 ]

@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Datasets by name: built in, drawn at random, or read from public files."""
 
-from fedblend.data.catalog import DATASETS as DATASETS
-from fedblend.data.catalog import info as info
-from fedblend.data.catalog import load as load
+from fedblend.data.dataset import DATASETS as DATASETS
+from fedblend.data.dataset import info as info
+from fedblend.data.dataset import load as load
 from fedblend.data.datasets.characters import shakespeare as shakespeare
 from fedblend.data.datasets.characters import wikitext2 as wikitext2
 from fedblend.data.datasets.femnist import femnist as femnist

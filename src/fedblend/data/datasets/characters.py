@@ -33,8 +33,7 @@ from pathlib import Path
 import numpy as np
 
 from fedblend.checks import COUNT, Number, gate
-from fedblend.data.catalog import Size, dataset
-from fedblend.data.dataset import DataError, Dataset, Rows
+from fedblend.data.dataset import DataError, Dataset, Rows, Size, dataset, intact
 from fedblend.data.download import find_either, open_unpacked
 
 CHARACTERS = (
@@ -58,7 +57,6 @@ _PLAIN = str.maketrans(
 """Typographic quotes and dashes, and their ASCII forms."""
 _ACCENT = re.compile("[\u0300-\u036f]")
 _UNKNOWN = re.compile(f"[^{re.escape(CHARACTERS)}]")
-_UNREADABLE = (OSError, EOFError, lzma.LZMAError, ValueError, LookupError, TypeError)
 
 
 def spelled(text: str) -> str:
@@ -129,6 +127,7 @@ def by_writer(
     Size(rows=54500, classes=80, clients=1129),
     "World Library's text, personal non-commercial use, not to be passed on; "
     "McMahan et al. 2017; Caldas et al. 2018",
+    needs=("shakespeare",),
 )
 @gate(**WINDOWS)
 def shakespeare(
@@ -151,12 +150,10 @@ def shakespeare(
 
 def _texts(path: Path) -> dict[str, str]:
     """The lines of each role, as one text."""
-    try:
-        with lzma.open(path, "rt", encoding="utf-8") as file:
-            roles = json.load(file)
+    problem = "is not an .xz of roles and their lines"
+    with intact(path, problem), lzma.open(path, "rt", encoding="utf-8") as file:
+        roles = json.load(file)
         texts = {role: "".join(f"{x} " for x in roles[role]["lines"]) for role in roles}
-    except _UNREADABLE:
-        raise DataError(f"{path}: is not an .xz of roles and their lines") from None
     return {role: re.sub("   *", " ", text) for role, text in texts.items()}
 
 
@@ -176,6 +173,7 @@ _WRITTEN = (
     Size(rows=12807, test_rows=14222, classes=80),
     "CC BY-SA 3.0; Merity et al. 2017",
     name="wikitext-2",
+    needs=("wikitext-2",),
 )
 @gate(length=COUNT)
 def wikitext2(
@@ -219,11 +217,8 @@ def written(tokens: str) -> str:
 
 
 def _text(path: Path) -> str:
-    try:
-        with open_unpacked(path) as file:
-            text = spelled(written(file.read().decode())).strip()
-    except (OSError, EOFError, lzma.LZMAError, UnicodeDecodeError):
-        raise DataError(f"{path}: is not a text, plain or .xz") from None
+    with intact(path, "is not a text, plain or .xz"), open_unpacked(path) as file:
+        text = spelled(written(file.read().decode())).strip()
     if len(text) < 2:
         raise DataError(f"{path}: has fewer than two characters")
     return text

@@ -12,10 +12,9 @@ from pathlib import Path
 
 import numpy as np
 
-from fedblend.data.catalog import Size, dataset
-from fedblend.data.dataset import Dataset, MissingDataError
+from fedblend.data.dataset import Dataset, MissingDataError, Size, dataset
 from fedblend.data.download import find_either
-from fedblend.data.readers.arrays import opened
+from fedblend.data.readers.files import opened
 
 _DIGITS = "0123456789"
 _UPPER = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
@@ -25,6 +24,7 @@ _UPPER = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
     "Handwritten characters by writer, 28 x 28",
     Size(rows=41495, test_rows=4763, classes=62, clients=300),
     "NIST SD 19, public domain; LEAF, BSD-2; Caldas et al. 2018",
+    needs=("femnist",),
 )
 def femnist(digits_only: bool = False, file: str | None = None) -> Dataset:
     """Images of 62 characters by writer, [rows, 28, 28, 1] in [0, 1].

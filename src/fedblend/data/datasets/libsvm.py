@@ -11,9 +11,15 @@ from pathlib import Path
 import numpy as np
 
 from fedblend.checks import gate, words
-from fedblend.data.catalog import PUBLIC, Size, dataset
-from fedblend.data.dataset import DataError, Dataset, MissingDataError
-from fedblend.data.download import find, open_unpacked
+from fedblend.data.dataset import (
+    DataError,
+    Dataset,
+    MissingDataError,
+    Size,
+    dataset,
+    intact,
+)
+from fedblend.data.download import find, open_unpacked, public_set
 
 _SETS = {
     "a6a": ("Adult incomes, 122 features", 11220, "CC BY 4.0 (UCI Adult)"),
@@ -48,7 +54,7 @@ def libsvm(
         dtype: "float32" or "float64".
     """
     known = name in _SETS
-    path = find(name, PUBLIC[name].files[0].name) if known else Path(name)
+    path = find(name, public_set(name).files[0].name) if known else Path(name)
     if not path.is_file():
         raise MissingDataError(
             f"libsvm: {name!r} is neither a file nor one of {', '.join(_SETS)}"
@@ -73,18 +79,16 @@ def libsvm(
 for _name, (_summary, _rows, _license) in _SETS.items():
     _size = Size(rows=_rows, classes=2)
     _terms = f"{_license}; LIBSVM page; cite Chang & Lin 2011"
-    dataset(_summary, _size, _terms, name=_name)(partial(libsvm, _name))
+    _register = dataset(_summary, _size, _terms, name=_name, needs=(_name,))
+    _register(partial(libsvm, _name))
 
 
 def _parse(
     path: Path, features: int | None, dtype: np.dtype
 ) -> tuple[np.ndarray, np.ndarray]:
     """The labels and the dense inputs."""
-    try:
-        with open_unpacked(path) as file:
-            lines = file.read().splitlines()
-    except (OSError, EOFError):
-        raise DataError(f"{path}: cannot be read as text or .bz2") from None
+    with intact(path, "cannot be read as text or .bz2"), open_unpacked(path) as file:
+        lines = file.read().splitlines()
     lines = [
         line for line in (line.partition(b"#")[0] for line in lines) if line.strip()
     ]

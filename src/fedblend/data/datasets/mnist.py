@@ -8,13 +8,11 @@ lost MNIST digits" (NeurIPS 2019).
 """
 
 import gzip
-import zlib
 from pathlib import Path
 
 import numpy as np
 
-from fedblend.data.catalog import Size, dataset
-from fedblend.data.dataset import DataError, Dataset
+from fedblend.data.dataset import Dataset, Size, dataset, intact
 from fedblend.data.download import find
 
 _TYPES = {0x08: np.dtype(np.uint8), 0x0C: np.dtype(">i4")}
@@ -57,14 +55,10 @@ def _writers(part: str, rows: int) -> np.ndarray:
 
 def _read_idx(path: Path) -> np.ndarray:
     """The array in a gzipped idx file: magic number, shape, numbers."""
-    try:
-        with gzip.open(path) as file:
-            content = file.read()
+    problem = "is not a complete gzipped idx file; delete it and get it again"
+    with intact(path, problem), gzip.open(path) as file:
+        content = file.read()
         kind = _TYPES[content[2]]
         axes = content[3]
         shape = np.frombuffer(content, ">i4", axes, 4)
         return np.frombuffer(content, kind, offset=4 + 4 * axes).reshape(shape)
-    except (OSError, EOFError, zlib.error, KeyError, IndexError, ValueError):
-        raise DataError(
-            f"{path}: is not a complete gzipped idx file; delete it and get it again"
-        ) from None

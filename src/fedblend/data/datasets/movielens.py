@@ -23,8 +23,7 @@ from pathlib import Path
 import numpy as np
 
 from fedblend.checks import COUNT, Number, gate
-from fedblend.data.catalog import Size, dataset
-from fedblend.data.dataset import DataError, Dataset
+from fedblend.data.dataset import DataError, Dataset, Size, dataset
 from fedblend.data.download import find_either, open_unpacked
 
 MOVIES = 3952
@@ -38,6 +37,7 @@ ARCHIVE, ORDERED = "ml-1m.zip", "ratings_ordered.dat.xz"
     "The next movie a user rates, from up to ten before it",
     Size(rows=994169, classes=3953, clients=6040),
     "Research, not commercial, not to be passed on; Harper & Konstan 2015",
+    needs=("movielens",),
 )
 @gate(length=COUNT, minimum=Number(least=2, whole=True))
 def movielens(length: int = 10, minimum: int = 3, file: str | None = None) -> Dataset:

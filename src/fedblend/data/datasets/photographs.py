@@ -14,14 +14,20 @@ That of the faces holds ``{"train_5000": {"smiling": [...], "male": [...]}, "tes
 
 import json
 import tarfile
-import zlib
 from pathlib import Path
 
 import numpy as np
 
 from fedblend.checks import gate, words
-from fedblend.data.catalog import Size, dataset
-from fedblend.data.dataset import DataError, Dataset, Rows, require
+from fedblend.data.dataset import (
+    DataError,
+    Dataset,
+    Rows,
+    Size,
+    dataset,
+    intact,
+    require,
+)
 from fedblend.data.download import find
 
 _ARCHIVE = "cifar-10-binary.tar.gz"
@@ -34,6 +40,7 @@ _RECORD = 1 + 3 * 32 * 32  # a label, then the planes red, green, blue
     "Photographs, 32 x 32, or a part (10000 + 2000)",
     Size(rows=50000, test_rows=10000, classes=10),
     "No formal license; Krizhevsky 2009",
+    needs=("cifar10",),
 )
 def cifar10(full: bool | None = None) -> Dataset:
     """Images of 10 classes, [rows, 32, 32, 3] in [0, 1].
@@ -55,6 +62,7 @@ def cifar10(full: bool | None = None) -> Dataset:
     "Faces, 28 x 28, smiling or not",
     Size(rows=5000, test_rows=1000, classes=2),
     "Non-commercial research only, not to be passed on; Liu et al. 2015",
+    needs=("celeba_smile",),
 )
 @gate(target=words("smiling", "male"))
 def celeba_smile(target: str = "smiling") -> Dataset:
@@ -88,18 +96,14 @@ def _archive(path: Path) -> tuple[Rows, Rows]:
     """The training and test rows of the official archive."""
     wanted = [f"data_batch_{batch}.bin" for batch in range(1, 6)] + ["test_batch.bin"]
     found = {}
-    try:
-        with tarfile.open(path, "r|gz") as archive:
-            for member in archive:
-                file = archive.extractfile(member) if member.isfile() else None
-                if file is not None and Path(member.name).name in wanted:
-                    content = np.frombuffer(file.read(), np.uint8)
-                    found[Path(member.name).name] = content.reshape(-1, _RECORD)
+    problem = "is not the complete CIFAR-10 archive; delete it and get it again"
+    with intact(path, problem), tarfile.open(path, "r|gz") as archive:
+        for member in archive:
+            file = archive.extractfile(member) if member.isfile() else None
+            if file is not None and Path(member.name).name in wanted:
+                content = np.frombuffer(file.read(), np.uint8)
+                found[Path(member.name).name] = content.reshape(-1, _RECORD)
         batches = [found[name] for name in wanted]
-    except (tarfile.TarError, OSError, EOFError, zlib.error, KeyError, ValueError):
-        raise DataError(
-            f"{path}: is not the complete CIFAR-10 archive; delete it and get it again"
-        ) from None
     return _records(np.concatenate(batches[:5])), _records(batches[5])
 
 
@@ -112,11 +116,8 @@ def _records(records: np.ndarray) -> Rows:
 def _mosaic(path: Path, side: int, count: int) -> np.ndarray:
     """The tiles of an image file, row by row: [count, side, side, 3] in [0, 1]."""
     image = require("PIL.Image", path.name, "pillow")
-    try:
-        with image.open(path) as picture:
-            pixels = np.asarray(picture.convert("RGB"))
-    except (OSError, SyntaxError):
-        raise DataError(f"{path}: is not a readable image") from None
+    with intact(path, "is not a readable image"), image.open(path) as picture:
+        pixels = np.asarray(picture.convert("RGB"))
     down, across = pixels.shape[0] // side, pixels.shape[1] // side
     if pixels.shape != (down * side, across * side, 3) or down * across != count:
         raise DataError(

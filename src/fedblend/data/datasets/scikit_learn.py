@@ -4,8 +4,7 @@
 
 import numpy as np
 
-from fedblend.data.catalog import Size, dataset
-from fedblend.data.dataset import Dataset, require
+from fedblend.data.dataset import Dataset, Size, dataset, require
 
 
 @dataset(

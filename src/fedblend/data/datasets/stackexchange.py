@@ -16,7 +16,6 @@ questions and answers, in the order of the dump, without HTML tags and code bloc
 formula between dollar signs becomes one character, ``characters.OTHER``.
 """
 
-import lzma
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
@@ -28,8 +27,7 @@ from xml.etree import ElementTree
 import numpy as np
 
 from fedblend.checks import COUNT, gate
-from fedblend.data.catalog import Size, dataset
-from fedblend.data.dataset import DataError, Dataset
+from fedblend.data.dataset import DataError, Dataset, Size, dataset, intact
 from fedblend.data.datasets.characters import OTHER, WINDOWS, by_writer, spelled
 from fedblend.data.download import find_either, open_unpacked
 
@@ -54,6 +52,7 @@ FILE = "quantumcomputing.Posts.xml.xz"
     "Tags of posts on quantum computing by user, bags of words",
     Size(rows=1664, classes=100, clients=331),
     LICENSE,
+    needs=("stackexchange",),
 )
 @gate(words=COUNT, tags=COUNT, minimum=COUNT)
 def stackexchange(
@@ -187,14 +186,11 @@ def _posts(path: Path, answers: bool) -> list[Post]:
 
 def _rows_of(path: Path) -> Iterator[dict[str, str]]:
     """The attributes of every row; external entities are never read."""
-    try:
-        with open_unpacked(path) as file:
-            for _, element in ElementTree.iterparse(file):
-                if element.tag == "row":
-                    yield dict(element.attrib)
-                element.clear()
-    except (OSError, EOFError, lzma.LZMAError, ElementTree.ParseError):
-        raise DataError(f"{path}: is not a complete Posts.xml") from None
+    with intact(path, "is not a complete Posts.xml"), open_unpacked(path) as file:
+        for _, element in ElementTree.iterparse(file):
+            if element.tag == "row":
+                yield dict(element.attrib)
+            element.clear()
 
 
 def _frequent(

@@ -36,8 +36,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedblend.checks import COUNT, FLAG, NOT_NEGATIVE, WHOLE, Number, gate
-from fedblend.data.catalog import Size, dataset
-from fedblend.data.dataset import DataError, Dataset, Rows, generator
+from fedblend.data.dataset import DataError, Dataset, Rows, Size, dataset, generator
 from fedblend.data.federated import FederatedData, federate
 from fedblend.errors import UserError
 

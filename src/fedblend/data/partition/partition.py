@@ -14,7 +14,7 @@ import numpy as np
 
 from fedblend.data.dataset import DataError, Dataset, MissingDataError, generator
 from fedblend.data.federated import FederatedData, federate
-from fedblend.data.readers.arrays import opened
+from fedblend.data.readers.files import opened
 
 _FORMAT = "fedblend partition 1"
 

@@ -27,8 +27,8 @@ from fedblend.data.dataset import (
     check,
     check_rows,
 )
-from fedblend.data.readers.arrays import Raw, read_folder, read_inputs_npz, read_npz
-from fedblend.data.readers.tables import read_columns, read_table
+from fedblend.data.readers import files
+from fedblend.data.readers.files import Raw
 
 TABLES = (".csv", ".parquet")
 
@@ -121,9 +121,9 @@ def read_inputs(
     if path.suffix not in (*TABLES, ".npz"):
         raise DataError(f"{path}: cannot be read; allowed are .csv, .parquet and .npz")
     if path.suffix == ".npz":
-        rows = read_inputs_npz(path, inputs or "inputs")
+        rows = files.read_inputs_npz(path, inputs or "inputs")
     else:
-        rows = read_columns(path, list(task.columns) or None, others)
+        rows = files.read_columns(path, list(task.columns) or None, others)
     rows = _shaped(rows, task, path, flat=path.suffix != ".npz")
     if not np.isfinite(rows).all():
         row = int(np.flatnonzero(~np.isfinite(rows.reshape(len(rows), -1)).all(1))[0])
@@ -143,11 +143,11 @@ def _read_raw(
     if path.is_dir() or path.suffix == ".npz":
         if inputs is not None and not isinstance(inputs, str):
             raise DataError(f"{path}: inputs: name one array, not a list")
-        reader = read_folder if path.is_dir() else read_npz
+        reader = files.read_folder if path.is_dir() else files.read_npz
         return reader(path, inputs or "inputs", target or "targets", client)
     if path.suffix in TABLES:
         chosen = [inputs] if isinstance(inputs, str) else inputs
-        return read_table(path, chosen, target, client)
+        return files.read_table(path, chosen, target, client)
     raise DataError(
         f"{path}: cannot read {path.suffix or 'a file without suffix'}; allowed "
         "are .csv, .parquet, .npz and a folder of .npz files"

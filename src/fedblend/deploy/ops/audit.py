@@ -4,8 +4,10 @@
 
 A line of the file is JSON with the time, an event, its fields, the hash of the line
 before and its own. Editing, removing or swapping lines breaks the chain. Cutting lines
-off at the end does not, so every reply carries the newest hash, the ``head``, to the
-other side.
+off at the end does not. So every message carries the newest hash, the ``head``, to the
+other side, which writes it into its own audit: the server notes each client's under
+``audits``, a node the server's under ``server``. ``verify`` with the other side's file
+finds lines that are gone.
 
 A line that a crash cut off is removed, and the next line says so.
 """
@@ -15,7 +17,7 @@ import fcntl
 import hashlib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from io import FileIO
 from pathlib import Path
@@ -90,18 +92,40 @@ class Audit:
             yield file
 
 
-def verify(path: Path, head: str | None = None) -> Verified:
+def heads_told(path: Path, client: int | None) -> set[str]:
+    """The hashes of the other side's audit that the audit in a file has noted.
+
+    Args:
+        path: the audit of a server, or of a node.
+        client: whose hashes a server was told; None for those that a node was told.
+
+    Raises:
+        AuditError: there is no such file, or a line is not as written.
+    """
+    found = set()
+    for entry in entries(path):
+        if entry is None:
+            raise AuditError(f"{path}: has lines that were changed")
+        told = entry["fields"].get("server")
+        if client is not None:
+            told = entry["event"] == "audits" and entry["fields"].get(str(client))
+        if isinstance(told, str) and len(told) == len(BEGINNING):
+            found.add(told)
+    return found
+
+
+def verify(path: Path, heads: Collection[str] = ()) -> Verified:
     """Check the whole chain.
 
     Args:
         path: the file.
-        head: a hash that was once the newest, as the other side received it.
+        heads: hashes that were once the newest, as the other side received them.
 
     Raises:
         AuditError: which line is not what was written, or that lines are missing at the
         end.
     """
-    previous, known = BEGINNING, head in (None, BEGINNING)
+    previous, missing = BEGINNING, set(heads) - {BEGINNING}
     *lines, torn = path.read_bytes().split(b"\n")
     for number, text in enumerate(lines, start=1):
         entry = _parsed(text)
@@ -113,11 +137,14 @@ def verify(path: Path, head: str | None = None) -> Verified:
                 "changed, removed or swapped"
             )
         previous = entry["hash"]
-        known = known or previous == head
+        missing.discard(previous)
     if torn:
         raise AuditError(f"{path}: line {len(lines) + 1}: is cut off")
-    if not known:
-        raise AuditError(f"{path}: no line has hash {head}; its end was cut off")
+    if missing:
+        raise AuditError(
+            f"{path}: no line has hash {min(missing)}, which was once the newest; "
+            f"lines were cut off ({len(missing)} of {len(set(heads))} hashes are gone)"
+        )
     return Verified(len(lines), previous)
 
 

@@ -6,10 +6,13 @@ The files of ``templates`` are nginx, systemd and TOML as those programs read th
 ``@name@`` where a value goes.
 """
 
+import base64
+import io
 import os
 import re
+import tarfile
 from collections.abc import Sequence
-from importlib import resources
+from importlib import metadata, resources
 from pathlib import Path
 
 from fedblend.config.toml import visible
@@ -32,6 +35,10 @@ HOME = Path("/var/lib/fedblend")
 """Where the units and the proxy expect the files of a machine."""
 PROGRAM = Path("/opt/fedblend/bin/fedblend")
 """Where fedblend is installed."""
+_NGINX_THERE = (
+    '[ -n "$ROOT" ] || command -v nginx >/dev/null ||\n'
+    '    fail "nginx: is missing; apt-get install nginx"'
+)
 USER, FLOWER_USER = "fedblend", "fedblend-flower"
 """Who owns rows and states, and who runs the SuperNode of a node."""
 
@@ -66,7 +73,8 @@ def provision(
     _folders(folder, nodes)
     _write(folder / "ca", {"ca.key": signer.key, "ca.crt": signer.public})
     table = "".join(
-        f"| `nodes/{name}/` | the machine of {name} (client {client}) |\n"
+        f"| `{name}.sh` | the machine of {name} (client {client}) | "
+        f"`sh {name}.sh --rows ROWS.csv --target COLUMN` |\n"
         for client, name in enumerate(nodes)
     )
     _write(folder, {"README.md": render("README.md", address=address, rows=table)})
@@ -77,6 +85,7 @@ def provision(
             "ca.crt": signer.public,
             "server.toml": _server_toml(address, link, nodes),
             "nginx.conf": _nginx(address, link),
+            "trial.toml": render("trial.toml", clients=len(nodes)),
             "fedblend-link.service": _unit("link", HOME / "server" / "state"),
         },
     )
@@ -96,6 +105,30 @@ def provision(
                 "fedblend-node.service": _unit("node", HOME / "node" / "flower"),
             },
         )
+        _bundle(folder / "nodes" / name, folder / f"{name}.sh", name, address)
+    _bundle(server, folder / "server.sh", None, address)
+
+
+def _bundle(folder: Path, script: Path, node: str | None, address: Address) -> None:
+    """A script that sets up a machine: the files of its folder are in it."""
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w:gz") as archive:
+        for path in sorted(folder.rglob("*")):
+            archive.add(path, path.relative_to(folder), recursive=False)
+    kind = "server" if node is None else "node"
+    text = render(
+        "install.sh",
+        what="the server" if node is None else f"the node {node}",
+        address=address,
+        file=script.name,
+        usage="" if node is None else " --rows ROWS.csv --target COLUMN",
+        version=metadata.version("fedblend"),
+        folder=kind,
+        bin=PROGRAM.parent,
+        check=_NGINX_THERE if node is None else "",
+        install=render(f"install_{kind}.sh").decode().rstrip(),
+    )
+    _write(script.parent, {script.name: text + base64.encodebytes(packed.getvalue())})
 
 
 def template(name: str) -> str:
@@ -173,6 +206,8 @@ def _check(folder: Path, host: str, nodes: Sequence[str], days: int) -> None:
     if not nodes:
         raise RunError("--nodes: no node is named; write --nodes alice,bob")
     for name in nodes:
+        if name in ("server", "ca", "nodes"):
+            raise RunError(f'--nodes: "{name}" is a folder of the federation')
         if not is_name(name):
             raise RunError(f'--nodes: "{visible(name)}" is not {NAME_RULE}')
         if list(nodes).count(name) > 1:

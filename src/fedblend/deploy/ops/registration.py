@@ -11,16 +11,18 @@ from typing import Any, NamedTuple
 
 from fedblend.deploy.ops.flwr_processes import CONNECTION, call
 from fedblend.deploy.ops.settings import NodeEntry, ServerSettings
+from fedblend.deploy.server.experiment import Nodes
+from fedblend.deploy.server.membership import Registered
 from fedblend.errors import RunError
 from fedblend.experiments import run_folder
 
-REGISTERED = "already in use"
-"""Part of the link's error for a key that it knows."""
 UNKNOWN = "unknown"
 
 
 class Member(NamedTuple):
-    """A node, and its status: "online", "offline", "registered" or "unknown"."""
+    """A node, and its status: "online", "offline", "registered", "retired" or
+    "unknown".
+    """
 
     name: str
     client: int
@@ -34,14 +36,17 @@ def register(settings: ServerSettings) -> None:
     """
     path = settings.folder / "members.json"
     known, there = _known(settings), _statuses(settings)
-    wanted = {node.name: _digest(node) for node in settings.nodes}
+    active = [node for node in settings.nodes if not node.retired]
+    wanted = {node.name: _digest(node) for node in active}
     for name, member in list(known.items()):
         if member["node"] in there and wanted.get(name) == member["key"]:
             continue
-        if member["node"] in there:
-            call(settings, "supernode", "unregister", member["node"], CONNECTION)
         del known[name]
-    for node in settings.nodes:
+    # The link does not say whose key an id has: all ids that are not known go.
+    ours = {member["node"] for member in known.values()}
+    for id in sorted(there.keys() - ours):
+        call(settings, "supernode", "unregister", id, CONNECTION)
+    for node in active:
         if node.name not in known:
             known[node.name] = {
                 "key": wanted[node.name],
@@ -51,6 +56,18 @@ def register(settings: ServerSettings) -> None:
     run_folder.write_text(path, run_folder.as_json(known))
 
 
+def registered(settings: ServerSettings) -> Nodes:
+    """The nodes by the ids that the link gave to their keys, if ``register`` ran."""
+    known = _known(settings)
+    by_id = {
+        int(known[node.name]["node"]): Registered(node.name, node.client)
+        for node in settings.nodes
+        if not node.retired and node.name in known
+    }
+    gone = tuple(node.client for node in settings.nodes if node.retired)
+    return Nodes(by_id or None, gone)
+
+
 def members(settings: ServerSettings) -> list[Member]:
     """The nodes of a federation, in the order of client ids."""
     known, there = _known(settings), _statuses(settings)
@@ -58,21 +75,18 @@ def members(settings: ServerSettings) -> list[Member]:
         Member(
             node.name,
             node.client,
-            there.get(known.get(node.name, {}).get("node", ""), UNKNOWN),
+            "retired"
+            if node.retired
+            else there.get(known.get(node.name, {}).get("node", ""), UNKNOWN),
         )
         for node in sorted(settings.nodes, key=lambda node: node.client)
     ]
 
 
 def _registered(settings: ServerSettings, node: NodeEntry) -> str:
-    """Register a key; the link's id of the node, empty if it knew the key before."""
+    """Register a key; the link's id of the node."""
     command = ("register", str(node.key), CONNECTION, "--name", node.name)
-    try:
-        return str(call(settings, "supernode", *command)["node-id"])
-    except RunError as error:
-        if REGISTERED not in str(error):
-            raise
-        return ""
+    return str(call(settings, "supernode", *command)["node-id"])
 
 
 def _statuses(settings: ServerSettings) -> dict[str, str]:

@@ -105,6 +105,7 @@ class NodeEntry(Table):
     name: Annotated[str, AfterValidator(_node_name)]
     key: Place
     client: Index
+    retired: bool = False
 
 
 class ServerSettings(Table):

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from fedblend.config.config import load
 from fedblend.deploy.ops.audit import entries
 from fedblend.deploy.ops.settings import NodeSettings, load_as
-from fedblend.deploy.server.checkpoint import read_progress
+from fedblend.deploy.server.experiment import read_progress
 from fedblend.deploy.server.run import reason_of_stop
 from fedblend.errors import RunError
 from fedblend.experiments import run_folder

@@ -13,9 +13,11 @@ from pathlib import Path
 from fedblend.config.config import Config, difference, dump, load
 from fedblend.deploy.contract import contract_of
 from fedblend.deploy.ops import flwr_processes
+from fedblend.deploy.ops.registration import registered
 from fedblend.deploy.ops.settings import ServerSettings
 from fedblend.deploy.ops.supervisor import is_up
-from fedblend.deploy.server.checkpoint import Busy, ServerCheckpoint, read_progress
+from fedblend.deploy.server.checkpoint import Busy, ServerCheckpoint
+from fedblend.deploy.server.experiment import read_progress, write_nodes
 from fedblend.deploy.server.run import ENROLL_AGAIN, STOPPED, reason_of_stop
 from fedblend.errors import RunError
 from fedblend.experiments.run_folder import Folder, as_json, read_json, write_text
@@ -101,6 +103,7 @@ def run_experiment(
         run = _running(settings, folder)
         if run is None:
             _wait_for_server(folder)
+            write_nodes(folder / "server", registered(settings))
             run = flwr_processes.submit(settings, folder, shared_seed=shared_seed)
             write_text(folder / RUN, as_json({"run": run}))
         return run

@@ -3,6 +3,7 @@
 """What the server does with replies: it checks, sums, counts and tabulates them."""
 
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -50,15 +51,17 @@ class Aggregator:
         self._add = jax.jit(partial(_add_update, algorithm))
         self._step = jax.jit(partial(_server_step, algorithm, settings))
 
-    def check_join(self, join: PyTree, request: PyTree) -> None:
-        """Reject what a client sends at enrollment if it is not finite, or too long."""
+    def check_join(self, join: PyTree, request: PyTree) -> tuple[float, ...]:
+        """Reject what a client sends at enrollment if it is not finite, or too long;
+        else its norm.
+        """
         found = self._inspect_join(join, request)
-        _check(found, self._rules.longest_rest)
+        return _check(found, self._rules.longest_rest)
 
-    def check_update(self, up: PyTree, request: PyTree) -> None:
-        """Reject an update if it is not finite, or too long."""
+    def check_update(self, up: PyTree, request: PyTree) -> tuple[float, ...]:
+        """Reject an update if it is not finite, or too long; else its norms."""
         found = self._inspect_update(up, request)
-        _check(found, self._rules.longest_update, self._rules.longest_rest)
+        return _check(found, self._rules.longest_update, self._rules.longest_rest)
 
     def start(self, joins: Sequence[PyTree], weights: np.ndarray) -> tuple[Any, PyTree]:
         """The server's first message and state, from all joins, if there are any."""
@@ -142,7 +145,9 @@ def _norm(tree: PyTree) -> jax.Array:
     return jnp.sqrt(trees.squared_norm(tree))
 
 
-def _check(inspected: tuple[jax.Array, ...], *limits: float | None) -> None:
+def _check(
+    inspected: tuple[jax.Array, ...], *limits: float | None
+) -> tuple[float, ...]:
     finite, *norms = inspected
     if not finite:
         raise Rejected("it has numbers that are not finite")
@@ -151,6 +156,57 @@ def _check(inspected: tuple[jax.Array, ...], *limits: float | None) -> None:
             raise Rejected(
                 f"its norm is {float(norm):.4g}, at most {limit:g} is allowed"
             )
+    return tuple(float(norm) for norm in norms)
+
+
+class NormHistory:
+    """The norms of updates that counted, against which new ones are checked.
+
+    An update has several norms, of the change of the model and of what else a client
+    sends. Each must be at most ``ratio`` times the lower median of the newest ones. In
+    the first round, when too few are known, replies are compared with each other after
+    the last has come.
+
+    Args:
+        ratio: None accepts every norm.
+    """
+
+    KNOWN, MOST = 3, 200
+    """Norms that are enough to judge by, and norms that are kept."""
+
+    def __init__(self, ratio: float | None):
+        self.ratio, self.norms = ratio, list[tuple[float, ...]]()
+
+    def check(self, norms: tuple[float, ...]) -> None:
+        """Reject an update with these norms if they are far above the usual ones."""
+        if len(self.norms) >= self.KNOWN:
+            self._compare(norms, self.norms)
+
+    def settle(self, norms: Mapping[int, tuple[float, ...]]) -> dict[int, str]:
+        """Take up the norms of a round; the clients that do not count, and why not."""
+        rejected, known = {}, [*self.norms, *norms.values()]
+        for client, own in norms.items():
+            try:
+                self._compare(own, known)
+            except Rejected as error:
+                rejected[client] = str(error)
+        counted = [own for c, own in sorted(norms.items()) if c not in rejected]
+        self.norms = [*self.norms, *counted][-self.MOST :]
+        return rejected
+
+    def _compare(
+        self, norms: tuple[float, ...], known: Sequence[tuple[float, ...]]
+    ) -> None:
+        for norm, others in zip(norms, zip(*known, strict=True), strict=True):
+            positive = [other for other in others if other > 0]
+            if self.ratio is None or not positive:
+                continue
+            usual = statistics.median_low(positive)
+            if not norm <= self.ratio * usual:
+                raise Rejected(
+                    f"its norm is {norm:.4g}, more than {self.ratio:g} times the "
+                    f"median {usual:.4g} (federation.norm_ratio)"
+                )
 
 
 def enter_round(
@@ -163,7 +219,7 @@ def enter_round(
     """Count the bits of a round, and what became of the members of its cohort."""
     ids, codes = members.tolist(), {"accepted": RECEIVED, "rejected": REJECTED}
     status = [codes.get(replies.status(client), DROPPED) for client in ids]
-    ups = {client: up for client, (up, _) in replies.accepted.items()}
+    ups = {client: found[0] for client, found in replies.accepted.items()}
     downs = {client: down for client, (_, down) in requests.items()}
     up_bits, down_bits = (
         np.array([_ragged_bits(sent.get(client)) for client in ids])
@@ -231,15 +287,20 @@ def table(
     return columns
 
 
-def reasons(*exchanges: Replies) -> str:
+def reasons(*exchanges: Replies, names: Mapping[int, str] = {}) -> str:
     """Which clients did not count, and why, in a line; of many only the first."""
+
+    def who(client: int) -> str:
+        name = names.get(client)
+        return f"client {client}" if name is None else f"client {client} ({name})"
+
     parts = []
     for replies in exchanges:
         refused, rejected = sorted(replies.refused.items()), replies.rejected.items()
         parts += [
-            *(f"client {c} refused: {why}" for c, why in refused),
-            *(f"client {c} rejected: {why}" for c, why in sorted(rejected)),
-            *(f"client {c} silent" for c in replies.silent),
+            *(f"{who(c)} refused: {why}" for c, why in refused),
+            *(f"{who(c)} rejected: {why}" for c, why in sorted(rejected)),
+            *(f"{who(c)} silent" for c in replies.silent),
         ]
     more = len(parts) - MAX_REASONS
     if more > 0:

@@ -11,7 +11,6 @@ for a while.
 import fcntl
 import json
 import os
-import secrets
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -23,8 +22,7 @@ import numpy as np
 
 from fedblend.deploy.server.coordinator import INTERVAL, Coordinator
 from fedblend.deploy.server.membership import Census
-from fedblend.errors import CheckpointError, RunError
-from fedblend.experiments import run_folder
+from fedblend.errors import CheckpointError
 from fedblend.simulation.result import Record
 from fedblend.simulation.serialize import (
     WireError,
@@ -36,9 +34,8 @@ from fedblend.simulation.serialize import (
 )
 from fedblend.theory.constants import Smoothness
 
-VERSION = 2
-PROGRESS = "progress.json"
-_DAMAGE = (
+VERSION = 3
+DAMAGE = (
     ValueError,
     LookupError,
     TypeError,
@@ -103,7 +100,8 @@ class ServerCheckpoint:
                 }
                 for one in server.measured
             ],
-            "strays": server.strays,
+            "strays": server.messenger.strays,
+            "norms": server.norm_history.norms,
             "about": dict(about),
         }
         metadata = {
@@ -196,7 +194,8 @@ class Saved(NamedTuple):
         }
         server.round, server.interval = state["round"], state["interval"]
         server.records, server.measured = state["records"], content["measured"]
-        server.strays = state["strays"]
+        server.messenger.strays = state["strays"]
+        server.norm_history.norms = state["norms"]
 
 
 def _opened(path: Path, damage: list[str]) -> Saved:
@@ -214,10 +213,11 @@ def _opened(path: Path, damage: list[str]) -> Saved:
             "requests": sorted(int(client) for client in state["requests"]),
             "measured": [_columns(names) for names in state["measured"]],
             "strays": Counter({str(k): int(v) for k, v in state["strays"].items()}),
+            "norms": [tuple(map(float, norms)) for norms in state["norms"]],
             "about": dict(state["about"]),
         }
         return Saved(path, metadata["experiment"], arrays, checked, damage)
-    except _DAMAGE as error:
+    except DAMAGE as error:
         raise WireError(f"its metadata are damaged ({type(error).__name__})") from None
 
 
@@ -241,7 +241,7 @@ class SavedCensus(NamedTuple):
         """As plain values."""
         if self.census is None:
             return {"repeated": self.repeated}
-        counts, rooms, known, withheld = self.census
+        counts, rooms, known, withheld, absent = self.census
         constants = None
         if known is not None:
             constants = known.smooth.tolist(), known.convex.tolist(), known.exact
@@ -250,6 +250,7 @@ class SavedCensus(NamedTuple):
             "rooms": rooms,
             "constants": constants,
             "withheld": withheld,
+            "absent": absent,
             "repeated": self.repeated,
         }
 
@@ -274,50 +275,15 @@ def saved_census(saved: Saved | None) -> SavedCensus:
             smooth, convex, exact = constants
             numbers = np.array(smooth, float), np.array(convex, float)
             constants = Smoothness(*numbers, bool(exact))
-        withheld = tuple(int(client) for client in about["withheld"])
+        withheld, absent = (
+            tuple(int(client) for client in about[name])
+            for name in ("withheld", "absent")
+        )
         # An older checkpoint is one step behind.
         repeated = int(about["repeated"]) + bool(saved.damage)
-        return SavedCensus(Census(counts, rooms, constants, withheld), repeated)
-    except _DAMAGE as error:
+        census = Census(counts, rooms, constants, withheld, absent)
+        return SavedCensus(census, repeated)
+    except DAMAGE as error:
         raise CheckpointError(
             f"{saved.path}: its metadata are damaged ({type(error).__name__})"
         ) from None
-
-
-def write_progress(folder: Path, round: int, rounds: int) -> None:
-    """Write the round that an experiment is in, for ``read_progress``."""
-    text = json.dumps({"round": round, "rounds": rounds})
-    write_atomically(folder / PROGRESS, text.encode())
-
-
-def read_progress(folder: Path) -> tuple[int, int]:
-    """The round that an experiment is in, and how many there are; 0 if unknown."""
-    try:
-        found = run_folder.read_json(folder / PROGRESS)
-        return int(found["round"]), int(found["rounds"])
-    except (RunError, KeyError, TypeError, ValueError):
-        return 0, 0
-
-
-class Identity(NamedTuple):
-    """The name of an experiment, and the server's secret."""
-
-    experiment: str
-    secret: int
-
-
-def identity(path: Path) -> Identity:
-    """The identity of an experiment, drawn once and stored in this file.
-
-    Raises:
-        RunError: the file is damaged.
-    """
-    if not path.exists():
-        drawn = Identity(secrets.token_hex(8), secrets.randbits(63))
-        run_folder.write_text(path, run_folder.as_json(drawn._asdict()))
-        path.chmod(0o600)
-    found = run_folder.read_json(path)
-    experiment, secret = found.get("experiment"), found.get("secret")
-    if not isinstance(experiment, str) or not isinstance(secret, int):
-        raise RunError(f"{path}: is damaged: it has no experiment and no secret")
-    return Identity(experiment, secret)

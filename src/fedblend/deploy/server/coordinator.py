@@ -11,8 +11,7 @@ state.
 """
 
 import time
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -26,6 +25,7 @@ from fedblend.deploy.contract import deployment
 from fedblend.deploy.message import ENROLLED, UNKNOWN, Message, payload_of
 from fedblend.deploy.server import aggregation
 from fedblend.deploy.server.aggregation import Aggregator
+from fedblend.deploy.server.messenger import Messenger
 from fedblend.deploy.server.settings import (
     BelowQuorum,
     RoundRules,
@@ -34,7 +34,7 @@ from fedblend.deploy.server.settings import (
     rowless_data,
     rowless_engine,
 )
-from fedblend.deploy.transport import Peers, Replies, exchange
+from fedblend.deploy.transport import Peers, Replies
 from fedblend.gains import Evidence, Measured
 from fedblend.simulation.communication import CommunicationLog, sizes_of
 from fedblend.simulation.result import (
@@ -50,8 +50,6 @@ from fedblend.simulation.sampling import cohorts
 
 INTERVAL = ("rounds", "seconds", "received", "dropped", "rejected")
 """What a record counts since the record before."""
-MAX_STRAYS = 1000
-"""Different descriptions of stray replies that are kept: other machines choose them."""
 
 
 class Coordinator(Results):
@@ -64,7 +62,9 @@ class Coordinator(Results):
         self.algorithm, self.clients = setup.algorithm, len(setup.counts["train"])
         self.federated_data = rowless_data(setup.counts)
         self.engine, self.weights = rowless_engine(setup, rules, self.federated_data)
+        self.active = np.setdiff1d(np.arange(self.clients), list(setup.absent))
         self.rounds, self.round, self.quorum = rules.rounds, 0, rules.least
+        self.norm_history = aggregation.NormHistory(rules.norm_ratio)
         self.interval: dict[str, Any] = dict.fromkeys(INTERVAL, 0)
         self.records: list[Record] = []
         self.measured: list[Measured] = []
@@ -72,7 +72,7 @@ class Coordinator(Results):
         self.server: Any = None
         self.bases = np.full(self.clients, UNKNOWN, np.int64)
         self.requests: dict[int, PyTree] = {}
-        self.strays: Counter[str] = Counter()
+        self.messenger = Messenger(peers, rules, setup.note)
         self.server_key = setup.key if setup.server_key is None else setup.server_key
         member = first_member(self.federated_data)
         self.shapes = self.engine.shapes(member)
@@ -130,7 +130,7 @@ class Coordinator(Results):
             cohort=self.rules.cohort,
             last_bits=static_bits(self.shapes.last._replace(round=None)),
             alone=self.alone,
-            strays=dict(self.strays),
+            strays=dict(self.messenger.strays),
         )
         return summarize(self.records[-1], self.evidence, spent)
 
@@ -160,19 +160,22 @@ class Coordinator(Results):
         return at_end and (not self.records or self.records[-1].round < self.round)
 
     def _begin(self) -> None:
-        joins, everybody = [], np.arange(self.clients)
+        joins, members = [], np.empty(0, int)
         if jax.tree.leaves(self.shapes.join):
-            replies = self._enroll(everybody)
-            if len(replies.accepted) < self.clients:
+            replies = self._enroll(self.active)
+            norms = {c: found[2] for c, found in replies.accepted.items()}
+            judge = aggregation.NormHistory(self.rules.norm_ratio)
+            self._reject(replies, judge.settle(norms))
+            members = np.array(sorted(replies.accepted), int)
+            if len(members) < len(self.active):
                 self.bases[:] = UNKNOWN
                 raise BelowQuorum(
                     "enrollment: all clients must reply before the first round; "
-                    + aggregation.reasons(replies)
+                    + self._reasons(replies)
                 )
-            joins = [replies.accepted[client][0] for client in everybody.tolist()]
-            self.ledger.join(everybody)
-        weights = self.weights[: len(joins)]
-        self.down, self.server = self.aggregator.start(joins, weights)
+            joins = [replies.accepted[client][0] for client in members.tolist()]
+            self.ledger.join(members)
+        self.down, self.server = self.aggregator.start(joins, self.weights[members])
 
     def _enroll(self, clients: np.ndarray) -> Replies:
         """Enroll those of these clients who are not; each one's join and request."""
@@ -185,14 +188,13 @@ class Coordinator(Results):
             if self.bases[client] == UNKNOWN
         }
 
-        def accept(reply: Message) -> tuple[PyTree, PyTree]:
+        def accept(reply: Message) -> tuple[PyTree, PyTree, tuple[float, ...]]:
             key = keys.at(self.engine.key, "enroll", 0, reply.client)
             found = jax.tree.map(jnp.asarray, payload_of(reply, template, key))
-            self.aggregator.check_join(*found)
-            return found
+            return *found, self.aggregator.check_join(*found)
 
-        replies = self._exchange(requests, accept)
-        for client, (_, request) in replies.accepted.items():
+        replies = self.messenger.exchange(requests, accept)
+        for client, (_, request, _) in replies.accepted.items():
             self.bases[client] = ENROLLED
             self.requests[client] = request
         return replies
@@ -200,8 +202,9 @@ class Coordinator(Results):
     def _run_round(self) -> None:
         """One round, counted if enough of its members reply."""
         started, number, cohort = time.perf_counter(), self.round, self.rules.cohort
-        size = min(cohort + self.rules.spare, self.clients)
-        (members,) = cohorts(self.engine.key, [number], self.clients, size)
+        size = min(cohort + self.rules.spare, len(self.active))
+        (drawn,) = cohorts(self.engine.key, [number], len(self.active), size)
+        members = self.active[drawn]
         enrolled = self._enroll(members)
         requests, experiment = {}, self.setup.experiment
         for client in members[self.bases[members] != UNKNOWN].tolist():
@@ -209,10 +212,16 @@ class Coordinator(Results):
             base = int(self.bases[client])
             head = Message("round", experiment, client, number, base=base)
             requests[client] = (head, down)
-        replies = self._exchange(requests, self._accept_update, enough=cohort)
+        replies = self.messenger.exchange(
+            requests, self._accept_update, enough=cohort, least=self.quorum
+        )
+        before = list(self.norm_history.norms)
+        norms = {client: found[2] for client, found in replies.accepted.items()}
+        self._reject(replies, self.norm_history.settle(norms))
         counted = sorted(replies.accepted)
         if len(counted) < self.quorum:
-            why = aggregation.reasons(replies, enrolled)
+            self.norm_history.norms = before
+            why = self._reasons(replies, enrolled)
             raise BelowQuorum(
                 f"round {number}: {len(counted)} of {cohort} clients replied, the "
                 f"quorum is {self.quorum}; {why}"
@@ -236,22 +245,35 @@ class Coordinator(Results):
         seconds = time.perf_counter() - started
         found = {"rounds": 1, "seconds": seconds, **totals._asdict()}
         self.interval = {name: n + found[name] for name, n in self.interval.items()}
-        others = aggregation.reasons(replies)
+        others = self._reasons(replies)
         self.setup.note("round", round=number, counted=len(counted), others=others)
 
-    def _accept_update(self, reply: Message) -> tuple[PyTree, PyTree | None]:
-        """A client's update, and its request if that has changed."""
+    def _reasons(self, *exchanges: Replies) -> str:
+        return aggregation.reasons(*exchanges, names=self.setup.names)
+
+    def _reject(self, replies: Replies, reasons: Mapping[int, str]) -> None:
+        """Reject replies that were accepted one by one."""
+        for client, why in reasons.items():
+            del replies.accepted[client]
+            replies.rejected[client] = why
+            self.setup.note("rejected", client=client, reason=why)
+
+    def _accept_update(
+        self, reply: Message
+    ) -> tuple[PyTree, PyTree | None, tuple[float, ...]]:
+        """A client's update, its request if that has changed, and its norms."""
         asks = reply.fields.get("asked") is True
         template = (self.shapes.up, self.request if asks else ())
         key = keys.at(self.engine.key, "client", reply.round, reply.client)
         found = payload_of(reply, template, key, self.down)
         up, request = jax.tree.map(jnp.asarray, found)
-        self.aggregator.check_update(up, request)
-        return up, request if asks else None
+        norms = self.aggregator.check_update(up, request)
+        self.norm_history.check(norms)
+        return up, request if asks else None, norms
 
     def _measure(self) -> None:
         """Ask all clients for their measures, and write a record."""
-        self._enroll(np.arange(self.clients))
+        self._enroll(self.active)
         requests, last = {}, {"last": self.round == self.rounds}
         head = Message(
             "measure", self.setup.experiment, UNKNOWN, self.round, fields=last
@@ -262,9 +284,8 @@ class Coordinator(Results):
             payload = deployed._replace(message=deployed.message._replace(round=None))
             base = int(self.bases[client])
             requests[client] = (head._replace(client=client, base=base), payload)
-        replies = self._exchange(
-            requests, partial(aggregation.measures, self.setup.metrics)
-        )
+        accept = partial(aggregation.measures, self.setup.metrics)
+        replies = self.messenger.exchange(requests, accept, least=0)
         counts, metrics = self.setup.counts, self.setup.metrics
         measured = aggregation.table(replies.accepted, self.clients, counts)
         self.records.append(
@@ -278,27 +299,3 @@ class Coordinator(Results):
         )
         self.measured = [measured]
         self.interval = dict.fromkeys(INTERVAL, 0)
-
-    def _exchange(
-        self,
-        requests: Mapping[int, tuple[Message, PyTree]],
-        accept: Callable[[Message], Any],
-        enough: int | None = None,
-    ) -> Replies:
-        """Send requests, and note what did not come back as it should."""
-        replies = exchange(
-            self.peers,
-            requests,
-            accept,
-            self.rules.timeouts,
-            enough=enough,
-            max_bytes=self.rules.largest_answer,
-        )
-        for kind in ("refused", "rejected"):
-            for client, why in getattr(replies, kind).items():
-                self.setup.note(kind, client=client, reason=why)
-        for what, times in replies.strays.items():
-            room = what in self.strays or len(self.strays) < MAX_STRAYS
-            self.strays[what if room else "others"] += times
-            self.setup.note("stray", what=what, times=times)
-        return replies

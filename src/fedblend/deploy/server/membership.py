@@ -5,20 +5,22 @@
 The server asks every node that it can reach to describe itself. The reply has the
 node's client id, its numbers of rows and, where the method needs them, a bound on the
 rows of a table that it uses and the constants of its loss. A node that comes back under
-another address is asked again. Two nodes cannot be the same client at once.
+another address is asked again. Two nodes cannot be the same client at once, and where
+the keys of the nodes are registered, a key belongs to one client.
 """
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from fedblend.config.schema.federation import Federation
 from fedblend.deploy import message as messages
 from fedblend.deploy.contract import Contract
 from fedblend.deploy.message import Message, schema_hash
-from fedblend.deploy.server.settings import BelowQuorum
+from fedblend.deploy.server.settings import BelowQuorum, fraction_of
 from fedblend.deploy.transport import Address, Reply, Timeouts, Transport
 from fedblend.simulation.serialize import WireError
 from fedblend.theory.constants import Smoothness
@@ -34,8 +36,25 @@ Accept = Callable[[int, Mapping[str, Any]], str | None]
 """From a client id and a node's description to why the node is denied, or None."""
 
 
+class Registered(NamedTuple):
+    """A node whose key the server knows."""
+
+    name: str
+    client: int
+
+
 class Membership:
-    """The addresses of the clients."""
+    """The addresses of the clients.
+
+    Args:
+        transport: carries messages.
+        invitation: asks a node to describe itself.
+        accept: why a node is denied, or None.
+        note: writes to the audit.
+        clock: seconds.
+        registered: nodes by address, where an address is given to a key; without it a
+            node is the client that it says.
+    """
 
     def __init__(
         self,
@@ -44,8 +63,10 @@ class Membership:
         accept: Accept,
         note: Callable[..., Any],
         clock: Callable[[], float] = time.monotonic,
+        registered: Mapping[Address, Registered] | None = None,
     ):
         self.transport, self.invitation, self.accept = transport, invitation, accept
+        self.registered = registered
         self.clients: dict[int, Address] = {}
         self.denied: dict[Address, str] = {}
         self._note, self._clock = note, clock
@@ -88,6 +109,8 @@ class Membership:
         client, holder = reply.client, self.clients.get(reply.client)
         if reply.kind == "refused":
             why = messages.one_line(reply.fields.get("reason"))
+        elif (other := self._impostor(address, client)) is not None:
+            why = other
         elif holder is not None and holder in self.transport.addresses():
             why = f"client {client} is there already"
         else:
@@ -98,9 +121,36 @@ class Membership:
             self._note("joined", client=client)
         else:
             if self.denied.get(address) != why:
-                self._note("denied", node=str(address), reason=why)
+                self._note("denied", node=self.name(address), reason=why)
             self.denied[address] = why
         return True
+
+    def name(self, address: Address) -> str:
+        """What the node at an address is called."""
+        known = (self.registered or {}).get(address)
+        return f"at {address}" if known is None else known.name
+
+    def denials(self) -> str:
+        """Which nodes were denied, and why, in a line."""
+        lines = [f"{self.name(at)}: {why}" for at, why in self.denied.items()]
+        return "; ".join(sorted(lines))
+
+    @property
+    def settled(self) -> bool:
+        """Whether every node that is connected has joined, or was denied."""
+        known = {*self.clients.values(), *self.denied}
+        return set(self.transport.addresses()) <= known
+
+    def _impostor(self, address: Address, client: int) -> str | None:
+        """Why a node cannot be this client, by its key."""
+        if self.registered is None:
+            return None
+        known = self.registered.get(address)
+        if known is None:
+            return "its key is not one of server.toml"
+        if known.client != client:
+            return f"it says client {client}, its key is of client {known.client}"
+        return None
 
 
 class Description(NamedTuple):
@@ -124,16 +174,22 @@ class Census(NamedTuple):
     """None where the method does not use them, or a node withholds its own."""
     withheld: tuple[int, ...] = ()
     """Clients that withhold their constants."""
+    absent: tuple[int, ...] = ()
+    """Clients that were not there when the experiment began; they have no rows."""
 
 
 class Descriptions:
     """Checks and collects descriptions.
 
-    ``census`` is the one that the experiment began with, if it has begun.
+    ``census`` is the one that the experiment began with, if it has begun, and
+    ``retired`` are clients that have left the federation.
     """
 
-    def __init__(self, contract: Contract, census: Census | None):
-        self.contract, self.census = contract, census
+    def __init__(
+        self, contract: Contract, census: Census | None, retired: Sequence[int] = ()
+    ):
+        self.contract, self.census, self.retired = contract, census, retired
+        self.max_rows = (contract.config.federation or Federation()).max_rows
         self.row = schema_hash(contract.row)
         self.found: dict[int, Description] = {}
 
@@ -147,6 +203,9 @@ class Descriptions:
         constants: Any = description.get("constants")
         if not _numbers(counts, self.contract.splits, 0) or counts["train"] < 1:
             return f"client {client} sends no usable numbers of rows"
+        if max(counts.values()) > self.max_rows:
+            claimed, most = max(counts.values()), self.max_rows
+            return f"client {client} has {claimed} rows, federation.max_rows is {most}"
         if description.get("row") != self.row:
             return f"client {client} has rows of another shape"
         if not _numbers(rooms, sizes, 1) or any(
@@ -156,6 +215,8 @@ class Descriptions:
         if constants is not None and not _usable(constants):
             return f"client {client} sends no usable constants"
         if self.census is not None:
+            if client in self.census.absent:
+                return f"client {client} was not there when the experiment began"
             before = {
                 name: int(all[client]) for name, all in self.census.counts.items()
             }
@@ -167,41 +228,67 @@ class Descriptions:
         self.found[client] = Description(dict(counts), dict(rooms), own)
         return None
 
-    def collect(self, membership: Membership, timeouts: Timeouts) -> Census:
-        """The census; waits until every client has joined once."""
+    def collect(
+        self, membership: Membership, timeouts: Timeouts, quorum: float
+    ) -> Census:
+        """The census.
+
+        Waits until every client has joined once. A fraction ``quorum`` of them is
+        enough after the deadline, or as soon as all others have had no connection for
+        ``timeouts.absence``; those take no part.
+
+        Raises:
+            BelowQuorum: too few joined, and why.
+        """
         if self.census is not None:
             return self.census
-        started, clients = time.monotonic(), range(self.contract.clients)
-        while len(self.found) < len(clients):
+        started = time.monotonic()
+        expected = sorted(set(range(self.contract.clients)) - set(self.retired))
+        least = fraction_of(quorum, len(expected))
+        while len(self.found) < len(expected):
             membership.reachable()
             membership.receive()
-            missing = sorted(set(clients) - set(self.found))
-            if missing and time.monotonic() - started > timeouts.deadline:
-                denied = "; ".join(sorted(set(membership.denied.values())))
-                raise BelowQuorum(
-                    f"clients {missing} did not join"
-                    + (f", others were denied: {denied}" if denied else "")
-                )
-            if missing:
+            waited, enough = time.monotonic() - started, len(self.found) >= least
+            if enough and waited > timeouts.absence and membership.settled:
+                break
+            if waited > timeouts.deadline:
+                if enough:
+                    break
+                raise BelowQuorum(self._missing(membership, expected))
+            if len(self.found) < len(expected):
                 time.sleep(timeouts.poll)
-        found = [self.found[client] for client in clients]
+        return self._census()
+
+    def _missing(self, membership: Membership, expected: Sequence[int]) -> str:
+        names = {one.client: one.name for one in (membership.registered or {}).values()}
+        gone = [client for client in expected if client not in self.found]
+        who = ", ".join(f"{c} ({names[c]})" if c in names else str(c) for c in gone)
+        denied = membership.denials()
+        return f"client {who} did not join" + (f"; denied: {denied}" if denied else "")
+
+    def _census(self) -> Census:
+        clients, found = range(self.contract.clients), self.found
+        absent = tuple(client for client in clients if client not in found)
         counts = {
-            name: np.array([one.counts[name] for one in found], np.int64)
+            name: np.array(
+                [found[c].counts[name] if c in found else 0 for c in clients], np.int64
+            )
             for name in self.contract.splits
         }
         rooms = {
-            name: max(one.rooms[name] for one in found)
+            name: max(one.rooms[name] for one in found.values())
             for name in self.contract.table_sizes
         }
         if not self.contract.uses_constants:
-            return Census(counts, rooms, None)
-        withheld = [c for c, one in enumerate(found) if one.constants is None]
-        if withheld:
-            return Census(counts, rooms, None, tuple(withheld))
-        known = [one.constants for one in found if one.constants is not None]
-        smooth, convex, exact = zip(*known, strict=True)
-        numbers = np.array(smooth, float), np.array(convex, float)
-        return Census(counts, rooms, Smoothness(*numbers, all(exact)))
+            return Census(counts, rooms, None, absent=absent)
+        known = [found[c].constants if c in found else None for c in clients]
+        withheld = tuple(c for c, own in enumerate(known) if own is None)
+        constants = None
+        if not withheld:
+            smooth, convex, exact = zip(*filter(None, known), strict=True)
+            numbers = np.array(smooth, float), np.array(convex, float)
+            constants = Smoothness(*numbers, all(exact))
+        return Census(counts, rooms, constants, withheld, absent)
 
 
 def _numbers(found: Any, names: Any, least: int) -> bool:

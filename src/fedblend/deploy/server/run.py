@@ -20,14 +20,9 @@ from fedblend.config.data import own_rows
 from fedblend.deploy.contract import Contract, Facts, contract_of
 from fedblend.deploy.message import UNKNOWN, Message
 from fedblend.deploy.ops.audit import Audit
-from fedblend.deploy.server.checkpoint import (
-    Busy,
-    ServerCheckpoint,
-    identity,
-    saved_census,
-    write_progress,
-)
+from fedblend.deploy.server.checkpoint import Busy, ServerCheckpoint, saved_census
 from fedblend.deploy.server.coordinator import Coordinator
+from fedblend.deploy.server.experiment import identity, read_nodes, write_progress
 from fedblend.deploy.server.membership import Census, Descriptions, Membership
 from fedblend.deploy.server.settings import BelowQuorum, ServerSetup, round_rules
 from fedblend.deploy.transport import Transport
@@ -119,12 +114,23 @@ def _run(
     for reason in () if saved is None else saved.damage:
         note("checkpoint damaged", reason=reason)
     known = saved_census(saved)
-    rules = round_rules(contract.config, contract.clients, poll)
-    descriptions = Descriptions(contract, known.census)
+    nodes = read_nodes(place)
+    descriptions = Descriptions(contract, known.census, nodes.retired)
     fields = {"config": contract.text}
     invitation = Message("describe", experiment, UNKNOWN, fields=fields)
-    membership = Membership(transport, invitation, descriptions.accept, note)
-    census = descriptions.collect(membership, rules.timeouts)
+    membership = Membership(
+        transport,
+        invitation,
+        descriptions.accept,
+        note,
+        registered=nodes.registered,
+    )
+    asked = round_rules(contract.config, contract.clients, poll)
+    census = descriptions.collect(membership, asked.timeouts, asked.quorum)
+    if census.absent and saved is None:
+        note("began without", clients=census.absent)
+    present = contract.clients - len(census.absent)
+    rules = round_rules(contract.config, present, poll)
     facts = _facts(contract, census)
     if census.withheld:
         note("constants withheld", clients=census.withheld)
@@ -154,6 +160,8 @@ def _run(
         central=rows,
         server_key=key,
         alone=None if budget is None else budget._asdict(),
+        absent=census.absent,
+        names=nodes.names,
     )
     server = Coordinator(setup, membership, rules)
     if saved is not None:

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The rules of a federation's rounds, and what its coordinator is set up with."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from math import ceil
 from typing import Any, NamedTuple
 
@@ -12,7 +12,7 @@ import numpy as np
 
 from fedblend import trees
 from fedblend.config.config import Config
-from fedblend.config.schema.tables import Federation
+from fedblend.config.schema.federation import Federation
 from fedblend.core import Algorithm, Key, PyTree, Shard
 from fedblend.data.federated import FederatedData, Shards
 from fedblend.deploy.transport import Timeouts
@@ -44,22 +44,38 @@ class RoundRules(NamedTuple):
     """Norm of all else that a client sends, beyond which it is rejected."""
     largest_answer: int | None = None
     """Bytes; a longer reply is not read."""
+    norm_ratio: float | None = 100.0
+    """A client's update may be so many times as long as the median one; see
+    ``aggregation.NormHistory``."""
+    weight_ratio: float | None = 3.0
+    """A client may weigh so many times as much as the median one, whatever number of
+    rows it claims."""
     timeouts: Timeouts = Timeouts()
 
     @property
     def least(self) -> int:
         """Clients whose replies a round needs."""
-        # 0.55 of 20 are 11, and not 11.000000000000002.
-        return max(ceil(round(self.quorum * self.cohort, 9)), 1)
+        return fraction_of(self.quorum, self.cohort)
+
+
+def fraction_of(quorum: float, clients: int) -> int:
+    """The least number of clients that is such a fraction of them."""
+    # 0.55 of 20 are 11, and not 11.000000000000002.
+    return max(ceil(round(quorum * clients, 9)), 1)
 
 
 def round_rules(config: Config, clients: int, poll: float) -> RoundRules:
-    """The rules of a configuration."""
+    """The rules of a configuration, for so many clients that take part."""
     run, given = config.run, (config.federation or Federation()).model_dump()
+    del given["max_rows"]  # of descriptions
+    if config.privacy is not None:
+        # Whom the median of norms rejects depends on the rows of others, so that one
+        # client could move the sum by more than its own update.
+        given["norm_ratio"] = None
     times = {name: given.pop(name) for name in ("deadline", "resend", "attempts")}
     return RoundRules(
         rounds=run.rounds,
-        cohort=run.cohort or clients,
+        cohort=min(run.cohort or clients, clients),
         every=run.every or max(1, -(-run.rounds // 20)),
         timeouts=Timeouts(poll=poll, **times),
         **given,
@@ -96,12 +112,25 @@ class ServerSetup(NamedTuple):
     """A seed that clients do not know, for the server's own draws; ``key`` if None."""
     alone: dict[str, Any] | None = None
     """How long clients train alone, to compare with."""
+    absent: Sequence[int] = ()
+    """Clients that take no part."""
+    names: Mapping[int, str] = {}
+    """What the nodes of the clients are called, for messages to people."""
 
 
 def rowless_data(counts: Mapping[str, np.ndarray]) -> FederatedData:
-    """The clients' numbers of rows, and no rows."""
+    """The clients' numbers of rows, and no rows.
+
+    Absent clients have none, which a simulation does not know: here they have one, and
+    no weight.
+    """
+    least = {"train": 1}
     splits = {
-        name: Shards((), np.zeros(len(rows), np.int64), np.asarray(rows, np.int64))
+        name: Shards(
+            (),
+            np.zeros(len(rows), np.int64),
+            np.maximum(np.asarray(rows, np.int64), least.get(name, 0)),
+        )
         for name, rows in counts.items()
     }
     return FederatedData(**splits, names=())
@@ -114,7 +143,7 @@ def rowless_engine(
     algorithm = setup.algorithm
     reduction = aggregators.reduction(setup.reduction, setup.trim)
     lost = float(rules.quorum < 1 or rules.spare > 0)
-    weights = client_weights(
+    claimed = client_weights(
         algorithm.needs,
         federated_data,
         rules.cohort,
@@ -122,6 +151,7 @@ def rowless_engine(
         dropout=lost,
         reduction=reduction.name,
     ).rounds
+    weights = _believed(claimed, setup, rules)
     capacity = federated_data.train.capacity
     settings = Settings(
         build=lambda hyper: algorithm,
@@ -145,6 +175,18 @@ def rowless_engine(
         central=setup.central,
     )
     return engine, weights
+
+
+def _believed(claimed: np.ndarray, setup: ServerSetup, rules: RoundRules) -> np.ndarray:
+    """The clients' weights: none of absent clients, none far above the median."""
+    weights = claimed.copy()
+    weights[list(setup.absent)] = 0.0
+    if rules.weight_ratio is None:
+        return weights
+    most = rules.weight_ratio * np.median(weights[weights > 0])
+    for client in np.flatnonzero(weights > most).tolist():
+        setup.note("weight limited", client=client, rows=weights[client], counted=most)
+    return np.minimum(weights, most)
 
 
 def first_member(federated_data: FederatedData) -> Members:

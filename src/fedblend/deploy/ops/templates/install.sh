@@ -1,0 +1,57 @@
+#!/bin/sh
+# Sets up @what@ of the federation at @address@ on this machine, as root:
+#
+#     sh @file@@usage@
+#
+# Secret keys are in this file: copy it over a channel you trust, and delete it afterwards.
+# Variables:
+#     FEDBLEND=...     what pip installs: a version, a wheel or a folder of the source, such
+#                      as FEDBLEND='./fedblend-0.1.0-py3-none-any.whl[cli,flower]'
+#     ROOT=DIR         sets up below DIR, as the user who runs this, and starts nothing
+#     ENVIRONMENT=DIR  a Python environment that has fedblend already
+set -eu
+umask 077
+requirement=${FEDBLEND:-fedblend[cli,flower]==@version@}
+ROOT=${ROOT:-}
+here=$ROOT@home@/@folder@
+environment=${ENVIRONMENT:-$ROOT/opt/fedblend}
+rows= target=
+
+fail() { echo "error: $*" >&2; exit 2; }
+while [ $# -gt 0 ]; do
+    case $1 in
+        --rows) [ $# -gt 1 ] || fail "--rows: needs a file"; rows=$2; shift 2 ;;
+        --target) [ $# -gt 1 ] || fail "--target: needs a column"; target=$2; shift 2 ;;
+        *) fail "$1: is not an option; there are --rows FILE and --target COLUMN" ;;
+    esac
+done
+[ -n "$ROOT" ] || [ "$(id -u)" = 0 ] || fail "run this as root, or with ROOT=DIR for a trial"
+[ ! -e "$here" ] || fail "$here: is there already, and is not overwritten"
+python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null ||
+    fail "python3: is missing, or older than 3.11"
+if [ -n "$rows" ]; then
+    [ -r "$rows" ] || fail "--rows: $rows: cannot be read"
+    case $rows in
+        *.csv | *.parquet | *.npz) ;;
+        *) fail "--rows: $rows: is none of .csv, .parquet, .npz" ;;
+    esac
+fi
+@check@
+if [ -z "${ENVIRONMENT:-}" ]; then
+    echo "installing $requirement into $environment"
+    python3 -m venv "$environment"
+    "$environment/bin/pip" install --quiet "$requirement"
+    chmod -R go+rX "$environment"
+fi
+mkdir -p "$here"
+sed '1,/^__FILES__$/d' "$0" | base64 -d | tar -xzf - -C "$here"
+# The files name the usual places.
+for file in "$here"/*.service "$here"/nginx.conf; do
+    [ -e "$file" ] || continue
+    sed -e "s|@home@|$ROOT@home@|g" -e "s|@program@|$environment/bin/fedblend|g" \
+        -e "s|@bin@:|$environment/bin:|g" "$file" > "$file.new"
+    mv "$file.new" "$file"
+done
+@install@
+exit 0
+__FILES__

@@ -1,0 +1,74 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""The server's exchanges with its clients, with what the audit notes of them."""
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from fedblend.core import PyTree
+from fedblend.deploy.message import Message, one_line
+from fedblend.deploy.server.settings import RoundRules
+from fedblend.deploy.transport import Peers, Replies, exchange
+
+HEADS_PER_LINE = 40
+"""Hashes of clients' audits in a line of the server's own."""
+MAX_STRAYS = 1000
+"""Different descriptions of stray replies that are kept: other machines choose them."""
+
+
+class Messenger:
+    """Sends requests and collects replies; ``strays`` counts replies to no request."""
+
+    def __init__(self, peers: Peers, rules: RoundRules, note: Callable[..., Any]):
+        self._peers, self._rules, self._note = peers, rules, note
+        self.strays: Counter[str] = Counter()
+
+    def exchange(
+        self,
+        requests: Mapping[int, tuple[Message, PyTree]],
+        accept: Callable[[Message], Any],
+        enough: int | None = None,
+        least: int | None = None,
+    ) -> Replies:
+        """Send requests, and note what did not come back as it should.
+
+        Each side tells the other the newest hash of its audit, and notes what it was
+        told: lines cut off at the end of one audit show in the other.
+        """
+        if not requests:
+            return Replies({}, {}, {}, [], Counter())
+        kinds = {head.kind for head, _ in requests.values()}
+        told = self._note("sent", message=min(kinds), clients=len(requests))
+        requests = {
+            client: (head._replace(audit=told), payload)
+            for client, (head, payload) in requests.items()
+        }
+        heads: dict[int, str] = {}
+
+        def accept_and_note(reply: Message) -> Any:
+            found = accept(reply)
+            heads[reply.client] = one_line(reply.fields.get("audit"))
+            return found
+
+        replies = exchange(
+            self._peers,
+            requests,
+            accept_and_note,
+            self._rules.timeouts,
+            enough=enough,
+            least=least,
+            max_bytes=self._rules.largest_answer,
+        )
+        known = sorted(heads.items())
+        for first in range(0, len(known), HEADS_PER_LINE):
+            some = known[first : first + HEADS_PER_LINE]
+            self._note("audits", **{str(client): head for client, head in some})
+        for kind in ("refused", "rejected"):
+            for client, why in getattr(replies, kind).items():
+                self._note(kind, client=client, reason=why)
+        for what, times in replies.strays.items():
+            room = what in self.strays or len(self.strays) < MAX_STRAYS
+            self.strays[what if room else "others"] += times
+            self._note("stray", what=what, times=times)
+        return replies
