@@ -141,6 +141,17 @@ def test_a_resumed_run_has_other_noise_and_reveals_none(name, tmp_path):
         assert not any(own in saved or own.hex().encode() in saved for own in held)
 
 
+@pytest.mark.parametrize("name", METHODS)
+def test_replicas_have_noise_of_their_own_also_with_the_same_key(name):
+    roots = jnp.stack([jax.random.key(0)] * 3)
+    run = fb.simulate(
+        METHODS[name](descent), on.params, on.federated_data, roots, **PLAN
+    )
+    models = np.asarray(run.complete().shared)
+    for one, other in ((0, 1), (0, 2), (1, 2)):
+        assert np.abs(models[one] - models[other]).min() > 1e-4
+
+
 def test_without_noise_cohorts_are_those_of_the_seed():
     """Runs that ask for no privacy have the same bits again."""
     plan = {**PLAN, "epoch": None}
