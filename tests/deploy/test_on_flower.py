@@ -7,7 +7,9 @@ An experiment takes half a minute on two idle cores, so choose some with ``-k``:
 ``pytest -n 0 -m slow tests/deploy/test_on_flower.py -k "apfl or diana"``.
 """
 
+import contextlib
 import os
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -65,6 +67,31 @@ def test_all_nodes_are_there(federation):
         (name, client) for client, name in enumerate(NAMES)
     ]
     assert {one.status for one in found} == {"online"}
+
+
+def open_ports(numbers: list[int]) -> list[str]:
+    """The ports at which these processes listen."""
+    own = set()
+    for number in numbers:
+        for file in Path(f"/proc/{number}/fd").iterdir():
+            with contextlib.suppress(OSError):
+                own.add(os.readlink(file))
+    found = []
+    for table in ("tcp", "tcp6", "udp", "udp6"):
+        for line in Path("/proc/net", table).read_text().splitlines()[1:]:
+            _, local, _, state, *_, inode = line.split()[:10]
+            waits = state == "0A" or table.startswith("udp")
+            found += [local] if waits and f"socket:[{inode}]" in own else []
+    return found
+
+
+def test_nodes_open_no_port(federation):
+    """Whoever shares a machine with a node finds nothing to connect to."""
+    for name in NAMES:
+        numbers = processes_of(federation.home(name))
+        assert numbers and open_ports(numbers) == []
+    link = processes_of(federation.folder / "server")
+    assert len(open_ports(link)) == 1  # the same look finds the link's
 
 
 def gap_to_the_simulation(how: str, federation, place, out) -> float:

@@ -8,6 +8,8 @@ of bytes in a Flower message; rounds, deadlines and resending are our own
 carrier; it imports no JAX.
 """
 
+import os
+import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -117,6 +119,22 @@ def client_app(in_process: Callable[[Path], Callable[[bytes], bytes]]) -> Client
     return app
 
 
+def end_with_parent() -> None:
+    """End this process as soon as the one that started it has ended.
+
+    Without its link a server cannot go on, and would hold its folder for as long as
+    Flower tries to reach the link. Its checkpoint is whole at any moment.
+    """
+    parent = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(REFRESH / 4)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
 def server_app(run: Callable[[Path, GridTransport], None]) -> ServerApp:
     """The app of a server; the run's configuration names the experiment's folder.
 
@@ -128,6 +146,7 @@ def server_app(run: Callable[[Path, GridTransport], None]) -> ServerApp:
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
+        end_with_parent()
         run(Path(str(context.run_config["folder"])), GridTransport(grid))
 
     return app
