@@ -21,6 +21,7 @@ NAMES = {1: "independent noise"}
 def noised(algorithm, tree: int, noise: float, clip: float, cohort: int):
     """With trees of so many rounds, or noise of its own in every round if it is one."""
     settings: dict[str, Any] = {"clip": clip, "noise": noise, "cohort": cohort}
+    settings["noise_from"] = "seed"  # the figures are the same again
     if tree == 1:
         return fb.dp_fedavg(algorithm, **settings)
     return fb.dp_ftrl(algorithm, **settings, tree=tree)

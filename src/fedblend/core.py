@@ -190,6 +190,8 @@ class Needs(NamedTuple):
     """The weights used when the user names none: "by_count" or "uniform"."""
     cohort: int | None = None
     """The only number of clients that a round may be planned with; any if None."""
+    secret_cohorts: bool = False
+    """Nobody may compute who takes part: cohorts come from the operating system."""
     length: bool = False
     """How long clients' answers are has a meaning: nothing may clip them."""
     whole: bool = False

@@ -10,8 +10,10 @@ import pytest
 
 from fedblend.cli import main
 from fedblend.config.build import build
-from fedblend.config.config import dump, load
-from fedblend.config.privacy import report
+from fedblend.config.config import Config, dump, load
+from fedblend.config.privacy import EXAMINED, SCOPE, report
+from fedblend.config.schema import tables
+from fedblend.config.schema.federation import Federation
 from fedblend.errors import ConfigError
 from fedblend.experiments import plan, tune
 from fedblend.experiments.run import run_config
@@ -54,10 +56,10 @@ def test_a_run_says_what_it_costs(configured, tmp_path, write, capsys, compiled)
     found = json.loads((out / "summary.json").read_text())["privacy"]
     expected = spent(noise=2.0, delta=1e-3, cohort=3, clients=6, rounds=4)
     assert found["epsilon"] == expected.epsilon
-    assert found["sentence"] == str(expected)
-    assert f"privacy: {expected}" in capsys.readouterr().out
+    assert found["sentence"] == f"{expected}, {SCOPE}"
+    assert f"privacy: {expected}, {SCOPE}" in capsys.readouterr().out
     assert main(["show", str(out)]) == 0
-    assert f"privacy: {expected}" in capsys.readouterr().out
+    assert f"privacy: {expected}, {SCOPE}" in capsys.readouterr().out
 
 
 def test_the_table_decides_what_is_built(configured):
@@ -83,8 +85,8 @@ def test_several_seeds_cost_more_together(configured):
         spent(noise=2.0, cohort=3, clients=6, rounds=rounds, delta=1e-3).epsilon
         for rounds in (4, 12)
     )
-    assert found["epsilon"] == once
-    assert f"for each seed, {thrice:.4g} for all 3 together" in found["sentence"]
+    assert found["epsilon"] == thrice
+    assert f"of all 3 seeds together, {once:.4g} of each" in found["sentence"]
 
 
 def test_a_tree_over_clients_that_are_dealt(configured, tmp_path, compiled):
@@ -97,8 +99,8 @@ def test_a_tree_over_clients_that_are_dealt(configured, tmp_path, compiled):
     counted: dict[str, Any] = dict(noise=2.0, tree=2, epoch=2, rounds=4, delta=1e-3)
     once, both = spent_by_tree(**counted), spent_by_tree(**counted, runs=2)
     found = summary["privacy"]
-    assert found["epsilon"] == once.epsilon
-    assert f"{both.epsilon:.4g} for all 2 together" in found["sentence"]
+    assert found["epsilon"] == both.epsilon
+    assert f"of all 2 seeds together, {once.epsilon:.4g} of each" in found["sentence"]
     assert build(config).algorithm.start.__module__.endswith("dp_ftrl")
     assert build(config).spec.epoch == 2
 
@@ -115,10 +117,30 @@ def test_what_the_accounting_does_not_cover_is_no_guarantee(configured):
     flix |= {"rate": "theory", "steps": 1, "batch_size": "all"}
     for config, reason in (
         (configured({"noise": 0.0}), "there is no noise"),
+        (configured({"noise_from": "seed"}), "the noise can be recomputed"),
         (
-            configured(compress=RAND),
-            "[compress] changes answers after they are clipped",
+            configured({"adaptive": True, "count_noise": 3.0}, compress=RAND),
+            "[compress] may make answers longer than a clip that is adaptive",
         ),
+        (
+            configured(compress={**RAND, "how": "diana"}),
+            '[compress] how = "diana" sums memories that are not clipped',
+        ),
+        (
+            configured(central={"how": "one_way", "share": 0.2}),
+            "[central] gives the server rows of the clients, without noise",
+        ),
+        (
+            configured(central={"how": "one_way", "classes": [0]}),
+            "[central] gives the server rows of the clients, without noise",
+        ),
+        (
+            configured(federation={"longest_update": 0.1}),
+            "federation.longest_update is below privacy.clip",
+        ),
+        (configured(algorithm={"name": "scaffold"}), "clients of scaffold send more"),
+        (configured(run={"reduction": "median"}), 'run.reduction = "median" is no sum'),
+        (configured(run={"weights": "by_count"}), "run.weights are not uniform"),
         (configured(algorithm=flix), 'algorithm.rate = "theory" is computed from the'),
         (configured({"tree": 2}), "clients are drawn in every round, and one may"),
         (
@@ -129,6 +151,41 @@ def test_what_the_accounting_does_not_cover_is_no_guarantee(configured):
         found = promised(config)
         assert found["epsilon"] is None
         assert found["sentence"].startswith(f"no guarantee: {reason}")
+
+
+def test_every_setting_was_examined_and_a_new_one_is_no_guarantee(
+    configured, monkeypatch
+):
+    """Whoever adds a key decides here what it does to privacy."""
+    known = {"run": tables.Run, "privacy": tables.Privacy, "compress": tables.Compress}
+    known |= {"central": tables.Central, "federation": Federation}
+    for name, table in {"config": Config, **known}.items():
+        assert set(EXAMINED[name].split()) == set(table.model_fields), name
+    config = configured()
+    assert promised(config)["epsilon"] is not None
+    monkeypatch.setitem(EXAMINED, "run", EXAMINED["run"].replace("dropout ", ""))
+    found = promised(config)["sentence"]
+    assert found.startswith("no guarantee: run.dropout is not among the settings")
+
+
+def test_spare_clients_are_drawn_and_accounted_for(tiny, write):
+    """Nine of ten are drawn where three are planned."""
+    nodes = {"partition": "nodes", "clients": 10, "kind": "classes", "classes": 3}
+    content = {**tiny, "data": {**nodes, "shape": [4]}, "privacy": TABLE}
+    content["federation"] = {"spare": 6}
+    found = promised(load(write(content)), 10)["epsilon"]
+    run: dict[str, Any] = {"noise": 2.0, "clients": 10, "rounds": 4, "delta": 1e-3}
+    assert found == spent(cohort=9, **run).epsilon
+    assert found > 2 * spent(cohort=3, **run).epsilon
+    content["federation"] = {"spare": 60}
+    assert promised(load(write(content)), 10)["epsilon"] == pytest.approx(
+        spent(cohort=10, **run).epsilon
+    )
+
+
+def test_what_is_compressed_is_clipped_again_and_has_a_guarantee(configured):
+    config = configured(compress=RAND)
+    assert promised(config)["epsilon"] == promised(configured())["epsilon"]
 
 
 @pytest.mark.parametrize(

@@ -72,12 +72,13 @@ def _selected(algorithm, federated_data):
 
 def _private(algorithm, federated_data):
     del federated_data
-    return fb.dp_fedavg(algorithm, clip=0.05, noise=1.0, cohort=2)
+    return fb.dp_fedavg(algorithm, clip=0.05, noise=1.0, cohort=2, noise_from="seed")
 
 
 def _by_tree(algorithm, federated_data):
     del federated_data
-    return fb.dp_ftrl(algorithm, clip=0.05, noise=1.0, cohort=2, tree=2)
+    options = {"noise": 1.0, "cohort": 2, "tree": 2, "noise_from": "seed"}
+    return fb.dp_ftrl(algorithm, clip=0.05, **options)
 
 
 def _mixed(how):

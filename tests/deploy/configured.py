@@ -63,6 +63,7 @@ NETWORK = 'name = "mlp"\nhidden = [4]\n'
 nobody in a federation has the rows to compute these."""
 FEDAVG = f'[algorithm]\nname = "fedavg"\n{WORK}'
 COMPRESSED = '[compress]\nhow = "{how}"\ncompressor = {{ name = "{name}", k = 4 }}\n'
+PRIVATE = "[privacy]\nclip = 0.5\nnoise = 0.3\ndelta = 1e-3\n"
 CENTRAL = '[central]\nhow = "{how}"\nfile = "{file}"\nbatch_size = 4\ntest = 0.0\n'
 
 
@@ -77,7 +78,7 @@ def tables(name: str, place: Path) -> str:
         return FEDAVG + COMPRESSED.format(how=how, name=compressor)
     if kind == "central":
         return FEDAVG + CENTRAL.format(how=how, file=place / "server.npz")
-    return FEDAVG + "[privacy]\nclip = 0.5\nnoise = 0.3\ndelta = 1e-3\n"
+    return FEDAVG + PRIVATE + 'noise_from = "seed"\n'
 
 
 AROUND = (

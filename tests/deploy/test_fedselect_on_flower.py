@@ -27,7 +27,7 @@ def test_select_comes_to_the_simulators_numbers(tmp_path):
     with local_cluster(tmp_path / "lab", rows, policy=policy) as made:
         config = check(toml.parse(text, "test"), "test")
         submit.open_folder(out, config, made.settings, resume=False)
-        submit.run_experiment(made.settings, out, shared_seed=True)
+        submit.run_experiment(made.settings, out)
         homes = [made.folder / "nodes" / name for name in NAMES]
         gap = largest_gap(out, homes, simulation(in_one(ratings)))
     print(f"select: {'equal to the bit' if gap == 0 else f'within {gap:.1e}'}")

@@ -99,7 +99,7 @@ def gap_to_the_simulation(how: str, federation, place, out) -> float:
     how += "[measure]\nlocal = false\n"
     config = check(toml.parse(federated(how, DEADLINE), "test"), "test")
     submit.open_folder(out, config, federation.settings, resume=False)
-    submit.run_experiment(federation.settings, out, shared_seed=True)
+    submit.run_experiment(federation.settings, out)
     homes = [federation.folder / "nodes" / name for name in NAMES[:CLIENTS]]
     return largest_gap(out, homes, simulation(simulated(how, place)))
 

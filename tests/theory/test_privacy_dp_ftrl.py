@@ -3,9 +3,11 @@
 """What trees cost: nodes counted by brute force, and dp-accounting's own event."""
 
 import math
+from itertools import product
 from typing import Any
 
 import dp_accounting as dp
+import numpy as np
 import pytest
 from dp_accounting.rdp import RdpAccountant
 from gaussian_mechanism import gaussian
@@ -79,6 +81,18 @@ def test_a_tree_costs_as_much_as_the_nodes_a_client_can_be_in(rounds, epoch, tre
         expected = gaussian(moved * math.sqrt(nodes) / 4.0, DELTA)
         found = by_tree(**run, adjacency=adjacency).epsilon
         assert found == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize("tree", [1, 2, 5, 8, 9])
+def test_a_tree_that_begins_anew_wherever_costs_no_more_nodes(tree):
+    """After a resume the rest of a tree is a tree of its own.
+
+    Who took part before is in no sum of the rest, and takes part once in the whole.
+    """
+    for cuts in product([False, True], repeat=tree - 1):
+        ends = [place for place, cut in enumerate(cuts, start=1) if cut]
+        sizes = np.diff([0, *ends, tree]).tolist()
+        assert max(most_nodes(size, size, size) for size in sizes) <= tree.bit_length()
 
 
 @pytest.mark.parametrize("tree", [1, 2, 3, 7, 8, 100, 128])

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Noise of the promised size, against NumPy; the same bits again; what is refused."""
 
+from functools import partial
 from typing import Any
 
 import jax
@@ -43,15 +44,16 @@ def one_step(algorithm, mean, count, key=0):
     down, server = algorithm.start(
         zeros, Aggregate((), *jnp.zeros(2)), None, jax.random.key(9)
     )
-    extra = () if down.extra == () else ((), jnp.zeros(()))
+    extra = () if down.extra == () else ((), mean.ravel()[0])
     aggregate = Aggregate(Up(mean, extra=extra), jnp.ones(()), jnp.asarray(count))
     return algorithm.server(aggregate, down, server, None, jax.random.key(key))[0]
 
 
+@pytest.mark.parametrize("source", ["system", "seed"])
 @pytest.mark.parametrize("count", [4, 1])
-def test_noise_has_its_size_and_dropouts_do_not_lower_it(count):
+def test_noise_has_its_size_and_dropouts_do_not_lower_it(count, source):
     mean = {"a": jnp.full((100, 100), 0.5), "b": jnp.full(10_000, -1.0)}
-    after = one_step(private(), mean, count).shared
+    after = one_step(private(noise_from=source), mean, count).shared
     planned = NOISE * CLIP / COHORT
     noise = {k: np.asarray(after[k] - mean[k] * count / COHORT).ravel() for k in mean}
     for drawn in noise.values():
@@ -60,20 +62,24 @@ def test_noise_has_its_size_and_dropouts_do_not_lower_it(count):
     assert abs(np.corrcoef(noise["a"], noise["b"])[0, 1]) < 4 / 100
 
 
-def test_noise_is_a_function_of_the_key():
-    mean = {"a": jnp.zeros(5)}
-    one, again, other = (one_step(private(), mean, 4, key=k).shared for k in (0, 0, 1))
+def test_noise_from_the_seed_is_a_function_of_the_key():
+    mean, seeded = {"a": jnp.zeros(5)}, private(noise_from="seed")
+    one, again, other = (one_step(seeded, mean, 4, key=k).shared for k in (0, 0, 1))
     np.testing.assert_array_equal(one["a"], again["a"])
     assert (np.asarray(one["a"]) != np.asarray(other["a"])).all()
 
 
-def test_with_a_quantile_both_kinds_of_noise_cost_as_much_as_one():
+@pytest.mark.parametrize("source", ["system", "seed"])
+def test_with_a_quantile_both_kinds_of_noise_cost_as_much_as_one(source):
     """For replacing one: the sum moves by 2 C, the count by 1."""
     count_noise = 1.0
     left = shared_noise(NOISE, count_noise)
     assert (2 / left) ** 2 + (1 / count_noise) ** 2 == pytest.approx((2 / NOISE) ** 2)
-    algorithm = private(quantile=0.5, rate=1.0, count_noise=count_noise)
-    draws = jax.vmap(lambda key: _moved(algorithm, key))(jnp.arange(2000))
+    algorithm = private(
+        quantile=0.5, rate=1.0, count_noise=count_noise, noise_from=source
+    )
+    keys, zeros = jnp.arange(2000), jnp.zeros((2000, 3))
+    draws = jax.vmap(lambda key, mean: _moved(algorithm, key, mean))(keys, zeros)
     steps, logs = map(np.asarray, draws)
     # The first round's C is the clip; b is 1/2 and noise, C moves by exp(-noise).
     assert abs(steps.std() / (left * CLIP / COHORT) - 1) < 4 / np.sqrt(2 * steps.size)
@@ -81,13 +87,13 @@ def test_with_a_quantile_both_kinds_of_noise_cost_as_much_as_one():
     assert abs(np.corrcoef(steps[:, 0], logs)[0, 1]) < 4 / np.sqrt(2000)
 
 
-def _moved(algorithm, key):
-    after = one_step(algorithm, jnp.zeros(3), 4, key=key)
+def _moved(algorithm, key, mean):
+    after = one_step(algorithm, mean, 4, key=key)
     return after.shared, jnp.log(after.extra[1] / CLIP)
 
 
-def test_a_resumed_run_has_the_same_bits(tmp_path):
-    tracked = private(quantile=0.5, count_noise=2.0)
+def test_a_resumed_run_has_the_same_bits_with_noise_from_the_seed(tmp_path):
+    tracked = private(quantile=0.5, count_noise=2.0, noise_from="seed")
     whole, second = (begin(tracked, dropout=0.3) for _ in range(2))
     blocks, path = iter(whole), tmp_path / "checkpoint"
     next(blocks)
@@ -130,6 +136,22 @@ def test_flix_says_nothing_on_joining_and_keeps_its_local_models():
     np.testing.assert_array_equal(done.client(1).personal, plain.client(1).personal)
 
 
+@pytest.mark.parametrize("method", [fb.dp_fedavg, partial(fb.dp_ftrl, tree=2)])
+def test_the_server_clips_what_it_decodes(method):
+    """rand_k(1) of three entries makes the one that it sends three times as long."""
+    quiet = method(descent, clip=CLIP, noise=0.0, cohort=7)
+    encoded = fb.compressed(quiet, compress.rand_k(1))
+    loose = encoded._replace(
+        decode=lambda up: fb.compressed(descent, compress.rand_k(1)).decode(up)
+    )
+    free, bounded = (
+        begin(one, cohort=7, rounds=1, every=1).complete() for one in (loose, encoded)
+    )
+    moved, most = (np.linalg.norm(r.shared - on.params) for r in (bounded, free))
+    assert moved <= CLIP
+    assert most > 1.2 * moved
+
+
 @pytest.mark.parametrize(
     ("changed", "line"),
     [
@@ -138,6 +160,7 @@ def test_flix_says_nothing_on_joining_and_keeps_its_local_models():
         ({"cohort": 0}, "^dp_fedavg: cohort: 0 is not a whole number"),
         ({"quantile": 0.5}, r"^dp_fedavg: count_noise: 0\.2 is not above half of the"),
         ({"quantile": 2.0, "count_noise": 9.0}, "quantile: 2.0 is not"),
+        ({"noise_from": "time"}, "noise_from: 'time' is not 'system' or 'seed'"),
     ],
 )
 def test_numbers_that_make_no_sense_are_refused(changed, line):

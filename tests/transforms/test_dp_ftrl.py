@@ -28,6 +28,10 @@ def by_tree(algorithm=descent, **changed):
     return fb.dp_ftrl(algorithm, **chosen)
 
 
+def from_seed(algorithm=descent, **changed):
+    return by_tree(algorithm, noise_from="seed", **changed)
+
+
 def begin(algorithm, key=0, params=on.params, **settings):
     usual: dict[str, Any] = {"rounds": 11, "cohort": COHORT, "epoch": 3, "every": 4}
     return fb.simulate(
@@ -72,7 +76,7 @@ def test_it_is_the_sums_of_a_tree_in_numpy_in_float64(key, empty):
     dropout = 0.45
     with precision("float64"):
         params = np.linspace(0, 0.5, 3)
-        run = begin(by_tree(), key, params, dropout=dropout, every=1)
+        run = begin(from_seed(), key, params, dropout=dropout, every=1)
         matrices, vectors = problems.client_matrices(on)
         root, shared, models, seed, found = run.key, params, [], None, []
         for number, members in enumerate(dealt(root, range(11), 7, COHORT, epoch=3)):
@@ -121,9 +125,13 @@ def played(algorithm, rounds, size=20_000, seed=5):
     return np.stack(models)
 
 
-def test_the_noise_of_a_sum_is_that_of_as_many_nodes_as_its_number_has_ones():
+both_sources = pytest.mark.parametrize("source", ["system", "seed"])
+
+
+@both_sources
+def test_the_noise_of_a_sum_is_that_of_as_many_nodes_as_its_number_has_ones(source):
     std, size = NOISE * CLIP / COHORT, 20_000
-    models = played(by_tree(tree=11), 11) / std
+    models = played(by_tree(tree=11, noise_from=source), 11) / std
     for number, model in enumerate(models, start=1):
         nodes = number.bit_count()
         assert abs(model.var() / nodes - 1) < 4 * np.sqrt(2 / size), number
@@ -133,15 +141,16 @@ def test_the_noise_of_a_sum_is_that_of_as_many_nodes_as_its_number_has_ones():
     assert abs((models[3] * models[2]).mean()) < 4 * np.sqrt(2 / size)
 
 
-def test_a_new_tree_has_new_noise_where_the_last_one_ended():
+@both_sources
+def test_a_new_tree_has_new_noise_where_the_last_one_ended(source):
     """Two trees of four end with a node each, independent of each other."""
     std, size = NOISE * CLIP / COHORT, 20_000
-    models = played(by_tree(tree=4), 8) / std
+    models = played(by_tree(tree=4, noise_from=source), 8) / std
     assert abs(models[7].var() / 2 - 1) < 4 * np.sqrt(2 / size)
     second = models[4:] - models[3]
     assert abs((second[3] * models[3]).mean()) < 4 / np.sqrt(size)
     assert abs((second[0] * models[0]).mean()) < 4 / np.sqrt(size)
-    other = played(by_tree(tree=4), 1, seed=6)[0] / std
+    other = played(by_tree(tree=4, noise_from=source), 1, seed=6)[0] / std
     assert abs((other * models[0]).mean()) < 4 / np.sqrt(size)
 
 
@@ -149,7 +158,7 @@ def test_momentum_at_the_server_filters_the_noisy_sums():
     """DP-FTRLM: v <- m v + (S + N), the model is where it began and v."""
     momentum = fb.fedopt(on.loss, fb.Work(RATE, **full), optax.sgd(1.0, 0.5))
     plain, filtered = (
-        played(by_tree(one, tree=7), 7, size=50) for one in (descent, momentum)
+        played(from_seed(one, tree=7), 7, size=50) for one in (descent, momentum)
     )
     v = np.zeros(50)
     for noisy, found in zip(plain, filtered, strict=True):
@@ -157,10 +166,11 @@ def test_momentum_at_the_server_filters_the_noisy_sums():
         np.testing.assert_allclose(found, v, rtol=0, atol=1e-6)
 
 
+@both_sources
 @pytest.mark.parametrize("count", [2, 1])
-def test_dropouts_do_not_lower_the_noise(count):
+def test_dropouts_do_not_lower_the_noise(count, source):
     mean = jnp.full(10_000, 0.7)
-    algorithm = by_tree()
+    algorithm = by_tree(noise_from=source)
     root = jax.random.key(1)
     start = (jnp.zeros_like(mean), Aggregate((), *jnp.zeros(2)), None, root)
     aggregate = Aggregate(Up(mean), jnp.ones(()), jnp.asarray(count))
@@ -180,8 +190,8 @@ def test_without_noise_and_clipping_it_is_fedavg_bit_for_bit():
     assert not np.array_equal(done[0].shared, on.params)
 
 
-def test_a_resumed_run_has_the_same_bits_and_lanes_the_same_noise(tmp_path):
-    momentum = by_tree(fb.fedopt(on.loss, fb.Work(RATE, **full), optax.sgd(1.0, 0.5)))
+def test_a_resumed_run_has_the_same_bits_and_replicas_the_same_noise(tmp_path):
+    momentum = from_seed(fb.fedopt(on.loss, fb.Work(RATE, **full), optax.sgd(1.0, 0.5)))
     whole, second = (begin(momentum, dropout=0.3) for _ in range(2))
     blocks, path = iter(whole), tmp_path / "checkpoint"
     next(blocks)
@@ -206,7 +216,7 @@ def test_a_resumed_run_has_the_same_bits_and_lanes_the_same_noise(tmp_path):
         every=4,
     ).complete()
     np.testing.assert_allclose(replicas.shared[0], whole.shared, rtol=0, atol=1e-6)
-    np.testing.assert_array_equal(replicas.server.seed[0], whole.server.seed)
+    np.testing.assert_array_equal(replicas.server.nodes[0], whole.server.nodes)
     assert not np.allclose(replicas.shared[1], whole.shared, atol=1e-3)
 
 
@@ -278,7 +288,7 @@ LINEAR = {
 
 @pytest.mark.parametrize("name", LINEAR)
 def test_servers_that_are_linear_go(name):
-    assert begin(by_tree(LINEAR[name])).shapes.server.seed.shape == (2,)
+    assert begin(by_tree(LINEAR[name])).shapes.server.nodes.shape == (4,)
 
 
 def test_clients_that_say_more_are_refused():

@@ -1,61 +1,157 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""The privacy of a run: epsilon by the table ``[privacy]``, and what rules it out."""
+"""The privacy of a run: epsilon by the table ``[privacy]``, or why there is none.
+
+One list decides whether an epsilon is printed, ``_conditions``. A run has a guarantee
+if it meets all of them; a setting that the list does not know, such as one that a later
+version adds, has none.
+"""
 
 from typing import Any
 
 from fedblend.config.config import Config
-from fedblend.config.schema.tables import Privacy
+from fedblend.config.schema.federation import Federation
+from fedblend.config.schema.tables import Compress, Privacy
 from fedblend.errors import ConfigError
 from fedblend.theory.privacy import Guarantee, spent, spent_by_tree
 
+SCOPE = "for the shared model; metrics, clients.csv and checkpoints are not covered"
+"""What else a run folder has is computed from the clients' rows without noise."""
+EXAMINED = {
+    "config": (
+        "version name data model algorithm compress privacy central select populations "
+        "run measure federation"
+    ),
+    "run": (
+        "rounds cohort epoch seed every weights chunk store dropout reduction trim "
+        "precision"
+    ),
+    "privacy": (
+        "clip noise tree delta adjacency adaptive quantile rate count_noise noise_from"
+    ),
+    "compress": "how compressor rate start",
+    "central": (
+        "how weight classes share penalty strength file target test steps batch_size "
+        "rate merge upload"
+    ),
+    "federation": (
+        "deadline resend attempts quorum spare longest_update longest_rest "
+        "largest_answer norm_ratio weight_ratio max_rows"
+    ),
+}
+"""By table: the keys for which ``_conditions`` has what privacy needs of them."""
+
 
 def report(config: Config, clients: int) -> dict[str, Any]:
-    """The privacy of a run for its summary; empty without ``[privacy]``."""
+    """The privacy of a run for its summary; empty without ``[privacy]``.
+
+    ``epsilon`` is that of everything the run publishes: of all its seeds together.
+    """
     table, seeds = config.privacy, config.run.seed
     if table is None:
         return {}
-    found = _guarantee(config, clients, 1)
+    runs = len(seeds) if isinstance(seeds, list) else 1
+    found = _guarantee(config, clients, runs)
     sentence = str(found)
-    if isinstance(seeds, list) and found.epsilon is not None:
-        together = _guarantee(config, clients, len(seeds))
-        sentence += (
-            f" for each seed, {together.epsilon:.4g} for all {len(seeds)} together"
-        )
+    if found.epsilon is not None:
+        if runs > 1:
+            each = _guarantee(config, clients, 1)
+            sentence += f" of all {runs} seeds together, {each.epsilon:.4g} of each"
+        sentence += f", {SCOPE}"
     facts = {"epsilon": found.epsilon, "delta": found.delta}
     neighbors = {"adjacency": found.adjacency}
     return {"privacy": {"sentence": sentence, **facts, **neighbors}}
 
 
-def _guarantee(config: Config, clients: int, seeds: int) -> Guarantee:
+def _guarantee(config: Config, clients: int, runs: int) -> Guarantee:
     table, run = config.privacy, config.run
     assert table is not None
-    reason = _obstacle(config)
-    if reason and table.noise:
-        return Guarantee(None, table.delta, table.adjacency, reason)
+    for holds, otherwise in _conditions(config, table):
+        if not holds:
+            return Guarantee(None, table.delta, table.adjacency, otherwise)
     noise: Any = {key: getattr(table, key) for key in ("noise", "delta", "adjacency")}
     try:
         if table.tree is None and run.epoch is None:
-            cohort = run.cohort or clients
-            rounds = run.rounds * seeds
-            return spent(**noise, cohort=cohort, clients=clients, rounds=rounds)
+            # As many are drawn, and whose answers come first is not random.
+            spare = 0 if config.federation is None else config.federation.spare
+            drawn = min((run.cohort or clients) + spare, clients)
+            rounds = run.rounds * runs
+            return spent(**noise, cohort=drawn, clients=clients, rounds=rounds)
         tree, epoch = table.tree or 1, run.epoch
         return spent_by_tree(
-            **noise, tree=tree, epoch=epoch, rounds=run.rounds, runs=seeds
+            **noise, tree=tree, epoch=epoch, rounds=run.rounds, runs=runs
         )
     except ImportError as error:
         raise ConfigError(str(error)) from None
 
 
-def _obstacle(config: Config) -> str:
-    """Why the accounting does not apply, if it does not."""
-    if config.compress is not None:
-        return (
-            "[compress] changes answers after they are clipped, and may make them "
-            "longer than the clip"
-        )
-    if getattr(config.algorithm, "rate", None) == "theory":
-        return 'algorithm.rate = "theory" is computed from the clients\' rows'
+def _conditions(config: Config, table: Privacy) -> list[tuple[bool, str]]:
+    """All that a guarantee needs, each with the reason why there is none without it.
+
+    That clients send an update and nothing else, that one size of cohort is planned
+    with, and that a tree's server is linear, ``dp_fedavg`` and ``dp_ftrl`` refuse to
+    run without. They also draw noise and cohorts from the same source. A federation
+    does not apply ``norm_ratio`` to private runs, and uniform weights are below
+    ``weight_ratio``.
+    """
+    run, central, compress = config.run, config.central, config.compress
+    federation = config.federation or Federation()
+    longest = federation.longest_update
+    unknown = _unexamined(config)
+    return [
+        (table.noise > 0, "there is no noise"),
+        (
+            table.noise_from == "system",
+            'the noise can be recomputed: privacy.noise_from = "seed"',
+        ),
+        (
+            config.algorithm.entry.sends == ("update",),
+            f"clients of {config.algorithm.name} send more than an update",
+        ),
+        (
+            getattr(config.algorithm, "rate", None) != "theory",
+            'algorithm.rate = "theory" is computed from the clients\' rows',
+        ),
+        (run.reduction == "mean", f'run.reduction = "{run.reduction}" is no sum'),
+        (run.weights in (None, "uniform"), "run.weights are not uniform"),
+        (config.populations is None, "[populations] weigh clients differently"),
+        (config.select is None, "[select] reveals which rows a client uses"),
+        (
+            compress is None or compress.how == "plain",
+            f"[compress] how = {_how(compress)} sums memories that are not clipped",
+        ),
+        (
+            compress is None or not table.adaptive,
+            "[compress] may make answers longer than a clip that is adaptive",
+        ),
+        (
+            central is None or bool(central.file or central.penalty),
+            "[central] gives the server rows of the clients, without noise",
+        ),
+        (
+            central is None or not central.upload,
+            "central.upload sends gradients, without noise",
+        ),
+        (
+            longest is None or longest >= table.clip,
+            "federation.longest_update is below privacy.clip: whether an answer counts "
+            "depends on a client's rows",
+        ),
+        (not unknown, f"{unknown} is not among the settings that were examined"),
+    ]
+
+
+def _how(compress: Compress | None) -> str:
+    return "" if compress is None else f'"{compress.how}"'
+
+
+def _unexamined(config: Config) -> str:
+    """The first key of a table in use that the list does not know."""
+    for name, known in EXAMINED.items():
+        table = config if name == "config" else getattr(config, name)
+        if table is not None:
+            for key in sorted(set(type(table).model_fields) - set(known.split())):
+                return f"{name}.{key}"
     return ""
 
 

@@ -135,7 +135,7 @@ def end_with_parent() -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
-def server_app(run: Callable[[Path, GridTransport, bool], None]) -> ServerApp:
+def server_app(run: Callable[[Path, GridTransport], None]) -> ServerApp:
     """The app of a server; the run's configuration names the experiment's folder.
 
     Args:
@@ -147,8 +147,6 @@ def server_app(run: Callable[[Path, GridTransport, bool], None]) -> ServerApp:
     @app.main()
     def main(grid: Grid, context: Context) -> None:
         end_with_parent()
-        config = context.run_config
-        shared_seed = bool(config.get("shared-seed", False))
-        run(Path(str(config["folder"])), GridTransport(grid), shared_seed)
+        run(Path(str(context.run_config["folder"])), GridTransport(grid))
 
     return app

@@ -4,9 +4,11 @@
 
 Cohorts are drawn from the keys alone. With ``Strata`` every round has so many clients
 of each of several populations. With an ``epoch`` clients are dealt: in so many rounds
-nobody takes part twice.
+nobody takes part twice. Where privacy relies on nobody knowing who takes part, cohorts
+come from the operating system instead.
 """
 
+import secrets
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
@@ -54,9 +56,12 @@ class Cohorts(NamedTuple):
 
 
 def planned(
-    cohort: int | Strata | np.ndarray | None, epoch: int | None, clients: int
+    cohort: int | Strata | np.ndarray | None,
+    epoch: int | None,
+    clients: int,
+    secret: bool = False,
 ) -> Cohorts:
-    """What ``cohort`` and ``epoch`` of ``simulate`` come to."""
+    """What ``cohort`` and ``epoch`` of ``simulate`` come to; ``secret`` as drawing."""
     always = None
     if isinstance(cohort, np.ndarray):
         always = np.sort(_client_ids("cohort", cohort, clients))
@@ -69,7 +74,8 @@ def planned(
     epoch = Number(whole=True, optional=True)("epoch", epoch)
     if epoch is not None:
         _check_epoch(epoch, strata, clients, size)
-    return Cohorts(size, strata, epoch, drawing(clients, size, strata, epoch, always))
+    draw = drawing(clients, size, strata, epoch, always, secret)
+    return Cohorts(size, strata, epoch, draw)
 
 
 def measured_ids(
@@ -231,6 +237,7 @@ def drawing(
     strata: Strata | None = None,
     epoch: int | None = None,
     always: np.ndarray | None = None,
+    secret: bool = False,
 ) -> Draw:
     """How cohorts of this size are drawn, from settled strata if there are some.
 
@@ -240,9 +247,13 @@ def drawing(
         strata: populations, each of which is drawn from.
         epoch: rounds in which nobody is drawn twice; anew in every round if None.
         always: the same clients in every round, in place of any draw.
+        secret: draws from the operating system and from no key. Clients who are dealt
+            are not: nobody's privacy relies on their order.
     """
     if always is not None:
         return lambda root, rounds: np.broadcast_to(always, (len(rounds), size))
+    if secret and epoch is None and strata is None:
+        return lambda root, rounds: secret_cohorts(len(rounds), clients, size)
     some = cohorts if epoch is None else partial(dealt, epoch=epoch)
     if strata is None:
         return partial(some, clients=clients, size=size)
@@ -278,6 +289,13 @@ def cohorts(
             members.add(newest if lot in members else lot)
         chosen[row] = sorted(members)
     return chosen
+
+
+def secret_cohorts(rounds: int, clients: int, size: int) -> np.ndarray:
+    """As ``cohorts``, from the operating system: new in every call."""
+    draw = secrets.SystemRandom().sample
+    found = [sorted(draw(range(clients), size)) for _ in range(rounds)]
+    return np.array(found, np.int64).reshape(rounds, size)
 
 
 def dealt(

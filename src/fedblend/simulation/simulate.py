@@ -156,7 +156,9 @@ def set_up(spec: RunSpec) -> Run:
     block = max(1, -(-rounds // 20)) if spec.every is None else spec.every
     every = min(COUNT("every", block), max(rounds, 1))
     PART("dropout", spec.dropout)
-    cohorts = sampling.planned(spec.cohort, spec.epoch, first.clients)
+    cohorts = sampling.planned(
+        spec.cohort, spec.epoch, first.clients, needs.secret_cohorts
+    )
     reduction = aggregators.reduction(spec.reduction, spec.trim)
     weights = sampling.client_weights(
         needs,

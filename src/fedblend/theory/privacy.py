@@ -9,13 +9,22 @@ N(0, (z C)^2). Two datasets are neighbors if they differ in one client:
 - ``"replace_one"``: that client has any other data. The sum moves by 2 C.
 - ``"zero_out"``: that client sends zeros. The sum moves by C.
 
-Rounds in which the client does not take part reveal nothing about it. Two bounds hold,
-and the smaller one counts. If the client took part always, the rounds would be one
-Gaussian mechanism of noise z / sqrt(rounds), whose epsilon is exact (Balle and Wang).
-The Rényi bound for sampling without replacement (Wang, Balle and Kasiviswanathan) uses
-the chance K/n to take part; it is about replacing one, and a client that sends zeros is
-one of the replacements. Adding or removing a client would need cohorts of random size.
-A client that drops out counts as one that sends zeros.
+Rounds in which the client does not take part reveal nothing about it, if nobody knows
+which they are. Three bounds hold, and the smallest one counts. If the client took part
+always, the rounds would be one Gaussian mechanism of noise z / sqrt(rounds), whose
+epsilon is exact (Balle and Wang). The others use the chance q = K/n to take part. With
+d(e) the delta of the Gaussian mechanism at epsilon e, a round has at log(1 + q (exp(e)
+- 1)) a delta of at most q d(e) (Balle, Barthe and Gaboardi). As neighbors are
+symmetric, this bounds the whole privacy loss distribution of a round, by (Zhu, Dong and
+Wang)::
+
+    delta_round(-e) = 1 - exp(-e) + exp(-e) delta_round(e)
+
+and rounds are composed by convolution, with a grid that is rounded upwards (Doroshenko
+et al.). The last bound is the Rényi bound of Wang, Balle and Kasiviswanathan. Both are
+about replacing one, and a client that sends zeros is one of the replacements. Adding or
+removing a client would need cohorts of random size. A client that drops out counts as
+one that sends zeros.
 
 Where cohorts are fixed in advance (``simulate(epoch=...)``) each client takes part at
 most once in an epoch, and sampling does not amplify privacy. The mechanism of
@@ -25,20 +34,32 @@ one Gaussian mechanism of noise z / sqrt(nodes), whose epsilon is exact, althoug
 updates depend on earlier ones. Rounds with independent noise are trees of one round.
 
 Reference: Balle, Wang, "Improving the Gaussian mechanism for differential privacy",
-ICML 2018, arXiv:1805.06530; Wang, Balle, Kasiviswanathan, "Subsampled Rényi
-differential privacy and analytical moments accountant", AISTATS 2019, arXiv:1808.00087;
-for trees Kairouz, McMahan, Song, Thakkar, Thakurta, Xu, "Practical and private (deep)
-learning without sampling or shuffling", ICML 2021, arXiv:2103.00039.
+ICML 2018, arXiv:1805.06530; Balle, Barthe, Gaboardi, "Privacy amplification by
+subsampling: tight analyses via couplings and divergences", NeurIPS 2018,
+arXiv:1807.01647; Zhu, Dong, Wang, "Optimal accounting of differential privacy via
+characteristic function", AISTATS 2022, arXiv:2106.08567; Doroshenko, Ghazi, Kamath,
+Kumar, Manurangsi, "Connect the dots: tighter discrete approximations of privacy loss
+distributions", PETS 2022, arXiv:2207.04380; Wang, Balle, Kasiviswanathan,
+"Subsampled Rényi differential privacy and analytical moments accountant", AISTATS 2019,
+arXiv:1808.00087; for trees Kairouz, McMahan, Song, Thakkar, Thakurta, Xu, "Practical
+and private (deep) learning without sampling or shuffling", ICML 2021, arXiv:2103.00039.
 """
 
 import importlib.util
 import math
 from typing import NamedTuple
 
+import numpy as np
+
 from fedblend.checks import CHANCE, COUNT, NOT_NEGATIVE, WHOLE, gate, optional, words
 
 MOVES = {"replace_one": 2, "zero_out": 1}
 """How far one client can move the sum, in units of the clip."""
+LOSS_STEP, MAX_STEPS = 1e-4, 50_000
+"""Privacy losses of a round are multiples of this step, or of a larger one if these are
+too many."""
+MAX_LOSS = 700.0
+"""Of a round; its exponential is finite."""
 
 
 class Guarantee(NamedTuple):
@@ -96,7 +117,9 @@ def spent(
     _check_installed()
     epsilon = _always_sampled(noise / MOVES[adjacency], rounds, delta)
     if cohort < clients:
-        epsilon = min(epsilon, _randomly_sampled(noise, cohort, clients, rounds, delta))
+        run = noise / MOVES["replace_one"], cohort, clients, rounds, delta
+        bounds = _by_loss_distribution(*run), _by_renyi_divergence(*run)
+        epsilon = min(epsilon, *bounds)
     return Guarantee(float(epsilon), delta, adjacency)
 
 
@@ -167,15 +190,52 @@ def _always_sampled(noise: float, rounds: int, delta: float) -> float:
     return get_epsilon_gaussian(noise / math.sqrt(rounds), delta)
 
 
-def _randomly_sampled(
+def _by_loss_distribution(
     noise: float, cohort: int, clients: int, rounds: int, delta: float
 ) -> float:
+    """Epsilon of Gaussian rounds by their privacy loss distribution.
+
+    Args:
+        noise: in units of how far replacing one client moves the sum.
+        cohort: clients of a round.
+        clients: all there are.
+        rounds: that are composed.
+        delta: of all of them.
+    """
+    from dp_accounting.pld import pld_pmf
+    from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
+    from scipy.special import log_ndtr
+
+    chance = cohort / clients
+    # At larger losses a Gaussian has less than exp(-50), which counts as infinite loss.
+    most = 0.5 / noise**2 + 10 / noise
+    if most > MAX_LOSS:
+        return math.inf
+    top = math.log1p(chance * math.expm1(most))
+    step = max(LOSS_STEP, top / MAX_STEPS)
+    last = math.ceil(top / step)
+    loss = step * np.arange(last + 1)
+    inner = np.log1p(np.expm1(loss) / chance)
+    upper = log_ndtr(0.5 / noise - inner * noise)
+    lower = inner + log_ndtr(-0.5 / noise - inner * noise)
+    deltas = chance * -np.exp(upper) * np.expm1(np.minimum(lower - upper, 0.0))
+    negative = -np.expm1(-loss[:0:-1]) + np.exp(-loss[:0:-1]) * deltas[:0:-1]
+    pmf = pld_pmf.create_pmf_pessimistic_connect_dots_fixed_gap(
+        step, -last, last, np.clip(np.concatenate([negative, deltas]), 0.0, 1.0)
+    )
+    composed = PrivacyLossDistribution(pmf).self_compose(rounds)
+    return float(composed.get_epsilon_for_delta(delta))
+
+
+def _by_renyi_divergence(
+    noise: float, cohort: int, clients: int, rounds: int, delta: float
+) -> float:
+    """As ``_by_loss_distribution``, by the Rényi bound."""
     import dp_accounting as dp
     from dp_accounting.rdp import RdpAccountant
 
-    # This accountant takes noise in units of how far the sum moves, under any relation,
-    # and replacing an update moves it by twice the clip.
-    event = dp.GaussianDpEvent(noise / MOVES["replace_one"])
+    # This accountant takes noise in units of how far the sum moves.
+    event = dp.GaussianDpEvent(noise)
     sampled = dp.SampledWithoutReplacementDpEvent(clients, cohort, event)
     accountant = RdpAccountant(neighboring_relation=dp.NeighboringRelation.REPLACE_ONE)
     accountant.compose(sampled, rounds)

@@ -108,6 +108,16 @@ def adaptive_clip(
     )
 
 
+def clip_decoded(algorithm: Algorithm, norm: float) -> Algorithm:
+    """The algorithm, whose server clips what it decodes, whatever clients sent."""
+
+    def decode(up):
+        up = algorithm.decode(up)
+        return up._replace(delta=clip_tree(up.delta, norm)[0])
+
+    return algorithm._replace(decode=decode)
+
+
 def clip_tree(tree: PyTree, bound: float | jax.Array) -> tuple[PyTree, jax.Array]:
     """The tree scaled down to the bound where its norm is larger, and that norm.
 

@@ -9,7 +9,10 @@ size of a cohort, z the noise, C the clip, a round::
     delta   <- (sum of the delta_i received + N(0, (z C)^2)) / K
 
 and the wrapped server takes delta as the mean update. Clients that drop out count as
-zeros and the sum is still divided by K, so that the noise is the planned one.
+zeros and the sum is still divided by K, so that the noise is the planned one. The
+server clips again what it decodes: an encoding transform around this one may make
+updates longer. Noise and cohorts come from the operating system, see ``noise``: who
+knows the seed of a run can recompute neither.
 ``theory.privacy`` computes the cost in privacy; whatever the server or a user of its
 model does afterwards costs nothing more. Client states are neither clipped nor noisy,
 and are never sent. What clients would send at enrollment becomes zeros: FLIX starts at
@@ -33,7 +36,6 @@ McMahan, Ramaswamy, "Differentially private learning with adaptive clipping", Ne
 """
 
 import jax
-import jax.numpy as jnp
 
 from fedblend import keys, trees
 from fedblend.checks import (
@@ -43,13 +45,16 @@ from fedblend.checks import (
     NOT_NEGATIVE,
     POSITIVE,
     gate,
+    is_traced,
     optional,
+    words,
 )
-from fedblend.core import Algorithm, Key, PyTree, Up
+from fedblend.core import Algorithm, Up
 from fedblend.registry import transform
-from fedblend.transforms.clip import adaptive_clip
+from fedblend.transforms.clip import adaptive_clip, clip_decoded
 from fedblend.transforms.clip import clip as fixed_clip
 from fedblend.transforms.compose import check_length, delta_of
+from fedblend.transforms.noise import SOURCES, add_noise
 
 
 @transform()
@@ -61,6 +66,7 @@ from fedblend.transforms.compose import check_length, delta_of
     quantile=optional(FRACTION),
     rate=POSITIVE,
     count_noise=optional(NOT_NEGATIVE),
+    noise_from=words(*SOURCES),
 )
 def dp_fedavg(
     algorithm: Algorithm,
@@ -71,6 +77,7 @@ def dp_fedavg(
     quantile: float | None = None,
     rate: float = 0.2,
     count_noise: float | None = None,
+    noise_from: str = "system",
 ) -> Algorithm:
     """The wrapped algorithm with clipped updates and noise on their sum.
 
@@ -85,11 +92,14 @@ def dp_fedavg(
         count_noise: s, the standard deviation of the noise on the count of clients
             within C; more than half of ``noise``. By default that of the paper, a
             twentieth of the cohort.
+        noise_from: "system" draws noise and cohorts from the operating system, new in
+            every run; "seed" draws both from the run's key, for research: the same
+            again with the same seed, and no protection from who knows the seed.
     """
     plain = delta_alone(algorithm, "dp_fedavg")
     if quantile is None:
         counted, spread = 0.0, noise
-        inner = fixed_clip(plain, clip)
+        inner = clip_decoded(fixed_clip(plain, clip), clip)
     else:
         usual = cohort / 20 if noise else 0.0
         counted = usual if count_noise is None else count_noise
@@ -99,20 +109,32 @@ def dp_fedavg(
     def server(aggregate, down, server, central, key):
         bound = clip if quantile is None else down.extra[1]
         mean = trees.scale(aggregate.count.astype(float) / cohort, aggregate.mean)
-        own = keys.named(key, "privacy")
-        delta = add_noise(mean.delta, spread * bound / cohort, keys.named(own, "sum"))
+
+        def noisy(tree, std, purpose):
+            own = keys.named(keys.named(key, "privacy"), purpose)
+            return add_noise(tree, std, own if noise_from == "seed" else None)
+
+        delta = noisy(mean.delta, spread * bound / cohort, "sum")
         mean = mean._replace(delta=delta)
         if quantile is not None:
-            count = add_noise(mean.extra, counted / cohort, keys.named(own, "count"))
-            mean = mean._replace(extra=count)
+            mean = mean._replace(extra=noisy(mean.extra, counted / cohort, "count"))
         return inner.server(aggregate._replace(mean=mean), down, server, central, key)
 
     return inner._replace(
         server=server,
         needs=inner.needs._replace(
-            mean=True, uniform=True, weights="uniform", cohort=cohort
+            mean=True,
+            uniform=True,
+            weights="uniform",
+            cohort=cohort,
+            secret_cohorts=noise_from == "system" and not is_zero(noise),
         ),
     )
+
+
+def is_zero(noise: float) -> bool:
+    """Whether no noise is asked for; a number that is traced may be any."""
+    return not is_traced(noise) and noise == 0
 
 
 def shared_noise(noise: float, count_noise: float) -> float:
@@ -158,14 +180,3 @@ def delta_alone(algorithm: Algorithm, transform: str) -> Algorithm:
         return Up(delta, extra=up.extra), trees.select(usable, after, client)
 
     return algorithm._replace(enroll=enroll, client=client)
-
-
-def add_noise(tree: PyTree, std: float | jax.Array, key: Key) -> PyTree:
-    """The tree plus independent Gaussian noise of standard deviation ``std``."""
-    leaves, structure = jax.tree.flatten(tree)
-    noisy = [
-        leaf
-        + jnp.asarray(std, leaf.dtype) * jax.random.normal(own, leaf.shape, leaf.dtype)
-        for leaf, own in zip(leaves, jax.random.split(key, len(leaves)), strict=True)
-    ]
-    return jax.tree.unflatten(structure, noisy)

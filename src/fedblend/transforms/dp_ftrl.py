@@ -20,10 +20,14 @@ rounds has binary digits; ``theory.privacy`` computes what that costs. After ``t
 rounds a new tree begins where the last one ended: powers of two end with the noise of
 one node.
 
-Noise is drawn again from keys whenever a round uses it: the server's state is one seed,
-which the first round draws from the server's key, since in a deployment nobody else may
-know it. A round without any update changes nothing, and its noise is never canceled.
-The text of ``dp_fedavg`` on dropouts, enrollment and client states holds here too.
+The secrets of a sum's nodes stay in the memory of the process, see ``noise``; the
+server's state has a name for them. A run that is resumed, which has a name that nobody
+knows, begins a new tree there. A client that takes part once is then in nodes of the
+piece before or of the piece after, never more than in the whole tree, so that this
+costs accuracy and no privacy. A round without any update is no leaf. With noise from
+the seed nodes are drawn again from keys whenever a round uses them, and the noise of a
+round without any update is never canceled. The text of ``dp_fedavg`` on dropouts,
+enrollment and client states holds here too.
 
 Where this differs from the paper: there is no Honaker estimate from a tree's nodes, and
 a tree that ends early is not completed. Noise is drawn for the nodes that sums use.
@@ -39,25 +43,43 @@ import jax
 import jax.numpy as jnp
 
 from fedblend import keys, trees
-from fedblend.checks import ALGORITHM, COUNT, NOT_NEGATIVE, POSITIVE, gate
+from fedblend.checks import ALGORITHM, COUNT, NOT_NEGATIVE, POSITIVE, gate, words
 from fedblend.core import Algorithm, Key, PyTree
 from fedblend.registry import transform
 from fedblend.transforms.clip import clip as fixed_clip
+from fedblend.transforms.clip import clip_decoded
 from fedblend.transforms.compose import is_linear
-from fedblend.transforms.dp_fedavg import add_noise, delta_alone
+from fedblend.transforms.dp_fedavg import delta_alone
+from fedblend.transforms.noise import NO_NAME, SOURCES, add_noise, add_tree_noise
 
 
 class TreeServer(NamedTuple):
-    """The server's state: the wrapped server's state, and the seed of all trees."""
+    """The server's state: the wrapped server's state, and how nodes are found.
+
+    ``nodes`` is the name of the nodes of the sum so far, or the seed of all trees.
+    """
 
     inner: PyTree
-    seed: jax.Array
+    nodes: jax.Array
 
 
 @transform()
-@gate(algorithm=ALGORITHM, clip=POSITIVE, noise=NOT_NEGATIVE, cohort=COUNT, tree=COUNT)
+@gate(
+    algorithm=ALGORITHM,
+    clip=POSITIVE,
+    noise=NOT_NEGATIVE,
+    cohort=COUNT,
+    tree=COUNT,
+    noise_from=words(*SOURCES),
+)
 def dp_ftrl(
-    algorithm: Algorithm, *, clip: float, noise: float, cohort: int, tree: int
+    algorithm: Algorithm,
+    *,
+    clip: float,
+    noise: float,
+    cohort: int,
+    tree: int,
+    noise_from: str = "system",
 ) -> Algorithm:
     """The wrapped algorithm with clipped updates and tree noise on sums over rounds.
 
@@ -70,22 +92,24 @@ def dp_ftrl(
         noise: z, the standard deviation of the noise of a node, in units of C.
         cohort: K, the number of clients of every round.
         tree: rounds after which a new tree begins.
+        noise_from: "system" or "seed", as of ``dp_fedavg``.
     """
-    inner = fixed_clip(delta_alone(algorithm, "dp_ftrl"), clip)
+    inner = clip_decoded(fixed_clip(delta_alone(algorithm, "dp_ftrl"), clip), clip)
+    first = jnp.zeros(2, jnp.uint32) if noise_from == "seed" else jnp.asarray(NO_NAME)
 
     def start(params, joins, central, key):
         down, server = inner.start(params, joins, central, key)
-        return down, TreeServer(server, jnp.zeros(2, jnp.uint32))
+        return down, TreeServer(server, first)
 
     def server(aggregate, down, server, central, key):
-        drawn = jax.random.bits(keys.named(key, "tree"), (2,), jnp.uint32)
-        seed = jnp.where(server.seed.any(), server.seed, drawn)
         number, place = jnp.divmod(down.round, tree)
-        own = keys.at(
-            jax.random.wrap_key_data(seed, impl="threefry2x32"), "tree", number
-        )
         mean = trees.scale(aggregate.count.astype(float) / cohort, aggregate.mean)
-        delta = _with_noise(mean.delta, noise * clip / cohort, own, place)
+        std, counts = noise * clip / cohort, aggregate.count > 0
+        if noise_from == "seed":
+            nodes = _seed(server.nodes, key)
+            delta = _from_seed(mean.delta, std, nodes, number, place)
+        else:
+            delta, nodes = add_tree_noise(mean.delta, std, server.nodes, number, counts)
 
         def step(delta):
             noisy = aggregate._replace(mean=mean._replace(delta=delta))
@@ -99,7 +123,7 @@ def dp_ftrl(
                 "FedOpt's with SGD and momentum"
             )
         after, state = step(delta)
-        return after, TreeServer(state, seed)
+        return after, TreeServer(state, nodes)
 
     return inner._replace(
         start=start,
@@ -110,12 +134,21 @@ def dp_ftrl(
     )
 
 
-def _with_noise(delta: PyTree, std: float, own: Key, place: jax.Array) -> PyTree:
+def _seed(seed: jax.Array, key: Key) -> jax.Array:
+    """The seed of all trees, which the first round draws."""
+    drawn = jax.random.bits(keys.named(key, "tree"), (2,), jnp.uint32)
+    return jnp.where(seed.any(), seed, drawn)
+
+
+def _from_seed(
+    delta: PyTree, std: float, seed: jax.Array, number: jax.Array, place: jax.Array
+) -> PyTree:
     """The delta plus ``N_s - N_(s-1)`` for s = place + 1, of nodes with this std.
 
     The lowest one of s, at some level, is a new node, which replaces all nodes below
     that level. Those above are in both sums.
     """
+    own = keys.at(jax.random.wrap_key_data(seed, impl="threefry2x32"), "tree", number)
     step = place + 1
     top = jax.lax.population_count((step & -step) - 1)
 

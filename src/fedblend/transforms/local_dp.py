@@ -9,16 +9,15 @@ an update without noise. A round at client i, with clip C and noise z::
     delta_i <- delta_i + N(0, (z C)^2)
 
 ``local_dp`` clips, as part of the compiled algorithm; ``secret_noise`` draws the noise
-outside of it, from the operating system and from no key, so that nobody else can
-reproduce it. Noise drawn again for the same update would cancel in the difference of
-two messages, so a client must send the same noisy update whenever the server asks
-again.
+outside of it, from the operating system and from no key (``noise``), so that nobody
+else can reproduce it. Noise drawn again for the same update would cancel in the
+difference of two messages, so a client must send the same noisy update whenever the
+server asks again.
 
 Reference: Duchi, Jordan, Wainwright, "Local privacy and statistical minimax rates",
 FOCS 2013. Where this differs from the paper: the mechanism is Gaussian.
 """
 
-import secrets
 from collections.abc import Callable
 
 import jax
@@ -29,6 +28,7 @@ from fedblend import trees
 from fedblend.checks import ALGORITHM, POSITIVE, gate
 from fedblend.core import Algorithm, Up
 from fedblend.registry import transform
+from fedblend.transforms.noise import perturb
 
 
 @transform()
@@ -88,20 +88,6 @@ def local_dp(
 
 def secret_noise(up: Up, std: float) -> Up:
     """A clipped update plus noise of standard deviation ``std``, new in every call."""
-
-    def add(leaf):
-        noise = std * _normal(leaf.size).reshape(leaf.shape)
-        return (np.asarray(leaf, np.float64) + noise).astype(leaf.dtype)
-
-    return up._replace(delta=jax.tree.map(add, up.delta))
-
-
-def _normal(count: int) -> np.ndarray:
-    """Standard normal numbers, by the transform of Box and Muller.
-
-    From the coordinates whose update is known, one could find the state of a generator
-    that has one, and with it the noise of all others.
-    """
-    bits = np.frombuffer(secrets.token_bytes(16 * count), np.uint64).reshape(2, count)
-    radius, angle = ((bits >> np.uint64(11)) + 0.5) / 2.0**53
-    return np.sqrt(-2 * np.log(radius)) * np.cos(2 * np.pi * angle)
+    leaves, structure = jax.tree.flatten(up.delta)
+    noisy = perturb([np.asarray(leaf) for leaf in leaves], std)
+    return up._replace(delta=jax.tree.unflatten(structure, noisy))

@@ -17,7 +17,7 @@ def link(own, monkeypatch):
     """A link of which is known whether it is up, and how often it was asked."""
     found = SimpleNamespace(up=True, asked=0, back=3, wrong=flwr_processes.UNREACHABLE)
 
-    def submit(settings, folder, *, shared_seed):
+    def submit(settings, folder):
         found.asked += 1
         found.up = found.asked >= found.back
         if not found.up:

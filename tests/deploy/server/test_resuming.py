@@ -52,10 +52,10 @@ def place(stopped, tmp_path, monkeypatch):
     copied = shutil.copytree(stopped, tmp_path / "copied")
     transport = LoopbackTransport(nodes(copied, copied, SILENT))
 
-    def submit(settings, folder, *, shared_seed):
+    def submit(settings, folder):
         del settings
         with suppress(ValueError, OSError):
-            run_in_flower(folder, transport, shared_seed)
+            run_in_flower(folder, transport)
         return "1"
 
     monkeypatch.setattr(flwr_processes, "connect", lambda settings: None)
@@ -152,6 +152,6 @@ def test_a_second_server_leaves_no_reason(stopped, tmp_path):
     copied = shutil.copytree(stopped, tmp_path / "copied")
     first = ServerCheckpoint(copied / "run" / "server")
     with pytest.raises(Busy, match="another server is running"):
-        run_in_flower(copied / "run", LoopbackTransport({}), False)
+        run_in_flower(copied / "run", LoopbackTransport({}))
     first.close()
     assert not (copied / "run" / STOPPED).exists()

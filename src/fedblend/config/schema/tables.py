@@ -258,6 +258,7 @@ class Privacy(Table):
     quantile: Mixing | None = None
     rate: Positive | None = None
     count_noise: Positive | None = None
+    noise_from: Literal["system", "seed"] = "system"
 
     @model_validator(mode="after")
     def _goes_together(self) -> "Privacy":

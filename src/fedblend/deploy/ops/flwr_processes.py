@@ -211,9 +211,9 @@ def app_folder(settings: ServerSettings) -> Path:
     return place
 
 
-def submit(settings: ServerSettings, folder: Path, *, shared_seed: bool = False) -> str:
+def submit(settings: ServerSettings, folder: Path) -> str:
     """Start an experiment; returns the id of Flower's run."""
-    config = f'folder="{folder.absolute()}" shared-seed={str(shared_seed).lower()}'
+    config = f'folder="{folder.absolute()}"'
     app = str(app_folder(settings))
     found = call(settings, "run", app, CONNECTION, "--run-config", config)
     return str(found["run-id"])

@@ -85,7 +85,6 @@ def run_experiment(
     *,
     on_step: Callable[[int, int], None] = lambda round, rounds: None,
     log: Callable[[str], None] = lambda line: None,
-    shared_seed: bool = False,
     attempts: int = 20,
 ) -> None:
     """Submit an experiment and wait for its end; a server that dies is restarted.
@@ -104,7 +103,7 @@ def run_experiment(
         if run is None:
             _wait_for_server(folder)
             write_nodes(folder / "server", registered(settings))
-            run = flwr_processes.submit(settings, folder, shared_seed=shared_seed)
+            run = flwr_processes.submit(settings, folder)
             write_text(folder / RUN, as_json({"run": run}))
         return run
 

@@ -46,7 +46,7 @@ from fedblend.simulation.result import (
     summarize,
 )
 from fedblend.simulation.rounds import shard_of
-from fedblend.simulation.sampling import cohorts
+from fedblend.simulation.sampling import cohorts, secret_cohorts
 
 INTERVAL = ("rounds", "seconds", "received", "dropped", "rejected")
 """What a record counts since the record before."""
@@ -73,7 +73,6 @@ class Coordinator(Results):
         self.bases = np.full(self.clients, UNKNOWN, np.int64)
         self.requests: dict[int, PyTree] = {}
         self.messenger = Messenger(peers, rules, setup.note)
-        self.server_key = setup.key if setup.server_key is None else setup.server_key
         member = first_member(self.federated_data)
         self.shapes = self.engine.shapes(member)
         shard = shard_of(self.engine.settings, self.engine.examples["train"], member)
@@ -203,7 +202,10 @@ class Coordinator(Results):
         """One round, counted if enough of its members reply."""
         started, number, cohort = time.perf_counter(), self.round, self.rules.cohort
         size = min(cohort + self.rules.spare, len(self.active))
-        (drawn,) = cohorts(self.engine.key, [number], len(self.active), size)
+        if self.algorithm.needs.secret_cohorts:
+            (drawn,) = secret_cohorts(1, len(self.active), size)
+        else:
+            (drawn,) = cohorts(self.engine.key, [number], len(self.active), size)
         members = self.active[drawn]
         enrolled = self._enroll(members)
         requests, experiment = {}, self.setup.experiment
@@ -231,7 +233,7 @@ class Coordinator(Results):
             self.weights[counted],
             self.down,
             self.server,
-            keys.at(self.server_key, "server", number),
+            keys.at(self.engine.key, "server", number),
         )
         totals = aggregation.enter_round(
             self.ledger, self.shapes, members, replies, requests

@@ -82,25 +82,17 @@ def read_nodes(folder: Path) -> Nodes:
         raise RunError(f"{path}: is damaged ({type(error).__name__})") from None
 
 
-class Identity(NamedTuple):
-    """The name of an experiment, and the server's secret."""
-
-    experiment: str
-    secret: int
-
-
-def identity(path: Path) -> Identity:
-    """The identity of an experiment, drawn once and stored in this file.
+def identity(path: Path) -> str:
+    """The name of an experiment, drawn once and stored in this file.
 
     Raises:
         RunError: the file is damaged.
     """
     if not path.exists():
-        drawn = Identity(secrets.token_hex(8), secrets.randbits(63))
-        run_folder.write_text(path, run_folder.as_json(drawn._asdict()))
+        drawn = {"experiment": secrets.token_hex(8)}
+        run_folder.write_text(path, run_folder.as_json(drawn))
         path.chmod(0o600)
-    found = run_folder.read_json(path)
-    experiment, secret = found.get("experiment"), found.get("secret")
-    if not isinstance(experiment, str) or not isinstance(secret, int):
-        raise RunError(f"{path}: is damaged: it has no experiment and no secret")
-    return Identity(experiment, secret)
+    experiment = run_folder.read_json(path).get("experiment")
+    if not isinstance(experiment, str):
+        raise RunError(f"{path}: is damaged: it has no experiment")
+    return experiment

@@ -11,9 +11,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import jax
-import jax.numpy as jnp
-
 from fedblend.config import privacy
 from fedblend.config.config import load
 from fedblend.config.data import own_rows
@@ -41,7 +38,6 @@ def run_server(
     path: Path,
     transport: Transport,
     *,
-    shared_seed: bool = False,
     on_step: Callable[[int, int], None] = lambda round, rounds: None,
     poll: float = 0.2,
 ) -> dict[str, Any]:
@@ -50,8 +46,6 @@ def run_server(
     Args:
         path: a folder with config.toml.
         transport: how messages travel.
-        shared_seed: draw the server's noise from the seed that nodes know, too. Only
-            for tests: noise that clients can draw themselves protects nobody.
         on_step: called with the round after every step.
         poll: seconds between two calls of ``transport.receive``.
 
@@ -68,9 +62,7 @@ def run_server(
     checkpoint = ServerCheckpoint(path / "server")
     try:
         with precision(contract.config.run.precision):
-            return _run(
-                folder, contract, checkpoint, transport, shared_seed, on_step, poll
-            )
+            return _run(folder, contract, checkpoint, transport, on_step, poll)
     except BelowQuorum as error:
         raise RunError(
             f"{path}: {error}; the run stopped after its last counted round and goes "
@@ -80,11 +72,11 @@ def run_server(
         checkpoint.close()
 
 
-def run_in_flower(path: Path, transport: Transport, shared_seed: bool) -> None:
+def run_in_flower(path: Path, transport: Transport) -> None:
     """As ``run_server``; if the run cannot go on, the folder gets the reason."""
     (path / STOPPED).unlink(missing_ok=True)
     try:
-        run_server(path, transport, shared_seed=shared_seed)
+        run_server(path, transport)
     except Busy:
         # Another server runs this experiment, which goes on.
         raise
@@ -104,12 +96,11 @@ def _run(
     contract: Contract,
     checkpoint: ServerCheckpoint,
     transport: Transport,
-    shared_seed: bool,
     on_step: Callable[[int, int], None],
     poll: float,
 ) -> dict[str, Any]:
     note, place = Audit(folder.path / "audit.jsonl").note, folder.path / "server"
-    experiment, secret = identity(place / "experiment.json")
+    experiment = identity(place / "experiment.json")
     saved = checkpoint.read()
     for reason in () if saved is None else saved.damage:
         note("checkpoint damaged", reason=reason)
@@ -135,9 +126,7 @@ def _run(
     if census.withheld:
         note("constants withheld", clients=census.withheld)
     built, config = contract.method(facts), contract.config
-    key, rows = contract.root, None
-    if config.privacy is not None and not shared_seed:
-        key = _secret_key(secret, known.repeated)
+    rows = None
     if config.central is not None and config.central.file is not None:
         seed = contract.nodes.seed
         own = own_rows(config.central, contract.task, None, seed)
@@ -158,7 +147,6 @@ def _run(
         reduction=config.run.reduction,
         trim=config.run.trim,
         central=rows,
-        server_key=key,
         alone=None if budget is None else budget._asdict(),
         absent=census.absent,
         names=nodes.names,
@@ -206,7 +194,7 @@ def _results(
     return {
         "name": config.name,
         "algorithm": config.algorithm.name,
-        **privacy.report(spent, contract.clients),
+        **privacy.report(spent, len(server.active)),
         **harm,
         "runs": [{"seed": contract.seed, **server.summary()}],
     }
@@ -226,14 +214,3 @@ def _facts(contract: Contract, census: Census) -> Facts:
                 f"{list(census.withheld)} withhold theirs: accept.constants of a policy"
             )
     return Facts(census.rooms, census.constants, contract.rates(census.constants))
-
-
-def _secret_key(secret: int, repeated: int) -> jax.Array:
-    """A key for noise that protects: nodes do not know it.
-
-    A round that is counted again may have replies of other clients than before: the
-    same noise on both sums would cancel out of their difference.
-    """
-    low, high = secret & 0xFFFFFFFF, secret >> 32
-    key = jax.random.wrap_key_data(jnp.asarray([high, low], jnp.uint32))
-    return jax.random.fold_in(key, repeated) if repeated else key

@@ -108,8 +108,6 @@ class ServerSetup(NamedTuple):
     trim: float = 0.1
     central: Shard | None = None
     """The server's own rows."""
-    server_key: Key | None = None
-    """A seed that clients do not know, for the server's own draws; ``key`` if None."""
     alone: dict[str, Any] | None = None
     """How long clients train alone, to compare with."""
     absent: Sequence[int] = ()

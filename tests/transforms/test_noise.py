@@ -1,0 +1,171 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""Noise from the operating system: its law, its grid, its secrets, no repetition."""
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import stats
+
+import fedblend as fb
+import problems
+from fedblend.simulation.serialize import pack
+from fedblend.transforms import noise
+from fedblend.transforms.noise import GRAIN_BITS, NO_NAME, add_noise, add_tree_noise
+from fedblend.trees import precision
+
+on = problems.quadratics()
+descent = fb.fedavg(on.loss, fb.Work(0.2, steps=1, batch_size=None))
+PLAN: dict[str, Any] = {"rounds": 6, "cohort": 2, "epoch": 3, "every": 2}
+OPTIONS: dict[str, Any] = {"clip": 0.15, "noise": 1.5, "cohort": 2}
+METHODS = {
+    "dp_fedavg": partial(fb.dp_fedavg, **OPTIONS),
+    "dp_ftrl": partial(fb.dp_ftrl, **OPTIONS, tree=3),
+}
+
+
+def drawn(tree, std=1.0):
+    return jax.jit(lambda values: add_noise(values, std, None))(tree)
+
+
+def grown(values, name, number=0, counts=True, std=1.0):
+    step = jax.jit(partial(add_tree_noise, std=std))
+    found, name = step(values, name=name, number=number, counts=counts)
+    return np.asarray(found), name
+
+
+def test_it_is_normal_and_new_in_every_call_entry_and_replica():
+    zeros = jnp.zeros((4, 50, 100))
+    first, second = np.asarray(drawn(zeros)), np.asarray(drawn(zeros))
+    mapped = np.asarray(jax.vmap(partial(add_noise, std=1.0, key=None))(zeros))
+    for found in (first, second, mapped):
+        assert stats.kstest(found.ravel(), "norm").pvalue > 1e-6
+    pieces = np.concatenate([first, second, mapped]).reshape(12, -1)
+    others = np.corrcoef(pieces) - np.eye(12)
+    assert np.abs(others).max() < 6 / np.sqrt(5000)
+
+
+def test_it_is_new_in_every_step_of_a_compiled_loop_and_replica():
+    def step(number, carry):
+        total, all = carry
+        after = add_noise(total, 1.0, None)
+        return after, all.at[number].set(after - total)
+
+    def loop(total):
+        return jax.lax.fori_loop(0, 5, step, (total, jnp.zeros((5, *total.shape))))[1]
+
+    steps = np.asarray(jax.jit(jax.vmap(loop))(jnp.zeros((3, 2000)))).reshape(15, -1)
+    assert np.abs(np.corrcoef(steps) - np.eye(15)).max() < 6 / np.sqrt(2000)
+    np.testing.assert_allclose(steps.std(axis=1), 1.0, atol=0.08)
+
+
+@pytest.mark.parametrize("std", [0.75, 1e-3, 300.0])
+@pytest.mark.parametrize("wide", [False, True])
+def test_values_lie_on_a_grid_that_depends_on_the_noise_alone(std, wide):
+    """Also where the value has bits below the grid."""
+    with precision("float64" if wide else "float32"):
+        values = jnp.full(3000, np.pi * std, jnp.float64 if wide else jnp.float32)
+        found = np.asarray(drawn(values, std), np.float64)
+    grid = 2.0 ** (np.floor(np.log2(std)) - GRAIN_BITS)
+    assert std / 2**11 < grid <= std / 2**10
+    np.testing.assert_array_equal(found % grid, 0)
+    odd = (found / grid).astype(int) % 2
+    assert 0.4 < odd.mean() < 0.6
+
+
+def test_types_shapes_and_no_noise():
+    values = {"a": jnp.ones((2, 3), jnp.bfloat16), "b": jnp.full(5, 0.3), "c": ()}
+    found = drawn(values)
+    assert jax.tree.map(jnp.shape, found) == jax.tree.map(jnp.shape, values)
+    assert found["a"].dtype == jnp.bfloat16
+    assert (np.asarray(found["b"]) != 0.3).all()
+    np.testing.assert_array_equal(drawn(values, 0.0)["b"], values["b"])
+
+
+def test_a_name_is_used_once_and_a_new_tree_begins_without_one():
+    zeros = jnp.zeros(20_000)
+    first, one = grown(zeros, NO_NAME)
+    second, two = grown(zeros, one)
+    # The sum of two rounds has the noise of one node, and not of the first.
+    assert (first + second).std() == pytest.approx(1.0, abs=0.03)
+    assert abs(np.mean(first * (first + second))) < 0.04
+    again, _ = grown(zeros, one)
+    assert again.std() == pytest.approx(1.0, abs=0.03)
+    assert abs(np.mean(again * first)) < 0.04
+    assert abs(np.mean(again * second)) < 0.06
+    same, kept = grown(zeros, two, counts=False)
+    np.testing.assert_array_equal(same, 0)
+    np.testing.assert_array_equal(kept, two)
+    third, _ = grown(zeros, two)
+    assert (first + second + third).var() == pytest.approx(2.0, abs=0.1)
+
+
+def test_trees_that_nobody_comes_back_for_are_dropped(monkeypatch):
+    monkeypatch.setattr(noise, "_KEPT", {})
+    monkeypatch.setattr(noise, "MAX_TREES", 3)
+    names = [grown(jnp.zeros(2), NO_NAME)[1] for _ in range(5)]
+    assert list(noise._KEPT) == [np.asarray(name).tobytes() for name in names[2:]]
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_resumed_run_has_other_noise_and_reveals_none(name, tmp_path):
+    """Whoever has the checkpoint and the run that went on cannot subtract its noise."""
+    run, second, third = (
+        fb.simulate(
+            METHODS[name](descent),
+            on.params,
+            on.federated_data,
+            jax.random.key(0),
+            **PLAN,
+        )
+        for _ in range(3)
+    )
+    blocks, path = iter(run), tmp_path / "checkpoint"
+    next(blocks)
+    next(blocks)
+    fb.checkpoint.save(path, run)
+    for other in (second, third):
+        fb.checkpoint.restore(path, other)
+        np.testing.assert_array_equal(other.shared, run.shared)
+    models = np.stack([one.complete().shared for one in (run, second, third)])
+    assert np.abs(models[1:] - models[:1]).min() > 1e-4
+    assert np.abs(models[1] - models[2]).min() > 1e-4
+    if name == "dp_ftrl":
+        held = [own for kept in noise._KEPT.values() for own in kept.secrets.values()]
+        assert held
+        saved = path.read_bytes() + pack(run.snapshot(), {})
+        assert not any(own in saved or own.hex().encode() in saved for own in held)
+
+
+def test_without_noise_cohorts_are_those_of_the_seed():
+    """Runs that ask for no privacy have the same bits again."""
+    plan = {**PLAN, "epoch": None}
+    quiet = fb.dp_fedavg(descent, **{**OPTIONS, "noise": 0.0})
+    both = [
+        fb.simulate(quiet, on.params, on.federated_data, jax.random.key(0), **plan)
+        for _ in range(2)
+    ]
+    one, other = (run.complete().shared for run in both)
+    np.testing.assert_array_equal(one, other)
+
+
+def test_cohorts_of_a_private_run_are_no_function_of_its_seed():
+    chosen = []
+    for _ in range(2):
+        run = fb.simulate(
+            METHODS["dp_fedavg"](descent),
+            on.params,
+            on.federated_data,
+            jax.random.key(0),
+            **{**PLAN, "epoch": None, "rounds": 40, "every": 40},
+        )
+        chosen.append(run._draw(0, 40)[0])
+    assert not np.array_equal(*chosen)
+    ids = np.concatenate(chosen)
+    assert (ids[:, 0] < ids[:, 1]).all()
+    # Every client is equally likely: 160 of 7.
+    assert stats.chisquare(np.bincount(ids.ravel(), minlength=7)).pvalue > 1e-6
