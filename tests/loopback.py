@@ -14,7 +14,8 @@ import numpy as np
 from fedblend.core import Algorithm
 from fedblend.data.federated import FederatedData, Shards
 from fedblend.deploy.client.executor import ClientSetup, Executor
-from fedblend.deploy.client.node import Node, Permissions
+from fedblend.deploy.client.node import Node
+from fedblend.deploy.client.permissions import Permissions
 from fedblend.deploy.message import UNKNOWN, Message
 from fedblend.deploy.server.coordinator import Coordinator
 from fedblend.deploy.server.membership import Membership

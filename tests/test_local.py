@@ -14,11 +14,12 @@ import numpy as np
 import optax
 import pytest
 
+from fedblend import local
 from fedblend.core import Shard
 from fedblend.data.federated import federate
 from fedblend.local import Epochs, Scheduled, Work, descend, descend_times, planned
 from fedblend.losses import gradient
-from fedblend.shards import epoch_order, random_rows
+from fedblend.shards import epoch_order, random_rows, random_rows_of
 
 COUNTS = (5, 7, 3)
 KEY = jax.random.key(7)
@@ -103,6 +104,52 @@ def test_clients_with_fewer_steps_stop(client):
     momentum = optax.sgd(RATE, momentum=0.9)
     alone = run(client, steps=int(steps[client]), optimizer=momentum)
     agree(run(client, steps=steps, optimizer=momentum), alone)
+
+
+@pytest.mark.parametrize("steps", [9, np.array([9, 2, 4]), Epochs(3)])
+def test_batches_drawn_step_by_step_are_those_drawn_at_once(steps, monkeypatch):
+    at_once = [run(client, steps=steps, batch_size=2) for client in range(3)]
+    monkeypatch.setattr(local, "MOST_DRAWN", 17)
+    monkeypatch.setattr(local, "MOST_ORDERED", 20)
+    for client, expected in enumerate(at_once):
+        found = run(client, steps=steps, batch_size=2)
+        np.testing.assert_array_equal(found, expected)
+
+
+def test_row_numbers_of_one_step_are_those_of_all_steps():
+    shard = FEDERATION.train.shard(1)
+    for count in (1, 2, 3, 1000, 2**16 + 1, 2**31 - 1):
+        many = replace(shard, count=jnp.int32(count))
+        all_steps = random_rows(many, KEY, (5, 3))
+        for step in range(5):
+            alone = random_rows_of(many, KEY, 3, jnp.asarray(step))
+            np.testing.assert_array_equal(alone, all_steps[step])
+
+
+def test_memory_does_not_grow_with_the_number_of_batches():
+    shard, start = FEDERATION.train.shard(0), jax.tree.map(jnp.asarray, START)
+
+    def bytes_with(steps: int) -> int:
+        work = Work(RATE, steps, 64)
+        compiled = (
+            jax.jit(lambda at: descend(gradient(loss), at, shard, KEY, work=work))
+            .lower(start)
+            .compile()
+        )
+        return compiled.memory_analysis().temp_size_in_bytes
+
+    # Only the numbers of the steps are held, 8 bytes each.
+    assert bytes_with(2_000_000) < bytes_with(20_000) + 2_000_000 * 8 + 2**20
+
+
+def test_a_salt_changes_the_batches_and_nothing_else():
+    shard = FEDERATION.train.shard(1)
+    salted = [replace(shard, salt=jnp.array([7, n], jnp.uint32)) for n in (1, 2)]
+    drawn = [np.asarray(random_rows(one, KEY, (40,))) for one in (shard, *salted)]
+    assert len({tuple(rows) for rows in drawn}) == 3
+    orders = [np.asarray(epoch_order(one, KEY)) for one in (shard, *salted)]
+    assert len({tuple(order) for order in orders}) == 3
+    assert all(sorted(order) == sorted(orders[0]) for order in orders)
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 7, 20, None])

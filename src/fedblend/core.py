@@ -63,7 +63,8 @@ class Shard:
 
     A federation is many shards over the same flat arrays, so nothing is padded and a
     cohort is one gather. ``capacity``, the largest count of the whole federation, is
-    static: every client, also on a real node, computes with the same shapes.
+    static: every client, also on a real node, computes with the same shapes. ``salt``,
+    two words of 32 bits, is a node's secret: batches then depend on it besides the key.
     """
 
     examples: PyTree
@@ -71,6 +72,7 @@ class Shard:
     count: jax.Array
     id: jax.Array
     capacity: int = dataclasses.field(metadata=STATIC)
+    salt: jax.Array | None = None
 
 
 class Batch(NamedTuple):

@@ -21,7 +21,19 @@ from fedblend import keys, trees
 from fedblend.checks import COUNT, FUNCTION, Lengths, Number, gate, optional, words
 from fedblend.core import Down, Key, PyTree, Shard, Up
 from fedblend.errors import UserError
-from fedblend.shards import epoch_order, everything, per_client, random_rows, rows_at
+from fedblend.shards import (
+    can_draw_alone,
+    epoch_order,
+    everything,
+    per_client,
+    random_rows,
+    random_rows_of,
+    rows_at,
+)
+
+MOST_DRAWN, MOST_ORDERED = 2**20, 2**26
+"""Row numbers of random batches, and of epochs, that are held at once; beyond that, the
+batch of each step is drawn when the step is taken, and is the same."""
 
 
 class Epochs(NamedTuple):
@@ -302,12 +314,22 @@ def _batches(shard: Shard, key: Key, steps: Steps, size: int | None, most: int):
         whole = everything(shard)
         return (lambda number, picked: whole), None
     if not isinstance(steps, Epochs):
-        plan = random_rows(shard, key, (most, size))
-        return (lambda number, picked: rows_at(shard, picked)), plan
-    epoch_keys = jax.vmap(lambda e: jax.random.fold_in(key, e))(
-        jnp.arange(steps.number)
-    )
-    orders = jax.vmap(lambda k: epoch_order(shard, k))(epoch_keys)
+        if most * size <= MOST_DRAWN or not can_draw_alone(key):
+            plan = random_rows(shard, key, (most, size))
+            return (lambda number, picked: rows_at(shard, picked)), plan
+
+        def drawn_at(number, picked):
+            del picked
+            return rows_at(shard, random_rows_of(shard, key, size, number))
+
+        return drawn_at, None
+
+    def order(epoch):
+        return epoch_order(shard, jax.random.fold_in(key, epoch))
+
+    orders = None
+    if steps.number * shard.capacity <= MOST_ORDERED:
+        orders = jax.vmap(order)(jnp.arange(steps.number))
     steps_each = jnp.maximum(_batches_of(shard.count, size), 1)
     last = jnp.maximum(shard.count - 1, 0)
 
@@ -315,7 +337,8 @@ def _batches(shard: Shard, key: Key, steps: Steps, size: int | None, most: int):
         del picked
         epoch = jnp.minimum(number // steps_each, steps.number - 1)
         place = number % steps_each * size + jnp.arange(size)
-        index = orders[epoch, jnp.minimum(place, last)]
+        row = jnp.minimum(place, last)
+        index = order(epoch)[row] if orders is None else orders[epoch, row]
         return rows_at(shard, index, place < shard.count)
 
     return batch_at, None

@@ -6,6 +6,7 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
+from jax.extend.random import threefry_2x32
 
 from fedblend import trees
 from fedblend.core import Batch, ClientId, Key, PyTree, Shard
@@ -20,7 +21,41 @@ def draw(shard: Shard, key: Key, size: int | None) -> Batch:
 
 def random_rows(shard: Shard, key: Key, shape: tuple[int, ...]) -> jax.Array:
     """Row numbers drawn at random, the same ones in every precision."""
-    return jax.random.randint(key, shape, 0, shard.count, jnp.int32)
+    return jax.random.randint(_salted(shard, key), shape, 0, shard.count, jnp.int32)
+
+
+def random_rows_of(shard: Shard, key: Key, size: int, number: jax.Array) -> jax.Array:
+    """``random_rows(shard, key, (steps, size))[number]``, and nothing else is drawn.
+
+    A number that JAX draws is a hash of the key and its place in the array, where
+    ``can_draw_alone``. Places count modulo 2^32.
+    """
+    places = number.astype(jnp.uint32) * size + jnp.arange(size, dtype=jnp.uint32)
+    span = jnp.maximum(shard.count, 1).astype(jnp.uint32)
+
+    def remainders(key: Key) -> jax.Array:
+        counts = jnp.concatenate([jnp.zeros_like(places), places])
+        high, low = threefry_2x32(jax.random.key_data(key), counts).reshape(2, size)
+        return (high ^ low) % span
+
+    # As in jax.random.randint: 64 random bits modulo the span, in 32-bit arithmetic.
+    first, second = map(remainders, jax.random.split(_salted(shard, key)))
+    factor = jnp.uint32(2**16) % span
+    factor = factor * factor % span
+    return ((first * factor + second) % span).astype(jnp.int32)
+
+
+def can_draw_alone(key: Key) -> bool:
+    """Whether ``random_rows_of`` draws what ``random_rows`` draws."""
+    known = str(jax.random.key_impl(key)) == "threefry2x32"
+    return known and bool(jax.config.jax_threefry_partitionable)  # pyright: ignore
+
+
+def _salted(shard: Shard, key: Key) -> Key:
+    """The key of a client's batches."""
+    if shard.salt is None:
+        return key
+    return jax.random.fold_in(jax.random.fold_in(key, shard.salt[0]), shard.salt[1])
 
 
 def rows_at(shard: Shard, index: jax.Array, mask: jax.Array | None = None) -> Batch:
@@ -45,7 +80,7 @@ def epoch_order(shard: Shard, key: Key) -> jax.Array:
 
     The same one in every precision.
     """
-    lots = jax.random.uniform(key, (shard.capacity,), jnp.float32)
+    lots = jax.random.uniform(_salted(shard, key), (shard.capacity,), jnp.float32)
     return jnp.argsort(jnp.where(jnp.arange(shard.capacity) < shard.count, lots, 2.0))
 
 

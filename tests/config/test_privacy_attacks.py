@@ -36,10 +36,10 @@ both_sources = pytest.mark.parametrize("source", ["system", "seed"])
 def published(tiny, tmp_path):
     """The folder of a run of one round, and its initial model."""
 
-    def make(source: str):
-        content = {**tiny, "privacy": {"clip": CLIP, "noise": NOISE, "delta": 1e-3}}
+    def make(source: str, **more: Any):
+        content = {**tiny, "run": {"rounds": 1, "seed": SEED}}
+        content["privacy"] = {"clip": CLIP, "noise": NOISE, "delta": 1e-3, **more}
         content["privacy"]["noise_from"] = source
-        content["run"] = {"rounds": 1, "seed": SEED}
         content["measure"] = {"metrics": ["loss"], "splits": ["test"], "local": False}
         config = check(content, "attacked")
         made = build(config)
@@ -63,21 +63,30 @@ def by_name(params) -> dict[str, Any]:
     return {jax.tree_util.keystr(path): leaf for path, leaf in leaves}
 
 
-def left_over(change, initial, key):
+def of_round(key):
+    """The key of the noise on the first round's sum."""
+    return keys.named(keys.named(keys.at(key, "server", 0), "privacy"), "sum")
+
+
+def of_tree(key):
+    """The key of a tree's first node, where ``key`` is the seed of all trees."""
+    return keys.at(keys.at(key, "tree", 0), "node", 0, 1)
+
+
+def left_over(change, initial, key, own=of_round):
     """The norm of what is left when the noise of a key is subtracted.
 
     Clipped updates have a mean of at most CLIP; noise has STD in every entry.
     """
-    own = keys.named(keys.at(key, "server", 0), "privacy")
     zeros = jax.tree.map(jnp.zeros_like, initial)
-    noise = by_name(add_noise(zeros, STD, keys.named(own, "sum")))
+    noise = by_name(add_noise(zeros, STD, own(key)))
     squares = [((change[name] - drawn) ** 2).sum() for name, drawn in noise.items()]
     return jnp.sqrt(sum(squares))
 
 
-def stripped(norm: float) -> bool:
+def stripped(norm: jax.Array) -> bool:
     """Whether this is the mean of clipped updates, without noise."""
-    return norm <= CLIP * 1.001
+    return bool(norm <= CLIP * 1.001)
 
 
 @both_sources
@@ -90,9 +99,10 @@ def test_the_seed_in_the_file_of_the_model_subtracts_no_noise(source, published)
 
 
 @both_sources
-def test_nothing_in_the_folder_subtracts_the_noise(source, published):
+@pytest.mark.parametrize(("own", "more"), [(of_round, {}), (of_tree, {"tree": 1})])
+def test_nothing_in_the_folder_subtracts_the_noise(own, more, source, published):
     """Every number of every file, and every pair of words in every array, as a key."""
-    folder, initial = published(source)
+    folder, initial = published(source, **more)
     data = [path.read_bytes() for path in folder.rglob("*") if path.is_file()]
     found = re.findall(rb"\b\d{1,10}\b", b"\n".join(data))
     numbers = {int(number) for number in found if int(number) < 2**32}
@@ -104,7 +114,8 @@ def test_nothing_in_the_folder_subtracts_the_noise(source, published):
             candidates += list(words.reshape(-1, 2))
     tried = jax.random.wrap_key_data(jnp.asarray(np.array(candidates)))
     change = change_of(folder, initial)
-    rests = jax.jit(jax.vmap(lambda key: left_over(change, initial, key)))(tried)
+    rest = jax.vmap(lambda key: left_over(change, initial, key, own))
+    rests = jax.jit(rest)(tried)
     assert len(tried) > 300
     assert stripped(rests.min()) == (source == "seed")
 
@@ -194,9 +205,10 @@ def test_neighbors_are_told_apart_no_more_often_than_epsilon_allows(name, games)
         if 0 in cohorts(jax.random.key(seed), [0], clients, cohort)[0]
     )
     seeds = list(islice(chosen, games // 2))
-    cost = spent(**game, rounds=1, delta=DELTA[name])
+    epsilon = spent(**game, rounds=1, delta=DELTA[name]).epsilon
+    assert epsilon is not None
     # Of two worlds that are equally likely, with the best of all tests.
-    most = (exp(cost.epsilon) + cost.delta) / (1 + exp(cost.epsilon))
+    most = (exp(epsilon) + DELTA[name]) / (1 + exp(epsilon))
     assert most < 0.8
     for attack in ("recompute", "likelihood"):
         right = right_guesses("system", attack, seeds, **game)

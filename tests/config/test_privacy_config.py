@@ -3,6 +3,9 @@
 """The table ``[privacy]``: what it builds, promises, and refuses in one line."""
 
 import json
+import re
+import tomllib
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -105,6 +108,27 @@ def test_a_tree_over_clients_that_are_dealt(configured, tmp_path, compiled):
     assert build(config).spec.epoch == 2
 
 
+def test_a_private_run_that_is_resumed_costs_the_same(configured, tmp_path, compiled):
+    """Nothing of the lost rounds was written, and the tree goes on as a new one."""
+    config = configured(
+        {"tree": 2},
+        run={"epoch": 2, "every": 1},
+        measure={"metrics": ["loss"], "splits": ["test"]},
+    )
+
+    def stop(step):
+        if step.round == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_config(config, tmp_path / "out", on_step=stop)
+    summary = run_config(config, tmp_path / "out", resume=True)
+    cost = spent_by_tree(noise=2.0, tree=2, epoch=2, rounds=4, delta=1e-3)
+    assert summary["privacy"]["epsilon"] == cost.epsilon
+    lines = (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["round"] for line in lines] == [0, 1, 2, 3, 4]
+
+
 def test_independent_noise_for_clients_that_are_dealt_is_not_called_sampled(configured):
     """In four rounds a client is twice there, for certain and not by chance."""
     found = promised(configured(run={"epoch": 2}))
@@ -175,8 +199,10 @@ def test_spare_clients_are_drawn_and_accounted_for(tiny, write):
     content["federation"] = {"spare": 6}
     found = promised(load(write(content)), 10)["epsilon"]
     run: dict[str, Any] = {"noise": 2.0, "clients": 10, "rounds": 4, "delta": 1e-3}
-    assert found == spent(cohort=9, **run).epsilon
-    assert found > 2 * spent(cohort=3, **run).epsilon
+    drawn, planned = (spent(cohort=size, **run).epsilon for size in (9, 3))
+    assert found == drawn
+    assert planned is not None
+    assert found > 2 * planned
     content["federation"] = {"spare": 60}
     assert promised(load(write(content)), 10)["epsilon"] == pytest.approx(
         spent(cohort=10, **run).epsilon
@@ -264,3 +290,32 @@ def test_what_is_not_installed_is_said(configured, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"pip install 'fedblend\[private\]'"):
         report(config, 6)
+
+
+PAGE = Path(__file__).parents[2] / "docs" / "privacy.md"
+
+
+def shown(language: str) -> list[str]:
+    """The blocks of docs/privacy.md in a language."""
+    return re.findall(rf"^```{language}\n(.*?)^```", PAGE.read_text(), re.M | re.S)
+
+
+def test_the_tables_of_the_page_are_taken():
+    tables_shown = [tomllib.loads(block)["privacy"] for block in shown("toml")]
+    first, second = (tables.Privacy(**table) for table in tables_shown)
+    assert first.noise_from == second.noise_from == "system"
+
+
+def test_the_examples_of_the_page_run(capsys):
+    """With fewer rounds, and 40 clients in place of 400."""
+    space: dict[str, Any] = {}
+    changes = {"400)": "40)", "rounds=40": "rounds=2", "every=40": "every=2"}
+    changes |= {"rounds=32": "rounds=8", "every=32": "every=8"}
+    changes |= {"cohort=100": "cohort=10", "cohort=50": "cohort=5"}
+    for block in shown("python"):
+        for old, new in changes.items():
+            block = block.replace(old, new)
+        exec(block, space)
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 2
+    assert all(re.match(r"accuracy 0\.\d\d, epsilon [\d.]+ at delta", x) for x in lines)

@@ -20,8 +20,29 @@ from fedblend.simulation.serialize import named_leaves, unpack
 from fedblend.simulation.simulate import set_up
 
 CLIENTS, ROWS = 3, (40, 25, 33)
-OPEN = '[accept]\nalgorithms = "any"\nupload = true\nconstants = true\nmin_rows = 1\n'
-POLICY = OPEN + "[metrics]\nminimum_count = 1\nround_to = 12\n"
+OPEN = '[accept]\nalgorithms = "any"\nupload = true\nconstants = true\n'
+FEW = {
+    "accept": dict.fromkeys(
+        ("min_rows", "min_part_rows", "min_batch_rows", "min_round_rows"), 0
+    ),
+    "rows": {"split": "any", "batches": "shared"},
+}
+"""Of nodes with few rows, which draw their batches as a simulation does."""
+
+
+def few(policy: str) -> str:
+    """The policy, for nodes that have few rows."""
+    tables: dict[str, Any] = toml.parse(policy, "test")
+    for name, defaults in FEW.items():
+        tables[name] = defaults | tables.get(name, {})
+    return "".join(
+        f"[{name}]\n"
+        + "".join(f"{key} = {toml.literal(value)}\n" for key, value in table.items())
+        for name, table in tables.items()
+    )
+
+
+POLICY = few(OPEN + "[metrics]\nminimum_count = 1\nround_to = 12\n")
 WORK = "rate = 0.3\nsteps = 3\nbatch_size = 8\n"
 OWN = (
     'personal = { solver = "sgd", rate = 0.1, steps = 5, batch_size = 8, turns = 3 }\n'
@@ -169,14 +190,6 @@ def write_rows(folder: Path) -> Path:
     }
     np.savez(folder / "all.npz", **joined)
     return folder
-
-
-def few(policy: str) -> str:
-    """The policy, for nodes that have few rows."""
-    if "min_rows" in policy:
-        return policy
-    head, _, rest = policy.rpartition("[accept]\n")
-    return f"{head}[accept]\nmin_rows = 1\n{rest}"
 
 
 def settings_of(place: Path, home: Path, client: int, policy: str) -> NodeSettings:

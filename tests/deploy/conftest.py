@@ -59,3 +59,12 @@ def own(lab, tmp_path) -> Path:
     for folder in made.glob("nodes/*/flower"):
         folder.rmdir()
     return made
+
+
+@pytest.fixture
+def no_services(monkeypatch):
+    """The doctor does not look at the services of this machine."""
+    from fedblend.deploy.ops.doctor import doctor
+
+    for name in ("link_service", "worker_service"):
+        monkeypatch.setattr(doctor, name, lambda settings: [])

@@ -15,8 +15,11 @@ def serving(
     answer: Callable[[str, str], int],
     certified: Path | None = None,
     host: str = "127.0.0.1",
+    date: str | None = None,
 ) -> Iterator[int]:
     """Answer requests with the status that ``answer(method, path)`` says.
+
+    ``date`` is what the responses say of the time, without it the time that it is.
 
     ``certified`` is a folder with server.crt and server.key; plain HTTP without one.
     The port is handed out.
@@ -30,6 +33,9 @@ def serving(
             self.end_headers()
 
         do_POST = do_GET
+
+        def date_time_string(self, timestamp: float | None = None) -> str:
+            return date or super().date_time_string(timestamp)
 
         def log_message(self, format: str, *args: object) -> None:
             del format, args

@@ -56,7 +56,7 @@ def federation(tmp_path_factory):
 def refuses(home: Path):
     """The policy takes no such method."""
     policy, other = home / "policy.toml", home / "other.toml"
-    other.write_text(POLICY.replace('"any"', '["fedavg"]'))
+    other.write_text(POLICY.replace('algorithms = "any"', 'algorithms = ["fedavg"]'))
     other.rename(policy)
     yield
     other.write_text(POLICY)

@@ -32,16 +32,17 @@ def test_from_init_to_doctor(capsys, place):
     assert main(["federation", "renew", "lab", "--days", "20"]) == 0
     assert "wrote lab/server/server.key and" in capsys.readouterr().out
     assert main(["federation", "doctor", "lab/server/server.toml"]) == 0
-    first, second, last = capsys.readouterr().out.splitlines()
+    first, second, third, last = capsys.readouterr().out.splitlines()
     assert first.startswith(f"warning: {place}/lab/server/server.crt: certificate exp")
     assert second.startswith("warning: 127.0.0.1:1: cannot be reached: Connection ref")
-    assert last == "0 faults, 2 warnings"
+    assert third.startswith("warning: 127.0.0.1:8000: the link is not up: no answer;")
+    assert last == "0 faults, 3 warnings"
     (place / "lab/server/server.key").chmod(0o644)
     assert main(["federation", "doctor", "lab/server"]) == 2
     said = capsys.readouterr()
     assert said.err == ""
     assert said.out.startswith("fault: ")
-    assert said.out.endswith("1 faults, 2 warnings\n")
+    assert said.out.endswith("1 faults, 3 warnings\n")
     assert "is not empty" in fails(capsys, *found)
 
 
@@ -76,9 +77,10 @@ def test_audits(capsys, place):
     head = Audit(path).append("answered", round=1)
     assert main(["federation", "audit", "audit.jsonl", "--head", first]) == 0
     said = capsys.readouterr().out
-    assert said == f"audit.jsonl: 2 lines, unbroken; newest hash {head}\n"
+    found = "2 lines, unbroken, 1 hashes of the other side found"
+    assert said == f"audit.jsonl: {found}; newest hash {head}\n"
     path.write_bytes(path.read_bytes().splitlines(keepends=True)[0])
-    assert "its end was cut off" in fails(capsys, "audit", str(path), "--head", head)
+    assert "lines were cut off" in fails(capsys, "audit", str(path), "--head", head)
     path.write_bytes(path.read_bytes().replace(b"started", b"Started"))
     assert "line 1: was changed" in fails(capsys, "audit", str(path))
 
@@ -107,3 +109,22 @@ def test_earlier_names_are_one_line_with_the_new_one(capsys, place):
         assert fails(capsys, "doctor", str(file)).endswith(
             f"node.toml: {old}: is now called {new}"
         )
+
+
+def test_an_experiment_finds_the_server_beside_it(capsys, place, monkeypatch):
+    from fedblend.deploy.ops import submit
+
+    called = []
+    monkeypatch.setattr(submit, "run_experiment", lambda *a, **k: called.append(a))
+    main(["federation", "init", "lab", "--host", "127.0.0.1", "--nodes", "a,b"])
+    trial = str(place / "lab/server/trial.toml")
+    main(["federation", "run", trial])
+    main(["federation", "run", trial, "--out", "here"])
+    monkeypatch.chdir(place / "lab/server")
+    main(["federation", "run", "trial.toml", "--resume"])
+    outs = [str(out) for _, out in called]
+    assert outs == [str(place / "lab/server/runs/trial"), "here", "runs/trial"]
+    monkeypatch.chdir(place / "lab")
+    capsys.readouterr()
+    (place / "lab/server/server.toml").unlink()
+    assert "server.toml: No such file" in fails(capsys, "run", trial)

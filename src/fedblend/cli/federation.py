@@ -156,9 +156,29 @@ def audit(
 
 
 NodePath = Annotated[Path, typer.Argument(metavar="FILE", help="node.toml.")]
+
+
 ServerPath = Annotated[
     Path, typer.Argument(metavar="FILE", help="server.toml that init wrote.")
 ]
+
+
+@app.command("ledger")
+def ledger(settings: NodePath = Path("node.toml")) -> None:
+    """Show what a node gave away: answers, rows, measurements, epsilon.
+
+    [bold]Example[/bold]
+
+    fedblend federation ledger node.toml
+    """
+    from fedblend.deploy.client.ledger import shown_ledger
+    from fedblend.deploy.client.policy import load_policy
+    from fedblend.deploy.ops.settings import NodeSettings, load_as
+
+    known = load_as(NodeSettings, settings)
+    delta = load_policy(known.policy).budget.delta
+    for line in shown_ledger(known.folder, delta):
+        typer.echo(line)
 
 
 def server_settings(path: Path) -> "ServerSettings":

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """``fedblend federation``: experiments on a federation, from run to predict."""
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -23,9 +24,17 @@ def add_to(app: typer.Typer) -> None:
 
 def run(
     file: Annotated[Path, typer.Argument(help="The TOML file of the experiment.")],
-    settings: ServerOption = Path("server.toml"),
+    settings: Annotated[
+        Path | None,
+        typer.Option(
+            "--server",
+            metavar="FILE",
+            help="server.toml; here or beside the experiment by default.",
+        ),
+    ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="Folder of results; runs/NAME by default.")
+        Path | None,
+        typer.Option(help="Folder of results; runs/NAME beside server.toml."),
     ] = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on where it stopped.")
@@ -50,8 +59,10 @@ def run(
     from fedblend.deploy.ops import submit
     from fedblend.experiments import run_folder
 
-    config, known = load(file), server_settings(settings)
-    out = out or results_folder(config)
+    config, settings = load(file), settings or _server_file(file)
+    known = server_settings(settings)
+    # Where the service of the link may write.
+    out = out or settings.parent / results_folder(config)
     submit.open_folder(out, config, known, resume, enroll_again or [])
     last = -1
 
@@ -70,6 +81,13 @@ def run(
         )
         raise typer.Exit(screen.INTERRUPTED) from None
     show_summary(out, run_folder.read_summary(run_folder.Folder(out)))
+
+
+def _server_file(experiment: Path) -> Path:
+    """server.toml in this folder, or else beside the file of an experiment."""
+    here, beside = Path("server.toml"), experiment.with_name("server.toml")
+    # Path.exists fails in a folder that this user may not enter.
+    return here if os.path.exists(here) or not os.path.exists(beside) else beside
 
 
 def status(

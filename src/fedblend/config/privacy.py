@@ -11,7 +11,7 @@ from typing import Any
 
 from fedblend.config.config import Config
 from fedblend.config.schema.federation import Federation
-from fedblend.config.schema.tables import Compress, Privacy
+from fedblend.config.schema.tables import Privacy
 from fedblend.errors import ConfigError
 from fedblend.theory.privacy import Guarantee, spent, spent_by_tree
 
@@ -96,6 +96,7 @@ def _conditions(config: Config, table: Privacy) -> list[tuple[bool, str]]:
     """
     run, central, compress = config.run, config.central, config.compress
     federation = config.federation or Federation()
+    how = "plain" if compress is None else compress.how
     longest = federation.longest_update
     unknown = _unexamined(config)
     return [
@@ -117,8 +118,8 @@ def _conditions(config: Config, table: Privacy) -> list[tuple[bool, str]]:
         (config.populations is None, "[populations] weigh clients differently"),
         (config.select is None, "[select] reveals which rows a client uses"),
         (
-            compress is None or compress.how == "plain",
-            f"[compress] how = {_how(compress)} sums memories that are not clipped",
+            how == "plain",
+            f'[compress] how = "{how}" sums memories that are not clipped',
         ),
         (
             compress is None or not table.adaptive,
@@ -139,10 +140,6 @@ def _conditions(config: Config, table: Privacy) -> list[tuple[bool, str]]:
         ),
         (not unknown, f"{unknown} is not among the settings that were examined"),
     ]
-
-
-def _how(compress: Compress | None) -> str:
-    return "" if compress is None else f'"{compress.how}"'
 
 
 def _unexamined(config: Config) -> str:

@@ -9,7 +9,6 @@ among them. A call waits for a link that cannot be reached, and responses have a
 import ssl
 import time
 from collections.abc import Callable
-from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -47,6 +46,7 @@ from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
+from fedblend.deploy.clock import clock_remark
 from fedblend.deploy.flower import KIND, from_record, to_record
 from fedblend.errors import RunError
 
@@ -60,9 +60,6 @@ MAX_RESPONSE = 64 << 20
 """Bytes of one response of the link; Flower cuts arrays in pieces of 5 MB."""
 OVERHEAD = 1 << 16
 """Bytes that Flower's wrapping may add to a message."""
-MAX_SKEW, MAX_AHEAD = 250.0, 4.0
-"""Seconds by which a clock may be behind the link's, or ahead of it, without a remark;
-Flower refuses signatures beyond 300, and 5."""
 UNAVAILABLE = (429, 502, 503, 504)
 """Codes of HTTP with which a proxy says that a call should be tried again."""
 REFUSED = 1
@@ -240,7 +237,9 @@ class Fleet:
                 code = error.response.status_code
                 reason = f"HTTP {code}"
                 if code == httpx.codes.UNAUTHORIZED:
-                    raise Lost(reason + _clock(error.response)) from None
+                    remark = clock_remark(error.response.headers.get("date"))
+                    why = reason if remark is None else f"{reason}; {remark}"
+                    raise Lost(why) from None
                 if code == httpx.codes.FORBIDDEN:
                     raise Gone(reason) from None
                 if code not in UNAVAILABLE:
@@ -287,19 +286,6 @@ def _client(address: str, ca: Path, key: ec.EllipticCurvePrivateKey) -> FleetHtt
     connection.headers["accept-encoding"] = "identity"
     connection.event_hooks = {"response": [_check_size]}
     return client
-
-
-def _clock(response: httpx.Response) -> str:
-    """A remark if the clocks differ so much that the link accepts no signature."""
-    try:
-        there = parsedate_to_datetime(response.headers["date"])
-    except (KeyError, ValueError):
-        return ""
-    ahead = time.time() - there.timestamp()
-    if -MAX_SKEW < ahead < MAX_AHEAD:
-        return ""
-    where = "ahead of" if ahead > 0 else "behind"
-    return f"; this machine's clock is {abs(ahead):.0f} s {where} the link's"
 
 
 def _check_size(response: httpx.Response) -> None:

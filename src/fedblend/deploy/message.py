@@ -31,9 +31,9 @@ from fedblend.simulation.serialize import (
     unpack,
 )
 
-KINDS = ("describe", "enroll", "round", "measure", "refused")
-"""Requests: to describe itself, to enroll, to train for a round, to measure. A node
-that does not do what is asked replies with ``refused``."""
+KINDS = ("describe", "enroll", "round", "measure", "stop", "refused")
+"""Requests: to describe itself, to enroll, to train for a round, to measure, to end an
+experiment. A node that does not do what is asked replies with ``refused``."""
 ENROLLED, UNKNOWN = -1, -2
 """In place of a round: the state after enrollment, and no state at all."""
 UNREADABLE = "unread"

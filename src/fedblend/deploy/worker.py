@@ -104,7 +104,9 @@ def serve(
                     continue
                 connection.settimeout(READ_TIMEOUT)
                 own = handler()
-                _send(connection, own.reply(_receive(connection, own.max_bytes)))
+                message = _receive(connection, own.max_bytes)
+                # An empty message asks whether the worker is there, and nothing else.
+                _send(connection, own.reply(message) if message else b"")
 
 
 @contextmanager
@@ -125,7 +127,8 @@ def _user(connection: socket.socket) -> int:
 
 def _send(connection: socket.socket, message: bytes) -> None:
     connection.sendall(_LENGTH.pack(len(message)))
-    connection.sendall(message)
+    if message:
+        connection.sendall(message)
 
 
 def _receive(connection: socket.socket, max_bytes: int | None) -> bytes:

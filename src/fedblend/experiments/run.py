@@ -6,8 +6,9 @@ A run has up to three stages. "trial" finds how many rounds of training alone ar
 (left out where ``measure.local`` is a number), "local" trains every client alone for
 that many rounds, for comparison (left out with ``measure.local = false``), "federated"
 runs the algorithm. After every block of rounds a checkpoint is written, then the rows.
-``resume`` continues a run that was killed, with the same bits as an uninterrupted run;
-rows come from the records in the checkpoint, so that none is missing or doubled.
+``resume`` continues a run that was killed, with the same bits as an uninterrupted run,
+or with new noise if the run is private; rows come from the records in the checkpoint,
+so that none is missing or doubled.
 """
 
 import dataclasses

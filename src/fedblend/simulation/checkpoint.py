@@ -5,7 +5,8 @@
 A checkpoint is one file in the layout of ``serialize``: the server's state, all client
 states (for a disk store the rows its last block changed), the bits sent, and the
 records. It is written beside its place, synced, and moved there, so there is always a
-whole one. Keys come from numbers, so there is no generator to save.
+whole one. Keys come from numbers, so there is no generator to save. Noise for privacy
+is not in it: a private run goes on with new noise.
 """
 
 import json

@@ -105,7 +105,8 @@ def simulate(
             same clients and another split of their rows (``federate(..., split=1)``).
         key: the seed, ``jax.random.key(0)``; an array of keys runs them side by side.
         rounds: communication rounds.
-        cohort: clients of a round, drawn without replacement; all of them if None.
+        cohort: clients of a round, drawn without replacement; all of them if None. For
+            a private algorithm the operating system draws them, see ``dp_fedavg``.
             ``Strata`` draws so many of each of several populations; an array of ids has
             these clients in every round.
         epoch: rounds in which nobody takes part twice: clients are dealt, in another

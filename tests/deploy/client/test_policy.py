@@ -7,6 +7,7 @@ from pathlib import Path
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import example_arguments as examples
@@ -15,12 +16,16 @@ from fedblend.config.config import check
 from fedblend.core import Aggregate
 from fedblend.deploy.client.policy import (
     Accept,
+    Budget,
+    Limits,
     Metrics,
     Policy,
     Protect,
+    Rows,
     load_policy,
     sends_updates_only,
 )
+from fedblend.deploy.ops.provision import template
 from fedblend.errors import ConfigError
 from fedblend.registry import ALGORITHMS
 
@@ -31,6 +36,14 @@ EXPERIMENT = {
     "model": {"name": "softmax"},
     "algorithm": {"name": "fedavg", "rate": 0.1, "steps": 1, "batch_size": 4},
     "run": {"rounds": 50},
+}
+TABLES = {
+    "accept": Accept,
+    "rows": Rows,
+    "limits": Limits,
+    "protect": Protect,
+    "metrics": Metrics,
+    "budget": Budget,
 }
 COMPRESS = {"compressor": {"name": "rand_k", "k": 4}}
 MEASURED = {
@@ -174,6 +187,9 @@ def test_all_measures_may_be_withheld():
         ("[protect]\nclip = nan", "protect.clip: nan is not a finite number"),
         ("[metrics]\nnames = ['f1']", 'metrics.names.0: "f1" is not loss, accuracy'),
         ("[metrics]\nround_to = 20", "metrics.round_to: 20 is not in [0, 15]"),
+        ("[budget]\nepsilon = 1.0", "budget.epsilon: needs protect.noise, which is 0"),
+        ("[rows]\nsplit = 'any one'", 'rows.split: "any one" is not one of '),
+        ("[limits]\nsteps = 0", "limits.steps: 0 is not "),
         ("[metric]", "metric: unknown key; did you mean 'metrics'?"),
     ],
 )  # fmt: skip
@@ -199,7 +215,26 @@ def test_the_documented_policy_is_the_default_and_every_key_is_explained(tmp_pat
     path = tmp_path / "policy.toml"
     path.write_text(shown)
     assert load_policy(path) == Policy()
-    tables = {"accept": Accept, "protect": Protect, "metrics": Metrics}
-    for table, section in tables.items():
+    for table, section in TABLES.items():
         for key in section.model_fields:
             assert f"`{table}.{key}`" in text
+
+
+def test_the_policy_that_init_writes_is_the_default_and_shows_every_key(tmp_path):
+    path = tmp_path / "policy.toml"
+    path.write_text(template("policy.toml"))
+    assert load_policy(path) == Policy()
+    for section in TABLES.values():
+        for key in section.model_fields:
+            assert re.search(rf"^(# )?{key} = ", path.read_text(), re.M), key
+
+
+def test_noise_on_measures_is_in_units_of_what_one_row_changes():
+    noisy = Policy(metrics=Metrics(noise=2.0, round_to=12, bound=10.0, names="any"))
+    shown = [noisy.disclosed(MEASURED, {"test": 50})["test"] for _ in range(300)]
+    assert "personal" not in shown[0] and "auc" not in shown[0]["shared"]
+    for name, most in (("loss", 10.0), ("accuracy", 1.0)):
+        found = [
+            one["shared"][name] - MEASURED["test"]["shared"][name] for one in shown
+        ]
+        assert np.std(found) == pytest.approx(2.0 * most / 50, rel=0.2)

@@ -17,7 +17,7 @@ from fedblend.errors import ConfigError, RunError
 
 
 @pytest.fixture
-def away(monkeypatch):
+def away(monkeypatch, no_services):
     """Nothing is asked on the network."""
     monkeypatch.setattr(doctor, "public_findings", lambda address, ca: [])
     monkeypatch.setattr(doctor, "link_findings", lambda address, link: [])
@@ -99,7 +99,8 @@ def test_a_socket_that_others_could_replace(mode, own, away):
 
 def test_rows_within_reach_of_code_that_the_server_sends(own, away):
     home = own / "nodes/bob"
-    (home / "rows.csv").write_text("a,b\n1,2\n")
+    (home / "rows.csv").write_text("a,b\n" + "1,2\n" * 20)
+    edit(home / "node.toml", '# target = "label"', 'target = "b"')
     (home / "rows.csv").chmod(0o640)
     finding = next(iter(examine(home)))
     assert (finding.fault, finding.what) == (True, "file of rows is open to others")

@@ -3,9 +3,11 @@
 """The scripts that set up the machines of a federation, in a folder in place of /."""
 
 import os
+import re
 import stat
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -90,3 +92,43 @@ def test_what_is_there_is_not_overwritten(own, tmp_path):
 def test_without_rows_the_operator_is_told_what_to_do(own, tmp_path):
     done = install(own, "bob", tmp_path / "bob")
     assert "name its rows in node.toml, then start" in done.stdout
+
+
+STUB = """#!/bin/sh
+case "$1 $2" in
+    "-m venv") mkdir -p "$3/bin"; cp "$0" "$3/bin/pip" ;;
+    "install --quiet") echo "$3" > "$INSTALLED" ;;
+esac
+"""
+"""Stands for python3, and for pip in the environments that it makes."""
+
+
+@pytest.mark.parametrize(
+    "given", ["./fedblend-0.1.0-py3-none-any.whl[cli,flower]", "./my src[cli]", None]
+)
+def test_what_is_installed_can_be_named(given, own, tmp_path):
+    stub, log, root = tmp_path / "bin/python3", tmp_path / "installed", tmp_path / "r"
+    stub.parent.mkdir()
+    stub.write_text(STUB)
+    stub.chmod(0o755)
+    variables = {"ROOT": str(root), "INSTALLED": str(log)}
+    variables |= {"FEDBLEND": given} if given else {}
+    done = subprocess.run(
+        ["sh", str(own / "bob.sh")],
+        env={"PATH": f"{stub.parent}:{os.environ['PATH']}", **variables},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    released = f"fedblend[cli,flower]=={metadata.version('fedblend')}"
+    assert log.read_text() == f"{given or released}\n"
+    unit = (root / HOME / "node" / "fedblend-node.service").read_text()
+    assert f"ExecStart={root}/opt/fedblend/bin/fedblend federation node" in unit
+
+
+def test_below_another_root_the_worker_needs_no_group(own, tmp_path):
+    install(own, "bob", tmp_path / "bob")
+    unit = tmp_path / "bob" / HOME / "node" / "fedblend-worker.service"
+    (command,) = re.findall("^ExecStart=(.*)$", unit.read_text(), re.M)
+    assert command.endswith("federation worker " + str(unit.parent / "node.toml"))

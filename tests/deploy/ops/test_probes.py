@@ -3,14 +3,19 @@
 """The doctor on the network: a stand-in for every fault."""
 
 import socket
+import time
+from email.utils import formatdate
 
 import pytest
 from edits import at_port, certify, only, told
 from http_stub import serving
 
+from fedblend.deploy import clock
 from fedblend.deploy.ops.doctor import probes
 from fedblend.deploy.ops.doctor.doctor import examine
 from fedblend.deploy.ops.settings import Address
+
+pytestmark = pytest.mark.usefixtures("no_services")
 
 
 def fleet_only(method: str, path: str) -> int:
@@ -84,6 +89,25 @@ def test_the_term_of_a_certificate_as_a_node_sees_it(own, days, said):
     with serving(fleet_only, own / "server") as port:
         at_port(own, port)
         assert told(examine(own / "nodes/bob/node.toml"))[1].startswith(said)
+
+
+@pytest.mark.parametrize(
+    ("ahead", "value"),
+    [(260, "260 s ahead of"), (-320, "320 s behind"), (-100, None), (0, None)],
+)
+def test_clocks_that_differ(own, monkeypatch, ahead, value):
+    now = int(time.time())
+    monkeypatch.setattr(clock.time, "time", lambda: now + ahead)
+    with serving(fleet_only, own / "server", date=formatdate(now, usegmt=True)) as port:
+        at_port(own, port)
+        faults = [one for one in examine(own / "nodes/bob/node.toml") if one.fault]
+    if value is None:
+        assert not faults
+        return
+    (finding,) = faults
+    assert (finding.what, finding.where) == ("clocks differ", f"127.0.0.1:{port}")
+    assert finding.value == f"this machine's clock is {value} the link's"
+    assert "refuses a node more than 250 s behind or 4 s ahead" in finding.advice
 
 
 def test_a_certificate_for_another_host(own):

@@ -174,7 +174,7 @@ def test_experiments_without_end_do_not_fill_the_memory(server, monkeypatch):
 def test_refusals_quote_nothing_of_the_rows(columns, labels, rows, tmp_path):
     table = "name,age,ill\nAlice,31,yes\n" + "Bob,40,no\n" * 20
     (tmp_path / "rows.csv").write_text(table)
-    settings_of(rows, tmp_path, CLIENT, "")
+    settings_of(rows, tmp_path, CLIENT, '[rows]\ncolumns = "any"\n')
     toml = tmp_path / "node.toml"
     head, _, _ = toml.read_text().partition("[data]")
     toml.write_text(f'{head}[data]\nfile = "rows.csv"\ntarget = "ill"\n')

@@ -170,6 +170,11 @@ def read_columns(
     return _stacked(table, chosen, path)
 
 
+def input_columns(path: Path, known: Sequence[str | None]) -> list[str]:
+    """The columns of a file that are inputs by default: all but these."""
+    return _others(_opened(path), known)
+
+
 def _others(table: Any, known: Sequence[str | None]) -> list[str]:
     """The columns that are inputs by default: all but these and pandas' index."""
     try:

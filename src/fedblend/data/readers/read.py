@@ -55,7 +55,7 @@ def read(
     path = Path(path)
     if kind is not None and kind not in get_args(Kind):
         raise DataError(f"kind: {kind!r} is not one of {', '.join(get_args(Kind))}")
-    dataset = _with_kind(_read_raw(path, target, client, inputs), kind, path)
+    dataset = _with_kind(read_raw(path, target, client, inputs), kind, path)
     check(dataset)
     return dataset
 
@@ -81,7 +81,7 @@ def read_new_rows(
     path = Path(path)
     table = path.suffix in TABLES
     chosen = list(task.columns) or None if table else inputs
-    raw = _read_raw(path, target, client, chosen)
+    raw = read_raw(path, target, client, chosen)
     rows = _shaped(raw.inputs, task, path, flat=table)
     if task.kind == "sequence":
         rows = rows.astype(np.int32)
@@ -131,7 +131,7 @@ def read_inputs(
     return _whole(rows, task, path) if task.numbers else rows
 
 
-def _read_raw(
+def read_raw(
     path: Path,
     target: str | None,
     client: str | None,

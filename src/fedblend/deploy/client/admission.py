@@ -4,7 +4,8 @@
 server.
 
 The policy is read once for every message, a configuration is validated once for every
-experiment, and what an experiment computes is built once.
+experiment, and what an experiment computes is built once. What is too large is refused
+before rows are read or memory is allocated.
 """
 
 import json
@@ -13,11 +14,14 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from fedblend.data.dataset import DataError
-from fedblend.deploy.client.executor import Executor, client_setup, rows_of
-from fedblend.deploy.client.node import Node, Permissions, Refusal
+from fedblend.deploy.client import agreement, limits
+from fedblend.deploy.client import state as states
+from fedblend.deploy.client.executor import Executor, bounded, client_setup, rows_of
+from fedblend.deploy.client.node import Node
+from fedblend.deploy.client.permissions import Permissions, Refusal
 from fedblend.deploy.client.policy import Accept, Policy, load_policy
 from fedblend.deploy.contract import Contract, parse_contract
 from fedblend.deploy.message import schema_hash
@@ -27,7 +31,12 @@ from fedblend.errors import ConfigError
 from fedblend.transforms.local_dp import local_dp, secret_noise
 from fedblend.trees import precision
 
+if TYPE_CHECKING:
+    from fedblend.data.federated import Shards
+
 UNFIT = "data: the rows are not as the configuration says; this node's audit says more"
+COMPUTED: Any = {"rows": True, "protect": True, "metrics": {"bound"}}
+"""The keys of a policy on which what a node computes depends."""
 EXPERIMENTS = 4
 """Experiments whose rows and compiled functions stay in memory."""
 
@@ -70,6 +79,9 @@ class Admission:
             executor=partial(self._admit, policy),
             disclosed=policy.disclosed,
             max_bytes=policy.accept.max_message_bytes,
+            allowance=policy.allowance,
+            limits=policy.limits,
+            metric_noise=policy.metrics.noise,
         )
 
     def _allowed(self, policy: Policy, fields: Mapping[str, Any]) -> Contract:
@@ -80,14 +92,29 @@ class Admission:
                 raise Refusal("message: has no configuration")
             contract = self._parse(text)
         _refuse(policy.refusal(contract.config))
+        with precision(contract.config.run.precision), _refusing():
+            _refuse(limits.too_large(policy.limits, contract))
+            _refuse(limits.too_small(policy.accept, contract.config))
+            first = agreement.read_agreement(self.settings.folder)
+            _refuse(agreement.split_refusal(policy.rows, contract, first))
         return contract
+
+    def _rows(self, policy: Policy, contract: Contract) -> "dict[str, Shards]":
+        """The rows of the node, if the experiment is about what was agreed on."""
+        folder, source = self.settings.folder, self.settings.data
+        first = agreement.read_agreement(folder)
+        with agreement.counting_misfits(folder, policy.rows, contract):
+            agreement.check_rows(policy.rows, contract, first, source)
+            return rows_of(self.settings, contract)
 
     def _describe(self, policy: Policy, fields: Mapping[str, Any]) -> dict[str, Any]:
         """What the server may know of this node's rows."""
         contract = self._allowed(policy, fields)
-        with precision(contract.config.run.precision), _refusing():
-            splits = rows_of(self.settings, contract)
-            _refuse(policy.too_few(splits["train"].total))
+        config = contract.config
+        with precision(config.run.precision), _refusing():
+            splits = self._rows(policy, contract)
+            rows = splits["train"].total
+            _refuse(limits.too_small_for(policy.accept, config, rows))
             description: dict[str, Any] = {
                 "counts": {name: split.total for name, split in splits.items()},
                 "row": schema_hash(contract.row),
@@ -101,29 +128,46 @@ class Admission:
 
     def _admit(self, policy: Policy, terms: Mapping[str, Any]) -> Executor:
         """What computes an experiment under these terms, if the policy allows it."""
-        self._allowed(policy, terms)
+        contract = self._allowed(policy, terms)
         if terms.get("constants") and not policy.discloses_constants:
             raise Refusal(
                 "policy accept.constants: this experiment began with constants of this "
                 "node's loss; allowed: none"
             )
+        with precision(contract.config.run.precision):
+            _refuse(limits.terms_too_large(policy.limits, contract, terms))
         text = json.dumps(dict(terms), sort_keys=True)
-        executor = self._executor(text, policy.protect.clip, policy.protect.noise)
-        _refuse(policy.too_few(executor.train_rows))
+        executor = self._executor(text, policy.model_dump_json(include=COMPUTED))
+        rows = executor.train_rows
+        _refuse(limits.too_small_for(policy.accept, contract.config, rows))
+        with precision(contract.config.run.precision):
+            agreement.agree(self.settings.folder, contract)
         return executor
 
-    def _build(self, text: str, clip: float | None, noise: float) -> Executor:
-        terms = json.loads(text)
+    def _build(self, text: str, agreed: str) -> Executor:
+        terms, policy = json.loads(text), Policy.model_validate_json(agreed)
+        protect, bound = policy.protect, policy.metrics.bound
         contract = self._parse(terms["config"])
         with precision(contract.config.run.precision), _refusing():
-            splits = rows_of(self.settings, contract)
+            splits = self._rows(policy, contract)
             setup = client_setup(self.settings.client, contract, terms, splits)
-            if clip is not None:
-                clipped = local_dp(setup.algorithm, clip, _unprotected)
-                setup = setup._replace(algorithm=clipped, protection=f"clip {clip}")
-                if noise:
-                    perturb = partial(secret_noise, std=noise * clip)
-                    setup = setup._replace(perturb=perturb, protection="noise")
+            measures = {
+                name: bounded(one, bound) for name, one in setup.measures.items()
+            }
+            setup = setup._replace(measures=measures)
+            if policy.rows.batches == "secret":
+                setup = setup._replace(salt=states.secret_salt(self.settings.folder))
+            if protect.clip is not None:
+                clipped = local_dp(setup.algorithm, protect.clip, _unprotected)
+                named = f"clip {protect.clip}"
+                setup = setup._replace(algorithm=clipped, protection=named)
+                if protect.noise:
+                    std = protect.noise * protect.clip
+                    setup = setup._replace(
+                        perturb=partial(secret_noise, std=std),
+                        squared=(2 / protect.noise) ** 2,
+                        protection="noise",
+                    )
             return Executor(setup)
 
 

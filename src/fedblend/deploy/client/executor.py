@@ -6,9 +6,11 @@ These are the functions that the simulator maps over a cohort, for the one clien
 this node: same keys, same shapes, same capacity.
 """
 
+import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from itertools import count, islice
+from math import inf
 from typing import Any, NamedTuple
 
 import jax
@@ -69,6 +71,10 @@ class ClientSetup(NamedTuple):
     """Those of the experiment; a request for a later one is refused."""
     perturb: Callable[[Up], Up] | None = None
     """Adds noise to an update before it leaves; a round is then computed once."""
+    squared: float = inf
+    """mu^2 of that noise as a Gaussian mechanism, see ``ledger``."""
+    salt: np.ndarray | None = None
+    """A secret on which batches depend besides the seed; two words of 32 bits."""
     protection: str = ""
     """Names the clipping or noise; replies that are kept under another are not sent."""
     precision: str | None = None
@@ -270,7 +276,34 @@ class Executor:
             ),
             rows.examples,
         )
-        return Shard(examples, start, count, id, capacity)
+        salt = self.setup.salt
+        return Shard(
+            examples,
+            start,
+            count,
+            id,
+            capacity,
+            None if salt is None else jnp.asarray(salt, jnp.uint32),
+        )
+
+
+def bounded(metric: Metric, most: float) -> Metric:
+    """The metric with what a row contributes bounded; one in [0, 1] is as it was.
+
+    Without it one row that a model gets absurdly wrong is all that a mean shows.
+    """
+    with_rows = metric.with_rows
+    if metric.bounded or with_rows is None:
+        return metric
+
+    def measure(model, batch):
+        value, rows = with_rows(model, batch)
+        cut = jnp.minimum(rows, most)
+        return jnp.where((rows > most).any(), jnp.nanmean(cut), value), cut
+
+    return dataclasses.replace(
+        metric, fn=lambda model, batch: measure(model, batch)[0], with_rows=measure
+    )
 
 
 def _empty_down(round: int) -> Down:

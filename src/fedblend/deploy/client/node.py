@@ -12,64 +12,30 @@ any more.
 ::
 
     FOLDER/lock                           one message at a time
+    FOLDER/ledger.json                    what was given away, over all experiments
+    FOLDER/agreement.json                 how the rows are split and labeled, for good
     FOLDER/EXPERIMENT/terms.json          the terms under which the node was enrolled
     FOLDER/EXPERIMENT/state-R             after round R; -1 is enrollment
     FOLDER/EXPERIMENT/reply-R             the reply of round R, to be sent again
     FOLDER/EXPERIMENT/personal.safetensors  the model that this client deploys
 """
 
-import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import jax
-import jax.numpy as jnp
-
-from fedblend import keys
-from fedblend.core import PyTree
 from fedblend.deploy import message as messages
 from fedblend.deploy.client import state as states
-from fedblend.deploy.client.executor import Executor, Measured
-from fedblend.deploy.message import ENROLLED, Message, encode, one_line
+from fedblend.deploy.client.answers import ANSWERS, Job
+from fedblend.deploy.client.ledger import Ledger, read_ledger
+from fedblend.deploy.client.permissions import Permissions, Refusal
+from fedblend.deploy.client.retention import make_room
+from fedblend.deploy.message import Message, encode, one_line
 from fedblend.deploy.worker import Handler
-from fedblend.simulation.serialize import (
-    WireError,
-    as_tree,
-    pack,
-    traveling,
-    unpack,
-    write_atomically,
-)
+from fedblend.simulation.serialize import WireError
 from fedblend.trees import precision
-
-
-class Refusal(ValueError):
-    """A node does not do what a message asks, and why: one line.
-
-    Args:
-        reason: what the server gets to know.
-        detail: what the node's own audit gets to know, if that is more.
-    """
-
-    def __init__(self, reason: str, detail: str = ""):
-        super().__init__(reason)
-        self.detail = detail or reason
-
-
-class Permissions(NamedTuple):
-    """What the operator of a node permits, for one message."""
-
-    describe: Callable[[Mapping[str, Any]], dict[str, Any]]
-    """From the fields of a message to the node's description, or a ``Refusal``."""
-    executor: Callable[[Mapping[str, Any]], Executor]
-    """From the terms of an experiment to what computes it, or a ``Refusal``."""
-    disclosed: Callable[[Measured, dict[str, int]], Measured]
-    """Those of the measures that may leave the node; also given the rows of a split."""
-    max_bytes: int | None = None
-    """Of a message; a longer one is not read."""
 
 
 class Node:
@@ -149,99 +115,25 @@ class Node:
             audit = self.note("described", experiment=request.experiment)
             head = request._replace(client=self.client)
             return encode(head.reply(**description, audit=audit))
-        place = self.folder / request.experiment
+        place, ledger = self.folder / request.experiment, read_ledger(self.folder)
+        limits, new = permissions.limits, not (place / "terms.json").exists()
+        if kind == "enroll" and new and limits is not None:
+            make_room(self.folder, limits, ledger, self.note)
         terms = request.fields if kind == "enroll" else _terms(place)
-        executor = permissions.executor(terms)
+        if kind == "stop":
+            return self._stop(ledger, request)
+        executor, digest = permissions.executor(terms), messages.digest_of(request)
+        job = Job(request, digest, executor, permissions, ledger, place, self.note)
         width = executor.setup.precision
         with nullcontext() if width is None else precision(width):
-            if kind == "enroll":
-                return self._enroll(executor, place, request)
-            if kind == "round":
-                return self._round(executor, place, request)
-            return self._measure(executor, place, request, permissions.disclosed)
+            return ANSWERS[kind](job)
 
-    def _enroll(self, executor: Executor, place: Path, request: Message) -> bytes:
-        setup, digest = executor.setup, messages.digest_of(request)
-        sent = states.read_reply(place, ENROLLED, digest, setup.protection)
-        if sent is not None:
-            self.note("enrolled", experiment=request.experiment)
-            return sent
-        params = jax.tree.map(jnp.asarray, as_tree(request.arrays, setup.params))
-        join, state = executor.enroll(params)
-        place.mkdir(parents=True, exist_ok=True, mode=0o700)
-        write_atomically(place / "params", pack(params))
-        states.write_state(place, ENROLLED, state, digest)
-        states.write_terms(place, request.fields)
-        audit = self.note("enrolled", experiment=request.experiment)
-        reply = encode(request.reply(audit=audit), (join, executor.ask(state)))
-        states.write_reply(place, ENROLLED, digest, setup.protection, reply)
-        return reply
-
-    def _round(self, executor: Executor, place: Path, request: Message) -> bytes:
-        setup, round = executor.setup, request.round
-        if round >= setup.rounds:
-            raise Refusal(f"message: round {round} of an experiment of {setup.rounds}")
-        digest, protection = messages.digest_of(request), setup.protection
-        if setup.perturb is None:
-            # Where messages are empty only the state tells two histories apart.
-            protection += f" from {states.hash_of_state(place, request.base)}"
-        elif not states.is_first_request(place, round, digest):
-            raise Refusal(
-                f"message: round {round} was asked for with another message; under "
-                "noise it is computed once"
-            )
-        sent = states.read_reply(place, round, digest, protection)
-        event = {"experiment": request.experiment, "round": round}
-        if sent is not None:
-            self.note("round", **event)
-            return sent
-        state = _state(executor, place, request.base)
-        down = _received(executor, request, executor.message)
-        up, after = jax.block_until_ready(executor.update(down, state))
-        states.write_state(place, round, after, digest)
-        states.remove_old(place, request.base, round)
-        ask = _changed_ask(executor, state, after)
-        asks = bool(jax.tree.leaves(ask))
-        head = request.reply(asked=asks, audit=self.note("round", **event))
-        reply = encode(head, (up if setup.perturb is None else setup.perturb(up), ask))
-        states.write_reply(place, round, digest, protection, reply)
-        return reply
-
-    def _measure(
-        self, executor: Executor, place: Path, request: Message, disclosed: Callable
-    ) -> bytes:
-        setup, round, event = executor.setup, request.round, {}
-        if round > setup.rounds:
-            raise Refusal(
-                f"message: a measure after round {round} of an experiment of "
-                f"{setup.rounds}"
-            )
-        state = _state(executor, place, request.base)
-        deployed = _received(executor, request, executor.deployment)
-        model, measured = executor.measure(deployed, state)
-        metadata = {
-            "format": "fedblend",
-            "round": str(round),
-            "client": str(self.client),
-        }
-        write_atomically(place / "personal.safetensors", pack(model, metadata))
-        if request.fields.get("last") and setup.alone is not None:
-            arrays, _ = unpack((place / "params").read_bytes())
-            alone, budget = executor.train_alone(as_tree(arrays, setup.params))
-            for split, values in alone.items():
-                measured[split]["local"] = values
-            event["rounds_alone"] = budget.rounds
-        counts = {name: split.total for name, split in setup.splits.items()}
-        shown = disclosed(measured, counts)
-        write_atomically(place / "measures.json", json.dumps(measured).encode())
-        audit = self.note(
-            "measured",
-            experiment=request.experiment,
-            round=round,
-            sent={split: sorted(models) for split, models in shown.items()},
-            **event,
-        )
-        return encode(request.reply(measures=shown, audit=audit))
+    def _stop(self, ledger: Ledger, request: Message) -> bytes:
+        """The server says that an experiment is over."""
+        ledger.account(request.experiment).over = True
+        ledger.write(self.folder)
+        audit = self.note("stopped", experiment=request.experiment)
+        return encode(request.reply(audit=audit))
 
 
 def _terms(place: Path) -> dict[str, Any]:
@@ -252,30 +144,3 @@ def _terms(place: Path) -> dict[str, Any]:
             f"experiment: {place.name} is not known here; the node was not enrolled in "
             "it, or has lost its folder"
         ) from None
-
-
-def _state(executor: Executor, place: Path, base: int) -> PyTree:
-    return jax.tree.map(jnp.asarray, states.read_state(place, base, executor.state))
-
-
-def _received(executor: Executor, request: Message, template: Any) -> Any:
-    """The server's message, or deployment; the number of its round is in the head."""
-    root, round = executor.setup.root, request.round
-    key = keys.at(root, "server", round - 1) if round else keys.at(root, "start")
-    found = messages.payload_of(request, _at_round(template, None), key)
-    found = jax.tree.map(jnp.asarray, found)
-    return _at_round(found, jnp.asarray(round, jnp.int32))
-
-
-def _at_round(received: Any, round: jax.Array | None) -> Any:
-    if hasattr(received, "message"):
-        return received._replace(message=received.message._replace(round=round))
-    return received._replace(round=round)
-
-
-def _changed_ask(executor: Executor, before: PyTree, after: PyTree) -> PyTree:
-    """What the client asks for, if a round has changed it; else nothing travels."""
-    if not jax.tree.leaves(executor.request):
-        return ()
-    old, new = (pack(traveling(executor.ask(state))) for state in (before, after))
-    return () if old == new else executor.ask(after)

@@ -3,11 +3,13 @@
 """``policy.toml``: what the operator of a node agrees to.
 
 The node reads the file once for every message, so that a change counts at once. The
-defaults are restrictive: methods whose clients send models and nothing else, and
-rounded measures of test rows, if there are enough of them.
+defaults are restrictive: methods whose clients send models and nothing else, updates of
+enough rows in batches that the server does not know, and rounded measures of test rows,
+if there are enough of them and not too often. Only noise is a guarantee.
 """
 
 import math
+import secrets
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -21,12 +23,16 @@ from fedblend.config.config import Config
 from fedblend.config.schema.table import (
     Count,
     Index,
+    Inside,
+    Mixing,
     NotNegative,
     Positive,
     Table,
+    Word,
     within,
 )
 from fedblend.config.schema.tables import LossName, Metric, Split
+from fedblend.deploy.client.ledger import Allowance
 from fedblend.deploy.ops.settings import parse_as
 from fedblend.errors import ConfigError, SettingError
 from fedblend.registry import ALGORITHMS
@@ -64,8 +70,53 @@ class Accept(Table):
     upload: bool = False
     constants: bool = False
     min_rows: Index = 20
+    min_part_rows: Index = 4
+    min_batch_rows: Index = 8
+    min_batch_fraction: Mixing = 0.0
+    min_round_rows: Index = 20
     max_rounds: Index = 1000
     max_message_bytes: Count = 100_000_000
+
+
+class Rows(Table):
+    """What an experiment may use of the rows, and who chooses the batches.
+
+    "file" stands for all columns of the table but target and client, "first" for what
+    the first experiment had that the node was enrolled in.
+    """
+
+    columns: Literal["file", "any"] | list[Word] = "file"
+    subset: bool = False
+    labels: Literal["first", "any"] | list[Word] = "first"
+    split: Literal["first", "any"] = "first"
+    batches: Literal["secret", "shared"] = "secret"
+    misfits: Index = 20
+
+
+class Limits(Table):
+    """What a request may cost; checked before anything is computed or allocated."""
+
+    steps: Count = 10_000
+    batch_rows: Count = 100_000
+    capacity_rows: Count = 1_000_000
+    parameters: Count = 100_000_000
+    layers: Count = 100
+    clients: Count = 10_000
+    operations: Positive = 1e14
+    memory_gb: Positive = 8.0
+    disk_gb: Positive = 20.0
+    seconds: Positive = 3600.0
+    experiments: Count = 20
+    idle_days: Positive = 30.0
+
+
+class Budget(Table):
+    """What the node gives over all experiments; the ledger counts it."""
+
+    experiments: Index = 1000
+    answers: Index = 100_000
+    epsilon: Positive | None = None
+    delta: Inside = 1e-6
 
 
 class Protect(Table):
@@ -88,14 +139,27 @@ class Metrics(Table):
     splits: list[Split] = Field(default=["test"])
     minimum_count: Index = 20
     round_to: Annotated[int, within(Number(least=0, most=15, whole=True))] = 3
+    bound: Positive = 100.0
+    noise: NotNegative = 0.0
+    per_experiment: Index = 100
+    total: Index = 2000
 
 
 class Policy(Table):
     """``policy.toml``: every table and every key may be left out."""
 
     accept: Accept = Accept()
+    rows: Rows = Rows()
+    limits: Limits = Limits()
     protect: Protect = Protect()
     metrics: Metrics = Metrics()
+    budget: Budget = Budget()
+
+    @model_validator(mode="after")
+    def _epsilon_needs_noise(self) -> "Policy":
+        if self.budget.epsilon is not None and not self.protect.noise:
+            raise SettingError("budget.epsilon", "needs protect.noise, which is 0")
+        return self
 
     def refusal(self, config: Config) -> str | None:
         """Why the node takes no part in an experiment, in one line, or None."""
@@ -103,45 +167,51 @@ class Policy(Table):
         name, algorithms = config.algorithm.name, accept.algorithms
         if algorithms == "updates":
             algorithms = [one for one in ALGORITHMS if sends_updates_only(one)]
-        if not _allows(algorithms, name):
-            return _line("accept.algorithms", "algorithm.name", name, algorithms)
-        if not _allows(accept.losses, loss):
-            return _line("accept.losses", "model.loss", loss, accept.losses)
+        if not allows(algorithms, name):
+            return refusal_line("accept.algorithms", "algorithm.name", name, algorithms)
+        if not allows(accept.losses, loss):
+            return refusal_line("accept.losses", "model.loss", loss, accept.losses)
         if config.compress is not None and not accept.compress:
-            return _line("accept.compress", "compress", "a table", "no compression")
+            return refusal_line(
+                "accept.compress", "compress", "a table", "no compression"
+            )
         if config.compress is not None and self.protect.clip is not None:
             # Encoders scale what was clipped, and memories of both sides must agree.
             allowed = "no compression of clipped updates"
-            return _line("protect.clip", "compress", "a table", allowed)
+            return refusal_line("protect.clip", "compress", "a table", allowed)
         if config.select is not None and not accept.select:
             allowed = "the whole model; which rows of it a node uses is not disclosed"
-            return _line("accept.select", "select", "a table", allowed)
+            return refusal_line("accept.select", "select", "a table", allowed)
         if config.central is not None and config.central.upload and not accept.upload:
             allowed = "a model and no gradients beside it"
-            return _line("accept.upload", "central.upload", "true", allowed)
-        if run.rounds > accept.max_rounds:
-            allowed = f"at most {accept.max_rounds}"
-            return _line("accept.max_rounds", "run.rounds", run.rounds, allowed)
+            return refusal_line("accept.upload", "central.upload", "true", allowed)
+        alone = config.measure.local
+        for where, rounds in (("run.rounds", run.rounds), ("measure.local", alone)):
+            if rounds is not True and rounds > accept.max_rounds:
+                allowed = f"at most {accept.max_rounds}"
+                return refusal_line("accept.max_rounds", where, rounds, allowed)
         return None
+
+    @property
+    def allowance(self) -> Allowance:
+        """What the node gives over all experiments."""
+        return Allowance(
+            experiments=self.budget.experiments,
+            answers=self.budget.answers,
+            epsilon=self.budget.epsilon,
+            delta=self.budget.delta,
+            measures=self.metrics.per_experiment,
+            all_measures=self.metrics.total,
+            seconds=self.limits.seconds,
+        )
 
     @property
     def discloses_constants(self) -> bool:
         """Whether constants of the loss are sent; clipping does not bound them."""
         return self.accept.constants and self.protect.clip is None
 
-    def too_few(self, rows: int) -> str | None:
-        """Why so many training rows are too few, in one line, or None.
-
-        The experiment chooses how many of a node's rows are held out: with one row left
-        to train on, every update reveals that row.
-        """
-        least = self.accept.min_rows
-        if rows >= least:
-            return None
-        return _line("accept.min_rows", "training rows", "fewer", f"at least {least}")
-
     def disclosed(self, values: Values, counts: Mapping[str, int]) -> dict[str, Any]:
-        """Those of these measures that may be sent, rounded.
+        """Those of these measures that may be sent, with noise, rounded.
 
         Args:
             values: measures by split, model and metric.
@@ -150,11 +220,7 @@ class Policy(Table):
         shown = self.metrics
         found = {
             split: {
-                model: {
-                    name: round(float(value), shown.round_to)
-                    for name, value in measured.items()
-                    if _allows(shown.names, name) and math.isfinite(value)
-                }
+                model: self._shown(measured, counts[split])
                 for model, measured in models.items()
             }
             for split, models in values.items()
@@ -165,6 +231,29 @@ class Policy(Table):
             for split, models in found.items()
             if any(models.values())
         }
+
+    def _shown(self, measured: Mapping[str, float], rows: int) -> dict[str, float]:
+        return {
+            name: round(
+                self._perturbed(name, float(value), rows), self.metrics.round_to
+            )
+            for name, value in measured.items()
+            if self._sends(name) and math.isfinite(value)
+        }
+
+    def _sends(self, name: str) -> bool:
+        """Whether a metric may be sent; one row moves "auc" by an unknown amount."""
+        return allows(self.metrics.names, name) and not (
+            self.metrics.noise and name == "auc"
+        )
+
+    def _perturbed(self, name: str, value: float, rows: int) -> float:
+        """A mean over rows with noise, in units of how far one row can move it."""
+        shown = self.metrics
+        if not shown.noise:
+            return value
+        most = shown.bound if name in ("loss", "mse") else 1.0
+        return value + secrets.SystemRandom().gauss(0, shown.noise * most / rows)
 
 
 def load_policy(path: Path) -> Policy:
@@ -184,11 +273,12 @@ def _parsed(data: bytes, path: Path) -> Policy:
     return parse_as(Policy, data, path)
 
 
-def _allows(allowed: Literal["any"] | Sequence[str], name: str | None) -> bool:
+def allows(allowed: Literal["any"] | Sequence[str], name: str | None) -> bool:
+    """Whether a name is among those that are allowed."""
     return allowed == "any" or name in allowed
 
 
-def _line(key: str, where: str, value: Any, allowed: str | Sequence[str]) -> str:
+def refusal_line(key: str, where: str, value: Any, allowed: str | Sequence[str]) -> str:
     """One line: the key of the policy, what was asked for, what is allowed."""
     shown = "not given" if value is None else str(value)
     may = allowed if isinstance(allowed, str) else ", ".join(allowed) or "none"

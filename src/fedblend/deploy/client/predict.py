@@ -15,7 +15,7 @@ import numpy as np
 from fedblend.core import PyTree
 from fedblend.data.dataset import Task
 from fedblend.data.readers.read import read_inputs
-from fedblend.deploy.client.state import read_terms
+from fedblend.deploy.client.state import MODEL, read_terms
 from fedblend.deploy.contract import parse_contract
 from fedblend.deploy.ops.settings import NodeSettings
 from fedblend.errors import RunError
@@ -23,7 +23,6 @@ from fedblend.mixing import Blend, predict
 from fedblend.simulation.serialize import WireError, as_tree, unpack
 from fedblend.trees import precision
 
-MODEL = "personal.safetensors"
 BATCH = 1024
 """Rows that are computed at once: memory does not grow with the file."""
 

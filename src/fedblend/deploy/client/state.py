@@ -10,10 +10,14 @@ import hashlib
 import json
 import os
 import re
+import secrets
+import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from fedblend.core import PyTree
 from fedblend.simulation.serialize import (
@@ -24,6 +28,8 @@ from fedblend.simulation.serialize import (
     write_atomically,
 )
 
+MODEL = "personal.safetensors"
+"""The model that the client deploys."""
 STATES = 3
 """Kept on disk: the one to start from, the newest, and one before, in case the server
 itself goes back to its last checkpoint but one."""
@@ -112,6 +118,24 @@ def read_reply(place: Path, round: int, request: str, protection: str) -> bytes 
     return data[len(head) :]
 
 
+def write_measures(place: Path, request: str, protection: str, reply: bytes) -> None:
+    """The newest reply with measures, with the digest of its request."""
+    write_atomically(place / "reply-measures", _head(request, protection) + reply)
+
+
+def read_measures(place: Path, request: str, protection: str) -> bytes | None:
+    """The newest reply with measures, if it is the reply to that request."""
+    head = _head(request, protection)
+    try:
+        data = (place / "reply-measures").read_bytes()
+        if not data.startswith(head):
+            return None
+        unpack(data[len(head) :])
+    except (FileNotFoundError, WireError):
+        return None
+    return data[len(head) :]
+
+
 def read_state(place: Path, round: int, template: PyTree) -> PyTree:
     """The state after a round.
 
@@ -154,3 +178,43 @@ def remove_old(place: Path, base: int, newest: int) -> None:
     for round in before + between:
         for kind in ("state", "reply"):
             (place / f"{kind}-{round}").unlink(missing_ok=True)
+
+
+def experiments(folder: Path) -> list[Path]:
+    """The folders of experiments that a node was enrolled in, or had begun to be."""
+    known = (*folder.glob("*/terms.json"), *folder.glob("*/params"))
+    return sorted({path.parent for path in known})
+
+
+def bytes_of(folder: Path) -> int:
+    """The size of all files in a folder and in those in it."""
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+def end_experiment(place: Path) -> None:
+    """Remove states and replies of an experiment that is over; its model stays.
+
+    Where it left no model that the client deploys, nothing stays.
+    """
+    if not (place / MODEL).exists():
+        shutil.rmtree(place)
+        return
+    for path in place.iterdir():
+        if path.name not in (MODEL, "terms.json", "measures.json"):
+            path.unlink()
+
+
+def remove_experiment(place: Path) -> None:
+    """Remove all that an experiment left."""
+    shutil.rmtree(place, ignore_errors=True)
+
+
+def secret_salt(folder: Path) -> np.ndarray:
+    """Two words of 32 bits from a secret of the node, which is drawn on first use."""
+    path = folder / "batches.key"
+    try:
+        secret = path.read_bytes()
+    except FileNotFoundError:
+        secret = secrets.token_bytes(32)
+        write_atomically(path, secret)
+    return np.frombuffer(hashlib.sha256(secret).digest()[:8], np.uint32)

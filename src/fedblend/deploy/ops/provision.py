@@ -36,8 +36,11 @@ HOME = Path("/var/lib/fedblend")
 PROGRAM = Path("/opt/fedblend/bin/fedblend")
 """Where fedblend is installed."""
 _NGINX_THERE = (
-    '[ -n "$ROOT" ] || command -v nginx >/dev/null ||\n'
-    '    fail "nginx: is missing; apt-get install nginx"'
+    'if [ -z "$ROOT" ] && ! command -v nginx >/dev/null; then\n'
+    '    command -v apt-get >/dev/null || fail "nginx: is missing; install it first"\n'
+    '    echo "installing nginx"\n'
+    "    apt-get install --yes --quiet nginx >/dev/null\n"
+    "fi"
 )
 USER, FLOWER_USER = "fedblend", "fedblend-flower"
 """Who owns rows and states, and who runs the SuperNode of a node."""

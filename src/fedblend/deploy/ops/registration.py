@@ -83,6 +83,20 @@ def members(settings: ServerSettings) -> list[Member]:
     ]
 
 
+def unregistered(settings: ServerSettings) -> list[NodeEntry]:
+    """The nodes whose keys, as they are in the files, the link does not know."""
+    known, there = _known(settings), _statuses(settings)
+    return [
+        node
+        for node in settings.nodes
+        if not node.retired
+        and (
+            known.get(node.name, {}).get("node") not in there
+            or known[node.name]["key"] != _digest(node)
+        )
+    ]
+
+
 def _registered(settings: ServerSettings, node: NodeEntry) -> str:
     """Register a key; the link's id of the node."""
     command = ("register", str(node.key), CONNECTION, "--name", node.name)

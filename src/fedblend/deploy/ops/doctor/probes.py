@@ -4,12 +4,15 @@
 
 import datetime
 import http.client
+import os
+import pwd
 import socket
 import ssl
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from fedblend.deploy.clock import MAX_AHEAD, MAX_BEHIND, clock_remark
 from fedblend.deploy.ops.settings import Address
 
 SOON = datetime.timedelta(days=30)
@@ -43,6 +46,34 @@ class Finding(NamedTuple):
         return f"{kind}: {self.where}: {self.what}: {self.value}; {self.advice}"
 
 
+def attempted(found: Iterable[Finding]) -> Iterator[Finding]:
+    """Findings, and what this user may not look at."""
+    try:
+        yield from found
+    except PermissionError as error:
+        path = Path(str(error.filename or "a file"))
+        value = f"user {_user_name(os.geteuid())} may not"
+        advice = f"run the doctor as {owner(path)} or root"
+        yield Finding("could not be looked at", str(path), value, advice, fault=False)
+
+
+def owner(path: Path) -> str:
+    """The user whose file this is, or else whose folder it is in."""
+    for place in (path, *path.parents):
+        try:
+            return _user_name(place.stat().st_uid)
+        except OSError:
+            continue
+    return "its owner"
+
+
+def _user_name(number: int) -> str:
+    try:
+        return pwd.getpwuid(number).pw_name
+    except KeyError:
+        return str(number)
+
+
 def ending(where: str, end: datetime.datetime, advice: str) -> Iterator[Finding]:
     """A certificate that has ended, or will soon."""
     now = datetime.datetime.now(datetime.UTC)
@@ -74,8 +105,10 @@ def public_findings(address: Address, ca: Path) -> Iterator[Finding]:
         yield Finding("cannot be reached", where, value, advice, fault=False)
         return
     yield from ending(where, end, RENEW)
+    remark = None
     for method, path in _ROUTES:
-        status = _status(address, context, method, path)
+        status, date = _answer(address, context, method, path)
+        remark = remark or clock_remark(date)
         if status is not None and status not in CLOSED:
             yield Finding(
                 "is open to everyone",
@@ -83,6 +116,12 @@ def public_findings(address: Address, ca: Path) -> Iterator[Finding]:
                 f"{method} answers {status}",
                 "let the proxy forward /v1/fleet/ only, as server/nginx.conf does",
             )
+    if remark is not None:
+        advice = (
+            "set both clocks, as timedatectl set-ntp true does; the link refuses a "
+            f"node more than {MAX_BEHIND:g} s behind or {MAX_AHEAD:g} s ahead"
+        )
+        yield Finding("clocks differ", where, remark, advice)
 
 
 def link_findings(address: Address, link: Address) -> Iterator[Finding]:
@@ -137,16 +176,18 @@ def _without_tls(address: Address, error: ssl.SSLError) -> Finding:
     )
 
 
-def _status(
+def _answer(
     address: Address, context: ssl.SSLContext, method: str, path: str
-) -> int | None:
+) -> tuple[int | None, str | None]:
+    """The status of a response, and its date; None if there is none."""
     connection = http.client.HTTPSConnection(
         *address, timeout=_SECONDS, context=context
     )
     try:
         connection.request(method, path)
-        return connection.getresponse().status
+        response = connection.getresponse()
+        return response.status, response.getheader("date")
     except (OSError, http.client.HTTPException):
-        return None
+        return None, None
     finally:
         connection.close()

@@ -7,7 +7,8 @@
 # Variables:
 #     FEDBLEND=...     what pip installs: a version, a wheel or a folder of the source, such
 #                      as FEDBLEND='./fedblend-0.1.0-py3-none-any.whl[cli,flower]'
-#     ROOT=DIR         sets up below DIR, as the user who runs this, and starts nothing
+#     ROOT=DIR         sets up below DIR, for the user who runs this, and starts nothing: the
+#                      commands are under ExecStart in the units there
 #     ENVIRONMENT=DIR  a Python environment that has fedblend already
 set -eu
 umask 077
@@ -17,6 +18,10 @@ here=$ROOT@home@/@folder@
 environment=${ENVIRONMENT:-$ROOT/opt/fedblend}
 rows= target=
 
+await() {
+    # A service needs some seconds.
+    for second in $(seq 30); do [ ! -e "$1" ] || return 0; sleep 1; done
+}
 fail() { echo "error: $*" >&2; exit 2; }
 while [ $# -gt 0 ]; do
     case $1 in
@@ -49,7 +54,8 @@ sed '1,/^__FILES__$/d' "$0" | base64 -d | tar -xzf - -C "$here"
 for file in "$here"/*.service "$here"/nginx.conf; do
     [ -e "$file" ] || continue
     sed -e "s|@home@|$ROOT@home@|g" -e "s|@program@|$environment/bin/fedblend|g" \
-        -e "s|@bin@:|$environment/bin:|g" "$file" > "$file.new"
+        -e "s|@bin@:|$environment/bin:|g" ${ROOT:+-e "s| --group @flower_user@||"} \
+        "$file" > "$file.new"
     mv "$file.new" "$file"
 done
 @install@

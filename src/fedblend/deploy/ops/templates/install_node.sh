@@ -23,7 +23,10 @@ if [ -z "$ROOT" ]; then
     install -m 644 "$here/fedblend-worker.service" "$here/fedblend-node.service" \
         /etc/systemd/system/
     systemctl daemon-reload
-    [ -z "$rows" ] || systemctl enable --now fedblend-worker fedblend-node
+    if [ -n "$rows" ]; then
+        systemctl enable --now fedblend-worker fedblend-node
+        await "$here/worker/socket"
+    fi
     ln -sf "$environment/bin/fedblend" /usr/local/bin/fedblend
     "$environment/bin/fedblend" federation doctor "$here/node.toml" || true
 fi

@@ -8,6 +8,7 @@ if [ -z "$ROOT" ]; then
     systemctl daemon-reload
     systemctl enable --now fedblend-link
     systemctl reload-or-restart nginx
+    await "$here/state/members.json"
     ln -sf "$environment/bin/fedblend" /usr/local/bin/fedblend
     "$environment/bin/fedblend" federation doctor "$here/server.toml" || true
 fi

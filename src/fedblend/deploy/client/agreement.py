@@ -1,0 +1,159 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""What an experiment may use of a node's rows: columns, labels, the split.
+
+The policy names columns and labels, or leaves them to the table of the node and to the
+first experiment that the node was enrolled in. That first experiment also settles which
+rows are held out, and by which seed: another choice would put a row on one side here
+and on the other side there, and the difference of two answers would be that row.
+
+A configuration that does not agree about the rows is refused like one that the rows do
+not fit, with the same line. What the server learns by trying is one bit a try, and the
+number of different tries is limited.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from fedblend.config.data import splits_of
+from fedblend.data.dataset import DataError, MissingDataError
+from fedblend.data.readers.files import input_columns
+from fedblend.data.readers.read import TABLES
+from fedblend.deploy.client.ledger import read_ledger
+from fedblend.deploy.client.limits import parts_of
+from fedblend.deploy.client.policy import Rows, refusal_line
+from fedblend.deploy.contract import Contract
+from fedblend.deploy.ops.settings import NodeData
+from fedblend.simulation.serialize import WireError, write_atomically
+
+FILE = "agreement.json"
+
+
+def asked(contract: Contract) -> dict[str, Any]:
+    """What an experiment asks of the rows; JSON."""
+    task, data = contract.task, contract.nodes
+    return {
+        "rows": {
+            "kind": task.kind,
+            "outputs": task.outputs,
+            "labels": sorted(task.labels),
+            "columns": sorted(task.columns),
+            "shape": list(task.shape),
+        },
+        "split": {
+            "data.validation": data.validation,
+            "data.test": data.test,
+            "data.seed": data.seed,
+            "data.split_seed": splits_of(data, contract.seed)[0],
+        },
+        "parts": parts_of(contract.config),
+    }
+
+
+def read_agreement(folder: Path) -> dict[str, Any] | None:
+    """What the first experiment asked for; None before there was one.
+
+    Raises:
+        WireError: the file cannot be read.
+    """
+    try:
+        found = json.loads((folder / FILE).read_bytes())
+        return {key: dict(found[key]) for key in ("rows", "split", "parts")}
+    except FileNotFoundError:
+        return None
+    except (ValueError, LookupError, TypeError, RecursionError):
+        raise WireError(
+            "agreement: the file is damaged on the disk of this node"
+        ) from None
+
+
+def agree(folder: Path, contract: Contract) -> None:
+    """Settle what is not settled yet, when the node is enrolled in an experiment."""
+    first, wanted = read_agreement(folder), asked(contract)
+    settled = wanted
+    if first is not None:
+        settled = first | {"parts": wanted["parts"] | first["parts"]}
+    if settled != first:
+        write_atomically(folder / FILE, json.dumps(settled, indent=1).encode())
+
+
+def check_rows(
+    policy: Rows, contract: Contract, first: dict[str, Any] | None, data: NodeData
+) -> None:
+    """Refuse columns and labels that were not agreed on.
+
+    Raises:
+        DataError: for the operator alone; the server gets one line for all of them.
+    """
+    task = contract.task
+    if isinstance(policy.labels, list):
+        _same("rows.labels", task.labels, policy.labels)
+    elif policy.labels == "first" and first is not None:
+        wanted, known = asked(contract)["rows"], first["rows"]
+        for key in ("kind", "outputs", "labels"):
+            if wanted[key] != known[key]:
+                raise DataError(
+                    f"policy rows.labels: {key} is {wanted[key]}; allowed: "
+                    f"{known[key]}, as in the first experiment"
+                )
+    if policy.columns == "any" or not task.columns:
+        return
+    known = policy.columns
+    if known == "file":
+        if data.file.suffix not in TABLES:
+            return
+        known = input_columns(data.file, (data.target, data.client))
+    if not (policy.subset and set(task.columns) <= set(known)):
+        _same("rows.columns", task.columns, known)
+
+
+def split_refusal(
+    policy: Rows, contract: Contract, first: dict[str, Any] | None
+) -> str | None:
+    """Why another split than the first one is refused, in one line, or None."""
+    if policy.split == "any" or first is None:
+        return None
+    wanted = asked(contract)
+    known = first["split"] | first["parts"]
+    for key, value in (wanted["split"] | wanted["parts"]).items():
+        if key in known and known[key] != value:
+            allowed = f"{known[key]}, as in the first experiment"
+            return refusal_line("rows.split", key, value, allowed)
+    return None
+
+
+@contextmanager
+def counting_misfits(folder: Path, policy: Rows, contract: Contract) -> Iterator[None]:
+    """Remember what the rows did not fit, and refuse to look after too many tries.
+
+    Raises:
+        DataError: the rows do not fit, or nobody looked whether they do.
+    """
+    wanted, ledger = asked(contract)["rows"], read_ledger(folder)
+    digest = hashlib.sha256(json.dumps(wanted, sort_keys=True).encode()).hexdigest()[
+        :16
+    ]
+    known, first = digest in ledger.misfits, read_agreement(folder)
+    settled = first is not None and first["rows"] == wanted
+    if len(ledger.misfits) >= policy.misfits and not known and not settled:
+        raise DataError(
+            f"policy rows.misfits: {len(ledger.misfits)} different descriptions of the "
+            f"rows did not fit; allowed: at most {policy.misfits}"
+        )
+    try:
+        yield
+    except DataError as error:
+        if not known and not isinstance(error, MissingDataError):
+            ledger.misfits.append(digest)
+            ledger.write(folder)
+        raise
+
+
+def _same(key: str, wanted: tuple[str, ...], known: list[str]) -> None:
+    if sorted(wanted) != sorted(known):
+        shown = ", ".join(wanted)
+        raise DataError(f"policy {key}: {shown}; allowed: {', '.join(known)}")

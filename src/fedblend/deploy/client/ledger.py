@@ -1,0 +1,260 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""The ledger of a node: what it has given away, over all experiments.
+
+One file counts answers, the rows they were computed from, measurements, seconds, and
+the privacy that answers with noise cost. It is written whole, before an answer leaves.
+A message that comes again is not counted again: its answer is on disk, or the ledger
+remembers that the newest answer of its experiment was the one to this message. A
+message that is repeated after another one is counted again.
+
+Noise of z clips on an answer of norm C at most is a Gaussian mechanism: other rows move
+the answer by 2 C. Answers compose to one Gaussian mechanism whose mu^2 is the sum of
+(2 / z)^2, also where the server chooses each request after the answers before (Dong,
+Roth, Su, "Gaussian differential privacy", 2019, arXiv:1905.02383). Its epsilon at a
+delta is exact (Balle, Wang, ICML 2018, arXiv:1805.06530).
+"""
+
+import dataclasses
+import hashlib
+import json
+import time
+from math import erfc, exp, inf, log, pi, sqrt
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fedblend.errors import RunError
+from fedblend.simulation.serialize import WireError, write_atomically
+
+FILE = "ledger.json"
+MISFITS = 1000
+"""Descriptions of rows that are remembered at most."""
+
+
+class Allowance(NamedTuple):
+    """What a node gives at most; None for no limit. From its policy."""
+
+    experiments: int | None = None
+    answers: int | None = None
+    epsilon: float | None = None
+    delta: float = 1e-6
+    measures: int | None = None
+    """Of an experiment; ``all_measures`` of all of them."""
+    all_measures: int | None = None
+    seconds: float | None = None
+    """Of a request: an experiment with a longer one is over."""
+
+
+class Charge(NamedTuple):
+    """What one request costs."""
+
+    answers: int = 0
+    rows: int = 0
+    measures: int = 0
+    squared: float = 0.0
+    """mu^2 of the noise on an answer; infinite where there is none."""
+    measures_squared: float = 0.0
+
+
+@dataclasses.dataclass
+class Account:
+    """What one experiment got so far."""
+
+    began: float = 0.0
+    seen: float = 0.0
+    """When its newest message came, in seconds since 1970."""
+    answers: int = 0
+    measures: int = 0
+    seconds: float = 0.0
+    longest: float = 0.0
+    """Seconds of its longest request."""
+    newest: str = ""
+    """The digest of the newest request that was counted."""
+    over: bool = False
+    """The server stopped it or measured for the last time, and asked no more since."""
+
+
+@dataclasses.dataclass
+class Ledger:
+    """The counts of a node; ``accounts`` are those of experiments on its disk."""
+
+    experiments: int = 0
+    answers: int = 0
+    rows: int = 0
+    measures: int = 0
+    seconds: float = 0.0
+    unprotected: int = 0
+    """Answers without noise: for them there is no epsilon."""
+    squared: float = 0.0
+    """The sum of mu^2 of answers with noise, and of measures."""
+    measures_squared: float = 0.0
+    unprotected_measures: int = 0
+    misfits: list[str] = dataclasses.field(default_factory=list)
+    """Hashes of descriptions of rows that the node's rows did not fit."""
+    accounts: dict[str, Account] = dataclasses.field(default_factory=dict)
+
+    def account(self, experiment: str) -> Account:
+        """The account of an experiment, a new one if there is none."""
+        if experiment not in self.accounts:
+            self.experiments += 1
+            self.accounts[experiment] = Account(began=time.time())
+        return self.accounts[experiment]
+
+    def refusal(self, allowance: Allowance, experiment: str, charge: Charge) -> str:
+        """Why a request is refused, in one line; empty if it is not."""
+        own, most = self.accounts.get(experiment, Account()), allowance
+        new = experiment not in self.accounts
+        for key, used, wanted, limit in (
+            ("limits.seconds", own.longest, 0, most.seconds),
+            ("budget.experiments", self.experiments, new, most.experiments),
+            ("budget.answers", self.answers, charge.answers, most.answers),
+            ("metrics.per_experiment", own.measures, charge.measures, most.measures),
+            ("metrics.total", self.measures, charge.measures, most.all_measures),
+        ):
+            if limit is not None and used + wanted > limit:
+                return f"policy {key}: {used:g} so far; allowed: at most {limit:g}"
+        if most.epsilon is not None and charge.answers:
+            spent = epsilon(self.squared + charge.squared, most.delta)
+            if spent > most.epsilon:
+                return (
+                    f"policy budget.epsilon: {spent:.4g} with this answer; allowed: at "
+                    f"most {most.epsilon:g}"
+                )
+        return ""
+
+    def charge(
+        self, experiment: str, digest: str, charge: Charge, seconds: float = 0.0
+    ) -> None:
+        """Count a request that was answered, unless it is the newest one again."""
+        own = self.account(experiment)
+        own.seen, own.over = time.time(), False
+        own.seconds += seconds
+        own.longest = max(own.longest, seconds)
+        self.seconds += seconds
+        if own.newest == digest:
+            return
+        own.newest = digest
+        own.answers += charge.answers
+        own.measures += charge.measures
+        self.answers += charge.answers
+        self.rows += charge.rows
+        self.measures += charge.measures
+        if charge.answers:
+            self.squared, self.unprotected = _added(
+                self.squared, self.unprotected, charge.squared, charge.answers
+            )
+        if charge.measures:
+            self.measures_squared, self.unprotected_measures = _added(
+                self.measures_squared,
+                self.unprotected_measures,
+                charge.measures_squared,
+                charge.measures,
+            )
+
+    def lines(self, delta: float) -> list[str]:
+        """The ledger for its operator."""
+        noisy = f"epsilon {epsilon(self.squared, delta):.4g} at delta {delta:g}"
+        spent = f"no guarantee: {self.unprotected} answers without noise"
+        of_rows = f"epsilon {epsilon(self.measures_squared, delta):.4g} of a test row"
+        shown = f"no guarantee: {self.unprotected_measures} measurements without noise"
+        totals = (
+            f"{self.experiments} experiments, {self.answers} answers from "
+            f"{self.rows} rows, {self.measures} measurements, {self.seconds:.0f} s"
+        )
+        return [
+            totals,
+            f"answers: {spent if self.unprotected else noisy}",
+            f"measurements: {shown if self.unprotected_measures else of_rows}",
+            *(
+                f"{name}: {own.answers} answers, {own.measures} measurements, "
+                f"{own.seconds:.0f} s, newest {_day(own.seen)}"
+                + (", over" if own.over else "")
+                for name, own in self.accounts.items()
+            ),
+        ]
+
+    def write(self, folder: Path) -> None:
+        """Put it on disk, whole."""
+        content = dataclasses.asdict(self)
+        data = {"ledger": content, "sha256": _hash(content)}
+        write_atomically(folder / FILE, json.dumps(data).encode())
+
+
+def read_ledger(folder: Path) -> Ledger:
+    """The ledger of a node; a new one if there is no file.
+
+    Raises:
+        WireError: the file is not what was written; nothing may leave the node then.
+    """
+    try:
+        data = json.loads((folder / FILE).read_bytes())
+        content = data["ledger"]
+        if data["sha256"] != _hash(content):
+            raise ValueError("sha256")
+        accounts = {name: Account(**own) for name, own in content["accounts"].items()}
+        return Ledger(**(content | {"accounts": accounts}))
+    except FileNotFoundError:
+        return Ledger()
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        raise WireError(
+            "ledger: the file is damaged on the disk of this node"
+        ) from None
+
+
+def shown_ledger(folder: Path, delta: float) -> list[str]:
+    """The ledger of a node, line by line.
+
+    Raises:
+        RunError: the file cannot be read.
+    """
+    try:
+        return read_ledger(folder).lines(delta)
+    except (WireError, OSError) as error:
+        raise RunError(f"{folder / FILE}: {error}") from None
+
+
+def epsilon(squared: float, delta: float) -> float:
+    """Epsilon at a delta of a Gaussian mechanism with this mu^2.
+
+    >>> round(epsilon(1.0, 1e-5), 2)
+    4.38
+    """
+    if squared == 0:
+        return 0.0
+    if squared == inf:
+        return inf
+    mu = sqrt(squared)
+
+    def failure(bound: float) -> float:
+        first, second = (_log_above(bound / mu + side * mu / 2) for side in (-1, 1))
+        return exp(first) - exp(bound + second)
+
+    low, high = 0.0, 1.0
+    while failure(high) > delta:
+        low, high = high, 2 * high
+    for _ in range(100):
+        middle = (low + high) / 2
+        low, high = (middle, high) if failure(middle) > delta else (low, middle)
+    return high
+
+
+def _log_above(at: float) -> float:
+    """The logarithm of the chance that a standard normal number is larger.
+
+    Far out it is a lower bound that is right to 1 / at^2: epsilon is never too small.
+    """
+    if at < 30:
+        return log(erfc(at / sqrt(2)) / 2)
+    return -at * at / 2 - log(at + 1 / at) - log(2 * pi) / 2
+
+
+def _added(total: float, open: int, squared: float, number: int) -> tuple[float, int]:
+    return (total, open + number) if squared == inf else (total + squared, open)
+
+
+def _day(seconds: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M", time.gmtime(seconds))
+
+
+def _hash(content: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
