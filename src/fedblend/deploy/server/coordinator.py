@@ -72,7 +72,7 @@ class Coordinator(Results):
         self.server: Any = None
         self.bases = np.full(self.clients, UNKNOWN, np.int64)
         self.requests: dict[int, PyTree] = {}
-        self.messenger = Messenger(peers, rules, setup.note)
+        self.messenger = Messenger(peers, rules, setup.note, setup.names)
         member = first_member(self.federated_data)
         self.shapes = self.engine.shapes(member)
         shard = shard_of(self.engine.settings, self.engine.examples["train"], member)
@@ -258,7 +258,7 @@ class Coordinator(Results):
         for client, why in reasons.items():
             del replies.accepted[client]
             replies.rejected[client] = why
-            self.setup.note("rejected", client=client, reason=why)
+            self.messenger.note_of(client, "rejected", reason=why)
 
     def _accept_update(
         self, reply: Message
