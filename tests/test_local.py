@@ -136,7 +136,9 @@ def test_memory_does_not_grow_with_the_number_of_batches():
             .lower(start)
             .compile()
         )
-        return compiled.memory_analysis().temp_size_in_bytes
+        found = compiled.memory_analysis()
+        assert found is not None
+        return found.temp_size_in_bytes
 
     # Only the numbers of the steps are held, 8 bytes each.
     assert bytes_with(2_000_000) < bytes_with(20_000) + 2_000_000 * 8 + 2**20
