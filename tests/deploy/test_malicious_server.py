@@ -345,6 +345,11 @@ def test_measurements_are_counted_over_experiments_and_restarts(tmp_path):
     attacker.measure(1)
     with pytest.raises(Refused, match=r"metrics.total: 5 so far; allowed: at most 5"):
         attacker.measure(2)
+    model = settings.folder / attacker.experiment / "personal.safetensors"
+    before = model.read_bytes()
+    assert attacker.measure(3, attacker.model(1.0), last=True) == {}
+    assert model.read_bytes() != before
+    assert "metrics.total" in attacker.audit()[-1]["fields"]["withheld"]
     assert read_ledger(settings.folder).measures == 5
 
 
