@@ -86,7 +86,7 @@ REFUSED = {
     ),
     "another part": (algorithm(name="apfl", alpha=0.5, held_out=0.4), "rows.split"),
     "one row for the own model": (
-        algorithm(name="flix_local", alpha=0.5, personal=sgd(batch_size=1)),
+        algorithm(name="flix_local_steps", alpha=0.5, personal=sgd(batch_size=1)),
         "accept.min_batch_rows",
     ),
     "few rows": ({"data": {"test": 0.9}}, "rows.split"),
@@ -105,11 +105,11 @@ REFUSED = {
     "endless steps": (algorithm(steps=20_000_000), "limits.steps"),
     "endless epochs": (algorithm(steps=None, epochs=10**9), "limits.steps"),
     "endless turns": (
-        algorithm(name="flix_local", alpha=0.5, personal=sgd(turns=10**9)),
+        algorithm(name="flix_local_steps", alpha=0.5, personal=sgd(turns=10**9)),
         "limits.steps",
     ),
     "an endless solver": (
-        algorithm(name="flix_local", alpha=0.5, personal=LBFGS | {"most": 10**9}),
+        algorithm(name="flix_local_steps", alpha=0.5, personal=LBFGS | {"most": 10**9}),
         "limits.steps",
     ),
     "a fine grid": (algorithm(name="mapper", grid=10**6), "limits.steps"),

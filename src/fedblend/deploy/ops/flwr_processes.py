@@ -8,7 +8,6 @@ goes to a file, never to a pipe, which its children would inherit and keep open.
 """
 
 import contextlib
-import ctypes
 import json
 import os
 import shutil
@@ -18,7 +17,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +38,15 @@ RESTART_AFTER = 5.0
 """Seconds before a program that ended is started again."""
 MAX_LOG = 20_000_000
 """Bytes of a log; the bytes before are in a second file, and those before are gone."""
-_LIBC, _PR_SET_PDEATHSIG = ctypes.CDLL(None), 1
+_BOUND = """
+import ctypes, os, signal, sys
+PR_SET_PDEATHSIG = 1
+ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+if os.getppid() == int(sys.argv[1]):
+    os.execvp(sys.argv[2], sys.argv[2:])
+"""
+"""Becomes another program, which the kernel kills when its parent ends. Not a function
+between fork and exec: a process with JAX must not fork in Python."""
 
 
 def environment(folder: Path) -> dict[str, str]:
@@ -74,13 +80,12 @@ def start(command: Sequence[str], folder: Path, log: Path) -> subprocess.Popen:
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     with open(log, "ab") as output:
         return subprocess.Popen(
-            command,
+            [sys.executable, "-ISc", _BOUND, str(os.getpid()), *command],
             env=variables(folder),
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
             start_new_session=True,
-            preexec_fn=partial(_LIBC.prctl, _PR_SET_PDEATHSIG, signal.SIGKILL),
         )
 
 
