@@ -345,6 +345,11 @@ def test_measurements_are_counted_over_experiments_and_restarts(tmp_path):
     attacker.measure(1)
     with pytest.raises(Refused, match=r"metrics.total: 5 so far; allowed: at most 5"):
         attacker.measure(2)
+    model = settings.folder / attacker.experiment / "personal.safetensors"
+    before = model.read_bytes()
+    assert attacker.measure(3, attacker.model(1.0), last=True) == {}
+    assert model.read_bytes() != before
+    assert "metrics.total" in attacker.audit()[-1]["fields"]["withheld"]
     assert read_ledger(settings.folder).measures == 5
 
 
@@ -424,6 +429,24 @@ def test_noise_is_what_stops_models_made_to_extract_rows(tmp_path):
         for one, after in pairwise(answers):
             found += ratios({name: after[name] - one[name] for name in one})
         assert (nearest(found) < 1e-4) == told
+
+
+def test_noise_is_what_hides_values_from_many_measurements(tmp_path):
+    """Without it, models sure of a class above an age count the rows above that age."""
+    for noise, told in ((0.0, True), (1.0, False)):
+        policy = f"[metrics]\nnoise = {noise}\n"
+        attacker = Attacker(write_node(tmp_path / str(noise), policy=policy))
+        attacker.begin(config())
+        ages = np.linspace(-2.0, 3.0, 50)
+        right = [
+            attacker.measure(number, attacker.steep(1e4, age))["test"]["shared"]
+            for number, age in enumerate(ages)
+        ]
+        jumps = np.abs(np.diff([shown["accuracy"] for shown in right])) > 0.02
+        tested = attacker.executor.setup.splits["test"].examples[0][:, 0]
+        there = np.histogram(tested, ages)[0] > 0
+        assert jumps.sum() > 5
+        assert there[jumps].all() == told
 
 
 def test_epsilon_is_a_budget_over_experiments(tmp_path):

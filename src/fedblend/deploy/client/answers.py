@@ -47,14 +47,17 @@ class Job(NamedTuple):
     """The folder of the experiment, in that of the node."""
     note: Callable[..., str]
 
+    def refusal(self, charge: Charge) -> str:
+        """Why a charge exceeds the allowance, in one line; empty if it does not."""
+        allowance = self.permissions.allowance
+        return self.ledger.refusal(allowance, self.request.experiment, charge)
+
     def begin(self, charge: Charge) -> float:
         """Refuse what exceeds the allowance, else note that work begins; the time."""
-        experiment, allowance = self.request.experiment, self.permissions.allowance
-        refusal = self.ledger.refusal(allowance, experiment, charge)
+        refusal = self.refusal(charge)
         if refusal:
             raise Refusal(refusal)
-        about = {"message": self.request.kind, "round": self.request.round}
-        self.note("begins", experiment=experiment, **about)
+        self.done("begins", message=self.request.kind, round=self.request.round)
         return time.monotonic()
 
     def charge(self, charge: Charge, started: float, *, over: bool = False) -> None:
@@ -134,7 +137,11 @@ def train(job: Job) -> bytes:
 
 
 def measure(job: Job) -> bytes:
-    """The measures of the client's model that the policy discloses."""
+    """The measures of the client's model that the policy discloses.
+
+    The last measurement is always made, because the client deploys its model. If it is
+    one too many, nothing of it is sent.
+    """
     executor, place, request = job.executor, job.place, job.request
     setup, round, event = executor.setup, request.round, {}
     if round > setup.rounds:
@@ -149,11 +156,12 @@ def measure(job: Job) -> bytes:
     state = job.state()
     deployed = _received(executor, request, executor.deployment)
     _check_counts(job.permissions.limits, deployed.message.extra)
-    started = job.begin(Charge(measures=1))
+    last, wanted = bool(request.fields.get("last")), Charge(measures=1)
+    withheld = job.refusal(wanted) if last else ""
+    started = job.begin(Charge() if withheld else wanted)
     model, measured = executor.measure(deployed, state)
     metadata = {"format": "fedblend", "round": str(round), "client": str(setup.client)}
     write_atomically(place / states.MODEL, pack(model, metadata))
-    last = bool(request.fields.get("last"))
     if last and setup.alone is not None:
         arrays, _ = unpack((place / "params").read_bytes())
         alone, budget = executor.train_alone(as_tree(arrays, setup.params))
@@ -161,9 +169,13 @@ def measure(job: Job) -> bytes:
             measured[split]["local"] = values
         event["rounds_alone"] = budget.rounds
     counts = {name: split.total for name, split in setup.splits.items()}
-    shown = job.permissions.disclosed(measured, counts)
     write_atomically(place / "measures.json", json.dumps(measured).encode())
-    cost = _cost_of_measures(shown, job.permissions.metric_noise)
+    shown, cost = {}, Charge()
+    if withheld:
+        event["withheld"] = withheld
+    else:
+        shown = job.permissions.disclosed(measured, counts)
+        cost = _cost_of_measures(shown, job.permissions.metric_noise)
     job.charge(cost, started, over=last)
     sent_models = {split: sorted(models) for split, models in shown.items()}
     audit = job.done("measured", round=round, sent=sent_models, **event)
