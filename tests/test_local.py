@@ -15,11 +15,11 @@ import optax
 import pytest
 
 from fedblend import local
+from fedblend.batches import epoch_order, random_rows, random_rows_of
 from fedblend.core import Shard
 from fedblend.data.federated import federate
 from fedblend.local import Epochs, Scheduled, Work, descend, descend_times, planned
 from fedblend.losses import gradient
-from fedblend.shards import epoch_order, random_rows, random_rows_of
 
 COUNTS = (5, 7, 3)
 KEY = jax.random.key(7)

@@ -11,6 +11,7 @@ import jax
 import numpy as np
 
 from fedblend import keys
+from fedblend.batches import random_rows
 from fedblend.config import toml
 from fedblend.deploy import message as messages
 from fedblend.deploy.client.admission import node_of
@@ -18,7 +19,6 @@ from fedblend.deploy.client.permissions import Refusal
 from fedblend.deploy.message import ENROLLED, UNKNOWN, Message
 from fedblend.deploy.ops.provision import template
 from fedblend.deploy.ops.settings import NodeSettings, load_as
-from fedblend.shards import random_rows
 
 CLIENT, ROWS, WIDTH = 0, 64, 4
 COLUMNS = ["age", "dose", "weight", "height"]

@@ -2,19 +2,26 @@
 # SPDX-License-Identifier: Apache-2.0
 """A federation on one machine leaves nothing behind, whatever ends it."""
 
+import contextlib
 import os
 import re
 import signal
 import subprocess
 import sys
 import time
+import types
 
 import numpy as np
 import pytest
 
 from fedblend.config.config import dump
 from fedblend.deploy.ops import demo as demonstration
-from fedblend.deploy.ops import flwr_processes, local_cluster, registration
+from fedblend.deploy.ops import (
+    flwr_processes,
+    local_cluster,
+    registration,
+    submit,
+)
 from fedblend.deploy.ops.local_cluster import processes_of
 from fedblend.deploy.ops.registration import Member
 from fedblend.errors import RunError
@@ -124,6 +131,31 @@ def test_a_demonstration_that_was_interrupted_can_be_repeated(tmp_path, monkeypa
     with pytest.raises(Begun):
         demonstration.demo(tmp_path, print)
     assert not left.path.exists()
+
+
+def test_one_that_was_killed_after_its_first_experiment_can_be_repeated(
+    tmp_path, monkeypatch
+):
+    class Killed(BaseException):
+        pass
+
+    def run(cluster, out, name, log):
+        if name == "flix":
+            raise Killed
+        submit.open_folder(out, demonstration.config_of(name), settings, resume=False)
+        Folder(out).summary.write_text("{}")
+
+    @contextlib.contextmanager
+    def cluster(*arguments, **options):
+        yield None
+
+    settings = types.SimpleNamespace(nodes=demonstration.NODES)
+    monkeypatch.setattr(demonstration, "local_cluster", cluster)
+    monkeypatch.setattr(demonstration, "_run", run)
+    for _ in range(2):
+        with pytest.raises(Killed):
+            demonstration.demo(tmp_path / "out", print)
+        assert Folder(tmp_path / "out" / "apfl").summary.exists()
 
 
 @pytest.mark.parametrize("name", ["config", "summary"])

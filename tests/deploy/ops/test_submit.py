@@ -1,15 +1,24 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""A link that dies while an experiment is submitted to it is waited for."""
+"""A link that dies while an experiment is submitted to it is waited for; what a node
+refuses reaches whoever waits for the experiment."""
 
+import itertools
+from contextlib import suppress
 from types import SimpleNamespace
 
 import pytest
+from configured import POLICY, experiment, federated, method, nodes, write_rows
 
+from fedblend.cli import main
 from fedblend.deploy.ops import flwr_processes
 from fedblend.deploy.ops import submit as submit_module
 from fedblend.deploy.ops.settings import ServerSettings, load_as
+from fedblend.deploy.server.experiment import Nodes
+from fedblend.deploy.server.membership import Registered
+from fedblend.deploy.server.run import run_in_flower
 from fedblend.errors import RunError
+from loopback import LoopbackTransport
 
 
 @pytest.fixture
@@ -63,3 +72,72 @@ def test_what_a_link_refuses_is_not_asked_again(link, tmp_path, monkeypatch):
     with pytest.raises(RunError, match="too large"):
         submit_module.run_experiment(link.settings, tmp_path)
     assert link.asked == 1
+
+
+NAMES = ("alice", "bob", "carol")
+
+
+@pytest.fixture
+def refusing(tmp_path, monkeypatch, own):
+    """Runs an experiment on nodes of which bob refuses it, after some replies."""
+
+    def run(name: str, replies: int) -> tuple[str, list[str]]:
+        write_rows(tmp_path)
+        text = federated(method(name, tmp_path, rounds=2), deadline=1.0)
+        out, lines = experiment(tmp_path / "run", text), list[str]()
+        reached = nodes(tmp_path, tmp_path, POLICY)
+        transport, count = LoopbackTransport(reached), itertools.count()
+
+        def changing(address: int, reply: bytes) -> list[bytes]:
+            if reached[address].client == 1 and next(count) == replies - 1:
+                (tmp_path / "node1" / "policy.toml").write_text(CLOSED)
+            return [reply]
+
+        transport.spoil = changing
+        if not replies:
+            (tmp_path / "node1" / "policy.toml").write_text(CLOSED)
+        known = {
+            at: Registered(NAMES[node.client], node.client)
+            for at, node in reached.items()
+        }
+
+        def submit(settings, folder, **options):
+            # What the link does, but in this process.
+            with suppress(RunError):
+                run_in_flower(folder, transport)
+            return "7"
+
+        monkeypatch.setattr(flwr_processes, "connect", lambda settings: None)
+        monkeypatch.setattr(flwr_processes, "submit", submit)
+        monkeypatch.setattr(submit_module, "registered", lambda settings: Nodes(known))
+        monkeypatch.setattr(submit_module, "is_up", lambda settings: True)
+        monkeypatch.setattr(submit_module, "INTERVAL", 0.0)
+        settings = load_as(ServerSettings, own / "server" / "server.toml")
+        with pytest.raises(RunError) as error:
+            submit_module.run_experiment(settings, out, log=lines.append)
+        return str(error.value), lines
+
+    return run
+
+
+CLOSED = POLICY.replace('"any"', '["scaffold"]')
+
+
+@pytest.mark.parametrize(
+    ("name", "replies", "what"),
+    [("fedavg", 0, "may not join"), ("flix", 1, "refuses"), ("fedavg", 2, "refuses")],
+    ids=["joining", "enrollment", "a round"],
+)
+def test_a_node_that_refuses_is_named_everywhere(
+    refusing, name, replies, what, tmp_path, capsys
+):
+    why = "policy accept.algorithms: algorithm.name"
+    reason, lines = refusing(name, replies)
+    assert "(bob)" in reason or "bob:" in reason
+    assert why in reason
+    (shown,) = [line for line in lines if line.startswith(f"bob {what}: ")]
+    assert why in shown
+    for command in ("status", "log"):
+        assert main(["federation", command, str(tmp_path / "run")]) == 0
+        said = capsys.readouterr().out.splitlines()
+        assert any("bob" in line and why in line for line in said), said

@@ -57,7 +57,7 @@ class Job(NamedTuple):
         self.note("begins", experiment=experiment, **about)
         return time.monotonic()
 
-    def count(self, charge: Charge, started: float, *, over: bool = False) -> None:
+    def charge(self, charge: Charge, started: float, *, over: bool = False) -> None:
         """Write to the ledger what is about to leave the node."""
         experiment, seconds = self.request.experiment, time.monotonic() - started
         self.ledger.charge(experiment, self.digest, charge, seconds)
@@ -90,7 +90,7 @@ def enroll(job: Job) -> bytes:
     write_atomically(place / "params", pack(params))
     states.write_state(place, ENROLLED, state, job.digest)
     states.write_terms(place, request.fields)
-    job.count(cost, started)
+    job.charge(cost, started)
     head = request.reply(audit=job.done("enrolled"))
     reply = encode(head, (join, executor.ask(state)))
     states.write_reply(place, ENROLLED, job.digest, setup.protection, reply)
@@ -126,7 +126,7 @@ def train(job: Job) -> bytes:
     states.remove_old(place, request.base, round)
     ask = _changed_ask(executor, state, after)
     asks = bool(jax.tree.leaves(ask))
-    job.count(cost, started)
+    job.charge(cost, started)
     head = request.reply(asked=asks, audit=job.done("round", round=round))
     reply = encode(head, (up if setup.perturb is None else setup.perturb(up), ask))
     states.write_reply(place, round, digest, protection, reply)
@@ -164,7 +164,7 @@ def measure(job: Job) -> bytes:
     shown = job.permissions.disclosed(measured, counts)
     write_atomically(place / "measures.json", json.dumps(measured).encode())
     cost = _cost_of_measures(shown, job.permissions.metric_noise)
-    job.count(cost, started, over=last)
+    job.charge(cost, started, over=last)
     sent_models = {split: sorted(models) for split, models in shown.items()}
     audit = job.done("measured", round=round, sent=sent_models, **event)
     reply = encode(request.reply(measures=shown, audit=audit))

@@ -161,6 +161,20 @@ def entries(path: Path) -> Iterator[dict[str, Any] | None]:
     yield from (_parsed(line) for line in lines if line)
 
 
+def entries_since(path: Path, offset: int) -> tuple[list[dict[str, Any]], int]:
+    """Whole lines of a file from a byte on, and the byte after them.
+
+    A file that is not there yet has none.
+    """
+    if not path.exists():
+        return [], offset
+    with open(path, "rb") as file:
+        file.seek(offset)
+        *lines, torn = file.read().split(b"\n")
+        found = [entry for entry in map(_parsed, lines) if entry is not None]
+        return found, file.tell() - len(torn)
+
+
 def _line(event: str, fields: dict[str, Any], previous: str) -> tuple[str, bytes]:
     entry = {
         "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds"),

@@ -8,10 +8,12 @@ keys and TLS, as over a network. APFL runs, then FLIX.
 """
 
 import csv
+import fcntl
 import shutil
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +35,8 @@ NODES = ("alice", "bob", "carol", "dave")
 MODELS = {"shared": "shared", "alone": "local", "personal": "personal"}
 """Models that a node may use, by title, with their names in the results."""
 
+UNFINISHED = ".unfinished"
+"""A file in the folder of a demonstration that has not come to its end."""
 EXPERIMENTS = {"apfl": "APFL", "flix": "FLIX"}
 """Titles, by the name of a folder; ``templates`` has their configurations."""
 
@@ -47,8 +51,6 @@ def demo(out: Path, show: Callable[[str], Any]) -> None:
     Raises:
         RunError: results are there already, or something did not come up.
     """
-    for name in EXPERIMENTS:
-        _clear(out / name, config_of(name))
     started = time.monotonic()
 
     def log(line: str) -> None:
@@ -59,6 +61,7 @@ def demo(out: Path, show: Callable[[str], Any]) -> None:
     show(f"Four nodes hold handwritten digits of four classes each: {held}.")
     with (
         interrupted_by_sigterm(),
+        _alone_in(out),
         tempfile.TemporaryDirectory(prefix="fedblend-demo-") as folder,
         local_cluster(Path(folder) / "federation", rows, log=log) as cluster,
     ):
@@ -91,15 +94,40 @@ def config_of(name: str) -> Config:
     return loads(template(f"demo_{name}.toml"), "demo")
 
 
-def _clear(place: Path, config: Config) -> None:
-    """Remove what an interrupted demonstration left, and nothing else."""
+@contextmanager
+def _alone_in(out: Path) -> Iterator[None]:
+    """Have a folder to itself; what an interrupted demonstration left is removed.
+
+    The mark stays if this one is interrupted, or killed.
+    """
+    mark = out / UNFINISHED
+    marked = mark.exists()
+    out.mkdir(parents=True, exist_ok=True)
+    with open(mark, "a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise RunError(f"{out}: a demonstration is running there") from None
+        try:
+            for name in EXPERIMENTS:
+                _check_left(out / name, config_of(name), marked)
+        except RunError:
+            mark.unlink()
+            raise
+        for name in EXPERIMENTS:
+            shutil.rmtree(out / name, ignore_errors=True)
+        yield
+        mark.unlink()
+
+
+def _check_left(place: Path, config: Config, marked: bool) -> None:
+    """Refuse to remove results, or anything of others."""
     folder = Folder(place)
-    if not place.exists():
+    if not place.exists() or not any(place.iterdir()):
         return
-    unfinished = folder.config.exists() and not folder.summary.exists()
+    unfinished = folder.config.exists() and (marked or not folder.summary.exists())
     if not unfinished or difference(load_config(folder.config), config):
         raise RunError(f"{place}: exists already; --out names another folder")
-    shutil.rmtree(place)
 
 
 def _rows() -> dict[str, dict[str, np.ndarray]]:

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The status of an experiment, from its folder alone: no server is asked."""
 
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,6 +18,8 @@ from fedblend.report.measures import shown_metrics, shown_splits
 
 AUDIT = "audit.jsonl"
 COUNTS = ("received", "dropped", "rejected")
+TROUBLES = ("denied", "refused", "rejected", "began without")
+"""Events of a server's audit that people should know of while it runs."""
 
 
 class Status(NamedTuple):
@@ -30,6 +33,8 @@ class Status(NamedTuple):
     """Replies of all measured rounds, by what became of them."""
     last_round: str
     """The audit's line of the round that was counted last."""
+    troubles: list[str]
+    """Which nodes were denied, refused or rejected since that round, and why."""
     measures: list[str]
     """A line for each model, of the newest measurement."""
 
@@ -41,6 +46,7 @@ class Status(NamedTuple):
             f"{self.state}",
             f"replies until the newest measurement: {counts}",
             *([self.last_round] if self.last_round else []),
+            *self.troubles,
             *self.measures,
         ]
 
@@ -58,13 +64,16 @@ def status_of(path: Path) -> Status:
     rows = run_folder.read_rows(folder) if folder.metrics.exists() else []
     reason = reason_of_stop(path)
     state = "running, or waiting to go on" if reason is None else f"stopped: {reason}"
+    last, since = _since_last_round(path / AUDIT)
+    wrong = [] if folder.summary.exists() else list(dict.fromkeys(troubles(since)))
     return Status(
         name=config.name,
         round=round,
         rounds=config.run.rounds,
         state="finished" if folder.summary.exists() else state,
         counts={name: sum(row[name] for row in rows) for name in COUNTS},
-        last_round=_last_round(path / AUDIT),
+        last_round=last,
+        troubles=wrong,
         measures=_measures(rows[-1]) if rows else [],
     )
 
@@ -91,11 +100,37 @@ def _readable(entry: dict[str, Any] | None) -> str:
     return f"{at}  {entry['event']}" + (f": {fields}" if fields else "")
 
 
-def _last_round(path: Path) -> str:
-    if not path.exists():
-        return ""
-    rounds = [entry for entry in entries(path) if entry and entry["event"] == "round"]
-    return _readable(rounds[-1]) if rounds else ""
+def troubles(found: Iterable[dict[str, Any]]) -> Iterator[str]:
+    """What went wrong with nodes, by the lines of a server's audit: who, what, why."""
+    for entry in found:
+        event, fields = entry["event"], entry["fields"]
+        if event not in TROUBLES:
+            continue
+        who = fields.get("node") or f"client {fields.get('client')}"
+        if event == "began without":
+            who = f"clients {fields.get('clients')}"
+            yield f"the experiment began without {who}: they did not join"
+        else:
+            yield f"{who} {_SAID[event]}: {fields.get('reason')}"
+
+
+_SAID = {
+    "denied": "may not join",
+    "refused": "refuses",
+    "rejected": "sent what does not count",
+}
+
+
+def _since_last_round(path: Path) -> tuple[str, list[dict[str, Any]]]:
+    """The line of the round that was counted last, and the entries after it."""
+    last, since = "", []
+    for entry in entries(path) if path.exists() else ():
+        if entry is None:
+            continue
+        since.append(entry)
+        if entry["event"] == "round":
+            last, since = _readable(entry), []
+    return last, since
 
 
 def _measures(row: dict[str, Any]) -> list[str]:

@@ -13,8 +13,10 @@ from pathlib import Path
 from fedblend.config.config import Config, difference, dump, load
 from fedblend.deploy.contract import contract_of
 from fedblend.deploy.ops import flwr_processes
+from fedblend.deploy.ops.audit import entries_since
 from fedblend.deploy.ops.registration import registered
 from fedblend.deploy.ops.settings import ServerSettings
+from fedblend.deploy.ops.status import AUDIT, troubles
 from fedblend.deploy.ops.supervisor import is_up
 from fedblend.deploy.server.checkpoint import Busy, ServerCheckpoint
 from fedblend.deploy.server.experiment import read_progress, write_nodes
@@ -97,6 +99,7 @@ def run_experiment(
     flwr_processes.connect(settings)
     (folder / STOPPED).unlink(missing_ok=True)
     patience = LINK_RETURNS if is_up(settings) else 0.0
+    show_troubles = _follow(folder / AUDIT, log)
 
     def submitted() -> str:
         run = _running(settings, folder)
@@ -107,11 +110,15 @@ def run_experiment(
             write_text(folder / RUN, as_json({"run": run}))
         return run
 
+    def finished() -> bool:
+        show_troubles()
+        return _finished(folder)
+
     for attempt in range(attempts):
         run = _with_link(submitted, settings, patience, log)
         log(f"Flower's run {run}" + (f", attempt {attempt + 1}" if attempt else ""))
         status, asked = "", time.monotonic()
-        while not _has_ended(status) and not _finished(folder):
+        while not _has_ended(status) and not finished():
             on_step(*read_progress(folder / "server"))
             time.sleep(INTERVAL)
             if time.monotonic() - asked < STATUS_INTERVAL:
@@ -122,11 +129,27 @@ def run_experiment(
                 status = "the link does not respond"
             asked = time.monotonic()
         time.sleep(INTERVAL)
-        if _finished(folder):
+        if finished():
             on_step(*read_progress(folder / "server"))
             return
         log(f"the server ended ({status}); it goes on from its checkpoint")
     raise RunError(f"{folder}: the server died {attempts} times")
+
+
+def _follow(audit: Path, log: Callable[[str], None]) -> Callable[[], None]:
+    """A function that logs what nodes refuse, each line once, from now on."""
+    seen = set[str]()
+    _, offset = entries_since(audit, 0)
+
+    def show() -> None:
+        nonlocal offset
+        found, offset = entries_since(audit, offset)
+        for line in troubles(found):
+            if line not in seen:
+                log(line)
+            seen.add(line)
+
+    return show
 
 
 def stop(settings: ServerSettings, folder: Path) -> None:

@@ -17,11 +17,18 @@ MAX_STRAYS = 1000
 """Different descriptions of stray replies that are kept: other machines choose them."""
 
 
-class Messenger:
+class AuditedExchange:
     """Sends requests and collects replies; ``strays`` counts replies to no request."""
 
-    def __init__(self, peers: Peers, rules: RoundRules, note: Callable[..., Any]):
-        self._peers, self._rules, self._note = peers, rules, note
+    def __init__(
+        self,
+        peers: Peers,
+        rules: RoundRules,
+        note: Callable[..., Any],
+        names: Mapping[int, str],
+    ):
+        self._peers, self._rules = peers, rules
+        self._note, self._names = note, names
         self.strays: Counter[str] = Counter()
 
     def exchange(
@@ -66,9 +73,15 @@ class Messenger:
             self._note("audits", **{str(client): head for client, head in some})
         for kind in ("refused", "rejected"):
             for client, why in getattr(replies, kind).items():
-                self._note(kind, client=client, reason=why)
+                self.note_of(client, kind, reason=why)
         for what, times in replies.strays.items():
             room = what in self.strays or len(self.strays) < MAX_STRAYS
             self.strays[what if room else "others"] += times
             self._note("stray", what=what, times=times)
         return replies
+
+    def note_of(self, client: int, event: str, **fields: Any) -> None:
+        """Note an event of a client, and what its node is called."""
+        name = self._names.get(client)
+        known = {} if name is None else {"node": name}
+        self._note(event, client=client, **known, **fields)
