@@ -120,7 +120,7 @@ def refusing(tmp_path, monkeypatch, own):
     return run
 
 
-CLOSED = POLICY.replace('"any"', '["scaffold"]')
+CLOSED = POLICY.replace('algorithms = "any"', 'algorithms = ["scaffold"]')
 
 
 @pytest.mark.parametrize(
