@@ -22,7 +22,7 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 TESTS = sorted((ROOT / "tests").rglob("*.py"))
 
 LEVELS = (
-    {"core", "trees", "keys", "shards", "errors", "checks", "registry"},
+    {"core", "trees", "keys", "batches", "errors", "checks", "registry"},
     {"losses", "mixing", "local", "solvers", "models", "compress", "data"},
     {"algorithms", "transforms", "theory"},
     {"metrics", "gains", "simulation", "clusters"},

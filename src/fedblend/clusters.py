@@ -36,12 +36,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedblend import keys, trees
+from fedblend.batches import everything
 from fedblend.checks import COUNT, FUNCTION, gate
 from fedblend.core import Algorithm, Key, Loss, PyTree, Shard, static_bits
 from fedblend.data import map_clients
 from fedblend.data.federated import FEDERATED_DATA, FederatedData
 from fedblend.losses import gradient
-from fedblend.shards import everything
 from fedblend.simulation.simulate import simulate
 
 

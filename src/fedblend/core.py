@@ -1,6 +1,6 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""The contract: what an algorithm is, and what passes between its two halves.
+"""What an algorithm is, and what passes between its two halves.
 
 A federated algorithm is a named tuple of pure functions. Both halves, the client's
 and the server's, are in one file and exchange three kinds of message::

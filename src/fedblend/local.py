@@ -18,10 +18,7 @@ import numpy as np
 import optax
 
 from fedblend import keys, trees
-from fedblend.checks import COUNT, FUNCTION, Lengths, Number, gate, optional, words
-from fedblend.core import Down, Key, PyTree, Shard, Up
-from fedblend.errors import UserError
-from fedblend.shards import (
+from fedblend.batches import (
     can_draw_alone,
     epoch_order,
     everything,
@@ -30,6 +27,9 @@ from fedblend.shards import (
     random_rows_of,
     rows_at,
 )
+from fedblend.checks import COUNT, FUNCTION, Lengths, Number, gate, optional, words
+from fedblend.core import Down, Key, PyTree, Shard, Up
+from fedblend.errors import UserError
 
 MOST_DRAWN, MOST_ORDERED = 2**20, 2**26
 """Row numbers of random batches, and of epochs, that are held at once; beyond that, the

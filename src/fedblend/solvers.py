@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import optax
 
 from fedblend import trees
+from fedblend.batches import everything, part, per_client
 from fedblend.checks import (
     COUNT,
     FUNCTION,
@@ -32,7 +33,6 @@ from fedblend.core import Key, Loss, PyTree, Shard
 from fedblend.errors import UserError
 from fedblend.local import WORK, Work, descend
 from fedblend.losses import gradient, objective
-from fedblend.shards import everything, part, per_client
 
 Solver = Callable[[PyTree, Shard, Key], tuple[PyTree, jax.Array]]
 SOLVER = Instance(Callable, "a solver, such as fb.solvers.lbfgs(loss)")  # pyright: ignore

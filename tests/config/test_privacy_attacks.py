@@ -146,8 +146,8 @@ def loss(params, rows):
     return ((params[None] - rows[0]) ** 2).sum(axis=1) / 2
 
 
-def models(number, seeds, clients, cohort, noise, source):
-    """The model after a round of each seed, in this world."""
+def models(number, seeds, clients, cohort, noise, rounds, source):
+    """The last model of each seed, in this world."""
     plain = fb.fedavg(loss, fb.Work(1.0, steps=1, batch_size=None))
     private = fb.dp_fedavg(
         plain, clip=1.0, noise=noise, cohort=cohort, noise_from=source
@@ -158,14 +158,14 @@ def models(number, seeds, clients, cohort, noise, source):
         jnp.zeros(1),
         world(number, clients),
         key,
-        rounds=1,
+        rounds=rounds,
         cohort=cohort,
-        every=1,
+        every=rounds,
     )
     return np.asarray(run.complete().shared).ravel()
 
 
-def right_guesses(source, attack, seeds, clients, cohort, noise) -> int:
+def right_guesses(source, attack, seeds, clients, cohort, noise, rounds) -> int:
     """How often the nearer of two models tells which world a model is from.
 
     "recompute" compares with both worlds under the same seed and its noise,
@@ -173,21 +173,23 @@ def right_guesses(source, attack, seeds, clients, cohort, noise) -> int:
     """
     known = noise if attack == "recompute" else 0.0
     down, up = (
-        models(number, seeds, clients, cohort, known, "seed") for number in (0, 1)
+        models(number, seeds, clients, cohort, known, rounds, "seed")
+        for number in (0, 1)
     )
     right = 0
     for number in (0, 1):
-        seen = models(number, seeds, clients, cohort, noise, source)
+        seen = models(number, seeds, clients, cohort, noise, rounds, source)
         guess = np.abs(seen - up) < np.abs(seen - down)
         right += int((guess == bool(number)).sum())
     return right
 
 
 GAMES: dict[str, dict[str, Any]] = {
-    "everyone": {"clients": 3, "cohort": 3, "noise": 2.0},
-    "sampled": {"clients": 10, "cohort": 1, "noise": 0.6},
+    "everyone": {"clients": 3, "cohort": 3, "noise": 2.0, "rounds": 1},
+    "sampled": {"clients": 10, "cohort": 1, "noise": 0.6, "rounds": 1},
+    "three rounds": {"clients": 4, "cohort": 2, "noise": 3.0, "rounds": 3},
 }
-DELTA = {"everyone": 0.1, "sampled": 0.08}
+DELTA = {"everyone": 0.1, "sampled": 0.08, "three rounds": 0.15}
 """At which a guarantee says much about the rate of right guesses."""
 
 
@@ -196,16 +198,16 @@ DELTA = {"everyone": 0.1, "sampled": 0.08}
 )
 @pytest.mark.parametrize("name", GAMES)
 def test_neighbors_are_told_apart_no_more_often_than_epsilon_allows(name, games):
-    """Each seed is one by which client 0 takes part: what it says must not matter."""
+    """By each seed client 0 takes part in every round: what it says must not matter."""
     game = GAMES[name]
-    clients, cohort = game["clients"], game["cohort"]
+    clients, cohort, rounds = game["clients"], game["cohort"], range(game["rounds"])
     chosen = (
         seed
         for seed in count()
-        if 0 in cohorts(jax.random.key(seed), [0], clients, cohort)[0]
+        if not cohorts(jax.random.key(seed), rounds, clients, cohort)[:, 0].any()
     )
     seeds = list(islice(chosen, games // 2))
-    epsilon = spent(**game, rounds=1, delta=DELTA[name]).epsilon
+    epsilon = spent(**game, delta=DELTA[name]).epsilon
     assert epsilon is not None
     # Of two worlds that are equally likely, with the best of all tests.
     most = (exp(epsilon) + DELTA[name]) / (1 + exp(epsilon))

@@ -56,7 +56,7 @@ ALGORITHMS = {
     "local_only": "",
     "finetune": "finetune = { rate = 0.1, steps = 2, batch_size = 8 }\n",
     "flix": "alpha = 0.5\n" + OWN,
-    "flix_local": 'alpha = 0.5\nmix = "outputs"\n' + OWN,
+    "flix_local_steps": 'alpha = 0.5\nmix = "outputs"\n' + OWN,
     "apfl": "alpha = 0.5\n",
     "apfl_agnostic": "alpha = 0.5\nq_rate = 0.1\n",
     "reptile": "server = 0.5\n",

@@ -11,6 +11,7 @@ import jax
 import numpy as np
 
 from fedblend import keys
+from fedblend.batches import random_rows
 from fedblend.config import toml
 from fedblend.deploy import message as messages
 from fedblend.deploy.client.admission import node_of
@@ -18,7 +19,6 @@ from fedblend.deploy.client.permissions import Refusal
 from fedblend.deploy.message import ENROLLED, UNKNOWN, Message
 from fedblend.deploy.ops.provision import template
 from fedblend.deploy.ops.settings import NodeSettings, load_as
-from fedblend.shards import random_rows
 
 CLIENT, ROWS, WIDTH = 0, 64, 4
 COLUMNS = ["age", "dose", "weight", "height"]
@@ -139,13 +139,14 @@ class Attacker:
         reply = self.ask("round", payload, round=number, base=ENROLLED)
         return {name.split(".")[-1]: array for name, array in reply.arrays.items()}
 
-    def measure(self, number: int, model: Any = None) -> dict[str, Any]:
+    def measure(self, number: int, model: Any = None, **fields: Any) -> dict[str, Any]:
         deployed = self.executor.deployment
         shared = self.model(0.0) if model is None else model
         payload = deployed._replace(
             message=deployed.message._replace(shared=shared, round=None)
         )
-        reply = self.ask("measure", payload, round=number, base=ENROLLED)
+        head = {"round": number, "base": ENROLLED, "fields": fields}
+        reply = self.ask("measure", payload, **head)
         return reply.fields["measures"]
 
     def audit(self) -> list[dict[str, Any]]:

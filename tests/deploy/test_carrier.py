@@ -58,6 +58,9 @@ class Link:
         self.pushed: list = []
         self.late = 0
 
+    def close(self) -> None:
+        self.calls.append("close")
+
     def send(self, content: RecordDict, kind: str = KIND) -> None:
         """The server pushes a message."""
         message = Message(content, NODE, kind, ttl=60)
@@ -202,7 +205,7 @@ def test_a_message_is_answered(trial, link, monkeypatch, size):
     assert trial.asked == [b"first", second]
     assert content_pushed(link) == b"reply to " + second
     assert link.calls[0] == "activate"
-    assert link.calls[-1] == f"deactivate {NODE}"
+    assert link.calls[-2:] == [f"deactivate {NODE}", "close"]
     assert trial.notes == []
 
 

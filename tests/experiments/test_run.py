@@ -41,7 +41,7 @@ OWN = {
     "agnostic": {"q_rate": 0.01},
     "mapper": {"grid": 3},
     "flix": {"alpha": 0.5, "steps": 1, "personal": LBFGS},
-    "flix_local": {
+    "flix_local_steps": {
         "alpha": [0.5, 0.6, 0.7, 0.8, 0.9, 1.0],
         "server": {"name": "adam", "rate": 0.01},
         "mix": "outputs",

@@ -22,7 +22,7 @@ import transcriptions as paper  # noqa: E402
 import fedblend as fb  # noqa: E402
 import problems  # noqa: E402
 from fedblend import keys  # noqa: E402
-from fedblend.shards import random_rows  # noqa: E402
+from fedblend.batches import random_rows  # noqa: E402
 from fedblend.simulation.sampling import cohorts  # noqa: E402
 
 RATE, ROUNDS, COHORT = 0.2, 9, 4

@@ -22,8 +22,8 @@ import apfl_transcription as paper  # noqa: E402
 import fedblend as fb  # noqa: E402
 import problems  # noqa: E402
 from fedblend import keys, mixing  # noqa: E402
+from fedblend.batches import part, random_rows  # noqa: E402
 from fedblend.losses import objective, squared_error  # noqa: E402
-from fedblend.shards import part, random_rows  # noqa: E402
 from fedblend.simulation.sampling import cohorts  # noqa: E402
 from fedblend.theory.apfl import Decay  # noqa: E402
 

@@ -23,7 +23,7 @@ import personalized_transcriptions as paper  # noqa: E402
 import fedblend as fb  # noqa: E402
 import problems  # noqa: E402
 from fedblend import keys  # noqa: E402
-from fedblend.shards import random_rows  # noqa: E402
+from fedblend.batches import random_rows  # noqa: E402
 from fedblend.simulation.sampling import cohorts  # noqa: E402
 
 PENALTY, ROUNDS, COHORT, CLIENTS, DIM = 0.1, 5, 4, 7, 3

@@ -18,6 +18,8 @@ from fedblend.transforms.dp_fedavg import shared_noise
 from fedblend.transforms.mixed_fl.central_loss import of_parameters
 
 CLIP, NOISE, COHORT, RATE = 0.15, 1.5, 4, 0.2
+ERRORS = {"seed": 4, "system": 6}
+"""Standard errors; noise of the system is new whenever a test runs."""
 on = problems.quadratics()
 full: dict[str, Any] = {"steps": 1, "batch_size": None}
 descent = fb.fedavg(on.loss, fb.Work(RATE, **full))
@@ -56,10 +58,11 @@ def test_noise_has_its_size_and_dropouts_do_not_lower_it(count, source):
     after = one_step(private(noise_from=source), mean, count).shared
     planned = NOISE * CLIP / COHORT
     noise = {k: np.asarray(after[k] - mean[k] * count / COHORT).ravel() for k in mean}
+    most = ERRORS[source]
     for drawn in noise.values():
-        assert abs(drawn.std() / planned - 1) < 4 / np.sqrt(2 * drawn.size)
-        assert abs(drawn.mean()) < 4 * planned / np.sqrt(drawn.size)
-    assert abs(np.corrcoef(noise["a"], noise["b"])[0, 1]) < 4 / 100
+        assert abs(drawn.std() / planned - 1) < most / np.sqrt(2 * drawn.size)
+        assert abs(drawn.mean()) < most * planned / np.sqrt(drawn.size)
+    assert abs(np.corrcoef(noise["a"], noise["b"])[0, 1]) < most / 100
 
 
 def test_noise_from_the_seed_is_a_function_of_the_key():
@@ -81,10 +84,12 @@ def test_with_a_quantile_both_kinds_of_noise_cost_as_much_as_one(source):
     keys, zeros = jnp.arange(2000), jnp.zeros((2000, 3))
     draws = jax.vmap(lambda key, mean: _moved(algorithm, key, mean))(keys, zeros)
     steps, logs = map(np.asarray, draws)
+    most = ERRORS[source]
     # The first round's C is the clip; b is 1/2 and noise, C moves by exp(-noise).
-    assert abs(steps.std() / (left * CLIP / COHORT) - 1) < 4 / np.sqrt(2 * steps.size)
-    assert abs(logs.std() / (count_noise / COHORT) - 1) < 4 / np.sqrt(2 * logs.size)
-    assert abs(np.corrcoef(steps[:, 0], logs)[0, 1]) < 4 / np.sqrt(2000)
+    planned = left * CLIP / COHORT
+    assert abs(steps.std() / planned - 1) < most / np.sqrt(2 * steps.size)
+    assert abs(logs.std() / (count_noise / COHORT) - 1) < most / np.sqrt(2 * logs.size)
+    assert abs(np.corrcoef(steps[:, 0], logs)[0, 1]) < most / np.sqrt(2000)
 
 
 def _moved(algorithm, key, mean):

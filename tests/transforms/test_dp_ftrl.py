@@ -125,33 +125,35 @@ def played(algorithm, rounds, size=20_000, seed=5):
     return np.stack(models)
 
 
+ERRORS = {"seed": 4, "system": 6}
+"""Standard errors; noise of the system is new whenever a test runs."""
 both_sources = pytest.mark.parametrize("source", ["system", "seed"])
 
 
 @both_sources
 def test_the_noise_of_a_sum_is_that_of_as_many_nodes_as_its_number_has_ones(source):
-    std, size = NOISE * CLIP / COHORT, 20_000
+    std, size, most = NOISE * CLIP / COHORT, 20_000, ERRORS[source]
     models = played(by_tree(tree=11, noise_from=source), 11) / std
     for number, model in enumerate(models, start=1):
         nodes = number.bit_count()
-        assert abs(model.var() / nodes - 1) < 4 * np.sqrt(2 / size), number
-        assert abs(model.mean()) < 4 * np.sqrt(nodes / size)
+        assert abs(model.var() / nodes - 1) < most * np.sqrt(2 / size), number
+        assert abs(model.mean()) < most * np.sqrt(nodes / size)
     # Rounds 4 and 5 share the node over 1 to 4, rounds 3 and 4 share none.
-    assert abs((models[4] * models[3]).mean() - 1) < 4 * np.sqrt(3 / size)
-    assert abs((models[3] * models[2]).mean()) < 4 * np.sqrt(2 / size)
+    assert abs((models[4] * models[3]).mean() - 1) < most * np.sqrt(3 / size)
+    assert abs((models[3] * models[2]).mean()) < most * np.sqrt(2 / size)
 
 
 @both_sources
 def test_a_new_tree_has_new_noise_where_the_last_one_ended(source):
     """Two trees of four end with a node each, independent of each other."""
-    std, size = NOISE * CLIP / COHORT, 20_000
+    std, size, most = NOISE * CLIP / COHORT, 20_000, ERRORS[source]
     models = played(by_tree(tree=4, noise_from=source), 8) / std
-    assert abs(models[7].var() / 2 - 1) < 4 * np.sqrt(2 / size)
+    assert abs(models[7].var() / 2 - 1) < most * np.sqrt(2 / size)
     second = models[4:] - models[3]
-    assert abs((second[3] * models[3]).mean()) < 4 / np.sqrt(size)
-    assert abs((second[0] * models[0]).mean()) < 4 / np.sqrt(size)
+    assert abs((second[3] * models[3]).mean()) < most / np.sqrt(size)
+    assert abs((second[0] * models[0]).mean()) < most / np.sqrt(size)
     other = played(by_tree(tree=4, noise_from=source), 1, seed=6)[0] / std
-    assert abs((other * models[0]).mean()) < 4 / np.sqrt(size)
+    assert abs((other * models[0]).mean()) < most / np.sqrt(size)
 
 
 def test_momentum_at_the_server_filters_the_noisy_sums():
@@ -177,8 +179,8 @@ def test_dropouts_do_not_lower_the_noise(count, source):
     after, _ = algorithm.server(aggregate, *algorithm.start(*start), None, root)
     noise = np.asarray(after.shared) - 0.7 * count / COHORT
     planned = NOISE * CLIP / COHORT
-    assert abs(noise.std() / planned - 1) < 4 / np.sqrt(2e4)
-    assert abs(noise.mean()) < 4 * planned / 100
+    assert abs(noise.std() / planned - 1) < ERRORS[source] / np.sqrt(2e4)
+    assert abs(noise.mean()) < ERRORS[source] * planned / 100
 
 
 def test_without_noise_and_clipping_it_is_fedavg_bit_for_bit():

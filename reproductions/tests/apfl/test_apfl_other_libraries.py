@@ -12,8 +12,8 @@ import pytest
 import fedblend as fb
 import problems
 from fedblend import keys
+from fedblend.batches import random_rows
 from fedblend.losses import squared_error
-from fedblend.shards import random_rows
 from fedblend.simulation.sampling import cohorts
 from fedblend.trees import precision
 from fedblend_reproductions.apfl.other_libraries import apfl_fedjax, apfl_fedtorch

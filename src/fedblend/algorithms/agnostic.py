@@ -30,12 +30,12 @@ import jax.numpy as jnp
 
 from fedblend import keys, trees
 from fedblend.algorithms.fedavg import fedavg
+from fedblend.batches import draw
 from fedblend.checks import COUNT, NOT_NEGATIVE, gate
 from fedblend.core import Algorithm, ClientId, Loss, Up
 from fedblend.local import WORK, Work
 from fedblend.losses import objective
 from fedblend.registry import algorithm
-from fedblend.shards import draw
 
 
 def onto_simplex(vector: jax.Array) -> jax.Array:

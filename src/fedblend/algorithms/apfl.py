@@ -39,13 +39,13 @@ from fedblend import keys, mixing, trees
 from fedblend.algorithms.apfl_alpha import HAND_BACK, RULES, Learn, Learning
 from fedblend.algorithms.apfl_steps import Gradients, Variables, local_steps
 from fedblend.algorithms.fedavg import fedavg
+from fedblend.batches import per_client
 from fedblend.checks import FLAG, ByClient, gate
 from fedblend.core import Algorithm, Batch, Loss, PyTree, Up
 from fedblend.local import WORK, Optimizer, Work, step_sum_of
 from fedblend.losses import gradient, objective
 from fedblend.mixing import MIXING, Mixing
 from fedblend.registry import STEP_BY_STEP, algorithm
-from fedblend.shards import per_client
 from fedblend.solvers import Solver
 
 

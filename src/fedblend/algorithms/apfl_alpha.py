@@ -24,11 +24,11 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from fedblend.batches import part
 from fedblend.checks import ALPHA, COUNT, Number, optional, words
 from fedblend.core import Shard
 from fedblend.errors import UserError
 from fedblend.local import OPTIMIZER, Optimizer, resolve
-from fedblend.shards import part
 
 Learn = Literal["step", "round", "fixed"]
 MOST_HELD_OUT = 0.9

@@ -32,10 +32,10 @@ from fedblend import mixing, trees
 from fedblend.algorithms.apfl import gradients
 from fedblend.algorithms.apfl_steps import Average, Variables, averaging, extended
 from fedblend.algorithms.fedavg import fedavg
+from fedblend.batches import per_client
 from fedblend.checks import ALPHA, COUNT, POSITIVE, ByClient, gate
 from fedblend.core import Algorithm, Loss, PyTree, Up
 from fedblend.local import WORK, Work, descend, resolve
-from fedblend.shards import per_client
 
 
 class AveragedClient(NamedTuple):

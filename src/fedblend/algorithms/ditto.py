@@ -29,12 +29,12 @@ from functools import partial
 from typing import NamedTuple
 
 from fedblend import keys, trees
+from fedblend.batches import per_client
 from fedblend.checks import ALGORITHM, NOT_NEGATIVE, ByClient, by_client, gate
 from fedblend.core import Algorithm, Loss, PyTree
 from fedblend.local import WORK, Work, descend
 from fedblend.losses import gradient
 from fedblend.registry import algorithm
-from fedblend.shards import per_client
 
 
 class DittoClient(NamedTuple):

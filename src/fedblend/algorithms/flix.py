@@ -37,10 +37,10 @@ import jax
 import jax.numpy as jnp
 
 from fedblend import keys, mixing, trees
+from fedblend.batches import per_client
 from fedblend.checks import ALPHA, FUNCTION, ByClient, Number, gate, words
 from fedblend.core import Algorithm, Loss, PyTree
 from fedblend.mixing import MIXING, Mixing
-from fedblend.shards import per_client
 from fedblend.solvers import SOLVER, Solver
 
 

@@ -33,12 +33,12 @@ import optax
 from fedblend import keys, trees
 from fedblend.algorithms.fedopt import fedopt
 from fedblend.algorithms.finetune import finetune
+from fedblend.batches import draw
 from fedblend.checks import gate
 from fedblend.core import Algorithm, Loss, Up
 from fedblend.local import OPTIMIZER, WORK_OR_NONE, Work, descend
 from fedblend.losses import gradient
 from fedblend.registry import ADAPTS, algorithm
-from fedblend.shards import draw
 
 
 @algorithm(keys={"server_optimizer": "server"}, new_client=ADAPTS)

@@ -31,6 +31,7 @@ import jax.numpy as jnp
 
 from fedblend import keys, mixing, trees
 from fedblend.algorithms.fedavg import fedavg
+from fedblend.batches import everything, part, per_client
 from fedblend.checks import ALPHA, PART, WHOLE, ByClient, gate
 from fedblend.core import Algorithm, Loss, PyTree
 from fedblend.errors import UserError
@@ -38,7 +39,6 @@ from fedblend.local import WORK, Work, descend, local_update
 from fedblend.losses import objective
 from fedblend.mixing import MIXING, Mixing
 from fedblend.registry import algorithm
-from fedblend.shards import everything, part, per_client
 
 
 class MapperClient(NamedTuple):

@@ -31,12 +31,12 @@ import jax
 
 from fedblend import keys, trees
 from fedblend.algorithms.fedavg import fedavg
+from fedblend.batches import everything
 from fedblend.checks import Number, gate
 from fedblend.core import Algorithm, Loss, PyTree
 from fedblend.local import WORK, Work, local_update
 from fedblend.losses import gradient
 from fedblend.registry import algorithm
-from fedblend.shards import everything
 
 
 class SvrgClient(NamedTuple):

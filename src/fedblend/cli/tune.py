@@ -37,7 +37,7 @@ def tune(
 ) -> None:
     """Choose alpha, the weight of the shared model, on validation rows.
 
-    For flix, flix_local and apfl with learn = "fixed". All alphas run side by
+    For flix, flix_local_steps and apfl with learn = "fixed". All alphas run side by
     side, then every client takes the one that is best on its own validation
     rows. Test rows are shown and do not influence the choice.
 

@@ -9,10 +9,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedblend.batches import per_client
 from fedblend.checks import COUNT, by_client, gate, words
 from fedblend.compress.compressor import Compressor, pack, unpack, width_of
 from fedblend.core import ClientId, Key, PyTree, Ragged, Shard, SharedKey
-from fedblend.shards import per_client
 
 
 class Entries(NamedTuple):

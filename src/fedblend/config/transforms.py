@@ -24,8 +24,8 @@ from fedblend.errors import ConfigError
 from fedblend.models.dual_encoder import PAD
 from fedblend.transforms.diana import check_rate
 from fedblend.transforms.fedselect import select_within
+from fedblend.transforms.fedselect_rows import Use, named, used_rows
 from fedblend.transforms.mixed_fl.central_loss import of_parameters, on_rows
-from fedblend.transforms.sparse_rows import Use, named, used_rows
 
 ALWAYS = {"dual_encoder": PAD + 1}
 """By model: rows from the first on that every client receives."""
@@ -118,7 +118,7 @@ def _mixed(table: Central, algorithm: Algorithm, loss: Loss) -> Algorithm:
     if table.penalty is None:
         return made
     # The dense layer is not part of the penalty, and its gradient need not be sent.
-    return transforms.add_gradient(made, ["embedding"])
+    return transforms.partial_correction(made, ["embedding"])
 
 
 def warnings(config: Config, clients: int) -> list[str]:

@@ -18,7 +18,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import NoReturn
 
@@ -63,7 +63,7 @@ class Carrier:
 
     def run(self) -> NoReturn:
         """Connect, and answer messages; connect again where the link forgot us."""
-        with _alone(self._folder):
+        with _alone(self._folder), closing(self._fleet):
             connected, node = self._folder / "connected", 0
             with suppress(OSError, ValueError):
                 if self._fleet.deactivate(int(connected.read_text())):

@@ -111,6 +111,10 @@ class Fleet:
         self._address, self._log = address, log
         self._node = Node()
 
+    def close(self) -> None:
+        """Close the connections to the link."""
+        self._client.close()
+
     def activate(self, interval: float) -> int:
         """Tell the link that the node is there; returns the link's id of it.
 

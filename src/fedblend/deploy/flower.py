@@ -139,8 +139,7 @@ def server_app(run: Callable[[Path, GridTransport], None]) -> ServerApp:
     """The app of a server; the run's configuration names the experiment's folder.
 
     Args:
-        run: runs the experiment of a folder to its end. The last argument is whether
-            noise comes from the seed that nodes know, which is for tests.
+        run: runs the experiment of a folder to its end.
     """
     app = ServerApp()
 

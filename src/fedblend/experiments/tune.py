@@ -70,7 +70,7 @@ def _check(config: Config) -> None:
     if not options.mixes:
         raise ConfigError(
             f'algorithm.name: "{options.name}" mixes no models, there is no alpha to '
-            "choose; flix, flix_local and apfl have one"
+            "choose; flix, flix_local_steps and apfl have one"
         )
     if getattr(options, "learn", "fixed") != "fixed":
         raise ConfigError(

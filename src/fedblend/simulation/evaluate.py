@@ -16,11 +16,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedblend import keys, trees
+from fedblend.batches import everything
 from fedblend.core import Algorithm, Down, Key, PyTree, Shard, shared_model
 from fedblend.data.federated import Shards
 from fedblend.gains import Evidence, Measured
 from fedblend.metrics import Metric, evaluate
-from fedblend.shards import everything
 from fedblend.simulation.rounds import Members, Settings, shard_of
 
 MEASURE_BYTES = 2**28

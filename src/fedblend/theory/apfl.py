@@ -39,12 +39,12 @@ import jax
 import numpy as np
 
 from fedblend import trees
+from fedblend.batches import everything
 from fedblend.checks import COUNT, gate
 from fedblend.core import Loss, PyTree, Shard
 from fedblend.data import map_clients
 from fedblend.data.federated import FederatedData
 from fedblend.losses import gradient
-from fedblend.shards import everything
 from fedblend.theory.constants import Smoothness, stacked
 
 

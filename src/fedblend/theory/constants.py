@@ -48,12 +48,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedblend import keys, trees
+from fedblend.batches import everything
 from fedblend.checks import ALPHA, CHANCE, COUNT, NOT_NEGATIVE, Number, gate
 from fedblend.core import Key, Loss, PyTree, Shard
 from fedblend.data.federated import FederatedData
 from fedblend.errors import UserError
 from fedblend.losses import objective
-from fedblend.shards import everything
 
 EXACT_LIMIT = 1500
 """Matrices up to this order are solved exactly, which takes about a second."""

@@ -38,13 +38,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedblend import trees
+from fedblend.batches import everything
 from fedblend.checks import CHANCE, NOT_NEGATIVE, by_client, gate
 from fedblend.core import Loss, PyTree, Shard
 from fedblend.data import map_clients
 from fedblend.data.federated import FederatedData
 from fedblend.losses import objective
 from fedblend.mixing import Apply, predict
-from fedblend.shards import everything
 from fedblend.theory.constants import per_client
 
 

@@ -28,12 +28,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedblend import keys, trees
+from fedblend.batches import draw, everything
 from fedblend.checks import FLAG, NOT_NEGATIVE, POSITIVE, gate, optional, words
 from fedblend.core import Batch, Key, Loss, PyTree, Shard
 from fedblend.data import map_clients
 from fedblend.data.federated import FederatedData
 from fedblend.losses import gradient
-from fedblend.shards import draw, everything
 
 DRAWS = 20
 """The number of stochastic gradients that a variance is estimated from."""

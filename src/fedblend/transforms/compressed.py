@@ -23,7 +23,7 @@ from fedblend.checks import ALGORITHM, gate
 from fedblend.compress.compressor import COMPRESSOR, Compressor, decode, encode
 from fedblend.core import Algorithm
 from fedblend.registry import transform
-from fedblend.transforms.compose import delta_of, needs_with
+from fedblend.transforms.wrapping import delta_of, needs_with
 
 
 @transform(encodes=True)

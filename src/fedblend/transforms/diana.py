@@ -33,12 +33,12 @@ import numpy as np
 from jax.core import Tracer
 
 from fedblend import trees
+from fedblend.batches import per_client
 from fedblend.checks import ALGORITHM, ByClient, Number, gate, words
 from fedblend.compress.compressor import COMPRESSOR, Compressor, decode, encode
 from fedblend.core import Algorithm, ClientId, PyTree, Ragged
 from fedblend.registry import transform
-from fedblend.shards import per_client
-from fedblend.transforms.compose import delta_of, needs_with, with_inner_state
+from fedblend.transforms.wrapping import delta_of, needs_with, with_inner_state
 
 
 class DianaClient(NamedTuple):

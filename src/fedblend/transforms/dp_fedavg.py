@@ -53,8 +53,8 @@ from fedblend.core import Algorithm, Up
 from fedblend.registry import transform
 from fedblend.transforms.clip import adaptive_clip, clip_decoded
 from fedblend.transforms.clip import clip as fixed_clip
-from fedblend.transforms.compose import check_length, delta_of
 from fedblend.transforms.noise import SOURCES, add_noise
+from fedblend.transforms.wrapping import check_length, delta_of
 
 
 @transform()

@@ -48,9 +48,9 @@ from fedblend.core import Algorithm, Key, PyTree
 from fedblend.registry import transform
 from fedblend.transforms.clip import clip as fixed_clip
 from fedblend.transforms.clip import clip_decoded
-from fedblend.transforms.compose import is_linear
 from fedblend.transforms.dp_fedavg import delta_alone
 from fedblend.transforms.noise import NO_NAME, SOURCES, add_noise, add_tree_noise
+from fedblend.transforms.wrapping import is_linear
 
 
 class TreeServer(NamedTuple):

@@ -30,7 +30,7 @@ from fedblend.checks import ALGORITHM, gate
 from fedblend.compress.compressor import COMPRESSOR, Compressor, decode, encode
 from fedblend.core import Algorithm, PyTree
 from fedblend.registry import transform
-from fedblend.transforms.compose import delta_of, with_inner_state
+from fedblend.transforms.wrapping import delta_of, with_inner_state
 
 
 class Ef21Client(NamedTuple):

@@ -27,7 +27,7 @@ from fedblend.checks import ALGORITHM, COUNT, gate
 from fedblend.compress.compressor import decode, encode
 from fedblend.core import Algorithm, Down, Quotable, Quote
 from fedblend.registry import transform
-from fedblend.transforms.compose import (
+from fedblend.transforms.wrapping import (
     delta_of,
     inner_message,
     needs_with,

@@ -135,7 +135,7 @@ def test_topping_up_takes_from_the_largest_only():
 
 @shapes
 @given(labeled(), st.integers(1, 3))
-def test_shards(problem, per_client):
+def test_batches(problem, per_client):
     labels, clients, seed = problem
     if clients * per_client > len(labels):
         with pytest.raises(DataError, match="per_client"):

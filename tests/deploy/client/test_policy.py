@@ -111,7 +111,7 @@ OWN = {
     "svrg": {"refresh": 0.5},
     "finetune": {"finetune": {"rate": 0.1, "steps": 1, "batch_size": 4}},
     "flix": {"alpha": 0.5, "personal": {"solver": "lbfgs"}},
-    "flix_local": {"alpha": 0.5, "personal": {"solver": "lbfgs"}},
+    "flix_local_steps": {"alpha": 0.5, "personal": {"solver": "lbfgs"}},
     "apfl": {"alpha": 0.5},
     "apfl_agnostic": {"alpha": 0.5, "q_rate": 0.1},
     "perfedavg": {"inner_rate": 0.1},

@@ -149,7 +149,7 @@ def test_the_round_is_that_of_the_others(name, begun, without, tmp_path):
     assert server.interval["received"] == len(COUNTS) + len(GOOD)
     assert server.interval["rejected"] == int(event == "rejected")
     assert server.interval["dropped"] == int(event != "rejected")
-    assert bool(server.messenger.strays) == (event == "stray")
+    assert bool(server.exchanges.strays) == (event == "stray")
 
 
 def test_the_same_reply_twice_counts_once(begun, tmp_path):
@@ -178,7 +178,7 @@ def test_a_reply_that_comes_a_round_late_is_discarded(tmp_path):
     other = silent.run()
     assert trial.outcome(server)["server"] == silent.outcome(other)["server"]
     assert server.bases.tolist() == [2, -1, 2, 2]
-    assert sum(server.messenger.strays.values()) >= 2
+    assert sum(server.exchanges.strays.values()) >= 2
     assert "round 0, late or replayed" in str(trial.events("stray"))
 
 

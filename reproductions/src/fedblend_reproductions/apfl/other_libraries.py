@@ -35,11 +35,11 @@ from fedblend.algorithms.apfl import ApflClient
 from fedblend.algorithms.apfl_alpha import Learn, Learning
 from fedblend.algorithms.apfl_steps import Gradients, Variables, local_steps
 from fedblend.algorithms.fedavg import fedavg
+from fedblend.batches import per_client
 from fedblend.checks import ALPHA, NOT_NEGATIVE, ByClient, gate, words
 from fedblend.core import Algorithm, Batch, Down, Key, Loss, Shard, Up
 from fedblend.local import WORK, Work, step_sum_of
 from fedblend.losses import gradient, objective
-from fedblend.shards import per_client
 
 SHRINKAGE = 0.02
 """FedTorch's pull of v's weight to 0."""

@@ -16,10 +16,10 @@ import numpy as np
 import optax
 
 import fedblend as fb
+from fedblend.batches import everything
 from fedblend.core import Loss
 from fedblend.data.dataset import Dataset
 from fedblend.data.partition.partition import federate_dataset
-from fedblend.shards import everything
 from fedblend.solvers import Solver
 
 TOLERANCE = 1e-2

@@ -16,11 +16,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedblend import losses, metrics, models
+from fedblend.batches import everything
 from fedblend.core import Loss, PyTree, Shard
 from fedblend.data.dataset import Dataset
 from fedblend.data.federated import FederatedData, Shards
 from fedblend.models.model import Model
-from fedblend.shards import everything
 
 
 class Deal(NamedTuple):

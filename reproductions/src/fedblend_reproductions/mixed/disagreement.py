@@ -12,8 +12,8 @@ import numpy as np
 
 import fedblend as fb
 from fedblend import keys
+from fedblend.batches import draw
 from fedblend.losses import gradient
-from fedblend.shards import draw
 from fedblend.theory.mixed_fl import disagreement
 from fedblend_reproductions.cache import Cache
 from fedblend_reproductions.claims import Claim, Finding, Numbers, Verdict

@@ -156,7 +156,7 @@ class Admission:
             }
             setup = setup._replace(measures=measures)
             if policy.rows.batches == "secret":
-                setup = setup._replace(salt=states.secret_salt(self.settings.folder))
+                setup = setup._replace(secret=states.read_secret(self.settings.folder))
             if protect.clip is not None:
                 clipped = local_dp(setup.algorithm, protect.clip, _unprotected)
                 named = f"clip {protect.clip}"

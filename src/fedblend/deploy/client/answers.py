@@ -47,17 +47,20 @@ class Job(NamedTuple):
     """The folder of the experiment, in that of the node."""
     note: Callable[..., str]
 
+    def refusal(self, charge: Charge) -> str:
+        """Why a charge exceeds the allowance, in one line; empty if it does not."""
+        allowance = self.permissions.allowance
+        return self.ledger.refusal(allowance, self.request.experiment, charge)
+
     def begin(self, charge: Charge) -> float:
         """Refuse what exceeds the allowance, else note that work begins; the time."""
-        experiment, allowance = self.request.experiment, self.permissions.allowance
-        refusal = self.ledger.refusal(allowance, experiment, charge)
+        refusal = self.refusal(charge)
         if refusal:
             raise Refusal(refusal)
-        about = {"message": self.request.kind, "round": self.request.round}
-        self.note("begins", experiment=experiment, **about)
+        self.done("begins", message=self.request.kind, round=self.request.round)
         return time.monotonic()
 
-    def count(self, charge: Charge, started: float, *, over: bool = False) -> None:
+    def charge(self, charge: Charge, started: float, *, over: bool = False) -> None:
         """Write to the ledger what is about to leave the node."""
         experiment, seconds = self.request.experiment, time.monotonic() - started
         self.ledger.charge(experiment, self.digest, charge, seconds)
@@ -90,7 +93,7 @@ def enroll(job: Job) -> bytes:
     write_atomically(place / "params", pack(params))
     states.write_state(place, ENROLLED, state, job.digest)
     states.write_terms(place, request.fields)
-    job.count(cost, started)
+    job.charge(cost, started)
     head = request.reply(audit=job.done("enrolled"))
     reply = encode(head, (join, executor.ask(state)))
     states.write_reply(place, ENROLLED, job.digest, setup.protection, reply)
@@ -126,7 +129,7 @@ def train(job: Job) -> bytes:
     states.remove_old(place, request.base, round)
     ask = _changed_ask(executor, state, after)
     asks = bool(jax.tree.leaves(ask))
-    job.count(cost, started)
+    job.charge(cost, started)
     head = request.reply(asked=asks, audit=job.done("round", round=round))
     reply = encode(head, (up if setup.perturb is None else setup.perturb(up), ask))
     states.write_reply(place, round, digest, protection, reply)
@@ -134,7 +137,11 @@ def train(job: Job) -> bytes:
 
 
 def measure(job: Job) -> bytes:
-    """The measures of the client's model that the policy discloses."""
+    """The measures of the client's model that the policy discloses.
+
+    The last measurement is always made, because the client deploys its model. If it is
+    one too many, nothing of it is sent.
+    """
     executor, place, request = job.executor, job.place, job.request
     setup, round, event = executor.setup, request.round, {}
     if round > setup.rounds:
@@ -149,11 +156,12 @@ def measure(job: Job) -> bytes:
     state = job.state()
     deployed = _received(executor, request, executor.deployment)
     _check_counts(job.permissions.limits, deployed.message.extra)
-    started = job.begin(Charge(measures=1))
+    last, wanted = bool(request.fields.get("last")), Charge(measures=1)
+    withheld = job.refusal(wanted) if last else ""
+    started = job.begin(Charge() if withheld else wanted)
     model, measured = executor.measure(deployed, state)
     metadata = {"format": "fedblend", "round": str(round), "client": str(setup.client)}
     write_atomically(place / states.MODEL, pack(model, metadata))
-    last = bool(request.fields.get("last"))
     if last and setup.alone is not None:
         arrays, _ = unpack((place / "params").read_bytes())
         alone, budget = executor.train_alone(as_tree(arrays, setup.params))
@@ -161,10 +169,14 @@ def measure(job: Job) -> bytes:
             measured[split]["local"] = values
         event["rounds_alone"] = budget.rounds
     counts = {name: split.total for name, split in setup.splits.items()}
-    shown = job.permissions.disclosed(measured, counts)
     write_atomically(place / "measures.json", json.dumps(measured).encode())
-    cost = _cost_of_measures(shown, job.permissions.metric_noise)
-    job.count(cost, started, over=last)
+    shown, cost = {}, Charge()
+    if withheld:
+        event["withheld"] = withheld
+    else:
+        shown = job.permissions.disclosed(measured, counts)
+        cost = _cost_of_measures(shown, job.permissions.metric_noise)
+    job.charge(cost, started, over=last)
     sent_models = {split: sorted(models) for split, models in shown.items()}
     audit = job.done("measured", round=round, sent=sent_models, **event)
     reply = encode(request.reply(measures=shown, audit=audit))

@@ -7,7 +7,9 @@ this node: same keys, same shapes, same capacity.
 """
 
 import dataclasses
+import hashlib
 from collections.abc import Callable, Iterator, Mapping
+from copy import copy
 from functools import partial
 from itertools import count, islice
 from math import inf
@@ -73,8 +75,8 @@ class ClientSetup(NamedTuple):
     """Adds noise to an update before it leaves; a round is then computed once."""
     squared: float = inf
     """mu^2 of that noise as a Gaussian mechanism, see ``ledger``."""
-    salt: np.ndarray | None = None
-    """A secret on which batches depend besides the seed; two words of 32 bits."""
+    secret: bytes | None = None
+    """On which batches depend besides the seed."""
     protection: str = ""
     """Names the clipping or noise; replies that are kept under another are not sent."""
     precision: str | None = None
@@ -182,6 +184,18 @@ class Executor:
             partial(deployment, algorithm), down, self.request, setup.params
         )
 
+    def for_request(self, digest: str) -> "Executor":
+        """The same, with batches that only the request of this digest has.
+
+        With the same batch in two requests, the server would see what two models make
+        of the same few rows.
+        """
+        if self.setup.secret is None:
+            return self
+        own, salt = copy(self), _salt(self.setup.secret, digest)
+        own.shard = dataclasses.replace(self.shard, salt=salt)
+        return own
+
     def enroll(self, params: PyTree) -> tuple[PyTree, PyTree]:
         """What the client sends at enrollment, and its state."""
         key = keys.at(self.setup.root, "enroll", 0, self.shard.id)
@@ -276,15 +290,16 @@ class Executor:
             ),
             rows.examples,
         )
-        salt = self.setup.salt
-        return Shard(
-            examples,
-            start,
-            count,
-            id,
-            capacity,
-            None if salt is None else jnp.asarray(salt, jnp.uint32),
-        )
+        salt = _salt(self.setup.secret, "")
+        return Shard(examples, start, count, id, capacity, salt)
+
+
+def _salt(secret: bytes | None, request: str) -> jax.Array | None:
+    """The salt of a shard; nobody can tell those of two requests from random ones."""
+    if secret is None:
+        return None
+    digest = hashlib.sha256(secret + request.encode()).digest()
+    return jnp.asarray(np.frombuffer(digest[:8], np.uint32))
 
 
 def bounded(metric: Metric, most: float) -> Metric:

@@ -12,6 +12,7 @@ from math import ceil, floor, prod
 from typing import Any
 
 import jax
+import numpy as np
 
 from fedblend.config.config import Config
 from fedblend.config.schema.algorithm import LocalWork, ScheduleTable
@@ -192,7 +193,8 @@ def _memory(contract: Contract, capacities: list[int]) -> float:
         _largest(getattr(t, "epochs", None)) for t in _tables(contract.config.algorithm)
     ]
     orders = min(max(epochs) * max(capacities), MOST_ORDERED)
-    copies = COPIES * 8.0 * parameters(contract)
+    width = np.dtype(contract.config.run.precision).itemsize
+    copies = float(COPIES * width * parameters(contract))
     return 2.0 * row * sum(capacities) + copies + 4.0 * orders
 
 

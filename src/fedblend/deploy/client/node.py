@@ -122,7 +122,8 @@ class Node:
         terms = request.fields if kind == "enroll" else _terms(place)
         if kind == "stop":
             return self._stop(ledger, request)
-        executor, digest = permissions.executor(terms), messages.digest_of(request)
+        digest = messages.digest_of(request)
+        executor = permissions.executor(terms).for_request(digest)
         job = Job(request, digest, executor, permissions, ledger, place, self.note)
         width = executor.setup.precision
         with nullcontext() if width is None else precision(width):

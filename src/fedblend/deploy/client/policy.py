@@ -141,8 +141,8 @@ class Metrics(Table):
     round_to: Annotated[int, within(Number(least=0, most=15, whole=True))] = 3
     bound: Positive = 100.0
     noise: NotNegative = 0.0
-    per_experiment: Index = 100
-    total: Index = 2000
+    per_experiment: Index = 50
+    total: Index = 500
 
 
 class Policy(Table):

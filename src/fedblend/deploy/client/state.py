@@ -17,8 +17,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from fedblend.core import PyTree
 from fedblend.simulation.serialize import (
     WireError,
@@ -209,12 +207,12 @@ def remove_experiment(place: Path) -> None:
     shutil.rmtree(place, ignore_errors=True)
 
 
-def secret_salt(folder: Path) -> np.ndarray:
-    """Two words of 32 bits from a secret of the node, which is drawn on first use."""
+def read_secret(folder: Path) -> bytes:
+    """The secret of a node on which its batches depend; it is drawn on first use."""
     path = folder / "batches.key"
     try:
-        secret = path.read_bytes()
+        return path.read_bytes()
     except FileNotFoundError:
         secret = secrets.token_bytes(32)
         write_atomically(path, secret)
-    return np.frombuffer(hashlib.sha256(secret).digest()[:8], np.uint32)
+        return secret

@@ -38,15 +38,15 @@ RESTART_AFTER = 5.0
 """Seconds before a program that ended is started again."""
 MAX_LOG = 20_000_000
 """Bytes of a log; the bytes before are in a second file, and those before are gone."""
-_DIES_WITH_PARENT = """
+_BOUND = """
 import ctypes, os, signal, sys
 PR_SET_PDEATHSIG = 1
 ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 if os.getppid() == int(sys.argv[1]):
-    os.execv(sys.argv[2], sys.argv[2:])
+    os.execvp(sys.argv[2], sys.argv[2:])
 """
-"""A program that becomes another; a function to be called after a fork would do, but a
-fork of a process with JAX's threads may hang."""
+"""Becomes another program, which the kernel kills when its parent ends. Not a function
+between fork and exec: a process with JAX must not fork in Python."""
 
 
 def environment(folder: Path) -> dict[str, str]:
@@ -79,9 +79,8 @@ def start(command: Sequence[str], folder: Path, log: Path) -> subprocess.Popen:
     """
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     with open(log, "ab") as output:
-        wrapper = [sys.executable, "-ISc", _DIES_WITH_PARENT, str(os.getpid())]
         return subprocess.Popen(
-            [*wrapper, *command],
+            [sys.executable, "-ISc", _BOUND, str(os.getpid()), *command],
             env=variables(folder),
             stdin=subprocess.DEVNULL,
             stdout=output,
@@ -125,7 +124,7 @@ def link_command(settings: ServerSettings) -> list[str]:
 def guarded(name: str) -> list[str]:
     """One of Flower's programs, with the guard before the port that it opens."""
     program(name)
-    return [sys.executable, "-m", "fedblend.deploy.ops.guard", name]
+    return [sys.executable, "-m", "fedblend.deploy.ops.port_guard", name]
 
 
 def supernode_command(

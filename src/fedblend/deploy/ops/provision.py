@@ -12,9 +12,10 @@ import os
 import re
 import tarfile
 from collections.abc import Sequence
-from importlib import metadata, resources
+from importlib import resources
 from pathlib import Path
 
+from fedblend import __version__
 from fedblend.config.toml import visible
 from fedblend.deploy.ops import certificates
 from fedblend.deploy.ops.flwr_processes import environment
@@ -125,7 +126,7 @@ def _bundle(folder: Path, script: Path, node: str | None, address: Address) -> N
         address=address,
         file=script.name,
         usage="" if node is None else " --rows ROWS.csv --target COLUMN",
-        version=metadata.version("fedblend"),
+        version=__version__,
         folder=kind,
         bin=PROGRAM.parent,
         check=_NGINX_THERE if node is None else "",

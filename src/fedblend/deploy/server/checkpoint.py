@@ -100,7 +100,7 @@ class ServerCheckpoint:
                 }
                 for one in server.measured
             ],
-            "strays": server.messenger.strays,
+            "strays": server.exchanges.strays,
             "norms": server.norm_history.norms,
             "about": dict(about),
         }
@@ -194,7 +194,7 @@ class Saved(NamedTuple):
         }
         server.round, server.interval = state["round"], state["interval"]
         server.records, server.measured = state["records"], content["measured"]
-        server.messenger.strays = state["strays"]
+        server.exchanges.strays = state["strays"]
         server.norm_history.norms = state["norms"]
 
 

@@ -25,7 +25,7 @@ from fedblend.deploy.contract import deployment
 from fedblend.deploy.message import ENROLLED, UNKNOWN, Message, payload_of
 from fedblend.deploy.server import aggregation
 from fedblend.deploy.server.aggregation import Aggregator
-from fedblend.deploy.server.messenger import Messenger
+from fedblend.deploy.server.audited_exchange import AuditedExchange
 from fedblend.deploy.server.settings import (
     BelowQuorum,
     RoundRules,
@@ -72,7 +72,7 @@ class Coordinator(Results):
         self.server: Any = None
         self.bases = np.full(self.clients, UNKNOWN, np.int64)
         self.requests: dict[int, PyTree] = {}
-        self.messenger = Messenger(peers, rules, setup.note, setup.names)
+        self.exchanges = AuditedExchange(peers, rules, setup.note, setup.names)
         member = first_member(self.federated_data)
         self.shapes = self.engine.shapes(member)
         shard = shard_of(self.engine.settings, self.engine.examples["train"], member)
@@ -134,7 +134,7 @@ class Coordinator(Results):
             cohort=self.rules.cohort,
             last_bits=static_bits(self.shapes.last._replace(round=None)),
             alone=self.alone,
-            strays=dict(self.messenger.strays),
+            strays=dict(self.exchanges.strays),
         )
         return summarize(self.records[-1], self.evidence, spent)
 
@@ -197,7 +197,7 @@ class Coordinator(Results):
             found = jax.tree.map(jnp.asarray, payload_of(reply, template, key))
             return *found, self.aggregator.check_join(*found)
 
-        replies = self.messenger.exchange(requests, accept)
+        replies = self.exchanges.exchange(requests, accept)
         for client, (_, request, _) in replies.accepted.items():
             self.bases[client] = ENROLLED
             self.requests[client] = request
@@ -219,7 +219,7 @@ class Coordinator(Results):
             base = int(self.bases[client])
             head = Message("round", experiment, client, number, base=base)
             requests[client] = (head, down)
-        replies = self.messenger.exchange(
+        replies = self.exchanges.exchange(
             requests, self._accept_update, enough=cohort, least=self.quorum
         )
         before = list(self.norm_history.norms)
@@ -263,7 +263,7 @@ class Coordinator(Results):
         for client, why in reasons.items():
             del replies.accepted[client]
             replies.rejected[client] = why
-            self.messenger.note_of(client, "rejected", reason=why)
+            self.exchanges.note_of(client, "rejected", reason=why)
 
     def _accept_update(
         self, reply: Message
@@ -292,7 +292,7 @@ class Coordinator(Results):
             base = int(self.bases[client])
             requests[client] = (head._replace(client=client, base=base), payload)
         accept = partial(aggregation.measures, self.setup.metrics)
-        replies = self.messenger.exchange(requests, accept, least=0)
+        replies = self.exchanges.exchange(requests, accept, least=0)
         counts, metrics = self.setup.counts, self.setup.metrics
         measured = aggregation.table(replies.accepted, self.clients, counts)
         self.records.append(

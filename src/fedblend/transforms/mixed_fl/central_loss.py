@@ -11,10 +11,10 @@ from collections.abc import Callable
 import jax
 
 from fedblend import trees
+from fedblend.batches import draw
 from fedblend.checks import COUNT, FUNCTION, gate, optional
 from fedblend.core import Key, Loss, PyTree, Shard
 from fedblend.losses import gradient
-from fedblend.shards import draw
 
 Central = Callable[[PyTree, Shard | None, Key], PyTree]
 """``central(params, rows, key)``: the gradient of f_c, or an estimate of it."""

@@ -35,7 +35,6 @@ import numpy as np
 from fedblend import trees
 from fedblend.core import Aggregate, Algorithm, Down, PyTree, Shard
 from fedblend.local import resolve
-from fedblend.transforms.compose import is_linear
 from fedblend.transforms.mixed_fl.central_loss import Central
 from fedblend.transforms.mixed_fl.step import (
     MixedServer,
@@ -47,6 +46,7 @@ from fedblend.transforms.mixed_fl.step import (
     sending,
     step_sum,
 )
+from fedblend.transforms.wrapping import is_linear
 
 _CLOCKS = (0, 1, 3, 13, 101, 1009, 10007, 100003)
 """Rounds in which the move must be the same."""

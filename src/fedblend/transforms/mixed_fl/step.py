@@ -23,8 +23,8 @@ from fedblend import keys, trees
 from fedblend.compress.compressor import Compressor, decode, encode
 from fedblend.core import Aggregate, Algorithm, Down, Key, PyTree, Shard, Up
 from fedblend.local import Optimizer, resolve
-from fedblend.transforms.compose import delta_of
 from fedblend.transforms.mixed_fl.central_loss import Central
+from fedblend.transforms.wrapping import delta_of
 
 MERGES = {"sum": (1.0, 1.0), "average": (0.5, 0.5)}
 Merge = str | tuple[float, float]

@@ -3,7 +3,7 @@
 """Flower's ports on loopback are for one user: attacks by another user of the machine.
 
 The last tests start Flower's own programs; user nobody, who needs root to be, tries
-what their ports offer.
+what their ports offer. ``test_live_link.py`` tries it at the link as we start it.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ from neighbor import CALLS, as_nobody, may_become_nobody
 
 from fedblend.deploy.ops import flwr_processes
 from fedblend.deploy.ops.doctor.doctor import examine
-from fedblend.deploy.ops.guard import WITNESS, Guard, is_open, owner_of
+from fedblend.deploy.ops.port_guard import WITNESS, Guard, owner_of
 from fedblend.deploy.ops.provision import provision
 from fedblend.deploy.ops.settings import NodeSettings, ServerSettings, load_as
 from fedblend.deploy.ops.supervisor import is_up
@@ -116,44 +116,26 @@ def federation(tmp_path) -> Path:
     return tmp_path / "lab"
 
 
-def attacked_link(folder: Path, command: list[str]) -> dict[str, int]:
-    """What nobody gets at a link that this command starts."""
-    settings = load_as(ServerSettings, folder / "server" / "server.toml")
-    flwr_processes.connect(settings)
+@as_root
+@pytest.mark.slow
+def test_without_the_guard_the_attacks_succeed(federation):
+    """Flower as it is: the attacks are real, and the doctor sees it."""
+    path = federation / "server" / "server.toml"
+    settings = load_as(ServerSettings, path)
+    options = flwr_processes.link_command(settings)[4:]
+    command = [flwr_processes.program("flower-superlink"), *options]
     log = settings.folder / "link.log"
     link = flwr_processes.start(command, settings.folder, log)
     try:
         flwr_processes.wait_until(lambda: is_up(settings), 120, "the link")
-        guarded = "fedblend.deploy.ops.guard" in command
-        assert is_open(settings.link, settings.ca) != guarded
-        found = [one.what for one in examine(folder / "server" / "server.toml")]
-        assert ("is open to every user of this machine" in found) != guarded
         found = as_nobody(settings.link, settings.ca)
-        runs = flwr_processes.call(settings, "ls", flwr_processes.CONNECTION)
-        assert runs["success"], "its own user is refused"
-        return found
+        findings = [one.what for one in examine(path)]
     finally:
         flwr_processes.stop(link)
-
-
-@as_root
-def test_nobody_gets_nowhere_at_the_link(federation):
-    settings = load_as(ServerSettings, federation / "server" / "server.toml")
-    found = attacked_link(federation, flwr_processes.link_command(settings))
-    assert found == dict.fromkeys(CALLS, 403)
-
-
-@as_root
-@pytest.mark.slow
-def test_without_the_guard_the_attacks_succeed(federation):
-    """Flower as it is: the attacks are real."""
-    settings = load_as(ServerSettings, federation / "server" / "server.toml")
-    options = flwr_processes.link_command(settings)[4:]
-    command = [flwr_processes.program("flower-superlink"), *options]
-    found = attacked_link(federation, command)
     assert found["list runs"] == found["read the description"] == 200
     assert found["take a task"] == 200
     assert 403 not in found.values()
+    assert "is open to every user of this machine" in findings
 
 
 @as_root

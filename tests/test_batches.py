@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 import problems
+from fedblend.batches import epoch_order, random_rows
 from fedblend.keys import named
 from fedblend.local import Epochs, Work, descend
 from fedblend.losses import gradient
-from fedblend.shards import epoch_order, random_rows
 
 on = problems.quadratics()
 KEY = jax.random.key(7)

@@ -19,7 +19,7 @@ MAX_STRAYS = 1000
 """Different descriptions of stray replies that are kept: other machines choose them."""
 
 
-class Messenger:
+class AuditedExchange:
     """Sends requests and collects replies; ``strays`` counts replies to no request."""
 
     def __init__(

@@ -50,7 +50,7 @@ RULES = {
 
 @algorithm(new_client=SOLVES)
 @gate(**RULES)
-def flix_local(
+def flix_local_steps(
     loss: Loss,
     work: Work,
     *,
@@ -103,9 +103,11 @@ def flix_by_gradients(
         smooth: L_i, for the weights of x_avg; a number, or an array over clients.
     """
     if np.ndim(work.steps) or work.steps != 1:
-        allowed = "1: flix takes one gradient a round; more are the method flix_local"
+        allowed = (
+            "1: flix takes one gradient a round; more are the method flix_local_steps"
+        )
         raise UserError("flix: work: steps", work.steps, allowed)
-    return flix_local(
+    return flix_local_steps(
         loss,
         work,
         alpha=alpha,

@@ -1,0 +1,119 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""Flower's own link, as we start it: what a node, a stranger and a neighbor get there.
+
+This is the one test of every push that starts Flower.
+"""
+
+import contextlib
+import time
+from pathlib import Path
+
+import pytest
+from neighbor import CALLS, as_nobody, may_become_nobody
+
+from fedblend.deploy.ops import flwr_processes, registration
+from fedblend.deploy.ops.certificates import node_key
+from fedblend.deploy.ops.doctor.doctor import examine
+from fedblend.deploy.ops.provision import provision
+from fedblend.deploy.ops.settings import ServerSettings, load_as
+from fedblend.deploy.ops.supervisor import is_up
+
+pytest.importorskip("flwr")
+from fedblend.deploy.fleet import Failed, Fleet, Lost
+
+OPEN = "is open to every user of this machine"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A federation of one node, whose link is up and knows the node's key."""
+    port = flwr_processes.free_port()
+    place = tmp_path_factory.mktemp("live") / "lab"
+    where = {"host": "127.0.0.1", "port": port, "link_port": port}
+    provision(place, nodes=["alice"], **where)
+    settings = settings_of(place)
+    flwr_processes.connect(settings)
+    command = flwr_processes.link_command(settings)
+    log = settings.folder / "link.log"
+    link = flwr_processes.start(command, settings.folder, log)
+    try:
+        flwr_processes.wait_until(lambda: is_up(settings), 120, "the link")
+        registration.register(settings)
+        yield place
+    finally:
+        flwr_processes.stop(link)
+
+
+def settings_of(folder: Path) -> ServerSettings:
+    return load_as(ServerSettings, folder / "server" / "server.toml")
+
+
+@pytest.fixture
+def fleet(folder):
+    """Makes connections of the node, or with another key or authority."""
+    home, address = folder / "nodes" / "alice", str(settings_of(folder).link)
+    with contextlib.ExitStack() as opened:
+
+        def connection(key=home / "node.key", ca=home / "ca.crt", log=print) -> Fleet:
+            return opened.enter_context(
+                contextlib.closing(Fleet(address, ca, key, log))
+            )
+
+        yield connection
+
+
+def status(folder: Path) -> list[str]:
+    return [member.status for member in registration.members(settings_of(folder))]
+
+
+def test_a_node_comes_and_goes(folder, fleet):
+    node = fleet()
+    number = node.activate(10.0)
+    assert status(folder) == ["online"]
+    assert node.heartbeat(10.0)
+    assert node.pull() is None
+    assert node.deactivate(number)
+    assert status(folder) == ["offline"]
+    # As after a crash: who was there a moment ago may come back at once.
+    node.activate(10.0)
+    assert fleet().deactivate(number)
+    assert fleet().activate(10.0) == number
+
+
+def test_a_stranger_is_refused(fleet, tmp_path):
+    key = tmp_path / "other.key"
+    key.write_bytes(node_key("other").key)
+    stranger = fleet(key)
+    with pytest.raises((Lost, Failed)):
+        stranger.activate(10.0)
+    with pytest.raises(Lost):
+        stranger.pull()
+    assert not stranger.heartbeat(10.0)
+
+
+def test_another_authority_is_not_trusted(fleet, lab, monkeypatch):
+    """Whoever poses as the link gets no message and no signature."""
+
+    def give_up(seconds):
+        raise TimeoutError
+
+    monkeypatch.setattr(time, "sleep", give_up)
+    lines: list[str] = []
+    node = fleet(ca=lab / "nodes/alice/ca.crt", log=lines.append)
+    with pytest.raises(TimeoutError):
+        node.activate(10.0)
+    assert "CERTIFICATE_VERIFY_FAILED" in lines[0]
+
+
+def test_the_doctor_sees_the_guard(folder):
+    found = [one.what for one in examine(folder / "server" / "server.toml")]
+    assert OPEN not in found
+
+
+@pytest.mark.skipif(not may_become_nobody(), reason="only root can become user nobody")
+def test_nobody_gets_nowhere(folder):
+    settings = settings_of(folder)
+    assert as_nobody(settings.link, settings.ca) == dict.fromkeys(CALLS, 403)
+    # Its own user is served.
+    assert flwr_processes.call(settings, "ls", flwr_processes.CONNECTION)["success"]
