@@ -42,7 +42,7 @@ def test_policies_are_read_once_per_message_and_a_config_is_validated_once(
     monkeypatch.setattr(Path, "read_bytes", reading)
     monkeypatch.setattr(Config, "model_validate", validating)
     run_server(run, transport, poll=0.0)
-    # Meeting, enrollment, two rounds, and measurements at the beginning and the end.
-    assert counts["messages"] == 6 * CLIENTS
+    # Meeting, enrollment, two rounds, two measurements, and that it is over.
+    assert counts["messages"] == 7 * CLIENTS
     assert counts["policy.toml"] == counts["messages"]
     assert counts["validations"] == 1 + CLIENTS

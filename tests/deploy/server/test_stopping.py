@@ -10,7 +10,7 @@ from configured import POLICY, experiment, federated, method, nodes, write_rows
 
 from fedblend.deploy.client.ledger import read_ledger
 from fedblend.deploy.ops.audit import entries
-from fedblend.deploy.server import messenger
+from fedblend.deploy.server import audited_exchange
 from fedblend.deploy.server.run import STOPPED, run_server
 from fedblend.errors import RunError
 from loopback import LoopbackTransport
@@ -62,7 +62,7 @@ def test_one_that_was_stopped_goes_on_to_the_same_models(tmp_path):
 
 
 def test_a_server_that_waits_hears_it(tmp_path, monkeypatch):
-    monkeypatch.setattr(messenger, "STOP_DEADLINE", 0.2)
+    monkeypatch.setattr(audited_exchange, "STOP_DEADLINE", 0.2)
     run, transport = federation(tmp_path / "lab", deadline=60.0)
     silent = max(transport.nodes)
     asked = []

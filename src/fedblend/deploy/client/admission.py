@@ -82,6 +82,7 @@ class Admission:
             allowance=policy.allowance,
             limits=policy.limits,
             metric_noise=policy.metrics.noise,
+            rows_may_change=policy.rows.may_change,
         )
 
     def _allowed(self, policy: Policy, fields: Mapping[str, Any]) -> Contract:
@@ -137,14 +138,16 @@ class Admission:
         with precision(contract.config.run.precision):
             _refuse(limits.terms_too_large(policy.limits, contract, terms))
         text = json.dumps(dict(terms), sort_keys=True)
-        executor = self._executor(text, policy.model_dump_json(include=COMPUTED))
+        computed = policy.model_dump_json(include=COMPUTED)
+        executor = self._executor(text, computed, _stamps(self.settings.data.file))
         rows = executor.train_rows
         _refuse(limits.too_small_for(policy.accept, contract.config, rows))
         with precision(contract.config.run.precision):
             agreement.agree(self.settings.folder, contract)
         return executor
 
-    def _build(self, text: str, agreed: str) -> Executor:
+    def _build(self, text: str, agreed: str, stamps: tuple) -> Executor:
+        del stamps  # rows that changed are read again
         terms, policy = json.loads(text), Policy.model_validate_json(agreed)
         protect, bound = policy.protect, policy.metrics.bound
         contract = self._parse(terms["config"])
@@ -154,7 +157,8 @@ class Admission:
             measures = {
                 name: bounded(one, bound) for name, one in setup.measures.items()
             }
-            setup = setup._replace(measures=measures)
+            rows = states.fingerprint(splits)
+            setup = setup._replace(measures=measures, fingerprint=rows)
             if policy.rows.batches == "secret":
                 setup = setup._replace(secret=states.read_secret(self.settings.folder))
             if protect.clip is not None:
@@ -169,6 +173,13 @@ class Admission:
                         protection="noise",
                     )
             return Executor(setup)
+
+
+def _stamps(file: Path) -> tuple[tuple[int, int, int], ...]:
+    """What tells that a file, or one in a folder, was written again."""
+    files = sorted(file.iterdir()) if file.is_dir() else [file] if file.exists() else []
+    found = [one.stat() for one in files]
+    return tuple((one.st_ino, one.st_mtime_ns, one.st_size) for one in found)
 
 
 def _unprotected(reason: str) -> Refusal:

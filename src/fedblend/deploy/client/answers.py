@@ -9,7 +9,7 @@ then the ledger, before the answer itself.
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from math import inf
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -46,6 +46,8 @@ class Job(NamedTuple):
     place: Path
     """The folder of the experiment, in that of the node."""
     note: Callable[..., str]
+    told: Mapping[str, Any] = {}
+    """What every reply tells the server."""
 
     def refusal(self, charge: Charge) -> str:
         """Why a charge exceeds the allowance, in one line; empty if it does not."""
@@ -92,9 +94,10 @@ def enroll(job: Job) -> bytes:
     place.mkdir(parents=True, exist_ok=True, mode=0o700)
     write_atomically(place / "params", pack(params))
     states.write_state(place, ENROLLED, state, job.digest)
+    states.write_fingerprints(place, [executor.setup.fingerprint])
     states.write_terms(place, request.fields)
     job.charge(cost, started)
-    head = request.reply(audit=job.done("enrolled"))
+    head = request.reply(audit=job.done("enrolled"), **job.told)
     reply = encode(head, (join, executor.ask(state)))
     states.write_reply(place, ENROLLED, job.digest, setup.protection, reply)
     return reply
@@ -130,7 +133,8 @@ def train(job: Job) -> bytes:
     ask = _changed_ask(executor, state, after)
     asks = bool(jax.tree.leaves(ask))
     job.charge(cost, started)
-    head = request.reply(asked=asks, audit=job.done("round", round=round))
+    audit = job.done("round", round=round)
+    head = request.reply(asked=asks, audit=audit, **job.told)
     reply = encode(head, (up if setup.perturb is None else setup.perturb(up), ask))
     states.write_reply(place, round, digest, protection, reply)
     return reply
@@ -179,7 +183,7 @@ def measure(job: Job) -> bytes:
     job.charge(cost, started, over=last)
     sent_models = {split: sorted(models) for split, models in shown.items()}
     audit = job.done("measured", round=round, sent=sent_models, **event)
-    reply = encode(request.reply(measures=shown, audit=audit))
+    reply = encode(request.reply(measures=shown, audit=audit, **job.told))
     states.write_measures(place, job.digest, origin, reply)
     return reply
 

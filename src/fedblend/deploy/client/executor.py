@@ -75,6 +75,8 @@ class ClientSetup(NamedTuple):
     """Adds noise to an update before it leaves; a round is then computed once."""
     squared: float = inf
     """mu^2 of that noise as a Gaussian mechanism, see ``ledger``."""
+    fingerprint: str = ""
+    """A hash of the rows; see ``state.fingerprint``."""
     secret: bytes | None = None
     """On which batches depend besides the seed."""
     protection: str = ""

@@ -15,6 +15,7 @@ any more.
     FOLDER/ledger.json                    what was given away, over all experiments
     FOLDER/agreement.json                 how the rows are split and labeled, for good
     FOLDER/EXPERIMENT/terms.json          the terms under which the node was enrolled
+    FOLDER/EXPERIMENT/rows.json           hashes of the rows, several if they changed
     FOLDER/EXPERIMENT/state-R             after round R; -1 is enrollment
     FOLDER/EXPERIMENT/reply-R             the reply of round R, to be sent again
     FOLDER/EXPERIMENT/personal.safetensors  the model that this client deploys
@@ -29,6 +30,7 @@ from typing import Any
 from fedblend.deploy import message as messages
 from fedblend.deploy.client import state as states
 from fedblend.deploy.client.answers import ANSWERS, Job
+from fedblend.deploy.client.executor import Executor
 from fedblend.deploy.client.ledger import Ledger, read_ledger
 from fedblend.deploy.client.permissions import Permissions, Refusal
 from fedblend.deploy.client.retention import make_room
@@ -89,7 +91,8 @@ class Node:
             reason = f"failed: {type(error).__name__}"
         # A full disk takes no audit line either, and the server must get to know.
         with suppress(Exception):
-            self.note("refused", message=request.kind, reason=reason, detail=detail)
+            about = {"message": request.kind, "reason": reason, "detail": detail}
+            self._note_of(request)("refused", **about)
         return encode(
             request.reply("refused", reason=reason)._replace(client=self.client)
         )
@@ -112,7 +115,7 @@ class Node:
             )
         if kind == "describe":
             description = permissions.describe(request.fields)
-            audit = self.note("described", experiment=request.experiment)
+            audit = self._note_of(request)("described", experiment=request.experiment)
             head = request._replace(client=self.client)
             return encode(head.reply(**description, audit=audit))
         place, ledger = self.folder / request.experiment, read_ledger(self.folder)
@@ -124,10 +127,16 @@ class Node:
             return self._stop(ledger, request)
         digest = messages.digest_of(request)
         executor = permissions.executor(terms).for_request(digest)
-        job = Job(request, digest, executor, permissions, ledger, place, self.note)
+        note = self._note_of(request)
+        told = _check_rows(place, executor, permissions, note)
+        job = Job(request, digest, executor, permissions, ledger, place, note, told)
         width = executor.setup.precision
         with nullcontext() if width is None else precision(width):
             return ANSWERS[kind](job)
+
+    def _note_of(self, request: Message) -> Callable[..., str]:
+        """Writes to the audit, with the newest hash of the server's, if that tells."""
+        return partial(self.note, server=request.audit) if request.audit else self.note
 
     def _stop(self, ledger: Ledger, request: Message) -> bytes:
         """The server stops an experiment; unless it may go on, it is over here."""
@@ -136,7 +145,7 @@ class Node:
             ledger.account(request.experiment).over = True
             ledger.write(self.folder)
         event = {"experiment": request.experiment, "over": over}
-        audit = self.note("stopped", **event)
+        audit = self._note_of(request)("stopped", **event)
         return encode(request.reply(audit=audit))
 
 
@@ -148,3 +157,24 @@ def _terms(place: Path) -> dict[str, Any]:
             f"experiment: {place.name} is not known here; the node was not enrolled in "
             "it, or has lost its folder"
         ) from None
+
+
+def _check_rows(
+    place: Path, executor: Executor, permissions: Permissions, note: Callable[..., str]
+) -> dict[str, Any]:
+    """Refuse an experiment whose rows changed, unless the operator agrees.
+
+    Returns what every reply tells the server of it.
+    """
+    enrolled = (place / "terms.json").exists()
+    known = states.read_fingerprints(place) if enrolled else []
+    if known and known[-1] != executor.setup.fingerprint:
+        if not permissions.rows_may_change:
+            raise Refusal(
+                "policy rows.may_change: the rows of this node changed under the "
+                "experiment; allowed: the rows that it began with"
+            )
+        known.append(executor.setup.fingerprint)
+        states.write_fingerprints(place, known)
+        note("rows changed", experiment=place.name, sha256=executor.setup.fingerprint)
+    return {"rows_changed": True} if len(known) > 1 else {}

@@ -40,3 +40,5 @@ class Permissions(NamedTuple):
     """On disk, experiments and counts in messages; None for none."""
     metric_noise: float = 0.0
     """On measures, in units of how far one row can move them."""
+    rows_may_change: bool = False
+    """Whether an experiment may go on with other rows than it began with."""

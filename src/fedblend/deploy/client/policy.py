@@ -91,6 +91,7 @@ class Rows(Table):
     split: Literal["first", "any"] = "first"
     batches: Literal["secret", "shared"] = "secret"
     misfits: Index = 20
+    may_change: bool = False
 
 
 class Limits(Table):

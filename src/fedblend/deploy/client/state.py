@@ -12,12 +12,16 @@ import os
 import re
 import secrets
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import jax
+import numpy as np
+
 from fedblend.core import PyTree
+from fedblend.data.federated import Shards
 from fedblend.simulation.serialize import (
     WireError,
     as_tree,
@@ -68,6 +72,37 @@ def read_terms(place: Path) -> dict[str, Any]:
 
 def _terms_hash(terms: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(terms, sort_keys=True).encode()).hexdigest()
+
+
+def fingerprint(splits: Mapping[str, Shards]) -> str:
+    """A hash of a node's rows, and of which of them are held out."""
+    found = hashlib.sha256()
+    for name, split in sorted(splits.items()):
+        for leaf in jax.tree.leaves(split.rows(0)):
+            array = np.ascontiguousarray(leaf)
+            found.update(f"{name} {array.dtype} {array.shape} ".encode())
+            found.update(array.tobytes())
+    return found.hexdigest()
+
+
+def write_fingerprints(place: Path, known: Sequence[str]) -> None:
+    """Write the hashes of the rows that an experiment used, the newest last."""
+    write_atomically(place / "rows.json", json.dumps({"sha256": list(known)}).encode())
+
+
+def read_fingerprints(place: Path) -> list[str]:
+    """The hashes of the rows that an experiment used; none before enrollment.
+
+    Raises:
+        WireError: the file is not what was written.
+    """
+    try:
+        found = json.loads((place / "rows.json").read_bytes())
+        return [str(one) for one in found["sha256"]]
+    except FileNotFoundError:
+        return []
+    except (ValueError, LookupError, TypeError, RecursionError):
+        raise WireError("rows: the file is damaged on the disk of this node") from None
 
 
 def write_state(place: Path, round: int, state: PyTree, request: str = "") -> None:

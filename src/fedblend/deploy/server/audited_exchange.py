@@ -32,6 +32,7 @@ class AuditedExchange:
         self._peers, self._rules = peers, rules
         self._note, self._names = note, names
         self.strays: Counter[str] = Counter()
+        self._changed = set[int]()
 
     def exchange(
         self,
@@ -59,6 +60,9 @@ class AuditedExchange:
         def accept_and_note(reply: Message) -> Any:
             found = accept(reply)
             heads[reply.client] = one_line(reply.fields.get("audit"))
+            if reply.fields.get("rows_changed") and reply.client not in self._changed:
+                self._changed.add(reply.client)
+                self.note_of(reply.client, "rows changed")
             return found
 
         replies = exchange(

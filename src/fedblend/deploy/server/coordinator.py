@@ -124,7 +124,7 @@ class Coordinator(Results):
     def stop(self, *, over: bool) -> None:
         """Tell the clients that the experiment stops, for good or to go on later."""
         enrolled = np.flatnonzero(self.bases != UNKNOWN).tolist()
-        self.messenger.stop(self.setup.experiment, enrolled, over)
+        self.exchanges.stop(self.setup.experiment, enrolled, over)
 
     def summary(self) -> dict[str, Any]:
         """The last record with totals, harmed clients and costs, as plain values."""
