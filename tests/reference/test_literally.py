@@ -15,7 +15,7 @@ from second_reader import apfl_visit, slope
 
 import fedblend as fb
 from fedblend.simulation.sampling import drawing, settled
-from fedblend.transforms import add_gradient
+from fedblend.transforms import partial_correction
 from fedblend.transforms.mixed_fl import central_loss
 from fedblend.trees import precision
 
@@ -190,7 +190,7 @@ def test_a_nudge_of_some_parameters(how):
     mixed = fb.mixed_fl(clients, server, how=how, weights=(w_f, w_c), steps=steps)
     start = {"table": jnp.array([0.2, 0.1]), "rest": jnp.array([-0.3])}
     run = fb.simulate(
-        add_gradient(mixed, ["table"]), start, on, ROOT, rounds=rounds
+        partial_correction(mixed, ["table"]), start, on, ROOT, rounds=rounds
     ).complete()
     found = np.concatenate([run.shared["table"], run.shared["rest"]])
     np.testing.assert_allclose(found, w, atol=1e-12)

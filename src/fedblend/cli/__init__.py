@@ -20,7 +20,7 @@ from fedblend.cli import (
     data,
     demo,
     federation,
-    federation_run,
+    federation_experiments,
     init,
     list_,
     personalize,
@@ -50,7 +50,7 @@ app.command("init")(init.init)
 app.command("list")(list_.list_)
 app.command("show")(show.show)
 app.add_typer(data.app, name="data")
-federation_run.add_to(federation.app)
+federation_experiments.add_to(federation.app)
 app.add_typer(federation.app, name="federation")
 reproduce.add_to(app)
 app.command("demo")(demo.demo)

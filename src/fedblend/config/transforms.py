@@ -118,7 +118,7 @@ def _mixed(table: Central, algorithm: Algorithm, loss: Loss) -> Algorithm:
     if table.penalty is None:
         return made
     # The dense layer is not part of the penalty, and its gradient need not be sent.
-    return transforms.add_gradient(made, ["embedding"])
+    return transforms.partial_correction(made, ["embedding"])
 
 
 def warnings(config: Config, clients: int) -> list[str]:

@@ -2,7 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Transforms: functions from an algorithm to an algorithm, one file each."""
 
-from fedblend.transforms.add_gradient import add_gradient as add_gradient
 from fedblend.transforms.clip import adaptive_clip as adaptive_clip
 from fedblend.transforms.clip import clip as clip
 from fedblend.transforms.compressed import compressed as compressed
@@ -15,4 +14,7 @@ from fedblend.transforms.fedselect import fedselect as fedselect
 from fedblend.transforms.fedselect_rows import entries_touched as entries_touched
 from fedblend.transforms.local_dp import local_dp as local_dp
 from fedblend.transforms.mixed_fl import mixed_fl as mixed_fl
+from fedblend.transforms.partial_correction import (
+    partial_correction as partial_correction,
+)
 from fedblend.transforms.perm_k import perm_k as perm_k

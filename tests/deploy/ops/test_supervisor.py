@@ -53,7 +53,7 @@ def test_flowers_supernode_is_a_choice(own, kept, where):
     serve(path, supernode=where == "option")
     assert list(kept[0]) == ["worker", "node"]
     command = list(kept[0]["node"].command)
-    assert command[1:4] == ["-m", "fedblend.deploy.ops.guard", "flower-supernode"]
+    assert command[1:4] == ["-m", "fedblend.deploy.ops.port_guard", "flower-supernode"]
     assert f'settings="{path}"' in command[-1]
     serve(path, supernode=where == "option", flower_only=True)
     assert list(kept[1]) == ["node"]

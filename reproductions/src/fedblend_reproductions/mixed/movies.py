@@ -18,7 +18,7 @@ import fedblend as fb
 from fedblend.data.dataset import generator
 from fedblend.data.federated import Shards
 from fedblend.simulation.communication import client_flops
-from fedblend.transforms import add_gradient
+from fedblend.transforms import partial_correction
 from fedblend.transforms.mixed_fl import central_loss
 from fedblend_reproductions.mixed.task import How, Method, Task, simulated
 
@@ -158,7 +158,7 @@ def mixed_fl(of: Task, how: How, adaptive: bool) -> Method:
             merge_optimizer=optax.adam(SERVER_RATE) if merging else 1.0,
         )
         # The spreadout has no gradient in the dense layer, so none is sent.
-        short = add_gradient(algorithm, ["embedding"])
+        short = partial_correction(algorithm, ["embedding"])
         return fb.fedselect(short, of.federated_data, **TABLE)
 
     return Method(build, *_on(of))

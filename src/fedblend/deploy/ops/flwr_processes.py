@@ -124,7 +124,7 @@ def link_command(settings: ServerSettings) -> list[str]:
 def guarded(name: str) -> list[str]:
     """One of Flower's programs, with the guard before the port that it opens."""
     program(name)
-    return [sys.executable, "-m", "fedblend.deploy.ops.guard", name]
+    return [sys.executable, "-m", "fedblend.deploy.ops.port_guard", name]
 
 
 def supernode_command(

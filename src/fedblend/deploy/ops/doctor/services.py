@@ -8,7 +8,7 @@ from pathlib import Path
 from fedblend.deploy import worker
 from fedblend.deploy.ops import flwr_processes
 from fedblend.deploy.ops.doctor.probes import Finding, owner
-from fedblend.deploy.ops.guard import is_open
+from fedblend.deploy.ops.port_guard import is_open
 from fedblend.deploy.ops.registration import unregistered
 from fedblend.deploy.ops.settings import NodeSettings, ServerSettings, is_loopback
 from fedblend.deploy.ops.supervisor import is_up

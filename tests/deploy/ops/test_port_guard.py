@@ -16,7 +16,7 @@ from neighbor import CALLS, as_nobody, may_become_nobody
 
 from fedblend.deploy.ops import flwr_processes
 from fedblend.deploy.ops.doctor.doctor import examine
-from fedblend.deploy.ops.guard import WITNESS, Guard, owner_of
+from fedblend.deploy.ops.port_guard import WITNESS, Guard, owner_of
 from fedblend.deploy.ops.provision import provision
 from fedblend.deploy.ops.settings import NodeSettings, ServerSettings, load_as
 from fedblend.deploy.ops.supervisor import is_up

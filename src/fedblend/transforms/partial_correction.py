@@ -28,7 +28,7 @@ from fedblend.transforms.fedselect_rows import named
 
 @transform()
 @gate(algorithm=ALGORITHM)
-def add_gradient(algorithm: Algorithm, names: Sequence[str]) -> Algorithm:
+def partial_correction(algorithm: Algorithm, names: Sequence[str]) -> Algorithm:
     """The wrapped algorithm, whose server sends its gradient of these parameters alone.
 
     Args:
@@ -44,7 +44,7 @@ def add_gradient(algorithm: Algorithm, names: Sequence[str]) -> Algorithm:
         for name in names:
             if name not in known:
                 raise ValueError(
-                    f"add_gradient: no parameter {name!r}, there are "
+                    f"partial_correction: no parameter {name!r}, there are "
                     f"{', '.join(map(repr, known))}"
                 )
         some = [leaf if name in names else None for name, leaf in known.items()]

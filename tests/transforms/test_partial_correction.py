@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import fedblend as fb
-from fedblend.transforms import add_gradient
+from fedblend.transforms import partial_correction
 from fedblend.transforms.mixed_fl.central_loss import of_parameters
 
 MOVIES, WIDTH, ROUNDS, CLIENTS = 9, 2, 3, 4
@@ -29,7 +29,7 @@ def run(algorithm):
 
 def test_the_run_is_the_same_and_zeros_do_not_travel():
     whole = fb.mixed_fl(inner, spread, how="two_way", steps=2)
-    plain_run, short = run(whole), run(add_gradient(whole, ["embedding"]))
+    plain_run, short = run(whole), run(partial_correction(whole, ["embedding"]))
     jax.tree.map(np.testing.assert_array_equal, short.shared, plain_run.shared)
     assert np.abs(plain_run.down.correction.embedding).max() > 1e-3
     gap = plain_run.bits().down - short.bits().down
@@ -40,9 +40,9 @@ def test_the_run_is_the_same_and_zeros_do_not_travel():
 def test_a_message_without_correction_stays_as_it_is():
     plain = fb.mixed_fl(inner, spread, how="parallel")
     down, _ = plain.start(model.init(jax.random.key(0)), None, None, jax.random.key(0))  # pyright: ignore
-    assert add_gradient(plain, ["embedding"]).tell(down, ()).correction is None
+    assert partial_correction(plain, ["embedding"]).tell(down, ()).correction is None
 
 
 def test_a_parameter_that_does_not_exist():
     with pytest.raises(ValueError, match="no parameter 'table', there are 'embedding'"):
-        run(add_gradient(fb.mixed_fl(inner, spread, how="one_way"), ["table"]))
+        run(partial_correction(fb.mixed_fl(inner, spread, how="one_way"), ["table"]))
