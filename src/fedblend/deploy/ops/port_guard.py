@@ -9,8 +9,8 @@ user of the program, or to root; the kernel knows whose the other end of a conne
 this machine is. Calls of nodes, which carry a signature, pass without that, because
 they come through the proxy, which is another user.
 
-``python -m fedblend.deploy.ops.port_guard flower-superlink ARGUMENTS`` runs a program of
-Flower with the guard before every port that it serves.
+``python -m fedblend.deploy.ops.port_guard flower-superlink ARGUMENTS`` runs a program
+of Flower with the guard before every port that it serves.
 """
 
 import ipaddress
