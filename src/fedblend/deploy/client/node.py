@@ -130,10 +130,13 @@ class Node:
             return ANSWERS[kind](job)
 
     def _stop(self, ledger: Ledger, request: Message) -> bytes:
-        """The server says that an experiment is over."""
-        ledger.account(request.experiment).over = True
-        ledger.write(self.folder)
-        audit = self.note("stopped", experiment=request.experiment)
+        """The server stops an experiment; unless it may go on, it is over here."""
+        over = request.fields.get("over") is not False
+        if over:
+            ledger.account(request.experiment).over = True
+            ledger.write(self.folder)
+        event = {"experiment": request.experiment, "over": over}
+        audit = self.note("stopped", **event)
         return encode(request.reply(audit=audit))
 
 

@@ -8,6 +8,7 @@ it; this module does, and the server goes on from its checkpoint.
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from fedblend.config.config import Config, difference, dump, load
@@ -20,7 +21,7 @@ from fedblend.deploy.ops.status import AUDIT, troubles
 from fedblend.deploy.ops.supervisor import is_up
 from fedblend.deploy.server.checkpoint import Busy, ServerCheckpoint
 from fedblend.deploy.server.experiment import read_progress, write_nodes
-from fedblend.deploy.server.run import ENROLL_AGAIN, STOPPED, reason_of_stop
+from fedblend.deploy.server.run import ENROLL_AGAIN, STOP_TEXT, STOPPED, reason_of_stop
 from fedblend.errors import RunError
 from fedblend.experiments.run_folder import Folder, as_json, read_json, write_text
 
@@ -28,6 +29,8 @@ RUN = "flower.json"
 """Has the id of Flower's newest run of an experiment."""
 SERVER_ENDS = 120.0
 """Seconds within which a server ends that has lost its link, or was stopped."""
+TELLS_NODES = 40.0
+"""Seconds within which a server that was asked to stop has told its nodes, and ends."""
 INTERVAL = 1.0
 """Seconds between two reads of the progress."""
 LINK_RETURNS = 90.0
@@ -162,9 +165,13 @@ def stop(settings: ServerSettings, folder: Path) -> None:
     run = _running(settings, folder)
     if run is None:
         raise RunError(f"{folder}: no experiment is running there")
-    # First the file: a process that waits for the experiment must not restart it.
-    write_text(folder / STOPPED, f"{folder}: was stopped; --resume goes on\n")
-    flwr_processes.call(settings, "stop", run, flwr_processes.CONNECTION)
+    # The server sees this file, tells the nodes, and ends; and a process that waits for
+    # the experiment does not restart it.
+    write_text(folder / STOPPED, STOP_TEXT.format(folder) + "\n")
+    with suppress(RunError):
+        _wait_for_server(folder, TELLS_NODES)
+    if _running(settings, folder) is not None:
+        flwr_processes.call(settings, "stop", run, flwr_processes.CONNECTION)
     _wait_for_server(folder)
 
 
@@ -204,7 +211,7 @@ def _has_ended(status: str) -> bool:
     return status.startswith("finished") or status == "unknown"
 
 
-def _wait_for_server(folder: Path) -> None:
+def _wait_for_server(folder: Path, within: float = SERVER_ENDS) -> None:
     """Wait until no server has the folder open; one without a link lives on a while."""
 
     def closed() -> bool:
@@ -215,7 +222,7 @@ def _wait_for_server(folder: Path) -> None:
         return True
 
     what = f"{folder}: the end of the last server"
-    flwr_processes.wait_until(closed, SERVER_ENDS, what)
+    flwr_processes.wait_until(closed, within, what)
 
 
 def _finished(folder: Path) -> bool:

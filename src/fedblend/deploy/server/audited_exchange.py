@@ -3,14 +3,16 @@
 """The server's exchanges with its clients, with what the audit notes of them."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from fedblend.core import PyTree
-from fedblend.deploy.message import Message, one_line
+from fedblend.deploy.message import UNKNOWN, Message, one_line
 from fedblend.deploy.server.settings import RoundRules
-from fedblend.deploy.transport import Peers, Replies, exchange
+from fedblend.deploy.transport import Peers, Replies, Timeouts, exchange
 
+STOP_DEADLINE = 20.0
+"""Seconds for which the server waits until clients have heard that it stops."""
 HEADS_PER_LINE = 40
 """Hashes of clients' audits in a line of the server's own."""
 MAX_STRAYS = 1000
@@ -37,6 +39,7 @@ class AuditedExchange:
         accept: Callable[[Message], Any],
         enough: int | None = None,
         least: int | None = None,
+        timeouts: Timeouts | None = None,
     ) -> Replies:
         """Send requests, and note what did not come back as it should.
 
@@ -62,7 +65,7 @@ class AuditedExchange:
             self._peers,
             requests,
             accept_and_note,
-            self._rules.timeouts,
+            timeouts or self._rules.timeouts,
             enough=enough,
             least=least,
             max_bytes=self._rules.largest_answer,
@@ -79,6 +82,17 @@ class AuditedExchange:
             self.strays[what if room else "others"] += times
             self._note("stray", what=what, times=times)
         return replies
+
+    def stop(self, experiment: str, clients: Iterable[int], over: bool) -> None:
+        """Tell clients that an experiment stops; if it may go on, they keep its states.
+
+        Nobody waits long for them: one that does not hear it ends the experiment by
+        itself after some days.
+        """
+        head = Message("stop", experiment, UNKNOWN, fields={"over": over})
+        quick = self._rules.timeouts._replace(deadline=STOP_DEADLINE, absence=0.0)
+        requests = {client: (head._replace(client=client), ()) for client in clients}
+        self.exchange(requests, lambda reply: None, least=0, timeouts=quick)
 
     def note_of(self, client: int, event: str, **fields: Any) -> None:
         """Note an event of a client, and what its node is called."""

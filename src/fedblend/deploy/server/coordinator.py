@@ -121,6 +121,11 @@ class Coordinator(Results):
             self.requests.pop(client, None)
             self.setup.note("to be enrolled again", client=client)
 
+    def stop(self, *, over: bool) -> None:
+        """Tell the clients that the experiment stops, for good or to go on later."""
+        enrolled = np.flatnonzero(self.bases != UNKNOWN).tolist()
+        self.messenger.stop(self.setup.experiment, enrolled, over)
+
     def summary(self) -> dict[str, Any]:
         """The last record with totals, harmed clients and costs, as plain values."""
         spent = costs(

@@ -54,6 +54,7 @@ class Membership:
         clock: seconds.
         registered: nodes by address, where an address is given to a key; without it a
             node is the client that it says.
+        check: called whenever the server waits; may raise to end the wait.
     """
 
     def __init__(
@@ -64,9 +65,10 @@ class Membership:
         note: Callable[..., Any],
         clock: Callable[[], float] = time.monotonic,
         registered: Mapping[Address, Registered] | None = None,
+        check: Callable[[], None] = lambda: None,
     ):
         self.transport, self.invitation, self.accept = transport, invitation, accept
-        self.registered = registered
+        self.registered, self.check = registered, check
         self.clients: dict[int, Address] = {}
         self.denied: dict[Address, str] = {}
         self._note, self._clock = note, clock
@@ -74,6 +76,7 @@ class Membership:
 
     def reachable(self) -> dict[int, Address]:
         """The clients that can be reached now; other nodes are asked who they are."""
+        self.check()
         present, now = set(self.transport.addresses()), self._clock()
         unknown = [
             address

@@ -8,6 +8,7 @@ killed needs to go on.
 """
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +31,13 @@ from fedblend.trees import precision
 
 STOPPED = "stopped.txt"
 """Why a run stopped by itself; a server that was killed leaves no such file."""
+STOP_TEXT = "{}: was stopped; --resume goes on"
 ENROLL_AGAIN = "enroll_again.json"
 """Clients that have lost their states, to be enrolled again when the server starts."""
+
+
+class Stopped(RuntimeError):
+    """Somebody has asked the server to stop: ``STOPPED`` is there while it runs."""
 
 
 def run_server(
@@ -63,6 +69,8 @@ def run_server(
     try:
         with precision(contract.config.run.precision):
             return _run(folder, contract, checkpoint, transport, on_step, poll)
+    except Stopped:
+        raise RunError(STOP_TEXT.format(path)) from None
     except BelowQuorum as error:
         raise RunError(
             f"{path}: {error}; the run stopped after its last counted round and goes "
@@ -115,6 +123,7 @@ def _run(
         descriptions.accept,
         note,
         registered=nodes.registered,
+        check=partial(_check_stop, folder.path),
     )
     asked = round_rules(contract.config, contract.clients, poll)
     census = descriptions.collect(membership, asked.timeouts, asked.quorum)
@@ -170,16 +179,27 @@ def _run(
     report()
     while not server.done:
         before = server.round, len(server.records)
-        server.step()
+        try:
+            server.step()
+        except Stopped:
+            membership.check = lambda: None
+            server.stop(over=False)
+            raise
         checkpoint.save(server, about)
         if len(server.records) > before[1]:
             run_folder.write_metrics(folder, server, [contract.seed])
         if server.round > before[0]:
             report()
     summary = _results(folder, contract, server, known.repeated)
+    server.stop(over=True)
     note("finished", round=server.round)
     run_folder.write_text(folder.summary, run_folder.as_json(summary))
     return run_folder.read_json(folder.summary)
+
+
+def _check_stop(path: Path) -> None:
+    if (path / STOPPED).exists():
+        raise Stopped
 
 
 def _results(
