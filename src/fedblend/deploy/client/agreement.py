@@ -134,9 +134,8 @@ def counting_misfits(folder: Path, policy: Rows, contract: Contract) -> Iterator
         DataError: the rows do not fit, or nobody looked whether they do.
     """
     wanted, ledger = asked(contract)["rows"], read_ledger(folder)
-    digest = hashlib.sha256(json.dumps(wanted, sort_keys=True).encode()).hexdigest()[
-        :16
-    ]
+    text = json.dumps(wanted, sort_keys=True).encode()
+    digest = hashlib.sha256(text).hexdigest()[:16]
     known, first = digest in ledger.misfits, read_agreement(folder)
     settled = first is not None and first["rows"] == wanted
     if len(ledger.misfits) >= policy.misfits and not known and not settled:

@@ -27,8 +27,6 @@ from fedblend.errors import RunError
 from fedblend.simulation.serialize import WireError, write_atomically
 
 FILE = "ledger.json"
-MISFITS = 1000
-"""Descriptions of rows that are remembered at most."""
 
 
 class Allowance(NamedTuple):
