@@ -63,6 +63,21 @@ def test_rows_without_a_target_or_too_few(home, no_services):
     assert finding.value == "target: name one of the columns age, dose, ill"
 
 
+def test_columns_that_the_policy_names(home, no_services):
+    (home / "rows.csv").write_text(ROWS.replace("dose", "name").replace("0.5", "x"))
+    policy = home / "policy.toml"
+    (finding,) = examine(home)
+    assert finding.fault and "column 'name' is not numeric" in finding.value
+    edit(policy, 'columns = "file"', 'columns = ["age"]')
+    assert examine(home) == []
+    edit(policy, 'columns = ["age"]', 'columns = ["age", "dose"]')
+    (finding,) = examine(home)
+    assert finding.fault and "there is no column 'dose'" in finding.value
+    edit(policy, 'columns = ["age", "dose"]', 'columns = "any"')
+    (finding,) = examine(home)
+    assert not finding.fault
+
+
 def test_the_worker(home):
     settings = load_as(NodeSettings, home / "node.toml")
     (finding,) = examine(home)

@@ -8,8 +8,8 @@ from importlib import metadata
 from pathlib import Path
 
 from fedblend.data.dataset import DataError
-from fedblend.data.readers.read import read_raw
-from fedblend.deploy.client.policy import load_policy
+from fedblend.data.readers.read import TABLES, read_raw
+from fedblend.deploy.client.policy import Policy, load_policy
 from fedblend.deploy.ops.doctor import credentials
 from fedblend.deploy.ops.doctor.credentials import permissions, x509_at
 from fedblend.deploy.ops.doctor.probes import (
@@ -128,23 +128,25 @@ def _rows(settings: NodeSettings) -> Iterator[Finding]:
     if data.file.is_file():
         data.file.open("rb").close()
     try:
-        rows = len(read_raw(data.file, data.target, data.client, data.inputs).targets)
+        policy = load_policy(settings.policy)
+    except ConfigError:
+        policy = Policy()
+    columns, inputs = policy.rows.columns, data.inputs
+    if data.file.suffix in TABLES and isinstance(columns, list):
+        inputs = columns
+    try:
+        rows = len(read_raw(data.file, data.target, data.client, inputs).targets)
     except DataError as error:
         value = str(error).removeprefix(f"{where}: ")
-        advice = "correct the file, or [data] of node.toml"
-        yield Finding("rows cannot be used", where, value, advice)
+        advice = "correct the file, [data] of node.toml, or rows.columns of the policy"
+        # An experiment may do without the columns that are no numbers.
+        some = columns == "any" and data.target is not None
+        yield Finding("rows cannot be used", where, value, advice, fault=not some)
         return
-    least = _least_rows(settings)
+    least = policy.accept.min_rows
     if rows < least:
         value, advice = f"{rows}, accept.min_rows is {least}", "add rows"
         yield Finding("too few rows to take part", where, value, advice, fault=False)
-
-
-def _least_rows(settings: NodeSettings) -> int:
-    try:
-        return load_policy(settings.policy).accept.min_rows
-    except ConfigError:
-        return 0
 
 
 def _separation(settings: NodeSettings) -> Iterator[Finding]:
