@@ -171,7 +171,12 @@ def stop(settings: ServerSettings, folder: Path) -> None:
     with suppress(RunError):
         _wait_for_server(folder, TELLS_NODES)
     if _running(settings, folder) is not None:
-        flwr_processes.call(settings, "stop", run, flwr_processes.CONNECTION)
+        try:
+            flwr_processes.call(settings, "stop", run, flwr_processes.CONNECTION)
+        except RunError:
+            # It may have ended by itself meanwhile.
+            if _running(settings, folder) is not None:
+                raise
     _wait_for_server(folder)
 
 
