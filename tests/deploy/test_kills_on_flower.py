@@ -240,14 +240,14 @@ def test_stopped_in_mid_run_it_goes_on(seed, federation, undisturbed, tmp_path):
 
     def disturb() -> None:
         flwr_processes.wait_until(
-            lambda: read_progress(out / "server")[0] >= 2, 300, "round 2"
+            lambda: read_progress(out / "server")[0] >= 1, 300, "round 1"
         )
-        time.sleep(choose.uniform(0, 5))
+        time.sleep(choose.uniform(0, 0.5))  # a round takes about one second
         said.append(federation.command("stop", out))
 
     with pytest.raises(RunError, match=r"was stopped; --resume goes on"):
         federation.experiment(out, disturb)
     flwr_processes.wait_until(lambda: bool(said), 150, "the end of it")
     assert f"of {ROUNDS}; --resume goes on" in said[0]
-    assert 2 <= read_progress(out / "server")[0] < ROUNDS
+    assert 1 <= read_progress(out / "server")[0] < ROUNDS
     assert federation.experiment(out, resume=True) == undisturbed
