@@ -55,7 +55,7 @@ EXTRAS = {
 """Never imported by importing fedblend."""
 
 LICENSE = "# Copyright The fedblend authors\n# SPDX-License-Identifier: Apache-2.0\n"
-FLOWER = ("deploy/flower.py", "deploy/fleet.py")
+FLOWER = ("deploy/flower.py", "deploy/fleet_client.py")
 """The modules that touch Flower: its two apps, and the node's own connection."""
 
 LAZY_EXCEPTIONS = {("simulation/run.py", "report")}

@@ -27,7 +27,7 @@ from fedblend.deploy import carrier as carriers
 from fedblend.deploy import fleet as fleets
 from fedblend.deploy import flower, worker
 from fedblend.deploy.carrier import Carrier
-from fedblend.deploy.fleet import Fleet, Foreign
+from fedblend.deploy.fleet_client import FleetClient, Foreign
 from fedblend.deploy.flower import KIND, from_record, to_record
 from fedblend.deploy.ops import supervisor
 from fedblend.deploy.ops.audit import entries
@@ -141,7 +141,7 @@ class Trial:
         self.notes: list[dict] = []
         self.lines: list[str] = []
         log = self.lines.append
-        fleet = Fleet("127.0.0.1:1", home / "ca.crt", home / "node.key", log)
+        fleet = FleetClient("127.0.0.1:1", home / "ca.crt", home / "node.key", log)
         self.carrier = Carrier(
             fleet,
             folder,
@@ -408,7 +408,7 @@ def test_a_key_that_is_none_is_one_line(lab, tmp_path):
     home = lab / "nodes" / "alice"
     for key, reason in ((home / "ca.crt", "is no private key"), (tmp_path, "Is a dir")):
         with pytest.raises(RunError, match=reason):
-            Fleet("127.0.0.1:1", home / "ca.crt", key, print)
+            FleetClient("127.0.0.1:1", home / "ca.crt", key, print)
     for ca, reason in ((home / "node.pub", "is no cert"), (tmp_path, "Is a dir")):
         with pytest.raises(RunError, match=reason):
-            Fleet("127.0.0.1:1", ca, home / "node.key", print)
+            FleetClient("127.0.0.1:1", ca, home / "node.key", print)

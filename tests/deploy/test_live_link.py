@@ -20,7 +20,7 @@ from fedblend.deploy.ops.settings import ServerSettings, load_as
 from fedblend.deploy.ops.supervisor import is_up
 
 pytest.importorskip("flwr")
-from fedblend.deploy.fleet import Failed, Fleet, Lost
+from fedblend.deploy.fleet_client import Failed, FleetClient, Lost
 
 OPEN = "is open to every user of this machine"
 
@@ -55,9 +55,11 @@ def fleet(folder):
     home, address = folder / "nodes" / "alice", str(settings_of(folder).link)
     with contextlib.ExitStack() as opened:
 
-        def connection(key=home / "node.key", ca=home / "ca.crt", log=print) -> Fleet:
+        def connection(
+            key=home / "node.key", ca=home / "ca.crt", log=print
+        ) -> FleetClient:
             return opened.enter_context(
-                contextlib.closing(Fleet(address, ca, key, log))
+                contextlib.closing(FleetClient(address, ca, key, log))
             )
 
         yield connection

@@ -22,7 +22,14 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import NoReturn
 
-from fedblend.deploy.fleet import Delivery, Failed, Fleet, Foreign, Gone, Lost
+from fedblend.deploy.fleet_client import (
+    Delivery,
+    Failed,
+    FleetClient,
+    Foreign,
+    Gone,
+    Lost,
+)
 from fedblend.deploy.worker import Handler
 from fedblend.errors import RunError
 
@@ -51,7 +58,7 @@ class Carrier:
 
     def __init__(
         self,
-        fleet: Fleet,
+        fleet: FleetClient,
         folder: Path,
         handler: Callable[[], Handler],
         note: Callable[..., object],

@@ -114,10 +114,10 @@ def serve_carrier(
     os.environ.update(flwr_processes.SILENCE)
     # Here and not above: only a process that connects imports Flower.
     from fedblend.deploy.carrier import Carrier
-    from fedblend.deploy.fleet import Fleet
+    from fedblend.deploy.fleet_client import FleetClient
 
     folder = settings.folder if with_rows else settings.flower_folder
-    fleet = Fleet(str(settings.server), settings.ca, settings.key, log)
+    fleet = FleetClient(str(settings.server), settings.ca, settings.key, log)
     if with_rows:
         from fedblend.deploy.client.admission import node_of
 

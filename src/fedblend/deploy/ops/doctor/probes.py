@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from fedblend.deploy.clock import MAX_AHEAD, MAX_BEHIND, clock_remark
+from fedblend.deploy.clock_skew import MAX_AHEAD, MAX_BEHIND, clock_remark
 from fedblend.deploy.ops.settings import Address
 
 SOON = datetime.timedelta(days=30)

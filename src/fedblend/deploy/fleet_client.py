@@ -46,7 +46,7 @@ from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
-from fedblend.deploy.clock import clock_remark
+from fedblend.deploy.clock_skew import clock_remark
 from fedblend.deploy.flower import KIND, from_record, to_record
 from fedblend.errors import RunError
 
@@ -92,7 +92,7 @@ class Delivery(NamedTuple):
     tree: ObjectTree
 
 
-class Fleet:
+class FleetClient:
     """The fleet API of one link, for one node.
 
     Args:
