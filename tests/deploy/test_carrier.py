@@ -24,7 +24,7 @@ from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_conte
 from flwr.supercore.task_identity import TaskIdentity
 
 from fedblend.deploy import carrier as carriers
-from fedblend.deploy import fleet as fleets
+from fedblend.deploy import fleet_client as fleets
 from fedblend.deploy import flower, worker
 from fedblend.deploy.carrier import Carrier
 from fedblend.deploy.fleet_client import FleetClient, Foreign

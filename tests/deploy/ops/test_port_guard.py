@@ -42,7 +42,7 @@ def status_of(path: str, owner: int | None, **scope) -> int:
 
 
 @pytest.mark.parametrize(
-    "path", [*CALLS.values(), "/v1/fleet", "/v1/FleetClient/x", "//", ""]
+    "path", [*CALLS.values(), "/v1/fleet", "/v1/Fleet/x", "//", ""]
 )
 def test_only_the_own_user_and_root_pass(path):
     assert status_of(path, OWN) == status_of(path, 0) == 200
