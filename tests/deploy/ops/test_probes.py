@@ -10,7 +10,7 @@ import pytest
 from edits import at_port, certify, only, told
 from http_stub import serving
 
-from fedblend.deploy import clock
+from fedblend.deploy import clock_skew as clock
 from fedblend.deploy.ops.doctor import probes
 from fedblend.deploy.ops.doctor.doctor import examine
 from fedblend.deploy.ops.settings import Address
