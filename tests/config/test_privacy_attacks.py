@@ -194,9 +194,12 @@ DELTA = {"everyone": 0.1, "sampled": 0.08, "three rounds": 0.15}
 
 
 @pytest.mark.parametrize(
-    "games", [pytest.param(60), pytest.param(400, marks=pytest.mark.slow)]
+    ("name", "games"),
+    [
+        ("sampled", 60),
+        *(pytest.param(name, 400, marks=pytest.mark.slow) for name in GAMES),
+    ],
 )
-@pytest.mark.parametrize("name", GAMES)
 def test_neighbors_are_told_apart_no_more_often_than_epsilon_allows(name, games):
     """By each seed client 0 takes part in every round: what it says must not matter."""
     game = GAMES[name]

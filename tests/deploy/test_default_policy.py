@@ -58,6 +58,7 @@ def test_the_trial_of_the_documents(tmp_path):
     assert "accuracy" in str(run)
 
 
+@pytest.mark.slow
 def test_the_experiments_of_the_demonstration_one_after_the_other(tmp_path):
     nodes = {}
     for client, (name, rows) in enumerate(_rows().items()):

@@ -135,6 +135,7 @@ def test_eight_steps_on_quadratics_that_disagree_ask_for_a_transfer(tmp_path):
     assert ends["parallel"] == pytest.approx(min(stalls), rel=1e-6)
 
 
+@pytest.mark.slow
 def test_one_full_step_makes_all_methods_alike_and_the_cheapest_is_advised(tmp_path):
     # Clients that differ, also in rows; both count alike, and long rates diverge.
     clients = [(X, X @ WANTS), (X[[0, 0, 0]], X[[0, 0, 0]] @ (4 * WANTS))]

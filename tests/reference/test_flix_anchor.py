@@ -25,6 +25,9 @@ ANCHOR = [
 """min f~ on ijcnn1 for alpha 0.1 to 1, from independent solves, to six digits."""
 
 
+pytestmark = pytest.mark.slow
+
+
 @pytest.fixture(scope="module")
 def values(data_home) -> dict[str, list[float]]:
     script = Path(__file__).with_name("flix_anchor.py")

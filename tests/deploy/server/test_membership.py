@@ -115,7 +115,9 @@ def audit(run) -> list[dict]:
     return [json.loads(line) for line in lines]
 
 
-@pytest.mark.parametrize("name", ["fedavg", "apfl"])
+@pytest.mark.parametrize(
+    "name", ["fedavg", pytest.param("apfl", marks=pytest.mark.slow)]
+)
 def test_a_missing_node_does_not_keep_others_from_starting(name, tmp_path):
     run, all = trial(tmp_path, name=name, quorum=0.6)
     there = {at: node for at, node in all.items() if node.client != 1}
