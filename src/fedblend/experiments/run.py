@@ -132,6 +132,7 @@ def _open(folder: Folder, config: Config, built: Built) -> None:
     if not folder.origin.exists():
         known = {**results.origin(built), "task": built.task._asdict()}
         run_folder.write_text(folder.origin, run_folder.as_json(known))
+        run_folder.write_preprocessing(folder, built.preprocessing, seeds_of(config))
     if not folder.config.exists():
         run_folder.write_text(folder.config, dump(config))
 
