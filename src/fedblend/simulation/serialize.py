@@ -71,8 +71,15 @@ def named_leaves(tree: PyTree) -> dict[str, np.ndarray]:
 
 def pack(tree: PyTree, metadata: Mapping[str, str] | None = None) -> bytes:
     """A tree of arrays, and some words about it, as bytes."""
+    return pack_named(named_leaves(tree), metadata)
+
+
+def pack_named(
+    arrays: Mapping[str, np.ndarray], metadata: Mapping[str, str] | None = None
+) -> bytes:
+    """``pack`` of arrays that have their names already."""
     header, chunks, place = {}, [], 0
-    for name, leaf in named_leaves(tree).items():
+    for name, leaf in arrays.items():
         array = np.asarray(leaf)
         if array.dtype.name not in _DTYPES:
             raise WireError(f"{name} is {array.dtype}, which cannot be sent")
