@@ -173,15 +173,26 @@ def _does_it_pay(found: Headline, gain: GainSummary) -> tuple[str, str]:
 
 
 def _who_gains(gain: GainSummary) -> str:
+    """Whose interval lies on which side.
+
+    >>> from fedblend.gains import GainSummary
+    >>> two = GainSummary(2, 0.5, 0.1, 0.2, 0.1, 1, 4, 0, 0, 3, 1, 0.0, -0.1, 0.1)
+    >>> _who_gains(two)
+    'Of 4 clients, 1 is clearly better off and 2 are clearly worse off; for 1 it is not clear.'
+    """
     either = gain.clients - gain.helped - gain.count
-    return (
-        f"{_clients(gain.helped)} of {gain.clients} clearly better off, {gain.count} "
-        f"clearly worse off; for {either} the held-out rows are too few to tell."
-    )
+    if either == gain.clients:
+        return (
+            f"For none of the {gain.clients} clients is it clear whether it is better "
+            "or worse off: each has too few held-out rows."
+        )
+    text = f"Of {gain.clients} clients, {_are(gain.helped)} clearly better off and "
+    text += f"{_are(gain.count)} clearly worse off"
+    return f"{text}; for {either} it is not clear." if either else f"{text}."
 
 
-def _clients(count: int) -> str:
-    return f"{count} client is" if count == 1 else f"{count} clients are"
+def _are(count: int) -> str:
+    return {0: "none is", 1: "1 is"}.get(count, f"{count} are")
 
 
 def _who_is_harmed(
