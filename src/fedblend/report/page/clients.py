@@ -3,7 +3,7 @@
 """The clients of a run as columns, from ``clients.csv`` and ``harm.csv``.
 
 Values are means over seeds; gains, intervals and verdicts are those of ``harm.csv``.
-The most harmed clients come first, as in ``harm.csv``.
+Harmed clients come first, and those that lose most of them.
 """
 
 from collections.abc import Sequence
@@ -78,9 +78,17 @@ def _clients(table: dict[str, list[str]], harm: dict[str, list[str]]) -> Clients
         None,
     )
     first = {name: columns[name] for name in FACTS if name in columns}
-    return Clients(
+    found = Clients(
         list(place), names, unseen, first | columns, gains, reference, metric
     )
+    return found if reference is None else taken(found, _harmed_first(found, reference))
+
+
+def _harmed_first(clients: Clients, other: str) -> np.ndarray:
+    """The order of clients: broken and harmed ones first, then by their gain."""
+    worst = np.isin(clients.status, [STATUS.index("harmed"), STATUS.index("not finite")])
+    gain = clients.gains[other]
+    return np.lexsort((np.arange(len(gain)), np.nan_to_num(gain, nan=np.inf), ~worst))
 
 
 def _mean_over_seeds(values: np.ndarray, rows: np.ndarray, count: int) -> np.ndarray:
@@ -146,7 +154,7 @@ def one_client(clients: Clients, wanted: str, where: str) -> int:
     if places:
         ids = ", ".join(str(clients.ids[place]) for place in places[:5])
         raise RunError(f"{where}: several clients are named {wanted!r}, with ids {ids}")
-    known = f"{hint(wanted, clients.names[:20])}"
+    known = hint(wanted, clients.names[:20])
     raise RunError(f"{where}: has no client {wanted!r}; {known}")
 
 
@@ -163,10 +171,10 @@ def as_plain(clients: Clients, most_cells: int, first: Sequence[str]) -> dict[st
     order += [name for name in clients.columns if name not in own]
     room = max(most_cells // max(len(clients.ids), 1) - len(clients.gains) - 1, 0)
     kept, left_out = order[:room], order[room:]
-    same = all(name == str(own) for name, own in zip(*_names(clients), strict=True))
+    numbered = clients.names == [str(client) for client in clients.ids]
     return {
         "ids": clients.ids,
-        "names": None if same else clients.names,
+        "names": None if numbered else clients.names,
         "unseen": [int(flag) for flag in clients.unseen] if any(clients.unseen) else [],
         "status": clients.status.tolist(),
         "reference": clients.reference,
@@ -181,16 +189,12 @@ def as_plain(clients: Clients, most_cells: int, first: Sequence[str]) -> dict[st
     }
 
 
-def _names(clients: Clients) -> tuple[list[str], list[int]]:
-    return clients.names, clients.ids
-
-
-def only(clients: Clients, place: int) -> Clients:
-    """The clients without all but one."""
+def taken(clients: Clients, places: np.ndarray) -> Clients:
+    """The clients at these places, in this order."""
     return clients._replace(
-        ids=[clients.ids[place]],
-        names=[clients.names[place]],
-        unseen=clients.unseen[place : place + 1],
-        columns={key: of[place : place + 1] for key, of in clients.columns.items()},
-        gains={key: of[place : place + 1] for key, of in clients.gains.items()},
+        ids=[clients.ids[place] for place in places],
+        names=[clients.names[place] for place in places],
+        unseen=clients.unseen[places],
+        columns={key: of[places] for key, of in clients.columns.items()},
+        gains={key: of[places] for key, of in clients.gains.items()},
     )

@@ -8,7 +8,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from fedblend.errors import RunError
+from fedblend.experiments.differences import differences
 from fedblend.experiments.run_folder import Folder, read_json, read_rows, read_summary
 from fedblend.report import measures
 from fedblend.report.page import verdict as words
@@ -17,8 +20,8 @@ from fedblend.report.page.clients import (
     Clients,
     as_plain,
     one_client,
-    only,
     read_clients,
+    taken,
 )
 from fedblend.report.page.columns import number
 from fedblend.report.page.curves import (
@@ -31,6 +34,8 @@ MOST_CELLS = 900_000
 """Cells of all tables of clients on a page; further columns are left out."""
 MOST_CURVE_POINTS = 6_000
 """Points of a curve times runs, so that a long sweep stays small."""
+MOST_TESTS = 300_000
+"""Clients times pairs of runs that are tested while a page is made."""
 ENVIRONMENT = ("fedblend", "jax", "numpy", "python", "device")
 SPREAD = ("mean", "weighted", "std", "worst_tenth", "worst")
 """Statistics over clients in the table of a run, as in the terminal."""
@@ -115,15 +120,39 @@ def page_content(
         _checked(run, lambda run: _run(run, label, points, MOST_CELLS // len(runs)))
         for run, label in zip(runs, labels, strict=True)
     ]
-    tone, lines = _verdict(runs, labels)
+    pairs, untested = _differences(runs, labels)
+    tone, lines = _verdict(runs, labels, pairs)
     return {
         "title": runs[0].config.get("name", "run") if len(runs) == 1 else "Comparison",
         "live": live,
         "tone": tone,
         "verdict": list(verdict) or lines,
         "status": STATUS,
+        "differences": pairs,
+        "untested": untested,
         "runs": plain,
     }
+
+
+def _differences(
+    runs: Sequence[RunFiles], labels: Sequence[str]
+) -> tuple[list[Plain], str | None]:
+    """All pairs of runs and training alone, tested; or why there is no test."""
+    count = len(runs) * (len(runs) + 1) // 2
+    if len(runs) < 2 or any(run.summary is None for run in runs):
+        return [], None
+    if count * max(len(run.clients.ids) if run.clients else 0 for run in runs) > MOST_TESTS:
+        return [], "these are too many runs and clients to test on a page"
+    folders = {label: run.folder.path for label, run in zip(labels, runs, strict=True)}
+    try:
+        pairs = [one.row() for one in differences(folders)]
+    except RunError as error:
+        return [], str(error)
+    return [{key: _plain(value) for key, value in pair.items()} for pair in pairs], None
+
+
+def _plain(value: Any) -> Any:
+    return number(value) if isinstance(value, float) else value
 
 
 def _checked(run: RunFiles, make: Any) -> Any:
@@ -143,7 +172,9 @@ def _labels(runs: Sequence[RunFiles]) -> list[str]:
     return names
 
 
-def _verdict(runs: list[RunFiles], labels: list[str]) -> tuple[str, list[str]]:
+def _verdict(
+    runs: list[RunFiles], labels: list[str], pairs: list[Plain]
+) -> tuple[str, list[str]]:
     if len(runs) == 1:
         return _checked(
             runs[0], lambda run: words.sentences(run.summary, run.clients)
@@ -156,7 +187,7 @@ def _verdict(runs: list[RunFiles], labels: list[str]) -> tuple[str, list[str]]:
     kinds = {(head.split, head.metric) for head in heads.values()}
     if len(kinds) != 1:
         return "open", ["These runs do not measure the same thing."]
-    return "mixed", words.of_several(heads)
+    return words.of_several(heads, pairs)
 
 
 def _run(run: RunFiles, label: str, points: int, cells: int) -> Plain:
@@ -298,13 +329,14 @@ def client_content(path: Path, client: str) -> Plain:
     if run.summary is None or run.clients is None:
         raise RunError(f"{path}: this run is not finished; --resume continues it")
     place = one_client(run.clients, client, str(path))
-    own = only(run.clients, place)
+    own = taken(run.clients, np.array([place]))
+    client_id = str(own.ids[0])
     tone, lines = _checked(run, lambda run: words.of_client(own, 0))
     ends = run.summary["runs"]
     splits = measures.shown_splits(ends)
     first = measures.shown_metrics(ends, splits[0]) if splits else []
     return {
-        "title": own.names[0],
+        "title": own.names[0] if own.names[0] != client_id else f"Client {client_id}",
         "live": False,
         "tone": tone,
         "verdict": lines,

@@ -27,6 +27,7 @@ METRICS = {
     "brier": "Brier score",
     "log_loss": "log loss",
 }
+MINUS = "\N{MINUS SIGN}"
 MOST_NAMED = 3
 """Harmed clients that the verdict names."""
 
@@ -98,11 +99,13 @@ def points(value: float, metric: str) -> str:
     """A difference with its unit; never minus zero.
 
     >>> points(0.0222, "accuracy"), points(-0.1234, "loss")
-    ('2.2 points', '-0.123')
+    ('2.2 points', '−0.123')
     """
     if metric.partition("@")[0] in SHARES:
-        return f"{round(100 * value, 1) + 0.0:.1f} points"
-    return f"{value + 0.0:.3g}"
+        text = f"{round(100 * value, 1) + 0.0:.1f} points"
+    else:
+        text = f"{value + 0.0:.3g}"
+    return text.replace("-", MINUS, 1) if value < 0 else text
 
 
 def interval(low: float, high: float, metric: str) -> str:
@@ -129,7 +132,7 @@ def sentences(
     tone, first = _does_it_pay(found, found.gain)
     seeds = len(summary["runs"])
     return tone, [
-        first,
+        *first,
         _who_gains(found.gain),
         *_who_is_harmed(found, found.gain, clients),
         _how_sure(found.gain, seeds),
@@ -140,36 +143,40 @@ def _without_comparison(found: Headline) -> list[str]:
     model = "personal" if "personal" in found.models else "shared"
     value = found.models.get(model, math.nan)
     return [
+        "Whether taking part pays is not known: this run did not train clients alone.",
         f"A client's model reaches {name_of(found.metric)} {said(value, found.metric)} "
         f"on {found.split} rows, on average over clients.",
-        "This run did not train clients alone, so this page cannot say whether "
-        "taking part pays.",
     ]
 
 
-def _does_it_pay(found: Headline, gain: GainSummary) -> tuple[str, str]:
-    other = measures.OTHERS[found.other or "local"]
+def _does_it_pay(found: Headline, gain: GainSummary) -> tuple[str, list[str]]:
+    """The color, the short answer, and its numbers."""
+    other = found.other or "local"
     value = said(found.models["personal"], found.metric)
-    rival = said(found.models[found.other or "local"], found.metric)
+    rival = said(found.models[other], found.metric)
     numbers = (
-        f"{name_of(found.metric)} is {value} on {found.split} rows, against {rival} "
-        f"by {other}"
+        f"On {found.split} rows {name_of(found.metric)} is {value} on average, against "
+        f"{rival} by {measures.OTHERS[other]}"
     )
-    ends = interval(gain.mean_gain_low, gain.mean_gain_high, found.metric)
-    pays = "Taking part pays" if found.other == "local" else "A model of its own pays"
-    if gain.mean_gain_low > 0:
-        more = points(gain.mean_gain, found.metric)
-        text = f"{pays} on average: {numbers}. That is a gain of {more} ({ends})."
-        return ("good" if not gain.count else "mixed"), text
-    if gain.mean_gain_high < 0:
-        less = points(-gain.mean_gain, found.metric)
-        no = pays.replace("pays", "does not pay")
-        ends = interval(-gain.mean_gain_high, -gain.mean_gain_low, found.metric)
-        return "bad", f"{no} on average: {numbers}. That is a loss of {less} ({ends})."
-    return "open", (
-        f"Whether taking part pays on average is not clear: {numbers}. The gain is "
-        f"{points(gain.mean_gain, found.metric)}, but may be anywhere from {ends}."
-    )
+    what = "Taking part" if other == "local" else "A personal model"
+    low, high = gain.mean_gain_low, gain.mean_gain_high
+    sure = "(95 % interval: "
+    if low > 0:
+        size = f"a gain of {points(gain.mean_gain, found.metric)}"
+        tone, answer = ("mixed" if gain.count else "good"), f"{what} pays on average."
+        if gain.count:
+            answer = f"{what} pays on average, but not for everyone."
+    elif high < 0:
+        size = f"a loss of {points(-gain.mean_gain, found.metric)}"
+        tone, answer, (low, high) = "bad", f"{what} does not pay.", (-high, -low)
+    else:
+        word = "gain" if gain.mean_gain >= 0 else "loss"
+        size = f"a {word} of {points(abs(gain.mean_gain), found.metric)}"
+        tone, answer = "open", f"It is not clear whether {what.lower()} pays."
+        if gain.mean_gain < 0:
+            low, high = -high, -low
+    ends = interval(low, high, found.metric)
+    return tone, [answer, f"{numbers}: {size} {sure}{ends})."]
 
 
 def _who_gains(gain: GainSummary) -> str:
@@ -233,19 +240,19 @@ def _how_sure(gain: GainSummary, seeds: int) -> str:
     )
 
 
-def of_several(found: dict[str, Headline]) -> list[str]:
-    """The verdict on several runs: which is best, and whether it beats training alone.
+def of_several(
+    found: dict[str, Headline], pairs: Sequence[dict[str, Any]]
+) -> tuple[str, list[str]]:
+    """The verdict on several runs: which is best, how sure, and whether it pays.
 
     Args:
         found: headlines of runs by name, of the same split and metric.
+        pairs: of ``differences``, as plain values; empty where they are not known.
     """
-    known = {
-        name: head.models["personal"]
-        for name, head in found.items()
-        if math.isfinite(head.models.get("personal", math.nan))
-    }
+    values = {name: _own(head) for name, head in found.items()}
+    known = {name: value for name, value in values.items() if math.isfinite(value)}
     if not known:
-        return ["Nothing comparable was measured in these runs."]
+        return "open", ["Nothing comparable was measured in these runs."]
     some = next(iter(found.values()))
     order = sorted(known, key=lambda name: known[name], reverse=some.higher)
     best, metric = found[order[0]], some.metric
@@ -254,11 +261,36 @@ def of_several(found: dict[str, Headline]) -> list[str]:
         f"{said(known[order[0]], metric)} on {some.split} rows."
     ]
     if len(order) > 1:
-        gap = points(abs(known[order[0]] - known[order[1]]), metric)
-        lines[0] += f" Next is {order[1]}, {gap} behind."
+        lines.append(_ahead(order[0], order[1], known, metric, pairs))
+    tone = "open"
     if best.gain is not None and best.gain.clients:
-        lines += [_does_it_pay(best, best.gain)[1], _who_gains(best.gain)]
-    return lines
+        tone, pays = _does_it_pay(best, best.gain)
+        lines += [" ".join(pays), _who_gains(best.gain)]
+    return tone, lines
+
+
+def _own(head: Headline) -> float:
+    """The model that clients end with: the shared one where there is no other."""
+    return head.models.get("personal", head.models.get("shared", math.nan))
+
+
+def _ahead(
+    first: str,
+    second: str,
+    known: dict[str, float],
+    metric: str,
+    pairs: Sequence[dict[str, Any]],
+) -> str:
+    """How far the best run is ahead of the next, and whether that may be chance."""
+    gap = points(abs(known[first] - known[second]), metric)
+    text = f"Next is {second}, {gap} behind"
+    for pair in pairs:
+        if {pair["run"], pair["other"]} == {first, second} and pair["low"] is not None:
+            sign = 1 if pair["run"] == first else -1
+            low, high = sorted((sign * pair["low"], sign * pair["high"]))
+            may = "this is clear of chance" if pair["significant"] else "may be chance"
+            text += f" (95 % interval: {interval(low, high, metric)}); {may}"
+    return f"{text}."
 
 
 def of_client(clients: Clients, place: int) -> tuple[str, list[str]]:
@@ -273,12 +305,14 @@ def of_client(clients: Clients, place: int) -> tuple[str, list[str]]:
     gain = float(clients.gains[other][place])
     low, high = (float(clients.gains[f"{other}_{end}"][place]) for end in ("low", "high"))
     size = points(abs(gain), metric)
-    known = math.isfinite(low) and math.isfinite(high)
-    ends = f" (95 % interval of the gain: {interval(low, high, metric)})" if known else ""
     word = "better" if gain >= 0 else "worse"
-    first = f"Your personal model is {size} {word} than {rival}{ends}."
+    numbers = f"Your personal model is {size} {word} than {rival}."
+    if gain == 0:
+        numbers = f"Your personal model is as good as {rival}."
+    if math.isfinite(low) and math.isfinite(high):
+        numbers += f" 95 % interval of the gain: {interval(low, high, metric)}."
     if state == "gains":
-        return "good", [first, "Taking part pays for you: this is clear of chance."]
+        return "good", ["Taking part pays for you.", numbers]
     if state == "harmed":
-        return "bad", [first, f"You are better off with {rival}: use that model."]
-    return "open", [first, "Your test rows are too few to tell this from chance."]
+        return "bad", [f"You are better off with {rival}: use that model.", numbers]
+    return "open", ["Your test rows are too few to tell whether you gain.", numbers]

@@ -36,6 +36,24 @@ function swatch(series) {
   return svg;
 }
 
+// A gain with its interval on a line from -most to most, zero marked.
+function intervalPicture(gain, low, high, most) {
+  const space = "http://www.w3.org/2000/svg";
+  const svg = document.createElementNS(space, "svg");
+  const x = (value) => 100 + (95 * value) / most;
+  const add = (kind, attributes) => {
+    const made = document.createElementNS(space, kind);
+    Object.entries(attributes).forEach(([key, value]) => made.setAttribute(key, value));
+    svg.append(made);
+  };
+  const tone = known(low) && low > 0 ? "good" : known(high) && high < 0 ? "bad" : "open";
+  Object.entries({ viewBox: "0 0 200 16", class: `interval ${tone}`, "aria-hidden": "true" }).forEach(([key, value]) => svg.setAttribute(key, value));
+  add("line", { x1: 100, x2: 100, y1: 0, y2: 16, class: "zero" });
+  if (known(low) && known(high)) add("line", { x1: x(low), x2: x(high), y1: 8, y2: 8, class: "range" });
+  add("circle", { cx: x(gain), cy: 8, r: 4.5, class: "gain" });
+  return svg;
+}
+
 function axes(options) {
   const ink = color("--soft");
   const grid = { stroke: color("--grid"), width: 1 };
@@ -108,10 +126,11 @@ function lineFigure(lines, options) {
       series.push({ ...edge }, { ...edge });
       bands.push({ series: [series.length - 2, series.length - 1], fill: `${stroke}2e` });
     }
+    const range = (u, low, high) => padded(u, ...(options.cutStart ? withoutStart(visible, low, high) : [low, high]));
     const mainOf = (at) => series.findIndex((one) => one.label === visible[at].label);
     return new uPlot({
       width, height, series, bands, axes: axes(options), legend: { show: false },
-      scales: { x: { time: false, distr: options.xLog ? 3 : 1 }, y: { distr: options.log ? 3 : 1, range: options.log ? undefined : padded } },
+      scales: { x: { time: false, distr: options.xLog ? 3 : 1 }, y: options.log ? { distr: 3 } : { range } },
       cursor: { drag: { x: true, y: false }, points: { size: 7 } },
       hooks: {
         draw: [(u) => visible.forEach((line, at) => markLine(u, line, u.data[mainOf(at)], at))],
@@ -139,6 +158,15 @@ function lineFigure(lines, options) {
     return el("li", {}, button);
   }));
   return el("figure", {}, legend, chart.host, options.note ? el("figcaption", {}, options.note) : null);
+}
+
+// Untrained models, at chance, would press all else against an edge: the range leaves
+// the first point out where that more than halves it.
+function withoutStart(lines, low, high) {
+  const later = lines.flatMap((line) => [line.y, line.low || [], line.high || []].flatMap((values) => values.slice(1))).filter(known);
+  if (later.length < 3) return [low, high];
+  const [least, most] = later.reduce(([a, b], value) => [Math.min(a, value), Math.max(b, value)], [Infinity, -Infinity]);
+  return most - least < 0.5 * (high - low) ? [least, most] : [low, high];
 }
 
 function padded(u, low, high) {

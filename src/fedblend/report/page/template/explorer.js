@@ -14,7 +14,7 @@ function clientColumns(run, content) {
   const low = valuesOf(clients.gains[`${clients.reference}_low`]);
   const high = valuesOf(clients.gains[`${clients.reference}_high`]);
   const column = (key, words, values, text, more = {}) => values && { key, words, value: (at) => values[at], text: (at) => text(values[at]), ...more };
-  const decimals = (name) => clients.columns[name]?.d ?? 4;
+  const decimals = (name) => decimalsOf(clients.columns[name]);
   const split = run.splits[0];
   const metric = metricOf(run, clients.metric || run.metrics[0]?.name);
   const measured = ORDER.map((model) => {
@@ -25,7 +25,7 @@ function clientColumns(run, content) {
   return [
     { key: "name", words: "Client", number: false, value: (at) => clientName(clients, at), text: (at) => clientName(clients, at) },
     clients.reference && { key: "status", words: "Verdict", number: false, value: (at) => clients.status[at], node: (at) => badge(state(at)), smallFirst: true },
-    column("gain", "Gain", gain, (value) => gainText(value, clients.gains[clients.reference]?.d)),
+    column("gain", "Gain", gain, (value) => gainText(value, decimalsOf(clients.gains[clients.reference]))),
     gain && { key: "low", words: "95 % interval", value: (at) => low[at], wide: true,
       text: (at) => (known(low[at]) || known(high[at]) ? `${gainText(low[at])} to ${gainText(high[at])}` : MISSING) },
     ...measured,
@@ -136,7 +136,7 @@ function clientPanel(content, run, at) {
   const facts = Object.keys(clients.columns).filter((key) => FACTS[key] && known(cell(key)));
   const models = ORDER.filter((model) => run.splits.some((split) => run.metrics.some((m) => clients.columns[`${split}_${model}_${m.name}`])));
   const rows = run.splits.flatMap((split) => run.metrics.map((metric) => [`${capital(split)} ${metric.words}`,
-    ...models.map((model) => metricText(cell(`${split}_${model}_${metric.name}`), clients.columns[`${split}_${model}_${metric.name}`]?.d))]))
+    ...models.map((model) => metricText(cell(`${split}_${model}_${metric.name}`), decimalsOf(clients.columns[`${split}_${model}_${metric.name}`])))]))
     .filter((row) => row.slice(1).some((text) => text !== MISSING));
   const state = content.status[clients.status[at]];
   return [
@@ -148,29 +148,15 @@ function clientPanel(content, run, at) {
   ];
 }
 
-// A gain with its interval on a line from -1 to 1 or to the ends, zero marked.
+// A client's gain over another model, in words and as a picture.
 function intervalLine(run, other, at) {
   const of = (name) => valuesOf(run.clients.gains[name])?.[at] ?? null;
   const [gain, low, high] = [of(other), of(`${other}_low`), of(`${other}_high`)];
   const words = `Gain over ${other === "local" ? "training alone" : "the shared model"}`;
   if (!known(gain)) return el("p", { class: "gain" }, `${words}: not known`);
   const ends = known(low) && known(high) ? `95 % interval ${gainText(low)} to ${gainText(high)}` : "too few rows for an interval";
-  const space = "http://www.w3.org/2000/svg";
-  const svg = document.createElementNS(space, "svg");
   const most = 1.1 * Math.max(...[gain, low, high].filter(known).map(Math.abs), 1e-9);
-  const x = (value) => 100 + (95 * value) / most;
-  const add = (kind, attributes) => {
-    const made = document.createElementNS(space, kind);
-    Object.entries(attributes).forEach(([key, value]) => made.setAttribute(key, value));
-    svg.append(made);
-  };
-  svg.setAttribute("viewBox", "0 0 200 16");
-  svg.setAttribute("class", "interval");
-  svg.setAttribute("aria-hidden", "true");
-  add("line", { x1: 100, x2: 100, y1: 0, y2: 16, class: "zero" });
-  if (known(low) && known(high)) add("line", { x1: x(low), x2: x(high), y1: 8, y2: 8, class: "range" });
-  add("circle", { cx: x(gain), cy: 8, r: 4.5, class: "gain" });
-  return el("div", { class: "gain" }, el("p", {}, el("span", {}, words), el("strong", {}, gainText(gain)), el("span", { class: "soft" }, ends)), svg);
+  return el("div", { class: "gain" }, el("p", {}, el("span", {}, words), el("strong", {}, gainText(gain)), el("span", { class: "soft" }, ends)), intervalPicture(gain, low, high, most));
 }
 
 function otherRuns(content, run, id, name) {

@@ -75,9 +75,12 @@ function shareText(value, metric) {
   return metric.share ? `${fixed(100 * value, 1)} %` : threeDigits(value);
 }
 
-function differenceText(value, metric) {
+// The decimals of a metric's column; one of whole numbers has none of its own.
+const decimalsOf = (column) => column?.d || 4;
+
+function differenceText(value, metric, unit = true) {
   if (!known(value)) return MISSING;
-  const text = metric.share ? `${fixed(100 * value, 1)} points` : threeDigits(value);
+  const text = metric.share ? `${fixed(100 * value, 1)}${unit ? " points" : ""}` : threeDigits(value);
   return (value > 0 ? "+" : "") + minus(text);
 }
 

@@ -1,13 +1,13 @@
 // The page: its theme, its sections in order, its updates while a run goes on.
 
 const LINKS = {
-  compare: "Runs", results: "Results", curves: "Curves", sweep: "Sweep", clients: "Clients", costs: "Costs", theory: "Theory",
+  compare: "Runs", differences: "Differences", results: "Results", curves: "Curves", sweep: "Sweep", clients: "Clients", costs: "Costs", theory: "Theory",
   central: "Server", columns: "Columns", warnings: "Warnings", origin: "Configuration", words: "Words",
 };
 
 function sectionsOf(content, state, again) {
   return {
-    compare: () => compareSection(content, state), curves: () => curvesSection(content, state, again), sweep: () => sweepSection(content, state),
+    compare: () => compareSection(content, state), differences: () => differencesSection(content), curves: () => curvesSection(content, state, again), sweep: () => sweepSection(content, state),
     clients: () => clientsSection(content, state), results: () => resultsSection(content), costs: () => costsSection(content), theory: () => theorySection(content),
     central: () => centralSection(content), columns: () => columnsSection(content), warnings: () => warningsSection(content),
     origin: () => originSection(content), words: () => wordsSection(),
@@ -38,6 +38,7 @@ function show(content, state) {
 
 function aboutText(content) {
   const run = content.runs[0];
+  if (!run) return "";
   const parts = content.runs.length > 1 ? [`${content.runs.length} runs`] : [run.algorithm];
   if (run.clients) parts.push(`${countText(run.clients.ids.length)} clients`);
   if (run.rounds) parts.push(`${countText(run.rounds)} rounds`);
@@ -60,8 +61,8 @@ function showOne(content) {
 }
 
 function firstState(content) {
-  const run = content.runs.find((one) => one.metrics.length) || content.runs[0];
-  return { metric: run.metrics[0]?.name, split: run.splits[0], of: "mean", over: "round", model: "personal", hidden: new Set(),
+  const run = content.runs.find((one) => one.metrics.length);
+  return { metric: run?.metrics[0].name, split: run?.splits[0], of: "mean", over: "round", model: "personal", hidden: new Set(),
     run: null, scatter: "train", selected: null, only: "all" };
 }
 

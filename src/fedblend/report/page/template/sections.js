@@ -13,7 +13,7 @@ const endOf = (run, split, model, metric) =>
 
 function tiles(content) {
   const run = content.runs[0];
-  const head = run.headline;
+  const head = run?.headline;
   const found = [];
   const tile = (words, value, more, tone) => found.push(el("div", { class: "tile", "data-tone": tone },
     el("p", { class: "tile-words" }, words), el("p", { class: "tile-value" }, value), el("p", { class: "tile-more" }, more || "")));
@@ -26,7 +26,7 @@ function tiles(content) {
     const gain = head.gain;
     const tone = gain.mean_gain_low > 0 ? "good" : gain.mean_gain_high < 0 ? "bad" : "open";
     tile(`Mean gain over ${MODELS[head.other].words === "training alone" ? "training alone" : "the shared model"}`,
-      differenceText(gain.mean_gain, metric), `95 %: ${differenceText(gain.mean_gain_low, metric)} to ${differenceText(gain.mean_gain_high, metric)}`, tone);
+      differenceText(gain.mean_gain, metric), `95 % interval ${differenceText(gain.mean_gain_low, metric, false)} to ${differenceText(gain.mean_gain_high, metric)}`, tone);
     tile("Clients clearly worse off", `${countText(gain.count)} of ${countText(gain.clients)}`,
       `${countText(gain.helped)} clearly better off`, gain.count ? "bad" : "good");
   }
@@ -64,15 +64,15 @@ function curveLines(content, state) {
       if (content.runs.length > 1 && line.model !== state.model) continue;
       const look = content.runs.length > 1 ? runColor(at) : MODELS[line.model] || runColor(at);
       lines.push({ ...look, label: content.runs.length > 1 ? run.label : capital(look.words || line.model),
-        x: acrossOf(run.curves, state.over), y: line.v, low: line.low, high: line.high });
+        x: acrossOf(run.curves, state.over), y: line.v, low: line.low, high: line.high, model: line.model });
     }
   });
-  return lines;
+  return content.runs.length > 1 ? lines : lines.sort((a, b) => ORDER.indexOf(a.model) - ORDER.indexOf(b.model));
 }
 
 function sameCurve(lines) {
-  const personal = lines.find((line) => line.label === "Personal model");
-  const shared = lines.find((line) => line.label === "Shared model");
+  const personal = lines.find((line) => line.model === "personal");
+  const shared = lines.find((line) => line.model === "shared");
   if (!personal || !shared || personal.y.some((value, at) => value !== shared.y[at])) return lines;
   return lines.filter((line) => line !== personal).map((line) => (line === shared ? { ...line, label: "Shared model, which is also the personal one" } : line));
 }
@@ -96,7 +96,7 @@ function curvesSection(content, state, again) {
       choice("Over clients", [["mean", "mean"], ["worst_tenth", "worst tenth"]], state.of, set("of")),
       choice("Against", Object.entries(ACROSS).filter(([key]) => key === "round" || hasBits).map(([key, one]) => [key, one.words]), state.over, set("over"))),
     lines.length ? lineFigure(lines, {
-      label: `${metric.words} on ${state.split} rows against ${across.words}. ${ends}.`, hidden: state.hidden,
+      label: `${metric.words} on ${state.split} rows against ${across.words}. ${ends}.`, hidden: state.hidden, cutStart: true,
       xLabel: across.label, xFormat: across.format, yLabel: `${capital(state.split)} ${metric.words}, ${state.of === "mean" ? "mean" : "worst tenth"} of clients`,
       note: `${capital(metric.words)}: ${direction(metric)}.${seeds > 1 ? ` Lines are means of ${seeds} seeds, bands run from the lowest to the highest seed.` : ""}`,
     }) : el("p", { class: "empty" }, "This was not measured."));
@@ -106,7 +106,7 @@ function curvesSection(content, state, again) {
 
 function resultsSection(content) {
   const run = content.runs[0];
-  if (content.runs.length > 1 || !run.ends.length) return null;
+  if (content.runs.length !== 1 || !run.ends.length) return null;
   const rows = [];
   for (const split of run.splits.slice(0, 2)) {
     for (const metric of run.metrics) {
@@ -127,7 +127,7 @@ function resultsSection(content) {
 
 // ---------------------------------------------------------------- several runs
 
-function compareSection(content, state, again) {
+function compareSection(content, state) {
   if (content.runs.length < 2) return null;
   const metric = metricOf(content.runs[0], state.metric);
   const value = (run, model) => {
@@ -140,16 +140,33 @@ function compareSection(content, state, again) {
     if (one === null || other === null) return (one === null) - (other === null);
     return metric.higher ? other - one : one - other;
   });
+  const gainOf = (run) => (run.headline?.metric === state.metric && run.headline?.split === state.split && run.headline.gain?.clients ? run.headline.gain : null);
+  const most = Math.max(1e-9, ...order.map(gainOf).filter(Boolean).flatMap((gain) => [gain.mean_gain_low, gain.mean_gain_high]).filter(known).map(Math.abs));
   const rows = order.map((run) => {
-    const gain = run.headline?.metric === state.metric && run.headline?.split === state.split ? run.headline.gain : null;
+    const gain = gainOf(run);
     const worst = endOf(run, state.split, "personal", state.metric);
     const bits = run.costs.map((cost) => (known(cost.bits_up) ? cost.bits_up + cost.bits_down : null));
     return [run.label, metricText(best(run)), metricText(value(run, "local")), worst ? metricText(mean(worst.worst_tenth)) : MISSING,
-      gain && gain.clients ? `${gainText(gain.mean_gain)} (${gainText(gain.mean_gain_low)} to ${gainText(gain.mean_gain_high)})` : MISSING,
-      gain && gain.clients ? `${gain.helped} / ${gain.count}` : MISSING, bitsText(mean(bits)), run.finished ? secondsText(mean(run.costs.map((cost) => cost.seconds ?? null))) : "running"];
+      gain ? `${gainText(gain.mean_gain)} (${gainText(gain.mean_gain_low)} to ${gainText(gain.mean_gain_high)})` : MISSING,
+      gain ? intervalPicture(gain.mean_gain, gain.mean_gain_low, gain.mean_gain_high, 1.05 * most) : "",
+      gain ? `${gain.helped} / ${gain.count}` : MISSING, bitsText(mean(bits)), run.finished ? secondsText(mean(run.costs.map((cost) => cost.seconds ?? null))) : "running"];
   });
   return section("compare", "Runs side by side", `Sorted by ${metric.words} of the personal model on ${state.split} rows, mean over clients and seeds; ${direction(metric)}.`,
-    table("Runs, best first", ["Run", `Personal ${metric.words}`, "Training alone", "Worst tenth", "Mean gain over alone (95 %)", "Better / worse off", "Bits, both ways", "Time"], rows));
+    table("Runs, best first", ["Run", `Personal ${metric.words}`, "Training alone", "Worst tenth", "Mean gain (95 % interval)", "Loses ← → gains", "Better / worse off", "Bits, both ways", "Time"], rows));
+}
+
+function differencesSection(content) {
+  if (content.runs.length < 2) return null;
+  if (!content.differences.length) {
+    return content.untested ? section("differences", "Differences between runs", null, el("p", { class: "empty" }, `Not tested: ${content.untested}.`)) : null;
+  }
+  const pairs = [...content.differences].sort((a, b) => b.significant - a.significant || (a.p_holm ?? 2) - (b.p_holm ?? 2));
+  const p = (value) => (known(value) ? (value < 0.0001 ? "< 0.0001" : fixed(value, 4)) : MISSING);
+  const rows = pairs.map((pair) => [`${pair.run} over ${pair.other}`, gainText(pair.mean_gain), `${gainText(pair.low)} to ${gainText(pair.high)}`,
+    p(pair.p), p(pair.p_holm), pair.significant ? "clear" : "may be chance", `${pair.better} / ${pair.worse}`]);
+  const metric = metricOf(content.runs[0], pairs[0].metric);
+  return section("differences", "Differences between runs", `Gains in ${metric.words} on ${pairs[0].split} rows, paired by client and row. The corrected p-value allows for all comparisons in this table (Holm).`,
+    table("Each run against each other", ["Comparison", "Mean gain", "95 % interval", "p", "p, corrected", "Verdict", "Clients better / worse"], rows));
 }
 
 // ---------------------------------------------------------------- sweeps
