@@ -20,7 +20,7 @@ from fedblend.config.build import Built
 from fedblend.config.config import Config
 from fedblend.config.model import loss_name
 from fedblend.core import Batch, PyTree
-from fedblend.experiments import personalize, run_folder
+from fedblend.experiments import evidence, personalize, run_folder
 from fedblend.experiments.chance import chance, worse_than_chance
 from fedblend.experiments.personal_models import write_personal_models
 from fedblend.experiments.run_folder import Folder, seeds_of
@@ -149,7 +149,7 @@ def write_results(
     columns: dict[str, np.ndarray],
     unseen: Sequence[NewClients] = (),
 ) -> dict[str, Any]:
-    """Write the models, ``clients.csv``, ``harm.csv`` and the figures.
+    """Write the models, the evidence, ``clients.csv``, ``harm.csv`` and the figures.
 
     Args:
         folder: the folder of the run.
@@ -163,6 +163,7 @@ def write_results(
     """
     rows = rows_of(run, seeds)
     run_folder.write_models(folder, run, seeds)
+    evidence.write(folder, run.evidence, run.measured_ids, seeds)
     if run.alone is not None and run.alone["rounds"] is not None:
         shape = (len(run.measured_ids), len(seeds))[: 1 if run.replicas is None else 2]
         columns = {**columns, "local_rounds": np.full(shape, run.alone["rounds"])}

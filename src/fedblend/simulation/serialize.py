@@ -72,7 +72,14 @@ def named_leaves(tree: PyTree) -> dict[str, np.ndarray]:
 
 def pack(tree: PyTree, metadata: Mapping[str, str] | None = None) -> bytes:
     """A tree of arrays, and some words about it, as bytes."""
-    leaves = {name: np.asarray(leaf) for name, leaf in named_leaves(tree).items()}
+    return pack_named(named_leaves(tree), metadata)
+
+
+def pack_named(
+    arrays: Mapping[str, np.ndarray], metadata: Mapping[str, str] | None = None
+) -> bytes:
+    """``pack`` of arrays that have their names already."""
+    leaves = {name: np.asarray(leaf) for name, leaf in arrays.items()}
     header, words = places_of(leaves), dict(metadata or {})
     chunks = [raw(leaf) for leaf in leaves.values()]
     words["sha256"] = checksum(words, header, chunks)
