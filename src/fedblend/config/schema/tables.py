@@ -174,6 +174,7 @@ class Run(Table):
     reduction: Literal["mean", "median", "trimmed_mean"] = "mean"
     trim: Annotated[float, within(Number(least=0, below=0.5))] = 0.1
     precision: Literal["float32", "float64"] = "float32"
+    keep_personal: Literal["auto", "always", "never"] = "auto"
 
     @model_validator(mode="after")
     def _different_seeds(self) -> "Run":
