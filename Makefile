@@ -13,6 +13,12 @@ TORCH ?= torch==2.13.0
 FEDJAX ?= fedjax==0.0.17
 BIN := .venv/bin
 INSTALL := bin/python -m pip install -qq
+DEVELOPERS := -e '.[dev]' -e ./reproductions
+# uv installs four times as fast as pip, whose settings it does not read: where a mirror
+# is set for pip alone, pip does it.
+ifdef PIP_FIND_LINKS
+export UV_FIND_LINKS ?= $(PIP_FIND_LINKS)
+endif
 CHECK := $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null \
   || { echo "error: '$(PYTHON)' is not Python 3.11 or newer; make PYTHON=... names one" \
   >&2; exit 1; }
@@ -42,7 +48,9 @@ clean:
 	@$(CHECK)
 	@echo 'setting up .venv, once; this takes about a minute'
 	@$(PYTHON) -m venv .venv
-	@.venv/$(INSTALL) -e '.[dev]' -e ./reproductions
+	@.venv/$(INSTALL) uv
+	@$(BIN)/uv pip install -q --python $(BIN)/python $(DEVELOPERS) \
+	  || .venv/$(INSTALL) $(DEVELOPERS)
 	@touch $@
 
 .venv-torch/.ready:

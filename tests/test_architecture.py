@@ -238,8 +238,8 @@ def test_only_the_runtime_compiles():
             ast.unparse(node)
             for node in ast.walk(parsed(path))
             if part_of(path) not in ("simulation", "deploy")
-            and isinstance(node, ast.Attribute | ast.Name)
-            if ast.unparse(node) in ("jax.jit", "jax.pmap", "jit")
+            if (isinstance(node, ast.Name) and node.id == "jit")
+            or (isinstance(node, ast.Attribute) and node.attr in ("jit", "pmap"))
         ]
     )
 
@@ -250,7 +250,7 @@ def test_nothing_prints_below_the_experiments():
             "print"
             for node in ast.walk(parsed(path))
             if level_of_file(path) < PRINTING and isinstance(node, ast.Call)
-            if ast.unparse(node.func) == "print"
+            if isinstance(node.func, ast.Name) and node.func.id == "print"
         ]
     )
 

@@ -20,8 +20,8 @@ from fedblend.config.build import Built
 from fedblend.config.config import Config
 from fedblend.config.model import loss_name
 from fedblend.core import Batch, PyTree
-from fedblend.data.federated import FederatedData
-from fedblend.experiments import personalize, run_folder
+from fedblend.experiments import evidence, personalize, run_folder
+from fedblend.experiments.chance import chance
 from fedblend.experiments.run_folder import Folder, seeds_of
 from fedblend.gains import Evidence, harms
 from fedblend.report import figures, measures
@@ -143,7 +143,7 @@ def write_results(
     columns: dict[str, np.ndarray],
     unseen: Sequence[NewClients] = (),
 ) -> dict[str, Any]:
-    """Write the models, ``clients.csv``, ``harm.csv`` and the figures.
+    """Write the models, the evidence, ``clients.csv``, ``harm.csv`` and the figures.
 
     Args:
         folder: the folder of the run.
@@ -157,6 +157,7 @@ def write_results(
     """
     rows = rows_of(run, seeds)
     run_folder.write_models(folder, run, seeds)
+    evidence.write(folder, run.evidence, run.measured_ids, seeds)
     if run.alone is not None and run.alone["rounds"] is not None:
         shape = (len(run.measured_ids), len(seeds))[: 1 if run.replicas is None else 2]
         columns = {**columns, "local_rounds": np.full(shape, run.alone["rounds"])}
@@ -313,40 +314,3 @@ def worse_than_chance(results: list[Measures], chance: float | None) -> list[str
                 "the scale of the inputs, the rate and the rounds"
             )
     return lines
-
-
-def chance(loss: str, federated_data: FederatedData) -> float | None:
-    """The loss of the best constant prediction on the training rows, if there is one.
-
-    That prediction is the frequencies of the labels over all clients, or the mean of
-    their targets. Each client counts the same, as in the mean of a metric over clients.
-
-    Args:
-        loss: its name.
-        federated_data: training rows with inputs and targets.
-    """
-    train = federated_data.train
-    each = [train.rows(client)[1] for client in range(federated_data.clients)]
-    targets = np.concatenate(each)
-    weights = np.repeat(1 / (train.counts * federated_data.clients), train.counts)
-    if loss == "squared_error":
-        values = targets.reshape(len(targets), -1).astype(np.float64)
-        return float(0.5 * (weights @ (values - weights @ values) ** 2).sum())
-    if loss == "multilabel":
-        often = weights @ (targets > 0)
-        return float((_information(often) + _information(1 - often)).mean())
-    if loss == "sequence_cross_entropy":
-        known = targets >= 0
-        places = np.maximum(known.sum(axis=1), 1)
-        each = np.broadcast_to((weights / places)[:, None], targets.shape)
-        targets, weights = targets[known], each[known]
-    elif loss not in ("cross_entropy", "logistic"):
-        return None
-    often = np.bincount(targets, weights)
-    total = often.sum()
-    return float(total * _information(often / total).sum())
-
-
-def _information(frequency: np.ndarray) -> np.ndarray:
-    """``-p log p``, and 0 where ``p`` is."""
-    return -frequency * np.log(np.where(frequency > 0, frequency, 1))

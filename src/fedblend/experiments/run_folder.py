@@ -11,6 +11,7 @@
     clients.csv        every client's rows, bits, metrics, norm of the gradient at its
                        local model, and local_rounds, how long it trained alone
     harm.csv           which clients gain by the personal model, which it harms
+    evidence.safetensors  what single test rows say, to compare with other runs
     model.safetensors  the shared model, one file for each of several seeds
     checkpoint         for --resume; local_checkpoint is that of training alone,
                        trial_checkpoint that of the trial of how long to train alone
@@ -61,6 +62,7 @@ class Folder:
         """Absent while the run is not finished."""
         self.clients = path / "clients.csv"
         self.harm = path / "harm.csv"
+        self.evidence = path / "evidence.safetensors"
         self.figures = path / "figures"
 
     def checkpoint(self, stage: str) -> Path:
