@@ -1,6 +1,6 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""``fedblend data``: list, download and describe datasets."""
+"""``fedblend data``: list, download and describe datasets, write an example."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -94,6 +94,34 @@ def _download(name: str, base: str | None) -> list[Path]:
             bar.update(task, completed=done, total=total)
 
         return download.get(name, progress=report, base=base)
+
+
+@app.command("example")
+def example(
+    file: Annotated[Path, typer.Argument(help="The CSV file to write.")],
+    clients: Annotated[int, option("Hospitals.", "N", min=1)] = 20,
+    rows: Annotated[int, option("Rows of a hospital, on average.", "N", min=8)] = 500,
+    seed: Annotated[int, option("Of all that is drawn.", "N", min=0)] = 0,
+) -> None:
+    """Write a raw table to try things with: admissions to hospitals, made up.
+
+    It has text, dates, missing values and an uneven outcome; the client is the column
+    hospital, the target the column outcome.
+
+    [bold]Example[/bold]
+
+    fedblend data example hospitals.csv
+    """
+    from fedblend.data.datasets.hospitals import hospitals, write_table
+    from fedblend.errors import RunError
+
+    if file.suffix != ".csv":
+        raise RunError(f"{file}: a table is written as .csv")
+    if file.exists():
+        raise RunError(f"{file}: exists already and is not overwritten")
+    table = hospitals(clients, rows, seed)
+    write_table(file, table)
+    typer.echo(f"wrote {file}: {clients * rows} rows of {clients} hospitals")
 
 
 @app.command("info")

@@ -13,7 +13,7 @@
 
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, get_args
 
 import numpy as np
@@ -79,18 +79,7 @@ class Preprocessing:
 
     def describe(self) -> list[dict[str, Any]]:
         """What was seen in each column of the table, and what was done to it."""
-        fitted = iter(self.fitted)
-        return [
-            {
-                "column": one.name,
-                "kind": one.kind,
-                "seen": one.seen,
-                "encoding": one.encoding,
-                "done": done(one, None if one.encoding == "drop" else next(fitted)),
-                "inputs": len(one.features),
-            }
-            for one in self.schema.columns
-        ]
+        return describe(self.schema, self.fitted)
 
     def in_short(self) -> str:
         """What was done to all columns, on one line."""
@@ -112,12 +101,14 @@ class Preprocessing:
 
     def to_json(self) -> str:
         """A text that ``from_json`` reads, with the same numbers to the last bit."""
-        fitted = iter(self.fitted)
-        columns = [
-            one._asdict()
-            | ({} if one.encoding == "drop" else {"fitted": next(fitted)._asdict()})
-            for one in self.schema.columns
-        ]
+        kept = dict(zip(self.columns, self.fitted, strict=True))
+        columns = []
+        for one in self.schema.columns:
+            own = kept.get(one.name)
+            record = one._asdict() | {"done": done(one, own)}
+            columns.append(
+                record if own is None else record | {"fitted": own._asdict()}
+            )
         return json.dumps({"format": _FORMAT, "columns": columns}, indent=1)
 
     @classmethod
@@ -142,6 +133,24 @@ class Preprocessing:
         except (LookupError, TypeError, ValueError, RecursionError):
             raise DataError("preprocessing: the text is damaged, or none") from None
         return cls(Schema(columns), fitted)
+
+
+def describe(
+    schema: Schema, fitted: Sequence[Fitted] | None = None
+) -> list[dict[str, Any]]:
+    """What was seen in each column, and what is done to it; see ``Preprocessing``."""
+    kept = {} if fitted is None else dict(zip(schema.names, fitted, strict=True))
+    return [
+        {
+            "column": one.name,
+            "kind": one.kind,
+            "seen": one.seen,
+            "encoding": one.encoding,
+            "done": done(one, kept.get(one.name)),
+            "inputs": len(one.features),
+        }
+        for one in schema.columns
+    ]
 
 
 def _inputs(column: Column, fitted: Fitted, numbers: np.ndarray) -> np.ndarray:
