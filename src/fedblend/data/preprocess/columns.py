@@ -83,6 +83,7 @@ MIXED = 0.9
 LEAST_NUMBERS = 10
 """Different numbers that such a mixed column needs."""
 _DAY = np.timedelta64(1, "D")
+_LARGEST = float(np.finfo(np.float32).max)
 
 
 def read_as(raw: np.ndarray, kind: Kind, style: str) -> np.ndarray:
@@ -91,7 +92,7 @@ def read_as(raw: np.ndarray, kind: Kind, style: str) -> np.ndarray:
         numbers = raw.astype(np.float64)
         if kind == "boolean":
             numbers = np.where(np.isin(numbers, (0.0, 1.0)), numbers, np.nan)
-        return np.where(np.isfinite(numbers), numbers, np.nan)
+        return _usable(numbers)
     if raw.dtype.kind == "M":
         days = (raw - np.datetime64(0, "D")) / _DAY
         return np.asarray(days, np.float64)
@@ -104,8 +105,12 @@ def read_as(raw: np.ndarray, kind: Kind, style: str) -> np.ndarray:
 def _looked_up(
     factors: Factors, read: Callable[[Any, str], float], style: str
 ) -> np.ndarray:
-    numbers = factors.lookup([read(value, style) for value in factors.values])
-    return np.where(np.isfinite(numbers), numbers, np.nan)
+    return _usable(factors.lookup([read(value, style) for value in factors.values]))
+
+
+def _usable(numbers: np.ndarray) -> np.ndarray:
+    """NaN instead of what float32 cannot hold."""
+    return np.where(np.abs(numbers) <= _LARGEST, numbers, np.nan)
 
 
 def words_of(raw: np.ndarray) -> tuple[np.ndarray, tuple[str, ...]]:
@@ -170,9 +175,9 @@ def _texts(raw: np.ndarray, factors: Factors) -> Found:
         different = len(np.unique(numbers[~np.isnan(numbers)]))
         if share < 1 and (share < MIXED or different < LEAST_NUMBERS):
             continue
-        remark = "" if style in ("plain", "iso") else f"read as {_shown(style)}"
+        remark = "" if style in ("plain", "iso") else f"read {_shown(style)}"
         if others:
-            remark += f", not as {_shown(others[0])}, which would do as well"
+            remark += f" (they would fit {_shown(others[0])}, too)"
         if share < 1:
             odd = np.isnan([read(value, style) for value in factors.values])
             example = texts[int(np.flatnonzero(odd)[0])]
@@ -186,7 +191,12 @@ def _texts(raw: np.ndarray, factors: Factors) -> Found:
 
 
 def _shown(style: str) -> str:
-    return style if "%" not in style else f"dates {style}"
+    named = {
+        "plain": "as they are",
+        "thousands": "with commas between thousands",
+        "decimal comma": "with decimal commas",
+    }
+    return named.get(style, f"as {style}")
 
 
 def encode(column: Column, raw: np.ndarray) -> np.ndarray:

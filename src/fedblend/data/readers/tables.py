@@ -21,6 +21,8 @@ FILES = (".csv", ".parquet")
 """The files that hold a table."""
 _INDEX = re.compile(r"__index_level_\d+__")
 _DELIMITERS = (";", "\t", "|")
+_PROBED = 2**20
+"""Bytes at the beginning of a CSV file that tell how it is written."""
 
 
 class Table(NamedTuple):
@@ -137,21 +139,25 @@ def _read_csv(path: Path) -> tuple[Any, tuple[str, ...]]:
     pyarrow = require("pyarrow.lib", "csv")
     parse, notes = csv.ParseOptions(), ()
     with path.open("rb") as file:
-        header = file.readline().decode("utf-8", "replace")
+        first = file.read(_PROBED)
+    header = first.partition(b"\n")[0].decode("utf-8", "replace")
     if "," not in header:
         used = [one for one in _DELIMITERS if one in header]
         if used:
             parse = csv.ParseOptions(delimiter=used[0])
             notes = (f"{path.name}: values are separated by {used[0]!r}",)
+    parse.newlines_in_values = b'"' in first
     try:
-        return csv.read_csv(path, parse_options=parse), notes
+        table = csv.read_csv(path, parse_options=parse)
     except pyarrow.ArrowInvalid as error:
         if "conversion error" not in str(error):
             raise
-    # The first rows looked like numbers, and later ones do not.
-    names = csv.open_csv(path, parse_options=parse).schema.names
-    texts = csv.ConvertOptions(column_types=dict.fromkeys(names, pyarrow.string()))
-    return csv.read_csv(path, parse_options=parse, convert_options=texts), notes
+        # The first rows looked like numbers, and later ones do not.
+        names = csv.open_csv(path, parse_options=parse).schema.names
+        texts = csv.ConvertOptions(column_types=dict.fromkeys(names, pyarrow.string()))
+        table = csv.read_csv(path, parse_options=parse, convert_options=texts)
+    bare = [name.strip() for name in table.column_names]
+    return table.rename_columns(bare), notes
 
 
 def _of_arrow(table: Any, where: str, name: str, notes: tuple[str, ...] = ()) -> Table:
@@ -169,8 +175,8 @@ def _of_arrow(table: Any, where: str, name: str, notes: tuple[str, ...] = ()) ->
 def _from_arrow(column: Any) -> np.ndarray:
     kind = str(column.type)
     if kind.startswith("dictionary"):
-        column = column.cast(column.type.value_type)
-    elif kind == "string_view":
+        return _listed(column.to_pylist())
+    if kind == "string_view":
         column = column.cast("string")
     made = column.to_numpy()
     if kind in ("binary", "large_binary"):  # a CSV that is not in UTF-8
