@@ -29,11 +29,8 @@ from sklearn.utils import check_array, check_consistent_length, column_or_1d
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 
+import fedblend as fb
 from fedblend import losses, models, trees
-from fedblend.algorithms.fedavg import fedavg
-from fedblend.algorithms.finetune import finetune
-from fedblend.algorithms.local_only import local_only
-from fedblend.algorithms.scaffold import scaffold
 from fedblend.checks import COUNT, NOT_NEGATIVE, WHOLE, optional
 from fedblend.core import Algorithm, Loss, PyTree, shared_model
 from fedblend.data.federated import federate
@@ -170,16 +167,16 @@ class _Federated(BaseEstimator):
             return cast(Algorithm, self.algorithm(loss))
         work = Work(self.rate, steps=self.steps, batch_size=self.batch_size)
         if self.algorithm == "finetune":
-            return finetune(fedavg(loss, work), loss, work)
-        builders = {"fedavg": fedavg, "local_only": local_only, "scaffold": scaffold}
-        if self.algorithm not in list(builders):
+            return fb.finetune(fb.fedavg(loss, work), loss, work)
+        builders = ("fedavg", "local_only", "scaffold")
+        if self.algorithm not in builders:
             known = f"one of finetune, {', '.join(builders)}"
             raise UserError(
                 f"{type(self).__name__}: algorithm",
                 self.algorithm,
                 f"{known}; give a function from a loss to an Algorithm",
             )
-        return builders[self.algorithm](loss, work)
+        return cast(Algorithm, getattr(fb, self.algorithm)(loss, work))
 
     def _outputs(self, X: Any, client_id: Any, client_ids: Any) -> np.ndarray:
         """The outputs of the model of every row's client."""
