@@ -133,8 +133,10 @@ class _Federated(BaseEstimator):
         self._schema, self.preprocessing_ = None, None
         table = raw_table(X)
         if table is None:
-            return validate_data(self, X, y, dtype=np.float32, **options)
-        y = check_array(y, ensure_2d=False, dtype=None, input_name="y")
+            rows: Any = validate_data(self, X, y, dtype=np.float32, **options)
+            return rows
+        as_given: Any = {"dtype": None}
+        y = check_array(y, ensure_2d=False, input_name="y", **as_given)
         y = column_or_1d(y, warn=True) if "multi_output" not in options else y
         check_consistent_length(X, y)
         self.feature_names_in_ = np.array(list(table), object)

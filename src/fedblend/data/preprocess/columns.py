@@ -166,10 +166,11 @@ def _texts(factors: Factors) -> Found:
     lowered = {text.lower() for text in texts}
     if len(lowered) == 2 and lowered & values.TRUE and lowered & values.FALSE:
         return Found("boolean", _looked_up(factors, values.truth, ""))
-    for kind, styles in (
+    tried: list[tuple[Kind, tuple[str, ...]]] = [
         ("number", values.NUMBER_STYLES),
         ("date", values.DATE_STYLES),
-    ):
+    ]
+    for kind, styles in tried:
         if not texts:
             break
         read = READERS[kind]
