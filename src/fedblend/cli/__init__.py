@@ -17,6 +17,7 @@ import typer
 from fedblend import __version__
 from fedblend.cli import (
     advise,
+    auto,
     data,
     demo,
     federation,
@@ -41,6 +42,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
+app.command("auto")(auto.auto)
 app.command("run")(run.run)
 app.command("personalize")(personalize.personalize)
 app.command("plan")(plan.plan)

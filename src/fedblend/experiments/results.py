@@ -43,6 +43,7 @@ def write_summary(
     run: Run,
     promised: dict[str, Any],
     on_warning: Callable[[str], None],
+    figures: bool = True,
 ) -> dict[str, Any]:
     """Write all results of a completed run; ``summary.json`` last, which ends a run.
 
@@ -53,6 +54,7 @@ def write_summary(
         run: the federated stage, completed.
         promised: the privacy of the run.
         on_warning: called with each warning, one line.
+        figures: draw the figures.
 
     Returns:
         The content of ``summary.json``.
@@ -66,7 +68,7 @@ def write_summary(
     for warning in warnings:
         on_warning(warning)
     unseen = _unseen_clients(run, config, built)
-    harmed = write_results(folder, run, seeds, columns, unseen)
+    harmed = write_results(folder, run, seeds, columns, unseen, drawn=figures)
     for one, model in zip(runs, run_folder.models(run), strict=True):
         one |= _at_server(built, model)
     for one, new in zip(runs, unseen, strict=False):
@@ -142,6 +144,8 @@ def write_results(
     seeds: list[int],
     columns: dict[str, np.ndarray],
     unseen: Sequence[NewClients] = (),
+    *,
+    drawn: bool = True,
 ) -> dict[str, Any]:
     """Write the models, the evidence, ``clients.csv``, ``harm.csv`` and the figures.
 
@@ -151,6 +155,7 @@ def write_results(
         seeds: the seed of each replica.
         columns: further columns of ``clients.csv``, see ``run_folder.write_clients``.
         unseen: the clients that took no part in training, for each seed.
+        drawn: draw the figures.
 
     Returns:
         The harmed clients, for ``summary.json``.
@@ -168,7 +173,7 @@ def write_results(
         run_folder.write_table(folder.harm, measures.harm_rows(*found))
         harmed["harm"] = measures.sentence(found[0], run.alone)
     run_folder.write_clients(folder, run, seeds, columns, unseen)
-    if shown_splits(rows):
+    if drawn and shown_splits(rows):
         draw(folder, run, rows, found)
     return {**harmed, "harmed": harms(run.evidence)}
 
