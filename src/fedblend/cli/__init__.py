@@ -18,6 +18,7 @@ from fedblend import __version__
 from fedblend.cli import (
     advise,
     auto,
+    compare,
     data,
     demo,
     federation,
@@ -26,6 +27,7 @@ from fedblend.cli import (
     list_,
     personalize,
     plan,
+    report,
     reproduce,
     run,
     show,
@@ -44,6 +46,7 @@ app = typer.Typer(
 )
 app.command("auto")(auto.auto)
 app.command("run")(run.run)
+app.command("compare")(compare.compare)
 app.command("personalize")(personalize.personalize)
 app.command("plan")(plan.plan)
 app.command("tune")(tune.tune)
@@ -51,6 +54,7 @@ app.command("advise")(advise.advise)
 app.command("init")(init.init)
 app.command("list")(list_.list_)
 app.command("show")(show.show)
+app.command("report")(report.report)
 app.add_typer(data.app, name="data")
 federation_experiments.add_to(federation.app)
 app.add_typer(federation.app, name="federation")

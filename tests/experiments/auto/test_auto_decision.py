@@ -1,6 +1,6 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""The rule that decides: the simplest method that cannot be told apart from the best."""
+"""The rule that decides: the simplest method of those that are like the best."""
 
 import numpy as np
 import pytest

@@ -15,6 +15,7 @@ from fedblend.experiments import run_folder
 from fedblend.experiments.auto import table as methods
 from fedblend.experiments.auto.candidates import Request
 from fedblend.experiments.auto.comparison import Comparison, Screen
+from fedblend.experiments.saved_run import SavedRun, load
 
 
 class AutoResult:
@@ -41,17 +42,15 @@ class AutoResult:
 
         return pandas.DataFrame(self.table)
 
-    def run(self, method: str | None = None) -> Any:
+    def run(self, method: str | None = None) -> SavedRun:
         """The saved run of a method, by default of the one to deploy."""
-        from fedblend.experiments.saved_run import load
-
         return load(self._folder(method))
 
     def predict(self, rows: Any, *, client: str, method: str | None = None) -> Any:
         """Predictions for rows of a client, by its own model."""
         return self.run(method).predict(rows, client=client)
 
-    def report(self, path: str | Path) -> Path | None:
+    def report(self, path: str | Path) -> Path:
         """Write the page to another place."""
         return methods.write_report(self._state, self.folder, Path(path))
 

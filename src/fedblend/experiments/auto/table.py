@@ -6,11 +6,11 @@
 """
 
 import math
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from fedblend.experiments.auto.candidates import BY_NAME
+from fedblend.report.page import write_page
 
 GAINS = ("mean_gain", "low", "high", "p_holm", "better", "worse")
 """What a row has of the gain over training alone."""
@@ -69,11 +69,7 @@ def _cell(value: Any) -> Any:
     return "" if value is None else value
 
 
-def write_report(state: dict[str, Any], folder: Path, path: Path) -> Path | None:
+def write_report(state: dict[str, Any], folder: Path, path: Path) -> Path:
     """Write the page of all methods, the verdict on top."""
-    if find_spec("fedblend.report.page") is None:
-        return None
-    from fedblend.report.page import write_page
-
     folders = [folder / "runs" / row["method"] for row in rows(state)]
     return write_page(folders, path, verdict=state["verdict"])
