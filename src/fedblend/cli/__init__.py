@@ -17,6 +17,7 @@ import typer
 from fedblend import __version__
 from fedblend.cli import (
     advise,
+    auto,
     compare,
     data,
     demo,
@@ -43,6 +44,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
+app.command("auto")(auto.auto)
 app.command("run")(run.run)
 app.command("compare")(compare.compare)
 app.command("personalize")(personalize.personalize)

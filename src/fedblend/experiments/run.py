@@ -55,6 +55,8 @@ def run_config(
     resume: bool = False,
     on_step: Callable[[Step], None] = lambda step: None,
     on_warning: Callable[[str], None] = lambda line: None,
+    local: Run | None = None,
+    figures: bool = True,
 ) -> dict[str, Any]:
     """Run a configuration and write its folder.
 
@@ -65,6 +67,9 @@ def run_config(
             finished run is not changed.
         on_step: called after every block of rounds.
         on_warning: called with each warning, one line.
+        local: training alone as ``measure.local`` asks for it, where it was computed
+            already.
+        figures: draw the figures.
 
     Returns:
         The summary, as in ``summary.json``.
@@ -83,7 +88,7 @@ def run_config(
         _check_data(folder, built)
         # Clients train alone for as long as is best for the metric that is shown first.
         metric, rounds = in_order(built.measures)[0], config.run.rounds
-        runs = _runs(config, built, folder, metric)
+        runs = _runs(config, built, folder, metric, local)
         promised = {}
         if config.privacy is not None:
             promised = privacy.report(config, built.federated_data.clients)
@@ -96,7 +101,9 @@ def run_config(
                 train_alone.of_best_length(run, runs["trial"], metric, rounds)
             _advance(folder, config, stage, run, blocks, on_step)
         run = runs["federated"]
-        return results.write_summary(folder, config, built, run, promised, on_warning)
+        return results.write_summary(
+            folder, config, built, run, promised, on_warning, figures
+        )
 
 
 def _check_place(folder: Folder, config: Config, resume: bool) -> None:
@@ -137,7 +144,9 @@ def _open(folder: Folder, config: Config, built: Built) -> None:
         run_folder.write_text(folder.config, dump(config))
 
 
-def _runs(config: Config, built: Built, folder: Folder, metric: str) -> dict[str, Run]:
+def _runs(
+    config: Config, built: Built, folder: Folder, metric: str, given: Run | None
+) -> dict[str, Run]:
     """The stages in order; nothing is computed yet."""
     local = built.local if built.by_split is None else built.by_split.local
     runs: dict[str, Run] = {}
@@ -148,7 +157,7 @@ def _runs(config: Config, built: Built, folder: Folder, metric: str) -> dict[str
         return dataclasses.replace(spec, store_folder=folder.states(stage))
 
     with named_by_key(**TABLES):
-        if local is not None:
+        if local is not None and given is None:
             own = dataclasses.replace(built.spec, algorithm=local)
             own, alone = train_alone.without_others(own), config.measure.local
             if isinstance(alone, bool):
@@ -156,7 +165,7 @@ def _runs(config: Config, built: Built, folder: Folder, metric: str) -> dict[str
             else:
                 own = dataclasses.replace(own, rounds=alone)
             runs["local"] = set_up(stored("local", own))
-        spec = dataclasses.replace(built.spec, local=runs.get("local"))
+        spec = dataclasses.replace(built.spec, local=given or runs.get("local"))
         runs["federated"] = set_up(stored("federated", spec))
     return runs
 
