@@ -29,6 +29,7 @@ from fedblend.cli import (
     reproduce,
     run,
     show,
+    sweep,
     tune,
 )
 from fedblend.cli.screen import INTERRUPTED, complain
@@ -44,6 +45,7 @@ app = typer.Typer(
 )
 app.command("run")(run.run)
 app.command("compare")(compare.compare)
+app.command("sweep")(sweep.sweep)
 app.command("personalize")(personalize.personalize)
 app.command("plan")(plan.plan)
 app.command("tune")(tune.tune)
