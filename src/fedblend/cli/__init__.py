@@ -31,6 +31,7 @@ from fedblend.cli import (
     reproduce,
     run,
     show,
+    sweep,
     tune,
 )
 from fedblend.cli.screen import INTERRUPTED, complain
@@ -47,6 +48,7 @@ app = typer.Typer(
 app.command("auto")(auto.auto)
 app.command("run")(run.run)
 app.command("compare")(compare.compare)
+app.command("sweep")(sweep.sweep)
 app.command("personalize")(personalize.personalize)
 app.command("plan")(plan.plan)
 app.command("tune")(tune.tune)
