@@ -17,6 +17,7 @@ import typer
 from fedblend import __version__
 from fedblend.cli import (
     advise,
+    compare,
     data,
     demo,
     federation,
@@ -43,6 +44,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
 )
 app.command("run")(run.run)
+app.command("compare")(compare.compare)
 app.command("personalize")(personalize.personalize)
 app.command("plan")(plan.plan)
 app.command("tune")(tune.tune)
