@@ -183,6 +183,9 @@ def method(
     options, own = with_rates(config, known, trees.size(params), rates)
     algorithm = options.build(loss, known, clients)
     alone = config.measure.local and options.name != "local_only"
+    if config.measure.local_rate is not None:
+        sgd = {"rate": config.measure.local_rate, "optimizer": None, "schedule": None}
+        own = own.model_copy(update=sgd)
     return Method(
         model,
         loss,
