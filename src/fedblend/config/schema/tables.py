@@ -176,6 +176,7 @@ class Run(Table):
     reduction: Literal["mean", "median", "trimmed_mean"] = "mean"
     trim: Annotated[float, within(Number(least=0, below=0.5))] = 0.1
     precision: Literal["float32", "float64"] = "float32"
+    keep_personal: Literal["auto", "always", "never"] = "auto"
 
     @model_validator(mode="after")
     def _different_seeds(self) -> "Run":
@@ -194,6 +195,7 @@ class Measure(Table):
     splits: Annotated[list[Split], Field(min_length=1)] | None = None
     on: Count | Annotated[list[Index], Field(min_length=1)] | None = None
     local: bool | Count = True
+    local_rate: Positive | None = None
     metrics: Annotated[list[Metric], Field(min_length=1)] | None = None
 
 
