@@ -12,6 +12,11 @@ import os
 import sys
 from typing import Annotated, Any
 
+# First: without the extra [cli] it ends here, in one line.
+import fedblend.cli.requirements  # noqa: F401
+
+# isort: split
+
 import typer
 
 from fedblend import __version__
