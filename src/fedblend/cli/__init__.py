@@ -17,6 +17,7 @@ import typer
 from fedblend import __version__
 from fedblend.cli import (
     advise,
+    compare,
     data,
     demo,
     federation,
@@ -25,6 +26,7 @@ from fedblend.cli import (
     list_,
     personalize,
     plan,
+    report,
     reproduce,
     run,
     show,
@@ -42,6 +44,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
 )
 app.command("run")(run.run)
+app.command("compare")(compare.compare)
 app.command("personalize")(personalize.personalize)
 app.command("plan")(plan.plan)
 app.command("tune")(tune.tune)
@@ -49,6 +52,7 @@ app.command("advise")(advise.advise)
 app.command("init")(init.init)
 app.command("list")(list_.list_)
 app.command("show")(show.show)
+app.command("report")(report.report)
 app.add_typer(data.app, name="data")
 federation_experiments.add_to(federation.app)
 app.add_typer(federation.app, name="federation")

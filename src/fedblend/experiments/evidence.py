@@ -19,7 +19,12 @@ from fedblend.errors import RunError
 from fedblend.experiments.run_folder import Folder
 from fedblend.gains import Evidence, Measured
 from fedblend.metrics import Metric
-from fedblend.simulation.serialize import WireError, pack, unpack, write_atomically
+from fedblend.simulation.serialize import (
+    WireError,
+    pack_named,
+    unpack,
+    write_atomically,
+)
 
 FORMAT = "fedblend evidence 1"
 SPLITS = ("test", "validation", "train")
@@ -74,7 +79,7 @@ def write(
     }
     about = {"split": split, "seeds": list(seeds), "metrics": facts}
     words = {"format": FORMAT, "about": json.dumps(about)}
-    write_atomically(folder.evidence, pack(arrays, words))
+    write_atomically(folder.evidence, pack_named(arrays, words))
 
 
 def read(folder: Folder) -> Saved:
@@ -91,7 +96,6 @@ def read(folder: Folder) -> Saved:
         )
     try:
         arrays, words = unpack(path.read_bytes())
-        arrays = {name[2:-2]: array for name, array in arrays.items()}
         about = json.loads(words["about"])
         return _saved(arrays, about["split"], about["seeds"], about["metrics"])
     except (WireError, ValueError, LookupError, TypeError) as error:
