@@ -127,37 +127,66 @@ def _read_file(path: Path) -> Table:
             table, notes = _read_csv(path)
         else:
             table = require("pyarrow.parquet", "parquet").read_table(path)
-    except (pyarrow.ArrowException, OSError) as error:
+    except (pyarrow.ArrowException, OSError, UnicodeError) as error:
         reason = " ".join(str(error).split())
         raise DataError(f"{path}: cannot be read: {reason}") from None
     return _of_arrow(table, str(path), path.stem, notes)
 
 
 def _read_csv(path: Path) -> tuple[Any, tuple[str, ...]]:
-    """A CSV file, whatever separates its values; texts where types change midway."""
+    """A CSV file, whatever separates its values and whatever its encoding."""
     csv = require("pyarrow.csv", "csv")
-    pyarrow = require("pyarrow.lib", "csv")
-    parse, notes = csv.ParseOptions(), ()
     with path.open("rb") as file:
         first = file.read(_PROBED)
-    header = first.partition(b"\n")[0].decode("utf-8", "replace")
-    if "," not in header:
-        used = [one for one in _DELIMITERS if one in header]
-        if used:
-            parse = csv.ParseOptions(delimiter=used[0])
-            notes = (f"{path.name}: values are separated by {used[0]!r}",)
-    parse.newlines_in_values = b'"' in first
-    try:
-        table = csv.read_csv(path, parse_options=parse)
-    except pyarrow.ArrowInvalid as error:
-        if "conversion error" not in str(error):
-            raise
-        # The first rows looked like numbers, and later ones do not.
-        names = csv.open_csv(path, parse_options=parse).schema.names
-        texts = csv.ConvertOptions(column_types=dict.fromkeys(names, pyarrow.string()))
-        table = csv.read_csv(path, parse_options=parse, convert_options=texts)
+    encoding, notes = _encoding(first), []
+    header = first.decode(encoding, "replace").partition("\n")[0]
+    if encoding != "utf-8":
+        notes.append(f"{path.name}: is not in UTF-8, and read as {encoding}")
+    used = [one for one in _DELIMITERS if one in header]
+    delimiter = used[0] if used and "," not in header else ","
+    if delimiter != ",":
+        notes.append(f"{path.name}: values are separated by {delimiter!r}")
+    table = _converted(
+        path,
+        read_options=csv.ReadOptions(encoding=encoding),
+        parse_options=csv.ParseOptions(
+            delimiter=delimiter, newlines_in_values=b'"' in first
+        ),
+    )
     bare = [name.strip() for name in table.column_names]
-    return table.rename_columns(bare), notes
+    return table.rename_columns(bare), tuple(notes)
+
+
+def _encoding(first: bytes) -> str:
+    """The encoding of a file that begins so: UTF-8, UTF-16 with a mark, or Windows'."""
+    if first.startswith((b"\xff\xfe", b"\xfe\xff")):
+        return "utf-16"
+    try:
+        # The last character may be cut off.
+        first[:-4].decode()
+    except UnicodeDecodeError as error:
+        return "utf-8" if error.start > len(first) - 9 else "cp1252"
+    return "utf-8"
+
+
+def _converted(path: Path, **options: Any) -> Any:
+    """A CSV file; a column is text if its later values do not fit its first ones."""
+    csv = require("pyarrow.csv", "csv")
+    pyarrow = require("pyarrow.lib", "csv")
+    texts: dict[str, Any] = {}
+    while True:
+        as_texts = csv.ConvertOptions(column_types=texts)
+        try:
+            return csv.read_csv(path, convert_options=as_texts, **options)
+        except pyarrow.ArrowInvalid as error:
+            place = re.match(r"In CSV column #(\d+): CSV conversion error", str(error))
+            if place is None:
+                raise
+            with csv.open_csv(path, **options) as opened:
+                name = opened.schema.names[int(place[1])]
+            if name in texts:
+                raise
+            texts[name] = pyarrow.string()
 
 
 def _of_arrow(table: Any, where: str, name: str, notes: tuple[str, ...] = ()) -> Table:
