@@ -268,8 +268,7 @@ def stacked(columns: Columns, where: str) -> np.ndarray:
         if row is not None:
             raise DataError(
                 f"{where}: column {name!r} is not numeric: row {row} (counted from "
-                f"0) is {_shown(raw[row])!r:.40}; choose the numeric ones with inputs, "
-                'or leave out preprocess = "none"'
+                f"0) is {_shown(raw[row])!r:.40}; choose the numeric ones with inputs"
             )
         with np.errstate(over="ignore"):  # too large becomes inf, and is reported
             numbers.append(raw.astype(np.float64).astype(np.float32))
