@@ -3,6 +3,7 @@
 """A configuration of a raw table: fitted on training rows, kept with the run."""
 
 import json
+from typing import Any
 
 import numpy as np
 import pandas
@@ -91,7 +92,7 @@ def test_statistics_are_those_of_training_rows_of_clients_that_train(content):
     ):
         train = ages(data.train.examples[0], fitted)
         assert data.train.total == len(train) < 0.7 * ROWS
-        theirs = StandardScaler().fit(train[:, None])
+        theirs: Any = StandardScaler().fit(train[:, None])
         assert fitted.fitted[0].mean == pytest.approx(theirs.mean_[0], rel=1e-6)
         assert fitted.fitted[0].deviation == pytest.approx(theirs.scale_[0], rel=1e-6)
         whole = np.concatenate(
