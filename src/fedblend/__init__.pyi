@@ -158,7 +158,7 @@ from fedblend.experiments.sklearn import (
 from fedblend.experiments.sklearn import (
     FederatedRegressor as FederatedRegressor,
 )
-from fedblend.experiments.sklearn import (
+from fedblend.experiments.sklearn_scorer import (
     client_scorer as client_scorer,
 )
 from fedblend.local import (
