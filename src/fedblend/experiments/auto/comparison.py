@@ -114,7 +114,8 @@ class Comparison:
         state, methods = self.state, len(candidates.CANDIDATES)
         if "plan" not in state:
             speed = budget.measured_speed(built)
-            plan = budget.plan_for(self.seconds - self._elapsed, speed, methods)
+            left, clients = self.seconds - self._elapsed, built.federated_data.clients
+            plan = budget.plan_for(left, speed, methods, clients)
             state["plan"], state["cuts"] = plan._asdict(), budget.cuts(plan)
             state["speed"] = speed._asdict()
             self._save()
