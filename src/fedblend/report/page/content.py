@@ -4,9 +4,10 @@
 
 import math
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -42,6 +43,7 @@ SPREAD = ("mean", "weighted", "std", "worst_tenth", "worst")
 DAMAGED = (KeyError, TypeError, AttributeError, IndexError, ValueError)
 
 Plain = dict[str, Any]
+Made = TypeVar("Made")
 
 
 class RunFiles(NamedTuple):
@@ -116,8 +118,9 @@ def page_content(
         raise RunError("no run to report: name the folder of at least one")
     labels = _labels(runs)
     points = min(MOST_POINTS, max(MOST_CURVE_POINTS // len(runs), 50))
+    room = MOST_CELLS // len(runs)
     plain = [
-        _checked(run, lambda run: _run(run, label, points, MOST_CELLS // len(runs)))
+        _checked(run, partial(_run, label=label, points=points, cells=room))
         for run, label in zip(runs, labels, strict=True)
     ]
     pairs, untested = _differences(runs, labels)
@@ -141,7 +144,10 @@ def _differences(
     count = len(runs) * (len(runs) + 1) // 2
     if len(runs) < 2 or any(run.summary is None for run in runs):
         return [], None
-    if count * max(len(run.clients.ids) if run.clients else 0 for run in runs) > MOST_TESTS:
+    if (
+        count * max(len(run.clients.ids) if run.clients else 0 for run in runs)
+        > MOST_TESTS
+    ):
         return [], "these are too many runs and clients to test on a page"
     folders = {label: run.folder.path for label, run in zip(labels, runs, strict=True)}
     try:
@@ -155,7 +161,7 @@ def _plain(value: Any) -> Any:
     return number(value) if isinstance(value, float) else value
 
 
-def _checked(run: RunFiles, make: Any) -> Any:
+def _checked(run: RunFiles, make: Callable[[RunFiles], Made]) -> Made:
     try:
         return make(run)
     except DAMAGED:
@@ -176,13 +182,12 @@ def _verdict(
     runs: list[RunFiles], labels: list[str], pairs: list[Plain]
 ) -> tuple[str, list[str]]:
     if len(runs) == 1:
-        return _checked(
-            runs[0], lambda run: words.sentences(run.summary, run.clients)
-        )
+        return _checked(runs[0], lambda run: words.sentences(run.summary, run.clients))
     heads = {
         label: head
         for label, run in zip(labels, runs, strict=True)
-        if run.summary and (head := _checked(run, lambda run: words.headline(run.summary)))
+        if run.summary
+        and (head := _checked(run, lambda run: words.headline(run.summary)))
     }
     kinds = {(head.split, head.metric) for head in heads.values()}
     if len(kinds) != 1:
@@ -294,7 +299,10 @@ def _costs(one: Plain) -> Plain:
         "seed": one.get("seed", 0),
         **{name: number(one[name]) for name in names if one.get(name) is not None},
         **{f"bits_{link}": bits.get(link) for link in ("up", "down")},
-        **{f"bits_{link}_each": bits.get(f"{link}_per_client") for link in ("up", "down")},
+        **{
+            f"bits_{link}_each": bits.get(f"{link}_per_client")
+            for link in ("up", "down")
+        },
         "alone_seconds": number((one.get("alone") or {}).get("seconds")),
     }
 
