@@ -59,7 +59,7 @@ class Comparison:
     def complete(self) -> dict[str, Any]:
         """Do what is not done yet; returns the state."""
         if self.state.get("verdict"):
-            self._say(*description.lines(self.state["seen"]), *self.state["verdict"])
+            self._say(*description.lines(self.state["seen"]))
             return self.state
         with precision("float32"):
             first = build(self._config(candidates.BY_NAME["fedavg"], [0]))
@@ -72,7 +72,6 @@ class Comparison:
                 self._method(candidate, built, plan, share)
             self._decide(built)
         self._write()
-        self._say(*self.state["verdict"])
         return self.state
 
     def folder(self, method: str) -> Path:

@@ -178,7 +178,8 @@ def told_apart(gaps: np.ndarray) -> float:
     from scipy import stats
 
     if clients >= FEW_CLIENTS:
-        return float(stats.wilcoxon(gaps.mean(axis=0), zero_method="zsplit").pvalue)
+        found: Any = stats.wilcoxon(gaps.mean(axis=0), zero_method="zsplit")
+        return float(found.pvalue)
     if splits < 2:
         return 1.0
     means = gaps.mean(axis=1)
@@ -267,6 +268,9 @@ def judge(
     several = len(by_split) > 1
     up = clear & (by_split > 0).all(axis=0)
     down = clear & (by_split < 0).all(axis=0) & several
-    of = [[names[i] for i in np.flatnonzero(which)] for which in (up, down)]
-    decided = len(of[0]) + len(of[1])
-    return Clients(*of, int(known.sum()) - decided, len(names) - int(known.sum()))
+    gain_names, harmed_names = (
+        [names[int(place)] for place in np.flatnonzero(which)] for which in (up, down)
+    )
+    undecided = int(known.sum()) - len(gain_names) - len(harmed_names)
+    small = len(names) - int(known.sum())
+    return Clients(gain_names, harmed_names, undecided, small)
