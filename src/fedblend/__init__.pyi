@@ -143,6 +143,12 @@ from fedblend.data.federated import (
 from fedblend.data.federated import (
     shard_of as shard_of,
 )
+from fedblend.experiments.auto import (
+    AutoResult as AutoResult,
+)
+from fedblend.experiments.auto import (
+    auto as auto,
+)
 from fedblend.experiments.personalize import (
     personalize_from as personalize_from,
 )
