@@ -5,6 +5,7 @@
 #   make demo    a first federated run, in a few seconds
 #   make test    the tests
 #   make lint    style and types
+#   make docs    the documentation as a website, site/index.html
 #   make bench   the time of a round, beside other ways to compute it
 #   make clean   removes what was set up
 
@@ -23,7 +24,7 @@ CHECK := $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/
   || { echo "error: '$(PYTHON)' is not Python 3.11 or newer; make PYTHON=... names one" \
   >&2; exit 1; }
 
-.PHONY: demo test lint bench clean
+.PHONY: demo test lint docs bench clean
 
 demo: .venv/.ready
 	@$(BIN)/fedblend demo
@@ -36,13 +37,16 @@ lint: .venv/.ready
 	$(BIN)/ruff format --check .
 	PYRIGHT_PYTHON_IGNORE_WARNINGS=1 $(BIN)/pyright
 
+docs: .venv/.ready
+	$(BIN)/python tools/docs_site.py
+
 bench: .venv/.ready
 	@$(MAKE) --no-print-directory .venv-torch/.ready || echo "PyTorch is left out"
 	@$(MAKE) --no-print-directory .venv-fedjax/.ready || echo "FedJAX is left out"
 	@$(BIN)/python benchmarks/run.py
 
 clean:
-	rm -rf .venv .venv-torch .venv-fedjax .pytest_cache .ruff_cache .hypothesis dist
+	rm -rf .venv .venv-torch .venv-fedjax .pytest_cache .ruff_cache .hypothesis dist site
 
 .venv/.ready: pyproject.toml reproductions/pyproject.toml
 	@$(CHECK)

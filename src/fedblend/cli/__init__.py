@@ -26,6 +26,7 @@ from fedblend.cli import (
     list_,
     personalize,
     plan,
+    report,
     reproduce,
     run,
     show,
@@ -53,6 +54,7 @@ app.command("advise")(advise.advise)
 app.command("init")(init.init)
 app.command("list")(list_.list_)
 app.command("show")(show.show)
+app.command("report")(report.report)
 app.add_typer(data.app, name="data")
 federation_experiments.add_to(federation.app)
 app.add_typer(federation.app, name="federation")

@@ -38,6 +38,9 @@ from fedblend.simulation.sampling import settled
 from fedblend.simulation.simulate import RunSpec
 from fedblend.theory.constants import Smoothness
 
+_NOT_SIMULATED = {"seed", "cohort", "precision", "keep_personal"}
+"""The keys of [run] that are no fields of ``RunSpec``, or that have another form."""
+
 
 class Method(NamedTuple):
     """What is computed, whoever has the rows."""
@@ -132,7 +135,7 @@ def build(config: Config) -> Built:
             params=found.model.init,
             federated_data=federations,
             key=key,
-            **config.run.model_dump(exclude={"seed", "precision", "cohort"}),
+            **config.run.model_dump(exclude=_NOT_SIMULATED),
             cohort=drawn,
             central=None if server is None else server.train.shard(0),
             measure=found.measures,
@@ -180,6 +183,9 @@ def method(
     options, own = with_rates(config, known, trees.size(params), rates)
     algorithm = options.build(loss, known, clients)
     alone = config.measure.local and options.name != "local_only"
+    if config.measure.local_rate is not None:
+        sgd = {"rate": config.measure.local_rate, "optimizer": None, "schedule": None}
+        own = own.model_copy(update=sgd)
     return Method(
         model,
         loss,

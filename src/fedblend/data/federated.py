@@ -136,8 +136,8 @@ FEDERATED_DATA = Instance(FederatedData, "a FederatedData")
 def side_by_side(datasets: Sequence[FederatedData]) -> dict[str, Shards]:
     """The same clients with their rows split anew in each: one flat array a split.
 
-    One dataset keeps its arrays; those of several lie one after another, and those of
-    a dataset that occurs again only once.
+    One dataset keeps its arrays; those of several lie one after another. The same
+    dataset given several times, such as for all points of a grid, has its rows once.
 
     Raises:
         ValueError: the datasets have other clients, or hold out other numbers of rows.
@@ -155,11 +155,11 @@ def side_by_side(datasets: Sequence[FederatedData]) -> dict[str, Shards]:
             )
     if not others:
         return first.splits
+    different = list({id(data): data for data in datasets}.values())
+    places = [next(i for i, one in enumerate(different) if one is d) for d in datasets]
     joined = {}
-    known = list({id(data): data for data in datasets}.values())
-    places = [next(i for i, one in enumerate(known) if one is of) for of in datasets]
     for name, split in first.splits.items():
-        examples, starts = _concatenated([data.splits[name] for data in known])
+        examples, starts = _concatenated([data.splits[name] for data in different])
         joined[name] = Shards(examples, np.stack(starts)[places], split.counts)
     return joined
 

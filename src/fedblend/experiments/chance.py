@@ -1,10 +1,37 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""Chance: the loss of the best constant prediction, which a model should improve on."""
+"""Chance: the loss of the best constant prediction, and losses that are worse."""
 
 import numpy as np
 
 from fedblend.data.federated import FederatedData
+from fedblend.simulation.result import MODELS, Measures
+
+
+def worse_than_chance(results: list[Measures], chance: float | None) -> list[str]:
+    """A line for the personal models and one for training alone, where worse.
+
+    Args:
+        results: what was measured last, in each replica.
+        chance: the loss of the best constant prediction, None where there is none.
+    """
+    lines = []
+    for model in ("personal", "local"):
+        worse = []
+        for split, models in results[0].items():
+            if chance is None or "loss" not in models.get(model, {}):
+                continue
+            values = [one[split][model]["loss"].mean for one in results]
+            worst = max((v for v in values if np.isfinite(v)), default=-np.inf)
+            if worst > chance:
+                worse.append(f"{worst:.4g} on {split} rows")
+        if worse:
+            lines.append(
+                f"the loss of {MODELS[model]} is {' and '.join(worse)}, worse than "
+                f"{chance:.4g}, that of the best constant prediction (chance): look at "
+                "the scale of the inputs, the rate and the rounds"
+            )
+    return lines
 
 
 def chance(loss: str, federated_data: FederatedData) -> float | None:

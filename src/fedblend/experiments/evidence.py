@@ -30,7 +30,7 @@ FORMAT = "fedblend evidence 1"
 SPLITS = ("test", "validation", "train")
 """The splits, the first that was measured is the one that is stored."""
 RIGHT_OR_WRONG = (0.0, 1.0)
-FACTS = ("higher_is_better", "bounded", "counts_rows")
+FACTS = ("higher_is_better", "bounded", "counts_rows", "always_defined")
 """What comparing two models needs to know of a metric."""
 
 

@@ -21,13 +21,14 @@ from fedblend.config.config import Config
 from fedblend.config.model import loss_name
 from fedblend.core import Batch, PyTree
 from fedblend.experiments import evidence, personalize, run_folder
-from fedblend.experiments.chance import chance
+from fedblend.experiments.chance import chance, worse_than_chance
+from fedblend.experiments.personal_models import write_personal_models
 from fedblend.experiments.run_folder import Folder, seeds_of
 from fedblend.gains import Evidence, harms
 from fedblend.report import figures, measures
 from fedblend.report.measures import Row, rows_of, shown_splits
 from fedblend.simulation.personalize import NewClients
-from fedblend.simulation.result import MODELS, Measures, Results
+from fedblend.simulation.result import Results
 from fedblend.simulation.run import Run
 
 MOST_NAMED = 5
@@ -63,16 +64,20 @@ def write_summary(
     columns, about_clients, warnings = diagnostics(run, config.algorithm)
     least = chance(loss_name(config, built.task), run.federated_data)
     warnings += _warnings_at_end(run, runs, least)
-    for warning in warnings:
-        on_warning(warning)
     unseen = _unseen_clients(run, config, built)
     harmed = write_results(folder, run, seeds, columns, unseen)
+    kept, size = write_personal_models(
+        folder, run, seeds, built.algorithm, config.run.keep_personal
+    )
+    warnings += size
     for one, model in zip(runs, run_folder.models(run), strict=True):
         one |= _at_server(built, model)
     for one, new in zip(runs, unseen, strict=False):
         one["unseen"] = {"round": run.round, **new.summary()}
     if unseen:
         harmed["unseen"] = {"harmed": harms(_together(unseen))}
+    for warning in warnings:
+        on_warning(warning)
     summary = {
         "name": config.name,
         "algorithm": config.algorithm.name,
@@ -81,6 +86,7 @@ def write_summary(
         **about_clients,
         **promised,
         **harmed,
+        "personal_models": kept,
         "runs": runs,
     }
     run_folder.write_text(folder.summary, run_folder.as_json(summary))
@@ -288,29 +294,3 @@ def _warnings_at_end(
         start = f"seed {one['seed']}: " if len(runs) > 1 else ""
         lines += [f"{start}{line}" for line in one["warnings"]]
     return [*lines, *worse_than_chance(run.results, chance)]
-
-
-def worse_than_chance(results: list[Measures], chance: float | None) -> list[str]:
-    """A line for the personal models and one for training alone, where worse.
-
-    Args:
-        results: what was measured last, in each replica.
-        chance: the loss of the best constant prediction, None where there is none.
-    """
-    lines = []
-    for model in ("personal", "local"):
-        worse = []
-        for split, models in results[0].items():
-            if chance is None or "loss" not in models.get(model, {}):
-                continue
-            values = [one[split][model]["loss"].mean for one in results]
-            worst = max((v for v in values if np.isfinite(v)), default=-np.inf)
-            if worst > chance:
-                worse.append(f"{worst:.4g} on {split} rows")
-        if worse:
-            lines.append(
-                f"the loss of {MODELS[model]} is {' and '.join(worse)}, worse than "
-                f"{chance:.4g}, that of the best constant prediction (chance): look at "
-                "the scale of the inputs, the rate and the rounds"
-            )
-    return lines

@@ -13,6 +13,8 @@
     harm.csv           which clients gain by the personal model, which it harms
     evidence.safetensors  what single test rows say, to compare with other runs
     model.safetensors  the shared model, one file for each of several seeds
+    personal.safetensors  the personal models, leaves [clients, ...]; likewise
+    preprocessing.json    what turns columns of a table into inputs; likewise
     checkpoint         for --resume; local_checkpoint is that of training alone,
                        trial_checkpoint that of the trial of how long to train alone
     states             client states, where they are stored on disk; likewise
@@ -76,8 +78,19 @@ class Folder:
 
     def model(self, seed: int | None) -> Path:
         """The shared model; ``seed`` where there are several."""
-        suffix = "" if seed is None else f"-seed{seed}"
-        return self.path / f"model{suffix}.safetensors"
+        return self.path / f"model{_suffix(seed)}.safetensors"
+
+    def personal(self, seed: int | None) -> Path:
+        """The personal models of all clients; ``seed`` where there are several."""
+        return self.path / f"personal{_suffix(seed)}.safetensors"
+
+    def preprocessing(self, seed: int | None) -> Path:
+        """What turns columns into inputs; ``seed`` where each has its own split."""
+        return self.path / f"preprocessing{_suffix(seed)}.json"
+
+
+def _suffix(seed: int | None) -> str:
+    return "" if seed is None else f"-seed{seed}"
 
 
 def seeds_of(config: Config) -> list[int]:
