@@ -55,6 +55,8 @@ def run_config(
     resume: bool = False,
     on_step: Callable[[Step], None] = lambda step: None,
     on_warning: Callable[[str], None] = lambda line: None,
+    local: Run | None = None,
+    figures: bool = True,
 ) -> dict[str, Any]:
     """Run a configuration and write its folder.
 
@@ -65,6 +67,9 @@ def run_config(
             finished run is not changed.
         on_step: called after every block of rounds.
         on_warning: called with each warning, one line.
+        local: training alone as ``measure.local`` asks for it, where it was computed
+            already.
+        figures: draw the figures.
 
     Returns:
         The summary, as in ``summary.json``.
@@ -83,7 +88,7 @@ def run_config(
         _check_data(folder, built)
         # Clients train alone for as long as is best for the metric that is shown first.
         metric = in_order(built.measures)[0]
-        runs = stages(config, built, folder, metric)
+        runs = stages(config, built, folder, metric, local)
         promised = {}
         if config.privacy is not None:
             promised = privacy.report(config, built.federated_data.clients)
@@ -91,7 +96,9 @@ def run_config(
         for stage in runs:
             advance(folder, config, stage, runs, metric, on_step)
         run = runs["federated"]
-        return results.write_summary(folder, config, built, run, promised, on_warning)
+        return results.write_summary(
+            folder, config, built, run, promised, on_warning, figures
+        )
 
 
 def _check_place(folder: Folder, config: Config, resume: bool) -> None:
@@ -127,11 +134,18 @@ def open_folder(folder: Folder, config: Config, built: Built) -> None:
     if not folder.origin.exists():
         known = {**results.origin(built), "task": built.task._asdict()}
         run_folder.write_text(folder.origin, run_folder.as_json(known))
+        run_folder.write_preprocessing(folder, built.preprocessing, seeds_of(config))
     if not folder.config.exists():
         run_folder.write_text(folder.config, dump(config))
 
 
-def stages(config: Config, built: Built, folder: Folder, metric: str) -> dict[str, Run]:
+def stages(
+    config: Config,
+    built: Built,
+    folder: Folder,
+    metric: str,
+    given: Run | None = None,
+) -> dict[str, Run]:
     """The stages of a run in order; nothing is computed yet.
 
     Args:
@@ -139,6 +153,7 @@ def stages(config: Config, built: Built, folder: Folder, metric: str) -> dict[st
         built: what it builds.
         folder: where client states go, if they are stored on disk.
         metric: for which clients train alone as long as is best.
+        given: a completed run of training alone, instead of one of this run's own.
     """
     local = built.local if built.by_split is None else built.by_split.local
     runs: dict[str, Run] = {}
@@ -149,7 +164,7 @@ def stages(config: Config, built: Built, folder: Folder, metric: str) -> dict[st
         return dataclasses.replace(spec, store_folder=folder.states(stage))
 
     with named_by_key(**TABLES):
-        if local is not None:
+        if local is not None and given is None:
             own = dataclasses.replace(built.spec, algorithm=local)
             own, alone = train_alone.without_others(own), config.measure.local
             if isinstance(alone, bool):
@@ -157,7 +172,7 @@ def stages(config: Config, built: Built, folder: Folder, metric: str) -> dict[st
             else:
                 own = dataclasses.replace(own, rounds=alone)
             runs["local"] = set_up(stored("local", own))
-        spec = dataclasses.replace(built.spec, local=runs.get("local"))
+        spec = dataclasses.replace(built.spec, local=given or runs.get("local"))
         runs["federated"] = set_up(stored("federated", spec))
     return runs
 
