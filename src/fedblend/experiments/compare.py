@@ -28,7 +28,7 @@ OnStep = Callable[[str, Step], None]
 
 def compare(
     entries: Sequence[Entry],
-    out: str | Path,
+    out: str | Path = "runs/comparison",
     *,
     seeds: int | None = None,
     resume: bool = False,

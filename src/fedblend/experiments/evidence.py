@@ -106,7 +106,7 @@ def _saved(
     arrays: Mapping[str, np.ndarray],
     split: str,
     seeds: list[int],
-    metrics: Mapping[str, Mapping[str, bool]],
+    metrics: Mapping[str, Mapping[str, Any]],
 ) -> Saved:
     ids, counts = arrays["ids"], arrays["counts"]
     inside = np.arange(counts.max(initial=0)) < counts[:, None]

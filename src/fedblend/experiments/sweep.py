@@ -43,7 +43,7 @@ class Sweep(NamedTuple):
 def sweep(
     config: str | Path | Config,
     over: Mapping[str, Sequence[Any]] | Iterable[str],
-    out: str | Path,
+    out: str | Path = "runs/sweep",
     *,
     seeds: int | None = None,
     resume: bool = False,
