@@ -25,7 +25,8 @@ from fedblend.experiments.chance import chance, worse_than_chance
 from fedblend.experiments.personal_models import write_personal_models
 from fedblend.experiments.run_folder import Folder, seeds_of
 from fedblend.gains import Evidence, harms
-from fedblend.report import figures, measures
+from fedblend.report import measures
+from fedblend.report.figures import plot_harm, plot_rows
 from fedblend.report.measures import Row, rows_of, shown_splits
 from fedblend.simulation.personalize import NewClients
 from fedblend.simulation.result import Results
@@ -191,9 +192,9 @@ def draw(
     found: tuple[measures.Comparison, measures.Clients] | None,
 ) -> None:
     """Write the figures of a run; ``found`` is from ``compare_run``."""
-    figures.plot_rows(rows, folder.figures, run.evidence, run.alone)
+    plot_rows(rows, folder.figures, run.evidence, run.alone)
     if found is not None:
-        figures.plot_harm(*found, folder.figures / "harm", run.alone)
+        plot_harm(*found, folder.figures / "harm", run.alone)
 
 
 def diagnostics(
