@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The report of 10,000 clients and 500 rounds: how large, how soon it can be used.
 
-Needs Chromium and playwright. Each time is the median of five openings of the file, each
-in a browser context of its own: until the page can be used, and until the table of
+Needs Chromium and playwright. Times are medians of five openings of the file, each in a
+browser context of its own: until the page can be used, and until the table of
 clients is sorted anew.
 """
 
@@ -17,9 +17,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
-from synthetic_run import write_run
-
 from fedblend.report.page import write_page
+from synthetic_run import write_run
 
 TURNS = 5
 OPTIONS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
@@ -60,7 +59,8 @@ def main() -> None:
             browser = started.chromium.launch(executable_path=program, args=OPTIONS)
             times = [opened(browser, file) for _ in range(TURNS)]
             browser.close()
-    for name, of in zip(("can be used after", "sorts in"), zip(*times), strict=True):
+    columns = zip(*times, strict=True)
+    for name, of in zip(("can be used after", "sorts in"), columns, strict=True):
         print(f"{name} {statistics.median(of):.2f} s (least {min(of):.2f} s)")
 
 

@@ -7,6 +7,7 @@ function costsSection(content) {
     const of = (name) => mean(run.costs.map((cost) => cost[name] ?? null));
     const range = (link) => {
       const each = run.costs[0][`bits_${link}_each`];
+      if (each && each.least === each.most) return bitsText(each.mean);
       return each ? `${bitsText(each.mean)} (${bitsText(each.least)} to ${bitsText(each.most)})` : MISSING;
     };
     const lost = (of("dropped") || 0) + (of("rejected") || 0);
