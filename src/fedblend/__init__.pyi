@@ -146,6 +146,12 @@ from fedblend.data.federated import (
 from fedblend.experiments.personalize import (
     personalize_from as personalize_from,
 )
+from fedblend.experiments.saved_run import (
+    SavedRun as SavedRun,
+)
+from fedblend.experiments.saved_run import (
+    load as load,
+)
 from fedblend.experiments.sklearn import (
     FederatedClassifier as FederatedClassifier,
 )

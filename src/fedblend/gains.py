@@ -211,7 +211,8 @@ class Evidence(NamedTuple):
             models = splits[split]
             own = models["personal"]
             # The mean loss is known wherever there are rows; an area may well not be.
-            known = own.get("loss", None if metric == "auc" else own[metric])
+            defined = self.metrics[metric].always_defined
+            known = own.get("loss", own[metric] if defined else None)
             broken = np.isinf(own[metric])
             if known is not None:
                 broken = broken | ~np.isfinite(known)

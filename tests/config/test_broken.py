@@ -134,7 +134,7 @@ def test_written_and_read_again(content):
     ),
     st.sampled_from(["softmax", "logistic", "mlp", "cnn", "large_cnn"]),
     st.sampled_from([None, "logistic", "squared_error"]),
-    st.sampled_from([None, ["auc"], ["recall@9"], ["mse"], ["accuracy"]]),
+    st.sampled_from([None, ["auc"], ["recall@9"], ["r2"], ["brier"]]),
 )
 def test_building_what_passed_the_check(data, model, loss, metrics):
     content = copy.deepcopy(TINY)

@@ -53,7 +53,7 @@ def test_natural_clients_and_official_test(tiny):
     made = built(tiny, data=data, model={"name": "mlp", "hidden": [3]})
     assert made.federated_data.clients == 7
     assert made.federated_data.splits["test"].counts.tolist() == [4] * 7
-    assert set(made.spec.measure) == {"loss", "mse"}
+    assert set(made.spec.measure) == {"loss", "mse", "mae", "r2"}
 
 
 def test_a_saved_partition(tiny, tmp_path):
@@ -77,7 +77,7 @@ def test_own_table(tiny, tmp_path):
     data = {"file": str(tmp_path / "own.csv"), "target": "label", "client": "who"}
     made = built(tiny, data={**data, "partition": "by_key"}, model={"name": "logistic"})
     assert made.federated_data.names == ("a", "b")
-    assert set(made.spec.measure) == {"loss", "accuracy", "auc"}
+    assert set(made.spec.measure) == {"loss", "accuracy", "auc", "brier"}
 
 
 def test_an_empty_client_is_refused(tiny, tmp_path):
@@ -123,8 +123,8 @@ def test_the_hash_of_the_data_is_that_of_its_values(tiny):
         ({"algorithm": _ditto(steps=[3])},
          "algorithm.personal.steps: 1 numbers for 6 clients; give one for each, or a "
          "single one"),
-        ({"measure__metrics": ["auc"]},
-         'measure.metrics.0: "auc" is not for classes targets; it needs binary'),
+        ({"measure__metrics": ["mae"]},
+         'measure.metrics.0: "mae" is not for classes targets; it needs regression'),
         ({"measure__metrics": ["loss", "recall@11"]},
          'measure.metrics.1: "recall@11": there are only 10 classes'),
         ({"data": {"source": "breast_cancer", "partition": "iid", "clients": 3},

@@ -53,8 +53,9 @@ CASES = {
     "data.validation=0.9": "data.validation + test: 1.15 leaves no rows to train on",
     "data.file=a.csv": "data.source or file: both are given; exactly one is needed",
     "data.target=y": "data.target: goes with file, not with source",
-    "measure.metrics=['acc']": 'measure.metrics.0: "acc" is not loss, accuracy, auc, '
-    "mse or recall@K",
+    "measure.metrics=['acc']": 'measure.metrics.0: "acc" is not loss, accuracy, '
+    "balanced_accuracy, auc, average_precision, log_loss, brier, calibration_error, "
+    "calibration_gap, mse, rmse, mae, r2 or recall@K",
     "measure.splits=[]": "measure.splits: [] is not of length 1 or more",
     "version=2": "version: 2 is newer than this fedblend, which reads up to 1; update "
     "fedblend",

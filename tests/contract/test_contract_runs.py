@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from registry import CASES, ENROLLING, EVERYONE
+from registry import CASES, ENROLLING, EVERYONE, variants_later
 from runs import (
     CLIENTS,
     SETTINGS,
@@ -33,7 +33,7 @@ from problems import spoiled
 SEED_WITHOUT_CLIENT_0 = 12
 """With this seed client 0 is in neither of the first two cohorts."""
 
-each_case = pytest.mark.parametrize("name", CASES)
+each_case = pytest.mark.parametrize("name", variants_later(CASES))
 
 
 @cache
@@ -107,7 +107,8 @@ def test_some_client_is_absent_from_some_block_of_the_usual_run():
 
 
 @pytest.mark.parametrize(
-    "name", [name for name in CASES if name not in ENROLLING + EVERYONE]
+    "name",
+    variants_later(name for name in CASES if name not in ENROLLING + EVERYONE),
 )
 def test_rows_of_others_and_padding_change_nothing(name):
     """Client 0 fills the padding of a chunk, and takes no part itself."""

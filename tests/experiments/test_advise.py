@@ -177,6 +177,7 @@ def digits(rate, batch_size, central_batch, rounds, clients=4, test=0.2):
     return check(content, "here")
 
 
+@pytest.mark.slow
 def test_digits_that_only_the_server_has():
     found = advise(digits(0.25, "all", None, 10, clients=2, test=0.8))
     ends = {how: one.loss.mean() for how, one in found.trials.items()}

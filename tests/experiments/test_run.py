@@ -6,11 +6,13 @@ import csv
 import io
 import json
 
+import jax
 import numpy as np
 import pytest
 from rich.console import Console
 
 import example_arguments as examples
+import fedblend as fb
 from fedblend.config.build import build
 from fedblend.config.config import check, load
 from fedblend.errors import CheckpointError, ConfigError, RunError
@@ -95,13 +97,28 @@ def run_with_stops(config, path):
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
-def test_every_algorithm_runs(name, tiny, tmp_path):
+def test_every_algorithm_runs_and_its_personal_models_are_kept(
+    name, tiny, tmp_path, monkeypatch
+):
     tiny["algorithm"] |= {"name": name, **OWN[name]}
     tiny["run"] |= SHORT | ({"cohort": 6} if examples.needs_everyone(name) else {})
     tiny["measure"] |= LITTLE
+    runs, write = [], results.write_personal_models
+
+    def written(folder, run, *more):
+        runs.append(run)
+        return write(folder, run, *more)
+
+    monkeypatch.setattr(results, "write_personal_models", written)
     summary = run_config(check(tiny, "here"), tmp_path / "out")
     (result,) = summary["runs"]
     assert result["round"] == 2
+    saved = fb.load(tmp_path / "out")
+    for client in range(6):
+        there, here = saved.personal(client), runs[0].personal(client)
+        assert jax.tree.structure(there) == jax.tree.structure(here)
+        pairs = zip(jax.tree.leaves(there), jax.tree.leaves(here), strict=True)
+        assert all(a.tobytes() == np.asarray(b).tobytes() for a, b in pairs)
     before = run_folder.read_rows(Folder(tmp_path / "out"))[0]
     first, last = (
         row["measures"]["train"]["personal"]["loss"]["mean"] for row in (before, result)

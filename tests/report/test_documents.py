@@ -21,16 +21,16 @@ def blocks(path: str, language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```", text, re.M | re.S)
 
 
-def test_the_readme_shows_a_configuration_that_is_valid():
-    whole = tomllib.loads(blocks("README.md", "toml")[0])
-    config = check(whole, "README.md")
+def test_the_page_on_runs_shows_a_configuration_that_is_valid():
+    whole = tomllib.loads(blocks("docs/run.md", "toml")[0])
+    config = check(whole, "docs/run.md")
     assert config.name == "first"
-    own = tomllib.loads(blocks("README.md", "toml")[1])
-    check({**whole, **own}, "README.md")
+    own = tomllib.loads(blocks("docs/run.md", "toml")[1])
+    check({**whole, **own}, "docs/run.md")
 
 
 def test_the_fragments_in_the_key_list_are_valid():
-    whole = tomllib.loads(blocks("README.md", "toml")[0])
+    whole = tomllib.loads(blocks("docs/run.md", "toml")[0])
     for block in blocks("docs/config.md", "toml"):
         check({**whole, **tomllib.loads(block)}, "docs/config.md")
 

@@ -2,7 +2,12 @@
 # SPDX-License-Identifier: Apache-2.0
 import numpy as np
 
-from fedblend.report.measures import curves, shown_metrics, shown_splits
+from fedblend.report.measures import (
+    curves,
+    drawn_metrics,
+    shown_metrics,
+    shown_splits,
+)
 
 
 def test_a_curve_is_the_mean_over_seeds_with_their_range(rows):
@@ -42,3 +47,7 @@ def test_numbered_metrics_are_of_their_kind(rows):
     for models in rows[-1]["measures"]["test"].values():
         models["recall@5"] = models.pop("accuracy")
     assert shown_metrics(rows, "test") == ["recall@5", "loss"]
+    for models in rows[-1]["measures"]["test"].values():
+        models["auc"] = models["recall@5"]
+    assert shown_metrics(rows, "test") == ["recall@5", "auc", "loss"]
+    assert drawn_metrics(rows, "test") == ["recall@5", "loss"]

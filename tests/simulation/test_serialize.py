@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from hypothesis.extra import numpy as arrays
 
-from fedblend.simulation.serialize import WireError, _checksum, as_tree, pack, unpack
+from fedblend.simulation.serialize import WireError, as_tree, checksum, pack, unpack
 
 
 class Pair(NamedTuple):
@@ -92,7 +92,7 @@ def entry(dtype: Any = "F32", shape=(1,), offsets=(0, 4)):
 
 def sealed(leaves: dict, body: bytes = b"") -> bytes:
     """A forged header whose checksum is right, so that something else must notice."""
-    words = {"sha256": _checksum({}, leaves, [body])}
+    words = {"sha256": checksum({}, leaves, [body])}
     return forged({"__metadata__": words, **leaves}, body)
 
 

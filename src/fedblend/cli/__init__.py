@@ -12,11 +12,18 @@ import os
 import sys
 from typing import Annotated, Any
 
+# First: without the extra [cli] it ends here, in one line.
+import fedblend.cli.requirements  # noqa: F401
+
+# isort: split
+
 import typer
 
 from fedblend import __version__
 from fedblend.cli import (
     advise,
+    auto,
+    compare,
     data,
     demo,
     federation,
@@ -25,9 +32,11 @@ from fedblend.cli import (
     list_,
     personalize,
     plan,
+    report,
     reproduce,
     run,
     show,
+    sweep,
     tune,
 )
 from fedblend.cli.screen import INTERRUPTED, complain
@@ -41,7 +50,10 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
+app.command("auto")(auto.auto)
 app.command("run")(run.run)
+app.command("compare")(compare.compare)
+app.command("sweep")(sweep.sweep)
 app.command("personalize")(personalize.personalize)
 app.command("plan")(plan.plan)
 app.command("tune")(tune.tune)
@@ -49,6 +61,7 @@ app.command("advise")(advise.advise)
 app.command("init")(init.init)
 app.command("list")(list_.list_)
 app.command("show")(show.show)
+app.command("report")(report.report)
 app.add_typer(data.app, name="data")
 federation_experiments.add_to(federation.app)
 app.add_typer(federation.app, name="federation")

@@ -1,6 +1,6 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""``fedblend data``: list, download and describe datasets."""
+"""``fedblend data``: list, download and describe datasets, write an example."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedblend.cli import screen
-from fedblend.cli.screen import option
+from fedblend.cli.screen import Format, OutputFormat, option
 
 if TYPE_CHECKING:
     from fedblend.data.dataset import DatasetInfo
@@ -94,6 +94,63 @@ def _download(name: str, base: str | None) -> list[Path]:
             bar.update(task, completed=done, total=total)
 
         return download.get(name, progress=report, base=base)
+
+
+@app.command("example")
+def example(
+    file: Annotated[Path, typer.Argument(help="The CSV file to write.")],
+    clients: Annotated[int, option("Hospitals.", "N", min=1)] = 20,
+    rows: Annotated[int, option("Rows of a hospital, on average.", "N", min=8)] = 500,
+    seed: Annotated[int, option("Of all that is drawn.", "N", min=0)] = 0,
+) -> None:
+    """Write a raw table to try things with: admissions to hospitals, made up.
+
+    It has text, dates, missing values and an uneven outcome; the client is the column
+    hospital, the target the column outcome.
+
+    [bold]Example[/bold]
+
+    fedblend data example hospitals.csv
+    """
+    from fedblend.data.datasets.hospitals import hospitals, write_table
+    from fedblend.errors import RunError
+
+    if file.suffix != ".csv":
+        raise RunError(f"{file}: a table is written as .csv")
+    if file.exists():
+        raise RunError(f"{file}: exists already and is not overwritten")
+    table = hospitals(clients, rows, seed)
+    write_table(file, table)
+    typer.echo(f"wrote {file}: {clients * rows} rows of {clients} hospitals")
+
+
+@app.command("describe")
+def describe(
+    file: Annotated[Path, typer.Argument(help="A .csv or .parquet table, or an .npz.")],
+    client: Annotated[str | None, option("The column of the client.", "NAME")] = None,
+    target: Annotated[str | None, option("The column of the target.", "NAME")] = None,
+    format: OutputFormat = Format.table,
+) -> None:
+    """Show what every column of a table holds, and what preprocessing makes of it.
+
+    [bold]Example[/bold]
+
+    fedblend data describe hospitals.csv --client hospital --target outcome
+    """
+    from fedblend.data.description import describe
+    from fedblend.experiments.run_folder import as_json
+
+    found = describe(file, client=client, target=target)
+    if format is Format.json:
+        typer.echo(as_json(found._asdict()))
+        return
+    screen.say(*found.lines)
+    made = screen.table("column", "what it holds", "what is made of it", "inputs")
+    for one in found.columns:
+        made.add_row(one["column"], one["seen"], one["done"], str(one["inputs"]))
+    screen.console().print(made)
+    for text in found.notes:
+        screen.note(f"note: {text}")
 
 
 @app.command("info")

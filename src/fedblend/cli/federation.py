@@ -130,7 +130,7 @@ def audit(
 ) -> None:
     """Check that no line of an audit was changed, removed or swapped.
 
-    Lines cut off at its end show only against what the other side was told: its audit
+    Lines cut off at its end show only against what the other side received: its audit
     has the hashes of this one.
 
     [bold]Examples[/bold]

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedblend.cli import screen
+from fedblend.cli.report import REPORT
 from fedblend.cli.screen import ConfigFile, Format, OutputFormat, Settings, option
 
 if TYPE_CHECKING:
@@ -33,6 +34,9 @@ def run(
     resume: Annotated[
         bool, typer.Option("--resume", help="Continue an interrupted run.")
     ] = False,
+    live: Annotated[
+        bool, typer.Option("--live", help="Show the report while the run goes on.")
+    ] = False,
     format: OutputFormat = Format.table,
 ) -> None:
     """Run the configuration in a TOML file and write the results to a folder.
@@ -46,6 +50,8 @@ def run(
     fedblend run first.toml --seed 1 2 3 --out runs/seeds
 
     fedblend run first.toml --out runs/seeds --seed 1 2 3 --resume
+
+    fedblend run first.toml --live
     """
     config = screen.load(file, [*(sets or []), *_seed_setting(seed or [])])
     from fedblend.experiments.run import run_config
@@ -55,6 +61,7 @@ def run(
     with (
         screen.errors_of(file, f"interrupted; the same command with {same} continues"),
         lasting_interrupt() as stop,
+        live_page(out, config.name) if live else contextlib.nullcontext(),
         progress(config) as report,
     ):
 
@@ -65,7 +72,22 @@ def run(
         summary = run_config(
             config, out, resume=resume, on_step=on_step, on_warning=screen.warn
         )
+    from fedblend.report.page import write_page
+
+    page = write_page([out], out / REPORT)
     show_summary(out, summary, format)
+    if format is Format.table:
+        screen.say(f"report: {page}")
+
+
+@contextlib.contextmanager
+def live_page(out: Path, name: str) -> Iterator[None]:
+    """Serve the report of a run while it goes on, and say where."""
+    from fedblend.report.page.live import serve
+
+    with serve(out, name) as page:
+        screen.note(f"live: {page.url}")
+        yield
 
 
 def results_folder(config: "Config") -> Path:

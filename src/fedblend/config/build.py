@@ -9,7 +9,7 @@ the same: the simulator sweeps over their constants.
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -37,6 +37,12 @@ from fedblend.models import Model
 from fedblend.simulation.sampling import settled
 from fedblend.simulation.simulate import RunSpec
 from fedblend.theory.constants import Smoothness
+
+if TYPE_CHECKING:
+    from fedblend.data.preprocess.preprocessing import Preprocessing
+
+_NOT_SIMULATED = {"seed", "cohort", "precision", "keep_personal"}
+"""The keys of [run] that are no fields of ``RunSpec``, or that have another form."""
 
 
 class Method(NamedTuple):
@@ -91,6 +97,12 @@ class Built(NamedTuple):
     smoothness: Smoothness | None = None
     """The constants of f_i, where the algorithm asks for them and they are known."""
 
+    @property
+    def preprocessing(self) -> "tuple[Preprocessing, ...]":
+        """Of a raw table, one for each of ``federations``; else none."""
+        fitted = (one.preprocessing for one in self.federations)
+        return tuple(one for one in fitted if one is not None)
+
 
 def build(config: Config) -> Built:
     """Load and share out the data, and build all that is computed with.
@@ -107,6 +119,9 @@ def build(config: Config) -> Built:
     parts = data.share_out(config.data, dataset)
     splits = data.splits_of(config.data, config.run.seed)
     federations, unseen = data.hold_out(config.data, dataset, parts, splits)
+    server = data.preprocess_server(
+        config.central, server, whole, config.data.target, config.data.seed, federations
+    )
     federated_data = federations[0]
     clients = federated_data.clients
     drawn = data.strata(config.populations, federated_data) or config.run.cohort
@@ -132,7 +147,7 @@ def build(config: Config) -> Built:
             params=found.model.init,
             federated_data=federations,
             key=key,
-            **config.run.model_dump(exclude={"seed", "precision", "cohort"}),
+            **config.run.model_dump(exclude=_NOT_SIMULATED),
             cohort=drawn,
             central=None if server is None else server.train.shard(0),
             measure=found.measures,
@@ -142,7 +157,9 @@ def build(config: Config) -> Built:
         ),
         facts=data.facts(whole, parts, splits),
         warnings=(
-            *data.warnings(whole, federated_data, config.data.inputs),
+            *data.warnings(
+                whole, federated_data, config.data.inputs, config.privacy is not None
+            ),
             *transforms.warnings(config, clients),
         ),
         task=task,
@@ -180,6 +197,9 @@ def method(
     options, own = with_rates(config, known, trees.size(params), rates)
     algorithm = options.build(loss, known, clients)
     alone = config.measure.local and options.name != "local_only"
+    if config.measure.local_rate is not None:
+        sgd = {"rate": config.measure.local_rate, "optimizer": None, "schedule": None}
+        own = own.model_copy(update=sgd)
     return Method(
         model,
         loss,

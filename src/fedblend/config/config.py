@@ -186,13 +186,14 @@ def _tidy(table: dict[str, Any]) -> dict[str, Any]:
 
 def difference(one: Config, other: Config) -> str | None:
     """The first key in which two configurations differ, with both values."""
-    return _differ(one.model_dump(), other.model_dump(), ())
+    return tables_differ(one.model_dump(), other.model_dump())
 
 
-def _differ(one: Any, other: Any, path: tuple[str, ...]) -> str | None:
+def tables_differ(one: Any, other: Any, path: tuple[str, ...] = ()) -> str | None:
+    """``difference`` of nested tables."""
     if isinstance(one, dict) and isinstance(other, dict):
         for key in dict.fromkeys([*one, *other]):
-            found = _differ(one.get(key), other.get(key), (*path, key))
+            found = tables_differ(one.get(key), other.get(key), (*path, key))
             if found:
                 return found
         return None

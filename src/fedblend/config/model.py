@@ -7,7 +7,7 @@ of logistic regression, softmax regression and least squares. ``rate = "theory"`
 plans rest on theorems about plain gradient descent in which everybody takes part.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -21,6 +21,7 @@ from fedblend.core import Loss
 from fedblend.data.dataset import Task
 from fedblend.data.federated import FederatedData
 from fedblend.errors import ConfigError
+from fedblend.metrics import METRICS
 from fedblend.mixing import Apply
 from fedblend.theory import constants, steps
 from fedblend.theory.constants import Smoothness, mu_alpha
@@ -43,12 +44,6 @@ _KINDS = {
 }
 _OWN_LOSSES = {"dual_encoder": "hinge"}
 """Of models that have a loss of their own."""
-_METRICS = {
-    "accuracy": ("classes", "binary", "sequence"),
-    "auc": ("binary",),
-    "mse": ("regression",),
-    "recall": ("classes", "tags"),
-}
 LINEAR = ("softmax", "logistic")
 """Models that are linear in their inputs."""
 _BY_LOSS = {
@@ -122,30 +117,17 @@ def measures_of(
     names = config.measure.metrics
     if names is None:
         return metrics.standard(task.kind, loss, apply)
-    builders: dict[str, Callable] = {
-        "accuracy": metrics.next_token_accuracy
-        if task.kind == "sequence"
-        else metrics.accuracy,
-        "auc": metrics.auc,
-        "mse": metrics.mean_squared_error,
-    }
     chosen = {}
     for place, name in enumerate(names):
         word, _, number = name.partition("@")
-        key = f'measure.metrics.{place}: "{name}"'
-        if task.kind not in _METRICS.get(word, (task.kind,)):
+        key, kinds = f'measure.metrics.{place}: "{name}"', METRICS[word].kinds
+        if task.kind not in kinds:
             raise ConfigError(
-                f"{key} is not for {task.kind} targets; it needs "
-                f"{' or '.join(_METRICS[word])}"
+                f"{key} is not for {task.kind} targets; it needs {' or '.join(kinds)}"
             )
         if number and int(number) > task.outputs:
             raise ConfigError(f"{key}: there are only {task.outputs} classes")
-        if word == "loss":
-            chosen[name] = metrics.mean_loss(loss)
-        elif number:
-            chosen[name] = metrics.recall_at(apply, int(number))
-        else:
-            chosen[name] = builders[word](apply)
+        chosen[name] = metrics.build(name, task.kind, loss, apply)
     return chosen
 
 

@@ -15,7 +15,10 @@ from fedblend.config.schema.tables import Privacy
 from fedblend.errors import ConfigError
 from fedblend.theory.privacy import Guarantee, spent, spent_by_tree
 
-SCOPE = "for the shared model; metrics, clients.csv and checkpoints are not covered"
+SCOPE = (
+    "for the shared model; personal models, metrics, clients.csv and checkpoints are "
+    "not covered"
+)
 """What else a run folder has is computed from the clients' rows without noise."""
 EXAMINED = {
     "config": (
@@ -24,7 +27,7 @@ EXAMINED = {
     ),
     "run": (
         "rounds cohort epoch seed every weights chunk store dropout reduction trim "
-        "precision"
+        "precision keep_personal"
     ),
     "privacy": (
         "clip noise tree delta adjacency adaptive quantile rate count_noise noise_from"

@@ -16,6 +16,9 @@ import numpy as np
 from fedblend.checks import CHANCE, PART, WHOLE, Instance, gate
 from fedblend.core import PyTree, Shard
 from fedblend.data.dataset import DataError, generator
+from fedblend.data.preprocess.preprocessing import Preprocessing
+from fedblend.data.preprocess.schema import Schema
+from fedblend.data.preprocess.statistics import fit_encoded
 from fedblend.errors import UserError
 
 
@@ -59,13 +62,14 @@ class FederatedData:
     """The data of all clients.
 
     ``names`` are the clients' own names, by id; ``validation`` and ``test`` are None
-    where no rows were held out.
+    where no rows were held out; ``preprocessing`` made the inputs of a raw table.
     """
 
     train: Shards
     validation: Shards | None = None
     test: Shards | None = None
     names: tuple[str, ...] = ()
+    preprocessing: Preprocessing | None = None
 
     def __post_init__(self):
         empty = np.flatnonzero(self.train.counts == 0)
@@ -125,18 +129,43 @@ class FederatedData:
             return gather(split.examples, parts)
 
         chosen = {name: some(split) for name, split in self.splits.items()}
-        return FederatedData(
-            **chosen, names=tuple(self.name(int(id)) for id in clients)
-        )
+        names = tuple(self.name(int(id)) for id in clients)
+        return FederatedData(**chosen, names=names, preprocessing=self.preprocessing)
+
+    def preprocessed(self, preprocessing: Preprocessing) -> "FederatedData":
+        """The same rows with the inputs that a preprocessing makes of encoded ones."""
+        made = {
+            name: dataclasses.replace(
+                split,
+                examples=(
+                    preprocessing.transform_encoded(split.examples[0]),
+                    *split.examples[1:],
+                ),
+            )
+            for name, split in self.splits.items()
+        }
+        return dataclasses.replace(self, **made, preprocessing=preprocessing)
 
 
 FEDERATED_DATA = Instance(FederatedData, "a FederatedData")
 
 
+def fit_preprocessing(schema: Schema, data: FederatedData) -> Preprocessing:
+    """The preprocessing of a raw table, from the training rows of these clients.
+
+    Args:
+        schema: of the table.
+        data: clients whose inputs are columns as encoded by the schema.
+    """
+    clients = [data.train.rows(client)[0] for client in range(data.clients)]
+    return fit_encoded(schema, clients)
+
+
 def side_by_side(datasets: Sequence[FederatedData]) -> dict[str, Shards]:
     """The same clients with their rows split anew in each: one flat array a split.
 
-    One dataset keeps its arrays; those of several lie one after another.
+    One dataset keeps its arrays; those of several lie one after another. The same
+    dataset given several times, such as for all points of a grid, has its rows once.
 
     Raises:
         ValueError: the datasets have other clients, or hold out other numbers of rows.
@@ -154,10 +183,12 @@ def side_by_side(datasets: Sequence[FederatedData]) -> dict[str, Shards]:
             )
     if not others:
         return first.splits
+    different = list({id(data): data for data in datasets}.values())
+    places = [next(i for i, one in enumerate(different) if one is d) for d in datasets]
     joined = {}
     for name, split in first.splits.items():
-        examples, starts = _concatenated([data.splits[name] for data in datasets])
-        joined[name] = Shards(examples, np.stack(starts), split.counts)
+        examples, starts = _concatenated([data.splits[name] for data in different])
+        joined[name] = Shards(examples, np.stack(starts)[places], split.counts)
     return joined
 
 

@@ -20,14 +20,15 @@ from fedblend.config.build import Built
 from fedblend.config.config import Config
 from fedblend.config.model import loss_name
 from fedblend.core import Batch, PyTree
-from fedblend.data.federated import FederatedData
-from fedblend.experiments import personalize, run_folder
+from fedblend.experiments import evidence, personalize, run_folder
+from fedblend.experiments.chance import chance, worse_than_chance
+from fedblend.experiments.personal_models import write_personal_models
 from fedblend.experiments.run_folder import Folder, seeds_of
 from fedblend.gains import Evidence, harms
 from fedblend.report import figures, measures
 from fedblend.report.measures import Row, rows_of, shown_splits
 from fedblend.simulation.personalize import NewClients
-from fedblend.simulation.result import MODELS, Measures, Results
+from fedblend.simulation.result import Results
 from fedblend.simulation.run import Run
 
 MOST_NAMED = 5
@@ -43,6 +44,7 @@ def write_summary(
     run: Run,
     promised: dict[str, Any],
     on_warning: Callable[[str], None],
+    figures: bool = True,
 ) -> dict[str, Any]:
     """Write all results of a completed run; ``summary.json`` last, which ends a run.
 
@@ -53,6 +55,7 @@ def write_summary(
         run: the federated stage, completed.
         promised: the privacy of the run.
         on_warning: called with each warning, one line.
+        figures: draw the figures.
 
     Returns:
         The content of ``summary.json``.
@@ -63,16 +66,20 @@ def write_summary(
     columns, about_clients, warnings = diagnostics(run, config.algorithm)
     least = chance(loss_name(config, built.task), run.federated_data)
     warnings += _warnings_at_end(run, runs, least)
-    for warning in warnings:
-        on_warning(warning)
     unseen = _unseen_clients(run, config, built)
-    harmed = write_results(folder, run, seeds, columns, unseen)
+    harmed = write_results(folder, run, seeds, columns, unseen, drawn=figures)
+    kept, size = write_personal_models(
+        folder, run, seeds, built.algorithm, config.run.keep_personal
+    )
+    warnings += size
     for one, model in zip(runs, run_folder.models(run), strict=True):
         one |= _at_server(built, model)
     for one, new in zip(runs, unseen, strict=False):
         one["unseen"] = {"round": run.round, **new.summary()}
     if unseen:
         harmed["unseen"] = {"harmed": harms(_together(unseen))}
+    for warning in warnings:
+        on_warning(warning)
     summary = {
         "name": config.name,
         "algorithm": config.algorithm.name,
@@ -81,6 +88,7 @@ def write_summary(
         **about_clients,
         **promised,
         **harmed,
+        "personal_models": kept,
         "runs": runs,
     }
     run_folder.write_text(folder.summary, run_folder.as_json(summary))
@@ -142,8 +150,10 @@ def write_results(
     seeds: list[int],
     columns: dict[str, np.ndarray],
     unseen: Sequence[NewClients] = (),
+    *,
+    drawn: bool = True,
 ) -> dict[str, Any]:
-    """Write the models, ``clients.csv``, ``harm.csv`` and the figures.
+    """Write the models, the evidence, ``clients.csv``, ``harm.csv`` and the figures.
 
     Args:
         folder: the folder of the run.
@@ -151,12 +161,14 @@ def write_results(
         seeds: the seed of each replica.
         columns: further columns of ``clients.csv``, see ``run_folder.write_clients``.
         unseen: the clients that took no part in training, for each seed.
+        drawn: draw the figures.
 
     Returns:
         The harmed clients, for ``summary.json``.
     """
     rows = rows_of(run, seeds)
     run_folder.write_models(folder, run, seeds)
+    evidence.write(folder, run.evidence, run.measured_ids, seeds)
     if run.alone is not None and run.alone["rounds"] is not None:
         shape = (len(run.measured_ids), len(seeds))[: 1 if run.replicas is None else 2]
         columns = {**columns, "local_rounds": np.full(shape, run.alone["rounds"])}
@@ -167,7 +179,7 @@ def write_results(
         run_folder.write_table(folder.harm, measures.harm_rows(*found))
         harmed["harm"] = measures.sentence(found[0], run.alone)
     run_folder.write_clients(folder, run, seeds, columns, unseen)
-    if shown_splits(rows):
+    if drawn and shown_splits(rows):
         draw(folder, run, rows, found)
     return {**harmed, "harmed": harms(run.evidence)}
 
@@ -287,66 +299,3 @@ def _warnings_at_end(
         start = f"seed {one['seed']}: " if len(runs) > 1 else ""
         lines += [f"{start}{line}" for line in one["warnings"]]
     return [*lines, *worse_than_chance(run.results, chance)]
-
-
-def worse_than_chance(results: list[Measures], chance: float | None) -> list[str]:
-    """A line for the personal models and one for training alone, where worse.
-
-    Args:
-        results: what was measured last, in each replica.
-        chance: the loss of the best constant prediction, None where there is none.
-    """
-    lines = []
-    for model in ("personal", "local"):
-        worse = []
-        for split, models in results[0].items():
-            if chance is None or "loss" not in models.get(model, {}):
-                continue
-            values = [one[split][model]["loss"].mean for one in results]
-            worst = max((v for v in values if np.isfinite(v)), default=-np.inf)
-            if worst > chance:
-                worse.append(f"{worst:.4g} on {split} rows")
-        if worse:
-            lines.append(
-                f"the loss of {MODELS[model]} is {' and '.join(worse)}, worse than "
-                f"{chance:.4g}, that of the best constant prediction (chance): look at "
-                "the scale of the inputs, the rate and the rounds"
-            )
-    return lines
-
-
-def chance(loss: str, federated_data: FederatedData) -> float | None:
-    """The loss of the best constant prediction on the training rows, if there is one.
-
-    That prediction is the frequencies of the labels over all clients, or the mean of
-    their targets. Each client counts the same, as in the mean of a metric over clients.
-
-    Args:
-        loss: its name.
-        federated_data: training rows with inputs and targets.
-    """
-    train = federated_data.train
-    each = [train.rows(client)[1] for client in range(federated_data.clients)]
-    targets = np.concatenate(each)
-    weights = np.repeat(1 / (train.counts * federated_data.clients), train.counts)
-    if loss == "squared_error":
-        values = targets.reshape(len(targets), -1).astype(np.float64)
-        return float(0.5 * (weights @ (values - weights @ values) ** 2).sum())
-    if loss == "multilabel":
-        often = weights @ (targets > 0)
-        return float((_information(often) + _information(1 - often)).mean())
-    if loss == "sequence_cross_entropy":
-        known = targets >= 0
-        places = np.maximum(known.sum(axis=1), 1)
-        each = np.broadcast_to((weights / places)[:, None], targets.shape)
-        targets, weights = targets[known], each[known]
-    elif loss not in ("cross_entropy", "logistic"):
-        return None
-    often = np.bincount(targets, weights)
-    total = often.sum()
-    return float(total * _information(often / total).sum())
-
-
-def _information(frequency: np.ndarray) -> np.ndarray:
-    """``-p log p``, and 0 where ``p`` is."""
-    return -frequency * np.log(np.where(frequency > 0, frequency, 1))

@@ -11,7 +11,10 @@
     clients.csv        every client's rows, bits, metrics, norm of the gradient at its
                        local model, and local_rounds, how long it trained alone
     harm.csv           which clients gain by the personal model, which it harms
+    evidence.safetensors  what single test rows say, to compare with other runs
     model.safetensors  the shared model, one file for each of several seeds
+    personal.safetensors  the personal models, leaves [clients, ...]; likewise
+    preprocessing.json    what turns columns of a table into inputs; likewise
     checkpoint         for --resume; local_checkpoint is that of training alone,
                        trial_checkpoint that of the trial of how long to train alone
     states             client states, where they are stored on disk; likewise
@@ -34,8 +37,9 @@ from fedblend import trees
 from fedblend.config import toml
 from fedblend.config.config import Config, check
 from fedblend.core import PyTree
-from fedblend.data.dataset import Task
+from fedblend.data.dataset import DataError, Task
 from fedblend.data.federated import FederatedData
+from fedblend.data.preprocess.preprocessing import Preprocessing
 from fedblend.errors import ConfigError, RunError
 from fedblend.report.measures import rows_of
 from fedblend.simulation.personalize import NewClients
@@ -61,6 +65,7 @@ class Folder:
         """Absent while the run is not finished."""
         self.clients = path / "clients.csv"
         self.harm = path / "harm.csv"
+        self.evidence = path / "evidence.safetensors"
         self.figures = path / "figures"
 
     def checkpoint(self, stage: str) -> Path:
@@ -74,8 +79,19 @@ class Folder:
 
     def model(self, seed: int | None) -> Path:
         """The shared model; ``seed`` where there are several."""
-        suffix = "" if seed is None else f"-seed{seed}"
-        return self.path / f"model{suffix}.safetensors"
+        return self.path / f"model{_suffix(seed)}.safetensors"
+
+    def personal(self, seed: int | None) -> Path:
+        """The personal models of all clients; ``seed`` where there are several."""
+        return self.path / f"personal{_suffix(seed)}.safetensors"
+
+    def preprocessing(self, seed: int | None) -> Path:
+        """What turns columns into inputs; ``seed`` where each has its own split."""
+        return self.path / f"preprocessing{_suffix(seed)}.json"
+
+
+def _suffix(seed: int | None) -> str:
+    return "" if seed is None else f"-seed{seed}"
 
 
 def seeds_of(config: Config) -> list[int]:
@@ -137,6 +153,31 @@ def write_model(path: Path, model: PyTree, **about: Any) -> None:
     """Write a model, whole, with the format and these facts as metadata."""
     facts = {key: str(value) for key, value in about.items()}
     write_atomically(path, pack(model, {"format": "fedblend", **facts}))
+
+
+def write_preprocessing(
+    folder: Folder, preprocessing: Sequence[Preprocessing], seeds: list[int]
+) -> None:
+    """Write the preprocessing of every split: that of all seeds, or one of each."""
+    one = len(preprocessing) == 1
+    for seed, fitted in zip(seeds, preprocessing, strict=False):
+        path = folder.preprocessing(None if one else seed)
+        write_text(path, fitted.to_json())
+
+
+def read_preprocessing(folder: Folder, seed: int) -> Preprocessing | None:
+    """The preprocessing of a seed; None of a run on numbers.
+
+    Raises:
+        RunError: the file is damaged.
+    """
+    for path in (folder.preprocessing(seed), folder.preprocessing(None)):
+        if path.is_file():
+            try:
+                return Preprocessing.from_json(_text(path))
+            except DataError as error:
+                raise RunError(f"{path}: {error}") from None
+    return None
 
 
 def write_clients(

@@ -254,7 +254,7 @@ def _curves_figure(
 ) -> Any:
     """Metrics by rounds and by bits, a line for each model; gains below."""
     lines = {}
-    for metric in measures.shown_metrics(rows, split):
+    for metric in measures.drawn_metrics(rows, split):
         found = measures.curves(rows, split, metric)
         labels = {model: _label(model, alone) for model in LABELS}
         if {"shared", "personal"} <= set(found) and np.array_equal(
@@ -290,7 +290,7 @@ def _sweep_figure(over: PyTree, rows: list[Row], split: str) -> Any:
             name: (measures.curves(own, split, metric)["personal"], {"color": shade})
             for name, shade, own in zip(names, shades, by_value, strict=True)
         }
-        for metric in measures.shown_metrics(rows, split)
+        for metric in measures.drawn_metrics(rows, split)
     }
     title = f"Personal model, mean over clients, {split} rows, by value of the sweep"
     return _panels(lines, split, title)[0]

@@ -21,8 +21,11 @@ from fedblend.simulation.result import Results
 
 MODELS = ("shared", "local", "personal")
 """The models of a client, in the order of tables and legends."""
-MAIN = ("accuracy", "mse", "recall", "auc")
-"""The metric of a task to show first, besides its loss."""
+ORDER = (
+    *("accuracy", "mse", "recall", "auc", "balanced_accuracy", "average_precision"),
+    *("rmse", "mae", "r2", "brier", "log_loss", "calibration_error", "calibration_gap"),
+)
+"""The metrics in the order in which tables show them; the first is the main one."""
 HELD_OUT = ("test", "validation")
 """The splits worth a figure; training rows only where nothing was held out."""
 WORSE_THAN = {"local": "alone", "shared": "with the shared model"}
@@ -64,22 +67,28 @@ def shown_splits(rows: Sequence[Row]) -> list[str]:
 
 
 def shown_metrics(rows: Sequence[Row], split: str) -> list[str]:
-    """The main metric of a split, then the loss."""
+    """The metrics of a split: the main one first, the loss last."""
     return in_order(next(iter(rows[-1]["measures"][split].values()), {}))
 
 
+def drawn_metrics(rows: Sequence[Row], split: str) -> list[str]:
+    """The main metric of a split, and the loss: those that have curves."""
+    shown = shown_metrics(rows, split)
+    return list(dict.fromkeys([*shown[:1], *shown[-1:]]))
+
+
 def in_order(metrics: Iterable[str]) -> list[str]:
-    """The main one of these metrics, then the loss.
+    """The main one of these metrics, then the others, then the loss.
 
     >>> in_order(["loss", "auc", "recall@5"])
-    ['recall@5', 'loss']
+    ['recall@5', 'auc', 'loss']
     """
     found = list(metrics)
     others = [name for name in found if name != "loss"]
     kinds = {name: name.partition("@")[0] for name in others}
-    order = [*MAIN, *kinds.values()]
+    order = [*ORDER, *kinds.values()]
     others.sort(key=lambda name: order.index(kinds[name]))
-    return others[:1] + (["loss"] if "loss" in found else [])
+    return others + (["loss"] if "loss" in found else [])
 
 
 def curves(rows: Sequence[Row], split: str, metric: str) -> dict[str, Curve]:

@@ -27,6 +27,7 @@ from fedblend.simulation.serialize import (
     WireError,
     as_tree,
     pack,
+    pack_named,
     unpack,
     write_atomically,
 )
@@ -50,6 +51,16 @@ def save(path: Path, run: Run, about: Mapping[str, str] | None = None) -> None:
 def read_about(path: Path) -> dict[str, str]:
     """The words that were saved with a checkpoint."""
     return _open(path)[1]["about"]
+
+
+def copy(path: Path, to: Path, about: Mapping[str, str]) -> None:
+    """Put a checkpoint in another place, with other words of the caller's."""
+    try:
+        arrays, words = unpack(path.read_bytes())
+    except WireError as error:
+        raise CheckpointError(f"checkpoint {path}: {error}") from None
+    words["about"] = json.dumps(dict(about))
+    write_atomically(to, pack_named(arrays, words))
 
 
 def restore(path: Path, run: Run) -> None:

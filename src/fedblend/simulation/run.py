@@ -105,6 +105,16 @@ class Run(Results):
         shard = self._clients.train.shard(client)
         return self._engine.personal(self.down, state, shard)
 
+    def personal_models(self, ids: Sequence[int] | np.ndarray) -> Iterator[PyTree]:
+        """The models of these clients in this order, on the host.
+
+        They are equal to ``personal``, bit for bit: each is computed by itself.
+        """
+        states = jax.device_get(self.client_states(ids))
+        for place, client in enumerate(ids):
+            state, shard = trees.take(states, place), self._clients.train.shard(client)
+            yield jax.device_get(self._engine.personal(self.down, state, shard))
+
     def client(self, client: int) -> PyTree:
         """The state of a client."""
         if not 0 <= client < self._clients.number:
@@ -139,6 +149,11 @@ class Run(Results):
     def message_bits(self) -> Sizes:
         """The bits of each kind of message to or from one client."""
         return self._logs[0].sizes
+
+    @property
+    def compile_seconds(self) -> float:
+        """Seconds that compiling took."""
+        return self._engine.compile_seconds
 
     @property
     def measured_ids(self) -> np.ndarray:
@@ -182,7 +197,7 @@ class Run(Results):
             cohort=self.cohort,
             last_bits=static_bits(self.shapes.last._replace(round=None)),
             alone=alone,
-            compile_seconds=self._engine.compile_seconds,
+            compile_seconds=self.compile_seconds,
         )
         warnings = not_finite(history, measured, evidence.counts, shared)
         return {**summarize(history[-1], evidence, spent), "warnings": warnings}

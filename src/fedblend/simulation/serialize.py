@@ -12,8 +12,9 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -48,7 +49,7 @@ _DTYPES = {
 _NAMES = {code: name for name, code in _DTYPES.items()}
 _MOST_AXES = 64
 """NumPy has no more; a product of many huge numbers would take seconds."""
-_DAMAGE = (
+DAMAGE = (
     ValueError,
     LookupError,
     TypeError,
@@ -71,52 +72,89 @@ def named_leaves(tree: PyTree) -> dict[str, np.ndarray]:
 
 def pack(tree: PyTree, metadata: Mapping[str, str] | None = None) -> bytes:
     """A tree of arrays, and some words about it, as bytes."""
-    header, chunks, place = {}, [], 0
-    for name, leaf in named_leaves(tree).items():
-        array = np.asarray(leaf)
-        if array.dtype.name not in _DTYPES:
-            raise WireError(f"{name} is {array.dtype}, which cannot be sent")
-        raw = array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
-        header[name] = {
-            "dtype": _DTYPES[array.dtype.name],
-            "shape": list(array.shape),
-            "data_offsets": [place, place + len(raw)],
-        }
-        chunks.append(raw)
-        place += len(raw)
-    words = dict(metadata or {})
-    words["sha256"] = _checksum(words, header, chunks)
-    text = json.dumps({"__metadata__": words, **header}).encode()
-    text += b" " * (-len(text) % 8)
-    return b"".join([len(text).to_bytes(8, "little"), text, *chunks])
+    return pack_named(named_leaves(tree), metadata)
+
+
+def pack_named(
+    arrays: Mapping[str, np.ndarray], metadata: Mapping[str, str] | None = None
+) -> bytes:
+    """``pack`` of arrays that have their names already."""
+    leaves = {name: np.asarray(leaf) for name, leaf in arrays.items()}
+    header, words = places_of(leaves), dict(metadata or {})
+    chunks = [raw(leaf) for leaf in leaves.values()]
+    words["sha256"] = checksum(words, header, chunks)
+    return b"".join([header_bytes(words, header), *chunks])
 
 
 def unpack(data: bytes) -> tuple[dict[str, np.ndarray], dict[str, str]]:
     """The arrays by name and the metadata; a ``WireError`` if anything is off."""
-    length = int.from_bytes(data[:8], "little")
-    if len(data) < 8 or length > len(data) - 8:
-        raise WireError(f"not a fedblend file, or cut off after {len(data)} bytes")
+    header, metadata, body = read_header(memoryview(data))
+    expected = metadata.pop("sha256", None)
     try:
-        header = json.loads(data[8 : 8 + length].decode())
-        metadata = header.pop("__metadata__")
-        body = memoryview(data)[8 + length :]
-        _check_places([entry["data_offsets"] for entry in header.values()], len(body))
-        arrays = {name: _array(body, entry) for name, entry in header.items()}
-        expected = metadata.pop("sha256")
-        found = _checksum(metadata, header, [body])
-    except _DAMAGE as error:
+        arrays = {name: array_at(body, entry) for name, entry in header.items()}
+        found = checksum(metadata, header, [body])
+    except DAMAGE as error:
         raise WireError(f"header is damaged ({type(error).__name__})") from None
     if found != expected:
         raise WireError("data is damaged: its checksum does not match")
     return arrays, metadata
 
 
-def _checksum(words: Mapping, header: Mapping, chunks) -> str:
+def raw(array: np.ndarray) -> bytes:
+    """The data of an array, little-endian."""
+    return array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
+
+
+def places_of(leaves: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Dtype, shape and place in the data of every leaf, one leaf after another.
+
+    Leaves need only ``shape`` and ``dtype``.
+    """
+    header, place = {}, 0
+    for name, leaf in leaves.items():
+        dtype = np.dtype(leaf.dtype)
+        if dtype.name not in _DTYPES:
+            raise WireError(f"{name} is {dtype}, which cannot be sent")
+        end = place + dtype.itemsize * math.prod(leaf.shape)
+        header[name] = {
+            "dtype": _DTYPES[dtype.name],
+            "shape": list(leaf.shape),
+            "data_offsets": [place, end],
+        }
+        place = end
+    return header
+
+
+def header_bytes(words: Mapping[str, str], header: Mapping[str, Any]) -> bytes:
+    """The beginning of a file: the length of the header, and the header."""
+    text = json.dumps({"__metadata__": words, **header}).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
+
+
+def read_header(
+    data: memoryview,
+) -> tuple[dict[str, Any], dict[str, str], memoryview]:
+    """The entries of all leaves, the metadata with its checksum, and the data."""
+    length = int.from_bytes(data[:8], "little")
+    if len(data) < 8 or length > len(data) - 8:
+        raise WireError(f"not a fedblend file, or cut off after {len(data)} bytes")
+    try:
+        header = json.loads(bytes(data[8 : 8 + length]).decode())
+        metadata = dict(header.pop("__metadata__"))
+        body = data[8 + length :]
+        _check_places([entry["data_offsets"] for entry in header.values()], len(body))
+    except DAMAGE as error:
+        raise WireError(f"header is damaged ({type(error).__name__})") from None
+    return header, metadata, body
+
+
+def checksum(words: Mapping, header: Mapping, chunks: Iterable[Any]) -> str:
     """Of the metadata, the header and the data, in this order."""
-    checksum = hashlib.sha256(json.dumps([words, header]).encode())
+    found = hashlib.sha256(json.dumps([words, header]).encode())
     for chunk in chunks:
-        checksum.update(chunk)
-    return checksum.hexdigest()
+        found.update(chunk)
+    return found.hexdigest()
 
 
 def _check_places(places: list[list[int]], size: int) -> None:
@@ -130,7 +168,8 @@ def _check_places(places: list[list[int]], size: int) -> None:
         raise ValueError(f"the data ends at {size}, not at {last}")
 
 
-def _array(body: memoryview, entry: dict) -> np.ndarray:
+def array_at(body: memoryview, entry: Mapping[str, Any]) -> np.ndarray:
+    """The leaf of an entry of the header."""
     begin, end = entry["data_offsets"]
     dtype, shape = jax.numpy.dtype(_NAMES[entry["dtype"]]), entry["shape"]
     if len(shape) > _MOST_AXES:

@@ -27,6 +27,7 @@ from fedblend.deploy.client.policy import (
 )
 from fedblend.deploy.ops.provision import template
 from fedblend.errors import ConfigError
+from fedblend.metrics import METRICS
 from fedblend.registry import ALGORITHMS
 
 EXPERIMENT = {
@@ -186,6 +187,7 @@ def test_all_measures_may_be_withheld():
         ("[protect]\nclip = 0.0", "protect.clip: 0.0 is not above 0"),
         ("[protect]\nclip = nan", "protect.clip: nan is not a finite number"),
         ("[metrics]\nnames = ['f1']", 'metrics.names.0: "f1" is not loss, accuracy'),
+        ("[metrics]\nnames = ['rmse']", 'metrics.names.0: "rmse" is not loss, '),
         ("[metrics]\nround_to = 20", "metrics.round_to: 20 is not in [0, 15]"),
         ("[budget]\nepsilon = 1.0", "budget.epsilon: needs protect.noise, which is 0"),
         ("[rows]\nsplit = 'any one'", 'rows.split: "any one" is not one of '),
@@ -227,6 +229,26 @@ def test_the_policy_that_init_writes_is_the_default_and_shows_every_key(tmp_path
     for section in TABLES.values():
         for key in section.model_fields:
             assert re.search(rf"^(# )?{key} = ", path.read_text(), re.M), key
+
+
+def test_metrics_that_one_row_can_move_without_bound_stay_on_the_node():
+    every = Policy(metrics=Metrics(names="any"))
+    measured = dict.fromkeys(METRICS, 0.5) | {"recall@3": 0.25, "unheard": 0.5}
+    sent = every.disclosed({"test": {"shared": measured}}, {"test": 50})
+    kept = {"rmse", "r2", "unheard"}
+    assert set(sent["test"]["shared"]) == set(measured) - kept
+
+
+def test_noise_is_for_means_over_rows_only():
+    noisy = Policy(metrics=Metrics(names="any", noise=1.0, bound=10.0, round_to=12))
+    of_rows = {"loss": 10.0, "mse": 10.0, "mae": 10.0, "log_loss": 10.0}
+    of_rows |= dict.fromkeys(("brier", "accuracy", "recall@2"), 1.0)
+    measured = {"test": {"shared": dict.fromkeys([*METRICS, *of_rows], 0.5)}}
+    sent = [noisy.disclosed(measured, {"test": 50})["test"]["shared"] for _ in range(9)]
+    assert set(sent[0]) == {*of_rows, "recall"}
+    for name, most in of_rows.items():
+        spread = np.std([one[name] for one in sent]) * 50 / most
+        assert 0.2 < spread < 3  # of 9 draws, outside once in 10,000 times
 
 
 def test_noise_on_measures_is_in_units_of_what_one_row_changes():

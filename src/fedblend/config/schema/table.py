@@ -12,6 +12,7 @@ rule of ``checks``, and ``arguments`` makes the function's arguments of such a t
 import dataclasses
 import inspect
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import reduce
 from operator import or_
@@ -77,6 +78,17 @@ def within(rule: Number) -> AfterValidator:
             return lone("", value)
         except UserError:
             raise _out_of_range(rule.bounds) from None
+
+    return AfterValidator(inside)
+
+
+def matching(pattern: str, allowed: str) -> AfterValidator:
+    """The check that a text matches a pattern; ``allowed`` says what would."""
+
+    def inside(value: str) -> str:
+        if re.match(pattern, value) is None:
+            raise _out_of_range(allowed)
+        return value
 
     return AfterValidator(inside)
 
@@ -306,8 +318,6 @@ def _wanted(error: ErrorDetails) -> str:
         return f"{'one of ' * several}{context['expected']}".replace(" or ", ", ")
     if kind in ("too_short", "string_too_short"):
         return f"of length {context.get('min_length', 1)} or more"
-    if kind == "string_pattern_mismatch":
-        return "loss, accuracy, auc, mse or recall@K"
     return f"usable: {error['msg']}"
 
 

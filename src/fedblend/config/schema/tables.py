@@ -10,7 +10,7 @@ builder, and have the types of their defaults.
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import Field, StringConstraints, model_validator
+from pydantic import Field, model_validator
 
 from fedblend import compress
 from fedblend.checks import Number
@@ -28,6 +28,7 @@ from fedblend.config.schema.table import (
     Word,
     arguments,
     exactly_one,
+    matching,
     one_of,
     table_of,
     tagged,
@@ -35,9 +36,13 @@ from fedblend.config.schema.table import (
 )
 from fedblend.data import partition
 from fedblend.errors import SettingError
+from fedblend.metrics import registry as metrics
 from fedblend.models import MODELS
 
 _OWN = ("target", "client", "inputs", "kind")
+
+Preprocess = Literal["auto", "always", "none"] | dict[Word, Word | list[Word]]
+"""As of ``fedblend.data.read``."""
 
 
 class Data(Table):
@@ -50,6 +55,7 @@ class Data(Table):
     client: Word | None = None
     inputs: Word | list[Word] | None = None
     kind: Literal["classes", "binary", "regression"] | None = None
+    preprocess: Preprocess = "auto"
     validation: Fraction = 0.0
     test: Fraction | Literal["official"] = 0.2
     unseen: Fraction = 0.0
@@ -63,6 +69,8 @@ class Data(Table):
         for name in _OWN:
             if self.source is not None and getattr(self, name) is not None:
                 raise SettingError(name, "goes with file, not with source")
+        if self.source is not None and self.preprocess != "auto":
+            raise SettingError("preprocess", "goes with file, not with source")
         if self.file is not None and self.options:
             raise SettingError("options", "go with source, not with file")
         if isinstance(self.test, float) and self.validation + self.test >= 1:
@@ -174,6 +182,7 @@ class Run(Table):
     reduction: Literal["mean", "median", "trimmed_mean"] = "mean"
     trim: Annotated[float, within(Number(least=0, below=0.5))] = 0.1
     precision: Literal["float32", "float64"] = "float32"
+    keep_personal: Literal["auto", "always", "never"] = "auto"
 
     @model_validator(mode="after")
     def _different_seeds(self) -> "Run":
@@ -182,9 +191,7 @@ class Run(Table):
         return self
 
 
-Metric = Annotated[
-    str, StringConstraints(pattern=r"^(loss|accuracy|auc|mse|recall@[1-9][0-9]{0,5})$")
-]
+Metric = Annotated[str, matching(metrics.pattern(), metrics.in_words())]
 Split = Literal["train", "validation", "test"]
 
 
@@ -194,6 +201,7 @@ class Measure(Table):
     splits: Annotated[list[Split], Field(min_length=1)] | None = None
     on: Count | Annotated[list[Index], Field(min_length=1)] | None = None
     local: bool | Count = True
+    local_rate: Positive | None = None
     metrics: Annotated[list[Metric], Field(min_length=1)] | None = None
 
 

@@ -305,12 +305,12 @@ def _salt(secret: bytes | None, request: str) -> jax.Array | None:
 
 
 def bounded(metric: Metric, most: float) -> Metric:
-    """The metric with what a row contributes bounded; one in [0, 1] is as it was.
+    """A mean over rows with what each contributes bounded; in [0, 1] it is as it was.
 
     Without it one row that a model gets absurdly wrong is all that a mean shows.
     """
     with_rows = metric.with_rows
-    if metric.bounded or with_rows is None:
+    if metric.bounded or not metric.mean_of_rows or with_rows is None:
         return metric
 
     def measure(model, batch):

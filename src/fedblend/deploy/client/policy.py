@@ -29,16 +29,25 @@ from fedblend.config.schema.table import (
     Positive,
     Table,
     Word,
+    matching,
     within,
 )
-from fedblend.config.schema.tables import LossName, Metric, Split
+from fedblend.config.schema.tables import LossName, Split
 from fedblend.deploy.client.ledger import Allowance
 from fedblend.deploy.ops.settings import parse_as
 from fedblend.errors import ConfigError, SettingError
+from fedblend.metrics import registry as metrics
 from fedblend.registry import ALGORITHMS
 
 Values = Mapping[str, Mapping[str, Mapping[str, float]]]
 """A measure by split, model and metric."""
+SENT = {
+    name: one.facts
+    for name, one in metrics.METRICS.items()
+    if one.facts.bounded or one.facts.mean_of_rows
+}
+"""Metrics that a node may send: one row cannot move the others by more than is known.
+The root of an error is left to the server, which has the error."""
 
 
 def _known(name: str) -> str:
@@ -133,10 +142,13 @@ class Protect(Table):
         return self
 
 
+SentMetric = Annotated[str, matching(metrics.pattern(SENT), metrics.in_words(SENT))]
+
+
 class Metrics(Table):
     """Which measures are sent to the server."""
 
-    names: Literal["any"] | list[Metric] = Field(default=["loss", "accuracy"])
+    names: Literal["any"] | list[SentMetric] = Field(default=["loss", "accuracy"])
     splits: list[Split] = Field(default=["test"])
     minimum_count: Index = 20
     round_to: Annotated[int, within(Number(least=0, most=15, whole=True))] = 3
@@ -243,17 +255,18 @@ class Policy(Table):
         }
 
     def _sends(self, name: str) -> bool:
-        """Whether a metric may be sent; one row moves "auc" by an unknown amount."""
-        return allows(self.metrics.names, name) and not (
-            self.metrics.noise and name == "auc"
-        )
+        """Whether a metric may be sent; noise is for means, and hides single rows."""
+        found = SENT.get(name.partition("@")[0])
+        if found is None or not allows(self.metrics.names, name):
+            return False
+        return found.mean_of_rows or not self.metrics.noise
 
     def _perturbed(self, name: str, value: float, rows: int) -> float:
         """A mean over rows with noise, in units of how far one row can move it."""
         shown = self.metrics
         if not shown.noise:
             return value
-        most = shown.bound if name in ("loss", "mse") else 1.0
+        most = 1.0 if SENT[name.partition("@")[0]].bounded else shown.bound
         return value + secrets.SystemRandom().gauss(0, shown.noise * most / rows)
 
 

@@ -6,36 +6,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from scored_rows import ONE, apply, batch_of, cases
 from sklearn import metrics as sklearn_metrics
 
 from fedblend import metrics
 from fedblend.core import Batch
 from fedblend.losses import cross_entropy
 from fedblend.mixing import outputs
-
-
-def apply(params, inputs):
-    """The inputs are the scores."""
-    return inputs * params
-
-
-ONE = jnp.float32(1)
-
-
-def cases(classes):
-    """Scores rounded so that many tie, labels, and which rows count."""
-    for seed in range(4):
-        rng = np.random.default_rng(seed)
-        scores = rng.normal(size=(50, classes)).round(seed % 2).astype(np.float32)
-        labels = rng.integers(0, max(classes, 2), 50)
-        mask = np.ones(50, bool) if seed < 2 else rng.random(50) < 0.5
-        yield scores, labels, mask
-
-
-def batch_of(scores, labels, mask):
-    """The batch, with nonsense in the rows that do not count."""
-    scores = np.where(mask.reshape(-1, *[1] * (scores.ndim - 1)), scores, np.nan)
-    return Batch((jnp.asarray(scores), jnp.asarray(labels)), jnp.asarray(mask))
 
 
 def test_auc_is_exact_with_ties_and_masks():

@@ -1,0 +1,163 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""``fedblend compare``: configurations on the same clients and splits, side by side."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fedblend.cli import screen
+from fedblend.cli.run import lasting_interrupt
+from fedblend.cli.screen import Settings, option
+
+if TYPE_CHECKING:
+    from fedblend.experiments.compare import Comparison
+    from fedblend.experiments.run import Step
+
+
+class TableFormat(StrEnum):
+    """How a table for a paper is printed."""
+
+    latex = "latex"
+    markdown = "markdown"
+
+
+TableOption = Annotated[
+    TableFormat | None, option("Print the table for a paper: latex or markdown.")
+]
+Target = Annotated[
+    str | None, option("Count rounds and bits until a metric is reached.", "METRIC=X")
+]
+Metrics = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--metric", metavar="METRIC", help="Test this one; default: the main."
+    ),
+]
+Figures = Annotated[
+    bool, typer.Option("--figures", help="Draw figures for a paper, as PDF.")
+]
+Resume = Annotated[
+    bool, typer.Option("--resume", help="Continue what was interrupted.")
+]
+
+
+def compare(
+    entries: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="CONFIG...", help="TOML files, or folders of finished runs."
+        ),
+    ],
+    out: Annotated[Path, option("Folder of the comparison.", "FOLDER")] = Path(
+        "runs/comparison"
+    ),
+    seeds: Annotated[int | None, option("Run so many seeds.", "N")] = None,
+    sets: Settings = None,
+    metric: Metrics = None,
+    target: Target = None,
+    table: TableOption = None,
+    figures: Figures = False,
+    resume: Resume = False,
+) -> None:
+    """Run configurations on the same clients and splits, and compare them.
+
+    Every pair of methods is compared client by client on the same test rows; p-values
+    are corrected for all comparisons. The folder has every run, tidy tables as CSV and
+    Parquet, and tables for a paper.
+
+    [bold]Examples[/bold]
+
+    fedblend compare fedavg.toml apfl.toml --seeds 5
+
+    fedblend compare runs/fedavg runs/apfl --table latex
+
+    fedblend compare *.toml --seeds 5 --target accuracy=0.9 --figures
+    """
+    screen.compile_cache()
+    from fedblend.experiments.compare import compare as run_all
+
+    with (
+        screen.interruptible("interrupted; the same command with --resume continues"),
+        lasting_interrupt() as stop,
+        progress() as report,
+    ):
+
+        def on_step(name: str, step: "Step") -> None:
+            stop()
+            report(name, step)
+
+        made = run_all(
+            entries,
+            out,
+            seeds=seeds,
+            resume=resume,
+            metrics=metric,
+            target=target,
+            figures=figures,
+            sets=sets or (),
+            on_step=on_step,
+            on_warning=screen.warn,
+        )
+    show(made, out, table)
+
+
+def show(made: "Comparison", out: Path, table: TableFormat | None) -> None:
+    """Print a comparison: the table, and what is significant."""
+    if table is not None:
+        text = made.latex() if table is TableFormat.latex else made.markdown()
+        typer.echo(text, nl=False)
+        return
+    shown = screen.table(
+        "method", *(column.head for column in made.table.columns), right=1
+    )
+    cells = made.table.cells(" ± ")
+    for name, texts in zip(made.table.rows, cells, strict=True):
+        marked = [f"[bold]{text}[/bold]" if best else text for text, best in texts]
+        shown.add_row(name, *marked)
+    screen.console().print(shown)
+    screen.say(made.table.caption)
+    sure = [one for one in made.differences if one.significant]
+    for one in sure[:MOST_SHOWN]:
+        mean, low, high = one.gain.mean
+        first, second = (one.name, one.other)[:: 1 if mean > 0 else -1]
+        ends = sorted((abs(low), abs(high)))
+        screen.say(
+            f"{first} is better than {second} by {abs(mean):.3g} {one.metric} "
+            f"({ends[0]:.3g} to {ends[1]:.3g}, p = {one.corrected:.2g} corrected)"
+        )
+    if len(sure) > MOST_SHOWN:
+        screen.say(f"and {len(sure) - MOST_SHOWN} more in {out / 'differences.csv'}")
+    screen.say(f"results: {out}")
+
+
+MOST_SHOWN = 8
+"""Differences on the screen."""
+
+
+@contextmanager
+def progress() -> Iterator[Callable[[str, "Step"], None]]:
+    """One bar for the stage at work; nothing without a terminal."""
+    console = screen.console(stderr=True)
+    if not console.is_terminal:
+        yield lambda name, step: None
+        return
+    from rich import progress as bars
+
+    with bars.Progress(console=console, transient=True) as bar:
+        task = bar.add_task("loading and compiling", total=None)
+
+        def report(name: str, step: "Step") -> None:
+            stage = "" if step.stage == "federated" else ", training alone"
+            bar.update(
+                task,
+                description=f"{name}{stage}",
+                completed=step.round,
+                total=step.rounds,
+            )
+
+        yield report

@@ -1,0 +1,74 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""``fedblend report``: runs as one HTML file."""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedblend.cli import screen
+from fedblend.cli.screen import option
+
+REPORT = "report.html"
+
+
+def report(
+    folders: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="RUN...", help="Folders of runs, or of a comparison or sweep."
+        ),
+    ],
+    open_: Annotated[
+        bool, typer.Option("--open", help="Show the file in the browser.")
+    ] = False,
+    out: Annotated[
+        Path | None,
+        option("The file; default: report.html in the folder.", "FILE"),
+    ] = None,
+    client: Annotated[
+        str | None,
+        option("Write the page to send to this client, by id or name.", "ID"),
+    ] = None,
+) -> None:
+    """Write runs as one HTML file that needs no network and nothing installed.
+
+    With --client the file is about one client and holds nothing of the others.
+
+    [bold]Examples[/bold]
+
+    fedblend report runs/first --open
+
+    fedblend report runs/flix runs/apfl --out compared.html
+
+    fedblend report runs/first --client hospital-7
+    """
+    from fedblend.errors import RunError
+    from fedblend.report.page import write_page
+
+    file = out or default_file(folders, client)
+    if file.is_dir():
+        raise RunError(f"--out: {file} is a folder; name a file, such as {REPORT}")
+    written = write_page(folders, file, client=client)
+    screen.say(f"report: {written}")
+    if open_ and not show_in_browser(written):
+        screen.warn(f"no browser was found; open {written} in one")
+
+
+def default_file(folders: Sequence[Path], client: str | None = None) -> Path:
+    """Where the report goes if no file is named: into the folder if there is one."""
+    name = REPORT
+    if client is not None:
+        own = re.sub(r"[^\w.-]+", "-", client)
+        name = f"report-{own}.html"
+    return folders[0] / name if len(folders) == 1 else Path(name)
+
+
+def show_in_browser(file: Path) -> bool:
+    """Open a file in the user's browser; False where there is none."""
+    import webbrowser
+
+    return webbrowser.open(file.resolve().as_uri())

@@ -1,0 +1,71 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""Chance: the loss of the best constant prediction, and losses that are worse."""
+
+import numpy as np
+
+from fedblend.data.federated import FederatedData
+from fedblend.simulation.result import MODELS, Measures
+
+
+def worse_than_chance(results: list[Measures], chance: float | None) -> list[str]:
+    """A line for the personal models and one for training alone, where worse.
+
+    Args:
+        results: what was measured last, in each replica.
+        chance: the loss of the best constant prediction, None where there is none.
+    """
+    lines = []
+    for model in ("personal", "local"):
+        worse = []
+        for split, models in results[0].items():
+            if chance is None or "loss" not in models.get(model, {}):
+                continue
+            values = [one[split][model]["loss"].mean for one in results]
+            worst = max((v for v in values if np.isfinite(v)), default=-np.inf)
+            if worst > chance:
+                worse.append(f"{worst:.4g} on {split} rows")
+        if worse:
+            lines.append(
+                f"the loss of {MODELS[model]} is {' and '.join(worse)}, worse than "
+                f"{chance:.4g}, that of the best constant prediction (chance): look at "
+                "the scale of the inputs, the rate and the rounds"
+            )
+    return lines
+
+
+def chance(loss: str, federated_data: FederatedData) -> float | None:
+    """The loss of the best constant prediction on the training rows, if there is one.
+
+    That prediction is the frequencies of the labels over all clients, or the mean of
+    their targets. Each client counts the same, as in the mean of a metric over clients.
+
+    Args:
+        loss: its name.
+        federated_data: training rows with inputs and targets.
+    """
+    train = federated_data.train
+    each = [train.rows(client)[1] for client in range(federated_data.clients)]
+    targets = np.concatenate(each)
+    weights = np.repeat(1 / (train.counts * federated_data.clients), train.counts)
+    if loss == "squared_error":
+        values = targets.reshape(len(targets), -1).astype(np.float64)
+        return float(0.5 * (weights @ (values - weights @ values) ** 2).sum())
+    if loss == "multilabel":
+        often = weights @ (targets > 0)
+        return float((_information(often) + _information(1 - often)).mean())
+    if loss == "sequence_cross_entropy":
+        known = targets >= 0
+        places = np.maximum(known.sum(axis=1), 1)
+        each = np.broadcast_to((weights / places)[:, None], targets.shape)
+        targets, weights = targets[known], each[known]
+    elif loss not in ("cross_entropy", "logistic"):
+        return None
+    often = np.bincount(targets, weights)
+    total = often.sum()
+    return float(total * _information(often / total).sum())
+
+
+def _information(frequency: np.ndarray) -> np.ndarray:
+    """``-p log p``, and 0 where ``p`` is."""
+    return -frequency * np.log(np.where(frequency > 0, frequency, 1))

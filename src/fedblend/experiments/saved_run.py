@@ -1,0 +1,231 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""The folder of a finished run as a value: its models, what they predict, its records.
+
+``fb.load(folder)`` needs the folder alone, not the data of the run.
+"""
+
+import csv
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedblend.config.config import Config
+from fedblend.config.model import loss_name, model_of
+from fedblend.core import PyTree
+from fedblend.data.dataset import Task
+from fedblend.errors import RunError, hint
+from fedblend.experiments import personal_models, run_folder
+from fedblend.experiments.run_folder import Folder
+from fedblend.mixing import predict
+from fedblend.models import Model
+from fedblend.simulation.model_stack import StackReader
+from fedblend.trees import precision
+
+BATCH = 1024
+"""Rows that are computed at once: memory does not grow with the table."""
+
+
+def load(folder: str | Path) -> "SavedRun":
+    """The finished run in a folder.
+
+    Example::
+
+        run = fb.load("runs/first")
+        model = run.personal("hospital 3")
+        labels = run.predict("new.csv", client="hospital 3")
+
+    Raises:
+        RunError: this is not the folder of a finished run.
+    """
+    return SavedRun(folder)
+
+
+class SavedRun:
+    """A finished run, read from its folder.
+
+    ``config``, ``summary`` and ``task`` are the configuration, the content of
+    ``summary.json`` and what the model is for; ``seeds`` are the seeds of the run, and
+    ``names`` the names of its clients, by id. Methods take the first seed if none is
+    given.
+    """
+
+    def __init__(self, folder: str | Path):
+        self.folder = Folder(Path(folder))
+        self.config: Config = run_folder.read_config(self.folder)
+        if not self.folder.summary.is_file():
+            raise RunError(
+                f"{folder}: this run is not finished; fedblend run ... --resume "
+                "continues it"
+            )
+        self.summary = run_folder.read_summary(self.folder)
+        self.task: Task = run_folder.read_task(self.folder)
+        self.seeds = run_folder.seeds_of(self.config)
+        self._stacks: dict[Path, StackReader] = {}
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """The names of the clients that took part, by id."""
+        return tuple(row["name"] for row in self.clients)
+
+    @cached_property
+    def clients(self) -> list[dict[str, str]]:
+        """The lines of ``clients.csv`` of the first seed, by id; all values are text.
+
+        Clients that took no part in training are left out.
+        """
+        try:
+            with open(self.folder.clients, newline="") as file:
+                lines = list(csv.DictReader(file))
+            own = [row for row in lines if int(row["seed"]) == self.seeds[0]]
+            seen = [row for row in own if row.get("training") != "unseen"]
+            in_order = [int(row["id"]) for row in seen] == list(range(len(seen)))
+        except OSError as error:
+            where, why = self.folder.clients, error.strerror
+            raise RunError(f"{where}: {why}") from None
+        except (KeyError, TypeError, ValueError, csv.Error):
+            raise RunError(f"{self.folder.clients}: is damaged") from None
+        if not in_order:
+            raise RunError(f"{self.folder.clients}: is damaged: clients are missing")
+        return seen
+
+    def client_id(self, client: int | str) -> int:
+        """The id of a client, by its id or its name.
+
+        A text is a name first; where no client has this name, it may be an id.
+        """
+        names = self.names
+        if isinstance(client, str):
+            if client in names:
+                return names.index(client)
+            if not client.isdecimal():
+                known = hint(client, names[:20])
+                raise RunError(f"client: {client!r} is no client of this run; {known}")
+            client = int(client)
+        if not 0 <= client < len(names):
+            raise RunError(f"client: {client} is not between 0 and {len(names) - 1}")
+        return int(client)
+
+    @cached_property
+    def model(self) -> Model:
+        """The model: ``init`` and ``apply``, in the precision of the run."""
+        with precision(self.config.run.precision):
+            return model_of(self.config, self.task, loss_name(self.config, self.task))
+
+    @property
+    def apply(self) -> Any:
+        """``apply(params, inputs) -> outputs``; ``fb.predict`` takes a Blend too."""
+        return self.model.apply
+
+    @cached_property
+    def shapes(self) -> PyTree:
+        """Shapes and dtypes of the parameters."""
+        with precision(self.config.run.precision):
+            return jax.eval_shape(self.model.init, jax.random.key(0))
+
+    def shared(self, seed: int | None = None) -> PyTree:
+        """The shared model."""
+        path = self.folder.model(self._named(seed))
+        return run_folder.read_model(path, self.shapes)[0]
+
+    @property
+    def has_personal(self) -> bool:
+        """Whether clients deploy models of their own, and these are in the folder."""
+        return self.folder.personal(self._named(None)).is_file()
+
+    def personal(self, client: int | str, seed: int | None = None) -> PyTree:
+        """The model that a client deploys: parameters, or a ``Blend``.
+
+        Args:
+            client: by id or by name.
+            seed: which seed of the run; the first if None.
+
+        Raises:
+            RunError: there is no such client, or the run has kept no such models.
+        """
+        place = self.client_id(client)
+        kept = self.summary.get("personal_models")
+        if kept == personal_models.SHARED:
+            return self.shared(seed)
+        path = self.folder.personal(self._named(seed))
+        if kept != personal_models.KEPT:
+            why = 'run.keep_personal = "always" keeps them'
+            if kept is None:
+                why = "an older fedblend made it; run it again"
+            raise RunError(
+                f"{self.folder.path}: this run has kept no personal models; {why}"
+            )
+        if path not in self._stacks:
+            self._stacks[path] = personal_models.open_personal_models(path)
+        stack = self._stacks[path]
+        if stack.clients != len(self.names):
+            raise RunError(f"{path}: has {stack.clients} clients, not those of the run")
+        return personal_models.as_model(stack.model(place), self.shapes, path)
+
+    def preprocessing(self, seed: int | None = None) -> Any:
+        """What turns the columns of a table into inputs; None where nothing does."""
+        for path in (
+            self.folder.preprocessing(self._named(seed)),
+            self.folder.preprocessing(None),
+        ):
+            if path.is_file():
+                from fedblend.data.preprocess import Preprocessing
+
+                return Preprocessing.from_json(path.read_text())
+        return None
+
+    def outputs(
+        self,
+        inputs: np.ndarray | Mapping[str, np.ndarray],
+        client: int | str | None = None,
+        seed: int | None = None,
+    ) -> np.ndarray:
+        """The raw outputs of a model, one entry for each row.
+
+        Args:
+            inputs: encoded rows, [rows, ...], or raw columns by name.
+            client: whose model, by id or by name; the shared one if None.
+            seed: which seed of the run; the first if None.
+        """
+        if isinstance(inputs, Mapping):
+            inputs = self._encoded(inputs, seed)
+        model = self.shared(seed) if client is None else self.personal(client, seed)
+        dtype = np.int32 if self.takes_numbers else None
+        return outputs_of(self, model, np.asarray(inputs, dtype))
+
+    @property
+    def takes_numbers(self) -> bool:
+        """Whether inputs are class numbers, such as those of characters or movies."""
+        return self.task.kind == "sequence" or self.config.model.name == "dual_encoder"
+
+    def _encoded(
+        self, columns: Mapping[str, np.ndarray], seed: int | None
+    ) -> np.ndarray:
+        found = self.preprocessing(seed)
+        if found is not None:
+            return found.transform(columns)
+        return np.stack([np.asarray(columns[name]) for name in self.task.columns], 1)
+
+    def _named(self, seed: int | None) -> int | None:
+        """The seed as in the names of files: None in a run of one."""
+        chosen = self.seeds[0] if seed is None else seed
+        if chosen not in self.seeds:
+            known = ", ".join(map(str, self.seeds))
+            raise RunError(f"seed: {chosen} is none of this run's seeds: {known}")
+        return chosen if isinstance(self.config.run.seed, list) else None
+
+
+def outputs_of(run: SavedRun, model: PyTree, inputs: np.ndarray) -> np.ndarray:
+    """The raw outputs of a model for encoded rows, some rows at a time."""
+    with precision(run.config.run.precision):
+        model = jax.tree.map(jnp.asarray, model)
+        parts = [
+            np.asarray(predict(run.apply, model, jnp.asarray(inputs[at : at + BATCH])))
+            for at in range(0, len(inputs), BATCH)
+        ]
+    return np.concatenate(parts)

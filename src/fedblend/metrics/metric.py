@@ -1,0 +1,152 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""A metric: a function of a model and one client's rows, and what is known of it."""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+
+from fedblend.core import Batch, PyTree
+from fedblend.mixing import Apply, predict
+
+Measure = Callable[[PyTree, Batch], jax.Array]
+"""``measure(model, batch)``: a number for one client, NaN where it is not defined."""
+RowMeasure = Callable[[PyTree, Batch], tuple[jax.Array, jax.Array]]
+"""``measure(model, batch)``: the number, and the numbers of rows whose mean it is."""
+OutputMeasure = Callable[[jax.Array, jax.Array, jax.Array], tuple[jax.Array, jax.Array]]
+"""``measure(outputs, targets, mask)``: the number, and the numbers of rows."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Metric:
+    """A function of a model and one client's rows, and which direction is better.
+
+    >>> def most_wrong(model, batch):
+    ...     return jnp.abs(batch.rows - model).max()
+    >>> Metric(most_wrong, higher_is_better=False)(1.0, Batch(jnp.array([1.0, 3.0])))
+    Array(2., dtype=float32)
+    """
+
+    fn: Measure
+    higher_is_better: bool
+    with_rows: RowMeasure | None = None
+    """The same number and what each row contributes, NaN where a row does not count: so
+    two models are compared row by row. None where only the number is known."""
+    bounded: bool = False
+    """Whether the number lies in [0, 1]."""
+    counts_rows: bool = False
+    """Whether the number is the fraction of rows that are right."""
+    mean_of_rows: bool = False
+    """Whether the number is the mean of what each row has by itself: then one row of n
+    moves it by at most 1/n of the largest number that a row can have."""
+    always_defined: bool = True
+    """Whether the number is known wherever there are rows: a ranking needs both
+    classes."""
+
+    def __call__(self, model: PyTree, batch: Batch) -> jax.Array:
+        """The number alone."""
+        return self.fn(model, batch)
+
+
+mean_error = partial(Metric, higher_is_better=False, mean_of_rows=True)
+"""The mean of errors or losses of single rows."""
+bounded_error = partial(mean_error, bounded=True)
+root_error = partial(Metric, higher_is_better=False)
+"""Without bound, and no mean over rows."""
+calibration = partial(Metric, higher_is_better=False, bounded=True)
+"""From 0 to 1, and no mean over rows."""
+explained = partial(Metric, higher_is_better=True, always_defined=False)
+"""At most 1, and not defined where targets do not vary."""
+fraction_of_rows = partial(
+    Metric, higher_is_better=True, bounded=True, counts_rows=True, mean_of_rows=True
+)
+score = partial(Metric, higher_is_better=True, bounded=True)
+"""From 0 to 1, and no mean over rows."""
+ranking = partial(score, always_defined=False)
+"""How well scores order the rows: not defined where all rows are of one class."""
+
+
+def of_outputs(
+    make: Callable[..., Metric], apply: Apply, measure: OutputMeasure
+) -> Metric:
+    """A metric from ``measure(outputs, targets, mask)`` of ``(inputs, targets)``."""
+
+    def both(model, batch):
+        inputs, targets = batch.rows
+        outputs = predict(apply, model, inputs)
+        return measure(outputs, targets, counted(batch, outputs))
+
+    return rowwise(make, both)
+
+
+def of_outputs_without_rows(
+    make: Callable[..., Metric],
+    apply: Apply,
+    measure: Callable[[jax.Array, jax.Array, jax.Array], jax.Array],
+) -> Metric:
+    """As ``of_outputs``, where single rows have no number of their own."""
+
+    def value(model, batch):
+        inputs, targets = batch.rows
+        outputs = predict(apply, model, inputs)
+        return measure(outputs, targets, counted(batch, outputs))
+
+    return make(value)
+
+
+def rowwise(make: Callable[..., Metric], both: RowMeasure) -> Metric:
+    """A metric from a function that has the number and those of rows."""
+    return make(lambda model, batch: both(model, batch)[0], with_rows=both)
+
+
+def evaluate(
+    metrics: Mapping[str, Metric], model: PyTree, batch: Batch
+) -> tuple[dict[str, jax.Array], dict[str, jax.Array]]:
+    """The numbers of one client, and the rows of those metrics that have them."""
+    values, rows = {}, {}
+    for name, metric in metrics.items():
+        if metric.with_rows is None:
+            values[name] = metric(model, batch)
+        else:
+            values[name], rows[name] = metric.with_rows(model, batch)
+    return values, rows
+
+
+def margin(scores: jax.Array) -> jax.Array:
+    """The single score of every row, or the second less the first."""
+    if scores.ndim == 1 or scores.shape[1] == 1:
+        return scores.reshape(scores.shape[0])
+    return scores[:, 1] - scores[:, 0]
+
+
+def is_binary(scores: jax.Array) -> bool:
+    """Whether there is a single score for each row, or one for each of two classes."""
+    return scores.ndim == 1 or scores.shape[1] <= 2
+
+
+def counted(batch: Batch, rows: jax.Array) -> jax.Array:
+    """The rows that count, as booleans."""
+    if batch.mask is None:
+        return jnp.ones(rows.shape[:1], bool)
+    return batch.mask.astype(bool)
+
+
+def mean(values: jax.Array, mask: jax.Array) -> jax.Array:
+    """The mean over the rows that count, whatever stands in the others."""
+    count = mask.sum()
+    total = jnp.where(mask, values, 0).sum()
+    return jnp.where(count > 0, total / jnp.maximum(count, 1), jnp.nan)
+
+
+def mean_and_rows(values: jax.Array, mask: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The mean over the rows that count, and their values."""
+    return mean(values, mask), jnp.where(mask, values, jnp.nan)
+
+
+def unless_nan(right: jax.Array, scores: jax.Array) -> jax.Array:
+    """Ones and zeros; NaN where a score is."""
+    unknown = jnp.isnan(scores).any(axis=tuple(range(right.ndim, scores.ndim)))
+    return jnp.where(unknown, jnp.nan, right.astype(scores.dtype))

@@ -1,0 +1,104 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""The learning curves of a run, from the rows of ``metrics.jsonl``.
+
+Curves are means over seeds with the range over seeds. Long ones are thinned: the first
+and the last round stay.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from fedblend.report.measures import MODELS, Row, value_at
+from fedblend.report.page.columns import rounded
+
+MOST_POINTS = 500
+"""Points of a curve; a page shows no more than it has pixels."""
+LINES = ("mean", "worst_tenth")
+"""Which statistics over clients have a curve."""
+COUNTS = ("bits_up", "bits_down", "seconds", "received", "dropped", "rejected")
+
+
+def learning_curves(rows: Sequence[Row], most: int = MOST_POINTS) -> dict[str, Any]:
+    """What a run measured by round, and what it had cost by then.
+
+    Args:
+        rows: of ``metrics.jsonl``, of one seed or of several.
+        most: points of a curve.
+
+    Returns:
+        ``round``, a list for each count, and ``lines``: split, model, metric and
+        statistic of each curve with ``v``, and ``low`` and ``high`` where seeds differ.
+    """
+    table = _by_round(rows)
+    table = [table[place] for place in _thinned(len(table), most)]
+    found: dict[str, Any] = {"round": [at[0]["round"] for at in table]}
+    for name in COUNTS:
+        values = [np.mean([value_at(row, name) for row in at]) for at in table]
+        if np.isfinite(values).any():
+            found[name] = rounded(values)
+    found["lines"] = [
+        {"split": split, "model": model, "metric": metric, "of": of, **values}
+        for split, models in (rows[-1]["measures"] if rows else {}).items()
+        for model in sorted(models, key=_place)
+        for metric in models[model]
+        for of in LINES
+        if (values := _line(table, ("measures", split, model, metric, of)))
+    ]
+    return found
+
+
+def _by_round(rows: Sequence[Row]) -> list[list[Row]]:
+    """The rows of all seeds for each round that all seeds have reached."""
+    seeds: dict[Any, dict[int, Row]] = {}
+    for row in rows:
+        seeds.setdefault(row.get("seed"), {})[row["round"]] = row
+    if not seeds:
+        return []
+    common = sorted(set.intersection(*(set(known) for known in seeds.values())))
+    return [[known[number] for known in seeds.values()] for number in common]
+
+
+def _thinned(count: int, most: int) -> list[int]:
+    """Places of at most so many of these points, evenly, with both ends.
+
+    >>> _thinned(5, 3), _thinned(2, 3)
+    ([0, 2, 4], [0, 1])
+    """
+    if count <= most:
+        return list(range(count))
+    return sorted({round(place) for place in np.linspace(0, count - 1, most)})
+
+
+def _place(model: str) -> int:
+    return MODELS.index(model) if model in MODELS else len(MODELS)
+
+
+def _line(table: list[list[Row]], path: tuple[str, ...]) -> dict[str, Any]:
+    """One curve; empty where nothing finite was measured."""
+    values = np.array([[value_at(row, *path) for row in at] for at in table])
+    if not values.size or not np.isfinite(values).any():
+        return {}
+    mean, low, high = values.mean(axis=1), values.min(axis=1), values.max(axis=1)
+    found: dict[str, Any] = {"v": rounded(mean)}
+    if (high > low).any():
+        found |= {"low": rounded(low), "high": rounded(high)}
+    return found
+
+
+def higher_is_better(spread: Any, metric: str) -> bool:
+    """Which way a metric is better, from its worst and best client, or by its name.
+
+    >>> higher_is_better({"worst": 0.2, "best": 0.9}, "accuracy")
+    True
+    >>> higher_is_better({"worst": 1, "best": 1}, "log_loss")
+    False
+    """
+    worst, best = value_at(spread, "worst"), value_at(spread, "best")
+    if math.isfinite(worst) and math.isfinite(best) and worst != best:
+        return best > worst
+    lower = ("loss", "mse", "mae", "rmse", "brier", "error", "perplexity")
+    return not any(word in metric for word in lower)

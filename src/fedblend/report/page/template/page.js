@@ -1,0 +1,130 @@
+// The page: its theme, its sections in order, its updates while a run goes on.
+
+const LINKS = {
+  compare: "Runs", differences: "Differences", results: "Results", curves: "Curves", sweep: "Sweep", clients: "Clients", costs: "Costs", theory: "Theory",
+  central: "Server", columns: "Columns", warnings: "Warnings", origin: "Configuration", words: "Words",
+};
+
+function sectionsOf(content, state, again) {
+  return {
+    compare: () => compareSection(content, state), differences: () => differencesSection(content), curves: () => curvesSection(content, state, again), sweep: () => sweepSection(content, state),
+    clients: () => clientsSection(content, state), results: () => resultsSection(content), costs: () => costsSection(content), theory: () => theorySection(content),
+    central: () => centralSection(content), columns: () => columnsSection(content), warnings: () => warningsSection(content),
+    origin: () => originSection(content), words: () => wordsSection(),
+  };
+}
+
+function show(content, state) {
+  const host = document.getElementById("sections");
+  const again = (id) => {
+    const old = document.getElementById(id);
+    const focus = old && [...old.querySelectorAll("select")].indexOf(document.activeElement);
+    const made = sectionsOf(content, state, again)[id]();
+    for (const chart of [...charts]) if (old.contains(chart.host)) chart.forget();
+    old.replaceWith(made);
+    if (focus >= 0) made.querySelectorAll("select")[focus]?.focus();
+    if (id === "curves") for (const other of ["compare", "sweep"]) if (document.getElementById(other)) again(other);
+  };
+  state.refresh = again;
+  for (const chart of [...charts]) chart.forget();
+  const made = Object.values(sectionsOf(content, state, again)).map((make) => make()).filter(Boolean);
+  host.replaceChildren(...made);
+  document.getElementById("contents").replaceChildren(...made.map((one) => el("a", { href: `#${one.id}` }, LINKS[one.id])));
+  document.getElementById("tiles").replaceChildren(...tiles(content));
+  document.getElementById("about").textContent = aboutText(content);
+  document.getElementById("verdict").dataset.tone = content.tone;
+  document.getElementById("verdict-lines").replaceChildren(...content.verdict.map((line) => el("p", {}, line)));
+}
+
+function aboutText(content) {
+  const run = content.runs[0];
+  if (!run) return "";
+  const parts = content.runs.length > 1 ? [`${content.runs.length} runs`] : [run.algorithm];
+  if (run.clients) parts.push(`${countText(run.clients.ids.length)} clients`);
+  if (run.rounds) parts.push(`${countText(run.rounds)} rounds`);
+  if (run.seeds.length) parts.push(run.seeds.length === 1 ? `seed ${run.seeds[0]}` : `${run.seeds.length} seeds`);
+  if (!run.finished && run.curves.round.length) parts.push(`at round ${countText(run.curves.round.at(-1))}, not finished`);
+  return parts.filter(Boolean).join(" · ");
+}
+
+function showOne(content) {
+  const run = content.runs[0];
+  document.getElementById("kind").textContent = "fedblend report for one client";
+  document.getElementById("about").textContent = `${run.label} · ${run.algorithm} · ${countText(run.rounds)} rounds`;
+  const state = { selected: 0 };
+  const [, ...inside] = clientPanel(content, run, state.selected);
+  const about = section("client", "Your numbers", "This page holds your numbers only, none of other clients.", ...inside,
+    run.alone ? el("p", { class: "note" }, `Training alone: ${run.alone}.`) : null,
+    run.privacy ? el("p", { class: "note" }, `Privacy: ${run.privacy}`) : null);
+  document.getElementById("sections").replaceChildren(about, wordsSection());
+  document.getElementById("contents").remove();
+}
+
+function firstState(content) {
+  const run = content.runs.find((one) => one.metrics.length);
+  return { metric: run?.metrics[0].name, split: run?.splits[0], of: "mean", over: "round", model: "personal", hidden: new Set(),
+    run: null, scatter: "train", selected: null, only: "all" };
+}
+
+function setTheme(name) {
+  document.documentElement.dataset.theme = name;
+  const button = document.getElementById("theme");
+  button.textContent = name === "dark" ? "Light" : "Dark";
+  button.setAttribute("aria-label", `Switch to the ${name === "dark" ? "light" : "dark"} theme`);
+  for (const chart of charts) chart.draw();
+}
+
+const isDark = () => document.documentElement.dataset.theme === "dark";
+
+function onPaper(state) {
+  let before = "light";
+  addEventListener("beforeprint", () => {
+    before = isDark() ? "dark" : "light";
+    setTheme("light");
+    document.querySelectorAll("details").forEach((one) => { one.open = true; });
+    if (state.grid) state.grid.print(40);
+  });
+  addEventListener("afterprint", () => {
+    setTheme(before);
+    if (state.grid) state.grid.print(0);
+  });
+}
+
+// Ask a live run for its content; end when it is finished.
+async function follow(state, version) {
+  const word = document.getElementById("kind");
+  try {
+    const answer = await fetch(`content?after=${version}`, { cache: "no-store" });
+    if (answer.status === 200) {
+      const fresh = await answer.json();
+      version = fresh.version;
+      Object.entries(firstState(fresh.content)).forEach(([key, value]) => { if (state[key] === undefined || state[key] === null) state[key] = value; });
+      show(fresh.content, state);
+      word.textContent = fresh.content.live ? "fedblend report · live" : "fedblend report · finished";
+      if (!fresh.content.live) return;
+    }
+  } catch {
+    word.textContent = "fedblend report · the run has ended";
+    return;
+  }
+  setTimeout(() => follow(state, version), 1000);
+}
+
+async function begin() {
+  setTheme(matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light");
+  document.getElementById("theme").addEventListener("click", () => setTheme(isDark() ? "light" : "dark"));
+  document.getElementById("print").addEventListener("click", () => print());
+  if (typeof DecompressionStream === "undefined") {
+    document.getElementById("sections").textContent = "This browser is too old to show more than the verdict; any browser since 2023 shows all.";
+    return;
+  }
+  const content = await unpacked(document.getElementById("content").textContent);
+  const state = content.only ? {} : firstState(content);
+  onPaper(state);
+  if (content.only) showOne(content);
+  else show(content, state);
+  document.documentElement.dataset.ready = "yes";
+  if (content.live) follow(state, "");
+}
+
+begin();

@@ -1,0 +1,318 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""The verdict on a run in plain sentences: does taking part pay, for whom, how sure."""
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedblend.gains import GainSummary
+from fedblend.report import measures
+from fedblend.report.page.clients import STATUS, Clients
+from fedblend.report.page.curves import higher_is_better
+
+SHARES = ("accuracy", "recall", "balanced_accuracy")
+"""Metrics that are a share of rows, said in percent."""
+METRICS = {
+    "accuracy": "accuracy",
+    "auc": "AUC",
+    "average_precision": "average precision",
+    "balanced_accuracy": "balanced accuracy",
+    "mse": "mean squared error",
+    "mae": "mean absolute error",
+    "rmse": "root mean squared error",
+    "r2": "R²",
+    "brier": "Brier score",
+    "log_loss": "log loss",
+}
+MINUS = "\N{MINUS SIGN}"
+MOST_NAMED = 3
+"""Harmed clients that the verdict names."""
+
+
+class Headline(NamedTuple):
+    """The numbers of a verdict: one metric of one split, means over clients and seeds.
+
+    ``gain`` compares the personal model with ``other``; None without a comparison.
+    """
+
+    split: str
+    metric: str
+    higher: bool
+    models: dict[str, float]
+    other: str | None
+    gain: GainSummary | None
+
+
+def headline(summary: dict[str, Any]) -> Headline | None:
+    """The headline of a finished run; None where nothing was measured."""
+    runs = summary["runs"]
+    splits = measures.shown_splits(runs)
+    if not splits or not any(runs[-1]["measures"][splits[0]].values()):
+        return None
+    split = splits[0]
+    metric = measures.shown_metrics(runs, split)[0]
+    models = {
+        model: _mean(runs, "measures", split, model, metric, "mean")
+        for model in measures.MODELS
+        if model in runs[0]["measures"][split]
+    }
+    spread = next(iter(runs[0]["measures"][split].values()))[metric]
+    harmed = summary.get("harmed") or (runs[0].get("harmed") if len(runs) == 1 else {})
+    gains = (harmed or {}).get(split, {}).get(metric, {})
+    for name, plain in gains.items():
+        known = measures.summary_from(plain)
+        if known is not None:
+            other = name.removeprefix("than_")
+            higher = higher_is_better(spread, metric)
+            return Headline(split, metric, higher, models, other, known)
+    return Headline(split, metric, higher_is_better(spread, metric), models, None, None)
+
+
+def _mean(runs: Sequence[dict], *path: str) -> float:
+    return float(np.mean([measures.value_at(run, *path) for run in runs]))
+
+
+def name_of(metric: str) -> str:
+    """A metric in words."""
+    kind, _, place = metric.partition("@")
+    name = METRICS.get(kind, kind.replace("_", " "))
+    return f"{name} at {place}" if place else name
+
+
+def said(value: float, metric: str) -> str:
+    """A value with its unit.
+
+    >>> said(0.9639, "accuracy"), said(0.24601, "loss")
+    ('96.4 %', '0.246')
+    """
+    if metric.partition("@")[0] in SHARES:
+        return f"{100 * value:.1f} %"
+    return f"{value:.3g}"
+
+
+def points(value: float, metric: str) -> str:
+    """A difference with its unit; never minus zero.
+
+    >>> points(0.0222, "accuracy"), points(-0.1234, "loss")
+    ('2.2 points', '−0.123')
+    """
+    if metric.partition("@")[0] in SHARES:
+        text = f"{round(100 * value, 1) + 0.0:.1f} points"
+    else:
+        text = f"{value + 0.0:.3g}"
+    return text.replace("-", MINUS, 1) if value < 0 else text
+
+
+def interval(low: float, high: float, metric: str) -> str:
+    """The ends of an interval; the unit once."""
+    first = points(low, metric).removesuffix(" points")
+    return f"{first} to {points(high, metric)}"
+
+
+def sentences(
+    summary: dict[str, Any] | None, clients: Clients | None
+) -> tuple[str, list[str]]:
+    """The verdict of one run: a word for its color, and the sentences.
+
+    Returns:
+        "good", "bad", "mixed" or "open", and one to four sentences.
+    """
+    if summary is None:
+        return "open", ["This run is not finished: there is no verdict yet."]
+    found = headline(summary)
+    if found is None:
+        return "open", ["Nothing was measured in this run."]
+    if found.gain is None or not found.gain.clients:
+        return "open", _without_comparison(found)
+    tone, first = _does_it_pay(found, found.gain)
+    seeds = len(summary["runs"])
+    return tone, [
+        *first,
+        _who_gains(found.gain),
+        *_who_is_harmed(found, found.gain, clients),
+        _how_sure(found.gain, seeds),
+    ]
+
+
+def _without_comparison(found: Headline) -> list[str]:
+    model = "personal" if "personal" in found.models else "shared"
+    value = found.models.get(model, math.nan)
+    return [
+        "Whether taking part pays is not known: this run did not train clients alone.",
+        f"A client's model reaches {name_of(found.metric)} {said(value, found.metric)} "
+        f"on {found.split} rows, on average over clients.",
+    ]
+
+
+def _does_it_pay(found: Headline, gain: GainSummary) -> tuple[str, list[str]]:
+    """The color, the short answer, and its numbers."""
+    other = found.other or "local"
+    value = said(found.models["personal"], found.metric)
+    rival = said(found.models[other], found.metric)
+    numbers = (
+        f"On {found.split} rows {name_of(found.metric)} is {value} on average, against "
+        f"{rival} by {measures.OTHERS[other]}"
+    )
+    what = "Taking part" if other == "local" else "A personal model"
+    low, high = gain.mean_gain_low, gain.mean_gain_high
+    sure = "(95 % interval: "
+    if low > 0:
+        size = f"a gain of {points(gain.mean_gain, found.metric)}"
+        tone, answer = ("mixed" if gain.count else "good"), f"{what} pays on average."
+        if gain.count:
+            answer = f"{what} pays on average, but not for everyone."
+    elif high < 0:
+        size = f"a loss of {points(-gain.mean_gain, found.metric)}"
+        tone, answer, (low, high) = "bad", f"{what} does not pay.", (-high, -low)
+    else:
+        word = "gain" if gain.mean_gain >= 0 else "loss"
+        size = f"a {word} of {points(abs(gain.mean_gain), found.metric)}"
+        tone, answer = "open", f"It is not clear whether {what.lower()} pays."
+        if gain.mean_gain < 0:
+            low, high = -high, -low
+    ends = interval(low, high, found.metric)
+    return tone, [answer, f"{numbers}: {size} {sure}{ends})."]
+
+
+def _who_gains(gain: GainSummary) -> str:
+    """Whose interval lies on which side.
+
+    >>> from fedblend.gains import GainSummary
+    >>> two = GainSummary(2, 0.5, 0.1, 0.2, 0.1, 1, 4, 0, 0, 3, 1, 0.0, -0.1, 0.1)
+    >>> _who_gains(two._replace(clients=3))
+    'Of 3 clients, 1 is clearly better off and 2 are clearly worse off.'
+    """
+    either = gain.clients - gain.helped - gain.count
+    if either == gain.clients:
+        return (
+            f"For none of the {gain.clients} clients is it clear whether it is better "
+            "or worse off: each has too few held-out rows."
+        )
+    text = f"Of {gain.clients} clients, {_are(gain.helped)} clearly better off and "
+    text += f"{_are(gain.count)} clearly worse off"
+    return f"{text}; for {either} it is not clear." if either else f"{text}."
+
+
+def _are(count: int) -> str:
+    return {0: "none is", 1: "1 is"}.get(count, f"{count} are")
+
+
+def _who_is_harmed(
+    found: Headline, gain: GainSummary, clients: Clients | None
+) -> list[str]:
+    lines = []
+    if gain.count:
+        names = _harmed_names(clients)
+        who = f" ({names})" if names else ""
+        lines.append(
+            f"The clients that are worse off{who} lose "
+            f"{points(gain.mean_loss, found.metric)} on average, "
+            f"{points(gain.worst, found.metric)} at worst: offer them the other model."
+        )
+    if gain.not_finite:
+        lines.append(
+            f"The models of {gain.not_finite} clients are broken: their numbers are "
+            "not finite."
+        )
+    return lines
+
+
+def _harmed_names(clients: Clients | None) -> str:
+    if clients is None:
+        return ""
+    harmed = np.flatnonzero(clients.status == STATUS.index("harmed"))
+    names = [clients.names[place] for place in harmed[:MOST_NAMED]]
+    more = ["..."] if len(harmed) > MOST_NAMED else []
+    return ", ".join(names + more)
+
+
+def _how_sure(gain: GainSummary, seeds: int) -> str:
+    over = "1 run" if seeds == 1 else f"{seeds} repeated runs"
+    return (
+        f"How sure: intervals are 95 %, over {gain.clients} clients and {over}; by "
+        f"chance alone up to {gain.by_chance:.2g} of {gain.clients} clients would be "
+        "called worse off."
+    )
+
+
+def of_several(
+    found: dict[str, Headline], pairs: Sequence[dict[str, Any]]
+) -> tuple[str, list[str]]:
+    """The verdict on several runs: which is best, how sure, and whether it pays.
+
+    Args:
+        found: headlines of runs by name, of the same split and metric.
+        pairs: of ``differences``, as plain values; empty where they are not known.
+    """
+    values = {name: _own(head) for name, head in found.items()}
+    known = {name: value for name, value in values.items() if math.isfinite(value)}
+    if not known:
+        return "open", ["Nothing comparable was measured in these runs."]
+    some = next(iter(found.values()))
+    order = sorted(known, key=lambda name: known[name], reverse=some.higher)
+    best, metric = found[order[0]], some.metric
+    lines = [
+        f"Best on average: {order[0]}, {name_of(metric)} "
+        f"{said(known[order[0]], metric)} on {some.split} rows."
+    ]
+    if len(order) > 1:
+        lines.append(_ahead(order[0], order[1], known, metric, pairs))
+    tone = "open"
+    if best.gain is not None and best.gain.clients:
+        tone, pays = _does_it_pay(best, best.gain)
+        lines += [" ".join(pays), _who_gains(best.gain)]
+    return tone, lines
+
+
+def _own(head: Headline) -> float:
+    """The model that clients end with: the shared one where there is no other."""
+    return head.models.get("personal", head.models.get("shared", math.nan))
+
+
+def _ahead(
+    first: str,
+    second: str,
+    known: dict[str, float],
+    metric: str,
+    pairs: Sequence[dict[str, Any]],
+) -> str:
+    """How far the best run is ahead of the next, and whether that may be chance."""
+    gap = points(abs(known[first] - known[second]), metric)
+    text = f"Next is {second}, {gap} behind"
+    for pair in pairs:
+        if {pair["run"], pair["other"]} == {first, second} and pair["low"] is not None:
+            sign = 1 if pair["run"] == first else -1
+            low, high = sorted((sign * pair["low"], sign * pair["high"]))
+            may = "this is clear of chance" if pair["significant"] else "may be chance"
+            text += f" (95 % interval: {interval(low, high, metric)}); {may}"
+    return f"{text}."
+
+
+def of_client(clients: Clients, place: int) -> tuple[str, list[str]]:
+    """The verdict for one client about itself."""
+    state = STATUS[int(clients.status[place])]
+    other, metric = clients.reference, clients.metric
+    if other is None or metric is None or state == "unknown":
+        return "open", ["There is nothing to compare your model with."]
+    if state == "not finite":
+        return "bad", ["Your personal model is broken: its numbers are not finite."]
+    rival = measures.OTHERS[other]
+    gain = float(clients.gains[other][place])
+    low, high = (
+        float(clients.gains[f"{other}_{end}"][place]) for end in ("low", "high")
+    )
+    size = points(abs(gain), metric)
+    word = "better" if gain >= 0 else "worse"
+    numbers = f"Your personal model is {size} {word} than {rival}."
+    if gain == 0:
+        numbers = f"Your personal model is as good as {rival}."
+    if math.isfinite(low) and math.isfinite(high):
+        numbers += f" 95 % interval of the gain: {interval(low, high, metric)}."
+    if state == "gains":
+        return "good", ["Taking part pays for you.", numbers]
+    if state == "harmed":
+        return "bad", [f"You are better off with {rival}: use that model.", numbers]
+    return "open", ["Your test rows are too few to tell whether you gain.", numbers]

@@ -1,0 +1,289 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""Figures for a paper: PDF of one column or two, with fonts that are embedded.
+
+Lines differ in color, marker and dashes, so that they are told apart in gray print and
+with any color vision. Colors are Okabe and Ito's. Text has 7 points or more at the
+width of the column.
+"""
+
+from collections.abc import Mapping, Sequence
+from itertools import cycle
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from fedblend.gains import Gain
+from fedblend.report import measures
+from fedblend.report.figures import new_figure
+from fedblend.report.measures import Curve, Row
+
+ONE, TWO = 3.3, 6.8
+"""The widths of a column and of two, in inches."""
+LOOKS = (
+    ("#0072B2", "o", "-"),
+    ("#D55E00", "s", (0, (5, 1.5))),
+    ("#009E73", "^", (0, (1, 1))),
+    ("#CC79A7", "D", (0, (4, 1, 1, 1))),
+    ("#E69F00", "v", (0, (7, 2))),
+    ("#56B4E9", "P", (0, (2, 1))),
+    ("#000000", "X", (0, (4, 1, 1, 1, 1, 1))),
+)
+"""The color, marker and dashes of each line."""
+STYLE: Any = {
+    "font.size": 8,
+    "axes.labelsize": 8,
+    "axes.titlesize": 8,
+    "xtick.labelsize": 7,
+    "ytick.labelsize": 7,
+    "legend.fontsize": 7,
+    "legend.frameon": False,
+    "legend.handlelength": 2.6,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.linewidth": 0.6,
+    "axes.grid": True,
+    "grid.color": "#e6e6e6",
+    "grid.linewidth": 0.5,
+    "axes.axisbelow": True,
+    "lines.linewidth": 1.2,
+    "lines.markersize": 3.5,
+    "pdf.fonttype": 42,  # TrueType, which publishers accept
+}
+ACROSS = {"rounds": "rounds", "bits": "bits sent, both ways"}
+MARKS = 8
+"""Markers on a line, about."""
+
+
+class Tested(Protocol):
+    """A difference between two methods, as ``experiments.differences`` finds it."""
+
+    @property
+    def name(self) -> str:
+        """The method."""
+        ...
+
+    @property
+    def other(self) -> str:
+        """With whom it is compared."""
+        ...
+
+    @property
+    def metric(self) -> str:
+        """What was measured."""
+        ...
+
+    @property
+    def gain(self) -> Gain:
+        """What every client gains."""
+        ...
+
+    @property
+    def significant(self) -> bool:
+        """Whether the mean is not zero, after the correction."""
+        ...
+
+
+class Swept(NamedTuple):
+    """A metric by the values of a swept key: [values, seeds]."""
+
+    values: Sequence[float]
+    models: Mapping[str, np.ndarray]
+
+
+def draw(
+    rows: Mapping[str, Sequence[Row]], tested: Sequence[Tested], folder: Path
+) -> list[Path]:
+    """Write all figures of a comparison; the files written.
+
+    Args:
+        rows: those of every run, see ``measures.rows_of``.
+        tested: the differences between runs.
+        folder: made if it is missing.
+    """
+    import matplotlib
+
+    folder.mkdir(parents=True, exist_ok=True)
+    written = []
+    with matplotlib.rc_context(STYLE):
+        first = next(iter(rows.values()))
+        for split in measures.shown_splits(first)[:1]:
+            metric = measures.shown_metrics(first, split)[0]
+            lines = {
+                name: measures.curves(own, split, metric)["personal"]
+                for name, own in rows.items()
+            }
+            label = f"{split} {metric}"
+            alone = _alone(rows, split, metric)
+            for over in ACROSS:
+                figure = new_figure(ONE, 2.4)
+                _draw_lines(figure.subplots(), lines, over, label, alone)
+                _legend(figure, 3)
+                written.append(_save(figure, folder / f"{over}.pdf"))
+            figure = new_figure(TWO, 2.4)
+            for axes, over in zip(
+                figure.subplots(1, 2, sharey=True), ACROSS, strict=True
+            ):
+                own = label if over == "rounds" else ""
+                _draw_lines(axes, lines, over, own, alone)
+            _legend(figure, 6)
+            written.append(_save(figure, folder / "curves.pdf"))
+        if tested:
+            written.append(_save(_differences(tested), folder / "differences.pdf"))
+            written.append(_save(_clients(tested), folder / "clients.pdf"))
+    return written
+
+
+def _alone(rows: Mapping[str, Sequence[Row]], split: str, metric: str) -> float | None:
+    """The metric of training alone, if it is the same in all runs that have it."""
+    found = [measures.curves(own, split, metric).get("local") for own in rows.values()]
+    ends = {float(curve.mean[-1]) for curve in found if curve is not None}
+    return ends.pop() if len(ends) == 1 else None
+
+
+def draw_sweep(swept: Swept, key: str, label: str, path: Path) -> Path:
+    """Write the figure of a metric by the values of a key.
+
+    Args:
+        swept: the values, and each model's metric at them.
+        key: the name of the axis.
+        label: the metric.
+        path: of the PDF.
+    """
+    import matplotlib
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with matplotlib.rc_context(STYLE):
+        figure = new_figure(ONE, 2.4)
+        axes = figure.subplots()
+        for (model, found), look in zip(swept.models.items(), cycle(LOOKS)):
+            color, marker, dashes = look
+            error = found.std(axis=1, ddof=1) if found.shape[1] > 1 else None
+            axes.errorbar(
+                swept.values,
+                found.mean(axis=1),
+                error,
+                label=model,
+                color=color,
+                marker=marker,
+                linestyle=dashes,
+                capsize=2,
+                elinewidth=0.7,
+            )
+        axes.set_xlabel(key)
+        axes.set_ylabel(label)
+        if _spans_decades(swept.values):
+            axes.set_xscale("log")
+        _legend(figure, 3)
+        return _save(figure, path)
+
+
+def _spans_decades(values: Sequence[float]) -> bool:
+    return min(values) > 0 and max(values) / min(values) > 50
+
+
+def _draw_lines(
+    axes: Any, lines: Mapping[str, Curve], over: str, label: str, alone: float | None
+) -> None:
+    """A line for each run, and one for training alone where all runs have the same."""
+    from matplotlib.ticker import EngFormatter, MaxNLocator
+
+    for number, ((name, curve), look) in enumerate(
+        zip(lines.items(), cycle(LOOKS), strict=False)
+    ):
+        color, marker, dashes = look
+        across = curve.rounds if over == "rounds" else curve.bits
+        step = max(1, len(across) // MARKS)
+        axes.plot(
+            across,
+            curve.mean,
+            label=name,
+            color=color,
+            marker=marker,
+            linestyle=dashes,
+            # Markers of lines that lie on each other alternate.
+            markevery=(number % step, step),
+        )
+        if (curve.high > curve.low).any():
+            axes.fill_between(
+                across, curve.low, curve.high, color=color, alpha=0.15, linewidth=0
+            )
+    trained = [of for curve in lines.values() for of in (curve.low[1:], curve.high[1:])]
+    if alone is not None:
+        look = {"color": "#606060", "linewidth": 0.9, "linestyle": (0, (6, 3))}
+        axes.axhline(alone, label="training alone", **look)
+        trained.append(np.array([alone]))
+    # Untrained models, at chance, would press all else together.
+    seen = np.concatenate(trained)
+    seen = seen[np.isfinite(seen)]
+    if seen.size and seen.max() > seen.min():
+        room = 0.06 * (seen.max() - seen.min())
+        axes.set_ylim(seen.min() - room, seen.max() + room)
+    axes.set_xlabel(ACROSS[over])
+    axes.set_ylabel(label)
+    axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
+    if over == "bits":
+        axes.xaxis.set_major_formatter(EngFormatter(unit="bit"))
+        axes.xaxis.set_major_locator(MaxNLocator(4))
+
+
+def _legend(figure: Any, columns: int) -> None:
+    handles, labels = figure.axes[0].get_legend_handles_labels()
+    columns = min(columns, len(labels))
+    figure.legend(handles, labels, loc="outside upper center", ncols=columns)
+
+
+def _differences(tested: Sequence[Tested]) -> Any:
+    """The mean gain of every pair with its interval; filled where significant."""
+    shown = [one for one in tested if np.isfinite(one.gain.mean[0])]
+    figure = new_figure(ONE, 0.8 + 0.22 * max(len(shown), 1))
+    axes = figure.subplots()
+    for place, one in enumerate(shown):
+        mean, low, high = one.gain.mean
+        color = LOOKS[0][0] if one.significant else "#606060"
+        axes.plot([low, high], [place, place], color=color, linewidth=1)
+        face = color if one.significant else "white"
+        axes.plot(mean, place, "o", color=color, markerfacecolor=face)
+    axes.axvline(0, color="#404040", linewidth=0.8, linestyle=(0, (3, 2)))
+    axes.set_yticks(range(len(shown)), [f"{one.name} - {one.other}" for one in shown])
+    axes.set_ylim(len(shown) - 0.5, -0.5)
+    axes.grid(axis="y", visible=False)
+    metric = shown[0].metric if shown else ""
+    axes.set_xlabel(f"gain in {metric}, 95 % interval\n(filled: significant, Holm)")
+    return figure
+
+
+def _clients(tested: Sequence[Tested]) -> Any:
+    """Every client's gain, sorted: of all methods over the one they have in common."""
+    reference = tested[-1].other
+    pairs = [
+        one
+        for one in tested
+        if one.other == reference and one.metric == tested[-1].metric
+    ]
+    figure = new_figure(ONE, 2.4)
+    axes = figure.subplots()
+    for one, (color, marker, dashes) in zip(pairs, cycle(LOOKS), strict=False):
+        gains = np.sort(one.gain.value[np.isfinite(one.gain.value)])
+        across = np.linspace(0, 100, len(gains)) if len(gains) > 1 else [50.0]
+        step = max(1, len(gains) // MARKS)
+        axes.plot(
+            across,
+            gains,
+            label=one.name,
+            color=color,
+            marker=marker,
+            linestyle=dashes,
+            markevery=step,
+        )
+    axes.axhline(0, color="#404040", linewidth=0.8)
+    axes.set_xlabel("clients, sorted by gain (%)")
+    axes.set_ylabel(f"gain in {pairs[0].metric}\nover {reference}")
+    _legend(figure, 3)
+    return figure
+
+
+def _save(figure: Any, path: Path) -> Path:
+    figure.savefig(path, metadata={"CreationDate": None})
+    return path

@@ -1,0 +1,171 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""Tables of methods for a paper: LaTeX with booktabs, and Markdown.
+
+A number is the mean over seeds with its standard deviation. The best of a column is
+bold only where it is better than every other method after the correction for many
+comparisons; where none is, nothing is bold.
+"""
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+UNITS = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
+_SPECIAL = {
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    **{sign: f"\\{sign}" for sign in "&%$#_{}"},
+}
+NOTHING = "-"
+
+
+class Cell(NamedTuple):
+    """One entry: values over seeds, or a text."""
+
+    values: Sequence[float] = ()
+    text: str = ""
+    best: bool = False
+
+
+class Column(NamedTuple):
+    """A column: its heading, a cell for each row, the factor of its unit."""
+
+    head: str
+    cells: Mapping[str, Cell]
+    scale: float = 1.0
+
+
+class Table(NamedTuple):
+    """Methods by columns, with a caption."""
+
+    rows: Sequence[str]
+    columns: Sequence[Column]
+    caption: str
+
+    def cells(self, sign: str) -> list[list[tuple[str, bool]]]:
+        """The texts of every row, and which of them are best.
+
+        Args:
+            sign: between the mean and the standard deviation.
+        """
+        shown = [(column, _decimals(column)) for column in self.columns]
+        return [
+            [
+                (
+                    _text(column.cells.get(row, Cell()), column.scale, places, sign),
+                    column.cells.get(row, Cell()).best,
+                )
+                for column, places in shown
+            ]
+            for row in self.rows
+        ]
+
+
+def markdown(table: Table) -> str:
+    """The table in Markdown; best values are bold."""
+    heads = ["method", *(column.head for column in table.columns)]
+    lines = [_line(heads), _line(["---", *["---:"] * len(table.columns)])]
+    for row, cells in zip(table.rows, table.cells(" ± "), strict=True):
+        texts = [f"**{text}**" if best else text for text, best in cells]
+        lines.append(_line([row, *texts]))
+    return "\n".join([*lines, "", table.caption, ""])
+
+
+def _line(cells: Sequence[str]) -> str:
+    safe = [cell.replace("|", r"\|") for cell in cells]
+    return f"| {' | '.join(safe)} |"
+
+
+def latex(table: Table) -> str:
+    r"""The table in LaTeX; it needs ``\usepackage{booktabs}``."""
+    heads = ["method", *(column.head for column in table.columns)]
+    lines = [
+        "% \\usepackage{booktabs}",
+        "\\begin{table}[t]",
+        "  \\centering",
+        f"  \\caption{{{escaped(table.caption)}}}",
+        f"  \\begin{{tabular}}{{l{'r' * len(table.columns)}}}",
+        "    \\toprule",
+        f"    {' & '.join(map(escaped, heads))} \\\\",
+        "    \\midrule",
+    ]
+    for row, cells in zip(table.rows, table.cells(" \\pm "), strict=True):
+        texts = [_latex_cell(*cell) for cell in cells]
+        lines.append(f"    {' & '.join([escaped(row), *texts])} \\\\")
+    lines += ["    \\bottomrule", "  \\end{tabular}", "\\end{table}", ""]
+    return "\n".join(lines)
+
+
+def _latex_cell(text: str, best: bool) -> str:
+    if not re.match(r"-?[\d.]", text) or re.search("[a-zA-Z]", text.replace("pm", "")):
+        return escaped(text) if text != NOTHING else "--"
+    return f"$\\mathbf{{{text}}}$" if best else f"${text}$"
+
+
+def escaped(text: str) -> str:
+    r"""Text with LaTeX's special signs escaped.
+
+    >>> escaped("worst_tenth (%)")
+    'worst\\_tenth (\\%)'
+    """
+    return "".join(_SPECIAL.get(sign, sign) for sign in text).replace("±", r"$\pm$")
+
+
+def _decimals(column: Column) -> int:
+    """Decimals that show two digits of the smallest deviation, or four of a value."""
+    values = [np.asarray(cell.values) * column.scale for cell in column.cells.values()]
+    spreads = [of.std(ddof=1) for of in values if len(of) > 1]
+    spreads = [float(one) for one in spreads if np.isfinite(one) and one > 0]
+    means = [abs(float(of.mean())) for of in values if len(of)]
+    means = [one for one in means if math.isfinite(one) and one > 0]
+    if spreads:
+        wanted = 1 - math.floor(math.log10(min(spreads)))
+    elif means:
+        wanted = 3 - math.floor(math.log10(max(means)))
+    else:
+        wanted = 0
+    return min(max(wanted, 0), 2 if column.scale == 100 else 4)
+
+
+def _text(cell: Cell, scale: float, decimals: int, sign: str) -> str:
+    if cell.text or not len(cell.values):
+        return cell.text or NOTHING
+    values = np.asarray(cell.values, float) * scale
+    if not np.isfinite(values).all():
+        return "not finite"
+    mean = f"{values.mean():.{decimals}f}"
+    if len(values) == 1:
+        return mean
+    return f"{mean}{sign}{values.std(ddof=1):.{decimals}f}"
+
+
+def bits_text(bits: float) -> str:
+    """Bits with a unit.
+
+    >>> bits_text(12_300_000.0), bits_text(0.0)
+    ('12.3 Mbit', '0 bit')
+    """
+    for size, letter in UNITS:
+        if bits >= size:
+            return f"{bits / size:.3g} {letter}bit"
+    return f"{bits:g} bit"
+
+
+def reached(rows: Sequence[Mapping[str, Any]], key: str) -> str:
+    """The mean over seeds of the rounds or bits to a target, if all seeds reach it.
+
+    Args:
+        rows: of one run, one for each seed.
+        key: "round", "bits_up" or "bits_down".
+    """
+    there = [row[key] for row in rows if row["reached"]]
+    if len(there) < len(rows):
+        few = f" ({len(there)} of {len(rows)} seeds)" if there else ""
+        return f"not reached{few}"
+    mean = float(np.mean(there))
+    return f"{round(mean, 1):g}" if key == "round" else bits_text(mean)

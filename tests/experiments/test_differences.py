@@ -1,0 +1,190 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""Comparing run folders client by client."""
+
+import copy
+import shutil
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from fedblend.config.build import build
+from fedblend.config.config import check, dump
+from fedblend.errors import RunError
+from fedblend.experiments import evidence, results
+from fedblend.experiments.differences import (
+    ALONE,
+    compared,
+    contenders,
+    differences,
+    holm,
+    p_value,
+)
+from fedblend.experiments.run import run_config
+from fedblend.experiments.run_folder import Folder
+from fedblend.gains import TAIL
+from fedblend.simulation.simulate import set_up
+from tiny_config import TINY
+
+
+def with_tables(**tables):
+    """The small configuration with more keys in its tables."""
+    content = copy.deepcopy(TINY)
+    for name, more in tables.items():
+        content[name] = {**content[name], **more}
+    return check(content, "a test")
+
+
+def copied(folder, place, config=None):
+    """A folder with the facts of another, and the configuration if none is given."""
+    place.mkdir()
+    for name in ("config.toml", "run.json"):
+        shutil.copy(folder / name, place)
+    if config is not None:
+        (place / "config.toml").write_text(config)
+    return place
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory, compiled):
+    """Two runs that differ in their rate, with two seeds and training alone."""
+    place = tmp_path_factory.mktemp("runs")
+    patch = pytest.MonkeyPatch()
+    patch.setattr(results, "draw", lambda *arguments: None)
+    local = {"measure": {"local": 2}, "run": {"seed": [0, 1], "cohort": 6}}
+    for name, rate in (("slow", 0.01), ("fast", 0.2)):
+        config = with_tables(algorithm={"rate": rate}, **local)
+        run_config(config, place / name)
+    patch.undo()
+    return {name: place / name for name in ("slow", "fast")}
+
+
+def test_the_differences_are_those_of_the_clients_on_the_same_rows(folders):
+    """Against the definition, from runs that are simulated again."""
+    (found,) = differences(folders)
+    assert (found.name, found.other, found.metric) == ("slow", "fast", "accuracy")
+    values, rows = [], []
+    for rate in (0.01, 0.2):
+        config = with_tables(
+            algorithm={"rate": rate}, run={"seed": [0, 1], "cohort": 6}
+        )
+        run = set_up(build(config).spec).complete()
+        values.append([of["test"]["personal"]["accuracy"] for of in run.measured])
+        rows.append([of["test"]["personal"]["accuracy"] for of in run.by_row])
+    gaps = np.array(values[0]) - np.array(values[1])
+    assert found.gain.value == pytest.approx(gaps.mean(axis=0), abs=1e-6)
+    by_rows = np.nanmean(np.array(rows[0]) - np.array(rows[1]), axis=2)
+    assert by_rows == pytest.approx(gaps, abs=1e-6)
+    assert found.gain.mean[0] == pytest.approx(gaps.mean())
+    assert (found.gain.low <= found.gain.value).all()
+
+
+def test_the_saved_rows_are_small_and_whole(folders):
+    saved = evidence.read(Folder(folders["slow"]))
+    assert (saved.split, saved.seeds) == ("test", [0, 1])
+    rows = saved.evidence.by_row[1]["test"]["personal"]
+    known = ~np.isnan(rows["accuracy"])
+    assert (known.sum(axis=1) == saved.counts).all()
+    values = saved.evidence.measured[1]["test"]["personal"]
+    for metric in ("accuracy", "loss"):
+        means = np.nanmean(rows[metric], axis=1)
+        assert means == pytest.approx(values[metric], rel=1e-5)
+    # Two seeds, two or three models: a byte for right or wrong, four for a loss.
+    size = Folder(folders["slow"]).evidence.stat().st_size
+    assert size < saved.counts.sum() * 2 * 3 * 5 + 8000
+
+
+def test_training_alone_is_one_of_the_methods_where_it_is_the_same(folders, tmp_path):
+    # The rates differ, so do the models that were trained alone.
+    assert list(contenders(folders)) == ["slow", "fast"]
+    found = contenders({"slow": folders["slow"]})
+    assert list(found) == ["slow", ALONE]
+    (alone,) = compared(found, ["loss"])
+    summary = evidence.read(Folder(folders["slow"])).evidence
+    assert alone.gain.mean == summary.gain("test", "loss", "local").mean
+
+
+def test_one_seed_is_the_paired_t_test():
+    rng = np.random.default_rng(0)
+    one, other = rng.normal(0.3, 1, 12), rng.normal(0, 1, 12)
+    expected = stats.ttest_rel(one, other).pvalue
+    assert p_value((one - other)[None]) == pytest.approx(expected, rel=1e-9)
+
+
+@pytest.mark.parametrize("shift", [0.2, 0.8, 3.0])
+def test_the_test_of_several_seeds_inverts_the_interval(shift):
+    rng = np.random.default_rng(1)
+    gaps = rng.normal(shift, 1, (4, 9)) + rng.normal(0, 0.3, (4, 1))
+    p = p_value(gaps)
+    errors = gaps.mean(0).std(ddof=1) / 3, gaps.mean(1).std(ddof=1) / 2
+    half = np.hypot(
+        *(e * stats.t.isf(p / 2, n) for e, n in zip(errors, (8, 3), strict=True))
+    )
+    assert half == pytest.approx(abs(gaps.mean()), rel=1e-6)
+    wide = np.hypot(
+        *(e * stats.t.isf(TAIL, n) for e, n in zip(errors, (8, 3), strict=True))
+    )
+    assert (p < 0.05) == (wide < abs(gaps.mean()))
+
+
+def test_without_differences_the_test_finds_none():
+    """Of 400 comparisons of equal methods, about 5 % or fewer have p < 0.05."""
+    rng = np.random.default_rng(2)
+    draws = rng.normal(0, 1, (400, 3, 10)) + rng.normal(0, 1, (400, 1, 10))
+    draws += rng.normal(0, 0.5, (400, 3, 1))
+    assert np.mean([p_value(gaps) < 0.05 for gaps in draws]) < 0.07
+
+
+def test_where_there_is_nothing_to_test():
+    assert p_value(np.zeros((2, 5))) == 1.0
+    assert np.isnan(p_value(np.ones((1, 1))))
+    assert np.isnan(p_value(np.full((3, 4), 0.1)))
+
+
+def test_holm_is_the_step_down_of_many_comparisons():
+    """By its definition: reject while p is at most 0.05 over what is left."""
+    rng = np.random.default_rng(3)
+    p = rng.random(12) ** 4
+    left, rejected = len(p), set()
+    for place in np.argsort(p):
+        if p[place] >= 0.05 / left:
+            break
+        rejected.add(int(place))
+        left -= 1
+    assert set(np.flatnonzero(holm(p) < 0.05)) == rejected and rejected
+    assert np.isnan(holm([0.01, np.nan])).tolist() == [False, True]
+    assert holm([0.01, np.nan])[0] == 0.01
+
+
+def test_other_data_is_refused_in_one_line(folders, tmp_path):
+    for key, tables in (
+        ("data.test: 0.25 there, 0.5 here", {"data": {"test": 0.5}}),
+        ("run.seed", {"run": {"seed": [0, 2]}}),
+    ):
+        text = dump(with_tables(**({"run": {"seed": [0, 1]}} | tables)))
+        other = copied(folders["slow"], tmp_path / key[:8], text)
+        with pytest.raises(RunError, match=f"^other: has other data than slow.*{key}"):
+            differences({"slow": folders["slow"], "other": other})
+    changed = copied(folders["slow"], tmp_path / "changed")
+    facts = changed / "run.json"
+    facts.write_text(facts.read_text().replace('"rows": 1797', '"rows": 1798'))
+    with pytest.raises(RunError, match="rows: 1797 there, 1798 here"):
+        differences({"slow": folders["slow"], "changed": changed})
+    with pytest.raises(RunError, match=r"'acuracy': was not measured.*'accuracy'"):
+        differences(folders, ["acuracy"])
+    with pytest.raises(RunError, match="'quick': is no run of the comparison"):
+        differences(folders, reference="quick")
+
+
+def test_a_run_without_evidence_is_refused(folders, tmp_path):
+    empty = tmp_path / "empty"
+    with pytest.raises(RunError, match=r"is not the folder of a run"):
+        differences({"empty": empty})
+    copied(folders["slow"], empty)
+    with pytest.raises(RunError, match=r"has no evidence.safetensors"):
+        differences({"empty": empty})
+    whole = Folder(folders["slow"]).evidence.read_bytes()
+    Folder(empty).evidence.write_bytes(whole[:-3])
+    with pytest.raises(RunError, match=r"evidence.safetensors: is damaged"):
+        differences({"empty": empty})

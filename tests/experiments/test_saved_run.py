@@ -1,0 +1,146 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""``fb.load``: the models of a run come back from its folder alone."""
+
+import copy
+import json
+import shutil
+
+import jax
+import numpy as np
+import pytest
+
+import fedblend as fb
+from fedblend.config.build import build
+from fedblend.config.config import check
+from fedblend.errors import RunError
+from fedblend.experiments import personal_models, results
+from fedblend.experiments.run import run_config
+from fedblend.simulation.simulate import simulate
+from tiny_config import TINY
+
+pytestmark = pytest.mark.usefixtures("compiled")
+
+
+@pytest.fixture(scope="module")
+def blended(tmp_path_factory, compiled):
+    """A run of two seeds whose personal models are blends, and the same in memory."""
+    tables = copy.deepcopy(TINY)
+    tables["algorithm"] |= {"name": "apfl", "alpha": 0.3, "mix": "outputs"}
+    tables["run"] |= {"rounds": 2, "seed": [3, 5], "store": "disk"}
+    tables["measure"] |= {"splits": ["test"], "metrics": ["loss", "accuracy"]}
+    config, out = check(tables, "here"), tmp_path_factory.mktemp("run") / "blended"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(results, "draw", lambda *arguments: None)
+        run_config(config, out)
+    spec = build(config).spec
+    fields = {name: getattr(spec, name) for name in spec.__dataclass_fields__}
+    return out, simulate(**fields)
+
+
+def same(left, right) -> bool:
+    return jax.tree.structure(left) == jax.tree.structure(right) and all(
+        np.array_equal(a, b)
+        for a, b in zip(jax.tree.leaves(left), jax.tree.leaves(right), strict=True)
+    )
+
+
+def test_models_of_every_seed_are_those_of_the_run(blended):
+    out, run = blended
+    saved = fb.load(out)
+    for replica, seed in enumerate((3, 5)):
+        assert same(saved.shared(seed), fb.trees.take(run.shared, replica))
+        for client in (0, 5):
+            found = saved.personal(client, seed)
+            assert isinstance(found, fb.Blend)
+            assert same(found, fb.trees.take(run.personal(client), replica))
+    assert not same(saved.personal(1, 3), saved.personal(1, 5))
+
+
+def test_outputs_are_those_of_the_model(blended):
+    out, run = blended
+    rows = np.random.default_rng(0).uniform(size=(7, 64)).astype(np.float32)
+    saved = fb.load(out)
+    model = fb.trees.take(run.personal(2), 1)
+    expected = fb.predict(saved.apply, model, rows)
+    assert np.array_equal(saved.outputs(rows, client=2, seed=5), expected)
+    shared = saved.apply(fb.trees.take(run.shared, 0), rows)
+    assert np.array_equal(saved.outputs(rows), shared)
+
+
+def test_clients_by_id_and_by_name(blended):
+    saved = fb.load(blended[0])
+    assert saved.names == tuple("012345")
+    assert saved.client_id("4") == saved.client_id(4) == 4
+    saved.__dict__["names"] = ("b", "1", "0")
+    assert [saved.client_id(word) for word in ("b", "0", "1", "2", 1)] == [
+        0,
+        2,
+        1,
+        2,
+        1,
+    ]
+    for wrong, line in (
+        (3, "3 is not between 0 and 2"),
+        ("-1", "'-1' is no client of this run"),
+        ("7", "7 is not between"),
+        ("c", "'c' is no client of this run; known are b, 1, 0"),
+    ):
+        with pytest.raises(RunError, match=line):
+            saved.client_id(wrong)
+
+
+@pytest.mark.parametrize(
+    ("damage", "line"),
+    [
+        (lambda out: (out / "summary.json").unlink(), "is not finished"),
+        (lambda out: (out / "config.toml").unlink(), "not the folder of a run"),
+        (lambda out: (out / "clients.csv").unlink(), "clients.csv: No such file"),
+        (lambda out: (out / "clients.csv").write_text("seed,id\n3,1\n"), "is damaged"),
+        (lambda out: (out / "personal-seed3.safetensors").unlink(), "No such file"),
+        (
+            lambda out: (out / "personal-seed3.safetensors").write_bytes(b"12345678"),
+            "not a fedblend file",
+        ),
+        (
+            lambda out: shutil.copy(
+                out / "model-seed3.safetensors", out / "personal-seed3.safetensors"
+            ),
+            "has 10 clients, not those",
+        ),
+    ],
+)
+def test_what_is_missing_or_damaged_is_one_line(blended, damage, line, tmp_path):
+    out = tmp_path / "run"
+    shutil.copytree(blended[0], out)
+    damage(out)
+    with pytest.raises(RunError, match=line):
+        fb.load(out).personal(0)
+
+
+def test_an_unknown_seed(blended):
+    with pytest.raises(RunError, match="4 is none of this run's seeds: 3, 5"):
+        fb.load(blended[0]).shared(4)
+
+
+def test_personal_models_that_are_not_kept(tiny, tmp_path, monkeypatch, no_figures):
+    tiny["algorithm"] |= {"name": "apfl", "alpha": 0.3}
+    tiny["run"] |= {"rounds": 1, "every": 1}
+    tiny["measure"] |= {"splits": ["test"], "metrics": ["loss"]}
+    monkeypatch.setattr(personal_models, "MOST_BYTES", 100)
+    lines: list[str] = []
+    run_config(check(tiny, "here"), tmp_path / "auto", on_warning=lines.append)
+    assert any("personal models of 6 clients" in line for line in lines)
+    with pytest.raises(RunError, match=r'run\.keep_personal = "always" keeps them'):
+        fb.load(tmp_path / "auto").personal(0)
+    for keep, there in (("always", True), ("never", False)):
+        tiny["run"]["keep_personal"] = keep
+        summary = run_config(check(tiny, "here"), tmp_path / keep)
+        assert (tmp_path / keep / "personal.safetensors").is_file() == there
+        assert not any("personal models of" in line for line in summary["warnings"])
+    path = tmp_path / "always" / "summary.json"
+    summary = json.loads(path.read_text())
+    del summary["personal_models"]
+    path.write_text(json.dumps(summary))
+    with pytest.raises(RunError, match="an older fedblend made it"):
+        fb.load(tmp_path / "always").personal(0)
