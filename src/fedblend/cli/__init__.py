@@ -20,6 +20,7 @@ from fedblend.cli import (
     compare,
     data,
     demo,
+    export,
     federation,
     federation_experiments,
     init,
@@ -45,6 +46,7 @@ app = typer.Typer(
 )
 app.command("run")(run.run)
 app.command("compare")(compare.compare)
+app.command("export")(export.export)
 app.command("personalize")(personalize.personalize)
 app.command("plan")(plan.plan)
 app.command("tune")(tune.tune)
