@@ -286,6 +286,15 @@ def test_python_m_is_the_command(module):
     assert "Usage: fedblend " in done.stdout
 
 
+@pytest.mark.parametrize("package", ["typer", "rich", "pydantic"])
+def test_without_the_extra_it_names_the_extra(package):
+    hide = f"import sys; sys.modules[{package!r}] = None; sys.argv = ['x', '--help']; "
+    code = hide + "from fedblend.cli import entry; entry()"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    wanted = f"error: the command line needs {package}: pip install 'fedblend[cli]'\n"
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", wanted)
+
+
 def test_help_does_not_load_jax():
     code = "import sys; from fedblend.cli import main; c = main(['--help']); "
     code += "sys.exit(c or 'jax' in sys.modules or 'pydantic' in sys.modules)"

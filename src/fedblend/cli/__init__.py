@@ -12,11 +12,17 @@ import os
 import sys
 from typing import Annotated, Any
 
+# First: without the extra [cli] it ends here, in one line.
+import fedblend.cli.requirements  # noqa: F401
+
+# isort: split
+
 import typer
 
 from fedblend import __version__
 from fedblend.cli import (
     advise,
+    auto,
     compare,
     data,
     demo,
@@ -27,10 +33,12 @@ from fedblend.cli import (
     list_,
     personalize,
     plan,
+    predict,
     report,
     reproduce,
     run,
     show,
+    sweep,
     tune,
 )
 from fedblend.cli.screen import INTERRUPTED, complain
@@ -44,9 +52,12 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
+app.command("auto")(auto.auto)
 app.command("run")(run.run)
 app.command("compare")(compare.compare)
+app.command("sweep")(sweep.sweep)
 app.command("export")(export.export)
+app.command("predict")(predict.predict)
 app.command("personalize")(personalize.personalize)
 app.command("plan")(plan.plan)
 app.command("tune")(tune.tune)

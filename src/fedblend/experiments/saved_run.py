@@ -10,12 +10,21 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from fedblend.config.config import Config
 from fedblend.core import PyTree
 from fedblend.data.dataset import Task
+from fedblend.data.preprocess.preprocessing import Preprocessing
 from fedblend.errors import RunError, hint
 from fedblend.experiments import personal_models, run_folder
 from fedblend.experiments.export.portable import Portable
+from fedblend.experiments.predict import (
+    Predictions,
+    predict_all,
+    predict_by_client,
+    table_of,
+)
 from fedblend.experiments.run_folder import Folder
 from fedblend.mixing import Apply
 from fedblend.simulation.model_stack import StackReader
@@ -153,17 +162,10 @@ class SavedRun:
             raise RunError(f"{path}: has {stack.clients} clients, not those of the run")
         return personal_models.as_model(stack.model(place), self.portable.shapes, path)
 
-    def preprocessing(self, seed: int | None = None) -> Any:
+    def preprocessing(self, seed: int | None = None) -> Preprocessing | None:
         """What turns the columns of a table into inputs; None where nothing does."""
-        for path in (
-            self.folder.preprocessing(self._named(seed)),
-            self.folder.preprocessing(None),
-        ):
-            if path.is_file():
-                from fedblend.data.preprocess import Preprocessing
-
-                return Preprocessing.from_json(path.read_text())
-        return None
+        chosen = self.seeds[0] if seed is None else seed
+        return run_folder.read_preprocessing(self.folder, chosen)
 
     def model(
         self, client: int | str | None = None, seed: int | None = None
@@ -181,6 +183,56 @@ class SavedRun:
             self.preprocessing(seed),
             {name: str(fact) for name, fact in facts.items()},
         )
+
+    def predictions(
+        self,
+        source: Any,
+        client: int | str | None = None,
+        *,
+        shared: bool = False,
+        seed: int | None = None,
+    ) -> Predictions:
+        """What models predict for the rows of a table, with probabilities.
+
+        Args:
+            source: a .csv, .parquet or .npz file, a pandas or polars frame, a dict of
+                columns, or an array of inputs.
+            client: whose model predicts all rows, by id or name. By default the column
+                that named the clients in training selects the model of each row;
+                without such a column the shared model predicts.
+            shared: use the shared model whatever columns there are.
+            seed: which seed of the run; the first if None.
+
+        Raises:
+            RunError: there is no such client or model.
+            DataError: the table does not fit the model.
+        """
+        if shared and client is not None:
+            raise RunError("client: is given, and the shared model is asked for, too")
+        data = self.config.data
+        others = [name for name in (data.target, data.client) if isinstance(name, str)]
+        if client is not None or shared:
+            return predict_all(self.model(client, seed), source, others)
+        table = table_of(source)
+        if table is None or data.client not in table.columns:
+            return predict_all(self.model(None, seed), source, others)
+        return predict_by_client(
+            lambda one: self.model(one, seed), self.names, table, data.client, others
+        )
+
+    def predict(
+        self,
+        source: Any,
+        client: int | str | None = None,
+        *,
+        shared: bool = False,
+        seed: int | None = None,
+    ) -> np.ndarray:
+        """The prediction of each row of a table: a label or a number.
+
+        Arguments are those of ``predictions``, which has the probabilities, too.
+        """
+        return self.predictions(source, client, shared=shared, seed=seed).labels
 
     def _named(self, seed: int | None) -> int | None:
         """The seed as in the names of files: None in a run of one."""

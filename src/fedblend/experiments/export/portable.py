@@ -15,7 +15,6 @@ import zipfile
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -25,6 +24,7 @@ from fedblend.config.config import Config, dump, loads
 from fedblend.config.model import loss_name, model_of
 from fedblend.core import PyTree
 from fedblend.data.dataset import Task
+from fedblend.data.preprocess.preprocessing import Preprocessing
 from fedblend.errors import InputError, RunError
 from fedblend.experiments import run_folder
 from fedblend.experiments.personal_models import as_model
@@ -53,7 +53,7 @@ class Portable:
         config: Config,
         task: Task,
         params: PyTree = None,
-        preprocessing: Any = None,
+        preprocessing: Preprocessing | None = None,
         facts: Mapping[str, str] | None = None,
     ):
         self.config, self.task, self.params = config, task, params
@@ -166,8 +166,6 @@ def described(metadata: Mapping[str, str], path: Path) -> Portable:
         raise RunError(f"{path}: is damaged: its metadata cannot be read") from None
     fitted = None
     if "preprocessing" in metadata:
-        from fedblend.data.preprocess import Preprocessing
-
         fitted = Preprocessing.from_json(metadata["preprocessing"])
     texts = ("format", "config", "task", "preprocessing")
     facts = {name: text for name, text in metadata.items() if name not in texts}
