@@ -53,10 +53,12 @@ def run(
 
     fedblend run first.toml --live
     """
-    config = screen.load(file, [*(sets or []), *_seed_setting(seed or [])])
+    settings = [*(sets or []), *_seed_setting(seed or [])]
+    config = screen.load(file, settings)
     from fedblend.experiments.run import run_config
 
     out = out or results_folder(config)
+    _show_chosen(file, settings, out)
     same = f"--out {shlex.quote(str(out))} --resume"
     with (
         screen.errors_of(file, f"interrupted; the same command with {same} continues"),
@@ -88,6 +90,17 @@ def live_page(out: Path, name: str) -> Iterator[None]:
     with serve(out, name) as page:
         screen.note(f"live: {page.url}")
         yield
+
+
+def _show_chosen(file: Path, settings: list[str], out: Path) -> None:
+    """Say which keys were chosen because the file leaves them out."""
+    from fedblend.config.config import chosen
+    from fedblend.config.toml import literal
+
+    found = chosen(file, settings)
+    keys = [f"{key} = {literal(of)}" for key, of in found.items() if "." in key]
+    if keys:
+        screen.note(f"chosen: {', '.join(keys)}; {out / 'config.toml'} has every key")
 
 
 def results_folder(config: "Config") -> Path:

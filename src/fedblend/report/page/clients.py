@@ -86,7 +86,9 @@ def _clients(table: dict[str, list[str]], harm: dict[str, list[str]]) -> Clients
 
 def _harmed_first(clients: Clients, other: str) -> np.ndarray:
     """The order of clients: broken and harmed ones first, then by their gain."""
-    worst = np.isin(clients.status, [STATUS.index("harmed"), STATUS.index("not finite")])
+    worst = np.isin(
+        clients.status, [STATUS.index("harmed"), STATUS.index("not finite")]
+    )
     gain = clients.gains[other]
     return np.lexsort((np.arange(len(gain)), np.nan_to_num(gain, nan=np.inf), ~worst))
 

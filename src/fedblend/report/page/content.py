@@ -141,7 +141,10 @@ def _differences(
     count = len(runs) * (len(runs) + 1) // 2
     if len(runs) < 2 or any(run.summary is None for run in runs):
         return [], None
-    if count * max(len(run.clients.ids) if run.clients else 0 for run in runs) > MOST_TESTS:
+    if (
+        count * max(len(run.clients.ids) if run.clients else 0 for run in runs)
+        > MOST_TESTS
+    ):
         return [], "these are too many runs and clients to test on a page"
     folders = {label: run.folder.path for label, run in zip(labels, runs, strict=True)}
     try:
@@ -176,13 +179,12 @@ def _verdict(
     runs: list[RunFiles], labels: list[str], pairs: list[Plain]
 ) -> tuple[str, list[str]]:
     if len(runs) == 1:
-        return _checked(
-            runs[0], lambda run: words.sentences(run.summary, run.clients)
-        )
+        return _checked(runs[0], lambda run: words.sentences(run.summary, run.clients))
     heads = {
         label: head
         for label, run in zip(labels, runs, strict=True)
-        if run.summary and (head := _checked(run, lambda run: words.headline(run.summary)))
+        if run.summary
+        and (head := _checked(run, lambda run: words.headline(run.summary)))
     }
     kinds = {(head.split, head.metric) for head in heads.values()}
     if len(kinds) != 1:
@@ -294,7 +296,10 @@ def _costs(one: Plain) -> Plain:
         "seed": one.get("seed", 0),
         **{name: number(one[name]) for name in names if one.get(name) is not None},
         **{f"bits_{link}": bits.get(link) for link in ("up", "down")},
-        **{f"bits_{link}_each": bits.get(f"{link}_per_client") for link in ("up", "down")},
+        **{
+            f"bits_{link}_each": bits.get(f"{link}_per_client")
+            for link in ("up", "down")
+        },
         "alone_seconds": number((one.get("alone") or {}).get("seconds")),
     }
 

@@ -76,7 +76,9 @@ def document(content: dict[str, Any]) -> str:
     parts = {
         "policy": _policy(style, (plots, own), bool(content.get("live"))),
         "title": html.escape(str(content["title"])),
-        "verdict": "".join(f"<p>{html.escape(line)}</p>" for line in content["verdict"]),
+        "verdict": "".join(
+            f"<p>{html.escape(line)}</p>" for line in content["verdict"]
+        ),
         "tone": html.escape(content["tone"]),
         "style": style,
         "plots": plots,

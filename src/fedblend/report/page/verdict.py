@@ -68,9 +68,7 @@ def headline(summary: dict[str, Any]) -> Headline | None:
             other = name.removeprefix("than_")
             higher = higher_is_better(spread, metric)
             return Headline(split, metric, higher, models, other, known)
-    return Headline(
-        split, metric, higher_is_better(spread, metric), models, None, None
-    )
+    return Headline(split, metric, higher_is_better(spread, metric), models, None, None)
 
 
 def _mean(runs: Sequence[dict], *path: str) -> float:
@@ -303,7 +301,9 @@ def of_client(clients: Clients, place: int) -> tuple[str, list[str]]:
         return "bad", ["Your personal model is broken: its numbers are not finite."]
     rival = measures.OTHERS[other]
     gain = float(clients.gains[other][place])
-    low, high = (float(clients.gains[f"{other}_{end}"][place]) for end in ("low", "high"))
+    low, high = (
+        float(clients.gains[f"{other}_{end}"][place]) for end in ("low", "high")
+    )
     size = points(abs(gain), metric)
     word = "better" if gain >= 0 else "worse"
     numbers = f"Your personal model is {size} {word} than {rival}."
