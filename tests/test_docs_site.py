@@ -3,6 +3,8 @@
 """The website of the documentation: links, navigation, offline, search, equations."""
 
 import html.parser
+import json
+import re
 import shutil
 import subprocess
 import sys
@@ -97,6 +99,37 @@ def test_every_command_is_described_with_its_options():
         for one in command.params:
             if one.param_type_name == "option" and not one.hidden:
                 assert one.help and f"`{one.opts[0]}" in text, f"{name} {one.opts[0]}"
+
+
+RESULT = re.compile(r"^\|(.*)\| \[(\w+)\]\(results/(\w+)\.md#[^)]*\) \|$", re.M)
+FINE_TUNED = {"FedAvg, localized", "FedAvg, fine-tuned"}
+
+
+def test_the_table_that_helps_to_choose_has_the_measured_numbers():
+    text = (ROOT / "docs" / "choose.md").read_text(encoding="utf-8")
+    rows = RESULT.findall(text)
+    assert len(rows) == 8
+    for cells, claim, paper in rows:
+        _, alone, fedavg, tuned, mixed, by = (one.strip() for one in cells.split("|"))
+        named = {by, by.split(",")[0]}
+        for shown, names in [
+            (alone, {"alone"}),
+            (fedavg, {"FedAvg"}),
+            (tuned, FINE_TUNED),
+            (mixed, named),
+        ]:
+            known = accuracies(paper, claim, names)
+            nearest = min(abs(float(shown) - value) for value in known)
+            assert nearest <= 0.0501, f"{claim}: {shown} is none of {known}"  # rounded
+
+
+def accuracies(paper: str, claim: str, names: set[str]) -> list[float]:
+    """What a claim measured for a method, in percent, in all of its settings."""
+    path = ROOT / "docs" / "results" / paper / f"{claim}.json"
+    head, *rows = json.loads(path.read_text(encoding="utf-8"))["table"]
+    column = head.index("test accuracy")
+    found = [float(row[column].split()[0]) for row in rows if names & {*row[:2]}]
+    return [100 * value if value < 1 else value for value in found]
 
 
 def test_no_page_of_the_site_loads_anything_from_another_host(built):

@@ -22,6 +22,7 @@ import typer
 from fedblend import __version__
 from fedblend.cli import (
     advise,
+    auto,
     compare,
     data,
     demo,
@@ -35,6 +36,7 @@ from fedblend.cli import (
     reproduce,
     run,
     show,
+    sweep,
     tune,
 )
 from fedblend.cli.screen import INTERRUPTED, complain
@@ -48,8 +50,10 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
+app.command("auto")(auto.auto)
 app.command("run")(run.run)
 app.command("compare")(compare.compare)
+app.command("sweep")(sweep.sweep)
 app.command("personalize")(personalize.personalize)
 app.command("plan")(plan.plan)
 app.command("tune")(tune.tune)

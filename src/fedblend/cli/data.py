@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedblend.cli import screen
-from fedblend.cli.screen import option
+from fedblend.cli.screen import Format, OutputFormat, option
 
 if TYPE_CHECKING:
     from fedblend.data.dataset import DatasetInfo
@@ -122,6 +122,35 @@ def example(
     table = hospitals(clients, rows, seed)
     write_table(file, table)
     typer.echo(f"wrote {file}: {clients * rows} rows of {clients} hospitals")
+
+
+@app.command("describe")
+def describe(
+    file: Annotated[Path, typer.Argument(help="A .csv or .parquet table, or an .npz.")],
+    client: Annotated[str | None, option("The column of the client.", "NAME")] = None,
+    target: Annotated[str | None, option("The column of the target.", "NAME")] = None,
+    format: OutputFormat = Format.table,
+) -> None:
+    """Show what every column of a table holds, and what preprocessing makes of it.
+
+    [bold]Example[/bold]
+
+    fedblend data describe hospitals.csv --client hospital --target outcome
+    """
+    from fedblend.data.description import describe
+    from fedblend.experiments.run_folder import as_json
+
+    found = describe(file, client=client, target=target)
+    if format is Format.json:
+        typer.echo(as_json(found._asdict()))
+        return
+    screen.say(*found.lines)
+    made = screen.table("column", "what it holds", "what is made of it", "inputs")
+    for one in found.columns:
+        made.add_row(one["column"], one["seen"], one["done"], str(one["inputs"]))
+    screen.console().print(made)
+    for text in found.notes:
+        screen.note(f"note: {text}")
 
 
 @app.command("info")

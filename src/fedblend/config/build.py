@@ -9,7 +9,7 @@ the same: the simulator sweeps over their constants.
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -37,6 +37,9 @@ from fedblend.models import Model
 from fedblend.simulation.sampling import settled
 from fedblend.simulation.simulate import RunSpec
 from fedblend.theory.constants import Smoothness
+
+if TYPE_CHECKING:
+    from fedblend.data.preprocess.preprocessing import Preprocessing
 
 _NOT_SIMULATED = {"seed", "cohort", "precision", "keep_personal"}
 """The keys of [run] that are no fields of ``RunSpec``, or that have another form."""
@@ -94,6 +97,12 @@ class Built(NamedTuple):
     smoothness: Smoothness | None = None
     """The constants of f_i, where the algorithm asks for them and they are known."""
 
+    @property
+    def preprocessing(self) -> "tuple[Preprocessing, ...]":
+        """Of a raw table, one for each of ``federations``; else none."""
+        fitted = (one.preprocessing for one in self.federations)
+        return tuple(one for one in fitted if one is not None)
+
 
 def build(config: Config) -> Built:
     """Load and share out the data, and build all that is computed with.
@@ -110,6 +119,9 @@ def build(config: Config) -> Built:
     parts = data.share_out(config.data, dataset)
     splits = data.splits_of(config.data, config.run.seed)
     federations, unseen = data.hold_out(config.data, dataset, parts, splits)
+    server = data.preprocess_server(
+        config.central, server, whole, config.data.target, config.data.seed, federations
+    )
     federated_data = federations[0]
     clients = federated_data.clients
     drawn = data.strata(config.populations, federated_data) or config.run.cohort
@@ -145,7 +157,9 @@ def build(config: Config) -> Built:
         ),
         facts=data.facts(whole, parts, splits),
         warnings=(
-            *data.warnings(whole, federated_data, config.data.inputs),
+            *data.warnings(
+                whole, federated_data, config.data.inputs, config.privacy is not None
+            ),
             *transforms.warnings(config, clients),
         ),
         task=task,

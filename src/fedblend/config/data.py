@@ -24,18 +24,19 @@ from fedblend.data.dataset import (
     Rows,
     Task,
     generator,
-    index_like,
     task_of,
-    wild_scales,
 )
 from fedblend.data.federated import (
     FederatedData,
     federate,
+    fit_preprocessing,
     one_class_clients,
     split_clients,
 )
-from fedblend.data.partition.partition import Partition, federate_dataset
+from fedblend.data.partition.partition import Partition, divide
+from fedblend.data.preprocess.preprocessing import Preprocessing
 from fedblend.data.readers.read import read, read_new_rows
+from fedblend.data.warnings import index_like, wild_scales
 from fedblend.errors import ConfigError
 from fedblend.simulation.sampling import Strata
 
@@ -56,6 +57,7 @@ def load_dataset(data: tables.Data) -> Dataset:
         client=data.client,
         inputs=data.inputs,
         kind=data.kind,
+        preprocess=data.preprocess,
     )
 
 
@@ -81,11 +83,18 @@ def hold_out(
 ) -> tuple[Sequence[FederatedData], Sequence[FederatedData]]:
     """The clients in each split, and in each those that take no part in training."""
     every = [_split(data, dataset, parts, split) for split in splits]
-    if not data.unseen:
-        return every, ()
-    pairs = [split_clients(one, data.unseen, data.seed) for one in every]
-    seen, unseen = zip(*pairs, strict=True)
-    return seen, unseen
+    unseen: Sequence[FederatedData] = ()
+    if data.unseen:
+        pairs = [split_clients(one, data.unseen, data.seed) for one in every]
+        every, unseen = zip(*pairs, strict=True)
+    schema = dataset.schema
+    if schema is None:
+        return every, unseen
+    fitted = [fit_preprocessing(schema, one) for one in every]
+    seen = [one.preprocessed(own) for one, own in zip(every, fitted, strict=True)]
+    # Clients that take no part in training take none in the statistics, either.
+    others = zip(unseen, fitted, strict=False)
+    return seen, [one.preprocessed(own) for one, own in others]
 
 
 def _split(
@@ -93,7 +102,7 @@ def _split(
 ) -> FederatedData:
     """The clients, with the rows that are held out in a split of this number."""
     try:
-        return federate_dataset(
+        return divide(
             dataset,
             parts,
             validation=data.validation,
@@ -118,6 +127,8 @@ def set_aside(
     if table is None or table.penalty is not None:
         return dataset, None
     if table.file is not None:
+        if dataset.schema is not None:  # read when its preprocessing is known
+            return dataset, None
         return dataset, own_rows(table, task_of(dataset), target, seed)
     inputs, targets = dataset.rows
     mine = _mine(table, dataset, seed)
@@ -130,13 +141,45 @@ def set_aside(
     return clients, _held(table, (inputs[mine], targets[mine]), seed)
 
 
+def preprocess_server(
+    table: tables.Central | None,
+    server: FederatedData | None,
+    dataset: Dataset,
+    target: str | None,
+    seed: int,
+    federations: Sequence[FederatedData],
+) -> FederatedData | None:
+    """The server's rows with the inputs of a raw table that the clients' make.
+
+    Raises:
+        DataError: seeds with splits of their own have a preprocessing of their own.
+    """
+    if table is None or table.penalty is not None or dataset.schema is None:
+        return server
+    if len(federations) > 1:
+        raise DataError(
+            "central: the server's rows need one preprocessing, and each of "
+            f"{len(federations)} splits has its own; data.split_seed makes them one"
+        )
+    fitted = federations[0].preprocessing
+    assert fitted is not None
+    if server is not None:
+        return server.preprocessed(fitted)
+    return own_rows(table, task_of(dataset), target, seed, fitted)
+
+
 def own_rows(
-    table: tables.Central, task: Task, target: str | None, seed: int
+    table: tables.Central,
+    task: Task,
+    target: str | None,
+    seed: int,
+    preprocessing: Preprocessing | None = None,
 ) -> FederatedData:
     """The server's rows from its own file, as a federation of one."""
     assert table.file is not None
-    rows = read_new_rows(table.file, task, target=table.target or target).rows
-    return _held(table, rows, seed)
+    wanted = table.target or target
+    new = read_new_rows(table.file, task, target=wanted, preprocessing=preprocessing)
+    return _held(table, new.rows, seed)
 
 
 def _held(table: tables.Central, rows: Rows, seed: int) -> FederatedData:
@@ -223,13 +266,21 @@ def facts(dataset: Dataset, parts: Partition, splits: list[int]) -> dict[str, An
 
 
 def warnings(
-    dataset: Dataset, federated_data: FederatedData, inputs: Any
+    dataset: Dataset, federated_data: FederatedData, inputs: Any, private: bool
 ) -> Iterator[str]:
     """What is odd about the data and its clients, but no error.
 
-    ``inputs`` are the columns that the configuration names, if it does.
+    ``inputs`` are the columns that the configuration names, if it does; ``private``
+    is whether it promises a privacy guarantee.
     """
     yield from dataset.notes
+    if federated_data.preprocessing is not None:
+        yield federated_data.preprocessing.in_short()
+        if private:
+            yield (
+                "preprocessing: the means and deviations of columns come from training "
+                "rows without noise, and the privacy guarantee does not cover them"
+            )
     if inputs is None or not dataset.columns:
         yield from index_like(dataset)
     yield from wild_scales(dataset)

@@ -59,10 +59,11 @@ def put(content: dict[str, Any], setting: str) -> None:
             raise ConfigError(
                 visible(f"--set {setting}: {there} is {literal(table)}, not a table")
             )
-    table[keys[-1]] = _value(value.strip())
+    table[keys[-1]] = value_of(value.strip())
 
 
-def _value(text: str) -> Any:
+def value_of(text: str) -> Any:
+    """The value that a text stands for: TOML, or else the text itself."""
     try:
         found = tomllib.loads(f"value = {text}")
     except (ValueError, RecursionError):

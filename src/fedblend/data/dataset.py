@@ -17,19 +17,21 @@ Images are float32 in [0, 1], four bytes a pixel: MNIST takes 220 MB, all of CIF
 import importlib
 import inspect
 import lzma
-import re
 import tarfile
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, get_args
 
 import numpy as np
 
 from fedblend.errors import InputError, hint
 from fedblend.registry import Registry
+
+if TYPE_CHECKING:
+    from fedblend.data.preprocess.schema import Schema
 
 Loader = TypeVar("Loader", bound="Callable[..., Dataset]")
 
@@ -43,25 +45,9 @@ Rows = tuple[np.ndarray, np.ndarray]
 """Inputs and targets, one entry of each for every row."""
 
 
-LEAST_ROWS = 20
-"""In fewer rows, integers may all differ by chance."""
-LARGEST = 1e3
-"""Of an absolute value; also how many times smaller than usual a column may be."""
-LARGE = 30.0
-"""Of a column's mean absolute value: beyond it SGD with a usual rate is unstable."""
-SHOWN = 2
-"""Columns that a warning names."""
-
 _MALFORMED = (LookupError, TypeError, ValueError, RuntimeError, SyntaxError)
 _BROKEN_OFF = (OSError, EOFError, zlib.error, lzma.LZMAError)
 _NO_ARCHIVE = (tarfile.TarError, zipfile.BadZipFile)
-
-_ID = re.compile(
-    r"|index|unnamed: \d+|__index_level_\d+__|row[ _]?(index|number|nr|no)"
-    r"|(.*[ _.-])?(id|idx|uuid|guid)",
-    re.IGNORECASE,
-)
-_CAMEL_ID = re.compile(r".*[a-z]I[dD]")
 
 
 class DataError(InputError):
@@ -103,6 +89,9 @@ class Dataset(NamedTuple):
     """The names of the inputs, where they came as a table."""
     notes: tuple[str, ...] = ()
     """Decisions that the reader made, for the owner of the data to check."""
+    schema: "Schema | None" = None
+    """Of a raw table: inputs are its columns as encoded by the schema, NaN where a
+    value is missing, and become those of a model after rows are split."""
 
 
 class Task(NamedTuple):
@@ -123,10 +112,11 @@ class Task(NamedTuple):
 
 def task_of(dataset: Dataset) -> Task:
     """The task of a dataset."""
+    shape = dataset.rows[0].shape[1:]
     return Task(
         dataset.kind,
         dataset.outputs,
-        dataset.rows[0].shape[1:],
+        shape if dataset.schema is None else (dataset.schema.width,),
         dataset.label_names,
         dataset.columns,
     )
@@ -248,7 +238,8 @@ def check_rows(
             raise DataError(
                 f"{where}: {len(inputs)} rows of inputs, but {len(values)} {what}"
             )
-    _check_finite(inputs, dataset.columns, f"{where}: inputs")
+    if dataset.schema is None:
+        _check_finite(inputs, dataset.columns, f"{where}: inputs")
     _check_finite(targets, (), f"{where}: targets")
     if dataset.kind == "sequence":
         _check_numbers(dataset, "input", inputs, (len(inputs), inputs.shape[-1]), where)
@@ -289,78 +280,6 @@ def _check_finite(values: np.ndarray, columns: tuple[str, ...], where: str) -> N
         column = repr(columns[place[1]])
     at = f"row {place[0]} (counted from 0)" + (f", column {column}" if column else "")
     raise DataError(f"{where}: {at} is {values[place]}; only finite numbers are usable")
-
-
-def index_like(dataset: Dataset) -> Iterator[str]:
-    """A warning of integer columns that number or name rows instead of describing them.
-
-    Training goes through with such inputs, but its result means little.
-    """
-    inputs = dataset.rows[0]
-    if inputs.ndim != 2 or not np.issubdtype(inputs.dtype, np.floating):
-        return
-    found = []
-    for column in np.flatnonzero((inputs == np.rint(inputs)).all(axis=0)).tolist():
-        name = dataset.columns[column] if dataset.columns else None
-        if _all_different(inputs[:, column]):
-            found.append(f"{_named(dataset, column)} (all values differ)")
-        elif name is not None and (_ID.fullmatch(name) or _CAMEL_ID.fullmatch(name)):
-            found.append(f"{_named(dataset, column)} (by its name)")
-    if found:
-        yield (
-            f"inputs that look like an index or an id: {_listed(found)}; name the "
-            "columns that are meant in inputs, with or without them"
-        )
-
-
-def _all_different(values: np.ndarray) -> bool:
-    rows = len(values)
-    if rows < LEAST_ROWS or values.max() - values.min() < rows - 1:
-        return False
-    return len(np.unique(values)) == rows
-
-
-def wild_scales(dataset: Dataset) -> Iterator[str]:
-    """A warning of columns too large for a usual rate, or far smaller than others."""
-    inputs = dataset.rows[0]
-    if not np.issubdtype(inputs.dtype, np.floating):
-        return
-    # The pixels of an image have one scale.
-    rows = inputs if inputs.ndim == 2 else inputs.reshape(-1, 1)
-    most = np.maximum(rows.max(axis=0), -rows.min(axis=0))
-    mean = np.zeros(len(most))
-    for column in np.flatnonzero(most > LARGE):
-        mean[column] = np.abs(rows[:, column]).mean(dtype=np.float64)
-    wild = (most > LARGEST) | (mean > LARGE)
-    usual = most[~wild].max(initial=1.0)
-    large = np.flatnonzero(wild)
-    small = np.flatnonzero((most > 0) & (most < usual / LARGEST))
-    too_large = [
-        f"{_named(dataset, column)} up to {most[column]:.4g} ({mean[column]:.3g} on "
-        "average)"
-        for column in large[np.argsort(-most[large], kind="stable")]
-    ]
-    too_small = [
-        f"{_named(dataset, column)} at most {most[column]:.3g}"
-        for column in small[np.argsort(most[small], kind="stable")]
-    ]
-    parts = [_listed(found) for found in (too_large, too_small) if found]
-    if parts:
-        yield (
-            f"inputs of wild scales: {'; '.join(parts)}; bring all of them to about "
-            "the same size, such as mean 0 and deviation 1"
-        )
-
-
-def _named(dataset: Dataset, column: int) -> str:
-    if dataset.rows[0].ndim != 2:
-        return "values"
-    return repr(dataset.columns[column]) if dataset.columns else f"column {column}"
-
-
-def _listed(found: list[str]) -> str:
-    rest = len(found) - SHOWN
-    return ", ".join(found[:SHOWN]) + (f" and {rest} more" if rest > 0 else "")
 
 
 def generator(seed: int, purpose: str) -> np.random.Generator:

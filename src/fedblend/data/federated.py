@@ -16,6 +16,9 @@ import numpy as np
 from fedblend.checks import CHANCE, PART, WHOLE, Instance, gate
 from fedblend.core import PyTree, Shard
 from fedblend.data.dataset import DataError, generator
+from fedblend.data.preprocess.preprocessing import Preprocessing
+from fedblend.data.preprocess.schema import Schema
+from fedblend.data.preprocess.statistics import fit_encoded
 from fedblend.errors import UserError
 
 
@@ -59,13 +62,14 @@ class FederatedData:
     """The data of all clients.
 
     ``names`` are the clients' own names, by id; ``validation`` and ``test`` are None
-    where no rows were held out.
+    where no rows were held out; ``preprocessing`` made the inputs of a raw table.
     """
 
     train: Shards
     validation: Shards | None = None
     test: Shards | None = None
     names: tuple[str, ...] = ()
+    preprocessing: Preprocessing | None = None
 
     def __post_init__(self):
         empty = np.flatnonzero(self.train.counts == 0)
@@ -125,12 +129,36 @@ class FederatedData:
             return gather(split.examples, parts)
 
         chosen = {name: some(split) for name, split in self.splits.items()}
-        return FederatedData(
-            **chosen, names=tuple(self.name(int(id)) for id in clients)
-        )
+        names = tuple(self.name(int(id)) for id in clients)
+        return FederatedData(**chosen, names=names, preprocessing=self.preprocessing)
+
+    def preprocessed(self, preprocessing: Preprocessing) -> "FederatedData":
+        """The same rows with the inputs that a preprocessing makes of encoded ones."""
+        made = {
+            name: dataclasses.replace(
+                split,
+                examples=(
+                    preprocessing.transform_encoded(split.examples[0]),
+                    *split.examples[1:],
+                ),
+            )
+            for name, split in self.splits.items()
+        }
+        return dataclasses.replace(self, **made, preprocessing=preprocessing)
 
 
 FEDERATED_DATA = Instance(FederatedData, "a FederatedData")
+
+
+def fit_preprocessing(schema: Schema, data: FederatedData) -> Preprocessing:
+    """The preprocessing of a raw table, from the training rows of these clients.
+
+    Args:
+        schema: of the table.
+        data: clients whose inputs are columns as encoded by the schema.
+    """
+    clients = [data.train.rows(client)[0] for client in range(data.clients)]
+    return fit_encoded(schema, clients)
 
 
 def side_by_side(datasets: Sequence[FederatedData]) -> dict[str, Shards]:

@@ -28,6 +28,7 @@ from fedblend.experiments.differences import (
     ALONE,
     Contender,
     Difference,
+    common_metrics,
     compared,
     contenders,
     data_keys,
@@ -59,6 +60,13 @@ class Comparison(NamedTuple):
     results: tidy.Rows
     target: tidy.Rows
     table: Table
+    split: str
+    lower: frozenset[str]
+    """The metrics of which less is better."""
+
+    def higher_is_better(self, metric: str) -> bool:
+        """Whether more of a metric is better."""
+        return metric not in self.lower
 
     def markdown(self) -> str:
         """The table in Markdown."""
@@ -235,7 +243,7 @@ def write(
     found = contenders(folders)
     reference = None if len(found) <= MOST_PAIRS else next(iter(found))
     tested = compared(found, metrics, reference=reference)
-    chosen = list(dict.fromkeys(one.metric for one in tested)) or list(metrics or ())
+    chosen, first = common_metrics(found, metrics), next(iter(found.values()))
     made = Comparison(
         folders=folders,
         metrics=chosen,
@@ -244,6 +252,12 @@ def write(
         results=tidy.results(folders, known),
         target=_to_target(folders, known, target, found),
         table=Table([], [], ""),
+        split=first.saved.split,
+        lower=frozenset(
+            name
+            for name, metric in first.saved.evidence.metrics.items()
+            if not metric.higher_is_better
+        ),
     )
     made = made._replace(table=summary_table(made, found, target))
     clients = tidy.clients(folders, known)

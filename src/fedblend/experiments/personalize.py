@@ -46,6 +46,7 @@ from fedblend.core import Algorithm, Down, Key, Loss, PyTree, shared_model
 from fedblend.data.dataset import AbsentColumnError, Task
 from fedblend.data.federated import FederatedData, federate
 from fedblend.data.partition.partitioners import by_key
+from fedblend.data.preprocess.preprocessing import Preprocessing
 from fedblend.data.readers.read import read_new_rows
 from fedblend.errors import RunError
 from fedblend.experiments import run_folder
@@ -177,7 +178,8 @@ def personalize_from(
     if chosen not in seeds:
         known = ", ".join(map(str, seeds))
         raise RunError(f"seed: {chosen} is none of this run's seeds: {known}")
-    rows = _data(Path(data), config, task, target, client, test, chosen)
+    fitted = run_folder.read_preprocessing(folder, chosen)
+    rows = _data(Path(data), config, task, fitted, target, client, test, chosen)
     with precision(config.run.precision):
         name = loss_name(config, task)
         model = model_of(config, task, name)
@@ -203,6 +205,7 @@ def _data(
     path: Path,
     config: Config,
     task: Task,
+    preprocessing: Preprocessing | None,
     target: str | None,
     client: str | None,
     test: float,
@@ -212,7 +215,12 @@ def _data(
     data = config.data
     inputs = data.inputs if isinstance(data.inputs, str) else None
     read = partial(
-        read_new_rows, path, task, target=target or data.target, inputs=inputs
+        read_new_rows,
+        path,
+        task,
+        target=target or data.target,
+        inputs=inputs,
+        preprocessing=preprocessing,
     )
     try:
         found = read(client=client or data.client)

@@ -44,6 +44,7 @@ def write_summary(
     run: Run,
     promised: dict[str, Any],
     on_warning: Callable[[str], None],
+    figures: bool = True,
 ) -> dict[str, Any]:
     """Write all results of a completed run; ``summary.json`` last, which ends a run.
 
@@ -54,6 +55,7 @@ def write_summary(
         run: the federated stage, completed.
         promised: the privacy of the run.
         on_warning: called with each warning, one line.
+        figures: draw the figures.
 
     Returns:
         The content of ``summary.json``.
@@ -65,7 +67,7 @@ def write_summary(
     least = chance(loss_name(config, built.task), run.federated_data)
     warnings += _warnings_at_end(run, runs, least)
     unseen = _unseen_clients(run, config, built)
-    harmed = write_results(folder, run, seeds, columns, unseen)
+    harmed = write_results(folder, run, seeds, columns, unseen, drawn=figures)
     kept, size = write_personal_models(
         folder, run, seeds, built.algorithm, config.run.keep_personal
     )
@@ -148,6 +150,8 @@ def write_results(
     seeds: list[int],
     columns: dict[str, np.ndarray],
     unseen: Sequence[NewClients] = (),
+    *,
+    drawn: bool = True,
 ) -> dict[str, Any]:
     """Write the models, the evidence, ``clients.csv``, ``harm.csv`` and the figures.
 
@@ -157,6 +161,7 @@ def write_results(
         seeds: the seed of each replica.
         columns: further columns of ``clients.csv``, see ``run_folder.write_clients``.
         unseen: the clients that took no part in training, for each seed.
+        drawn: draw the figures.
 
     Returns:
         The harmed clients, for ``summary.json``.
@@ -174,7 +179,7 @@ def write_results(
         run_folder.write_table(folder.harm, measures.harm_rows(*found))
         harmed["harm"] = measures.sentence(found[0], run.alone)
     run_folder.write_clients(folder, run, seeds, columns, unseen)
-    if shown_splits(rows):
+    if drawn and shown_splits(rows):
         draw(folder, run, rows, found)
     return {**harmed, "harmed": harms(run.evidence)}
 

@@ -12,7 +12,7 @@ so that none is missing or doubled.
 """
 
 import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -55,6 +55,8 @@ def run_config(
     resume: bool = False,
     on_step: Callable[[Step], None] = lambda step: None,
     on_warning: Callable[[str], None] = lambda line: None,
+    local: Run | None = None,
+    figures: bool = True,
 ) -> dict[str, Any]:
     """Run a configuration and write its folder.
 
@@ -65,6 +67,9 @@ def run_config(
             finished run is not changed.
         on_step: called after every block of rounds.
         on_warning: called with each warning, one line.
+        local: training alone as ``measure.local`` asks for it, where it was computed
+            already.
+        figures: draw the figures.
 
     Returns:
         The summary, as in ``summary.json``.
@@ -82,21 +87,18 @@ def run_config(
             on_warning(warning)
         _check_data(folder, built)
         # Clients train alone for as long as is best for the metric that is shown first.
-        metric, rounds = in_order(built.measures)[0], config.run.rounds
-        runs = _runs(config, built, folder, metric)
+        metric = in_order(built.measures)[0]
+        runs = stages(config, built, folder, metric, local)
         promised = {}
         if config.privacy is not None:
             promised = privacy.report(config, built.federated_data.clients)
-        _open(folder, config, built)
-        for stage, run in runs.items():
-            blocks: Iterable[Any] = run
-            if stage == "trial":
-                blocks = train_alone.prolonged(run, metric, rounds)
-            elif stage == "local" and "trial" in runs:
-                train_alone.of_best_length(run, runs["trial"], metric, rounds)
-            _advance(folder, config, stage, run, blocks, on_step)
+        open_folder(folder, config, built)
+        for stage in runs:
+            advance(folder, config, stage, runs, metric, on_step)
         run = runs["federated"]
-        return results.write_summary(folder, config, built, run, promised, on_warning)
+        return results.write_summary(
+            folder, config, built, run, promised, on_warning, figures
+        )
 
 
 def _check_place(folder: Folder, config: Config, resume: bool) -> None:
@@ -126,18 +128,33 @@ def _check_data(folder: Folder, built: Built) -> None:
             )
 
 
-def _open(folder: Folder, config: Config, built: Built) -> None:
+def open_folder(folder: Folder, config: Config, built: Built) -> None:
     """Write what is known before the first round."""
     folder.path.mkdir(parents=True, exist_ok=True)
     if not folder.origin.exists():
         known = {**results.origin(built), "task": built.task._asdict()}
         run_folder.write_text(folder.origin, run_folder.as_json(known))
+        run_folder.write_preprocessing(folder, built.preprocessing, seeds_of(config))
     if not folder.config.exists():
         run_folder.write_text(folder.config, dump(config))
 
 
-def _runs(config: Config, built: Built, folder: Folder, metric: str) -> dict[str, Run]:
-    """The stages in order; nothing is computed yet."""
+def stages(
+    config: Config,
+    built: Built,
+    folder: Folder,
+    metric: str,
+    given: Run | None = None,
+) -> dict[str, Run]:
+    """The stages of a run in order; nothing is computed yet.
+
+    Args:
+        config: what to run.
+        built: what it builds.
+        folder: where client states go, if they are stored on disk.
+        metric: for which clients train alone as long as is best.
+        given: a completed run of training alone, instead of one of this run's own.
+    """
     local = built.local if built.by_split is None else built.by_split.local
     runs: dict[str, Run] = {}
 
@@ -147,7 +164,7 @@ def _runs(config: Config, built: Built, folder: Folder, metric: str) -> dict[str
         return dataclasses.replace(spec, store_folder=folder.states(stage))
 
     with named_by_key(**TABLES):
-        if local is not None:
+        if local is not None and given is None:
             own = dataclasses.replace(built.spec, algorithm=local)
             own, alone = train_alone.without_others(own), config.measure.local
             if isinstance(alone, bool):
@@ -155,20 +172,35 @@ def _runs(config: Config, built: Built, folder: Folder, metric: str) -> dict[str
             else:
                 own = dataclasses.replace(own, rounds=alone)
             runs["local"] = set_up(stored("local", own))
-        spec = dataclasses.replace(built.spec, local=runs.get("local"))
+        spec = dataclasses.replace(built.spec, local=given or runs.get("local"))
         runs["federated"] = set_up(stored("federated", spec))
     return runs
 
 
-def _advance(
+def advance(
     folder: Folder,
     config: Config,
     stage: str,
-    run: Run,
-    blocks: Iterable[Any],
+    runs: Mapping[str, Run],
+    metric: str,
     on_step: Callable[[Step], None],
 ) -> None:
-    """Run a stage to its end, from its checkpoint if there is one."""
+    """Run a stage to its end, from its checkpoint if there is one.
+
+    Args:
+        folder: where the checkpoint is; rows of the federated stage go there too.
+        config: the owner of the checkpoint.
+        stage: which one.
+        runs: all stages; those before it are at their end.
+        metric: see ``stages``.
+        on_step: called after every block of rounds.
+    """
+    run, rounds = runs[stage], config.run.rounds
+    blocks: Iterable[Any] = run
+    if stage == "trial":
+        blocks = train_alone.prolonged(run, metric, rounds)
+    elif stage == "local" and "trial" in runs:
+        train_alone.of_best_length(run, runs["trial"], metric, rounds)
     path, text = folder.checkpoint(stage), dump(config)
 
     def report() -> None:
@@ -177,7 +209,7 @@ def _advance(
         on_step(Step(stage, run.round, run.rounds))
 
     if path.exists():
-        _check_owner(path, config)
+        check_owner(path, config)
         checkpoint.restore(path, run)
         report()
     for _ in blocks:
@@ -185,7 +217,7 @@ def _advance(
         report()
 
 
-def _check_owner(path: Path, config: Config) -> None:
+def check_owner(path: Path, config: Config) -> None:
     """Refuse the checkpoint of another configuration."""
     text = checkpoint.read_about(path).get("config", "")
     try:

@@ -37,8 +37,9 @@ from fedblend import trees
 from fedblend.config import toml
 from fedblend.config.config import Config, check
 from fedblend.core import PyTree
-from fedblend.data.dataset import Task
+from fedblend.data.dataset import DataError, Task
 from fedblend.data.federated import FederatedData
+from fedblend.data.preprocess.preprocessing import Preprocessing
 from fedblend.errors import ConfigError, RunError
 from fedblend.report.measures import rows_of
 from fedblend.simulation.personalize import NewClients
@@ -152,6 +153,31 @@ def write_model(path: Path, model: PyTree, **about: Any) -> None:
     """Write a model, whole, with the format and these facts as metadata."""
     facts = {key: str(value) for key, value in about.items()}
     write_atomically(path, pack(model, {"format": "fedblend", **facts}))
+
+
+def write_preprocessing(
+    folder: Folder, preprocessing: Sequence[Preprocessing], seeds: list[int]
+) -> None:
+    """Write the preprocessing of every split: that of all seeds, or one of each."""
+    one = len(preprocessing) == 1
+    for seed, fitted in zip(seeds, preprocessing, strict=False):
+        path = folder.preprocessing(None if one else seed)
+        write_text(path, fitted.to_json())
+
+
+def read_preprocessing(folder: Folder, seed: int) -> Preprocessing | None:
+    """The preprocessing of a seed; None of a run on numbers.
+
+    Raises:
+        RunError: the file is damaged.
+    """
+    for path in (folder.preprocessing(seed), folder.preprocessing(None)):
+        if path.is_file():
+            try:
+                return Preprocessing.from_json(_text(path))
+            except DataError as error:
+                raise RunError(f"{path}: {error}") from None
+    return None
 
 
 def write_clients(

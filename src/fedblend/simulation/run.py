@@ -151,6 +151,11 @@ class Run(Results):
         return self._logs[0].sizes
 
     @property
+    def compile_seconds(self) -> float:
+        """Seconds that compiling took."""
+        return self._engine.compile_seconds
+
+    @property
     def measured_ids(self) -> np.ndarray:
         """The clients that are measured."""
         return self._evaluation.ids
@@ -192,7 +197,7 @@ class Run(Results):
             cohort=self.cohort,
             last_bits=static_bits(self.shapes.last._replace(round=None)),
             alone=alone,
-            compile_seconds=self._engine.compile_seconds,
+            compile_seconds=self.compile_seconds,
         )
         warnings = not_finite(history, measured, evidence.counts, shared)
         return {**summarize(history[-1], evidence, spent), "warnings": warnings}

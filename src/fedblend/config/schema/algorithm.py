@@ -159,8 +159,8 @@ class LocalWork(Table):
     def chosen(self) -> Optimizer:
         """The optimizer; plain SGD without a schedule is its rate."""
         rule: Any = self.optimizer if self.rate is None else self.rate
-        if isinstance(rule, jax.Array):  # theory's, of a split among several
-            return rule
+        if isinstance(rule, jax.Array) and self.schedule is None:
+            return rule  # one of several, such as theory's of every split
         named = isinstance(rule, OptimizerTable)
         if self.schedule is None:
             return rule.make({}) if named else rule

@@ -41,6 +41,9 @@ from fedblend.models import MODELS
 
 _OWN = ("target", "client", "inputs", "kind")
 
+Preprocess = Literal["auto", "always", "none"] | dict[Word, Word | list[Word]]
+"""As of ``fedblend.data.read``."""
+
 
 class Data(Table):
     """Where the rows come from, and what is held out."""
@@ -52,6 +55,7 @@ class Data(Table):
     client: Word | None = None
     inputs: Word | list[Word] | None = None
     kind: Literal["classes", "binary", "regression"] | None = None
+    preprocess: Preprocess = "auto"
     validation: Fraction = 0.0
     test: Fraction | Literal["official"] = 0.2
     unseen: Fraction = 0.0
@@ -65,6 +69,8 @@ class Data(Table):
         for name in _OWN:
             if self.source is not None and getattr(self, name) is not None:
                 raise SettingError(name, "goes with file, not with source")
+        if self.source is not None and self.preprocess != "auto":
+            raise SettingError("preprocess", "goes with file, not with source")
         if self.file is not None and self.options:
             raise SettingError("options", "go with source, not with file")
         if isinstance(self.test, float) and self.validation + self.test >= 1:

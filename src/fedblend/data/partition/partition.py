@@ -13,7 +13,7 @@ from typing import Any, Literal
 import numpy as np
 
 from fedblend.data.dataset import DataError, Dataset, MissingDataError, generator
-from fedblend.data.federated import FederatedData, federate
+from fedblend.data.federated import FederatedData, federate, fit_preprocessing
 from fedblend.data.readers.files import opened
 
 _FORMAT = "fedblend partition 1"
@@ -127,7 +127,7 @@ def federate_dataset(
     seed: int = 0,
     split: int = 0,
 ) -> FederatedData:
-    """Divide a dataset among clients.
+    """Divide a dataset among clients; a raw table is preprocessed.
 
     Args:
         dataset: the rows.
@@ -143,6 +143,24 @@ def federate_dataset(
         split: another number holds out as many of every client's rows, but others (and
             divides the official test set anew).
     """
+    divided = divide(
+        dataset, partition, validation=validation, test=test, seed=seed, split=split
+    )
+    if dataset.schema is None:
+        return divided
+    return divided.preprocessed(fit_preprocessing(dataset.schema, divided))
+
+
+def divide(
+    dataset: Dataset,
+    partition: Partition,
+    *,
+    validation: float,
+    test: float | Literal["official"],
+    seed: int,
+    split: int,
+) -> FederatedData:
+    """Divide a dataset among clients, without preprocessing; see the function above."""
     rows = len(dataset.rows[0])
     held = _flat(partition.rows)
     if held.size and (held.min() < 0 or held.max() >= rows):

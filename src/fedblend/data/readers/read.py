@@ -1,20 +1,21 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""Your own data: a table (.csv, .parquet), arrays (.npz), or a folder of .npz files.
+"""Your own data: a table, arrays (.npz), or a folder of .npz files.
 
-A table has one column for the target, one for the client of a row, and numbers in the
-others. An .npz file holds the arrays ``inputs``, ``targets`` and ``clients``. In a
-folder every .npz file is one client, named like its file, unless ``client`` names an
-array.
+A table (a .csv or .parquet file, a pandas or polars frame, a dict of columns) has one
+column for the target, one for the client of a row, and inputs in the others: numbers,
+truth values, categories, dates, any of them missing. An .npz file holds the arrays
+``inputs``, ``targets`` and ``clients``. In a folder every .npz file is one client,
+named like its file, unless ``client`` names an array.
 
 ``read`` reads a dataset. ``read_new_rows`` and ``read_inputs`` read rows for a model
 that is trained already: they must have the columns or the shape that the model was
 trained on and no class that it does not know, and may all be of one class.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 
@@ -27,108 +28,161 @@ from fedblend.data.dataset import (
     check,
     check_rows,
 )
+from fedblend.data.preprocess.preprocessing import Preprocessing
+from fedblend.data.preprocess.schema import Choice, schema_of
 from fedblend.data.readers import files
 from fedblend.data.readers.files import Raw
+from fedblend.data.readers.tables import (
+    FILES,
+    Table,
+    check_names,
+    column_of,
+    complete_numbers,
+    read_table,
+    stacked,
+)
+from fedblend.data.readers.targets import targets_of, with_kind, with_labels
 
-TABLES = (".csv", ".parquet")
+Preprocess = Literal["auto", "always", "none"] | Mapping[str, Choice]
+"""Which tables are preprocessed: those that are not complete numbers, all, or none; or
+all, with choices for some columns."""
 
 
 def read(
-    path: str | Path,
+    source: Any,
     *,
-    target: str | None = None,
-    client: str | None = None,
+    target: Any = None,
+    client: Any = None,
     inputs: str | Sequence[str] | None = None,
     kind: Kind | None = None,
+    preprocess: Preprocess = "auto",
 ) -> Dataset:
     """Read a dataset of your own, and check it.
 
     Args:
-        path: a .csv, .parquet or .npz file, or a folder of .npz files.
-        target: the column (must be given) or array ("targets") of the target.
-        client: the column or array ("clients", if there) of the client of each row.
+        source: a .csv, .parquet or .npz file, a folder of .npz files, a pandas or
+            polars frame, a dict of columns, or an array [rows, columns].
+        target: the column (must be given) or array ("targets") of the target; or the
+            targets themselves.
+        client: the column or array ("clients", if there) of the client of each row; or
+            the clients themselves.
         inputs: the columns (all others by default) or the array ("inputs") of inputs.
         kind: "classes", "binary" or "regression". By default real numbers are
             regression, unless they are 0.0 and 1.0 or -1.0 and 1.0; those and two
             different integers or texts are binary, more are classes.
+        preprocess: "auto": a table of complete numbers is used as it is, any other is
+            preprocessed when its rows are split; "always": every table is; "none": no
+            table is, and what is not a number is refused. Or what to make of some
+            columns, such as ``{"age": "standardize", "grade": ["low", "high"]}``.
     """
-    path = Path(path)
     if kind is not None and kind not in get_args(Kind):
         raise DataError(f"kind: {kind!r} is not one of {', '.join(get_args(Kind))}")
-    dataset = _with_kind(read_raw(path, target, client, inputs), kind, path)
+    if not isinstance(preprocess, Mapping) and preprocess not in _WHEN:
+        raise DataError(
+            f"preprocess: {preprocess!r} is not one of {', '.join(_WHEN)}, or a table "
+            "of choices"
+        )
+    table = _table(source)
+    if table is None:
+        path = Path(source)
+        raw = _read_arrays(path, target, client, inputs)
+        if preprocess in ("auto", "none"):
+            dataset = with_kind(raw, kind, str(path), path.stem)
+        else:
+            table = read_table(raw.inputs)._replace(where=str(path), name=path.stem)
+            target, client, inputs = raw.targets, raw.keys, None
+    if table is not None:
+        chosen = [inputs] if isinstance(inputs, str) else inputs
+        raw = _raw(table, target, client, chosen, preprocess)
+        dataset = with_kind(raw, kind, table.where, table.name)
     check(dataset)
     return dataset
 
 
+_WHEN = ("auto", "always", "none")
+
+
 def read_new_rows(
-    path: str | Path,
+    source: Any,
     task: Task,
     *,
-    target: str | None = None,
-    client: str | None = None,
+    target: Any = None,
+    client: Any = None,
     inputs: str | None = None,
+    preprocessing: Preprocessing | None = None,
 ) -> Dataset:
     """Read rows for a known task, and check that they fit.
 
     Args:
-        path: a .csv, .parquet or .npz file, or a folder of .npz files.
+        source: as of ``read``.
         task: what the model was trained for.
         target: the column (must be given) or array ("targets") of the target.
         client: the column or array (by default "clients", if there) of the client of
             each row; without it all rows belong to one client.
         inputs: the array ("inputs") of inputs; those of a table are the task's.
+        preprocessing: of the table that the model was trained on; the inputs of the
+            rows are then those of the model.
     """
-    path = Path(path)
-    table = path.suffix in TABLES
-    chosen = list(task.columns) or None if table else inputs
-    raw = read_raw(path, target, client, chosen)
-    rows = _shaped(raw.inputs, task, path, flat=table)
+    table = _table(source)
+    if table is None:
+        where, name = str(source), Path(source).stem
+        raw = _read_arrays(Path(source), target, client, inputs)
+    else:
+        where, name = table.where, table.name
+        raw = _raw(table, target, client, list(task.columns) or None, preprocessing)
+    rows = _shaped(raw.inputs, task, where, flat=table is not None)
     if task.kind == "sequence":
         rows = rows.astype(np.int32)
     if task.numbers:
-        rows = _whole(rows, task, path)
+        rows = _whole(rows, task, where)
     dataset = Dataset(
-        (rows, _targets(raw.targets, task, path)),
+        (rows, targets_of(raw.targets, task, where)),
         task.kind,
         task.outputs,
         keys=raw.keys,
-        name=path.stem,
+        name=name,
         label_names=task.labels,
         columns=raw.columns,
+        notes=raw.notes,
     )
-    check_rows(dataset, dataset.rows, dataset.keys, str(path))
+    check_rows(dataset, dataset.rows, dataset.keys, where)
     return dataset
 
 
 def read_inputs(
-    path: str | Path,
+    source: Any,
     task: Task,
     *,
     inputs: str | None = None,
     others: Sequence[str] = (),
+    preprocessing: Preprocessing | None = None,
 ) -> np.ndarray:
     """Read the inputs of rows without targets, to predict.
 
     Args:
-        path: a .csv, .parquet or .npz file.
+        source: a .csv, .parquet or .npz file, or a table in memory.
         task: what the model was trained for.
         inputs: the array ("inputs") of an .npz; those of a table are the task's.
         others: columns of a table that are no inputs, where the task names no columns.
+        preprocessing: of the table that the model was trained on.
     """
-    path = Path(path)
-    if not path.is_file():
+    path = Path(source) if isinstance(source, str | Path) else None
+    if path is not None and not path.is_file():
         raise MissingDataError(f"{path}: no such file")
-    if path.suffix not in (*TABLES, ".npz"):
+    if path is not None and path.suffix not in (*FILES, ".npz"):
         raise DataError(f"{path}: cannot be read; allowed are .csv, .parquet and .npz")
-    if path.suffix == ".npz":
-        rows = files.read_inputs_npz(path, inputs or "inputs")
+    table = _table(source)
+    if table is None:
+        where, rows = str(path), files.read_inputs_npz(Path(source), inputs or "inputs")
+    elif preprocessing is not None:
+        where, rows = table.where, _transformed(preprocessing, table)
     else:
-        rows = files.read_columns(path, list(task.columns) or None, others)
-    rows = _shaped(rows, task, path, flat=path.suffix != ".npz")
+        where, rows = table.where, _columns(table, list(task.columns) or None, others)
+    rows = _shaped(rows, task, where, flat=table is not None)
     if not np.isfinite(rows).all():
         row = int(np.flatnonzero(~np.isfinite(rows.reshape(len(rows), -1)).all(1))[0])
-        raise DataError(f"{path}: row {row} (counted from 0) is not finite")
-    return _whole(rows, task, path) if task.numbers else rows
+        raise DataError(f"{where}: row {row} (counted from 0) is not finite")
+    return _whole(rows, task, where) if task.numbers else rows
 
 
 def read_raw(
@@ -137,138 +191,145 @@ def read_raw(
     client: str | None,
     inputs: str | Sequence[str] | None,
 ) -> Raw:
-    """The arrays of a file or folder, with the targets as stored."""
+    """The numbers of a file or folder, with the targets as stored."""
+    table = _table(path)
+    if table is None:
+        return _read_arrays(path, target, client, inputs)
+    chosen = [inputs] if isinstance(inputs, str) else inputs
+    return _raw(table, target, client, chosen, "none")
+
+
+def _table(source: Any) -> Table | None:
+    """The columns of a source; None of one that holds arrays."""
+    if not isinstance(source, str | Path):
+        return read_table(source)
+    path = Path(source)
     if not path.exists():
         raise MissingDataError(f"{path}: no such file or folder")
     if path.is_dir() or path.suffix == ".npz":
-        if inputs is not None and not isinstance(inputs, str):
-            raise DataError(f"{path}: inputs: name one array, not a list")
-        reader = files.read_folder if path.is_dir() else files.read_npz
-        return reader(path, inputs or "inputs", target or "targets", client)
-    if path.suffix in TABLES:
-        chosen = [inputs] if isinstance(inputs, str) else inputs
-        return files.read_table(path, chosen, target, client)
+        return None
+    if path.suffix in FILES:
+        return read_table(path)
     raise DataError(
         f"{path}: cannot read {path.suffix or 'a file without suffix'}; allowed "
         "are .csv, .parquet, .npz and a folder of .npz files"
     )
 
 
-def _with_kind(raw: Raw, kind: Kind | None, path: Path) -> Dataset:
-    """The dataset with targets as class numbers or float32, by their kind."""
-    values = raw.targets
-    if len(values) == 0:
-        raise DataError(f"{path}: there are no rows")
-    real = np.issubdtype(values.dtype, np.floating)
-    notes = raw.notes
-    # pandas makes real numbers of integers.
-    found = np.unique(values).tolist() if values.ndim == 1 else []
-    if kind is None and real and found in ([0.0, 1.0], [-1.0, 1.0]):
-        kind = "binary"
-        notes += (
-            f"{path.name}: targets are {' and '.join(map(str, found))} "
-            'only, and taken as two classes; kind = "regression" takes them as numbers',
+def _read_arrays(path: Path, target: Any, client: Any, inputs: Any) -> Raw:
+    for name, value in (("inputs", inputs), ("target", target), ("client", client)):
+        if value is not None and not isinstance(value, str):
+            raise DataError(f"{path}: {name}: name one array, not a list")
+    reader = files.read_folder if path.is_dir() else files.read_npz
+    return reader(path, inputs or "inputs", target or "targets", client)
+
+
+def _raw(
+    table: Table,
+    target: Any,
+    client: Any,
+    inputs: Sequence[str] | None,
+    preprocess: Preprocess | Preprocessing | None,
+) -> Raw:
+    """The rows of a table that have a target and a client, with encoded inputs."""
+    names = list(table.columns)
+    if target is None:
+        raise DataError(
+            f"{table.where}: target: name one of the columns {', '.join(names)}"
         )
-    known: dict[str, Any] = {
-        "keys": raw.keys,
-        "name": path.stem,
-        "columns": raw.columns,
-        "notes": notes,
-    }
-    if kind == "regression" or (kind is None and real):
-        if not (np.issubdtype(values.dtype, np.number) or values.dtype == bool):
-            raise DataError(
-                f"{path}: regression needs numeric targets, not {values[0]!s:.40}"
+    known = [one for one in (target, client) if isinstance(one, str)]
+    notes, confirmed = list(table.notes), inputs is not None
+    if inputs is None:
+        inputs = table.others(known)
+        left = [name for name in names if name not in (*inputs, *known)]
+        if left:
+            notes.append(
+                f"{Path(table.where).name}: left out {', '.join(map(repr, left))}, the "
+                "index of a pandas table; named in inputs it is one of them"
             )
-        targets = values.astype(np.float32)
-        width = 1 if targets.ndim == 1 else targets.shape[1]
-        return Dataset((raw.inputs, targets), "regression", width, **known)
-    if values.ndim != 1:
+    check_names([*known, *inputs], names, "column", table.where)
+    if not inputs or (isinstance(target, str) and target in inputs):
         raise DataError(
-            f"{path}: class targets must be one a row, not of shape {values.shape}"
+            f"{table.where}: inputs: need at least one column, other than the target"
         )
-    if real and not (np.isfinite(values) & (values == np.rint(values))).all():
-        raise DataError(f"{path}: the targets are real numbers, not {kind}")
-    names, codes = np.unique(values, return_inverse=True)
-    if len(names) == 1:
-        raise DataError(
-            f"{path}: all {len(values)} targets are {names[0]}; at least 2 classes "
-            "are needed"
-        )
-    if kind == "binary" and len(names) != 2:
-        raise DataError(f"{path}: binary targets need 2 classes, not {len(names)}")
-    kind = kind or ("binary" if len(names) == 2 else "classes")
-    outputs = 1 if kind == "binary" else len(names)
-    rows = (raw.inputs, codes.astype(np.int32))
-    return Dataset(rows, kind, outputs, label_names=tuple(map(str, names)), **known)
+    strict = preprocess in ("none", None)
+    labels = {"target": target, "client": client}
+    found, kept, left_out = with_labels(
+        table,
+        {
+            one if isinstance(one, str) else name: table.columns[one]
+            if isinstance(one, str)
+            else column_of(one)
+            for name, one in labels.items()
+            if one is not None
+        },
+        strict=strict,
+    )
+    columns = {name: table.columns[name][kept] for name in inputs}
+    some = table._replace(columns=columns)
+    raw = Raw(
+        np.empty(0),
+        found[0],
+        found[1] if len(found) > 1 else None,
+        tuple(inputs),
+        (*notes, *left_out),
+    )
+    if isinstance(preprocess, Preprocessing):
+        return raw._replace(inputs=_transformed(preprocess, some))
+    return _encoded(raw, some, preprocess, confirmed)
 
 
-def _shaped(rows: np.ndarray, task: Task, path: Path, *, flat: bool) -> np.ndarray:
+def _encoded(
+    raw: Raw, table: Table, preprocess: Preprocess | None, confirmed: bool
+) -> Raw:
+    """The inputs as numbers, or as a schema of the table encodes them."""
+    plain = preprocess in ("none", None)
+    if plain or (preprocess == "auto" and complete_numbers(table.columns)):
+        return raw._replace(inputs=stacked(table.columns, table.where))
+    if not table.rows:
+        raise DataError(f"{table.where}: there are no rows")
+    choices = preprocess if isinstance(preprocess, Mapping) else None
+    schema = schema_of(table.columns, choices, confirmed=confirmed)
+    return raw._replace(
+        inputs=schema.encode(table.columns), columns=schema.names, schema=schema
+    )
+
+
+def _columns(
+    table: Table, inputs: Sequence[str] | None, others: Sequence[str]
+) -> np.ndarray:
+    """The numbers of a table that need not have a target; all columns but others."""
+    chosen = inputs or table.others(others)
+    check_names(chosen, list(table.columns), "column", table.where)
+    return stacked({name: table.columns[name] for name in chosen}, table.where)
+
+
+def _transformed(preprocessing: Preprocessing, table: Table) -> np.ndarray:
+    """The inputs that a preprocessing makes of a table."""
+    check_names(preprocessing.columns, list(table.columns), "column", table.where)
+    return preprocessing.transform(table.columns)
+
+
+def _shaped(rows: np.ndarray, task: Task, where: str, *, flat: bool) -> np.ndarray:
     """Rows in the shape of the task; those of a table may be flat."""
     size = np.prod(task.shape, dtype=int)
     if flat and not task.columns and np.prod(rows.shape[1:], dtype=int) == size:
         rows = rows.reshape(len(rows), *task.shape)
     if rows.shape[1:] != task.shape:
         raise DataError(
-            f"{path}: inputs of shape {rows.shape[1:]}, but the model was trained on "
+            f"{where}: inputs of shape {rows.shape[1:]}, but the model was trained on "
             f"{task.shape}"
         )
     return rows
 
 
-def _whole(rows: np.ndarray, task: Task, path: Path) -> np.ndarray:
+def _whole(rows: np.ndarray, task: Task, where: str) -> np.ndarray:
     """Inputs that are class numbers, as integers."""
     known = (rows == np.rint(rows)) & (rows >= 0) & (rows < task.outputs)
     if not known.all():
         place = tuple(np.argwhere(~known)[0])
         raise DataError(
-            f"{path}: input {rows[place]:g} in row {place[0]} (counted from 0) is not "
+            f"{where}: input {rows[place]:g} in row {place[0]} (counted from 0) is not "
             f"a number in 0..{task.outputs - 1}"
         )
     return rows.astype(np.int32)
-
-
-def _targets(values: np.ndarray, task: Task, path: Path) -> np.ndarray:
-    """Targets as in the task: real numbers, or numbers of its classes."""
-    if task.kind in ("classes", "binary"):
-        if values.ndim != 1:
-            raise DataError(
-                f"{path}: class targets must be one a row, not of shape {values.shape}"
-            )
-        return _class_numbers(values, task, path)
-    if not np.issubdtype(values.dtype, np.number):
-        raise DataError(f"{path}: targets must be numbers, not {values[0]!s:.40}")
-    if task.kind != "regression":
-        return values.astype(np.int32)
-    width = 1 if values.ndim == 1 else values.shape[1]
-    if width != task.outputs:
-        raise DataError(
-            f"{path}: {width} targets a row, but the model was trained on "
-            f"{task.outputs}"
-        )
-    return values.astype(np.float32)
-
-
-def _class_numbers(values: np.ndarray, task: Task, path: Path) -> np.ndarray:
-    """The class number of every row; without class names, targets are the numbers."""
-    count = 2 if task.kind == "binary" else task.outputs
-    names = task.labels or tuple(str(number) for number in range(count))
-    # One file has 1 where another has 1.0: compare numbers by value.
-    numeric = np.issubdtype(values.dtype, np.number)
-    known = {_number(name) if numeric else name: n for n, name in enumerate(names)}
-    found, which = np.unique(values, return_inverse=True)
-    codes = [known.get(float(v) if numeric else str(v), -1) for v in found]
-    if -1 in codes:
-        allowed = ", ".join(names[:12]) + (", ..." if len(names) > 12 else "")
-        raise DataError(
-            f"{path}: target {found[codes.index(-1)]!s:.40} is no class that the model "
-            f"was trained on; these are {allowed}"
-        )
-    return np.array(codes, np.int32)[which]
-
-
-def _number(name: str) -> float | str:
-    try:
-        return float(name)
-    except ValueError:
-        return name

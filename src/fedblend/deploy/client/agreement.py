@@ -21,8 +21,7 @@ from typing import Any
 
 from fedblend.config.data import splits_of
 from fedblend.data.dataset import DataError, MissingDataError
-from fedblend.data.readers.files import input_columns
-from fedblend.data.readers.read import TABLES
+from fedblend.data.readers.tables import FILES, input_columns
 from fedblend.deploy.client.ledger import read_ledger
 from fedblend.deploy.client.limits import parts_of
 from fedblend.deploy.client.policy import Rows, refusal_line
@@ -104,7 +103,7 @@ def check_rows(
         return
     known = policy.columns
     if known == "file":
-        if data.file.suffix not in TABLES:
+        if data.file.suffix not in FILES:
             return
         known = input_columns(data.file, (data.target, data.client))
     if not (policy.subset and set(task.columns) <= set(known)):

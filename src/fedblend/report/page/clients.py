@@ -6,6 +6,7 @@ Values are means over seeds; gains, intervals and verdicts are those of ``harm.c
 Harmed clients come first, and those that lose most of them.
 """
 
+import difflib
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -19,6 +20,8 @@ STATUS = ("harmed", "unsure", "gains", "unknown", "not finite")
 """What a client's interval says of its gain; a page holds the place in this list."""
 FACTS = ("train", "validation", "test", "alpha", "bits_up", "bits_down")
 """The columns that come first."""
+MOST_NAMED = 20
+"""Clients that an error names."""
 LEFT_OUT = ("gain_low", "gain_high", "harmed", "seed", "id", "name", "training")
 """Columns of ``clients.csv`` that are of one seed, or stand elsewhere."""
 
@@ -156,7 +159,8 @@ def one_client(clients: Clients, wanted: str, where: str) -> int:
     if places:
         ids = ", ".join(str(clients.ids[place]) for place in places[:5])
         raise RunError(f"{where}: several clients are named {wanted!r}, with ids {ids}")
-    known = hint(wanted, clients.names[:20])
+    near = difflib.get_close_matches(wanted, clients.names, 1)
+    known = hint(wanted, near or clients.names[:MOST_NAMED])
     raise RunError(f"{where}: has no client {wanted!r}; {known}")
 
 

@@ -4,9 +4,10 @@
 
 import math
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -42,6 +43,7 @@ SPREAD = ("mean", "weighted", "std", "worst_tenth", "worst")
 DAMAGED = (KeyError, TypeError, AttributeError, IndexError, ValueError)
 
 Plain = dict[str, Any]
+Made = TypeVar("Made")
 
 
 class RunFiles(NamedTuple):
@@ -116,8 +118,9 @@ def page_content(
         raise RunError("no run to report: name the folder of at least one")
     labels = _labels(runs)
     points = min(MOST_POINTS, max(MOST_CURVE_POINTS // len(runs), 50))
+    room = MOST_CELLS // len(runs)
     plain = [
-        _checked(run, lambda run: _run(run, label, points, MOST_CELLS // len(runs)))
+        _checked(run, partial(_run, label=label, points=points, cells=room))
         for run, label in zip(runs, labels, strict=True)
     ]
     pairs, untested = _differences(runs, labels)
@@ -158,7 +161,7 @@ def _plain(value: Any) -> Any:
     return number(value) if isinstance(value, float) else value
 
 
-def _checked(run: RunFiles, make: Any) -> Any:
+def _checked(run: RunFiles, make: Callable[[RunFiles], Made]) -> Made:
     try:
         return make(run)
     except DAMAGED:

@@ -182,8 +182,8 @@ def _who_gains(gain: GainSummary) -> str:
 
     >>> from fedblend.gains import GainSummary
     >>> two = GainSummary(2, 0.5, 0.1, 0.2, 0.1, 1, 4, 0, 0, 3, 1, 0.0, -0.1, 0.1)
-    >>> _who_gains(two)
-    'Of 4 clients, 1 is clearly better off and 2 are clearly worse off; for 1 it is not clear.'
+    >>> _who_gains(two._replace(clients=3))
+    'Of 3 clients, 1 is clearly better off and 2 are clearly worse off.'
     """
     either = gain.clients - gain.helped - gain.count
     if either == gain.clients:

@@ -8,7 +8,8 @@ from importlib import metadata
 from pathlib import Path
 
 from fedblend.data.dataset import DataError
-from fedblend.data.readers.read import TABLES, read_raw
+from fedblend.data.readers.read import read_raw
+from fedblend.data.readers.tables import FILES
 from fedblend.deploy.client.policy import Policy, load_policy
 from fedblend.deploy.ops.doctor import credentials
 from fedblend.deploy.ops.doctor.credentials import permissions, x509_at
@@ -132,7 +133,7 @@ def _rows(settings: NodeSettings) -> Iterator[Finding]:
     except ConfigError:
         policy = Policy()
     columns, inputs = policy.rows.columns, data.inputs
-    if data.file.suffix in TABLES and isinstance(columns, list):
+    if data.file.suffix in FILES and isinstance(columns, list):
         inputs = columns
     try:
         rows = len(read_raw(data.file, data.target, data.client, inputs).targets)

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from fedblend.data import datasets
-from fedblend.data.dataset import Dataset, index_like, wild_scales
+from fedblend.data.dataset import Dataset
+from fedblend.data.warnings import index_like, wild_scales
 
 ROWS = 40
 DRAW = np.random.default_rng(0)

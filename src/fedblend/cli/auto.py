@@ -1,0 +1,97 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""``fedblend auto``: from a table to what to deploy, without a configuration."""
+
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fedblend.cli import screen
+from fedblend.cli.run import lasting_interrupt
+from fedblend.cli.screen import option
+
+if TYPE_CHECKING:
+    from fedblend.experiments.auto import AutoResult
+
+COLUMNS = {
+    "mean_gain": "gain over alone",
+    "better": "better",
+    "worse": "worse",
+}
+
+
+def auto(
+    table: Annotated[Path, typer.Argument(help="A .csv or .parquet file.")],
+    client: Annotated[str, option("The column that says whose a row is.", "COLUMN")],
+    target: Annotated[str, option("The column to predict.", "COLUMN")],
+    minutes: Annotated[float, option("The time to fit into.", "N", min=0.1)] = 5.0,
+    kind: Annotated[
+        str | None,
+        option(
+            "classes, binary or regression; default: by the target's values.", "KIND"
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None, option("Folder of the results; default: runs/TABLE.", "FOLDER")
+    ] = None,
+) -> None:
+    """Compare methods on your own table, and say what to deploy and who gains.
+
+    Needs no configuration. Every method is tuned over a grid of the same size on
+    validation rows; test rows tell who gains. The same command goes on if it was
+    interrupted. The folder has the page, every client's model, and a configuration to
+    go on with.
+
+    [bold]Examples[/bold]
+
+    fedblend data example hospitals.csv
+
+    fedblend auto hospitals.csv --client hospital --target outcome
+    """
+    screen.compile_cache()
+    from fedblend.experiments.auto import auto as compared
+    from fedblend.experiments.auto.comparison import Screen
+
+    place = out or Path("runs") / (table.stem or "auto")
+    with (
+        screen.interruptible("interrupted; the same command continues"),
+        lasting_interrupt() as stop,
+    ):
+        found = compared(
+            table,
+            client=client,
+            target=target,
+            minutes=minutes,
+            out=place,
+            kind=kind,
+            screen=Screen(screen.note, stop),
+        )
+    _print(found, place)
+
+
+def _print(found: "AutoResult", place: Path) -> None:
+    from fedblend.report.terminal import human_bits
+
+    metrics = [key for key in found.table[0] if key.startswith("test_")]
+    heads = [key.removeprefix("test_") for key in metrics]
+    made = screen.table("method", *heads, *COLUMNS.values(), "bits a client", right=1)
+    for row in found.table:
+        cells = [_number(row[key], "{:.4f}") for key in metrics]
+        gain = _number(row["mean_gain"], "{:+.4f}")
+        counts = [_number(row[key], "{:d}") for key in ("better", "worse")]
+        made.add_row(
+            row["method"], *cells, gain, *counts, human_bits(row["bits_per_client"])
+        )
+    screen.console().print(made)
+    screen.say(*found.verdict)
+    page = place / "report.html"
+    if page.exists():
+        screen.say(f"page: {page}")
+    again = shlex.join(["fedblend", "run", str(place / "config.toml")])
+    screen.say(f"results: {place}; to go on: {again}")
+
+
+def _number(value: Any, style: str) -> str:
+    return "-" if value == "" else style.format(value)

@@ -1,0 +1,250 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""Many configurations from one: a grid over keys, and what runs as one program.
+
+``algorithm.alpha=0:1:0.1`` is a range with both ends, ``algorithm.name=apfl,ditto`` a
+list; several keys make a product. Values of the same key that are real numbers of the
+algorithm (a rate, alpha, a penalty) do not change the shapes of a program, so that all
+of them are replicas of one simulation: ``together`` builds the algorithm from a traced
+number. Everything else is a program of its own.
+"""
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from itertools import product
+from math import floor, isfinite
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedblend import trees
+from fedblend.config import toml
+from fedblend.config.build import Built, method
+from fedblend.config.config import Config, check
+from fedblend.config.model import loss_name, smoothness, with_rates
+from fedblend.core import Algorithm
+from fedblend.errors import ConfigError, shown
+from fedblend.simulation.sampling import settled
+from fedblend.theory.constants import Smoothness
+
+MOST_POINTS = 1000
+"""Points of a grid."""
+FIXED = {
+    "data": "every value runs on the same clients and splits",
+    "run.seed": "--seeds N runs several seeds",
+    "name": "every run is named after its values",
+    "version": "there is one",
+}
+"""Keys that cannot be swept, and why."""
+ALLOWED = "KEY=FIRST:LAST:STEP or KEY=VALUE,VALUE,..., such as algorithm.alpha=0:1:0.1"
+
+Values = dict[str, Any]
+"""The value of each swept key."""
+
+
+class Point(NamedTuple):
+    """One configuration of a sweep."""
+
+    name: str
+    values: Values
+    config: Config
+
+
+def parse(text: str) -> tuple[str, list[Any]]:
+    """The key and the values of ``--over``.
+
+    >>> parse("algorithm.alpha=0:1:0.25")
+    ('algorithm.alpha', [0.0, 0.25, 0.5, 0.75, 1.0])
+    >>> parse("algorithm.name=apfl,ditto")
+    ('algorithm.name', ['apfl', 'ditto'])
+    """
+    key, equals, rest = text.partition("=")
+    key = ".".join(part.strip() for part in key.split("."))
+    if not equals or not all(key.split(".")) or not rest.strip():
+        raise ConfigError(f"--over {toml.visible(text)}: is not {ALLOWED}")
+    ends = [_number(word) for word in rest.split(":")]
+    if len(ends) > 1 and not rest.strip().startswith(("[", "{", '"')):
+        if len(ends) != 3 or None in ends:
+            raise ConfigError(f"--over {toml.visible(text)}: is not {ALLOWED}")
+        return key, _range(text, *ends)
+    words = [word.strip() for word in rest.split(",")]
+    if not all(words):
+        raise ConfigError(f"--over {toml.visible(text)}: has an empty value")
+    return key, [toml.value_of(word) for word in words]
+
+
+def _number(word: str) -> float | None:
+    try:
+        found = float(word)
+    except ValueError:
+        return None
+    return found if isfinite(found) else None
+
+
+def _range(text: str, first: Any, last: Any, step: Any) -> list[Any]:
+    if step == 0 or (last - first) / step < 0:
+        raise ConfigError(f"--over {text}: the range is empty")
+    steps = floor((last - first) / step + 1e-9)
+    if steps >= MOST_POINTS:
+        raise ConfigError(
+            f"--over {text}: has {steps + 1} values, {MOST_POINTS} at most"
+        )
+    values = [round(first + place * step, 12) for place in range(steps + 1)]
+    if "." in text.partition("=")[2] or "e" in text.partition("=")[2].lower():
+        return values
+    whole = all(value == int(value) for value in values)
+    return [int(value) for value in values] if whole else values
+
+
+def grid(
+    content: Mapping[str, Any],
+    over: Mapping[str, Sequence[Any]],
+    where: str,
+    folder: Any,
+) -> list[Point]:
+    """All configurations of a sweep, checked.
+
+    Args:
+        content: the tables of a configuration.
+        over: the values of each key.
+        where: the name of the file, for errors.
+        folder: to which paths in the content are relative.
+
+    Raises:
+        ConfigError: one line with the key and the value.
+    """
+    total = int(np.prod([len(values) for values in over.values()]))
+    if not over or not total:
+        raise ConfigError("--over: there is nothing to sweep over")
+    if total > MOST_POINTS:
+        raise ConfigError(f"--over: {total} runs, {MOST_POINTS} at most")
+    points: dict[str, Point] = {}
+    for key in over:
+        for fixed, why in FIXED.items():
+            if key == fixed or key.startswith(f"{fixed}."):
+                raise ConfigError(f"--over {key}: cannot be swept; {why}")
+    for chosen in product(*over.values()):
+        values = dict(zip(over, chosen, strict=True))
+        name = ",".join(
+            f"{key.rpartition('.')[2]}={_short(of)}" for key, of in values.items()
+        )
+        if name in points:
+            raise ConfigError(f"--over: {name} occurs twice")
+        points[name] = Point(name, values, _at(content, values, name, where, folder))
+    return list(points.values())
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:g}"
+    return str(value)
+
+
+def _at(
+    content: Mapping[str, Any], values: Values, name: str, where: str, folder: Any
+) -> Config:
+    """The configuration at these values."""
+    changed = copy.deepcopy(dict(content))
+    for key, value in values.items():
+        *path, last = key.split(".")
+        table = changed
+        for part in path:
+            table = table.setdefault(part, {})
+            if not isinstance(table, dict):
+                raise ConfigError(f"--over {key}: {part} is {shown(table)}, no table")
+        table[last] = value
+    changed["name"] = f"{changed.get('name', 'sweep')} {name}"
+    return check(changed, where, folder)
+
+
+def programs(points: Sequence[Point]) -> list[list[Point]]:
+    """The points that may run as one program each, in order."""
+    swept = [key for key in points[0].values if _is_traceable(key, points)]
+    found: dict[Any, list[Point]] = {}
+    for number, point in enumerate(points):
+        rest = [(key, of) for key, of in point.values.items() if key not in swept]
+        alone = not swept or point.config.privacy or point.config.select
+        found.setdefault(number if alone else repr(rest), []).append(point)
+    return list(found.values())
+
+
+def _is_traceable(key: str, points: Sequence[Point]) -> bool:
+    """Whether all values of a key are real numbers of the algorithm."""
+    first, *path = key.split(".")
+    return first == "algorithm" and all(
+        isinstance(_read(point.config.algorithm, path), float) for point in points
+    )
+
+
+def _read(table: Any, path: Sequence[str]) -> Any:
+    for part in path:
+        table = getattr(table, part, None)
+    return table
+
+
+def _replaced(table: Any, path: Sequence[str], value: Any) -> Any:
+    """The table with another value, which may be traced and is not checked again."""
+    first, *rest = path
+    inside = _replaced(getattr(table, first), rest, value) if rest else value
+    return table.model_copy(update={first: inside})
+
+
+class Together(NamedTuple):
+    """The points of one program as ``simulate`` takes them.
+
+    Replicas are the seeds of the first point, then those of the second, and so on.
+    """
+
+    algorithm: Callable[[Any], Algorithm]
+    over: Any
+
+
+def together(points: Sequence[Point], built: Built) -> Together:
+    """The algorithm as a function of the swept values, and these.
+
+    Args:
+        points: those of one program.
+        built: what the configuration of the first builds.
+    """
+    config, seeds = points[0].config, max(int(built.key.size), 1)
+    swept = [key for key in points[0].values if _is_traceable(key, points)]
+    values = {
+        key: np.repeat([_read(one.config, key.split(".")) for one in points], seeds)
+        for key in swept
+    }
+    over: dict[str, Any] = {"values": values}
+    known = _constants(config, built)
+    by_split = len(known) > 1 and known[0] is not None
+    if by_split:
+        for name in ("smooth", "convex"):
+            each = np.stack([getattr(one, name) for one in known])
+            over[name] = np.tile(each, (len(points), 1))
+    if config.algorithm.rate == "theory" and "algorithm.rate" not in swept:
+        dim = trees.size(jax.eval_shape(built.model.init, jax.random.key(0)))
+        own = [*known] * (1 if by_split else seeds)
+        chosen = [with_rates(one.config, of, dim) for one in points for of in own]
+        over["rates"] = np.array([[one.rate for one in pair] for pair in chosen])
+    clients = built.federated_data.clients
+    cohort = settled(built.spec.cohort, clients)[1]  # pyright: ignore
+
+    def at(entry: Any) -> Algorithm:
+        here: Any = config
+        for key in swept:
+            here = _replaced(here, key.split("."), entry["values"][key])
+        own = known[0]
+        if by_split and own is not None:
+            own = own._replace(smooth=entry["smooth"], convex=entry["convex"])
+        found = method(here, built.task, clients, cohort, own, entry.get("rates"))
+        return found.algorithm
+
+    return Together(at, jax.tree.map(lambda of: jnp.asarray(of, float), over))
+
+
+def _constants(config: Config, built: Built) -> list[Smoothness | None]:
+    """The constants of f_i in each split, where the algorithm asks for them."""
+    if "smooth" not in config.algorithm.entry.parameters:
+        return [None]
+    name = loss_name(config, built.task)
+    return [smoothness(config.model, name, one) for one in built.federations]

@@ -1,0 +1,13 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""From the columns of a raw table to inputs: schema, statistics, preprocessing."""
+
+from fedblend.data.preprocess.preprocessing import Preprocessing as Preprocessing
+from fedblend.data.preprocess.schema import Schema as Schema
+from fedblend.data.preprocess.schema import schema_of as schema_of
+from fedblend.data.preprocess.statistics import Means as Means
+from fedblend.data.preprocess.statistics import client_deviations as client_deviations
+from fedblend.data.preprocess.statistics import client_means as client_means
+from fedblend.data.preprocess.statistics import combine as combine
+from fedblend.data.preprocess.statistics import finish as finish
+from fedblend.data.preprocess.statistics import fit as fit

@@ -1,0 +1,241 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""A fitted preprocessing: from the columns of a raw table to the inputs of a model.
+
+- A number is standardized by the mean and deviation of the training rows that have it;
+  where it is missing, it is the mean. A date is the same in days, with sine and cosine
+  of its place in the year, week and day.
+- A truth value is 0 or 1; where it is missing, what is more frequent.
+- A category has an input that is 1. One that no training row has is unknown: it shares
+  the input of the rare ones, or has 0 everywhere. Where it is missing, it is the most
+  frequent one, unless an input says that it is missing.
+"""
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, get_args
+
+import numpy as np
+
+from fedblend.data.dataset import DataError
+from fedblend.data.preprocess.columns import PERIODS, Column, Encoding, Kind
+from fedblend.data.preprocess.schema import Columns, Schema
+
+_IN_SHORT = {
+    "standardize": "standardized",
+    "as_is": "used as they are",
+    "flag": "yes or no",
+    "one_hot": "one-hot",
+    "ordinal": "ordered",
+    "date": "dates",
+}
+_FORMAT = "fedblend preprocessing 1"
+
+
+class Fitted(NamedTuple):
+    """The statistics of one column over training rows."""
+
+    present: float
+    """The fraction of rows that have a value."""
+    mean: float = 0.0
+    deviation: float = 0.0
+    """The standard deviation; 0 of a column with one value."""
+    shares: tuple[float, ...] = ()
+    """The fraction of rows of each category, and of all others."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Preprocessing:
+    """What training rows say about every column, and how a raw table is transformed."""
+
+    schema: Schema
+    fitted: tuple[Fitted, ...]
+    """The statistics of the columns that are kept."""
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The names of the raw columns."""
+        return self.schema.names
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        """The names of the inputs."""
+        return self.schema.features
+
+    def transform(self, columns: Columns) -> np.ndarray:
+        """The inputs of the rows of a raw table: float32 [rows, features]."""
+        return self.transform_encoded(self.schema.encode(columns))
+
+    def transform_encoded(self, encoded: np.ndarray) -> np.ndarray:
+        """The inputs of rows that the schema encoded: float32 [rows, features]."""
+        parts = [
+            _inputs(column, fitted, numbers)
+            for column, fitted, numbers in zip(
+                self.schema.kept, self.fitted, np.asarray(encoded).T, strict=True
+            )
+        ]
+        return np.concatenate(parts, axis=1, dtype=np.float32, casting="same_kind")
+
+    def describe(self) -> list[dict[str, Any]]:
+        """What was seen in each column of the table, and what was done to it."""
+        return describe(self.schema, self.fitted)
+
+    def in_short(self) -> str:
+        """What was done to all columns, on one line."""
+        kept = [one.encoding for one in self.schema.kept]
+        counts = [
+            f"{kept.count(encoding)} {_IN_SHORT[encoding]}"
+            for encoding in dict.fromkeys(kept)
+        ]
+        dropped = [
+            f"{one.name!r} {one.why}"
+            for one in self.schema.columns
+            if one.encoding == "drop"
+        ]
+        said = (
+            f"preprocessing: {len(kept)} columns make {len(self.features)} inputs "
+            f"({', '.join(counts)})"
+        )
+        return f"{said}; dropped: {', '.join(dropped)}" if dropped else said
+
+    def to_json(self) -> str:
+        """A text that ``from_json`` reads, with the same numbers to the last bit."""
+        kept = dict(zip(self.columns, self.fitted, strict=True))
+        columns = []
+        for one in self.schema.columns:
+            own = kept.get(one.name)
+            record = one._asdict() | {"done": done(one, own)}
+            columns.append(
+                record if own is None else record | {"fitted": own._asdict()}
+            )
+        return json.dumps({"format": _FORMAT, "columns": columns}, indent=1)
+
+    @classmethod
+    def from_json(cls, text: str) -> "Preprocessing":
+        """Read a text of ``to_json``.
+
+        Raises:
+            DataError: the text is something else.
+        """
+        try:
+            stored = json.loads(text)
+            if stored["format"] != _FORMAT:
+                raise ValueError("format")
+            columns = tuple(_column(one) for one in stored["columns"])
+            fitted = tuple(
+                _fitted(one["fitted"], column)
+                for one, column in zip(stored["columns"], columns, strict=True)
+                if column.encoding != "drop"
+            )
+            if not fitted:
+                raise ValueError("no columns")
+        except (LookupError, TypeError, ValueError, RecursionError):
+            raise DataError("preprocessing: the text is damaged, or none") from None
+        return cls(Schema(columns), fitted)
+
+
+def describe(
+    schema: Schema, fitted: Sequence[Fitted] | None = None
+) -> list[dict[str, Any]]:
+    """What was seen in each column, and what is done to it; see ``Preprocessing``."""
+    kept = {} if fitted is None else dict(zip(schema.names, fitted, strict=True))
+    return [
+        {
+            "column": one.name,
+            "kind": one.kind,
+            "seen": one.seen,
+            "encoding": one.encoding,
+            "done": done(one, kept.get(one.name)),
+            "inputs": len(one.features),
+        }
+        for one in schema.columns
+    ]
+
+
+def _inputs(column: Column, fitted: Fitted, numbers: np.ndarray) -> np.ndarray:
+    """The inputs of one column: float64 [rows, features of the column]."""
+    absent = np.isnan(numbers)
+    if column.encoding == "one_hot":
+        parts = _one_hot(column, fitted, numbers, absent)
+    else:
+        parts = [_quantity(column, fitted, numbers, absent)]
+        for part in column.parts:
+            angle = 2 * np.pi * numbers / PERIODS[part]
+            parts += [np.where(absent, 0.0, wave(angle)) for wave in (np.sin, np.cos)]
+    parts += [absent.astype(np.float64)] if column.missing else []
+    return np.stack(parts, axis=1)
+
+
+def _quantity(
+    column: Column, fitted: Fitted, numbers: np.ndarray, absent: np.ndarray
+) -> np.ndarray:
+    if column.encoding == "flag":
+        return np.where(absent, float(fitted.mean > 0.5), numbers)
+    filled = np.where(absent, fitted.mean, numbers)
+    if column.encoding == "as_is":
+        return filled
+    return (filled - fitted.mean) / (fitted.deviation or 1.0)
+
+
+def _one_hot(
+    column: Column, fitted: Fitted, numbers: np.ndarray, absent: np.ndarray
+) -> list[np.ndarray]:
+    unknown, shares = len(column.categories), np.array(fitted.shares)
+    usual = -1 if column.missing else int(np.argmax(shares[:unknown]))
+    codes = np.where(absent, usual, numbers).astype(np.int64)
+    never = np.append(shares[:unknown] == 0, False)
+    codes = np.where((codes >= 0) & never[codes], unknown, codes)
+    return [
+        (codes == place).astype(np.float64) for place in range(unknown + column.other)
+    ]
+
+
+def done(column: Column, fitted: Fitted | None) -> str:
+    """What was done to a column, in words; without statistics, what will be."""
+    said = {
+        "drop": f"dropped: {column.why}",
+        "standardize": "standardized",
+        "as_is": "used as it is",
+        "flag": "0 or 1",
+        "one_hot": f"one-hot, {len(column.categories)} categories",
+        "ordinal": "place in the order, standardized",
+        "date": "days, standardized",
+    }[column.encoding]
+    if column.encoding == "drop":
+        return said
+    if fitted is not None and column.encoding in ("standardize", "ordinal", "date"):
+        said += f" (mean {fitted.mean:.4g}, deviation {fitted.deviation:.3g})"
+    parts = [said, *(f"sine and cosine of the {part}" for part in column.parts)]
+    parts += ["one input if it is missing"] if column.missing else []
+    parts += [column.why] if column.why else []
+    return "; ".join(parts)
+
+
+def _column(stored: Mapping[str, Any]) -> Column:
+    """A column from JSON, checked."""
+    known = {name: stored[name] for name in Column._fields}
+    for name in ("categories", "parts"):
+        if not all(isinstance(one, str) for one in known[name]):
+            raise ValueError(name)
+        known[name] = tuple(known[name])
+    made = Column(**known)
+    texts = (made.name, made.style, made.seen, made.why)
+    if made.kind not in get_args(Kind) or made.encoding not in get_args(Encoding):
+        raise ValueError("kind")
+    if not all(isinstance(text, str) for text in texts):
+        raise ValueError("texts")
+    if not {*made.parts} <= {*PERIODS} or not {made.other, made.missing} <= {0, 1}:
+        raise ValueError("parts")
+    return made
+
+
+def _fitted(stored: Mapping[str, Any], column: Column) -> Fitted:
+    """The statistics of a column from JSON, checked."""
+    numbers = [float(stored[name]) for name in ("present", "mean", "deviation")]
+    shares = tuple(float(share) for share in stored["shares"])
+    if not np.isfinite([*numbers, *shares]).all():
+        raise ValueError("finite")
+    if len(shares) != (len(column.categories) + 1) * (column.encoding == "one_hot"):
+        raise ValueError("shares")
+    return Fitted(*numbers, shares)

@@ -1,0 +1,265 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""Raw tables as columns: .csv and .parquet files, data frames, dicts of arrays.
+
+pyarrow reads files, and frames that export Arrow data (polars and others). A column of
+a pandas frame may hold values of several types. Texts stay texts here: what they mean
+is up to ``data.preprocess``.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedblend.data.dataset import AbsentColumnError, DataError, require
+from fedblend.data.preprocess.schema import Columns
+
+FILES = (".csv", ".parquet")
+"""The files that hold a table."""
+_INDEX = re.compile(r"__index_level_\d+__")
+_DELIMITERS = (";", "\t", "|")
+_PROBED = 2**20
+"""Bytes at the beginning of a CSV file that tell how it is written."""
+
+
+class Table(NamedTuple):
+    """A raw table."""
+
+    columns: Columns
+    where: str
+    """Its path, or what it is."""
+    name: str
+    """In reports."""
+    index: tuple[str, ...] = ()
+    """The columns that are the index of a pandas table."""
+    notes: tuple[str, ...] = ()
+
+    @property
+    def rows(self) -> int:
+        """The number of rows."""
+        return len(next(iter(self.columns.values()), ()))
+
+    def others(self, known: Sequence[str | None]) -> list[str]:
+        """The columns that are inputs by default: all but these and pandas' index."""
+        return [
+            name
+            for name in self.columns
+            if name not in known and name not in self.index
+        ]
+
+
+def read_table(source: Any) -> Table:
+    """The columns of a file, a data frame, or a dict of arrays.
+
+    Raises:
+        DataError: it cannot be read.
+    """
+    if isinstance(source, str | Path):
+        return _read_file(Path(source))
+    if isinstance(source, Mapping):
+        columns = {str(name): column_of(values) for name, values in source.items()}
+        found = Table(columns, "table", "table")
+    elif type(source).__module__.startswith("pandas"):
+        found = _of_pandas(source)
+    elif hasattr(source, "__arrow_c_stream__") or hasattr(source, "column_names"):
+        arrow = require("pyarrow", "a data frame").table(source)
+        found = _of_arrow(arrow, "table", "table")
+    elif isinstance(source, np.ndarray) and source.ndim == 2:
+        columns = {f"x{place}": column_of(one) for place, one in enumerate(source.T)}
+        found = Table(columns, "table", "table")
+    else:
+        raise DataError(
+            f"data: a {type(source).__name__} is not a path, a data frame, a dict of "
+            "columns or an array [rows, columns]"
+        )
+    lengths = {name: np.shape(column) for name, column in found.columns.items()}
+    first = next(iter(lengths.values()), (0,))
+    for name, shape in lengths.items():
+        if shape != first or len(shape) != 1:
+            raise DataError(
+                f"data: column {name!r} has shape {shape}, the first {first}; columns "
+                "need one value a row"
+            )
+    return found
+
+
+def column_of(values: Any) -> np.ndarray:
+    """An array or a list as a column; texts and mixed values are objects."""
+    if not isinstance(values, np.ndarray) and hasattr(values, "to_numpy"):
+        values = values.to_numpy()
+    made = np.asarray(values) if isinstance(values, np.ndarray) else _listed(values)
+    return made.astype(object) if made.dtype.kind in "US" else made
+
+
+def _listed(values: Any) -> np.ndarray:
+    values = list(values)
+    kinds = {type(value) for value in values}
+    if len(kinds) == 1 or kinds <= {int, float}:
+        made = np.asarray(values)
+        if made.ndim == 1:
+            return made
+    made = np.empty(len(values), object)
+    made[:] = values
+    return made
+
+
+def _of_pandas(frame: Any) -> Table:
+    names = [str(name) for name in frame.columns]
+    _check_different(names, "table")
+    columns = {}
+    for place, name in enumerate(names):
+        series = frame.iloc[:, place]
+        plain = getattr(series.dtype, "kind", "O") in "biufmM"
+        plain = plain and isinstance(series.dtype, np.dtype)
+        columns[name] = (series if plain else series.astype(object)).to_numpy()
+    return Table(columns, "table", "table")
+
+
+def _read_file(path: Path) -> Table:
+    require("pyarrow", path.suffix[1:])
+    pyarrow = require("pyarrow.lib", path.suffix[1:])
+    notes: tuple[str, ...] = ()
+    try:
+        if path.suffix == ".csv":
+            table, notes = _read_csv(path)
+        else:
+            table = require("pyarrow.parquet", "parquet").read_table(path)
+    except (pyarrow.ArrowException, OSError) as error:
+        reason = " ".join(str(error).split())
+        raise DataError(f"{path}: cannot be read: {reason}") from None
+    return _of_arrow(table, str(path), path.stem, notes)
+
+
+def _read_csv(path: Path) -> tuple[Any, tuple[str, ...]]:
+    """A CSV file, whatever separates its values; texts where types change midway."""
+    csv = require("pyarrow.csv", "csv")
+    pyarrow = require("pyarrow.lib", "csv")
+    parse, notes = csv.ParseOptions(), ()
+    with path.open("rb") as file:
+        first = file.read(_PROBED)
+    header = first.partition(b"\n")[0].decode("utf-8", "replace")
+    if "," not in header:
+        used = [one for one in _DELIMITERS if one in header]
+        if used:
+            parse = csv.ParseOptions(delimiter=used[0])
+            notes = (f"{path.name}: values are separated by {used[0]!r}",)
+    parse.newlines_in_values = b'"' in first
+    try:
+        table = csv.read_csv(path, parse_options=parse)
+    except pyarrow.ArrowInvalid as error:
+        if "conversion error" not in str(error):
+            raise
+        # The first rows looked like numbers, and later ones do not.
+        names = csv.open_csv(path, parse_options=parse).schema.names
+        texts = csv.ConvertOptions(column_types=dict.fromkeys(names, pyarrow.string()))
+        table = csv.read_csv(path, parse_options=parse, convert_options=texts)
+    bare = [name.strip() for name in table.column_names]
+    return table.rename_columns(bare), notes
+
+
+def _of_arrow(table: Any, where: str, name: str, notes: tuple[str, ...] = ()) -> Table:
+    _check_different(table.column_names, where)
+    columns = {one: _from_arrow(table.column(one)) for one in table.column_names}
+    try:
+        about = table.schema.pandas_metadata or {}
+    except ValueError:  # pandas did not write this file
+        about = {}
+    index = [one for one in about.get("index_columns", ()) if isinstance(one, str)]
+    index += [one for one in table.column_names if _INDEX.fullmatch(one)]
+    return Table(columns, where, name, tuple(dict.fromkeys(index)), notes)
+
+
+def _from_arrow(column: Any) -> np.ndarray:
+    kind = str(column.type)
+    if kind.startswith("dictionary"):
+        return _listed(column.to_pylist())
+    if kind == "string_view":
+        column = column.cast("string")
+    made = column.to_numpy()
+    if kind in ("binary", "large_binary"):  # a CSV that is not in UTF-8
+        made = np.array(
+            [None if one is None else one.decode("cp1252", "replace") for one in made],
+            object,
+        )
+    return made
+
+
+def _check_different(names: Sequence[str], where: str) -> None:
+    twice = sorted({name for name in names if list(names).count(name) > 1})
+    if twice:
+        raise DataError(f"{where}: the column {twice[0]!r} occurs more than once")
+
+
+def check_names(
+    wanted: Sequence[str], names: Sequence[str], kind: str, where: str | Path
+) -> None:
+    """Refuse the name of a column or array that a source does not have."""
+    for name in wanted:
+        if name not in names:
+            raise AbsentColumnError(
+                name,
+                f"{where}: there is no {kind} {name!r}; there are "
+                f"{', '.join(names) or 'none'}",
+            )
+
+
+def input_columns(path: Path, known: Sequence[str | None]) -> list[str]:
+    """The columns of a file that are inputs by default: all but these."""
+    return read_table(path).others(known)
+
+
+def complete_numbers(columns: Columns) -> bool:
+    """Whether all columns hold numbers, or texts of numbers, and none is missing."""
+    return all(
+        (raw.dtype.kind in "biu")
+        or (raw.dtype.kind == "f" and not np.isnan(raw).any())
+        or (raw.dtype.kind == "O" and _texts_of_numbers(raw))
+        for raw in columns.values()
+    )
+
+
+def _texts_of_numbers(raw: np.ndarray) -> bool:
+    return _first_other(raw) is None and not np.isnan(raw.astype(np.float64)).any()
+
+
+def stacked(columns: Columns, where: str) -> np.ndarray:
+    """Columns of numbers as float32 [rows, columns], NaN where a value is missing.
+
+    Raises:
+        DataError: a column has something else, or there are no rows.
+    """
+    numbers = []
+    for name, raw in columns.items():
+        if not len(raw):
+            raise DataError(f"{where}: there are no rows")
+        row = _first_other(raw)
+        if row is not None:
+            raise DataError(
+                f"{where}: column {name!r} is not numeric: row {row} (counted from "
+                f"0) is {_shown(raw[row])!r:.40}; choose the numeric ones with inputs, "
+                'or leave out preprocess = "none"'
+            )
+        with np.errstate(over="ignore"):  # too large becomes inf, and is reported
+            numbers.append(raw.astype(np.float64).astype(np.float32))
+    return np.stack(numbers, axis=1)
+
+
+def _shown(value: Any) -> Any:
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def _first_other(raw: np.ndarray) -> int | None:
+    """The first row that is no number, nor a text of one."""
+    if raw.dtype.kind in "biuf":
+        return None
+    if raw.dtype.kind != "O":
+        return 0
+    for row, value in enumerate(raw.tolist()):
+        try:
+            float(value)
+        except (TypeError, ValueError):
+            return row
+    return None

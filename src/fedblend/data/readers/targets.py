@@ -1,0 +1,198 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""The targets and client keys of rows: columns as stored, classes, real numbers."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedblend.data.dataset import DataError, Dataset, Kind, Task
+from fedblend.data.preprocess.values import MISSING, is_missing, number
+from fedblend.data.readers.files import Raw
+from fedblend.data.readers.tables import Table
+
+NO_LABEL = MISSING - {"?", "-", "--", ".", "None", "na"}
+"""Texts that are no label, nor the name of a client; "-" and "?" may well be."""
+MOST_CLASSES = 20
+"""So many different whole numbers, some of them missing, may be classes."""
+
+
+def labels_of(raw: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """A column as numbers or as texts, and where it has a value.
+
+    Numbers written with decimal commas or thousands separators are numbers, too.
+    """
+    if raw.dtype.kind in "biu":
+        return raw, np.ones(len(raw), bool)
+    if raw.dtype.kind == "f":
+        return raw.astype(np.float64), ~np.isnan(raw)
+    if raw.dtype.kind in "mM":
+        return raw.astype(str), ~np.isnat(raw)
+    stored = [one.strip() if isinstance(one, str) else one for one in raw.tolist()]
+    present = np.array([not _is_none(one) for one in stored], bool)
+    some = [one for one, there in zip(stored, present, strict=True) if there]
+    if some and all(isinstance(one, bool | int | float) for one in some):
+        made = np.array(some)
+    else:
+        made = _texts([str(one) for one in some])
+    labels = np.zeros(len(stored), made.dtype)
+    labels[present] = made
+    return labels, present
+
+
+def _is_none(value: Any) -> bool:
+    return value in NO_LABEL if isinstance(value, str) else is_missing(value)
+
+
+def _texts(texts: list[str]) -> np.ndarray:
+    different = sorted(set(texts))
+    if any("," in text for text in different):
+        for style in ("thousands", "decimal comma"):
+            numbers = {text: number(text, style) for text in different}
+            if not np.isnan(list(numbers.values())).any():
+                return np.array([numbers[text] for text in texts])
+    return np.array(texts, str)
+
+
+def with_labels(
+    table: Table, columns: Mapping[str, np.ndarray], *, strict: bool
+) -> tuple[list[np.ndarray], np.ndarray, list[str]]:
+    """Target and client of every row that has them; which rows; and notes.
+
+    Args:
+        table: where the columns are from.
+        columns: the columns of target and client, by name.
+        strict: refuse a row without them, instead of leaving it out.
+    """
+    kept, notes, found = np.ones(table.rows, bool), [], []
+    for name, raw in columns.items():
+        if len(raw) != table.rows:
+            raise DataError(
+                f"{table.where}: {table.rows} rows, but {len(raw)} values of {name!r}"
+            )
+        labels, present = labels_of(raw)
+        if strict and not present.all():
+            row = int(np.flatnonzero(~present)[0])
+            raise DataError(
+                f"{table.where}: column {name!r} is empty in row {row} (counted from 0)"
+            )
+        if not present.all():
+            absent = (~present).sum()
+            notes.append(
+                f"{Path(table.where).name}: left out {absent} of {table.rows} rows, "
+                f"which have no {name!r}"
+            )
+            labels = _whole(labels, present)
+        kept &= present
+        found.append(labels)
+    if table.rows and not kept.any():
+        raise DataError(f"{table.where}: no row has {' and '.join(map(repr, columns))}")
+    return [labels[kept] for labels in found], kept, notes
+
+
+def _whole(labels: np.ndarray, present: np.ndarray) -> np.ndarray:
+    """Integers that became real numbers because some are missing."""
+    some = labels[present]
+    if labels.dtype.kind != "f" or not np.isfinite(some).all():
+        return labels
+    if len(np.unique(some)) > MOST_CLASSES or (some % 1 != 0).any():
+        return labels
+    return np.where(present, labels, 0).astype(np.int64)
+
+
+def with_kind(raw: Raw, kind: Kind | None, where: str, name: str) -> Dataset:
+    """The dataset with targets as class numbers or float32, by their kind."""
+    values = raw.targets
+    if len(values) == 0:
+        raise DataError(f"{where}: there are no rows")
+    real = np.issubdtype(values.dtype, np.floating)
+    notes = raw.notes
+    # pandas makes real numbers of integers.
+    found = np.unique(values).tolist() if values.ndim == 1 else []
+    if kind is None and real and found in ([0.0, 1.0], [-1.0, 1.0]):
+        kind = "binary"
+        notes += (
+            f"{Path(where).name}: targets are {' and '.join(map(str, found))} "
+            'only, and taken as two classes; kind = "regression" takes them as numbers',
+        )
+    known: dict[str, Any] = {
+        "keys": raw.keys,
+        "name": name,
+        "columns": raw.columns,
+        "notes": notes,
+        "schema": raw.schema,
+    }
+    if kind == "regression" or (kind is None and real):
+        if not (np.issubdtype(values.dtype, np.number) or values.dtype == bool):
+            raise DataError(
+                f"{where}: regression needs numeric targets, not {values[0]!s:.40}"
+            )
+        targets = values.astype(np.float32)
+        width = 1 if targets.ndim == 1 else targets.shape[1]
+        return Dataset((raw.inputs, targets), "regression", width, **known)
+    if values.ndim != 1:
+        raise DataError(
+            f"{where}: class targets must be one a row, not of shape {values.shape}"
+        )
+    if real and not (np.isfinite(values) & (values == np.rint(values))).all():
+        raise DataError(f"{where}: the targets are real numbers, not {kind}")
+    names, codes = np.unique(values, return_inverse=True)
+    if len(names) == 1:
+        raise DataError(
+            f"{where}: all {len(values)} targets are {names[0]}; at least 2 classes "
+            "are needed"
+        )
+    if kind == "binary" and len(names) != 2:
+        raise DataError(f"{where}: binary targets need 2 classes, not {len(names)}")
+    kind = kind or ("binary" if len(names) == 2 else "classes")
+    outputs = 1 if kind == "binary" else len(names)
+    rows = (raw.inputs, codes.astype(np.int32))
+    return Dataset(rows, kind, outputs, label_names=tuple(map(str, names)), **known)
+
+
+def targets_of(values: np.ndarray, task: Task, where: str) -> np.ndarray:
+    """Targets as in the task: real numbers, or numbers of its classes."""
+    if task.kind in ("classes", "binary"):
+        if values.ndim != 1:
+            raise DataError(
+                f"{where}: class targets must be one a row, not of shape {values.shape}"
+            )
+        return _class_numbers(values, task, where)
+    if not np.issubdtype(values.dtype, np.number):
+        raise DataError(f"{where}: targets must be numbers, not {values[0]!s:.40}")
+    if task.kind != "regression":
+        return values.astype(np.int32)
+    width = 1 if values.ndim == 1 else values.shape[1]
+    if width != task.outputs:
+        raise DataError(
+            f"{where}: {width} targets a row, but the model was trained on "
+            f"{task.outputs}"
+        )
+    return values.astype(np.float32)
+
+
+def _class_numbers(values: np.ndarray, task: Task, where: str) -> np.ndarray:
+    """The class number of every row; without class names, targets are the numbers."""
+    count = 2 if task.kind == "binary" else task.outputs
+    names = task.labels or tuple(str(number) for number in range(count))
+    # One file has 1 where another has 1.0: compare numbers by value.
+    numeric = np.issubdtype(values.dtype, np.number)
+    known = {_number(name) if numeric else name: n for n, name in enumerate(names)}
+    found, which = np.unique(values, return_inverse=True)
+    codes = [known.get(float(v) if numeric else str(v), -1) for v in found]
+    if -1 in codes:
+        allowed = ", ".join(names[:12]) + (", ..." if len(names) > 12 else "")
+        raise DataError(
+            f"{where}: target {found[codes.index(-1)]!s:.40} is no class that the "
+            f"model was trained on; these are {allowed}"
+        )
+    return np.array(codes, np.int32)[which]
+
+
+def _number(name: str) -> float | str:
+    try:
+        return float(name)
+    except ValueError:
+        return name

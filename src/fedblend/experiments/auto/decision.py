@@ -1,0 +1,236 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""What to deploy, who gains, and how sure that is: a rule that is fixed beforehand.
+
+*What to deploy.* Validation rows decide: of the methods that cannot be told apart from
+the best one, the simplest, in the order of ``candidates``. Training alone is the
+simplest of all. Two methods are told apart by the paired test of ``differences`` over
+clients and splits, or with fewer than 6 clients over splits alone, at 5 % after Holm's
+correction for all comparisons with the best.
+
+*Who gains.* Test rows tell, for every client with enough of them: its interval from
+``gains`` over single rows and splits, at 5 % after Holm's correction for all clients.
+A client is called harmed only where all splits agree, and there are two or more.
+
+*Nothing.* Where the best method is not clearly better than a constant prediction, the
+table does not tell what to deploy.
+"""
+
+import csv
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedblend.config.build import Built
+from fedblend.experiments import differences
+from fedblend.experiments.auto.candidates import ALONE, BY_NAME, TEST, VALIDATION
+from fedblend.experiments.auto.constant import constant_losses
+from fedblend.experiments.auto.description import JUDGED
+from fedblend.experiments.differences import LEVEL, Difference, holm, p_value
+from fedblend.gains import Gain
+
+FEW_CLIENTS = 6
+"""Below it, clients are no sample of anything, and splits alone are compared."""
+HELD = TEST / (1 - TEST - VALIDATION)
+"""Rows held out over rows trained on: by so much the splits depend on each other."""
+
+
+class Choice(NamedTuple):
+    """What validation rows decide."""
+
+    method: str
+    best: str
+    alike: list[str]
+    """Methods that cannot be told apart from the best, which is one of them."""
+    p: dict[str, float]
+    """That a method is not worse than the best, corrected; by method."""
+
+
+class Clients(NamedTuple):
+    """Who gains by a method over training alone; names of clients."""
+
+    gain: list[str]
+    harmed: list[str]
+    undecided: int
+    """Clients whose rows do not tell."""
+    small: int
+    """Clients too small to be judged by themselves."""
+
+
+class Findings(NamedTuple):
+    """All that a verdict says."""
+
+    choice: Choice
+    versus_alone: str
+    """The method that training alone is compared with: the chosen one, or where that is
+    training alone the best of the others."""
+    informative: bool
+    """Whether the best method is clearly better than a constant prediction."""
+    clients: int
+    splits: int
+    who: Clients
+    """Who gains by ``versus_alone``."""
+    shared_harms: list[str]
+    """Clients that FedAvg's one model harms."""
+    mean_gain: tuple[float, float, float]
+    """Of ``versus_alone`` over training alone, and its 95 % interval."""
+    p: float
+    comparisons: int
+
+    def plain(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            **self._asdict(),
+            "choice": self.choice._asdict(),
+            "who": self.who._asdict(),
+        }
+
+
+def decide(
+    folders: Mapping[str, Path], built: Built, metric: str
+) -> tuple[Findings, list[Difference]]:
+    """Apply the rule to finished runs.
+
+    Args:
+        folders: by method; training alone is one of them.
+        built: the data, with the splits of the runs.
+        metric: the criterion; less is better.
+
+    Returns:
+        What is found, and what every method gains over training alone.
+    """
+    values = {
+        split: {name: read_values(of, split, metric) for name, of in folders.items()}
+        for split in ("validation", "test")
+    }
+    choice = choose(values["validation"])
+    informative = all(
+        beats_constant(of[choice.best], _constants(built, split))
+        for split, of in values.items()
+    )
+    found = differences.contenders(folders)
+    found.pop(differences.ALONE, None)
+    every = differences.compared(found, [metric], reference=ALONE)
+    gains = {one.name: one for one in every}
+    alone = found[ALONE]
+    names = [built.federated_data.name(int(client)) for client in alone.saved.ids]
+
+    def who(method: str) -> Clients:
+        by_split = alone.values(metric) - found[method].values(metric)
+        judged = alone.saved.counts >= JUDGED
+        return judge(gains[method].gain, by_split, names, judged)
+
+    others = {name: of for name, of in values["validation"].items() if name != ALONE}
+    method = choose(others).best if choice.method == ALONE else choice.method
+    return Findings(
+        choice=choice,
+        versus_alone=method,
+        informative=informative,
+        clients=int(np.isfinite(gains[method].gain.value).sum()),
+        splits=len(built.federations),
+        who=who(method),
+        shared_harms=who("fedavg").harmed,
+        mean_gain=gains[method].gain.mean,
+        p=gains[method].corrected,
+        comparisons=len(every),
+    ), every
+
+
+def _constants(built: Built, split: str) -> np.ndarray:
+    """The losses of constant predictions, [splits, 2, clients]."""
+    task = built.task
+    each = [
+        constant_losses(data, task.kind, task.outputs, split)
+        for data in built.federations
+    ]
+    return np.stack(each)
+
+
+def read_values(folder: Path, split: str, metric: str) -> np.ndarray:
+    """A metric of every client's own model in a finished run, [seeds, clients]."""
+    by_seed: dict[str, list[float]] = {}
+    with (folder / "clients.csv").open(newline="") as file:
+        for row in csv.DictReader(file):
+            cell = row[f"{split}_personal_{metric}"]
+            by_seed.setdefault(row["seed"], []).append(float(cell or "nan"))
+    return np.array(list(by_seed.values()))
+
+
+def told_apart(gaps: np.ndarray) -> float:
+    """The p-value of the mean of differences, [splits, clients], NaN if unknown."""
+    gaps = gaps[:, np.isfinite(gaps).all(axis=0)]
+    splits, clients = gaps.shape
+    if not clients or not np.any(gaps):
+        return 1.0
+    if clients >= FEW_CLIENTS:
+        found = p_value(gaps)
+        return 1.0 if np.isnan(found) else found
+    if splits < 2:
+        return 1.0
+    from scipy.special import stdtr
+
+    means = gaps.mean(axis=1)
+    # Nadeau and Bengio's correction: training rows of the splits overlap.
+    error = means.std(ddof=1) * np.sqrt(1 / splits + HELD)
+    return float(2 * stdtr(splits - 1, -abs(means.mean()) / max(error, 1e-12)))
+
+
+def choose(values: Mapping[str, np.ndarray]) -> Choice:
+    """The simplest method that cannot be told apart from the best.
+
+    Args:
+        values: of each method, [splits, clients], on validation rows; less is better.
+    """
+    means = {name: _mean(of) for name, of in values.items()}
+    best = min(means, key=lambda name: means[name])
+    others = [name for name in values if name != best]
+    found = holm([told_apart(values[name] - values[best]) for name in others])
+    p = dict(zip(others, map(float, found), strict=True))
+    alike = [name for name in BY_NAME if name == best or p.get(name, 0.0) >= LEVEL]
+    return Choice(alike[0], best, alike, p)
+
+
+def _mean(values: np.ndarray) -> float:
+    """The mean over splits and clients that are measured; infinite if not finite."""
+    known = values[:, ~np.isnan(values).all(axis=0)]
+    mean = float(np.mean(known)) if known.size else np.inf
+    return mean if np.isfinite(mean) else np.inf
+
+
+def beats_constant(values: np.ndarray, constants: np.ndarray) -> bool:
+    """Whether values are clearly below the better of both constants.
+
+    Args:
+        values: of a method, [splits, clients].
+        constants: [splits, 2, clients].
+    """
+    best = min((constants[:, place] for place in (0, 1)), key=_mean)
+    return _mean(values) < _mean(best) and told_apart(best - values) < LEVEL
+
+
+def judge(
+    gain: Gain, by_split: np.ndarray, names: Sequence[str], judged: np.ndarray
+) -> Clients:
+    """Who gains, and who is harmed, at 5 % for all clients together.
+
+    Args:
+        gain: of every client, over training alone, with its 95 % interval.
+        by_split: the gains in each split, [splits, clients].
+        names: of the clients.
+        judged: which of them have enough rows.
+    """
+    from scipy.special import ndtr, ndtri
+
+    known = judged & np.isfinite(gain.value)
+    side = np.where(gain.value > 0, gain.value - gain.low, gain.high - gain.value)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        scores = ndtri(0.975) * np.abs(gain.value) / side
+    clear = holm(np.where(known, 2 * ndtr(-scores), np.nan).tolist()) < LEVEL
+    several = len(by_split) > 1
+    up = clear & (by_split > 0).all(axis=0)
+    down = clear & (by_split < 0).all(axis=0) & several
+    of = [[names[i] for i in np.flatnonzero(which)] for which in (up, down)]
+    decided = len(of[0]) + len(of[1])
+    return Clients(*of, int(known.sum()) - decided, len(names) - int(known.sum()))

@@ -1,0 +1,121 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""The verdict of a comparison in three sentences: what to deploy, who gains, how sure.
+
+``scores`` are the criterion of every method on test rows, mean over clients and splits.
+"""
+
+from collections.abc import Mapping, Sequence
+
+from fedblend.experiments.auto.candidates import ALONE, BY_NAME
+from fedblend.experiments.auto.decision import Findings
+from fedblend.experiments.differences import LEVEL
+
+NAMED = 5
+"""Names that a list shows."""
+
+
+def sentences(
+    of: Findings,
+    scores: Mapping[str, float],
+    criterion: str,
+    left_out: Sequence[str] = (),
+) -> tuple[str, str, str]:
+    """What to deploy; who gains and who does not; how sure that is.
+
+    Args:
+        of: what was found.
+        scores: see the module's text.
+        criterion: its name.
+        left_out: titles of the methods that there was no time for.
+    """
+    shown = {name: f"{score:.4g}" for name, score in scores.items()}
+    if not of.informative:
+        what = (
+            "Deploy nothing yet: no method predicts the target clearly better than a "
+            "constant does, so this table cannot tell what to deploy."
+        )
+    elif of.choice.method == ALONE:
+        what = _alone(of, shown, criterion)
+    else:
+        what = _together(of, shown, criterion)
+    return what, _who(of), _how_sure(of, criterion, left_out)
+
+
+def _alone(of: Findings, shown: Mapping[str, str], criterion: str) -> str:
+    others = [name for name in of.choice.alike if name != ALONE]
+    why = "every federated method is clearly worse"
+    if others:
+        why = "no federated method is clearly better"
+    best = of.versus_alone
+    return (
+        f"Train alone: {why} (test {criterion} {shown[ALONE]} alone, {shown[best]} by "
+        f"{_title(best)}, the best of them)."
+    )
+
+
+def _together(of: Findings, shown: Mapping[str, str], criterion: str) -> str:
+    method = of.choice.method
+    alike = [name for name in of.choice.alike if name != method]
+    why = "it is clearly the best"
+    if alike:
+        others = listed([f"{_title(name)} {shown[name]}" for name in alike])
+        why = f"it is the simplest of those that cannot be told apart ({others})"
+    return (
+        f"Deploy {_title(method)} (test {criterion} {shown[method]}; alone "
+        f"{shown[ALONE]}): {why}."
+    )
+
+
+def _who(of: Findings) -> str:
+    who = of.who
+    counted = len(who.gain) + len(who.harmed) + who.undecided
+    text = f"Of {counted} clients that can be judged by themselves, "
+    if of.choice.method == ALONE or not of.informative:
+        text += f"with {_title(of.versus_alone)} instead, "
+    text += f"{len(who.gain)} clearly gain{'s' if len(who.gain) == 1 else ''}"
+    if 0 < len(who.gain) <= NAMED:
+        text += f" ({listed(who.gain)})"
+    text += " over training alone and "
+    if who.harmed:
+        verb = "is" if len(who.harmed) == 1 else "are"
+        text += f"{listed(who.harmed)} {verb} better off alone"
+    else:
+        text += "none is clearly better off alone"
+    if who.undecided:
+        text += f"; for {who.undecided} the rows do not tell"
+    others = [name for name in of.shared_harms if name not in who.harmed]
+    if others and of.versus_alone != "fedavg":
+        text += f"; with FedAvg's one model for all, {listed(others)} would be harmed"
+    return f"{text}."
+
+
+def _how_sure(of: Findings, criterion: str, left_out: Sequence[str]) -> str:
+    mean, low, high = of.mean_gain
+    sure = "clear" if of.p < LEVEL else "not clear"
+    text = (
+        f"How sure: over {of.clients} clients and {of.splits} splits "
+        f"{_title(of.versus_alone)} gains {mean:+.3g} in test {criterion} over "
+        f"training alone (95 % interval {low:+.3g} to {high:+.3g}), {sure} after "
+        f"Holm's correction for {of.comparisons} comparisons (p = {of.p:.2g})"
+    )
+    if of.who.small:
+        text += f"; {of.who.small} clients have too few test rows to be judged"
+    if left_out:
+        text += f"; there was no time for {listed(left_out)}"
+    return f"{text}."
+
+
+def _title(name: str) -> str:
+    return BY_NAME[name].title
+
+
+def listed(names: Sequence[str]) -> str:
+    """Names in a sentence, no more than a few.
+
+    >>> listed(["Meadow", "Priory", "Harbour"])
+    'Meadow, Priory and Harbour'
+    """
+    if len(names) > NAMED:
+        return f"{', '.join(names[:NAMED])} and {len(names) - NAMED} more"
+    return " and ".join([", ".join(names[:-1]), names[-1]] if names[1:] else names)

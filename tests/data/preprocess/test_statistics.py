@@ -1,0 +1,144 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""Means of clients' means give scikit-learn's statistics on the pooled rows."""
+
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from sklearn.impute import SimpleImputer
+from sklearn.preprocessing import OneHotEncoder, StandardScaler
+
+from fedblend.data.preprocess.schema import schema_of
+from fedblend.data.preprocess.statistics import (
+    Means,
+    client_deviations,
+    client_means,
+    combine,
+    finish,
+    fit,
+)
+
+ROWS = 600
+SIZES = (1, 2, 7, 590)
+"""Uneven clients."""
+
+
+def objects(values) -> np.ndarray:
+    return np.array(list(values), object)
+
+
+@pytest.fixture(scope="module")
+def columns():
+    draw = np.random.default_rng(0)
+    made = {
+        "near": draw.normal(3.0, 2.0, ROWS),
+        "far": 1e9 + draw.normal(0.0, 1.0, ROWS),
+        "huge": draw.normal(-4e15, 3e14, ROWS),
+        "tiny": draw.normal(2e-9, 1e-12, ROWS),
+        "count": draw.poisson(3.0, ROWS),
+        "word": objects(draw.choice(["b", "a", "c"], ROWS, p=[0.5, 0.3, 0.2])),
+    }
+    made["near"][draw.random(ROWS) < 0.2] = np.nan
+    made["far"][draw.random(ROWS) < 0.1] = np.nan
+    made["word"][draw.random(ROWS) < 0.004] = None
+    return made
+
+
+@pytest.fixture(scope="module")
+def fitted(columns):
+    edges = np.cumsum(SIZES)[:-1]
+    parts = np.split(np.arange(ROWS), edges)
+    clients = [
+        {name: values[rows] for name, values in columns.items()} for rows in parts
+    ]
+    return fit(schema_of(columns), clients)
+
+
+NUMBERS = ("near", "far", "huge", "tiny", "count")
+
+
+def test_standardized_as_by_scikit_learn(columns, fitted):
+    pooled = np.stack([columns[name] for name in NUMBERS], axis=1).astype(np.float64)
+    theirs = StandardScaler().fit(pooled)
+    mine = dict(zip(fitted.columns, fitted.fitted, strict=True))
+    means = [mine[name].mean for name in NUMBERS]
+    np.testing.assert_allclose(means, theirs.mean_, rtol=1e-12)
+    deviations = [mine[name].deviation for name in NUMBERS]
+    np.testing.assert_allclose(deviations, theirs.scale_, rtol=1e-6)
+    inputs = fitted.transform(columns)
+    places = [fitted.features.index(name) for name in NUMBERS]
+    expected = np.nan_to_num(theirs.transform(pooled), nan=0.0)
+    np.testing.assert_allclose(inputs[:, places], expected, atol=2e-6)
+
+
+def test_an_offset_of_eleven_digits_leaves_the_deviation_exact():
+    """scikit-learn's own mean is worse here, so fractions are the reference."""
+    values = 1e9 + np.random.default_rng(1).normal(0.0, 1e-2, ROWS)
+    fitted = fit(schema_of({"x": values}), [{"x": values[:9]}, {"x": values[9:]}])
+    exact = [Fraction(value) for value in values.tolist()]
+    mean = sum(exact) / ROWS
+    variance = float(sum((value - mean) ** 2 for value in exact) / ROWS)
+    assert fitted.fitted[0].mean == float(mean)
+    assert fitted.fitted[0].deviation == pytest.approx(variance**0.5, rel=1e-9)
+
+
+def test_imputed_as_by_scikit_learn(columns, fitted):
+    theirs = SimpleImputer(strategy="mean").fit(columns["near"][:, None])
+    assert fitted.fitted[0].mean == pytest.approx(theirs.statistics_[0], abs=1e-12)
+    words = SimpleImputer(strategy="most_frequent", missing_values=None)
+    words.fit(columns["word"][:, None])
+    row = {name: values[:1] for name, values in columns.items()}
+    inputs = fitted.transform(row | {"word": objects([None])})[0]
+    place = fitted.features.index(f"word={words.statistics_[0]}")
+    assert inputs[place] == 1.0
+
+
+def test_one_hot_as_by_scikit_learn(columns, fitted):
+    present = np.array([word is not None for word in columns["word"]])
+    theirs = OneHotEncoder(handle_unknown="ignore").fit(columns["word"][present, None])
+    places = [n for n, name in enumerate(fitted.features) if name.startswith("word=")]
+    names = [fitted.features[place].removeprefix("word=") for place in places]
+    assert names == theirs.categories_[0].tolist()
+    some = {name: values[present] for name, values in columns.items()}
+    some["word"][0] = "never seen"
+    expected = theirs.transform(some["word"][:, None]).toarray()
+    np.testing.assert_array_equal(fitted.transform(some)[:, places], expected)
+
+
+def test_the_order_of_clients_and_an_empty_client_do_not_matter(columns):
+    schema = schema_of(columns)
+    half = {name: values[:300] for name, values in columns.items()}
+    rest = {name: values[300:] for name, values in columns.items()}
+    none = {name: values[:0] for name, values in columns.items()}
+    one, other = fit(schema, [half, rest]), fit(schema, [rest, none, half])
+    for mine, theirs in zip(one.fitted, other.fitted, strict=True):
+        assert mine.mean == pytest.approx(theirs.mean, rel=1e-12)
+        assert mine.deviation == pytest.approx(theirs.deviation, rel=1e-6)
+
+
+def test_what_leaves_a_client_is_a_vector_of_means(columns):
+    schema = schema_of(columns)
+    first = client_means(schema, columns)
+    assert isinstance(first, Means) and first.rows == ROWS
+    assert first.values.dtype == np.float64 and first.values.ndim == 1
+    second = client_deviations(schema, columns, first)
+    assert len(second.values) == 2 * len(NUMBERS)
+    assert finish(schema, combine([first]), combine([second])) == fit(schema, [columns])
+
+
+def test_a_constant_in_training_rows_is_zero():
+    columns = {"x": np.append(np.full(50, 1e9 + 0.1), 3.0), "y": np.arange(51) % 7}
+    train = {name: values[:50] for name, values in columns.items()}
+    fitted = fit(schema_of(columns), [train])
+    assert fitted.fitted[0].deviation == 0.0
+    np.testing.assert_allclose(fitted.transform(train)[:, 0], 0.0, atol=1e-6)
+
+
+def test_a_category_that_no_training_row_has_is_unknown():
+    columns = {"word": objects(["a", "b"] * 10 + ["c"])}
+    train = {"word": columns["word"][:20]}
+    fitted = fit(schema_of(columns), [train])
+    assert fitted.features == ("word=a", "word=b", "word=c")
+    new = fitted.transform({"word": objects(["a", "c", "z"])})
+    np.testing.assert_array_equal(new, [[1, 0, 0], [0, 0, 0], [0, 0, 0]])

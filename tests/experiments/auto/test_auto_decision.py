@@ -1,0 +1,157 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""The rule that decides: the simplest method of those that are like the best."""
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from fedblend.experiments.auto.decision import (
+    Choice,
+    Clients,
+    Findings,
+    beats_constant,
+    choose,
+    judge,
+    told_apart,
+)
+from fedblend.experiments.auto.verdict import sentences
+from fedblend.gains import Gain
+
+CLIENTS = 20
+DRAW = np.random.default_rng(0)
+NOISE = DRAW.normal(0, 0.01, (3, CLIENTS))
+"""Differences between two methods that are alike, [splits, clients]."""
+
+
+def shifted(by, seed=1):
+    draw = np.random.default_rng(seed)
+    return 0.5 + by + draw.normal(0, 0.01, (3, CLIENTS))
+
+
+def test_alone_wins_where_nothing_can_be_told_apart():
+    values = {
+        "local_only": shifted(0.001),
+        "fedavg": shifted(0, 2),
+        "apfl": shifted(0, 3),
+    }
+    assert choose(values).method == "local_only"
+
+
+def test_simplest_of_those_like_the_best():
+    values = {
+        "local_only": shifted(0.1),
+        "fedavg": shifted(0.002, 2),
+        "ditto": shifted(0, 3),
+    }
+    found = choose(values)
+    assert (found.method, found.best) == ("fedavg", "ditto")
+    assert found.alike == ["fedavg", "ditto"]
+    assert found.p["local_only"] < 0.001
+
+
+def test_clear_winner_wins_though_it_is_not_simple():
+    values = {name: shifted(0.1, n) for n, name in enumerate(["local_only", "fedavg"])}
+    assert choose(values | {"apfl": shifted(0, 9)}).method == "apfl"
+
+
+def test_a_method_that_diverged_is_not_chosen():
+    values = {"local_only": shifted(0), "fedavg": shifted(0) * np.inf}
+    assert choose(values).best == "local_only"
+
+
+def test_clients_without_rows_do_not_count():
+    values = {"local_only": shifted(0.1), "fedavg": shifted(0, 2)}
+    for of in values.values():
+        of[:, 3] = np.nan
+    assert choose(values).method == "fedavg"
+
+
+def test_two_clients_are_compared_over_splits():
+    """The corrected resampled t-test, written out with scipy."""
+    gaps = np.array([[0.1, 0.2], [0.12, 0.18], [0.09, 0.22], [0.1, 0.2], [0.11, 0.21]])
+    means = gaps.mean(axis=1)
+    error = np.sqrt((1 / 5 + 1 / 3) * means.var(ddof=1))
+    expected = 2 * stats.t.sf(means.mean() / error, 4)
+    assert told_apart(gaps) == pytest.approx(expected, rel=1e-6)
+    assert told_apart(gaps[:1]) == 1.0
+
+
+def test_constant_is_to_be_beaten():
+    constant = np.stack([shifted(0, 5), shifted(0.05, 6)], axis=1)
+    assert beats_constant(shifted(-0.1), constant)
+    assert not beats_constant(shifted(0.0, 7), constant)
+    assert not beats_constant(shifted(0.1, 8), constant)
+
+
+def gain_of(value, half):
+    value, half = np.asarray(value, float), np.asarray(half, float)
+    nothing = np.zeros(len(value), bool)
+    return Gain(value, value - half, value + half, nothing, nothing, (0.0, 0.0, 0.0))
+
+
+def test_who_gains_and_who_is_harmed():
+    value = [0.1, -0.5, 0.001, 0.3, np.nan]
+    found = gain_of(value, [0.02, 0.1, 0.05, 0.02, np.nan])
+    by_split = np.array([value, value])
+    judged = np.array([True, True, True, False, True])
+    assert judge(found, by_split, list("abcde"), judged) == Clients(["a"], ["b"], 1, 2)
+
+
+def test_one_split_harms_nobody():
+    found = gain_of([-0.5, 0.5], [0.1, 0.1])
+    who = judge(found, np.array([[-0.5, 0.5]]), ["a", "b"], np.array([True, True]))
+    assert who.harmed == [] and who.gain == ["b"]
+
+
+def test_splits_that_disagree_decide_nothing():
+    found = gain_of([-0.5], [0.1])
+    who = judge(found, np.array([[-1.1], [0.1]]), ["a"], np.array([True]))
+    assert who.undecided == 1
+
+
+def test_many_clients_are_corrected_for():
+    """An interval that barely excludes zero is by chance, among a hundred."""
+    one, many = gain_of([0.1], [0.095]), gain_of([0.1] * 100, [0.095] * 100)
+    assert len(judge(one, np.array([[0.1]]), ["a"], np.array([True])).gain) == 1
+    names = [str(n) for n in range(100)]
+    assert not judge(many, np.full((1, 100), 0.1), names, np.ones(100, bool)).gain
+
+
+FOUND = Findings(
+    choice=Choice("finetune", "ditto", ["finetune", "ditto"], {}),
+    versus_alone="finetune",
+    informative=True,
+    clients=20,
+    splits=5,
+    who=Clients(["Meadow"], [], 18, 1),
+    shared_harms=["Coastal Clinic"],
+    mean_gain=(0.02, 0.01, 0.03),
+    p=0.003,
+    comparisons=6,
+)
+SCORES = {"local_only": 0.35, "fedavg": 0.36, "finetune": 0.331, "ditto": 0.33}
+
+
+def test_three_sentences_name_who_matters():
+    what, who, sure = sentences(FOUND, SCORES, "log loss")
+    assert what.startswith("Deploy fine-tuned (test log loss 0.331; alone 0.35)")
+    assert "Ditto 0.33" in what and "simplest" in what
+    assert "1 clearly gains (Meadow)" in who and "Coastal Clinic would be harmed" in who
+    assert "+0.01 to +0.03" in sure and "6 comparisons" in sure and "1 clients" in sure
+
+
+def test_alone_is_said_plainly():
+    alone = Choice("local_only", "local_only", ["local_only"], {})
+    found = FOUND._replace(choice=alone, versus_alone="ditto")
+    assert sentences(found, SCORES, "log loss")[0].startswith(
+        "Train alone: every federated method is clearly worse"
+    )
+    like = alone._replace(best="ditto", alike=["local_only", "ditto"])
+    what = sentences(found._replace(choice=like), SCORES, "log loss")[0]
+    assert what.startswith("Train alone: no federated method is clearly better")
+
+
+def test_noise_is_said_plainly():
+    what, *_ = sentences(FOUND._replace(informative=False), SCORES, "log loss")
+    assert "Deploy nothing yet" in what and "constant" in what
