@@ -114,8 +114,9 @@ def _origin(data: Content) -> str:
 def _size(data: Content) -> Size | None:
     """What is known of the dataset; None of a file and of an unknown name."""
     source = data.get("source")
-    known = isinstance(source, str) and source in DATASETS
-    return DATASETS[source].size if known else None
+    if not isinstance(source, str) or source not in DATASETS:
+        return None
+    return DATASETS[source].size
 
 
 def _has_clients(data: Content) -> bool:

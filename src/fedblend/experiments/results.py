@@ -191,7 +191,8 @@ def draw(
     found: tuple[measures.Comparison, measures.Clients] | None,
 ) -> None:
     """Write the figures of a run; ``found`` is from ``compare_run``."""
-    figures.plot_rows(rows, folder.figures, run.evidence, run.alone)
+    names = [run.federated_data.name(int(client)) for client in run.measured_ids]
+    figures.plot_rows(rows, folder.figures, run.evidence, run.alone, names)
     if found is not None:
         figures.plot_harm(*found, folder.figures / "harm", run.alone)
 

@@ -122,7 +122,9 @@ def _quantity(graph: Graph, column: Any, fitted: Any) -> str:
         parts = [graph.add("Div", graph.add("Sub", filled, mean), scale)]
     for part in column.parts:
         factor = np.asarray(PERIODS[part], np.float64)
-        turns = graph.add("Mul", np.asarray(2 * np.pi), graph.add("Where", absent, zero, name))
+        turns = graph.add(
+            "Mul", np.asarray(2 * np.pi), graph.add("Where", absent, zero, name)
+        )
         angle = graph.add("Div", turns, factor)
         for wave in ("Sin", "Cos"):
             # Not every runtime has these for doubles, so the angle is reduced first.
