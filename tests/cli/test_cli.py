@@ -210,7 +210,11 @@ def test_init_for_a_table_then_run(capsys):
 def test_a_run_says_what_it_chose(capsys):
     Path("four.toml").write_text("data.source = 'digits'\nalgorithm.name = 'fedavg'\n")
     quick = ["--set", "run.rounds=1", "--set", "measure.local=false"]
-    assert main(["run", "four.toml", *quick]) == 0
+    assert "'gif' is not one of png" in fails(
+        capsys, "run", "four.toml", "--figures", "gif"
+    )
+    assert main(["run", "four.toml", *quick, "--figures", "pdf"]) == 0
+    assert Path("runs/four/figures/curves_test.pdf").exists()
     (line,) = [one for one in capsys.readouterr().err.splitlines() if "chosen" in one]
     assert 'model.name = "softmax"' in line and "runs/four/config.toml" in line
     written = tomllib.loads(Path("runs/four/config.toml").read_text())

@@ -9,7 +9,7 @@ import pytest
 
 import fedblend as fb
 from fedblend.gains import Evidence
-from fedblend.report.figures import curves_figure, new_figure, plot_rows
+from fedblend.report.figures import FORMATS, curves_figure, new_figure, plot_rows
 from fedblend.report.gain_bars import draw_gains
 from fedblend.report.looks import LOOKS
 from fedblend.report.measures import compared
@@ -21,7 +21,7 @@ STARTS = {".png": PNG, ".svg": b"<?xml", ".pdf": b"%PDF"}
 
 
 def test_rows_become_figures_in_three_formats(rows, evidence, tmp_path):
-    written = plot_rows(rows, tmp_path / "figures", evidence)
+    written = plot_rows(rows, tmp_path / "figures", evidence, formats=FORMATS)
     names = {path.name for path in written}
     assert names == {
         f"{stem}_test{end}" for stem in ("curves", "gains") for end in STARTS
@@ -33,7 +33,9 @@ def test_rows_become_figures_in_three_formats(rows, evidence, tmp_path):
 
 
 def test_the_same_rows_give_the_same_files(rows, tmp_path):
-    one, two = (plot_rows(rows, tmp_path / name) for name in ("one", "two"))
+    one, two = (
+        plot_rows(rows, tmp_path / name, formats=FORMATS) for name in ("one", "two")
+    )
     for first, second in zip(one, two, strict=True):
         assert first.read_bytes() == second.read_bytes()
 

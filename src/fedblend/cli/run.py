@@ -37,6 +37,9 @@ def run(
     live: Annotated[
         bool, typer.Option("--live", help="Show the report while the run goes on.")
     ] = False,
+    figures: Annotated[
+        str, option("Formats of the figures: png, svg, pdf.", "F,...")
+    ] = "png,svg",
     format: OutputFormat = Format.table,
 ) -> None:
     """Run the configuration in a TOML file and write the results to a folder.
@@ -54,6 +57,7 @@ def run(
     fedblend run first.toml --live
     """
     settings = [*(sets or []), *_seed_setting(seed or [])]
+    formats = _formats(figures)
     config = screen.load(file, settings)
     from fedblend.experiments.run import run_config
 
@@ -72,7 +76,12 @@ def run(
             report(step)
 
         summary = run_config(
-            config, out, resume=resume, on_step=on_step, on_warning=screen.warn
+            config,
+            out,
+            resume=resume,
+            on_step=on_step,
+            on_warning=screen.warn,
+            figures=formats,
         )
     from fedblend.report.page import write_page
 
@@ -120,6 +129,18 @@ def show_summary(
         return
     show(read_rows(Folder(out)), summary["runs"], screen.console(), summary)
     screen.say(f"results: {out}")
+
+
+def _formats(text: str) -> list[str]:
+    """The formats in ``--figures``."""
+    from fedblend.report.figures import FORMATS
+
+    asked = [word.strip() for word in text.split(",") if word.strip()]
+    for word in asked:
+        if word not in FORMATS:
+            known = ", ".join(FORMATS)
+            raise typer.BadParameter(f"--figures: {word!r} is not one of {known}")
+    return asked
 
 
 def _seed_setting(seeds: list[str]) -> list[str]:

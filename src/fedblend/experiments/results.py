@@ -44,7 +44,7 @@ def write_summary(
     run: Run,
     promised: dict[str, Any],
     on_warning: Callable[[str], None],
-    figures: bool = True,
+    formats: Sequence[str] = figures.USUAL,
 ) -> dict[str, Any]:
     """Write all results of a completed run; ``summary.json`` last, which ends a run.
 
@@ -55,7 +55,7 @@ def write_summary(
         run: the federated stage, completed.
         promised: the privacy of the run.
         on_warning: called with each warning, one line.
-        figures: draw the figures.
+        formats: of the figures; none are drawn if empty.
 
     Returns:
         The content of ``summary.json``.
@@ -67,7 +67,7 @@ def write_summary(
     least = chance(loss_name(config, built.task), run.federated_data)
     warnings += _warnings_at_end(run, runs, least)
     unseen = _unseen_clients(run, config, built)
-    harmed = write_results(folder, run, seeds, columns, unseen, drawn=figures)
+    harmed = write_results(folder, run, seeds, columns, unseen, formats=formats)
     kept, size = write_personal_models(
         folder, run, seeds, built.algorithm, config.run.keep_personal
     )
@@ -151,7 +151,7 @@ def write_results(
     columns: dict[str, np.ndarray],
     unseen: Sequence[NewClients] = (),
     *,
-    drawn: bool = True,
+    formats: Sequence[str] = figures.USUAL,
 ) -> dict[str, Any]:
     """Write the models, the evidence, ``clients.csv``, ``harm.csv`` and the figures.
 
@@ -161,7 +161,7 @@ def write_results(
         seeds: the seed of each replica.
         columns: further columns of ``clients.csv``, see ``run_folder.write_clients``.
         unseen: the clients that took no part in training, for each seed.
-        drawn: draw the figures.
+        formats: of the figures; none are drawn if empty.
 
     Returns:
         The harmed clients, for ``summary.json``.
@@ -179,8 +179,8 @@ def write_results(
         run_folder.write_table(folder.harm, measures.harm_rows(*found))
         harmed["harm"] = measures.sentence(found[0], run.alone)
     run_folder.write_clients(folder, run, seeds, columns, unseen)
-    if drawn and shown_splits(rows):
-        draw(folder, run, rows, found)
+    if formats and shown_splits(rows):
+        draw(folder, run, rows, found, formats)
     return {**harmed, "harmed": harms(run.evidence)}
 
 
@@ -189,12 +189,13 @@ def draw(
     run: Results,
     rows: list[Row],
     found: tuple[measures.Comparison, measures.Clients] | None,
+    formats: Sequence[str] = figures.USUAL,
 ) -> None:
     """Write the figures of a run; ``found`` is from ``compare_run``."""
     names = [run.federated_data.name(int(client)) for client in run.measured_ids]
-    figures.plot_rows(rows, folder.figures, run.evidence, run.alone, names)
+    figures.plot_rows(rows, folder.figures, run.evidence, run.alone, names, formats)
     if found is not None:
-        figures.plot_harm(*found, folder.figures / "harm", run.alone)
+        figures.plot_harm(*found, folder.figures / "harm", run.alone, formats)
 
 
 def diagnostics(

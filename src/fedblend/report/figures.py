@@ -35,7 +35,9 @@ from fedblend.simulation.result import Results
 
 MARKED = 8
 """Markers on a line, about."""
-FORMATS = (".png", ".svg", ".pdf")
+FORMATS = ("png", "svg", "pdf")
+USUAL = ("png", "svg")
+"""The formats of figures if none are asked for; PDF takes as long as both."""
 ACROSS = {
     "rounds": "rounds of communication",
     "bits": "bits sent, both ways, all clients",
@@ -87,8 +89,9 @@ def plot_rows(
     evidence: Evidence | None = None,
     alone: Alone = None,
     names: Sequence[str] = (),
+    formats: Sequence[str] = USUAL,
 ) -> list[Path]:
-    """Write the figures of a run's rows, each as PNG, SVG and PDF; the files written.
+    """Write the figures of a run's rows, each in all formats; the files written.
 
     Args:
         rows: see ``measures.rows_of``.
@@ -96,24 +99,29 @@ def plot_rows(
         evidence: ``Run.evidence``, for the figure of the clients' gains.
         alone: ``Run.alone``.
         names: of the measured clients, where they are known.
+        formats: of ``FORMATS``.
     """
     folder.mkdir(parents=True, exist_ok=True)
     written = []
     with style():
         for split in measures.shown_splits(rows):
             figure = curves_figure(rows, split, alone)
-            written += save(figure, folder / f"curves_{split}")
+            written += save(figure, folder / f"curves_{split}", formats)
             metric = measures.shown_metrics(rows, split)[0]
             gains = measures.compared(evidence, split, metric) if evidence else None
             if gains is not None:
                 figure = new_figure(6.4, 3.6)
                 draw_gains(figure.subplots(), gains, alone, names=names)
-                written += save(figure, folder / f"gains_{split}")
+                written += save(figure, folder / f"gains_{split}", formats)
     return written
 
 
 def plot_harm(
-    found: Comparison, clients: Clients, stem: Path, alone: Alone = None
+    found: Comparison,
+    clients: Clients,
+    stem: Path,
+    alone: Alone = None,
+    formats: Sequence[str] = USUAL,
 ) -> list[Path]:
     """Gains sorted, gains by training rows, a histogram of alpha; the files written."""
     with style():
@@ -127,7 +135,7 @@ def plot_harm(
             axes[2].hist(clients.alpha, bins, color=COLORS["shared"], edgecolor="w")
             axes[2].set_xlabel("alpha, the weight of the shared model")
             axes[2].set_ylabel("clients")
-        return save(figure, stem)
+        return save(figure, stem, formats)
 
 
 def plot_methods(lines: Mapping[str, Curve], title: str, stem: Path) -> list[Path]:
@@ -184,12 +192,13 @@ def new_figure(width: float, height: float) -> Any:
     return Figure(figsize=(width, height), layout="constrained")
 
 
-def save(figure: Any, stem: Path) -> list[Path]:
+def save(figure: Any, stem: Path, formats: Sequence[str] = USUAL) -> list[Path]:
     """Write a figure in all formats, the same bytes every time; the files written."""
-    written = [stem.with_suffix(suffix) for suffix in FORMATS]
+    written = [stem.with_suffix(f".{one}") for one in formats]
     dates = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
     for path in written:
         figure.savefig(path, metadata=dates.get(path.suffix))
+        figure.set_layout_engine("none")  # it is laid out once, for all formats
     return written
 
 
