@@ -208,9 +208,10 @@ def test_a_run_keeps_its_preprocessing_and_predicts_raw_tables(finished):
     raw = {name: FRAME[name].to_numpy() for name in FRAME.columns}
     run = fb.load(finished)
     assert run.preprocessing(1) == other
-    outputs = run.outputs(raw, seed=1)
-    by_hand = run.outputs(other.transform(raw), seed=1)
-    np.testing.assert_array_equal(outputs, by_hand)
+    found = run.predictions(FRAME.drop(columns="outcome"), shared=True, seed=1)
+    by_hand = run.model(None, 1).outputs(other.transform(raw))
+    np.testing.assert_array_equal(found.outputs, by_hand)
+    assert set(found.labels) == {"died", "recovered"}
 
 
 def test_new_clients_of_a_run_bring_raw_tables(finished, tmp_path):
