@@ -241,6 +241,10 @@ def test_describe_command(file, capsys, monkeypatch, tmp_path):
     assert [one["column"] for one in found["columns"]] == list(FRAME.columns)
     assert main(["data", "describe", str(file), "--target", "outcom"]) == 2
     assert "there is no column 'outcom'" in capsys.readouterr().err
+    assert main(["data", "describe", str(file), "--client", "hospitl"]) == 2
+    assert "there is no column 'hospitl'" in capsys.readouterr().err
+    assert main(["data", "describe", str(tmp_path / "none.csv")]) == 2
+    assert "none.csv: no such file" in capsys.readouterr().err
     path = tmp_path / "numbers.csv"
     path.write_text("x,y\n1,0\n2,1\n3,0\n")
     assert main(["data", "describe", str(path), "--target", "y"]) == 0

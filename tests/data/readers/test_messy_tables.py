@@ -233,7 +233,7 @@ def test_csv_files_of_all_kinds(tmp_path):
     dataset = read(path, target="y")
     assert dataset.schema is not None and dataset.kind == "regression"
     assert dataset.schema.columns[0].kind == "number"
-    path = write(tmp_path / "e.csv", "x\ty\n1\ta\n\tb\n")
+    path = write(tmp_path / "e.tsv", "x\ty\n1\ta\n\tb\n")
     dataset = read(path, target="y")
     assert "separated by '\\t'" in dataset.notes[0]
 

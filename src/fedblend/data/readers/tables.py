@@ -1,6 +1,6 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""Raw tables as columns: .csv and .parquet files, data frames, dicts of arrays.
+"""Raw tables as columns: .csv, .tsv and .parquet files, frames, dicts of arrays.
 
 pyarrow reads files, and frames that export Arrow data (polars and others). A column of
 a pandas frame may hold values of several types. Texts stay texts here: what they mean
@@ -14,10 +14,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedblend.data.dataset import AbsentColumnError, DataError, require
+from fedblend.data.dataset import (
+    AbsentColumnError,
+    DataError,
+    MissingDataError,
+    require,
+)
 from fedblend.data.preprocess.schema import Columns
 
-FILES = (".csv", ".parquet")
+FILES = (".csv", ".tsv", ".parquet")
 """The files that hold a table."""
 _INDEX = re.compile(r"__index_level_\d+__")
 _DELIMITERS = (";", "\t", "|")
@@ -119,14 +124,16 @@ def _of_pandas(frame: Any) -> Table:
 
 
 def _read_file(path: Path) -> Table:
+    if not path.exists():
+        raise MissingDataError(f"{path}: no such file")
     require("pyarrow", path.suffix[1:])
     pyarrow = require("pyarrow.lib", path.suffix[1:])
     notes: tuple[str, ...] = ()
     try:
-        if path.suffix == ".csv":
-            table, notes = _read_csv(path)
-        else:
+        if path.suffix == ".parquet":
             table = require("pyarrow.parquet", "parquet").read_table(path)
+        else:
+            table, notes = _read_csv(path)
     except (pyarrow.ArrowException, OSError, UnicodeError) as error:
         reason = " ".join(str(error).split())
         raise DataError(f"{path}: cannot be read: {reason}") from None
