@@ -109,7 +109,8 @@ def test_who_gains_and_who_is_harmed():
     found = gain_of(value, [0.02, 0.1, 0.05, 0.02, np.nan])
     by_split = np.array([value, value])
     judged = np.array([True, True, True, False, True])
-    assert judge(found, by_split, list("abcde"), judged) == Clients(["a"], ["b"], 1, 2)
+    expected = Clients(["a"], ["b"], 1, 2, better=3, measured=4)
+    assert judge(found, by_split, list("abcde"), judged) == expected
 
 
 def test_one_split_harms_nobody():
@@ -138,7 +139,7 @@ FOUND = Findings(
     informative=True,
     clients=20,
     splits=5,
-    who=Clients(["Meadow"], [], 18, 1),
+    who=Clients(["Meadow"], [], 18, 1, better=15, measured=20),
     shared_harms=["Coastal Clinic"],
     mean_gain=(0.02, 0.01, 0.03),
     p=0.003,
@@ -151,7 +152,8 @@ def test_three_sentences_name_who_matters():
     what, who, sure = sentences(FOUND, SCORES, "log loss")
     assert what.startswith("Deploy fine-tuned (test log loss 0.331; alone 0.35)")
     assert "Ditto 0.33" in what and "simplest" in what
-    assert "1 clearly gains (Meadow)" in who and "Coastal Clinic would be harmed" in who
+    assert "better than training alone for 15 of 20 clients" in who
+    assert "1 clearly gains (Meadow)" in who and "would harm Coastal Clinic" in who
     assert "+0.01 to +0.03" in sure and "correction for 6" in sure
     assert "1 clients have too few" in sure
 

@@ -66,6 +66,10 @@ class Clients(NamedTuple):
     """Clients whose rows do not tell."""
     small: int
     """Clients too small to be judged by themselves."""
+    better: int = 0
+    """Clients whose mean over splits is better, however sure that is."""
+    measured: int = 0
+    """Clients that have test rows."""
 
 
 class Findings(NamedTuple):
@@ -273,4 +277,6 @@ def judge(
     )
     undecided = int(known.sum()) - len(gain_names) - len(harmed_names)
     small = len(names) - int(known.sum())
-    return Clients(gain_names, harmed_names, undecided, small)
+    better, measured = (gain.value > 0).sum(), np.isfinite(gain.value).sum()
+    who = gain_names, harmed_names, undecided, small
+    return Clients(*who, better=int(better), measured=int(measured))

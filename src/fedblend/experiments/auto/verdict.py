@@ -68,25 +68,22 @@ def _together(of: Findings, shown: Mapping[str, str], criterion: str) -> str:
 
 
 def _who(of: Findings) -> str:
-    who = of.who
-    counted = len(who.gain) + len(who.harmed) + who.undecided
-    text = f"Of {counted} clients that can be judged by themselves, "
-    if of.choice.method == ALONE or not of.informative:
-        text += f"with {_title(of.versus_alone)} instead, "
-    text += f"{len(who.gain)} clearly gain{'s' if len(who.gain) == 1 else ''}"
+    who, title = of.who, _title(of.versus_alone)
+    text = f"{title} scores better than training alone for {who.better} of "
+    text += f"{who.measured} clients; judged by its own test rows "
+    gains = f"{len(who.gain)} clearly gain{'s' if len(who.gain) == 1 else ''}"
     if 0 < len(who.gain) <= NAMED:
-        text += f" ({listed(who.gain)})"
-    text += " over training alone and "
+        gains += f" ({listed(who.gain)})"
+    alone = "none is clearly better off alone"
     if who.harmed:
         verb = "is" if len(who.harmed) == 1 else "are"
-        text += f"{listed(who.harmed)} {verb} better off alone"
-    else:
-        text += "none is clearly better off alone"
+        alone = f"{listed(who.harmed)} {verb} better off alone"
+    text += f"{gains}, {alone}"
     if who.undecided:
-        text += f"; for {who.undecided} the rows do not tell"
+        text += f", and {who.undecided} have too few rows to be sure"
     others = [name for name in of.shared_harms if name not in who.harmed]
     if others and of.versus_alone != "fedavg":
-        text += f"; with FedAvg's one model for all, {listed(others)} would be harmed"
+        text += f"; FedAvg's one model for all would harm {listed(others)}"
     return f"{text}."
 
 
