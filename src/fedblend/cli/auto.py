@@ -70,7 +70,7 @@ def _print(found: "AutoResult", place: Path) -> None:
     from fedblend.report.terminal import human_bits
 
     # Accuracy hides what a rare class needs.
-    second = "auc" if "auc" in found.metrics else in_order(found.metrics)[0]
+    second = "auc" if "auc" in found.metrics else in_order(found.metrics)[1]
     metrics = list(dict.fromkeys([found.metric, second]))
     made = screen.table(
         "method", *metrics, "gain over alone", "p (Holm)", "bits a client", right=1

@@ -106,7 +106,7 @@ def test_folder_of_a_method_has_training_alone_as_tuned(interrupted):
         with (runs / name / "clients.csv").open() as file:
             tables[name] = list(csv.DictReader(file))
     for alone, together in zip(tables["local_only"], tables["fedavg"], strict=True):
-        assert alone["test_personal_loss"] == together["test_local_loss"]
+        assert alone["test_personal_log_loss"] == together["test_local_log_loss"]
 
 
 def test_finished_comparison_is_said_again(interrupted):

@@ -19,18 +19,25 @@ from fedblend.errors import RunError
 from fedblend.experiments import run_folder
 from fedblend.experiments.auto import budget, candidates, description, table, verdict
 from fedblend.experiments.auto.budget import Plan
-from fedblend.experiments.auto.candidates import ALONE, Alone, Candidate, Request
+from fedblend.experiments.auto.candidates import (
+    ALONE,
+    Alone,
+    Candidate,
+    Point,
+    Request,
+)
 from fedblend.experiments.auto.decision import decide
 from fedblend.experiments.auto.tuning import Tuned, trained_alone, tune
 from fedblend.experiments.run import run_config
+from fedblend.metrics.registry import STANDARD
 from fedblend.simulation.run import Run
 from fedblend.trees import precision
 
 FORMAT = 1
 CRITERIA = {
+    "binary": ("log_loss", "log loss"),
+    "classes": ("log_loss", "log loss"),
     "regression": ("mse", "squared error"),
-    "binary": ("loss", "log loss"),
-    "classes": ("loss", "log loss"),
 }
 """The metric that decides, by the kind of target, and its name; less is better."""
 ALWAYS = ("local_only", "fedavg", "finetune")
@@ -54,6 +61,7 @@ class Comparison:
         self.request, self.out, self.screen = request, out, screen
         self.seconds, self._begun = 60 * minutes, time.perf_counter()
         self.state = _opened(request, out)
+        self._metrics: tuple[str, ...] | None = None
         self._alone: Run | None = None
 
     def complete(self) -> dict[str, Any]:
@@ -97,8 +105,13 @@ class Comparison:
     def _config(self, candidate: Candidate, seeds: list[int]) -> Config:
         """A candidate's configuration at the first point of its grid."""
         point = candidates.grid(candidate, 4)[0]
+        return self._configuration(candidate, point, seeds=seeds, rounds=1)
+
+    def _configuration(
+        self, candidate: Candidate, point: Point, **options: Any
+    ) -> Config:
         return candidates.configuration(
-            self.request, candidate, point, seeds=seeds, rounds=1
+            self.request, candidate, point, metrics=self._metrics, **options
         )
 
     def _look(self, built: Built) -> None:
@@ -107,7 +120,9 @@ class Comparison:
         if kind not in CRITERIA:
             raise RunError(f"{self.request.target}: {kind} targets are not compared")
         description.check(data, kind, self.request.client, self.request.target)
-        self.state["metric"], self.state["criterion"] = CRITERIA[kind]
+        metric, self.state["criterion"] = CRITERIA[kind]
+        self.state["metric"] = metric
+        self._metrics = tuple(dict.fromkeys([metric, *STANDARD[kind]]))
         self.state["seen"] = description.describe(built)
         self._say(*description.lines(self.state["seen"]))
 
@@ -148,8 +163,7 @@ class Comparison:
             known["tuned"] = self._tuned(candidate, built, plan, share).plain()
             self._save()
         tuned = Tuned.of(known["tuned"])
-        config = candidates.configuration(
-            self.request,
+        config = self._configuration(
             candidate,
             tuned.point,
             seeds=list(range(plan.seeds)),
@@ -201,8 +215,7 @@ class Comparison:
     def _run_alone(self, built: Built, plan: Plan) -> Run:
         """Every client trained alone, once for all methods that it is compared with."""
         tuned = Tuned.of(self.state["methods"][ALONE]["tuned"])
-        config = candidates.configuration(
-            self.request,
+        config = self._configuration(
             candidates.BY_NAME[ALONE],
             tuned.point,
             seeds=list(range(plan.seeds)),
