@@ -149,6 +149,9 @@ from fedblend.experiments.auto import (
 from fedblend.experiments.auto import (
     auto as auto,
 )
+from fedblend.experiments.compare import (
+    compare as compare,
+)
 from fedblend.experiments.personalize import (
     personalize_from as personalize_from,
 )
@@ -164,8 +167,11 @@ from fedblend.experiments.sklearn import (
 from fedblend.experiments.sklearn import (
     FederatedRegressor as FederatedRegressor,
 )
-from fedblend.experiments.sklearn import (
+from fedblend.experiments.sklearn_scorer import (
     client_scorer as client_scorer,
+)
+from fedblend.experiments.sweep import (
+    sweep as sweep,
 )
 from fedblend.local import (
     Epochs as Epochs,
