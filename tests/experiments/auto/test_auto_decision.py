@@ -63,6 +63,14 @@ def test_one_unlike_client_does_not_hide_the_others():
     assert choose(values).method == "fedavg"
 
 
+def test_a_method_that_harms_one_client_and_helps_all_others_is_alike():
+    """By the mean it is worse, by the ranks it is better: it may be deployed."""
+    values = {"fedavg": shifted(-0.05, 2), "ditto": shifted(0, 3)}
+    values["fedavg"][:, 7] += 2.0
+    found = choose(values)
+    assert (found.best, found.method) == ("ditto", "fedavg")
+
+
 def test_what_is_negligible_does_not_count():
     values = {"local_only": shifted(0) + 0.001, "fedavg": shifted(0)}
     assert choose(values, constant=0.7).method == "local_only"
@@ -89,6 +97,7 @@ def test_two_clients_are_compared_over_splits():
     expected = 2 * stats.t.sf(means.mean() / error, 4)
     assert told_apart(gaps) == pytest.approx(expected, rel=1e-6)
     assert told_apart(gaps[:1]) == 1.0
+    assert told_apart(-gaps) == 1.0
 
 
 def test_constant_is_to_be_beaten():

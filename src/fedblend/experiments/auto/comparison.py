@@ -40,7 +40,7 @@ CRITERIA = {
     "regression": ("mse", "squared error"),
 }
 """The metric that decides, by the kind of target, and its name; less is better."""
-ALWAYS = ("local_only", "fedavg", "finetune")
+ALWAYS = ("local_only", "fedavg")
 """Methods that are not left out, however short the time."""
 ENOUGH = 0.7
 """A method begins if this part of what the longest one took is left."""
