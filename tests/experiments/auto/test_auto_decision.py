@@ -163,8 +163,13 @@ def test_three_sentences_name_who_matters():
     assert "Ditto 0.33" in what and "simplest" in what
     assert "better than training alone for 15 of 20 clients" in who
     assert "1 clearly gains (Meadow)" in who and "would harm Coastal Clinic" in who
-    assert "+0.01 to +0.03" in sure and "correction for 6" in sure
+    assert "0.01 to 0.03" in sure and "correction for 6" in sure
     assert "1 clients have too few" in sure
+
+
+def test_clients_too_small_to_judge_are_not_judged():
+    small = FOUND._replace(who=Clients([], [], 0, 20, better=15, measured=20))
+    assert "none has enough test rows" in sentences(small, SCORES, "log loss")[1]
 
 
 def test_alone_is_said_plainly():
