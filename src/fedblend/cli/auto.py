@@ -76,7 +76,7 @@ def _print(found: "AutoResult", place: Path) -> None:
         "method", *metrics, "gain over alone", "p (Holm)", "bits a client", right=1
     )
     for row in found.table:
-        cells = [f"{row[f'test_{name}']:.4f}" for name in metrics]
+        cells = [_number(row[f"test_{name}"], "{:.4f}") for name in metrics]
         gain, p = _number(row["mean_gain"], "{:+.4f}"), _number(row["p_holm"], "{:.2g}")
         made.add_row(row["method"], *cells, gain, p, human_bits(row["bits_per_client"]))
     screen.console().print(made)

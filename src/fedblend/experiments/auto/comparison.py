@@ -8,6 +8,7 @@ on where it was interrupted.
 """
 
 import hashlib
+import math
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -231,7 +232,9 @@ class Comparison:
         found, gains = decide(folders, built, self._metric)
         for one in gains:
             methods[one.name]["gain_over_alone"] = one.row()
-        scores = {name: methods[name]["test"] for name in finished}
+        tested = {name: methods[name]["test"] for name in finished}
+        # JSON has null where a model is not finite.
+        scores = {n: math.inf if of is None else of for n, of in tested.items()}
         said = verdict.sentences(found, scores, state["criterion"], state["left_out"])
         state["findings"] = found.plain()
         state["deploy"] = found.choice.method if found.informative else None
