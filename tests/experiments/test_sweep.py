@@ -7,8 +7,9 @@ import copy
 import numpy as np
 import pytest
 
+from fedblend.config.build import build
 from fedblend.config.config import check
-from fedblend.config.sweep import grid, parse, programs
+from fedblend.config.sweep import grid, parse, programs, together
 from fedblend.errors import ConfigError, RunError
 from fedblend.experiments import results, run_folder, side_by_side
 from fedblend.experiments.differences import contenders
@@ -122,6 +123,7 @@ def test_a_value_is_what_a_run_by_itself_would_be(apfl, tmp_path):
     same_as_single(point.config, out / "runs" / point.name, tmp_path / "single")
 
 
+@pytest.mark.slow
 def test_one_seed_and_the_rate_of_theory_for_each_value(tmp_path):
     made = content(FLIX, run={"rounds": 2})
     points = read_points(check(made, "a test"), ["algorithm.alpha=0.4,0.8"], None)
@@ -129,6 +131,21 @@ def test_one_seed_and_the_rate_of_theory_for_each_value(tmp_path):
     run_together(points, folders, Folder(tmp_path / "programs"))
     path = folders["alpha=0.8"].path
     same_as_single(points[1].config, path, tmp_path / "single")
+
+
+def test_every_value_has_the_rate_of_theory():
+    """In every split, as a single run has it."""
+    made = content(FLIX, run={"seed": [0, 1]})
+    points = read_points(check(made, "a test"), ["algorithm.alpha=0.4,0.8"], None)
+    found = together(points, build(points[0].config)).over
+    alphas = found["values"]["algorithm.alpha"]
+    assert alphas == pytest.approx([0.4, 0.4, 0.8, 0.8])
+    for number, point in enumerate(points):
+        single = build(point.config).by_split
+        mine = found["rates"][2 * number : 2 * number + 2]
+        np.testing.assert_allclose(mine, single.over["rates"], rtol=1e-6)
+        own = found["smooth"][2 * number : 2 * number + 2]
+        np.testing.assert_allclose(own, single.over["smooth"], rtol=1e-6)
 
 
 def test_every_rate_trains_alone_with_its_own(tmp_path, monkeypatch):
@@ -176,24 +193,19 @@ class Stop(Exception):
 
 
 def test_a_sweep_goes_on_where_it_was_killed(apfl, tmp_path):
+    """While clients train alone, in the program, and while the folders are written."""
     made, out, whole = apfl
-    place, stops, found = tmp_path / "killed", 0, None
-    while found is None:
-        steps = 0
+    place = tmp_path / "killed"
+    for stage in ("local", "federated"):
 
-        def on_step(name, step, most=stops + 1):
-            nonlocal steps
-            steps += 1
-            if steps == most:
+        def on_step(name, step, stage=stage):
+            if step.stage == stage and step.round:
                 raise Stop
 
-        try:
-            found = swept(made, OVER, place, resume=True, on_step=on_step)
-        except Stop:
-            stops += 1
-    assert stops > 2
+        with pytest.raises(Stop):
+            swept(made, OVER, place, resume=True, on_step=on_step)
+    found = swept(made, OVER, place, resume=True)
     assert found.comparison.markdown() == whole.comparison.markdown()
-    # Killed while the folders are written, and after everything.
     (place / "runs" / "alpha=0.3" / "summary.json").unlink()
     assert swept(made, OVER, place, resume=True).programs == 1
     assert swept(made, OVER, place, resume=True).programs == 0
