@@ -143,6 +143,12 @@ from fedblend.data.federated import (
 from fedblend.data.federated import (
     shard_of as shard_of,
 )
+from fedblend.experiments.auto import (
+    AutoResult as AutoResult,
+)
+from fedblend.experiments.auto import (
+    auto as auto,
+)
 from fedblend.experiments.compare import (
     compare as compare,
 )
@@ -161,7 +167,7 @@ from fedblend.experiments.sklearn import (
 from fedblend.experiments.sklearn import (
     FederatedRegressor as FederatedRegressor,
 )
-from fedblend.experiments.sklearn import (
+from fedblend.experiments.sklearn_scorer import (
     client_scorer as client_scorer,
 )
 from fedblend.experiments.sweep import (
