@@ -70,7 +70,7 @@ function clientScatter(run, content, state, pick) {
 function clientsSection(content, state) {
   const shown = content.runs.filter((run) => run.clients);
   if (!shown.length) return content.live ? section("clients", "Clients", null, el("p", { class: "empty" }, "Every client's numbers appear when the run is finished.")) : null;
-  const run = shown.find((one) => one.label === state.run) || shown[0];
+  const run = shown.find((one) => one.label === state.run) || shown.find((one) => one.clients.reference) || shown[0];
   const clients = run.clients;
   const panel = el("div", { class: "panel", id: "client", "aria-live": "polite" });
   const holder = el("div", {});
@@ -106,7 +106,7 @@ function clientsSection(content, state) {
   state.only = "all";
   const scatterKeys = Object.keys(SCATTER).filter((key) => key === "rank" || varies(valuesOf(clients.columns[key])));
   if (!scatterKeys.includes(state.scatter)) state.scatter = scatterKeys[0];
-  const made = section("clients", "Clients", clients.reference ? "The clients that lose most come first." : "This run has no comparison of models, so no client counts as better or worse off.",
+  const made = section("clients", "Clients", clients.reference ? `The clients that lose most come first. Gains are in ${metricOf(run, clients.metric).words} on ${run.splits[0]} rows, over ${clients.reference === "local" ? "training alone" : "the shared model"}.` : "This run has no comparison of models, so no client counts as better or worse off.",
     el("div", { class: "controls" },
       shown.length > 1 ? choice("Run", shown.map((one) => [one.label, one.label]), run.label, (value) => { state.run = value; state.selected = null; state.refresh("clients"); }) : null,
       clients.reference ? choice("Chart against", scatterKeys.map((key) => [key, SCATTER[key]]), state.scatter, (value) => { state.scatter = value; drawScatter(); }) : null),
