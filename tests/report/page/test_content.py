@@ -142,3 +142,11 @@ def test_what_was_done_to_columns_is_shown(tmp_path: Path):
     kept = {"format": "1", "columns": [{**column, "fitted": {"mean": 3}}]}
     (folder / "preprocessing-seed0.json").write_text(json.dumps(kept))
     assert page_content([folder])["runs"][0]["columns"] == [column]
+
+
+def test_runs_that_cannot_be_compared_are_not_praised(tmp_path: Path):
+    """These lack the rows' evidence; the page says so, and claims nothing."""
+    folders = [write_run(tmp_path / name, name=name).path for name in ("a", "b")]
+    content = page_content(folders)
+    assert content["tone"] == "open" and content["differences"] == []
+    assert content["verdict"][-1].startswith("Differences are not tested: ")

@@ -72,6 +72,8 @@ def page_content(
     ]
     pairs, untested = _differences(runs, labels, metric)
     tone, lines = _verdict(runs, labels, pairs, metric)
+    if untested:
+        tone, lines = "open", [*lines, f"Differences are not tested: {untested}."]
     return {
         "title": runs[0].config.get("name", "run") if len(runs) == 1 else "Comparison",
         "live": live,

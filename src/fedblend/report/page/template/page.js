@@ -40,9 +40,10 @@ function aboutText(content) {
   const run = content.runs[0];
   if (!run) return "";
   const parts = content.runs.length > 1 ? [`${content.runs.length} runs`] : [run.algorithm];
-  if (run.clients) parts.push(`${countText(run.clients.ids.length)} clients`);
-  if (run.rounds) parts.push(`${countText(run.rounds)} rounds`);
-  if (run.seeds.length) parts.push(run.seeds.length === 1 ? `seed ${run.seeds[0]}` : `${run.seeds.length} seeds`);
+  const common = (of) => (content.runs.every((one) => of(one) === of(run)) ? of(run) : null);
+  parts.push(common((one) => one.clients && `${countText(one.clients.ids.length)} clients`));
+  parts.push(common((one) => one.rounds && `${countText(one.rounds)} rounds`));
+  parts.push(common((one) => (one.seeds.length === 1 ? `seed ${one.seeds[0]}` : one.seeds.length ? `${one.seeds.length} seeds` : null)));
   if (!run.finished && run.curves.round.length) parts.push(`at round ${countText(run.curves.round.at(-1))}, not finished`);
   return parts.filter(Boolean).join(" · ");
 }
