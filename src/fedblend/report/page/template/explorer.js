@@ -135,11 +135,11 @@ function clientPanel(content, run, at) {
   const cell = (key) => valuesOf(clients.columns[key])?.[at] ?? null;
   const facts = Object.keys(clients.columns).filter((key) => FACTS[key] && known(cell(key)));
   const models = ORDER.filter((model) => run.splits.some((split) => run.metrics.some((m) => clients.columns[`${split}_${model}_${m.name}`])));
-  const rows = (split) => run.metrics.map((metric) => [`${capital(split)} ${metric.words}`,
+  const rows = (split) => run.metrics.map((metric) => [capital(metric.words),
     ...models.map((model) => metricText(cell(`${split}_${model}_${metric.name}`), decimalsOf(clients.columns[`${split}_${model}_${metric.name}`])))])
     .filter((row) => row.slice(1).some((text) => text !== MISSING));
   const state = content.status[clients.status[at]];
-  const measured = (split) => table(content.only ? "Your models" : `All models of ${name}`, ["", ...models.map((model) => capital(MODELS[model].words))], rows(split));
+  const measured = (split) => table(`${content.only ? "Your models" : `All models of ${name}`}, ${split} rows`, ["Metric", ...models.map((model) => capital(MODELS[model].words))], rows(split));
   return [
     el("h3", { tabindex: "-1" }, name, " ", clients.reference ? badge(state) : null),
     ...["local", "shared"].filter((other) => clients.gains[other]).map((other) => intervalLine(run, other, at)),
