@@ -21,7 +21,7 @@ from fedblend.core import PyTree
 from fedblend.errors import InputError, UserError
 from fedblend.mixing import Blend
 from fedblend.models.model import Model, Shape
-from fedblend.models.torch.inspection import refuse_training_only
+from fedblend.models.torch.inspection import refuse_training_only, taking
 from fedblend.models.torch.program import exported, program_of
 
 if TYPE_CHECKING:
@@ -243,7 +243,7 @@ def _prepared(module: "nn.Module", rows: "tuple[Tensor, ...]") -> "nn.Module":
 
     module = module.cpu()
     if any(is_lazy(one) for one in module.parameters()):
-        with torch.no_grad():
+        with taking(module, rows), torch.no_grad():
             module(*rows)
     return module
 
