@@ -205,7 +205,7 @@ def _kind(value: Any) -> str:
 
 
 def _refuse_torch(adapter: str, source: Any) -> None:
-    """Refuse a module of PyTorch, or a class of them, with the adapter that takes it."""
+    """Refuse modules of PyTorch, and classes of them; another adapter takes them."""
     kinds = (type(source), source if isinstance(source, type) else object)
     homes = {one.__module__ for kind in kinds for one in kind.__mro__}
     if "torch.nn.modules.module" in homes:

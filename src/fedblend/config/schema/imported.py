@@ -4,7 +4,7 @@
 
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping
-from functools import reduce
+from functools import reduce, wraps
 from operator import or_
 from typing import TYPE_CHECKING, Annotated, Any, get_args
 
@@ -24,7 +24,7 @@ from fedblend.config.schema.table import IMPORTED, Table, Word, first_error
 from fedblend.config.schema.tables import NAMED_MODELS, ModelChoice
 from fedblend.core import Algorithm
 from fedblend.errors import SettingError
-from fedblend.registry import ALGORITHMS, TRAINS, AlgorithmEntry
+from fedblend.registry import ALGORITHMS, TRAINS, AlgorithmEntry, Builder
 
 
 class ImportedModel(ModelChoice):
@@ -57,8 +57,10 @@ def imported_options(content: Any) -> Options:
     build = imported(name, folder if isinstance(folder, str) else None)
     own = [one for one in ALGORITHMS.values() if build in (one.build, one.builder)]
     other = AlgorithmEntry(name, build, build, ("update",), TRAINS, {}, None, False)
-    entry = own[0] if own else other
-    table = options_of(dataclasses.replace(entry, name=name))
+    entry = dataclasses.replace(own[0] if own else other, name=name)
+    entry = dataclasses.replace(entry, build=_telling(name, entry.build))
+    with told(name):
+        table = options_of(entry)
     plain = {
         one.name: (type(one.default), one.default)
         for one in entry.parameters.values()
@@ -67,17 +69,27 @@ def imported_options(content: Any) -> Options:
     }
     fields: Any = {"import_from": (Word | None, None), **plain}
     table = create_model(table.__name__, __base__=table, **fields)
-    with told(name):
-        try:
-            options = table.model_validate(content)
-        except ValidationError as error:
-            key, _, why = first_error(error, content).partition(": ")
-            raise SettingError(key, why) from None
-        built = options.build(**PLACEHOLDERS)
+    try:
+        options = table.model_validate(content)
+    except ValidationError as error:
+        key, _, why = first_error(error, content).partition(": ")
+        raise SettingError(key, why) from None
+    built = options.build(**PLACEHOLDERS)
     if not isinstance(built, Algorithm):
         wrong = f'"{name}": returned a {type(built).__name__}, not an Algorithm'
         raise SettingError("name", wrong)
     return options
+
+
+def _telling(name: str, build: Builder) -> Builder:
+    """The builder, its errors in one line."""
+
+    @wraps(build)
+    def telling(*args: Any, **kwargs: Any) -> Algorithm:
+        with told(name):
+            return build(*args, **kwargs)
+
+    return telling
 
 
 def one_of_or_imported(tables: Iterable[type[Table]], other: Any) -> Any:

@@ -154,7 +154,8 @@ def state_dict(
     """Parameters as tensors by name, for ``module.load_state_dict``.
 
     Args:
-        params: of a model that ``from_torch`` made.
+        params: of a model that ``from_torch`` made, also by the names that they have in
+            a ``model.safetensors`` of fedblend, such as ``['conv1.weight']``.
         module: where the buffers, the frozen parameters and the further names of tied
             parameters come from, so that the whole module can be loaded; without one
             there are the parameters alone.
@@ -176,7 +177,10 @@ def state_dict(
             "a dictionary by names, as a model of from_torch has",
             f"a {type(params).__name__}",
         )
-    own = {path: torch.from_numpy(np.array(value)) for path, value in params.items()}
+    own = {
+        path.removeprefix("['").removesuffix("']"): torch.from_numpy(np.array(value))
+        for path, value in params.items()
+    }
     if module is None:
         return own
     names = {value: path for path, value in module.named_parameters()}
