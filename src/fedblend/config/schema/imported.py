@@ -67,7 +67,7 @@ def imported_options(content: Any) -> Options:
         if isinstance(one.default, bool | int | float | str)
         and one.name not in table.model_fields
     }
-    fields: Any = {"import_from": (Word | None, None), **plain}
+    fields: Any = {"import_from": (str | None, None), **plain}
     table = create_model(table.__name__, __base__=table, **fields)
     try:
         options = table.model_validate(content)

@@ -138,6 +138,7 @@ def to_torch(params: PyTree, module: "nn.Module") -> "nn.Module":
             super().__init__()
             self.shared = to_torch(blend.shared, module)
             self.personal = to_torch(blend.personal, module)
+            self.alpha: Tensor
             self.register_buffer("alpha", torch.tensor(float(blend.alpha)))
 
         def forward(self, *inputs: "Tensor") -> "Tensor":
@@ -193,10 +194,11 @@ def state_dict(
             f"{type(module).__name__}"
         )
     tied = dict(module.named_parameters(remove_duplicate=False))
-    return {
-        path: own.get(names[tied[path]], value) if path in tied else value
-        for path, value in module.state_dict().items()
-    }
+    state: dict[str, Tensor] = dict(module.state_dict())
+    for path, value in tied.items():
+        if names[value] in own:
+            state[path] = own[names[value]]
+    return state
 
 
 def _example(example: Any) -> "tuple[Tensor, ...]":
