@@ -47,7 +47,9 @@ class Graph:
         self.nodes: list[Any] = []
         self.parent = parent
         self.rows: str = "" if parent is None else parent.rows
-        self.constants: dict[str, np.ndarray] = {} if parent is None else parent.constants
+        self.constants: dict[str, np.ndarray] = (
+            {} if parent is None else parent.constants
+        )
         self._known: dict[tuple, str] = {} if parent is None else parent._known
         self._count: list[int] = [0] if parent is None else parent._count
 

@@ -21,8 +21,10 @@ def _dot(graph: Graph, equation: Any, inputs: list[Value]) -> Value:
         return graph.add("MatMul", *inputs)
     letters = iter(string.ascii_lowercase)
     names = [[""] * left, [""] * right]
-    for pairs in (zip(left_batch, right_batch, strict=True),
-                  zip(left_sum, right_sum, strict=True)):
+    for pairs in (
+        zip(left_batch, right_batch, strict=True),
+        zip(left_sum, right_sum, strict=True),
+    ):
         for at, beside in pairs:
             names[0][at] = names[1][beside] = next(letters)
     batch = [names[0][at] for at in left_batch]

@@ -129,7 +129,10 @@ def _pad(graph: Graph, equation: Any, inputs: list[Value]) -> Value:
 def _gather(graph: Graph, equation: Any, inputs: list[Value]) -> Value:
     """A lookup in a table along one axis, or a slice at places that are known."""
     operand, places = inputs
-    numbers, sizes = equation.params["dimension_numbers"], equation.params["slice_sizes"]
+    numbers, sizes = (
+        equation.params["dimension_numbers"],
+        equation.params["slice_sizes"],
+    )
     shape, batch = equation.invars[0].aval.shape, equation.invars[1].aval.shape[:-1]
     axes = numbers.start_index_map
     if numbers.operand_batching_dims:
