@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import time
+import tomllib
 from pathlib import Path
 
 import numpy as np
@@ -189,6 +190,37 @@ def test_a_full_disk(capsys, monkeypatch):
     assert line == "results cannot be written: No space left on device"
 
 
+def test_init_for_a_table_then_run(capsys):
+    rows = [f"{'ab'[i % 2]},{i % 7},{i % 5},{i % 3 == 0}" for i in range(40)]
+    Path("rows").mkdir()
+    Path("rows/t.csv").write_text("\n".join(["who,x,y,ill", *rows]))
+    columns = ["--client", "who", "--target", "ill"]
+    asked = ["init", "mine.toml", "--data", "rows/t.csv", "--algorithm", "fedavg"]
+    assert "--target: is missing" in fails(capsys, *asked, *columns[:2])
+    assert "no such file" in fails(capsys, *asked[:3], "t.csv", *columns)
+    assert main([*asked, *columns]) == 0
+    quick = ["--set", "run.rounds=1", "--set", "measure.local=false"]
+    assert main(["run", "mine.toml", *quick]) == 0
+    assert "chosen" not in capsys.readouterr().err
+    assert (
+        tomllib.loads(Path("runs/mine/config.toml").read_text())["run"]["rounds"] == 1
+    )
+
+
+def test_a_run_says_what_it_chose(capsys):
+    Path("four.toml").write_text("data.source = 'digits'\nalgorithm.name = 'fedavg'\n")
+    quick = ["--set", "run.rounds=1", "--set", "measure.local=false"]
+    assert "'gif' is not one of png" in fails(
+        capsys, "run", "four.toml", "--figures", "gif"
+    )
+    assert main(["run", "four.toml", *quick, "--figures", "pdf"]) == 0
+    assert Path("runs/four/figures/curves_test.pdf").exists()
+    (line,) = [one for one in capsys.readouterr().err.splitlines() if "chosen" in one]
+    assert 'model.name = "softmax"' in line and "runs/four/config.toml" in line
+    written = tomllib.loads(Path("runs/four/config.toml").read_text())
+    assert written["algorithm"]["batch_size"] == 32 and written["name"] == "four"
+
+
 def test_init_then_run(capsys):
     assert main(["init", "mine.toml"]) == 0
     assert "fedblend run mine.toml" in capsys.readouterr().out
@@ -201,8 +233,12 @@ def test_init_then_run(capsys):
     assert summary["name"] == "mine"
     assert summary["runs"][0]["round"] == 1
     assert Path("runs/mine/summary.json").exists()
-    assert main(["run", "mine.toml", *short, "--resume"]) == 0
-    assert "results: runs/mine" in capsys.readouterr().out
+    page = Path("runs/mine/report.html")
+    page.unlink()
+    assert main(["run", "mine.toml", *short, "--resume", "--live"]) == 0
+    said = capsys.readouterr()
+    assert "results: runs/mine" in said.out and f"report: {page}" in said.out
+    assert said.err.startswith("live: http://127.0.0.1:") and page.is_file()
 
 
 def test_warnings_do_not_stop_a_run(capsys):

@@ -73,17 +73,19 @@ def test_a_mistake_is_one_line(setting, tiny, write):
 
 
 def test_a_missing_key_and_a_missing_table(tiny, write):
-    del tiny["run"]["rounds"]
-    with pytest.raises(ConfigError, match=r"run\.rounds: is missing$"):
-        load(write(tiny))
-    del tiny["run"]
-    with pytest.raises(ConfigError, match=r": run: is missing$"):
-        load(write(tiny))
-    with pytest.raises(ConfigError, match=r"version: is missing; write version = 1$"):
+    with pytest.raises(ConfigError, match=r": data: is missing$"):
         load(write(""))
     del tiny["data"]["partition"]
     with pytest.raises(ConfigError, match=r"data\.partition: is missing$"):
-        load(write({**tiny, "run": {"rounds": 1}}))
+        load(write(tiny))
+    with pytest.raises(ConfigError, match=r": algorithm: is missing$"):
+        load(write("data.source = 'digits'"))
+    with pytest.raises(
+        ConfigError, match=r"data\.client: is missing; it names the col"
+    ):
+        load(write("data = { file = 'a.csv', target = 'y' }\nalgorithm.name = 'apfl'"))
+    with pytest.raises(ConfigError, match=r"algorithm\.name: is missing$"):
+        load(write("data.source = 'digits'\nalgorithm.rate = 0.1"))
 
 
 def test_toml_mistakes_name_file_and_line(write, tmp_path):

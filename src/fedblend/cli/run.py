@@ -37,6 +37,9 @@ def run(
     live: Annotated[
         bool, typer.Option("--live", help="Show the report while the run goes on.")
     ] = False,
+    figures: Annotated[
+        str, option("Formats of the figures: png, svg, pdf.", "F,...")
+    ] = "png,svg",
     track: Annotated[
         list[str] | None,
         option("tensorboard, mlflow or wandb; may be given several times.", "NAME"),
@@ -59,10 +62,13 @@ def run(
 
     fedblend run first.toml --track tensorboard
     """
-    config = screen.load(file, [*(sets or []), *_seed_setting(seed or [])])
+    settings = [*(sets or []), *_seed_setting(seed or [])]
+    formats = _formats(figures)
+    config = screen.load(file, settings)
     from fedblend.experiments.run import run_config
 
     out = out or results_folder(config)
+    _show_chosen(file, settings, out)
     same = f"--out {shlex.quote(str(out))} --resume"
     with (
         screen.errors_of(file, f"interrupted; the same command with {same} continues"),
@@ -78,7 +84,12 @@ def run(
             note_rows()
 
         summary = run_config(
-            config, out, resume=resume, on_step=on_step, on_warning=screen.warn
+            config,
+            out,
+            resume=resume,
+            on_step=on_step,
+            on_warning=screen.warn,
+            figures=formats,
         )
         note_rows()
     from fedblend.report.page import write_page
@@ -121,6 +132,17 @@ def live_page(out: Path, name: str) -> Iterator[None]:
         yield
 
 
+def _show_chosen(file: Path, settings: list[str], out: Path) -> None:
+    """Say which keys were chosen because the file leaves them out."""
+    from fedblend.config.config import chosen
+    from fedblend.config.toml import literal
+
+    found = chosen(file, settings)
+    keys = [f"{key} = {literal(of)}" for key, of in found.items() if "." in key]
+    if keys:
+        screen.note(f"chosen: {', '.join(keys)}; {out / 'config.toml'} has every key")
+
+
 def results_folder(config: "Config") -> Path:
     """The folder of the results if no other is named."""
     return Path("runs") / re.sub(r"[^\w.-]+", "-", config.name)
@@ -138,6 +160,18 @@ def show_summary(
         return
     show(read_rows(Folder(out)), summary["runs"], screen.console(), summary)
     screen.say(f"results: {out}")
+
+
+def _formats(text: str) -> list[str]:
+    """The formats in ``--figures``."""
+    from fedblend.report.figures import FORMATS
+
+    asked = [word.strip() for word in text.split(",") if word.strip()]
+    for word in asked:
+        if word not in FORMATS:
+            known = ", ".join(FORMATS)
+            raise typer.BadParameter(f"--figures: {word!r} is not one of {known}")
+    return asked
 
 
 def _seed_setting(seeds: list[str]) -> list[str]:

@@ -14,14 +14,14 @@ from typing import Any, Literal
 
 from pydantic import ValidationError, model_validator
 
-from fedblend.config import toml
+from fedblend.config import defaults, toml
 from fedblend.config.schema import tables
 from fedblend.config.schema.algorithm import AnyOptions
 from fedblend.config.schema.federation import Federation
 from fedblend.config.schema.table import Table, Word, first_error
 from fedblend.errors import ConfigError, SettingError
 
-VERSION = 1
+VERSION = defaults.VERSION
 """The newest layout of the file that this version reads."""
 RENAMED = {("algorithm", "tune"): "algorithm.finetune"}
 """Keys of earlier versions, with their names of today."""
@@ -119,10 +119,20 @@ def load(path: Path, sets: Iterable[str] = ()) -> Config:
     Raises:
         ConfigError: one line with the file, the key, its value and what is allowed.
     """
+    return check(_content(path, sets), str(path), path.parent, path.stem)
+
+
+def chosen(path: Path, sets: Iterable[str] = ()) -> dict[str, Any]:
+    """The keys that ``load`` chose because the file leaves them out, with values."""
+    content = _anchored(_content(path, sets), path.parent)
+    return dict(defaults.chosen(content, defaults.filled(content, path.stem)))
+
+
+def _content(path: Path, sets: Iterable[str]) -> dict[str, Any]:
     content = toml.read(path)
     for setting in sets:
         toml.put(content, setting)
-    return check(content, str(path), path.parent)
+    return content
 
 
 def loads(text: str, where: str) -> Config:
@@ -134,21 +144,34 @@ def loads(text: str, where: str) -> Config:
     return check(toml.parse(text, where), where)
 
 
-def check(content: dict[str, Any], where: str, folder: Path = Path()) -> Config:
-    """The configuration in a table; ``where`` it stands is for errors."""
+def check(
+    content: dict[str, Any],
+    where: str,
+    folder: Path = Path(),
+    name: str | None = None,
+) -> Config:
+    """The configuration in a table, with all that it leaves out.
+
+    Args:
+        content: the table.
+        where: it stands, for errors.
+        folder: to which its paths are relative.
+        name: of the run, where the table has none.
+    """
     version = content.get("version")
     if isinstance(version, int) and version > VERSION:
         raise ConfigError(
             f"{where}: version: {version} is newer than this fedblend, which reads "
             f"up to {VERSION}; update fedblend"
         )
-    if version is None:
-        raise ConfigError(f"{where}: version: is missing; write version = {VERSION}")
-    for (name, key), now in RENAMED.items():
-        if isinstance(content.get(name), dict) and key in content[name]:
-            raise ConfigError(f"{where}: {name}.{key}: this key is now {now}")
+    for (table, key), now in RENAMED.items():
+        if isinstance(content.get(table), dict) and key in content[table]:
+            raise ConfigError(f"{where}: {table}.{key}: this key is now {now}")
     try:
-        return Config.model_validate(_anchored(content, folder))
+        content = defaults.filled(_anchored(content, folder), name)
+        return Config.model_validate(content)
+    except SettingError as error:
+        raise ConfigError(f"{where}: {error}") from None
     except ValidationError as error:
         raise ConfigError(f"{where}: {first_error(error, content)}") from None
 

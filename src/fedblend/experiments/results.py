@@ -20,12 +20,13 @@ from fedblend.config.build import Built
 from fedblend.config.config import Config
 from fedblend.config.model import loss_name
 from fedblend.core import Batch, PyTree
-from fedblend.experiments import evidence, personalize, run_folder
+from fedblend.experiments import bound, evidence, personalize, run_folder
 from fedblend.experiments.chance import chance, worse_than_chance
 from fedblend.experiments.personal_models import write_personal_models
 from fedblend.experiments.run_folder import Folder, seeds_of
 from fedblend.gains import Evidence, harms
-from fedblend.report import figures, measures
+from fedblend.report import measures
+from fedblend.report.figures import USUAL, plot_harm, plot_rows
 from fedblend.report.measures import Row, rows_of, shown_splits
 from fedblend.simulation.personalize import NewClients
 from fedblend.simulation.result import Results
@@ -44,7 +45,7 @@ def write_summary(
     run: Run,
     promised: dict[str, Any],
     on_warning: Callable[[str], None],
-    figures: bool = True,
+    formats: Sequence[str] = USUAL,
 ) -> dict[str, Any]:
     """Write all results of a completed run; ``summary.json`` last, which ends a run.
 
@@ -55,7 +56,7 @@ def write_summary(
         run: the federated stage, completed.
         promised: the privacy of the run.
         on_warning: called with each warning, one line.
-        figures: draw the figures.
+        formats: of the figures; none are drawn if empty.
 
     Returns:
         The content of ``summary.json``.
@@ -67,7 +68,7 @@ def write_summary(
     least = chance(loss_name(config, built.task), run.federated_data)
     warnings += _warnings_at_end(run, runs, least)
     unseen = _unseen_clients(run, config, built)
-    harmed = write_results(folder, run, seeds, columns, unseen, drawn=figures)
+    harmed = write_results(folder, run, seeds, columns, unseen, formats=formats)
     kept, size = write_personal_models(
         folder, run, seeds, built.algorithm, config.run.keep_personal
     )
@@ -86,6 +87,7 @@ def write_summary(
         **origin(built),
         "warnings": [*built.warnings, *warnings],
         **about_clients,
+        **bound.promise(config, built, run),
         **promised,
         **harmed,
         "personal_models": kept,
@@ -151,7 +153,7 @@ def write_results(
     columns: dict[str, np.ndarray],
     unseen: Sequence[NewClients] = (),
     *,
-    drawn: bool = True,
+    formats: Sequence[str] = USUAL,
 ) -> dict[str, Any]:
     """Write the models, the evidence, ``clients.csv``, ``harm.csv`` and the figures.
 
@@ -161,7 +163,7 @@ def write_results(
         seeds: the seed of each replica.
         columns: further columns of ``clients.csv``, see ``run_folder.write_clients``.
         unseen: the clients that took no part in training, for each seed.
-        drawn: draw the figures.
+        formats: of the figures; none are drawn if empty.
 
     Returns:
         The harmed clients, for ``summary.json``.
@@ -179,8 +181,8 @@ def write_results(
         run_folder.write_table(folder.harm, measures.harm_rows(*found))
         harmed["harm"] = measures.sentence(found[0], run.alone)
     run_folder.write_clients(folder, run, seeds, columns, unseen)
-    if drawn and shown_splits(rows):
-        draw(folder, run, rows, found)
+    if formats and shown_splits(rows):
+        draw(folder, run, rows, found, formats)
     return {**harmed, "harmed": harms(run.evidence)}
 
 
@@ -189,11 +191,13 @@ def draw(
     run: Results,
     rows: list[Row],
     found: tuple[measures.Comparison, measures.Clients] | None,
+    formats: Sequence[str] = USUAL,
 ) -> None:
     """Write the figures of a run; ``found`` is from ``compare_run``."""
-    figures.plot_rows(rows, folder.figures, run.evidence, run.alone)
+    names = [run.federated_data.name(int(client)) for client in run.measured_ids]
+    plot_rows(rows, folder.figures, run.evidence, run.alone, names, formats)
     if found is not None:
-        figures.plot_harm(*found, folder.figures / "harm", run.alone)
+        plot_harm(*found, folder.figures / "harm", run.alone, formats)
 
 
 def diagnostics(

@@ -12,7 +12,7 @@ so that none is missing or doubled.
 """
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,6 +22,7 @@ from fedblend.config.config import Config, difference, dump, loads, named_by_key
 from fedblend.errors import CheckpointError, ConfigError, RunError
 from fedblend.experiments import results, run_folder
 from fedblend.experiments.run_folder import Folder, seeds_of
+from fedblend.report.figures import USUAL
 from fedblend.report.measures import in_order
 from fedblend.simulation import checkpoint, train_alone
 from fedblend.simulation.run import Run
@@ -56,7 +57,7 @@ def run_config(
     on_step: Callable[[Step], None] = lambda step: None,
     on_warning: Callable[[str], None] = lambda line: None,
     local: Run | None = None,
-    figures: bool = True,
+    figures: bool | Sequence[str] = True,
 ) -> dict[str, Any]:
     """Run a configuration and write its folder.
 
@@ -69,7 +70,7 @@ def run_config(
         on_warning: called with each warning, one line.
         local: training alone as ``measure.local`` asks for it, where it was computed
             already.
-        figures: draw the figures.
+        figures: draw the figures, or their formats, such as "pdf".
 
     Returns:
         The summary, as in ``summary.json``.
@@ -96,8 +97,9 @@ def run_config(
         for stage in runs:
             advance(folder, config, stage, runs, metric, on_step)
         run = runs["federated"]
+        formats = USUAL if figures is True else figures or ()
         return results.write_summary(
-            folder, config, built, run, promised, on_warning, figures
+            folder, config, built, run, promised, on_warning, formats
         )
 
 

@@ -19,6 +19,7 @@
                        trial_checkpoint that of the trial of how long to train alone
     states             client states, where they are stored on disk; likewise
     figures            curves as PNG and SVG
+    report.html        all of it as one page, written by ``fedblend run``
 
 Every file is written beside its place and moved there, so that it is whole or absent.
 """
