@@ -126,7 +126,8 @@ def _has_clients(data: Content) -> bool:
         return bool(_table(data, "options").get("writers"))
     if size is not None:
         return size.clients is not None
-    return "client" in data or (isinstance(file, str) and Path(file).is_dir())
+    named = isinstance(file, str) and (file.endswith(".npz") or Path(file).is_dir())
+    return "client" in data or named
 
 
 def _partition(data: Content) -> Content:
