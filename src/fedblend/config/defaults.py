@@ -31,7 +31,7 @@ WORK = {"rate": 0.1, "steps": 10, "batch_size": 32}
 RATES = {"char_rnn": 0.8}
 """Of models that need another one."""
 ROUNDS = 100
-MANY, COHORT = 100, 20
+MANY, COHORT = 100, 10
 """Clients of a dataset beyond which a round has a cohort, and its size."""
 EVERYONE = ("l2gd", "scaffnew")
 """Algorithms in whose rounds all clients take part."""
@@ -204,7 +204,7 @@ def _required(entry: AlgorithmEntry) -> Iterator[str]:
 
 
 def _affordable(content: Content, after: Content) -> Content:
-    """A cohort where there are many clients; no training alone of chosen networks."""
+    """A cohort where there are many clients; of a chosen network, less is measured."""
     data, run, measure = (_table(after, key) for key in ("data", "run", "measure"))
     size, model = _size(data), _table(after, "model").get("name")
     many = size is not None and (size.clients or 0) > MANY and _has_clients(data)
@@ -217,7 +217,8 @@ def _affordable(content: Content, after: Content) -> Content:
         and model not in LINEAR
         and isinstance(content.get("measure", {}), dict)
     ):
-        after["measure"] = {"local": False, **measure}
+        splits = {"splits": ["test"]} if data.get("test", 0.2) else {}
+        after["measure"] = {"local": False, **splits, **measure}
     return after
 
 
