@@ -119,9 +119,10 @@ def test_what_was_chosen_is_known_by_key(tmp_path):
         ("measure=1", "measure: 1 is not a table"),
     ],
 )
-def test_wrong_values_are_still_one_line(setting, line, tmp_path):
+@pytest.mark.parametrize("source", ["digits", "femnist"])
+def test_wrong_values_are_still_one_line(setting, line, source, tmp_path):
     path = tmp_path / "mine.toml"
-    path.write_text("data.source = 'digits'\nalgorithm = { name = 'fedavg' }")
+    path.write_text(f"data.source = '{source}'\nalgorithm = {{ name = 'fedavg' }}")
     with pytest.raises(ValueError) as caught:
         build(load(path, [setting]))
     text = str(caught.value)

@@ -205,21 +205,22 @@ def _required(entry: AlgorithmEntry) -> Iterator[str]:
 
 def _affordable(content: Content, after: Content) -> Content:
     """A cohort where there are many clients; of a chosen network, less is measured."""
-    data, run, measure = (_table(after, key) for key in ("data", "run", "measure"))
+    data, run = _table(after, "data"), _table(after, "run")
     size, model = _size(data), _table(after, "model").get("name")
     many = size is not None and (size.clients or 0) > MANY and _has_clients(data)
     drawn = "populations" in content or "epoch" in run
     if many and not drawn and _table(after, "algorithm").get("name") not in EVERYONE:
-        after["run"] = {"cohort": COHORT, **run}
-    chose_model = "name" not in _table(content, "model")
-    if (
-        chose_model
-        and model not in LINEAR
-        and isinstance(content.get("measure", {}), dict)
-    ):
-        splits = {"splits": ["test"]} if data.get("test", 0.2) else {}
-        after["measure"] = {"local": False, **splits, **measure}
+        _add(after, "run", cohort=COHORT)
+    if "name" not in _table(content, "model") and model not in LINEAR:
+        held_out = {"splits": ["test"]} if data.get("test", True) else {}
+        _add(after, "measure", local=False, **held_out)
     return after
+
+
+def _add(content: Content, key: str, **more: Any) -> None:
+    """Add keys to a table that does not have them."""
+    if isinstance(content.get(key, {}), dict):
+        content[key] = {**more, **_table(content, key)}
 
 
 def _table(content: Content, key: str) -> Content:
