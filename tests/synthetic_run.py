@@ -61,7 +61,7 @@ def write_run(
     """
     folder, draw = Folder(path), np.random.default_rng((clients, rounds, salt))
     path.mkdir(parents=True)
-    seed_text = str(list(seeds)) if len(seeds) > 1 else str(seeds[0])
+    seed_text = str(list(seeds) if len(seeds) > 1 else min(seeds))
     text = CONFIG.format(
         name=json.dumps(name),
         algorithm=algorithm,

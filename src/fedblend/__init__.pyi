@@ -143,6 +143,15 @@ from fedblend.data.federated import (
 from fedblend.data.federated import (
     shard_of as shard_of,
 )
+from fedblend.experiments.auto import (
+    AutoResult as AutoResult,
+)
+from fedblend.experiments.auto import (
+    auto as auto,
+)
+from fedblend.experiments.compare import (
+    compare as compare,
+)
 from fedblend.experiments.personalize import (
     personalize_from as personalize_from,
 )
@@ -158,8 +167,11 @@ from fedblend.experiments.sklearn import (
 from fedblend.experiments.sklearn import (
     FederatedRegressor as FederatedRegressor,
 )
-from fedblend.experiments.sklearn import (
+from fedblend.experiments.sklearn_scorer import (
     client_scorer as client_scorer,
+)
+from fedblend.experiments.sweep import (
+    sweep as sweep,
 )
 from fedblend.local import (
     Epochs as Epochs,

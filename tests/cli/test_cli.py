@@ -233,8 +233,12 @@ def test_init_then_run(capsys):
     assert summary["name"] == "mine"
     assert summary["runs"][0]["round"] == 1
     assert Path("runs/mine/summary.json").exists()
-    assert main(["run", "mine.toml", *short, "--resume"]) == 0
-    assert "results: runs/mine" in capsys.readouterr().out
+    page = Path("runs/mine/report.html")
+    page.unlink()
+    assert main(["run", "mine.toml", *short, "--resume", "--live"]) == 0
+    said = capsys.readouterr()
+    assert "results: runs/mine" in said.out and f"report: {page}" in said.out
+    assert said.err.startswith("live: http://127.0.0.1:") and page.is_file()
 
 
 def test_warnings_do_not_stop_a_run(capsys):

@@ -18,10 +18,14 @@ TEXT = (Path(__file__).parents[2] / "docs" / "federation.md").read_text()
 
 
 def test_the_configuration_can_be_built():
-    (block,) = re.findall(r"^```toml\n(.*?)^```", TEXT, re.M | re.S)
-    contract = contract_of(check(tomllib.loads(block), "docs/federation.md"))
+    block, raw = re.findall(r"^```toml\n(.*?)^```", TEXT, re.M | re.S)
+    content = tomllib.loads(block)
+    contract = contract_of(check(content, "docs/federation.md"))
     assert contract.method(Facts()).algorithm
     assert contract.task.columns == ("age", "dose")
+    contract = contract_of(check(content | tomllib.loads(raw), "docs/federation.md"))
+    assert contract.method(Facts()).algorithm
+    assert contract.task.columns[:2] == ("admitted", "age")
 
 
 def test_the_commands_exist():

@@ -63,9 +63,9 @@ def test_outputs_are_those_of_the_model(blended):
     saved = fb.load(out)
     model = fb.trees.take(run.personal(2), 1)
     expected = fb.predict(saved.apply, model, rows)
-    assert np.array_equal(saved.outputs(rows, client=2, seed=5), expected)
+    assert np.array_equal(saved.model(2, seed=5).outputs(rows), expected)
     shared = saved.apply(fb.trees.take(run.shared, 0), rows)
-    assert np.array_equal(saved.outputs(rows), shared)
+    assert np.array_equal(saved.model().outputs(rows), shared)
 
 
 def test_clients_by_id_and_by_name(blended):

@@ -197,3 +197,45 @@ def test_scikit_learn_finds_what_it_expects(kind, name):
 def test_scikit_learn_finds_all_it_expects(kind):
     results = estimator_checks.check_estimator(kind(rounds=30), on_skip=None)
     assert len(results) > 50
+
+
+@pytest.fixture(scope="module")
+def visits():
+    """A frame as it comes: text, dates, missing values; three hospitals."""
+    pandas = pytest.importorskip("pandas")
+    draw, rows = np.random.default_rng(0), 240
+    age = draw.normal(60.0, 10.0, rows)
+    ward = draw.choice(["icu", "surgery"], rows)
+    frame = pandas.DataFrame(
+        {
+            "age": np.where(draw.random(rows) < 0.1, np.nan, age),
+            "ward": ward,
+            "admitted": pandas.Timestamp("2023-01-01")
+            + pandas.to_timedelta(draw.integers(0, 500, rows), unit="D"),
+        }
+    )
+    outcome = np.where(age + 8 * (ward == "icu") > 66, "died", "recovered")
+    return frame, outcome, draw.choice(["A", "B", "C"], rows)
+
+
+def test_a_mixed_frame_is_preprocessed(visits):
+    frame, outcome, ids = visits
+    classifier = FederatedClassifier(**QUICK).fit(frame, outcome, client_ids=ids)
+    assert classifier.n_features_in_ == 3
+    assert classifier.feature_names_in_.tolist() == list(frame.columns)
+    assert classifier.preprocessing_.features[:2] == ("age", "age missing")
+    present = frame[["age"]].to_numpy()
+    theirs = StandardScaler().fit(present)
+    mine = classifier.preprocessing_.fitted[0]
+    assert mine.mean == pytest.approx(theirs.mean_[0], rel=1e-12)
+    assert mine.deviation == pytest.approx(theirs.scale_[0], rel=1e-12)
+    assert classifier.score(frame, outcome) > 0.85
+    assert set(classifier.predict(frame[:20])) <= {"died", "recovered"}
+    again = clone(classifier).fit(frame, outcome, client_ids=ids)
+    np.testing.assert_array_equal(
+        again.predict_proba(frame), classifier.predict_proba(frame)
+    )
+    with pytest.raises(ValueError, match="no column 'ward'"):
+        classifier.predict(frame.drop(columns="ward"))
+    age = FederatedRegressor(rounds=2).fit(frame[["ward", "admitted"]], frame.index)
+    assert age.predict(frame[["ward", "admitted"]]).shape == (len(frame),)

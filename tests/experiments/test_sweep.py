@@ -16,6 +16,7 @@ from fedblend.experiments.run import run_config
 from fedblend.experiments.run_folder import Folder
 from fedblend.experiments.side_by_side import NotTogether, run_together
 from fedblend.experiments.sweep import read_points, sweep
+from fedblend.simulation.serialize import unpack
 from tiny_config import TINY
 
 TOLERANCE = {"rel": 2e-5, "abs": 2e-6}
@@ -80,6 +81,14 @@ def same_as_single(config, path, place):
         for cell, expected in zip(row, other, strict=True):
             if cell != expected:
                 assert float(cell) == pytest.approx(float(expected), **TOLERANCE)
+    for name in kept:
+        if name.endswith(".safetensors"):
+            (mine, _), (theirs, _) = (
+                unpack((of / name).read_bytes()) for of in (path, place)
+            )
+            assert mine.keys() == theirs.keys()
+            for leaf, value in theirs.items():
+                assert mine[leaf] == pytest.approx(value, **TOLERANCE, nan_ok=True)
     summary, other = (run_folder.read_summary(Folder(of)) for of in (path, place))
     assert summary.keys() == other.keys()
     assert [one.keys() for one in summary["runs"]] == [o.keys() for o in other["runs"]]

@@ -26,12 +26,14 @@ from fedblend.cli import (
     compare,
     data,
     demo,
+    export,
     federation,
     federation_experiments,
     init,
     list_,
     personalize,
     plan,
+    predict,
     report,
     reproduce,
     run,
@@ -54,6 +56,8 @@ app.command("auto")(auto.auto)
 app.command("run")(run.run)
 app.command("compare")(compare.compare)
 app.command("sweep")(sweep.sweep)
+app.command("export")(export.export)
+app.command("predict")(predict.predict)
 app.command("personalize")(personalize.personalize)
 app.command("plan")(plan.plan)
 app.command("tune")(tune.tune)

@@ -15,7 +15,7 @@ from fedblend.cli.run import lasting_interrupt
 from fedblend.cli.screen import Settings, option
 
 if TYPE_CHECKING:
-    from fedblend.experiments.compare import Comparison
+    from fedblend.experiments.comparison import Comparison
     from fedblend.experiments.run import Step
 
 

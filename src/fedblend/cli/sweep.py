@@ -36,9 +36,7 @@ def sweep(
     ],
     seeds: Annotated[int | None, option("Run so many seeds.", "N")] = None,
     sets: Settings = None,
-    out: Annotated[
-        Path | None, option("Folder of the sweep; default: runs/FILE-sweep.", "FOLDER")
-    ] = None,
+    out: Annotated[Path, option("Folder of the sweep.", "FOLDER")] = Path("runs/sweep"),
     metric: Metrics = None,
     target: Target = None,
     table: TableOption = None,
@@ -60,7 +58,6 @@ def sweep(
     screen.compile_cache()
     from fedblend.experiments.sweep import sweep as run_all
 
-    out = out or Path("runs") / f"{file.stem}-sweep"
     with (
         screen.interruptible("interrupted; the same command with --resume continues"),
         lasting_interrupt() as stop,

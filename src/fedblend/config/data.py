@@ -33,7 +33,7 @@ from fedblend.data.federated import (
     one_class_clients,
     split_clients,
 )
-from fedblend.data.partition.partition import Partition, divide
+from fedblend.data.partition.partition import Partition, as_arrays, divide
 from fedblend.data.preprocess.preprocessing import Preprocessing
 from fedblend.data.readers.read import read, read_new_rows
 from fedblend.data.warnings import index_like, wild_scales
@@ -183,7 +183,8 @@ def own_rows(
 
 
 def _held(table: tables.Central, rows: Rows, seed: int) -> FederatedData:
-    own = federate(rows, [np.arange(len(rows[0]))], test=table.test, seed=seed)
+    everyone = [np.arange(len(rows[0]))]
+    own = federate(as_arrays(rows), everyone, test=table.test, seed=seed)
     if table.batch_size is not None and table.batch_size > own.train.total:
         raise DataError(
             f"central.batch_size: {table.batch_size} is more than the server's "

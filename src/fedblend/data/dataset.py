@@ -300,12 +300,12 @@ def intact(path: Path, problem: str) -> Iterator[None]:
         raise DataError(f"{path}: {problem}") from None
 
 
-def require(module: str, purpose: str, package: str = "") -> Any:
-    """Import a module of the [data] extra, or raise one line on how to get it."""
+def require(module: str, purpose: str, package: str = "", extra: str = "data") -> Any:
+    """Import a module of an extra, or raise one line on how to get it."""
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError:
         package = package or module.partition(".")[0]
         raise DataError(
-            f"{purpose}: needs {package}: pip install 'fedblend[data]'"
+            f"{purpose}: needs {package}: pip install 'fedblend[{extra}]'"
         ) from None

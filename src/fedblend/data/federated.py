@@ -17,7 +17,7 @@ from fedblend.checks import CHANCE, PART, WHOLE, Instance, gate
 from fedblend.core import PyTree, Shard
 from fedblend.data.dataset import DataError, generator
 from fedblend.data.preprocess.preprocessing import Preprocessing
-from fedblend.data.preprocess.schema import Schema
+from fedblend.data.preprocess.schema import Encoded, Schema
 from fedblend.data.preprocess.statistics import fit_encoded
 from fedblend.errors import UserError
 
@@ -265,6 +265,11 @@ def federate(
         split: another number shuffles the rows of each client anew, and holds out as
             many, but others.
     """
+    if any(isinstance(leaf, Encoded) for leaf in jax.tree.leaves(rows)):
+        raise DataError(
+            "federate: these rows are those of a raw table, and no inputs yet; "
+            "fb.data.federate_dataset(dataset, partition) preprocesses them"
+        )
     if validation + test >= 1:
         raise UserError(
             "federate: validation + test", validation + test, "below 1, to train on"

@@ -93,7 +93,7 @@ def wild_scales(dataset: Dataset) -> Iterator[str]:
     if parts:
         yield (
             f"inputs of wild scales: {'; '.join(parts)}; bring all of them to about "
-            "the same size, such as mean 0 and deviation 1"
+            'the same size, such as mean 0 and deviation 1; preprocess = "always" does'
         )
 
 

@@ -5,12 +5,12 @@
 Both sides build the method from the same text. At enrollment the server sends each node
 the terms: the configuration, the capacities (the largest number of rows of any client,
 by split), the rooms (a bound on the rows of a table that any client uses), whether
-constants of the losses are used, and the rates that theory allows. Nothing else of
-other clients.
+constants of the losses are used, the rates that theory allows, and the preprocessing of
+raw tables. Nothing else of other clients.
 """
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from math import inf
 from pathlib import Path
@@ -34,6 +34,7 @@ from fedblend.config.schema.tables import Nodes
 from fedblend.core import Algorithm, Down, Key, PyTree, Shard
 from fedblend.data.dataset import Task
 from fedblend.data.federated import FederatedData, Shards
+from fedblend.deploy import raw_tables
 from fedblend.errors import ConfigError
 from fedblend.models import Model
 from fedblend.report.measures import in_order
@@ -52,6 +53,8 @@ class Facts(NamedTuple):
     """Constants of the clients' losses; a node has its own in the place of all."""
     rates: tuple[float, float] | None = None
     """In place of ``rate = "theory"``: of the federation, and of training alone."""
+    preprocessing: "raw_tables.Preprocessing | None" = None
+    """What the statistics of all nodes make of raw tables."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,6 +80,32 @@ class Contract:
         return tuple(name for name, part in zip(SPLITS, wanted, strict=True) if part)
 
     @cached_property
+    def schema(self) -> "raw_tables.Schema | None":
+        """The columns of raw tables; None where nodes have numbers."""
+        return raw_tables.schema_of(self.nodes)
+
+    def statistics(self, splits: Mapping[str, Shards]) -> dict[str, list[float]]:
+        """Those of a client's training rows, of the columns of a raw table."""
+        assert self.schema is not None
+        return raw_tables.described(self.schema, splits["train"])
+
+    def transformed(
+        self, terms: Mapping[str, Any], splits: Mapping[str, Shards]
+    ) -> Mapping[str, Shards]:
+        """A client's rows with the inputs of the model: those of a raw table too."""
+        if self.schema is None:
+            return splits
+        fitted = raw_tables.preprocessing_in(self.schema, terms)
+        return raw_tables.transformed(fitted, splits)
+
+    def preprocessing(
+        self, statistics: "Sequence[raw_tables.Statistics]"
+    ) -> "raw_tables.Preprocessing":
+        """What the statistics of all nodes make of their raw tables."""
+        assert self.schema is not None
+        return raw_tables.finish(self.schema, statistics)
+
+    @cached_property
     def task(self) -> Task:
         """The task that the nodes' rows must be of."""
         data = self.nodes
@@ -84,6 +113,8 @@ class Contract:
         assert data.kind is not None
         outputs = (data.classes or len(labels)) if data.kind == "classes" else 1
         shape = (len(columns),) if data.shape is None else tuple(data.shape)
+        if self.schema is not None:
+            columns, shape = self.schema.names, (self.schema.width,)
         numbers = self.config.model.name in LOOKED_UP
         return Task(data.kind, outputs, shape, labels, columns, numbers)
 
@@ -151,7 +182,9 @@ class Contract:
         """
         needed = self.config.privacy is None or self.uses_theory
         asks = "smooth" in self.config.algorithm.entry.parameters
-        return asks and has_constants(self.config.model, self.loss) and needed
+        known = has_constants(self.config.model, self.loss)
+        # Nodes describe themselves before the inputs of raw tables are known.
+        return asks and known and needed and self.schema is None
 
     def constants(self, splits: Mapping[str, Shards]) -> Smoothness | None:
         """The constants of a client with these rows, if the method uses them."""
@@ -229,6 +262,7 @@ class Contract:
             "rooms": dict(facts.rooms),
             "constants": facts.constants is not None,
             "rates": facts.rates,
+            "preprocessing": facts.preprocessing and facts.preprocessing.to_json(),
         }
 
     def capacities(

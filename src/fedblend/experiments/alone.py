@@ -18,6 +18,8 @@ from fedblend.simulation import checkpoint
 STAGES = ("trial", "local")
 NOT_ALONE = {"cohort", "epoch", "weights", "dropout", "reduction", "trim"}
 """Keys of ``[run]`` that are about clients together."""
+RATE = {"rate", "optimizer", "schedule"}
+"""Keys of ``[algorithm]`` that ``measure.local_rate`` takes the place of."""
 ROWS = ("classes", "share")
 """Keys of ``[central]`` that decide which rows are the clients'."""
 
@@ -27,12 +29,15 @@ def work_alone(config: Config) -> dict[str, Any] | None:
     if not config.measure.local or config.algorithm.name == "local_only":
         return None
     options, central = config.algorithm, config.central
+    work = set(LocalWork.model_fields)
+    if config.measure.local_rate is not None:
+        work -= RATE
     return {
         "data": config.data.model_dump(),
         "central": {key: getattr(central, key, None) for key in ROWS},
         "model": config.model.model_dump(),
-        "algorithm": {key: getattr(options, key) for key in LocalWork.model_fields},
-        "run": config.run.model_dump(exclude=NOT_ALONE),
+        "algorithm": {key: getattr(options, key) for key in sorted(work)},
+        "run": config.run.model_dump(exclude={*NOT_ALONE, "keep_personal"}),
         "measure": config.measure.model_dump(),
     }
 

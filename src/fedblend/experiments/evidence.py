@@ -30,7 +30,7 @@ FORMAT = "fedblend evidence 1"
 SPLITS = ("test", "validation", "train")
 """The splits, the first that was measured is the one that is stored."""
 RIGHT_OR_WRONG = (0.0, 1.0)
-FACTS = ("higher_is_better", "bounded", "counts_rows")
+FACTS = ("higher_is_better", "bounded", "counts_rows", "always_defined")
 """What comparing two models needs to know of a metric."""
 
 
@@ -106,7 +106,7 @@ def _saved(
     arrays: Mapping[str, np.ndarray],
     split: str,
     seeds: list[int],
-    metrics: Mapping[str, Mapping[str, bool]],
+    metrics: Mapping[str, Mapping[str, Any]],
 ) -> Saved:
     ids, counts = arrays["ids"], arrays["counts"]
     inside = np.arange(counts.max(initial=0)) < counts[:, None]

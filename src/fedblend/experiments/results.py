@@ -20,12 +20,13 @@ from fedblend.config.build import Built
 from fedblend.config.config import Config
 from fedblend.config.model import loss_name
 from fedblend.core import Batch, PyTree
-from fedblend.experiments import evidence, personalize, run_folder
+from fedblend.experiments import bound, evidence, personalize, run_folder
 from fedblend.experiments.chance import chance, worse_than_chance
 from fedblend.experiments.personal_models import write_personal_models
 from fedblend.experiments.run_folder import Folder, seeds_of
 from fedblend.gains import Evidence, harms
-from fedblend.report import figures, measures
+from fedblend.report import measures
+from fedblend.report.figures import USUAL, plot_harm, plot_rows
 from fedblend.report.measures import Row, rows_of, shown_splits
 from fedblend.simulation.personalize import NewClients
 from fedblend.simulation.result import Results
@@ -44,7 +45,7 @@ def write_summary(
     run: Run,
     promised: dict[str, Any],
     on_warning: Callable[[str], None],
-    formats: Sequence[str] = figures.USUAL,
+    formats: Sequence[str] = USUAL,
 ) -> dict[str, Any]:
     """Write all results of a completed run; ``summary.json`` last, which ends a run.
 
@@ -86,6 +87,7 @@ def write_summary(
         **origin(built),
         "warnings": [*built.warnings, *warnings],
         **about_clients,
+        **bound.promise(config, built, run),
         **promised,
         **harmed,
         "personal_models": kept,
@@ -151,7 +153,7 @@ def write_results(
     columns: dict[str, np.ndarray],
     unseen: Sequence[NewClients] = (),
     *,
-    formats: Sequence[str] = figures.USUAL,
+    formats: Sequence[str] = USUAL,
 ) -> dict[str, Any]:
     """Write the models, the evidence, ``clients.csv``, ``harm.csv`` and the figures.
 
@@ -189,13 +191,13 @@ def draw(
     run: Results,
     rows: list[Row],
     found: tuple[measures.Comparison, measures.Clients] | None,
-    formats: Sequence[str] = figures.USUAL,
+    formats: Sequence[str] = USUAL,
 ) -> None:
     """Write the figures of a run; ``found`` is from ``compare_run``."""
     names = [run.federated_data.name(int(client)) for client in run.measured_ids]
-    figures.plot_rows(rows, folder.figures, run.evidence, run.alone, names, formats)
+    plot_rows(rows, folder.figures, run.evidence, run.alone, names, formats)
     if found is not None:
-        figures.plot_harm(*found, folder.figures / "harm", run.alone, formats)
+        plot_harm(*found, folder.figures / "harm", run.alone, formats)
 
 
 def diagnostics(

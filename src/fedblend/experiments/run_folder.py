@@ -19,6 +19,7 @@
                        trial_checkpoint that of the trial of how long to train alone
     states             client states, where they are stored on disk; likewise
     figures            curves as PNG and SVG
+    report.html        all of it as one page, written by ``fedblend run``
 
 Every file is written beside its place and moved there, so that it is whole or absent.
 """
@@ -271,18 +272,23 @@ def read_task(folder: Folder) -> Task:
         raise RunError(f"{folder.path}: is not the folder of a run (no run.json)")
     known: Any = read_json(folder.origin).get("task")
     try:
-        return Task(
-            known["kind"],
-            int(known["outputs"]),
-            tuple(int(size) for size in known["shape"]),
-            tuple(str(name) for name in known["labels"]),
-            tuple(str(name) for name in known["columns"]),
-        )
+        return task_from(known)
     except (TypeError, KeyError, ValueError):
         raise RunError(
             f"{folder.origin}: does not say what the model is for; the run was made "
             "by an older fedblend, or the file is damaged"
         ) from None
+
+
+def task_from(known: Mapping[str, Any]) -> Task:
+    """The task that ``Task._asdict`` was written of."""
+    return Task(
+        known["kind"],
+        int(known["outputs"]),
+        tuple(int(size) for size in known["shape"]),
+        tuple(str(name) for name in known["labels"]),
+        tuple(str(name) for name in known["columns"]),
+    )
 
 
 def read_model(path: Path, template: PyTree) -> tuple[PyTree, dict[str, str]]:

@@ -6,29 +6,28 @@
 """
 
 import csv
-from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from fedblend.config.config import Config
-from fedblend.config.model import loss_name, model_of
 from fedblend.core import PyTree
 from fedblend.data.dataset import Task
+from fedblend.data.preprocess.preprocessing import Preprocessing
 from fedblend.errors import RunError, hint
 from fedblend.experiments import personal_models, run_folder
+from fedblend.experiments.export.portable import Portable
+from fedblend.experiments.predict import (
+    Predictions,
+    predict_all,
+    predict_by_client,
+    table_of,
+)
 from fedblend.experiments.run_folder import Folder
-from fedblend.mixing import predict
-from fedblend.models import Model
+from fedblend.mixing import Apply
 from fedblend.simulation.model_stack import StackReader
-from fedblend.trees import precision
-
-BATCH = 1024
-"""Rows that are computed at once: memory does not grow with the table."""
 
 
 def load(folder: str | Path) -> "SavedRun":
@@ -71,18 +70,16 @@ class SavedRun:
     @cached_property
     def names(self) -> tuple[str, ...]:
         """The names of the clients that took part, by id."""
-        return tuple(row["name"] for row in self.clients)
+        return tuple(row["name"] for row in self.clients())
 
-    @cached_property
-    def clients(self) -> list[dict[str, str]]:
-        """The lines of ``clients.csv`` of the first seed, by id; all values are text.
+    def clients(self, seed: int | None = None) -> list[dict[str, str]]:
+        """The lines of ``clients.csv`` of a seed, by id; all values are text.
 
         Clients that took no part in training are left out.
         """
+        chosen = self.seeds[0] if seed is None else seed
         try:
-            with open(self.folder.clients, newline="") as file:
-                lines = list(csv.DictReader(file))
-            own = [row for row in lines if int(row["seed"]) == self.seeds[0]]
+            own = [row for row in self._lines if int(row["seed"]) == chosen]
             seen = [row for row in own if row.get("training") != "unseen"]
             in_order = [int(row["id"]) for row in seen] == list(range(len(seen)))
         except OSError as error:
@@ -90,9 +87,14 @@ class SavedRun:
             raise RunError(f"{where}: {why}") from None
         except (KeyError, TypeError, ValueError, csv.Error):
             raise RunError(f"{self.folder.clients}: is damaged") from None
-        if not in_order:
+        if not seen or not in_order:
             raise RunError(f"{self.folder.clients}: is damaged: clients are missing")
         return seen
+
+    @cached_property
+    def _lines(self) -> list[dict[str, str]]:
+        with open(self.folder.clients, newline="") as file:
+            return list(csv.DictReader(file))
 
     def client_id(self, client: int | str) -> int:
         """The id of a client, by its id or its name.
@@ -112,26 +114,19 @@ class SavedRun:
         return int(client)
 
     @cached_property
-    def model(self) -> Model:
-        """The model: ``init`` and ``apply``, in the precision of the run."""
-        with precision(self.config.run.precision):
-            return model_of(self.config, self.task, loss_name(self.config, self.task))
+    def portable(self) -> Portable:
+        """The configuration and the task as what predicts; without parameters."""
+        return Portable(self.config, self.task)
 
     @property
-    def apply(self) -> Any:
+    def apply(self) -> Apply:
         """``apply(params, inputs) -> outputs``; ``fb.predict`` takes a Blend too."""
-        return self.model.apply
-
-    @cached_property
-    def shapes(self) -> PyTree:
-        """Shapes and dtypes of the parameters."""
-        with precision(self.config.run.precision):
-            return jax.eval_shape(self.model.init, jax.random.key(0))
+        return self.portable.apply
 
     def shared(self, seed: int | None = None) -> PyTree:
         """The shared model."""
         path = self.folder.model(self._named(seed))
-        return run_folder.read_model(path, self.shapes)[0]
+        return run_folder.read_model(path, self.portable.shapes)[0]
 
     @property
     def has_personal(self) -> bool:
@@ -165,51 +160,79 @@ class SavedRun:
         stack = self._stacks[path]
         if stack.clients != len(self.names):
             raise RunError(f"{path}: has {stack.clients} clients, not those of the run")
-        return personal_models.as_model(stack.model(place), self.shapes, path)
+        return personal_models.as_model(stack.model(place), self.portable.shapes, path)
 
-    def preprocessing(self, seed: int | None = None) -> Any:
+    def preprocessing(self, seed: int | None = None) -> Preprocessing | None:
         """What turns the columns of a table into inputs; None where nothing does."""
-        for path in (
-            self.folder.preprocessing(self._named(seed)),
-            self.folder.preprocessing(None),
-        ):
-            if path.is_file():
-                from fedblend.data.preprocess import Preprocessing
+        chosen = self.seeds[0] if seed is None else seed
+        return run_folder.read_preprocessing(self.folder, chosen)
 
-                return Preprocessing.from_json(path.read_text())
-        return None
+    def model(
+        self, client: int | str | None = None, seed: int | None = None
+    ) -> Portable:
+        """A client's model, or the shared one, with all that predicting needs."""
+        params = self.shared(seed) if client is None else self.personal(client, seed)
+        round = self.summary["runs"][0]["round"]
+        facts = {"seed": self.seeds[0] if seed is None else seed, "round": round}
+        if client is not None:
+            facts["client"] = self.names[self.client_id(client)]
+        return Portable(
+            self.config,
+            self.task,
+            params,
+            self.preprocessing(seed),
+            {name: str(fact) for name, fact in facts.items()},
+        )
 
-    def outputs(
+    def predictions(
         self,
-        inputs: np.ndarray | Mapping[str, np.ndarray],
+        source: Any,
         client: int | str | None = None,
+        *,
+        shared: bool = False,
         seed: int | None = None,
-    ) -> np.ndarray:
-        """The raw outputs of a model, one entry for each row.
+    ) -> Predictions:
+        """What models predict for the rows of a table, with probabilities.
 
         Args:
-            inputs: encoded rows, [rows, ...], or raw columns by name.
-            client: whose model, by id or by name; the shared one if None.
+            source: a .csv, .parquet or .npz file, a pandas or polars frame, a dict of
+                columns, or an array of inputs.
+            client: whose model predicts all rows, by id or name. By default the column
+                that named the clients in training selects the model of each row;
+                without such a column the shared model predicts.
+            shared: use the shared model whatever columns there are.
             seed: which seed of the run; the first if None.
+
+        Raises:
+            RunError: there is no such client or model.
+            DataError: the table does not fit the model.
         """
-        if isinstance(inputs, Mapping):
-            inputs = self._encoded(inputs, seed)
-        model = self.shared(seed) if client is None else self.personal(client, seed)
-        dtype = np.int32 if self.takes_numbers else None
-        return outputs_of(self, model, np.asarray(inputs, dtype))
+        if shared and client is not None:
+            raise RunError("client: is given, and the shared model is asked for, too")
+        data = self.config.data
+        others = [name for name in (data.target, data.client) if isinstance(name, str)]
+        if client is not None or shared:
+            return predict_all(self.model(client, seed), source, others)
+        table = table_of(source)
+        if table is None or data.client not in table.columns:
+            return predict_all(self.model(None, seed), source, others)
+        return predict_by_client(
+            lambda one: self.model(one, seed), self.names, table, data.client, others
+        )
 
-    @property
-    def takes_numbers(self) -> bool:
-        """Whether inputs are class numbers, such as those of characters or movies."""
-        return self.task.kind == "sequence" or self.config.model.name == "dual_encoder"
-
-    def _encoded(
-        self, columns: Mapping[str, np.ndarray], seed: int | None
+    def predict(
+        self,
+        source: Any,
+        client: int | str | None = None,
+        *,
+        shared: bool = False,
+        seed: int | None = None,
     ) -> np.ndarray:
-        found = self.preprocessing(seed)
-        if found is not None:
-            return found.transform(columns)
-        return np.stack([np.asarray(columns[name]) for name in self.task.columns], 1)
+        """The prediction of each row of a table: a label or a number.
+
+        Arguments are those of ``predictions``, which has the probabilities, too.
+        """
+        return self.predictions(source, client, shared=shared, seed=seed).labels
 
     def _named(self, seed: int | None) -> int | None:
         """The seed as in the names of files: None in a run of one."""
@@ -218,14 +241,3 @@ class SavedRun:
             known = ", ".join(map(str, self.seeds))
             raise RunError(f"seed: {chosen} is none of this run's seeds: {known}")
         return chosen if isinstance(self.config.run.seed, list) else None
-
-
-def outputs_of(run: SavedRun, model: PyTree, inputs: np.ndarray) -> np.ndarray:
-    """The raw outputs of a model for encoded rows, some rows at a time."""
-    with precision(run.config.run.precision):
-        model = jax.tree.map(jnp.asarray, model)
-        parts = [
-            np.asarray(predict(run.apply, model, jnp.asarray(inputs[at : at + BATCH])))
-            for at in range(0, len(inputs), BATCH)
-        ]
-    return np.concatenate(parts)

@@ -11,11 +11,12 @@ Client ids use scikit-learn's metadata routing: all methods request them, so tha
 its own. scikit-learn's scorers pass routed values to their metric, never to the
 estimator that predicts; ``client_scorer`` passes client ids to the estimator.
 
-Inputs become float32 and are not scaled: put a ``StandardScaler`` in front.
+A frame with texts, dates or missing values is preprocessed like a raw table (see
+``data.preprocess``), fitted on the rows of ``fit`` as the mean of the clients' means.
+Other inputs become float32 and are not scaled: put a ``StandardScaler`` in front.
 """
 
 from collections.abc import Callable
-from functools import wraps
 from typing import Any, cast
 from warnings import warn
 
@@ -23,21 +24,20 @@ import jax
 import numpy as np
 from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
 from sklearn.exceptions import ConvergenceWarning
-from sklearn.metrics import get_scorer, r2_score
-from sklearn.utils import check_consistent_length, column_or_1d
-from sklearn.utils.metadata_routing import get_routing_for_object
+from sklearn.metrics import r2_score
+from sklearn.utils import check_array, check_consistent_length, column_or_1d
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 
+import fedblend as fb
 from fedblend import losses, models, trees
-from fedblend.algorithms.fedavg import fedavg
-from fedblend.algorithms.finetune import finetune
-from fedblend.algorithms.local_only import local_only
-from fedblend.algorithms.scaffold import scaffold
 from fedblend.checks import COUNT, NOT_NEGATIVE, WHOLE, optional
 from fedblend.core import Algorithm, Loss, PyTree, shared_model
 from fedblend.data.federated import federate
 from fedblend.data.partition.partitioners import by_key
+from fedblend.data.preprocess.schema import Columns, schema_of
+from fedblend.data.preprocess.statistics import fit_encoded
+from fedblend.data.readers.tables import complete_numbers, read_table
 from fedblend.errors import UserError
 from fedblend.local import BATCH_SIZE, OPTIMIZER, STEPS, Work
 from fedblend.mixing import predict
@@ -57,7 +57,6 @@ LEAST_ROWS = 8
 """Rows are predicted in groups padded to a power of two, and at least to this one."""
 ROUTED = {"client_ids": True}
 """What every method requests from scikit-learn's metadata routing."""
-PREDICTING = ("predict", "predict_proba", "predict_log_proba", "decision_function")
 
 
 class _Federated(BaseEstimator):
@@ -101,6 +100,11 @@ class _Federated(BaseEstimator):
         ids = np.zeros(len(inputs), int) if client_ids is None else client_ids
         ids = column_or_1d(ids)
         check_consistent_length(inputs, ids)
+        parts = by_key(ids).rows
+        if self._schema is not None:
+            encoded = [inputs[rows] for rows in parts]
+            self.preprocessing_ = fit_encoded(self._schema, encoded)
+            inputs = self.preprocessing_.transform_encoded(inputs)
         for name, rule in RULES.items():
             rule(f"{type(self).__name__}: {name}", getattr(self, name))
         self.clients_ = np.unique(ids)
@@ -110,7 +114,7 @@ class _Federated(BaseEstimator):
         run = simulate(
             algorithm,
             model.init,
-            federate(rows, by_key(ids).rows, seed=self.seed),
+            federate(rows, parts, seed=self.seed),
             jax.random.key(self.seed),
             rounds=self.rounds,
             cohort=self.cohort,
@@ -124,6 +128,22 @@ class _Federated(BaseEstimator):
         for text in self.summary_["warnings"]:
             warn(text, ConvergenceWarning, stacklevel=3)
 
+    def _validated(self, X: Any, y: Any, **options: Any) -> tuple[Any, Any]:
+        """Inputs and targets of ``fit``; the columns of a raw table as encoded."""
+        self._schema, self.preprocessing_ = None, None
+        table = raw_table(X)
+        if table is None:
+            rows: Any = validate_data(self, X, y, dtype=np.float32, **options)
+            return rows
+        as_given: Any = {"dtype": None}
+        y = check_array(y, ensure_2d=False, input_name="y", **as_given)
+        y = column_or_1d(y, warn=True) if "multi_output" not in options else y
+        check_consistent_length(X, y)
+        self.feature_names_in_ = np.array(list(table), object)
+        self.n_features_in_ = len(table)
+        self._schema = schema_of(table)
+        return self._schema.encode(table), y
+
     def _task(self) -> tuple[int, Callable[[Any], Loss]]:
         """The number of outputs, and the loss of a model's ``apply``."""
         raise NotImplementedError
@@ -135,7 +155,8 @@ class _Federated(BaseEstimator):
         if isinstance(model, str):
             name, options = model, self.model_options or {}
             name = "softmax" if name == "linear" else name
-            model = models.build(name, (self.n_features_in_,), outputs, **options)
+            width = self.n_features_in_ if self._schema is None else self._schema.width
+            model = models.build(name, (width,), outputs, **options)
         elif not (hasattr(model, "init") and hasattr(model, "apply")):
             key = f"{type(self).__name__}: model"
             raise UserError(key, model, "the name of a model, or a Model")
@@ -148,23 +169,26 @@ class _Federated(BaseEstimator):
             return cast(Algorithm, self.algorithm(loss))
         work = Work(self.rate, steps=self.steps, batch_size=self.batch_size)
         if self.algorithm == "finetune":
-            return finetune(fedavg(loss, work), loss, work)
-        builders = {"fedavg": fedavg, "local_only": local_only, "scaffold": scaffold}
-        if self.algorithm not in list(builders):
+            return fb.finetune(fb.fedavg(loss, work), loss, work)
+        builders = ("fedavg", "local_only", "scaffold")
+        if self.algorithm not in builders:
             known = f"one of finetune, {', '.join(builders)}"
             raise UserError(
                 f"{type(self).__name__}: algorithm",
                 self.algorithm,
                 f"{known}; give a function from a loss to an Algorithm",
             )
-        return builders[self.algorithm](loss, work)
+        return cast(Algorithm, getattr(fb, self.algorithm)(loss, work))
 
     def _outputs(self, X: Any, client_id: Any, client_ids: Any) -> np.ndarray:
         """The outputs of the model of every row's client."""
         check_is_fitted(self)
         if client_id is not None and client_ids is not None:
             raise ValueError("client_id and client_ids: give one of them, not both")
-        inputs = np.asarray(validate_data(self, X, reset=False, dtype=np.float32))
+        if self.preprocessing_ is not None:
+            inputs = self.preprocessing_.transform(read_table(X).columns)
+        else:
+            inputs = np.asarray(validate_data(self, X, reset=False, dtype=np.float32))
         if client_id is None and client_ids is None:
             client_id = self._only_client()
         ids = np.full(len(inputs), client_id) if client_ids is None else client_ids
@@ -221,12 +245,13 @@ class FederatedClassifier(ClassifierMixin, _Federated):
 
     After ``fit``: ``classes_``, ``clients_`` (the ids), ``shared_`` and ``personal_``
     (parameters; the latter stacked over clients, or None where all clients use the
-    shared model), ``summary_`` (what it cost, in bits and seconds).
+    shared model), ``summary_`` (what it cost, in bits and seconds), ``preprocessing_``
+    (what was done to the columns of a raw table, or None).
     """
 
     def fit(self, X: Any, y: Any, client_ids: Any = None) -> "FederatedClassifier":
         """Train; without ``client_ids`` all rows are one client's."""
-        X, y = validate_data(self, X, y, dtype=np.float32)
+        X, y = self._validated(X, y)
         check_classification_targets(y)
         self.classes_, codes = np.unique(y, return_inverse=True)
         if len(self.classes_) < 2:
@@ -280,9 +305,7 @@ class FederatedRegressor(RegressorMixin, _Federated):
 
     def fit(self, X: Any, y: Any, client_ids: Any = None) -> "FederatedRegressor":
         """Train; without ``client_ids`` all rows are one client's."""
-        X, y = validate_data(
-            self, X, y, dtype=np.float32, multi_output=True, y_numeric=True
-        )
+        X, y = self._validated(X, y, multi_output=True, y_numeric=True)
         self.targets_ = y.shape[1:]
         self._fit(X, y.astype(np.float32), client_ids)
         return self
@@ -305,60 +328,17 @@ class FederatedRegressor(RegressorMixin, _Federated):
         return int(np.prod(self.targets_, dtype=int)), losses.squared_error
 
 
+def raw_table(X: Any) -> Columns | None:
+    """The columns of a data frame with more than complete numbers; else None."""
+    if not hasattr(X, "columns"):
+        return None
+    table = read_table(X).columns
+    return None if complete_numbers(table) else table
+
+
 def _padded_predict(apply: Any, params: PyTree, inputs: np.ndarray) -> np.ndarray:
     """Outputs, computed in few different shapes: each shape is compiled once."""
     rows = len(inputs)
     room = max(LEAST_ROWS, 1 << (rows - 1).bit_length())
     padded = np.pad(inputs, [(0, room - rows), (0, 0)])
     return np.asarray(predict(apply, params, padded))[:rows]
-
-
-def client_scorer(scoring: str | Callable) -> "ClientScorer":
-    """A scorer for ``scoring=`` that scores every client's own model.
-
-    With ``sklearn.set_config(enable_metadata_routing=True)`` cross-validation and
-    searches pass it the ids of ``params={"client_ids": ids}``.
-
-    Args:
-        scoring: a name such as "roc_auc", or a scorer (``make_scorer(...)``).
-    """
-    return ClientScorer(get_scorer(scoring))
-
-
-class ClientScorer:
-    """``scorer(estimator, X, y, client_ids=ids)``, made by ``client_scorer``."""
-
-    def __init__(self, scorer: Callable):
-        self.scorer = scorer
-
-    def __repr__(self) -> str:
-        return f"client_scorer({self.scorer!r})"
-
-    def __call__(
-        self, estimator: Any, X: Any, y: Any, client_ids: Any = None, **routed: Any
-    ) -> float:
-        """The score of these rows, each predicted for its client."""
-        if client_ids is not None:
-            estimator = _ForClients(estimator, client_ids)
-        return self.scorer(estimator, X, y, **routed)
-
-    def get_metadata_routing(self) -> Any:
-        """The requests of the scorer: client ids, and those of its metric."""
-        asked = get_routing_for_object(self.scorer)
-        asked.score.add_request(param="client_ids", alias=True)
-        return asked
-
-
-class _ForClients:
-    """A fitted estimator that predicts the rows of these clients."""
-
-    def __init__(self, estimator: Any, client_ids: Any):
-        # The ``predict`` of a search takes only rows; that of its estimator takes ids.
-        self._estimator = getattr(estimator, "best_estimator_", estimator)
-        self._ids = client_ids
-
-    def __getattr__(self, name: str) -> Any:
-        value, ids = getattr(self._estimator, name), self._ids
-        if name not in PREDICTING:
-            return value
-        return wraps(value)(lambda rows: value(rows, client_ids=ids))

@@ -18,8 +18,8 @@ from fedblend.config import toml
 from fedblend.config.config import Config, dump
 from fedblend.config.sweep import Point, grid, parse, programs
 from fedblend.errors import ConfigError, RunError
-from fedblend.experiments import compare
-from fedblend.experiments.compare import Comparison, OnStep, share_alone, with_seeds
+from fedblend.experiments.compare import OnStep, safe_name, share_alone, with_seeds
+from fedblend.experiments.comparison import Comparison, write
 from fedblend.experiments.run import run_config
 from fedblend.experiments.run_folder import Folder
 from fedblend.experiments.side_by_side import NotTogether, run_together
@@ -43,7 +43,7 @@ class Sweep(NamedTuple):
 def sweep(
     config: str | Path | Config,
     over: Mapping[str, Sequence[Any]] | Iterable[str],
-    out: str | Path,
+    out: str | Path = "runs/sweep",
     *,
     seeds: int | None = None,
     resume: bool = False,
@@ -81,8 +81,7 @@ def sweep(
             "folder"
         )
     folders = {
-        point.name: Folder(out / "runs" / compare.safe_name(point.name))
-        for point in points
+        point.name: Folder(out / "runs" / safe_name(point.name)) for point in points
     }
     _check_owners(points, folders)
     out.mkdir(parents=True, exist_ok=True)
@@ -93,9 +92,7 @@ def sweep(
     shutil.rmtree(out / PROGRAMS, ignore_errors=True)
     paths = {name: folder.path for name, folder in folders.items()}
     keys = {point.name: point.values for point in points}
-    made = compare.write(
-        paths, out, keys=keys, metrics=metrics, target=wanted, figures=figures
-    )
+    made = write(paths, out, keys=keys, metrics=metrics, target=wanted, figures=figures)
     if figures:
         _draw(points, made, out)
     return Sweep(points, made, best_on_validation(made), count)

@@ -63,7 +63,7 @@ class Engine:
         self.places = 0 if own_rows else None
         self.placed = Members(None, None, self.places, None, None, None)  # type: ignore
         self.compile_seconds = 0.0
-        self._compiled: dict[str, Any] = {}
+        self.compiled: dict[str, Any] = {}
 
     def shapes(self, member: Members) -> Shapes:
         """What server and clients of one replica exchange; nothing is computed."""
@@ -180,15 +180,15 @@ class Engine:
         ``axes`` and ``out_axes`` are the axes of replicas.
         """
         arguments = (self.over, self.key, *arguments)
-        if name not in self._compiled:
+        if name not in self.compiled:
             begun = time.perf_counter()
             function = partial(function, self.settings)
             if self.replicas is not None:
                 function = jax.vmap(function, (self.sweep, self.keys, *axes), out_axes)
             jitted = jax.jit(function, donate_argnums=donate)
-            self._compiled[name] = jitted.lower(*arguments).compile()
+            self.compiled[name] = jitted.lower(*arguments).compile()
             self.compile_seconds += time.perf_counter() - begun
-        return self._compiled[name](*arguments)
+        return self.compiled[name](*arguments)
 
 
 def _same(function: str, before: PyTree, after: PyTree) -> None:

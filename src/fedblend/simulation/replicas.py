@@ -7,14 +7,15 @@ what a run of that value alone would be.
 """
 
 import dataclasses
-from collections.abc import Sequence
+from typing import Any
 
 import jax
 import numpy as np
 
 from fedblend import trees
-from fedblend.core import Info, PyTree
+from fedblend.core import PyTree
 from fedblend.gains import Measured
+from fedblend.simulation.engine import Clients, Engine
 from fedblend.simulation.result import Measures, Models, Record, spreads
 from fedblend.simulation.run import Run
 
@@ -26,66 +27,38 @@ class RunOfReplicas(Run):
         whole: the run of all replicas, which was not compared with training alone.
         places: of the replicas; a number makes a run without replicas.
         local: training alone, with as many replicas; None for no comparison.
-        over: the swept values, as they are in a run of these replicas alone.
     """
 
-    def __init__(
-        self,
-        whole: Run,
-        places: slice | int,
-        local: Run | None = None,
-        over: PyTree | None = None,
-    ):
-        self._whole, self._places, self._local = whole, places, local
-        self._engine, self._clients = whole._engine, whole._clients
+    def __init__(self, whole: Run, places: slice | int, local: Run | None = None):
+        self._whole, self._local = whole, local
+        self._engine = engine = engine_of(whole._engine, places)
+        self._clients: Any = ClientsOfReplicas(whole._clients, places)
         self._evaluation = whole._evaluation
-        self.settings, self.key, self.over = whole.settings, whole.key, over
-        if self.key.ndim:
-            self.key = self.key[places]
-        self.params, self.shapes = whole.params, whole.shapes
-        if self._engine.inits == 0:
-            self.params = trees.take(self.params, places)
-        self.federated_data, self.cohorts = whole.federated_data, whole.cohorts
-        self.cohort, self.budget = whole.cohort, whole.budget
+        self.settings, self.key, self.over = engine.settings, engine.key, engine.over
+        self.params, self.shapes = engine.params, whole.shapes
+        self.federated_data, self.replicas = whole.federated_data, engine.replicas
+        self.cohorts, self.cohort = whole.cohorts, whole.cohort
         self.rounds, self.every, self.round = whole.rounds, whole.every, whole.round
-        self.earlier_seconds = whole.earlier_seconds
-        chosen = range(whole.replicas or 1)[places]
-        several = isinstance(chosen, range)
-        self.replicas = len(chosen) if several else None
-        self._numbers = list(chosen) if several else [chosen]
-        self._logs = [whole._logs[number] for number in self._numbers]
+        self.budget, self.earlier_seconds = whole.budget, whole.earlier_seconds
         self.down, self.server = trees.take((whole.down, whole.server), places)
+        chosen = range(whole.replicas or 1)[places]
+        numbers = [chosen] if isinstance(chosen, int) else list(chosen)
+        self._share = len(numbers) / (whole.replicas or 1)
+        self._logs = [whole._logs[number] for number in numbers]
         found = [
-            [of[number] for number in self._numbers if of]
+            [of[number] for number in numbers if of]
             for of in (whole.measured, whole.by_row)
         ]
         self.measured, self.by_row = map(self._with_local, found, (0, 1))
-        self.records = [self._record_of(record) for record in whole.records]
+        self.records = [
+            self._record_of([record[number] for number in numbers])
+            for record in whole.records
+        ]
 
     @property
     def compile_seconds(self) -> float:
         """The replicas' share of the seconds that compiling took."""
         return self._share * self._whole.compile_seconds
-
-    @property
-    def _share(self) -> float:
-        return len(self._numbers) / (self._whole.replicas or 1)
-
-    def personal(self, client: int) -> PyTree:
-        """The model that a client would deploy: parameters, or a ``Blend``."""
-        return trees.take(self._whole.personal(client), self._places)
-
-    def client_states(self, ids: Sequence[int] | np.ndarray | None = None) -> PyTree:
-        """The states of these clients, as in ``Run``."""
-        return self._of(self._whole.client_states(ids))
-
-    def info(self, ids: Sequence[int] | np.ndarray | None = None) -> Info:
-        """The diagnostics of these clients, as in ``Run``."""
-        return self._of(self._whole.info(ids))
-
-    def _of(self, by_client: PyTree) -> PyTree:
-        """The replicas' part of arrays ``[clients, replicas, ...]``."""
-        return jax.tree.map(lambda leaf: leaf[:, self._places], by_client)
 
     def _with_local(self, replicas: list[Measured], by_row: int) -> list[Measured]:
         """What was measured, with training alone as one of the models."""
@@ -95,25 +68,23 @@ class RunOfReplicas(Run):
         theirs = (evidence.measured, evidence.by_row)[by_row]
         return [
             {
-                split: {
-                    **models,
-                    "local": theirs[place % len(theirs)][split]["personal"],
-                }
+                split: {**models, "local": theirs[place][split]["personal"]}
                 for split, models in measured.items()
             }
             for place, measured in enumerate(replicas)
         ]
 
-    def _record_of(self, record: list[Record]) -> Record | list[Record]:
-        chosen = [
+    def _record_of(self, records: list[Record]) -> Record | list[Record]:
+        """A record of the replicas, with their share of the seconds."""
+        found = [
             dataclasses.replace(
-                record[number],
-                seconds=record[number].seconds * self._share,
-                measures=self._measures(record[number].measures, place),
+                record,
+                seconds=record.seconds * self._share,
+                measures=self._measures(record.measures, place),
             )
-            for place, number in enumerate(self._numbers)
+            for place, record in enumerate(records)
         ]
-        return chosen[0] if self.replicas is None else chosen
+        return found[0] if self.replicas is None else found
 
     def _measures(self, measures: Measures, place: int) -> Measures:
         """The measures of a record, with those of training alone."""
@@ -129,3 +100,45 @@ class RunOfReplicas(Run):
             (split, Models({**models, **alone[split]}))
             for split, models in measures.items()
         )
+
+
+def engine_of(whole: Engine, places: slice | int) -> Engine:
+    """The engine of some replicas, or without replicas that of a single one.
+
+    What it compiles serves all engines for as many replicas of the same engine.
+    """
+
+    def own(tree: PyTree, axis: int | None) -> PyTree:
+        return tree if axis is None else trees.take(tree, places)
+
+    several = isinstance(places, slice)
+    found = Engine(
+        whole.settings,
+        key=own(whole.key, whole.keys),
+        over=own(whole.over, whole.sweep),
+        params=own(whole.params, whole.inits),
+        own_params=several and whole.inits == 0,
+        examples=whole.examples,
+        central=whole.central,
+        own_rows=several and whole.places == 0,
+        replicas=len(range(whole.replicas or 1)[places]) if several else None,
+    )
+    found.compiled = whole.compiled.setdefault(f"of {found.replicas} replicas", {})
+    return found
+
+
+class ClientsOfReplicas:
+    """The rows and states of all clients, in some replicas."""
+
+    def __init__(self, whole: Clients, places: slice | int):
+        self._whole, self._places = whole, places
+        self.number, self.shapes = whole.number, whole.shapes
+        self.train = whole.train
+        if self.train.starts.ndim > 1:
+            own = self.train.starts[places]
+            self.train = dataclasses.replace(self.train, starts=own)
+
+    def states(self, ids: np.ndarray) -> PyTree:
+        """What these clients remember, stacked."""
+        whole = self._whole.states(ids)
+        return jax.tree.map(lambda leaf: leaf[:, self._places], whole)

@@ -11,12 +11,11 @@ from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
 from fedblend.data.preprocess.schema import schema_of
 from fedblend.data.preprocess.statistics import (
-    Means,
-    client_deviations,
-    client_means,
-    combine,
+    Statistics,
+    client_statistics,
     finish,
     fit,
+    sizes,
 )
 
 ROWS = 600
@@ -117,14 +116,16 @@ def test_the_order_of_clients_and_an_empty_client_do_not_matter(columns):
         assert mine.deviation == pytest.approx(theirs.deviation, rel=1e-6)
 
 
-def test_what_leaves_a_client_is_a_vector_of_means(columns):
+def test_what_leaves_a_client_are_means(columns):
     schema = schema_of(columns)
-    first = client_means(schema, columns)
-    assert isinstance(first, Means) and first.rows == ROWS
-    assert first.values.dtype == np.float64 and first.values.ndim == 1
-    second = client_deviations(schema, columns, first)
-    assert len(second.values) == 2 * len(NUMBERS)
-    assert finish(schema, combine([first]), combine([second])) == fit(schema, [columns])
+    own = client_statistics(schema, columns)
+    assert isinstance(own, Statistics) and own.rows == ROWS
+    parts = own._asdict()
+    assert parts.pop("rows") == ROWS
+    assert {name: of.shape for name, of in parts.items()} == {
+        name: (size,) for name, size in sizes(schema).items()
+    }
+    assert finish(schema, [own]) == fit(schema, [columns])
 
 
 def test_a_constant_in_training_rows_is_zero():

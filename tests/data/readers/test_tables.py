@@ -305,3 +305,19 @@ def test_a_table_of_someone_else_may_be_arrow(tmp_path):
     table = pyarrow.table({"x": ["a", "b", None], "y": [0, 1, 0]})
     pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
     assert read(tmp_path / "a.parquet", target="y").schema is not None
+
+
+def test_raw_rows_are_not_trained_on_by_mistake():
+    dataset = read(FRAME, target="outcome", client="site")
+    parts = fb.partition.by_key(dataset.keys)
+    with pytest.raises(DataError, match=r"fb\.data\.federate_dataset"):
+        fb.federate(dataset.rows, parts)
+    data = fb.data.federate_dataset(dataset, parts)
+    assert type(data.train.examples[0]) is np.ndarray
+
+
+def test_many_whole_numbers_are_noted_as_classes():
+    days = {"stay": np.arange(80), "x": np.linspace(0, 1, 80)}
+    (note,) = read(days, target="stay").notes
+    assert "80 different whole numbers" in note and 'kind = "regression"' in note
+    assert read(days, target="stay", kind="regression").notes == ()

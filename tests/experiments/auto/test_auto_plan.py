@@ -41,17 +41,21 @@ def test_configurations_have_the_point(candidate, tmp_path):
 
 def test_plan_shrinks_with_the_time():
     fast, slow = Speed(1.0, 1e-5), Speed(1.0, 1.0)
-    assert plan_for(300, fast, 7) == LADDER[0]
+    assert plan_for(300, fast, 7, 20) == LADDER[0]
     assert cuts(LADDER[0]) == ""
-    assert plan_for(300, slow, 7) == LADDER[-1]
+    assert plan_for(300, slow, 7, 20) == LADDER[-1]
     assert "of 5 splits" in cuts(LADDER[-1])
     speeds = [Speed(1.0, 10**-power) for power in np.linspace(5, 1, 30)]
-    places = [LADDER.index(plan_for(300, speed, 7)) for speed in speeds]
+    places = [LADDER.index(plan_for(300, speed, 7, 20)) for speed in speeds]
     assert places == sorted(places)
 
 
+def test_few_clients_have_more_splits():
+    assert plan_for(300, Speed(1.0, 1e-5), 7, 2).seeds == 2 * LADDER[0].seeds
+
+
 def test_slow_compiling_does_not_starve_methods():
-    assert plan_for(300, Speed(30.0, 1e-5), 7) == LADDER[0]
+    assert plan_for(300, Speed(30.0, 1e-5), 7, 20) == LADDER[0]
 
 
 def test_plan_estimates_what_it_takes():

@@ -4,6 +4,7 @@
 
 import csv
 import json
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from fedblend.report.page import write_page
+from fedblend.report.page import live, write_page
 from synthetic_run import write_run
 
 HOSTILE = "</script><img src=x onerror=document.title='taken'>"
@@ -54,13 +55,13 @@ def read(path: Path) -> list[dict[str, str]]:
 def test_the_numbers_of_the_results_are_those_of_the_run(page: Any, run_folder: Path):
     summary = json.loads((run_folder / "summary.json").read_text())
     shown = page.eval_on_selector_all(
-        "#results tbody tr",
+        "#results > .scroll tbody tr",
         "rows => rows.map(row => [...row.cells].map(c => c.innerText))",
     )
-    words = {"training alone": "local", "personal model": "personal"}
-    assert len(shown) == 12
-    for model, split, metric, *numbers in shown:
-        path = split, words.get(model, "shared"), metric
+    words = {"Training alone": "local", "Personal model": "personal"}
+    assert len(shown) == 6
+    for model, metric, *numbers in shown:
+        path = "test", words.get(model, "shared"), metric
         for cell, of in zip(
             numbers[:1] + numbers[2:],
             ("mean", "std", "worst_tenth", "worst"),
@@ -261,6 +262,25 @@ def test_one_client_gets_a_page_of_its_own(browser: Any, run_folder: Path, tmp_p
         assert page.inner_text("h1") == "hospital-7"
         text = page.inner_text("body")
     assert "hospital-8" not in text and "Your models" in text
+
+
+def test_a_live_page_follows_its_run(browser: Any, tmp_path: Path):
+    write_run(tmp_path / "run", finished=False)
+    with live.serve(tmp_path / "run", "first") as served:
+        held = browser.new_context()
+        page, noise = held.new_page(), []
+        page.on("console", lambda message: noise.append(message.text))
+        page.on("request", lambda request: noise.append(request.url))
+        page.goto(served.url)
+        page.wait_for_selector("#clients .empty")
+        assert "at round 20, not finished" in page.inner_text("#about")
+        shutil.rmtree(tmp_path / "run")
+        write_run(tmp_path / "run")
+        page.wait_for_selector(ROWS)
+        assert page.inner_text("#kind").endswith("finished")
+        assert "30 clients" in page.inner_text("#about")
+        held.close()
+    assert all(one.startswith(served.url) for one in noise)
 
 
 def test_ten_thousand_clients_open_quickly(browser: Any, large_page: Path):

@@ -81,3 +81,12 @@ def test_the_best_run_is_named_with_how_sure_that_is(sure: bool, words: str):
         "Next is b, 3.0 points behind (95 % interval: 1.0 to 5.0"
     )
     assert words in lines[1]
+
+
+@pytest.mark.parametrize(("sure", "tone"), [(True, "good"), (False, "open")])
+def test_a_gain_among_many_comparisons_is_corrected(sure: bool, tone: str):
+    alone = {"run": "a", "other": "training alone", "significant": sure}
+    found, lines = of_several({"b": head(0.85), "a": head(0.88)}, [alone, alone])
+    assert found == tone
+    assert lines[2].startswith("Taking part pays" if sure else "It is not clear")
+    assert ("that may be chance" in lines[2]) is not sure

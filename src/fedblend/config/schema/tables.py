@@ -15,6 +15,7 @@ from pydantic import Field, model_validator
 from fedblend import compress
 from fedblend.checks import Number
 from fedblend.compress import Compressor
+from fedblend.config.schema.raw_column import RawColumns
 from fedblend.config.schema.table import (
     Count,
     Fraction,
@@ -89,7 +90,10 @@ class Stored(Data):
 
 
 class Nodes(Data):
-    """Rows that lie on the nodes of a federation; what they are like is stated here."""
+    """Rows that lie on the nodes of a federation; what they are like is stated here.
+
+    ``raw`` has the columns of raw tables; their statistics come from the nodes.
+    """
 
     partition: Literal["nodes"]
     clients: Count
@@ -97,6 +101,7 @@ class Nodes(Data):
     classes: Annotated[int, within(Number(least=2, whole=True))] | None = None
     shape: list[Count] | None = None
     columns: Annotated[list[Word], Field(min_length=1)] | None = None
+    raw: RawColumns | None = None
 
     @model_validator(mode="after")
     def _one_origin(self) -> "Nodes":
@@ -105,7 +110,7 @@ class Nodes(Data):
                 raise SettingError(name, "is the nodes' own affair")
         if self.kind is None:
             raise SettingError("kind", "is missing; the nodes' rows are not known here")
-        exactly_one(self, "shape", "columns")
+        exactly_one(self, "shape", "columns", "raw")
         if self.kind == "classes" or self.labels is not None:
             exactly_one(self, "labels", "classes")
         if isinstance(self.test, str) or self.unseen:

@@ -139,7 +139,9 @@ def _as_recorded(
     creatinine = np.where(other, 4.0 - of["creatinine"], of["creatinine"]).round(2)
 
     def some(values: np.ndarray, missing: np.ndarray | float) -> np.ndarray:
-        return np.where(draw.random(len(values)) < missing, None, values.astype(object))
+        kept = values.astype(object)
+        kept[draw.random(len(values)) < missing] = None
+        return kept
 
     return {
         "admitted": days.astype(str).astype(object),

@@ -12,7 +12,13 @@ from typing import Any, Literal
 
 import numpy as np
 
-from fedblend.data.dataset import DataError, Dataset, MissingDataError, generator
+from fedblend.data.dataset import (
+    DataError,
+    Dataset,
+    MissingDataError,
+    Rows,
+    generator,
+)
 from fedblend.data.federated import FederatedData, federate, fit_preprocessing
 from fedblend.data.readers.files import opened
 
@@ -182,13 +188,18 @@ def divide(
             "test_partition": _test_partition(dataset, partition, seed, split),
         }
     return federate(
-        dataset.rows,
+        as_arrays(dataset.rows),
         partition,
         validation=validation,
         seed=seed,
         split=split,
         **tested,
     )
+
+
+def as_arrays(rows: Rows) -> Rows:
+    """Rows as plain arrays, those of a raw table too: for whoever preprocesses them."""
+    return np.asarray(rows[0]), np.asarray(rows[1])
 
 
 def _test_partition(

@@ -5,9 +5,7 @@
 from fedblend.data.preprocess.preprocessing import Preprocessing as Preprocessing
 from fedblend.data.preprocess.schema import Schema as Schema
 from fedblend.data.preprocess.schema import schema_of as schema_of
-from fedblend.data.preprocess.statistics import Means as Means
-from fedblend.data.preprocess.statistics import client_deviations as client_deviations
-from fedblend.data.preprocess.statistics import client_means as client_means
-from fedblend.data.preprocess.statistics import combine as combine
+from fedblend.data.preprocess.statistics import Statistics as Statistics
+from fedblend.data.preprocess.statistics import client_statistics as client_statistics
 from fedblend.data.preprocess.statistics import finish as finish
 from fedblend.data.preprocess.statistics import fit as fit

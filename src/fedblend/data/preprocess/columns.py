@@ -115,7 +115,10 @@ def _usable(numbers: np.ndarray) -> np.ndarray:
 
 def words_of(raw: np.ndarray) -> tuple[np.ndarray, tuple[str, ...]]:
     """The number of each row's category (NaN if missing), and the categories."""
-    factors = values.factorize(raw.astype(object))
+    return _words(values.factorize(raw.astype(object)))
+
+
+def _words(factors: Factors) -> tuple[np.ndarray, tuple[str, ...]]:
     words = [values.word(value) for value in factors.values]
     names = tuple(dict.fromkeys(words))
     places = {name: place for place, name in enumerate(names)}
@@ -137,7 +140,7 @@ def found(raw: np.ndarray) -> Found:
         (only,) = stored
         numbers = _looked_up(factors, READERS[only], "")
         return _numbers(numbers) if only == "number" else Found(only, numbers)
-    return _texts(raw, factors)
+    return _texts(factors)
 
 
 def _stored(value: Any) -> Any:
@@ -157,23 +160,26 @@ def _numbers(numbers: np.ndarray, style: str = "", remark: str = "") -> Found:
     return Found("number", numbers, style, remark=remark)
 
 
-def _texts(raw: np.ndarray, factors: Factors) -> Found:
+def _texts(factors: Factors) -> Found:
     """Texts that may be truth values, numbers or dates."""
     texts, counts = [values.word(value) for value in factors.values], factors.counts
     lowered = {text.lower() for text in texts}
     if len(lowered) == 2 and lowered & values.TRUE and lowered & values.FALSE:
         return Found("boolean", _looked_up(factors, values.truth, ""))
-    for kind, styles in (
+    tried: list[tuple[Kind, tuple[str, ...]]] = [
         ("number", values.NUMBER_STYLES),
         ("date", values.DATE_STYLES),
-    ):
+    ]
+    for kind, styles in tried:
         if not texts:
             break
         read = READERS[kind]
         style, share, others = values.best_style(read, styles, factors.values, counts)
+        if share < MIXED:
+            continue
         numbers = _looked_up(factors, read, style)
         different = len(np.unique(numbers[~np.isnan(numbers)]))
-        if share < 1 and (share < MIXED or different < LEAST_NUMBERS):
+        if share < 1 and different < LEAST_NUMBERS:
             continue
         remark = "" if style in ("plain", "iso") else f"read {_shown(style)}"
         if others:
@@ -186,7 +192,7 @@ def _texts(raw: np.ndarray, factors: Factors) -> Found:
         if kind == "number":
             return _numbers(numbers, style, remark)
         return Found(kind, numbers, style, remark=remark)
-    numbers, words = words_of(raw)
+    numbers, words = _words(factors)
     return Found("text", numbers, words=words)
 
 

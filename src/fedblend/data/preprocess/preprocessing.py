@@ -232,10 +232,12 @@ def _column(stored: Mapping[str, Any]) -> Column:
 
 def _fitted(stored: Mapping[str, Any], column: Column) -> Fitted:
     """The statistics of a column from JSON, checked."""
-    numbers = [float(stored[name]) for name in ("present", "mean", "deviation")]
+    present, mean, deviation = (
+        float(stored[name]) for name in ("present", "mean", "deviation")
+    )
     shares = tuple(float(share) for share in stored["shares"])
-    if not np.isfinite([*numbers, *shares]).all():
+    if not np.isfinite([present, mean, deviation, *shares]).all():
         raise ValueError("finite")
     if len(shares) != (len(column.categories) + 1) * (column.encoding == "one_hot"):
         raise ValueError("shares")
-    return Fitted(*numbers, shares)
+    return Fitted(present, mean, deviation, shares)

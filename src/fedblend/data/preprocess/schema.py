@@ -48,6 +48,13 @@ LEAST_ROWS = 20
 """In fewer rows, integers may follow each other by chance."""
 
 
+class Encoded(np.ndarray):
+    """Columns as a schema encodes them, which are no inputs of a model yet.
+
+    A type of its own, so that nobody trains on the numbers of categories by mistake.
+    """
+
+
 class Schema(NamedTuple):
     """Every column of a raw table, dropped ones too."""
 
@@ -73,7 +80,7 @@ class Schema(NamedTuple):
         """The number of inputs."""
         return len(self.features)
 
-    def encode(self, columns: Columns) -> np.ndarray:
+    def encode(self, columns: Columns) -> Encoded:
         """The kept columns as float64 [rows, columns]; see ``preprocess.columns``."""
         for name in self.names:
             if name not in columns:
@@ -81,7 +88,7 @@ class Schema(NamedTuple):
                     name, f"there is no column {name!r}; {hint(name, columns)}"
                 )
         encoded = [encode(one, columns[one.name]) for one in self.kept]
-        return np.stack(encoded, axis=1)
+        return np.stack(encoded, axis=1).view(Encoded)
 
 
 def schema_of(

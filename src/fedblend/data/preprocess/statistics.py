@@ -2,18 +2,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """The statistics of training rows that preprocessing needs: means, and only means.
 
-Every row gives a vector, every client the mean of its rows' vectors, and the statistics
-are the mean of these means, weighted by rows. So clients that never pool their rows,
-such as the nodes of a federation, find the same preprocessing::
+Every client computes means over its own rows, and the statistics are means of these,
+weighted by rows. So clients that never pool their rows, such as the nodes of a
+federation, find the same preprocessing::
 
-    first = combine([client_means(schema, one) for one in clients])
-    second = combine([client_deviations(schema, one, first) for one in clients])
-    preprocessing = finish(schema, first, second)
+    preprocessing = finish(schema, [client_statistics(schema, one) for one in clients])
 
-The first pass has, for each column, the fraction of rows with a value, and the mean of
-the value (0 where it is missing) or the fraction of each category. The second pass has
-the means of the deviation from the mean of the first pass, and of its square: exact
-for values that are large compared to their deviation.
+For each column these are the fraction of rows with a value, and the mean of the value
+with its variance, or the fraction of each category. A client's variance is around its
+own mean, which is exact for values that are large compared to their deviation. Around
+the mean of all clients m, a client with mean m_i and variance v_i has v_i + (m_i - m)^2
+(Chan, Golub and LeVeque 1983).
 """
 
 from collections.abc import Iterable, Sequence
@@ -28,112 +27,109 @@ _CONSTANT = 8 * float(np.finfo(np.float64).eps)
 """A deviation relative to the mean that is rounding, and no deviation."""
 
 
-class Means(NamedTuple):
-    """The mean of a vector over rows."""
+class Statistics(NamedTuple):
+    """Means over the rows of one client, all float64."""
 
-    rows: float
-    """How many rows: the weight of the mean."""
-    values: np.ndarray
-    """float64 [width]. First pass: the fraction with a value of every kept column, the
-    mean of every quantity, the fractions of every column of categories. Second pass:
-    the deviation of every quantity, the squares."""
-
-
-def client_means(schema: Schema, columns: Columns) -> Means:
-    """The first pass over one client's training rows."""
-    return means_of_encoded(schema, schema.encode(columns))
-
-
-def client_deviations(schema: Schema, columns: Columns, first: Means) -> Means:
-    """The second pass over one client's training rows, from everyone's first."""
-    return deviations_of_encoded(schema, schema.encode(columns), first)
+    rows: int
+    """How many rows: the weight of the means."""
+    present: np.ndarray
+    """The fraction of rows with a value, of every kept column."""
+    mean: np.ndarray
+    """Over the rows that have it, of every quantity; 0 where no row does."""
+    rest: np.ndarray
+    """What rounding leaves out of that mean."""
+    variance: np.ndarray
+    """Around that mean, of every quantity."""
+    shares: np.ndarray
+    """The fractions of all columns of categories, one column after another."""
 
 
-def means_of_encoded(schema: Schema, encoded: np.ndarray) -> Means:
-    """The first pass over rows that are encoded."""
-    rows, present = max(len(encoded), 1), ~np.isnan(encoded)
+def client_statistics(schema: Schema, columns: Columns) -> Statistics:
+    """The statistics of one client's training rows."""
+    return statistics_of_encoded(schema, schema.encode(columns))
+
+
+def statistics_of_encoded(schema: Schema, encoded: np.ndarray) -> Statistics:
+    """The statistics of one client's training rows that are encoded."""
+    rows, known = max(len(encoded), 1), ~np.isnan(encoded)
     quantities, categories = _places(schema)
+    values, counted = encoded[:, quantities], known[:, quantities]
+    counts = np.maximum(counted.sum(axis=0), 1)
+    mean = np.where(counted, values, 0.0).sum(axis=0) / counts
+    away = np.where(counted, values - mean, 0.0)
+    rest = away.sum(axis=0) / counts
+    variance = np.maximum((away**2).sum(axis=0) / counts - rest**2, 0.0)
     shares = [
-        np.bincount(encoded[present[:, place], place].astype(np.int64), minlength=size)
+        np.bincount(encoded[known[:, place], place].astype(np.int64), minlength=size)
         for place, size in categories.items()
     ]
-    values = np.where(present, encoded, 0.0)[:, quantities]
-    sums = [present.sum(axis=0), values.sum(axis=0), *shares]
-    return Means(float(len(encoded)), np.concatenate(sums) / rows)
+    return Statistics(
+        len(encoded),
+        known.sum(axis=0) / rows,
+        mean,
+        rest,
+        variance,
+        np.concatenate([*shares, np.empty(0)]) / rows,
+    )
 
 
-def deviations_of_encoded(schema: Schema, encoded: np.ndarray, first: Means) -> Means:
-    """The second pass over rows that are encoded."""
-    quantities = _places(schema)[0]
-    values = encoded[:, quantities]
-    away = np.where(np.isnan(values), 0.0, values - _centers(schema, first))
-    sums = np.concatenate([away.sum(axis=0), (away**2).sum(axis=0)])
-    return Means(float(len(encoded)), sums / max(len(encoded), 1))
-
-
-def combine(means: Iterable[Means]) -> Means:
-    """The mean over the rows of all clients."""
-    every = list(means)
-    weights = np.array([one.rows for one in every])
-    total = weights.sum()
-    parts = weights / total if total else weights
-    return Means(float(total), parts @ np.stack([one.values for one in every]))
-
-
-def finish(schema: Schema, first: Means, second: Means) -> Preprocessing:
-    """The preprocessing of these statistics."""
+def sizes(schema: Schema) -> dict[str, int]:
+    """How many numbers each part of ``Statistics`` but the rows has."""
     quantities, categories = _places(schema)
-    present = first.values[: len(schema.kept)]
+    return {
+        "present": len(schema.kept),
+        "mean": len(quantities),
+        "rest": len(quantities),
+        "variance": len(quantities),
+        "shares": sum(categories.values()),
+    }
+
+
+def finish(schema: Schema, clients: Sequence[Statistics]) -> Preprocessing:
+    """The preprocessing of the statistics of all clients."""
+    rows = np.array([one.rows for one in clients], np.float64)
+    weights = rows / max(rows.sum(), 1.0)
+    present = weights @ np.stack([one.present for one in clients])
     fitted = [Fitted(float(share)) for share in present]
-    shifts, squares = np.split(second.values, 2)
-    for place, mean, shift, square in zip(
-        quantities, _centers(schema, first), shifts, squares, strict=True
-    ):
-        shift = _ratio(shift, present[place])
-        variance = max(_ratio(square, present[place]) - shift**2, 0.0)
-        deviation = float(np.sqrt(variance))
+    quantities, categories = _places(schema)
+    for number, place in enumerate(quantities):
+        # Clients count by the rows that have a value.
+        having = weights * np.array([one.present[place] for one in clients])
+        having = having / max(having.sum(), np.finfo(np.float64).tiny)
+        means = np.array([one.mean[number] for one in clients])
+        rests = np.array([one.rest[number] for one in clients])
+        variances = np.array([one.variance[number] for one in clients])
+        near = having @ means
+        away = (means - near) + rests
+        shift = having @ away
+        mean = near + shift
+        deviation = float(np.sqrt(having @ (variances + (away - shift) ** 2)))
         if deviation <= _CONSTANT * abs(mean):
             deviation = 0.0
-        fitted[place] = fitted[place]._replace(
-            mean=float(mean + shift), deviation=deviation
-        )
-    start = len(schema.kept) + len(quantities)
+        fitted[place] = fitted[place]._replace(mean=float(mean), deviation=deviation)
+    shares, start = weights @ np.stack([one.shares for one in clients]), 0
     for place, size in categories.items():
-        shares = tuple(first.values[start : start + size].tolist())
-        fitted[place] = fitted[place]._replace(shares=shares)
+        found = tuple(shares[start : start + size].tolist())
+        fitted[place] = fitted[place]._replace(shares=found)
         start += size
     return Preprocessing(schema, tuple(fitted))
 
 
 def fit(schema: Schema, clients: Iterable[Columns]) -> Preprocessing:
     """The preprocessing of the training rows of these clients."""
-    return fit_encoded(schema, [schema.encode(one) for one in clients])
+    return finish(schema, [client_statistics(schema, one) for one in clients])
 
 
-def fit_encoded(schema: Schema, clients: Sequence[np.ndarray]) -> Preprocessing:
+def fit_encoded(schema: Schema, clients: Iterable[np.ndarray]) -> Preprocessing:
     """The preprocessing of clients whose training rows are encoded."""
-    first = combine(means_of_encoded(schema, one) for one in clients)
-    second = combine(deviations_of_encoded(schema, one, first) for one in clients)
-    return finish(schema, first, second)
+    return finish(schema, [statistics_of_encoded(schema, one) for one in clients])
 
 
 def _places(schema: Schema) -> tuple[list[int], dict[int, int]]:
     """The columns that are quantities; those of categories, with their number."""
-    sizes = {
+    found = {
         place: len(one.categories) + 1
         for place, one in enumerate(schema.kept)
         if one.encoding == "one_hot"
     }
-    return [place for place in range(len(schema.kept)) if place not in sizes], sizes
-
-
-def _centers(schema: Schema, first: Means) -> np.ndarray:
-    """The mean of every quantity over the rows that have it, by the first pass."""
-    quantities, kept = _places(schema)[0], len(schema.kept)
-    sums = first.values[kept : kept + len(quantities)]
-    pairs = zip(sums, first.values[:kept][quantities], strict=True)
-    return np.array([_ratio(part, whole) for part, whole in pairs])
-
-
-def _ratio(part: float, whole: float) -> float:
-    return float(part / whole) if whole else 0.0
+    return [place for place in range(len(schema.kept)) if place not in found], found

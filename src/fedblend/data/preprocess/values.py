@@ -72,20 +72,29 @@ class Factors(NamedTuple):
 
 def factorize(column: np.ndarray) -> Factors:
     """The different values of a column of objects or texts, in order of appearance."""
-    known: dict[Hashable, int] = {}
-    codes = np.empty(len(column), np.int64)
-    for row, raw in enumerate(column.tolist()):
-        value = raw.strip() if isinstance(raw, str) else raw
-        if is_missing(value):
-            codes[row] = -1
-            continue
-        if not isinstance(value, Hashable):
-            value = str(value)
-        # Python has True == 1: keep them apart.
-        key = (bool, value) if isinstance(value, bool) else value
-        codes[row] = known.setdefault(key, len(known))
+    raw, known = _Numbering(), _Numbering()
+    stored = [one if type(one) is str else _key(one) for one in column.tolist()]
+    places = np.fromiter(map(raw.__getitem__, stored), np.int64, len(stored))
+    codes = np.empty(len(raw), np.int64)
+    for place, key in enumerate(raw):
+        value = key.strip() if isinstance(key, str) else key
+        missing = is_missing(key[1] if isinstance(key, tuple) else value)
+        codes[place] = -1 if missing else known[value]
     values = [key[1] if isinstance(key, tuple) else key for key in known]
-    return Factors(codes, values)
+    return Factors(codes[places], values)
+
+
+class _Numbering(dict[Any, int]):
+    """Numbers its keys in the order in which they are first looked up."""
+
+    def __missing__(self, key: Any) -> int:
+        number = self[key] = len(self)
+        return number
+
+
+def _key(value: Any) -> tuple[type, Any]:
+    """What tells values apart: Python has True == 1, and lists are not hashable."""
+    return type(value), value if isinstance(value, Hashable) else str(value)
 
 
 def is_missing(value: Any) -> bool:

@@ -29,7 +29,7 @@ from fedblend.data.dataset import (
     check_rows,
 )
 from fedblend.data.preprocess.preprocessing import Preprocessing
-from fedblend.data.preprocess.schema import Choice, schema_of
+from fedblend.data.preprocess.schema import Choice, Schema, schema_of
 from fedblend.data.readers import files
 from fedblend.data.readers.files import Raw
 from fedblend.data.readers.tables import (
@@ -109,7 +109,7 @@ def read_new_rows(
     target: Any = None,
     client: Any = None,
     inputs: str | None = None,
-    preprocessing: Preprocessing | None = None,
+    preprocessing: Preprocessing | Schema | None = None,
 ) -> Dataset:
     """Read rows for a known task, and check that they fit.
 
@@ -121,7 +121,8 @@ def read_new_rows(
             each row; without it all rows belong to one client.
         inputs: the array ("inputs") of inputs; those of a table are the task's.
         preprocessing: of the table that the model was trained on; the inputs of the
-            rows are then those of the model.
+            rows are then those of the model. With a schema they are columns as it
+            encodes them.
     """
     table = _table(source)
     if table is None:
@@ -130,7 +131,10 @@ def read_new_rows(
     else:
         where, name = table.where, table.name
         raw = _raw(table, target, client, list(task.columns) or None, preprocessing)
-    rows = _shaped(raw.inputs, task, where, flat=table is not None)
+    schema = preprocessing if isinstance(preprocessing, Schema) else None
+    rows = raw.inputs
+    if schema is None:
+        rows = _shaped(rows, task, where, flat=table is not None)
     if task.kind == "sequence":
         rows = rows.astype(np.int32)
     if task.numbers:
@@ -144,6 +148,7 @@ def read_new_rows(
         label_names=task.labels,
         columns=raw.columns,
         notes=raw.notes,
+        schema=schema,
     )
     check_rows(dataset, dataset.rows, dataset.keys, where)
     return dataset
@@ -190,13 +195,14 @@ def read_raw(
     target: str | None,
     client: str | None,
     inputs: str | Sequence[str] | None,
+    preprocess: Preprocess = "none",
 ) -> Raw:
-    """The numbers of a file or folder, with the targets as stored."""
+    """The inputs of a file or folder, with the targets as stored."""
     table = _table(path)
     if table is None:
         return _read_arrays(path, target, client, inputs)
     chosen = [inputs] if isinstance(inputs, str) else inputs
-    return _raw(table, target, client, chosen, "none")
+    return _raw(table, target, client, chosen, preprocess)
 
 
 def _table(source: Any) -> Table | None:
@@ -229,7 +235,7 @@ def _raw(
     target: Any,
     client: Any,
     inputs: Sequence[str] | None,
-    preprocess: Preprocess | Preprocessing | None,
+    preprocess: Preprocess | Preprocessing | Schema | None,
 ) -> Raw:
     """The rows of a table that have a target and a client, with encoded inputs."""
     names = list(table.columns)
@@ -276,6 +282,8 @@ def _raw(
     )
     if isinstance(preprocess, Preprocessing):
         return raw._replace(inputs=_transformed(preprocess, some))
+    if isinstance(preprocess, Schema):
+        return raw._replace(inputs=preprocess.encode(some.columns))
     return _encoded(raw, some, preprocess, confirmed)
 
 

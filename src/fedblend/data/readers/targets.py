@@ -17,6 +17,8 @@ NO_LABEL = MISSING - {"?", "-", "--", ".", "None", "na"}
 """Texts that are no label, nor the name of a client; "-" and "?" may well be."""
 MOST_CLASSES = 20
 """So many different whole numbers, some of them missing, may be classes."""
+MANY_CLASSES = 50
+"""More different whole numbers may be classes, but rather are quantities."""
 
 
 def labels_of(raw: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -116,6 +118,11 @@ def with_kind(raw: Raw, kind: Kind | None, where: str, name: str) -> Dataset:
         notes += (
             f"{Path(where).name}: targets are {' and '.join(map(str, found))} "
             'only, and taken as two classes; kind = "regression" takes them as numbers',
+        )
+    if kind is None and values.dtype.kind in "iu" and len(found) > MANY_CLASSES:
+        notes += (
+            f"{Path(where).name}: targets are {len(found)} different whole numbers, "
+            'and taken as classes; kind = "regression" takes them as numbers',
         )
     known: dict[str, Any] = {
         "keys": raw.keys,

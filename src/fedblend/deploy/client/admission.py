@@ -121,6 +121,10 @@ class Admission:
                 "row": schema_hash(contract.row),
                 "rooms": contract.rooms(splits),
             }
+            if contract.schema is not None:
+                # Means over other parts of the rows would tell single rows apart.
+                agreement.agree(self.settings.folder, contract)
+                description["statistics"] = contract.statistics(splits)
             own = contract.constants(splits)
         if own is not None and policy.discloses_constants:
             smooth, convex = float(own.smooth[0]), float(own.convex[0])
@@ -153,11 +157,12 @@ class Admission:
         contract = self._parse(terms["config"])
         with precision(contract.config.run.precision), _refusing():
             splits = self._rows(policy, contract)
+            rows = states.fingerprint(splits)
+            splits = contract.transformed(terms, splits)
             setup = client_setup(self.settings.client, contract, terms, splits)
             measures = {
                 name: bounded(one, bound) for name, one in setup.measures.items()
             }
-            rows = states.fingerprint(splits)
             setup = setup._replace(measures=measures, fingerprint=rows)
             if policy.rows.batches == "secret":
                 setup = setup._replace(secret=states.read_secret(self.settings.folder))

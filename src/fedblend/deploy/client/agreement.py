@@ -42,6 +42,7 @@ def asked(contract: Contract) -> dict[str, Any]:
             "labels": sorted(task.labels),
             "columns": sorted(task.columns),
             "shape": list(task.shape),
+            **_raw(contract),
         },
         "split": {
             "data.validation": data.validation,
@@ -51,6 +52,12 @@ def asked(contract: Contract) -> dict[str, Any]:
         },
         "parts": parts_of(contract.config),
     }
+
+
+def _raw(contract: Contract) -> dict[str, Any]:
+    """The columns of a raw table: other categories would be other statistics."""
+    raw = contract.nodes.raw
+    return {} if raw is None else {"raw": [one.model_dump() for one in raw]}
 
 
 def read_agreement(folder: Path) -> dict[str, Any] | None:
@@ -89,6 +96,8 @@ def check_rows(
         DataError: for the operator alone; the server gets one line for all of them.
     """
     task = contract.task
+    if contract.nodes.raw is not None and data.file.suffix not in FILES:
+        raise DataError(f"{data.file}: data.raw needs a table, {' or '.join(FILES)}")
     if isinstance(policy.labels, list):
         _same("rows.labels", task.labels, policy.labels)
     elif policy.labels == "first" and first is not None:
@@ -101,13 +110,21 @@ def check_rows(
                 )
     if policy.columns == "any" or not task.columns:
         return
+    if contract.nodes.raw is not None and first is not None:
+        wanted, before = asked(contract)["rows"]["raw"], first["rows"].get("raw")
+        if before is not None and wanted != before:
+            raise DataError(
+                "policy rows.columns: data.raw is not as in the first experiment; "
+                "allowed: the same columns, encodings and categories"
+            )
     known = policy.columns
     if known == "file":
         if data.file.suffix not in FILES:
             return
         known = input_columns(data.file, (data.target, data.client))
-    if not (policy.subset and set(task.columns) <= set(known)):
-        _same("rows.columns", task.columns, known)
+    columns = tuple(one.name for one in contract.nodes.raw or ()) or task.columns
+    if not (policy.subset and set(columns) <= set(known)):
+        _same("rows.columns", columns, known)
 
 
 def split_refusal(

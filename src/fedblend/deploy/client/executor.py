@@ -93,6 +93,8 @@ class ClientSetup(NamedTuple):
 def rows_of(settings: NodeSettings, contract: Contract) -> dict[str, Shards]:
     """The node's rows, a part of them held out as the configuration says.
 
+    The columns of a raw table are encoded, see ``raw_tables``.
+
     Raises:
         DataError: the file cannot be read, or its rows are not of the task.
     """
@@ -103,6 +105,7 @@ def rows_of(settings: NodeSettings, contract: Contract) -> dict[str, Shards]:
         target=source.target,
         client=source.client,
         inputs=source.inputs,
+        preprocessing=contract.schema,
     )
     assert not isinstance(data.test, str)
     parts = held_out(

@@ -78,6 +78,7 @@ class Accept(Table):
     select: bool = False
     upload: bool = False
     constants: bool = False
+    statistics: bool = False
     min_rows: Index = 20
     min_part_rows: Index = 4
     min_batch_rows: Index = 8
@@ -198,6 +199,11 @@ class Policy(Table):
         if config.central is not None and config.central.upload and not accept.upload:
             allowed = "a model and no gradients beside it"
             return refusal_line("accept.upload", "central.upload", "true", allowed)
+        if getattr(config.data, "raw", None) and not self.discloses_statistics:
+            allowed = "no statistics of columns"
+            if self.protect.clip is not None:
+                allowed += ", which protect.clip does not bound"
+            return refusal_line("accept.statistics", "data.raw", "a table", allowed)
         alone = config.measure.local
         for where, rounds in (("run.rounds", run.rounds), ("measure.local", alone)):
             if rounds is not True and rounds > accept.max_rounds:
@@ -222,6 +228,11 @@ class Policy(Table):
     def discloses_constants(self) -> bool:
         """Whether constants of the loss are sent; clipping does not bound them."""
         return self.accept.constants and self.protect.clip is None
+
+    @property
+    def discloses_statistics(self) -> bool:
+        """Whether means of columns are sent; clipping does not bound them."""
+        return self.accept.statistics and self.protect.clip is None
 
     def disclosed(self, values: Values, counts: Mapping[str, int]) -> dict[str, Any]:
         """Those of these measures that may be sent, with noise, rounded.

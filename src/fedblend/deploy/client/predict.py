@@ -18,6 +18,7 @@ from fedblend.data.readers.read import read_inputs
 from fedblend.deploy.client.state import MODEL, read_terms
 from fedblend.deploy.contract import parse_contract
 from fedblend.deploy.ops.settings import NodeSettings
+from fedblend.deploy.raw_tables import preprocessing_in
 from fedblend.errors import RunError
 from fedblend.mixing import Blend, predict
 from fedblend.simulation.serialize import WireError, as_tree, unpack
@@ -50,10 +51,16 @@ def predict_rows(
         DataError: the rows are not of the experiment's task.
     """
     place = _place(settings, experiment)
-    contract, rows = parse_contract(_terms(place)["config"]), settings.data
+    terms, rows = _terms(place), settings.data
+    contract = parse_contract(terms["config"])
+    fitted = None
+    if contract.schema is not None:
+        fitted = preprocessing_in(contract.schema, terms)
     others = [name for name in (rows.target, rows.client) if name is not None]
     array = rows.inputs if isinstance(rows.inputs, str) else None
-    inputs = read_inputs(data, contract.task, inputs=array, others=others)
+    inputs = read_inputs(
+        data, contract.task, inputs=array, others=others, preprocessing=fitted
+    )
     with precision(contract.config.run.precision):
         apply = contract.model.apply
         model, metadata = _read_model(place / MODEL, contract.params)

@@ -241,7 +241,7 @@ class SavedCensus(NamedTuple):
         """As plain values."""
         if self.census is None:
             return {"repeated": self.repeated}
-        counts, rooms, known, withheld, absent = self.census
+        counts, rooms, known, withheld, absent, _ = self.census
         constants = None
         if known is not None:
             constants = known.smooth.tolist(), known.convex.tolist(), known.exact

@@ -20,6 +20,7 @@ from fedblend.config.schema.federation import Federation
 from fedblend.deploy import message as messages
 from fedblend.deploy.contract import Contract
 from fedblend.deploy.message import Message, schema_hash
+from fedblend.deploy.raw_tables import Statistics, statistics_in
 from fedblend.deploy.server.settings import BelowQuorum, fraction_of
 from fedblend.deploy.transport import Address, Reply, Timeouts, Transport
 from fedblend.simulation.serialize import WireError
@@ -165,6 +166,8 @@ class Description(NamedTuple):
     """A bound on the rows that it uses, of each table of ``[select]``."""
     constants: tuple[float, float, bool] | None
     """L_i, mu_i and whether they are exact; None if the node withholds them."""
+    statistics: Statistics | None = None
+    """Of its training rows, where it has a raw table."""
 
 
 class Census(NamedTuple):
@@ -179,6 +182,8 @@ class Census(NamedTuple):
     """Clients that withhold their constants."""
     absent: tuple[int, ...] = ()
     """Clients that were not there when the experiment began; they have no rows."""
+    statistics: tuple[Statistics, ...] = ()
+    """Of the nodes with raw tables; needed once, and not in a checkpoint."""
 
 
 class Descriptions:
@@ -217,6 +222,12 @@ class Descriptions:
             return f"client {client} sends no usable numbers of rows that it uses"
         if constants is not None and not _usable(constants):
             return f"client {client} sends no usable constants"
+        schema, statistics = self.contract.schema, None
+        if schema is not None:
+            told = description.get("statistics")
+            statistics = statistics_in(schema, told, counts["train"])
+            if statistics is None:
+                return f"client {client} sends no usable statistics of data.raw"
         if self.census is not None:
             if client in self.census.absent:
                 return f"client {client} was not there when the experiment began"
@@ -228,7 +239,8 @@ class Descriptions:
             if any(rooms[name] > room for name, room in self.census.rooms.items()):
                 return f"client {client} uses more rows than it began with: {rooms}"
         own = None if constants is None else tuple(constants)
-        self.found[client] = Description(dict(counts), dict(rooms), own)
+        found = Description(dict(counts), dict(rooms), own, statistics)
+        self.found[client] = found
         return None
 
     def collect(
@@ -283,7 +295,9 @@ class Descriptions:
             for name in self.contract.table_sizes
         }
         if not self.contract.uses_constants:
-            return Census(counts, rooms, None, absent=absent)
+            known = [found[client].statistics for client in sorted(found)]
+            told = tuple(one for one in known if one is not None)
+            return Census(counts, rooms, None, absent=absent, statistics=told)
         known = [found[c].constants if c in found else None for c in clients]
         withheld = tuple(c for c, own in enumerate(known) if own is None)
         constants = None

@@ -132,13 +132,21 @@ def _run(
     present = contract.clients - len(census.absent)
     rules = round_rules(contract.config, present, poll)
     facts = _facts(contract, census)
+    if contract.schema is not None:
+        if saved is None:
+            found = contract.preprocessing(census.statistics)
+            run_folder.write_preprocessing(folder, [found], [contract.seed])
+        fitted = run_folder.read_preprocessing(folder, contract.seed)
+        if fitted is None:
+            raise RunError(f"{folder.path}: has lost its preprocessing.json")
+        facts = facts._replace(preprocessing=fitted)
     if census.withheld:
         note("constants withheld", clients=census.withheld)
     built, config = contract.method(facts), contract.config
     rows = None
     if config.central is not None and config.central.file is not None:
         seed = contract.nodes.seed
-        own = own_rows(config.central, contract.task, None, seed)
+        own = own_rows(config.central, contract.task, None, seed, facts.preprocessing)
         rows = own.train.shard(0)
     budget = contract.budget_alone(built)
     capacities = {name: max(int(n.max()), 1) for name, n in census.counts.items()}

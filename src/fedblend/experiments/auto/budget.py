@@ -13,6 +13,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 
 from fedblend.config.build import Built
+from fedblend.experiments.auto.candidates import FEW_CLIENTS
 from fedblend.simulation.simulate import set_up
 
 REPLICAS = 4
@@ -41,14 +42,16 @@ class Plan(NamedTuple):
 LADDER = (
     Plan(5, 12, 100),
     Plan(5, 12, 60),
-    Plan(3, 12, 60),
-    Plan(3, 6, 40),
+    Plan(5, 6, 60),
+    Plan(5, 4, 40),
     Plan(3, 4, 30),
-    Plan(2, 4, 20),
-    Plan(2, 4, 10),
-    Plan(2, 4, 5),
+    Plan(3, 4, 20),
+    Plan(3, 4, 10),
+    Plan(3, 4, 5),
 )
 """What a comparison would ideally have, and what is cut, step by step."""
+MORE_SPLITS = 2
+"""How many times as many splits few clients have, which are compared over splits."""
 
 
 class Speed(NamedTuple):
@@ -86,11 +89,13 @@ def measured_speed(built: Built) -> Speed:
     return Speed(max(compiling, 0.0), min(blocks[1:]) / REPLICAS)
 
 
-def plan_for(seconds: float, speed: Speed, methods: int) -> Plan:
+def plan_for(seconds: float, speed: Speed, methods: int, clients: int) -> Plan:
     """The first plan of the ladder that fits, or the last."""
+    more = MORE_SPLITS if clients < FEW_CLIENTS else 1
+    ladder = [plan._replace(seeds=more * plan.seeds) for plan in LADDER]
     left = max(SHARE * seconds - speed.fixed(methods), LEAST * seconds)
-    fits = (plan for plan in LADDER if speed.computing(plan, methods) <= left)
-    return next(fits, LADDER[-1])
+    fits = (plan for plan in ladder if speed.computing(plan, methods) <= left)
+    return next(fits, ladder[-1])
 
 
 def cuts(plan: Plan) -> str:

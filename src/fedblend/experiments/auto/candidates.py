@@ -21,6 +21,8 @@ RATES = (0.01, 1.0)
 """The smallest and the largest rate."""
 SIZES = {12: (4, 3), 6: (3, 2), 4: (2, 2)}
 """Points of a grid: how many rates, and how many values of the method's own setting."""
+FEW_CLIENTS = 10
+"""Below it, clients are no sample of anything, and splits are compared."""
 LOOKS = 10
 """How often held-out rows are measured in the planned rounds."""
 VALIDATION, TEST = 0.2, 0.2
@@ -75,7 +77,7 @@ CANDIDATES = (
         {
             "name": "flix_local_steps",
             "alpha": 0.5,
-            "personal": {"solver": "lbfgs", "tolerance": 1e-4, "most": 100},
+            "personal": {"solver": "lbfgs", "tolerance": 1e-3, "most": 50},
         },
         "alpha",
         (0.25, 0.5, 0.75),

@@ -59,7 +59,7 @@ class Comparison:
     def complete(self) -> dict[str, Any]:
         """Do what is not done yet; returns the state."""
         if self.state.get("verdict"):
-            self._say(*description.lines(self.state["seen"]), *self.state["verdict"])
+            self._say(*description.lines(self.state["seen"]))
             return self.state
         with precision("float32"):
             first = build(self._config(candidates.BY_NAME["fedavg"], [0]))
@@ -72,7 +72,6 @@ class Comparison:
                 self._method(candidate, built, plan, share)
             self._decide(built)
         self._write()
-        self._say(*self.state["verdict"])
         return self.state
 
     def folder(self, method: str) -> Path:
@@ -114,7 +113,8 @@ class Comparison:
         state, methods = self.state, len(candidates.CANDIDATES)
         if "plan" not in state:
             speed = budget.measured_speed(built)
-            plan = budget.plan_for(self.seconds - self._elapsed, speed, methods)
+            left, clients = self.seconds - self._elapsed, built.federated_data.clients
+            plan = budget.plan_for(left, speed, methods, clients)
             state["plan"], state["cuts"] = plan._asdict(), budget.cuts(plan)
             state["speed"] = speed._asdict()
             self._save()

@@ -4,9 +4,12 @@
 
 *What to deploy.* Validation rows decide: of the methods that cannot be told apart from
 the best one, the simplest, in the order of ``candidates``. Training alone is the
-simplest of all. Two methods are told apart by the paired test of ``differences`` over
-clients and splits, or with fewer than 6 clients over splits alone, at 5 % after Holm's
-correction for all comparisons with the best.
+simplest of all. A method is told apart if it is worse by more than a negligible part of
+what the best one gains over a constant prediction, at 5 % after Holm's correction for
+all comparisons with the best. The test is Wilcoxon's signed-rank test over clients, of
+their means over splits: one unlike client does not hide what the others show. Fewer
+than 10 clients are no sample; they are compared over splits, by Student's t with the
+correction of Nadeau and Bengio for splits that overlap.
 
 *Who gains.* Test rows tell, for every client with enough of them: its interval from
 ``gains`` over single rows and splits, at 5 % after Holm's correction for all clients.
@@ -25,14 +28,20 @@ import numpy as np
 
 from fedblend.config.build import Built
 from fedblend.experiments import differences
-from fedblend.experiments.auto.candidates import ALONE, BY_NAME, TEST, VALIDATION
+from fedblend.experiments.auto.candidates import (
+    ALONE,
+    BY_NAME,
+    FEW_CLIENTS,
+    TEST,
+    VALIDATION,
+)
 from fedblend.experiments.auto.constant import constant_losses
 from fedblend.experiments.auto.description import JUDGED
-from fedblend.experiments.differences import LEVEL, Difference, holm, p_value
+from fedblend.experiments.differences import LEVEL, Difference, holm
 from fedblend.gains import Gain
 
-FEW_CLIENTS = 6
-"""Below it, clients are no sample of anything, and splits alone are compared."""
+NEGLIGIBLE = 0.02
+"""The part of what the best method gains over a constant prediction."""
 HELD = TEST / (1 - TEST - VALIDATION)
 """Rows held out over rows trained on: by so much the splits depend on each other."""
 
@@ -105,9 +114,10 @@ def decide(
         split: {name: read_values(of, split, metric) for name, of in folders.items()}
         for split in ("validation", "test")
     }
-    choice = choose(values["validation"])
+    constants = {split: _constants(built, split) for split in values}
+    choice = choose(values["validation"], _mean(constants["validation"]))
     informative = all(
-        beats_constant(of[choice.best], _constants(built, split))
+        beats_constant(of[choice.best], constants[split])
         for split, of in values.items()
     )
     found = differences.contenders(folders)
@@ -124,6 +134,7 @@ def decide(
 
     others = {name: of for name, of in values["validation"].items() if name != ALONE}
     method = choose(others).best if choice.method == ALONE else choice.method
+    tested = {name: values["test"][ALONE] - values["test"][name] for name in others}
     return Findings(
         choice=choice,
         versus_alone=method,
@@ -132,20 +143,20 @@ def decide(
         splits=len(built.federations),
         who=who(method),
         shared_harms=who("fedavg").harmed,
-        mean_gain=gains[method].gain.mean,
-        p=gains[method].corrected,
-        comparisons=len(every),
+        mean_gain=interval(tested[method]),
+        p=_corrected(tested)[method],
+        comparisons=len(tested),
     ), every
 
 
 def _constants(built: Built, split: str) -> np.ndarray:
-    """The losses of constant predictions, [splits, 2, clients]."""
+    """The losses of the better constant prediction, [splits, clients]."""
     task = built.task
     each = [
         constant_losses(data, task.kind, task.outputs, split)
         for data in built.federations
     ]
-    return np.stack(each)
+    return min(np.stack(each, axis=1), key=_mean)
 
 
 def read_values(folder: Path, split: str, metric: str) -> np.ndarray:
@@ -159,37 +170,69 @@ def read_values(folder: Path, split: str, metric: str) -> np.ndarray:
 
 
 def told_apart(gaps: np.ndarray) -> float:
-    """The p-value of the mean of differences, [splits, clients], NaN if unknown."""
+    """The p-value of differences, [splits, clients], NaN where they are not known."""
     gaps = gaps[:, np.isfinite(gaps).all(axis=0)]
     splits, clients = gaps.shape
     if not clients or not np.any(gaps):
         return 1.0
+    from scipy import stats
+
     if clients >= FEW_CLIENTS:
-        found = p_value(gaps)
-        return 1.0 if np.isnan(found) else found
+        found: Any = stats.wilcoxon(gaps.mean(axis=0), zero_method="zsplit")
+        return float(found.pvalue)
     if splits < 2:
         return 1.0
-    from scipy.special import stdtr
-
     means = gaps.mean(axis=1)
-    # Nadeau and Bengio's correction: training rows of the splits overlap.
-    error = means.std(ddof=1) * np.sqrt(1 / splits + HELD)
-    return float(2 * stdtr(splits - 1, -abs(means.mean()) / max(error, 1e-12)))
+    score = abs(means.mean()) / max(_error(gaps), 1e-12)
+    return float(2 * stats.t.sf(score, splits - 1))
 
 
-def choose(values: Mapping[str, np.ndarray]) -> Choice:
+def _error(gaps: np.ndarray) -> float:
+    """The standard error of the mean of differences, [splits, clients]."""
+    splits, clients = gaps.shape
+    if clients >= FEW_CLIENTS:
+        return float(gaps.mean(axis=0).std(ddof=1) / np.sqrt(clients))
+    if splits < 2:
+        return float("inf")
+    return float(gaps.mean(axis=1).std(ddof=1) * np.sqrt(1 / splits + HELD))
+
+
+def interval(gaps: np.ndarray) -> tuple[float, float, float]:
+    """The mean of differences, [splits, clients], and the ends of its 95 % interval."""
+    from scipy import stats
+
+    gaps = gaps[:, np.isfinite(gaps).all(axis=0)]
+    splits, clients = gaps.shape
+    freedom = (clients if clients >= FEW_CLIENTS else splits) - 1
+    mean = float(gaps.mean())
+    half = float(stats.t.ppf(0.975, max(freedom, 1))) * _error(gaps)
+    return mean, mean - half, mean + half
+
+
+def choose(values: Mapping[str, np.ndarray], constant: float = np.inf) -> Choice:
     """The simplest method that cannot be told apart from the best.
 
     Args:
         values: of each method, [splits, clients], on validation rows; less is better.
+        constant: the value of a constant prediction.
     """
     means = {name: _mean(of) for name, of in values.items()}
     best = min(means, key=lambda name: means[name])
+    little = NEGLIGIBLE * max(constant - means[best], 0) if constant < np.inf else 0.0
     others = [name for name in values if name != best]
-    found = holm([told_apart(values[name] - values[best]) for name in others])
-    p = dict(zip(others, map(float, found), strict=True))
-    alike = [name for name in BY_NAME if name == best or p.get(name, 0.0) >= LEVEL]
+    p = _corrected({name: values[name] - values[best] for name in others})
+
+    def like_best(name: str) -> bool:
+        return p.get(name, 0.0) >= LEVEL or means[name] - means[best] <= little
+
+    alike = [name for name in BY_NAME if name in values and like_best(name)]
     return Choice(alike[0], best, alike, p)
+
+
+def _corrected(gaps: Mapping[str, np.ndarray]) -> dict[str, float]:
+    """The p-values of several differences, corrected together."""
+    found = holm([told_apart(of) for of in gaps.values()])
+    return dict(zip(gaps, map(float, found), strict=True))
 
 
 def _mean(values: np.ndarray) -> float:
@@ -200,14 +243,8 @@ def _mean(values: np.ndarray) -> float:
 
 
 def beats_constant(values: np.ndarray, constants: np.ndarray) -> bool:
-    """Whether values are clearly below the better of both constants.
-
-    Args:
-        values: of a method, [splits, clients].
-        constants: [splits, 2, clients].
-    """
-    best = min((constants[:, place] for place in (0, 1)), key=_mean)
-    return _mean(values) < _mean(best) and told_apart(best - values) < LEVEL
+    """Whether values, [splits, clients], are clearly below those of a constant."""
+    return _mean(values) < _mean(constants) and told_apart(constants - values) < LEVEL
 
 
 def judge(
@@ -231,6 +268,9 @@ def judge(
     several = len(by_split) > 1
     up = clear & (by_split > 0).all(axis=0)
     down = clear & (by_split < 0).all(axis=0) & several
-    of = [[names[i] for i in np.flatnonzero(which)] for which in (up, down)]
-    decided = len(of[0]) + len(of[1])
-    return Clients(*of, int(known.sum()) - decided, len(names) - int(known.sum()))
+    gain_names, harmed_names = (
+        [names[int(place)] for place in np.flatnonzero(which)] for which in (up, down)
+    )
+    undecided = int(known.sum()) - len(gain_names) - len(harmed_names)
+    small = len(names) - int(known.sum())
+    return Clients(gain_names, harmed_names, undecided, small)

@@ -7,7 +7,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from fedblend.experiments.auto.candidates import ALONE, BY_NAME
+from fedblend.experiments.auto.candidates import ALONE, BY_NAME, FEW_CLIENTS
 from fedblend.experiments.auto.decision import Findings
 from fedblend.experiments.differences import LEVEL
 
@@ -93,11 +93,14 @@ def _who(of: Findings) -> str:
 def _how_sure(of: Findings, criterion: str, left_out: Sequence[str]) -> str:
     mean, low, high = of.mean_gain
     sure = "clear" if of.p < LEVEL else "not clear"
+    test = "a signed-rank test over clients"
+    if of.clients < FEW_CLIENTS:
+        test = "a t-test over splits"
     text = (
         f"How sure: over {of.clients} clients and {of.splits} splits "
         f"{_title(of.versus_alone)} gains {mean:+.3g} in test {criterion} over "
-        f"training alone (95 % interval {low:+.3g} to {high:+.3g}), {sure} after "
-        f"Holm's correction for {of.comparisons} comparisons (p = {of.p:.2g})"
+        f"training alone (95 % interval {low:+.3g} to {high:+.3g}), {sure} by {test} "
+        f"after Holm's correction for {of.comparisons} (p = {of.p:.2g})"
     )
     if of.who.small:
         text += f"; {of.who.small} clients have too few test rows to be judged"

@@ -21,6 +21,10 @@ from typing import Any
 import numpy as np
 
 from fedblend.data.dataset import Task
+from fedblend.data.preprocess.columns import PERIODS, Column
+from fedblend.data.preprocess.preprocessing import Fitted, Preprocessing
+from fedblend.data.preprocess.schema import Schema
+from fedblend.data.preprocess.values import MISSING
 from fedblend.experiments.export.onnx_graph import Graph
 
 ML = "ai.onnx.ml"
@@ -47,7 +51,9 @@ def declare_plain(graph: Graph, task: Task, dtype: Any) -> tuple[list[Any], str]
     return declared, graph.add("Cast", joined, to=graph.element_type(dtype))
 
 
-def declare_columns(graph: Graph, preprocessing: Any) -> tuple[list[Any], str]:
+def declare_columns(
+    graph: Graph, preprocessing: Preprocessing
+) -> tuple[list[Any], str]:
     """The inputs of a raw table, and the tensor that its preprocessing computes."""
     graph.rows = _rows(graph, preprocessing.columns[0])
     declared, parts = [], []
@@ -57,7 +63,7 @@ def declare_columns(graph: Graph, preprocessing: Any) -> tuple[list[Any], str]:
         words = column.encoding in ("one_hot", "ordinal")
         kind = np.dtype(object) if words else np.dtype(np.float64)
         declared.append(graph.value_info(column.name, kind, ["rows", 1]))
-        alone = type(preprocessing)(type(preprocessing.schema)((column,)), (fitted,))
+        alone = Preprocessing(Schema((column,)), (fitted,))
         if words:
             parts.append(_words(graph, column, alone))
         elif column.encoding == "flag":
@@ -71,14 +77,12 @@ def _rows(graph: Graph, name: str) -> str:
     return graph.add("Shape", name, start=0, end=1)
 
 
-def _table(alone: Any, numbers: list[float]) -> np.ndarray:
+def _table(alone: Preprocessing, numbers: list[float]) -> np.ndarray:
     """What each of these encoded values becomes: float32 [values, inputs]."""
     return alone.transform_encoded(np.asarray(numbers, np.float64)[:, None])
 
 
-def _words(graph: Graph, column: Any, alone: Any) -> str:
-    from fedblend.data.preprocess.values import MISSING
-
+def _words(graph: Graph, column: Column, alone: Preprocessing) -> str:
     known = len(column.categories)
     unknown = float(known) if column.encoding == "one_hot" else float("nan")
     table = _table(alone, [*map(float, range(known)), unknown, float("nan")])
@@ -96,7 +100,7 @@ def _words(graph: Graph, column: Any, alone: Any) -> str:
     return graph.add("Gather", table, flat, axis=0)
 
 
-def _flag(graph: Graph, column: Any, alone: Any) -> str:
+def _flag(graph: Graph, column: Column, alone: Preprocessing) -> str:
     """0, 1 or missing; what is neither 0 nor 1 is missing, as in training."""
     table = _table(alone, [0.0, 1.0, float("nan")])
     code = np.asarray([2], np.int64)
@@ -107,10 +111,8 @@ def _flag(graph: Graph, column: Any, alone: Any) -> str:
     return graph.add("Gather", table, flat, axis=0)
 
 
-def _quantity(graph: Graph, column: Any, fitted: Any) -> str:
+def _quantity(graph: Graph, column: Column, fitted: Fitted) -> str:
     """A number or a date: filled, standardized, with its periods."""
-    from fedblend.data.preprocess.columns import PERIODS
-
     name = column.name
     unusual = graph.add("IsNaN", name), graph.add("IsInf", name)
     absent = graph.add("Or", *unusual)
@@ -127,7 +129,6 @@ def _quantity(graph: Graph, column: Any, fitted: Any) -> str:
         )
         angle = graph.add("Div", turns, factor)
         for wave in ("Sin", "Cos"):
-            # Not every runtime has these for doubles, so the angle is reduced first.
             parts.append(graph.add("Where", absent, zero, graph.add(wave, angle)))
     if column.missing:
         parts.append(graph.add("Cast", absent, to=graph.element_type(np.float64)))

@@ -15,6 +15,7 @@ import numpy as np
 
 from fedblend.core import PyTree
 from fedblend.data.dataset import Task
+from fedblend.data.preprocess.preprocessing import Preprocessing
 from fedblend.experiments.export import onnx_columns
 from fedblend.experiments.export.onnx_graph import IR_VERSION, ML_OPSET, OPSET, Graph
 from fedblend.experiments.export.onnx_program import convert
@@ -27,7 +28,7 @@ def onnx_file(
     apply: Apply,
     task: Task,
     *,
-    preprocessing: Any = None,
+    preprocessing: Preprocessing | None = None,
     numbers: bool = False,
     probable: bool = True,
     about: Mapping[str, str] | None = None,

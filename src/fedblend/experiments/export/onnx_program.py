@@ -83,8 +83,7 @@ def _inner(equation: Any) -> Any:
     """The program that an equation wraps, or None."""
     if equation.primitive.name not in CALLS:
         return None
-    found = equation.params.get("jaxpr", equation.params.get("call_jaxpr"))
-    return found
+    return equation.params.get("jaxpr", equation.params.get("call_jaxpr"))
 
 
 def _programs(equation: Any) -> list[Any]:
@@ -101,7 +100,8 @@ def _unknown(jaxpr: Any) -> set[str]:
         inner = _programs(equation)
         for program in inner:
             found |= _unknown(getattr(program, "jaxpr", program))
-        if not inner and equation.primitive.name not in RULES:
+        constant = not equation.invars and is_static(equation)
+        if not inner and not constant and equation.primitive.name not in RULES:
             found.add(equation.primitive.name)
     return found
 

@@ -83,20 +83,18 @@ def _convolution(
 
 
 def _convolved(x, weight, stride, dilation, groups):
-    """[rows, channels, ...] with weights [outputs, channels / groups, kernel...]."""
+    """[rows, channels, ...] with weights [outputs, channels / groups, kernel...].
+
+    The rows come after the channels: long axes last make both copies and product fast.
+    """
     outputs, each, *kernel = weight.shape
-    last = jnp.moveaxis(x, 1, -1)
-    if groups == 1:
-        copies = jnp.concatenate(
-            list(_shifts(last, kernel, stride, dilation, 1)), axis=-1
-        )
-        flat = jnp.moveaxis(weight, 1, -1).reshape(outputs, -1)
-        return jnp.moveaxis(copies @ flat.T, -1, 1)
-    apart = last.reshape(*last.shape[:-1], groups, each)
-    copies = jnp.concatenate(list(_shifts(apart, kernel, stride, dilation, 1)), axis=-1)
+    first = jnp.moveaxis(x, 0, 1)
+    apart = first.reshape(groups, each, *first.shape[1:])
+    copies = jnp.concatenate(list(_shifts(apart, kernel, stride, dilation, 3)), axis=1)
+    sizes = copies.shape[2:]
     flat = jnp.moveaxis(weight, 1, -1).reshape(groups, outputs // groups, -1)
-    product_ = jnp.einsum("...gk,gok->...go", copies, flat)
-    return jnp.moveaxis(product_.reshape(*product_.shape[:-2], outputs), -1, 1)
+    result = flat @ copies.reshape(groups, copies.shape[1], -1)
+    return jnp.moveaxis(result.reshape(outputs, *sizes), 1, 0)
 
 
 def _transposed(x, weight, stride, padding, dilation, out_padding, groups):

@@ -37,7 +37,7 @@ def learning_curves(rows: Sequence[Row], most: int = MOST_POINTS) -> dict[str, A
     table = [table[place] for place in _thinned(len(table), most)]
     found: dict[str, Any] = {"round": [at[0]["round"] for at in table]}
     for name in COUNTS:
-        values = [np.mean([value_at(row, name) for row in at]) for at in table]
+        values = [float(np.mean([value_at(row, name) for row in at])) for at in table]
         if np.isfinite(values).any():
             found[name] = rounded(values)
     found["lines"] = [

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from fedblend.experiments.differences import ALONE
 from fedblend.gains import GainSummary
 from fedblend.report import measures
 from fedblend.report.page.clients import STATUS, Clients
@@ -28,6 +29,7 @@ METRICS = {
     "log_loss": "log loss",
 }
 MINUS = "\N{MINUS SIGN}"
+NOT_CLEAR = "It is not clear whether taking part pays."
 MOST_NAMED = 3
 """Harmed clients that the verdict names."""
 
@@ -180,7 +182,8 @@ def _does_it_pay(found: Headline, gain: GainSummary) -> tuple[str, list[str]]:
 def _who_gains(gain: GainSummary) -> str:
     """Whose interval lies on which side.
 
-    >>> from fedblend.gains import GainSummary
+    >>> from fedblend.experiments.differences import ALONE
+    from fedblend.gains import GainSummary
     >>> two = GainSummary(2, 0.5, 0.1, 0.2, 0.1, 1, 4, 0, 0, 3, 1, 0.0, -0.1, 0.1)
     >>> _who_gains(two._replace(clients=3))
     'Of 3 clients, 1 is clearly better off and 2 are clearly worse off.'
@@ -231,10 +234,11 @@ def _harmed_names(clients: Clients | None) -> str:
 
 def _how_sure(gain: GainSummary, seeds: int) -> str:
     over = "1 run" if seeds == 1 else f"{seeds} repeated runs"
+    chance = gain.by_chance
+    few = "fewer than 1" if chance < 1 else f"up to {chance:.2g}"
     return (
-        f"How sure: intervals are 95 %, over {gain.clients} clients and {over}; by "
-        f"chance alone up to {gain.by_chance:.2g} of {gain.clients} clients would be "
-        "called worse off."
+        f"How sure: intervals are 95 %, over {gain.clients} clients and {over}. By "
+        f"chance alone {few} of {gain.clients} clients would be called worse off."
     )
 
 
@@ -262,8 +266,15 @@ def of_several(
         lines.append(_ahead(order[0], order[1], known, metric, pairs))
     tone = "open"
     if best.gain is not None and best.gain.clients:
-        tone, pays = _does_it_pay(best, best.gain)
-        lines += [" ".join(pays), _who_gains(best.gain)]
+        tone, (answer, numbers) = _does_it_pay(best, best.gain)
+        for pair in pairs:
+            if {pair["run"], pair["other"]} == {order[0], ALONE}:
+                sure = tone != "open" and pair["significant"]
+                tone = tone if sure else "open"
+                answer = answer if sure else NOT_CLEAR
+                still = "is still clear of chance" if sure else "may be chance"
+                numbers += f" Among all {len(pairs)} comparisons here, that {still}."
+        lines += [f"{answer} {numbers}", _who_gains(best.gain)]
     return tone, lines
 
 

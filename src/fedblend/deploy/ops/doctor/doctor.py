@@ -135,8 +135,10 @@ def _rows(settings: NodeSettings) -> Iterator[Finding]:
     columns, inputs = policy.rows.columns, data.inputs
     if data.file.suffix in FILES and isinstance(columns, list):
         inputs = columns
+    raw = "auto" if policy.discloses_statistics else "none"
     try:
-        rows = len(read_raw(data.file, data.target, data.client, inputs).targets)
+        found = read_raw(data.file, data.target, data.client, inputs, raw)
+        rows = len(found.targets)
     except DataError as error:
         value = str(error).removeprefix(f"{where}: ")
         advice = "correct the file, [data] of node.toml, or rows.columns of the policy"

@@ -61,7 +61,7 @@ function clientScatter(run, content, state, pick) {
   }, {
     label: `Gain of each client against ${state.scatter === "rank" ? "its rank" : SCATTER[state.scatter]}; the table below has the same numbers.`,
     xLabel: SCATTER[state.scatter], xFormat: countText, xLog: state.scatter === "train" && most / least > 20,
-    yLabel: `Gain in ${metric.words}`, selected: () => state.selected, pick,
+    yLabel: `Gain in ${metric.words}`, height: 380, selected: () => state.selected, pick,
     tip: (at) => `${clientName(clients, at)}: ${gainText(gain[at])}`,
     note: `Above the line a client's personal model beats ${MODELS[clients.reference].words === "training alone" ? "training alone" : "the shared model"}. Choose a point to see the client.`,
   });
@@ -135,17 +135,19 @@ function clientPanel(content, run, at) {
   const cell = (key) => valuesOf(clients.columns[key])?.[at] ?? null;
   const facts = Object.keys(clients.columns).filter((key) => FACTS[key] && known(cell(key)));
   const models = ORDER.filter((model) => run.splits.some((split) => run.metrics.some((m) => clients.columns[`${split}_${model}_${m.name}`])));
-  const rows = run.splits.flatMap((split) => run.metrics.map((metric) => [`${capital(split)} ${metric.words}`,
-    ...models.map((model) => metricText(cell(`${split}_${model}_${metric.name}`), decimalsOf(clients.columns[`${split}_${model}_${metric.name}`])))]))
+  const rows = (split) => run.metrics.map((metric) => [`${capital(split)} ${metric.words}`,
+    ...models.map((model) => metricText(cell(`${split}_${model}_${metric.name}`), decimalsOf(clients.columns[`${split}_${model}_${metric.name}`])))])
     .filter((row) => row.slice(1).some((text) => text !== MISSING));
   const state = content.status[clients.status[at]];
+  const measured = (split) => table(content.only ? "Your models" : `All models of ${name}`, ["", ...models.map((model) => capital(MODELS[model].words))], rows(split));
   return [
     el("h3", { tabindex: "-1" }, name, " ", clients.reference ? badge(state) : null),
     ...["local", "shared"].filter((other) => clients.gains[other]).map((other) => intervalLine(run, other, at)),
     el("dl", { class: "facts tight" }, facts.flatMap((key) => [el("dt", {}, FACTS[key][0]), el("dd", {}, FACTS[key][1](cell(key)))])),
-    table(content.only ? "Your models" : `All models of ${name}`, ["", ...models.map((model) => capital(MODELS[model].words))], rows),
+    models.length ? measured(run.splits[0]) : null,
+    ...run.splits.slice(1).filter((split) => rows(split).length).map((split) => el("details", {}, el("summary", {}, `${capital(split)} rows`), measured(split))),
     ...otherRuns(content, run, clients.ids[at], name),
-  ];
+  ].filter(Boolean);
 }
 
 // A client's gain over another model, in words and as a picture.

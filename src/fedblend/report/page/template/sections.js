@@ -11,12 +11,18 @@ const direction = (metric) => (metric.higher ? "higher is better" : "lower is be
 const endOf = (run, split, model, metric) =>
   run.ends.find((one) => one.split === split && one.model === model && one.metric === metric);
 
+// A number large, its unit small.
+function withUnit(text) {
+  const [, value, unit] = /^(\S+)(?: (.*))?$/.exec(text) || [null, text, ""];
+  return unit ? [value, " ", el("small", {}, unit)] : [value];
+}
+
 function tiles(content) {
   const run = content.runs[0];
   const head = run?.headline;
   const found = [];
   const tile = (words, value, more, tone) => found.push(el("div", { class: "tile", "data-tone": tone },
-    el("p", { class: "tile-words" }, words), el("p", { class: "tile-value" }, value), el("p", { class: "tile-more" }, more || "")));
+    el("p", { class: "tile-words" }, words), el("p", { class: "tile-value" }, ...withUnit(value)), el("p", { class: "tile-more" }, more || "")));
   if (content.runs.length > 1 || !head) return found;
   const metric = metricOf(run, head.metric);
   const model = known(head.models.personal) ? "personal" : "shared";
@@ -107,20 +113,14 @@ function curvesSection(content, state, again) {
 function resultsSection(content) {
   const run = content.runs[0];
   if (content.runs.length !== 1 || !run.ends.length) return null;
-  const rows = [];
-  for (const split of run.splits.slice(0, 2)) {
-    for (const metric of run.metrics) {
-      for (const model of ["shared", "local", "personal"]) {
-        const end = endOf(run, split, model, metric.name);
-        if (!end) continue;
-        rows.push([MODELS[model].words, split, metric.words,
-          ...["mean", "weighted", "std", "worst_tenth", "worst"].map((of) => metricText(mean(end[of])))]);
-      }
-    }
-  }
   const seeds = run.seeds.length > 1 ? `, mean of ${run.seeds.length} seeds` : "";
+  const results = (split) => {
+    const rows = run.metrics.flatMap((metric) => ORDER.map((model) => [model, endOf(run, split, model, metric.name)]).filter(([, end]) => end)
+      .map(([model, end]) => [capital(MODELS[model].words), metric.words, ...["mean", "weighted", "std", "worst_tenth", "worst"].map((of) => metricText(mean(end[of])))]));
+    return table(`${capital(split)} rows after the last round${seeds}`, ["Model", "Metric", "Mean", "Weighted by rows", "Spread", "Worst tenth", "Worst client"], rows, 2);
+  };
   return section("results", "Results", run.alone ? `Training alone: ${run.alone}.` : null,
-    table(`All models after the last round${seeds}`, ["Model", "Rows", "Metric", "Mean", "Weighted by rows", "Spread", "Worst tenth", "Worst client"], rows, 3),
+    results(run.splits[0]), ...run.splits.slice(1).map((split) => el("details", {}, el("summary", {}, `${capital(split)} rows`), results(split))),
     run.unseen.length ? table("Clients that took no part in training", ["Model", "Rows", "Metric", "Mean", "Worst tenth", "Worst client"],
       run.unseen[0].map((end) => [MODELS[end.model]?.words || end.model, end.split, end.metric, ...["mean", "worst_tenth", "worst"].map((of) => metricText(mean(end[of])))]), 3) : null);
 }

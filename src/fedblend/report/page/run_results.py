@@ -1,0 +1,180 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""One run of a page: its results, costs and configuration as plain values."""
+
+import math
+
+from fedblend.report import measures
+from fedblend.report.page import verdict as words
+from fedblend.report.page.clients import as_plain
+from fedblend.report.page.columns import number
+from fedblend.report.page.curves import higher_is_better, learning_curves
+from fedblend.report.page.run_files import Plain, RunFiles
+
+ENVIRONMENT = ("fedblend", "jax", "numpy", "python", "device")
+SPREAD = ("mean", "weighted", "std", "worst_tenth", "worst")
+"""Statistics over clients in the table of a run, as in the terminal."""
+
+
+def run_results(run: RunFiles, label: str, points: int, cells: int) -> Plain:
+    """One run of a page."""
+    ends = run.summary["runs"] if run.summary else _last_rows(run.rows)
+    splits = measures.shown_splits(ends)
+    metrics = measures.shown_metrics(ends, splits[0]) if splits else []
+    algorithm = run.config.get("algorithm", {})
+    summary = run.summary or {}
+    head = words.headline(summary) if run.summary else None
+    first = [f"{splits[0]}_{of}_{m}" for of in measures.MODELS for m in metrics]
+    return {
+        "label": label,
+        "folder": str(run.folder.path),
+        "finished": run.summary is not None,
+        "algorithm": str(algorithm.get("name", "")),
+        "rounds": run.config.get("run", {}).get("rounds"),
+        "seeds": [one.get("seed", 0) for one in ends],
+        "settings": _numbers(run.config),
+        "splits": [*splits, *(s for s in measured_splits(ends) if s not in splits)],
+        "metrics": metrics_of(ends, metrics),
+        "headline": None if head is None else _headline(head),
+        "ends": _ends(ends),
+        "curves": learning_curves(run.rows, points),
+        "costs": [_costs(one) for one in ends] if run.summary else [],
+        "alone": training_alone(ends),
+        "central": [one["central"] for one in ends if "central" in one],
+        "unseen": [_ends([one["unseen"]]) for one in ends if "unseen" in one],
+        "theory": theory_curve(run),
+        "privacy": (summary.get("privacy") or {}).get("sentence"),
+        "alpha": summary.get("alpha"),
+        "warnings": summary.get("warnings", []),
+        "clients": as_plain(run.clients, cells, first) if run.clients else None,
+        "config": run.text,
+        "environment": {
+            name: run.origin[name] for name in ENVIRONMENT if name in run.origin
+        },
+        "data": run.origin.get("data", {}),
+        "columns": _columns(run.preprocessing),
+    }
+
+
+def theory_curve(run: RunFiles) -> Plain | None:
+    """The bound of ``experiments.bound`` by round, and what it bounds if measured.
+
+    The loss of personal models on training rows is the objective where there is no l2
+    term. The best of the run stands for the smallest value, which is not known: the
+    true distance is larger, and the bound holds for that one.
+    """
+    known = (run.summary or {}).get("theory")
+    rows = [row for row in run.rows if row.get("seed") == run.rows[0].get("seed")]
+    if not known or not rows:
+        return None
+    path = ("measures", "train", "personal", "loss", "mean")
+    values = [measures.value_at(row, *path) for row in rows]
+    best = min(values)
+    penalty = run.config.get("model", {}).get("l2", 0)
+    places = [row["round"] for row in rows]
+    found: Plain = {
+        "round": places,
+        "bound": [number(known["start"] * known["factor"] ** at) for at in places],
+    }
+    if not penalty and math.isfinite(best):
+        found["measured"] = [number(v - best) if v > best else None for v in values]
+    return found
+
+
+def _columns(preprocessing: Plain) -> list[Plain]:
+    """What was done to every column of a raw table."""
+    return [
+        {key: str(column.get(key, "")) for key in ("name", "kind", "seen", "done")}
+        for column in preprocessing.get("columns", ())
+    ]
+
+
+def _last_rows(rows: list[measures.Row]) -> list[measures.Row]:
+    return list({row.get("seed"): row for row in rows}.values())
+
+
+def measured_splits(ends: list[Plain]) -> list[str]:
+    """All splits that were measured."""
+    return list(ends[0]["measures"]) if ends else []
+
+
+def metrics_of(ends: list[Plain], first: list[str]) -> list[Plain]:
+    """The metrics of a run, the main one first, with the way each is better."""
+    spreads = {
+        metric: spread
+        for models in (ends[0]["measures"] if ends else {}).values()
+        for by_metric in models.values()
+        for metric, spread in by_metric.items()
+    }
+    order = [*first, *(name for name in spreads if name not in first)]
+    return [
+        {
+            "name": name,
+            "words": words.name_of(name),
+            "higher": higher_is_better(spreads[name], name),
+            "share": name.partition("@")[0] in words.SHARES,
+        }
+        for name in order
+    ]
+
+
+def _headline(head: words.Headline) -> Plain:
+    gain = None if head.gain is None else head.gain._asdict()
+    return {
+        **head._asdict(),
+        "models": {model: number(value) for model, value in head.models.items()},
+        "gain": gain and {name: number(value) for name, value in gain.items()},
+    }
+
+
+def _ends(ends: list[Plain]) -> list[Plain]:
+    """The last measures: a line for split, model, metric and statistic, by seed."""
+    return [
+        {"split": split, "model": model, "metric": metric}
+        | {
+            of: [_exact(measures.value_at(one, *path, of)) for one in ends]
+            for of in SPREAD
+            for path in [("measures", split, model, metric)]
+        }
+        for split, models in (ends[0]["measures"] if ends else {}).items()
+        for model, by_metric in models.items()
+        for metric in by_metric
+    ]
+
+
+def _exact(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def _costs(one: Plain) -> Plain:
+    """Bits, answers and seconds of one seed."""
+    bits = one.get("bits") or {}
+    names = ("seconds", "compile_seconds", "received", "dropped", "rejected", "cohort")
+    return {
+        "seed": one.get("seed", 0),
+        **{name: number(one[name]) for name in names if one.get(name) is not None},
+        **{f"bits_{link}": bits.get(link) for link in ("up", "down")},
+        **{
+            f"bits_{link}_each": bits.get(f"{link}_per_client")
+            for link in ("up", "down")
+        },
+        "alone_seconds": number((one.get("alone") or {}).get("seconds")),
+    }
+
+
+def training_alone(ends: list[Plain]) -> str | None:
+    """How long clients trained alone, in words; None where they did not."""
+    alone = ends[0].get("alone") if ends else None
+    return None if not alone else measures.training_alone(alone)
+
+
+def _numbers(config: Plain, start: str = "") -> Plain:
+    """The numbers of a configuration by key, to find what a sweep varies."""
+    found: Plain = {}
+    for key, value in config.items():
+        name = f"{start}{key}"
+        if isinstance(value, dict):
+            found |= _numbers(value, f"{name}.")
+        elif isinstance(value, int | float) and not isinstance(value, bool):
+            found[name] = value
+    return found

@@ -1,0 +1,199 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""``fb.auto`` from a table to a verdict: where the truth is known it is found."""
+
+import csv
+
+import numpy as np
+import pytest
+
+import fedblend as fb
+from fedblend.cli import main
+from fedblend.config.config import load
+from fedblend.data.dataset import DataError
+from fedblend.errors import InputError
+from fedblend.experiments import run_folder
+from fedblend.experiments.auto import budget, candidates
+from fedblend.experiments.auto.budget import Plan
+from fedblend.experiments.auto.comparison import Screen
+
+SLOPE = np.array([2.0, -1.5, 1.0])
+
+
+def columns(clients=30, rows=24, sign=lambda client: 1, noise=False, seed=0):
+    """A table of sites whose outcomes follow a logistic model, or nothing."""
+    draw = np.random.default_rng(seed)
+    inputs = draw.normal(size=(clients * rows, len(SLOPE)))
+    site = np.repeat(np.arange(clients), rows)
+    signs = np.array([sign(client) for client in range(clients)])[site]
+    odds = 0 * signs if noise else signs * (inputs @ SLOPE)
+    outcome = draw.random(len(site)) < 1 / (1 + np.exp(-odds))
+    return {
+        "site": np.array([f"site {number}" for number in site]),
+        **{f"x{place}": values.round(4) for place, values in enumerate(inputs.T)},
+        "outcome": np.where(outcome, "yes", "no"),
+    }
+
+
+@pytest.fixture(scope="module")
+def quick():
+    """Two methods and the smallest plan."""
+    with pytest.MonkeyPatch.context() as patch:
+        two = candidates.CANDIDATES[:2]
+        patch.setattr(candidates, "CANDIDATES", two)
+        patch.setattr(budget, "LADDER", (Plan(3, 4, 10),))
+        yield
+
+
+@pytest.fixture(scope="module")
+def interrupted(quick, tmp_path_factory):
+    """A comparison of few alike rows, killed while it tuned FedAvg, then continued."""
+    out = tmp_path_factory.mktemp("auto") / "out"
+    table, lines = columns(), []
+
+    def stop():
+        if lines and "local only" in lines[-1]:
+            raise KeyboardInterrupt
+
+    asked = {"client": "site", "target": "outcome", "out": out}
+    with pytest.raises(KeyboardInterrupt):
+        fb.auto(table, **asked, screen=Screen(lines.append, stop))
+    begun = len(lines)
+    found = fb.auto(table, **asked, screen=Screen(lines.append))
+    return found, lines[:begun], lines[begun:], asked
+
+
+def test_few_alike_rows_are_better_together(interrupted):
+    found = interrupted[0]
+    assert found.deploy == "fedavg"
+    assert found.verdict[0].startswith("Deploy FedAvg")
+    assert len(found.verdict) == 3
+
+
+def test_interrupted_comparison_goes_on(interrupted):
+    _, before, after, _ = interrupted
+    assert any("local only: test log loss" in line for line in before)
+    assert not any("local only: test log loss" in line for line in after)
+    assert any("FedAvg: test log loss" in line for line in after)
+
+
+def test_says_what_it_sees(interrupted):
+    said = "\n".join(interrupted[1])
+    assert "720 rows of 30 clients, 24 to 24 each" in said
+    assert "2 classes" in said and "by log loss" in said
+    assert "3 splits, each method tuned over 4 settings on validation rows" in said
+
+
+def test_folder_is_complete(interrupted):
+    folder = interrupted[0].folder
+    with (folder / "results.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [row["method"] for row in rows] == ["local_only", "fedavg"]
+    assert float(rows[1]["mean_gain"]) > 0
+    config = load(folder / "config.toml")
+    assert config.algorithm.name == "fedavg" and config.run.seed == [0, 1, 2]
+    alone = rows[0]
+    assert config.measure.local == int(alone["rounds"])
+    assert config.measure.local_rate == float(alone["rate"])
+    assert interrupted[0].verdict[0][:30] in (folder / "report.html").read_text()
+
+
+def test_folder_of_a_method_has_training_alone_as_tuned(interrupted):
+    """The run of local only, and what FedAvg's folder compares with, are the same."""
+    runs = interrupted[0].folder / "runs"
+    tables = {}
+    for name in ("local_only", "fedavg"):
+        with (runs / name / "clients.csv").open() as file:
+            tables[name] = list(csv.DictReader(file))
+    for alone, together in zip(tables["local_only"], tables["fedavg"], strict=True):
+        assert alone["test_personal_loss"] == together["test_local_loss"]
+
+
+def test_finished_comparison_is_said_again(interrupted):
+    found, *_, asked = interrupted
+    lines = []
+    again = fb.auto(columns(), **asked, screen=Screen(lines.append))
+    assert again.verdict == found.verdict
+    assert not any("test log loss" in line for line in lines)
+
+
+def test_another_table_needs_another_folder(interrupted):
+    with pytest.raises(InputError, match="another sha256"):
+        fb.auto(columns(seed=1), **interrupted[3])
+
+
+def test_models_of_clients_are_there(interrupted):
+    found = interrupted[0]
+    assert found.run("fedavg").personal("site 3").weight.shape == (1, 3)
+    assert found.table[0]["method"] == "local_only"
+    assert "Deploy FedAvg" in repr(found)
+
+
+@pytest.mark.parametrize(
+    ("change", "asked", "said"),
+    [
+        ({}, {"client": "hospital"}, "hospital"),
+        ({}, {"target": "death"}, "death"),
+        ({"outcome": np.array(["yes"] * 720)}, {}, "all 720 targets are yes"),
+        ({"site": np.array(["one"] * 720)}, {}, "2 clients or more"),
+        ({"outcome": np.full(720, 1.5)}, {}, "same in all rows"),
+        ({"site": np.arange(720)}, {}, "none of the 720 clients has 4 rows"),
+    ],
+)
+def test_bad_tables_are_one_line(change, asked, said, tmp_path):
+    given = {"client": "site", "target": "outcome", **asked}
+    with pytest.raises(InputError, match=said) as error:
+        fb.auto({**columns(), **change}, **given, out=tmp_path / "out")
+    assert "\n" not in str(error.value)
+
+
+def test_no_table_is_one_line(tmp_path, capsys):
+    words = ["auto", str(tmp_path / "no.csv"), "--client", "a", "--target", "b"]
+    assert main(words) == 2
+    assert "no such file" in capsys.readouterr().err
+    with pytest.raises(DataError, match="is no path"):
+        fb.auto(3, client="a", target="b", out=tmp_path / "out")
+
+
+def test_a_method_that_there_is_no_time_for_is_named(interrupted, monkeypatch):
+    """Of a finished comparison with one more method, with no second left."""
+    found, *_, asked = interrupted
+    kept = (found.folder / "auto.json").read_text()
+    state = run_folder.read_json(found.folder / "auto.json")
+    try:
+        del state["verdict"]
+        monkeypatch.setattr(candidates, "CANDIDATES", comparison_candidates())
+        text = run_folder.as_json(state)
+        (found.folder / "auto.json").write_text(text)
+        again = fb.auto(columns(), **asked, minutes=1e-6)
+        assert "there was no time for APFL" in again.verdict[2]
+    finally:
+        (found.folder / "auto.json").write_text(kept)
+
+
+def comparison_candidates():
+    return (*candidates.CANDIDATES[:2], candidates.BY_NAME["apfl"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("table", "said"),
+    [
+        (columns(20, 40), "Deploy FedAvg"),
+        (columns(12, 300, sign=lambda client: (-1) ** client), "Train alone"),
+        (columns(12, 100, noise=True), "Deploy nothing yet"),
+    ],
+    ids=["alike", "opposite", "noise"],
+)
+def test_truth_is_found_by_all_methods(table, said, tmp_path):
+    asked = {"client": "site", "target": "outcome", "out": tmp_path / "out"}
+    assert fb.auto(table, **asked, minutes=10).verdict[0].startswith(said)
+
+
+@pytest.mark.slow
+def test_one_unlike_client_is_named(tmp_path):
+    table = columns(15, 200, sign=lambda client: -1 if client == 7 else 1)
+    asked = {"client": "site", "target": "outcome", "out": tmp_path / "out"}
+    found = fb.auto(table, **asked, minutes=10)
+    assert found.verdict[0].startswith("Deploy")
+    assert "site 7" in found.verdict[1] and "site 6" not in found.verdict[1]

@@ -1,0 +1,85 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""Tables for a paper."""
+
+import numpy as np
+import pytest
+
+from fedblend.report.tables import (
+    Cell,
+    Column,
+    Table,
+    bits_text,
+    escaped,
+    latex,
+    markdown,
+    reached,
+)
+
+VALUES = {"a_b": [0.90, 0.92], "c|d": [0.80, 0.86]}
+TABLE = Table(
+    list(VALUES),
+    [
+        Column(
+            "accuracy (%)",
+            {name: Cell(of, best=name == "a_b") for name, of in VALUES.items()},
+            100.0,
+        ),
+        Column("bits", {"a_b": Cell(text="1.5 Mbit")}),
+    ],
+    "Mean ± deviation & more.",
+)
+
+
+def test_markdown_shows_mean_and_deviation_of_the_sample():
+    lines = markdown(TABLE).splitlines()
+    deviations = [100 * np.std(of, ddof=1) for of in VALUES.values()]
+    assert lines[2] == f"| a_b | **91.0 ± {deviations[0]:.1f}** | 1.5 Mbit |"
+    assert lines[3] == rf"| c\|d | 83.0 ± {deviations[1]:.1f} | - |"
+    assert lines[-1] == "Mean ± deviation & more."
+
+
+def test_latex_is_booktabs_with_everything_escaped():
+    text = latex(TABLE)
+    for part in (
+        r"\toprule",
+        r"\midrule",
+        r"\bottomrule",
+        r"\begin{tabular}{lrr}",
+        r"a\_b & $\mathbf{91.0 \pm 1.4}$ & 1.5 Mbit \\",
+        r"c|d & $83.0 \pm 4.2$ & -- \\",
+        r"accuracy (\%)",
+        r"Mean $\pm$ deviation \& more.",
+    ):
+        assert part in text
+    assert text.count("{") == text.count("}")
+    for line in text.splitlines():
+        assert line.count("$") % 2 == 0
+
+
+def test_a_value_that_is_not_finite_is_named():
+    table = Table(["a"], [Column("loss", {"a": Cell([1.0, np.nan])})], "")
+    assert "| a | not finite |" in markdown(table)
+    assert r"a & not finite \\" in latex(table)
+
+
+@pytest.mark.parametrize(
+    ("bits", "text"), [(0, "0 bit"), (999, "999 bit"), (12_300, "12.3 kbit")]
+)
+def test_bits_have_units(bits, text):
+    assert bits_text(bits) == text
+
+
+def test_a_target_that_some_seeds_miss_is_not_reached():
+    there = {"reached": True, "round": 10, "bits_up": 2e6}
+    missed = {"reached": False, "round": None, "bits_up": None}
+    assert reached([there, {**there, "round": 15}], "round") == "12.5"
+    assert reached([there], "bits_up") == "2 Mbit"
+    assert reached([there, missed], "round") == "not reached (1 of 2 seeds)"
+    assert reached([missed], "round") == "not reached"
+
+
+def test_special_signs_of_latex():
+    assert escaped("a&b_c^d~e\\") == (
+        r"a\&b\_c\textasciicircum{}d\textasciitilde{}e\textbackslash{}"
+    )
