@@ -174,5 +174,5 @@ def _write(
         run,
         {},
         lambda line: on_warning(point.name, line),
-        figures=False,
+        formats=(),
     )
