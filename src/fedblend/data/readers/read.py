@@ -132,9 +132,8 @@ def read_new_rows(
         where, name = table.where, table.name
         raw = _raw(table, target, client, list(task.columns) or None, preprocessing)
     schema = preprocessing if isinstance(preprocessing, Schema) else None
-    rows = raw.inputs
-    if schema is None:
-        rows = _shaped(rows, task, where, flat=table is not None)
+    flat, rows = table is not None, raw.inputs
+    rows = rows if schema is not None else _shaped(rows, task, where, flat=flat)
     if task.kind == "sequence":
         rows = rows.astype(np.int32)
     if task.numbers:
