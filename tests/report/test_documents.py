@@ -12,6 +12,7 @@ import pytest
 from fedblend.config.config import check
 from fedblend.config.schema import algorithm, tables
 from fedblend.config.schema.algorithm import OPTIONS
+from fedblend.config.schema.imported import ImportedModel
 
 HOME = Path(__file__).parents[2]
 
@@ -55,7 +56,7 @@ def classes() -> dict[str, type]:
     schedules = get_args(get_args(algorithm.Schedule)[0])
     every = [*data, *rules, *schedules, *OPTIONS.values()]
     every += [tables.Run, tables.Measure, tables.Privacy]
-    models = get_args(get_args(tables.AnyModel)[0])
+    models = (*tables.NAMED_MODELS, ImportedModel)
     found = {kind.__name__: kind for kind in [*every, *models]}
     return {name: kind for name, kind in found.items() if hasattr(kind, "model_fields")}
 
