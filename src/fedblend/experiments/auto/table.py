@@ -71,4 +71,4 @@ def _cell(value: Any) -> Any:
 def write_report(state: dict[str, Any], folder: Path, path: Path) -> Path:
     """Write the page of all methods, the verdict on top."""
     folders = [folder / "runs" / row["method"] for row in rows(state)]
-    return write_page(folders, path, verdict=state["verdict"])
+    return write_page(folders, path, verdict=state["verdict"], metric=state["metric"])
