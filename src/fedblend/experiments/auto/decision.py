@@ -4,12 +4,13 @@
 
 *What to deploy.* Validation rows decide: of the methods that cannot be told apart from
 the best one, the simplest, in the order of ``candidates``. Training alone is the
-simplest of all. A method is told apart if it is worse by more than a negligible part of
-what the best one gains over a constant prediction, at 5 % after Holm's correction for
-all comparisons with the best. The test is Wilcoxon's signed-rank test over clients, of
-their means over splits: one unlike client does not hide what the others show. Fewer
-than 10 clients are no sample; they are compared over splits, by Student's t with the
-correction of Nadeau and Bengio for splits that overlap.
+simplest of all; a method that scores worse than it on average is no choice. A method is
+told apart if it is worse by more than a negligible part of what the best one gains over
+a constant prediction, at 5 % after Holm's correction for all comparisons with the best.
+The test is Wilcoxon's signed-rank test over clients, of their means over splits: one
+unlike client does not hide what the others show. Fewer than 10 clients are no sample;
+they are compared over splits, by Student's t with the correction of Nadeau and Bengio
+for splits that overlap.
 
 *Who gains.* Test rows tell, for every client with enough of them: its interval from
 ``gains`` over single rows and splits, at 5 % after Holm's correction for all clients.
@@ -228,8 +229,11 @@ def choose(values: Mapping[str, np.ndarray], constant: float = np.inf) -> Choice
     others = [name for name in values if name != best]
     p = _corrected({name: values[name] - values[best] for name in others})
 
+    alone = means.get(ALONE, np.inf)
+
     def like_best(name: str) -> bool:
-        return p.get(name, 0.0) >= LEVEL or means[name] - means[best] <= little
+        close = p.get(name, 0.0) >= LEVEL or means[name] - means[best] <= little
+        return close and means[name] <= alone
 
     alike = [name for name in BY_NAME if name in values and like_best(name)]
     return Choice(alike[0], best, alike, p)
