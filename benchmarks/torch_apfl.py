@@ -102,7 +102,9 @@ class Loop:
             with torch.no_grad():
                 slope = sum(
                     (one * (ours - theirs)).sum()
-                    for one, ours, theirs in zip(gradients, local, personal, strict=True)
+                    for one, ours, theirs in zip(
+                        gradients, local, personal, strict=True
+                    )
                 )
                 for theirs, one in zip(personal, gradients, strict=True):
                     theirs -= RATE * (1 - alpha) * one
