@@ -176,7 +176,12 @@ def as_plain(clients: Clients, most_cells: int, first: Sequence[str]) -> dict[st
     """
     order = dict.fromkeys([*first, *MATTER_MOST, *clients.columns])
     order = [name for name in order if name in clients.columns]
-    room = max(most_cells // max(len(clients.ids), 1) - len(clients.gains) - 1, 0)
+    gains = {
+        name: column(values)
+        for name, values in clients.gains.items()
+        if not name.endswith("_broken")
+    }
+    room = max(most_cells // max(len(clients.ids), 1) - len(gains) - 1, 0)
     kept, left_out = set(order[:room]), order[room:]
     numbered = clients.names == [str(client) for client in clients.ids]
     return {
@@ -191,11 +196,7 @@ def as_plain(clients: Clients, most_cells: int, first: Sequence[str]) -> dict[st
             for name, values in clients.columns.items()
             if name in kept
         },
-        "gains": {
-            name: column(values)
-            for name, values in clients.gains.items()
-            if not name.endswith("_broken")
-        },
+        "gains": gains,
         "left_out": left_out,
     }
 
