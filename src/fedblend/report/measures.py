@@ -80,11 +80,18 @@ def drawn_metrics(rows: Sequence[Row], split: str) -> list[str]:
 def in_order(metrics: Iterable[str]) -> list[str]:
     """The main one of these metrics, then the others, then the loss.
 
+    Metrics that begin with the loss are in no order of their own; of others the first
+    is the main one.
+
     >>> in_order(["loss", "auc", "recall@5"])
     ['recall@5', 'auc', 'loss']
+    >>> in_order(["auc", "loss", "accuracy"])
+    ['auc', 'accuracy', 'loss']
     """
     found = list(metrics)
     others = [name for name in found if name != "loss"]
+    if found[:1] == others[:1]:
+        return others + (["loss"] if "loss" in found else [])
     kinds = {name: name.partition("@")[0] for name in others}
     order = [*ORDER, *kinds.values()]
     others.sort(key=lambda name: order.index(kinds[name]))
