@@ -11,7 +11,7 @@ import pytest
 
 from fedblend.config.config import check, dump
 from fedblend.errors import ConfigError, RunError
-from fedblend.experiments import results, run_folder
+from fedblend.experiments import evidence, results, run_folder
 from fedblend.experiments.compare import compare
 from fedblend.experiments.differences import ALONE
 from fedblend.experiments.run import run_config
@@ -142,26 +142,39 @@ def test_rounds_and_bits_to_a_target(made):
 
 
 def test_a_killed_comparison_goes_on(made, tmp_path):
+    """While clients train alone, and in the second run, that has it from the first."""
     out, _, _ = made
-    place, stops, again = tmp_path / "killed", 0, None
-    while again is None:
-        steps = 0
+    place = tmp_path / "killed"
+    for stop in (("fedavg", "local"), ("apfl", "federated")):
 
-        def on_step(name, step, most=stops + 2):
-            nonlocal steps
-            steps += 1
-            if steps == most:
+        def on_step(name, step, stop=stop):
+            if (name, step.stage) == stop and step.round:
                 raise Stop
 
-        try:
-            again = compare(BOTH, place, target=TARGET, resume=True, on_step=on_step)
-        except Stop:
-            stops += 1
-    assert stops > 2
+        with pytest.raises(Stop):
+            compare(BOTH, place, resume=True, on_step=on_step)
+    compare(BOTH, place, target=TARGET, resume=True)
     for name in ("results.csv", "differences.csv", "target.csv", "table.tex"):
         assert (place / name).read_bytes() == (out / name).read_bytes()
     with pytest.raises(RunError, match="holds a comparison already; --resume"):
         compare(BOTH, place)
+
+
+def test_the_rows_of_a_run_are_small_and_whole(made):
+    out, _, _ = made
+    saved = evidence.read(Folder(out / "runs" / "apfl"))
+    assert (saved.split, saved.seeds) == ("test", [0, 1])
+    for seed in (0, 1):
+        rows = saved.evidence.by_row[seed]["test"]["personal"]
+        values = saved.evidence.measured[seed]["test"]["personal"]
+        known = ~np.isnan(rows["accuracy"])
+        assert (known.sum(axis=1) == saved.counts).all()
+        for metric in ("accuracy", "loss"):
+            means = np.nanmean(rows[metric], axis=1)
+            assert means == pytest.approx(values[metric], rel=1e-5)
+    # Two seeds, three models: a byte for right or wrong, four for a loss.
+    size = Folder(out / "runs" / "apfl").evidence.stat().st_size
+    assert size < saved.counts.sum() * 2 * 3 * 5 + 8000
 
 
 def test_finished_runs_are_compared_as_they_are(made, tmp_path):

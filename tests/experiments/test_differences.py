@@ -3,16 +3,16 @@
 """Comparing run folders client by client."""
 
 import copy
+import json
 import shutil
 
 import numpy as np
 import pytest
 from scipy import stats
 
-from fedblend.config.build import build
 from fedblend.config.config import check, dump
 from fedblend.errors import RunError
-from fedblend.experiments import evidence, results
+from fedblend.experiments import evidence
 from fedblend.experiments.differences import (
     ALONE,
     compared,
@@ -21,11 +21,15 @@ from fedblend.experiments.differences import (
     holm,
     p_value,
 )
-from fedblend.experiments.run import run_config
 from fedblend.experiments.run_folder import Folder
-from fedblend.gains import TAIL
-from fedblend.simulation.simulate import set_up
+from fedblend.gains import TAIL, Evidence
+from fedblend.metrics import Metric
 from tiny_config import TINY
+
+METRICS = {
+    "accuracy": Metric(lambda model, batch: model, True, None, True, True),
+    "loss": Metric(lambda model, batch: model, False),
+}
 
 
 def with_tables(**tables):
@@ -46,53 +50,67 @@ def copied(folder, place, config=None):
     return place
 
 
+COUNTS = np.array([5, 0, 7, 3, 9, 4])
+
+
+def written(place, config, right, alone):
+    """A folder whose models are right so often on the test rows of six clients."""
+    place.mkdir()
+    (place / "config.toml").write_text(dump(config))
+    facts = {"data": {"name": "digits", "rows": 1797}}
+    (place / "run.json").write_text(json.dumps(facts))
+    found: list[list] = [[], []]
+    for seed in (0, 1):
+        values, rows = {}, {}
+        for model, often in (("personal", right), ("local", alone)):
+            rng = np.random.default_rng([seed, int(100 * often)])
+            hits = (rng.random((6, COUNTS.max())) < often).astype(np.float32)
+            hits[np.arange(COUNTS.max()) >= COUNTS[:, None]] = np.nan
+            by_row = {"accuracy": hits, "loss": 1 - hits / 2}
+            rows[model] = by_row
+            sums = {name: np.nansum(of, axis=1) for name, of in by_row.items()}
+            values[model] = {
+                name: np.where(COUNTS > 0, of / np.maximum(COUNTS, 1), np.nan)
+                for name, of in sums.items()
+            }
+        found[0].append({"test": values})
+        found[1].append({"test": rows})
+    every = Evidence(*found, {"test": COUNTS}, METRICS)
+    evidence.write(Folder(place), every, np.arange(6), [0, 1])
+    return place
+
+
 @pytest.fixture(scope="module")
-def folders(tmp_path_factory, compiled):
-    """Two runs that differ in their rate, with two seeds and training alone."""
+def folders(tmp_path_factory):
+    """Two runs with two seeds, whose clients train alone with other success."""
     place = tmp_path_factory.mktemp("runs")
-    patch = pytest.MonkeyPatch()
-    patch.setattr(results, "draw", lambda *arguments: None)
-    local = {"measure": {"local": 2}, "run": {"seed": [0, 1], "cohort": 6}}
-    for name, rate in (("slow", 0.01), ("fast", 0.2)):
-        config = with_tables(algorithm={"rate": rate}, **local)
-        run_config(config, place / name)
-    patch.undo()
-    return {name: place / name for name in ("slow", "fast")}
+    config = with_tables(run={"seed": [0, 1]})
+    return {
+        "slow": written(place / "slow", config, 0.5, 0.6),
+        "fast": written(place / "fast", config, 0.9, 0.65),
+    }
 
 
 def test_the_differences_are_those_of_the_clients_on_the_same_rows(folders):
-    """Against the definition, from runs that are simulated again."""
+    """Against the definition, from the rows as they were written."""
     (found,) = differences(folders)
     assert (found.name, found.other, found.metric) == ("slow", "fast", "accuracy")
-    values, rows = [], []
-    for rate in (0.01, 0.2):
-        config = with_tables(
-            algorithm={"rate": rate}, run={"seed": [0, 1], "cohort": 6}
-        )
-        run = set_up(build(config).spec).complete()
-        values.append([of["test"]["personal"]["accuracy"] for of in run.measured])
-        rows.append([of["test"]["personal"]["accuracy"] for of in run.by_row])
-    gaps = np.array(values[0]) - np.array(values[1])
-    assert found.gain.value == pytest.approx(gaps.mean(axis=0), abs=1e-6)
-    by_rows = np.nanmean(np.array(rows[0]) - np.array(rows[1]), axis=2)
-    assert by_rows == pytest.approx(gaps, abs=1e-6)
-    assert found.gain.mean[0] == pytest.approx(gaps.mean())
-    assert (found.gain.low <= found.gain.value).all()
-
-
-def test_the_saved_rows_are_small_and_whole(folders):
-    saved = evidence.read(Folder(folders["slow"]))
-    assert (saved.split, saved.seeds) == ("test", [0, 1])
-    rows = saved.evidence.by_row[1]["test"]["personal"]
-    known = ~np.isnan(rows["accuracy"])
-    assert (known.sum(axis=1) == saved.counts).all()
-    values = saved.evidence.measured[1]["test"]["personal"]
-    for metric in ("accuracy", "loss"):
-        means = np.nanmean(rows[metric], axis=1)
-        assert means == pytest.approx(values[metric], rel=1e-5)
-    # Two seeds, two or three models: a byte for right or wrong, four for a loss.
-    size = Folder(folders["slow"]).evidence.stat().st_size
-    assert size < saved.counts.sum() * 2 * 3 * 5 + 8000
+    slow, fast = (evidence.read(Folder(of)).evidence for of in folders.values())
+    gaps = np.array([
+        one["test"]["personal"]["accuracy"] - other["test"]["personal"]["accuracy"]
+        for one, other in zip(slow.by_row, fast.by_row, strict=True)
+    ])  # fmt: skip
+    known = COUNTS > 0
+    by_client = np.nanmean(gaps[:, known], axis=2)
+    assert found.gain.value[known] == pytest.approx(by_client.mean(axis=0), abs=1e-6)
+    assert np.isnan(found.gain.value[~known]).all()
+    assert found.gain.mean[0] == pytest.approx(by_client.mean(), abs=1e-6)
+    assert found.p == pytest.approx(p_value(by_client), rel=1e-4)
+    assert (found.gain.low <= found.gain.value)[known].all()
+    row = found.row()
+    assert row["clients"] == 5 and row["mean_gain"] < 0
+    (loss,) = differences(folders, ["loss"])
+    assert loss.gain.mean[0] == pytest.approx(by_client.mean() / 2, abs=1e-6)
 
 
 def test_training_alone_is_one_of_the_methods_where_it_is_the_same(folders, tmp_path):

@@ -7,8 +7,9 @@ import copy
 import numpy as np
 import pytest
 
+from fedblend.config.build import build
 from fedblend.config.config import check
-from fedblend.config.sweep import grid, parse, programs
+from fedblend.config.sweep import grid, parse, programs, together
 from fedblend.errors import ConfigError, RunError
 from fedblend.experiments import results, run_folder, side_by_side
 from fedblend.experiments.differences import contenders
@@ -76,7 +77,8 @@ def same_as_single(config, path, place):
         assert mine[key] == pytest.approx(value, **TOLERANCE), key
     files = {one.name for one in place.iterdir()} - {"figures"}
     kept = {name for name in files if "checkpoint" not in name}
-    assert {one.name for one in path.iterdir()} == kept
+    there = {one.name for one in path.iterdir() if "checkpoint" not in one.name}
+    assert there - {"figures"} == kept
     for row, other in zip(*(cells(of) for of in (path, place)), strict=True):
         for cell, expected in zip(row, other, strict=True):
             if cell != expected:
@@ -90,9 +92,26 @@ def same_as_single(config, path, place):
             for leaf, value in theirs.items():
                 assert mine[leaf] == pytest.approx(value, **TOLERANCE, nan_ok=True)
     summary, other = (run_folder.read_summary(Folder(of)) for of in (path, place))
-    assert summary.keys() == other.keys()
-    assert [one.keys() for one in summary["runs"]] == [o.keys() for o in other["runs"]]
-    assert summary["warnings"] == other["warnings"]
+    alike(summary, other)
+
+
+TIMES = ("seconds", "compile_seconds")
+
+
+def alike(mine, theirs):
+    """Whether two summaries are the same, but for rounding and times."""
+    assert type(mine) is type(theirs)
+    if isinstance(mine, dict):
+        assert mine.keys() == theirs.keys()
+        for key in mine.keys() - set(TIMES):
+            alike(mine[key], theirs[key])
+    elif isinstance(mine, list):
+        for one, other in zip(mine, theirs, strict=True):
+            alike(one, other)
+    elif isinstance(mine, float):
+        assert mine == pytest.approx(theirs, **TOLERANCE)
+    elif not isinstance(mine, str) or not any(sign.isdigit() for sign in mine):
+        assert mine == theirs
 
 
 def swept(made, over, out, **options):
@@ -122,6 +141,7 @@ def test_a_value_is_what_a_run_by_itself_would_be(apfl, tmp_path):
     same_as_single(point.config, out / "runs" / point.name, tmp_path / "single")
 
 
+@pytest.mark.slow
 def test_one_seed_and_the_rate_of_theory_for_each_value(tmp_path):
     made = content(FLIX, run={"rounds": 2})
     points = read_points(check(made, "a test"), ["algorithm.alpha=0.4,0.8"], None)
@@ -129,6 +149,21 @@ def test_one_seed_and_the_rate_of_theory_for_each_value(tmp_path):
     run_together(points, folders, Folder(tmp_path / "programs"))
     path = folders["alpha=0.8"].path
     same_as_single(points[1].config, path, tmp_path / "single")
+
+
+def test_every_value_has_the_rate_of_theory():
+    """In every split, as a single run has it."""
+    made = content(FLIX, run={"seed": [0, 1]})
+    points = read_points(check(made, "a test"), ["algorithm.alpha=0.4,0.8"], None)
+    found = together(points, build(points[0].config)).over
+    alphas = found["values"]["algorithm.alpha"]
+    assert alphas == pytest.approx([0.4, 0.4, 0.8, 0.8])
+    for number, point in enumerate(points):
+        single = build(point.config).by_split
+        mine = found["rates"][2 * number : 2 * number + 2]
+        np.testing.assert_allclose(mine, single.over["rates"], rtol=1e-6)
+        own = found["smooth"][2 * number : 2 * number + 2]
+        np.testing.assert_allclose(own, single.over["smooth"], rtol=1e-6)
 
 
 def test_every_rate_trains_alone_with_its_own(tmp_path, monkeypatch):
@@ -176,24 +211,19 @@ class Stop(Exception):
 
 
 def test_a_sweep_goes_on_where_it_was_killed(apfl, tmp_path):
+    """While clients train alone, in the program, and while the folders are written."""
     made, out, whole = apfl
-    place, stops, found = tmp_path / "killed", 0, None
-    while found is None:
-        steps = 0
+    place = tmp_path / "killed"
+    for stage in ("local", "federated"):
 
-        def on_step(name, step, most=stops + 1):
-            nonlocal steps
-            steps += 1
-            if steps == most:
+        def on_step(name, step, stage=stage):
+            if step.stage == stage and step.round:
                 raise Stop
 
-        try:
-            found = swept(made, OVER, place, resume=True, on_step=on_step)
-        except Stop:
-            stops += 1
-    assert stops > 2
+        with pytest.raises(Stop):
+            swept(made, OVER, place, resume=True, on_step=on_step)
+    found = swept(made, OVER, place, resume=True)
     assert found.comparison.markdown() == whole.comparison.markdown()
-    # Killed while the folders are written, and after everything.
     (place / "runs" / "alpha=0.3" / "summary.json").unlink()
     assert swept(made, OVER, place, resume=True).programs == 1
     assert swept(made, OVER, place, resume=True).programs == 0
@@ -270,3 +300,33 @@ def test_a_grid_is_a_product():
     )
     assert [point.name for point in points] == ["alpha=0.1,rate=1", "alpha=0.2,rate=1"]
     assert points[1].config.name == "tiny alpha=0.2,rate=1"
+
+
+PERSONAL = {"rate": 0.1, "steps": 3, "batch_size": 4}
+OTHERS = {
+    "algorithm.lam": {"name": "ditto", "lam": 0.5, "personal": PERSONAL},
+    "algorithm.personal.rate": {"name": "ditto", "lam": 0.5, "personal": PERSONAL},
+    "algorithm.mu": {"name": "fedprox", "mu": 0.1},
+    "algorithm.server.rate": {
+        "name": "fedopt",
+        "server": {"name": "adam", "rate": 0.01},
+    },
+    "algorithm.inner_rate": {"name": "perfedavg", "inner_rate": 0.1},
+    "algorithm.alpha_rate": {"name": "apfl", "alpha": 0.5, "alpha_rate": 0.1},
+    "algorithm.held_out": {"name": "apfl", "alpha": 0.5, "held_out": 0.2},
+    "algorithm.rate": {
+        "name": "fedavg",
+        "schedule": {"unit": "round", "name": "exponential", "decay": 0.9},
+    },
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("key", OTHERS)
+def test_other_numbers_run_together_or_one_by_one(key, tmp_path):
+    made = content(OTHERS[key], measure={"local": False})
+    found = swept(made, {key: [0.1, 0.3]}, tmp_path / "out")
+    assert found.programs == (2 if key == "algorithm.held_out" else 1)
+    point = found.points[1]
+    path = tmp_path / "out" / "runs" / point.name
+    same_as_single(point.config, path, tmp_path / "single")

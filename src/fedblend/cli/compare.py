@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """``fedblend compare``: configurations on the same clients and splits, side by side."""
 
+import shlex
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import StrEnum
@@ -132,7 +133,8 @@ def show(made: "Comparison", out: Path, table: TableFormat | None) -> None:
         )
     if len(sure) > MOST_SHOWN:
         screen.say(f"and {len(sure) - MOST_SHOWN} more in {out / 'differences.csv'}")
-    screen.say(f"results: {out}")
+    runs = shlex.join(str(path) for path in made.folders.values())
+    screen.say(f"results: {out}", f"as a page: fedblend report {runs}")
 
 
 MOST_SHOWN = 8

@@ -20,7 +20,7 @@ from fedblend.config.build import Built
 from fedblend.config.config import Config
 from fedblend.config.model import loss_name
 from fedblend.core import Batch, PyTree
-from fedblend.experiments import bound, evidence, personalize, run_folder
+from fedblend.experiments import evidence, personalize, run_folder
 from fedblend.experiments.chance import chance, worse_than_chance
 from fedblend.experiments.personal_models import write_personal_models
 from fedblend.experiments.run_folder import Folder, seeds_of
@@ -54,7 +54,7 @@ def write_summary(
         config: what was run.
         built: what the configuration built.
         run: the federated stage, completed.
-        promised: the privacy of the run.
+        promised: what theory promises of the run: its privacy, its bound.
         on_warning: called with each warning, one line.
         formats: of the figures; none are drawn if empty.
 
@@ -87,7 +87,6 @@ def write_summary(
         **origin(built),
         "warnings": [*built.warnings, *warnings],
         **about_clients,
-        **bound.promise(config, built, run),
         **promised,
         **harmed,
         "personal_models": kept,

@@ -55,7 +55,7 @@ def run_together(
         folders: the folder of each run, by name.
         place: where checkpoints are, while it runs.
         on_step: called after every block of rounds.
-        on_warning: called with the name of a run and a warning.
+        on_warning: called with the name of a run, or "all values", and a warning.
 
     Raises:
         NotTogether: before anything is computed.
@@ -63,6 +63,8 @@ def run_together(
     config = points[0].config
     with precision(config.run.precision):
         built = build(config)
+        for warning in built.warnings:
+            on_warning("all values", warning)
         metric = in_order(built.measures)[0]
         most = _most_points(built)
         parts = [points[at : at + most] for at in range(0, len(points), most)]

@@ -7,7 +7,7 @@ with any color vision. Colors are Okabe and Ito's. Text has 7 points or more at 
 width of the column.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import cycle
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -21,16 +21,17 @@ from fedblend.report.measures import Curve, Row
 
 ONE, TWO = 3.3, 6.8
 """The widths of a column and of two, in inches."""
-LOOKS = (
-    ("#0072B2", "o", "-"),
-    ("#D55E00", "s", (0, (5, 1.5))),
-    ("#009E73", "^", (0, (1, 1))),
-    ("#CC79A7", "D", (0, (4, 1, 1, 1))),
-    ("#E69F00", "v", (0, (7, 2))),
-    ("#56B4E9", "P", (0, (2, 1))),
-    ("#000000", "X", (0, (4, 1, 1, 1, 1, 1))),
+COLORS = (
+    "#0072B2",
+    "#D55E00",
+    "#009E73",
+    "#CC79A7",
+    "#E69F00",
+    "#56B4E9",
+    "#000000",
 )
-"""The color, marker and dashes of each line."""
+MARKERS = "os^DvPX*"
+DASHES = ("-", (0, (5, 1.5)), (0, (1, 1)), (0, (4, 1, 1, 1)), (0, (7, 2)))
 STYLE: Any = {
     "font.size": 8,
     "axes.labelsize": 8,
@@ -52,8 +53,15 @@ STYLE: Any = {
     "pdf.fonttype": 42,  # TrueType, which publishers accept
 }
 ACROSS = {"rounds": "rounds", "bits": "bits sent, both ways"}
+MOST_COLUMNS = 6
+"""Of a legend."""
 MARKS = 8
 """Markers on a line, about."""
+
+
+def looks() -> Iterator[tuple[str, str, Any]]:
+    """The color, marker and dashes of each line; 280 differ in one of them."""
+    return zip(cycle(COLORS), cycle(MARKERS), cycle(DASHES), strict=False)
 
 
 class Tested(Protocol):
@@ -119,7 +127,7 @@ def draw(
             for over in ACROSS:
                 figure = new_figure(ONE, 2.4)
                 _draw_lines(figure.subplots(), lines, over, label, alone)
-                _legend(figure, 3)
+                _legend(figure)
                 written.append(_save(figure, folder / f"{over}.pdf"))
             figure = new_figure(TWO, 2.4)
             for axes, over in zip(
@@ -127,7 +135,7 @@ def draw(
             ):
                 own = label if over == "rounds" else ""
                 _draw_lines(axes, lines, over, own, alone)
-            _legend(figure, 6)
+            _legend(figure)
             written.append(_save(figure, folder / "curves.pdf"))
         if tested:
             written.append(_save(_differences(tested), folder / "differences.pdf"))
@@ -157,7 +165,7 @@ def draw_sweep(swept: Swept, key: str, label: str, path: Path) -> Path:
     with matplotlib.rc_context(STYLE):
         figure = new_figure(ONE, 2.4)
         axes = figure.subplots()
-        for (model, found), look in zip(swept.models.items(), cycle(LOOKS)):
+        for (model, found), look in zip(swept.models.items(), looks(), strict=False):
             color, marker, dashes = look
             error = found.std(axis=1, ddof=1) if found.shape[1] > 1 else None
             axes.errorbar(
@@ -175,7 +183,7 @@ def draw_sweep(swept: Swept, key: str, label: str, path: Path) -> Path:
         axes.set_ylabel(label)
         if _spans_decades(swept.values):
             axes.set_xscale("log")
-        _legend(figure, 3)
+        _legend(figure)
         return _save(figure, path)
 
 
@@ -190,7 +198,7 @@ def _draw_lines(
     from matplotlib.ticker import EngFormatter, MaxNLocator
 
     for number, ((name, curve), look) in enumerate(
-        zip(lines.items(), cycle(LOOKS), strict=False)
+        zip(lines.items(), looks(), strict=False)
     ):
         color, marker, dashes = look
         across = curve.rounds if over == "rounds" else curve.bits
@@ -228,10 +236,17 @@ def _draw_lines(
         axes.xaxis.set_major_locator(MaxNLocator(4))
 
 
-def _legend(figure: Any, columns: int) -> None:
+def _legend(figure: Any) -> None:
+    """The legend above the axes, with as many columns as fit into the figure."""
     handles, labels = figure.axes[0].get_legend_handles_labels()
-    columns = min(columns, len(labels))
-    figure.legend(handles, labels, loc="outside upper center", ncols=columns)
+    for columns in range(min(len(labels), MOST_COLUMNS), 0, -1):
+        legend = figure.legend(
+            handles, labels, loc="outside upper center", ncols=columns
+        )
+        figure.draw_without_rendering()
+        if columns == 1 or legend.get_window_extent().width < figure.bbox.width:
+            return
+        legend.remove()
 
 
 def _differences(tested: Sequence[Tested]) -> Any:
@@ -241,7 +256,7 @@ def _differences(tested: Sequence[Tested]) -> Any:
     axes = figure.subplots()
     for place, one in enumerate(shown):
         mean, low, high = one.gain.mean
-        color = LOOKS[0][0] if one.significant else "#606060"
+        color = COLORS[0] if one.significant else "#606060"
         axes.plot([low, high], [place, place], color=color, linewidth=1)
         face = color if one.significant else "white"
         axes.plot(mean, place, "o", color=color, markerfacecolor=face)
@@ -264,7 +279,7 @@ def _clients(tested: Sequence[Tested]) -> Any:
     ]
     figure = new_figure(ONE, 2.4)
     axes = figure.subplots()
-    for one, (color, marker, dashes) in zip(pairs, cycle(LOOKS), strict=False):
+    for one, (color, marker, dashes) in zip(pairs, looks(), strict=False):
         gains = np.sort(one.gain.value[np.isfinite(one.gain.value)])
         across = np.linspace(0, 100, len(gains)) if len(gains) > 1 else [50.0]
         step = max(1, len(gains) // MARKS)
@@ -280,7 +295,7 @@ def _clients(tested: Sequence[Tested]) -> Any:
     axes.axhline(0, color="#404040", linewidth=0.8)
     axes.set_xlabel("clients, sorted by gain (%)")
     axes.set_ylabel(f"gain in {pairs[0].metric}\nover {reference}")
-    _legend(figure, 3)
+    _legend(figure)
     return figure
 
 
