@@ -41,6 +41,7 @@ class Net(nn.Module):
         self.fc3 = nn.Linear(84, 62)
 
     def forward(self, x):
+        """The scores of images."""
         x = self.pool(functional.relu(self.conv1(x)))
         x = self.pool(functional.relu(self.conv2(x)))
         x = torch.flatten(x, 1)
@@ -115,6 +116,7 @@ class Loop:
         return self._state(self.local)
 
     def advance(self, rounds: int):
+        """Some rounds."""
         for _ in range(rounds):
             ends = [self.client(place) for place in range(len(self.rows))]
             with torch.no_grad():

@@ -16,10 +16,13 @@ from fedblend.data.dataset import MissingDataError
 ROOT = Path(__file__).parents[1]
 STORIES = ROOT / "docs" / "stories"
 NEEDS = {
+    "hospitals": (),
     "handwriting": ("femnist",),
     "keyboards": ("stackexchange_text", "wikitext-2"),
 }
 """The datasets of each story."""
+TIMED = {"hospitals"}
+"""Stories whose numbers depend on the time that they had."""
 CODE = re.compile(r"^```py\n(.*?)^```", re.DOTALL | re.MULTILINE)
 FIGURE = re.compile(r"!\[[^]]+\]\(([\w.]+\.png)\)")
 MOST_BYTES = 200_000
@@ -65,13 +68,12 @@ def test_every_figure_is_there_and_small(name):
 @pytest.mark.parametrize("name", NEEDS)
 def test_the_script_of_a_story_runs_and_draws_its_figures(name, tmp_path):
     assert run(name, tmp_path, FEDBLEND_TINY="1").strip()
-    assert [
-        one for one in FIGURE.findall(text(name)) if not (tmp_path / one).exists()
-    ] == []
+    drawn = [one for one in FIGURE.findall(text(name)) if "_report" not in one]
+    assert [one for one in drawn if not (tmp_path / one).exists()] == []
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", NEEDS)
+@pytest.mark.parametrize("name", [name for name in NEEDS if name not in TIMED])
 def test_the_numbers_on_the_page_are_those_of_the_script(name, tmp_path):
     """On the kind of device and the versions that made them, to the last digit."""
     printed = run(name, tmp_path).strip().splitlines()

@@ -143,6 +143,9 @@ from fedblend.data.federated import (
 from fedblend.data.federated import (
     shard_of as shard_of,
 )
+from fedblend.experiments import (
+    trackers as trackers,
+)
 from fedblend.experiments.auto import (
     AutoResult as AutoResult,
 )

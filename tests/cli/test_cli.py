@@ -120,7 +120,8 @@ def test_bad_settings(settings, line, capsys):
 def test_bad_tables(content, line, capsys):
     if content is not None:
         Path("own.csv").write_text(content)
-    name = write(data=own(partition="by_key"), model={"name": "logistic"})
+    data = own(partition="by_key", preprocess="none")
+    name = write(data=data, model={"name": "logistic"})
     assert line in fails(capsys, "run", name)
     assert not Path("runs").exists()
 

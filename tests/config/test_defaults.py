@@ -42,8 +42,8 @@ def test_what_is_chosen_for_a_table():
 @pytest.mark.parametrize(
     ("source", "partition", "model", "cohort", "local"),
     [
-        ("femnist", "by_key", "cnn", 20, False),
-        ("shakespeare", "by_key", "char_rnn", 20, False),
+        ("femnist", "by_key", "cnn", 10, False),
+        ("shakespeare", "by_key", "char_rnn", 10, False),
         ("digits", "dirichlet", "softmax", None, True),
         ("breast_cancer", "dirichlet", "logistic", None, True),
         ("synthetic", "by_key", "softmax", None, True),
@@ -119,9 +119,10 @@ def test_what_was_chosen_is_known_by_key(tmp_path):
         ("measure=1", "measure: 1 is not a table"),
     ],
 )
-def test_wrong_values_are_still_one_line(setting, line, tmp_path):
+@pytest.mark.parametrize("source", ["digits", "femnist"])
+def test_wrong_values_are_still_one_line(setting, line, source, tmp_path):
     path = tmp_path / "mine.toml"
-    path.write_text("data.source = 'digits'\nalgorithm = { name = 'fedavg' }")
+    path.write_text(f"data.source = '{source}'\nalgorithm = {{ name = 'fedavg' }}")
     with pytest.raises(ValueError) as caught:
         build(load(path, [setting]))
     text = str(caught.value)

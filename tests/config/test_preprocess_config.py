@@ -3,6 +3,7 @@
 """A configuration of a raw table: fitted on training rows, kept with the run."""
 
 import json
+from typing import Any
 
 import numpy as np
 import pandas
@@ -91,7 +92,7 @@ def test_statistics_are_those_of_training_rows_of_clients_that_train(content):
     ):
         train = ages(data.train.examples[0], fitted)
         assert data.train.total == len(train) < 0.7 * ROWS
-        theirs = StandardScaler().fit(train[:, None])
+        theirs: Any = StandardScaler().fit(train[:, None])
         assert fitted.fitted[0].mean == pytest.approx(theirs.mean_[0], rel=1e-6)
         assert fitted.fitted[0].deviation == pytest.approx(theirs.scale_[0], rel=1e-6)
         whole = np.concatenate(
@@ -207,9 +208,10 @@ def test_a_run_keeps_its_preprocessing_and_predicts_raw_tables(finished):
     raw = {name: FRAME[name].to_numpy() for name in FRAME.columns}
     run = fb.load(finished)
     assert run.preprocessing(1) == other
-    outputs = run.outputs(raw, seed=1)
-    by_hand = run.outputs(other.transform(raw), seed=1)
-    np.testing.assert_array_equal(outputs, by_hand)
+    found = run.predictions(FRAME.drop(columns="outcome"), shared=True, seed=1)
+    by_hand = run.model(None, 1).outputs(other.transform(raw))
+    np.testing.assert_array_equal(found.outputs, by_hand)
+    assert set(found.labels) == {"died", "recovered"}
 
 
 def test_new_clients_of_a_run_bring_raw_tables(finished, tmp_path):
@@ -239,6 +241,10 @@ def test_describe_command(file, capsys, monkeypatch, tmp_path):
     assert [one["column"] for one in found["columns"]] == list(FRAME.columns)
     assert main(["data", "describe", str(file), "--target", "outcom"]) == 2
     assert "there is no column 'outcom'" in capsys.readouterr().err
+    assert main(["data", "describe", str(file), "--client", "hospitl"]) == 2
+    assert "there is no column 'hospitl'" in capsys.readouterr().err
+    assert main(["data", "describe", str(tmp_path / "none.csv")]) == 2
+    assert "none.csv: no such file" in capsys.readouterr().err
     path = tmp_path / "numbers.csv"
     path.write_text("x,y\n1,0\n2,1\n3,0\n")
     assert main(["data", "describe", str(path), "--target", "y"]) == 0

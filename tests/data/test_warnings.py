@@ -7,7 +7,8 @@ import pytest
 
 from fedblend.data import datasets
 from fedblend.data.dataset import Dataset
-from fedblend.data.warnings import index_like, wild_scales
+from fedblend.data.readers.read import read
+from fedblend.data.warnings import index_like, tells_target, wild_scales
 
 ROWS = 40
 DRAW = np.random.default_rng(0)
@@ -109,3 +110,17 @@ def test_datasets_that_ship_are_not_odd(name, options, needs):
     needs(*datasets.DATASETS[name].needs[:1])
     shipped = datasets.load(name, **options)
     assert [*index_like(shipped), *wild_scales(shipped)] == []
+
+
+def test_a_column_that_tells_the_target_is_named():
+    outcome = np.array(["ill", "well"])[DRAW.integers(0, 2, 200)]
+    columns = {
+        "code": np.array([{"ill": "C1", "well": "C2"}[one] for one in outcome], object),
+        "ward": np.array(["a", "b"], object)[DRAW.integers(0, 2, 200)],
+        "age": DRAW.normal(size=200),
+    }
+    (line,) = tells_target(read(columns, target=outcome))
+    assert "'code'" in line and "'ward'" not in line and "'age'" not in line
+    columns["code"][0] = "C1" if outcome[0] == "well" else "C2"
+    assert list(tells_target(read(columns, target=outcome))) == []
+    assert list(tells_target(read({"age": columns["age"]}, target=outcome))) == []

@@ -3,14 +3,17 @@
 """``fb.load``: the models of a run come back from its folder alone."""
 
 import copy
+import io
 import json
 import shutil
 
 import jax
 import numpy as np
+import pandas
 import pytest
 
 import fedblend as fb
+from fedblend.cli import main
 from fedblend.config.build import build
 from fedblend.config.config import check
 from fedblend.errors import RunError
@@ -144,3 +147,30 @@ def test_personal_models_that_are_not_kept(tiny, tmp_path, monkeypatch, no_figur
     path.write_text(json.dumps(summary))
     with pytest.raises(RunError, match="an older fedblend made it"):
         fb.load(tmp_path / "always").personal(0)
+
+
+def test_the_records_as_a_frame_and_as_csv(blended, capsys):
+    out, run = blended
+    frame = fb.load(out).frame()
+    assert set(frame["seed"]) == {3, 5}
+    assert set(frame["metric"]) == {"loss", "accuracy"}
+    own = frame.query(
+        "seed == 5 and split == 'test' and model == 'personal' and metric == 'loss'"
+    )
+    history = run.history(1)
+    assert own["round"].tolist() == [record.round for record in history]
+    means = [record.measures.test.personal.loss.mean for record in history]
+    assert own["mean"].tolist() == pytest.approx(means)
+    assert own["bits_up"].tolist() == [record.bits_up for record in history]
+    again = run.frame()
+    assert list(again) == list(frame)
+    assert again["mean"].tolist() == pytest.approx(frame["mean"].tolist())
+    assert main(["show", str(out), "--format", "csv"]) == 0
+    read = pandas.read_csv(io.StringIO(capsys.readouterr().out))
+    pandas.testing.assert_frame_equal(read, frame, check_dtype=False)
+    assert main(["show", str(out), "--format", "json"]) == 0
+    assert json.loads(capsys.readouterr().out) == fb.load(out).summary
+    assert main(["show", str(out)]) == 0
+    shown = capsys.readouterr().out
+    assert "accuracy" in shown
+    assert "loss" in shown

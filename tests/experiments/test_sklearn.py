@@ -220,18 +220,19 @@ def visits():
 
 def test_a_mixed_frame_is_preprocessed(visits):
     frame, outcome, ids = visits
-    classifier = FederatedClassifier(**QUICK).fit(frame, outcome, client_ids=ids)
+    classifier: Any = FederatedClassifier(**QUICK).fit(frame, outcome, client_ids=ids)
     assert classifier.n_features_in_ == 3
     assert classifier.feature_names_in_.tolist() == list(frame.columns)
     assert classifier.preprocessing_.features[:2] == ("age", "age missing")
     present = frame[["age"]].to_numpy()
-    theirs = StandardScaler().fit(present)
+    theirs: Any = StandardScaler().fit(present)
     mine = classifier.preprocessing_.fitted[0]
     assert mine.mean == pytest.approx(theirs.mean_[0], rel=1e-12)
     assert mine.deviation == pytest.approx(theirs.scale_[0], rel=1e-12)
     assert classifier.score(frame, outcome) > 0.85
     assert set(classifier.predict(frame[:20])) <= {"died", "recovered"}
-    again = clone(classifier).fit(frame, outcome, client_ids=ids)
+    again: Any = clone(classifier)
+    again.fit(frame, outcome, client_ids=ids)
     np.testing.assert_array_equal(
         again.predict_proba(frame), classifier.predict_proba(frame)
     )

@@ -1,16 +1,23 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
+import os
+import subprocess
+import sys
+from types import SimpleNamespace
+
 import equinox
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import torch
 from flax import nnx
 
 from fedblend.core import Shard
+from fedblend.errors import InputError
 from fedblend.local import Work, descend
 from fedblend.losses import cross_entropy, gradient
-from fedblend.models import from_equinox, from_flax
+from fedblend.models import from_equinox, from_flax, from_keras
 
 KEY = jax.random.key(0)
 RNG = np.random.default_rng(0)
@@ -68,7 +75,7 @@ ADAPTED = {"flax": (from_flax, FlaxNet), "equinox": (from_equinox, EquinoxNet)}
 @pytest.mark.parametrize("framework", ADAPTED)
 def test_adapted_modules_train(framework):
     adapter, source = ADAPTED[framework]
-    model = adapter(source)
+    model = adapter(source, dropout="off")
     loss = cross_entropy(model.apply)
     params = model.init(KEY)
     trained, mean_gradient = descend(
@@ -86,7 +93,7 @@ def test_adapted_modules_train(framework):
 @pytest.mark.parametrize("framework", ADAPTED)
 def test_init_depends_on_the_key_and_can_be_mapped(framework):
     adapter, source = ADAPTED[framework]
-    model = adapter(source)
+    model = adapter(source, dropout="off")
     many = jax.jit(jax.vmap(model.init))(jax.random.split(KEY, 3))
     outputs = jax.jit(jax.vmap(model.apply, in_axes=(0, None)))(many, INPUTS)
     assert outputs.shape == (3, 40, 2)
@@ -94,7 +101,7 @@ def test_init_depends_on_the_key_and_can_be_mapped(framework):
 
 
 def test_flax_parameters_are_named_and_agree_with_the_module():
-    model = from_flax(FlaxNet)
+    model = from_flax(FlaxNet, dropout="off")
     module = FlaxNet(nnx.Rngs(KEY))
     params = model.init(KEY)
     assert set(params) == {
@@ -113,7 +120,7 @@ def test_flax_parameters_are_named_and_agree_with_the_module():
 
 
 def test_equinox_parameters_are_named_and_agree_with_the_module():
-    model = from_equinox(EquinoxNet)
+    model = from_equinox(EquinoxNet, dropout="off")
     params = model.init(KEY)
     assert {"layers/0/weight", "norm/weight"} < set(params)
     module = equinox.nn.inference_mode(EquinoxNet(KEY))
@@ -123,11 +130,11 @@ def test_equinox_parameters_are_named_and_agree_with_the_module():
 
 def test_a_module_given_as_such_keeps_its_parameters():
     flax_module = FlaxNet(nnx.Rngs(3))
-    params = from_flax(flax_module).init(KEY)
+    params = from_flax(flax_module, dropout="off").init(KEY)
     np.testing.assert_array_equal(params["first/kernel"], flax_module.first.kernel[...])
     assert not flax_module.dropout.deterministic  # the user's own stays as it was
     equinox_module = EquinoxNet(jax.random.key(3))
-    params = from_equinox(equinox_module).init(KEY)
+    params = from_equinox(equinox_module, dropout="off").init(KEY)
     original = equinox_module.layers[0].weight
     np.testing.assert_array_equal(params["layers/0/weight"], original)
 
@@ -146,5 +153,71 @@ def test_a_module_given_as_such_keeps_its_parameters():
 )
 def test_batch_statistics_are_refused_in_one_line(adapter, source, message):
     with pytest.raises(ValueError, match=message) as caught:
-        adapter(source)
+        adapter(source, dropout="off")
     assert "LayerNorm" in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("framework", ADAPTED)
+def test_dropout_is_not_switched_off_silently(framework):
+    adapter, source = ADAPTED[framework]
+    with pytest.raises(InputError, match=r'uses dropout, at dropout; .*dropout="off"'):
+        adapter(source)
+    with pytest.raises(InputError, match=r'dropout: 0.5 is not "off" or None'):
+        adapter(source, dropout=0.5)
+
+
+@pytest.mark.parametrize("framework", ADAPTED)
+def test_modules_of_others_are_refused_in_one_line(framework):
+    adapter, _ = ADAPTED[framework]
+    layer = torch.nn.Linear(5, 2)
+    for wrong in (layer, torch.nn.Linear, lambda key: layer):
+        with pytest.raises(InputError, match=r"of PyTorch; fb.models.from_torch t"):
+            adapter(wrong)
+    with pytest.raises(InputError, match=r"a builtins.int is not a module"):
+        adapter(3)
+    with pytest.raises(InputError, match=r"returns a builtins.int is not a module"):
+        adapter(lambda key: 3)
+
+
+KERAS = """
+import jax, keras, numpy as np
+from fedblend.models import from_keras
+layers = keras.layers
+def shown(*parts, **options):
+    try:
+        return from_keras(keras.Sequential(parts), **options)
+    except ValueError as error:
+        print(error)
+start, drop = keras.Input((4,)), layers.Dropout(0.5)
+shown(start, drop, layers.Dense(2))
+shown(start, layers.BatchNormalization())
+shown(layers.Dense(2))
+net = keras.Sequential([start, layers.Dense(3, "relu"), drop, layers.Dense(2)])
+model = from_keras(net, dropout="off")
+params, rows = model.init(jax.random.key(0)), np.ones((3, 4), np.float32)
+gap = np.abs(model.apply(params, rows) - np.asarray(net(rows))).max()
+slope = jax.jit(jax.grad(lambda own: model.apply(own, rows).sum()))(params)
+print(gap < 1e-6, len(slope), np.asarray(slope["sequential_3/dense_3/bias"]).tolist())
+"""
+
+
+def test_keras_models_with_the_backend_jax():
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", KERAS],
+        env={**os.environ, "KERAS_BACKEND": "jax"},  # read when Keras is imported
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    lines = done.stdout.splitlines()
+    assert "uses dropout, at dropout" in lines[0]
+    assert "has state at" in lines[1] and "LayerNormalization" in lines[1]
+    assert "has no weights yet" in lines[2]
+    assert lines[3] == "True 4 [3.0, 3.0]"
+
+
+def test_keras_with_another_backend_is_refused(monkeypatch):
+    backend = SimpleNamespace(backend=lambda: "torch")
+    monkeypatch.setitem(sys.modules, "keras", SimpleNamespace(backend=backend))
+    with pytest.raises(InputError, match="backend of Keras is torch; set the environ"):
+        from_keras(None)

@@ -12,6 +12,7 @@ import pytest
 from fedblend.config.config import check
 from fedblend.config.schema import algorithm, tables
 from fedblend.config.schema.algorithm import OPTIONS
+from fedblend.config.schema.imported import ImportedModel
 
 HOME = Path(__file__).parents[2]
 
@@ -35,13 +36,27 @@ def test_the_fragments_in_the_key_list_are_valid():
         check({**whole, **tomllib.loads(block)}, "docs/config.md")
 
 
+@pytest.mark.parametrize(("page", "place"), [("config", 1), ("start", 0), ("data", 0)])
+def test_the_configurations_of_four_keys_are_whole(page, place):
+    own = tomllib.loads(blocks(f"docs/{page}.md", "toml")[place])
+    assert set(own) == {"data", "algorithm"}
+    check(own, f"docs/{page}.md")
+
+
+def test_the_page_on_installing_has_every_extra():
+    project = tomllib.loads((HOME / "pyproject.toml").read_text())["project"]
+    text = (HOME / "docs" / "install.md").read_text(encoding="utf-8")
+    for extra in project["optional-dependencies"]:
+        assert re.search(rf"^\| `{extra}` \|", text, re.M), extra
+
+
 def classes() -> dict[str, type]:
     data = get_args(get_args(tables.AnyData)[0])
     rules = [get_args(one)[0] for one in get_args(get_args(algorithm.Rule)[0])]
     schedules = get_args(get_args(algorithm.Schedule)[0])
     every = [*data, *rules, *schedules, *OPTIONS.values()]
     every += [tables.Run, tables.Measure, tables.Privacy]
-    models = get_args(get_args(tables.AnyModel)[0])
+    models = (*tables.NAMED_MODELS, ImportedModel)
     found = {kind.__name__: kind for kind in [*every, *models]}
     return {name: kind for name, kind in found.items() if hasattr(kind, "model_fields")}
 

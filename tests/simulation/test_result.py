@@ -10,8 +10,8 @@ import pytest
 
 import fedblend as fb
 import problems
-from fedblend.metrics import over_clients
-from fedblend.simulation.result import Record, each_metric, not_finite
+from fedblend.metrics import as_metrics, over_clients
+from fedblend.simulation.result import Record, each_metric, not_finite, spreads
 
 COUNTS = np.array([3, 2, 4, 0])
 NAN, INF = float("nan"), float("inf")
@@ -89,3 +89,12 @@ def test_a_simulation_that_diverges_says_so():
     (line,) = run.summary()["warnings"]
     assert line.startswith("train loss of the personal models: not finite, first in ro")
     assert line.endswith("at the end for 7 of 7 clients")
+
+
+def test_metrics_stay_in_the_order_in_which_they_were_asked_for():
+    """JAX sorts the keys of what it returns; the first metric is the main one."""
+    metrics = as_metrics(dict.fromkeys(("mse", "mae", "loss"), lambda m, b: b.rows))
+    sorted_by_jax = {name: np.ones(2) for name in sorted(metrics)}
+    measured = {"test": {"personal": sorted_by_jax}}
+    found = spreads(measured, {"test": np.ones(2)}, metrics)
+    assert list(found["test"]["personal"]) == ["mse", "mae", "loss"]

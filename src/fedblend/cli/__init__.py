@@ -39,6 +39,7 @@ from fedblend.cli import (
     run,
     show,
     sweep,
+    track,
     tune,
 )
 from fedblend.cli.screen import INTERRUPTED, complain
@@ -65,6 +66,7 @@ app.command("advise")(advise.advise)
 app.command("init")(init.init)
 app.command("list")(list_.list_)
 app.command("show")(show.show)
+app.command("track")(track.track)
 app.command("report")(report.report)
 app.add_typer(data.app, name="data")
 federation_experiments.add_to(federation.app)

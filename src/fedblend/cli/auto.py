@@ -15,12 +15,6 @@ from fedblend.cli.screen import option
 if TYPE_CHECKING:
     from fedblend.experiments.auto import AutoResult
 
-COLUMNS = {
-    "mean_gain": "gain over alone",
-    "better": "better",
-    "worse": "worse",
-}
-
 
 def auto(
     table: Annotated[Path, typer.Argument(help="A .csv or .parquet file.")],
@@ -72,23 +66,22 @@ def auto(
 
 
 def _print(found: "AutoResult", place: Path) -> None:
+    from fedblend.report.measures import in_order
     from fedblend.report.terminal import human_bits
 
-    metrics = [key for key in found.table[0] if key.startswith("test_")]
-    heads = [key.removeprefix("test_") for key in metrics]
-    made = screen.table("method", *heads, *COLUMNS.values(), "bits a client", right=1)
+    # Accuracy hides what a rare class needs.
+    second = "auc" if "auc" in found.metrics else in_order(found.metrics)[1]
+    metrics = list(dict.fromkeys([found.metric, second]))
+    made = screen.table(
+        "method", *metrics, "gain over alone", "p (Holm)", "bits a client", right=1
+    )
     for row in found.table:
-        cells = [_number(row[key], "{:.4f}") for key in metrics]
-        gain = _number(row["mean_gain"], "{:+.4f}")
-        counts = [_number(row[key], "{:d}") for key in ("better", "worse")]
-        made.add_row(
-            row["method"], *cells, gain, *counts, human_bits(row["bits_per_client"])
-        )
+        cells = [_number(row[f"test_{name}"], "{:.4f}") for name in metrics]
+        gain, p = _number(row["mean_gain"], "{:+.4f}"), _number(row["p_holm"], "{:.2g}")
+        made.add_row(row["method"], *cells, gain, p, human_bits(row["bits_per_client"]))
     screen.console().print(made)
     screen.say(*found.verdict)
-    page = place / "report.html"
-    if page.exists():
-        screen.say(f"page: {page}")
+    screen.say(f"page: {place / 'report.html'}")
     again = shlex.join(["fedblend", "run", str(place / "config.toml")])
     screen.say(f"results: {place}; to go on: {again}")
 

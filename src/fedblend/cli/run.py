@@ -40,6 +40,10 @@ def run(
     figures: Annotated[
         str, option("Formats of the figures: png, svg, pdf.", "F,...")
     ] = "png,svg",
+    track: Annotated[
+        list[str] | None,
+        option("tensorboard, mlflow or wandb; may be given several times.", "NAME"),
+    ] = None,
     format: OutputFormat = Format.table,
 ) -> None:
     """Run the configuration in a TOML file and write the results to a folder.
@@ -55,6 +59,8 @@ def run(
     fedblend run first.toml --out runs/seeds --seed 1 2 3 --resume
 
     fedblend run first.toml --live
+
+    fedblend run first.toml --track tensorboard
     """
     settings = [*(sets or []), *_seed_setting(seed or [])]
     formats = _formats(figures)
@@ -68,12 +74,14 @@ def run(
         screen.errors_of(file, f"interrupted; the same command with {same} continues"),
         lasting_interrupt() as stop,
         live_page(out, config.name) if live else contextlib.nullcontext(),
+        tracked(out, config, track or []) as note_rows,
         progress(config) as report,
     ):
 
         def on_step(step: "Step") -> None:
             stop()
             report(step)
+            note_rows()
 
         summary = run_config(
             config,
@@ -83,12 +91,35 @@ def run(
             on_warning=screen.warn,
             figures=formats,
         )
+        note_rows()
     from fedblend.report.page import write_page
 
     page = write_page([out], out / REPORT)
     show_summary(out, summary, format)
     if format is Format.table:
         screen.say(f"report: {page}")
+
+
+@contextlib.contextmanager
+def tracked(
+    out: Path, config: "Config", names: list[str]
+) -> Iterator[Callable[[], None]]:
+    """Have trackers follow a run; the function writes the rows it has by now."""
+    if not names:
+        yield lambda: None
+        return
+    from fedblend.config.config import dump
+    from fedblend.experiments.trackers import FolderTrackers
+
+    words = [word.strip() for name in names for word in name.split(",")]
+    both = config.model_dump(exclude_none=True), dump(config)
+    trackers = FolderTrackers(words, out, config.name, both)
+    try:
+        yield trackers.update
+    finally:
+        trackers.close()
+    for word in dict.fromkeys(words):
+        screen.note(f"{word}: {out / word}")
 
 
 @contextlib.contextmanager

@@ -2,22 +2,41 @@
 # SPDX-License-Identifier: Apache-2.0
 """``fedblend show``: the results of a run."""
 
+import csv
+import io
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from fedblend.cli import screen
+from fedblend.cli.screen import option
+
+
+class Format(StrEnum):
+    """How a run is printed."""
+
+    table = "table"
+    csv = "csv"
+    json = "json"
 
 
 def show(
     folder: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run.")],
+    format: Annotated[
+        Format, option("csv prints every measured number on a line of its own.")
+    ] = Format.table,
 ) -> None:
     """Show a run: a table of its models, its costs, and a plot.
 
-    [bold]Example[/bold]
+    With --format json the summary is printed, as in summary.json.
+
+    [bold]Examples[/bold]
 
     fedblend show runs/first
+
+    fedblend show runs/first --format csv > records.csv
     """
     from fedblend.errors import RunError
     from fedblend.experiments.run_folder import Folder, read_rows, read_summary
@@ -32,6 +51,9 @@ def show(
     finished = run.summary.is_file()
     last = list({row.get("seed"): row for row in rows}.values())
     summary: dict[str, Any] = read_summary(run) if finished else {"runs": last}
+    if format is not Format.table:
+        _print(rows, summary, format, folder)
+        return
     try:
         show_rows(rows, summary["runs"], screen.console(), summary)
     except (KeyError, TypeError, AttributeError, IndexError):
@@ -40,3 +62,26 @@ def show(
         screen.warn(text)
     if not finished:
         screen.say("not finished: fedblend run ... --resume continues it")
+
+
+def _print(
+    rows: list[dict[str, Any]], summary: dict[str, Any], format: Format, folder: Path
+) -> None:
+    """Print a run for other programs."""
+    from fedblend.errors import RunError
+    from fedblend.experiments.run_folder import as_json
+    from fedblend.report.records import tidy
+
+    if format is Format.json:
+        typer.echo(as_json(summary))
+        return
+    try:
+        lines = tidy(rows)
+    except (KeyError, TypeError, AttributeError):
+        raise RunError(f"{folder}: its results are damaged") from None
+    text = io.StringIO()
+    columns = list(dict.fromkeys(name for line in lines for name in line))
+    writer = csv.DictWriter(text, columns, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(lines)
+    typer.echo(text.getvalue(), nl=False)

@@ -15,9 +15,10 @@ from typing import Any, Literal
 from pydantic import ValidationError, model_validator
 
 from fedblend.config import defaults, toml
+from fedblend.config.imports import import_paths
 from fedblend.config.schema import tables
-from fedblend.config.schema.algorithm import AnyOptions
 from fedblend.config.schema.federation import Federation
+from fedblend.config.schema.imported import AnyModel, AnyOptions
 from fedblend.config.schema.table import Table, Word, first_error
 from fedblend.errors import ConfigError, SettingError
 
@@ -41,7 +42,7 @@ class Config(Table):
     version: Literal[1]
     name: Word
     data: tables.AnyData
-    model: tables.AnyModel
+    model: AnyModel
     algorithm: AnyOptions
     compress: tables.Compress | None = None
     privacy: tables.Privacy | None = None
@@ -177,7 +178,7 @@ def check(
 
 
 def _anchored(content: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """The content with the paths of its data made absolute."""
+    """The content with its paths made absolute."""
     anchored = dict(content)
     for name in ("data", "central"):
         table = content.get(name)
@@ -188,6 +189,13 @@ def _anchored(content: dict[str, Any], folder: Path) -> dict[str, Any]:
                 if isinstance(table.get(key), str) and table[key]
             }
             anchored[name] = {**table, **paths}
+    for key in import_paths(content):
+        name = key.partition(".")[0]
+        own = Path(content[name].get("import_from", "."))
+        anchored[name] = {
+            **content[name],
+            "import_from": str((folder / own).absolute()),
+        }
     return anchored
 
 

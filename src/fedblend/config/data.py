@@ -36,7 +36,7 @@ from fedblend.data.federated import (
 from fedblend.data.partition.partition import Partition, as_arrays, divide
 from fedblend.data.preprocess.preprocessing import Preprocessing
 from fedblend.data.readers.read import read, read_new_rows
-from fedblend.data.warnings import index_like, wild_scales
+from fedblend.data.warnings import index_like, tells_target, wild_scales
 from fedblend.errors import ConfigError
 from fedblend.simulation.sampling import Strata
 
@@ -285,6 +285,7 @@ def warnings(
     if inputs is None or not dataset.columns:
         yield from index_like(dataset)
     yield from wild_scales(dataset)
+    yield from tells_target(dataset)
     single = one_class_clients(federated_data)
     if single:
         name = federated_data.name(single[0])

@@ -31,7 +31,7 @@ WORK = {"rate": 0.1, "steps": 10, "batch_size": 32}
 RATES = {"char_rnn": 0.8}
 """Of models that need another one."""
 ROUNDS = 100
-MANY, COHORT = 100, 20
+MANY, COHORT = 100, 10
 """Clients of a dataset beyond which a round has a cohort, and its size."""
 EVERYONE = ("l2gd", "scaffnew")
 """Algorithms in whose rounds all clients take part."""
@@ -126,7 +126,8 @@ def _has_clients(data: Content) -> bool:
         return bool(_table(data, "options").get("writers"))
     if size is not None:
         return size.clients is not None
-    return "client" in data or (isinstance(file, str) and Path(file).is_dir())
+    named = isinstance(file, str) and (file.endswith(".npz") or Path(file).is_dir())
+    return "client" in data or named
 
 
 def _partition(data: Content) -> Content:
@@ -203,21 +204,23 @@ def _required(entry: AlgorithmEntry) -> Iterator[str]:
 
 
 def _affordable(content: Content, after: Content) -> Content:
-    """A cohort where there are many clients; no training alone of chosen networks."""
-    data, run, measure = (_table(after, key) for key in ("data", "run", "measure"))
+    """A cohort where there are many clients; of a chosen network, less is measured."""
+    data, run = _table(after, "data"), _table(after, "run")
     size, model = _size(data), _table(after, "model").get("name")
     many = size is not None and (size.clients or 0) > MANY and _has_clients(data)
     drawn = "populations" in content or "epoch" in run
     if many and not drawn and _table(after, "algorithm").get("name") not in EVERYONE:
-        after["run"] = {"cohort": COHORT, **run}
-    chose_model = "name" not in _table(content, "model")
-    if (
-        chose_model
-        and model not in LINEAR
-        and isinstance(content.get("measure", {}), dict)
-    ):
-        after["measure"] = {"local": False, **measure}
+        _add(after, "run", cohort=COHORT)
+    if "name" not in _table(content, "model") and model not in LINEAR:
+        held_out = {"splits": ["test"]} if data.get("test", True) else {}
+        _add(after, "measure", local=False, **held_out)
     return after
+
+
+def _add(content: Content, key: str, **more: Any) -> None:
+    """Add keys to a table that does not have them."""
+    if isinstance(content.get(key, {}), dict):
+        content[key] = {**more, **_table(content, key)}
 
 
 def _table(content: Content, key: str) -> Content:

@@ -15,6 +15,7 @@ import numpy as np
 
 from fedblend import losses, metrics, models
 from fedblend.config.config import Config
+from fedblend.config.imported_model import imported_model
 from fedblend.config.schema.tables import Compress, ModelChoice
 from fedblend.config.toml import literal
 from fedblend.core import Loss
@@ -86,6 +87,10 @@ def model_of(config: Config, task: Task, loss: str) -> models.Model:
         )
     if loss == "hinge" and name != "dual_encoder":
         raise ConfigError(f"model.loss: \"hinge\" is dual_encoder's, not {name}'s")
+    outputs = 2 if task.kind == "binary" and loss == "cross_entropy" else task.outputs
+    own = imported_model(choice, task, outputs, config.run.precision)
+    if own is not None:
+        return own
     if (name == "char_rnn") != (task.kind == "sequence"):
         kind = "sequences" if name == "char_rnn" else "single rows"
         raise ConfigError(
@@ -97,7 +102,6 @@ def model_of(config: Config, task: Task, loss: str) -> models.Model:
             'model.loss: "cross_entropy" needs a score for each class, and logistic '
             "has a single one"
         )
-    outputs = 2 if binary and loss == "cross_entropy" else task.outputs
     try:
         return models.build(
             name,

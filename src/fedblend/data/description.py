@@ -11,7 +11,7 @@ from fedblend.data.dataset import Dataset
 from fedblend.data.preprocess.preprocessing import describe as describe_columns
 from fedblend.data.preprocess.schema import Schema, schema_of
 from fedblend.data.readers.read import read
-from fedblend.data.readers.tables import FILES, read_table
+from fedblend.data.readers.tables import FILES, check_names, read_table
 
 SHOWN = 8
 """Classes that are listed."""
@@ -40,6 +40,7 @@ def describe(
     """
     if target is None and Path(str(source)).suffix in FILES:
         table = read_table(source)
+        check_names([client] if client else [], [*table.columns], "column", table.where)
         known = {name: table.columns[name] for name in table.others((client,))}
         schema = schema_of(known)
         lines = [f"{table.rows} rows; no target is named", _inputs(schema)]

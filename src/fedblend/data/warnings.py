@@ -15,6 +15,8 @@ LARGEST = 1e3
 """Of an absolute value; also how many times smaller than usual a column may be."""
 LARGE = 30.0
 """Of a column's mean absolute value: beyond it SGD with a usual rate is unstable."""
+MOST_TELLING = 50
+"""Different values of a column that may tell the target; more may do so by chance."""
 SHOWN = 2
 """Columns that a warning names."""
 
@@ -46,6 +48,31 @@ def index_like(dataset: Dataset) -> Iterator[str]:
         yield (
             f"inputs that look like an index or an id: {_listed(found)}; name the "
             "columns that are meant in inputs, with or without them"
+        )
+
+
+def tells_target(dataset: Dataset) -> Iterator[str]:
+    """A warning of columns of a raw table that alone give the class of every row.
+
+    Such a column is often written down together with the target.
+    """
+    inputs, targets = dataset.rows
+    if dataset.schema is None or dataset.kind not in ("classes", "binary"):
+        return
+    found = []
+    for place, name in enumerate(dataset.columns):
+        values = np.asarray(inputs[:, place])
+        known = ~np.isnan(values)
+        different, codes = np.unique(values[known], return_inverse=True)
+        most = min(MOST_TELLING, known.sum() // LEAST_ROWS)
+        if 2 <= len(different) <= most and known.mean() > 0.5:
+            pairs = np.unique(np.stack([codes, targets[known]]), axis=1).shape[1]
+            if pairs == len(different) and len(np.unique(targets[known])) > 1:
+                found.append(repr(name))
+    if found:
+        yield (
+            f"inputs that alone tell the target of every row: {_listed(found)}; leave "
+            "them out of inputs unless they are known before the target is"
         )
 
 

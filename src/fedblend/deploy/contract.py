@@ -23,6 +23,7 @@ import numpy as np
 from fedblend.config import transforms
 from fedblend.config.build import Method, method
 from fedblend.config.config import LOOKED_UP, Config, dump, loads
+from fedblend.config.imports import TABLES, is_import_path
 from fedblend.config.model import (
     has_constants,
     loss_name,
@@ -167,6 +168,11 @@ class Contract:
             name = Path(config.central.file).name
             central = config.central.model_copy(update={"file": name})
             config = config.model_copy(update={"central": central})
+        for name in TABLES:
+            table = getattr(config, name)
+            if is_import_path(table.name):
+                own = table.model_copy(update={"import_from": None})
+                config = config.model_copy(update={name: own})
         return dump(config)
 
     @cached_property

@@ -98,7 +98,8 @@ class Personalized(NamedTuple):
         metric, values = "loss", np.full((data.clients, 4), np.nan)
         if "test" in measured:
             models = measured["test"]
-            metric = in_order(models["shared"])[0]
+            asked = self.clients.evidence.metrics
+            metric = in_order(name for name in asked if name in models["shared"])[0]
             gain = self.clients.evidence.gain("test", metric, "shared")
             both = models["shared"][metric], models["personal"][metric]
             values = np.stack([*both, gain.low, gain.high], axis=1)

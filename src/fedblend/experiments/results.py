@@ -19,7 +19,8 @@ import fedblend as fb
 from fedblend.config.build import Built
 from fedblend.config.config import Config
 from fedblend.config.model import loss_name
-from fedblend.experiments import bound, evidence, personalize, run_folder
+from fedblend.core import Batch, PyTree
+from fedblend.experiments import evidence, personalize, run_folder
 from fedblend.experiments.chance import chance, worse_than_chance
 from fedblend.experiments.personal_models import write_personal_models
 from fedblend.experiments.run_folder import Folder, seeds_of
@@ -53,7 +54,7 @@ def write_summary(
         config: what was run.
         built: what the configuration built.
         run: the federated stage, completed.
-        promised: the privacy of the run.
+        promised: what theory promises of the run: its privacy, its bound.
         on_warning: called with each warning, one line.
         formats: of the figures; none are drawn if empty.
 
@@ -86,7 +87,6 @@ def write_summary(
         **origin(built),
         "warnings": [*built.warnings, *warnings],
         **about_clients,
-        **bound.promise(config, built, run),
         **promised,
         **harmed,
         "personal_models": kept,
@@ -133,13 +133,13 @@ def _together(found: Sequence[NewClients]) -> Evidence:
     )
 
 
-def _at_server(built: Built, model: Any) -> dict[str, Any]:
+def _at_server(built: Built, model: PyTree) -> dict[str, Any]:
     """The metrics of a shared model on the server's own rows, where it has some."""
     if built.server is None:
         return {}
     found = {}
     for name, split in built.server.splits.items():
-        batch = fb.Batch(jax.tree.map(np.asarray, split.rows(0)))
+        batch = Batch(jax.tree.map(np.asarray, split.rows(0)))
         values = {key: float(of(model, batch)) for key, of in built.measures.items()}
         found[name] = {"rows": len(batch.rows[0]), **values}
     return {"central": found}

@@ -20,7 +20,7 @@ from fedblend.config import privacy
 from fedblend.config.build import Built, build
 from fedblend.config.config import Config, difference, dump, loads, named_by_key
 from fedblend.errors import CheckpointError, ConfigError, RunError
-from fedblend.experiments import results, run_folder
+from fedblend.experiments import bound, results, run_folder
 from fedblend.experiments.run_folder import Folder, seeds_of
 from fedblend.report.figures import USUAL
 from fedblend.report.measures import in_order
@@ -98,6 +98,7 @@ def run_config(
             advance(folder, config, stage, runs, metric, on_step)
         run = runs["federated"]
         formats = USUAL if figures is True else figures or ()
+        promised |= bound.promise(config, built, run)
         return results.write_summary(
             folder, config, built, run, promised, on_warning, formats
         )

@@ -27,6 +27,7 @@ from fedblend.experiments.predict import (
 )
 from fedblend.experiments.run_folder import Folder
 from fedblend.mixing import Apply
+from fedblend.report.records import frame
 from fedblend.simulation.model_stack import StackReader
 
 
@@ -233,6 +234,14 @@ class SavedRun:
         Arguments are those of ``predictions``, which has the probabilities, too.
         """
         return self.predictions(source, client, shared=shared, seed=seed).labels
+
+    def frame(self) -> Any:
+        """The records as a pandas frame: a line for each measured number.
+
+        Its columns are ``seed``, ``round``, the costs of the block, ``split``,
+        ``model``, ``metric``, and the fields of a ``Spread`` over clients.
+        """
+        return frame(run_folder.read_rows(self.folder))
 
     def _named(self, seed: int | None) -> int | None:
         """The seed as in the names of files: None in a run of one."""

@@ -4,7 +4,10 @@
 
 from fedblend.models.adapters import from_equinox as from_equinox
 from fedblend.models.adapters import from_flax as from_flax
+from fedblend.models.adapters import from_keras as from_keras
 from fedblend.models.char_rnn import char_rnn as char_rnn
+from fedblend.models.conversion import SWITCHES as SWITCHES
+from fedblend.models.conversion import model_from as model_from
 from fedblend.models.dual_encoder import dual_encoder as dual_encoder
 from fedblend.models.dual_encoder import dual_encoder_loss as dual_encoder_loss
 from fedblend.models.dual_encoder import spreadout as spreadout

@@ -22,8 +22,9 @@ from fedblend.simulation.result import Results
 MODELS = ("shared", "local", "personal")
 """The models of a client, in the order of tables and legends."""
 ORDER = (
+    "log_loss",  # is measured where it is asked for, and then decides
     *("accuracy", "mse", "recall", "auc", "balanced_accuracy", "average_precision"),
-    *("rmse", "mae", "r2", "brier", "log_loss", "calibration_error", "calibration_gap"),
+    *("rmse", "mae", "r2", "brier", "calibration_error", "calibration_gap"),
 )
 """The metrics in the order in which tables show them; the first is the main one."""
 HELD_OUT = ("test", "validation")

@@ -94,7 +94,7 @@ def _table(summaries: Sequence[dict], split: str, kind: str = "") -> Table:
         title_justify="left",
         title_style="bold",
     )
-    table.add_column("metric")
+    table.add_column("metric", no_wrap=True)
     table.add_column("model")
     for heading in COLUMNS.values():
         table.add_column(heading, justify="right")

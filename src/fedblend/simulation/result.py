@@ -106,12 +106,23 @@ def plain(measures: Measures) -> Measures:
 def spreads(
     measured: Measured, counts: Mapping[str, np.ndarray], metrics: Mapping[str, Metric]
 ) -> Measures:
-    """Each metric over the clients, weighted by their rows in the split."""
+    """Each metric over the clients, weighted by their rows in the split.
+
+    In the order in which metrics were asked for, which JAX does not keep: the first is
+    the main one.
+    """
+    asked = {
+        split: {
+            model: {name: values[name] for name in metrics if name in values}
+            for model, values in models.items()
+        }
+        for split, models in measured.items()
+    }
 
     def spread(split: str, name: str, values: np.ndarray) -> Spread:
         return over_clients(values, counts[split], metrics[name].higher_is_better)
 
-    return each_metric(measured, spread)
+    return each_metric(asked, spread)
 
 
 class Bits(NamedTuple):

@@ -208,6 +208,17 @@ class Run(Results):
 
         return plot_run(self._ready(), path, self.over)
 
+    def frame(self) -> Any:
+        """The records as a pandas frame: a line for each measured number.
+
+        Its columns are ``seed`` (the number of the replica), ``round``, the costs of
+        the block, ``split``, ``model``, ``metric``, and the fields of a ``Spread``.
+        """
+        from fedblend.report.measures import rows_of
+        from fedblend.report.records import frame
+
+        return frame(rows_of(self._ready()))
+
     def snapshot(self) -> PyTree:
         """The arrays that a checkpoint has to hold."""
         return {

@@ -3,6 +3,7 @@
 """Means of clients' means give scikit-learn's statistics on the pooled rows."""
 
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 import pytest
@@ -59,7 +60,7 @@ NUMBERS = ("near", "far", "huge", "tiny", "count")
 
 def test_standardized_as_by_scikit_learn(columns, fitted):
     pooled = np.stack([columns[name] for name in NUMBERS], axis=1).astype(np.float64)
-    theirs = StandardScaler().fit(pooled)
+    theirs: Any = StandardScaler().fit(pooled)
     mine = dict(zip(fitted.columns, fitted.fitted, strict=True))
     means = [mine[name].mean for name in NUMBERS]
     np.testing.assert_allclose(means, theirs.mean_, rtol=1e-12)
@@ -83,9 +84,10 @@ def test_an_offset_of_eleven_digits_leaves_the_deviation_exact():
 
 
 def test_imputed_as_by_scikit_learn(columns, fitted):
-    theirs = SimpleImputer(strategy="mean").fit(columns["near"][:, None])
+    theirs: Any = SimpleImputer(strategy="mean").fit(columns["near"][:, None])
     assert fitted.fitted[0].mean == pytest.approx(theirs.statistics_[0], abs=1e-12)
-    words = SimpleImputer(strategy="most_frequent", missing_values=None)
+    absent: Any = None
+    words: Any = SimpleImputer(strategy="most_frequent", missing_values=absent)
     words.fit(columns["word"][:, None])
     row = {name: values[:1] for name, values in columns.items()}
     inputs = fitted.transform(row | {"word": objects([None])})[0]

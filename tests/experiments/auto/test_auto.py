@@ -17,7 +17,7 @@ from fedblend.experiments.auto import budget, candidates
 from fedblend.experiments.auto.budget import Plan
 from fedblend.experiments.auto.comparison import Screen
 
-SLOPE = np.array([2.0, -1.5, 1.0])
+SLOPE = np.array([2.0, -1.5, 1.0, 0.5, -0.5, 0.3])
 
 
 def columns(clients=30, rows=24, sign=lambda client: 1, noise=False, seed=0):
@@ -106,7 +106,7 @@ def test_folder_of_a_method_has_training_alone_as_tuned(interrupted):
         with (runs / name / "clients.csv").open() as file:
             tables[name] = list(csv.DictReader(file))
     for alone, together in zip(tables["local_only"], tables["fedavg"], strict=True):
-        assert alone["test_personal_loss"] == together["test_local_loss"]
+        assert alone["test_personal_log_loss"] == together["test_local_log_loss"]
 
 
 def test_finished_comparison_is_said_again(interrupted):
@@ -124,8 +124,10 @@ def test_another_table_needs_another_folder(interrupted):
 
 def test_models_of_clients_are_there(interrupted):
     found = interrupted[0]
-    assert found.run("fedavg").personal("site 3").weight.shape == (1, 3)
+    assert found.run("fedavg").personal("site 3").weight.shape == (1, 6)
     assert found.table[0]["method"] == "local_only"
+    rows = {name: values[:5] for name, values in columns().items()}
+    assert set(found.predict(rows, client="site 3")) <= {"yes", "no"}
     assert "Deploy FedAvg" in repr(found)
 
 
@@ -192,7 +194,7 @@ def test_truth_is_found_by_all_methods(table, said, tmp_path):
 
 @pytest.mark.slow
 def test_one_unlike_client_is_named(tmp_path):
-    table = columns(15, 200, sign=lambda client: -1 if client == 7 else 1)
+    table = columns(20, 80, sign=lambda client: -1 if client == 7 else 1)
     asked = {"client": "site", "target": "outcome", "out": tmp_path / "out"}
     found = fb.auto(table, **asked, minutes=10)
     assert found.verdict[0].startswith("Deploy")

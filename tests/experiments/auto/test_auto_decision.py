@@ -63,6 +63,14 @@ def test_one_unlike_client_does_not_hide_the_others():
     assert choose(values).method == "fedavg"
 
 
+def test_a_method_that_harms_one_client_and_helps_all_others_is_alike():
+    """By the mean it is worse, by the ranks it is better: it may be deployed."""
+    values = {"fedavg": shifted(-0.05, 2), "ditto": shifted(0, 3)}
+    values["fedavg"][:, 7] += 2.0
+    found = choose(values)
+    assert (found.best, found.method) == ("ditto", "fedavg")
+
+
 def test_what_is_negligible_does_not_count():
     values = {"local_only": shifted(0) + 0.001, "fedavg": shifted(0)}
     assert choose(values, constant=0.7).method == "local_only"
@@ -89,6 +97,7 @@ def test_two_clients_are_compared_over_splits():
     expected = 2 * stats.t.sf(means.mean() / error, 4)
     assert told_apart(gaps) == pytest.approx(expected, rel=1e-6)
     assert told_apart(gaps[:1]) == 1.0
+    assert told_apart(-gaps) == 1.0
 
 
 def test_constant_is_to_be_beaten():
@@ -109,7 +118,8 @@ def test_who_gains_and_who_is_harmed():
     found = gain_of(value, [0.02, 0.1, 0.05, 0.02, np.nan])
     by_split = np.array([value, value])
     judged = np.array([True, True, True, False, True])
-    assert judge(found, by_split, list("abcde"), judged) == Clients(["a"], ["b"], 1, 2)
+    expected = Clients(["a"], ["b"], 1, 2, better=3, measured=4)
+    assert judge(found, by_split, list("abcde"), judged) == expected
 
 
 def test_one_split_harms_nobody():
@@ -138,7 +148,7 @@ FOUND = Findings(
     informative=True,
     clients=20,
     splits=5,
-    who=Clients(["Meadow"], [], 18, 1),
+    who=Clients(["Meadow"], [], 18, 1, better=15, measured=20),
     shared_harms=["Coastal Clinic"],
     mean_gain=(0.02, 0.01, 0.03),
     p=0.003,
@@ -151,9 +161,15 @@ def test_three_sentences_name_who_matters():
     what, who, sure = sentences(FOUND, SCORES, "log loss")
     assert what.startswith("Deploy fine-tuned (test log loss 0.331; alone 0.35)")
     assert "Ditto 0.33" in what and "simplest" in what
-    assert "1 clearly gains (Meadow)" in who and "Coastal Clinic would be harmed" in who
-    assert "+0.01 to +0.03" in sure and "correction for 6" in sure
+    assert "better than training alone for 15 of 20 clients" in who
+    assert "1 clearly gains (Meadow)" in who and "would harm Coastal Clinic" in who
+    assert "0.01 to 0.03" in sure and "correction for 6" in sure
     assert "1 clients have too few" in sure
+
+
+def test_clients_too_small_to_judge_are_not_judged():
+    small = FOUND._replace(who=Clients([], [], 0, 20, better=15, measured=20))
+    assert "none has enough test rows" in sentences(small, SCORES, "log loss")[1]
 
 
 def test_alone_is_said_plainly():

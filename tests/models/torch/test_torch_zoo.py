@@ -14,6 +14,10 @@ import fedblend as fb
 TOLERANCE = 1e-5
 """Of the largest entry: float32 in another order of operations."""
 
+SLOW = ("mlp", "RNN, two ways", "embedding bag, largest", "text CNN")
+"""Modules whose operators others of the zoo have, too."""
+CASES = [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in ZOO]
+
 
 def relative(ours, theirs):
     theirs = theirs.detach().numpy()
@@ -21,7 +25,7 @@ def relative(ours, theirs):
 
 
 @pytest.mark.filterwarnings("ignore:LSTM with projections is not supported")
-@pytest.mark.parametrize("name", ZOO)
+@pytest.mark.parametrize("name", CASES)
 def test_outputs_and_gradients_are_those_of_the_module(name):
     """Compiled, mapped over two sets of parameters, for more rows than the example."""
     torch.manual_seed(0)

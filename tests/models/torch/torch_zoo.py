@@ -158,6 +158,7 @@ class HandWritten(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.randn(4, 5) / 2)
         self.scale = nn.Parameter(torch.ones(()))
+        self.offset: torch.Tensor
         self.register_buffer("offset", torch.linspace(-1, 1, 5))
 
     def forward(self, x):

@@ -118,3 +118,35 @@ def test_a_damaged_file_is_one_line(tmp_path: Path, file: str, text: str):
     with pytest.raises(RunError) as error:
         page_content([folder])
     assert str(folder) in str(error.value) and "\n" not in str(error.value)
+
+
+def test_the_verdict_of_auto_is_kept_with_its_metric(tmp_path: Path):
+    for name in ("a", "b"):
+        write_run(tmp_path / "runs" / name, name=name)
+    state = {"verdict": ["Deploy a."], "metric": "loss"}
+    (tmp_path / "auto.json").write_text(json.dumps(state))
+    content = page_content([tmp_path])
+    assert content["verdict"] == ["Deploy a."]
+    assert content["metric"] == content["runs"][0]["headline"]["metric"] == "loss"
+
+
+def test_a_metric_that_a_run_lacks_is_not_shown_first(run_folder: Path):
+    content = page_content([run_folder], metric="auc")
+    assert content["metric"] is None
+    assert content["runs"][0]["headline"]["metric"] == "accuracy"
+
+
+def test_what_was_done_to_columns_is_shown(tmp_path: Path):
+    folder = write_run(tmp_path / "run").path
+    column = {"name": "age", "kind": "number", "seen": "3 missing", "done": "as it is"}
+    kept = {"format": "1", "columns": [{**column, "fitted": {"mean": 3}}]}
+    (folder / "preprocessing-seed0.json").write_text(json.dumps(kept))
+    assert page_content([folder])["runs"][0]["columns"] == [column]
+
+
+def test_runs_that_cannot_be_compared_are_not_praised(tmp_path: Path):
+    """These lack the rows' evidence; the page says so, and claims nothing."""
+    folders = [write_run(tmp_path / name, name=name).path for name in ("a", "b")]
+    content = page_content(folders)
+    assert content["tone"] == "open" and content["differences"] == []
+    assert content["verdict"][-1].startswith("Differences are not tested: ")

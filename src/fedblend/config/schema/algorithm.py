@@ -328,7 +328,3 @@ def options_of(entry: AlgorithmEntry) -> type[Options]:
 
 OPTIONS = {name: options_of(entry) for name, entry in ALGORITHMS.items()}
 """The tables by the name of the algorithm."""
-if TYPE_CHECKING:
-    AnyOptions = Options
-else:
-    AnyOptions = one_of(OPTIONS.values())

@@ -65,6 +65,10 @@ class Table(BaseModel):
 
 
 LARGEST = 2**31 - 1
+IMPORTED = "package.module:function"
+"""The kind of tables whose name is an import path."""
+_KINDS = ("number", IMPORTED)
+"""Kinds of values that are no names."""
 
 
 def within(rule: Number) -> AfterValidator:
@@ -329,7 +333,7 @@ def _untagged(error: ErrorDetails) -> str:
     tag, known = context["tag"], context["expected_tags"].split(",")
     if tag in _MOVED:
         return f"{_shown(tag)} {_MOVED[tag]}"
-    names = [name for name in (one.strip("' ") for one in known) if name != "number"]
+    names = [one for one in (name.strip("' ") for name in known) if one not in _KINDS]
     return f"{_shown(tag)} is unknown; {hint(tag, names)}"
 
 

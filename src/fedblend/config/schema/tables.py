@@ -166,10 +166,8 @@ def _model_class(name: str) -> type[ModelChoice]:
     return tagged(name, ModelChoice, **options)
 
 
-if TYPE_CHECKING:
-    AnyModel = ModelChoice
-else:
-    AnyModel = one_of(map(_model_class, MODELS))
+NAMED_MODELS = tuple(map(_model_class, MODELS))
+"""The tables of the models by name."""
 
 
 class Run(Table):

@@ -14,14 +14,16 @@
 import dataclasses
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, get_args
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from fedblend.data.dataset import DataError
-from fedblend.data.preprocess.columns import PERIODS, Column, Encoding, Kind
+from fedblend.data.preprocess.columns import PERIODS, Column
 from fedblend.data.preprocess.schema import Columns, Schema
 
+FARTHEST = 1e6
+"""Deviations from the mean; what is farther away would not be finite in float32."""
 _IN_SHORT = {
     "standardize": "standardized",
     "as_is": "used as they are",
@@ -103,9 +105,9 @@ class Preprocessing:
         """A text that ``from_json`` reads, with the same numbers to the last bit."""
         kept = dict(zip(self.columns, self.fitted, strict=True))
         columns = []
-        for one in self.schema.columns:
+        for one, record in zip(self.schema.columns, self.schema.records(), strict=True):
             own = kept.get(one.name)
-            record = one._asdict() | {"done": done(one, own)}
+            record["done"] = done(one, own)
             columns.append(
                 record if own is None else record | {"fitted": own._asdict()}
             )
@@ -122,17 +124,17 @@ class Preprocessing:
             stored = json.loads(text)
             if stored["format"] != _FORMAT:
                 raise ValueError("format")
-            columns = tuple(_column(one) for one in stored["columns"])
+            schema = Schema.from_records(stored["columns"])
             fitted = tuple(
                 _fitted(one["fitted"], column)
-                for one, column in zip(stored["columns"], columns, strict=True)
+                for one, column in zip(stored["columns"], schema.columns, strict=True)
                 if column.encoding != "drop"
             )
             if not fitted:
                 raise ValueError("no columns")
         except (LookupError, TypeError, ValueError, RecursionError):
             raise DataError("preprocessing: the text is damaged, or none") from None
-        return cls(Schema(columns), fitted)
+        return cls(schema, fitted)
 
 
 def describe(
@@ -175,7 +177,8 @@ def _quantity(
     filled = np.where(absent, fitted.mean, numbers)
     if column.encoding == "as_is":
         return filled
-    return (filled - fitted.mean) / (fitted.deviation or 1.0)
+    away = (filled - fitted.mean) / (fitted.deviation or 1.0)
+    return np.clip(away, -FARTHEST, FARTHEST)
 
 
 def _one_hot(
@@ -210,24 +213,6 @@ def done(column: Column, fitted: Fitted | None) -> str:
     parts += ["one input if it is missing"] if column.missing else []
     parts += [column.why] if column.why else []
     return "; ".join(parts)
-
-
-def _column(stored: Mapping[str, Any]) -> Column:
-    """A column from JSON, checked."""
-    known = {name: stored[name] for name in Column._fields}
-    for name in ("categories", "parts"):
-        if not all(isinstance(one, str) for one in known[name]):
-            raise ValueError(name)
-        known[name] = tuple(known[name])
-    made = Column(**known)
-    texts = (made.name, made.style, made.seen, made.why)
-    if made.kind not in get_args(Kind) or made.encoding not in get_args(Encoding):
-        raise ValueError("kind")
-    if not all(isinstance(text, str) for text in texts):
-        raise ValueError("texts")
-    if not {*made.parts} <= {*PERIODS} or not {made.other, made.missing} <= {0, 1}:
-        raise ValueError("parts")
-    return made
 
 
 def _fitted(stored: Mapping[str, Any], column: Column) -> Fitted:

@@ -7,7 +7,7 @@ rows. It is fixed before rows are split, so that all splits have the same inputs
 """
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple, cast, get_args
+from typing import Any, NamedTuple, cast, get_args
 
 import numpy as np
 
@@ -89,6 +89,43 @@ class Schema(NamedTuple):
                 )
         encoded = [encode(one, columns[one.name]) for one in self.kept]
         return np.stack(encoded, axis=1).view(Encoded)
+
+    def records(self) -> list[dict[str, Any]]:
+        """The columns as what JSON has, to store or to send; see ``from_records``."""
+        return [one._asdict() for one in self.columns]
+
+    @classmethod
+    def from_records(cls, records: Sequence[Mapping[str, Any]]) -> "Schema":
+        """The schema of these records.
+
+        Raises:
+            ValueError: they are no records of a schema.
+        """
+        try:
+            columns = [
+                Column(**{name: one[name] for name in Column._fields})
+                for one in records
+            ]
+            return cls(tuple(_checked(one) for one in columns))
+        except (LookupError, TypeError, AttributeError):
+            raise ValueError("these are no records of a schema") from None
+
+
+def _checked(column: Column) -> Column:
+    """A column from elsewhere, with tuples for lists."""
+    texts = (column.name, column.style, column.seen, column.why)
+    texts += (*column.categories, *column.parts)
+    if not (
+        all(isinstance(text, str) for text in texts)
+        and column.kind in get_args(Kind)
+        and column.encoding in get_args(Encoding)
+        and {*column.parts} <= {*PERIODS}
+        and {type(column.other), type(column.missing)} == {bool}
+    ):
+        raise ValueError(f"column {column.name!r:.40} is none of a schema")
+    return column._replace(
+        categories=tuple(column.categories), parts=tuple(column.parts)
+    )
 
 
 def schema_of(

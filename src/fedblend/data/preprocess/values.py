@@ -107,12 +107,11 @@ def is_missing(value: Any) -> bool:
 
 
 def word(value: Any) -> str:
-    """A value as the name of a category: 3 and 3.0 are the same."""
-    if isinstance(value, bool):
-        return str(value).lower()
+    """A value as the name of a category: 3 and 3.0 are the same, True and "true"."""
     if isinstance(value, float) and value.is_integer():
         return str(int(value))
-    return str(value).strip()
+    text = str(value).strip()
+    return text.lower() if text.lower() in ("true", "false") else text
 
 
 def number(value: Any, style: str) -> float:

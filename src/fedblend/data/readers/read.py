@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Your own data: a table, arrays (.npz), or a folder of .npz files.
 
-A table (a .csv or .parquet file, a pandas or polars frame, a dict of columns) has one
+A table (a .csv, .tsv or .parquet file, a data frame, a dict of columns) has one
 column for the target, one for the client of a row, and inputs in the others: numbers,
 truth values, categories, dates, any of them missing. An .npz file holds the arrays
 ``inputs``, ``targets`` and ``clients``. In a folder every .npz file is one client,
@@ -60,7 +60,7 @@ def read(
     """Read a dataset of your own, and check it.
 
     Args:
-        source: a .csv, .parquet or .npz file, a folder of .npz files, a pandas or
+        source: a .csv, .tsv, .parquet or .npz file, a folder of .npz files, a pandas or
             polars frame, a dict of columns, or an array [rows, columns].
         target: the column (must be given) or array ("targets") of the target; or the
             targets themselves.
@@ -132,9 +132,8 @@ def read_new_rows(
         where, name = table.where, table.name
         raw = _raw(table, target, client, list(task.columns) or None, preprocessing)
     schema = preprocessing if isinstance(preprocessing, Schema) else None
-    rows = raw.inputs
-    if schema is None:
-        rows = _shaped(rows, task, where, flat=table is not None)
+    flat, rows = table is not None, raw.inputs
+    rows = rows if schema is not None else _shaped(rows, task, where, flat=flat)
     if task.kind == "sequence":
         rows = rows.astype(np.int32)
     if task.numbers:
@@ -175,7 +174,8 @@ def read_inputs(
     if path is not None and not path.is_file():
         raise MissingDataError(f"{path}: no such file")
     if path is not None and path.suffix not in (*FILES, ".npz"):
-        raise DataError(f"{path}: cannot be read; allowed are .csv, .parquet and .npz")
+        allowed = f"{', '.join(FILES)} and .npz"
+        raise DataError(f"{path}: cannot be read; allowed are {allowed}")
     table = _table(source)
     if table is None:
         where, rows = str(path), files.read_inputs_npz(Path(source), inputs or "inputs")
@@ -217,8 +217,9 @@ def _table(source: Any) -> Table | None:
     if path.suffix in FILES:
         return read_table(path)
     raise DataError(
-        f"{path}: cannot read {path.suffix or 'a file without suffix'}; allowed "
-        "are .csv, .parquet, .npz and a folder of .npz files"
+        f"{path}: cannot read {path.suffix or 'a file without suffix'}; allowed are "
+        f"{', '.join(FILES)}, .npz and a folder of .npz files"
+        + ("; save the sheet as .csv" if path.suffix in (".xlsx", ".xls") else "")
     )
 
 

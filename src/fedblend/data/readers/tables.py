@@ -1,6 +1,6 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""Raw tables as columns: .csv and .parquet files, data frames, dicts of arrays.
+"""Raw tables as columns: .csv, .tsv and .parquet files, frames, dicts of arrays.
 
 pyarrow reads files, and frames that export Arrow data (polars and others). A column of
 a pandas frame may hold values of several types. Texts stay texts here: what they mean
@@ -14,10 +14,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedblend.data.dataset import AbsentColumnError, DataError, require
+from fedblend.data.dataset import (
+    AbsentColumnError,
+    DataError,
+    MissingDataError,
+    require,
+)
 from fedblend.data.preprocess.schema import Columns
 
-FILES = (".csv", ".parquet")
+FILES = (".csv", ".tsv", ".parquet")
 """The files that hold a table."""
 _INDEX = re.compile(r"__index_level_\d+__")
 _DELIMITERS = (";", "\t", "|")
@@ -119,45 +124,76 @@ def _of_pandas(frame: Any) -> Table:
 
 
 def _read_file(path: Path) -> Table:
+    if not path.exists():
+        raise MissingDataError(f"{path}: no such file")
     require("pyarrow", path.suffix[1:])
     pyarrow = require("pyarrow.lib", path.suffix[1:])
     notes: tuple[str, ...] = ()
     try:
-        if path.suffix == ".csv":
-            table, notes = _read_csv(path)
-        else:
+        if path.suffix == ".parquet":
             table = require("pyarrow.parquet", "parquet").read_table(path)
-    except (pyarrow.ArrowException, OSError) as error:
+        else:
+            table, notes = _read_csv(path)
+    except (pyarrow.ArrowException, OSError, UnicodeError) as error:
         reason = " ".join(str(error).split())
         raise DataError(f"{path}: cannot be read: {reason}") from None
     return _of_arrow(table, str(path), path.stem, notes)
 
 
 def _read_csv(path: Path) -> tuple[Any, tuple[str, ...]]:
-    """A CSV file, whatever separates its values; texts where types change midway."""
+    """A CSV file, whatever separates its values and whatever its encoding."""
     csv = require("pyarrow.csv", "csv")
-    pyarrow = require("pyarrow.lib", "csv")
-    parse, notes = csv.ParseOptions(), ()
     with path.open("rb") as file:
         first = file.read(_PROBED)
-    header = first.partition(b"\n")[0].decode("utf-8", "replace")
-    if "," not in header:
-        used = [one for one in _DELIMITERS if one in header]
-        if used:
-            parse = csv.ParseOptions(delimiter=used[0])
-            notes = (f"{path.name}: values are separated by {used[0]!r}",)
-    parse.newlines_in_values = b'"' in first
-    try:
-        table = csv.read_csv(path, parse_options=parse)
-    except pyarrow.ArrowInvalid as error:
-        if "conversion error" not in str(error):
-            raise
-        # The first rows looked like numbers, and later ones do not.
-        names = csv.open_csv(path, parse_options=parse).schema.names
-        texts = csv.ConvertOptions(column_types=dict.fromkeys(names, pyarrow.string()))
-        table = csv.read_csv(path, parse_options=parse, convert_options=texts)
+    encoding, notes = _encoding(first), []
+    header = first.decode(encoding, "replace").partition("\n")[0]
+    if encoding != "utf-8":
+        notes.append(f"{path.name}: is not in UTF-8, and read as {encoding}")
+    used = [one for one in _DELIMITERS if one in header]
+    delimiter = used[0] if used and "," not in header else ","
+    if delimiter != ",":
+        notes.append(f"{path.name}: values are separated by {delimiter!r}")
+    table = _converted(
+        path,
+        read_options=csv.ReadOptions(encoding=encoding),
+        parse_options=csv.ParseOptions(
+            delimiter=delimiter, newlines_in_values=b'"' in first
+        ),
+    )
     bare = [name.strip() for name in table.column_names]
-    return table.rename_columns(bare), notes
+    return table.rename_columns(bare), tuple(notes)
+
+
+def _encoding(first: bytes) -> str:
+    """The encoding of a file that begins so: UTF-8, UTF-16 with a mark, or Windows'."""
+    if first.startswith((b"\xff\xfe", b"\xfe\xff")):
+        return "utf-16"
+    try:
+        # The last character may be cut off.
+        first[:-4].decode()
+    except UnicodeDecodeError as error:
+        return "utf-8" if error.start > len(first) - 9 else "cp1252"
+    return "utf-8"
+
+
+def _converted(path: Path, **options: Any) -> Any:
+    """A CSV file; a column is text if its later values do not fit its first ones."""
+    csv = require("pyarrow.csv", "csv")
+    pyarrow = require("pyarrow.lib", "csv")
+    texts: dict[str, Any] = {}
+    while True:
+        as_texts = csv.ConvertOptions(column_types=texts)
+        try:
+            return csv.read_csv(path, convert_options=as_texts, **options)
+        except pyarrow.ArrowInvalid as error:
+            place = re.match(r"In CSV column #(\d+): CSV conversion error", str(error))
+            if place is None:
+                raise
+            with csv.open_csv(path, **options) as opened:
+                name = opened.schema.names[int(place[1])]
+            if name in texts:
+                raise
+            texts[name] = pyarrow.string()
 
 
 def _of_arrow(table: Any, where: str, name: str, notes: tuple[str, ...] = ()) -> Table:
@@ -239,8 +275,7 @@ def stacked(columns: Columns, where: str) -> np.ndarray:
         if row is not None:
             raise DataError(
                 f"{where}: column {name!r} is not numeric: row {row} (counted from "
-                f"0) is {_shown(raw[row])!r:.40}; choose the numeric ones with inputs, "
-                'or leave out preprocess = "none"'
+                f"0) is {_shown(raw[row])!r:.40}; choose the numeric ones with inputs"
             )
         with np.errstate(over="ignore"):  # too large becomes inf, and is reported
             numbers.append(raw.astype(np.float64).astype(np.float32))

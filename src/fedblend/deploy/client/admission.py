@@ -91,6 +91,7 @@ class Admission:
             text = fields.get("config")
             if not isinstance(text, str):
                 raise Refusal("message: has no configuration")
+            _refuse(policy.import_refusal(text))
             contract = self._parse(text)
         _refuse(policy.refusal(contract.config))
         with precision(contract.config.run.precision), _refusing():

@@ -20,6 +20,7 @@ from pydantic_core import PydanticCustomError
 
 from fedblend.checks import Number
 from fedblend.config.config import Config
+from fedblend.config.imports import import_paths
 from fedblend.config.schema.table import (
     Count,
     Index,
@@ -33,6 +34,7 @@ from fedblend.config.schema.table import (
     within,
 )
 from fedblend.config.schema.tables import LossName, Split
+from fedblend.config.toml import parse
 from fedblend.deploy.client.ledger import Allowance
 from fedblend.deploy.ops.settings import parse_as
 from fedblend.errors import ConfigError, SettingError
@@ -67,12 +69,14 @@ def sends_updates_only(name: str) -> bool:
 
 class Accept(Table):
     """Which experiments the node takes part in; "updates" stands for algorithms whose
-    clients send updates of the model and nothing else.
+    clients send updates of the model and nothing else. ``imports`` are the import paths
+    of models and algorithms whose code the operator of the node has read.
     """
 
     algorithms: (
         Literal["any", "updates"] | list[Annotated[str, AfterValidator(_known)]]
     ) = "updates"
+    imports: list[Word] = Field(default=[])
     losses: Literal["any"] | list[LossName] = "any"
     compress: bool = True
     select: bool = False
@@ -175,13 +179,29 @@ class Policy(Table):
             raise SettingError("budget.epsilon", "needs protect.noise, which is 0")
         return self
 
+    def import_refusal(self, text: str) -> str | None:
+        """Why the node imports nothing for a configuration, in one line, or None.
+
+        This comes before any check of the configuration: the keys of an algorithm by
+        import path are known only when its module is imported.
+        """
+        content, allowed = parse(text, "message"), self.accept.imports
+        for key, name in import_paths(content).items():
+            if name not in allowed:
+                return refusal_line("accept.imports", key, name, allowed)
+            table = key.partition(".")[0]
+            if "import_from" in content[table]:
+                where = f"{table}.import_from"
+                return refusal_line("accept.imports", where, "a folder", "none")
+        return None
+
     def refusal(self, config: Config) -> str | None:
         """Why the node takes no part in an experiment, in one line, or None."""
         accept, run, loss = self.accept, config.run, config.model.loss
         name, algorithms = config.algorithm.name, accept.algorithms
         if algorithms == "updates":
             algorithms = [one for one in ALGORITHMS if sends_updates_only(one)]
-        if not allows(algorithms, name):
+        if not allows(algorithms, name) and name not in accept.imports:
             return refusal_line("accept.algorithms", "algorithm.name", name, algorithms)
         if not allows(accept.losses, loss):
             return refusal_line("accept.losses", "model.loss", loss, accept.losses)

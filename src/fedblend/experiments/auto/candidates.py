@@ -7,7 +7,7 @@ few values of it with a few rates; a method without one tries as many more rates
 the same ends. Local work is the same for all: ten steps of plain SGD a round.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -146,6 +146,7 @@ def configuration(
     *,
     seeds: list[int],
     rounds: int,
+    metrics: Sequence[str] | None = None,
     alone: Alone | None = None,
 ) -> Config:
     """The configuration of a candidate at a point of its grid.
@@ -156,6 +157,7 @@ def configuration(
         point: its rate, and its own setting.
         seeds: of the splits and of all draws.
         rounds: of communication.
+        metrics: what is measured; the usual ones if None.
         alone: how the clients train alone that the run is compared with; None for no
             comparison.
     """
@@ -172,6 +174,8 @@ def configuration(
     measure: dict[str, Any] = {"local": False}
     if alone is not None and candidate.name != ALONE:
         measure = {"local": alone.rounds, "local_rate": alone.rate}
+    if metrics is not None:
+        measure["metrics"] = list(metrics)
     content = {
         "version": 1,
         "name": f"{request.table.stem}-{candidate.name}",

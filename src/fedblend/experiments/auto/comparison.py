@@ -8,6 +8,7 @@ on where it was interrupted.
 """
 
 import hashlib
+import math
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -19,21 +20,28 @@ from fedblend.errors import RunError
 from fedblend.experiments import run_folder
 from fedblend.experiments.auto import budget, candidates, description, table, verdict
 from fedblend.experiments.auto.budget import Plan
-from fedblend.experiments.auto.candidates import ALONE, Alone, Candidate, Request
+from fedblend.experiments.auto.candidates import (
+    ALONE,
+    Alone,
+    Candidate,
+    Point,
+    Request,
+)
 from fedblend.experiments.auto.decision import decide
 from fedblend.experiments.auto.tuning import Tuned, trained_alone, tune
 from fedblend.experiments.run import run_config
+from fedblend.metrics.registry import STANDARD
 from fedblend.simulation.run import Run
 from fedblend.trees import precision
 
 FORMAT = 1
 CRITERIA = {
+    "binary": ("log_loss", "log loss"),
+    "classes": ("log_loss", "log loss"),
     "regression": ("mse", "squared error"),
-    "binary": ("loss", "log loss"),
-    "classes": ("loss", "log loss"),
 }
 """The metric that decides, by the kind of target, and its name; less is better."""
-ALWAYS = ("local_only", "fedavg", "finetune")
+ALWAYS = ("local_only", "fedavg")
 """Methods that are not left out, however short the time."""
 ENOUGH = 0.7
 """A method begins if this part of what the longest one took is left."""
@@ -54,13 +62,17 @@ class Comparison:
         self.request, self.out, self.screen = request, out, screen
         self.seconds, self._begun = 60 * minutes, time.perf_counter()
         self.state = _opened(request, out)
+        self._metrics: tuple[str, ...] | None = None
         self._alone: Run | None = None
 
     def complete(self) -> dict[str, Any]:
         """Do what is not done yet; returns the state."""
-        if self.state.get("verdict"):
-            self._say(*description.lines(self.state["seen"]))
-            return self.state
+        state = self.state
+        more = state["left_out"] and self.seconds > state.get("seconds", 0.0)
+        if state.get("verdict") and not more:
+            self._say(*description.lines(state["seen"]))
+            return state
+        state["left_out"] = []
         with precision("float32"):
             first = build(self._config(candidates.BY_NAME["fedavg"], [0]))
             self._look(first)
@@ -94,8 +106,13 @@ class Comparison:
     def _config(self, candidate: Candidate, seeds: list[int]) -> Config:
         """A candidate's configuration at the first point of its grid."""
         point = candidates.grid(candidate, 4)[0]
+        return self._configuration(candidate, point, seeds=seeds, rounds=1)
+
+    def _configuration(
+        self, candidate: Candidate, point: Point, **options: Any
+    ) -> Config:
         return candidates.configuration(
-            self.request, candidate, point, seeds=seeds, rounds=1
+            self.request, candidate, point, metrics=self._metrics, **options
         )
 
     def _look(self, built: Built) -> None:
@@ -104,7 +121,9 @@ class Comparison:
         if kind not in CRITERIA:
             raise RunError(f"{self.request.target}: {kind} targets are not compared")
         description.check(data, kind, self.request.client, self.request.target)
-        self.state["metric"], self.state["criterion"] = CRITERIA[kind]
+        metric, self.state["criterion"] = CRITERIA[kind]
+        self.state["metric"] = metric
+        self._metrics = tuple(dict.fromkeys([metric, *STANDARD[kind]]))
         self.state["seen"] = description.describe(built)
         self._say(*description.lines(self.state["seen"]))
 
@@ -145,8 +164,7 @@ class Comparison:
             known["tuned"] = self._tuned(candidate, built, plan, share).plain()
             self._save()
         tuned = Tuned.of(known["tuned"])
-        config = candidates.configuration(
-            self.request,
+        config = self._configuration(
             candidate,
             tuned.point,
             seeds=list(range(plan.seeds)),
@@ -198,8 +216,7 @@ class Comparison:
     def _run_alone(self, built: Built, plan: Plan) -> Run:
         """Every client trained alone, once for all methods that it is compared with."""
         tuned = Tuned.of(self.state["methods"][ALONE]["tuned"])
-        config = candidates.configuration(
-            self.request,
+        config = self._configuration(
             candidates.BY_NAME[ALONE],
             tuned.point,
             seeds=list(range(plan.seeds)),
@@ -215,7 +232,9 @@ class Comparison:
         found, gains = decide(folders, built, self._metric)
         for one in gains:
             methods[one.name]["gain_over_alone"] = one.row()
-        scores = {name: methods[name]["test"] for name in finished}
+        tested = {name: methods[name]["test"] for name in finished}
+        # JSON has null where a model is not finite.
+        scores = {n: math.inf if of is None else of for n, of in tested.items()}
         said = verdict.sentences(found, scores, state["criterion"], state["left_out"])
         state["findings"] = found.plain()
         state["deploy"] = found.choice.method if found.informative else None
@@ -228,7 +247,7 @@ class Comparison:
         run_folder.write_text(self.out / "config.toml", dump(config))
         run_folder.write_table(self.out / "results.csv", table.rows(self.state))
         table.write_report(self.state, self.out, self.out / "report.html")
-        self.state["seconds"] = round(self._elapsed, 1)
+        self.state["seconds"] = self.seconds
         self._save()
 
 

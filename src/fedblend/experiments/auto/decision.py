@@ -54,7 +54,7 @@ class Choice(NamedTuple):
     alike: list[str]
     """Methods that cannot be told apart from the best, which is one of them."""
     p: dict[str, float]
-    """That a method is not worse than the best, corrected; by method."""
+    """That each other method is worse than the best, corrected."""
 
 
 class Clients(NamedTuple):
@@ -66,6 +66,10 @@ class Clients(NamedTuple):
     """Clients whose rows do not tell."""
     small: int
     """Clients too small to be judged by themselves."""
+    better: int = 0
+    """Clients whose mean over splits is better, however sure that is."""
+    measured: int = 0
+    """Clients that have test rows."""
 
 
 class Findings(NamedTuple):
@@ -170,21 +174,23 @@ def read_values(folder: Path, split: str, metric: str) -> np.ndarray:
 
 
 def told_apart(gaps: np.ndarray) -> float:
-    """The p-value of differences, [splits, clients], NaN where they are not known."""
+    """The p-value that differences, [splits, clients], are above zero; two-sided.
+
+    Differences are NaN where they are not known. Where they point the other way, the
+    p-value is 1: nothing says that they are above zero.
+    """
     gaps = gaps[:, np.isfinite(gaps).all(axis=0)]
     splits, clients = gaps.shape
-    if not clients or not np.any(gaps):
+    if not clients or not np.any(gaps) or (clients < FEW_CLIENTS and splits < 2):
         return 1.0
     from scipy import stats
 
     if clients >= FEW_CLIENTS:
-        found: Any = stats.wilcoxon(gaps.mean(axis=0), zero_method="zsplit")
-        return float(found.pvalue)
-    if splits < 2:
-        return 1.0
-    means = gaps.mean(axis=1)
-    score = abs(means.mean()) / max(_error(gaps), 1e-12)
-    return float(2 * stats.t.sf(score, splits - 1))
+        means = gaps.mean(axis=0)
+        found: Any = stats.wilcoxon(means, zero_method="zsplit", alternative="greater")
+        return min(2 * float(found.pvalue), 1.0)
+    score = gaps.mean() / max(_error(gaps), 1e-12)
+    return min(2 * float(stats.t.sf(score, splits - 1)), 1.0)
 
 
 def _error(gaps: np.ndarray) -> float:
@@ -273,4 +279,6 @@ def judge(
     )
     undecided = int(known.sum()) - len(gain_names) - len(harmed_names)
     small = len(names) - int(known.sum())
-    return Clients(gain_names, harmed_names, undecided, small)
+    better, measured = (gain.value > 0).sum(), np.isfinite(gain.value).sum()
+    who = gain_names, harmed_names, undecided, small
+    return Clients(*who, better=int(better), measured=int(measured))

@@ -30,6 +30,12 @@ class AutoResult:
         self._state = run_folder.read_json(folder / "auto.json")
         self.verdict: list[str] = self._state["verdict"]
         self.deploy: str | None = self._state["deploy"]
+        self.metric: str = self._state["metric"]
+
+    @property
+    def metrics(self) -> list[str]:
+        """What was measured on test rows; ``metric`` is the one that decides."""
+        return [key[5:] for key in self.table[0] if key.startswith("test_")]
 
     @property
     def table(self) -> list[dict[str, Any]]:
@@ -70,6 +76,7 @@ def auto(
     minutes: float = 5.0,
     out: str | Path | None = None,
     kind: str | None = None,
+    quiet: bool = False,
     screen: Screen | None = None,
 ) -> AutoResult:
     """Compare methods on a table, and say what to deploy, who gains, how sure that is.
@@ -83,14 +90,14 @@ def auto(
         out: the folder of all results; a temporary one if None. A comparison of the
             same table that was interrupted there goes on.
         kind: "classes", "binary" or "regression"; by the target's values if None.
-        screen: where to say what is seen and done; nowhere if None.
+        quiet: print nothing of what is seen and done.
+        screen: where to say it instead, and what may stop it.
     """
-    folder = (
-        Path(tempfile.mkdtemp(prefix="fedblend-auto-")) if out is None else Path(out)
-    )
+    folder = Path(tempfile.mkdtemp(prefix="fedblend-") if out is None else out)
     path = Path(table) if isinstance(table, str | Path) else _stored(table, folder)
-    request = Request(path, client, target, kind)
-    Comparison(request, folder, minutes, screen or Screen()).complete()
+    if screen is None:
+        screen = Screen() if quiet else Screen(print)
+    Comparison(Request(path, client, target, kind), folder, minutes, screen).complete()
     return AutoResult(folder)
 
 

@@ -28,13 +28,12 @@ def numbers(summary: dict[str, Any], clients: int, metric: str) -> dict[str, Any
     tested = [run["measures"]["test"]["personal"] for run in runs]
     means = {name: [of[name]["mean"] for of in tested] for name in tested[0]}
     shown = {
-        name: math.fsum(values) / len(values)
+        name: math.inf if None in values else math.fsum(values) / len(values)
         for name, values in means.items()
-        if None not in values
     }
     bits = sum(run["bits"]["up"] + run["bits"]["down"] for run in runs) / len(runs)
     return {
-        "test": shown.get(metric, math.inf),
+        "test": shown[metric],
         "metrics": shown,
         "bits_per_client": bits / clients,
     }
@@ -58,7 +57,7 @@ def _row(name: str, of: dict[str, Any], metric: str) -> dict[str, Any]:
         "value": _cell(tuned["point"]["value"]),
         "rounds": tuned["rounds"],
         f"validation_{metric}": tuned["score"],
-        **{f"test_{key}": value for key, value in of["metrics"].items()},
+        **{f"test_{key}": _cell(value) for key, value in of["metrics"].items()},
         **{key: _cell(gain.get(key)) for key in GAINS},
         "bits_per_client": of["bits_per_client"],
         "seconds": of["seconds"],
@@ -72,4 +71,4 @@ def _cell(value: Any) -> Any:
 def write_report(state: dict[str, Any], folder: Path, path: Path) -> Path:
     """Write the page of all methods, the verdict on top."""
     folders = [folder / "runs" / row["method"] for row in rows(state)]
-    return write_page(folders, path, verdict=state["verdict"])
+    return write_page(folders, path, verdict=state["verdict"], metric=state["metric"])

@@ -8,7 +8,7 @@
 from collections.abc import Mapping, Sequence
 
 from fedblend.experiments.auto.candidates import ALONE, BY_NAME, FEW_CLIENTS
-from fedblend.experiments.auto.decision import Findings
+from fedblend.experiments.auto.decision import Clients, Findings
 from fedblend.experiments.differences import LEVEL
 
 NAMED = 5
@@ -68,26 +68,31 @@ def _together(of: Findings, shown: Mapping[str, str], criterion: str) -> str:
 
 
 def _who(of: Findings) -> str:
-    who = of.who
-    counted = len(who.gain) + len(who.harmed) + who.undecided
-    text = f"Of {counted} clients that can be judged by themselves, "
-    if of.choice.method == ALONE or not of.informative:
-        text += f"with {_title(of.versus_alone)} instead, "
-    text += f"{len(who.gain)} clearly gain{'s' if len(who.gain) == 1 else ''}"
-    if 0 < len(who.gain) <= NAMED:
-        text += f" ({listed(who.gain)})"
-    text += " over training alone and "
-    if who.harmed:
-        verb = "is" if len(who.harmed) == 1 else "are"
-        text += f"{listed(who.harmed)} {verb} better off alone"
-    else:
-        text += "none is clearly better off alone"
-    if who.undecided:
-        text += f"; for {who.undecided} the rows do not tell"
+    who, title = of.who, _title(of.versus_alone)
+    text = f"{title} scores better than training alone for {who.better} of "
+    text += f"{who.measured} clients; {_judged(who)}"
     others = [name for name in of.shared_harms if name not in who.harmed]
     if others and of.versus_alone != "fedavg":
-        text += f"; with FedAvg's one model for all, {listed(others)} would be harmed"
+        text += f"; FedAvg's one model for all would harm {listed(others)}"
     return f"{text}."
+
+
+def _judged(who: Clients) -> str:
+    """Who clearly gains, and who is better off alone."""
+    if not len(who.gain) + len(who.harmed) + who.undecided:
+        return "none has enough test rows to be judged by itself"
+    text = f"judged by its own test rows {len(who.gain)} clearly "
+    text += "gains" if len(who.gain) == 1 else "gain"
+    if 0 < len(who.gain) <= NAMED:
+        text += f" ({listed(who.gain)})"
+    if who.harmed:
+        verb = "is" if len(who.harmed) == 1 else "are"
+        text += f", {listed(who.harmed)} {verb} better off alone"
+    else:
+        text += ", none is clearly better off alone"
+    if who.undecided:
+        text += f", and {who.undecided} have too few rows to be sure"
+    return text
 
 
 def _how_sure(of: Findings, criterion: str, left_out: Sequence[str]) -> str:
@@ -98,9 +103,9 @@ def _how_sure(of: Findings, criterion: str, left_out: Sequence[str]) -> str:
         test = "a t-test over splits"
     text = (
         f"How sure: over {of.clients} clients and {of.splits} splits "
-        f"{_title(of.versus_alone)} gains {mean:+.3g} in test {criterion} over "
-        f"training alone (95 % interval {low:+.3g} to {high:+.3g}), {sure} by {test} "
-        f"after Holm's correction for {of.comparisons} (p = {of.p:.2g})"
+        f"{_title(of.versus_alone)} improves the test {criterion} of training alone by "
+        f"{mean:.3g} on average (95 % interval {low:.3g} to {high:.3g}), {sure} by "
+        f"{test} after Holm's correction for {of.comparisons} (p = {of.p:.2g})"
     )
     if of.who.small:
         text += f"; {of.who.small} clients have too few test rows to be judged"

@@ -22,7 +22,7 @@ import numpy as np
 
 from fedblend.data.dataset import Task
 from fedblend.data.preprocess.columns import PERIODS, Column
-from fedblend.data.preprocess.preprocessing import Fitted, Preprocessing
+from fedblend.data.preprocess.preprocessing import FARTHEST, Fitted, Preprocessing
 from fedblend.data.preprocess.schema import Schema
 from fedblend.data.preprocess.values import MISSING
 from fedblend.experiments.export.onnx_graph import Graph
@@ -121,7 +121,8 @@ def _quantity(graph: Graph, column: Column, fitted: Fitted) -> str:
     parts = [filled]
     if column.encoding != "as_is":
         scale = np.asarray(fitted.deviation or 1.0, np.float64)
-        parts = [graph.add("Div", graph.add("Sub", filled, mean), scale)]
+        away = graph.add("Div", graph.add("Sub", filled, mean), scale)
+        parts = [graph.add("Clip", away, *np.array([-FARTHEST, FARTHEST]))]
     for part in column.parts:
         factor = np.asarray(PERIODS[part], np.float64)
         turns = graph.add(

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from fedblend.experiments.export.onnx_graph import ExportError, Graph, Rule, Value
+from fedblend.experiments.export.onnx_shapes import apart
 
 
 def _dot(graph: Graph, equation: Any, inputs: list[Value]) -> Value:
@@ -39,16 +40,20 @@ def _dot(graph: Graph, equation: Any, inputs: list[Value]) -> Value:
 def _convolution(graph: Graph, equation: Any, inputs: list[Value]) -> Value:
     """A convolution, with the axes in the order that ONNX knows."""
     params = equation.params
-    if any(size != 1 for size in params["lhs_dilation"]):
-        raise ExportError("onnx: a transposed convolution has no rule")
     if params["batch_group_count"] != 1:
         raise ExportError("onnx: a convolution in groups of rows has no rule")
     numbers = params["dimension_numbers"]
     edges = [low for low, _ in params["padding"]]
     edges += [high for _, high in params["padding"]]
+    if min(edges, default=0) < 0:
+        raise ExportError("onnx: a convolution that cuts its inputs has no rule")
+    images = _ordered(graph, inputs[0], numbers.lhs_spec)
+    shape = [equation.invars[0].aval.shape[axis] for axis in numbers.lhs_spec]
+    for axis, gap in enumerate(params["lhs_dilation"], start=2):
+        images, shape[axis] = apart(graph, images, shape, axis, gap)
     found = graph.add(
         "Conv",
-        _ordered(graph, inputs[0], numbers.lhs_spec),
+        images,
         _ordered(graph, inputs[1], numbers.rhs_spec),
         strides=list(params["window_strides"]),
         pads=edges,

@@ -7,6 +7,7 @@ finds it by itself (-1); where a tensor is to become as long as the rows, it is 
 from them.
 """
 
+import math
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -118,12 +119,46 @@ def _slice(graph: Graph, equation: Any, inputs: list[Value]) -> Value:
     return _cut(graph, inputs[0], first, last, sizes, params["strides"])
 
 
+def apart(
+    graph: Graph,
+    value: Value,
+    shape: Sequence[Any],
+    axis: int,
+    gap: int,
+    filled: Value | None = None,
+) -> tuple[Value, Any]:
+    """The entries of an axis ``gap`` places apart, and how long the axis is then.
+
+    Between them is ``filled``, 0 if None.
+    """
+    size = shape[axis]
+    if gap == 1:
+        return value, size
+    place = np.asarray([axis + 1], np.int64)
+    edges = np.zeros(2 * (len(shape) + 1), np.int64)
+    edges[len(shape) + 2 + axis] = gap - 1
+    more = () if filled is None else (filled,)
+    wide = graph.add("Pad", graph.add("Unsqueeze", value, place), edges, *more)
+    # 0 keeps the size of an axis before.
+    sizes = np.asarray([*[0] * axis, size * gap, *shape[axis + 1 :]], np.int64)
+    length = (size - 1) * gap + 1
+    cut = ([0], [length], [axis])
+    flat = graph.add("Reshape", wide, sizes)
+    parts = (np.asarray(one, np.int64) for one in cut)
+    return graph.add("Slice", flat, *parts), length
+
+
 def _pad(graph: Graph, equation: Any, inputs: list[Value]) -> Value:
-    config = equation.params["padding_config"]
-    if any(low < 0 or high < 0 or inner for low, high, inner in config):
-        raise ExportError("onnx: padding that cuts, or that is inside, has no rule")
+    config, (value, filled) = equation.params["padding_config"], inputs
+    if any(low < 0 or high < 0 for low, high, _ in config):
+        raise ExportError("onnx: padding that cuts has no rule")
+    shape = list(equation.invars[0].aval.shape)
+    for axis, (_, _, inner) in enumerate(config):
+        value, shape[axis] = apart(graph, value, shape, axis, inner + 1, filled)
     edges = [low for low, _, _ in config] + [high for _, high, _ in config]
-    return graph.add("Pad", inputs[0], np.asarray(edges, np.int64), inputs[1])
+    if not any(edges):
+        return value
+    return graph.add("Pad", value, np.asarray(edges, np.int64), filled)
 
 
 def _gather(graph: Graph, equation: Any, inputs: list[Value]) -> Value:
@@ -136,7 +171,7 @@ def _gather(graph: Graph, equation: Any, inputs: list[Value]) -> Value:
     shape, batch = equation.invars[0].aval.shape, equation.invars[1].aval.shape[:-1]
     axes = numbers.start_index_map
     if numbers.operand_batching_dims:
-        raise ExportError("onnx: a lookup with a table for each row has no rule")
+        return _along(graph, equation, inputs)
     if not isinstance(places, str) and not batch:
         starts: list[Any] = [0] * len(shape)
         for axis, start in zip(axes, places.tolist(), strict=True):
@@ -147,12 +182,22 @@ def _gather(graph: Graph, equation: Any, inputs: list[Value]) -> Value:
         return reshape_to(graph, cut, equation.outvars[0].aval.shape)
     whole = [size for axis, size in enumerate(shape) if axis not in axes]
     taken = [size for axis, size in enumerate(sizes) if axis not in axes]
-    if len(axes) != 1 or numbers.collapsed_slice_dims != axes or whole != taken:
-        raise ExportError("onnx: a lookup along several axes at once has no rule")
-    (axis,) = axes
+    axis = axes[0]
+    adjacent = tuple(range(axis, axis + len(axes)))
+    if numbers.collapsed_slice_dims != axes or axes != adjacent or whole != taken:
+        raise ExportError("onnx: a lookup along axes that are apart has no rule")
+    if len(axes) > 1:  # one lookup along the axes as one
+        if isinstance(places, str):
+            raise ExportError("onnx: a lookup along several axes has no rule")
+        wide = [shape[one] for one in axes]
+        grid = np.ravel_multi_index(np.moveaxis(places, -1, 0), wide, mode="clip")
+        places = np.asarray(grid, np.int64)[..., None]
+        shape = (*shape[:axis], math.prod(wide), *shape[axis + len(axes) :])
+        operand = reshape_to(graph, operand, shape)
     index = reshape_to(graph, places, batch)
-    top = np.asarray(shape[axis] - 1, equation.invars[1].aval.dtype)
-    index = graph.add("Min", graph.add("Max", index, np.zeros((), top.dtype)), top)
+    kind = np.int64 if len(axes) > 1 else equation.invars[1].aval.dtype
+    top = np.asarray(shape[axis] - 1, kind)
+    index = graph.add("Min", graph.add("Max", index, np.zeros((), kind)), top)
     found = graph.add("Gather", operand, index, axis=axis)
     # ONNX has the places where the axis was; JAX says where the other axes are.
     rank = len(batch) + len(whole)
@@ -164,6 +209,20 @@ def _gather(graph: Graph, equation: Any, inputs: list[Value]) -> Value:
     if (order == np.arange(rank)).all():
         return found
     return graph.add("Transpose", found, perm=order.tolist())
+
+
+def _along(graph: Graph, equation: Any, inputs: list[Value]) -> Value:
+    """The entry of each row along one axis, as ``jnp.take_along_axis``."""
+    numbers, (operand, places) = equation.params["dimension_numbers"], inputs
+    shape, batch = equation.invars[0].aval.shape, equation.invars[1].aval.shape[:-1]
+    others = tuple(at for at in range(len(shape)) if at not in numbers.start_index_map)
+    usual = (
+        numbers.start_indices_batching_dims == others == numbers.operand_batching_dims
+    )
+    if not usual or len(batch) != len(shape) or numbers.offset_dims:
+        raise ExportError("onnx: a lookup with a table for each row has no rule")
+    index = reshape_to(graph, places, batch)
+    return graph.add("GatherElements", operand, index, axis=numbers.start_index_map[0])
 
 
 def _scatter(graph: Graph, equation: Any, inputs: list[Value]) -> Value:
@@ -181,7 +240,32 @@ def _scatter(graph: Graph, equation: Any, inputs: list[Value]) -> Value:
     return graph.add("Where", mask, reshape_to(graph, update, wide), operand)
 
 
+def _stack(graph: Graph, equation: Any, inputs: list[Value]) -> Value:
+    axis = equation.params["axis"]
+    place = np.asarray([axis], np.int64)
+    apart = [graph.add("Unsqueeze", value, place) for value in inputs]
+    return graph.add("Concat", *apart, axis=axis)
+
+
+def _reverse(graph: Graph, equation: Any, inputs: list[Value]) -> Value:
+    axes = list(equation.params["dimensions"])
+    count, far = len(axes), np.iinfo(np.int64).min
+    ends = [-1] * count, [far] * count, axes, [-1] * count
+    return graph.add("Slice", inputs[0], *(np.asarray(one, np.int64) for one in ends))
+
+
+def _tile(graph: Graph, equation: Any, inputs: list[Value]) -> Value:
+    times = [
+        np.asarray([count], np.int64) if known(count) else _size(graph, count)
+        for count in equation.params["reps"]
+    ]
+    return graph.add("Tile", inputs[0], graph.add("Concat", *times, axis=0))
+
+
 SHAPES: dict[str, Rule] = {
+    "stack": _stack,
+    "rev": _reverse,
+    "tile": _tile,
     "reshape": _reshape,
     "squeeze": _reshape,
     "expand_dims": _reshape,

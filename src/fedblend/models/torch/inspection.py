@@ -8,7 +8,8 @@ layer that does so, be it a layer of its own or a function called inside of one.
 """
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from fedblend.errors import InputError
@@ -20,6 +21,24 @@ RANDOM = ("bernoulli", "native_dropout", "rrelu_with_noise")
 """Parts of the names of operators that draw, as dropout does."""
 
 
+class ExampleError(InputError):
+    """A module does not take the rows of the example."""
+
+
+@contextmanager
+def taking(module: "nn.Module", example: tuple["Tensor", ...]) -> Iterator[None]:
+    """Errors of running a module on the example inside, as an ``ExampleError``."""
+    try:
+        yield
+    except Exception as error:
+        sizes = " and ".join(str(tuple(one.shape)) for one in example)
+        why = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        raise ExampleError(
+            f"from_torch: {type(module).__name__} does not take the example, of shape "
+            f"{sizes}: {why}"
+        ) from None
+
+
 def observed(
     module: "nn.Module", example: tuple["Tensor", ...], training: bool
 ) -> tuple[dict[str, str], dict[str, str]]:
@@ -28,7 +47,7 @@ def observed(
     By the layer's path in the module: the name of its class.
 
     Raises:
-        InputError: the module does not take the example.
+        ExampleError: the module does not take the example.
     """
     import torch
     from torch.utils._python_dispatch import TorchDispatchMode
@@ -59,16 +78,13 @@ def observed(
     watched = copy.deepcopy(module).train(training)
     for path, layer in watched.named_modules():
         enter(path, layer)
-    try:
-        with torch.random.fork_rng(), torch.no_grad(), Observer():
-            watched(*example)
-    except Exception as error:
-        sizes = " and ".join(str(tuple(one.shape)) for one in example)
-        why = f"{type(error).__name__}: {' '.join(str(error).split())}"
-        raise InputError(
-            f"from_torch: {type(module).__name__} does not take the example, of shape "
-            f"{sizes}: {why}"
-        ) from None
+    with (
+        taking(module, example),
+        torch.random.fork_rng(),
+        torch.no_grad(),
+        Observer(),
+    ):
+        watched(*example)
     return drawing, averaging
 
 

@@ -31,10 +31,10 @@ def _addmm(bias, x, y, beta=1, alpha=1):
     return outputs + (bias if beta == 1 else beta * bias)
 
 
-def _each(values: Sizes, axes: int) -> list[int]:
+def _each(values: int | Sizes, axes: int) -> list[int]:
     """One number for each axis, from one for all or one for each."""
-    values = [values] if isinstance(values, int) else list(values)
-    return values * axes if len(values) == 1 else values
+    found = [values] if isinstance(values, int) else list(values)
+    return found * axes if len(found) == 1 else found
 
 
 def _padded(x, sizes: Sizes, value, ceil: Sizes | None = None):

@@ -21,7 +21,7 @@ from fedblend.core import PyTree
 from fedblend.errors import InputError, UserError
 from fedblend.mixing import Blend
 from fedblend.models.model import Model, Shape
-from fedblend.models.torch.inspection import refuse_training_only
+from fedblend.models.torch.inspection import refuse_training_only, taking
 from fedblend.models.torch.program import exported, program_of
 
 if TYPE_CHECKING:
@@ -138,6 +138,7 @@ def to_torch(params: PyTree, module: "nn.Module") -> "nn.Module":
             super().__init__()
             self.shared = to_torch(blend.shared, module)
             self.personal = to_torch(blend.personal, module)
+            self.alpha: Tensor
             self.register_buffer("alpha", torch.tensor(float(blend.alpha)))
 
         def forward(self, *inputs: "Tensor") -> "Tensor":
@@ -154,7 +155,8 @@ def state_dict(
     """Parameters as tensors by name, for ``module.load_state_dict``.
 
     Args:
-        params: of a model that ``from_torch`` made.
+        params: of a model that ``from_torch`` made, also by the names that they have in
+            a ``model.safetensors`` of fedblend, such as ``['conv1.weight']``.
         module: where the buffers, the frozen parameters and the further names of tied
             parameters come from, so that the whole module can be loaded; without one
             there are the parameters alone.
@@ -176,7 +178,10 @@ def state_dict(
             "a dictionary by names, as a model of from_torch has",
             f"a {type(params).__name__}",
         )
-    own = {path: torch.from_numpy(np.array(value)) for path, value in params.items()}
+    own = {
+        path.removeprefix("['").removesuffix("']"): torch.from_numpy(np.array(value))
+        for path, value in params.items()
+    }
     if module is None:
         return own
     names = {value: path for path, value in module.named_parameters()}
@@ -189,10 +194,11 @@ def state_dict(
             f"{type(module).__name__}"
         )
     tied = dict(module.named_parameters(remove_duplicate=False))
-    return {
-        path: own.get(names[tied[path]], value) if path in tied else value
-        for path, value in module.state_dict().items()
-    }
+    state: dict[str, Tensor] = dict(module.state_dict())
+    for path, value in tied.items():
+        if names[value] in own:
+            state[path] = own[names[value]]
+    return state
 
 
 def _example(example: Any) -> "tuple[Tensor, ...]":
@@ -243,7 +249,7 @@ def _prepared(module: "nn.Module", rows: "tuple[Tensor, ...]") -> "nn.Module":
 
     module = module.cpu()
     if any(is_lazy(one) for one in module.parameters()):
-        with torch.no_grad():
+        with taking(module, rows), torch.no_grad():
             module(*rows)
     return module
 

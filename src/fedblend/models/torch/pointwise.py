@@ -23,9 +23,10 @@ def _add(x, y, alpha=1):
     return x + y if alpha == 1 else x + alpha * y
 
 
-def _divide(x, y, rounding_mode=None):
-    rounding = {"floor": jnp.floor, "trunc": jnp.trunc}.get(rounding_mode)
-    return jnp.true_divide(x, y) if rounding is None else rounding(x / y)
+def _divide(x, y, rounding_mode: str | None = None):
+    if rounding_mode is None:
+        return jnp.true_divide(x, y)
+    return {"floor": jnp.floor, "trunc": jnp.trunc}[rounding_mode](x / y)
 
 
 def _power(x, y):
@@ -132,10 +133,6 @@ def _sort(x, axis=-1, descending=False):
     return jnp.take_along_axis(x, places, axis=axis), places
 
 
-def _where(condition, x=None, y=None):
-    return jnp.where(condition, x, y)
-
-
 _OF_JAX = (
     *("abs", "exp", "expm1", "log", "log1p", "log2", "log10", "sqrt", "square"),
     *("sin", "cos", "tan", "sinh", "cosh", "tanh", "floor", "ceil", "round", "trunc"),
@@ -207,6 +204,6 @@ POINTWISE: dict[str, Callable[..., PyTree]] = {
     "topk": _top,
     "var": _variance,
     "var_mean": _variance_and_mean,
-    "where": _where,
+    "where": jnp.where,
 }
 """By the operator's name, with the overload where overloads differ."""

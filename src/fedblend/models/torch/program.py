@@ -201,7 +201,8 @@ def program_of(name: str, graph: "ExportedProgram") -> Program:
             "tensor, with the scores of each row"
         )
     shape = outputs[0].meta["val"].shape
-    first = next(one for one in nodes if one.name == signature.user_inputs[0])
+    inputs = tuple(map(str, signature.user_inputs))
+    first = next(one for one in nodes if one.name == inputs[0])
     if not len(shape) or shape[0] != first.meta["val"].shape[0]:
         sizes = ", ".join("rows" if "s" in str(one) else str(one) for one in shape)
         raise InputError(
@@ -209,7 +210,7 @@ def program_of(name: str, graph: "ExportedProgram") -> Program:
             "of inputs and outputs is that of the rows"
         )
     return Program(
-        tuple(signature.user_inputs),
+        inputs,
         signature.inputs_to_parameters,
         _constants(graph),
         tuple(_step(node) for node in called if not _is_check(node)),
@@ -254,7 +255,8 @@ def _refuse_sizes_from_values(name: str, called: Sequence["Node"]) -> None:
     from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
     for node in called:
-        if free_unbacked_symbols(node.meta.get("val")):
+        value = node.meta.get("val")
+        if value is not None and free_unbacked_symbols(value):
             raise InputError(
                 f"from_torch: {name} makes a number or a size from the values of its "
                 f"inputs, by {node.target}{_place(node)}; compiled code has the same "

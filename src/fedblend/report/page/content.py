@@ -20,6 +20,7 @@ from fedblend.report.page.run_files import (
     Plain,
     RunFiles,
     checked,
+    kept_verdict,
     read_run,
     run_folders,
 )
@@ -39,32 +40,46 @@ MOST_TESTS = 300_000
 
 
 def page_content(
-    paths: Sequence[Path], verdict: Sequence[str] = (), live: bool = False
+    paths: Sequence[Path],
+    verdict: Sequence[str] = (),
+    *,
+    metric: str | None = None,
+    live: bool = False,
 ) -> Plain:
     """The content of a page about runs.
 
     Args:
         paths: folders of runs.
         verdict: sentences to show on top instead of those from the summaries.
+        metric: the metric of the verdict, shown first; the main one if None.
         live: the page asks for new content while the run goes on.
     """
     runs = [read_run(path) for path in run_folders(paths)]
     if not runs:
         raise RunError("no run to report: name the folder of at least one")
     labels = _labels(runs)
+    if not verdict:
+        verdict, metric = kept_verdict(paths)
+    metric = _measured_by_all(runs, metric)
     points = min(MOST_POINTS, max(MOST_CURVE_POINTS // len(runs), 50))
     room = MOST_CELLS // len(runs)
     plain = [
-        checked(run, partial(run_results, label=label, points=points, cells=room))
+        checked(
+            run,
+            partial(run_results, label=label, metric=metric, points=points, cells=room),
+        )
         for run, label in zip(runs, labels, strict=True)
     ]
-    pairs, untested = _differences(runs, labels)
-    tone, lines = _verdict(runs, labels, pairs)
+    pairs, untested = _differences(runs, labels, metric)
+    tone, lines = _verdict(runs, labels, pairs, metric)
+    if untested:
+        tone, lines = "open", [*lines, f"Differences are not tested: {untested}."]
     return {
         "title": runs[0].config.get("name", "run") if len(runs) == 1 else "Comparison",
         "live": live,
         "tone": tone,
         "verdict": list(verdict) or lines,
+        "metric": metric,
         "status": STATUS,
         "differences": pairs,
         "untested": untested,
@@ -73,7 +88,7 @@ def page_content(
 
 
 def _differences(
-    runs: Sequence[RunFiles], labels: Sequence[str]
+    runs: Sequence[RunFiles], labels: Sequence[str], metric: str | None
 ) -> tuple[list[Plain], str | None]:
     """All pairs of runs and training alone, tested; or why there is no test."""
     count = len(runs) * (len(runs) + 1) // 2
@@ -86,7 +101,7 @@ def _differences(
         return [], "these are too many runs and clients to test on a page"
     folders = {label: run.folder.path for label, run in zip(labels, runs, strict=True)}
     try:
-        pairs = [one.row() for one in differences(folders)]
+        pairs = [one.row() for one in differences(folders, metric and [metric])]
     except RunError as error:
         return [], str(error)
     return [{key: _plain(value) for key, value in pair.items()} for pair in pairs], None
@@ -107,14 +122,14 @@ def _labels(runs: Sequence[RunFiles]) -> list[str]:
 
 
 def _verdict(
-    runs: list[RunFiles], labels: list[str], pairs: list[Plain]
+    runs: list[RunFiles], labels: list[str], pairs: list[Plain], metric: str | None
 ) -> tuple[str, list[str]]:
     if len(runs) == 1:
         return checked(runs[0], lambda run: words.sentences(run.summary, run.clients))
     heads = {
         label: head
         for label, run in zip(labels, runs, strict=True)
-        if (head := checked(run, _headline))
+        if (head := checked(run, partial(_headline, metric=metric)))
     }
     kinds = {(head.split, head.metric) for head in heads.values()}
     if len(kinds) != 1:
@@ -122,8 +137,19 @@ def _verdict(
     return words.of_several(heads, pairs)
 
 
-def _headline(run: RunFiles) -> words.Headline | None:
-    return None if run.summary is None else words.headline(run.summary)
+def _headline(run: RunFiles, metric: str | None) -> words.Headline | None:
+    return None if run.summary is None else words.headline(run.summary, metric)
+
+
+def _measured_by_all(runs: Sequence[RunFiles], metric: str | None) -> str | None:
+    """The metric, unless a run does not have it."""
+    known = [checked(run, _metric_names) for run in runs]
+    return metric if all(metric in names for names in known) else None
+
+
+def _metric_names(run: RunFiles) -> set[str]:
+    ends = run.summary["runs"] if run.summary else run.rows[-1:]
+    return {one["name"] for one in metrics_of(ends, [])}
 
 
 def client_content(path: Path, client: str) -> Plain:

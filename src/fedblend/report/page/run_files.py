@@ -75,6 +75,15 @@ def run_folders(paths: Sequence[Path]) -> list[Path]:
     return found
 
 
+def kept_verdict(paths: Sequence[Path]) -> tuple[list[str], str | None]:
+    """The verdict of ``fedblend auto`` and its metric, where one was reached."""
+    file = paths[0] / "auto.json"
+    if len(paths) != 1 or not file.is_file():
+        return [], None
+    state = read_json(file)
+    return [str(line) for line in state.get("verdict") or ()], state.get("metric")
+
+
 def checked(run: RunFiles, make: Callable[[RunFiles], Made]) -> Made:
     """Make something of a run; what does not fit is damage, in one line."""
     try:

@@ -16,14 +16,24 @@ SPREAD = ("mean", "weighted", "std", "worst_tenth", "worst")
 """Statistics over clients in the table of a run, as in the terminal."""
 
 
-def run_results(run: RunFiles, label: str, points: int, cells: int) -> Plain:
-    """One run of a page."""
+def run_results(
+    run: RunFiles, label: str, metric: str | None, points: int, cells: int
+) -> Plain:
+    """One run of a page.
+
+    Args:
+        run: its files.
+        label: its name on the page.
+        metric: the metric of the verdict; the main one if None.
+        points: of a curve, at most.
+        cells: of the table of clients, at most.
+    """
     ends = run.summary["runs"] if run.summary else _last_rows(run.rows)
     splits = measures.shown_splits(ends)
     metrics = measures.shown_metrics(ends, splits[0]) if splits else []
     algorithm = run.config.get("algorithm", {})
     summary = run.summary or {}
-    head = words.headline(summary) if run.summary else None
+    head = words.headline(summary, metric) if run.summary else None
     first = [f"{splits[0]}_{of}_{m}" for of in measures.MODELS for m in metrics]
     return {
         "label": label,

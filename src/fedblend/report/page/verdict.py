@@ -48,14 +48,19 @@ class Headline(NamedTuple):
     gain: GainSummary | None
 
 
-def headline(summary: dict[str, Any]) -> Headline | None:
-    """The headline of a finished run; None where nothing was measured."""
+def headline(summary: dict[str, Any], metric: str | None = None) -> Headline | None:
+    """The headline of a finished run; None where nothing was measured.
+
+    Args:
+        summary: the content of ``summary.json``.
+        metric: what to judge by; the main metric if None.
+    """
     runs = summary["runs"]
     splits = measures.shown_splits(runs)
     if not splits or not any(runs[-1]["measures"][splits[0]].values()):
         return None
     split = splits[0]
-    metric = measures.shown_metrics(runs, split)[0]
+    metric = metric or measures.shown_metrics(runs, split)[0]
     models = {
         model: _mean(runs, "measures", split, model, metric, "mean")
         for model in measures.MODELS
@@ -128,7 +133,8 @@ def sentences(
     if found is None:
         return "open", ["Nothing was measured in this run."]
     if found.gain is None or not found.gain.clients:
-        return "open", _without_comparison(found)
+        alone = summary.get("algorithm") == "local_only"
+        return "open", _without_comparison(found, alone)
     tone, first = _does_it_pay(found, found.gain)
     seeds = len(summary["runs"])
     return tone, [
@@ -139,11 +145,14 @@ def sentences(
     ]
 
 
-def _without_comparison(found: Headline) -> list[str]:
+def _without_comparison(found: Headline, alone: bool) -> list[str]:
     model = "personal" if "personal" in found.models else "shared"
     value = found.models.get(model, math.nan)
+    why = "Whether taking part pays is not known: this run did not train clients alone."
+    if alone:
+        why = "In this run every client trains alone: compare it with a federated one."
     return [
-        "Whether taking part pays is not known: this run did not train clients alone.",
+        why,
         f"A client's model reaches {name_of(found.metric)} {said(value, found.metric)} "
         f"on {found.split} rows, on average over clients.",
     ]
@@ -182,8 +191,7 @@ def _does_it_pay(found: Headline, gain: GainSummary) -> tuple[str, list[str]]:
 def _who_gains(gain: GainSummary) -> str:
     """Whose interval lies on which side.
 
-    >>> from fedblend.experiments.differences import ALONE
-    from fedblend.gains import GainSummary
+    >>> from fedblend.gains import GainSummary
     >>> two = GainSummary(2, 0.5, 0.1, 0.2, 0.1, 1, 4, 0, 0, 3, 1, 0.0, -0.1, 0.1)
     >>> _who_gains(two._replace(clients=3))
     'Of 3 clients, 1 is clearly better off and 2 are clearly worse off.'

@@ -70,7 +70,7 @@ function clientScatter(run, content, state, pick) {
 function clientsSection(content, state) {
   const shown = content.runs.filter((run) => run.clients);
   if (!shown.length) return content.live ? section("clients", "Clients", null, el("p", { class: "empty" }, "Every client's numbers appear when the run is finished.")) : null;
-  const run = shown.find((one) => one.label === state.run) || shown[0];
+  const run = shown.find((one) => one.label === state.run) || shown.find((one) => one.clients.reference) || shown[0];
   const clients = run.clients;
   const panel = el("div", { class: "panel", id: "client", "aria-live": "polite" });
   const holder = el("div", {});
@@ -106,7 +106,7 @@ function clientsSection(content, state) {
   state.only = "all";
   const scatterKeys = Object.keys(SCATTER).filter((key) => key === "rank" || varies(valuesOf(clients.columns[key])));
   if (!scatterKeys.includes(state.scatter)) state.scatter = scatterKeys[0];
-  const made = section("clients", "Clients", clients.reference ? "The clients that lose most come first." : "This run has no comparison of models, so no client counts as better or worse off.",
+  const made = section("clients", "Clients", clients.reference ? `The clients that lose most come first. Gains are in ${metricOf(run, clients.metric).words} on ${run.splits[0]} rows, over ${clients.reference === "local" ? "training alone" : "the shared model"}.` : "This run has no comparison of models, so no client counts as better or worse off.",
     el("div", { class: "controls" },
       shown.length > 1 ? choice("Run", shown.map((one) => [one.label, one.label]), run.label, (value) => { state.run = value; state.selected = null; state.refresh("clients"); }) : null,
       clients.reference ? choice("Chart against", scatterKeys.map((key) => [key, SCATTER[key]]), state.scatter, (value) => { state.scatter = value; drawScatter(); }) : null),
@@ -135,11 +135,11 @@ function clientPanel(content, run, at) {
   const cell = (key) => valuesOf(clients.columns[key])?.[at] ?? null;
   const facts = Object.keys(clients.columns).filter((key) => FACTS[key] && known(cell(key)));
   const models = ORDER.filter((model) => run.splits.some((split) => run.metrics.some((m) => clients.columns[`${split}_${model}_${m.name}`])));
-  const rows = (split) => run.metrics.map((metric) => [`${capital(split)} ${metric.words}`,
+  const rows = (split) => run.metrics.map((metric) => [capital(metric.words),
     ...models.map((model) => metricText(cell(`${split}_${model}_${metric.name}`), decimalsOf(clients.columns[`${split}_${model}_${metric.name}`])))])
     .filter((row) => row.slice(1).some((text) => text !== MISSING));
   const state = content.status[clients.status[at]];
-  const measured = (split) => table(content.only ? "Your models" : `All models of ${name}`, ["", ...models.map((model) => capital(MODELS[model].words))], rows(split));
+  const measured = (split) => table(`${content.only ? "Your models" : `All models of ${name}`}, ${split} rows`, ["Metric", ...models.map((model) => capital(MODELS[model].words))], rows(split));
   return [
     el("h3", { tabindex: "-1" }, name, " ", clients.reference ? badge(state) : null),
     ...["local", "shared"].filter((other) => clients.gains[other]).map((other) => intervalLine(run, other, at)),

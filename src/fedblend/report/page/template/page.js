@@ -40,9 +40,10 @@ function aboutText(content) {
   const run = content.runs[0];
   if (!run) return "";
   const parts = content.runs.length > 1 ? [`${content.runs.length} runs`] : [run.algorithm];
-  if (run.clients) parts.push(`${countText(run.clients.ids.length)} clients`);
-  if (run.rounds) parts.push(`${countText(run.rounds)} rounds`);
-  if (run.seeds.length) parts.push(run.seeds.length === 1 ? `seed ${run.seeds[0]}` : `${run.seeds.length} seeds`);
+  const common = (of) => (content.runs.every((one) => of(one) === of(run)) ? of(run) : null);
+  parts.push(common((one) => one.clients && `${countText(one.clients.ids.length)} clients`));
+  parts.push(common((one) => one.rounds && `${countText(one.rounds)} rounds`));
+  parts.push(common((one) => (one.seeds.length === 1 ? `seed ${one.seeds[0]}` : one.seeds.length ? `${one.seeds.length} seeds` : null)));
   if (!run.finished && run.curves.round.length) parts.push(`at round ${countText(run.curves.round.at(-1))}, not finished`);
   return parts.filter(Boolean).join(" · ");
 }
@@ -62,7 +63,7 @@ function showOne(content) {
 
 function firstState(content) {
   const run = content.runs.find((one) => one.metrics.length);
-  return { metric: run?.metrics[0].name, split: run?.splits[0], of: "mean", over: "round", model: "personal", hidden: new Set(),
+  return { metric: content.metric || run?.metrics[0].name, split: run?.splits[0], of: "mean", over: "round", model: "personal", hidden: new Set(),
     run: null, scatter: "train", selected: null, only: "all" };
 }
 

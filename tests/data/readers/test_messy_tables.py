@@ -220,18 +220,20 @@ def test_csv_files_of_all_kinds(tmp_path):
     path = write(tmp_path / "a.csv", " x , y\n 1, a\n 2, b\n , a\n")
     dataset = read(path, target="y")
     assert dataset.columns == ("x",) and dataset.label_names == ("a", "b")
-    path = write(tmp_path / "b.csv", "ort,y\nKöln,1\nBonn,0\n", "cp1252")
-    dataset = read(path, target="y")
-    assert dataset.schema is not None
-    assert dataset.schema.features == ("ort=Bonn", "ort=Köln")
+    for encoding in ("cp1252", "utf-16", "utf-8"):
+        path = write(tmp_path / "b.csv", "straße,y\nKöln,1\nBonn,0\n", encoding)
+        dataset = read(path, target="y")
+        assert dataset.schema is not None
+        assert dataset.schema.features == ("straße=Bonn", "straße=Köln")
+        assert bool(dataset.notes) == (encoding != "utf-8")
     path = write(tmp_path / "c.csv", 'x,y\n"a\nb",1\n"c",0\n')
     assert read(path, target="y").schema is not None
-    rows = "".join(f"{n % 90},{n % 2}\n" for n in range(300_000))
-    path = write(tmp_path / "d.csv", f"x,y\n{rows}unknown,0\n")
+    rows = "".join(f"{n % 90},{n % 2}.5\n" for n in range(200_000))
+    path = write(tmp_path / "d.csv", f"x,y\n{rows}unknown,0.25\n")
     dataset = read(path, target="y")
-    assert dataset.schema is not None and dataset.kind == "binary"
+    assert dataset.schema is not None and dataset.kind == "regression"
     assert dataset.schema.columns[0].kind == "number"
-    path = write(tmp_path / "e.csv", "x\ty\n1\ta\n\tb\n")
+    path = write(tmp_path / "e.tsv", "x\ty\n1\ta\n\tb\n")
     dataset = read(path, target="y")
     assert "separated by '\\t'" in dataset.notes[0]
 

@@ -1,0 +1,112 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""Models and algorithms by import path: ``name = "package.module:function"``.
+
+The module is looked for among the installed ones, then in the folder of the
+configuration, then in the working directory. On a node of a federation such a name is
+refused unless the node's own policy lists it (``accept.imports``): a server must not
+choose which code a node imports.
+"""
+
+import importlib
+import re
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from fedblend.errors import SettingError
+
+TABLES = ("model", "algorithm")
+"""The tables whose ``name`` may be an import path."""
+_PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
+
+
+def is_import_path(name: Any) -> bool:
+    """Whether a name means a function of a module.
+
+    >>> is_import_path("my_models:net"), is_import_path("mlp"), is_import_path(3)
+    (True, False, False)
+    """
+    return isinstance(name, str) and ":" in name
+
+
+def import_paths(content: Mapping[str, Any]) -> dict[str, str]:
+    """The import paths in the content of a configuration, by their keys."""
+    found = {}
+    for table in TABLES:
+        own = content.get(table)
+        name = own.get("name") if isinstance(own, Mapping) else None
+        if isinstance(name, str) and is_import_path(name):
+            found[f"{table}.name"] = name
+    return found
+
+
+def imported(name: str, folder: str | None = None) -> Callable[..., Any]:
+    """The function that an import path names.
+
+    Args:
+        name: "package.module:function".
+        folder: where to look besides the working directory.
+
+    Raises:
+        SettingError: one line about the key "name": no such module or function, or an
+            error inside of the module.
+    """
+    if not _PATH.fullmatch(name):
+        raise SettingError("name", f'"{name}" is not "package.module:function"')
+    where, _, function = name.partition(":")
+    for path in (folder, str(Path.cwd())):
+        if path is not None and path not in sys.path:
+            sys.path.append(path)
+    with told(name, where):
+        module = importlib.import_module(where)
+    own = None if folder is None else Path(folder, *where.split(".")).with_suffix(".py")
+    file = getattr(module, "__file__", None)
+    if own is not None and own.exists() and file and not own.samefile(file):
+        raise SettingError(
+            "name",
+            f'"{name}": {where} is also the name of a module in {file}; rename {own}',
+        )
+    found = getattr(module, function, None)
+    if not callable(found):
+        what = "has no" if found is None else "has no function, but a value,"
+        raise SettingError("name", f'"{name}": {where} {what} {function}')
+    return found
+
+
+@contextmanager
+def told(name: str, module: str | None = None) -> Iterator[None]:
+    """Errors of the user's own code as one line, with its file and line.
+
+    Args:
+        name: the import path.
+        module: which is being imported; None while the function runs.
+    """
+    try:
+        yield
+    except SettingError:
+        raise
+    except ModuleNotFoundError as error:
+        if module is None or not module.startswith(error.name or " "):
+            raise SettingError("name", f'"{name}": {_line(error)}') from None
+        raise SettingError(
+            "name",
+            f'"{name}": there is no module {error.name}; it is looked for among the '
+            "installed ones, beside the configuration and in the working directory",
+        ) from None
+    except Exception as error:
+        raise SettingError("name", f'"{name}": {_line(error)}') from None
+
+
+def _line(error: Exception) -> str:
+    """An error of the user's own code, and where it happened."""
+    pydantic = getattr(sys.modules.get("pydantic"), "__path__", ())
+    frames = traceback.extract_tb(error.__traceback__)
+    ours = ("<frozen importlib", str(Path(__file__).parents[1]), *map(str, pydantic))
+    own = [one for one in frames if not one.filename.startswith(ours)]
+    place = f" ({own[-1].filename}:{own[-1].lineno})" if own else ""
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text}{place}"
