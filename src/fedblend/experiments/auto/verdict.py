@@ -56,8 +56,10 @@ def _alone(of: Findings, shown: Mapping[str, str], criterion: str) -> str:
 
 def _together(of: Findings, shown: Mapping[str, str], criterion: str) -> str:
     method = of.choice.method
-    alike = [name for name in of.choice.alike if name != method]
-    why = "it is clearly the best"
+    # Simpler ones among these score worse than training alone.
+    place = of.choice.alike.index(method)
+    alike = of.choice.alike[place + 1 :]
+    why = "it is the best on average" if place else "it is clearly the best"
     if alike:
         others = listed([f"{_title(name)} {shown[name]}" for name in alike])
         why = f"it is the simplest of those that cannot be told apart ({others})"
