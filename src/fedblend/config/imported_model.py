@@ -7,7 +7,7 @@ import inspect
 import jax.numpy as jnp
 
 from fedblend import models
-from fedblend.config.imports import told
+from fedblend.config.imports import one_line_errors
 from fedblend.config.schema.imported import ImportedModel
 from fedblend.config.schema.tables import ModelChoice
 from fedblend.data.dataset import Task
@@ -40,7 +40,7 @@ def imported_model(
             options["dtype"] = jnp.dtype(precision)
 
         def make():
-            with told(choice.name):
+            with one_line_errors(choice.name):
                 return function(task.shape, outputs, **options)
 
         return models.model_from(

@@ -61,7 +61,7 @@ def imported(name: str, folder: str | None = None) -> Callable[..., Any]:
     for path in (folder, str(Path.cwd())):
         if path is not None and path not in sys.path:
             sys.path.append(path)
-    with told(name, where):
+    with one_line_errors(name, where):
         module = importlib.import_module(where)
     own = None if folder is None else Path(folder, *where.split(".")).with_suffix(".py")
     file = getattr(module, "__file__", None)
@@ -78,7 +78,7 @@ def imported(name: str, folder: str | None = None) -> Callable[..., Any]:
 
 
 @contextmanager
-def told(name: str, module: str | None = None) -> Iterator[None]:
+def one_line_errors(name: str, module: str | None = None) -> Iterator[None]:
     """Errors of the user's own code as one line, with its file and line.
 
     Args:

@@ -18,7 +18,7 @@ from pydantic import (
     model_validator,
 )
 
-from fedblend.config.imports import imported, is_import_path, told
+from fedblend.config.imports import imported, is_import_path, one_line_errors
 from fedblend.config.schema.algorithm import OPTIONS, PLACEHOLDERS, Options, options_of
 from fedblend.config.schema.table import IMPORTED, Table, Word, first_error
 from fedblend.config.schema.tables import NAMED_MODELS, ModelChoice
@@ -58,8 +58,8 @@ def imported_options(content: Any) -> Options:
     own = [one for one in ALGORITHMS.values() if build in (one.build, one.builder)]
     other = AlgorithmEntry(name, build, build, ("update",), TRAINS, {}, None, False)
     entry = dataclasses.replace(own[0] if own else other, name=name)
-    entry = dataclasses.replace(entry, build=_telling(name, entry.build))
-    with told(name):
+    entry = dataclasses.replace(entry, build=_with_one_line_errors(name, entry.build))
+    with one_line_errors(name):
         table = options_of(entry)
     plain = {
         one.name: (type(one.default), one.default)
@@ -81,15 +81,15 @@ def imported_options(content: Any) -> Options:
     return options
 
 
-def _telling(name: str, build: Builder) -> Builder:
+def _with_one_line_errors(name: str, build: Builder) -> Builder:
     """The builder, its errors in one line."""
 
     @wraps(build)
-    def telling(*args: Any, **kwargs: Any) -> Algorithm:
-        with told(name):
+    def build_or_explain(*args: Any, **kwargs: Any) -> Algorithm:
+        with one_line_errors(name):
             return build(*args, **kwargs)
 
-    return telling
+    return build_or_explain
 
 
 def one_of_or_imported(tables: Iterable[type[Table]], other: Any) -> Any:

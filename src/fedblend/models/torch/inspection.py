@@ -26,7 +26,9 @@ class ExampleError(InputError):
 
 
 @contextmanager
-def taking(module: "nn.Module", example: tuple["Tensor", ...]) -> Iterator[None]:
+def example_errors(
+    module: "nn.Module", example: tuple["Tensor", ...]
+) -> Iterator[None]:
     """Errors of running a module on the example inside, as an ``ExampleError``."""
     try:
         yield
@@ -79,7 +81,7 @@ def observed(
     for path, layer in watched.named_modules():
         enter(path, layer)
     with (
-        taking(module, example),
+        example_errors(module, example),
         torch.random.fork_rng(),
         torch.no_grad(),
         Observer(),

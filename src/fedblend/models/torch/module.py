@@ -21,7 +21,7 @@ from fedblend.core import PyTree
 from fedblend.errors import InputError, UserError
 from fedblend.mixing import Blend
 from fedblend.models.model import Model, Shape
-from fedblend.models.torch.inspection import refuse_training_only, taking
+from fedblend.models.torch.inspection import example_errors, refuse_training_only
 from fedblend.models.torch.program import exported, program_of
 
 if TYPE_CHECKING:
@@ -249,7 +249,7 @@ def _prepared(module: "nn.Module", rows: "tuple[Tensor, ...]") -> "nn.Module":
 
     module = module.cpu()
     if any(is_lazy(one) for one in module.parameters()):
-        with taking(module, rows), torch.no_grad():
+        with example_errors(module, rows), torch.no_grad():
             module(*rows)
     return module
 
