@@ -13,6 +13,8 @@ from fedblend.experiments.differences import LEVEL
 
 NAMED = 5
 """Names that a list shows."""
+TINY = 0.0001
+"""Below it a p-value has no meaning of its own."""
 
 
 def sentences(
@@ -100,6 +102,7 @@ def _judged(who: Clients) -> str:
 def _how_sure(of: Findings, criterion: str, left_out: Sequence[str]) -> str:
     mean, low, high = of.mean_gain
     sure = "clear" if of.p < LEVEL else "not clear"
+    chance = f"p = {of.p:.2g}" if of.p >= TINY else f"p < {TINY}"
     test = "a signed-rank test over clients"
     if of.clients < FEW_CLIENTS:
         test = "a t-test over splits"
@@ -107,7 +110,7 @@ def _how_sure(of: Findings, criterion: str, left_out: Sequence[str]) -> str:
         f"How sure: over {of.clients} clients and {of.splits} splits "
         f"{_title(of.versus_alone)} improves the test {criterion} of training alone by "
         f"{mean:.3g} on average (95 % interval {low:.3g} to {high:.3g}), {sure} by "
-        f"{test} after Holm's correction for {of.comparisons} (p = {of.p:.2g})"
+        f"{test} after Holm's correction for {of.comparisons} ({chance})"
     )
     if of.who.small:
         text += f"; {of.who.small} clients have too few test rows to be judged"
