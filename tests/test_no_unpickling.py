@@ -52,6 +52,7 @@ NAMED_BY_US = {
     "cli/reproduce.py",  # an enumeration of the papers
     "registry.py",  # the modules of our own packages
     "data/dataset.py",  # ``require``, whose callers write the name out
+    "config/imports.py",  # the author of a configuration; on nodes the policy
 }
 
 

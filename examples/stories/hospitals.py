@@ -44,7 +44,8 @@ def gains(method: str) -> dict[str, float]:
     of: dict[str, list[float]] = {}
     with (found.folder / "runs" / method / "clients.csv").open() as file:
         for row in csv.DictReader(file):
-            gain = float(row["test_local_loss"]) - float(row["test_personal_loss"])
+            alone, own = row["test_local_log_loss"], row["test_personal_log_loss"]
+            gain = float(alone) - float(own)
             of.setdefault(row["name"], []).append(gain)
     return {name: float(np.mean(values)) for name, values in of.items()}
 
@@ -75,7 +76,7 @@ print("|---|---|---|---|---|---|")
 for row in found.table:
     gain = "" if row["mean_gain"] in ("", None) else f"{row['mean_gain']:+.3f}"
     print(
-        f"| {row['method']} | {row['test_auc']:.3f} | {row['test_loss']:.3f} | {gain} "
+        f"| {row['method']} | {row['test_auc']:.3f} | {row['test_log_loss']:.3f} | {gain} "
         f"| {row['better']} | {row['worse']} |"
     )
 gains_figure().savefig(OUT / "hospitals_gains.png", dpi=110)

@@ -92,7 +92,7 @@ def test_a_metric_asked_for_is_that_of_the_kind(said, tagged):
             "cell: 'rnn' is not 'lstm'",
         ),
         ({"model": {"name": "char_rnn", "loss": "cross_entropy"}}, "not for sequence"),
-        ({"algorithm": {"name": "fomaml", **WORK}}, "server"),
+        ({"algorithm": {"name": "fomaml", "server": 0.0, **WORK}}, "server"),
         ({"algorithm": {"name": "reptile", "server": -1.0, **WORK}}, "server"),
     ],
 )

@@ -208,7 +208,7 @@ def test_finding_files(monkeypatch, tmp_path):
     message = f"mnist: {name} is not in {tmp_path}/mnist; get it with: fedblend data"
     with pytest.raises(MissingDataError, match=message):
         download.find("mnist", name)
-    with pytest.raises(FileNotFoundError, match="build FEMNIST with LEAF"):
+    with pytest.raises(FileNotFoundError, match="build one with LEAF"):
         download.find("femnist", "femnist_leaf_300writers.npz")
     with pytest.raises(DataError, match="did you mean 'mnist'"):
         download.find("mnits", name)

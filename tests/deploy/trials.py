@@ -111,7 +111,7 @@ class Trial(LoopbackFederation):
             setattr(server, name, getattr(first, name))
         for name in _COMPILED_SUMS:
             setattr(server.aggregator, name, getattr(first.aggregator, name))
-        server.engine._compiled = built["server"].engine._compiled
+        server.engine.compiled = built["server"].engine.compiled
         return server
 
     def events(self, kind: str) -> list[dict]:

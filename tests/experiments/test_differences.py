@@ -75,7 +75,7 @@ def written(place, config, right, alone):
             }
         found[0].append({"test": values})
         found[1].append({"test": rows})
-    every = Evidence(*found, {"test": COUNTS}, METRICS)
+    every = Evidence(found[0], found[1], {"test": COUNTS}, METRICS)
     evidence.write(Folder(place), every, np.arange(6), [0, 1])
     return place
 

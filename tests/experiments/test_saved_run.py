@@ -19,6 +19,7 @@ from fedblend.config.config import check
 from fedblend.errors import RunError
 from fedblend.experiments import personal_models, results
 from fedblend.experiments.run import run_config
+from fedblend.simulation.model_stack import StackWriter
 from fedblend.simulation.simulate import simulate
 from tiny_config import TINY
 
@@ -126,7 +127,21 @@ def test_an_unknown_seed(blended):
         fb.load(blended[0]).shared(4)
 
 
-def test_personal_models_that_are_not_kept(tiny, tmp_path, monkeypatch, no_figures):
+def stopped_after(calls, function):
+    """The function, interrupted after so many calls."""
+    left = iter(range(calls))
+
+    def call(*arguments):
+        if next(left, None) is None:
+            raise KeyboardInterrupt
+        return function(*arguments)
+
+    return call
+
+
+def test_personal_models_that_are_not_kept_or_interrupted(
+    tiny, tmp_path, monkeypatch, no_figures
+):
     tiny["algorithm"] |= {"name": "apfl", "alpha": 0.3}
     tiny["run"] |= {"rounds": 1, "every": 1}
     tiny["measure"] |= {"splits": ["test"], "metrics": ["loss"]}
@@ -141,6 +156,21 @@ def test_personal_models_that_are_not_kept(tiny, tmp_path, monkeypatch, no_figur
         summary = run_config(check(tiny, "here"), tmp_path / keep)
         assert (tmp_path / keep / "personal.safetensors").is_file() == there
         assert not any("personal models of" in line for line in summary["warnings"])
+    interrupted, add = tmp_path / "interrupted", StackWriter.add
+    tiny["run"]["keep_personal"] = "always"
+    with pytest.raises(KeyboardInterrupt), monkeypatch.context() as patch:
+        patch.setattr(personal_models, "AT_ONCE", 4)
+        patch.setattr(StackWriter, "add", stopped_after(1, add))
+        run_config(check(tiny, "here"), interrupted)
+    assert not list(interrupted.glob("personal*"))
+    with pytest.raises(RunError, match="not finished"):
+        fb.load(interrupted)
+    run_config(check(tiny, "here"), interrupted, resume=True)
+    whole, again = (
+        (folder / "personal.safetensors").read_bytes()
+        for folder in (tmp_path / "always", interrupted)
+    )
+    assert whole == again
     path = tmp_path / "always" / "summary.json"
     summary = json.loads(path.read_text())
     del summary["personal_models"]

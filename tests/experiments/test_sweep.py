@@ -3,6 +3,7 @@
 """Sweeps: the grid, one program for many values, the numbers of single runs."""
 
 import copy
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,7 +21,7 @@ from fedblend.experiments.sweep import read_points, sweep
 from fedblend.simulation.serialize import unpack
 from tiny_config import TINY
 
-TOLERANCE = {"rel": 2e-5, "abs": 2e-6}
+TOLERANCE: Any = {"rel": 2e-5, "abs": 2e-6}
 """Of single precision: constants are rounded before or after they are combined."""
 APFL = {"name": "apfl", "learn": "fixed", "alpha": 0.5}
 FLIX = {
@@ -49,7 +50,7 @@ def content(algorithm, **tables):
 def numbers(path):
     """All that a run measured, by what it is."""
     rows = run_folder.read_rows(Folder(path))
-    found = {
+    found: dict[Any, Any] = {
         (row["seed"], row["round"], split, model, metric, name): value
         for row in rows
         for split, models in row["measures"].items()
@@ -160,6 +161,7 @@ def test_every_value_has_the_rate_of_theory():
     assert alphas == pytest.approx([0.4, 0.4, 0.8, 0.8])
     for number, point in enumerate(points):
         single = build(point.config).by_split
+        assert single is not None
         mine = found["rates"][2 * number : 2 * number + 2]
         np.testing.assert_allclose(mine, single.over["rates"], rtol=1e-6)
         own = found["smooth"][2 * number : 2 * number + 2]

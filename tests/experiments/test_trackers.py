@@ -98,7 +98,7 @@ def test_mlflow_has_every_point_once(run, monkeypatch):
 
 def wandb_records(path):
     """The records of an offline run: a log as LevelDB's, after a header of 7 bytes."""
-    from wandb.proto.wandb_internal_pb2 import Record
+    from wandb.proto.wandb_internal_pb2 import Record  # pyright: ignore
 
     data, place, whole = path.read_bytes(), 7, b""
     while place + 7 <= len(data):

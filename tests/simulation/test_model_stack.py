@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Models of many clients in one file: whole or absent, read one by one."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -19,12 +20,17 @@ def model(client: int) -> Blend:
     return Blend(np.float32(client / 7), (values, half), (-values, half))  # pyright: ignore
 
 
+def stacked(*clients: int) -> Blend:
+    models = [model(client) for client in clients]
+    return jax.tree.map(lambda *leaves: np.stack(leaves), *models)
+
+
 @pytest.fixture
 def stack(tmp_path):
     path = tmp_path / "personal.safetensors"
     with StackWriter(path, model(0), 3, {"round": "5"}) as writer:
-        for client in range(3):
-            writer.add(model(client))
+        writer.add(stacked(0, 1))
+        writer.add(stacked(2))
     return path
 
 
@@ -52,14 +58,14 @@ def test_a_file_that_was_not_finished_is_not_there(tmp_path):
         pytest.raises(KeyboardInterrupt),
         StackWriter(path, model(0), 3, {}) as writer,
     ):
-        writer.add(model(0))
+        writer.add(stacked(0))
         raise KeyboardInterrupt
     assert list(tmp_path.iterdir()) == []
     with (
         pytest.raises(ValueError, match="1 of 3 models are written"),
         StackWriter(path, model(0), 3, {}) as writer,
     ):
-        writer.add(model(0))
+        writer.add(stacked(0))
     assert list(tmp_path.iterdir()) == []
 
 

@@ -234,7 +234,7 @@ def p_value(gaps: np.ndarray) -> float:
     return float(np.exp(high))
 
 
-def holm(p: Sequence[float]) -> np.ndarray:
+def holm(p: Sequence[float] | np.ndarray) -> np.ndarray:
     """Holm's correction; what could not be tested is NaN and does not count.
 
     >>> holm([0.01, 0.04, 0.03]).round(3)

@@ -3,7 +3,7 @@
 """The model card beside an exported model: what it is, how good, and for whom."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from fedblend.experiments.saved_run import SavedRun
@@ -51,7 +51,7 @@ def model_card(
     return "\n\n".join(parts) + "\n"
 
 
-def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     lines = [heads, ["---"] * len(heads), *rows]
     cells = [[str(cell).replace("|", "\\|") for cell in line] for line in lines]
     return "\n".join(f"| {' | '.join(line)} |" for line in cells)

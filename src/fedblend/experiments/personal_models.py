@@ -56,7 +56,7 @@ def write_personal_models(
     if keep == "never":
         return LEFT_OUT, []
     clients = run.federated_data.clients
-    first = next(run.personal_models([0]))
+    (first,) = run.personal_models([0])
     size = clients * sum(leaf.nbytes for leaf in jax.tree.leaves(first))
     if keep == "auto" and size > MOST_BYTES:
         return LEFT_OUT, [
@@ -74,9 +74,11 @@ def write_personal_models(
             writers.append(files.enter_context(writer))
         for start in range(0, clients, AT_ONCE):
             ids = np.arange(start, min(start + AT_ONCE, clients))
-            for model in run.personal_models(ids):
-                for replica, writer in enumerate(writers):
-                    writer.add(trees.take(model, replica) if several else model)
+            models = run.personal_models(ids)
+            stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *models)
+            for replica, writer in enumerate(writers):
+                own = (slice(None), replica) if several else slice(None)
+                writer.add(trees.take(stacked, own))
     return KEPT, []
 
 

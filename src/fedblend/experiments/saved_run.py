@@ -215,7 +215,7 @@ class SavedRun:
         if client is not None or shared:
             return predict_all(self.model(client, seed), source, others)
         table = table_of(source)
-        if table is None or data.client not in table.columns:
+        if table is None or data.client is None or data.client not in table.columns:
             return predict_all(self.model(None, seed), source, others)
         return predict_by_client(
             lambda one: self.model(one, seed), self.names, table, data.client, others

@@ -79,13 +79,15 @@ class StackWriter:
             # Half a file would keep a full disk full.
             self._beside.unlink(missing_ok=True)
 
-    def add(self, model: PyTree) -> None:
-        """Write the model of the next client."""
-        for name, leaf in named_leaves(model).items():
-            data, (begin, _) = raw(np.asarray(leaf)), self._header[name]["data_offsets"]
-            self._file.seek(self._start + begin + self._written * len(data))
-            self._file.write(data)
-        self._written += 1
+    def add(self, models: PyTree) -> None:
+        """Write the models of the next clients, stacked: leaves [clients, ...]."""
+        leaves = {name: np.asarray(one) for name, one in named_leaves(models).items()}
+        for name, leaf in leaves.items():
+            begin, _ = self._header[name]["data_offsets"]
+            size = leaf.nbytes // len(leaf)
+            self._file.seek(self._start + begin + self._written * size)
+            self._file.write(raw(leaf))
+        self._written += len(next(iter(leaves.values())))
 
     def _finish(self) -> None:
         if self._written != self._clients:

@@ -105,15 +105,19 @@ class Run(Results):
         shard = self._clients.train.shard(client)
         return self._engine.personal(self.down, state, shard)
 
-    def personal_models(self, ids: Sequence[int] | np.ndarray) -> Iterator[PyTree]:
+    def personal_models(self, ids: Sequence[int] | np.ndarray) -> list[PyTree]:
         """The models of these clients in this order, on the host.
 
         They are equal to ``personal``, bit for bit: each is computed by itself.
         """
         states = jax.device_get(self.client_states(ids))
-        for place, client in enumerate(ids):
-            state, shard = trees.take(states, place), self._clients.train.shard(client)
-            yield jax.device_get(self._engine.personal(self.down, state, shard))
+        shards = map(self._clients.train.shard, ids)
+        return jax.device_get(
+            [
+                self._engine.personal(self.down, trees.take(states, place), shard)
+                for place, shard in enumerate(shards)
+            ]
+        )
 
     def client(self, client: int) -> PyTree:
         """The state of a client."""

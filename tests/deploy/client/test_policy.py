@@ -13,7 +13,8 @@ import pytest
 import example_arguments as examples
 from fedblend.config.build import build
 from fedblend.config.config import check
-from fedblend.core import Aggregate
+from fedblend.core import Aggregate, Batch
+from fedblend.deploy.client.executor import bounded
 from fedblend.deploy.client.policy import (
     Accept,
     Budget,
@@ -28,6 +29,7 @@ from fedblend.deploy.client.policy import (
 from fedblend.deploy.ops.provision import template
 from fedblend.errors import ConfigError
 from fedblend.metrics import METRICS
+from fedblend.metrics import build as build_metric
 from fedblend.registry import ALGORITHMS
 
 EXPERIMENT = {
@@ -260,3 +262,14 @@ def test_noise_on_measures_is_in_units_of_what_one_row_changes():
             one["shared"][name] - MEASURED["test"]["shared"][name] for one in shown
         ]
         assert np.std(found) == pytest.approx(2.0 * most / 50, rel=0.2)
+
+
+def test_what_a_row_brings_to_a_mean_is_bounded_on_a_node():
+    rows = Batch((jnp.array([1.0, 1.0, 1000.0]), jnp.zeros(3)))
+
+    def value(name, most):
+        metric = build_metric(name, "regression", lambda p, x: x[0], lambda p, x: x)
+        return float(bounded(metric, most)(None, rows))
+
+    assert value("mae", 4.0) == 2.0 and value("mse", 4.0) == 2.0
+    assert value("rmse", 4.0) == value("rmse", 1e9)  # it stays on the node

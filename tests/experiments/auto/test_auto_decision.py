@@ -71,6 +71,18 @@ def test_a_method_that_harms_one_client_and_helps_all_others_is_alike():
     assert (found.best, found.method) == ("ditto", "fedavg")
 
 
+def test_worse_than_alone_on_average_is_no_choice():
+    """FedAvg helps most clients and ruins one: alone would be better on average."""
+    values = {
+        "local_only": shifted(0.05),
+        "fedavg": shifted(0, 2),
+        "ditto": shifted(0.001, 3),
+    }
+    values["fedavg"][:, 7] += 2.0
+    found = choose(values)
+    assert found.method == "ditto" and "fedavg" not in found.alike
+
+
 def test_what_is_negligible_does_not_count():
     values = {"local_only": shifted(0) + 0.001, "fedavg": shifted(0)}
     assert choose(values, constant=0.7).method == "local_only"

@@ -15,7 +15,7 @@ import pytest
 import safetensors.torch
 import torch
 from mixed_run import ROWS, run_mixed, table, write_csv
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 from torch import nn
 
 import fedblend as fb
@@ -78,7 +78,7 @@ def test_onnxruntime_alone_predicts_from_raw_columns(mixed, exports):
     }
     session = onnxruntime.InferenceSession(exports / "client-far-east.onnx")
     wide = {name: values[:, None] for name, values in inputs.items()}
-    label, shares, outputs = session.run(None, wide)
+    label, shares, outputs = map(np.asarray, session.run(None, wide))
     expected = mixed.predictions(columns, "far east")
     assert np.abs(outputs - expected.outputs).max() < 1e-5
     assert np.abs(shares - expected.probabilities).max() < 1e-5
@@ -286,9 +286,7 @@ def test_pytorch_loads_the_parameters(name, shape, outputs, options, module, tmp
         model.init(jax.random.key(0)),
     )
     path = tmp_path / "model.safetensors"
-    safetensors.numpy.save_file(
-        {k: np.ascontiguousarray(v) for k, v in state_dict(params).items()}, path
-    )
+    save_file({k: np.ascontiguousarray(v) for k, v in state_dict(params).items()}, path)
     net = module()
     net.load_state_dict(safetensors.torch.load_file(path))
     if name == "char_rnn":

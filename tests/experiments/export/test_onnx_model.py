@@ -49,7 +49,7 @@ def drawn(model: fb.Model, seed: int):
 def computed(file: bytes, inputs: dict) -> dict[str, np.ndarray]:
     session = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
     names = [output.name for output in session.get_outputs()]
-    return dict(zip(names, session.run(None, inputs), strict=True))
+    return dict(zip(names, map(np.asarray, session.run(None, inputs)), strict=True))
 
 
 def assert_close(found, expected):

@@ -109,7 +109,7 @@ class ScheduleTable(Table):
     unit: Literal["step", "round"]
     name: str
 
-    def curve(self, rate: float) -> optax.Schedule:
+    def curve(self, rate: float | jax.Array) -> optax.Schedule:
         """The rate as a function of the count."""
         options = self.model_dump(exclude={"name", "unit"})
         return SCHEDULES[self.name][0](rate, **options)

@@ -279,6 +279,8 @@ def _first(details: list[ErrorDetails], raw: Any) -> tuple[tuple[str, ...], str]
     if first["type"] == "value_error":
         wrong: SettingError = first.get("ctx", {})["error"]
         return (*key, wrong.key), wrong.why
+    if first["type"] == "union_tag_not_found" and not isinstance(first["input"], dict):
+        return key, f"{_shown(first['input'])} is not {_TYPES['model_type']}"
     if first["type"].startswith("union_tag"):
         tag = first.get("ctx", {})["discriminator"].strip("'")
         return (*key, tag.replace("_kind()", "name")), _untagged(first)

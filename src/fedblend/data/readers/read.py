@@ -36,7 +36,6 @@ from fedblend.data.readers.tables import (
     FILES,
     Table,
     check_names,
-    column_of,
     complete_numbers,
     read_table,
     stacked,
@@ -260,18 +259,7 @@ def _raw(
             f"{table.where}: inputs: need at least one column, other than the target"
         )
     strict = preprocess in ("none", None)
-    labels = {"target": target, "client": client}
-    found, kept, left_out = with_labels(
-        table,
-        {
-            one if isinstance(one, str) else name: table.columns[one]
-            if isinstance(one, str)
-            else column_of(one)
-            for name, one in labels.items()
-            if one is not None
-        },
-        strict=strict,
-    )
+    found, kept, left_out = with_labels(table, target, client, strict=strict)
     columns = {name: table.columns[name][kept] for name in inputs}
     some = table._replace(columns=columns)
     raw = Raw(

@@ -2,7 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The targets and client keys of rows: columns as stored, classes, real numbers."""
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ import numpy as np
 from fedblend.data.dataset import DataError, Dataset, Kind, Task
 from fedblend.data.preprocess.values import MISSING, is_missing, number
 from fedblend.data.readers.files import Raw
-from fedblend.data.readers.tables import Table
+from fedblend.data.readers.tables import Table, column_of
 
 NO_LABEL = MISSING - {"?", "-", "--", ".", "None", "na"}
 """Texts that are no label, nor the name of a client; "-" and "?" may well be."""
@@ -59,15 +58,23 @@ def _texts(texts: list[str]) -> np.ndarray:
 
 
 def with_labels(
-    table: Table, columns: Mapping[str, np.ndarray], *, strict: bool
+    table: Table, target: Any, client: Any, *, strict: bool
 ) -> tuple[list[np.ndarray], np.ndarray, list[str]]:
     """Target and client of every row that has them; which rows; and notes.
 
     Args:
-        table: where the columns are from.
-        columns: the columns of target and client, by name.
+        table: the rows.
+        target: the name of its column, or the targets themselves.
+        client: likewise; None where no client is named.
         strict: refuse a row without them, instead of leaving it out.
     """
+    columns = {
+        one if isinstance(one, str) else name: table.columns[one]
+        if isinstance(one, str)
+        else column_of(one)
+        for name, one in (("target", target), ("client", client))
+        if one is not None
+    }
     kept, notes, found = np.ones(table.rows, bool), [], []
     for name, raw in columns.items():
         if len(raw) != table.rows:

@@ -4,15 +4,18 @@
 
 *What to deploy.* Validation rows decide: of the methods that cannot be told apart from
 the best one, the simplest, in the order of ``candidates``. Training alone is the
-simplest of all. A method is told apart if it is worse by more than a negligible part of
-what the best one gains over a constant prediction, at 5 % after Holm's correction for
-all comparisons with the best. The test is Wilcoxon's signed-rank test over clients, of
-their means over splits: one unlike client does not hide what the others show. Fewer
-than 10 clients are no sample; they are compared over splits, by Student's t with the
-correction of Nadeau and Bengio for splits that overlap.
+simplest of all; a method that scores worse than it on average is no choice. A method is
+told apart if it is worse by more than a negligible part of what the best one gains over
+a constant prediction, at 5 % after Holm's correction for all comparisons with the best.
+The test is Wilcoxon's signed-rank test over clients, of their means over splits: one
+unlike client does not hide what the others show. Fewer than 10 clients are no sample;
+they are compared over splits, by Student's t with the correction of Nadeau and Bengio
+for splits that overlap.
 
 *Who gains.* Test rows tell, for every client with enough of them: its interval from
-``gains`` over single rows and splits, at 5 % after Holm's correction for all clients.
+``gains`` over single rows, for the mean of splits that depend on each other as Nadeau
+and Bengio have it (``gains`` takes the worst case), at 5 % after Holm's correction for
+all clients.
 A client is called harmed only where all splits agree, and there are two or more.
 
 *Nothing.* Where the best method is not clearly better than a constant prediction, the
@@ -44,6 +47,9 @@ NEGLIGIBLE = 0.02
 """The part of what the best method gains over a constant prediction."""
 HELD = TEST / (1 - TEST - VALIDATION)
 """Rows held out over rows trained on: by so much the splits depend on each other."""
+
+SHARED = TEST / (1 - VALIDATION)
+"""How much the results of two splits depend on each other, by Nadeau and Bengio."""
 
 
 class Choice(NamedTuple):
@@ -228,8 +234,11 @@ def choose(values: Mapping[str, np.ndarray], constant: float = np.inf) -> Choice
     others = [name for name in values if name != best]
     p = _corrected({name: values[name] - values[best] for name in others})
 
+    alone = means.get(ALONE, np.inf)
+
     def like_best(name: str) -> bool:
-        return p.get(name, 0.0) >= LEVEL or means[name] - means[best] <= little
+        close = p.get(name, 0.0) >= LEVEL or means[name] - means[best] <= little
+        return close and means[name] <= alone
 
     alike = [name for name in BY_NAME if name in values and like_best(name)]
     return Choice(alike[0], best, alike, p)
@@ -268,10 +277,12 @@ def judge(
 
     known = judged & np.isfinite(gain.value)
     side = np.where(gain.value > 0, gain.value - gain.low, gain.high - gain.value)
+    splits = len(by_split)
+    side = side * np.sqrt(1 / splits + (1 - 1 / splits) * SHARED)
     with np.errstate(divide="ignore", invalid="ignore"):
         scores = ndtri(0.975) * np.abs(gain.value) / side
     clear = holm(np.where(known, 2 * ndtr(-scores), np.nan).tolist()) < LEVEL
-    several = len(by_split) > 1
+    several = splits > 1
     up = clear & (by_split > 0).all(axis=0)
     down = clear & (by_split < 0).all(axis=0) & several
     gain_names, harmed_names = (

@@ -88,7 +88,9 @@ def _pooling(operator: str) -> Rule:
         if rank - len(inside) > 2:
             raise ExportError(f"onnx: {equation.primitive.name} over many axes")
         edges = [padding[at][0] for at in inside] + [padding[at][1] for at in inside]
-        more = {"count_include_pad": 1} if operator == "AveragePool" else {}
+        more: dict[str, Any] = (
+            {"count_include_pad": 1} if operator == "AveragePool" else {}
+        )
         found = graph.add(
             operator,
             _ordered(graph, inputs[0], order),

@@ -119,7 +119,7 @@ def run(
 
     def read(variable: Any) -> Value:
         if isinstance(variable, Literal):
-            return np.asarray(variable.val, variable.aval.dtype)
+            return np.asarray(variable.val, variable.aval.dtype)  # pyright: ignore
         return values[variable]
 
     values |= zip(jaxpr.constvars, map(np.asarray, constants), strict=True)

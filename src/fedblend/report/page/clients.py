@@ -20,6 +20,8 @@ STATUS = ("harmed", "unsure", "gains", "unknown", "not finite")
 """What a client's interval says of its gain; a page holds the place in this list."""
 FACTS = ("train", "validation", "test", "alpha", "bits_up", "bits_down")
 """The columns that come first."""
+MATTER_MOST = ("train", "alpha", "test")
+"""Facts without which the charts of a page are empty."""
 MOST_NAMED = 20
 """Clients that an error names."""
 LEFT_OUT = ("gain_low", "gain_high", "harmed", "seed", "id", "name", "training")
@@ -170,13 +172,17 @@ def as_plain(clients: Clients, most_cells: int, first: Sequence[str]) -> dict[st
     Args:
         clients: of a run.
         most_cells: cells of the columns together.
-        first: names of the columns that matter most.
+        first: names of the columns that stay longest, then those of ``MATTER_MOST``.
     """
-    own = set(FACTS) | set(first)
-    order = [*(name for name in clients.columns if name in own)]
-    order += [name for name in clients.columns if name not in own]
-    room = max(most_cells // max(len(clients.ids), 1) - len(clients.gains) - 1, 0)
-    kept, left_out = order[:room], order[room:]
+    order = dict.fromkeys([*first, *MATTER_MOST, *clients.columns])
+    order = [name for name in order if name in clients.columns]
+    gains = {
+        name: column(values)
+        for name, values in clients.gains.items()
+        if not name.endswith("_broken")
+    }
+    room = max(most_cells // max(len(clients.ids), 1) - len(gains) - 1, 0)
+    kept, left_out = set(order[:room]), order[room:]
     numbered = clients.names == [str(client) for client in clients.ids]
     return {
         "ids": clients.ids,
@@ -185,12 +191,12 @@ def as_plain(clients: Clients, most_cells: int, first: Sequence[str]) -> dict[st
         "status": clients.status.tolist(),
         "reference": clients.reference,
         "metric": clients.metric,
-        "columns": {name: column(clients.columns[name]) for name in kept},
-        "gains": {
+        "columns": {
             name: column(values)
-            for name, values in clients.gains.items()
-            if not name.endswith("_broken")
+            for name, values in clients.columns.items()
+            if name in kept
         },
+        "gains": gains,
         "left_out": left_out,
     }
 

@@ -34,7 +34,7 @@ def run_results(
     algorithm = run.config.get("algorithm", {})
     summary = run.summary or {}
     head = words.headline(summary, metric) if run.summary else None
-    first = [f"{splits[0]}_{of}_{m}" for of in measures.MODELS for m in metrics]
+    first = [f"{splits[0]}_{of}_{m}" for m in metrics for of in measures.MODELS]
     return {
         "label": label,
         "folder": str(run.folder.path),

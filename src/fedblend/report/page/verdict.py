@@ -199,16 +199,16 @@ def _who_gains(gain: GainSummary) -> str:
     either = gain.clients - gain.helped - gain.count
     if either == gain.clients:
         return (
-            f"For none of the {gain.clients} clients is it clear whether it is better "
-            "or worse off: each has too few held-out rows."
+            f"For none of the {gain.clients:,} clients is it clear whether it is "
+            "better or worse off: each has too few held-out rows."
         )
-    text = f"Of {gain.clients} clients, {_are(gain.helped)} clearly better off and "
+    text = f"Of {gain.clients:,} clients, {_are(gain.helped)} clearly better off and "
     text += f"{_are(gain.count)} clearly worse off"
-    return f"{text}; for {either} it is not clear." if either else f"{text}."
+    return f"{text}; for {either:,} it is not clear." if either else f"{text}."
 
 
 def _are(count: int) -> str:
-    return {0: "none is", 1: "1 is"}.get(count, f"{count} are")
+    return {0: "none is", 1: "1 is"}.get(count, f"{count:,} are")
 
 
 def _who_is_harmed(
@@ -243,10 +243,10 @@ def _harmed_names(clients: Clients | None) -> str:
 def _how_sure(gain: GainSummary, seeds: int) -> str:
     over = "1 run" if seeds == 1 else f"{seeds} repeated runs"
     chance = gain.by_chance
-    few = "fewer than 1" if chance < 1 else f"up to {chance:.2g}"
+    few = "fewer than 1" if chance < 1 else f"up to {math.ceil(chance):,}"
     return (
-        f"How sure: intervals are 95 %, over {gain.clients} clients and {over}. By "
-        f"chance alone {few} of {gain.clients} clients would be called worse off."
+        f"How sure: intervals are 95 %, over {gain.clients:,} clients and {over}. By "
+        f"chance alone {few} of {gain.clients:,} clients would be called worse off."
     )
 
 
