@@ -266,11 +266,18 @@ def read_config(folder: Folder, *, imports: bool = False) -> Config:
         RunError: this is not the folder of a run, its configuration is damaged, or it
             names code that the user did not name.
     """
+    content = _content(folder)
+    try:
+        return _checked(content, str(folder.config), imports)
+    except ConfigError as error:
+        raise RunError(str(error)) from None
+
+
+def _content(folder: Folder) -> dict[str, Any]:
     if not folder.config.is_file():
         raise RunError(f"{folder.path}: is not the folder of a run (no config.toml)")
     try:
-        content = toml.read(folder.config)
-        return _checked(content, str(folder.config), imports)
+        return toml.read(folder.config)
     except ConfigError as error:
         raise RunError(str(error)) from None
 
@@ -292,16 +299,14 @@ def read_data_tables(folder: Folder) -> Config:
     Nothing is imported: a report must not run the code of an algorithm that a folder
     names.
     """
+    content, kinds = _content(folder), Config.__annotations__
     try:
-        content = toml.read(folder.config)
         parts = {
-            name: TypeAdapter(Config.__annotations__[name]).validate_python(
-                content.get(name)
-            )
+            name: TypeAdapter(kinds[name]).validate_python(content.get(name))
             for name in ("data", "central", "run", "measure")
         }
-    except (ConfigError, ValueError) as error:
-        raise RunError(f"{folder.config}: is damaged: {error}") from None
+    except ValueError:
+        raise RunError(f"{folder.config}: is damaged: its data are unclear") from None
     return Config.model_construct(**parts)
 
 
