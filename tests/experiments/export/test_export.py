@@ -187,6 +187,13 @@ def test_a_file_does_not_decide_which_code_runs(mixed, tmp_path):
             predict_file(path, table())
 
 
+def test_an_archive_that_unpacks_to_much_more_is_not_read(mixed, tmp_path):
+    arrays = {"metadata": np.array(json.dumps(mixed.model().metadata()))}
+    np.savez_compressed(tmp_path / "bomb.npz", **arrays, w=np.zeros(10**7))
+    with pytest.raises(RunError, match="more in it than an export of its size"):
+        predict_file(tmp_path / "bomb.npz", table())
+
+
 def test_the_card_has_the_facts_of_its_model(mixed, exports):
     file = exports / "client-far-east.onnx"
     card = (exports / "client-far-east.onnx.md").read_text()
