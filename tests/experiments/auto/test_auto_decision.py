@@ -80,7 +80,15 @@ def test_worse_than_alone_on_average_is_no_choice():
     }
     values["fedavg"][:, 7] += 2.0
     found = choose(values)
-    assert found.method == "ditto" and "fedavg" not in found.alike
+    assert found.method == "ditto" and found.alike == ["fedavg", "ditto"]
+    told = FOUND._replace(choice=found, versus_alone="ditto")
+    assert "FedAvg" not in sentences(told, SCORES, "log loss")[0]
+
+
+def test_a_tie_with_alone_is_not_called_worse():
+    values = {"local_only": shifted(0), "fedavg": shifted(0) + 1e-5 * NOISE + 1e-6}
+    found = choose(values, constant=0.7)
+    assert found.method == "local_only" and "fedavg" in found.alike
 
 
 def test_what_is_negligible_does_not_count():

@@ -234,14 +234,13 @@ def choose(values: Mapping[str, np.ndarray], constant: float = np.inf) -> Choice
     others = [name for name in values if name != best]
     p = _corrected({name: values[name] - values[best] for name in others})
 
-    alone = means.get(ALONE, np.inf)
-
     def like_best(name: str) -> bool:
-        close = p.get(name, 0.0) >= LEVEL or means[name] - means[best] <= little
-        return close and means[name] <= alone
+        return p.get(name, 0.0) >= LEVEL or means[name] - means[best] <= little
 
     alike = [name for name in BY_NAME if name in values and like_best(name)]
-    return Choice(alike[0], best, alike, p)
+    alone = means.get(ALONE, np.inf)
+    method = next(name for name in alike if means[name] <= alone)
+    return Choice(method, best, alike, p)
 
 
 def _corrected(gaps: Mapping[str, np.ndarray]) -> dict[str, float]:

@@ -13,6 +13,8 @@ from fedblend.experiments.differences import LEVEL
 
 NAMED = 5
 """Names that a list shows."""
+TINY = 0.0001
+"""Below it a p-value has no meaning of its own."""
 
 
 def sentences(
@@ -56,8 +58,10 @@ def _alone(of: Findings, shown: Mapping[str, str], criterion: str) -> str:
 
 def _together(of: Findings, shown: Mapping[str, str], criterion: str) -> str:
     method = of.choice.method
-    alike = [name for name in of.choice.alike if name != method]
-    why = "it is clearly the best"
+    # Simpler ones among these score worse than training alone.
+    place = of.choice.alike.index(method)
+    alike = of.choice.alike[place + 1 :]
+    why = "it is the best on average" if place else "it is clearly the best"
     if alike:
         others = listed([f"{_title(name)} {shown[name]}" for name in alike])
         why = f"it is the simplest of those that cannot be told apart ({others})"
@@ -74,7 +78,7 @@ def _who(of: Findings) -> str:
     others = [name for name in of.shared_harms if name not in who.harmed]
     if others and of.versus_alone != "fedavg":
         text += f"; FedAvg's one model for all would harm {listed(others)}"
-    return f"{text}."
+    return f"{text[0].upper()}{text[1:]}."
 
 
 def _judged(who: Clients) -> str:
@@ -98,6 +102,7 @@ def _judged(who: Clients) -> str:
 def _how_sure(of: Findings, criterion: str, left_out: Sequence[str]) -> str:
     mean, low, high = of.mean_gain
     sure = "clear" if of.p < LEVEL else "not clear"
+    chance = f"p = {of.p:.2g}" if of.p >= TINY else f"p < {TINY}"
     test = "a signed-rank test over clients"
     if of.clients < FEW_CLIENTS:
         test = "a t-test over splits"
@@ -105,7 +110,7 @@ def _how_sure(of: Findings, criterion: str, left_out: Sequence[str]) -> str:
         f"How sure: over {of.clients} clients and {of.splits} splits "
         f"{_title(of.versus_alone)} improves the test {criterion} of training alone by "
         f"{mean:.3g} on average (95 % interval {low:.3g} to {high:.3g}), {sure} by "
-        f"{test} after Holm's correction for {of.comparisons} (p = {of.p:.2g})"
+        f"{test} after Holm's correction for {of.comparisons} ({chance})"
     )
     if of.who.small:
         text += f"; {of.who.small} clients have too few test rows to be judged"
