@@ -132,13 +132,13 @@ def _together(found: Sequence[NewClients]) -> Evidence:
     )
 
 
-def _at_server(built: Built, model: PyTree) -> dict[str, Any]:
+def _at_server(built: Built, model: Any) -> dict[str, Any]:
     """The metrics of a shared model on the server's own rows, where it has some."""
     if built.server is None:
         return {}
     found = {}
     for name, split in built.server.splits.items():
-        batch = Batch(jax.tree.map(np.asarray, split.rows(0)))
+        batch = fb.Batch(jax.tree.map(np.asarray, split.rows(0)))
         values = {key: float(of(model, batch)) for key, of in built.measures.items()}
         found[name] = {"rows": len(batch.rows[0]), **values}
     return {"central": found}
