@@ -22,7 +22,7 @@ TINY = os.environ.get("FEDBLEND_TINY") == "1"
 ROUNDS = 2 if TINY else 50
 
 sklearn.set_config(enable_metadata_routing=True)
-inputs, labels = load_digits(return_X_y=True)
+inputs, labels = map(np.asarray, load_digits(return_X_y=True))
 parts = fb.partition.classes_per_client(labels, clients=20, classes=2)
 ids = np.empty(len(labels), int)
 for client, rows in enumerate(parts):

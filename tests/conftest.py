@@ -3,7 +3,10 @@
 """A small valid configuration, and programs that are compiled once for a session."""
 
 import copy
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import jax
 import pytest
@@ -11,6 +14,14 @@ import pytest
 from fedblend.config import toml
 from fedblend.experiments import results
 from tiny_config import TINY
+
+BROWSER_OPTIONS = (
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+)
 
 
 @pytest.fixture
@@ -52,3 +63,21 @@ def compiled(tmp_path_factory):
     yield names["jax_compilation_cache_dir"]
     for name, value in before.items():
         jax.config.update(name, value)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """Headless Chromium, or a skip where it is not installed.
+
+    For the tests of one module: its event loop would refuse those of other tests.
+    """
+    program = shutil.which("chromium") or shutil.which("google-chrome")
+    if program is None:
+        pytest.skip("no Chromium is installed (Debian: apt install chromium)")
+    playwright = pytest.importorskip("playwright.sync_api", reason="no playwright")
+    with playwright.sync_playwright() as started:
+        browser = started.chromium.launch(
+            executable_path=program, args=list(BROWSER_OPTIONS)
+        )
+        yield browser
+        browser.close()

@@ -5,7 +5,6 @@
 import html.parser
 import json
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -18,7 +17,6 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 COMMAND = "run python tools/cli_reference.py, and commit docs/cli.md"
-CHROMIUM = shutil.which("chromium")
 
 
 class Page(html.parser.HTMLParser):
@@ -175,24 +173,17 @@ def test_an_equation_is_drawn_in_the_color_of_the_text(site):
         assert 'class="equation"><svg' in text, page
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="needs chromium")
-def test_search_and_dark_mode_work_from_a_file_without_a_network(site):
-    from playwright.sync_api import sync_playwright
-
+def test_search_and_dark_mode_work_from_a_file_without_a_network(site, browser):
     asked: list[str] = []
     errors: list[str] = []
-    with sync_playwright() as browsers:
-        browser = browsers.chromium.launch(
-            executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"]
-        )
-        page = browser.new_page(color_scheme="dark")
-        page.on("request", lambda request: asked.append(request.url))
-        page.on("pageerror", lambda error: errors.append(str(error)))
-        page.goto((site / "index.html").as_uri())
-        assert page.locator("body").get_attribute("data-md-color-scheme") == "slate"
-        page.keyboard.press("/")
-        page.keyboard.type("control variates", delay=20)
-        page.get_by_text("scaffold").first.wait_for(timeout=20_000)
-        browser.close()
+    page = browser.new_page(color_scheme="dark")
+    page.on("request", lambda request: asked.append(request.url))
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    page.goto((site / "index.html").as_uri())
+    assert page.locator("body").get_attribute("data-md-color-scheme") == "slate"
+    page.keyboard.press("/")
+    page.keyboard.type("control variates", delay=20)
+    page.get_by_text("scaffold").first.wait_for(timeout=20_000)
+    page.close()
     assert errors == []
     assert [url for url in asked if urlsplit(url).scheme.startswith("http")] == []

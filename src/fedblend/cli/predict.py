@@ -37,6 +37,12 @@ def predict(
     probabilities: Annotated[
         bool, typer.Option("--probabilities", help="A column for each class, too.")
     ] = False,
+    imports: Annotated[
+        bool,
+        typer.Option(
+            "--imports", help="Import the code that a file names as its model."
+        ),
+    ] = False,
     out: Annotated[
         Path | None, option("A .csv file; default: print the table.", "FILE")
     ] = None,
@@ -68,7 +74,7 @@ def predict(
             f"{model}: is one model; --client, --shared and --seed need a run"
         )
     else:
-        found = predict_file(model, table)
+        found = predict_file(model, table, imports=imports)
     columns = found.columns(probabilities)
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")

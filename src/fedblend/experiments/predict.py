@@ -69,13 +69,16 @@ class Predictor(Protocol):
         ...
 
 
-def predict_file(path: str | Path, source: Any) -> Predictions:
+def predict_file(
+    path: str | Path, source: Any, *, imports: bool = False
+) -> Predictions:
     """Predict the rows of a table by an exported .safetensors, .npz or .onnx file.
 
     Args:
         path: the file.
         source: a .csv, .parquet or .npz file, a pandas or polars frame, a dict of
             columns, or an array of inputs.
+        imports: whether code that the file names by import path may be imported.
 
     Raises:
         RunError: the file is no such model.
@@ -88,8 +91,8 @@ def predict_file(path: str | Path, source: Any) -> Predictions:
     if not path.is_file():
         raise RunError(f"{path}: no such file")
     if path.suffix == ".onnx":
-        return _onnx(path, source)
-    return predict_all(read_portable(path), source)
+        return _onnx(path, source, imports)
+    return predict_all(read_portable(path, imports=imports), source)
 
 
 def table_of(source: Any) -> Table | None:
@@ -178,7 +181,7 @@ def _plain(value: Any) -> Any:
     return value.item() if isinstance(value, np.generic) else value
 
 
-def _onnx(path: Path, source: Any) -> Predictions:
+def _onnx(path: Path, source: Any, imports: bool) -> Predictions:
     """The predictions of an ONNX file, by onnxruntime."""
     runtime = require("onnxruntime", "an .onnx file", "onnxruntime", "onnx")
     try:
@@ -193,7 +196,7 @@ def _onnx(path: Path, source: Any) -> Predictions:
     metadata = dict(session.get_modelmeta().custom_metadata_map)
     if "config" not in metadata:
         raise RunError(f"{path}: is not a model that fedblend export wrote")
-    of = described(metadata, path)
+    of = described(metadata, path, imports=imports)
     wanted = [one.name for one in session.get_inputs()]
     (outputs,) = session.run(["outputs"], onnx_inputs(of, source, wanted))
     return predictions_of(of, outputs)

@@ -19,7 +19,7 @@ from fedblend.config.build import Built, build
 from fedblend.config.config import dump, named_by_key
 from fedblend.config.sweep import Point, together
 from fedblend.errors import CheckpointError
-from fedblend.experiments import results, run_folder
+from fedblend.experiments import bound, results, run_folder
 from fedblend.experiments.alone import work_alone
 from fedblend.experiments.run import TABLES, Step, advance, open_folder, stages
 from fedblend.experiments.run_folder import Folder, seeds_of
@@ -174,7 +174,7 @@ def _write(
         point.config,
         built,
         run,
-        {},
+        bound.promise(point.config, built, run),
         lambda line: on_warning(point.name, line),
         formats=(),
     )

@@ -117,6 +117,17 @@ def test_finished_comparison_is_said_again(interrupted):
     assert not any("test log loss" in line for line in lines)
 
 
+def test_command_prints_methods_and_verdict(interrupted, capsys):
+    found = interrupted[0]
+    table = str(found.folder / "table.csv")
+    words = ["--client", "site", "--target", "outcome", "--out", str(found.folder)]
+    assert main(["auto", table, *words]) == 0
+    said = capsys.readouterr()
+    assert "log_loss" in said.out and "fedavg" in said.out
+    assert found.verdict[0] in said.out and "report.html" in said.out
+    assert "720 rows of 30 clients" in said.err
+
+
 def test_another_table_needs_another_folder(interrupted):
     with pytest.raises(InputError, match="another sha256"):
         fb.auto(columns(seed=1), **interrupted[3])

@@ -27,6 +27,7 @@ from fedblend.experiments.export.export import FORMATS, export_models, file_word
 from fedblend.experiments.export.onnx_graph import ExportError
 from fedblend.experiments.export.torch_names import state_dict
 from fedblend.experiments.predict import predict_file
+from fedblend.simulation.serialize import pack
 
 
 @pytest.fixture(scope="module")
@@ -171,6 +172,18 @@ def test_rows_that_cannot_be_predicted_are_one_line(mixed, exports, tmp_path):
     wrong.write_bytes(b"nothing")
     with pytest.raises(RunError, match="no ONNX file"):
         predict_file(wrong, table())
+
+
+def test_a_file_does_not_decide_which_code_runs(mixed, tmp_path):
+    portable = mixed.model()
+    metadata = portable.metadata()
+    for key, name in (("model", "mlp"), ("algorithm", "apfl")):
+        changed = metadata["config"].replace(f'name = "{name}"', 'name = "os:getcwd"')
+        assert changed != metadata["config"]
+        path = tmp_path / "model.safetensors"
+        path.write_bytes(pack(portable.params, metadata | {"config": changed}))
+        with pytest.raises(RunError, match=f"its {key} is the code os:getcwd"):
+            predict_file(path, table())
 
 
 def test_the_card_has_the_facts_of_its_model(mixed, exports):

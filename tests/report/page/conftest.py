@@ -1,11 +1,8 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""Pages of synthetic runs, and the browser that opens them."""
+"""Pages of synthetic runs."""
 
-import shutil
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -14,13 +11,6 @@ from synthetic_run import write_run
 
 HOSTILE = "</script><img src=x onerror=document.title='taken'>"
 """The name of a client that would be markup where it is not text."""
-OPTIONS = (
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-)
 
 
 @pytest.fixture(scope="session")
@@ -34,19 +24,6 @@ def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def page_file(run_folder: Path) -> Path:
     return write_page([run_folder], run_folder.parent / "one.html")
-
-
-@pytest.fixture(scope="session")
-def browser() -> Iterator[Any]:
-    """Headless Chromium, or a skip where it is not installed."""
-    program = shutil.which("chromium") or shutil.which("google-chrome")
-    if program is None:
-        pytest.skip("no Chromium is installed (Debian: apt install chromium)")
-    playwright = pytest.importorskip("playwright.sync_api", reason="no playwright")
-    with playwright.sync_playwright() as started:
-        browser = started.chromium.launch(executable_path=program, args=list(OPTIONS))
-        yield browser
-        browser.close()
 
 
 @pytest.fixture(scope="session")

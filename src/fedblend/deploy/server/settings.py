@@ -131,7 +131,8 @@ def rowless_data(counts: Mapping[str, np.ndarray]) -> FederatedData:
         )
         for name, rows in counts.items()
     }
-    return FederatedData(**splits, names=())
+    held_out = {name: splits.get(name) for name in ("validation", "test")}
+    return FederatedData(splits["train"], held_out["validation"], held_out["test"])
 
 
 def rowless_engine(

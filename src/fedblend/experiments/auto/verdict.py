@@ -74,7 +74,7 @@ def _who(of: Findings) -> str:
     others = [name for name in of.shared_harms if name not in who.harmed]
     if others and of.versus_alone != "fedavg":
         text += f"; FedAvg's one model for all would harm {listed(others)}"
-    return f"{text}."
+    return f"{text[0].upper()}{text[1:]}."
 
 
 def _judged(who: Clients) -> str:

@@ -5,8 +5,9 @@
 A .safetensors or .npz file has the parameters by name and, as metadata, the texts
 ``config`` (TOML), ``task`` and ``preprocessing`` (JSON) and facts such as ``client``,
 ``seed`` and ``round``. In an .npz file the metadata are the array ``metadata``, one
-JSON text. No file is ever unpickled; a model that the configuration names by import
-path is imported when it is used.
+JSON text. No file is ever unpickled, and none decides which code runs: one whose
+configuration names a model or an algorithm by import path is refused, unless the caller
+allows imports.
 """
 
 import io
@@ -15,11 +16,13 @@ import zipfile
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedblend.config import toml
 from fedblend.config.config import Config, dump, loads
 from fedblend.config.model import loss_name, model_of
 from fedblend.core import PyTree
@@ -134,8 +137,12 @@ def as_npz(portable: Portable) -> bytes:
     return data.getvalue()
 
 
-def read_portable(path: Path) -> Portable:
+def read_portable(path: Path, *, imports: bool = False) -> Portable:
     """The model of a .safetensors or .npz file.
+
+    Args:
+        path: the file.
+        imports: whether code that the file names by import path may be imported.
 
     Raises:
         RunError: the file is not such a model, or it is damaged.
@@ -152,16 +159,22 @@ def read_portable(path: Path) -> Portable:
             f"{path}: is not a model that fedblend export wrote for predictions; "
             "--to safetensors, npz and onnx write such files"
         )
-    portable = described(metadata, path)
+    portable = described(metadata, path, imports=imports)
     portable.params = as_model(arrays, portable.shapes, path)
     return portable
 
 
-def described(metadata: Mapping[str, str], path: Path) -> Portable:
+def described(
+    metadata: Mapping[str, str], path: Path, *, imports: bool = False
+) -> Portable:
     """A model without its parameters, from the metadata of a file."""
     try:
+        if not imports:
+            _refuse_imports(toml.parse(metadata["config"], str(path)), path)
         config = loads(metadata["config"], str(path))
         task = run_folder.task_from(json.loads(metadata["task"]))
+    except ImportRefusedError:
+        raise
     except (InputError, LookupError, TypeError, ValueError):
         raise RunError(f"{path}: is damaged: its metadata cannot be read") from None
     fitted = None
@@ -170,6 +183,22 @@ def described(metadata: Mapping[str, str], path: Path) -> Portable:
     texts = ("format", "config", "task", "preprocessing")
     facts = {name: text for name, text in metadata.items() if name not in texts}
     return Portable(config, task, None, fitted, facts)
+
+
+class ImportRefusedError(RunError):
+    """A file that names code to be imported."""
+
+
+def _refuse_imports(tables: Mapping[str, Any], path: Path) -> None:
+    """Refuse a configuration that names code, before anything is imported."""
+    for key in ("model", "algorithm"):
+        table = tables.get(key)
+        name = table.get("name") if isinstance(table, Mapping) else table
+        if ":" in str(name):
+            raise ImportRefusedError(
+                f"{path}: its {key} is the code {name}, which has to be imported; "
+                "--imports allows that, for a file that you trust"
+            )
 
 
 def _unzipped(data: bytes) -> tuple[dict[str, np.ndarray], dict[str, str]]:
