@@ -248,7 +248,7 @@ ONE_OF_EACH = (
     ),
     *("finetune(fedavg)", "diana(scaffold)", "mixed(scaffold)"),
 )
-"""One case of each kind of message and state, for what is the engine's and not theirs."""
+"""One case of each kind of message and state, for what is the engine's own."""
 
 
 def others_later(names: Iterable[str]) -> list:

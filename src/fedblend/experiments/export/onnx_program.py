@@ -156,7 +156,7 @@ def _loop_inputs(params: Mapping[str, Any]) -> tuple[int, int]:
     """How many inputs of a loop stay the same, and how many are carried on."""
     if "num_consts" in params:
         return params["num_consts"], params["num_carry"]
-    # Since JAX 0.11: trees of the inputs that stay, are carried on, and are looped over.
+    # Since JAX 0.11: trees of the inputs that stay, are carried on, are looped over.
     same, carried, _ = params["ft_in"]
     leaves = partial(jax.tree.leaves, is_leaf=lambda leaf: leaf is None)
     return len(leaves(same)), len(leaves(carried))
