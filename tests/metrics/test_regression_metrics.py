@@ -69,3 +69,12 @@ def test_nothing_is_explained_where_targets_do_not_vary():
     assert value == 0 and (rows == 0).all()
     nobody = Batch((jnp.asarray(values), jnp.asarray(same)), jnp.zeros(4, bool))
     assert all(np.isnan(built(name)(ONE, nobody)) for name in KNOWN)
+
+
+@pytest.mark.parametrize("target", [0.1, 7.7, 123.456])
+def test_rounding_is_no_variance_of_targets(target):
+    """The mean of ten times 0.1 is not 0.1 in float32."""
+    for count in (3, 7, 10):
+        same = np.full(count, target, np.float32)
+        value, _ = value_and_rows(built("r2"), same + 1, same, np.ones(count, bool))
+        assert np.isnan(value)

@@ -70,7 +70,9 @@ def r2_score(apply: Apply) -> Metric:
         center = jnp.where(known, wide, 0).sum(axis=0) / count
         spread = jnp.where(known, jnp.square(wide - center[None]), 0)
         total = spread.sum(axis=0)
-        varies = total > 0
+        # Rounding of the mean leaves a spread of targets that are all the same.
+        top = jnp.where(known, wide, -jnp.inf).max(axis=0)
+        varies = (top > jnp.where(known, wide, jnp.inf).min(axis=0)) & (total > 0)
         left = squares.sum(axis=0) / jnp.where(varies, total, 1)
         value = jnp.where(varies.all() & mask.any(), 1 - left.mean(), jnp.nan)
         # Pseudo-values, from the derivative of the ratio in the weight of a row.

@@ -13,6 +13,7 @@ from fedblend.report.page.clients import STATUS, as_plain, read_clients
 from fedblend.report.page.columns import column
 from fedblend.report.page.content import page_content
 from fedblend.report.page.curves import learning_curves
+from fedblend.report.page.run_files import kept_verdict
 from synthetic_run import write_run
 
 
@@ -120,14 +121,61 @@ def test_a_damaged_file_is_one_line(tmp_path: Path, file: str, text: str):
     assert str(folder) in str(error.value) and "\n" not in str(error.value)
 
 
-def test_the_verdict_of_auto_is_kept_with_its_metric(tmp_path: Path):
-    for name in ("a", "b"):
-        write_run(tmp_path / "runs" / name, name=name)
-    state = {"verdict": ["Deploy a."], "metric": "loss"}
-    (tmp_path / "auto.json").write_text(json.dumps(state))
+def auto_state(**changes) -> dict:
+    """What ``fedblend auto`` writes, of three methods of which one has not run."""
+    found = {
+        "choice": {"method": "finetune", "alike": ["finetune"]},
+        "mean_gain": [0.1, 0.05, 0.15],
+        "p": 0.01,
+        "who": {"harmed": []},
+        **changes,
+    }
+    return {
+        "verdict": ["Deploy fine-tuned."],
+        "metric": "loss",
+        "deploy": "finetune",
+        "findings": found,
+        "methods": {
+            "local_only": {"title": "local only", "test": 0.5},
+            "finetune": {"title": "fine-tuned", "test": 0.4},
+            "apfl": {"title": "APFL"},
+        },
+    }
+
+
+def test_the_page_of_auto_follows_auto(tmp_path: Path):
+    """Its verdict, metric and names; the deployed method first; what ran."""
+    for name in ("apfl", "finetune", "local_only"):
+        write_run(tmp_path / "runs" / name, name=f"hospitals-{name}")
+    (tmp_path / "auto.json").write_text(json.dumps(auto_state()))
     content = page_content([tmp_path])
-    assert content["verdict"] == ["Deploy a."]
+    assert content["verdict"] == ["Deploy fine-tuned."]
     assert content["metric"] == content["runs"][0]["headline"]["metric"] == "loss"
+    labels = [run["label"] for run in content["runs"]]
+    assert labels == ["fine-tuned", "local only"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "tone"),
+    [
+        ({}, "good"),
+        ({"who": {"harmed": ["Meadow"]}}, "mixed"),
+        ({"p": 0.2}, "open"),
+        ({"mean_gain": [0.1, -0.05, 0.25]}, "open"),
+        ({"choice": {"method": "local_only", "alike": ["local_only"]}}, "bad"),
+        ({"choice": {"method": "local_only", "alike": ["local_only", "x"]}}, "open"),
+    ],
+)
+def test_the_color_of_the_page_follows_auto(changes, tone, tmp_path: Path):
+    (tmp_path / "auto.json").write_text(json.dumps(auto_state(**changes)))
+    kept = kept_verdict([tmp_path])
+    assert kept is not None and kept.tone == tone
+
+
+def test_a_damaged_verdict_is_one_line(tmp_path: Path):
+    (tmp_path / "auto.json").write_text('{"verdict": ["Deploy."], "findings": 3}')
+    with pytest.raises(RunError, match=r"auto\.json: is damaged"):
+        kept_verdict([tmp_path])
 
 
 def test_a_metric_that_a_run_lacks_is_not_shown_first(run_folder: Path):

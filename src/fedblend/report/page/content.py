@@ -10,13 +10,14 @@ from typing import Any
 import numpy as np
 
 from fedblend.errors import RunError
-from fedblend.experiments.differences import differences
+from fedblend.experiments.differences import ALONE, compared, contenders
 from fedblend.report import measures
 from fedblend.report.page import verdict as words
 from fedblend.report.page.clients import STATUS, as_plain, one_client, taken
 from fedblend.report.page.columns import number
 from fedblend.report.page.curves import MOST_POINTS
 from fedblend.report.page.run_files import (
+    AUTO_ALONE,
     Plain,
     RunFiles,
     checked,
@@ -54,12 +55,15 @@ def page_content(
         metric: the metric of the verdict, shown first; the main one if None.
         live: the page asks for new content while the run goes on.
     """
-    runs = [read_run(path) for path in run_folders(paths)]
+    kept = None if verdict else kept_verdict(paths)
+    if kept is None:
+        runs = [read_run(path) for path in run_folders(paths)]
+        labels = _labels(runs)
+    else:
+        runs = [read_run(paths[0] / "runs" / name) for name in kept.titles]
+        labels, metric = list(kept.titles.values()), kept.metric
     if not runs:
         raise RunError("no run to report: name the folder of at least one")
-    labels = _labels(runs)
-    if not verdict:
-        verdict, metric = kept_verdict(paths)
     metric = _measured_by_all(runs, metric)
     points = min(MOST_POINTS, max(MOST_CURVE_POINTS // len(runs), 50))
     room = MOST_CELLS // len(runs)
@@ -70,10 +74,13 @@ def page_content(
         )
         for run, label in zip(runs, labels, strict=True)
     ]
-    pairs, untested = _differences(runs, labels, metric)
+    alone = kept and kept.titles.get(AUTO_ALONE)
+    pairs, untested = _differences(runs, labels, metric, alone)
     tone, lines = _verdict(runs, labels, pairs, metric)
     if untested:
         tone, lines = "open", [*lines, f"Differences are not tested: {untested}."]
+    if kept is not None:
+        tone, lines = kept.tone, kept.verdict
     return {
         "title": runs[0].config.get("name", "run") if len(runs) == 1 else "Comparison",
         "live": live,
@@ -88,9 +95,15 @@ def page_content(
 
 
 def _differences(
-    runs: Sequence[RunFiles], labels: Sequence[str], metric: str | None
+    runs: Sequence[RunFiles],
+    labels: Sequence[str],
+    metric: str | None,
+    reference: str | None = None,
 ) -> tuple[list[Plain], str | None]:
-    """All pairs of runs and training alone, tested; or why there is no test."""
+    """All pairs of runs and training alone, tested; or why there is no test.
+
+    With a reference all others are compared with that run only.
+    """
     count = len(runs) * (len(runs) + 1) // 2
     if len(runs) < 2 or any(run.summary is None for run in runs):
         return [], None
@@ -101,10 +114,16 @@ def _differences(
         return [], "these are too many runs and clients to test on a page"
     folders = {label: run.folder.path for label, run in zip(labels, runs, strict=True)}
     try:
-        pairs = [one.row() for one in differences(folders, metric and [metric])]
+        found = contenders(folders)
+        if reference is not None:
+            # It is the same as the run that is the reference.
+            found.pop(ALONE, None)
+        tested = compared(found, metric and [metric], reference=reference)
     except RunError as error:
         return [], str(error)
-    return [{key: _plain(value) for key, value in pair.items()} for pair in pairs], None
+    return [
+        {key: _plain(value) for key, value in one.row().items()} for one in tested
+    ], None
 
 
 def _plain(value: Any) -> Any:

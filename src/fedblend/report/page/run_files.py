@@ -8,11 +8,15 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from fedblend.errors import RunError
+from fedblend.experiments.differences import LEVEL
 from fedblend.experiments.run_folder import Folder, read_json, read_rows, read_summary
 from fedblend.report.measures import Row
 from fedblend.report.page.clients import Clients, read_clients
 
 DAMAGED = (KeyError, TypeError, AttributeError, IndexError, ValueError)
+
+AUTO_ALONE = "local_only"
+"""The folder in which ``fedblend auto`` keeps training alone."""
 
 Plain = dict[str, Any]
 Made = TypeVar("Made")
@@ -75,13 +79,46 @@ def run_folders(paths: Sequence[Path]) -> list[Path]:
     return found
 
 
-def kept_verdict(paths: Sequence[Path]) -> tuple[list[str], str | None]:
-    """The verdict of ``fedblend auto`` and its metric, where one was reached."""
-    file = paths[0] / "auto.json"
-    if len(paths) != 1 or not file.is_file():
-        return [], None
+class Kept(NamedTuple):
+    """What ``fedblend auto`` found in the folder that it wrote."""
+
+    verdict: list[str]
+    metric: str | None
+    """The criterion."""
+    titles: dict[str, str]
+    """The methods by the names of their folders, the deployed one first."""
+    tone: str
+    """As of ``verdict.sentences``."""
+
+
+def kept_verdict(paths: Sequence[Path]) -> Kept | None:
+    """The verdict of ``fedblend auto``, where one was reached."""
+    file = paths[0] / "auto.json" if len(paths) == 1 else None
+    if file is None or not file.is_file():
+        return None
     state = read_json(file)
-    return [str(line) for line in state.get("verdict") or ()], state.get("metric")
+    try:
+        lines = [str(line) for line in state.get("verdict") or ()]
+        if not lines:
+            return None
+        found = state["findings"]
+        done = {name: of for name, of in state["methods"].items() if "test" in of}
+        order = sorted(done, key=lambda name: name != found["choice"]["method"])
+        titles = {name: str(done[name]["title"]) for name in order}
+        tone = "open" if state["deploy"] is None else _tone(found)
+        return Kept(lines, state["metric"], titles, tone)
+    except DAMAGED:
+        raise RunError(f"{file}: is damaged") from None
+
+
+def _tone(found: Plain) -> str:
+    """Whether taking part pays, by what ``fedblend auto`` found."""
+    choice, (_, low, _) = found["choice"], found["mean_gain"]
+    if choice["method"] == AUTO_ALONE:
+        return "open" if choice["alike"][1:] else "bad"
+    if found["p"] is None or found["p"] >= LEVEL or low is None or low <= 0:
+        return "open"
+    return "mixed" if found["who"]["harmed"] else "good"
 
 
 def checked(run: RunFiles, make: Callable[[RunFiles], Made]) -> Made:

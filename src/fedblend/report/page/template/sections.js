@@ -161,6 +161,7 @@ function differencesSection(content) {
     return content.untested ? section("differences", "Differences between runs", null, el("p", { class: "empty" }, `Not tested: ${content.untested}.`)) : null;
   }
   const pairs = content.differences.filter((pair) => pair.low !== 0 || pair.high !== 0).sort((a, b) => b.significant - a.significant || (a.p_holm ?? 2) - (b.p_holm ?? 2));
+  if (!pairs.length) return section("differences", "Differences between runs", null, el("p", { class: "empty" }, "These runs have the very same numbers."));
   const p = (value) => (known(value) ? (value < 0.0001 ? "< 0.0001" : fixed(value, 4)) : MISSING);
   const rows = pairs.map((pair) => [`${pair.run} over ${pair.other}`, gainText(pair.mean_gain), `${gainText(pair.low)} to ${gainText(pair.high)}`,
     p(pair.p), p(pair.p_holm), pair.significant ? "clear" : "may be chance", `${pair.better} / ${pair.worse}`]);
