@@ -30,7 +30,7 @@ import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 from pydantic import TypeAdapter
@@ -40,7 +40,7 @@ from fedblend.config import toml
 from fedblend.config.config import Config, check
 from fedblend.config.imports import refuse_unknown
 from fedblend.core import PyTree
-from fedblend.data.dataset import DataError, Task
+from fedblend.data.dataset import DataError, Kind, Task
 from fedblend.data.federated import FederatedData
 from fedblend.data.preprocess.preprocessing import Preprocessing
 from fedblend.errors import ConfigError, RunError
@@ -326,6 +326,8 @@ def read_task(folder: Folder) -> Task:
 
 def task_from(known: Mapping[str, Any]) -> Task:
     """The task that ``Task._asdict`` was written of."""
+    if known["kind"] not in get_args(Kind):
+        raise ValueError("kind")
     return Task(
         known["kind"],
         int(known["outputs"]),

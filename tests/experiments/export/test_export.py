@@ -22,7 +22,7 @@ import fedblend as fb
 from fedblend import models
 from fedblend.cli import main
 from fedblend.data.dataset import DataError
-from fedblend.errors import RunError, UserError
+from fedblend.errors import InputError, RunError, UserError
 from fedblend.experiments.export.export import FORMATS, export_models, file_words
 from fedblend.experiments.export.onnx_graph import ExportError
 from fedblend.experiments.export.torch_names import state_dict
@@ -185,6 +185,19 @@ def test_a_file_does_not_decide_which_code_runs(mixed, tmp_path):
         path.write_bytes(pack(portable.params, metadata | {"config": changed}))
         with pytest.raises(RunError, match=rf"{key}\.name: 'os:getcwd' is code"):
             predict_file(path, table())
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"kind": "x"}, {"kind": ["x"]}, {"shape": [-1]}, {"outputs": 10**15}, None],
+)
+def test_a_task_that_cannot_be_is_one_line(change, mixed, tmp_path):
+    portable, path = mixed.model(), tmp_path / "model.safetensors"
+    metadata = portable.metadata()
+    task = None if change is None else json.loads(metadata["task"]) | change
+    path.write_bytes(pack(portable.params, metadata | {"task": json.dumps(task)}))
+    with pytest.raises(InputError, match=r"\A.+\Z"):
+        predict_file(path, table())
 
 
 def test_an_archive_that_unpacks_to_much_more_is_not_read(mixed, tmp_path):
