@@ -75,7 +75,7 @@ def test_constants_are_told_of_one_split(tmp_path):
     flix = {"name": "flix", "alpha": 0.5, "steps": 1, "batch_size": None}
     flix["personal"] = own
 
-    def told(test: float) -> dict:
+    def told(test: float):
         text = config(algorithm=flix, data={"test": test})
         fields = {"config": text}
         return attacker.ask("describe", client=UNKNOWN, fields=fields).fields

@@ -201,8 +201,8 @@ def test_a_task_that_cannot_be_is_one_line(change, mixed, tmp_path):
 
 
 def test_an_archive_that_unpacks_to_much_more_is_not_read(mixed, tmp_path):
-    arrays = {"metadata": np.array(json.dumps(mixed.model().metadata()))}
-    np.savez_compressed(tmp_path / "bomb.npz", **arrays, w=np.zeros(10**7))
+    metadata = np.array(json.dumps(mixed.model().metadata()))
+    np.savez_compressed(tmp_path / "bomb.npz", metadata=metadata, w=np.zeros(10**7))
     with pytest.raises(RunError, match="more in it than an export of its size"):
         predict_file(tmp_path / "bomb.npz", table())
 
