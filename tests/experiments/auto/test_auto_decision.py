@@ -13,6 +13,7 @@ from fedblend.experiments.auto.decision import (
     beats_constant,
     choose,
     judge,
+    read_values,
     told_apart,
 )
 from fedblend.experiments.auto.verdict import sentences
@@ -184,7 +185,7 @@ def test_three_sentences_name_who_matters():
     assert "better than training alone for 15 of 20 clients" in who
     assert "1 clearly gains (Meadow)" in who and "would harm Coastal Clinic" in who
     assert "0.01 to 0.03" in sure and "correction for 6" in sure
-    assert "1 clients have too few" in sure
+    assert "1 client has too few" in sure
 
 
 def test_clients_too_small_to_judge_are_not_judged():
@@ -206,3 +207,60 @@ def test_alone_is_said_plainly():
 def test_noise_is_said_plainly():
     what, *_ = sentences(FOUND._replace(informative=False), SCORES, "log loss")
     assert "Deploy nothing yet" in what and "constant" in what
+
+
+def test_a_choice_pays_where_the_best_does():
+    """FedAvg helps one half and harms the other: it is like both, and no gain."""
+    values = {"local_only": shifted(0.05), "finetune": shifted(0, 3)}
+    spread = np.where(np.arange(CLIENTS) % 2, 0.15, -0.14)
+    values["fedavg"] = shifted(0.04, 2) + spread
+    found = choose(values)
+    assert "fedavg" in found.alike and found.method == "finetune"
+
+
+def test_training_alone_that_diverged_is_not_chosen():
+    values = {"local_only": shifted(0) * np.inf, "fedavg": shifted(0.3)}
+    found = choose(values)
+    assert found.method == "fedavg" and found.alike == ["fedavg"]
+
+
+def test_a_client_whose_model_is_not_finite_counts(tmp_path):
+    """An empty cell is a client without rows, or one whose model is ruined."""
+    lines = ["seed,test,test_personal_mse", "0,5,", "0,0,", "0,5,0.25"]
+    (tmp_path / "clients.csv").write_text("\n".join(lines))
+    found = read_values(tmp_path, "test", "mse")
+    np.testing.assert_equal(found, [[np.inf, np.nan, 0.25]])
+
+
+def test_the_simplest_method_is_not_deployed_if_it_does_not_pay():
+    choice = Choice("finetune", "ditto", ["fedavg", "finetune", "ditto"], {})
+    what = sentences(FOUND._replace(choice=choice), SCORES, "log loss")[0]
+    assert "the simplest of those that pay and cannot be told apart (Ditto" in what
+
+
+@pytest.mark.parametrize(
+    ("gain", "p", "said"),
+    [
+        (
+            (0.02, 0.01, 0.03),
+            0.003,
+            "by 0.02 on average (95 % interval 0.01 to 0.03), clear by",
+        ),
+        ((0.02, -0.01, 0.05), 0.2, "(95 % interval -0.01 to 0.05), not clear by"),
+        ((0.02, -0.01, 0.05), 0.01, "not clear on average, but clear for most clients"),
+        (
+            (-0.02, -0.05, 0.01),
+            0.2,
+            "is worse than training alone by 0.02 in test log loss",
+        ),
+        (
+            (-0.02, -0.05, 0.01),
+            0.2,
+            "(95 % interval -0.01 to 0.05); that it is better is not",
+        ),
+        ((-0.02, -0.05, 0.01), 0.01, "that most clients gain is clear"),
+    ],
+)
+def test_how_sure_follows_from_the_numbers(gain, p, said):
+    found = FOUND._replace(mean_gain=gain, p=p)
+    assert said in sentences(found, SCORES, "log loss")[2]
