@@ -7,7 +7,7 @@ import pytest
 from scipy import stats
 
 import fedblend as fb
-from fedblend.experiments.auto import budget, candidates, constant, description
+from fedblend.experiments.auto import budget, candidates, constant, description, table
 from fedblend.experiments.auto.budget import LADDER, Speed, cuts, plan_for
 from fedblend.experiments.auto.candidates import (
     CANDIDATES,
@@ -87,3 +87,13 @@ def test_constants_against_closed_form():
     expected = -np.mean(np.where(tested == 1, np.log(ones), np.log(1 - ones)))
     assert found[1, 0] == pytest.approx(expected)
     assert found.shape == (2, 2)
+
+
+def test_a_metric_that_no_client_has_is_left_out():
+    """An area under the curve where every client has one class: no number."""
+    spreads = {"log_loss": {"mean": 0.5}, "auc": {"mean": None}}
+    run = {"measures": {"test": {"personal": spreads}}, "bits": {"up": 8, "down": 8}}
+    found = table.numbers({"runs": [run, run]}, 4, "log_loss")
+    assert found["test"] == 0.5 and found["metrics"]["auc"] is None
+    spreads["log_loss"]["mean"] = None
+    assert table.numbers({"runs": [run]}, 4, "log_loss")["test"] == np.inf
