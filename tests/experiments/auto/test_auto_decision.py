@@ -204,6 +204,13 @@ def test_alone_is_said_plainly():
     assert what.startswith("Train alone: no federated method is clearly better")
 
 
+def test_what_time_did_not_allow_is_said():
+    cut = ["APFL"], ["FedAvg", "partial"]
+    sure = sentences(FOUND, SCORES, "log loss", *cut)[2]
+    assert "; there was no time for APFL" in sure
+    assert sure.endswith("; more rounds might improve FedAvg and partial.")
+
+
 def test_noise_is_said_plainly():
     what, *_ = sentences(FOUND._replace(informative=False), SCORES, "log loss")
     assert "Deploy nothing yet" in what and "constant" in what

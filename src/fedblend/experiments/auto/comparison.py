@@ -238,7 +238,14 @@ class Comparison:
         tested = {name: methods[name]["test"] for name in finished}
         # JSON has null where a model is not finite.
         scores = {n: math.inf if of is None else of for n, of in tested.items()}
-        said = verdict.sentences(found, scores, state["criterion"], state["left_out"])
+        unfinished = [
+            methods[name]["title"]
+            for name in finished
+            if methods[name]["tuned"]["rounds"] == methods[name]["tuned"]["tried"]
+        ]
+        said = verdict.sentences(
+            found, scores, state["criterion"], state["left_out"], unfinished
+        )
         state["findings"] = found.plain()
         state["deploy"] = found.choice.method if found.informative else None
         state["verdict"] = list(said)

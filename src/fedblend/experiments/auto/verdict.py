@@ -22,6 +22,7 @@ def sentences(
     scores: Mapping[str, float],
     criterion: str,
     left_out: Sequence[str] = (),
+    unfinished: Sequence[str] = (),
 ) -> tuple[str, str, str]:
     """What to deploy; who gains and who does not; how sure that is.
 
@@ -30,6 +31,7 @@ def sentences(
         scores: see the module's text.
         criterion: its name.
         left_out: titles of the methods that there was no time for.
+        unfinished: titles of those that were still improving in their last round.
     """
     shown = {name: f"{score:.4g}" for name, score in scores.items()}
     if not of.informative:
@@ -41,7 +43,12 @@ def sentences(
         what = _alone(of, shown, criterion)
     else:
         what = _together(of, shown, criterion)
-    return what, _who(of), _how_sure(of, criterion, left_out)
+    sure = _how_sure(of, criterion)
+    if left_out:
+        sure += f"; there was no time for {listed(left_out)}"
+    if unfinished:
+        sure += f"; more rounds might improve {listed(unfinished)}"
+    return what, _who(of), f"{sure}."
 
 
 def _alone(of: Findings, shown: Mapping[str, str], criterion: str) -> str:
@@ -100,7 +107,7 @@ def _judged(who: Clients) -> str:
     return text
 
 
-def _how_sure(of: Findings, criterion: str, left_out: Sequence[str]) -> str:
+def _how_sure(of: Findings, criterion: str) -> str:
     mean, low, high = of.mean_gain
     chance = f"p = {of.p:.2g}" if of.p >= TINY else f"p < {TINY}"
     test = "a signed-rank test over clients"
@@ -130,9 +137,7 @@ def _how_sure(of: Findings, criterion: str, left_out: Sequence[str]) -> str:
         text += f"{sure} by {test}"
     if of.who.small:
         text += f"; {_have(of.who.small, 'client')} too few test rows to be judged"
-    if left_out:
-        text += f"; there was no time for {listed(left_out)}"
-    return f"{text}."
+    return text
 
 
 def _have(count: int, noun: str = "") -> str:
