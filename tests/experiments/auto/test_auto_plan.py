@@ -2,12 +2,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """Grids of one size, plans that fit a time, and what is seen in a table."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from scipy import stats
 
 import fedblend as fb
-from fedblend.experiments.auto import budget, candidates, constant, description, table
+from fedblend.experiments.auto import (
+    budget,
+    candidates,
+    constant,
+    description,
+    table,
+    tuning,
+)
 from fedblend.experiments.auto.budget import LADDER, Speed, cuts, plan_for
 from fedblend.experiments.auto.candidates import (
     CANDIDATES,
@@ -37,6 +46,22 @@ def test_configurations_have_the_point(candidate, tmp_path):
         for name in candidate.setting.split("."):
             table = getattr(table, name)
         assert table == point.value
+
+
+def test_a_rate_that_ruins_one_client_is_out():
+    """Its mean over the other clients is the best, and does not count."""
+
+    def record(round, means, clients):
+        each = zip(means, clients, strict=True)
+        looks = [{"mse": SimpleNamespace(mean=m, clients=c)} for m, c in each]
+        return [
+            SimpleNamespace(round=round, measures={"validation": {"personal": look}})
+            for look in looks
+        ]
+
+    blocks = [record(0, [9, 9, 9], [5, 5, 5]), record(4, [3, 1, 2], [5, 4, 5])]
+    run, points = SimpleNamespace(records=blocks), grid(CANDIDATES[0], 4)[:3]
+    assert tuning._best(run, points, 1, "mse") == (2.0, 2, 4)
 
 
 def test_plan_shrinks_with_the_time():

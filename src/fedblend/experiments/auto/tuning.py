@@ -137,10 +137,19 @@ def _swept(
 def _best(
     run: Run, points: list[Point], seeds: int, metric: str
 ) -> tuple[float, int, int]:
-    """The best score, the place of its point, and after how many rounds."""
+    """The best score, the place of its point, and after how many rounds.
+
+    A setting at which the model of any client is not finite is out: the mean over the
+    other clients would not show it.
+    """
     found = (math.inf, 0, run.records[1][0].round)
-    for block in run.records[1:]:
-        values = [one.measures["validation"]["personal"][metric].mean for one in block]
+    spreads = [
+        [one.measures["validation"]["personal"][metric] for one in block]
+        for block in run.records
+    ]
+    clients = max(of.clients for of in spreads[0])
+    for block, looks in zip(run.records[1:], spreads[1:], strict=True):
+        values = [of.mean if of.clients == clients else math.inf for of in looks]
         scores = np.reshape(values, (len(points), seeds)).mean(axis=1)
         scores = np.where(np.isfinite(scores), scores, np.inf)
         place = int(scores.argmin())
