@@ -120,6 +120,9 @@ def test_page_and_files_judge_by_the_criterion(interrupted):
     assert content["verdict"] == interrupted[0].verdict
     assert [run["label"] for run in content["runs"]] == ["FedAvg", "local only"]
     (pair,) = content["differences"]
+    state = run_folder.read_json(folder / "auto.json")
+    ends = [pair["mean_gain"], pair["low"], pair["high"]]
+    assert state["findings"]["mean_gain"] == pytest.approx(ends, rel=1e-4)
     found = (pair["run"], pair["other"], pair["metric"])
     assert found == ("FedAvg", "local only", "log_loss")
 

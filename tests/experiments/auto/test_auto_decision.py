@@ -12,6 +12,7 @@ from fedblend.experiments.auto.decision import (
     Findings,
     beats_constant,
     choose,
+    interval,
     judge,
     read_values,
     told_apart,
@@ -119,6 +120,18 @@ def test_two_clients_are_compared_over_splits():
     assert told_apart(gaps) == pytest.approx(expected, rel=1e-6)
     assert told_apart(gaps[:1]) == 1.0
     assert told_apart(-gaps) == 1.0
+
+
+def test_the_interval_is_that_of_all_tables():
+    """Few clients, which are no sample, have one over splits."""
+    gain = gain_of([0.1] * CLIENTS, [0.1] * CLIENTS)._replace(mean=(0.1, 0.05, 0.15))
+    assert interval(gain, shifted(0)) == (0.1, 0.05, 0.15)
+    gaps = np.array([[0.1, 0.2], [0.12, 0.18], [0.09, 0.22], [0.1, 0.2], [0.11, 0.21]])
+    mean, low, high = interval(gain, gaps)
+    error = np.sqrt((1 / 5 + 1 / 3) * gaps.mean(axis=1).var(ddof=1))
+    assert mean == pytest.approx(gaps.mean())
+    ends = stats.t.interval(0.95, 4, loc=mean, scale=error)
+    assert (low, high) == pytest.approx(ends)
 
 
 def test_constant_is_to_be_beaten():

@@ -155,7 +155,7 @@ def decide(
         splits=len(built.federations),
         who=who(method),
         shared_harms=who("fedavg").harmed,
-        mean_gain=interval(tested[method]),
+        mean_gain=interval(gains[method].gain, tested[method]),
         p=_corrected(tested)[method],
         comparisons=len(tested),
     ), every
@@ -206,26 +206,31 @@ def told_apart(gaps: np.ndarray) -> float:
 
 
 def _error(gaps: np.ndarray) -> float:
-    """The standard error of the mean of differences, [splits, clients]."""
-    splits, clients = gaps.shape
-    if clients >= FEW_CLIENTS:
-        return float(gaps.mean(axis=0).std(ddof=1) / np.sqrt(clients))
+    """The standard error of the mean of differences, [splits, clients], over splits."""
+    splits = len(gaps)
     if splits < 2:
         return float("inf")
     return float(gaps.mean(axis=1).std(ddof=1) * np.sqrt(1 / splits + HELD))
 
 
-def interval(gaps: np.ndarray) -> tuple[float, float, float]:
-    """The mean of differences, [splits, clients], and the ends of its 95 % interval."""
+def interval(gain: Gain, gaps: np.ndarray) -> tuple[float, float, float]:
+    """The mean of differences, and the ends of its 95 % interval.
+
+    That of ``gains``, as in all tables and on the page; few clients have one over
+    splits.
+
+    Args:
+        gain: what clients gain.
+        gaps: the same in every split, [splits, clients].
+    """
     from scipy import stats
 
     gaps = gaps[:, np.isfinite(gaps).all(axis=0)]
     splits, clients = gaps.shape
-    if not clients:
-        return np.nan, np.nan, np.nan
-    freedom = (clients if clients >= FEW_CLIENTS else splits) - 1
+    if not clients or clients >= FEW_CLIENTS:
+        return gain.mean
     mean = float(gaps.mean())
-    half = float(stats.t.ppf(0.975, max(freedom, 1))) * _error(gaps)
+    half = float(stats.t.ppf(0.975, max(splits - 1, 1))) * _error(gaps)
     return mean, mean - half, mean + half
 
 
