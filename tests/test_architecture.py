@@ -112,6 +112,11 @@ def parsed(path: Path) -> ast.Module:
     return ast.parse(path.read_text())
 
 
+def nodes(path: Path, wanted: bool) -> Iterator[ast.AST]:
+    """All nodes of a module that is looked at."""
+    return ast.walk(parsed(path)) if wanted else iter(())
+
+
 def breaches(rule) -> list[str]:
     """What a rule finds in every module, with the module's name."""
     return [f"{named(path)}: {found}" for path in MODULES for found in rule(path)]
@@ -236,11 +241,11 @@ def test_nobody_reaches_into_a_run():
 
 
 def test_only_the_runtime_compiles():
+    compiling = ("simulation", "deploy")
     assert not breaches(
         lambda path: [
             ast.unparse(node)
-            for node in ast.walk(parsed(path))
-            if part_of(path) not in ("simulation", "deploy")
+            for node in nodes(path, part_of(path) not in compiling)
             if (isinstance(node, ast.Name) and node.id == "jit")
             or (isinstance(node, ast.Attribute) and node.attr in ("jit", "pmap"))
         ]
@@ -251,9 +256,9 @@ def test_nothing_prints_below_the_experiments():
     assert not breaches(
         lambda path: [
             "print"
-            for node in ast.walk(parsed(path))
-            if level_of_file(path) < PRINTING and isinstance(node, ast.Call)
-            if isinstance(node.func, ast.Name) and node.func.id == "print"
+            for node in nodes(path, level_of_file(path) < PRINTING)
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+            if node.func.id == "print"
         ]
     )
 

@@ -18,6 +18,8 @@ PACKAGE = ROOT / "src" / "fedblend"
 README = ROOT / "README.md"
 PAGES = [README, *sorted((ROOT / "docs").glob("**/*.md"))]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+LATER = ("conformance.md", "personal.md", "plan.md", "sklearn_crossval.py", "sweep.py")
+"""What takes long and shows nothing that other tests do not run: for the slow ones."""
 FENCE = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
 
 
@@ -46,7 +48,16 @@ def blocks(page: Path) -> list[str]:
     return FENCE.findall(page.read_text()) if page.exists() else []
 
 
-@pytest.mark.parametrize("page", [p for p in PAGES if blocks(p)], ids=lambda p: p.name)
+def later(paths: list[Path]) -> list:
+    return [
+        pytest.param(
+            path, id=path.name, marks=pytest.mark.slow if path.name in LATER else ()
+        )
+        for path in paths
+    ]
+
+
+@pytest.mark.parametrize("page", later([page for page in PAGES if blocks(page)]))
 def test_the_code_of_a_page_runs(page, tmp_path, monkeypatch, user_settings):
     """All blocks of a page in one namespace, in order, in an empty folder."""
     monkeypatch.chdir(tmp_path)
@@ -70,7 +81,7 @@ def test_the_examples_in_docstrings_are_true(name, user_settings):
     assert found.attempted > 0
 
 
-@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
+@pytest.mark.parametrize("path", later(EXAMPLES))
 def test_an_example_runs(path, tmp_path):
     done = subprocess.run(
         [sys.executable, str(path)],

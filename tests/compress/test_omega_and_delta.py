@@ -130,6 +130,7 @@ def test_half_precision_is_unbiased_to_its_rounding(name):
     assert (gap <= ERRORS * standard_error(drawn) + 2.0**-8 * np.abs(wanted)).all()
 
 
+@pytest.mark.slow
 def test_double_precision_in_a_process_of_its_own():
     script = Path(__file__).with_name("in_float64.py")
     done = subprocess.run([sys.executable, script], capture_output=True, text=True)

@@ -3,19 +3,25 @@
 """Models and algorithms of one's own, by import path in a configuration."""
 
 import copy
+import json
 from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
 
+import fedblend as fb
 from fedblend.config.build import build
 from fedblend.config.config import check, dump, load, loads
 from fedblend.config.toml import write
-from fedblend.errors import ConfigError
+from fedblend.errors import ConfigError, RunError
+from fedblend.experiments import run_folder
+from fedblend.experiments.differences import data_keys
+from fedblend.experiments.export.portable import described
 from fedblend.simulation.simulate import set_up
 from tiny_config import TINY
 
+TASK = {"kind": "classes", "outputs": 10, "shape": [4], "labels": [], "columns": []}
 PARTS = """
 import equinox
 import jax
@@ -221,3 +227,37 @@ def test_options_of_adapters_are_for_modules(parts):
     own = {"name": "own_parts:pair", "dropout": "off"}
     with pytest.raises(ConfigError, match=r"dropout: is not for a tuple"):
         build(configured(parts, model=own))
+
+
+def test_a_folder_or_file_imports_no_code_that_the_user_did_not_name(
+    tmp_path, monkeypatch
+):
+    """A run folder that somebody sends brings its own module, and names it."""
+    content = copy.deepcopy(TINY)
+    content["version"], content["name"] = 1, "sent"
+    (tmp_path / "sent.py").write_text("raise SystemExit('imported')")
+    monkeypatch.chdir(tmp_path)
+    for table in ("model", "algorithm"):
+        sent = copy.deepcopy(content)
+        sent[table] |= {"name": "sent:code", "import_from": str(tmp_path)}
+        (tmp_path / "config.toml").write_text(write(sent))
+        (tmp_path / "summary.json").write_text("{}")
+        wanted = rf"{table}\.name: 'sent:code' is code, .* --imports allows"
+        with pytest.raises(RunError, match=wanted):
+            fb.load(tmp_path)
+        with pytest.raises(RunError, match=wanted):
+            fb.personalize_from(tmp_path, tmp_path / "rows.csv")
+        described({"config": write(content), "task": json.dumps(TASK)}, tmp_path)
+        with pytest.raises(RunError, match=wanted):
+            described({"config": write(sent), "task": json.dumps(TASK)}, tmp_path)
+        config = run_folder.read_data_tables(run_folder.Folder(tmp_path))
+        assert data_keys(config) == data_keys(check(copy.deepcopy(content), "here"))
+    with pytest.raises(SystemExit, match="imported"):
+        fb.load(tmp_path, imports=True)
+
+
+def test_code_that_the_user_named_is_known(parts, tmp_path):
+    config = configured(parts, algorithm={"name": "own_parts:plain"})
+    (tmp_path / "config.toml").write_text(dump(config))
+    again = run_folder.read_config(run_folder.Folder(tmp_path))
+    assert dump(again) == dump(config)

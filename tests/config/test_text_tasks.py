@@ -59,7 +59,7 @@ def trained(config):
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param("reptile", marks=pytest.mark.slow), "fomaml"]
+    "name", [pytest.param(one, marks=pytest.mark.slow) for one in ("reptile", "fomaml")]
 )
 def test_sequences_are_learned(name, said):
     said["algorithm"] = {"name": name, "server": 0.5, **WORK}

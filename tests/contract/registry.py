@@ -236,6 +236,29 @@ VARIANTS = (
 """Cases whose messages and states are like those of another."""
 
 
+ONE_OF_EACH = (
+    *(
+        "fedavg",
+        "scaffold",
+        "flix(scaffold)",
+        "apfl",
+        "ditto",
+        "agnostic",
+        "local only",
+    ),
+    *("finetune(fedavg)", "diana(scaffold)", "mixed(scaffold)"),
+)
+"""One case of each kind of message and state, for what is the engine's own."""
+
+
+def others_later(names: Iterable[str]) -> list:
+    """These cases for a test; all but one of each kind are for the slow ones."""
+    return [
+        pytest.param(name, marks=() if name in ONE_OF_EACH else pytest.mark.slow)
+        for name in names
+    ]
+
+
 def variants_later(names: Iterable[str]) -> list:
     """These cases for a test; variants are for the slow ones."""
     return [

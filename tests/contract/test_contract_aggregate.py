@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from registry import CASES, SILENT, variants_later
+from registry import CASES, SILENT, others_later
 from runs import (
     CLIENTS,
     SETTINGS,
@@ -32,7 +32,7 @@ INSISTING = {"diana, first(flix(scaffold))": 32 * 9}
 CONTROLLED = ("scaffold", "scaffold, steps by client", "finetune(scaffold)")
 
 
-@pytest.mark.parametrize("name", variants_later(SPEAKING))
+@pytest.mark.parametrize("name", others_later(SPEAKING))
 def test_an_answer_that_is_not_finite_is_rejected_and_counted(name):
     rejected(name, np.nan)
 

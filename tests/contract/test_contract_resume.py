@@ -3,7 +3,7 @@
 """Where states are kept, and where a run was stopped, changes not a single bit."""
 
 import pytest
-from registry import CASES, variants_later
+from registry import CASES, others_later, variants_later
 from runs import new_run, outcome, same_bits, usual_run
 
 from fedblend.simulation import checkpoint
@@ -11,7 +11,7 @@ from fedblend.simulation import checkpoint
 STATEFUL = ("scaffold", "local only", "finetune(scaffold)", "fedadam")
 
 
-@pytest.mark.parametrize("name", variants_later(CASES))
+@pytest.mark.parametrize("name", others_later(CASES))
 def test_states_in_host_memory_give_the_same_bits(name):
     same_bits(outcome(usual_run(name)), outcome(new_run(name, store="host")))
     assert usual_run(name).store_kind == "device"

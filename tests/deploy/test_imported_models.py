@@ -91,6 +91,7 @@ def test_a_server_names_no_folder_to_import_from(code):
     assert "node_code" not in sys.modules
 
 
+@pytest.mark.slow
 def test_a_listed_pytorch_model_trains_on_nodes_as_in_a_simulation(code):
     """And the personal model on a node's disk loads into the module."""
     place = write_rows(code)

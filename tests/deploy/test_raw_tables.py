@@ -13,7 +13,9 @@ from fedblend.config.config import check
 from fedblend.data.readers.read import read
 from fedblend.deploy import message as messages
 from fedblend.deploy.client.admission import node_of
+from fedblend.deploy.client.agreement import agree
 from fedblend.deploy.client.predict import predict_rows
+from fedblend.deploy.contract import parse_contract
 from fedblend.deploy.message import UNKNOWN, Message
 from fedblend.deploy.ops.settings import NodeSettings, load_as
 from fedblend.deploy.raw_tables import raw_of, schema_of, statistics_in
@@ -24,12 +26,11 @@ from fedblend.experiments.run import run_config
 from fedblend.experiments.run_folder import Folder
 from loopback import LoopbackTransport
 
+ENDS = ("died", "recovered")
 CLIENTS, ROWS = 3, (40, 25, 33)
 COLUMNS = ("row_id", "age", "ward", "admitted", "smoker", "outcome")
-POLICY = few(
-    '[accept]\nalgorithms = "any"\nstatistics = true\n'
-    "[metrics]\nminimum_count = 1\nround_to = 12\n"
-)
+OPEN = '[accept]\nalgorithms = "any"\nstatistics = true\n'
+POLICY = few(f"{OPEN}[metrics]\nminimum_count = 1\nround_to = 12\n")
 HOW = """
 kind = "binary"
 labels = ["died", "recovered"]
@@ -187,6 +188,61 @@ def test_other_categories_are_other_statistics(place, raw, tmp_path):
     told = describe(node, federated(curious), "f" * 16)
     assert told.kind == "refused"
     assert "own" not in str(told.fields)
+
+
+def test_a_first_experiment_on_numbers_leaves_no_choice_of_categories(raw, tmp_path):
+    """After it, every request for means could have had categories of its own."""
+    (tmp_path / "node0.csv").write_text(
+        "age,ward,outcome\n"
+        + "".join(f"{n},{n % 3},{ENDS[n % 2]}\n" for n in range(40))
+    )
+    node = node_of(node_settings(tmp_path, tmp_path / "home", 0))
+    ages = {"name": "age", "encoding": "standardize"}
+    wards = {"name": "ward", "encoding": "one_hot", "categories": ["0", "1"]}
+    wards["other"] = True
+    numbers = federated([ages]).replace(
+        f"raw = {toml.literal([ages])}", 'columns = ["age", "ward"]'
+    )
+    told = describe(node, numbers)
+    assert told.kind == "describe" and "statistics" not in told.fields
+    contract = parse_contract(numbers)
+    agree(tmp_path / "home" / "node0" / "state", contract)
+    assert describe(node, federated([ages, wards])).kind == "describe"
+    assert describe(node, numbers).kind == "describe"
+    other = wards | {"categories": ["0", "2"]}
+    assert describe(node, federated([ages, other]), "f" * 16).kind == "refused"
+
+
+def test_means_of_rows_that_changed_stay_on_the_node(raw, tmp_path):
+    """The difference of the means of n and n + 1 rows was the new row."""
+    text = "\n".join([",".join(COLUMNS), *lines(0)])
+    (tmp_path / "node0.csv").write_text(f"{text}\n")
+    settings = node_settings(tmp_path, tmp_path / "home", 0)
+    node = node_of(settings)
+    for _ in range(2):
+        assert describe(node, federated(raw)).kind == "describe"
+    (tmp_path / "node0.csv").write_text(f"{text}\n{lines(1)[0]}\n")
+    told = describe(node, federated(raw), "f" * 16)
+    assert told.kind == "refused" and "rows.may_change" in told.fields["reason"]
+    settings.policy.write_text(few(f"{OPEN}[rows]\nmay_change = true\n"))
+    assert describe(node, federated(raw), "f" * 16).kind == "describe"
+    audit = (settings.folder / "audit.jsonl").read_text()
+    assert audit.count('"statistics"') == 3
+
+
+def test_a_mean_of_one_value_is_not_sent(tmp_path):
+    cells = ["70000", *[""] * 39]
+    (tmp_path / "node0.csv").write_text(
+        "income,outcome\n"
+        + "".join(f"{cell},{ENDS[n % 2]}\n" for n, cell in enumerate(cells))
+    )
+    policy = few(f"{OPEN}min_part_rows = 4\n")
+    text = federated([{"name": "income", "encoding": "standardize"}])
+    text = text.replace("test = 0.25", "test = 0.0")
+    node = node_of(node_settings(tmp_path, tmp_path / "home", 0, policy))
+    told = describe(node, text)
+    assert told.kind == "refused" and "70000" not in str(told.fields)
+    assert "accept.min_part_rows: rows with a value" in told.fields["reason"]
 
 
 @pytest.mark.usefixtures("undrawn")

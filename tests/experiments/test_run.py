@@ -281,7 +281,13 @@ def test_double_precision(tiny, tmp_path):
     assert arrays[".weight"].dtype == np.float64
 
 
-@pytest.mark.parametrize("store", ["device", "host", "disk"])
+@pytest.mark.parametrize(
+    "store",
+    [
+        *(pytest.param(one, marks=pytest.mark.slow) for one in ("device", "host")),
+        "disk",
+    ],
+)
 def test_stopped_and_gone_on_is_the_same_run(store, tiny, tmp_path, monkeypatch):
     monkeypatch.setattr(train_alone, "MOST", 1)
     tiny["algorithm"]["name"] = "scaffold"

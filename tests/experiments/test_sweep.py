@@ -168,6 +168,7 @@ def test_every_value_has_the_rate_of_theory():
         np.testing.assert_allclose(own, single.over["smooth"], rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_every_rate_trains_alone_with_its_own(tmp_path, monkeypatch):
     """In two programs, as if three rates had too many models for one."""
     monkeypatch.setattr(side_by_side, "MOST_ENTRIES", 2 * 6 * 650)
@@ -196,6 +197,7 @@ def test_other_keys_are_programs_of_their_own(tmp_path):
     assert len(programs(read_points(check(made, "a test"), over, 2))) == 4
 
 
+@pytest.mark.slow
 def test_what_decides_by_the_value_runs_one_by_one(tmp_path, monkeypatch):
     def refuse(*arguments, **options):
         raise NotTogether

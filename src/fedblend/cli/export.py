@@ -29,6 +29,9 @@ def export(
     seed: Annotated[
         int | None, option("Which seed of the run; default: the first.", "N")
     ] = None,
+    imports: Annotated[
+        bool, typer.Option("--imports", help="Import the code that the run names.")
+    ] = False,
     out: Annotated[
         Path | None, option("Folder of the files; default: RUN/exports.", "FOLDER")
     ] = None,
@@ -53,7 +56,7 @@ def export(
         raise RunError("export: say whose model: --client ID, --all or --shared")
     if client and everybody:
         raise RunError("export: --client and --all exclude each other")
-    run = load(folder)
+    run = load(folder, imports=imports)
     clients = range(len(run.names)) if everybody else client or ()
     paths = export_models(
         run,

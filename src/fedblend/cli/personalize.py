@@ -44,6 +44,9 @@ def personalize(
         Path,
         option("File of the model; each of several clients adds its name.", "FILE"),
     ] = Path("personal.safetensors"),
+    imports: Annotated[
+        bool, typer.Option("--imports", help="Import the code that the run names.")
+    ] = False,
     format: OutputFormat = Format.table,
 ) -> None:
     """Give each new client a model, from the shared model of a run.
@@ -72,6 +75,7 @@ def personalize(
         seed=seed,
         target=target,
         client=client,
+        imports=imports,
     )
     paths, gains = found.save(out), found.gains()
     if format is Format.table:

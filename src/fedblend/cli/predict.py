@@ -40,7 +40,7 @@ def predict(
     imports: Annotated[
         bool,
         typer.Option(
-            "--imports", help="Import the code that a file names as its model."
+            "--imports", help="Import the code that a run or file names as its model."
         ),
     ] = False,
     out: Annotated[
@@ -68,7 +68,8 @@ def predict(
     if out is not None and not out.parent.is_dir():
         raise RunError(f"--out: there is no folder {out.parent}")
     if model.is_dir():
-        found = load(model).predictions(table, client, shared=shared, seed=seed)
+        run = load(model, imports=imports)
+        found = run.predictions(table, client, shared=shared, seed=seed)
     elif client is not None or shared or seed is not None:
         raise RunError(
             f"{model}: is one model; --client, --shared and --seed need a run"

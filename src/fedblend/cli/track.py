@@ -17,6 +17,9 @@ def track(
         list[str],
         option("tensorboard, mlflow or wandb; may be given several times.", "NAME"),
     ],
+    imports: Annotated[
+        bool, typer.Option("--imports", help="Import the code that the run names.")
+    ] = False,
 ) -> None:
     """Write the records of a run for a tracker; fedblend run --track does it live.
 
@@ -33,7 +36,7 @@ def track(
     from fedblend.experiments.run_folder import Folder, read_config
 
     place = Folder(folder)
-    config = read_config(place)
+    config = read_config(place, imports=imports)
     if not place.metrics.is_file():
         raise RunError(f"{folder}: this run has no results yet; --resume continues it")
     with screen.interruptible(), tracked(folder, config, to) as note_rows:

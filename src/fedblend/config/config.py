@@ -15,7 +15,7 @@ from typing import Any, Literal
 from pydantic import ValidationError, model_validator
 
 from fedblend.config import defaults, toml
-from fedblend.config.imports import import_paths
+from fedblend.config.imports import choose, import_paths
 from fedblend.config.schema import tables
 from fedblend.config.schema.federation import Federation
 from fedblend.config.schema.imported import AnyModel, AnyOptions
@@ -168,6 +168,7 @@ def check(
     for (table, key), now in RENAMED.items():
         if isinstance(content.get(table), dict) and key in content[table]:
             raise ConfigError(f"{where}: {table}.{key}: this key is now {now}")
+    choose(content)
     try:
         content = defaults.filled(_anchored(content, folder), name)
         return Config.model_validate(content)

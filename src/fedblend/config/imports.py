@@ -5,7 +5,8 @@
 The module is looked for among the installed ones, then in the folder of the
 configuration, then in the working directory. On a node of a federation such a name is
 refused unless the node's own policy lists it (``accept.imports``): a server must not
-choose which code a node imports.
+choose which code a node imports. Nor must a run folder or a model file that somebody
+sends: its import paths are refused unless the user allows them (``refuse_unknown``).
 """
 
 import importlib
@@ -17,11 +18,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from fedblend.errors import SettingError
+from fedblend.errors import RunError, SettingError
 
 TABLES = ("model", "algorithm")
 """The tables whose ``name`` may be an import path."""
 _PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
+
+
+class CodeError(RunError):
+    """A run folder or a model file that names code which the user did not name."""
 
 
 def is_import_path(name: Any) -> bool:
@@ -42,6 +47,34 @@ def import_paths(content: Mapping[str, Any]) -> dict[str, str]:
         if isinstance(name, str) and is_import_path(name):
             found[f"{table}.name"] = name
     return found
+
+
+_chosen: set[str] = set()
+"""The import paths of the configurations that the user gave in this process."""
+
+
+def choose(content: Mapping[str, Any]) -> None:
+    """Remember the import paths of a configuration that the user gave."""
+    _chosen.update(import_paths(content).values())
+
+
+def refuse_unknown(content: Mapping[str, Any], where: str) -> None:
+    """Refuse code that a run folder or a model file names, and the user did not.
+
+    Args:
+        content: of the configuration in the folder or file.
+        where: that is, for the error.
+
+    Raises:
+        CodeError: one line with the key and the name.
+    """
+    for key, name in import_paths(content).items():
+        if name not in _chosen:
+            raise CodeError(
+                f"{where}: {key}: {name!r} is code, and is not imported because a "
+                "folder or file says so; if you trust it, --imports allows that, or "
+                "fb.load(..., imports=True)"
+            )
 
 
 def imported(name: str, folder: str | None = None) -> Callable[..., Any]:

@@ -273,7 +273,7 @@ def check_same_data(folders: Mapping[str, Path]) -> None:
 def _known(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """The keys that decide which rows are whose, and the facts of the data."""
     folder = Folder(path)
-    config = run_folder.read_config(folder)
+    config = run_folder.read_data_tables(folder)
     facts = run_folder.read_json(folder.origin).get("data") or {}
     return data_keys(config), facts
 

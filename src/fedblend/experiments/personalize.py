@@ -147,6 +147,7 @@ def personalize_from(
     seed: int | None = None,
     target: str | None = None,
     client: str | None = None,
+    imports: bool = False,
 ) -> Personalized:
     """Give each new client a model, from the shared model of a run.
 
@@ -161,6 +162,7 @@ def personalize_from(
         target: the column or array of the target; as in the run if None.
         client: the column or array that names the client of each row; as in the run if
             None and the data has it. Without it all rows are those of one client.
+        imports: whether code that the folder names by import path may be imported.
 
     Raises:
         RunError: the folder or an argument cannot be used.
@@ -173,7 +175,8 @@ def personalize_from(
     if not 0 <= test < 1:
         raise RunError(f"test: {test} is not a fraction in [0, 1)")
     folder = run_folder.Folder(Path(run))
-    config, task = run_folder.read_config(folder), run_folder.read_task(folder)
+    config = run_folder.read_config(folder, imports=imports)
+    task = run_folder.read_task(folder)
     seeds = run_folder.seeds_of(config)
     chosen = seeds[0] if seed is None else seed
     if chosen not in seeds:

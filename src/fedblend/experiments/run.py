@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from fedblend.config import privacy
 from fedblend.config.build import Built, build
-from fedblend.config.config import Config, difference, dump, loads, named_by_key
+from fedblend.config.config import Config, difference, dump, named_by_key
 from fedblend.errors import CheckpointError, ConfigError, RunError
 from fedblend.experiments import bound, results, run_folder
 from fedblend.experiments.run_folder import Folder, seeds_of
@@ -224,8 +224,8 @@ def check_owner(path: Path, config: Config) -> None:
     """Refuse the checkpoint of another configuration."""
     text = checkpoint.read_about(path).get("config", "")
     try:
-        there = loads(text, "its config")
-    except ConfigError as error:
+        there = run_folder.config_in(text, "its config")
+    except (ConfigError, RunError) as error:
         raise CheckpointError(f"checkpoint {path}: {error}") from None
     other = difference(there, config)
     if other:

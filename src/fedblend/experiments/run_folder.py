@@ -33,10 +33,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from pydantic import TypeAdapter
 
 from fedblend import trees
 from fedblend.config import toml
 from fedblend.config.config import Config, check
+from fedblend.config.imports import refuse_unknown
 from fedblend.core import PyTree
 from fedblend.data.dataset import DataError, Task
 from fedblend.data.federated import FederatedData
@@ -252,18 +254,55 @@ def _by_column(measured: dict[str, Any]) -> dict[str, np.ndarray]:
     }
 
 
-def read_config(folder: Folder) -> Config:
+def read_config(folder: Folder, *, imports: bool = False) -> Config:
     """The configuration of a run.
 
+    Args:
+        folder: of the run.
+        imports: whether it may name code that the user did not name, and that is
+            imported.
+
     Raises:
-        RunError: this is not the folder of a run, or its configuration is damaged.
+        RunError: this is not the folder of a run, its configuration is damaged, or it
+            names code that the user did not name.
     """
     if not folder.config.is_file():
         raise RunError(f"{folder.path}: is not the folder of a run (no config.toml)")
     try:
-        return check(toml.read(folder.config), str(folder.config))
+        content = toml.read(folder.config)
+        return _checked(content, str(folder.config), imports)
     except ConfigError as error:
         raise RunError(str(error)) from None
+
+
+def config_in(text: str, where: str, *, imports: bool = False) -> Config:
+    """The configuration in a text that belongs to a run, see ``read_config``."""
+    return _checked(toml.parse(text, where), where, imports)
+
+
+def _checked(content: dict[str, Any], where: str, imports: bool) -> Config:
+    if not imports:
+        refuse_unknown(content, where)
+    return check(content, where)
+
+
+def read_data_tables(folder: Folder) -> Config:
+    """The tables of a configuration that decide which rows are whose, and no others.
+
+    Nothing is imported: a report must not run the code of an algorithm that a folder
+    names.
+    """
+    try:
+        content = toml.read(folder.config)
+        parts = {
+            name: TypeAdapter(Config.__annotations__[name]).validate_python(
+                content.get(name)
+            )
+            for name in ("data", "central", "run", "measure")
+        }
+    except (ConfigError, ValueError) as error:
+        raise RunError(f"{folder.config}: is damaged: {error}") from None
+    return Config.model_construct(**parts)
 
 
 def read_task(folder: Folder) -> Task:

@@ -31,8 +31,14 @@ from fedblend.report.records import frame
 from fedblend.simulation.model_stack import StackReader
 
 
-def load(folder: str | Path) -> "SavedRun":
+def load(folder: str | Path, *, imports: bool = False) -> "SavedRun":
     """The finished run in a folder.
+
+    Args:
+        folder: of the run.
+        imports: whether code that the folder names by import path may be imported:
+            for a folder that you trust. Import paths of configurations that you loaded
+            in this process are allowed.
 
     Example::
 
@@ -41,9 +47,9 @@ def load(folder: str | Path) -> "SavedRun":
         labels = run.predict("new.csv", client="hospital 3")
 
     Raises:
-        RunError: this is not the folder of a finished run.
+        RunError: this is not the folder of a finished run, or it names other code.
     """
-    return SavedRun(folder)
+    return SavedRun(folder, imports=imports)
 
 
 class SavedRun:
@@ -55,9 +61,9 @@ class SavedRun:
     given.
     """
 
-    def __init__(self, folder: str | Path):
+    def __init__(self, folder: str | Path, *, imports: bool = False):
         self.folder = Folder(Path(folder))
-        self.config: Config = run_folder.read_config(self.folder)
+        self.config: Config = run_folder.read_config(self.folder, imports=imports)
         if not self.folder.summary.is_file():
             raise RunError(
                 f"{folder}: this run is not finished; fedblend run ... --resume "

@@ -2,9 +2,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The page of a run that goes on: for its user alone, and up to date."""
 
+import contextlib
 import http.client
 import json
 import shutil
+import socket
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -102,3 +106,23 @@ def test_half_written_files_leave_the_content_of_before(page, tmp_path: Path):
     folder.metrics.write_text('{"round": ')
     assert content(page, first["version"]) == 204
     assert content(page)["version"] == first["version"]
+
+
+def test_connections_of_others_are_few_and_end(page: live.LivePage, monkeypatch):
+    """Every user of the machine may connect; the run needs its file descriptors."""
+    monkeypatch.setattr(live, "PATIENCE", 0.5)
+    before = threading.active_count()
+    with contextlib.ExitStack() as lines:
+        silent = [
+            lines.enter_context(socket.create_connection((live.HOST, page.port), 5))
+            for _ in range(live.MOST_CONNECTIONS + 20)
+        ]
+        assert silent[-1].recv(1) == b""  # closed at once
+        # A thread and its clock for each connection.
+        assert threading.active_count() - before <= 2 * live.MOST_CONNECTIONS
+        for line in silent[: live.MOST_CONNECTIONS]:  # the others, by their clock
+            assert line.recv(1) == b""
+        end = time.monotonic() + 5
+        while threading.active_count() > before and time.monotonic() < end:
+            time.sleep(0.02)
+        assert asked(page, f"/{page.token}/")[0] == 200

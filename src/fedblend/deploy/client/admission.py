@@ -8,6 +8,7 @@ experiment, and what an experiment computes is built once. What is too large is 
 before rows are read or memory is allocated.
 """
 
+import hashlib
 import json
 import re
 from collections.abc import Iterator, Mapping
@@ -123,14 +124,25 @@ class Admission:
                 "rooms": contract.rooms(splits),
             }
             if contract.schema is not None:
-                # Means over other parts of the rows would tell single rows apart.
-                agreement.agree(self.settings.folder, contract)
-                description["statistics"] = contract.statistics(splits)
+                description["statistics"] = self._statistics(policy, contract, splits)
             own = contract.constants(splits)
         if own is not None and policy.discloses_constants:
             smooth, convex = float(own.smooth[0]), float(own.convex[0])
             description["constants"] = [smooth, convex, own.exact]
         return description
+
+    def _statistics(
+        self, policy: Policy, contract: Contract, splits: "Mapping[str, Shards]"
+    ) -> dict[str, list[float]]:
+        """Those of the training rows; means over other rows would tell rows apart."""
+        found, folder = contract.statistics(splits), self.settings.folder
+        rows, present = splits["train"].total, found["present"]
+        _refuse(limits.too_few_values(policy.accept, present, rows))
+        means = hashlib.sha256(json.dumps(found).encode()).hexdigest()
+        first = agreement.read_agreement(folder)
+        _refuse(agreement.means_refusal(policy.rows, first, means))
+        agreement.agree(folder, contract, means)
+        return found
 
     def _admit(self, policy: Policy, terms: Mapping[str, Any]) -> Executor:
         """What computes an experiment under these terms, if the policy allows it."""

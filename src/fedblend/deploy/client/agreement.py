@@ -77,12 +77,24 @@ def read_agreement(folder: Path) -> dict[str, Any] | None:
         ) from None
 
 
-def agree(folder: Path, contract: Contract) -> None:
-    """Settle what is not settled yet, when the node is enrolled in an experiment."""
+def agree(folder: Path, contract: Contract, means: str | None = None) -> None:
+    """Settle what is not settled yet, when the node is enrolled in an experiment.
+
+    Args:
+        folder: of the node.
+        contract: of the experiment.
+        means: a hash of the statistics that the node is about to send.
+    """
     first, wanted = read_agreement(folder), asked(contract)
     settled = wanted
     if first is not None:
-        settled = first | {"parts": wanted["parts"] | first["parts"]}
+        settled = first | {
+            # A later experiment may be the first with a raw table.
+            "rows": _raw(contract) | first["rows"],
+            "parts": wanted["parts"] | first["parts"],
+        }
+    if means is not None:
+        settled = settled | {"rows": settled["rows"] | {"means": means}}
     if settled != first:
         write_atomically(folder / FILE, json.dumps(settled, indent=1).encode())
 
@@ -127,6 +139,21 @@ def check_rows(
         _same("rows.columns", columns, known)
 
 
+def means_refusal(policy: Rows, first: dict[str, Any] | None, means: str) -> str | None:
+    """Why statistics other than those sent before stay on the node, or None.
+
+    Between them lie rows that came or went: the difference of two exact means is that
+    of these rows, however many others there are.
+    """
+    known = None if first is None else first["rows"].get("means")
+    if known in (None, means) or policy.may_change:
+        return None
+    return (
+        "policy rows.may_change: the rows of this node changed since it sent their "
+        "means; allowed: the rows of then"
+    )
+
+
 def split_refusal(
     policy: Rows, contract: Contract, first: dict[str, Any] | None
 ) -> str | None:
@@ -153,7 +180,7 @@ def counting_misfits(folder: Path, policy: Rows, contract: Contract) -> Iterator
     text = json.dumps(wanted, sort_keys=True).encode()
     digest = hashlib.sha256(text).hexdigest()[:16]
     known, first = digest in ledger.misfits, read_agreement(folder)
-    settled = first is not None and first["rows"] == wanted
+    settled = first is not None and wanted.items() <= first["rows"].items()
     if len(ledger.misfits) >= policy.misfits and not known and not settled:
         raise DataError(
             f"policy rows.misfits: {len(ledger.misfits)} different descriptions of the "

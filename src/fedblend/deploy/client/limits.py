@@ -7,7 +7,7 @@ before rows are read, memory is allocated or anything is compiled. What a batch 
 rows reveals is exact: a step on one row is that row, times a number.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from math import ceil, floor, prod
 from typing import Any
 
@@ -113,6 +113,21 @@ def too_small(accept: Accept, config: Config) -> str | None:
                 _at_least(whole),
             )
     return None
+
+
+def too_few_values(accept: Accept, present: Sequence[float], rows: int) -> str | None:
+    """Why means of columns with few values stay on the node, or None.
+
+    Args:
+        accept: of the policy.
+        present: the fraction of rows with a value, of every column.
+        rows: the number of rows.
+    """
+    least = accept.min_part_rows
+    if not any(0 < round(share * rows) < least for share in present):
+        return None
+    where = "rows with a value in a column of data.raw"
+    return refusal_line("accept.min_part_rows", where, "fewer", _at_least(least))
 
 
 def too_small_for(accept: Accept, config: Config, rows: int) -> str | None:

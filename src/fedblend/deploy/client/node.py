@@ -115,7 +115,10 @@ class Node:
             )
         if kind == "describe":
             description = permissions.describe(request.fields)
-            audit = self._note_of(request)("described", experiment=request.experiment)
+            about: dict[str, Any] = {"experiment": request.experiment}
+            if "statistics" in description:
+                about["statistics"] = len(description["statistics"]["present"])
+            audit = self._note_of(request)("described", **about)
             head = request._replace(client=self.client)
             return encode(head.reply(**description, audit=audit))
         place, ledger = self.folder / request.experiment, read_ledger(self.folder)

@@ -16,14 +16,13 @@ import zipfile
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedblend.config import toml
-from fedblend.config.config import Config, dump, loads
+from fedblend.config.config import Config, dump
+from fedblend.config.imports import CodeError
 from fedblend.config.model import loss_name, model_of
 from fedblend.core import PyTree
 from fedblend.data.dataset import Task
@@ -169,11 +168,10 @@ def described(
 ) -> Portable:
     """A model without its parameters, from the metadata of a file."""
     try:
-        if not imports:
-            _refuse_imports(toml.parse(metadata["config"], str(path)), path)
-        config = loads(metadata["config"], str(path))
+        text = metadata["config"]
+        config = run_folder.config_in(text, str(path), imports=imports)
         task = run_folder.task_from(json.loads(metadata["task"]))
-    except ImportRefusedError:
+    except CodeError:
         raise
     except (InputError, LookupError, TypeError, ValueError):
         raise RunError(f"{path}: is damaged: its metadata cannot be read") from None
@@ -183,22 +181,6 @@ def described(
     texts = ("format", "config", "task", "preprocessing")
     facts = {name: text for name, text in metadata.items() if name not in texts}
     return Portable(config, task, None, fitted, facts)
-
-
-class ImportRefusedError(RunError):
-    """A file that names code to be imported."""
-
-
-def _refuse_imports(tables: Mapping[str, Any], path: Path) -> None:
-    """Refuse a configuration that names code, before anything is imported."""
-    for key in ("model", "algorithm"):
-        table = tables.get(key)
-        name = table.get("name") if isinstance(table, Mapping) else table
-        if ":" in str(name):
-            raise ImportRefusedError(
-                f"{path}: its {key} is the code {name}, which has to be imported; "
-                "--imports allows that, for a file that you trust"
-            )
 
 
 def _unzipped(data: bytes) -> tuple[dict[str, np.ndarray], dict[str, str]]:

@@ -11,10 +11,11 @@ nothing can be changed.
 
 import json
 import secrets
+import socket
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,11 @@ WAITING = 3.0
 """Seconds that an open page has to fetch the last content when a run ends."""
 RECENT = 5.0
 """Seconds after which a page that asks no more counts as closed."""
+MOST_CONNECTIONS = 32
+"""Connections at once. Every user of the machine can open some, and a run whose
+process has no file descriptors left cannot write its results."""
+PATIENCE = 10.0
+"""Seconds after which a connection is closed, whatever it sends or reads."""
 HEADERS = {
     "Cache-Control": "no-store",
     "Content-Security-Policy": "frame-ancestors 'none'",
@@ -121,7 +127,7 @@ def _changed(path: Path) -> int:
 
 def _handler(page: LivePage) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
-        timeout = 10
+        timeout = PATIENCE
         server_version, sys_version = "fedblend", ""
 
         def do_GET(self) -> None:
@@ -147,9 +153,36 @@ def _handler(page: LivePage) -> type[BaseHTTPRequestHandler]:
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
 
+    def __init__(self, handler: type[BaseHTTPRequestHandler]):
+        self._room = threading.BoundedSemaphore(MOST_CONNECTIONS)
+        super().__init__((HOST, 0), handler)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Answer in a thread of its own, or not at all where there are too many."""
+        if self._room.acquire(blocking=False):
+            super().process_request(request, client_address)
+        else:
+            self.shutdown_request(request)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """Answer one request, within the time that it has."""
+        end = threading.Timer(PATIENCE, _hang_up, [request])
+        end.daemon = True
+        end.start()
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            end.cancel()
+            self._room.release()
+
     def handle_error(self, *of: Any) -> None:
         """A reader that goes away in the middle is no error of the run."""
         del of
+
+
+def _hang_up(connection: socket.socket) -> None:
+    with suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)
 
 
 @contextmanager
@@ -161,7 +194,7 @@ def serve(folder: Path, name: str) -> Iterator[LivePage]:
         name: of the run, shown until its folder is there.
     """
     page = LivePage(folder, name)
-    server = _Server((HOST, 0), _handler(page))
+    server = _Server(_handler(page))
     page.port = server.server_address[1]
     thread = threading.Thread(target=server.serve_forever, args=(0.1,), daemon=True)
     thread.start()
