@@ -11,7 +11,7 @@ import pytest
 from fedblend.errors import RunError
 from fedblend.report.page.clients import STATUS, as_plain, read_clients
 from fedblend.report.page.columns import column
-from fedblend.report.page.content import page_content
+from fedblend.report.page.content import client_content, page_content
 from fedblend.report.page.curves import learning_curves
 from fedblend.report.page.run_files import kept_verdict
 from synthetic_run import write_run
@@ -157,6 +157,14 @@ def test_the_page_of_auto_follows_auto(tmp_path: Path):
     assert content["metric"] == content["runs"][0]["headline"]["metric"] == "loss"
     labels = [run["label"] for run in content["runs"]]
     assert labels == ["fine-tuned", "local only"]
+
+
+def test_the_page_of_a_client_is_about_the_deployed_method(tmp_path: Path):
+    for name in ("finetune", "local_only"):
+        write_run(tmp_path / "runs" / name, name=f"hospitals-{name}")
+    (tmp_path / "auto.json").write_text(json.dumps(auto_state()))
+    (run,) = client_content(tmp_path, "0")["runs"]
+    assert run["label"] == "hospitals-finetune"
 
 
 @pytest.mark.parametrize(
