@@ -113,7 +113,8 @@ def test_folder_of_a_method_has_training_alone_as_tuned(interrupted):
 def test_page_and_files_judge_by_the_criterion(interrupted):
     """The page, harm.csv and the verdict speak of one metric, and of the same names."""
     folder = interrupted[0].folder
-    assert load(folder / "config.toml").measure.metrics[0] == "log_loss"
+    metrics = load(folder / "config.toml").measure.metrics
+    assert metrics and metrics[0] == "log_loss"
     with (folder / "runs" / "fedavg" / "harm.csv").open() as file:
         assert "personal_log_loss" in next(csv.reader(file))
     content = page_content([folder])

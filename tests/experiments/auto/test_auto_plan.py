@@ -3,6 +3,7 @@
 """Grids of one size, plans that fit a time, and what is seen in a table."""
 
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -60,7 +61,8 @@ def test_a_rate_that_ruins_one_client_is_out():
         ]
 
     blocks = [record(0, [9, 9, 9], [5, 5, 5]), record(4, [3, 1, 2], [5, 4, 5])]
-    run, points = SimpleNamespace(records=blocks), grid(CANDIDATES[0], 4)[:3]
+    run: Any = SimpleNamespace(records=blocks)
+    points = grid(CANDIDATES[0], 4)[:3]
     assert tuning._best(run, points, 1, "mse") == (2.0, 2, 4)
 
 
