@@ -83,3 +83,12 @@ def test_special_signs_of_latex():
     assert escaped("a&b_c^d~e\\") == (
         r"a\&b\_c\textasciicircum{}d\textasciitilde{}e\textbackslash{}"
     )
+
+
+def test_names_are_no_markup():
+    name = "a\n\n\\input{x} ^^5c`b` [x](y) <i>"
+    table = Table([name], [Column("n", {name: Cell(text="1^^5cinput")})], "")
+    shown = latex(table)
+    assert "\n\n" not in shown and "\\input" not in shown and "^^" not in shown
+    row = markdown(table).splitlines()[2]
+    assert row.startswith(r"| a \\input{x} ^^5c\`b\` \[x\](y) &lt;i> |")

@@ -13,7 +13,14 @@ import numpy as np
 import pytest
 from hypothesis.extra import numpy as arrays
 
-from fedblend.simulation.serialize import WireError, as_tree, checksum, pack, unpack
+from fedblend.simulation.serialize import (
+    WireError,
+    as_tree,
+    checksum,
+    pack,
+    unpack,
+    write_atomically,
+)
 
 
 class Pair(NamedTuple):
@@ -184,3 +191,12 @@ def test_any_arrays_and_words_come_back(tree, words):
     read, found = unpack(pack(tree, words))
     same(as_tree(read, tree), tree)
     assert found == words
+
+
+def test_nothing_is_written_through_a_link(tmp_path):
+    """A folder that somebody sends may have links where files are written."""
+    (tmp_path / "mine").write_bytes(b"mine")
+    (tmp_path / "model.new").symlink_to(tmp_path / "mine")
+    with pytest.raises(OSError):
+        write_atomically(tmp_path / "model", b"theirs")
+    assert (tmp_path / "mine").read_bytes() == b"mine"

@@ -8,6 +8,7 @@ from typing import Any
 
 from fedblend.experiments.saved_run import SavedRun
 from fedblend.report.measures import MODELS, shown_metrics, shown_splits, training_alone
+from fedblend.report.tables import markdown_text
 
 SHOWN = 12
 """Columns or labels that are listed before the list is cut."""
@@ -31,11 +32,13 @@ def model_card(
         sha256: of the exported file.
     """
     lines = run.clients(seed)
-    own = None if client is None else lines[client]
+    own = None if client is None else dict(lines[client])
+    if own is not None:
+        own["name"] = markdown_text(own["name"])
     (end,) = (one for one in run.summary["runs"] if one["seed"] == seed)
     whose = "shared model" if own is None else f"model of client {own['name']}"
     parts = [
-        f"# {run.config.name}: the {whose}",
+        f"# {markdown_text(run.config.name)}: the {whose}",
         _what(run, own, end, len(lines)),
         "## Facts",
         _table(("", ""), _facts(run, own, end, len(lines))),
@@ -53,17 +56,16 @@ def model_card(
 
 def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     lines = [heads, ["---"] * len(heads), *rows]
-    cells = [[str(cell).replace("|", "\\|") for cell in line] for line in lines]
-    return "\n".join(f"| {' | '.join(line)} |" for line in cells)
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def _what(
     run: SavedRun, own: Mapping[str, str] | None, end: Mapping[str, Any], clients: int
 ) -> str:
-    rows = run.summary["data"].get("name", "")
+    rows = markdown_text(repr(run.summary["data"].get("name", "")))
     start = (
         f"`{run.config.algorithm.name}` trained it in {end['round']} rounds on the "
-        f"data {rows!r} of {clients} clients."
+        f"data {rows} of {clients} clients."
     )
     if own is None:
         return f"{start} It is the model that all clients share."
@@ -91,7 +93,7 @@ def _facts(
     options = config.algorithm.model_dump(exclude_none=True, exclude={"name"})
     chosen = {name: value for name, value in options.items() if value not in ({}, [])}
     words = ", ".join(f"{name} = {value}" for name, value in chosen.items())
-    yield "algorithm", f"`{config.algorithm.name}` ({words:.300})"
+    yield "algorithm", f"`{config.algorithm.name}` ({markdown_text(words):.300})"
     if own is not None and own.get("alpha"):
         yield "alpha, the weight of the shared model", f"{float(own['alpha']):.4g}"
     elif own is None and "alpha" in run.summary:
@@ -182,7 +184,7 @@ def _limits(
     if run.preprocessing(end["seed"]) is not None:
         yield "A category that training did not see counts as unknown."
     for line in run.summary.get("warnings", ()):
-        yield f"Warning of the run: {line}"
+        yield f"Warning of the run: {markdown_text(line)}"
 
 
 def _file(
@@ -196,12 +198,17 @@ def _file(
     yield "trained with", ", ".join([*versions, f"Python {facts['python']}"])
     for name, value in facts["data"].items():
         if name != "name":
-            yield f"data: {name}", f"`{value}`"
+            yield f"data: {markdown_text(name)}", f"`{_code(value)}`"
 
 
 def _listed(words: Sequence[str]) -> str:
     more = f", ... ({len(words)} in all)" if len(words) > SHOWN else ""
-    return ", ".join(map(str, words[:SHOWN])) + more
+    return ", ".join(markdown_text(str(word)) for word in words[:SHOWN]) + more
+
+
+def _code(value: Any) -> str:
+    """A value between backticks in a cell of a table."""
+    return " ".join(str(value).replace("`", "'").split()).replace("|", "\\|")
 
 
 def _number(value: Any) -> str:

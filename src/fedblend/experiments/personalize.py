@@ -124,6 +124,8 @@ class Personalized(NamedTuple):
         names = [data.name(client) for client in range(data.clients)]
         if len(names) > 1:
             words = [re.sub(r"[^\w.-]+", "-", name) for name in names]
+            # File systems count bytes, up to 255 of them.
+            words = [word.encode()[:80].decode(errors="ignore") for word in words]
             if len(set(words)) < len(words):
                 words = [f"{client}-{word}" for client, word in enumerate(words)]
             parts = [f"{path.stem}-{word}{path.suffix}" for word in words]

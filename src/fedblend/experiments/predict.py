@@ -198,7 +198,12 @@ def _onnx(path: Path, source: Any, imports: bool) -> Predictions:
         raise RunError(f"{path}: is not a model that fedblend export wrote")
     of = described(metadata, path, imports=imports)
     wanted = [one.name for one in session.get_inputs()]
-    (outputs,) = session.run(["outputs"], onnx_inputs(of, source, wanted))
+    inputs = onnx_inputs(of, source, wanted)
+    try:
+        (outputs,) = session.run(["outputs"], inputs)
+    except Exception as error:
+        text = " ".join(str(error).split())
+        raise RunError(f"{path}: cannot be run on this table: {text:.120}") from None
     return predictions_of(of, outputs)
 
 

@@ -30,7 +30,7 @@ import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 from pydantic import TypeAdapter
@@ -40,7 +40,7 @@ from fedblend.config import toml
 from fedblend.config.config import Config, check
 from fedblend.config.imports import refuse_unknown
 from fedblend.core import PyTree
-from fedblend.data.dataset import DataError, Task
+from fedblend.data.dataset import DataError, Kind, Task
 from fedblend.data.federated import FederatedData
 from fedblend.data.preprocess.preprocessing import Preprocessing
 from fedblend.errors import ConfigError, RunError
@@ -266,11 +266,18 @@ def read_config(folder: Folder, *, imports: bool = False) -> Config:
         RunError: this is not the folder of a run, its configuration is damaged, or it
             names code that the user did not name.
     """
+    content = _content(folder)
+    try:
+        return _checked(content, str(folder.config), imports)
+    except ConfigError as error:
+        raise RunError(str(error)) from None
+
+
+def _content(folder: Folder) -> dict[str, Any]:
     if not folder.config.is_file():
         raise RunError(f"{folder.path}: is not the folder of a run (no config.toml)")
     try:
-        content = toml.read(folder.config)
-        return _checked(content, str(folder.config), imports)
+        return toml.read(folder.config)
     except ConfigError as error:
         raise RunError(str(error)) from None
 
@@ -292,16 +299,14 @@ def read_data_tables(folder: Folder) -> Config:
     Nothing is imported: a report must not run the code of an algorithm that a folder
     names.
     """
+    content, kinds = _content(folder), Config.__annotations__
     try:
-        content = toml.read(folder.config)
         parts = {
-            name: TypeAdapter(Config.__annotations__[name]).validate_python(
-                content.get(name)
-            )
+            name: TypeAdapter(kinds[name]).validate_python(content.get(name))
             for name in ("data", "central", "run", "measure")
         }
-    except (ConfigError, ValueError) as error:
-        raise RunError(f"{folder.config}: is damaged: {error}") from None
+    except ValueError:
+        raise RunError(f"{folder.config}: is damaged: its data are unclear") from None
     return Config.model_construct(**parts)
 
 
@@ -321,6 +326,8 @@ def read_task(folder: Folder) -> Task:
 
 def task_from(known: Mapping[str, Any]) -> Task:
     """The task that ``Task._asdict`` was written of."""
+    if known["kind"] not in get_args(Kind):
+        raise ValueError("kind")
     return Task(
         known["kind"],
         int(known["outputs"]),

@@ -9,7 +9,7 @@ comparisons; where none is, nothing is bold.
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -69,16 +69,28 @@ class Table(NamedTuple):
 def markdown(table: Table) -> str:
     """The table in Markdown; best values are bold."""
     heads = ["method", *(column.head for column in table.columns)]
-    lines = [_line(heads), _line(["---", *["---:"] * len(table.columns)])]
+    lines = [
+        _line(map(markdown_text, heads)),
+        _line(["---", *["---:"] * len(table.columns)]),
+    ]
     for row, cells in zip(table.rows, table.cells(" ± "), strict=True):
         texts = [f"**{text}**" if best else text for text, best in cells]
-        lines.append(_line([row, *texts]))
+        lines.append(_line([markdown_text(row), *texts]))
     return "\n".join([*lines, "", table.caption, ""])
 
 
-def _line(cells: Sequence[str]) -> str:
-    safe = [cell.replace("|", r"\|") for cell in cells]
-    return f"| {' | '.join(safe)} |"
+def markdown_text(text: str) -> str:
+    r"""Text on one line of Markdown, none of which is markup.
+
+    >>> markdown_text("a|b <i> [x](y)" + chr(10) + "# c")
+    'a\\|b &lt;i> \\[x\\](y) # c'
+    """
+    line = re.sub(r"([\\`\[\]|*])", r"\\\1", " ".join(text.split()))
+    return line.replace("<", "&lt;")
+
+
+def _line(cells: Iterable[str]) -> str:
+    return f"| {' | '.join(cells)} |"
 
 
 def latex(table: Table) -> str:
@@ -102,7 +114,7 @@ def latex(table: Table) -> str:
 
 
 def _latex_cell(text: str, best: bool) -> str:
-    if not re.match(r"-?[\d.]", text) or re.search("[a-zA-Z]", text.replace("pm", "")):
+    if not re.fullmatch(r"-?[\d.]+( \\pm [\d.]+)?", text):
         return escaped(text) if text != NOTHING else "--"
     return f"$\\mathbf{{{text}}}$" if best else f"${text}$"
 
@@ -113,7 +125,8 @@ def escaped(text: str) -> str:
     >>> escaped("worst_tenth (%)")
     'worst\\_tenth (\\%)'
     """
-    return "".join(_SPECIAL.get(sign, sign) for sign in text).replace("±", r"$\pm$")
+    line = " ".join(text.split())  # an empty line would end the paragraph
+    return "".join(_SPECIAL.get(sign, sign) for sign in line).replace("±", r"$\pm$")
 
 
 def _decimals(column: Column) -> int:

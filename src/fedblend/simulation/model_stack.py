@@ -25,6 +25,7 @@ from fedblend.simulation.serialize import (
     checksum,
     header_bytes,
     named_leaves,
+    not_through_links,
     places_of,
     raw,
     read_header,
@@ -60,7 +61,7 @@ class StackWriter:
         self._header, self._words = places_of(stacked), dict(metadata)
         head = header_bytes({**self._words, "sha256": UNKNOWN}, self._header)
         self._start, self._written, self._clients = len(head), 0, clients
-        self._file = open(self._beside, "w+b")  # noqa: SIM115
+        self._file = open(self._beside, "w+b", opener=not_through_links)  # noqa: SIM115
 
     def __enter__(self) -> "StackWriter":
         return self

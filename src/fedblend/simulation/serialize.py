@@ -268,7 +268,7 @@ def write_atomically(path: Path, data: bytes) -> None:
     """Put a whole file in its place, or leave the old one."""
     beside = path.with_name(path.name + ".new")
     try:
-        with open(beside, "wb") as file:
+        with open(beside, "wb", opener=not_through_links) as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
@@ -278,6 +278,11 @@ def write_atomically(path: Path, data: bytes) -> None:
         beside.unlink(missing_ok=True)
         raise
     sync(path.parent)
+
+
+def not_through_links(path: str, flags: int) -> int:
+    """Open a file to write; a link that came with somebody's folder is refused."""
+    return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0), 0o666)
 
 
 def sync(folder: Path) -> None:

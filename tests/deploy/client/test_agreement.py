@@ -5,6 +5,8 @@
 import pytest
 from malicious import COLUMNS, Attacker, Refused, config, write_node
 
+from fedblend.deploy.message import UNKNOWN
+
 UNFIT = "data: the rows are not as the configuration says"
 
 
@@ -63,3 +65,21 @@ def test_the_first_experiment_settles_labels_and_split(tmp_path):
     policy = attacker.settings.policy
     policy.write_text('[rows]\nlabels = "any"\nsplit = "any"\n')
     attacker.begin(config(data={"labels": ["ill", "well", "dead"], "test": 0.25}))
+
+
+def test_constants_are_told_of_one_split(tmp_path):
+    """They are exact: those of two splits that differ in a row would tell of it."""
+    policy = '[accept]\nalgorithms = "any"\nconstants = true\n'
+    attacker = Attacker(write_node(tmp_path / "node", policy=policy))
+    own = {"solver": "sgd", "rate": 0.1, "steps": 5, "batch_size": 8}
+    flix = {"name": "flix", "alpha": 0.5, "steps": 1, "batch_size": None}
+    flix["personal"] = own
+
+    def told(test: float) -> dict:
+        text = config(algorithm=flix, data={"test": test})
+        fields = {"config": text}
+        return attacker.ask("describe", client=UNKNOWN, fields=fields).fields
+
+    assert told(0.375)["constants"] == told(0.375)["constants"]
+    with pytest.raises(Refused, match=r"rows.split: data.test is 0.36; allowed: 0.375"):
+        told(0.36)

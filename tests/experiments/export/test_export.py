@@ -22,10 +22,11 @@ import fedblend as fb
 from fedblend import models
 from fedblend.cli import main
 from fedblend.data.dataset import DataError
-from fedblend.errors import RunError, UserError
+from fedblend.errors import InputError, RunError, UserError
 from fedblend.experiments.export.export import FORMATS, export_models, file_words
 from fedblend.experiments.export.onnx_graph import ExportError
 from fedblend.experiments.export.torch_names import state_dict
+from fedblend.experiments.model_card import model_card
 from fedblend.experiments.predict import predict_file
 from fedblend.simulation.serialize import pack
 
@@ -182,8 +183,28 @@ def test_a_file_does_not_decide_which_code_runs(mixed, tmp_path):
         assert changed != metadata["config"]
         path = tmp_path / "model.safetensors"
         path.write_bytes(pack(portable.params, metadata | {"config": changed}))
-        with pytest.raises(RunError, match=f"its {key} is the code os:getcwd"):
+        with pytest.raises(RunError, match=rf"{key}\.name: 'os:getcwd' is code"):
             predict_file(path, table())
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"kind": "x"}, {"kind": ["x"]}, {"shape": [-1]}, {"outputs": 10**15}, None],
+)
+def test_a_task_that_cannot_be_is_one_line(change, mixed, tmp_path):
+    portable, path = mixed.model(), tmp_path / "model.safetensors"
+    metadata = portable.metadata()
+    task = None if change is None else json.loads(metadata["task"]) | change
+    path.write_bytes(pack(portable.params, metadata | {"task": json.dumps(task)}))
+    with pytest.raises(InputError, match=r"\A.+\Z"):
+        predict_file(path, table())
+
+
+def test_an_archive_that_unpacks_to_much_more_is_not_read(mixed, tmp_path):
+    arrays = {"metadata": np.array(json.dumps(mixed.model().metadata()))}
+    np.savez_compressed(tmp_path / "bomb.npz", **arrays, w=np.zeros(10**7))
+    with pytest.raises(RunError, match="more in it than an export of its size"):
+        predict_file(tmp_path / "bomb.npz", table())
 
 
 def test_the_card_has_the_facts_of_its_model(mixed, exports):
@@ -230,6 +251,18 @@ def test_plain_readers_read_the_files(mixed, exports):
 def test_names_of_files():
     assert file_words(["a b", "c"]) == ["client-a-b", "client-c"]
     assert file_words(["a b", "A-b"]) == ["client-0-a-b", "client-1-A-b"]
+    assert file_words(["../../x", ".."]) == ["client-..-..-x", "client-.."]
+    long = file_words(["病院" * 300, "病院" * 301])
+    assert len(set(long)) == 2 and all(len(one.encode()) < 120 for one in long)
+
+
+def test_a_name_writes_nothing_else_on_a_card(mixed, monkeypatch):
+    name = "north\n\n## Privacy\n\nepsilon = 0.1 <script> [x](http://y)"
+    lines = [{**line, "name": name} for line in mixed.clients()]
+    monkeypatch.setattr(mixed, "clients", lambda seed=None: lines)
+    card = model_card(mixed, 0, mixed.seeds[0], "a.onnx", "0" * 64)
+    assert card.count("\n## Privacy\n") == 1 and "\nepsilon" not in card
+    assert "<script>" not in card and "[x]" not in card
 
 
 def test_an_unknown_format(mixed, tmp_path):

@@ -152,3 +152,11 @@ def test_the_same_folders_make_the_same_file(run_folder: Path, tmp_path: Path):
 def test_the_live_page_may_ask_its_own_server_alone():
     content = {"title": "t", "live": True, "tone": "open", "verdict": [], "runs": []}
     assert "connect-src 'self'" in document.document(content)
+
+
+def test_a_number_that_json_has_not_is_one_line(tmp_path):
+    folder = write_run(tmp_path / "run")
+    text = folder.config.read_text()
+    folder.config.write_text(re.sub(r"(?m)^name = .*", "name = nan", text, count=1))
+    with pytest.raises(RunError, match="not finite"):
+        write_page([tmp_path / "run"], tmp_path / "page.html")

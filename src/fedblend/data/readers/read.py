@@ -247,7 +247,8 @@ def _raw(
     notes, confirmed = list(table.notes), inputs is not None
     if inputs is None:
         inputs = table.others(known)
-        left = [name for name in names if name not in (*inputs, *known)]
+        used = {*inputs, *known}
+        left = [name for name in names if name not in used]
         if left:
             notes.append(
                 f"{Path(table.where).name}: left out {', '.join(map(repr, left))}, the "

@@ -8,6 +8,7 @@ is up to ``data.preprocess``.
 """
 
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -224,7 +225,7 @@ def _from_arrow(column: Any) -> np.ndarray:
 
 
 def _check_different(names: Sequence[str], where: str) -> None:
-    twice = sorted({name for name in names if list(names).count(name) > 1})
+    twice = sorted(name for name, times in Counter(names).items() if times > 1)
     if twice:
         raise DataError(f"{where}: the column {twice[0]!r} occurs more than once")
 
@@ -233,8 +234,9 @@ def check_names(
     wanted: Sequence[str], names: Sequence[str], kind: str, where: str | Path
 ) -> None:
     """Refuse the name of a column or array that a source does not have."""
+    known = set(names)
     for name in wanted:
-        if name not in names:
+        if name not in known:
             raise AbsentColumnError(
                 name,
                 f"{where}: there is no {kind} {name!r}; there are "

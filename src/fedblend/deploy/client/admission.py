@@ -127,6 +127,7 @@ class Admission:
                 description["statistics"] = self._statistics(policy, contract, splits)
             own = contract.constants(splits)
         if own is not None and policy.discloses_constants:
+            agreement.agree(self.settings.folder, contract)  # of one split only
             smooth, convex = float(own.smooth[0]), float(own.convex[0])
             description["constants"] = [smooth, convex, own.exact]
         return description

@@ -100,7 +100,12 @@ def file_words(names: Sequence[str]) -> list[str]:
     >>> file_words(["a b", "c"]), file_words(["a b", "a-b"])
     (['client-a-b', 'client-c'], ['client-0-a-b', 'client-1-a-b'])
     """
-    words = [re.sub(r"[^\w.-]+", "-", name)[:80] for name in names]
+    words = [_short(re.sub(r"[^\w.-]+", "-", name)) for name in names]
     if len({word.lower() for word in words}) < len(words):
         words = [f"{client}-{word}" for client, word in enumerate(words)]
     return [f"client-{word}" for word in words]
+
+
+def _short(word: str) -> str:
+    """A part of a file's name: file systems count bytes, up to 255 of them."""
+    return word.encode()[:80].decode(errors="ignore")

@@ -151,6 +151,8 @@ def read_portable(path: Path, *, imports: bool = False) -> Portable:
         arrays, metadata = unpack(data) if path.suffix != ".npz" else _unzipped(data)
     except OSError as error:
         raise RunError(f"{path}: {error.strerror or error}") from None
+    except MemoryError:
+        raise RunError(f"{path}: is damaged: an array that is too large") from None
     except (WireError, ValueError, LookupError, zipfile.BadZipFile) as error:
         raise RunError(f"{path}: {error}") from None
     if metadata.get("format") != FORMAT:
@@ -173,7 +175,7 @@ def described(
         task = run_folder.task_from(json.loads(metadata["task"]))
     except CodeError:
         raise
-    except (InputError, LookupError, TypeError, ValueError):
+    except (InputError, LookupError, TypeError, ValueError, RecursionError):
         raise RunError(f"{path}: is damaged: its metadata cannot be read") from None
     fitted = None
     if "preprocessing" in metadata:
@@ -184,6 +186,10 @@ def described(
 
 
 def _unzipped(data: bytes) -> tuple[dict[str, np.ndarray], dict[str, str]]:
+    with zipfile.ZipFile(io.BytesIO(data)) as members:
+        # Exports are not compressed: a small file with much in it is none.
+        if sum(one.file_size for one in members.infolist()) > len(data):
+            raise ValueError("has more in it than an export of its size")
     with np.load(io.BytesIO(data), allow_pickle=False) as found:
         arrays = {name: found[name] for name in found.files}
     metadata = json.loads(str(arrays.pop(METADATA)))

@@ -97,7 +97,10 @@ def document(content: dict[str, Any]) -> str:
 
 def packed(content: dict[str, Any]) -> str:
     """The content as gzipped JSON in base64."""
-    text = json.dumps(content, separators=(",", ":"), allow_nan=False)
+    try:
+        text = json.dumps(content, separators=(",", ":"), allow_nan=False)
+    except ValueError:
+        raise RunError("a run folder has a number that is not finite") from None
     return base64.b64encode(gzip.compress(text.encode(), 9, mtime=0)).decode()
 
 
