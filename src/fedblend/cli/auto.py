@@ -72,13 +72,11 @@ def _print(found: "AutoResult", place: Path) -> None:
     # Accuracy hides what a rare class needs.
     second = "auc" if "auc" in found.metrics else in_order(found.metrics)[1]
     metrics = list(dict.fromkeys([found.metric, second]))
-    made = screen.table(
-        "method", *metrics, "gain over alone", "p (Holm)", "bits a client", right=1
-    )
+    made = screen.table("method", *metrics, "over alone", "bits a client", right=1)
     for row in found.table:
-        cells = [_number(row[f"test_{name}"], "{:.4f}") for name in metrics]
-        gain, p = _number(row["mean_gain"], "{:+.4f}"), _number(row["p_holm"], "{:.2g}")
-        made.add_row(row["method"], *cells, gain, p, human_bits(row["bits_per_client"]))
+        cells = [_number(row[f"test_{name}"], "{:#.4g}") for name in metrics]
+        gain, bits = _number(row["mean_gain"], "{:+.2g}"), row["bits_per_client"]
+        made.add_row(found.titles[row["method"]], *cells, gain, human_bits(bits))
     screen.console().print(made)
     screen.say(*found.verdict)
     screen.say(f"page: {place / 'report.html'}")

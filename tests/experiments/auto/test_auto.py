@@ -16,6 +16,7 @@ from fedblend.experiments import run_folder
 from fedblend.experiments.auto import budget, candidates
 from fedblend.experiments.auto.budget import Plan
 from fedblend.experiments.auto.comparison import Screen
+from fedblend.report.page.content import page_content
 
 SLOPE = np.array([2.0, -1.5, 1.0, 0.5, -0.5, 0.3])
 
@@ -109,6 +110,31 @@ def test_folder_of_a_method_has_training_alone_as_tuned(interrupted):
         assert alone["test_personal_log_loss"] == together["test_local_log_loss"]
 
 
+def test_page_and_files_judge_by_the_criterion(interrupted):
+    """The page, harm.csv and the verdict speak of one metric, and of the same names."""
+    folder = interrupted[0].folder
+    metrics = load(folder / "config.toml").measure.metrics
+    assert metrics and metrics[0] == "log_loss"
+    with (folder / "runs" / "fedavg" / "harm.csv").open() as file:
+        assert "personal_log_loss" in next(csv.reader(file))
+    content = page_content([folder])
+    assert content["verdict"] == interrupted[0].verdict
+    assert [run["label"] for run in content["runs"]] == ["FedAvg", "local only"]
+    (pair,) = content["differences"]
+    state = run_folder.read_json(folder / "auto.json")
+    ends = [pair["mean_gain"], pair["low"], pair["high"]]
+    assert state["findings"]["mean_gain"] == pytest.approx(ends, rel=1e-4)
+    found = (pair["run"], pair["other"], pair["metric"])
+    assert found == ("FedAvg", "local only", "log_loss")
+
+
+def test_a_page_that_is_gone_is_written_again(interrupted):
+    found, *_, asked = interrupted
+    (found.folder / "report.html").unlink()
+    fb.auto(columns(), **asked, quiet=True)
+    assert (found.folder / "report.html").is_file()
+
+
 def test_finished_comparison_is_said_again(interrupted):
     found, *_, asked = interrupted
     lines = []
@@ -117,13 +143,14 @@ def test_finished_comparison_is_said_again(interrupted):
     assert not any("test log loss" in line for line in lines)
 
 
-def test_command_prints_methods_and_verdict(interrupted, capsys):
+def test_command_prints_methods_and_verdict(interrupted, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
     found = interrupted[0]
     table = str(found.folder / "table.csv")
     words = ["--client", "site", "--target", "outcome", "--out", str(found.folder)]
     assert main(["auto", table, *words]) == 0
     said = capsys.readouterr()
-    assert "log_loss" in said.out and "fedavg" in said.out
+    assert "log_loss" in said.out and "FedAvg" in said.out and "…" not in said.out
     assert found.verdict[0] in said.out and "report.html" in said.out
     assert "720 rows of 30 clients" in said.err
 

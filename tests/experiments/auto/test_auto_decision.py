@@ -12,7 +12,9 @@ from fedblend.experiments.auto.decision import (
     Findings,
     beats_constant,
     choose,
+    interval,
     judge,
+    read_values,
     told_apart,
 )
 from fedblend.experiments.auto.verdict import sentences
@@ -120,6 +122,18 @@ def test_two_clients_are_compared_over_splits():
     assert told_apart(-gaps) == 1.0
 
 
+def test_the_interval_is_that_of_all_tables():
+    """Few clients, which are no sample, have one over splits."""
+    gain = gain_of([0.1] * CLIENTS, [0.1] * CLIENTS)._replace(mean=(0.1, 0.05, 0.15))
+    assert interval(gain, shifted(0)) == (0.1, 0.05, 0.15)
+    gaps = np.array([[0.1, 0.2], [0.12, 0.18], [0.09, 0.22], [0.1, 0.2], [0.11, 0.21]])
+    mean, low, high = interval(gain, gaps)
+    error = np.sqrt((1 / 5 + 1 / 3) * gaps.mean(axis=1).var(ddof=1))
+    assert mean == pytest.approx(gaps.mean())
+    ends = stats.t.interval(0.95, 4, loc=mean, scale=error)
+    assert (low, high) == pytest.approx(ends)
+
+
 def test_constant_is_to_be_beaten():
     constant = shifted(0, 5)
     assert beats_constant(shifted(-0.1), constant)
@@ -184,7 +198,7 @@ def test_three_sentences_name_who_matters():
     assert "better than training alone for 15 of 20 clients" in who
     assert "1 clearly gains (Meadow)" in who and "would harm Coastal Clinic" in who
     assert "0.01 to 0.03" in sure and "correction for 6" in sure
-    assert "1 clients have too few" in sure
+    assert "1 client has too few" in sure
 
 
 def test_clients_too_small_to_judge_are_not_judged():
@@ -203,6 +217,70 @@ def test_alone_is_said_plainly():
     assert what.startswith("Train alone: no federated method is clearly better")
 
 
+def test_what_time_did_not_allow_is_said():
+    cut = ["APFL"], ["FedAvg", "partial"]
+    sure = sentences(FOUND, SCORES, "log loss", *cut)[2]
+    assert "; there was no time for APFL" in sure
+    assert sure.endswith("; more rounds might improve FedAvg and partial.")
+
+
 def test_noise_is_said_plainly():
     what, *_ = sentences(FOUND._replace(informative=False), SCORES, "log loss")
     assert "Deploy nothing yet" in what and "constant" in what
+
+
+def test_a_choice_pays_where_the_best_does():
+    """FedAvg helps one half and harms the other: it is like both, and no gain."""
+    values = {"local_only": shifted(0.05), "finetune": shifted(0, 3)}
+    spread = np.where(np.arange(CLIENTS) % 2, 0.15, -0.14)
+    values["fedavg"] = shifted(0.04, 2) + spread
+    found = choose(values)
+    assert "fedavg" in found.alike and found.method == "finetune"
+
+
+def test_training_alone_that_diverged_is_not_chosen():
+    values = {"local_only": shifted(0) * np.inf, "fedavg": shifted(0.3)}
+    found = choose(values)
+    assert found.method == "fedavg" and found.alike == ["fedavg"]
+
+
+def test_a_client_whose_model_is_not_finite_counts(tmp_path):
+    """An empty cell is a client without rows, or one whose model is ruined."""
+    lines = ["seed,test,test_personal_mse", "0,5,", "0,0,", "0,5,0.25"]
+    (tmp_path / "clients.csv").write_text("\n".join(lines))
+    found = read_values(tmp_path, "test", "mse")
+    np.testing.assert_equal(found, [[np.inf, np.nan, 0.25]])
+
+
+def test_the_simplest_method_is_not_deployed_if_it_does_not_pay():
+    choice = Choice("finetune", "ditto", ["fedavg", "finetune", "ditto"], {})
+    what = sentences(FOUND._replace(choice=choice), SCORES, "log loss")[0]
+    assert "the simplest of those that pay and cannot be told apart (Ditto" in what
+
+
+@pytest.mark.parametrize(
+    ("gain", "p", "said"),
+    [
+        (
+            (0.02, 0.01, 0.03),
+            0.003,
+            "by 0.02 on average (95 % interval 0.01 to 0.03), clear by",
+        ),
+        ((0.02, -0.01, 0.05), 0.2, "(95 % interval -0.01 to 0.05), not clear by"),
+        ((0.02, -0.01, 0.05), 0.01, "not clear on average, but clear for most clients"),
+        (
+            (-0.02, -0.05, 0.01),
+            0.2,
+            "is worse than training alone by 0.02 in test log loss",
+        ),
+        (
+            (-0.02, -0.05, 0.01),
+            0.2,
+            "(95 % interval -0.01 to 0.05); that it is better is not",
+        ),
+        ((-0.02, -0.05, 0.01), 0.01, "that most clients gain is clear"),
+    ],
+)
+def test_how_sure_follows_from_the_numbers(gain, p, said):
+    found = FOUND._replace(mean_gain=gain, p=p)
+    assert said in sentences(found, SCORES, "log loss")[2]

@@ -3,13 +3,21 @@
 """Grids of one size, plans that fit a time, and what is seen in a table."""
 
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 from scipy import stats
 
 import fedblend as fb
-from fedblend.experiments.auto import budget, candidates, constant, description, tuning
+from fedblend.experiments.auto import (
+    budget,
+    candidates,
+    constant,
+    description,
+    table,
+    tuning,
+)
 from fedblend.experiments.auto.budget import LADDER, Speed, cuts, plan_for
 from fedblend.experiments.auto.candidates import (
     CANDIDATES,
@@ -53,7 +61,8 @@ def test_a_rate_that_ruins_one_client_is_out():
         ]
 
     blocks = [record(0, [9, 9, 9], [5, 5, 5]), record(4, [3, 1, 2], [5, 4, 5])]
-    run, points = SimpleNamespace(records=blocks), grid(CANDIDATES[0], 4)[:3]
+    run: Any = SimpleNamespace(records=blocks)
+    points = grid(CANDIDATES[0], 4)[:3]
     assert tuning._best(run, points, 1, "mse") == (2.0, 2, 4)
 
 
@@ -105,3 +114,13 @@ def test_constants_against_closed_form():
     expected = -np.mean(np.where(tested == 1, np.log(ones), np.log(1 - ones)))
     assert found[1, 0] == pytest.approx(expected)
     assert found.shape == (2, 2)
+
+
+def test_a_metric_that_no_client_has_is_left_out():
+    """An area under the curve where every client has one class: no number."""
+    spreads = {"log_loss": {"mean": 0.5}, "auc": {"mean": None}}
+    run = {"measures": {"test": {"personal": spreads}}, "bits": {"up": 8, "down": 8}}
+    found = table.numbers({"runs": [run, run]}, 4, "log_loss")
+    assert found["test"] == 0.5 and found["metrics"]["auc"] is None
+    spreads["log_loss"]["mean"] = None
+    assert table.numbers({"runs": [run]}, 4, "log_loss")["test"] == np.inf

@@ -11,7 +11,7 @@ import pytest
 from fedblend.errors import RunError
 from fedblend.report.page.clients import STATUS, as_plain, read_clients
 from fedblend.report.page.columns import column
-from fedblend.report.page.content import page_content
+from fedblend.report.page.content import client_content, page_content
 from fedblend.report.page.curves import learning_curves
 from fedblend.report.page.run_files import kept_verdict
 from synthetic_run import write_run
@@ -121,10 +121,14 @@ def test_a_damaged_file_is_one_line(tmp_path: Path, file: str, text: str):
     assert str(folder) in str(error.value) and "\n" not in str(error.value)
 
 
+def choice(method: str, *others: str) -> dict:
+    return {"method": method, "alike": [method, *others]}
+
+
 def auto_state(**changes) -> dict:
     """What ``fedblend auto`` writes, of three methods of which one has not run."""
     found = {
-        "choice": {"method": "finetune", "alike": ["finetune"]},
+        "choice": choice("finetune"),
         "mean_gain": [0.1, 0.05, 0.15],
         "p": 0.01,
         "who": {"harmed": []},
@@ -155,6 +159,14 @@ def test_the_page_of_auto_follows_auto(tmp_path: Path):
     assert labels == ["fine-tuned", "local only"]
 
 
+def test_the_page_of_a_client_is_about_the_deployed_method(tmp_path: Path):
+    for name in ("finetune", "local_only"):
+        write_run(tmp_path / "runs" / name, name=f"hospitals-{name}")
+    (tmp_path / "auto.json").write_text(json.dumps(auto_state()))
+    (run,) = client_content(tmp_path, "0")["runs"]
+    assert run["label"] == "hospitals-finetune"
+
+
 @pytest.mark.parametrize(
     ("changes", "tone"),
     [
@@ -162,8 +174,8 @@ def test_the_page_of_auto_follows_auto(tmp_path: Path):
         ({"who": {"harmed": ["Meadow"]}}, "mixed"),
         ({"p": 0.2}, "open"),
         ({"mean_gain": [0.1, -0.05, 0.25]}, "open"),
-        ({"choice": {"method": "local_only", "alike": ["local_only"]}}, "bad"),
-        ({"choice": {"method": "local_only", "alike": ["local_only", "x"]}}, "open"),
+        ({"choice": choice("local_only")}, "bad"),
+        ({"choice": choice("local_only", "apfl")}, "open"),
     ],
 )
 def test_the_color_of_the_page_follows_auto(changes, tone, tmp_path: Path):

@@ -41,6 +41,7 @@ CRITERIA = {
     "regression": ("mse", "squared error"),
 }
 """The metric that decides, by the kind of target, and its name; less is better."""
+REPORT = "report.html"
 ALWAYS = ("local_only", "fedavg")
 """Methods that are not left out, however short the time."""
 ENOUGH = 0.7
@@ -71,6 +72,8 @@ class Comparison:
         more = state["left_out"] and self.seconds > state.get("seconds", 0.0)
         if state.get("verdict") and not more:
             self._say(*description.lines(state["seen"]))
+            if not (self.out / REPORT).exists():
+                table.write_report(self.out, self.out / REPORT)
             return state
         state["left_out"] = []
         with precision("float32"):
@@ -235,7 +238,14 @@ class Comparison:
         tested = {name: methods[name]["test"] for name in finished}
         # JSON has null where a model is not finite.
         scores = {n: math.inf if of is None else of for n, of in tested.items()}
-        said = verdict.sentences(found, scores, state["criterion"], state["left_out"])
+        unfinished = [
+            methods[name]["title"]
+            for name in finished
+            if methods[name]["tuned"]["rounds"] == methods[name]["tuned"]["tried"]
+        ]
+        said = verdict.sentences(
+            found, scores, state["criterion"], state["left_out"], unfinished
+        )
         state["findings"] = found.plain()
         state["deploy"] = found.choice.method if found.informative else None
         state["verdict"] = list(said)
@@ -246,9 +256,9 @@ class Comparison:
         config = run_folder.read_config(run_folder.Folder(self.folder(chosen)))
         run_folder.write_text(self.out / "config.toml", dump(config))
         run_folder.write_table(self.out / "results.csv", table.rows(self.state))
-        table.write_report(self.state, self.out, self.out / "report.html")
         self.state["seconds"] = self.seconds
         self._save()
+        table.write_report(self.out, self.out / REPORT)
 
 
 def _opened(request: Request, out: Path) -> dict[str, Any]:

@@ -4,9 +4,11 @@
 
 *What to deploy.* Validation rows decide: of the methods that cannot be told apart from
 the best one, the simplest, in the order of ``candidates``. Training alone is the
-simplest of all; a method that scores worse than it on average is no choice. A method is
-told apart if it is worse by more than a negligible part of what the best one gains over
-a constant prediction, at 5 % after Holm's correction for all comparisons with the best.
+simplest of all; a method that scores worse than it on average is no choice, and where
+the best one is clearly better than training alone, the choice has to be so as well. A
+method is told apart if it is worse by more than a negligible part of what the best one
+gains over a constant prediction, at 5 % after Holm's correction for all comparisons
+with the best.
 The test is Wilcoxon's signed-rank test over clients, of their means over splits: one
 unlike client does not hide what the others show. Fewer than 10 clients are no sample;
 they are compared over splits, by Student's t with the correction of Nadeau and Bengio
@@ -153,7 +155,7 @@ def decide(
         splits=len(built.federations),
         who=who(method),
         shared_harms=who("fedavg").harmed,
-        mean_gain=interval(tested[method]),
+        mean_gain=interval(gains[method].gain, tested[method]),
         p=_corrected(tested)[method],
         comparisons=len(tested),
     ), every
@@ -170,12 +172,16 @@ def _constants(built: Built, split: str) -> np.ndarray:
 
 
 def read_values(folder: Path, split: str, metric: str) -> np.ndarray:
-    """A metric of every client's own model in a finished run, [seeds, clients]."""
+    """A metric of every client's own model in a finished run, [seeds, clients].
+
+    NaN of a client without rows; infinite where its model is not finite.
+    """
     by_seed: dict[str, list[float]] = {}
     with (folder / "clients.csv").open(newline="") as file:
         for row in csv.DictReader(file):
             cell = row[f"{split}_personal_{metric}"]
-            by_seed.setdefault(row["seed"], []).append(float(cell or "nan"))
+            missing = "inf" if int(row[split]) else "nan"
+            by_seed.setdefault(row["seed"], []).append(float(cell or missing))
     return np.array(list(by_seed.values()))
 
 
@@ -200,24 +206,31 @@ def told_apart(gaps: np.ndarray) -> float:
 
 
 def _error(gaps: np.ndarray) -> float:
-    """The standard error of the mean of differences, [splits, clients]."""
-    splits, clients = gaps.shape
-    if clients >= FEW_CLIENTS:
-        return float(gaps.mean(axis=0).std(ddof=1) / np.sqrt(clients))
+    """The standard error of the mean of differences, [splits, clients], over splits."""
+    splits = len(gaps)
     if splits < 2:
         return float("inf")
     return float(gaps.mean(axis=1).std(ddof=1) * np.sqrt(1 / splits + HELD))
 
 
-def interval(gaps: np.ndarray) -> tuple[float, float, float]:
-    """The mean of differences, [splits, clients], and the ends of its 95 % interval."""
+def interval(gain: Gain, gaps: np.ndarray) -> tuple[float, float, float]:
+    """The mean of differences, and the ends of its 95 % interval.
+
+    That of ``gains``, as in all tables and on the page; few clients have one over
+    splits.
+
+    Args:
+        gain: what clients gain.
+        gaps: the same in every split, [splits, clients].
+    """
     from scipy import stats
 
     gaps = gaps[:, np.isfinite(gaps).all(axis=0)]
     splits, clients = gaps.shape
-    freedom = (clients if clients >= FEW_CLIENTS else splits) - 1
+    if not clients or clients >= FEW_CLIENTS:
+        return gain.mean
     mean = float(gaps.mean())
-    half = float(stats.t.ppf(0.975, max(freedom, 1))) * _error(gaps)
+    half = float(stats.t.ppf(0.975, max(splits - 1, 1))) * _error(gaps)
     return mean, mean - half, mean + half
 
 
@@ -235,12 +248,17 @@ def choose(values: Mapping[str, np.ndarray], constant: float = np.inf) -> Choice
     p = _corrected({name: values[name] - values[best] for name in others})
 
     def like_best(name: str) -> bool:
-        return p.get(name, 0.0) >= LEVEL or means[name] - means[best] <= little
+        if name == best or not np.isfinite(means[name]):
+            return name == best
+        return p[name] >= LEVEL or means[name] - means[best] <= little
 
     alike = [name for name in BY_NAME if name in values and like_best(name)]
     alone = means.get(ALONE, np.inf)
-    method = next(name for name in alike if means[name] <= alone)
-    return Choice(method, best, alike, p)
+    pays = [name for name in alike if means[name] <= alone]
+    if ALONE in values and ALONE not in alike:
+        sure = _corrected({name: values[ALONE] - values[name] for name in pays})
+        pays = [name for name in pays if name == best or sure[name] < LEVEL]
+    return Choice(pays[0], best, alike, p)
 
 
 def _corrected(gaps: Mapping[str, np.ndarray]) -> dict[str, float]:

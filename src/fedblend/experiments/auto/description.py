@@ -193,10 +193,10 @@ def lines(seen: dict[str, Any]) -> list[str]:
     small = seen["too_small_to_judge"]
     if small:
         names = ", ".join(small[:NAMED]) + (", ..." if len(small) > NAMED else "")
+        who = "1 client" if len(small) == 1 else f"{len(small)} clients"
         said.append(
-            f"{len(small)} clients ({names}) have fewer than {JUDGED} test rows: they "
-            "train with the others and get a model, but are too small to be judged "
-            "by themselves."
+            f"Fewer than {JUDGED} test rows have {who} ({names}): enough to train with "
+            "the others and to get a model, too few to be judged by itself."
         )
     return said
 

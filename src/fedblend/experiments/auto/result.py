@@ -38,6 +38,11 @@ class AutoResult:
         return [key[5:] for key in self.table[0] if key.startswith("test_")]
 
     @property
+    def titles(self) -> dict[str, str]:
+        """The methods in words, by name."""
+        return {name: of["title"] for name, of in self._state["methods"].items()}
+
+    @property
     def table(self) -> list[dict[str, Any]]:
         """A row for each method: its settings, metrics and gain over training alone."""
         return methods.rows(self._state)
@@ -58,7 +63,7 @@ class AutoResult:
 
     def report(self, path: str | Path) -> Path:
         """Write the page to another place."""
-        return methods.write_report(self._state, self.folder, Path(path))
+        return methods.write_report(self.folder, Path(path))
 
     def _folder(self, method: str | None) -> Path:
         chosen = method or self.deploy or self._state["findings"]["choice"]["method"]

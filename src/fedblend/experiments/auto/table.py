@@ -28,12 +28,12 @@ def numbers(summary: dict[str, Any], clients: int, metric: str) -> dict[str, Any
     tested = [run["measures"]["test"]["personal"] for run in runs]
     means = {name: [of[name]["mean"] for of in tested] for name in tested[0]}
     shown = {
-        name: math.inf if None in values else math.fsum(values) / len(values)
+        name: None if None in values else math.fsum(values) / len(values)
         for name, values in means.items()
     }
     bits = sum(run["bits"]["up"] + run["bits"]["down"] for run in runs) / len(runs)
     return {
-        "test": shown[metric],
+        "test": math.inf if shown[metric] is None else shown[metric],
         "metrics": shown,
         "bits_per_client": bits / clients,
     }
@@ -68,7 +68,6 @@ def _cell(value: Any) -> Any:
     return "" if value is None else value
 
 
-def write_report(state: dict[str, Any], folder: Path, path: Path) -> Path:
-    """Write the page of all methods, the verdict on top."""
-    folders = [folder / "runs" / row["method"] for row in rows(state)]
-    return write_page(folders, path, verdict=state["verdict"], metric=state["metric"])
+def write_report(folder: Path, path: Path) -> Path:
+    """Write the page of all methods, the verdict of ``auto.json`` on top."""
+    return write_page([folder], path)

@@ -22,6 +22,7 @@ def sentences(
     scores: Mapping[str, float],
     criterion: str,
     left_out: Sequence[str] = (),
+    unfinished: Sequence[str] = (),
 ) -> tuple[str, str, str]:
     """What to deploy; who gains and who does not; how sure that is.
 
@@ -30,6 +31,7 @@ def sentences(
         scores: see the module's text.
         criterion: its name.
         left_out: titles of the methods that there was no time for.
+        unfinished: titles of those that were still improving in their last round.
     """
     shown = {name: f"{score:.4g}" for name, score in scores.items()}
     if not of.informative:
@@ -41,7 +43,12 @@ def sentences(
         what = _alone(of, shown, criterion)
     else:
         what = _together(of, shown, criterion)
-    return what, _who(of), _how_sure(of, criterion, left_out)
+    sure = _how_sure(of, criterion)
+    if left_out:
+        sure += f"; there was no time for {listed(left_out)}"
+    if unfinished:
+        sure += f"; more rounds might improve {listed(unfinished)}"
+    return what, _who(of), f"{sure}."
 
 
 def _alone(of: Findings, shown: Mapping[str, str], criterion: str) -> str:
@@ -52,19 +59,20 @@ def _alone(of: Findings, shown: Mapping[str, str], criterion: str) -> str:
     best = of.versus_alone
     return (
         f"Train alone: {why} (test {criterion} {shown[ALONE]} alone, {shown[best]} by "
-        f"{_title(best)}, the best of them)."
+        f"{_title(best)}, the best of them on validation rows)."
     )
 
 
 def _together(of: Findings, shown: Mapping[str, str], criterion: str) -> str:
     method = of.choice.method
-    # Simpler ones among these score worse than training alone.
+    # Simpler ones among these are no clear gain over training alone.
     place = of.choice.alike.index(method)
-    alike = of.choice.alike[place + 1 :]
-    why = "it is the best on average" if place else "it is clearly the best"
+    simpler, alike = of.choice.alike[:place], of.choice.alike[place + 1 :]
+    why = "it is the best on average" if simpler else "it is clearly the best"
     if alike:
         others = listed([f"{_title(name)} {shown[name]}" for name in alike])
-        why = f"it is the simplest of those that cannot be told apart ({others})"
+        pay = "pay and " if simpler else ""
+        why = f"it is the simplest of those that {pay}cannot be told apart ({others})"
     return (
         f"Deploy {_title(method)} (test {criterion} {shown[method]}; alone "
         f"{shown[ALONE]}): {why}."
@@ -95,28 +103,52 @@ def _judged(who: Clients) -> str:
     else:
         text += ", none is clearly better off alone"
     if who.undecided:
-        text += f", and {who.undecided} have too few rows to be sure"
+        text += f", and {_have(who.undecided)} too few rows to be sure"
     return text
 
 
-def _how_sure(of: Findings, criterion: str, left_out: Sequence[str]) -> str:
+def _how_sure(of: Findings, criterion: str) -> str:
     mean, low, high = of.mean_gain
-    sure = "clear" if of.p < LEVEL else "not clear"
     chance = f"p = {of.p:.2g}" if of.p >= TINY else f"p < {TINY}"
     test = "a signed-rank test over clients"
     if of.clients < FEW_CLIENTS:
         test = "a t-test over splits"
-    text = (
-        f"How sure: over {of.clients} clients and {of.splits} splits "
-        f"{_title(of.versus_alone)} improves the test {criterion} of training alone by "
-        f"{mean:.3g} on average (95 % interval {low:.3g} to {high:.3g}), {sure} by "
-        f"{test} after Holm's correction for {of.comparisons} ({chance})"
-    )
+    test += f" after Holm's correction for {of.comparisons} ({chance})"
+    title = _title(of.versus_alone)
+    text = f"How sure: over {of.clients} clients and {of.splits} splits {title} "
+    if mean < 0:
+        text += (
+            f"is worse than training alone by {-mean:.3g} in test {criterion} on "
+            f"average (95 % interval {-high:.3g} to {-low:.3g})"
+        )
+        who = (
+            "that most clients gain is" if of.p < LEVEL else "that it is better is not"
+        )
+        text += f"; {who} clear by {test}"
+    else:
+        text += (
+            f"improves the test {criterion} of training alone by {mean:.3g} on average "
+            f"(95 % interval {low:.3g} to {high:.3g}), "
+        )
+        sure = "clear" if of.p < LEVEL else "not clear"
+        # The mean and the ranks answer two questions, and may answer them differently.
+        if of.p < LEVEL and low <= 0:
+            sure = "not clear on average, but clear for most clients"
+        text += f"{sure} by {test}"
     if of.who.small:
-        text += f"; {of.who.small} clients have too few test rows to be judged"
-    if left_out:
-        text += f"; there was no time for {listed(left_out)}"
-    return f"{text}."
+        text += f"; {_have(of.who.small, 'client')} too few test rows to be judged"
+    return text
+
+
+def _have(count: int, noun: str = "") -> str:
+    """How many have something.
+
+    >>> _have(1, "client"), _have(3)
+    ('1 client has', '3 have')
+    """
+    plural = "s" if noun and count != 1 else ""
+    verb = "has" if count == 1 else "have"
+    return " ".join(filter(None, [str(count), f"{noun}{plural}", verb]))
 
 
 def _title(name: str) -> str:

@@ -177,9 +177,13 @@ def client_content(path: Path, client: str) -> Plain:
     Means over clients are left out as well: those of two clients tell the other's.
 
     Args:
-        path: the folder of a finished run.
+        path: the folder of a finished run, or of ``fedblend auto``: then the page is
+            about the deployed method.
         client: its id or name.
     """
+    kept = kept_verdict([path])
+    if kept is not None:
+        path = path / "runs" / next(iter(kept.titles))
     run = read_run(path)
     if run.summary is None or run.clients is None:
         raise RunError(f"{path}: this run is not finished; --resume continues it")

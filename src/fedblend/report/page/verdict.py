@@ -92,9 +92,11 @@ def name_of(metric: str) -> str:
 def said(value: float, metric: str) -> str:
     """A value with its unit.
 
-    >>> said(0.9639, "accuracy"), said(0.24601, "loss")
-    ('96.4 %', '0.246')
+    >>> said(0.9639, "accuracy"), said(0.24601, "loss"), said(math.nan, "loss")
+    ('96.4 %', '0.246', 'not finite')
     """
+    if not math.isfinite(value):
+        return "not finite"
     if metric.partition("@")[0] in SHARES:
         return f"{100 * value:.1f} %"
     return f"{value:.3g}"

@@ -167,7 +167,7 @@ function differencesSection(content) {
     p(pair.p), p(pair.p_holm), pair.significant ? "clear" : "may be chance", `${pair.better} / ${pair.worse}`]);
   const metric = metricOf(content.runs[0], pairs[0].metric);
   return section("differences", "Differences between runs", `Gains in ${metric.words} on ${pairs[0].split} rows, paired by client and row. The corrected p-value allows for all comparisons in this table (Holm).`,
-    table("Each run against each other", ["Comparison", "Mean gain", "95 % interval", "p", "p, corrected", "Verdict", "Clients better / worse"], rows));
+    table(pairs.every((pair) => pair.other === pairs[0].other) ? `Each run against ${pairs[0].other}` : "Each run against each other", ["Comparison", "Mean gain", "95 % interval", "p", "p, corrected", "Verdict", "Clients better / worse"], rows));
 }
 
 // ---------------------------------------------------------------- sweeps
