@@ -152,6 +152,7 @@ def _handler(page: LivePage) -> type[BaseHTTPRequestHandler]:
 
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
+    request_queue_size = 2 * MOST_CONNECTIONS
 
     def __init__(self, handler: type[BaseHTTPRequestHandler]):
         self._room = threading.BoundedSemaphore(MOST_CONNECTIONS)
