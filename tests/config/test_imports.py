@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import fedblend as fb
+from fedblend import registry
 from fedblend.config.build import build
 from fedblend.config.config import check, dump, load, loads
 from fedblend.config.toml import write
@@ -115,7 +116,8 @@ def parts(tmp_path_factory):
     )
     (folder / "own_needy.py").write_text("import a_package_that_is_missing")
     (folder / "json.py").write_text("")
-    return folder
+    yield folder
+    registry.ALGORITHMS._found.pop("registered", None)  # other tests read the registry
 
 
 def configured(parts: Path, **tables):

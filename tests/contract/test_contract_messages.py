@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 from messages import run_by_messages
-from registry import CASES, variants_later
+from registry import CASES, others_later, variants_later
 from runs import SETTINGS, close, cohort_of, outcome, problem, same_bits, usual_run
 
 from fedblend.simulation.serialize import WireError, as_tree, pack, unpack
@@ -29,7 +29,7 @@ def by_messages(name: str):
     )
 
 
-@each_case
+@pytest.mark.parametrize("name", others_later(CASES))
 def test_messages_and_simulation_agree_on_shared_and_personal_models(name):
     told = by_messages(name)
     (down, server), states, models = outcome(usual_run(name))

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from registry import CASES, ENROLLING, EVERYONE, variants_later
+from registry import CASES, ENROLLING, EVERYONE, others_later, variants_later
 from runs import (
     CLIENTS,
     SETTINGS,
@@ -87,7 +87,7 @@ def test_the_client_is_traced_no_more_often_for_more_rounds(name):
     assert traces[-1] <= 3
 
 
-@each_case
+@pytest.mark.parametrize("name", others_later(CASES))
 def test_clients_that_are_not_chosen_keep_their_state(name):
     run, before = new_run(name), None
     for record in run:
@@ -108,7 +108,7 @@ def test_some_client_is_absent_from_some_block_of_the_usual_run():
 
 @pytest.mark.parametrize(
     "name",
-    variants_later(name for name in CASES if name not in ENROLLING + EVERYONE),
+    others_later(name for name in CASES if name not in ENROLLING + EVERYONE),
 )
 def test_rows_of_others_and_padding_change_nothing(name):
     """Client 0 fills the padding of a chunk, and takes no part itself."""

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from importlib.util import find_spec
 from types import SimpleNamespace
 
 import equinox
@@ -201,6 +202,7 @@ print(gap < 1e-6, len(slope), np.asarray(slope["sequential_3/dense_3/bias"]).tol
 """
 
 
+@pytest.mark.skipif(find_spec("keras") is None, reason="Keras is not here")
 def test_keras_models_with_the_backend_jax():
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", KERAS],
