@@ -6,6 +6,7 @@ import copy
 import json
 import struct
 import sys
+import time
 
 import jax
 import numpy as np
@@ -113,14 +114,10 @@ def wandb_records(path):
             whole = b""
 
 
-def test_wandb_has_every_point_once_offline(run, monkeypatch):
-    monkeypatch.delenv("WANDB_MODE", raising=False)
-    for _ in range(2):
-        assert main(["track", str(run), "--to", "wandb"]) == 0
-    files = list((run / "wandb").glob("wandb/offline-run-*/*.wandb"))
-    assert len(files) == 2, "one for each seed"
-    by_seed = {}
-    for path in files:
+def wandb_points(folder):
+    """The points of every offline run, by its name."""
+    by_name = {}
+    for path in folder.glob("wandb/offline-run-*/*.wandb"):
         points, name = [], ""
         for record in wandb_records(path):
             name = record.run.display_name or name
@@ -130,8 +127,24 @@ def test_wandb_has_every_point_once_offline(run, monkeypatch):
             }
             if NAME in items:
                 points.append((items["_step"], items[NAME]))
-        by_seed[name] = points
-    assert_same(by_seed["seed 5"], expected(run))
+        by_name[name] = points
+    return by_name
+
+
+def test_wandb_has_every_point_once_offline(run, monkeypatch):
+    import wandb
+
+    monkeypatch.delenv("WANDB_MODE", raising=False)
+    for _ in range(2):
+        assert main(["track", str(run), "--to", "wandb"]) == 0
+        # A process of its own writes the files; a command that ends waits for it.
+        wandb.teardown()
+    until = time.monotonic() + 20
+    while len(found := wandb_points(run / "wandb")) < 2 or "" in found:
+        assert time.monotonic() < until, found
+        time.sleep(0.2)
+    assert len(found) == 2, "one for each seed"
+    assert_same(found["seed 5"], expected(run))
 
 
 def test_a_run_in_memory_is_followed(tmp_path):
