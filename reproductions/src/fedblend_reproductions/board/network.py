@@ -1,0 +1,142 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""PFLlib's network of four layers, written so that a GPU trains many of them at once.
+
+``5x5 to 32, pool, 5x5 to 64, pool, 512, scores`` with ReLU and without padding: 582,026
+parameters for 28x28 and 10 classes. Weights and biases start as PyTorch's layers do,
+uniform within ``1 / sqrt(inputs of a unit)``.
+
+Many clients are trained by a ``vmap`` over images *and* weights, which turns a plain
+convolution into a grouped one. ``CONVOLUTIONS`` has three ways to write the same
+convolution: "grouped" is that one; "patches" is one matrix product over 25 shifted
+copies of the image; "columns" makes 5 copies, shifted across, and sums 5 products over
+the rows of the kernel, with a fifth of the memory.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+
+from fedblend.core import Key
+from fedblend.models.feedforward import Affine, Cnn, Kernel, flatten, pool
+from fedblend.models.model import Model
+
+Convolution = Literal["grouped", "patches", "columns"]
+Precision = Literal["float32", "tf32", "bfloat16"]
+
+KERNEL, CHANNELS, HIDDEN, FEATURES = 5, (32, 64), 512, 4 * 4 * 64
+
+
+def _grouped(images: jax.Array, weight: jax.Array, product: Callable) -> jax.Array:
+    del product
+    return jax.lax.conv_general_dilated(
+        images, weight, (1, 1), "VALID", dimension_numbers=("NHWC", "HWIO", "NHWC")
+    )
+
+
+def _patches(images: jax.Array, weight: jax.Array, product: Callable) -> jax.Array:
+    high, wide, channels, outputs = weight.shape
+    rows, columns = images.shape[1] - high + 1, images.shape[2] - wide + 1
+    shifted = [
+        images[:, down : down + rows, right : right + columns]
+        for down in range(high)
+        for right in range(wide)
+    ]
+    flat = weight.reshape(high * wide * channels, outputs)
+    return product(jnp.concatenate(shifted, axis=-1), flat)
+
+
+def _columns(images: jax.Array, weight: jax.Array, product: Callable) -> jax.Array:
+    high, wide, channels, outputs = weight.shape
+    rows, columns = images.shape[1] - high + 1, images.shape[2] - wide + 1
+    across = [images[:, :, right : right + columns] for right in range(wide)]
+    joined = jnp.concatenate(across, axis=-1)
+    flat = weight.reshape(high, wide * channels, outputs)
+    total = product(joined[:, :rows], flat[0])
+    for down in range(1, high):
+        total += product(joined[:, down : down + rows], flat[down])
+    return total
+
+
+CONVOLUTIONS: dict[Convolution, Callable[..., jax.Array]] = {
+    "grouped": _grouped,
+    "patches": _patches,
+    "columns": _columns,
+}
+
+
+def _product(precision: Precision) -> Callable[[jax.Array, jax.Array], jax.Array]:
+    """``inputs @ weight``; sums are float32 in every precision.
+
+    "tf32" is the default of JAX: on a CPU it is float32.
+    """
+
+    def product(inputs: jax.Array, weight: jax.Array) -> jax.Array:
+        if precision == "bfloat16":
+            inputs, weight = inputs.astype(jnp.bfloat16), weight.astype(jnp.bfloat16)
+            return jnp.matmul(inputs, weight, preferred_element_type=jnp.float32)
+        exact = jax.lax.Precision.HIGHEST if precision == "float32" else None
+        return jnp.matmul(inputs, weight, precision=exact)
+
+    return product
+
+
+def network(
+    convolution: Convolution = "patches",
+    precision: Precision = "tf32",
+    classes: int = 10,
+) -> Model:
+    """The network for images of 28x28.
+
+    Args:
+        convolution: how the convolutions are computed.
+        precision: of matrix products; "grouped" has that of JAX in all cases.
+        classes: number of scores.
+    """
+    convolve, product = CONVOLUTIONS[convolution], _product(precision)
+    first, second = CHANNELS
+
+    def init(key: Key) -> Cnn:
+        keys = [jax.random.fold_in(key, place) for place in range(4)]
+        return Cnn(
+            Kernel(*_uniform(keys[0], (KERNEL, KERNEL, 1, first))),
+            Kernel(*_uniform(keys[1], (KERNEL, KERNEL, first, second))),
+            _affine(keys[2], FEATURES, HIDDEN),
+            _affine(keys[3], HIDDEN, classes),
+        )
+
+    def apply(params: Cnn, images: jax.Array) -> jax.Array:
+        here = jnp.reshape(images, (len(images), 28, 28, 1)).astype(jnp.float32)
+        for layer in params[:2]:
+            # Pooling commutes with adding a bias and with ReLU: both are cheaper after.
+            here = pool(convolve(here, layer.weight, product))
+            here = jax.nn.relu(_biased(here, layer.bias))
+        here = flatten(here, jnp.float32)
+        here = _biased(product(here, params.hidden.weight.T), params.hidden.bias)
+        here = jax.nn.relu(here)
+        return _biased(product(here, params.last.weight.T), params.last.bias)
+
+    return Model(init, apply)
+
+
+def _biased(outputs: jax.Array, bias: jax.Array | None) -> jax.Array:
+    assert bias is not None
+    return outputs + bias.reshape((1,) * (outputs.ndim - 1) + bias.shape)
+
+
+def _uniform(key: Key, shape: tuple[int, ...]) -> tuple[jax.Array, jax.Array]:
+    """Weights [..., inputs, outputs] and biases as PyTorch draws them."""
+    bound = 1 / math.sqrt(math.prod(shape[:-1]))
+    weight, bias = (jax.random.fold_in(key, place) for place in range(2))
+    return (
+        jax.random.uniform(weight, shape, jnp.float32, -bound, bound),
+        jax.random.uniform(bias, shape[-1:], jnp.float32, -bound, bound),
+    )
+
+
+def _affine(key: Key, inputs: int, outputs: int) -> Affine:
+    weight, bias = _uniform(key, (inputs, outputs))
+    return Affine(weight.T, bias)
