@@ -82,16 +82,18 @@ class ByHand:
         ]
         return float(np.mean(values))
 
+    def gradient(self, alpha: float, x) -> np.ndarray:
+        """That of f~ at a shared model."""
+        total = np.zeros(DIM)
+        for (a, y), own in zip(self.rows, self.x, strict=True):
+            here = alpha * x + (1 - alpha) * own
+            p = 1 / (1 + np.exp(y * (a @ here)))
+            total += alpha * (L2 * here - a.T @ (y * p) / len(y)) / CLIENTS
+        return total
+
     def least(self, alpha: float) -> float:
         """min f~ by gradient descent in NumPy."""
         x, step = self.average, 1 / (alpha**2 * self.L.mean())
         for _ in range(3000):
-            gradient = 0
-            for (a, y), own in zip(self.rows, self.x, strict=True):
-                here = alpha * x + (1 - alpha) * own
-                p = 1 / (1 + np.exp(y * (a @ here)))
-                gradient = (
-                    gradient + alpha * (L2 * here - a.T @ (y * p) / len(y)) / CLIENTS
-                )
-            x = x - step * gradient
+            x = x - step * self.gradient(alpha, x)
         return self.value(alpha, x)

@@ -13,6 +13,7 @@ from fedblend.config.config import check
 from fedblend.config.schema import algorithm, tables
 from fedblend.config.schema.algorithm import OPTIONS
 from fedblend.config.schema.imported import ImportedModel
+from fedblend.config.schema.run import Run
 
 HOME = Path(__file__).parents[2]
 
@@ -55,7 +56,7 @@ def classes() -> dict[str, type]:
     rules = [get_args(one)[0] for one in get_args(get_args(algorithm.Rule)[0])]
     schedules = get_args(get_args(algorithm.Schedule)[0])
     every = [*data, *rules, *schedules, *OPTIONS.values()]
-    every += [tables.Run, tables.Measure, tables.Privacy]
+    every += [Run, tables.Measure, tables.Privacy]
     models = (*tables.NAMED_MODELS, ImportedModel)
     found = {kind.__name__: kind for kind in [*every, *models]}
     return {name: kind for name, kind in found.items() if hasattr(kind, "model_fields")}

@@ -41,7 +41,7 @@ from fedblend.theory.constants import Smoothness
 if TYPE_CHECKING:
     from fedblend.data.preprocess.preprocessing import Preprocessing
 
-_NOT_SIMULATED = {"seed", "cohort", "precision", "keep_personal"}
+_NOT_SIMULATED = {"seed", "cohort", "precision", "keep_personal", "until"}
 """The keys of [run] that are no fields of ``RunSpec``, or that have another form."""
 
 

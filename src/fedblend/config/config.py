@@ -19,6 +19,7 @@ from fedblend.config.imports import choose, import_paths
 from fedblend.config.schema import tables
 from fedblend.config.schema.federation import Federation
 from fedblend.config.schema.imported import AnyModel, AnyOptions
+from fedblend.config.schema.run import Run
 from fedblend.config.schema.table import Table, Word, first_error
 from fedblend.errors import ConfigError, SettingError
 
@@ -29,7 +30,7 @@ RENAMED = {("algorithm", "tune"): "algorithm.finetune"}
 LOOKED_UP = {"dual_encoder": {"embedding": ("0", "1")}}
 """By model: the tables it looks rows up in, and which inputs have the numbers."""
 _KEYS = {
-    **{name: f"run.{name}" for name in tables.Run.model_fields},
+    **{name: f"run.{name}" for name in Run.model_fields},
     "splits": "measure.splits",
     "measure_on": "measure.on",
 }
@@ -49,7 +50,7 @@ class Config(Table):
     central: tables.Central | None = None
     select: tables.Select | None = None
     populations: tables.Populations | None = None
-    run: tables.Run
+    run: Run
     measure: tables.Measure = tables.Measure()
     federation: Federation | None = None
 
@@ -65,10 +66,13 @@ class Config(Table):
             if cohort is not None:
                 wrong = f"{cohort} goes without populations, each has a cohort"
                 raise SettingError("run.cohort", wrong)
-        if self.run.epoch is not None and isinstance(self.data, tables.Nodes):
-            raise SettingError(
-                "run.epoch", "is not for a federation; it draws every round"
-            )
+        for key, why in (
+            ("epoch", "it draws every round"),
+            ("until", "its server does not know f~ and takes run.rounds"),
+        ):
+            given = getattr(self.run, key) is not None
+            if given and isinstance(self.data, tables.Nodes):
+                raise SettingError(f"run.{key}", f"is not for a federation; {why}")
         return self
 
     @model_validator(mode="after")

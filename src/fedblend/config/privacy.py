@@ -27,7 +27,7 @@ EXAMINED = {
     ),
     "run": (
         "rounds cohort epoch seed every weights chunk store dropout reduction trim "
-        "precision keep_personal"
+        "precision keep_personal until"
     ),
     "privacy": (
         "clip noise tree delta adjacency adaptive quantile rate count_noise noise_from"
@@ -104,6 +104,7 @@ def _conditions(config: Config, table: Privacy) -> list[tuple[bool, str]]:
     unknown = _unexamined(config)
     return [
         (table.noise > 0, "there is no noise"),
+        (run.until is None, "run.until stops by a gradient that has no noise"),
         (
             table.noise_from == "system",
             'the noise can be recomputed: privacy.noise_from = "seed"',

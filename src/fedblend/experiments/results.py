@@ -20,6 +20,7 @@ from fedblend.config.build import Built
 from fedblend.config.config import Config
 from fedblend.config.model import loss_name
 from fedblend.experiments import evidence, personalize, run_folder
+from fedblend.experiments.certified import certified
 from fedblend.experiments.chance import chance, worse_than_chance
 from fedblend.experiments.personal_models import write_personal_models
 from fedblend.experiments.run_folder import Folder, seeds_of
@@ -74,6 +75,8 @@ def write_summary(
     warnings += size
     for one, model in zip(runs, run_folder.models(run), strict=True):
         one |= _at_server(built, model)
+    for one, proven in zip(runs, certified(config, built, run), strict=True):
+        one |= proven
     for one, new in zip(runs, unseen, strict=False):
         one["unseen"] = {"round": run.round, **new.summary()}
     if unseen:

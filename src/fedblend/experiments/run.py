@@ -20,7 +20,7 @@ from fedblend.config import privacy
 from fedblend.config.build import Built, build
 from fedblend.config.config import Config, difference, dump, named_by_key
 from fedblend.errors import CheckpointError, ConfigError, RunError
-from fedblend.experiments import bound, results, run_folder
+from fedblend.experiments import bound, certified, results, run_folder
 from fedblend.experiments.run_folder import Folder, seeds_of
 from fedblend.report.figures import USUAL
 from fedblend.report.measures import in_order
@@ -89,13 +89,14 @@ def run_config(
         _check_data(folder, built)
         # Clients train alone for as long as is best for the metric that is shown first.
         metric = in_order(built.measures)[0]
+        blocks = certified.blocks_of(config, built)
         runs = stages(config, built, folder, metric, local)
         promised = {}
         if config.privacy is not None:
             promised = privacy.report(config, built.federated_data.clients)
         open_folder(folder, config, built)
         for stage in runs:
-            advance(folder, config, stage, runs, metric, on_step)
+            advance(folder, config, stage, runs, metric, on_step, blocks)
         run = runs["federated"]
         formats = USUAL if figures is True else figures or ()
         promised |= bound.promise(config, built, run)
@@ -187,6 +188,7 @@ def advance(
     runs: Mapping[str, Run],
     metric: str,
     on_step: Callable[[Step], None],
+    blocks_of: Callable[[Run], Iterable[Any]] = lambda run: run,
 ) -> None:
     """Run a stage to its end, from its checkpoint if there is one.
 
@@ -197,9 +199,10 @@ def advance(
         runs: all stages; those before it are at their end.
         metric: see ``stages``.
         on_step: called after every block of rounds.
+        blocks_of: from the federated stage to those of its blocks that are run.
     """
     run, rounds = runs[stage], config.run.rounds
-    blocks: Iterable[Any] = run
+    blocks: Iterable[Any] = blocks_of(run) if stage == "federated" else run
     if stage == "trial":
         blocks = train_alone.prolonged(run, metric, rounds)
     elif stage == "local" and "trial" in runs:

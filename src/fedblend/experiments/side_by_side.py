@@ -37,7 +37,7 @@ OnStep = Callable[[Step], None]
 
 
 class NotTogether(Exception):
-    """The algorithm decides by a swept value: every value is a program of its own."""
+    """Every value is a program of its own: the algorithm decides by it, or it stops."""
 
 
 def run_together(
@@ -61,6 +61,8 @@ def run_together(
         NotTogether: before anything is computed.
     """
     config = points[0].config
+    if config.run.until is not None:
+        raise NotTogether("run.until: every value stops in its own round")
     with precision(config.run.precision):
         built = build(config)
         for warning in built.warnings:

@@ -89,6 +89,8 @@ def _check(config: Config) -> None:
         )
     if not isinstance(config.run.seed, int):
         raise ConfigError("run.seed: several; a choice is made for one seed")
+    if config.run.until is not None:
+        raise ConfigError("run.until: alphas are compared after the same run.rounds")
     if not config.data.validation:
         raise ConfigError(
             "data.validation: is 0, and alpha is chosen on validation rows; set "

@@ -58,7 +58,8 @@ def show(
         lines.append(f"local, training alone: {measures.training_alone(alone)}")
     lines += _harm_lines(summaries, together)
     lines += _harm_lines(unseen, together.get("unseen") or {}, "unseen ")
-    for line in lines + _server_lines(summaries) + _cost_lines(summaries):
+    lines += _server_lines(summaries) + _certificate_lines(summaries)
+    for line in lines + _cost_lines(summaries):
         console.print(line, highlight=False)
     if splits and len({row["round"] for row in rows}) > 1:
         _plot_main_metric(rows, splits[0], console)
@@ -135,6 +136,19 @@ def _server_lines(summaries: Sequence[dict]) -> list[str]:
     ]
     rows = central[split]["rows"]
     return [f"the server's {rows} {split} rows: shared model {', '.join(values)}"]
+
+
+def _certificate_lines(summaries: Sequence[dict]) -> list[str]:
+    """What is proven of the objective, for the worst of the seeds."""
+    found = [one["certificate"] for one in summaries if "certificate" in one]
+    if not found:
+        return []
+    worst = max(found, key=lambda one: one["gap"])
+    which = ", the worst seed" if len(found) > 1 else ""
+    return [
+        f"certificate: f~ - min f~ <= {worst['gap']:.3g} (f~ = "
+        f"{worst['objective']:.6g}, |grad f~| = {worst['gradient_norm']:.3g}{which})"
+    ]
 
 
 def _cost_lines(summaries: Sequence[dict]) -> list[str]:

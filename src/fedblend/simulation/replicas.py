@@ -10,6 +10,7 @@ import dataclasses
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from fedblend import trees
@@ -17,6 +18,7 @@ from fedblend.core import PyTree
 from fedblend.gains import Measured
 from fedblend.simulation.engine import Clients, Engine
 from fedblend.simulation.result import Measures, Models, Record, spreads
+from fedblend.simulation.rounds import Members
 from fedblend.simulation.run import Run
 
 
@@ -137,6 +139,11 @@ class ClientsOfReplicas:
         if self.train.starts.ndim > 1:
             own = self.train.starts[places]
             self.train = dataclasses.replace(self.train, starts=own)
+
+    def members(self, ids: np.ndarray) -> Members:
+        """Arrays over these clients, with the places of their rows in the replicas."""
+        starts = jnp.asarray(self.train.starts[..., ids], jnp.int32)
+        return self._whole.members(ids)._replace(starts=starts)
 
     def states(self, ids: np.ndarray) -> PyTree:
         """What these clients remember, stacked."""

@@ -170,30 +170,6 @@ NAMED_MODELS = tuple(map(_model_class, MODELS))
 """The tables of the models by name."""
 
 
-class Run(Table):
-    """How long, with whom, and how it is computed."""
-
-    rounds: Index
-    cohort: Count | None = None
-    epoch: Count | None = None
-    seed: Index | Annotated[list[Index], Field(min_length=1)] = 0
-    every: Count | None = None
-    weights: Literal["by_count", "uniform"] | None = None
-    chunk: Count | None = None
-    store: Literal["auto", "device", "host", "disk"] = "auto"
-    dropout: Fraction = 0.0
-    reduction: Literal["mean", "median", "trimmed_mean"] = "mean"
-    trim: Annotated[float, within(Number(least=0, below=0.5))] = 0.1
-    precision: Literal["float32", "float64"] = "float32"
-    keep_personal: Literal["auto", "always", "never"] = "auto"
-
-    @model_validator(mode="after")
-    def _different_seeds(self) -> "Run":
-        if isinstance(self.seed, list) and len(set(self.seed)) < len(self.seed):
-            raise SettingError("seed", f"{self.seed} has the same seed twice")
-        return self
-
-
 Metric = Annotated[str, matching(metrics.pattern(), metrics.in_words())]
 Split = Literal["train", "validation", "test"]
 
