@@ -25,10 +25,13 @@ def test_by_hand():
     assert steps.dcgd(ALPHA, TWO, omega) == pytest.approx(1 / (1 + 3))
     assert steps.dcgd_convex(ALPHA, FLAT, omega) == pytest.approx(1 / 16)
     # b defaults to (1/4, 1/2): 4 max(3/4, 1/2)/(2/4) = 6
-    assert steps.diana(ALPHA, TWO, omega) == pytest.approx(1 / (1 + 3 + 6))
-    assert steps.diana(ALPHA, TWO, omega, b) == pytest.approx(1 / (1 + 3 + 6))
-    assert steps.diana(ALPHA, TWO, omega, 0.1) == pytest.approx(1 / (1 + 3 + 6))
     assert steps.diana_convex(ALPHA, FLAT, omega) == pytest.approx(1 / 40)
+    assert steps.diana_convex(ALPHA, FLAT, omega, b) == pytest.approx(1 / 40)
+    # strongly convex by next to nothing: q = 4/(1 + c)^2 with c = 1 - b (1 + omega)
+    stiff = TWO._replace(convex=np.full(2, 1e-9))
+    assert steps.diana(ALPHA, stiff, omega) == pytest.approx(1 / (1 + 4 * 3 / 2))
+    slow = 3 * 4 / 1.6**2 / 2
+    assert steps.diana(ALPHA, stiff, omega, 0.1) == pytest.approx(1 / (1 + slow))
 
 
 def test_nonconvex_by_hand():

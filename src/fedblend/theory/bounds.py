@@ -162,26 +162,18 @@ def dcgd(known: Mixture, omega) -> Curve:
 def diana(known: Mixture, omega, memory_rate=None) -> Curve:
     """DIANA at ``steps.diana``: E f~(x^k) - min f~ (Theorem 5 and Corollary 2).
 
-    ``L_alpha/2 max(1 - gamma mu_alpha, 1 - min b_i/2)^k Psi^0`` with the Lyapunov
-    function ``Psi^k = |x^k - x*|^2 + 4 gamma^2/(n min b_i) mean omega_i |h_i^k -
-    grad f~_i(x*)|^2``. Memories start at 0 or at the gradient. Without compression
+    ``L_alpha/2 (1 - r)^k Psi^0`` with r and the Lyapunov function Psi of
+    ``theory.diana``. Memories start at 0 or at the gradient. Without compression
     memories have no weight in it, and it is gradient descent.
     """
-    step = steps.diana(known.alpha, known.smoothness, omega, memory_rate)
-    if step == 0:
+    found = steps.diana_guarantee(known.alpha, known.smoothness, omega, memory_rate)
+    if found.step == 0:
         return Curve(0.0, 0.0, 0.0, 0.0)
-    rate = float(steps.memory_rates(omega, known.clients, memory_rate).min())
-    noise = memory_noise(known, omega)
-    start = start_distance(known) + lyapunov_weight(known, step, rate) * noise
-    factor = max(1 - step * known.mu_alpha, 0.0)
-    if np.any(steps.variances(omega, known.clients) > 0):
-        factor = max(factor, 1 - rate / 2)
+    weighted = steps.variances(omega, known.clients) * found.weights
+    memories = memory_noise(known, weighted)
+    start = start_distance(known) + found.step**2 / known.clients * memories
+    factor = 1 - found.contraction
     return Curve(known.L_alpha / 2 * start, factor, 0.0, one_shot(known))
-
-
-def lyapunov_weight(known: Mixture, step: float, slowest_rate: float) -> float:
-    """``4 gamma^2/(n min b_i)``: the weight of the memories' error in Psi."""
-    return 4 * step**2 / (known.clients * slowest_rate)
 
 
 def start_distance(known: Mixture) -> float:

@@ -7,16 +7,19 @@ that are drawn independently by each client, and memories that follow at rates b
 
     DGD                    1/L_alpha
     DCGD                   1/(L_alpha + 2 max(l_i omega_i)/n)
-    DIANA                  1/(L_alpha + 2 max(l_i omega_i)/n
-                             + 4 max(b_i omega_i l_i)/(n min b_i)), b_i <= 1/(omega_i+1)
-    both, only convex      a quarter of these
+    DIANA                  1/(L_alpha + max(l_i omega_i q_i)/n), b_i <= 1/(omega_i+1)
+    DCGD, only convex      a quarter of the above
+    DIANA, only convex     a quarter of 1/(L_alpha + 2 max(l_i omega_i)/n
+                             + 4 max(b_i omega_i l_i)/(n min b_i))
     DCGD, nonconvex        min(1/L_alpha, sqrt(n/(2 L_alpha max(l_i omega_i) T)))
     DIANA, nonconvex       min(1/(2 sqrt(e)), 2/(sqrt(1 + 8e) + 1))/R,
                            R^2 = mean l_i^2,  e = (1+omega) omega (3 + 2 omega)/n
 
-Where all alpha_i are 0, f~ is constant and steps are 0.
+q_i is between 1 and 4 where kappa is large, and ``theory.diana`` derives it. Where all
+alpha_i are 0, f~ is constant and steps are 0.
 
-Where this differs from the paper: its nonconvex DCGD allows 1/L_alpha for any number of
+Where this differs from the paper: its strongly convex DIANA has the step of the convex
+one times 4, which is smaller. Its nonconvex DCGD allows 1/L_alpha for any number of
 rounds T, with a bound that grows like ``c^T``; the horizon keeps that factor below e.
 Its nonconvex DIANA has L_alpha in place of R, which is wrong where one client is much
 less smooth than the rest: the proof needs ``mean |grad f~_i(x) - grad f~_i(y)|^2 <= R^2
@@ -37,6 +40,7 @@ from fedblend.theory.constants import (
     smoothness_of_parts,
     squared_alpha,
 )
+from fedblend.theory.diana import Guarantee, best
 
 KNOWN = {"alpha": ALPHA, "smoothness": Instance(Smoothness, "a Smoothness")}
 
@@ -80,7 +84,7 @@ def dcgd_nonconvex(alpha, smoothness: Smoothness, omega, horizon: int) -> float:
 
 @gate(**KNOWN)
 def diana(alpha, smoothness: Smoothness, omega, memory_rate=None) -> float:
-    """DIANA, strongly convex (Theorem 5).
+    """DIANA, strongly convex: Theorem 5 with a longer step, see ``theory.diana``.
 
     Args:
         alpha: the weight of the shared model, a number or one for every client.
@@ -89,8 +93,25 @@ def diana(alpha, smoothness: Smoothness, omega, memory_rate=None) -> float:
         memory_rate: b, how fast memories follow, a number or one for every client; by
             default the fastest allowed, 1/(omega + 1).
     """
+    return diana_guarantee(alpha, smoothness, omega, memory_rate).step
+
+
+@gate(**KNOWN)
+def diana_guarantee(
+    alpha, smoothness: Smoothness, omega, memory_rate=None
+) -> Guarantee:
+    """The step of ``diana``, what a round contracts by, and the Lyapunov weights.
+
+    Arguments as for ``diana``.
+    """
     require_strongly_convex(alpha, smoothness, "diana")
-    return _inverse(_diana_bound(alpha, smoothness, omega, memory_rate))
+    parts = smoothness_of_parts(alpha, smoothness)
+    own = variances(omega, len(parts))
+    rates = memory_rates(omega, len(parts), memory_rate)
+    if not parts.any():
+        return Guarantee(0.0, 1.0, np.zeros(len(parts)))
+    smooth, convex = L_alpha(alpha, smoothness), mu_alpha(alpha, smoothness)
+    return best(parts, smooth, convex, own, rates)
 
 
 @gate(**KNOWN)
