@@ -3,6 +3,7 @@
 """Downloads against a server on this machine that can misbehave."""
 
 import bz2
+import gzip
 import hashlib
 import socket
 import threading
@@ -219,6 +220,23 @@ def test_finding_files(monkeypatch, tmp_path):
     assert download.find("a6a", "a6a").name == "a6a.bz2"
     assert download.status("a6a").usable
     assert not download.status("w6a").usable
+
+
+def test_files_of_a_package_are_found_after_those_of_the_user(monkeypatch, tmp_path):
+    monkeypatch.setenv("FEDBLEND_DATA", str(tmp_path / "home"))
+    installed, own = tmp_path / "installed", tmp_path / "home" / "toy"
+    checksum = hashlib.sha256(TEXT).hexdigest()
+    file = PublicFile("toy.gz", checksum, unpacked=True)
+    entry = PublicSet("toy", (file,), installed=str(installed))
+    monkeypatch.setattr(download, "public_sets", lambda: {"toy": entry})
+    assert not download.status("toy").usable
+    for folder, level in ((installed, 1), (own, 9)):  # packed in different ways
+        folder.mkdir(parents=True)
+        (folder / "toy.gz").write_bytes(gzip.compress(TEXT, level, mtime=level))
+        (found,) = download.status("toy", verify=True).files
+        assert (found.path, found.intact) == (folder / "toy.gz", True)
+    (own / "toy.gz").write_bytes(gzip.compress(TEXT + b"."))
+    assert not download.status("toy", verify=True).files[0].intact
 
 
 def test_the_home(monkeypatch):

@@ -9,6 +9,7 @@ then gets its name: a file under its name is complete.
 """
 
 import bz2
+import gzip
 import hashlib
 import lzma
 import os
@@ -16,6 +17,7 @@ import ssl
 import tomllib
 import urllib.error
 import urllib.request
+import zlib
 from collections.abc import Callable, Sequence
 from functools import cache
 from http.client import HTTPException
@@ -47,7 +49,7 @@ class PublicFile(NamedTuple):
     also: Sequence[str] = ()
     """Other names of the same file."""
     unpacked: bool = False
-    """Whether the checksum is that of the content of a ``.bz2`` file."""
+    """Whether the checksum is that of the content of a ``.bz2`` or ``.gz`` file."""
 
 
 class PublicSet(NamedTuple):
@@ -61,6 +63,8 @@ class PublicSet(NamedTuple):
     """A reduced form, which is read where ``files`` are missing."""
     instruction: str = ""
     """How to obtain the files where ``get`` cannot download them, in one line."""
+    installed: str = ""
+    """Where a package of the operating system puts the files, if there is one."""
 
 
 @cache
@@ -129,10 +133,12 @@ def find(name: str, *files: str) -> Path:
     dataset = public_set(name)
     folder = data_home() / dataset.folder
     others = {file.name: file.also for file in (*dataset.files, *dataset.copies)}
+    places = [folder, *([Path(dataset.installed)] if dataset.installed else [])]
     for file in files:
-        for candidate in (file, *others.get(file, ())):
-            if (folder / candidate).is_file():
-                return folder / candidate
+        for place in places:
+            for candidate in (file, *others.get(file, ())):
+                if (place / candidate).is_file():
+                    return place / candidate
     advice = dataset.instruction or f"get it with: fedblend data get {name}"
     raise MissingDataError(f"{name}: {files[0]} is not in {folder}; {advice}")
 
@@ -283,11 +289,12 @@ def _intact(file: PublicFile, path: Path) -> bool:
     """Whether the checksum of a file is right."""
     algorithm = "sha256" if len(file.checksum) == 64 else "md5"
     digest = hashlib.new(algorithm, usedforsecurity=False)
-    packed = path.name.removesuffix(".part").endswith(".bz2")
+    suffix = Path(path.name.removesuffix(".part")).suffix
+    opened = {".bz2": bz2.open, ".gz": gzip.open}.get(suffix) if file.unpacked else None
     try:
-        with bz2.open(path) if file.unpacked and packed else path.open("rb") as source:
+        with path.open("rb") if opened is None else opened(path) as source:
             while chunk := cast(IO[bytes], source).read(_CHUNK):
                 digest.update(chunk)
-    except (OSError, EOFError):
+    except (OSError, EOFError, zlib.error):
         return False
     return digest.hexdigest() == file.checksum

@@ -11,6 +11,7 @@ from fedblend.data.datasets.femnist import femnist as femnist
 from fedblend.data.datasets.femnist import femnist_from_leaf as femnist_from_leaf
 from fedblend.data.datasets.hospitals import hospitals as hospitals
 from fedblend.data.datasets.libsvm import libsvm as libsvm
+from fedblend.data.datasets.mnist import fashion_mnist as fashion_mnist
 from fedblend.data.datasets.mnist import mnist as mnist
 from fedblend.data.datasets.movielens import movielens as movielens
 from fedblend.data.datasets.photographs import celeba_smile as celeba_smile
