@@ -48,9 +48,9 @@ CASES = (
     Case(algorithm="apfl"),
     Case(precision="float32"),
     Case(replicas=1),
-    Case(uneven=True),
+    Case(uneven=True, replicas=9),
+    Case(uneven=True, replicas=9, chunk=5),
     Case(replicas=9, precision="bfloat16"),
-    Case(replicas=9, chunk=5),
     Case(convolution="grouped", replicas=1),
     Case(algorithm="apfl", precision="bfloat16", replicas=9),
 )

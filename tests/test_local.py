@@ -332,3 +332,20 @@ def test_a_number_of_steps_that_a_compiled_round_is_given():
         x, mean = by_loop(client, own)
         np.testing.assert_allclose(reached["x"][client], x, rtol=1e-12)
         np.testing.assert_allclose(mean_gradient["x"][client], mean, rtol=1e-12)
+
+
+@pytest.mark.parametrize("steps", [np.array([1, 2, 6]), Epochs(2)])
+def test_a_client_takes_its_own_steps_only(steps):
+    """Not as many as the client with the most steps."""
+    shard, taken = federated_data().train.shard(2), []
+    work = Work(RATE, steps, 2)
+
+    def direction(here, batch):
+        jax.debug.callback(lambda: taken.append(1))
+        return here
+
+    descend(direction, jnp.ones(2), shard, KEY, work=work)
+    descend(direction, jnp.ones(2), federated_data().train.shard(0), KEY, work=work)
+    jax.effects_barrier()
+    own = [int(planned(federated_data().train.shard(id), work)[0]) for id in (2, 0)]
+    assert len(taken) == sum(own) < 2 * planned(shard, work)[1]

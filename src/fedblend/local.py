@@ -142,8 +142,8 @@ def descend(
         variables: where to start.
         shard: the client's data.
         key: randomness of the batches.
-        work: optimizer, steps and batch size. Where the clients' steps differ, all
-            clients run the largest number and those that are done stand still.
+        work: optimizer, steps and batch size. Where the clients' steps differ, clients
+            that are mapped together run until the last is done; the others stand still.
         round: the round, for schedules.
         correction: a tree added to every gradient; None stands for nothing, at any
             node.
@@ -165,7 +165,6 @@ def descend(
         for own_key, rows in sources
     ]
     plans = [plan for _, plan in streams]
-    ragged = not isinstance(own, int)
 
     def step(carry, this):
         number, picked = this
@@ -176,15 +175,18 @@ def descend(
         if penalty is not None:
             push = trees.add(push, jax.grad(penalty)(here))
         updates, state = transform.update(push, state, here)
-        after = (
-            optax.apply_updates(here, updates),
-            state,
-            trees.add(total, mean_gradient),
-        )
-        return (trees.select(number < own, after, carry) if ragged else after), None
+        moved = optax.apply_updates(here, updates)
+        return (moved, state, trees.add(total, mean_gradient)), None
+
+    def own_step(number, carry):
+        return step(carry, (number, trees.take(plans, number)))[0]
 
     first = (variables, transform.init(variables), trees.zeros_like(variables))
-    (variables, _, total), _ = jax.lax.scan(step, first, (jnp.arange(most), plans))
+    if isinstance(own, int):
+        reached, _ = jax.lax.scan(step, first, (jnp.arange(most), plans))
+    else:
+        reached = jax.lax.fori_loop(0, own, own_step, first)
+    variables, _, total = reached
     taken = jnp.maximum(own, 1)
     return variables, jax.tree.map(lambda leaf: leaf / taken.astype(leaf.dtype), total)
 
