@@ -92,6 +92,9 @@ from fedblend.algorithms.pfedme import (
 from fedblend.algorithms.reptile import (
     reptile as reptile,
 )
+from fedblend.algorithms.scafflix import (
+    scafflix as scafflix,
+)
 from fedblend.algorithms.scaffnew import (
     scaffnew as scaffnew,
 )

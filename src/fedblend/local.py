@@ -99,20 +99,59 @@ class Work(NamedTuple):
     @property
     def over_clients(self) -> Lengths:
         """The fields that are arrays over clients, and how long they are."""
-        several = np.ndim(self.steps) and not isinstance(self.steps, Epochs)
-        return (("steps", len(np.asarray(self.steps))),) if several else ()
+        fields = {"optimizer": self.optimizer, "steps": self.steps}
+        return tuple(
+            (name, len(value))
+            for name, value in fields.items()
+            if isinstance(value, np.ndarray | jax.Array | list) and np.ndim(value)
+        )
 
 
-def work(key: str, value: Any, least: int = 1) -> Work:
-    """The rule of ``checks`` for an argument that is local work."""
+def work(key: str, value: Any, least: int = 1, rates: Number = OPTIMIZER) -> Work:
+    """The rule of ``checks`` for an argument that is local work.
+
+    Args:
+        key: of the argument.
+        value: the argument.
+        least: the smallest number of steps.
+        rates: the rule of its optimizer.
+    """
     if not isinstance(value, Work):
         raise UserError(key, value, "fb.Work(optimizer, steps, batch_size)")
     steps = dataclasses.replace(STEPS, least=least)
     return Work(
-        OPTIMIZER(f"{key}: optimizer", value.optimizer),
+        rates(f"{key}: optimizer", value.optimizer),
         steps(f"{key}: steps", value.steps),
         BATCH_SIZE(f"{key}: batch_size", value.batch_size),
     )
+
+
+def require_constant_rate(key: str, work: Work) -> None:
+    """Refuse local work with an optimizer or a schedule; ``key`` names the work."""
+    if isinstance(work.optimizer, tuple):
+        what = "schedule" if isinstance(work.optimizer, Scheduled) else "optimizer"
+        said = "a schedule" if what == "schedule" else "an optimizer"
+        raise UserError(f"{key}: {what}", work, "a constant rate", said)
+
+
+def is_theory(rate: Any) -> bool:
+    """Whether this stands for the rates that theory allows each client."""
+    return isinstance(rate, str) and rate == "theory"
+
+
+RATES = Number(
+    above=0,
+    clients=True,
+    besides='"theory"',
+    also=lambda key, value: is_theory(value),
+)
+
+
+def own_rates(key: str, value: Any) -> Work:
+    """The rule for work at a constant rate: of all, of each client, or theory's."""
+    if isinstance(value, Work):
+        require_constant_rate(key, value)
+    return work(key, value, rates=RATES)
 
 
 WORK: dict[str, Any] = {"loss": FUNCTION, "work": work}

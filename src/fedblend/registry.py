@@ -122,6 +122,8 @@ class AlgorithmEntry(Entry):
     """The parameter that names the parts of the model which stay with a client."""
     theory: bool
     """Theory has a step for it: a configuration may have ``rate = "theory"``."""
+    own_rates: bool = False
+    """That step is one for every client, which the builder finds itself from L_i."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -193,6 +195,7 @@ def algorithm(
     keys: Mapping[str, str] = MappingProxyType({}),
     keeps: str | None = None,
     theory: bool = False,
+    own_rates: bool = False,
 ) -> Callable[[Decorated], Decorated]:
     """Register the algorithm that the decorated function builds.
 
@@ -205,6 +208,7 @@ def algorithm(
         keys: the keys of a configuration for parameters that have another name there.
         keeps: the parameter that names the parts of the model which stay with a client.
         theory: whether a configuration may have ``rate = "theory"``.
+        own_rates: whether the builder itself takes "theory" for a rate.
     """
 
     def register(build: Decorated) -> Decorated:
@@ -217,6 +221,7 @@ def algorithm(
             keys,
             keeps,
             theory,
+            own_rates,
         )
         ALGORITHMS.add(entry)
         return build

@@ -61,11 +61,13 @@ PERSONAL = {
 }
 
 
-def flix(solver: str, rate: str = "0.1", rounds: int = 2) -> str:
+def flix(
+    solver: str, rate: str = "0.1", rounds: int = 2, name: str = "flix", steps: int = 1
+) -> str:
     return (
         '[model]\nname = "softmax"\nl2 = 0.05\n'
-        f'[algorithm]\nname = "flix"\nalpha = [0.3, 0.5, 0.9]\nrate = {rate}\n'
-        f'steps = 1\nbatch_size = "all"\n'
+        f'[algorithm]\nname = "{name}"\nalpha = [0.3, 0.5, 0.9]\nrate = {rate}\n'
+        f'steps = {steps}\nbatch_size = "all"\n'
         f'personal = {{ solver = "{solver}", {PERSONAL[solver]} }}\n'
         f"[run]\nrounds = {rounds}\nevery = {max(rounds, 1)}\nchunk = 1\nseed = 5\n"
         "[measure]\nlocal = false\n"
@@ -82,16 +84,17 @@ def homes(folder: Path) -> list[Path]:
 
 
 @pytest.mark.parametrize(
-    ("solver", "rate"),
+    ("solver", "rate", "method"),
     [
-        ("gradient_descent", '"theory"'),
-        pytest.param("lbfgs", "0.1", marks=pytest.mark.slow),
+        ("gradient_descent", '"theory"', {}),
+        ("gradient_descent", '"theory"', {"name": "scafflix", "steps": 3}),
+        pytest.param("lbfgs", "0.1", {}, marks=pytest.mark.slow),
     ],
 )
 def test_flix_on_linear_models_starts_and_ends_as_in_a_simulation(
-    solver, rate, place, tmp_path
+    solver, rate, method, place, tmp_path
 ):
-    how = flix(solver, rate)
+    how = flix(solver, rate, **method)
     transport = Recorded(nodes(place, tmp_path, TELLS))
     run_server(experiment(tmp_path / "run", federated(how, 60.0)), transport, poll=0.0)  # pyright: ignore
     there = simulation(simulated(how, place))

@@ -40,8 +40,7 @@ import jax.numpy as jnp
 from fedblend import keys, trees
 from fedblend.checks import COUNT, POSITIVE, gate
 from fedblend.core import Algorithm, Down, Loss, Needs, PyTree, Up
-from fedblend.errors import UserError
-from fedblend.local import WORK, Scheduled, Work, descend_times
+from fedblend.local import WORK, Work, descend_times, require_constant_rate
 from fedblend.losses import gradient
 from fedblend.registry import algorithm
 
@@ -69,10 +68,7 @@ def scaffnew(loss: Loss, work: Work) -> Algorithm:
         work: the constant rate of the local steps; the mean number of local steps in a
             round, the same for all clients; the rows of a step.
     """
-    if isinstance(work.optimizer, tuple):
-        what = "schedule" if isinstance(work.optimizer, Scheduled) else "optimizer"
-        said = "a schedule" if what == "schedule" else "an optimizer"
-        raise UserError(f"scaffnew: work: {what}", work, "a constant rate", said)
+    require_constant_rate("scaffnew: work", work)
     rate = POSITIVE("scaffnew: work: optimizer", work.optimizer)
     p = 1 / COUNT("scaffnew: work: steps", work.steps)
     train = partial(descend_times, gradient(loss), work=work)

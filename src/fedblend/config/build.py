@@ -24,6 +24,7 @@ from fedblend.config.model import (
     losses_of,
     measures_of,
     model_of,
+    numbers_of,
     require_known,
     smoothness,
     with_rates,
@@ -225,7 +226,7 @@ def _by_split(
     if config.algorithm.rate == "theory":
         params = jax.eval_shape(found.model.init, jax.random.key(0))
         chosen = [with_rates(config, one, trees.size(params)) for one in every]
-        over["rates"] = np.array([[one.rate for one in pair] for pair in chosen])
+        over["rates"] = np.array([numbers_of(pair) for pair in chosen])
 
     def at(split: Any) -> Method:
         own = every[0]._replace(smooth=split["smooth"], convex=split["convex"])

@@ -33,7 +33,7 @@ RATES = {"char_rnn": 0.8}
 ROUNDS = 100
 MANY, COHORT = 100, 10
 """Clients of a dataset beyond which a round has a cohort, and its size."""
-EVERYONE = ("l2gd", "scaffnew")
+EVERYONE = ("l2gd", "scafflix", "scaffnew")
 """Algorithms in whose rounds all clients take part."""
 CLIENTS = {"clients": 10, "concentration": 1.0, "minimum": 20}
 """How the rows of a dataset without clients are shared out, by their classes."""

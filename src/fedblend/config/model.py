@@ -174,7 +174,7 @@ def require_assumptions(config: Config, clients: int | None = None) -> None:
         ("algorithm.batch_size", options.batch_size, ("all",)),
         ("algorithm.optimizer", options.optimizer, (None,)),
         ("algorithm.schedule", options.schedule, (None,)),
-        ("algorithm.server", options.server, (None,)),
+        ("algorithm.server", getattr(options, "server", None), (None,)),
         ("algorithm.mix", options.mix, ("parameters",)),
         ("run.cohort", cohort if clients else None, (None,)),
         ("populations", config.populations, (None,)),
@@ -248,16 +248,36 @@ def with_rates(
 
     Alone it is ``1/max L_i``: the step of FLIX grows like 1/alpha^2, which is right for
     the mixture and far too long for a model by itself. ``rates`` are both, where they
-    are known.
+    are known. An algorithm with a rate for every client finds it itself.
     """
     options: Any = config.algorithm
     if options.rate != "theory":
         return options, options
     if rates is None:
         known = require_known(known, 'algorithm.rate: "theory"')
-        clients = len(known.smooth)
-        require_assumptions(config, clients)
-        way = solver(config.compress, dim, clients)
-        together = step(way, np.asarray(options.alpha), known)
-        rates = together, 1 / float(known.smooth.max())
-    return tuple(options.model_copy(update={"rate": rates[place]}) for place in (0, 1))
+        alone = 1 / float(known.smooth.max())
+        require_assumptions(config, len(known.smooth))
+        rates = _together(config, known, dim, alone), alone
+    found = [options.model_copy(update={"rate": rates[place]}) for place in (0, 1)]
+    return (options if options.entry.own_rates else found[0]), found[1]
+
+
+def numbers_of(pair: tuple[Any, Any]) -> tuple[float, float]:
+    """The rates of what ``with_rates`` returns, as it takes them.
+
+    Of an algorithm with a rate for every client only the second is read.
+    """
+    options, own = pair
+    return (own if options.entry.own_rates else options).rate, own.rate
+
+
+def _together(config: Config, known: Smoothness, dim: int, alone: float) -> float:
+    options: Any = config.algorithm
+    if not options.entry.own_rates:
+        way = solver(config.compress, dim, len(known.smooth))
+        return step(way, np.asarray(options.alpha), known)
+    if config.compress is not None:
+        raise ConfigError(
+            f"compress: is given; theory has no step for {options.name} with it"
+        )
+    return alone

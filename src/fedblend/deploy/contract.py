@@ -28,6 +28,7 @@ from fedblend.config.model import (
     has_constants,
     loss_name,
     model_of,
+    numbers_of,
     smoothness,
     with_rates,
 )
@@ -219,8 +220,7 @@ class Contract:
                 f"federation.quorum: is {asked.quorum:g}; theory needs 1.0 there"
             )
         size = sum(leaf.size for leaf in jax.tree.leaves(self.params))
-        options, own = with_rates(self.config, constants, size)
-        return options.rate, own.rate
+        return numbers_of(with_rates(self.config, constants, size))
 
     def method(self, facts: Facts) -> Method:
         """The method, as server and nodes build it alike."""

@@ -8,6 +8,7 @@ from fedblend.theory import certificate as certificate
 from fedblend.theory import constants as constants
 from fedblend.theory import diana as diana
 from fedblend.theory import generalization as generalization
+from fedblend.theory import local_training as local_training
 from fedblend.theory import mixed_fl as mixed_fl
 from fedblend.theory import plan as plan
 from fedblend.theory import privacy as privacy

@@ -1,0 +1,261 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""Local steps that need fewer communications: rates, probabilities, and what they buy.
+
+Scaffnew, Scafflix and LoCoDL communicate when a coin of probability p says so, and
+minimize FLIX's f~ exactly. Each has a Lyapunov function Psi that a local step shrinks
+by a factor ``1 - zeta`` in expectation. With ``l_i = alpha_i^2 L_i``, ``m_i = alpha_i^2
+mu_i`` and ``c(gamma, L, mu) = 1 - max(|1 - gamma mu|, |1 - gamma L|)^2``::
+
+    Scaffnew   one rate 1/max l_i             zeta = min(min c(rate, l_i, m_i), p^2)
+    Scafflix   rates gamma_i = 1/L_i of f_i   zeta = min(min c(gamma_i, L_i, mu_i), p^2)
+    LoCoDL     one rate gamma                 zeta = min(c, p^2 rho/(1 + 2 omega))
+               rho = 1/(1 + omega_av)         (one mask for all: 1 + omega in place)
+
+with the Lyapunov functions, h_i* and u_i* being gradients at the minimizer x*::
+
+    Scafflix   sum_i alpha_i^2/gamma_i |x_i - x*|^2 + gamma_i/p^2 |h_i - h_i*|^2
+    LoCoDL     1/gamma (sum_i |x_i - x*|^2 + n |y - x*|^2)
+               + gamma (1 + 2 omega)/(p^2 rho) (sum_i |u_i - u_i*|^2 + n |v - v*|^2)
+
+*A round* is one communication and the steps before it, geometric(p) of them. The papers
+count steps: ``(1 - zeta)^t`` after t steps, pt of which communicate on average; that is
+``typical``. For the expected Psi after a given number of rounds the number of steps is
+random and not independent of Psi, and this module proves its own factor 1 - d. Let P^2
+be the second part of zeta, and c the first one. Where a step ends at a distance
+``|w + P v|`` from x* with ``|w|^2 <= (1 - c) Psi_x`` and ``|v|^2 = Psi_h``, and stops
+with probability p, ``E Psi <= (1 - d) Psi`` follows by induction over the steps of a
+round if, for some theta > 0::
+
+    d (1 - (1-c) (1-p) (1 - P theta)) <= c
+    d (1 - (1-p) (1 + P^2) + P (1-p)/theta) <= P^2
+
+For p = 1 it is ``d = c``, gradient descent's; for small p, between 2/3 and all of what
+``typical`` has.
+
+LoCoDL needs a strongly convex g: half of the smallest m_i, as ``moved/2 |x|^2``, moves
+from every f~_i to g, or comes on top of the server's loss.
+
+Reference: Mishchenko, Malinovsky, Stich, Richtárik, ICML 2022, arXiv:2202.09357
+(Scaffnew); Yi, Condat, Richtárik, arXiv:2305.13170 (Scafflix); Condat, Maranjyan,
+Richtárik, ICLR 2025, arXiv:2403.04348 (LoCoDL).
+"""
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+from fedblend.checks import COUNT, NOT_NEGATIVE, POSITIVE, gate, optional, words
+from fedblend.theory.bounds import Curve, one_shot, start_distance
+from fedblend.theory.constants import (
+    Mixture,
+    Smoothness,
+    smoothness_of_parts,
+    squared_alpha,
+)
+from fedblend.theory.steps import KNOWN
+
+THETA = np.geomspace(1e-3, 1e3, 601)
+"""The values that are tried; each gives a valid bound."""
+
+
+class LocalTraining(NamedTuple):
+    """What theory chooses for a method whose coin says when to communicate.
+
+    ``rates`` are the steps gamma_i of f_i (Scafflix) or of f~_i (all others), one for
+    every client; ``steps`` is 1/p, the mean number of local steps of a round. A step
+    multiplies the expected Psi by ``1 - contraction``, a round by ``factor``.
+    ``relaxation`` is LoCoDL's rho, ``dual`` its P^2/p^2 and ``moved`` as in the text of
+    this module.
+    """
+
+    rates: np.ndarray
+    steps: int
+    contraction: float
+    factor: float
+    relaxation: float = 1.0
+    dual: float = 1.0
+    moved: float = 0.0
+
+    @property
+    def p(self) -> float:
+        """The probability of a communication."""
+        return 1 / self.steps
+
+    @property
+    def typical(self) -> float:
+        """The papers' factor for a round of the mean number of steps."""
+        return (1 - self.contraction) ** self.steps
+
+
+@gate(**KNOWN, steps=optional(COUNT))
+def scaffnew(alpha, smoothness: Smoothness, steps: int | None = None) -> LocalTraining:
+    """Scaffnew on f~, with one rate for all clients.
+
+    Args:
+        alpha: the weight of the shared model, a number or one for every client.
+        smoothness: of all f_i.
+        steps: 1/p; None for about ``sqrt(max l_i/min m_i)``.
+    """
+    parts = smoothness_of_parts(alpha, smoothness)
+    convex = squared_alpha(alpha, smoothness) * smoothness.convex
+    rate = 1 / _positive(float(parts.max()), "scaffnew", "alpha of some client")
+    rates = np.full(len(parts), rate)
+    return _with_coin(rates, parts, convex, steps, "scaffnew")
+
+
+@gate(**KNOWN, steps=optional(COUNT))
+def scafflix(alpha, smoothness: Smoothness, steps: int | None = None) -> LocalTraining:
+    """Scafflix, with a rate ``1/L_i`` of its own for each client.
+
+    Clients with alpha_i = 0 take no part in what is shared, and do not count.
+
+    Args:
+        alpha: the weight of the shared model, a number or one for every client.
+        smoothness: of all f_i.
+        steps: 1/p; None for about ``sqrt(max L_i/mu_i)``.
+    """
+    shares = squared_alpha(alpha, smoothness) > 0
+    _positive(float(shares.max()), "scafflix", "alpha of some client")
+    rates = 1 / smoothness.smooth
+    chosen = rates[shares], smoothness.smooth[shares], smoothness.convex[shares]
+    return _with_coin(*chosen, steps, "scafflix")._replace(rates=rates)
+
+
+@gate(
+    **KNOWN,
+    omega=NOT_NEGATIVE,
+    masks=words("own", "one"),
+    steps=optional(COUNT),
+)
+def locodl(
+    alpha,
+    smoothness: Smoothness,
+    omega: float,
+    *,
+    masks: str = "own",
+    steps: int | None = None,
+    central: tuple[float, float] | None = None,
+    moved: float | None = None,
+) -> LocalTraining:
+    """LoCoDL on f~ plus g, with one rate and compressors of variance omega.
+
+    Args:
+        alpha: the weight of the shared model, a number or one for every client.
+        smoothness: of all f_i.
+        omega: variance of the compressor.
+        masks: "own" for compressors drawn independently, "one" if all clients send the
+            same entries.
+        steps: 1/p; None for about ``sqrt(kappa/((1 + omega_av) (1 + 2 omega)))``.
+        central: smoothness and convexity of the server's loss, with its weight in the
+            problem; None where there is none.
+        moved: what moves from every f~_i to g; None for half of the smallest m_i.
+    """
+    parts = smoothness_of_parts(alpha, smoothness)
+    convex = squared_alpha(alpha, smoothness) * smoothness.convex
+    least = _positive(float(convex.min()), "locodl", "convexity of every f_i mixed")
+    own = least / 2 if moved is None else moved
+    top, low = central or (0.0, 0.0)
+    largest = max(float(parts.max()) - own, top + own)
+    smallest = _positive(min(least - own, low + own), "locodl", "convexity of g")
+    spread = omega / len(parts) if masks == "own" else omega
+    wider = 1 + (2 * omega if masks == "own" else omega)
+    relaxation = 1 / (1 + spread)
+    rate, dual = 2 / (largest + smallest), relaxation / wider
+    primal = _shrinks(rate, largest, smallest)
+    whole = steps or _whole(math.sqrt(dual / primal))
+    return LocalTraining(
+        rates=np.full(len(parts), rate),
+        steps=whole,
+        contraction=min(primal, dual / whole**2),
+        factor=1 - per_round(1 / whole, math.sqrt(dual) / whole, primal),
+        relaxation=relaxation,
+        dual=dual,
+        moved=own,
+    )
+
+
+def _with_coin(rates, smooth, convex, steps: int | None, name: str) -> LocalTraining:
+    """The choice of Scaffnew or Scafflix, of the clients that share."""
+    _positive(float(convex.min()), name, "convexity of every f_i")
+    primal = min(map(_shrinks, rates, smooth, convex))
+    whole = steps or _whole(math.sqrt(1 / float((rates * convex).min())))
+    factor = 1 - per_round(1 / whole, 1 / whole, primal)
+    return LocalTraining(rates, whole, min(primal, 1 / whole**2), factor)
+
+
+def per_round(p: float, dual: float, primal: float) -> float:
+    """d: a round multiplies the expected Psi by at most 1 - d.
+
+    Args:
+        p: the probability of a communication.
+        dual: P, of this module's text; p itself for Scaffnew and Scafflix.
+        primal: c, likewise.
+    """
+    near = 1 - (1 - primal) * (1 - p) * (1 - dual * THETA)
+    far = 1 - (1 - p) * (1 + dual**2) + dual * (1 - p) / THETA
+    return float(np.minimum(primal / near, dual**2 / far).max())
+
+
+def scafflix_bound(chosen: LocalTraining, known: Mixture) -> Curve:
+    """E f~(x^k) - min f~ after k rounds of Scafflix from x_avg, with controls at 0.
+
+    ``L_alpha/2 factor^k Psi^0/sum a_i`` with ``a_i = alpha_i^2/gamma_i``: all x_i are
+    x^k after a communication. For minimizers x_i, ``Psi^0/sum a_i <= |x_avg - x*|^2 + n
+    max(gamma_i L_i) L_alpha V/(p^2 sum a_i)``, by the inequalities of ``bounds``.
+    """
+    weights = known.alpha**2 / chosen.rates
+    return _bound(chosen, known, weights, chosen.rates * known.smoothness.smooth)
+
+
+def scaffnew_bound(chosen: LocalTraining, known: Mixture) -> Curve:
+    """The same of Scaffnew on f~, where ``gamma_i = alpha_i^2 rate``."""
+    parts = smoothness_of_parts(known.alpha, known.smoothness)
+    return _bound(chosen, known, 1 / chosen.rates, chosen.rates * parts)
+
+
+def _bound(chosen: LocalTraining, known: Mixture, weights, reach) -> Curve:
+    noise = known.clients * float(reach.max()) * known.L_alpha * known.V
+    start = start_distance(known) + noise / (chosen.p**2 * float(weights.sum()))
+    return Curve(known.L_alpha / 2 * start, chosen.factor, 0.0, one_shot(known))
+
+
+def locodl_bound(chosen: LocalTraining, known: Mixture) -> Curve:
+    """E f~(y^k) - min f~ after k rounds of LoCoDL from x_avg, without a central loss.
+
+    ``n/gamma |y - x*|^2 <= Psi``, and Psi^0 has ``sum |grad f~_i(x*)|^2 + 2 n moved^2
+    |x*|^2`` for u_i = v = 0, where ``|x*| <= |x_avg| + |x_avg - x*|``.
+    """
+    away = start_distance(known)
+    length = (float(np.linalg.norm(known.average)) + math.sqrt(away)) ** 2
+    largest = float(smoothness_of_parts(known.alpha, known.smoothness).max())
+    slopes = largest * known.L_alpha * known.V + 2 * chosen.moved**2 * length
+    scale = float(chosen.rates[0]) ** 2 / (chosen.p**2 * chosen.dual)
+    start = known.L_alpha / 2 * (2 * away + scale * slopes)
+    return Curve(start, chosen.factor, 0.0, one_shot(known))
+
+
+@gate(eps=POSITIVE)
+def rounds_to(curve: Curve, eps: float) -> int | None:
+    """The rounds after which a bound is at most eps; None if it never is."""
+    if curve.at_start <= eps:
+        return 0
+    if not curve.factor < 1 or curve.floor >= eps:
+        return None
+    return max(math.ceil(math.log((eps - curve.floor) / curve.start, curve.factor)), 1)
+
+
+def _shrinks(rate: float, smooth: float, convex: float) -> float:
+    """``1 - max(|1 - rate convex|, |1 - rate smooth|)^2``."""
+    return 1 - max(abs(1 - rate * convex), abs(1 - rate * smooth)) ** 2
+
+
+def _whole(steps: float) -> int:
+    return max(round(steps), 1)
+
+
+def _positive(value: float, name: str, what: str) -> float:
+    if not value > 0:
+        raise ValueError(f"{name}: theory needs {what} above 0, not {value:g}")
+    return value

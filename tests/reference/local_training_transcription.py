@@ -1,0 +1,51 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""Scafflix and LoCoDL in NumPy, from their papers' pseudo-code, on quadratics.
+
+``f_i(x) = 1/2 x^T A_i x - b_i^T x``. Coins and compressors are arguments: a coin for
+every step, and a function from (communication, client, vector) to what is received.
+Nothing of fedblend is imported.
+"""
+
+import numpy as np
+
+
+def scafflix(matrices, vectors, x, own, alpha, gamma, p, coins):
+    """Algorithm 1 of arXiv:2305.13170: x_i and h_i after every communication."""
+    n = len(matrices)
+    x = [np.array(x, np.float64) for _ in range(n)]
+    h = [np.zeros_like(x[0]) for _ in range(n)]
+    for theta in coins:
+        hat = []
+        for i in range(n):
+            mixed = alpha[i] * x[i] + (1 - alpha[i]) * own[i]
+            slope = matrices[i] @ mixed - vectors[i]
+            hat.append(x[i] - gamma[i] / alpha[i] * (slope - h[i]))
+        if not theta:
+            x = hat
+            continue
+        top, bottom = np.zeros_like(x[0]), 0.0
+        for j in range(n):
+            top = top + alpha[j] ** 2 / gamma[j] * hat[j]
+            bottom = bottom + alpha[j] ** 2 / gamma[j]
+        bar = top / bottom
+        for i in range(n):
+            x[i] = bar
+            h[i] = h[i] + p * alpha[i] / gamma[i] * (bar - hat[i])
+        yield np.stack(x), np.stack(h)
+
+
+def mixture_optimum(matrices, vectors, own, alpha, central=None):
+    """The minimizer of ``mean_i f_i(alpha_i x + (1-alpha_i) x_i*)``, plus f_c.
+
+    ``central`` is a pair (C, c) of ``1/2 x^T C x - c^T x``, with its weight in it.
+    """
+    n, dim = vectors.shape
+    left, right = np.zeros((dim, dim)), np.zeros(dim)
+    for i in range(n):
+        left += alpha[i] ** 2 * matrices[i] / n
+        target = vectors[i] - (1 - alpha[i]) * matrices[i] @ own[i]
+        right += alpha[i] * target / n
+    if central is not None:
+        left, right = left + central[0], right + central[1]
+    return np.linalg.solve(left, right)
