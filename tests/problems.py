@@ -5,6 +5,7 @@
 ``quadratics``: heterogeneous, of uneven size; the optimum is a linear solve.
 ``means``: every client wants its own mean, all curvatures are 1.
 ``classes``: softmax regression on blobs, two layers of named parameters.
+``several``: any of these for an ensemble of two models.
 """
 
 from typing import Any, NamedTuple
@@ -79,6 +80,23 @@ def classes(counts=COUNTS, seed: int = 0) -> Problem:
     federated_data = fb.federate((inputs, labels), _partition(counts), test=0.25)
     params = Linear(jnp.zeros((2, 3), jnp.float32), jnp.zeros(3, jnp.float32))
     return Problem(federated_data, cross_entropy(scores), params)
+
+
+def several(problem: Problem) -> Problem:
+    """The same rows for an ensemble of two models, whose likelihoods are averaged."""
+
+    def loss(ensemble, rows):
+        each = jax.vmap(problem.loss, (0, None))(ensemble.models, rows)
+        weights = jax.nn.log_softmax(ensemble.log_weights)
+        return -jax.nn.logsumexp(weights[:, None] - each, axis=0)
+
+    def two(leaf):
+        other = leaf + 0.3 * jnp.cos(jnp.arange(leaf.size)).reshape(leaf.shape)
+        return jnp.stack([leaf, other.astype(leaf.dtype)])
+
+    models = jax.tree.map(two, problem.params)
+    weights = jnp.zeros(2, jnp.result_type(*jax.tree.leaves(models)))
+    return problem._replace(loss=loss, params=fb.models.Ensemble(weights, models))
 
 
 def client_matrices(problem: Problem) -> tuple[np.ndarray, np.ndarray]:

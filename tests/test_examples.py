@@ -18,7 +18,10 @@ PACKAGE = ROOT / "src" / "fedblend"
 README = ROOT / "README.md"
 PAGES = [README, *sorted((ROOT / "docs").glob("**/*.md"))]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
-LATER = ("conformance.md", "personal.md", "plan.md", "sklearn_crossval.py", "sweep.py")
+LATER = (
+    *("conformance.md", "personal.md", "plan.md", "several_models.md"),
+    *("sklearn_crossval.py", "sweep.py"),
+)
 """What takes long and shows nothing that other tests do not run: for the slow ones."""
 FENCE = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
 

@@ -122,6 +122,8 @@ CASES = {
                      server_rate="positive"),
     "fedrep": _local(fb.fedrep, {"head": bool, "head_steps": 1}, head="function",
                      head_steps="steps"),
+    "fedem": _local(fb.fedem),
+    "hypcluster": _local(fb.hypcluster),
     "l2gd": _case(fb.l2gd, {"loss": LOSS, "rate": 0.1, "lam": 1.0, "p": 0.5,
                             "batch_size": None},
                   loss="function", lam="not negative", p="part",

@@ -56,6 +56,9 @@ from fedblend.algorithms.ditto import (
 from fedblend.algorithms.fedavg import (
     fedavg as fedavg,
 )
+from fedblend.algorithms.fedem import (
+    fedem as fedem,
+)
 from fedblend.algorithms.fedopt import (
     fedopt as fedopt,
 )
@@ -73,6 +76,9 @@ from fedblend.algorithms.flix import (
 )
 from fedblend.algorithms.fomaml import (
     fomaml as fomaml,
+)
+from fedblend.algorithms.hypcluster import (
+    hypcluster as hypcluster,
 )
 from fedblend.algorithms.l2gd import (
     l2gd as l2gd,

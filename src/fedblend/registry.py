@@ -124,6 +124,8 @@ class AlgorithmEntry(Entry):
     """Theory has a step for it: a configuration may have ``rate = "theory"``."""
     own_rates: bool = False
     """That step is one for every client, which the builder finds itself from L_i."""
+    form: str | None = None
+    """What a configuration makes of the model, such as "ensemble"; None for nothing."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -196,6 +198,7 @@ def algorithm(
     keeps: str | None = None,
     theory: bool = False,
     own_rates: bool = False,
+    form: str | None = None,
 ) -> Callable[[Decorated], Decorated]:
     """Register the algorithm that the decorated function builds.
 
@@ -209,6 +212,7 @@ def algorithm(
         keeps: the parameter that names the parts of the model which stay with a client.
         theory: whether a configuration may have ``rate = "theory"``.
         own_rates: whether the builder itself takes "theory" for a rate.
+        form: what a configuration makes of the model: "ensemble" for several of it.
     """
 
     def register(build: Decorated) -> Decorated:
@@ -222,6 +226,7 @@ def algorithm(
             keeps,
             theory,
             own_rates,
+            form,
         )
         ALGORITHMS.add(entry)
         return build

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """L2GD, FedRep and MAPPER in a configuration: what is refused, in one line."""
 
+import jax
 import pytest
 
 from fedblend.config.build import build
@@ -50,3 +51,14 @@ def test_the_rate_of_l2gd_may_follow_a_schedule(tiny):
     schedule = {"name": "exponential", "unit": "round", "decay": 0.5}
     tiny["algorithm"] |= {**L2GD, "schedule": schedule}
     assert build(check(tiny, "here")).algorithm.needs.everyone
+
+
+def test_an_ensemble_has_as_many_models_as_the_configuration_says(tiny):
+    tiny["algorithm"] |= {"name": "fedem"}
+    for stated, found in (({}, 3), ({"ensemble": 2}, 2)):
+        tiny["model"] |= stated
+        params = build(check(tiny, "here")).model.init(jax.random.key(0))
+        assert params.log_weights.shape == (found,)
+    tiny["model"] |= {"ensemble": 0}
+    with pytest.raises(ConfigError, match=r"model\.ensemble: "):
+        check(tiny, "here")

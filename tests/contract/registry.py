@@ -23,7 +23,7 @@ from fedblend import compress
 from fedblend.local import Optimizer, Steps
 from fedblend.registry import ALGORITHMS as REGISTERED
 from fedblend.transforms.mixed_fl.central_loss import of_parameters
-from problems import COUNTS, classes
+from problems import COUNTS, Problem, classes, several
 
 RATE = 0.2
 STEPS_BY_CLIENT = np.array([1, 3, 2, 4, 1, 2, 3])
@@ -67,6 +67,18 @@ def _fedrep(problem):
 
 def _scheduled(unit):
     return fb.Scheduled(optax.exponential_decay(RATE, 10, 0.5), unit)
+
+
+FORMS = {"fedem": several, "hypcluster": several}
+"""What some algorithms make of a model."""
+
+
+def formed(name: str, problem: Problem) -> Problem:
+    """The problem with the model of the form that a case needs."""
+    for algorithm, form in FORMS.items():
+        if algorithm in name:
+            return form(problem)
+    return problem
 
 
 def _by_example(problem, name: str):
@@ -268,13 +280,13 @@ def variants_later(names: Iterable[str]) -> list:
 
 
 def _built(name: str):
-    return CASES[name](_PROBLEM)
+    return CASES[name](formed(name, _PROBLEM))
 
 
 def _joins(name: str) -> bool:
     """Whether clients of a case send something when they enroll."""
     algorithm, shard = _built(name), _PROBLEM.federated_data.train.shard(0)
-    start = (_PROBLEM.params, shard, jax.random.key(0))
+    start = (formed(name, _PROBLEM).params, shard, jax.random.key(0))
     return bool(jax.tree.leaves(jax.eval_shape(algorithm.enroll, *start)[0]))
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from registry import CASES, EVERYONE
+from registry import CASES, EVERYONE, formed
 
 import fedblend as fb
 import problems
@@ -24,9 +24,9 @@ parameters of size 1 add up over the local steps of five rounds."""
 
 
 @cache
-def problem() -> problems.Problem:
-    """The problem that all cases are run on."""
-    return problems.classes()
+def problem(name: str = "") -> problems.Problem:
+    """The problem that all cases are run on, in the form that a case needs."""
+    return formed(name, problems.classes())
 
 
 def cohort_of(name: str) -> int:
@@ -40,7 +40,7 @@ _PROGRAMS: dict = {}
 
 def new_run(name, on=None, seed=0, compile_anew=False, **settings):
     """A run of a case that has not begun; it uses the programs of others like it."""
-    on = problem() if on is None else on
+    on = problem(name) if on is None else on
     chosen: dict[str, Any] = SETTINGS | {"cohort": cohort_of(name)} | settings
     run = fb.simulate(
         CASES[name](on), on.params, on.federated_data, jax.random.key(seed), **chosen
@@ -98,4 +98,4 @@ def differ(left, right) -> bool:
 @cache
 def client_function(name: str):
     """A case's compiled client function, for one client at a time."""
-    return jax.jit(CASES[name](problem()).client)
+    return jax.jit(CASES[name](problem(name)).client)

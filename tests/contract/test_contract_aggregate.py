@@ -44,7 +44,7 @@ def test_an_answer_that_overflows_is_rejected_and_counted(name):
 
 def rejected(name: str, value: float) -> None:
     """A client whose rows are this is never heard, and nothing else suffers."""
-    run = new_run(name, on=spoiled(problem(), SPOILED, value))
+    run = new_run(name, on=spoiled(problem(name), SPOILED, value))
     enrolled = None
     for _ in run:
         enrolled = enrolled or states(run)[SPOILED]

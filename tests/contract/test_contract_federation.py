@@ -20,7 +20,7 @@ from loopback import EXPERIMENT, LoopbackFederation
 
 @pytest.mark.parametrize("name", variants_later(CASES))
 def test_a_loopbackcomes_to_the_simulators_numbers(name, tmp_path):
-    on, run = problem(), usual_run(name)
+    on, run = problem(name), usual_run(name)
     loopback = LoopbackFederation(
         CASES[name](on),
         on.params,

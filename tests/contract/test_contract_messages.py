@@ -21,8 +21,8 @@ MESSAGES = ("message", "up", "down", "server", "state")
 @cache
 def by_messages(name: str):
     return run_by_messages(
-        CASES[name](problem()),
-        problem(),
+        CASES[name](problem(name)),
+        problem(name),
         jax.random.key(0),
         rounds=SETTINGS["rounds"],
         cohort=cohort_of(name),

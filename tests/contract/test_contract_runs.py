@@ -39,7 +39,7 @@ each_case = pytest.mark.parametrize("name", variants_later(CASES))
 @cache
 def counted_run(name: str):
     """The usual run, compiled anew, and its client's traces until each block."""
-    algorithm, calls = CASES[name](problem()), []
+    algorithm, calls = CASES[name](problem(name)), []
 
     def counted(*arguments):
         calls.append(1)
@@ -47,7 +47,7 @@ def counted_run(name: str):
 
     run = fb.simulate(
         algorithm._replace(client=counted),
-        problem().params,
+        problem(name).params,
         problem().federated_data,
         jax.random.key(0),
         **{**SETTINGS, "cohort": cohort_of(name)},
@@ -115,7 +115,7 @@ def test_rows_of_others_and_padding_change_nothing(name):
     seed, rounds = SEED_WITHOUT_CLIENT_0, 2
     assert not (members(new_run(name, seed=seed, rounds=rounds)) == 0).any()
     clean = new_run(name, seed=seed, rounds=rounds)
-    dirty = new_run(name, on=spoiled(problem(), 0), seed=seed, rounds=rounds)
+    dirty = new_run(name, on=spoiled(problem(name), 0), seed=seed, rounds=rounds)
     for run in (clean, dirty):
         run.complete()
     same_bits((clean.down, clean.server), (dirty.down, dirty.server))
@@ -152,8 +152,8 @@ def test_only_a_clients_own_rows_enter_its_answer(name):
 def test_loss_goes_down(name):
     run = new_run(name, rounds=30)
     _, _, models = outcome(run)
-    first = _mean_loss([problem().params] * CLIENTS)
-    assert _mean_loss(models) < 0.8 * first
+    first = _mean_loss(name, [problem(name).params] * CLIENTS)
+    assert _mean_loss(name, models) < 0.8 * first
 
 
 @pytest.mark.parametrize("chunk", [1, 5])
@@ -169,15 +169,15 @@ def _shard(client):
 
 
 def _first_words(name, shard):
-    algorithm = CASES[name](problem())
-    join, state = algorithm.enroll(problem().params, shard, jax.random.key(0))
+    algorithm = CASES[name](problem(name))
+    join, state = algorithm.enroll(problem(name).params, shard, jax.random.key(0))
     aggregate = fb.Aggregate(join, jnp.ones(()), jnp.ones((), jnp.int32))
-    down, _ = algorithm.start(problem().params, aggregate, None, jax.random.key(0))
+    down, _ = algorithm.start(problem(name).params, aggregate, None, jax.random.key(0))
     return algorithm.tell(down, algorithm.ask(state, shard)), state
 
 
-def _mean_loss(models) -> float:
-    train, loss = problem().federated_data.train, problem().loss
+def _mean_loss(name, models) -> float:
+    train, loss = problem().federated_data.train, problem(name).loss
     rows = [fb.Batch(train.rows(client)) for client in range(CLIENTS)]
     pairs = zip(models, rows, strict=True)
     return float(np.mean([objective(loss, model, batch) for model, batch in pairs]))

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import optax
 import pytest
-from registry import CASES, PRODUCT
+from registry import CASES, FORMS, PRODUCT, formed
 
 import problems
 from fedblend import keys, trees
@@ -74,8 +74,8 @@ PAIRS = [
 
 @pytest.mark.parametrize(("name", "problem"), PAIRS)
 def test_structure_and_dtypes(name, problem):
-    params = PROBLEMS[problem].params
-    played = rounds_by_shape(PRODUCT[name](PROBLEMS[problem]), PROBLEMS[problem])
+    on = formed(name, PROBLEMS[problem])
+    params, played = on.params, rounds_by_shape(PRODUCT[name](on), on)
     _, kept, said, models = played
     for series in played:
         first, *others = [described(entry) for entry in series]
@@ -86,7 +86,8 @@ def test_structure_and_dtypes(name, problem):
     assert all(described(model) == wanted for model in models)
     delta = said[0][1].delta
     if delta is not None:
-        parts = params if "fedrep" not in name else trees.where_given(delta, params)
+        in_part = any(one in name for one in ("fedrep", *FORMS))
+        parts = trees.where_given(delta, params) if in_part else params
         assert described(delta) == described(parts)
         assert jax.tree.leaves(delta)
 

@@ -45,6 +45,16 @@ _KINDS = {
 }
 _OWN_LOSSES = {"dual_encoder": "hinge"}
 """Of models that have a loss of their own."""
+ENSEMBLE = 3
+"""Models of an ensemble where an algorithm needs one: the number of FedEM's authors."""
+_OUTPUTS = {
+    "cross_entropy": "classes",
+    "logistic": "classes",
+    "sequence_cross_entropy": "classes",
+    "multilabel": "tags",
+    "squared_error": "values",
+}
+"""What an ensemble averages, by the loss."""
 LINEAR = ("softmax", "logistic")
 """Models that are linear in their inputs."""
 _BY_LOSS = {
@@ -70,14 +80,28 @@ def losses_of(config: Config, name: str, apply: Apply) -> tuple[Loss, Loss]:
 
 
 def model_of(config: Config, task: Task, loss: str) -> models.Model:
-    """The model of a configuration, for the task; ``loss`` is the name of its loss."""
+    """The model of a configuration, for the task; ``loss`` is the name of its loss.
+
+    An algorithm may ask for another form of it, such as an ensemble of several.
+    """
+    one, number = _one_model(config, task, loss), config.model.ensemble
+    if number is None and config.algorithm.entry.form == "ensemble":
+        number = ENSEMBLE
+    if number is None:
+        return one
+    if loss not in _OUTPUTS:
+        raise ConfigError(f'model.ensemble: there is none of models with loss "{loss}"')
+    return models.ensemble(one, number, outputs=_OUTPUTS[loss])
+
+
+def _one_model(config: Config, task: Task, loss: str) -> models.Model:
     choice = config.model
     if task.kind not in _KINDS[loss]:
         raise ConfigError(
             f'model.loss: "{loss}" is not for {task.kind} targets; it needs '
             f"{' or '.join(_KINDS[loss])}"
         )
-    options = choice.model_dump(exclude={"name", "l2", "loss"})
+    options = choice.model_dump(exclude={"name", "l2", "loss", "ensemble"})
     name = config.model.name
     if name == "logistic" and task.kind == "regression" and choice.loss is None:
         raise ConfigError(
@@ -152,7 +176,8 @@ def smoothness(
 
 def has_constants(choice: ModelChoice, loss: str) -> bool:
     """Whether theory has constants for a model and the loss of that name."""
-    return choice.name in LINEAR and loss in _BY_LOSS
+    one = choice.name in LINEAR and choice.ensemble is None
+    return one and loss in _BY_LOSS
 
 
 def require_known(known: Smoothness | None, where: str) -> Smoothness:

@@ -11,6 +11,8 @@ from fedblend.models.conversion import model_from as model_from
 from fedblend.models.dual_encoder import dual_encoder as dual_encoder
 from fedblend.models.dual_encoder import dual_encoder_loss as dual_encoder_loss
 from fedblend.models.dual_encoder import spreadout as spreadout
+from fedblend.models.ensemble import Ensemble as Ensemble
+from fedblend.models.ensemble import ensemble as ensemble
 from fedblend.models.feedforward import cnn as cnn
 from fedblend.models.feedforward import large_cnn as large_cnn
 from fedblend.models.feedforward import logistic as logistic

@@ -152,6 +152,7 @@ class ModelChoice(Table):
 
     l2: NotNegative = 0.0
     loss: LossName | None = None
+    ensemble: Count | None = None
     name: str
 
 

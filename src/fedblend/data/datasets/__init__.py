@@ -26,3 +26,6 @@ from fedblend.data.datasets.synthetic import quadratic_loss as quadratic_loss
 from fedblend.data.datasets.synthetic import quadratics as quadratics
 from fedblend.data.datasets.synthetic import synthetic as synthetic
 from fedblend.data.datasets.synthetic import two_sines as two_sines
+from fedblend.data.datasets.synthetic_mixture import (
+    synthetic_mixture as synthetic_mixture,
+)
