@@ -11,6 +11,7 @@ from typing import Any
 
 import fedblend as fb
 from fedblend.checks import FLAG, Number, Paths, Rule, Words
+from fedblend.compress.compressor import COMPRESSOR
 from fedblend.core import Algorithm, Loss
 from fedblend.local import OPTIMIZER, Work
 from fedblend.registry import ALGORITHMS, FACTS, AlgorithmEntry
@@ -26,6 +27,8 @@ def value(rule: Rule | None) -> Any:
         return 0.1
     if rule == SOLVER:
         return {"solver": "lbfgs", "most": 3}
+    if rule == COMPRESSOR:
+        return {"name": "rand_k", "k": 2}
     if isinstance(rule, Words):
         return rule.allowed[0]
     if isinstance(rule, Paths):
@@ -72,6 +75,8 @@ def build(name: str, loss: Loss, work: Work, clients: int) -> Algorithm:
     for key, rule in entry.rules.items():
         if key in given and rule == SOLVER:
             given[key] = fb.solvers.gradient_descent(loss, 5.0, most=3)
+        if key in given and rule == COMPRESSOR:
+            given[key] = fb.compress.rand_k(2)
     if "clients" in entry.parameters:
         given["clients"] = clients
     if "algorithm" in entry.parameters:

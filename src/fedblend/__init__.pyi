@@ -86,6 +86,9 @@ from fedblend.algorithms.l2gd import (
 from fedblend.algorithms.local_only import (
     local_only as local_only,
 )
+from fedblend.algorithms.locodl import (
+    locodl as locodl,
+)
 from fedblend.algorithms.mapper import (
     mapper as mapper,
 )

@@ -126,6 +126,8 @@ class AlgorithmEntry(Entry):
     """That step is one for every client, which the builder finds itself from L_i."""
     form: str | None = None
     """What a configuration makes of the model, such as "ensemble"; None for nothing."""
+    encodes: bool = False
+    """It encodes what clients send: no transform that encodes goes around it."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -199,6 +201,7 @@ def algorithm(
     theory: bool = False,
     own_rates: bool = False,
     form: str | None = None,
+    encodes: bool = False,
 ) -> Callable[[Decorated], Decorated]:
     """Register the algorithm that the decorated function builds.
 
@@ -213,6 +216,7 @@ def algorithm(
         theory: whether a configuration may have ``rate = "theory"``.
         own_rates: whether the builder itself takes "theory" for a rate.
         form: what a configuration makes of the model: "ensemble" for several of it.
+        encodes: whether it encodes what clients send.
     """
 
     def register(build: Decorated) -> Decorated:
@@ -227,6 +231,7 @@ def algorithm(
             theory,
             own_rates,
             form,
+            encodes,
         )
         ALGORITHMS.add(entry)
         return build

@@ -139,6 +139,14 @@ ALGORITHMS = {
     "agnostic": lambda p: fb.agnostic(
         p.loss, fb.Work(RATE, steps=3, batch_size=2), clients=len(COUNTS), q_rate=0.1
     ),
+    "locodl, one mask": lambda p: fb.locodl(
+        p.loss,
+        fb.Work(RATE, steps=3, batch_size=2),
+        compressor=compress.rand_k(2),
+        clients=len(COUNTS),
+        moved=0.01,
+        masks="one",
+    ),
     "mapper": lambda p: fb.mapper(
         p.loss, fb.Work(RATE, steps=2, batch_size=2), held_out=0.4, grid=3
     ),
@@ -194,6 +202,13 @@ SILENT = (
 """Cases whose clients send nothing."""
 
 
+ENCODING = (
+    "locodl, one mask",
+    *(name for name in REGISTERED if REGISTERED[name].encodes),
+)
+"""Cases whose answers are encoded already."""
+
+
 def _wrapped(wrapper, algorithm, problem):
     return wrapper(algorithm(problem), problem)
 
@@ -213,6 +228,7 @@ ENCODED = {
     for algorithm, build in (
         SPEAKING | {"finetune(fedavg)": TUNED["finetune(fedavg)"]}
     ).items()
+    if algorithm not in ENCODING
 }
 
 PRODUCT = ALGORITHMS | TUNED | ENCODED

@@ -49,3 +49,36 @@ def mixture_optimum(matrices, vectors, own, alpha, central=None):
     if central is not None:
         left, right = left + central[0], right + central[1]
     return np.linalg.solve(left, right)
+
+
+def locodl(slopes, central_slope, x, gamma, p, coins, compress, omega_av, wider):
+    """Algorithm 1 of arXiv:2403.04348: x_i, y, u_i and v after every communication.
+
+    ``slopes[i](x)`` is grad f_i, ``central_slope(y)`` grad g; ``wider`` is the divisor
+    of the dual step, 1 + 2 omega in the paper.
+    """
+    n = len(slopes)
+    rho = chi = 1 / (1 + omega_av)
+    x = [np.array(x, np.float64) for _ in range(n)]
+    y = np.array(x[0])
+    u = [np.zeros_like(y) for _ in range(n)]
+    v = np.zeros_like(y)
+    number = 0
+    for theta in coins:
+        hat = [x[i] - gamma * slopes[i](x[i]) + gamma * u[i] for i in range(n)]
+        y_hat = y - gamma * central_slope(y) + gamma * v
+        if not theta:
+            x, y = hat, y_hat
+            continue
+        d = [compress(number, i, hat[i] - y_hat) for i in range(n)]
+        mean = np.zeros_like(y)
+        for j in range(n):
+            mean = mean + d[j] / (2 * n)
+        step = p * chi / (gamma * wider)
+        for i in range(n):
+            x[i] = (1 - rho) * hat[i] + rho * (y_hat + mean)
+            u[i] = u[i] + step * (mean - d[i])
+        y = y_hat + rho * mean
+        v = v + step * mean
+        number += 1
+        yield np.stack(x), y, np.stack(u), v

@@ -42,6 +42,8 @@ class Compressor(NamedTuple):
     delta: Callable[[int], Any] | None = None
     name: str = ""
     clients: int | None = None
+    masks: bool = False
+    """It keeps entries at places that depend on the key alone, times 1 + omega."""
     lengths: Lengths = ()
     """Of its settings that are arrays over clients; see ``checks``."""
 

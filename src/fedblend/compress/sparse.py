@@ -78,7 +78,10 @@ def rand_k(k: int | np.ndarray, *, places: str = "shared") -> Compressor:
     def omega(dim: int):
         return dim / np.asarray(k) - 1.0
 
-    return Compressor(compress, decompress, omega=omega, name=f"rand_k({k})")
+    masks = places != "sent" and np.ndim(k) == 0
+    return Compressor(
+        compress, decompress, omega=omega, name=f"rand_k({k})", masks=masks
+    )
 
 
 @gate(k=by_client(COUNT))

@@ -33,7 +33,7 @@ RATES = {"char_rnn": 0.8}
 ROUNDS = 100
 MANY, COHORT = 100, 10
 """Clients of a dataset beyond which a round has a cohort, and its size."""
-EVERYONE = ("l2gd", "scafflix", "scaffnew")
+EVERYONE = ("l2gd", "locodl", "scafflix", "scaffnew")
 """Algorithms in whose rounds all clients take part."""
 CLIENTS = {"clients": 10, "concentration": 1.0, "minimum": 20}
 """How the rows of a dataset without clients are shared out, by their classes."""
@@ -44,7 +44,9 @@ OPTIONS: Mapping[str, Any] = {
     "head_steps": 10,
     "inner_rate": 0.05,
     "inner_steps": 5,
+    "compressor": {"name": "natural"},
     "lam": 0.1,
+    "moved": 0.0,
     "mu": 0.01,
     "personal": {"solver": "sgd"},
     "q_rate": 0.01,

@@ -56,6 +56,10 @@ def transformed(
     for key in ("privacy", "central", "compress"):
         if getattr(config, key) is not None and not options.entry.sends:
             raise ConfigError(f"{key}: {options.name} sends nothing; leave it out")
+        if getattr(config, key) is not None and options.entry.encodes:
+            raise ConfigError(
+                f"{key}: {options.name} compresses what it sends itself; leave it out"
+            )
     if config.privacy is not None:
         algorithm = _private(config.privacy, algorithm, cohort)
     if config.central is not None:

@@ -159,10 +159,8 @@ def locodl(
     top, low = central or (0.0, 0.0)
     largest = max(float(parts.max()) - own, top + own)
     smallest = _positive(min(least - own, low + own), "locodl", "convexity of g")
-    spread = omega / len(parts) if masks == "own" else omega
-    wider = 1 + (2 * omega if masks == "own" else omega)
-    relaxation = 1 / (1 + spread)
-    rate, dual = 2 / (largest + smallest), relaxation / wider
+    rate = 2 / (largest + smallest)
+    relaxation, dual = relaxed(omega, len(parts), masks)
     primal = _shrinks(rate, largest, smallest)
     whole = steps or _whole(math.sqrt(dual / primal))
     return LocalTraining(
@@ -174,6 +172,14 @@ def locodl(
         dual=dual,
         moved=own,
     )
+
+
+def relaxed(omega: float, clients: int, masks: str = "own") -> tuple[float, float]:
+    """The factor rho of LoCoDL, and ``P^2/p^2 = rho/(1 + 2 omega)``; see ``locodl``."""
+    if masks == "one":
+        return 1 / (1 + omega), 1 / (1 + omega) ** 2
+    relaxation = 1 / (1 + omega / clients)
+    return relaxation, relaxation / (1 + 2 * omega)
 
 
 def _with_coin(rates, smooth, convex, steps: int | None, name: str) -> LocalTraining:

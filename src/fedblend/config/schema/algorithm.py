@@ -22,6 +22,7 @@ from pydantic import Discriminator, Field, Tag, model_validator
 
 from fedblend import solvers
 from fedblend.algorithms.fedavg import fedavg
+from fedblend.compress.compressor import COMPRESSOR
 from fedblend.config.schema.table import (
     TYPES,
     Count,
@@ -37,6 +38,7 @@ from fedblend.config.schema.table import (
     table_of,
     tagged,
 )
+from fedblend.config.schema.tables import AnyCompressor
 from fedblend.core import Algorithm, Loss
 from fedblend.errors import ConfigError, SettingError, UserError
 from fedblend.local import OPTIMIZER, Epochs, Optimizer, Scheduled, Work
@@ -237,6 +239,7 @@ def _solver_table(name: str) -> type[SolverTable]:
     )
 
 
+TYPES[COMPRESSOR] = AnyCompressor
 TYPES[solvers.SOLVER] = one_of(map(_solver_table, SOLVERS), "solver")
 
 

@@ -1,0 +1,232 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""LoCoDL: the paper's loop, exact optima with every g and mask, and what is sent."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import fedblend as fb
+import problems
+from fedblend import compress
+from fedblend.algorithms.locodl import locodl
+from fedblend.config.build import build
+from fedblend.config.config import ConfigError, check
+from fedblend.theory import local_training
+from fedblend.theory.constants import mixture, quadratics
+from fedblend.transforms.mixed_fl.central_loss import of_parameters, on_rows
+from reference import local_training_transcription as paper
+
+ALPHA = np.array([0.2, 0.9, 0.5, 1.0, 0.3, 0.7, 0.4])
+ON = problems.quadratics()
+A, B = problems.client_matrices(ON)
+OWN = np.stack([np.linalg.solve(a, b) for a, b in zip(A, B, strict=True)])
+CENTRAL = np.diag([0.5, 1.0, 2.0]), np.array([1.0, -2.0, 0.5])
+W_F, W_C = 0.4, 0.6
+STEPS, RATE = 3, 0.35
+CENTRALLY = {"weights": (W_F, W_C), "moved": 0.0}
+
+
+@pytest.fixture(autouse=True)
+def float64():
+    with jax.enable_x64(True):
+        yield
+
+
+def central_loss(params):
+    matrix, vector = map(jnp.asarray, CENTRAL)
+    return params @ matrix @ params / 2 - vector @ params
+
+
+def simulated(algorithm, *, rounds, every=None, key=None, central=None):
+    return fb.simulate(
+        algorithm,
+        jnp.asarray(ON.params, jnp.float64),
+        ON.federated_data,
+        jax.random.key(3) if key is None else key,
+        rounds=rounds,
+        every=every or rounds,
+        central=central,
+    )
+
+
+def method(loss=ON.loss, *, k=1, steps=STEPS, rate=RATE, **options):
+    work = fb.Work(rate, steps=steps, batch_size=None)
+    chosen = {"moved": 0.2, "compressor": compress.rand_k(k), "clients": 7} | options
+    return locodl(loss, work, **chosen)
+
+
+def mixed(**options):
+    """FLIX around LoCoDL."""
+    given = fb.solvers.given(jnp.asarray(OWN))
+    inner = partial(method, **options)
+    return fb.flix(ON.loss, inner, alpha=ALPHA, local=given)
+
+
+@pytest.mark.parametrize(
+    ("masks", "central"),
+    [
+        ("own", False),
+        ("one", True),
+        pytest.param("own", True, marks=pytest.mark.slow),
+        pytest.param("one", False, marks=pytest.mark.slow),
+    ],
+)
+def test_the_papers_loop_with_the_coins_and_masks_that_fell(masks, central):
+    """Masks are where d_i is not 0; both are in float64, over some 30 steps."""
+    options = {"central": of_parameters(central_loss), **CENTRALLY} if central else {}
+    run = simulated(method(masks=masks, **options), rounds=10, every=1)
+    ours, coins, kept, before = [], [], [], 0
+    for record in run:
+        if record.round:
+            coins += [False] * (int(run.server.local) - before - 1) + [True]
+            before = int(run.server.local)
+            sent = np.asarray(run.client_states().sent)
+            kept.append(sent != 0)
+            ours.append((np.asarray(run.shared), np.asarray(run.server.dual)))
+    assert len(coins) > 20
+    assert all((mask.sum(axis=1) == 1).all() for mask in kept)
+    assert all((mask == mask[0]).all() for mask in kept) == (masks == "one")
+    moved = 0.0 if central else 0.2
+    slopes = [
+        lambda x, a=a, b=b: a @ x - b - moved * x for a, b in zip(A, B, strict=True)
+    ]
+
+    def g(y):
+        return W_C / W_F * (CENTRAL[0] @ y - CENTRAL[1]) if central else moved * y
+
+    omega = 2.0
+    theirs = paper.locodl(
+        slopes,
+        g,
+        ON.params,
+        RATE,
+        1 / STEPS,
+        coins,
+        lambda number, i, vector: vector * kept[number][i] * (1 + omega),
+        omega / 7 if masks == "own" else omega,
+        1 + (2 * omega if masks == "own" else omega),
+    )
+    for (_, y, u, v), (shared, dual) in zip(theirs, ours, strict=True):
+        np.testing.assert_allclose(shared, y, rtol=0, atol=1e-13)
+        np.testing.assert_allclose(dual, v, rtol=0, atol=1e-13)
+        np.testing.assert_allclose(u.mean(axis=0) + v, 0, atol=1e-13)
+
+
+CENTRAL_LOSS = {"central": of_parameters(central_loss), **CENTRALLY}
+
+
+@pytest.mark.parametrize(
+    ("masks", "options"),
+    [
+        ("own", CENTRAL_LOSS),
+        ("one", {"moved": 0.01}),
+        pytest.param("own", {"moved": 0.01}, marks=pytest.mark.slow),
+        pytest.param("one", CENTRAL_LOSS, marks=pytest.mark.slow),
+    ],
+    ids=["own, central", "one", "own", "one, central"],
+)
+def test_mixtures_compression_and_the_servers_loss_end_at_the_exact_optimum(
+    masks, options
+):
+    """The minimizer of w_f/n sum f_i(mix_i) + w_c f_c, in closed form, to 1e-12.
+
+    Also what each side sends: k entries up; down y or k entries, the number of steps,
+    and yhat of a central loss; with one mask a seed of 64 bits as well.
+    """
+    rounds = 1500
+    run = simulated(mixed(masks=masks, **options), rounds=rounds).complete()
+    central = "central" in options
+    server = tuple(W_C / W_F * one for one in CENTRAL) if central else None
+    best = paper.mixture_optimum(A, B, OWN, ALPHA, server)
+    np.testing.assert_allclose(run.shared, best, rtol=0, atol=1e-12)
+    personal = ALPHA[3] * best + (1 - ALPHA[3]) * OWN[3]
+    np.testing.assert_allclose(run.personal(3), personal, rtol=0, atol=1e-12)
+    number, dim, k, bits = 64, 3, 1, run.bits()
+    joined = (dim + 1) * number  # w_i x_i and w_i, of FLIX
+    np.testing.assert_array_equal(bits.up, joined + rounds * k * number)
+    each = 32 + central * dim * number
+    each += dim * number if masks == "own" else k * number + 64
+    first = dim * number + (0 if masks == "own" else dim * number)
+    np.testing.assert_array_equal(bits.down, first + rounds * each)
+
+
+def test_the_servers_rows_and_any_unbiased_compressor():
+    """A central loss on rows, in whole batches: the same optimum; dithered messages."""
+    rows = fb.federate(tuple(one[None] for one in CENTRAL), [np.array([0])])
+    options = {**CENTRALLY, "compressor": compress.dithering(8)}
+    run = simulated(
+        method(central=on_rows(ON.loss), **options),
+        rounds=400,
+        central=rows.train.shard(0),
+    ).complete()
+    server = tuple(W_C / W_F * one for one in CENTRAL)
+    best = paper.mixture_optimum(A, B, OWN, np.ones(7), server)
+    np.testing.assert_allclose(run.shared, best, rtol=0, atol=1e-12)
+
+
+def test_the_bound_of_theory_holds():
+    """On f~ after some rounds, over 16 seeds."""
+    known, rounds = quadratics(ON.federated_data), 8
+    chosen = local_training.locodl(1.0, known, 2.0)
+    settings: dict = {"moved": chosen.moved, "rate": float(chosen.rates[0])}
+    keys = jax.vmap(jax.random.key)(jnp.arange(16))
+    run = fb.simulate(
+        method(steps=chosen.steps, **settings),
+        jnp.asarray(OWN.mean(axis=0)),
+        ON.federated_data,
+        keys,
+        rounds=rounds,
+        every=rounds,
+    ).complete()
+    away = np.asarray(run.shared) - problems.optimum(ON)
+    gaps = np.einsum("sd,de,se->s", away, A.mean(axis=0), away) / 2
+    bound = local_training.locodl_bound(chosen, mixture(1.0, known, OWN))
+    assert 0 < gaps.mean() <= bound.after(rounds)
+
+
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        ({"rate": optax.adam(0.1)},
+         "work: optimizer: an optimizer is not a constant rate"),
+        ({"rate": 0.0}, "work: optimizer: 0.0 is not a number above 0"),
+        ({"steps": fb.Epochs(2)},
+         "work: steps: .* is not a whole number of at least 1"),
+        ({"compressor": compress.top_k(1)},
+         r"compressor: top_k\(1\) is not an unbiased compressor"),
+        ({"compressor": compress.natural(), "masks": "one"},
+         "compressor: natural is not rand_k, for one mask"),
+        ({"moved": -1.0}, "moved: -1.0 is not a number of at least 0"),
+    ],
+)  # fmt: skip
+def test_what_makes_no_sense_is_refused_in_one_line(options, line):
+    with pytest.raises(ValueError, match=f"^locodl: {line}$"):
+        method(**options)
+
+
+def test_a_configuration(tiny):
+    tiny["run"].pop("cohort")
+    tiny["algorithm"] = {
+        "name": "locodl",
+        "rate": 0.1,
+        "steps": 3,
+        "batch_size": 4,
+        "moved": 0.01,
+        "compressor": {"name": "rand_k", "k": 5},
+        "masks": "one",
+    }
+    needs = build(check(tiny, "here")).algorithm.needs
+    assert needs.everyone and needs.uniform and needs.whole
+    tiny["compress"] = {"compressor": {"name": "natural"}}
+    with pytest.raises(ConfigError, match="compress: locodl compresses what it sends"):
+        build(check(tiny, "here"))
+    del tiny["compress"]
+    tiny["algorithm"]["compressor"] = {"name": "sign"}
+    line = "here: algorithm.compressor: sign is not rand_k, for one mask"
+    with pytest.raises(ConfigError, match=f"^{line}$"):
+        build(check(tiny, "here"))
