@@ -61,7 +61,10 @@ def test_help_works_in_both_cases(installed, capsys):
 def test_the_entry_point_is_that_of_the_distribution():
     project = tomllib.loads((ROOT / "reproductions" / "pyproject.toml").read_text())
     commands = project["project"]["entry-points"][cli.reproduce.GROUP]
-    assert commands == {"reproduce": "fedblend_reproductions.command:reproduce"}
+    assert commands == {
+        "reproduce": "fedblend_reproductions.command:reproduce",
+        "board": "fedblend_reproductions.board.command:board",
+    }
 
 
 def test_the_wheel_of_fedblend_has_no_reproductions():

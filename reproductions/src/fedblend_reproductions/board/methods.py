@@ -1,0 +1,150 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""The rows of the board: one short entry for each method.
+
+``Method("apfl", {"alpha": 0.5})`` is ``fb.apfl(loss, work, alpha=0.5)``. What needs
+more has a ``build`` of its own, which takes the same loss and work and the options.
+Options are plain numbers and words: they are part of a cell's hash.
+
+Every method is tuned over the rates of its task and nothing else; its own options are
+those of its paper or, where the paper tunes them, a common default.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+
+import fedblend as fb
+from fedblend.core import Algorithm, Loss
+from fedblend.local import Epochs, Work, descend
+from fedblend.losses import gradient
+from fedblend.solvers import Solver
+
+Build = Callable[..., Algorithm]
+"""``build(loss, work, **options)``; ``work`` is one epoch at the rate that is tried."""
+
+
+class Method(NamedTuple):
+    """A row of the board.
+
+    Attributes:
+        name: of the row, and of the builder in ``fedblend`` unless ``build`` is given.
+        options: of the builder.
+        build: makes the algorithm.
+        published: the method's name in the published tables.
+        personal: whether clients deploy models of their own.
+        title: in the table; the published name, or the name, if empty.
+    """
+
+    name: str
+    options: dict[str, Any] = {}  # noqa: RUF012
+    build: Build | None = None
+    published: str = ""
+    personal: bool = True
+    title: str = ""
+
+    @property
+    def heading(self) -> str:
+        """The words of the row."""
+        return self.title or self.published or self.name
+
+    def algorithm(self, loss: Loss, work: Work) -> Algorithm:
+        """The algorithm of the row."""
+        build = self.build or getattr(fb, self.name)
+        return build(loss, work, **self.options)
+
+
+def head(path: str) -> bool:
+    """Whether parameters belong to the head: the layer of the scores."""
+    return path.startswith("last")
+
+
+def trained_alone(loss: Loss, work: Work, epochs: int) -> Solver:
+    """FLIX's pure local models: so many epochs on the client's own rows."""
+
+    def solve(params, shard, key):
+        more = work._replace(steps=Epochs(epochs))
+        return descend(gradient(loss), params, shard, key, work=more)[0], jnp.zeros(())
+
+    return solve
+
+
+def _finetune(loss: Loss, work: Work, epochs: int) -> Algorithm:
+    return fb.finetune(fb.fedavg(loss, work), loss, work._replace(steps=Epochs(epochs)))
+
+
+def _ditto(loss: Loss, work: Work, lam: float) -> Algorithm:
+    return fb.ditto(fb.fedavg(loss, work), loss, work, lam=lam)
+
+
+def _fedrep(loss: Loss, work: Work, head_epochs: int) -> Algorithm:
+    return fb.fedrep(loss, work, head=head, head_steps=Epochs(head_epochs))
+
+
+def _flix_local_steps(loss: Loss, work: Work, alpha: float, epochs: int) -> Algorithm:
+    alone = trained_alone(loss, work, epochs)
+    return fb.flix(loss, lambda of: fb.fedavg(of, work), alpha=alpha, local=alone)
+
+
+def _flix(loss: Loss, work: Work, alpha: float, epochs: int, rows: int) -> Algorithm:
+    alone = trained_alone(loss, work, epochs)
+    step = Work(work.optimizer, 1, rows)
+    return fb.flix(loss, lambda of: fb.fedavg(of, step), alpha=alpha, local=alone)
+
+
+def _perfedavg(loss: Loss, work: Work) -> Algorithm:
+    rate: Any = work.optimizer
+    return fb.perfedavg(loss, work, inner_rate=rate, hessian="none")
+
+
+def _pfedme(loss: Loss, work: Work, lam: float, inner_steps: int) -> Algorithm:
+    rate: Any = work.optimizer
+    more = {"lam": lam, "inner_rate": rate, "inner_steps": inner_steps}
+    return fb.pfedme(loss, work, **more)
+
+
+def _with_server(name: str) -> Build:
+    def build(loss: Loss, work: Work, server_rate: float) -> Algorithm:
+        return getattr(fb, name)(loss, work, server_rate)
+
+    return build
+
+
+def _l2gd(loss: Loss, work: Work, lam: float, steps: int) -> Algorithm:
+    rate: Any = work.optimizer
+    return fb.l2gd(loss, rate, lam=lam, p=1 / steps, batch_size=work.batch_size)
+
+
+METHODS = {
+    method.name: method
+    for method in (
+        Method("fedavg", published="FedAvg", personal=False),
+        Method("local_only", title="local only"),
+        Method("finetune", {"epochs": 1}, _finetune, title="FedAvg, fine-tuned"),
+        Method("apfl", {"alpha": 0.5}, published="APFL"),
+        Method("ditto", {"lam": 0.1}, _ditto, "Ditto"),
+        Method("fedrep", {"head_epochs": 1}, _fedrep, "FedRep"),
+        Method(
+            "flix_local_steps",
+            {"alpha": 0.5, "epochs": 10},
+            _flix_local_steps,
+            title="FLIX, local steps",
+        ),
+        Method("perfedavg", {}, _perfedavg, "Per-FedAvg"),
+        Method("pfedme", {"lam": 15.0, "inner_steps": 5}, _pfedme, "pFedMe"),
+        Method("fedprox", {"mu": 0.001}, published="FedProx", personal=False),
+        Method("scaffold", title="SCAFFOLD", personal=False),
+        Method("flix", {"alpha": 0.5, "epochs": 10, "rows": 100}, _flix, title="FLIX"),
+        Method("l2gd", {"lam": 0.1, "steps": 262}, _l2gd, title="L2GD"),
+        Method(
+            "reptile", {"server_rate": 0.5}, _with_server("reptile"), title="Reptile"
+        ),
+        Method("fomaml", {"server_rate": 0.1}, _with_server("fomaml"), title="FOMAML"),
+        Method("mapper", {"grid": 3}, title="MAPPER"),
+    )
+}
+"""In the order in which they are run: the most important first."""
+
+BASELINE = "finetune"
+"""The row that every personal method has to beat."""
