@@ -58,11 +58,15 @@ def test_diana_by_hand(found, by_hand):
     (made,) = of(found, "diana", alpha=0.5)
     own, omega, b = 0.25 * by_hand.L, DIM / K - 1, K / DIM
     top, worst, mu = own.mean(), own.max(), 0.25 * L2
-    step = 1 / (top + 2 * worst * omega / CLIENTS + 4 * worst * omega / CLIENTS)
+    step = 0.0
+    for _ in range(50):  # r = step mu, q = (1 + sqrt(b/(b - r)))^2, to a fixed point
+        ratio = math.sqrt(b / (b - step * mu))
+        step = 1 / (top + worst * omega * (1 + ratio) ** 2 / CLIENTS)
     assert made.rate == pytest.approx(step)
-    factor = max(1 - step * mu, 1 - b / 2)
+    factor = 1 - step * mu
     noise = worst * omega * top * by_hand.V
-    start = top * by_hand.V / mu + 4 * step**2 / (CLIENTS * b) * noise
+    weight = (1 + 1 / ratio) / (b - step * mu)
+    start = top * by_hand.V / mu + weight * step**2 / CLIENTS * noise
     rounds = made.plan.rounds or 0
     assert rounds == math.ceil(math.log(EPS / (top / 2 * start)) / math.log(factor)) + 1
     assert made.plan.bound == pytest.approx(top / 2 * start * factor ** (rounds - 1))

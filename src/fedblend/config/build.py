@@ -24,7 +24,7 @@ from fedblend.config.model import (
     losses_of,
     measures_of,
     model_of,
-    numbers_of,
+    rates,
     require_known,
     smoothness,
     with_rates,
@@ -177,7 +177,7 @@ def method(
     clients: int,
     cohort: int,
     known: Smoothness | None,
-    rates: Sequence[Any] | None = None,
+    found_rates: Sequence[Any] | None = None,
 ) -> Method:
     """The model, its loss, the algorithm with all that is wrapped around it.
 
@@ -187,15 +187,15 @@ def method(
         clients: how many there are.
         cohort: how many of them take part in a round.
         known: constants of the clients' losses, if the algorithm asks for them.
-        rates: in place of ``rate = "theory"``, of the algorithm and of training alone;
-            None to find them from the constants.
+        found_rates: what ``rate = "theory"`` stands for; None to find it from the
+            constants.
     """
     name = loss_name(config, task)
     model = model_of(config, task, name)
     plain, loss = losses_of(config, name, model.apply)
     check_lists("algorithm", config.algorithm, clients)
     params = jax.eval_shape(model.init, jax.random.key(0))
-    options, own = with_rates(config, known, trees.size(params), rates)
+    options, own = with_rates(config, known, trees.size(params), found_rates)
     algorithm = options.build(loss, known, clients)
     alone = config.measure.local and options.name != "local_only"
     if config.measure.local_rate is not None:
@@ -225,8 +225,9 @@ def _by_split(
     }
     if config.algorithm.rate == "theory":
         params = jax.eval_shape(found.model.init, jax.random.key(0))
-        chosen = [with_rates(config, one, trees.size(params)) for one in every]
-        over["rates"] = np.array([numbers_of(pair) for pair in chosen])
+        over["rates"] = np.array(
+            [rates(config, one, trees.size(params)) for one in every]
+        )
 
     def at(split: Any) -> Method:
         own = every[0]._replace(smooth=split["smooth"], convex=split["convex"])

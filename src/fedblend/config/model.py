@@ -8,7 +8,7 @@ plans rest on theorems about plain gradient descent in which everybody takes par
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -16,7 +16,7 @@ import numpy as np
 from fedblend import losses, metrics, models
 from fedblend.config.config import Config
 from fedblend.config.imported_model import imported_model
-from fedblend.config.schema.tables import Compress, ModelChoice
+from fedblend.config.schema.tables import Compress, CompressorTable, ModelChoice
 from fedblend.config.toml import literal
 from fedblend.core import Loss
 from fedblend.data.dataset import Task
@@ -199,7 +199,7 @@ def require_assumptions(config: Config, clients: int | None = None) -> None:
         ("algorithm.batch_size", options.batch_size, ("all",)),
         ("algorithm.optimizer", options.optimizer, (None,)),
         ("algorithm.schedule", options.schedule, (None,)),
-        ("algorithm.server", getattr(options, "server", None), (None,)),
+        ("algorithm.server", _other_server(options), (None,)),
         ("algorithm.mix", options.mix, ("parameters",)),
         ("run.cohort", cohort if clients else None, (None,)),
         ("populations", config.populations, (None,)),
@@ -213,26 +213,55 @@ def require_assumptions(config: Config, clients: int | None = None) -> None:
             raise ConfigError(f"{key}: is {shown}; theory needs {wanted} there")
 
 
-def solver(table: Compress | None, dim: int, clients: int) -> Solver:
+def _accelerates(options: Any) -> bool:
+    """Whether the server has theory's momentum, and no other rate than one."""
+    server: Any = getattr(options, "server", None)
+    return getattr(server, "from_theory", False) and server.rate == 1
+
+
+def _other_server(options: Any) -> Any:
+    """An optimizer of the server that theory does not know."""
+    return None if _accelerates(options) else getattr(options, "server", None)
+
+
+def solver(
+    table: Compress | None, dim: int, clients: int, *, accelerates: bool = False
+) -> Solver:
     """What ``[compress]`` makes of gradient descent, in the words of theory.
 
     Args:
         table: the table, None without compression.
         dim: parameters of the model.
         clients: how many there are.
+        accelerates: whether the server has theory's momentum.
 
     Raises:
         ConfigError: theory has no step for it.
     """
     if table is None:
-        return DGD
-    chosen = table.compressor.make({})
-    if table.how == "ef21" or chosen.omega is None:
-        what = "ef21" if table.how == "ef21" else f"{chosen.name}, which is biased"
-        key = "how" if table.how == "ef21" else "compressor"
+        return Solver("accelerated") if accelerates else DGD
+    if accelerates:
         raise ConfigError(
-            f"compress.{key}: theory has no step for {what}; it needs an unbiased "
-            'compressor under "diana" or "plain"'
+            "compress: is given; theory has no step for momentum with compression"
+        )
+    if table.down is not None:
+        if table.compressor is not None or table.how == "perm_k":
+            raise ConfigError(
+                "compress.down: theory has no step for compression both ways; leave "
+                "it out, or compress.compressor"
+            )
+        return Solver("downlink", delta=_delta("down", table.down, dim))
+    if table.how == "perm_k":
+        return Solver("perm_k")
+    assert table.compressor is not None  # the table demands one
+    if table.how == "ef21":
+        return Solver("ef21", delta=_delta("compressor", table.compressor, dim))
+    chosen = table.compressor.make({})
+    if chosen.omega is None:
+        raise ConfigError(
+            f"compress.compressor: theory has no step for {chosen.name}, which is "
+            'biased; it needs an unbiased compressor under "diana" or "plain", or '
+            'compress.how = "ef21"'
         )
     omega = chosen.omega(dim)
     if table.how == "plain":
@@ -246,8 +275,18 @@ def solver(table: Compress | None, dim: int, clients: int) -> Solver:
     return Solver("diana", omega, rate)
 
 
+def _delta(key: str, table: CompressorTable, dim: int) -> Any:
+    made = table.make({})
+    found = None if made.delta is None else made.delta(dim)
+    if found is None or not np.min(found) > 0:
+        raise ConfigError(
+            f"compress.{key}: {made.name} does not contract {dim} parameters"
+        )
+    return found
+
+
 def step(way: Solver, alpha: Any, known: Smoothness) -> float:
-    """The step that theory allows a solver, a quarter of it without strong convexity.
+    """The step that theory allows a solver; less of it without strong convexity.
 
     Args:
         way: the solver.
@@ -260,49 +299,78 @@ def step(way: Solver, alpha: Any, known: Smoothness) -> float:
         return rule(alpha, known, way.omega, way.memory_rate)
     if way.name == "dcgd":
         return getattr(steps, f"dcgd{flat}")(alpha, known, way.omega)
+    if way.name == "perm_k":
+        return getattr(steps, f"perm_k{flat}")(alpha, known)
+    if way.name in ("ef21", "downlink"):
+        return getattr(steps, way.name)(alpha, known, way.delta)
     return steps.dgd(alpha, known)
+
+
+def momentum(way: Solver, alpha: Any, known: Smoothness) -> float:
+    """The momentum that theory gives the server, 0 for other solvers.
+
+    Arguments as for ``step``.
+
+    Raises:
+        ConfigError: f~ is not strongly convex.
+    """
+    if way.name != "accelerated":
+        return 0.0
+    if np.any(alpha) and mu_alpha(alpha, known) <= 0:
+        raise ConfigError(
+            "algorithm.server.momentum: theory has one for strongly convex f~, and "
+            "mu_alpha is 0; model.l2 above 0 gives it"
+        )
+    return steps.accelerated(alpha, known).momentum
+
+
+class Rates(NamedTuple):
+    """In place of the word "theory": the rates, and the server's momentum or 0.
+
+    Alone it is ``1/max L_i``: the step of FLIX grows like 1/alpha^2, which is right for
+    the mixture and far too long for a model by itself.
+    """
+
+    together: Any
+    alone: Any
+    momentum: Any = 0.0
+
+
+def rates(config: Config, known: Smoothness | None, dim: int) -> Rates:
+    """What ``rate = "theory"`` stands for, by the constants of all clients.
+
+    Raises:
+        ConfigError: theory has no step for the configuration.
+    """
+    known = require_known(known, 'algorithm.rate: "theory"')
+    clients = len(known.smooth)
+    require_assumptions(config, clients)
+    options: Any = config.algorithm
+    alone, alpha = 1 / float(known.smooth.max()), np.asarray(options.alpha)
+    if options.entry.own_rates:
+        if config.compress is not None:
+            raise ConfigError(
+                f"compress: is given; theory has no step for {options.name} with it"
+            )
+        return Rates(alone, alone)
+    way = solver(config.compress, dim, clients, accelerates=_accelerates(options))
+    return Rates(step(way, alpha, known), alone, momentum(way, alpha, known))
 
 
 def with_rates(
     config: Config,
     known: Smoothness | None,
     dim: int,
-    rates: Sequence[Any] | None = None,
+    found: Sequence[Any] | None = None,
 ) -> tuple[Any, Any]:
-    """The options with ``rate = "theory"`` as a number, and those of training alone.
+    """The options with numbers in place of "theory", and those of training alone.
 
-    Alone it is ``1/max L_i``: the step of FLIX grows like 1/alpha^2, which is right for
-    the mixture and far too long for a model by itself. ``rates`` are both, where they
-    are known. An algorithm with a rate for every client finds it itself.
+    ``found`` are ``Rates``, where they are known. An algorithm with a rate for every
+    client finds it itself.
     """
     options: Any = config.algorithm
     if options.rate != "theory":
         return options, options
-    if rates is None:
-        known = require_known(known, 'algorithm.rate: "theory"')
-        alone = 1 / float(known.smooth.max())
-        require_assumptions(config, len(known.smooth))
-        rates = _together(config, known, dim, alone), alone
-    found = [options.model_copy(update={"rate": rates[place]}) for place in (0, 1)]
+    together, alone, own = rates(config, known, dim) if found is None else found
+    found = [options.with_theory(rate, own) for rate in (together, alone)]
     return (options if options.entry.own_rates else found[0]), found[1]
-
-
-def numbers_of(pair: tuple[Any, Any]) -> tuple[float, float]:
-    """The rates of what ``with_rates`` returns, as it takes them.
-
-    Of an algorithm with a rate for every client only the second is read.
-    """
-    options, own = pair
-    return (own if options.entry.own_rates else options).rate, own.rate
-
-
-def _together(config: Config, known: Smoothness, dim: int, alone: float) -> float:
-    options: Any = config.algorithm
-    if not options.entry.own_rates:
-        way = solver(config.compress, dim, len(known.smooth))
-        return step(way, np.asarray(options.alpha), known)
-    if config.compress is not None:
-        raise ConfigError(
-            f"compress: is given; theory has no step for {options.name} with it"
-        )
-    return alone

@@ -23,7 +23,7 @@ from fedblend import trees
 from fedblend.config import toml
 from fedblend.config.build import Built, method
 from fedblend.config.config import Config, check
-from fedblend.config.model import loss_name, numbers_of, smoothness, with_rates
+from fedblend.config.model import loss_name, rates, smoothness
 from fedblend.core import Algorithm
 from fedblend.errors import ConfigError, shown
 from fedblend.simulation.sampling import settled
@@ -224,8 +224,8 @@ def together(points: Sequence[Point], built: Built) -> Together:
     if config.algorithm.rate == "theory" and "algorithm.rate" not in swept:
         dim = trees.size(jax.eval_shape(built.model.init, jax.random.key(0)))
         own = [*known] * (1 if by_split else seeds)
-        chosen = [with_rates(one.config, of, dim) for one in points for of in own]
-        over["rates"] = np.array([numbers_of(pair) for pair in chosen])
+        chosen = [rates(one.config, of, dim) for one in points for of in own]
+        over["rates"] = np.array(chosen)
     clients = built.federated_data.clients
     cohort = settled(built.spec.cohort, clients)[1]  # pyright: ignore
 

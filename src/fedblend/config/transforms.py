@@ -15,9 +15,10 @@ import numpy as np
 
 from fedblend import models, transforms, trees
 from fedblend.checks import below
+from fedblend.compress import Compressor
 from fedblend.config.config import LOOKED_UP, Config, named_by_key
 from fedblend.config.schema.table import arguments, check_lists
-from fedblend.config.schema.tables import Central, Compress, Privacy
+from fedblend.config.schema.tables import Central, Compress, CompressorTable, Privacy
 from fedblend.core import Algorithm, Loss, PyTree
 from fedblend.data.federated import FederatedData
 from fedblend.errors import ConfigError
@@ -160,14 +161,37 @@ def compressed(
     """
     if table is None:
         return algorithm
-    chosen = table.compressor
     check_lists("compress", table, clients)
-    made = chosen.make({})
+    algorithm = _compressed_up(table, algorithm, dim, clients)
+    if table.down is None:
+        return algorithm
+    made = _fitting("down", table.down, dim)
+    if made.delta is None or not np.min(made.delta(dim)) > 0:
+        raise ConfigError(
+            f"compress.down: {made.name} does not contract {dim} parameters"
+        )
+    return transforms.downlink(algorithm, made)
+
+
+def _fitting(key: str, chosen: CompressorTable, dim: int) -> Compressor:
+    """The compressor of a table, for a model of this size."""
     most = np.max(getattr(chosen, "k", 1))
     if most > dim:
         raise ConfigError(
-            f"compress.compressor.k: {most} is more than the model's {dim} parameters"
+            f"compress.{key}.k: {most} is more than the model's {dim} parameters"
         )
+    return chosen.make({})
+
+
+def _compressed_up(
+    table: Compress, algorithm: Algorithm, dim: int, clients: int
+) -> Algorithm:
+    """The algorithm with compressed answers of the clients."""
+    if table.how == "perm_k":
+        return transforms.perm_k(algorithm, clients=clients)
+    if table.compressor is None:
+        return algorithm
+    made = _fitting("compressor", table.compressor, dim)
     if table.how == "plain":
         return transforms.compressed(algorithm, made)
     if table.how == "ef21":

@@ -25,12 +25,12 @@ from fedblend.config.build import Method, method
 from fedblend.config.config import LOOKED_UP, Config, dump, loads
 from fedblend.config.imports import TABLES, is_import_path
 from fedblend.config.model import (
+    Rates,
     has_constants,
     loss_name,
     model_of,
-    numbers_of,
+    rates,
     smoothness,
-    with_rates,
 )
 from fedblend.config.schema.tables import Nodes
 from fedblend.core import Algorithm, Down, Key, PyTree, Shard
@@ -53,8 +53,8 @@ class Facts(NamedTuple):
     """A bound on the rows that a client uses, of each table of ``[select]``."""
     constants: Smoothness | None = None
     """Constants of the clients' losses; a node has its own in the place of all."""
-    rates: tuple[float, float] | None = None
-    """In place of ``rate = "theory"``: of the federation, and of training alone."""
+    rates: Rates | None = None
+    """What ``rate = "theory"`` stands for."""
     preprocessing: "raw_tables.Preprocessing | None" = None
     """What the statistics of all nodes make of raw tables."""
 
@@ -206,7 +206,7 @@ class Contract:
             self.config, FederatedData(splits["train"]), self.params
         )
 
-    def rates(self, constants: Smoothness | None) -> tuple[float, float] | None:
+    def rates(self, constants: Smoothness | None) -> Rates | None:
         """The rates of ``Facts``, from the constants of all clients.
 
         Raises:
@@ -220,7 +220,7 @@ class Contract:
                 f"federation.quorum: is {asked.quorum:g}; theory needs 1.0 there"
             )
         size = sum(leaf.size for leaf in jax.tree.leaves(self.params))
-        return numbers_of(with_rates(self.config, constants, size))
+        return rates(self.config, constants, size)
 
     def method(self, facts: Facts) -> Method:
         """The method, as server and nodes build it alike."""
@@ -339,10 +339,12 @@ def parse_contract(text: str) -> Contract:
     return contract_of(loads(text, "message"))
 
 
-def _rates(sent: Any) -> tuple[float, float]:
+def _rates(sent: Any) -> Rates:
     match sent:
-        case [float(together), float(alone)] if 0 < together < inf and 0 < alone < inf:
-            return together, alone
+        case [float(together), float(alone), float(momentum)] if (
+            0 < together < inf and 0 < alone < inf and 0 <= momentum < 1
+        ):
+            return Rates(together, alone, momentum)
     raise ConfigError("message: has no rates")
 
 

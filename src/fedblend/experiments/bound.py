@@ -11,7 +11,8 @@ that was found::
                           + mean |g_i|^2/(2 mu_i)
 
 because ``min f~ >= mean min f_i >= mean f_i(x_i) - |g_i|^2/(2 mu_i)``. Without g_i it
-is Theorem 1.
+is Theorem 1. With theory's momentum at the server it is the bound of accelerated
+descent.
 """
 
 from collections.abc import Mapping
@@ -51,6 +52,9 @@ def promise(config: Config, built: Built, run: Run) -> dict[str, Any]:
         + float(np.mean(norms**2 / (2 * known.convex)))
     )
     factor = bounds.dgd(constants).factor
+    if options.server:
+        factor = bounds.accelerated(constants).factor
+        start *= bounds.accelerated_excess(constants)
     if not np.isfinite(start):
         return {}
     return {"theory": {"start": start, "factor": factor}}

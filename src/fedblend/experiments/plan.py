@@ -222,13 +222,17 @@ def _check_transforms(config: Config) -> None:
         )
     if config.central is not None:
         raise ConfigError("central: there are no plans for a loss at the server")
-    how = None if config.compress is None else config.compress.how
-    if how not in (None, "diana"):
+    if config.compress is None:
+        return
+    how = config.compress.how
+    if config.compress.down is not None:
+        raise ConfigError("compress.down: there are no plans for it; leave it out")
+    if how not in ("diana", "ef21"):
         # A biased compressor is the more helpful thing to name.
         model.solver(config.compress, 1, 1)
         raise ConfigError(
             f'compress.how: "{how}" has no plan, it ends in a neighborhood; there are '
-            'plans for "diana", and without [compress]'
+            'plans for "diana" and "ef21", and without [compress]'
         )
 
 

@@ -7,6 +7,7 @@ from fedblend.theory import bounds as bounds
 from fedblend.theory import certificate as certificate
 from fedblend.theory import constants as constants
 from fedblend.theory import diana as diana
+from fedblend.theory import error_feedback as error_feedback
 from fedblend.theory import generalization as generalization
 from fedblend.theory import local_training as local_training
 from fedblend.theory import mixed_fl as mixed_fl

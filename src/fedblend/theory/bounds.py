@@ -35,7 +35,7 @@ import numpy as np
 
 from fedblend.checks import POSITIVE, WHOLE, gate, words
 from fedblend.core import PyTree
-from fedblend.theory import constants, steps
+from fedblend.theory import constants, error_feedback, steps
 from fedblend.theory.constants import Mixture, Smoothness
 
 
@@ -176,6 +176,92 @@ def diana(known: Mixture, omega, memory_rate=None) -> Curve:
     return Curve(known.L_alpha / 2 * start, factor, 0.0, one_shot(known))
 
 
+def accelerated(known: Mixture) -> Curve:
+    """Accelerated gradient descent at ``steps.accelerated``, from x_avg.
+
+    With ``q = sqrt(mu_alpha/L_alpha)``, Nesterov's Lyapunov function ``E_k = f~(x^k) -
+    min f~ + mu_alpha/2 |z^k - x*|^2`` shrinks by 1 - q and starts at 2 (f~(x_avg) - min
+    f~) at most. Clients have ``y^k = (x^k + q z^k)/(1 + q)``, where convexity and
+    smoothness bound f~ by ``E_k/(q (1 + q))``: one factor sqrt(kappa) for that.
+    """
+    if known.L_alpha == 0:
+        return Curve(0.0, 0.0, 0.0, 0.0)
+    start = one_shot(known) * accelerated_excess(known)
+    root = math.sqrt(known.mu_alpha / known.L_alpha)
+    return Curve(start, 1 - root, 0.0, one_shot(known))
+
+
+def accelerated_excess(known: Mixture) -> float:
+    """``2/(q (1 + q))``: the bound of acceleration over f~(x_avg) - min f~."""
+    steps.require_strongly_convex(known.alpha, known.smoothness, "accelerated")
+    root = math.sqrt(known.mu_alpha / known.L_alpha) if known.L_alpha > 0 else 1.0
+    return 2 / (root * (1 + root))
+
+
+def perm_k(known: Mixture) -> Curve:
+    """Perm-k at ``steps.perm_k``: E f~(x^k) - min f~, to a neighborhood.
+
+    ``L_alpha/2 ((1 - gamma mu_alpha)^k |x_avg - x*|^2 + 2 gamma sigma/mu_alpha)`` with
+    ``sigma = mean |grad f~_i(x*)|^2``, bounded as in this module's text.
+    """
+    step = steps.perm_k(known.alpha, known.smoothness)
+    if step == 0:
+        return Curve(0.0, 0.0, 0.0, 0.0)
+    return Curve(
+        start=known.L_alpha / 2 * start_distance(known),
+        factor=max(1 - step * known.mu_alpha, 0.0),
+        floor=known.L_alpha * step * memory_noise(known, 1.0) / known.mu_alpha,
+        at_start=one_shot(known),
+    )
+
+
+def ef21(known: Mixture, delta) -> Curve:
+    """EF21 at ``steps.ef21``: E f~(x^k) - min f~.
+
+    ``(1 - gamma mu_alpha)^k Psi^0`` with Psi of ``error_feedback``. The first estimates
+    are compressed gradients, so that their errors have a mean square of at most ``(1 -
+    delta) mean |grad f~_i(x_avg)|^2 <= (1 - delta) max(l_i) L_alpha V``.
+    """
+    step = steps.ef21(known.alpha, known.smoothness, delta)
+    if step == 0:
+        return Curve(0.0, 0.0, 0.0, 0.0)
+    least = steps.least_contraction(delta, known.clients)
+    if least == 1:
+        return dgd(known)
+    error = (1 - least) * memory_noise(known, 1.0)
+    weight = error_feedback.weight(step, known.mu_alpha, least)
+    factor = 1 - step * known.mu_alpha
+    return Curve(one_shot(known) + weight * error, factor, 0.0, one_shot(known))
+
+
+def downlink(known: Mixture, delta: float, distance: float | None = None) -> Curve:
+    """EF21-P at ``steps.downlink``: E f~(w^k) - min f~ at the clients' copy w^k.
+
+    ``(1 + L_alpha/(2 c)) (1 - gamma mu_alpha)^k Psi^0`` with Psi of ``error_feedback``
+    and c the weight of its error: ``f~(w) - min f~ <= (sqrt(f~(x) - min f~) +
+    sqrt(L_alpha/2) |x - w|)^2``. x^0 is x_avg, of which clients have what ``C`` leaves
+    of the distance to the initial parameters.
+
+    Args:
+        known: constants of f~.
+        delta: how much the compressor contracts.
+        distance: ``|x_avg - initial parameters|^2``; from zero if None.
+    """
+    step = steps.downlink(known.alpha, known.smoothness, delta)
+    if step == 0:
+        return Curve(0.0, 0.0, 0.0, 0.0)
+    if delta == 1:
+        return dgd(known)
+    if distance is None:
+        distance = float(known.average @ known.average)
+    error = (1 - delta) * distance
+    weight = known.L_alpha**2 * error_feedback.weight(step, known.mu_alpha, delta)
+    copied = 1 + known.L_alpha / (2 * weight)
+    here = (math.sqrt(one_shot(known)) + math.sqrt(known.L_alpha * error / 2)) ** 2
+    start = copied * (one_shot(known) + weight * error)
+    return Curve(start, 1 - step * known.mu_alpha, 0.0, here)
+
+
 def start_distance(known: Mixture) -> float:
     """``|x_avg - x*|^2 <= L_alpha V/mu_alpha`` (Proposition 5)."""
     steps.require_strongly_convex(known.alpha, known.smoothness, "start_distance")
@@ -284,17 +370,21 @@ def predicted(
     rounds: int,
     omega: float | np.ndarray | None = 0.0,
     memory_rate: float | np.ndarray | None = None,
+    delta: float | np.ndarray | None = None,
 ) -> np.ndarray:
     """The bound on f~(x^k) - min f~ for k = 0 ... rounds, to plot beside a run.
 
     Args:
-        solver: "dgd", "dcgd" or "diana", from x_avg and at its step of ``steps``.
+        solver: "dgd", "accelerated", "dcgd", "diana", "perm_k", "ef21" or "downlink",
+            from x_avg and at its step of ``steps``.
         known: constants of f~.
         rounds: number of rounds.
-        omega: the compressors' variance.
+        omega: the compressors' variance, of "dcgd" and "diana".
         memory_rate: b of DIANA.
+        delta: how much compressors contract, of "ef21" and "downlink".
     """
-    return curve(solver, known, omega, memory_rate).after(np.arange(rounds + 1))
+    found = curve(solver, known, omega, memory_rate, delta)
+    return found.after(np.arange(rounds + 1))
 
 
 def curve(
@@ -302,11 +392,17 @@ def curve(
     known: Mixture,
     omega: float | np.ndarray | None = 0.0,
     memory_rate: float | np.ndarray | None = None,
+    delta: float | np.ndarray | None = None,
 ) -> Curve:
     """The bound of a solver by its name. Arguments as for ``predicted``."""
-    words("dgd", "dcgd", "diana")("solver", solver)
-    if solver == "dgd":
-        return dgd(known)
-    if solver == "dcgd":
-        return dcgd(known, omega)
-    return diana(known, omega, memory_rate)
+    by_name = {
+        "dgd": lambda: dgd(known),
+        "accelerated": lambda: accelerated(known),
+        "dcgd": lambda: dcgd(known, omega),
+        "diana": lambda: diana(known, omega, memory_rate),
+        "perm_k": lambda: perm_k(known),
+        "ef21": lambda: ef21(known, delta),
+        "downlink": lambda: downlink(known, delta),
+    }
+    words(*by_name)("solver", solver)
+    return by_name[solver]()

@@ -50,11 +50,17 @@ class Traffic(NamedTuple):
 
 
 class Solver(NamedTuple):
-    """The solver of the rounds: "dgd", or "diana" with its compressors."""
+    """The solver of the rounds, by its name in ``bounds.curve``, and its compressors.
+
+    "dgd" and "accelerated" have none; "dcgd" and "diana" have ``omega``, "ef21" and
+    "downlink" have ``delta``. "dcgd" and "perm_k" have a step and no plan: they end in
+    a neighborhood.
+    """
 
     name: str = "dgd"
     omega: float | np.ndarray | None = 0.0
     memory_rate: float | np.ndarray | None = None
+    delta: float | np.ndarray | None = None
 
 
 class Plan(NamedTuple):
@@ -185,10 +191,10 @@ def table(
 def _curve(smoothness: Smoothness, personal, solver: Solver, shape) -> Curve:
     """The bound of the solver for alpha = 1 in this shape."""
     known = mixture(shape, smoothness, personal)
-    words("dgd", "diana")("solver", solver.name)
+    words("dgd", "accelerated", "diana", "ef21", "downlink")("solver", solver.name)
     if known.alpha.max() != 1:
         raise ValueError(f"shape: its largest entry is {known.alpha.max():g}, not 1")
-    return bounds.curve(solver.name, known, solver.omega, solver.memory_rate)
+    return bounds.curve(solver.name, known, *solver[1:])
 
 
 def _needed(alpha: float, eps: float, curve: Curve, traffic: Traffic | None) -> Plan:

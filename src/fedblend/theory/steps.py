@@ -12,11 +12,28 @@ that are drawn independently by each client, and memories that follow at rates b
     DIANA, only convex     a quarter of 1/(L_alpha + 2 max(l_i omega_i)/n
                              + 4 max(b_i omega_i l_i)/(n min b_i))
     DCGD, nonconvex        min(1/L_alpha, sqrt(n/(2 L_alpha max(l_i omega_i) T)))
+    accelerated            1/L_alpha with momentum (sqrt(kappa) - 1)/(sqrt(kappa) + 1)
+    perm-k                 1/(2 max l_i); half of it, only convex
+    EF21, EF21-P           the root of a quadratic equation, see ``error_feedback``
     DIANA, nonconvex       min(1/(2 sqrt(e)), 2/(sqrt(1 + 8e) + 1))/R,
                            R^2 = mean l_i^2,  e = (1+omega) omega (3 + 2 omega)/n
 
 q_i is between 1 and 4 where kappa is large, and ``theory.diana`` derives it. Where all
 alpha_i are 0, f~ is constant and steps are 0.
+
+Perm-k: every entry of the mean comes from one client, drawn uniformly, so that the mean
+square of what arrives is ``mean |grad f~_i(x)|^2``: the inequality ``E |error|^2 <= A
+mean |v_i|^2 - B |mean v_i|^2`` of Szlendak, Tyurin, Richtárik, 2021, arXiv:2110.03300,
+is an equality with A = B = 1. As ``|grad f~_i(x)|^2 <= 2 |grad f~_i(x) - grad
+f~_i(x*)|^2 + 2 |grad f~_i(x*)|^2``, with ``gamma <= 1/(2 max l_i)``::
+
+    E |x+ - x*|^2 <= (1 - gamma mu) |x - x*|^2 + 2 gamma^2 mean |grad f~_i(x*)|^2
+
+Like DCGD's, its answers have no memory, and a constant step ends in a neighborhood.
+
+Accelerated: Nesterov's method for constants that are known, ``x+ = y - grad f~(y)/L``,
+``y+ = x+ + momentum (x+ - x)``: Nesterov, "Lectures on convex optimization", 2018,
+section 2.2. Momentum at the server as optax has it runs the same y.
 
 Where this differs from the paper: its strongly convex DIANA has the step of the convex
 one times 4, which is smaller. Its nonconvex DCGD allows 1/L_alpha for any number of
@@ -27,10 +44,19 @@ less smooth than the rest: the proof needs ``mean |grad f~_i(x) - grad f~_i(y)|^
 """
 
 import math
+from typing import NamedTuple
 
 import numpy as np
 
-from fedblend.checks import ALPHA, COUNT, NOT_NEGATIVE, Instance, by_client, gate
+from fedblend.checks import (
+    ALPHA,
+    COUNT,
+    NOT_NEGATIVE,
+    Instance,
+    Number,
+    by_client,
+    gate,
+)
 from fedblend.errors import UserError
 from fedblend.theory.constants import (
     L_alpha,
@@ -41,6 +67,7 @@ from fedblend.theory.constants import (
     squared_alpha,
 )
 from fedblend.theory.diana import Guarantee, best
+from fedblend.theory.error_feedback import longest
 
 KNOWN = {"alpha": ALPHA, "smoothness": Instance(Smoothness, "a Smoothness")}
 
@@ -49,6 +76,62 @@ KNOWN = {"alpha": ALPHA, "smoothness": Instance(Smoothness, "a Smoothness")}
 def dgd(alpha, smoothness: Smoothness) -> float:
     """Distributed gradient descent: ``1/L_alpha`` (Theorem 2)."""
     return _inverse(L_alpha(alpha, smoothness))
+
+
+class Accelerated(NamedTuple):
+    """The step and the momentum of accelerated gradient descent."""
+
+    rate: float
+    momentum: float
+
+
+@gate(**KNOWN)
+def accelerated(alpha, smoothness: Smoothness) -> Accelerated:
+    """Accelerated gradient descent, strongly convex: 1/L_alpha and its momentum."""
+    require_strongly_convex(alpha, smoothness, "accelerated")
+    top = L_alpha(alpha, smoothness)
+    root = math.sqrt(mu_alpha(alpha, smoothness) / top) if top > 0 else 1.0
+    return Accelerated(_inverse(top), (1 - root) / (1 + root))
+
+
+@gate(**KNOWN)
+def perm_k(alpha, smoothness: Smoothness) -> float:
+    """Perm-k without memories, strongly convex: ``1/(2 max l_i)``."""
+    require_strongly_convex(alpha, smoothness, "perm_k")
+    return 2 * perm_k_convex(alpha, smoothness)
+
+
+@gate(**KNOWN)
+def perm_k_convex(alpha, smoothness: Smoothness) -> float:
+    """Perm-k without memories, convex: ``1/(4 max l_i)``."""
+    return _inverse(4 * float(smoothness_of_parts(alpha, smoothness).max()))
+
+
+@gate(**KNOWN)
+def ef21(alpha, smoothness: Smoothness, delta) -> float:
+    """EF21, for any mu and also where f_i are not convex; see ``error_feedback``.
+
+    Args:
+        alpha: the weight of the shared model, a number or one for every client.
+        smoothness: of all f_i.
+        delta: how much the compressors contract, a number or one for every client.
+    """
+    parts = smoothness_of_parts(alpha, smoothness)
+    least = least_contraction(delta, len(parts))
+    if not parts.any():
+        return 0.0
+    spread = math.sqrt(float(np.mean(parts**2)))
+    own = L_alpha(alpha, smoothness), spread, mu_alpha(alpha, smoothness)
+    return longest(*own, least)
+
+
+@gate(**KNOWN)
+def downlink(alpha, smoothness: Smoothness, delta: float) -> float:
+    """EF21-P: gradient descent, compressed broadcasts. Arguments as for ``ef21``."""
+    least, top = least_contraction(delta, 1), L_alpha(alpha, smoothness)
+    if top == 0:
+        return 0.0
+    return longest(top, top, mu_alpha(alpha, smoothness), least)
 
 
 @gate(**KNOWN)
@@ -164,6 +247,14 @@ def variances(omega, clients: int) -> np.ndarray:
     if omega is None:
         raise UserError("omega", omega, "a variance: theory is for unbiased ones")
     return per_client("omega", omega, clients, by_client(NOT_NEGATIVE))
+
+
+def least_contraction(delta, clients: int) -> float:
+    """The smallest delta of the clients, which must be that of a contraction."""
+    if delta is None:
+        raise UserError("delta", delta, "a contraction: theory is for those that do")
+    rule = Number(above=0, most=1, clients=True)
+    return float(per_client("delta", delta, clients, rule).min())
 
 
 def memory_rates(omega, clients: int, memory_rate=None) -> np.ndarray:

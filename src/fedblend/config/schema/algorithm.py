@@ -52,6 +52,10 @@ DECAY = {"weight_decay": (NotNegative, 1e-4)}
 OPTIMIZERS: Choices = {
     "sgd": (optax.sgd, {}),
     "momentum": (optax.sgd, {"momentum": (Fraction, 0.9), "nesterov": (bool, False)}),
+    "nesterov": (
+        partial(optax.sgd, nesterov=True),
+        {"rate": (Positive, 1.0), "momentum": (Fraction | Literal["theory"], "theory")},
+    ),
     "adam": (optax.adam, {**BETAS, "eps": (Positive, 1e-8)}),
     "adamw": (optax.adamw, {**BETAS, "eps": (Positive, 1e-8), **DECAY}),
     "yogi": (optax.yogi, {**BETAS, "eps": (Positive, 1e-3)}),
@@ -97,8 +101,13 @@ class OptimizerTable(Table):
 
     def by_rate(self) -> Callable[..., optax.GradientTransformation]:
         """A function from a rate, a number or a schedule, to the optimizer."""
-        options = self.model_dump(exclude={"name", "rate"})
+        options = {key: of for key, of in self if key not in ("name", "rate")}
         return partial(OPTIMIZERS[self.name][0], **options)
+
+    @property
+    def from_theory(self) -> bool:
+        """Whether the momentum is still to be found from constants."""
+        return isinstance(getattr(self, "momentum", None), str)
 
     def make(self, _: Mapping[str, Any]) -> float | optax.GradientTransformation:
         """The optimizer; plain SGD is its rate."""
@@ -156,6 +165,13 @@ class LocalWork(Table):
     def _one_of_each(self) -> "LocalWork":
         exactly_one(self, "rate", "optimizer")
         exactly_one(self, "steps", "epochs")
+        for key, value in self:
+            own = isinstance(value, OptimizerTable) and value.from_theory
+            if own and not (key == "server" and self.rate == "theory"):
+                raise SettingError(
+                    f"{key}.momentum",
+                    '"theory" goes with server and rate = "theory"; give a number',
+                )
         return self
 
     def chosen(self) -> Optimizer:
@@ -266,12 +282,21 @@ class Options(LocalWork):
             raise SettingError(
                 "alpha", f"{self.name} takes no alpha, it mixes no models"
             )
-        at: Any = {"rate": 1.0} if self.rate == "theory" else {}
         try:
-            self.model_copy(update=at).build(**PLACEHOLDERS)
+            self.with_theory(1.0, 0.0).build(**PLACEHOLDERS)
         except UserError as error:
             raise SettingError(self._key(error.key), error.why) from None
         return self
+
+    def with_theory(self, rate: Any, momentum: Any = None) -> "Options":
+        """The options with numbers in place of the word "theory"."""
+        if self.rate != "theory":
+            return self
+        server = getattr(self, "server", None)
+        update = {"rate": rate}
+        if isinstance(server, OptimizerTable) and server.from_theory:
+            update["server"] = server.model_copy(update={"momentum": momentum})
+        return self.model_copy(update=update)
 
     def _key(self, argument: str) -> str:
         """The key of this table for an argument such as "apfl: work: steps"."""

@@ -212,19 +212,32 @@ else:
 
 
 class Compress(Table):
-    """Which compressor, and the transform that uses it."""
+    """Which compressors, and the transforms that use them."""
 
-    how: Literal["plain", "diana", "ef21"] = "plain"
-    compressor: AnyCompressor
+    how: Literal["plain", "diana", "ef21", "perm_k"] = "plain"
+    compressor: AnyCompressor | None = None
     rate: Share | Annotated[list[Share], Field(min_length=1)] | None = None
     start: Literal["zero", "first"] = "zero"
+    down: AnyCompressor | None = None
 
     @model_validator(mode="after")
     def _goes_together(self) -> "Compress":
-        made = self.compressor.make({})
         if self.how != "diana" and (self.rate is not None or self.start != "zero"):
             key = "rate" if self.rate is not None else "start"
             raise SettingError(key, f'goes with how = "diana", not with "{self.how}"')
+        if self.down is not None and self.down.make({}).delta is None:
+            wrong = f"needs a compressor that contracts, not {self.down.name}"
+            raise SettingError("down", wrong)
+        if self.how == "perm_k":
+            if self.compressor is not None:
+                wrong = 'how = "perm_k" has no other compressor; leave it out'
+                raise SettingError("compressor", wrong)
+            return self
+        if self.compressor is None:
+            if self.how != "plain" or self.down is None:
+                raise SettingError("compressor", "is missing")
+            return self
+        made = self.compressor.make({})
         if self.how == "diana" and made.omega is None:
             wrong = f'"diana" needs an unbiased compressor, not {self.compressor.name}'
             raise SettingError("how", wrong)
