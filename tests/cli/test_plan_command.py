@@ -113,7 +113,6 @@ REFUSED = {
     ("data.source=digits",): "logistic: 10 outputs, it has a single score",
     ("compress.compressor={name='top_k', k=3}",): "no step for top_k(3), which is bia",
     ("compress.compressor={name='sign'}",): "no step for sign, which is biased",
-    ("compress.compressor={name='natural'}", "compress.how=ef21"): "no step for ef21",
 }
 
 

@@ -8,6 +8,7 @@ from fedblend.config.build import build
 from fedblend.config.config import dump, load
 from fedblend.errors import ConfigError
 from fedblend.transforms.diana import DianaClient
+from fedblend.transforms.downlink import DownlinkClient
 from fedblend.transforms.ef21 import Ef21Client
 
 RAND, TOP = {"name": "rand_k", "k": 5}, {"name": "top_k", "k": [1, 2, 3, 4, 5, 650]}
@@ -33,6 +34,12 @@ def test_each_way_builds_its_wrapper(tiny, write):
         state_of(built(tiny, write, how="ef21", compressor=TOP)), Ef21Client
     )
     assert built(tiny, write, compressor={"name": "natural"}).algorithm
+    both = built(tiny, write, how="perm_k", down={"name": "top_k", "k": 5})
+    assert isinstance(state_of(both), DownlinkClient)
+    assert both.algorithm.needs.cohort == 6
+    downlink = built(tiny, write, down={"name": "top_k", "k": 5})
+    assert isinstance(state_of(downlink), DownlinkClient)
+    assert downlink.algorithm.needs.cohort is None
 
 
 def test_it_survives_being_written(tiny, write):
@@ -67,6 +74,18 @@ def test_it_survives_being_written(tiny, write):
         ),
         ({"compressor": {"name": "dithering", "levels": 0}}, r"levels: 0"),
         ({"how": "other", "compressor": RAND}, r"compress\.how: .*other"),
+        ({"how": "ef21"}, r"compress\.compressor: is missing"),
+        ({}, r"compress\.compressor: is missing"),
+        ({"how": "perm_k", "compressor": RAND}, "perm_k.* has no other compressor"),
+        (
+            {"down": RAND},
+            r"compress\.down: needs a compressor that contracts",
+        ),
+        ({"down": {"name": "top_k", "k": 651}}, r"compress\.down\.k: 651 is more"),
+        (
+            {"down": {"name": "dithering", "levels": 1}},
+            r"compress\.down: dithering\(1\) does not contract 650",
+        ),
     ],
 )
 def test_what_does_not_go_together_is_one_line(tiny, write, table, line):

@@ -151,6 +151,11 @@ def test_what_the_accounting_does_not_cover_is_no_guarantee(configured):
             configured(compress={**RAND, "how": "diana"}),
             '[compress] how = "diana" sums memories that are not clipped',
         ),
+        (configured(compress={"how": "perm_k"}), '[compress] how = "perm_k" makes'),
+        (
+            configured(compress={"down": {"name": "top_k", "k": 1}}),
+            "[compress] down needs every client in every round",
+        ),
         (
             configured(central={"how": "one_way", "share": 0.2}),
             "[central] gives the server rows of the clients, without noise",

@@ -15,6 +15,7 @@ from fedblend.config.model import smoothness, with_rates
 from fedblend.errors import ConfigError
 from fedblend.experiments.plan import Problem, problem, promises, warnings
 from fedblend.simulation.simulate import simulate
+from fedblend.theory import steps
 from fedblend.trees import precision
 from planned import CLIENTS, DIANA, DIM, EPS, FLIX, L2, RAND, ByHand, K, changed
 
@@ -241,7 +242,10 @@ def test_the_step_of_theory(convex, found):
     config = check(DIANA, "here")
     step = 1 / (own.mean() + 6 * own.max() * omega / CLIENTS)
     together, _ = with_rates(config, known, DIM)
-    assert together.rate == pytest.approx(step if convex else step / 4)
+    if convex:
+        assert together.rate == steps.diana(0.5, known, omega) > step
+    else:
+        assert together.rate == pytest.approx(step / 4)
 
 
 def test_a_number_stays_what_it_is(found):

@@ -10,7 +10,7 @@ from typing import get_args
 import pytest
 
 from fedblend.config.config import check
-from fedblend.config.schema import algorithm, tables
+from fedblend.config.schema import local_work, tables
 from fedblend.config.schema.algorithm import OPTIONS
 from fedblend.config.schema.imported import ImportedModel
 from fedblend.config.schema.run import Run
@@ -53,8 +53,8 @@ def test_the_page_on_installing_has_every_extra():
 
 def classes() -> dict[str, type]:
     data = get_args(get_args(tables.AnyData)[0])
-    rules = [get_args(one)[0] for one in get_args(get_args(algorithm.Rule)[0])]
-    schedules = get_args(get_args(algorithm.Schedule)[0])
+    rules = [get_args(one)[0] for one in get_args(get_args(local_work.Rule)[0])]
+    schedules = get_args(get_args(local_work.Schedule)[0])
     every = [*data, *rules, *schedules, *OPTIONS.values()]
     every += [Run, tables.Measure, tables.Privacy]
     models = (*tables.NAMED_MODELS, ImportedModel)

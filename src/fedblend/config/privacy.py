@@ -32,7 +32,7 @@ EXAMINED = {
     "privacy": (
         "clip noise tree delta adjacency adaptive quantile rate count_noise noise_from"
     ),
-    "compress": "how compressor rate start",
+    "compress": "how compressor rate start down",
     "central": (
         "how weight classes share penalty strength file target test steps batch_size "
         "rate merge upload"
@@ -121,6 +121,11 @@ def _conditions(config: Config, table: Privacy) -> list[tuple[bool, str]]:
         (run.weights in (None, "uniform"), "run.weights are not uniform"),
         (config.populations is None, "[populations] weigh clients differently"),
         (config.select is None, "[select] reveals which rows a client uses"),
+        (how != "perm_k", '[compress] how = "perm_k" makes blocks n times as long'),
+        (
+            compress is None or compress.down is None,
+            "[compress] down needs every client in every round, and is not examined",
+        ),
         (
             how == "plain",
             f'[compress] how = "{how}" sums memories that are not clipped',

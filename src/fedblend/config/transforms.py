@@ -15,15 +15,14 @@ import numpy as np
 
 from fedblend import models, transforms, trees
 from fedblend.checks import below
-from fedblend.compress import Compressor
-from fedblend.config.config import LOOKED_UP, Config, named_by_key
-from fedblend.config.schema.table import arguments, check_lists
-from fedblend.config.schema.tables import Central, Compress, CompressorTable, Privacy
+from fedblend.config.compression import compressed
+from fedblend.config.config import LOOKED_UP, Config
+from fedblend.config.schema.table import arguments
+from fedblend.config.schema.tables import Central, Privacy
 from fedblend.core import Algorithm, Loss, PyTree
 from fedblend.data.federated import FederatedData
 from fedblend.errors import ConfigError
 from fedblend.models.dual_encoder import PAD
-from fedblend.transforms.diana import check_rate
 from fedblend.transforms.fedselect import select_within
 from fedblend.transforms.fedselect_rows import Use, named, used_rows
 from fedblend.transforms.mixed_fl.central_loss import of_parameters, on_rows
@@ -149,63 +148,6 @@ def warnings(config: Config, clients: int) -> list[str]:
             ' "one_way" does not'
         )
     return found
-
-
-def compressed(
-    table: Compress | None, algorithm: Algorithm, dim: int, clients: int
-) -> Algorithm:
-    """The algorithm with compressed updates of ``dim`` numbers.
-
-    Raises:
-        ConfigError: what the table asks for does not go with the model or the clients.
-    """
-    if table is None:
-        return algorithm
-    check_lists("compress", table, clients)
-    algorithm = _compressed_up(table, algorithm, dim, clients)
-    if table.down is None:
-        return algorithm
-    made = _fitting("down", table.down, dim)
-    if made.delta is None or not np.min(made.delta(dim)) > 0:
-        raise ConfigError(
-            f"compress.down: {made.name} does not contract {dim} parameters"
-        )
-    return transforms.downlink(algorithm, made)
-
-
-def _fitting(key: str, chosen: CompressorTable, dim: int) -> Compressor:
-    """The compressor of a table, for a model of this size."""
-    most = np.max(getattr(chosen, "k", 1))
-    if most > dim:
-        raise ConfigError(
-            f"compress.{key}.k: {most} is more than the model's {dim} parameters"
-        )
-    return chosen.make({})
-
-
-def _compressed_up(
-    table: Compress, algorithm: Algorithm, dim: int, clients: int
-) -> Algorithm:
-    """The algorithm with compressed answers of the clients."""
-    if table.how == "perm_k":
-        return transforms.perm_k(algorithm, clients=clients)
-    if table.compressor is None:
-        return algorithm
-    made = _fitting("compressor", table.compressor, dim)
-    if table.how == "plain":
-        return transforms.compressed(algorithm, made)
-    if table.how == "ef21":
-        if made.delta is None or not np.min(made.delta(dim)) > 0:
-            raise ConfigError(
-                f"compress.how: ef21 needs a compressor that contracts, and "
-                f"{made.name} does not for {dim} parameters"
-            )
-        return transforms.ef21(algorithm, made)
-    rate = np.asarray(table.rate) if isinstance(table.rate, list) else table.rate
-    assert made.omega is not None  # the table takes unbiased ones only
-    with named_by_key(rate="compress.rate"):
-        check_rate(rate, made.omega(dim))
-    return transforms.diana(algorithm, made, rate=rate, start=table.start)
 
 
 def selected(

@@ -18,9 +18,9 @@ import numpy as np
 
 from fedblend.config import model
 from fedblend.config.build import Built, build
+from fedblend.config.compression import compressed
 from fedblend.config.config import Config
 from fedblend.config.toml import literal
-from fedblend.config.transforms import compressed
 from fedblend.core import Algorithm, PyTree, Ragged, has_ragged, static_bits
 from fedblend.data.federated import one_class_clients
 from fedblend.errors import ConfigError

@@ -234,7 +234,7 @@ def ef21(known: Mixture, delta) -> Curve:
     return Curve(one_shot(known) + weight * error, factor, 0.0, one_shot(known))
 
 
-def downlink(known: Mixture, delta: float, distance: float | None = None) -> Curve:
+def downlink(known: Mixture, delta, distance: float | None = None) -> Curve:
     """EF21-P at ``steps.downlink``: E f~(w^k) - min f~ at the clients' copy w^k.
 
     ``(1 + L_alpha/(2 c)) (1 - gamma mu_alpha)^k Psi^0`` with Psi of ``error_feedback``
@@ -250,12 +250,13 @@ def downlink(known: Mixture, delta: float, distance: float | None = None) -> Cur
     step = steps.downlink(known.alpha, known.smoothness, delta)
     if step == 0:
         return Curve(0.0, 0.0, 0.0, 0.0)
-    if delta == 1:
+    least = steps.least_contraction(delta, 1)
+    if least == 1:
         return dgd(known)
     if distance is None:
         distance = float(known.average @ known.average)
-    error = (1 - delta) * distance
-    weight = known.L_alpha**2 * error_feedback.weight(step, known.mu_alpha, delta)
+    error = (1 - least) * distance
+    weight = known.L_alpha**2 * error_feedback.weight(step, known.mu_alpha, least)
     copied = 1 + known.L_alpha / (2 * weight)
     here = (math.sqrt(one_shot(known)) + math.sqrt(known.L_alpha * error / 2)) ** 2
     start = copied * (one_shot(known) + weight * error)

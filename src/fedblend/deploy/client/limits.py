@@ -15,7 +15,7 @@ import jax
 import numpy as np
 
 from fedblend.config.config import Config
-from fedblend.config.schema.algorithm import LocalWork, ScheduleTable
+from fedblend.config.schema.local_work import LocalWork, ScheduleTable
 from fedblend.config.schema.table import Table
 from fedblend.deploy.client.policy import Accept, Limits, refusal_line
 from fedblend.deploy.contract import Contract

@@ -1,0 +1,71 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""The table ``[compress]``: the transforms that it puts around an algorithm."""
+
+import numpy as np
+
+from fedblend import transforms
+from fedblend.compress import Compressor
+from fedblend.config.config import named_by_key
+from fedblend.config.schema.table import check_lists
+from fedblend.config.schema.tables import Compress, CompressorTable
+from fedblend.core import Algorithm
+from fedblend.errors import ConfigError
+from fedblend.transforms.diana import check_rate
+
+
+def compressed(
+    table: Compress | None, algorithm: Algorithm, dim: int, clients: int
+) -> Algorithm:
+    """The algorithm with compressed updates of ``dim`` numbers.
+
+    Raises:
+        ConfigError: what the table asks for does not go with the model or the clients.
+    """
+    if table is None:
+        return algorithm
+    check_lists("compress", table, clients)
+    algorithm = _compressed_up(table, algorithm, dim, clients)
+    if table.down is None:
+        return algorithm
+    made = _fitting("down", table.down, dim)
+    if made.delta is None or not np.min(made.delta(dim)) > 0:
+        raise ConfigError(
+            f"compress.down: {made.name} does not contract {dim} parameters"
+        )
+    return transforms.downlink(algorithm, made)
+
+
+def _fitting(key: str, chosen: CompressorTable, dim: int) -> Compressor:
+    """The compressor of a table, for a model of this size."""
+    most = np.max(getattr(chosen, "k", 1))
+    if most > dim:
+        raise ConfigError(
+            f"compress.{key}.k: {most} is more than the model's {dim} parameters"
+        )
+    return chosen.make({})
+
+
+def _compressed_up(
+    table: Compress, algorithm: Algorithm, dim: int, clients: int
+) -> Algorithm:
+    """The algorithm with compressed answers of the clients."""
+    if table.how == "perm_k":
+        return transforms.perm_k(algorithm, clients=clients)
+    if table.compressor is None:
+        return algorithm
+    made = _fitting("compressor", table.compressor, dim)
+    if table.how == "plain":
+        return transforms.compressed(algorithm, made)
+    if table.how == "ef21":
+        if made.delta is None or not np.min(made.delta(dim)) > 0:
+            raise ConfigError(
+                f"compress.how: ef21 needs a compressor that contracts, and "
+                f"{made.name} does not for {dim} parameters"
+            )
+        return transforms.ef21(algorithm, made)
+    rate = np.asarray(table.rate) if isinstance(table.rate, list) else table.rate
+    assert made.omega is not None  # the table takes unbiased ones only
+    with named_by_key(rate="compress.rate"):
+        check_rate(rate, made.omega(dim))
+    return transforms.diana(algorithm, made, rate=rate, start=table.start)

@@ -1,0 +1,190 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""Local work in a configuration: optimizers and schedules by name, steps and batches.
+
+``momentum = "theory"`` of the server's ``nesterov`` is a number once constants are
+known.
+"""
+
+from collections.abc import Callable, Mapping
+from functools import partial, reduce
+from operator import or_
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import jax
+import numpy as np
+import optax
+from pydantic import Discriminator, Field, Tag, model_validator
+
+from fedblend.config.schema.table import (
+    TYPES,
+    Count,
+    Fraction,
+    Mixing,
+    NotNegative,
+    Positive,
+    Share,
+    Table,
+    exactly_one,
+    one_of,
+    tagged,
+)
+from fedblend.errors import SettingError
+from fedblend.local import OPTIMIZER, Epochs, Optimizer, Scheduled, Work
+
+Choices = dict[str, tuple[Callable[..., Any], dict[str, Any]]]
+"""By name: a function, and its options with their types and defaults."""
+BETAS = {"b1": (Fraction, 0.9), "b2": (Fraction, 0.999)}
+DECAY = {"weight_decay": (NotNegative, 1e-4)}
+OPTIMIZERS: Choices = {
+    "sgd": (optax.sgd, {}),
+    "momentum": (optax.sgd, {"momentum": (Fraction, 0.9), "nesterov": (bool, False)}),
+    "nesterov": (
+        partial(optax.sgd, nesterov=True),
+        {"rate": (Positive, 1.0), "momentum": (Fraction | Literal["theory"], "theory")},
+    ),
+    "adam": (optax.adam, {**BETAS, "eps": (Positive, 1e-8)}),
+    "adamw": (optax.adamw, {**BETAS, "eps": (Positive, 1e-8), **DECAY}),
+    "yogi": (optax.yogi, {**BETAS, "eps": (Positive, 1e-3)}),
+    "adagrad": (
+        optax.adagrad,
+        {"initial_accumulator_value": (NotNegative, 0.1), "eps": (Positive, 1e-7)},
+    ),
+    "rmsprop": (optax.rmsprop, {"decay": (Fraction, 0.9), "eps": (Positive, 1e-8)}),
+}
+OVER = {"over": (Count, ...)}
+END = {"end": (Mixing, 0.0)}
+SCHEDULES: Choices = {
+    "constant": (optax.constant_schedule, {}),
+    "exponential": (
+        lambda rate, decay, over, staircase: optax.exponential_decay(
+            rate, over, decay, staircase=staircase
+        ),
+        {"decay": (Share, ...), "over": (Count, 1), "staircase": (bool, False)},
+    ),
+    "cosine": (
+        lambda rate, over, end: optax.cosine_decay_schedule(rate, over, end),
+        OVER | END,
+    ),
+    "linear": (
+        lambda rate, over, end: optax.linear_schedule(rate, end * rate, over),
+        OVER | END,
+    ),
+    "polynomial": (
+        lambda rate, over, power, end: optax.polynomial_schedule(
+            rate, end * rate, power, over
+        ),
+        OVER | {"power": (Positive, ...)} | END,
+    ),
+}
+"""How a rate changes; ``end`` is a part of the rate."""
+
+
+class OptimizerTable(Table):
+    """An optimizer by name, with its rate."""
+
+    name: str
+    rate: Positive
+
+    def by_rate(self) -> Callable[..., optax.GradientTransformation]:
+        """A function from a rate, a number or a schedule, to the optimizer."""
+        options = {key: of for key, of in self if key not in ("name", "rate")}
+        return partial(OPTIMIZERS[self.name][0], **options)
+
+    @property
+    def from_theory(self) -> bool:
+        """Whether the momentum is still to be found from constants."""
+        return isinstance(getattr(self, "momentum", None), str)
+
+    def make(self, _: Mapping[str, Any]) -> float | optax.GradientTransformation:
+        """The optimizer; plain SGD is its rate."""
+        return self.rate if self.name == "sgd" else self.by_rate()(self.rate)
+
+
+class ScheduleTable(Table):
+    """How the rate changes; ``unit`` is what is counted."""
+
+    unit: Literal["step", "round"]
+    name: str
+
+    def curve(self, rate: float | jax.Array) -> optax.Schedule:
+        """The rate as a function of the count."""
+        options = self.model_dump(exclude={"name", "unit"})
+        return SCHEDULES[self.name][0](rate, **options)
+
+
+def _kind(value: Any) -> str:
+    """Which alternative of ``Rule`` a value means to be."""
+    if isinstance(value, dict):
+        return str(value.get("name", "sgd"))
+    return str(getattr(value, "name", "number"))
+
+
+if TYPE_CHECKING:
+    Rule = float | OptimizerTable
+    Schedule = ScheduleTable
+else:
+    _RULES = [
+        Annotated[tagged(name, OptimizerTable, **fields), Tag(name)]
+        for name, (_, fields) in OPTIMIZERS.items()
+    ]
+    Rule = Annotated[
+        reduce(or_, _RULES, Annotated[Positive, Tag("number")]), Discriminator(_kind)
+    ]
+    """An optimizer: a number is plain SGD with that rate."""
+    Schedule = one_of(
+        tagged(name, ScheduleTable, **fields) for name, (_, fields) in SCHEDULES.items()
+    )
+TYPES[OPTIMIZER] = Rule
+
+
+class LocalWork(Table):
+    """What a client does in a round."""
+
+    rate: Positive | None = None
+    optimizer: Rule | None = None
+    schedule: Schedule | None = None
+    steps: Count | Annotated[list[Count], Field(min_length=1)] | None = None
+    epochs: Count | None = None
+    batch_size: Count | Literal["all"]
+
+    @model_validator(mode="after")
+    def _one_of_each(self) -> "LocalWork":
+        exactly_one(self, "rate", "optimizer")
+        exactly_one(self, "steps", "epochs")
+        for key, value in self:
+            own = isinstance(value, OptimizerTable) and value.from_theory
+            if own and not (key == "server" and self.rate == "theory"):
+                raise SettingError(
+                    f"{key}.momentum",
+                    '"theory" goes with server and rate = "theory"; give a number',
+                )
+        return self
+
+    def chosen(self) -> Optimizer:
+        """The optimizer; plain SGD without a schedule is its rate."""
+        rule: Any = self.optimizer if self.rate is None else self.rate
+        if isinstance(rule, jax.Array) and self.schedule is None:
+            return rule  # one of several, such as theory's of every split
+        named = isinstance(rule, OptimizerTable)
+        if self.schedule is None:
+            return rule.make({}) if named else rule
+        curve = self.schedule.curve(rule.rate if named else rule)
+        return Scheduled(
+            curve, self.schedule.unit, rule.by_rate() if named else optax.sgd
+        )
+
+    def rows(self) -> int | None:
+        """Rows of a step, None for all."""
+        return None if self.batch_size == "all" else self.batch_size
+
+    def work(self) -> Work:
+        """The local work as algorithms take it."""
+        steps: Any = self.steps if self.epochs is None else Epochs(self.epochs)
+        if isinstance(steps, list):
+            steps = np.array(steps)
+        return Work(self.chosen(), steps, self.rows())
+
+    def make(self, _: Mapping[str, Any]) -> Work:
+        """What the table stands for as an argument."""
+        return self.work()
