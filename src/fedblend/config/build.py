@@ -19,10 +19,10 @@ from fedblend import trees
 from fedblend.algorithms.local_only import local_only
 from fedblend.config import data, transforms
 from fedblend.config.config import Config
+from fedblend.config.measures import measures_of
 from fedblend.config.model import (
     loss_name,
     losses_of,
-    measures_of,
     model_of,
     rates,
     require_known,

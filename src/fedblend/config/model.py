@@ -1,19 +1,19 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""The model of a configuration: its loss, its measures, its constants and their step.
+"""The model of a configuration: its loss, its constants and their step.
 
 Constants of f_i are known for models that are linear in their inputs, with the losses
 of logistic regression, softmax regression and least squares. ``rate = "theory"`` and
 plans rest on theorems about plain gradient descent in which everybody takes part.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
 
-from fedblend import losses, metrics, models
+from fedblend import losses, models
 from fedblend.config.config import Config
 from fedblend.config.imported_model import imported_model
 from fedblend.config.schema.tables import Compress, CompressorTable, ModelChoice
@@ -22,7 +22,6 @@ from fedblend.core import Loss
 from fedblend.data.dataset import Task
 from fedblend.data.federated import FederatedData
 from fedblend.errors import ConfigError
-from fedblend.metrics import METRICS
 from fedblend.mixing import Apply
 from fedblend.theory import constants, steps
 from fedblend.theory.constants import Smoothness, mu_alpha
@@ -136,27 +135,6 @@ def _one_model(config: Config, task: Task, loss: str) -> models.Model:
         )
     except ValueError as error:
         raise ConfigError(f"model: {error}") from None
-
-
-def measures_of(
-    config: Config, task: Task, loss: Loss, apply: Apply
-) -> Mapping[str, metrics.Metric]:
-    """The metrics of ``[measure]``, or the usual ones; loss is without the l2 term."""
-    names = config.measure.metrics
-    if names is None:
-        return metrics.standard(task.kind, loss, apply)
-    chosen = {}
-    for place, name in enumerate(names):
-        word, _, number = name.partition("@")
-        key, kinds = f'measure.metrics.{place}: "{name}"', METRICS[word].kinds
-        if task.kind not in kinds:
-            raise ConfigError(
-                f"{key} is not for {task.kind} targets; it needs {' or '.join(kinds)}"
-            )
-        if number and int(number) > task.outputs:
-            raise ConfigError(f"{key}: there are only {task.outputs} classes")
-        chosen[name] = metrics.build(name, task.kind, loss, apply)
-    return chosen
 
 
 def smoothness(

@@ -35,10 +35,10 @@ import numpy as np
 
 import fedblend as fb
 from fedblend.config.config import Config
+from fedblend.config.measures import measures_of
 from fedblend.config.model import (
     loss_name,
     losses_of,
-    measures_of,
     model_of,
     smoothness,
 )
