@@ -33,7 +33,6 @@ from fedblend.config.schema.table import check_lists
 from fedblend.core import Algorithm, Key, Loss
 from fedblend.data.dataset import Task, task_of
 from fedblend.data.federated import FederatedData
-from fedblend.metrics import Metric
 from fedblend.models import Model
 from fedblend.simulation.sampling import settled
 from fedblend.simulation.simulate import RunSpec
@@ -41,6 +40,7 @@ from fedblend.theory.constants import Smoothness
 
 if TYPE_CHECKING:
     from fedblend.data.preprocess.preprocessing import Preprocessing
+    from fedblend.metrics import Metric
 
 _NOT_SIMULATED = {"seed", "cohort", "precision", "keep_personal", "until"}
 """The keys of [run] that are no fields of ``RunSpec``, or that have another form."""
@@ -54,7 +54,7 @@ class Method(NamedTuple):
     algorithm: Algorithm
     local: Algorithm | None
     """Training alone with the same local work, if it is to be compared with."""
-    measures: Mapping[str, Metric]
+    measures: "Mapping[str, Metric]"
     smoothness: Smoothness | None
     """The constants of f_i, where the algorithm asks for them and they are known."""
 
@@ -79,7 +79,7 @@ class Built(NamedTuple):
     loss: Loss
     algorithm: Algorithm
     local: Algorithm | None
-    measures: Mapping[str, Metric]
+    measures: "Mapping[str, Metric]"
     key: Key
     spec: RunSpec
     """What is simulated, and how."""
