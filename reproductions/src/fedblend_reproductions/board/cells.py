@@ -51,6 +51,7 @@ class Place(NamedTuple):
                 **self.task.settings,
                 "method": self.method.name,
                 "options": self.method.options,
+                "models": self.method.models,
                 "rate": self.rate,
                 "rounds": self.rounds,
                 "every": self.task.every(self.rounds),

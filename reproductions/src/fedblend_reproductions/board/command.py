@@ -94,7 +94,8 @@ def board(
         return
     deadline = float("inf") if budget is None else time.monotonic() + budget
     plan = runs.Plan(folder, rounds, numbers, not honest_only, deadline)
-    pairs = [(task, method) for task in chosen for method in methods][first::step]
+    every = [(task, method) for task in chosen for method in methods]
+    pairs = [pair for pair in every if pair[1].name not in pair[0].skips][first::step]
     data, stopped = {}, False
     for task, method in [] if page_only else pairs:
         if task.name not in data:

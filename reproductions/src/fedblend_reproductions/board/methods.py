@@ -34,6 +34,7 @@ class Method(NamedTuple):
         build: makes the algorithm.
         published: the method's name in the published tables.
         personal: whether clients deploy models of their own.
+        models: number of shared models; of an ensemble if more than 1.
         title: in the table; the published name, or the name, if empty.
     """
 
@@ -43,6 +44,7 @@ class Method(NamedTuple):
     published: str = ""
     personal: bool = True
     title: str = ""
+    models: int = 1
 
     @property
     def heading(self) -> str:
@@ -111,17 +113,27 @@ def _with_server(name: str) -> Build:
     return build
 
 
+def _scafflix(
+    loss: Loss, work: Work, alpha: float, epochs: int, steps: int
+) -> Algorithm:
+    alone = trained_alone(loss, work, epochs)
+    many = work._replace(steps=steps)
+    return fb.scafflix(loss, many, alpha=alpha, personal=alone)
+
+
 def _l2gd(loss: Loss, work: Work, lam: float, steps: int) -> Algorithm:
     rate: Any = work.optimizer
     return fb.l2gd(loss, rate, lam=lam, p=1 / steps, batch_size=work.batch_size)
 
 
+FINE_TUNED = "FedAvg, fine-tuned"
+
 METHODS = {
     method.name: method
     for method in (
         Method("fedavg", published="FedAvg", personal=False),
-        Method("local_only", title="local only"),
-        Method("finetune", {"epochs": 1}, _finetune, title="FedAvg, fine-tuned"),
+        Method("local_only", published="Local", title="local only"),
+        Method("finetune", {"epochs": 1}, _finetune, "FedAvg+", title=FINE_TUNED),
         Method("apfl", {"alpha": 0.5}, published="APFL"),
         Method("ditto", {"lam": 0.1}, _ditto, "Ditto"),
         Method("fedrep", {"head_epochs": 1}, _fedrep, "FedRep"),
@@ -136,6 +148,14 @@ METHODS = {
         Method("fedprox", {"mu": 0.001}, published="FedProx", personal=False),
         Method("scaffold", title="SCAFFOLD", personal=False),
         Method("flix", {"alpha": 0.5, "epochs": 10, "rows": 100}, _flix, title="FLIX"),
+        Method("fedem", published="FedEM", models=3),
+        Method("hypcluster", title="HypCluster", models=3),
+        Method(
+            "scafflix",
+            {"alpha": 0.5, "epochs": 10, "steps": 262},
+            _scafflix,
+            title="Scafflix",
+        ),
         Method("l2gd", {"lam": 0.1, "steps": 262}, _l2gd, title="L2GD"),
         Method(
             "reptile", {"server_rate": 0.5}, _with_server("reptile"), title="Reptile"

@@ -58,7 +58,9 @@ def page(cells: Sequence[Cell]) -> str:
 
 def _table(task: Task, rounds: int, cells: Sequence[Cell]) -> list[str]:
     rows = {
-        name: row_of(task, method, rounds, cells) for name, method in METHODS.items()
+        name: row_of(task, method, rounds, cells)
+        for name, method in METHODS.items()
+        if name not in task.skips
     }
     there = {name: row for name, row in rows.items() if row is not None}
     title = f"{task.title}: {rounds:,} rounds"
@@ -95,7 +97,7 @@ def _source(task: Task, rounds: int, cells: Sequence[Cell]) -> str:
     rates = ", ".join(f"{rate:g}" for rate in task.rates)
     return (
         f"Measured on {devices} at commit {commits}, every {task.every(rounds)} "
-        f"rounds. Rates {rates}, the published one first, tried for "
+        f"rounds. Rates {rates}, the first is {task.first_rate}; tried for "
         f"{task.tuning_rounds(rounds)} rounds."
     )
 

@@ -95,20 +95,23 @@ def measure(places: Sequence[Place], data: FederatedData, plan: Plan) -> list[Ce
 def set_up(places: Sequence[Place], data: FederatedData) -> Run:
     """The simulation whose replicas are these places."""
     task, method, rounds, _, _ = places[0]
-    loss = fb.losses.cross_entropy(task.model.apply)
+    model = task.model
+    if method.models > 1:
+        model = fb.models.ensemble(model, method.models)
+    loss = fb.losses.cross_entropy(model.apply)
 
     def build(rate):
         return method.algorithm(loss, Work(rate, Epochs(1), task.batch_size))
 
     return fb.simulate(
         build,
-        task.model.init,
+        model.init,
         data,
         jnp.stack([jax.random.key(place.seed) for place in places]),
         rounds=rounds,
         every=task.every(rounds),
         over=np.array([place.rate for place in places], np.float32),
-        measure={"accuracy": fb.metrics.accuracy(task.model.apply)},
+        measure={"accuracy": fb.metrics.accuracy(model.apply)},
         splits=HALVES,
         chunk=task.chunk,
     )
