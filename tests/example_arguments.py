@@ -17,6 +17,8 @@ from fedblend.local import OPTIMIZER, Work
 from fedblend.registry import ALGORITHMS, FACTS, AlgorithmEntry
 from fedblend.solvers import SOLVER
 
+DISTINCT = [name for name, entry in ALGORITHMS.items() if not entry.preset_of]
+"""Without presets, whose messages and states are those of another algorithm."""
 WORK = {"rate": 0.1, "steps": 2, "batch_size": 4}
 """Local work of a configuration, where a table of its own has it."""
 

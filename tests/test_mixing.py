@@ -38,6 +38,17 @@ def test_parameters_are_mixed_leaf_by_leaf():
     assert not any(leaf.weak_type for leaf in jax.tree.leaves(mixed))
 
 
+def test_a_part_alone_is_mixed():
+    some, every, none = (
+        mixing.only(which)(0.25, SHARED, PERSONAL)
+        for which in (["last"], lambda path: True, lambda path: False)
+    )
+    equal(every, mixing.parameters(0.25, SHARED, PERSONAL))
+    equal(none, SHARED)
+    equal(some.last, every.last)
+    equal(some.hidden, SHARED.hidden)
+
+
 def test_outputs_are_mixed_after_the_models():
     blend = mixing.outputs(0.25, SHARED, PERSONAL)
     mixed = mixing.predict(MODEL.apply, blend, INPUTS)

@@ -14,6 +14,8 @@ from fedblend.checks import FLAG, Number, Paths, Rule, Words
 from fedblend.config.schema.algorithm import OPTIONS, Options
 from fedblend.config.toml import literal
 from fedblend.local import OPTIMIZER
+from fedblend.mixing import MIXING
+from fedblend.models.parts import PARTS
 from fedblend.registry import TRANSFORMS, AlgorithmEntry
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "algorithms.md"
@@ -101,9 +103,11 @@ def values(entry: AlgorithmEntry, parameter: str) -> str:
         several = ", or a list with a number for each client" if rule.clients else ""
         return f"{what}{rule.bounds}{several}"
     if isinstance(rule, Words):
-        return ", ".join(f'`"{word}"`' for word in rule.allowed)
+        more = "; or a list of names of parameters" if rule is MIXING else ""
+        return ", ".join(f'`"{word}"`' for word in rule.allowed) + more
     if isinstance(rule, Paths):
-        return "a list of names of parameters"
+        several = ", ".join(f'`"{word}"`' for word in PARTS)
+        return f"a list of names of parameters; or {several}"
     return "true, false" if rule == FLAG else "a table with `solver`"
 
 

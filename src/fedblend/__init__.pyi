@@ -56,6 +56,9 @@ from fedblend.algorithms.ditto import (
 from fedblend.algorithms.fedavg import (
     fedavg as fedavg,
 )
+from fedblend.algorithms.fedbabu import (
+    fedbabu as fedbabu,
+)
 from fedblend.algorithms.fedem import (
     fedem as fedem,
 )
@@ -91,6 +94,27 @@ from fedblend.algorithms.locodl import (
 )
 from fedblend.algorithms.mapper import (
     mapper as mapper,
+)
+from fedblend.algorithms.partial import (
+    partial as partial,
+)
+from fedblend.algorithms.partial_presets import (
+    bitfit as bitfit,
+)
+from fedblend.algorithms.partial_presets import (
+    fedalt as fedalt,
+)
+from fedblend.algorithms.partial_presets import (
+    fedbn as fedbn,
+)
+from fedblend.algorithms.partial_presets import (
+    fedper as fedper,
+)
+from fedblend.algorithms.partial_presets import (
+    fedsim as fedsim,
+)
+from fedblend.algorithms.partial_presets import (
+    lg_fedavg as lg_fedavg,
 )
 from fedblend.algorithms.perfedavg import (
     perfedavg as perfedavg,

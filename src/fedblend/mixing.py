@@ -2,18 +2,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """Mixing a shared with a personal model; ``alpha`` is the weight of the shared one.
 
-Two mixtures, chosen by passing one of these functions: ``parameters`` (the papers'
-mixture, a plain set of parameters again) and ``outputs`` (an ensemble of two models,
-which needs no common starting point and doubles the price of a prediction).
+Three mixtures, chosen by passing one of these functions: ``parameters`` (the papers'
+mixture, a plain set of parameters again), ``only(paths)`` (the same for a part of the
+model, whose other parameters are the shared ones) and ``outputs`` (an ensemble of two
+models, which needs no common starting point and doubles the price of a prediction).
 """
 
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from fedblend.checks import words
+from fedblend import trees
+from fedblend.checks import PATHS, Words
 from fedblend.core import PyTree
 
 Apply = Callable[[PyTree, PyTree], jax.Array]
@@ -47,7 +49,46 @@ def outputs(alpha, shared: PyTree, personal: PyTree) -> Blend:
     return Blend(jnp.asarray(alpha, jnp.result_type(float, alpha)), shared, personal)
 
 
-MIXING = words(parameters=parameters, outputs=outputs)
+def only(personal: Callable[[str], bool] | Sequence[str]) -> Mixing:
+    """``parameters`` in a part of the model; its other parameters are the shared ones.
+
+    Args:
+        personal: names of the parts of the model that are mixed, such as ["last"]; or a
+            function of a path, such as "last/weight".
+
+    Example:
+        >>> mix = only(["last"])
+        >>> shared = {"body": jnp.ones(1), "last": jnp.ones(1)}
+        >>> mixed = mix(0.5, shared, trees.scale(3, shared))
+        >>> {name: leaf.tolist() for name, leaf in mixed.items()}
+        {'body': [1.0], 'last': [2.0]}
+    """
+    is_mixed = PATHS("only: personal", personal)
+
+    def mix(alpha, shared: PyTree, personal: PyTree) -> PyTree:
+        return trees.map_with_path(
+            lambda path, ours, own: (
+                parameters(alpha, ours, own) if is_mixed(path) else ours
+            ),
+            shared,
+            personal,
+        )
+
+    return mix
+
+
+class _Mixtures(Words):
+    """A rule: a mixture; the names of parts of a model stand for ``only`` of them."""
+
+    def __call__(self, key: str, value: Any) -> Mixing:
+        """The mixture."""
+        if isinstance(value, list | tuple):
+            return only(PATHS(key, value))
+        return super().__call__(key, value)
+
+
+_WORDS = {"parameters": parameters, "outputs": outputs}
+MIXING = _Mixtures(tuple(_WORDS), _WORDS)
 """The rule of ``checks`` for a mixture."""
 
 

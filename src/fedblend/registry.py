@@ -9,9 +9,10 @@
     def scaffold(loss: Loss, work: Work, *, server_rate: float = 1.0) -> Algorithm: ...
 
 The name is the function's, the summary is the first line of its module, the reference
-is the module's paragraph "Reference:". The options of a configuration are the
-parameters that have a rule in ``gate``. ``ALGORITHMS`` and ``TRANSFORMS`` import every
-module of their packages when they are first read: a file is found because it exists.
+is the module's paragraph "Reference:"; where several builders share a module, both are
+in the builder's docstring. The options of a configuration are the parameters that have
+a rule in ``gate``. ``ALGORITHMS`` and ``TRANSFORMS`` import every module of their
+packages when they are first read: a file is found because it exists.
 The configuration, ``fedblend list``, the policy of a node, the tables of the documents
 and the contract suite read these two mappings and nothing else. Models and datasets
 have registries of the same kind, in ``models.model`` and ``data.dataset``.
@@ -90,12 +91,12 @@ class Entry:
 
     @property
     def summary(self) -> str:
-        """The first line of the builder's module."""
+        """The first line of the text."""
         return self._text().split("\n")[0].rstrip(".").replace("``", "")
 
     @property
     def reference(self) -> str:
-        """Where it was published; empty where the module names no reference."""
+        """Where it was published; empty where the text names no reference."""
         paragraph = self._text().partition("Reference:")[2].partition("\n\n")[0]
         return " ".join(paragraph.split())
 
@@ -105,7 +106,10 @@ class Entry:
         return self.reference.rpartition('",')[2].strip(" .")
 
     def _text(self) -> str:
-        module = inspect.getmodule(self.builder)
+        """The module's text; the builder's, if that names a reference of its own."""
+        module, own = inspect.getmodule(self.builder), inspect.getdoc(self.builder)
+        if own and "Reference:" in own:
+            return own
         return inspect.cleandoc((module and module.__doc__) or "")
 
 
@@ -128,6 +132,8 @@ class AlgorithmEntry(Entry):
     """What a configuration makes of the model, such as "ensemble"; None for nothing."""
     encodes: bool = False
     """It encodes what clients send: no transform that encodes goes around it."""
+    preset_of: str | None = None
+    """The algorithm of which it is a setting; None if it is one of its own."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -202,6 +208,7 @@ def algorithm(
     own_rates: bool = False,
     form: str | None = None,
     encodes: bool = False,
+    preset_of: str | None = None,
 ) -> Callable[[Decorated], Decorated]:
     """Register the algorithm that the decorated function builds.
 
@@ -217,6 +224,8 @@ def algorithm(
         own_rates: whether the builder itself takes "theory" for a rate.
         form: what a configuration makes of the model: "ensemble" for several of it.
         encodes: whether it encodes what clients send.
+        preset_of: the algorithm of which it is a setting, with the same messages and
+            states.
     """
 
     def register(build: Decorated) -> Decorated:
@@ -232,6 +241,7 @@ def algorithm(
             own_rates,
             form,
             encodes,
+            preset_of,
         )
         ALGORITHMS.add(entry)
         return build

@@ -4,7 +4,7 @@
 
 import contextlib
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -37,6 +37,15 @@ def strongly_typed(tree: PyTree) -> PyTree:
 def zeros_like(tree: PyTree) -> PyTree:
     """A tree of zeros of the same shapes and dtypes."""
     return jax.tree.map(jnp.zeros_like, tree)
+
+
+def map_with_path(function: Callable[..., Any], tree: PyTree, *rest: PyTree) -> PyTree:
+    """``function(path, leaf, ...)`` for every leaf, its path as in "last/weight"."""
+
+    def at(path, *leaves):
+        return function(jax.tree_util.keystr(path, simple=True, separator="/"), *leaves)
+
+    return jax.tree_util.tree_map_with_path(at, tree, *rest)
 
 
 _map_with_none = partial(jax.tree.map, is_leaf=lambda node: node is None)

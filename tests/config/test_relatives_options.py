@@ -1,12 +1,13 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""L2GD, FedRep and MAPPER in a configuration: what is refused, in one line."""
+"""L2GD, partial methods and MAPPER in a configuration: what is refused, and words."""
 
 import jax
 import pytest
 
 from fedblend.config.build import build
 from fedblend.config.config import check
+from fedblend.config.defaults import filled
 from fedblend.errors import ConfigError
 
 L2GD = {"name": "l2gd", "lam": 0.5}
@@ -28,6 +29,15 @@ RAND_K = {"compressor": {"name": "rand_k", "k": 11}}
          "held_out: 0.0 is not in (0, 1), or 0 with grid 0"),
         ({**FEDREP, "head": ["bias", "last"]}, 'head: "last" is no part of the model, '
          "whose parameters are weight, bias"),
+        ({"name": "apfl", "alpha": 0.5, "mix": ["last"]}, 'mix: "last" is no part of '
+         "the model, whose parameters are weight, bias"),
+        ({"name": "fedbn", "normalization": "normalization"}, "normalization: the "
+         "model has no normalization; its parameters are weight, bias"),
+        ({"name": "fedper", "head": "tail"}, "head: \"tail\" is not one of 'head', "
+         "'body', 'biases', 'normalization' or a list"),
+        ({"name": "partial", "personal": "head", "order": "together",
+          "personal_steps": 2}, "personal_steps: 2 is not left out, as order = "
+         '"together" needs'),
     ],
 )  # fmt: skip
 def test_what_makes_no_sense(options, line, tiny):
@@ -62,3 +72,24 @@ def test_an_ensemble_has_as_many_models_as_the_configuration_says(tiny):
     tiny["model"] |= {"ensemble": 0}
     with pytest.raises(ConfigError, match=r"model\.ensemble: "):
         check(tiny, "here")
+
+
+@pytest.mark.parametrize(
+    ("name", "stays"),
+    [
+        ("fedper", {"last"}),
+        ("lg_fedavg", {"hidden", "norm"}),
+        ("fedbn", {"norm"}),
+        ("bitfit", {"hidden", "norm", "last"}),
+    ],
+)
+def test_a_word_stands_for_a_part_of_any_model(name, stays, tiny):
+    """The default of each, for a network of the package; by shapes alone."""
+    tiny["algorithm"] |= {"name": name}
+    tiny["model"] = {"name": "mlp", "hidden": [3], "norm": True}
+    built = build(check(filled(tiny), "here"))
+    shard, key = built.federated_data.train.shard(0), jax.random.key(0)
+    params = jax.eval_shape(built.model.init, key)
+    _, state = jax.eval_shape(built.algorithm.enroll, params, shard, key)
+    found = jax.tree_util.tree_leaves_with_path(state.personal)
+    assert {path[0].name for path, _ in found} == stays  # pyright: ignore

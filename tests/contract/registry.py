@@ -60,9 +60,13 @@ def _mixed(loss):
     return fb.scaffold(loss, fb.Work(RATE, steps=1, batch_size=2))
 
 
-def _fedrep(problem):
+def _partial(problem, order: str = "alternate", **own):
     work = fb.Work(RATE, steps=3, batch_size=2)
-    return fb.fedrep(problem.loss, work, head=lambda path: path == "bias", head_steps=2)
+    return fb.partial(problem.loss, work, personal=_is_bias, order=order, **own)
+
+
+def _is_bias(path: str) -> bool:
+    return path == "bias"
 
 
 def _scheduled(unit):
@@ -135,7 +139,8 @@ ALGORITHMS = {
         _fedavg(p), p.loss, fb.Work(RATE, steps=STEPS_BY_CLIENT, batch_size=2), lam=0.5
     ),
     "l2gd": lambda p: fb.l2gd(p.loss, RATE, lam=0.5, p=0.4, batch_size=2),
-    "fedrep": _fedrep,
+    "partial": partial(_partial, personal_steps=2),
+    "partial, together": partial(_partial, order="together", personal_rate=0.05),
     "agnostic": lambda p: fb.agnostic(
         p.loss, fb.Work(RATE, steps=3, batch_size=2), clients=len(COUNTS), q_rate=0.1
     ),
@@ -156,7 +161,7 @@ ELSEWHERE = ("fedopt", "finetune", "flix")
 """Registered algorithms whose cases have other names."""
 BY_EXAMPLE = {
     name: partial(_by_example, name=name)
-    for name in REGISTERED
+    for name in examples.DISTINCT
     if not {name, name.replace("_", " ")} & set(ALGORITHMS) and name not in ELSEWHERE
 }
 ALGORITHMS |= BY_EXAMPLE

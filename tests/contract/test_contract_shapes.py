@@ -86,7 +86,7 @@ def test_structure_and_dtypes(name, problem):
     assert all(described(model) == wanted for model in models)
     delta = said[0][1].delta
     if delta is not None:
-        in_part = any(one in name for one in ("fedrep", *FORMS))
+        in_part = any(one in name for one in ("partial", *FORMS))
         parts = trees.where_given(delta, params) if in_part else params
         assert described(delta) == described(parts)
         assert jax.tree.leaves(delta)

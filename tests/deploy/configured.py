@@ -14,7 +14,6 @@ from fedblend.config.config import check, dump
 from fedblend.deploy.client.admission import node_of
 from fedblend.deploy.ops.settings import NodeSettings, load_as
 from fedblend.experiments import run_folder
-from fedblend.registry import ALGORITHMS as REGISTERED
 from fedblend.simulation.run import Run
 from fedblend.simulation.serialize import named_leaves, unpack
 from fedblend.simulation.simulate import set_up
@@ -65,7 +64,7 @@ ALGORITHMS = {
     "pfedme": "inner_rate = 0.1\ninner_steps = 2\nlam = 1.0\n",
     "ditto": "lam = 0.5\npersonal = { rate = 0.1, steps = 2, batch_size = 8 }\n",
     "l2gd": "lam = 0.5\n",
-    "fedrep": 'head = ["bias"]\nhead_steps = 2\n',
+    "partial": 'personal = ["bias"]\npersonal_steps = 2\n',
     "agnostic": "q_rate = 0.1\n",
     "mapper": "",
 }
@@ -74,7 +73,7 @@ ALGORITHMS |= {
         f"{key} = {toml.literal(value)}\n"
         for key, value in examples.options(name).items()
     )
-    for name in REGISTERED
+    for name in examples.DISTINCT
     if name not in ALGORITHMS
 }
 """What every algorithm needs beside the work of a client."""

@@ -25,12 +25,12 @@ from configured import (
     write_rows,
 )
 
+import example_arguments as examples
 from fedblend.config import toml
 from fedblend.config.config import check
 from fedblend.deploy.ops import submit
 from fedblend.deploy.ops.local_cluster import local_cluster, processes_of
 from fedblend.deploy.ops.registration import members
-from fedblend.registry import ALGORITHMS
 
 pytestmark = pytest.mark.slow
 NAMES = ("alice", "bob", "carol")
@@ -58,7 +58,7 @@ def federation(place, tmp_path_factory):
 
 
 def test_every_algorithm_has_a_case():
-    assert set(ALGORITHMS) <= set(CASES)
+    assert set(examples.DISTINCT) <= set(CASES)
 
 
 def test_all_nodes_are_there(federation):

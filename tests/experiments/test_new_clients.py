@@ -70,9 +70,12 @@ def test_every_algorithm_has_a_model_for_new_clients(tiny, name):
         ("ditto", {}, 3, 1),
         ("scaffold", {}, 3, 0),
         ("finetune", {}, 3, 0),
+        ("fedsim", {}, 3, 3),
+        ("fedalt", {}, 3, 1),
+        ("fedbabu", {}, 3, 0),
     ],
 )
-def test_only_apfl_takes_its_steps_one_by_one(tiny, name, options, steps, visits):
+def test_where_all_moves_steps_come_one_by_one(tiny, name, options, steps, visits):
     config, built = configured(tiny, name, **options)
     assert work_of(config, built, steps=steps)[1] == visits
 

@@ -96,7 +96,7 @@ def run_with_stops(config, path):
             continue
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("name", examples.DISTINCT)
 def test_every_algorithm_runs_and_its_personal_models_are_kept(
     name, tiny, tmp_path, monkeypatch
 ):

@@ -1,6 +1,6 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""Runs L2GD, FedRep, agnostic FL and MAPPER beside their papers' loops, in float64.
+"""Runs L2GD, partial methods, agnostic FL and MAPPER beside their papers' loops.
 
 A program of its own, because JAX takes its precision once for a whole process. Prints
 the gaps as JSON. Only cohorts and the counts of coins are taken from fedblend.
@@ -19,6 +19,7 @@ import numpy as np
 jax.config.update("jax_enable_x64", True)
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+import partial_transcription as partial_paper  # noqa: E402
 import relatives_transcription as paper  # noqa: E402
 
 import fedblend as fb  # noqa: E402
@@ -80,6 +81,31 @@ def fedrep_gaps():
     yield "fedrep: bodies", np.stack([model["body"] for model in mine])[6], body
 
 
+def partial_gaps():
+    params = {"body": on.params[:SPLIT], "head": on.params[SPLIT:]}
+    for order, local, own, settings in (
+        ("together", partial_paper.local_sim, {}, (3,)),
+        ("alternate", partial_paper.local_alt, {"personal_steps": 4}, (4, 3)),
+    ):
+        algorithm = fb.partial(
+            lambda tree, rows: on.loss(
+                jnp.concatenate([tree["body"], tree["head"]]), rows
+            ),
+            fb.Work(RATE, steps=3, **full),
+            personal=["head"],
+            order=order,
+            personal_rate=RATE / 2,
+            **own,
+        )
+        run = new_run(algorithm, params).complete()
+        u, v = start[:SPLIT], start[SPLIT:]
+        given = (matrices, vectors, u, v, chosen, (RATE, RATE / 2), *settings)
+        body, heads = partial_paper.rounds(local, *given)
+        mine = [run.personal(i)["head"] for i in range(7)]
+        yield f"partial, {order}: body", run.shared["body"], body
+        yield f"partial, {order}: heads", np.stack(mine), heads
+
+
 def agnostic_gaps():
     for steps in (1, 3):
         algorithm = fb.agnostic(
@@ -119,6 +145,6 @@ def gap(ours, theirs) -> float:
 
 
 if __name__ == "__main__":
-    parts = (l2gd_gaps, fedrep_gaps, agnostic_gaps, mapper_gaps)
+    parts = (l2gd_gaps, fedrep_gaps, partial_gaps, agnostic_gaps, mapper_gaps)
     gaps = {name: gap(*pair) for part in parts for name, *pair in part()}
     print(json.dumps(gaps))

@@ -1,6 +1,6 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""L2GD, FedRep, agnostic FL and MAPPER against NumPy loops, in float64."""
+"""L2GD, partial methods, agnostic FL and MAPPER against NumPy loops, in float64."""
 
 import json
 import subprocess
@@ -23,7 +23,8 @@ def gaps() -> dict[str, float]:
 
 
 @pytest.mark.parametrize(
-    ("method", "count"), [("l2gd", 4), ("fedrep", 3), ("agnostic", 4), ("mapper", 4)]
+    ("method", "count"),
+    [("l2gd", 4), ("fedrep", 3), ("partial", 4), ("agnostic", 4), ("mapper", 4)],
 )
 def test_method_equals_its_papers_loop(gaps, method, count):
     mine = {name: gap for name, gap in gaps.items() if name.startswith(method)}

@@ -18,7 +18,7 @@ import numpy as np
 from fedblend import trees
 from fedblend.algorithms.local_only import local_only
 from fedblend.config import data, transforms
-from fedblend.config.config import Config
+from fedblend.config.config import Config, with_parts
 from fedblend.config.measures import measures_of
 from fedblend.config.model import (
     loss_name,
@@ -192,6 +192,7 @@ def method(
     """
     name = loss_name(config, task)
     model = model_of(config, task, name)
+    config = with_parts(config, model, task)
     plain, loss = losses_of(config, name, model.apply)
     check_lists("algorithm", config.algorithm, clients)
     params = jax.eval_shape(model.init, jax.random.key(0))

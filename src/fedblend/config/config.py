@@ -12,8 +12,11 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Literal
 
+import jax
+import jax.numpy as jnp
 from pydantic import ValidationError, model_validator
 
+from fedblend import models
 from fedblend.config import defaults, toml
 from fedblend.config.imports import choose, import_paths
 from fedblend.config.schema import tables
@@ -21,10 +24,13 @@ from fedblend.config.schema.federation import Federation
 from fedblend.config.schema.imported import AnyModel, AnyOptions
 from fedblend.config.schema.run import Run
 from fedblend.config.schema.table import Table, Word, first_error
+from fedblend.data.dataset import Task
 from fedblend.errors import ConfigError, SettingError
 
 VERSION = defaults.VERSION
 """The newest layout of the file that this version reads."""
+_OF_LINEAR = {"head": ["bias"], "body": ["weight"]}
+"""A linear model is a single layer: its head is the intercept."""
 RENAMED = {("algorithm", "tune"): "algorithm.finetune"}
 """Keys of earlier versions, with their names of today."""
 LOOKED_UP = {"dual_encoder": {"embedding": ("0", "1")}}
@@ -253,3 +259,30 @@ def named_by_key(**others: str) -> Iterator[None]:
         if name not in known:
             raise
         raise ConfigError(f"{known[name]}: {rest}") from None
+
+
+def with_parts(config: Config, model: models.Model, task: Task) -> Config:
+    """The configuration with the names of parameters in place of a word like "head".
+
+    Raises:
+        ConfigError: the model has no such part.
+    """
+    options = config.algorithm
+    key = options.entry.keeps
+    word = key and getattr(options, key)
+    if not isinstance(word, str) or key is None:
+        return config
+    if config.model.name in defaults.LINEAR and word in _OF_LINEAR:
+        names = _OF_LINEAR[word]
+    else:
+        whole = task.numbers or task.kind == "sequence"
+        kind = jnp.int32 if whole else jnp.dtype(config.run.precision)
+        rows = jax.ShapeDtypeStruct((2, *task.shape), kind)
+        try:
+            names = models.find_part(model, rows, word)
+        except SettingError as error:
+            can = word == "normalization" and hasattr(config.model, "norm")
+            more = "; model.norm = true adds layers of it" if can else ""
+            raise ConfigError(f"algorithm.{key}: {error.why}{more}") from None
+    changed = options.model_copy(update={key: names})
+    return config.model_copy(update={"algorithm": changed})

@@ -49,9 +49,11 @@ OPTIONS: Mapping[str, Any] = {
     "moved": 0.0,
     "mu": 0.01,
     "personal": {"solver": "sgd"},
+    "personal_steps": 10,
     "q_rate": 0.01,
     "refresh": 0.1,
     "server": 1.0,
+    "tuning_steps": 10,
 }
 """Options that an algorithm must have, by their keys."""
 HEADS: Mapping[str, str] = {
@@ -171,8 +173,8 @@ def _algorithm(table: Content, model: str) -> Content:
     for key in _required(entry):
         if key == nested:
             found.setdefault(key, {})
-        elif key == "head" and model in HEADS:
-            found.setdefault(key, [HEADS[model]])
+        elif key == entry.keeps:
+            found.setdefault(key, _part(key, model))
         elif key in OPTIONS:
             found.setdefault(key, {**OPTIONS, **own}[key])
     usual |= {key: table[key] for key in ("optimizer", "batch_size") if key in table}
@@ -182,6 +184,12 @@ def _algorithm(table: Content, model: str) -> Content:
         if isinstance(value, dict) and (key == nested or value.get("solver") == "sgd"):
             found[key] = _with_work(value, usual)
     return found
+
+
+def _part(key: str, model: str) -> str | list[str]:
+    """The part of a model that stays with a client; mostly its key says which."""
+    word = "head" if key == "personal" else key
+    return [HEADS[model]] if word == "head" and model in HEADS else word
 
 
 def _with_work(table: Content, usual: Content) -> Content:

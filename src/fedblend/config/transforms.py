@@ -72,21 +72,29 @@ def transformed(
 
 def _sent(config: Config, params: PyTree) -> PyTree:
     """The parameters that clients send, by shape."""
-    keeps = config.algorithm.entry.keeps
+    keeps, leaves = config.algorithm.entry.keeps, named(params)
+    mixed = getattr(config.algorithm, "mix", None)
+    if isinstance(mixed, list):
+        _require_parts("mix", mixed, leaves)
     if keeps is None:
         return params
-    leaves, names = named(params), getattr(config.algorithm, keeps)
-    for name in names:
-        if not any(below(name, path) for path in leaves):
-            raise ConfigError(
-                f'algorithm.{keeps}: "{name}" is no part of the model, whose '
-                f"parameters are {', '.join(leaves)}"
-            )
+    names = getattr(config.algorithm, keeps)
+    _require_parts(keeps, names, leaves)
     return [
         leaf
         for path, leaf in leaves.items()
         if not any(below(name, path) for name in names)
     ]
+
+
+def _require_parts(key: str, names: Sequence[str], leaves: Mapping[str, Any]) -> None:
+    """Refuse a name that is no part of the model."""
+    for name in names:
+        if not any(below(name, path) for path in leaves):
+            raise ConfigError(
+                f'algorithm.{key}: "{name}" is no part of the model, whose '
+                f"parameters are {', '.join(leaves)}"
+            )
 
 
 def _private(table: Privacy, algorithm: Algorithm, cohort: int) -> Algorithm:

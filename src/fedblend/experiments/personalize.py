@@ -34,7 +34,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import fedblend as fb
-from fedblend.config.config import Config
+from fedblend.config.config import Config, with_parts
 from fedblend.config.measures import measures_of
 from fedblend.config.model import (
     loss_name,
@@ -189,6 +189,7 @@ def personalize_from(
     with precision(config.run.precision):
         name = loss_name(config, task)
         model = model_of(config, task, name)
+        config = with_parts(config, model, task)
         plain, loss = losses_of(config, name, model.apply)
         path = folder.model(chosen if isinstance(config.run.seed, list) else None)
         shapes = jax.eval_shape(model.init, jax.random.key(0))

@@ -17,7 +17,7 @@ import numpy as np
 
 import fedblend as fb
 from fedblend.config.build import Built
-from fedblend.config.config import Config
+from fedblend.config.config import Config, with_parts
 from fedblend.config.model import loss_name
 from fedblend.experiments import evidence, personalize, run_folder
 from fedblend.experiments.certified import certified
@@ -116,7 +116,7 @@ def _unseen_clients(run: Run, config: Config, built: Built) -> list[NewClients]:
         return []
     new_clients = partial(
         personalize.new_clients,
-        config,
+        with_parts(config, built.model, built.task),
         (loss_name(config, built.task), built.loss),
         measure=built.measures,
         splits=config.measure.splits,

@@ -38,7 +38,7 @@ import numpy as np
 from jax.nn import initializers
 from jax.nn.initializers import Initializer
 
-from fedblend.checks import COUNT, gate, words
+from fedblend.checks import COUNT, FLAG, gate, words
 from fedblend.core import Key
 from fedblend.errors import UserError
 from fedblend.models.model import Model, Shape, flat, image, model
@@ -68,6 +68,13 @@ class Kernel(NamedTuple):
 
     weight: jax.Array
     bias: jax.Array
+
+
+class Norm(NamedTuple):
+    """What a normalization learns: a factor and an addend for each channel."""
+
+    scale: jax.Array
+    offset: jax.Array
 
 
 def affine(start: Initializer, key: Key, inputs: int, outputs: int, dtype) -> Affine:
@@ -112,6 +119,20 @@ def pool(images: jax.Array) -> jax.Array:
     even = images[:, : rows // 2 * 2, : columns // 2 * 2]
     squares = even.reshape(count, rows // 2, 2, columns // 2, 2, channels)
     return squares.max(axis=(2, 4))
+
+
+def norms(widths: Sequence[int], dtype) -> tuple[Norm, ...]:
+    """Normalizations of layers of these widths; at first they neither scale nor add."""
+    return tuple(Norm(jnp.ones(n, dtype), jnp.zeros(n, dtype)) for n in widths)
+
+
+def normalize(layer: Norm, inputs: jax.Array) -> jax.Array:
+    """Every row less its mean, over its deviation; then scale and offset by channel."""
+    axes = tuple(range(1, inputs.ndim))
+    centered = inputs - inputs.mean(axes, keepdims=True)
+    spread = jax.lax.rsqrt((centered**2).mean(axes, keepdims=True) + 1e-5)
+    scaled = centered * spread * _aligned(layer.scale, inputs)
+    return scaled + _aligned(layer.offset, inputs)
 
 
 def _aligned(bias: jax.Array, outputs: jax.Array) -> jax.Array:
@@ -174,14 +195,23 @@ class Mlp(NamedTuple):
     last: Affine
 
 
+class NormMlp(NamedTuple):
+    """The hidden layers, their normalizations, and the last layer."""
+
+    hidden: tuple[Affine, ...]
+    norm: tuple[Norm, ...]
+    last: Affine
+
+
 @model("multilayer perceptron, 200-200 with ReLU", flat)
-@gate(inputs=COUNT, outputs=COUNT, activation=words(*ACTIVATIONS))
+@gate(inputs=COUNT, outputs=COUNT, activation=words(*ACTIVATIONS), norm=FLAG)
 def mlp(
     inputs: int,
     outputs: int,
     *,
     hidden: Sequence[int] = (200, 200),
     activation: str = "relu",
+    norm: bool = False,
     dtype=jnp.float32,
 ) -> Model:
     """A multilayer perceptron.
@@ -191,6 +221,7 @@ def mlp(
         outputs: number of scores or values of a row.
         hidden: widths of the hidden layers; an empty list makes the model linear.
         activation: "relu", "tanh", "sigmoid", "softplus" or "gelu".
+        norm: layer normalization of the hidden layers, before the activation.
         dtype: of the parameters.
 
     Hidden weights start as He's normal under ReLU and GELU and as Glorot's uniform
@@ -215,13 +246,18 @@ def mlp(
             affine(start, jax.random.fold_in(key, place), before, after, dtype)
             for place, (before, after) in enumerate(pairwise(widths))
         ]
-        last = jax.random.fold_in(key, len(layers))
-        return Mlp(tuple(layers), affine(glorot, last, widths[-1], outputs, dtype))
+        end = jax.random.fold_in(key, len(layers))
+        last = affine(glorot, end, widths[-1], outputs, dtype)
+        if norm:
+            return NormMlp(tuple(layers), norms(hidden, dtype), last)
+        return Mlp(tuple(layers), last)
 
     def apply(params, rows):
         here = flatten(rows, params.last.weight.dtype)
-        for layer in params.hidden:
-            here = ACTIVATIONS[activation](linear(layer, here))
+        for place, layer in enumerate(params.hidden):
+            here = linear(layer, here)
+            here = normalize(params.norm[place], here) if norm else here
+            here = ACTIVATIONS[activation](here)
         return linear(params.last, here)
 
     return Model(init, apply)
@@ -233,6 +269,16 @@ class Cnn(NamedTuple):
     first: Kernel
     second: Kernel
     hidden: Affine
+    last: Affine
+
+
+class NormCnn(NamedTuple):
+    """The four layers, and the normalizations of the first three."""
+
+    first: Kernel
+    second: Kernel
+    hidden: Affine
+    norm: tuple[Norm, ...]
     last: Affine
 
 
@@ -251,14 +297,15 @@ _LARGE = _Plan("large_cnn", 3, (32, 64), (False, True), 128)
 
 
 @model("APFL's network: convolutions 20-50, hidden 512", image)
-@gate(classes=COUNT)
-def cnn(shape: Shape, classes: int, *, dtype=jnp.float32) -> Model:
+@gate(classes=COUNT, norm=FLAG)
+def cnn(shape: Shape, classes: int, *, norm: bool = False, dtype=jnp.float32) -> Model:
     """APFL's network: 5x5 to 20, pool, 5x5 to 50, pool, 512, scores.
 
     The paper says "2 convolution layers, followed by 2 fully connected layers"; widths,
     kernels, the missing padding and the pooling are those of its authors' code, which
     declares dropout and does not use it. 440 812 parameters for 28x28x1 and 10
-    classes, 672 212 for 32x32x3.
+    classes, 672 212 for 32x32x3. ``norm`` normalizes every image after each layer but
+    the last, with a scale and an offset for each channel.
 
     Example:
         >>> model = cnn((28, 28), 10)
@@ -266,22 +313,24 @@ def cnn(shape: Shape, classes: int, *, dtype=jnp.float32) -> Model:
         >>> model.apply(params, jnp.ones((2, 784))).shape
         (2, 10)
     """
-    return _network(_APFL, shape, classes, dtype)
+    return _network(_APFL, shape, classes, norm, dtype)
 
 
 @model("EMNIST's: convolutions 32-64, 128", image)
-@gate(classes=COUNT)
-def large_cnn(shape: Shape, classes: int, *, dtype=jnp.float32) -> Model:
+@gate(classes=COUNT, norm=FLAG)
+def large_cnn(
+    shape: Shape, classes: int, *, norm: bool = False, dtype=jnp.float32
+) -> Model:
     """The larger network: 3x3 to 32, 3x3 to 64, pool, 128, scores.
 
     The EMNIST network of Reddi et al., which FLIX uses too, without its dropout.
     1 626 442 parameters (1.63 million) for CIFAR's 32x32x3 and 10 classes; 1 199 882
-    for 28x28x1 and 10 classes, 1 206 590 for 62.
+    for 28x28x1 and 10 classes, 1 206 590 for 62. ``norm`` as of ``cnn``.
     """
-    return _network(_LARGE, shape, classes, dtype)
+    return _network(_LARGE, shape, classes, norm, dtype)
 
 
-def _network(plan: _Plan, shape: Shape, classes: int, dtype) -> Model:
+def _network(plan: _Plan, shape: Shape, classes: int, norm: bool, dtype) -> Model:
     image = _image(plan, shape)
     features = math.prod(_features(plan, image))
     he, glorot = initializers.he_normal(), initializers.glorot_uniform()
@@ -289,21 +338,29 @@ def _network(plan: _Plan, shape: Shape, classes: int, dtype) -> Model:
 
     def init(key):
         keys = [jax.random.fold_in(key, place) for place in range(4)]
-        return Cnn(
+        layers = (
             kernel(he, keys[0], (size, size, image[2], first), dtype),
             kernel(he, keys[1], (size, size, first, second), dtype),
             affine(he, keys[2], features, plan.hidden, dtype),
-            affine(glorot, keys[3], plan.hidden, classes, dtype),
         )
+        last = affine(glorot, keys[3], plan.hidden, classes, dtype)
+        if norm:
+            widths = (*plan.channels, plan.hidden)
+            return NormCnn(*layers, norms(widths, dtype), last)
+        return Cnn(*layers, last)
+
+    def normal(params, place, here):
+        return normalize(params.norm[place], here) if norm else here
 
     def apply(params, rows):
         dtype = params.last.weight.dtype
         here = jnp.reshape(rows, (rows.shape[0], *image)).astype(dtype)
-        for layer, pooled in zip(params[:2], plan.pooled, strict=True):
-            here = convolve(layer, here)
+        for place, pooled in enumerate(plan.pooled):
+            here = normal(params, place, convolve(params[place], here))
             # Pooling commutes with ReLU, which is cheaper afterwards.
             here = jax.nn.relu(pool(here) if pooled else here)
-        here = jax.nn.relu(linear(params.hidden, flatten(here, dtype)))
+        here = normal(params, 2, linear(params.hidden, flatten(here, dtype)))
+        here = jax.nn.relu(here)
         return linear(params.last, here)
 
     return Model(init, apply)

@@ -273,27 +273,31 @@ def test_an_unknown_format(mixed, tmp_path):
 class Cnn(nn.Module):
     """The network ``cnn`` as PyTorch writes it."""
 
-    def __init__(self):
+    def __init__(self, norm=False):
         super().__init__()
         self.first, self.second = nn.Conv2d(1, 20, 5), nn.Conv2d(20, 50, 5)
         self.hidden, self.last = nn.Linear(50, 512), nn.Linear(512, 10)
+        norms = [nn.GroupNorm(1, 20), nn.GroupNorm(1, 50), nn.LayerNorm(512)]
+        self.norm = nn.ModuleList(norms if norm else [nn.Identity()] * 3)
 
     def forward(self, x):
-        pool = nn.functional.max_pool2d
-        x = pool(torch.relu(self.first(x)), 2)
-        x = pool(torch.relu(self.second(x)), 2).flatten(1)
-        return self.last(torch.relu(self.hidden(x)))
+        pool, (first, second, third) = nn.functional.max_pool2d, self.norm
+        x = pool(torch.relu(first(self.first(x))), 2)
+        x = pool(torch.relu(second(self.second(x))), 2).flatten(1)
+        return self.last(torch.relu(third(self.hidden(x))))
 
 
 class Mlp(nn.Module):
-    def __init__(self):
+    def __init__(self, norm=False):
         super().__init__()
         self.hidden = nn.ModuleList([nn.Linear(4, 6), nn.Linear(6, 5)])
+        norms = [nn.LayerNorm(6), nn.LayerNorm(5)]
+        self.norm = nn.ModuleList(norms if norm else [nn.Identity()] * 2)
         self.last = nn.Linear(5, 3)
 
     def forward(self, x):
-        for layer in self.hidden:
-            x = torch.relu(layer(x))
+        for layer, norm in zip(self.hidden, self.norm, strict=True):
+            x = torch.relu(norm(layer(x)))
         return self.last(x)
 
 
@@ -314,6 +318,8 @@ class CharRnn(nn.Module):
         ("softmax", (4,), 3, {}, lambda: nn.Linear(4, 3)),
         ("mlp", (4,), 3, {"hidden": (6, 5)}, Mlp),
         ("cnn", (17, 16), 10, {}, Cnn),
+        ("mlp", (4,), 3, {"hidden": (6, 5), "norm": True}, lambda: Mlp(norm=True)),
+        ("cnn", (17, 16), 10, {"norm": True}, lambda: Cnn(norm=True)),
         ("char_rnn", (5,), 20, {"hidden": 6}, lambda: CharRnn(nn.LSTM)),
         (
             "char_rnn",

@@ -24,15 +24,18 @@ from fedblend.config.schema.table import (
     TYPES,
     Count,
     Mixing,
+    Names,
     Positive,
     Table,
     arguments,
     one_of,
+    one_word,
     table_of,
 )
 from fedblend.config.schema.tables import AnyCompressor
 from fedblend.core import Algorithm, Loss
 from fedblend.errors import ConfigError, SettingError, UserError
+from fedblend.mixing import MIXING
 from fedblend.registry import ALGORITHMS, FACTS, AlgorithmEntry
 from fedblend.theory.constants import Smoothness
 
@@ -89,6 +92,7 @@ def _solver_table(name: str) -> type[SolverTable]:
 
 
 TYPES[COMPRESSOR] = AnyCompressor
+TYPES[MIXING] = one_word(MIXING.allowed) | Names
 TYPES[solvers.SOLVER] = one_of(map(_solver_table, SOLVERS), "solver")
 
 
@@ -115,8 +119,11 @@ class Options(LocalWork):
             raise SettingError(
                 "alpha", f"{self.name} takes no alpha, it mixes no models"
             )
+        keeps, known = self.entry.keeps, self
+        if keeps is not None and isinstance(getattr(self, keeps), str):
+            known = self.model_copy(update={keeps: ["known with the model"]})
         try:
-            self.with_theory(1.0, 0.0).build(**PLACEHOLDERS)
+            known.with_theory(1.0, 0.0).build(**PLACEHOLDERS)
         except UserError as error:
             raise SettingError(self._key(error.key), error.why) from None
         return self

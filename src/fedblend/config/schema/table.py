@@ -35,6 +35,7 @@ from fedblend import checks
 from fedblend.checks import Number, Paths, Rule, Words
 from fedblend.config.toml import literal, quoted, visible
 from fedblend.errors import ConfigError, SettingError, UserError, hint
+from fedblend.models.parts import PARTS
 
 
 def exactly_one(table: Any, *names: str) -> None:
@@ -118,6 +119,15 @@ Share = Annotated[float, within(Number(above=0, most=1))]
 Inside = Annotated[float, within(checks.CHANCE)]
 """Above 0 and below 1."""
 
+Names: Any = Annotated[list[Word], Field(min_length=1)]
+"""Names of parts of a model."""
+
+
+def one_word(allowed: tuple[str, ...]) -> Any:
+    """The type of a text that is one of these words."""
+    return Literal[allowed]
+
+
 TYPES: dict[Rule, Any] = {checks.FLAG: bool}
 """The types of options by their rules; numbers, words and paths have theirs anyway."""
 Made = TypeVar("Made", bound=Table)
@@ -134,9 +144,9 @@ def type_of(rule: Rule | None) -> Any:
         several: Any = Annotated[list[kind], Field(min_length=1)]
         return kind | several if rule.clients else kind
     if isinstance(rule, Words):
-        return Literal[rule.allowed]
+        return one_word(rule.allowed)
     if isinstance(rule, Paths):
-        return Annotated[list[Word], Field(min_length=1)]
+        return one_word(PARTS) | Names
     return None
 
 

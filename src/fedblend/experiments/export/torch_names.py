@@ -10,6 +10,8 @@ softmax        ``weight``, ``bias``: an ``nn.Linear``; logistic has one output
 mlp            ``hidden.0.weight``, ``hidden.0.bias``, ..., ``last.*``: ``nn.Linear``
 cnn            ``first.*``, ``second.*``: ``nn.Conv2d``; ``hidden.*``, ``last.*``:
                ``nn.Linear``, whose inputs are flattened as PyTorch does, channels first
+norm = true    ``norm.0.*``, ...: ``nn.LayerNorm`` after an ``nn.Linear``,
+               ``nn.GroupNorm`` of one group after an ``nn.Conv2d``
 char_rnn       ``embedding.weight``; ``rnn.weight_ih_l0``, ...: ``nn.LSTM`` or
                ``nn.GRU`` with ``batch_first``; ``last.*``
 dual_encoder   ``embedding.weight``, ``dense.*``
@@ -28,7 +30,7 @@ from fedblend.experiments.export.onnx_graph import ExportError
 from fedblend.mixing import Blend
 from fedblend.models.char_rnn import CharRnn
 from fedblend.models.dual_encoder import DualEncoder
-from fedblend.models.feedforward import Affine, Cnn, Kernel, Mlp
+from fedblend.models.feedforward import Affine, Cnn, Kernel, Mlp, Norm, NormCnn, NormMlp
 
 Named = dict[str, np.ndarray]
 
@@ -67,7 +69,15 @@ def _affine(layer: Affine) -> Named:
     return {"weight": np.asarray(layer.weight), **bias}
 
 
-def _mlp(model: Mlp) -> Named:
+def _norms(layers: tuple[Norm, ...]) -> Named:
+    named: Named = {}
+    for place, layer in enumerate(layers):
+        own = {"weight": np.asarray(layer.scale), "bias": np.asarray(layer.offset)}
+        named |= _inside(f"norm.{place}", own)
+    return named
+
+
+def _mlp(model: Mlp | NormMlp) -> Named:
     named: Named = {}
     for place, layer in enumerate(model.hidden):
         named |= _inside(f"hidden.{place}", _affine(layer))
@@ -79,7 +89,7 @@ def _kernel(layer: Kernel) -> Named:
     return {"weight": weight, "bias": np.asarray(layer.bias)}
 
 
-def _cnn(model: Cnn) -> Named:
+def _cnn(model: Cnn | NormCnn) -> Named:
     hidden = _affine(model.hidden)
     width, channels = hidden["weight"].shape[0], model.second.weight.shape[-1]
     # The places of an image come before the channels here, and after them in PyTorch.
@@ -114,7 +124,9 @@ def _dual_encoder(model: DualEncoder) -> Named:
 _LAYOUTS = {
     Affine: _affine,
     Mlp: _mlp,
+    NormMlp: lambda model: _mlp(model) | _norms(model.norm),
     Cnn: _cnn,
+    NormCnn: lambda model: _cnn(model) | _norms(model.norm),
     CharRnn: _char_rnn,
     DualEncoder: _dual_encoder,
 }

@@ -1,0 +1,134 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""Partial personalization: a part of the model travels, the rest stays with its client.
+
+The problem is ``min over u, v_1 .. v_n of 1/n sum_i f_i(u, v_i)``: u are the shared
+parameters, v_i those that stay with client i. A round, for every client i of the
+cohort, in one of two orders::
+
+    "alternate"   v_i <- personal_steps times:  v_i <- v_i - rate * grad_v f_i(u, v_i)
+                  u_i <- u, steps times:        u_i <- u_i - rate * grad_u f_i(u_i, v_i)
+    "together"    u_i <- u, then steps times, both from the old u_i and v_i:
+                  (u_i, v_i) <- (u_i, v_i) - rate * grad f_i(u_i, v_i)
+
+    u <- u + mean (u_i - u)
+    personal_i = u with v_i
+
+The first is FedAlt, the second FedSim. Which parameters are v_i makes FedPer, FedRep,
+LG-FedAvg, FedBN and BitFit of them. With 0 ``personal_steps`` v_i stays where it began,
+as the head of FedBABU does. With nothing personal it is FedAvg, with everything
+personal training alone.
+
+Only u travels, in both directions, and only it is counted: where v is, a message has
+None. ``shared`` has the v that everybody began with: no model to use.
+
+Where this differs from the paper: it does not, with plain SGD. Any optimizer is
+allowed, of u and of v_i, each restarted in every round. In "alternate" the batches of
+v_i are drawn independently of those of u_i. A client that never took part has the v
+that everybody began with.
+
+Reference: Pillutla, Malik, Mohamed, Rabbat, Sanjabi, Xiao, "Federated learning with
+partial model personalization", ICML 2022, arXiv:2204.03809.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from fedblend import trees
+from fedblend.algorithms import partial_steps
+from fedblend.checks import PATHS, gate, optional, words
+from fedblend.core import Algorithm, Loss, Needs, PyTree, from_params
+from fedblend.errors import UserError
+from fedblend.local import OPTIMIZER, STEPS, WORK, Optimizer, Steps, Work
+from fedblend.registry import STEP_BY_STEP, algorithm
+
+Paths = Callable[[str], bool] | Sequence[str]
+"""Parameters by the names of parts of the model, or by a function of their paths."""
+PERSONAL_STEPS = dataclasses.replace(STEPS, least=0, optional=True)
+BY_STEP = STEP_BY_STEP._replace(options={"personal_steps": None})
+
+
+class PartialClient(NamedTuple):
+    """The state of a client: its v_i, None where the shared parameters are."""
+
+    personal: PyTree
+
+
+@algorithm(keeps="personal", new_client=BY_STEP)
+@gate(
+    **WORK,
+    personal=PATHS,
+    order=words("alternate", "together"),
+    personal_steps=PERSONAL_STEPS,
+    personal_rate=optional(OPTIMIZER),
+)
+def partial(
+    loss: Loss,
+    work: Work,
+    *,
+    personal: Paths,
+    order: str = "alternate",
+    personal_steps: Steps | None = None,
+    personal_rate: Optimizer | None = None,
+) -> Algorithm:
+    """A part of the model is shared, the rest stays with each client.
+
+    Args:
+        loss: ``loss(params, rows) -> losses[rows]``.
+        work: local work on the shared part; its batch size also serves the personal.
+        personal: names of the parts of the model that stay, such as ["last"]; or a
+            function of a path, such as "last/weight".
+        order: "alternate" for steps on the personal part before those on the shared
+            one, "together" for steps on both at once.
+        personal_steps: number of steps on the personal part in a round, if they
+            alternate; an array over clients, or ``Epochs``. None for those of ``work``.
+        personal_rate: optimizer of the personal part, a number for plain steps; None
+            for that of ``work``.
+
+    Example:
+        >>> import jax, fedblend as fb
+        >>> model = fb.models.mlp(4, 3, hidden=(8,))
+        >>> loss = fb.losses.cross_entropy(model.apply)
+        >>> work = fb.Work(0.1, steps=5, batch_size=10)
+        >>> algorithm = fb.partial(loss, work, personal=["last"], order="together")
+        >>> _, state = algorithm.enroll(model.init(jax.random.key(0)), None, None)
+        >>> sum(leaf.size for leaf in jax.tree.leaves(state))
+        27
+    """
+    stays = PATHS("partial: personal", personal)
+    if order == "together" and personal_steps is not None:
+        allowed = 'left out, as order = "together" needs'
+        raise UserError("partial: personal_steps", personal_steps, allowed)
+    own: dict[str, Any] = {"optimizer": personal_rate, "steps": personal_steps}
+    own = {field: value for field, value in own.items() if value is not None}
+    each = partial_steps.Parts(work, work._replace(**own))
+
+    def part(tree: PyTree, wanted: bool) -> PyTree:
+        """The personal or the shared part, None where the other is."""
+        return trees.map_with_path(
+            lambda path, leaf: leaf if stays(path) == wanted else None, tree
+        )
+
+    train = partial_steps.alternate if order == "alternate" else partial_steps.together
+
+    def enroll(params, shard, key):
+        return (), PartialClient(part(params, True))
+
+    def client(down, client, shard, key):
+        up, own = train(loss, each, tell(down, ()), client.personal, shard, key)
+        return up, PartialClient(own)
+
+    def server(aggregate, down, server, central, key):
+        shared = trees.add_where_given(down.shared, aggregate.mean.delta)
+        return down._replace(shared=shared), server
+
+    def personal_model(down, client, shard, key):
+        return trees.fill(part(down.shared, False), client.personal)
+
+    def tell(down, request):
+        shared, correction = part(down.shared, False), part(down.correction, False)
+        return down._replace(shared=shared, correction=correction)
+
+    halves = (enroll, from_params, client, server, personal_model)
+    return Algorithm(*halves, tell=tell, needs=Needs(weights="uniform"))
