@@ -13,7 +13,13 @@ import pytest
 
 from fedblend.cli import main, screen, tune
 from fedblend.config import toml
-from fedblend.config.config import load
+from fedblend.config.build import build
+from fedblend.config.config import check, load
+from fedblend.experiments.tune import tune_config
+from fedblend.simulation.simulate import set_up
+from fedblend.theory.constants import stacked
+from fedblend.trees import precision
+from planned import FLIX, changed
 from tiny_config import TINY
 
 GRID = [0.0, 0.3, 1.0]
@@ -87,9 +93,6 @@ def test_what_is_chosen_and_how_to_run_it(place, capsys, compiled):
          'algorithm.name: "fedavg" mixes no models'),
         (["--set", "algorithm={name='mapper', rate=0.1, steps=1, batch_size=4}"],
          "algorithm.grid: is 11, so alpha is chosen while training"),
-        (["--set", "algorithm={name='flix', rate='theory', steps=1, batch_size='all', "
-          "alpha=0.5, personal={solver='lbfgs'}}"],
-         'algorithm.rate: "theory" is another rate for every alpha'),
     ],
 )  # fmt: skip
 def test_what_is_refused(arguments, line, place, capsys):
@@ -99,6 +102,20 @@ def test_what_is_refused(arguments, line, place, capsys):
     assert said.err.count("\n") == 1
     assert line in said.err
     assert [path.name for path in place.iterdir()] == ["apfl.toml"]
+
+
+def test_every_alpha_has_the_rate_of_theory():
+    """A replica of the sweep is the run with that alpha and its own 1/L_alpha."""
+    server = "algorithm.server={name='nesterov'}"
+    settings = ("data.validation=0.25", "run.rounds=5", server)
+    found, _ = tune_config(check(changed(FLIX, *settings), "here"), [0.0, 0.1, 0.7])
+    with precision("float64"):
+        own = build(check(changed(FLIX, *settings, "algorithm.alpha=0.1"), "here"))
+        alone = set_up(own.spec).complete()
+    swept = stacked(found.run.shared)[1]
+    np.testing.assert_allclose(swept, stacked(alone.shared).ravel(), rtol=1e-8)
+    # alpha = 0 minimizes a constant: the shared model stays where it starts
+    assert np.isfinite(found.validation).all()
 
 
 def test_clients_without_a_value_are_reported(capsys, monkeypatch):

@@ -3,21 +3,28 @@
 """Choose alpha for a configuration: the sweep, its table, and what to run next.
 
 The sweep is ``simulation.tune_alpha`` with the local work, the rounds and the seed of
-the configuration; the configuration's own alpha is not used.
+the configuration; the configuration's own alpha is not used. ``rate = "theory"`` is
+that of every alpha.
 """
 
 import dataclasses
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import jax
+
+from fedblend import trees
 from fedblend.config import privacy
 from fedblend.config.build import Built, build, method
 from fedblend.config.config import Config, dump, named_by_key
+from fedblend.config.model import Rates, rates
 from fedblend.core import Algorithm
 from fedblend.errors import ConfigError, RunError
 from fedblend.experiments import run_folder
 from fedblend.simulation.tune_alpha import Tuned, choose_alpha
+from fedblend.theory.steps import at_alpha
 from fedblend.trees import precision
 
 
@@ -50,7 +57,7 @@ def tune_config(
             warnings.filterwarnings("ignore", "tune: ", UserWarning)
             spec = dataclasses.replace(
                 built.spec,
-                algorithm=lambda alpha: rebuilt(_with_alpha(config, alpha), built),
+                algorithm=by_alpha(config, built),
                 federated_data=built.federated_data,
                 every=None,
             )
@@ -58,10 +65,27 @@ def tune_config(
     return found, (*built.warnings, *found.warnings)
 
 
-def rebuilt(config: Config, built: Built) -> Algorithm:
+def by_alpha(config: Config, built: Built) -> Callable[[Any], Algorithm]:
+    """From an alpha, which may be traced, to the algorithm of a configuration.
+
+    ``rate = "theory"`` is the rate of that alpha, 1/L_alpha for gradient descent.
+    """
+    if config.algorithm.rate != "theory":
+        return lambda alpha: rebuilt(_with_alpha(config, alpha), built)
+    dim = trees.size(jax.eval_shape(built.model.init, jax.random.key(0)))
+    whole = rates(_with_alpha(config, 1.0), built.smoothness, dim)
+
+    def algorithm(alpha: Any) -> Algorithm:
+        own = whole._replace(together=at_alpha(whole.together, alpha))
+        return rebuilt(_with_alpha(config, alpha), built, own)
+
+    return algorithm
+
+
+def rebuilt(config: Config, built: Built, known: Rates | None = None) -> Algorithm:
     """The algorithm of a changed configuration, whose numbers may be traced."""
     clients = built.federated_data.clients
-    found = method(config, built.task, clients, clients, built.smoothness)
+    found = method(config, built.task, clients, clients, built.smoothness, known)
     return found.algorithm
 
 
@@ -81,11 +105,6 @@ def _check(config: Config) -> None:
         raise ConfigError(
             f"algorithm.grid: is {options.grid}, so alpha is chosen while training; to "
             "choose among fixed ones set algorithm.grid=0"
-        )
-    if options.rate == "theory":
-        raise ConfigError(
-            'algorithm.rate: "theory" is another rate for every alpha; to compare them '
-            "give a number"
         )
     if not isinstance(config.run.seed, int):
         raise ConfigError("run.seed: several; a choice is made for one seed")

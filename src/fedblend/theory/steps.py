@@ -44,8 +44,9 @@ less smooth than the rest: the proof needs ``mean |grad f~_i(x) - grad f~_i(y)|^
 """
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import jax.numpy as jnp
 import numpy as np
 
 from fedblend.checks import (
@@ -76,6 +77,18 @@ KNOWN = {"alpha": ALPHA, "smoothness": Instance(Smoothness, "a Smoothness")}
 def dgd(alpha, smoothness: Smoothness) -> float:
     """Distributed gradient descent: ``1/L_alpha`` (Theorem 2)."""
     return _inverse(L_alpha(alpha, smoothness))
+
+
+def at_alpha(step: float, alpha: Any) -> Any:
+    """``step/alpha^2``: what a step for alpha = 1 becomes at one other alpha for all.
+
+    All steps of this module are like that, so that alpha may be a traced number, as in
+    ``tune``. At alpha = 0, where nothing moves, it is the step itself.
+
+    >>> at_alpha(0.5, 0.25).item()
+    8.0
+    """
+    return step / jnp.where(alpha > 0, jnp.square(alpha), 1.0)
 
 
 class Accelerated(NamedTuple):
