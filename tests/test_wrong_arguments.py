@@ -122,6 +122,8 @@ CASES = {
                      server_rate="positive"),
     "fedrep": _local(fb.fedrep, {"head": bool, "head_steps": 1}, head="function",
                      head_steps="steps"),
+    "fedala": _local(fb.fedala, {"head": bool}, head="function", most="count",
+                     weight_rate="not negative", learn_on="fraction"),
     "fedem": _local(fb.fedem),
     "hypcluster": _local(fb.hypcluster),
     "l2gd": _case(fb.l2gd, {"loss": LOSS, "rate": 0.1, "lam": 1.0, "p": 0.5,

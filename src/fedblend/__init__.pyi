@@ -53,6 +53,9 @@ from fedblend.algorithms.apfl_averaged import (
 from fedblend.algorithms.ditto import (
     ditto as ditto,
 )
+from fedblend.algorithms.fedala import (
+    fedala as fedala,
+)
 from fedblend.algorithms.fedavg import (
     fedavg as fedavg,
 )

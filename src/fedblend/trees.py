@@ -94,6 +94,12 @@ def norm(tree: PyTree) -> jax.Array:
     return jnp.sqrt(squared_norm(tree))
 
 
+def largest(tree: PyTree) -> jax.Array:
+    """The largest absolute entry, 0 where there is none; float32."""
+    sizes = [jnp.abs(leaf).max(initial=0) for leaf in jax.tree.leaves(tree)]
+    return jnp.stack([jnp.zeros(()), *sizes]).max().astype(jnp.float32)
+
+
 def is_finite(tree: PyTree) -> jax.Array:
     """Whether every entry of every floating leaf is finite."""
     checks = [

@@ -1,6 +1,6 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""FedEM and HypCluster as their papers write them, in NumPy loops.
+"""FedEM, HypCluster and FedALA as their papers write them, in NumPy loops.
 
 Nothing of fedblend. Models are logistic regressions without intercept; every step takes
 all rows of a client, ``rows[i] = (inputs, labels)`` with labels 0 and 1.
@@ -93,3 +93,36 @@ def hypcluster(rows, thetas, cohorts, rate, steps):
                 after[m] += len(labels) / total * theta
         thetas = after
     return np.array(thetas)
+
+
+def fedala(problem, w, cohorts, rate, steps, eta, passes, head, few):
+    """Zhang et al. 2023, Algorithm 1, with all rows in a step.
+
+    ``problem.gradient(i, x, rows)`` is that of client i's mean over these rows.
+    ``head``: the places of entries that have weights; ``few[i]``: the rows that these
+    learn from; ``passes``: the most at first. Returns the shared model, all own models
+    and their weights.
+    """
+    own = [w.copy() for _ in range(problem.clients)]
+    weights = [np.ones_like(w) for _ in range(problem.clients)]
+    settled = [False] * problem.clients
+    for cohort in cohorts:
+        mean, total = np.zeros_like(w), sum(problem.weights[i] for i in cohort)
+        for i in cohort:
+            gap = w - own[i]
+            for _ in range(1 if settled[i] else passes):
+                before = weights[i].copy()
+                slope = problem.gradient(i, own[i] + gap * weights[i], few[i])
+                for place in head:
+                    moved = weights[i][place] - eta * slope[place] * gap[place]
+                    weights[i][place] = min(max(moved, 0.0), 1.0)
+                if np.abs(weights[i] - before).max() <= 0.01:
+                    break
+            settled[i] = settled[i] or bool(np.abs(gap).max() > 0)
+            x = own[i] + gap * weights[i]
+            for _ in range(steps):
+                x = x - rate * problem.gradient(i, x, range(problem.counts[i]))
+            own[i] = x
+            mean += problem.weights[i] / total * x
+        w = mean
+    return w, np.array(own), np.array(weights)

@@ -299,11 +299,13 @@ def client_work(
     options, kind = options.model_copy(update=means), options.entry.new_client
     visits = kind.visits
     if kind.steps is None:
+        solved = "local" in options.entry.parameters
+        how = "with the run's solver, algorithm.personal" if solved else "without steps"
         for key, value in {"steps": steps, "rate": rate}.items():
             if value is not None:
                 raise RunError(
                     f"{key}: {value} has no meaning here; {options.name} finds the "
-                    "model of a new client with the run's solver, algorithm.personal"
+                    f"model of a new client {how}"
                 )
         # Only the solver of x_i computes anything; the local work never runs.
         still = {"rate": 1.0, "optimizer": None, "schedule": None}
