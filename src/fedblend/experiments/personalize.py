@@ -299,7 +299,7 @@ def client_work(
     options, kind = options.model_copy(update=means), options.entry.new_client
     visits = kind.visits
     if kind.steps is None:
-        solved = "local" in options.entry.parameters
+        solved = hasattr(options, "personal")
         how = "with the run's solver, algorithm.personal" if solved else "without steps"
         for key, value in {"steps": steps, "rate": rate}.items():
             if value is not None:
