@@ -242,6 +242,9 @@ from fedblend.models import (
 from fedblend.simulation import (
     checkpoint as checkpoint,
 )
+from fedblend.simulation.choose import (
+    choose as choose,
+)
 from fedblend.simulation.personalize import (
     NewClients as NewClients,
 )

@@ -72,6 +72,34 @@ def test_what_is_chosen_and_how_to_run_it(place, capsys, compiled):
     assert again.model_copy(update={"algorithm": before.algorithm}) == before
 
 
+def test_guarded_without_validation_rows(place, capsys, compiled):
+    arguments = ["--guard", "--folds", "2", "--alphas", "0,.3", "--out", "tuned.csv"]
+    config = ["tune", "apfl.toml", "--set", "data.validation=0.0"]
+    assert main([*config, *arguments]) == 0
+    said = capsys.readouterr()
+    assert said.err == ""
+    assert max(map(len, said.out.splitlines())) <= 80
+    with open("tuned.csv") as file:
+        clients = list(csv.DictReader(file))
+    arms = ["alone", "0", "0.3", "1"]
+    table = {
+        cells[0]: cells for cells in map(str.split, said.out.splitlines()) if cells
+    }
+    for arm in arms:
+        values = [float(row[f"folds_loss_at_{arm}"]) for row in clients]
+        assert table[arm][1] == f"{np.mean(values):.4f}"
+        assert table[arm][3] == str([row["arm"] for row in clients].count(arm))
+    for row in clients:
+        assert float(row["alpha"]) == (
+            0 if row["arm"] == "alone" else float(row["arm"])
+        )
+        assert float(row["expected_harm"]) >= 0
+        assert row["why"] in ("own rows", "others", "guard")
+    again = load(Path("tuned.toml"))
+    assert again.algorithm.alpha == [float(row["alpha"]) for row in clients]
+    assert "every client its own: fedblend run tuned.toml" in said.out
+
+
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
@@ -86,6 +114,10 @@ def test_what_is_chosen_and_how_to_run_it(place, capsys, compiled):
         (["--set", "data={source='digits', partition='iid', clients=900, "
           "validation=0.1}"],
          "data.validation: 0.1 leaves no client a row to choose on"),
+        (["--guard", "--folds", "1"], "--folds: 1 is not a whole number of at least 2"),
+        (["--guard", "--folds", "999"], "--folds: 999, and no client has as many rows"),
+        (["--guard", "--by", "auc"], "--by: 'auc' is not measured; it is one of"),
+        (["--guard", "--set", "algorithm.learn=step"], 'algorithm.learn: is "step"'),
         (["--set", "run.seed=[1, 2]"], "run.seed: several; a choice is made for one"),
         (["--set", "run.cohort=9"], "run.cohort: 9 is not between 1 and the 6 clients"),
         (["--set", "algorithm.learn=step"], 'algorithm.learn: is "step", so alpha mov'),

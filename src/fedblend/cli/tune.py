@@ -1,6 +1,6 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""``fedblend tune``: every client's alpha, chosen on its validation rows."""
+"""``fedblend tune``: every client's alpha, on validation rows or by folds."""
 
 import shlex
 from pathlib import Path
@@ -14,6 +14,8 @@ from fedblend.cli.screen import ConfigFile, Settings, option
 if TYPE_CHECKING:
     import numpy as np
 
+    from fedblend.config.config import Config
+    from fedblend.simulation.choose import Choice
     from fedblend.simulation.tune_alpha import Tuned
 
 
@@ -33,15 +35,28 @@ def tune(
             "FILE.csv",
         ),
     ] = None,
+    guard: Annotated[
+        bool,
+        option(
+            "Cross-validate the training rows, with training alone as one more choice, "
+            "and avoid what may be worse than it or than the shared model."
+        ),
+    ] = False,
+    folds: Annotated[int, option("Number of folds, with --guard.", "NUMBER")] = 5,
     sets: Settings = None,
 ) -> None:
-    """Choose alpha, the weight of the shared model, on validation rows.
+    """Choose alpha, the weight of the shared model, for every client.
 
     For flix, flix_local_steps and apfl with learn = "fixed". All alphas run side by
     side, then every client takes the one that is best on its own validation
     rows. Test rows are shown and do not influence the choice.
 
+    With --guard no validation rows are needed: every client cross-validates its
+    training rows, and what these tell is combined with what they tell of all others.
+
     [bold]Examples[/bold]
+
+    fedblend tune apfl.toml --guard --out tuned.csv
 
     fedblend tune flix.toml --set data.validation=0.2
 
@@ -53,6 +68,9 @@ def tune(
 
     if out is not None:
         check_out(out)
+    if guard:
+        _guarded(config, file, grid, by, folds, out)
+        return
     with screen.errors_of(file):
         found, warnings = tune_config(config, grid, by)
     for warning in warnings:
@@ -60,6 +78,29 @@ def tune(
     _print(found)
     again = [*screen.run_again(file, sets), "--set", f"algorithm.alpha={found.common}"]
     screen.say(f"one alpha for all: {shlex.join(again)}")
+    if out is None:
+        screen.say("--out FILE.csv writes every client's own, and how to run them.")
+        return
+    write(config, found, out)
+    beside = shlex.quote(str(out.with_suffix(".toml")))
+    screen.say(f"every client its own: fedblend run {beside}", f"clients: {out}")
+
+
+def _guarded(
+    config: "Config",
+    file: Path,
+    grid: list[float],
+    by: str | None,
+    folds: int,
+    out: Path | None,
+) -> None:
+    from fedblend.experiments.guard import guard_config, write
+
+    with screen.errors_of(file):
+        found, warnings = guard_config(config, grid, by, folds)
+    for warning in warnings:
+        screen.warn(warning)
+    _print_choice(found)
     if out is None:
         screen.say("--out FILE.csv writes every client's own, and how to run them.")
         return
@@ -109,6 +150,31 @@ def _print(found: "Tuned") -> None:
             f"{count} clients have no finite value on validation rows: alpha = "
             f"{found.common:g}, the best for the others."
         )
+
+
+def _print_choice(found: "Choice") -> None:
+    import numpy as np
+
+    from fedblend.simulation.choose import REASONS
+
+    table = screen.table("arm", "folds", "test", "clients", right=0)
+    validated, test = found.cross_validation, found.test
+    test = np.full_like(validated, np.nan) if test is None else test
+    for arm, name in enumerate(found.names):
+        means = (_mean(validated[arm]), _mean(test[arm]))
+        table.add_row(name, *means, f"{int((found.chosen == arm).sum())}")
+    own = test[found.chosen, np.arange(len(found.chosen))]
+    table.add_row("its own", "", _mean(own), f"{len(found.chosen)}")
+    console = screen.console()
+    console.print(
+        f"mean {found.metric} over clients, on rows that a fold held out and on test "
+        "rows of models trained on all rows, and how many clients chose an arm"
+    )
+    console.print(table)
+    for why, said in REASONS.items():
+        count = found.reasons.count(why)
+        if count:
+            console.print(f"{count} clients: {said}.")
 
 
 def _mean(values: "np.ndarray") -> str:

@@ -6,6 +6,7 @@ from fedblend.data.dataset import DataError as DataError
 from fedblend.data.dataset import Dataset as Dataset
 from fedblend.data.description import describe as describe
 from fedblend.data.federated import split_clients as split_clients
+from fedblend.data.folds import folds as folds
 from fedblend.data.partition.partition import federate_dataset as federate_dataset
 from fedblend.data.preprocess.preprocessing import Preprocessing as Preprocessing
 from fedblend.data.readers.read import read as read

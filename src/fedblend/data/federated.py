@@ -164,8 +164,8 @@ def fit_preprocessing(schema: Schema, data: FederatedData) -> Preprocessing:
 def side_by_side(datasets: Sequence[FederatedData]) -> dict[str, Shards]:
     """The same clients with their rows split anew in each: one flat array a split.
 
-    One dataset keeps its arrays; those of several lie one after another. The same
-    dataset given several times, such as for all points of a grid, has its rows once.
+    One dataset keeps its arrays; those of several lie one after another. Arrays that
+    several datasets share, such as those of a grid or of folds, are there once.
 
     Raises:
         ValueError: the datasets have other clients, or hold out other numbers of rows.
@@ -183,12 +183,10 @@ def side_by_side(datasets: Sequence[FederatedData]) -> dict[str, Shards]:
             )
     if not others:
         return first.splits
-    different = list({id(data): data for data in datasets}.values())
-    places = [next(i for i, one in enumerate(different) if one is d) for d in datasets]
     joined = {}
     for name, split in first.splits.items():
-        examples, starts = _concatenated([data.splits[name] for data in different])
-        joined[name] = Shards(examples, np.stack(starts)[places], split.counts)
+        examples, starts = _concatenated([data.splits[name] for data in datasets])
+        joined[name] = Shards(examples, np.stack(starts), split.counts)
     return joined
 
 
@@ -216,14 +214,11 @@ def concatenate(datasets: Mapping[str, FederatedData]) -> FederatedData:
 
 def _concatenated(parts: Sequence[Shards]) -> tuple[PyTree, list[np.ndarray]]:
     """The rows of all parts one after another, and where clients of each start."""
-    sizes = [len(jax.tree.leaves(part.examples)[0]) for part in parts]
-    edges = np.cumsum([0, *sizes[:-1]])
-    examples = jax.tree.map(
-        lambda *rows: np.concatenate(rows), *(part.examples for part in parts)
-    )
-    return examples, [
-        part.starts + edge for part, edge in zip(parts, edges, strict=True)
-    ]
+    different = {id(part.examples): part.examples for part in parts}
+    sizes = [len(jax.tree.leaves(examples)[0]) for examples in different.values()]
+    edges = dict(zip(different, np.cumsum([0, *sizes[:-1]]), strict=True))
+    examples = jax.tree.map(lambda *rows: np.concatenate(rows), *different.values())
+    return examples, [part.starts + edges[id(part.examples)] for part in parts]
 
 
 def shard_of(rows: PyTree) -> Shard:

@@ -42,7 +42,12 @@ def tune_config(
         ConfigError: there is no alpha to choose, or nothing to choose it on.
         DataError: the data cannot be had, or cannot be used.
     """
-    _check(config)
+    check_alpha(config)
+    if not config.data.validation:
+        raise ConfigError(
+            "data.validation: is 0, and alpha is chosen on validation rows; set "
+            "data.validation=0.2, or cross-validate the training rows with --guard"
+        )
     privacy.refuse(config.privacy, "a choice on validation rows is not private")
     with precision(config.run.precision):
         built = build(config)
@@ -71,13 +76,13 @@ def by_alpha(config: Config, built: Built) -> Callable[[Any], Algorithm]:
     ``rate = "theory"`` is the rate of that alpha, 1/L_alpha for gradient descent.
     """
     if config.algorithm.rate != "theory":
-        return lambda alpha: rebuilt(_with_alpha(config, alpha), built)
+        return lambda alpha: rebuilt(with_alpha(config, alpha), built)
     dim = trees.size(jax.eval_shape(built.model.init, jax.random.key(0)))
-    whole = rates(_with_alpha(config, 1.0), built.smoothness, dim)
+    whole = rates(with_alpha(config, 1.0), built.smoothness, dim)
 
     def algorithm(alpha: Any) -> Algorithm:
         own = whole._replace(together=at_alpha(whole.together, alpha))
-        return rebuilt(_with_alpha(config, alpha), built, own)
+        return rebuilt(with_alpha(config, alpha), built, own)
 
     return algorithm
 
@@ -89,7 +94,8 @@ def rebuilt(config: Config, built: Built, known: Rates | None = None) -> Algorit
     return found.algorithm
 
 
-def _check(config: Config) -> None:
+def check_alpha(config: Config) -> None:
+    """Refuse a configuration without an alpha that can be chosen."""
     options: Any = config.algorithm
     if not options.mixes:
         raise ConfigError(
@@ -110,11 +116,6 @@ def _check(config: Config) -> None:
         raise ConfigError("run.seed: several; a choice is made for one seed")
     if config.run.until is not None:
         raise ConfigError("run.until: alphas are compared after the same run.rounds")
-    if not config.data.validation:
-        raise ConfigError(
-            "data.validation: is 0, and alpha is chosen on validation rows; set "
-            "data.validation=0.2"
-        )
 
 
 def check_out(out: Path) -> None:
@@ -151,11 +152,17 @@ def write(config: Config, found: Tuned, out: Path) -> None:
         }
         for client in range(data.clients)
     ]
+    write_choices(config, rows, out)
+
+
+def write_choices(config: Config, rows: list[dict[str, Any]], out: Path) -> None:
+    """Write a line for every client, and the configuration with their alphas."""
     run_folder.write_table(out, rows)
-    again = _with_alpha(config, found.chosen.tolist())
+    again = with_alpha(config, [row["alpha"] for row in rows])
     run_folder.write_text(out.with_suffix(".toml"), dump(again))
 
 
-def _with_alpha(config: Config, alpha: Any) -> Config:
+def with_alpha(config: Config, alpha: Any) -> Config:
+    """The same configuration with another alpha, or one for each client."""
     options = config.algorithm.model_copy(update={"alpha": alpha})
     return config.model_copy(update={"algorithm": options})
