@@ -66,9 +66,7 @@ def literal_round(clients, federation):
     off = y - x @ line
     spread = sum(np.outer(o, o) + c for o, c in zip(off, covariances, strict=True))
     scale = np.trace(np.linalg.inv(within) @ spread) / len(clients) / ARMS
-    return Federation(
-        within, line, (spread + 3 * scale * within) / (len(clients) + 3)
-    )
+    return Federation(within, line, (spread + 3 * scale * within) / (len(clients) + 3))
 
 
 def test_a_round_against_loops():
