@@ -28,45 +28,67 @@ def write(content: dict) -> str:
     return "flix.toml"
 
 
+EPS = 1e-6
+
+
 @pytest.mark.slow
-def test_the_command_does_what_was_promised(place, capsys, compiled):
+def test_the_commands_do_what_was_promised(place, capsys, compiled):
+    """Those of gradient descent, DIANA and Scafflix, in bits each way and accuracy."""
     by_hand = ByHand()
     file = write(changed(FLIX, "algorithm.rate=0.1", "algorithm.alpha=0.9"))
-    arguments = ["plan", file, "--rounds", "40", "--eps", "2e-3", "--format", "json"]
-    assert main(arguments) == 0
+    asked = ["--alpha", "0.5", "--eps", f"{EPS}", "--format", "json"]
+    assert main(["plan", file, *asked, "--up", "1", "--down", "0.1"]) == 0
     said = capsys.readouterr()
     assert said.err == ""
-    (plan,) = json.loads(said.out)["plans"]
-    words = shlex.split(plan["command"])
-    assert words[:2] == ["fedblend", "run"]
-    assert main(words[1:]) == 0
-    capsys.readouterr()
-    leaves, _ = unpack(Path("runs/planned/model.safetensors").read_bytes())
-    shared = np.concatenate([leaves[".weight"].ravel(), leaves[".bias"]])
-    summary = json.loads(Path("runs/planned/summary.json").read_text())["runs"][0]
-    assert summary["round"] == plan["rounds"] - 1
-    bits = summary["bits"]
-    assert bits["up"] + bits["down"] + bits["last_broadcast"] == plan["bits"]
-    best = by_hand.least(plan["alpha"])
-    gap = by_hand.value(plan["alpha"], shared) - best
-    assert -1e-12 <= gap <= plan["bound"] <= 2e-3
+    plans = json.loads(said.out)["plans"]
+    costs = [plan["cost"] for plan in plans]
+    assert costs == sorted(costs)
+    tried = [plan for plan in plans if plan["typical"]]
+    assert plans[0] in tried
+    for plan in plans:
+        assert plan["certified"] <= plan["worst"]
+    for number, plan in enumerate(tried):
+        assert plan["rounds"] == plan["typical"] < plan["certified"]
+        assert plan["cost"] == plan["bits_up"] + 0.1 * plan["bits_down"]
+        words = [*shlex.split(plan["command"]), "--out", f"runs/{number}"]
+        assert words[:2] == ["fedblend", "run"]
+        assert main(words[1:]) == 0
+        capsys.readouterr()
+        leaves, _ = unpack(Path(f"runs/{number}/model.safetensors").read_bytes())
+        shared = np.concatenate([leaves[".weight"].ravel(), leaves[".bias"]])
+        summary = json.loads(Path(f"runs/{number}/summary.json").read_text())
+        run = summary["runs"][0]
+        assert run["round"] == plan["rounds"] - 1
+        assert run["bits"]["up"] == plan["bits_up"]
+        down = run["bits"]["down"] + run["bits"]["last_broadcast"]
+        assert down == plan["bits_down"]
+        gap = by_hand.value(0.5, shared) - by_hand.least(0.5)
+        assert -1e-12 <= gap <= run["certificate"]["gap"] <= EPS
+        assert run["certificate"]["gap"] == pytest.approx(plan["bound"], rel=1e-3)
+    assert len({plan["solver"] for plan in tried}) > 1
 
 
 def test_what_is_printed(place, capsys, compiled, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("COLUMNS", "90")
     file = write(DIANA)
     assert main(["plan", file]) == 0
     said = capsys.readouterr().out
-    assert max(map(len, said.splitlines())) <= 80
-    assert said.count("DGD  ") == said.count("DIANA  ") == 10
+    assert max(map(len, said.splitlines())) <= 90
+    assert said.count("DGD  ") == said.count("DIANA of") == 10
     assert "31 parameters" in said
-    assert main(["plan", file, "--bits", "1Mbit", "--set", "run.seed=[1, 2]"]) == 0
+    asked = ["--no-trials", "--set", "run.seed=[1, 2]"]
+    speeds = ["--up", "1Mbit/s", "--down", "2MB/s"]
+    assert main(["plan", file, "--bits", "30Mbit", *asked, *speeds]) == 0
     said = capsys.readouterr().out
-    assert (
-        "to run it: fedblend run flix.toml --set 'run.seed=[1, 2]' --set algo" in said
-    )
-    assert main(["plan", file, "--rounds", "0"]) == 0
-    assert "nothing to run" in capsys.readouterr().out
+    assert "seconds" in said
+    assert "leave the table [compress] out" in said
+    file = write(FLIX)
+    assert main(["plan", file, "--rounds", "30", *asked]) == 0
+    said = capsys.readouterr().out
+    first = "to run the first: fedblend run flix.toml --set 'run.seed=[1, 2]' --set "
+    assert first in said
+    order = [said.index(of) for of in ("ACCELERATED", "DGD", "DIANA rand-1 ")]
+    assert order == sorted(order)
 
 
 @pytest.mark.parametrize(
@@ -87,9 +109,18 @@ def test_bits_with_units(text, bits):
         (["--rounds", "3", "--alpha", "0.1"], "--rounds and --alpha: give only one"),
         (["--bits", "3 parsecs"], "--bits: '3 parsecs' is not a number of bits"),
         (["--bits", "-3"], "--bits: '-3' is not a number of bits"),
+        (["--eps", "1e-14"], "eps: 1e-14 is below 1e-13: float64 does not resolve it"),
+        (["--up", "1", "--down", "1"], "--up, --down: choose among solvers; give --al"),
+        (["--alpha", "0.1", "--up", "1"], "--down: is missing; give the prices"),
+        (["--alpha", "0.1", "--up", "1", "--down", "3Mbit/s"],
+         "--up, --down: 1 and 3Mbit/s is not two prices, or two speeds"),
+        (["--alpha", "0.1", "--up", "-1", "--down", "1"], "--up: '-1' is not a price"),
+        (["--alpha", "0.1", "--up", "0", "--down", "0"], "0 is not a pair of prices"),
+        (["--alpha", "0.1", "--up", "0Mbit/s", "--down", "1Mbit/s"],
+         "--up: '0Mbit/s' is not a price from 0 on, or a speed above 0"),
         (["--set", "algorithm.alpha=2.0"], "algorithm.alpha: 2.0 is not in [0, 1]"),
     ],
-)
+)  # fmt: skip
 def test_bad_command_lines(arguments, line, place, capsys):
     assert main(["plan", write(FLIX), *arguments]) == 2
     said = capsys.readouterr()

@@ -17,9 +17,12 @@ from flix_by_hand import Case, Logistic, known_of, mixed, newton
 from fedblend.config import toml
 from fedblend.config.build import build
 from fedblend.config.config import check
-from fedblend.experiments.plan import problem, promises
+from fedblend.experiments.plan.candidates import configured
+from fedblend.experiments.plan.offers import offers
+from fedblend.experiments.plan.problem import problem
 from fedblend.simulation.simulate import set_up
 from fedblend.theory import predicted
+from fedblend.theory.bounds import measured
 from fedblend.theory.constants import stacked
 from fedblend.trees import precision
 
@@ -31,6 +34,10 @@ SETS = {
     "ijcnn1": (12, 1e-3),
 }
 """The k of rand-k, about half of the parameters, and an accuracy beyond one shot."""
+
+
+SOLVERS = {"dgd": lambda dim, k: (), "diana": lambda dim, k: (dim / k - 1,)}
+"""From the number of parameters and k to omega."""
 
 
 def tables(name: str) -> dict:
@@ -73,35 +80,41 @@ QUICK = ("ijcnn1",)
 def test_every_round_is_below_its_bound(name, data_home):
     content = tables(name)
     found = problem(check(content, name))
-    for promise in promises(found, SETS[name][1], alpha=ALPHA):
-        solver, rounds = promise.scheme.solver, promise.plan.rounds
-        assert rounds is not None
+    among = configured(found)
+    for made in offers(found, SETS[name][1], alpha=ALPHA, trials=False, among=among):
+        solver, rounds = made.candidate.solver, made.worst
+        way = SOLVERS[solver](found.personal.shape[1], SETS[name][0])
+        assert rounds is not None and made.certified is not None
         assert rounds > 5
         wanted = copy.deepcopy(content)
-        for setting in promise.settings or (
+        for setting in (
             f"algorithm.alpha={ALPHA}",
             "algorithm.rate=theory",
             f"run.rounds={rounds - 1}",
         ):
             toml.put(wanted, setting)
-        if solver.name == "dgd":
+        if solver == "dgd":
             del wanted["compress"]
         with precision("float64"):
             built = build(check(wanted, name))
             case = by_hand(built.federated_data, found.smoothness)
-            seeds = range(SEEDS if solver.name == "diana" else 1)
+            seeds = range(SEEDS if solver == "diana" else 1)
             keys = jnp.stack([jax.random.key(seed) for seed in seeds])
             run = set_up(dataclasses.replace(built.spec, key=keys, measure={}))
             iterates = dict((run.round, stacked(run.shared)) for _ in run)
         known, f = known_of(case, ALPHA), mixed(case, ALPHA)
         np.testing.assert_allclose(iterates[0][0], known.average, atol=1e-6)
         least = f.solve()[1]
-        bound = predicted(
-            solver.name, known, rounds - 1, solver.omega, solver.memory_rate
-        )
+        bound = predicted(solver, known, rounds - 1, *way)
+        alone = mixed(case, 0.0)
+        start = float(f.value(known.average) - alone.value(known.average))
+        assert found.gap(known.alpha, known.average) == pytest.approx(start, rel=1e-6)
+        closer = predicted(solver, measured(known, start), rounds - 1, *way)
+        assert made.certified < rounds
         for number, replicas in iterates.items():
             gap = np.mean([f.value(shared) for shared in replicas]) - least
-            assert gap <= bound[number] + 1e-9, (solver.name, number)
+            assert gap <= closer[number] + 1e-9, (solver, number)
+            assert closer[number] <= bound[number]
         assert max(iterates) == rounds - 1
-        assert bound[-1] == pytest.approx(promise.plan.bound)
-        assert promise.plan.bound <= SETS[name][1]
+        assert closer[made.certified - 1] == pytest.approx(made.bound)
+        assert made.bound <= SETS[name][1] >= bound[-1]

@@ -1,6 +1,6 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""``fedblend plan``: rounds, bits and alpha by theory, before anything is run."""
+"""``fedblend plan``: solver, rounds, bits and alpha, before anything is run."""
 
 import math
 import re
@@ -13,8 +13,11 @@ from fedblend.cli import screen
 from fedblend.cli.screen import ConfigFile, Format, OutputFormat, Settings, option
 
 if TYPE_CHECKING:
-    from fedblend.experiments.plan import Problem, Promise
+    from fedblend.experiments.plan.offers import Offer
+    from fedblend.experiments.plan.prices import Prices
+    from fedblend.experiments.plan.problem import Problem
 
+RANDOM = ("diana", "ef21", "scafflix", "locodl")
 THOUSANDS = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
 
 
@@ -31,23 +34,41 @@ def plan(
         float | None, option("Find the rounds and bits that alpha = A needs.", "A")
     ] = None,
     eps: Annotated[float, option("The accuracy: f~ - min f~ at the end.", "E")] = 1e-3,
+    up: Annotated[
+        str | None,
+        option("What a bit up costs, as a number or a speed: 1, 10Mbit/s.", "PRICE"),
+    ] = None,
+    down: Annotated[
+        str | None,
+        option("What a bit down costs, likewise: 0.1, 100Mbit/s.", "PRICE"),
+    ] = None,
+    trials: Annotated[
+        bool,
+        typer.Option(
+            "--trials/--no-trials",
+            help="Run every solver until it has arrived, to count its rounds.",
+        ),
+    ] = True,
     sets: Settings = None,
     format: OutputFormat = Format.table,
 ) -> None:
-    """Plan the communication of FLIX: rounds, bits and alpha, before anything is run.
+    """Plan the communication of FLIX: solver, rounds, bits and alpha, before a run.
 
-    For algorithm.name = "flix" with a linear model. Without --rounds, --bits
-    or --alpha it prints a table over alpha. Plans are for gradient descent (DGD)
-    and, with compress.how = "diana", for DIANA with its compressor. A run of the
-    plan keeps its bound; the plan comes with the command that runs it.
+    For algorithm.name = "flix" with a linear model. With --alpha, --rounds or
+    --bits it compares solvers, the cheapest first, and prints the command that
+    runs it; otherwise a table over alpha for gradient descent. Rounds are those
+    of the worst case, those certified for these rows, and typical ones, of a trial
+    run until its certificate proves the accuracy.
 
     [bold]Examples[/bold]
 
     fedblend plan flix.toml
 
-    fedblend plan flix.toml --alpha 0.3 --eps 1e-4
+    fedblend plan flix.toml --alpha 0.3 --eps 1e-4 --up 1 --down 0.1
 
-    fedblend plan flix.toml --rounds 50
+    fedblend plan flix.toml --alpha 0.3 --up 10Mbit/s --down 100Mbit/s
+
+    fedblend plan flix.toml --rounds 50 --no-trials
 
     fedblend plan flix.toml --bits 20Mbit --format json
     """
@@ -62,21 +83,33 @@ def plan(
     if alpha is not None and not 0 <= alpha <= 1:
         raise typer.BadParameter(f"--alpha: {alpha:g} is not in [0, 1]")
     budget = None if bits is None else parsed_bits(bits)
+    if not names and (up, down) != (None, None):
+        raise typer.BadParameter(
+            "--up, --down: choose among solvers; give --alpha, --rounds or --bits too"
+        )
+    prices = _prices(up, down)
     config = screen.load(file, sets)
-    from fedblend.experiments.plan import problem, promises, warnings
+    from fedblend.experiments.plan import offers
+    from fedblend.experiments.plan.problem import problem
 
     with screen.errors_of(file):
+        offers.check_accuracy(config, eps)
         found = problem(config)
-    made = promises(found, eps, alpha=alpha, rounds=rounds, bits=budget)
-    for warning in warnings(config, found, made):
+        asked: Any = {"alpha": alpha, "rounds": rounds, "bits": budget}
+        if names:
+            options: Any = {"prices": prices, "trials": trials}
+            made = offers.offers(found, eps, **asked, **options)
+        else:
+            made = offers.table(found, eps)
+    for warning in offers.warnings(config, found, eps, max(x.alpha for x in made)):
         screen.warn(warning)
     again = screen.run_again(file, sets)
     if format is Format.json:
         from fedblend.experiments.run_folder import as_json
 
-        typer.echo(as_json(_document(found, made, eps, again)))
+        typer.echo(as_json(_document(found, made, eps, prices, again)))
     else:
-        _print(found, made, eps, again)
+        _print(found, made, eps, prices, again if names else None)
 
 
 def parsed_bits(text: str) -> float:
@@ -99,20 +132,35 @@ def parsed_bits(text: str) -> float:
     return bits
 
 
-def _command(promise: "Promise", again: list[str]) -> str | None:
-    if not promise.settings:
+def _prices(up: str | None, down: str | None) -> "Prices":
+    from fedblend.errors import SettingError
+    from fedblend.experiments.plan.prices import parsed_prices
+
+    try:
+        return parsed_prices(up, down)
+    except SettingError as error:
+        raise typer.BadParameter(str(error)) from None
+
+
+def _command(offer: "Offer", again: list[str]) -> str | None:
+    if not offer.settings:
         return None
-    words = [word for setting in promise.settings for word in ("--set", setting)]
+    words = [word for setting in offer.settings for word in ("--set", setting)]
     return shlex.join([*again, *words])
 
 
 def _document(
-    found: "Problem", made: list["Promise"], eps: float, again: list[str]
+    found: "Problem",
+    made: list["Offer"],
+    eps: float,
+    prices: "Prices",
+    again: list[str],
 ) -> dict[str, Any]:
     known = found.known
     return {
         "eps": eps,
         "clients": known.clients,
+        "prices": prices._asdict(),
         "constants": {
             "L": known.L_alpha,
             "mu": known.mu_alpha,
@@ -122,37 +170,50 @@ def _document(
         },
         "plans": [
             {
-                "solver": promise.scheme.solver.name,
-                "alpha": promise.plan.alpha,
-                "rounds": promise.plan.rounds,
-                "bits": promise.plan.bits,
-                "bits_at_most": promise.scheme.at_most,
-                "bound": promise.plan.bound,
-                "rate": promise.rate,
-                "command": _command(promise, again),
+                "solver": one.candidate.solver,
+                "options": one.candidate.options,
+                "alpha": one.alpha,
+                "worst": one.worst,
+                "certified": one.certified,
+                "typical": one.typical,
+                "rounds": one.rounds,
+                "bits_up": one.up,
+                "bits_down": one.down,
+                "bits_at_most": one.ways.at_most,
+                "bound": one.bound,
+                "cost": one.cost,
+                "command": _command(one, again),
             }
-            for promise in made
+            for one in made
         ],
     }
 
 
 def _print(
-    found: "Problem", made: list["Promise"], eps: float, again: list[str]
+    found: "Problem",
+    made: list["Offer"],
+    eps: float,
+    prices: "Prices",
+    again: list[str] | None,
 ) -> None:
+    """Print plans; ``again`` is the command to run the file, None of a table."""
     from fedblend.report.terminal import human_bits
 
-    known, one_each = found.known, len(made) == len(found.schemes)
-    heads = ("solver", "alpha", "rounds", "bits", "bound", "algorithm.rate")
+    known, best = found.known, made[0].cost
+    cost = "seconds" if prices.seconds else "cost"
+    heads = ("solver", "alpha", "worst", "certified", "typical", "up", "down", cost)
     table = screen.table(*heads, right=1)
-    for number, (scheme, plan, rate, _) in enumerate(made):
-        if number and scheme is not made[number - 1].scheme:
+    for number, one in enumerate(made):
+        if again is None and number and one.candidate is not made[number - 1].candidate:
             table.add_section()
-        cells = ["-", "-", "no promise"]
-        if plan.rounds is not None:
-            bits = human_bits(plan.bits or 0)
-            cells = [f"{plan.rounds}", bits, f"{plan.bound:.3g}"]
-        solver = scheme.solver.name.upper()
-        table.add_row(solver, f"{plan.alpha:.6g}", *cells, f"{rate:.6g}")
+        counts = [_rounds(of) for of in (one.worst, one.certified)]
+        more = "" if one.trial is None or one.typical else f"> {one.trial.rounds - 1}"
+        sent = ["-", "-"]
+        if one.up is not None and one.down is not None:
+            sent = [human_bits(one.up), human_bits(one.down)]
+        paid = f"{one.cost:.3g}" if prices.seconds else f"{_ratio(one.cost, best):.3g}"
+        alpha, typical = f"{one.alpha:.6g}", more or _rounds(one.typical)
+        table.add_row(one.candidate.name, alpha, *counts, typical, *sent, paid)
     console = screen.console()
     console.print(
         f"{known.clients} clients, {found.personal.shape[1]} parameters: L = "
@@ -160,21 +221,48 @@ def _print(
         f"accuracy: f~ - min f~ <= {eps:g}"
     )
     console.print(table)
+    console.print("\n".join(_notes(made, prices, again)), markup=False)
+    runnable = [] if again is None else [one for one in made if one.settings]
+    if again is not None and runnable and made[0].alpha:
+        which = "the first" if runnable[0] is made[0] else runnable[0].candidate.name
+        screen.say(f"to run {which}: {_command(runnable[0], again)}")
+
+
+def _rounds(number: int | None) -> str:
+    return "-" if number is None else f"{number}"
+
+
+def _ratio(cost: float, best: float) -> float:
+    return cost / best if best else 1.0
+
+
+def _notes(made: list["Offer"], prices: "Prices", again: list[str] | None) -> list[str]:
     notes = [
         "Round 1 collects x_avg, so run.rounds is one less. Bits are those of all "
-        "clients, up and down."
+        "clients."
     ]
-    for scheme in found.schemes[1:]:
-        most = ", and its bits count every client like the longest message"
+    if any(one.trial is not None for one in made):
         notes.append(
-            "DIANA's bound is on the expected value"
-            f"{most if scheme.at_most else ''}. DGD is without the table [compress]."
+            "Bits and cost are those of typical rounds. > marks a trial that was given "
+            "up because it cost more than the best; its bits are of certified rounds."
         )
-    if not one_each:
-        notes.append("--alpha, --rounds or --bits gives a plan with its command.")
-    elif any(one.plan.rounds == 0 for one in made):
+    else:
+        notes.append("Bits and cost are those of certified rounds.")
+    if again is not None and not prices.seconds:
+        notes.append(f"Cost: up {prices.up:g}, down {prices.down:g}; the best is 1.")
+    if any(one.candidate.solver in RANDOM for one in made):
+        most = any(one.ways.at_most for one in made)
+        longest = ", and bits count every client like the longest message"
+        notes.append(
+            "Rounds by theory of a random solver are of the expected value"
+            f"{longest if most else ''}."
+        )
+    if again is None:
+        notes.append("--alpha, --rounds or --bits compares solvers.")
+    elif made[0].alpha == 0:
         notes.append("alpha = 0 leaves every client its own model: nothing to run.")
-    console.print("\n".join(notes), markup=False)
-    if one_each:
-        commands = (_command(one, again) for one in made)
-        screen.say(*(f"to run it: {command}" for command in commands if command))
+    elif made[0].candidate.compose is not None:
+        notes.append("LoCoDL on FLIX is for Python: docs/local_training.md.")
+    elif not made[0].settings:
+        notes.append("To run the first, leave the table [compress] out.")
+    return notes

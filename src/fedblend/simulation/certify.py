@@ -8,7 +8,7 @@ of FLIX mixes, that of a method with one model for all is the shared one. Here t
 measurement: nothing travels, and no bit is counted.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -16,9 +16,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedblend import mixing
 from fedblend.batches import everything
 from fedblend.checks import POSITIVE
-from fedblend.core import Down, Key, Loss, PyTree
+from fedblend.core import Down, Key, Loss, PyTree, Shard
+from fedblend.data.federated import Shards
 from fedblend.losses import objective
 from fedblend.simulation.evaluate import personal
 from fedblend.simulation.rounds import Members, Settings, shard_of
@@ -99,6 +101,32 @@ def certificates(
             values.tolist(), np.sqrt(squares).tolist(), each.tolist(), strict=True
         )
     ]
+
+
+def mixture_gap(
+    loss: Loss, train: Shards, models: PyTree
+) -> Callable[[jax.Array, PyTree], jax.Array]:
+    """From alpha_i and a shared model to ``f~(shared) - mean f_i(x_i)``.
+
+    Args:
+        loss: one number for every row.
+        train: the clients' training rows.
+        models: x_i, stacked over clients.
+    """
+    numbers = (np.arange(len(train.starts)), train.starts, train.counts)
+    places = tuple(jnp.asarray(number, jnp.int32) for number in numbers)
+
+    @jax.jit
+    def gap(alpha: jax.Array, shared: PyTree) -> jax.Array:
+        def of_client(client):
+            weight, own, (id, start, count) = client
+            batch = everything(Shard(train.examples, start, count, id, train.capacity))
+            mixture = mixing.parameters(weight, shared, own)
+            return objective(loss, mixture, batch) - objective(loss, own, batch)
+
+        return jax.lax.map(of_client, (alpha, models, places)).mean()
+
+    return gap
 
 
 def until(

@@ -59,6 +59,22 @@ def one_shot(known: Mixture) -> float:
     return known.L_alpha * known.V / 2
 
 
+def measured(known: Mixture, gap: float) -> Mixture:
+    """The constants with V such that every bound starts at ``gap`` and not L_alpha V/2.
+
+    All bounds use V for one thing only, ``f~(x_avg) - mean f_i(x_i) <= L_alpha V/2``.
+    Who has the rows measures the left side, which is far smaller.
+
+    Args:
+        known: constants of f~.
+        gap: a bound on ``f~(x_avg) - mean min f_i``; where it is larger than that by V,
+            nothing changes.
+    """
+    if known.L_alpha == 0:
+        return known
+    return known._replace(V=min(2 * gap / known.L_alpha, known.V))
+
+
 def one_shot_by_diameter(known: Mixture) -> float:
     """``max alpha^2 mean(L_i) D/2``: Theorem 1 as printed for unequal alpha."""
     return float(known.alpha.max()) ** 2 * known.mean_smooth * known.D / 2

@@ -90,6 +90,7 @@ def rounds_needed(
     solver: Solver = DGD,
     shape=1.0,
     traffic: Traffic | None = None,
+    gap: float | None = None,
 ) -> Plan:
     """The fewest rounds after which theory guarantees ``f~ - min f~ <= eps``.
 
@@ -101,8 +102,10 @@ def rounds_needed(
         solver: what runs from x_avg, at its step of ``steps``.
         shape: alpha_i in units of alpha, one for every client, the largest 1.
         traffic: the bits of rounds.
+        gap: ``f~(x_avg) - mean f_i(x_i)`` for this alpha, where it was measured, in
+            place of L_alpha V/2.
     """
-    curve = _curve(smoothness, personal, solver, shape)
+    curve = _curve(smoothness, personal, solver, shape, gap and gap / alpha**2)
     return _needed(FRACTION("alpha", alpha), POSITIVE("eps", eps), curve, traffic)
 
 
@@ -188,9 +191,23 @@ def table(
     return [_needed(FRACTION("alpha", alpha), eps, curve, traffic) for alpha in alphas]
 
 
-def _curve(smoothness: Smoothness, personal, solver: Solver, shape) -> Curve:
-    """The bound of the solver for alpha = 1 in this shape."""
+def rounds_of(curve: Curve, eps: float) -> int | None:
+    """The rounds after which a bound is at most eps, the one of x_avg included."""
+    return _rounds(1.0, POSITIVE("eps", eps), curve)
+
+
+def bound_of(curve: Curve, rounds: int) -> float:
+    """A bound after so many rounds, the one of x_avg included."""
+    return _bound(1.0, WHOLE("rounds", rounds), curve)
+
+
+def _curve(
+    smoothness: Smoothness, personal, solver: Solver, shape, gap: float | None = None
+) -> Curve:
+    """The bound of the solver for alpha = 1 in this shape, from a gap there."""
     known = mixture(shape, smoothness, personal)
+    if gap is not None:
+        known = bounds.measured(known, gap)
     words("dgd", "accelerated", "diana", "ef21", "downlink")("solver", solver.name)
     if known.alpha.max() != 1:
         raise ValueError(f"shape: its largest entry is {known.alpha.max():g}, not 1")
