@@ -97,9 +97,14 @@ def _differing(stored: dict[str, Any], wanted: dict[str, Any]) -> str:
 
 def read(path: Path) -> Cell:
     """A cell from its file."""
+    return read_json(path, {"hash", "settings", "curve", "chosen", "rows", "digest"})
+
+
+def read_json(path: Path, needed: set[str]) -> Cell:
+    """A file with some keys at least."""
     try:
         cell = json.loads(path.read_text())
-        missing = {"hash", "settings", "curve", "chosen", "rows", "digest"} - set(cell)
+        missing = needed - set(cell)
     except (ValueError, TypeError) as error:
         raise DataError(f"{path}: is not a cell of the board: {error}") from None
     if missing:
@@ -130,9 +135,7 @@ def make(
     cell = {
         "settings": place.settings,
         "hash": digest(place.settings),
-        "versions": {"fedblend": fedblend.__version__, "jax": jax.__version__},
-        "commit": commit(),
-        "device": device(),
+        **source(),
         "seconds": round(seconds, 2),
         "compile_seconds": round(compile_seconds, 2),
         "rows": counts.tolist(),
@@ -140,6 +143,12 @@ def make(
         "chosen": protocol.choose(correct, looks),
     }
     return {**cell, "digest": digest(cell)}
+
+
+def source() -> dict[str, Any]:
+    """Where and with what a cell is measured."""
+    versions = {"fedblend": fedblend.__version__, "jax": jax.__version__}
+    return {"versions": versions, "commit": commit(), "device": device()}
 
 
 def write(path: Path, cell: Cell) -> None:

@@ -74,14 +74,17 @@ def board(
     fedblend board --check --out docs/results
     """
     _cache_programs()
-    from fedblend_reproductions.board import cells, page, runs
+    from fedblend_reproductions.board import cells, page, runs, scafflix
     from fedblend_reproductions.board.methods import METHODS
     from fedblend_reproductions.board.tasks import TASKS
 
     if list_only:
-        typer.echo(f"tasks: {', '.join(TASKS)}\nmethods: {', '.join(METHODS)}")
+        typer.echo(f"tasks: {', '.join([*TASKS, scafflix.NAME])}")
+        typer.echo(f"methods: {', '.join(METHODS)}")
         return
-    chosen = [TASKS[_known("TASK", name, TASKS)] for name in tasks or TASKS]
+    every = {**TASKS, scafflix.NAME: None}
+    wanted = [_known("TASK", name, every) for name in tasks or every]
+    chosen = [TASKS[name] for name in wanted if name in TASKS]
     names = [name.strip() for name in only.split(",")] if only else list(METHODS)
     methods = [METHODS[_known("--only", name, METHODS)] for name in names]
     numbers = _numbers(seeds)
@@ -94,8 +97,8 @@ def board(
         return
     deadline = float("inf") if budget is None else time.monotonic() + budget
     plan = runs.Plan(folder, rounds, numbers, not honest_only, deadline)
-    every = [(task, method) for task in chosen for method in methods]
-    pairs = [pair for pair in every if pair[1].name not in pair[0].skips][first::step]
+    rows = [(task, method) for task in chosen for method in methods]
+    pairs = [pair for pair in rows if pair[1].name not in pair[0].skips][first::step]
     data, stopped = {}, False
     for task, method in [] if page_only else pairs:
         if task.name not in data:
@@ -108,11 +111,16 @@ def board(
             stopped = True
             break
         typer.echo(f"  {time.monotonic() - begun:.1f} s", err=True)
+    if scafflix.NAME in wanted and only is None and first == 0 and not page_only:
+        for name in scafflix.NAMES:
+            if time.monotonic() <= deadline:
+                typer.echo(f"{scafflix.NAME}: {name} ...", err=True)
+                scafflix.measure(name, folder)
     found = [cell for _, cell in cells.all_cells(folder)]
-    if page_only and not found:
+    if page_only and not folder.exists():
         raise typer.BadParameter(f"--page: {folder} holds no cell of the board")
     target.parent.mkdir(parents=True, exist_ok=True)
-    target.write_text(page.page(found))
+    target.write_text(page.page(found, scafflix.section(folder)))
     if stopped:
         typer.echo("the budget is spent; the same command goes on from here", err=True)
     typer.echo(f"page: {target}")
@@ -140,15 +148,17 @@ def _share(text: str) -> tuple[int, int]:
 
 
 def _check(folder: Path) -> None:
-    from fedblend_reproductions.board import cells
+    from fedblend_reproductions.board import cells, scafflix
 
     stored = list(cells.all_cells(folder))
     problems = [line for path, cell in stored for line in cells.check(path, cell)]
+    figure = sorted((folder / scafflix.NAME).glob("*.json"))
+    problems += [line for path in figure for line in scafflix.check(path)]
     for line in problems[1:]:
         typer.echo(f"error: {line}", err=True)
     if problems:
         raise typer.BadParameter(problems[0])
-    typer.echo(f"{len(stored)} cells are those of the board")
+    typer.echo(f"{len(stored) + len(figure)} cells are those of the board")
 
 
 def _cache_programs() -> None:

@@ -31,8 +31,8 @@ HEAD = (
 NOT_RUN = "not run"
 
 
-def page(cells: Sequence[Cell]) -> str:
-    """The page of all cells."""
+def page(cells: Sequence[Cell], more: Iterable[str] = ()) -> str:
+    """The page of all cells, with the lines of further sections."""
     lines = [
         "# The board",
         "",
@@ -53,7 +53,7 @@ def page(cells: Sequence[Cell]) -> str:
         shorter = {settings["rounds"] for settings in reported} - {task.rounds}
         for rounds in (task.rounds, *sorted(shorter, reverse=True)):
             lines += ["", *_table(task, rounds, cells)]
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, "", *more]).rstrip() + "\n"
 
 
 def _table(task: Task, rounds: int, cells: Sequence[Cell]) -> list[str]:
