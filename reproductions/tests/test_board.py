@@ -13,7 +13,8 @@ import pytest
 
 import fedblend as fb
 from fedblend.data.dataset import DataError
-from fedblend_reproductions.board import cells, page, protocol, runs
+from fedblend.data.download import status
+from fedblend_reproductions.board import cells, page, protocol, runs, scafflix
 from fedblend_reproductions.board.__main__ import main
 from fedblend_reproductions.board.cells import TUNING_SEED, Place
 from fedblend_reproductions.board.methods import METHODS
@@ -245,9 +246,11 @@ def test_the_command(measured, tiny, tmp_path, capsys):
     code, text = run("tiny", "--only", "finetune, local_only", "--seeds", "0,1")
     assert code == 0 and (tmp_path / "board.md").exists()
     assert run("--check") == (0, "12 cells are those of the board\n")
-    assert run("--list")[1].startswith("tasks: tiny\nmethods: fedavg, ")
+    assert run("--list")[1].startswith(
+        "tasks: tiny, scafflix_figure\nmethods: fedavg, "
+    )
     for words, problem in (
-        (("none",), "TASK: 'none' is none of tiny"),
+        (("none",), "TASK: 'none' is none of tiny, scafflix_figure"),
         (("--only", "fedavg,none"), "--only: 'none' is none of fedavg, "),
         (("--seeds", "0,x"), "--seeds: '0,x' is no list of numbers"),
         (("--share", "4/3"), "--share: '4/3' is not K/N"),
@@ -275,3 +278,39 @@ def test_the_command_needs_no_command_line_of_fedblend():
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True)
     assert done.returncode == 0 and b"fashion_classes" in done.stdout
+
+
+# Scafflix' Figure 1.
+
+
+def test_the_section_of_the_figure(tmp_path):
+    assert scafflix.communications([2.0, 1e-3, 1e-6, 1e-9]) == 2
+    assert scafflix.communications([2.0, 1.0]) is None
+    gaps = [[1.0, 1e-3, 1e-7], [1.0, 1e-7, 1e-9], [1.0, 0.9, 0.8]]
+    cell = {
+        "settings": scafflix.settings("a6a"),
+        "hash": cells.digest(scafflix.settings("a6a")),
+        "local_steps": 4,
+        "curve": {"gradient descent": gaps[::2] * 3, "scafflix": gaps[1:2] * 5},
+    }
+    path = tmp_path / scafflix.NAME / "a6a.json"
+    cells.write(path, {**cell, "digest": cells.digest(cell)})
+    text = "\n".join(scafflix.section(tmp_path))
+    assert "| a6a | 4 | 2 / 1 | more than 150 / 1 | 2 / 1 |" in text
+    assert "| w6a | not run |" in text
+    assert scafflix.check(path) == []
+    cells.write(path, {**cell, "local_steps": 5, "digest": cells.digest(cell)})
+    assert scafflix.check(path) == [f"{path}: it was changed after it was measured"]
+
+
+@pytest.mark.slow
+def test_scafflix_needs_fewer_communications(tmp_path, monkeypatch):
+    if not status("a6a").usable:
+        pytest.skip("a6a is not downloaded")
+    monkeypatch.setattr(scafflix, "ALPHAS", (1.0, 0.01))
+    cell = scafflix.measure("a6a", tmp_path)
+    for plainly, skipping in zip(*cell["curve"].values(), strict=True):
+        assert plainly[0] == pytest.approx(skipping[0])  # both start at ones
+        fewer, more = map(scafflix.communications, (skipping, plainly))
+        assert fewer is not None and (more is None or 2 * fewer < more)
+    assert scafflix.measure("a6a", tmp_path) == cell

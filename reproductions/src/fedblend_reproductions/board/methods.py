@@ -57,11 +57,6 @@ class Method(NamedTuple):
         return build(loss, work, **self.options)
 
 
-def head(path: str) -> bool:
-    """Whether parameters belong to the head: the layer of the scores."""
-    return path.startswith("last")
-
-
 def trained_alone(loss: Loss, work: Work, epochs: int) -> Solver:
     """FLIX's pure local models: so many epochs on the client's own rows."""
 
@@ -80,8 +75,12 @@ def _ditto(loss: Loss, work: Work, lam: float) -> Algorithm:
     return fb.ditto(fb.fedavg(loss, work), loss, work, lam=lam)
 
 
-def _fedrep(loss: Loss, work: Work, head_epochs: int) -> Algorithm:
-    return fb.fedrep(loss, work, head=head, head_steps=Epochs(head_epochs))
+def _fedrep(loss: Loss, work: Work, head: list[str], epochs: int) -> Algorithm:
+    return fb.fedrep(loss, work, head=head, head_steps=Epochs(epochs))
+
+
+def _fedbabu(loss: Loss, work: Work, head: list[str], epochs: int) -> Algorithm:
+    return fb.fedbabu(loss, work, head=head, tuning_steps=Epochs(epochs))
 
 
 def _flix_local_steps(loss: Loss, work: Work, alpha: float, epochs: int) -> Algorithm:
@@ -126,6 +125,9 @@ def _l2gd(loss: Loss, work: Work, lam: float, steps: int) -> Algorithm:
     return fb.l2gd(loss, rate, lam=lam, p=1 / steps, batch_size=work.batch_size)
 
 
+HEAD = ["last"]
+BODY = ["first", "second", "hidden"]
+"""The network's layers: the head gives the scores."""
 FINE_TUNED = "FedAvg, fine-tuned"
 
 METHODS = {
@@ -136,13 +138,16 @@ METHODS = {
         Method("finetune", {"epochs": 1}, _finetune, "FedAvg+", title=FINE_TUNED),
         Method("apfl", {"alpha": 0.5}, published="APFL"),
         Method("ditto", {"lam": 0.1}, _ditto, "Ditto"),
-        Method("fedrep", {"head_epochs": 1}, _fedrep, "FedRep"),
+        Method("fedrep", {"head": HEAD, "epochs": 1}, _fedrep, "FedRep"),
         Method(
             "flix_local_steps",
             {"alpha": 0.5, "epochs": 10},
             _flix_local_steps,
             title="FLIX, local steps",
         ),
+        Method("fedper", {"head": HEAD}, published="FedPer"),
+        Method("fedala", {"head": HEAD}, published="FedALA"),
+        Method("fedbabu", {"head": HEAD, "epochs": 1}, _fedbabu, "FedBABU"),
         Method("perfedavg", {}, _perfedavg, "Per-FedAvg"),
         Method("pfedme", {"lam": 15.0, "inner_steps": 5}, _pfedme, "pFedMe"),
         Method("fedprox", {"mu": 0.001}, published="FedProx", personal=False),
@@ -156,6 +161,7 @@ METHODS = {
             _scafflix,
             title="Scafflix",
         ),
+        Method("lg_fedavg", {"body": BODY}, title="LG-FedAvg"),
         Method("l2gd", {"lam": 0.1, "steps": 262}, _l2gd, title="L2GD"),
         Method(
             "reptile", {"server_rate": 0.5}, _with_server("reptile"), title="Reptile"
