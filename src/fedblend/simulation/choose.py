@@ -41,7 +41,7 @@ from fedblend.simulation.simulate import RunSpec
 GRID = (0.0, 0.25, 0.5, 0.75, 0.9, 1.0)
 """The alphas that are tried by default."""
 FOLDS = 5
-GUARD = 0.8
+GUARD = 0.5
 """What one point of expected harm counts, in points of the expected metric."""
 WEIGHT = Number(least=0)
 REASONS = {
