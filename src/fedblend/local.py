@@ -10,7 +10,7 @@ parameters, or any tree of variables such as a pair of models and a mixing weigh
 import dataclasses
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -56,8 +56,16 @@ class Scheduled(NamedTuple):
     make: Callable[..., optax.GradientTransformation] = optax.sgd
 
 
-Optimizer = float | jax.Array | optax.GradientTransformation | Scheduled
-"""A bare number means plain SGD with that rate."""
+Optimizer = (
+    float
+    | jax.Array
+    | np.ndarray
+    | Literal["theory"]
+    | optax.GradientTransformation
+    | Scheduled
+)
+"""A bare number means plain SGD with that rate; an array over clients and "theory" are
+for algorithms with ``own_rates``."""
 
 Steps = int | np.ndarray | Sequence[int] | Epochs
 """Local work of a round: a number, an array of numbers over clients, or epochs."""
@@ -333,7 +341,7 @@ def resolve(
     if isinstance(optimizer, optax.GradientTransformation):
         return optimizer
     if not isinstance(optimizer, Scheduled):
-        return optax.sgd(optimizer)
+        return optax.sgd(optimizer)  # pyright: ignore
 
     def rate(count):
         # JAX divides an int32 in float32 even where everything else is float64.
