@@ -2,13 +2,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rounds and numbers, counted both ways, of methods with local steps on LIBSVM's data.
 
-Logistic regression with l2 and no intercept, contiguous clients of equal weight, full
-gradients, float64, from 0, until ``f - f* <= 1e-8 (f(0) - f*)``; f* by Newton's method
-in NumPy. ``rounds`` has one table, Scafflix beside gradient descent; ``both`` another,
-what a client sends and receives, in numbers of 64 bits, without enrollment::
+Logistic regression with l2, contiguous clients of equal weight, full gradients,
+float64, from 0, until ``f - f* <= 1e-8 (f(0) - f*)``; f* by Newton's method in NumPy.
+``rounds`` has one table, Scafflix beside gradient descent; ``both`` another, what a
+client sends and receives, in numbers of 64 bits, without enrollment. ``+1`` adds a
+column of ones, an intercept, to the data::
 
-    python benchmarks/local_training.py rounds [a6a mushrooms w6a ijcnn1]
-    python benchmarks/local_training.py both
+    python benchmarks/local_training.py rounds [a6a a6a+1 mushrooms+1 w6a ijcnn1]
+    python benchmarks/local_training.py both [a6a+1]
 """
 
 import sys
@@ -26,7 +27,7 @@ from fedblend.theory.bounds import Curve
 from fedblend.theory.constants import Smoothness
 
 EPS, SEEDS, NUMBER = 1e-8, (0, 1, 2), 64
-RATIOS = {"a6a": 40, "mushrooms": 55}
+RATIOS = {"a6a+1": 40, "mushrooms+1": 55}
 """How many times fewer rounds than gradient descent Scafflix has to need."""
 
 
@@ -69,17 +70,19 @@ class Problem(NamedTuple):
 
 
 def problem(name: str, l2: float, clients: int) -> Problem:
-    data = fb.datasets.libsvm(name)
-    parts = fb.partition.contiguous(len(data.rows[1]), clients)
-    federated = fb.federate(data.rows, parts)
-    dim = data.rows[0].shape[1]
+    plain, _, intercept = name.partition("+")
+    inputs, targets = map(np.asarray, fb.datasets.libsvm(plain).rows)
+    if intercept:
+        inputs = np.concatenate([inputs, np.ones_like(inputs[:, :1])], axis=1)
+    parts = fb.partition.contiguous(len(targets), clients)
+    federated = fb.federate((inputs, targets), parts)
+    dim = inputs.shape[1]
 
     def score(params, inputs):
         return inputs @ params
 
     loss = fb.losses.l2(fb.losses.logistic(score), l2)
-    signs = np.where(np.asarray(data.rows[1]) > 0, 1.0, -1.0)
-    signed = np.asarray(data.rows[0], np.float64) * signs[:, None]
+    signed = inputs.astype(np.float64) * np.where(targets > 0, 1.0, -1.0)[:, None]
     made = Problem(
         federated,
         loss,
@@ -197,8 +200,8 @@ def locodl(on: Problem, k: int, masks: str):
     )
 
 
-def both_table() -> None:
-    on = problem("a6a", 0.01, 50)
+def both_table(name: str) -> None:
+    on = problem(name, 0.01, 50)
     diana_rate = steps.diana(1.0, on.known, on.dim / 2 - 1)
     diana = fb.diana(
         fb.fedavg(on.loss, fb.Work(diana_rate, steps=1, batch_size=None)), rand_k(2)
@@ -226,6 +229,6 @@ if __name__ == "__main__":
     jax.config.update("jax_enable_x64", True)
     what, *chosen = sys.argv[1:] or ["rounds"]
     if what == "both":
-        both_table()
+        both_table(*chosen or ["a6a+1"])
     else:
-        rounds_table(chosen or ["a6a", "mushrooms", "w6a", "ijcnn1"])
+        rounds_table(chosen or ["a6a+1", "mushrooms+1", "w6a", "ijcnn1"])

@@ -204,7 +204,8 @@ def test_a_configuration_takes_the_rate_of_theory(configured):
     configured["run"]["seed"] = [2, 5]  # splits, and so L_i, of their own
     both = build(check(configured, "here")).by_split
     assert both is not None
-    jax.eval_shape(lambda split: both.algorithm(split).needs.weights and 0, both.over)
+    first = jax.tree.map(lambda values: values[0], both.over)
+    jax.eval_shape(lambda split: both.algorithm(split).needs.weights and 0, first)
     configured["algorithm"] |= {"rate": 0.1, "batch_size": 4}
     configured["run"]["seed"] = 0
     assert build(check(configured, "here")).smoothness is not None
