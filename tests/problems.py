@@ -5,7 +5,7 @@
 ``quadratics``: heterogeneous, of uneven size; the optimum is a linear solve.
 ``means``: every client wants its own mean, all curvatures are 1.
 ``classes``: softmax regression on blobs, two layers of named parameters.
-``several``: any of these for an ensemble of two models.
+``several``: any of these for an ensemble of two models; ``shifted``: with a shift.
 """
 
 from typing import Any, NamedTuple
@@ -97,6 +97,19 @@ def several(problem: Problem) -> Problem:
     models = jax.tree.map(two, problem.params)
     weights = jnp.zeros(2, jnp.result_type(*jax.tree.leaves(models)))
     return problem._replace(loss=loss, params=fb.models.Ensemble(weights, models))
+
+
+def shifted(problem: Problem) -> Problem:
+    """The same rows for a model whose features, the inputs, are shifted."""
+    inputs = problem.federated_data.train.examples[0]
+    params = problem.params
+    shift = jnp.zeros(inputs[0].size, jnp.result_type(*jax.tree.leaves(params)))
+
+    def loss(params, rows):
+        inputs = rows[0] + params.shift.reshape(1, *rows[0].shape[1:])
+        return problem.loss(params.model, (inputs, *rows[1:]))
+
+    return problem._replace(loss=loss, params=fb.models.Shifted(params, shift))
 
 
 def client_matrices(problem: Problem) -> tuple[np.ndarray, np.ndarray]:

@@ -124,6 +124,8 @@ CASES = {
                      head_steps="steps"),
     "fedala": _local(fb.fedala, {"head": bool}, head="function", most="count",
                      weight_rate="not negative", learn_on="fraction"),
+    "feddbe": _local(fb.feddbe, {"features": bool}, features="function",
+                     kappa="not negative"),
     "fedem": _local(fb.fedem),
     "hypcluster": _local(fb.hypcluster),
     "l2gd": _case(fb.l2gd, {"loss": LOSS, "rate": 0.1, "lam": 1.0, "p": 0.5,

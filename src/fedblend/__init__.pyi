@@ -62,6 +62,9 @@ from fedblend.algorithms.fedavg import (
 from fedblend.algorithms.fedbabu import (
     fedbabu as fedbabu,
 )
+from fedblend.algorithms.feddbe import (
+    feddbe as feddbe,
+)
 from fedblend.algorithms.fedem import (
     fedem as fedem,
 )

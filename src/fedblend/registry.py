@@ -33,8 +33,9 @@ from fedblend.core import Algorithm
 Builder = Callable[..., Algorithm]
 Decorated = TypeVar("Decorated", bound=Builder)
 
-FACTS = ("clients", "smooth")
-"""Parameters that a run knows: the number of clients, and L_i of their losses."""
+FACTS = ("clients", "smooth", "features")
+"""Parameters that a run knows: the number of clients, L_i of their losses, and the
+model's features."""
 
 
 class NewClient(NamedTuple):
@@ -222,7 +223,8 @@ def algorithm(
         keeps: the parameter that names the parts of the model which stay with a client.
         theory: whether a configuration may have ``rate = "theory"``.
         own_rates: whether the builder itself takes "theory" for a rate.
-        form: what a configuration makes of the model: "ensemble" for several of it.
+        form: what a configuration makes of the model: "ensemble" for several of it,
+            "shifted" for its features shifted.
         encodes: whether it encodes what clients send.
         preset_of: the algorithm of which it is a setting, with the same messages and
             states.

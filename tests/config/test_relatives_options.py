@@ -93,3 +93,13 @@ def test_a_word_stands_for_a_part_of_any_model(name, stays, tiny):
     _, state = jax.eval_shape(built.algorithm.enroll, params, shard, key)
     found = jax.tree_util.tree_leaves_with_path(state.personal)
     assert {path[0].name for path, _ in found} == stays  # pyright: ignore
+
+
+def test_feddbe_shifts_the_features_of_one_model(tiny):
+    tiny["algorithm"] |= {"name": "feddbe"}
+    built = build(check(tiny, "here"))
+    params = built.model.init(jax.random.key(0))
+    assert params.shift.shape == params.model.weight.shape[1:]
+    tiny["model"] |= {"ensemble": 2}
+    with pytest.raises(ConfigError, match=r"model\.ensemble: is not for feddbe"):
+        build(check(tiny, "here"))

@@ -23,7 +23,7 @@ from fedblend import compress
 from fedblend.local import Optimizer, Steps
 from fedblend.registry import ALGORITHMS as REGISTERED
 from fedblend.transforms.mixed_fl.central_loss import of_parameters
-from problems import COUNTS, Problem, classes, several
+from problems import COUNTS, Problem, classes, several, shifted
 
 RATE = 0.2
 STEPS_BY_CLIENT = np.array([1, 3, 2, 4, 1, 2, 3])
@@ -73,7 +73,7 @@ def _scheduled(unit):
     return fb.Scheduled(optax.exponential_decay(RATE, 10, 0.5), unit)
 
 
-FORMS = {"fedem": several, "hypcluster": several}
+FORMS = {"fedem": several, "hypcluster": several, "feddbe": shifted}
 """What some algorithms make of a model."""
 
 

@@ -126,3 +126,43 @@ def fedala(problem, w, cohorts, rate, steps, eta, passes, head, few):
             mean += problem.weights[i] / total * x
         w = mean
     return w, np.array(own), np.array(weights)
+
+
+def feddbe_step(A, h, shift, inputs, labels, mean, kappa, rate):
+    """Zhang et al. 2023, eq. (5): features A x, score h (A x + shift), all rows."""
+    to_A, to_h, to_shift = np.zeros_like(A), np.zeros_like(h), np.zeros_like(shift)
+    center, middle = np.zeros(A.shape[0]), np.zeros(A.shape[1])
+    for x, y in zip(inputs, labels, strict=True):
+        z = A @ x + shift
+        slope = (1 / (1 + np.exp(-(h @ z))) - y) / len(labels)
+        to_A += slope * np.outer(h, x)
+        to_h += slope * z
+        to_shift += slope * h
+        center += A @ x / len(labels)
+        middle += x / len(labels)
+    to_A += kappa * 2 / len(center) * np.outer(center - mean, middle)
+    return A - rate * to_A, h - rate * to_h, shift - rate * to_shift
+
+
+def feddbe(rows, A, h, cohorts, rate, steps, kappa):
+    """Zhang et al. 2023, Algorithm 1, with momentum 1: A, h, all shifts, the mean."""
+    total, mean = sum(len(labels) for _, labels in rows), np.zeros(len(h))
+    for inputs, labels in rows:  # the initialization, without the penalty
+        own = A, h, np.zeros(len(h))
+        for _ in range(steps):
+            own = feddbe_step(*own, inputs, labels, mean, 0.0, rate)
+        for x in inputs:
+            mean = mean + own[0] @ x / total
+    shifts = np.zeros((len(rows), len(h)))
+    for cohort in cohorts:
+        weight = sum(len(rows[i][1]) for i in cohort)
+        mean_A, mean_h = np.zeros_like(A), np.zeros_like(h)
+        for i in cohort:
+            own = A, h, shifts[i]
+            for _ in range(steps):
+                own = feddbe_step(*own, *rows[i], mean, kappa, rate)
+            shifts[i] = own[2]
+            mean_A += len(rows[i][1]) / weight * own[0]
+            mean_h += len(rows[i][1]) / weight * own[1]
+        A, h = mean_A, mean_h
+    return A, h, shifts, mean

@@ -197,7 +197,7 @@ def method(
     check_lists("algorithm", config.algorithm, clients)
     params = jax.eval_shape(model.init, jax.random.key(0))
     options, own = with_rates(config, known, trees.size(params), found_rates)
-    algorithm = options.build(loss, known, clients)
+    algorithm = options.build(loss, known, clients, features=model.features)
     alone = config.measure.local and options.name != "local_only"
     if config.measure.local_rate is not None:
         sgd = {"rate": config.measure.local_rate, "optimizer": None, "schedule": None}

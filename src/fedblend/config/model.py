@@ -86,11 +86,27 @@ def model_of(config: Config, task: Task, loss: str) -> models.Model:
     one, number = _one_model(config, task, loss), config.model.ensemble
     if number is None and config.algorithm.entry.form == "ensemble":
         number = ENSEMBLE
+    if config.algorithm.entry.form == "shifted":
+        return _shifted(config, one, task, number)
     if number is None:
         return one
     if loss not in _OUTPUTS:
         raise ConfigError(f'model.ensemble: there is none of models with loss "{loss}"')
     return models.ensemble(one, number, outputs=_OUTPUTS[loss])
+
+
+def _shifted(
+    config: Config, one: models.Model, task: Task, number: int | None
+) -> models.Model:
+    name = config.algorithm.name
+    if one.features is None:
+        raise ConfigError(
+            f'model.name: "{config.model.name}" does not say what its features are, '
+            f"which {name} needs"
+        )
+    if number is not None:
+        raise ConfigError(f"model.ensemble: is not for {name}")
+    return models.shifted(one, task.shape)
 
 
 def _one_model(config: Config, task: Task, loss: str) -> models.Model:

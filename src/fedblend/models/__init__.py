@@ -23,6 +23,8 @@ from fedblend.models.model import Model as Model
 from fedblend.models.model import ModelInfo as ModelInfo
 from fedblend.models.model import build as build
 from fedblend.models.parts import find_part as find_part
+from fedblend.models.shifted import Shifted as Shifted
+from fedblend.models.shifted import shifted as shifted
 from fedblend.models.torch.module import from_torch as from_torch
 from fedblend.models.torch.module import state_dict as state_dict
 from fedblend.models.torch.module import to_torch as to_torch

@@ -30,7 +30,7 @@ References:
 import math
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -41,7 +41,8 @@ from jax.nn.initializers import Initializer
 from fedblend.checks import COUNT, FLAG, gate, words
 from fedblend.core import Key
 from fedblend.errors import UserError
-from fedblend.models.model import Model, Shape, flat, image, model
+from fedblend.mixing import Apply
+from fedblend.models.model import Model, Shape, flat, image, model, of_halves
 
 ACTIVATIONS = {
     "relu": jax.nn.relu,
@@ -135,6 +136,10 @@ def normalize(layer: Norm, inputs: jax.Array) -> jax.Array:
     return scaled + _aligned(layer.offset, inputs)
 
 
+def _last(params, features: jax.Array) -> jax.Array:
+    return linear(params.last, features)
+
+
 def _aligned(bias: jax.Array, outputs: jax.Array) -> jax.Array:
     return bias.reshape((1,) * (outputs.ndim - 1) + bias.shape)
 
@@ -159,10 +164,10 @@ def softmax(
         bias = jnp.zeros((classes,), dtype) if intercept else None
         return Affine(jnp.zeros((classes, inputs), dtype), bias)
 
-    def apply(params, rows):
-        return linear(params, flatten(rows, params.weight.dtype))
+    def features(params, rows):
+        return flatten(rows, params.weight.dtype)
 
-    return Model(init, apply)
+    return of_halves(init, features, linear)
 
 
 def _one_score(shape: Shape, outputs: int) -> tuple[int]:
@@ -185,7 +190,11 @@ def logistic(inputs: int, *, intercept: bool = True, dtype=jnp.float32) -> Model
         (2,)
     """
     scores = softmax(inputs, 1, intercept=intercept, dtype=dtype)
-    return Model(scores.init, lambda params, rows: scores.apply(params, rows)[:, 0])
+
+    def head(params, features):
+        return linear(params, features)[:, 0]
+
+    return of_halves(scores.init, cast(Apply, scores.features), head)
 
 
 class Mlp(NamedTuple):
@@ -252,15 +261,15 @@ def mlp(
             return NormMlp(tuple(layers), norms(hidden, dtype), last)
         return Mlp(tuple(layers), last)
 
-    def apply(params, rows):
+    def features(params, rows):
         here = flatten(rows, params.last.weight.dtype)
         for place, layer in enumerate(params.hidden):
             here = linear(layer, here)
             here = normalize(params.norm[place], here) if norm else here
             here = ACTIVATIONS[activation](here)
-        return linear(params.last, here)
+        return here
 
-    return Model(init, apply)
+    return of_halves(init, features, _last)
 
 
 class Cnn(NamedTuple):
@@ -332,7 +341,7 @@ def large_cnn(
 
 def _network(plan: _Plan, shape: Shape, classes: int, norm: bool, dtype) -> Model:
     image = _image(plan, shape)
-    features = math.prod(_features(plan, image))
+    entries = math.prod(_features(plan, image))
     he, glorot = initializers.he_normal(), initializers.glorot_uniform()
     size, (first, second) = plan.kernel, plan.channels
 
@@ -341,7 +350,7 @@ def _network(plan: _Plan, shape: Shape, classes: int, norm: bool, dtype) -> Mode
         layers = (
             kernel(he, keys[0], (size, size, image[2], first), dtype),
             kernel(he, keys[1], (size, size, first, second), dtype),
-            affine(he, keys[2], features, plan.hidden, dtype),
+            affine(he, keys[2], entries, plan.hidden, dtype),
         )
         last = affine(glorot, keys[3], plan.hidden, classes, dtype)
         if norm:
@@ -352,7 +361,7 @@ def _network(plan: _Plan, shape: Shape, classes: int, norm: bool, dtype) -> Mode
     def normal(params, place, here):
         return normalize(params.norm[place], here) if norm else here
 
-    def apply(params, rows):
+    def features(params, rows):
         dtype = params.last.weight.dtype
         here = jnp.reshape(rows, (rows.shape[0], *image)).astype(dtype)
         for place, pooled in enumerate(plan.pooled):
@@ -360,10 +369,9 @@ def _network(plan: _Plan, shape: Shape, classes: int, norm: bool, dtype) -> Mode
             # Pooling commutes with ReLU, which is cheaper afterwards.
             here = jax.nn.relu(pool(here) if pooled else here)
         here = normal(params, 2, linear(params.hidden, flatten(here, dtype)))
-        here = jax.nn.relu(here)
-        return linear(params.last, here)
+        return jax.nn.relu(here)
 
-    return Model(init, apply)
+    return of_halves(init, features, _last)
 
 
 def _image(plan: _Plan, shape: Shape) -> tuple[int, int, int]:

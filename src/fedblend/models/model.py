@@ -35,10 +35,26 @@ from fedblend.registry import Registry
 
 
 class Model(NamedTuple):
-    """``init(key) -> params`` and ``apply(params, inputs) -> outputs``."""
+    """``init(key) -> params`` and ``apply(params, inputs) -> outputs``.
+
+    A model with a last layer may have its two halves as well, so that ``apply(params,
+    inputs) = head(params, features(params, inputs))``: methods that work on features
+    need them. Features are [rows, width].
+    """
 
     init: Callable[[Key], PyTree]
     apply: Apply
+    features: Apply | None = None
+    head: Apply | None = None
+
+
+def of_halves(init: Callable[[Key], PyTree], features: Apply, head: Apply) -> Model:
+    """The model of these two halves."""
+
+    def apply(params, inputs):
+        return head(params, features(params, inputs))
+
+    return Model(init, apply, features, head)
 
 
 Builder = TypeVar("Builder", bound=Callable[..., Model])

@@ -149,7 +149,8 @@ def _extra(built) -> list:
         everyone = Aggregate(join, jnp.float32(1), jnp.int32(1))
         down, _ = algorithm.start(params, everyone, None, key)
         told = algorithm.tell(down, algorithm.ask(client, shard))
-        return algorithm.client(told, client, shard, key)[0].extra
+        single = [join] if getattr(join, "ndim", 0) else []  # no model is an array
+        return single, algorithm.client(told, client, shard, key)[0].extra
 
     return jax.tree.leaves(jax.eval_shape(said))
 

@@ -35,7 +35,7 @@ from fedblend.config.schema.table import (
 from fedblend.config.schema.tables import AnyCompressor
 from fedblend.core import Algorithm, Loss
 from fedblend.errors import ConfigError, SettingError, UserError
-from fedblend.mixing import MIXING
+from fedblend.mixing import MIXING, Apply
 from fedblend.registry import ALGORITHMS, FACTS, AlgorithmEntry
 from fedblend.theory.constants import Smoothness
 
@@ -50,6 +50,7 @@ PLACEHOLDERS: Any = {
     "loss": lambda params, rows: rows,
     "known": Smoothness(np.ones(()), np.zeros(()), exact=False),
     "clients": 1,
+    "features": lambda params, inputs: inputs,
 }
 """In place of what a run knows, where only the options matter."""
 
@@ -154,6 +155,7 @@ class Options(LocalWork):
         known: Smoothness | None,
         clients: int,
         *,
+        features: Apply | None = None,
         new_client: bool = False,
     ) -> Algorithm:
         """The algorithm.
@@ -162,11 +164,13 @@ class Options(LocalWork):
             loss: ``loss(params, rows) -> losses[rows]``.
             known: the constants of the clients' losses, None where they are unknown.
             clients: how many there are.
+            features: of the model, where it has them.
             new_client: build what a client runs that joins after the training.
         """
         entry, build = self.entry, self.entry.build
         smooth = None if known is None else known.smooth
         facts: dict[str, Any] = {"loss": loss, "clients": clients, "smooth": smooth}
+        facts["features"] = features
         if "work" not in entry.keys:
             facts["work"] = self.work()
         if "algorithm" in entry.parameters:

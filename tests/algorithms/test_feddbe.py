@@ -1,0 +1,117 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""FedDBE: its paper's loop, and what it is without its penalty."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fedblend as fb
+from fedblend.simulation.sampling import cohorts
+from reference import family_transcription as paper
+
+CLIENTS, DIM, WIDTH, ROUNDS, COHORT, RATE, KAPPA = 5, 3, 2, 4, 3, 0.2, 0.3
+KEY = jax.random.key(1)
+
+
+@pytest.fixture(autouse=True)
+def float64():
+    with jax.enable_x64(True):
+        yield
+
+
+def federation():
+    """Clients whose inputs lie at different places."""
+    draws = np.random.default_rng(2)
+    counts = (6, 4, 7, 5, 8)
+    places = np.repeat(draws.normal(size=(CLIENTS, DIM)), counts, axis=0)
+    inputs = places + draws.normal(size=(sum(counts), DIM))
+    labels = ((inputs - places)[:, 0] > 0).astype(int)
+    ends = np.cumsum(counts)
+    return fb.federate((inputs, labels), np.split(np.arange(ends[-1]), ends[:-1]))
+
+
+DATA = federation()
+ROWS = [DATA.train.rows(client) for client in range(CLIENTS)]
+START = np.random.default_rng(4).normal(size=(WIDTH, DIM)), np.array([0.4, -0.7])
+
+
+def model():
+    def init(key):
+        return jax.tree.map(jnp.asarray, {"A": START[0], "h": START[1]})
+
+    def features(params, inputs):
+        return inputs @ params["A"].T
+
+    def head(params, values):
+        return values @ params["h"]
+
+    halves = fb.Model(init, lambda p, x: head(p, features(p, x)), features, head)
+    return fb.models.shifted(halves, (DIM,))
+
+
+def simulated(algorithm):
+    run = fb.simulate(
+        algorithm, model().init, DATA, KEY, rounds=ROUNDS, cohort=COHORT,
+        weights="by_count",
+    )  # fmt: skip
+    return run.complete()
+
+
+def feddbe(kappa, **work):
+    used: Any = model()
+    loss = fb.losses.logistic(used.apply)
+    settings = {"features": used.features, "kappa": kappa}
+    return fb.feddbe(loss, fb.Work(RATE, **work), **settings)
+
+
+def test_it_is_its_papers_loop():
+    """Float64 rounds at 1e-16, and a dozen steps stay far below the tolerance."""
+    run = simulated(feddbe(KAPPA, steps=3, batch_size=None))
+    members = cohorts(KEY, list(range(ROUNDS)), CLIENTS, COHORT).tolist()
+    A, h, shifts, mean = paper.feddbe(ROWS, *START, members, RATE, 3, KAPPA)
+    tolerance: dict[str, Any] = {"rtol": 0, "atol": 1e-12}
+    np.testing.assert_allclose(run.down.extra, mean, **tolerance)
+    np.testing.assert_allclose(run.shared.model["A"], A, **tolerance)
+    np.testing.assert_allclose(run.shared.model["h"], h, **tolerance)
+    found = [run.personal(client).shift for client in range(CLIENTS)]
+    np.testing.assert_allclose(found, shifts, **tolerance)
+    assert np.abs(shifts).max() > 0.1 and np.abs(A - START[0]).max() > 0.1
+
+
+def test_without_penalty_it_is_fedsim_with_a_personal_shift():
+    run = simulated(feddbe(0.0, steps=3, batch_size=3))
+    loss = fb.losses.logistic(model().apply)
+    work = fb.Work(RATE, steps=3, batch_size=3)
+    plain = simulated(fb.fedsim(loss, work, personal=["shift"]))
+    for client in range(CLIENTS):
+        pair = run.personal(client), plain.personal(client)
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-12), *pair)
+    assert run.message_bits.up == plain.message_bits.up
+    assert run.message_bits.down == plain.message_bits.down + 64 * WIDTH
+
+
+def test_a_model_without_a_shift_or_halves_is_refused_in_one_line():
+    algorithm = feddbe(1.0, steps=1, batch_size=None)
+    line = "^feddbe: params: a model without shift is not one with shifted features"
+    with pytest.raises(ValueError, match=line):
+        algorithm.enroll(jnp.zeros(2), DATA.train.shard(0), KEY)
+    plain = fb.Model(lambda key: jnp.zeros(2), lambda params, inputs: inputs @ params)
+    line = "^shifted: model: one without them is not a model with its halves"
+    with pytest.raises(ValueError, match=line):
+        fb.models.shifted(plain, (2,))
+
+
+@pytest.mark.parametrize("name", ["softmax", "logistic", "mlp", "cnn"])
+def test_the_halves_of_a_model_are_the_model(name):
+    used: Any = fb.models.build(name, (16, 16, 1), 1 if name == "logistic" else 3)
+    inputs = jax.random.normal(KEY, (2, 16, 16, 1))
+    params = jax.tree.map(lambda leaf: leaf + 0.1, used.init(KEY))
+    shifted: Any = fb.models.shifted(used, (16, 16, 1))
+    own = fb.models.Shifted(params, jnp.full_like(shifted.init(KEY).shift, 0.5))
+    found = used.head(params, used.features(params, inputs) + 0.5)
+    np.testing.assert_array_equal(found, shifted.apply(own, inputs))
+    assert np.abs(found - used.apply(params, inputs)).max() > 1e-3
