@@ -16,6 +16,7 @@ import numpy as np
 from fedblend import losses, models
 from fedblend.config.config import Config
 from fedblend.config.imported_model import imported_model
+from fedblend.config.model_form import formed
 from fedblend.config.schema.tables import Compress, CompressorTable, ModelChoice
 from fedblend.config.toml import literal
 from fedblend.core import Loss
@@ -44,16 +45,6 @@ _KINDS = {
 }
 _OWN_LOSSES = {"dual_encoder": "hinge"}
 """Of models that have a loss of their own."""
-ENSEMBLE = 3
-"""Models of an ensemble where an algorithm needs one: the number of FedEM's authors."""
-_OUTPUTS = {
-    "cross_entropy": "classes",
-    "logistic": "classes",
-    "sequence_cross_entropy": "classes",
-    "multilabel": "tags",
-    "squared_error": "values",
-}
-"""What an ensemble averages, by the loss."""
 LINEAR = ("softmax", "logistic")
 """Models that are linear in their inputs."""
 _BY_LOSS = {
@@ -83,30 +74,7 @@ def model_of(config: Config, task: Task, loss: str) -> models.Model:
 
     An algorithm may ask for another form of it, such as an ensemble of several.
     """
-    one, number = _one_model(config, task, loss), config.model.ensemble
-    if number is None and config.algorithm.entry.form == "ensemble":
-        number = ENSEMBLE
-    if config.algorithm.entry.form == "shifted":
-        return _shifted(config, one, task, number)
-    if number is None:
-        return one
-    if loss not in _OUTPUTS:
-        raise ConfigError(f'model.ensemble: there is none of models with loss "{loss}"')
-    return models.ensemble(one, number, outputs=_OUTPUTS[loss])
-
-
-def _shifted(
-    config: Config, one: models.Model, task: Task, number: int | None
-) -> models.Model:
-    name = config.algorithm.name
-    if one.features is None:
-        raise ConfigError(
-            f'model.name: "{config.model.name}" does not say what its features are, '
-            f"which {name} needs"
-        )
-    if number is not None:
-        raise ConfigError(f"model.ensemble: is not for {name}")
-    return models.shifted(one, task.shape)
+    return formed(config, _one_model(config, task, loss), task, loss)
 
 
 def _one_model(config: Config, task: Task, loss: str) -> models.Model:

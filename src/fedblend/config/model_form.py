@@ -1,0 +1,47 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""The form of the model that an algorithm needs: an ensemble, or shifted features."""
+
+from fedblend import models
+from fedblend.config.config import Config
+from fedblend.data.dataset import Task
+from fedblend.errors import ConfigError
+
+ENSEMBLE = 3
+"""Models of an ensemble where an algorithm needs one: the number of FedEM's authors."""
+_OUTPUTS = {
+    "cross_entropy": "classes",
+    "logistic": "classes",
+    "sequence_cross_entropy": "classes",
+    "multilabel": "tags",
+    "squared_error": "values",
+}
+"""What an ensemble averages, by the loss."""
+
+
+def formed(config: Config, one: models.Model, task: Task, loss: str) -> models.Model:
+    """The model in the form of its configuration.
+
+    Args:
+        config: names the algorithm, and the number of models of an ensemble.
+        one: a single model.
+        task: what its rows are like.
+        loss: the name of its loss.
+    """
+    number, options = config.model.ensemble, config.algorithm
+    if options.entry.form == "shifted":
+        if number is not None:
+            raise ConfigError(f"model.ensemble: is not for {options.name}")
+        if one.features is None:
+            raise ConfigError(
+                f'model.name: "{config.model.name}" does not say what its features '
+                f"are, which {options.name} needs"
+            )
+        return models.shifted(one, task.shape)
+    if number is None and options.entry.form == "ensemble":
+        number = ENSEMBLE
+    if number is None:
+        return one
+    if loss not in _OUTPUTS:
+        raise ConfigError(f'model.ensemble: there is none of models with loss "{loss}"')
+    return models.ensemble(one, number, outputs=_OUTPUTS[loss])
