@@ -4,6 +4,7 @@
 
 import csv
 import json
+from copy import deepcopy
 
 import jax
 import jax.numpy as jnp
@@ -78,6 +79,19 @@ def test_every_algorithm_has_a_model_for_new_clients(tiny, name):
 def test_where_all_moves_steps_come_one_by_one(tiny, name, options, steps, visits):
     config, built = configured(tiny, name, **options)
     assert work_of(config, built, steps=steps)[1] == visits
+
+
+def test_in_either_order_a_new_client_takes_the_same_steps(tiny):
+    """On its own part, while the shared one is fixed: as many as are asked for."""
+    found = []
+    for name, own in (("partial", {"personal_steps": 2}), ("fedsim", {})):
+        config, built = configured(deepcopy(tiny), name, batch_size="all", **own)
+        algorithm, visits, data = work_of(config, built, steps=4)
+        down = Down(built.model.init(jax.random.key(0)), jnp.zeros((), jnp.int32))
+        key = jax.random.key(1)
+        models = personalize(algorithm, down, data, key, visits=visits).models
+        found.append(models.bias)
+    assert (found[0] != 0).any() and (found[0] == found[1]).all()
 
 
 @pytest.mark.parametrize("asked", [{"steps": 3}, {"rate": 0.1}])
