@@ -42,6 +42,22 @@ def test_each_way_builds_its_wrapper(tiny, write):
     assert downlink.algorithm.needs.cohort is None
 
 
+def test_long_runs_start_memories_at_the_first_gradient(tiny, write):
+    """650/5 = omega + 1 is 130, and a client answers in every round."""
+
+    def is_new(rounds, **more):
+        tiny["run"] = {"rounds": rounds, **more}
+        made = built(tiny, write, how="diana", compressor=RAND)
+        return state_of(made).new != ()
+
+    assert is_new(1300)
+    assert not is_new(1299)
+    assert not is_new(1300, cohort=5)
+    assert is_new(1560, cohort=5)
+    zero = built(tiny, write, how="diana", compressor=RAND, start="zero")
+    assert state_of(zero).new == ()
+
+
 def test_it_survives_being_written(tiny, write):
     table = {"how": "diana", "compressor": RAND, "rate": 0.01}
     config = load(write({**tiny, "compress": table}))

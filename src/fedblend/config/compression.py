@@ -1,6 +1,12 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""The table ``[compress]``: the transforms that it puts around an algorithm."""
+"""The table ``[compress]``: the transforms that it puts around an algorithm.
+
+Where ``start`` is not given, DIANA's memories start at the first gradient if the dense
+message that this takes is at most a tenth of what a client sends in the run: if it
+answers at least ``10 (omega + 1)`` times, since a dense message has as many entries as
+omega + 1 answers of rand-k. ``benchmarks/diana_start.py`` has the numbers.
+"""
 
 import numpy as np
 
@@ -13,11 +19,30 @@ from fedblend.core import Algorithm
 from fedblend.errors import ConfigError
 from fedblend.transforms.diana import check_rate
 
+ANSWERS = 10
+"""How many times more a run sends than the message that starts memories."""
+
+
+def first_memories(omega: float | np.ndarray, answers: float) -> str:
+    """How DIANA's memories start: "first" where a client answers often enough.
+
+    Args:
+        omega: the compressors' variance.
+        answers: of a client in the run.
+    """
+    return "first" if answers >= ANSWERS * (np.max(omega) + 1) else "zero"
+
 
 def compressed(
-    table: Compress | None, algorithm: Algorithm, dim: int, clients: int
+    table: Compress | None,
+    algorithm: Algorithm,
+    dim: int,
+    clients: int,
+    answers: float = 0.0,
 ) -> Algorithm:
     """The algorithm with compressed updates of ``dim`` numbers.
+
+    ``answers`` are those of a client in the run, which choose DIANA's start.
 
     Raises:
         ConfigError: what the table asks for does not go with the model or the clients.
@@ -25,7 +50,7 @@ def compressed(
     if table is None:
         return algorithm
     check_lists("compress", table, clients)
-    algorithm = _compressed_up(table, algorithm, dim, clients)
+    algorithm = _compressed_up(table, algorithm, dim, clients, answers)
     if table.down is None:
         return algorithm
     made = _fitting("down", table.down, dim)
@@ -47,7 +72,7 @@ def _fitting(key: str, chosen: CompressorTable, dim: int) -> Compressor:
 
 
 def _compressed_up(
-    table: Compress, algorithm: Algorithm, dim: int, clients: int
+    table: Compress, algorithm: Algorithm, dim: int, clients: int, answers: float
 ) -> Algorithm:
     """The algorithm with compressed answers of the clients."""
     if table.how == "perm_k":
@@ -68,4 +93,5 @@ def _compressed_up(
     assert made.omega is not None  # the table takes unbiased ones only
     with named_by_key(rate="compress.rate"):
         check_rate(rate, made.omega(dim))
-    return transforms.diana(algorithm, made, rate=rate, start=table.start)
+    start = table.start or first_memories(made.omega(dim), answers)
+    return transforms.diana(algorithm, made, rate=rate, start=start)

@@ -67,7 +67,8 @@ def transformed(
             raise ConfigError("central.upload: would send gradients past [privacy]")
         algorithm = _mixed(config.central, algorithm, loss)
     dim = trees.size(_sent(config, params))
-    return compressed(config.compress, algorithm, dim, clients)
+    answers = config.run.rounds * (config.run.cohort or clients) / clients
+    return compressed(config.compress, algorithm, dim, clients, answers)
 
 
 def _sent(config: Config, params: PyTree) -> PyTree:

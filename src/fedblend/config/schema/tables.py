@@ -217,13 +217,14 @@ class Compress(Table):
     how: Literal["plain", "diana", "ef21", "perm_k"] = "plain"
     compressor: AnyCompressor | None = None
     rate: Share | Annotated[list[Share], Field(min_length=1)] | None = None
-    start: Literal["zero", "first"] = "zero"
+    start: Literal["zero", "first"] | None = None
     down: AnyCompressor | None = None
 
     @model_validator(mode="after")
     def _goes_together(self) -> "Compress":
-        if self.how != "diana" and (self.rate is not None or self.start != "zero"):
-            key = "rate" if self.rate is not None else "start"
+        given = [key for key in ("rate", "start") if getattr(self, key) is not None]
+        if self.how != "diana" and given:
+            key = given[0]
             raise SettingError(key, f'goes with how = "diana", not with "{self.how}"')
         if self.down is not None and self.down.make({}).delta is None:
             wrong = f"needs a compressor that contracts, not {self.down.name}"

@@ -1,0 +1,94 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""DIANA's start and step: numbers sent until f~ - f~* <= 1e-8, against descent.
+
+    python benchmarks/diana_start.py [a6a mushrooms ...] [--seeds 5] [--k 1 2]
+
+50 contiguous clients, alpha 1, lambda 0.1, no intercept, from x_avg, rand-k, float64.
+For h_i = 0 and for h_i = the first gradient (its dense message counted), the first
+round in which the mean over seeds is there; for the step of the paper's Theorem 5, for
+fedblend's (see ``theory.diana``) and for that with memories half as fast. ``up`` is
+what gradient descent sends over what DIANA sends, ``both`` counts the dense model that
+every round sends down as well.
+"""
+
+import argparse
+
+import fedblend as fb
+from fedblend import theory
+from fedblend.compress import rand_k
+from fedblend.config.compression import first_memories
+from fedblend_reproductions.flix import logistic
+from fedblend_reproductions.flix.bounds_and_plans import descent_rounds
+from fedblend_reproductions.flix.solver import gaps, solve
+
+TARGET, CLIENTS = 1e-8, 50
+
+
+def rounds_and_floats(of, step, wrap, rounds, seeds, every):
+    """The first record with a mean over seeds at the target, or None."""
+    trace = solve(
+        of, [1.0], [step], rounds=rounds, every=every, seeds=seeds, wrap=wrap,
+        until=TARGET, seed=1,
+    )  # fmt: skip
+    there = gaps(of, [1.0], trace.points).mean(axis=1)[0] <= TARGET
+    if not there.any():
+        return None
+    at = int(there.argmax())
+    return int(trace.rounds[at]), float(trace.floats[at])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("names", nargs="*", default=["a6a", "mushrooms"])
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--k", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--steps", nargs="+", default=["paper", "best", "half b"])
+    chosen = parser.parse_args()
+    print("data       k  step      start  rounds   up    both   chosen", flush=True)
+    for name in chosen.names:
+        of = logistic.problem(name, CLIENTS, intercept=False)
+        most = descent_rounds(of)
+        step = theory.steps.dgd(1.0, of.smoothness)
+        plain = rounds_and_floats(of, step, lambda made: made, most, 1, 1)
+        assert plain is not None
+        rounds, sent = plain
+        print(f"{name:10} {of.dim:>3} DGD              {rounds:6}", flush=True)
+        for k in chosen.k:
+            omega = of.dim / k - 1
+            fastest = 1 / (omega + 1)
+            ways = {
+                "paper": (4 * theory.steps.diana_convex(1.0, of.smoothness, omega), 1),
+                "best": (theory.steps.diana(1.0, of.smoothness, omega), 1),
+                "half b": (
+                    theory.steps.diana(1.0, of.smoothness, omega, fastest / 2),
+                    2,
+                ),
+            }
+            for way, (own, slower) in ways.items():
+                if way not in chosen.steps:
+                    continue
+                for start in ("zero", "first"):
+
+                    def wrap(made, k=k, b=fastest / slower, start=start):
+                        return fb.diana(made, rand_k(k), rate=b, start=start)
+
+                    limit = round(2 * sent / k)
+                    found = rounds_and_floats(
+                        of, own, wrap, limit, chosen.seeds, max(limit // 400, 1)
+                    )
+                    if found is None:
+                        print(f"{name:10} {k:>3} {way:9} {start:6} not within {limit}")
+                        continue
+                    up = sent / found[1]
+                    both = (sent + rounds * of.dim) / (found[1] + found[0] * of.dim)
+                    rule = first_memories(omega, found[0])
+                    print(
+                        f"{name:10} {k:>3} {way:9} {start:6} {found[0]:6} {up:5.2f} "
+                        f"{both:6.3f}   {rule}",
+                        flush=True,
+                    )
+
+
+if __name__ == "__main__":
+    main()
