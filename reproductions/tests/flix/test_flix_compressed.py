@@ -30,6 +30,27 @@ def test_bits_of_a_message():
     assert sparse_diana.message_bits(rand_k(3, places="sent"), 22) == 3 * 32 + 16
 
 
+def course(stored: dict) -> Course:
+    """A course as it was before it was stored."""
+    fields = {name: np.array(stored[name]) for name in ("rounds", "floats", "gaps")}
+    return Course(stored["solver"], stored["k"], stored["dim"], **fields)
+
+
+def test_both_ways_count_the_dense_model_of_every_round():
+    """Four entries, of which DIANA sends one: five numbers a round, descent eight."""
+    rounds = np.arange(5)
+    gaps = np.array([1.0, 1e-2, 1e-9, 1e-10, 1e-12])[None, None]
+    dgd = Course("dgd", 4, 4, rounds, 4.0 * rounds, gaps)
+    diana = Course("diana", 1, 4, 2 * rounds, 2.0 * rounds, gaps)
+    assert diana.both.tolist() == [0, 10, 20, 30, 40]
+    assert diana.spent("both", [1e-20])[0] == np.inf
+    assert sparse_diana.both_ways([dgd, diana], [1.0]) == [20 / 16]
+    saved = neighborhood.savings(dgd, diana, np.array([1e-8]), "both")
+    assert saved.tolist() == [16 / 20]
+    zero = sparse_diana.Saving(1, "zero", 4, 1.0, 1.0, 1.0)
+    assert sparse_diana.fewest_floats_both_ways(dgd, [zero, zero]) == 20 / 16
+
+
 def test_the_sentence_has_both_starts_and_the_bars_that_are_missed():
     def saving(memory, floats):
         return sparse_diana.Saving(3, memory, 1, floats, 1.0, 1.0)
@@ -38,10 +59,14 @@ def test_the_sentence_has_both_starts_and_the_bars_that_are_missed():
         "a6a": [saving("zero", 9.0), saving("zero", 2.5), saving("first", 4.25)],
         "ijcnn1": [saving("zero", 1.125), saving("first", 0.5)],
     }
-    said = sparse_diana.sentence({"a6a": True}, {"a6a": False}, savings)
+    both, fewest = {"a6a": [0.5, 1.5], "ijcnn1": [1.25]}, {"a6a": 8.25, "ijcnn1": 2.0}
+    said = sparse_diana.sentence({"a6a": True}, {"a6a": False}, savings, both, fewest)
     assert "a6a 2.50 and 4.25 (k = 3), ijcnn1 1.12 and 0.50 (k = 3); the grad" in said
     assert "better start in 1 of 2" in said
-    assert said.endswith("missed by: a6a 2.50 of 3, ijcnn1 1.12 of 1.8.")
+    assert "missed by: a6a 2.50 of 3, ijcnn1 1.12 of 1.8. Counted both ways" in said
+    assert "receive 2.0 to 8.2 times as many numbers as DGD" in said
+    assert said.endswith("0.50 to 1.50 times as many; DGD is first in 2 of 3 "
+                         "(dataset, alpha).")  # fmt: skip
     assert sparse_diana.table(savings)[1:] == [
         ["a6a", "3", "2.50", "4.25", "3"],
         ["ijcnn1", "3", "1.12", "0.50", "1.8"],
@@ -57,7 +82,19 @@ def test_the_stored_sentence_is_that_of_the_stored_numbers():
         for name, those in numbers["savings"].items()
     }
     verdicts = numbers["slower_by_rounds"], numbers["cheaper_by_floats"]
-    assert found["ours"] == sparse_diana.sentence(*verdicts, savings)
+    courses = {
+        name: [course(one) for one in those]
+        for name, those in numbers["courses"].items()
+    }
+    both = {
+        name: sparse_diana.both_ways(those, numbers["alphas"])
+        for name, those in courses.items()
+    }
+    fewest = {
+        name: sparse_diana.fewest_floats_both_ways(those[0], savings[name])
+        for name, those in courses.items()
+    }
+    assert found["ours"] == sparse_diana.sentence(*verdicts, savings, both, fewest)
     assert found["table"] == sparse_diana.table(savings)
 
 

@@ -17,6 +17,8 @@ from fedblend_reproductions.plots import banded, legend_above, panels, shades
 
 NAMES = {"dgd": "DGD", "dcgd": "DCGD", "diana": "DIANA"}
 RECORDS = 100
+BEYOND = 2.5
+"""How far beyond gradient descent figures reach that count both ways."""
 
 
 class Course(NamedTuple):
@@ -34,6 +36,11 @@ class Course(NamedTuple):
     gaps: np.ndarray
 
     @property
+    def both(self) -> np.ndarray:
+        """Numbers a client sent and received: the model of every round is dense."""
+        return self.floats + self.rounds * self.dim
+
+    @property
     def label(self) -> str:
         """For a legend that datasets of different d share."""
         if self.solver == "dgd":
@@ -46,18 +53,31 @@ class Course(NamedTuple):
         below = self.gaps.mean(axis=1) <= np.asarray(targets)[:, None]
         return np.where(below.any(axis=1), below.argmax(axis=1), -1)
 
+    def spent(self, across: str, targets: Sequence[float] | np.ndarray) -> np.ndarray:
+        """The rounds, floats or numbers both ways until these targets, or infinity."""
+        record = self.first_below(targets)
+        return np.where(record >= 0, getattr(self, across)[record], np.inf)
+
+
+AXES = {
+    "rounds": "rounds",
+    "floats": "thousands of floats sent",
+    "both": "thousands sent and received",
+}
+"""What figures have across, by their names."""
+
 
 def step_of(of: Problem, solver: str, k: int, alpha: float) -> float:
-    """The theoretical step: the strongly convex one with a penalty, else the convex."""
+    """The paper's step: the strongly convex one with a penalty, else the convex.
+
+    Theorems 4 and 5 have four times the steps of 6 and 7. fedblend's own step of DIANA
+    is longer, see ``theory.diana``.
+    """
     if solver == "dgd":
         return theory.steps.dgd(alpha, of.smoothness)
-    steps = {
-        ("dcgd", True): theory.steps.dcgd,
-        ("dcgd", False): theory.steps.dcgd_convex,
-        ("diana", True): theory.steps.diana,
-        ("diana", False): theory.steps.diana_convex,
-    }
-    return steps[solver, of.l2 > 0](alpha, of.smoothness, of.dim / k - 1)
+    steps = {"dcgd": theory.steps.dcgd_convex, "diana": theory.steps.diana_convex}
+    times = 4 if of.l2 > 0 else 1
+    return times * steps[solver](alpha, of.smoothness, of.dim / k - 1)
 
 
 def course(
@@ -139,7 +159,7 @@ def evidence(
 
 
 def draw(courses: dict[str, list[Course]], alphas: Sequence[float], across: str) -> Any:
-    """Loss against "rounds" or "floats": a row for each alpha, a column a dataset."""
+    """Loss against one of ``AXES``: a row for each alpha, a column a dataset."""
     with panels(len(alphas), len(courses)) as (figure, axes):
         for column, (name, those) in enumerate(courses.items()):
             colors = ["black", *shades(sum(one.solver != "dgd" for one in those))]
@@ -155,13 +175,14 @@ def draw(courses: dict[str, list[Course]], alphas: Sequence[float], across: str)
             furthest = those[min(2, len(those) - 1)].rounds[-1]
             for row in range(len(alphas)):
                 axes[row, column].set_yscale("log")
-                if across == "floats":
-                    axes[row, column].set_xlim(0, 1.05 * those[0].floats[-1] / 1000)
-                else:
+                if across == "rounds":
                     axes[row, column].set_xlim(0, 1.2 * furthest)
+                else:
+                    end = getattr(those[0], across)[-1] / 1000
+                    times = 1.05 if across == "floats" else BEYOND
+                    axes[row, column].set_xlim(0, times * end)
             axes[0, column].set_title(name)
-            unit = "rounds" if across == "rounds" else "thousands of floats sent"
-            axes[-1, column].set_xlabel(unit)
+            axes[-1, column].set_xlabel(AXES[across])
         for row, alpha in enumerate(alphas):
             axes[row, 0].set_ylabel(f"f - f*, alpha {alpha:g}")
         legend_above(figure, axes[0, 0], most=8)
