@@ -50,10 +50,10 @@ def test_long_runs_start_memories_at_the_first_gradient(tiny, write):
         made = built(tiny, write, how="diana", compressor=RAND)
         return state_of(made).new != ()
 
-    assert is_new(1300)
-    assert not is_new(1299)
-    assert not is_new(1300, cohort=5)
-    assert is_new(1560, cohort=5)
+    assert is_new(910)
+    assert not is_new(909)
+    assert not is_new(910, cohort=5)
+    assert is_new(1092, cohort=5)
     zero = built(tiny, write, how="diana", compressor=RAND, start="zero")
     assert state_of(zero).new == ()
 

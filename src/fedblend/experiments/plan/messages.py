@@ -87,7 +87,7 @@ def ways(found: Problem, config: Config, compose: Compose | None = None) -> Ways
     with precision(config.run.precision):
         actual = run_of(found, config, built_for(found, config, compose))
         usual, table = actual, config.compress
-        if table is not None and table.start == "first":
+        if table is not None and table.how == "diana" and table.start != "zero":
             zero = {"compress": table.model_copy(update={"start": "zero"})}
             plain = config.model_copy(update=zero)
             usual = run_of(found, plain, built_for(found, plain))
