@@ -22,7 +22,7 @@ import jax
 import numpy as np
 
 import fedblend as fb
-from fedblend_reproductions.board.network import network
+from fedblend_reproductions.board.network import Convolution, Precision, network
 
 RATE, BATCH, ROUNDS, STEPS = 0.005, 10, 2000, 262
 
@@ -31,8 +31,8 @@ class Case(NamedTuple):
     """What is timed."""
 
     algorithm: str = "fedavg"
-    convolution: str = "patches"
-    precision: str = "tf32"
+    convolution: Convolution = "patches"
+    precision: Precision = "tf32"
     replicas: int = 3
     uneven: bool = False
     chunk: int | None = None

@@ -24,10 +24,15 @@ def main(arguments: list[str]) -> int:
     try:
         command = typer.main.get_command(app)
         return command.main(arguments, prog_name="board", standalone_mode=False) or 0
-    except (USAGE, InputError) as error:
-        text = error.format_message() if isinstance(error, USAGE) else str(error)
-        typer.echo(f"error: {' '.join(text.split())}", err=True)
-        return 2
+    except USAGE as error:
+        return _complain(error.format_message())
+    except InputError as error:
+        return _complain(str(error))
+
+
+def _complain(text: str) -> int:
+    typer.echo(f"error: {' '.join(text.split())}", err=True)
+    return 2
 
 
 if __name__ == "__main__":

@@ -93,11 +93,12 @@ def local_steps(of: Problem) -> int:
 
 def scafflix(of: Problem, steps: int) -> np.ndarray:
     """The shared model after every communication, [alphas, seeds, records, dim]."""
+    rates: Any = 1 / of.smoothness.smooth
 
     def build(alpha):
         algorithm = fb.scafflix(
             of.loss,
-            fb.Work("theory", steps=steps, batch_size=None),
+            fb.Work(rates, steps=steps, batch_size=None),
             alpha=alpha,
             personal=fb.solvers.given(of.personal),
             smooth=of.smoothness.smooth,
