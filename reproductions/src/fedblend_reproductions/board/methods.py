@@ -19,6 +19,7 @@ import fedblend as fb
 from fedblend.core import Algorithm, Loss
 from fedblend.local import Epochs, Work, descend
 from fedblend.losses import gradient
+from fedblend.models.model import Model
 from fedblend.solvers import Solver
 
 Build = Callable[..., Algorithm]
@@ -35,6 +36,7 @@ class Method(NamedTuple):
         published: the method's name in the published tables.
         personal: whether clients deploy models of their own.
         models: number of shared models; of an ensemble if more than 1.
+        shifted: whether clients shift the features of the model.
         title: in the table; the published name, or the name, if empty.
     """
 
@@ -45,16 +47,24 @@ class Method(NamedTuple):
     personal: bool = True
     title: str = ""
     models: int = 1
+    shifted: bool = False
 
     @property
     def heading(self) -> str:
         """The words of the row."""
         return self.title or self.published or self.name
 
-    def algorithm(self, loss: Loss, work: Work) -> Algorithm:
-        """The algorithm of the row."""
+    def form(self, model: Model, shape: tuple[int, ...]) -> Model:
+        """The model that the method trains, of a task's model and its inputs' shape."""
+        if self.shifted:
+            return fb.models.shifted(model, shape)
+        return fb.models.ensemble(model, self.models) if self.models > 1 else model
+
+    def algorithm(self, loss: Loss, work: Work, model: Model) -> Algorithm:
+        """The algorithm of the row, on the loss of a model of its form."""
         build = self.build or getattr(fb, self.name)
-        return build(loss, work, **self.options)
+        more = {"features": model.features} if self.shifted else {}
+        return build(loss, work, **self.options, **more)
 
 
 def trained_alone(loss: Loss, work: Work, epochs: int) -> Solver:
@@ -147,6 +157,7 @@ METHODS = {
         ),
         Method("fedper", {"head": HEAD}, published="FedPer"),
         Method("fedala", {"head": HEAD}, published="FedALA"),
+        Method("feddbe", {"kappa": 50.0}, published="FedDBE", shifted=True),
         Method("fedbabu", {"head": HEAD, "epochs": 1}, _fedbabu, "FedBABU"),
         Method("perfedavg", {}, _perfedavg, "Per-FedAvg"),
         Method("pfedme", {"lam": 15.0, "inner_steps": 5}, _pfedme, "pFedMe"),

@@ -22,7 +22,7 @@ import jax.numpy as jnp
 
 from fedblend.core import Key
 from fedblend.models.feedforward import Affine, Cnn, Kernel, flatten, pool
-from fedblend.models.model import Model
+from fedblend.models.model import Model, of_halves
 
 Convolution = Literal["grouped", "patches", "columns"]
 Precision = Literal["float32", "tf32", "bfloat16"]
@@ -110,27 +110,29 @@ def network(
             _affine(keys[3], HIDDEN, classes),
         )
 
-    def apply(params: Cnn, images: jax.Array) -> jax.Array:
+    def features(params: Cnn, images: jax.Array) -> jax.Array:
         images = jnp.reshape(images, (len(images), 28, 28, 1)).astype(jnp.float32)
         if len(images) <= ROWS:
-            return scores(params, images)
+            return hidden(params, images)
         # All rows of a client: some at a time, since the copies take 200 kB a row.
         padded = jnp.pad(images, ((0, -len(images) % ROWS), (0, 0), (0, 0), (0, 0)))
         blocks = padded.reshape(-1, ROWS, *images.shape[1:])
-        several = jax.checkpoint(lambda block: scores(params, block))
-        return jax.lax.map(several, blocks).reshape(-1, classes)[: len(images)]
+        several = jax.checkpoint(lambda block: hidden(params, block))
+        return jax.lax.map(several, blocks).reshape(-1, HIDDEN)[: len(images)]
 
-    def scores(params: Cnn, here: jax.Array) -> jax.Array:
+    def hidden(params: Cnn, here: jax.Array) -> jax.Array:
         for layer in params[:2]:
             # Pooling commutes with adding a bias and with ReLU: both are cheaper after.
             here = pool(convolve(here, layer.weight, product))
             here = jax.nn.relu(_biased(here, layer.bias))
         here = flatten(here, jnp.float32)
         here = _biased(product(here, params.hidden.weight.T), params.hidden.bias)
-        here = jax.nn.relu(here)
-        return _biased(product(here, params.last.weight.T), params.last.bias)
+        return jax.nn.relu(here)
 
-    return Model(init, apply)
+    def head(params: Cnn, features: jax.Array) -> jax.Array:
+        return _biased(product(features, params.last.weight.T), params.last.bias)
+
+    return of_halves(init, features, head)
 
 
 def _biased(outputs: jax.Array, bias: jax.Array | None) -> jax.Array:

@@ -95,13 +95,11 @@ def measure(places: Sequence[Place], data: FederatedData, plan: Plan) -> list[Ce
 def set_up(places: Sequence[Place], data: FederatedData) -> Run:
     """The simulation whose replicas are these places."""
     task, method, rounds, _, _ = places[0]
-    model = task.model
-    if method.models > 1:
-        model = fb.models.ensemble(model, method.models)
+    model = method.form(task.model, data.train.examples[0].shape[1:])
     loss = fb.losses.cross_entropy(model.apply)
 
     def build(rate):
-        return method.algorithm(loss, Work(rate, Epochs(1), task.batch_size))
+        return method.algorithm(loss, Work(rate, Epochs(1), task.batch_size), model)
 
     return fb.simulate(
         build,

@@ -203,7 +203,10 @@ FEDEM = Task(
     rounds=200,
     first_rate="ours: the paper does not print them",
     # A linear model has no head, and its epochs few steps.
-    skips=("fedrep", "fedper", "fedala", "fedbabu", "lg_fedavg", "l2gd", "scafflix"),
+    skips=(
+        *("fedrep", "fedper", "fedala", "feddbe", "fedbabu", "lg_fedavg"),
+        *("l2gd", "scafflix"),
+    ),
 )
 
 TASKS = {
