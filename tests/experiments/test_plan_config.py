@@ -14,9 +14,9 @@ from fedblend.config.build import build
 from fedblend.config.config import check, dump
 from fedblend.config.model import smoothness, with_rates
 from fedblend.errors import ConfigError, SettingError
-from fedblend.experiments.plan.candidates import configured
+from fedblend.experiments.plan.candidates import candidates, configured
 from fedblend.experiments.plan.messages import ways
-from fedblend.experiments.plan.offers import offers, table, warnings
+from fedblend.experiments.plan.offers import offers, shortlist, table, warnings
 from fedblend.experiments.plan.problem import Problem, problem
 from fedblend.simulation.simulate import simulate
 from fedblend.theory.plan import spent_bits
@@ -108,6 +108,39 @@ def test_the_largest_alpha_of_a_budget(found):
     assert of(found, "dgd", rounds=0).alpha == 0
     with pytest.raises(ValueError, match="give one of them"):
         offers(found, EPS, alpha=0.5, rounds=3)
+
+
+TINY = 1e-6
+
+
+def test_typical_rounds_are_those_of_a_trial(found, by_hand, compiled):
+    """Gradient descent's as NumPy counts them; bits of a run are those of messages."""
+    x, rounds, step = by_hand.average, 1, 1 / (0.25 * by_hand.L.mean())
+    while np.sum(by_hand.gradient(0.5, x) ** 2) / (0.5 * L2) > 0.95 * TINY:
+        x, rounds = x - step * by_hand.gradient(0.5, x), rounds + 1
+    by_name = {one.name: one for one in candidates(found)}
+    for name in ("DGD", "LOCODL rand-7, one mask"):
+        (made,) = offers(found, TINY, alpha=0.5, among=[by_name[name]])
+        assert made.typical is not None and made.certified is not None
+        assert made.typical < made.certified
+        assert made.ways.spent(made.typical) == (made.up, made.down)
+        assert made.bound <= 0.95 * TINY
+        if name == "DGD":
+            assert rounds <= made.typical <= rounds + rounds // 20 + 1
+    assert made.up and made.down
+    assert made.up > made.down / 3  # one mask for all: both ways are sparse
+    (cheap,) = offers(found, TINY, alpha=0.01, among=[by_name["DGD"]])
+    assert cheap.typical == 1
+
+
+def test_a_short_list_has_some_of_each_family(found):
+    made = offers(found, EPS, alpha=0.5, trials=False)
+    chosen = shortlist(made)
+    families = [one.candidate.family for one in chosen]
+    assert set(families) == {one.candidate.family for one in made}
+    assert max(map(families.count, families)) == 3 < len(made)
+    scafflix = [one for one in made if one.candidate.solver == "scafflix"]
+    assert len(scafflix) == 4 and scafflix[-1] not in chosen
 
 
 def test_the_table_is_a_grid(found):

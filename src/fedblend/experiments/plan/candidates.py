@@ -27,7 +27,7 @@ from fedblend.theory import bounds, local_training
 from fedblend.theory.bounds import Curve
 from fedblend.theory.constants import Mixture
 
-PARTS = (64, 32, 16, 8, 4)
+PARTS = (64, 16, 4)
 """rand-k is tried with the dimension divided by these as k."""
 LONGER = (0.5, 1, 2, 4)
 """Numbers of local steps that are tried, in units of theory's."""

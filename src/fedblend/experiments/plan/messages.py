@@ -94,9 +94,11 @@ def ways(found: Problem, config: Config, compose: Compose | None = None) -> Ways
     clients, sizes = len(found.shape), actual.message_bits
     up, last = _whole_bits(usual.shapes.up), _last_bits(actual)
     more = _whole_bits(actual.shapes.up) - up
+    # What a message has of variable length is the whole model, in the first round.
+    first = _whole_bits(actual.shapes.message._replace(round=None)) - sizes.down
     return Ways(
         Traffic(clients * sizes.join, clients * up, clients * more),
-        Traffic(clients * (sizes.params + last), clients * sizes.down),
+        Traffic(clients * (sizes.params + last), clients * sizes.down, clients * first),
         has_ragged(usual.shapes.up),
     )
 
