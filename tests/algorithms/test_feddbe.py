@@ -105,7 +105,7 @@ def test_a_model_without_a_shift_or_halves_is_refused_in_one_line():
         fb.models.shifted(plain, (2,))
 
 
-@pytest.mark.parametrize("name", ["softmax", "logistic", "mlp", "cnn"])
+@pytest.mark.parametrize("name", ["logistic", "mlp", "cnn"])
 def test_the_halves_of_a_model_are_the_model(name):
     used: Any = fb.models.build(name, (16, 16, 1), 1 if name == "logistic" else 3)
     inputs = jax.random.normal(KEY, (2, 16, 16, 1))

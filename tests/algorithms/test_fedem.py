@@ -70,7 +70,8 @@ def test_fedem_is_its_papers_loop():
     states = run.client_states().weights
     np.testing.assert_allclose(states, weights, **TOLERANCE)
     assert states.max() > 0.8 and np.ptp(states[:, 0]) > 0.5, "all clients are alike"
-    for client, (inputs, labels) in enumerate(ROWS):
+    for client in (0, 5):
+        inputs, labels = ROWS[client]
         q = paper.responsibilities(thetas, weights[client], inputs, labels)
         wanted = [paper.mixed_chance(thetas, q.mean(axis=0), x) for x in inputs]
         found = fb.predict(ENSEMBLE.apply, run.personal(client), jnp.asarray(inputs))
@@ -88,7 +89,7 @@ def test_hypcluster_is_its_papers_loop():
 
 
 @pytest.mark.parametrize("build", [fb.fedem, fb.hypcluster])
-def test_a_ensemble_of_one_is_fedavg(build):
+def test_an_ensemble_of_one_is_fedavg(build):
     """The same batches; a batched product may round in another order."""
     single = fb.losses.logistic(ONE.apply)
     plain = simulated(fb.fedavg(single, fb.Work(RATE, **NOISY)), jnp.asarray(THETAS[0]))

@@ -260,6 +260,8 @@ VARIANTS = (
     "fedadagrad",
     "fedavgm",
     "apfl averaged",
+    "fedala",
+    "hypcluster",
     "identity(fedavg)",
     "finetune(scaffold)",
     "diana(finetune(fedavg))",
