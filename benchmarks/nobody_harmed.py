@@ -174,7 +174,7 @@ SETS = {
     one.__name__: one
     for one in (digits, mnist2, mnist4, dirichlet, femnist, synthetic, cancer)
 }
-RATES = {"digits": 0.1, "synthetic": 0.01, "cancer": 0.1}
+RATES = {"digits": 0.1, "synthetic": 0.03, "cancer": 0.1}
 """The rate of all models, where it is not 0.3."""
 ROUNDS = 50
 
