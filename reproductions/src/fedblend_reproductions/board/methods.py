@@ -85,8 +85,8 @@ def _ditto(loss: Loss, work: Work, lam: float) -> Algorithm:
     return fb.ditto(fb.fedavg(loss, work), loss, work, lam=lam)
 
 
-def _fedrep(loss: Loss, work: Work, head: list[str], epochs: int) -> Algorithm:
-    return fb.fedrep(loss, work, head=head, head_steps=Epochs(epochs))
+def _fedrep(loss: Loss, work: Work, head_epochs: int) -> Algorithm:
+    return fb.fedrep(loss, work, head=HEAD, head_steps=Epochs(head_epochs))
 
 
 def _fedbabu(loss: Loss, work: Work, head: list[str], epochs: int) -> Algorithm:
@@ -148,7 +148,7 @@ METHODS = {
         Method("finetune", {"epochs": 1}, _finetune, "FedAvg+", title=FINE_TUNED),
         Method("apfl", {"alpha": 0.5}, published="APFL"),
         Method("ditto", {"lam": 0.1}, _ditto, "Ditto"),
-        Method("fedrep", {"head": HEAD, "epochs": 1}, _fedrep, "FedRep"),
+        Method("fedrep", {"head_epochs": 1}, _fedrep, "FedRep"),
         Method(
             "flix_local_steps",
             {"alpha": 0.5, "epochs": 10},
