@@ -220,13 +220,13 @@ def test_a_configuration(tiny):
         "compressor": {"name": "rand_k", "k": 5},
         "masks": "one",
     }
-    needs = build(check(tiny, "here")).algorithm.needs
+    options = check(tiny, "here").algorithm
+    needs = options.build(ON.loss, None, 6).needs
     assert needs.everyone and needs.uniform and needs.whole
     tiny["compress"] = {"compressor": {"name": "natural"}}
     with pytest.raises(ConfigError, match="compress: locodl compresses what it sends"):
         build(check(tiny, "here"))
-    del tiny["compress"]
     tiny["algorithm"]["compressor"] = {"name": "sign"}
     line = "here: algorithm.compressor: sign is not rand_k, for one mask"
     with pytest.raises(ConfigError, match=f"^{line}$"):
-        build(check(tiny, "here"))
+        check(tiny, "here")
