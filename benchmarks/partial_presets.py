@@ -1,6 +1,6 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""Partial personalization against its alternatives: the table of docs/partial.md.
+"""Partial personalization against its alternatives: prints a row for each method.
 
 Digits with three classes a client, and twenty writers of FEMNIST, three seeds. Every
 seed splits rows and draws parameters anew. All methods have the same network (with
