@@ -14,7 +14,14 @@ import pytest
 import fedblend as fb
 from fedblend.data.dataset import DataError
 from fedblend.data.download import status
-from fedblend_reproductions.board import cells, page, protocol, runs, scafflix
+from fedblend_reproductions.board import (
+    cells,
+    page,
+    protocol,
+    runs,
+    scafflix,
+    tasks,
+)
 from fedblend_reproductions.board.__main__ import main
 from fedblend_reproductions.board.cells import TUNING_SEED, Place
 from fedblend_reproductions.board.methods import METHODS
@@ -114,6 +121,24 @@ def test_the_dirichlet_partition():
     assert min(map(len, parts)) >= 40
     main = [np.bincount(labels[part]).max() / len(part) for part in parts]
     assert np.mean(main) > 0.5  # few classes a client
+
+
+def test_the_halves_of_fedems_test_rows_are_alike(monkeypatch):
+    """Each row is in one half, and labels do not tell the halves apart."""
+    small = fb.datasets.load(
+        "synthetic_mixture", clients=30, dim=5, test_points=400, as_in_code=True
+    )
+    rows = (small.rows, small.test_rows, small.keys, small.test_keys)
+    monkeypatch.setattr(tasks, "_mixture", lambda: rows)
+    data = tasks.fedem_data()
+    halves = [data.splits[name].examples for name in runs.HALVES]
+    both = np.concatenate([inputs for inputs, _ in halves])
+    assert small.test_rows is not None
+    everything = small.test_rows[0]
+    assert np.array_equal(np.sort(both[:, 0]), np.sort(everything[:, 0]))
+    first, second = (labels.mean() for _, labels in halves)
+    assert abs(first - second) < 0.03  # 0.1 and more in the order of the rows
+    assert (np.diff(data.train.counts) <= 0).all()
 
 
 @pytest.mark.parametrize("name", METHODS)
