@@ -87,7 +87,7 @@ def test_what_is_printed(place, capsys, compiled, monkeypatch):
     said = capsys.readouterr().out
     first = "to run the first: fedblend run flix.toml --set 'run.seed=[1, 2]' --set "
     assert first in said
-    order = [said.index(of) for of in ("ACCELERATED", "DGD", "DIANA rand-1 ")]
+    order = [said.index(of) for of in ("accelerated", "DGD", "DIANA rand-1 ")]
     assert order == sorted(order)
 
 

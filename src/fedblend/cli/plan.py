@@ -201,8 +201,10 @@ def _print(
 
     known, best = found.known, made[0].cost
     cost = "seconds" if prices.seconds else "cost"
-    heads = ("solver", "alpha", "worst", "certified", "typical", "up", "down", cost)
-    table = screen.table(*heads, right=1)
+    alphas = {one.alpha for one in made}
+    heads = ("worst", "certified", "typical", "up", "down", cost)
+    several = ("alpha",) if len(alphas) > 1 else ()
+    table = screen.table("solver", *several, *heads, right=1)
     for number, one in enumerate(made):
         if again is None and number and one.candidate is not made[number - 1].candidate:
             table.add_section()
@@ -212,13 +214,15 @@ def _print(
         if one.up is not None and one.down is not None:
             sent = [human_bits(one.up), human_bits(one.down)]
         paid = f"{one.cost:.3g}" if prices.seconds else f"{_ratio(one.cost, best):.3g}"
-        alpha, typical = f"{one.alpha:.6g}", more or _rounds(one.typical)
-        table.add_row(one.candidate.name, alpha, *counts, typical, *sent, paid)
+        own = (f"{one.alpha:.6g}",) if several else ()
+        typical = more or _rounds(one.typical)
+        table.add_row(one.candidate.name, *own, *counts, typical, *sent, paid)
     console = screen.console()
     console.print(
         f"{known.clients} clients, {found.personal.shape[1]} parameters: L = "
         f"{known.L_alpha:.4g}, mu = {known.mu_alpha:.4g}, V = {known.V:.4g}\n"
         f"accuracy: f~ - min f~ <= {eps:g}"
+        + ("" if several else f"; alpha = {made[0].alpha:.6g}")
     )
     console.print(table)
     console.print("\n".join(_notes(made, prices, again)), markup=False)

@@ -80,7 +80,7 @@ def table(*headings: str, right: int | None = None) -> Any:
     from rich import box
     from rich.table import Table
 
-    made = Table(box=box.SIMPLE, pad_edge=False)
+    made = Table(box=box.SIMPLE, pad_edge=False, padding=(0, 1, 0, 0))
     for number, heading in enumerate(headings):
         justify = "left" if right is None or number < right else "right"
         made.add_column(heading, no_wrap=number == 0, justify=justify)

@@ -33,6 +33,16 @@ LONGER = (0.5, 1, 2, 4)
 """Numbers of local steps that are tried, in units of theory's."""
 MASKS = ("own", "one")
 """Of LoCoDL: entries of each client's own, or the same of all."""
+NAMES = {
+    "dgd": "DGD",
+    "accelerated": "accelerated",
+    "diana": "DIANA",
+    "ef21": "EF21",
+    "downlink": "EF21-P",
+    "scafflix": "Scafflix",
+    "locodl": "LoCoDL",
+}
+"""Solvers as their papers spell them."""
 NESTEROV = "algorithm.server={ name = 'nesterov' }"
 RAND_K = (
     "compress={{ how = 'diana', start = 'first', "
@@ -57,7 +67,7 @@ class Candidate(NamedTuple):
     @property
     def name(self) -> str:
         """Solver and options."""
-        return f"{self.solver.upper()} {self.options}".rstrip()
+        return f"{NAMES[self.solver]} {self.options}".rstrip()
 
     @property
     def family(self) -> str:
@@ -143,8 +153,7 @@ def _locodl(found: Problem, k: int, masks: str) -> Candidate:
         )
         return flix(loss, method, alpha=alpha, local=local, smooth=known.smooth)
 
-    words = "one mask" if masks == "one" else "own masks"
-    return Candidate("locodl", f"rand-{k}, {words}", (), curve, compose)
+    return Candidate("locodl", f"rand-{k}, {masks}", (), curve, compose)
 
 
 def _scafflix_with(steps: int) -> Candidate:
