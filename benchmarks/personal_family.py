@@ -1,6 +1,6 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""FedEM, HypCluster, FedALA and FedDBE beside FedAvg, fine-tuning and local training.
+"""FedEM, HypCluster, FedALA, FedDBE and kNN-Per beside FedAvg and local training.
 
 python benchmarks/personal_family.py [--rounds 60] [--seeds 3]
 
@@ -22,6 +22,7 @@ RATES = (0.05, 0.2, 0.5)
 CLIENTS, WIDTH = 20, 32
 NETWORK = fb.models.mlp(64, 10, hidden=(WIDTH,))
 THREE = fb.models.ensemble(NETWORK, 3)
+NEAR = fb.models.neighbors(NETWORK)
 SHIFTED = fb.models.shifted(NETWORK, (8, 8, 1))
 
 
@@ -42,12 +43,20 @@ def feddbe(loss, work):
     return fb.feddbe(loss, work, features=features, kappa=1.0)
 
 
+def knn_per(loss, work):
+    """FedAvg, beside the ten nearest rows."""
+    features = NEAR.features
+    assert features is not None
+    return fb.knn_per(fb.fedavg(loss, work), loss, features=features)
+
+
 METHODS: dict[str, tuple[Callable, fb.Model]] = {
     "local": (fb.local_only, NETWORK),
     "fedavg": (fb.fedavg, NETWORK),
     "fine-tuned": (finetuned, NETWORK),
     "fedala": (fedala, NETWORK),
     "feddbe": (feddbe, SHIFTED),
+    "knn_per": (knn_per, NEAR),
     "hypcluster": (fb.hypcluster, THREE),
     "fedem": (fb.fedem, THREE),
 }

@@ -73,7 +73,9 @@ def options(name: str) -> dict[str, Any]:
 def build(name: str, loss: Loss, work: Work, clients: int) -> Algorithm:
     """The algorithm of this name, with example arguments."""
     entry = ALGORITHMS[name]
-    given: dict[str, Any] = required(entry) | {"loss": loss, "work": work}
+    given: dict[str, Any] = required(entry) | {"loss": loss}
+    if "work" in entry.parameters:
+        given["work"] = work
     for key, rule in entry.rules.items():
         if key in given and rule == SOLVER:
             given[key] = fb.solvers.gradient_descent(loss, 5.0, most=3)

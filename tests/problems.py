@@ -5,7 +5,8 @@
 ``quadratics``: heterogeneous, of uneven size; the optimum is a linear solve.
 ``means``: every client wants its own mean, all curvatures are 1.
 ``classes``: softmax regression on blobs, two layers of named parameters.
-``several``: any of these for an ensemble of two models; ``shifted``: with a shift.
+``several``: any of these for an ensemble of two models; ``shifted``: with a shift;
+``beside_rows``: the loss also takes a model beside rows of a client.
 """
 
 from typing import Any, NamedTuple
@@ -18,6 +19,7 @@ import fedblend as fb
 from fedblend.data.datasets.synthetic import quadratic_loss
 from fedblend.data.federated import Shards
 from fedblend.losses import cross_entropy
+from fedblend.mixing import Neighbors
 
 COUNTS = (3, 1, 4, 2, 5, 2, 1)
 """Rows of each client: all different from the capacity but one, and coprime."""
@@ -110,6 +112,18 @@ def shifted(problem: Problem) -> Problem:
         return problem.loss(params.model, (inputs, *rows[1:]))
 
     return problem._replace(loss=loss, params=fb.models.Shifted(params, shift))
+
+
+def beside_rows(problem: Problem) -> Problem:
+    """The same problem, where rows of a client have the probability 1/2 each."""
+
+    def loss(params, rows):
+        if not isinstance(params, Neighbors):
+            return problem.loss(params, rows)
+        chance = jnp.exp(-problem.loss(params.shared, rows))
+        return -jnp.log(params.alpha * chance + (1 - params.alpha) / 2)
+
+    return problem._replace(loss=loss)
 
 
 def client_matrices(problem: Problem) -> tuple[np.ndarray, np.ndarray]:

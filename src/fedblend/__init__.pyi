@@ -89,6 +89,9 @@ from fedblend.algorithms.fomaml import (
 from fedblend.algorithms.hypcluster import (
     hypcluster as hypcluster,
 )
+from fedblend.algorithms.knn_per import (
+    knn_per as knn_per,
+)
 from fedblend.algorithms.l2gd import (
     l2gd as l2gd,
 )

@@ -16,7 +16,7 @@ import optax
 from fedblend import trees
 from fedblend.checks import FUNCTION, NOT_NEGATIVE, gate
 from fedblend.core import Batch, Loss, PyTree
-from fedblend.mixing import Apply, Blend, predict
+from fedblend.mixing import Apply, Blend, Neighbors, predict
 
 
 def objective(loss: Loss, params: PyTree, batch: Batch) -> jax.Array:
@@ -107,10 +107,13 @@ def squared_error(apply: Apply) -> Loss:
 def l2(loss: Loss, strength: float) -> Loss:
     """``loss + strength/2 |params|^2``, over all parameters, intercepts too.
 
-    The penalty of a ``Blend`` is the mixture of its two models' penalties.
+    The penalty of a ``Blend`` is the mixture of its two models' penalties, that of
+    ``Neighbors`` the one of their model.
     """
 
     def penalty(model):
+        if isinstance(model, Neighbors):
+            return penalty(model.shared)
         if not isinstance(model, Blend):
             return 0.5 * strength * trees.squared_norm(model)
         ours, own = penalty(model.shared), penalty(model.personal)

@@ -8,7 +8,7 @@ model, whose other parameters are the shared ones) and ``outputs`` (an ensemble 
 models, which needs no common starting point and doubles the price of a prediction).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -28,6 +28,19 @@ class Blend(NamedTuple):
     alpha: jax.Array
     shared: PyTree
     personal: PyTree
+
+
+class Neighbors(NamedTuple):
+    """A model beside training rows of a client; see ``models.neighbors``."""
+
+    alpha: jax.Array
+    shared: PyTree
+    features: jax.Array
+    """Of these rows by that model, [rows, width]; the first ``count`` of them count."""
+    labels: jax.Array
+    count: jax.Array
+    k: jax.Array
+    """How many of the rows vote on a prediction."""
 
 
 Mixing = Callable[[jax.Array, PyTree, PyTree], PyTree]
@@ -99,3 +112,22 @@ def predict(apply: Apply, model: PyTree, inputs: PyTree) -> jax.Array:
     ours = apply(model.shared, inputs)
     weight = model.alpha.astype(ours.dtype)
     return weight * ours + (1 - weight) * apply(model.personal, inputs)
+
+
+def shapes_of(arrays: Mapping[str, Any], params: PyTree) -> PyTree:
+    """The shapes and dtypes of a model: of parameters, a ``Blend``, or ``Neighbors``.
+
+    Args:
+        arrays: the leaves of the model by name.
+        params: the shapes and dtypes of the parameters.
+    """
+    own = {
+        name.removeprefix("."): jax.ShapeDtypeStruct(leaf.shape, jnp.dtype(leaf.dtype))
+        for name, leaf in arrays.items()
+    }
+    if {*Neighbors._fields} - {"shared"} <= own.keys():
+        found: dict[str, Any] = own | {"shared": params}
+        return Neighbors(**{name: found[name] for name in Neighbors._fields})
+    if "alpha" in own:
+        return Blend(own["alpha"], params, params)  # pyright: ignore
+    return params

@@ -224,7 +224,7 @@ def algorithm(
         theory: whether a configuration may have ``rate = "theory"``.
         own_rates: whether the builder itself takes "theory" for a rate.
         form: what a configuration makes of the model: "ensemble" for several of it,
-            "shifted" for its features shifted.
+            "shifted" for its features shifted, "neighbors" for votes of nearest rows.
         encodes: whether it encodes what clients send.
         preset_of: the algorithm of which it is a setting, with the same messages and
             states.

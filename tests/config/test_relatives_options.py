@@ -5,9 +5,12 @@
 import jax
 import pytest
 
+from fedblend import models
 from fedblend.config.build import build
 from fedblend.config.config import check
 from fedblend.config.defaults import filled
+from fedblend.config.model_form import formed
+from fedblend.data.dataset import Task
 from fedblend.errors import ConfigError
 
 L2GD = {"name": "l2gd", "lam": 0.5}
@@ -103,3 +106,14 @@ def test_feddbe_shifts_the_features_of_one_model(tiny):
     tiny["model"] |= {"ensemble": 2}
     with pytest.raises(ConfigError, match=r"model\.ensemble: is not for feddbe"):
         build(check(tiny, "here"))
+
+
+def test_nearest_rows_are_those_of_a_model_with_features_and_classes(tiny):
+    tiny["algorithm"] |= {"name": "knn_per", "k": 3}
+    assert build(check(tiny, "here")).model.features is not None
+    wrong = {**tiny, "model": {**tiny["model"], "ensemble": 2}}
+    with pytest.raises(ConfigError, match=r"model\.ensemble: is not for knn_per"):
+        build(check(wrong, "here"))
+    task = Task("regression", 1, (2,))
+    with pytest.raises(ConfigError, match='"knn_per" predicts classes, and is not for'):
+        formed(check(tiny, "here"), models.logistic(2), task, "squared_error")

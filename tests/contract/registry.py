@@ -23,7 +23,7 @@ from fedblend import compress
 from fedblend.local import Optimizer, Steps
 from fedblend.registry import ALGORITHMS as REGISTERED
 from fedblend.transforms.mixed_fl.central_loss import of_parameters
-from problems import COUNTS, Problem, classes, several, shifted
+from problems import COUNTS, Problem, beside_rows, classes, several, shifted
 
 RATE = 0.2
 STEPS_BY_CLIENT = np.array([1, 3, 2, 4, 1, 2, 3])
@@ -73,7 +73,12 @@ def _scheduled(unit):
     return fb.Scheduled(optax.exponential_decay(RATE, 10, 0.5), unit)
 
 
-FORMS = {"fedem": several, "hypcluster": several, "feddbe": shifted}
+FORMS = {
+    "fedem": several,
+    "hypcluster": several,
+    "feddbe": shifted,
+    "knn_per": beside_rows,
+}
 """What some algorithms make of a model."""
 
 
@@ -222,6 +227,7 @@ TUNED = {
     f"{name}({algorithm})": partial(_wrapped, wrapper, build)
     for name, wrapper in WRAPPERS.items()
     for algorithm, build in ALGORITHMS.items()
+    if algorithm != "knn_per"  # a client's labels have no gradient
 }
 
 SPEAKING = {name: build for name, build in ALGORITHMS.items() if name not in SILENT}

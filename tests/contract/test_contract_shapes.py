@@ -16,6 +16,7 @@ from registry import CASES, FORMS, PRODUCT, formed
 import problems
 from fedblend import keys, trees
 from fedblend.core import Aggregate
+from fedblend.mixing import Neighbors
 
 PROBLEMS = {
     "quadratics": problems.quadratics(),
@@ -83,6 +84,7 @@ def test_structure_and_dtypes(name, problem):
     assert not [leaf for leaf in jax.tree.leaves(played) if leaf.weak_type]
     wanted = described(params)
     assert all(described(down.shared) == wanted for _, down, _ in kept)
+    models = [one.shared if isinstance(one, Neighbors) else one for one in models]
     assert all(described(model) == wanted for model in models)
     delta = said[0][1].delta
     if delta is not None:

@@ -20,7 +20,7 @@ from fedblend.errors import RunError
 from fedblend.experiments.personalize import client_work
 from fedblend.experiments.run import run_config
 from fedblend.experiments.run_folder import Folder
-from fedblend.mixing import Blend
+from fedblend.mixing import Blend, Neighbors
 from fedblend.registry import ALGORITHMS
 from fedblend.simulation.personalize import personalize
 from tiny_config import TINY
@@ -39,6 +39,7 @@ def configured(tiny, name, **options):
 def work_of(config, built, **asked):
     data = built.federated_data.select([0, 2])
     loss = loss_name(config, built.task), built.loss
+    asked |= {"features": built.model.features}
     return *client_work(config, loss, data, **asked), data
 
 
@@ -55,6 +56,7 @@ def test_every_algorithm_has_a_model_for_new_clients(tiny, name):
     shared = jax.eval_shape(built.model.init, jax.random.key(0))
     found = jax.eval_shape(models, shared)
     found = found.personal if isinstance(found, Blend) else found
+    found = found.shared if isinstance(found, Neighbors) else found
     assert jax.tree.structure(found) == jax.tree.structure(shared)
     for mine, ours in zip(*map(jax.tree.leaves, (found, shared)), strict=True):
         assert mine.shape == (2, *ours.shape)

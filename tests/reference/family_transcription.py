@@ -1,6 +1,6 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""FedEM, HypCluster and FedALA as their papers write them, in NumPy loops.
+"""FedEM, HypCluster, FedALA and kNN-Per as their papers write them, in NumPy loops.
 
 Nothing of fedblend. Models are logistic regressions without intercept; every step takes
 all rows of a client, ``rows[i] = (inputs, labels)`` with labels 0 and 1.
@@ -166,3 +166,42 @@ def feddbe(rows, A, h, cohorts, rate, steps, kappa):
             mean_h += len(rows[i][1]) / weight * own[1]
         A, h = mean_A, mean_h
     return A, h, shifts, mean
+
+
+def softmax(scores):
+    powers = [np.exp(score - max(scores)) for score in scores]
+    return [power / sum(powers) for power in powers]
+
+
+def nearest(x, inputs, labels, classes, k):
+    """Marfoq et al. 2022, eq. (8): what the k nearest rows say, Phi being a matrix."""
+    away = [np.sqrt(((x - other) ** 2).sum()) for other in inputs]
+    order = sorted(range(len(inputs)), key=lambda row: away[row])[:k]
+    chances = [
+        sum(np.exp(-away[row]) for row in order if labels[row] == one)
+        for one in range(classes)
+    ]
+    return [chance / sum(chances) for chance in chances]
+
+
+def knn_per(rows, new, body, head, lams, held_out, k):
+    """Marfoq et al. 2022, eq. (9): the chosen lam, and probabilities at new inputs.
+
+    The features are ``inputs @ body``, the scores ``features @ head``. The first rows
+    are those held out; all rows vote on new inputs.
+    """
+    inputs, labels = rows[0] @ body, rows[1]
+    classes, cut = head.shape[1], int(held_out * len(labels))
+
+    def chances(lam, x, memory):
+        ours, own = softmax(x @ head), nearest(x, *memory, classes, k)
+        return [(1 - lam) * a + lam * b for a, b in zip(ours, own, strict=True)]
+
+    best, least = 0.0, np.inf
+    for lam in lams:
+        total = 0.0
+        for x, y in zip(inputs[:cut], labels[:cut], strict=True):
+            total -= np.log(chances(lam, x, (inputs[cut:], labels[cut:]))[y] + 1e-300)
+        if total < least:
+            best, least = lam, total
+    return best, np.array([chances(best, x, (inputs, labels)) for x in new @ body])

@@ -1,6 +1,6 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""The form of the model that an algorithm needs: an ensemble, or shifted features."""
+"""The form of the model that an algorithm needs: an ensemble, or use of features."""
 
 from fedblend import models
 from fedblend.config.config import Config
@@ -17,6 +17,8 @@ _OUTPUTS = {
     "squared_error": "values",
 }
 """What an ensemble averages, by the loss."""
+_SCORES = ("cross_entropy", "logistic")
+"""The losses of models with scores of classes."""
 
 
 def formed(config: Config, one: models.Model, task: Task, loss: str) -> models.Model:
@@ -29,7 +31,7 @@ def formed(config: Config, one: models.Model, task: Task, loss: str) -> models.M
         loss: the name of its loss.
     """
     number, options = config.model.ensemble, config.algorithm
-    if options.entry.form == "shifted":
+    if options.entry.form in ("shifted", "neighbors"):
         if number is not None:
             raise ConfigError(f"model.ensemble: is not for {options.name}")
         if one.features is None:
@@ -37,7 +39,14 @@ def formed(config: Config, one: models.Model, task: Task, loss: str) -> models.M
                 f'model.name: "{config.model.name}" does not say what its features '
                 f"are, which {options.name} needs"
             )
-        return models.shifted(one, task.shape)
+        if options.entry.form == "shifted":
+            return models.shifted(one, task.shape)
+        if loss not in _SCORES:
+            raise ConfigError(
+                f'algorithm.name: "{options.name}" predicts classes, and is not for '
+                f'loss "{loss}"'
+            )
+        return models.neighbors(one)
     if number is None and options.entry.form == "ensemble":
         number = ENSEMBLE
     if number is None:

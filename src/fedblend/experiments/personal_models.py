@@ -12,14 +12,13 @@ import contextlib
 from pathlib import Path
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from fedblend import trees
 from fedblend.core import Algorithm, PyTree, shared_model
 from fedblend.errors import RunError
 from fedblend.experiments.run_folder import Folder
-from fedblend.mixing import Blend
+from fedblend.mixing import shapes_of
 from fedblend.simulation.model_stack import StackReader, StackWriter
 from fedblend.simulation.run import Run
 from fedblend.simulation.serialize import WireError, as_tree
@@ -97,18 +96,14 @@ def open_personal_models(path: Path) -> StackReader:
 
 
 def as_model(arrays: dict[str, np.ndarray], params: PyTree, where: Path) -> PyTree:
-    """The model of these leaves: parameters, or a ``Blend``.
+    """The model of these leaves: parameters, a ``Blend``, or ``Neighbors``.
 
     Args:
         arrays: the leaves by name.
         params: the shapes and dtypes of the parameters.
         where: the file that they are from.
     """
-    template = params
-    if ".alpha" in arrays:
-        weight = jax.ShapeDtypeStruct((), jnp.dtype(arrays[".alpha"].dtype))
-        template = Blend(weight, params, params)  # pyright: ignore
     try:
-        return as_tree(arrays, template)
+        return as_tree(arrays, shapes_of(arrays, params))
     except WireError as error:
         raise RunError(f"{where}: {error}") from None

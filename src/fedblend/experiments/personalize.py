@@ -14,6 +14,7 @@ client's own model, and in the number of visits:
 - one model for all clients (FedAvg and its like): fine-tuning from it, no visits;
 - fine-tuning of their own (finetune, reptile, fomaml, perfedavg): just that, no visits;
 - FLIX: x_i by the run's solver, mixed with the shared model, no visits;
+- kNN-Per: the shared model beside the client's own rows, no visits;
 - a model of its own, trained against the message (Ditto, MAPPER, FedRep, training
   alone): one visit of as many steps;
 - pFedMe and L2GD: Ditto's steps with their lam. With a fixed shared model pFedMe's
@@ -51,6 +52,7 @@ from fedblend.data.readers.read import read_new_rows
 from fedblend.errors import RunError
 from fedblend.experiments import run_folder
 from fedblend.metrics import Metric
+from fedblend.mixing import Apply
 from fedblend.report.measures import in_order
 from fedblend.simulation.personalize import NewClients, personalize
 from fedblend.trees import precision
@@ -204,6 +206,7 @@ def personalize_from(
             splits=["test"] if rows.test is not None else [],
             steps=steps,
             rate=rate,
+            features=model.features,
         )
     return Personalized(found, chosen, about.get("round", ""))
 
@@ -255,6 +258,7 @@ def new_clients(
     splits: Sequence[str] | None,
     steps: int | None = None,
     rate: float | None = None,
+    features: Apply | None = None,
 ) -> NewClients:
     """A model for each client that joins after training, with its metrics.
 
@@ -269,11 +273,14 @@ def new_clients(
         steps: local steps on the clients' own models; if None as the algorithm says,
             or those of ``ROUNDS`` rounds.
         rate: the rate of these steps, plain SGD; the optimizer of the run if None.
+        features: of the model, where it has them.
 
     Raises:
         RunError: the algorithm does not use ``steps`` or ``rate``.
     """
-    algorithm, visits = client_work(config, loss, data, steps=steps, rate=rate)
+    algorithm, visits = client_work(
+        config, loss, data, steps=steps, rate=rate, features=features
+    )
     down = Down(jax.tree.map(jnp.asarray, shared), jnp.zeros((), jnp.int32))
     return personalize(
         algorithm, down, data, key, visits=visits, measure=measure, splits=splits
@@ -287,6 +294,7 @@ def client_work(
     *,
     steps: int | None = None,
     rate: float | None = None,
+    features: Apply | None = None,
 ) -> tuple[Algorithm, int]:
     """What a new client runs, and in how many visits; see ``new_clients``."""
     options: Any = config.algorithm
@@ -323,7 +331,9 @@ def client_work(
     known = None
     if "smooth" in options.entry.parameters:
         known = smoothness(config.model, loss[0], data)
-    algorithm = options.build(loss[1], known, data.clients, new_client=True)
+    algorithm = options.build(
+        loss[1], known, data.clients, features=features, new_client=True
+    )
     if algorithm.personal is not shared_model:
         return algorithm, visits
     work = options.work()

@@ -22,6 +22,7 @@ from fedblend.models.model import MODELS as MODELS
 from fedblend.models.model import Model as Model
 from fedblend.models.model import ModelInfo as ModelInfo
 from fedblend.models.model import build as build
+from fedblend.models.neighbors import neighbors as neighbors
 from fedblend.models.parts import find_part as find_part
 from fedblend.models.shifted import Shifted as Shifted
 from fedblend.models.shifted import shifted as shifted

@@ -20,7 +20,7 @@ from fedblend.deploy.contract import parse_contract
 from fedblend.deploy.ops.settings import NodeSettings
 from fedblend.deploy.raw_tables import preprocessing_in
 from fedblend.errors import RunError
-from fedblend.mixing import Blend, predict
+from fedblend.mixing import predict, shapes_of
 from fedblend.simulation.serialize import WireError, as_tree, unpack
 from fedblend.trees import precision
 
@@ -105,14 +105,11 @@ def _terms(place: Path) -> dict[str, Any]:
 
 
 def _read_model(path: Path, params: PyTree) -> tuple[PyTree, dict[str, str]]:
-    """The model that the client deploys: parameters, or two models and their weight."""
+    """The model that the client deploys: parameters, a ``Blend``, or ``Neighbors``."""
     try:
         arrays, metadata = unpack(path.read_bytes())
-        template = params
-        if ".alpha" in arrays:
-            weight = jax.ShapeDtypeStruct((), jnp.result_type(float))
-            template = Blend(weight, params, params)  # pyright: ignore
-        return jax.tree.map(jnp.asarray, as_tree(arrays, template)), metadata
+        model = as_tree(arrays, shapes_of(arrays, params))
+        return jax.tree.map(jnp.asarray, model), metadata
     except WireError as error:
         raise RunError(f"{path}: {error}") from None
 

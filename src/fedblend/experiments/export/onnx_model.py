@@ -17,9 +17,15 @@ from fedblend.core import PyTree
 from fedblend.data.dataset import Task
 from fedblend.data.preprocess.preprocessing import Preprocessing
 from fedblend.experiments.export import onnx_columns
-from fedblend.experiments.export.onnx_graph import IR_VERSION, ML_OPSET, OPSET, Graph
+from fedblend.experiments.export.onnx_graph import (
+    IR_VERSION,
+    ML_OPSET,
+    OPSET,
+    ExportError,
+    Graph,
+)
 from fedblend.experiments.export.onnx_program import convert
-from fedblend.mixing import Apply, predict
+from fedblend.mixing import Apply, Neighbors, predict
 from fedblend.trees import precision
 
 
@@ -47,6 +53,11 @@ def onnx_file(
     Raises:
         ExportError: the model computes something that has no rule.
     """
+    if isinstance(model, Neighbors):
+        raise ExportError(
+            "onnx: there is no rule for a model beside rows of a client; --to "
+            "safetensors exports every model"
+        )
     graph = Graph()
     dtype = np.dtype(np.int32 if numbers else np.float32)
     with precision("float32"):

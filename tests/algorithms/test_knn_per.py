@@ -1,0 +1,170 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""kNN-Per: its paper's equations, and both ends of the mixture."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fedblend as fb
+from fedblend.core import Down
+from fedblend.data.dataset import Task
+from fedblend.experiments.export.onnx_graph import ExportError
+from fedblend.experiments.export.onnx_model import onnx_file
+from fedblend.experiments.export.torch_names import state_dict
+from reference import family_transcription as paper
+
+COUNTS, DIM, WIDTH, CLASSES, K, GRID, HELD_OUT = (23, 12, 30, 1), 4, 3, 3, 4, 6, 0.3
+KEY = jax.random.key(1)
+DRAWS = np.random.default_rng(5)
+
+
+@pytest.fixture(autouse=True)
+def float64():
+    with jax.enable_x64(True):
+        yield
+
+
+def federation():
+    """The label of a row depends on its input, in a way of its own in each client."""
+    inputs = 2 * DRAWS.normal(size=(sum(COUNTS), DIM))
+    labels = inputs[:, :CLASSES].argmax(axis=1)
+    labels[: COUNTS[0]] = (labels[: COUNTS[0]] + 1) % CLASSES
+    ends = np.cumsum(COUNTS)
+    return fb.federate((inputs, labels), np.split(np.arange(ends[-1]), ends[:-1]))
+
+
+DATA = federation()
+BODY, HEAD = DRAWS.normal(size=(DIM, WIDTH)), DRAWS.normal(size=(WIDTH, CLASSES))
+TASK = Task("classes", CLASSES, (DIM,))
+NEW = DRAWS.normal(size=(7, DIM))
+
+
+def halves(head=lambda params, values: values @ params["head"]):
+    def init(key):
+        return jax.tree.map(jnp.asarray, {"body": BODY, "head": HEAD})
+
+    def features(params, inputs):
+        return inputs @ params["body"]
+
+    def apply(params, inputs):
+        return head(params, features(params, inputs))
+
+    return fb.models.neighbors(fb.Model(init, apply, features, head))
+
+
+MODEL: Any = halves()
+LOSS = fb.losses.cross_entropy(MODEL.apply)
+AVERAGE = fb.fedavg(LOSS, fb.Work(0.05, steps=2, batch_size=5))
+
+
+def simulated(algorithm, **more):
+    return fb.simulate(algorithm, MODEL.init, DATA, KEY, rounds=3, **more).complete()
+
+
+@pytest.fixture(scope="module")
+def run():
+    with jax.enable_x64(True):
+        given: dict[str, Any] = {"k": K, "held_out": HELD_OUT, "grid": GRID}
+        own = fb.knn_per(AVERAGE, LOSS, features=MODEL.features, **given)
+        measure = {"loss": fb.metrics.mean_loss(LOSS)}
+        return simulated(own, measure=measure, every=3)
+
+
+def probabilities(params, inputs):
+    return np.asarray(jax.nn.softmax(MODEL.apply(params, inputs)))
+
+
+def test_it_is_its_papers_equations(run):
+    """Float64 rounds at 1e-16; a distance near zero loses half of the digits."""
+    body, head = (np.asarray(run.shared[name]) for name in ("body", "head"))
+    lams, found = np.arange(GRID) / GRID, []
+    for client in range(len(COUNTS)):
+        rows = DATA.train.rows(client)
+        lam, wanted = paper.knn_per(rows, NEW, body, head, lams, HELD_OUT, K)
+        own = run.personal(client)
+        found.append(lam)
+        np.testing.assert_allclose(1 - own.alpha, lam, atol=1e-12)
+        np.testing.assert_allclose(probabilities(own, NEW), wanted, atol=1e-9)
+    assert found[0] > 0 and found[-1] == 0, "a client without held-out rows"
+    assert len(set(found)) > 2, "not only the ends of the grid"
+
+
+def test_the_shared_model_and_the_messages_are_those_of_fedavg(run):
+    plain = simulated(AVERAGE)
+    jax.tree.map(np.testing.assert_array_equal, run.shared, plain.shared)
+    assert run.message_bits == plain.message_bits
+    same = run.personal(0)._replace(alpha=jnp.ones(()))
+    wanted = probabilities(plain.shared, NEW)
+    np.testing.assert_allclose(probabilities(same, NEW), wanted, atol=1e-12)
+    last = run.records[-1].measures["train"]
+    assert last["personal"]["loss"].mean < last["shared"]["loss"].mean
+
+
+def test_the_nearest_row_of_a_training_row_is_itself(run):
+    inputs, labels = DATA.train.rows(0)
+    alone = run.personal(0)._replace(alpha=jnp.zeros(()), k=jnp.array(1))
+    np.testing.assert_array_equal(probabilities(alone, inputs).argmax(axis=1), labels)
+    assert np.isfinite(MODEL.apply(alone, inputs)).all(), "a label that nobody has"
+    few = alone._replace(k=jnp.array(1000))
+    every = alone._replace(k=jnp.array(len(labels)))
+    np.testing.assert_array_equal(MODEL.apply(few, NEW), MODEL.apply(every, NEW))
+
+
+def test_a_single_score_is_the_log_odds_of_two_classes(run):
+    two: Any = halves(lambda params, values: values @ params["head"][:, :2])
+    one: Any = halves(
+        lambda params, values: values @ (params["head"][:, 1] - params["head"][:, 0])
+    )
+    own = run.personal(2)
+    own = own._replace(labels=own.labels % 2, alpha=jnp.array(0.4))
+    scores = two.apply(own, NEW)
+    wanted = scores[:, 1] - scores[:, 0]
+    np.testing.assert_allclose(one.apply(own, NEW), wanted, atol=1e-12)
+    signs = own._replace(labels=2 * own.labels - 1)
+    np.testing.assert_array_equal(one.apply(signs, NEW), one.apply(own, NEW))
+
+
+def test_far_from_all_rows_and_without_any(run):
+    own = run.personal(0)._replace(alpha=jnp.zeros(()))
+    far = probabilities(own, 1e4 * NEW)
+    np.testing.assert_allclose(far.sum(axis=1), 1)
+    assert (far.max(axis=1) > 0.4).all(), "the nearest row counts most"
+    empty = own._replace(count=jnp.array(0))
+    np.testing.assert_allclose(probabilities(empty, NEW), 1 / CLASSES)
+
+
+def test_a_penalty_does_not_choose_the_weight(run):
+    own = run.personal(0)
+    penalized = fb.losses.l2(LOSS, 1e3)
+    rows = DATA.train.rows(0)
+    more = penalized(own, rows) - LOSS(own, rows)
+    wanted = penalized(run.shared, rows) - LOSS(run.shared, rows)
+    np.testing.assert_allclose(more, wanted, rtol=1e-9)
+
+
+def test_what_is_refused_in_one_line():
+    plain = fb.Model(MODEL.init, MODEL.apply)
+    line = "^neighbors: model: one without them is not a model with features"
+    with pytest.raises(ValueError, match=line):
+        fb.models.neighbors(plain)
+    twice = fb.knn_per(AVERAGE, LOSS, features=MODEL.features)
+    twice = fb.knn_per(twice, LOSS, features=MODEL.features)
+    line = "^knn_per: algorithm: one with a Neighbors is not an algorithm that deploys"
+    down = Down(MODEL.init(KEY), jnp.zeros((), jnp.int32))
+    with pytest.raises(ValueError, match=line):
+        twice.personal(down, (), DATA.train.shard(0), KEY)
+
+
+def test_it_has_no_layout_of_onnx_and_of_pytorch(run):
+    with pytest.raises(
+        ExportError, match=r"^onnx: there is no rule for a model beside"
+    ):
+        onnx_file(run.personal(0), MODEL.apply, TASK)
+    with pytest.raises(
+        ExportError, match=r"^torch: Neighbors has no layout of PyTorch"
+    ):
+        state_dict(run.personal(0))
