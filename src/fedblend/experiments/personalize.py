@@ -25,7 +25,7 @@ Numbers given for each client are replaced by their mean; rates have no schedule
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -37,12 +37,7 @@ import numpy as np
 import fedblend as fb
 from fedblend.config.config import Config, with_parts
 from fedblend.config.measures import measures_of
-from fedblend.config.model import (
-    loss_name,
-    losses_of,
-    model_of,
-    smoothness,
-)
+from fedblend.config.model import loss_name, losses_of, model_of, smoothness
 from fedblend.core import Algorithm, Down, Key, Loss, PyTree, shared_model
 from fedblend.data.dataset import AbsentColumnError, Task
 from fedblend.data.federated import FederatedData, federate
@@ -52,7 +47,6 @@ from fedblend.data.readers.read import read_new_rows
 from fedblend.errors import RunError
 from fedblend.experiments import run_folder
 from fedblend.metrics import Metric
-from fedblend.mixing import Apply
 from fedblend.report.measures import in_order
 from fedblend.simulation.personalize import NewClients, personalize
 from fedblend.trees import precision
@@ -258,7 +252,7 @@ def new_clients(
     splits: Sequence[str] | None,
     steps: int | None = None,
     rate: float | None = None,
-    features: Apply | None = None,
+    features: Callable[..., jax.Array] | None = None,
 ) -> NewClients:
     """A model for each client that joins after training, with its metrics.
 
@@ -278,9 +272,7 @@ def new_clients(
     Raises:
         RunError: the algorithm does not use ``steps`` or ``rate``.
     """
-    algorithm, visits = client_work(
-        config, loss, data, steps=steps, rate=rate, features=features
-    )
+    algorithm, visits = client_work(config, loss, data, steps, rate, features)
     down = Down(jax.tree.map(jnp.asarray, shared), jnp.zeros((), jnp.int32))
     return personalize(
         algorithm, down, data, key, visits=visits, measure=measure, splits=splits
@@ -291,10 +283,9 @@ def client_work(
     config: Config,
     loss: tuple[str, Loss],
     data: FederatedData,
-    *,
     steps: int | None = None,
     rate: float | None = None,
-    features: Apply | None = None,
+    features: Callable[..., jax.Array] | None = None,
 ) -> tuple[Algorithm, int]:
     """What a new client runs, and in how many visits; see ``new_clients``."""
     options: Any = config.algorithm
