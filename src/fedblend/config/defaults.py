@@ -173,7 +173,7 @@ def _algorithm(table: Content, model: str) -> Content:
     for key in _required(entry):
         if key == nested:
             found.setdefault(key, {})
-        elif key == entry.keeps:
+        elif key in (entry.keeps, "head"):
             found.setdefault(key, _part(key, model))
         elif key in OPTIONS:
             found.setdefault(key, {**OPTIONS, **own}[key])
