@@ -39,7 +39,7 @@ def rounds_and_floats(of, step, wrap, rounds, seeds, every):
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("names", nargs="*", default=["a6a", "mushrooms"])
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--k", type=int, nargs="+", default=[1, 2])

@@ -29,7 +29,7 @@ import json
 import time
 import warnings
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -98,10 +98,16 @@ def of_rows(rows, train, test):
     return fb.federate(rows, train, test_rows=rows, test_partition=test)
 
 
+def all_rows(data):
+    """The rows of a dataset, with those that it has for tests."""
+    assert data.test_rows is not None
+    both = zip(data.rows, data.test_rows, strict=True)
+    return [np.concatenate(pair) for pair in both]
+
+
 def mnist(weights, counts, rng):
     data = fb.datasets.load("mnist")
-    both = zip(data.rows, data.test_rows, strict=True)
-    images, labels = (np.concatenate(pair) for pair in both)
+    images, labels = all_rows(data)
     some = rng.permutation(len(labels))[:30000]
     rows = pooled(images[some]), labels[some]
     train, test = shared_out(rows[1], weights, counts, 2000, rng)
@@ -130,8 +136,8 @@ def dirichlet(rng):
 
 def femnist(rng):
     data = fb.datasets.load("femnist")
-    both = zip(data.rows, data.test_rows, strict=True)
-    images, labels = (np.concatenate(pair) for pair in both)
+    images, labels = all_rows(data)
+    assert data.keys is not None and data.test_keys is not None
     keys = np.concatenate([data.keys, data.test_keys])
     parts = []
     for writer in rng.choice(np.unique(keys), 40, replace=False):
@@ -162,7 +168,8 @@ def cancer(rng):
     inputs, targets = data.rows
     rows = inputs, targets.astype(np.int32)
     seed = int(rng.integers(2**31))
-    sites = KMeans(8, n_init=1, random_state=seed).fit_predict(inputs[:, [1, 4, 8]])
+    again: Any = 1
+    sites = KMeans(8, n_init=again, random_state=seed).fit_predict(inputs[:, [1, 4, 8]])
     parts = []
     for site in range(8):
         order = rng.permutation(np.flatnonzero(sites == site))
@@ -276,7 +283,7 @@ def collect(name, seed, number):
         "split_test": arms(rows_of(own_split, "test"), rows_of(split, "test")),
     }
     for way, run in learned.items():
-        groups[way] = rows_of(run, "test")
+        groups[way] = list(rows_of(run, "test"))
     return {
         f"{group}_{kind}": values
         for group, pair in groups.items()

@@ -40,7 +40,7 @@ def test_parameters_are_mixed_leaf_by_leaf():
 
 def test_a_part_alone_is_mixed():
     some, every, none = (
-        mixing.only(which)(0.25, SHARED, PERSONAL)
+        mixing.only(which)(jnp.float32(0.25), SHARED, PERSONAL)
         for which in (["last"], lambda path: True, lambda path: False)
     )
     equal(every, mixing.parameters(0.25, SHARED, PERSONAL))

@@ -19,7 +19,8 @@ from fedblend.config.schema import tables
 from fedblend.config.schema.federation import Federation
 from fedblend.config.schema.run import Run
 from fedblend.errors import ConfigError
-from fedblend.experiments import plan, tune
+from fedblend.experiments import tune
+from fedblend.experiments.plan.problem import problem
 from fedblend.experiments.run import run_config
 from fedblend.theory.privacy import spent, spent_by_tree
 
@@ -286,7 +287,7 @@ def test_plans_and_choices_leave_it_out(configured):
     flix |= {"steps": 1, "batch_size": "all"}
     config = configured(algorithm=flix, data={"validation": 0.2})
     with pytest.raises(ConfigError, match=r"^privacy: there are no plans"):
-        plan.problem(config)
+        problem(config)
     with pytest.raises(ConfigError, match=r"^privacy: a choice on validation rows"):
         tune.tune_config(config, [0.5])
 

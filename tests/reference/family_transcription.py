@@ -160,7 +160,8 @@ def feddbe(rows, A, h, cohorts, rate, steps, kappa):
         for i in cohort:
             own = A, h, shifts[i]
             for _ in range(steps):
-                own = feddbe_step(*own, *rows[i], mean, kappa, rate)
+                inputs, labels = rows[i]
+                own = feddbe_step(*own, inputs, labels, mean, kappa, rate)
             shifts[i] = own[2]
             mean_A += len(rows[i][1]) / weight * own[0]
             mean_h += len(rows[i][1]) / weight * own[1]
@@ -194,7 +195,8 @@ def knn_per(rows, new, body, head, lams, held_out, k):
     classes, cut = head.shape[1], int(held_out * len(labels))
 
     def chances(lam, x, memory):
-        ours, own = softmax(x @ head), nearest(x, *memory, classes, k)
+        known, votes = memory
+        ours, own = softmax(x @ head), nearest(x, known, votes, classes, k)
         return [(1 - lam) * a + lam * b for a, b in zip(ours, own, strict=True)]
 
     best, least = 0.0, np.inf

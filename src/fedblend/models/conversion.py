@@ -78,6 +78,8 @@ def model_from(
     if framework is not None:
         adapters = {"flax": from_flax, "equinox": from_equinox, "keras": from_keras}
         return adapters[framework](made, **options)
+    if isinstance(made, Model):
+        return made
     if isinstance(made, tuple) and len(made) == 2 and all(map(callable, made)):
         return Model(*made)
     raise InputError(f"returned {_described(made)}, which is not {KINDS}")

@@ -125,6 +125,9 @@ OWN = {
     "agnostic": {"q_rate": 0.1},
 }
 """Options of algorithms; of others they are examples."""
+WEIGHTED = ("scafflix",)
+"""Algorithms whose updates have a weight, alpha_i^2/rate: it has L_i of the client only
+where ``accept.constants`` told it already."""
 
 
 @pytest.mark.parametrize("name", [one for one in ALGORITHMS if one != "local_only"])
@@ -135,7 +138,12 @@ def test_what_is_accepted_by_default_sends_models_and_nothing_else(name):
     more = not sends_updates_only(name)
     assert (Policy().refusal(config) is None) == (not more)
     built = build(config)
-    assert (_extra(built) == []) == (not more)
+    extra = _extra(built)
+    if name in WEIGHTED:
+        (weight,) = extra
+        assert weight.shape == ()
+        extra = []
+    assert (extra == []) == (not more)
 
 
 def _extra(built) -> list:
