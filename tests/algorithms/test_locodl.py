@@ -12,10 +12,11 @@ import pytest
 
 import fedblend as fb
 import problems
-from fedblend import compress
+from fedblend import compress, trees
 from fedblend.algorithms.locodl import locodl
 from fedblend.config.build import build
 from fedblend.config.config import ConfigError, check
+from fedblend.config.model import with_rates, with_steps
 from fedblend.theory import local_training
 from fedblend.theory.constants import mixture, quadratics
 from fedblend.transforms.mixed_fl.central_loss import of_parameters, on_rows
@@ -202,11 +203,56 @@ def test_the_bound_of_theory_holds():
         ({"compressor": compress.natural(), "masks": "one"},
          "compressor: natural is not rand_k, for one mask"),
         ({"moved": -1.0}, "moved: -1.0 is not a number of at least 0"),
+        ({"moved": 0.0},
+         "moved: 0.0 is not above 0, as a problem without a central loss needs"),
     ],
 )  # fmt: skip
 def test_what_makes_no_sense_is_refused_in_one_line(options, line):
     with pytest.raises(ValueError, match=f"^locodl: {line}$"):
         method(**options)
+
+
+def test_another_number_of_clients_is_refused():
+    line = "^clients: 6 is not 7, the number of clients there are$"
+    with pytest.raises(ValueError, match=line):
+        simulated(mixed(clients=6), rounds=1)
+
+
+def test_a_configuration_of_locodl_on_flix_takes_rate_and_steps_of_theory(tiny):
+    tiny["run"].pop("cohort")
+    tiny["model"] |= {"name": "softmax", "l2": 0.1}
+    tiny["algorithm"] = {
+        "name": "flix_locodl",
+        "alpha": 0.5,
+        "rate": "theory",
+        "steps": "theory",
+        "batch_size": "all",
+        "moved": 0.01,
+        "compressor": {"name": "rand_k", "k": 2},
+        "personal": {"solver": "lbfgs", "most": 3},
+    }
+    config = check(tiny, "here")
+    built = build(config)
+    assert built.smoothness is not None
+    assert built.algorithm.needs.clients == built.federated_data.clients
+    dim = trees.size(jax.eval_shape(built.model.init, jax.random.key(0)))
+    wanted = local_training.locodl(0.5, built.smoothness, dim / 2 - 1, moved=0.01)
+    assert with_steps(config, built.smoothness, dim).algorithm.steps == wanted.steps
+    options, _ = with_rates(config, built.smoothness, dim)
+    assert options.rate == pytest.approx(wanted.rates[0])
+    tiny["algorithm"]["moved"] = 0.025  # all of it: none is left to f_i
+    with pytest.raises(ConfigError, match="locodl: theory needs convexity of g above"):
+        build(check(tiny, "here"))
+
+
+def test_on_flix_by_name_it_is_locodl_inside_of_flix():
+    given = fb.solvers.given(jnp.asarray(OWN))
+    options: dict = {"compressor": compress.rand_k(1), "clients": 7, "moved": 0.01}
+    work = fb.Work(RATE, steps=STEPS, batch_size=None)
+    named = fb.flix_locodl(ON.loss, work, alpha=ALPHA, personal=given, **options)
+    one, two = (simulated(of, rounds=4).complete() for of in (named, mixed(moved=0.01)))
+    np.testing.assert_array_equal(one.shared, two.shared)
+    np.testing.assert_array_equal(one.personal(2), two.personal(2))
 
 
 def test_a_configuration(tiny):

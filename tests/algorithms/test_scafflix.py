@@ -140,6 +140,22 @@ def test_the_bounds_of_theory_hold(on):
     assert local_training.rounds_to(bound, float(bound.after(rounds))) == rounds
 
 
+def test_longer_rates_are_those_of_the_proof(on):
+    """2/(L_i + mu_i) by name and as an array, in whole runs."""
+    known = quadratics(on.federated_data)
+    facts = {"smooth": known.smooth, "convex": known.convex}
+    named = made(on, "theory", 3, ALPHA, longer=True, **facts)
+    array = made(on, 2 / (known.smooth + known.convex), 3, ALPHA, smooth=known.smooth)
+    one, two = (simulated(of, on, rounds=3).complete().shared for of in (named, array))
+    np.testing.assert_allclose(one, two, rtol=0, atol=1e-14)
+    short, long = (
+        local_training.scafflix(ALPHA, known, longer=longer) for longer in (False, True)
+    )
+    assert (long.rates > short.rates).all() and long.factor < short.factor
+    with pytest.raises(ValueError, match=r"^scafflix: convex: None is not mu_i"):
+        made(on, "theory", 3, ALPHA, longer=True, smooth=known.smooth)
+
+
 @pytest.mark.parametrize(
     ("optimizer", "steps", "line"),
     [
@@ -187,12 +203,31 @@ def test_a_configuration_takes_the_rate_of_theory(configured):
     assert check(configured, "here").algorithm.rate == 0.1
 
 
+def test_a_configuration_takes_the_steps_of_theory(configured):
+    configured["algorithm"] |= {"steps": "theory", "longer": True}
+    configured["model"]["l2"] = 0.05
+    built = build(check(configured, "here"))
+    assert built.smoothness is not None
+    wanted = local_training.scafflix(0.5, built.smoothness, longer=True).steps
+    keys = jax.random.split(jax.random.key(0), 4000)
+    params = built.model.init(jax.random.key(0))
+    joins = fb.Aggregate(((), (params, jnp.ones(()))), jnp.ones(()), jnp.int32(1))
+    drawn = jax.vmap(lambda key: built.algorithm.start(params, joins, None, key))(keys)
+    # Four deviations of the mean of 4,000 geometric numbers are 6 percent.
+    np.testing.assert_allclose(drawn[0].extra.local.mean(), wanted, rtol=0.07)
+    configured["model"]["l2"] = 0.0
+    with pytest.raises(ConfigError, match="scafflix: theory needs convexity of every"):
+        build(check(configured, "here"))
+
+
 @pytest.mark.parametrize(
     ("table", "options", "line"),
     [
         ("algorithm", {"batch_size": 4}, 'batch_size: is 4; theory needs "all" there'),
         ("algorithm", {"schedule": {"name": "constant", "unit": "round"}},
          "schedule: a schedule is not a constant rate"),
+        ("algorithm", {"steps": "theory", "rate": 0.1},
+         'steps: "theory" goes with rate = "theory" of flix_locodl and scafflix'),
         ("algorithm", {"steps": [2, 1]},
          "steps: [2, 1] is not a whole number of at least 1"),
     ],

@@ -1,6 +1,6 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""Scafflix and LoCoDL in NumPy, from their papers' pseudo-code, on quadratics.
+"""Scafflix, LoCoDL and TAMUNA in NumPy, from their papers' pseudo-code, on quadratics.
 
 ``f_i(x) = 1/2 x^T A_i x - b_i^T x``. Coins and compressors are arguments: a coin for
 every step, and a function from (communication, client, vector) to what is received.
@@ -82,3 +82,26 @@ def locodl(slopes, central_slope, x, gamma, p, coins, compress, omega_av, wider)
         v = v + step * mean
         number += 1
         yield np.stack(x), y, np.stack(u), v
+
+
+def tamuna(slopes, x, gamma, p, chi, rounds):
+    """TAMUNA of arXiv:2302.09832: the model and h_i after every round.
+
+    A round is (local steps, masks by member): each entry is in s of the masks. With all
+    clients in every round it is CompressedScaffnew of arXiv:2210.13277.
+    """
+    bar, h = np.array(x, np.float64), [np.zeros(len(x)) for _ in slopes]
+    for local, masks in rounds:
+        hat = {}
+        for i in masks:
+            hat[i] = bar.copy()
+            for _ in range(local):
+                hat[i] = hat[i] - gamma * slopes[i](hat[i]) + gamma * h[i]
+        after = np.zeros_like(bar)
+        for k in range(len(bar)):
+            chosen = [hat[i][k] for i in masks if masks[i][k]]
+            after[k] = sum(chosen) / len(chosen)
+        for i, mask in masks.items():
+            h[i] = h[i] + p * chi / gamma * mask * (after - hat[i])
+        bar = after
+        yield bar, np.stack(h)

@@ -50,19 +50,21 @@ from fedblend.batches import per_client
 from fedblend.checks import (
     ALPHA,
     COUNT,
+    FLAG,
     FUNCTION,
+    NOT_NEGATIVE,
     POSITIVE,
     ByClient,
     by_client,
     gate,
 )
 from fedblend.core import Algorithm, Loss, PyTree, Up
-from fedblend.errors import UserError
 from fedblend.local import Work, descend_times, is_theory, own_rates
 from fedblend.losses import gradient
 from fedblend.mixing import MIXING, Mixing
 from fedblend.registry import SOLVES, algorithm
 from fedblend.solvers import SOLVER, Solver
+from fedblend.theory.local_training import scafflix_rates
 
 
 class ScafflixClient(NamedTuple):
@@ -73,14 +75,16 @@ class ScafflixClient(NamedTuple):
     new: jax.Array
 
 
-@algorithm(new_client=SOLVES, theory=True, own_rates=True)
+@algorithm(new_client=SOLVES, theory=True, own_rates=True, coin=True)
 @gate(
     loss=FUNCTION,
     work=own_rates,
     alpha=ALPHA,
     mix=MIXING,
     personal=SOLVER,
+    longer=FLAG,
     smooth=by_client(POSITIVE),
+    convex=by_client(NOT_NEGATIVE),
 )
 def scafflix(
     loss: Loss,
@@ -89,7 +93,9 @@ def scafflix(
     alpha: ByClient,
     mix: Mixing = mixing.parameters,
     personal: Solver,
+    longer: bool = False,
     smooth: ByClient | None = None,
+    convex: ByClient | None = None,
 ) -> Algorithm:
     """FLIX by local steps with control variates, as many as a common coin says.
 
@@ -97,18 +103,20 @@ def scafflix(
         loss: ``loss(params, rows) -> losses[rows]``; takes a ``Blend`` if ``mix``
             makes one.
         work: gamma_i, the constant rates of steps on f_i: a number, an array over
-            clients, or "theory" for 1/smooth; the mean number of local steps in a
+            clients, or "theory"; the mean number of local steps in a
             round, the same for all clients; the rows of a step.
         alpha: weight of the shared model in [0, 1]; a number, or an array over clients.
         mix: ``mixing.parameters`` or ``mixing.outputs``.
         personal: how x_i* is found, from ``fedblend.solvers``.
+        longer: "theory" stands for 2/(L_i + mu_i), up to which the proof of
+            ``theory.local_training`` holds, and not for the paper's 1/L_i.
         smooth: L_i, for the weights of x_avg and theory's rates; a number, or an array
             over clients; None where they are unknown.
+        convex: mu_i, for ``longer``; likewise.
     """
-    if is_theory(work.optimizer) and smooth is None:
-        raise UserError("scafflix: smooth", smooth, 'L_i, for the rate "theory"')
     known: Any = 1.0 if smooth is None else smooth
-    rates = 1 / known if is_theory(work.optimizer) else work.optimizer
+    own = is_theory(work.optimizer)
+    rates = scafflix_rates(smooth, convex, longer) if own else work.optimizer
     p = 1 / COUNT("scafflix: work: steps", work.steps)
     plain = scaffnew(loss, work._replace(optimizer=1.0))
 

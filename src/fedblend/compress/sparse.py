@@ -161,6 +161,46 @@ def perm_k(clients: int) -> Callable[[Key], Compressor]:
     return compressor
 
 
+@gate(clients=COUNT, copies=COUNT)
+def dealt(clients: int, copies: int, seed: jax.Array) -> Compressor:
+    """Every entry at ``copies`` of n clients, which scale it by n/copies.
+
+    The entries are dealt out in order, each ``copies`` times, to clients in the random
+    order of a seed that all know: each set of ``copies`` clients is equally likely to
+    have an entry. Unbiased with omega = n/copies - 1. Clients send values only, as many
+    each; zeros fill up where n does not divide copies times dim.
+
+    Args:
+        clients: n, the number of clients, all of whom take part.
+        copies: how many clients send each entry.
+        seed: the data of a key, the same for all clients of a round.
+    """
+
+    def places(client: jax.Array, dim: int) -> jax.Array:
+        order = jax.random.permutation(jax.random.wrap_key_data(seed), clients)
+        room = -(-copies * dim // clients)
+        return (order[client] + clients * jnp.arange(room)) // copies
+
+    def compress(vector: jax.Array, key: Key, shard: Shard | None) -> Block:
+        assert shard is not None
+        index = places(shard.id, len(vector))
+        values = vector.at[index].get(mode="fill", fill_value=0)
+        return Block(values * (clients / copies), ClientId(shard.id))
+
+    def decompress(payload: Block, dim: int) -> jax.Array:
+        zeros = jnp.zeros(dim, payload.values.dtype)
+        index = places(payload.place.id, dim)
+        return zeros.at[index].set(payload.values, mode="drop")
+
+    return Compressor(
+        compress,
+        decompress,
+        omega=lambda dim: clients / copies - 1,
+        name=f"dealt({clients}, {copies})",
+        clients=clients,
+    )
+
+
 def _check(k: int, dim: int, name: str) -> None:
     if k > dim:
         raise ValueError(f"{name}: k = {k} is not between 1 and the {dim} entries")

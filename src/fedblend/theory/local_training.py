@@ -2,21 +2,34 @@
 # SPDX-License-Identifier: Apache-2.0
 """Local steps that need fewer communications: rates, probabilities, and what they buy.
 
-Scaffnew, Scafflix and LoCoDL communicate when a coin of probability p says so, and
-minimize FLIX's f~ exactly. Each has a Lyapunov function Psi that a local step shrinks
-by a factor ``1 - zeta`` in expectation. With ``l_i = alpha_i^2 L_i``, ``m_i = alpha_i^2
-mu_i`` and ``c(gamma, L, mu) = 1 - max(|1 - gamma mu|, |1 - gamma L|)^2``::
+Scaffnew, Scafflix, LoCoDL and CompressedScaffnew communicate when a coin of probability
+p says so, and minimize FLIX's f~ exactly. Each has a Lyapunov function Psi that a local
+step shrinks by a factor ``1 - zeta`` in expectation. With ``l_i = alpha_i^2 L_i``,
+``m_i = alpha_i^2 mu_i`` and ``c(gamma, L, mu) = 1 - max(|1 - gamma mu|, |1 - gamma
+L|)^2``::
 
     Scaffnew   one rate 1/max l_i             zeta = min(min c(rate, l_i, m_i), p^2)
     Scafflix   rates gamma_i = 1/L_i of f_i   zeta = min(min c(gamma_i, L_i, mu_i), p^2)
     LoCoDL     one rate gamma                 zeta = min(c, p^2 rho/(1 + 2 omega))
                rho = 1/(1 + omega_av)         (one mask for all: 1 + omega in place)
+    CompressedScaffnew, one rate              zeta = min(c, p^2 eta (s-1)/(n-1))
+               eta = n (s-1)/(s (n-1))        each entry from s of n clients
 
 with the Lyapunov functions, h_i* and u_i* being gradients at the minimizer x*::
 
     Scafflix   sum_i alpha_i^2/gamma_i |x_i - x*|^2 + gamma_i/p^2 |h_i - h_i*|^2
     LoCoDL     1/gamma (sum_i |x_i - x*|^2 + n |y - x*|^2)
                + gamma (1 + 2 omega)/(p^2 rho) (sum_i |u_i - u_i*|^2 + n |v - v*|^2)
+    CompressedScaffnew  1/gamma sum_i |x_i - x*|^2
+               + gamma (n-1)/(p^2 eta (s-1)) sum_i |h_i - h_i*|^2
+
+The last one is proved as follows, entry by entry. Let ``y_i = xhat_i - x*``, m their
+mean, ``V = sum |y_i - m|^2``, ``e_i = h_i - h_i*`` and ``a = (s-1)/(n-1)``. The mean of
+s of n numbers without replacement, xbar, has ``n E|xbar - x*|^2 = n |m|^2 + (1 - eta)
+V``, and ``E sum q_i |xbar - xhat_i|^2 = a V``, ``E q_i (xbar - xhat_i) = a (m - y_i)``.
+As ``sum e_i = 0``, a communication makes Psi, in expectation, ``sum
+|y_i|^2/gamma - 2/p sum <e_i, y_i> + gamma/(p^2 eta a) sum |e_i|^2``: the terms with V
+cancel for this eta. That is Scaffnew's with another weight of the controls.
 
 *A round* is one communication and the steps before it, geometric(p) of them. The papers
 count steps: ``(1 - zeta)^t`` after t steps, pt of which communicate on average; that is
@@ -38,15 +51,26 @@ from every f~_i to g, or comes on top of the server's loss.
 
 Reference: Mishchenko, Malinovsky, Stich, Richtárik, ICML 2022, arXiv:2202.09357
 (Scaffnew); Yi, Condat, Richtárik, arXiv:2305.13170 (Scafflix); Condat, Maranjyan,
-Richtárik, ICLR 2025, arXiv:2403.04348 (LoCoDL).
+Richtárik, ICLR 2025, arXiv:2403.04348 (LoCoDL); Condat, Agarský, Richtárik, 2026,
+arXiv:2210.13277 (CompressedScaffnew).
 """
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedblend.checks import COUNT, NOT_NEGATIVE, POSITIVE, gate, optional, words
+from fedblend.checks import (
+    COUNT,
+    FLAG,
+    NOT_NEGATIVE,
+    POSITIVE,
+    Number,
+    gate,
+    optional,
+    words,
+)
+from fedblend.errors import UserError
 from fedblend.theory.bounds import Curve, one_shot, start_distance
 from fedblend.theory.constants import (
     Mixture,
@@ -66,8 +90,8 @@ class LocalTraining(NamedTuple):
     ``rates`` are the steps gamma_i of f_i (Scafflix) or of f~_i (all others), one for
     every client; ``steps`` is 1/p, the mean number of local steps of a round. A step
     multiplies the expected Psi by ``1 - contraction``, a round by ``factor``.
-    ``relaxation`` is LoCoDL's rho, ``dual`` its P^2/p^2 and ``moved`` as in the text of
-    this module.
+    ``relaxation`` is LoCoDL's rho and ``moved`` as in the text of this module; ``dual``
+    is P^2/p^2, 1 for Scaffnew and Scafflix.
     """
 
     rates: np.ndarray
@@ -105,8 +129,10 @@ def scaffnew(alpha, smoothness: Smoothness, steps: int | None = None) -> LocalTr
     return _with_coin(rates, parts, convex, steps, "scaffnew")
 
 
-@gate(**KNOWN, steps=optional(COUNT))
-def scafflix(alpha, smoothness: Smoothness, steps: int | None = None) -> LocalTraining:
+@gate(**KNOWN, steps=optional(COUNT), longer=FLAG)
+def scafflix(
+    alpha, smoothness: Smoothness, steps: int | None = None, *, longer: bool = False
+) -> LocalTraining:
     """Scafflix, with a rate ``1/L_i`` of its own for each client.
 
     Clients with alpha_i = 0 take no part in what is shared, and do not count.
@@ -114,11 +140,12 @@ def scafflix(alpha, smoothness: Smoothness, steps: int | None = None) -> LocalTr
     Args:
         alpha: the weight of the shared model, a number or one for every client.
         smoothness: of all f_i.
-        steps: 1/p; None for about ``sqrt(max L_i/mu_i)``.
+        steps: 1/p; None for about ``sqrt(max L_i/mu_i)``, half of that if longer.
+        longer: rates ``2/(L_i + mu_i)``, the longest that c allows.
     """
     shares = squared_alpha(alpha, smoothness) > 0
     _positive(float(shares.max()), "scafflix", "alpha of some client")
-    rates = 1 / smoothness.smooth
+    rates = scafflix_rates(smoothness.smooth, smoothness.convex, longer)
     chosen = rates[shares], smoothness.smooth[shares], smoothness.convex[shares]
     return _with_coin(*chosen, steps, "scafflix")._replace(rates=rates)
 
@@ -174,12 +201,77 @@ def locodl(
     )
 
 
+def scafflix_rates(smooth: Any, convex: Any, longer: bool) -> Any:
+    """The rates 1/L_i of Scafflix, or 2/(L_i + mu_i)."""
+    if smooth is None:
+        raise UserError("scafflix: smooth", smooth, 'L_i, for the rate "theory"')
+    if longer and convex is None:
+        raise UserError("scafflix: convex", convex, "mu_i, for longer rates")
+    return 2 / (smooth + convex) if longer else 1 / smooth
+
+
 def relaxed(omega: float, clients: int, masks: str = "own") -> tuple[float, float]:
     """The factor rho of LoCoDL, and ``P^2/p^2 = rho/(1 + 2 omega)``; see ``locodl``."""
     if masks == "one":
         return 1 / (1 + omega), 1 / (1 + omega) ** 2
     relaxation = 1 / (1 + omega / clients)
     return relaxation, relaxation / (1 + 2 * omega)
+
+
+@gate(**KNOWN, copies=Number(whole=True, least=2), steps=optional(COUNT))
+def compressed_scaffnew(
+    alpha, smoothness: Smoothness, copies: int, *, steps: int | None = None
+) -> LocalTraining:
+    """CompressedScaffnew on f~, with one rate ``2/(max l_i + min m_i)``.
+
+    Args:
+        alpha: the weight of the shared model, a number or one for every client.
+        smoothness: of all f_i.
+        copies: s, how many clients send each entry.
+        steps: 1/p; None for about ``sqrt(kappa s/n)``, where c is P^2.
+    """
+    parts = smoothness_of_parts(alpha, smoothness)
+    convex = squared_alpha(alpha, smoothness) * smoothness.convex
+    name = "compressed_scaffnew"
+    least = _positive(float(convex.min()), name, "convexity of every f_i mixed")
+    rate = 2 / (float(parts.max()) + least)
+    dual = dealt_scales(len(parts), copies)[1]
+    primal = _shrinks(rate, float(parts.max()), least)
+    whole = steps or _whole(math.sqrt(dual / primal))
+    return LocalTraining(
+        rates=np.full(len(parts), rate),
+        steps=whole,
+        contraction=min(primal, dual / whole**2),
+        factor=1 - per_round(1 / whole, math.sqrt(dual) / whole, primal),
+        dual=dual,
+    )
+
+
+def dealt_scales(clients: int, copies: int) -> tuple[float, float]:
+    """The factor eta of CompressedScaffnew, and ``P^2/p^2 = eta (s - 1)/(n - 1)``."""
+    if not 2 <= copies <= clients:
+        allowed = f"from 2 to {clients}, the number of clients"
+        raise UserError("compressed_scaffnew: copies", copies, allowed)
+    part = (copies - 1) / (clients - 1)
+    eta = clients / copies * part
+    return eta, eta * part
+
+
+@gate(clients=COUNT, dim=COUNT, up=NOT_NEGATIVE, down=NOT_NEGATIVE)
+def cheapest_copies(
+    clients: int, dim: int, *, up: float = 1.0, down: float = 1.0
+) -> int:
+    """The s of CompressedScaffnew that is cheapest, by the prices of a number each way.
+
+    A round costs ``up ceil(s d/n) + down d``, and theory needs some ``sqrt(kappa)/P``
+    rounds for the p at which P^2 is c.
+    """
+
+    def cost(copies: int) -> float:
+        price = up * math.ceil(copies * dim / clients) + down * dim
+        return price / math.sqrt(dealt_scales(clients, copies)[1])
+
+    return min(range(2, clients + 1), key=cost)
 
 
 def _with_coin(rates, smooth, convex, steps: int | None, name: str) -> LocalTraining:
@@ -216,14 +308,15 @@ def scafflix_bound(chosen: LocalTraining, known: Mixture) -> Curve:
 
 
 def scaffnew_bound(chosen: LocalTraining, known: Mixture) -> Curve:
-    """The same of Scaffnew on f~, where ``gamma_i = alpha_i^2 rate``."""
+    """The same of Scaffnew, also compressed, on f~: ``gamma_i = alpha_i^2 rate``."""
     parts = smoothness_of_parts(known.alpha, known.smoothness)
     return _bound(chosen, known, 1 / chosen.rates, chosen.rates * parts)
 
 
 def _bound(chosen: LocalTraining, known: Mixture, weights, reach) -> Curve:
     noise = known.clients * float(reach.max()) * known.L_alpha * known.V
-    start = start_distance(known) + noise / (chosen.p**2 * float(weights.sum()))
+    scale = chosen.p**2 * chosen.dual * float(weights.sum())
+    start = start_distance(known) + noise / scale
     return Curve(known.L_alpha / 2 * start, chosen.factor, 0.0, one_shot(known))
 
 

@@ -37,8 +37,9 @@ is omega, and ``1 + omega`` takes the place of ``1 + 2 omega``.
 
 Where this differs from the paper: communications are given, not steps; 1/p is whole;
 steps may be of minibatches. The server's loss as g, and one mask for all, are ours.
-A client whose answer is lost leaves the duals with a mean that is not 0, and a run with
-a shared model that is off by as much.
+A lost answer is never made up for, unlike in ``scaffnew`` and ``scafflix``: the mean of
+the duals is not 0 again, and with one mask the client goes on from a wrong y. All
+answers have to arrive; a federation on nodes stops where one is missing.
 
 Reference: Condat, Maranjyan, Richtárik, "LoCoDL: communication-efficient distributed
 learning with local training and compression", ICLR 2025, arXiv:2403.04348.
@@ -97,9 +98,19 @@ def locodl(
     if compressor.omega is None or (one and not compressor.masks):
         allowed = "rand_k, for one mask" if one else "an unbiased compressor"
         raise UserError("locodl: compressor", compressor, allowed, compressor.name)
+    if central is None and moved == 0:
+        allowed = "above 0, as a problem without a central loss needs"
+        raise UserError("locodl: moved", moved, allowed)
     g = None if central is None else weighted(central, weights)
     settings = Settings(loss, work, rate, p, compressor, clients, moved, masks, g)
-    needs = Needs(everyone=True, mean=True, uniform=True, weights="uniform", whole=one)
+    needs = Needs(
+        everyone=True,
+        mean=True,
+        uniform=True,
+        weights="uniform",
+        whole=one,
+        clients=clients,
+    )
     return Algorithm(
         **client_half.functions(settings),
         **server_half.functions(settings),

@@ -1,0 +1,86 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""LoCoDL on FLIX: local steps, compressed messages and personal mixtures, exactly.
+
+The problem is that of ``flix``, with x_i* the client's own minimizer of f_i::
+
+    min over shared of  1/n sum_i f_i(alpha_i shared + (1 - alpha_i) x_i*)
+
+``locodl`` solves it on the clients' losses at their mixtures, whose convexity is
+``alpha_i^2 mu_i``; half of the smallest of these is a good ``moved``. With alpha = 1 it
+is LoCoDL from the mean of all x_i*.
+
+Where this differs from the paper: it is on the objective of FLIX, which is ours.
+
+Reference: Condat, Maranjyan, Richtárik, "LoCoDL: communication-efficient distributed
+learning with local training and compression", ICLR 2025, arXiv:2403.04348.
+"""
+
+from functools import partial
+from typing import Any
+
+from fedblend.algorithms.flix import flix
+from fedblend.algorithms.locodl import locodl
+from fedblend.checks import (
+    ALPHA,
+    COUNT,
+    POSITIVE,
+    ByClient,
+    by_client,
+    gate,
+    words,
+)
+from fedblend.compress.compressor import COMPRESSOR, Compressor
+from fedblend.core import Algorithm, Loss
+from fedblend.local import WORK, Work
+from fedblend.registry import SOLVES, algorithm
+from fedblend.solvers import SOLVER, Solver
+
+
+@algorithm(new_client=SOLVES, theory=True, coin=True, encodes=True)
+@gate(
+    **WORK,
+    alpha=ALPHA,
+    personal=SOLVER,
+    compressor=COMPRESSOR,
+    clients=COUNT,
+    moved=POSITIVE,
+    masks=words("own", "one"),
+    smooth=by_client(POSITIVE),
+)
+def flix_locodl(
+    loss: Loss,
+    work: Work,
+    *,
+    alpha: ByClient,
+    personal: Solver,
+    compressor: Compressor,
+    clients: int,
+    moved: float,
+    masks: str = "own",
+    smooth: ByClient | None = None,
+) -> Algorithm:
+    """LoCoDL on the mixtures of the shared model and each client's own.
+
+    Args:
+        loss: ``loss(params, rows) -> losses[rows]``.
+        work: the constant rate of the local steps; the mean number of local steps in a
+            round, the same for all clients; the rows of a step.
+        alpha: weight of the shared model in [0, 1]; a number, or an array over clients.
+        personal: how x_i* is found, from ``fedblend.solvers``.
+        compressor: unbiased compressor of every client's difference.
+        clients: n, the number of clients.
+        moved: see ``locodl``.
+        masks: see ``locodl``.
+        smooth: L_i, for the weights of x_avg; None where they are unknown.
+    """
+    method = partial(
+        locodl,
+        work=work,
+        compressor=compressor,
+        clients=clients,
+        moved=moved,
+        masks=masks,
+    )
+    known: Any = 1.0 if smooth is None else smooth
+    return flix(loss, method, alpha=alpha, local=personal, smooth=known)
