@@ -3,9 +3,9 @@
 """Ways to choose alpha for every client, compared by what they gain and whom they harm.
 
 ``collect`` trains APFL at all alphas, training alone, and the ways that learn alpha, on
-one federation, and saves what every row of every client contributed: rows held out in K
+one federation, and saves what models say of every client's rows: rows held out in K
 folds, and test rows of the models trained on all rows. ``decide`` makes every choice
-from these files in seconds and writes the table of docs/results/choose.md.
+from these files in seconds and prints the table of docs/alpha.md, with intervals.
 
     python benchmarks/nobody_harmed.py collect out --sets digits mnist2 --seeds 0 1 2
     python benchmarks/nobody_harmed.py decide out --seeds 0 1 2
@@ -33,7 +33,7 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from scipy.stats import binom
+from scipy.stats import binom, t
 
 import fedblend as fb
 from fedblend.data.folds import folds
@@ -42,7 +42,7 @@ from fedblend.simulation.choose import GUARD
 from fedblend.simulation.simulate import RunSpec, set_up
 from fedblend.simulation.train_alone import of_best_length, prolonged, trying
 
-GRID = (0.0, 0.25, 0.5, 0.75, 0.9, 1.0)
+GRID = (0.0, 0.25, 0.5, 0.65, 0.75, 0.85, 0.9, 1.0)
 """The alphas that are tried."""
 
 
@@ -184,28 +184,40 @@ SETS = {
 RATES = {"digits": 0.1, "synthetic": 0.03, "cancer": 0.1}
 """The rate of all models, where it is not 0.3."""
 ROUNDS = 50
+SIX = [0, *(1 + GRID.index(alpha) for alpha in (0, 0.25, 0.5, 0.75, 0.9, 1))]
+"""Training alone and a coarser grid."""
+EVERY = list(range(1 + len(GRID)))
 
 
-def by_row(run, split, metric):
-    """[replicas, clients, rows], NaN where there is no row."""
-    return np.stack([np.asarray(of[split]["personal"][metric]) for of in run.by_row])
+def outputs_of(model, run, shards):
+    """What the models of a run say of rows, [replicas, clients, rows, classes]."""
+    clients = range(len(shards.counts))
+    models = run.personal_models(clients)
+    if run.replicas is None:
+        models = [jax.tree.map(lambda leaf: leaf[None], one) for one in models]
+    models = jax.tree.map(lambda *leaves: np.stack(leaves, axis=1), *models)
+    most = max(shards.counts)
+    rows = [np.asarray(shards.rows(client)[0]) for client in clients]
+    rows = [np.resize(of, (most, *of.shape[1:])) for of in rows]
+    found = jax.jit(jax.vmap(jax.vmap(model.apply), (0, None)))(models, np.stack(rows))
+    return np.asarray(found, np.float16)
 
 
-def compact(values):
-    """What rows contributed, in few bytes."""
-    right, loss = values
-    return {
-        "right": np.where(np.isnan(right), 2, right).astype(np.uint8),
-        "loss": np.minimum(loss, 30).astype(np.float16),
-    }
+def labels_of(shards):
+    """[clients, rows], -1 where there is no row."""
+    found = np.full((len(shards.counts), max(shards.counts)), -1, np.int16)
+    for client, row in enumerate(found):
+        labels = np.asarray(shards.rows(client)[1])
+        row[: len(labels)] = labels
+    return found
 
 
-def collect(name, seed, number):
+def collect(name, seed, number, learned):
     """Everything that a way to choose may look at, and the test rows of all models."""
     rng = np.random.default_rng([seed, *name.encode()])
-    data, outputs = SETS[name](rng)
+    data, classes = SETS[name](rng)
     shape = data.train.examples[0].shape[1:]
-    model = fb.models.build("softmax", shape, outputs)
+    model = fb.models.build("softmax", shape, classes)
     loss = fb.losses.cross_entropy(model.apply)
     work = fb.Work(RATES.get(name, 0.3), steps=10, batch_size=10)
     measure = {
@@ -214,193 +226,209 @@ def collect(name, seed, number):
     }
     key = jax.random.key(seed)
     grid = np.array(GRID, np.float32)
+    parts = folds(data, number)
+    fold_key = jax.numpy.stack([key] * number)
+    alone = fb.local_only(loss, work)
 
     def apfl(alpha, **way):
         return fb.apfl(loss, work, alpha=alpha, **{"learn": "fixed", **way})
 
-    def trained(algorithm, on, splits, rounds=ROUNDS, **more):
+    def trained(algorithm, on, rounds=ROUNDS, key=key, **more):
         run = fb.simulate(
-            algorithm,
-            model.init,
-            on,
-            more.pop("key", key),
-            rounds=rounds,
-            every=max(rounds, 1),
-            measure=measure,
-            splits=splits,
-            **more,
+            algorithm, model.init, on, key, rounds=rounds, every=max(rounds, 1), **more
         )
         return run.complete()
 
-    def rows_of(run, split):
-        return by_row(run, split, "accuracy"), by_row(run, split, "loss")
-
-    parts = folds(data, number)
-    fold_key = jax.numpy.stack([key] * number)
-    alone = fb.local_only(loss, work)
     spec = RunSpec(alone, model.init, parts, fold_key, ROUNDS, measure=measure)
     trial = trying(spec, "accuracy")
     for _ in prolonged(trial, "accuracy", ROUNDS):
         pass
     rounds = of_best_length(set_up(spec), trial, "accuracy", ROUNDS).rounds
-    own_folds = trained(alone, parts, ["validation"], rounds, key=fold_key)
-    own = trained(alone, data, ["test"], rounds)
-    mixed_folds = trained(
+
+    def both(on, shards):
+        """Training alone first, then all alphas."""
+        runs = trained(alone, on, rounds), trained(apfl, on, over=grid)
+        return np.concatenate([outputs_of(model, run, shards) for run in runs])
+
+    own = trained(alone, parts, rounds, fold_key)
+    mixed = trained(
         apfl,
         [part for part in parts for _ in grid],
-        ["validation"],
         key=jax.numpy.stack([key] * (number * len(grid))),
         over=jax.numpy.tile(grid, number),
     )
-    mixed = trained(apfl, data, ["test"], over=grid)
-    half = data.holding_out(0.25)
-    split = trained(apfl, half, ["validation", "test"], over=grid)
-    own_split = trained(alone, half, ["validation", "test"], rounds)
-    learned = {
-        "eq10": trained(apfl(0.5, learn="step"), data, ["test"]),
-        "eq10_slow": trained(apfl(0.5, learn="step", alpha_rate=0.01), data, ["test"]),
-        "held_out": trained(
-            apfl(0.5, learn="step", alpha_rate=0.01, held_out=0.2), data, ["test"]
-        ),
+    crossed = []
+    for fold, part in enumerate(parts):
+        here = np.arange(len(grid)) + fold * len(grid)
+        first = outputs_of(model, own, part.validation)[[fold]]
+        crossed.append(
+            np.concatenate([first, outputs_of(model, mixed, part.validation)[here]])
+        )
+    found = {
+        "alone_rounds": rounds,
+        "counts": data.train.counts,
+        "fold_outputs": np.concatenate(crossed, axis=2),
+        "fold_labels": np.concatenate([labels_of(p.validation) for p in parts], axis=1),
+        "test_outputs": both(data, data.test),
+        "test_labels": labels_of(data.test),
     }
-
-    def arms(a, b):
-        """Training alone first, then all alphas."""
-        return [np.concatenate(pair) for pair in zip(a, b, strict=True)]
-
-    def cross(run, replicas):
-        """[arms, clients, folds x rows]."""
-        found = []
-        for values in rows_of(run, "validation"):
-            values = values.reshape(number, replicas, *values.shape[1:])
-            found.append(np.concatenate(list(values), axis=-1))
+    if not learned:
         return found
-
-    groups = {
-        "fold": arms(cross(own_folds, 1), cross(mixed_folds, len(grid))),
-        "test": arms(rows_of(own, "test"), rows_of(mixed, "test")),
-        "split": arms(rows_of(own_split, "validation"), rows_of(split, "validation")),
-        "split_test": arms(rows_of(own_split, "test"), rows_of(split, "test")),
+    half = data.holding_out(0.25)
+    ways = {
+        "eq10": {"alpha_rate": 0.01},
+        "held_out": {"alpha_rate": 0.01, "held_out": 0.2},
     }
-    for way, run in learned.items():
-        groups[way] = list(rows_of(run, "test"))
-    return {
-        f"{group}_{kind}": values
-        for group, pair in groups.items()
-        for kind, values in compact(pair).items()
-    } | {"alone_rounds": rounds, "counts": data.train.counts, "grid": grid}
+    return found | {
+        "split_outputs": both(half, half.validation),
+        "split_labels": labels_of(half.validation),
+        "split_test_outputs": both(half, data.test),
+        **{
+            f"{way}_outputs": outputs_of(
+                model, trained(apfl(0.5, learn="step", **options), data), data.test
+            )
+            for way, options in ways.items()
+        },
+    }
 
 
 class Trained(NamedTuple):
-    """One federation of one seed: errors and losses of rows, [arms, clients, rows].
+    """One federation of one seed: what models say of rows, and the rows' labels.
 
-    The first arm is training alone, the last the shared model.
+    Outputs are [arms, clients, rows, classes], labels [clients, rows] with -1 where
+    there is no row. The first arm is training alone, the last the shared model.
     """
 
     folds: int
     counts: np.ndarray
-    errors: dict[str, np.ndarray]
-    losses: dict[str, np.ndarray]
+    outputs: dict[str, np.ndarray]
+    labels: dict[str, np.ndarray]
 
-    def means(self, group, of="errors"):
-        """Over the rows of every client; NaN without."""
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", RuntimeWarning)  # clients without rows
-            return np.nanmean(getattr(self, of)[group], axis=-1)
+    def errors(self, group):
+        """[arms, clients, rows], NaN where there is no row."""
+        return wrong(self.outputs[group], self.labels[group])
+
+    def losses(self, group):
+        """Likewise, cross entropies."""
+        outputs, labels = self.outputs[group].astype(np.float32), self.labels[group]
+        place = np.broadcast_to(np.maximum(labels, 0), outputs.shape[:-1])[..., None]
+        own = np.take_along_axis(outputs, place.astype(int), axis=-1)[..., 0]
+        whole = np.logaddexp.reduce(outputs, axis=-1)
+        return np.where(labels < 0, np.nan, whole - own)
+
+    def deploying(self, arms):
+        """Errors of test rows, [clients, rows], with one arm of each client."""
+        arms = np.broadcast_to(arms, len(self.counts))
+        return self.averaging(np.eye(1 + len(GRID))[arms])
+
+    def averaging(self, weights):
+        """The same with averages; outputs of a mean of linear models are the mean."""
+        mean = np.einsum("ca,acrk->crk", weights, self.outputs["test"], dtype=float)
+        return wrong(mean, self.labels["test"])
+
+
+def wrong(outputs, labels):
+    return np.where(labels < 0, np.nan, outputs.argmax(axis=-1) != labels)
 
 
 def read(path):
     raw = np.load(path)
-    errors, losses = {}, {}
-    for group in (key[:-6] for key in raw if key.endswith("_right")):
-        right = raw[f"{group}_right"].astype(float)
-        missing = right == 2
-        errors[group] = np.where(missing, np.nan, 1 - right)
-        losses[group] = np.where(missing, np.nan, raw[f"{group}_loss"].astype(float))
-    return Trained(int(path.stem.split("_")[1]), raw["counts"], errors, losses)
+    outputs, labels = (
+        {key.removesuffix(of): raw[key] for key in raw if key.endswith(of)}
+        for of in ("_outputs", "_labels")
+    )
+    for group in outputs:
+        labels.setdefault(group, labels["test"])
+    return Trained(int(path.stem.split("_")[1]), raw["counts"], outputs, labels)
 
 
 def least(costs):
     """The cheapest arm of every client; without rows, the cheapest for the others."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # clients without rows
+        costs = np.nanmean(costs, axis=-1)
     unknown = np.isnan(costs).all(axis=0)
     found = np.where(np.isnan(costs), np.inf, costs).argmin(axis=0)
     return np.where(unknown, np.nanmean(costs, axis=1).argmin(), found)
 
 
-def shrunk(guard):
-    def way(data):
-        errors = data.errors["fold"]
-        clients = []
-        for client, count in enumerate(data.counts):
-            rows = errors[:, client][:, ~np.isnan(errors[0, client])].T
-            fold = int(count // data.folds)
-            clients.append(shrinkage.Scores(rows, int(count) - fold, int(count)))
-        federation = shrinkage.learn(clients)
-        return np.array(
-            [
-                shrinkage.decide(
-                    shrinkage.posterior(one, federation), (0, len(errors) - 1), guard
-                ).arm
-                for one in clients
-            ]
-        )
+def decisions(data, guard=GUARD, arms=EVERY):
+    """What ``fb.choose`` decides among all arms, or some."""
+    errors, clients = data.errors("fold")[arms], []
+    for client, count in enumerate(data.counts):
+        rows = errors[:, client][:, ~np.isnan(errors[0, client])].T
+        fold = int(count // data.folds)
+        clients.append(shrinkage.Scores(rows, int(count) - fold, int(count)))
+    federation = shrinkage.learn(clients)
+    beliefs = [shrinkage.posterior(one, federation) for one in clients]
+    return [shrinkage.decide(one, (0, len(errors) - 1), guard) for one in beliefs]
 
-    return way
+
+def single(data, guard=GUARD, arms=EVERY):
+    chosen = [one.arm for one in decisions(data, guard, arms)]
+    return data.deploying(np.array(arms)[chosen])
+
+
+def averaged(data):
+    return data.averaging(np.stack([one.best for one in decisions(data)]))
 
 
 def one_split(data):
     """What a quarter of the rows chose, and models that never train on it."""
-    arms = 1 + least(data.means("split", "losses")[1:])
-    return data.errors["split_test"][arms, np.arange(len(arms))]
+    arms = 1 + least(data.losses("split")[1:])
+    return data.errors("split_test")[arms, np.arange(len(arms))]
 
 
 WAYS = {
-    "alone": lambda data: np.zeros(len(data.counts), int),
+    "alone": lambda data: data.deploying(0),
     **{
-        f"alpha {alpha:g}": lambda data, arm=arm: np.full(len(data.counts), arm)
+        f"alpha {alpha:g}": lambda data, arm=arm: data.deploying(arm)
         for arm, alpha in enumerate(GRID, start=1)
     },
+    "K folds by loss": lambda data: data.deploying(least(data.losses("fold"))),
+    "K folds by error": lambda data: data.deploying(least(data.errors("fold"))),
+    "one arm of six alphas, guarded": lambda data: single(data, arms=SIX),
+    "one arm, no guard": lambda data: single(data, 0.0),
+    "one arm, guarded": single,
+    "averaged": averaged,
+    "oracle": lambda data: data.deploying(least(data.errors("test"))),
+}
+LEARNED = {
     "one split, 25 % held out": one_split,
-    "eq. (10), rate of the models": lambda data: data.errors["eq10"][0],
-    "eq. (10), rate 0.01": lambda data: data.errors["eq10_slow"][0],
-    "held-out rows, rate 0.01": lambda data: data.errors["held_out"][0],
-    "K folds by loss": lambda data: least(data.means("fold", "losses")),
-    "K folds by error": lambda data: least(data.means("fold")),
-    "shrunk, no guard": shrunk(0.0),
-    "shrunk, guarded": shrunk(GUARD),
-    "oracle": lambda data: least(data.means("test")),
+    "eq. (10), rate 0.01": lambda data: data.errors("eq10")[0],
+    "held-out rows, rate 0.01": lambda data: data.errors("held_out")[0],
 }
 FIXED = [name for name in WAYS if name.startswith("alpha")]
+ROUNDING = 1e-9
+HALVES = 10
+"""How often test rows are halved."""
 
 
-def judged(data, chosen):
-    """Of every client: accuracy, harm in three ways, and how sure it is."""
-    test = data.errors["test"]
-    clients = np.arange(test.shape[1])
-    own = test[chosen, clients] if chosen.ndim == 1 else chosen
+def judged(data, own):
+    """Of every client: accuracy, harm in two ways, and how sure it is."""
+    rivals = data.errors("test")[[0, -1]]
     draw = np.random.default_rng(0)
-    found = {name: np.zeros(len(clients)) for name in JUDGED}
-    for client in clients:
-        known = np.flatnonzero(~np.isnan(test[0, client]))
-        mine, rivals = own[client, known], test[[0, -1]][:, client, known]
-        gaps = mine - rivals
-        found["accuracy"][client] = 100 * (1 - mine.mean())
+    found = {name: np.zeros(len(own)) for name in JUDGED}
+    for client, mine in enumerate(own):
+        known = np.flatnonzero(~np.isnan(mine))
+        gaps = mine[known] - rivals[:, client, known]
+        found["accuracy"][client] = 100 * (1 - mine[known].mean())
         found["plain"][client] = 100 * max(gaps.mean(axis=1).max(), 0)
-        found["than_alone"][client] = 100 * max(gaps[0].mean(), 0)
-        halves = np.array_split(draw.permutation(len(known)), 2)
-        for one, other in (halves, halves[::-1]):
-            # One half says who the better rival is, and whether it is better; the
-            # other says by how much: what is chance in the first is not in the second.
-            rival = gaps[:, one].mean(axis=1).argmax()
-            if gaps[rival, one].mean() > 0:
-                found["harm"][client] += 50 * gaps[rival, other].mean()
+        for _ in range(HALVES):
+            halves = np.array_split(draw.permutation(len(known)), 2)
+            for one, other in (halves, halves[::-1]):
+                # One half says who the better rival is, and whether it is better; the
+                # other by how much: what is chance in the first is not in the second.
+                rival = gaps[:, one].mean(axis=1).argmax()
+                if gaps[rival, one].mean() > 0:
+                    found["harm"][client] += 50 * gaps[rival, other].mean() / HALVES
         sure = [binom.sf((gap > 0).sum() - 1, (gap != 0).sum(), 0.5) for gap in gaps]
         found["p_either"][client] = min(2 * min(sure), 1)
         found["p_both"][client] = max(sure)
     return found
 
 
-JUDGED = ("accuracy", "harm", "plain", "than_alone", "p_either", "p_both")
+JUDGED = ("accuracy", "harm", "plain", "p_either", "p_both")
 
 
 def discoveries(p):
@@ -426,11 +454,37 @@ def summary(seeds):
         "harm": float(every["harm"].mean()),
         "harm_error": float(every["harm"].std(ddof=1) / len(every["harm"]) ** 0.5),
         "harm_plain": float(every["plain"].mean()),
-        "harm_than_alone": float(every["than_alone"].mean()),
         "harmed": int(discoveries(every["p_either"]).sum()),
         "below_both": int(both.sum()),
         "clients": len(every["harm"]),
-        "means": [float(of["accuracy"].mean()) for of in seeds],
+    }
+
+
+def interval(differences):
+    """Of the mean over seeds, with 95 %, by the distribution of Student."""
+    values, number = np.asarray(differences), len(differences)
+    if number < 2:
+        return [float(values.mean()), float("nan")]
+    error = values.std(ddof=1) / number**0.5
+    return [float(values.mean()), float(t.ppf(0.975, number - 1) * error)]
+
+
+def against(seeds, fixed):
+    """The differences to the best fixed alpha, seed by seed, with their intervals.
+
+    ``excess`` is the harm less a quarter of that of the fixed alpha: the bar is 0.
+    """
+
+    def of(measure):
+        pairs = zip(seeds, fixed, strict=True)
+        return interval([measure(own) - measure(other) for own, other in pairs])
+
+    pairs = zip(seeds, fixed, strict=True)
+    excess = [own["harm"].mean() - other["harm"].mean() / 4 for own, other in pairs]
+    return {
+        "mean": of(lambda one: one["accuracy"].mean()),
+        "worst_tenth": of(lambda one: worst_tenth(one["accuracy"])),
+        "excess": interval(excess),
     }
 
 
@@ -439,11 +493,13 @@ def verdict(ours, fixed):
     harms = fixed["harmed"] > 0 or fixed["harm"] > 2 * fixed["harm_error"]
     return {
         "harm": bool(not harms or ours["harm"] <= fixed["harm"] / 4),
-        "harm, plain": bool(not harms or ours["harm_plain"] <= fixed["harm_plain"] / 4),
         "below both": ours["below_both"] == 0,
-        "mean": ours["mean"] >= fixed["mean"] - 0.2,
-        "worst tenth": ours["worst_tenth"] >= fixed["worst_tenth"] - 0.5,
+        "mean": ours["mean"] >= fixed["mean"] - 0.2 - ROUNDING,
+        "worst tenth": ours["worst_tenth"] >= fixed["worst_tenth"] - 0.5 - ROUNDING,
     }
+
+
+COMPARED = ("one arm, guarded", "averaged")
 
 
 def decide(folder, sets, seeds, number):
@@ -453,28 +509,30 @@ def decide(folder, sets, seeds, number):
         trained = [read(path) for path in paths if path.exists()]
         if not trained:
             continue
-        each = {
-            way: summary([judged(data, choose(data)) for data in trained])
-            for way, choose in WAYS.items()
+        learned = all("split" in data.outputs for data in trained)
+        ways = WAYS | LEARNED if learned else WAYS
+        raw = {
+            way: [judged(data, deployed(data)) for data in trained]
+            for way, deployed in ways.items()
         }
+        each = {way: summary(of) for way, of in raw.items()}
         best = max(FIXED, key=lambda way: each[way]["mean"])
-        verdicts = {
-            way: verdict(each[way], each[best]) for way in WAYS if way.startswith("shr")
-        }
-        found[name] = {"seeds": len(trained), "best": best, "ways": each} | verdicts
+        found[name] = {"seeds": len(trained), "best": best, "ways": each}
         print(f"\n### {name}: {len(trained)} seeds, best fixed: {best}\n")
-        print(
-            "| way | mean | worst tenth | harm | plain | than alone | harmed | both |"
-        )
-        print("|---|---|---|---|---|---|---|---|")
+        print("| way | mean | worst tenth | harm | plain | harmed | both |")
+        print("|---|---|---|---|---|---|---|")
         for way, row in each.items():
             print(
                 f"| {way} | {row['mean']:.2f} | {row['worst_tenth']:.2f} | "
                 f"{row['harm']:.3f} ({row['harm_error']:.3f}) | "
-                f"{row['harm_plain']:.3f} | {row['harm_than_alone']:.3f} | "
-                f"{row['harmed']} | {row['below_both']} |"
+                f"{row['harm_plain']:.3f} | {row['harmed']} of {row['clients']} | "
+                f"{row['below_both']} |"
             )
-        print("\nbar:", verdicts["shrunk, guarded"])
+        for way in COMPARED:
+            gaps, held = against(raw[way], raw[best]), verdict(each[way], each[best])
+            found[name][way] = {"against": gaps, "bar": held}
+            said = (f"{key} {a:+.3f} +- {b:.3f}" for key, (a, b) in gaps.items())
+            print(f"\n{way}: {', '.join(said)}\nbar: {held}")
     (folder / f"decided_{number}.json").write_text(json.dumps(found, indent=1))
 
 
@@ -485,18 +543,19 @@ def main():
     parser.add_argument("--sets", nargs="+", default=list(SETS), choices=list(SETS))
     parser.add_argument("--seeds", nargs="+", type=int, default=[0])
     parser.add_argument("--folds", type=int, default=5)
+    parser.add_argument("--learned", action="store_true", help="also learned alphas")
     asked = parser.parse_args()
     asked.folder.mkdir(parents=True, exist_ok=True)
     jax.config.update("jax_compilation_cache_dir", str(asked.folder / "compiled"))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
     if asked.stage == "collect":
-        for name in asked.sets:
-            for seed in asked.seeds:
+        for seed in asked.seeds:
+            for name in asked.sets:
                 path = asked.folder / f"{name}_{asked.folds}_{seed}.npz"
                 if path.exists():
                     continue
                 begin = time.time()
-                found = collect(name, seed, asked.folds)
+                found = collect(name, seed, asked.folds, asked.learned)
                 partial = path.with_suffix(".part.npz")
                 np.savez_compressed(partial, **found)
                 partial.rename(path)

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import fedblend as fb
+from fedblend.simulation.average_arms import can_average, keeps_the_bound
 from fedblend.simulation.choose import GUARD, REASONS, finite_arms
 from fedblend.simulation.cross_validate import Arm
 
@@ -94,11 +95,53 @@ def test_what_is_deployed_is_trained_on_all_rows():
     )
     np.testing.assert_allclose(own.personal(1), trained.personal(1), rtol=1e-4)
     for client in range(ALIKE + 2):
-        arm = found.arms[found.chosen[client]]
-        np.testing.assert_array_equal(found.personal(client), arm.personal(client))
+        models = np.stack([arm.personal(client) for arm in found.arms])
+        average = found.decisions[client].best @ models
+        np.testing.assert_allclose(found.personal(client), average, rtol=1e-5)
+    test = federated_data().test
+    assert test is not None
+    inputs, targets = test.rows(0)
+    squares = (inputs @ np.asarray(found.personal(0)) - targets) ** 2
+    assert found.deployed_test is not None
+    assert found.deployed_test[0] == pytest.approx(squares.mean(), rel=1e-5)
     assert found.test is not None
     expected = again.measured[0]["test"]["personal"]["mse"]
     np.testing.assert_allclose(found.test[2], expected, rtol=1e-3)
+
+
+def in_folds(metric, scale=1.0):
+    """Whether averages keep the bound; ``scale`` exaggerates what arms cost."""
+    found = chosen()
+    arms = [
+        arm._replace(costs=[scale * rows for rows in arm.costs]) for arm in found.arms
+    ]
+    parts = fb.data.folds(federated_data(), 4)
+    return keeps_the_bound(arms, found.weights, parts, metric)
+
+
+def test_averages_are_measured_in_the_folds():
+    """Squared errors are convex, so averages keep the bound; half of it is too little.
+
+    The metric that is large wherever a model is no arm's own is one that averages
+    break, as those of networks may.
+    """
+    assert ((chosen().weights > 0).sum(axis=1) > 1).any()
+    assert in_folds(MEASURE["mse"])
+    assert not in_folds(MEASURE["mse"], scale=0.5)
+    barrier = dataclasses.replace(
+        MEASURE["mse"], fn=lambda model, batch: MEASURE["mse"](model, batch) + 1e3
+    )
+    assert not in_folds(barrier)
+    sure = chosen()._replace(weights=np.eye(4)[chosen().chosen])
+    np.testing.assert_array_equal(
+        sure.personal(2), sure.arms[sure.chosen[2]].personal(2)
+    )
+
+
+def test_models_of_other_shapes_or_of_whole_numbers_are_not_averaged():
+    assert can_average([jnp.ones(2), jnp.zeros(2)])
+    assert not can_average([jnp.ones(2), jnp.ones(3)])
+    assert not can_average([(jnp.ones(2), jnp.arange(3))] * 2)
 
 
 def test_who_shares_and_why():
@@ -168,6 +211,9 @@ def test_an_arm_that_diverged_is_nobodys_choice():
         ({"key": jax.random.split(KEY)}, "key: 2 keys; a choice is made for one seed"),
         ({"references": ["2"]}, "references: '2' is not one of 0, 0.5, 1"),
         ({"references": []}, "references:"),
+        ({"references": "0"}, "^references: '0' is not a list of names$"),
+        ({"key": 3}, "^key: int is not a key of JAX; write jax.random.key"),
+        ({"build": {}}, "^build: {} is not a mapping with an algorithm or more$"),
         (
             {"measure": {"auc": fb.metrics.auc(lambda p, x: x @ p)}},
             "by: 'auc' is no mean over rows",

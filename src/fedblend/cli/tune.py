@@ -163,8 +163,9 @@ def _print_choice(found: "Choice") -> None:
     for arm, name in enumerate(found.names):
         means = (_mean(validated[arm]), _mean(test[arm]))
         table.add_row(name, *means, f"{int((found.chosen == arm).sum())}")
-    own = test[found.chosen, np.arange(len(found.chosen))]
-    table.add_row("its own", "", _mean(own), f"{len(found.chosen)}")
+    own = found.deployed_test
+    own = "-" if own is None else _mean(own)
+    table.add_row("its average", "", own, f"{len(found.chosen)}")
     console = screen.console()
     console.print(
         f"mean {found.metric} over clients, on rows that a fold held out and on test "

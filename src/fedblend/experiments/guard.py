@@ -63,9 +63,12 @@ def _with_alone(config: Config) -> Config:
 
 
 def alphas_of(found: Choice) -> np.ndarray:
-    """Every client's alpha; 0 for training alone."""
-    by_arm = [0.0 if name == ALONE else float(name) for name in found.names]
-    return np.array(by_arm)[found.chosen]
+    """Every client's alpha, the mean by its weights; 0 if training alone is best."""
+    own = np.array([name == ALONE for name in found.names])
+    by_arm = np.array([0.0 if name == ALONE else float(name) for name in found.names])
+    weights = np.where(own, 0.0, found.weights)
+    means = weights @ by_arm / np.maximum(weights.sum(axis=1), 1e-12)
+    return np.where(own[found.chosen], 0.0, means)
 
 
 def write(config: Config, found: Choice, out: Path) -> None:

@@ -7,7 +7,8 @@ Validation rows held out for good cost more than they tell, so that every client
 cross-validates its own training rows: K folds of all arms are replicas of one
 simulation, and models that are deployed are trained on all rows. What K folds tell of
 single clients is little; ``shrinkage`` combines it with what they tell of the
-federation, and decides. Test rows are measured and not looked at.
+federation. A client deploys the average of all arms' models, by the probability of each
+to be best (``average_arms``). Test rows are measured and not looked at.
 
 Arms are the alphas of a grid or several methods, and training alone, for a number of
 rounds of its own (``train_alone``) that all folds choose together.
@@ -28,6 +29,12 @@ from fedblend.data.folds import folds as split_folds
 from fedblend.errors import UserError
 from fedblend.metrics import Measure, Metric, as_metrics
 from fedblend.simulation import shrinkage
+from fedblend.simulation.average_arms import (
+    keeps_the_bound,
+    mean_model,
+    measured,
+    models_of,
+)
 from fedblend.simulation.cross_validate import (
     Arm,
     by_alpha,
@@ -36,13 +43,14 @@ from fedblend.simulation.cross_validate import (
     trained_alone,
 )
 from fedblend.simulation.shrinkage import Decision, Federation, Scores
-from fedblend.simulation.simulate import RunSpec
+from fedblend.simulation.simulate import RunSpec, check_key
 
-GRID = (0.0, 0.25, 0.5, 0.75, 0.9, 1.0)
+GRID = (0.0, 0.25, 0.5, 0.65, 0.75, 0.85, 0.9, 1.0)
 """The alphas that are tried by default."""
 FOLDS = 5
 GUARD = 0.5
-"""What one point of expected harm counts, in points of the expected metric."""
+"""What one point of expected harm counts, in points of the expected metric, for the
+single arm of a client."""
 WEIGHT = Number(least=0)
 REASONS = {
     "own rows": "better on its own rows than what is best for clients of its size",
@@ -50,13 +58,15 @@ REASONS = {
     "guard": "another arm has the better mean, and more risk of harm",
     "no rows": "too few rows to cross-validate, so the best for clients of its size",
 }
-"""Why a client deploys its arm."""
+"""Why an arm is the single one of a client."""
 
 
 class Choice(NamedTuple):
     """What every client deploys, and why.
 
-    ``chosen`` are places in ``arms``, over clients. ``decisions`` have every client's
+    ``weights``, [clients, arms], are those of the average that a client deploys.
+    ``chosen`` are places in ``arms``, over clients: the single best arm, with all the
+    weight where models cannot be averaged. ``decisions`` have every client's
     beliefs: expected costs of all arms, expected harm, the chance of each to be best.
     ``reasons`` are keys of ``REASONS``. ``common`` is the arm of the best mean over
     clients. ``references`` are the arms against which harm counts. ``federation`` is
@@ -64,6 +74,7 @@ class Choice(NamedTuple):
     """
 
     arms: tuple[Arm, ...]
+    weights: np.ndarray
     chosen: np.ndarray
     common: int
     decisions: tuple[Decision, ...]
@@ -97,9 +108,18 @@ class Choice(NamedTuple):
             return None
         return np.stack([arm.test(self.metric) for arm in self.arms])
 
+    @property
+    def deployed_test(self) -> np.ndarray | None:
+        """The metric of what clients deploy, on test rows; None without."""
+        data = self.federated_data
+        if data.test is None:
+            return None
+        metric = self.arms[0].run.evidence.metrics[self.metric]
+        return measured(map(self.personal, range(data.clients)), data.test, metric)
+
     def personal(self, client: int) -> PyTree:
-        """The model that a client deploys, trained on all its rows."""
-        return self.arms[self.chosen[client]].personal(client)
+        """The model that a client deploys, an average of models of all its rows."""
+        return mean_model(models_of(self.arms, client), self.weights[client])
 
 
 def choose(
@@ -134,7 +154,8 @@ def choose(
             alpha. Of algorithms by name give both, such as ["alone", "fedavg"].
         by: the measure that decides, a mean over rows; the first if None.
         folds: number of folds.
-        guard: what expected harm counts beside the expected metric; 0 for nothing.
+        guard: what expected harm counts beside the expected metric, for the single arm;
+            0 for nothing.
         options: what else ``simulate`` takes, such as ``cohort``.
 
     Example:
@@ -181,8 +202,11 @@ def choose_arms(
     """``choose``, of what it hands to ``simulate`` as one value."""
     data = FEDERATED_DATA("federated_data", spec.federated_data)
     WEIGHT("guard", guard)
+    check_key(spec.key)
     if spec.key.ndim:
         raise ValueError(f"key: {len(spec.key)} keys; a choice is made for one seed")
+    if isinstance(references, str):
+        raise UserError("references", references, "a list of names")
     metric = _deciding(spec.measure, by)
     parts = split_folds(data, SEVERAL("folds", folds))
     if not parts[0].validates:
@@ -193,15 +217,21 @@ def choose_arms(
         spec, every=max(spec.rounds, 1), measure_on=range(data.clients)
     )
     found = [] if alone is None else [trained_alone(spec, alone, parts, metric)]
+    if alphas is None and not spec.algorithm:
+        raise UserError("build", spec.algorithm, "a mapping with an algorithm or more")
     if alphas is None:
         found += by_name(spec, parts, metric)
     else:
         found += by_alpha(spec, parts, metric, alphas)
     named = _references([arm.name for arm in found], alphas is not None, references)
     usable = finite_arms(found, named)
-    return _decided(
+    found = _decided(
         usable, named, data, folds, guard, metric, cost_sign(spec.measure[metric])
     )
+    best = np.stack([decision.best for decision in found.decisions])
+    if keeps_the_bound(usable, best, parts, spec.measure[metric]):
+        return found._replace(weights=best)
+    return found
 
 
 def _decided(
@@ -213,7 +243,7 @@ def _decided(
     metric: str,
     sign: int,
 ) -> Choice:
-    """The decision of every client, from the costs of all arms."""
+    """The decision of every client for one arm, from the costs of all."""
     clients = [
         Scores(
             np.stack([arm.costs[client] for arm in arms], axis=1),
@@ -233,9 +263,11 @@ def _decided(
     unseen = [client._replace(costs=client.costs[:0]) for client in clients]
     by_size = [decide(client).unguarded for client in unseen]
     means = np.mean([decision.expected for decision in decisions], axis=0)
+    chosen = np.array([decision.arm for decision in decisions])
     return Choice(
         arms=tuple(arms),
-        chosen=np.array([decision.arm for decision in decisions]),
+        weights=np.eye(len(arms))[chosen],
+        chosen=chosen,
         common=int(means.argmin()),
         decisions=decisions,
         reasons=tuple(map(_reason, clients, decisions, by_size)),

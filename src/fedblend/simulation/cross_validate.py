@@ -44,6 +44,18 @@ class Arm(NamedTuple):
     run: Run
     replica: int | None = None
     """Which replica of the run it is."""
+    crossed: Run | None = None
+    """The run of models that lack a fold."""
+    replicas: Sequence[int] = ()
+    """Which replicas of that run they are, fold by fold."""
+
+    def run_of(self, fold: int | None) -> Run:
+        """The run that has the models of all rows, or those without a fold."""
+        return self.run if fold is None or self.crossed is None else self.crossed
+
+    def replica_of(self, fold: int | None) -> int | None:
+        """Its place in that run."""
+        return self.replica if fold is None else self.replicas[fold]
 
     def personal(self, client: int) -> PyTree:
         """The model of a client, trained on all its rows."""
@@ -60,7 +72,7 @@ def by_alpha(spec: RunSpec, parts: Folds, metric: str, alphas: Any) -> list[Arm]
     """All folds of all alphas as one run, and all alphas on all rows as another."""
     grid = np.unique(np.asarray(ALPHAS("alphas", alphas), np.float64))
     number = len(parts) * len(grid)
-    crossed = _in_folds(
+    crossed, costs = _in_folds(
         dataclasses.replace(
             spec,
             federated_data=[part for part in parts for _ in grid],
@@ -71,7 +83,14 @@ def by_alpha(spec: RunSpec, parts: Folds, metric: str, alphas: Any) -> list[Arm]
     )
     run = _on_all_rows(dataclasses.replace(spec, over=jnp.asarray(grid, float)))
     return [
-        Arm(f"{alpha:g}", _joined(crossed[place :: len(grid)]), run, place)
+        Arm(
+            f"{alpha:g}",
+            _joined(costs[place :: len(grid)]),
+            run,
+            place,
+            crossed,
+            range(place, number, len(grid)),
+        )
         for place, alpha in enumerate(grid)
     ]
 
@@ -81,7 +100,7 @@ def by_name(spec: RunSpec, parts: Folds, metric: str) -> list[Arm]:
     methods: Any = spec.algorithm
     each = [dataclasses.replace(spec, algorithm=of) for of in methods.values()]
     return [
-        Arm(name, _joined(_in_folds(_of_folds(own, parts), metric)), _on_all_rows(own))
+        _arm(name, _of_folds(own, parts), own, metric)
         for name, own in zip(methods, each, strict=True)
     ]
 
@@ -98,7 +117,14 @@ def trained_alone(spec: RunSpec, alone: Algorithm, parts: Folds, metric: str) ->
         dataclasses.replace(one, rounds=rounds, every=max(rounds, 1))
         for one in (crossed, own)
     )
-    return Arm(ALONE, _joined(_in_folds(crossed, metric)), _on_all_rows(own))
+    return _arm(ALONE, crossed, own, metric)
+
+
+def _arm(name: str, in_folds: RunSpec, on_all_rows: RunSpec, metric: str) -> Arm:
+    """An arm with runs of its own."""
+    crossed, costs = _in_folds(in_folds, metric)
+    run = _on_all_rows(on_all_rows)
+    return Arm(name, _joined(costs), run, None, crossed, range(len(costs)))
 
 
 def _of_folds(spec: RunSpec, parts: Folds) -> RunSpec:
@@ -106,13 +132,13 @@ def _of_folds(spec: RunSpec, parts: Folds) -> RunSpec:
     return dataclasses.replace(spec, federated_data=parts, key=key)
 
 
-def _in_folds(spec: RunSpec, metric: str) -> list[Costs]:
-    """The costs of every replica's clients on their held-out rows, one by one."""
+def _in_folds(spec: RunSpec, metric: str) -> tuple[Run, list[Costs]]:
+    """The run, and costs of every replica's clients on held-out rows, one by one."""
     decides = {metric: spec.measure[metric]}
     on = dataclasses.replace(spec, measure=decides, splits=["validation"])
     run, counts = set_up(on).complete(), spec.federations[0].splits["validation"].counts
     sign = cost_sign(spec.measure[metric])
-    return [
+    costs = [
         [
             sign * np.asarray(rows[:count], np.float64)
             for rows, count in zip(
@@ -121,6 +147,7 @@ def _in_folds(spec: RunSpec, metric: str) -> list[Costs]:
         ]
         for of in run.by_row
     ]
+    return run, costs
 
 
 def _joined(parts: Sequence[Costs]) -> Costs:

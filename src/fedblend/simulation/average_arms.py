@@ -1,0 +1,118 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""The models of several arms, averaged: what a client deploys that is not sure.
+
+Folds rarely tell which arm is best for a client. To take the likeliest is to bet on it;
+the mean of all models, each weighted by the probability that it is best, loses less
+when the bet is wrong::
+
+    model_i = sum over arms a of P(a is best for i) model_ia
+
+With a loss that is convex in the parameters, as that of linear models, Jensen's
+inequality bounds what it costs by the mean of what the models cost. Networks give no
+such promise, but their arms start at the same point and see the same batches. So the
+bound is measured: the same means of the models of each fold, on the rows that the fold
+held out. Where they cost more than the bound, mean over clients, nobody averages.
+"""
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedblend import trees
+from fedblend.batches import everything
+from fedblend.core import PyTree, Shard
+from fedblend.data.federated import Shards
+from fedblend.metrics import Metric
+from fedblend.simulation.cross_validate import Arm, Folds, cost_sign
+
+ROUNDING = 1e-6
+"""What equal models may seem to cost more, by rounding."""
+
+
+def mean_model(models: Sequence[PyTree], weights: np.ndarray) -> PyTree:
+    """The mean, of models with weight; a single one remains what it is.
+
+    >>> mean_model([jnp.ones(2), jnp.zeros(2)], np.array([0.25, 0.75])).tolist()
+    [0.25, 0.25]
+    """
+    used = np.flatnonzero(weights)
+    if len(used) == 1:
+        return models[used[0]]
+
+    def mean(*leaves):
+        stacked = jnp.stack([leaves[place] for place in used])
+        return jnp.tensordot(jnp.asarray(weights[used], stacked.dtype), stacked, 1)
+
+    return jax.tree.map(mean, *models)
+
+
+def models_of(arms: Sequence[Arm], client: int, fold: int | None = None) -> list:
+    """The models of all arms for a client, of all rows or without a fold."""
+    runs = {id(arm.run_of(fold)): arm.run_of(fold) for arm in arms}
+    found = {key: run.personal(client) for key, run in runs.items()}
+    return [
+        trees.take(found[id(arm.run_of(fold))], place)
+        if (place := arm.replica_of(fold)) is not None
+        else found[id(arm.run_of(fold))]
+        for arm in arms
+    ]
+
+
+def measured(models: Iterable[PyTree], shards: Shards, metric: Metric) -> np.ndarray:
+    """The metric of every client's model on its rows; NaN without rows."""
+    here = dataclasses.replace(shards, examples=jax.device_put(shards.examples))
+    return np.array(
+        [_value(metric, model, here.shard(i)) for i, model in enumerate(models)]
+    )
+
+
+@partial(jax.jit, static_argnums=0)
+def _value(metric: Metric, model: PyTree, shard: Shard) -> jax.Array:
+    return metric(model, everything(shard))
+
+
+def keeps_the_bound(
+    arms: Sequence[Arm], weights: np.ndarray, parts: Folds, metric: Metric
+) -> bool:
+    """Whether averages cost no more than their models do on average.
+
+    A client sends one number, what its average costs beyond that; the mean decides.
+
+    Args:
+        arms: whose models are averaged.
+        weights: [clients, arms].
+        parts: the folds.
+        metric: which decides.
+    """
+    if not can_average(models_of(arms, 0)):
+        return False
+    held = [part.splits["validation"] for part in parts]
+    found = [
+        measured(
+            (
+                mean_model(models_of(arms, client, fold), own)
+                for client, own in enumerate(weights)
+            ),
+            rows,
+            metric,
+        )
+        for fold, rows in enumerate(held)
+    ]
+    costs = cost_sign(metric) * np.mean(found, axis=0)
+    beyond = [
+        costs[client] - weights[client] @ [arm.costs[client].mean() for arm in arms]
+        for client in np.flatnonzero(held[0].counts)
+    ]
+    return bool(np.mean(beyond) <= ROUNDING)
+
+
+def can_average(models: Sequence[PyTree]) -> bool:
+    """Whether models are the same trees of numbers that are not whole."""
+    shapes = {str(jax.tree.map(jnp.shape, one)) for one in models}
+    kinds = [jnp.result_type(leaf) for leaf in jax.tree.leaves(list(models))]
+    return len(shapes) == 1 and all(jnp.issubdtype(one, jnp.floating) for one in kinds)
