@@ -22,7 +22,8 @@ import jax
 import numpy as np
 
 import fedblend as fb
-from fedblend_reproductions.board.network import Convolution, Precision, network
+from fedblend.models.convolution import Way
+from fedblend_reproductions.board.network import Precision, network
 
 RATE, BATCH, ROUNDS, STEPS = 0.005, 10, 2000, 262
 
@@ -31,7 +32,7 @@ class Case(NamedTuple):
     """What is timed."""
 
     algorithm: str = "fedavg"
-    convolution: Convolution = "patches"
+    convolution: Way = "patches"
     precision: Precision = "tf32"
     replicas: int = 3
     uneven: bool = False
@@ -44,14 +45,14 @@ CASES = (
     Case(precision="bfloat16"),
     Case(replicas=9),
     Case(convolution="columns", precision="bfloat16"),
-    Case(convolution="grouped"),
+    Case(convolution="direct"),
     Case(algorithm="apfl"),
     Case(precision="float32"),
     Case(replicas=1),
     Case(uneven=True, replicas=9),
     Case(uneven=True, replicas=9, chunk=5),
     Case(replicas=9, precision="bfloat16"),
-    Case(convolution="grouped", replicas=1),
+    Case(convolution="direct", replicas=1),
     Case(algorithm="apfl", precision="bfloat16", replicas=9),
 )
 """In order of importance."""

@@ -144,7 +144,10 @@ def test_the_halves_of_fedems_test_rows_are_alike(monkeypatch):
 @pytest.mark.parametrize("name", METHODS)
 def test_every_method_can_be_set_up(name):
     """Traced, not compiled; a rate changes no shape."""
-    places = [Place(TINY, METHODS[name], 4, rate, 0) for rate in TINY.rates]
+    method = METHODS[name]
+    if "body" in method.options:  # the layers of another network
+        method = method._replace(options={"body": ["hidden"]})
+    places = [Place(TINY, method, 4, rate, 0) for rate in TINY.rates]
     run = runs.set_up(places, tiny_data())
     assert run.replicas == 2
     json.dumps(METHODS[name].options)
@@ -218,6 +221,39 @@ def test_a_stopped_run_goes_on_bit_for_bit(measured, tmp_path, monkeypatch):
     for path, cell in cells.all_cells(tmp_path):
         whole = cells.read(measured / path.relative_to(tmp_path))
         assert [cell[name] for name in names] == [whole[name] for name in names]
+
+
+def test_a_run_stops_where_no_replica_has_patience_left(tmp_path, tiny, monkeypatch):
+    """The first replica stands still from round 2 on, the second from round 4 on."""
+    looked = []
+
+    def right_rows(run, counts):
+        looked.append(run.round)
+        best = [min(run.round, last) for last in (2, 4)[: run.replicas]]
+        return np.stack([np.full(counts.shape, number) for number in best])
+
+    monkeypatch.setattr(runs, "right_rows", right_rows)
+    places = [Place(TINY, METHODS["local_only"], 8, 0.3, seed, 2) for seed in (0, 1)]
+    plan = runs.Plan(tmp_path, None, [0, 1], patience=2)
+    first, second = runs.measure(places, tiny_data(), plan)
+    assert looked == [2, 4, 6]
+    assert first["curve"]["rounds"] == [2, 4]
+    assert second["curve"]["rounds"] == [2, 4, 6]
+    stored = list(cells.all_cells(tmp_path))
+    assert [line for path, cell in stored for line in cells.check(path, cell)] == []
+    found = [cell for _, cell in stored]
+    assert row_of(TINY, METHODS["local_only"], 8, found) is None
+    assert row_of(TINY, METHODS["local_only"], 8, found, patience=2) is not None
+    assert "### Tiny: 8 rounds, or until none was better for 2" in page.page(found)
+
+
+def test_patience_counts_rounds_without_a_better_one_by_any_choice():
+    """Validation rows get better until round 2, test rows until round 6."""
+    correct = np.array([[[3], [1]], [[4], [1]], [[4], [1]], [[2], [2]], [[2], [2]]])
+    looks = [1, 2, 4, 6, 8]
+    assert protocol.stops_at(correct, looks, 2) == 3
+    assert protocol.stops_at(correct, looks, 3) is None
+    assert protocol.stops_at(np.delete(correct, 2, axis=0), [1, 2, 6, 8], 2) == 4
 
 
 def test_other_settings_are_refused_in_one_line(measured, tmp_path):

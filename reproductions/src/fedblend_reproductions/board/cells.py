@@ -34,17 +34,22 @@ Cell = dict[str, Any]
 
 
 class Place(NamedTuple):
-    """What distinguishes a cell from others."""
+    """What distinguishes a cell from others.
+
+    With a ``patience`` a run has fewer rounds where it stops early, see ``protocol``.
+    """
 
     task: Task
     method: Method
     rounds: int
     rate: float
     seed: int
+    patience: int = 0
 
     @property
     def settings(self) -> dict[str, Any]:
         """All that the cell's numbers depend on, as plain values."""
+        early = {"patience": self.patience} if self.patience else {}
         return plain(
             {
                 "task": self.task.name,
@@ -56,12 +61,14 @@ class Place(NamedTuple):
                 "rounds": self.rounds,
                 "every": self.task.every(self.rounds),
                 "seed": self.seed,
+                **early,
             }
         )
 
     def path(self, folder: Path) -> Path:
         """Where the cell is stored."""
-        name = f"{self.method.name}-rounds{self.rounds}-rate{self.rate:g}"
+        early = f"-patience{self.patience}" if self.patience else ""
+        name = f"{self.method.name}-rounds{self.rounds}{early}-rate{self.rate:g}"
         return folder / self.task.name / f"{name}-seed{self.seed}.json"
 
 
@@ -171,7 +178,8 @@ def check(path: Path, cell: Cell) -> list[str]:
     task, method = TASKS.get(stored["task"]), METHODS.get(stored["method"])
     if task is None or method is None:
         return [f"{path}: no such task or method: {stored['task']}, {stored['method']}"]
-    place = Place(task, method, stored["rounds"], stored["rate"], stored["seed"])
+    early = stored.get("patience", 0)
+    place = Place(task, method, stored["rounds"], stored["rate"], stored["seed"], early)
     problems = []
     if stored != place.settings:
         names = _differing(stored, place.settings)

@@ -27,6 +27,13 @@ def board(
         int | None,
         typer.Option(help="Rounds of each run; those of the published table if none."),
     ] = None,
+    patience: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            help="Stop a run where no round was better for so many; 0 for never.",
+        ),
+    ] = 0,
     budget: Annotated[
         float | None, typer.Option(help="Seconds after which to stop; resumable.")
     ] = None,
@@ -96,7 +103,7 @@ def board(
         _check(folder)
         return
     deadline = float("inf") if budget is None else time.monotonic() + budget
-    plan = runs.Plan(folder, rounds, numbers, not honest_only, deadline)
+    plan = runs.Plan(folder, rounds, numbers, not honest_only, patience, deadline)
     rows = [(task, method) for task in chosen for method in methods]
     pairs = [pair for pair in rows if pair[1].name not in pair[0].skips][first::step]
     data, stopped = {}, False

@@ -6,68 +6,29 @@
 parameters for 28x28 and 10 classes. Weights and biases start as PyTorch's layers do,
 uniform within ``1 / sqrt(inputs of a unit)``.
 
-Many clients are trained by a ``vmap`` over images *and* weights, which turns a plain
-convolution into a grouped one. ``CONVOLUTIONS`` has three ways to write the same
-convolution: "grouped" is that one; "patches" is one matrix product over 25 shifted
-copies of the image; "columns" makes 5 copies, shifted across, and sums 5 products over
-the rows of the kernel, with a fifth of the memory.
+Many clients are trained by a ``vmap`` over images *and* weights;
+``fedblend.models.convolution`` has the ways to write a convolution for that.
 """
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Literal
 
 import jax
 import jax.numpy as jnp
 
 from fedblend.core import Key
+from fedblend.models.convolution import Way
+from fedblend.models.convolution import convolution as convolution_by
 from fedblend.models.feedforward import Affine, Cnn, Kernel, flatten, pool
 from fedblend.models.model import Model, of_halves
 
-Convolution = Literal["grouped", "patches", "columns"]
 Precision = Literal["float32", "tf32", "bfloat16"]
 
 KERNEL, CHANNELS, HIDDEN, FEATURES = 5, (32, 64), 512, 4 * 4 * 64
 ROWS = 256
 """Rows that are computed at once."""
-
-
-def _grouped(images: jax.Array, weight: jax.Array, product: Callable) -> jax.Array:
-    del product
-    return jax.lax.conv_general_dilated(
-        images, weight, (1, 1), "VALID", dimension_numbers=("NHWC", "HWIO", "NHWC")
-    )
-
-
-def _patches(images: jax.Array, weight: jax.Array, product: Callable) -> jax.Array:
-    high, wide, channels, outputs = weight.shape
-    rows, columns = images.shape[1] - high + 1, images.shape[2] - wide + 1
-    shifted = [
-        images[:, down : down + rows, right : right + columns]
-        for down in range(high)
-        for right in range(wide)
-    ]
-    flat = weight.reshape(high * wide * channels, outputs)
-    return product(jnp.concatenate(shifted, axis=-1), flat)
-
-
-def _columns(images: jax.Array, weight: jax.Array, product: Callable) -> jax.Array:
-    high, wide, channels, outputs = weight.shape
-    rows, columns = images.shape[1] - high + 1, images.shape[2] - wide + 1
-    across = [images[:, :, right : right + columns] for right in range(wide)]
-    joined = jnp.concatenate(across, axis=-1)
-    flat = weight.reshape(high, wide * channels, outputs)
-    total = product(joined[:, :rows], flat[0])
-    for down in range(1, high):
-        total += product(joined[:, down : down + rows], flat[down])
-    return total
-
-
-CONVOLUTIONS: dict[Convolution, Callable[..., jax.Array]] = {
-    "grouped": _grouped,
-    "patches": _patches,
-    "columns": _columns,
-}
 
 
 def _product(precision: Precision) -> Callable[[jax.Array, jax.Array], jax.Array]:
@@ -87,7 +48,7 @@ def _product(precision: Precision) -> Callable[[jax.Array, jax.Array], jax.Array
 
 
 def network(
-    convolution: Convolution = "patches",
+    convolution: Way = "patches",
     precision: Precision = "tf32",
     classes: int = 10,
 ) -> Model:
@@ -95,10 +56,11 @@ def network(
 
     Args:
         convolution: how the convolutions are computed.
-        precision: of matrix products; "grouped" has that of JAX in all cases.
+        precision: of matrix products; "direct" has that of JAX in all cases.
         classes: number of scores.
     """
-    convolve, product = CONVOLUTIONS[convolution], _product(precision)
+    product = _product(precision)
+    convolve = partial(convolution_by, way=convolution, product=product)
     first, second = CHANNELS
 
     def init(key: Key) -> Cnn:
@@ -123,7 +85,7 @@ def network(
     def hidden(params: Cnn, here: jax.Array) -> jax.Array:
         for layer in params[:2]:
             # Pooling commutes with adding a bias and with ReLU: both are cheaper after.
-            here = pool(convolve(here, layer.weight, product))
+            here = pool(convolve(here, layer.weight))
             here = jax.nn.relu(_biased(here, layer.bias))
         here = flatten(here, jnp.float32)
         here = _biased(product(here, params.hidden.weight.T), params.hidden.bias)

@@ -50,20 +50,23 @@ def page(cells: Sequence[Cell], more: Iterable[str] = ()) -> str:
             if cell["settings"]["task"] == task.name
             and cell["settings"]["seed"] != TUNING_SEED
         ]
-        shorter = {settings["rounds"] for settings in reported} - {task.rounds}
-        for rounds in (task.rounds, *sorted(shorter, reverse=True)):
-            lines += ["", *_table(task, rounds, cells)]
+        lengths = {(one["rounds"], one.get("patience", 0)) for one in reported}
+        others = lengths - {(task.rounds, 0)}
+        for length in ((task.rounds, 0), *sorted(others, reverse=True)):
+            lines += ["", *_table(task, *length, cells)]
     return "\n".join([*lines, "", *more]).rstrip() + "\n"
 
 
-def _table(task: Task, rounds: int, cells: Sequence[Cell]) -> list[str]:
+def _table(task: Task, rounds: int, patience: int, cells: Sequence[Cell]) -> list[str]:
     rows = {
-        name: row_of(task, method, rounds, cells)
+        name: row_of(task, method, rounds, cells, patience)
         for name, method in METHODS.items()
         if name not in task.skips
     }
     there = {name: row for name, row in rows.items() if row is not None}
     title = f"{task.title}: {rounds:,} rounds"
+    if patience:
+        title += f", or until none was better for {patience}"
     if rounds != task.rounds:
         title += f", the published table has {task.rounds:,}"
     lines = [f"### {title}", ""]
@@ -82,15 +85,16 @@ def _table(task: Task, rounds: int, cells: Sequence[Cell]) -> list[str]:
         if name not in ours:
             blank = [""] * (len(HEAD) - 3)
             lines.append(_joined([name, f"{number:.2f}", "not in fedblend", *blank]))
-    return lines + ([] if not there else ["", _source(task, rounds, cells)])
+    return lines + ([] if not there else ["", _source(task, rounds, patience, cells)])
 
 
-def _source(task: Task, rounds: int, cells: Sequence[Cell]) -> str:
+def _source(task: Task, rounds: int, patience: int, cells: Sequence[Cell]) -> str:
     own = [
         cell
         for cell in cells
         if cell["settings"]["task"] == task.name
         and cell["settings"]["rounds"] == rounds
+        and cell["settings"].get("patience", 0) == patience
     ]
     devices = ", ".join(sorted({cell["device"] for cell in own}))
     commits = ", ".join(sorted({(cell["commit"] or "unknown")[:8] for cell in own}))

@@ -19,6 +19,10 @@ reported seeds run with the rate that was chosen.
 *What choosing on test rows is worth* is the same procedure with both choices made on
 all of these rows, minus the honest number.
 
+*Patience*: a run may stop early, where none of these choices has found a better round
+for some rounds. What a run reports then is what it would report of all its rounds,
+unless it gets better again after that pause. PFLlib's program has such a rule too.
+
 A *paired interval* compares two methods: clients and seeds are drawn again with
 replacement, 95 % of the differences of accuracies lie within.
 """
@@ -55,6 +59,25 @@ def choose(correct: np.ndarray, rounds: Sequence[int]) -> dict[str, Any]:
             "correct": correct[look, reported].sum(axis=0).astype(int).tolist(),
         }
     return found
+
+
+def stops_at(correct: np.ndarray, rounds: Sequence[int], patience: int) -> int | None:
+    """The number of measurements after which a run stops early, or None.
+
+    Args:
+        correct: right rows, [measurements, 2 halves, clients].
+        rounds: of the measurements.
+        patience: rounds without a better one by any choice.
+    """
+    best, since = dict.fromkeys(CHOICES, -1), 0
+    for look, (here, number) in enumerate(zip(correct, rounds, strict=True)):
+        scores = {name: int(here[list(of)].sum()) for name, of in CHOICES.items()}
+        if any(scores[name] > best[name] for name in CHOICES):
+            best = {name: max(scores[name], best[name]) for name in CHOICES}
+            since = number
+        elif number - since >= patience:
+            return look + 1
+    return None
 
 
 def chosen_rates(tuning: Mapping[float, dict[str, Any]]) -> dict[str, float]:

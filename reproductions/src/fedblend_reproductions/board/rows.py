@@ -63,14 +63,15 @@ class Row(NamedTuple):
 
 
 def row_of(
-    task: Task, method: Method, rounds: int, cells: Sequence[Cell]
+    task: Task, method: Method, rounds: int, cells: Sequence[Cell], patience: int = 0
 ) -> Row | None:
-    """The row, or None where none of its reported runs exists."""
+    """The row of runs of this length, or None where none was reported."""
     own = [
         cell
         for cell in cells
         if cell["settings"]["task"] == task.name
         and cell["settings"]["method"] == method.name
+        and cell["settings"].get("patience", 0) == patience
     ]
     runs: dict[int, dict[float, Cell]] = {}
     tuning: dict[float, Cell] = {}

@@ -46,6 +46,7 @@ class Plan(NamedTuple):
         rounds: of the reported runs; None for those of the published table.
         seeds: that are reported.
         theirs: whether to run the published rate too where another one is chosen.
+        patience: rounds without a better one after which a run stops; 0 for never.
         deadline: on the clock of ``time.monotonic``; beyond it, stop.
         save_seconds: see ``SAVE_SECONDS``.
     """
@@ -54,6 +55,7 @@ class Plan(NamedTuple):
     rounds: int | None
     seeds: Sequence[int]
     theirs: bool = True
+    patience: int = 0
     deadline: float = float("inf")
     save_seconds: float = SAVE_SECONDS
 
@@ -65,9 +67,11 @@ def measure_row(task: Task, method: Method, data: FederatedData, plan: Plan) -> 
         OutOfTime: at the deadline.
         DataError: a finished cell has other settings.
     """
-    rounds = plan.rounds or task.rounds
+    rounds, early = plan.rounds or task.rounds, plan.patience
     short = task.tuning_rounds(rounds)
-    trials = [Place(task, method, short, rate, TUNING_SEED) for rate in task.rates]
+    trials = [
+        Place(task, method, short, rate, TUNING_SEED, early) for rate in task.rates
+    ]
     tuning = measure(trials, data, plan)
     found = {
         place.rate: cell["chosen"] for place, cell in zip(trials, tuning, strict=True)
@@ -76,7 +80,7 @@ def measure_row(task: Task, method: Method, data: FederatedData, plan: Plan) -> 
     if plan.theirs:
         wanted.add(task.rates[0])
     for rate in sorted(wanted):
-        places = [Place(task, method, rounds, rate, seed) for seed in plan.seeds]
+        places = [Place(task, method, rounds, rate, seed, early) for seed in plan.seeds]
         measure(places, data, plan)
 
 
@@ -94,7 +98,7 @@ def measure(places: Sequence[Place], data: FederatedData, plan: Plan) -> list[Ce
 
 def set_up(places: Sequence[Place], data: FederatedData) -> Run:
     """The simulation whose replicas are these places."""
-    task, method, rounds, _, _ = places[0]
+    task, method, rounds, *_ = places[0]
     model = method.form(task.model, data.train.examples[0].shape[1:])
     loss = fb.losses.cross_entropy(model.apply)
 
@@ -135,7 +139,7 @@ def simulate(places: Sequence[Place], data: FederatedData, plan: Plan) -> None:
     """
     if time.monotonic() > plan.deadline:
         raise OutOfTime
-    run, rounds = set_up(places, data), places[0].rounds
+    run, rounds, patience = set_up(places, data), places[0].rounds, places[0].patience
     counts = np.stack([data.splits[half].counts for half in HALVES])
     name = cells.digest([place.settings for place in places])
     saved = places[0].path(plan.folder).with_name(f"{name}.checkpoint")
@@ -146,25 +150,37 @@ def simulate(places: Sequence[Place], data: FederatedData, plan: Plan) -> None:
         history = [np.asarray(look) for look in json.loads(about["history"])]
         seconds = float(about["seconds"])
     last = time.monotonic()
+    ends: list[int | None] = [None] * len(places)
     for record in run:
         if record[0].round:
             history.append(right_rows(run, counts))
             seconds += record[0].seconds
+        looks = [one[0].round for one in run.records if one[0].round]
+        if patience and history:
+            ends = [
+                protocol.stops_at(curve, looks, patience)
+                for curve in np.stack(history, axis=1)
+            ]
+            if all(ends):
+                break
         now = time.monotonic()
         late = now > plan.deadline
         if run.round < rounds and (late or now - last > plan.save_seconds):
-            looks = json.dumps([look.tolist() for look in history])
+            curves = json.dumps([look.tolist() for look in history])
             saved.parent.mkdir(parents=True, exist_ok=True)
-            checkpoint.save(saved, run, {"history": looks, "seconds": str(seconds)})
+            checkpoint.save(saved, run, {"history": curves, "seconds": str(seconds)})
             last = time.monotonic()
             if late:
                 raise OutOfTime
-    rounds_measured = [record[0].round for record in run.records if record[0].round]
-    for place, correct in zip(places, np.stack(history, axis=1), strict=True):
+    looks = [record[0].round for record in run.records if record[0].round]
+    # What a replica did while it waited for others is not reported.
+    for place, correct, end in zip(
+        places, np.stack(history, axis=1), ends, strict=True
+    ):
         cell = cells.make(
             place,
-            rounds_measured,
-            correct,
+            looks[:end],
+            correct[:end],
             counts,
             seconds=seconds / len(places),
             compile_seconds=run.compile_seconds / len(places),
