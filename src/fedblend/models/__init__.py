@@ -24,6 +24,8 @@ from fedblend.models.model import ModelInfo as ModelInfo
 from fedblend.models.model import build as build
 from fedblend.models.neighbors import neighbors as neighbors
 from fedblend.models.parts import find_part as find_part
+from fedblend.models.products import with_products as with_products
+from fedblend.models.residual import resnet18 as resnet18
 from fedblend.models.shifted import Shifted as Shifted
 from fedblend.models.shifted import shifted as shifted
 from fedblend.models.torch.module import from_torch as from_torch

@@ -14,11 +14,7 @@ which the paper does not have.
 stride 1; pooling takes the maximum of squares of 2x2. Images are
 [rows, height, width, channels], or [rows, height, width] where there is one channel.
 
-Training many clients at once is a ``vmap`` over inputs *and* weights. XLA turns such a
-convolution into a grouped one, which is slow on a CPU. The convolution here is
-therefore a matrix product over the concatenated shifted copies of the image, which
-stays a batched product under ``vmap``. With ten clients, batches of 20 and the networks
-here, forward and backward pass take about half the time.
+Convolutions are matrix products over shifted copies of the image, see ``convolution``.
 
 References:
     Deng, Kamani, Mahdavi. Adaptive Personalized Federated Learning. 2020.
@@ -42,6 +38,7 @@ from fedblend.checks import COUNT, FLAG, gate, words
 from fedblend.core import Key
 from fedblend.errors import UserError
 from fedblend.mixing import Apply
+from fedblend.models.convolution import convolution
 from fedblend.models.model import Model, Shape, flat, image, model, of_halves
 
 ACTIVATIONS = {
@@ -102,20 +99,15 @@ def linear(layer: Affine, inputs: jax.Array) -> jax.Array:
 
 def convolve(layer: Kernel, images: jax.Array) -> jax.Array:
     """The convolution of [rows, height, width, channels], without padding."""
-    high, wide, channels, outputs = layer.weight.shape
-    rows, columns = images.shape[1] - high + 1, images.shape[2] - wide + 1
-    shifted = [
-        images[:, down : down + rows, right : right + columns]
-        for down in range(high)
-        for right in range(wide)
-    ]
-    weight = layer.weight.reshape(high * wide * channels, outputs)
-    product = jnp.concatenate(shifted, axis=-1) @ weight
+    product = convolution(images, layer.weight)
     return product + _aligned(layer.bias, product)
 
 
 def pool(images: jax.Array) -> jax.Array:
-    """The maximum of every square of 2x2; an odd last row or column is left out."""
+    """The maximum of every square of 2x2; an odd last row or column is left out.
+
+    Entries that are equally large share the derivative equally.
+    """
     count, rows, columns, channels = images.shape
     even = images[:, : rows // 2 * 2, : columns // 2 * 2]
     squares = even.reshape(count, rows // 2, 2, columns // 2, 2, channels)

@@ -1,0 +1,71 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""All ways to compute a convolution agree with XLA's, derivatives included."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedblend.models.convolution import WAYS, convolution
+from fedblend.models.feedforward import pool
+from fedblend.models.model import build
+from fedblend.models.residual import group_normalize, norms
+
+OTHERS = [way for way in WAYS if way != "direct"]
+
+
+@pytest.mark.parametrize("way", OTHERS)
+@pytest.mark.parametrize(
+    ("size", "kernel", "stride", "padding"),
+    [
+        ((7, 6), 3, 1, "VALID"),
+        ((7, 6), 3, 2, "SAME"),
+        ((9, 8), 5, 1, "SAME"),
+        ((8, 7), 4, 2, "VALID"),
+        ((8, 7), 1, 2, "SAME"),
+    ],
+)
+def test_values_and_derivatives_are_those_of_xla(way, size, kernel, stride, padding):
+    with jax.enable_x64(True):
+        draws = np.random.default_rng(0)
+        images = draws.normal(size=(2, *size, 3))
+        weight = draws.normal(size=(kernel, kernel, 3, 4))
+
+        def total(images, weight, way):
+            settings = {"stride": stride, "padding": padding, "way": way}
+            found = convolution(images, weight, **settings)
+            return jnp.sin(found).sum(), found
+
+        both = jax.jit(jax.value_and_grad(total, (0, 1), True), static_argnums=2)
+        (_, found), slopes = both(images, weight, way)
+        (_, exact), true = both(images, weight, "direct")
+    assert found.shape == exact.shape
+    # Sums of at most 75 products of numbers of order 1, in another order.
+    for one, other in zip((found, *slopes), (exact, *true), strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-12)
+
+
+def test_entries_that_are_equally_large_share_the_derivative_of_pooling():
+    image = jnp.array([[1.0, 3.0], [3.0, 2.0]])[None, :, :, None]
+    slope = jax.grad(lambda image: pool(image).sum())(image)
+    np.testing.assert_array_equal(slope[0, :, :, 0], [[0, 0.5], [0.5, 0]])
+
+
+def test_resnet18_has_as_many_parameters_as_its_docstring_says():
+    model = build("resnet18", (32, 32, 3), 10)
+    params = jax.eval_shape(model.init, jax.random.key(0))
+    assert sum(leaf.size for leaf in jax.tree.leaves(params)) == 11_173_962
+    images = jnp.zeros((2, 32, 32, 3))
+    assert jax.eval_shape(model.apply, params, images).shape == (2, 10)
+    assert model.features is not None
+    assert jax.eval_shape(model.features, params, images).shape == (2, 512)
+
+
+def test_groups_of_channels_are_normalized_in_every_row():
+    rows = np.random.default_rng(0).normal(3, 2, size=(2, 5, 5, 6)).astype(np.float32)
+    found = group_normalize(2, norms([6], jnp.float32)[0], jnp.asarray(rows))
+    groups = np.asarray(found).reshape(2, 25, 2, 3)
+    # Float32 sums of 75 entries of order 1; the deviation has 1e-5 added to its square.
+    np.testing.assert_allclose(groups.mean(axis=(1, 3)), 0, atol=1e-5)
+    np.testing.assert_allclose(groups.std(axis=(1, 3)), 1, atol=1e-4)
