@@ -199,10 +199,35 @@ class Paths:
         if not several or not all(isinstance(name, str) for name in value):
             allowed = "a list of names of parameters, or a function of a path"
             raise UserError(key, value, allowed)
-        return lambda path: any(below(name, path) for name in value)
+        return Parts(key, tuple(value))
 
 
 PATHS = Paths()
+
+
+@dataclasses.dataclass(frozen=True)
+class Parts:
+    """Whether the parameter of a path has one of these names, or is below one."""
+
+    key: str
+    names: tuple[str, ...]
+
+    def __call__(self, path: str) -> bool:
+        """Whether it is one of them."""
+        return any(below(name, path) for name in self.names)
+
+
+def require_parts(parts: Callable[[str], bool], params: Any) -> None:
+    """Refuse a name given to ``PATHS`` that no parameter of a model has."""
+    if not isinstance(parts, Parts):
+        return
+    leaves, _ = jax.tree_util.tree_flatten_with_path(params)
+    paths = [path for path, _ in leaves]
+    known = [jax.tree_util.keystr(path, simple=True, separator="/") for path in paths]
+    for name in parts.names:
+        if not any(below(name, path) for path in known):
+            allowed = f"a part of a model with {', '.join(known)}"
+            raise UserError(parts.key, name, allowed)
 
 
 def below(name: str, path: str) -> bool:

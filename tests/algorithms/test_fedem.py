@@ -136,6 +136,18 @@ def test_rows_of_one_model_make_the_update_of_hypcluster():
 
 
 @pytest.mark.parametrize("build", [fb.fedem, fb.hypcluster])
+def test_a_model_that_diverged_is_nobodys(build):
+    broken = fb.models.Ensemble(
+        jnp.zeros(2), jnp.asarray([[jnp.nan] * DIM, [0.1] * DIM])
+    )
+    algorithm, shard = build(LOSS, fb.Work(RATE, **FULL)), DATA.train.shard(0)
+    _, state = algorithm.enroll(broken, shard, KEY)
+    down = fb.Down(broken, jnp.zeros((), jnp.int32))
+    deployed = algorithm.personal(down, state, shard, KEY)
+    np.testing.assert_allclose(jnp.exp(deployed.log_weights), [0, 1], atol=1e-12)
+
+
+@pytest.mark.parametrize("build", [fb.fedem, fb.hypcluster])
 def test_a_single_model_is_refused_in_one_line(build):
     algorithm = build(LOSS, fb.Work(RATE, **FULL))
     line = f"^{build.__name__}: params: one model is not an ensemble of models, "

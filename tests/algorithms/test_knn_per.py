@@ -157,6 +157,11 @@ def test_what_is_refused_in_one_line():
     down = Down(MODEL.init(KEY), jnp.zeros((), jnp.int32))
     with pytest.raises(ValueError, match=line):
         twice.personal(down, (), DATA.train.shard(0), KEY)
+    near = fb.knn_per(AVERAGE, LOSS, features=MODEL.features)
+    tuned = fb.finetune(near, LOSS, fb.Work(0.05, steps=2, batch_size=5))
+    line = "^finetune: algorithm: knn_per is not one that deploys parameters; fine-tune"
+    with pytest.raises(ValueError, match=line):
+        tuned.personal(down, (), DATA.train.shard(0), KEY)
 
 
 def test_it_has_no_layout_of_onnx_and_of_pytorch(run):

@@ -177,3 +177,17 @@ def test_steps_of_its_own_make_no_sense_together():
     line = r'^partial: personal_steps: 2 is not left out, as order = "together" needs$'
     with pytest.raises(UserError, match=line):
         fb.partial(loss, FULL, personal=["head"], order="together", personal_steps=2)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "key"),
+    [
+        (fb.partial(loss, FULL, personal=["head", "tail"]), "partial: personal"),
+        (fb.fedper(loss, FULL, head=["tail"]), "fedper: head"),
+        (fb.fedala(loss, FULL, head=("hea", "tail")), "fedala: head"),
+    ],
+)
+def test_a_part_that_no_model_has_is_refused(algorithm, key):
+    line = rf"^{key}: '(tail|hea)' is not a part of a model with body, head\b"
+    with pytest.raises(UserError, match=line):
+        complete(algorithm, rounds=1)

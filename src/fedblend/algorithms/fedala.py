@@ -39,12 +39,13 @@ import optax
 from fedblend import keys, trees
 from fedblend.algorithms.fedavg import fedavg
 from fedblend.batches import part
-from fedblend.checks import COUNT, NOT_NEGATIVE, PATHS, Number, gate
+from fedblend.checks import COUNT, NOT_NEGATIVE, PATHS, Number, gate, require_parts
 from fedblend.core import Algorithm, Loss, PyTree
 from fedblend.local import WORK, Epochs, Work, descend, local_update
 from fedblend.losses import gradient, objective
 from fedblend.registry import algorithm
 
+PART = Number(above=0, most=1)
 SETTLED = 0.01
 """The change of a weight in a pass below which it counts as settled."""
 
@@ -71,13 +72,7 @@ def _inside(updates: PyTree, weights: PyTree) -> PyTree:
 
 
 @algorithm()
-@gate(
-    **WORK,
-    head=PATHS,
-    weight_rate=NOT_NEGATIVE,
-    learn_on=Number(above=0, most=1),
-    most=COUNT,
-)
+@gate(**WORK, head=PATHS, weight_rate=NOT_NEGATIVE, learn_on=PART, most=COUNT)
 def fedala(
     loss: Loss,
     work: Work,
@@ -132,10 +127,10 @@ def fedala(
         return jax.lax.while_loop(unsettled, another_pass, first)[0]
 
     def enroll(params, shard, key):
-        def weight(path, leaf):
-            return jnp.ones_like(leaf) if is_head(path) else None
-
-        weights = trees.map_with_path(weight, params)
+        require_parts(is_head, params)
+        weights = trees.map_with_path(
+            lambda path, leaf: jnp.ones_like(leaf) if is_head(path) else None, params
+        )
         return (), FedAlaClient(params, weights, jnp.zeros((), bool))
 
     def client(down, client, shard, key):

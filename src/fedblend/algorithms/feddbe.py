@@ -19,7 +19,9 @@ without penalty, and sends the mean of its features; m is their mean, and the se
 sends it along with every message. With ``kappa = 0`` this is FedSim with the shift as
 its personal part. The shift of features is a bias of the last layer for a linear one.
 
-Where this differs from the paper: its running mean of features, with momentum mu, is
+Where this differs from the paper: clients count equally unless the run sets other
+weights. kappa is half of that in its authors' code, as far as copies of it show, whose
+penalty has a factor 1/2. Its running mean of features, with momentum mu, is
 here that of the batch, mu = 1, which the paper uses for its CNN. The mean over entries
 in place of their sum is that of its authors' code.
 

@@ -84,6 +84,8 @@ def fedem(loss: Loss, work: Work) -> Algorithm:
         assert mask is not None
         prior = jnp.log(jnp.maximum(weights, jnp.finfo(weights.dtype).tiny))
         scores = prior[None] - losses_of_each(models, rows).T
+        # A model that diverged explains no row.
+        scores = jnp.where(jnp.isnan(scores), -jnp.inf, scores)
         q = jax.nn.softmax(scores, axis=1).astype(weights.dtype)  # [rows, models]
         total = jnp.where(mask[:, None], q, 0).sum(axis=0)
         after = total / jnp.maximum(shard.count, 1).astype(total.dtype)

@@ -22,8 +22,10 @@ from functools import partial
 from fedblend import keys
 from fedblend.checks import ALGORITHM, gate
 from fedblend.core import Algorithm, Loss
+from fedblend.errors import UserError
 from fedblend.local import WORK_OR_NONE, Work, descend
 from fedblend.losses import gradient
+from fedblend.mixing import Neighbors
 from fedblend.registry import ADAPTS, algorithm
 
 
@@ -41,6 +43,9 @@ def finetune(algorithm: Algorithm, loss: Loss, work: Work) -> Algorithm:
 
     def personal(down, client, shard, key):
         before = algorithm.personal(down, client, shard, key)
+        if isinstance(before, Neighbors):
+            allowed = "one that deploys parameters; fine-tune inside of knn_per"
+            raise UserError("finetune: algorithm", before, allowed, "knn_per")
         own = keys.named(key, "finetune")
         return train(before, shard, own, round=down.round)[0]
 

@@ -65,7 +65,9 @@ def hypcluster(loss: Loss, work: Work) -> Algorithm:
         """One at the model with the least loss, zero at the others."""
         batch = everything(shard)
         each = jax.vmap(lambda one: objective(own_loss, one, batch))(models)
-        return jax.nn.one_hot(each.argmin(), len(each), dtype=each.dtype)
+        # NaN would be the least: a model that diverged is nobody's.
+        least = jnp.where(jnp.isnan(each), jnp.inf, each).argmin()
+        return jax.nn.one_hot(least, len(each), dtype=each.dtype)
 
     def enroll(params, shard, key):
         require_ensemble("hypcluster: params", params)

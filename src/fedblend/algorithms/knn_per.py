@@ -16,7 +16,7 @@ that does not vote while alpha_i is chosen, and votes after it; a client without
 deploys the shared model. alpha_i is never 0, so that a class that no neighbor has keeps
 a probability. All rows at the distance of the k-th neighbor vote.
 
-Reference: Marfoq, Neglia, Vidal, Kameni, "Personalized federated learning through local
+Reference: Marfoq, Neglia, Kameni, Vidal, "Personalized federated learning through local
 memorization", ICML 2022, arXiv:2111.09360.
 """
 

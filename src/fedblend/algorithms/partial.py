@@ -37,7 +37,7 @@ from typing import Any, NamedTuple
 
 from fedblend import trees
 from fedblend.algorithms import partial_steps
-from fedblend.checks import PATHS, gate, optional, words
+from fedblend.checks import PATHS, gate, optional, require_parts, words
 from fedblend.core import Algorithm, Loss, Needs, PyTree, from_params
 from fedblend.errors import UserError
 from fedblend.local import OPTIMIZER, STEPS, WORK, Optimizer, Steps, Work
@@ -113,6 +113,7 @@ def partial(
     train = partial_steps.alternate if order == "alternate" else partial_steps.together
 
     def enroll(params, shard, key):
+        require_parts(stays, params)
         return (), PartialClient(part(params, True))
 
     def client(down, client, shard, key):
