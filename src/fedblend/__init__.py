@@ -8,12 +8,16 @@ The public names stand in one table, ``__init__.pyi``, which type checkers read 
 name is imported when it is first used, so that the command line can answer
 ``fedblend --help`` without loading JAX. An algorithm is a name of the package also
 where it is only registered (``fedblend.registry``), as a new one is at first.
+
+Importing sets how many devices JAX makes of a CPU (``fedblend.cores``).
 """
 
 import ast
 from importlib import import_module
 from pathlib import Path
 from typing import Any
+
+from fedblend import cores
 
 __version__ = "0.1.0"
 
@@ -29,6 +33,7 @@ def _homes() -> dict[str, str]:
     }
 
 
+cores.set_up()
 _HOMES = _homes()
 # What needs scikit-learn or pydantic is public, but no star imports it.
 __all__ = sorted(  # pyright: ignore[reportUnsupportedDunderAll]

@@ -50,6 +50,9 @@ from fedblend.algorithms.apfl_agnostic import (
 from fedblend.algorithms.apfl_averaged import (
     apfl_averaged as apfl_averaged,
 )
+from fedblend.algorithms.compressed_scaffnew import (
+    compressed_scaffnew as compressed_scaffnew,
+)
 from fedblend.algorithms.ditto import (
     ditto as ditto,
 )
@@ -82,6 +85,9 @@ from fedblend.algorithms.finetune import (
 )
 from fedblend.algorithms.flix import (
     flix as flix,
+)
+from fedblend.algorithms.flix_locodl import (
+    flix_locodl as flix_locodl,
 )
 from fedblend.algorithms.fomaml import (
     fomaml as fomaml,
@@ -250,6 +256,9 @@ from fedblend.simulation import (
 )
 from fedblend.simulation.choose import (
     choose as choose,
+)
+from fedblend.simulation.compile_cache import (
+    compile_cache as compile_cache,
 )
 from fedblend.simulation.personalize import (
     NewClients as NewClients,

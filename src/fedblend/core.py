@@ -65,6 +65,8 @@ class Shard:
     cohort is one gather. ``capacity``, the largest count of the whole federation, is
     static: every client, also on a real node, computes with the same shapes. ``salt``,
     two words of 32 bits, is a node's secret: batches then depend on it besides the key.
+    ``mean_count``, that of all clients, is static, too, and None where it is not known:
+    it changes the time that a round takes, and nothing else.
     """
 
     examples: PyTree
@@ -73,6 +75,7 @@ class Shard:
     id: jax.Array
     capacity: int = dataclasses.field(metadata=STATIC)
     salt: jax.Array | None = None
+    mean_count: float | None = dataclasses.field(default=None, metadata=STATIC)
 
 
 class Batch(NamedTuple):

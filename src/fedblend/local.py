@@ -30,10 +30,13 @@ from fedblend.batches import (
 from fedblend.checks import COUNT, FUNCTION, Lengths, Number, gate, optional, words
 from fedblend.core import Down, Key, PyTree, Shard, Up
 from fedblend.errors import UserError
+from fedblend.loops import own_loop
 
-MOST_DRAWN, MOST_ORDERED = 2**20, 2**26
-"""Row numbers of random batches, and of epochs, that are held at once; beyond that, the
-batch of each step is drawn when the step is taken, and is the same."""
+MOST_DRAWN, MOST_ORDERED = 2**14, 2**26
+"""Row numbers of random batches, and of epochs, that a client holds at once; beyond
+that, the batch of each step is drawn when the step is taken, and is the same. Drawn so,
+small random batches cost up to a sixth more on a CPU; an epoch is sorted anew in every
+step, which may cost ten times as much."""
 
 
 class Epochs(NamedTuple):
@@ -189,8 +192,8 @@ def descend(
         variables: where to start.
         shard: the client's data.
         key: randomness of the batches.
-        work: optimizer, steps and batch size. Where the clients' steps differ, clients
-            that are mapped together run until the last is done; the others stand still.
+        work: optimizer, steps and batch size. Where the clients' steps differ, those
+            who are mapped together take turns, see ``loops``.
         round: the round, for schedules.
         correction: a tree added to every gradient; None stands for nothing, at any
             node.
@@ -204,6 +207,8 @@ def descend(
         without correction and penalty.
     """
     own, most = planned(shard, work)
+    if isinstance(own, int) and own == 0:  # there is no batch to read
+        return variables, trees.zeros_like(variables)
     transform = resolve(work.optimizer, round, own)
     named = [(one, shard) if isinstance(one, str) else one for one in further]
     sources = [(key, shard), *((keys.named(key, why), rows) for why, rows in named)]
@@ -213,26 +218,22 @@ def descend(
     ]
     plans = [plan for _, plan in streams]
 
-    def step(carry, this):
-        number, picked = this
+    def step(number, carry):
         here, state, total = carry
-        pairs = zip(streams, picked, strict=True)
+        pairs = zip(streams, trees.take(plans, number), strict=True)
         mean_gradient = direction(here, *(at(number, rows) for (at, _), rows in pairs))
         push = trees.add_where_given(mean_gradient, correction)
         if penalty is not None:
             push = trees.add(push, jax.grad(penalty)(here))
         updates, state = transform.update(push, state, here)
         moved = optax.apply_updates(here, updates)
-        return (moved, state, trees.add(total, mean_gradient)), None
-
-    def own_step(number, carry):
-        return step(carry, (number, trees.take(plans, number)))[0]
+        return moved, state, trees.add(total, mean_gradient)
 
     first = (variables, transform.init(variables), trees.zeros_like(variables))
     if isinstance(own, int):
-        reached, _ = jax.lax.scan(step, first, (jnp.arange(most), plans))
+        reached = jax.lax.fori_loop(0, own, step, first)
     else:
-        reached = jax.lax.fori_loop(0, own, own_step, first)
+        reached = own_loop(own, step, first, _evenness(shard, work))
     variables, _, total = reached
     taken = jnp.maximum(own, 1)
     return variables, jax.tree.map(lambda leaf: leaf / taken.astype(leaf.dtype), total)
@@ -316,6 +317,18 @@ def planned(shard: Shard, work: Work) -> tuple[int | jax.Array, int]:
         number = int(np.asarray(steps))
         return number, number
     return per_client(steps, shard), int(np.max(steps))
+
+
+def _evenness(shard: Shard, work: Work) -> float:
+    """The mean number of steps over the largest; 1 where the mean is not known."""
+    if not isinstance(work.steps, Epochs):
+        return float(np.mean(work.steps) / np.max(work.steps))
+    size = work.batch_size or shard.capacity
+    if shard.mean_count is None:
+        return 1.0
+    # The last batch of an epoch is half full in the mean.
+    mean = min(shard.mean_count / size + 0.5, _batches_of(shard.capacity, size))
+    return mean / _batches_of(shard.capacity, size)
 
 
 def step_sum_of(

@@ -33,9 +33,9 @@ from fedblend.core import Algorithm
 Builder = Callable[..., Algorithm]
 Decorated = TypeVar("Decorated", bound=Builder)
 
-FACTS = ("clients", "smooth", "features")
-"""Parameters that a run knows: the number of clients, L_i of their losses, and the
-model's features."""
+FACTS = ("clients", "smooth", "convex", "features")
+"""Parameters that a run knows: the number of clients, L_i and mu_i of their losses, and
+the model's features."""
 
 
 class NewClient(NamedTuple):
@@ -129,6 +129,8 @@ class AlgorithmEntry(Entry):
     """Theory has a step for it: a configuration may have ``rate = "theory"``."""
     own_rates: bool = False
     """That step is one for every client, which the builder finds itself from L_i."""
+    coin: bool = False
+    """A coin ends its rounds: ``steps`` is a mean, which theory may choose."""
     form: str | None = None
     """What a configuration makes of the model, such as "ensemble"; None for nothing."""
     encodes: bool = False
@@ -207,6 +209,7 @@ def algorithm(
     keeps: str | None = None,
     theory: bool = False,
     own_rates: bool = False,
+    coin: bool = False,
     form: str | None = None,
     encodes: bool = False,
     preset_of: str | None = None,
@@ -223,6 +226,7 @@ def algorithm(
         keeps: the parameter that names the parts of the model which stay with a client.
         theory: whether a configuration may have ``rate = "theory"``.
         own_rates: whether the builder itself takes "theory" for a rate.
+        coin: whether a coin ends its rounds, so that theory may choose their steps.
         form: what a configuration makes of the model: "ensemble" for several of it,
             "shifted" for its features shifted, "neighbors" for votes of nearest rows.
         encodes: whether it encodes what clients send.
@@ -241,6 +245,7 @@ def algorithm(
             keeps,
             theory,
             own_rates,
+            coin,
             form,
             encodes,
             preset_of,

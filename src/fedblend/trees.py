@@ -4,12 +4,13 @@
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fedblend.core import PyTree
 
@@ -113,6 +114,33 @@ def is_finite(tree: PyTree) -> jax.Array:
 def take(tree: PyTree, index) -> PyTree:
     """Rows ``index`` of every leaf."""
     return jax.tree.map(lambda leaf: leaf[index], tree)
+
+
+def concatenate(parts: Sequence[PyTree], axis: int = 0) -> PyTree:
+    """Trees of the same structure one after another; NumPy's arrays if several."""
+    if len(parts) == 1:
+        return parts[0]
+    return jax.tree.map(lambda *leaves: np.concatenate(leaves, axis), *parts)
+
+
+def put(tree: PyTree, row: PyTree, *place: jax.Array) -> PyTree:
+    """Every leaf with this row at one place of its first axes, which must be there."""
+
+    def write(leaf, new):
+        row = new.reshape(*[1] * len(place), *new.shape)
+        index = [jnp.asarray(one, jnp.int32) for one in (*place, *[0] * new.ndim)]
+        return jax.lax.dynamic_update_slice(leaf, row, index)
+
+    return jax.tree.map(write, tree, row)
+
+
+def flat(tree: PyTree, axes: int) -> PyTree:
+    """Every leaf with its first ``axes`` axes as one."""
+
+    def merge(leaf):
+        return leaf.reshape(math.prod(leaf.shape[:axes]), *leaf.shape[axes:])
+
+    return jax.tree.map(merge, tree)
 
 
 def size(tree: PyTree) -> int:

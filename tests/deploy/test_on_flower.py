@@ -5,6 +5,15 @@ numbers in one experiment after the other.
 
 An experiment takes half a minute on two idle cores, so choose some with ``-k``:
 ``pytest -n 0 -m slow tests/deploy/test_on_flower.py -k "apfl or diana"``.
+
+With the compiler's own settings, which users have, numbers are equal to the bit::
+
+    JAX_DISABLE_MOST_OPTIMIZATIONS=0 XLA_FLAGS=--xla_cpu_use_fusion_emitters=true \\
+        pytest -n 0 -m slow tests/deploy/test_on_flower.py -k scafflix
+
+Those of ``conftest.py`` compile faster. They join a product and a sum into one rounding
+or not, depending on the rest of the program: the simulator has all of a round in one
+program, nodes and server have one each.
 """
 
 import contextlib
@@ -36,6 +45,9 @@ pytestmark = pytest.mark.slow
 NAMES = ("alice", "bob", "carol")
 DEADLINE = 900.0
 """Seconds: the machine may be busy."""
+OPTIMIZED = os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] == "0"
+TOLERANCE = 0.0 if OPTIMIZED else 1e-6
+"""A dozen roundings of float32, where programs round differently; see above."""
 
 
 @pytest.fixture(scope="module")
@@ -109,7 +121,7 @@ def test_flower_comes_to_the_simulators_numbers(name, federation, place, tmp_pat
     how = method(name, place, rounds=5)
     gap = gap_to_the_simulation(how, federation, place, tmp_path / "out")
     print(f"{name}: {'equal to the bit' if gap == 0 else f'within {gap:.1e}'}")
-    assert gap <= 1e-6
+    assert gap <= TOLERANCE
 
 
 def test_flix_with_its_own_rate_comes_to_them(federation, place, tmp_path):
@@ -123,4 +135,4 @@ def test_flix_with_its_own_rate_comes_to_them(federation, place, tmp_path):
     )
     gap = gap_to_the_simulation(how, federation, place, tmp_path / "out")
     print(f"flix, linear: within {gap:.1e}")
-    assert gap <= 1e-6
+    assert gap <= TOLERANCE

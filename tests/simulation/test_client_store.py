@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedblend.simulation import client_store as stores
-from fedblend.simulation.client_store import DiskStore, StoreError, choose, open_store
+from fedblend.simulation.client_store import choose, open_store
+from fedblend.simulation.disk_store import DiskStore, StoreError
 
 CLIENTS = 9
 
@@ -57,13 +57,14 @@ def same(left, right) -> None:
 def advance(store, ids, salt) -> None:
     """One block: load the states of these clients, and save others."""
     ids = np.asarray(ids)
-    states, slots = store.load(ids, len(ids) + 1)
-    new = rows(np.unique(ids), salt)
+    states, slots = store.load(ids, 4)
+    members, first = np.unique(ids, return_index=True)
+    slots = jnp.asarray(slots.ravel()[first])
 
     def put(all, values):
-        return jnp.asarray(all).at[jnp.asarray(np.unique(slots))].set(values)
+        return all.at[slots].set(values)
 
-    store.save(ids, jax.tree.map(put, states, new))
+    store.save(ids, jax.tree.map(put, states, rows(members, salt)))
 
 
 @pytest.fixture(params=["device", "host", "disk"])
@@ -145,13 +146,43 @@ def test_files_behind_the_checkpoint_catch_up(stopped, tmp_path):
 def test_files_that_were_being_written_are_written_again(stopped, tmp_path):
     """Killed in the next block: its load had begun to write the pending rows."""
     first, kept = stopped
-    first.load(np.array([[5, 6]]), 2)
-    first.save(np.array([[5, 6]]), rows([5, 6], 3))
+    advance(first, [[5, 6]], salt=3)
+    first.snapshot()  # waits for what is being written
     again = disk(tmp_path)
     again.states.own[2] = np.nan
     again.restore(kept)
     check_second_block(again)
     same(again.gather(np.array([5, 6])), rows([5, 6]))
+
+
+def test_what_is_prepared_leaves_no_trace(stopped, tmp_path):
+    """Killed in a block while the next one's rows were on their way."""
+    first, kept = stopped
+    first.stage(np.array([[4, 6]]), 4)
+    ids = np.array([[4, 6], [2, 0]])
+    states, _ = first.load(ids, 4)
+    first.save(ids, jax.tree.map(jnp.zeros_like, states))
+    first.stage(np.array([[0, 1], [7, 8]]), 4)
+    first._leaving.wait()
+    again = disk(tmp_path)
+    again.restore(kept)
+    check_second_block(again)
+    same(again.gather(np.array([4, 6, 7])), rows([4, 6, 7]))
+
+
+def test_a_client_that_leaves_and_comes_back_is_the_same(store):
+    """The buffer has room for four; whoever left is brought, staged or late."""
+    everyone = np.arange(CLIENTS)
+    for salt, ids in enumerate(([0, 1, 2, 3], [4, 5, 6, 7], [0, 4, 8, 1]), start=1):
+        store.stage(np.array([ids]), 4)
+        advance(store, [ids], salt)
+        store.stage(np.array([[2, 7]]), 4)  # somebody else may come in the end
+    newest = [(0, 3), (1, 3), (2, 1), (3, 1), (4, 3), (5, 2), (6, 2), (7, 2), (8, 3)]
+    wanted = [rows([client], salt) for client, salt in newest]
+    same(
+        store.gather(everyone),
+        jax.tree.map(lambda *parts: np.concatenate(parts), *wanted),
+    )
 
 
 def test_one_may_go_on_and_resume_again(stopped, tmp_path):
@@ -169,6 +200,7 @@ def test_files_ahead_of_the_checkpoint_are_refused(stopped, tmp_path):
     first, kept = stopped
     advance(first, [[5, 6]], salt=3)
     advance(first, [[7]], salt=4)
+    first.snapshot()
     with pytest.raises(StoreError, match="states of another moment"):
         disk(tmp_path).restore(kept)
 
@@ -198,14 +230,23 @@ def test_a_temporary_store_leaves_nothing_and_says_nothing():
         assert not folder.exists()
 
 
+GB = 10**9
+
+
 @pytest.mark.parametrize(
-    ("clients", "kind"), [(9, "device"), (2 * 10**7, "host"), (10**8, "disk")]
+    ("clients", "device", "host", "kind"),
+    [
+        (1_000, 100 * GB, 120 * GB, "device"),
+        (20_000, 100 * GB, 120 * GB, "host"),
+        (20_000, 100 * GB, 50 * GB, "disk"),
+        (1_000, None, 20 * GB, "device"),
+        (20_000, None, 120 * GB, "disk"),
+    ],
 )
-def test_the_store_is_chosen_by_size(clients, kind):
-    wide = jax.ShapeDtypeStruct((100,), np.dtype(np.uint8))
-    assert choose(wide, clients) == kind
-    assert choose((), 10**9) == "device"
-    assert stores.DEVICE_BYTES < stores.HOST_BYTES
+def test_the_free_memory_says_which_store(clients, device, host, kind):
+    model = jax.ShapeDtypeStruct((1_626_442,), np.dtype(np.float32))
+    assert choose(model, clients, device, host) == kind
+    assert choose((), 10**9, device, host) == "device"
 
 
 def test_an_unknown_store_is_refused_in_one_line():

@@ -11,6 +11,7 @@ import pytest
 
 import fedblend as fb
 import problems
+from fedblend.errors import UserError
 from fedblend.losses import objective
 from fedblend.simulation.sampling import cohorts
 
@@ -299,3 +300,15 @@ def test_every_key_may_have_its_own_split_of_the_same_clients():
     other = fb.federate(rows, parts, test=0.5)
     with pytest.raises(ValueError, match="several must have the same clients"):
         fb.simulate(tuned, jnp.zeros(3), [splits[0], other], seeds, **settings)
+
+
+def test_clients_that_do_not_fit_the_device_are_one_line():
+    run = simulate(chunk=7)
+
+    def full(*arguments):
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory")
+
+    run._engine.compiled["block"] = full
+    with pytest.raises(UserError, match="chunk: 7 is not small enough") as e:
+        run.complete()
+    assert "\n" not in str(e.value)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fedblend.cli import processes as several
 from fedblend.cli import screen
 from fedblend.cli.report import REPORT
 from fedblend.cli.screen import ConfigFile, Format, OutputFormat, Settings, option
@@ -27,6 +28,13 @@ def run(
     sets: Settings = None,
     seed: Annotated[
         list[str] | None, option("One seed, or several run side by side.", "N...")
+    ] = None,
+    devices: Annotated[
+        int | None, option("At most so many devices (cores or GPUs).", "N")
+    ] = None,
+    processes: Annotated[
+        str | None,
+        option("Share the run among so many processes; auto: those of srun.", "N"),
     ] = None,
     out: Annotated[
         Path | None, option("Folder of the results; default: runs/NAME.", "FOLDER")
@@ -58,23 +66,55 @@ def run(
 
     fedblend run first.toml --out runs/seeds --seed 1 2 3 --resume
 
+    fedblend run first.toml --processes 2
+
     fedblend run first.toml --live
 
     fedblend run first.toml --track tensorboard
     """
     settings = [*(sets or []), *_seed_setting(seed or [])]
+    if devices is not None:
+        settings.append(f"run.devices={devices}")
     formats = _formats(figures)
     config = screen.load(file, settings)
+    out = out or results_folder(config)
+    count = None if processes is None else several.parsed(processes)
+    if count is not None:
+        again = [*(f"--set={setting}" for setting in settings), f"--out={out}"]
+        again += ["--resume"] * resume + ["--live"] * live
+        again += [f"--track={name}" for name in track or []]
+        again += [f"--figures={figures}", f"--format={format.value}"]
+        raise typer.Exit(several.launch(count, ["run", str(file), *again]))
+    with several.joined(out, found=processes is not None) as place:
+        from fedblend.experiments.run import run_config
+
+        if place != out:
+            run_config(config, place, resume=resume, figures=())
+            return
+        _run(file, config, settings, out, resume, live, formats, track or [], format)
+
+
+def _run(
+    file: Path,
+    config: "Config",
+    settings: list[str],
+    out: Path,
+    resume: bool,
+    live: bool,
+    formats: list[str],
+    track: list[str],
+    format: Format,
+) -> None:
+    """Run a configuration, and show how it goes and what comes out."""
     from fedblend.experiments.run import run_config
 
-    out = out or results_folder(config)
     _show_chosen(file, settings, out)
     same = f"--out {shlex.quote(str(out))} --resume"
     with (
         screen.errors_of(file, f"interrupted; the same command with {same} continues"),
         lasting_interrupt() as stop,
         live_page(out, config.name) if live else contextlib.nullcontext(),
-        tracked(out, config, track or []) as note_rows,
+        tracked(out, config, track) as note_rows,
         progress(config) as report,
     ):
 

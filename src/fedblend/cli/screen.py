@@ -6,7 +6,6 @@ Results go to stdout, everything else to stderr.
 """
 
 import contextlib
-import os
 from collections.abc import Iterator
 from enum import StrEnum
 from pathlib import Path
@@ -125,16 +124,6 @@ def run_again(file: Path, settings: list[str] | None) -> list[str]:
 
 def compile_cache() -> None:
     """Store what JAX compiles in the user's cache, for the next run."""
-    import jax
+    from fedblend.simulation import compile_cache
 
-    if jax.config.jax_compilation_cache_dir is not None:  # pyright: ignore
-        return
-    home = os.environ.get("XDG_CACHE_HOME")
-    folder = (Path(home) if home else Path.home() / ".cache") / "fedblend" / "jax"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError:
-        return
-    jax.config.update("jax_compilation_cache_dir", str(folder))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
-    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+    compile_cache.compile_cache()

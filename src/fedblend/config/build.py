@@ -28,6 +28,7 @@ from fedblend.config.model import (
     require_known,
     smoothness,
     with_rates,
+    with_steps,
 )
 from fedblend.config.schema.table import check_lists
 from fedblend.core import Algorithm, Key, Loss
@@ -127,10 +128,13 @@ def build(config: Config) -> Built:
     clients = federated_data.clients
     drawn = data.strata(config.populations, federated_data) or config.run.cohort
     method_with = partial(method, config, task, clients, settled(drawn, clients)[1])
-    known = [None]
+    known, name = [None], loss_name(config, task)
     if "smooth" in config.algorithm.entry.parameters:
-        name = loss_name(config, task)
         known = [smoothness(config.model, name, one) for one in federations]
+    if config.algorithm.steps == "theory":
+        shapes = jax.eval_shape(model_of(config, task, name).init, jax.random.key(0))
+        config = with_steps(config, known[0], trees.size(shapes))
+        method_with = partial(method, config, *method_with.args[1:])
     found = method_with(known[0])
     by_split = None
     if len(known) > 1 and known[0] is not None:

@@ -227,8 +227,14 @@ def _tidy(table: dict[str, Any]) -> dict[str, Any]:
 
 
 def difference(one: Config, other: Config) -> str | None:
-    """The first key in which two configurations differ, with both values."""
-    return tables_differ(one.model_dump(), other.model_dump())
+    """The first key in which two configurations differ, with both values.
+
+    Any number of devices goes on with a run.
+    """
+    devices = {"run": {"devices"}}
+    return tables_differ(
+        one.model_dump(exclude=devices), other.model_dump(exclude=devices)
+    )
 
 
 def tables_differ(one: Any, other: Any, path: tuple[str, ...] = ()) -> str | None:

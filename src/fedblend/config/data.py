@@ -36,9 +36,13 @@ from fedblend.data.federated import (
 from fedblend.data.partition.partition import Partition, as_arrays, divide
 from fedblend.data.preprocess.preprocessing import Preprocessing
 from fedblend.data.readers.read import read, read_new_rows
+from fedblend.data.shards import dataset_in, open_shards
 from fedblend.data.warnings import index_like, tells_target, wild_scales
 from fedblend.errors import ConfigError
 from fedblend.simulation.sampling import Strata
+
+SEEN = 10_000
+"""Rows of a folder that are looked at for warnings."""
 
 
 def load_dataset(data: tables.Data) -> Dataset:
@@ -51,6 +55,8 @@ def load_dataset(data: tables.Data) -> Dataset:
     if data.source is not None:
         return datasets.load(data.source, **data.options)
     assert data.file is not None
+    if isinstance(data, tables.InFolder):
+        return dataset_in(data.file)
     return read(
         Path(data.file),
         target=data.target,
@@ -65,6 +71,8 @@ def share_out(data: tables.Data, dataset: Dataset) -> Partition:
     """The rows of every client, as ``[data]`` asks for them."""
     if isinstance(data, tables.Stored):
         return Partition.load(data.path)
+    if isinstance(data, tables.InFolder):  # which has the rows of clients in order
+        return Partition((), description={"folder": dataset.sha256})
     labels = dataset.rows[1]
     facts = {"rows": len(labels), "labels": labels, "keys": dataset.keys}
     share = tables.PARTITIONS[data.partition]
@@ -75,6 +83,8 @@ def splits_of(data: tables.Data, seed: int | list[int]) -> list[int]:
     """The numbers of the splits: one for every seed, or the one that is fixed."""
     if data.split_seed is not None:
         return [data.split_seed]
+    if isinstance(data, tables.InFolder):  # whose rows are shuffled for good
+        return [0]
     return [seed] if isinstance(seed, int) else seed
 
 
@@ -101,6 +111,9 @@ def _split(
     data: tables.Data, dataset: Dataset, parts: Partition, split: int
 ) -> FederatedData:
     """The clients, with the rows that are held out in a split of this number."""
+    if isinstance(data, tables.InFolder):
+        held: dict[str, Any] = {"validation": data.validation, "test": data.test}
+        return open_shards(str(data.file), **held)
     try:
         return divide(
             dataset,
@@ -130,6 +143,8 @@ def set_aside(
         if dataset.schema is not None:  # read when its preprocessing is known
             return dataset, None
         return dataset, own_rows(table, task_of(dataset), target, seed)
+    if dataset.sha256:
+        raise DataError("central: the server's rows need a file beside a folder's")
     inputs, targets = dataset.rows
     mine = _mine(table, dataset, seed)
     if mine.all() or not mine.any():
@@ -252,18 +267,22 @@ def _members(table: tables.Population, names: list[str]) -> list[bool]:
 
 def facts(dataset: Dataset, parts: Partition, splits: list[int]) -> dict[str, Any]:
     """What identifies the data: name, rows, sha256 of rows and partition, splits."""
+    return {
+        "name": dataset.name,
+        "rows": len(dataset.rows[0]),
+        "sha256": dataset.sha256 or _digest(dataset),
+        "partition_sha256": parts.hash,
+        "splits": splits,
+    }
+
+
+def _digest(dataset: Dataset) -> str:
     digest = hashlib.sha256()
     for rows in (dataset.rows, dataset.test_rows or ()):
         for array in rows:
             digest.update(f"{array.dtype.str}{array.shape}".encode())
             digest.update(np.ascontiguousarray(array).data)
-    return {
-        "name": dataset.name,
-        "rows": len(dataset.rows[0]),
-        "sha256": digest.hexdigest(),
-        "partition_sha256": parts.hash,
-        "splits": splits,
-    }
+    return digest.hexdigest()
 
 
 def warnings(
@@ -282,6 +301,9 @@ def warnings(
                 "preprocessing: the means and deviations of columns come from training "
                 "rows without noise, and the privacy guarantee does not cover them"
             )
+    if dataset.sha256:  # a folder's rows need not fit into memory
+        some = tuple(array[:SEEN] for array in dataset.rows)
+        dataset = dataset._replace(rows=some)
     if inputs is None or not dataset.columns:
         yield from index_like(dataset)
     yield from wild_scales(dataset)

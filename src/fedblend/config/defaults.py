@@ -33,7 +33,14 @@ RATES = {"char_rnn": 0.8}
 ROUNDS = 100
 MANY, COHORT = 100, 10
 """Clients of a dataset beyond which a round has a cohort, and its size."""
-EVERYONE = ("l2gd", "locodl", "scafflix", "scaffnew")
+EVERYONE = (
+    "compressed_scaffnew",
+    "flix_locodl",
+    "l2gd",
+    "locodl",
+    "scafflix",
+    "scaffnew",
+)
 """Algorithms in whose rounds all clients take part."""
 CLIENTS = {"clients": 10, "concentration": 1.0, "minimum": 20}
 """How the rows of a dataset without clients are shared out, by their classes."""
@@ -41,12 +48,13 @@ OF_OTHERS = ("classes", "pairs", "path", "per_client")
 """Options of partitions that are not chosen: these need their name."""
 OPTIONS: Mapping[str, Any] = {
     "alpha": 0.5,
+    "copies": 2,
     "head_steps": 10,
     "inner_rate": 0.05,
     "inner_steps": 5,
     "compressor": {"name": "natural"},
     "lam": 0.1,
-    "moved": 0.0,
+    "moved": 0.01,
     "mu": 0.01,
     "personal": {"solver": "sgd"},
     "personal_steps": 10,
@@ -58,7 +66,7 @@ OPTIONS: Mapping[str, Any] = {
 """Options that an algorithm must have, by their keys."""
 HEADS: Mapping[str, str] = {
     **dict.fromkeys(LINEAR, "bias"),
-    **dict.fromkeys(("mlp", "cnn", "large_cnn", "char_rnn"), "last"),
+    **dict.fromkeys(("mlp", "cnn", "large_cnn", "resnet18", "char_rnn"), "last"),
     "dual_encoder": "dense",
 }
 """The parts of a model that stay with a client: of a linear one, the intercept."""

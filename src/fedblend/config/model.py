@@ -74,7 +74,10 @@ def model_of(config: Config, task: Task, loss: str) -> models.Model:
 
     An algorithm may ask for another form of it, such as an ensemble of several.
     """
-    return formed(config, _one_model(config, task, loss), task, loss)
+    model = _one_model(config, task, loss)
+    if config.model.products is not None:
+        model = models.with_products(model, config.model.products)
+    return formed(config, model, task, loss)
 
 
 def _one_model(config: Config, task: Task, loss: str) -> models.Model:
@@ -84,7 +87,7 @@ def _one_model(config: Config, task: Task, loss: str) -> models.Model:
             f'model.loss: "{loss}" is not for {task.kind} targets; it needs '
             f"{' or '.join(_KINDS[loss])}"
         )
-    options = choice.model_dump(exclude={"name", "l2", "loss", "ensemble"})
+    options = choice.model_dump(exclude={"name", "l2", "loss", "ensemble", "products"})
     name = config.model.name
     if name == "logistic" and task.kind == "regression" and choice.loss is None:
         raise ConfigError(
@@ -162,7 +165,7 @@ def require_assumptions(config: Config, clients: int | None = None) -> None:
         ("algorithm.optimizer", options.optimizer, (None,)),
         ("algorithm.schedule", options.schedule, (None,)),
         ("algorithm.server", _other_server(options), (None,)),
-        ("algorithm.mix", options.mix, ("parameters",)),
+        ("algorithm.mix", getattr(options, "mix", "parameters"), ("parameters",)),
         ("run.cohort", cohort if clients else None, (None,)),
         ("populations", config.populations, (None,)),
         ("run.weights", run.weights, ("uniform", None)),
@@ -309,14 +312,27 @@ def rates(config: Config, known: Smoothness | None, dim: int) -> Rates:
     require_assumptions(config, clients)
     options: Any = config.algorithm
     alone, alpha = 1 / float(known.smooth.max()), np.asarray(options.alpha)
+    if options.entry.coin and config.compress is not None:
+        raise ConfigError(
+            f"compress: is given; theory has no step for {options.name} with it"
+        )
     if options.entry.own_rates:
-        if config.compress is not None:
-            raise ConfigError(
-                f"compress: is given; theory has no step for {options.name} with it"
-            )
         return Rates(alone, alone)
+    if options.entry.coin:
+        return Rates(float(options.local_training(known, dim).rates[0]), alone)
     way = solver(config.compress, dim, clients, accelerates=_accelerates(options))
     return Rates(step(way, alpha, known), alone, momentum(way, alpha, known))
+
+
+def with_steps(config: Config, known: Smoothness | None, dim: int) -> Config:
+    """The configuration with a number in place of ``steps = "theory"``."""
+    options: Any = config.algorithm
+    if options.steps != "theory":
+        return config
+    known = require_known(known, 'algorithm.steps: "theory"')
+    number = options.local_training(known, dim).steps
+    own = options.model_copy(update={"steps": number})
+    return config.model_copy(update={"algorithm": own})
 
 
 def with_rates(

@@ -26,8 +26,8 @@ EXAMINED = {
         "run measure federation"
     ),
     "run": (
-        "rounds cohort epoch seed every weights chunk store dropout reduction trim "
-        "precision keep_personal until"
+        "rounds cohort epoch seed every weights chunk devices store rows dropout "
+        "reduction trim precision keep_personal until"
     ),
     "privacy": (
         "clip noise tree delta adjacency adaptive quantile rate count_noise noise_from"

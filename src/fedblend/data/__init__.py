@@ -10,3 +10,5 @@ from fedblend.data.folds import folds as folds
 from fedblend.data.partition.partition import federate_dataset as federate_dataset
 from fedblend.data.preprocess.preprocessing import Preprocessing as Preprocessing
 from fedblend.data.readers.read import read as read
+from fedblend.data.shards import open_shards as open_shards
+from fedblend.data.shards import write_shards as write_shards

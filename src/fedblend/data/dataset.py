@@ -92,6 +92,8 @@ class Dataset(NamedTuple):
     schema: "Schema | None" = None
     """Of a raw table: inputs are its columns as encoded by the schema, NaN where a
     value is missing, and become those of a model after rows are split."""
+    sha256: str = ""
+    """Of rows in a folder, which stay in its files and belong to its clients."""
 
 
 class Task(NamedTuple):

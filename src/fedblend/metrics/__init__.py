@@ -17,7 +17,7 @@ from fedblend.metrics.classification import balanced_accuracy as balanced_accura
 from fedblend.metrics.classification import mean_loss as mean_loss
 from fedblend.metrics.classification import next_token_accuracy as next_token_accuracy
 from fedblend.metrics.classification import recall_at as recall_at
-from fedblend.metrics.metric import Measure, RowMeasure  # noqa: F401
+from fedblend.metrics.metric import Measure, RowByRow, RowMeasure  # noqa: F401
 from fedblend.metrics.metric import Metric as Metric
 from fedblend.metrics.metric import evaluate as evaluate
 from fedblend.metrics.probability import brier_score as brier_score

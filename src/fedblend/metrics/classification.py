@@ -9,7 +9,7 @@ from fedblend.checks import COUNT, FUNCTION, gate
 from fedblend.core import Loss
 from fedblend.metrics.metric import (
     Metric,
-    counted,
+    RowByRow,
     fraction_of_rows,
     is_binary,
     margin,
@@ -28,11 +28,11 @@ from fedblend.mixing import Apply
 def mean_loss(loss: Loss) -> Metric:
     """The mean of a loss."""
 
-    def measure(model, batch):
-        losses = loss(model, batch.rows)
-        return mean_and_rows(losses, counted(batch, losses))
+    def finish(losses, rows, mask):
+        del rows
+        return mean_and_rows(losses, mask)
 
-    return rowwise(mean_error, measure)
+    return rowwise(mean_error, RowByRow(loss, finish))
 
 
 @gate(apply=FUNCTION)

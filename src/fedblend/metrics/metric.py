@@ -21,6 +21,25 @@ OutputMeasure = Callable[[jax.Array, jax.Array, jax.Array], tuple[jax.Array, jax
 
 
 @dataclasses.dataclass(frozen=True)
+class RowByRow:
+    """A ``RowMeasure`` in two steps, of which the model is in the first alone.
+
+    So one model for all clients can go over the rows of all of them at once, however
+    many each of them has.
+    """
+
+    say: Callable[[PyTree, PyTree], jax.Array]
+    """``say(model, rows)``: an entry for every row, which no other row changes."""
+    finish: Callable[[jax.Array, PyTree, jax.Array], tuple[jax.Array, jax.Array]]
+    """``finish(said, rows, mask)``: the number of a client, and those of its rows."""
+
+    def __call__(self, model: PyTree, batch: Batch) -> tuple[jax.Array, jax.Array]:
+        """Both steps."""
+        said = self.say(model, batch.rows)
+        return self.finish(said, batch.rows, counted(batch, said))
+
+
+@dataclasses.dataclass(frozen=True)
 class Metric:
     """A function of a model and one client's rows, and which direction is better.
 
@@ -74,12 +93,15 @@ def of_outputs(
 ) -> Metric:
     """A metric from ``measure(outputs, targets, mask)`` of ``(inputs, targets)``."""
 
-    def both(model, batch):
-        inputs, targets = batch.rows
-        outputs = predict(apply, model, inputs)
-        return measure(outputs, targets, counted(batch, outputs))
+    def outputs(model, rows):
+        inputs, _ = rows
+        return predict(apply, model, inputs)
 
-    return rowwise(make, both)
+    def finish(outputs, rows, mask):
+        _, targets = rows
+        return measure(outputs, targets, mask)
+
+    return rowwise(make, RowByRow(outputs, finish))
 
 
 def of_outputs_without_rows(

@@ -2,10 +2,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Aggregators: from the clients' ups to the server's ``Aggregate``.
 
-Ups are added in the order of client ids. An up that is not finite everywhere is
-rejected. ``mean`` needs a running sum only, so that the size of a cohort costs no
-memory; ``median`` and ``trimmed_mean`` have to see all ups of a round side by side, and
-ignore weights.
+Ups are added in an order fixed by the numbers of the cohort's chunks: those of a group
+of chunks one after another, in the order of client ids, and the groups by a binary
+tree. No number of devices, and no runtime, changes it. An up that is not finite
+everywhere is rejected. ``mean`` needs running sums only, so that the size of a cohort
+costs no memory; ``median`` and ``trimmed_mean`` have to see all ups of a round side by
+side, and ignore weights.
 """
 
 import dataclasses
@@ -14,6 +16,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fedblend import trees
 from fedblend.checks import Number, words
@@ -21,6 +24,8 @@ from fedblend.core import STATIC, Aggregate, PyTree
 
 DROPPED, RECEIVED, REJECTED, PADDING = 0, 1, 2, 3
 """What became of a member of the cohort."""
+GROUPS = 8
+"""The most groups of chunks, and so the most devices that share a cohort."""
 
 
 @jax.tree_util.register_dataclass
@@ -90,6 +95,22 @@ def add_to(
     return RunningSum(
         total, running_sum.weight + weights.sum(), count, running_sum.dtypes
     ), finite
+
+
+def group_edges(pieces: int) -> np.ndarray:
+    """The first chunk of each group, and the end of the last, of so many chunks.
+
+    The number of groups is a power of two; they are as even as can be.
+    """
+    groups = min(GROUPS, 1 << (pieces - 1).bit_length())
+    return np.arange(groups + 1) * pieces // groups
+
+
+def tree_sum(sums: PyTree) -> PyTree:
+    """The sum over the first axis, whose length is a power of two, by a binary tree."""
+    if all(len(leaf) == 1 for leaf in jax.tree.leaves(sums)):
+        return trees.take(sums, 0)
+    return tree_sum(jax.tree.map(lambda leaf: leaf[::2] + leaf[1::2], sums))
 
 
 def finish(running_sum: RunningSum, everyone: float) -> Aggregate:

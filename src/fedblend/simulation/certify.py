@@ -84,12 +84,11 @@ def certificates(
     """
     run = run if run.down is not None else run.complete()
     engine, clients = run._engine, run._clients
-    ids = np.arange(clients.number)
-    arguments = (run.down, clients.states(ids), engine.examples["train"])
+    states, members, examples, _ = clients.measured(np.arange(clients.number))
     found = engine._call(
         "objective",
         partial(objective_of_all, loss),
-        (*arguments, clients.members(ids)),
+        (run.down, states, examples["train"], members),
         (0, 1, None, engine.placed),
         0,
     )

@@ -19,7 +19,7 @@ import jax
 import numpy as np
 
 from fedblend.errors import CheckpointError
-from fedblend.simulation.client_store import StoreError
+from fedblend.simulation.disk_store import StoreError
 from fedblend.simulation.result import Record
 from fedblend.simulation.run import Run
 from fedblend.simulation.sampling import Strata
@@ -45,7 +45,9 @@ def save(path: Path, run: Run, about: Mapping[str, str] | None = None) -> None:
         "records": json.dumps(jax.tree.map(Record.row, run.records)),
         "about": json.dumps(dict(about or {})),
     }
-    write_atomically(path, pack(run.snapshot(), words))
+    content = run.snapshot()
+    if jax.process_index() == 0:
+        write_atomically(path, pack(content, words))
 
 
 def read_about(path: Path) -> dict[str, str]:
@@ -66,6 +68,7 @@ def copy(path: Path, to: Path, about: Mapping[str, str]) -> None:
 def restore(path: Path, run: Run) -> None:
     """Take a freshly set up run to where the saved one was."""
     arrays, words = _open(path)
+    run.use_store(words["plan"].get("store"))
     for name, value in _plan(run).items():
         saved = words["plan"].get(name)
         if saved != value:

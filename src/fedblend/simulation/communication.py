@@ -58,13 +58,14 @@ class Totals(NamedTuple):
 
 
 class CommunicationLog:
-    """Bits of one replica, by client."""
+    """Bits of one replica, by client and in total."""
 
     def __init__(self, clients: int, sizes: Sizes):
         self.sizes = sizes
         self.up = np.zeros(clients, np.int64)
         self.down = np.zeros(clients, np.int64)
         self.joined = np.zeros(clients, bool)
+        self.total_up = self.total_down = 0
 
     def join(self, ids: np.ndarray) -> None:
         """Count the enrollment of those who have not joined yet."""
@@ -73,6 +74,8 @@ class CommunicationLog:
         self.joined[new] = True
         self.down[new] += self.sizes.params
         self.up[new] += self.sizes.join
+        self.total_down += len(new) * self.sizes.params
+        self.total_up += len(new) * self.sizes.join
 
     def enter(
         self,
@@ -90,6 +93,8 @@ class CommunicationLog:
         np.add.at(self.up, ids[sent], up[sent])
         down = np.where(real, self.sizes.down + ragged_down, 0)
         np.add.at(self.down, ids[real], down[real])
+        self.total_up += int(up.sum())
+        self.total_down += int(down.sum())
         kinds = (RECEIVED, DROPPED, REJECTED)
         return Totals(*(int((status == kind).sum()) for kind in kinds))
 
@@ -102,6 +107,7 @@ class CommunicationLog:
         self.up, self.down, self.joined = (
             np.array(snapshot[name]) for name in ("up", "down", "joined")
         )
+        self.total_up, self.total_down = int(self.up.sum()), int(self.down.sum())
 
 
 def client_flops(

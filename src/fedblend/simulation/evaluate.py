@@ -4,11 +4,15 @@
 
 Pure functions of arrays for one replica, like those of ``rounds``, and ``Evaluation``,
 what a run measures on whom.
+
+Where one model serves all clients, it goes over the rows of all of them at once, in
+batches that no client's number of rows changes, and states are not read. Elsewhere
+clients are measured side by side, in windows of the largest one's rows.
 """
 
 import dataclasses
-from collections.abc import Mapping
-from functools import cached_property
+from collections.abc import Mapping, Sequence
+from functools import cached_property, partial
 from typing import Any
 
 import jax
@@ -19,12 +23,14 @@ from fedblend import keys, trees
 from fedblend.batches import everything
 from fedblend.core import Algorithm, Down, Key, PyTree, Shard, shared_model
 from fedblend.data.federated import Shards
-from fedblend.gains import Evidence, Measured
-from fedblend.metrics import Metric, evaluate
+from fedblend.gains import Measured
+from fedblend.metrics import Metric, RowByRow, evaluate
 from fedblend.simulation.rounds import Members, Settings, shard_of
 
 MEASURE_BYTES = 2**28
 """Memory that the rows of clients measured side by side may take."""
+CPU_ROWS, ROWS = 512, 2048
+"""Rows that a model goes over at once, on a CPU and on anything else."""
 
 Values = dict[str, dict[str, dict[str, jax.Array]]]
 """``{split: {model: {metric: value}}}`` of one client."""
@@ -82,11 +88,98 @@ def evaluate_client(
     return numbers, by_row
 
 
+def one_for_all(algorithm: Algorithm) -> bool:
+    """Whether every client deploys the very model that the server has."""
+    whole = algorithm.needs.whole or algorithm.tell is Algorithm._field_defaults["tell"]
+    return whole and algorithm.personal is shared_model
+
+
+def evaluate_rows(
+    metrics: Mapping[str, Metric],
+    model: PyTree,
+    examples: PyTree,
+    places: tuple[jax.Array, jax.Array],
+    counts: np.ndarray,
+    capacity: int,
+    replicas: int = 1,
+) -> tuple[dict[str, jax.Array], dict[str, jax.Array]]:
+    """The metrics of one model on the rows of each client, and by rows.
+
+    What ``evaluate`` finds for each of them; but the model goes over the rows of many
+    clients in batches of ``rows_at_once``, without the padding of small clients.
+
+    Args:
+        metrics: what to measure, each of them ``RowByRow``.
+        model: the model.
+        examples: the rows of the split.
+        places: where the clients' rows start, and how many there are.
+        counts: how many there are, by value.
+        capacity: the rows of a client's window.
+        replicas: as many of these take the memory at the same time.
+    """
+    measures = {name: _two_steps(metric) for name, metric in metrics.items()}
+    clients = len(counts)
+
+    def say(index):
+        rows = trees.take(examples, index)
+        return {name: of.say(model, rows) for name, of in measures.items()}
+
+    def finish(said, client):
+        start, count, end = client
+        inside = jnp.arange(capacity)
+        window = jnp.minimum(inside, jnp.maximum(count - 1, 0))
+        rows = trees.take(examples, start + window)
+        own = trees.take(said, end - count + window)
+        found = {
+            name: of.finish(own[name], rows, inside < count)
+            for name, of in measures.items()
+        }
+        return tuple({name: found[name][part] for name in found} for part in (0, 1))
+
+    one_row = jax.eval_shape(say, jnp.zeros(1, int))
+    row_bytes = sum(leaf.size * leaf.dtype.itemsize for leaf in one_row.values())
+    room = max(MEASURE_BYTES // (row_bytes * replicas), 1)
+    groups = min(-(-int(counts.sum()) // room), clients) or 1
+    group = -(-clients // groups)
+    gap = (0, -clients % group)
+    total = max(int(np.pad(counts, gap).reshape(-1, group).sum(axis=1).max()), 1)
+    pieces = -(-total // rows_at_once())
+    size = -(-total // pieces)
+
+    def several(of_group):
+        starts, counts = of_group
+        ends = jnp.cumsum(counts)
+        shifts = jnp.repeat(
+            starts - (ends - counts), counts, total_repeat_length=pieces * size
+        )
+        index = shifts + jnp.arange(pieces * size)
+        said = jax.lax.map(say, index.reshape(pieces, size))
+        said = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), said)
+        side_by_side = min(max(room // capacity, 1), group)
+        each = (starts, counts, ends)
+        return jax.lax.map(partial(finish, said), each, batch_size=side_by_side)
+
+    grouped = jax.tree.map(lambda leaf: jnp.pad(leaf, gap).reshape(-1, group), places)
+    found = jax.lax.map(several, grouped)
+    return jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:])[:clients], found)
+
+
+def rows_at_once() -> int:
+    """How many rows a model should go over at once."""
+    return CPU_ROWS if jax.default_backend() == "cpu" else ROWS
+
+
+def _two_steps(metric: Metric) -> RowByRow:
+    assert isinstance(metric.with_rows, RowByRow)
+    return metric.with_rows
+
+
 @dataclasses.dataclass(frozen=True)
 class Evaluation:
     """What to measure, on whom.
 
-    ``ids`` are the clients, at most ``most`` of them measured side by side.
+    ``ids`` are the clients, at least ``most`` of them measured side by side where their
+    rows fit; ``one_for_all`` says that they all deploy the server's model.
     """
 
     metrics: Mapping[str, Metric]
@@ -94,29 +187,45 @@ class Evaluation:
     ids: np.ndarray
     replicas: int | None
     most: int
+    one_for_all: bool = False
 
     @property
     def counts(self) -> dict[str, np.ndarray]:
         """The measured clients' rows in each split."""
         return {name: split.counts[self.ids] for name, split in self.splits.items()}
 
+    @property
+    def by_rows(self) -> bool:
+        """Whether the model of all clients goes over all rows; it reads no states."""
+        known = (metric.with_rows for metric in self.metrics.values())
+        return self.one_for_all and all(isinstance(of, RowByRow) for of in known)
+
     @cached_property
     def chunk(self) -> int:
-        """Clients measured side by side: as in training, if their rows fit."""
+        """Clients measured side by side: as in training, or as many as have ``ROWS``.
+
+        Fewer, if their rows do not fit.
+        """
+        if self.by_rows:
+            return 1
+        capacity = max(split.capacity for split in self.splits.values())
         window = max(
             split.capacity * leaf[:1].nbytes
             for split in self.splits.values()
             for leaf in jax.tree.leaves(split.examples)
         )
         fitting = max(MEASURE_BYTES // (window * (self.replicas or 1)), 1)
-        return int(min(fitting, self.most, len(self.ids)))
+        wanted = self.most
+        if jax.default_backend() != "cpu":
+            wanted = max(wanted, ROWS // (capacity * (self.replicas or 1)))
+        return int(min(fitting, wanted, len(self.ids)))
 
     @property
     def padded_ids(self) -> np.ndarray:
         """The measured clients, some of them again to fill the last chunk."""
         return np.resize(self.ids, len(self.ids) + -len(self.ids) % self.chunk)
 
-    @property
+    @cached_property
     def places(self) -> dict[str, tuple[jax.Array, jax.Array]]:
         """Where the rows of ``padded_ids`` start in each split, and how many."""
         ids = self.padded_ids
@@ -145,9 +254,10 @@ class Evaluation:
         are some. States, members and places are those of ``padded_ids``. Methods whose
         server sends nothing have no shared model to measure.
         """
+        if self.by_rows:
+            return self._measure_rows(down.shared, examples, places)
         algorithm = settings.build(hyper)
         capacity = {name: split.capacity for name, split in self.splits.items()}
-        paired = [name for name in places if name != "train"] or list(places)
 
         def one(client):
             state, member, rows = client
@@ -164,32 +274,53 @@ class Evaluation:
                 down.shared if jax.tree.leaves(message.shared) else None,
                 held,
             )
-            return numbers, {split: by_row[split] for split in paired}
+            return numbers, {split: by_row[split] for split in self.paired}
 
         return jax.lax.map(one, (states, members, places), batch_size=self.chunk)
 
-    def by_replica(
-        self, values: tuple[PyTree, PyTree], alone: Evidence | None
-    ) -> tuple[list[Measured], list[Measured]]:
-        """What ``measure`` found in each replica, and what single rows contribute.
+    @property
+    def paired(self) -> list[str]:
+        """The splits whose rows are kept, to compare models row by row."""
+        return [name for name in self.splits if name != "train"] or list(self.splits)
 
-        ``alone`` is that of training alone: its personal models are every client's
-        alternative to taking part, "local" in the result.
+    def _measure_rows(
+        self,
+        model: PyTree,
+        examples: Mapping[str, PyTree],
+        places: Mapping[str, tuple[jax.Array, jax.Array]],
+    ) -> tuple[PyTree, PyTree]:
+        """``measure`` where all clients have the same model."""
+        replicas, numbers, by_row = self.replicas or 1, {}, {}
+        for name, counts in self.counts.items():
+            found = evaluate_rows(
+                self.metrics,
+                model,
+                examples[name],
+                places[name],
+                counts,
+                self.splits[name].capacity,
+                replicas,
+            )
+            numbers[name], by_row[name] = (
+                {"personal": of, "shared": of} for of in found
+            )
+        return numbers, {name: by_row[name] for name in self.paired}
+
+    def by_replica(self, values: PyTree, alone: Sequence[Measured]) -> list[Measured]:
+        """What ``measure`` found in each replica: the numbers, or those of rows.
+
+        ``alone`` is that of training alone, if there is any: its personal models are
+        every client's alternative to taking part, "local" in the result.
         """
         values = jax.device_get(values)
         if self.replicas is None:
             values = jax.tree.map(lambda leaf: leaf[None], values)
-        found, by_row = (
-            [
-                trees.take(of, (replica, slice(len(self.ids))))
-                for replica in range(self.replicas or 1)
-            ]
-            for of in values
-        )
-        if alone is not None:
-            for replicas, theirs in ((found, alone.measured), (by_row, alone.by_row)):
-                for replica, measured in enumerate(replicas):
-                    reference = theirs[replica if len(theirs) > 1 else 0]
-                    for split, models in measured.items():
-                        models["local"] = reference[split]["personal"]
-        return found, by_row
+        found = [
+            trees.take(values, (replica, slice(len(self.ids))))
+            for replica in range(self.replicas or 1)
+        ]
+        for replica, measured in enumerate(found if alone else ()):
+            reference = alone[replica if len(alone) > 1 else 0]
+            for split, models in measured.items():
+                models["local"] = reference[split]["personal"]
+        return found

@@ -7,16 +7,17 @@ what a run of that value alone would be.
 """
 
 import dataclasses
+from collections.abc import Iterable
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from fedblend import trees
-from fedblend.core import PyTree
+from fedblend.core import PyTree, Shard
 from fedblend.gains import Measured
-from fedblend.simulation.engine import Clients, Engine
+from fedblend.simulation.clients import Clients, Places
+from fedblend.simulation.engine import Engine
 from fedblend.simulation.result import Measures, Models, Record, spreads
 from fedblend.simulation.rounds import Members
 from fedblend.simulation.run import Run
@@ -51,11 +52,16 @@ class RunOfReplicas(Run):
             [of[number] for number in numbers if of]
             for of in (whole.measured, whole.by_row)
         ]
-        self.measured, self.by_row = map(self._with_local, found, (0, 1))
+        self.measured, self._found_rows = map(self._with_local, found, (0, 1))
         self.records = [
             self._record_of([record[number] for number in numbers])
             for record in whole.records
         ]
+
+    @property
+    def by_row(self) -> list[Measured]:
+        """What single rows contribute, in each replica."""
+        return self._found_rows
 
     @property
     def compile_seconds(self) -> float:
@@ -135,17 +141,31 @@ class ClientsOfReplicas:
     def __init__(self, whole: Clients, places: slice | int):
         self._whole, self._places = whole, places
         self.number, self.shapes = whole.number, whole.shapes
-        self.train = whole.train
-        if self.train.starts.ndim > 1:
-            own = self.train.starts[places]
-            self.train = dataclasses.replace(self.train, starts=own)
+        self._own_rows = whole.train.starts.ndim > 1
 
-    def members(self, ids: np.ndarray) -> Members:
-        """Arrays over these clients, with the places of their rows in the replicas."""
-        starts = jnp.asarray(self.train.starts[..., ids], jnp.int32)
-        return self._whole.members(ids)._replace(starts=starts)
+    def measured(
+        self, ids: np.ndarray, splits: Iterable[str] = ()
+    ) -> tuple[PyTree, Members, dict[str, PyTree], Places]:
+        """States of clients to measure, and their rows, and where these start."""
+        states, members, examples, places = self._whole.measured(ids, splits)
+        members = members._replace(starts=self._own(members.starts))
+        placed = {
+            name: (self._own(starts), counts)
+            for name, (starts, counts) in places.items()
+        }
+        return self._chosen(states), members, examples, placed
+
+    def shard(self, client: int) -> Shard:
+        """The training rows of one client."""
+        shard = self._whole.shard(client)
+        return dataclasses.replace(shard, start=self._own(shard.start))
 
     def states(self, ids: np.ndarray) -> PyTree:
         """What these clients remember, stacked."""
-        whole = self._whole.states(ids)
-        return jax.tree.map(lambda leaf: leaf[:, self._places], whole)
+        return self._chosen(self._whole.states(ids))
+
+    def _own(self, starts: jax.Array) -> jax.Array:
+        return starts[self._places] if self._own_rows else starts
+
+    def _chosen(self, states: PyTree) -> PyTree:
+        return jax.tree.map(lambda leaf: leaf[:, self._places], states)

@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Enrollment, start and rounds of a simulation: pure functions of arrays, one replica.
 
-``engine`` compiles them and maps them over the replicas of a sweep.
+``engine`` compiles them, maps them over the replicas of a sweep, and spreads them over
+devices: each runs these functions on its own groups of the cohort's chunks.
 """
 
 from collections.abc import Callable
@@ -24,28 +25,30 @@ from fedblend.core import (
     has_ragged,
     ragged_bits,
 )
-from fedblend.simulation import aggregators
+from fedblend.simulation import aggregators, devices
 
 
 class Members(NamedTuple):
-    """Clients of a cohort or of a group: arrays over them.
+    """Clients of a cohort or of those who join: arrays over them.
 
-    ``slots`` are their places among the states, ``present`` is False on padding.
+    Where they are many, arrays end in [groups, chunks of a group, chunk]. ``slots`` are
+    their places among the states, ``present`` is False on padding.
     """
 
-    ids: jax.Array
-    slots: jax.Array
-    starts: jax.Array
-    counts: jax.Array
-    weights: jax.Array
-    present: jax.Array
+    ids: Any
+    slots: Any
+    starts: Any
+    counts: Any
+    weights: Any
+    present: Any
 
 
 class Settings(NamedTuple):
     """What is fixed when a simulation is compiled.
 
     ``everyone`` is the weight of the whole federation, ``chunk`` the number of clients
-    that are mapped at once.
+    that are mapped at once, ``width`` the number of devices that share a cohort,
+    ``mean_count`` the mean number of rows of all clients.
     """
 
     build: Callable[[Any], Algorithm]
@@ -54,6 +57,8 @@ class Settings(NamedTuple):
     everyone: float
     dropout: float
     reduction: aggregators.Reduction
+    width: int = 1
+    mean_count: float | None = None
 
 
 class Shapes(NamedTuple):
@@ -84,7 +89,14 @@ class Log(NamedTuple):
 
 def shard_of(settings: Settings, examples: PyTree, member: Members) -> Shard:
     """The training data of one member."""
-    return Shard(examples, member.starts, member.counts, member.ids, settings.capacity)
+    return Shard(
+        examples,
+        member.starts,
+        member.counts,
+        member.ids,
+        settings.capacity,
+        mean_count=settings.mean_count,
+    )
 
 
 def enroll(
@@ -94,8 +106,12 @@ def enroll(
     params: PyTree,
     examples: PyTree,
     members: Members,
+    turns: jax.Array | None,
 ) -> tuple[aggregators.RunningSum, PyTree]:
-    """The sum of what a group of clients sends on joining, and their states."""
+    """The sum of what clients send on joining, and their states.
+
+    ``turns`` are the chunks of each group.
+    """
     algorithm = settings.build(hyper)
 
     def one(member):
@@ -103,11 +119,15 @@ def enroll(
         shard = shard_of(settings, examples, member)
         return trees.strongly_typed(algorithm.enroll(params, shard, key))
 
-    join, states = jax.lax.map(one, members, batch_size=settings.chunk)
-    shapes = jax.tree.map(lambda leaf: leaf[0], join)
-    first = aggregators.empty(shapes)
-    running_sum, _ = aggregators.add_to(first, join, members.weights, members.present)
-    return running_sum, states
+    def add_chunk(total, nothing, members):
+        join, states = side_by_side(one)(members)
+        total, _ = aggregators.add_to(total, join, members.weights, members.present)
+        return total, nothing, states
+
+    join, _ = jax.eval_shape(one, trees.take(members, (0, 0, 0)))
+    first = aggregators.empty(join)
+    sums, _, states = by_groups(add_chunk, first, (), members, turns)
+    return devices.total(settings.width, sums), trees.flat(states, 3)
 
 
 def start(
@@ -140,6 +160,70 @@ def exchange(
     return message, up._replace(mean_gradient=None, step_sum=None), after
 
 
+def side_by_side(one: Callable[..., PyTree]) -> Callable[..., PyTree]:
+    """``one``, of a chunk's arrays in place of a client's."""
+
+    def several(*chunk):
+        if len(jax.tree.leaves(chunk)[0]) > 1:
+            return jax.vmap(one)(*chunk)
+        # A single client is not mapped: plain products are faster than batched ones.
+        return jax.tree.map(lambda leaf: leaf[None], one(*trees.take(chunk, 0)))
+
+    return several
+
+
+def by_groups(
+    add_chunk: Callable[[Any, Any, Members], tuple[Any, Any, PyTree]],
+    first: aggregators.RunningSum,
+    carry: PyTree,
+    members: Members,
+    turns: jax.Array | None,
+) -> tuple[aggregators.RunningSum, PyTree, PyTree]:
+    """Go through a device's chunks; the sum of each group, the carry, and the outcomes.
+
+    A cohort of any size costs the memory of one chunk, of its outcomes, and of the sums
+    of groups.
+
+    Args:
+        add_chunk: from the group's running sum, the carry and a chunk's members to both
+            anew, and the chunk's outcome.
+        first: the sum before a group's first chunk.
+        carry: what goes from chunk to chunk.
+        members: [groups, chunks of a group, chunk].
+        turns: the chunks of each group; outcomes beyond are zeros. None where there is
+            a single chunk on a single device.
+    """
+    groups, most, _ = members.ids.shape
+
+    def chunk(group, number):
+        return trees.take(members, (group, number))
+
+    *_, shapes = jax.eval_shape(add_chunk, first, carry, chunk(0, 0))
+    outcomes = jax.tree.map(
+        lambda leaf: jnp.zeros((groups, most, *leaf.shape), leaf.dtype), shapes
+    )
+
+    def one_group(group, so_far):
+        sums, carry, outcomes = so_far
+
+        def one_chunk(number, so_far):
+            total, carry, outcomes = so_far
+            total, carry, outcome = add_chunk(total, carry, chunk(group, number))
+            outcomes = trees.put(outcomes, outcome, group, number)
+            return total, carry, outcomes
+
+        total, carry, outcomes = jax.lax.fori_loop(
+            0, 1 if turns is None else turns[group], one_chunk, (first, carry, outcomes)
+        )
+        return trees.put(sums, total, group), carry, outcomes
+
+    sums = jax.tree.map(lambda leaf: jnp.stack([leaf] * groups), first)
+    # Neither number of turns is static: a compiler that sees a loop of one turn merges
+    # it with what surrounds it, and rounds otherwise.
+    end = groups if turns is None else (turns >= 0).sum()
+    return jax.lax.fori_loop(0, end, one_group, (sums, carry, outcomes))
+
+
 def block(
     shapes: Shapes,
     settings: Settings,
@@ -150,16 +234,18 @@ def block(
     examples: PyTree,
     central: Shard | None,
     plan: Members,
+    turns: jax.Array | None,
     first: jax.Array,
     last: jax.Array,
 ) -> tuple[tuple[Down, PyTree], PyTree, Log]:
     """Rounds ``first`` to ``last`` of one replica.
 
-    ``carry`` is (down, server), ``plan`` the members of each round. The number of
-    rounds is not static: a last, shorter block is not compiled anew.
+    ``carry`` is (down, server), ``plan`` the members of each round, ``turns`` the
+    chunks of each group. The number of rounds is not static: a last, shorter block is
+    not compiled anew.
     """
     algorithm = settings.build(hyper)
-    answers = _chunked_answers(settings, shapes, algorithm, root, examples)
+    answers = _answers(settings, shapes, algorithm, root, examples, turns)
 
     def one_round(number, so_far):
         down, server, states, log = so_far
@@ -169,7 +255,7 @@ def block(
             aggregate, down, server, central, keys.at(root, "server", number)
         )
         down, server = trees.select(aggregate.count > 0, after, (down, server))
-        log = jax.tree.map(lambda all, this: all.at[place].set(this), log, entry)
+        log = trees.put(log, entry, place)
         return down._replace(round=down.round + 1), server, states, log
 
     def ragged(message):
@@ -183,18 +269,16 @@ def block(
     return (down, server), states, log
 
 
-def _chunked_answers(
+def _answers(
     settings: Settings,
     shapes: Shapes,
     algorithm: Algorithm,
     root: Key,
     examples: PyTree,
+    turns: jax.Array | None,
 ) -> Callable[[Down, PyTree, Members], tuple[Aggregate, PyTree, Log]]:
-    """A function from a round's members to their aggregate, states and log.
-
-    Ups are summed chunk by chunk: a cohort of any size costs the memory of one chunk.
-    """
-    chunk, middle = settings.chunk, settings.reduction.stacked
+    """A function from a round's members to their aggregate, states and log."""
+    width, middle = settings.width, settings.reduction.stacked
 
     def one(down, state, member):
         """The decoded up, the new state, whether it answered, and ragged bits."""
@@ -208,41 +292,31 @@ def _chunked_answers(
         bits = ragged_bits(up), ragged_bits(message)
         return algorithm.decode(up), after, answered, bits
 
-    def several(down, states, members):
-        if chunk > 1:
-            return jax.vmap(one, in_axes=(None, 0, 0))(down, states, members)
-        # A single client is not mapped: plain products are faster than batched ones.
-        alone = one(down, trees.take(states, 0), trees.take(members, 0))
-        return jax.tree.map(lambda leaf: leaf[None], alone)
-
-    def add_chunk(down, carry, members):
-        total, states = carry
-        old = trees.take(states, members.slots)
-        ups, new, answered, bits = several(down, old, members)
+    def add_chunk(down, total, states, members):
+        # Whether states come from and go to other devices must not change how what lies
+        # between is compiled.
+        old = jax.lax.optimization_barrier(devices.read(width, states, members.slots))
+        ups, new, answered, bits = side_by_side(partial(one, down))(old, members)
         total, finite = aggregators.add_to(total, ups, members.weights, answered)
         received = answered & finite
-        # Slots of padding lie beyond the end and are dropped.
-        states = jax.tree.map(
-            lambda all, after: all.at[members.slots].set(after, mode="drop"),
-            states,
-            trees.select(received, new, old),
-        )
+        kept = jax.lax.optimization_barrier(trees.select(received, new, old))
+        states = devices.write(width, states, members.slots, kept)
         status = jnp.where(received, aggregators.RECEIVED, aggregators.REJECTED)
         status = jnp.where(answered, status, aggregators.DROPPED)
-        status = jnp.where(members.present, status, aggregators.PADDING)
         log = Log(status.astype(jnp.int8), *bits)
-        return (total, states), (log, (ups, received) if middle is not None else None)
+        return total, states, (log, (ups, received) if middle is not None else None)
 
     def answers(down, states, members):
-        chunks = jax.tree.map(lambda leaf: leaf.reshape(-1, chunk), members)
-        carry = (aggregators.empty(shapes.decoded), states)
-        (total, states), outcome = jax.lax.scan(partial(add_chunk, down), carry, chunks)
-        log, stack = jax.tree.map(
-            lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), outcome
+        first = aggregators.empty(shapes.decoded)
+        sums, states, (log, stack) = by_groups(
+            partial(add_chunk, down), first, states, members, turns
         )
+        status = jnp.where(members.present, log.status, aggregators.PADDING)
+        log = log._replace(status=status.astype(jnp.int8))
+        total = devices.total(width, sums)
         aggregate = aggregators.finish(total, settings.everyone)
         if middle is not None:
-            ups, received = stack
+            ups, received = trees.flat(devices.gathered(width, stack), 3)
             mean = jax.tree.map(partial(middle, received), ups)
             aggregate = aggregate._replace(mean=mean)
         return aggregate, states, log

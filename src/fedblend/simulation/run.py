@@ -15,9 +15,11 @@ from fedblend import trees
 from fedblend.core import Info, PyTree, static_bits
 from fedblend.data.federated import FederatedData
 from fedblend.gains import Evidence, Measured
+from fedblend.simulation.clients import Clients
 from fedblend.simulation.communication import CommunicationLog, Sizes, Totals, sizes_of
-from fedblend.simulation.engine import Clients, Engine
+from fedblend.simulation.engine import Engine
 from fedblend.simulation.evaluate import Evaluation
+from fedblend.simulation.pipeline import Entry, Pipeline, measured_values
 from fedblend.simulation.result import (
     Bits,
     Budget,
@@ -28,7 +30,6 @@ from fedblend.simulation.result import (
     spreads,
     summarize,
 )
-from fedblend.simulation.rounds import Log, Members
 from fedblend.simulation.sampling import Cohorts
 
 
@@ -62,6 +63,7 @@ class Run(Results):
     ):
         self._engine, self._clients, self._evaluation = engine, clients, evaluation
         self._local = local
+        self._pipeline = Pipeline(engine, clients, cohorts)
         self.settings, self.key, self.over = engine.settings, engine.key, engine.over
         self.params, self.shapes = engine.params, clients.shapes
         self.federated_data, self.replicas = federated_data, engine.replicas
@@ -69,7 +71,7 @@ class Run(Results):
         self.rounds, self.every, self.round = rounds, every, 0
         self.records: list[Any] = []
         self.measured: list[Measured] = []
-        self.by_row: list[Measured] = []
+        self._rows: PyTree = ()
         self.budget: Budget | None = None
         self.earlier_seconds = 0.0
         self.down: Any = None
@@ -102,7 +104,7 @@ class Run(Results):
     def personal(self, client: int) -> PyTree:
         """The model that a client would deploy: parameters, or a ``Blend``."""
         state = self.client(client)
-        shard = self._clients.train.shard(client)
+        shard = self._clients.shard(client)
         return self._engine.personal(self.down, state, shard)
 
     def personal_models(self, ids: Sequence[int] | np.ndarray) -> list[PyTree]:
@@ -111,7 +113,7 @@ class Run(Results):
         They are equal to ``personal``, bit for bit: each is computed by itself.
         """
         states = jax.device_get(self.client_states(ids))
-        shards = map(self._clients.train.shard, ids)
+        shards = map(self._clients.shard, ids)
         return jax.device_get(
             [
                 self._engine.personal(self.down, trees.take(states, place), shard)
@@ -163,6 +165,13 @@ class Run(Results):
     def measured_ids(self) -> np.ndarray:
         """The clients that are measured."""
         return self._evaluation.ids
+
+    @property
+    def by_row(self) -> list[Measured]:
+        """What single rows contribute to what was measured last, in each replica."""
+        alone = () if self._local is None else self._local.by_row
+        # They stay on the device until somebody asks for them.
+        return self._evaluation.by_replica(self._rows, alone) if self.measured else []
 
     @property
     def evidence(self) -> Evidence:
@@ -243,6 +252,7 @@ class Run(Results):
     def restore(self, snapshot: PyTree, round: int, records: list[Any]) -> None:
         """Go to where the run of a snapshot was."""
         self._clients.store.restore(snapshot["store"])
+        self._pipeline.forget()
         self.down, self.server = jax.tree.map(jnp.asarray, snapshot["server"])
         for log, entry in zip(self._logs, snapshot["communication"], strict=True):
             log.restore(entry)
@@ -253,6 +263,11 @@ class Run(Results):
     def store_kind(self) -> str:
         """The kind of store that client states are in: "device", "host" or "disk"."""
         return self._clients.store.kind
+
+    def use_store(self, kind: Any) -> None:
+        """Before the run begins: have this kind of store, if that was left open."""
+        if kind in ("device", "host", "disk"):
+            self._clients.reopen(kind)
 
     def _ready(self) -> "Run":
         return self.complete() if self.down is None else self
@@ -276,66 +291,45 @@ class Run(Results):
     def _advance(self) -> None:
         begun = self._clock()
         first, last = self.round, min(self.round + self.every, self.rounds)
-        ids = self._draw(first, last)
-        members, states = self._clients.load(ids, self.settings.chunk)
-        if self._engine.keys is None:
-            members = trees.take(members, 0)
+        until = min(last + self.every, self.rounds)
         carry = (self.down, self.server)
-        carry, states, log = jax.block_until_ready(
-            self._engine.block(self.shapes, carry, states, members, first, last)
-        )
+        carry, entries = self._pipeline.advance(carry, first, last, until)
         self.down, self.server = carry
-        self._clients.store.save(ids, states)
         self.round = last
-        self._record(last - first, self._clock() - begun, members, log)
-
-    def _draw(self, first: int, last: int) -> np.ndarray:
-        """The cohorts of a block, [keys, rounds, cohort]."""
-        roots = self.key if self._engine.keys == 0 else self.key[None]
-        # Rounds beyond the last only fill the shape; the block does not reach them.
-        numbers = np.minimum(np.arange(first, first + self.every), last - 1)
-        return np.stack([self.cohorts.draw(root, numbers.tolist()) for root in roots])
+        self._record(last - first, self._clock() - begun, entries)
 
     def _measure(self) -> None:
         """Measure each replica's clients as they are now, if anything is asked for."""
         asked = self._evaluation
         if not asked.metrics:
             return
-        ids = asked.padded_ids
-        states = self._clients.states(ids)
-        values = self._engine.measure(
-            asked, self.down, states, self._clients.members(ids)
+        values, self._rows = measured_values(
+            self._engine, self._clients, asked, self.down
         )
-        alone = None if self._local is None else self._local.complete().evidence
-        self.measured, self.by_row = asked.by_replica(values, alone)
+        alone = () if self._local is None else self._local.complete().measured
+        self.measured = asked.by_replica(values, alone)
 
     def _record(
-        self,
-        rounds: int,
-        seconds: float,
-        members: Members | None = None,
-        log: Log | None = None,
+        self, rounds: int, seconds: float, entries: Sequence[Entry] = ()
     ) -> None:
         """Measure, and add the record of a block of so many rounds."""
         self._measure()
         asked, records = self._evaluation, []
         for replica, sent in enumerate(self._logs):
-            totals = Totals(0, 0, 0)
-            if members is not None and log is not None:
-                own = self._engine.keys == 0
-                ids = self._of_replica(members.ids, replica) if own else members.ids
-                of = jax.tree.map(np.asarray, (ids, self._of_replica(log, replica)))
-                ids, counted = trees.take(of, slice(rounds))
-                totals = sent.enter(ids, *counted)
+            totals = np.zeros(3, int)
+            place = replica if self._engine.keys == 0 else 0
+            chosen = None if self.replicas is None else replica
+            for entry in entries:
+                totals += sent.enter(*entry.of(place, chosen))
             measured = self.measured[replica] if self.measured else {}
             records.append(
                 Record(
                     round=self.round,
                     rounds=rounds,
                     seconds=seconds,
-                    **totals._asdict(),
-                    bits_up=int(sent.up.sum()),
-                    bits_down=int(sent.down.sum()),
+                    **Totals(*totals.tolist())._asdict(),
+                    bits_up=sent.total_up,
+                    bits_down=sent.total_down,
                     measures=spreads(measured, asked.counts, asked.metrics),
                 )
             )

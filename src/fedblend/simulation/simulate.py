@@ -22,16 +22,14 @@ from fedblend.core import Algorithm, Key, Needs, PyTree, Shard
 from fedblend.data.federated import FEDERATED_DATA, FederatedData, side_by_side
 from fedblend.errors import UserError
 from fedblend.metrics import Measure, Metric, as_metrics
-from fedblend.simulation import aggregators, sampling
-from fedblend.simulation.engine import Clients, Engine
-from fedblend.simulation.evaluate import Evaluation
+from fedblend.simulation import aggregators, devices, sampling
+from fedblend.simulation.clients import Clients
+from fedblend.simulation.engine import Engine
+from fedblend.simulation.evaluate import Evaluation, one_for_all
 from fedblend.simulation.rounds import Settings
+from fedblend.simulation.row_store import open_rows
 from fedblend.simulation.run import Run
 from fedblend.simulation.sampling import Strata
-
-CPU_CHUNK, CPU_ENTRIES = 20, 2**20
-"""Clients trained side by side on a CPU: so many, while their parameters together have
-no more entries than that; docs/benchmarks.md has the measurement."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,9 +50,11 @@ class RunSpec:
     central: Shard | None = None
     weights: str | None = None
     chunk: int | None = None
+    devices: int | None = None
     every: int | None = None
     store: str = "auto"
     store_folder: Path | None = None
+    rows: str = "auto"
     dropout: float = 0.0
     reduction: str = "mean"
     trim: float = 0.1
@@ -83,9 +83,11 @@ def simulate(
     central: Shard | None = None,
     weights: str | None = None,
     chunk: int | None = None,
+    devices: int | None = None,
     every: int | None = None,
     store: str = "auto",
     store_folder: Path | None = None,
+    rows: str = "auto",
     dropout: float = 0.0,
     reduction: str = "mean",
     trim: float = 0.1,
@@ -115,10 +117,15 @@ def simulate(
         weights: "by_count" (training rows) or "uniform"; the algorithm's own choice
             if None.
         chunk: clients trained side by side; all on a GPU, a few on a CPU if None.
+        devices: at most so many devices; all that JAX has if None. On a CPU, or with
+            ``chunk``, their number does not change a run without replicas.
         every: rounds of a block, after which the run is measured and yields a record;
             a twentieth of all rounds if None.
-        store: where client states live: "auto", "device", "host" or "disk".
+        store: where client states live: "auto" (the free memory says), "device",
+            "host" or "disk".
         store_folder: where the disk store puts its files; a temporary place if None.
+        rows: where the clients' rows live: "auto" (the free memory says), "device" or
+            "host", which brings those of a block's clients.
         dropout: probability that a member of the cohort does not answer.
         reduction: "mean", "median" or "trimmed_mean" (which leaves out the fraction
             ``trim`` at either end).
@@ -142,7 +149,7 @@ def simulate(
 def set_up(spec: RunSpec) -> Run:
     """``simulate``, of its arguments as one value."""
     key, params = spec.key, spec.params
-    _check_key(key)
+    check_key(key)
     replicas = _replicas(key, spec.over)
     build, needs = _builder(spec.algorithm, spec.over, replicas)
     federations = spec.federations
@@ -179,27 +186,35 @@ def set_up(spec: RunSpec) -> Run:
     ids = sampling.measured_ids(spec.measure_on, first.clients, key)
     if spec.local is not None and not np.array_equal(spec.local.measured_ids, ids):
         raise ValueError("local: that run measured other clients than this one does")
+    chunk, mesh = devices.shared_by(
+        optional(COUNT)("devices", spec.devices),
+        replicas,
+        optional(COUNT)("chunk", spec.chunk),
+        cohorts.size,
+        entries,
+    )
     settings = Settings(
         build=build,
         capacity=first.train.capacity,
-        chunk=_chunk(optional(COUNT)("chunk", spec.chunk), cohorts.size, entries),
+        chunk=chunk,
         everyone=float(weights.rounds.sum()),
         dropout=spec.dropout,
         reduction=reduction,
+        mean_count=float(first.train.counts.mean()),
     )
+    used = {name: shards[name] for name in ("train", *(splits if spec.measure else ()))}
+    rows = open_rows(spec.rows, used)
     engine = Engine(
         settings,
         key=key,
         over=spec.over,
         params=params,
         own_params=own_params,
-        examples={
-            name: jax.tree.map(jnp.asarray, shards[name].examples)
-            for name in ("train", *(splits if spec.measure else ()))
-        },
+        examples=rows.examples,
         central=spec.central,
         own_rows=len(federations) > 1,
         replicas=replicas,
+        mesh=mesh,
     )
     evaluation = Evaluation(
         metrics=spec.measure,
@@ -207,12 +222,16 @@ def set_up(spec: RunSpec) -> Run:
         ids=ids,
         replicas=replicas,
         most=settings.chunk,
+        one_for_all=rows.kind == "device"
+        and one_for_all(build(trees.take(spec.over, 0))),
     )
     clients = Clients(
         engine,
-        shards["train"],
+        rows,
+        used,
         weights,
-        per_block=every * cohorts.size,
+        cohort=cohorts.size,
+        every=every,
         store=spec.store,
         folder=spec.store_folder,
     )
@@ -228,7 +247,8 @@ def set_up(spec: RunSpec) -> Run:
     )
 
 
-def _check_key(key: Any) -> None:
+def check_key(key: Any) -> None:
+    """Refuse what is no typed key, such as a number."""
     typed = isinstance(key, jax.Array) and jnp.issubdtype(
         key.dtype, jax.dtypes.prng_key
     )
@@ -275,13 +295,3 @@ def _replicas(key: Key, over: PyTree | None) -> int | None:
     if len(sizes) > 1:
         raise ValueError(f"over: lengths {sorted(sizes)} of the sweep's axes differ")
     return sizes.pop() if sizes else None
-
-
-def _chunk(chunk: int | None, cohort: int, size: int) -> int:
-    """How many clients to map at once; chunks of a cohort are as even as can be."""
-    if chunk is None and jax.default_backend() == "cpu":
-        chunk = min(max(CPU_ENTRIES // max(size, 1), 1), CPU_CHUNK)
-    elif chunk is None:
-        chunk = cohort
-    pieces = -(-cohort // min(chunk, cohort))
-    return -(-cohort // pieces)

@@ -13,7 +13,7 @@ import pytest
 import example_arguments as examples
 from fedblend.config.build import build
 from fedblend.config.config import check
-from fedblend.core import Aggregate, Batch
+from fedblend.core import Aggregate, Batch, Quote, is_special
 from fedblend.deploy.client.executor import bounded
 from fedblend.deploy.client.policy import (
     Accept,
@@ -160,7 +160,8 @@ def _extra(built) -> list:
         single = [join] if getattr(join, "ndim", 0) else []  # no model is an array
         return single, algorithm.client(told, client, shard, key)[0].extra
 
-    return jax.tree.leaves(jax.eval_shape(said))
+    leaves = jax.tree.leaves(jax.eval_shape(said), is_leaf=is_special)
+    return [leaf for leaf in leaves if not isinstance(leaf, Quote)]  # the server's own
 
 
 def test_measures_are_filtered_and_rounded():

@@ -37,7 +37,9 @@ from fedblend.core import Algorithm, Loss
 from fedblend.errors import ConfigError, SettingError, UserError
 from fedblend.mixing import MIXING, Apply
 from fedblend.registry import ALGORITHMS, FACTS, AlgorithmEntry
+from fedblend.theory import local_training
 from fedblend.theory.constants import Smoothness
+from fedblend.theory.local_training import LocalTraining
 
 SOLVERS = {
     "lbfgs": solvers.lbfgs,
@@ -123,6 +125,12 @@ class Options(LocalWork):
         keeps, known = self.entry.keeps, self
         if keeps is not None and isinstance(getattr(self, keeps), str):
             known = self.model_copy(update={keeps: ["known with the model"]})
+        if self.steps == "theory":
+            if self.rate != "theory" or not self.entry.coin:
+                able = " and ".join(n for n, one in ALGORITHMS.items() if one.coin)
+                why = f'"theory" goes with rate = "theory" of {able}'
+                raise SettingError("steps", why)
+            known = known.model_copy(update={"steps": 1})
         try:
             known.with_theory(1.0, 0.0).build(**PLACEHOLDERS)
         except UserError as error:
@@ -170,6 +178,7 @@ class Options(LocalWork):
         entry, build = self.entry, self.entry.build
         smooth = None if known is None else known.smooth
         facts: dict[str, Any] = {"loss": loss, "clients": clients, "smooth": smooth}
+        facts["convex"] = None if known is None else known.convex
         facts["features"] = features
         if "work" not in entry.keys:
             facts["work"] = self.work()
@@ -185,6 +194,30 @@ class OptionsInTheory(Options):
     """Those of an algorithm for which theory has a step."""
 
     rate: Positive | Literal["theory"] | None = None  # pyright: ignore
+    steps: Count | list[Count] | Literal["theory"] | None = None  # pyright: ignore
+
+    def local_training(self, known: Smoothness, dim: int) -> LocalTraining:
+        """Theory's rates and mean number of steps, of a method whose coin ends a round.
+
+        Args:
+            known: the constants of all clients.
+            dim: parameters of the model.
+
+        Raises:
+            ConfigError: theory has none, as without strong convexity.
+        """
+        own: Any = self
+        alpha = np.asarray(self.alpha)
+        try:
+            if self.name == "scafflix":
+                return local_training.scafflix(alpha, known, longer=own.longer)
+            omega = float(np.max(own.compressor.make({}).omega(dim)))
+            ways = {"masks": own.masks, "moved": own.moved}
+            return local_training.locodl(alpha, known, omega, **ways)
+        except ValueError as error:
+            raise ConfigError(
+                f"algorithm: {error}; model.l2 above 0 makes every f_i convex"
+            ) from None
 
 
 def options_of(entry: AlgorithmEntry) -> type[Options]:

@@ -29,7 +29,9 @@ class Run(Table):
     every: Count | None = None
     weights: Literal["by_count", "uniform"] | None = None
     chunk: Count | None = None
+    devices: Count | None = None
     store: Literal["auto", "device", "host", "disk"] = "auto"
+    rows: Literal["auto", "device", "host"] = "auto"
     dropout: Fraction = 0.0
     reduction: Literal["mean", "median", "trimmed_mean"] = "mean"
     trim: Annotated[float, within(Number(least=0, below=0.5))] = 0.1

@@ -39,8 +39,10 @@ from fedblend.data import partition
 from fedblend.errors import SettingError
 from fedblend.metrics import registry as metrics
 from fedblend.models import MODELS
+from fedblend.models.products import Products
 
-_OWN = ("target", "client", "inputs", "kind")
+_OWN = dict.fromkeys(("target", "client", "inputs", "kind")) | {"preprocess": "auto"}
+"""Keys of a file of one's own, and what they are without one."""
 
 Preprocess = Literal["auto", "always", "none"] | dict[Word, Word | list[Word]]
 """As of ``fedblend.data.read``."""
@@ -67,11 +69,9 @@ class Data(Table):
     @model_validator(mode="after")
     def _one_origin(self) -> "Data":
         exactly_one(self, "source", "file")
-        for name in _OWN:
-            if self.source is not None and getattr(self, name) is not None:
+        for name in _OWN if self.source is not None else ():
+            if getattr(self, name) != _OWN[name]:
                 raise SettingError(name, "goes with file, not with source")
-        if self.source is not None and self.preprocess != "auto":
-            raise SettingError("preprocess", "goes with file, not with source")
         if self.file is not None and self.options:
             raise SettingError("options", "go with source, not with file")
         if isinstance(self.test, float) and self.validation + self.test >= 1:
@@ -87,6 +87,19 @@ class Stored(Data):
 
     partition: Literal["file"]
     path: Word
+
+
+class InFolder(Data):
+    """A folder that ``fedblend data shard`` or ``fb.data.write_shards`` wrote."""
+
+    partition: Literal["folder"]
+
+    @model_validator(mode="after")
+    def _says_it_itself(self) -> "InFolder":
+        for name, usual in _OWN.items():
+            if getattr(self, name) != usual:
+                raise SettingError(name, "is not for a folder of rows")
+        return self
 
 
 class Nodes(Data):
@@ -134,7 +147,8 @@ def _partition_table(name: str) -> type[Data]:
 if TYPE_CHECKING:
     AnyData = Data
 else:
-    AnyData = one_of([*map(_partition_table, PARTITIONS), Stored, Nodes], "partition")
+    _further = (Stored, InFolder, Nodes)
+    AnyData = one_of([*map(_partition_table, PARTITIONS), *_further], "partition")
 
 
 LossName = Literal[
@@ -153,6 +167,7 @@ class ModelChoice(Table):
     l2: NotNegative = 0.0
     loss: LossName | None = None
     ensemble: Count | None = None
+    products: Products | None = None
     name: str
 
 

@@ -48,6 +48,7 @@ class Aggregator:
         self._no_updates = aggregators.empty(shapes.decoded)
         self._inspect_join = jax.jit(_inspect_join)
         self._inspect_update = jax.jit(partial(_inspect_update, algorithm))
+        self._total = jax.jit(_total)
         self._add = jax.jit(partial(_add_update, algorithm))
         self._step = jax.jit(partial(_server_step, algorithm, settings))
 
@@ -65,25 +66,57 @@ class Aggregator:
 
     def start(self, joins: Sequence[PyTree], weights: np.ndarray) -> tuple[Any, PyTree]:
         """The server's first message and state, from all joins, if there are any."""
-        running_sum = self._no_joins
-        for join, weight in zip(joins, weights, strict=True):
-            running_sum = _add(running_sum, join, weight)
-        return self._start(running_sum)
+        sums = _Groups(self._no_joins, len(joins))
+        for place, (join, weight) in enumerate(zip(joins, weights, strict=True)):
+            sums[place] = _add(sums[place], join, weight)
+        return self._start(self._total(sums.all))
 
     def step(
-        self, ups: Sequence[PyTree], weights: np.ndarray, down, server, key: Key
+        self,
+        ups: Mapping[int, PyTree],
+        weights: np.ndarray,
+        members: int,
+        down,
+        server,
+        key: Key,
     ) -> tuple[Any, PyTree]:
-        """The server's next message and state; updates are in the order of clients."""
-        running_sum, decoded, stacked = self._no_updates, [], None
-        for up, weight in zip(ups, weights, strict=True):
-            running_sum, own = self._add(running_sum, up, jnp.asarray(weight, float))
+        """The server's next message and state.
+
+        ``ups`` are by the places of their clients among so many ``members``, in order.
+        """
+        sums, decoded, stacked = _Groups(self._no_updates, members), [], None
+        for (place, up), weight in zip(ups.items(), weights, strict=True):
+            sums[place], own = self._add(sums[place], up, jnp.asarray(weight, float))
             decoded.append(own)
         if self._needs_all:
             missing = self._rules.cohort - len(decoded)
             decoded += [trees.zeros_like(decoded[0])] * missing
             mask = jnp.arange(len(decoded)) < len(ups)
             stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *decoded), mask
-        return self._step(running_sum, stacked, down, server, self._central, key)
+        total = self._total(sums.all)
+        return self._step(total, stacked, down, server, self._central, key)
+
+
+class _Groups:
+    """Sums of groups of members, by the places of members: each is a chunk of one."""
+
+    def __init__(self, first: RunningSum, members: int):
+        self.edges = aggregators.group_edges(max(members, 1))
+        self.all = [first] * (len(self.edges) - 1)
+
+    def _group(self, place: int) -> int:
+        return int(np.searchsorted(self.edges, place, side="right")) - 1
+
+    def __getitem__(self, place: int) -> RunningSum:
+        return self.all[self._group(place)]
+
+    def __setitem__(self, place: int, running_sum: RunningSum) -> None:
+        self.all[self._group(place)] = running_sum
+
+
+def _total(sums: Sequence[RunningSum]) -> RunningSum:
+    """The sum of groups, added by the tree of the simulator."""
+    return aggregators.tree_sum(jax.tree.map(lambda *leaves: jnp.stack(leaves), *sums))
 
 
 def _add(running_sum: RunningSum, tree: PyTree, weight) -> RunningSum:

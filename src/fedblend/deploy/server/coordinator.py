@@ -234,8 +234,12 @@ class Coordinator(Results):
                 f"quorum is {self.quorum}; {why}"
             )
         self.down, self.server = self.aggregator.step(
-            [replies.accepted[client][0] for client in counted],
+            {
+                int(np.searchsorted(members, client)): replies.accepted[client][0]
+                for client in counted
+            },
             self.weights[counted],
+            len(members),
             self.down,
             self.server,
             keys.at(self.engine.key, "server", number),

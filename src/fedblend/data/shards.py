@@ -1,0 +1,288 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""Clients' rows in a folder, for federations that do not fit into memory.
+
+An array of all rows is a ``.npy`` file, ``0.npy`` and so on, one client's rows after
+the other's, each client's in random order; ``shards.json`` has the clients' names and
+counts, and what the files must be. Writing takes one client at a time. Opening maps the
+files: rows are read when clients compute. A folder is written beside its place and
+moved there, so it is whole or not there. Nothing is ever unpickled.
+"""
+
+import dataclasses
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import IO, Any, NamedTuple
+
+import numpy as np
+
+from fedblend.checks import PART, WHOLE, gate
+from fedblend.data.dataset import DataError, Dataset, Task, intact
+from fedblend.data.federated import FederatedData, Shards, held_out
+from fedblend.errors import UserError
+
+INDEX, VERSION = "shards.json", 1
+_DAMAGED = "is damaged, or no folder of shards"
+
+
+class Index(NamedTuple):
+    """What ``shards.json`` says."""
+
+    counts: np.ndarray
+    names: tuple[str, ...]
+    arrays: list[dict[str, Any]]
+    """Dtype, shape of a row and sha256 of each file."""
+    task: dict[str, Any]
+    """What targets mean, where the writer knew: kind, outputs, labels, columns."""
+
+    @property
+    def sha256(self) -> str:
+        """Of all rows, and whose they are."""
+        digest = hashlib.sha256(self.counts.astype("<i8").tobytes())
+        for array in self.arrays:
+            digest.update(json.dumps(array, sort_keys=True).encode())
+        return digest.hexdigest()
+
+
+@gate(seed=WHOLE)
+def write_shards(
+    folder: str | Path,
+    clients: Iterable[tuple[str, Sequence[np.ndarray]]],
+    *,
+    task: Task | None = None,
+    seed: int = 0,
+) -> None:
+    """Write clients' rows to a folder, one client at a time; see ``open_shards``.
+
+    Args:
+        folder: is made; must not be there.
+        clients: name and rows of each, such as ``("ward 3", (inputs, targets))``.
+        task: what targets mean, for configurations that run from the folder.
+        seed: of the shuffle of each client's rows, the same as that of ``federate``.
+    """
+    with new_folder(folder) as (beside, finish), ExitStack() as opened:
+        names, counts, files = [], [], []
+        for number, (name, given) in enumerate(clients):
+            rows = [np.asarray(array) for array in given]
+            if not files:
+                paths = [beside / f"{place}.npy" for place in range(len(rows))]
+                to = [opened.enter_context(path.open("wb")) for path in paths]
+                files = [_Appended(*pair) for pair in zip(to, rows, strict=True)]
+            _check_client(name, rows, files)
+            order, *_ = held_out(
+                np.arange(len(rows[0])), number, validation=0, test=0, seed=seed
+            )
+            for file, array in zip(files, rows, strict=True):
+                file.append(array[order])
+            names.append(str(name))
+            counts.append(len(order))
+        if not counts:
+            raise DataError(f"{folder}: there are no clients to write")
+        arrays = [file.finish(sum(counts)) for file in files]
+        finish(names, counts, arrays, task)
+
+
+def _check_client(name: str, rows: list[np.ndarray], files: "list[_Appended]") -> None:
+    """Refuse rows that do not fit those of the clients before."""
+    found = [(array.dtype, array.shape[1:], len(array)) for array in rows]
+    wanted = [(file.dtype, file.shape, len(rows[0])) for file in files]
+    if found != wanted or not len(rows[0]) or rows[0].dtype.hasobject:
+        raise DataError(
+            f"shards: client {name!r} has arrays of {found}, dtype, shape of a row and "
+            f"rows of each; these must be {wanted}, with at least one row"
+        )
+
+
+class _Appended:
+    """A .npy file that grows; its header is written again at the end."""
+
+    def __init__(self, file: IO[bytes], like: np.ndarray):
+        self.dtype, self.shape, self._file = like.dtype, like.shape[1:], file
+        self._digest = hashlib.sha256()
+        self._begin = self._header(0)
+
+    def _header(self, rows: int) -> int:
+        about = {
+            "descr": np.lib.format.dtype_to_descr(self.dtype),
+            "fortran_order": False,
+            "shape": (rows, *self.shape),
+        }
+        self._file.seek(0)
+        np.lib.format.write_array_header_1_0(self._file, about)
+        return self._file.tell()
+
+    def append(self, rows: np.ndarray) -> None:
+        """Write rows of a client."""
+        data = np.ascontiguousarray(rows).data
+        self._digest.update(data)
+        self._file.write(data)
+
+    def finish(self, rows: int) -> dict[str, Any]:
+        """Finish the file of so many rows, and say what it is."""
+        assert self._header(rows) == self._begin, "NumPy leaves room for the rows"
+        return _about(self.dtype, self.shape, self._digest.hexdigest())
+
+
+def _about(dtype: np.dtype, shape: Sequence[int], sha256: str) -> dict[str, Any]:
+    return {"dtype": dtype.str, "shape": list(shape), "sha256": sha256}
+
+
+def about(array: np.ndarray) -> dict[str, Any]:
+    """What the index says of an array of all rows, read piece by piece."""
+    digest = hashlib.sha256()
+    step = max(2**24 // max(array[:1].nbytes, 1), 1)
+    for first in range(0, len(array), step):
+        digest.update(np.ascontiguousarray(array[first : first + step]).data)
+    return _about(array.dtype, array.shape[1:], digest.hexdigest())
+
+
+@contextmanager
+def new_folder(folder: str | Path) -> Iterator[tuple[Path, Any]]:
+    """A folder to write files to, and the function that writes its index.
+
+    It is moved to its place at the end, and removed if anything fails.
+    """
+    folder = Path(folder)
+    if folder.exists():
+        raise DataError(f"{folder}: exists already and is not overwritten")
+    beside = folder.with_name(folder.name + ".new")
+    shutil.rmtree(beside, ignore_errors=True)
+    beside.mkdir(parents=True)
+
+    def finish(
+        names: list[str], counts: Iterable[int], arrays: list[Any], task: Task | None
+    ) -> None:
+        said = {
+            "fedblend_shards": VERSION,
+            "counts": [int(count) for count in counts],
+            "names": list(names),
+            "arrays": arrays,
+            "task": {} if task is None else task._asdict(),
+        }
+        (beside / INDEX).write_text(json.dumps(said) + "\n")
+
+    try:
+        yield beside, finish
+        os.replace(beside, folder)
+    except BaseException:
+        shutil.rmtree(beside, ignore_errors=True)
+        raise
+
+
+def read_index(folder: str | Path) -> Index:
+    """The index of a folder of shards.
+
+    Raises:
+        DataError: it is none, or of a newer version.
+    """
+    path = Path(folder) / INDEX
+    if not path.is_file():
+        raise DataError(f"{folder}: has no {INDEX}; fb.data.write_shards makes one")
+    with intact(path, _DAMAGED):
+        said = json.loads(path.read_text())
+        if not isinstance(said, Mapping) or said["fedblend_shards"] != VERSION:
+            raise DataError(f"{path}: is not of version {VERSION}, which is read here")
+        counts = np.array(said["counts"], np.int64)
+        found = Index(counts, tuple(said["names"]), said["arrays"], said["task"])
+        if counts.ndim != 1 or len(counts) != len(found.names) or counts.min() < 1:
+            raise ValueError
+        return found
+
+
+@gate(validation=PART, test=PART)
+def open_shards(
+    folder: str | Path, *, validation: float = 0.0, test: float = 0.0
+) -> FederatedData:
+    """The clients of a folder that ``write_shards`` wrote; rows stay in its files.
+
+    Args:
+        folder: where they are.
+        validation: fraction of every client's rows held out for validation.
+        test: fraction held out for testing; as of ``federate``.
+
+    >>> import tempfile
+    >>> folder = Path(tempfile.mkdtemp()) / "wards"
+    >>> wards = ((f"ward {n}", (np.eye(4), np.arange(4))) for n in range(3))
+    >>> write_shards(folder, wards)
+    >>> data = open_shards(folder, test=0.25)
+    >>> data.clients, data.train.total, type(data.train.examples[0]).__name__
+    (3, 9, 'memmap')
+    """
+    if validation + test >= 1:
+        raise UserError(
+            "open_shards: validation + test", validation + test, "below 1, to train on"
+        )
+    index = read_index(folder)
+    counts, total = index.counts, int(index.counts.sum())
+    rows = tuple(
+        _mapped(Path(folder) / f"{number}.npy", total, array)
+        for number, array in enumerate(index.arrays)
+    )
+    starts = np.concatenate([[0], np.cumsum(counts)[:-1]])
+    tested = _held(counts, test)
+    validated = np.clip(_held(counts, validation), 0, counts - tested - 1)
+    held = tested + validated
+    data = FederatedData(Shards(rows, starts + held, counts - held), names=index.names)
+    return dataclasses.replace(
+        data,
+        validation=Shards(rows, starts + tested, validated) if validation else None,
+        test=Shards(rows, starts, tested) if test else None,
+    )
+
+
+def _held(counts: np.ndarray, fraction: float) -> np.ndarray:
+    """``rows_held_out`` of every client."""
+    some = np.maximum(np.rint(counts * fraction).astype(np.int64), 1)
+    return np.where((counts < 3) | (fraction == 0), 0, some)
+
+
+def _mapped(path: Path, rows: int, about: Mapping[str, Any]) -> np.ndarray:
+    with intact(path, _DAMAGED):
+        found = np.load(path, mmap_mode="r", allow_pickle=False)
+        wanted = (rows, *about["shape"])
+        if found.dtype.str != about["dtype"] or found.shape != wanted:
+            raise ValueError
+        return found
+
+
+def dataset_in(folder: str | Path) -> Dataset:
+    """The rows of a folder as a dataset, whose targets mean what its writer said.
+
+    Raises:
+        DataError: the writer did not say.
+    """
+    index, rows = read_index(folder), open_shards(folder).train.examples
+    task = index.task
+    if len(rows) != 2 or not task:
+        raise DataError(
+            f"{folder}: does not say what its targets are; write_shards(..., task=...) "
+            "and fedblend data shard do"
+        )
+    with intact(Path(folder) / INDEX, _DAMAGED):
+        return Dataset(
+            rows,
+            task["kind"],
+            int(task["outputs"]),
+            name=Path(folder).name,
+            label_names=tuple(task["labels"]),
+            columns=tuple(task["columns"]),
+            sha256=index.sha256,
+        )
+
+
+def verify(folder: str | Path) -> None:
+    """Read all files of a folder of shards.
+
+    Raises:
+        DataError: one of them has changed since it was written.
+    """
+    index = read_index(folder)
+    examples = open_shards(folder).train.examples
+    for number, (array, wanted) in enumerate(zip(examples, index.arrays, strict=True)):
+        if about(array) != wanted:
+            raise DataError(f"{Path(folder) / f'{number}.npy'}: has changed")

@@ -1,0 +1,280 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""The clients of a simulation: their rows, weights and states, as blocks take them.
+
+Clients are enrolled when they are first needed, all at once where the server waits for
+what enrollment sends, or where states live on the device. What a block needs is planned
+while the device computes the one before.
+"""
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedblend import trees
+from fedblend.core import PyTree, Shard
+from fedblend.data.federated import Shards
+from fedblend.simulation.aggregators import RunningSum, empty
+from fedblend.simulation.chunks import Cut
+from fedblend.simulation.client_store import Store, open_store
+from fedblend.simulation.device_store import DeviceStore, extract, padded
+from fedblend.simulation.engine import Engine
+from fedblend.simulation.memory import bytes_of
+from fedblend.simulation.rounds import Members
+from fedblend.simulation.row_store import DeviceRows, HostRows, Packed
+from fedblend.simulation.sampling import Weights
+from fedblend.simulation.shared_store import SharedStore
+
+ENROLL_AT_ONCE = 1024
+"""Clients enrolled in one call."""
+AT_ONCE_BYTES = 2**30
+"""States enrolled or measured in one call; bounds the memory it takes."""
+PART_BYTES = 2**33
+"""States and rows that are brought to the device for a part of a block."""
+
+FIXED = (DeviceStore, SharedStore)
+"""Stores in which every client has a slot of its own, always."""
+
+Places = dict[str, tuple[jax.Array, jax.Array]]
+"""Where the rows of some clients start in each split, and how many they are."""
+
+
+class Plan(NamedTuple):
+    """Cohorts of a block, [keys, rounds, cohort], and where their rows start."""
+
+    ids: np.ndarray
+    starts: np.ndarray
+    members: Members | None
+    """On the device, where nothing has to be waited for."""
+
+
+class Clients:
+    """Rows, weights and states of all clients.
+
+    Args:
+        engine: the compiled functions.
+        rows: of all splits that are used.
+        splits: where they are, by name.
+        weights: the clients' weights.
+        cohort: clients of a round.
+        every: rounds of a block.
+        store: the kind of store for states.
+        folder: where a store on disk has its files.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        rows: DeviceRows | HostRows,
+        splits: Mapping[str, Shards],
+        weights: Weights,
+        *,
+        cohort: int,
+        every: int,
+        store: str,
+        folder: Path | None,
+    ):
+        self.train, self._rows, self._splits = splits["train"], rows, splits
+        self._engine, self._weights, self._replicas = engine, weights, engine.replicas
+        self.number = len(self.train.counts)
+        first = self._members(np.zeros(1, int), np.zeros(1, int))
+        self.shapes = engine.shapes(trees.take(first, 0))
+        self._template = self.with_replicas(self.shapes.state)
+        self._asked, self._folder = store, folder
+        self.cut = Cut(cohort, engine.settings.chunk)
+        self.store = self._open(store)
+        self.rounds_at_once = self._rounds_at_once(cohort, every)
+        draws = cohort * self.rounds_at_once
+        draws *= len(engine.key) if engine.keys == 0 else 1
+        self._room = min(self.number, draws)
+        self._enrolls = min(ENROLL_AT_ONCE, self.number)
+        if not self.joins:
+            few = max(AT_ONCE_BYTES // max(bytes_of(self._template), 1), 1)
+            self._enrolls = min(self._enrolls, few)
+            if not self.store.eager:
+                self._enrolls = min(self._enrolls, self._room)
+
+    def reopen(self, kind: str) -> None:
+        """Use this kind of store, if the kind was left open."""
+        if self._asked == "auto" and self.store.kind != kind:
+            self.store = self._open(kind)
+
+    def _open(self, kind: str) -> Store | SharedStore:
+        if jax.process_count() > 1:
+            return SharedStore(kind, self._template, self.number, self._engine)
+        slots = self._engine.slots
+        return open_store(kind, self._template, self.number, self._folder, slots)
+
+    def _rounds_at_once(self, cohort: int, every: int) -> int:
+        """How many rounds of a block to compute on states and rows brought together.
+
+        A store on disk keeps the changes of a block together.
+        """
+        brought = bytes_of(self._template) if self.store.kind == "host" else 0
+        if self._rows.kind == "host":
+            brought += self.train.capacity * _row_bytes(self.train)
+        if self.store.kind == "disk" or not brought:
+            return every
+        return min(max(PART_BYTES // (brought * cohort), 1), every)
+
+    @property
+    def joins(self) -> bool:
+        """Whether enrollment sends anything to the server."""
+        return bool(jax.tree.leaves(self.shapes.join))
+
+    def with_replicas(self, shapes: PyTree) -> PyTree:
+        """Shapes of one replica as they are in this run."""
+        ahead = () if self._replicas is None else (self._replicas,)
+        return jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct(ahead + leaf.shape, leaf.dtype), shapes
+        )
+
+    def _members(
+        self,
+        ids: np.ndarray,
+        starts: np.ndarray,
+        slots: np.ndarray | None = None,
+        present: np.ndarray | None = None,
+        weights: np.ndarray | None = None,
+    ) -> Members:
+        """Arrays over these clients, as the compiled functions take them."""
+        present = np.ones(ids.shape, bool) if present is None else present
+        weights = self._weights.rounds if weights is None else weights
+        number = jax.dtypes.canonicalize_dtype(float)
+        return Members(
+            ids=ids.astype(np.int32),
+            slots=np.asarray(ids if slots is None else slots, np.int32),
+            starts=starts.astype(np.int32),
+            counts=self.train.counts[ids].astype(np.int32),
+            weights=(weights[ids] * present).astype(number),
+            present=present,
+        )
+
+    def enroll_first(self) -> RunningSum:
+        """Enroll whom the server waits for; the sum of what they send."""
+        joined = None
+        if self.joins or self.store.eager:
+            joined = self.enroll(np.arange(self.number))
+        if joined is not None and self.joins:
+            return joined
+        nothing = empty(self.shapes.join)
+        if self._replicas is None:
+            return nothing
+        return jax.tree.map(
+            lambda leaf: jnp.broadcast_to(leaf, (self._replicas, *leaf.shape)), nothing
+        )
+
+    def enroll(self, ids: np.ndarray) -> RunningSum | None:
+        """Enroll those of these clients who are not; the sum of what they send."""
+        if not jax.tree.leaves((self.shapes.join, self.shapes.state)):
+            return None
+        ids = np.unique(ids)
+        ids, length = ids[~self.store.known[ids]], self._enrolls
+        total, cut = None, Cut(length, self._engine.settings.chunk)
+        for first in range(0, len(ids), length):
+            group = ids[first : first + length]
+            everyone = np.concatenate([group, np.full(length - len(group), group[0])])
+            present = cut.arrange(np.arange(length) < len(group), False)
+            train, starts = self._load_rows("train", everyone, length)
+            places = (
+                cut.arrange(everyone, group[0]),
+                cut.arrange(starts, starts.flat[0]),
+            )
+            joining = self._members(*places, None, present, self._weights.enrollment)
+            part, states = self._engine.enroll(joining, train, cut)
+            there = padded(np.flatnonzero(present), length, 0)
+            self.store.write(group, extract(states, there))
+            total = part if total is None else jax.tree.map(jnp.add, total, part)
+        return total
+
+    def states(self, ids: np.ndarray) -> PyTree:
+        """What these clients remember, stacked."""
+        self.enroll(ids)
+        return jax.device_put(self.store.gather(ids), self._engine.first_device)
+
+    def shard(self, client: int) -> Shard:
+        """The training rows of one client."""
+        train, starts = self._load_rows("train", np.array([client]), 1)
+        start, count, id = (
+            jnp.asarray(number, jnp.int32)
+            for number in (starts[..., 0], self.train.counts[client], client)
+        )
+        return Shard(train, start, count, id, self.train.capacity)
+
+    def _load_rows(self, name: str, ids: np.ndarray, most: int) -> Packed:
+        """Rows of a group of clients, and where theirs start."""
+        split, most = self._splits[name], min(most, self.number)
+        return self._rows.load(name, split.starts[..., ids], split.counts[ids], most)
+
+    def measured(
+        self, ids: np.ndarray, splits: Iterable[str] = ()
+    ) -> tuple[PyTree, Members, dict[str, PyTree], Places]:
+        """States of clients to measure, and their rows, and where these start."""
+        loaded = {
+            name: self._load_rows(name, ids, len(ids)) for name in {"train", *splits}
+        }
+        members = self._members(ids, loaded["train"][1])
+        places = {
+            name: (loaded[name][1], self._splits[name].counts[ids]) for name in splits
+        }
+        places = jax.tree.map(lambda leaf: leaf.astype(np.int32), places)
+        examples = {name: rows for name, (rows, _) in loaded.items()}
+        return self.states(ids), members, examples, jax.device_put(places)
+
+    def measured_at_once(self, splits: Iterable[str]) -> int:
+        """Clients to measure in one call: what has to be brought of them is modest."""
+        brought = bytes_of(self._template)
+        if self._rows.kind == "host":
+            used = [self._splits[name] for name in {"train", *splits}]
+            brought += sum(split.capacity * _row_bytes(split) for split in used)
+        return max(AT_ONCE_BYTES // max(brought, 1), 1)
+
+    def plan(self, ids: np.ndarray) -> Plan:
+        """Begin to bring what a block of these cohorts needs."""
+        self.store.stage(ids, self._room)
+        starts = self.train.starts
+        if starts.ndim == 2:  # a replica of its own for each split
+            starts = starts[np.arange(len(starts))[:, None, None], ids]
+        else:
+            starts = starts[ids]
+        self._rows.stage("train", starts, self.train.counts[ids], self._room)
+        members = None
+        if self._rows.kind == "device" and isinstance(self.store, FIXED):
+            members = self._block_members(ids, starts, self.store.slots(ids))
+        return Plan(ids, starts, members)
+
+    def load(self, plan: Plan) -> tuple[Members, PyTree, PyTree]:
+        """Members, states and rows of a block."""
+        ids, starts, members = plan
+        self.store.reserve(ids, self._room)
+        self.enroll(ids)
+        states, slots = self.store.load(ids, self._room)
+        counts = self.train.counts[ids]
+        train, starts = self._rows.load("train", starts, counts, self._room)
+        if members is None:
+            members = self._block_members(ids, starts, slots)
+        return members, states, train
+
+    def _block_members(
+        self, ids: np.ndarray, starts: np.ndarray, slots: np.ndarray
+    ) -> Members:
+        """Members of a block, on their devices; their cohorts are cut."""
+        # No device has the slots of padding.
+        nobody = np.iinfo(np.int32).max
+        arrays = (
+            self.cut.arrange(ids, 0),
+            self.cut.arrange(starts, 0),
+            self.cut.arrange(slots.astype(np.int32), nobody),
+            self.cut.arrange(np.ones(ids.shape, bool), False),
+        )
+        if self._engine.keys is None:
+            arrays = tuple(array[0] for array in arrays)
+        return self._engine.place_plan(self._members(*arrays))
+
+
+def _row_bytes(split: Shards) -> int:
+    return bytes_of(split.examples) // max(len(jax.tree.leaves(split.examples)[0]), 1)

@@ -1,0 +1,213 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""The devices of a simulation: a mesh of (replicas, clients), and what crosses it.
+
+A sweep spreads its replicas first; the devices that are left share each cohort. A
+device of the axis of clients owns consecutive groups of the cohort's chunks (see
+``chunks``) and as many consecutive slots of the states. Everything that crosses the
+mesh is moved and never summed in an order of the mesh: results are the same bits on
+any number of devices along this axis.
+
+The functions below run on one device of ``width`` along the axis of clients.
+"""
+
+import math
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from fedblend import cores
+from fedblend.core import PyTree
+from fedblend.simulation.aggregators import GROUPS, tree_sum
+from fedblend.simulation.chunks import Cut, chunk_size
+
+REPLICAS, CLIENTS = "replicas", "clients"
+
+
+def usable(most: int | None) -> Sequence[Any]:
+    """The devices a run may use, at most so many."""
+    if jax.default_backend() == "cpu":
+        cores.warn_once()
+    return jax.devices()[:most]
+
+
+def mesh_shape(devices: int, replicas: int | None, groups: int) -> tuple[int, int]:
+    """How so many devices are shared by replicas, and by the groups of each."""
+    rows = math.gcd(devices, replicas or 1)
+    return rows, min(groups, 1 << (devices // rows).bit_length() - 1)
+
+
+def mesh_of(
+    devices: Sequence[Any], replicas: int | None = None, groups: int = 1
+) -> Mesh:
+    """A mesh for this many replicas, each with so many groups (a power of two).
+
+    Every process has as many devices in it.
+    """
+    shape = mesh_shape(len(devices), replicas, groups)
+    number = math.prod(shape)
+    by_process: dict[int, list[Any]] = {}
+    for device in devices:
+        by_process.setdefault(device.process_index, []).append(device)
+    each, rest = divmod(number, len(by_process))
+    if rest or min(map(len, by_process.values())) < each:
+        raise ValueError(
+            f"devices: {len(by_process)} processes cannot share a cohort of {groups} "
+            "groups of chunks evenly; a smaller chunk, or fewer processes, can"
+        )
+    chosen = [device for own in by_process.values() for device in own[:each]]
+    return Mesh(np.array(chosen).reshape(shape), (REPLICAS, CLIENTS))
+
+
+def shared_by(
+    most: int | None,
+    replicas: int | None,
+    chunk: int | None,
+    cohort: int,
+    entries: int,
+) -> tuple[int, Mesh]:
+    """The size of chunks, and the devices that share them.
+
+    Args:
+        most: devices at most; all there are if None.
+        replicas: of a sweep.
+        chunk: clients of a chunk at most, if the user says so.
+        cohort: clients of a round.
+        entries: of one client's parameters, in all replicas.
+    """
+    chosen = usable(most)
+    _, each = mesh_shape(len(chosen), replicas, GROUPS)
+    cut = Cut(cohort, chunk_size(chunk, cohort, entries, each))
+    return cut.chunk, mesh_of(chosen, replicas, cut.groups)
+
+
+def sharding(mesh: Mesh, replicas: int | None, clients: int | None) -> NamedSharding:
+    """How an array lies on the mesh, given its axis of replicas.
+
+    ``clients`` is the axis of clients in an array of one replica.
+    """
+    names = [] if clients is None else [None] * clients + [CLIENTS]
+    if replicas is not None:
+        names += [None] * (replicas - len(names))
+        names.insert(replicas, REPLICAS)
+    return NamedSharding(mesh, P(*names))
+
+
+def compiler_options() -> dict[str, Any]:
+    """Options by which programs for one device are compiled like those for several.
+
+    XLA merges equal expressions before it simplifies others only where a program has
+    several partitions, and rounds otherwise where it has one. Without that pass both
+    are simplified alike.
+    """
+    if jax.default_backend() != "cpu":
+        return {}
+    return {"xla_disable_hlo_passes": "cse"}
+
+
+def placed(tree: PyTree, lie: Any) -> PyTree:
+    """Arrays on their devices; every process has the same ones.
+
+    ``lie`` is a sharding, or a tree of them down to some depth of ``tree``.
+    """
+    if jax.process_count() == 1:
+        return jax.device_put(tree, lie)
+    return jax.tree.map(
+        lambda one, below: jax.tree.map(partial(_shared, one), below), lie, tree
+    )
+
+
+def _shared(lie: NamedSharding, leaf: Any) -> jax.Array:
+    if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
+        return jax.device_put(leaf, lie)
+    if isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        data = _shared(lie, jax.random.key_data(leaf))
+        return jax.random.wrap_key_data(data, impl=jax.random.key_impl(leaf))
+    here = np.asarray(leaf)
+    return jax.make_array_from_callback(here.shape, lie, lambda index: here[index])
+
+
+def local(tree: PyTree) -> PyTree:
+    """Arrays that all devices have, as they lie on the first one of this process."""
+    return jax.tree.map(lambda leaf: leaf.addressable_data(0), tree)
+
+
+def total(width: int, sums: PyTree) -> PyTree:
+    """The sum of all devices' groups, each device's stacked in their order."""
+    sums = tree_sum(sums)
+    if width > 1:
+        sums = tree_sum(jax.lax.all_gather(sums, CLIENTS))
+    # What follows is compiled alike, wherever the sums come from.
+    return jax.lax.optimization_barrier(sums)
+
+
+def gathered(width: int, tree: PyTree) -> PyTree:
+    """All devices' rows, one device's after another's."""
+    if width == 1:
+        return tree
+    return jax.lax.all_gather(tree, CLIENTS, tiled=True)
+
+
+def read(width: int, states: PyTree, slots: jax.Array) -> PyTree:
+    """The states in these slots, which any device may own.
+
+    Every device puts in what it owns of all devices' requests, and zeros elsewhere.
+    The sums are of the bits as whole numbers, and so exact.
+    """
+    if width == 1:
+        return jax.tree.map(lambda leaf: leaf[slots], states)
+    asked = jax.lax.all_gather(slots, CLIENTS, tiled=True)
+
+    def fetch(leaf):
+        place, own = _own(asked, len(leaf))
+        rows = as_bits(leaf[jnp.where(own, place, 0)])
+        rows = jnp.where(own.reshape(-1, *[1] * (rows.ndim - 1)), rows, 0)
+        rows = jax.lax.psum_scatter(rows, CLIENTS, tiled=True)
+        return from_bits(rows, leaf.dtype)
+
+    return jax.tree.map(fetch, states)
+
+
+def write(width: int, states: PyTree, slots: jax.Array, rows: PyTree) -> PyTree:
+    """The states with these rows in these slots; no device has those of padding."""
+    if width == 1:
+        return jax.tree.map(
+            lambda leaf, new: leaf.at[slots].set(new, mode="drop"), states, rows
+        )
+    asked, rows = jax.lax.all_gather((slots, rows), CLIENTS, tiled=True)
+
+    def put(leaf, new):
+        place, own = _own(asked, len(leaf))
+        return leaf.at[jnp.where(own, place, len(leaf))].set(new, mode="drop")
+
+    return jax.tree.map(put, states, rows)
+
+
+def _own(slots: jax.Array, rows: int) -> tuple[jax.Array, jax.Array]:
+    """The places of slots on this device, and which of them it has."""
+    place = slots - jax.lax.axis_index(CLIENTS) * rows
+    return place, (place >= 0) & (place < rows)
+
+
+def as_bits(leaf: jax.Array) -> jax.Array:
+    """The same bits as whole numbers."""
+    if not jnp.issubdtype(leaf.dtype, jnp.inexact):
+        return leaf.astype(jnp.uint8) if leaf.dtype == bool else leaf
+    width = jnp.finfo(leaf.dtype).bits
+    return jax.lax.bitcast_convert_type(leaf, f"uint{width}").astype(
+        f"uint{max(width, 32)}"  # shorter ones are not summed everywhere
+    )
+
+
+def from_bits(leaf: jax.Array, dtype) -> jax.Array:
+    """What ``as_bits`` made whole numbers of."""
+    if not jnp.issubdtype(dtype, jnp.inexact):
+        return leaf.astype(dtype)
+    whole = leaf.astype(f"uint{jnp.finfo(dtype).bits}")
+    return jax.lax.bitcast_convert_type(whole, dtype)

@@ -1,0 +1,157 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""Where the clients' rows live: on the device, or in memory or files of the host.
+
+Rows that fit the device are there, and a client is a start in them. Of others the
+windows of those clients that are about to compute are packed one after another into a
+buffer of a fixed size, which is then on the device; starts are those in the buffer. A
+client reads nothing but its own window, so both give the same numbers.
+"""
+
+from collections.abc import Mapping
+from concurrent.futures import Future
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedblend.checks import words
+from fedblend.core import PyTree
+from fedblend.data.federated import Shards
+from fedblend.simulation import memory
+from fedblend.simulation.worker import Worker
+
+DEVICE_SHARE = 0.5
+"""Of the device's free memory, for rows."""
+MOST_ROWS = 2**31 - 1
+"""Rows of an array on the device, whose places are 32-bit integers."""
+
+Packed = tuple[PyTree, np.ndarray]
+"""Rows on the device, and where in them each window starts."""
+
+
+def open_rows(kind: str, splits: Mapping[str, Shards]) -> "DeviceRows | HostRows":
+    """The rows of these splits; ``kind`` is "auto", "device" or "host"."""
+    words("auto", "device", "host")("rows", kind)
+    if kind == "auto":
+        free = memory.free_device()
+        kind = choose_rows(splits, memory.free_host() if free is None else free)
+    return DeviceRows(splits) if kind == "device" else HostRows(splits)
+
+
+def choose_rows(splits: Mapping[str, Shards], free: int) -> str:
+    """Where rows live, given the bytes that are free where a device computes."""
+    different = {id(split.examples): split.examples for split in splits.values()}
+    every = list(different.values())
+    most = max(leaf.shape[0] for leaf in jax.tree.leaves(every))
+    fits = memory.bytes_of(every) <= DEVICE_SHARE * free and most <= MOST_ROWS
+    return "device" if fits else "host"
+
+
+def _dtype(leaf: Any) -> np.dtype:
+    return np.dtype(jax.dtypes.canonicalize_dtype(leaf.dtype))
+
+
+class DeviceRows:
+    """All rows on the device; arrays that splits share are there once."""
+
+    kind = "device"
+
+    def __init__(self, splits: Mapping[str, Shards]):
+        different = {id(split.examples): split.examples for split in splits.values()}
+        there = {key: jax.tree.map(_on_device, of) for key, of in different.items()}
+        self.examples = {
+            name: there[id(split.examples)] for name, split in splits.items()
+        }
+
+    def stage(
+        self, name: str, starts: np.ndarray, counts: np.ndarray, clients: int
+    ) -> None:
+        """Nothing needs to be brought."""
+
+    def load(
+        self, name: str, starts: np.ndarray, counts: np.ndarray, clients: int
+    ) -> Packed:
+        """The rows that hold these windows, and where they start."""
+        del counts, clients
+        return self.examples[name], starts
+
+
+def _on_device(leaf: Any) -> jax.Array:
+    return jnp.asarray(leaf if isinstance(leaf, jax.Array) else np.asarray(leaf))
+
+
+class HostRows:
+    """Rows where they are: arrays, memory-mapped files, or what slices like an array.
+
+    ``examples`` are shapes, for what is traced and not computed.
+    """
+
+    kind = "host"
+
+    def __init__(self, splits: Mapping[str, Shards]):
+        self._splits, self._worker = splits, Worker()
+        self._staged: tuple[np.ndarray, Future] | None = None
+        self._sizes: dict[tuple[str, int], int] = {}
+        self.examples = {
+            name: jax.tree.map(
+                lambda leaf: jax.ShapeDtypeStruct(leaf.shape, _dtype(leaf)),
+                split.examples,
+            )
+            for name, split in splits.items()
+        }
+
+    def _most(self, name: str, clients: int) -> int:
+        """The most rows that so many different clients have in all datasets."""
+        if (name, clients) not in self._sizes:
+            split = self._splits[name]
+            largest = np.sort(split.counts)[len(split.counts) - clients :]
+            datasets = 1 if split.starts.ndim == 1 else len(split.starts)
+            self._sizes[name, clients] = max(int(largest.sum()) * datasets, 1)
+        return self._sizes[name, clients]
+
+    def stage(
+        self, name: str, starts: np.ndarray, counts: np.ndarray, clients: int
+    ) -> None:
+        """Begin to bring windows; ``load`` with the same ``starts`` waits for them."""
+        job = self._worker.submit(self._pack, name, starts, counts, clients)
+        self._staged = starts, job
+
+    def load(
+        self, name: str, starts: np.ndarray, counts: np.ndarray, clients: int
+    ) -> Packed:
+        """The rows of these windows in a buffer on the device, and where they start.
+
+        Args:
+            name: of the split.
+            starts: where in it windows start.
+            counts: their rows, of a shape that fits ``starts``.
+            clients: that have a window, at most.
+        """
+        if self._staged is not None and self._staged[0] is starts:
+            (_, job), self._staged = self._staged, None
+            return job.result()
+        return self._pack(name, starts, counts, clients)
+
+    def _pack(
+        self, name: str, starts: np.ndarray, counts: np.ndarray, clients: int
+    ) -> Packed:
+        room = self._most(name, clients)
+        counts = np.broadcast_to(counts, starts.shape)
+        at, window = np.unique(starts, return_inverse=True)
+        window = window.reshape(starts.shape)
+        lengths = np.zeros(len(at), np.int64)
+        np.maximum.at(lengths, window, counts)
+        begins = np.concatenate([[0], np.cumsum(lengths)[:-1]])
+
+        def some(leaf: Any) -> np.ndarray:
+            rows = np.zeros((room, *leaf.shape[1:]), _dtype(leaf))
+            for begin, start, length in zip(
+                begins.tolist(), at.tolist(), lengths.tolist(), strict=True
+            ):
+                rows[begin : begin + length] = leaf[start : start + length]
+            return rows
+
+        examples = self._splits[name].examples
+        return jax.device_put(jax.tree.map(some, examples)), begins[window]

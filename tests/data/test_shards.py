@@ -1,0 +1,145 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""Folders of shards: written client by client, opened without reading the rows."""
+
+import json
+
+import jax
+import numpy as np
+import pytest
+
+import fedblend as fb
+from fedblend.data import DataError, open_shards, write_shards
+from fedblend.data.readers.shard_table import shard_table
+from fedblend.data.shards import dataset_in, verify
+
+COUNTS = (5, 2, 9, 3)
+
+
+def clients():
+    draw = np.random.default_rng(0)
+    for number, count in enumerate(COUNTS):
+        inputs = draw.normal(size=(count, 2)).astype(np.float32)
+        yield f"ward {number}", (inputs, draw.integers(3, size=count).astype(np.int32))
+
+
+@pytest.fixture
+def folder(tmp_path):
+    write_shards(tmp_path / "wards", clients())
+    return tmp_path / "wards"
+
+
+def test_a_folder_has_the_clients_and_splits_of_federate(folder):
+    made = open_shards(folder, validation=0.2, test=0.25)
+    rows = [
+        np.concatenate(parts) for parts in zip(*(r for _, r in clients()), strict=True)
+    ]
+    parts = np.split(np.arange(sum(COUNTS)), np.cumsum(COUNTS)[:-1])
+    wanted = fb.federate(tuple(rows), parts, validation=0.2, test=0.25)
+    assert made.names == tuple(name for name, _ in clients())
+    assert isinstance(made.train.examples[0], np.memmap)
+    for name, split in wanted.splits.items():
+        for client in range(len(COUNTS)):
+            mine, theirs = made.splits[name].rows(client), split.rows(client)
+            jax.tree.map(np.testing.assert_array_equal, mine, theirs)
+    verify(folder)
+
+
+def broken(folder, how):
+    index = json.loads((folder / "shards.json").read_text())
+    if how == "rows":
+        (folder / "0.npy").write_bytes((folder / "0.npy").read_bytes()[:-4])
+    elif how == "pickle":
+        np.save(folder / "1.npy", np.array([{}] * sum(COUNTS)), allow_pickle=True)
+    elif how == "json":
+        (folder / "shards.json").write_text("{")
+    elif how == "counts":
+        index["counts"][0] += 1
+        (folder / "shards.json").write_text(json.dumps(index))
+    elif how == "version":
+        index["fedblend_shards"] = 2
+        (folder / "shards.json").write_text(json.dumps(index))
+    else:
+        (folder / "shards.json").unlink()
+
+
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        ("rows", "0.npy: is damaged"),
+        ("pickle", "1.npy: is damaged"),
+        ("json", "shards.json: is damaged"),
+        ("counts", "0.npy: is damaged"),
+        ("version", "is not of version 1"),
+        ("foreign", "has no shards.json"),
+    ],
+)
+def test_damaged_and_foreign_folders_are_refused_in_one_line(folder, how, words):
+    broken(folder, how)
+    with pytest.raises(DataError, match=words) as refused:
+        open_shards(folder)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_changed_row_is_found(folder):
+    rows = np.load(folder / "0.npy", mmap_mode="r+")
+    rows[3, 1] += 1
+    rows.flush()
+    with pytest.raises(DataError, match=r"0\.npy: has changed"):
+        verify(folder)
+
+
+def test_what_fails_leaves_nothing_and_what_is_there_stays(folder, tmp_path):
+    def bad():
+        yield "a", (np.zeros((2, 2)), np.zeros(2))
+        yield "b", (np.zeros((2, 3)), np.zeros(2))
+
+    with pytest.raises(DataError, match="client 'b' has arrays of"):
+        write_shards(tmp_path / "bad", bad())
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["wards"]
+    with pytest.raises(DataError, match="exists already"):
+        write_shards(folder, clients())
+
+
+@pytest.fixture
+def table(tmp_path):
+    """Rows of three wards, mixed, in row groups of seven."""
+    arrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    draw = np.random.default_rng(1)
+    columns = {
+        "ward": draw.choice(["b", "a", "c"], 40),
+        "age": np.arange(40.0),
+        "dose": draw.normal(size=40),
+        "outcome": draw.choice(["well", "ill"], 40),
+    }
+    parquet.write_table(
+        arrow.table(columns), tmp_path / "visits.parquet", row_group_size=7
+    )
+    return tmp_path / "visits.parquet"
+
+
+def test_a_table_becomes_the_folder_of_its_clients(table, tmp_path):
+    shard_table(table, tmp_path / "out", target="outcome", client="ward")
+    made, dataset = (
+        open_shards(tmp_path / "out", test=0.2),
+        dataset_in(tmp_path / "out"),
+    )
+    whole = fb.data.read(table, target="outcome", client="ward")
+    wanted = fb.data.federate_dataset(whole, fb.partition.by_key(whole.keys), test=0.2)
+    assert made.names == wanted.names and dataset.label_names == whole.label_names
+    assert (dataset.kind, dataset.columns) == (whole.kind, whole.columns)
+    for name, split in wanted.splits.items():
+        for client in range(3):
+            mine, theirs = made.splits[name].rows(client), split.rows(client)
+            jax.tree.map(np.testing.assert_array_equal, mine, theirs)
+    shard_table(table, tmp_path / "groups", target="dose", inputs=["age"])
+    assert open_shards(tmp_path / "groups").train.counts.tolist() == [7] * 5 + [5]
+
+
+def test_what_cannot_be_sharded_is_refused(table, tmp_path):
+    with pytest.raises(DataError, match="column 'ward' is not numeric"):
+        shard_table(table, tmp_path / "out", target="outcome")
+    with pytest.raises(DataError, match="there is no column 'x'"):
+        shard_table(table, tmp_path / "out", target="x")
+    assert not (tmp_path / "out").exists()
