@@ -7,10 +7,12 @@
 #   make lint    style and types
 #   make docs    the documentation as a website, site/index.html
 #   make bench   the time of a round, beside other ways to compute it
+#   make cards   the benchmark cards: whole runs, at most a minute of each
 #   make clean   removes what was set up
 
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
+PFL ?= pfl==0.6.0
 FEDJAX ?= fedjax==0.0.17
 BIN := .venv/bin
 INSTALL := bin/python -m pip install -qq
@@ -24,7 +26,7 @@ CHECK := $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/
   || { echo "error: '$(PYTHON)' is not Python 3.11 or newer; make PYTHON=... names one" \
   >&2; exit 1; }
 
-.PHONY: demo test lint docs bench clean
+.PHONY: demo test lint docs bench cards clean
 
 demo: .venv/.ready
 	@$(BIN)/fedblend demo
@@ -45,8 +47,13 @@ bench: .venv/.ready
 	@$(MAKE) --no-print-directory .venv-fedjax/.ready || echo "FedJAX is left out"
 	@$(BIN)/python benchmarks/run.py
 
+cards: .venv/.ready
+	@$(MAKE) --no-print-directory .venv-torch/.ready || echo "PyTorch is left out"
+	@$(MAKE) --no-print-directory .venv-fedjax/.ready || echo "FedJAX is left out"
+	@$(BIN)/python benchmarks/cards.py --peers --limit 60 --out cards
+
 clean:
-	rm -rf .venv .venv-torch .venv-fedjax .pytest_cache .ruff_cache .hypothesis dist site
+	rm -rf .venv .venv-torch .venv-fedjax .pytest_cache .ruff_cache .hypothesis dist site cards
 
 .venv/.ready: pyproject.toml reproductions/pyproject.toml
 	@$(CHECK)
@@ -60,7 +67,7 @@ clean:
 .venv-torch/.ready:
 	@$(CHECK)
 	$(PYTHON) -m venv .venv-torch
-	.venv-torch/$(INSTALL) $(TORCH) numpy
+	.venv-torch/$(INSTALL) $(TORCH) numpy $(PFL)
 	@touch $@
 
 .venv-fedjax/.ready:

@@ -21,7 +21,7 @@ FOREVER = 1_000_000
 """Rounds of the run: it goes on for as long as somebody asks."""
 
 
-def prepare(model, block, *, chunk=None, shipped=False):
+def prepare(model, block, *, chunk=None, shipped=False, devices=None):
     bounds = pairwise(range(0, work.CLIENTS * work.EXAMPLES + 1, work.EXAMPLES))
     federated_data = fb.federate(work.rows(), [np.arange(*bound) for bound in bounds])
     first = jax.tree.map(jnp.asarray, work.first_params(model))
@@ -43,6 +43,7 @@ def prepare(model, block, *, chunk=None, shipped=False):
         rounds=FOREVER,
         every=block,
         chunk=chunk,
+        devices=devices,
     )
     records = iter(run)
     next(records)
@@ -66,4 +67,9 @@ def list_params(params):
 
 
 if __name__ == "__main__":
-    work.main(prepare, chunk={"type": int}, shipped={"action": "store_true"})
+    work.main(
+        prepare,
+        chunk={"type": int},
+        shipped={"action": "store_true"},
+        devices={"type": int},
+    )

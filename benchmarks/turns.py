@@ -8,6 +8,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 from pathlib import Path
 from typing import NamedTuple
 
@@ -42,25 +43,39 @@ class Found(NamedTuple):
 class Peer:
     """A script of this folder, started with ``--hold``; see ``work.measure``.
 
-    ``failure`` is the last line of what it complained of if it did not start.
+    ``failure`` is the last line of what it complained of if it did not start, within
+    ``patience`` seconds. A ``checkout`` is the folder of another commit, whose script
+    and package are used.
     """
 
-    def __init__(self, name: str, python: Path, script: str, *options: object):
+    def __init__(
+        self,
+        name: str,
+        python: Path,
+        script: str,
+        *options: object,
+        patience: float = 3600.0,
+        checkout: Path = HERE.parent,
+    ):
         self.name = name
         self._errors = tempfile.TemporaryFile(mode="w+")  # noqa: SIM115
         self._process = subprocess.Popen(
-            [str(python), str(HERE / script), *map(str, options)],
+            [str(python), str(checkout / "benchmarks" / script), *map(str, options)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
             text=True,
-            env=_environment(),
+            env=environment(checkout),
         )
         self.failure: str | None = None
+        watch = threading.Timer(patience, self._process.kill)
+        watch.start()
         try:
             self._read()
         except RuntimeError as error:
             self.failure = str(error)
+        finally:
+            watch.cancel()
 
     def turn(self) -> float:
         """Seconds a round of the next block."""
@@ -83,7 +98,8 @@ class Peer:
         if not line:
             self._process.wait()
             self._errors.seek(0)
-            lines = self._errors.read().strip().splitlines() or ["it said nothing"]
+            killed = "it was killed" if self._process.returncode < 0 else "no word"
+            lines = self._errors.read().strip().splitlines() or [killed]
             raise RuntimeError(lines[-1])
         return json.loads(line)
 
@@ -97,9 +113,9 @@ def take_turns(peers: list[Peer], repeats: int) -> list[Found]:
     ]
 
 
-def _environment() -> dict[str, str]:
+def environment(checkout: Path = HERE.parent) -> dict[str, str]:
     """Finds fedblend where it is not installed; takes GPU memory only as needed."""
-    paths = [str(HERE.parent / "src"), os.environ.get("PYTHONPATH", "")]
+    paths = [str(checkout / "src"), os.environ.get("PYTHONPATH", "")]
     return {
         **os.environ,
         "PYTHONPATH": os.pathsep.join(filter(None, paths)),
