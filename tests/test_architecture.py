@@ -22,7 +22,10 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 TESTS = sorted((ROOT / "tests").rglob("*.py"))
 
 LEVELS = (
-    {"core", "trees", "keys", "batches", "errors", "checks", "registry"},
+    {
+        *("core", "trees", "keys", "batches", "loops", "errors", "checks", "registry"),
+        "cores",
+    },
     {"losses", "mixing", "local", "solvers", "models", "compress", "data"},
     {"algorithms", "transforms", "theory"},
     {"metrics", "gains", "simulation", "clusters"},

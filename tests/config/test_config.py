@@ -16,7 +16,7 @@ from fedblend.local import Epochs, Scheduled
 CASES = {
     "run.round=3": "run.round: unknown key; did you mean 'rounds'?",
     "model.hidden=[3]": "model.hidden: unknown key; known are l2, loss, "
-    "ensemble, name, intercept",
+    "ensemble, products, name, intercept",
     "run.rounds='10'": 'run.rounds: "10" is not a whole number',
     "run.rounds=true": "run.rounds: true is not a whole number",
     "run.rounds=2.5": "run.rounds: 2.5 is not a whole number",

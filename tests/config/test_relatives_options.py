@@ -77,6 +77,20 @@ def test_an_ensemble_has_as_many_models_as_the_configuration_says(tiny):
         check(tiny, "here")
 
 
+def test_products_are_those_that_the_configuration_says(tiny):
+    plain = build(check(tiny, "here"))
+    tiny["model"] |= {"products": "bfloat16"}
+    low = build(check(tiny, "here"))
+    params = jax.tree.map(lambda leaf: leaf + 0.3, plain.model.init(jax.random.key(0)))
+    row = 0.1 * jax.numpy.ones((1, *plain.task.shape))
+    exact, found = (one.model.apply(params, row) for one in (plain, low))
+    assert found.dtype == exact.dtype
+    assert 0 < abs(found - exact).max() < 0.01 * abs(exact).max()
+    tiny["model"] |= {"products": "half"}
+    with pytest.raises(ConfigError, match=r"model\.products: "):
+        check(tiny, "here")
+
+
 @pytest.mark.parametrize(
     ("name", "stays"),
     [

@@ -10,8 +10,12 @@ import pytest
 from fedblend.config.build import build
 from fedblend.config.config import check
 from fedblend.config.model import with_rates
+from fedblend.data.dataset import Task
 from fedblend.data.federated import held_out
+from fedblend.data.shards import write_shards
+from fedblend.errors import InputError
 from fedblend.experiments.run import run_config
+from fedblend.simulation.simulate import set_up
 
 FLIX = {
     "name": "flix",
@@ -96,3 +100,44 @@ def test_a_seed_alone_comes_to_what_it_does_among_others(tiny, tmp_path):
         for name in ("test_personal_loss", "test_local_loss", "gain_low", "gain_high"):
             assert float(mine[name]) == pytest.approx(float(theirs[name]), abs=1e-4)
         assert mine["harmed"] == theirs["harmed"]
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Clients of uneven size in a folder; says what its targets are."""
+    draw = np.random.default_rng(0)
+
+    def clients():
+        for number, count in enumerate((6, 9, 4, 8)):
+            labels = np.arange(count, dtype=np.int32) % 3
+            inputs = draw.normal(size=(count, 5)).astype(np.float32)
+            yield f"ward {number}", (inputs, labels)
+
+    task = Task("classes", 3, (5,), ("a", "b", "c"))
+    write_shards(tmp_path / "wards", clients(), task=task)
+    return str(tmp_path / "wards")
+
+
+def test_a_configuration_runs_from_a_folder(tiny, folder, tmp_path):
+    tiny["data"] = {"file": folder, "partition": "folder", "test": 0.25}
+    tiny["run"] |= {"rounds": 2, "rows": "host", "seed": [0, 1]}
+    built = build(check(tiny, "here"))
+    assert isinstance(built.federated_data.train.examples[0], np.memmap)
+    assert len(built.federations) == 1 and len(built.facts["sha256"]) == 64
+    assert built.spec.rows == "host" and built.task.labels == ("a", "b", "c")
+    run = set_up(built.spec).complete()
+    assert np.isfinite(run.history()[-1].measures.test.personal.loss.mean)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "words"),
+    [
+        ("target", "x", "data.target: is not for a folder of rows"),
+        ("test", "official", "official"),
+        ("file", "nowhere", "has no shards.json"),
+    ],
+)
+def test_what_a_folder_cannot_have_is_refused(key, value, words, tiny, folder):
+    tiny["data"] = {"file": folder, "partition": "folder"} | {key: value}
+    with pytest.raises(InputError, match=words):
+        build(check(tiny, "here"))

@@ -143,6 +143,9 @@ ALGORITHMS = {
     "ditto": lambda p: fb.ditto(
         _fedavg(p), p.loss, fb.Work(RATE, steps=STEPS_BY_CLIENT, batch_size=2), lam=0.5
     ),
+    "fedala": lambda p: fb.fedala(
+        p.loss, fb.Work(RATE, steps=3, batch_size=2), head=_is_bias
+    ),
     "l2gd": lambda p: fb.l2gd(p.loss, RATE, lam=0.5, p=0.4, batch_size=2),
     "partial": partial(_partial, personal_steps=2),
     "partial, together": partial(_partial, order="together", personal_rate=0.05),

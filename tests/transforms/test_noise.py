@@ -174,7 +174,7 @@ def test_cohorts_of_a_private_run_are_no_function_of_its_seed():
             jax.random.key(0),
             **{**PLAN, "epoch": None, "rounds": 40, "every": 40},
         )
-        chosen.append(run._draw(0, 40)[0])
+        chosen.append(run.cohorts.draw(run.key, range(40)))
     assert not np.array_equal(*chosen)
     ids = np.concatenate(chosen)
     assert (ids[:, 0] < ids[:, 1]).all()
