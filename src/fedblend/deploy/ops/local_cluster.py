@@ -53,6 +53,7 @@ def local_cluster(
     *,
     policy: str | None = None,
     supernodes: bool = False,
+    command: Callable[[Path], list[str]] = flwr_processes.node_command,
     log: Callable[[str], None] = lambda line: None,
 ) -> Iterator[LocalCluster]:
     """A link and its nodes, up until the end of the block, whatever ends it.
@@ -62,6 +63,7 @@ def local_cluster(
         rows: of every node, by its name.
         policy: text of policy.toml for all of them; what init writes if None.
         supernodes: Flower's SuperNodes with its app, in place of our carrier.
+        command: from the path of node.toml to the program of a node.
         log: called with a line of progress.
     """
     port = flwr_processes.free_port()
@@ -73,7 +75,7 @@ def local_cluster(
     running: dict[Path, subprocess.Popen] = {}
     with flwr_processes.interrupted_by_sigterm():
         try:
-            _start(cluster, list(rows), running, supernodes, log)
+            _start(cluster, list(rows), running, supernodes, command, log)
             yield cluster
         finally:
             _end(list(running.values()), folder)
@@ -94,13 +96,14 @@ def _start(
     names: list[str],
     running: dict[Path, subprocess.Popen],
     supernodes: bool,
+    command: Callable[[Path], list[str]],
     log: Callable[[str], None],
 ) -> None:
     settings = cluster.settings
 
-    def start(command: list[str], folder: Path, name: str) -> None:
+    def start(program: list[str], folder: Path, name: str) -> None:
         output = folder / f"{name}.log"
-        running[output] = flwr_processes.start(command, folder, output)
+        running[output] = flwr_processes.start(program, folder, output)
 
     def link_is_up() -> bool:
         return _alive(running) and is_up(settings)
@@ -120,10 +123,10 @@ def _start(
         if supernodes:
             start(flwr_processes.worker_command(path), node.folder, "worker")
             port = flwr_processes.free_port()
-            command = flwr_processes.supernode_command(node, port, path)
-            start(command, node.flower_folder, "node")
+            supernode = flwr_processes.supernode_command(node, port, path)
+            start(supernode, node.flower_folder, "node")
         else:
-            start(flwr_processes.node_command(path), node.folder, "node")
+            start(command(path), node.folder, "node")
     flwr_processes.wait_until(all_online, START_TIMEOUT, "the nodes", every=1.0)
     log(f"{len(names)} nodes are connected, each a process of its own")
 
