@@ -2,6 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Nodes as the link knows them: restarts, replaced keys, lost notes."""
 
+from contextlib import nullcontext
+from pathlib import Path
+
 import pytest
 from edits import edit
 
@@ -18,26 +21,25 @@ class Link:
         self.keys: dict[str, bytes] = {}
         self.drawn = 0
 
-    def __call__(self, settings, kind, what, *words):
-        assert kind == "supernode"
-        if what == "list":
-            return {"nodes": [{"node-id": n, "status": "online"} for n in self.keys]}
-        if what == "unregister":
-            del self.keys[words[0]]
-            return {}
-        with open(words[0], "rb") as file:
-            key = file.read()
+    def statuses(self) -> dict[str, str]:
+        return dict.fromkeys(self.keys, "online")
+
+    def unregister(self, id: str) -> None:
+        del self.keys[id]
+
+    def register(self, path: Path, name: str) -> str:
+        key = path.read_bytes()
         if key in self.keys.values():
-            raise RunError("flwr supernode: [code: 23] Public key already in use.")
+            raise RunError("link: HTTP 409: Public key already in use.")
         self.drawn += 1
         self.keys[str(self.drawn)] = key
-        return {"node-id": self.drawn}
+        return str(self.drawn)
 
 
 @pytest.fixture
 def link(monkeypatch) -> Link:
     found = Link()
-    monkeypatch.setattr(registration, "call", found)
+    monkeypatch.setattr(registration, "connected", lambda settings: nullcontext(found))
     return found
 
 
