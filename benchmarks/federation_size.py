@@ -63,7 +63,13 @@ def main(grid, context):
         begun, back = time.perf_counter(), {}
         carrying.send(sent)
         while len(back) < len(sent):
-            back.update({reply.address: reply.data for reply in carrying.receive()})
+            for reply in carrying.receive():
+                if reply.data is None:
+                    with open(config["out"] + ".errors", "a") as file:
+                        print(f"{reply.address}: {reply.error}", file=file)
+                    carrying.send({reply.address: sent[reply.address]})
+                else:
+                    back[reply.address] = reply.data
             if len(back) < len(sent):
                 time.sleep(0.2)
         seconds.append(time.perf_counter() - begun)
@@ -109,6 +115,9 @@ def echoes(folder: Path, nodes: int) -> list[float]:
         flwr_processes.call(made.settings, "run", str(app), *where)
         flwr_processes.wait_until(out.exists, 900, "the echoes", every=1.0)
         time.sleep(1.0)
+    errors = folder / "seconds.json.errors"
+    if errors.exists():
+        print(errors.read_text())
     return json.loads(out.read_text())
 
 

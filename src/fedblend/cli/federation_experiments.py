@@ -110,13 +110,14 @@ def status(
     require_extra()
     from fedblend.deploy.ops import flwr_processes
     from fedblend.deploy.ops.registration import members
+    from fedblend.deploy.ops.settings import listed
     from fedblend.deploy.ops.status import status_of
 
     if settings.exists() or out is None:
         known = server_settings(settings)
         flwr_processes.connect(known)
         for member in members(known):
-            typer.echo(f"node {member.name}, client {member.client}: {member.status}")
+            typer.echo(f"node {member.name}, {listed(member.clients)}: {member.status}")
     if out is not None:
         for line in status_of(out).lines():
             typer.echo(line)

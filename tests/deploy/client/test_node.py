@@ -199,13 +199,13 @@ def test_two_nodes_cannot_be_the_same_client_at_once(tmp_path):
     for _ in range(3):
         server.step()
     assert server.peers.clients[1] == 1001
-    assert server.peers.denied == {2001: "client 1 is there already"}  # pyright: ignore
+    assert server.peers.denied == {2001: {1: "client 1 is there already"}}  # pyright: ignore
     assert len(trial.events("denied")) == 1
     # The first one is gone, and after a while the other is asked again.
     del trial.transport.nodes[1001]
     now[0] += membership.RETRY_DENIED
     trial.complete(server)
-    assert server.peers.clients[1] == 2001 and not server.peers.denied  # pyright: ignore
+    assert server.peers.clients[1] == 2001 and not server.peers.denied[2001]  # pyright: ignore
     assert server.bases.tolist() == [2] * len(COUNTS)
 
 

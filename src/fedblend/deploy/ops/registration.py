@@ -31,7 +31,7 @@ class Member(NamedTuple):
     """
 
     name: str
-    client: int
+    clients: tuple[int, ...]
     status: str
 
 
@@ -71,26 +71,26 @@ def registered(settings: ServerSettings) -> Nodes:
     """The nodes by the ids that the link gave to their keys, if ``register`` ran."""
     known = _known(settings)
     by_id = {
-        int(known[node.name]["node"]): Registered(node.name, node.client)
+        int(known[node.name]["node"]): Registered(node.name, node.hosted)
         for node in settings.nodes
         if not node.retired and node.name in known
     }
-    gone = tuple(node.client for node in settings.nodes if node.retired)
+    gone = tuple(c for node in settings.nodes if node.retired for c in node.hosted)
     return Nodes(by_id or None, gone)
 
 
 def members(settings: ServerSettings) -> list[Member]:
-    """The nodes of a federation, in the order of client ids."""
+    """The nodes of a federation, in the order of their first client ids."""
     known, there = _known(settings), _statuses(settings)
     return [
         Member(
             node.name,
-            node.client,
+            node.hosted,
             "retired"
             if node.retired
             else there.get(known.get(node.name, {}).get("node", ""), UNKNOWN),
         )
-        for node in sorted(settings.nodes, key=lambda node: node.client)
+        for node in sorted(settings.nodes, key=lambda node: min(node.hosted))
     ]
 
 
