@@ -79,10 +79,12 @@ class Host:
     def _describe(
         self, handlers: Mapping[int, Handler], room: int | None, request: Message
     ) -> bytes:
-        """The descriptions of all clients, with the size of bundles that they accept."""
+        """What all clients describe, and the size of bundles that they accept."""
         replies = []
         for client, handler in handlers.items():
-            own = messages.decode(handler.reply(encode(request._replace(client=client))))
+            own = messages.decode(
+                handler.reply(encode(request._replace(client=client)))
+            )
             if own.kind == "describe":
                 most = bundle.LARGEST if room is None else room
                 own = own._replace(fields={**own.fields, "bundle_bytes": most})

@@ -10,7 +10,7 @@ import contextlib
 import os
 import signal
 import subprocess
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -29,6 +29,8 @@ END_TIMEOUT = 30.0
 
 Rows = Mapping[str, np.ndarray]
 """``inputs`` and ``targets``."""
+Hosted = Rows | Sequence[Rows]
+"""The rows of a node, or those of each client that it hosts."""
 
 
 class LocalCluster(NamedTuple):
@@ -49,7 +51,7 @@ class LocalCluster(NamedTuple):
 @contextlib.contextmanager
 def local_cluster(
     folder: Path,
-    rows: Mapping[str, Rows],
+    rows: Mapping[str, Hosted],
     *,
     policy: str | None = None,
     supernodes: bool = False,
@@ -60,14 +62,22 @@ def local_cluster(
 
     Args:
         folder: of keys, settings and states; must not exist, or be empty.
-        rows: of every node, by its name.
+        rows: of every node, by its name; all nodes host as many clients.
         policy: text of policy.toml for all of them; what init writes if None.
         supernodes: Flower's SuperNodes with its app, in place of our carrier.
         command: from the path of node.toml to the program of a node.
         log: called with a line of progress.
     """
     port = flwr_processes.free_port()
-    provision(folder, host="127.0.0.1", nodes=list(rows), port=port, link_port=port)
+    first = next(iter(rows.values()))
+    provision(
+        folder,
+        host="127.0.0.1",
+        nodes=list(rows),
+        port=port,
+        link_port=port,
+        clients_per_node=1 if isinstance(first, Mapping) else len(first),
+    )
     settings = load_as(ServerSettings, folder / "server" / "server.toml")
     cluster = LocalCluster(settings, folder)
     for name, own in rows.items():
@@ -81,12 +91,16 @@ def local_cluster(
             _end(list(running.values()), folder)
 
 
-def write_rows(home: Path, rows: Rows, policy: str | None) -> None:
+def write_rows(home: Path, rows: Hosted, policy: str | None) -> None:
     """Give a node its rows, and a policy if it is not the default one."""
-    np.savez(home / "rows.npz", inputs=rows["inputs"], targets=rows["targets"])
-    (home / "rows.npz").chmod(0o600)
     settings = home / "node.toml"
-    settings.write_text(settings.read_text().replace("rows.csv", "rows.npz"))
+    settings.write_text(settings.read_text().replace('.csv"', '.npz"'))
+    node = load_as(NodeSettings, settings)
+    several = [rows] if isinstance(rows, Mapping) else rows
+    (home / "rows").mkdir(mode=0o700, exist_ok=True)
+    for own, held in zip(node.client_settings().values(), several, strict=True):
+        np.savez(own.data.file, inputs=held["inputs"], targets=held["targets"])
+        own.data.file.chmod(0o600)
     if policy is not None:
         (home / "policy.toml").write_text(policy)
 

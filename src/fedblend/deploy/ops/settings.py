@@ -24,7 +24,7 @@ from pydantic_core import PydanticCustomError
 from fedblend.config import toml
 from fedblend.config.schema.table import Index, Table, first_error
 from fedblend.config.schema.tables import Word
-from fedblend.errors import ConfigError, SettingError
+from fedblend.errors import ConfigError, RunError, SettingError
 
 _LABEL = re.compile(r"(?!-)[A-Za-z0-9-]{1,63}(?<!-)")
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?")
@@ -262,6 +262,22 @@ def listed(clients: Sequence[int]) -> str:
     if last - first + 1 == len(clients):
         return f"clients {first} to {last}"
     return f"clients {', '.join(map(str, sorted(clients)))}"
+
+
+def client_at(path: Path, client: int | None) -> ClientSettings:
+    """One of the clients of the node whose node.toml this is.
+
+    Raises:
+        RunError: the node hosts several and none is named, or another one.
+    """
+    node = load_as(NodeSettings, path)
+    known = node.client_settings()
+    if client is None and len(known) == 1:
+        (client,) = known
+    if client not in known:
+        named = "which one" if client is None else str(client)
+        raise RunError(f"--client: {named}? This node hosts {listed(node.hosted)}")
+    return known[client]
 
 
 RENAMED = {"carrier": "flower", "door": "socket"}
