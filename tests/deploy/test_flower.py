@@ -193,6 +193,26 @@ def test_a_reply_that_hangs_holds_up_nobody(impatient):
     assert received(transport, 1, 0.3) == {}
 
 
+def test_what_one_of_several_calls_is_busy_with_is_not_lost(impatient):
+    """The first call ends with nothing, the second has the reply, others are told."""
+
+    class Scripted(StubGrid):
+        def pull_messages(self, ids):
+            self.pulls = getattr(self, "pulls", 0) + 1
+            if self.pulls == 1:
+                time.sleep(0.4)
+                return []
+            if self.pulls == 2:
+                time.sleep(0.7)
+                return [reply_to(ids[0], content=self.there[ids[0]].content)]
+            return [reply_to(ids[0], error=Error(UNAVAILABLE, "gone"))]
+
+    transport = GridTransport(Scripted(1))
+    transport.send({1: b"one"})
+    assert received(transport, 1, 10.0) == {1: [b"one"]}
+    assert received(transport, 1, 0.2) == {}
+
+
 def test_replies_behind_one_that_hangs_are_taken_late(impatient):
     """The link handed all three to one call; the server may ask for them again."""
     grid = StubGrid(3, hanging=(1,))

@@ -98,8 +98,8 @@ class GridTransport:
         """Address and bytes of every message without a reply."""
         self._late: dict[str, int] = {}
         """Addresses of messages whose replies nobody waits for any more."""
-        self._held: dict[str, _Call] = {}
-        """The pulls that are busy with the reply to a message."""
+        self._held: set[str] = set()
+        """Messages with whose replies one of the pulls is busy."""
         self._pulls: list[_Call] = []
         self._waiting: list[list[Message]] = []
         """Messages that are still to be pushed."""
@@ -206,9 +206,9 @@ class GridTransport:
             id, error = pulled.metadata.reply_to_message_id, ""
             if pulled.has_error():
                 error = str(pulled.error.reason)[:200] or "error"
-                busy = [one for one in self._pulls if id in one.ids]
-                if pulled.error.code == UNAVAILABLE and busy and not call.abandoned:
-                    self._held[id] = busy[0]
+                gone = pulled.error.code == UNAVAILABLE
+                if id in self._open and gone and self._is_asked_for(id):
+                    self._held.add(id)
                     continue
             # The link itself sends errors: only the request tells which node failed.
             address = self._close(id)
@@ -219,7 +219,8 @@ class GridTransport:
                 self._replies.append((address, data, error))
         self._report(call, "the link has lost the reply")
         for id in call.ids:
-            self._late.pop(id, None)
+            if not any(id in one.ids for one in self._pulls):
+                self._late.pop(id, None)
 
     def _abandon(self) -> None:
         """Do not count on pulls that take too long; what they bring late is taken."""
@@ -229,16 +230,21 @@ class GridTransport:
                 self._report(call, f"the reply is not complete after {call.age:.0f} s")
 
     def _report(self, call: _Call, why: str) -> None:
-        """Report the replies that a call was busy with, and has not brought."""
-        for id in [id for id, busy in self._held.items() if busy is call]:
-            address = self._close(id)
-            if address is not None:
-                self._late[id] = address
-                self._replies.append((address, None, why))
+        """Report the replies that a call may have been busy with, and nobody brings."""
+        for id in self._held & call.ids:
+            if not self._is_asked_for(id):
+                address = self._close(id)
+                if address is not None:
+                    self._late[id] = address
+                    self._replies.append((address, None, why))
+
+    def _is_asked_for(self, id: str) -> bool:
+        """Whether a pull that is not abandoned may be busy with a reply."""
+        return any(id in one.ids and not one.abandoned for one in self._pulls)
 
     def _close(self, id: str) -> int | None:
         """The address of a message that waits for its reply, which it has now."""
-        self._held.pop(id, None)
+        self._held.discard(id)
         address, _ = self._open.pop(id, (None, 0))
         return address
 
