@@ -51,7 +51,7 @@ app = ClientApp()
 SERVER = """
 import json, os, time
 from flwr.serverapp import ServerApp
-from fedblend.deploy.flower import GridTransport
+from fedblend.deploy.grid_transport import GridTransport
 app = ServerApp()
 @app.main()
 def main(grid, context):

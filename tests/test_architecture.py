@@ -60,10 +60,11 @@ EXTRAS = {
 LICENSE = "# Copyright The fedblend authors\n# SPDX-License-Identifier: Apache-2.0\n"
 FLOWER = (
     "deploy/flower.py",
+    "deploy/grid_transport.py",
     "deploy/fleet_client.py",
     "deploy/control_client.py",
 )
-"""The modules that touch Flower: its two apps, the node's own connection, the keys."""
+"""The modules that touch Flower: apps, messages of server and nodes, keys."""
 
 LAZY_EXCEPTIONS = {("simulation/run.py", "report")}
 """``Run.plot`` draws, so it looks up when it is called."""
@@ -216,7 +217,7 @@ def test_the_runtime_knows_no_algorithm_by_name():
     )
 
 
-def test_flower_is_imported_in_three_places_only():
+def test_flower_is_imported_in_four_places_only():
     assert not breaches(
         lambda path: [
             name

@@ -2,28 +2,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Our messages inside of Flower's, and the end of a server whose link has gone."""
 
-import contextlib
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 pytest.importorskip("flwr")
-from flwr.app import ConfigRecord, Error, MetricRecord, RecordDict
-from flwr.supercore.task_identity import TaskIdentity
+from flwr.app import ConfigRecord, MetricRecord, RecordDict
 
-from fedblend.deploy import flower
-from fedblend.deploy.flower import (
-    SMALL,
-    UNAVAILABLE,
-    GridTransport,
-    from_record,
-    to_record,
-)
+from fedblend.deploy.flower import SMALL, from_record, to_record
 
 PARENT = """
 import subprocess, sys, time
@@ -74,175 +63,3 @@ def test_a_server_ends_with_what_started_it():
     while child.exists() and time.monotonic() < until:
         time.sleep(0.05)
     assert not child.exists()
-
-
-class StubGrid:
-    """Stands in for Flower's Grid: the link hands out each reply once, in pieces.
-
-    ``seconds`` is what each call of HTTP takes; ``hanging`` are nodes whose replies
-    are there, and never complete until ``release``.
-    """
-
-    def __init__(self, nodes: int, seconds: float = 0.0, hanging: tuple[int, ...] = ()):
-        self.nodes, self.seconds, self.hanging = nodes, seconds, hanging
-        self.release = threading.Event()
-        self.lock, self.there, self.taken = threading.Lock(), {}, set()
-        self.most, self.running, self.pushed, self.listing = 0, 0, 0, 0.0
-
-    @contextlib.contextmanager
-    def _call(self):
-        with self.lock:
-            self.running += 1
-            self.most = max(self.most, self.running)
-        time.sleep(self.seconds)
-        yield
-        with self.lock:
-            self.running -= 1
-
-    def get_node_ids(self):
-        time.sleep(self.listing)
-        return range(1, self.nodes + 1)
-
-    def push_messages(self, messages):
-        ids = []
-        for message in messages:
-            with self._call(), self.lock:
-                ids.append(f"{message.metadata.dst_node_id}-{self.pushed}")
-                self.pushed += 1
-                self.there[ids[-1]] = message
-        return ids
-
-    def pull_messages(self, ids):
-        with self._call(), self.lock:
-            known = [id for id in ids if id in self.there]
-            gone = [id for id in ids if id in self.taken]
-            self.taken.update(known)
-            found = [self.there.pop(id) for id in known]
-        replies = []
-        for id, request in zip(known, found, strict=True):
-            with self._call():
-                if request.metadata.dst_node_id in self.hanging:
-                    assert self.release.wait(30)
-            replies.append(reply_to(id, content=request.content))
-        return replies + [reply_to(id, error=Error(UNAVAILABLE, "gone")) for id in gone]
-
-
-def reply_to(id: str, content=None, error=None) -> SimpleNamespace:
-    return SimpleNamespace(
-        metadata=SimpleNamespace(reply_to_message_id=id),
-        content=content,
-        error=error,
-        has_error=lambda: error is not None,
-    )
-
-
-def received(transport: GridTransport, wanted: int, within: float) -> dict[int, list]:
-    """Replies by address, as soon as there are so many."""
-    found: dict[int, list] = {}
-    until = time.monotonic() + within
-    while sum(map(len, found.values())) < wanted and time.monotonic() < until:
-        begun = time.monotonic()
-        for address, data, error in transport.receive():
-            found.setdefault(address, []).append(error if data is None else data)
-        assert time.monotonic() - begun < 0.5, "the coordinator has to wait"
-        time.sleep(0.01)
-    return found
-
-
-@pytest.fixture
-def impatient(monkeypatch):
-    monkeypatch.setattr(flower, "BUSY", 0.05)
-    monkeypatch.setattr(flower, "PATIENCE", 1.0)
-
-
-@pytest.fixture(autouse=True)
-def run(monkeypatch):
-    for name, value in (("_run_id", 5), ("_node_id", 1), ("_task_id", 3)):
-        monkeypatch.setattr(TaskIdentity, name, value)
-
-
-def test_calls_run_beside_each_other():
-    """64 messages at 20 ms a call are 2.6 s one after the other."""
-    grid = StubGrid(64, seconds=0.02)
-    transport, begun = GridTransport(grid), time.monotonic()
-    transport.send({at: b"%d" % at for at in range(1, 65)})
-    assert time.monotonic() - begun < 0.2
-    found = received(transport, 64, 10.0)
-    assert found == {at: [b"%d" % at] for at in range(1, 65)}
-    assert time.monotonic() - begun < 1.5  # half of that time, on a busy machine
-    assert 1 < grid.most <= 2 * flower.CALLS
-
-
-def test_a_reply_that_hangs_holds_up_nobody(impatient):
-    grid = StubGrid(4, hanging=(2,))
-    transport = GridTransport(grid)
-    transport.send({2: b"two"})
-    assert received(transport, 1, 0.3) == {}
-    # The others are asked later, and are there at once.
-    transport.send({1: b"one", 3: b"three", 4: b"four"})
-    assert received(transport, 3, 0.7) == {1: [b"one"], 3: [b"three"], 4: [b"four"]}
-    # After a while the server gets to know, and may send it again.
-    (line,) = received(transport, 1, 10.0)[2]
-    assert "not complete after 1 s" in line
-    grid.hanging = ()
-    transport.send({2: b"again"})
-    assert received(transport, 1, 5.0) == {2: [b"again"]}
-    # What comes late is handed on, once: the exchange counts it as a stray.
-    grid.release.set()
-    assert received(transport, 1, 5.0) == {2: [b"two"]}
-    assert received(transport, 1, 0.3) == {}
-
-
-def test_what_one_of_several_calls_is_busy_with_is_not_lost(impatient):
-    """The first call ends with nothing, the second has the reply, others are told."""
-
-    class Scripted(StubGrid):
-        def pull_messages(self, ids):
-            self.pulls = getattr(self, "pulls", 0) + 1
-            if self.pulls == 1:
-                time.sleep(0.4)
-                return []
-            if self.pulls == 2:
-                time.sleep(0.7)
-                return [reply_to(ids[0], content=self.there[ids[0]].content)]
-            return [reply_to(ids[0], error=Error(UNAVAILABLE, "gone"))]
-
-    transport = GridTransport(Scripted(1))
-    transport.send({1: b"one"})
-    assert received(transport, 1, 10.0) == {1: [b"one"]}
-    assert received(transport, 1, 0.2) == {}
-
-
-def test_replies_behind_one_that_hangs_are_taken_late(impatient):
-    """The link handed all three to one call; the server may ask for them again."""
-    grid = StubGrid(3, hanging=(1,))
-    transport = GridTransport(grid)
-    transport.send({1: b"one", 2: b"two", 3: b"three"})
-    found = received(transport, 3, 10.0)
-    assert all("not complete" in lines[0] for lines in found.values())
-    assert set(found) == {1, 2, 3}
-    grid.release.set()
-    found = received(transport, 3, 5.0)
-    assert found == {1: [b"one"], 2: [b"two"], 3: [b"three"]}
-
-
-def test_a_list_of_nodes_that_hangs_holds_up_nobody(monkeypatch):
-    grid = StubGrid(2)
-    transport = GridTransport(grid)
-    assert transport.addresses() == [1, 2]
-    monkeypatch.setattr(flower, "REFRESH", 0.0)
-    grid.listing = 1.0
-    begun = time.monotonic()
-    assert transport.addresses() == transport.addresses() == [1, 2]
-    assert time.monotonic() - begun < 0.5
-
-
-def test_an_error_of_the_link_reaches_the_server():
-    class Broken(StubGrid):
-        def push_messages(self, messages):
-            raise RuntimeError("no run")
-
-    transport = GridTransport(Broken(1))
-    transport.send({1: b"x"})
-    with pytest.raises(RuntimeError, match="no run"):
-        received(transport, 1, 5.0)
