@@ -5,12 +5,19 @@
 import contextlib
 import threading
 import time
+from collections import Counter
 from types import SimpleNamespace
 
 import pytest
 
 pytest.importorskip("flwr")
-from flwr.app import Error
+from flwr.app import Error, Message
+from flwr.common.serde import message_to_proto
+from flwr.proto.node_pb2 import Node
+from flwr.supercore.inflatable.inflatable_object import (
+    get_all_nested_objects,
+    get_object_tree,
+)
 from flwr.supercore.task_identity import TaskIdentity
 
 from fedblend.deploy import grid_transport
@@ -102,8 +109,9 @@ def run(monkeypatch):
         monkeypatch.setattr(TaskIdentity, name, value)
 
 
-def test_calls_run_beside_each_other():
+def test_calls_run_beside_each_other(monkeypatch):
     """64 messages at 20 ms a call are 2.6 s one after the other."""
+    monkeypatch.setattr(grid_transport, "PULLED", 8)
     grid = StubGrid(64, seconds=0.02)
     transport, begun = GridTransport(grid), time.monotonic()
     transport.send({at: b"%d" % at for at in range(1, 65)})
@@ -165,6 +173,82 @@ def test_replies_behind_one_that_hangs_are_taken_late(impatient):
     grid.release.set()
     found = received(transport, 3, 5.0)
     assert found == {1: [b"one"], 2: [b"two"], 3: [b"three"]}
+
+
+class StubClient:
+    """Stands in for Flower's client of a link: the parts of a reply come late."""
+
+    def __init__(self, late: int):
+        self.late, self.replies, self.objects = late, {}, {}
+        self.asked: Counter = Counter()
+        self.confirmed: list[str] = []
+
+    def PullMessages(self, request):
+        found = [
+            self.replies.pop(id) for id in request.message_ids if id in self.replies
+        ]
+        return SimpleNamespace(
+            messages_list=[message_to_proto(one) for one in found],
+            message_object_trees=[get_object_tree(one) for one in found],
+        )
+
+    def PullObject(self, request):
+        self.asked[request.object_id] += 1
+        return SimpleNamespace(
+            object_found=request.object_id in self.objects,
+            object_available=self.asked[request.object_id] > self.late,
+            object_content=self.objects.get(request.object_id, b""),
+        )
+
+    def ConfirmMessageReceived(self, request):
+        self.confirmed.append(request.message_object_id)
+
+
+class LinkedGrid(StubGrid):
+    """A Grid with Flower's client: its own pull is not to be called."""
+
+    def __init__(self, nodes: int, late: int):
+        super().__init__(nodes)
+        self._runtime_client = StubClient(late)
+        self.run, self.node = SimpleNamespace(run_id=5), Node(node_id=1)
+
+    def push_messages(self, messages):
+        ids = []
+        for request in messages:
+            request.metadata.__dict__["_message_id"] = request.object_id
+            reply = Message(request.content, reply_to=request)
+            reply.metadata.__dict__["_message_id"] = reply.object_id
+            ids.append(request.metadata.message_id)
+            client = self._runtime_client
+            for id, one in get_all_nested_objects(reply).items():
+                client.objects[id] = one.deflate()
+            client.replies[ids[-1]] = reply
+        return ids
+
+    def pull_messages(self, ids):
+        raise AssertionError
+
+
+def test_parts_that_come_late_are_awaited_beside_each_other():
+    """Three parts a reply, each there at the fourth look: 0.7 s one by one."""
+    grid = LinkedGrid(8, late=3)
+    transport, begun = GridTransport(grid), time.monotonic()
+    transport.send({at: b"%d" % at for at in range(1, 9)})
+    assert received(transport, 8, 20.0) == {at: [b"%d" % at] for at in range(1, 9)}
+    assert time.monotonic() - begun < 4.0  # 5.7 s one after the other
+    assert len(grid._runtime_client.confirmed) == 8
+
+
+def test_a_reply_of_which_a_part_is_gone_is_an_error():
+    grid = LinkedGrid(2, late=0)
+    transport = GridTransport(grid)
+    transport.send({1: b"one", 2: b"two"})
+    lost = next(iter(grid._runtime_client.objects))
+    del grid._runtime_client.objects[lost]
+    grid._runtime_client.asked[lost] = -99
+    found = received(transport, 2, 10.0)
+    lines = sorted(str(one[0]) for one in found.values())
+    assert lines[0] == "a part of the reply is not there any more"
 
 
 def test_a_list_of_nodes_that_hangs_holds_up_nobody(monkeypatch):
