@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("flwr")
 from flwr.app import ConfigRecord, MetricRecord, RecordDict
 
-from fedblend.deploy.flower import SMALL, from_record, to_record
+from fedblend.deploy.flower import SMALL, from_record, pause_in, to_record
 
 PARENT = """
 import subprocess, sys, time
@@ -50,6 +50,14 @@ def test_a_message_comes_out_as_it_went_in(size):
 )
 def test_what_is_no_message_of_ours_is_empty(content):
     assert from_record(RecordDict(content)) == b""
+
+
+@pytest.mark.parametrize(
+    "pause, found", [(0.5, 0.5), (None, None), (float("inf"), None), (-1.0, None)]
+)
+def test_the_server_tells_nodes_how_long_to_pause(pause, found):
+    assert pause_in(to_record(b"x", pause)) == found
+    assert from_record(to_record(b"x", pause)) == b"x"
 
 
 def test_a_server_ends_with_what_started_it():

@@ -11,6 +11,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,7 +24,7 @@ from fedblend.deploy import worker
 if TYPE_CHECKING:
     from fedblend.deploy.grid_transport import GridTransport
 
-RECORD, ARRAY, KIND = "fedblend", "message", "query"
+RECORD, ARRAY, PAUSE, KIND = "fedblend", "message", "pause", "query"
 SMALL = 1 << 20
 """Bytes of a message that travels in one piece: Flower makes a call for every piece,
 and an array has two more."""
@@ -33,10 +34,17 @@ PARENT = 0.5
 """Seconds between two looks whether the process that started this one is there."""
 
 
-def to_record(message: bytes) -> RecordDict:
-    """A message as the content of a Flower message."""
+def to_record(message: bytes, pause: float | None = None) -> RecordDict:
+    """A message as the content of a Flower message.
+
+    Args:
+        message: ours.
+        pause: seconds that a node should wait between two questions for messages; told
+            where the message travels in one piece.
+    """
     if len(message) <= SMALL:
-        return RecordDict({RECORD: ConfigRecord({ARRAY: message})})
+        told = {} if pause is None else {PAUSE: pause}
+        return RecordDict({RECORD: ConfigRecord({ARRAY: message, **told})})
     array = Array(dtype="uint8", shape=(len(message),), stype="fedblend", data=message)
     return RecordDict({RECORD: ArrayRecord({ARRAY: array})})
 
@@ -50,6 +58,12 @@ def from_record(content: RecordDict) -> bytes:
         return bytes(content.array_records[RECORD][ARRAY].data)
     except (KeyError, AttributeError):
         return b""
+
+
+def pause_in(content: RecordDict) -> float | None:
+    """The pause that the server asks for, if it does."""
+    pause = content.config_records.get(RECORD, {}).get(PAUSE)
+    return pause if isinstance(pause, float) and 0 <= pause < inf else None
 
 
 def client_app(in_process: Callable[[Path], Callable[[bytes], bytes]]) -> ClientApp:

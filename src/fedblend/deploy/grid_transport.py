@@ -48,6 +48,9 @@ PATIENCE, SLOWEST = 20.0, 1e6
 it has in addition: a reply is about as large as its request."""
 FIRST_PAUSE, LAST_PAUSE = 0.05, 1.0
 """Seconds between two attempts to get a part of a reply; they grow."""
+POLLS = 20.0
+"""Questions for messages a second, of all nodes together: each takes the link about
+10 ms of processor, and so do the calls that carry messages."""
 UNAVAILABLE = 3
 """Flower's code of the error about a message that the link does not have any more."""
 
@@ -148,8 +151,9 @@ class GridTransport:
 
     def send(self, outgoing: Mapping[int, bytes]) -> None:
         """Push a message to each node."""
+        pause = len(self._nodes) / POLLS
         pushed = [
-            Message(to_record(data), address, KIND, ttl=TTL)
+            Message(to_record(data, pause), address, KIND, ttl=TTL)
             for address, data in outgoing.items()
         ]
         for first in range(0, len(pushed), PUSHED):
