@@ -9,7 +9,8 @@ figures are the least of several rounds.
 ``python benchmarks/federation_size.py echo 4,8,16``: nodes that send every message back
 at once, so that only the way there and back is measured, and its slope by nodes.
 
-``python benchmarks/federation_size.py fedavg,apfl 4,8,16``: real nodes, one client each.
+``python benchmarks/federation_size.py fedavg,apfl 4,8,16``: real nodes, one client
+each.
 
 ``python benchmarks/federation_size.py fedavg,apfl 16 63``: 63 clients on each of them.
 
@@ -144,7 +145,7 @@ WIDTH, ROWS, TRAINED = 784, 40, 4
 COUNTING = """
 import json
 from pathlib import Path
-from fedblend.deploy import flower, grid_transport
+from fedblend.deploy import grid_transport, server_app
 from fedblend.deploy.server.run import run_in_flower
 class Counting(grid_transport.GridTransport):
     counts = {"sent": 0, "received": 0, "messages": 0}
@@ -156,13 +157,13 @@ class Counting(grid_transport.GridTransport):
         found = super().receive()
         self.counts["received"] += sum(len(one.data or b"") for one in found)
         return found
-grid_transport.GridTransport = Counting
+server_app.GridTransport = Counting
 def run(folder, transport):
     try:
         run_in_flower(folder, transport)
     finally:
         (folder / "bytes.json").write_text(json.dumps(Counting.counts))
-app = flower.server_app(run)
+app = server_app.server_app(run)
 """
 PARTS = {
     "flwr-serverapp": "server",
@@ -203,6 +204,7 @@ class Watch:
         return found
 
     def close(self) -> None:
+        """Look no longer."""
         self.over.set()
         self._thread.join()
 

@@ -7,6 +7,7 @@ import threading
 import time
 from collections import Counter
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -84,6 +85,10 @@ def reply_to(id: str, content=None, error=None) -> SimpleNamespace:
     )
 
 
+def transport_over(grid: Any) -> GridTransport:
+    return GridTransport(grid)
+
+
 def received(transport: GridTransport, wanted: int, within: float) -> dict[int, list]:
     """Replies by address, as soon as there are so many."""
     found: dict[int, list] = {}
@@ -113,7 +118,7 @@ def test_calls_run_beside_each_other(monkeypatch):
     """64 messages at 20 ms a call are 2.6 s one after the other."""
     monkeypatch.setattr(grid_transport, "PULLED", 8)
     grid = StubGrid(64, seconds=0.02)
-    transport, begun = GridTransport(grid), time.monotonic()
+    transport, begun = transport_over(grid), time.monotonic()
     transport.send({at: b"%d" % at for at in range(1, 65)})
     assert time.monotonic() - begun < 0.2
     found = received(transport, 64, 10.0)
@@ -124,7 +129,7 @@ def test_calls_run_beside_each_other(monkeypatch):
 
 def test_a_reply_that_hangs_holds_up_nobody(impatient):
     grid = StubGrid(4, hanging=(2,))
-    transport = GridTransport(grid)
+    transport = transport_over(grid)
     transport.send({2: b"two"})
     assert received(transport, 1, 0.3) == {}
     # The others are asked later, and are there at once.
@@ -156,7 +161,7 @@ def test_what_one_of_several_calls_is_busy_with_is_not_lost(impatient):
                 return [reply_to(ids[0], content=self.there[ids[0]].content)]
             return [reply_to(ids[0], error=Error(UNAVAILABLE, "gone"))]
 
-    transport = GridTransport(Scripted(1))
+    transport = transport_over(Scripted(1))
     transport.send({1: b"one"})
     assert received(transport, 1, 10.0) == {1: [b"one"]}
     assert received(transport, 1, 0.2) == {}
@@ -165,7 +170,7 @@ def test_what_one_of_several_calls_is_busy_with_is_not_lost(impatient):
 def test_replies_behind_one_that_hangs_are_taken_late(impatient):
     """The link handed all three to one call; the server may ask for them again."""
     grid = StubGrid(3, hanging=(1,))
-    transport = GridTransport(grid)
+    transport = transport_over(grid)
     transport.send({1: b"one", 2: b"two", 3: b"three"})
     found = received(transport, 3, 10.0)
     assert all("not complete" in lines[0] for lines in found.values())
@@ -232,7 +237,7 @@ class LinkedGrid(StubGrid):
 def test_parts_that_come_late_are_awaited_beside_each_other():
     """Three parts a reply, each there at the fourth look: 0.7 s one by one."""
     grid = LinkedGrid(8, late=3)
-    transport, begun = GridTransport(grid), time.monotonic()
+    transport, begun = transport_over(grid), time.monotonic()
     transport.send({at: b"%d" % at for at in range(1, 9)})
     assert received(transport, 8, 20.0) == {at: [b"%d" % at] for at in range(1, 9)}
     assert time.monotonic() - begun < 4.0  # 5.7 s one after the other
@@ -241,7 +246,7 @@ def test_parts_that_come_late_are_awaited_beside_each_other():
 
 def test_a_reply_of_which_a_part_is_gone_is_an_error():
     grid = LinkedGrid(2, late=0)
-    transport = GridTransport(grid)
+    transport = transport_over(grid)
     transport.send({1: b"one", 2: b"two"})
     lost = next(iter(grid._runtime_client.objects))
     del grid._runtime_client.objects[lost]
@@ -253,7 +258,7 @@ def test_a_reply_of_which_a_part_is_gone_is_an_error():
 
 def test_a_list_of_nodes_that_hangs_holds_up_nobody(monkeypatch):
     grid = StubGrid(2)
-    transport = GridTransport(grid)
+    transport = transport_over(grid)
     assert transport.addresses() == [1, 2]
     monkeypatch.setattr(grid_transport, "REFRESH", 0.0)
     grid.listing = 1.0
@@ -267,7 +272,7 @@ def test_an_error_of_the_link_reaches_the_server():
         def push_messages(self, messages):
             raise RuntimeError("no run")
 
-    transport = GridTransport(Broken(1))
+    transport = transport_over(Broken(1))
     transport.send({1: b"x"})
     with pytest.raises(RuntimeError, match="no run"):
         received(transport, 1, 5.0)

@@ -1,28 +1,20 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""Flower's two apps: a ServerApp that runs the coordinator, a ClientApp per node.
+"""Our messages inside of Flower's, and the ClientApp of a node.
 
 Each of our messages is one piece of bytes in a Flower message; rounds, deadlines and
 resending are our own (``transport``). The ClientApp is for nodes with Flower's
 SuperNode in place of our carrier; it imports no JAX.
 """
 
-import os
-import threading
-import time
 from collections.abc import Callable
 from math import inf
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
-from flwr.serverapp import Grid, ServerApp
 
 from fedblend.deploy import worker
-
-if TYPE_CHECKING:
-    from fedblend.deploy.grid_transport import GridTransport
 
 RECORD, ARRAY, PAUSE, KIND = "fedblend", "message", "pause", "query"
 SMALL = 1 << 20
@@ -30,8 +22,6 @@ SMALL = 1 << 20
 and an array has two more."""
 TTL = 3600.0
 """Seconds that Flower keeps a message; ours are sent again long before."""
-PARENT = 0.5
-"""Seconds between two looks whether the process that started this one is there."""
 
 
 def to_record(message: bytes, pause: float | None = None) -> RecordDict:
@@ -86,40 +76,5 @@ def client_app(in_process: Callable[[Path], Callable[[bytes], bytes]]) -> Client
                 raise
             reply = in_process(Path(str(settings)))(message)
         return Message(to_record(reply), reply_to=request)
-
-    return app
-
-
-def end_with_parent() -> None:
-    """End this process as soon as the one that started it has ended.
-
-    Without its link a server cannot go on, and would hold its folder for as long as
-    Flower tries to reach the link. Its checkpoint is whole at any moment.
-    """
-    parent = os.getppid()
-
-    def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(PARENT)
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()
-
-
-def server_app(run: "Callable[[Path, GridTransport], None]") -> ServerApp:
-    """The app of a server; the run's configuration names the experiment's folder.
-
-    Args:
-        run: runs the experiment of a folder to its end.
-    """
-    app = ServerApp()
-
-    @app.main()
-    def main(grid: Grid, context: Context) -> None:
-        # Here and not above: a ClientApp must start without JAX.
-        from fedblend.deploy.grid_transport import GridTransport
-
-        end_with_parent()
-        run(Path(str(context.run_config["folder"])), GridTransport(grid))
 
     return app

@@ -48,7 +48,7 @@ def settings(own) -> ServerSettings:
     return load_as(ServerSettings, own / "server" / "server.toml")
 
 
-def said(settings) -> list[tuple[str, int, str]]:
+def said(settings) -> list[tuple]:
     return [(m.name, *m.clients, m.status) for m in registration.members(settings)]
 
 
