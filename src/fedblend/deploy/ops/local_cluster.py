@@ -55,7 +55,7 @@ def local_cluster(
     *,
     policy: str | None = None,
     supernodes: bool = False,
-    command: Callable[[Path], list[str]] = flwr_processes.node_command,
+    command: Callable[[Path], list[str]] | None = None,
     log: Callable[[str], None] = lambda line: None,
 ) -> Iterator[LocalCluster]:
     """A link and its nodes, up until the end of the block, whatever ends it.
@@ -65,7 +65,7 @@ def local_cluster(
         rows: of every node, by its name; all nodes host as many clients.
         policy: text of policy.toml for all of them; what init writes if None.
         supernodes: Flower's SuperNodes with its app, in place of our carrier.
-        command: from the path of node.toml to the program of a node.
+        command: from the path of node.toml to another program of a node.
         log: called with a line of progress.
     """
     port = flwr_processes.free_port()
@@ -85,7 +85,8 @@ def local_cluster(
     running: dict[Path, subprocess.Popen] = {}
     with flwr_processes.interrupted_by_sigterm():
         try:
-            _start(cluster, list(rows), running, supernodes, command, log)
+            own = command or flwr_processes.node_command
+            _start(cluster, list(rows), running, supernodes, own, log)
             yield cluster
         finally:
             _end(list(running.values()), folder)
