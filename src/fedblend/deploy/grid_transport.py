@@ -9,8 +9,6 @@ pulled as soon as they are there. A call that hangs is abandoned: the server get
 know that a reply is missing, and what such a call brings late is handed on.
 """
 
-import contextlib
-import queue
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -126,7 +124,9 @@ class GridTransport:
 
     def __init__(self, grid: Grid):
         self._grid = grid
-        self._done: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._changed = threading.Condition()
+        """Guards all that follows; calls that end announce it here."""
+        self._failure: BaseException | None = None
         self._replies: list[Reply] = []
         self._open: dict[str, tuple[int, int]] = {}
         """Address and bytes of every message without a reply."""
@@ -143,52 +143,58 @@ class GridTransport:
 
     def addresses(self) -> list[int]:
         """The nodes that are connected."""
-        if not self._listing and time.monotonic() - self._listed >= REFRESH:
-            self._listing = True
-            self._start(lambda: sorted(self._grid.get_node_ids()), self._list)
-            self._settle()
-        return self._nodes
+        with self._changed:
+            if not self._listing and time.monotonic() - self._listed >= REFRESH:
+                self._listing = True
+                self._start(lambda: sorted(self._grid.get_node_ids()), self._list)
+                self._changed.wait_for(lambda: not self._listing, MOMENT)
+            self._check()
+            return self._nodes
 
     def send(self, outgoing: Mapping[int, bytes]) -> None:
         """Push a message to each node."""
-        pause = len(self._nodes) / POLLS
-        pushed = [
-            Message(to_record(data, pause), address, KIND, ttl=TTL)
-            for address, data in outgoing.items()
-        ]
-        for first in range(0, len(pushed), PUSHED):
-            self._to_push.append(pushed[first : first + PUSHED])
-        self._push()
+        with self._changed:
+            pause = len(self._nodes) / POLLS
+            pushed = [
+                Message(to_record(data, pause), address, KIND, ttl=TTL)
+                for address, data in outgoing.items()
+            ]
+            for first in range(0, len(pushed), PUSHED):
+                self._to_push.append(pushed[first : first + PUSHED])
+            self._push()
 
     def receive(self) -> list[Reply]:
         """Pull the replies that are there."""
-        self._settle(wait=False)
-        self._abandon()
-        if self._pull():
-            self._settle()
-        found, self._replies = self._replies, []
-        return found
+        with self._changed:
+            self._abandon()
+            if self._pull():
+                self._changed.wait_for(lambda: self._failure or self._replies, MOMENT)
+            self._check()
+            found, self._replies = self._replies, []
+            return found
+
+    def _check(self) -> None:
+        """Raise what a call has raised."""
+        if self._failure is not None:
+            failure, self._failure = self._failure, None
+            raise failure
 
     def _start(self, call: Callable[[], Any], end: Callable[[Any], None]) -> None:
-        """Call something in a thread; ``end`` gets the result in the caller's own."""
+        """Call something in a thread; ``end`` gets the result, or what was raised."""
 
         def run() -> None:
             try:
                 found = call()
             except BaseException as error:
-                failure = error
-                self._done.put(lambda: end(failure))
-            else:
-                self._done.put(lambda: end(found))
+                found = error
+            with self._changed:
+                try:
+                    end(found)
+                except BaseException as error:
+                    self._failure = error
+                self._changed.notify_all()
 
         threading.Thread(target=run, daemon=True).start()
-
-    def _settle(self, wait: bool = True) -> None:
-        """Take the results that are there; the first may be awaited for a moment."""
-        with contextlib.suppress(queue.Empty):
-            self._done.get(timeout=MOMENT if wait else 0)()
-            while True:
-                self._done.get_nowait()()
 
     def _list(self, nodes: Any) -> None:
         self._listing, self._listed = False, time.monotonic()
