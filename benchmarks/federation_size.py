@@ -64,6 +64,7 @@ out = ""
 rounds = 1
 size = 1
 nodes = 1
+link = 0
 """
 CLIENT = """
 from flwr.clientapp import ClientApp
@@ -79,7 +80,12 @@ def main(grid, context):
     config, seconds, carrying = context.run_config, [], GridTransport(grid)
     while len(carrying.addresses()) < config["nodes"]:
         time.sleep(0.2)
+    def link():
+        stat = open(f"/proc/{config['link']}/stat").read().rpartition(")")[2]
+        return sum(map(int, stat.split()[11:13])) / os.sysconf("SC_CLK_TCK")
+    used = []
     for _ in range(config["rounds"]):
+        before = link()
         sent = {at: os.urandom(config["size"]) for at in carrying.addresses()}
         begun, back = time.perf_counter(), {}
         carrying.send(sent)
@@ -94,9 +100,10 @@ def main(grid, context):
             if len(back) < len(sent):
                 time.sleep(0.2)
         seconds.append(time.perf_counter() - begun)
+        used.append(link() - before)
         assert back == sent
     with open(config["out"], "w") as file:
-        json.dump(seconds, file)
+        json.dump({"seconds": seconds, "link": used}, file)
 """
 ECHO = """
 import sys
@@ -348,6 +355,15 @@ def echo_command(path: Path) -> list[str]:
     return [sys.executable, "-c", ECHO, str(path)]
 
 
+def link_process(folder: Path) -> int:
+    """The id of the link's process."""
+    for number in processes_of(folder):
+        words = Path(f"/proc/{number}/cmdline").read_bytes()
+        if b"flower-superlink" in words:
+            return number
+    raise RuntimeError("no link")
+
+
 def echoes(folder: Path, nodes: int) -> list[float]:
     """Seconds of each round of messages that come back at once."""
     app, out = folder / "app", folder / "seconds.json"
@@ -359,15 +375,27 @@ def echoes(folder: Path, nodes: int) -> list[float]:
     begun = time.perf_counter()
     with local_cluster(folder / "lab", named, command=echo_command, log=print) as made:
         print(f"{nodes} nodes: up after {time.perf_counter() - begun:.1f} s")
+        number = link_process(made.folder)
         config = f'out="{out}" rounds={ROUNDS} size={PAYLOAD} nodes={nodes}'
+        config += f" link={number}"
         where = (flwr_processes.CONNECTION, "--run-config", config)
         flwr_processes.call(made.settings, "run", str(app), *where)
-        flwr_processes.wait_until(out.exists, 900, "the echoes", every=1.0)
-        time.sleep(1.0)
+        watch = Watch(made.folder, made.settings.link.port)
+        try:
+            flwr_processes.wait_until(out.exists, 900, "the echoes", every=1.0)
+            time.sleep(1.0)
+        finally:
+            watch.close()
     errors = folder / "seconds.json.errors"
     if errors.exists():
         print(errors.read_text())
-    return json.loads(out.read_text())
+    found = json.loads(out.read_text())
+    used = np.mean(found["link"]) / nodes
+    print(
+        f"{used:.3f} s of the link's processor a node and round; peak MB "
+        f"{watch.peaks()}; {watch.connections} connections"
+    )
+    return found["seconds"]
 
 
 def slope(least: dict[int, float], what: str) -> None:

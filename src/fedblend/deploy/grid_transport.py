@@ -13,9 +13,9 @@ import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
-from flwr.app import Message
+from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.proto.message_pb2 import (
     ConfirmMessageReceivedRequest,
     ObjectTree,
@@ -26,7 +26,7 @@ from flwr.serverapp import Grid
 from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 
-from fedblend.deploy.flower import KIND, TTL, from_record, to_record
+from fedblend.deploy.flower import KIND, RECORD, TTL, from_record, to_record
 from fedblend.deploy.transport import Reply
 
 REFRESH = 2.0
@@ -52,7 +52,17 @@ POLLS = 20.0
 UNAVAILABLE = 3
 """Flower's code of the error about a message that the link does not have any more."""
 
-Claimed = tuple[str, Callable[[], Message]]
+
+class Fetched(NamedTuple):
+    """The bytes of a reply, or the error that came in their place."""
+
+    data: bytes | None
+    error: str = ""
+    gone: bool = False
+    """The link does not have the message any more."""
+
+
+Claimed = tuple[str, Callable[[], Fetched]]
 """The id of a message, and what gets the reply to it."""
 
 
@@ -66,7 +76,7 @@ def claim(grid: Grid, ids: Sequence[str]) -> list[Claimed]:
     client = getattr(grid, "_runtime_client", None)
     if client is None:
         return [
-            (one.metadata.reply_to_message_id, lambda one=one: one)
+            (one.metadata.reply_to_message_id, partial(_opened, one))
             for one in grid.pull_messages(ids)
         ]
     found = client.PullMessages(PullAppMessagesRequest(message_ids=ids))
@@ -77,28 +87,52 @@ def claim(grid: Grid, ids: Sequence[str]) -> list[Claimed]:
     ]
 
 
-def _fetch(grid: Any, client: Any, id: str, tree: ObjectTree) -> Message:
-    """A reply, as soon as all of its parts are there."""
-    run, parts = grid.run.run_id, {}
-    for branch in iterate_object_tree(tree):
-        request = PullObjectRequest(
-            node=grid.node, run_id=run, object_id=branch.object_id
-        )
-        pause = FIRST_PAUSE
-        while not (pulled := client.PullObject(request)).object_available:
-            if not pulled.object_found:
-                raise LookupError("a part of the reply is not there any more")
-            time.sleep(pause)
-            pause = min(1.5 * pause, LAST_PAUSE)
-        parts[branch.object_id] = pulled.object_content
+def _opened(reply: Message) -> Fetched:
+    if reply.has_error():
+        error = str(reply.error.reason)[:200] or "error"
+        return Fetched(None, error, reply.error.code == UNAVAILABLE)
+    return Fetched(from_record(reply.content))
+
+
+def _fetch(grid: Any, client: Any, id: str, tree: ObjectTree) -> Fetched:
+    """A reply, as soon as all of its parts are there.
+
+    Of a message that travels in one piece only that piece is needed: around it are a
+    record of records and Flower's message, a call of HTTP each.
+    """
+    pieces = [branch.object_id for branch in iterate_object_tree(tree)]
+    last = _only_leaf(tree)
+    get = partial(_part, grid, client)
+    parts = {one: get(one) for one in (pieces if last is None else [last])}
     received = ConfirmMessageReceivedRequest(
-        node=grid.node, run_id=run, message_object_id=id
+        node=grid.node, run_id=grid.run.run_id, message_object_id=id
     )
     client.ConfirmMessageReceived(received)
-    reply = inflate_object_from_contents(tree.object_id, parts)
-    if not isinstance(reply, Message):
-        raise ValueError("the reply is no message of Flower")
-    return reply
+    found = inflate_object_from_contents(last or tree.object_id, parts)
+    if isinstance(found, Message):
+        return _opened(found)
+    if isinstance(found, ConfigRecord):
+        return Fetched(from_record(RecordDict({RECORD: found})))
+    raise ValueError("the reply is no message of ours")
+
+
+def _only_leaf(tree: ObjectTree) -> str | None:
+    """The record of a message that has one record without parts; else None."""
+    depth = 0
+    while len(tree.children) == 1:
+        tree, depth = tree.children[0], depth + 1
+    return tree.object_id if depth == 2 and not tree.children else None
+
+
+def _part(grid: Any, client: Any, id: str) -> bytes:
+    request = PullObjectRequest(node=grid.node, run_id=grid.run.run_id, object_id=id)
+    pause = FIRST_PAUSE
+    while not (pulled := client.PullObject(request)).object_available:
+        if not pulled.object_found:
+            raise LookupError("a part of the reply is not there any more")
+        time.sleep(pause)
+        pause = min(1.5 * pause, LAST_PAUSE)
+    return pulled.object_content
 
 
 class _Pull:
@@ -267,18 +301,11 @@ class GridTransport:
             self._fetching -= 1
             self._fetch_more()
         (id,) = call.ids
-        data, error = None, ""
-        if isinstance(found, BaseException):
-            if not isinstance(found, LookupError | ValueError):
-                _result(found)
-            error = str(found) or "error"
-        elif found.has_error():
-            error = str(found.error.reason)[:200] or "error"
-            gone = found.error.code == UNAVAILABLE
-            if id in self._open and gone and self._is_asked_for(id):
-                return
-        else:
-            data = from_record(found.content)
+        if isinstance(found, LookupError | ValueError):
+            found = Fetched(None, str(found) or "error")
+        data, error, gone = _result(found)
+        if gone and id in self._open and self._is_asked_for(id):
+            return
         # The link itself sends errors: only the request tells which node failed.
         address = self._close(id)
         if address is None:
