@@ -268,13 +268,23 @@ VARIANTS = (
     "fedyogi",
     "fedadagrad",
     "fedavgm",
+    "fedprox",
+    "svrg",
+    "reptile",
+    "fomaml",
+    "pfedme",
     "apfl averaged",
     "fedala",
     "hypcluster",
+    "flix_local_steps",
+    "flix_locodl",
+    "scaffnew",
+    "compressed_scaffnew",
+    "mapper",
     "identity(fedavg)",
     "finetune(scaffold)",
     "diana(finetune(fedavg))",
-    "ef21(fedavg)",
+    "ef21(scaffold)",
     *(name for name in CASES if ", " in name.partition("(")[0]),
 )
 """Cases whose messages and states are like those of another."""
@@ -295,10 +305,14 @@ ONE_OF_EACH = (
 """One case of each kind of message and state, for what is the engine's own."""
 
 
-def others_later(names: Iterable[str]) -> list:
-    """These cases for a test; all but one of each kind are for the slow ones."""
+def others_later(names: Iterable[str], also: tuple[str, ...] = ()) -> list:
+    """These cases for a test; all but one of each kind are for the slow ones.
+
+    ``also`` are cases that this test needs beside those of the engine.
+    """
+    now = ONE_OF_EACH + also
     return [
-        pytest.param(name, marks=() if name in ONE_OF_EACH else pytest.mark.slow)
+        pytest.param(name, marks=() if name in now else pytest.mark.slow)
         for name in names
     ]
 

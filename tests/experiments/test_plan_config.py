@@ -113,6 +113,7 @@ def test_the_largest_alpha_of_a_budget(found):
 TINY = 1e-6
 
 
+@pytest.mark.slow
 def test_typical_rounds_are_those_of_a_trial(found, by_hand, compiled):
     """Gradient descent's as NumPy counts them; bits of a run are those of messages."""
     x, rounds, step = by_hand.average, 1, 1 / (0.25 * by_hand.L.mean())
