@@ -17,7 +17,6 @@ from fedblend.simulation.serialize import as_tree, named_leaves, unpack
 from fedblend.transforms.mixed_fl.central_loss import on_rows
 from loopback import EXPERIMENT, LoopbackFederation
 
-
 ENCODED = ("compressed(fedavg)", "locodl", "scafflix", "fedem")
 """Messages of other kinds: encoded, with a drawn number of steps, of several models."""
 
