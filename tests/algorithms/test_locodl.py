@@ -296,7 +296,19 @@ def test_a_configuration_of_locodl_on_flix_takes_rate_and_steps_of_theory(tiny):
     options, _ = with_rates(config, built.smoothness, dim)
     assert options.rate == pytest.approx(wanted.rates[0])
     tiny["algorithm"]["moved"] = 0.025  # all of it: none is left to f_i
-    with pytest.raises(ConfigError, match="locodl: theory needs convexity of g above"):
+    line = "algorithm.moved: 0.025 is not below 0.025, the smallest convexity of all "
+    with pytest.raises(ConfigError, match=f"^{line}f_i mixed$"):
+        build(check(tiny, "here"))
+
+
+@pytest.mark.parametrize("name", ["locodl", "flix_locodl"])
+def test_more_entries_than_the_model_has_are_refused_in_one_line(name, tiny):
+    tiny["run"].pop("cohort")
+    own = {"alpha": 0.5, "personal": {"solver": "lbfgs", "most": 3}}
+    tiny["algorithm"] |= {"name": name, "compressor": {"name": "rand_k", "k": 651}}
+    tiny["algorithm"] |= own if name == "flix_locodl" else {}
+    line = "algorithm.compressor.k: 651 is more than the model's 650 parameters"
+    with pytest.raises(ConfigError, match=f"^{line}$"):
         build(check(tiny, "here"))
 
 

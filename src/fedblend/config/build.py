@@ -18,6 +18,7 @@ import numpy as np
 from fedblend import trees
 from fedblend.algorithms.local_only import local_only
 from fedblend.config import data, stability, transforms
+from fedblend.config.compression import fitting
 from fedblend.config.config import Config, with_parts
 from fedblend.config.measures import measures_of
 from fedblend.config.model import (
@@ -202,6 +203,9 @@ def method(
     plain, loss = losses_of(config, name, model.apply)
     check_lists("algorithm", config.algorithm, clients)
     params = jax.eval_shape(model.init, jax.random.key(0))
+    compressor = getattr(config.algorithm, "compressor", None)
+    if compressor is not None:
+        fitting("algorithm.compressor", compressor, trees.size(params))
     options, own = with_rates(config, known, trees.size(params), found_rates)
     algorithm = options.build(loss, known, clients, features=model.features)
     alone = config.measure.local and options.name != "local_only"

@@ -196,6 +196,9 @@ def locodl(
     convex = squared_alpha(alpha, smoothness) * smoothness.convex
     least = _positive(float(convex.min()), "locodl", "convexity of every f_i mixed")
     own = least / 2 if moved is None else moved
+    if not own < least:
+        allowed = f"below {least:g}, the smallest convexity of all f_i mixed"
+        raise UserError("locodl: moved", own, allowed)
     top, low = central or (0.0, 0.0)
     largest = max(float(parts.max()) - own, top + own)
     smallest = _positive(min(least - own, low + own), "locodl", "convexity of g")
