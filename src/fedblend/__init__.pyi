@@ -86,6 +86,9 @@ from fedblend.algorithms.finetune import (
 from fedblend.algorithms.flix import (
     flix as flix,
 )
+from fedblend.algorithms.flix_compressed_scaffnew import (
+    flix_compressed_scaffnew as flix_compressed_scaffnew,
+)
 from fedblend.algorithms.flix_locodl import (
     flix_locodl as flix_locodl,
 )

@@ -17,10 +17,12 @@ import numpy as np
 
 from fedblend import trees
 from fedblend.algorithms.local_only import local_only
-from fedblend.config import data, transforms
+from fedblend.config import data, stability, transforms
+from fedblend.config.compression import fitting
 from fedblend.config.config import Config, with_parts
 from fedblend.config.measures import measures_of
 from fedblend.config.model import (
+    asks_for_constants,
     loss_name,
     losses_of,
     model_of,
@@ -129,7 +131,7 @@ def build(config: Config) -> Built:
     drawn = data.strata(config.populations, federated_data) or config.run.cohort
     method_with = partial(method, config, task, clients, settled(drawn, clients)[1])
     known, name = [None], loss_name(config, task)
-    if "smooth" in config.algorithm.entry.parameters:
+    if asks_for_constants(config):
         known = [smoothness(config.model, name, one) for one in federations]
     if config.algorithm.steps == "theory":
         shapes = jax.eval_shape(model_of(config, task, name).init, jax.random.key(0))
@@ -166,6 +168,7 @@ def build(config: Config) -> Built:
                 whole, federated_data, config.data.inputs, config.privacy is not None
             ),
             *transforms.warnings(config, clients),
+            *_stability(config, found, name, federated_data),
         ),
         task=task,
         federations=federations,
@@ -200,6 +203,9 @@ def method(
     plain, loss = losses_of(config, name, model.apply)
     check_lists("algorithm", config.algorithm, clients)
     params = jax.eval_shape(model.init, jax.random.key(0))
+    compressor = getattr(config.algorithm, "compressor", None)
+    if compressor is not None:
+        fitting("algorithm.compressor", compressor, trees.size(params))
     options, own = with_rates(config, known, trees.size(params), found_rates)
     algorithm = options.build(loss, known, clients, features=model.features)
     alone = config.measure.local and options.name != "local_only"
@@ -214,6 +220,17 @@ def method(
         measures_of(config, task, plain, model.apply),
         known,
     )
+
+
+def _stability(
+    config: Config, found: Method, name: str, federated_data: FederatedData
+) -> list[str]:
+    """Warnings of a method with a coin, which need not have asked for constants."""
+    if not config.algorithm.entry.coin:
+        return []
+    known = found.smoothness or smoothness(config.model, name, federated_data)
+    size = trees.size(jax.eval_shape(found.model.init, jax.random.key(0)))
+    return stability.warnings(config, known, size, federated_data.clients)
 
 
 def _by_split(

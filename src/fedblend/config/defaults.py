@@ -35,6 +35,7 @@ MANY, COHORT = 100, 10
 """Clients of a dataset beyond which a round has a cohort, and its size."""
 EVERYONE = (
     "compressed_scaffnew",
+    "flix_compressed_scaffnew",
     "flix_locodl",
     "l2gd",
     "locodl",
@@ -54,7 +55,6 @@ OPTIONS: Mapping[str, Any] = {
     "inner_steps": 5,
     "compressor": {"name": "natural"},
     "lam": 0.1,
-    "moved": 0.01,
     "mu": 0.01,
     "personal": {"solver": "sgd"},
     "personal_steps": 10,
