@@ -86,6 +86,8 @@ def audit(
     table = config.privacy
     if table is None:
         raise ConfigError("privacy: the table is missing; there is nothing to audit")
+    if not config.run.rounds:
+        raise ConfigError("run.rounds: 0; without a round there is nothing to audit")
     with precision(config.run.precision):
         built = build(config)
         promise = _accountant(config, built.federated_data.clients)
@@ -193,8 +195,10 @@ def _threshold(
         sure = sizes > threshold
         each = [coins > 0, coins <= 0] if not opposite else [coins == coins] * 2
         counts = (
-            lower_bound.Tally(np.array([worth * (sure & good & of).sum()]),
-                              np.array([worth * of.sum()]))
+            lower_bound.Tally(
+                np.array([worth * (sure & good & of).sum()]),
+                np.array([worth * of.sum()]),
+            )
             for good, of in zip((right, ~right), each, strict=True)
         )
         hit, missed = counts

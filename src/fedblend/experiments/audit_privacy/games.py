@@ -87,7 +87,7 @@ def play(
             )
         )
         step = partial(_step, on_step, first, len(part), trials)
-        found.append(_watch(run, owners, _unit(table, run), step))
+        found.append(_watch(run, owners, table, step))
     return Games(*map(np.concatenate, zip(*found, strict=True))), along
 
 
@@ -95,29 +95,24 @@ def _step(on_step: OnStep, before: int, runs: int, trials: int, run: Run) -> Non
     on_step(before * run.rounds + runs * run.round, trials * run.rounds)
 
 
-def _unit(table: Privacy, run: Run) -> Callable[[object], np.ndarray]:
-    """From a transform's part of a message to how far one client moves the next mean."""
-
-    def unit(own: object) -> np.ndarray:
-        bound = np.asarray(own) if table.adaptive else np.full(run.replicas, table.clip)
-        return bound / run.cohort
-
-    return unit
-
-
 def _watch(
     run: Run,
     owners: np.ndarray,
-    unit: Callable[[object], np.ndarray],
+    table: Privacy,
     on_step: Callable[[Run], None],
 ) -> Games:
-    """Everything that the observer sees of a run, round by round."""
-    seen, scale = [], np.ones(())
+    """Everything that the observer sees of a run, round by round.
+
+    In units of how far one client moves the mean of the round, which is that of a bound
+    that was sent before if it is adaptive.
+    """
+    seen, unit = [], np.full(len(run.key), table.clip / run.cohort)
     for _ in run:
         last, own = seen_in(jax.device_get(run.down.extra))
         if run.round:
-            seen.append(last.products / scale[:, None, None])
-        scale = unit(own)
+            seen.append(last.products / unit[:, None, None])
+        if table.adaptive:
+            unit = np.asarray(own) / run.cohort
         on_step(run)
     who = np.argsort(owners)[np.sum(owners < 0) :]
     coins = np.asarray(run.client_states(who)).T
