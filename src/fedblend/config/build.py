@@ -185,6 +185,7 @@ def method(
     cohort: int,
     known: Smoothness | None,
     found_rates: Sequence[Any] | None = None,
+    within: Callable[[Algorithm], Algorithm] = lambda algorithm: algorithm,
 ) -> Method:
     """The model, its loss, the algorithm with all that is wrapped around it.
 
@@ -196,6 +197,7 @@ def method(
         known: constants of the clients' losses, if the algorithm asks for them.
         found_rates: what ``rate = "theory"`` stands for; None to find it from the
             constants.
+        within: a transform of the algorithm that goes inside of all others.
     """
     name = loss_name(config, task)
     model = model_of(config, task, name)
@@ -207,7 +209,7 @@ def method(
     if compressor is not None:
         fitting("algorithm.compressor", compressor, trees.size(params))
     options, own = with_rates(config, known, trees.size(params), found_rates)
-    algorithm = options.build(loss, known, clients, features=model.features)
+    algorithm = within(options.build(loss, known, clients, features=model.features))
     alone = config.measure.local and options.name != "local_only"
     if config.measure.local_rate is not None:
         sgd = {"rate": config.measure.local_rate, "optimizer": None, "schedule": None}

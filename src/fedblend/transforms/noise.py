@@ -26,8 +26,8 @@ privacy", CCS 2012; Box, Muller, "A note on the generation of random normal devi
 
 import hashlib
 import secrets
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -40,6 +40,8 @@ SOURCES = ("system", "seed")
 """Where noise may come from."""
 GRAIN_BITS = 10
 """The grid of noisy values is so many powers of two finer than the noise."""
+PIECE_BYTES = 2**16
+"""Of an argument of a function on the host; JAX copies up to 100 KB at once."""
 MAX_TREES = 4096
 """Trees that are kept; one that is dropped begins anew, which costs accuracy only."""
 
@@ -54,7 +56,7 @@ def add_noise(tree: PyTree, std: float | jax.Array, key: Key | None) -> PyTree:
     """
     leaves, structure = jax.tree.flatten(tree)
     if key is None:
-        noisy = io_callback(_add_new, _shapes(leaves), std, *leaves)
+        noisy = _on_host(_add_new, [], leaves, std)
     else:
         noisy = [
             leaf
@@ -88,8 +90,7 @@ def add_tree_noise(
         counts: whether the round counts; if not, nothing changes.
     """
     leaves, structure = jax.tree.flatten(tree)
-    shapes = [jax.ShapeDtypeStruct(name.shape, name.dtype), *_shapes(leaves)]
-    name, *noisy = io_callback(_grow, shapes, name, number, counts, std, *leaves)
+    name, *noisy = _on_host(_grow, [name], leaves, name, number, counts, std)
     return jax.tree.unflatten(structure, noisy), name
 
 
@@ -181,5 +182,43 @@ def _secret() -> bytes:
     return secrets.token_bytes(32)
 
 
-def _shapes(leaves: Sequence[jax.Array]) -> list[jax.ShapeDtypeStruct]:
-    return [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves]
+def _on_host(
+    function: Callable[..., list[np.ndarray]],
+    more: list[jax.Array],
+    leaves: Sequence[jax.Array],
+    *arguments: Any,
+) -> list[jax.Array]:
+    """``function(*arguments, *leaves)`` on the host; it returns such arrays again.
+
+    JAX copies a large argument in a thread of a pool, for which the function waits. On
+    CPUs with as many devices as threads every thread may be in such a function, and
+    none is left to copy: a leaf travels in pieces that are copied at once.
+
+    Args:
+        function: of arrays; it returns those like ``more``, then those like the leaves.
+        more: arrays of the shapes that come before the leaves.
+        leaves: the last arguments.
+        *arguments: the first ones.
+    """
+    counts = [
+        max(1, -(-leaf.size * leaf.dtype.itemsize // PIECE_BYTES)) for leaf in leaves
+    ]
+
+    shapes = [leaf.shape for leaf in leaves]
+
+    def whole(first: list[Any], *pieces: jax.Array) -> list[np.ndarray]:
+        rest = iter(pieces)
+        joined = [
+            np.concatenate([np.asarray(next(rest)) for _ in range(count)])
+            for count in counts
+        ]
+        both = zip(joined, shapes, strict=True)
+        return function(*first, *(flat.reshape(shape) for flat, shape in both))
+
+    pieces = [
+        piece
+        for leaf, count in zip(leaves, counts, strict=True)
+        for piece in jnp.array_split(leaf.reshape(-1), count)
+    ]
+    returned = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (*more, *leaves)]
+    return io_callback(whole, returned, list(arguments), *pieces)
