@@ -31,7 +31,7 @@ QUICK = Timeouts(deadline=1.0, resend=0.2, pause=0.0, poll=0.0)
 class LoopbackTransport:
     """Nodes reply at once; ``spoil`` may change what arrives."""
 
-    def __init__(self, nodes: dict[int, Node]):
+    def __init__(self, nodes: dict[int, Any]):
         self.nodes, self.waiting = nodes, []
         self.spoil: Callable[[int, bytes], list[Any]] = lambda address, data: [data]
         self.sent = self.received = 0
