@@ -193,7 +193,10 @@ def test_encoders_go_around(encoder, attack):
     ("given", "line"),
     [
         ({"attack": "flip"}, "^byzantine: attack: 'flip' is not 'negate', 'scale'"),
-        ({"attackers": [1, 4]}, r"^byzantine: attackers: \[1, 4\] is not an array over"),
+        (
+            {"attackers": [1, 4]},
+            r"^byzantine: attackers: \[1, 4\] is not an array over",
+        ),
         ({"attackers": True}, "^byzantine: attackers: True is not an array over"),
         ({"factor": np.nan}, "^byzantine: factor: nan is not a finite number"),
         ({"attackers": [True]}, "^byzantine: attackers: an array of 1 is not"),

@@ -2,8 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The transforms that a configuration puts around its algorithm, by table.
 
-``[privacy]`` clips and adds noise, ``[central]`` adds a loss of the server,
-``[compress]`` encodes updates, ``[select]`` sends the rows that a client uses.
+``[attack]`` makes some clients lie, ``[privacy]`` clips and adds noise, ``[central]``
+adds a loss of the server, ``[compress]`` encodes updates, ``[select]`` sends the rows
+that a client uses. ``[privacy]`` is around ``[attack]``: a server clips what it gets.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,10 +19,11 @@ from fedblend.checks import below
 from fedblend.config.compression import compressed
 from fedblend.config.config import LOOKED_UP, Config
 from fedblend.config.schema.table import arguments
-from fedblend.config.schema.tables import Central, Privacy
+from fedblend.config.schema.tables import Attack, Central, Privacy
 from fedblend.core import Algorithm, Loss, PyTree
 from fedblend.data.federated import FederatedData
-from fedblend.errors import ConfigError
+from fedblend.data.poison import flip_labels
+from fedblend.errors import ConfigError, UserError
 from fedblend.models.dual_encoder import PAD
 from fedblend.transforms.fedselect import select_within
 from fedblend.transforms.fedselect_rows import Use, named, used_rows
@@ -53,13 +55,19 @@ def transformed(
         ConfigError: what the tables ask for does not go together.
     """
     options = config.algorithm
-    for key in ("privacy", "central", "compress"):
+    for key in ("attack", "privacy", "central", "compress"):
         if getattr(config, key) is not None and not options.entry.sends:
             raise ConfigError(f"{key}: {options.name} sends nothing; leave it out")
         if getattr(config, key) is not None and options.entry.encodes:
             raise ConfigError(
                 f"{key}: {options.name} compresses what it sends itself; leave it out"
             )
+    lies = config.attack
+    if lies is not None and lies.how != "flip_labels":
+        who, factor = attackers(lies, clients), lies.factor
+        algorithm = transforms.byzantine(
+            algorithm, lies.how, attackers=who, factor=factor
+        )
     if config.privacy is not None:
         algorithm = _private(config.privacy, algorithm, cohort)
     if config.central is not None:
@@ -69,6 +77,37 @@ def transformed(
     dim = trees.size(_sent(config, params))
     answers = config.run.rounds * (config.run.cohort or clients) / clients
     return compressed(config.compress, algorithm, dim, clients, answers)
+
+
+def attackers(table: Attack, clients: int) -> np.ndarray:
+    """Which of the clients attack.
+
+    Raises:
+        ConfigError: one of them is no client.
+    """
+    for client in table.clients:
+        if client >= clients:
+            raise ConfigError(
+                f"attack.clients: {client} is no client; there are {clients}, from 0 on"
+            )
+    return np.isin(np.arange(clients), table.clients)
+
+
+def poisoned(
+    table: Attack | None, federations: Sequence[FederatedData]
+) -> Sequence[FederatedData]:
+    """The clients' rows, with labels of attackers flipped where ``[attack]`` says so.
+
+    Raises:
+        ConfigError: an attacker is no client, or rows have no labels to flip.
+    """
+    if table is None or table.how != "flip_labels":
+        return federations
+    who = attackers(table, federations[0].clients)
+    try:
+        return [flip_labels(one, attackers=who) for one in federations]
+    except UserError as error:
+        raise ConfigError(f"attack.how: {str(error).partition(': ')[2]}") from None
 
 
 def _sent(config: Config, params: PyTree) -> PyTree:
