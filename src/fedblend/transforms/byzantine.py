@@ -106,9 +106,10 @@ def byzantine(
     def oppose(down, client, shard, key):
         up, inner = algorithm.client(down, client.inner, shard, key)
         delta = delta_of(up, "byzantine")
-        step = trees.subtract(down.shared, client.last)
-        against = trees.where_given(delta, trees.scale(-strength, step))
-        after = ByzantineClient(inner, down.shared)
+        now = trees.fill(down.shared, client.last)
+        against = trees.scale(-strength, trees.subtract(now, client.last))
+        against = trees.where_given(delta, against)
+        after = ByzantineClient(inner, now)
         return up._replace(delta=sent(delta, against, shard)), after
 
     if attack == "inner_product":
