@@ -3,11 +3,10 @@
 """Whom do lying clients harm? A fifth of the clients attack; honest ones are measured.
 
     python benchmarks/robustness.py measure --sets digits mnist
-    python benchmarks/robustness.py choose              the guarded choice, on digits
     python benchmarks/robustness.py page
 
-``measure`` and ``choose`` write docs/results/robustness/*.json (what is there already
-is not computed again), ``page`` the page docs/results/robustness.md and the tables of
+``measure`` writes docs/results/robustness/*.json (what is there already is not computed
+again), ``page`` the page docs/results/robustness.md and the tables of
 docs/robustness.md. Needs MNIST where FEDBLEND_DATA says.
 
 Fixed before the first run of these seeds:
@@ -20,10 +19,11 @@ mnist    30 clients, all classes, 20 to 200 rows, 500 test rows, at 14 x 14: cli
 
 *Training.* Softmax regression, 50 rounds of 10 steps with batches of 10, rate 0.1
 (digits) or 0.3, all clients in every round, equal weights. Methods: FedAvg; FedAvg
-fine-tuned by 50 steps; FLIX (FedAvg on the mixture, x_i is the model of training
-alone) and APFL with alpha 0.25, 0.5, 0.75; APFL that learns alpha from 0.5 (rate 0.01);
-Ditto with lam 0.1 and 1. Nothing is tuned here. Training alone has as many rounds as
-are best for the mean on a fifth of the training rows (``train_alone``).
+fine-tuned by 50 steps; FLIX (FedAvg on the mixture; x_i is the model of training alone,
+of attackers on the labels that they train with) and APFL with alpha 0.25, 0.5, 0.75;
+APFL that learns alpha from 0.5 (rate 0.01); Ditto with lam 0.1 and 1. Nothing is tuned
+here. Training alone has as many rounds as are best for the mean on a fifth of the
+training rows (``train_alone``).
 
 *Attackers.* A fifth of the clients, drawn by the seed. Attacks of ``fb.byzantine``:
 negate by 1, 10 and 1000; scale by 10; noise of 10 times the update's norm;
@@ -311,8 +311,22 @@ class Federation:
             splits=["test"],
         ).complete()
         self.alone_right = [self.right(self.alone, at) for at in range(len(self.data))]
-        models = self.alone.personal_models(range(self.of.clients))
-        self.own = jax.tree.map(lambda *leaves: np.stack(leaves, axis=1), *models)
+        self.flipped = [fb.data.flip_labels(data, attackers=who) for data, who in drawn]
+        self.own = self.stacked(self.alone)
+        self.own_flipped = self.stacked(
+            fb.simulate(
+                fb.local_only(loss, work),
+                self.model.init,
+                self.flipped,
+                self.keys,
+                rounds=self.alone.rounds,
+            ).complete()
+        )
+
+    def stacked(self, run):
+        """The models of all clients, [seeds, clients, ...]."""
+        models = run.personal_models(range(self.of.clients))
+        return jax.tree.map(lambda *leaves: np.stack(leaves, axis=1), *models)
 
     @staticmethod
     def right(run, replica, model="personal"):
@@ -335,15 +349,19 @@ class Federation:
             )
             for kind in KINDS
         }
-        flipped = [
-            fb.data.flip_labels(data, attackers=who)
-            for data, who in zip(self.data, self.attackers, strict=True)
+        data = [
+            (self.flipped if ATTACKS[a].flips else self.data)[s] for a, _, s in every
         ]
-        data = [(flipped if ATTACKS[a].flips else self.data)[s] for a, _, s in every]
         places = np.array([seed for *_, seed in every])
+        flips = np.array([ATTACKS[a].flips for a, *_ in every])
+
+        def own(honest, flipped):
+            among = flips.reshape(-1, *[1] * (honest.ndim - 1))
+            return np.where(among, flipped[places], honest[places])
+
         over = {
             "setting": np.array([setting for _, setting, _ in every], np.float32),
-            "own": jax.tree.map(lambda leaf: leaf[places], self.own),
+            "own": jax.tree.map(own, self.own, self.own_flipped),
             "lie": lies,
         }
         return every, data, self.keys[places], over
@@ -438,14 +456,117 @@ def measure(name, reductions):
         print(f"{name} {reduction} {method} {time.time() - begin:.0f} s", flush=True)
 
 
+LABELS = {"digits": "digits, 3 classes a client", "mnist": "MNIST, clients alike"}
+INTRODUCTION = """\
+# Results: robustness
+
+Written by `python benchmarks/robustness.py page` from the JSON files in
+`docs/results/robustness`; the script's first lines say what is measured, and
+[Clients that lie](../robustness.md) what follows.
+
+A cell has the mean accuracy of honest clients in percent / of their worst tenth /
+their expected harm in points against training alone / how many of them are harmed
+beyond chance.
+"""
+
+
+def shown(of):
+    return f"{of['mean']:.1f} / {of['worst']:.1f} / {of['harm']:.1f} / {of['harmed']}"
+
+
+def short(of):
+    return f"{of['mean']:.1f} ({of['harmed']})"
+
+
+def lines(head, rows):
+    """A table in Markdown."""
+    every = [head, ["---"] * len(head), *rows]
+    return ["| " + " | ".join(row) + " |" for row in every]
+
+
+def everything(found):
+    """All cells of a set, a table for each reduction."""
+    text = []
+    for reduction in (name for name in REDUCTIONS if name in found):
+        rows = [
+            [method, *(shown(cells[attack]) for attack in ATTACKS)]
+            for method, cells in found[reduction].items()
+        ]
+        text += [f"### {reduction}", "", *lines(["method", *ATTACKS], rows), ""]
+    return text
+
+
+def shared_model(found):
+    """FedAvg's model by reduction and attack."""
+    rows = [
+        [name, *(short(found[name]["FedAvg"][attack]) for attack in ATTACKS)]
+        for name in REDUCTIONS
+        if name in found
+    ]
+    return lines(["reduction", *ATTACKS], rows)
+
+
+def least(cells):
+    """The attack under which honest clients are worst off."""
+    return min(ATTACKS, key=lambda attack: cells[attack]["mean"])
+
+
+def at_worst(found):
+    """Every method by reduction: without attackers, and under its worst attack."""
+    names = [name for name in REDUCTIONS if name in found and name not in OF_FEDAVG]
+    rows = []
+    for method in found[names[0]]:
+        row = [method]
+        for name in names:
+            cells = found[name].get(method)
+            if cells is None:
+                row.append("not measured")
+                continue
+            worst = least(cells)
+            row.append(f"{short(cells['none'])}; {short(cells[worst])} {worst}")
+        rows.append(row)
+    return lines(["method", *names], rows)
+
+
+TABLES = {"shared": shared_model, "worst": at_worst}
+
+
+def write_pages():
+    """The page of all cells, and the tables between marks of docs/robustness.md."""
+    sets = {name: read(name) for name in SETS if read(name)}
+    text, guide = [INTRODUCTION], ROOT / "docs" / "robustness.md"
+    page = guide.read_text()
+    for name, found in sets.items():
+        alone = found["alone"]
+        text += [f"## {LABELS[name]}", ""]
+        text += [
+            f"{alone['honest']} honest clients of {len(SETS[name].seeds)} seeds; "
+            f"training alone, {alone['rounds']} rounds: {alone['mean']:.1f} / "
+            f"{alone['worst']:.1f}.",
+            "",
+            *everything(found),
+        ]
+        for kind, table in TABLES.items():
+            first, last = f"<!-- {name} {kind} -->\n", "<!-- end -->"
+            before, rest = page.split(first)
+            after = rest.split(last, 1)[1]
+            body = "\n".join(["", *table(found), "", ""])
+            page = f"{before}{first}{body}{last}{after}"
+    (ROOT / "docs" / "results" / "robustness.md").write_text("\n".join(text))
+    guide.write_text(page)
+
+
 def main():
     parser = argparse.ArgumentParser()
-    parser.add_argument("stage", choices=["measure"])
+    parser.add_argument("stage", choices=["measure", "page"])
     parser.add_argument("--sets", nargs="+", default=list(SETS), choices=list(SETS))
     parser.add_argument("--reductions", nargs="+", default=list(REDUCTIONS))
     asked = parser.parse_args()
+    if asked.stage == "page":
+        return write_pages()
     for name in asked.sets:
         measure(name, asked.reductions)
+    return None
 
 
 if __name__ == "__main__":

@@ -284,6 +284,7 @@ VARIANTS = (
     "diana(finetune(fedavg))",
     "ef21(fedavg)",
     "byzantine(flix(scaffold))",
+    "inner product(apfl)",
     *(name for name in CASES if ", " in name.partition("(")[0]),
 )
 """Cases whose messages and states are like those of another."""
