@@ -99,10 +99,11 @@ START = (1 - RATE) ** ROUNDS * np.abs(MU).max() + 1e-5
 
 @pytest.mark.parametrize("attack", ATTACKS, ids=lambda attack: f"{attack[0]}")
 def test_errors_are_within_the_bound_of_the_theorem(attack):
+    name, factor = attack
     attackers = 20
-    found = error(*attack, attackers, reduction="median")
+    found = error(name, factor, attackers, reduction="median")
     assert found <= of_median(attackers) + START
-    found = error(*attack, attackers, reduction="trimmed_mean", trim=0.1)
+    found = error(name, factor, attackers, reduction="trimmed_mean", trim=0.1)
     assert found <= of_trimmed_mean(attackers, cut=20) + START
 
 

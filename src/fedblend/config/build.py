@@ -120,8 +120,9 @@ def build(config: Config) -> Built:
     )
     parts = data.share_out(config.data, dataset)
     splits = data.splits_of(config.data, config.run.seed)
-    honest, unseen = data.hold_out(config.data, dataset, parts, splits)
-    federations = transforms.poisoned(config.attack, honest)
+    federations, unseen = data.hold_out(
+        config.data, dataset, parts, splits, config.attack
+    )
     server = data.preprocess_server(
         config.central, server, whole, config.data.target, config.data.seed, federations
     )

@@ -19,11 +19,10 @@ from fedblend.checks import below
 from fedblend.config.compression import compressed
 from fedblend.config.config import LOOKED_UP, Config
 from fedblend.config.schema.table import arguments
-from fedblend.config.schema.tables import Attack, Central, Privacy
+from fedblend.config.schema.tables import Central, Privacy
 from fedblend.core import Algorithm, Loss, PyTree
 from fedblend.data.federated import FederatedData
-from fedblend.data.poison import flip_labels
-from fedblend.errors import ConfigError, UserError
+from fedblend.errors import ConfigError
 from fedblend.models.dual_encoder import PAD
 from fedblend.transforms.fedselect import select_within
 from fedblend.transforms.fedselect_rows import Use, named, used_rows
@@ -64,9 +63,9 @@ def transformed(
             )
     lies = config.attack
     if lies is not None and lies.how != "flip_labels":
-        who, factor = attackers(lies, clients), lies.factor
+        who = lies.attackers(clients)
         algorithm = transforms.byzantine(
-            algorithm, lies.how, attackers=who, factor=factor
+            algorithm, lies.how, attackers=who, factor=lies.factor
         )
     if config.privacy is not None:
         algorithm = _private(config.privacy, algorithm, cohort)
@@ -77,37 +76,6 @@ def transformed(
     dim = trees.size(_sent(config, params))
     answers = config.run.rounds * (config.run.cohort or clients) / clients
     return compressed(config.compress, algorithm, dim, clients, answers)
-
-
-def attackers(table: Attack, clients: int) -> np.ndarray:
-    """Which of the clients attack.
-
-    Raises:
-        ConfigError: one of them is no client.
-    """
-    for client in table.clients:
-        if client >= clients:
-            raise ConfigError(
-                f"attack.clients: {client} is no client; there are {clients}, from 0 on"
-            )
-    return np.isin(np.arange(clients), table.clients)
-
-
-def poisoned(
-    table: Attack | None, federations: Sequence[FederatedData]
-) -> Sequence[FederatedData]:
-    """The clients' rows, with labels of attackers flipped where ``[attack]`` says so.
-
-    Raises:
-        ConfigError: an attacker is no client, or rows have no labels to flip.
-    """
-    if table is None or table.how != "flip_labels":
-        return federations
-    who = attackers(table, federations[0].clients)
-    try:
-        return [flip_labels(one, attackers=who) for one in federations]
-    except UserError as error:
-        raise ConfigError(f"attack.how: {str(error).partition(': ')[2]}") from None
 
 
 def _sent(config: Config, params: PyTree) -> PyTree:

@@ -287,20 +287,6 @@ class Privacy(Table):
         return self
 
 
-class Attack(Table):
-    """Which clients of a simulation lie, and how."""
-
-    how: Literal["negate", "scale", "noise", "inner_product", "flip_labels"]
-    clients: Annotated[list[Index], Field(min_length=1)]
-    factor: Positive | None = None
-
-    @model_validator(mode="after")
-    def _goes_together(self) -> "Attack":
-        if self.how == "flip_labels" and self.factor is not None:
-            raise SettingError("factor", 'is for updates, not for how = "flip_labels"')
-        return self
-
-
 class Central(Table):
     """Which rows are the server's, and how its loss is mixed with the clients'."""
 
