@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from fedblend.config.attack import Attack, poisoned
+from fedblend.config.attack import poisoned as poisoned
 from fedblend.config.schema import tables
 from fedblend.config.schema.table import arguments
 from fedblend.data import datasets
@@ -90,19 +90,14 @@ def splits_of(data: tables.Data, seed: int | list[int]) -> list[int]:
 
 
 def hold_out(
-    data: tables.Data,
-    dataset: Dataset,
-    parts: Partition,
-    splits: list[int],
-    lies: Attack | None = None,
+    data: tables.Data, dataset: Dataset, parts: Partition, splits: list[int]
 ) -> tuple[Sequence[FederatedData], Sequence[FederatedData]]:
     """The clients in each split, and in each those that take no part in training."""
-    every: Any = [_split(data, dataset, parts, split) for split in splits]
+    every = [_split(data, dataset, parts, split) for split in splits]
     unseen: Sequence[FederatedData] = ()
     if data.unseen:
         pairs = [split_clients(one, data.unseen, data.seed) for one in every]
         every, unseen = zip(*pairs, strict=True)
-    every = poisoned(lies, every)
     schema = dataset.schema
     if schema is None:
         return every, unseen
