@@ -470,6 +470,19 @@ beyond chance.
 """
 
 
+ORDER = [
+    "FedAvg",
+    "FedAvg, fine-tuned",
+    *(
+        title(name, setting)
+        for name, (_, settings) in METHODS.items()
+        for setting in settings
+        if name != "FedAvg"
+    ),
+]
+"""Of methods in tables."""
+
+
 def shown(of):
     return f"{of['mean']:.1f} / {of['worst']:.1f} / {of['harm']:.1f} / {of['harmed']}"
 
@@ -490,7 +503,9 @@ def everything(found):
     for reduction in (name for name in REDUCTIONS if name in found):
         rows = [
             [method, *(shown(cells[attack]) for attack in ATTACKS)]
-            for method, cells in found[reduction].items()
+            for method, cells in sorted(
+                found[reduction].items(), key=lambda pair: ORDER.index(pair[0])
+            )
         ]
         text += [f"### {reduction}", "", *lines(["method", *ATTACKS], rows), ""]
     return text
@@ -503,19 +518,21 @@ def shared_model(found):
         for name in REDUCTIONS
         if name in found
     ]
-    return lines(["reduction", *ATTACKS], rows)
+    alone = ["training alone", *[f"{found['alone']['mean']:.1f}"] * len(ATTACKS)]
+    return lines(["reduction", *ATTACKS], [*rows, alone])
 
 
 def least(cells):
     """The attack under which honest clients are worst off."""
-    return min(ATTACKS, key=lambda attack: cells[attack]["mean"])
+    real = [attack for attack in ATTACKS if attack != "none"]
+    return min(real, key=lambda attack: cells[attack]["mean"])
 
 
 def at_worst(found):
     """Every method by reduction: without attackers, and under its worst attack."""
     names = [name for name in REDUCTIONS if name in found and name not in OF_FEDAVG]
     rows = []
-    for method in found[names[0]]:
+    for method in sorted(found[names[0]], key=ORDER.index):
         row = [method]
         for name in names:
             cells = found[name].get(method)
