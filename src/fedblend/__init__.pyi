@@ -291,6 +291,9 @@ from fedblend.transforms import (
     adaptive_clip as adaptive_clip,
 )
 from fedblend.transforms import (
+    byzantine as byzantine,
+)
+from fedblend.transforms import (
     clip as clip,
 )
 from fedblend.transforms import (

@@ -189,6 +189,12 @@ ENCODERS = {
     ),
     "ef21": lambda algorithm, p: fb.ef21(algorithm, compress.top_k(2)),
     "permuted": lambda algorithm, p: fb.transforms.perm_k(algorithm, clients=7),
+    "byzantine": lambda algorithm, p: fb.byzantine(
+        algorithm, "noise", attackers=np.arange(len(COUNTS)) < 2
+    ),
+    "inner product": lambda algorithm, p: fb.byzantine(
+        algorithm, "inner_product", attackers=np.arange(len(COUNTS)) < 2
+    ),
     "clipped": lambda algorithm, p: fb.adaptive_clip(algorithm, 0.1),
     "downlink": lambda algorithm, p: fb.transforms.downlink(
         algorithm, compress.top_k(2)
@@ -260,6 +266,8 @@ CASES = ALGORITHMS | {
         "ef21(fedavg)",
         "ef21(scaffold)",
         "mixed(scaffold)",
+        "byzantine(flix(scaffold))",
+        "inner product(apfl)",
     )
 }
 """What is compiled and run."""
@@ -285,6 +293,8 @@ VARIANTS = (
     "finetune(scaffold)",
     "diana(finetune(fedavg))",
     "ef21(scaffold)",
+    "byzantine(flix(scaffold))",
+    "inner product(apfl)",
     *(name for name in CASES if ", " in name.partition("(")[0]),
 )
 """Cases whose messages and states are like those of another."""
@@ -343,6 +353,7 @@ EVERYONE = tuple(name for name in CASES if _built(name).needs.everyone)
 ENROLLING = (
     "flix(scaffold)",
     "diana, first(flix(scaffold))",
+    "byzantine(flix(scaffold))",
     *filter(_joins, BY_EXAMPLE),
 )
 """Cases whose clients all send something before the first round."""

@@ -122,7 +122,8 @@ def build(config: Config) -> Built:
     )
     parts = data.share_out(config.data, dataset)
     splits = data.splits_of(config.data, config.run.seed)
-    federations, unseen = data.hold_out(config.data, dataset, parts, splits)
+    honest, unseen = data.hold_out(config.data, dataset, parts, splits)
+    federations = data.poisoned(config.attack, honest)
     server = data.preprocess_server(
         config.central, server, whole, config.data.target, config.data.seed, federations
     )

@@ -20,6 +20,7 @@ from fedblend import models
 from fedblend.config import defaults, toml
 from fedblend.config.imports import choose, import_paths
 from fedblend.config.schema import tables
+from fedblend.config.schema.attack import Attack
 from fedblend.config.schema.federation import Federation
 from fedblend.config.schema.imported import AnyModel, AnyOptions
 from fedblend.config.schema.run import Run
@@ -56,6 +57,7 @@ class Config(Table):
     central: tables.Central | None = None
     select: tables.Select | None = None
     populations: tables.Populations | None = None
+    attack: Attack | None = None
     run: Run
     measure: tables.Measure = tables.Measure()
     federation: Federation | None = None
@@ -79,6 +81,9 @@ class Config(Table):
             given = getattr(self.run, key) is not None
             if given and isinstance(self.data, tables.Nodes):
                 raise SettingError(f"run.{key}", f"is not for a federation; {why}")
+        if self.attack is not None and isinstance(self.data, tables.Nodes):
+            wrong = "is not for a federation; it makes clients of a simulation lie"
+            raise SettingError("attack", wrong)
         return self
 
     @model_validator(mode="after")

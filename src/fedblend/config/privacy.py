@@ -23,7 +23,7 @@ SCOPE = (
 EXAMINED = {
     "config": (
         "version name data model algorithm compress privacy central select populations "
-        "run measure federation"
+        "attack run measure federation"
     ),
     "run": (
         "rounds cohort epoch seed every weights chunk devices store rows dropout "
@@ -120,6 +120,7 @@ def _conditions(config: Config, table: Privacy) -> list[tuple[bool, str]]:
         (run.reduction == "mean", f'run.reduction = "{run.reduction}" is no sum'),
         (run.weights in (None, "uniform"), "run.weights are not uniform"),
         (config.populations is None, "[populations] weigh clients differently"),
+        (config.attack is None, "[attack] makes clients lie, and is not examined"),
         (config.select is None, "[select] reveals which rows a client uses"),
         (how != "perm_k", '[compress] how = "perm_k" makes blocks n times as long'),
         (

@@ -2,8 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The transforms that a configuration puts around its algorithm, by table.
 
-``[privacy]`` clips and adds noise, ``[central]`` adds a loss of the server,
-``[compress]`` encodes updates, ``[select]`` sends the rows that a client uses.
+``[attack]`` makes some clients lie, ``[privacy]`` clips and adds noise, ``[central]``
+adds a loss of the server, ``[compress]`` encodes updates, ``[select]`` sends the rows
+that a client uses. ``[privacy]`` is around ``[attack]``: a server clips what it gets.
 """
 
 from collections.abc import Mapping, Sequence
@@ -53,13 +54,19 @@ def transformed(
         ConfigError: what the tables ask for does not go together.
     """
     options = config.algorithm
-    for key in ("privacy", "central", "compress"):
+    for key in ("attack", "privacy", "central", "compress"):
         if getattr(config, key) is not None and not options.entry.sends:
             raise ConfigError(f"{key}: {options.name} sends nothing; leave it out")
         if getattr(config, key) is not None and options.entry.encodes:
             raise ConfigError(
                 f"{key}: {options.name} compresses what it sends itself; leave it out"
             )
+    lies = config.attack
+    if lies is not None and lies.how != "flip_labels":
+        who = lies.attackers(clients)
+        algorithm = transforms.byzantine(
+            algorithm, lies.how, attackers=who, factor=lies.factor
+        )
     if config.privacy is not None:
         algorithm = _private(config.privacy, algorithm, cohort)
     if config.central is not None:
