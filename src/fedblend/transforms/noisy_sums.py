@@ -82,6 +82,6 @@ def with_noisy_sums(
         start=start,
         server=server,
         needs=inner.needs._replace(
-            mean=True, uniform=True, weights="uniform", cohort=cohort
+            mean=True, uniform=True, weights="uniform", cohort=cohort, answers=True
         ),
     )
