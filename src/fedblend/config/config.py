@@ -73,12 +73,17 @@ class Config(Table):
                 wrong = f"{cohort} goes without populations, each has a cohort"
                 raise SettingError("run.cohort", wrong)
         for key, why in (
-            ("epoch", "it draws every round"),
+            *((key, "it draws every round") for key in ("epoch", "separation")),
+            ("sampling", "its cohorts have a fixed size"),
             ("until", "its server does not know f~ and takes run.rounds"),
         ):
-            given = getattr(self.run, key) is not None
+            given = getattr(self.run, key) not in (None, "fixed")
             if given and isinstance(self.data, tables.Nodes):
                 raise SettingError(f"run.{key}", f"is not for a federation; {why}")
+        hidden, random = self.privacy, self.run.sampling == "poisson"
+        if hidden is not None and hidden.adjacency == "add_or_remove" and not random:
+            wrong = '"add_or_remove" needs run.sampling = "poisson"'
+            raise SettingError("privacy.adjacency", wrong)
         return self
 
     @model_validator(mode="after")

@@ -5,8 +5,8 @@
 Cohorts are drawn from the keys alone. With ``Strata`` every round has so many clients
 of each of several populations. With an ``epoch`` clients are dealt: in so many rounds
 nobody takes part twice. With a ``separation`` they take turns in one order, again and
-again, so that nobody takes part twice in any so many rounds in a row. With ``"poisson"``
-every client is in a round with the same chance, independently of all others. Where
+again, so that nobody takes part twice in any so many rounds in a row. Poisson sampling
+has every client in a round with the same chance, independently of all others. Where
 privacy relies on nobody knowing who takes part, cohorts come from the operating system
 instead.
 """

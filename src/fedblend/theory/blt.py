@@ -54,11 +54,13 @@ import numpy as np
 from fedblend.checks import COUNT, PART, Number, gate, optional
 from fedblend.errors import UserError
 
-DIGITS = 4
+DIGITS = 3
 """Significant digits of an optimized strategy: more change its error by less than a
 thousandth, and might differ between versions of the libraries that optimize."""
 MOST_WEIGHT = 0.99
 """Of the buffers of an optimized strategy together."""
+LEAST_WEIGHT = 1e-3
+"""Of a buffer of an optimized strategy; others are left out."""
 
 
 class Blt(NamedTuple):
@@ -94,6 +96,7 @@ class _Strategy:
 
 
 STRATEGY = _Strategy()
+BUFFERS = Number(least=0, most=10, whole=True)
 
 
 @gate(strategy=STRATEGY, rounds=COUNT)
@@ -158,7 +161,7 @@ def squared_errors(strategy: Blt, rounds: int, momentum: float = 0.0) -> np.ndar
 @gate(
     **dict.fromkeys(("rounds", "separation"), COUNT),
     participations=optional(COUNT),
-    buffers=Number(least=0, most=10, whole=True),
+    buffers=BUFFERS,
     momentum=PART,
 )
 @functools.lru_cache(maxsize=128)
@@ -170,15 +173,15 @@ def optimal(
     buffers: int = 3,
     momentum: float = 0.0,
 ) -> Blt:
-    """The strategy of so many buffers with the least mean error at equal privacy.
+    """The strategy with the least mean error at equal privacy.
 
-    It may be used for more or fewer rounds; ``sensitivity`` is for those that are run.
+    It has fewer buffers than asked for where more do not help. It may be used for more or fewer rounds; ``sensitivity`` is for those that are run.
 
     Args:
         rounds: of the run that it is for.
         separation: b, rounds from one update of a client to its next, at least.
         participations: k, updates of a client, at most; as many as fit if None.
-        buffers: d; 0 is independent noise.
+        buffers: d, at most; 0 is independent noise.
         momentum: of the server's steps.
     """
     from scipy.optimize import minimize
@@ -201,10 +204,12 @@ def optimal(
         start = np.concatenate([-logits, np.log(shares / shares.sum())])
         found.append(minimize(cost, start, method="L-BFGS-B"))
     best = _constrained(min(found, key=lambda one: one.fun).x)
-    return Blt(
-        tuple(1 - _rounded(1 - decay) for decay in best.decays),
-        tuple(map(_rounded, best.weights)),
-    )
+    merged: dict[float, float] = {}
+    for decay, weight in zip(best.decays, best.weights, strict=True):
+        decay = 1 - _rounded(1 - decay)
+        merged[decay] = merged.get(decay, 0.0) + weight
+    kept = {d: _rounded(w) for d, w in sorted(merged.items()) if w > LEAST_WEIGHT}
+    return Blt(tuple(kept), tuple(kept.values()))
 
 
 def _constrained(free: np.ndarray) -> Blt:

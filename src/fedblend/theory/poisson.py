@@ -17,7 +17,7 @@ import numpy as np
 from fedblend.checks import COUNT, gate
 from fedblend.errors import UserError
 
-OVERFLOW = 1e-15
+OVERFLOW = 1e-18
 """The largest probability of a round to have a cohort that there is no room for."""
 
 

@@ -40,6 +40,7 @@ from fedblend.errors import SettingError
 from fedblend.metrics import registry as metrics
 from fedblend.models import MODELS
 from fedblend.models.products import Products
+from fedblend.theory.blt import BUFFERS
 
 _OWN = dict.fromkeys(("target", "client", "inputs", "kind")) | {"preprocess": "auto"}
 """Keys of a file of one's own, and what they are without one."""
@@ -269,8 +270,9 @@ class Privacy(Table):
     clip: Positive
     noise: NotNegative
     tree: Count | None = None
+    buffers: Annotated[int, within(BUFFERS)] | None = None
     delta: Inside
-    adjacency: Literal["replace_one", "zero_out"] = "replace_one"
+    adjacency: Literal["replace_one", "zero_out", "add_or_remove"] = "replace_one"
     adaptive: bool = False
     quantile: Mixing | None = None
     rate: Positive | None = None
@@ -282,8 +284,11 @@ class Privacy(Table):
         for name in ADAPTIVE:
             if not self.adaptive and getattr(self, name) is not None:
                 raise SettingError(name, "goes with adaptive = true")
-        if self.adaptive and self.tree is not None:
-            raise SettingError("tree", "goes without adaptive = true, with one clip")
+        for name in ("tree", "buffers"):
+            if self.adaptive and getattr(self, name) is not None:
+                raise SettingError(name, "goes without adaptive = true, with one clip")
+        if self.tree is not None and self.buffers is not None:
+            raise SettingError("buffers", "goes without tree, which has other noise")
         return self
 
 
