@@ -17,6 +17,7 @@ from fedblend.config.config import Config, dump, load
 from fedblend.config.privacy import EXAMINED, SCOPE, report
 from fedblend.config.schema import tables
 from fedblend.config.schema.federation import Federation
+from fedblend.config.schema.privacy import Privacy
 from fedblend.config.schema.run import Run
 from fedblend.errors import ConfigError
 from fedblend.experiments import tune
@@ -106,7 +107,7 @@ def test_a_tree_over_clients_that_are_dealt(configured, tmp_path, compiled):
     found = summary["privacy"]
     assert found["epsilon"] == both.epsilon
     assert f"of all 2 seeds together, {once.epsilon:.4g} of each" in found["sentence"]
-    assert build(config).algorithm.start.__module__.endswith("dp_ftrl")
+    assert build(config).algorithm.start.__module__.endswith("noisy_sums")
     assert build(config).spec.epoch == 2
 
 
@@ -188,7 +189,7 @@ def test_every_setting_was_examined_and_a_new_one_is_no_guarantee(
     configured, monkeypatch
 ):
     """Whoever adds a key decides here what it does to privacy."""
-    known = {"run": Run, "privacy": tables.Privacy, "compress": tables.Compress}
+    known = {"run": Run, "privacy": Privacy, "compress": tables.Compress}
     known |= {"central": tables.Central, "federation": Federation}
     for name, table in {"config": Config, **known}.items():
         assert set(EXAMINED[name].split()) == set(table.model_fields), name
@@ -237,7 +238,10 @@ def test_what_is_compressed_is_clipped_again_and_has_a_guarantee(configured):
             {"tree": 2, "algorithm": {"name": "fedopt", "server": ADAM}},
             "privacy: the wrapped algorithm's server is not linear in the mean update",
         ),
-        ({"adjacency": "add_or_remove"}, 'privacy.adjacency: "add_or_remove" is not'),
+        (
+            {"adjacency": "add_or_remove"},
+            'privacy.adjacency: "add_or_remove" needs run.sampling = "poisson"',
+        ),
         (
             {"run": {"weights": "by_count"}},
             "run.weights: .* needs 'uniform', not 'by_c",
@@ -309,7 +313,7 @@ def shown(language: str) -> list[str]:
 
 def test_the_tables_of_the_page_are_taken():
     tables_shown = [tomllib.loads(block)["privacy"] for block in shown("toml")]
-    first, second = (tables.Privacy(**table) for table in tables_shown)
+    first, second = (Privacy(**table) for table in tables_shown)
     assert first.noise_from == second.noise_from == "system"
 
 

@@ -22,6 +22,7 @@ from fedblend.config.imports import choose, import_paths
 from fedblend.config.schema import tables
 from fedblend.config.schema.federation import Federation
 from fedblend.config.schema.imported import AnyModel, AnyOptions
+from fedblend.config.schema.privacy import Privacy
 from fedblend.config.schema.run import Run
 from fedblend.config.schema.table import Table, Word, first_error
 from fedblend.data.dataset import Task
@@ -52,7 +53,7 @@ class Config(Table):
     model: AnyModel
     algorithm: AnyOptions
     compress: tables.Compress | None = None
-    privacy: tables.Privacy | None = None
+    privacy: Privacy | None = None
     central: tables.Central | None = None
     select: tables.Select | None = None
     populations: tables.Populations | None = None

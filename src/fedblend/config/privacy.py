@@ -11,10 +11,8 @@ from typing import Any
 
 from fedblend.config.config import Config
 from fedblend.config.schema.federation import Federation
-from fedblend.config.schema.run import Run
-from fedblend.config.schema.tables import Privacy
+from fedblend.config.schema.privacy import Privacy, taking_part
 from fedblend.errors import ConfigError
-from fedblend.theory.blt import Blt, optimal
 from fedblend.theory.privacy import Guarantee, spent, spent_by_blt, spent_by_tree
 
 SCOPE = (
@@ -28,8 +26,8 @@ EXAMINED = {
         "run measure federation"
     ),
     "run": (
-        "rounds cohort epoch separation sampling seed every weights chunk devices store "
-        "rows dropout reduction trim precision keep_personal until"
+        "rounds cohort epoch separation sampling seed every weights chunk devices "
+        "store rows dropout reduction trim precision keep_personal until"
     ),
     "privacy": (
         "clip noise tree buffers delta adjacency adaptive quantile rate count_noise "
@@ -76,16 +74,18 @@ def _guarantee(config: Config, clients: int, runs: int) -> Guarantee:
         if not holds:
             return Guarantee(None, table.delta, table.adjacency, otherwise)
     noise: Any = {key: getattr(table, key) for key in ("noise", "delta", "adjacency")}
+    who: Any
     tree, epoch, apart = table.tree or 1, run.epoch, run.separation
     try:
         if table.buffers is not None:
-            how: Any = {"strategy": strategy_of(config), **_taking_part(run)}
-            return spent_by_blt(**noise, **how, rounds=run.rounds, runs=runs)
+            strategy = table.strategy(run, getattr(config.algorithm, "server", None))
+            who = {"strategy": strategy, **taking_part(run)}
+            return spent_by_blt(**noise, **who, rounds=run.rounds, runs=runs)
         if table.tree is None and epoch is None and apart is None:
             # As many are drawn, and whose answers come first is not random.
             spare = 0 if config.federation is None else config.federation.spare
             drawn = min((run.cohort or clients) + spare, clients)
-            who: Any = {"cohort": drawn, "clients": clients, "sampling": run.sampling}
+            who = {"cohort": drawn, "clients": clients, "sampling": run.sampling}
             return spent(**noise, **who, rounds=run.rounds * runs)
         if apart is not None:
             # In so many whole trees in a row nobody takes part twice.
@@ -97,33 +97,14 @@ def _guarantee(config: Config, clients: int, runs: int) -> Guarantee:
         raise ConfigError(str(error)) from None
 
 
-def strategy_of(config: Config) -> Blt:
-    """How ``privacy.buffers`` correlate noise: optimal for the run of the table."""
-    run, table = config.run, config.privacy
-    server = getattr(config.algorithm, "server", None)
-    momentum = getattr(server, "momentum", 0.0)
-    return optimal(
-        rounds=max(run.rounds, 1),
-        **_taking_part(run),
-        buffers=0 if table is None else table.buffers or 0,
-        momentum=momentum if isinstance(momentum, float) else 0.0,
-    )
-
-
-def _taking_part(run: Run) -> dict[str, Any]:
-    """How far apart a client takes part at least, and how often at most."""
-    epochs = None if run.epoch is None else max(-(-run.rounds // run.epoch), 1)
-    return {"separation": run.separation or 1, "participations": epochs}
-
-
 def _conditions(config: Config, table: Privacy) -> list[tuple[bool, str]]:
     """All that a guarantee needs, each with the reason why there is none without it.
 
     That clients send an update and nothing else, that one size of cohort is planned
     with, and that the server is linear where noise is correlated, ``dp_fedavg``,
-    ``dp_ftrl`` and ``dp_blt`` refuse to run without. They also draw noise and cohorts from the same source. A federation
-    does not apply ``norm_ratio`` to private runs, and uniform weights are below
-    ``weight_ratio``.
+    ``dp_ftrl`` and ``dp_blt`` refuse to run without. They also draw noise and cohorts
+    from the same source. A federation does not apply ``norm_ratio`` to private runs,
+    and uniform weights are below ``weight_ratio``.
     """
     run, central, compress = config.run, config.central, config.compress
     federation = config.federation or Federation()

@@ -17,9 +17,8 @@ from fedblend import models, transforms, trees
 from fedblend.checks import below
 from fedblend.config.compression import compressed
 from fedblend.config.config import LOOKED_UP, Config
-from fedblend.config.privacy import strategy_of
 from fedblend.config.schema.table import arguments
-from fedblend.config.schema.tables import Central, Privacy
+from fedblend.config.schema.tables import Central
 from fedblend.core import Algorithm, Loss, PyTree
 from fedblend.data.federated import FederatedData
 from fedblend.errors import ConfigError
@@ -62,7 +61,7 @@ def transformed(
                 f"{key}: {options.name} compresses what it sends itself; leave it out"
             )
     if config.privacy is not None:
-        algorithm = _private(config, config.privacy, algorithm, cohort)
+        algorithm = _private(config, algorithm, cohort)
     if config.central is not None:
         if config.privacy is not None and config.central.upload:
             raise ConfigError("central.upload: would send gradients past [privacy]")
@@ -99,13 +98,14 @@ def _require_parts(key: str, names: Sequence[str], leaves: Mapping[str, Any]) ->
             )
 
 
-def _private(
-    config: Config, table: Privacy, algorithm: Algorithm, cohort: int
-) -> Algorithm:
+def _private(config: Config, algorithm: Algorithm, cohort: int) -> Algorithm:
+    table, server = config.privacy, getattr(config.algorithm, "server", None)
+    assert table is not None
     facts: dict[str, Any] = {"algorithm": algorithm, "cohort": cohort}
     transform = transforms.dp_fedavg if table.tree is None else transforms.dp_ftrl
     if table.buffers is not None:
-        transform, facts["strategy"] = transforms.dp_blt, strategy_of(config)
+        transform = transforms.dp_blt
+        facts["strategy"] = table.strategy(config.run, server)
     if table.adaptive and table.quantile is None:
         facts["quantile"] = 0.5
     try:

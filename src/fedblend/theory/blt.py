@@ -175,7 +175,8 @@ def optimal(
 ) -> Blt:
     """The strategy with the least mean error at equal privacy.
 
-    It has fewer buffers than asked for where more do not help. It may be used for more or fewer rounds; ``sensitivity`` is for those that are run.
+    It has fewer buffers than asked for where more do not help. It may be used for more
+    or fewer rounds; ``sensitivity`` is for those that are run.
 
     Args:
         rounds: of the run that it is for.
