@@ -20,6 +20,7 @@ seed. BLT beats the best tree on a set if the 95 % interval (Student) of the mea
 difference is above 0; the same for independent noise.
 """
 
+import math
 import sys
 from itertools import product
 from typing import Any, NamedTuple
@@ -101,7 +102,7 @@ def mechanisms(of: Setting) -> dict[str, tuple[Any, float, dict[str, int]]]:
     for tree in TREES:
         epoch = most // tree * tree
         nodes = -(-of.rounds // epoch) * tree.bit_length()
-        noise = of.noise * (nodes / -(-of.rounds // most)) ** 0.5
+        noise = of.noise * (nodes / often) ** 0.5
         spent = privacy.spent_by_tree(noise=noise, tree=tree, epoch=epoch, **cost)
         assert spent.epsilon is not None and spent.epsilon <= alone.epsilon * 1.000001
         found[f"trees of {tree}"] = (
@@ -146,12 +147,10 @@ def compared(of: Setting) -> None:
         best = max(tried, key=lambda point: tried[point])
         found = accuracies(of, mechanism, *best, SEEDS)
         means[name] = found
-        grid = ", ".join(
-            f"{rate:g}/{clip:g}: {a:.3f}" for (rate, clip), a in tried.items()
-        )
         print(
             f"  {name}: noise {mechanism[1]:.3g}, rate {best[0]:g}, clip {best[1]:g}: "
-            f"{found.mean():.3f} ± {found.std(ddof=1):.3f}   (tuning {grid})",
+            f"{found.mean():.3f} ± {found.std(ddof=1):.3f}",
+            *(f"{rate:g}/{clip:g}: {mean:.3f}" for (rate, clip), mean in tried.items()),
             flush=True,
         )
     for name, others in means.items():

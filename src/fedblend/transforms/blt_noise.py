@@ -130,7 +130,7 @@ def _weighted(strategy: Blt, buffers: jax.Array) -> jax.Array:
 
 def _decayed(strategy: Blt, buffers: jax.Array, noise: jax.Array) -> jax.Array:
     decays = jnp.asarray(strategy.decays, buffers.dtype)
-    return decays.reshape(-1, *[1] * noise.ndim) * buffers + noise
+    return decays.reshape(-1, *[1] * noise.ndim) * buffers + noise[None]
 
 
 class _Kept(NamedTuple):
