@@ -68,7 +68,7 @@ import numpy as np
 
 from fedblend.checks import CHANCE, COUNT, NOT_NEGATIVE, WHOLE, gate, optional, words
 from fedblend.theory.blt import STRATEGY, Blt, sensitivity
-from fedblend.theory.poisson import OVERFLOW
+from fedblend.theory.poisson import OVERFLOW, largest_cohort
 
 MOVES = {"replace_one": 2, "zero_out": 1, "add_or_remove": 1}
 """How far one client can move the sum, in units of the clip."""
@@ -278,7 +278,8 @@ def _spent_by_poisson(
     relation = getattr(dp.NeighboringRelation, RELATIONS[adjacency])
     sampled = dp.PoissonSampledDpEvent(cohort / clients, dp.GaussianDpEvent(noise))
     accountant = PLDAccountant(neighboring_relation=relation).compose(sampled, rounds)
-    failure, epsilon, left = rounds * OVERFLOW, 0.0, delta
+    cut = largest_cohort(clients, cohort) < clients
+    failure, epsilon, left = rounds * OVERFLOW * cut, 0.0, delta
     while left > 0:
         needed = float(accountant.get_epsilon(left))
         if needed <= epsilon:
