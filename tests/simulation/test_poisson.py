@@ -145,8 +145,8 @@ def test_states_of_those_who_are_absent_stay_in_any_store(store):
 def test_private_cohorts_are_secret_and_checkpoints_know_the_sampling(tmp_path):
     algorithm = fb.dp_fedavg(descent, **OPTIONS)
     run, other = begin(algorithm), begin(algorithm)
-    both = [one.cohorts.draw(one.key, range(40)) for one in (run, other)]
-    assert not np.array_equal(*both)
+    one, two = (some.cohorts.draw(some.key, range(40)) for some in (run, other))
+    assert not np.array_equal(one, two)
     fb.checkpoint.save(tmp_path / "saved", run.complete())
     with pytest.raises(
         ValueError, match="was made with sampling poisson, this run has"

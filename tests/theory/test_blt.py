@@ -169,9 +169,8 @@ def test_epsilon_is_that_of_the_gaussian_mechanism(adjacency):
     """As of ``C x + z``: the largest move over the noise."""
     moves = {"replace_one": 2, "zero_out": 1}[adjacency]
     full = matrix(SOME, 10)
-    worst = max(
-        np.linalg.norm(full[:, chosen].sum(axis=1)) for chosen in patterns(10, 3, 10)
-    )
+    every = patterns(10, 3, 10)
+    worst = float(max(np.linalg.norm(full[:, one].sum(axis=1)) for one in every))
     run: dict[str, Any] = {"strategy": SOME, "rounds": 10, "separation": 3}
     run |= {"noise": 5.0, "delta": 1e-5, "adjacency": adjacency}
     expected = gaussian(moves * worst / 5.0, 1e-5)
@@ -190,14 +189,14 @@ def test_without_buffers_it_is_rounds_with_noise_of_their_own():
 def test_clients_that_are_closer_than_planned_cost_more_and_are_accounted_for():
     strategy = optimal(rounds=32, separation=8)
     run: dict[str, Any] = {"noise": 8.0, "strategy": strategy, "rounds": 32}
-    planned, dealt, drawn = (
-        spent_by_blt(**run, delta=1e-4, **how).epsilon or 0
-        for how in ({"separation": 8}, {"participations": 4}, {})
-    )
+    planned = spent_by_blt(**run, delta=1e-4, separation=8).epsilon or 0
+    dealt = spent_by_blt(**run, delta=1e-4, participations=4).epsilon or 0
+    drawn = spent_by_blt(**run, delta=1e-4).epsilon or 0
     assert 1.3 * planned < dealt
     assert 3 * dealt < drawn
-    assert str(spent_by_blt(**run | {"noise": 0.0}, delta=1e-4)).startswith("no guaran")
-    assert spent_by_blt(**run | {"rounds": 0}, delta=1e-4).epsilon == 0
+    none = spent_by_blt(**{**run, "noise": 0.0}, delta=1e-4)
+    assert str(none) == "no guarantee: there is no noise"
+    assert spent_by_blt(**{**run, "rounds": 0}, delta=1e-4).epsilon == 0
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,8 @@ descent = fb.fedavg(on.loss, fb.Work(RATE, **full))
 
 def correlated(algorithm=descent, **changed):
     chosen: dict[str, Any] = {"clip": CLIP, "noise": NOISE, "cohort": COHORT}
-    return fb.dp_blt(algorithm, **chosen | {"strategy": STRATEGY} | changed)
+    chosen |= {"strategy": STRATEGY, **changed}
+    return fb.dp_blt(algorithm, **chosen)
 
 
 def begin(algorithm, key=0, params=on.params, **settings):

@@ -155,7 +155,7 @@ def squared_errors(strategy: Blt, rounds: int, momentum: float = 0.0) -> np.ndar
     from scipy.signal import lfilter
 
     noise = np.cumsum(inverse(strategy, rounds))
-    return np.cumsum(lfilter([1.0], [1.0, -momentum], noise) ** 2)
+    return np.cumsum(np.square(lfilter([1.0], [1.0, -momentum], noise)))
 
 
 @gate(
