@@ -303,6 +303,9 @@ from fedblend.transforms import (
     diana as diana,
 )
 from fedblend.transforms import (
+    dp_blt as dp_blt,
+)
+from fedblend.transforms import (
     dp_fedavg as dp_fedavg,
 )
 from fedblend.transforms import (

@@ -226,7 +226,7 @@ def _affordable(content: Content, after: Content) -> Content:
     data, run = _table(after, "data"), _table(after, "run")
     size, model = _size(data), _table(after, "model").get("name")
     many = size is not None and (size.clients or 0) > MANY and _has_clients(data)
-    drawn = "populations" in content or "epoch" in run
+    drawn = "populations" in content or bool({"epoch", "separation"} & set(run))
     if many and not drawn and _table(after, "algorithm").get("name") not in EVERYONE:
         _add(after, "run", cohort=COHORT)
     if "name" not in _table(content, "model") and model not in LINEAR:

@@ -19,7 +19,7 @@ from fedblend.checks import below
 from fedblend.config.compression import compressed
 from fedblend.config.config import LOOKED_UP, Config
 from fedblend.config.schema.table import arguments
-from fedblend.config.schema.tables import Central, Privacy
+from fedblend.config.schema.tables import Central
 from fedblend.core import Algorithm, Loss, PyTree
 from fedblend.data.federated import FederatedData
 from fedblend.errors import ConfigError
@@ -68,7 +68,7 @@ def transformed(
             algorithm, lies.how, attackers=who, factor=lies.factor
         )
     if config.privacy is not None:
-        algorithm = _private(config.privacy, algorithm, cohort)
+        algorithm = _private(config, algorithm, cohort)
     if config.central is not None:
         if config.privacy is not None and config.central.upload:
             raise ConfigError("central.upload: would send gradients past [privacy]")
@@ -105,9 +105,14 @@ def _require_parts(key: str, names: Sequence[str], leaves: Mapping[str, Any]) ->
             )
 
 
-def _private(table: Privacy, algorithm: Algorithm, cohort: int) -> Algorithm:
-    transform = transforms.dp_fedavg if table.tree is None else transforms.dp_ftrl
+def _private(config: Config, algorithm: Algorithm, cohort: int) -> Algorithm:
+    table, server = config.privacy, getattr(config.algorithm, "server", None)
+    assert table is not None
     facts: dict[str, Any] = {"algorithm": algorithm, "cohort": cohort}
+    transform = transforms.dp_fedavg if table.tree is None else transforms.dp_ftrl
+    if table.buffers is not None:
+        transform = transforms.dp_blt
+        facts["strategy"] = table.strategy(config.run, server)
     if table.adaptive and table.quantile is None:
         facts["quantile"] = 0.5
     try:

@@ -16,7 +16,10 @@ from fedblend.experiments.run_folder import Folder
 from fedblend.simulation import checkpoint
 
 STAGES = ("trial", "local")
-NOT_ALONE = {"cohort", "epoch", "weights", "dropout", "reduction", "trim", "until"}
+NOT_ALONE = {
+    *("cohort", "epoch", "separation", "sampling", "weights", "dropout"),
+    *("reduction", "trim", "until"),
+}
 """Keys of ``[run]`` that are about clients together."""
 RATE = {"rate", "optimizer", "schedule"}
 """Keys of ``[algorithm]`` that ``measure.local_rate`` takes the place of."""

@@ -31,6 +31,7 @@ from fedblend.trees import precision
 
 TABLES = {
     "byzantine": "attack",
+    "dp_blt": "privacy",
     "dp_fedavg": "privacy",
     "dp_ftrl": "privacy",
     "fedselect": "select",

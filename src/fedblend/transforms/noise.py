@@ -7,7 +7,7 @@ bits that the operating system draws for it. They stay in this module, in the me
 this process: no key, state, message, checkpoint or result has them. The noise is added
 on the host, also where the server's step is compiled::
 
-    y <- round((x + std (g - sum of the g that end)) / grid) grid      g = N(0, 1)
+    y <- round((x + std w) / grid) grid,   w made of this and earlier g = N(0, 1)
     grid = 2^(floor(log2 std) - GRAIN_BITS)
 
 x is the value as the device computed it, the sum is in float64, and y is then rounded
@@ -56,7 +56,7 @@ def add_noise(tree: PyTree, std: float | jax.Array, key: Key | None) -> PyTree:
     """
     leaves, structure = jax.tree.flatten(tree)
     if key is None:
-        noisy = _on_host(_add_new, [], leaves, std)
+        noisy = on_host(_add_new, [], leaves, std)
     else:
         noisy = [
             leaf
@@ -90,7 +90,7 @@ def add_tree_noise(
         counts: whether the round counts; if not, nothing changes.
     """
     leaves, structure = jax.tree.flatten(tree)
-    name, *noisy = _on_host(_grow, [name], leaves, name, number, counts, std)
+    name, *noisy = on_host(_grow, [name], leaves, name, number, counts, std)
     return jax.tree.unflatten(structure, noisy), name
 
 
@@ -100,7 +100,7 @@ NO_NAME = np.zeros(4, np.uint32)
 
 def perturb(leaves: Sequence[np.ndarray], std: float) -> list[np.ndarray]:
     """Arrays plus independent noise from the operating system, on the grid."""
-    return _add(leaves, std, _secret())
+    return add_on_grid(leaves, std, normal_of(new_secret(), entries(leaves)))
 
 
 class _Nodes(NamedTuple):
@@ -138,24 +138,23 @@ def _grow(
     top = (rounds & -rounds).bit_length() - 1
     ended = [nodes.secrets[level] for level in range(top)]
     rest = {level: own for level, own in nodes.secrets.items() if level > top}
-    new, fresh = _secret(), secrets.token_bytes(NO_NAME.nbytes)
-    _KEPT[fresh] = _Nodes(nodes.number, rounds, {**rest, top: new})
+    new, fresh = new_secret(), new_name()
+    _KEPT[fresh.tobytes()] = _Nodes(nodes.number, rounds, {**rest, top: new})
     while len(_KEPT) > MAX_TREES:
         del _KEPT[next(iter(_KEPT))]
-    return [np.frombuffer(fresh, NO_NAME.dtype), *_add(leaves, float(std), new, ended)]
+    noise = normal_of(new, entries(leaves))
+    for other in ended:
+        noise -= normal_of(other, entries(leaves))
+    return [fresh, *add_on_grid(leaves, float(std), noise)]
 
 
-def _add(
-    leaves: Sequence[np.ndarray], std: float, secret: bytes, ended: Sequence[bytes] = ()
+def add_on_grid(
+    leaves: Sequence[np.ndarray], std: float, noise: np.ndarray
 ) -> list[np.ndarray]:
-    """The arrays plus the noise of a secret, less that of those which end."""
+    """Arrays plus noise for all their entries in units of ``std``, on the grid."""
     if std == 0:
         return list(leaves)
-    sizes = [leaf.size for leaf in leaves]
-    noise = _normal(secret, sum(sizes))
-    for other in ended:
-        noise -= _normal(other, sum(sizes))
-    pieces = np.split(std * noise, np.cumsum(sizes)[:-1])
+    pieces = np.split(std * noise, np.cumsum([leaf.size for leaf in leaves])[:-1])
     grid = 2.0 ** (np.floor(np.log2(std)) - GRAIN_BITS)
     noisy = []
     for leaf, piece in zip(leaves, pieces, strict=True):
@@ -164,7 +163,7 @@ def _add(
     return noisy
 
 
-def _normal(secret: bytes, count: int) -> np.ndarray:
+def normal_of(secret: bytes, count: int) -> np.ndarray:
     """Standard normal numbers, a function of the secret.
 
     From the coordinates whose update is known one could find the state of a common
@@ -178,11 +177,12 @@ def _normal(secret: bytes, count: int) -> np.ndarray:
     return np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])[:count]
 
 
-def _secret() -> bytes:
+def new_secret() -> bytes:
+    """Bits of the operating system for the noise of one node or round."""
     return secrets.token_bytes(32)
 
 
-def _on_host(
+def on_host(
     function: Callable[..., list[np.ndarray]],
     more: list[jax.Array],
     leaves: Sequence[jax.Array],
@@ -222,3 +222,13 @@ def _on_host(
     ]
     returned = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (*more, *leaves)]
     return io_callback(whole, returned, list(arguments), *pieces)
+
+
+def new_name() -> np.ndarray:
+    """A name that nobody can guess, for what a process keeps to itself."""
+    return np.frombuffer(secrets.token_bytes(NO_NAME.nbytes), NO_NAME.dtype)
+
+
+def entries(leaves: Sequence[np.ndarray]) -> int:
+    """The number of entries of all arrays."""
+    return sum(leaf.size for leaf in leaves)
