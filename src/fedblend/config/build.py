@@ -18,7 +18,6 @@ import numpy as np
 from fedblend import trees
 from fedblend.algorithms.local_only import local_only
 from fedblend.config import data, stability, transforms
-from fedblend.config.compression import fitting
 from fedblend.config.config import Config, with_parts
 from fedblend.config.measures import measures_of
 from fedblend.config.model import (
@@ -32,7 +31,6 @@ from fedblend.config.model import (
     with_rates,
     with_steps,
 )
-from fedblend.config.schema.table import check_lists
 from fedblend.core import Algorithm, Key, Loss
 from fedblend.data.dataset import Task, task_of
 from fedblend.data.federated import FederatedData
@@ -169,7 +167,7 @@ def build(config: Config) -> Built:
                 whole, federated_data, config.data.inputs, config.privacy is not None
             ),
             *transforms.warnings(config, clients),
-            *_stability(config, found, name, federated_data),
+            *_of_steps(config, found, name, federated_data),
         ),
         task=task,
         federations=federations,
@@ -204,11 +202,8 @@ def method(
     model = model_of(config, task, name)
     config = with_parts(config, model, task)
     plain, loss = losses_of(config, name, model.apply)
-    check_lists("algorithm", config.algorithm, clients)
     params = jax.eval_shape(model.init, jax.random.key(0))
-    compressor = getattr(config.algorithm, "compressor", None)
-    if compressor is not None:
-        fitting("algorithm.compressor", compressor, trees.size(params))
+    transforms.check_sizes(config, clients, trees.size(params))
     options, own = with_rates(config, known, trees.size(params), found_rates)
     algorithm = within(options.build(loss, known, clients, features=model.features))
     alone = config.measure.local and options.name != "local_only"
@@ -225,7 +220,7 @@ def method(
     )
 
 
-def _stability(
+def _of_steps(
     config: Config, found: Method, name: str, federated_data: FederatedData
 ) -> list[str]:
     """Warnings of a method with a coin, which need not have asked for constants."""

@@ -16,9 +16,9 @@ import numpy as np
 
 from fedblend import models, transforms, trees
 from fedblend.checks import below
-from fedblend.config.compression import compressed
+from fedblend.config.compression import compressed, fitting
 from fedblend.config.config import LOOKED_UP, Config
-from fedblend.config.schema.table import arguments
+from fedblend.config.schema.table import arguments, check_lists
 from fedblend.config.schema.tables import Central
 from fedblend.core import Algorithm, Loss, PyTree
 from fedblend.data.federated import FederatedData
@@ -144,6 +144,20 @@ def _mixed(table: Central, algorithm: Algorithm, loss: Loss) -> Algorithm:
         return made
     # The dense layer is not part of the penalty, and its gradient need not be sent.
     return transforms.partial_correction(made, ["embedding"])
+
+
+def check_sizes(config: Config, clients: int, dim: int) -> None:
+    """Refuse lists of ``[algorithm]`` that do not fit the clients, and its compressor.
+
+    Args:
+        config: what to run.
+        clients: how many there are.
+        dim: parameters of the model.
+    """
+    check_lists("algorithm", config.algorithm, clients)
+    compressor = getattr(config.algorithm, "compressor", None)
+    if compressor is not None:
+        fitting("algorithm.compressor", compressor, dim)
 
 
 def warnings(config: Config, clients: int) -> list[str]:
