@@ -58,7 +58,7 @@ class Parties:
         return unmask(
             np.sum(masked, axis=0, dtype=masked[0].dtype),
             self.attempt.graph,
-            view.digest(self.attempt),
+            view.digest(self.attempt.digest),
             {c: one.seeds for c, one in shared.items()},
             answering,
             openings,
@@ -67,4 +67,4 @@ class Parties:
     def sum(self, some) -> np.ndarray:
         """The sum without masks."""
         wide = [self.answers[c] for c in some]
-        return np.sum(wide, axis=0, dtype=wide[0].dtype)
+        return np.add.reduce(wide, dtype=wide[0].dtype)

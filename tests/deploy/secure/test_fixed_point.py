@@ -30,7 +30,8 @@ def test_sums_are_as_exact_as_stated(bits):
     rng, fixed = np.random.default_rng(0), FixedPoint(bits, 8.0, 7)
     values = rng.normal(size=(7, 200)).astype(np.float32) * 4
     weights = rng.uniform(0, 1, 7)
-    total = sum(fixed.encode(v, w) for v, w in zip(values, weights, strict=True))
+    encoded = [fixed.encode(v, w) for v, w in zip(values, weights, strict=True)]
+    total = np.sum(encoded, axis=0, dtype=fixed.dtype)
     for at, found in enumerate(fixed.decode(total)):
         exact = sum(
             Fraction(float(np.clip(v, -8, 8))) * Fraction(float(w))

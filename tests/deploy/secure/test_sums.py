@@ -119,7 +119,7 @@ def test_nodes_that_are_told_different_things_give_nothing_that_can_be_read():
             unmask(
                 masked,
                 parties.attempt.graph,
-                view.digest(parties.attempt),
+                view.digest(parties.attempt.digest),
                 seeds,
                 answered,
                 openings,

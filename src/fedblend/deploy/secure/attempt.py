@@ -11,7 +11,7 @@ have the same view.
 import dataclasses
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -52,7 +52,7 @@ class Attempt:
     @cached_property
     def graph(self) -> Graph:
         """Who masks with whom; the server knows it without the keys."""
-        seed = digest_of(self.experiment, self.round, self.number, self.members)
+        seed = graph_seed(self.experiment, self.round, self.number, self.members)
         return graph_of(self.members, seed)
 
 
@@ -66,15 +66,22 @@ class View(NamedTuple):
     largest: float
     """The weight that counts as 1."""
 
-    def digest(self, attempt: Attempt) -> bytes:
-        """Names the view."""
+    def digest(self, attempt: bytes) -> bytes:
+        """Names the view of an attempt of that digest."""
         told = sorted(self.nonces.items())
-        return digest_of(attempt.digest.hex(), told, self.broadcast, self.largest)
+        return digest_of(attempt.hex(), told, self.broadcast, self.largest)
 
 
 def digest_of(*parts: Any) -> bytes:
     """A hash of some numbers and texts."""
     return hashlib.sha256(json.dumps(parts).encode()).digest()
+
+
+def graph_seed(
+    experiment: str, round: int, number: int, members: Sequence[int]
+) -> bytes:
+    """Puts the members of an attempt in their order."""
+    return digest_of(experiment, round, number, list(members))
 
 
 def some_of(clients: Any, known: Any, what: str) -> list[int]:

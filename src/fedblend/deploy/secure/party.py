@@ -121,7 +121,7 @@ class Party:
         """These whole numbers with the masks of this view."""
         if view.nonces.get(self.client) != self.nonce:
             raise SecureError("message: this node did not share so in this attempt")
-        total, digest = numbers.copy(), view.digest(self.attempt)
+        total, digest = numbers.copy(), view.digest(self.attempt.digest)
         add_mask(total, self_mask_seed(self._own("self"), digest), +1)
         for other in self.attempt.graph.neighbors(self.client, view.nonces):
             sign = +1 if self.client < other else -1
@@ -140,7 +140,7 @@ class Party:
         for other in graph.neighbors(own, view.nonces):
             both = opened(self._with(other, "shares", other, own), boxes[other])
             found[other] = both[:size] if other in answered else both[size:]
-        agreed = token_view(view.digest(self.attempt), answered)
+        agreed = token_view(view.digest(self.attempt.digest), answered)
         key = derive(self._secret, "answer", agreed)
         others = graph.neighbors(own, answered)
         places = [other + 1 for other in (*others, own)]

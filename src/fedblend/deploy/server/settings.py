@@ -4,6 +4,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from math import ceil
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -82,6 +83,15 @@ def round_rules(config: Config, clients: int, poll: float) -> RoundRules:
     )
 
 
+class SecureSums(NamedTuple):
+    """How sums are secure; see ``secure.fixed_point`` for both numbers."""
+
+    folder: Path
+    """Where the server writes what it has asked of nodes, before it asks."""
+    bits: int = 64
+    clip: float = 65536.0
+
+
 class ServerSetup(NamedTuple):
     """What a coordinator is set up with."""
 
@@ -114,6 +124,8 @@ class ServerSetup(NamedTuple):
     """Clients that take no part."""
     names: Mapping[int, str] = {}
     """What the nodes of the clients are called, for messages to people."""
+    secure: SecureSums | None = None
+    """How sums are secure; the server sees every client's answer if None."""
 
 
 def rowless_data(counts: Mapping[str, np.ndarray]) -> FederatedData:
