@@ -138,9 +138,8 @@ class LoopbackFederation:
         """What a node needs for secure sums; all nodes have the keys of all."""
         settings = {"bits": 64, "clip": 65536.0, "least": 3, **(self.secure or {})}
         roster = {c: public_key(key) for c, key in enumerate(self.private)}
-        uniform = self.algorithm.needs.weights == "uniform"
         private = self.private[client]
-        return Means(uniform=uniform, private=private, roster=roster, **settings)
+        return Means(weights=None, private=private, roster=roster, **settings)
 
     def server(self) -> Coordinator:
         """A server that has not begun."""

@@ -24,6 +24,7 @@ from fedblend.config.schema.federation import Federation
 from fedblend.config.schema.imported import AnyModel, AnyOptions
 from fedblend.config.schema.run import Run
 from fedblend.config.schema.table import Table, Word, first_error
+from fedblend.config.secure import check_secure
 from fedblend.data.dataset import Task
 from fedblend.errors import ConfigError, SettingError
 
@@ -79,6 +80,13 @@ class Config(Table):
             given = getattr(self.run, key) is not None
             if given and isinstance(self.data, tables.Nodes):
                 raise SettingError(f"run.{key}", f"is not for a federation; {why}")
+        return self
+
+    @model_validator(mode="after")
+    def _sums_hide_clients(self) -> "Config":
+        federation = self.federation
+        if isinstance(self.data, tables.Nodes) and federation and federation.secure:
+            check_secure(self, self.data.clients)
         return self
 
     @model_validator(mode="after")

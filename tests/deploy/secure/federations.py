@@ -179,5 +179,3 @@ def same(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> bool:
     """Whether all numbers of two runs are the same, to the bit."""
     assert set(one) == set(other)
     return all(one[name].tobytes() == other[name].tobytes() for name in one)
-
-

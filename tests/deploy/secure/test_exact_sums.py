@@ -62,9 +62,7 @@ def test_entries_that_all_clients_send_are_masked_alone(tmp_path):
     gone = {("unmask", n): {n % CLIENTS, (n + 3) % CLIENTS} for n in range(rounds)}
     first = SecureFederation(tmp_path / "one", "one mask", gone, rounds=rounds)
     masked = first.complete(first.server())
-    other = SecureFederation(
-        tmp_path / "other", "one mask", rounds=rounds, secure=None
-    )
+    other = SecureFederation(tmp_path / "other", "one mask", rounds=rounds, secure=None)
     unmasked = other.complete(without_masks(other))
     assert same(models(first, masked), models(other, unmasked))
     sent = masked.collection.sizes.up

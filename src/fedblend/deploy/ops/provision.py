@@ -94,6 +94,8 @@ def provision(
         },
     )
     _certify(server, signer, host, days)
+    secure = {name: certificates.secure_key() for name in nodes}
+    roster = _roster_toml({name: pair.public for name, pair in secure.items()})
     for client, name in enumerate(nodes):
         pair = certificates.node_key(name)
         _write(server / "nodes", {f"{name}.pub": pair.public})
@@ -102,6 +104,8 @@ def provision(
             {
                 "node.key": pair.key,
                 "node.pub": pair.public,
+                "secure.key": secure[name].key,
+                "roster.toml": roster,
                 "ca.crt": signer.public,
                 "node.toml": render("node.toml", address=address, client=client),
                 "policy.toml": render("policy.toml"),
@@ -160,6 +164,15 @@ def _server_toml(address: Address, link: Address, nodes: Sequence[str]) -> bytes
         for client, name in enumerate(nodes)
     )
     return render("server.toml", address=address, link=link, nodes=entries)
+
+
+def _roster_toml(keys: dict[str, bytes]) -> bytes:
+    """The roster of nodes with these public keys; client ids in their order."""
+    entries = "".join(
+        f'\n[[nodes]]\nname = "{name}"\nclient = {client}\nkey = "{key.decode()}"\n'
+        for client, (name, key) in enumerate(keys.items())
+    )
+    return render("roster.toml", nodes=entries)
 
 
 def _nginx(address: Address, link: Address) -> bytes:

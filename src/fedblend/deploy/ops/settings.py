@@ -148,7 +148,8 @@ class NodeSettings(Table):
     A node may have two halves, of two users. One has the network, and needs ``ca``,
     ``key``, ``flower`` and ``socket``. The worker has the rows, the policy and the
     state. With ``supernode`` the first is Flower's SuperNode, which runs code that the
-    server sends.
+    server sends. Secure sums need ``roster`` and ``secure_key``, both the
+    worker's.
     """
 
     version: Literal[1]
@@ -162,6 +163,8 @@ class NodeSettings(Table):
     flower: Place | None = None
     socket: Place | None = None
     supernode: bool = False
+    roster: Place | None = None
+    secure_key: Place | None = None
 
     @property
     def worker_socket(self) -> Path:

@@ -42,8 +42,8 @@ class Means(NamedTuple):
     bits: int
     clip: float
     """Both as in ``FixedPoint``."""
-    uniform: bool
-    """Whether all clients weigh the same; else each weighs its training rows."""
+    weights: str | None
+    """"uniform", or "by_count" for training rows; the algorithm's own if None."""
     private: X25519PrivateKey
     roster: Mapping[int, bytes]
     """The public keys of all nodes, by client."""
@@ -191,7 +191,8 @@ def _view(job: Job, attempt: Attempt, broadcast: str) -> tuple[View, float]:
     largest: Any = fields.get("largest")
     if type(largest) is not float or not 0 < largest < math.inf:
         raise Refusal(f"message: {largest!r:.40} is no largest weight")
-    own = 1.0 if means.uniform else float(job.executor.train_rows)
+    weights = means.weights or job.executor.setup.algorithm.needs.weights
+    own = 1.0 if weights == "uniform" else float(job.executor.train_rows)
     view = View({client: nonce for client, nonce in nonces}, broadcast, largest)
     return view, min(own, largest) / largest
 

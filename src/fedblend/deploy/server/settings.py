@@ -68,7 +68,8 @@ def fraction_of(quorum: float, clients: int) -> int:
 def round_rules(config: Config, clients: int, poll: float) -> RoundRules:
     """The rules of a configuration, for so many clients that take part."""
     run, given = config.run, (config.federation or Federation()).model_dump()
-    del given["max_rows"]  # of descriptions
+    for name in ("max_rows", "secure", "secure_bits", "secure_clip"):
+        del given[name]  # of descriptions, and of sums
     if config.privacy is not None:
         # Whom the median of norms rejects depends on the rows of others, so that one
         # client could move the sum by more than its own update.
@@ -90,6 +91,14 @@ class SecureSums(NamedTuple):
     """Where the server writes what it has asked of nodes, before it asks."""
     bits: int = 64
     clip: float = 65536.0
+
+
+def secure_sums(config: Config, folder: Path) -> SecureSums | None:
+    """How sums are secure by a configuration; None where they are not."""
+    given = config.federation or Federation()
+    if not given.secure:
+        return None
+    return SecureSums(folder, given.secure_bits, given.secure_clip)
 
 
 class ServerSetup(NamedTuple):

@@ -29,6 +29,7 @@ from fedblend.deploy.ops.settings import (
     is_loopback,
     load,
 )
+from fedblend.deploy.secure.roster import keys_of
 from fedblend.errors import ConfigError, RunError
 
 OLDEST, TOO_NEW = (1, 41), (1, 43)
@@ -104,10 +105,25 @@ def _node(settings: NodeSettings) -> Iterator[Iterable[Finding]]:
     yield _separation(settings)
     yield credentials.authority(settings.ca)
     yield credentials.own_key(settings.key)
+    yield _roster(settings)
     yield _policy(settings)
     yield _rows(settings)
     yield worker_service(settings)
     yield _outside(settings.server, settings.ca)
+
+
+def _roster(settings: NodeSettings) -> Iterator[Finding]:
+    """Whether the keys for secure sums can be used, where there are some."""
+    if settings.roster is None or settings.secure_key is None:
+        return
+    yield from credentials.secret(settings.secure_key)
+    try:
+        keys_of(settings)
+    except ConfigError as error:
+        if isinstance(error.__context__, PermissionError):
+            raise error.__context__ from None
+        advice = "copy both from the folder that fedblend federation init made"
+        yield Finding("keys of secure sums are unusable", "roster", str(error), advice)
 
 
 def _policy(settings: NodeSettings) -> Iterator[Finding]:
