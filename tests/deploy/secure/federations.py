@@ -15,6 +15,9 @@ import fedblend as fb
 import problems
 from fedblend import compress
 from fedblend.deploy import message as messages
+from fedblend.deploy.client.executor import Executor
+from fedblend.deploy.client.node import Node
+from fedblend.deploy.client.permissions import Permissions
 from fedblend.deploy.server.aggregation import Total
 from fedblend.deploy.server.collection import Collected, PlainCollection
 from fedblend.deploy.server.coordinator import Coordinator
@@ -101,6 +104,37 @@ class SecureFederation(LoopbackFederation):
             **{**given, "secure": {}, **more},
         )
         self.transport = DroppingTransport(self.nodes, gone or {})
+
+    def node(self, client: int) -> Node:
+        """As ever; nodes of one method share what is compiled."""
+        node = super().node(client)
+        permissions = node.permissions()
+        own = permissions._replace(
+            executor=lambda terms: _executor(self.algorithm, client, permissions)
+        )
+        node.permissions = lambda: own
+        return node
+
+    def server(self) -> Coordinator:
+        """As ever; so do servers."""
+        server = super().server()
+        first = _FIRST.setdefault((self.algorithm, self.rules.quorum < 1), server)
+        for name in ("_tell", "_deploy"):
+            setattr(server, name, getattr(first, name))
+        for name in ("_add", "_step", "_inspect_join", "_inspect_update", "_total"):
+            setattr(server.aggregator, name, getattr(first.aggregator, name))
+        server.engine.compiled = first.engine.compiled
+        return server
+
+
+_FIRST: dict[Any, Coordinator] = {}
+_BUILT: dict[Any, Executor] = {}
+
+
+def _executor(method: Any, client: int, permissions: Permissions) -> Executor:
+    if (method, client) not in _BUILT:
+        _BUILT[method, client] = permissions.executor({})
+    return _BUILT[method, client]
 
 
 class UnmaskedCollection(PlainCollection):
