@@ -26,6 +26,7 @@ from fedblend.config.schema.imported import AnyModel, AnyOptions
 from fedblend.config.schema.privacy import Privacy
 from fedblend.config.schema.run import Run
 from fedblend.config.schema.table import Table, Word, first_error
+from fedblend.config.secure import check_secure
 from fedblend.data.dataset import Task
 from fedblend.errors import ConfigError, SettingError
 
@@ -90,6 +91,13 @@ class Config(Table):
         if hidden is not None and hidden.adjacency == "add_or_remove" and not random:
             wrong = '"add_or_remove" needs run.sampling = "poisson"'
             raise SettingError("privacy.adjacency", wrong)
+        return self
+
+    @model_validator(mode="after")
+    def _sums_hide_clients(self) -> "Config":
+        federation = self.federation
+        if isinstance(self.data, tables.Nodes) and federation and federation.secure:
+            check_secure(self, self.data.clients)
         return self
 
     @model_validator(mode="after")

@@ -50,6 +50,8 @@ EXPECTED = {
             "ca.crt",
             "node.key",
             "node.pub",
+            "secure.key",
+            "roster.toml",
             "node.toml",
             "policy.toml",
             "fedblend-worker.service",

@@ -22,7 +22,12 @@ from fedblend.deploy.server.checkpoint import Busy, ServerCheckpoint, saved_cens
 from fedblend.deploy.server.coordinator import Coordinator
 from fedblend.deploy.server.experiment import identity, read_nodes, write_progress
 from fedblend.deploy.server.membership import Membership, invitation
-from fedblend.deploy.server.settings import BelowQuorum, ServerSetup, round_rules
+from fedblend.deploy.server.settings import (
+    BelowQuorum,
+    ServerSetup,
+    round_rules,
+    secure_sums,
+)
 from fedblend.deploy.transport import Transport
 from fedblend.errors import ConfigError, RunError
 from fedblend.experiments import results, run_folder
@@ -165,6 +170,7 @@ def _run(
         alone=None if budget is None else budget._asdict(),
         absent=census.absent,
         names=nodes.names,
+        secure=secure_sums(config, place),
     )
     server = Coordinator(setup, membership, rules)
     if saved is not None:
