@@ -14,6 +14,9 @@ each.
 
 ``python benchmarks/federation_size.py fedavg,apfl 16 63``: 63 clients on each of them.
 
+``python benchmarks/federation_size.py work 64,256``: a server and one node with so many
+clients in one process, without Flower: the processor that each side takes a client.
+
 ``python benchmarks/federation_size.py keys 16``: the keys of nodes, registered by
 Flower's CLI and on one connection.
 """
@@ -29,18 +32,23 @@ import tempfile
 import threading
 import time
 from collections import defaultdict
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 
 from fedblend.config import toml
-from fedblend.config.config import check
+from fedblend.config.config import check, dump
+from fedblend.deploy.client.host import Host, answering
+from fedblend.deploy.client.node import Node
 from fedblend.deploy.ops import flwr_processes, registration
 from fedblend.deploy.ops.local_cluster import local_cluster, processes_of
 from fedblend.deploy.ops.provision import provision
-from fedblend.deploy.ops.settings import ServerSettings, load_as
+from fedblend.deploy.ops.settings import NodeSettings, ServerSettings, load_as
 from fedblend.deploy.ops.submit import open_folder, run_experiment
 from fedblend.deploy.ops.supervisor import is_up
+from fedblend.deploy.server.run import run_server
+from fedblend.deploy.transport import Reply
 
 ROUNDS, PAYLOAD = 6, 10_000
 """Rounds of an echo, and bytes of each message."""
@@ -315,6 +323,69 @@ def trained(folder: Path, nodes: int, hosted: int, names: list[str]) -> dict:
     return least
 
 
+class TimedTransport:
+    """Hands messages to a node in this process; notes its seconds, and the bytes."""
+
+    def __init__(self, host: Node | Host):
+        self.host, self.waiting, self.node, self.sizes = host, [], 0.0, (0, 0)
+
+    def addresses(self) -> list[int]:
+        """The one node."""
+        return [1]
+
+    def send(self, outgoing: Mapping[int, bytes]) -> None:
+        """Have the messages answered at once."""
+        for address, data in outgoing.items():
+            begun = time.process_time()
+            reply = self.host.reply(data)
+            self.node += time.process_time() - begun
+            self.sizes = (len(data), len(reply))
+            self.waiting.append(Reply(address, reply))
+
+    def receive(self) -> list[Reply]:
+        """The answers."""
+        found, self.waiting = self.waiting, []
+        return found
+
+
+def work(folder: Path, clients: int) -> None:
+    """Milliseconds of processor of a round, a client, on both sides."""
+    (folder / "rows").mkdir()
+    for number in range(clients):
+        np.savez(folder / "rows" / f"{number}.npz", **client_rows(number))
+    (folder / "policy.toml").write_text("")
+    (folder / "node.toml").write_text(
+        f'version = 1\nserver = "127.0.0.1:8000"\nclients = {list(range(clients))}\n'
+        'ca = "ca"\nkey = "key"\nfolder = "state"\npolicy = "policy.toml"\n'
+        '[data]\nfile = "rows/{client}.npz"\n'
+    )
+    host = answering(load_as(NodeSettings, folder / "node.toml"))
+    out, carrying = folder / "out", TimedTransport(host)
+    out.mkdir()
+    text = CONFIG.format(
+        clients=clients, width=WIDTH, name="fedavg", more="", rounds=TRAINED
+    )
+    config = check(toml.parse(text, "benchmark"), "benchmark")
+    (out / "config.toml").write_text(dump(config))
+    marks: list[tuple[float, float]] = []
+
+    def on_step(round: int, rounds: int) -> None:
+        marks.append((time.process_time(), carrying.node))
+        sizes.append(carrying.sizes)
+
+    sizes: list[tuple[int, int]] = []
+    run_server(out, carrying, on_step=on_step, poll=0.0)
+    both, node = (min(np.diff(one)) for one in zip(*marks, strict=True))
+    used = (Path("/proc/self/status")).read_text().partition("VmHWM:")[2].split()[0]
+    print(
+        f"{clients} clients: a round takes the node {node / clients * 1e3:.1f} ms of "
+        f"processor a client, the server {(both - node) / clients * 1e3:.1f} ms; "
+        f"bundles of {sizes[-1][0]} bytes down, {sizes[-1][1]} up; {int(used) // 1000} "
+        "MB of memory together",
+        flush=True,
+    )
+
+
 def keys(folder: Path, nodes: int) -> None:
     """Register keys by Flower's CLI, and then on one connection."""
     port = flwr_processes.free_port()
@@ -412,7 +483,9 @@ def main() -> None:
     least: dict[str, dict[int, float]] = defaultdict(dict)
     for nodes in counts:
         with tempfile.TemporaryDirectory() as place:
-            if kind == "keys":
+            if kind == "work":
+                work(Path(place), nodes)
+            elif kind == "keys":
                 keys(Path(place) / "lab", nodes)
             elif kind == "echo":
                 seconds = echoes(Path(place), nodes)

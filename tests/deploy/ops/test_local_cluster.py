@@ -150,7 +150,7 @@ def test_one_that_was_killed_after_its_first_experiment_can_be_repeated(
     def cluster(*arguments, **options):
         yield None
 
-    settings: Any = types.SimpleNamespace(nodes=demonstration.NODES)
+    settings: Any = types.SimpleNamespace(nodes=demonstration.NODES, clients=4)
     monkeypatch.setattr(demonstration, "local_cluster", cluster)
     monkeypatch.setattr(demonstration, "_run", run)
     for _ in range(2):
