@@ -93,10 +93,10 @@ class Tally(NamedTuple):
     def _effective(self) -> tuple[float, float]:
         """As many independent games as these are worth, and how often it happened."""
         count, games = float(self.happened.sum()), float(self.games.sum())
-        rate, runs = count / max(games, 1), len(self.games)
-        if not 0 < rate < 1 or runs < 2:
+        rate = count / max(games, 1)
+        if not 0 < rate < 1 or len(self.games) < 2:
             return count, games
-        spread = ((self.happened - rate * self.games) ** 2).sum() * runs / (runs - 1)
+        spread = ((self.happened - rate * self.games) ** 2).sum()
         factor = max(1.0, float(spread) / (games * rate * (1 - rate)))
         return count / factor, games / factor
 
