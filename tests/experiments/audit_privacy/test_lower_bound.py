@@ -7,14 +7,14 @@ from math import exp, log
 
 import numpy as np
 import pytest
-from scipy.optimize import brentq
+from scipy.optimize import bisect
 from scipy.stats import binomtest, norm
 
 from fedblend.experiments.audit_privacy.attack import Attack, Games, learned
 from fedblend.experiments.audit_privacy.canaries import directions
 from fedblend.experiments.audit_privacy.lower_bound import (
+    Outcomes,
     Rates,
-    Tally,
     least_promise,
     rates,
 )
@@ -28,28 +28,28 @@ def gaussian(mu: float, delta: float) -> float:
 
     def excess(epsilon: float) -> float:
         near, far = mu / 2 - epsilon / mu, -mu / 2 - epsilon / mu
-        return norm.cdf(near) - np.exp(epsilon + norm.logcdf(far)) - delta
+        return float(norm.cdf(near) - np.exp(epsilon + norm.logcdf(far)) - delta)
 
-    return 0.0 if excess(0.0) <= 0 else brentq(excess, 0.0, 700.0)
+    return 0.0 if excess(0.0) <= 0 else float(bisect(excess, 0.0, 700.0))  # type: ignore
 
 
 def test_rates_are_bounded_as_clopper_and_pearson_do():
     alternate = np.arange(60) % 3 == 0
-    single = Tally(alternate.astype(int), np.ones(60, int))
+    single = Outcomes(alternate.astype(int), np.ones(60, int))
     exact = binomtest(20, 60).proportion_ci(0.9, "exact")
     assert single.least(0.05) == pytest.approx(exact.low)
     assert single.most(0.05) == pytest.approx(exact.high)
-    never = Tally(np.zeros(60, int), np.ones(60, int))
+    never = Outcomes(np.zeros(60, int), np.ones(60, int))
     assert never.least(0.05) == 0
     assert never.most(0.05) == pytest.approx(1 - 0.05 ** (1 / 60))
-    assert Tally(np.ones(60, int), np.ones(60, int)).most(0.05) == 1
+    assert Outcomes(np.ones(60, int), np.ones(60, int)).most(0.05) == 1
 
 
 def test_games_of_a_run_that_agree_count_as_one():
     """Ten games with one outcome a run are worth a single game of each run."""
     outcomes = (np.arange(60) % 3 == 0).astype(int)
-    alone = Tally(outcomes, np.ones(60, int))
-    copied = Tally(10 * outcomes, np.full(60, 10))
+    alone = Outcomes(outcomes, np.ones(60, int))
+    copied = Outcomes(10 * outcomes, np.full(60, 10))
     assert copied.least(0.05) == pytest.approx(alone.least(0.05))
     assert copied.most(0.05) == pytest.approx(alone.most(0.05))
 

@@ -13,7 +13,8 @@ the other, by the product over rounds of::
 
 and a constant for each pair of rounds. q_t is a_t where cohorts are known, and then the
 score is exact for Gaussian noise; else it is the chance to take part, and the score is
-exact for noise that is independent in each round. Any score whatever makes a valid bound; a good one makes it tight.
+exact for noise that is independent in each round. Any score whatever makes a valid
+bound; a good one makes it tight.
 """
 
 from typing import NamedTuple

@@ -68,7 +68,7 @@ class Rates(NamedTuple):
         return max(2 * self.accuracy - 1, self.right - self.wrong, 0.0)
 
 
-class Tally(NamedTuple):
+class Outcomes(NamedTuple):
     """How often something happened in each run, and in how many games."""
 
     happened: np.ndarray
@@ -126,13 +126,13 @@ def rates(
     if not opposite:
         guilty, innocent = played & positive, played & ~positive
 
-    def tally(happened, games):
-        return Tally((happened & games).sum(axis=1), games.sum(axis=1))
+    def outcomes(happened, games):
+        return Outcomes((happened & games).sum(axis=1), games.sum(axis=1))
 
     return Rates(
-        tally(right, played).least(error / 2),
-        tally(sure & right, guilty).least(error / 4),
-        tally(sure & ~right, innocent).most(error / 4),
+        outcomes(right, played).least(error / 2),
+        outcomes(sure & right, guilty).least(error / 4),
+        outcomes(sure & ~right, innocent).most(error / 4),
     )
 
 
