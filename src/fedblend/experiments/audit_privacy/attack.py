@@ -11,9 +11,10 @@ the other, by the product over rounds of::
 
     e_t = (P seen)_t / P_tt            1 - q_t + q_t exp(P_tt (coin e_t - coin^2 / 2))
 
-with q_t = a_t where cohorts are known, and then this is exact for Gaussian noise; else
-q_t is the chance to take part, which is exact for noise that is independent in each
-round. Any score whatever makes a valid bound; a good one makes it tight.
+and a constant for each pair of rounds. q_t is a_t where cohorts are known, and then the
+score is exact for Gaussian noise; else it is the chance to take part, and the score is
+exact for noise that is independent in each round. Any score whatever makes a valid
+bound; a good one makes it tight.
 """
 
 from typing import NamedTuple
@@ -66,7 +67,9 @@ class Attack(NamedTuple):
         shift = seen @ self.precision / sharp
         off, on = COINS[self.adjacency]
         both = [_log_likelihood(coin, shift, sharp, chances) for coin in (on, off)]
-        return (both[0] - both[1]).sum(axis=-1)
+        apart = self.precision - np.diag(sharp)
+        pairs = np.einsum("...t,ts,...s->...", chances, apart, chances)
+        return (both[0] - both[1]).sum(axis=-1) - (on**2 - off**2) * pairs / 2
 
     def information(self, chances: np.ndarray) -> np.ndarray:
         """The squared distance of both worlds in standard deviations, of known rounds.

@@ -22,7 +22,6 @@ from fedblend.experiments.audit_privacy import attack, lower_bound
 from fedblend.experiments.audit_privacy.attack import Attack
 from fedblend.experiments.audit_privacy.canaries import COINS
 from fedblend.experiments.audit_privacy.games import OnStep, play
-from fedblend.experiments.audit_privacy.lower_bound import Rates
 from fedblend.trees import precision
 
 TRIALS = 400
@@ -30,8 +29,6 @@ TRIALS = 400
 LEARNING = 4
 """One of so many runs teaches the observer, and is not played for."""
 MOST_CANARIES = 64
-IMAGINED = 20_000
-"""Games by the learned noise, on which the observer decides when to be confident."""
 
 
 class Audit(NamedTuple):
@@ -56,8 +53,6 @@ class Audit(NamedTuple):
     """Coins that were guessed."""
     accuracy: float
     """The part of the guesses that were right."""
-    noise_learned: float
-    """The noise of a round that the observer learned, in units of the clip."""
 
 
 def audit(
@@ -125,7 +120,6 @@ def audit(
         trials=trials,
         games=int(played.sum()),
         accuracy=float(right[played].mean()),
-        noise_learned=float(np.diag(known.precision).mean() ** -0.5),
     )
 
 
@@ -180,30 +174,16 @@ def _threshold(
     It maximizes the bound for any mechanism that as many games are expected to give.
     """
     draw = np.random.default_rng(seed)
-    games = chances[draw.integers(len(chances), size=IMAGINED)]
-    coins = draw.choice(COINS[known.adjacency], IMAGINED)
+    coins = draw.choice(COINS[known.adjacency], len(chances))
     root = np.linalg.cholesky(np.linalg.inv(known.precision))
-    noise = draw.standard_normal(games.shape) @ root.T
-    present = draw.random(games.shape) < games
-    scores = known.scores(coins[:, None] * present + noise, games)
-    opposite = min(COINS[known.adjacency]) < 0
-    sizes = np.abs(scores) if opposite else scores
-    right = (scores > 0) == (coins > 0)
-    worth = len(chances) / IMAGINED
+    noise = draw.standard_normal(chances.shape) @ root.T
+    present = draw.random(chances.shape) < chances
+    scores = known.scores(coins[:, None] * present + noise, chances)
+    one_run = scores[None], coins[None], np.ones((1, len(coins)), bool)
 
     def bound(threshold: float) -> float:
-        sure = sizes > threshold
-        each = [coins > 0, coins <= 0] if not opposite else [coins == coins] * 2
-        counts = (
-            lower_bound.Tally(
-                np.array([worth * (sure & good & of).sum()]),
-                np.array([worth * of.sum()]),
-            )
-            for good, of in zip((right, ~right), each, strict=True)
-        )
-        hit, missed = counts
-        error = (1 - confidence) / 4
-        return Rates(0.5, hit.least(error), missed.most(error)).epsilon(delta)
+        found = lower_bound.rates(*one_run, threshold, confidence)
+        return found._replace(accuracy=0.5).epsilon(delta)
 
-    tried = np.quantile(sizes, np.linspace(0.5, 0.999, 60))
+    tried = np.quantile(np.abs(scores), np.linspace(0.3, 0.999, 60))
     return float(max(tried, key=bound))

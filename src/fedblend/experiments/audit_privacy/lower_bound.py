@@ -68,7 +68,7 @@ class Rates(NamedTuple):
         return max(2 * self.accuracy - 1, self.right - self.wrong, 0.0)
 
 
-class Tally(NamedTuple):
+class Outcomes(NamedTuple):
     """How often something happened in each run, and in how many games."""
 
     happened: np.ndarray
@@ -93,10 +93,10 @@ class Tally(NamedTuple):
     def _effective(self) -> tuple[float, float]:
         """As many independent games as these are worth, and how often it happened."""
         count, games = float(self.happened.sum()), float(self.games.sum())
-        rate, runs = count / max(games, 1), len(self.games)
-        if not 0 < rate < 1 or runs < 2:
+        rate = count / max(games, 1)
+        if not 0 < rate < 1 or len(self.games) < 2:
             return count, games
-        spread = ((self.happened - rate * self.games) ** 2).sum() * runs / (runs - 1)
+        spread = ((self.happened - rate * self.games) ** 2).sum()
         factor = max(1.0, float(spread) / (games * rate * (1 - rate)))
         return count / factor, games / factor
 
@@ -126,13 +126,13 @@ def rates(
     if not opposite:
         guilty, innocent = played & positive, played & ~positive
 
-    def tally(happened, games):
-        return Tally((happened & games).sum(axis=1), games.sum(axis=1))
+    def outcomes(happened, games):
+        return Outcomes((happened & games).sum(axis=1), games.sum(axis=1))
 
     return Rates(
-        tally(right, played).least(error / 2),
-        tally(sure & right, guilty).least(error / 4),
-        tally(sure & ~right, innocent).most(error / 4),
+        outcomes(right, played).least(error / 2),
+        outcomes(sure & right, guilty).least(error / 4),
+        outcomes(sure & ~right, innocent).most(error / 4),
     )
 
 
