@@ -312,8 +312,9 @@ def _answers(
 
     def answers(down, states, members):
         first, taken = aggregators.empty(shapes.decoded), turns
-        if settings.random_size and turns is not None:
-            # Members come first, so that the chunks of nobody end a group.
+        if settings.random_size and width == 1 and turns is not None:
+            # Members come first, so that the chunks of nobody end a group. Devices that
+            # share a cohort read states together and take the same turns.
             taken = jnp.minimum(turns, members.present.any(-1).sum(-1))
         sums, states, (log, stack) = by_groups(
             partial(add_chunk, down), first, states, members, taken
