@@ -120,7 +120,7 @@ def test_typical_rounds_are_those_of_a_trial(found, by_hand, compiled):
     while np.sum(by_hand.gradient(0.5, x) ** 2) / (0.5 * L2) > 0.95 * TINY:
         x, rounds = x - step * by_hand.gradient(0.5, x), rounds + 1
     by_name = {one.name: one for one in candidates(found)}
-    dealt = next(name for name in by_name if name.startswith("CompressedScaffnew"))
+    dealt = next(name for name in by_name if name.startswith("TAMUNA"))
     for name in ("DGD", dealt, "LoCoDL rand-7, one"):
         (made,) = offers(found, TINY, alpha=0.5, among=[by_name[name]])
         assert made.typical is not None and made.certified is not None

@@ -34,9 +34,10 @@ NAMES = {
     "downlink": "EF21-P",
     "scafflix": "Scafflix",
     "locodl": "LoCoDL",
-    "compressed_scaffnew": "CompressedScaffnew",
+    "compressed_scaffnew": "TAMUNA",
 }
-"""Solvers as their papers spell them."""
+"""Solvers as their papers spell them; CompressedScaffnew, a name too long for a column,
+is TAMUNA with all clients."""
 NESTEROV = "algorithm.server={ name = 'nesterov' }"
 RAND_K = (
     "compress={{ how = 'diana', start = 'first', "
