@@ -193,7 +193,7 @@ def set_up(spec: RunSpec) -> Run:
     )
     own_params = callable(params) and bool(key.ndim)
     if callable(params):
-        params = jax.vmap(params)(key) if own_params else params(key)
+        params = jax.jit(jax.vmap(params) if own_params else params)(key)
     params = trees.strongly_typed(params)
     entries = trees.size(params) // (len(key) if own_params else 1) * (replicas or 1)
     splits = _splits(spec.splits, first)
