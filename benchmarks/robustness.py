@@ -566,6 +566,8 @@ def write_pages():
         ]
         for kind, table in TABLES.items():
             first, last = f"<!-- {name} {kind} -->\n", "<!-- end -->"
+            if first not in page:
+                continue
             before, rest = page.split(first)
             after = rest.split(last, 1)[1]
             body = "\n".join(["", *table(found), "", ""])
