@@ -19,6 +19,7 @@ from fedblend.deploy.client.executor import Executor
 from fedblend.deploy.client.node import Node
 from fedblend.deploy.client.permissions import Permissions
 from fedblend.deploy.server.aggregation import Total
+from fedblend.deploy.server.checkpoint import ServerCheckpoint
 from fedblend.deploy.server.collection import Collected, PlainCollection
 from fedblend.deploy.server.coordinator import Coordinator
 from fedblend.deploy.transport import Timeouts
@@ -125,6 +126,20 @@ class SecureFederation(LoopbackFederation):
             setattr(server.aggregator, name, getattr(first.aggregator, name))
         server.engine.compiled = first.engine.compiled
         return server
+
+    def run(self) -> Coordinator:
+        """From the checkpoint to the end, as a process of its own would."""
+        checkpoint = ServerCheckpoint(self.folder / "server")
+        try:
+            server, saved = self.server(), checkpoint.read()
+            if saved is not None:
+                saved.restore(server)
+            while not server.done:
+                server.step()
+                checkpoint.save(server, {})
+            return server
+        finally:
+            checkpoint.close()
 
 
 _FIRST: dict[Any, Coordinator] = {}

@@ -56,9 +56,9 @@ def test_a_third_may_drop_out_of_every_exchange(name, rounds, tmp_path):
     assert same(models(first, masked), models(other, unmasked))
 
 
-def test_entries_that_all_clients_send_are_masked_alone(tmp_path):
+@pytest.mark.parametrize("rounds", [2, pytest.param(10, marks=pytest.mark.slow)])
+def test_entries_that_all_clients_send_are_masked_alone(rounds, tmp_path):
     """LoCoDL with one mask needs all clients: they are gone when the sum is opened."""
-    rounds = 10
     gone = {("unmask", n): {n % CLIENTS, (n + 3) % CLIENTS} for n in range(rounds)}
     first = SecureFederation(tmp_path / "one", "one mask", gone, rounds=rounds)
     masked = first.complete(first.server())
