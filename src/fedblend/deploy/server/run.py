@@ -12,6 +12,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import jax
+
 from fedblend.config import privacy
 from fedblend.config.config import load
 from fedblend.config.data import own_rows
@@ -156,7 +158,7 @@ def _run(
     setup = ServerSetup(
         experiment=experiment,
         algorithm=built.algorithm,
-        params=built.model.init(contract.root),
+        params=jax.jit(built.model.init)(contract.root),  # as in a simulation
         counts=census.counts,
         row=contract.row,
         key=contract.root,
