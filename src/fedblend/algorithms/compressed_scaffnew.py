@@ -68,7 +68,7 @@ class Sent(NamedTuple):
     seed: Quotable
 
 
-@algorithm(encodes=True, new_client=NewClient(build=fedavg))
+@algorithm(theory=True, coin=True, encodes=True, new_client=NewClient(build=fedavg))
 @gate(**WORK, clients=COUNT, copies=Number(whole=True, least=2))
 def compressed_scaffnew(
     loss: Loss, work: Work, *, clients: int, copies: int

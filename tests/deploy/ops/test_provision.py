@@ -31,6 +31,8 @@ from fedblend.deploy.ops.settings import (
     client_at,
     load_as,
 )
+from fedblend.deploy.secure.party import public_key
+from fedblend.deploy.secure.roster import keys_of
 from fedblend.errors import RunError
 
 EXPECTED = {
@@ -50,6 +52,8 @@ EXPECTED = {
             "ca.crt",
             "node.key",
             "node.pub",
+            "secure.key",
+            "roster.toml",
             "node.toml",
             "policy.toml",
             "fedblend-worker.service",
@@ -244,6 +248,10 @@ def test_nodes_may_host_several_clients(tmp_path):
     own = node.client_settings()[4]
     assert own.folder == tmp_path / "nodes" / "way" / "state" / "client-4"
     assert own.data.file == tmp_path / "nodes" / "way" / "rows" / "4.csv"
+    # Two clients with one key would have the same masks with a third.
+    keys = [keys_of(one)[0] for one in node.client_settings().values()]
+    assert len({public_key(key) for key in keys}) == 3
+    assert len(keys_of(own)[1]) == 6
     assert contract_of(load(tmp_path / "server" / "trial.toml")).clients == 6
     assert "(clients 3 to 5)" in (tmp_path / "README.md").read_text()
     with pytest.raises(RunError, match="--clients-per-node: 0 is not between 1 and"):

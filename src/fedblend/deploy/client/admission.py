@@ -19,23 +19,17 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from fedblend.data.dataset import DataError
 from fedblend.deploy.client import agreement, limits
-from fedblend.deploy.client import state as states
-from fedblend.deploy.client.executor import (
-    ClientSetup,
-    Executor,
-    bounded,
-    client_setup,
-    rows_of,
-)
+from fedblend.deploy.client.executor import ClientSetup, Executor, rows_of
 from fedblend.deploy.client.node import Node
 from fedblend.deploy.client.permissions import Permissions, Refusal
 from fedblend.deploy.client.policy import Accept, Policy, load_policy
+from fedblend.deploy.client.preparation import prepared
 from fedblend.deploy.contract import Contract, parse_contract
 from fedblend.deploy.message import schema_hash
 from fedblend.deploy.ops.audit import Audit
 from fedblend.deploy.ops.settings import ClientSettings, NodeSettings
+from fedblend.deploy.secure.roster import means_of
 from fedblend.errors import ConfigError
-from fedblend.transforms.local_dp import local_dp, secret_noise
 from fedblend.trees import precision
 
 if TYPE_CHECKING:
@@ -115,6 +109,7 @@ class Admission:
             limits=policy.limits,
             metric_noise=policy.metrics.noise,
             rows_may_change=policy.rows.may_change,
+            secure=partial(self._secure, policy),
         )
 
     def _allowed(self, policy: Policy, fields: Mapping[str, Any]) -> Contract:
@@ -131,7 +126,14 @@ class Admission:
             _refuse(limits.too_small(policy.accept, contract.config))
             first = agreement.read_agreement(self.settings.folder)
             _refuse(agreement.split_refusal(policy.rows, contract, first))
+            means_of(self.settings, contract.config, policy.accept.min_cohort)
         return contract
+
+    def _secure(self, policy: Policy, terms: Mapping[str, Any]) -> Any:
+        """What the secure sums of an experiment need; None where it has none."""
+        least = policy.accept.min_cohort
+        with _refusing():
+            return means_of(self.settings, self._parse(terms["config"]).config, least)
 
     def _rows(self, policy: Policy, contract: Contract) -> "dict[str, Shards]":
         """The rows of the node, if the experiment is about what was agreed on."""
@@ -199,30 +201,10 @@ class Admission:
     def _build(self, text: str, agreed: str, stamps: tuple) -> Executor:
         del stamps  # rows that changed are read again
         terms, policy = json.loads(text), Policy.model_validate_json(agreed)
-        protect, bound = policy.protect, policy.metrics.bound
         contract = self._parse(terms["config"])
         with precision(contract.config.run.precision), _refusing():
             splits = self._rows(policy, contract)
-            rows = states.fingerprint(splits)
-            splits = contract.transformed(terms, splits)
-            setup = client_setup(self.settings.client, contract, terms, splits)
-            measures = {
-                name: bounded(one, bound) for name, one in setup.measures.items()
-            }
-            setup = setup._replace(measures=measures, fingerprint=rows)
-            if policy.rows.batches == "secret":
-                setup = setup._replace(secret=states.read_secret(self.settings.folder))
-            if protect.clip is not None:
-                clipped = local_dp(setup.algorithm, protect.clip, _unprotected)
-                named = f"clip {protect.clip}"
-                setup = setup._replace(algorithm=clipped, protection=named)
-                if protect.noise:
-                    std = protect.noise * protect.clip
-                    setup = setup._replace(
-                        perturb=partial(secret_noise, std=std),
-                        squared=(2 / protect.noise) ** 2,
-                        protection="noise",
-                    )
+            setup = prepared(self.settings, policy, contract, terms, splits)
             if not terms.get("constants"):  # those are of this client alone
                 setup = self._shared.common(text, agreed, setup)
             return Executor(setup)
@@ -233,11 +215,6 @@ def _stamps(file: Path) -> tuple[tuple[int, int, int], ...]:
     files = sorted(file.iterdir()) if file.is_dir() else [file] if file.exists() else []
     found = [one.stat() for one in files]
     return tuple((one.st_ino, one.st_mtime_ns, one.st_size) for one in found)
-
-
-def _unprotected(reason: str) -> Refusal:
-    """The refusal of an algorithm that the policy's clipping does not cover."""
-    return Refusal(f"policy protect.clip: {reason}")
 
 
 def _raise(error: Refusal, fields: Mapping[str, Any]) -> NoReturn:

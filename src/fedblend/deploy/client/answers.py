@@ -48,6 +48,8 @@ class Job(NamedTuple):
     note: Callable[..., str]
     told: Mapping[str, Any] = {}
     """What every reply tells the server."""
+    secure: Any = None
+    """What secure sums need, where the experiment has them; see ``secure.answers``."""
 
     def refusal(self, charge: Charge) -> str:
         """Why a charge exceeds the allowance, in one line; empty if it does not."""
@@ -123,7 +125,7 @@ def train(job: Job) -> bytes:
         job.done("round", round=round)
         return sent
     state = job.state()
-    down = _received(executor, request, executor.message)
+    down = received(executor, request, executor.message)
     _check_counts(job.permissions.limits, down.extra)
     cost = _cost(executor)
     started = job.begin(cost)
@@ -158,7 +160,7 @@ def measure(job: Job) -> bytes:
         job.done("measured", round=round)
         return sent
     state = job.state()
-    deployed = _received(executor, request, executor.deployment)
+    deployed = received(executor, request, executor.deployment)
     _check_counts(job.permissions.limits, deployed.message.extra)
     last, wanted = bool(request.fields.get("last")), Charge(measures=1)
     withheld = job.refusal(wanted) if last else ""
@@ -217,7 +219,7 @@ def _check_counts(limits: Limits | None, extra: PyTree) -> None:
             raise Refusal(refusal_line("limits.steps", where, int(leaf), most))
 
 
-def _received(executor: Executor, request: Message, template: Any) -> Any:
+def received(executor: Executor, request: Message, template: Any) -> Any:
     """The server's message, or deployment; the number of its round is in the head."""
     root, round = executor.setup.root, request.round
     key = keys.at(root, "server", round - 1) if round else keys.at(root, "start")

@@ -35,6 +35,7 @@ from fedblend.deploy.client.ledger import Ledger, read_ledger
 from fedblend.deploy.client.permissions import Permissions, Refusal
 from fedblend.deploy.client.retention import make_room
 from fedblend.deploy.message import Message, encode, one_line
+from fedblend.deploy.secure.answers import ANSWERS as SECURE
 from fedblend.deploy.worker import Handler
 from fedblend.simulation.serialize import WireError
 from fedblend.trees import precision
@@ -135,10 +136,15 @@ class Node:
         executor = permissions.executor(terms).for_request(digest)
         note = self._note_of(request)
         told = _check_rows(place, executor, permissions, note)
-        job = Job(request, digest, executor, permissions, ledger, place, note, told)
-        width = executor.setup.precision
+        secure = permissions.secure(terms)
+        job = Job(
+            *(request, digest, executor, permissions, ledger, place, note, told, secure)
+        )
+        answers, width = ANSWERS if secure is None else SECURE, executor.setup.precision
+        if kind not in answers:
+            raise Refusal(f"message: {kind} is for secure sums, which this has none of")
         with nullcontext() if width is None else precision(width):
-            return ANSWERS[kind](job)
+            return answers[kind](job)
 
     def _note_of(self, request: Message) -> Callable[..., str]:
         """Writes to the audit, with the newest hash of the server's, if that tells."""

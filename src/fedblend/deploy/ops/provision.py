@@ -108,6 +108,10 @@ def provision(
         },
     )
     _certify(server, signer, host, days)
+    secure = {
+        client: certificates.secure_key() for own in clients.values() for client in own
+    }
+    roster = _roster_toml(clients, {client: secure[client].public for client in secure})
     for name, own in clients.items():
         pair = certificates.node_key(name)
         _write(server / "nodes", {f"{name}.pub": pair.public})
@@ -116,6 +120,8 @@ def provision(
             {
                 "node.key": pair.key,
                 "node.pub": pair.public,
+                **{_secure_name(own, client): secure[client].key for client in own},
+                "roster.toml": roster,
                 "ca.crt": signer.public,
                 "node.toml": _node_toml(address, own),
                 "policy.toml": render("policy.toml"),
@@ -180,7 +186,11 @@ def render(name: str, /, **values: object) -> bytes:
 def _node_toml(address: Address, clients: Sequence[int]) -> bytes:
     file = "rows.csv" if len(clients) == 1 else f"rows/{CLIENT}.csv"
     return render(
-        "node.toml", address=address, clients=_clients_line(clients), file=file
+        "node.toml",
+        address=address,
+        clients=_clients_line(clients),
+        file=file,
+        secure_key=_secure_name(clients),
     )
 
 
@@ -199,6 +209,24 @@ def _server_toml(
         for name, own in nodes.items()
     )
     return render("server.toml", address=address, link=link, nodes=entries)
+
+
+def _roster_toml(
+    nodes: Mapping[str, Sequence[int]], keys: Mapping[int, bytes]
+) -> bytes:
+    """The roster of the clients of these nodes, with their public keys."""
+    entries = "".join(
+        f'\n[[nodes]]\nname = "{name}"\nclient = {client}\n'
+        f'key = "{keys[client].decode()}"\n'
+        for name, own in nodes.items()
+        for client in own
+    )
+    return render("roster.toml", nodes=entries)
+
+
+def _secure_name(clients: Sequence[int], client: int | str = CLIENT) -> str:
+    """The file of the key for secure sums of one of a node's clients."""
+    return "secure.key" if len(clients) == 1 else f"secure-{client}.key"
 
 
 def _nginx(address: Address, link: Address) -> bytes:

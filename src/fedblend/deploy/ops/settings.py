@@ -185,19 +185,22 @@ class ClientSettings(NamedTuple):
     """The folder of the node; that of the client, or one that it is in."""
     clients: int = 1
     """How many the node hosts."""
+    roster: Path | None = None
+    secure_key: Path | None = None
+    """Of this client alone."""
 
 
 class NodeSettings(_Clients):
     """``node.toml``.
 
     A node with ``clients`` in place of ``client`` hosts several: ``{client}`` in the
-    names of ``policy`` and ``data.file`` stands for the number of each, and each has a
-    folder of its own in ``folder``.
+    names of ``policy``, ``secure_key`` and ``data.file`` stands for the number of each,
+    and each has a folder of its own in ``folder``.
 
     A node may have two halves, of two users. One has the network, and needs ``ca``,
     ``key``, ``flower`` and ``socket``. The worker has the rows, the policy and the
     state. With ``supernode`` the first is Flower's SuperNode, which runs code that the
-    server sends.
+    server sends. Secure sums need ``roster`` and ``secure_key``, both the worker's.
     """
 
     version: Literal[1]
@@ -210,6 +213,8 @@ class NodeSettings(_Clients):
     flower: Place | None = None
     socket: Place | None = None
     supernode: bool = False
+    roster: Place | None = None
+    secure_key: Place | None = None
 
     @property
     def worker_socket(self) -> Path:
@@ -223,13 +228,16 @@ class NodeSettings(_Clients):
             raise SettingError("data.file", f"needs {CLIENT} in its name, for clients")
         if self.clients is None and CLIENT in name:
             raise SettingError("data.file", f"{CLIENT} is for a node with clients")
+        if self.clients and self.secure_key and CLIENT not in str(self.secure_key):
+            raise SettingError("secure_key", f"needs {CLIENT} in its name, for clients")
         return self
 
     def client_settings(self) -> dict[int, ClientSettings]:
         """Where the things of each client of the node are."""
         if self.client is not None:
             own = (self.client, self.folder, self.policy, self.data, self.folder)
-            return {self.client: ClientSettings(*own)}
+            secure = (self.roster, self.secure_key)
+            return {self.client: ClientSettings(*own, 1, *secure)}
         return {
             client: ClientSettings(
                 client,
@@ -240,6 +248,8 @@ class NodeSettings(_Clients):
                 ),
                 self.folder,
                 len(self.hosted),
+                self.roster,
+                self.secure_key and _of_client(self.secure_key, client),
             )
             for client in self.hosted
         }

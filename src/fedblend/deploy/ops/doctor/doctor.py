@@ -30,6 +30,7 @@ from fedblend.deploy.ops.settings import (
     is_loopback,
     load,
 )
+from fedblend.deploy.secure.roster import keys_of
 from fedblend.errors import ConfigError, RunError
 
 OLDEST, TOO_NEW = (1, 41), (1, 43)
@@ -110,9 +111,24 @@ def _node(settings: NodeSettings) -> Iterator[Iterable[Finding]]:
     for policy in sorted({own.policy for own in clients}):
         yield _policy(policy)
     for own in clients:
+        yield _roster(own)
         yield _rows(own)
     yield worker_service(settings)
     yield _outside(settings.server, settings.ca)
+
+
+def _roster(settings: ClientSettings) -> Iterator[Finding]:
+    """Whether the keys for secure sums can be used, where there are some."""
+    if settings.roster is None or settings.secure_key is None:
+        return
+    yield from credentials.secret(settings.secure_key)
+    try:
+        keys_of(settings)
+    except ConfigError as error:
+        if isinstance(error.__context__, PermissionError):
+            raise error.__context__ from None
+        advice = "copy both from the folder that fedblend federation init made"
+        yield Finding("keys of secure sums are unusable", "roster", str(error), advice)
 
 
 def _policy(path: Path) -> Iterator[Finding]:
