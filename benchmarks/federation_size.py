@@ -352,7 +352,9 @@ def work(folder: Path, clients: int) -> None:
     """Milliseconds of processor of a round, a client, on both sides."""
     (folder / "rows").mkdir()
     for number in range(clients):
-        np.savez(folder / "rows" / f"{number}.npz", **client_rows(number))
+        own = client_rows(number)
+        place = folder / "rows" / f"{number}.npz"
+        np.savez(place, inputs=own["inputs"], targets=own["targets"])
     (folder / "policy.toml").write_text("")
     (folder / "node.toml").write_text(
         f'version = 1\nserver = "127.0.0.1:8000"\nclients = {list(range(clients))}\n'
