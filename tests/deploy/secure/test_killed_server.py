@@ -1,6 +1,6 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""A server that is killed with -9 loses no round, counts none twice, uses no mask twice.
+"""A server that is killed with -9 loses no round, and uses no mask twice.
 
 Server and nodes are one process here, and are killed together, at a chosen write.
 """
