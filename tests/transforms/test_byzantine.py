@@ -42,7 +42,11 @@ def same(one, other):
 
 @pytest.mark.parametrize(
     ("attack", "reduction"),
-    [*((name, "mean") for name in FACTORS), ("negate", "median")],
+    [
+        ("noise", "mean"),
+        ("inner_product", "median"),
+        *(pytest.param(name, "mean", marks=pytest.mark.slow) for name in FACTORS),
+    ],
 )
 def test_without_attackers_it_is_the_same_run_to_the_bit(attack, reduction):
     on = problems.classes()
@@ -83,7 +87,7 @@ REDUCE = {
     [
         ("negate", 1.5, "mean"),
         ("scale", 3.0, "median"),
-        ("inner_product", 0.7, "mean"),
+        pytest.param("inner_product", 0.7, "mean", marks=pytest.mark.slow),
         ("inner_product", 0.7, "trimmed_mean"),
     ],
 )
@@ -180,7 +184,9 @@ def test_attackers_and_factors_of_a_sweep_are_one_program():
 
 
 @pytest.mark.parametrize("attack", ["scale", "inner_product"])
-@pytest.mark.parametrize("encoder", [fb.compressed, fb.diana])
+@pytest.mark.parametrize(
+    "encoder", [fb.compressed, pytest.param(fb.diana, marks=pytest.mark.slow)]
+)
 def test_encoders_go_around(encoder, attack):
     on = problems.quadratics()
     attacked = fb.byzantine(descent(on), attack, attackers=TWO)
