@@ -203,6 +203,35 @@ def test_a_reply_in_anothers_name_is_no_reply(place, tmp_path):
     assert "client None: a reply of client 0 that was not asked for" in strays
 
 
+def test_a_bundle_that_is_lost_is_sent_again_and_counted_once(place, tmp_path):
+    """The node has answered all three: it sends the same answers again."""
+    carrying = Counting(hosts(place, tmp_path, {7: [0, 1, 2]}))
+    lost: list[bytes] = []
+
+    def spoil(address: int, data: bytes) -> list[bytes | None]:
+        kinds = {messages.decode(part).kind for _, part in bundle.unpack_bundle(data)}
+        if kinds == {"round"} and not lost:
+            lost.append(data)
+            return [None]
+        return [data]
+
+    carrying.spoil = spoil
+    out = experiment(tmp_path / "out", federated(FEDAVG))
+    run_server(out, carrying, poll=0.0)
+    lines = map(json.loads, (out / "audit.jsonl").read_text().splitlines())
+    strays = [one["fields"]["what"] for one in lines if one["event"] == "stray"]
+    assert sorted(strays) == [f"client {client}: lost" for client in range(3)]
+    for client in range(3):
+        ledger = read_ledger(tmp_path / f"host7/state/client-{client}")
+        assert ledger.answers == 2
+    rounds = [
+        [messages.decode(part) for _, part in bundle.unpack_bundle(data)]
+        for _, data in carrying.messages
+        if bundle.is_bundle(data)
+    ]
+    assert [some[0].attempt for some in rounds if some[0].kind == "round"] == [0, 1, 0]
+
+
 @pytest.mark.parametrize(
     "data, reason",
     [
