@@ -30,7 +30,9 @@ def count(name: str, clients: int) -> None:
     loss = card_runs.loss_of(card, model)
     federated_data, seen = card_runs.federation(card), []
     jax.monitoring.register_event_duration_secs_listener(
-        lambda event, seconds, **_: seen.append(seconds) if event == COMPILED else None
+        lambda event, duration_secs, **_: (
+            seen.append(duration_secs) if event == COMPILED else None
+        )
     )
 
     def step(what: str, do: Callable[[], Any]) -> Any:

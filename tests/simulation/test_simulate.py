@@ -318,7 +318,7 @@ def test_a_run_is_set_up_by_few_programs():
     """One draws the parameters, one makes the states; by themselves it were dozens."""
     counted, counting = [], True
     jax.monitoring.register_event_duration_secs_listener(
-        lambda event, _, **__: (
+        lambda event, duration_secs, **_: (
             counted.append(event)
             if counting and event.endswith("backend_compile_duration")
             else None
