@@ -30,8 +30,8 @@ round without any update is never canceled. The text of ``dp_fedavg`` on dropout
 enrollment and client states holds here too.
 
 Where this differs from the paper: there is no Honaker estimate from a tree's nodes, and
-a tree that ends early is not completed; ``dp_blt`` has less noise than either. Noise is
-drawn for the nodes that sums use.
+a tree that ends early is not completed; ``dp_blt`` is near the best that any estimate
+could be. Noise is drawn for the nodes that sums use.
 
 Reference: Kairouz, McMahan, Song, Thakkar, Thakurta, Xu, "Practical and private (deep)
 learning without sampling or shuffling", ICML 2021, arXiv:2103.00039; the tree is of
