@@ -40,7 +40,7 @@ EXAMINED = {
     ),
     "federation": (
         "deadline resend attempts quorum spare longest_update longest_rest "
-        "largest_answer norm_ratio weight_ratio max_rows"
+        "largest_answer norm_ratio weight_ratio max_rows secure secure_bits secure_clip"
     ),
 }
 """By table: the keys for which ``_conditions`` has what privacy needs of them."""
@@ -130,6 +130,10 @@ def _conditions(config: Config, table: Privacy) -> list[tuple[bool, str]]:
         (run.weights in (None, "uniform"), "run.weights are not uniform"),
         (config.populations is None, "[populations] weigh clients differently"),
         (config.attack is None, "[attack] makes clients lie, and is not examined"),
+        (
+            not federation.secure,
+            "federation.secure rounds answers to fixed point, which is not examined",
+        ),
         (config.select is None, "[select] reveals which rows a client uses"),
         (how != "perm_k", '[compress] how = "perm_k" makes blocks n times as long'),
         (
