@@ -98,12 +98,12 @@ def compressed_scaffnew(
         return Sent(local, one_mask.seed_of(key))
 
     def enroll(params, shard, key):
-        dealt_scales(clients, copies)  # refuses more copies than clients
         zeros, seed = trees.zeros_like(params), jnp.zeros(2, jnp.uint32)
         state = CompressedScaffnewClient(zeros, params, seed, jnp.ones((), bool))
         return (), state
 
     def start(params, joins, central, key):
+        dealt_scales(clients, copies)  # refuses more copies than clients
         none = jnp.zeros((), jnp.int32)
         return Down(params, none, extra=tossed(key)), Coin(none)
 
