@@ -137,7 +137,8 @@ def test_rosters_that_are_wrong_are_one_line(rows, lab, tmp_path):
             "roster": tmp_path / "roster.toml",
             "secure_key": tmp_path / "secure.key",
         }
-        return found.model_copy(update=more)
+        (own,) = found.model_copy(update=more).client_settings().values()
+        return own
 
     whole = (lab / "nodes" / "alice" / "roster.toml").read_text()
     _, keys = keys_of(settings(whole))

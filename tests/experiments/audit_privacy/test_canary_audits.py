@@ -66,21 +66,21 @@ def audited(tiny):
 
 
 def half_the_noise(monkeypatch):
-    add = noise._add
+    add = noise.add_on_grid
 
     def less(leaves, std, *rest):
         return add(leaves, std / 2, *rest)
 
-    monkeypatch.setattr(noise, "_add", less)
+    monkeypatch.setattr(noise, "add_on_grid", less)
 
 
 def noise_of_the_first_leaf_only(monkeypatch):
-    add = noise._add
+    add = noise.add_on_grid
 
     def less(leaves, *rest):
         return [*add(leaves, *rest)[:1], *leaves[1:]]
 
-    monkeypatch.setattr(noise, "_add", less)
+    monkeypatch.setattr(noise, "add_on_grid", less)
 
 
 def no_clipping(monkeypatch):
