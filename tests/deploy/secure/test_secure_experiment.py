@@ -25,7 +25,7 @@ from fedblend.config.config import check
 from fedblend.deploy.client.admission import node_of
 from fedblend.deploy.ops import certificates
 from fedblend.deploy.ops.provision import provision
-from fedblend.deploy.ops.settings import NodeSettings, load_as
+from fedblend.deploy.ops.settings import ClientSettings, NodeSettings, load_as
 from fedblend.deploy.secure.roster import keys_of
 from fedblend.deploy.server.run import run_server
 from fedblend.errors import ConfigError, RunError
@@ -128,7 +128,7 @@ def test_a_node_without_a_roster_refuses(rows, tmp_path):
 
 
 def test_rosters_that_are_wrong_are_one_line(rows, lab, tmp_path):
-    def settings(roster: str, key: bytes = b"") -> NodeSettings:
+    def settings(roster: str, key: bytes = b"") -> ClientSettings:
         found = node_settings(rows, tmp_path, lab, 0, POLICY)
         (tmp_path / "roster.toml").write_text(roster)
         alice = (lab / "nodes" / "alice" / "secure.key").read_bytes()
