@@ -21,9 +21,9 @@ PARTS = (64, 16, 4)
 """rand-k is tried with the dimension divided by these as k."""
 LONGER = (0.5, 1, 2, 4)
 """Numbers of local steps that are tried, in units of theory's."""
-FEW_COPIES, STEPS_DEALT = 3, (1, 2, 4)
-"""Of CompressedScaffnew: copies where receiving is free, and steps in the same units;
-a quarter of the clients is the other number of copies."""
+FEW_COPIES, COPIES = 3, (4, 2)
+"""Of CompressedScaffnew: copies where receiving is free, by theory, and the number of
+clients divided by these."""
 MASKS = ("own", "one")
 """Of LoCoDL: entries of each client's own, or the same of all."""
 NAMES = {
@@ -157,34 +157,34 @@ def _locodl(found: Problem, k: int, masks: str) -> Candidate:
 
 
 def _compressed_scaffnew(found: Problem) -> list[Candidate]:
-    """CompressedScaffnew on FLIX's objective, with some copies and local steps."""
+    """CompressedScaffnew on FLIX's objective, with some numbers of copies."""
     clients = len(found.shape)
     if not _all_convex(found) or clients == 1:
         return []
-    made = []
-    for copies in sorted({min(FEW_COPIES, clients), max(clients // 4, 2)}):
-        best = local_training.compressed_scaffnew(
-            found.shape, found.smoothness, copies
-        ).steps
-        steps = sorted({factor * best for factor in STEPS_DEALT})
-        made += [_compressed_scaffnew_with(copies, number) for number in steps]
-    return made
+    sizes = {FEW_COPIES, *(clients // part for part in COPIES)}
+    return [
+        _compressed_scaffnew_with(found, copies)
+        for copies in sorted({min(max(size, 2), clients) for size in sizes})
+    ]
 
 
-def _compressed_scaffnew_with(copies: int, steps: int) -> Candidate:
-    def curve(known: Mixture) -> Curve:
+def _compressed_scaffnew_with(found: Problem, copies: int) -> Candidate:
+    """With theory's steps, which are the same for any alpha."""
+    known = found.smoothness
+    best = local_training.compressed_scaffnew(found.shape, known, copies).steps
+
+    def curve(mixed: Mixture) -> Curve:
         chosen = local_training.compressed_scaffnew(
-            known.alpha, known.smoothness, copies, steps=steps
+            mixed.alpha, mixed.smoothness, copies, steps=best
         )
-        return local_training.scaffnew_bound(chosen, known)
+        return local_training.scaffnew_bound(chosen, mixed)
 
     settings = (
         "algorithm.name=flix_compressed_scaffnew",
         f"algorithm.copies={copies}",
-        f"algorithm.steps={steps}",
+        f"algorithm.steps={best}",
     )
-    options = f"1/p = {steps}, s = {copies}"
-    return Candidate("compressed_scaffnew", options, settings, curve)
+    return Candidate("compressed_scaffnew", f"s = {copies}", settings, curve)
 
 
 def _scafflix_with(steps: int) -> Candidate:
