@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from fedblend.core import Algorithm
 from fedblend.data.federated import FederatedData, Shards
@@ -17,9 +18,11 @@ from fedblend.deploy.client.executor import ClientSetup, Executor
 from fedblend.deploy.client.node import Node
 from fedblend.deploy.client.permissions import Permissions
 from fedblend.deploy.message import UNKNOWN, Message
+from fedblend.deploy.secure.answers import Means
+from fedblend.deploy.secure.party import public_key
 from fedblend.deploy.server.coordinator import Coordinator
 from fedblend.deploy.server.membership import Membership
-from fedblend.deploy.server.settings import RoundRules, ServerSetup
+from fedblend.deploy.server.settings import RoundRules, SecureSums, ServerSetup
 from fedblend.deploy.transport import Reply, Timeouts
 from fedblend.metrics import as_metrics
 from fedblend.simulation.serialize import unpack
@@ -28,10 +31,15 @@ EXPERIMENT = "trial"
 QUICK = Timeouts(deadline=1.0, resend=0.2, pause=0.0, poll=0.0)
 
 
+def own_key(client: int) -> X25519PrivateKey:
+    """A key for secure sums, the same in every process of a test."""
+    return X25519PrivateKey.from_private_bytes(bytes([client + 1]) * 32)
+
+
 class LoopbackTransport:
     """Nodes reply at once; ``spoil`` may change what arrives."""
 
-    def __init__(self, nodes: dict[int, Node]):
+    def __init__(self, nodes: dict[int, Any]):
         self.nodes, self.waiting = nodes, []
         self.spoil: Callable[[int, bytes], list[Any]] = lambda address, data: [data]
         self.sent = self.received = 0
@@ -88,12 +96,15 @@ class LoopbackFederation:
         measures: Any = None,
         central: Any = None,
         alone: Any = None,
+        secure: dict[str, Any] | None = None,
         **rules: Any,
     ):
         self.algorithm, self.params, self.key = algorithm, params, key
         self.federation, self.folder, self.central = federation, folder, central
         self.rules = RoundRules(**{"timeouts": QUICK, **rules})
         self.measures, self.alone = measures or {}, alone
+        self.secure = secure
+        self.private = [own_key(c) for c in range(federation.clients)]
         self.notes: list[tuple[str, dict]] = []
         self.nodes = {1000 + c: self.node(c) for c in range(federation.clients)}
         self.transport = LoopbackTransport(self.nodes)
@@ -118,9 +129,17 @@ class LoopbackFederation:
             describe=lambda fields: {"counts": {"train": rows}},
             executor=lambda terms: executor(),
             disclosed=finite,
+            secure=lambda terms: None if self.secure is None else self.means(client),
         )
         folder = self.folder / f"node{client}"
         return Node(folder, client, lambda: permissions, self.note)
+
+    def means(self, client: int) -> Means:
+        """What a node needs for secure sums; all nodes have the keys of all."""
+        settings = {"bits": 64, "clip": 65536.0, "least": 3, **(self.secure or {})}
+        roster = {c: public_key(key) for c, key in enumerate(self.private)}
+        private = self.private[client]
+        return Means(weights=None, private=private, roster=roster, **settings)
 
     def server(self) -> Coordinator:
         """A server that has not begun."""
@@ -142,8 +161,15 @@ class LoopbackFederation:
             metrics=as_metrics(self.measures),
             note=self.note,
             central=self.central,
+            secure=self._sums(),
         )
         return Coordinator(setup, membership, self.rules)
+
+    def _sums(self) -> SecureSums | None:
+        if self.secure is None:
+            return None
+        own = {name: self.secure[name] for name in self.secure if name != "least"}
+        return SecureSums(self.folder / "server", **own)
 
     def note(self, event: str, **fields: Any) -> str:
         self.notes.append((event, fields))

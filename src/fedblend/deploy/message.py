@@ -31,9 +31,13 @@ from fedblend.simulation.serialize import (
     unpack,
 )
 
-KINDS = ("describe", "enroll", "round", "measure", "stop", "refused")
+KINDS = (
+    *("describe", "enroll", "round", "measure", "stop", "refused"),
+    *("share", "join", "unmask"),
+)
 """Requests: to describe itself, to enroll, to train for a round, to measure, to end an
-experiment. A node that does not do what is asked replies with ``refused``."""
+experiment. A node that does not do what is asked replies with ``refused``. Secure sums
+have three more: to share secrets, to send what enrollment left, to open a sum."""
 ENROLLED, UNKNOWN = -1, -2
 """In place of a round: the state after enrollment, and no state at all."""
 UNREADABLE = "unread"

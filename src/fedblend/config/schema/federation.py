@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The table ``[federation]``: data only."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from fedblend.checks import Number
 from fedblend.config.schema.table import Count, Index, Positive, Share, Table, within
@@ -22,3 +22,6 @@ class Federation(Table):
     norm_ratio: Positive | None = 100.0
     weight_ratio: Annotated[float, within(Number(least=1))] | None = 3.0
     max_rows: Count = 1_000_000
+    secure: bool = False
+    secure_bits: Literal[32, 64] = 64
+    secure_clip: Positive = 65536.0

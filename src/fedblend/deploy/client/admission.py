@@ -19,17 +19,17 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from fedblend.data.dataset import DataError
 from fedblend.deploy.client import agreement, limits
-from fedblend.deploy.client import state as states
-from fedblend.deploy.client.executor import Executor, bounded, client_setup, rows_of
+from fedblend.deploy.client.executor import ClientSetup, Executor, rows_of
 from fedblend.deploy.client.node import Node
 from fedblend.deploy.client.permissions import Permissions, Refusal
 from fedblend.deploy.client.policy import Accept, Policy, load_policy
+from fedblend.deploy.client.preparation import prepared
 from fedblend.deploy.contract import Contract, parse_contract
 from fedblend.deploy.message import schema_hash
 from fedblend.deploy.ops.audit import Audit
-from fedblend.deploy.ops.settings import NodeSettings, load_as
+from fedblend.deploy.ops.settings import ClientSettings, NodeSettings
+from fedblend.deploy.secure.roster import means_of
 from fedblend.errors import ConfigError
-from fedblend.transforms.local_dp import local_dp, secret_noise
 from fedblend.trees import precision
 
 if TYPE_CHECKING:
@@ -42,25 +42,50 @@ EXPERIMENTS = 4
 """Experiments whose rows and compiled functions stay in memory."""
 
 
-def node_at(path: Path) -> Node:
-    """The node whose node.toml this is."""
-    return node_of(load_as(NodeSettings, path))
+class SharedBuilds:
+    """What the clients of one node have in common: contracts, and compiled functions.
+
+    Functions are compiled for an algorithm. Clients whose algorithms were built from
+    the same terms and policy use that of the first.
+    """
+
+    def __init__(self) -> None:
+        self.parse = lru_cache(EXPERIMENTS)(parse_contract)
+        self._first: dict[tuple[str, str], ClientSetup] = {}
+
+    def common(self, terms: str, agreed: str, setup: ClientSetup) -> ClientSetup:
+        """A setup with the functions of the first one under these terms."""
+        first = self._first.setdefault((terms, agreed), setup)
+        while len(self._first) > EXPERIMENTS:
+            del self._first[next(iter(self._first))]
+        functions = (first.algorithm, first.measures, first.alone, first.perturb)
+        names = ("algorithm", "measures", "alone", "perturb")
+        return setup._replace(**dict(zip(names, functions, strict=True)))
 
 
-def node_of(settings: NodeSettings) -> Node:
-    """The node that these settings describe; policy and rows are read later."""
+def node_of(
+    settings: NodeSettings | ClientSettings, shared: SharedBuilds | None = None
+) -> Node:
+    """The node of one client; policy and rows are read later.
+
+    Args:
+        settings: of the client, or of a node that has one.
+        shared: what other clients of the same process have built.
+    """
+    if isinstance(settings, NodeSettings):
+        (settings,) = settings.client_settings().values()
     settings.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    audit = Audit(settings.folder / "audit.jsonl")
-    permissions = Admission(settings).permissions
-    return Node(settings.folder, settings.client, permissions, audit.note)
+    note = Audit(settings.folder / "audit.jsonl").note
+    permissions = Admission(settings, shared).permissions
+    return Node(settings.folder, settings.client, permissions, note, settings.home)
 
 
 class Admission:
-    """Admits the requests of experiments that the policy of a node allows."""
+    """Admits the requests of experiments that the policy of a client allows."""
 
-    def __init__(self, settings: NodeSettings):
-        self.settings = settings
-        self._parse = lru_cache(EXPERIMENTS)(parse_contract)
+    def __init__(self, settings: ClientSettings, shared: SharedBuilds | None = None):
+        self.settings, self._shared = settings, shared or SharedBuilds()
+        self._parse = self._shared.parse
         self._executor = lru_cache(EXPERIMENTS)(self._build)
 
     def permissions(self) -> Permissions:
@@ -84,6 +109,7 @@ class Admission:
             limits=policy.limits,
             metric_noise=policy.metrics.noise,
             rows_may_change=policy.rows.may_change,
+            secure=partial(self._secure, policy),
         )
 
     def _allowed(self, policy: Policy, fields: Mapping[str, Any]) -> Contract:
@@ -100,7 +126,14 @@ class Admission:
             _refuse(limits.too_small(policy.accept, contract.config))
             first = agreement.read_agreement(self.settings.folder)
             _refuse(agreement.split_refusal(policy.rows, contract, first))
+            means_of(self.settings, contract.config, policy.accept.min_cohort)
         return contract
+
+    def _secure(self, policy: Policy, terms: Mapping[str, Any]) -> Any:
+        """What the secure sums of an experiment need; None where it has none."""
+        least = policy.accept.min_cohort
+        with _refusing():
+            return means_of(self.settings, self._parse(terms["config"]).config, least)
 
     def _rows(self, policy: Policy, contract: Contract) -> "dict[str, Shards]":
         """The rows of the node, if the experiment is about what was agreed on."""
@@ -154,7 +187,8 @@ class Admission:
                 "node's loss; allowed: none"
             )
         with precision(contract.config.run.precision):
-            _refuse(limits.terms_too_large(policy.limits, contract, terms))
+            clients = self.settings.clients
+            _refuse(limits.terms_too_large(policy.limits, contract, terms, clients))
         text = json.dumps(dict(terms), sort_keys=True)
         computed = policy.model_dump_json(include=COMPUTED)
         executor = self._executor(text, computed, _stamps(self.settings.data.file))
@@ -167,30 +201,12 @@ class Admission:
     def _build(self, text: str, agreed: str, stamps: tuple) -> Executor:
         del stamps  # rows that changed are read again
         terms, policy = json.loads(text), Policy.model_validate_json(agreed)
-        protect, bound = policy.protect, policy.metrics.bound
         contract = self._parse(terms["config"])
         with precision(contract.config.run.precision), _refusing():
             splits = self._rows(policy, contract)
-            rows = states.fingerprint(splits)
-            splits = contract.transformed(terms, splits)
-            setup = client_setup(self.settings.client, contract, terms, splits)
-            measures = {
-                name: bounded(one, bound) for name, one in setup.measures.items()
-            }
-            setup = setup._replace(measures=measures, fingerprint=rows)
-            if policy.rows.batches == "secret":
-                setup = setup._replace(secret=states.read_secret(self.settings.folder))
-            if protect.clip is not None:
-                clipped = local_dp(setup.algorithm, protect.clip, _unprotected)
-                named = f"clip {protect.clip}"
-                setup = setup._replace(algorithm=clipped, protection=named)
-                if protect.noise:
-                    std = protect.noise * protect.clip
-                    setup = setup._replace(
-                        perturb=partial(secret_noise, std=std),
-                        squared=(2 / protect.noise) ** 2,
-                        protection="noise",
-                    )
+            setup = prepared(self.settings, policy, contract, terms, splits)
+            if not terms.get("constants"):  # those are of this client alone
+                setup = self._shared.common(text, agreed, setup)
             return Executor(setup)
 
 
@@ -199,11 +215,6 @@ def _stamps(file: Path) -> tuple[tuple[int, int, int], ...]:
     files = sorted(file.iterdir()) if file.is_dir() else [file] if file.exists() else []
     found = [one.stat() for one in files]
     return tuple((one.st_ino, one.st_mtime_ns, one.st_size) for one in found)
-
-
-def _unprotected(reason: str) -> Refusal:
-    """The refusal of an algorithm that the policy's clipping does not cover."""
-    return Refusal(f"policy protect.clip: {reason}")
 
 
 def _raise(error: Refusal, fields: Mapping[str, Any]) -> NoReturn:

@@ -48,6 +48,8 @@ class Job(NamedTuple):
     note: Callable[..., str]
     told: Mapping[str, Any] = {}
     """What every reply tells the server."""
+    secure: Any = None
+    """What secure sums need, where the experiment has them; see ``secure.answers``."""
 
     def refusal(self, charge: Charge) -> str:
         """Why a charge exceeds the allowance, in one line; empty if it does not."""
@@ -105,39 +107,54 @@ def enroll(job: Job) -> bytes:
 
 def train(job: Job) -> bytes:
     """The client's update of a round."""
-    executor, place, request = job.executor, job.place, job.request
-    setup, round = executor.setup, request.round
+    place, round, protection = job.place, job.request.round, protection_of(job)
+    sent = states.read_reply(place, round, job.digest, protection)
+    if sent is not None:
+        job.done("round", round=round)
+        return sent
+    reply = encode(*trained(job))
+    states.write_reply(place, round, job.digest, protection, reply)
+    return reply
+
+
+def protection_of(job: Job) -> str:
+    """Names what the update of a round depends on besides the request.
+
+    Raises:
+        Refusal: there is no such round, or its noise was drawn for another request.
+    """
+    setup, place, round = job.executor.setup, job.place, job.request.round
     if round >= setup.rounds:
         raise Refusal(f"message: round {round} of an experiment of {setup.rounds}")
-    digest, protection = job.digest, setup.protection
     if setup.perturb is None:
         # Where messages are empty only the state tells two histories apart.
-        protection += f" from {states.hash_of_state(place, request.base)}"
-    elif not states.is_first_request(place, round, digest):
+        origin = states.hash_of_state(place, job.request.base)
+        return f"{setup.protection} from {origin}"
+    if not states.is_first_request(place, round, job.digest):
         raise Refusal(
             f"message: round {round} was asked for with another message; under "
             "noise it is computed once"
         )
-    sent = states.read_reply(place, round, digest, protection)
-    if sent is not None:
-        job.done("round", round=round)
-        return sent
-    state = job.state()
-    down = _received(executor, request, executor.message)
+    return setup.protection
+
+
+def trained(job: Job) -> tuple[Message, tuple[PyTree, PyTree]]:
+    """The head of a reply, the client's update of a round and what it asks for."""
+    executor, place, request = job.executor, job.place, job.request
+    setup, round, state = executor.setup, request.round, job.state()
+    down = received(executor, request, executor.message)
     _check_counts(job.permissions.limits, down.extra)
     cost = _cost(executor)
     started = job.begin(cost)
     up, after = jax.block_until_ready(executor.update(down, state))
-    states.write_state(place, round, after, digest)
+    states.write_state(place, round, after, job.digest)
     states.remove_old(place, request.base, round)
     ask = _changed_ask(executor, state, after)
     asks = bool(jax.tree.leaves(ask))
     job.charge(cost, started)
     audit = job.done("round", round=round)
     head = request.reply(asked=asks, audit=audit, **job.told)
-    reply = encode(head, (up if setup.perturb is None else setup.perturb(up), ask))
-    states.write_reply(place, round, digest, protection, reply)
-    return reply
+    return head, (up if setup.perturb is None else setup.perturb(up), ask)
 
 
 def measure(job: Job) -> bytes:
@@ -158,7 +175,7 @@ def measure(job: Job) -> bytes:
         job.done("measured", round=round)
         return sent
     state = job.state()
-    deployed = _received(executor, request, executor.deployment)
+    deployed = received(executor, request, executor.deployment)
     _check_counts(job.permissions.limits, deployed.message.extra)
     last, wanted = bool(request.fields.get("last")), Charge(measures=1)
     withheld = job.refusal(wanted) if last else ""
@@ -217,7 +234,7 @@ def _check_counts(limits: Limits | None, extra: PyTree) -> None:
             raise Refusal(refusal_line("limits.steps", where, int(leaf), most))
 
 
-def _received(executor: Executor, request: Message, template: Any) -> Any:
+def received(executor: Executor, request: Message, template: Any) -> Any:
     """The server's message, or deployment; the number of its round is in the head."""
     root, round = executor.setup.root, request.round
     key = keys.at(root, "server", round - 1) if round else keys.at(root, "start")

@@ -35,6 +35,7 @@ from fedblend.deploy.client.ledger import Ledger, read_ledger
 from fedblend.deploy.client.permissions import Permissions, Refusal
 from fedblend.deploy.client.retention import make_room
 from fedblend.deploy.message import Message, encode, one_line
+from fedblend.deploy.secure.answers import ANSWERS as SECURE
 from fedblend.deploy.worker import Handler
 from fedblend.simulation.serialize import WireError
 from fedblend.trees import precision
@@ -49,6 +50,8 @@ class Node:
         permissions: called once for every message.
         note: writes an event and its fields to the audit; returns the newest hash,
             which every reply has.
+        home: the folder that has the disk's limit; that of other clients, too, where
+            a node hosts several.
     """
 
     def __init__(
@@ -57,8 +60,9 @@ class Node:
         client: int,
         permissions: Callable[[], Permissions],
         note: Callable[..., str],
+        home: Path | None = None,
     ):
-        self.folder, self.client = folder, client
+        self.folder, self.client, self.home = folder, client, home or folder
         self.permissions, self.note = permissions, note
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
 
@@ -124,7 +128,7 @@ class Node:
         place, ledger = self.folder / request.experiment, read_ledger(self.folder)
         limits, new = permissions.limits, not (place / "terms.json").exists()
         if kind == "enroll" and new and limits is not None:
-            make_room(self.folder, limits, ledger, self.note)
+            make_room(self.folder, limits, ledger, self.note, self.home)
         terms = request.fields if kind == "enroll" else _terms(place)
         if kind == "stop":
             return self._stop(ledger, request)
@@ -132,10 +136,15 @@ class Node:
         executor = permissions.executor(terms).for_request(digest)
         note = self._note_of(request)
         told = _check_rows(place, executor, permissions, note)
-        job = Job(request, digest, executor, permissions, ledger, place, note, told)
-        width = executor.setup.precision
+        secure = permissions.secure(terms)
+        job = Job(
+            *(request, digest, executor, permissions, ledger, place, note, told, secure)
+        )
+        answers, width = ANSWERS if secure is None else SECURE, executor.setup.precision
+        if kind not in answers:
+            raise Refusal(f"message: {kind} is for secure sums, which this has none of")
         with nullcontext() if width is None else precision(width):
-            return ANSWERS[kind](job)
+            return answers[kind](job)
 
     def _note_of(self, request: Message) -> Callable[..., str]:
         """Writes to the audit, with the newest hash of the server's, if that tells."""

@@ -40,5 +40,8 @@ class Permissions(NamedTuple):
     """On disk, experiments and counts in messages; None for none."""
     metric_noise: float = 0.0
     """On measures, in units of how far one row can move them."""
+    secure: Callable[[Mapping[str, Any]], Any] = lambda terms: None
+    """From the terms of an experiment to what its secure sums need, see
+    ``secure.answers``; None for an experiment without them."""
     rows_may_change: bool = False
     """Whether an experiment may go on with other rows than it began with."""

@@ -83,6 +83,8 @@ class Accept(Table):
     upload: bool = False
     constants: bool = False
     statistics: bool = False
+    secure: bool = False
+    min_cohort: Annotated[int, within(Number(least=2, whole=True))] = 3
     min_rows: Index = 20
     min_part_rows: Index = 4
     min_batch_rows: Index = 8
@@ -203,6 +205,8 @@ class Policy(Table):
             algorithms = [one for one in ALGORITHMS if sends_updates_only(one)]
         if not allows(algorithms, name) and name not in accept.imports:
             return refusal_line("accept.algorithms", "algorithm.name", name, algorithms)
+        if accept.secure and not (config.federation and config.federation.secure):
+            return refusal_line("accept.secure", "federation.secure", "false", "true")
         if not allows(accept.losses, loss):
             return refusal_line("accept.losses", "model.loss", loss, accept.losses)
         if config.compress is not None and not accept.compress:
@@ -313,7 +317,7 @@ def load_policy(path: Path) -> Policy:
         raise ConfigError(f"{path}: {error.strerror or error}") from None
 
 
-@lru_cache(maxsize=4)
+@lru_cache(maxsize=16)
 def _parsed(data: bytes, path: Path) -> Policy:
     return parse_as(Policy, data, path)
 

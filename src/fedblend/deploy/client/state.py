@@ -151,6 +151,18 @@ def read_reply(place: Path, round: int, request: str, protection: str) -> bytes 
     return data[len(head) :]
 
 
+def any_reply(place: Path, round: int) -> bytes:
+    """The reply of a round, to whatever request.
+
+    Raises:
+        WireError: there is none.
+    """
+    try:
+        return (place / f"reply-{round}").read_bytes().partition(b"\n")[2]
+    except FileNotFoundError:
+        raise WireError(f"reply: this node has none of round {round}") from None
+
+
 def write_measures(place: Path, request: str, protection: str, reply: bytes) -> None:
     """The newest reply with measures, with the digest of its request."""
     write_atomically(place / "reply-measures", _head(request, protection) + reply)
@@ -242,9 +254,9 @@ def remove_experiment(place: Path) -> None:
     shutil.rmtree(place, ignore_errors=True)
 
 
-def read_secret(folder: Path) -> bytes:
-    """The secret of a node on which its batches depend; it is drawn on first use."""
-    path = folder / "batches.key"
+def read_secret(folder: Path, name: str = "batches.key") -> bytes:
+    """A secret of a node, such as that of its batches; it is drawn on first use."""
+    path = folder / name
     try:
         return path.read_bytes()
     except FileNotFoundError:

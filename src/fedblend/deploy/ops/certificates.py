@@ -3,9 +3,11 @@
 """Keys and certificates of a federation.
 
 One authority of its own signs the server's certificate, and nodes trust that authority
-alone. Nodes prove who they are by ECDSA keys in OpenSSH's format, as Flower reads them.
+alone. Nodes prove who they are by ECDSA keys in OpenSSH's format, as Flower reads them,
+and mask what they send by X25519 keys of another file.
 """
 
+import base64
 import datetime
 import ipaddress
 from typing import NamedTuple
@@ -13,6 +15,7 @@ from typing import NamedTuple
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from cryptography.hazmat.primitives.serialization import (
     Encoding,
     NoEncryption,
@@ -84,6 +87,13 @@ def node_key(name: str) -> Pair:
     private = key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
     public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
     return Pair(private, public + f" {name}\n".encode())
+
+
+def secure_key() -> Pair:
+    """A node's key for secure sums: X25519, its public half in base64."""
+    key = X25519PrivateKey.generate()
+    pem = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    return Pair(pem, base64.b64encode(key.public_key().public_bytes_raw()))
 
 
 def _named(text: str) -> x509.Name:

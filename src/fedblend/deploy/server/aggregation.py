@@ -6,7 +6,7 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -64,23 +64,21 @@ class Aggregator:
         found = self._inspect_update(up, request)
         return _check(found, self._rules.longest_update, self._rules.longest_rest)
 
-    def start(self, joins: Sequence[PyTree], weights: np.ndarray) -> tuple[Any, PyTree]:
-        """The server's first message and state, from all joins, if there are any."""
+    def sum_joins(self, joins: Sequence[PyTree], weights: np.ndarray) -> RunningSum:
+        """The sum of all joins, if there are any."""
         sums = _Groups(self._no_joins, len(joins))
         for place, (join, weight) in enumerate(zip(joins, weights, strict=True)):
             sums[place] = _add(sums[place], join, weight)
-        return self._start(self._total(sums.all))
+        return self._total(sums.all)
 
-    def step(
-        self,
-        ups: Mapping[int, PyTree],
-        weights: np.ndarray,
-        members: int,
-        down,
-        server,
-        key: Key,
-    ) -> tuple[Any, PyTree]:
-        """The server's next message and state.
+    def start(self, joins: RunningSum) -> tuple[Any, PyTree]:
+        """The server's first message and state, from the sum of all joins."""
+        return self._start(joins)
+
+    def sum_updates(
+        self, ups: Mapping[int, PyTree], weights: np.ndarray, members: int
+    ) -> "Total":
+        """The sum of updates.
 
         ``ups`` are by the places of their clients among so many ``members``, in order.
         """
@@ -93,8 +91,30 @@ class Aggregator:
             decoded += [trees.zeros_like(decoded[0])] * missing
             mask = jnp.arange(len(decoded)) < len(ups)
             stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *decoded), mask
-        total = self._total(sums.all)
-        return self._step(total, stacked, down, server, self._central, key)
+        return Total(self._total(sums.all), stacked)
+
+    def total_of(
+        self, what: str, total: PyTree, weight: float, count: int
+    ) -> RunningSum:
+        """A sum that came as one, of "joins" or "updates"."""
+        first = self._no_joins if what == "joins" else self._no_updates
+        found = jax.tree.map(
+            lambda leaf, zeros: jnp.asarray(leaf, zeros.dtype), total, first.total
+        )
+        number = jnp.asarray(count, jnp.int32)
+        return RunningSum(found, jnp.asarray(weight, float), number, first.dtypes)
+
+    def step(self, total: "Total", down, server, key: Key) -> tuple[Any, PyTree]:
+        """The server's next message and state."""
+        return self._step(*total, down, server, self._central, key)
+
+
+class Total(NamedTuple):
+    """The sum of a round's updates."""
+
+    sum: RunningSum
+    stacked: tuple[Up, jax.Array] | None = None
+    """All updates and which of them count, for reductions that need them."""
 
 
 class _Groups:

@@ -11,7 +11,7 @@ state.
 """
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -23,6 +23,7 @@ from fedblend import keys
 from fedblend.core import PyTree, static_bits
 from fedblend.deploy.contract import deployment
 from fedblend.deploy.message import ENROLLED, UNKNOWN, Message, payload_of
+from fedblend.deploy.secure.collection import collection_of
 from fedblend.deploy.server import aggregation
 from fedblend.deploy.server.aggregation import Aggregator
 from fedblend.deploy.server.audited_exchange import AuditedExchange
@@ -77,8 +78,9 @@ class Coordinator(Results):
         self.shapes = self.engine.shapes(member)
         shard = shard_of(self.engine.settings, self.engine.examples["train"], member)
         self.request = jax.eval_shape(self.algorithm.ask, self.shapes.state, shard)
-        self.ledger = CommunicationLog(self.clients, sizes_of(self.shapes))
         self.aggregator = Aggregator(self.engine, self.shapes, rules)
+        self.collection = collection_of(self, sizes_of(self.shapes))
+        self.ledger = CommunicationLog(self.clients, self.collection.sizes)
         self._tell = jax.jit(self.algorithm.tell)
         self._deploy = jax.jit(partial(deployment, self.algorithm))
 
@@ -164,28 +166,22 @@ class Coordinator(Results):
         return at_end and (not self.records or self.records[-1].round < self.round)
 
     def _begin(self) -> None:
-        joins, members = [], np.empty(0, int)
+        joins = self.aggregator.sum_joins([], self.weights[:0])
         if jax.tree.leaves(self.shapes.join):
             replies = self._enroll(self.active)
-            norms = {c: found[2] for c, found in replies.accepted.items()}
-            judge = aggregation.NormHistory(self.rules.norm_ratio)
-            self._reject(replies, judge.settle(norms))
-            members = np.array(sorted(replies.accepted), int)
-            if len(members) < len(self.active):
+            try:
+                joins = self.collection.joins(replies)
+            except BelowQuorum:
                 self.bases[:] = UNKNOWN
-                raise BelowQuorum(
-                    "enrollment: all clients must reply before the first round; "
-                    + self._reasons(replies)
-                )
-            joins = [replies.accepted[client][0] for client in members.tolist()]
-            self.ledger.join(members)
-        self.down, self.server = self.aggregator.start(joins, self.weights[members])
+                raise
+            self.ledger.join(self.active)
+        self.down, self.server = self.aggregator.start(joins)
 
     def _enroll(self, clients: np.ndarray) -> Replies:
         """Enroll those of these clients who are not; each one's join and request."""
         experiment, terms = self.setup.experiment, self.setup.terms
         head = Message("enroll", experiment, UNKNOWN, fields=terms)
-        template = (self.shapes.join, self.request)
+        template = (self.collection.join, self.request)
         requests = {
             client: (head._replace(client=client), self.engine.params)
             for client in clients.tolist()
@@ -219,68 +215,23 @@ class Coordinator(Results):
             base = int(self.bases[client])
             head = Message("round", experiment, client, number, base=base)
             requests[client] = (head, down)
-        replies = self.exchanges.exchange(
-            requests, self._accept_update, enough=cohort, least=self.quorum
-        )
-        before = list(self.norm_history.norms)
-        norms = {client: found[2] for client, found in replies.accepted.items()}
-        self._reject(replies, self.norm_history.settle(norms))
+        total, replies, asks = self.collection.updates(members, requests, enrolled)
         counted = sorted(replies.accepted)
-        if len(counted) < self.quorum:
-            self.norm_history.norms = before
-            why = self._reasons(replies, enrolled)
-            raise BelowQuorum(
-                f"round {number}: {len(counted)} of {cohort} clients replied, the "
-                f"quorum is {self.quorum}; {why}"
-            )
+        key = keys.at(self.engine.key, "server", number)
         self.down, self.server = self.aggregator.step(
-            {
-                int(np.searchsorted(members, client)): replies.accepted[client][0]
-                for client in counted
-            },
-            self.weights[counted],
-            len(members),
-            self.down,
-            self.server,
-            keys.at(self.engine.key, "server", number),
+            total, self.down, self.server, key
         )
         totals = aggregation.enter_round(
             self.ledger, self.shapes, members, replies, requests
         )
-        for client in counted:
-            self.bases[client] = number
-            request = replies.accepted[client][1]
-            if request is not None:
-                self.requests[client] = request
+        self.bases[counted] = number
+        self.requests.update(asks)
         self.round = number + 1
         seconds = time.perf_counter() - started
         found = {"rounds": 1, "seconds": seconds, **totals._asdict()}
         self.interval = {name: n + found[name] for name, n in self.interval.items()}
-        others = self._reasons(replies)
+        others = aggregation.reasons(replies, names=self.setup.names)
         self.setup.note("round", round=number, counted=len(counted), others=others)
-
-    def _reasons(self, *exchanges: Replies) -> str:
-        return aggregation.reasons(*exchanges, names=self.setup.names)
-
-    def _reject(self, replies: Replies, reasons: Mapping[int, str]) -> None:
-        """Reject replies that were accepted one by one."""
-        for client, why in reasons.items():
-            del replies.accepted[client]
-            replies.rejected[client] = why
-            self.exchanges.note_of(client, "rejected", reason=why)
-
-    def _accept_update(
-        self, reply: Message
-    ) -> tuple[PyTree, PyTree | None, tuple[float, ...]]:
-        """A client's update, its request if that has changed, and its norms."""
-        asks = reply.fields.get("asked") is True
-        template = (self.shapes.up, self.request if asks else ())
-        key = keys.at(self.engine.key, "client", reply.round, reply.client)
-        found = payload_of(reply, template, key, self.down)
-        up, request = jax.tree.map(jnp.asarray, found)
-        norms = self.aggregator.check_update(up, request)
-        self.norm_history.check(norms)
-        return up, request if asks else None, norms
 
     def _measure(self) -> None:
         """Ask all clients for their measures, and write a record."""

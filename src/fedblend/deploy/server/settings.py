@@ -4,6 +4,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from math import ceil
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -67,7 +68,8 @@ def fraction_of(quorum: float, clients: int) -> int:
 def round_rules(config: Config, clients: int, poll: float) -> RoundRules:
     """The rules of a configuration, for so many clients that take part."""
     run, given = config.run, (config.federation or Federation()).model_dump()
-    del given["max_rows"]  # of descriptions
+    for name in ("max_rows", "secure", "secure_bits", "secure_clip"):
+        del given[name]  # of descriptions, and of sums
     if config.privacy is not None:
         # Whom the median of norms rejects depends on the rows of others, so that one
         # client could move the sum by more than its own update.
@@ -80,6 +82,23 @@ def round_rules(config: Config, clients: int, poll: float) -> RoundRules:
         timeouts=Timeouts(poll=poll, **times),
         **given,
     )
+
+
+class SecureSums(NamedTuple):
+    """How sums are secure; see ``secure.fixed_point`` for both numbers."""
+
+    folder: Path
+    """Where the server writes what it has asked of nodes, before it asks."""
+    bits: int = 64
+    clip: float = 65536.0
+
+
+def secure_sums(config: Config, folder: Path) -> SecureSums | None:
+    """How sums are secure by a configuration; None where they are not."""
+    given = config.federation or Federation()
+    if not given.secure:
+        return None
+    return SecureSums(folder, given.secure_bits, given.secure_clip)
 
 
 class ServerSetup(NamedTuple):
@@ -114,6 +133,8 @@ class ServerSetup(NamedTuple):
     """Clients that take no part."""
     names: Mapping[int, str] = {}
     """What the nodes of the clients are called, for messages to people."""
+    secure: SecureSums | None = None
+    """How sums are secure; the server sees every client's answer if None."""
 
 
 def rowless_data(counts: Mapping[str, np.ndarray]) -> FederatedData:

@@ -1,0 +1,54 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""What a configuration cannot have where sums are secure: ``federation.secure``."""
+
+from typing import TYPE_CHECKING
+
+from fedblend.errors import SettingError
+
+if TYPE_CHECKING:
+    from fedblend.config.config import Config
+
+LEAST = 3
+"""Clients without which a sum hides nobody."""
+APART = ("top_k", "rand_k")
+"""Compressors whose entries differ by client in ``[compress]``."""
+SUMMED = 'whole updates, quantizers, locodl with masks = "one"'
+"""Answers whose sum shows no single client."""
+
+
+def check_secure(config: "Config", clients: int) -> None:
+    """Refuse what needs the answers of single clients, or shows them in a sum.
+
+    Raises:
+        SettingError: what it is, and what is allowed.
+    """
+    asked, run, compress = config.federation, config.run, config.compress
+    cohort = run.cohort or clients
+    name = getattr(getattr(compress, "compressor", None), "name", None)
+    for key, value, wrong, allowed in (
+        ("run.reduction", run.reduction, run.reduction != "mean", "mean"),
+        ("select", "a table", config.select is not None, "the same message for all"),
+        ("compress.compressor", name, name in APART, SUMMED),
+        (
+            "compress.how",
+            "perm_k",
+            compress is not None and compress.how == "perm_k",
+            SUMMED,
+        ),
+        (
+            "run.cohort",
+            cohort,
+            config.privacy is not None and cohort < clients,
+            "all nodes; with [privacy] nobody may know who takes part",
+        ),
+        ("run.cohort", cohort, cohort < LEAST, f"{LEAST} or more"),
+        *(
+            (f"federation.{name}", getattr(asked, name), getattr(asked, name), "none")
+            for name in ("spare", "longest_update", "longest_rest")
+        ),
+    ):
+        if wrong:
+            raise SettingError(
+                key, f"is {value}; with federation.secure allowed: {allowed}"
+            )

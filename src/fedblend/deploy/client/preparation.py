@@ -1,0 +1,56 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""What a node computes with in an experiment, with what its policy adds to it."""
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+from fedblend.data.federated import Shards
+from fedblend.deploy.client import state as states
+from fedblend.deploy.client.executor import ClientSetup, bounded, client_setup
+from fedblend.deploy.client.permissions import Refusal
+from fedblend.deploy.client.policy import Policy
+from fedblend.deploy.contract import Contract
+from fedblend.deploy.ops.settings import ClientSettings
+from fedblend.transforms.local_dp import local_dp, secret_noise
+
+
+def prepared(
+    settings: ClientSettings,
+    policy: Policy,
+    contract: Contract,
+    terms: Mapping[str, Any],
+    splits: Mapping[str, Shards],
+) -> ClientSetup:
+    """The setup of a client with these rows, protected as its policy says.
+
+    Raises:
+        ConfigError: the terms do not fit the configuration or the rows.
+        Refusal: the policy clips, and the algorithm sends what clipping does not cover.
+    """
+    protect, bound = policy.protect, policy.metrics.bound
+    rows = states.fingerprint(splits)
+    splits = contract.transformed(terms, splits)
+    setup = client_setup(settings.client, contract, terms, splits)
+    measures = {name: bounded(one, bound) for name, one in setup.measures.items()}
+    setup = setup._replace(measures=measures, fingerprint=rows)
+    if policy.rows.batches == "secret":
+        setup = setup._replace(secret=states.read_secret(settings.folder))
+    if protect.clip is not None:
+        clipped = local_dp(setup.algorithm, protect.clip, _unprotected)
+        named = f"clip {protect.clip}"
+        setup = setup._replace(algorithm=clipped, protection=named)
+        if protect.noise:
+            std = protect.noise * protect.clip
+            setup = setup._replace(
+                perturb=partial(secret_noise, std=std),
+                squared=(2 / protect.noise) ** 2,
+                protection="noise",
+            )
+    return setup
+
+
+def _unprotected(reason: str) -> Refusal:
+    """The refusal of an algorithm that the policy's clipping does not cover."""
+    return Refusal(f"policy protect.clip: {reason}")

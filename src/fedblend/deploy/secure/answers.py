@@ -1,0 +1,295 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""The answers of a node in an experiment whose sums are secure.
+
+The update itself is computed as without masks, see ``client.answers``, and stays on the
+node's disk: what leaves is masked, once for every attempt at the sum of a round.
+A request that comes again gets the same answer, another one a refusal.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+
+from fedblend import keys
+from fedblend.deploy.client import answers, state
+from fedblend.deploy.client.answers import Job
+from fedblend.deploy.client.permissions import Refusal
+from fedblend.deploy.client.policy import refusal_line
+from fedblend.deploy.message import (
+    ENROLLED,
+    UNKNOWN,
+    decode,
+    digest_of,
+    encode,
+    payload_of,
+)
+from fedblend.deploy.secure import records, summand
+from fedblend.deploy.secure.attempt import MAX_ATTEMPTS, Attempt, View, some_of
+from fedblend.deploy.secure.fixed_point import FixedPoint
+from fedblend.deploy.secure.graph import least_of
+from fedblend.deploy.secure.party import SHARES_BYTES, Party
+
+
+class Means(NamedTuple):
+    """What a node needs for the secure sums of an experiment."""
+
+    bits: int
+    clip: float
+    """Both as in ``FixedPoint``."""
+    weights: str | None
+    """"uniform", or "by_count" for training rows; the algorithm's own if None."""
+    private: X25519PrivateKey
+    roster: Mapping[int, bytes]
+    """The public keys of all nodes, by client."""
+    least: int
+    """Clients that a sum must have; a node's policy decides."""
+
+
+def enroll(job: Job) -> bytes:
+    """Enrollment; what an algorithm sends with it stays here, for ``join``."""
+    _up_shapes(job)
+    return encode(decode(answers.enroll(job)))
+
+
+def share(job: Job) -> bytes:
+    """Shares of this node's secrets of an attempt, for its holders."""
+    attempt = _attempt(job)
+    _refuse_opened(job)
+    sent = _party(job, attempt).share()
+    audit = job.done("shared", round=attempt.round, attempt=attempt.number)
+    told = {"attempt": attempt.digest.hex(), "nonce": sent.nonce, "audit": audit}
+    head = job.request.reply(least=_means(job).least, **told)
+    return encode(head, {"boxes": _table(sent.boxes), "seeds": _bytes(sent.seeds)})
+
+
+def join(job: Job) -> bytes:
+    """What the algorithm sends at enrollment, masked."""
+    if job.request.round != ENROLLED:
+        raise Refusal(f"message: nothing joins in round {job.request.round}")
+    kept = decode(state.any_reply(job.place, ENROLLED))
+
+    def values() -> tuple[np.ndarray, str]:
+        key = keys.at(job.executor.setup.root, "enroll", 0, job.request.client)
+        own, _ = payload_of(kept, (job.executor.join, ()), key)
+        return summand.as_vector(own), job.done("joined")
+
+    return _masked(job, "", kept.digest, values)
+
+
+def train(job: Job) -> bytes:
+    """The client's update of a round, masked."""
+    # The attempt and its cohort change nothing of the update.
+    plain = job.request._replace(fields={})
+    digest = digest_of(plain)
+    executor = job.executor.for_request(digest)
+    own = job._replace(request=plain, digest=digest, executor=executor)
+    broadcast = digest_of(plain._replace(base=UNKNOWN))
+
+    def values() -> tuple[np.ndarray, str]:
+        head, (up, _) = answers.trained(own)
+        found = summand.Summand(executor.setup.algorithm, up).vector(up)
+        return found, head.fields["audit"]
+
+    return _masked(job, broadcast, f"{digest} {answers.protection_of(own)}", values)
+
+
+def unmask(job: Job) -> bytes:
+    """What opens a sum: this node's shares, for one view of a round and no other."""
+    attempt, place, round = _attempt(job), job.place, job.request.round
+    before = records.read(place, "opened", round)
+    if before is not None and before.about["digest"] == job.digest:
+        return before.data
+    _refuse_opened(job)
+    masked = records.read(place, "masked", round)
+    if masked is None or masked.about["attempt"] != attempt.digest.hex():
+        raise Refusal(f"message: this node has no answer in this attempt at {round}")
+    view = View(*masked.about["view"])
+    view = view._replace(nonces={int(c): n for c, n in view.nonces.items()})
+    answered = some_of(job.request.fields.get("answered"), view.nonces, "sharers")
+    _check_enough(job, attempt, answered, "answered")
+    others = attempt.graph.neighbors(job.request.client, view.nonces)
+    sent = job.request.arrays.get("['boxes']", np.zeros(0))
+    if sent.dtype != np.uint8 or sent.shape != (len(others), SHARES_BYTES):
+        raise Refusal("message: has no boxes with the shares of the other nodes")
+    boxes = {other: row.tobytes() for other, row in zip(others, sent, strict=True)}
+    found = _party(job, attempt).open(view, answered, boxes)
+    audit = job.done("opened", round=round, clients=len(answered))
+    payload = {
+        "tokens": _table(found.tokens),
+        "key_shares": _table(found.key_shares),
+        "own": _bytes(found.own),
+        "box": _bytes(found.box),
+    }
+    reply = encode(job.request.reply(audit=audit), payload)
+    records.write(place, "opened", round, {"digest": job.digest}, reply)
+    records.remove_old(place)
+    return reply
+
+
+ANSWERS = {
+    **answers.ANSWERS,
+    "enroll": enroll,
+    "share": share,
+    "join": join,
+    "round": train,
+    "unmask": unmask,
+}
+"""By the kind of the message, in an experiment whose sums are secure."""
+
+
+def _masked(
+    job: Job,
+    broadcast: str,
+    source: str,
+    values: Callable[[], tuple[np.ndarray, str]],
+) -> bytes:
+    """One masked answer in an attempt; what it was is on disk before it leaves.
+
+    Args:
+        job: the request.
+        broadcast: a hash of the message of the round.
+        source: names all that the answer depends on; an answer that is on disk is
+            masked again, in a later attempt too.
+        values: computes the answer; its numbers, and the newest hash of the audit.
+    """
+    attempt, place, round = _attempt(job), job.place, job.request.round
+    name, number = attempt.digest.hex(), attempt.number
+    before = records.read(place, "masked", round)
+    known: dict[str, Any] = {} if before is None else before.about
+    again = (known.get("attempt"), known.get("digest")) == (name, job.digest)
+    if not again and number <= known.get("number", -1):
+        raise Refusal(
+            f"message: attempt {known['number']} at round {round} was answered, and is "
+            "asked for with another message or cohort"
+        )
+    _refuse_opened(job)
+    view, weight = _view(job, attempt, broadcast)
+    if before is not None and known["source"] == source:
+        own = np.frombuffer(before.data)
+        audit = job.done("round", round=round)
+    elif again:
+        raise Refusal("update: is not that of the first time; a mask hides one answer")
+    else:
+        own, audit = values()
+    if not np.isfinite(own).all():
+        raise Refusal("update: has numbers that are not finite; nothing is sent")
+    clipped = attempt.fixed_point.clipped(own)
+    if clipped:
+        audit = job.done("clipped", round=round, numbers=clipped)
+    if not again:
+        about = {
+            "attempt": name,
+            "number": number,
+            "digest": job.digest,
+            "source": source,
+            "view": [dict(view.nonces), *view[1:]],
+        }
+        records.write(place, "masked", round, about, own.tobytes())
+    sent = _party(job, attempt).mask(attempt.fixed_point.encode(own, weight), view)
+    return encode(job.request.reply(audit=audit, **job.told), {"masked": sent})
+
+
+def _view(job: Job, attempt: Attempt, broadcast: str) -> tuple[View, float]:
+    """What the node is told before it answers, and its own weight."""
+    fields, means = job.request.fields, _means(job)
+    nonces: Any = fields.get("nonces")
+    if not isinstance(nonces, list) or not all(
+        isinstance(pair, list) and len(pair) == 2 and isinstance(pair[1], str)
+        for pair in nonces
+    ):
+        raise Refusal("message: does not say who has shared")
+    sharing = some_of([client for client, _ in nonces], attempt.keys, "members")
+    _check_enough(job, attempt, sharing, "shared")
+    largest: Any = fields.get("largest")
+    if type(largest) is not float or not 0 < largest < math.inf:
+        raise Refusal(f"message: {largest!r:.40} is no largest weight")
+    weights = means.weights or job.executor.setup.algorithm.needs.weights
+    own = 1.0 if weights == "uniform" else float(job.executor.train_rows)
+    view = View({client: nonce for client, nonce in nonces}, broadcast, largest)
+    return view, min(own, largest) / largest
+
+
+def _check_enough(job: Job, attempt: Attempt, some: Sequence[int], what: str) -> None:
+    """Refuse a sum of too few, or one that this node is not in."""
+    own, all, means = job.request.client, len(attempt.keys), _means(job)
+    if own not in some:
+        raise Refusal(f"message: client {own} {what}, and is not among those who did")
+    if len(some) < means.least:
+        raise Refusal(_too_few(means, len(some)))
+    holders = 1 + len(attempt.graph.neighbors(own, some))
+    if len(some) < least_of(all) or holders < attempt.graph.threshold:
+        raise Refusal(
+            f"message: {len(some)} of {all} clients {what}; allowed: at least "
+            f"{least_of(all)}, two thirds of the cohort"
+        )
+
+
+def _too_few(means: Means, count: int) -> str:
+    allowed = f"at least {means.least}"
+    return refusal_line("accept.min_cohort", "a sum", f"of {count} clients", allowed)
+
+
+def _attempt(job: Job) -> Attempt:
+    """The attempt that a request is of, with the keys of this node's roster."""
+    fields, means, client = job.request.fields, _means(job), job.request.client
+    number: Any = fields.get("attempt")
+    if job.request.round < ENROLLED:
+        raise Refusal(f"message: there is no round {job.request.round}")
+    if type(number) is not int or not 0 <= number < MAX_ATTEMPTS:
+        raise Refusal(f"message: {number!r:.40} is no number of an attempt")
+    members = some_of(fields.get("members"), means.roster, "nodes of roster.toml")
+    if client not in members:
+        raise Refusal(f"message: client {client} is not a member of this cohort")
+    if len(members) < means.least:
+        raise Refusal(_too_few(means, len(members)))
+    fixed_point = FixedPoint(means.bits, means.clip, len(members))
+    own = {member: means.roster[member] for member in members}
+    return Attempt(job.request.experiment, job.request.round, number, own, fixed_point)
+
+
+def _refuse_opened(job: Job) -> None:
+    """Refuse all but repetitions once a sum of this round, or a later one, is open.
+
+    The sums of two attempts may differ by one client's answer.
+    """
+    round, newest = job.request.round, records.newest(job.place, "opened")
+    if round <= newest:
+        raise Refusal(
+            f"message: a sum of round {newest} was opened; of a round that is not "
+            "later no other sum is"
+        )
+
+
+def _up_shapes(job: Job) -> Any:
+    """Shapes of the client's answer, if answers of this algorithm can be summed."""
+    executor = job.executor
+    up, _ = jax.eval_shape(executor.update, executor.message, executor.state)
+    reason = summand.refusal(up, executor.request)
+    if reason is not None:
+        raise Refusal(reason)
+    return up
+
+
+def _means(job: Job) -> Means:
+    assert isinstance(job.secure, Means)
+    return job.secure
+
+
+def _party(job: Job, attempt: Attempt) -> Party:
+    """The node in an attempt; its secret is one of the experiment."""
+    secret = state.read_secret(job.place, "secure.secret")
+    return Party(attempt, job.request.client, _means(job).private, secret)
+
+
+def _bytes(data: bytes) -> np.ndarray:
+    return np.frombuffer(data, np.uint8)
+
+
+def _table(rows: Sequence[bytes]) -> np.ndarray:
+    """Rows of bytes of the same length."""
+    return np.array([np.frombuffer(row, np.uint8) for row in rows], np.uint8)

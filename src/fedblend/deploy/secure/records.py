@@ -1,0 +1,69 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""What a node keeps of secure sums: a secret, and what it answered and opened.
+
+::
+
+    EXPERIMENT/secure.secret  drawn at random, once for an experiment
+    EXPERIMENT/masked-R       the newest attempt at round R that was answered: what the
+                              node was told before, and its answer without masks
+    EXPERIMENT/opened-R       what the node gave to open the sum of round R
+"""
+
+import json
+import re
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedblend.simulation.serialize import pack, unpack, write_atomically
+
+KINDS = ("masked", "opened")
+ROUNDS = 3
+"""Whose files stay: as many as a node keeps states."""
+
+
+class Record(NamedTuple):
+    """One file."""
+
+    about: dict[str, Any]
+    data: bytes
+
+
+def write(
+    place: Path, kind: str, round: int, about: dict[str, Any], data: bytes = b""
+) -> None:
+    """Write a file, whole or not at all."""
+    content = pack(np.frombuffer(data, np.uint8), {"about": json.dumps(about)})
+    write_atomically(place / f"{kind}-{round}", content)
+
+
+def read(place: Path, kind: str, round: int) -> Record | None:
+    """A file; None where there is none.
+
+    Raises:
+        WireError: it is not what was written.
+    """
+    try:
+        arrays, metadata = unpack((place / f"{kind}-{round}").read_bytes())
+    except FileNotFoundError:
+        return None
+    return Record(json.loads(metadata["about"]), arrays["value"].tobytes())
+
+
+def newest(place: Path, kind: str) -> int:
+    """The newest round of which there is a file of a kind; -2 where there is none."""
+    return max(_rounds(place, kind), default=-2)
+
+
+def remove_old(place: Path) -> None:
+    """Remove all but the newest files of each kind."""
+    for kind in KINDS:
+        for round in sorted(_rounds(place, kind))[:-ROUNDS]:
+            (place / f"{kind}-{round}").unlink(missing_ok=True)
+
+
+def _rounds(place: Path, kind: str) -> list[int]:
+    names = [re.fullmatch(rf"{kind}-(-?\d+)", path.name) for path in place.iterdir()]
+    return [int(name[1]) for name in names if name]

@@ -1,0 +1,60 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""Who masks with whom: thresholds by exact tails, and circles that are circles."""
+
+from fractions import Fraction
+from math import comb
+
+import numpy as np
+import pytest
+
+from fedblend.deploy.secure import graph as graphs
+from fedblend.deploy.secure.graph import degree_and_threshold, graph_of, least_of
+
+
+@pytest.mark.parametrize("nodes", [3, 4, 8, 40, 50])
+def test_small_cohorts_are_complete(nodes):
+    assert degree_and_threshold(nodes) == (nodes - 1, -(-2 * nodes // 3))
+    found = graph_of(range(nodes), b"")
+    assert all(holders == tuple(range(nodes)) for holders in found.holders.values())
+
+
+@pytest.mark.parametrize("nodes", [51, 100, 200])
+def test_large_cohorts_are_as_safe_as_stated(nodes):
+    degree, threshold = degree_and_threshold(nodes)
+    colluding, left = nodes // 10, nodes - nodes // 3
+
+    def tail(marked: int, least: int) -> Fraction:
+        ways = [
+            comb(marked, n) * comb(nodes - 1 - marked, degree - n)
+            for n in range(least, degree + 1)
+            if n <= marked
+        ]
+        return Fraction(sum(ways), comb(nodes - 1, degree))
+
+    assert degree < nodes - 1 and degree % 2 == 0
+    assert nodes * tail(colluding, 2 * threshold - degree - 1) <= 2**-40
+    assert nodes * tail(colluding, 2 * (threshold - 1) - degree - 1) > 2**-40
+    assert nodes * (1 - tail(left - 1, threshold - 1)) <= 2**-20
+
+
+def test_neighbors_are_mutual_and_as_many_for_all():
+    found = graph_of(range(0, 240, 2), b"seed")
+    degree, _ = degree_and_threshold(120)
+    for node, holders in found.holders.items():
+        assert len(holders) == len(set(holders)) == degree + 1
+        assert all(node in found.holders[other] for other in holders)
+    assert graph_of(range(0, 240, 2), b"other").holders != found.holders
+
+
+def test_the_tail_is_that_of_draws():
+    """Half a million draws: 5 standard deviations of their frequency."""
+    rng = np.random.default_rng(0)
+    draws = rng.hypergeometric(20, 80, 30, 500_000)
+    expected = graphs._at_least(100, 20, 30, 8)
+    spread = np.sqrt(expected * (1 - expected) / 500_000)
+    assert abs((draws >= 8).mean() - expected) < 5 * spread
+
+
+def test_two_thirds():
+    assert [least_of(n) for n in (1, 2, 3, 4, 5, 6, 8)] == [1, 2, 2, 3, 4, 4, 6]

@@ -1,0 +1,224 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""``federation.secure`` of a configuration, policies and rosters of nodes."""
+
+import base64
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from configured import (
+    CLIENTS,
+    OPEN,
+    experiment,
+    federated,
+    few,
+    method,
+    newest,
+    settings_of,
+    write_rows,
+)
+
+from fedblend.config import toml
+from fedblend.config.config import check
+from fedblend.deploy.client.admission import node_of
+from fedblend.deploy.ops import certificates
+from fedblend.deploy.ops.provision import provision
+from fedblend.deploy.ops.settings import ClientSettings, NodeSettings, load_as
+from fedblend.deploy.secure.roster import keys_of
+from fedblend.deploy.server.run import run_server
+from fedblend.errors import ConfigError, RunError
+from fedblend.simulation.serialize import unpack
+from loopback import LoopbackTransport
+
+POLICY = few(OPEN + "[metrics]\nnames = []\n")
+"""Without measures no figures are drawn, which takes longer than the rounds."""
+DEMANDING = POLICY.replace("[accept]\n", "[accept]\nsecure = true\n", 1)
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory):
+    return write_rows(tmp_path_factory.mktemp("rows"))
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("lab") / "lab"
+    provision(folder, host="127.0.0.1", nodes=["alice", "bob", "carol"])
+    return folder
+
+
+def node_settings(rows: Path, folder: Path, lab: Path, client: int, policy: str):
+    """The settings of a node, with the keys that ``init`` made."""
+    settings_of(rows, folder, client, policy)
+    own, place = lab / "nodes" / ("alice", "bob", "carol")[client], folder / "node.toml"
+    keys = f'roster = "{own}/roster.toml"\nsecure_key = "{own}/secure.key"\n'
+    place.write_text(place.read_text().replace("[data]", f"{keys}[data]"))
+    return load_as(NodeSettings, place)
+
+
+def nodes(rows: Path, folder: Path, lab: Path, policy: str = DEMANDING) -> dict:
+    return {
+        100 + client: node_of(
+            node_settings(rows, folder / f"node{client}", lab, client, policy)
+        )
+        for client in range(CLIENTS)
+    }
+
+
+def secure(text: str, **more) -> str:
+    given = "".join(f"{key} = {toml.literal(value)}\n" for key, value in more.items())
+    return text.replace("[federation]\n", f"[federation]\nsecure = true\n{given}", 1)
+
+
+@pytest.mark.parametrize(
+    "name", ["fedavg", pytest.param("flix", marks=pytest.mark.slow)]
+)
+def test_an_experiment_with_secure_sums_is_near_the_plain_one(
+    name, rows, lab, tmp_path
+):
+    """Sums are off by 3 * 2**-46, and models by the rounding of float32."""
+    text = federated(method(name, rows, 2) + "[measure]\nlocal = false\n", 60.0)
+    models = {}
+    for kind, how in (("secure", secure(text)), ("plain", text)):
+        place = tmp_path / kind
+        policy = DEMANDING if kind == "secure" else POLICY
+        transport = LoopbackTransport(nodes(rows, place, lab, policy))
+        summary = run_server(experiment(place / "run", how), transport, poll=0.0)
+        assert summary["runs"][0]["round"] == 2
+        shared, _ = unpack((place / "run" / "model.safetensors").read_bytes())
+        own = [newest(place / f"node{client}") for client in range(CLIENTS)]
+        models[kind] = [shared, *(unpack(path.read_bytes())[0] for path in own)]
+    for mine, theirs in zip(models["secure"], models["plain"], strict=True):
+        for leaf in mine:
+            np.testing.assert_allclose(mine[leaf], theirs[leaf], atol=1e-6)
+    audits = (tmp_path / "secure").glob("node*/state/audit.jsonl")
+    texts = [path.read_text() for path in audits]
+    lines = [json.loads(line) for text in texts for line in text.splitlines()]
+    events = {line["event"] for line in lines}
+    assert {"shared", "round", "opened"} <= events
+    masked = [line["fields"] for line in lines if line["event"] == "masked"]
+    assert all(fields["clipped"] == 0 for fields in masked)
+
+
+def stopped(rows, tmp_path, made: dict, text: str) -> str:
+    with pytest.raises(RunError) as error:
+        run_server(
+            experiment(tmp_path / "run", text), LoopbackTransport(made), poll=0.0
+        )
+    return str(error.value)
+
+
+def test_a_policy_that_demands_secure_sums_refuses_others(rows, lab, tmp_path):
+    made = nodes(rows, tmp_path, lab)
+    line = stopped(rows, tmp_path, made, federated(method("fedavg", rows, 1), 0.2))
+    expected = "policy accept.secure: federation.secure is false; allowed: true"
+    assert expected in line
+
+
+def test_a_node_without_a_roster_refuses(rows, tmp_path):
+    made = {
+        100 + client: node_of(settings_of(rows, tmp_path / str(client), client, POLICY))
+        for client in range(CLIENTS)
+    }
+    text = secure(federated(method("fedavg", rows, 1), 0.2))
+    line = stopped(rows, tmp_path, made, text)
+    assert "node.toml: roster and secure_key are missing" in line
+
+
+def test_rosters_that_are_wrong_are_one_line(rows, lab, tmp_path):
+    def settings(roster: str, key: bytes = b"") -> ClientSettings:
+        found = node_settings(rows, tmp_path, lab, 0, POLICY)
+        (tmp_path / "roster.toml").write_text(roster)
+        alice = (lab / "nodes" / "alice" / "secure.key").read_bytes()
+        (tmp_path / "secure.key").write_bytes(key or alice)
+        more = {
+            "roster": tmp_path / "roster.toml",
+            "secure_key": tmp_path / "secure.key",
+        }
+        (own,) = found.model_copy(update=more).client_settings().values()
+        return own
+
+    whole = (lab / "nodes" / "alice" / "roster.toml").read_text()
+    _, keys = keys_of(settings(whole))
+    assert sorted(keys) == [0, 1, 2] and len(set(keys.values())) == 3
+    other = certificates.secure_key()
+    own = base64.b64encode(keys[0]).decode()
+    for roster, key, line in (
+        (whole.replace(own, other.public.decode()), b"", "is not that of secure.key"),
+        (whole, other.key, "is not that of secure.key"),
+        (whole.replace(own, "abc"), b"", "32 bytes in base64"),
+        (whole.replace("client = 2", "client = 1"), b"", "a client or a key twice"),
+        (whole, b"no key", "is no key of X25519 in PEM format"),
+        ("version = 2\n", b"", "version"),
+    ):
+        with pytest.raises(ConfigError, match=line) as error:
+            keys_of(settings(roster, key))
+        assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [
+        ({"run": {"reduction": "median"}}, "run.reduction: is median; with"),
+        ({"run": {"reduction": "trimmed_mean"}}, "run.reduction: is trimmed_mean"),
+        (
+            {"compress": {"compressor": {"name": "top_k", "k": 2}}},
+            "compress.compressor: is top_k; with federation.secure allowed: whole",
+        ),
+        ({"compress": {"how": "perm_k"}}, "compress.how: is perm_k"),
+        ({"federation": {"spare": 1}}, "federation.spare: is 1; with"),
+        ({"federation": {"longest_update": 1.0}}, "federation.longest_update"),
+        ({"run": {"cohort": 2}}, "run.cohort: is 2; with federation.secure allowed: 3"),
+        (
+            {
+                "data": {"clients": 9},
+                "run": {"cohort": 5},
+                "privacy": {"clip": 1.0, "noise": 1.0, "delta": 1e-5},
+            },
+            "run.cohort: is 5; with federation.secure allowed: all nodes",
+        ),
+    ],
+)
+def test_what_is_not_a_sum_of_all_is_refused_in_one_line(change, line, rows):
+    content = toml.parse(secure(federated(method("fedavg", rows, 1))), "test")
+    for table, keys in change.items():
+        content[table] = {**content.get(table, {}), **keys}
+    with pytest.raises(ConfigError) as error:
+        check(content, "test")
+    assert line in str(error.value) and "\n" not in str(error.value)
+    content["federation"]["secure"] = False
+    check(content, "test")
+
+
+def test_select_is_refused():
+    with pytest.raises(
+        ConfigError, match=r"select: is a table; with federation\.secure"
+    ):
+        check(toml.parse(SELECTING, "test"), "test")
+
+
+SELECTING = """
+version = 1
+name = "movies"
+[data]
+partition = "nodes"
+clients = 4
+kind = "classes"
+classes = 50
+shape = [10]
+[model]
+name = "dual_encoder"
+[select]
+parameters = ["embedding"]
+[algorithm]
+name = "fedavg"
+rate = 0.1
+steps = 1
+batch_size = 8
+[run]
+rounds = 1
+[federation]
+secure = true
+"""
