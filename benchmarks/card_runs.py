@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator
 from functools import partial
 from itertools import pairwise
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +23,7 @@ from fedblend.data.federated import Shards
 from fedblend.models import feedforward
 from fedblend.models.dual_encoder import dual_encoder_loss
 from fedblend.models.model import Model
+from fedblend.models.products import Products
 from fedblend.transforms.mixed_fl import central_loss
 
 CENTRAL_ROWS, CENTRAL_BATCH = 1000, 50
@@ -94,7 +95,10 @@ def model_of(card: Card) -> Model:
         "char_gru": lambda: fb.models.char_rnn(classes, hidden=128, cell="gru"),
         "dual_encoder": lambda: fb.models.dual_encoder(classes),
     }
-    return builders[card.model]()
+    model = builders[card.model]()
+    if card.products is None:
+        return model
+    return fb.models.with_products(model, cast(Products, card.products))
 
 
 def loss_of(card: Card, model: Model) -> Loss:

@@ -130,6 +130,7 @@ def engine_of(whole: Engine, places: slice | int) -> Engine:
         central=whole.central,
         own_rows=several and whole.places == 0,
         replicas=len(range(whole.replicas or 1)[places]) if several else None,
+        rounds=whole.rounds,
     )
     found.compiled = whole.compiled.setdefault(f"of {found.replicas} replicas", {})
     return found

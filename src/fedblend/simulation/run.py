@@ -15,6 +15,7 @@ from fedblend import trees
 from fedblend.core import Info, PyTree, static_bits
 from fedblend.data.federated import FederatedData
 from fedblend.gains import Evidence, Measured
+from fedblend.simulation import devices
 from fedblend.simulation.clients import Clients
 from fedblend.simulation.communication import CommunicationLog, Sizes, Totals, sizes_of
 from fedblend.simulation.engine import Engine
@@ -31,6 +32,9 @@ from fedblend.simulation.result import (
     summarize,
 )
 from fedblend.simulation.sampling import Cohorts
+
+AHEAD_SECONDS = 2.0
+"""The longest block after which the next one is begun before anybody asks for it."""
 
 
 class Run(Results):
@@ -65,13 +69,14 @@ class Run(Results):
         self._local = local
         self._pipeline = Pipeline(engine, clients, cohorts)
         self.settings, self.key, self.over = engine.settings, engine.key, engine.over
-        self.params, self.shapes = engine.params, clients.shapes
+        self.shapes = clients.shapes
         self.federated_data, self.replicas = federated_data, engine.replicas
         self.cohorts, self.cohort = cohorts, cohorts.size
         self.rounds, self.every, self.round = rounds, every, 0
         self.records: list[Any] = []
         self.measured: list[Measured] = []
         self._rows: PyTree = ()
+        self._measuring: PyTree = None
         self.budget: Budget | None = None
         self.earlier_seconds = 0.0
         self.down: Any = None
@@ -95,6 +100,16 @@ class Run(Results):
         for _ in self:
             pass
         return self
+
+    @property
+    def params(self) -> PyTree:
+        """The initial parameters."""
+        return self._engine.params
+
+    def wait(self) -> None:
+        """Until the device rests: it may compute the next block while nobody asks."""
+        self._pipeline.wait()
+        jax.block_until_ready((self.down, self.server))
 
     @property
     def shared(self) -> PyTree:
@@ -281,6 +296,8 @@ class Run(Results):
 
     def _begin(self) -> None:
         begun = self._clock()
+        if self.rounds and devices.beside_host():
+            self._pipeline.begin_compiling()
         joined = self._clients.enroll_first()
         if self._clients.joins:
             for log in self._logs:
@@ -292,20 +309,37 @@ class Run(Results):
         begun = self._clock()
         first, last = self.round, min(self.round + self.every, self.rounds)
         until = min(last + self.every, self.rounds)
-        carry = (self.down, self.server)
-        carry, entries = self._pipeline.advance(carry, first, last, until)
+        carry, asked = (self.down, self.server), self._evaluation
+        carry, entries, seconds = self._pipeline.advance(
+            carry,
+            first,
+            last,
+            until,
+            lambda carry: self._begin_to_measure(carry[0]),
+            (asked.by_rows or not asked.metrics)
+            and _latest(self.records).seconds < AHEAD_SECONDS,
+        )
         self.down, self.server = carry
         self.round = last
-        self._record(last - first, self._clock() - begun, entries)
+        seconds = self._clock() - begun if seconds is None else seconds
+        self._record(last - first, seconds, entries)
+
+    def _begin_to_measure(self, down: Any) -> PyTree:
+        """Have the device measure the model of all clients, when it is computed."""
+        if self._evaluation.metrics and self._evaluation.by_rows:
+            self._measuring = self._measured_values(down)
+        return self._measuring
+
+    def _measured_values(self, down: Any) -> PyTree:
+        return measured_values(self._engine, self._clients, self._evaluation, down)
 
     def _measure(self) -> None:
         """Measure each replica's clients as they are now, if anything is asked for."""
         asked = self._evaluation
         if not asked.metrics:
             return
-        values, self._rows = measured_values(
-            self._engine, self._clients, asked, self.down
-        )
+        begun, self._measuring = self._measuring, None
+        values, self._rows = begun or self._measured_values(self.down)
         alone = () if self._local is None else self._local.complete().measured
         self.measured = asked.by_replica(values, alone)
 
@@ -334,3 +368,8 @@ class Run(Results):
                 )
             )
         self.records.append(records[0] if self.replicas is None else records)
+
+
+def _latest(records: list[Any]) -> Record:
+    """The last record, of the first replica."""
+    return records[-1][0] if isinstance(records[-1], list) else records[-1]
