@@ -3,6 +3,7 @@
 """The cards by fedblend, as a user would call it, and their time."""
 
 import gc
+import hashlib
 import math
 import statistics
 import time
@@ -162,6 +163,12 @@ def start(card: Card, data: fb.FederatedData, **changes: Any) -> fb.Run:
     return fb.simulate(**{**asked, **changes})
 
 
+def digest(params: Any) -> str:
+    """The first digits of a hash of all bits: runs of equal bits have equal ones."""
+    leaves = jax.tree.leaves(jax.device_get(params))
+    return hashlib.sha256(b"".join(leaf.tobytes() for leaf in leaves)).hexdigest()[:12]
+
+
 def timed(card: Card, limit: float) -> dict[str, Any]:
     """Seconds of a card; it is ended early after ``limit``, and then extrapolated.
 
@@ -194,6 +201,7 @@ def timed(card: Card, limit: float) -> dict[str, Any]:
         "ms_a_round": statistics.median(each),
         "least_ms_a_round": min(each),
         "store": run.store_kind,
+        "sha256": digest(run.down.shared),
         "weights": sum(leaf.size for leaf in jax.tree.leaves(run.params)),
         "extrapolated": run.round < card.rounds,
     }
@@ -202,6 +210,7 @@ def timed(card: Card, limit: float) -> dict[str, Any]:
         found["seconds_of_card"] = fixed + (total - fixed) * card.rounds / run.round
     else:
         found["seconds_of_card"] = total
+    run.wait()
     del run, data
     gc.collect()
     jax.clear_caches()

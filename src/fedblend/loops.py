@@ -72,7 +72,7 @@ def multiplications(program: Any) -> int:
     """Multiplications of a jaxpr's matrix products and convolutions, loops once."""
     total = 0
     for equation in program.eqns:
-        inner = [getattr(one, "aval", None) for one in equation.invars]
+        inner: list[Any] = [one.aval for one in equation.invars]
         size = sum(math.prod(one.aval.shape) for one in equation.outvars)
         if equation.primitive.name == "dot_general":
             (contracted, _), _ = equation.params["dimension_numbers"]

@@ -8,7 +8,6 @@ import pytest
 
 import fedblend as fb
 from fedblend.simulation import devices, pipeline
-from fedblend.simulation import run as run_module
 from fedblend.simulation.pipeline import Begun
 
 MODEL = fb.models.softmax(4, 3)
@@ -81,13 +80,13 @@ def test_states_are_not_given_up_ahead(ahead, monkeypatch):
 
 
 def test_long_blocks_are_not_begun_ahead(ahead, monkeypatch):
-    monkeypatch.setattr(run_module, "AHEAD_SECONDS", 0.0)
+    monkeypatch.setattr(pipeline, "AHEAD_SECONDS", 0.0)
     start().complete()
     assert not ahead
 
 
 def test_what_is_measured_client_by_client_is_not_begun_ahead(ahead):
-    measure = {"size": fb.Metric(lambda params, batch: batch.mask.sum(), True)}
+    measure = {"size": fb.Metric(lambda params, batch: params.bias.sum(), True)}
     start(measure=measure).complete()
     assert not ahead
 

@@ -256,6 +256,7 @@ class Clients:
         self._rows.stage("train", starts, self.train.counts[ids], self._room)
         members = None
         if self.stay:
+            assert isinstance(self.store, FIXED)
             slots = self.store.slots(ids)
             members = self._block_members(ids, present, starts, slots)
         return Plan(ids, present, starts, members)

@@ -9,7 +9,6 @@ was computed.
 """
 
 import time
-from collections.abc import Callable
 from concurrent.futures import Future
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -26,6 +25,9 @@ from fedblend.simulation.evaluate import Evaluation
 from fedblend.simulation.rounds import Log
 from fedblend.simulation.sampling import Cohorts
 from fedblend.simulation.worker import Worker
+
+AHEAD_SECONDS = 2.0
+"""The longest block after which the next one is begun before anybody asks for it."""
 
 
 class Entry(NamedTuple):
@@ -78,30 +80,25 @@ class Begun(NamedTuple):
 class Pipeline:
     """The blocks of a run, one after the other."""
 
-    def __init__(self, engine: Engine, clients: Clients, cohorts: Cohorts):
+    def __init__(
+        self, engine: Engine, clients: Clients, cohorts: Cohorts, evaluation: Evaluation
+    ):
         self._engine, self._clients, self._cohorts = engine, clients, cohorts
+        self._evaluation, self._measuring = evaluation, (None, None)
+        self._latest = 0.0
         self._ahead: tuple[int, int, Plan] | None = None
         self._begun: Begun | None = None
         self._calls, self._watch = Worker(), Worker()
 
     def advance(
-        self,
-        carry: Any,
-        first: int,
-        last: int,
-        until: int,
-        before_that: Callable[[Any], PyTree],
-        ahead: bool,
+        self, carry: Any, first: int, last: int, until: int
     ) -> tuple[Any, list[Entry], float | None]:
         """Rounds ``first`` to ``last``; ``until`` is where the next block will end.
 
-        ``carry`` is (down, server). With ``ahead`` the device goes on with the next
-        block while the host looks at this one, where that takes nothing away that
-        belongs to this one: where clients have no states. ``before_that`` is called
-        with the new carry first, and returns what else the device has to compute of it.
-        Also returns how long the block took, if it was begun ahead.
+        ``carry`` is (down, server). Also returns how long the block took, if it was
+        begun ahead.
         """
-        parts: list[Part] = []
+        begun, parts = time.perf_counter(), []
         while first < last:
             part = self._take(carry, first, last)
             part = part or self._begin(carry, self._planned(first, last), first, last)
@@ -109,25 +106,46 @@ class Pipeline:
             carry, first = part.carry, part.after
             end = last if first < last else until
             self._ahead = (first, end, self._plan(first, end)) if first < end else None
-        if ahead and len(parts) == 1 and first < until and self._can_go_ahead:
-            start = self._watch.submit(_when, (carry, before_that(carry)))
-            # In a thread: a call may last as long as the device takes for its rounds.
-            plan = self._planned(first, until)
-            call = self._calls.submit(self._begin, carry, plan, first, until)
-            end = self._watch.submit(lambda: _when(call.result().carry))
-            self._begun = Begun(carry, first, until, call, start, end)
+        if len(parts) == 1 and first < until and self._can_go_ahead:
+            self._go_ahead(carry, first, until)
         logs = jax.device_get([part.entry.log for part in parts])
         carry = jax.block_until_ready(carry)
         both = zip(parts, logs, strict=True)
         entries = [part.entry._replace(log=log) for part, log in both]
-        return carry, entries, parts[0].seconds if len(parts) == 1 else None
+        seconds = parts[0].seconds if len(parts) == 1 else None
+        self._latest = seconds or time.perf_counter() - begun
+        return carry, entries, seconds
 
     @property
     def _can_go_ahead(self) -> bool:
-        """Whether there is a device beside the host, and no state on it to give up."""
+        """Whether the device may go on while the host looks at a block.
+
+        That must take nothing away that belongs to this block, such as states, and what
+        is measured of it must not have to wait.
+        """
+        asked, states = self._evaluation, jax.tree.leaves(self._clients.shapes.state)
         alone = devices.beside_host() and jax.process_count() == 1
-        states = jax.tree.leaves(self._clients.shapes.state)
-        return alone and self._clients.stay and not states
+        measured = asked.by_rows or not asked.metrics
+        short = self._latest < AHEAD_SECONDS
+        return alone and measured and short and self._clients.stay and not states
+
+    def _go_ahead(self, carry: Any, first: int, last: int) -> None:
+        """Have the device measure what is being computed, and begin the next block."""
+        if self._evaluation.metrics:
+            self._measuring = carry[0], self.measured(carry[0])
+        start = self._watch.submit(_when, (carry, self._measuring[1]))
+        # In a thread: a call may last as long as the device takes for its rounds.
+        plan = self._planned(first, last)
+        call = self._calls.submit(self._begin, carry, plan, first, last)
+        end = self._watch.submit(lambda: _when(call.result().carry))
+        self._begun = Begun(carry, first, last, call, start, end)
+
+    def measured(self, down: Any) -> PyTree:
+        """What ``Evaluation.measure`` finds of all clients."""
+        (known, values), self._measuring = self._measuring, (None, None)
+        if known is down:
+            return values
+        return measured_values(self._engine, self._clients, self._evaluation, down)
 
     def _take(self, carry: Any, first: int, last: int) -> Part | None:
         """The part that was begun ahead, if it is the one that is wanted."""

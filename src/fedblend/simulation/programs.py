@@ -135,6 +135,13 @@ class Programs:
         most = cut.turns.reshape(self.width, -1).max(axis=0)
         return np.tile(most, self.width)
 
+    @staticmethod
+    def initially(
+        given: PyTree | Callable[[Key], PyTree], key: Key, each: bool
+    ) -> Initial:
+        """The initial parameters, given or to be drawn, before anything is compiled."""
+        return Initial(given, key, each)
+
     @property
     def params(self) -> PyTree:
         """The initial parameters."""

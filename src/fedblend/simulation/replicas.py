@@ -38,7 +38,7 @@ class RunOfReplicas(Run):
         self._clients: Any = ClientsOfReplicas(whole._clients, places)
         self._evaluation = whole._evaluation
         self.settings, self.key, self.over = engine.settings, engine.key, engine.over
-        self.params, self.shapes = engine.params, whole.shapes
+        self._pipeline, self.shapes = whole._pipeline, whole.shapes
         self.federated_data, self.replicas = whole.federated_data, engine.replicas
         self.cohorts, self.cohort = whole.cohorts, whole.cohort
         self.rounds, self.every, self.round = whole.rounds, whole.every, whole.round

@@ -20,7 +20,7 @@ from fedblend.simulation.clients import Clients
 from fedblend.simulation.communication import CommunicationLog, Sizes, Totals, sizes_of
 from fedblend.simulation.engine import Engine
 from fedblend.simulation.evaluate import Evaluation
-from fedblend.simulation.pipeline import Entry, Pipeline, measured_values
+from fedblend.simulation.pipeline import Entry, Pipeline
 from fedblend.simulation.result import (
     Bits,
     Budget,
@@ -32,9 +32,6 @@ from fedblend.simulation.result import (
     summarize,
 )
 from fedblend.simulation.sampling import Cohorts
-
-AHEAD_SECONDS = 2.0
-"""The longest block after which the next one is begun before anybody asks for it."""
 
 
 class Run(Results):
@@ -67,7 +64,7 @@ class Run(Results):
     ):
         self._engine, self._clients, self._evaluation = engine, clients, evaluation
         self._local = local
-        self._pipeline = Pipeline(engine, clients, cohorts)
+        self._pipeline = Pipeline(engine, clients, cohorts, evaluation)
         self.settings, self.key, self.over = engine.settings, engine.key, engine.over
         self.shapes = clients.shapes
         self.federated_data, self.replicas = federated_data, engine.replicas
@@ -76,7 +73,6 @@ class Run(Results):
         self.records: list[Any] = []
         self.measured: list[Measured] = []
         self._rows: PyTree = ()
-        self._measuring: PyTree = None
         self.budget: Budget | None = None
         self.earlier_seconds = 0.0
         self.down: Any = None
@@ -309,37 +305,19 @@ class Run(Results):
         begun = self._clock()
         first, last = self.round, min(self.round + self.every, self.rounds)
         until = min(last + self.every, self.rounds)
-        carry, asked = (self.down, self.server), self._evaluation
-        carry, entries, seconds = self._pipeline.advance(
-            carry,
-            first,
-            last,
-            until,
-            lambda carry: self._begin_to_measure(carry[0]),
-            (asked.by_rows or not asked.metrics)
-            and _latest(self.records).seconds < AHEAD_SECONDS,
-        )
+        carry = (self.down, self.server)
+        carry, entries, seconds = self._pipeline.advance(carry, first, last, until)
         self.down, self.server = carry
         self.round = last
         seconds = self._clock() - begun if seconds is None else seconds
         self._record(last - first, seconds, entries)
-
-    def _begin_to_measure(self, down: Any) -> PyTree:
-        """Have the device measure the model of all clients, when it is computed."""
-        if self._evaluation.metrics and self._evaluation.by_rows:
-            self._measuring = self._measured_values(down)
-        return self._measuring
-
-    def _measured_values(self, down: Any) -> PyTree:
-        return measured_values(self._engine, self._clients, self._evaluation, down)
 
     def _measure(self) -> None:
         """Measure each replica's clients as they are now, if anything is asked for."""
         asked = self._evaluation
         if not asked.metrics:
             return
-        begun, self._measuring = self._measuring, None
-        values, self._rows = begun or self._measured_values(self.down)
+        values, self._rows = self._pipeline.measured(self.down)
         alone = () if self._local is None else self._local.complete().measured
         self.measured = asked.by_replica(values, alone)
 
@@ -368,8 +346,3 @@ class Run(Results):
                 )
             )
         self.records.append(records[0] if self.replicas is None else records)
-
-
-def _latest(records: list[Any]) -> Record:
-    """The last record, of the first replica."""
-    return records[-1][0] if isinstance(records[-1], list) else records[-1]

@@ -26,7 +26,6 @@ from fedblend.simulation import aggregators, devices, sampling
 from fedblend.simulation.clients import Clients
 from fedblend.simulation.engine import Engine
 from fedblend.simulation.evaluate import Evaluation, one_for_all
-from fedblend.simulation.programs import Initial
 from fedblend.simulation.rounds import Settings
 from fedblend.simulation.row_store import open_rows
 from fedblend.simulation.run import Run
@@ -193,7 +192,7 @@ def set_up(spec: RunSpec) -> Run:
         sampling=cohorts.sampling,
     )
     own_params = callable(params) and bool(key.ndim)
-    initial = Initial(params, key, own_params)
+    initial = Engine.initially(params, key, own_params)
     each = trees.size(initial.shapes) // (len(key) if own_params else 1)
     entries = each * (replicas or 1)
     splits = _splits(spec.splits, first)
