@@ -98,7 +98,7 @@ class Pipeline:
         ``carry`` is (down, server). Also returns how long the block took, if it was
         begun ahead.
         """
-        begun, parts = time.perf_counter(), []
+        begun, parts = self._engine.clock(), []
         while first < last:
             part = self._take(carry, first, last)
             part = part or self._begin(carry, self._planned(first, last), first, last)
@@ -113,7 +113,7 @@ class Pipeline:
         both = zip(parts, logs, strict=True)
         entries = [part.entry._replace(log=log) for part, log in both]
         seconds = parts[0].seconds if len(parts) == 1 else None
-        self._latest = seconds or time.perf_counter() - begun
+        self._latest = seconds or self._engine.clock() - begun
         return carry, entries, seconds
 
     @property

@@ -147,6 +147,10 @@ class Programs:
         """The initial parameters."""
         return self.initial.params
 
+    def clock(self) -> float:
+        """Seconds, during which compiling does not count."""
+        return time.perf_counter() - self.compile_seconds
+
     @property
     def first_device(self) -> Any:
         """Where everything lies that is not spread."""

@@ -2,7 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A simulation in progress: its blocks of rounds, its records, its results."""
 
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -286,12 +285,8 @@ class Run(Results):
     def _of_replica(self, values: PyTree, replica: int) -> PyTree:
         return values if self.replicas is None else trees.take(values, replica)
 
-    def _clock(self) -> float:
-        """Seconds, during which compiling does not count."""
-        return time.perf_counter() - self._engine.compile_seconds
-
     def _begin(self) -> None:
-        begun = self._clock()
+        begun = self._engine.clock()
         if self.rounds and devices.beside_host():
             self._pipeline.begin_compiling()
         joined = self._clients.enroll_first()
@@ -299,17 +294,17 @@ class Run(Results):
             for log in self._logs:
                 log.join(np.arange(self._clients.number))
         self.down, self.server = self._engine.start(joined)
-        self._record(0, self._clock() - begun)
+        self._record(0, self._engine.clock() - begun)
 
     def _advance(self) -> None:
-        begun = self._clock()
+        begun = self._engine.clock()
         first, last = self.round, min(self.round + self.every, self.rounds)
         until = min(last + self.every, self.rounds)
         carry = (self.down, self.server)
         carry, entries, seconds = self._pipeline.advance(carry, first, last, until)
         self.down, self.server = carry
         self.round = last
-        seconds = self._clock() - begun if seconds is None else seconds
+        seconds = self._engine.clock() - begun if seconds is None else seconds
         self._record(last - first, seconds, entries)
 
     def _measure(self) -> None:
