@@ -73,6 +73,7 @@ class EquinoxBatchNormNet(equinox.Module):
 ADAPTED = {"flax": (from_flax, FlaxNet), "equinox": (from_equinox, EquinoxNet)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("framework", ADAPTED)
 def test_adapted_modules_train(framework):
     adapter, source = ADAPTED[framework]
@@ -202,6 +203,7 @@ print(gap < 1e-6, len(slope), np.asarray(slope["sequential_3/dense_3/bias"]).tol
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(find_spec("keras") is None, reason="Keras is not here")
 def test_keras_models_with_the_backend_jax():
     done = subprocess.run(
