@@ -19,6 +19,7 @@ from fedblend.checks import words
 from fedblend.core import PyTree
 from fedblend.errors import SettingError
 from fedblend.models.model import Model
+from fedblend.models.scans import scan_inputs
 
 PARTS = ("head", "body", "biases", "normalization")
 """The parts that have a name."""
@@ -123,7 +124,7 @@ def _inside(step: Any, known: list, first: dict[int, _Use]) -> list | None:
         return None
     if step.primitive.name == "scan" and _DATA in known:
         # A state that begins as a constant depends on the data after the first step.
-        constants, states = step.params["num_consts"], step.params["num_carry"]
+        constants, states = scan_inputs(step.params)
         known = [
             _DATA if constants <= place < constants + states else one
             for place, one in enumerate(known)
