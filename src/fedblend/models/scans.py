@@ -3,10 +3,7 @@
 """The inputs of a ``scan`` in a jaxpr, whose parameters JAX has renamed."""
 
 from collections.abc import Mapping
-from functools import partial
 from typing import Any
-
-import jax
 
 
 def scan_inputs(params: Mapping[str, Any]) -> tuple[int, int]:
@@ -18,6 +15,5 @@ def scan_inputs(params: Mapping[str, Any]) -> tuple[int, int]:
     if "num_consts" in params:
         return params["num_consts"], params["num_carry"]
     # Since JAX 0.11: trees of the inputs that stay, are carried on, are looped over.
-    same, carried, _ = params["ft_in"]
-    leaves = partial(jax.tree.leaves, is_leaf=lambda leaf: leaf is None)
-    return len(leaves(same)), len(leaves(carried))
+    same, carried, _ = params["ft_in"].unpack()
+    return len(same.vals), len(carried.vals)
