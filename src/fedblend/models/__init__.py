@@ -1,10 +1,10 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""Models: plain JAX ones, by name or by builder, and adapters for other frameworks."""
+"""Models: plain JAX ones, by name or by builder, and those of other frameworks."""
 
-from fedblend.models.adapters import from_equinox as from_equinox
-from fedblend.models.adapters import from_flax as from_flax
-from fedblend.models.adapters import from_keras as from_keras
+from fedblend.models.frameworks import from_equinox as from_equinox
+from fedblend.models.frameworks import from_flax as from_flax
+from fedblend.models.frameworks import from_keras as from_keras
 from fedblend.models.char_rnn import char_rnn as char_rnn
 from fedblend.models.conversion import SWITCHES as SWITCHES
 from fedblend.models.conversion import model_from as model_from

@@ -38,7 +38,7 @@ def find_part(model: Model, inputs: PyTree, part: str) -> list[str]:
     """The paths of the parameters that are a part of a model.
 
     Args:
-        model: any, of this package or of an adapter.
+        model: any, of this package or of another framework.
         inputs: some rows, or their shapes; they are not computed with.
         part: "head" for the last layer, "body" for all others, "biases" for what is
             added to activations, "normalization" for layers that scale them.
