@@ -217,14 +217,14 @@ def _refuse_torch(caller: str, source: Any) -> None:
 
 def _refuse_others(caller: str, source: Any) -> None:
     """Refuse what is neither a module of the framework nor a function."""
-    _refuse_torch(adapter, source)
+    _refuse_torch(caller, source)
     if not callable(source):
         raise UserError(f"{caller}: source", source, _NEEDED, _kind(source))
 
 
 def _refuse_made(caller: str, source: Any, made: Any) -> NoReturn:
     """Refuse a function that returns no module of the framework."""
-    _refuse_torch(adapter, made)
+    _refuse_torch(caller, made)
     returned = f"a function that returns {_kind(made)}"
     raise UserError(f"{caller}: source", source, _NEEDED, returned)
 
