@@ -69,7 +69,9 @@ def test_the_scores_are_those_of_loops(kind, prefix):
         params = jax.tree.map(jnp.asarray, own)
         before = None
         if prefix:
-            before = random_like(jax.eval_shape(model.prefix, KEY, prefix))
+            before = random_like(
+                jax.eval_shape(lambda key: model.prefix(key, prefix), KEY)
+            )
             params = Prefixed(params, jax.tree.map(jnp.asarray, before))
         found = model.apply(params, jnp.asarray(rows))
     assert found.dtype == jnp.float64
