@@ -174,7 +174,7 @@ def _model_class(name: str) -> type[ModelChoice]:
     options: dict[str, Any] = {
         option: (list[Count], list(default))
         if isinstance(default, tuple)
-        else (type(default), default)
+        else (Count | None if default is None else type(default), default)
         for option, default in MODELS[name].options.items()
         if option != "dtype"  # [run] precision decides
     }
