@@ -3,6 +3,7 @@
 """The file of a frozen base: safetensors, known by its sha256."""
 
 import hashlib
+import mmap
 from pathlib import Path
 from typing import Any
 
@@ -67,8 +68,9 @@ def read_arrays(path: Path) -> dict[str, np.ndarray]:
         ConfigError: it is no file of safetensors.
     """
     try:
-        body = memoryview(np.memmap(path, np.uint8, "r"))
-        header, _, body = read_header(body)
+        with path.open("rb") as file:
+            whole = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        header, _, body = read_header(memoryview(whole))
         return {name: array_at(body, entry) for name, entry in header.items()}
     except (WireError, ValueError, LookupError, TypeError) as error:
         raise ConfigError(f"adapt.base: {path}: {error}") from None
