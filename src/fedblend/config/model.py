@@ -47,6 +47,8 @@ _OWN_LOSSES = {"dual_encoder": "hinge"}
 """Of models that have a loss of their own."""
 LINEAR = ("softmax", "logistic")
 """Models that are linear in their inputs."""
+SEQUENCES = ("char_rnn", "transformer")
+"""Models with scores at every place of a sequence."""
 _BY_LOSS = {
     "logistic": constants.logistic,
     "cross_entropy": constants.softmax,
@@ -101,8 +103,8 @@ def _one_model(config: Config, task: Task, loss: str) -> models.Model:
     own = imported_model(choice, task, outputs, config.run.precision)
     if own is not None:
         return own
-    if (name == "char_rnn") != (task.kind == "sequence"):
-        kind = "sequences" if name == "char_rnn" else "single rows"
+    if (name in SEQUENCES) != (task.kind == "sequence"):
+        kind = "sequences" if name in SEQUENCES else "single rows"
         raise ConfigError(
             f'model.name: "{name}" is for {kind}, not for {task.kind} targets'
         )

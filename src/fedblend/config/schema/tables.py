@@ -15,6 +15,7 @@ from pydantic import Field, model_validator
 from fedblend import compress
 from fedblend.checks import Number
 from fedblend.compress import Compressor
+from fedblend.config.schema.adapt import Adapt as Adapt
 from fedblend.config.schema.raw_column import RawColumns
 from fedblend.config.schema.table import (
     Count,
@@ -174,7 +175,7 @@ def _model_class(name: str) -> type[ModelChoice]:
     options: dict[str, Any] = {
         option: (list[Count], list(default))
         if isinstance(default, tuple)
-        else (type(default), default)
+        else (Count | None if default is None else type(default), default)
         for option, default in MODELS[name].options.items()
         if option != "dtype"  # [run] precision decides
     }
