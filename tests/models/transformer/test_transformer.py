@@ -3,6 +3,7 @@
 """The transformer against loops in NumPy, and what its scores must not look at."""
 
 import dataclasses
+from typing import Any
 
 import by_loops
 import jax
@@ -67,8 +68,19 @@ def random_like(shapes):
     return jax.tree.map(lambda leaf: rng.normal(size=leaf.shape), shapes)
 
 
-@pytest.mark.parametrize("prefix", [0, 2])
-@pytest.mark.parametrize("kind", KINDS)
+CASES = [
+    pytest.param(
+        kind,
+        prefix,
+        marks=pytest.mark.slow if prefix and kind not in ("grouped", "encoder") else (),
+    )
+    for kind in KINDS
+    for prefix in (0, 2)
+]
+"""With a prefix, the two that differ most; slow tests have all."""
+
+
+@pytest.mark.parametrize(("kind", "prefix"), CASES)
 def test_the_scores_are_those_of_loops(kind, prefix):
     form = KINDS[kind]
     rows = IDS if form.causal else PADDED
@@ -78,9 +90,8 @@ def test_the_scores_are_those_of_loops(kind, prefix):
         params = jax.tree.map(jnp.asarray, own)
         before = None
         if prefix:
-            before = random_like(
-                jax.eval_shape(lambda key: model.prefix(key, prefix), KEY)
-            )
+            make: Any = model.prefix
+            before = random_like(jax.eval_shape(lambda key: make(key, prefix), KEY))
             params = Prefixed(params, jax.tree.map(jnp.asarray, before))
         found = scores_of(model, params, jnp.asarray(rows))
     assert found.dtype == jnp.float64
@@ -88,7 +99,9 @@ def test_the_scores_are_those_of_loops(kind, prefix):
     np.testing.assert_allclose(found, wanted, rtol=1e-11, atol=1e-11)
 
 
-@pytest.mark.parametrize("kind", ["grouped", "gpt2"])
+@pytest.mark.parametrize(
+    "kind", ["grouped", pytest.param("gpt2", marks=pytest.mark.slow)]
+)
 def test_the_gradient_is_that_of_finite_differences(kind):
     form = dataclasses.replace(KINDS[kind], remat=True)
     loss = sequence_cross_entropy(build_transformer(form, dtype=jnp.float64).apply)
@@ -127,7 +140,7 @@ def test_computing_layers_again_changes_nothing():
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7)  # float32 sums
 
 
-@pytest.mark.parametrize("kind", ["decoder", "gpt2", "grouped"])
+@pytest.mark.parametrize("kind", ["gpt2", "grouped"])
 def test_scores_do_not_look_ahead_or_at_other_rows(kind):
     model = build_transformer(KINDS[kind])
     params = drawn(model)
@@ -171,7 +184,7 @@ def test_all_places_of_an_encoder_see_each_other():
 
 
 def test_bfloat16_parameters_have_float32_scores():
-    options = {"width": 32, "layers": 3, "kv_heads": 2}
+    options: dict[str, Any] = {"width": 32, "layers": 3, "kv_heads": 2}
     model, wide = (transformer(11, dtype=d, **options) for d in ("bfloat16", "float32"))
     params = drawn(model)
     assert {leaf.dtype for leaf in jax.tree.leaves(params)} == {jnp.dtype("bfloat16")}
