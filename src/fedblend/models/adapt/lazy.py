@@ -34,6 +34,7 @@ from fedblend.models.adapt.weight import (
     plain,
     without,
 )
+from fedblend.models.scans import scan_inputs
 
 _DATA = 1000
 """Labels of the data's own axes start here."""
@@ -220,7 +221,8 @@ def _rematerialize(program: Any, step: Any, values: Sequence[Any]) -> list[Any]:
 
 def _scan(program: Any, step: Any, values: Sequence[Any]) -> list[Any]:
     of = step.params
-    ends = of["num_consts"], of["num_consts"] + of["num_carry"]
+    same, carried = scan_inputs(of)
+    ends = same, same + carried
     constants, carry = values[: ends[0]], [plain(one) for one in values[slice(*ends)]]
     scanned = [
         (one.rows() or plain(one, "scan")) if isinstance(one, Weight) else one
@@ -232,7 +234,7 @@ def _scan(program: Any, step: Any, values: Sequence[Any]) -> list[Any]:
         inner = of["jaxpr"]
         found = evaluate(inner.jaxpr, inner.consts, [*constants, *carry, *own])
         found = [plain(one) for one in found]
-        return found[: of["num_carry"]], found[of["num_carry"] :]
+        return found[:carried], found[carried:]
 
     carry, collected = jax.lax.scan(
         turn,
