@@ -107,39 +107,54 @@ def enroll(job: Job) -> bytes:
 
 def train(job: Job) -> bytes:
     """The client's update of a round."""
-    executor, place, request = job.executor, job.place, job.request
-    setup, round = executor.setup, request.round
+    place, round, protection = job.place, job.request.round, protection_of(job)
+    sent = states.read_reply(place, round, job.digest, protection)
+    if sent is not None:
+        job.done("round", round=round)
+        return sent
+    reply = encode(*trained(job))
+    states.write_reply(place, round, job.digest, protection, reply)
+    return reply
+
+
+def protection_of(job: Job) -> str:
+    """Names what the update of a round depends on besides the request.
+
+    Raises:
+        Refusal: there is no such round, or its noise was drawn for another request.
+    """
+    setup, place, round = job.executor.setup, job.place, job.request.round
     if round >= setup.rounds:
         raise Refusal(f"message: round {round} of an experiment of {setup.rounds}")
-    digest, protection = job.digest, setup.protection
     if setup.perturb is None:
         # Where messages are empty only the state tells two histories apart.
-        protection += f" from {states.hash_of_state(place, request.base)}"
-    elif not states.is_first_request(place, round, digest):
+        origin = states.hash_of_state(place, job.request.base)
+        return f"{setup.protection} from {origin}"
+    if not states.is_first_request(place, round, job.digest):
         raise Refusal(
             f"message: round {round} was asked for with another message; under "
             "noise it is computed once"
         )
-    sent = states.read_reply(place, round, digest, protection)
-    if sent is not None:
-        job.done("round", round=round)
-        return sent
-    state = job.state()
+    return setup.protection
+
+
+def trained(job: Job) -> tuple[Message, tuple[PyTree, PyTree]]:
+    """The head of a reply, the client's update of a round and what it asks for."""
+    executor, place, request = job.executor, job.place, job.request
+    setup, round, state = executor.setup, request.round, job.state()
     down = received(executor, request, executor.message)
     _check_counts(job.permissions.limits, down.extra)
     cost = _cost(executor)
     started = job.begin(cost)
     up, after = jax.block_until_ready(executor.update(down, state))
-    states.write_state(place, round, after, digest)
+    states.write_state(place, round, after, job.digest)
     states.remove_old(place, request.base, round)
     ask = _changed_ask(executor, state, after)
     asks = bool(jax.tree.leaves(ask))
     job.charge(cost, started)
     audit = job.done("round", round=round)
     head = request.reply(asked=asks, audit=audit, **job.told)
-    reply = encode(head, (up if setup.perturb is None else setup.perturb(up), ask))
-    states.write_reply(place, round, digest, protection, reply)
-    return reply
+    return head, (up if setup.perturb is None else setup.perturb(up), ask)
 
 
 def measure(job: Job) -> bytes:

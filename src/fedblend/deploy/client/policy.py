@@ -317,7 +317,7 @@ def load_policy(path: Path) -> Policy:
         raise ConfigError(f"{path}: {error.strerror or error}") from None
 
 
-@lru_cache(maxsize=4)
+@lru_cache(maxsize=16)
 def _parsed(data: bytes, path: Path) -> Policy:
     return parse_as(Policy, data, path)
 

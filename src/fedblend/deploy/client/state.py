@@ -254,9 +254,9 @@ def remove_experiment(place: Path) -> None:
     shutil.rmtree(place, ignore_errors=True)
 
 
-def read_secret(folder: Path) -> bytes:
-    """The secret of a node on which its batches depend; it is drawn on first use."""
-    path = folder / "batches.key"
+def read_secret(folder: Path, name: str = "batches.key") -> bytes:
+    """A secret of a node, such as that of its batches; it is drawn on first use."""
+    path = folder / name
     try:
         return path.read_bytes()
     except FileNotFoundError:

@@ -2,14 +2,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The answers of a node in an experiment whose sums are secure.
 
-The update itself is computed and kept as without masks, see ``client.answers``, and
-stays on the node: what leaves is masked, once for every attempt at the sum of a round.
-A request that comes again gets the answer that is on disk, another one a refusal.
+The update itself is computed as without masks, see ``client.answers``, and stays on the
+node's disk: what leaves is masked, once for every attempt at the sum of a round.
+A request that comes again gets the same answer, another one a refusal.
 """
 
 import math
-import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -60,7 +59,8 @@ def enroll(job: Job) -> bytes:
 def share(job: Job) -> bytes:
     """Shares of this node's secrets of an attempt, for its holders."""
     attempt = _attempt(job)
-    sent = Party(attempt, *_own(job), _secret(job, attempt, new=True)).share()
+    _refuse_opened(job)
+    sent = _party(job, attempt).share()
     audit = job.done("shared", round=attempt.round, attempt=attempt.number)
     told = {"attempt": attempt.digest.hex(), "nonce": sent.nonce, "audit": audit}
     head = job.request.reply(least=_means(job).least, **told)
@@ -71,14 +71,14 @@ def join(job: Job) -> bytes:
     """What the algorithm sends at enrollment, masked."""
     if job.request.round != ENROLLED:
         raise Refusal(f"message: nothing joins in round {job.request.round}")
+    kept = decode(state.any_reply(job.place, ENROLLED))
 
-    def values() -> np.ndarray:
-        kept = decode(state.any_reply(job.place, ENROLLED))
+    def values() -> tuple[np.ndarray, str]:
         key = keys.at(job.executor.setup.root, "enroll", 0, job.request.client)
         own, _ = payload_of(kept, (job.executor.join, ()), key)
-        return summand.as_vector(own)
+        return summand.as_vector(own), job.done("joined")
 
-    return _masked(job, "", values)
+    return _masked(job, "", kept.digest, values)
 
 
 def train(job: Job) -> bytes:
@@ -90,15 +90,12 @@ def train(job: Job) -> bytes:
     own = job._replace(request=plain, digest=digest, executor=executor)
     broadcast = digest_of(plain._replace(base=UNKNOWN))
 
-    def values() -> np.ndarray:
-        up, round = _up_shapes(job), plain.round
-        reply = decode(answers.train(own))
-        key = keys.at(executor.setup.root, "client", round, plain.client)
-        down = answers.received(executor, plain, executor.message)
-        found, _ = payload_of(reply, (up, ()), key, down)
-        return summand.Summand(executor.setup.algorithm, up).vector(found)
+    def values() -> tuple[np.ndarray, str]:
+        head, (up, _) = answers.trained(own)
+        found = summand.Summand(executor.setup.algorithm, up).vector(up)
+        return found, head.fields["audit"]
 
-    return _masked(job, broadcast, values)
+    return _masked(job, broadcast, f"{digest} {answers.protection_of(own)}", values)
 
 
 def unmask(job: Job) -> bytes:
@@ -119,9 +116,8 @@ def unmask(job: Job) -> bytes:
     sent = job.request.arrays.get("['boxes']", np.zeros(0))
     if sent.dtype != np.uint8 or sent.shape != (len(others), SHARES_BYTES):
         raise Refusal("message: has no boxes with the shares of the other nodes")
-    party = Party(attempt, *_own(job), _secret(job, attempt))
     boxes = {other: row.tobytes() for other, row in zip(others, sent, strict=True)}
-    found = party.open(view, answered, boxes)
+    found = _party(job, attempt).open(view, answered, boxes)
     audit = job.done("opened", round=round, clients=len(answered))
     payload = {
         "tokens": _table(found.tokens),
@@ -131,7 +127,6 @@ def unmask(job: Job) -> bytes:
     }
     reply = encode(job.request.reply(audit=audit), payload)
     records.write(place, "opened", round, {"digest": job.digest}, reply)
-    records.remove(place, "shared", round)
     records.remove_old(place)
     return reply
 
@@ -147,34 +142,56 @@ ANSWERS = {
 """By the kind of the message, in an experiment whose sums are secure."""
 
 
-def _masked(job: Job, broadcast: str, values: Any) -> bytes:
-    """One masked answer in an attempt, which is on disk before it leaves."""
+def _masked(
+    job: Job,
+    broadcast: str,
+    source: str,
+    values: Callable[[], tuple[np.ndarray, str]],
+) -> bytes:
+    """One masked answer in an attempt; what it was is on disk before it leaves.
+
+    Args:
+        job: the request.
+        broadcast: a hash of the message of the round.
+        source: names all that the answer depends on; an answer that is on disk is
+            masked again, in a later attempt too.
+        values: computes the answer; its numbers, and the newest hash of the audit.
+    """
     attempt, place, round = _attempt(job), job.place, job.request.round
+    name, number = attempt.digest.hex(), attempt.number
     before = records.read(place, "masked", round)
-    if before is not None and before.about["attempt"] == attempt.digest.hex():
-        if before.about["digest"] == job.digest:
-            return before.data
+    known: dict[str, Any] = {} if before is None else before.about
+    again = (known.get("attempt"), known.get("digest")) == (name, job.digest)
+    if not again and number <= known.get("number", -1):
         raise Refusal(
-            f"message: attempt {attempt.number} at round {round} was answered, and "
-            "was asked for with another message"
+            f"message: attempt {known['number']} at round {round} was answered, and is "
+            "asked for with another message or cohort"
         )
     _refuse_opened(job)
-    party = Party(attempt, *_own(job), _secret(job, attempt))
     view, weight = _view(job, attempt, broadcast)
-    own = values()
+    if before is not None and known["source"] == source:
+        own = np.frombuffer(before.data)
+        audit = job.done("round", round=round)
+    elif again:
+        raise Refusal("update: is not that of the first time; a mask hides one answer")
+    else:
+        own, audit = values()
     if not np.isfinite(own).all():
         raise Refusal("update: has numbers that are not finite; nothing is sent")
     clipped = attempt.fixed_point.clipped(own)
-    sent = party.mask(attempt.fixed_point.encode(own, weight), view)
-    audit = job.done("masked", round=round, attempt=attempt.number, clipped=clipped)
-    reply = encode(job.request.reply(audit=audit, **job.told), {"masked": sent})
-    about = {
-        "attempt": attempt.digest.hex(),
-        "digest": job.digest,
-        "view": [dict(view.nonces), *view[1:]],
-    }
-    records.write(place, "masked", round, about, reply)
-    return reply
+    if clipped:
+        audit = job.done("clipped", round=round, numbers=clipped)
+    if not again:
+        about = {
+            "attempt": name,
+            "number": number,
+            "digest": job.digest,
+            "source": source,
+            "view": [dict(view.nonces), *view[1:]],
+        }
+        records.write(place, "masked", round, about, own.tobytes())
+    sent = _party(job, attempt).mask(attempt.fixed_point.encode(own, weight), view)
+    return encode(job.request.reply(audit=audit, **job.told), {"masked": sent})
 
 
 def _view(job: Job, attempt: Attempt, broadcast: str) -> tuple[View, float]:
@@ -235,30 +252,6 @@ def _attempt(job: Job) -> Attempt:
     return Attempt(job.request.experiment, job.request.round, number, own, fixed_point)
 
 
-def _secret(job: Job, attempt: Attempt, *, new: bool = False) -> bytes:
-    """The secret of this node in an attempt; it is drawn when the node shares."""
-    place, round, number = job.place, attempt.round, attempt.number
-    _refuse_opened(job)
-    before = records.read(place, "shared", round)
-    about = {} if before is None else before.about
-    if about.get("attempt") == attempt.digest.hex():
-        assert before is not None
-        return before.data
-    if not new:
-        raise Refusal(f"message: this node has not shared in attempt {number}")
-    if number <= about.get("number", -1):
-        raise Refusal(
-            f"message: attempt {number} at round {round} was made, with another cohort "
-            "or as an earlier one"
-        )
-    if round < records.newest(place, "shared"):
-        raise Refusal(f"message: round {round} is over; a later one was asked for")
-    drawn = secrets.token_bytes(32)
-    about = {"attempt": attempt.digest.hex(), "number": number}
-    records.write(place, "shared", round, about, drawn)
-    return drawn
-
-
 def _refuse_opened(job: Job) -> None:
     """Refuse all but repetitions once a sum of this round, or a later one, is open.
 
@@ -287,8 +280,10 @@ def _means(job: Job) -> Means:
     return job.secure
 
 
-def _own(job: Job) -> tuple[int, X25519PrivateKey]:
-    return job.request.client, _means(job).private
+def _party(job: Job, attempt: Attempt) -> Party:
+    """The node in an attempt; its secret is one of the experiment."""
+    secret = state.read_secret(job.place, "secure.secret")
+    return Party(attempt, job.request.client, _means(job).private, secret)
 
 
 def _bytes(data: bytes) -> np.ndarray:

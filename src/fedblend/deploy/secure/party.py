@@ -90,7 +90,7 @@ class Party:
         attempt: with the keys of the node's own roster.
         client: of this node.
         private: its key.
-        secret: 32 bytes that were drawn for this attempt; all it sends depends on them.
+        secret: 32 bytes of this node alone, on which all that it sends depends.
     """
 
     def __init__(

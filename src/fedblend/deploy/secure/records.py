@@ -1,12 +1,13 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""What a node keeps of secure sums, by round: what it shared, answered and opened.
+"""What a node keeps of secure sums: a secret, and what it answered and opened.
 
 ::
 
-    EXPERIMENT/shared-R    the attempt, and the secret that was drawn for it
-    EXPERIMENT/masked-R    the answer of the newest attempt, and what was told before
-    EXPERIMENT/opened-R    what was opened; after it the secret of the round is removed
+    EXPERIMENT/secure.secret  drawn at random, once for an experiment
+    EXPERIMENT/masked-R       the newest attempt at round R that was answered: what the
+                              node was told before, and its answer without masks
+    EXPERIMENT/opened-R       what the node gave to open the sum of round R
 """
 
 import json
@@ -18,7 +19,7 @@ import numpy as np
 
 from fedblend.simulation.serialize import pack, unpack, write_atomically
 
-KINDS = ("shared", "masked", "opened")
+KINDS = ("masked", "opened")
 ROUNDS = 3
 """Whose files stay: as many as a node keeps states."""
 
@@ -56,16 +57,11 @@ def newest(place: Path, kind: str) -> int:
     return max(_rounds(place, kind), default=-2)
 
 
-def remove(place: Path, kind: str, round: int) -> None:
-    """Remove a file."""
-    (place / f"{kind}-{round}").unlink(missing_ok=True)
-
-
 def remove_old(place: Path) -> None:
     """Remove all but the newest files of each kind."""
     for kind in KINDS:
         for round in sorted(_rounds(place, kind))[:-ROUNDS]:
-            remove(place, kind, round)
+            (place / f"{kind}-{round}").unlink(missing_ok=True)
 
 
 def _rounds(place: Path, kind: str) -> list[int]:

@@ -9,6 +9,7 @@ init`` writes it, with the ``secure.key`` of each node.
 
 import base64
 import binascii
+from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -21,7 +22,7 @@ from pydantic_core import PydanticCustomError
 from fedblend.config.config import Config
 from fedblend.config.schema.federation import Federation
 from fedblend.config.schema.table import Index, Table, Word
-from fedblend.deploy.ops.settings import NodeSettings, load_as
+from fedblend.deploy.ops.settings import NodeSettings, parse_as
 from fedblend.deploy.secure.answers import Means
 from fedblend.deploy.secure.party import public_key
 from fedblend.errors import ConfigError
@@ -64,24 +65,33 @@ def keys_of(settings: NodeSettings) -> tuple[X25519PrivateKey, dict[int, bytes]]
             "node.toml: roster and secure_key are missing; federation.secure needs the "
             "keys of all nodes, see docs/security.md"
         )
-    private = _private(settings.secure_key)
-    found = load_as(Roster, settings.roster)
+    try:
+        files = settings.secure_key.read_bytes(), settings.roster.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"{error.filename}: {error.strerror}") from error
+    return _keys(*files, settings.client, settings.secure_key, settings.roster)
+
+
+@lru_cache(maxsize=16)
+def _keys(
+    own: bytes, roster: bytes, client: int, secure_key: Path, path: Path
+) -> tuple[X25519PrivateKey, dict[int, bytes]]:
+    """Both from the bytes of their files, which are parsed once."""
+    private, found = _private(own, secure_key), parse_as(Roster, roster, path)
     keys = {node.client: base64.b64decode(node.key) for node in found.nodes}
     if len(keys) != len(found.nodes) or len(set(keys.values())) != len(keys):
-        raise ConfigError(f"{settings.roster}: nodes: has a client or a key twice")
-    if keys.get(settings.client) != public_key(private):
+        raise ConfigError(f"{path}: nodes: has a client or a key twice")
+    if keys.get(client) != public_key(private):
         raise ConfigError(
-            f"{settings.roster}: nodes: the key of client {settings.client} is not "
-            f"that of {settings.secure_key.name}"
+            f"{path}: nodes: the key of client {client} is not that of "
+            f"{secure_key.name}"
         )
     return private, keys
 
 
-def _private(path: Path) -> X25519PrivateKey:
+def _private(data: bytes, path: Path) -> X25519PrivateKey:
     try:
-        key = load_pem_private_key(path.read_bytes(), None)
-    except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}") from None
+        key = load_pem_private_key(data, None)
     except (ValueError, TypeError, UnsupportedAlgorithm):
         key = None
     if not isinstance(key, X25519PrivateKey):
