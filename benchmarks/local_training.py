@@ -202,6 +202,16 @@ def locodl(on: Problem, k: int, masks: str):
     )
 
 
+def compressed_scaffnew(on: Problem, copies: int):
+    chosen = local_training.compressed_scaffnew(1.0, on.known, copies)
+    return fb.compressed_scaffnew(
+        on.loss,
+        fb.Work(float(chosen.rates[0]), steps=chosen.steps, batch_size=None),
+        clients=on.data.clients,
+        copies=copies,
+    )
+
+
 def both_table(name: str) -> None:
     on = problem(name, 0.01, 50)
     diana_rate = steps.diana(1.0, on.known, on.dim / 2 - 1)
@@ -218,6 +228,8 @@ def both_table(name: str) -> None:
         ("Scafflix, own rates", scafflix(on), 1),
         ("LoCoDL, rand-2, own masks", locodl(on, 2, "own"), 5),
         ("LoCoDL, rand-5, one mask", locodl(on, 5, "one"), 5),
+        ("CompressedScaffnew, 3 copies", compressed_scaffnew(on, 3), 1),
+        ("CompressedScaffnew, 12 copies", compressed_scaffnew(on, 12), 1),
     ):
         found = cost(algorithm, on, every=every)
         print(

@@ -86,8 +86,7 @@ def run_all(
     for candidate in order:
         config = config_of(found, candidate, f"algorithm.alpha={ALPHA}")
         begun = time.perf_counter()
-        compose = candidate.compose
-        run: Trial = trial(seeded, config, EPS, MOST, too_much, compose)
+        run: Trial = trial(seeded, config, EPS, MOST, too_much)
         seconds = time.perf_counter() - begun
         row = {**run._asdict(), "solver": candidate.solver, "seconds": seconds}
         row["costs"] = {

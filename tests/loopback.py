@@ -39,7 +39,7 @@ def own_key(client: int) -> X25519PrivateKey:
 class LoopbackTransport:
     """Nodes reply at once; ``spoil`` may change what arrives."""
 
-    def __init__(self, nodes: dict[int, Node]):
+    def __init__(self, nodes: dict[int, Any]):
         self.nodes, self.waiting = nodes, []
         self.spoil: Callable[[int, bytes], list[Any]] = lambda address, data: [data]
         self.sent = self.received = 0

@@ -19,9 +19,23 @@ README = ROOT / "README.md"
 PAGES = [README, *sorted((ROOT / "docs").glob("**/*.md"))]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 LATER = (
-    *("alpha.md", "compare.md", "conformance.md", "export.md", "local_training.md"),
-    *("new_clients.md", "partial.md", "personal.md", "plan.md", "several_models.md"),
-    *("flax_model.py", "sklearn_crossval.py", "sweep.py"),
+    "alpha.md",
+    "apfl.md",
+    "audit_privacy.md",
+    "compare.md",
+    "conformance.md",
+    "export.md",
+    "local_training.md",
+    "new_clients.md",
+    "partial.md",
+    "personal.md",
+    "plan.md",
+    "robustness.md",
+    "several_models.md",
+    "flax_model.py",
+    "own_csv.py",
+    "sklearn_crossval.py",
+    "sweep.py",
 )
 """What takes long and shows nothing that other tests do not run: for the slow ones."""
 FENCE = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)

@@ -56,6 +56,8 @@ WRONG: dict[str, tuple] = {
     "algorithm": (None, "fedavg", fb.fedavg),
     "compressor": (None, "rand_k", fb.compress.rand_k),
     "flag": (None, "yes", 2),
+    "mask": (None, True, 1, "all", [0, 1], [[True]], np.ones(4), [True, 0.5]),
+    "finite or None": (math.nan, math.inf, "1", True, [1.0], jnp.asarray(math.nan)),
 }  # fmt: skip
 WORK = {"optimizer": "rate", "steps": "steps", "batch_size": "count or None"}
 LOCAL = {"loss": "function", **WORK}
@@ -147,6 +149,10 @@ CASES = {
                             "local": fb.solvers.newton(LOSS)},
                   loss="function", method="function", alpha="alpha", local="function",
                   smooth="by client", average="word", mix="function"),
+    "byzantine": _case(fb.byzantine, {"algorithm": PLAIN, "attack": "negate",
+                                      "attackers": [True, False, False, False]},
+                       algorithm="algorithm", attack="word", attackers="mask",
+                       factor="finite or None"),
     "clip": _case(fb.clip, {"algorithm": PLAIN, "norm": 1.0},
                      algorithm="algorithm", norm="positive"),
     "adaptive_clip": _case(fb.adaptive_clip,
@@ -167,6 +173,9 @@ CASES = {
                                   "cohort": 2},
                      algorithm="algorithm", clip="positive", noise="not negative",
                      cohort="count", quantile="fraction or None"),
+    "dp_blt": _case(fb.dp_blt, {"algorithm": PLAIN, "clip": 1.0, "noise": 1.0,
+                                "cohort": 2, "strategy": fb.theory.blt.Blt()},
+                    clip="positive", noise="not negative", cohort="count"),
     "dp_ftrl": _case(fb.dp_ftrl, {"algorithm": PLAIN, "clip": 1.0,
                                                   "noise": 1.0, "cohort": 2, "tree": 2},
                              clip="positive", noise="not negative", cohort="count",

@@ -86,6 +86,9 @@ from fedblend.algorithms.finetune import (
 from fedblend.algorithms.flix import (
     flix as flix,
 )
+from fedblend.algorithms.flix_compressed_scaffnew import (
+    flix_compressed_scaffnew as flix_compressed_scaffnew,
+)
 from fedblend.algorithms.flix_locodl import (
     flix_locodl as flix_locodl,
 )
@@ -288,6 +291,9 @@ from fedblend.transforms import (
     adaptive_clip as adaptive_clip,
 )
 from fedblend.transforms import (
+    byzantine as byzantine,
+)
+from fedblend.transforms import (
     clip as clip,
 )
 from fedblend.transforms import (
@@ -295,6 +301,9 @@ from fedblend.transforms import (
 )
 from fedblend.transforms import (
     diana as diana,
+)
+from fedblend.transforms import (
+    dp_blt as dp_blt,
 )
 from fedblend.transforms import (
     dp_fedavg as dp_fedavg,

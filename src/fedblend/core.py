@@ -197,6 +197,9 @@ class Needs(NamedTuple):
     """The only number of clients that a round may be planned with; any if None."""
     secret_cohorts: bool = False
     """Nobody may compute who takes part: cohorts come from the operating system."""
+    answers: bool = False
+    """A round without any answer leaves the server as it is: a cohort is never empty by
+    chance."""
     length: bool = False
     """How long clients' answers are has a meaning: nothing may clip them."""
     whole: bool = False

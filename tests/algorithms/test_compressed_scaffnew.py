@@ -13,6 +13,9 @@ import pytest
 import fedblend as fb
 import problems
 from fedblend.compress.sparse import dealt
+from fedblend.config.build import build
+from fedblend.config.config import ConfigError, check
+from fedblend.config.model import with_rates, with_steps
 from fedblend.theory import local_training
 from fedblend.theory.constants import mixture, quadratics
 from reference import local_training_transcription as paper
@@ -184,3 +187,58 @@ def test_with_fewer_clients_controls_need_the_model_that_ends_their_round():
             last[i] = mask, hat
         x = sum(masks[i] * last[i][1] for i in masks) / 2
     assert np.abs(h.sum(axis=0)).max() > 1e-2 and np.abs(x - best).max() > 1e-3
+
+
+def test_on_flix_by_name_it_is_compressed_scaffnew_inside_of_flix():
+    given, alpha = fb.solvers.given(jnp.asarray(OWN)), np.linspace(0.3, 1, N)
+    work = fb.Work(RATE, steps=STEPS, batch_size=None)
+    named = fb.flix_compressed_scaffnew(
+        ON.loss, work, alpha=alpha, personal=given, clients=N, copies=2
+    )
+    inside = fb.flix(ON.loss, method, alpha=alpha, local=given)
+    one, two = (simulated(of, rounds=4).complete() for of in (named, inside))
+    np.testing.assert_array_equal(one.shared, two.shared)
+    np.testing.assert_array_equal(one.personal(2), two.personal(2))
+
+
+def test_on_flix_with_all_copies_it_is_scafflix_of_equal_weights():
+    """Rates gamma_i = alpha_i^2 rate of f_i make all w_i equal."""
+    given, alpha = fb.solvers.given(jnp.asarray(OWN)), np.linspace(0.3, 1, N)
+    work = fb.Work(RATE, steps=STEPS, batch_size=None)
+    one = fb.flix_compressed_scaffnew(
+        ON.loss, work, alpha=alpha, personal=given, clients=N, copies=N
+    )
+    own = work._replace(optimizer=alpha**2 * RATE)
+    two = fb.scafflix(ON.loss, own, alpha=alpha, personal=given)
+    first, second = (simulated(of, rounds=12).complete().shared for of in (one, two))
+    np.testing.assert_allclose(first, second, rtol=0, atol=1e-13)
+
+
+@pytest.mark.parametrize("name", ["compressed_scaffnew", "flix_compressed_scaffnew"])
+def test_a_configuration_takes_rate_and_steps_of_theory(name, tiny):
+    tiny["run"].pop("cohort")
+    tiny["model"] |= {"name": "softmax", "l2": 0.1}
+    own = {"alpha": 0.5, "personal": {"solver": "lbfgs", "most": 3}}
+    tiny["algorithm"] = {
+        "name": name,
+        "copies": 2,
+        "rate": "theory",
+        "steps": "theory",
+        "batch_size": "all",
+        **(own if name.startswith("flix") else {}),
+    }
+    config = check(tiny, "here")
+    built = build(config)
+    assert built.smoothness is not None
+    alpha = 0.5 if name.startswith("flix") else 1.0
+    wanted = local_training.compressed_scaffnew(alpha, built.smoothness, 2)
+    assert with_steps(config, built.smoothness, 650).algorithm.steps == wanted.steps
+    options, _ = with_rates(config, built.smoothness, 650)
+    assert options.rate == pytest.approx(wanted.rates[0])
+    tiny["algorithm"]["copies"] = 7
+    line = "algorithm.copies: 7 is not from 2 to 6, the number of clients"
+    with pytest.raises(ConfigError, match=f"^{line}$"):
+        build(check(tiny, "here"))
+    tiny["algorithm"]["copies"], tiny["model"]["l2"] = 2, 0.0
+    with pytest.raises(ConfigError, match="l2 above 0 makes every f_i convex"):
+        build(check(tiny, "here"))

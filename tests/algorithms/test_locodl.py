@@ -190,6 +190,61 @@ def test_the_bound_of_theory_holds():
     assert 0 < gaps.mean() <= bound.after(rounds)
 
 
+FLAT = fb.federate(
+    (np.zeros((7, 3, 3)), np.zeros((7, 3))), [np.array([i]) for i in range(7)]
+)
+"""Clients whose losses are 0 everywhere, as in directions without data."""
+
+
+@pytest.mark.parametrize("masks", ["own", "one"])
+def test_flat_directions_diverge_beyond_twice_the_moved_that_is_chosen(masks):
+    """Of f_i = 0 any model is optimal: the least that LoCoDL must do is to stay."""
+    relaxation, dual = local_training.relaxed(2.0, 7, masks)
+    most = local_training.stable_moved(RATE, 1 / STEPS, dual)
+
+    def reached(moved):
+        run = fb.simulate(
+            method(masks=masks, moved=moved),
+            jnp.ones(3),
+            FLAT,
+            jax.random.key(0),
+            rounds=300,
+            every=300,
+        ).complete()
+        return float(np.abs(run.shared).max())
+
+    assert 0 < relaxation < 1
+    assert reached(most) < 10 < 1e6 < reached(4 * most)
+    assert reached(None) == reached(most)
+
+
+def test_without_a_value_half_of_the_least_convexity_moves():
+    """The values of theory, where convexity is known; 0 of a central loss."""
+    known = quadratics(ON.federated_data)
+    wanted = local_training.locodl(ALPHA, known, 2.0).moved
+    given = fb.solvers.given(jnp.asarray(OWN))
+
+    def named(moved, convex):
+        return fb.flix_locodl(
+            ON.loss,
+            fb.Work(RATE, steps=STEPS, batch_size=None),
+            alpha=ALPHA,
+            personal=given,
+            compressor=compress.rand_k(1),
+            clients=7,
+            moved=moved,
+            convex=convex,
+        )
+
+    one = simulated(named(None, known.convex), rounds=4).complete().shared
+    two = simulated(named(wanted, None), rounds=4).complete().shared
+    np.testing.assert_allclose(one, two, rtol=0, atol=1e-15)
+    server = {**CENTRAL_LOSS, "moved": None}
+    one = simulated(method(**server), rounds=4).complete().shared
+    two = simulated(method(**CENTRAL_LOSS), rounds=4).complete().shared
+    np.testing.assert_array_equal(one, two)
+
+
 @pytest.mark.parametrize(
     ("options", "line"),
     [
@@ -202,7 +257,7 @@ def test_the_bound_of_theory_holds():
          r"compressor: top_k\(1\) is not an unbiased compressor"),
         ({"compressor": compress.natural(), "masks": "one"},
          "compressor: natural is not rand_k, for one mask"),
-        ({"moved": -1.0}, "moved: -1.0 is not a number of at least 0"),
+        ({"moved": -1.0}, "moved: -1.0 is not a number of at least 0, or None"),
         ({"moved": 0.0},
          "moved: 0.0 is not above 0, as a problem without a central loss needs"),
     ],
@@ -241,7 +296,19 @@ def test_a_configuration_of_locodl_on_flix_takes_rate_and_steps_of_theory(tiny):
     options, _ = with_rates(config, built.smoothness, dim)
     assert options.rate == pytest.approx(wanted.rates[0])
     tiny["algorithm"]["moved"] = 0.025  # all of it: none is left to f_i
-    with pytest.raises(ConfigError, match="locodl: theory needs convexity of g above"):
+    line = "algorithm.moved: 0.025 is not below 0.025, the smallest convexity of all "
+    with pytest.raises(ConfigError, match=f"^{line}f_i mixed$"):
+        build(check(tiny, "here"))
+
+
+@pytest.mark.parametrize("name", ["locodl", "flix_locodl"])
+def test_more_entries_than_the_model_has_are_refused_in_one_line(name, tiny):
+    tiny["run"].pop("cohort")
+    own = {"alpha": 0.5, "personal": {"solver": "lbfgs", "most": 3}}
+    tiny["algorithm"] |= {"name": name, "compressor": {"name": "rand_k", "k": 651}}
+    tiny["algorithm"] |= own if name == "flix_locodl" else {}
+    line = "algorithm.compressor.k: 651 is more than the model's 650 parameters"
+    with pytest.raises(ConfigError, match=f"^{line}$"):
         build(check(tiny, "here"))
 
 

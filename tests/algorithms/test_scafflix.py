@@ -227,7 +227,8 @@ def test_a_configuration_takes_the_steps_of_theory(configured):
         ("algorithm", {"schedule": {"name": "constant", "unit": "round"}},
          "schedule: a schedule is not a constant rate"),
         ("algorithm", {"steps": "theory", "rate": 0.1},
-         'steps: "theory" goes with rate = "theory" of flix_locodl and scafflix'),
+         'steps: "theory" goes with rate = "theory" of compressed_scaffnew, '
+         "flix_compressed_scaffnew, flix_locodl, locodl and scafflix"),
         ("algorithm", {"steps": [2, 1]},
          "steps: [2, 1] is not a whole number of at least 1"),
     ],

@@ -72,6 +72,7 @@ def test_what_is_chosen_and_how_to_run_it(place, capsys, compiled):
     assert again.model_copy(update={"algorithm": before.algorithm}) == before
 
 
+@pytest.mark.slow
 def test_guarded_without_validation_rows(place, capsys, compiled):
     arguments = ["--guard", "--folds", "2", "--alphas", "0,.3", "--out", "tuned.csv"]
     config = ["tune", "apfl.toml", "--set", "data.validation=0.0"]

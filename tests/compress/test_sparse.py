@@ -101,7 +101,7 @@ def test_a_wrong_k_is_one_clear_line(build):
         with pytest.raises(ValueError, match=r"_k: k: .* is not a whole number"):
             build(k)
     for k in (13, np.array([2, 13])):
-        with pytest.raises(ValueError, match="k = 13 is not between 1 and the 12"):
+        with pytest.raises(ValueError, match="k: 13 is not from 1 to 12, the entries"):
             sent_and_back(build(k), VECTOR)
     with pytest.raises(ValueError, match="but the server compresses"):
         build(K_BY_CLIENT).compress(VECTOR, jax.random.key(0), None)

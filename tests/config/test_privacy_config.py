@@ -17,12 +17,15 @@ from fedblend.config.config import Config, dump, load
 from fedblend.config.privacy import EXAMINED, SCOPE, report
 from fedblend.config.schema import tables
 from fedblend.config.schema.federation import Federation
+from fedblend.config.schema.privacy import Privacy
 from fedblend.config.schema.run import Run
 from fedblend.errors import ConfigError
 from fedblend.experiments import tune
 from fedblend.experiments.plan.problem import problem
 from fedblend.experiments.run import run_config
-from fedblend.theory.privacy import spent, spent_by_tree
+from fedblend.simulation.simulate import set_up
+from fedblend.theory.blt import optimal
+from fedblend.theory.privacy import spent, spent_by_blt, spent_by_tree
 
 pytestmark = pytest.mark.usefixtures("no_figures")
 TABLE: dict[str, Any] = {"clip": 0.5, "noise": 2.0, "delta": 1e-3}
@@ -106,7 +109,7 @@ def test_a_tree_over_clients_that_are_dealt(configured, tmp_path, compiled):
     found = summary["privacy"]
     assert found["epsilon"] == both.epsilon
     assert f"of all 2 seeds together, {once.epsilon:.4g} of each" in found["sentence"]
-    assert build(config).algorithm.start.__module__.endswith("dp_ftrl")
+    assert build(config).algorithm.start.__module__.endswith("noisy_sums")
     assert build(config).spec.epoch == 2
 
 
@@ -129,6 +132,76 @@ def test_a_private_run_that_is_resumed_costs_the_same(configured, tmp_path, comp
     assert summary["privacy"]["epsilon"] == cost.epsilon
     lines = (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()
     assert [json.loads(line)["round"] for line in lines] == [0, 1, 2, 3, 4]
+
+
+def test_buffers_for_clients_that_take_turns(configured, tmp_path, compiled):
+    """The noise is optimal for the run, and epsilon is that of the same strategy."""
+    config = configured(
+        {"buffers": 3},
+        run={"separation": 2, "seed": [0, 1]},
+        measure={"metrics": ["loss"], "splits": ["test"]},
+    )
+    summary = run_config(config, tmp_path / "out")
+    strategy = optimal(rounds=4, separation=2)
+    counted: dict[str, Any] = dict(noise=2.0, rounds=4, delta=1e-3, separation=2)
+    both = spent_by_blt(**counted, strategy=strategy, runs=2)
+    assert summary["privacy"]["epsilon"] == both.epsilon
+    assert strategy.decays
+    spec = build(config).spec
+    assert spec.separation == 2
+    assert set_up(spec).shapes.server.noise.shape == (4,)
+
+
+def test_buffers_are_accounted_for_however_clients_are_drawn(configured):
+    """Dealt in epochs: as often as there are epochs. Drawn anew: in every round."""
+    dealt = configured({"buffers": 1}, run={"epoch": 2})
+    strategy = optimal(rounds=4, participations=2, buffers=1)
+    run: dict[str, Any] = {"noise": 2.0, "rounds": 4, "delta": 1e-3}
+    expected = spent_by_blt(**run, strategy=strategy, participations=2)
+    assert promised(dealt)["epsilon"] == expected.epsilon
+    drawn = promised(configured({"buffers": 1}))["epsilon"]
+    always = spent_by_tree(**run, tree=1, epoch=1).epsilon
+    assert drawn == pytest.approx(always)
+    assert drawn > expected.epsilon
+
+
+def test_buffers_know_the_momentum_of_the_server(configured):
+    server = {"name": "momentum", "rate": 1.0, "momentum": 0.9}
+    config = configured(
+        {"buffers": 2},
+        algorithm={"name": "fedopt", "server": server},
+        run={"separation": 2, "rounds": 20},
+    )
+    found = config.privacy.strategy(config.run, config.algorithm.server)
+    assert found == optimal(rounds=20, separation=2, buffers=2, momentum=0.9)
+    assert found != optimal(rounds=20, separation=2, buffers=2)
+
+
+def test_trees_for_clients_that_take_turns(configured):
+    """In two rounds in a row nobody is there twice, as in an epoch of two."""
+    found = promised(configured({"tree": 2}, run={"separation": 2}))
+    assert found == promised(configured({"tree": 2}, run={"epoch": 2}))
+    assert found["epsilon"] is not None
+    close = promised(configured({"tree": 4}, run={"separation": 2}))
+    assert close["epsilon"] is None
+    alone = promised(configured(run={"separation": 2}))
+    assert alone == promised(configured(run={"epoch": 2}))
+
+
+def test_poisson_sampling_counts_clients_that_are_added(configured, tmp_path, compiled):
+    config = configured(
+        {"adjacency": "add_or_remove"},
+        run={"sampling": "poisson"},
+        measure={"metrics": ["loss"], "splits": ["test"]},
+    )
+    summary = run_config(config, tmp_path / "out")
+    run: dict[str, Any] = {"noise": 2.0, "cohort": 3, "clients": 6, "rounds": 4}
+    how: dict[str, Any] = {"adjacency": "add_or_remove", "sampling": "poisson"}
+    found = spent(**run, **how, delta=1e-3)
+    assert summary["privacy"]["epsilon"] == found.epsilon
+    assert "(add or remove)" in summary["privacy"]["sentence"]
+    fixed = spent(**run, delta=1e-3, adjacency="zero_out").epsilon or 0
+    assert 1.8 * (found.epsilon or 0) < fixed
 
 
 def test_independent_noise_for_clients_that_are_dealt_is_not_called_sampled(configured):
@@ -188,7 +261,7 @@ def test_every_setting_was_examined_and_a_new_one_is_no_guarantee(
     configured, monkeypatch
 ):
     """Whoever adds a key decides here what it does to privacy."""
-    known = {"run": Run, "privacy": tables.Privacy, "compress": tables.Compress}
+    known = {"run": Run, "privacy": Privacy, "compress": tables.Compress}
     known |= {"central": tables.Central, "federation": Federation}
     for name, table in {"config": Config, **known}.items():
         assert set(EXAMINED[name].split()) == set(table.model_fields), name
@@ -232,12 +305,31 @@ def test_what_is_compressed_is_clipped_again_and_has_a_guarantee(configured):
         ({"adaptive": True}, "privacy.count_noise: 0.15 is not above half of the"),
         ({"tree": 0}, "privacy.tree: 0 is not at least 1"),
         ({"tree": 2, "adaptive": True}, "privacy.tree: goes without adaptive = true"),
+        ({"buffers": 11}, r"privacy.buffers: 11 is not in \[0, 10\]"),
+        ({"buffers": 2, "adaptive": True}, "privacy.buffers: goes without adaptive"),
+        ({"buffers": 2, "tree": 2}, "privacy.buffers: goes without tree"),
+        (
+            {"buffers": 2, "run": {"sampling": "poisson"}},
+            "run.sampling: 'poisson' has rounds in which nobody takes part",
+        ),
+        ({"run": {"separation": 3}}, "run.separation: 3 is not between 1 and 2, the"),
+        (
+            {"run": {"separation": 2, "epoch": 2}},
+            "run.separation: goes without epoch",
+        ),
+        (
+            {"run": {"sampling": "poisson", "epoch": 2}},
+            "run.sampling: goes without epoch",
+        ),
         ({"run": {"epoch": 3}}, "run.epoch: 3 is not between 1 and 2, the rounds th"),
         (
             {"tree": 2, "algorithm": {"name": "fedopt", "server": ADAM}},
             "privacy: the wrapped algorithm's server is not linear in the mean update",
         ),
-        ({"adjacency": "add_or_remove"}, 'privacy.adjacency: "add_or_remove" is not'),
+        (
+            {"adjacency": "add_or_remove"},
+            'privacy.adjacency: "add_or_remove" needs run.sampling = "poisson"',
+        ),
         (
             {"run": {"weights": "by_count"}},
             "run.weights: .* needs 'uniform', not 'by_c",
@@ -271,9 +363,10 @@ def test_a_federation_of_nodes_does_not_deal_and_promises_nothing(tiny, write):
     content["privacy"] = {**TABLE, "tree": 2}
     found = promised(load(write(content)))["sentence"]
     assert found.startswith("no guarantee: clients are drawn in every round")
-    content["run"] = {**tiny["run"], "epoch": 2}
-    with pytest.raises(ConfigError, match=r"run.epoch: is not for a federation"):
-        load(write(content))
+    for key, value in {"epoch": 2, "separation": 2, "sampling": "poisson"}.items():
+        content["run"] = {**tiny["run"], key: value}
+        with pytest.raises(ConfigError, match=rf"run.{key}: is not for a federation"):
+            load(write(content))
 
 
 def test_a_large_delta_is_warned_of(configured):
@@ -309,8 +402,9 @@ def shown(language: str) -> list[str]:
 
 def test_the_tables_of_the_page_are_taken():
     tables_shown = [tomllib.loads(block)["privacy"] for block in shown("toml")]
-    first, second = (tables.Privacy(**table) for table in tables_shown)
-    assert first.noise_from == second.noise_from == "system"
+    found = [Privacy(**table) for table in tables_shown]
+    assert len(found) == 4
+    assert {table.noise_from for table in found} == {"system"}
 
 
 def test_the_examples_of_the_page_run(capsys):
@@ -324,5 +418,5 @@ def test_the_examples_of_the_page_run(capsys):
             block = block.replace(old, new)
         exec(block, space)
     lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 2
+    assert len(lines) == 4
     assert all(re.match(r"accuracy 0\.\d\d, epsilon [\d.]+ at delta", x) for x in lines)

@@ -77,6 +77,7 @@ def test_tags_are_learned(name, tagged):
     assert after < 0.9 * before
 
 
+@pytest.mark.slow
 def test_a_metric_asked_for_is_that_of_the_kind(said, tagged):
     for config, metric in ((said, "accuracy"), (tagged, "recall@2")):
         config["measure"] = {**config["measure"], "metrics": [metric]}

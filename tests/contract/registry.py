@@ -189,6 +189,12 @@ ENCODERS = {
     ),
     "ef21": lambda algorithm, p: fb.ef21(algorithm, compress.top_k(2)),
     "permuted": lambda algorithm, p: fb.transforms.perm_k(algorithm, clients=7),
+    "byzantine": lambda algorithm, p: fb.byzantine(
+        algorithm, "noise", attackers=np.arange(len(COUNTS)) < 2
+    ),
+    "inner product": lambda algorithm, p: fb.byzantine(
+        algorithm, "inner_product", attackers=np.arange(len(COUNTS)) < 2
+    ),
     "clipped": lambda algorithm, p: fb.adaptive_clip(algorithm, 0.1),
     "downlink": lambda algorithm, p: fb.transforms.downlink(
         algorithm, compress.top_k(2)
@@ -260,6 +266,8 @@ CASES = ALGORITHMS | {
         "ef21(fedavg)",
         "ef21(scaffold)",
         "mixed(scaffold)",
+        "byzantine(flix(scaffold))",
+        "inner product(apfl)",
     )
 }
 """What is compiled and run."""
@@ -268,13 +276,25 @@ VARIANTS = (
     "fedyogi",
     "fedadagrad",
     "fedavgm",
+    "fedprox",
+    "svrg",
+    "reptile",
+    "fomaml",
+    "pfedme",
     "apfl averaged",
     "fedala",
     "hypcluster",
+    "flix_local_steps",
+    "flix_locodl",
+    "scaffnew",
+    "compressed_scaffnew",
+    "mapper",
     "identity(fedavg)",
     "finetune(scaffold)",
     "diana(finetune(fedavg))",
-    "ef21(fedavg)",
+    "ef21(scaffold)",
+    "byzantine(flix(scaffold))",
+    "inner product(apfl)",
     *(name for name in CASES if ", " in name.partition("(")[0]),
 )
 """Cases whose messages and states are like those of another."""
@@ -295,10 +315,14 @@ ONE_OF_EACH = (
 """One case of each kind of message and state, for what is the engine's own."""
 
 
-def others_later(names: Iterable[str]) -> list:
-    """These cases for a test; all but one of each kind are for the slow ones."""
+def others_later(names: Iterable[str], also: tuple[str, ...] = ()) -> list:
+    """These cases for a test; all but one of each kind are for the slow ones.
+
+    ``also`` are cases that this test needs beside those of the engine.
+    """
+    now = ONE_OF_EACH + also
     return [
-        pytest.param(name, marks=() if name in ONE_OF_EACH else pytest.mark.slow)
+        pytest.param(name, marks=() if name in now else pytest.mark.slow)
         for name in names
     ]
 
@@ -329,6 +353,7 @@ EVERYONE = tuple(name for name in CASES if _built(name).needs.everyone)
 ENROLLING = (
     "flix(scaffold)",
     "diana, first(flix(scaffold))",
+    "byzantine(flix(scaffold))",
     *filter(_joins, BY_EXAMPLE),
 )
 """Cases whose clients all send something before the first round."""

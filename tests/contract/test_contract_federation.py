@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from registry import CASES, variants_later
+from registry import CASES, others_later
 from runs import CLIENTS, SETTINGS, close, cohort_of, problem, states, usual_run
 
 import fedblend as fb
@@ -17,8 +17,11 @@ from fedblend.simulation.serialize import as_tree, named_leaves, unpack
 from fedblend.transforms.mixed_fl.central_loss import on_rows
 from loopback import EXPERIMENT, LoopbackFederation
 
+ENCODED = ("compressed(fedavg)", "locodl", "scafflix", "fedem")
+"""Messages of other kinds: encoded, with a drawn number of steps, of several models."""
 
-@pytest.mark.parametrize("name", variants_later(CASES))
+
+@pytest.mark.parametrize("name", others_later(CASES, ENCODED))
 def test_a_loopbackcomes_to_the_simulators_numbers(name, tmp_path):
     on, run = problem(name), usual_run(name)
     loopback = LoopbackFederation(

@@ -14,7 +14,7 @@ from trials import apart, forged
 
 from fedblend.deploy import message as messages
 from fedblend.deploy import worker
-from fedblend.deploy.client.admission import node_at
+from fedblend.deploy.client.host import answering_at
 from fedblend.deploy.ops.settings import NodeSettings, load_as
 
 
@@ -47,7 +47,7 @@ the server has to say about it."""
 
 
 def _serve(path: Path) -> None:
-    node, said = node_at(path), {}
+    node, said = answering_at(path), {}
 
     def reply(data: bytes) -> bytes:
         honest = node.reply(data)

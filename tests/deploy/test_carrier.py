@@ -250,6 +250,17 @@ def test_a_message_that_is_too_large_is_not_read_to_its_end(lab, link, tmp_path)
     ]
 
 
+def test_a_node_pauses_for_as_long_as_the_server_asks(trial, link, monkeypatch):
+    """But not forever: a server may ask for anything."""
+    pauses: list[float] = []
+    monkeypatch.setattr(carriers.time, "sleep", pauses.append)
+    link.send(to_record(b"x", 0.7))
+    link.send(to_record(b"x", 1e9))
+    link.send(to_record(b"x"))
+    trial.run()
+    assert pauses == [0.7, carriers.LONGEST, 0.01]
+
+
 def test_parts_that_the_server_is_still_pushing_are_awaited(trial, link):
     link.late = 3
     link.send(to_record(b"slow"))

@@ -36,7 +36,7 @@ def node_with(home: Path, client: int, data: str):
 
 
 def test_the_trial_of_the_documents(tmp_path):
-    text, _ = re.findall(r"^```toml\n(.*?)^```", DOCUMENT.read_text(), re.M | re.S)
+    text, *_ = re.findall(r"^```toml\n(.*?)^```", DOCUMENT.read_text(), re.M | re.S)
     rng, nodes = np.random.default_rng(0), {}
     for client in range(2):
         home = tmp_path / f"node{client}"

@@ -22,7 +22,7 @@ from configured import (
 )
 
 import fedblend as fb
-from fedblend.deploy.client.admission import Admission
+from fedblend.deploy.client.admission import node_of
 from fedblend.deploy.client.permissions import Refusal
 from fedblend.deploy.client.policy import Accept, Policy
 from fedblend.deploy.server.run import run_server
@@ -77,9 +77,9 @@ def test_a_node_imports_nothing_that_its_policy_does_not_list(
     node = settings_of(place, code / "node", 0, OPEN)
     text = federated(tables(model, algorithm))
     with pytest.raises(Refusal, match=rf"^policy accept.imports: {key} is node_code:"):
-        Admission(node).permissions().describe({"config": text})
+        node_of(node).permissions().describe({"config": text})
     with pytest.raises(Refusal, match=r"accept.imports: .*; allowed: none$"):
-        Admission(node).permissions().executor({"config": text})
+        node_of(node).permissions().executor({"config": text})
     assert "node_code" not in sys.modules
 
 

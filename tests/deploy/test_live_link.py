@@ -16,8 +16,9 @@ from fedblend.deploy.ops import flwr_processes, registration
 from fedblend.deploy.ops.certificates import node_key
 from fedblend.deploy.ops.doctor.doctor import examine
 from fedblend.deploy.ops.provision import provision
-from fedblend.deploy.ops.settings import ServerSettings, load_as
+from fedblend.deploy.ops.settings import NodeEntry, ServerSettings, load_as
 from fedblend.deploy.ops.supervisor import is_up
+from fedblend.errors import RunError
 
 pytest.importorskip("flwr")
 from fedblend.deploy.fleet_client import Failed, FleetClient, Lost
@@ -119,3 +120,33 @@ def test_nobody_gets_nowhere(folder):
     assert as_nobody(settings.link, settings.ca) == dict.fromkeys(CALLS, 403)
     # Its own user is served.
     assert flwr_processes.call(settings, "ls", flwr_processes.CONNECTION)["success"]
+
+
+def test_many_keys_are_registered_on_one_connection(folder, monkeypatch):
+    """The link knows them all, and forgets those that left."""
+    settings, opened = settings_of(folder), []
+    connect = registration.connected
+
+    def connected(settings):
+        opened.append(settings)
+        return connect(settings)
+
+    monkeypatch.setattr(registration, "connected", connected)
+    names = [f"more{number}" for number in range(5)]
+    entries = list(settings.nodes)
+    for client, name in enumerate(names, len(entries)):
+        key = settings.nodes[0].key.with_name(f"{name}.pub")
+        key.write_bytes(node_key(name).public)
+        entries.append(NodeEntry.model_construct(name=name, key=key, client=client))
+    registration.register(settings.model_copy(update={"nodes": entries}))
+    assert len(opened) == 1
+    with connect(settings) as link:
+        assert len(link.statuses()) == 6
+    registration.register(settings)
+    with connect(settings) as link:
+        assert len(link.statuses()) == 1
+
+
+def test_a_link_that_is_not_there_is_one_line(lab):
+    with pytest.raises(RunError, match=r"link 127.0.0.1:8000: .*refused"):
+        registration.members(load_as(ServerSettings, lab / "server" / "server.toml"))

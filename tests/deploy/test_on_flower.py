@@ -75,8 +75,8 @@ def test_every_algorithm_has_a_case():
 
 def test_all_nodes_are_there(federation):
     found = members(federation.settings)
-    assert [(one.name, one.client) for one in found] == [
-        (name, client) for client, name in enumerate(NAMES)
+    assert [(one.name, one.clients) for one in found] == [
+        (name, (client,)) for client, name in enumerate(NAMES)
     ]
     assert {one.status for one in found} == {"online"}
 

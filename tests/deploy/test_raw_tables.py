@@ -139,7 +139,7 @@ def test_nodes_find_the_preprocessing_and_the_model_of_a_simulation(
     config = check(toml.parse(simulated(place), "test"), "test")
     there = run_config(config, tmp_path / "simulated")
     settings = [node_settings(place, tmp_path, client) for client in range(CLIENTS)]
-    nodes = {one.client: node_of(one) for one in settings}
+    nodes = {client: node_of(one) for client, one in enumerate(settings)}
     run = experiment(tmp_path / "run", federated(raw))
     here = run_server(run, LoopbackTransport(nodes), poll=0.0)
     mine, other = (
@@ -154,7 +154,7 @@ def test_nodes_find_the_preprocessing_and_the_model_of_a_simulation(
         assert one[model]["loss"]["mean"] == pytest.approx(
             two[model]["loss"]["mean"], rel=1e-5
         )
-    found = predict_rows(settings[1], place / "node1.csv")
+    found = predict_rows(settings[1].client_settings()[1], place / "node1.csv")
     assert set(found.values) <= {"died", "recovered"} and len(found.values) == ROWS[1]
 
 

@@ -6,7 +6,7 @@ import pytest
 from walkthrough import HOME, ROUNDS, NewUser, commands
 
 from fedblend.config.config import load
-from fedblend.deploy.client.admission import node_at
+from fedblend.deploy.client.host import answering_at
 from fedblend.deploy.ops import submit
 from fedblend.deploy.ops.settings import ServerSettings, load_as
 from fedblend.deploy.server.run import run_server
@@ -38,7 +38,7 @@ def test_what_the_scripts_set_up_gets_to_a_first_result(user, tmp_path):
     config = load(home / "trial.toml")
     settings = load_as(ServerSettings, home / "server.toml")
     submit.open_folder(out, config, settings, resume=False)
-    nodes = {at: node_at(user.home(n) / "node.toml") for at, n in enumerate(NODES)}
+    nodes = {at: answering_at(user.home(n) / "node.toml") for at, n in enumerate(NODES)}
     summary = run_server(out, LoopbackTransport(nodes), poll=0.0)
     (found,) = summary["runs"]
     assert found["round"] == ROUNDS

@@ -120,6 +120,7 @@ def standstill(client, server, rate, steps):
     return np.linalg.solve(sum(moves), sum(wants))
 
 
+@pytest.mark.slow
 def test_eight_steps_on_quadratics_that_disagree_ask_for_a_transfer(tmp_path):
     client, server = quadratic(X, X @ WANTS), quadratic(OWN, OWN @ OWN_WANTS)
     both = mean(client, server)

@@ -14,7 +14,7 @@ from fedblend.config.build import build
 from fedblend.config.config import check, dump
 from fedblend.config.model import smoothness, with_rates
 from fedblend.errors import ConfigError, SettingError
-from fedblend.experiments.plan.candidates import candidates, configured
+from fedblend.experiments.plan.candidates import candidates, config_of, configured
 from fedblend.experiments.plan.messages import ways
 from fedblend.experiments.plan.offers import offers, shortlist, table, warnings
 from fedblend.experiments.plan.problem import Problem, problem
@@ -113,13 +113,15 @@ def test_the_largest_alpha_of_a_budget(found):
 TINY = 1e-6
 
 
+@pytest.mark.slow
 def test_typical_rounds_are_those_of_a_trial(found, by_hand, compiled):
     """Gradient descent's as NumPy counts them; bits of a run are those of messages."""
     x, rounds, step = by_hand.average, 1, 1 / (0.25 * by_hand.L.mean())
     while np.sum(by_hand.gradient(0.5, x) ** 2) / (0.5 * L2) > 0.95 * TINY:
         x, rounds = x - step * by_hand.gradient(0.5, x), rounds + 1
     by_name = {one.name: one for one in candidates(found)}
-    for name in ("DGD", "LoCoDL rand-7, one"):
+    dealt = next(name for name in by_name if name.startswith("TAMUNA"))
+    for name in ("DGD", dealt, "LoCoDL rand-7, one"):
         (made,) = offers(found, TINY, alpha=0.5, among=[by_name[name]])
         assert made.typical is not None and made.certified is not None
         assert made.typical < made.certified
@@ -131,6 +133,27 @@ def test_typical_rounds_are_those_of_a_trial(found, by_hand, compiled):
     assert made.up > made.down / 3  # one mask for all: both ways are sparse
     (cheap,) = offers(found, TINY, alpha=0.01, among=[by_name["DGD"]])
     assert cheap.typical == 1
+
+
+def test_solvers_on_flix_run_by_settings_of_a_configuration(found):
+    """LoCoDL and CompressedScaffnew: with theory's steps, which no alpha changes."""
+    made = offers(found, EPS, alpha=0.5, trials=False)
+    for one in made:
+        if one.candidate.solver in ("locodl", "compressed_scaffnew"):
+            config = config_of(found, one.candidate, "algorithm.alpha=0.5")
+            options: Any = config.algorithm
+            assert options.name == f"flix_{one.candidate.solver}"
+            assert options.rate == "theory" and options.alpha == 0.5
+            known, dim = found.smoothness, found.personal.shape[1]
+            assert options.steps == options.local_training(known, dim).steps
+
+
+def test_a_client_that_shares_nothing_leaves_out_solvers_that_need_all(found):
+    shape = found.shape.copy()
+    shape[0] = 0.0
+    names = {one.solver for one in candidates(found._replace(shape=shape))}
+    assert "scafflix" in names
+    assert not names & {"locodl", "compressed_scaffnew"}
 
 
 def test_a_short_list_has_some_of_each_family(found):

@@ -87,6 +87,7 @@ def test_cross_validation_hands_client_ids_to_every_fold(digits, routing):
     assert scores.min() > 0.93
 
 
+@pytest.mark.slow
 def test_it_is_searched_inside_a_pipeline(digits, routing):
     inputs, names, ids = (part[:300] for part in digits)
     asking: Any = FederatedClassifier(**{**QUICK, "rounds": 3})

@@ -37,7 +37,13 @@ def by_hand() -> ByHand:
     return ByHand()
 
 
-@pytest.mark.parametrize("name", WAYS)
+QUICK = ("accelerated", "downlink")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=() if n in QUICK else pytest.mark.slow) for n in WAYS],
+)
 def test_every_round_keeps_its_bound(name, by_hand):
     config = check(changed(FLIX, *WAYS[name]), "here")
     random = name == "perm_k"

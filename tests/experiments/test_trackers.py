@@ -78,6 +78,7 @@ def test_tensorboard_has_every_point_once_also_after_resuming(run):
     assert len(list((run / "tensorboard" / "seed3").iterdir())) == 1
 
 
+@pytest.mark.slow
 def test_mlflow_has_every_point_once(run, monkeypatch):
     from mlflow import MlflowClient
 
@@ -131,6 +132,7 @@ def wandb_points(folder):
     return by_name
 
 
+@pytest.mark.slow
 def test_wandb_has_every_point_once_offline(run, monkeypatch):
     import wandb
 

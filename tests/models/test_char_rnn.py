@@ -79,7 +79,7 @@ def test_the_scores_are_those_of_loops(cell, layers):
         np.testing.assert_allclose(found, wanted, rtol=1e-12, atol=1e-12)
 
 
-@CELL
+@pytest.mark.parametrize("cell", ["gru", pytest.param("lstm", marks=pytest.mark.slow)])
 def test_the_gradient_is_that_of_finite_differences(cell):
     model = char_rnn(11, embedding=3, hidden=4, cell=cell)
     loss = sequence_cross_entropy(model.apply)

@@ -13,6 +13,7 @@ from fedblend.config.config import check
 from fedblend.config.schema import local_work, tables
 from fedblend.config.schema.algorithm import OPTIONS
 from fedblend.config.schema.imported import ImportedModel
+from fedblend.config.schema.privacy import Privacy
 from fedblend.config.schema.run import Run
 
 HOME = Path(__file__).parents[2]
@@ -56,7 +57,7 @@ def classes() -> dict[str, type]:
     rules = [get_args(one)[0] for one in get_args(get_args(local_work.Rule)[0])]
     schedules = get_args(get_args(local_work.Schedule)[0])
     every = [*data, *rules, *schedules, *OPTIONS.values()]
-    every += [Run, tables.Measure, tables.Privacy]
+    every += [Run, tables.Measure, Privacy]
     models = (*tables.NAMED_MODELS, ImportedModel)
     found = {kind.__name__: kind for kind in [*every, *models]}
     return {name: kind for name, kind in found.items() if hasattr(kind, "model_fields")}

@@ -165,6 +165,7 @@ def test_who_shares_and_why():
     assert np.nanmean(validated[1]) == pytest.approx(costs)
 
 
+@pytest.mark.slow
 def test_methods_are_arms_by_name():
     """More is better for the accuracy of a sign, whose cost is its negative."""
     right = fb.metrics.accuracy(lambda p, x: x @ p)

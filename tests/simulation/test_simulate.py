@@ -312,3 +312,28 @@ def test_clients_that_do_not_fit_the_device_are_one_line():
     with pytest.raises(UserError, match="chunk: 7 is not small enough") as e:
         run.complete()
     assert "\n" not in str(e.value)
+
+
+def test_a_run_is_set_up_by_few_programs():
+    """One draws the parameters, one makes the states; by themselves it were dozens."""
+    counted, counting = [], True
+    jax.monitoring.register_event_duration_secs_listener(
+        lambda event, duration_secs, **_: (
+            counted.append(event)
+            if counting and event.endswith("backend_compile_duration")
+            else None
+        )
+    )
+    model = fb.models.mlp(7, 3, hidden=(11, 13))
+    rows = np.zeros((8, 7), np.float32), np.zeros(8, np.int32)
+    work = fb.Work(0.1, steps=1, batch_size=2)
+    fb.simulate(
+        fb.apfl(fb.losses.cross_entropy(model.apply), work, alpha=0.5),
+        model.init,
+        fb.federate(rows, np.split(np.arange(8), 4)),
+        jax.random.key(0),
+        rounds=1,
+    )
+    counting = False
+    # Also the key, and rows and types on their way to the device.
+    assert 2 <= len(counted) <= 8

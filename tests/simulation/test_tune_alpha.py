@@ -92,6 +92,7 @@ def alone(alpha, build=flix):
     ).complete()
 
 
+@pytest.mark.slow
 def test_every_alpha_is_the_run_that_it_would_be_alone():
     found = tuned()
     np.testing.assert_array_equal(found.alphas, [0, 0.5, 1])

@@ -6,11 +6,14 @@ import math
 from decimal import Decimal, getcontext
 from typing import Any
 
+import dp_accounting as dp
 import numpy as np
 import pytest
+from dp_accounting.pld import PLDAccountant
 from dp_accounting.pld.privacy_loss_distribution import from_gaussian_mechanism
 from gaussian_mechanism import gaussian
 
+from fedblend.theory import privacy
 from fedblend.theory.privacy import (
     _by_loss_distribution,
     _by_renyi_divergence,
@@ -130,6 +133,57 @@ def test_little_noise_and_large_cohorts_never_cost_more_than_everyone():
     assert 0.99 * everyone < found <= everyone * (1 + 1e-6)
 
 
+@pytest.mark.parametrize(
+    ("chance", "noise", "rounds", "known"),
+    [
+        (0.01, 1.1, 1000, 1.5154),
+        (0.1, 1.0, 100, 7.0466),
+        (0.5, 2.0, 50, 9.4736),
+        (1.0, 5.0, 100, 9.9973),
+    ],
+)
+def test_poisson_sampling_is_dp_accountings(chance, noise, rounds, known):
+    """Its event by its accountant, and numbers that were noted once to four places.
+
+    What is left of delta for the event, after cohorts without room, changes epsilon by
+    less than a millionth.
+    """
+    run: dict[str, Any] = {"noise": noise, "rounds": rounds, "clients": 1000}
+    run |= {"cohort": round(1000 * chance), "sampling": "poisson"}
+    event = dp.PoissonSampledDpEvent(chance, dp.GaussianDpEvent(noise))
+    accountant = PLDAccountant(dp.NeighboringRelation.ADD_OR_REMOVE_ONE)
+    expected = accountant.compose(event, rounds).get_epsilon(DELTA)
+    found = changed(**run, adjacency="add_or_remove").epsilon
+    assert expected <= found <= expected * (1 + 1e-6)
+    assert found == pytest.approx(known, abs=6e-5)
+
+
+def test_poisson_sampling_with_everyone_is_the_gaussian_mechanisms():
+    """The distribution of losses is rounded upwards, to steps of 1e-4."""
+    run: dict[str, Any] = {"cohort": 100, "rounds": 9, "sampling": "poisson"}
+    moves = {"replace_one": 2, "zero_out": 1, "add_or_remove": 1}
+    for adjacency, moved in moves.items():
+        exact = gaussian(moved * 3 / 4.0, DELTA)
+        found = changed(**run, adjacency=adjacency).epsilon
+        assert exact <= found <= exact + 1e-3
+
+
+def test_cohorts_without_room_go_into_delta(monkeypatch):
+    """Epsilon at delta is the event's at what is left of delta."""
+    monkeypatch.setattr(privacy, "OVERFLOW", 1e-9)
+    run: dict[str, Any] = {"sampling": "poisson", "adjacency": "add_or_remove"}
+    found = changed(**run).epsilon
+    left = DELTA - (1 + math.exp(found)) * 100e-9
+    event = dp.PoissonSampledDpEvent(0.1, dp.GaussianDpEvent(4.0))
+    accountant = PLDAccountant(dp.NeighboringRelation.ADD_OR_REMOVE_ONE)
+    exact = accountant.compose(event, 100).get_epsilon(left)
+    assert exact <= found <= exact * (1 + 1e-8)
+    monkeypatch.setattr(privacy, "OVERFLOW", 1e-6)
+    none = changed(**run)
+    assert none.epsilon is None
+    assert none.reason.startswith("delta 1e-05 is below the chance of a cohort that")
+
+
 def test_it_grows_and_falls_where_it_should():
     usual = changed().epsilon
     for change in ({"noise": 3.0}, {"cohort": 20}, {"rounds": 200}, {"delta": 1e-7}):
@@ -155,6 +209,7 @@ def test_without_noise_there_is_no_guarantee():
         ({"rounds": -1}, "spent: rounds: -1 is not a whole number"),
         ({"adjacency": "add_or_remove"}, "adjacency: .* needs cohorts of random size"),
         ({"adjacency": "none"}, "adjacency: 'none' is not 'replace_one'"),
+        ({"sampling": "none"}, "sampling: 'none' is not 'fixed' or 'poisson'"),
     ],
 )
 def test_what_makes_no_sense_is_refused(change, line):

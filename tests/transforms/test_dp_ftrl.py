@@ -218,7 +218,7 @@ def test_a_resumed_run_has_the_same_bits_and_replicas_the_same_noise(tmp_path):
         every=4,
     ).complete()
     np.testing.assert_allclose(replicas.shared[0], whole.shared, rtol=0, atol=1e-6)
-    np.testing.assert_array_equal(replicas.server.nodes[0], whole.server.nodes)
+    np.testing.assert_array_equal(replicas.server.noise[0], whole.server.noise)
     assert not np.allclose(replicas.shared[1], whole.shared, atol=1e-3)
 
 
@@ -290,7 +290,7 @@ LINEAR = {
 
 @pytest.mark.parametrize("name", LINEAR)
 def test_servers_that_are_linear_go(name):
-    assert begin(by_tree(LINEAR[name])).shapes.server.nodes.shape == (4,)
+    assert begin(by_tree(LINEAR[name])).shapes.server.noise.shape == (4,)
 
 
 def test_clients_that_say_more_are_refused():

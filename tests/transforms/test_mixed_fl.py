@@ -232,8 +232,14 @@ def test_the_blend_of_flix_and_a_central_loss_has_its_optimum():
 @pytest.mark.parametrize(
     "inner",
     [
-        fb.fedopt(LOSS, fb.Work(0.05, steps=2, batch_size=None), optax.adam(0.01)),
-        fb.fedprox(LOSS, fb.Work(0.05, steps=2, batch_size=None), mu=0.1),
+        pytest.param(
+            fb.fedopt(LOSS, fb.Work(0.05, steps=2, batch_size=None), optax.adam(0.01)),
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            fb.fedprox(LOSS, fb.Work(0.05, steps=2, batch_size=None), mu=0.1),
+            marks=pytest.mark.slow,
+        ),
         fb.scaffold(LOSS, fb.Work(0.05, steps=2, batch_size=None)),
         fb.apfl(LOSS, fb.Work(0.05, steps=2, batch_size=None), alpha=0.5),
     ],

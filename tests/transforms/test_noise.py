@@ -2,6 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Noise from the operating system: its law, its grid, its secrets, no repetition."""
 
+import os
+import subprocess
+import sys
 from functools import partial
 from typing import Any
 
@@ -180,3 +183,35 @@ def test_cohorts_of_a_private_run_are_no_function_of_its_seed():
     assert (ids[:, 0] < ids[:, 1]).all()
     # Every client is equally likely: 160 of 7.
     assert stats.chisquare(np.bincount(ids.ravel(), minlength=7)).pvalue > 1e-6
+
+
+def test_a_large_leaf_reaches_the_host_in_pieces_that_are_copied_at_once():
+    """Copies of others wait for a thread, and two devices on two cores have none."""
+    tree = {"large": jnp.zeros((300, 200)), "small": jnp.zeros(3), "none": jnp.zeros(0)}
+    traced = jax.make_jaxpr(lambda tree: noise.add_noise(tree, 1.0, None))(tree)
+    (call,) = [one for one in traced.eqns if one.primitive.name == "io_callback"]
+    sizes = [4 * operand.aval.size for operand in call.invars]
+    assert sum(sizes) > 4 * 60_003
+    assert max(sizes) <= noise.PIECE_BYTES < 100 * 1024
+
+
+@pytest.mark.slow
+def test_noise_on_as_many_devices_as_cores_comes_to_an_end():
+    program = """
+import fedblend, jax, jax.numpy as jnp
+from fedblend.transforms.noise import add_noise
+assert len(jax.devices()) == 2
+add = jax.pmap(lambda tree: jax.lax.fori_loop(
+    0, 50, lambda _, tree: add_noise(tree, 1.0, None), tree))
+print(float(jnp.abs(add(jnp.zeros((2, 100_000)))).mean()))
+"""
+    cores = {"FEDBLEND_DEVICES": "2", "PJRT_NPROC": "2", "JAX_PLATFORMS": "cpu"}
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, **cores},
+        timeout=120,
+        capture_output=True,
+        text=True,
+    )
+    # The mean of |N(0, 50)|, sqrt(2 * 50 / pi) = 5.64, of 200,000: to 1 % surely.
+    assert abs(float(done.stdout) - 5.64) < 0.06, done.stderr

@@ -96,6 +96,7 @@ def test_every_round_of_perm_k_has_its_own_blocks():
     np.testing.assert_allclose(models[1], by_hand, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_nodes_send_their_blocks_and_nothing_else(tmp_path):
     algorithm = perm_k(descent, clients=CLIENTS)
     wired = loopback.LoopbackFederation(

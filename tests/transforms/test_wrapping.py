@@ -62,7 +62,7 @@ def test_an_encoder_inside_finetune_is_not(name):
 
 @pytest.mark.parametrize("k", [4, np.array([1, 1, 4, 1, 1, 1, 1])])
 def test_a_k_larger_than_the_model_is_refused(k):
-    message = r"_k: k = 4 is not between 1 and the 3 entries"
+    message = r"_k: k: 4 is not from 1 to 3, the entries of the model"
     for algorithm in (
         compressed(plain, compress.rand_k(k)),
         diana(plain, compress.rand_k(k, places="sent")),

@@ -68,7 +68,7 @@ class Sent(NamedTuple):
     seed: Quotable
 
 
-@algorithm(encodes=True, new_client=NewClient(build=fedavg))
+@algorithm(theory=True, coin=True, encodes=True, new_client=NewClient(build=fedavg))
 @gate(**WORK, clients=COUNT, copies=Number(whole=True, least=2))
 def compressed_scaffnew(
     loss: Loss, work: Work, *, clients: int, copies: int
@@ -98,12 +98,12 @@ def compressed_scaffnew(
         return Sent(local, one_mask.seed_of(key))
 
     def enroll(params, shard, key):
-        dealt_scales(clients, copies)  # refuses more copies than clients
         zeros, seed = trees.zeros_like(params), jnp.zeros(2, jnp.uint32)
         state = CompressedScaffnewClient(zeros, params, seed, jnp.ones((), bool))
         return (), state
 
     def start(params, joins, central, key):
+        dealt_scales(clients, copies)  # refuses more copies than clients
         none = jnp.zeros((), jnp.int32)
         return Down(params, none, extra=tossed(key)), Coin(none)
 

@@ -22,6 +22,7 @@ import typer
 from fedblend import __version__
 from fedblend.cli import (
     advise,
+    audit_privacy,
     auto,
     compare,
     data,
@@ -63,6 +64,7 @@ app.command("personalize")(personalize.personalize)
 app.command("plan")(plan.plan)
 app.command("tune")(tune.tune)
 app.command("advise")(advise.advise)
+app.command("audit-privacy")(audit_privacy.audit_privacy)
 app.command("init")(init.init)
 app.command("list")(list_.list_)
 app.command("show")(show.show)

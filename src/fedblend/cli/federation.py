@@ -46,6 +46,9 @@ def init(
         int, typer.Option(metavar="N", help="Of the link behind it, on loopback.")
     ] = 8000,
     days: Days = 365,
+    clients_per_node: Annotated[
+        int, typer.Option(metavar="N", help="Clients that each node hosts.")
+    ] = 1,
 ) -> None:
     """Make keys, certificates and settings for a server and its nodes.
 
@@ -59,7 +62,15 @@ def init(
     from fedblend.deploy.ops.provision import provision
 
     names = [name.strip() for name in nodes.split(",")]
-    provision(folder, host=host, nodes=names, port=port, link_port=link_port, days=days)
+    provision(
+        folder,
+        host=host,
+        nodes=names,
+        port=port,
+        link_port=link_port,
+        days=days,
+        clients_per_node=clients_per_node,
+    )
     typer.echo(f"wrote {folder} for {len(names)} nodes; read {folder / 'README.md'}")
 
 
@@ -163,8 +174,14 @@ ServerPath = Annotated[
 ]
 
 
+HostedClient = Annotated[
+    int | None,
+    typer.Option(metavar="N", help="Which client, on a node that hosts several."),
+]
+
+
 @app.command("ledger")
-def ledger(settings: NodePath = Path("node.toml")) -> None:
+def ledger(settings: NodePath = Path("node.toml"), client: HostedClient = None) -> None:
     """Show what a node gave away: answers, rows, measurements, epsilon.
 
     [bold]Example[/bold]
@@ -173,9 +190,9 @@ def ledger(settings: NodePath = Path("node.toml")) -> None:
     """
     from fedblend.deploy.client.ledger import shown_ledger
     from fedblend.deploy.client.policy import load_policy
-    from fedblend.deploy.ops.settings import NodeSettings, load_as
+    from fedblend.deploy.ops.settings import client_at
 
-    known = load_as(NodeSettings, settings)
+    known = client_at(settings, client)
     delta = load_policy(known.policy).budget.delta
     for line in shown_ledger(known.folder, delta):
         typer.echo(line)
@@ -235,7 +252,7 @@ def node(
     require_extra()
     if carrier_only:
         _renamed("--carrier-only", "--flower-only")
-    from fedblend.deploy.ops.settings import NodeSettings, load_as
+    from fedblend.deploy.ops.settings import NodeSettings, listed, load_as
     from fedblend.deploy.ops.supervisor import serve_carrier, serve_node
 
     known = load_as(NodeSettings, settings)
@@ -248,7 +265,7 @@ def node(
         serve_carrier(known, log=log)
         return
     folder = known.flower_folder if flower_only else known.folder
-    typer.echo(f"client {known.client} of {known.server}; logs in {folder}")
+    typer.echo(f"{listed(known.hosted)} of {known.server}; logs in {folder}")
     serve_node(known, settings, flower_only=flower_only, supernode=supernode, log=log)
 
 

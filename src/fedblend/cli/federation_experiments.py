@@ -9,7 +9,12 @@ from typing import Annotated
 import typer
 
 from fedblend.cli import screen
-from fedblend.cli.federation import NodePath, require_extra, server_settings
+from fedblend.cli.federation import (
+    HostedClient,
+    NodePath,
+    require_extra,
+    server_settings,
+)
 
 ServerOption = Annotated[
     Path, typer.Option("--server", metavar="FILE", help="server.toml.")
@@ -110,13 +115,14 @@ def status(
     require_extra()
     from fedblend.deploy.ops import flwr_processes
     from fedblend.deploy.ops.registration import members
+    from fedblend.deploy.ops.settings import listed
     from fedblend.deploy.ops.status import status_of
 
     if settings.exists() or out is None:
         known = server_settings(settings)
         flwr_processes.connect(known)
         for member in members(known):
-            typer.echo(f"node {member.name}, client {member.client}: {member.status}")
+            typer.echo(f"node {member.name}, {listed(member.clients)}: {member.status}")
     if out is not None:
         for line in status_of(out).lines():
             typer.echo(line)
@@ -129,6 +135,7 @@ def log(
             metavar="OUT|FILE", help="Folder of an experiment, node.toml, or an audit."
         ),
     ] = Path("node.toml"),
+    client: HostedClient = None,
 ) -> None:
     """Print the audit, the newest line last; fail if a line was changed.
 
@@ -141,7 +148,7 @@ def log(
     from fedblend.deploy.ops.audit import verify
     from fedblend.deploy.ops.status import audit_lines, audit_of
 
-    path = audit_of(where)
+    path = audit_of(where, client)
     for line in audit_lines(path):
         typer.echo(line)
     verify(path)
@@ -172,6 +179,7 @@ def predict(
         typer.Option(metavar="FILE", help="Rows: .csv, .parquet, .npz."),
     ],
     settings: NodePath = Path("node.toml"),
+    client: HostedClient = None,
     experiment: Annotated[
         str | None,
         typer.Option(metavar="ID", help="Whose model; the newest by default."),
@@ -193,9 +201,9 @@ def predict(
     import io
 
     from fedblend.deploy.client.predict import predict_rows
-    from fedblend.deploy.ops.settings import NodeSettings, load_as
+    from fedblend.deploy.ops.settings import client_at
 
-    found = predict_rows(load_as(NodeSettings, settings), data, experiment)
+    found = predict_rows(client_at(settings, client), data, experiment)
     text = io.StringIO()
     lines = [["prediction"], *([value] for value in found.values)]
     csv.writer(text, lineterminator="\n").writerows(lines)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from fedblend.experiments.plan.prices import Prices
     from fedblend.experiments.plan.problem import Problem
 
-RANDOM = ("diana", "ef21", "scafflix", "locodl")
+RANDOM = ("diana", "ef21", "scafflix", "locodl", "compressed_scaffnew")
 THOUSANDS = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
 
 
@@ -265,8 +265,6 @@ def _notes(made: list["Offer"], prices: "Prices", again: list[str] | None) -> li
         notes.append("--alpha, --rounds or --bits compares solvers.")
     elif made[0].alpha == 0:
         notes.append("alpha = 0 leaves every client its own model: nothing to run.")
-    elif made[0].candidate.compose is not None:
-        notes.append("LoCoDL on FLIX is for Python: docs/local_training.md.")
     elif not made[0].settings:
         notes.append("To run the first, leave the table [compress] out.")
     return notes

@@ -13,6 +13,7 @@ from fedblend.batches import per_client
 from fedblend.checks import COUNT, by_client, gate, words
 from fedblend.compress.compressor import Compressor, pack, unpack, width_of
 from fedblend.core import ClientId, Key, PyTree, Ragged, Shard, SharedKey
+from fedblend.errors import UserError
 
 
 class Entries(NamedTuple):
@@ -76,6 +77,7 @@ def rand_k(k: int | np.ndarray, *, places: str = "shared") -> Compressor:
         return _scatter(payload.values, index, dim)
 
     def omega(dim: int):
+        _check(most, dim, "rand_k")
         return dim / np.asarray(k) - 1.0
 
     masks = places != "sent" and np.ndim(k) == 0
@@ -203,7 +205,8 @@ def dealt(clients: int, copies: int, seed: jax.Array) -> Compressor:
 
 def _check(k: int, dim: int, name: str) -> None:
     if k > dim:
-        raise ValueError(f"{name}: k = {k} is not between 1 and the {dim} entries")
+        allowed = f"from 1 to {dim}, the entries of the model"
+        raise UserError(f"{name}: k", k, allowed)
 
 
 def _own(k: int | np.ndarray, shard: Shard | None, name: str) -> jax.Array:

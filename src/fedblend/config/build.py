@@ -17,10 +17,11 @@ import numpy as np
 
 from fedblend import trees
 from fedblend.algorithms.local_only import local_only
-from fedblend.config import data, transforms
+from fedblend.config import data, stability, transforms
 from fedblend.config.config import Config, with_parts
 from fedblend.config.measures import measures_of
 from fedblend.config.model import (
+    asks_for_constants,
     loss_name,
     losses_of,
     model_of,
@@ -30,7 +31,6 @@ from fedblend.config.model import (
     with_rates,
     with_steps,
 )
-from fedblend.config.schema.table import check_lists
 from fedblend.core import Algorithm, Key, Loss
 from fedblend.data.dataset import Task, task_of
 from fedblend.data.federated import FederatedData
@@ -120,7 +120,8 @@ def build(config: Config) -> Built:
     )
     parts = data.share_out(config.data, dataset)
     splits = data.splits_of(config.data, config.run.seed)
-    federations, unseen = data.hold_out(config.data, dataset, parts, splits)
+    honest, unseen = data.hold_out(config.data, dataset, parts, splits)
+    federations = data.poisoned(config.attack, honest)
     server = data.preprocess_server(
         config.central, server, whole, config.data.target, config.data.seed, federations
     )
@@ -129,7 +130,7 @@ def build(config: Config) -> Built:
     drawn = data.strata(config.populations, federated_data) or config.run.cohort
     method_with = partial(method, config, task, clients, settled(drawn, clients)[1])
     known, name = [None], loss_name(config, task)
-    if "smooth" in config.algorithm.entry.parameters:
+    if asks_for_constants(config):
         known = [smoothness(config.model, name, one) for one in federations]
     if config.algorithm.steps == "theory":
         shapes = jax.eval_shape(model_of(config, task, name).init, jax.random.key(0))
@@ -166,6 +167,7 @@ def build(config: Config) -> Built:
                 whole, federated_data, config.data.inputs, config.privacy is not None
             ),
             *transforms.warnings(config, clients),
+            *_of_steps(config, found, name, federated_data),
         ),
         task=task,
         federations=federations,
@@ -182,6 +184,7 @@ def method(
     cohort: int,
     known: Smoothness | None,
     found_rates: Sequence[Any] | None = None,
+    within: Callable[[Algorithm], Algorithm] = lambda algorithm: algorithm,
 ) -> Method:
     """The model, its loss, the algorithm with all that is wrapped around it.
 
@@ -193,15 +196,16 @@ def method(
         known: constants of the clients' losses, if the algorithm asks for them.
         found_rates: what ``rate = "theory"`` stands for; None to find it from the
             constants.
+        within: a transform of the algorithm that goes inside of all others.
     """
     name = loss_name(config, task)
     model = model_of(config, task, name)
     config = with_parts(config, model, task)
     plain, loss = losses_of(config, name, model.apply)
-    check_lists("algorithm", config.algorithm, clients)
     params = jax.eval_shape(model.init, jax.random.key(0))
+    transforms.check_sizes(config, clients, trees.size(params))
     options, own = with_rates(config, known, trees.size(params), found_rates)
-    algorithm = options.build(loss, known, clients, features=model.features)
+    algorithm = within(options.build(loss, known, clients, features=model.features))
     alone = config.measure.local and options.name != "local_only"
     if config.measure.local_rate is not None:
         sgd = {"rate": config.measure.local_rate, "optimizer": None, "schedule": None}
@@ -214,6 +218,17 @@ def method(
         measures_of(config, task, plain, model.apply),
         known,
     )
+
+
+def _of_steps(
+    config: Config, found: Method, name: str, federated_data: FederatedData
+) -> list[str]:
+    """Warnings of a method with a coin, which need not have asked for constants."""
+    if not config.algorithm.entry.coin:
+        return []
+    known = found.smoothness or smoothness(config.model, name, federated_data)
+    size = trees.size(jax.eval_shape(found.model.init, jax.random.key(0)))
+    return stability.warnings(config, known, size, federated_data.clients)
 
 
 def _by_split(

@@ -54,7 +54,7 @@ def compressed(
     algorithm = _compressed_up(table, algorithm, dim, clients, answers)
     if table.down is None:
         return algorithm
-    made = _fitting("down", table.down, dim)
+    made = fitting("compress.down", table.down, dim)
     if made.delta is None or not np.min(made.delta(dim)) > 0:
         raise ConfigError(
             f"compress.down: {made.name} does not contract {dim} parameters"
@@ -62,13 +62,15 @@ def compressed(
     return transforms.downlink(algorithm, made)
 
 
-def _fitting(key: str, chosen: CompressorTable, dim: int) -> Compressor:
-    """The compressor of a table, for a model of this size."""
+def fitting(key: str, chosen: CompressorTable, dim: int) -> Compressor:
+    """The compressor of a table, for a model of ``dim`` numbers; ``key`` names it.
+
+    Raises:
+        ConfigError: it is to keep more entries than there are.
+    """
     most = np.max(getattr(chosen, "k", 1))
     if most > dim:
-        raise ConfigError(
-            f"compress.{key}.k: {most} is more than the model's {dim} parameters"
-        )
+        raise ConfigError(f"{key}.k: {most} is more than the model's {dim} parameters")
     return chosen.make({})
 
 
@@ -80,7 +82,7 @@ def _compressed_up(
         return transforms.perm_k(algorithm, clients=clients)
     if table.compressor is None:
         return algorithm
-    made = _fitting("compressor", table.compressor, dim)
+    made = fitting("compress.compressor", table.compressor, dim)
     if table.how == "plain":
         return transforms.compressed(algorithm, made)
     if table.how == "ef21":

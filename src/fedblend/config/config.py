@@ -20,8 +20,10 @@ from fedblend import models
 from fedblend.config import defaults, toml
 from fedblend.config.imports import choose, import_paths
 from fedblend.config.schema import tables
+from fedblend.config.schema.attack import Attack
 from fedblend.config.schema.federation import Federation
 from fedblend.config.schema.imported import AnyModel, AnyOptions
+from fedblend.config.schema.privacy import Privacy
 from fedblend.config.schema.run import Run
 from fedblend.config.schema.table import Table, Word, first_error
 from fedblend.config.secure import check_secure
@@ -53,10 +55,11 @@ class Config(Table):
     model: AnyModel
     algorithm: AnyOptions
     compress: tables.Compress | None = None
-    privacy: tables.Privacy | None = None
+    privacy: Privacy | None = None
     central: tables.Central | None = None
     select: tables.Select | None = None
     populations: tables.Populations | None = None
+    attack: Attack | None = None
     run: Run
     measure: tables.Measure = tables.Measure()
     federation: Federation | None = None
@@ -74,12 +77,20 @@ class Config(Table):
                 wrong = f"{cohort} goes without populations, each has a cohort"
                 raise SettingError("run.cohort", wrong)
         for key, why in (
-            ("epoch", "it draws every round"),
+            *((key, "it draws every round") for key in ("epoch", "separation")),
+            ("sampling", "its cohorts have a fixed size"),
             ("until", "its server does not know f~ and takes run.rounds"),
         ):
-            given = getattr(self.run, key) is not None
+            given = getattr(self.run, key) not in (None, "fixed")
             if given and isinstance(self.data, tables.Nodes):
                 raise SettingError(f"run.{key}", f"is not for a federation; {why}")
+        if self.attack is not None and isinstance(self.data, tables.Nodes):
+            wrong = "is not for a federation; it makes clients of a simulation lie"
+            raise SettingError("attack", wrong)
+        hidden, random = self.privacy, self.run.sampling == "poisson"
+        if hidden is not None and hidden.adjacency == "add_or_remove" and not random:
+            wrong = '"add_or_remove" needs run.sampling = "poisson"'
+            raise SettingError("privacy.adjacency", wrong)
         return self
 
     @model_validator(mode="after")

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from fedblend.config.attack import poisoned as poisoned
 from fedblend.config.schema import tables
 from fedblend.config.schema.table import arguments
 from fedblend.data import datasets

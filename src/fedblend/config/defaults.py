@@ -35,6 +35,7 @@ MANY, COHORT = 100, 10
 """Clients of a dataset beyond which a round has a cohort, and its size."""
 EVERYONE = (
     "compressed_scaffnew",
+    "flix_compressed_scaffnew",
     "flix_locodl",
     "l2gd",
     "locodl",
@@ -54,7 +55,6 @@ OPTIONS: Mapping[str, Any] = {
     "inner_steps": 5,
     "compressor": {"name": "natural"},
     "lam": 0.1,
-    "moved": 0.01,
     "mu": 0.01,
     "personal": {"solver": "sgd"},
     "personal_steps": 10,
@@ -226,7 +226,7 @@ def _affordable(content: Content, after: Content) -> Content:
     data, run = _table(after, "data"), _table(after, "run")
     size, model = _size(data), _table(after, "model").get("name")
     many = size is not None and (size.clients or 0) > MANY and _has_clients(data)
-    drawn = "populations" in content or "epoch" in run
+    drawn = "populations" in content or bool({"epoch", "separation"} & set(run))
     if many and not drawn and _table(after, "algorithm").get("name") not in EVERYONE:
         _add(after, "run", cohort=COHORT)
     if "name" not in _table(content, "model") and model not in LINEAR:

@@ -145,6 +145,12 @@ def has_constants(choice: ModelChoice, loss: str) -> bool:
     return one and loss in _BY_LOSS
 
 
+def asks_for_constants(config: Config) -> bool:
+    """Whether the algorithm weighs or steps by constants of the clients' losses."""
+    options = config.algorithm
+    return "smooth" in options.entry.parameters or options.rate == "theory"
+
+
 def require_known(known: Smoothness | None, where: str) -> Smoothness:
     """Refuse a model whose constants are not known; ``where`` they are needed."""
     if known is None:

@@ -11,9 +11,9 @@ from typing import Any
 
 from fedblend.config.config import Config
 from fedblend.config.schema.federation import Federation
-from fedblend.config.schema.tables import Privacy
+from fedblend.config.schema.privacy import Privacy, taking_part
 from fedblend.errors import ConfigError
-from fedblend.theory.privacy import Guarantee, spent, spent_by_tree
+from fedblend.theory.privacy import Guarantee, spent, spent_by_blt, spent_by_tree
 
 SCOPE = (
     "for the shared model; personal models, metrics, clients.csv and checkpoints are "
@@ -23,14 +23,15 @@ SCOPE = (
 EXAMINED = {
     "config": (
         "version name data model algorithm compress privacy central select populations "
-        "run measure federation"
+        "attack run measure federation"
     ),
     "run": (
-        "rounds cohort epoch seed every weights chunk devices store rows dropout "
-        "reduction trim precision keep_personal until"
+        "rounds cohort epoch separation sampling seed every weights chunk devices "
+        "store rows dropout reduction trim precision keep_personal until"
     ),
     "privacy": (
-        "clip noise tree delta adjacency adaptive quantile rate count_noise noise_from"
+        "clip noise tree buffers delta adjacency adaptive quantile rate count_noise "
+        "noise_from"
     ),
     "compress": "how compressor rate start down",
     "central": (
@@ -39,7 +40,7 @@ EXAMINED = {
     ),
     "federation": (
         "deadline resend attempts quorum spare longest_update longest_rest "
-        "largest_answer norm_ratio weight_ratio max_rows"
+        "largest_answer norm_ratio weight_ratio max_rows secure secure_bits secure_clip"
     ),
 }
 """By table: the keys for which ``_conditions`` has what privacy needs of them."""
@@ -73,14 +74,22 @@ def _guarantee(config: Config, clients: int, runs: int) -> Guarantee:
         if not holds:
             return Guarantee(None, table.delta, table.adjacency, otherwise)
     noise: Any = {key: getattr(table, key) for key in ("noise", "delta", "adjacency")}
+    who: Any
+    tree, epoch, apart = table.tree or 1, run.epoch, run.separation
     try:
-        if table.tree is None and run.epoch is None:
+        if table.buffers is not None:
+            strategy = table.strategy(run, getattr(config.algorithm, "server", None))
+            who = {"strategy": strategy, **taking_part(run)}
+            return spent_by_blt(**noise, **who, rounds=run.rounds, runs=runs)
+        if table.tree is None and epoch is None and apart is None:
             # As many are drawn, and whose answers come first is not random.
             spare = 0 if config.federation is None else config.federation.spare
             drawn = min((run.cohort or clients) + spare, clients)
-            rounds = run.rounds * runs
-            return spent(**noise, cohort=drawn, clients=clients, rounds=rounds)
-        tree, epoch = table.tree or 1, run.epoch
+            who = {"cohort": drawn, "clients": clients, "sampling": run.sampling}
+            return spent(**noise, **who, rounds=run.rounds * runs)
+        if apart is not None:
+            # In so many whole trees in a row nobody takes part twice.
+            epoch = max(apart // tree * tree, apart if apart < tree else 0)
         return spent_by_tree(
             **noise, tree=tree, epoch=epoch, rounds=run.rounds, runs=runs
         )
@@ -92,10 +101,10 @@ def _conditions(config: Config, table: Privacy) -> list[tuple[bool, str]]:
     """All that a guarantee needs, each with the reason why there is none without it.
 
     That clients send an update and nothing else, that one size of cohort is planned
-    with, and that a tree's server is linear, ``dp_fedavg`` and ``dp_ftrl`` refuse to
-    run without. They also draw noise and cohorts from the same source. A federation
-    does not apply ``norm_ratio`` to private runs, and uniform weights are below
-    ``weight_ratio``.
+    with, and that the server is linear where noise is correlated, ``dp_fedavg``,
+    ``dp_ftrl`` and ``dp_blt`` refuse to run without. They also draw noise and cohorts
+    from the same source. A federation does not apply ``norm_ratio`` to private runs,
+    and uniform weights are below ``weight_ratio``.
     """
     run, central, compress = config.run, config.central, config.compress
     federation = config.federation or Federation()
@@ -120,6 +129,11 @@ def _conditions(config: Config, table: Privacy) -> list[tuple[bool, str]]:
         (run.reduction == "mean", f'run.reduction = "{run.reduction}" is no sum'),
         (run.weights in (None, "uniform"), "run.weights are not uniform"),
         (config.populations is None, "[populations] weigh clients differently"),
+        (config.attack is None, "[attack] makes clients lie, and is not examined"),
+        (
+            not federation.secure,
+            "federation.secure rounds answers to fixed point, which is not examined",
+        ),
         (config.select is None, "[select] reveals which rows a client uses"),
         (how != "perm_k", '[compress] how = "perm_k" makes blocks n times as long'),
         (

@@ -2,8 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The transforms that a configuration puts around its algorithm, by table.
 
-``[privacy]`` clips and adds noise, ``[central]`` adds a loss of the server,
-``[compress]`` encodes updates, ``[select]`` sends the rows that a client uses.
+``[attack]`` makes some clients lie, ``[privacy]`` clips and adds noise, ``[central]``
+adds a loss of the server, ``[compress]`` encodes updates, ``[select]`` sends the rows
+that a client uses. ``[privacy]`` is around ``[attack]``: a server clips what it gets.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,10 +16,10 @@ import numpy as np
 
 from fedblend import models, transforms, trees
 from fedblend.checks import below
-from fedblend.config.compression import compressed
+from fedblend.config.compression import compressed, fitting
 from fedblend.config.config import LOOKED_UP, Config
-from fedblend.config.schema.table import arguments
-from fedblend.config.schema.tables import Central, Privacy
+from fedblend.config.schema.table import arguments, check_lists
+from fedblend.config.schema.tables import Central
 from fedblend.core import Algorithm, Loss, PyTree
 from fedblend.data.federated import FederatedData
 from fedblend.errors import ConfigError
@@ -53,15 +54,21 @@ def transformed(
         ConfigError: what the tables ask for does not go together.
     """
     options = config.algorithm
-    for key in ("privacy", "central", "compress"):
+    for key in ("attack", "privacy", "central", "compress"):
         if getattr(config, key) is not None and not options.entry.sends:
             raise ConfigError(f"{key}: {options.name} sends nothing; leave it out")
         if getattr(config, key) is not None and options.entry.encodes:
             raise ConfigError(
                 f"{key}: {options.name} compresses what it sends itself; leave it out"
             )
+    lies = config.attack
+    if lies is not None and lies.how != "flip_labels":
+        who = lies.attackers(clients)
+        algorithm = transforms.byzantine(
+            algorithm, lies.how, attackers=who, factor=lies.factor
+        )
     if config.privacy is not None:
-        algorithm = _private(config.privacy, algorithm, cohort)
+        algorithm = _private(config, algorithm, cohort)
     if config.central is not None:
         if config.privacy is not None and config.central.upload:
             raise ConfigError("central.upload: would send gradients past [privacy]")
@@ -98,9 +105,14 @@ def _require_parts(key: str, names: Sequence[str], leaves: Mapping[str, Any]) ->
             )
 
 
-def _private(table: Privacy, algorithm: Algorithm, cohort: int) -> Algorithm:
-    transform = transforms.dp_fedavg if table.tree is None else transforms.dp_ftrl
+def _private(config: Config, algorithm: Algorithm, cohort: int) -> Algorithm:
+    table, server = config.privacy, getattr(config.algorithm, "server", None)
+    assert table is not None
     facts: dict[str, Any] = {"algorithm": algorithm, "cohort": cohort}
+    transform = transforms.dp_fedavg if table.tree is None else transforms.dp_ftrl
+    if table.buffers is not None:
+        transform = transforms.dp_blt
+        facts["strategy"] = table.strategy(config.run, server)
     if table.adaptive and table.quantile is None:
         facts["quantile"] = 0.5
     try:
@@ -132,6 +144,20 @@ def _mixed(table: Central, algorithm: Algorithm, loss: Loss) -> Algorithm:
         return made
     # The dense layer is not part of the penalty, and its gradient need not be sent.
     return transforms.partial_correction(made, ["embedding"])
+
+
+def check_sizes(config: Config, clients: int, dim: int) -> None:
+    """Refuse lists of ``[algorithm]`` that do not fit the clients, and its compressor.
+
+    Args:
+        config: what to run.
+        clients: how many there are.
+        dim: parameters of the model.
+    """
+    check_lists("algorithm", config.algorithm, clients)
+    compressor = getattr(config.algorithm, "compressor", None)
+    if compressor is not None:
+        fitting("algorithm.compressor", compressor, dim)
 
 
 def warnings(config: Config, clients: int) -> list[str]:

@@ -8,6 +8,7 @@ from fedblend.data.description import describe as describe
 from fedblend.data.federated import split_clients as split_clients
 from fedblend.data.folds import folds as folds
 from fedblend.data.partition.partition import federate_dataset as federate_dataset
+from fedblend.data.poison import flip_labels as flip_labels
 from fedblend.data.preprocess.preprocessing import Preprocessing as Preprocessing
 from fedblend.data.readers.read import read as read
 from fedblend.data.shards import open_shards as open_shards

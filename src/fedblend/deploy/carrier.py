@@ -37,7 +37,10 @@ HEARTBEAT = 10.0
 """Seconds that the link waits for a heartbeat, twice; Flower allows no less."""
 FASTEST, SLOWEST = 0.1, 3.0
 """Seconds between two pulls. The pause is a tenth of the time since the last message,
-within these bounds: a round waits at most a tenth longer than it takes anyway."""
+within these bounds: a round waits at most a tenth longer than it takes anyway. A server
+with many nodes asks for longer pauses."""
+LONGEST = 60.0
+"""Seconds between two pulls, whatever the server asks for."""
 REFUSED_PAUSE = 2.0
 """Seconds between two attempts to connect to a link that refuses this node."""
 OFFLINE = 1.5
@@ -139,7 +142,8 @@ class Carrier:
                 # The server misses the reply, and sends the message again.
                 self._log(f"a message was not answered: {error}")
             idle = time.monotonic() - last
-            time.sleep(min(max(idle / 10, FASTEST), SLOWEST))
+            asked = min(self._fleet.pause or 0.0, LONGEST)
+            time.sleep(max(min(max(idle / 10, FASTEST), SLOWEST), asked))
 
     def _answer(self, delivery: Delivery) -> None:
         begun = time.monotonic()

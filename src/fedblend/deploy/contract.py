@@ -26,6 +26,7 @@ from fedblend.config.config import LOOKED_UP, Config, dump, loads
 from fedblend.config.imports import TABLES, is_import_path
 from fedblend.config.model import (
     Rates,
+    asks_for_constants,
     has_constants,
     loss_name,
     model_of,
@@ -188,7 +189,7 @@ class Contract:
         With ``[privacy]`` no client is weighed by its constants.
         """
         needed = self.config.privacy is None or self.uses_theory
-        asks = "smooth" in self.config.algorithm.entry.parameters
+        asks = asks_for_constants(self.config)
         known = has_constants(self.config.model, self.loss)
         # Nodes describe themselves before the inputs of raw tables are known.
         return asks and known and needed and self.schema is None

@@ -47,7 +47,7 @@ from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
 from fedblend.deploy.clock_skew import clock_remark
-from fedblend.deploy.flower import KIND, from_record, to_record
+from fedblend.deploy.flower import KIND, from_record, pause_in, to_record
 from fedblend.errors import RunError
 
 RETRY = 2.0
@@ -110,6 +110,8 @@ class FleetClient:
         self._client = _client(address, ca, own)
         self._address, self._log = address, log
         self._node = Node()
+        self.pause: float | None = None
+        """Seconds between two pulls, as the server told with its newest message."""
 
     def close(self) -> None:
         """Close the connections to the link."""
@@ -180,6 +182,8 @@ class FleetClient:
         try:
             whole = inflate_object_from_contents(tree.object_id, found)
             data = from_record(whole.content) if isinstance(whole, Message) else b""
+            if isinstance(whole, Message):
+                self.pause = pause_in(whole.content)
         except Exception as error:
             raise Foreign(f"no message of Flower: {type(error).__name__}") from None
         if not data:

@@ -31,6 +31,15 @@ class Reply(NamedTuple):
     error: str = ""
 
 
+class ClientReply(NamedTuple):
+    """Bytes from a client, or the error that came in their place."""
+
+    client: int | None
+    """None for a node that is no client here."""
+    data: bytes | None
+    error: str = ""
+
+
 class Transport(Protocol):
     """Carries messages between the server and its nodes."""
 
@@ -39,25 +48,26 @@ class Transport(Protocol):
         ...
 
     def send(self, outgoing: Mapping[Address, bytes]) -> None:
-        """Send these messages; never waits."""
+        """Send these messages; waits for a moment at most."""
         ...
 
     def receive(self) -> list[Reply]:
-        """The replies since the last call; never waits."""
+        """The replies since the last call; waits for a moment at most."""
         ...
 
 
 class Peers(Protocol):
-    """A transport and the addresses of its clients, as the server's membership has."""
-
-    transport: Transport
-    clients: dict[int, Address]
+    """The clients, and how messages travel to them, as the server's membership has."""
 
     def reachable(self) -> dict[int, Address]:
         """The clients that can be reached now."""
         ...
 
-    def receive(self) -> list[Reply]:
+    def send(self, requests: Mapping[int, tuple[Message, PyTree]]) -> None:
+        """Send clients these requests; never waits."""
+        ...
+
+    def receive(self) -> list[ClientReply]:
         """The clients' replies since the last call; never waits."""
         ...
 
@@ -164,25 +174,21 @@ def exchange(
             ready = clock() >= due[client] and attempts[client] < timeouts.attempts
             if ready and client in reachable:
                 head, payload = requests[client]
-                head = head._replace(attempt=attempts[client])
-                outgoing[reachable[client]] = messages.encode(head, payload)
+                outgoing[client] = head._replace(attempt=attempts[client]), payload
                 attempts[client] += 1
                 due[client] = clock() + timeouts.resend
         if outgoing:
-            peers.transport.send(outgoing)
-        incoming = peers.receive()
-        owners = {address: client for client, address in peers.clients.items()}
-        for reply in incoming:
-            client = owners.get(reply.address)
-            if reply.data is None:
+            peers.send(outgoing)
+        for client, data, error in peers.receive():
+            if data is None:
                 # Something between the node and the server failed: send again.
-                replies.strays[f"client {client}: {one_line(reply.error)}"] += 1
+                replies.strays[f"client {client}: {one_line(error)}"] += 1
                 if client in due:
                     due[client] = clock() + timeouts.pause
             elif len(replies.accepted) >= wanted:
                 replies.strays[f"client {client}: enough had replied"] += 1
             else:
-                _sort(reply.data, client, requests, replies, accept, max_bytes)
+                _sort(data, client, requests, replies, accept, max_bytes)
         if unanswered() and len(replies.accepted) < wanted:
             sleep(timeouts.poll)
     replies.silent.extend(unanswered())

@@ -16,7 +16,10 @@ from fedblend.experiments.run_folder import Folder
 from fedblend.simulation import checkpoint
 
 STAGES = ("trial", "local")
-NOT_ALONE = {"cohort", "epoch", "weights", "dropout", "reduction", "trim", "until"}
+NOT_ALONE = {
+    *("cohort", "epoch", "separation", "sampling", "weights", "dropout"),
+    *("reduction", "trim", "until"),
+}
 """Keys of ``[run]`` that are about clients together."""
 RATE = {"rate", "optimizer", "schedule"}
 """Keys of ``[algorithm]`` that ``measure.local_rate`` takes the place of."""
@@ -28,13 +31,14 @@ def work_alone(config: Config) -> dict[str, Any] | None:
     """All keys that training alone depends on; None where nobody trains alone."""
     if not config.measure.local or config.algorithm.name == "local_only":
         return None
-    options, central = config.algorithm, config.central
+    options, central, lies = config.algorithm, config.central, config.attack
     work = set(LocalWork.model_fields)
     if config.measure.local_rate is not None:
         work -= RATE
     return {
         "data": config.data.model_dump(),
         "central": {key: getattr(central, key, None) for key in ROWS},
+        "attack": lies.model_dump() if lies and lies.how == "flip_labels" else None,
         "model": config.model.model_dump(),
         "algorithm": {key: getattr(options, key) for key in sorted(work)},
         "run": config.run.model_dump(exclude={*NOT_ALONE, "keep_personal"}),

@@ -13,7 +13,7 @@ import numpy as np
 
 from fedblend.config.build import Built
 from fedblend.config.config import Config
-from fedblend.config.model import require_known
+from fedblend.config.model import asks_for_constants, require_known
 from fedblend.errors import ConfigError
 from fedblend.simulation.certify import certificates, until
 from fedblend.simulation.run import Run
@@ -29,7 +29,7 @@ def strong_convexity(config: Config, built: Built) -> list[float]:
     """
     options: Any = config.algorithm
     for given, why in (
-        ("smooth" not in options.entry.parameters, f"of {options.name}"),
+        (not asks_for_constants(config), f"of {options.name}"),
         (getattr(options, "mix", "parameters") != "parameters", "of mixed outputs"),
         (config.central is not None, "of an objective with the server's loss"),
         (config.privacy is not None, "that may be told of a private run"),

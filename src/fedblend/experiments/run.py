@@ -30,6 +30,8 @@ from fedblend.simulation.simulate import RunSpec, set_up
 from fedblend.trees import precision
 
 TABLES = {
+    "byzantine": "attack",
+    "dp_blt": "privacy",
     "dp_fedavg": "privacy",
     "dp_ftrl": "privacy",
     "fedselect": "select",

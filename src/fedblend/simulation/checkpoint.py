@@ -129,6 +129,9 @@ def _plan(run: Run) -> dict[str, Any]:
         "cohort": run.cohort,
         "strata": _digest(run.cohorts.strata),
         "epoch": run.cohorts.epoch,
+        "separation": run.cohorts.separation,
+        # None for all that older checkpoints know.
+        "sampling": {"fixed": None}.get(run.cohorts.sampling, run.cohorts.sampling),
         "every": run.every,
         "chunk": run.settings.chunk,
         "weight": run.settings.everyone,

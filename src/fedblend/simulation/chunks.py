@@ -12,13 +12,13 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from fedblend.simulation.aggregators import group_edges
+from fedblend.simulation.aggregators import GROUPS, group_edges
 
-CPU_CHUNK, CPU_ENTRIES = 20, 2**20
-"""Clients trained side by side on a CPU: so many, while their parameters together have
-no more entries than that; docs/benchmarks.md has the measurement."""
-WASTE = 0.1
-"""Part of a cohort that padding may add, so that devices have even shares of it."""
+CPU_CHUNK, CPU_ENTRIES = 8, 2**19
+"""Clients trained side by side on a CPU: at most so many, while their parameters
+together have no more entries than that; docs/benchmarks.md has the measurement."""
+CHUNK_COST = 0.5
+"""What a chunk costs besides its clients, in clients of a small model."""
 
 
 class Cut(NamedTuple):
@@ -57,8 +57,8 @@ def chunk_size(given: int | None, cohort: int, entries: int, devices: int) -> in
     """How many clients to train side by side.
 
     On a CPU the number of devices does not matter, so that a run has the same bits on
-    any. Chunks are as large as they may be; the smallest number of pieces that eight,
-    or at least four or two, devices can share evenly is preferred.
+    any: the size is the one that takes least of the time of one, two, four and eight
+    devices together.
 
     Args:
         given: what the user asks for, at most.
@@ -71,12 +71,18 @@ def chunk_size(given: int | None, cohort: int, entries: int, devices: int) -> in
     if given is not None:
         return _even(cohort, -(-cohort // min(given, cohort)))
     most = min(max(CPU_ENTRIES // max(entries, 1), 1), CPU_CHUNK)
-    least = -(-cohort // min(most, cohort))
-    for pieces in (-(-least // 8) * 8, 4, 2):
-        chunk = _even(cohort, pieces)
-        if pieces >= least and pieces * chunk <= (1 + WASTE) * cohort:
-            return chunk
-    return _even(cohort, least)
+    sizes = range(min(most, cohort), 0, -1)
+    return min(sizes, key=lambda chunk: _device_time(Cut(cohort, chunk)))
+
+
+def _device_time(cut: Cut) -> float:
+    """The time of 1, 2, 4 and 8 devices that share a cohort, idle or not."""
+    widths = 2 ** np.arange(GROUPS.bit_length())
+    turns = [
+        cut.turns.reshape(min(width, cut.groups), -1).sum(axis=1).max()
+        for width in widths
+    ]
+    return (cut.chunk + CHUNK_COST) * float(widths @ turns)
 
 
 def _even(cohort: int, pieces: int) -> int:

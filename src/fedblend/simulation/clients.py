@@ -22,6 +22,7 @@ from fedblend.simulation.aggregators import RunningSum, empty
 from fedblend.simulation.chunks import Cut
 from fedblend.simulation.client_store import Store, open_store
 from fedblend.simulation.device_store import DeviceStore, extract, padded
+from fedblend.simulation.draws import NOBODY
 from fedblend.simulation.engine import Engine
 from fedblend.simulation.memory import bytes_of
 from fedblend.simulation.rounds import Members
@@ -44,9 +45,13 @@ Places = dict[str, tuple[jax.Array, jax.Array]]
 
 
 class Plan(NamedTuple):
-    """Cohorts of a block, [keys, rounds, cohort], and where their rows start."""
+    """Cohorts of a block, [keys, rounds, cohort], and where their rows start.
+
+    Where nobody is ``present`` another client of the block stands in.
+    """
 
     ids: np.ndarray
+    present: np.ndarray
     starts: np.ndarray
     members: Members | None
     """On the device, where nothing has to be waited for."""
@@ -235,6 +240,8 @@ class Clients:
 
     def plan(self, ids: np.ndarray) -> Plan:
         """Begin to bring what a block of these cohorts needs."""
+        present = ids != NOBODY
+        ids = np.where(present, ids, max(ids.max(), 0))
         self.store.stage(ids, self._room)
         starts = self.train.starts
         if starts.ndim == 2:  # a replica of its own for each split
@@ -244,32 +251,38 @@ class Clients:
         self._rows.stage("train", starts, self.train.counts[ids], self._room)
         members = None
         if self._rows.kind == "device" and isinstance(self.store, FIXED):
-            members = self._block_members(ids, starts, self.store.slots(ids))
-        return Plan(ids, starts, members)
+            slots = self.store.slots(ids)
+            members = self._block_members(ids, present, starts, slots)
+        return Plan(ids, present, starts, members)
 
     def load(self, plan: Plan) -> tuple[Members, PyTree, PyTree]:
         """Members, states and rows of a block."""
-        ids, starts, members = plan
+        ids, present, starts, members = plan
         self.store.reserve(ids, self._room)
         self.enroll(ids)
         states, slots = self.store.load(ids, self._room)
         counts = self.train.counts[ids]
         train, starts = self._rows.load("train", starts, counts, self._room)
         if members is None:
-            members = self._block_members(ids, starts, slots)
+            members = self._block_members(ids, present, starts, slots)
         return members, states, train
 
     def _block_members(
-        self, ids: np.ndarray, starts: np.ndarray, slots: np.ndarray
+        self,
+        ids: np.ndarray,
+        present: np.ndarray,
+        starts: np.ndarray,
+        slots: np.ndarray,
     ) -> Members:
         """Members of a block, on their devices; their cohorts are cut."""
         # No device has the slots of padding.
         nobody = np.iinfo(np.int32).max
+        slots = np.where(present, slots, nobody).astype(np.int32)
         arrays = (
             self.cut.arrange(ids, 0),
             self.cut.arrange(starts, 0),
-            self.cut.arrange(slots.astype(np.int32), nobody),
-            self.cut.arrange(np.ones(ids.shape, bool), False),
+            self.cut.arrange(slots, nobody),
+            self.cut.arrange(present, False),
         )
         if self._engine.keys is None:
             arrays = tuple(array[0] for array in arrays)

@@ -30,12 +30,14 @@ class Slots(NamedTuple):
     def zeros(self, template: PyTree, least: int) -> PyTree:
         """A buffer of so many states like ``template``, at least."""
         rows = self.number(least)
-        return jax.tree.map(
-            lambda leaf: jnp.zeros(
-                (rows, *leaf.shape), leaf.dtype, device=self.sharding
-            ),
-            template,
-        )
+
+        def zeros():
+            return jax.tree.map(
+                lambda leaf: jnp.zeros((rows, *leaf.shape), leaf.dtype), template
+            )
+
+        # One program, and not one for each shape.
+        return jax.jit(zeros, out_shardings=self.sharding)()
 
 
 ONE_DEVICE = Slots()

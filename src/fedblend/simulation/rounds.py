@@ -48,7 +48,9 @@ class Settings(NamedTuple):
 
     ``everyone`` is the weight of the whole federation, ``chunk`` the number of clients
     that are mapped at once, ``width`` the number of devices that share a cohort,
-    ``mean_count`` the mean number of rows of all clients.
+    ``mean_count`` the mean number of rows of all clients. Where cohorts have a
+    ``random_size`` the server takes its step also if nobody is in one: whether that
+    is so must not show.
     """
 
     build: Callable[[Any], Algorithm]
@@ -59,6 +61,7 @@ class Settings(NamedTuple):
     reduction: aggregators.Reduction
     width: int = 1
     mean_count: float | None = None
+    random_size: bool = False
 
 
 class Shapes(NamedTuple):
@@ -254,7 +257,8 @@ def block(
         after = algorithm.server(
             aggregate, down, server, central, keys.at(root, "server", number)
         )
-        down, server = trees.select(aggregate.count > 0, after, (down, server))
+        counts = (aggregate.count > 0) | settings.random_size
+        down, server = trees.select(counts, after, (down, server))
         log = trees.put(log, entry, place)
         return down._replace(round=down.round + 1), server, states, log
 
@@ -307,9 +311,13 @@ def _answers(
         return total, states, (log, (ups, received) if middle is not None else None)
 
     def answers(down, states, members):
-        first = aggregators.empty(shapes.decoded)
+        first, taken = aggregators.empty(shapes.decoded), turns
+        if settings.random_size and width == 1 and turns is not None:
+            # Members come first, so that the chunks of nobody end a group. Devices that
+            # share a cohort read states together and take the same turns.
+            taken = jnp.minimum(turns, members.present.any(-1).sum(-1))
         sums, states, (log, stack) = by_groups(
-            partial(add_chunk, down), first, states, members, turns
+            partial(add_chunk, down), first, states, members, taken
         )
         status = jnp.where(members.present, log.status, aggregators.PADDING)
         log = log._replace(status=status.astype(jnp.int8))

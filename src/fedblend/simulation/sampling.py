@@ -4,17 +4,17 @@
 
 Cohorts are drawn from the keys alone. With ``Strata`` every round has so many clients
 of each of several populations. With an ``epoch`` clients are dealt: in so many rounds
-nobody takes part twice. Where privacy relies on nobody knowing who takes part, cohorts
-come from the operating system instead.
+nobody takes part twice. With a ``separation`` they take turns in one order, again and
+again, so that nobody takes part twice in any so many rounds in a row. Poisson sampling
+has every client in a round with the same chance, independently of all others. Where
+privacy relies on nobody knowing who takes part, cohorts come from the operating system
+instead.
 """
 
-import secrets
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from fedblend import keys
@@ -22,9 +22,20 @@ from fedblend.checks import Number, fits, words
 from fedblend.core import Key, Needs
 from fedblend.data.federated import FederatedData
 from fedblend.errors import UserError
+from fedblend.simulation.draws import (
+    cohorts,
+    dealt,
+    in_turns,
+    poisson,
+    secret_cohorts,
+)
+from fedblend.theory.poisson import largest_cohort
 
 Draw = Callable[[Key, Sequence[int]], np.ndarray]
-"""``draw(root, rounds)``: the sorted client ids of each of these rounds."""
+"""``draw(root, rounds)``: the sorted client ids of each of these rounds, then
+``NOBODY``."""
+SAMPLING = ("fixed", "poisson")
+"""How many clients a cohort has."""
 MEASURE_AT_MOST = 10_000
 """Federations up to this size are measured whole, of larger ones a sample of 1000."""
 _MEASURED = Number(least=0, whole=True, clients=True, each="the ids of some clients")
@@ -47,12 +58,18 @@ class Strata(NamedTuple):
 
 
 class Cohorts(NamedTuple):
-    """How the clients of each round are drawn; the strata are complete."""
+    """How the clients of each round are drawn; the strata are complete.
+
+    ``size`` is the planned one, ``most`` the largest one that there is room for.
+    """
 
     size: int
     strata: Strata | None
     epoch: int | None
     draw: Draw
+    most: int
+    separation: int | None = None
+    sampling: str = "fixed"
 
 
 def planned(
@@ -60,8 +77,10 @@ def planned(
     epoch: int | None,
     clients: int,
     secret: bool = False,
+    separation: int | None = None,
+    sampling: str = "fixed",
 ) -> Cohorts:
-    """What ``cohort`` and ``epoch`` of ``simulate`` come to; ``secret`` as drawing."""
+    """What arguments of ``simulate`` come to; ``secret`` as ``drawing``."""
     always = None
     if isinstance(cohort, np.ndarray):
         always = np.sort(_client_ids("cohort", cohort, clients))
@@ -71,11 +90,24 @@ def planned(
     if not 1 <= size <= clients:
         allowed = f"between 1 and the {clients} clients there are"
         raise UserError("cohort", size, allowed)
-    epoch = Number(whole=True, optional=True)("epoch", epoch)
-    if epoch is not None:
-        _check_epoch(epoch, strata, clients, size)
-    draw = drawing(clients, size, strata, epoch, always, secret)
-    return Cohorts(size, strata, epoch, draw)
+    apart = {"epoch": epoch, "separation": separation}
+    for name, rounds in apart.items():
+        rounds = Number(whole=True, optional=True)(name, rounds)
+        if rounds is not None:
+            _check_apart(name, rounds, strata, clients, size)
+    words(*SAMPLING)("sampling", sampling)
+    given = [name for name, rounds in apart.items() if rounds is not None]
+    given += [] if sampling == "fixed" else ["sampling"]
+    if len(given) > 1:
+        raise ValueError(f"{given[1]}: goes without {given[0]}, which draws otherwise")
+    if sampling == "poisson":
+        if strata is not None or always is not None:
+            raise ValueError("sampling: 'poisson' needs a number of clients as cohort")
+        most = largest_cohort(clients, size)
+        draw = partial(poisson, clients=clients, size=size, most=most, secret=secret)
+        return Cohorts(size, None, None, draw, most, sampling=sampling)
+    draw = drawing(clients, size, strata, epoch, always, secret, separation)
+    return Cohorts(size, strata, epoch, draw, size, separation)
 
 
 def measured_ids(
@@ -148,6 +180,7 @@ def client_weights(
     weights: str | None,
     dropout: float,
     reduction: str,
+    sampling: str = "fixed",
 ) -> Weights:
     """What clients weigh; refuses what an algorithm with these needs cannot run with.
 
@@ -170,6 +203,11 @@ def client_weights(
         raise ValueError(
             f"cohort: this algorithm was built for {needs.cohort} clients in a round, "
             f"not {cohort}"
+        )
+    if needs.answers and sampling != "fixed":
+        raise ValueError(
+            f"sampling: {sampling!r} has rounds in which nobody takes part, and this "
+            "algorithm's noise needs cohorts of a fixed size; use dp_fedavg"
         )
     if needs.uniform and name != "uniform":
         raise ValueError(f"weights: this algorithm needs 'uniform', not {name!r}")
@@ -218,15 +256,20 @@ def weighed(strata: Strata, values: np.ndarray) -> Weights:
     return Weights(joining * rounds.sum(), rounds)
 
 
-def _check_epoch(epoch: int, strata: Strata | None, clients: int, size: int) -> None:
-    """Refuse an epoch for which there are too few clients; strata are settled ones."""
+def _check_apart(
+    name: str, rounds: int, strata: Strata | None, clients: int, size: int
+) -> None:
+    """Refuse an epoch or separation for which there are too few clients.
+
+    Strata are settled ones.
+    """
     there, sizes = [clients], [size]
     if strata is not None:
         there, sizes = np.bincount(strata.of), strata.sizes or ()
     most = min(int(all) // some for all, some in zip(there, sizes, strict=True))
-    if not 1 <= epoch <= most:
+    if not 1 <= rounds <= most:
         raise ValueError(
-            f"epoch: {epoch} is not between 1 and {most}, the rounds that the "
+            f"{name}: {rounds} is not between 1 and {most}, the rounds that the "
             f"{clients} clients are enough for"
         )
 
@@ -238,6 +281,7 @@ def drawing(
     epoch: int | None = None,
     always: np.ndarray | None = None,
     secret: bool = False,
+    separation: int | None = None,
 ) -> Draw:
     """How cohorts of this size are drawn, from settled strata if there are some.
 
@@ -249,12 +293,14 @@ def drawing(
         always: the same clients in every round, in place of any draw.
         secret: draws from the operating system and from no key. Clients who are dealt
             are not: nobody's privacy relies on their order.
+        separation: in any so many rounds in a row nobody is there twice.
     """
     if always is not None:
         return lambda root, rounds: np.broadcast_to(always, (len(rounds), size))
-    if secret and epoch is None and strata is None:
+    if secret and epoch is None and separation is None and strata is None:
         return lambda root, rounds: secret_cohorts(len(rounds), clients, size)
     some = cohorts if epoch is None else partial(dealt, epoch=epoch)
+    some = some if separation is None else in_turns
     if strata is None:
         return partial(some, clients=clients, size=size)
     of, sizes = np.asarray(strata.of), strata.sizes or ()
@@ -268,78 +314,3 @@ def drawing(
         return np.sort(np.concatenate(drawn, axis=1), axis=1)
 
     return draw
-
-
-def cohorts(
-    root: Key, rounds: Sequence[int], clients: int, size: int, population: int = 0
-) -> np.ndarray:
-    """The sorted client ids of each of these rounds, ``[rounds, size]``.
-
-    Floyd's algorithm: the price is that of the cohort, whatever the federation's size.
-    Populations are drawn independently of each other.
-    """
-    if size == clients:
-        return np.broadcast_to(np.arange(clients), (len(rounds), clients))
-    numbers = jnp.asarray(rounds, jnp.int32)
-    draws = np.asarray(_draws(root, numbers, population, clients, size))
-    chosen = np.empty((len(rounds), size), np.int64)
-    for row, lots in enumerate(draws.tolist()):
-        members = set()
-        for newest, lot in enumerate(lots, start=clients - size):
-            members.add(newest if lot in members else lot)
-        chosen[row] = sorted(members)
-    return chosen
-
-
-def secret_cohorts(rounds: int, clients: int, size: int) -> np.ndarray:
-    """As ``cohorts``, from the operating system: new in every call."""
-    draw = secrets.SystemRandom().sample
-    found = [sorted(draw(range(clients), size)) for _ in range(rounds)]
-    return np.array(found, np.int64).reshape(rounds, size)
-
-
-def dealt(
-    root: Key,
-    rounds: Sequence[int],
-    clients: int,
-    size: int,
-    population: int = 0,
-    *,
-    epoch: int,
-) -> np.ndarray:
-    """As ``cohorts``, but within each ``epoch`` of rounds nobody is there twice.
-
-    Every epoch has an order of its own in which the clients are dealt out; those who
-    are left over sit it out. The price is that of shuffling the federation.
-    """
-    chosen = np.empty((len(rounds), size), np.int64)
-    orders: dict[int, np.ndarray] = {}
-    for row, number in enumerate(rounds):
-        turn, place = divmod(number, epoch)
-        if turn not in orders:
-            orders[turn] = np.asarray(_order(root, turn, population, clients))
-        hand = orders[turn][place * size : (place + 1) * size]
-        chosen[row] = np.sort(hand)
-    return chosen
-
-
-def _order(root: Key, turn: int, population: int, clients: int) -> jax.Array:
-    key = keys.at(root, "order", turn, population)
-    return jax.random.permutation(key, clients)
-
-
-def _draws(
-    root: Key, rounds: jax.Array, population: int, clients: int, size: int
-) -> jax.Array:
-    """For every round, one draw from 0..j for each j from clients - size on."""
-    ends = jnp.arange(clients - size + 1, clients + 1)
-
-    def draw(round):
-        key = keys.at(root, "cohort", round, population)
-        return jax.random.randint(key, (size,), 0, ends)
-
-    return jax.vmap(draw)(rounds)
-
-
-_draws = jax.jit(_draws, static_argnums=(3, 4))
-_order = jax.jit(_order, static_argnums=3)

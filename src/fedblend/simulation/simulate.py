@@ -47,6 +47,8 @@ class RunSpec:
     rounds: int
     cohort: int | Strata | np.ndarray | None = None
     epoch: int | None = None
+    separation: int | None = None
+    sampling: str = "fixed"
     central: Shard | None = None
     weights: str | None = None
     chunk: int | None = None
@@ -80,6 +82,8 @@ def simulate(
     rounds: int,
     cohort: int | Strata | np.ndarray | None = None,
     epoch: int | None = None,
+    separation: int | None = None,
+    sampling: str = "fixed",
     central: Shard | None = None,
     weights: str | None = None,
     chunk: int | None = None,
@@ -113,6 +117,10 @@ def simulate(
             these clients in every round.
         epoch: rounds in which nobody takes part twice: clients are dealt, in another
             order in each epoch. Every round draws anew if None.
+        separation: rounds in a row, any of them, in which nobody takes part twice:
+            clients take turns in one order, again and again. For ``dp_blt``.
+        sampling: "fixed" or "poisson", which has every client in a round by chance, by
+            itself, and so many as ``cohort`` says in the mean. For ``dp_fedavg``.
         central: the server's own data, for methods that use some.
         weights: "by_count" (training rows) or "uniform"; the algorithm's own choice
             if None.
@@ -165,7 +173,12 @@ def set_up(spec: RunSpec) -> Run:
     every = min(COUNT("every", block), max(rounds, 1))
     PART("dropout", spec.dropout)
     cohorts = sampling.planned(
-        spec.cohort, spec.epoch, first.clients, needs.secret_cohorts
+        spec.cohort,
+        spec.epoch,
+        first.clients,
+        needs.secret_cohorts,
+        spec.separation,
+        spec.sampling,
     )
     reduction = aggregators.reduction(spec.reduction, spec.trim)
     weights = sampling.client_weights(
@@ -176,10 +189,11 @@ def set_up(spec: RunSpec) -> Run:
         weights=spec.weights,
         dropout=spec.dropout,
         reduction=reduction.name,
+        sampling=cohorts.sampling,
     )
     own_params = callable(params) and bool(key.ndim)
     if callable(params):
-        params = jax.vmap(params)(key) if own_params else params(key)
+        params = jax.jit(jax.vmap(params) if own_params else params)(key)
     params = trees.strongly_typed(params)
     entries = trees.size(params) // (len(key) if own_params else 1) * (replicas or 1)
     splits = _splits(spec.splits, first)
@@ -190,7 +204,7 @@ def set_up(spec: RunSpec) -> Run:
         optional(COUNT)("devices", spec.devices),
         replicas,
         optional(COUNT)("chunk", spec.chunk),
-        cohorts.size,
+        cohorts.most,
         entries,
     )
     settings = Settings(
@@ -201,6 +215,7 @@ def set_up(spec: RunSpec) -> Run:
         dropout=spec.dropout,
         reduction=reduction,
         mean_count=float(first.train.counts.mean()),
+        random_size=cohorts.sampling == "poisson",
     )
     used = {name: shards[name] for name in ("train", *(splits if spec.measure else ()))}
     rows = open_rows(spec.rows, used)
@@ -230,7 +245,7 @@ def set_up(spec: RunSpec) -> Run:
         rows,
         used,
         weights,
-        cohort=cohorts.size,
+        cohort=cohorts.most,
         every=every,
         store=spec.store,
         folder=spec.store_folder,

@@ -3,6 +3,7 @@
 """What is known in advance: constants, steps, bounds, plans, the cost of privacy."""
 
 from fedblend.theory import apfl as apfl
+from fedblend.theory import blt as blt
 from fedblend.theory import bounds as bounds
 from fedblend.theory import certificate as certificate
 from fedblend.theory import constants as constants

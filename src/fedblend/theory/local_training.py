@@ -47,7 +47,20 @@ For p = 1 it is ``d = c``, gradient descent's; for small p, between 2/3 and all 
 ``typical`` has.
 
 LoCoDL needs a strongly convex g: half of the smallest m_i, as ``moved/2 |x|^2``, moves
-from every f~_i to g, or comes on top of the server's loss.
+from every f~_i to g, or comes on top of the server's loss. Where f~_i are not strongly
+convex nothing is proved, and a large ``moved`` diverges: in a direction without data,
+where every f~_i is flat, a step takes x_i and y apart by ``gamma moved (x_i + y)``, and
+only the duals hold them. With s the mean of all x_i and y, e that of x_i - y after the
+steps of a round, and ``w = moved s - v``, means over coins and compressors have, up to
+higher orders::
+
+    e = 2 gamma w/(p rho)        w <- w (1 + gamma/(p rho) (gamma moved^2/p - eta))
+
+which shrinks for ``gamma moved < P``. ``stable_moved`` is half of that.
+
+*Minibatches.* Gradients with variance sigma_i^2 add ``gamma sum_i sigma_i^2`` to the
+expected Psi at every step, whatever is compressed, as noise enters w alone:
+``E Psi <= (1 - zeta)^t Psi^0 + gamma sum_i sigma_i^2/zeta``.
 
 Reference: Mishchenko, Malinovsky, Stich, Richtárik, ICML 2022, arXiv:2202.09357
 (Scaffnew); Yi, Condat, Richtárik, arXiv:2305.13170 (Scafflix); Condat, Maranjyan,
@@ -183,6 +196,9 @@ def locodl(
     convex = squared_alpha(alpha, smoothness) * smoothness.convex
     least = _positive(float(convex.min()), "locodl", "convexity of every f_i mixed")
     own = least / 2 if moved is None else moved
+    if not own < least:
+        allowed = f"below {least:g}, the smallest convexity of all f_i mixed"
+        raise UserError("locodl: moved", own, allowed)
     top, low = central or (0.0, 0.0)
     largest = max(float(parts.max()) - own, top + own)
     smallest = _positive(min(least - own, low + own), "locodl", "convexity of g")
@@ -208,6 +224,17 @@ def scafflix_rates(smooth: Any, convex: Any, longer: bool) -> Any:
     if longer and convex is None:
         raise UserError("scafflix: convex", convex, "mu_i, for longer rates")
     return 2 / (smooth + convex) if longer else 1 / smooth
+
+
+def stable_moved(rate: Any, p: float, dual: float) -> Any:
+    """What may move to g of LoCoDL where losses have flat directions: P/(2 rate).
+
+    Args:
+        rate: of a local step.
+        p: the probability of a communication.
+        dual: P^2/p^2, from ``relaxed``.
+    """
+    return p * math.sqrt(dual) / (2 * rate)
 
 
 def relaxed(omega: float, clients: int, masks: str = "own") -> tuple[float, float]:

@@ -22,9 +22,18 @@ Wang)::
 
 and rounds are composed by convolution, with a grid that is rounded upwards (Doroshenko
 et al.). The last bound is the Rényi bound of Wang, Balle and Kasiviswanathan. Both are
-about replacing one, and a client that sends zeros is one of the replacements. Adding or
-removing a client would need cohorts of random size. A client that drops out counts as
-one that sends zeros.
+about replacing one, and a client that sends zeros is one of the replacements. A client
+that drops out counts as one that sends zeros.
+
+With Poisson sampling every client is in a round with the chance q, independently of
+all others, and neighbors may also differ by one client that is there or is not:
+
+- ``"add_or_remove"``: that client is missing. The sum moves by C, and q stays: it is a
+  number of the plan, and not computed from the number of clients.
+
+dp-accounting has the privacy loss distribution of such rounds for all three, and that
+of a client who is missing is that of one who sends zeros. The chance that a cohort is
+too large for its room goes into delta (``theory.poisson``).
 
 Where cohorts are fixed in advance (``simulate(epoch=...)``) each client takes part at
 most once in an epoch, and sampling does not amplify privacy. The mechanism of
@@ -32,6 +41,10 @@ most once in an epoch, and sampling does not amplify privacy. The mechanism of
 in, at most as many as the tree's rounds have binary digits. All nodes of all epochs are
 one Gaussian mechanism of noise z / sqrt(nodes), whose epsilon is exact, although later
 updates depend on earlier ones. Rounds with independent noise are trees of one round.
+
+The mechanism of ``transforms.dp_blt`` is one Gaussian mechanism, too: the noise of all
+rounds has a sensitivity in ``theory.blt`` for clients that take part so often and so
+far apart, whatever the strategy was optimized for.
 
 Reference: Balle, Wang, "Improving the Gaussian mechanism for differential privacy",
 ICML 2018, arXiv:1805.06530; Balle, Barthe, Gaboardi, "Privacy amplification by
@@ -41,8 +54,10 @@ characteristic function", AISTATS 2022, arXiv:2106.08567; Doroshenko, Ghazi, Kam
 Kumar, Manurangsi, "Connect the dots: tighter discrete approximations of privacy loss
 distributions", PETS 2022, arXiv:2207.04380; Wang, Balle, Kasiviswanathan,
 "Subsampled Rényi differential privacy and analytical moments accountant", AISTATS 2019,
-arXiv:1808.00087; for trees Kairouz, McMahan, Song, Thakkar, Thakurta, Xu, "Practical
-and private (deep) learning without sampling or shuffling", ICML 2021, arXiv:2103.00039.
+arXiv:1808.00087; for Poisson sampling Abadi, Chu, Goodfellow, McMahan, Mironov, Talwar,
+Zhang, "Deep learning with differential privacy", CCS 2016, arXiv:1607.00133; for trees
+Kairouz, McMahan, Song, Thakkar, Thakurta, Xu, "Practical and private (deep) learning
+without sampling or shuffling", ICML 2021, arXiv:2103.00039.
 """
 
 import importlib.util
@@ -52,9 +67,17 @@ from typing import NamedTuple
 import numpy as np
 
 from fedblend.checks import CHANCE, COUNT, NOT_NEGATIVE, WHOLE, gate, optional, words
+from fedblend.theory.blt import STRATEGY, Blt, sensitivity
+from fedblend.theory.poisson import OVERFLOW, largest_cohort
 
-MOVES = {"replace_one": 2, "zero_out": 1}
+MOVES = {"replace_one": 2, "zero_out": 1, "add_or_remove": 1}
 """How far one client can move the sum, in units of the clip."""
+RELATIONS = {
+    "replace_one": "REPLACE_ONE",
+    "zero_out": "REPLACE_SPECIAL",
+    "add_or_remove": "ADD_OR_REMOVE_ONE",
+}
+"""The names of dp-accounting."""
 LOSS_STEP, MAX_STEPS = 1e-4, 50_000
 """Privacy losses of a round are multiples of this step, or of a larger one if these are
 too many."""
@@ -91,6 +114,7 @@ def spent(
     rounds: int,
     delta: float,
     adjacency: str = "replace_one",
+    sampling: str = "fixed",
 ) -> Guarantee:
     """The privacy that rounds of ``dp_fedavg`` cost a client.
 
@@ -103,18 +127,22 @@ def spent(
         clients: n, the number of all clients.
         rounds: of the whole run, whichever of them are published.
         delta: the probability of failure; far below 1/n.
-        adjacency: "replace_one" or "zero_out".
+        adjacency: "replace_one", "zero_out" or, with Poisson sampling, "add_or_remove".
+        sampling: "fixed" or "poisson", as in ``simulate``.
     """
     if not 1 <= cohort <= clients:
         raise ValueError(
             f"cohort: {cohort} is not between 1 and the {clients} clients there are"
         )
-    _check(adjacency)
+    random = words("fixed", "poisson")("sampling", sampling) == "poisson"
+    _check(adjacency, random)
     if noise == 0:
         return Guarantee(None, delta, adjacency, "there is no noise")
     if rounds == 0:
         return Guarantee(0.0, delta, adjacency)
     _check_installed()
+    if random:
+        return _spent_by_poisson(noise, cohort, clients, rounds, delta, adjacency)
     epsilon = _always_sampled(noise / MOVES[adjacency], rounds, delta)
     if cohort < clients:
         run = noise / MOVES["replace_one"], cohort, clients, rounds, delta
@@ -174,6 +202,53 @@ def spent_by_tree(
     return Guarantee(float(epsilon), delta, adjacency)
 
 
+@gate(
+    noise=NOT_NEGATIVE,
+    strategy=STRATEGY,
+    rounds=WHOLE,
+    delta=CHANCE,
+    separation=COUNT,
+    participations=optional(COUNT),
+    runs=COUNT,
+)
+def spent_by_blt(
+    *,
+    noise: float,
+    strategy: Blt,
+    rounds: int,
+    delta: float,
+    separation: int = 1,
+    participations: int | None = None,
+    adjacency: str = "replace_one",
+    runs: int = 1,
+) -> Guarantee:
+    """The privacy that rounds of ``dp_blt`` cost a client.
+
+    Needs the extra ``private``. No cohorts are sampled, their size does not matter.
+
+    Args:
+        noise: z, that a round adds in units of the clip.
+        strategy: as of ``dp_blt``.
+        rounds: of the whole run, whichever of them are published.
+        delta: the probability of failure; far below 1/n.
+        separation: as in ``simulate``: rounds from one update of a client to its next,
+            at least; 1 if cohorts are drawn or dealt otherwise.
+        participations: updates of a client at most, such as the number of epochs; as
+            many as fit if None.
+        adjacency: "replace_one" or "zero_out".
+        runs: number of runs of all rounds, with other seeds.
+    """
+    _check(adjacency)
+    if noise == 0:
+        return Guarantee(None, delta, adjacency, "there is no noise")
+    if rounds == 0:
+        return Guarantee(0.0, delta, adjacency)
+    _check_installed()
+    moved = MOVES[adjacency] * sensitivity(strategy, rounds, separation, participations)
+    epsilon = _always_sampled(noise / moved, runs, delta)
+    return Guarantee(float(epsilon), delta, adjacency)
+
+
 def _nodes(rounds: int, epoch: int, tree: int) -> int:
     """The most nodes that a client can be in, taking part once in every epoch.
 
@@ -188,6 +263,32 @@ def _always_sampled(noise: float, rounds: int, delta: float) -> float:
     from dp_accounting import get_epsilon_gaussian
 
     return get_epsilon_gaussian(noise / math.sqrt(rounds), delta)
+
+
+def _spent_by_poisson(
+    noise: float, cohort: int, clients: int, rounds: int, delta: float, adjacency: str
+) -> Guarantee:
+    """Epsilon with delta less the chance of cohorts without room.
+
+    Noise is in units of the clip.
+    """
+    import dp_accounting as dp
+    from dp_accounting.pld import PLDAccountant
+
+    relation = getattr(dp.NeighboringRelation, RELATIONS[adjacency])
+    sampled = dp.PoissonSampledDpEvent(cohort / clients, dp.GaussianDpEvent(noise))
+    accountant = PLDAccountant(neighboring_relation=relation).compose(sampled, rounds)
+    cut = largest_cohort(clients, cohort) < clients
+    failure, epsilon, left = rounds * OVERFLOW * cut, 0.0, delta
+    while left > 0:
+        needed = float(accountant.get_epsilon(left))
+        if needed <= epsilon:
+            return Guarantee(epsilon, delta, adjacency)
+        # A little more than needed, so that the next turn finds it enough.
+        epsilon = needed * (1 + 1e-9)
+        left = delta - (1 + math.exp(min(epsilon, MAX_LOSS))) * failure
+    reason = f"delta {delta:g} is below the chance of a cohort that is too large"
+    return Guarantee(None, delta, adjacency, reason)
 
 
 def _by_loss_distribution(
@@ -249,10 +350,11 @@ def _check_installed() -> None:
         )
 
 
-def _check(adjacency: str) -> None:
-    if adjacency == "add_or_remove":
+def _check(adjacency: str, random: bool = False) -> None:
+    """Refuse an adjacency that is unknown, or that is for cohorts of random size."""
+    if adjacency == "add_or_remove" and not random:
         raise ValueError(
-            "adjacency: 'add_or_remove' needs cohorts of random size; those here have "
-            "a fixed one, for 'replace_one' or 'zero_out'"
+            "adjacency: 'add_or_remove' needs cohorts of random size, sampling = "
+            "'poisson'; those here have a fixed one, for 'replace_one' or 'zero_out'"
         )
     words(*MOVES)("adjacency", adjacency)

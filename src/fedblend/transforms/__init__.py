@@ -2,11 +2,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Transforms: functions from an algorithm to an algorithm, one file each."""
 
+from fedblend.transforms.byzantine import byzantine as byzantine
 from fedblend.transforms.clip import adaptive_clip as adaptive_clip
 from fedblend.transforms.clip import clip as clip
 from fedblend.transforms.compressed import compressed as compressed
 from fedblend.transforms.diana import diana as diana
 from fedblend.transforms.downlink import downlink as downlink
+from fedblend.transforms.dp_blt import dp_blt as dp_blt
 from fedblend.transforms.dp_fedavg import dp_fedavg as dp_fedavg
 from fedblend.transforms.dp_ftrl import dp_ftrl as dp_ftrl
 from fedblend.transforms.ef21 import ef21 as ef21

@@ -30,37 +30,23 @@ round without any update is never canceled. The text of ``dp_fedavg`` on dropout
 enrollment and client states holds here too.
 
 Where this differs from the paper: there is no Honaker estimate from a tree's nodes, and
-a tree that ends early is not completed. Noise is drawn for the nodes that sums use.
+a tree that ends early is not completed; ``dp_blt`` is near the best that any estimate
+could be. Noise is drawn for the nodes that sums use.
 
 Reference: Kairouz, McMahan, Song, Thakkar, Thakurta, Xu, "Practical and private (deep)
 learning without sampling or shuffling", ICML 2021, arXiv:2103.00039; the tree is of
 Dwork, Naor, Pitassi, Rothblum, STOC 2010, and Chan, Shi, Song, ICALP 2010.
 """
 
-from typing import NamedTuple
-
 import jax
 import jax.numpy as jnp
 
-from fedblend import keys, trees
+from fedblend import keys
 from fedblend.checks import ALGORITHM, COUNT, NOT_NEGATIVE, POSITIVE, gate, words
 from fedblend.core import Algorithm, Key, PyTree
 from fedblend.registry import transform
-from fedblend.transforms.clip import clip as fixed_clip
-from fedblend.transforms.clip import clip_decoded
-from fedblend.transforms.dp_fedavg import delta_alone
 from fedblend.transforms.noise import NO_NAME, SOURCES, add_noise, add_tree_noise
-from fedblend.transforms.wrapping import is_linear
-
-
-class TreeServer(NamedTuple):
-    """The server's state: the wrapped server's state, and how nodes are found.
-
-    ``nodes`` is the name of the nodes of the sum so far, or the seed of all trees.
-    """
-
-    inner: PyTree
-    nodes: jax.Array
+from fedblend.transforms.noisy_sums import with_noisy_sums
 
 
 @transform()
@@ -94,43 +80,24 @@ def dp_ftrl(
         tree: rounds after which a new tree begins.
         noise_from: "system" or "seed", as of ``dp_fedavg``.
     """
-    inner = clip_decoded(fixed_clip(delta_alone(algorithm, "dp_ftrl"), clip), clip)
+    std = noise * clip / cohort
+    # The name of the nodes of the sum so far, or the seed of all trees.
     first = jnp.zeros(2, jnp.uint32) if noise_from == "seed" else jnp.asarray(NO_NAME)
 
-    def start(params, joins, central, key):
-        down, server = inner.start(params, joins, central, key)
-        return down, TreeServer(server, first)
-
-    def server(aggregate, down, server, central, key):
-        number, place = jnp.divmod(down.round, tree)
-        mean = trees.scale(aggregate.count.astype(float) / cohort, aggregate.mean)
-        std, counts = noise * clip / cohort, aggregate.count > 0
+    def add(delta, nodes, round, counts, key):
+        number, place = jnp.divmod(round, tree)
         if noise_from == "seed":
-            nodes = _seed(server.nodes, key)
-            delta = _from_seed(mean.delta, std, nodes, number, place)
-        else:
-            delta, nodes = add_tree_noise(mean.delta, std, server.nodes, number, counts)
+            nodes = _seed(nodes, key)
+            return _from_seed(delta, std, nodes, number, place), nodes
+        return add_tree_noise(delta, std, nodes, number, counts)
 
-        def step(delta):
-            noisy = aggregate._replace(mean=mean._replace(delta=delta))
-            return inner.server(noisy, down, server.inner, central, key)
-
-        if not is_linear(step, delta):
-            # The noise of later rounds would not cancel that of earlier ones.
-            raise ValueError(
-                "dp_ftrl: the wrapped algorithm's server is not linear in the mean "
-                "update, so that noise would not cancel over a tree; FedAvg's is, and "
-                "FedOpt's with SGD and momentum"
-            )
-        after, state = step(delta)
-        return after, TreeServer(state, nodes)
-
-    return inner._replace(
-        start=start,
-        server=server,
-        needs=inner.needs._replace(
-            mean=True, uniform=True, weights="uniform", cohort=cohort
-        ),
+    return with_noisy_sums(
+        algorithm,
+        "dp_ftrl",
+        clip=clip,
+        cohort=cohort,
+        first=lambda shared: first,
+        add=add,
     )
 
 

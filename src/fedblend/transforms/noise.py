@@ -7,7 +7,7 @@ bits that the operating system draws for it. They stay in this module, in the me
 this process: no key, state, message, checkpoint or result has them. The noise is added
 on the host, also where the server's step is compiled::
 
-    y <- round((x + std (g - sum of the g that end)) / grid) grid      g = N(0, 1)
+    y <- round((x + std w) / grid) grid,   w made of this and earlier g = N(0, 1)
     grid = 2^(floor(log2 std) - GRAIN_BITS)
 
 x is the value as the device computed it, the sum is in float64, and y is then rounded
@@ -26,8 +26,8 @@ privacy", CCS 2012; Box, Muller, "A note on the generation of random normal devi
 
 import hashlib
 import secrets
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -40,6 +40,8 @@ SOURCES = ("system", "seed")
 """Where noise may come from."""
 GRAIN_BITS = 10
 """The grid of noisy values is so many powers of two finer than the noise."""
+PIECE_BYTES = 2**16
+"""Of an argument of a function on the host; JAX copies up to 100 KB at once."""
 MAX_TREES = 4096
 """Trees that are kept; one that is dropped begins anew, which costs accuracy only."""
 
@@ -54,7 +56,7 @@ def add_noise(tree: PyTree, std: float | jax.Array, key: Key | None) -> PyTree:
     """
     leaves, structure = jax.tree.flatten(tree)
     if key is None:
-        noisy = io_callback(_add_new, _shapes(leaves), std, *leaves)
+        noisy = on_host(_add_new, [], leaves, std)
     else:
         noisy = [
             leaf
@@ -88,8 +90,7 @@ def add_tree_noise(
         counts: whether the round counts; if not, nothing changes.
     """
     leaves, structure = jax.tree.flatten(tree)
-    shapes = [jax.ShapeDtypeStruct(name.shape, name.dtype), *_shapes(leaves)]
-    name, *noisy = io_callback(_grow, shapes, name, number, counts, std, *leaves)
+    name, *noisy = on_host(_grow, [name], leaves, name, number, counts, std)
     return jax.tree.unflatten(structure, noisy), name
 
 
@@ -99,7 +100,7 @@ NO_NAME = np.zeros(4, np.uint32)
 
 def perturb(leaves: Sequence[np.ndarray], std: float) -> list[np.ndarray]:
     """Arrays plus independent noise from the operating system, on the grid."""
-    return _add(leaves, std, _secret())
+    return add_on_grid(leaves, std, normal_of(new_secret(), entries(leaves)))
 
 
 class _Nodes(NamedTuple):
@@ -137,24 +138,23 @@ def _grow(
     top = (rounds & -rounds).bit_length() - 1
     ended = [nodes.secrets[level] for level in range(top)]
     rest = {level: own for level, own in nodes.secrets.items() if level > top}
-    new, fresh = _secret(), secrets.token_bytes(NO_NAME.nbytes)
-    _KEPT[fresh] = _Nodes(nodes.number, rounds, {**rest, top: new})
+    new, fresh = new_secret(), new_name()
+    _KEPT[fresh.tobytes()] = _Nodes(nodes.number, rounds, {**rest, top: new})
     while len(_KEPT) > MAX_TREES:
         del _KEPT[next(iter(_KEPT))]
-    return [np.frombuffer(fresh, NO_NAME.dtype), *_add(leaves, float(std), new, ended)]
+    noise = normal_of(new, entries(leaves))
+    for other in ended:
+        noise -= normal_of(other, entries(leaves))
+    return [fresh, *add_on_grid(leaves, float(std), noise)]
 
 
-def _add(
-    leaves: Sequence[np.ndarray], std: float, secret: bytes, ended: Sequence[bytes] = ()
+def add_on_grid(
+    leaves: Sequence[np.ndarray], std: float, noise: np.ndarray
 ) -> list[np.ndarray]:
-    """The arrays plus the noise of a secret, less that of those which end."""
+    """Arrays plus noise for all their entries in units of ``std``, on the grid."""
     if std == 0:
         return list(leaves)
-    sizes = [leaf.size for leaf in leaves]
-    noise = _normal(secret, sum(sizes))
-    for other in ended:
-        noise -= _normal(other, sum(sizes))
-    pieces = np.split(std * noise, np.cumsum(sizes)[:-1])
+    pieces = np.split(std * noise, np.cumsum([leaf.size for leaf in leaves])[:-1])
     grid = 2.0 ** (np.floor(np.log2(std)) - GRAIN_BITS)
     noisy = []
     for leaf, piece in zip(leaves, pieces, strict=True):
@@ -163,7 +163,7 @@ def _add(
     return noisy
 
 
-def _normal(secret: bytes, count: int) -> np.ndarray:
+def normal_of(secret: bytes, count: int) -> np.ndarray:
     """Standard normal numbers, a function of the secret.
 
     From the coordinates whose update is known one could find the state of a common
@@ -177,9 +177,58 @@ def _normal(secret: bytes, count: int) -> np.ndarray:
     return np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])[:count]
 
 
-def _secret() -> bytes:
+def new_secret() -> bytes:
+    """Bits of the operating system for the noise of one node or round."""
     return secrets.token_bytes(32)
 
 
-def _shapes(leaves: Sequence[jax.Array]) -> list[jax.ShapeDtypeStruct]:
-    return [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves]
+def on_host(
+    function: Callable[..., list[np.ndarray]],
+    more: list[jax.Array],
+    leaves: Sequence[jax.Array],
+    *arguments: Any,
+) -> list[jax.Array]:
+    """``function(*arguments, *leaves)`` on the host; it returns such arrays again.
+
+    JAX copies a large argument in a thread of a pool, for which the function waits. On
+    CPUs with as many devices as threads every thread may be in such a function, and
+    none is left to copy: a leaf travels in pieces that are copied at once.
+
+    Args:
+        function: of arrays; it returns those like ``more``, then those like the leaves.
+        more: arrays of the shapes that come before the leaves.
+        leaves: the last arguments.
+        *arguments: the first ones.
+    """
+    counts = [
+        max(1, -(-leaf.size * leaf.dtype.itemsize // PIECE_BYTES)) for leaf in leaves
+    ]
+
+    shapes = [leaf.shape for leaf in leaves]
+
+    def whole(first: list[Any], *pieces: jax.Array) -> list[np.ndarray]:
+        rest = iter(pieces)
+        joined = [
+            np.concatenate([np.asarray(next(rest)) for _ in range(count)])
+            for count in counts
+        ]
+        both = zip(joined, shapes, strict=True)
+        return function(*first, *(flat.reshape(shape) for flat, shape in both))
+
+    pieces = [
+        piece
+        for leaf, count in zip(leaves, counts, strict=True)
+        for piece in jnp.array_split(leaf.reshape(-1), count)
+    ]
+    returned = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (*more, *leaves)]
+    return io_callback(whole, returned, list(arguments), *pieces)
+
+
+def new_name() -> np.ndarray:
+    """A name that nobody can guess, for what a process keeps to itself."""
+    return np.frombuffer(secrets.token_bytes(NO_NAME.nbytes), NO_NAME.dtype)
+
+
+def entries(leaves: Sequence[np.ndarray]) -> int:
+    """The number of entries of all arrays."""
+    return sum(leaf.size for leaf in leaves)

@@ -198,14 +198,14 @@ def test_two_nodes_cannot_be_the_same_client_at_once(tmp_path):
     trial.transport.nodes[2001] = trial.node(1)
     for _ in range(3):
         server.step()
-    assert server.peers.clients[1] == 1001
-    assert server.peers.denied == {2001: "client 1 is there already"}  # pyright: ignore
+    assert server.peers.clients[1] == 1001  # pyright: ignore
+    assert server.peers.denied == {2001: {1: "client 1 is there already"}}  # pyright: ignore
     assert len(trial.events("denied")) == 1
     # The first one is gone, and after a while the other is asked again.
     del trial.transport.nodes[1001]
     now[0] += membership.RETRY_DENIED
     trial.complete(server)
-    assert server.peers.clients[1] == 2001 and not server.peers.denied  # pyright: ignore
+    assert server.peers.clients[1] == 2001 and not server.peers.denied[2001]  # pyright: ignore
     assert server.bases.tolist() == [2] * len(COUNTS)
 
 
@@ -216,7 +216,7 @@ def test_a_node_of_another_experiment_does_not_join(tmp_path):
     server = trial.server()
     with pytest.raises(BelowQuorum, match="client"):
         trial.complete(server)
-    assert 1 not in server.peers.clients
+    assert 1 not in server.peers.clients  # pyright: ignore
     assert "was not asked for" in str(trial.events("stray"))
 
 

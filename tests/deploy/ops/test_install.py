@@ -14,6 +14,7 @@ import pytest
 
 from fedblend.config.config import load
 from fedblend.deploy.contract import contract_of
+from fedblend.deploy.ops.provision import provision
 from fedblend.deploy.ops.settings import NodeSettings, ServerSettings, load_as
 
 HOME = "var/lib/fedblend"
@@ -52,6 +53,23 @@ def test_a_node_is_set_up_by_one_command(own, tmp_path):
     unit = (place / "fedblend-worker.service").read_text()
     assert f"{sys.prefix}/bin/fedblend federation worker {place}/node.toml" in unit
     assert "/opt/fedblend" not in unit
+
+
+def test_a_node_that_hosts_several_clients_is_set_up_by_one_command(tmp_path):
+    lab, rows = tmp_path / "lab", tmp_path / "rows"
+    provision(lab, host="127.0.0.1", nodes=["gate", "way"], clients_per_node=3)
+    rows.mkdir()
+    for client in (3, 4, 5):
+        (rows / f"{client}.parquet").write_text(ROWS)
+    done = install(lab, "way", tmp_path / "way", "--rows", str(rows), "--target", "ill")
+    assert (done.returncode, done.stderr) == (0, "")
+    place = tmp_path / "way" / HOME / "node"
+    clients = load_as(NodeSettings, place / "node.toml").client_settings()
+    files = {client: own.data.file for client, own in clients.items()}
+    assert files == {c: place / "rows" / f"{c}.parquet" for c in (3, 4, 5)}
+    assert all(file.exists() for file in files.values())
+    wrong = install(lab, "gate", tmp_path / "gate", "--rows", str(rows / "3.parquet"))
+    assert "is no folder with a file for each client" in wrong.stderr
 
 
 def test_the_server_is_set_up_by_one_command(own, tmp_path):

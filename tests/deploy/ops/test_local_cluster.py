@@ -48,7 +48,7 @@ def stand_ins(monkeypatch):
     monkeypatch.setattr(flwr_processes, "node_command", lambda *words: command)
     monkeypatch.setattr(local_cluster, "is_up", lambda settings: True)
     monkeypatch.setattr(registration, "register", lambda settings: None)
-    online = [Member("alice", 0, "online")]
+    online = [Member("alice", (0,), "online")]
     monkeypatch.setattr(registration, "members", lambda settings: online)
     stop = flwr_processes.stop
     monkeypatch.setattr(flwr_processes, "stop", lambda process: stop(process, 0.2))
@@ -150,7 +150,7 @@ def test_one_that_was_killed_after_its_first_experiment_can_be_repeated(
     def cluster(*arguments, **options):
         yield None
 
-    settings: Any = types.SimpleNamespace(nodes=demonstration.NODES)
+    settings: Any = types.SimpleNamespace(nodes=demonstration.NODES, clients=4)
     monkeypatch.setattr(demonstration, "local_cluster", cluster)
     monkeypatch.setattr(demonstration, "_run", run)
     for _ in range(2):

@@ -20,14 +20,19 @@ from cryptography.hazmat.primitives.serialization import (
     load_ssh_private_key,
 )
 
+from fedblend.config.config import load
 from fedblend.deploy.client.policy import Policy, load_policy
+from fedblend.deploy.contract import contract_of
 from fedblend.deploy.ops import provision
 from fedblend.deploy.ops.settings import (
     Address,
     NodeSettings,
     ServerSettings,
+    client_at,
     load_as,
 )
+from fedblend.deploy.secure.party import public_key
+from fedblend.deploy.secure.roster import keys_of
 from fedblend.errors import RunError
 
 EXPECTED = {
@@ -229,3 +234,34 @@ def test_systemd_reads_the_units(lab, tmp_path):
         # Where systemd does not run it says so in other words, and of other units.
         assert unit.name not in done.stderr, done.stderr
         assert "Restart=always" in text and "RestartSec=5" in text
+
+
+def test_nodes_may_host_several_clients(tmp_path):
+    provision.provision(
+        tmp_path, host="127.0.0.1", nodes=["gate", "way"], clients_per_node=3
+    )
+    server = load_as(ServerSettings, tmp_path / "server" / "server.toml")
+    assert [node.hosted for node in server.nodes] == [(0, 1, 2), (3, 4, 5)]
+    assert server.clients == 6
+    node = load_as(NodeSettings, tmp_path / "nodes" / "way" / "node.toml")
+    assert node.hosted == (3, 4, 5)
+    own = node.client_settings()[4]
+    assert own.folder == tmp_path / "nodes" / "way" / "state" / "client-4"
+    assert own.data.file == tmp_path / "nodes" / "way" / "rows" / "4.csv"
+    # Two clients with one key would have the same masks with a third.
+    keys = [keys_of(one)[0] for one in node.client_settings().values()]
+    assert len({public_key(key) for key in keys}) == 3
+    assert len(keys_of(own)[1]) == 6
+    assert contract_of(load(tmp_path / "server" / "trial.toml")).clients == 6
+    assert "(clients 3 to 5)" in (tmp_path / "README.md").read_text()
+    with pytest.raises(RunError, match="--clients-per-node: 0 is not between 1 and"):
+        provision.provision(tmp_path, host="127.0.0.1", nodes=["a"], clients_per_node=0)
+
+
+def test_one_of_several_clients_is_named(tmp_path):
+    provision.provision(tmp_path, host="127.0.0.1", nodes=["gate"], clients_per_node=2)
+    path = tmp_path / "nodes" / "gate" / "node.toml"
+    assert client_at(path, 1).client == 1
+    for client in (None, 2):
+        with pytest.raises(RunError, match="This node hosts clients 0 to 1"):
+            client_at(path, client)

@@ -2,6 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Nodes as the link knows them: restarts, replaced keys, lost notes."""
 
+from contextlib import nullcontext
+from pathlib import Path
+
 import pytest
 from edits import edit
 
@@ -18,26 +21,25 @@ class Link:
         self.keys: dict[str, bytes] = {}
         self.drawn = 0
 
-    def __call__(self, settings, kind, what, *words):
-        assert kind == "supernode"
-        if what == "list":
-            return {"nodes": [{"node-id": n, "status": "online"} for n in self.keys]}
-        if what == "unregister":
-            del self.keys[words[0]]
-            return {}
-        with open(words[0], "rb") as file:
-            key = file.read()
+    def statuses(self) -> dict[str, str]:
+        return dict.fromkeys(self.keys, "online")
+
+    def unregister(self, id: str) -> None:
+        del self.keys[id]
+
+    def register(self, path: Path, name: str) -> str:
+        key = path.read_bytes()
         if key in self.keys.values():
-            raise RunError("flwr supernode: [code: 23] Public key already in use.")
+            raise RunError("link: HTTP 409: Public key already in use.")
         self.drawn += 1
         self.keys[str(self.drawn)] = key
-        return {"node-id": self.drawn}
+        return str(self.drawn)
 
 
 @pytest.fixture
 def link(monkeypatch) -> Link:
     found = Link()
-    monkeypatch.setattr(registration, "call", found)
+    monkeypatch.setattr(registration, "connected", lambda settings: nullcontext(found))
     return found
 
 
@@ -46,8 +48,8 @@ def settings(own) -> ServerSettings:
     return load_as(ServerSettings, own / "server" / "server.toml")
 
 
-def said(settings) -> list[tuple[str, int, str]]:
-    return [(m.name, m.client, m.status) for m in registration.members(settings)]
+def said(settings) -> list[tuple]:
+    return [(m.name, *m.clients, m.status) for m in registration.members(settings)]
 
 
 def test_keys_are_registered_once(link, settings):
@@ -79,7 +81,7 @@ def test_keys_are_registered_again_where_nobody_knows_whose_ids_they_have(
 def test_ids_belong_to_clients_by_their_keys(link, settings):
     registration.register(settings)
     found = registration.registered(settings)
-    assert found.registered == {1: ("alice", 0), 2: ("bob", 1)}
+    assert found.registered == {1: ("alice", (0,)), 2: ("bob", (1,))}
 
 
 def test_a_retired_node_has_no_key_and_others_keep_their_numbers(link, own, settings):
@@ -90,7 +92,7 @@ def test_a_retired_node_has_no_key_and_others_keep_their_numbers(link, own, sett
     registration.register(left)
     assert sorted(link.keys) == ["2"]
     assert said(left) == [("alice", 0, "retired"), ("bob", 1, "online")]
-    assert registration.registered(left) == ({2: ("bob", 1)}, (0,))
+    assert registration.registered(left) == ({2: ("bob", (1,))}, (0,))
 
 
 def test_a_replaced_key_is_forgotten(link, own, settings):

@@ -7,7 +7,9 @@ import shutil
 import socket
 import tempfile
 import threading
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from edits import edit, told
@@ -124,13 +126,12 @@ def link(own, monkeypatch) -> ServerSettings:
     monkeypatch.setattr(services, "is_up", lambda settings: True)
     monkeypatch.setattr(services, "is_open", lambda link, ca: False)
     ids = iter(["1", "2"])
-
-    def call(settings, *words):
-        if words[1] == "register":
-            return {"node-id": next(ids)}
-        return {"nodes": [{"node-id": n, "status": "online"} for n in "12"]}
-
-    monkeypatch.setattr(registration, "call", call)
+    stub = SimpleNamespace(
+        register=lambda key, name: next(ids),
+        unregister=lambda id: None,
+        statuses=lambda: {"1": "online", "2": "online"},
+    )
+    monkeypatch.setattr(registration, "connected", lambda settings: nullcontext(stub))
     settings = load_as(ServerSettings, own / "server/server.toml")
     registration.register(settings)
     return settings
@@ -145,10 +146,10 @@ def test_keys_that_the_link_does_not_know(link, own, monkeypatch):
     said = told(examine(own / "server"))
     assert [line.partition(":")[0][-5:] for line in said] == ["alice", "w bob"]
 
-    def refused(settings, *words):
-        raise RunError("flwr supernode: Permission denied")
+    def refused(settings):
+        raise RunError("link 127.0.0.1:8000: HTTP 403: Permission denied")
 
-    monkeypatch.setattr(registration, "call", refused)
+    monkeypatch.setattr(registration, "connected", refused)
     (finding,) = examine(own / "server")
     assert (finding.fault, finding.what) == (
         False,
@@ -181,7 +182,8 @@ def test_what_this_user_may_not_look_at_is_a_warning(stranger):
     assert [one for one in found if one.fault] == []
     closed = [one for one in found if one.what == "could not be looked at"]
     names = [Path(one.where).relative_to(stranger).as_posix() for one in closed]
-    assert sorted(names) == ["node.key", "policy.toml", "rows.csv", "worker/socket"]
+    closed_files = ["node.key", "policy.toml", "rows.csv", "secure.key"]
+    assert sorted(names) == [*closed_files, "worker/socket"]
     assert all(one.advice.endswith("or root") for one in closed)
     assert all(" as " in one.advice and " may not" in one.value for one in closed)
 

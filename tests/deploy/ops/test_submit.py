@@ -97,7 +97,7 @@ def refusing(tmp_path, monkeypatch, own):
         if not replies:
             (tmp_path / "node1" / "policy.toml").write_text(CLOSED)
         known = {
-            at: Registered(NAMES[node.client], node.client)
+            at: Registered(NAMES[node.client], (node.client,))
             for at, node in reached.items()
         }
 

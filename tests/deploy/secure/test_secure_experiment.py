@@ -25,7 +25,7 @@ from fedblend.config.config import check
 from fedblend.deploy.client.admission import node_of
 from fedblend.deploy.ops import certificates
 from fedblend.deploy.ops.provision import provision
-from fedblend.deploy.ops.settings import NodeSettings, load_as
+from fedblend.deploy.ops.settings import ClientSettings, NodeSettings, load_as
 from fedblend.deploy.secure.roster import keys_of
 from fedblend.deploy.server.run import run_server
 from fedblend.errors import ConfigError, RunError
@@ -97,7 +97,9 @@ def test_an_experiment_with_secure_sums_is_near_the_plain_one(
     texts = [path.read_text() for path in audits]
     lines = [json.loads(line) for text in texts for line in text.splitlines()]
     events = {line["event"] for line in lines}
-    assert {"shared", "round", "opened"} <= events and "clipped" not in events
+    assert {"shared", "round", "opened"} <= events
+    masked = [line["fields"] for line in lines if line["event"] == "masked"]
+    assert all(fields["clipped"] == 0 for fields in masked)
 
 
 def stopped(rows, tmp_path, made: dict, text: str) -> str:
@@ -126,7 +128,7 @@ def test_a_node_without_a_roster_refuses(rows, tmp_path):
 
 
 def test_rosters_that_are_wrong_are_one_line(rows, lab, tmp_path):
-    def settings(roster: str, key: bytes = b"") -> NodeSettings:
+    def settings(roster: str, key: bytes = b"") -> ClientSettings:
         found = node_settings(rows, tmp_path, lab, 0, POLICY)
         (tmp_path / "roster.toml").write_text(roster)
         alice = (lab / "nodes" / "alice" / "secure.key").read_bytes()
@@ -135,7 +137,8 @@ def test_rosters_that_are_wrong_are_one_line(rows, lab, tmp_path):
             "roster": tmp_path / "roster.toml",
             "secure_key": tmp_path / "secure.key",
         }
-        return found.model_copy(update=more)
+        (own,) = found.model_copy(update=more).client_settings().values()
+        return own
 
     whole = (lab / "nodes" / "alice" / "roster.toml").read_text()
     _, keys = keys_of(settings(whole))

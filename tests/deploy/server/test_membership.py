@@ -30,7 +30,7 @@ every = 3
 [measure]
 local = false
 """
-KNOWN = {5: Registered("alice", 0), 6: Registered("bob", 1)}
+KNOWN = {5: Registered("alice", (0,)), 6: Registered("bob", (1,))}
 
 
 class Fixed:
@@ -132,7 +132,9 @@ def test_too_few_nodes_are_named(tmp_path):
     run, all = trial(tmp_path, quorum=1.0, deadline=0.3)
     (run / "server").mkdir()
     names = ("alice", "bob", "carol")
-    ids = {at: Registered(names[node.client], node.client) for at, node in all.items()}
+    ids = {
+        at: Registered(names[node.client], (node.client,)) for at, node in all.items()
+    }
     write_nodes(run / "server", Nodes(ids))
     there = {at: node for at, node in all.items() if node.client != 1}
     with pytest.raises(RunError, match=r"client 1 \(bob\) did not join"):
@@ -143,7 +145,9 @@ def test_a_retired_client_is_not_waited_for(tmp_path):
     run, all = trial(tmp_path, quorum=1.0, deadline=30.0)
     (run / "server").mkdir()
     there = {at: node for at, node in all.items() if node.client != 1}
-    ids = {at: Registered(f"n{node.client}", node.client) for at, node in there.items()}
+    ids = {
+        at: Registered(f"n{node.client}", (node.client,)) for at, node in there.items()
+    }
     write_nodes(run / "server", Nodes(ids, (1,)))
     summary = run_server(run, LoopbackTransport(there), poll=0.0)
     (found,) = summary["runs"]

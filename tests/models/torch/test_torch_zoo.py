@@ -14,7 +14,10 @@ import fedblend as fb
 TOLERANCE = 1e-5
 """Of the largest entry: float32 in another order of operations."""
 
-SLOW = ("mlp", "RNN, two ways", "embedding bag, largest", "text CNN", "LSTM")
+SLOW = (
+    *("mlp", "RNN, two ways", "embedding bag, largest", "text CNN", "LSTM"),
+    *("ResNet with group norm", "depthwise separable CNN", "GRU"),
+)
 """Modules whose operators others of the zoo have, too."""
 CASES = [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in ZOO]
 

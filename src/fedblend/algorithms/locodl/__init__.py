@@ -26,10 +26,12 @@ in ``scaffnew``, and sends y. A client settles x_i, u_i and v when it receives t
 y, as ``rho d = y - yhat`` and it knows yhat.
 
 What g is. Without a central loss, ``moved/2 |x|^2`` moves from every f_i to g: clients
-take the steps of y themselves. With one, g is ``w_c/w_f f_c``, on the server's rows or
-a function of the parameters, as in ``mixed_fl``; the server takes the steps of y, and
-sends yhat beside y. Inside ``flix`` all f_i are at mixtures: a central loss, local
-steps, compression and personal models, converging exactly.
+take the steps of y themselves. If more moves than f_i are convex, the method diverges;
+``theory.local_training`` says what may move where they are not strongly convex. With a
+central loss, g is ``w_c/w_f f_c``, on the server's rows or a function of the
+parameters, as in ``mixed_fl``; the server takes the steps of y, and sends yhat beside
+y. Inside ``flix`` all f_i are at mixtures: a central loss, local steps, compression and
+personal models, converging exactly.
 
 ``masks="one"``: all clients keep the same random entries, whose seed the server sends.
 Then d is as sparse as d_i, and the server sends its entries instead of y. Now omega_av
@@ -49,7 +51,16 @@ from fedblend.algorithms.fedavg import fedavg
 from fedblend.algorithms.locodl import client as client_half
 from fedblend.algorithms.locodl import server as server_half
 from fedblend.algorithms.locodl.settings import Settings
-from fedblend.checks import COUNT, NOT_NEGATIVE, POSITIVE, gate, words
+from fedblend.checks import (
+    COUNT,
+    NOT_NEGATIVE,
+    POSITIVE,
+    ByClient,
+    by_client,
+    gate,
+    optional,
+    words,
+)
 from fedblend.compress.compressor import COMPRESSOR, Compressor
 from fedblend.core import Algorithm, Loss, Needs
 from fedblend.errors import UserError
@@ -58,12 +69,13 @@ from fedblend.registry import NewClient, algorithm
 from fedblend.transforms.mixed_fl.central_loss import Central, weighted
 
 
-@algorithm(encodes=True, new_client=NewClient(build=fedavg))
+@algorithm(theory=True, coin=True, encodes=True, new_client=NewClient(build=fedavg))
 @gate(
     **WORK,
     compressor=COMPRESSOR,
     clients=COUNT,
-    moved=NOT_NEGATIVE,
+    moved=optional(NOT_NEGATIVE),
+    convex=optional(by_client(NOT_NEGATIVE)),
     masks=words("own", "one"),
 )
 def locodl(
@@ -72,7 +84,8 @@ def locodl(
     *,
     compressor: Compressor,
     clients: int,
-    moved: float,
+    moved: float | None = None,
+    convex: ByClient | None = None,
     masks: str = "own",
     central: Central | None = None,
     weights: tuple[float, float] = (0.5, 0.5),
@@ -85,8 +98,11 @@ def locodl(
             round, the same for all clients; the rows of a step.
         compressor: unbiased compressor of every client's difference.
         clients: n, the number of clients.
-        moved: ``moved/2 |x|^2`` is subtracted from every f_i and added to g; half of
-            the smallest convexity of f_i, or 0 where a central loss is convex enough.
+        moved: ``moved/2 |x|^2`` is subtracted from every f_i and added to g; None for
+            0 with a central loss, else for half of the smallest convexity of f_i, or
+            where that is 0 or unknown, ``theory.local_training.stable_moved``.
+        convex: mu_i of the f_i, for ``moved``; a number, or an array over clients; None
+            where they are unknown.
         masks: "own" for entries of each client's own; "one" for the same of all, with
             ``rand_k`` only.
         central: gradient of the server's loss, from ``central_loss``.
@@ -102,7 +118,9 @@ def locodl(
         allowed = "above 0, as a problem without a central loss needs"
         raise UserError("locodl: moved", moved, allowed)
     g = None if central is None else weighted(central, weights)
-    settings = Settings(loss, work, rate, p, compressor, clients, moved, masks, g)
+    settings = Settings(
+        loss, work, rate, p, compressor, clients, moved, convex, masks, g
+    )
     needs = Needs(
         everyone=True,
         mean=True,

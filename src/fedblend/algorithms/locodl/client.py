@@ -39,7 +39,7 @@ def functions(settings: Settings) -> dict[str, Any]:
 
     def slope(params, batch):
         return trees.subtract(
-            gradient_at(params, batch), trees.scale(settings.moved, params)
+            gradient_at(params, batch), trees.scale(settings.moved_of(params), params)
         )
 
     def enroll(params, shard, key):

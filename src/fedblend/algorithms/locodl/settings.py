@@ -5,14 +5,16 @@
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from fedblend import trees
+from fedblend.checks import ByClient
 from fedblend.compress import one_mask
 from fedblend.compress.compressor import Compressor
 from fedblend.core import Key, Loss, PyTree, Shard
 from fedblend.local import Work
-from fedblend.theory.local_training import relaxed
+from fedblend.theory.local_training import relaxed, stable_moved
 from fedblend.transforms.mixed_fl.central_loss import Central
 
 
@@ -34,7 +36,8 @@ class Settings(NamedTuple):
     p: float
     compressor: Compressor
     clients: int
-    moved: float
+    moved: float | None
+    convex: ByClient | None
     masks: str
     central: Central | None
 
@@ -43,12 +46,24 @@ class Settings(NamedTuple):
         """Whether all clients keep the same entries."""
         return self.masks == "one"
 
-    def scales(self, tree: PyTree) -> tuple[float, float]:
-        """The factors rho and eta, for models like this one."""
+    def relaxed(self, tree: PyTree) -> tuple[float, float]:
+        """The factor rho and P^2/p^2 of theory, for models like this one."""
         assert self.compressor.omega is not None
         largest = float(np.max(self.compressor.omega(trees.size(tree))))
-        relaxation, dual = relaxed(largest, self.clients, self.masks)
+        return relaxed(largest, self.clients, self.masks)
+
+    def scales(self, tree: PyTree) -> tuple[float, float]:
+        """The factors rho and eta, for models like this one."""
+        relaxation, dual = self.relaxed(tree)
         return relaxation, self.p * dual / self.rate
+
+    def moved_of(self, tree: PyTree) -> Any:
+        """The value of ``moved``, or the one that is chosen for such models."""
+        if self.moved is not None or self.central is not None:
+            return self.moved or 0.0
+        stable = stable_moved(self.rate, self.p, self.relaxed(tree)[1])
+        least = jnp.min(jnp.asarray(0.0 if self.convex is None else self.convex))
+        return jnp.where(least > 0, least / 2, stable)
 
     def at(self, seed: Any) -> Compressor:
         """The compressor of a round, whose mask may be that of a seed."""
@@ -58,9 +73,10 @@ class Settings(NamedTuple):
         self, y: PyTree, v: PyTree, local: jax.Array, rows: Shard | None, key: Key
     ) -> PyTree:
         """The model yhat, after so many steps on g from y."""
+        moved = self.moved_of(y)
 
         def step(number, y):
-            push = trees.subtract(trees.scale(self.moved, y), v)
+            push = trees.subtract(trees.scale(moved, y), v)
             if self.central is not None:
                 own = jax.random.fold_in(key, number)
                 push = trees.add(push, self.central(y, rows, own))

@@ -127,7 +127,8 @@ class Options(LocalWork):
             known = self.model_copy(update={keeps: ["known with the model"]})
         if self.steps == "theory":
             if self.rate != "theory" or not self.entry.coin:
-                able = " and ".join(n for n, one in ALGORITHMS.items() if one.coin)
+                *most, last = (n for n, one in ALGORITHMS.items() if one.coin)
+                able = f"{', '.join(most)} and {last}"
                 why = f'"theory" goes with rate = "theory" of {able}'
                 raise SettingError("steps", why)
             known = known.model_copy(update={"steps": 1})
@@ -207,13 +208,19 @@ class OptionsInTheory(Options):
             ConfigError: theory has none, as without strong convexity.
         """
         own: Any = self
-        alpha = np.asarray(self.alpha)
+        alpha = np.asarray(1.0 if self.alpha is None else self.alpha)
         try:
             if self.name == "scafflix":
                 return local_training.scafflix(alpha, known, longer=own.longer)
+            if "copies" in self.entry.parameters:
+                return local_training.compressed_scaffnew(alpha, known, own.copies)
             omega = float(np.max(own.compressor.make({}).omega(dim)))
             ways = {"masks": own.masks, "moved": own.moved}
             return local_training.locodl(alpha, known, omega, **ways)
+        except UserError as error:
+            raise ConfigError(
+                f"algorithm.{self._key(error.key)}: {error.why}"
+            ) from None
         except ValueError as error:
             raise ConfigError(
                 f"algorithm: {error}; model.l2 above 0 makes every f_i convex"

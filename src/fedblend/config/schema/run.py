@@ -25,6 +25,8 @@ class Run(Table):
     rounds: Index
     cohort: Count | None = None
     epoch: Count | None = None
+    separation: Count | None = None
+    sampling: Literal["fixed", "poisson"] = "fixed"
     seed: Index | Annotated[list[Index], Field(min_length=1)] = 0
     every: Count | None = None
     weights: Literal["by_count", "uniform"] | None = None

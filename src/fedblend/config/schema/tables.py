@@ -21,7 +21,6 @@ from fedblend.config.schema.table import (
     Fraction,
     Index,
     Inside,
-    Mixing,
     NotNegative,
     Positive,
     Share,
@@ -200,8 +199,6 @@ class Measure(Table):
     metrics: Annotated[list[Metric], Field(min_length=1)] | None = None
 
 
-ADAPTIVE = ("quantile", "rate", "count_noise")
-"""Keys of a clip that follows the clients' norms."""
 _OF_ROWS = ("classes", "share", "file", "target", "test", "batch_size")
 COMPRESSORS = ("dithering", "identity", "int8", "natural", "rand_k", "sign", "top_k")
 """Those of ``fedblend.compress``; options as of the function."""
@@ -260,30 +257,6 @@ class Compress(Table):
         if self.how == "ef21" and made.delta is None:
             wrong = f'"ef21" needs one that contracts, not {self.compressor.name}'
             raise SettingError("how", wrong)
-        return self
-
-
-class Privacy(Table):
-    """How answers are clipped, how much noise their sum gets, and at which delta."""
-
-    clip: Positive
-    noise: NotNegative
-    tree: Count | None = None
-    delta: Inside
-    adjacency: Literal["replace_one", "zero_out"] = "replace_one"
-    adaptive: bool = False
-    quantile: Mixing | None = None
-    rate: Positive | None = None
-    count_noise: Positive | None = None
-    noise_from: Literal["system", "seed"] = "system"
-
-    @model_validator(mode="after")
-    def _goes_together(self) -> "Privacy":
-        for name in ADAPTIVE:
-            if not self.adaptive and getattr(self, name) is not None:
-                raise SettingError(name, "goes with adaptive = true")
-        if self.adaptive and self.tree is not None:
-            raise SettingError("tree", "goes without adaptive = true, with one clip")
         return self
 
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from fedblend.data.dataset import DataError
 from fedblend.deploy.client import agreement, limits
-from fedblend.deploy.client.executor import Executor, rows_of
+from fedblend.deploy.client.executor import ClientSetup, Executor, rows_of
 from fedblend.deploy.client.node import Node
 from fedblend.deploy.client.permissions import Permissions, Refusal
 from fedblend.deploy.client.policy import Accept, Policy, load_policy
@@ -27,7 +27,7 @@ from fedblend.deploy.client.preparation import prepared
 from fedblend.deploy.contract import Contract, parse_contract
 from fedblend.deploy.message import schema_hash
 from fedblend.deploy.ops.audit import Audit
-from fedblend.deploy.ops.settings import NodeSettings, load_as
+from fedblend.deploy.ops.settings import ClientSettings, NodeSettings
 from fedblend.deploy.secure.roster import means_of
 from fedblend.errors import ConfigError
 from fedblend.trees import precision
@@ -42,25 +42,50 @@ EXPERIMENTS = 4
 """Experiments whose rows and compiled functions stay in memory."""
 
 
-def node_at(path: Path) -> Node:
-    """The node whose node.toml this is."""
-    return node_of(load_as(NodeSettings, path))
+class SharedBuilds:
+    """What the clients of one node have in common: contracts, and compiled functions.
+
+    Functions are compiled for an algorithm. Clients whose algorithms were built from
+    the same terms and policy use that of the first.
+    """
+
+    def __init__(self) -> None:
+        self.parse = lru_cache(EXPERIMENTS)(parse_contract)
+        self._first: dict[tuple[str, str], ClientSetup] = {}
+
+    def common(self, terms: str, agreed: str, setup: ClientSetup) -> ClientSetup:
+        """A setup with the functions of the first one under these terms."""
+        first = self._first.setdefault((terms, agreed), setup)
+        while len(self._first) > EXPERIMENTS:
+            del self._first[next(iter(self._first))]
+        functions = (first.algorithm, first.measures, first.alone, first.perturb)
+        names = ("algorithm", "measures", "alone", "perturb")
+        return setup._replace(**dict(zip(names, functions, strict=True)))
 
 
-def node_of(settings: NodeSettings) -> Node:
-    """The node that these settings describe; policy and rows are read later."""
+def node_of(
+    settings: NodeSettings | ClientSettings, shared: SharedBuilds | None = None
+) -> Node:
+    """The node of one client; policy and rows are read later.
+
+    Args:
+        settings: of the client, or of a node that has one.
+        shared: what other clients of the same process have built.
+    """
+    if isinstance(settings, NodeSettings):
+        (settings,) = settings.client_settings().values()
     settings.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    audit = Audit(settings.folder / "audit.jsonl")
-    permissions = Admission(settings).permissions
-    return Node(settings.folder, settings.client, permissions, audit.note)
+    note = Audit(settings.folder / "audit.jsonl").note
+    permissions = Admission(settings, shared).permissions
+    return Node(settings.folder, settings.client, permissions, note, settings.home)
 
 
 class Admission:
-    """Admits the requests of experiments that the policy of a node allows."""
+    """Admits the requests of experiments that the policy of a client allows."""
 
-    def __init__(self, settings: NodeSettings):
-        self.settings = settings
-        self._parse = lru_cache(EXPERIMENTS)(parse_contract)
+    def __init__(self, settings: ClientSettings, shared: SharedBuilds | None = None):
+        self.settings, self._shared = settings, shared or SharedBuilds()
+        self._parse = self._shared.parse
         self._executor = lru_cache(EXPERIMENTS)(self._build)
 
     def permissions(self) -> Permissions:
@@ -162,7 +187,8 @@ class Admission:
                 "node's loss; allowed: none"
             )
         with precision(contract.config.run.precision):
-            _refuse(limits.terms_too_large(policy.limits, contract, terms))
+            clients = self.settings.clients
+            _refuse(limits.terms_too_large(policy.limits, contract, terms, clients))
         text = json.dumps(dict(terms), sort_keys=True)
         computed = policy.model_dump_json(include=COMPUTED)
         executor = self._executor(text, computed, _stamps(self.settings.data.file))
@@ -179,6 +205,8 @@ class Admission:
         with precision(contract.config.run.precision), _refusing():
             splits = self._rows(policy, contract)
             setup = prepared(self.settings, policy, contract, terms, splits)
+            if not terms.get("constants"):  # those are of this client alone
+                setup = self._shared.common(text, agreed, setup)
             return Executor(setup)
 
 

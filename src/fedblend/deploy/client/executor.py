@@ -33,7 +33,7 @@ from fedblend.data.federated import (
 )
 from fedblend.data.readers.read import read_new_rows
 from fedblend.deploy.contract import SPLITS, Contract, Deployment, deployment
-from fedblend.deploy.ops.settings import NodeSettings
+from fedblend.deploy.ops.settings import ClientSettings
 from fedblend.errors import ConfigError
 from fedblend.metrics import Metric
 from fedblend.simulation import aggregators, train_alone
@@ -90,8 +90,8 @@ class ClientSetup(NamedTuple):
     alone: Alone | None = None
 
 
-def rows_of(settings: NodeSettings, contract: Contract) -> dict[str, Shards]:
-    """The node's rows, a part of them held out as the configuration says.
+def rows_of(settings: ClientSettings, contract: Contract) -> dict[str, Shards]:
+    """The client's rows, a part of them held out as the configuration says.
 
     The columns of a raw table are encoded, see ``raw_tables``.
 

@@ -63,9 +63,12 @@ def _sizes(contract: Contract) -> Iterator[tuple[str, str, int]]:
 
 
 def terms_too_large(
-    limits: Limits, contract: Contract, terms: Mapping[str, Any]
+    limits: Limits, contract: Contract, terms: Mapping[str, Any], clients: int = 1
 ) -> str | None:
-    """Why the terms of an experiment are too large; before anything is allocated."""
+    """Why the terms of an experiment are too large; before anything is allocated.
+
+    ``clients`` are those of the node, whose rows are in memory at once.
+    """
     given = terms.get("capacities")
     sizes = list(given.values()) if isinstance(given, dict) else []
     if not sizes or not all(type(size) is int for size in sizes):
@@ -80,7 +83,7 @@ def terms_too_large(
     for where, found in (("a round", cost), ("training alone", alone)):
         if found > limits.operations:
             return refusal_line("limits.operations", where, f"{found:.1e}", allowed)
-    memory = _memory(contract, sizes) / 1e9
+    memory = _memory(contract, sizes, clients) / 1e9
     if memory > limits.memory_gb:
         return refusal_line(
             "limits.memory_gb",
@@ -199,7 +202,7 @@ def _rounds_alone(config: Config) -> int:
     return int(local)
 
 
-def _memory(contract: Contract, capacities: list[int]) -> float:
+def _memory(contract: Contract, capacities: list[int], clients: int) -> float:
     """Bytes, at least: padded rows and a copy, parameters, the order of epochs."""
     row = sum(
         prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(contract.row)
@@ -210,7 +213,8 @@ def _memory(contract: Contract, capacities: list[int]) -> float:
     orders = min(max(epochs) * max(capacities), MOST_ORDERED)
     width = np.dtype(contract.config.run.precision).itemsize
     copies = float(COPIES * width * parameters(contract))
-    return 2.0 * row * sum(capacities) + copies + 4.0 * orders
+    rows = 2.0 * row * sum(capacities) * clients
+    return rows + copies + 4.0 * orders
 
 
 def _tables(table: Table) -> Iterator[Table]:

@@ -50,6 +50,8 @@ class Node:
         permissions: called once for every message.
         note: writes an event and its fields to the audit; returns the newest hash,
             which every reply has.
+        home: the folder that has the disk's limit; that of other clients, too, where
+            a node hosts several.
     """
 
     def __init__(
@@ -58,8 +60,9 @@ class Node:
         client: int,
         permissions: Callable[[], Permissions],
         note: Callable[..., str],
+        home: Path | None = None,
     ):
-        self.folder, self.client = folder, client
+        self.folder, self.client, self.home = folder, client, home or folder
         self.permissions, self.note = permissions, note
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
 
@@ -125,7 +128,7 @@ class Node:
         place, ledger = self.folder / request.experiment, read_ledger(self.folder)
         limits, new = permissions.limits, not (place / "terms.json").exists()
         if kind == "enroll" and new and limits is not None:
-            make_room(self.folder, limits, ledger, self.note)
+            make_room(self.folder, limits, ledger, self.note, self.home)
         terms = request.fields if kind == "enroll" else _terms(place)
         if kind == "stop":
             return self._stop(ledger, request)

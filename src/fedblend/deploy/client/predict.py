@@ -17,7 +17,7 @@ from fedblend.data.dataset import Task
 from fedblend.data.readers.read import read_inputs
 from fedblend.deploy.client.state import MODEL, read_terms
 from fedblend.deploy.contract import parse_contract
-from fedblend.deploy.ops.settings import NodeSettings
+from fedblend.deploy.ops.settings import ClientSettings
 from fedblend.deploy.raw_tables import preprocessing_in
 from fedblend.errors import RunError
 from fedblend.mixing import predict, shapes_of
@@ -37,12 +37,12 @@ class Predictions(NamedTuple):
 
 
 def predict_rows(
-    settings: NodeSettings, data: str | Path, experiment: str | None = None
+    settings: ClientSettings, data: str | Path, experiment: str | None = None
 ) -> Predictions:
     """Predict rows by the model that an experiment left on this node.
 
     Args:
-        settings: of the node.
+        settings: of the client.
         data: .csv, .parquet or .npz with the inputs; targets are ignored.
         experiment: its id, which is the name of a folder; the newest if None.
 
@@ -74,7 +74,7 @@ def predict_rows(
     return Predictions(values, place.name, metadata.get("round", ""))
 
 
-def _place(settings: NodeSettings, experiment: str | None) -> Path:
+def _place(settings: ClientSettings, experiment: str | None) -> Path:
     """The folder of an experiment that left a model."""
     models = sorted(
         settings.folder.glob(f"*/{MODEL}"), key=lambda path: path.stat().st_mtime_ns

@@ -12,12 +12,12 @@ from fedblend.deploy.client.executor import ClientSetup, bounded, client_setup
 from fedblend.deploy.client.permissions import Refusal
 from fedblend.deploy.client.policy import Policy
 from fedblend.deploy.contract import Contract
-from fedblend.deploy.ops.settings import NodeSettings
+from fedblend.deploy.ops.settings import ClientSettings
 from fedblend.transforms.local_dp import local_dp, secret_noise
 
 
 def prepared(
-    settings: NodeSettings,
+    settings: ClientSettings,
     policy: Policy,
     contract: Contract,
     terms: Mapping[str, Any],

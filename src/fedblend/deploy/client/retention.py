@@ -19,9 +19,20 @@ from fedblend.deploy.client.policy import Limits, refusal_line
 
 
 def make_room(
-    folder: Path, limits: Limits, ledger: Ledger, note: Callable[..., str]
+    folder: Path,
+    limits: Limits,
+    ledger: Ledger,
+    note: Callable[..., str],
+    home: Path,
 ) -> None:
     """End experiments that are over, and refuse one too many.
+
+    Args:
+        folder: of the client.
+        limits: of its policy.
+        ledger: of the client.
+        note: writes to the audit.
+        home: the folder of the node, whose size is limited.
 
     Raises:
         Refusal: there are too many experiments, or too little room on the disk.
@@ -50,7 +61,7 @@ def make_room(
     if len(known) >= limits.experiments:
         most, where = f"at most {limits.experiments}", "experiments under way"
         raise Refusal(refusal_line("limits.experiments", where, len(known), most))
-    used = states.bytes_of(folder) / 1e9
+    used = states.bytes_of(home) / 1e9
     if used > limits.disk_gb:
         most = f"at most {limits.disk_gb:g} GB"
         raise Refusal(refusal_line("limits.disk_gb", "disk", f"{used:.2f} GB", most))

@@ -10,7 +10,7 @@ import contextlib
 import os
 import signal
 import subprocess
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -29,6 +29,8 @@ END_TIMEOUT = 30.0
 
 Rows = Mapping[str, np.ndarray]
 """``inputs`` and ``targets``."""
+Hosted = Rows | Sequence[Rows]
+"""The rows of a node, or those of each client that it hosts."""
 
 
 class LocalCluster(NamedTuple):
@@ -49,23 +51,33 @@ class LocalCluster(NamedTuple):
 @contextlib.contextmanager
 def local_cluster(
     folder: Path,
-    rows: Mapping[str, Rows],
+    rows: Mapping[str, Hosted],
     *,
     policy: str | None = None,
     supernodes: bool = False,
+    command: Callable[[Path], list[str]] | None = None,
     log: Callable[[str], None] = lambda line: None,
 ) -> Iterator[LocalCluster]:
     """A link and its nodes, up until the end of the block, whatever ends it.
 
     Args:
         folder: of keys, settings and states; must not exist, or be empty.
-        rows: of every node, by its name.
+        rows: of every node, by its name; all nodes host as many clients.
         policy: text of policy.toml for all of them; what init writes if None.
         supernodes: Flower's SuperNodes with its app, in place of our carrier.
+        command: from the path of node.toml to another program of a node.
         log: called with a line of progress.
     """
     port = flwr_processes.free_port()
-    provision(folder, host="127.0.0.1", nodes=list(rows), port=port, link_port=port)
+    first = next(iter(rows.values()))
+    provision(
+        folder,
+        host="127.0.0.1",
+        nodes=list(rows),
+        port=port,
+        link_port=port,
+        clients_per_node=1 if isinstance(first, Mapping) else len(first),
+    )
     settings = load_as(ServerSettings, folder / "server" / "server.toml")
     cluster = LocalCluster(settings, folder)
     for name, own in rows.items():
@@ -73,18 +85,23 @@ def local_cluster(
     running: dict[Path, subprocess.Popen] = {}
     with flwr_processes.interrupted_by_sigterm():
         try:
-            _start(cluster, list(rows), running, supernodes, log)
+            own = command or flwr_processes.node_command
+            _start(cluster, list(rows), running, supernodes, own, log)
             yield cluster
         finally:
             _end(list(running.values()), folder)
 
 
-def write_rows(home: Path, rows: Rows, policy: str | None) -> None:
+def write_rows(home: Path, rows: Hosted, policy: str | None) -> None:
     """Give a node its rows, and a policy if it is not the default one."""
-    np.savez(home / "rows.npz", inputs=rows["inputs"], targets=rows["targets"])
-    (home / "rows.npz").chmod(0o600)
     settings = home / "node.toml"
-    settings.write_text(settings.read_text().replace("rows.csv", "rows.npz"))
+    settings.write_text(settings.read_text().replace('.csv"', '.npz"'))
+    node = load_as(NodeSettings, settings)
+    several = [rows] if isinstance(rows, Mapping) else rows
+    (home / "rows").mkdir(mode=0o700, exist_ok=True)
+    for own, held in zip(node.client_settings().values(), several, strict=True):
+        np.savez(own.data.file, inputs=held["inputs"], targets=held["targets"])
+        own.data.file.chmod(0o600)
     if policy is not None:
         (home / "policy.toml").write_text(policy)
 
@@ -94,13 +111,14 @@ def _start(
     names: list[str],
     running: dict[Path, subprocess.Popen],
     supernodes: bool,
+    command: Callable[[Path], list[str]],
     log: Callable[[str], None],
 ) -> None:
     settings = cluster.settings
 
-    def start(command: list[str], folder: Path, name: str) -> None:
+    def start(program: list[str], folder: Path, name: str) -> None:
         output = folder / f"{name}.log"
-        running[output] = flwr_processes.start(command, folder, output)
+        running[output] = flwr_processes.start(program, folder, output)
 
     def link_is_up() -> bool:
         return _alive(running) and is_up(settings)
@@ -120,10 +138,10 @@ def _start(
         if supernodes:
             start(flwr_processes.worker_command(path), node.folder, "worker")
             port = flwr_processes.free_port()
-            command = flwr_processes.supernode_command(node, port, path)
-            start(command, node.flower_folder, "node")
+            supernode = flwr_processes.supernode_command(node, port, path)
+            start(supernode, node.flower_folder, "node")
         else:
-            start(flwr_processes.node_command(path), node.folder, "node")
+            start(command(path), node.folder, "node")
     flwr_processes.wait_until(all_online, START_TIMEOUT, "the nodes", every=1.0)
     log(f"{len(names)} nodes are connected, each a process of its own")
 

@@ -11,7 +11,7 @@ import io
 import os
 import re
 import tarfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 
@@ -20,18 +20,22 @@ from fedblend.config.toml import visible
 from fedblend.deploy.ops import certificates
 from fedblend.deploy.ops.flwr_processes import environment
 from fedblend.deploy.ops.settings import (
+    CLIENT,
     HOST_RULE,
     NAME_RULE,
     Address,
     ServerSettings,
     is_host,
     is_name,
+    listed,
     load_as,
 )
 from fedblend.errors import RunError
 
 MAX_DAYS = 825
 """TLS clients have begun to refuse a server's certificate that is valid for longer."""
+MAX_HOSTED = 10_000
+"""Clients of one node."""
 HOME = Path("/var/lib/fedblend")
 """Where the units and the proxy expect the files of a machine."""
 PROGRAM = Path("/opt/fedblend/bin/fedblend")
@@ -55,6 +59,7 @@ def provision(
     port: int = 443,
     link_port: int = 8000,
     days: int = 365,
+    clients_per_node: int = 1,
 ) -> None:
     """Write the keys, certificates and settings of all machines of a federation.
 
@@ -65,21 +70,30 @@ def provision(
         port: of the proxy on that host.
         link_port: of the link behind it, on loopback.
         days: how long the server's certificate is valid.
+        clients_per_node: clients that each node hosts.
 
     Raises:
         RunError: one line that says what is wrong.
     """
     _check_port("--port", port)
+    if not 0 < clients_per_node <= MAX_HOSTED:
+        where = f"is not between 1 and {MAX_HOSTED}"
+        raise RunError(f"--clients-per-node: {clients_per_node} {where}")
     _check_port("--link-port", link_port)
     _check(folder, host, nodes, days)
     address, link = Address(host, port), Address("127.0.0.1", link_port)
     signer = certificates.authority("fedblend federation")
     _folders(folder, nodes)
     _write(folder / "ca", {"ca.key": signer.key, "ca.crt": signer.public})
+    clients = {
+        name: range(number * clients_per_node, (number + 1) * clients_per_node)
+        for number, name in enumerate(nodes)
+    }
+    usage = _usage(clients_per_node)
     table = "".join(
-        f"| `{name}.sh` | the machine of {name} (client {client}) | "
-        f"`sh {name}.sh --rows ROWS.csv --target COLUMN` |\n"
-        for client, name in enumerate(nodes)
+        f"| `{name}.sh` | the machine of {name} ({listed(own)}) | "
+        f"`sh {name}.sh{usage}` |\n"
+        for name, own in clients.items()
     )
     _write(folder, {"README.md": render("README.md", address=address, rows=table)})
     server = folder / "server"
@@ -87,16 +101,18 @@ def provision(
         server,
         {
             "ca.crt": signer.public,
-            "server.toml": _server_toml(address, link, nodes),
+            "server.toml": _server_toml(address, link, clients),
             "nginx.conf": _nginx(address, link),
-            "trial.toml": render("trial.toml", clients=len(nodes)),
+            "trial.toml": render("trial.toml", clients=len(nodes) * clients_per_node),
             "fedblend-link.service": _unit("link", HOME / "server" / "state"),
         },
     )
     _certify(server, signer, host, days)
-    secure = {name: certificates.secure_key() for name in nodes}
-    roster = _roster_toml({name: pair.public for name, pair in secure.items()})
-    for client, name in enumerate(nodes):
+    secure = {
+        client: certificates.secure_key() for own in clients.values() for client in own
+    }
+    roster = _roster_toml(clients, {client: secure[client].public for client in secure})
+    for name, own in clients.items():
         pair = certificates.node_key(name)
         _write(server / "nodes", {f"{name}.pub": pair.public})
         _write(
@@ -104,20 +120,28 @@ def provision(
             {
                 "node.key": pair.key,
                 "node.pub": pair.public,
-                "secure.key": secure[name].key,
+                **{_secure_name(own, client): secure[client].key for client in own},
                 "roster.toml": roster,
                 "ca.crt": signer.public,
-                "node.toml": render("node.toml", address=address, client=client),
+                "node.toml": _node_toml(address, own),
                 "policy.toml": render("policy.toml"),
                 "fedblend-worker.service": _unit("worker", HOME / "node" / "state"),
                 "fedblend-node.service": _unit("node", HOME / "node" / "flower"),
             },
         )
-        _bundle(folder / "nodes" / name, folder / f"{name}.sh", name, address)
-    _bundle(server, folder / "server.sh", None, address)
+        script = folder / f"{name}.sh"
+        _script(folder / "nodes" / name, script, name, address, len(own))
+    _script(server, folder / "server.sh", None, address)
 
 
-def _bundle(folder: Path, script: Path, node: str | None, address: Address) -> None:
+def _usage(clients: int) -> str:
+    rows = "ROWS.csv" if clients == 1 else "FOLDER"
+    return f" --rows {rows} --target COLUMN"
+
+
+def _script(
+    folder: Path, script: Path, node: str | None, address: Address, clients: int = 1
+) -> None:
     """A script that sets up a machine: the files of its folder are in it."""
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w:gz") as archive:
@@ -129,7 +153,8 @@ def _bundle(folder: Path, script: Path, node: str | None, address: Address) -> N
         what="the server" if node is None else f"the node {node}",
         address=address,
         file=script.name,
-        usage="" if node is None else " --rows ROWS.csv --target COLUMN",
+        usage="" if node is None else _usage(clients),
+        several="yes" if clients > 1 else "no",
         version=__version__,
         folder=kind,
         bin=PROGRAM.parent,
@@ -158,21 +183,50 @@ def render(name: str, /, **values: object) -> bytes:
     return re.sub(r"@(\w+)@", lambda at: str(known[at[1]]), template(name)).encode()
 
 
-def _server_toml(address: Address, link: Address, nodes: Sequence[str]) -> bytes:
+def _node_toml(address: Address, clients: Sequence[int]) -> bytes:
+    file = "rows.csv" if len(clients) == 1 else f"rows/{CLIENT}.csv"
+    return render(
+        "node.toml",
+        address=address,
+        clients=_clients_line(clients),
+        file=file,
+        secure_key=_secure_name(clients),
+    )
+
+
+def _clients_line(clients: Sequence[int]) -> str:
+    if len(clients) == 1:
+        return f"client = {clients[0]}"
+    return f"clients = {list(clients)}"
+
+
+def _server_toml(
+    address: Address, link: Address, nodes: Mapping[str, Sequence[int]]
+) -> bytes:
     entries = "".join(
-        f'\n[[nodes]]\nname = "{name}"\nkey = "nodes/{name}.pub"\nclient = {client}\n'
-        for client, name in enumerate(nodes)
+        f'\n[[nodes]]\nname = "{name}"\nkey = "nodes/{name}.pub"\n'
+        f"{_clients_line(own)}\n"
+        for name, own in nodes.items()
     )
     return render("server.toml", address=address, link=link, nodes=entries)
 
 
-def _roster_toml(keys: dict[str, bytes]) -> bytes:
-    """The roster of nodes with these public keys; client ids in their order."""
+def _roster_toml(
+    nodes: Mapping[str, Sequence[int]], keys: Mapping[int, bytes]
+) -> bytes:
+    """The roster of the clients of these nodes, with their public keys."""
     entries = "".join(
-        f'\n[[nodes]]\nname = "{name}"\nclient = {client}\nkey = "{key.decode()}"\n'
-        for client, (name, key) in enumerate(keys.items())
+        f'\n[[nodes]]\nname = "{name}"\nclient = {client}\n'
+        f'key = "{keys[client].decode()}"\n'
+        for name, own in nodes.items()
+        for client in own
     )
     return render("roster.toml", nodes=entries)
+
+
+def _secure_name(clients: Sequence[int], client: int | str = CLIENT) -> str:
+    """The file of the key for secure sums of one of a node's clients."""
+    return "secure.key" if len(clients) == 1 else f"secure-{client}.key"
 
 
 def _nginx(address: Address, link: Address) -> bytes:

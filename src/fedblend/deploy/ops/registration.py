@@ -7,14 +7,20 @@ The link gives a node an id when its key is registered, and does not return name
 """
 
 import hashlib
-from typing import Any, NamedTuple
+import os
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from fedblend.deploy.ops.flwr_processes import CONNECTION, call
+from fedblend.deploy.ops.flwr_processes import SILENCE
 from fedblend.deploy.ops.settings import NodeEntry, ServerSettings
 from fedblend.deploy.server.experiment import Nodes
 from fedblend.deploy.server.membership import Registered
 from fedblend.errors import RunError
 from fedblend.experiments import run_folder
+
+if TYPE_CHECKING:
+    from fedblend.deploy.control_client import ControlClient
 
 UNKNOWN = "unknown"
 
@@ -25,7 +31,7 @@ class Member(NamedTuple):
     """
 
     name: str
-    client: int
+    clients: tuple[int, ...]
     status: str
 
 
@@ -34,8 +40,13 @@ def register(settings: ServerSettings) -> None:
 
     A key that the link knows stays; a key that replaces another takes its place.
     """
+    with connected(settings) as link:
+        _register(settings, link)
+
+
+def _register(settings: ServerSettings, link: "ControlClient") -> None:
     path = settings.folder / "members.json"
-    known, there = _known(settings), _statuses(settings)
+    known, there = _known(settings), link.statuses()
     active = [node for node in settings.nodes if not node.retired]
     wanted = {node.name: _digest(node) for node in active}
     for name, member in list(known.items()):
@@ -45,12 +56,12 @@ def register(settings: ServerSettings) -> None:
     # The link does not say whose key an id has: all ids that are not known go.
     ours = {member["node"] for member in known.values()}
     for id in sorted(there.keys() - ours):
-        call(settings, "supernode", "unregister", id, CONNECTION)
+        link.unregister(id)
     for node in active:
         if node.name not in known:
             known[node.name] = {
                 "key": wanted[node.name],
-                "node": _registered(settings, node),
+                "node": link.register(node.key, node.name),
             }
             run_folder.write_text(path, run_folder.as_json(known))
     run_folder.write_text(path, run_folder.as_json(known))
@@ -60,26 +71,26 @@ def registered(settings: ServerSettings) -> Nodes:
     """The nodes by the ids that the link gave to their keys, if ``register`` ran."""
     known = _known(settings)
     by_id = {
-        int(known[node.name]["node"]): Registered(node.name, node.client)
+        int(known[node.name]["node"]): Registered(node.name, node.hosted)
         for node in settings.nodes
         if not node.retired and node.name in known
     }
-    gone = tuple(node.client for node in settings.nodes if node.retired)
+    gone = tuple(c for node in settings.nodes if node.retired for c in node.hosted)
     return Nodes(by_id or None, gone)
 
 
 def members(settings: ServerSettings) -> list[Member]:
-    """The nodes of a federation, in the order of client ids."""
+    """The nodes of a federation, in the order of their first client ids."""
     known, there = _known(settings), _statuses(settings)
     return [
         Member(
             node.name,
-            node.client,
+            node.hosted,
             "retired"
             if node.retired
             else there.get(known.get(node.name, {}).get("node", ""), UNKNOWN),
         )
-        for node in sorted(settings.nodes, key=lambda node: node.client)
+        for node in sorted(settings.nodes, key=lambda node: min(node.hosted))
     ]
 
 
@@ -97,15 +108,20 @@ def unregistered(settings: ServerSettings) -> list[NodeEntry]:
     ]
 
 
-def _registered(settings: ServerSettings, node: NodeEntry) -> str:
-    """Register a key; the link's id of the node."""
-    command = ("register", str(node.key), CONNECTION, "--name", node.name)
-    return str(call(settings, "supernode", *command)["node-id"])
-
-
 def _statuses(settings: ServerSettings) -> dict[str, str]:
-    nodes = call(settings, "supernode", "list", CONNECTION).get("nodes", [])
-    return {str(one["node-id"]): str(one["status"]) for one in nodes}
+    with connected(settings) as link:
+        return link.statuses()
+
+
+@contextmanager
+def connected(settings: ServerSettings) -> "Iterator[ControlClient]":
+    """One connection to the link, for as many calls as are needed."""
+    os.environ.update(SILENCE)
+    # Here and not above: only a process that connects imports Flower.
+    from fedblend.deploy.control_client import ControlClient
+
+    with closing(ControlClient(str(settings.link), settings.ca)) as link:
+        yield link
 
 
 def _known(settings: ServerSettings) -> dict[str, Any]:

@@ -8,8 +8,9 @@ wrong. Paths are relative to the file.
 
 import ipaddress
 import re
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Self, TypeVar
 
 from pydantic import (
     AfterValidator,
@@ -23,12 +24,14 @@ from pydantic_core import PydanticCustomError
 from fedblend.config import toml
 from fedblend.config.schema.table import Index, Table, first_error
 from fedblend.config.schema.tables import Word
-from fedblend.errors import ConfigError, SettingError
+from fedblend.errors import ConfigError, RunError, SettingError
 
 _LABEL = re.compile(r"(?!-)[A-Za-z0-9-]{1,63}(?<!-)")
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?")
 NAME_RULE = "1 to 32 of a-z, 0-9 and -, with no - at either end"
 HOST_RULE = "a host name or an IP address"
+CLIENT = "{client}"
+"""Stands for the number of a client in the name of a file."""
 
 
 class Address(NamedTuple):
@@ -99,12 +102,36 @@ else:
     Reached = Annotated[str, AfterValidator(_address)]
 
 
-class NodeEntry(Table):
-    """A node as the server knows it."""
+class _Clients(Table):
+    """The one client of a node, or all that it hosts."""
+
+    client: Index | None = None
+    clients: list[Index] | None = None
+
+    @model_validator(mode="after")
+    def _some_client(self) -> Self:
+        one, several = self.client is not None, self.clients is not None
+        if one and several:
+            raise SettingError("clients", "is there beside client; give one of them")
+        if not one and not several:
+            raise SettingError("client", "is missing; or give clients, a list")
+        if several and not self.clients:
+            raise SettingError("clients", "is empty")
+        if len(set(self.hosted)) < len(self.hosted):
+            raise SettingError("clients", "names a client twice")
+        return self
+
+    @property
+    def hosted(self) -> tuple[int, ...]:
+        """The clients of the node."""
+        return (self.client,) if self.client is not None else tuple(self.clients or ())
+
+
+class NodeEntry(_Clients):
+    """A node as the server knows it; its key is that of all its clients."""
 
     name: Annotated[str, AfterValidator(_node_name)]
     key: Place
-    client: Index
     retired: bool = False
 
 
@@ -126,11 +153,16 @@ class ServerSettings(Table):
         again = sorted({name for name in names if names.count(name) > 1})
         if again:
             raise SettingError("nodes", f'"{again[0]}" is named twice')
-        clients = sorted(node.client for node in self.nodes)
-        if clients != list(range(len(names))) or not names:
+        clients = sorted(client for node in self.nodes for client in node.hosted)
+        if clients != list(range(len(clients))) or not names:
             wrong = f"clients {clients} are not 0, 1, ... without a gap"
             raise SettingError("nodes", wrong)
         return self
+
+    @property
+    def clients(self) -> int:
+        """The number of clients of all nodes."""
+        return sum(len(node.hosted) for node in self.nodes)
 
 
 class NodeData(Table):
@@ -142,19 +174,37 @@ class NodeData(Table):
     inputs: Word | None = None
 
 
-class NodeSettings(Table):
+class ClientSettings(NamedTuple):
+    """Where the things of one client are."""
+
+    client: int
+    folder: Path
+    policy: Path
+    data: NodeData
+    home: Path
+    """The folder of the node; that of the client, or one that it is in."""
+    clients: int = 1
+    """How many the node hosts."""
+    roster: Path | None = None
+    secure_key: Path | None = None
+    """Of this client alone."""
+
+
+class NodeSettings(_Clients):
     """``node.toml``.
+
+    A node with ``clients`` in place of ``client`` hosts several: ``{client}`` in the
+    names of ``policy``, ``secure_key`` and ``data.file`` stands for the number of each,
+    and each has a folder of its own in ``folder``.
 
     A node may have two halves, of two users. One has the network, and needs ``ca``,
     ``key``, ``flower`` and ``socket``. The worker has the rows, the policy and the
     state. With ``supernode`` the first is Flower's SuperNode, which runs code that the
-    server sends. Secure sums need ``roster`` and ``secure_key``, both the
-    worker's.
+    server sends. Secure sums need ``roster`` and ``secure_key``, both the worker's.
     """
 
     version: Literal[1]
     server: Reached
-    client: Index
     ca: Place
     key: Place
     folder: Place
@@ -171,10 +221,73 @@ class NodeSettings(Table):
         """The socket of the worker."""
         return self.socket or self.folder / "socket"
 
+    @model_validator(mode="after")
+    def _rows_of_each(self) -> Self:
+        name = str(self.data.file)
+        if self.clients is not None and CLIENT not in name:
+            raise SettingError("data.file", f"needs {CLIENT} in its name, for clients")
+        if self.clients is None and CLIENT in name:
+            raise SettingError("data.file", f"{CLIENT} is for a node with clients")
+        if self.clients and self.secure_key and CLIENT not in str(self.secure_key):
+            raise SettingError("secure_key", f"needs {CLIENT} in its name, for clients")
+        return self
+
+    def client_settings(self) -> dict[int, ClientSettings]:
+        """Where the things of each client of the node are."""
+        if self.client is not None:
+            own = (self.client, self.folder, self.policy, self.data, self.folder)
+            secure = (self.roster, self.secure_key)
+            return {self.client: ClientSettings(*own, 1, *secure)}
+        return {
+            client: ClientSettings(
+                client,
+                self.folder / f"client-{client}",
+                _of_client(self.policy, client),
+                self.data.model_copy(
+                    update={"file": _of_client(self.data.file, client)}
+                ),
+                self.folder,
+                len(self.hosted),
+                self.roster,
+                self.secure_key and _of_client(self.secure_key, client),
+            )
+            for client in self.hosted
+        }
+
     @property
     def flower_folder(self) -> Path:
         """The folder of the half that has the network."""
         return self.flower or self.folder
+
+
+def _of_client(path: Path, client: int) -> Path:
+    return Path(str(path).replace(CLIENT, str(client)))
+
+
+def listed(clients: Sequence[int]) -> str:
+    """The clients of a node in a few words: "client 3", "clients 0 to 62"."""
+    if len(clients) == 1:
+        return f"client {clients[0]}"
+    first, last = min(clients), max(clients)
+    if last - first + 1 == len(clients):
+        return f"clients {first} to {last}"
+    return f"clients {', '.join(map(str, sorted(clients)))}"
+
+
+def client_at(path: Path, client: int | None) -> ClientSettings:
+    """One of the clients of the node whose node.toml this is.
+
+    Raises:
+        RunError: the node hosts several and none is named, or another one.
+    """
+    node = load_as(NodeSettings, path)
+    known = node.client_settings()
+    if client is None and len(known) == 1:
+        (client,) = known
+    if client not in known:
+        named = "which one" if client is None else str(client)
+        raise RunError(f"--client: {named}? This node hosts {listed(node.hosted)}")
+    return known[client]
 
 
 RENAMED = {"carrier": "flower", "door": "socket"}

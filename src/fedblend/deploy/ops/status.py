@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from fedblend.config.config import load
 from fedblend.deploy.ops.audit import entries
-from fedblend.deploy.ops.settings import NodeSettings, load_as
+from fedblend.deploy.ops.settings import client_at
 from fedblend.deploy.server.experiment import read_progress
 from fedblend.deploy.server.run import reason_of_stop
 from fedblend.errors import RunError
@@ -78,13 +78,16 @@ def status_of(path: Path) -> Status:
     )
 
 
-def audit_of(path: Path) -> Path:
-    """The audit of an experiment's folder, of a node.toml, or the file itself."""
+def audit_of(path: Path, client: int | None = None) -> Path:
+    """The audit of an experiment's folder, of a node.toml, or the file itself.
+
+    ``client`` is one of those that the node hosts.
+    """
     if path.is_dir():
         return path / AUDIT
-    return (
-        load_as(NodeSettings, path).folder / AUDIT if path.suffix == ".toml" else path
-    )
+    if path.suffix == ".toml":
+        return client_at(path, client).folder / AUDIT
+    return path
 
 
 def audit_lines(path: Path) -> list[str]:

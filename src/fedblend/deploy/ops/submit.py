@@ -56,10 +56,11 @@ def open_folder(
         enroll_again: clients that have lost their states.
     """
     clients = contract_of(config).clients
-    if clients != len(settings.nodes):
+    if clients != settings.clients:
+        nodes = len(settings.nodes)
+        some = "nodes" if nodes == settings.clients else f"clients on {nodes} nodes"
         raise RunError(
-            f"data.clients: {clients}, and the federation has {len(settings.nodes)} "
-            "nodes"
+            f"data.clients: {clients}, and the federation has {settings.clients} {some}"
         )
     if enroll_again and not (resume and set(enroll_again) <= set(range(clients))):
         raise RunError(

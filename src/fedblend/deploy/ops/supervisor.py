@@ -119,9 +119,9 @@ def serve_carrier(
     folder = settings.folder if with_rows else settings.flower_folder
     fleet = FleetClient(str(settings.server), settings.ca, settings.key, log)
     if with_rows:
-        from fedblend.deploy.client.admission import node_of
+        from fedblend.deploy.client.host import answering
 
-        node = node_of(settings)
+        node = answering(settings)
         handler, note = node.handler, node.note
     else:
         forward = worker.Handler(partial(worker.request, settings.worker_socket))
@@ -171,7 +171,7 @@ def serve_worker(path: Path, group: str | None = None) -> None:
         path: of node.toml.
         group: users of this group may connect, too; without it only this user may.
     """
-    from fedblend.deploy.client.admission import node_of
+    from fedblend.deploy.client.host import answering
 
     settings = load_as(NodeSettings, path)
     socket = settings.worker_socket
@@ -183,7 +183,7 @@ def serve_worker(path: Path, group: str | None = None) -> None:
     members = None if group is None else _group(group)
     with flwr_processes.interrupted_by_sigterm():
         try:
-            worker.serve(socket, node_of(settings).handler, group=members)
+            worker.serve(socket, answering(settings).handler, group=members)
         except KeyboardInterrupt:
             return
 

@@ -61,7 +61,8 @@ def enroll(job: Job) -> bytes:
 def share(job: Job) -> bytes:
     """Shares of this node's secrets of an attempt, for its holders."""
     told, payload = _shared(job)
-    audit = job.done("shared", round=job.request.round)
+    number = job.request.fields["attempt"]
+    audit = job.done("shared", round=job.request.round, attempt=number)
     return encode(job.request.reply(**told, audit=audit), payload)
 
 

@@ -1,10 +1,11 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""``roster.toml``: the public keys of all nodes, by which answers are masked.
+"""``roster.toml``: the public keys of all clients, by which answers are masked.
 
 A node takes the keys of the others from this file and from nowhere else, so that a
 server cannot put a key of its own in the place of a node's. ``fedblend federation
-init`` writes it, with the ``secure.key`` of each node.
+init`` writes it, with a ``secure.key`` for each client: clients of one node have keys
+of their own, so that no two pairs of clients have the same masks.
 """
 
 import base64
@@ -22,7 +23,7 @@ from pydantic_core import PydanticCustomError
 from fedblend.config.config import Config
 from fedblend.config.schema.federation import Federation
 from fedblend.config.schema.table import Index, Table, Word
-from fedblend.deploy.ops.settings import NodeSettings, parse_as
+from fedblend.deploy.ops.settings import ClientSettings, parse_as
 from fedblend.deploy.secure.answers import Means
 from fedblend.deploy.secure.party import public_key
 from fedblend.errors import ConfigError
@@ -40,7 +41,7 @@ def _key(text: str) -> str:
 
 
 class RosterEntry(Table):
-    """A node as the others know it."""
+    """A client as the others know it; ``name`` is that of its node."""
 
     name: Word
     client: Index
@@ -54,8 +55,8 @@ class Roster(Table):
     nodes: list[RosterEntry]
 
 
-def keys_of(settings: NodeSettings) -> tuple[X25519PrivateKey, dict[int, bytes]]:
-    """A node's own key, and the public keys of all nodes.
+def keys_of(settings: ClientSettings) -> tuple[X25519PrivateKey, dict[int, bytes]]:
+    """A client's own key, and the public keys of all clients.
 
     Raises:
         ConfigError: one line that says what is missing or wrong.
@@ -99,7 +100,7 @@ def _private(data: bytes, path: Path) -> X25519PrivateKey:
     return key
 
 
-def means_of(settings: NodeSettings, config: Config, least: int) -> Means | None:
+def means_of(settings: ClientSettings, config: Config, least: int) -> Means | None:
     """What a node needs for the secure sums of an experiment, if it has them.
 
     Raises:

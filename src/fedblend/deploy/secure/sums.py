@@ -48,8 +48,9 @@ class Summing(NamedTuple):
     """What the nodes of the clients are called."""
     largest: float
     """The weight that counts as 1."""
-    early: dict[int, dict[int, tuple]]
-    """What clients have shared for a round while they opened the one before."""
+    early: dict[tuple[int, tuple[int, ...]], dict[int, tuple]]
+    """What clients have shared for a round and its members while they opened the round
+    before."""
 
 
 class Summed(NamedTuple):
@@ -166,12 +167,10 @@ class SecureSum:
         return replies
 
     def _early(self) -> dict[int, tuple]:
-        """What members have shared already, all for this attempt."""
-        found = self.summing.early.pop(self.round, {})
-        fits = (
-            self.progress.number == 0 and len({one[0] for one in found.values()}) == 1
-        )
-        return found if fits and set(found) <= set(self.progress.members) else {}
+        """What members have shared already for this attempt: the first, of them all."""
+        progress = self.progress
+        found = self.summing.early.pop((self.round, tuple(progress.members)), {})
+        return found if progress.number == 0 else {}
 
     def _mask(self, view: View, total: np.ndarray, least: int) -> Replies:
         """Ask those who shared for their answers, and write whose sum this is."""
@@ -207,7 +206,7 @@ class SecureSum:
 
         following, early = progress.following, dict[int, tuple]()
         self.summing.early.clear()
-        self.summing.early[self.round + 1] = early
+        self.summing.early[self.round + 1, tuple(following)] = early
         more = {"next": {"attempt": 0, "members": following}} if following else {}
         seed = graph_seed(self.summing.experiment, self.round + 1, 0, following)
         later = graph_of(following, seed) if following else None

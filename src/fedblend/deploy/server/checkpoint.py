@@ -20,8 +20,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedblend.deploy.server.census import Census
 from fedblend.deploy.server.coordinator import INTERVAL, Coordinator
-from fedblend.deploy.server.membership import Census
 from fedblend.errors import CheckpointError
 from fedblend.simulation.result import Record
 from fedblend.simulation.serialize import (

@@ -48,14 +48,15 @@ class Nodes(NamedTuple):
     @property
     def names(self) -> dict[int, str]:
         """The names of the nodes, by client."""
-        return {one.client: one.name for one in (self.registered or {}).values()}
+        known = (self.registered or {}).values()
+        return {client: one.name for one in known for client in one.clients}
 
 
 def write_nodes(folder: Path, nodes: Nodes) -> None:
     """Write the nodes of a federation, for ``read_nodes``."""
     known = nodes.registered
     if known is not None:
-        known = {str(at): list(one) for at, one in known.items()}
+        known = {str(at): [one.name, *one.clients] for at, one in known.items()}
     content = {"registered": known, "retired": list(nodes.retired)}
     run_folder.write_text(folder / NODES, run_folder.as_json(content))
 
@@ -74,8 +75,8 @@ def read_nodes(folder: Path) -> Nodes:
         known = found["registered"]
         if known is not None:
             known = {
-                int(at): Registered(str(name), int(client))
-                for at, (name, client) in known.items()
+                int(at): Registered(str(name), tuple(map(int, clients)))
+                for at, (name, *clients) in known.items()
             }
         return Nodes(known, tuple(int(client) for client in found["retired"]))
     except DAMAGE as error:

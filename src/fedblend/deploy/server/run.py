@@ -12,16 +12,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import jax
+
 from fedblend.config import privacy
 from fedblend.config.config import load
 from fedblend.config.data import own_rows
 from fedblend.deploy.contract import Contract, Facts, contract_of
-from fedblend.deploy.message import UNKNOWN, Message
 from fedblend.deploy.ops.audit import Audit
+from fedblend.deploy.server.census import Census, Descriptions
 from fedblend.deploy.server.checkpoint import Busy, ServerCheckpoint, saved_census
 from fedblend.deploy.server.coordinator import Coordinator
 from fedblend.deploy.server.experiment import identity, read_nodes, write_progress
-from fedblend.deploy.server.membership import Census, Descriptions, Membership
+from fedblend.deploy.server.membership import Membership, invitation
 from fedblend.deploy.server.settings import (
     BelowQuorum,
     ServerSetup,
@@ -120,11 +122,9 @@ def _run(
     known = saved_census(saved)
     nodes = read_nodes(place)
     descriptions = Descriptions(contract, known.census, nodes.retired)
-    fields = {"config": contract.text}
-    invitation = Message("describe", experiment, UNKNOWN, fields=fields)
     membership = Membership(
         transport,
-        invitation,
+        invitation(experiment, contract.text),
         descriptions.accept,
         note,
         registered=nodes.registered,
@@ -158,7 +158,7 @@ def _run(
     setup = ServerSetup(
         experiment=experiment,
         algorithm=built.algorithm,
-        params=built.model.init(contract.root),
+        params=jax.jit(built.model.init)(contract.root),  # as in a simulation
         counts=census.counts,
         row=contract.row,
         key=contract.root,

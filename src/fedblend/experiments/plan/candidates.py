@@ -7,22 +7,12 @@ the mean number of local steps 1/p.
 """
 
 from collections.abc import Callable
-from functools import partial
 from typing import NamedTuple
 
-import numpy as np
-
 from fedblend import trees
-from fedblend.algorithms.flix import flix
-from fedblend.algorithms.locodl import locodl
-from fedblend.compress import rand_k
 from fedblend.config import model, toml
 from fedblend.config.config import Config, check
-from fedblend.core import Algorithm, Loss
-from fedblend.experiments.plan.messages import Compose
 from fedblend.experiments.plan.problem import Problem
-from fedblend.local import Work
-from fedblend.solvers import Solver
 from fedblend.theory import bounds, local_training
 from fedblend.theory.bounds import Curve
 from fedblend.theory.constants import Mixture
@@ -31,6 +21,9 @@ PARTS = (64, 16, 4)
 """rand-k is tried with the dimension divided by these as k."""
 LONGER = (0.5, 1, 2, 4)
 """Numbers of local steps that are tried, in units of theory's."""
+FEW_COPIES, COPIES = 3, (4, 2)
+"""Of CompressedScaffnew: copies where receiving is free, by theory, and the number of
+clients divided by these."""
 MASKS = ("own", "one")
 """Of LoCoDL: entries of each client's own, or the same of all."""
 NAMES = {
@@ -41,8 +34,10 @@ NAMES = {
     "downlink": "EF21-P",
     "scafflix": "Scafflix",
     "locodl": "LoCoDL",
+    "compressed_scaffnew": "TAMUNA",
 }
-"""Solvers as their papers spell them."""
+"""Solvers as their papers spell them; CompressedScaffnew, a name too long for a column,
+is TAMUNA with all clients."""
 NESTEROV = "algorithm.server={ name = 'nesterov' }"
 RAND_K = (
     "compress={{ how = 'diana', start = 'first', "
@@ -54,15 +49,13 @@ class Candidate(NamedTuple):
     """A solver with its options."""
 
     solver: str
-    """"dgd", "accelerated", "diana", "ef21", "scafflix" or "locodl"."""
+    """A key of ``NAMES``."""
     options: str
     """In words, such as "rand-8"."""
     settings: tuple[str, ...]
     """What ``fedblend run --set`` needs besides alpha, rate and rounds."""
     curve: Callable[[Mixture], Curve]
     """The bound of theory on ``f~(x^k) - min f~``, expected where it is random."""
-    compose: Compose | None = None
-    """Of a solver that configurations do not have, and Python combines."""
 
     @property
     def name(self) -> str:
@@ -89,7 +82,13 @@ def candidates(found: Problem) -> list[Candidate]:
         Candidate("accelerated", "", (NESTEROV,), bounds.accelerated),
         *(_diana(dim, k) for k in sizes),
         *_scafflix(found),
-        *(_locodl(found, k, masks) for masks in MASKS for k in sizes if _convex(found)),
+        *(
+            _locodl(found, k, masks)
+            for masks in MASKS
+            for k in sizes
+            if _all_convex(found)
+        ),
+        *_compressed_scaffnew(found),
     ]
     return list({one.name: one for one in tried}.values())
 
@@ -132,28 +131,60 @@ def _convex(found: Problem) -> bool:
     return bool(found.smoothness.convex[found.shape > 0].min() > 0)
 
 
+def _all_convex(found: Problem) -> bool:
+    """Whether every f_i mixed is strongly convex: all take part, with convex losses."""
+    return bool((found.shape * found.smoothness.convex).min() > 0)
+
+
 def _locodl(found: Problem, k: int, masks: str) -> Candidate:
-    """LoCoDL on FLIX's objective, with rand-k."""
-    dim, known = trees.size(found.params), found.smoothness
-    omega = dim / k - 1
+    """LoCoDL on FLIX's objective, with rand-k; its steps are the same for any alpha."""
+    known, omega = found.smoothness, trees.size(found.params) / k - 1
+    best = local_training.locodl(found.shape, known, omega, masks=masks).steps
 
     def curve(mixed: Mixture) -> Curve:
-        chosen = local_training.locodl(mixed.alpha, known, omega, masks=masks)
+        chosen = local_training.locodl(
+            mixed.alpha, mixed.smoothness, omega, masks=masks, steps=best
+        )
         return local_training.locodl_bound(chosen, mixed)
 
-    def compose(loss: Loss, local: Solver, alpha: np.ndarray) -> Algorithm:
-        chosen = local_training.locodl(alpha, known, omega, masks=masks)
-        method = partial(
-            locodl,
-            work=Work(float(chosen.rates[0]), chosen.steps, None),
-            compressor=rand_k(k),
-            clients=len(alpha),
-            moved=chosen.moved,
-            masks=masks,
-        )
-        return flix(loss, method, alpha=alpha, local=local, smooth=known.smooth)
+    settings = (
+        "algorithm.name=flix_locodl",
+        f"algorithm.steps={best}",
+        f"algorithm.compressor={{ name = 'rand_k', k = {k} }}",
+        f"algorithm.masks={masks}",
+    )
+    return Candidate("locodl", f"rand-{k}, {masks}", settings, curve)
 
-    return Candidate("locodl", f"rand-{k}, {masks}", (), curve, compose)
+
+def _compressed_scaffnew(found: Problem) -> list[Candidate]:
+    """CompressedScaffnew on FLIX's objective, with some numbers of copies."""
+    clients = len(found.shape)
+    if not _all_convex(found) or clients == 1:
+        return []
+    sizes = {FEW_COPIES, *(clients // part for part in COPIES)}
+    return [
+        _compressed_scaffnew_with(found, copies)
+        for copies in sorted({min(max(size, 2), clients) for size in sizes})
+    ]
+
+
+def _compressed_scaffnew_with(found: Problem, copies: int) -> Candidate:
+    """With theory's steps, which are the same for any alpha."""
+    known = found.smoothness
+    best = local_training.compressed_scaffnew(found.shape, known, copies).steps
+
+    def curve(mixed: Mixture) -> Curve:
+        chosen = local_training.compressed_scaffnew(
+            mixed.alpha, mixed.smoothness, copies, steps=best
+        )
+        return local_training.scaffnew_bound(chosen, mixed)
+
+    settings = (
+        "algorithm.name=flix_compressed_scaffnew",
+        f"algorithm.copies={copies}",
+        f"algorithm.steps={best}",
+    )
+    return Candidate("compressed_scaffnew", f"s = {copies}", settings, curve)
 
 
 def _scafflix_with(steps: int) -> Candidate:

@@ -7,7 +7,6 @@ They come from the shapes of messages; one of variable length counts with its la
 A mean of different masks is dense, and so is what the server sends.
 """
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -15,10 +14,10 @@ import numpy as np
 
 from fedblend.config.build import Method, method
 from fedblend.config.config import Config
-from fedblend.core import Algorithm, Loss, PyTree, Ragged, has_ragged, static_bits
+from fedblend.core import PyTree, Ragged, has_ragged, static_bits
 from fedblend.experiments.plan.problem import Problem, stacked_models, started
 from fedblend.simulation.run import Run
-from fedblend.solvers import Solver, given
+from fedblend.solvers import given
 from fedblend.theory.plan import Traffic, spent_bits
 from fedblend.trees import precision
 
@@ -41,10 +40,6 @@ class Ways(NamedTuple):
         return spent_bits(rounds, self.up), spent_bits(rounds, self.down)
 
 
-Compose = Callable[[Loss, Solver, np.ndarray], Algorithm]
-"""From a loss, what finds x_i, and alpha_i to an algorithm."""
-
-
 class _Given(NamedTuple):
     """In place of the table of a solver for x_i: models that are there already."""
 
@@ -55,24 +50,19 @@ class _Given(NamedTuple):
         return given(self.models)
 
 
-def built_for(found: Problem, config: Config, compose: Compose | None = None) -> Method:
+def built_for(found: Problem, config: Config) -> Method:
     """What a configuration of the same data computes, from x_i that are known.
 
     Args:
         found: the problem.
         config: a candidate's, with alpha.
-        compose: in place of its algorithm, for solvers that only Python combines.
     """
     models = stacked_models(found.personal, found.params, config.run.precision)
     options: Any = config.algorithm
     own = options.model_copy(update={"personal": _Given(models)})
     config = config.model_copy(update={"algorithm": own})
     clients = len(found.shape)
-    made = method(config, found.built.task, clients, clients, found.smoothness)
-    if compose is None:
-        return made
-    alpha = np.broadcast_to(options.alpha, (clients,))
-    return made._replace(algorithm=compose(made.loss, given(models), alpha))
+    return method(config, found.built.task, clients, clients, found.smoothness)
 
 
 def run_of(found: Problem, config: Config, made: Method, **options: Any) -> Run:
@@ -82,10 +72,10 @@ def run_of(found: Problem, config: Config, made: Method, **options: Any) -> Run:
     return started(found.built, made.algorithm, params, **options)
 
 
-def ways(found: Problem, config: Config, compose: Compose | None = None) -> Ways:
+def ways(found: Problem, config: Config) -> Ways:
     """What the messages of a configuration cost, from those that a run counts."""
     with precision(config.run.precision):
-        actual = run_of(found, config, built_for(found, config, compose))
+        actual = run_of(found, config, built_for(found, config))
         usual, table = actual, config.compress
         if table is not None and table.how == "diana" and table.start != "zero":
             zero = {"compress": table.model_copy(update={"start": "zero"})}

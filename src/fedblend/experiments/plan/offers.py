@@ -70,8 +70,8 @@ class Offer(NamedTuple):
     cost: float
     ways: Ways
     settings: tuple[str, ...] = ()
-    """For ``fedblend run --set``; empty where there is nothing to run, the file has a
-    table ``[compress]`` too many, or configurations do not have the solver."""
+    """For ``fedblend run --set``; empty where there is nothing to run, or the file has
+    a table ``[compress]`` too many."""
 
     @property
     def typical(self) -> int | None:
@@ -111,7 +111,7 @@ def offers(
     check_accuracy(found.config, eps)
     made = []
     for candidate in candidates(found) if among is None else among:
-        cost = ways(found, config_of(found, candidate), candidate.compose)
+        cost = ways(found, config_of(found, candidate))
         own = alpha
         if own is None:
             most = rounds
@@ -211,7 +211,7 @@ def _tried(
         own = literal(_alphas(found, one.alpha))
         config = config_of(found, one.candidate, f"algorithm.alpha={own}")
         most = min(PATIENCE * one.certified + 10, MOST)
-        run = trial(found, config, eps, most, too_much, one.candidate.compose)
+        run = trial(found, config, eps, most, too_much)
         cost = prices.cost(run.up, run.down, clients)
         one = one._replace(trial=run, cost=max(one.cost, cost))
         if run.arrived:
@@ -249,7 +249,7 @@ def _settings(
     found: Problem, candidate: Candidate, alpha: float, rounds: int
 ) -> tuple[str, ...]:
     too_many = found.config.compress is not None and not candidate.compresses
-    if too_many or not rounds or candidate.compose is not None:
+    if too_many or not rounds:
         return ()
     return (
         *candidate.settings,

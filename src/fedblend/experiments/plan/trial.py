@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from fedblend.config.config import Config
-from fedblend.experiments.plan.messages import Compose, built_for, run_of, spent
+from fedblend.experiments.plan.messages import built_for, run_of, spent
 from fedblend.experiments.plan.problem import Problem
 from fedblend.simulation.certify import certificates
 from fedblend.theory.constants import mu_alpha
@@ -44,7 +44,6 @@ def trial(
     eps: float,
     most: int,
     too_much: Callable[[int, int], bool] = lambda up, down: False,
-    compose: Compose | None = None,
 ) -> Trial:
     """Run a configuration until its certificate is below eps.
 
@@ -54,12 +53,11 @@ def trial(
         eps: the accuracy.
         most: rounds after which it is given up.
         too_much: whether these bits, up and down, are more than anybody would pay.
-        compose: see ``built_for``.
     """
     options: Any = config.algorithm
     mu = mu_alpha(options.alpha, found.smoothness)
     with precision(config.run.precision):
-        made = built_for(found, config, compose)
+        made = built_for(found, config)
         run = run_of(found, config, made, every=BLOCK, rounds=BLOCK)
         next(iter(run))
         while True:

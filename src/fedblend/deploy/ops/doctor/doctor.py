@@ -24,6 +24,7 @@ from fedblend.deploy.ops.doctor.services import link_service, worker_service
 from fedblend.deploy.ops.flwr_processes import SILENCE
 from fedblend.deploy.ops.settings import (
     Address,
+    ClientSettings,
     NodeSettings,
     ServerSettings,
     is_loopback,
@@ -101,18 +102,22 @@ def _node(settings: NodeSettings) -> Iterator[Iterable[Finding]]:
     # Who can write there could stand in for the worker.
     socket = settings.worker_socket.parent
     yield permissions("folder of the socket", socket, 0o750, wrong=0o022)
-    yield permissions("file of rows", settings.data.file, 0o600)
+    clients = settings.client_settings().values()
+    for own in clients:
+        yield permissions("file of rows", own.data.file, 0o600)
     yield _separation(settings)
     yield credentials.authority(settings.ca)
     yield credentials.own_key(settings.key)
-    yield _roster(settings)
-    yield _policy(settings)
-    yield _rows(settings)
+    for policy in sorted({own.policy for own in clients}):
+        yield _policy(policy)
+    for own in clients:
+        yield _roster(own)
+        yield _rows(own)
     yield worker_service(settings)
     yield _outside(settings.server, settings.ca)
 
 
-def _roster(settings: NodeSettings) -> Iterator[Finding]:
+def _roster(settings: ClientSettings) -> Iterator[Finding]:
     """Whether the keys for secure sums can be used, where there are some."""
     if settings.roster is None or settings.secure_key is None:
         return
@@ -126,16 +131,16 @@ def _roster(settings: NodeSettings) -> Iterator[Finding]:
         yield Finding("keys of secure sums are unusable", "roster", str(error), advice)
 
 
-def _policy(settings: NodeSettings) -> Iterator[Finding]:
+def _policy(path: Path) -> Iterator[Finding]:
     try:
-        load_policy(settings.policy)
+        load_policy(path)
     except ConfigError as error:
         if isinstance(error.__context__, PermissionError):
             raise error.__context__ from None
         yield Finding("policy is unusable", "policy", str(error), "correct the file")
 
 
-def _rows(settings: NodeSettings) -> Iterator[Finding]:
+def _rows(settings: ClientSettings) -> Iterator[Finding]:
     """Whether there are rows, with the target and with numbers in other columns."""
     data, where = settings.data, str(settings.data.file)
     if not data.file.exists():

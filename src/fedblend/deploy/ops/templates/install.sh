@@ -36,7 +36,12 @@ python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null ||
     fail "python3: is missing, or older than 3.11"
 if [ -n "$rows" ]; then
     [ -r "$rows" ] || fail "--rows: $rows: cannot be read"
-    case $rows in
+    kind=$rows
+    if [ @several@ = yes ]; then
+        [ -d "$rows" ] || fail "--rows: $rows: is no folder with a file for each client"
+        kind=$(ls "$rows" | head -n 1)
+    fi
+    case $kind in
         *.csv | *.parquet | *.npz) ;;
         *) fail "--rows: $rows: is none of .csv, .parquet, .npz" ;;
     esac

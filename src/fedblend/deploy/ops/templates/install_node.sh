@@ -1,7 +1,12 @@
 if [ -n "$rows" ]; then
-    name=rows.${rows##*.}
-    cp "$rows" "$here/$name"
-    sed "s|^file = \"rows.csv\"|file = \"$name\"|" "$here/node.toml" > "$here/node.new"
+    if [ -d "$rows" ]; then
+        name="rows/{client}.${kind##*.}"
+        cp -r "$rows" "$here/rows"
+    else
+        name=rows.${rows##*.}
+        cp "$rows" "$here/$name"
+    fi
+    sed "s|^file = \"[^\"]*\"|file = \"$name\"|" "$here/node.toml" > "$here/node.new"
     mv "$here/node.new" "$here/node.toml"
 fi
 if [ -n "$target" ]; then

@@ -9,9 +9,9 @@ from fedblend.deploy.flower import client_app
 
 
 def _in_process(settings: Path) -> Callable[[bytes], bytes]:
-    from fedblend.deploy.client.admission import node_at
+    from fedblend.deploy.client.host import answering_at
 
-    return node_at(settings).reply
+    return answering_at(settings).reply
 
 
 app = client_app(_in_process)

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The app of a server."""
 
-from fedblend.deploy.flower import server_app
 from fedblend.deploy.server.run import run_in_flower
+from fedblend.deploy.server_app import server_app
 
 app = server_app(run_in_flower)

@@ -1,0 +1,169 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""Noise that is correlated over rounds by a strategy of ``theory.blt``: ``C^-1 z``.
+
+::
+
+    w <- z - sum over j of weights_j s_j,     s_j <- decays_j s_j + w,     z = N(0, 1)
+
+The buffers s_j are as secret as the noise: with ``"system"`` they stay in this module,
+in the memory of this process, under a name that works once. Whoever comes with a name
+that is used up, or of another process (a run that was resumed, or one that goes on
+twice from the same state), gets empty buffers: the strategy begins anew, and no z is
+ever in the noise of two different sums. ``theory.blt`` says why this costs accuracy and
+no privacy.
+
+Separation is counted in rounds, so that a round in which nobody answers is a round of
+the strategy, too: its noise is added to that of the next round with an answer. Sums of
+two rounds' outputs reveal no more than both.
+"""
+
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedblend import keys, trees
+from fedblend.core import Key, PyTree
+from fedblend.theory.blt import Blt
+from fedblend.transforms.noise import (
+    NO_NAME,
+    add_noise,
+    add_on_grid,
+    entries,
+    new_name,
+    new_secret,
+    normal_of,
+    on_host,
+)
+
+MAX_BYTES = 2**32
+"""Of buffers that are kept; those that are dropped, the oldest ones, begin anew."""
+
+
+class Buffers(NamedTuple):
+    """The buffers s_j, [buffers, ...], before this round; with noise from the seed."""
+
+    values: PyTree
+    round: jax.Array
+
+
+def first_buffers(strategy: Blt, shared: PyTree, from_seed: bool) -> PyTree:
+    """The state of the noise before the first round.
+
+    Args:
+        strategy: how noise is correlated.
+        shared: the model, whose shapes updates have.
+        from_seed: whether the noise will have a key.
+    """
+    if not from_seed:
+        return jnp.asarray(NO_NAME)
+    count = len(strategy.decays)
+    values = jax.tree.map(
+        lambda leaf: jnp.zeros((count, *leaf.shape), leaf.dtype), shared
+    )
+    return Buffers(values, jnp.zeros((), jnp.int32))
+
+
+def add_blt_noise(
+    tree: PyTree,
+    std: float,
+    state: PyTree,
+    *,
+    strategy: Blt,
+    round: jax.Array,
+    counts: jax.Array,
+    key: Key | None,
+) -> tuple[PyTree, PyTree]:
+    """The tree plus the noise of all rounds since the state's, and the next state.
+
+    Args:
+        tree: of arrays.
+        std: of z, in the tree's own unit.
+        state: of ``first_buffers``, or the last call's.
+        strategy: how noise is correlated.
+        round: the number of this round.
+        counts: whether the round has an answer; if not, noise from the operating
+            system stays as it is, as the state will.
+        key: of this round, of which z is a function; from the operating system if None.
+    """
+    if key is not None:
+        return _add_from_seed(tree, std, state, strategy, round, key)
+    leaves, structure = jax.tree.flatten(tree)
+    correlate = partial(_correlate, strategy)
+    name, *noisy = on_host(correlate, [state], leaves, state, round, counts, std)
+    return jax.tree.unflatten(structure, noisy), name
+
+
+def _add_from_seed(
+    tree: PyTree,
+    std: float,
+    state: Buffers,
+    strategy: Blt,
+    round: jax.Array,
+    key: Key,
+) -> tuple[PyTree, Buffers]:
+    def one(values, key):
+        kept = jax.tree.map(partial(_weighted, strategy), values)
+        noise = add_noise(trees.scale(-1.0, kept), std, key)
+        return noise, jax.tree.map(partial(_decayed, strategy), values, noise)
+
+    def missed(number, so_far):
+        total, values = so_far
+        noise, values = one(values, keys.at(key, "missed", number))
+        return jax.tree.map(jnp.add, total, noise), values
+
+    begin = (tree, state.values)
+    total, values = jax.lax.fori_loop(state.round, round, missed, begin)
+    noise, values = one(values, key)
+    return jax.tree.map(jnp.add, total, noise), Buffers(values, round + 1)
+
+
+def _weighted(strategy: Blt, buffers: jax.Array) -> jax.Array:
+    weights = jnp.asarray(strategy.weights, buffers.dtype)
+    return jnp.tensordot(weights, buffers, axes=1)
+
+
+def _decayed(strategy: Blt, buffers: jax.Array, noise: jax.Array) -> jax.Array:
+    decays = jnp.asarray(strategy.decays, buffers.dtype)
+    return decays.reshape(-1, *[1] * noise.ndim) * buffers + noise[None]
+
+
+class _Kept(NamedTuple):
+    """The buffers, [buffers, entries], before this round, in units of z."""
+
+    values: np.ndarray
+    round: int
+
+
+_KEPT: dict[bytes, _Kept] = {}
+
+
+def _correlate(
+    strategy: Blt,
+    name: np.ndarray,
+    round: np.ndarray,
+    counts: np.ndarray,
+    std: np.ndarray,
+    *leaves: np.ndarray,
+) -> list[np.ndarray]:
+    if not counts:
+        return [name, *leaves]
+    size, last = entries(leaves), int(round)
+    kept = _KEPT.pop(np.asarray(name).tobytes(), None)
+    if kept is None or kept.round > last:
+        kept = _Kept(np.zeros((len(strategy.decays), size)), last)
+    decays, weights = np.array(strategy.decays)[:, None], np.array(strategy.weights)
+    values, noise = kept.values, np.zeros(size)
+    for _ in range(kept.round, last + 1):
+        fresh = normal_of(new_secret(), size) - weights @ values
+        values, noise = decays * values + fresh, noise + fresh
+    fresh_name = new_name()
+    _KEPT[fresh_name.tobytes()] = _Kept(values, last + 1)
+    while (
+        len(_KEPT) > 1 and sum(one.values.nbytes for one in _KEPT.values()) > MAX_BYTES
+    ):
+        del _KEPT[next(iter(_KEPT))]
+    return [fresh_name, *add_on_grid(leaves, float(std), noise)]

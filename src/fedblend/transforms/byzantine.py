@@ -1,0 +1,135 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""Byzantine clients: some of the clients send something else than they computed.
+
+Wraps an algorithm to measure how much its models depend on every client's honesty. An
+attacker i trains as the algorithm says, and then sends, with ``c = factor``::
+
+    negate          -c delta_i                          sign flipping
+    scale            c delta_i
+    noise            Gaussian, with c |delta_i| as root mean square of its norm
+    inner_product   -c (shared - last shared)           against the server's last step
+
+The first three change everything that a client sends, also ``up.extra`` and what it
+sends at enrollment, array by array. ``inner_product`` changes the update alone: the
+change of the shared model since the attacker's last round (since the initial parameters
+in the first) says where the others go, and minus a small part of it lies among honest
+updates where those differ much. No client's state is attacked, nor what others deploy.
+All clients compute all of this; those that are no attackers send what they would have
+sent.
+
+Encoding transforms go outside. ``clip`` outside is a server that bounds what it gets,
+``clip`` inside one that trusts its clients to do so. Nothing here is for nodes of a
+federation.
+
+Where this differs from the papers: attackers know the messages that they receive and
+their own rows, not the updates of others. So the mean of honest updates in Xie et al.
+is here the server's last step, and "a little is enough" (Baruch et al.), which needs
+the deviations among the updates of several attackers, is not here.
+
+Reference: Blanchard, El Mhamdi, Guerraoui, Stainer, "Machine learning with adversaries:
+Byzantine tolerant gradient descent", NeurIPS 2017, arXiv:1703.02757; Xie, Koyejo,
+Gupta, "Fall of empires: breaking Byzantine-tolerant SGD by inner product manipulation",
+UAI 2019, arXiv:1903.03936; Baruch, Baruch, Goldberg, "A little is enough: circumventing
+defenses for distributed learning", NeurIPS 2019, arXiv:1902.06156.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedblend import keys, trees
+from fedblend.batches import per_client
+from fedblend.checks import ALGORITHM, MASK, Number, gate, words
+from fedblend.core import Algorithm, Key, PyTree, is_special
+from fedblend.registry import transform
+from fedblend.transforms.wrapping import delta_of, with_inner_state
+
+FACTORS = {"negate": 1.0, "scale": 10.0, "noise": 1.0, "inner_product": 1.0}
+"""The attacks by name, and how strong they are by default."""
+
+
+class ByzantineClient(NamedTuple):
+    """The state of a client: the wrapped algorithm's, and the last model it received.
+
+    Only ``inner_product`` has it.
+    """
+
+    inner: PyTree
+    last: PyTree
+
+
+@transform()
+@gate(
+    algorithm=ALGORITHM,
+    attack=words(*FACTORS),
+    attackers=MASK,
+    factor=Number(optional=True),
+)
+def byzantine(
+    algorithm: Algorithm,
+    attack: str,
+    *,
+    attackers: np.ndarray | jax.Array | Sequence[bool],
+    factor: float | None = None,
+) -> Algorithm:
+    """The wrapped algorithm, some of whose clients send something else.
+
+    Args:
+        algorithm: what to run; encoding transforms go around this one.
+        attack: "negate", "scale", "noise" or "inner_product".
+        attackers: who attacks: an array over clients of True and False.
+        factor: c, how strong the attack is; None for 10 with "scale", otherwise 1.
+    """
+    strength = FACTORS[attack] if factor is None else factor
+
+    def sent(honest, changed, shard):
+        return trees.select(per_client(attackers, shard), changed, honest)
+
+    def enroll(params, shard, key):
+        join, state = algorithm.enroll(params, shard, key)
+        return sent(join, _changed(attack, strength, join, key), shard), state
+
+    def client(down, client, shard, key):
+        up, after = algorithm.client(down, client, shard, key)
+        honest = up._replace(delta=delta_of(up, "byzantine"), step_sum=None)
+        up_sent = sent(honest, _changed(attack, strength, honest, key), shard)
+        return up_sent._replace(step_sum=up.step_sum), after
+
+    def remember(params, shard, key):
+        join, inner = algorithm.enroll(params, shard, key)
+        return join, ByzantineClient(inner, params)
+
+    def oppose(down, client, shard, key):
+        up, inner = algorithm.client(down, client.inner, shard, key)
+        delta = delta_of(up, "byzantine")
+        now = trees.fill(down.shared, client.last)
+        against = trees.scale(-strength, trees.subtract(now, client.last))
+        against = trees.where_given(delta, against)
+        after = ByzantineClient(inner, now)
+        return up._replace(delta=sent(delta, against, shard)), after
+
+    if attack == "inner_product":
+        inner = with_inner_state(algorithm)
+        return inner._replace(enroll=remember, client=oppose)
+    return algorithm._replace(enroll=enroll, client=client)
+
+
+def _changed(attack: str, factor: float, message: PyTree, key: Key) -> PyTree:
+    """What an attacker sends instead, which only numbers that travel are part of."""
+    leaves, structure = jax.tree.flatten(message, is_leaf=is_special)
+    draws = jax.random.split(keys.named(key, "byzantine"), max(len(leaves), 1))
+
+    def other(leaf, draw):
+        if is_special(leaf) or not jnp.issubdtype(leaf.dtype, jnp.inexact):
+            return leaf
+        if attack != "noise":
+            return trees.scale(-factor if attack == "negate" else factor, leaf)
+        size = factor * jnp.sqrt(jnp.square(leaf).mean())
+        return trees.scale(size, jax.random.normal(draw, leaf.shape, leaf.dtype))
+
+    changed = [other(*pair) for pair in zip(leaves, draws, strict=False)]
+    return jax.tree.unflatten(structure, changed)
