@@ -22,7 +22,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from fedblend.config import toml
 from fedblend.config.config import check, dump
-from fedblend.deploy.client.admission import node_at
+from fedblend.deploy.client.host import answering_at
 from fedblend.deploy.ops.local_cluster import local_cluster, write_rows
 from fedblend.deploy.ops.provision import provision
 from fedblend.deploy.ops.submit import open_folder, run_experiment
@@ -114,7 +114,7 @@ def loopback(turns):
         for number, name in enumerate(names):
             write_rows(lab / "nodes" / name, rows(number), None)
         homes = [lab / "nodes" / name for name in names]
-        made = {n: node_at(home / "node.toml") for n, home in enumerate(homes)}
+        made = {n: answering_at(home / "node.toml") for n, home in enumerate(homes)}
 
         def run(out, secure):
             out.mkdir()

@@ -16,6 +16,7 @@ from fedblend.transforms.fedselect import fedselect as fedselect
 from fedblend.transforms.fedselect_rows import entries_touched as entries_touched
 from fedblend.transforms.local_dp import local_dp as local_dp
 from fedblend.transforms.mixed_fl import mixed_fl as mixed_fl
+from fedblend.transforms.one_mask import one_mask as one_mask
 from fedblend.transforms.partial_correction import (
     partial_correction as partial_correction,
 )

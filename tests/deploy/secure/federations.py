@@ -54,6 +54,9 @@ def algorithm(name: str) -> Any:
         "quantized": lambda: fb.transforms.compressed(
             fb.fedavg(loss, WORK), compress.dithering(4)
         ),
+        "flix, diana": lambda: fb.transforms.one_mask(
+            build["flix"](), compress.rand_k(4), how=fb.diana
+        ),
         "one mask": lambda: fb.locodl(
             loss,
             fb.Work(0.05, steps=2, batch_size=None),
@@ -159,6 +162,8 @@ class UnmaskedCollection(PlainCollection):
     """
 
     bits, clip = 64, 65536.0
+    as_sent = False
+    """Whether clients mask what they send, all of them the same entries."""
 
     def joins(self, enrolled):
         found = {c: one[0] for c, one in sorted(enrolled.accepted.items())}
@@ -170,7 +175,7 @@ class UnmaskedCollection(PlainCollection):
             requests, self._accept, least=server.rules.least
         )
         ups = {c: one[0] for c, one in sorted(replies.accepted.items())}
-        if server.algorithm is not algorithm("one mask"):
+        if not self.as_sent:
             ups = {c: server.algorithm.decode(up) for c, up in ups.items()}
             return Collected(Total(self._total("updates", ups)), replies, {})
         total = self._sum(ups)
@@ -210,6 +215,8 @@ def without_masks(federation: SecureFederation) -> Coordinator:
     assert federation.secure is None
     server = federation.server()
     server.collection = UnmaskedCollection(server, server.collection.sizes)
+    sparse = algorithm("one mask"), algorithm("flix, diana")
+    server.collection.as_sent = server.algorithm in sparse
     return server
 
 

@@ -41,6 +41,7 @@ def unanswered(gone):
         pytest.param("flix", 10, marks=pytest.mark.slow),
         pytest.param("scaffold", 10, marks=pytest.mark.slow),
         pytest.param("quantized", 10, marks=pytest.mark.slow),
+        pytest.param("flix, diana", 10, marks=pytest.mark.slow),
         ("flix", 3),
     ],
 )
