@@ -75,6 +75,8 @@ class DroppingTransport(LoopbackTransport):
     def __init__(self, nodes: dict, gone: Mapping[tuple[str, int], set[int]]):
         super().__init__(nodes)
         self.gone, self.now = gone, set[int]()
+        self.kinds: list[tuple[str, int]] = []
+        """Of all messages, with their rounds."""
 
     def addresses(self) -> list[int]:
         return [at for at in super().addresses() if at - 1000 not in self.now]
@@ -82,6 +84,7 @@ class DroppingTransport(LoopbackTransport):
     def send(self, outgoing: Mapping[int, bytes]) -> None:
         for address, data in outgoing.items():
             message = messages.decode(data)
+            self.kinds.append((message.kind, message.round))
             self.now = self.gone.get((message.kind, message.round), set())
             if address - 1000 not in self.now:
                 super().send({address: data})
@@ -128,6 +131,13 @@ class SecureFederation(LoopbackFederation):
         for name in ("_add", "_step", "_inspect_join", "_inspect_update", "_total"):
             setattr(server.aggregator, name, getattr(first.aggregator, name))
         server.engine.compiled = first.engine.compiled
+        exchange = server.exchanges.exchange
+
+        def begun(requests, *arguments, **options):
+            self.transport.now = set()
+            return exchange(requests, *arguments, **options)
+
+        server.exchanges.exchange = begun
         return server
 
     def run(self) -> Coordinator:
