@@ -32,7 +32,7 @@ from fedblend.simulation.serialize import unpack
 
 pytestmark = pytest.mark.slow
 
-NODES, ROUNDS, VICTIM = 8, 6, "node5"
+NODES, ROUNDS, VICTIM = 8, 5, "node5"
 NAMES = [f"node{number}" for number in range(NODES)]
 POLICY = few(OPEN + "[metrics]\nnames = []\n")
 DIANA = (
@@ -117,6 +117,7 @@ def without_masks(method: str, place: Path, gone=None) -> dict[str, bytes]:
 
     ``gone`` says who does not get which request.
     """
+    place = place / "plain"
     lab = place / "lab"
     provision(lab, host="127.0.0.1", nodes=NAMES)
     homes = [lab / "nodes" / name for name in NAMES]
