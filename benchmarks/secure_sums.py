@@ -210,7 +210,7 @@ def masks():
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(description="What secure sums cost.")
     parser.add_argument("what", nargs="*", help="masks, loopback, flower")
     parser.add_argument("--turns", type=int, default=2)
     given = parser.parse_args()

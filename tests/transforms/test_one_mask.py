@@ -5,6 +5,7 @@
 from functools import partial
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -37,7 +38,7 @@ def entries(rounds: int) -> list[np.ndarray]:
     root = jax.random.key(0)
     at = [keys.at(root, "start")]
     at += [keys.at(root, "server", number) for number in range(rounds - 1)]
-    vector, found = np.ones(DIM, np.float32), []
+    vector, found = jnp.ones(DIM), []
     for key in at:
         draw = compress.rand_k(K).compress(vector, keys.named(key, "one mask"), None)
         whole = compress.rand_k(K, places="seed").decompress(

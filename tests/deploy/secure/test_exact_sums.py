@@ -3,11 +3,14 @@
 """Secure sums are those of the same encoding without masks, to the bit."""
 
 from collections import Counter
+from typing import cast
 
 import numpy as np
 import pytest
 from federations import CLIENTS, SecureFederation, models, same, without_masks
 from trials import clock
+
+from fedblend.deploy.secure.collection import SecureCollection
 
 _ = clock
 
@@ -94,11 +97,11 @@ def test_what_was_shared_for_other_members_is_not_used(tmp_path):
     server = first.server()
     while server.round < 1:
         server.step()
-    (shared,) = server.collection._summing.early.items()
-    (number, members), found = shared
+    early = cast(SecureCollection, server.collection)._summing.early
+    (((number, members), found),) = early.items()
     assert number == 1 and len(members) == len(found) == CLIENTS
-    server.collection._summing.early[1, members[:-1]] = found
-    del server.collection._summing.early[1, members]
+    early[1, members[:-1]] = found
+    del early[1, members]
     server = first.complete(server)
     assert Counter(first.transport.kinds)["share", 1] == CLIENTS
     other = SecureFederation(tmp_path / "two", rounds=2, secure=None)
