@@ -46,7 +46,7 @@ METHODS = {
 }
 
 
-def config_of(method: str, secure: bool) -> str:
+def config_of(method: str, secure: bool, quorum: float = 0.7) -> str:
     name, model, more = METHODS[method]
     work = WORK.replace("steps = 3", "steps = 1") if name == "flix" else WORK
     return f"""
@@ -63,7 +63,7 @@ seed = 2
 [federation]
 deadline = 900.0
 resend = 300.0
-quorum = 0.7
+quorum = {quorum}
 secure = {str(secure).lower()}
 [model]
 {model}l2 = 0.01
@@ -105,8 +105,11 @@ def models(out: Path, homes: list[Path]) -> dict[str, bytes]:
     }
 
 
-def on_flower(made, out: Path, method: str, on_step=lambda round, rounds: None):
-    config = check(toml.parse(config_of(method, secure=True), "test"), "test")
+def on_flower(
+    made, out: Path, method: str, on_step=lambda round, rounds: None, quorum=0.7
+):
+    text = config_of(method, secure=True, quorum=quorum)
+    config = check(toml.parse(text, "test"), "test")
     submit.open_folder(out, config, made.settings, resume=False)
     submit.run_experiment(made.settings, out, on_step=on_step)
     return models(out, [made.home(name) for name in NAMES])
@@ -183,7 +186,7 @@ class Kill:
 
 def test_a_node_killed_in_mid_sum_comes_back(federation, tmp_path):
     kill = Kill(federation)
-    found = on_flower(federation, tmp_path / "out", "apfl", kill.again)
+    found = on_flower(federation, tmp_path / "out", "apfl", kill.again, quorum=1.0)
     assert kill.round is not None and kill.started
     assert counted(tmp_path / "out") == [NODES] * ROUNDS
     assert found == without_masks("apfl", tmp_path)
