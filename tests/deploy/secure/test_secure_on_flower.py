@@ -10,23 +10,27 @@ the sum: whether it comes back or not. Minutes: run with ``-m slow``.
 import json
 import os
 import signal
+import subprocess
 import threading
 import time
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 from configured import ALGORITHMS, LINEAR, NETWORK, OPEN, WORK, experiment, few, newest
 from federations import DroppingTransport, UnmaskedCollection
+from trials import Clock
 
 from fedblend.config import toml
 from fedblend.config.config import check
+from fedblend.deploy import transport as transports
 from fedblend.deploy.client.host import answering_at
 from fedblend.deploy.ops import flwr_processes, submit
 from fedblend.deploy.ops.local_cluster import local_cluster, processes_of, write_rows
 from fedblend.deploy.ops.provision import provision
 from fedblend.deploy.secure import records
-from fedblend.deploy.server import coordinator
+from fedblend.deploy.server import audited_exchange, coordinator
 from fedblend.deploy.server.run import run_server
 from fedblend.simulation.serialize import unpack
 
@@ -39,6 +43,8 @@ DIANA = (
     '[compress]\nhow = "diana"\nmasks = "one"\n'
     'compressor = { name = "rand_k", k = 9 }\n'
 )
+STARTED: list[subprocess.Popen] = []
+"""Nodes that were started again."""
 METHODS = {
     "fedavg": ("fedavg", LINEAR, ""),
     "apfl": ("apfl", LINEAR, ""),
@@ -93,6 +99,8 @@ def federation(tmp_path_factory):
     with local_cluster(folder, rows, policy=POLICY) as made:
         yield made
     assert processes_of(folder) == []
+    for process in STARTED:
+        process.wait(30)
 
 
 def models(out: Path, homes: list[Path]) -> dict[str, bytes]:
@@ -132,6 +140,9 @@ def without_masks(method: str, place: Path, gone=None) -> dict[str, bytes]:
     with pytest.MonkeyPatch.context() as patch:
         collection = type("Own", (UnmaskedCollection,), {"as_sent": "diana" in method})
         patch.setattr(coordinator, "collection_of", collection)
+        clock = Clock()  # nobody waits for those who are gone
+        waiting = partial(transports.exchange, clock=clock, sleep=clock.sleep)
+        patch.setattr(audited_exchange, "exchange", waiting)
         run_server(out, transport, poll=0.0)
     return models(out, homes)
 
@@ -180,7 +191,7 @@ class Kill:
         path = self.made.home(VICTIM) / "node.toml"
         folder = self.made.node(VICTIM).folder
         command = flwr_processes.node_command(path)
-        flwr_processes.start(command, folder, folder / "node.log")
+        STARTED.append(flwr_processes.start(command, folder, folder / "node.log"))
         self.started = True
 
 
