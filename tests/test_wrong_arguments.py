@@ -165,6 +165,10 @@ CASES = {
     "diana": _case(fb.diana, {"algorithm": PLAIN, "compressor": TOP},
                    algorithm="algorithm", compressor="compressor",
                    rate="fraction or None", start="word"),
+    "transforms.one_mask": _case(
+        fb.transforms.one_mask,
+        {"algorithm": PLAIN, "compressor": fb.compress.rand_k(1)},
+                      algorithm="algorithm", compressor="compressor", how="function"),
     "transforms.perm_k": _case(
         fb.transforms.perm_k,
         {"algorithm": PLAIN, "clients": 4},

@@ -189,6 +189,9 @@ ENCODERS = {
     ),
     "ef21": lambda algorithm, p: fb.ef21(algorithm, compress.top_k(2)),
     "permuted": lambda algorithm, p: fb.transforms.perm_k(algorithm, clients=7),
+    "one mask, diana": lambda algorithm, p: fb.transforms.one_mask(
+        algorithm, compress.rand_k(2), how=fb.diana
+    ),
     "byzantine": lambda algorithm, p: fb.byzantine(
         algorithm, "noise", attackers=np.arange(len(COUNTS)) < 2
     ),

@@ -22,7 +22,8 @@ more local steps another method, which the authors' code runs under the same nam
 
 Where this differs from the paper: for its own solvers it does not. Weights are uniform
 unless the run sets others; ``average="stationary"`` weighs by alpha_i^4 L_i^2, for x_i
-that are stationary points only. Wrapped methods with states enroll at the initial
+that are stationary points only. A run that reduces by the median, say, takes that of
+what clients send at enrollment, too. Wrapped methods with states enroll at the initial
 parameters.
 
 Reference: Gasanov, Khaled, Horváth, Richtárik, "FLIX: a simple and communication-

@@ -25,7 +25,7 @@ from fedblend.data.federated import FederatedData
 from fedblend.errors import ConfigError
 from fedblend.mixing import Apply
 from fedblend.theory import constants, steps
-from fedblend.theory.constants import Smoothness, mu_alpha
+from fedblend.theory.constants import Smoothness, mu_alpha, together
 from fedblend.theory.plan import DGD, Solver
 
 _LOSSES = {
@@ -329,6 +329,9 @@ def rates(config: Config, known: Smoothness | None, dim: int) -> Rates:
     if options.entry.coin:
         return Rates(float(options.local_training(known, dim).rates[0]), alone)
     way = solver(config.compress, dim, clients, accelerates=_accelerates(options))
+    if config.compress is not None and config.compress.masks == "one":
+        # Clients with one mask are, together, one client with the objective f~.
+        known, alpha = together(alpha, known), np.ones(1)
     return Rates(step(way, alpha, known), alone, momentum(way, alpha, known))
 
 
