@@ -25,9 +25,11 @@ FOREVER = 1_000_000
 
 
 def fedblend(card: Card, block: int):
-    """``simulate`` with ``fedavg``, as a user would call it."""
-    import jax
+    """``simulate`` with ``fedavg``, as a user would call it.
 
+    A turn has a block's work on the host, and on the device that of the next one, which
+    is begun meanwhile.
+    """
     import card_runs
 
     data = card_runs.federation(card)
@@ -37,7 +39,7 @@ def fedblend(card: Card, block: int):
 
     def advance():
         next(records)
-        jax.block_until_ready(run.down.shared)
+        run.wait()
 
     return advance
 

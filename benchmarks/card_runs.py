@@ -3,13 +3,14 @@
 """The cards by fedblend, as a user would call it, and their time."""
 
 import gc
+import hashlib
 import math
 import statistics
 import time
 from collections.abc import Iterator
 from functools import partial
 from itertools import pairwise
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +24,7 @@ from fedblend.data.federated import Shards
 from fedblend.models import feedforward
 from fedblend.models.dual_encoder import dual_encoder_loss
 from fedblend.models.model import Model
+from fedblend.models.products import Products
 from fedblend.transforms.mixed_fl import central_loss
 
 CENTRAL_ROWS, CENTRAL_BATCH = 1000, 50
@@ -94,7 +96,10 @@ def model_of(card: Card) -> Model:
         "char_gru": lambda: fb.models.char_rnn(classes, hidden=128, cell="gru"),
         "dual_encoder": lambda: fb.models.dual_encoder(classes),
     }
-    return builders[card.model]()
+    model = builders[card.model]()
+    if card.products is None:
+        return model
+    return fb.models.with_products(model, cast(Products, card.products))
 
 
 def loss_of(card: Card, model: Model) -> Loss:
@@ -158,6 +163,12 @@ def start(card: Card, data: fb.FederatedData, **changes: Any) -> fb.Run:
     return fb.simulate(**{**asked, **changes})
 
 
+def digest(params: Any) -> str:
+    """The first digits of a hash of all bits: runs of equal bits have equal ones."""
+    leaves = jax.tree.leaves(jax.device_get(params))
+    return hashlib.sha256(b"".join(leaf.tobytes() for leaf in leaves)).hexdigest()[:12]
+
+
 def timed(card: Card, limit: float) -> dict[str, Any]:
     """Seconds of a card; it is ended early after ``limit``, and then extrapolated.
 
@@ -190,6 +201,7 @@ def timed(card: Card, limit: float) -> dict[str, Any]:
         "ms_a_round": statistics.median(each),
         "least_ms_a_round": min(each),
         "store": run.store_kind,
+        "sha256": digest(run.down.shared),
         "weights": sum(leaf.size for leaf in jax.tree.leaves(run.params)),
         "extrapolated": run.round < card.rounds,
     }
@@ -198,6 +210,7 @@ def timed(card: Card, limit: float) -> dict[str, Any]:
         found["seconds_of_card"] = fixed + (total - fixed) * card.rounds / run.round
     else:
         found["seconds_of_card"] = total
+    run.wait()
     del run, data
     gc.collect()
     jax.clear_caches()

@@ -24,7 +24,8 @@ class Card:
     so many rounds, ``every``, it is measured on the splits ``measured``. Its bar is
     ``most`` seconds, compilation included. ``alone`` cards have a process of their own;
     with ``distinct``, clients share so many rows; ``chunk`` of them train side by side,
-    all of a cohort on a GPU if None.
+    all of a cohort on a GPU if None. ``products`` is the precision of matrix products,
+    if not JAX's own.
     """
 
     name: str
@@ -50,6 +51,7 @@ class Card:
     alone: bool = False
     distinct: int = 0
     chunk: int | None = None
+    products: str | None = None
 
     def tiny(self) -> "Card":
         """The same work on next to nothing, to see that it runs."""
@@ -158,6 +160,14 @@ CARDS = {
             model="resnet18",
             most=30.0,
             chunk=20,
+        ),
+        _like(
+            BLAZEFL,
+            "D-ResNet18-bf16",
+            "the same with products in bfloat16",
+            model="resnet18",
+            chunk=20,
+            products="bfloat16",
         ),
         Card(
             name="E",

@@ -234,7 +234,7 @@ def about() -> dict[str, Any]:
             "backend": jax.default_backend(),
             "cores": len(os.sched_getaffinity(0)),
         },
-        "commit": commit or os.environ.get("FEDBLEND_COMMIT", "unknown"),
+        "commit": os.environ.get("FEDBLEND_COMMIT") or commit or "unknown",
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "data": card_tasks.DATA,
     }

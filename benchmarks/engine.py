@@ -21,7 +21,7 @@ FOREVER = 1_000_000
 """Rounds of the run: it goes on for as long as somebody asks."""
 
 
-def prepare(model, block, *, chunk=None, shipped=False, devices=None):
+def prepare(model, block, *, blocks=1, chunk=None, shipped=False, devices=None):
     bounds = pairwise(range(0, work.CLIENTS * work.EXAMPLES + 1, work.EXAMPLES))
     federated_data = fb.federate(work.rows(), [np.arange(*bound) for bound in bounds])
     first = jax.tree.map(jnp.asarray, work.first_params(model))
@@ -49,9 +49,10 @@ def prepare(model, block, *, chunk=None, shipped=False, devices=None):
     next(records)
 
     def advance():
-        next(records)
-        reached = jax.block_until_ready(run.down.shared)
-        return list_params(reached) if shipped else reached
+        for _ in range(blocks):
+            next(records)
+        run.wait()
+        return list_params(run.down.shared) if shipped else run.down.shared
 
     return advance
 

@@ -90,7 +90,7 @@ def measure(name: str, clients: int, rows: int, turns: int, seed: int) -> dict:
         for way, (run, records) in runs.items():
             begun = time.perf_counter()
             next(records)
-            jax.block_until_ready(run.shared)
+            run.wait()
             seconds[way].append(time.perf_counter() - begun)
     found: dict = {"model": name, "clients": clients, "rows": data.train.total}
     for way, (waste, longest) in steps_computed(own).items():

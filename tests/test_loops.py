@@ -78,3 +78,32 @@ def test_seats_cost_about_what_clients_need(monkeypatch):
     monkeypatch.setattr(loops, "EVEN", 0.0)
     # All ten run as long as the longest.
     assert computed_over_needed() == len(OWN) * OWN.max() / OWN.sum()
+
+
+def test_multiplications_of_products_and_convolutions_are_counted_in_loops_too():
+    images, kernel = jnp.ones((2, 8, 8, 3)), jnp.ones((3, 3, 3, 4))
+
+    def program(images, kernel, matrix):
+        found = jax.lax.conv_general_dilated(
+            images, kernel, (1, 1), "VALID", dimension_numbers=("NHWC", "HWIO", "NHWC")
+        )
+        several = jax.lax.fori_loop(0, 9, lambda _, here: here @ matrix, matrix)
+        return found, jax.jit(lambda a: a @ a)(several)
+
+    traced = jax.make_jaxpr(program)(images, kernel, jnp.ones((5, 5)))
+    # 6x6 places of 2 images, 27 products for each of 4 outputs; and twice 5x5x5.
+    assert loops.multiplications(traced.jaxpr) == 2 * 36 * 27 * 4 + 2 * 125
+
+
+@pytest.mark.parametrize("fewest", [0, 2**60])
+def test_on_a_gpu_only_large_steps_take_turns(monkeypatch, fewest):
+    taken = []
+    in_turns = loops._in_turns
+    monkeypatch.setattr(loops, "GPU_PRODUCTS", fewest)
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    monkeypatch.setattr(
+        loops, "_in_turns", lambda *all: taken.append(1) or in_turns(*all)
+    )
+    found = jax.vmap(one, (0, 0, None))(OWN, SCALES, START)
+    assert bool(taken) == (fewest == 0)
+    agree(found, jax.vmap(alone, (0, 0, None))(OWN, SCALES, START))

@@ -229,7 +229,9 @@ def descend(
         moved = optax.apply_updates(here, updates)
         return moved, state, trees.add(total, mean_gradient)
 
-    first = (variables, transform.init(variables), trees.zeros_like(variables))
+    # Who subtracts where it started must not make XLA keep a copy for every client.
+    start = jax.lax.optimization_barrier(variables)
+    first = (start, transform.init(variables), trees.zeros_like(variables))
     if isinstance(own, int):
         reached = jax.lax.fori_loop(0, own, step, first)
     else:

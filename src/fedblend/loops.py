@@ -10,7 +10,8 @@ long as the seats are not too few, it takes as many turns as its longest client.
 
 With L clients, of ``even`` times as many steps in the mean as the longest of them has,
 ``even L`` seats would do if they could be filled without a gap. What a client computes
-does not depend on its seat.
+does not depend on its seat. Steps that are so small that a GPU waits for their latency
+only take no longer for more clients: there everybody has a seat.
 """
 
 import math
@@ -29,6 +30,9 @@ FEWEST = 4
 """Clients mapped together; fewer take all their seats at once."""
 EVEN = 0.85
 """Seats per client from which on nobody has to wait: there is little to gain."""
+
+GPU_PRODUCTS = 2**24
+"""Multiplications in a client's step from which on a GPU gains by fewer seats."""
 
 Step = Callable[..., Sequence[Any]]
 """``step(number, constants, carry)``: a carry again; all are lists of arrays."""
@@ -58,8 +62,31 @@ def own_loop(
     def advance(number, constants, carry):
         return jaxpr_as_fun(ClosedJaxpr(program.jaxpr, constants))(number, *carry)
 
+    if jax.default_backend() != "cpu" and multiplications(program.jaxpr) < GPU_PRODUCTS:
+        return jax.lax.fori_loop(0, own, step, tree.unflatten(leaves))
     found = _alone(advance, even)(own, list(program.consts), leaves)
     return tree.unflatten(found)
+
+
+def multiplications(program: Any) -> int:
+    """Multiplications of a jaxpr's matrix products and convolutions, loops once."""
+    total = 0
+    for equation in program.eqns:
+        inner: list[Any] = [one.aval for one in equation.invars]
+        size = sum(math.prod(one.aval.shape) for one in equation.outvars)
+        if equation.primitive.name == "dot_general":
+            (contracted, _), _ = equation.params["dimension_numbers"]
+            total += size * math.prod(inner[0].shape[axis] for axis in contracted)
+        elif equation.primitive.name == "conv_general_dilated":
+            outputs = equation.params["dimension_numbers"].rhs_spec[0]
+            kernel = inner[1].shape
+            total += size * math.prod(kernel) // kernel[outputs]
+        for value in jax.tree.leaves(
+            list(equation.params.values()), is_leaf=lambda one: hasattr(one, "eqns")
+        ):
+            inside = getattr(value, "jaxpr", value)
+            total += multiplications(inside) if hasattr(inside, "eqns") else 0
+    return total
 
 
 def _plain(step: Step, own, constants, first):

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedblend.models.convolution import WAYS, convolution
+from fedblend.models.convolution import WAYS, convolution, tile_size
 from fedblend.models.feedforward import pool
 from fedblend.models.model import build
 from fedblend.models.residual import group_normalize, norms
@@ -44,6 +44,55 @@ def test_values_and_derivatives_are_those_of_xla(way, size, kernel, stride, padd
     # Sums of at most 75 products of numbers of order 1, in another order.
     for one, other in zip((found, *slopes), (exact, *true), strict=True):
         np.testing.assert_allclose(one, other, atol=1e-12)
+
+
+@pytest.fixture
+def as_on_a_gpu(monkeypatch):
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+
+
+@pytest.mark.usefixtures("as_on_a_gpu")
+@pytest.mark.parametrize(
+    ("size", "kernel", "padding", "tile"),
+    [
+        ((8, 6), 3, "VALID", 2),
+        ((6, 8), 3, "SAME", 2),
+        ((8, 12), 5, "VALID", 4),
+        ((6, 8), 5, "VALID", 2),
+        ((7, 8), 3, "VALID", 1),
+    ],
+)
+def test_tiles_have_the_values_and_derivatives_of_xla(size, kernel, padding, tile):
+    edge = 0 if padding == "SAME" else kernel - 1
+    assert tile_size(kernel, [side - edge for side in size], outputs=4) == tile
+    test_values_and_derivatives_are_those_of_xla("patches", size, kernel, 1, padding)
+
+
+@pytest.mark.usefixtures("as_on_a_gpu")
+def test_tiles_have_second_derivatives():
+    draws = np.random.default_rng(0)
+    with jax.enable_x64(True):
+        images = jnp.asarray(draws.normal(size=(1, 4, 4, 2)))
+        weight = jnp.asarray(draws.normal(size=(3, 3, 2, 3)))
+
+        def curved(way):
+            def total(weight):
+                return jnp.sin(convolution(images, weight, way=way)).sum()
+
+            return jax.jvp(jax.grad(total), (weight,), (weight,))[1]
+
+        # Sums of at most 72 products of numbers of order 1, in another order.
+        np.testing.assert_allclose(curved("patches"), curved("direct"), atol=1e-12)
+
+
+def test_tiles_are_large_where_outputs_are_few(monkeypatch):
+    assert tile_size(5, (28, 28), 6) == 1  # a CPU does not wait for its memory so much
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    assert tile_size(5, (28, 28), 6) == 4
+    assert tile_size(5, (28, 28), 64) == 2
+    assert tile_size(3, (32, 32), 64) == 2
+    assert tile_size(3, (8, 8), 256) == 1
+    assert tile_size(1, (8, 8), 4) == 1
 
 
 def test_entries_that_are_equally_large_share_the_derivative_of_pooling():

@@ -34,14 +34,14 @@ def test_a_constant_becomes_an_argument():
     jitted = jax.jit(jax.grad(lambda params: loss(params, rows).sum()))
     params = jnp.zeros(160)
     assert dense(jitted.lower(params).as_text())
-    program = constants.compile_traced(jitted.trace(params), (params,))
+    program = constants.lower(jitted.trace(params), (params,)).compile()
     assert [one is WEIGHT for one in program.constants[0]] == [True]
     np.testing.assert_array_equal(program(params), jitted(params))
 
 
 def test_a_function_without_large_constants_is_compiled_as_it_is():
     jitted = jax.jit(lambda x: x + jnp.ones(3))
-    program = constants.compile_traced(jitted.trace(jnp.ones(3)), (jnp.ones(3),))
+    program = constants.lower(jitted.trace(jnp.ones(3)), (jnp.ones(3),)).compile()
     assert not program.constants
     np.testing.assert_array_equal(program(jnp.ones(3)), 2 * np.ones(3))
 

@@ -128,6 +128,11 @@ class Clients:
         return min(max(PART_BYTES // (brought * cohort), 1), every)
 
     @property
+    def stay(self) -> bool:
+        """Whether all rows and states lie on the device."""
+        return self._rows.kind == "device" and isinstance(self.store, FIXED)
+
+    @property
     def joins(self) -> bool:
         """Whether enrollment sends anything to the server."""
         return bool(jax.tree.leaves(self.shapes.join))
@@ -264,7 +269,8 @@ class Clients:
             starts = starts[ids]
         self._rows.stage("train", starts, self.train.counts[ids], self._room)
         members = None
-        if self._rows.kind == "device" and isinstance(self.store, FIXED):
+        if self.stay:
+            assert isinstance(self.store, FIXED)
             slots = self.store.slots(ids)
             members = self._block_members(ids, present, starts, slots)
         return Plan(ids, present, starts, members)

@@ -24,7 +24,7 @@ from fedblend.simulation.aggregators import (
     empty,
     finish,
 )
-from fedblend.simulation.constants import compile_traced
+from fedblend.simulation.constants import lower
 from fedblend.simulation.rounds import Shapes
 
 
@@ -146,5 +146,5 @@ def client_flops(
         return up._replace(mean_gradient=None, step_sum=None), state
 
     arguments = (message, state, shard, key)
-    compiled = compile_traced(jax.jit(part).trace(*arguments), arguments).compiled
+    compiled = lower(jax.jit(part).trace(*arguments), arguments).compile().compiled
     return float((compiled.cost_analysis() or {}).get("flops", float("nan")))

@@ -21,7 +21,7 @@ LARGE = 2**16
 """Bytes from which on a constant becomes an argument."""
 
 
-class Program(NamedTuple):
+class Compiled(NamedTuple):
     """A compiled function, and what it is given before its arguments."""
 
     compiled: Any
@@ -32,31 +32,40 @@ class Program(NamedTuple):
         return self.compiled(*self.constants, *arguments)
 
 
-def compile_traced(
+class Lowered(NamedTuple):
+    """A function to be compiled, in any thread."""
+
+    lowered: Any
+    constants: tuple[tuple[jax.Array, ...], ...] = ()
+
+    def compile(self, compiler_options: dict[str, Any] | None = None) -> Compiled:
+        """Compile it with these options of XLA."""
+        compiled = self.lowered.compile(compiler_options=compiler_options)
+        return Compiled(compiled, self.constants)
+
+
+def lower(
     traced: Any,
     arguments: Sequence[Any],
     place: Callable[[jax.Array], jax.Array] = lambda constant: constant,
-    compiler_options: dict[str, Any] | None = None,
     **jit_options: Any,
-) -> Program:
-    """Compile a function, its large constants as arguments.
+) -> Lowered:
+    """A function with its large constants as arguments.
 
     Args:
         traced: of ``jax.jit(function, ...).trace(*arguments)``.
-        arguments: those that are not static.
+        arguments: those that are not static; shapes will do.
         place: brings a constant to the devices of the program.
-        compiler_options: of XLA.
         jit_options: those that the function was traced with; ``donate_argnums`` are
             places in ``arguments``.
     """
     function, constants = _lifted(traced)
     if not constants:
-        return Program(traced.lower().compile(compiler_options=compiler_options))
+        return Lowered(traced.lower())
     donated = tuple(1 + one for one in jit_options.pop("donate_argnums", ()))
     jitted = jax.jit(function, donate_argnums=donated, **jit_options)
     given = (tuple(map(place, constants)),)
-    lowered = jitted.lower(*given, *arguments)
-    return Program(lowered.compile(compiler_options=compiler_options), given)
+    return Lowered(jitted.lower(*given, *arguments), given)
 
 
 def jit(function: Callable[..., Any], static: int) -> Callable[..., Any]:

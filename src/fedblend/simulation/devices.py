@@ -12,6 +12,7 @@ The functions below run on one device of ``width`` along the axis of clients.
 """
 
 import math
+import os
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -28,6 +29,13 @@ from fedblend.simulation.aggregators import GROUPS, tree_sum
 from fedblend.simulation.chunks import Cut, chunk_size
 
 REPLICAS, CLIENTS = "replicas", "clients"
+TUNED_ROUNDS = 5000
+"""Rounds from which on a run on a GPU has XLA time kernels while it compiles."""
+
+
+def beside_host() -> bool:
+    """Whether devices compute while the host does something else, as GPUs do."""
+    return jax.default_backend() != "cpu"
 
 
 def usable(most: int | None) -> Sequence[Any]:
@@ -99,16 +107,22 @@ def sharding(mesh: Mesh, replicas: int | None, clients: int | None) -> NamedShar
     return NamedSharding(mesh, P(*names))
 
 
-def compiler_options() -> dict[str, Any]:
-    """Options by which programs for one device are compiled like those for several.
+def compiler_options(spread: bool, rounds: int) -> dict[str, Any]:
+    """Options of XLA for a program of a run of so many rounds.
 
     XLA merges equal expressions before it simplifies others only where a program has
     several partitions, and rounds otherwise where it has one. Without that pass both
-    are simplified alike.
+    are simplified alike on a CPU; a program that is not ``spread`` needs none of it.
+
+    For a GPU XLA compiles and times many kernels for each product. Short runs do
+    without: what that gains is less than the seconds it takes.
     """
-    if jax.default_backend() != "cpu":
+    if jax.default_backend() == "cpu":
+        return {"xla_disable_hlo_passes": "cse"} if spread else {}
+    chosen = "xla_gpu_autotune_level" in os.environ.get("XLA_FLAGS", "")
+    if chosen or rounds >= TUNED_ROUNDS:
         return {}
-    return {"xla_disable_hlo_passes": "cse"}
+    return {"xla_gpu_autotune_level": 0, "xla_gpu_enable_triton_gemm": False}
 
 
 def placed(tree: PyTree, lie: Any) -> PyTree:

@@ -23,7 +23,7 @@ from fedblend.simulation import evaluate, rounds
 from fedblend.simulation.aggregators import RunningSum, empty, finish
 from fedblend.simulation.chunks import Cut
 from fedblend.simulation.evaluate import Evaluation
-from fedblend.simulation.programs import Programs, Spread
+from fedblend.simulation.programs import Program, Programs, Spread
 from fedblend.simulation.rounds import Members, Shapes
 
 
@@ -64,7 +64,9 @@ class Engine(Programs):
 
         hyper = None if self.sweep is None else trees.take(self.over, 0)
         root = self.key if self.keys is None else self.key[0]
-        params = self.params if self.inits is None else trees.take(self.params, 0)
+        params = self.initial.shapes
+        if self.inits is not None:
+            params = jax.eval_shape(lambda tree: trees.take(tree, 0), params)
         shapes, client, server = jax.eval_shape(
             one_round, hyper, root, params, self.examples["train"], member, self.central
         )
@@ -83,9 +85,8 @@ class Engine(Programs):
         arguments = (self.params, train, members, self._turns(cut))
         axes = (self.inits, None, self.placed, None)
         spread = Spread((None, None, 0, 0), (None, 0), stay=1)
-        return self._call(
-            "enroll", rounds.enroll, arguments, axes, (0, 1), spread=spread
-        )
+        program = Program("enroll", rounds.enroll, axes, (0, 1), spread=spread)
+        return self._call(program, arguments)
 
     def start(self, joined: RunningSum) -> tuple[PyTree, PyTree]:
         """The server's first message, and its state."""
@@ -95,7 +96,7 @@ class Engine(Programs):
             return rounds.start(settings, hyper, root, params, aggregate, central)
 
         arguments = (self.params, joined, self.central)
-        return self._call("start", begin, arguments, (self.inits, 0, None), 0)
+        return self._call(Program("start", begin, (self.inits, 0, None), 0), arguments)
 
     def block(
         self,
@@ -109,15 +110,27 @@ class Engine(Programs):
         last: int,
     ) -> tuple[tuple[Down, PyTree], PyTree, rounds.Log]:
         """Some rounds; the states are given up to the call."""
-        turns = self._turns(cut, together=bool(jax.tree.leaves(states)))
-        bounds = np.int32(first), np.int32(last)
-        arguments = (carry, states, train, self.central, plan, turns, *bounds)
+        program, arguments = self._block(shapes, states, plan, train, cut)
+        return self._call(program, (carry, *arguments, np.int32(first), np.int32(last)))
+
+    def begin_block(
+        self, shapes: Shapes, carry: Any, states: PyTree, plan: Members, cut: Cut
+    ) -> None:
+        """Begin to compile ``block``, while others are; ``carry`` has shapes only."""
+        train = self.examples["train"]
+        program, arguments = self._block(shapes, states, plan, train, cut)
+        self._begin(program, (carry, *arguments, np.int32(0), np.int32(0)))
+
+    def _block(
+        self, shapes: Shapes, states: PyTree, plan: Members, train: PyTree, cut: Cut
+    ) -> tuple[Program, tuple[Any, ...]]:
+        """The program of a block, and its arguments between carry and bounds."""
         axes = (0, 1, None, None, self.keys, None, None, None)
         spread = Spread((None, 0, None, None, 1, 0, None, None), (None, 0, 1), stay=1)
         block = partial(rounds.block, shapes)
-        return self._call(
-            "block", block, arguments, axes, (0, 1, 0), donate=(3,), spread=spread
-        )
+        program = Program("block", block, axes, (0, 1, 0), donate=(3,), spread=spread)
+        turns = self._turns(cut, together=bool(jax.tree.leaves(states)))
+        return program, (states, train, self.central, plan, turns)
 
     def measure(
         self,
@@ -135,13 +148,13 @@ class Engine(Programs):
         arguments = (down, states, examples, members, places)
         placed = dict.fromkeys(places, (self.places, None))
         axes = (0, 1, None, self.placed if members else None, placed)
-        return self._call("measure", asked.measure, arguments, axes, 0)
+        return self._call(Program("measure", asked.measure, axes, 0), arguments)
 
     def personal(self, down: Down, state: PyTree, shard: Shard) -> PyTree:
         """The model of one client."""
         placed: Any = Shard(None, self.places, None, None, shard.capacity)  # type: ignore
-        arguments = (down, state, shard)
-        return self._call("personal", evaluate.personal, arguments, (0, 0, placed), 0)
+        program = Program("personal", evaluate.personal, (0, 0, placed), 0)
+        return self._call(program, (down, state, shard))
 
     def info(self, states: PyTree) -> Info:
         """The diagnostics of clients whose states are stacked."""

@@ -3,9 +3,13 @@
 """Blocks of rounds and measures, in pieces that fit the device.
 
 A block is computed in parts, where states or rows have to be brought. What the next
-part needs, also that of the next block, is prepared while the device computes.
+part needs, also that of the next block, is prepared while the device computes; and
+where clients have no states, the device goes on with it while the host looks at what
+was computed.
 """
 
+import time
+from concurrent.futures import Future
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -14,11 +18,16 @@ import numpy as np
 
 from fedblend import trees
 from fedblend.core import Key, PyTree
+from fedblend.simulation import devices
 from fedblend.simulation.clients import Clients, Plan
 from fedblend.simulation.engine import Engine
 from fedblend.simulation.evaluate import Evaluation
 from fedblend.simulation.rounds import Log
 from fedblend.simulation.sampling import Cohorts
+from fedblend.simulation.worker import Worker
+
+AHEAD_SECONDS = 2.0
+"""The longest block after which the next one is begun before anybody asks for it."""
 
 
 class Entry(NamedTuple):
@@ -37,47 +46,151 @@ class Entry(NamedTuple):
         return trees.take((self.ids[place], *log), slice(self.rounds))
 
 
+class Part(NamedTuple):
+    """Rounds up to ``after``, and the carry that they lead to."""
+
+    after: int
+    carry: Any
+    entry: Entry
+    begun: "Begun | None" = None
+
+    @property
+    def seconds(self) -> float | None:
+        """How long they took, if they were begun ahead."""
+        if self.begun is None:
+            return None
+        return self.begun.end.result() - self.begun.start.result()
+
+
+class Begun(NamedTuple):
+    """Rounds ``first`` to ``last`` from ``before``, begun before they are asked for.
+
+    ``call`` ends when the device has all its work; it did that from ``start`` to
+    ``end``.
+    """
+
+    before: Any
+    first: int
+    last: int
+    call: Future[Part]
+    start: Future[float]
+    end: Future[float]
+
+
 class Pipeline:
     """The blocks of a run, one after the other."""
 
-    def __init__(self, engine: Engine, clients: Clients, cohorts: Cohorts):
+    def __init__(
+        self, engine: Engine, clients: Clients, cohorts: Cohorts, evaluation: Evaluation
+    ):
         self._engine, self._clients, self._cohorts = engine, clients, cohorts
+        self._evaluation, self._measuring = evaluation, (None, None)
+        self._latest = 0.0
         self._ahead: tuple[int, int, Plan] | None = None
+        self._begun: Begun | None = None
+        self._calls, self._watch = Worker(), Worker()
 
     def advance(
         self, carry: Any, first: int, last: int, until: int
-    ) -> tuple[Any, list[Entry]]:
+    ) -> tuple[Any, list[Entry], float | None]:
         """Rounds ``first`` to ``last``; ``until`` is where the next block will end.
 
-        ``carry`` is (down, server).
+        ``carry`` is (down, server). Also returns how long the block took, if it was
+        begun ahead.
         """
-        engine, clients, entries = self._engine, self._clients, []
+        begun, parts = self._engine.clock(), []
         while first < last:
-            plan = self._planned(first, last)
-            after = min(first + clients.rounds_at_once, last)
-            members, states, train = clients.load(plan)
-            carry, states, log = engine.block(
-                clients.shapes,
-                carry,
-                states,
-                members,
-                train,
-                clients.cut,
-                first,
-                after,
-            )
-            clients.store.save(plan.ids, states)
-            entries.append(Entry(clients.cut.arrange(plan.ids, 0), log, after - first))
-            first, end = after, last if after < last else until
+            part = self._take(carry, first, last)
+            part = part or self._begin(carry, self._planned(first, last), first, last)
+            parts.append(part)
+            carry, first = part.carry, part.after
+            end = last if first < last else until
             self._ahead = (first, end, self._plan(first, end)) if first < end else None
-        logs = jax.device_get([entry.log for entry in entries])
+        if len(parts) == 1 and first < until and self._can_go_ahead:
+            self._go_ahead(carry, first, until)
+        logs = jax.device_get([part.entry.log for part in parts])
         carry = jax.block_until_ready(carry)
-        both = zip(entries, logs, strict=True)
-        return carry, [entry._replace(log=log) for entry, log in both]
+        both = zip(parts, logs, strict=True)
+        entries = [part.entry._replace(log=log) for part, log in both]
+        seconds = parts[0].seconds if len(parts) == 1 else None
+        self._latest = seconds or self._engine.clock() - begun
+        return carry, entries, seconds
+
+    @property
+    def _can_go_ahead(self) -> bool:
+        """Whether the device may go on while the host looks at a block.
+
+        That must take nothing away that belongs to this block, such as states, and what
+        is measured of it must not have to wait.
+        """
+        asked, states = self._evaluation, jax.tree.leaves(self._clients.shapes.state)
+        alone = devices.beside_host() and jax.process_count() == 1
+        measured = asked.by_rows or not asked.metrics
+        short = self._latest < AHEAD_SECONDS
+        return alone and measured and short and self._clients.stay and not states
+
+    def _go_ahead(self, carry: Any, first: int, last: int) -> None:
+        """Have the device measure what is being computed, and begin the next block."""
+        if self._evaluation.metrics:
+            self._measuring = carry[0], self.measured(carry[0])
+        start = self._watch.submit(_when, (carry, self._measuring[1]))
+        # In a thread: a call may last as long as the device takes for its rounds.
+        plan = self._planned(first, last)
+        call = self._calls.submit(self._begin, carry, plan, first, last)
+        end = self._watch.submit(lambda: _when(call.result().carry))
+        self._begun = Begun(carry, first, last, call, start, end)
+
+    def measured(self, down: Any) -> PyTree:
+        """What ``Evaluation.measure`` finds of all clients."""
+        (known, values), self._measuring = self._measuring, (None, None)
+        if known is down:
+            return values
+        return measured_values(self._engine, self._clients, self._evaluation, down)
+
+    def _take(self, carry: Any, first: int, last: int) -> Part | None:
+        """The part that was begun ahead, if it is the one that is wanted."""
+        begun, self._begun = self._begun, None
+        if begun is None:
+            return None
+        part = begun.call.result()  # nothing else may use the store meanwhile
+        wanted = (begun.first, begun.last) == (first, last)
+        if not wanted or begun.before[0] is not carry[0]:
+            return None
+        return part._replace(begun=begun)
+
+    def _begin(self, carry: Any, plan: Plan, first: int, last: int) -> Part:
+        """Have the device compute as much of these rounds as fits at once."""
+        engine, clients = self._engine, self._clients
+        after = min(first + clients.rounds_at_once, last)
+        members, states, train = clients.load(plan)
+        carry, states, log = engine.block(
+            clients.shapes, carry, states, members, train, clients.cut, first, after
+        )
+        clients.store.save(plan.ids, states)
+        entry = Entry(clients.cut.arrange(plan.ids, 0), log, after - first)
+        return Part(after, carry, entry)
+
+    def begin_compiling(self) -> None:
+        """Begin to compile the blocks, where nothing has to be brought for them."""
+        clients, engine = self._clients, self._engine
+        ids = (len(self._roots), clients.rounds_at_once, clients.cut.clients)
+        if not clients.stay:
+            return
+        members = clients.plan(np.zeros(ids, int)).members
+        assert members is not None
+        shapes = clients.shapes
+        carry = clients.with_replicas((shapes.down, shapes.server))
+        states, _ = clients.store.load(np.zeros(0, int), 0)
+        engine.begin_block(shapes, carry, states, members, clients.cut)
+
+    def wait(self) -> None:
+        """Until what was begun ahead is computed."""
+        if self._begun is not None:
+            self._begun.end.result()
 
     def forget(self) -> None:
         """What was prepared is not wanted."""
-        self._ahead = None
+        self._ahead = self._begun = None
 
     def _planned(self, first: int, last: int) -> Plan:
         if self._ahead is not None and self._ahead[:2] == (first, last):
@@ -98,6 +211,12 @@ class Pipeline:
         key = self._engine.key
         roots = key if self._engine.keys == 0 else key[None]
         return list(jax.device_put(roots, jax.local_devices(backend="cpu")[0]))
+
+
+def _when(computed: PyTree) -> float:
+    """When this is computed."""
+    jax.block_until_ready(computed)
+    return time.perf_counter()
 
 
 def measured_values(

@@ -8,6 +8,7 @@ functions, but for the states of a block, lie on the first device of this proces
 
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from functools import cached_property, partial
 from typing import Any, NamedTuple
 
@@ -15,13 +16,17 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
+from fedblend import trees
 from fedblend.core import Key, PyTree, Shard
 from fedblend.errors import UserError
 from fedblend.simulation import devices
 from fedblend.simulation.chunks import Cut
-from fedblend.simulation.constants import compile_traced
+from fedblend.simulation.constants import lower
 from fedblend.simulation.device_store import Slots
 from fedblend.simulation.rounds import Members, Settings
+from fedblend.simulation.worker import Worker
+
+SHAPE = jax.ShapeDtypeStruct
 
 
 class Spread(NamedTuple):
@@ -33,6 +38,49 @@ class Spread(NamedTuple):
     arguments: tuple[int | None, ...]
     results: tuple[int | None, ...]
     stay: int | None = None
+
+
+class Program(NamedTuple):
+    """``function(settings, hyper, key, *arguments)`` of one replica, to be compiled.
+
+    ``axes`` and ``out_axes`` are the axes of replicas; it is computed on one device
+    unless it is ``spread``.
+    """
+
+    name: str
+    function: Callable[..., Any]
+    axes: tuple[Any, ...]
+    out_axes: Any
+    donate: tuple[int, ...] = ()
+    spread: Spread | None = None
+
+
+class Initial:
+    """The initial parameters: given, or drawn by a program that compiles meanwhile.
+
+    ``shapes`` are there at once. With ``each`` every one of several keys has its own.
+    """
+
+    def __init__(self, given: PyTree | Callable[[Key], PyTree], key: Key, each: bool):
+        self._key = key
+        if not callable(given):
+            self.params = trees.strongly_typed(given)
+            self.shapes = jax.eval_shape(lambda: self.params)
+            return
+
+        def draw(key):
+            return trees.strongly_typed(given(key))
+
+        traced = jax.jit(jax.vmap(draw) if each else draw).trace(key)
+        self.shapes = jax.tree.map(
+            lambda leaf: SHAPE(leaf.shape, leaf.dtype), traced.out_info
+        )
+        self._compiling = Worker().submit(lower(traced, (key,)).compile)
+
+    @cached_property
+    def params(self) -> PyTree:
+        """The parameters, on the first device."""
+        return self._compiling.result()(self._key)
 
 
 class Programs:
@@ -48,26 +96,32 @@ class Programs:
         settings: Settings,
         key: Key,
         over: PyTree | None,
-        params: PyTree,
+        params: PyTree | Initial,
         own_params: bool,
         examples: dict[str, PyTree],
         central: Shard | None,
         own_rows: bool = False,
         replicas: int | None = None,
         mesh: Mesh | None = None,
+        rounds: int = 0,
     ):
         self.mesh = devices.mesh_of(jax.local_devices()[:1]) if mesh is None else mesh
         self.width = self.mesh.shape[devices.CLIENTS]
         self.settings = settings._replace(width=self.width)
-        self.key, self.over, self.params = key, over, params
+        self.key, self.over = key, over
+        known = isinstance(params, Initial)
+        self.initial = params if known else Initial(params, key, each=False)
         self.examples, self.central, self.replicas = examples, central, replicas
         self.sweep = 0 if over is not None else None
         self.keys = 0 if key.ndim else None
         self.inits = 0 if own_params else None
         self.places = 0 if own_rows else None
         self.placed = Members(None, None, self.places, None, None, None)  # type: ignore
+        self.rounds = rounds
         self.compile_seconds = 0.0
         self.compiled: dict[str, Any] = {}
+        self._ahead: dict[str, Future] = {}
+        self._compiler = Worker()
         self._everywhere: dict[int, tuple[PyTree, PyTree]] = {}
 
     def _turns(self, cut: Cut, together: bool = False) -> np.ndarray | None:
@@ -81,6 +135,22 @@ class Programs:
             return cut.turns
         most = cut.turns.reshape(self.width, -1).max(axis=0)
         return np.tile(most, self.width)
+
+    @staticmethod
+    def initially(
+        given: PyTree | Callable[[Key], PyTree], key: Key, each: bool
+    ) -> Initial:
+        """The initial parameters, given or to be drawn, before anything is compiled."""
+        return Initial(given, key, each)
+
+    @property
+    def params(self) -> PyTree:
+        """The initial parameters."""
+        return self.initial.params
+
+    def clock(self) -> float:
+        """Seconds, during which compiling does not count."""
+        return time.perf_counter() - self.compile_seconds
 
     @property
     def first_device(self) -> Any:
@@ -97,44 +167,17 @@ class Programs:
         """The members of a block's rounds on their devices."""
         return devices.placed(plan, devices.sharding(self.mesh, self.keys, 1))
 
-    def _call(
-        self,
-        name: str,
-        function: Callable[..., Any],
-        arguments: Sequence[Any],
-        axes: Sequence[Any],
-        out_axes: Any,
-        donate: tuple[int, ...] = (),
-        spread: "Spread | None" = None,
-    ) -> Any:
-        """``function(settings, hyper, key, *arguments)``, compiled when first called.
-
-        ``axes`` and ``out_axes`` are the axes of replicas; it is computed on one device
-        unless it is ``spread``.
-        """
-        arguments = (self.over, self.key, *arguments)
-        axes = (self.sweep, self.keys, *axes)
-        lie = (
-            None if spread is None else self._lie(axes, (None, None, *spread.arguments))
-        )
-        if lie is not None:
-            arguments = tuple(map(self._placed, arguments, lie))
+    def _call(self, program: Program, arguments: Sequence[Any]) -> Any:
+        """Compiled when first called, unless that has begun before."""
+        arguments, lie = self._arguments(program, arguments)
+        name, spread = program.name, program.spread
         if name not in self.compiled:
             begun = time.perf_counter()
-            function = partial(function, self.settings)
-            if self.replicas is not None:
-                function = jax.vmap(function, axes, out_axes)
-            jit_options: dict[str, Any] = {"donate_argnums": donate}
-            if spread is not None:
-                function, results = self._spread(function, lie, out_axes, spread)
-                jit_options["out_shardings"] = results
-            whole = devices.sharding(self.mesh, None, None)
-            self.compiled[name] = compile_traced(
-                jax.jit(function, **jit_options).trace(*arguments),
-                arguments,
-                lambda one: one if spread is None else self._placed_once(one, whole),
-                None if spread is None else devices.compiler_options(),
-                **jit_options,
+            ahead = self._ahead.pop(name, None)
+            self.compiled[name] = (
+                self._compile(program, arguments, lie)()
+                if ahead is None
+                else ahead.result()
             )
             self.compile_seconds += time.perf_counter() - begun
         found = self._run(name, arguments)
@@ -144,6 +187,44 @@ class Programs:
             one if place == spread.stay else devices.local(one)
             for place, one in enumerate(found)
         )
+
+    def _begin(self, program: Program, arguments: Sequence[Any]) -> None:
+        """Begin to compile a program, for arguments of which some are only shapes."""
+        begun = time.perf_counter()
+        compile = self._compile(program, *self._arguments(program, arguments))
+        self._ahead[program.name] = self._compiler.submit(compile)
+        self.compile_seconds += time.perf_counter() - begun
+
+    def _arguments(self, program: Program, arguments: Sequence[Any]) -> tuple[Any, Any]:
+        """All arguments on their devices, and where these are."""
+        arguments = (self.over, self.key, *arguments)
+        if program.spread is None:
+            return arguments, None
+        axes = (self.sweep, self.keys, *program.axes)
+        lie = self._lie(axes, (None, None, *program.spread.arguments))
+        return tuple(map(self._placed, arguments, lie)), lie
+
+    def _compile(
+        self, program: Program, arguments: Sequence[Any], lie: Any
+    ) -> Callable[[], Any]:
+        """What compiles a program in any thread: settings of JAX belong to this one."""
+        _, function, axes, out_axes, donate, spread = program
+        function = partial(function, self.settings)
+        if self.replicas is not None:
+            function = jax.vmap(function, (self.sweep, self.keys, *axes), out_axes)
+        jit_options: dict[str, Any] = {"donate_argnums": donate}
+        if spread is not None:
+            function, results = self._spread(function, lie, out_axes, spread)
+            jit_options["out_shardings"] = results
+        whole = devices.sharding(self.mesh, None, None)
+        lowered = lower(
+            jax.jit(function, **jit_options).trace(*arguments),
+            arguments,
+            lambda one: one if spread is None else self._placed_once(one, whole),
+            **jit_options,
+        )
+        options = devices.compiler_options(spread is not None, self.rounds)
+        return partial(lowered.compile, options)
 
     def _run(self, name: str, arguments: Sequence[Any]) -> Any:
         try:
@@ -173,7 +254,7 @@ class Programs:
         function: Callable[..., Any],
         lie: Any,
         out_axes: Any,
-        spread: "Spread",
+        spread: Spread,
     ) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         """The function on all devices of the mesh, each with its part of arguments.
 
@@ -195,7 +276,9 @@ class Programs:
 
     def _placed(self, argument: PyTree, lie: Any) -> PyTree:
         """An argument on its devices; what never changes is brought there once."""
-        lasting = (self.over, self.key, self.params, self.central)
+        if any(isinstance(leaf, SHAPE) for leaf in jax.tree.leaves(argument)):
+            return jax.tree.map(lambda leaf: leaf.update(sharding=lie), argument)
+        lasting = (self.over, self.key, vars(self.initial).get("params"), self.central)
         lasting = (*lasting, *self.examples.values())
         if not any(argument is one for one in lasting):
             return devices.placed(argument, lie)

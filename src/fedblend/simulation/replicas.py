@@ -38,7 +38,7 @@ class RunOfReplicas(Run):
         self._clients: Any = ClientsOfReplicas(whole._clients, places)
         self._evaluation = whole._evaluation
         self.settings, self.key, self.over = engine.settings, engine.key, engine.over
-        self.params, self.shapes = engine.params, whole.shapes
+        self._pipeline, self.shapes = whole._pipeline, whole.shapes
         self.federated_data, self.replicas = whole.federated_data, engine.replicas
         self.cohorts, self.cohort = whole.cohorts, whole.cohort
         self.rounds, self.every, self.round = whole.rounds, whole.every, whole.round
@@ -130,6 +130,7 @@ def engine_of(whole: Engine, places: slice | int) -> Engine:
         central=whole.central,
         own_rows=several and whole.places == 0,
         replicas=len(range(whole.replicas or 1)[places]) if several else None,
+        rounds=whole.rounds,
     )
     found.compiled = whole.compiled.setdefault(f"of {found.replicas} replicas", {})
     return found

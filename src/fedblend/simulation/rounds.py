@@ -246,31 +246,37 @@ def block(
 
     ``carry`` is (down, server), ``plan`` the members of each round, ``turns`` the
     chunks of each group. The number of rounds is not static: a last, shorter block is
-    not compiled anew.
+    not compiled anew. A device beside the host computes all rounds of the plan, for it
+    would wait for the host before each round otherwise; in those from ``last`` on
+    nobody takes part.
     """
     algorithm = settings.build(hyper)
     answers = _answers(settings, shapes, algorithm, root, examples, turns)
 
-    def one_round(number, so_far):
+    def one_round(place, so_far):
         down, server, states, log = so_far
-        place = number - first
-        aggregate, states, entry = answers(down, states, trees.take(plan, place))
+        number = first + place
+        counts = number < last
+        members = trees.take(plan, place)
+        members = members._replace(present=members.present & counts)
+        aggregate, states, entry = answers(down, states, members)
         after = algorithm.server(
             aggregate, down, server, central, keys.at(root, "server", number)
         )
-        counts = (aggregate.count > 0) | settings.random_size
-        down, server = trees.select(counts, after, (down, server))
+        heard = (aggregate.count > 0) | settings.random_size
+        down, server = trees.select(heard & counts, after, (down, server))
         log = trees.put(log, entry, place)
-        return down._replace(round=down.round + 1), server, states, log
+        round = down.round + counts.astype(down.round.dtype)
+        return down._replace(round=round), server, states, log
 
     def ragged(message):
         return jnp.zeros(plan.ids.shape, jnp.int32) if has_ragged(message) else None
 
     status = jnp.zeros(plan.ids.shape, jnp.int8)
     log = Log(status, ragged(shapes.up), ragged(shapes.message))
-    down, server, states, log = jax.lax.fori_loop(
-        first, last, one_round, (*carry, states, log)
-    )
+    rounds = len(plan.ids) if devices.beside_host() else last - first
+    so_far = jax.lax.fori_loop(0, rounds, one_round, (*carry, states, log))
+    down, server, states, log = so_far
     return (down, server), states, log
 
 

@@ -13,7 +13,6 @@ from concurrent.futures import Future
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from fedblend.checks import words
@@ -79,7 +78,10 @@ class DeviceRows:
 
 
 def _on_device(leaf: Any) -> jax.Array:
-    return jnp.asarray(leaf if isinstance(leaf, jax.Array) else np.asarray(leaf))
+    if isinstance(leaf, jax.Array):
+        return leaf
+    # Converted here: ``jnp.asarray`` compiles a program for every shape.
+    return jax.device_put(np.asarray(leaf, _dtype(leaf)))
 
 
 class HostRows:

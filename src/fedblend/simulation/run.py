@@ -2,7 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A simulation in progress: its blocks of rounds, its records, its results."""
 
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,11 +14,12 @@ from fedblend import trees
 from fedblend.core import Info, PyTree, static_bits
 from fedblend.data.federated import FederatedData
 from fedblend.gains import Evidence, Measured
+from fedblend.simulation import devices
 from fedblend.simulation.clients import Clients
 from fedblend.simulation.communication import CommunicationLog, Sizes, Totals, sizes_of
 from fedblend.simulation.engine import Engine
 from fedblend.simulation.evaluate import Evaluation
-from fedblend.simulation.pipeline import Entry, Pipeline, measured_values
+from fedblend.simulation.pipeline import Entry, Pipeline
 from fedblend.simulation.result import (
     Bits,
     Budget,
@@ -63,9 +63,9 @@ class Run(Results):
     ):
         self._engine, self._clients, self._evaluation = engine, clients, evaluation
         self._local = local
-        self._pipeline = Pipeline(engine, clients, cohorts)
+        self._pipeline = Pipeline(engine, clients, cohorts, evaluation)
         self.settings, self.key, self.over = engine.settings, engine.key, engine.over
-        self.params, self.shapes = engine.params, clients.shapes
+        self.shapes = clients.shapes
         self.federated_data, self.replicas = federated_data, engine.replicas
         self.cohorts, self.cohort = cohorts, cohorts.size
         self.rounds, self.every, self.round = rounds, every, 0
@@ -95,6 +95,16 @@ class Run(Results):
         for _ in self:
             pass
         return self
+
+    @property
+    def params(self) -> PyTree:
+        """The initial parameters."""
+        return self._engine.params
+
+    def wait(self) -> None:
+        """Until the device rests: it may compute the next block while nobody asks."""
+        self._pipeline.wait()
+        jax.block_until_ready((self.down, self.server))
 
     @property
     def shared(self) -> PyTree:
@@ -275,37 +285,34 @@ class Run(Results):
     def _of_replica(self, values: PyTree, replica: int) -> PyTree:
         return values if self.replicas is None else trees.take(values, replica)
 
-    def _clock(self) -> float:
-        """Seconds, during which compiling does not count."""
-        return time.perf_counter() - self._engine.compile_seconds
-
     def _begin(self) -> None:
-        begun = self._clock()
+        begun = self._engine.clock()
+        if self.rounds and devices.beside_host():
+            self._pipeline.begin_compiling()
         joined = self._clients.enroll_first()
         if self._clients.joins:
             for log in self._logs:
                 log.join(np.arange(self._clients.number))
         self.down, self.server = self._engine.start(joined)
-        self._record(0, self._clock() - begun)
+        self._record(0, self._engine.clock() - begun)
 
     def _advance(self) -> None:
-        begun = self._clock()
+        begun = self._engine.clock()
         first, last = self.round, min(self.round + self.every, self.rounds)
         until = min(last + self.every, self.rounds)
         carry = (self.down, self.server)
-        carry, entries = self._pipeline.advance(carry, first, last, until)
+        carry, entries, seconds = self._pipeline.advance(carry, first, last, until)
         self.down, self.server = carry
         self.round = last
-        self._record(last - first, self._clock() - begun, entries)
+        seconds = self._engine.clock() - begun if seconds is None else seconds
+        self._record(last - first, seconds, entries)
 
     def _measure(self) -> None:
         """Measure each replica's clients as they are now, if anything is asked for."""
         asked = self._evaluation
         if not asked.metrics:
             return
-        values, self._rows = measured_values(
-            self._engine, self._clients, asked, self.down
-        )
+        values, self._rows = self._pipeline.measured(self.down)
         alone = () if self._local is None else self._local.complete().measured
         self.measured = asked.by_replica(values, alone)
 

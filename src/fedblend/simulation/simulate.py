@@ -192,10 +192,9 @@ def set_up(spec: RunSpec) -> Run:
         sampling=cohorts.sampling,
     )
     own_params = callable(params) and bool(key.ndim)
-    if callable(params):
-        params = jax.jit(jax.vmap(params) if own_params else params)(key)
-    params = trees.strongly_typed(params)
-    entries = trees.size(params) // (len(key) if own_params else 1) * (replicas or 1)
+    initial = Engine.initially(params, key, own_params)
+    each = trees.size(initial.shapes) // (len(key) if own_params else 1)
+    entries = each * (replicas or 1)
     splits = _splits(spec.splits, first)
     ids = sampling.measured_ids(spec.measure_on, first.clients, key)
     if spec.local is not None and not np.array_equal(spec.local.measured_ids, ids):
@@ -223,13 +222,14 @@ def set_up(spec: RunSpec) -> Run:
         settings,
         key=key,
         over=spec.over,
-        params=params,
+        params=initial,
         own_params=own_params,
         examples=rows.examples,
         central=spec.central,
         own_rows=len(federations) > 1,
         replicas=replicas,
         mesh=mesh,
+        rounds=rounds,
     )
     evaluation = Evaluation(
         metrics=spec.measure,
