@@ -51,7 +51,10 @@ EXTRAS = {
     "pyarrow",
     "pandas",
     "flwr",
+    "safetensors",
+    "tokenizers",
     "torch",
+    "transformers",
     "hypothesis",
     "pytest",
 }

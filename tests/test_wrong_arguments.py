@@ -165,6 +165,10 @@ CASES = {
     "diana": _case(fb.diana, {"algorithm": PLAIN, "compressor": TOP},
                    algorithm="algorithm", compressor="compressor",
                    rate="fraction or None", start="word"),
+    "transforms.one_mask": _case(
+        fb.transforms.one_mask,
+        {"algorithm": PLAIN, "compressor": fb.compress.rand_k(1)},
+                      algorithm="algorithm", compressor="compressor", how="function"),
     "transforms.perm_k": _case(
         fb.transforms.perm_k,
         {"algorithm": PLAIN, "clients": 4},
@@ -212,6 +216,12 @@ CASES = {
                      classes="count"),
     "char_rnn": _case(fb.models.char_rnn, {"vocabulary": 9}, vocabulary="count",
                       hidden="count", layers="count", cell="word"),
+    "transformer": _case(fb.models.transformer, {"vocabulary": 9}, vocabulary="count",
+                         length="count", width="count", layers="count", norm="word",
+                         heads="count", positions="word", activation="word",
+                         bias="word"),
+    "text_classifier": _case(fb.models.text_classifier, {"classes": 3},
+                             classes="count", vocabulary="count", pool="word"),
     "iid": _case(fb.partition.iid, {"rows": 40, "clients": 4}, clients="count",
                  seed="whole"),
     "contiguous": _case(fb.partition.contiguous, {"rows": 40, "clients": 4},

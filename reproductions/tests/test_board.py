@@ -141,6 +141,7 @@ def test_the_halves_of_fedems_test_rows_are_alike(monkeypatch):
     assert (np.diff(data.train.counts) <= 0).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", METHODS)
 def test_every_method_can_be_set_up(name):
     """Traced, not compiled; a rate changes no shape."""
@@ -170,6 +171,7 @@ def test_published_numbers_are_complete():
 # Cells.
 
 
+@pytest.mark.slow
 def test_a_row_has_its_trials_and_its_seeds(measured, tiny):
     stored = [cell for _, cell in cells.all_cells(measured)]
     trials = [c for c in stored if c["settings"]["seed"] == TUNING_SEED]
@@ -201,6 +203,7 @@ def test_finished_cells_are_not_measured_again(measured, monkeypatch):
     runs.measure_row(TINY, METHODS["finetune"], tiny_data(), plan)
 
 
+@pytest.mark.slow
 def test_a_stopped_run_goes_on_bit_for_bit(measured, tmp_path, monkeypatch):
     ticks = itertools.count()
     clock = types.SimpleNamespace(monotonic=lambda: next(ticks))
@@ -329,6 +332,7 @@ def test_the_command(measured, tiny, tmp_path, capsys):
     assert code == 2 and "its hash is not that of its settings" in text
 
 
+@pytest.mark.slow
 def test_the_command_needs_no_command_line_of_fedblend():
     """It runs on a machine with JAX alone."""
     program = (

@@ -43,6 +43,7 @@ def test_the_network_is_pfllibs(convolution):
     np.testing.assert_allclose(scores, plain(params, images), atol=1e-5)
 
 
+@pytest.mark.slow
 def test_gradients_agree_and_low_precision_is_near():
     images = np.random.default_rng(1).random((2, 28, 28), np.float32)
     params = network().init(jax.random.key(1))

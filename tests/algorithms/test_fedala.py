@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 import fedblend as fb
 import problems
@@ -91,6 +92,7 @@ def test_weights_that_do_not_move_and_no_weights_are_fedavg():
         assert run.message_bits.up == plain.message_bits.up
 
 
+@pytest.mark.slow
 def test_weights_of_zero_are_training_alone():
     work = fb.Work(RATE, **NOISY)
     still = fb.fedala(loss, work, head=lambda path: True, weight_rate=0.0)

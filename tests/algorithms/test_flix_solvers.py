@@ -94,6 +94,7 @@ def needed(kappa: float) -> tuple[int, int]:
     return slow, fast
 
 
+@pytest.mark.slow
 def test_accelerated_descent_needs_about_the_root_of_the_condition_number():
     """Descent pays kappa/2 log(1/gap), Nesterov's method about its root."""
     few, many = needed(36.0), needed(900.0)
@@ -149,11 +150,13 @@ def reached(name, rounds=1500, cohort=None) -> float:
     return float(np.abs(run.shared - mixed.best).max())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["sgd", "scaffold"])
 def test_minibatches_alone_stall_and_control_variates_of_clients_do_not_help(name):
     assert reached(name) > 1e-2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["svrg", "compressed svrg"])
 def test_svrg_reaches_the_exact_optimum_at_the_same_rate(name):
     """In float32: the optimum has entries of size 1."""

@@ -196,6 +196,7 @@ FLAT = fb.federate(
 """Clients whose losses are 0 everywhere, as in directions without data."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("masks", ["own", "one"])
 def test_flat_directions_diverge_beyond_twice_the_moved_that_is_chosen(masks):
     """Of f_i = 0 any model is optimal: the least that LoCoDL must do is to stay."""
@@ -218,6 +219,7 @@ def test_flat_directions_diverge_beyond_twice_the_moved_that_is_chosen(masks):
     assert reached(None) == reached(most)
 
 
+@pytest.mark.slow
 def test_without_a_value_half_of_the_least_convexity_moves():
     """The values of theory, where convexity is known; 0 of a central loss."""
     known = quadratics(ON.federated_data)

@@ -54,6 +54,7 @@ def same(left, right):
     jax.tree.map(np.testing.assert_array_equal, left, right)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("build", [flix, apfl])
 def test_with_every_path_it_is_the_plain_mixture_and_with_none_the_shared_model(build):
     plain, every, none = (

@@ -136,6 +136,7 @@ def test_what_is_refused(arguments, line, place, capsys):
     assert [path.name for path in place.iterdir()] == ["apfl.toml"]
 
 
+@pytest.mark.slow
 def test_every_alpha_has_the_rate_of_theory():
     """A replica of the sweep is the run with that alpha and its own 1/L_alpha."""
     server = "algorithm.server={name='nesterov'}"

@@ -33,6 +33,8 @@ def test_each_way_builds_its_wrapper(tiny, write):
     assert isinstance(
         state_of(built(tiny, write, how="ef21", compressor=TOP)), Ef21Client
     )
+    one = built(tiny, write, how="diana", compressor=RAND, masks="one")
+    assert isinstance(state_of(one), DianaClient)
     assert built(tiny, write, compressor={"name": "natural"}).algorithm
     both = built(tiny, write, how="perm_k", down={"name": "top_k", "k": 5})
     assert isinstance(state_of(both), DownlinkClient)
@@ -93,6 +95,22 @@ def test_it_survives_being_written(tiny, write):
         ({"how": "ef21"}, r"compress\.compressor: is missing"),
         ({}, r"compress\.compressor: is missing"),
         ({"how": "perm_k", "compressor": RAND}, "perm_k.* has no other compressor"),
+        (
+            {"how": "ef21", "compressor": TOP, "masks": "one"},
+            r'compress\.masks: "one" goes with how = "plain" or "diana", not',
+        ),
+        (
+            {"compressor": {"name": "natural"}, "masks": "one"},
+            r'compress\.masks: "one" needs rand_k with one k',
+        ),
+        (
+            {"compressor": {**RAND, "places": "sent"}, "masks": "one"},
+            r'compress\.masks: "one" needs rand_k .* not "sent"',
+        ),
+        (
+            {"down": {"name": "top_k", "k": 5}, "masks": "one"},
+            r"compress\.compressor: is missing",
+        ),
         (
             {"down": RAND},
             r"compress\.down: needs a compressor that contracts",

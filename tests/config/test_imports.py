@@ -127,6 +127,7 @@ def configured(parts: Path, **tables):
     return check(content, "own.toml", parts)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["network", "model", "pair", "flax", "haze"])
 def test_all_that_a_function_may_return_is_a_model(parts, name):
     built = build(configured(parts, model={"name": f"own_parts:{name}"}))

@@ -66,7 +66,7 @@ def _partial(problem, order: str = "alternate", **own):
 
 
 def _is_bias(path: str) -> bool:
-    return path == "bias"
+    return path.partition("/")[0] == "bias"
 
 
 def _scheduled(unit):
@@ -189,6 +189,9 @@ ENCODERS = {
     ),
     "ef21": lambda algorithm, p: fb.ef21(algorithm, compress.top_k(2)),
     "permuted": lambda algorithm, p: fb.transforms.perm_k(algorithm, clients=7),
+    "one mask, diana": lambda algorithm, p: fb.transforms.one_mask(
+        algorithm, compress.rand_k(2), how=fb.diana
+    ),
     "byzantine": lambda algorithm, p: fb.byzantine(
         algorithm, "noise", attackers=np.arange(len(COUNTS)) < 2
     ),
@@ -272,34 +275,6 @@ CASES = ALGORITHMS | {
 }
 """What is compiled and run."""
 
-VARIANTS = (
-    "fedyogi",
-    "fedadagrad",
-    "fedavgm",
-    "fedprox",
-    "svrg",
-    "reptile",
-    "fomaml",
-    "pfedme",
-    "apfl averaged",
-    "fedala",
-    "hypcluster",
-    "flix_local_steps",
-    "flix_locodl",
-    "scaffnew",
-    "compressed_scaffnew",
-    "mapper",
-    "identity(fedavg)",
-    "finetune(scaffold)",
-    "diana(finetune(fedavg))",
-    "ef21(scaffold)",
-    "byzantine(flix(scaffold))",
-    "inner product(apfl)",
-    *(name for name in CASES if ", " in name.partition("(")[0]),
-)
-"""Cases whose messages and states are like those of another."""
-
-
 ONE_OF_EACH = (
     *(
         "fedavg",
@@ -323,14 +298,6 @@ def others_later(names: Iterable[str], also: tuple[str, ...] = ()) -> list:
     now = ONE_OF_EACH + also
     return [
         pytest.param(name, marks=() if name in now else pytest.mark.slow)
-        for name in names
-    ]
-
-
-def variants_later(names: Iterable[str]) -> list:
-    """These cases for a test; variants are for the slow ones."""
-    return [
-        pytest.param(name, marks=pytest.mark.slow if name in VARIANTS else ())
         for name in names
     ]
 

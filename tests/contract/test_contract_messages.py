@@ -8,12 +8,12 @@ import jax
 import numpy as np
 import pytest
 from messages import run_by_messages
-from registry import CASES, others_later, variants_later
+from registry import CASES, others_later
 from runs import SETTINGS, close, cohort_of, outcome, problem, same_bits, usual_run
 
 from fedblend.simulation.serialize import WireError, as_tree, pack, unpack
 
-each_case = pytest.mark.parametrize("name", variants_later(CASES))
+each_case = pytest.mark.parametrize("name", others_later(CASES))
 MESSAGES = ("message", "up", "down", "server", "state")
 """Of a run's shapes, what is sent or saved."""
 

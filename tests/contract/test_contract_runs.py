@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from registry import CASES, ENROLLING, EVERYONE, others_later, variants_later
+from registry import CASES, ENROLLING, EVERYONE, others_later
 from runs import (
     CLIENTS,
     SETTINGS,
@@ -33,7 +33,7 @@ from problems import spoiled
 SEED_WITHOUT_CLIENT_0 = 12
 """With this seed client 0 is in neither of the first two cohorts."""
 
-each_case = pytest.mark.parametrize("name", variants_later(CASES))
+each_case = pytest.mark.parametrize("name", others_later(CASES))
 
 
 @cache

@@ -20,7 +20,6 @@ from flwr.supercore.inflatable.inflatable_object import (
     get_all_nested_objects,
     get_object_tree,
 )
-from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 from flwr.supercore.task_identity import TaskIdentity
 
 from fedblend.deploy import carrier as carriers
@@ -28,7 +27,13 @@ from fedblend.deploy import fleet_client as fleets
 from fedblend.deploy import flower, worker
 from fedblend.deploy.carrier import Carrier
 from fedblend.deploy.fleet_client import FleetClient, Foreign
-from fedblend.deploy.flower import KIND, from_record, to_record
+from fedblend.deploy.flower import (
+    KIND,
+    content_of,
+    from_record,
+    needed_parts,
+    to_record,
+)
 from fedblend.deploy.ops import supervisor
 from fedblend.deploy.ops.audit import entries
 from fedblend.deploy.ops.settings import NodeSettings, load_as
@@ -166,13 +171,11 @@ def trial(lab, link, tmp_path) -> Trial:
 
 
 def content_pushed(link: Link) -> bytes:
+    """By the parts that the server asks for."""
     _, (tree,) = link.pushed[-1]
-    missing = [o for o in _ids(tree) if o not in link.objects]
-    assert not missing
-    contents = {id: link.objects[id] for id in _ids(tree)}
-    whole = inflate_object_from_contents(tree.object_id, contents)
-    assert isinstance(whole, Message)
-    return from_record(whole.content)
+    whole = content_of({id: link.objects[id] for id in needed_parts(tree)}, tree)
+    assert isinstance(whole, RecordDict)
+    return from_record(whole)
 
 
 def _ids(tree):
@@ -195,6 +198,20 @@ def everything(link: Link, monkeypatch) -> None:
     monkeypatch.setattr(link, "PushMessages", asks_for_all)
 
 
+MORE = ConfigRecord({"number": 1})
+
+
+def test_of_a_small_message_one_part_travels(trial, link, monkeypatch):
+    """Flower's message and its record of records are two calls more, each way."""
+    everything(link, monkeypatch)
+    link.send(to_record(b"x"))
+    trial.run()
+    assert link.calls.count("object") == 1
+    _, (tree,) = link.pushed[-1]
+    assert [id in link.objects for id in _ids(tree)] == [False, False, True]
+    assert content_pushed(link) == b"reply to x"
+
+
 @pytest.mark.parametrize("size", [6, flower.SMALL, flower.SMALL + 1])
 def test_a_message_is_answered(trial, link, monkeypatch, size):
     everything(link, monkeypatch)
@@ -214,7 +231,12 @@ def test_a_message_is_answered(trial, link, monkeypatch, size):
     [
         (to_record(b"x"), "train", "a message of type 'train'"),
         (
-            RecordDict({"other": ConfigRecord({"message": b"x"})}),
+            RecordDict({"other": ConfigRecord({"content": b"x"})}),
+            KIND,
+            "a message without fedblend's record",
+        ),
+        (
+            RecordDict({"other": ConfigRecord({"message": b"x"}), "and": MORE}),
             KIND,
             "a message without fedblend's record",
         ),
@@ -226,7 +248,7 @@ def test_a_message_is_answered(trial, link, monkeypatch, size):
         (
             RecordDict({"fedblend": MetricRecord({"message": 1})}),
             KIND,
-            "a message without fedblend's record",
+            "no message of Flower: ValueError",
         ),
     ],
 )

@@ -172,6 +172,7 @@ def test_what_needs_constants_names_who_withholds_them(
         run_server(run, LoopbackTransport(found), poll=0.0)
 
 
+@pytest.mark.slow
 def test_select_sends_the_rows_that_are_used_and_comes_to_the_same(tmp_path):
     ratings = write_movies(tmp_path)
     transport = Recorded(nodes(tmp_path, tmp_path, SELECTS))

@@ -43,6 +43,7 @@ def least_squares(folder: Path) -> dict[str, Any]:
     return tables
 
 
+@pytest.mark.slow
 def test_the_run_stays_below_its_bound(tmp_path: Path):
     config = check(least_squares(tmp_path), "made")
     summary = run_config(config, tmp_path / "run")

@@ -32,6 +32,7 @@ def gap(by_hand: ByHand, x: np.ndarray, alpha: float = ALPHA) -> float:
     return float(gradient @ gradient) / (2 * alpha**2 * L2)
 
 
+@pytest.mark.slow
 def test_a_run_stops_at_its_certificate(tmp_path, by_hand, compiled):
     """At the first record of NumPy's iterates that has it, and not one sooner."""
     config = check(STOPPED, "here")

@@ -64,6 +64,7 @@ def table(path):
         return list(csv.DictReader(file))
 
 
+@pytest.mark.slow
 def test_training_alone_is_computed_once(made, tmp_path):
     out, found, steps = made
     own = [stage for name, stage, *_ in steps if name == "fedavg"]
@@ -141,6 +142,7 @@ def test_rounds_and_bits_to_a_target(made):
     assert [row["round"] for row in again.target] == [None, None]
 
 
+@pytest.mark.slow
 def test_a_killed_comparison_goes_on(made, tmp_path):
     """While clients train alone, and in the second run, that has it from the first."""
     out, _, _ = made

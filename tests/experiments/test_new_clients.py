@@ -119,6 +119,7 @@ def results(path):
     return folder.clients.read_text(), [run["unseen"] for run in runs]
 
 
+@pytest.mark.slow
 def test_clients_that_a_run_sets_apart(tiny, tmp_path):
     tiny["data"]["unseen"] = 0.3
     tiny["run"]["seed"] = [0, 4]

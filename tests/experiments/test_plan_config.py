@@ -182,6 +182,7 @@ TABLES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "width"),
     [("plain", "float32"), ("diana", "float64"), ("first", "float32"),

@@ -174,6 +174,7 @@ def test_local_models_that_were_not_trained_are_reported(tiny):
     assert warning.startswith("the local models of 6 clients (0, 1, 2, 3, 4, ...) ")
 
 
+@pytest.mark.slow
 def test_training_alone_is_as_long_as_asked(tiny, tmp_path):
     tiny["measure"] |= {"local": 7}
     steps: list[Step] = []
@@ -185,6 +186,7 @@ def test_training_alone_is_as_long_as_asked(tiny, tmp_path):
     assert summary["harm"].endswith("Training alone: 7 rounds, as asked")
 
 
+@pytest.mark.slow
 def test_training_alone_has_its_own_best_round_whatever_the_cohort(tiny, tmp_path):
     tiny["data"] |= {"validation": 0.25}
     tiny["run"]["cohort"] = 1
@@ -215,6 +217,7 @@ def test_training_alone_has_its_own_best_round_whatever_the_cohort(tiny, tmp_pat
     assert f"local, training alone: {rounds} rounds, the best of" in text.getvalue()
 
 
+@pytest.mark.slow
 def test_training_alone_that_is_cut_short_is_reported(tiny, tmp_path, monkeypatch):
     monkeypatch.setattr(train_alone, "MOST", 1)
     monkeypatch.setattr(train_alone, "LITTLE", -1.0)

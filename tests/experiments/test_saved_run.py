@@ -49,6 +49,7 @@ def same(left, right) -> bool:
     )
 
 
+@pytest.mark.slow
 def test_models_of_every_seed_are_those_of_the_run(blended):
     out, run = blended
     saved = fb.load(out)
@@ -139,6 +140,7 @@ def stopped_after(calls, function):
     return call
 
 
+@pytest.mark.slow
 def test_personal_models_that_are_not_kept_or_interrupted(
     tiny, tmp_path, monkeypatch, no_figures
 ):

@@ -135,6 +135,7 @@ def apfl(tmp_path_factory, compiled):
     return made, out, found
 
 
+@pytest.mark.slow
 def test_a_value_is_what_a_run_by_itself_would_be(apfl, tmp_path):
     _, out, found = apfl
     assert found.programs == 1 and not (out / "programs").exists()
@@ -214,6 +215,7 @@ class Stop(Exception):
     """Something that ends a sweep from outside."""
 
 
+@pytest.mark.slow
 def test_a_sweep_goes_on_where_it_was_killed(apfl, tmp_path):
     """While clients train alone, in the program, and while the folders are written."""
     made, out, whole = apfl

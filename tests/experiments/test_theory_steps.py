@@ -113,3 +113,30 @@ def test_flat_problems_take_the_shorter_steps():
     parts = ALPHA**2 * built.smoothness.smooth
     assert together == pytest.approx(1 / (4 * parts.max()))
     assert len(parts) == CLIENTS
+
+
+@pytest.mark.parametrize("how", ["plain", "diana"])
+def test_one_mask_is_one_client_that_compresses_the_mean(how, by_hand):
+    """Its step by theory reaches the optimum: the error vanishes with the mean."""
+    settings = (
+        f"compress.how={how}",
+        f"compress.compressor={{name='rand_k', k={K}}}",
+        "compress.masks=one",
+        "run.rounds=1500",
+        "run.every=1500",
+    )
+    config = check(changed(FLIX, *settings), "here")
+    with precision("float64"):
+        built = build(config)
+        assert built.smoothness is not None
+        found = rates(config, built.smoothness, DIM).together
+        run = set_up(dataclasses.replace(built.spec, measure={})).complete()
+    top, omega = ALPHA**2 * built.smoothness.smooth.mean(), DIM / K - 1
+    if how == "plain":
+        assert found == pytest.approx(1 / (top * (1 + 2 * omega)))
+    else:
+        assert 1 / (top * (1 + 5 * omega)) <= found <= 1 / (top * (1 + omega))
+    (x,) = stacked(jax.tree.map(lambda leaf: leaf[None], run.shared))
+    gap = by_hand.value(ALPHA, x) - by_hand.least(ALPHA)
+    print(how, gap)
+    assert gap < 1e-8

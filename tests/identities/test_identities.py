@@ -176,6 +176,7 @@ def test_the_median_of_one_client_is_that_client():
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "build",
     [

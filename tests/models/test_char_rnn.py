@@ -79,7 +79,8 @@ def test_the_scores_are_those_of_loops(cell, layers):
         np.testing.assert_allclose(found, wanted, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("cell", ["gru", pytest.param("lstm", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("cell", ["gru", "lstm"])
 def test_the_gradient_is_that_of_finite_differences(cell):
     model = char_rnn(11, embedding=3, hidden=4, cell=cell)
     loss = sequence_cross_entropy(model.apply)
@@ -149,6 +150,7 @@ def test_the_start():
     assert not np.allclose(params.layers[0].state[: shape[0]], params.layers[1].state)
 
 
+@pytest.mark.slow
 def test_it_learns_a_cycle():
     """Ten characters in a ring: the next one is certain."""
     ids = (np.arange(12)[None, :] + np.arange(10)[:, None]) % 10

@@ -46,6 +46,7 @@ def test_labels_are_averaged_one_by_one_and_values_as_they_are():
     np.testing.assert_allclose(found, np.tensordot(WEIGHTS, SCORES, axes=1), rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_models_start_apart_and_the_first_where_one_model_does():
     linear, network = fb.models.softmax(4, 3), fb.models.mlp(4, 3, hidden=(5,))
     models = fb.models.ensemble(linear, 3).init(KEY).models

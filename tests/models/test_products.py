@@ -18,6 +18,7 @@ def slope(model):
     return jax.grad(lambda params: jnp.sin(model.apply(params, ROWS)).sum())(PARAMS)
 
 
+@pytest.mark.slow
 def test_bfloat16_rounds_the_model_and_keeps_its_parameters_and_gradients():
     low = with_products(PLAIN, "bfloat16")
     found, exact = low.apply(PARAMS, ROWS), PLAIN.apply(PARAMS, ROWS)

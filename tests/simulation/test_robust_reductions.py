@@ -154,3 +154,38 @@ def test_as_many_are_trimmed_as_the_fraction_says(fraction, count):
     assert float(aggregators.trimmed(fraction)(everyone, jnp.asarray(values))) == 0
     values[cut] = 1e6
     assert float(aggregators.trimmed(fraction)(everyone, jnp.asarray(values))) > 0
+
+
+def started(reduction: str, attackers: int, **settings) -> np.ndarray:
+    """Where FLIX starts, with x_i the mean of a client's rows."""
+    local = fb.solvers.gradient_descent(ON.loss, 1.0, most=1)
+    flix = fb.flix(ON.loss, lambda loss: FEDAVG, alpha=0.5, local=local)
+    who = np.arange(CLIENTS) < attackers
+    run = fb.simulate(
+        fb.byzantine(flix, "negate", attackers=who, factor=HUGE),
+        ON.params,
+        ON.federated_data,
+        jax.random.key(0),
+        rounds=1,
+        reduction=reduction,
+        **settings,
+    )
+    next(iter(run))
+    return np.asarray(run.shared)
+
+
+def test_what_clients_send_at_enrollment_is_reduced_as_in_rounds():
+    """By hand: x_i is the mean of nine rows, and attackers send -HUGE x_i."""
+    rows = np.asarray(ON.federated_data.train.examples[1], np.float64)
+    sent = rows.reshape(CLIENTS, ROWS, DIM).mean(axis=1)
+    sent[:20] *= -HUGE
+    # The weights alpha^2 L = 0.25 travel with x_i, and -HUGE times for attackers.
+    weights = np.where(np.arange(CLIENTS) < 20, -HUGE, 1.0)
+    expected = np.median(sent, axis=0) / np.median(weights)
+    found = started("median", 20)
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    assert np.abs(found - MU).max() < of_median(20)
+    assert np.abs(started("trimmed_mean", 20, trim=0.2) - MU).max() < 1
+    assert np.abs(started("mean", 20) - MU).max() > 1
+    small = started("median", 20, chunk=7)
+    np.testing.assert_array_equal(small, found)

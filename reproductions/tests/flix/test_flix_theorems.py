@@ -85,6 +85,7 @@ def test_plans_reach_their_accuracy(data_home):
     assert set(found.figures) == {"plans"}
 
 
+@pytest.mark.slow
 def test_descent_falls_alike_for_all_alpha(data_home):
     found = descent.F3.check(True)
     for start in ("ones", "average"):

@@ -86,7 +86,8 @@ def feddbe(loss: Loss, work: Work, *, features: Apply, kappa: float = 1.0) -> Al
     def mean_features(params, batch: Batch):
         found = features(params, batch.rows[0])
         counts = jnp.ones(len(found), bool) if batch.mask is None else batch.mask
-        total = jnp.where(counts[:, None], found, 0).sum(axis=0)
+        kept = counts.reshape(-1, *(1,) * (found.ndim - 1))
+        total = jnp.where(kept, found, 0).sum(axis=0)
         return total / jnp.maximum(counts.sum(), 1).astype(total.dtype)
 
     def enroll(params, shard, key):

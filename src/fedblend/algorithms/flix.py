@@ -22,7 +22,8 @@ more local steps another method, which the authors' code runs under the same nam
 
 Where this differs from the paper: for its own solvers it does not. Weights are uniform
 unless the run sets others; ``average="stationary"`` weighs by alpha_i^4 L_i^2, for x_i
-that are stationary points only. Wrapped methods with states enroll at the initial
+that are stationary points only. A run that reduces by the median, say, takes that of
+what clients send at enrollment, too. Wrapped methods with states enroll at the initial
 parameters.
 
 Reference: Gasanov, Khaled, Horváth, Richtárik, "FLIX: a simple and communication-
@@ -81,8 +82,8 @@ def flix(
         smooth: L_i, for the weights of x_avg; a number, or an array over clients.
         average: weights of x_avg: "minimizer" for alpha_i^2 L_i, "stationary" for
             alpha_i^4 L_i^2.
-        mix: ``mixing.parameters`` or ``mixing.outputs``; names of parts of the model,
-            such as ["last"], to mix these alone.
+        mix: ``mixing.parameters``, ``mixing.outputs`` or ``mixing.products``; names of
+            parts of the model, such as ["last"], to mix these alone.
     """
     power = 1 if average == "minimizer" else 2
 

@@ -4,6 +4,7 @@
 
 import contextlib
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -32,12 +33,17 @@ def audit_privacy(
     seed: Annotated[
         int, option("Of coins and directions; noise is never the same.", "S", min=0)
     ] = 0,
+    policy: Annotated[
+        Path | None,
+        option("Audit the clip and noise of this policy.toml instead.", "FILE"),
+    ] = None,
     sets: Settings = None,
     format: OutputFormat = Format.table,
 ) -> None:
     """Attack a private training with canaries; bound its epsilon from below.
 
-    For a file with the table [privacy]. Runs its clipping, noise and sampling many
+    For a file with the table [privacy], or with --policy for the answers of a node to
+    an experiment that the file describes. Runs its clipping, noise and sampling many
     times, with clients that each send one of two updates, guesses which, and prints
     the epsilon that the guesses prove beside the promised one. Exit code 1 means that
     more leaks than is promised. No violation is no proof: another attack may find one.
@@ -47,12 +53,13 @@ def audit_privacy(
     fedblend audit-privacy private.toml
 
     fedblend audit-privacy private.toml --trials 2000 --confidence 0.99 --format json
+
+    fedblend audit-privacy experiment.toml --policy policy.toml
     """
     if not 0.5 <= confidence < 1:
         raise typer.BadParameter(f"--confidence: {confidence:g} is not in [0.5, 1)")
     config = screen.load(file, sets)
-    from fedblend.experiments.audit_privacy.audit import audit
-
+    audit = _audit_of(policy)
     with screen.errors_of(file), _progress() as on_step:
         found = audit(
             config,
@@ -70,6 +77,20 @@ def audit_privacy(
         _print(found)
     if found.violated:
         raise typer.Exit(VIOLATED)
+
+
+def _audit_of(policy: Path | None) -> "Callable[..., Audit]":
+    """The audit of a configuration, or of a node with this policy."""
+    if policy is None:
+        from fedblend.experiments.audit_privacy.audit import audit
+
+        return audit
+    from fedblend.deploy.client.audit_noise import audit_node
+    from fedblend.deploy.client.policy import load_policy
+
+    with screen.errors_of(policy):
+        own = load_policy(policy)
+    return lambda config, **options: audit_node(config, own, **options)
 
 
 def _print(found: "Audit") -> None:
@@ -100,7 +121,7 @@ def _verdict(found: "Audit") -> str:
         return (
             f"VIOLATION: epsilon is at least {found.lower:.4g}, and "
             f"{found.promised:.4g} is promised: clipping, noise or sampling is not "
-            "what [privacy] says"
+            "what [privacy], or [protect] of the policy, says"
         )
     share = found.lower / found.promised if found.promised else 0.0
     return (

@@ -46,9 +46,12 @@ def report(
 
     fedblend report runs/first --client hospital-7
     """
+    from fedblend.config.base_file import require_base
     from fedblend.errors import RunError
     from fedblend.report.page import write_page
 
+    for folder in folders:
+        require_base(folder / "config.toml")
     file = out or default_file(folders, client)
     if file.is_dir():
         raise RunError(f"--out: {file} is a folder; name a file, such as {REPORT}")

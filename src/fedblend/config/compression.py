@@ -6,8 +6,10 @@ Where ``start`` is not given, DIANA's memories start at the first gradient if th
 message that this takes is at most a seventh of what a client sends in the run: if it
 answers at least ``7 (omega + 1)`` times, since a dense message has as many entries as
 omega + 1 answers of rand-k. Bounds are the same for both starts, so that the factor is
-measured: ``benchmarks/diana_start.py``.
+measured: ``benchmarks/diana_start.py``. With ``masks = "one"`` they start at zero.
 """
+
+from functools import partial
 
 import numpy as np
 
@@ -83,8 +85,10 @@ def _compressed_up(
     if table.compressor is None:
         return algorithm
     made = fitting("compress.compressor", table.compressor, dim)
+    one = table.masks == "one"
     if table.how == "plain":
-        return transforms.compressed(algorithm, made)
+        use = transforms.one_mask if one else transforms.compressed
+        return use(algorithm, made)
     if table.how == "ef21":
         if made.delta is None or not np.min(made.delta(dim)) > 0:
             raise ConfigError(
@@ -96,5 +100,9 @@ def _compressed_up(
     assert made.omega is not None  # the table takes unbiased ones only
     with named_by_key(rate="compress.rate"):
         check_rate(rate, made.omega(dim))
-    start = table.start or first_memories(made.omega(dim), answers)
-    return transforms.diana(algorithm, made, rate=rate, start=start)
+    # With one mask memories follow the mean alone, which is 0 at the optimum.
+    chosen = "zero" if one else first_memories(made.omega(dim), answers)
+    diana = partial(transforms.diana, rate=rate, start=table.start or chosen)
+    if one:
+        return transforms.one_mask(algorithm, made, how=diana)
+    return diana(algorithm, made)

@@ -67,6 +67,8 @@ OPTIONS: Mapping[str, Any] = {
 HEADS: Mapping[str, str] = {
     **dict.fromkeys(LINEAR, "bias"),
     **dict.fromkeys(("mlp", "cnn", "large_cnn", "resnet18", "char_rnn"), "last"),
+    "text_classifier": "last",
+    "transformer": "norm",
     "dual_encoder": "dense",
 }
 """The parts of a model that stay with a client: of a linear one, the intercept."""

@@ -25,7 +25,7 @@ from fedblend.data.federated import FederatedData
 from fedblend.errors import ConfigError
 from fedblend.mixing import Apply
 from fedblend.theory import constants, steps
-from fedblend.theory.constants import Smoothness, mu_alpha
+from fedblend.theory.constants import Smoothness, mu_alpha, together
 from fedblend.theory.plan import DGD, Solver
 
 _LOSSES = {
@@ -47,6 +47,8 @@ _OWN_LOSSES = {"dual_encoder": "hinge"}
 """Of models that have a loss of their own."""
 LINEAR = ("softmax", "logistic")
 """Models that are linear in their inputs."""
+SEQUENCES = ("char_rnn", "transformer")
+"""Models with scores at every place of a sequence."""
 _BY_LOSS = {
     "logistic": constants.logistic,
     "cross_entropy": constants.softmax,
@@ -101,8 +103,8 @@ def _one_model(config: Config, task: Task, loss: str) -> models.Model:
     own = imported_model(choice, task, outputs, config.run.precision)
     if own is not None:
         return own
-    if (name == "char_rnn") != (task.kind == "sequence"):
-        kind = "sequences" if name == "char_rnn" else "single rows"
+    if (name in SEQUENCES) != (task.kind == "sequence"):
+        kind = "sequences" if name in SEQUENCES else "single rows"
         raise ConfigError(
             f'model.name: "{name}" is for {kind}, not for {task.kind} targets'
         )
@@ -327,6 +329,9 @@ def rates(config: Config, known: Smoothness | None, dim: int) -> Rates:
     if options.entry.coin:
         return Rates(float(options.local_training(known, dim).rates[0]), alone)
     way = solver(config.compress, dim, clients, accelerates=_accelerates(options))
+    if config.compress is not None and config.compress.masks == "one":
+        # Clients with one mask are, together, one client with the objective f~.
+        known, alpha = together(alpha, known), np.ones(1)
     return Rates(step(way, alpha, known), alone, momentum(way, alpha, known))
 
 

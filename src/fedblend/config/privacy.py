@@ -33,7 +33,7 @@ EXAMINED = {
         "clip noise tree buffers delta adjacency adaptive quantile rate count_noise "
         "noise_from"
     ),
-    "compress": "how compressor rate start down",
+    "compress": "how compressor rate start masks down",
     "central": (
         "how weight classes share penalty strength file target test steps batch_size "
         "rate merge upload"

@@ -13,7 +13,7 @@ LEAST = 3
 """Clients without which a sum hides nobody."""
 APART = ("top_k", "rand_k")
 """Compressors whose entries differ by client in ``[compress]``."""
-SUMMED = 'whole updates, quantizers, locodl with masks = "one"'
+SUMMED = 'whole updates, quantizers, rand_k with masks = "one"'
 """Answers whose sum shows no single client."""
 
 
@@ -26,10 +26,23 @@ def check_secure(config: "Config", clients: int) -> None:
     asked, run, compress = config.federation, config.run, config.compress
     cohort = run.cohort or clients
     name = getattr(getattr(compress, "compressor", None), "name", None)
+    one = compress is not None and compress.masks == "one"
     for key, value, wrong, allowed in (
         ("run.reduction", run.reduction, run.reduction != "mean", "mean"),
         ("select", "a table", config.select is not None, "the same message for all"),
-        ("compress.compressor", name, name in APART, SUMMED),
+        ("compress.compressor", name, name in APART and not one, SUMMED),
+        (
+            "compress.start",
+            "first",
+            compress is not None and compress.start == "first",
+            "zero; the first answers would be whole, and of some clients only",
+        ),
+        (
+            "compress.rate",
+            "a list",
+            compress is not None and isinstance(compress.rate, list),
+            "one rate for all clients",
+        ),
         (
             "compress.how",
             "perm_k",

@@ -75,6 +75,9 @@ def transformed(
         algorithm = _mixed(config.central, algorithm, loss)
     dim = trees.size(_sent(config, params))
     answers = config.run.rounds * (config.run.cohort or clients) / clients
+    if config.federation is not None and config.federation.secure:
+        # Nobody sends a first answer whole: other clients may send theirs later.
+        answers = 0.0
     return compressed(config.compress, algorithm, dim, clients, answers)
 
 

@@ -15,7 +15,7 @@ from typing import NamedTuple, TypeVar
 import httpx
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization.ssh import load_ssh_private_key
-from flwr.app import Error, Message
+from flwr.app import Error, Message, RecordDict
 from flwr.app.message import remove_content_from_message
 from flwr.common.serde import message_from_proto, message_to_proto
 from flwr.proto.fleet_pb2 import (
@@ -35,10 +35,8 @@ from flwr.proto.node_pb2 import Node
 from flwr.supercore.inflatable.inflatable_object import (
     get_all_nested_objects,
     get_object_tree,
-    iterate_object_tree,
     no_object_id_recompute,
 )
-from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 from flwr.supercore.interceptors.http.runtime_version import (
     RuntimeVersionHttpInterceptor,
 )
@@ -47,7 +45,14 @@ from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
 from fedblend.deploy.clock_skew import clock_remark
-from fedblend.deploy.flower import KIND, from_record, pause_in, to_record
+from fedblend.deploy.flower import (
+    KIND,
+    content_of,
+    from_record,
+    needed_parts,
+    pause_in,
+    to_record,
+)
 from fedblend.errors import RunError
 
 RETRY = 2.0
@@ -168,9 +173,9 @@ class FleetClient:
         run, kind = message.metadata.run_id, message.metadata.message_type
         if kind != KIND:
             raise Foreign(f"a message of type {kind[:40]!r}")
-        for branch in iterate_object_tree(tree):
-            content = self._part(run, branch.object_id)
-            found[branch.object_id] = content
+        for id in needed_parts(tree):
+            content = self._part(run, id)
+            found[id] = content
             size += len(content)
             if max_bytes is not None and size > max_bytes + OVERHEAD:
                 raise Foreign(f"more than {max_bytes} bytes, the most that is accepted")
@@ -180,10 +185,10 @@ class FleetClient:
         )
         self._call(self._client.ConfirmMessageReceived, received)
         try:
-            whole = inflate_object_from_contents(tree.object_id, found)
-            data = from_record(whole.content) if isinstance(whole, Message) else b""
-            if isinstance(whole, Message):
-                self.pause = pause_in(whole.content)
+            whole = content_of(found, tree)
+            data = from_record(whole) if isinstance(whole, RecordDict) else b""
+            if isinstance(whole, RecordDict):
+                self.pause = pause_in(whole)
         except Exception as error:
             raise Foreign(f"no message of Flower: {type(error).__name__}") from None
         if not data:
@@ -223,7 +228,9 @@ class FleetClient:
                 clientapp_runtime_list=[seconds],
             )
             pushed = self._call(self._client.PushMessages, request)
-            for id in pushed.objects_to_push:
+            # The server, which is ours, does not ask for the others.
+            needed = set(needed_parts(tree))
+            for id in [one for one in pushed.objects_to_push if one in needed]:
                 part = PushObjectRequest(
                     node=self._node,
                     run_id=reply.metadata.run_id,

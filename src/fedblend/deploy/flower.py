@@ -7,19 +7,30 @@ resending are our own (``transport``). The ClientApp is for nodes with Flower's
 SuperNode in place of our carrier; it imports no JAX.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from math import inf
 from pathlib import Path
 
-from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from flwr.app import (
+    Array,
+    ArrayRecord,
+    ConfigRecord,
+    Context,
+    Error,
+    Message,
+    RecordDict,
+)
 from flwr.clientapp import ClientApp
+from flwr.proto.message_pb2 import ObjectTree
+from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
+from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 
 from fedblend.deploy import worker
 
 RECORD, ARRAY, PAUSE, KIND = "fedblend", "message", "pause", "query"
-SMALL = 1 << 20
+SMALL = 4 << 20
 """Bytes of a message that travels in one piece: Flower makes a call for every piece,
-and an array has two more."""
+and an array has two more. Flower's own pieces of arrays are as large."""
 TTL = 3600.0
 """Seconds that Flower keeps a message; ours are sent again long before."""
 
@@ -48,6 +59,35 @@ def from_record(content: RecordDict) -> bytes:
         return bytes(content.array_records[RECORD][ARRAY].data)
     except (KeyError, AttributeError):
         return b""
+
+
+def needed_parts(tree: ObjectTree) -> list[str]:
+    """The parts of a message without which its content is not known.
+
+    Of a message in one piece only that piece is needed: around it are a record of
+    records and Flower's message, a call of HTTP each.
+    """
+    leaf, depth = tree, 0
+    while len(leaf.children) == 1:
+        leaf, depth = leaf.children[0], depth + 1
+    if depth == 2 and not leaf.children:
+        return [leaf.object_id]
+    return [branch.object_id for branch in iterate_object_tree(tree)]
+
+
+def content_of(parts: Mapping[str, bytes], tree: ObjectTree) -> RecordDict | Error:
+    """What a message has, from the parts that are needed; or the error in its place.
+
+    Raises:
+        ValueError: it is no message of ours.
+    """
+    top = tree.object_id if tree.object_id in parts else next(iter(parts))
+    found = inflate_object_from_contents(top, dict(parts))
+    if isinstance(found, ConfigRecord):
+        return RecordDict({RECORD: found})
+    if not isinstance(found, Message):
+        raise ValueError("the reply is no message of ours")
+    return found.error if found.has_error() else found.content
 
 
 def pause_in(content: RecordDict) -> float | None:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.app import Error, Message, RecordDict
 from flwr.proto.message_pb2 import (
     ConfirmMessageReceivedRequest,
     ObjectTree,
@@ -23,10 +23,15 @@ from flwr.proto.message_pb2 import (
 )
 from flwr.proto.runtime_pb2 import PullAppMessagesRequest
 from flwr.serverapp import Grid
-from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
-from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 
-from fedblend.deploy.flower import KIND, RECORD, TTL, from_record, to_record
+from fedblend.deploy.flower import (
+    KIND,
+    TTL,
+    content_of,
+    from_record,
+    needed_parts,
+    to_record,
+)
 from fedblend.deploy.transport import Reply
 
 REFRESH = 2.0
@@ -88,40 +93,24 @@ def claim(grid: Grid, ids: Sequence[str]) -> list[Claimed]:
 
 
 def _opened(reply: Message) -> Fetched:
-    if reply.has_error():
-        error = str(reply.error.reason)[:200] or "error"
-        return Fetched(None, error, reply.error.code == UNAVAILABLE)
-    return Fetched(from_record(reply.content))
+    return _fetched(reply.error if reply.has_error() else reply.content)
+
+
+def _fetched(content: RecordDict | Error) -> Fetched:
+    if isinstance(content, Error):
+        error = str(content.reason)[:200] or "error"
+        return Fetched(None, error, content.code == UNAVAILABLE)
+    return Fetched(from_record(content))
 
 
 def _fetch(grid: Any, client: Any, id: str, tree: ObjectTree) -> Fetched:
-    """A reply, as soon as all of its parts are there.
-
-    Of a message that travels in one piece only that piece is needed: around it are a
-    record of records and Flower's message, a call of HTTP each.
-    """
-    pieces = [branch.object_id for branch in iterate_object_tree(tree)]
-    last = _only_leaf(tree)
-    get = partial(_part, grid, client)
-    parts = {one: get(one) for one in (pieces if last is None else [last])}
+    """A reply, as soon as all of its parts are there."""
+    parts = {one: _part(grid, client, one) for one in needed_parts(tree)}
     received = ConfirmMessageReceivedRequest(
         node=grid.node, run_id=grid.run.run_id, message_object_id=id
     )
     client.ConfirmMessageReceived(received)
-    found = inflate_object_from_contents(last or tree.object_id, parts)
-    if isinstance(found, Message):
-        return _opened(found)
-    if isinstance(found, ConfigRecord):
-        return Fetched(from_record(RecordDict({RECORD: found})))
-    raise ValueError("the reply is no message of ours")
-
-
-def _only_leaf(tree: ObjectTree) -> str | None:
-    """The record of a message that has one record without parts; else None."""
-    depth = 0
-    while len(tree.children) == 1:
-        tree, depth = tree.children[0], depth + 1
-    return tree.object_id if depth == 2 and not tree.children else None
+    return _fetched(content_of(parts, tree))
 
 
 def _part(grid: Any, client: Any, id: str) -> bytes:

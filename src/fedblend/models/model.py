@@ -39,13 +39,18 @@ class Model(NamedTuple):
 
     A model with a last layer may have its two halves as well, so that ``apply(params,
     inputs) = head(params, features(params, inputs))``: methods that work on features
-    need them. Features are [rows, width].
+    need them. Features are [rows, width], of sequences [rows, length, width].
+
+    A model with attention may have ``prefix(key, length)``: learned keys and values
+    that stand before those of every row. Its functions take ``Prefixed(params,
+    prefix)`` in place of parameters.
     """
 
     init: Callable[[Key], PyTree]
     apply: Apply
     features: Apply | None = None
     head: Apply | None = None
+    prefix: Callable[[Key, int], PyTree] | None = None
 
 
 def of_halves(init: Callable[[Key], PyTree], features: Apply, head: Apply) -> Model:

@@ -19,6 +19,7 @@ from fedblend.checks import words
 from fedblend.core import PyTree
 from fedblend.errors import SettingError
 from fedblend.models.model import Model
+from fedblend.models.scans import scan_inputs
 
 PARTS = ("head", "body", "biases", "normalization")
 """The parts that have a name."""
@@ -38,7 +39,7 @@ def find_part(model: Model, inputs: PyTree, part: str) -> list[str]:
     """The paths of the parameters that are a part of a model.
 
     Args:
-        model: any, of this package or of an adapter.
+        model: any, of this package or of another framework.
         inputs: some rows, or their shapes; they are not computed with.
         part: "head" for the last layer, "body" for all others, "biases" for what is
             added to activations, "normalization" for layers that scale them.
@@ -53,20 +54,21 @@ def find_part(model: Model, inputs: PyTree, part: str) -> list[str]:
         ['last/bias', 'last/weight']
     """
     words(*PARTS)("find_part: part", part)
-    uses = _uses(model, inputs)
-    scaled = {_layer(path) for path, use in uses.items() if use.operation == "mul"}
+    params = jax.eval_shape(model.init, jax.random.key(0))
+    uses = _uses(model, params, inputs)
+    scaled = {layer_of(path) for path, use in uses.items() if use.operation == "mul"}
     matrices = {
         path: use
         for path, use in uses.items()
-        if use.operation not in ("mul", "add", "sub") and _layer(path) not in scaled
+        if use.operation not in ("mul", "add", "sub") and layer_of(path) not in scaled
     }
     last = max(matrices, key=lambda path: matrices[path].place, default="")
-    head = {path for path in uses if last and _layer(path) == _layer(last)}
+    head = {path for path in uses if last and layer_of(path) == layer_of(last)}
     found = {
         "head": head,
         "body": set(uses) - head if head else set(),
         "biases": {path for path, use in uses.items() if use.operation == "add"},
-        "normalization": {path for path in uses if _layer(path) in scaled},
+        "normalization": {path for path in uses if layer_of(path) in scaled},
     }[part]
     if not found or len(found) == len(uses):
         what = "has no" if not found else "is nothing but its"
@@ -76,14 +78,25 @@ def find_part(model: Model, inputs: PyTree, part: str) -> list[str]:
     return sorted(found)
 
 
-def _layer(path: str) -> str:
+def layer_of(path: str) -> str:
     """The layer of a parameter: its path, less the last name."""
     return re.sub(r"(^|[/.])[^/.]*$", "", path)
 
 
-def _uses(model: Model, inputs: PyTree) -> dict[str, _Use]:
+def operations_of(model: Model, params: PyTree, inputs: PyTree) -> dict[str, str]:
+    """The operation in which each parameter first meets the data, by path.
+
+    Args:
+        model: any.
+        params: its parameters, or their shapes.
+        inputs: some rows, or their shapes.
+    """
+    found = _uses(model, params, inputs)
+    return {path: use.operation for path, use in found.items()}
+
+
+def _uses(model: Model, params: PyTree, inputs: PyTree) -> dict[str, _Use]:
     """What the model does with each of its parameters, by path."""
-    params = jax.eval_shape(model.init, jax.random.key(0))
     paths = [
         jax.tree_util.keystr(path, simple=True, separator="/")
         for path, _ in jax.tree_util.tree_leaves_with_path(params)
@@ -123,7 +136,7 @@ def _inside(step: Any, known: list, first: dict[int, _Use]) -> list | None:
         return None
     if step.primitive.name == "scan" and _DATA in known:
         # A state that begins as a constant depends on the data after the first step.
-        constants, states = step.params["num_consts"], step.params["num_carry"]
+        constants, states = scan_inputs(step.params)
         known = [
             _DATA if constants <= place < constants + states else one
             for place, one in enumerate(known)

@@ -46,8 +46,10 @@ def with_products(model: Model, products: Products) -> Model:
 
         return low if products == "bfloat16" else named
 
-    halves = (None if half is None else rounded(half) for half in model[2:])
-    return Model(model.init, rounded(model.apply), *halves)
+    features, head = (
+        None if half is None else rounded(half) for half in (model.features, model.head)
+    )
+    return model._replace(apply=rounded(model.apply), features=features, head=head)
 
 
 def _cast(tree: PyTree, dtype) -> PyTree:

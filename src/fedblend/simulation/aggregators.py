@@ -127,6 +127,21 @@ def finish(running_sum: RunningSum, everyone: float) -> Aggregate:
     return Aggregate(mean, running_sum.weight / everyone, running_sum.count)
 
 
+def with_middle(
+    running_sum: RunningSum,
+    ups: PyTree,
+    middle: Callable[[jax.Array, jax.Array], jax.Array],
+) -> RunningSum:
+    """The sum of these ups with their ``middle`` for a mean, by a ``Reduction``."""
+    received = jax.vmap(trees.is_finite)(ups)
+
+    def total(values: jax.Array, leaf: jax.Array) -> jax.Array:
+        return middle(received, values).astype(leaf.dtype) * running_sum.weight
+
+    found = jax.tree.map(total, ups, running_sum.total)
+    return dataclasses.replace(running_sum, total=found)
+
+
 def median(received: jax.Array, values: jax.Array) -> jax.Array:
     """The median of the received values, entry by entry."""
     return _middle(values, received, (received.sum() - 1) // 2)

@@ -8,6 +8,7 @@ while the device computes the one before.
 """
 
 from collections.abc import Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,7 +19,7 @@ import numpy as np
 from fedblend import trees
 from fedblend.core import PyTree, Shard
 from fedblend.data.federated import Shards
-from fedblend.simulation.aggregators import RunningSum, empty
+from fedblend.simulation.aggregators import RunningSum, empty, with_middle
 from fedblend.simulation.chunks import Cut
 from fedblend.simulation.client_store import Store, open_store
 from fedblend.simulation.device_store import DeviceStore, extract, padded
@@ -184,7 +185,7 @@ class Clients:
             return None
         ids = np.unique(ids)
         ids, length = ids[~self.store.known[ids]], self._enrolls
-        total, cut = None, Cut(length, self._engine.settings.chunk)
+        total, cut, sent = None, Cut(length, self._engine.settings.chunk), []
         for first in range(0, len(ids), length):
             group = ids[first : first + length]
             everyone = np.concatenate([group, np.full(length - len(group), group[0])])
@@ -195,11 +196,24 @@ class Clients:
                 cut.arrange(starts, starts.flat[0]),
             )
             joining = self._members(*places, None, present, self._weights.enrollment)
-            part, states = self._engine.enroll(joining, train, cut)
+            part, (states, joins) = self._engine.enroll(joining, train, cut)
             there = padded(np.flatnonzero(present), length, 0)
             self.store.write(group, extract(states, there))
+            if jax.tree.leaves(joins):
+                own = trees.take(joins, np.flatnonzero(present))
+                sent.append(jax.device_put(own, self._engine.first_device))
             total = part if total is None else jax.tree.map(jnp.add, total, part)
-        return total
+        return total if total is None or not sent else self._middle(total, sent)
+
+    def _middle(self, total: RunningSum, sent: list[PyTree]) -> RunningSum:
+        """The sum whose mean is what the run's reduction makes of all that was sent."""
+        middle = self._engine.settings.reduction.stacked
+        assert middle is not None
+        joins = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *sent)
+        reduced = partial(with_middle, middle=middle)
+        if self._replicas is not None:
+            reduced = jax.vmap(reduced, in_axes=(0, 1))
+        return jax.jit(reduced)(total, joins)
 
     def states(self, ids: np.ndarray) -> PyTree:
         """What these clients remember, stacked."""

@@ -37,7 +37,7 @@ class Engine(Programs):
         def one_round(hyper, root, params, examples, member, central):
             algorithm = settings.build(hyper)
             group = jax.tree.map(lambda leaf: leaf[None, None, None], member)
-            join, states = rounds.enroll(
+            join, (states, _) = rounds.enroll(
                 settings, hyper, root, params, examples, group, None
             )
             joined, state = finish(join, 1.0), trees.take(states, 0)
@@ -76,8 +76,9 @@ class Engine(Programs):
 
     def enroll(
         self, members: Members, train: PyTree, cut: Cut
-    ) -> tuple[RunningSum, PyTree]:
-        """The sum of what clients send on joining, and their states, as they are cut.
+    ) -> tuple[RunningSum, tuple[PyTree, PyTree]]:
+        """The sum of what clients send on joining; their states, as they are cut, and
+        what each sends, where the reduction needs all of them.
 
         ``train`` are the rows that the members' places are in.
         """

@@ -21,6 +21,7 @@ from fedblend.core import Key, PyTree, Shard
 from fedblend.errors import UserError
 from fedblend.simulation import devices
 from fedblend.simulation.chunks import Cut
+from fedblend.simulation.constants import lower
 from fedblend.simulation.device_store import Slots
 from fedblend.simulation.rounds import Members, Settings
 from fedblend.simulation.worker import Worker
@@ -70,11 +71,11 @@ class Initial:
         def draw(key):
             return trees.strongly_typed(given(key))
 
-        lowered = jax.jit(jax.vmap(draw) if each else draw).lower(key)
+        traced = jax.jit(jax.vmap(draw) if each else draw).trace(key)
         self.shapes = jax.tree.map(
-            lambda leaf: SHAPE(leaf.shape, leaf.dtype), lowered.out_info
+            lambda leaf: SHAPE(leaf.shape, leaf.dtype), traced.out_info
         )
-        self._compiling = Worker().submit(lowered.compile)
+        self._compiling = Worker().submit(lower(traced, (key,)).compile)
 
     @cached_property
     def params(self) -> PyTree:
@@ -121,7 +122,7 @@ class Programs:
         self.compiled: dict[str, Any] = {}
         self._ahead: dict[str, Future] = {}
         self._compiler = Worker()
-        self._everywhere: dict[int, PyTree] = {}
+        self._everywhere: dict[int, tuple[PyTree, PyTree]] = {}
 
     def _turns(self, cut: Cut, together: bool = False) -> np.ndarray | None:
         """The chunks of each group of a device; all devices take as many ``together``.
@@ -211,13 +212,19 @@ class Programs:
         function = partial(function, self.settings)
         if self.replicas is not None:
             function = jax.vmap(function, (self.sweep, self.keys, *axes), out_axes)
-        if spread is None:
-            jitted = jax.jit(function, donate_argnums=donate)
-        else:
-            jitted = self._spread(function, lie, out_axes, spread, donate)
+        jit_options: dict[str, Any] = {"donate_argnums": donate}
+        if spread is not None:
+            function, results = self._spread(function, lie, out_axes, spread)
+            jit_options["out_shardings"] = results
+        whole = devices.sharding(self.mesh, None, None)
+        lowered = lower(
+            jax.jit(function, **jit_options).trace(*arguments),
+            arguments,
+            lambda one: one if spread is None else self._placed_once(one, whole),
+            **jit_options,
+        )
         options = devices.compiler_options(spread is not None, self.rounds)
-        lowered = jitted.lower(*arguments)
-        return partial(lowered.compile, compiler_options=options)
+        return partial(lowered.compile, options)
 
     def _run(self, name: str, arguments: Sequence[Any]) -> Any:
         try:
@@ -248,9 +255,11 @@ class Programs:
         lie: Any,
         out_axes: Any,
         spread: Spread,
-        donate: tuple[int, ...],
-    ) -> Any:
-        """The function on all devices of the mesh, each with its part of arguments."""
+    ) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        """The function on all devices of the mesh, each with its part of arguments.
+
+        Also where its results lie.
+        """
         outward = self._lie(out_axes, spread.results)
         function = jax.shard_map(
             function,
@@ -263,7 +272,7 @@ class Programs:
         results = tuple(
             one if place == spread.stay else whole for place, one in enumerate(outward)
         )
-        return jax.jit(function, donate_argnums=donate, out_shardings=results)
+        return function, results
 
     def _placed(self, argument: PyTree, lie: Any) -> PyTree:
         """An argument on its devices; what never changes is brought there once."""
@@ -273,6 +282,11 @@ class Programs:
         lasting = (*lasting, *self.examples.values())
         if not any(argument is one for one in lasting):
             return devices.placed(argument, lie)
+        return self._placed_once(argument, lie)
+
+    def _placed_once(self, argument: PyTree, lie: Any) -> PyTree:
+        """What never changes, on its devices; it is kept, so that its id stays."""
         if id(argument) not in self._everywhere:
-            self._everywhere[id(argument)] = devices.placed(argument, lie)
-        return self._everywhere[id(argument)]
+            found = devices.placed(argument, lie)
+            self._everywhere[id(argument)] = (argument, found)
+        return self._everywhere[id(argument)][1]

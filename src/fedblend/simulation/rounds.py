@@ -111,11 +111,12 @@ def enroll(
     members: Members,
     turns: jax.Array | None,
 ) -> tuple[aggregators.RunningSum, PyTree]:
-    """The sum of what clients send on joining, and their states.
+    """The sum of what clients send on joining, and what each client keeps and sends.
 
+    These are its state, and what it sends where the reduction needs all of them.
     ``turns`` are the chunks of each group.
     """
-    algorithm = settings.build(hyper)
+    algorithm, alone = settings.build(hyper), settings.reduction.stacked is not None
 
     def one(member):
         key = keys.at(root, "enroll", 0, member.ids)
@@ -125,12 +126,12 @@ def enroll(
     def add_chunk(total, nothing, members):
         join, states = side_by_side(one)(members)
         total, _ = aggregators.add_to(total, join, members.weights, members.present)
-        return total, nothing, states
+        return total, nothing, (states, join if alone else ())
 
     join, _ = jax.eval_shape(one, trees.take(members, (0, 0, 0)))
     first = aggregators.empty(join)
-    sums, _, states = by_groups(add_chunk, first, (), members, turns)
-    return devices.total(settings.width, sums), trees.flat(states, 3)
+    sums, _, each = by_groups(add_chunk, first, (), members, turns)
+    return devices.total(settings.width, sums), trees.flat(each, 3)
 
 
 def start(

@@ -392,6 +392,12 @@ def mu_alpha(alpha, smoothness: Smoothness) -> float:
     return float(squared @ smoothness.convex) / len(squared)
 
 
+def together(alpha, smoothness: Smoothness) -> Smoothness:
+    """The constants of f~ itself, as if one client had it."""
+    smooth, convex = L_alpha(alpha, smoothness), mu_alpha(alpha, smoothness)
+    return smoothness._replace(smooth=np.array([smooth]), convex=np.array([convex]))
+
+
 def squared_alpha(alpha, smoothness: Smoothness) -> np.ndarray:
     """``alpha_i^2`` of every client."""
     return per_client("alpha", alpha, len(smoothness.smooth), ALPHA) ** 2

@@ -12,10 +12,11 @@ from fedblend.transforms.dp_blt import dp_blt as dp_blt
 from fedblend.transforms.dp_fedavg import dp_fedavg as dp_fedavg
 from fedblend.transforms.dp_ftrl import dp_ftrl as dp_ftrl
 from fedblend.transforms.ef21 import ef21 as ef21
+from fedblend.transforms.fedselect import entries_touched as entries_touched
 from fedblend.transforms.fedselect import fedselect as fedselect
-from fedblend.transforms.fedselect_rows import entries_touched as entries_touched
 from fedblend.transforms.local_dp import local_dp as local_dp
 from fedblend.transforms.mixed_fl import mixed_fl as mixed_fl
+from fedblend.transforms.one_mask import one_mask as one_mask
 from fedblend.transforms.partial_correction import (
     partial_correction as partial_correction,
 )

@@ -51,6 +51,7 @@ from fedblend.core import Algorithm, PyTree, Ragged, Shard
 from fedblend.data.federated import FEDERATED_DATA, FederatedData
 from fedblend.registry import transform
 from fedblend.transforms import fedselect_rows
+from fedblend.transforms.fedselect_rows import entries_touched as entries_touched
 from fedblend.transforms.wrapping import delta_of
 
 

@@ -22,17 +22,12 @@ distributed nonconvex optimization", ICLR 2022, arXiv:2110.03300.
 
 import jax
 
-from fedblend import compress, keys
+from fedblend import compress
 from fedblend.checks import ALGORITHM, COUNT, gate
-from fedblend.compress.compressor import decode, encode
-from fedblend.core import Algorithm, Down, Quotable, Quote
+from fedblend.core import Algorithm
 from fedblend.registry import transform
-from fedblend.transforms.wrapping import (
-    delta_of,
-    inner_message,
-    needs_with,
-    with_inner_message,
-)
+from fedblend.transforms.compressed import compressed
+from fedblend.transforms.wrapping import needs_with, with_common_seed
 
 PURPOSE = "permuted"
 """Of the random keys; another word would draw other permutations."""
@@ -48,39 +43,9 @@ def perm_k(algorithm: Algorithm, *, clients: int) -> Algorithm:
         clients: the number of clients, all of whom take part in every round.
     """
 
-    def compressor(seed: Quotable | Quote):
-        return compress.perm_k(clients)(jax.random.wrap_key_data(seed.value))
+    def seeded(seed: jax.Array) -> Algorithm:
+        common = jax.random.wrap_key_data(seed)
+        return compressed(algorithm, compress.perm_k(clients)(common))
 
-    def seeded(down: Down, key) -> Down:
-        seed = jax.random.key_data(keys.named(key, PURPOSE))
-        return down._replace(extra=(down.extra, Quotable(seed, PURPOSE)))
-
-    def start(params, joins, central, key):
-        down, server = algorithm.start(params, joins, central, key)
-        return seeded(down, key), server
-
-    def client(down, client, shard, key):
-        up, client = algorithm.client(inner_message(down), client, shard, key)
-        seed, delta = down.extra[1], delta_of(up, "perm_k")
-        encoded = encode(compressor(seed), delta, key, shard, PURPOSE)
-        extra = (up.extra, Quote(seed.value, seed.name))
-        return up._replace(delta=encoded, extra=extra), client
-
-    def server(aggregate, down, server, central, key):
-        down, server = algorithm.server(
-            aggregate, inner_message(down), server, central, key
-        )
-        return seeded(down, key), server
-
-    def undo(up):
-        extra, seed = up.extra
-        delta = decode(compressor(seed), up.delta)
-        return algorithm.decode(up._replace(delta=delta, extra=extra))
-
-    return with_inner_message(algorithm)._replace(
-        start=start,
-        client=client,
-        server=server,
-        decode=undo,
-        needs=needs_with(clients, algorithm, "perm_k"),
-    )
+    needs = needs_with(clients, algorithm, "perm_k")
+    return with_common_seed(algorithm, seeded, PURPOSE)._replace(needs=needs)

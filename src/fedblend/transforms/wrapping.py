@@ -7,8 +7,19 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
+from fedblend import keys
 from fedblend.compress.compressor import Encoded
-from fedblend.core import Algorithm, Down, Needs, PyTree, Up, has_ragged
+from fedblend.core import (
+    Algorithm,
+    Down,
+    Key,
+    Needs,
+    PyTree,
+    Quotable,
+    Quote,
+    Up,
+    has_ragged,
+)
 from fedblend.registry import TRANSFORMS
 
 
@@ -108,4 +119,43 @@ def with_inner_message(algorithm: Algorithm) -> Algorithm:
             inner_message(down), client, shard, key
         ),
         tell=tell,
+    )
+
+
+def with_common_seed(
+    algorithm: Algorithm, seeded: Callable[[jax.Array], Algorithm], name: str
+) -> Algorithm:
+    """The algorithm whose clients use, in every round, a seed that all of them know.
+
+    Args:
+        algorithm: the server's half, which needs no seed.
+        seeded: from the seed of a round, the data of a key, to the clients' half.
+        name: of the random keys; another word would draw other seeds.
+    """
+
+    def send_seed(down: Down, key: Key) -> Down:
+        seed = jax.random.key_data(keys.named(key, name))
+        return down._replace(extra=(down.extra, Quotable(seed, name)))
+
+    def start(params, joins, central, key):
+        down, server = algorithm.start(params, joins, central, key)
+        return send_seed(down, key), server
+
+    def client(down, client, shard, key):
+        seed, message = down.extra[1].value, inner_message(down)
+        up, client = seeded(seed).client(message, client, shard, key)
+        return up._replace(extra=(up.extra, Quote(seed, name))), client
+
+    def server(aggregate, down, server, central, key):
+        down, server = algorithm.server(
+            aggregate, inner_message(down), server, central, key
+        )
+        return send_seed(down, key), server
+
+    def decode(up):
+        extra, seed = up.extra
+        return seeded(seed.value).decode(up._replace(extra=extra))
+
+    return with_inner_message(algorithm)._replace(
+        start=start, client=client, server=server, decode=decode
     )

@@ -54,6 +54,9 @@ def algorithm(name: str) -> Any:
         "quantized": lambda: fb.transforms.compressed(
             fb.fedavg(loss, WORK), compress.dithering(4)
         ),
+        "flix, diana": lambda: fb.transforms.one_mask(
+            build["flix"](), compress.rand_k(4), how=fb.diana
+        ),
         "one mask": lambda: fb.locodl(
             loss,
             fb.Work(0.05, steps=2, batch_size=None),
@@ -72,6 +75,8 @@ class DroppingTransport(LoopbackTransport):
     def __init__(self, nodes: dict, gone: Mapping[tuple[str, int], set[int]]):
         super().__init__(nodes)
         self.gone, self.now = gone, set[int]()
+        self.kinds: list[tuple[str, int]] = []
+        """Of all messages, with their rounds."""
 
     def addresses(self) -> list[int]:
         return [at for at in super().addresses() if at - 1000 not in self.now]
@@ -79,6 +84,7 @@ class DroppingTransport(LoopbackTransport):
     def send(self, outgoing: Mapping[int, bytes]) -> None:
         for address, data in outgoing.items():
             message = messages.decode(data)
+            self.kinds.append((message.kind, message.round))
             self.now = self.gone.get((message.kind, message.round), set())
             if address - 1000 not in self.now:
                 super().send({address: data})
@@ -125,6 +131,13 @@ class SecureFederation(LoopbackFederation):
         for name in ("_add", "_step", "_inspect_join", "_inspect_update", "_total"):
             setattr(server.aggregator, name, getattr(first.aggregator, name))
         server.engine.compiled = first.engine.compiled
+        exchange = server.exchanges.exchange
+
+        def begun(requests, *arguments, **options):
+            self.transport.now = set()
+            return exchange(requests, *arguments, **options)
+
+        server.exchanges.exchange = begun
         return server
 
     def run(self) -> Coordinator:
@@ -159,6 +172,8 @@ class UnmaskedCollection(PlainCollection):
     """
 
     bits, clip = 64, 65536.0
+    as_sent = False
+    """Whether clients mask what they send, all of them the same entries."""
 
     def joins(self, enrolled):
         found = {c: one[0] for c, one in sorted(enrolled.accepted.items())}
@@ -170,7 +185,7 @@ class UnmaskedCollection(PlainCollection):
             requests, self._accept, least=server.rules.least
         )
         ups = {c: one[0] for c, one in sorted(replies.accepted.items())}
-        if server.algorithm is not algorithm("one mask"):
+        if not self.as_sent:
             ups = {c: server.algorithm.decode(up) for c, up in ups.items()}
             return Collected(Total(self._total("updates", ups)), replies, {})
         total = self._sum(ups)
@@ -210,6 +225,8 @@ def without_masks(federation: SecureFederation) -> Coordinator:
     assert federation.secure is None
     server = federation.server()
     server.collection = UnmaskedCollection(server, server.collection.sizes)
+    sparse = algorithm("one mask"), algorithm("flix, diana")
+    server.collection.as_sent = server.algorithm in sparse
     return server
 
 

@@ -67,8 +67,11 @@ def stopped_in(until: str) -> tuple[str, dict[tuple[str, int, int], bytes]]:
         send(outgoing)
 
     federation.transport.send = recorded  # pyright: ignore
+    server = federation.server()
+    # All exchanges of a round apart: nobody shares for the next one.
+    server.collection._following = list  # pyright: ignore
     with pytest.raises(BelowQuorum):
-        federation.complete(federation.server())
+        federation.complete(server)
     return folder, sent
 
 
@@ -201,6 +204,23 @@ def test_a_swapped_key_shows(tmp_path):
     others = [fields["others"] for _, fields in federation.notes if "others" in fields]
     line = "client 3 rejected: it has other keys in its roster.toml"
     assert len(others) == 3 and all(line in one for one in others)
+
+
+def test_sharing_for_the_next_round_obeys_the_same_rules(lied):
+    """A sum is opened whatever is asked beside it, and then no other one of round 1."""
+    for asked in (
+        {"attempt": 0, "members": [2, 3]},
+        {"attempt": -1, "members": EVERYBODY},
+        {"attempt": 0, "members": [0, 1, 2]},
+        {"attempt": 0, "members": "all"},
+        "now",
+    ):
+        other = Lied(lied.federation.folder.with_name(f"other {asked}"))
+        reply = other.ask("unmask", next=asked)
+        assert reply.kind == "unmask" and "next" not in reply.fields
+    reply = lied.ask("unmask", next={"attempt": 0, "members": EVERYBODY})
+    assert len(reply.fields["next"]["nonce"]) == 64
+    assert "a sum of round 1 was opened" in refused(lied.ask("share", attempt=1))
 
 
 def test_a_server_cannot_put_in_shares_of_its_own(lied):

@@ -38,7 +38,9 @@ def answer(folder: Path, client: int, round: int) -> np.ndarray:
     place = folder / f"node{client}" / EXPERIMENT
     record = records.read(place, "masked", round)
     if record is not None:
-        return np.frombuffer(record.data)[: problem().params.weight.size]
+        return np.frombuffer(record.data, record.about["dtype"])[
+            : problem().params.weight.size
+        ]
     arrays = messages.decode(states.any_reply(place, round)).arrays.values()
     return max((array.ravel() for array in arrays), key=len)
 

@@ -120,6 +120,7 @@ class Apart(LoopbackTransport):
             super().send(outgoing)
 
 
+@pytest.mark.slow
 def test_numbers_of_twice_the_width(place, tmp_path):
     how = method("fedavg", place, rounds=1) + ALONE
     how = how.replace("seed = 5", 'seed = 5\nprecision = "float64"')

@@ -40,6 +40,7 @@ def test_nodes_hear_that_an_experiment_is_finished(tmp_path):
         assert read_ledger(state).accounts[stop["experiment"]].over
 
 
+@pytest.mark.slow
 def test_one_that_was_stopped_goes_on_to_the_same_models(tmp_path):
     whole, transport = federation(tmp_path / "whole")
     run_server(whole, transport, poll=0.0)

@@ -19,7 +19,7 @@ from fedblend.experiments.audit_privacy.audit import Audit, audit
 from fedblend.experiments.audit_privacy.canaries import directions
 from fedblend.simulation import sampling
 from fedblend.theory import privacy as accountant
-from fedblend.transforms import noise
+from fedblend.transforms import blt_noise, noise
 
 clipping = sys.modules["fedblend.transforms.clip"]
 SETTINGS: dict[str, tuple[dict[str, Any], dict[str, Any], float]] = {
@@ -51,6 +51,16 @@ SETTINGS: dict[str, tuple[dict[str, Any], dict[str, Any], float]] = {
         {"noise": 4.0, "tree": 2, "adjacency": "zero_out"},
         0.1,
     ),
+    "blt": (
+        {"rounds": 4, "cohort": 3, "separation": 2},
+        {"noise": 4.0, "buffers": 2},
+        0.3,
+    ),
+    "blt, everyone": (
+        {"rounds": 4, "cohort": 6},
+        {"noise": 8.0, "buffers": 3, "adjacency": "zero_out"},
+        0.3,
+    ),
 }
 """[run] and [privacy], and the least part of the promised epsilon to be shown."""
 
@@ -65,13 +75,18 @@ def audited(tiny):
     return play
 
 
+ADDING = (noise, blt_noise)
+"""The modules that add noise to sums."""
+
+
 def half_the_noise(monkeypatch):
     add = noise.add_on_grid
 
     def less(leaves, std, *rest):
         return add(leaves, std / 2, *rest)
 
-    monkeypatch.setattr(noise, "add_on_grid", less)
+    for module in ADDING:
+        monkeypatch.setattr(module, "add_on_grid", less)
 
 
 def noise_of_the_first_leaf_only(monkeypatch):
@@ -124,6 +139,9 @@ MORE_BUGS = [
     (half_the_noise, "adaptive", 240),
     (half_the_noise, "tree", 240),
     (half_the_noise, "zero_out", 240),
+    (half_the_noise, "blt", 240),
+    (half_the_noise, "blt, everyone", 240),
+    (no_clipping, "blt", 240),
     (no_clipping, "sampled", 240),
     (no_clipping, "adaptive", 240),
     (no_clipping, "tree", 240),

@@ -64,6 +64,7 @@ def interrupted(quick, tmp_path_factory):
     return found, lines[:begun], lines[begun:], asked
 
 
+@pytest.mark.slow
 def test_few_alike_rows_are_better_together(interrupted):
     found = interrupted[0]
     assert found.deploy == "fedavg"

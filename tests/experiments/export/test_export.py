@@ -312,6 +312,7 @@ class CharRnn(nn.Module):
         return self.last(self.rnn(self.embedding(x))[0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "shape", "outputs", "options", "module"),
     [

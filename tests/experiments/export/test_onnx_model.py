@@ -191,6 +191,7 @@ class Recurrent(nn.Module):
         return self.last(self.cells(x)[0][:, -1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "module",
     [

@@ -15,6 +15,7 @@ from pydantic import Field, model_validator
 from fedblend import compress
 from fedblend.checks import Number
 from fedblend.compress import Compressor
+from fedblend.config.schema.adapt import Adapt as Adapt
 from fedblend.config.schema.raw_column import RawColumns
 from fedblend.config.schema.table import (
     Count,
@@ -174,7 +175,7 @@ def _model_class(name: str) -> type[ModelChoice]:
     options: dict[str, Any] = {
         option: (list[Count], list(default))
         if isinstance(default, tuple)
-        else (type(default), default)
+        else (Count | None if default is None else type(default), default)
         for option, default in MODELS[name].options.items()
         if option != "dtype"  # [run] precision decides
     }
@@ -230,6 +231,7 @@ class Compress(Table):
     compressor: AnyCompressor | None = None
     rate: Share | Annotated[list[Share], Field(min_length=1)] | None = None
     start: Literal["zero", "first"] | None = None
+    masks: Literal["own", "one"] = "own"
     down: AnyCompressor | None = None
 
     @model_validator(mode="after")
@@ -238,6 +240,10 @@ class Compress(Table):
         if self.how != "diana" and given:
             key = given[0]
             raise SettingError(key, f'goes with how = "diana", not with "{self.how}"')
+        one = self.masks == "one"
+        if one and self.how not in ("plain", "diana"):
+            wrong = f'"one" goes with how = "plain" or "diana", not with "{self.how}"'
+            raise SettingError("masks", wrong)
         if self.down is not None and self.down.make({}).delta is None:
             wrong = f"needs a compressor that contracts, not {self.down.name}"
             raise SettingError("down", wrong)
@@ -247,10 +253,13 @@ class Compress(Table):
                 raise SettingError("compressor", wrong)
             return self
         if self.compressor is None:
-            if self.how != "plain" or self.down is None:
+            if self.how != "plain" or self.down is None or one:
                 raise SettingError("compressor", "is missing")
             return self
         made = self.compressor.make({})
+        if one and not made.masks:
+            wrong = '"one" needs rand_k with one k, and places that are not "sent"'
+            raise SettingError("masks", wrong)
         if self.how == "diana" and made.omega is None:
             wrong = f'"diana" needs an unbiased compressor, not {self.compressor.name}'
             raise SettingError("how", wrong)

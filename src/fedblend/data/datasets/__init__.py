@@ -5,6 +5,8 @@
 from fedblend.data.dataset import DATASETS as DATASETS
 from fedblend.data.dataset import info as info
 from fedblend.data.dataset import load as load
+from fedblend.data.datasets.characters import article_text as article_text
+from fedblend.data.datasets.characters import role_texts as role_texts
 from fedblend.data.datasets.characters import shakespeare as shakespeare
 from fedblend.data.datasets.characters import wikitext2 as wikitext2
 from fedblend.data.datasets.femnist import femnist as femnist
@@ -22,6 +24,7 @@ from fedblend.data.datasets.stackexchange import stackexchange as stackexchange
 from fedblend.data.datasets.stackexchange import (
     stackexchange_text as stackexchange_text,
 )
+from fedblend.data.datasets.stackexchange import user_texts as user_texts
 from fedblend.data.datasets.synthetic import quadratic_loss as quadratic_loss
 from fedblend.data.datasets.synthetic import quadratics as quadratics
 from fedblend.data.datasets.synthetic import synthetic as synthetic

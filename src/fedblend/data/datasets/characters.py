@@ -1,9 +1,10 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""Texts as character numbers, with one vocabulary: Shakespeare, WikiText-2.
+"""Texts as numbers of characters or tokens: Shakespeare, WikiText-2.
 
-The vocabulary is that of LEAF's Shakespeare. It has no character for unknown ones, so
-``spelled`` transcribes other texts.
+The characters are those of LEAF's Shakespeare. There is none for unknown ones, so
+``spelled`` transcribes other texts. With a ``tokenizer`` the same texts come in its
+tokens: measures by character of both can be compared.
 
 **shakespeare**: the next character in the lines of one role of one play. McMahan et
 al., "Communication-efficient learning of deep networks from decentralized data"
@@ -28,13 +29,14 @@ import lzma
 import re
 import unicodedata
 from collections.abc import Mapping
-from pathlib import Path
 
 import numpy as np
 
 from fedblend.checks import COUNT, Number, gate
 from fedblend.data.dataset import DataError, Dataset, Rows, Size, dataset, intact
 from fedblend.data.download import find_either, open_unpacked
+from fedblend.data.tokenizer import PADDING as PADDING
+from fedblend.data.tokenizer import cut, from_texts, load_tokenizer
 
 CHARACTERS = (
     "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
@@ -44,9 +46,6 @@ CHARACTERS = (
 OTHER = "}"
 """It stands for a character, word or formula outside of the vocabulary, which has it
 because of a typo: Shakespeare's roles have it twice."""
-
-PADDING = -1
-"""The target at places behind the end of a text, which the loss leaves out."""
 
 WINDOWS = {"length": COUNT, "minimum": Number(least=2, whole=True)}
 """The rules of the options that cut texts into windows."""
@@ -82,19 +81,17 @@ def windows(text: str, length: int, where: str) -> Rows:
     if unknown:
         raise DataError(f"{where}: {unknown.group()!r} is not in the vocabulary")
     codes = np.frombuffer(text.encode("ascii"), np.uint8)
-    numbers = np.searchsorted(
-        np.frombuffer(CHARACTERS.encode("ascii"), np.uint8), codes
-    )
-    rows = -(-(len(text) - 1) // length)
-    inputs = np.zeros(rows * length, np.int32)
-    targets = np.full(rows * length, PADDING, np.int32)
-    inputs[: len(text) - 1] = numbers[:-1]
-    targets[: len(text) - 1] = numbers[1:]
-    return inputs.reshape(rows, length), targets.reshape(rows, length)
+    known = np.frombuffer(CHARACTERS.encode("ascii"), np.uint8)
+    return cut(np.searchsorted(known, codes), length)
 
 
 def by_writer(
-    name: str, who: str, texts: Mapping[str, str], length: int, minimum: int
+    name: str,
+    who: str,
+    texts: Mapping[str, str],
+    length: int,
+    minimum: int,
+    tokenizer: str | None = None,
 ) -> Dataset:
     """The windows of several writers' texts; keys are writers.
 
@@ -102,12 +99,15 @@ def by_writer(
         name: of the dataset.
         who: the word for a writer, such as "role".
         texts: by writer, in the vocabulary.
-        length: number of characters of a window.
+        length: number of characters or tokens of a window.
         minimum: writers with fewer characters are left out.
+        tokenizer: a ``tokenizer.json``; None for characters.
     """
     texts = {writer: text for writer, text in texts.items() if len(text) >= minimum}
     if not texts:
         raise DataError(f"{name}: no {who} has {minimum} characters")
+    if tokenizer is not None:
+        return from_texts(texts, load_tokenizer(tokenizer), length=length, name=name)
     pieces = [
         windows(text, length, f"{name}: {writer}") for writer, text in texts.items()
     ]
@@ -131,28 +131,34 @@ def by_writer(
 )
 @gate(**WINDOWS)
 def shakespeare(
-    length: int = 80, minimum: int = 81, file: str | None = None
+    length: int = 80,
+    minimum: int = 81,
+    file: str | None = None,
+    tokenizer: str | None = None,
 ) -> Dataset:
-    """Windows of the lines of 1129 roles, [rows, length] character numbers.
+    """Windows of the lines of 1129 roles, [rows, length] numbers of characters.
 
     The targets are the inputs shifted by one place. Character 0 fills the last window
     of a role, with ``PADDING`` as its targets.
 
     Args:
-        length: number of characters of a window.
+        length: number of characters or tokens of a window.
         minimum: roles with fewer characters are left out; LEAF asks for 81, which 1129
             of 1144 roles have.
         file: a file like ``roles.json.xz``, by default the one in the data home.
+        tokenizer: a ``tokenizer.json``, whose tokens rows then have; None for
+            characters.
     """
+    texts = role_texts(file)
+    return by_writer("shakespeare", "role", texts, length, minimum, tokenizer)
+
+
+def role_texts(file: str | None = None) -> dict[str, str]:
+    """The lines of each of Shakespeare's roles, as one text; see ``shakespeare``."""
     path = find_either("shakespeare", file, "roles.json.xz")
-    return by_writer("shakespeare", "role", _texts(path), length, minimum)
-
-
-def _texts(path: Path) -> dict[str, str]:
-    """The lines of each role, as one text."""
     problem = "is not an .xz of roles and their lines"
-    with intact(path, problem), lzma.open(path, "rt", encoding="utf-8") as file:
-        roles = json.load(file)
+    with intact(path, problem), lzma.open(path, "rt", encoding="utf-8") as opened:
+        roles = json.load(opened)
         texts = {role: "".join(f"{x} " for x in roles[role]["lines"]) for role in roles}
     return {role: re.sub("   *", " ", text) for role, text in texts.items()}
 
@@ -177,32 +183,50 @@ _WRITTEN = (
 )
 @gate(length=COUNT)
 def wikitext2(
-    length: int = 80, file: str | None = None, test_file: str | None = None
+    length: int = 80,
+    file: str | None = None,
+    test_file: str | None = None,
+    tokenizer: str | None = None,
 ) -> Dataset:
-    """Windows of articles, [rows, length] character numbers, with a test set.
+    """Windows of articles, [rows, length] numbers of characters, with a test set.
 
     The targets are the inputs shifted by one place, as in ``shakespeare``.
 
     Args:
-        length: number of characters of a window.
+        length: number of characters or tokens of a window.
         file: of the rows, plain or .xz; by default ``wiki.valid.tokens.xz`` in the data
             home.
         test_file: of the test rows; by default ``wiki.test.tokens.xz`` in the data
-        home.
+            home.
+        tokenizer: a ``tokenizer.json``, whose tokens rows then have; None for
+            characters.
     """
+    own = None if tokenizer is None else load_tokenizer(tokenizer)
 
-    def rows(given, name):
-        path = find_either("wikitext-2", given, name)
-        return windows(_text(path), length, str(path))
+    def rows(given, part):
+        text = article_text(part, given)
+        if own is not None:
+            return cut(own.encode(text), length)
+        return windows(text, length, f"wikitext-2: {part}")
 
     return Dataset(
-        rows(file, "wiki.valid.tokens.xz"),
+        rows(file, "valid"),
         "sequence",
-        len(CHARACTERS),
-        test_rows=rows(test_file, "wiki.test.tokens.xz"),
+        len(CHARACTERS) if own is None else own.size,
+        test_rows=rows(test_file, "test"),
         name="wikitext-2",
-        label_names=tuple(CHARACTERS),
+        label_names=() if own is not None else tuple(CHARACTERS),
     )
+
+
+def article_text(part: str = "valid", file: str | None = None) -> str:
+    """The articles of a part of WikiText-2, "valid" or "test"; see ``wikitext2``."""
+    path = find_either("wikitext-2", file, f"wiki.{part}.tokens.xz")
+    with intact(path, "is not a text, plain or .xz"), open_unpacked(path) as opened:
+        text = spelled(written(opened.read().decode())).strip()
+    if len(text) < 2:
+        raise DataError(f"{path}: has fewer than two characters")
+    return text
 
 
 def written(tokens: str) -> str:
@@ -214,11 +238,3 @@ def written(tokens: str) -> str:
     for pattern, plain in _WRITTEN:
         tokens = pattern.sub(plain, tokens)
     return tokens
-
-
-def _text(path: Path) -> str:
-    with intact(path, "is not a text, plain or .xz"), open_unpacked(path) as file:
-        text = spelled(written(file.read().decode())).strip()
-    if len(text) < 2:
-        raise DataError(f"{path}: has fewer than two characters")
-    return text

@@ -106,27 +106,37 @@ def stackexchange(
 )
 @gate(**WINDOWS)
 def stackexchange_text(
-    length: int = 80, minimum: int = 81, file: str | None = None
+    length: int = 80,
+    minimum: int = 81,
+    file: str | None = None,
+    tokenizer: str | None = None,
 ) -> Dataset:
-    """Windows of users' posts, [rows, length] character numbers.
+    """Windows of users' posts, [rows, length] numbers of characters.
 
     The targets are the inputs shifted by one place, as in ``shakespeare``.
 
     Args:
-        length: number of characters of a window.
+        length: number of characters or tokens of a window.
         minimum: users with fewer characters are left out.
         file: a ``Posts.xml``, plain or .xz, by default the one in the data home.
+        tokenizer: a ``tokenizer.json``, whose tokens rows then have; None for
+            characters.
     """
+    texts = user_texts(file)
+    return by_writer("stackexchange_text", "user", texts, length, minimum, tokenizer)
+
+
+def user_texts(file: str | None = None) -> dict[str, str]:
+    """The posts of each user, as one text; see ``stackexchange_text``."""
     posts = defaultdict(list)
     for row in _rows_of(find_either("stackexchange", file, FILE)):
         user = row.get("OwnerUserId", "")
         if row.get("PostTypeId") in ("1", "2") and user.isdigit():
             posts[user].append(f"{row.get('Title', '')} {plain(row.get('Body', ''))}")
-    texts = {
+    return {
         user: spelled(_FORMULA.sub(OTHER, " ".join(own))).strip()
         for user, own in posts.items()
     }
-    return by_writer("stackexchange_text", "user", texts, length, minimum)
 
 
 def plain(html: str) -> str:

@@ -10,7 +10,7 @@ from fedblend.data.federated import Shards
 from fedblend.deploy.client import state as states
 from fedblend.deploy.client.executor import ClientSetup, bounded, client_setup
 from fedblend.deploy.client.permissions import Refusal
-from fedblend.deploy.client.policy import Policy
+from fedblend.deploy.client.policy import Policy, Protect
 from fedblend.deploy.contract import Contract
 from fedblend.deploy.ops.settings import ClientSettings
 from fedblend.transforms.local_dp import local_dp, secret_noise
@@ -37,18 +37,26 @@ def prepared(
     setup = setup._replace(measures=measures, fingerprint=rows)
     if policy.rows.batches == "secret":
         setup = setup._replace(secret=states.read_secret(settings.folder))
-    if protect.clip is not None:
-        clipped = local_dp(setup.algorithm, protect.clip, _unprotected)
-        named = f"clip {protect.clip}"
-        setup = setup._replace(algorithm=clipped, protection=named)
-        if protect.noise:
-            std = protect.noise * protect.clip
-            setup = setup._replace(
-                perturb=partial(secret_noise, std=std),
-                squared=(2 / protect.noise) ** 2,
-                protection="noise",
-            )
-    return setup
+    return protected(setup, protect)
+
+
+def protected(setup: ClientSetup, protect: Protect) -> ClientSetup:
+    """The setup with the clip and the noise of a policy.
+
+    Raises:
+        Refusal: the algorithm sends what clipping does not cover.
+    """
+    if protect.clip is None:
+        return setup
+    clipped = local_dp(setup.algorithm, protect.clip, _unprotected)
+    setup = setup._replace(algorithm=clipped, protection=f"clip {protect.clip}")
+    if not protect.noise:
+        return setup
+    return setup._replace(
+        perturb=partial(secret_noise, std=protect.noise * protect.clip),
+        squared=(2 / protect.noise) ** 2,
+        protection="noise",
+    )
 
 
 def _unprotected(reason: str) -> Refusal:

@@ -7,6 +7,7 @@ node's disk: what leaves is masked, once for every attempt at the sum of a round
 A request that comes again gets the same answer, another one a refusal.
 """
 
+import hashlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -32,6 +33,7 @@ from fedblend.deploy.secure import records, summand
 from fedblend.deploy.secure.attempt import MAX_ATTEMPTS, Attempt, View, some_of
 from fedblend.deploy.secure.fixed_point import FixedPoint
 from fedblend.deploy.secure.graph import least_of
+from fedblend.deploy.secure.masks import SecureError
 from fedblend.deploy.secure.party import SHARES_BYTES, Party
 
 
@@ -58,13 +60,20 @@ def enroll(job: Job) -> bytes:
 
 def share(job: Job) -> bytes:
     """Shares of this node's secrets of an attempt, for its holders."""
+    told, payload = _shared(job)
+    number = job.request.fields["attempt"]
+    audit = job.done("shared", round=job.request.round, attempt=number)
+    return encode(job.request.reply(**told, audit=audit), payload)
+
+
+def _shared(job: Job) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """Words and numbers with which a node shares in the attempt of a request."""
     attempt = _attempt(job)
     _refuse_opened(job)
     sent = _party(job, attempt).share()
-    audit = job.done("shared", round=attempt.round, attempt=attempt.number)
-    told = {"attempt": attempt.digest.hex(), "nonce": sent.nonce, "audit": audit}
-    head = job.request.reply(least=_means(job).least, **told)
-    return encode(head, {"boxes": _table(sent.boxes), "seeds": _bytes(sent.seeds)})
+    told = {"attempt": attempt.digest.hex(), "nonce": sent.nonce}
+    payload = {"boxes": _table(sent.boxes), "seeds": _bytes(sent.seeds)}
+    return {**told, "least": _means(job).least}, payload
 
 
 def join(job: Job) -> bytes:
@@ -85,10 +94,10 @@ def train(job: Job) -> bytes:
     """The client's update of a round, masked."""
     # The attempt and its cohort change nothing of the update.
     plain = job.request._replace(fields={})
-    digest = digest_of(plain)
+    broadcast = digest_of(plain._replace(base=UNKNOWN))
+    digest = hashlib.sha256(f"{broadcast} from {plain.base}".encode()).hexdigest()
     executor = job.executor.for_request(digest)
     own = job._replace(request=plain, digest=digest, executor=executor)
-    broadcast = digest_of(plain._replace(base=UNKNOWN))
 
     def values() -> tuple[np.ndarray, str]:
         head, (up, _) = answers.trained(own)
@@ -105,10 +114,10 @@ def unmask(job: Job) -> bytes:
     if before is not None and before.about["digest"] == job.digest:
         return before.data
     _refuse_opened(job)
-    masked = records.read(place, "masked", round)
-    if masked is None or masked.about["attempt"] != attempt.digest.hex():
+    masked = records.about(place, "masked", round)
+    if masked.get("attempt") != attempt.digest.hex():
         raise Refusal(f"message: this node has no answer in this attempt at {round}")
-    view = View(*masked.about["view"])
+    view = View(*masked["view"])
     view = view._replace(nonces={int(c): n for c, n in view.nonces.items()})
     answered = some_of(job.request.fields.get("answered"), view.nonces, "sharers")
     _check_enough(job, attempt, answered, "answered")
@@ -125,10 +134,24 @@ def unmask(job: Job) -> bytes:
         "own": _bytes(found.own),
         "box": _bytes(found.box),
     }
-    reply = encode(job.request.reply(audit=audit), payload)
+    told, early = _share_for_next(job)
+    reply = encode(job.request.reply(audit=audit, **told), {**payload, **early})
     records.write(place, "opened", round, {"digest": job.digest}, reply)
     records.remove_old(place)
     return reply
+
+
+def _share_for_next(job: Job) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What the node shares for the next round, if it is asked to and may take part."""
+    asked = job.request.fields.get("next")
+    if not isinstance(asked, dict):
+        return {}, {}
+    request = job.request._replace(round=job.request.round + 1, fields=asked)
+    try:
+        told, payload = _shared(job._replace(request=request))
+    except (Refusal, SecureError):
+        return {}, {}
+    return {"next": told}, {"next": payload}
 
 
 ANSWERS = {
@@ -170,7 +193,7 @@ def _masked(
     _refuse_opened(job)
     view, weight = _view(job, attempt, broadcast)
     if before is not None and known["source"] == source:
-        own = np.frombuffer(before.data)
+        own = np.frombuffer(before.data, known["dtype"]).astype(np.float64)
         audit = job.done("round", round=round)
     elif again:
         raise Refusal("update: is not that of the first time; a mask hides one answer")
@@ -189,7 +212,10 @@ def _masked(
             "source": source,
             "view": [dict(view.nonces), *view[1:]],
         }
-        records.write(place, "masked", round, about, own.tobytes())
+        short = own.astype(np.float32)
+        kept = short if (short == own).all() else own
+        about["dtype"] = kept.dtype.name
+        records.write(place, "masked", round, about, kept.tobytes())
     sent = _party(job, attempt).mask(attempt.fixed_point.encode(own, weight), view)
     return encode(job.request.reply(audit=audit, **job.told), {"masked": sent})
 

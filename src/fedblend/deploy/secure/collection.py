@@ -6,6 +6,7 @@ Checks of single answers, finite numbers and norms, are left to the nodes: each 
 its own numbers and refuses to send what is not finite.
 """
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -58,7 +59,8 @@ class SecureCollection:
         )
         largest = float(server.weights.max())
         self._summing = Summing(
-            *(server.exchanges, secure.folder, setup.experiment, setup.names, largest)
+            *(server.exchanges, secure.folder, setup.experiment, setup.names),
+            *(largest, {}),
         )
 
     def joins(self, enrolled: Replies) -> RunningSum:
@@ -80,15 +82,30 @@ class SecureCollection:
         if len(requests) < server.quorum:
             raise too_few(server, len(requests), others)
         what, size = f"round {server.round}", self._summand.size
-        summed = self._sum(what, requests, size, server.quorum)
+        summed = self._sum(what, requests, size, server.quorum, self._following())
         values = self._values(summed)
         total = self._summand.total(values, server.engine.key, server.down)
         found = Total(self._running("updates", total, summed))
         return Collected(found, summed.replies, {})
 
-    def _sum(self, what: str, requests: Requests, size: int, quorum: int) -> Summed:
+    def _sum(
+        self,
+        what: str,
+        requests: Requests,
+        size: int,
+        quorum: int,
+        following: Sequence[int] = (),
+    ) -> Summed:
         empty = np.zeros(size, self._encoding(len(requests)).dtype)
-        return SecureSum(self._summing, what, requests).open(empty, quorum)
+        return SecureSum(self._summing, what, requests).open(empty, quorum, following)
+
+    def _following(self) -> list[int]:
+        """The members of the next round, as far as they are enrolled."""
+        server, number = self._server, self._server.round + 1
+        if number >= server.rounds:
+            return []
+        members = np.sort(server.cohort(number))
+        return members[server.bases[members] != UNKNOWN].tolist()
 
     def _encoding(self, members: int) -> FixedPoint:
         return FixedPoint(self._secure.bits, self._secure.clip, members)

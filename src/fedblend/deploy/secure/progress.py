@@ -39,7 +39,8 @@ class Progress:
     nonces: dict[int, str] = field(default_factory=dict)
     """Of those who have shared."""
     answered: list[int] = field(default_factory=list)
-    broadcast: str = ""
+    following: list[int] = field(default_factory=list)
+    """Members of the next round, who share for it when they open this sum."""
     boxes: dict[int, np.ndarray] = field(default_factory=dict)
     seeds: dict[int, np.ndarray] = field(default_factory=dict)
     total: np.ndarray = field(default_factory=lambda: np.zeros(0, np.uint64))

@@ -11,13 +11,14 @@
 """
 
 import json
+import mmap
 import re
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedblend.simulation.serialize import pack, unpack, write_atomically
+from fedblend.simulation.serialize import pack, read_header, unpack, write_atomically
 
 KINDS = ("masked", "opened")
 ROUNDS = 3
@@ -50,6 +51,25 @@ def read(place: Path, kind: str, round: int) -> Record | None:
     except FileNotFoundError:
         return None
     return Record(json.loads(metadata["about"]), arrays["value"].tobytes())
+
+
+def about(place: Path, kind: str, round: int) -> dict[str, Any]:
+    """The words of a file, without its data; none where there is no such file.
+
+    Raises:
+        WireError: it is not what was written.
+    """
+    try:
+        with (
+            open(place / f"{kind}-{round}", "rb") as file,
+            mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as data,
+            memoryview(data) as view,
+        ):
+            _, metadata, body = read_header(view)
+            body.release()
+    except FileNotFoundError:
+        return {}
+    return json.loads(metadata["about"])
 
 
 def newest(place: Path, kind: str) -> int:

@@ -8,6 +8,7 @@ the cohort are left. What an exchange led to is on disk before the next one begi
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,7 +18,7 @@ from fedblend.core import PyTree
 from fedblend.deploy.message import UNKNOWN, Message, with_digest
 from fedblend.deploy.secure import shamir
 from fedblend.deploy.secure.attempt import View, graph_seed
-from fedblend.deploy.secure.graph import graph_of, least_of
+from fedblend.deploy.secure.graph import Graph, graph_of, least_of
 from fedblend.deploy.secure.masks import KEY_BYTES, OVERHEAD, SecureError
 from fedblend.deploy.secure.opening import unmask
 from fedblend.deploy.secure.party import KEY_SHARE_BYTES, SHARES_BYTES, Opened
@@ -47,6 +48,9 @@ class Summing(NamedTuple):
     """What the nodes of the clients are called."""
     largest: float
     """The weight that counts as 1."""
+    early: dict[tuple[int, tuple[int, ...]], dict[int, tuple]]
+    """What clients have shared for a round and its members while they opened the round
+    before."""
 
 
 class Summed(NamedTuple):
@@ -82,12 +86,15 @@ class SecureSum:
         self.graph = graph_of(members, seed)
         self.fields = {"attempt": number, "members": members}
 
-    def open(self, empty: np.ndarray, quorum: int) -> Summed:
+    def open(
+        self, empty: np.ndarray, quorum: int, following: Sequence[int] = ()
+    ) -> Summed:
         """Go through the exchanges, from wherever they are.
 
         Args:
             empty: zeros of the size and type of an answer.
             quorum: answers without which nothing is opened.
+            following: the members of the next round, if they are known.
 
         Raises:
             BelowQuorum: too few are left; another call goes on.
@@ -98,6 +105,7 @@ class SecureSum:
             lost.append(self._share(least))
         view = View(progress.nonces, _broadcast(self.requests), self.summing.largest)
         if progress.stage == MASK:
+            progress.following = list(following)
             lost.append(self._mask(view, empty.copy(), max(least, progress.least)))
         openings = self._open()
         try:
@@ -131,20 +139,18 @@ class SecureSum:
 
     def _share(self, least: int) -> Replies:
         """Ask all members to share, and write who did."""
-        progress = self.progress
+        progress, early = self.progress, self._early()
+        heads = {
+            client: self._head("share", client)
+            for client in progress.members
+            if client not in early
+        }
 
         def accept(reply: Message) -> tuple[Any, ...]:
-            others = len(self.graph.holders[reply.client]) - 1
-            boxes = _array(reply, "boxes", (others, SHARES_BYTES))
-            seeds = _array(reply, "seeds", (others * KEY_BYTES + OVERHEAD,))
-            words = [reply.fields.get(name) for name in ("attempt", "nonce", "least")]
-            match words:
-                case [str(digest), str(nonce), int(demanded)] if len(digest) == 64:
-                    return digest, nonce, demanded, boxes, seeds
-            raise Rejected("its shares are damaged")
+            return _shared(reply, "", self.graph)
 
-        heads = {client: self._head("share", client) for client in progress.members}
-        replies = self._exchange(heads, accept, least)
+        replies = self._exchange(heads, accept, least - len(early))
+        replies.accepted.update(early)
         found = Counter(one[0] for one in replies.accepted.values())
         digest = found.most_common(1)[0][0] if found else ""
         for client in [c for c, one in replies.accepted.items() if one[0] != digest]:
@@ -159,6 +165,12 @@ class SecureSum:
         progress.seeds = {client: one[4] for client, one in accepted.items()}
         self._move_on(MASK)
         return replies
+
+    def _early(self) -> dict[int, tuple]:
+        """What members have shared already for this attempt: the first, of them all."""
+        progress = self.progress
+        found = self.summing.early.pop((self.round, tuple(progress.members)), {})
+        return found if progress.number == 0 else {}
 
     def _mask(self, view: View, total: np.ndarray, least: int) -> Replies:
         """Ask those who shared for their answers, and write whose sum this is."""
@@ -192,8 +204,18 @@ class SecureSum:
         progress, graph = self.progress, self.graph
         answered, size = progress.answered, shamir.SHARE_BYTES
 
+        following, early = progress.following, dict[int, tuple]()
+        self.summing.early.clear()
+        self.summing.early[self.round + 1, tuple(following)] = early
+        more = {"next": {"attempt": 0, "members": following}} if following else {}
+        seed = graph_seed(self.summing.experiment, self.round + 1, 0, following)
+        later = graph_of(following, seed) if following else None
+
         def accept(reply: Message) -> Opened:
             others = len(graph.neighbors(reply.client, answered))
+            if later is not None and reply.client in later.holders:
+                with suppress(Rejected):
+                    early[reply.client] = _shared(reply, "next", later)
             held = 1 + len(graph.neighbors(reply.client, progress.nonces))
             return Opened(
                 _rows(_array(reply, "tokens", (others, KEY_BYTES))),
@@ -212,7 +234,7 @@ class SecureSum:
                 progress.boxes[owner][places[owner][client]]
                 for owner in graph.neighbors(client, progress.nonces)
             ]
-            head, _ = self._head("unmask", client, answered=answered)
+            head, _ = self._head("unmask", client, answered=answered, **more)
             table = np.array(boxes, np.uint8).reshape(-1, SHARES_BYTES)
             heads[client] = (head, {"boxes": table})
         return self._exchange(heads, accept, least_of(len(progress.members)))
@@ -267,15 +289,38 @@ def _outcome(
     return result
 
 
+def _shared(reply: Message, key: str, graph: Graph) -> tuple[Any, ...]:
+    """What a client shared: digest of the attempt, nonce, demand, boxes and seeds.
+
+    Args:
+        reply: of the client.
+        key: of the part of the reply; empty for all of it.
+        graph: of the attempt.
+    """
+    inside, others = f"['{key}']" if key else "", len(graph.holders[reply.client]) - 1
+    boxes = _array(reply, "boxes", (others, SHARES_BYTES), inside=inside)
+    seeds = _array(reply, "seeds", (others * KEY_BYTES + OVERHEAD,), inside=inside)
+    fields: Any = reply.fields.get(key) if key else reply.fields
+    known = fields if isinstance(fields, dict) else {}
+    match [known.get(name) for name in ("attempt", "nonce", "least")]:
+        case [str(digest), str(nonce), int(demanded)] if len(digest) == 64:
+            return digest, nonce, demanded, boxes, seeds
+    raise Rejected("its shares are damaged")
+
+
 def _rows(table: np.ndarray) -> list[bytes]:
     return [row.tobytes() for row in table]
 
 
 def _array(
-    reply: Message, name: str, shape: tuple[int, ...], dtype: Any = np.uint8
+    reply: Message,
+    name: str,
+    shape: tuple[int, ...],
+    dtype: Any = np.uint8,
+    inside: str = "",
 ) -> np.ndarray:
     """An array of a reply, which has this shape and type."""
-    array = reply.arrays.get(f"['{name}']")
+    array = reply.arrays.get(f"{inside}['{name}']")
     if array is None or array.shape != shape or array.dtype != dtype:
         raise Rejected(f"its {name} are not {np.dtype(dtype)}{list(shape)}")
     return array

@@ -43,7 +43,8 @@ class Aggregator:
     def __init__(self, engine: Engine, shapes: Shapes, rules: RoundRules):
         algorithm, settings = engine.settings.build(None), engine.settings
         self._rules, self._start, self._central = rules, engine.start, engine.central
-        self._needs_all = settings.reduction.stacked is not None
+        self._middle = settings.reduction.stacked
+        self._needs_all = self._middle is not None
         self._no_joins = aggregators.empty(shapes.join)
         self._no_updates = aggregators.empty(shapes.decoded)
         self._inspect_join = jax.jit(_inspect_join)
@@ -69,7 +70,13 @@ class Aggregator:
         sums = _Groups(self._no_joins, len(joins))
         for place, (join, weight) in enumerate(zip(joins, weights, strict=True)):
             sums[place] = _add(sums[place], join, weight)
-        return self._total(sums.all)
+        total = self._total(sums.all)
+        if self._middle is None or not jax.tree.leaves(joins):
+            return total
+        stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *joins)
+        return jax.jit(partial(aggregators.with_middle, middle=self._middle))(
+            total, stacked
+        )
 
     def start(self, joins: RunningSum) -> tuple[Any, PyTree]:
         """The server's first message and state, from the sum of all joins."""

@@ -199,15 +199,19 @@ class Coordinator(Results):
             self.requests[client] = request
         return replies
 
-    def _run_round(self) -> None:
-        """One round, counted if enough of its members reply."""
-        started, number, cohort = time.perf_counter(), self.round, self.rules.cohort
-        size = min(cohort + self.rules.spare, len(self.active))
+    def cohort(self, number: int) -> np.ndarray:
+        """The clients that take part in a round; a secret cohort is drawn anew."""
+        size = min(self.rules.cohort + self.rules.spare, len(self.active))
         if self.algorithm.needs.secret_cohorts:
             (drawn,) = secret_cohorts(1, len(self.active), size)
         else:
             (drawn,) = cohorts(self.engine.key, [number], len(self.active), size)
-        members = self.active[drawn]
+        return self.active[drawn]
+
+    def _run_round(self) -> None:
+        """One round, counted if enough of its members reply."""
+        started, number = time.perf_counter(), self.round
+        members = self.cohort(number)
         enrolled = self._enroll(members)
         requests, experiment = {}, self.setup.experiment
         for client in members[self.bases[members] != UNKNOWN].tolist():

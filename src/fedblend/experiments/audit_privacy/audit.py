@@ -19,8 +19,8 @@ from fedblend.config.build import build
 from fedblend.config.config import Config
 from fedblend.errors import ConfigError
 from fedblend.experiments.audit_privacy import attack, lower_bound
-from fedblend.experiments.audit_privacy.attack import Attack
-from fedblend.experiments.audit_privacy.canaries import COINS
+from fedblend.experiments.audit_privacy.attack import Attack, Games
+from fedblend.experiments.audit_privacy.canaries import COINS, Directions
 from fedblend.experiments.audit_privacy.games import OnStep, play
 from fedblend.trees import precision
 
@@ -29,6 +29,8 @@ TRIALS = 400
 LEARNING = 4
 """One of so many runs teaches the observer, and is not played for."""
 MOST_CANARIES = 64
+Promise = Callable[[float, float], float]
+"""From a factor of the planned noise, and a delta, to the promised epsilon."""
 
 
 class Audit(NamedTuple):
@@ -86,7 +88,8 @@ def audit(
     with precision(config.run.precision):
         built = build(config)
         promise = _accountant(config, built.federated_data.clients)
-        promised = promise(1.0, table.delta)
+        # There may be none, which is to be said before anything is run.
+        promise(1.0, table.delta)
         games, along = play(
             config,
             built,
@@ -95,23 +98,58 @@ def audit(
             canaries=canaries,
             on_step=on_step,
         )
-    taught = max(2, trials // LEARNING)
-    known = attack.learned(games.take(slice(taught)), along, table.adjacency)
+    return judge(
+        games,
+        along,
+        promise,
+        delta=table.delta,
+        adjacency=table.adjacency,
+        trials=trials,
+        seed=seed,
+        confidence=confidence,
+    )
+
+
+def judge(
+    games: Games,
+    along: Directions,
+    promise: Promise,
+    *,
+    delta: float,
+    adjacency: str,
+    trials: int,
+    seed: int,
+    confidence: float,
+) -> Audit:
+    """Guess the coins of games, and compare what this shows with what is promised.
+
+    Args:
+        games: everything that was seen.
+        along: the directions of canaries.
+        promise: of the accountant.
+        delta: of the promised epsilon.
+        adjacency: "replace_one" or "zero_out".
+        trials: runs that were played, to report.
+        seed: of games that are imagined.
+        confidence: that the lower bound is below the true epsilon.
+    """
+    taught = max(2, len(games.coins) // LEARNING)
+    known = attack.learned(games.take(slice(taught)), along, adjacency)
     rest = games.take(slice(taught, None))
     played = _chosen(known, rest.chances)
-    decided = _threshold(known, rest.chances[played], table.delta, confidence, seed)
+    decided = _threshold(known, rest.chances[played], delta, confidence, seed)
     owned = known.observed(rest, along)[:, : rest.coins.shape[1]]
     scores = known.scores(owned, rest.chances)
     found = lower_bound.rates(scores, rest.coins, played, decided, confidence)
     by_accountant, broken = lower_bound.least_promise(
-        found.epsilon, found.total, promise, table.delta
+        found.epsilon, found.total, promise, delta
     )
-    direct = found.epsilon(table.delta)
+    direct, promised = found.epsilon(delta), promise(1.0, delta)
     right = (scores > 0) == (rest.coins > 0)
     return Audit(
         promised=promised,
-        delta=table.delta,
-        adjacency=table.adjacency,
+        delta=delta,
+        adjacency=adjacency,
         lower=max(direct, by_accountant),
         any_mechanism=direct,
         by_accountant=by_accountant,
@@ -130,8 +168,8 @@ def _of_one_seed(config: Config) -> Config:
     return config.model_copy(update={"run": run})
 
 
-def _accountant(config: Config, clients: int) -> Callable[[float, float], float]:
-    """From a factor of the planned noise, and a delta, to the promised epsilon."""
+def _accountant(config: Config, clients: int) -> Promise:
+    """The promise of the accountant for a configuration."""
     table = config.privacy
     assert table is not None
 

@@ -8,8 +8,7 @@ constant in the file. Each primitive has a rule in ``onnx_pointwise``, ``onnx_sh
 or ``onnx_linear``; one without is named in an error before anything is written.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -22,6 +21,7 @@ from fedblend.experiments.export.onnx_graph import ExportError, Graph, Rule, Val
 from fedblend.experiments.export.onnx_linear import LINEAR
 from fedblend.experiments.export.onnx_pointwise import POINTWISE
 from fedblend.experiments.export.onnx_shapes import SHAPES, is_static
+from fedblend.models.scans import scan_inputs
 
 RULES: dict[str, Rule] = {**POINTWISE, **SHAPES, **LINEAR}
 """The rule of each primitive that computes something."""
@@ -152,20 +152,10 @@ def _computed(equation: Any, inputs: list[Value]) -> list[Value]:
     return [np.asarray(one) for one in (found if several else [found])]
 
 
-def _loop_inputs(params: Mapping[str, Any]) -> tuple[int, int]:
-    """How many inputs of a loop stay the same, and how many are carried on."""
-    if "num_consts" in params:
-        return params["num_consts"], params["num_carry"]
-    # Since JAX 0.11: trees of the inputs that stay, are carried on, are looped over.
-    same, carried, _ = params["ft_in"]
-    leaves = partial(jax.tree.leaves, is_leaf=lambda leaf: leaf is None)
-    return len(leaves(same)), len(leaves(carried))
-
-
 def _scan(graph: Graph, equation: Any, inputs: list[Value]) -> list[Value]:
     """A loop over the first axis as ONNX's Scan, which means the same."""
     params = equation.params
-    consts, carried = _loop_inputs(params)
+    consts, carried = scan_inputs(params)
     body, program = Graph(graph), params["jaxpr"]
     given = program.jaxpr.invars[consts:]
     names = [body.name("state" if i < carried else "item") for i in range(len(given))]

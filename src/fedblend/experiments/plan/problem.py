@@ -160,6 +160,8 @@ def _check_transforms(config: Config) -> None:
     how = config.compress.how
     if config.compress.down is not None:
         raise ConfigError("compress.down: there are no plans for it; leave it out")
+    if config.compress.masks == "one":
+        raise ConfigError("compress.masks: there are no plans for one mask")
     if how not in ("diana", "ef21"):
         # A biased compressor is the more helpful thing to name.
         model.solver(config.compress, 1, 1)

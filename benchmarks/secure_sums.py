@@ -1,0 +1,226 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""What secure sums cost: masking a million numbers, and a round against a plain one.
+
+Eight nodes train a model of about 1 MB for one step of 20 rows, the least that a round
+can be: in one process (loopback), and on Flower's real processes with keys and TLS.
+Plain and secure experiments take turns, because other programs may use the machine.
+
+``python benchmarks/secure_sums.py [masks] [loopback] [flower] [--turns N]``: all three
+if none is named.
+"""
+
+import argparse
+import secrets
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+
+from fedblend.config import toml
+from fedblend.config.config import check, dump
+from fedblend.deploy.client.host import answering_at
+from fedblend.deploy.ops.local_cluster import local_cluster, write_rows
+from fedblend.deploy.ops.provision import provision
+from fedblend.deploy.ops.submit import open_folder, run_experiment
+from fedblend.deploy.secure.attempt import Attempt, View
+from fedblend.deploy.secure.fixed_point import FixedPoint
+from fedblend.deploy.secure.opening import unmask
+from fedblend.deploy.secure.party import Party, public_key
+from fedblend.deploy.server.run import run_server
+from fedblend.deploy.transport import Reply
+from fedblend.experiments.run_folder import Folder, read_rows
+
+NODES, ROUNDS, WIDTH, HIDDEN = 8, 6, 784, 300
+NUMBERS = 1_000_000
+BAR = 2.0
+"""The most that a secure round may take, in plain rounds."""
+
+CONFIG = """
+version = 1
+name = "round"
+[data]
+partition = "nodes"
+clients = {nodes}
+kind = "classes"
+classes = 10
+shape = [{width}]
+[model]
+name = "mlp"
+hidden = [{hidden}]
+[algorithm]
+name = "fedavg"
+rate = 0.1
+steps = 1
+batch_size = 20
+[run]
+rounds = {rounds}
+every = 1
+[measure]
+local = false
+[federation]
+secure = {secure}
+"""
+
+
+class Loopback:
+    """Nodes in this process reply at once."""
+
+    def __init__(self, nodes):
+        self.nodes, self.waiting = nodes, []
+
+    def addresses(self):
+        """All nodes."""
+        return sorted(self.nodes)
+
+    def send(self, outgoing):
+        """Have the nodes reply."""
+        for address, data in outgoing.items():
+            self.waiting.append(Reply(address, self.nodes[address].reply(data)))
+
+    def receive(self):
+        """What they replied."""
+        found, self.waiting = self.waiting, []
+        return found
+
+
+def rows(seed):
+    rng = np.random.default_rng(seed)
+    inputs = rng.normal(size=(200, WIDTH)).astype(np.float32)
+    return {"inputs": inputs, "targets": rng.integers(0, 10, 200)}
+
+
+def config(secure):
+    text = CONFIG.format(
+        nodes=NODES, width=WIDTH, hidden=HIDDEN, rounds=ROUNDS, secure=secure
+    )
+    return check(toml.parse(text, "benchmark"), "benchmark")
+
+
+def seconds_of(out):
+    """Of each round but the first, which compiles; measuring is left out."""
+    return [row["seconds"] for row in read_rows(Folder(out)) if row["rounds"]][1:]
+
+
+def loopback(turns):
+    """Rounds in one process."""
+    names = [f"node{n}" for n in range(NODES)]
+    with tempfile.TemporaryDirectory() as place:
+        lab = Path(place) / "lab"
+        provision(lab, host="127.0.0.1", nodes=names)
+        for number, name in enumerate(names):
+            write_rows(lab / "nodes" / name, rows(number), None)
+        homes = [lab / "nodes" / name for name in names]
+        made = {n: answering_at(home / "node.toml") for n, home in enumerate(homes)}
+
+        def run(out, secure):
+            out.mkdir()
+            (out / "config.toml").write_text(dump(config(secure)))
+            run_server(out, Loopback(made), poll=0.0)
+            return seconds_of(out)
+
+        return in_turns(turns, Path(place), run)
+
+
+def flower(turns):
+    """Rounds on Flower's processes."""
+    named = {f"node{n}": rows(n) for n in range(NODES)}
+    with (
+        tempfile.TemporaryDirectory() as place,
+        local_cluster(Path(place) / "own", named, log=print) as made,
+    ):
+
+        def run(out, secure):
+            open_folder(out, config(secure), made.settings, resume=False)
+            run_experiment(made.settings, out)
+            return seconds_of(out)
+
+        return in_turns(turns, Path(place), run)
+
+
+def in_turns(turns, place, run):
+    found = {"plain": [], "secure": []}
+    for turn in range(turns):
+        for name in found:
+            seconds = run(place / f"{name}{turn}", str(name == "secure").lower())
+            found[name] += seconds
+            shown = ", ".join(f"{second:.2f}" for second in seconds)
+            print(f"turn {turn + 1}, {name}: {shown} s", flush=True)
+    return found
+
+
+def report(what, found):
+    middle = {name: statistics.median(seconds) for name, seconds in found.items()}
+    ratio = middle["secure"] / middle["plain"]
+    print(
+        f"{what}, {NODES} nodes, 1 MB: plain {middle['plain']:.2f} s, secure "
+        f"{middle['secure']:.2f} s (medians of {len(found['plain'])} rounds), "
+        f"{ratio:.2f} times; at most {BAR:g}: {'yes' if ratio <= BAR else 'no'}"
+    )
+
+
+def masks():
+    """Seconds of each step for one node, and of the server's."""
+    print("nodes  neighbors  share  mask  open  server, all there  a third gone")
+    for nodes in (8, 40, 200):
+        private = {c: X25519PrivateKey.generate() for c in range(nodes)}
+        keys = {c: public_key(key) for c, key in private.items()}
+        attempt = Attempt("bench", 0, 0, keys, FixedPoint(64, 65536.0, nodes))
+        parties = {
+            c: Party(attempt, c, key, secrets.token_bytes(32))
+            for c, key in private.items()
+        }
+        graph = attempt.graph
+        begun = time.perf_counter()
+        shared = {c: party.share() for c, party in parties.items()}
+        share = (time.perf_counter() - begun) / nodes
+        view = View({c: party.nonce for c, party in parties.items()}, "", 1.0)
+        answer = np.zeros(NUMBERS, np.uint64)
+        begun = time.perf_counter()
+        for client in range(3):
+            parties[client].mask(answer, view)
+        mask = (time.perf_counter() - begun) / 3
+        # The sum of masked zeros; only the time to open it is of interest.
+        server = []
+        for answered in (list(range(nodes)), list(range(nodes - nodes // 3))):
+            begun, opened = time.perf_counter(), {}
+            for client in answered:
+                boxes = {
+                    c: shared[c].boxes[
+                        graph.neighbors(c, graph.holders[c]).index(client)
+                    ]
+                    for c in graph.neighbors(client, shared)
+                }
+                opened[client] = parties[client].open(view, answered, boxes)
+            step = (time.perf_counter() - begun) / len(answered)
+            begun = time.perf_counter()
+            seeds = {c: one.seeds for c, one in shared.items()}
+            digest = view.digest(attempt.digest)
+            unmask(answer, graph, digest, seeds, answered, opened)
+            server.append(time.perf_counter() - begun)
+        neighbors = len(graph.holders[0]) - 1
+        print(
+            f"{nodes:5}  {neighbors:9}  {share:.3f}  {mask:.3f}  {step:.3f}  "
+            f"{server[0]:.2f}  {server[1]:.2f}",
+            flush=True,
+        )
+
+
+def main():
+    parser = argparse.ArgumentParser(description="What secure sums cost.")
+    parser.add_argument("what", nargs="*", help="masks, loopback, flower")
+    parser.add_argument("--turns", type=int, default=2)
+    given = parser.parse_args()
+    chosen = given.what or ["masks", "loopback", "flower"]
+    if "masks" in chosen:
+        masks()
+    for name, run in (("loopback", loopback), ("flower", flower)):
+        if name in chosen:
+            report(name, run(given.turns))
+
+
+if __name__ == "__main__":
+    main()
