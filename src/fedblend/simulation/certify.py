@@ -23,6 +23,7 @@ from fedblend.core import Down, Key, Loss, PyTree, Shard
 from fedblend.data.federated import Shards
 from fedblend.losses import objective
 from fedblend.simulation.evaluate import personal
+from fedblend.simulation.programs import Program
 from fedblend.simulation.rounds import Members, Settings, shard_of
 from fedblend.simulation.run import Run
 from fedblend.theory.certificate import Certificate, certify
@@ -85,13 +86,9 @@ def certificates(
     run = run if run.down is not None else run.complete()
     engine, clients = run._engine, run._clients
     states, members, examples, _ = clients.measured(np.arange(clients.number))
-    found = engine._call(
-        "objective",
-        partial(objective_of_all, loss),
-        (run.down, states, examples["train"], members),
-        (0, 1, None, engine.placed),
-        0,
-    )
+    axes = (0, 1, None, engine.placed)
+    program = Program("objective", partial(objective_of_all, loss), axes, 0)
+    found = engine._call(program, (run.down, states, examples["train"], members))
     values, squares = (np.reshape(leaf, -1).astype(float) for leaf in found)
     each = np.broadcast_to(np.asarray(mu, float), values.shape)
     return [
