@@ -171,11 +171,14 @@ class ModelChoice(Table):
     name: str
 
 
+_COUNT_OR_NONE: Any = Count | None  # pyright: ignore[reportOperatorIssue]
+
+
 def _model_class(name: str) -> type[ModelChoice]:
     options: dict[str, Any] = {
         option: (list[Count], list(default))
         if isinstance(default, tuple)
-        else (Count | None if default is None else type(default), default)
+        else (_COUNT_OR_NONE if default is None else type(default), default)
         for option, default in MODELS[name].options.items()
         if option != "dtype"  # [run] precision decides
     }
