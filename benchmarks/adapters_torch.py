@@ -146,7 +146,7 @@ class PeftModel(nn.Module):
         with torch.no_grad():
             for name, parameter in plain.named_parameters():
                 parameter.copy_(_as_gpt2(name, parameter, size))
-        plain = plain.to(dtype=torch.bfloat16)
+        plain = plain.to(dtype=torch.bfloat16)  # pyright: ignore
         chosen = peft.LoraConfig(
             r=size.rank,
             lora_alpha=size.rank,
