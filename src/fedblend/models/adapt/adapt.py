@@ -8,7 +8,6 @@ alone, so that these are what is trained, mixed, compressed, counted and stored.
 """
 
 from collections.abc import Callable, Sequence
-from fnmatch import fnmatchcase
 from typing import Any, get_args
 
 import jax
@@ -148,9 +147,7 @@ def _pattern(where: Any) -> Callable[[str], bool]:
     if not strings:
         allowed = "patterns of paths, or a function of a path"
         raise UserError("adapt: where", where, allowed)
-    return lambda path: any(
-        fnmatchcase(path, name) or below(name, path) for name in names
-    )
+    return lambda path: any(below(name, path) for name in names)
 
 
 def _weight(
