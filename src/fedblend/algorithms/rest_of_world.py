@@ -8,9 +8,9 @@ personal_i (the paper's individual LoRA) and its weights; shared_i (the rest-of-
 LoRA) is the mean of the others' and stands still. A round, for every client i of n::
 
     shared_i <- 1/(n - 1) sum over j != i of personal_j  =  M + (M - personal_i)/(n - 1)
-    steps times:  (personal_i, gate_i) <- both - rate * grad f_i(personal_i, shared_i,
-                                                                 gate_i)
-    M <- M + p * mean (personal_i' - personal_i),        p = received weight / all weight
+    steps times, (personal_i, gate_i) from both old ones:
+        minus rate * their gradients of f_i(personal_i, shared_i, gate_i)
+    M <- M + p * mean (personal_i' - personal_i),   p = received weight / all weight
 
     personal model_i = personal_i, shared_i and gate_i
 
@@ -41,6 +41,8 @@ from fedblend.local import WORK, Work, descend
 from fedblend.losses import objective
 from fedblend.registry import STEP_BY_STEP, algorithm
 
+PAIR = ("personal", "shared")
+
 
 class RestClient(NamedTuple):
     """The state of a client: its adapter and weights, None where the others' are."""
@@ -49,18 +51,16 @@ class RestClient(NamedTuple):
 
 
 def _is_pair(node: Any) -> bool:
-    return isinstance(node, dict) and {"personal", "shared"} <= node.keys()
+    return isinstance(node, dict) and {*PAIR} <= node.keys()
 
 
 def _each(function, *found: PyTree) -> PyTree:
     return jax.tree.map(function, *found, is_leaf=_is_pair)
 
 
-def _as_shared(pairs: PyTree) -> PyTree:
-    """What a message has: of a client's own adapters, in the place of the others'."""
-    return _each(
-        lambda pair: {**dict.fromkeys(pair), "shared": pair["personal"]}, pairs
-    )
+def _moved(pairs: PyTree, one: str, place: str) -> PyTree:
+    """One adapter of each pair, in the place of one, and None in all others."""
+    return _each(lambda pair: {**dict.fromkeys(pair), place: pair[one]}, pairs)
 
 
 def own_adapter(loss: Loss, work: Work) -> Algorithm:
@@ -86,23 +86,24 @@ def rest_of_world(loss: Loss, work: Work, *, clients: int) -> Algorithm:
             raise UserError("rest_of_world: params", params, allowed, "a model's")
         return (), RestClient(_each(lambda pair: {**pair, "shared": None}, params))
 
-    def start(params, joins, central, key):
-        return from_params(both(_as_shared(params), params), joins, central, key)
-
-    def both(mean, pairs):
-        """The pairs with these adapters in both places."""
+    def both(pairs, means):
+        """The pairs with the shared adapters of others in both places."""
         return _each(
-            lambda pair, new: {**pair, **dict.fromkeys(("personal", "shared"), new)},
+            lambda pair, mean: {**pair, **dict.fromkeys(PAIR, mean["shared"])},
             pairs,
-            _each(lambda pair: pair["shared"], mean),
+            means,
         )
+
+    def start(params, joins, central, key):
+        first = both(params, _moved(params, "personal", "shared"))
+        return from_params(first, joins, central, key)
 
     def personal(down, client, shard, key):
         def rest(mean, own):
             return mean + (mean - own) / (clients - 1)
 
-        def beside(told, pair):
-            others = jax.tree.map(rest, told["shared"], pair["personal"])
+        def beside(mean, pair):
+            others = jax.tree.map(rest, mean["shared"], pair["personal"])
             return {**pair, "shared": others}
 
         return _each(beside, down.shared, client.own)
@@ -111,41 +112,29 @@ def rest_of_world(loss: Loss, work: Work, *, clients: int) -> Algorithm:
         whole = personal(down, client, shard, key)
 
         def direction(here, batch):
-            return jax.grad(
-                lambda own: objective(loss, trees.fill(own, whole), batch)
-            )(here)
+            def at(own):
+                return objective(loss, trees.fill(own, whole), batch)
 
-        correction = down.correction and _each(
-            lambda pair: {**dict.fromkeys(pair), "personal": pair["shared"]},
-            down.correction,
-        )
-        reached, mean_gradient = descend(
-            direction,
-            client.own,
-            shard,
-            key,
-            work=work,
-            round=down.round,
-            correction=correction,
-        )
-        delta = trees.subtract(_as_shared(reached), _as_shared(client.own))
-        return Up(delta, _as_shared(mean_gradient)), RestClient(reached)
+            return jax.grad(at)(here)
+
+        correction = _moved(down.correction, "shared", "personal")
+        given = {"work": work, "round": down.round, "correction": correction}
+        reached, mean_gradient = descend(direction, client.own, shard, key, **given)
+        change = trees.subtract(reached, client.own)
+        sent = [_moved(one, "personal", "shared") for one in (change, mean_gradient)]
+        return Up(*sent), RestClient(reached)
 
     def server(aggregate, down, server, central, key):
         change = trees.scale(aggregate.participation, aggregate.mean.delta)
-        mean = trees.add_where_given(down.shared, change)
-        return down._replace(shared=both(mean, down.shared)), server
+        means = trees.add_where_given(down.shared, change)
+        return down._replace(shared=both(down.shared, means)), server
 
     def tell(down, request):
-        def told(tree):
-            return _each(
-                lambda pair: {**dict.fromkeys(pair), "shared": pair["shared"]}, tree
-            )
-
-        return down._replace(shared=told(down.shared), correction=told(down.correction))
+        shared, correction = (
+            _moved(one, "shared", "shared") for one in (down.shared, down.correction)
+        )
+        return down._replace(shared=shared, correction=correction)
 
     halves = (enroll, start, client, server, personal)
-    needs = Needs(
-        mean=True, memories=True, uniform=True, weights="uniform", clients=clients
-    )
-    return Algorithm(*halves, tell=tell, needs=needs)
+    needs = Needs(mean=True, memories=True, uniform=True, clients=clients)
+    return Algorithm(*halves, tell=tell, needs=needs._replace(weights="uniform"))

@@ -20,6 +20,7 @@ from fedblend.mixing import Apply
 from fedblend.models.adapt.base import Base, BaseDtype, Quantized, freeze
 from fedblend.models.adapt.bias import Bias
 from fedblend.models.adapt.full import Full
+from fedblend.models.adapt.gated_lora import GatedLora
 from fedblend.models.adapt.ia3 import Ia3
 from fedblend.models.adapt.lazy import evaluate
 from fedblend.models.adapt.lora import Lora
@@ -29,7 +30,7 @@ from fedblend.models.adapt.weight import Labeled, Weight, plain
 from fedblend.models.model import Model
 from fedblend.models.transformer.parameters import Prefixed
 
-Change = Lora | Ia3 | Bias | Full
+Change = Lora | GatedLora | Ia3 | Bias | Full
 How = Change | Prefix
 """The kinds of change."""
 Where = Callable[[str], bool] | str | Sequence[str] | None
@@ -42,7 +43,9 @@ def _dtype(key: str, value: Any) -> Any:
 
 @gate(
     model=Instance(Model, "a Model"),
-    how=Instance((Lora, Ia3, Full, Prefix), "a kind of change, such as fb.lora(8)"),
+    how=Instance(
+        (Lora, GatedLora, Ia3, Full, Prefix), "a kind of change, such as fb.lora(8)"
+    ),
     dtype=_dtype,
 )
 def adapt(

@@ -49,9 +49,7 @@ class GatedLora:
     def init(self, key: Key, path: str, use: Use) -> dict[str, PyTree]:
         """The parameters of the change of one weight."""
         shape = (len(PAIR), *use.sizes(use.stack, use.inward))
-        both = {
-            name: self.each.init(keys.named(key, name), path, use) for name in PAIR
-        }
+        both = {name: self.each.init(keys.named(key, name), path, use) for name in PAIR}
         return {**both, "gate": jnp.zeros(shape, use.adapter_dtype)}
 
     def fixed(self, path: str, use: Use) -> dict[str, jax.Array]:
@@ -77,7 +75,8 @@ class GatedLora:
             return None
         scores = at.linear(parts["gate"])
         axis = scores.labels.index(RANK)
-        weights = jax.nn.softmax(scores.array.astype(jnp.float32), axis=axis)
+        wide = jnp.promote_types(scores.array.dtype, jnp.float32)
+        weights = jax.nn.softmax(scores.array.astype(wide), axis=axis)
         out = at.out.array
         for place, name in enumerate(PAIR):
             middle = at.linear(parts[f"{name} a"])
