@@ -146,7 +146,7 @@ def fedsim(
     return partial(loss, work, personal=personal, **own)
 
 
-@algorithm(new_client=STEP_BY_STEP, preset_of="partial")
+@algorithm(new_client=STEP_BY_STEP, form="factors", preset_of="partial")
 @gate(**WORK)
 def fedsa_lora(loss: Loss, work: Work) -> Algorithm:
     """FedSA-LoRA: of the factors of an adapter every A is shared, every B stays.
@@ -165,7 +165,7 @@ def fedsa_lora(loss: Loss, work: Work) -> Algorithm:
     return partial(loss, work, personal=stays, order="together")
 
 
-@algorithm(preset_of="partial")
+@algorithm(form="factors", preset_of="partial")
 @gate(**WORK)
 def ffa_lora(loss: Loss, work: Work) -> Algorithm:
     """FFA-LoRA: of the factors of an adapter every B is shared, no A is ever trained.

@@ -68,7 +68,7 @@ def own_adapter(loss: Loss, work: Work) -> Algorithm:
     return partial(loss, work, personal=lambda path: "shared" not in path.split("/"))
 
 
-@algorithm(new_client=STEP_BY_STEP._replace(build=own_adapter))
+@algorithm(form="pairs", new_client=STEP_BY_STEP._replace(build=own_adapter))
 @gate(**WORK, clients=Number(least=2, whole=True))
 def rest_of_world(loss: Loss, work: Work, *, clients: int) -> Algorithm:
     """An adapter of each client's own, beside the frozen mean of all others' adapters.

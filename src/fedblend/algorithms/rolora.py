@@ -35,7 +35,7 @@ from fedblend.registry import algorithm
 FACTORS = PATHS("rolora: params", ["*/b", "*/a"])
 
 
-@algorithm()
+@algorithm(form="factors")
 @gate(**WORK)
 def rolora(loss: Loss, work: Work) -> Algorithm:
     """FedAvg on one factor of every adapter at a time, B in even rounds, A in odd ones.

@@ -25,6 +25,7 @@ from fedblend.errors import ConfigError, SettingError
 from fedblend.models.adapt.adapt import How, adapt
 from fedblend.models.adapt.bias import bias
 from fedblend.models.adapt.full import full
+from fedblend.models.adapt.gated_lora import gated_lora
 from fedblend.models.adapt.ia3 import ia3
 from fedblend.models.adapt.lora import lora
 from fedblend.models.adapt.prefix import prefix
@@ -34,6 +35,7 @@ from fedblend.simulation.serialize import named_leaves
 
 _KINDS: dict[str, Callable[..., How]] = {
     "lora": lora,
+    "gated_lora": gated_lora,
     "ia3": ia3,
     "bias": bias,
     "full": full,
