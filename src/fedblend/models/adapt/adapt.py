@@ -115,6 +115,22 @@ def adapt(
     return Model(init, adapted(model.apply), *halves)
 
 
+def with_frozen(model: Model, adapter: PyTree, *, how: Lora, inputs: PyTree) -> PyTree:
+    """An adapter of ``lora(train="b")`` with the A that all have, and is no parameter.
+
+    Args:
+        model: what was adapted.
+        adapter: parameters of the adapted model.
+        how: that ``lora``.
+        inputs: some rows, or their shapes.
+    """
+    shapes = jax.eval_shape(model.init, jax.random.key(0))
+    uses = uses_of(model, shapes, inputs)
+    return {
+        path: change | how.fixed(path, uses[path]) for path, change in adapter.items()
+    }
+
+
 def _checked(model: Model, base: PyTree | None) -> PyTree:
     """The base, if it has the structure and shapes of the model's parameters."""
     key = jax.random.key(0)
