@@ -3,7 +3,6 @@
 """Models: plain JAX ones, by name or by builder, and those of other frameworks."""
 
 from fedblend.models.adapt.adapt import with_frozen as with_frozen
-from fedblend.models.adapt.base import hash_of as hash_of
 from fedblend.models.adapt.peft import export_peft as export_peft
 from fedblend.models.adapt.peft import import_peft as import_peft
 from fedblend.models.char_rnn import char_rnn as char_rnn
