@@ -102,21 +102,46 @@ def export_peft(
     Raises:
         UserError: some change is none of a module of that layout.
     """
-    library = require("safetensors.numpy", "export_peft", extra="text")
-    modules = dict(_modules(adapter, _layout(base)))
+    kind = None if base is None else _base_config(base)["model_type"]
+    name = None if base is None else str(base)
     place = Path(folder)
+    files = peft_files(adapter, how, _layout(base), kind=kind, base=name)
     place.mkdir(parents=True, exist_ok=True)
-    arrays = {}
+    for file, content in files.items():
+        (place / file).write_bytes(content)
+
+
+def peft_files(
+    adapter: PyTree,
+    how: Lora,
+    layout: dict[str, str] | None,
+    *,
+    kind: str | None = None,
+    base: str | None = None,
+) -> dict[str, bytes]:
+    """The files of an adapter, by name.
+
+    Args:
+        adapter: see ``export_peft``.
+        how: that ``lora``.
+        layout: names of modules, one of ``LAYOUTS``; None if paths say them.
+        kind: "gpt2", "llama" or "bert"; None for another module.
+        base: what ``peft`` calls the base, a folder or a name; None for nothing.
+    """
+    library = require("safetensors.numpy", "export_peft", extra="text")
+    modules, arrays = dict(_modules(adapter, layout)), {}
     for name, (a, b) in modules.items():
         # The second of two convolutions is one of a single pixel.
         b = b.reshape(*b.shape, *(1,) * (a.ndim - 2))
         for letter, factor in (("A", a), ("B", b)):
             array = np.ascontiguousarray(factor, np.float32)
             arrays[f"{PREFIX}{name}.lora_{letter}.weight"] = array
-    library.save_file(arrays, place / ADAPTER, metadata={"format": "pt"})
-    table = _config({name: len(one.a) for name, one in modules.items()}, how, base)
+    ranks = {name: len(one.a) for name, one in modules.items()}
+    table = {**_config(ranks, how), "base_model_name_or_path": base}
+    table |= {"task_type": TASKS.get(str(kind)), "fan_in_fan_out": kind == "gpt2"}
     text = json.dumps(table, indent=2, sort_keys=True) + "\n"
-    (place / ADAPTER_CONFIG).write_text(text, encoding="utf-8")
+    weights = library.save(arrays, metadata={"format": "pt"})
+    return {ADAPTER_CONFIG: text.encode(), ADAPTER: weights}
 
 
 def import_peft(
@@ -227,23 +252,17 @@ def _joined(fused: dict[str, Factors], layer: int, width: int) -> Factors:
     return Factors(np.concatenate([one.a[:, layer] for one in fused.values()]), b)
 
 
-def _config(
-    ranks: dict[str, int], how: Lora, base: str | Path | None
-) -> dict[str, Any]:
+def _config(ranks: dict[str, int], how: Lora) -> dict[str, Any]:
     """What ``peft`` needs to know: ranks and scales, of modules by their full names."""
     usual = min(ranks.values())
     others = {name: rank for name, rank in ranks.items() if rank != usual}
-    kind = None if base is None else _base_config(base)["model_type"]
     return {
         "peft_type": "LORA",
-        "task_type": TASKS.get(str(kind)),
-        "base_model_name_or_path": None if base is None else str(base),
         "r": usual,
         "lora_alpha": how.scale * usual,
         "target_modules": sorted(ranks),
         "rank_pattern": others,
         "alpha_pattern": {name: how.scale * rank for name, rank in others.items()},
-        "fan_in_fan_out": kind == "gpt2",
         "bias": "none",
         "lora_dropout": 0.0,
         "inference_mode": True,
