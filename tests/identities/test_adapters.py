@@ -13,6 +13,7 @@ import pytest
 
 import fedblend as fb
 from fedblend import mixing, trees
+from fedblend.errors import UserError
 from fedblend.models.adapt.uses import uses_of
 
 KEY = jax.random.key(4)
@@ -70,8 +71,8 @@ def flix(alpha, most=20):
     return fb.flix(LOSS, fedavg, alpha=alpha, local=local, mix=mixing.products)
 
 
-def apfl(alpha, learn="fixed"):
-    return fb.apfl(LOSS, WORK, alpha=alpha, learn=learn, mix=mixing.products)
+def apfl(alpha):
+    return fb.apfl(LOSS, WORK, alpha=alpha, learn="fixed", mix=mixing.products)
 
 
 def close(left, right, atol=1e-5):
@@ -245,10 +246,10 @@ def test_methods_on_factors_refuse_models_without():
     begun = PLAIN.init(jax.random.key(0))
     for name in ("fedsa_lora", "ffa_lora", "rolora"):
         line = rf"^{name}: params: '\*/[ab]' is not a part of a model with hidden/0/w"
-        with pytest.raises(fb.errors.UserError, match=line):
+        with pytest.raises(UserError, match=line):
             run(getattr(fb, name)(plain, WORK), params=begun)
     line = "^rest_of_world: params: a model's is not those of pairs of adapters"
-    with pytest.raises(fb.errors.UserError, match=line):
+    with pytest.raises(UserError, match=line):
         run(fb.rest_of_world(plain, WORK, clients=CLIENTS), params=begun)
-    with pytest.raises(fb.errors.UserError, match="clients: 1 is not a whole number"):
+    with pytest.raises(UserError, match="clients: 1 is not a whole number"):
         fb.rest_of_world(plain, WORK, clients=1)

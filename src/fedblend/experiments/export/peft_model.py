@@ -2,6 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The adapter of a run as the files of ``peft``."""
 
+from typing import Any
+
 import jax
 
 from fedblend.config.model import loss_name, model_of
@@ -28,7 +30,8 @@ def as_peft(portable: Portable) -> dict[str, bytes]:
     table = portable.config.adapt
     if table is None or table.how != "lora" or isinstance(portable.params, Blend):
         raise RunError('export: peft is for one adapter of [adapt] with how = "lora"')
-    how, adapter = lora(**table.options), portable.params
+    options: Any = table.options
+    how, adapter = lora(**options), portable.params
     if table.two:
         adapter = sum_of_changes(adapter["shared"], adapter["personal"])
     kind = _kind(portable, adapter)
