@@ -287,6 +287,15 @@ from fedblend.models.adapt.ia3 import (
 from fedblend.models.adapt.lora import (
     lora as lora,
 )
+from fedblend.models.adapt.lora import (
+    with_frozen as with_frozen,
+)
+from fedblend.models.adapt.peft import (
+    export_peft as export_peft,
+)
+from fedblend.models.adapt.peft import (
+    import_peft as import_peft,
+)
 from fedblend.models.adapt.prefix import (
     prefix as prefix,
 )

@@ -41,11 +41,6 @@ LOOKED_UP = {"dual_encoder": {"embedding": ("0", "1")}}
 """By model: the tables it looks rows up in, and which inputs have the numbers."""
 _PATHS = {"data": ("file", "path"), "central": ("file", "path"), "adapt": ("base",)}
 """The keys that are paths, by table."""
-FORMS = {
-    "factors": 'the factors of adapters: [adapt] with how = "lora"',
-    "pairs": 'two adapters of a weight: [adapt] with how = "gated_lora" or two = true',
-}
-"""What algorithms ask of ``[adapt]``."""
 _KEYS = {
     **{name: f"run.{name}" for name in Run.model_fields},
     "splits": "measure.splits",
@@ -110,14 +105,8 @@ class Config(Table):
         return self
 
     @model_validator(mode="after")
-    def _has_what_is_trained(self) -> "Config":
-        name, form = self.algorithm.name, self.algorithm.entry.form
-        if form in FORMS and (self.adapt is None or form not in self.adapt.forms):
-            raise SettingError("adapt", f"{name} is for {FORMS[form]}")
-        return self
-
-    @model_validator(mode="after")
     def _has_layers_to_adapt(self) -> "Config":
+        tables.require_form(self.adapt, self.algorithm)
         if self.adapt is None:
             return self
         name = self.model.name

@@ -2,9 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Models: plain JAX ones, by name or by builder, and those of other frameworks."""
 
-from fedblend.models.adapt.adapt import with_frozen as with_frozen
-from fedblend.models.adapt.peft import export_peft as export_peft
-from fedblend.models.adapt.peft import import_peft as import_peft
 from fedblend.models.char_rnn import char_rnn as char_rnn
 from fedblend.models.conversion import SWITCHES as SWITCHES
 from fedblend.models.conversion import model_from as model_from

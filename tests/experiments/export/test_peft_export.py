@@ -13,7 +13,7 @@ from fedblend.data.dataset import Task
 from fedblend.errors import RunError
 from fedblend.experiments.export.peft_model import as_peft
 from fedblend.experiments.export.portable import Portable
-from fedblend.models import import_peft
+from fedblend.models.adapt.peft import import_peft
 
 pytest.importorskip("safetensors")
 TASK = Task("sequence", 7, (5,))

@@ -14,7 +14,8 @@ from write_peft_adapters import BASES, HERE, MODULES, ROWS, base_of, scores, wri
 import fedblend as fb
 from fedblend import mixing
 from fedblend.errors import InputError, UserError
-from fedblend.models import export_peft, import_peft, load_transformer
+from fedblend.models import load_transformer
+from fedblend.models.adapt.peft import export_peft, import_peft
 
 safetensors = pytest.importorskip("safetensors.numpy")
 GAP = 1e-4
@@ -131,7 +132,7 @@ def test_an_adapter_with_a_frozen_a_is_written_with_it(tmp_path):
     adapter = moved(own.init(jax.random.key(0)))
     with pytest.raises(UserError, match="with b is not factors a and b; two adapters"):
         export_peft(tmp_path, adapter, how=how, base=BASES / "llama_grouped")
-    whole = fb.models.with_frozen(model, adapter, how=how, inputs=ROWS)
+    whole = fb.with_frozen(model, adapter, how=how, inputs=ROWS)
     export_peft(tmp_path, whole, how=how, base=BASES / "llama_grouped")
     again, plain = import_peft(tmp_path, base=BASES / "llama_grouped")
     both = adapted("llama_grouped", plain, where=list(again))

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The table ``[adapt]``: data only."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -19,6 +19,11 @@ _OF = {
 }
 """The options of each kind of change."""
 
+FORMS = {
+    "factors": 'the factors of adapters: [adapt] with how = "lora"',
+    "pairs": 'two adapters of a weight: [adapt] with how = "gated_lora" or two = true',
+}
+"""What algorithms ask of this table."""
 Sha256 = Annotated[str, matching("[0-9a-f]{64}$", "64 digits of a sha256")]
 
 
@@ -63,3 +68,15 @@ class Adapt(Table):
         return {
             name: getattr(self, name) for name in _OF if getattr(self, name) is not None
         }
+
+
+def require_form(table: Adapt | None, algorithm: Any) -> None:
+    """Refuse adapters that an algorithm cannot train.
+
+    Args:
+        table: ``[adapt]``, if there is one.
+        algorithm: the options of the algorithm.
+    """
+    form = algorithm.entry.form
+    if form in FORMS and (table is None or form not in table.forms):
+        raise SettingError("adapt", f"{algorithm.name} is for {FORMS[form]}")

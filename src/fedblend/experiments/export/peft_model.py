@@ -11,8 +11,7 @@ from fedblend.core import PyTree
 from fedblend.errors import RunError
 from fedblend.experiments.export.portable import Portable
 from fedblend.mixing import Blend, sum_of_changes
-from fedblend.models.adapt.adapt import with_frozen
-from fedblend.models.adapt.lora import Lora, lora
+from fedblend.models.adapt.lora import Lora, lora, with_frozen
 from fedblend.models.adapt.peft import ADAPTER as ADAPTER
 from fedblend.models.adapt.peft import LAYOUTS, peft_files
 from fedblend.trees import precision

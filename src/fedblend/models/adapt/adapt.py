@@ -18,21 +18,13 @@ from fedblend.core import PyTree
 from fedblend.errors import SettingError, UserError
 from fedblend.mixing import Apply
 from fedblend.models.adapt.base import Base, BaseDtype, Quantized, freeze
-from fedblend.models.adapt.bias import Bias
-from fedblend.models.adapt.full import Full
-from fedblend.models.adapt.gated_lora import GatedLora
-from fedblend.models.adapt.ia3 import Ia3
+from fedblend.models.adapt.kinds import Change, Full, How, Prefix
 from fedblend.models.adapt.lazy import evaluate
-from fedblend.models.adapt.lora import Lora
-from fedblend.models.adapt.prefix import Prefix
 from fedblend.models.adapt.uses import Use, leaves_by_path, uses_of
 from fedblend.models.adapt.weight import Labeled, Weight, plain
 from fedblend.models.model import Model
 from fedblend.models.transformer.parameters import Prefixed
 
-Change = Lora | GatedLora | Ia3 | Bias | Full
-How = Change | Prefix
-"""The kinds of change."""
 Where = Callable[[str], bool] | str | Sequence[str] | None
 """Which weights: a function of a path, or patterns such as "layers/*/query"."""
 
@@ -43,9 +35,7 @@ def _dtype(key: str, value: Any) -> Any:
 
 @gate(
     model=Instance(Model, "a Model"),
-    how=Instance(
-        (Lora, GatedLora, Ia3, Full, Prefix), "a kind of change, such as fb.lora(8)"
-    ),
+    how=Instance(get_args(How), "a kind of change, such as fb.lora(8)"),
     dtype=_dtype,
 )
 def adapt(
@@ -113,22 +103,6 @@ def adapt(
 
     halves = adapted(model.features), adapted(model.head)
     return Model(init, adapted(model.apply), *halves)
-
-
-def with_frozen(model: Model, adapter: PyTree, *, how: Lora, inputs: PyTree) -> PyTree:
-    """An adapter of ``lora(train="b")`` with the A that all have, and is no parameter.
-
-    Args:
-        model: what was adapted.
-        adapter: parameters of the adapted model.
-        how: that ``lora``.
-        inputs: some rows, or their shapes.
-    """
-    shapes = jax.eval_shape(model.init, jax.random.key(0))
-    uses = uses_of(model, shapes, inputs)
-    return {
-        path: change | how.fixed(path, uses[path]) for path, change in adapter.items()
-    }
 
 
 def _checked(model: Model, base: PyTree | None) -> PyTree:
