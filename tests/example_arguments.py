@@ -12,6 +12,7 @@ from typing import Any
 import fedblend as fb
 from fedblend.checks import FLAG, Number, Paths, Rule, Words
 from fedblend.compress.compressor import COMPRESSOR
+from fedblend.config.defaults import ADAPTERS
 from fedblend.core import Algorithm, Loss
 from fedblend.local import OPTIMIZER, Work
 from fedblend.registry import ALGORITHMS, FACTS, AlgorithmEntry
@@ -19,6 +20,8 @@ from fedblend.solvers import SOLVER
 
 DISTINCT = [name for name, entry in ALGORITHMS.items() if not entry.preset_of]
 """Without presets, whose messages and states are those of another algorithm."""
+ON_ADAPTERS = [name for name, one in ALGORITHMS.items() if one.form in ADAPTERS]
+"""Those that train adapters, which linear models cannot have."""
 WORK = {"rate": 0.1, "steps": 2, "batch_size": 4}
 """Local work of a configuration, where a table of its own has it."""
 
@@ -68,6 +71,11 @@ def options(name: str) -> dict[str, Any]:
     if "work" in entry.keys:
         found[entry.keys["work"]] = dict(WORK)
     return found
+
+
+def tables(name: str) -> dict[str, Any]:
+    """Tables of a configuration that an algorithm needs instead of a linear model."""
+    return {"model": {"name": "mlp", "hidden": [4]}} if name in ON_ADAPTERS else {}
 
 
 def build(name: str, loss: Loss, work: Work, clients: int) -> Algorithm:

@@ -7,7 +7,8 @@
 ``classes``: softmax regression on blobs, two layers of named parameters.
 ``adapted``: the same rows, and a network with a frozen base and adapters.
 ``several``: any of these for an ensemble of two models; ``shifted``: with a shift;
-``beside_rows``: the loss also takes a model beside rows of a client.
+``beside_rows``: the loss also takes a model beside rows of a client; ``factored``: over
+factors of an adapter; ``paired``: over two sets of parameters.
 """
 
 from typing import Any, NamedTuple
@@ -17,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import fedblend as fb
+from fedblend import trees
 from fedblend.data.datasets.synthetic import quadratic_loss
 from fedblend.data.federated import Shards
 from fedblend.losses import cross_entropy
@@ -121,6 +123,32 @@ def adapted() -> Problem:
         where="*",
     )
     return Problem(data, cross_entropy(model.apply), model.init(jax.random.key(2)))
+
+
+def factored(problem: Problem) -> Problem:
+    """The same problem over two factors, whose product is added to its parameters."""
+    if isinstance(problem.params, dict):
+        return problem
+    vector, layout = trees.ravel(problem.params)
+    a = 0.3 * jnp.cos(jnp.arange(2 * vector.size, dtype=vector.dtype)).reshape(2, -1)
+
+    def loss(params, rows):
+        change = (params["change"]["b"] @ params["change"]["a"])[0]
+        return problem.loss(trees.unravel(vector + change, layout), rows)
+
+    params = {"change": {"a": a, "b": jnp.zeros((1, 2), vector.dtype)}}
+    return problem._replace(loss=loss, params=params)
+
+
+def paired(problem: Problem) -> Problem:
+    """The same problem for the mean of a client's own parameters and shared ones."""
+
+    def loss(params, rows):
+        both = trees.add(params["personal"], params["shared"])
+        return problem.loss(trees.scale(0.5, both), rows)
+
+    params = dict.fromkeys(("personal", "shared"), problem.params)
+    return problem._replace(loss=loss, params=params)
 
 
 def several(problem: Problem) -> Problem:

@@ -129,7 +129,13 @@ from fedblend.algorithms.partial_presets import (
     fedper as fedper,
 )
 from fedblend.algorithms.partial_presets import (
+    fedsa_lora as fedsa_lora,
+)
+from fedblend.algorithms.partial_presets import (
     fedsim as fedsim,
+)
+from fedblend.algorithms.partial_presets import (
+    ffa_lora as ffa_lora,
 )
 from fedblend.algorithms.partial_presets import (
     lg_fedavg as lg_fedavg,
@@ -142,6 +148,12 @@ from fedblend.algorithms.pfedme import (
 )
 from fedblend.algorithms.reptile import (
     reptile as reptile,
+)
+from fedblend.algorithms.rest_of_world import (
+    rest_of_world as rest_of_world,
+)
+from fedblend.algorithms.rolora import (
+    rolora as rolora,
 )
 from fedblend.algorithms.scafflix import (
     scafflix as scafflix,
@@ -266,11 +278,23 @@ from fedblend.models.adapt.bias import (
 from fedblend.models.adapt.full import (
     full as full,
 )
+from fedblend.models.adapt.gated_lora import (
+    gated_lora as gated_lora,
+)
 from fedblend.models.adapt.ia3 import (
     ia3 as ia3,
 )
 from fedblend.models.adapt.lora import (
     lora as lora,
+)
+from fedblend.models.adapt.lora import (
+    with_frozen as with_frozen,
+)
+from fedblend.models.adapt.peft import (
+    export_peft as export_peft,
+)
+from fedblend.models.adapt.peft import (
+    import_peft as import_peft,
 )
 from fedblend.models.adapt.prefix import (
     prefix as prefix,

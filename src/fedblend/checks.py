@@ -22,6 +22,7 @@ import dataclasses
 import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from fnmatch import fnmatchcase
 from typing import Any, NamedTuple, TypeVar, cast
 
 import jax
@@ -187,8 +188,8 @@ def words(*allowed: str, **functions: Callable[..., Any]) -> Words:
 class Paths:
     """A rule: parameters by their paths, such as ``["last", "first/bias"]``.
 
-    A name stands for the parameter of that path and for all parameters below it. A
-    function of a path is allowed as well.
+    A name stands for the parameter of that path and for all parameters below it; it may
+    be a pattern such as "*/b". A function of a path is allowed as well.
     """
 
     def __call__(self, key: str, value: Any) -> Callable[[str], bool]:
@@ -231,8 +232,8 @@ def require_parts(parts: Callable[[str], bool], params: Any) -> None:
 
 
 def below(name: str, path: str) -> bool:
-    """Whether a parameter has this name, or is below it."""
-    return path == name or path.startswith(f"{name}/")
+    """Whether a parameter has this name, or is below it; the name may be a pattern."""
+    return path == name or path.startswith(f"{name}/") or fnmatchcase(path, name)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -229,6 +229,7 @@ def algorithm(
         coin: whether a coin ends its rounds, so that theory may choose their steps.
         form: what a configuration makes of the model: "ensemble" for several of it,
             "shifted" for its features shifted, "neighbors" for votes of nearest rows.
+            Or what it asks of adapters: "factors" of a product, "pairs" of adapters.
         encodes: whether it encodes what clients send.
         preset_of: the algorithm of which it is a setting, with the same messages and
             states.

@@ -17,6 +17,8 @@ from fedblend import checkpoint
 from fedblend.cli import main, screen
 from fedblend.config import config as configs
 from fedblend.config import toml
+from fedblend.config.config import check
+from fedblend.errors import ConfigError
 from fedblend.models.adapt.uses import leaves_by_path
 
 CONFIG = {
@@ -188,3 +190,21 @@ def test_every_kind_is_built(adapt):
     params = built.model.init(jax.random.key(0))
     assert ("shared" in params) == adapt.get("two", False)
     assert len(built.federated_data.train.counts) == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "adapt", "line"),
+    [
+        ("fedsa_lora", {"how": "ia3"}, "adapt: fedsa_lora is for the factors of"),
+        ("ffa_lora", {"train": "b"}, "adapt: ffa_lora is for the factors of adapters"),
+        ("rest_of_world", {"how": "lora"}, "adapt: rest_of_world is for two adapters"),
+        ("fedavg", {"how": "gated_lora", "two": True}, "adapt.two: is not for how = "),
+    ],
+)
+def test_algorithms_on_adapters_get_those_that_they_train(name, adapt, line):
+    content = {"data": {"source": "digits"}, "model": {"name": "mlp"}, "adapt": adapt}
+    with pytest.raises(ConfigError, match=f"^here: {line}"):
+        check({**content, "algorithm": {"name": name}}, "here")
+    del content["adapt"]
+    config = check({**content, "algorithm": {"name": "rest_of_world"}}, "here")
+    assert config.adapt is not None and config.adapt.how == "gated_lora"

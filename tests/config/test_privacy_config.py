@@ -16,6 +16,7 @@ from fedblend.config.build import build
 from fedblend.config.config import Config, dump, load
 from fedblend.config.privacy import EXAMINED, SCOPE, report
 from fedblend.config.schema import tables
+from fedblend.config.schema.adapt import Adapt
 from fedblend.config.schema.federation import Federation
 from fedblend.config.schema.privacy import Privacy
 from fedblend.config.schema.run import Run
@@ -262,7 +263,7 @@ def test_every_setting_was_examined_and_a_new_one_is_no_guarantee(
 ):
     """Whoever adds a key decides here what it does to privacy."""
     known = {"run": Run, "privacy": Privacy, "compress": tables.Compress}
-    known |= {"central": tables.Central, "federation": Federation}
+    known |= {"central": tables.Central, "federation": Federation, "adapt": Adapt}
     for name, table in {"config": Config, **known}.items():
         assert set(EXAMINED[name].split()) == set(table.model_fields), name
     config = configured()

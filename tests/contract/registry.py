@@ -23,7 +23,16 @@ from fedblend import compress
 from fedblend.local import Optimizer, Steps
 from fedblend.registry import ALGORITHMS as REGISTERED
 from fedblend.transforms.mixed_fl.central_loss import of_parameters
-from problems import COUNTS, Problem, beside_rows, classes, several, shifted
+from problems import (
+    COUNTS,
+    Problem,
+    beside_rows,
+    classes,
+    factored,
+    paired,
+    several,
+    shifted,
+)
 
 RATE = 0.2
 STEPS_BY_CLIENT = np.array([1, 3, 2, 4, 1, 2, 3])
@@ -78,6 +87,8 @@ FORMS = {
     "hypcluster": several,
     "feddbe": shifted,
     "knn_per": beside_rows,
+    "rest_of_world": paired,
+    "rolora": factored,
 }
 """What some algorithms make of a model."""
 

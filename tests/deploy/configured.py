@@ -74,7 +74,7 @@ ALGORITHMS |= {
         for key, value in examples.options(name).items()
     )
     for name in examples.DISTINCT
-    if name not in ALGORITHMS
+    if name not in ALGORITHMS and name not in examples.ON_ADAPTERS
 }
 """What every algorithm needs beside the work of a client."""
 LINEAR = 'name = "softmax"\n'

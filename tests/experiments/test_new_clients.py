@@ -29,6 +29,7 @@ pytestmark = pytest.mark.usefixtures("compiled", "no_figures")
 
 
 def configured(tiny, name, **options):
+    tiny |= examples.tables(name)
     tiny["algorithm"] |= {"name": name, **OWN[name], **options}
     if examples.needs_everyone(name):
         del tiny["run"]["cohort"]

@@ -113,6 +113,7 @@ QUICK = (
 def test_every_algorithm_runs_and_its_personal_models_are_kept(
     name, tiny, tmp_path, monkeypatch
 ):
+    tiny |= examples.tables(name)
     tiny["algorithm"] |= {"name": name, **OWN[name]}
     tiny["run"] |= SHORT | ({"cohort": 6} if examples.needs_everyone(name) else {})
     tiny["measure"] |= LITTLE

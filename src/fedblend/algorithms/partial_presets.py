@@ -144,3 +144,42 @@ def fedsim(
     """
     own = {"order": "together", "personal_rate": personal_rate}
     return partial(loss, work, personal=personal, **own)
+
+
+@algorithm(new_client=STEP_BY_STEP, form="factors", preset_of="partial")
+@gate(**WORK)
+def fedsa_lora(loss: Loss, work: Work) -> Algorithm:
+    """FedSA-LoRA: of the factors of an adapter every A is shared, every B stays.
+
+    Both are trained together. A mean of A alone is exact: where clients have B_i of
+    their own, no product of means stands for a mean of products.
+
+    Args:
+        loss: ``loss(params, rows) -> losses[rows]``, of a model with ``lora`` adapters.
+        work: local work of a round, on both factors.
+
+    Reference: Guo, Zeng, Wang, Fan, Wang, Qu, "Selective aggregation for low-rank
+    adaptation in federated learning", ICLR 2025, arXiv:2410.01463.
+    """
+    stays = PATHS("fedsa_lora: params", ["*/b"])
+    return partial(loss, work, personal=stays, order="together")
+
+
+@algorithm(form="factors", preset_of="partial")
+@gate(**WORK)
+def ffa_lora(loss: Loss, work: Work) -> Algorithm:
+    """FFA-LoRA: of the factors of an adapter every B is shared, no A is ever trained.
+
+    All clients have the A of the initial parameters, so that the mean of B gives the
+    mean of the products. ``lora(rank, train="b")`` under ``fedavg`` is the same method,
+    whose A is no parameter: it takes less memory.
+
+    Args:
+        loss: ``loss(params, rows) -> losses[rows]``, of a model with ``lora`` adapters.
+        work: local work of a round, on every B.
+
+    Reference: Sun, Li, Li, Ding, "Improving LoRA in privacy-preserving federated
+    learning", ICLR 2024, arXiv:2403.12313.
+    """
+    frozen = PATHS("ffa_lora: params", ["*/a"])
+    return partial(loss, work, personal=frozen, personal_steps=0)

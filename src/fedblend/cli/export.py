@@ -24,7 +24,7 @@ def export(
     ] = False,
     shared: Annotated[bool, typer.Option("--shared", help="The shared model.")] = False,
     to: Annotated[
-        str, option("safetensors, npz, onnx or torch.", "FORMAT")
+        str, option("safetensors, npz, onnx, torch or peft.", "FORMAT")
     ] = "safetensors",
     seed: Annotated[
         int | None, option("Which seed of the run; default: the first.", "N")

@@ -22,23 +22,11 @@ from fedblend.config.schema.adapt import Adapt
 from fedblend.core import PyTree
 from fedblend.data.dataset import Task
 from fedblend.errors import ConfigError, SettingError
-from fedblend.models.adapt.adapt import How, adapt
-from fedblend.models.adapt.bias import bias
-from fedblend.models.adapt.full import full
-from fedblend.models.adapt.ia3 import ia3
-from fedblend.models.adapt.lora import lora
-from fedblend.models.adapt.prefix import prefix
+from fedblend.models.adapt.adapt import adapt
+from fedblend.models.adapt.kinds import KINDS
 from fedblend.models.adapt.two_adapters import two_adapters
 from fedblend.models.model import Model
 from fedblend.simulation.serialize import named_leaves
-
-_KINDS: dict[str, Callable[..., How]] = {
-    "lora": lora,
-    "ia3": ia3,
-    "bias": bias,
-    "full": full,
-    "prefix": prefix,
-}
 
 
 def adapted(
@@ -88,7 +76,7 @@ def _adapted(table: Adapt, model: Model, task: Task, precision: str) -> Model:
         found = adapt(
             model,
             None if table.base is None else _base(table, model),
-            how=_KINDS[table.how](**table.options),
+            how=KINDS[table.how](**table.options),
             inputs=rows,
             where=table.where,
             dtype=table.dtype,

@@ -106,6 +106,7 @@ class Config(Table):
 
     @model_validator(mode="after")
     def _has_layers_to_adapt(self) -> "Config":
+        tables.require_form(self.adapt, self.algorithm)
         if self.adapt is None:
             return self
         name = self.model.name

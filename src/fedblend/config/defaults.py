@@ -26,6 +26,10 @@ MODELS = {
 }
 """The models of datasets whose rows are not a table; tables have a linear one."""
 LINEAR = ("logistic", "softmax")
+ADAPTED = "mlp"
+"""In place of a linear model, where an algorithm trains adapters."""
+ADAPTERS = {"factors": "lora", "pairs": "gated_lora"}
+"""The kind of adapters, by what an algorithm asks of them."""
 WORK = {"rate": 0.1, "steps": 10, "batch_size": 32}
 """The local work of a client in a round."""
 RATES = {"char_rnn": 0.8}
@@ -96,9 +100,11 @@ def filled(content: Content, name: str | None = None) -> Content:
         SettingError: nothing can be chosen for a key.
     """
     data, algorithm = _table(content, "data"), _table(content, "algorithm")
-    model = {"name": _model(data), **_table(content, "model")}
+    adapt = _adapt(algorithm)
+    model = {"name": _model(data, bool(adapt)), **_table(content, "model")}
     label = f"{_origin(data)}-{algorithm.get('name', 'run')}"
-    after = {"version": VERSION, "name": name or label, **content}
+    adapted = {"adapt": adapt} if adapt else {}
+    after = {"version": VERSION, "name": name or label, **adapted, **content}
     for key, table in (
         ("data", {**data, **_partition(data)}),
         ("model", model),
@@ -162,13 +168,21 @@ def _partition(data: Content) -> Content:
     return {"partition": "dirichlet", **_unless(data, CLIENTS)}
 
 
-def _model(data: Content) -> str:
+def _adapt(algorithm: Content) -> Content:
+    """The table ``[adapt]`` of an algorithm that cannot do without."""
+    entry = ALGORITHMS.get(str(algorithm.get("name")))
+    how = ADAPTERS.get(str(entry and entry.form))
+    return {} if how is None else {"how": how}
+
+
+def _model(data: Content, adapted: bool = False) -> str:
     source, shape = data.get("source"), data.get("shape")
     if isinstance(shape, list) and len(shape) > 1:
         return "cnn"
     size = _size(data)
     two = size is not None and size.classes == 2
-    return MODELS.get(str(source), "logistic" if two else "softmax")
+    linear = ADAPTED if adapted else "logistic" if two else "softmax"
+    return MODELS.get(str(source), linear)
 
 
 def _algorithm(table: Content, model: str) -> Content:

@@ -22,8 +22,8 @@ SCOPE = (
 """What else a run folder has is computed from the clients' rows without noise."""
 EXAMINED = {
     "config": (
-        "version name data model algorithm compress privacy central select populations "
-        "attack run measure federation"
+        "version name data model algorithm adapt compress privacy central select "
+        "populations attack run measure federation"
     ),
     "run": (
         "rounds cohort epoch separation sampling seed every weights chunk devices "
@@ -33,6 +33,8 @@ EXAMINED = {
         "clip noise tree buffers delta adjacency adaptive quantile rate count_noise "
         "noise_from"
     ),
+    # Public, as the initial model is: a base that clients' rows were used for is not.
+    "adapt": "how base sha256 where dtype two rank alpha train seed length",
     "compress": "how compressor rate start masks down",
     "central": (
         "how weight classes share penalty strength file target test steps batch_size "

@@ -130,7 +130,14 @@ WEIGHTED = ("scafflix",)
 where ``accept.constants`` told it already."""
 
 
-@pytest.mark.parametrize("name", [one for one in ALGORITHMS if one != "local_only"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        name
+        for name in ALGORITHMS
+        if name != "local_only" and name not in examples.ON_ADAPTERS
+    ],
+)
 def test_what_is_accepted_by_default_sends_models_and_nothing_else(name):
     own = OWN[name] if name in OWN else examples.options(name)
     algorithm = EXPERIMENT["algorithm"] | {"name": name} | own

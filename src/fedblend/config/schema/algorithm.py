@@ -51,7 +51,7 @@ SOLVERS = {
 PLACEHOLDERS: Any = {
     "loss": lambda params, rows: rows,
     "known": Smoothness(np.ones(()), np.zeros(()), exact=False),
-    "clients": 1,
+    "clients": 2,
     "features": lambda params, inputs: inputs,
 }
 """In place of what a run knows, where only the options matter."""

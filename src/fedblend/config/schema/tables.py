@@ -16,6 +16,7 @@ from fedblend import compress
 from fedblend.checks import Number
 from fedblend.compress import Compressor
 from fedblend.config.schema.adapt import Adapt as Adapt
+from fedblend.config.schema.adapt import require_form as require_form
 from fedblend.config.schema.raw_column import RawColumns
 from fedblend.config.schema.table import (
     Count,

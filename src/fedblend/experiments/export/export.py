@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from fedblend.errors import UserError
 from fedblend.experiments.export.onnx_model import onnx_file
+from fedblend.experiments.export.peft_model import ADAPTER, as_peft
 from fedblend.experiments.export.portable import Portable, as_npz, as_safetensors
 from fedblend.experiments.export.torch_names import state_dict
 from fedblend.experiments.model_card import model_card
@@ -39,7 +40,8 @@ class Target(NamedTuple):
     """A format: how a file ends, and how it is made."""
 
     suffix: str
-    make: Callable[[Portable], bytes]
+    make: Callable[[Portable], bytes | dict[str, bytes]]
+    """The file; or several by name, which a folder has."""
 
 
 FORMATS = {
@@ -47,6 +49,7 @@ FORMATS = {
     "npz": Target(".npz", as_npz),
     "onnx": Target(".onnx", _onnx),
     "torch": Target(".torch.safetensors", _torch),
+    "peft": Target(".peft", as_peft),
 }
 """The formats of exported models, by name."""
 
@@ -65,13 +68,14 @@ def export_models(
     Args:
         run: a finished run.
         out: the folder of the files.
-        to: "safetensors", "npz", "onnx" or "torch".
+        to: "safetensors", "npz", "onnx", "torch" or, for adapters, "peft".
         clients: whose models, by id or name.
         shared: whether the shared model is written, too.
         seed: which seed of the run; the first if None.
 
     Returns:
-        The files of the models; each has its card beside it, which ends in ``.md``.
+        The files of the models, folders for "peft"; each has its card beside it, which
+        ends in ``.md``.
     """
     if to not in FORMATS:
         raise UserError("to", to, f"one of {', '.join(FORMATS)}")
@@ -85,8 +89,15 @@ def export_models(
         data = FORMATS[to].make(portable)
         stem = "shared" if client is None else words[client]
         path = out / f"{stem}{FORMATS[to].suffix}"
-        write_atomically(path, data)
-        digest = hashlib.sha256(data).hexdigest()
+        if isinstance(data, bytes):
+            write_atomically(path, data)
+            weights = data
+        else:
+            path.mkdir(exist_ok=True)
+            for name, content in data.items():
+                write_atomically(path / name, content)
+            weights = data[ADAPTER]
+        digest = hashlib.sha256(weights).hexdigest()
         seed_used = int(portable.facts["seed"])
         card = model_card(run, client, seed_used, path.name, digest)
         write_text(path.with_name(f"{path.name}.md"), card)

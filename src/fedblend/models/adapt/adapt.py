@@ -8,7 +8,6 @@ alone, so that these are what is trained, mixed, compressed, counted and stored.
 """
 
 from collections.abc import Callable, Sequence
-from fnmatch import fnmatchcase
 from typing import Any, get_args
 
 import jax
@@ -19,20 +18,13 @@ from fedblend.core import PyTree
 from fedblend.errors import SettingError, UserError
 from fedblend.mixing import Apply
 from fedblend.models.adapt.base import Base, BaseDtype, Quantized, freeze
-from fedblend.models.adapt.bias import Bias
-from fedblend.models.adapt.full import Full
-from fedblend.models.adapt.ia3 import Ia3
+from fedblend.models.adapt.kinds import Change, Full, How, Prefix
 from fedblend.models.adapt.lazy import evaluate
-from fedblend.models.adapt.lora import Lora
-from fedblend.models.adapt.prefix import Prefix
 from fedblend.models.adapt.uses import Use, leaves_by_path, uses_of
 from fedblend.models.adapt.weight import Labeled, Weight, plain
 from fedblend.models.model import Model
 from fedblend.models.transformer.parameters import Prefixed
 
-Change = Lora | Ia3 | Bias | Full
-How = Change | Prefix
-"""The kinds of change."""
 Where = Callable[[str], bool] | str | Sequence[str] | None
 """Which weights: a function of a path, or patterns such as "layers/*/query"."""
 
@@ -43,7 +35,7 @@ def _dtype(key: str, value: Any) -> Any:
 
 @gate(
     model=Instance(Model, "a Model"),
-    how=Instance((Lora, Ia3, Full, Prefix), "a kind of change, such as fb.lora(8)"),
+    how=Instance(get_args(How), "a kind of change, such as fb.lora(8)"),
     dtype=_dtype,
 )
 def adapt(
@@ -158,9 +150,7 @@ def _pattern(where: Any) -> Callable[[str], Any]:
     if not strings:
         allowed = "patterns of paths, or a function of a path"
         raise UserError("adapt: where", where, allowed)
-    return lambda path: any(
-        fnmatchcase(path, name) or below(name, path) for name in names
-    )
+    return lambda path: any(below(name, path) for name in names)
 
 
 def _weight(

@@ -26,9 +26,10 @@ import jax.numpy as jnp
 
 from fedblend import keys
 from fedblend.checks import COUNT, POSITIVE, WHOLE, gate, optional, words
-from fedblend.core import Key
-from fedblend.models.adapt.uses import LINEAR, Use
+from fedblend.core import Key, PyTree
+from fedblend.models.adapt.uses import LINEAR, Use, uses_of
 from fedblend.models.adapt.weight import RANK, Labeled, Meeting, Weight, contract
+from fedblend.models.model import Model
 
 Trained = Literal["both", "b"]
 """Which factors are trained."""
@@ -126,3 +127,19 @@ def lora(
         2.0
     """
     return Lora(rank, 1.0 if alpha is None else float(alpha) / rank, train, seed)
+
+
+def with_frozen(model: Model, adapter: PyTree, *, how: Lora, inputs: PyTree) -> PyTree:
+    """An adapter of ``lora(train="b")`` with the A that all have, and is no parameter.
+
+    Args:
+        model: what was adapted.
+        adapter: parameters of the adapted model.
+        how: that ``lora``.
+        inputs: some rows, or their shapes.
+    """
+    shapes = jax.eval_shape(model.init, jax.random.key(0))
+    uses = uses_of(model, shapes, inputs)
+    return {
+        path: change | how.fixed(path, uses[path]) for path, change in adapter.items()
+    }
