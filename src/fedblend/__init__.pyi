@@ -254,6 +254,12 @@ from fedblend.mixing import (
 from fedblend.models import (
     Model as Model,
 )
+from fedblend.models.adapt.adapt import (
+    adapt as adapt,
+)
+from fedblend.models.adapt.lora import (
+    lora as lora,
+)
 from fedblend.simulation import (
     checkpoint as checkpoint,
 )

@@ -2,10 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Mixing a shared with a personal model; ``alpha`` is the weight of the shared one.
 
-Three mixtures, chosen by passing one of these functions: ``parameters`` (the papers'
+Four mixtures, chosen by passing one of these functions: ``parameters`` (the papers'
 mixture, a plain set of parameters again), ``only(paths)`` (the same for a part of the
-model, whose other parameters are the shared ones) and ``outputs`` (an ensemble of two
-models, which needs no common starting point and doubles the price of a prediction).
+model, whose other parameters are the shared ones), ``outputs`` (an ensemble of two
+models, which needs no common starting point and doubles the price of a prediction) and
+``products`` (of adapters of low rank: the mixture of the two models' weights).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -55,6 +56,54 @@ def parameters(alpha, shared: PyTree, personal: PyTree) -> PyTree:
         return weight * ours + (1 - weight) * own
 
     return jax.tree.map(mix, shared, personal)
+
+
+def products(alpha, shared: PyTree, personal: PyTree) -> PyTree:
+    """The adapter whose model has ``alpha * shared + (1 - alpha) * personal`` weights.
+
+    The change of a weight that two factors make is B A: its mixture is that of the
+    products, ``alpha B_s A_s + (1 - alpha) B_p A_p``, which has factors of both ranks
+    together, [A_s; A_p] and [alpha B_s, (1 - alpha) B_p]. Mixing the factors as
+    ``parameters`` does would add products of one model's A with the other's B. Other
+    changes are sums, where both are the same.
+
+    Example:
+        >>> ours = {"weight": {"a": jnp.ones((2, 3)), "b": jnp.ones((4, 2))}}
+        >>> jax.tree.map(jnp.shape, products(0.5, ours, ours))
+        {'weight': {'a': (4, 3), 'b': (4, 4)}}
+    """
+
+    def mix(ours, own):
+        if not _has_factors(ours):
+            return parameters(alpha, ours, own)
+        weight = jnp.asarray(alpha, ours["b"].dtype)
+        return _side_by_side(
+            ours | {"b": weight * ours["b"]}, own | {"b": (1 - weight) * own["b"]}
+        )
+
+    return jax.tree.map(mix, shared, personal, is_leaf=_has_factors)
+
+
+def sum_of_changes(one: PyTree, other: PyTree) -> PyTree:
+    """The adapter whose change of each weight is the sum of those of two adapters."""
+
+    def add(one, other):
+        return _side_by_side(one, other) if _has_factors(one) else one + other
+
+    return jax.tree.map(add, one, other, is_leaf=_has_factors)
+
+
+def _has_factors(node: Any) -> bool:
+    """Whether a part of an adapter is a product of two factors."""
+    return isinstance(node, dict) and node.keys() == {"a", "b"}
+
+
+def _side_by_side(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
+    """Factors whose product is the sum of two products: the rank is that of both."""
+    return {
+        "a": jnp.concatenate([one["a"], other["a"]], axis=0),
+        "b": jnp.concatenate([one["b"], other["b"]], axis=-1),
+    }
 
 
 def outputs(alpha, shared: PyTree, personal: PyTree) -> Blend:

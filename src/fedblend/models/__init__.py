@@ -1,10 +1,8 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""Models: plain JAX ones, by name or by builder, and adapters for other frameworks."""
+"""Models: plain JAX ones, by name or by builder, and those of other frameworks."""
 
-from fedblend.models.adapters import from_equinox as from_equinox
-from fedblend.models.adapters import from_flax as from_flax
-from fedblend.models.adapters import from_keras as from_keras
+from fedblend.models.adapt.base import hash_of as hash_of
 from fedblend.models.char_rnn import char_rnn as char_rnn
 from fedblend.models.conversion import SWITCHES as SWITCHES
 from fedblend.models.conversion import model_from as model_from
@@ -18,6 +16,9 @@ from fedblend.models.feedforward import large_cnn as large_cnn
 from fedblend.models.feedforward import logistic as logistic
 from fedblend.models.feedforward import mlp as mlp
 from fedblend.models.feedforward import softmax as softmax
+from fedblend.models.frameworks import from_equinox as from_equinox
+from fedblend.models.frameworks import from_flax as from_flax
+from fedblend.models.frameworks import from_keras as from_keras
 from fedblend.models.model import MODELS as MODELS
 from fedblend.models.model import Model as Model
 from fedblend.models.model import ModelInfo as ModelInfo

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from fedblend.errors import InputError
-from fedblend.models.adapters import from_equinox, from_flax, from_keras
+from fedblend.models.frameworks import from_equinox, from_flax, from_keras
 from fedblend.models.model import Model, Shape
 from fedblend.models.torch.inspection import ExampleError
 from fedblend.models.torch.module import from_torch
@@ -23,7 +23,7 @@ SWITCHES = {
     "equinox": ("dropout",),
     "keras": ("dropout",),
 }
-"""The options of the adapters."""
+"""The options of these functions, by framework."""
 
 
 def framework_of(value: Any) -> str | None:
@@ -61,7 +61,7 @@ def model_from(
         shape: of a row of inputs.
         integers: rows are numbers of classes or tokens.
         precision: of PyTorch's parameters.
-        switches: options of the adapter, such as ``dropout="off"``.
+        switches: options of the function that converts it, such as ``dropout="off"``.
 
     Raises:
         InputError: it returns nothing that is a model.
@@ -76,8 +76,8 @@ def model_from(
     if framework == "torch":
         return _from_torch(make, shape, integers, precision, options)
     if framework is not None:
-        adapters = {"flax": from_flax, "equinox": from_equinox, "keras": from_keras}
-        return adapters[framework](made, **options)
+        convert = {"flax": from_flax, "equinox": from_equinox, "keras": from_keras}
+        return convert[framework](made, **options)
     if isinstance(made, Model):
         return made
     if isinstance(made, tuple) and len(made) == 2 and all(map(callable, made)):

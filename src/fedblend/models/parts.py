@@ -38,7 +38,7 @@ def find_part(model: Model, inputs: PyTree, part: str) -> list[str]:
     """The paths of the parameters that are a part of a model.
 
     Args:
-        model: any, of this package or of an adapter.
+        model: any, of this package or of another framework.
         inputs: some rows, or their shapes; they are not computed with.
         part: "head" for the last layer, "body" for all others, "biases" for what is
             added to activations, "normalization" for layers that scale them.
@@ -54,19 +54,19 @@ def find_part(model: Model, inputs: PyTree, part: str) -> list[str]:
     """
     words(*PARTS)("find_part: part", part)
     uses = _uses(model, inputs)
-    scaled = {_layer(path) for path, use in uses.items() if use.operation == "mul"}
+    scaled = {layer_of(path) for path, use in uses.items() if use.operation == "mul"}
     matrices = {
         path: use
         for path, use in uses.items()
-        if use.operation not in ("mul", "add", "sub") and _layer(path) not in scaled
+        if use.operation not in ("mul", "add", "sub") and layer_of(path) not in scaled
     }
     last = max(matrices, key=lambda path: matrices[path].place, default="")
-    head = {path for path in uses if last and _layer(path) == _layer(last)}
+    head = {path for path in uses if last and layer_of(path) == layer_of(last)}
     found = {
         "head": head,
         "body": set(uses) - head if head else set(),
         "biases": {path for path, use in uses.items() if use.operation == "add"},
-        "normalization": {path for path in uses if _layer(path) in scaled},
+        "normalization": {path for path in uses if layer_of(path) in scaled},
     }[part]
     if not found or len(found) == len(uses):
         what = "has no" if not found else "is nothing but its"
@@ -76,7 +76,7 @@ def find_part(model: Model, inputs: PyTree, part: str) -> list[str]:
     return sorted(found)
 
 
-def _layer(path: str) -> str:
+def layer_of(path: str) -> str:
     """The layer of a parameter: its path, less the last name."""
     return re.sub(r"(^|[/.])[^/.]*$", "", path)
 

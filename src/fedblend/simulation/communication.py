@@ -24,6 +24,7 @@ from fedblend.simulation.aggregators import (
     empty,
     finish,
 )
+from fedblend.simulation.constants import compile_traced
 from fedblend.simulation.rounds import Shapes
 
 
@@ -144,5 +145,6 @@ def client_flops(
         up, state = algorithm.client(message, state, shard, key)
         return up._replace(mean_gradient=None, step_sum=None), state
 
-    compiled = jax.jit(part).lower(message, state, shard, key).compile()
+    arguments = (message, state, shard, key)
+    compiled = compile_traced(jax.jit(part).trace(*arguments), arguments).compiled
     return float((compiled.cost_analysis() or {}).get("flops", float("nan")))

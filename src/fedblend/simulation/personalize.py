@@ -31,6 +31,7 @@ from fedblend.core import Algorithm, Down, Key, PyTree, Shard
 from fedblend.data.federated import FEDERATED_DATA, FederatedData, Shards
 from fedblend.gains import Evidence, Measured, harms
 from fedblend.metrics import Measure, Metric, as_metrics
+from fedblend.simulation.constants import compile_traced
 from fedblend.simulation.evaluate import evaluate_client, message_to_deploy
 from fedblend.simulation.result import plain, spreads
 
@@ -161,4 +162,5 @@ def _mapped(function: Callable, fixed: tuple, split: Shards, each: tuple) -> PyT
 
         return jax.lax.map(one, (places, *each), batch_size=AT_ONCE)
 
-    return jax.jit(all_of_them)(fixed, examples, places, each)
+    arguments = (fixed, examples, places, each)
+    return compile_traced(jax.jit(all_of_them).trace(*arguments), arguments)(*arguments)

@@ -19,6 +19,7 @@ from fedblend.core import Key, PyTree, Shard
 from fedblend.errors import UserError
 from fedblend.simulation import devices
 from fedblend.simulation.chunks import Cut
+from fedblend.simulation.constants import compile_traced
 from fedblend.simulation.device_store import Slots
 from fedblend.simulation.rounds import Members, Settings
 
@@ -67,7 +68,7 @@ class Programs:
         self.placed = Members(None, None, self.places, None, None, None)  # type: ignore
         self.compile_seconds = 0.0
         self.compiled: dict[str, Any] = {}
-        self._everywhere: dict[int, PyTree] = {}
+        self._everywhere: dict[int, tuple[PyTree, PyTree]] = {}
 
     def _turns(self, cut: Cut, together: bool = False) -> np.ndarray | None:
         """The chunks of each group of a device; all devices take as many ``together``.
@@ -123,13 +124,18 @@ class Programs:
             function = partial(function, self.settings)
             if self.replicas is not None:
                 function = jax.vmap(function, axes, out_axes)
-            if spread is None:
-                jitted, options = jax.jit(function, donate_argnums=donate), {}
-            else:
-                jitted = self._spread(function, lie, out_axes, spread, donate)
-                options = devices.compiler_options()
-            lowered = jitted.lower(*arguments)
-            self.compiled[name] = lowered.compile(compiler_options=options)
+            jit_options: dict[str, Any] = {"donate_argnums": donate}
+            if spread is not None:
+                function, results = self._spread(function, lie, out_axes, spread)
+                jit_options["out_shardings"] = results
+            whole = devices.sharding(self.mesh, None, None)
+            self.compiled[name] = compile_traced(
+                jax.jit(function, **jit_options).trace(*arguments),
+                arguments,
+                lambda one: one if spread is None else self._placed_once(one, whole),
+                None if spread is None else devices.compiler_options(),
+                **jit_options,
+            )
             self.compile_seconds += time.perf_counter() - begun
         found = self._run(name, arguments)
         if spread is None:
@@ -168,9 +174,11 @@ class Programs:
         lie: Any,
         out_axes: Any,
         spread: "Spread",
-        donate: tuple[int, ...],
-    ) -> Any:
-        """The function on all devices of the mesh, each with its part of arguments."""
+    ) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        """The function on all devices of the mesh, each with its part of arguments.
+
+        Also where its results lie.
+        """
         outward = self._lie(out_axes, spread.results)
         function = jax.shard_map(
             function,
@@ -183,7 +191,7 @@ class Programs:
         results = tuple(
             one if place == spread.stay else whole for place, one in enumerate(outward)
         )
-        return jax.jit(function, donate_argnums=donate, out_shardings=results)
+        return function, results
 
     def _placed(self, argument: PyTree, lie: Any) -> PyTree:
         """An argument on its devices; what never changes is brought there once."""
@@ -191,6 +199,11 @@ class Programs:
         lasting = (*lasting, *self.examples.values())
         if not any(argument is one for one in lasting):
             return devices.placed(argument, lie)
+        return self._placed_once(argument, lie)
+
+    def _placed_once(self, argument: PyTree, lie: Any) -> PyTree:
+        """What never changes, on its devices; it is kept, so that its id stays."""
         if id(argument) not in self._everywhere:
-            self._everywhere[id(argument)] = devices.placed(argument, lie)
-        return self._everywhere[id(argument)]
+            found = devices.placed(argument, lie)
+            self._everywhere[id(argument)] = (argument, found)
+        return self._everywhere[id(argument)][1]

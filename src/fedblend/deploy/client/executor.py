@@ -36,7 +36,7 @@ from fedblend.deploy.contract import SPLITS, Contract, Deployment, deployment
 from fedblend.deploy.ops.settings import ClientSettings
 from fedblend.errors import ConfigError
 from fedblend.metrics import Metric
-from fedblend.simulation import aggregators, train_alone
+from fedblend.simulation import aggregators, constants, train_alone
 from fedblend.simulation.evaluate import evaluate_client
 from fedblend.simulation.train_alone import HELD_OUT, Budget, Look
 
@@ -330,23 +330,23 @@ def _empty_down(round: int) -> Down:
     return Down(None, jnp.asarray(round, jnp.int32))
 
 
-@partial(jax.jit, static_argnums=0)
+@partial(constants.jit, static=1)
 def _enroll(algorithm: Algorithm, params, shard, key):
     return trees.strongly_typed(algorithm.enroll(params, shard, key))
 
 
-@partial(jax.jit, static_argnums=0)
+@partial(constants.jit, static=1)
 def _ask(algorithm: Algorithm, state, shard):
     return algorithm.ask(state, shard)
 
 
-@partial(jax.jit, static_argnums=0)
+@partial(constants.jit, static=1)
 def _update(algorithm: Algorithm, message, state, shard, key):
     up, after = algorithm.client(message, state, shard, key)
     return up._replace(mean_gradient=None, step_sum=None), after
 
 
-@partial(jax.jit, static_argnums=(0, 1))
+@partial(constants.jit, static=2)
 def _measure(algorithm: Algorithm, measures, deployed, state, shard, held, key):
     model = algorithm.personal(deployed.message, state, shard, key)
     has_shared = jax.tree.leaves(deployed.shared)

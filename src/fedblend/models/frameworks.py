@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Models written with Flax NNX, Equinox or Keras, as a pair of functions.
 
-The frameworks are optional, and imported only when their adapter is called. The
+The frameworks are optional, and imported only when their function is called. The
 parameters become a plain dictionary from a path ("layers/0/weight") to an array, which
 everything that mixes, compresses or stores parameters can use.
 
@@ -204,37 +204,37 @@ def _kind(value: Any) -> str:
     return f"a {type(value).__module__}.{type(value).__qualname__}"
 
 
-def _refuse_torch(adapter: str, source: Any) -> None:
-    """Refuse modules of PyTorch, and classes of them; another adapter takes them."""
+def _refuse_torch(caller: str, source: Any) -> None:
+    """Refuse modules of PyTorch, and classes of them; another function takes them."""
     kinds = (type(source), source if isinstance(source, type) else object)
     homes = {one.__module__ for kind in kinds for one in kind.__mro__}
     if "torch.nn.modules.module" in homes:
         raise SettingError(
-            f"{adapter}: source",
+            f"{caller}: source",
             "is a module of PyTorch; fb.models.from_torch takes it",
         )
 
 
-def _refuse_others(adapter: str, source: Any) -> None:
+def _refuse_others(caller: str, source: Any) -> None:
     """Refuse what is neither a module of the framework nor a function."""
-    _refuse_torch(adapter, source)
+    _refuse_torch(caller, source)
     if not callable(source):
-        raise UserError(f"{adapter}: source", source, _NEEDED, _kind(source))
+        raise UserError(f"{caller}: source", source, _NEEDED, _kind(source))
 
 
-def _refuse_made(adapter: str, source: Any, made: Any) -> NoReturn:
+def _refuse_made(caller: str, source: Any, made: Any) -> NoReturn:
     """Refuse a function that returns no module of the framework."""
-    _refuse_torch(adapter, made)
+    _refuse_torch(caller, made)
     returned = f"a function that returns {_kind(made)}"
-    raise UserError(f"{adapter}: source", source, _NEEDED, returned)
+    raise UserError(f"{caller}: source", source, _NEEDED, returned)
 
 
-def _refuse_dropout(adapter: str, module: Any, places: list[str], dropout: Off) -> None:
+def _refuse_dropout(caller: str, module: Any, places: list[str], dropout: Off) -> None:
     if dropout not in ("off", None):
-        raise UserError(f"{adapter}: dropout", dropout, '"off" or None')
+        raise UserError(f"{caller}: dropout", dropout, '"off" or None')
     if places and dropout is None:
         raise InputError(
-            f"{adapter}: {type(module).__name__} uses dropout, at {places[0]}; a model "
+            f"{caller}: {type(module).__name__} uses dropout, at {places[0]}; a model "
             'of fedblend computes the same in training and evaluation: dropout="off" '
             "trains without it"
         )

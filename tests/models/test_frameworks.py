@@ -75,8 +75,8 @@ ADAPTED = {"flax": (from_flax, FlaxNet), "equinox": (from_equinox, EquinoxNet)}
 
 @pytest.mark.parametrize("framework", ADAPTED)
 def test_adapted_modules_train(framework):
-    adapter, source = ADAPTED[framework]
-    model = adapter(source, dropout="off")
+    convert, source = ADAPTED[framework]
+    model = convert(source, dropout="off")
     loss = cross_entropy(model.apply)
     params = model.init(KEY)
     trained, mean_gradient = descend(
@@ -93,8 +93,8 @@ def test_adapted_modules_train(framework):
 
 @pytest.mark.parametrize("framework", ADAPTED)
 def test_init_depends_on_the_key_and_can_be_mapped(framework):
-    adapter, source = ADAPTED[framework]
-    model = adapter(source, dropout="off")
+    convert, source = ADAPTED[framework]
+    model = convert(source, dropout="off")
     many = jax.jit(jax.vmap(model.init))(jax.random.split(KEY, 3))
     outputs = jax.jit(jax.vmap(model.apply, in_axes=(0, None)))(many, INPUTS)
     assert outputs.shape == (3, 40, 2)
@@ -141,7 +141,7 @@ def test_a_module_given_as_such_keeps_its_parameters():
 
 
 @pytest.mark.parametrize(
-    ("adapter", "source", "message"),
+    ("convert", "source", "message"),
     [
         (from_flax, FlaxBatchNormNet, "FlaxBatchNormNet has BatchNorm's batch stat"),
         (from_equinox, EquinoxBatchNormNet, "EquinoxBatchNormNet has state"),
@@ -152,32 +152,32 @@ def test_a_module_given_as_such_keeps_its_parameters():
         ),
     ],
 )
-def test_batch_statistics_are_refused_in_one_line(adapter, source, message):
+def test_batch_statistics_are_refused_in_one_line(convert, source, message):
     with pytest.raises(ValueError, match=message) as caught:
-        adapter(source, dropout="off")
+        convert(source, dropout="off")
     assert "LayerNorm" in str(caught.value) and "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("framework", ADAPTED)
 def test_dropout_is_not_switched_off_silently(framework):
-    adapter, source = ADAPTED[framework]
+    convert, source = ADAPTED[framework]
     with pytest.raises(InputError, match=r'uses dropout, at dropout; .*dropout="off"'):
-        adapter(source)
+        convert(source)
     with pytest.raises(InputError, match=r'dropout: 0.5 is not "off" or None'):
-        adapter(source, dropout=0.5)
+        convert(source, dropout=0.5)
 
 
 @pytest.mark.parametrize("framework", ADAPTED)
 def test_modules_of_others_are_refused_in_one_line(framework):
-    adapter, _ = ADAPTED[framework]
+    convert, _ = ADAPTED[framework]
     layer = torch.nn.Linear(5, 2)
     for wrong in (layer, torch.nn.Linear, lambda key: layer):
         with pytest.raises(InputError, match=r"of PyTorch; fb.models.from_torch t"):
-            adapter(wrong)
+            convert(wrong)
     with pytest.raises(InputError, match=r"a builtins.int is not a module"):
-        adapter(3)
+        convert(3)
     with pytest.raises(InputError, match=r"returns a builtins.int is not a module"):
-        adapter(lambda key: 3)
+        convert(lambda key: 3)
 
 
 KERAS = """

@@ -1,0 +1,186 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""From a model to one whose parameters are a small change of a frozen base.
+
+The base is an array that everything refers to: there is one, however many clients,
+replicas and programs there are. What an algorithm sees are the parameters of the change
+alone, so that these are what is trained, mixed, compressed, counted and stored.
+"""
+
+from collections.abc import Callable, Sequence
+from fnmatch import fnmatchcase
+from typing import Any, get_args
+
+import jax
+import jax.numpy as jnp
+
+from fedblend.checks import Instance, below, gate, words
+from fedblend.core import PyTree
+from fedblend.errors import SettingError, UserError
+from fedblend.mixing import Apply
+from fedblend.models.adapt.base import Base, BaseDtype, Quantized, freeze
+from fedblend.models.adapt.lazy import evaluate
+from fedblend.models.adapt.lora import Lora
+from fedblend.models.adapt.uses import Use, leaves_by_path, uses_of
+from fedblend.models.adapt.weight import Labeled, Weight, plain
+from fedblend.models.model import Model
+
+How = Lora
+Where = Callable[[str], bool] | str | Sequence[str] | None
+"""Which weights: a function of a path, or patterns such as "layers/*/query"."""
+
+
+def _dtype(key: str, value: Any) -> Any:
+    return value if value is None else words(*get_args(BaseDtype))(key, value)
+
+
+@gate(
+    model=Instance(Model, "a Model"),
+    how=Instance(Lora, "a kind of change, such as fb.lora(8)"),
+    dtype=_dtype,
+)
+def adapt(
+    model: Model,
+    base: PyTree | None = None,
+    *,
+    how: How,
+    inputs: PyTree,
+    where: Where = None,
+    dtype: BaseDtype | None = None,
+) -> Model:
+    """The model with a frozen base, and a change of it as its parameters.
+
+    Args:
+        model: any: of this package, of another framework, or a pair of functions.
+        base: its parameters, which stay as they are; ``model.init(key 0)`` if None,
+            which for a module of another framework are those that it has.
+        how: the kind of change, ``lora(rank)`` for instance.
+        inputs: some rows, or their shapes; they are not computed with.
+        where: the weights that are changed: patterns of paths such as "layers/*", names
+            of layers, or a function of a path. The usual ones of ``how`` if None; for
+            ``lora`` all weights that the data is multiplied with, but for the head and
+            tables of embeddings.
+        dtype: "bfloat16", "float16" or "float32": what the base is kept, and the model
+            computed, in; "int8": what weights are kept in, with a step for each row.
+            The parameters of the change are float32, and outputs at least that.
+
+    Example:
+        >>> from fedblend.models import mlp
+        >>> from fedblend.models.adapt.lora import lora
+        >>> rows = jnp.ones((2, 4))
+        >>> model = mlp(4, 3, hidden=(8,))
+        >>> adapted = adapt(model, how=lora(2), inputs=rows)
+        >>> params = adapted.init(jax.random.key(1))
+        >>> jax.tree.map(jnp.shape, params)
+        {'hidden/0/weight': {'a': (2, 4), 'b': (8, 2)}}
+        >>> start = model.apply(model.init(jax.random.key(0)), rows)
+        >>> bool((adapted.apply(params, rows) == start).all())
+        True
+    """
+    frozen = freeze(_checked(model, base), dtype)
+    uses = uses_of(model, frozen.shapes, inputs)
+    chosen = {path: uses[path] for path in _chosen(how, uses, where)}
+    fixed = {path: how.fixed(path, use) for path, use in chosen.items()}
+
+    def init(key):
+        return {path: how.init(key, path, use) for path, use in chosen.items()}
+
+    def weights(params):
+        return [
+            _weight(leaf, how, params[path] | fixed[path], chosen[path])
+            if path in chosen
+            else _weight(leaf)
+            for path, leaf in frozen.leaves.items()
+        ]
+
+    def adapted(function: Apply | None) -> Any:
+        def compute(params, inputs):
+            return _evaluate(function, frozen, weights(params), inputs)
+
+        return None if function is None else compute
+
+    halves = adapted(model.features), adapted(model.head)
+    return Model(init, adapted(model.apply), *halves)
+
+
+def _checked(model: Model, base: PyTree | None) -> PyTree:
+    """The base, if it has the structure and shapes of the model's parameters."""
+    key = jax.random.key(0)
+    if base is None:
+        return model.init(key)
+    wanted = leaves_by_path(jax.eval_shape(model.init, key))
+    given = leaves_by_path(base)
+    for path, leaf in wanted.items():
+        if path not in given:
+            raise SettingError("adapt: base", f"has no {path!r}, and the model has")
+        if jnp.shape(given[path]) != leaf.shape:
+            raise SettingError(
+                f"adapt: base: {path}",
+                f"has the shape {jnp.shape(given[path])}, the model's {leaf.shape}",
+            )
+    for path in given:
+        if path not in wanted:
+            raise SettingError("adapt: base", f"has {path!r}, and the model does not")
+    return base
+
+
+def _chosen(how: How, uses: dict[str, Use], where: Where) -> list[str]:
+    """The paths of the weights that are changed."""
+    able = [path for path, use in uses.items() if how.takes(use)]
+    if where is None:
+        found = [path for path in able if how.usual(uses[path])]
+    else:
+        found = list(filter(_pattern(where), able))
+    if not found:
+        known = ", ".join(able) or "none"
+        said = "the usual weights" if where is None else None
+        raise UserError("adapt: where", where, f"some of {known}", said)
+    return found
+
+
+def _pattern(where: Any) -> Callable[[str], bool]:
+    if callable(where):
+        return where
+    names = [where] if isinstance(where, str) else where
+    strings = isinstance(names, list | tuple) and all(
+        isinstance(name, str) for name in names
+    )
+    if not strings:
+        allowed = "patterns of paths, or a function of a path"
+        raise UserError("adapt: where", where, allowed)
+    return lambda path: any(
+        fnmatchcase(path, name) or below(name, path) for name in names
+    )
+
+
+def _weight(
+    leaf: jax.Array | Quantized,
+    how: How | None = None,
+    params: dict[str, jax.Array] | None = None,
+    use: Use | None = None,
+) -> Any:
+    """A leaf of the base as ``evaluate`` takes it."""
+    whole = leaf.entries if isinstance(leaf, Quantized) else leaf
+    axes = tuple(range(whole.ndim))
+    steps = Labeled(leaf.steps, axes[:-1]) if isinstance(leaf, Quantized) else None
+    if how is None or params is None or use is None:
+        return leaf if steps is None else Weight(Labeled(whole, axes), {}, None, steps)
+    return Weight(Labeled(whole, axes), how.parts(params, use), how, steps)
+
+
+def _evaluate(
+    function: Any, base: Base, weights: Sequence[Any], inputs: PyTree
+) -> PyTree:
+    """A function of parameters and inputs, with these weights as its parameters."""
+    program, shape = jax.make_jaxpr(function, return_shape=True)(base.shapes, inputs)
+    given = [*weights, *map(jnp.asarray, jax.tree.leaves(inputs))]
+    found = evaluate(program.jaxpr, program.consts, given)
+    outputs = [_at_least_float32(plain(one)) for one in found]
+    return jax.tree.unflatten(jax.tree.structure(shape), outputs)
+
+
+def _at_least_float32(output: jax.Array) -> jax.Array:
+    """Losses are not computed in less."""
+    if not jnp.issubdtype(output.dtype, jnp.floating):
+        return output
+    return output.astype(jnp.promote_types(output.dtype, jnp.float32))
