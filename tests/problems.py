@@ -5,6 +5,7 @@
 ``quadratics``: heterogeneous, of uneven size; the optimum is a linear solve.
 ``means``: every client wants its own mean, all curvatures are 1.
 ``classes``: softmax regression on blobs, two layers of named parameters.
+``adapted``: the same rows, and a network with a frozen base and adapters.
 ``several``: any of these for an ensemble of two models; ``shifted``: with a shift;
 ``beside_rows``: the loss also takes a model beside rows of a client.
 """
@@ -82,6 +83,44 @@ def classes(counts=COUNTS, seed: int = 0) -> Problem:
     federated_data = fb.federate((inputs, labels), _partition(counts), test=0.25)
     params = Linear(jnp.zeros((2, 3), jnp.float32), jnp.zeros(3, jnp.float32))
     return Problem(federated_data, cross_entropy(scores), params)
+
+
+def network(params: Linear, inputs: jax.Array) -> jax.Array:
+    """The forward pass of ``adapted``: two weights, under the names of ``Linear``."""
+    return jnp.tanh(inputs @ params.weight) @ params.bias
+
+
+def network_base() -> Linear:
+    """The frozen base of ``adapted``."""
+    keys = jax.random.split(jax.random.key(1))
+    first, last = (
+        jax.random.normal(key, shape, jnp.float32)
+        for key, shape in zip(keys, ((2, 4), (4, 3)), strict=True)
+    )
+    return Linear(first, last)
+
+
+def merged(adapter: Any) -> Linear:
+    """The weights of ``adapted``, base and product written out."""
+    base = network_base()
+    return Linear(
+        *(
+            weight + (adapter[name]["b"] @ adapter[name]["a"]).T
+            for name, weight in base._asdict().items()
+        )
+    )
+
+
+def adapted() -> Problem:
+    """``classes`` with adapters of rank 2 on both weights of a small network."""
+    data = classes().federated_data
+    model = fb.adapt(
+        fb.Model(lambda key: network_base(), network),
+        how=fb.lora(2),
+        inputs=data.train.examples[0][:2],
+        where="*",
+    )
+    return Problem(data, cross_entropy(model.apply), model.init(jax.random.key(2)))
 
 
 def several(problem: Problem) -> Problem:

@@ -257,8 +257,23 @@ from fedblend.models import (
 from fedblend.models.adapt.adapt import (
     adapt as adapt,
 )
+from fedblend.models.adapt.bias import (
+    bias as bias,
+)
+from fedblend.models.adapt.full import (
+    full as full,
+)
+from fedblend.models.adapt.ia3 import (
+    ia3 as ia3,
+)
 from fedblend.models.adapt.lora import (
     lora as lora,
+)
+from fedblend.models.adapt.prefix import (
+    prefix as prefix,
+)
+from fedblend.models.adapt.two_adapters import (
+    two_adapters as two_adapters,
 )
 from fedblend.simulation import (
     checkpoint as checkpoint,

@@ -149,7 +149,7 @@ class _Mixtures(Words):
         return super().__call__(key, value)
 
 
-_WORDS = {"parameters": parameters, "outputs": outputs}
+_WORDS = {"parameters": parameters, "outputs": outputs, "products": products}
 MIXING = _Mixtures(tuple(_WORDS), _WORDS)
 """The rule of ``checks`` for a mixture."""
 

@@ -68,6 +68,20 @@ def test_sequences_are_learned(name, said):
     assert after < 0.9 * before
 
 
+SMALL = {"name": "transformer", "width": 8, "layers": 1, "heads": 2}
+
+
+@pytest.mark.parametrize("name", ["fedavg", "feddbe", "fedper"])
+def test_a_transformer_learns_sequences(name, said):
+    work = {"optimizer": {"name": "adam", "rate": 0.02}, "steps": 20, "batch_size": 4}
+    said |= {"model": SMALL, "algorithm": {"name": name, **work}}
+    if name == "fedper":
+        said["algorithm"]["personal"] = ["norm"]
+    measures, before, after = trained(said)
+    assert measures == {"loss", "accuracy"}
+    assert after < 0.9 * before
+
+
 @pytest.mark.parametrize("name", ["reptile", "fomaml"])
 def test_tags_are_learned(name, tagged):
     server = {"name": "adam", "rate": 0.1}
@@ -93,6 +107,12 @@ def test_a_metric_asked_for_is_that_of_the_kind(said, tagged):
             "cell: 'rnn' is not 'lstm'",
         ),
         ({"model": {"name": "char_rnn", "loss": "cross_entropy"}}, "not for sequence"),
+        ({"model": {**SMALL, "kv_heads": 3}}, "kv_heads: 3 is not a divisor"),
+        ({"model": {**SMALL, "width": 0}}, "width: 0 is not a whole number"),
+        (
+            {"model": {"name": "text_classifier"}},
+            '"text_classifier" is for single rows, not for sequence',
+        ),
         ({"algorithm": {"name": "fomaml", "server": 0.0, **WORK}}, "server"),
         ({"algorithm": {"name": "reptile", "server": -1.0, **WORK}}, "server"),
     ],

@@ -66,7 +66,7 @@ def _partial(problem, order: str = "alternate", **own):
 
 
 def _is_bias(path: str) -> bool:
-    return path == "bias"
+    return path.partition("/")[0] == "bias"
 
 
 def _scheduled(unit):

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import optax
 import pytest
-from registry import CASES, FORMS, PRODUCT, formed
+from registry import CASES, FORMS, ONE_OF_EACH, PRODUCT, formed
 
 import problems
 from fedblend import keys, trees
@@ -21,6 +21,7 @@ from fedblend.mixing import Neighbors
 PROBLEMS = {
     "quadratics": problems.quadratics(),
     "classes": problems.classes(),
+    "adapted": problems.adapted(),
     "half": problems.classes()._replace(
         params=jax.tree.map(
             lambda leaf: leaf.astype(jnp.bfloat16), problems.classes().params
@@ -69,6 +70,12 @@ def described(tree):
 PAIRS = [
     *((name, "half") for name in PRODUCT),
     *((name, problem) for problem in ("classes", "quadratics") for name in CASES),
+    *(
+        pytest.param(
+            name, "adapted", marks=() if name in ONE_OF_EACH else pytest.mark.slow
+        )
+        for name in PRODUCT
+    ),
 ]
 """A dtype that changes shows best where parameters are not of the usual one."""
 

@@ -53,7 +53,8 @@ def find_part(model: Model, inputs: PyTree, part: str) -> list[str]:
         ['last/bias', 'last/weight']
     """
     words(*PARTS)("find_part: part", part)
-    uses = _uses(model, inputs)
+    params = jax.eval_shape(model.init, jax.random.key(0))
+    uses = _uses(model, params, inputs)
     scaled = {layer_of(path) for path, use in uses.items() if use.operation == "mul"}
     matrices = {
         path: use
@@ -81,9 +82,20 @@ def layer_of(path: str) -> str:
     return re.sub(r"(^|[/.])[^/.]*$", "", path)
 
 
-def _uses(model: Model, inputs: PyTree) -> dict[str, _Use]:
+def operations_of(model: Model, params: PyTree, inputs: PyTree) -> dict[str, str]:
+    """The operation in which each parameter first meets the data, by path.
+
+    Args:
+        model: any.
+        params: its parameters, or their shapes.
+        inputs: some rows, or their shapes.
+    """
+    found = _uses(model, params, inputs)
+    return {path: use.operation for path, use in found.items()}
+
+
+def _uses(model: Model, params: PyTree, inputs: PyTree) -> dict[str, _Use]:
     """What the model does with each of its parameters, by path."""
-    params = jax.eval_shape(model.init, jax.random.key(0))
     paths = [
         jax.tree_util.keystr(path, simple=True, separator="/")
         for path, _ in jax.tree_util.tree_leaves_with_path(params)

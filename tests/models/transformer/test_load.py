@@ -29,9 +29,11 @@ GAP = 1e-4
 @pytest.mark.parametrize("kind", KINDS)
 def test_scores_are_those_of_transformers(kind):
     model, params = load_transformer(HERE / kind)
+    found = jax.jit(model.apply)(params, ROWS)
     wanted = np.load(HERE / kind / "scores.npy")
-    assert np.std(wanted) > 0.5  # scores that differ
-    np.testing.assert_allclose(model.apply(params, ROWS), wanted, atol=GAP, rtol=GAP)
+    apart = wanted - wanted.mean(axis=0, keepdims=True)
+    assert np.std(apart) > 0.1  # scores that depend on the row
+    np.testing.assert_allclose(found, wanted, atol=GAP, rtol=GAP)
 
 
 @pytest.mark.slow
@@ -62,9 +64,9 @@ def test_init_draws_weights_of_the_same_shapes(kind):
 
 def test_an_encoder_may_get_other_classes():
     model, params = load_transformer(HERE / "bert_masked", classes=5)
-    assert model.apply(params, ROWS).shape == (3, 5)
+    assert jax.eval_shape(model.apply, params, ROWS).shape == (3, 5)
     other, own = load_transformer(HERE / "bert_classes", classes=5)
-    assert other.apply(own, ROWS).shape == (3, 5)
+    assert jax.eval_shape(other.apply, own, ROWS).shape == (3, 5)
     assert own.head is not None and params.head is None  # a pooler, where there is one
 
 
@@ -114,7 +116,7 @@ YARN = {"rope_type": "yarn", "factor": 4.0}
             {"scale_attn_by_inverse_layer_idx": True},
             "scale_attn_by_inverse_layer_idx = True is not supported, only False",
         ),
-        ("gpt2", {"n_layer": 3}, "has no weight 'transformer.h.2.ln_1.weight'"),
+        ("gpt2", {"n_layer": 3}, "has no weight 'transformer.h.2.attn.c_attn.weight'"),
         ("gpt2", {"n_layer": 1}, "weights that config.json has no place for"),
         ("gpt2", {"vocab_size": 12}, "embedding/tokens are \\[11, 8\\]"),
         ("llama_grouped", {"rope_scaling": YARN}, "rope_scaling = .* not supported"),

@@ -84,8 +84,9 @@ def built(kind: str) -> Any:
     torch.manual_seed(KINDS.index(kind))
     module = makers[kind]().eval()
     with torch.no_grad():
-        for parameter in module.parameters():
-            parameter.normal_(std=0.4)
+        for name, parameter in module.named_parameters():
+            factor = name.endswith("weight") and parameter.ndim == 1
+            parameter.normal_(float(factor), 0.3 if factor else 0.7)
     return module
 
 

@@ -19,13 +19,20 @@ from fedblend.core import PyTree
 from fedblend.errors import SettingError, UserError
 from fedblend.mixing import Apply
 from fedblend.models.adapt.base import Base, BaseDtype, Quantized, freeze
+from fedblend.models.adapt.bias import Bias
+from fedblend.models.adapt.full import Full
+from fedblend.models.adapt.ia3 import Ia3
 from fedblend.models.adapt.lazy import evaluate
 from fedblend.models.adapt.lora import Lora
+from fedblend.models.adapt.prefix import Prefix
 from fedblend.models.adapt.uses import Use, leaves_by_path, uses_of
 from fedblend.models.adapt.weight import Labeled, Weight, plain
 from fedblend.models.model import Model
+from fedblend.models.transformer.parameters import Prefixed
 
-How = Lora
+Change = Lora | Ia3 | Bias | Full
+How = Change | Prefix
+"""The kinds of change."""
 Where = Callable[[str], bool] | str | Sequence[str] | None
 """Which weights: a function of a path, or patterns such as "layers/*/query"."""
 
@@ -36,7 +43,7 @@ def _dtype(key: str, value: Any) -> Any:
 
 @gate(
     model=Instance(Model, "a Model"),
-    how=Instance(Lora, "a kind of change, such as fb.lora(8)"),
+    how=Instance((Lora, Ia3, Full, Prefix), "a kind of change, such as fb.lora(8)"),
     dtype=_dtype,
 )
 def adapt(
@@ -54,12 +61,13 @@ def adapt(
         model: any: of this package, of another framework, or a pair of functions.
         base: its parameters, which stay as they are; ``model.init(key 0)`` if None,
             which for a module of another framework are those that it has.
-        how: the kind of change, ``lora(rank)`` for instance.
+        how: the kind of change: ``lora(rank)``, ``ia3()``, ``bias()``, ``full()`` or
+            ``prefix(length)``.
         inputs: some rows, or their shapes; they are not computed with.
         where: the weights that are changed: patterns of paths such as "layers/*", names
             of layers, or a function of a path. The usual ones of ``how`` if None; for
-            ``lora`` all weights that the data is multiplied with, but for the head and
-            tables of embeddings.
+            ``lora`` and ``ia3`` all weights that the data is multiplied with, but for
+            the head and tables of embeddings.
         dtype: "bfloat16", "float16" or "float32": what the base is kept, and the model
             computed, in; "int8": what weights are kept in, with a step for each row.
             The parameters of the change are float32, and outputs at least that.
@@ -78,6 +86,8 @@ def adapt(
         True
     """
     frozen = freeze(_checked(model, base), dtype)
+    if isinstance(how, Prefix):
+        return _prefixed(model, frozen, how, where)
     uses = uses_of(model, frozen.shapes, inputs)
     chosen = {path: uses[path] for path in _chosen(how, uses, where)}
     fixed = {path: how.fixed(path, use) for path, use in chosen.items()}
@@ -124,7 +134,7 @@ def _checked(model: Model, base: PyTree | None) -> PyTree:
     return base
 
 
-def _chosen(how: How, uses: dict[str, Use], where: Where) -> list[str]:
+def _chosen(how: Change, uses: dict[str, Use], where: Where) -> list[str]:
     """The paths of the weights that are changed."""
     able = [path for path, use in uses.items() if how.takes(use)]
     if where is None:
@@ -155,7 +165,7 @@ def _pattern(where: Any) -> Callable[[str], bool]:
 
 def _weight(
     leaf: jax.Array | Quantized,
-    how: How | None = None,
+    how: Change | None = None,
     params: dict[str, jax.Array] | None = None,
     use: Use | None = None,
 ) -> Any:
@@ -165,7 +175,33 @@ def _weight(
     steps = Labeled(leaf.steps, axes[:-1]) if isinstance(leaf, Quantized) else None
     if how is None or params is None or use is None:
         return leaf if steps is None else Weight(Labeled(whole, axes), {}, None, steps)
-    return Weight(Labeled(whole, axes), how.parts(params, use), how, steps)
+    found = Weight(Labeled(whole, axes), how.parts(params, use), how, steps)
+    # Every operation needs the sum of a full change: it is made once.
+    return found.merged("") if isinstance(how, Full) else found
+
+
+def _prefixed(model: Model, base: Base, how: Prefix, where: Where) -> Model:
+    """The model with learned keys and values before those of each row."""
+    make = model.prefix
+    if make is None:
+        allowed = "for a model with attention that has Model.prefix, as transformer has"
+        raise UserError("adapt: how", how, allowed)
+    if where is not None:
+        raise SettingError("adapt: where", "is not for prefix, which changes no weight")
+    kept = [_weight(leaf) for leaf in base.leaves.values()]
+
+    def adapted(function: Apply | None) -> Any:
+        def compute(params, inputs):
+            def own(base, given):
+                prefix, inputs = given
+                return function(Prefixed(base, prefix), inputs)  # pyright: ignore
+
+            return _evaluate(own, base, kept, (params, inputs))
+
+        return None if function is None else compute
+
+    halves = adapted(model.features), adapted(model.head)
+    return Model(lambda key: make(key, how.length), adapted(model.apply), *halves)
 
 
 def _evaluate(

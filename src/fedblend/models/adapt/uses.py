@@ -25,7 +25,7 @@ from fedblend.models.adapt.weight import (
     plain,
 )
 from fedblend.models.model import Model
-from fedblend.models.parts import layer_of
+from fedblend.models.parts import layer_of, operations_of
 
 LINEAR = ("dot_general", "conv_general_dilated", "gather")
 """The operations that a change of low rank goes through."""
@@ -46,6 +46,7 @@ class Use:
     inward: tuple[int, ...] = ()
     outward: tuple[int, ...] = ()
     is_head: bool = False
+    is_bias: bool = False
 
     def sizes(self, *axes: tuple[int, ...]) -> tuple[int, ...]:
         """The lengths of axes."""
@@ -138,9 +139,14 @@ def uses_of(model: Model, base: PyTree, inputs: PyTree) -> dict[str, Use]:
 
     jax.eval_shape(note, base, inputs)
     last = products[-1] if products else ""
+    operations = operations_of(model, base, inputs)
     for path, use in uses.items():
         same_layer = layer_of(path) == layer_of(last) != ""
-        uses[path] = dataclasses.replace(use, is_head=path == last or same_layer)
+        uses[path] = dataclasses.replace(
+            use,
+            is_head=path == last or same_layer,
+            is_bias=operations[path] == "add",
+        )
     return uses | {path: use for path, use in unused.items() if path not in uses}
 
 

@@ -125,7 +125,10 @@ def parameters(files: Checkpoint, form: Architecture) -> Transformer:
 def _scores(files: Checkpoint, form: Architecture) -> Scores:
     if form.classes is None:
         own = None if form.tied else files.take(f"{MASKED}decoder.weight")
-        return Scores(own, files.take(f"{MASKED}bias"))
+        # An untied file has both, of which transformers uses the decoder's.
+        biases = [f"{MASKED}{name}" for name in ("decoder.bias", "bias")]
+        taken = [files.take(name) for name in biases if name in files]
+        return Scores(own, taken[0])
     given = f"{CLASSIFIER}weight" in files
     if given and len(files.take(f"{CLASSIFIER}weight")) == form.classes:
         weight, bias = (
