@@ -2,17 +2,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """The runs of the language story: every method, on the same splits and steps.
 
-A run's result are the losses of all test windows, [splits, clients, windows], in nats
-by token: methods are compared by what they say of the same windows.
+A result has the losses of all test windows, [splits, clients, windows], in nats by
+token: methods are compared by what they say of the same windows.
 """
 
 import time
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 
 import fedblend as fb
 from fedblend_reproductions.adapters.language_task import Task
@@ -20,24 +20,12 @@ from fedblend_reproductions.cache import Cache
 
 Result = dict[str, Any]
 """``test``: the losses; ``validation``: their mean on validation windows; ``bits`` that
-one client sends and receives in a round; ``seconds``."""
+a client sends and receives in a round; ``seconds``."""
+FULL, ADAPTERS = "full", "adapters"
+"""What is trained: all weights, or adapters."""
 
 
-def measured(run: fb.Run, begun: float, model: str = "personal") -> Result:
-    """The result of a run, by the losses of one of its models."""
-    run.complete()
-    test = [rows["test"][model]["loss"] for rows in run.by_row]
-    means = [values["validation"][model]["loss"] for values in run.measured]
-    sizes = run.message_bits
-    return {
-        "test": test,
-        "validation": float(np.mean(means)),
-        "bits": [int(sizes.up), int(sizes.down)],
-        "seconds": time.perf_counter() - begun,
-    }
-
-
-class Methods:
+class Runs:
     """Every method on a task; each is computed once.
 
     Args:
@@ -46,89 +34,190 @@ class Methods:
     """
 
     def __init__(self, task: Task, cache: Cache):
-        self.task, self.cache = task, cache
-        self.rank = task.plan.rank
-        self._alone: fb.Run | None = None
-
-    def _loss(self, model: fb.Model) -> Any:
-        return fb.losses.sequence_cross_entropy(model.apply)
-
-    def _simulate(
-        self, algorithm: Any, params: Any, model: fb.Model, rounds: int | None = None, **more
-    ) -> fb.Run:
-        """A run on all splits side by side, measured at its end."""
-        plan = self.task.plan
-        rounds = plan.rounds if rounds is None else rounds
-        given = {
-            "federated_data": list(self.task.splits),
-            "key": self.task.keys(plan.splits),
-        }
-        return fb.simulate(
-            algorithm,
-            params,
-            **(given | more),
-            rounds=rounds,
-            every=max(rounds, 1),
-            measure={"loss": fb.metrics.mean_loss(self._loss(model))},
-            splits=["validation", "test"],
-        )
+        self.task, self.plan, self.cache = task, task.plan, cache
 
     def base(self) -> Result:
         """The base as it is: nobody trains."""
+        model = self.task.model
+        idle = fb.fedavg(_loss(model), self.plan.work(1e-3))
+        return self._result(
+            "base", lambda: self._simulate(idle, self.task.base, model, rounds=0)
+        )
 
-        def compute():
-            begun, model = time.perf_counter(), self.task.model
-            fixed = fb.fedavg(self._loss(model), self.task.plan.work(1e-3))
-            run = self._simulate(fixed, self.task.base, model, 0)
-            return measured(run, begun, "shared")
-
-        return self.cache("base", compute)
-
-    def best_rate(self, what: str, rank: int | None = None) -> float:
-        """Of the rates of a side, that with the least loss on validation windows."""
-        plan = self.task.plan
-        rates = plan.full_rates if what == "full" else plan.adapter_rates
-        found = self.rates(what, rank)
-        return rates[int(np.argmin(found))]
-
-    def rates(self, what: str, rank: int | None = None) -> list[float]:
-        """The losses on the first split's validation windows, by rate."""
-        plan = self.task.plan
-        rank = self.rank if rank is None else rank
-        name = "rates full" if what == "full" else f"rates rank {rank}"
-        rates = plan.full_rates if what == "full" else plan.adapter_rates
+    def rates(self, what: str, rank: int) -> list[float]:
+        """The mean loss on the first split's validation windows, by rate."""
 
         def compute():
             model, params = self._side(what, rank)
             run = self._simulate(
-                lambda rate: fb.fedavg(self._loss(model), plan.work(rate)),
+                lambda rate: fb.fedavg(_loss(model), self.plan.work(rate)),
                 params,
                 model,
                 federated_data=self.task.splits[0],
-                key=self.task.keys(1)[0],
-                over=jnp.array(rates),
-            ).complete()
-            return [float(np.mean(v["validation"]["shared"]["loss"])) for v in run.measured]
+                key=self.task.keys[0],
+                over=jnp.array(self._tried(what)),
+            )
+            run.complete()
+            found = [of["validation"]["shared"]["loss"] for of in run.measured]
+            return np.mean(found, axis=1)
 
-        return self.cache(name, compute)
+        return self.cache(f"rates of {_named(what, rank)}", compute)
+
+    def best_rate(self, what: str, rank: int) -> float:
+        """The rate with the least such loss."""
+        return self._tried(what)[int(np.argmin(self.rates(what, rank)))]
+
+    def shared(self, what: str, rank: int) -> Result:
+        """FedAvg: one model, or one adapter, for all clients."""
+        rate = self.best_rate(what, rank)
+
+        def run():
+            model, params = self._side(what, rank)
+            own = fb.fedavg(_loss(model), self.plan.work(rate))
+            return self._simulate(own, params, model)
+
+        return self._result(f"shared {_named(what, rank)}", run, "shared")
+
+    def rounds_alone(self) -> int:
+        """How long clients train alone: best for the first split's validation."""
+
+        def compute():
+            model, work = self._adapters()
+            run = fb.train_alone(
+                fb.local_only(_loss(model), work),
+                model.init,
+                self.task.splits[0],
+                self.task.keys[0],
+                rounds=self.plan.rounds,
+                measure={"loss": fb.metrics.mean_loss(_loss(model))},
+            )
+            return run.rounds
+
+        return self.cache("rounds alone", compute)
+
+    def alone_and_flix(self) -> tuple[Result, Result]:
+        """An adapter of each client alone, and FLIX's mixture with it."""
+        model, work = self._adapters()
+        budget = self.rounds_alone()
+        run: list[fb.Run] = []
+
+        def alone():
+            if not run:
+                own = fb.local_only(_loss(model), work)
+                run.append(self._simulate(own, model.init, model, rounds=budget))
+            return run[0].complete()
+
+        def flix():
+            clients = range(self.task.splits[0].clients)
+            own = alone().personal_models(clients)
+            # [splits, clients, ...]: each split mixes with its own.
+            over = jax.tree.map(lambda *leaves: jnp.stack(leaves, axis=1), *own)
+            return self._simulate(
+                lambda models: fb.flix(
+                    _loss(model),
+                    lambda loss: fb.fedavg(loss, work),
+                    alpha=self.plan.alpha,
+                    local=fb.solvers.given(models),
+                    mix=fb.mixing.products,
+                ),
+                model.init,
+                model,
+                over=over,
+            )
+
+        return self._result("alone", alone), self._result("FLIX", flix)
+
+    def apfl(self) -> Result:
+        """APFL: a mixture of the shared and an own adapter, and its weight."""
+        return self._personal(
+            "APFL",
+            lambda loss, work: fb.apfl(
+                loss, work, alpha=self.plan.alpha, mix=fb.mixing.products
+            ),
+        )
+
+    def ditto(self) -> Result:
+        """Ditto: an own adapter that is held near the shared one."""
+        return self._personal(
+            "Ditto",
+            lambda loss, work: fb.ditto(
+                fb.fedavg(loss, work), loss, work, lam=self.plan.lam
+            ),
+        )
+
+    def fedalt(self) -> Result:
+        """FedAlt: the sum of a shared and an own adapter, trained in turn."""
+        model, work = self._adapters()
+        both = fb.two_adapters(model)
+        half = work._replace(steps=max(work.steps // 2, 1))
+        own = fb.fedalt(
+            _loss(both), half, personal=["personal"], personal_steps=half.steps
+        )
+        return self._result("FedAlt", lambda: self._simulate(own, both.init, both))
+
+    def _personal(self, name: str, method: Callable[..., fb.Algorithm]) -> Result:
+        model, work = self._adapters()
+        own = method(_loss(model), work)
+        return self._result(name, lambda: self._simulate(own, model.init, model))
+
+    def _adapters(self) -> tuple[fb.Model, fb.Work]:
+        """The model with adapters, and the work with their best rate."""
+        rank = self.plan.rank
+        return self.task.adapted(rank), self.plan.work(self.best_rate(ADAPTERS, rank))
 
     def _side(self, what: str, rank: int) -> tuple[fb.Model, Any]:
-        """The model and the start of full fine-tuning, or of adapters."""
-        if what == "full":
+        """The model, and where its training starts."""
+        if what == FULL:
             return self.task.model, self.task.base
         model = self.task.adapted(rank)
         return model, model.init
 
-    def shared(self, what: str, rank: int | None = None) -> Result:
-        """FedAvg: on all weights ("full"), or on adapters ("adapters")."""
-        rank = self.rank if rank is None else rank
-        rate = self.best_rate(what, rank)
-        name = "shared full" if what == "full" else f"shared rank {rank}"
+    def _tried(self, what: str) -> tuple[float, ...]:
+        return self.plan.full_rates if what == FULL else self.plan.adapter_rates
+
+    def _simulate(
+        self,
+        algorithm: Any,
+        params: Any,
+        model: fb.Model,
+        rounds: int | None = None,
+        **settings: Any,
+    ) -> fb.Run:
+        """A run on all splits side by side, measured at its end."""
+        rounds = self.plan.rounds if rounds is None else rounds
+        data = {"federated_data": list(self.task.splits), "key": self.task.keys}
+        return fb.simulate(
+            algorithm,
+            params,
+            **(data | settings),
+            rounds=rounds,
+            every=max(rounds, 1),
+            measure={"loss": fb.metrics.mean_loss(_loss(model))},
+            splits=["validation", "test"],
+        )
+
+    def _result(
+        self, name: str, run: Callable[[], fb.Run], model: str = "personal"
+    ) -> Result:
+        """The result of a run, by the losses of one of its models."""
 
         def compute():
             begun = time.perf_counter()
-            model, params = self._side(what, rank)
-            own = fb.fedavg(self._loss(model), self.task.plan.work(rate))
-            return measured(self._simulate(own, params, model), begun, "shared")
+            done = run().complete()
+            values = [of["validation"][model]["loss"] for of in done.measured]
+            return {
+                "test": [of["test"][model]["loss"] for of in done.by_row],
+                "validation": float(np.mean(values)),
+                "bits": [done.message_bits.up, done.message_bits.down],
+                "seconds": time.perf_counter() - begun,
+            }
 
         return self.cache(name, compute)
+
+
+def _loss(model: fb.Model) -> Any:
+    return fb.losses.sequence_cross_entropy(model.apply)
+
+
+def _named(what: str, rank: int) -> str:
+    return "all weights" if what == FULL else f"adapters of rank {rank}"

@@ -9,6 +9,7 @@ for every seed; training, validation and test windows do not overlap.
 
 import dataclasses
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -16,7 +17,7 @@ import numpy as np
 import optax
 
 import fedblend as fb
-from fedblend_reproductions.text.base import SMALL, Base, Size
+from fedblend_reproductions.text.base import SMALL, TOKENIZER, Size
 from fedblend_reproductions.text.corpus import Corpus, windows_of
 
 VALIDATION, TEST = 0.15, 0.3
@@ -86,17 +87,19 @@ class Task(NamedTuple):
         rows = self.splits[0].train.examples[0][:1]
         return fb.adapt(self.model, self.base, how=fb.lora(rank), inputs=rows)
 
-    def keys(self, number: int) -> jax.Array:
-        """A seed for each of the first splits."""
-        return jax.random.split(jax.random.key(0), self.plan.splits)[:number]
+    @property
+    def keys(self) -> jax.Array:
+        """A seed for each of the splits."""
+        return jax.random.split(jax.random.key(0), len(self.splits))
 
 
-def task_of(plan: Plan, corpus: Corpus, base: Base) -> Task:
-    """The clients of a corpus, with the windows of the base's tokenizer."""
+def task_of(plan: Plan, corpus: Corpus, folder: Path) -> Task:
+    """The clients of a corpus, on the base in a folder, see ``save_base``."""
+    model, base = fb.models.load_transformer(folder)
+    tokenizer = fb.data.load_tokenizer(folder / TOKENIZER)
     writers = {**corpus.users, **corpus.roles}
     pieces = [
-        windows_of([text], base.tokenizer, plan.base.length)
-        for text in writers.values()
+        windows_of([text], tokenizer, plan.base.length) for text in writers.values()
     ]
     inputs, targets = (
         np.concatenate([piece[part][: plan.windows] for piece in pieces])
@@ -116,5 +119,4 @@ def task_of(plan: Plan, corpus: Corpus, base: Base) -> Task:
         for number in range(plan.splits)
     ]
     kinds = ("users",) * len(corpus.users) + ("roles",) * len(corpus.roles)
-    model = fb.models.build_transformer(base.form)
-    return Task(plan, model, base.params, splits, kinds)
+    return Task(plan, model, base, splits, kinds)
