@@ -114,9 +114,7 @@ def _by_kind(task: Task, found: Mapping[str, Result]) -> dict[str, dict[str, flo
     by_name = {name: comparison.client_means(found[name]) for name in found}
     return {
         name: {
-            kind: float(
-                np.exp(comparison.client_means(result)[:, kinds == kind].mean())
-            )
+            kind: float(np.exp(means[:, kinds == kind].mean()))
             for kind in dict.fromkeys(task.kinds)
         }
         for name, means in by_name.items()
@@ -138,8 +136,9 @@ def _ours(numbers: Numbers) -> str:
         f"The shared adapter has perplexity {found['shared adapter']:.1f}, full "
         f"fine-tuning {found['all weights']:.1f} ({100 * _excess(numbers):+.1f} %), "
         f"the base {found['base']:.1f}; an adapter sends {100 * part:.1f} % of the "
-        f"bits. The best personal one is {best} with {found[best]:.1f}, which harms {harmed} of "
-        f"{len(numbers['clients'])} clients; adapters alone have {found['alone']:.1f}."
+        f"bits. The best personal one is {best} with {found[best]:.1f}, which harms "
+        f"{harmed} of {len(numbers['clients'])} clients; adapters alone have "
+        f"{found['alone']:.1f}."
     )
 
 
@@ -148,8 +147,8 @@ def _setting(plan: Plan, task: Task) -> str:
     return (
         f"{task.splits[0].clients} clients, half of them users of "
         "quantumcomputing.stackexchange.com, half roles of Shakespeare, at most "
-        f"{plan.windows} windows of {plan.base.length} tokens each; {plan.splits} "
-        f"splits of these windows. The base has {size:,} weights and has seen neither. All "
+        f"{plan.windows} windows of {plan.length} tokens each; {plan.splits} splits of "
+        f"these windows. The base has {size:,} weights and has seen none of them. All "
         f"methods: {plan.rounds} rounds of all clients, {plan.steps} steps of Adam on "
         f"{plan.batch} windows, adapters of rank {plan.rank}. FLIX and APFL mix the "
         f"products of factors, from alpha {plan.alpha:g}; Ditto has lam {plan.lam:g}; "
@@ -170,9 +169,7 @@ def _table(numbers: Numbers) -> list[list[str]]:
                 name,
                 f"{value:.2f}",
                 *(f"{each:.2f}" for each in kinds.values()),
-                ""
-                if harm is None
-                else f"{harm['harmed']} of {len(numbers['clients'])}",
+                "" if harm is None else f"{harm['harmed']} of {clients}",
                 "" if name == "base" else f"{traffic:,.0f}",
             ]
         )

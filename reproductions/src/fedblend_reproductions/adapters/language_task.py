@@ -29,6 +29,8 @@ class Plan:
     """The sizes of a run: those of the base, and how long all methods train."""
 
     base: Size
+    length: int
+    """Of the clients' windows, in tokens."""
     windows: int
     """Of a client at most."""
     batch: int
@@ -47,11 +49,12 @@ class Plan:
 
 
 FULL = Plan(
-    base=Size(length=64, batch=64, steps=400),
-    windows=40,
+    base=Size(),
+    length=64,
+    windows=32,
     batch=2,
     steps=4,
-    rounds=5,
+    rounds=4,
     splits=3,
     rank=8,
     adapter_rates=(1e-3, 3e-3, 1e-2),
@@ -62,6 +65,7 @@ FULL = Plan(
 QUICK = dataclasses.replace(
     FULL,
     base=dataclasses.replace(SMALL, clients=2),
+    length=32,
     windows=10,
     steps=1,
     rounds=2,
@@ -98,9 +102,7 @@ def task_of(plan: Plan, corpus: Corpus, folder: Path) -> Task:
     model, base = fb.models.load_transformer(folder)
     tokenizer = fb.data.load_tokenizer(folder / TOKENIZER)
     writers = {**corpus.users, **corpus.roles}
-    pieces = [
-        windows_of([text], tokenizer, plan.base.length) for text in writers.values()
-    ]
+    pieces = [windows_of([text], tokenizer, plan.length) for text in writers.values()]
     inputs, targets = (
         np.concatenate([piece[part][: plan.windows] for piece in pieces])
         for part in (0, 1)
