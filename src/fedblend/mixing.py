@@ -179,4 +179,17 @@ def shapes_of(arrays: Mapping[str, Any], params: PyTree) -> PyTree:
         return Neighbors(**{name: found[name] for name in Neighbors._fields})
     if "alpha" in own:
         return Blend(own["alpha"], params, params)  # pyright: ignore
-    return params
+    return jax.tree_util.tree_map_with_path(
+        lambda path, leaf: _of_rank(own, jax.tree_util.keystr(path), leaf), params
+    )
+
+
+def _of_rank(own: Mapping[str, Any], name: str, leaf: Any) -> Any:
+    """A leaf of the parameters, or of a mixture of products: the rank is twice that."""
+    twice = {
+        "['a']": (2 * leaf.shape[0], *leaf.shape[1:]) if leaf.shape else (),
+        "['b']": (*leaf.shape[:-1], 2 * leaf.shape[-1]) if leaf.shape else (),
+    }
+    known = own.get(name)
+    mixed = known is not None and known.shape == twice.get(name[-5:])
+    return jax.ShapeDtypeStruct(known.shape, leaf.dtype) if mixed else leaf

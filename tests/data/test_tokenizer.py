@@ -11,7 +11,13 @@ import pytest
 from fedblend.data.dataset import DataError
 from fedblend.data.datasets import load
 from fedblend.data.datasets.characters import CHARACTERS
-from fedblend.data.tokenizer import PADDING, cut, load_tokenizer, train_tokenizer
+from fedblend.data.tokenizer import (
+    PADDING,
+    cut,
+    from_texts,
+    load_tokenizer,
+    train_tokenizer,
+)
 from fedblend.errors import UserError
 
 pytest.importorskip("tokenizers")
@@ -75,6 +81,19 @@ def test_a_dataset_in_tokens_says_what_it_says_in_characters(tmp_path):
     for role in "AB":
         letters = said(plain, role, lambda row: "".join(CHARACTERS[i] for i in row))
         assert said(found, role, tokenizer.decode) == letters
+
+
+def test_texts_of_writers_are_rows_of_theirs():
+    tokenizer = train_tokenizer(TEXTS, 270)
+    texts = {"a": TEXTS[0], "nobody": "", "b": TEXTS[1]}
+    found = from_texts(texts, tokenizer, length=4)
+    assert found.keys is not None and set(found.keys) == {"a", "b"}
+    inputs, targets = (part[found.keys == "b"] for part in found.rows)
+    np.testing.assert_array_equal(
+        [inputs[0, 0], *targets[targets != PADDING]], tokenizer.encode(TEXTS[1])
+    )
+    with pytest.raises(DataError, match="text: no text has two tokens"):
+        from_texts({"nobody": ""}, tokenizer, length=4)
 
 
 def test_errors_are_one_line(tmp_path):

@@ -18,8 +18,10 @@ from pydantic import ValidationError, model_validator
 
 from fedblend import models
 from fedblend.config import defaults, toml
+from fedblend.config.base_file import with_hash
 from fedblend.config.imports import choose, import_paths
 from fedblend.config.schema import tables
+from fedblend.config.schema.adapt import Adapt
 from fedblend.config.schema.attack import Attack
 from fedblend.config.schema.federation import Federation
 from fedblend.config.schema.imported import AnyModel, AnyOptions
@@ -38,6 +40,8 @@ RENAMED = {("algorithm", "tune"): "algorithm.finetune"}
 """Keys of earlier versions, with their names of today."""
 LOOKED_UP = {"dual_encoder": {"embedding": ("0", "1")}}
 """By model: the tables it looks rows up in, and which inputs have the numbers."""
+_PATHS = {"data": ("file", "path"), "central": ("file", "path"), "adapt": ("base",)}
+"""The keys that are paths, by table."""
 _KEYS = {
     **{name: f"run.{name}" for name in Run.model_fields},
     "splits": "measure.splits",
@@ -54,6 +58,7 @@ class Config(Table):
     data: tables.AnyData
     model: AnyModel
     algorithm: AnyOptions
+    adapt: Adapt | None = None
     compress: tables.Compress | None = None
     privacy: Privacy | None = None
     central: tables.Central | None = None
@@ -98,6 +103,23 @@ class Config(Table):
         federation = self.federation
         if isinstance(self.data, tables.Nodes) and federation and federation.secure:
             check_secure(self, self.data.clients)
+        return self
+
+    @model_validator(mode="after")
+    def _has_layers_to_adapt(self) -> "Config":
+        if self.adapt is None:
+            return self
+        name = self.model.name
+        for wrong, why in (
+            (name in defaults.LINEAR, f"{name} has no layer before its last one"),
+            (name == "dual_encoder", "the loss of dual_encoder reads its table itself"),
+            (
+                isinstance(self.data, tables.Nodes),
+                "is not for a federation, whose nodes do not have the base",
+            ),
+        ):
+            if wrong:
+                raise SettingError("adapt", why)
         return self
 
     @model_validator(mode="after")
@@ -200,6 +222,8 @@ def check(
     choose(content)
     try:
         content = defaults.filled(_anchored(content, folder), name)
+        if isinstance(content.get("adapt"), dict):
+            content["adapt"] = with_hash(content["adapt"])
         return Config.model_validate(content)
     except SettingError as error:
         raise ConfigError(f"{where}: {error}") from None
@@ -210,12 +234,12 @@ def check(
 def _anchored(content: dict[str, Any], folder: Path) -> dict[str, Any]:
     """The content with its paths made absolute."""
     anchored = dict(content)
-    for name in ("data", "central"):
+    for name, keys in _PATHS.items():
         table = content.get(name)
         if isinstance(table, dict):
             paths = {
                 key: str((folder / table[key]).absolute())
-                for key in ("file", "path")
+                for key in keys
                 if isinstance(table.get(key), str) and table[key]
             }
             anchored[name] = {**table, **paths}

@@ -14,5 +14,6 @@ from fedblend.data.readers.read import read as read
 from fedblend.data.shards import open_shards as open_shards
 from fedblend.data.shards import write_shards as write_shards
 from fedblend.data.tokenizer import Tokenizer as Tokenizer
+from fedblend.data.tokenizer import from_texts as from_texts
 from fedblend.data.tokenizer import load_tokenizer as load_tokenizer
 from fedblend.data.tokenizer import train_tokenizer as train_tokenizer

@@ -12,14 +12,14 @@ Reference:
     units. ACL 2016. https://arxiv.org/abs/1508.07909
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from fedblend.checks import Number, gate
-from fedblend.data.dataset import DataError, Rows, require
+from fedblend.checks import COUNT, Instance, Number, gate
+from fedblend.data.dataset import DataError, Dataset, Rows, require
 
 PADDING = -1
 """The target at places behind the end of a text, which the loss leaves out."""
@@ -81,6 +81,29 @@ def load_tokenizer(file: str | Path) -> Tokenizer:
         return Tokenizer(library.Tokenizer.from_file(str(path)))
     except Exception:  # the library raises nothing narrower
         raise DataError(f"{path}: is not a tokenizer.json") from None
+
+
+@gate(tokenizer=Instance(Tokenizer, "a Tokenizer"), length=COUNT)
+def from_texts(
+    texts: Mapping[str, str], tokenizer: Tokenizer, *, length: int, name: str = "text"
+) -> Dataset:
+    """The windows of several writers' texts; keys are writers.
+
+    Args:
+        texts: one by writer; texts of fewer than two tokens have no window.
+        tokenizer: whose tokens the rows have.
+        length: number of tokens of a window.
+        name: of the dataset.
+    """
+    pieces = {
+        writer: cut(tokenizer.encode(text), length) for writer, text in texts.items()
+    }
+    counts = [len(inputs) for inputs, _ in pieces.values()]
+    if not sum(counts):
+        raise DataError(f"{name}: no text has two tokens")
+    inputs, targets = map(np.concatenate, zip(*pieces.values(), strict=True))
+    keys = np.repeat(list(pieces), counts)
+    return Dataset((inputs, targets), "sequence", tokenizer.size, keys=keys, name=name)
 
 
 def cut(numbers: np.ndarray, length: int) -> Rows:

@@ -32,10 +32,10 @@ from fedblend.models.shifted import shifted as shifted
 from fedblend.models.torch.module import from_torch as from_torch
 from fedblend.models.torch.module import state_dict as state_dict
 from fedblend.models.torch.module import to_torch as to_torch
-from fedblend.models.transformer.architecture import Architecture as Architecture
-from fedblend.models.transformer.load import load_transformer as load_transformer
-from fedblend.models.transformer.load import save_transformer as save_transformer
-from fedblend.models.transformer.model import build_transformer as build_transformer
-from fedblend.models.transformer.model import text_classifier as text_classifier
-from fedblend.models.transformer.model import transformer as transformer
-from fedblend.models.transformer.parameters import Prefixed as Prefixed
+from fedblend.models.transformer import Architecture as Architecture
+from fedblend.models.transformer import Prefixed as Prefixed
+from fedblend.models.transformer import build_transformer as build_transformer
+from fedblend.models.transformer import load_transformer as load_transformer
+from fedblend.models.transformer import save_transformer as save_transformer
+from fedblend.models.transformer import text_classifier as text_classifier
+from fedblend.models.transformer import transformer as transformer

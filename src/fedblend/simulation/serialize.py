@@ -141,7 +141,7 @@ def read_header(
         raise WireError(f"not a fedblend file, or cut off after {len(data)} bytes")
     try:
         header = json.loads(bytes(data[8 : 8 + length]).decode())
-        metadata = dict(header.pop("__metadata__"))
+        metadata = dict(header.pop("__metadata__", {}))
         body = data[8 + length :]
         _check_places([entry["data_offsets"] for entry in header.values()], len(body))
     except DAMAGE as error:

@@ -3,6 +3,7 @@
 """The transformer against loops in NumPy, and what its scores must not look at."""
 
 import dataclasses
+from typing import Any
 
 import by_loops
 import jax
@@ -78,9 +79,8 @@ def test_the_scores_are_those_of_loops(kind, prefix):
         params = jax.tree.map(jnp.asarray, own)
         before = None
         if prefix:
-            before = random_like(
-                jax.eval_shape(lambda key: model.prefix(key, prefix), KEY)
-            )
+            make: Any = model.prefix
+            before = random_like(jax.eval_shape(lambda key: make(key, prefix), KEY))
             params = Prefixed(params, jax.tree.map(jnp.asarray, before))
         found = scores_of(model, params, jnp.asarray(rows))
     assert found.dtype == jnp.float64
@@ -171,7 +171,7 @@ def test_all_places_of_an_encoder_see_each_other():
 
 
 def test_bfloat16_parameters_have_float32_scores():
-    options = {"width": 32, "layers": 3, "kv_heads": 2}
+    options: dict[str, Any] = {"width": 32, "layers": 3, "kv_heads": 2}
     model, wide = (transformer(11, dtype=d, **options) for d in ("bfloat16", "float32"))
     params = drawn(model)
     assert {leaf.dtype for leaf in jax.tree.leaves(params)} == {jnp.dtype("bfloat16")}

@@ -51,7 +51,7 @@ class Size:
     heads: int = 4
     kv_heads: int = 2
     batch: int = 32
-    steps: int = 900
+    steps: int = 500
     rate: float = 3e-3
     clients: int = 25
     least: int = 4000
@@ -109,7 +109,7 @@ def train_base(size: Size, corpus: Corpus, say: Callable[[str], None] = print) -
 
 
 def _trained(
-    model: fb.Model, params: Transformer, rows: Rows, size: Size, say
+    model: fb.Model, params: Any, rows: Rows, size: Size, say: Callable[[str], None]
 ) -> Transformer:
     """The parameters after all steps; batches are drawn by key, without replacement."""
     warm = max(1, int(WARM_UP * size.steps))

@@ -29,7 +29,6 @@ import lzma
 import re
 import unicodedata
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 
@@ -37,7 +36,7 @@ from fedblend.checks import COUNT, Number, gate
 from fedblend.data.dataset import DataError, Dataset, Rows, Size, dataset, intact
 from fedblend.data.download import find_either, open_unpacked
 from fedblend.data.tokenizer import PADDING as PADDING
-from fedblend.data.tokenizer import Tokenizer, cut, load_tokenizer
+from fedblend.data.tokenizer import cut, from_texts, load_tokenizer
 
 CHARACTERS = (
     "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
@@ -107,32 +106,20 @@ def by_writer(
     texts = {writer: text for writer, text in texts.items() if len(text) >= minimum}
     if not texts:
         raise DataError(f"{name}: no {who} has {minimum} characters")
-    own = None if tokenizer is None else load_tokenizer(tokenizer)
+    if tokenizer is not None:
+        return from_texts(texts, load_tokenizer(tokenizer), length=length, name=name)
     pieces = [
-        _windows(own, text, length, f"{name}: {writer}")
-        for writer, text in texts.items()
+        windows(text, length, f"{name}: {writer}") for writer, text in texts.items()
     ]
     inputs, targets = (np.concatenate(part) for part in zip(*pieces, strict=True))
     return Dataset(
         (inputs, targets),
         "sequence",
+        len(CHARACTERS),
         keys=np.repeat(list(texts), [len(piece[0]) for piece in pieces]),
         name=name,
-        **_classes(own),
+        label_names=tuple(CHARACTERS),
     )
-
-
-def _windows(own: Tokenizer | None, text: str, length: int, where: str) -> Rows:
-    if own is None:
-        return windows(text, length, where)
-    return cut(own.encode(text), length)
-
-
-def _classes(own: Tokenizer | None) -> dict[str, Any]:
-    """The number of classes of a dataset, and their names if they are characters."""
-    if own is not None:
-        return {"outputs": own.size}
-    return {"outputs": len(CHARACTERS), "label_names": tuple(CHARACTERS)}
 
 
 @dataset(
@@ -217,14 +204,18 @@ def wikitext2(
     own = None if tokenizer is None else load_tokenizer(tokenizer)
 
     def rows(given, part):
-        return _windows(own, article_text(part, given), length, f"wikitext-2: {part}")
+        text = article_text(part, given)
+        if own is not None:
+            return cut(own.encode(text), length)
+        return windows(text, length, f"wikitext-2: {part}")
 
     return Dataset(
         rows(file, "valid"),
         "sequence",
+        len(CHARACTERS) if own is None else own.size,
         test_rows=rows(test_file, "test"),
         name="wikitext-2",
-        **_classes(own),
+        label_names=() if own is not None else tuple(CHARACTERS),
     )
 
 

@@ -68,29 +68,28 @@ def features(
     form: Architecture, params: Transformer | Prefixed, rows: jax.Array
 ) -> jax.Array:
     """What the last layer gets: [rows, length, width], or [rows, width] of classes."""
-    prefix = None
-    if isinstance(params, Prefixed):
-        params, prefix = params
+    own: Transformer = params.params if isinstance(params, Prefixed) else params
+    prefix: Prefix | None = params.prefix if isinstance(params, Prefixed) else None
     tokens = jnp.asarray(rows).astype(jnp.int32)
     length = tokens.shape[1]
     if form.positions == "learned" and length > form.length:
         raise UserError("transformer: length", form.length, f"{length}, as rows have")
-    here = _embedded(form, params, jnp.maximum(tokens, 0))
+    here = _embedded(form, own, jnp.maximum(tokens, 0))
     places = _places(form, tokens, 0 if prefix is None else prefix.key.shape[1])
     layer = partial(_layer, form, places)
     if form.remat:
         layer = jax.checkpoint(layer, prevent_cse=False)
-    here, _ = jax.lax.scan(layer, here, (params.layers, prefix))
-    if params.norm is not None:
-        here = normalize(form, params.norm, here)
+    here, _ = jax.lax.scan(layer, here, (own.layers, prefix))
+    if own.norm is not None:
+        here = normalize(form, own.norm, here)
     if form.classes is not None:
         here = _pooled(form, tokens >= 0, here)
-    if params.head is None:
+    if own.head is None:
         return here
-    here = linear(params.head.dense, here)
-    if params.head.norm is None:
+    here = linear(own.head.dense, here)
+    if own.head.norm is None:
         return jnp.tanh(here)
-    return normalize(form, params.head.norm, _activation(form)(here))
+    return normalize(form, own.head.norm, _activation(form)(here))
 
 
 def scores(params: Transformer | Prefixed, values: jax.Array) -> jax.Array:

@@ -68,7 +68,7 @@ def parameters(files: Checkpoint, form: Architecture) -> Transformer:
     def scaling(name: str) -> Scaling:
         return Scaling(stacked(f"{name}.weight"), stacked(f"{name}.bias"))
 
-    joint = product("attn.c_attn")
+    joint: Any = product("attn.c_attn")
     query, key, value = (
         Affine(*parts)
         for parts in zip(*(np.split(one, 3, axis=1) for one in joint), strict=True)

@@ -4,6 +4,7 @@
 
 import jax.numpy as jnp
 
+from fedblend.checks import COUNT, gate
 from fedblend.models.model import Model, Shape, model, of_halves
 from fedblend.models.transformer.architecture import Architecture
 from fedblend.models.transformer.forward import features, scores
@@ -119,6 +120,7 @@ def transformer(
 
 
 @model("classes of rows of tokens: a transformer that sees all places", _classes)
+@gate(classes=COUNT)
 def text_classifier(
     classes: int,
     length: int = 1024,
