@@ -33,6 +33,7 @@ from fedblend.config.model import (
     rates,
     smoothness,
 )
+from fedblend.config.schema.adapt import Adapt
 from fedblend.config.schema.tables import Nodes
 from fedblend.core import Algorithm, Down, Key, PyTree, Shard
 from fedblend.data.dataset import Task
@@ -147,6 +148,20 @@ class Contract:
         return jax.eval_shape(self.model.init, jax.random.key(0))
 
     @cached_property
+    def base(self) -> PyTree:
+        """Shapes and dtypes of the frozen base that the parameters change, if any."""
+        if self.config.adapt is None:
+            return ()
+        whole = self.config.model_copy(update={"adapt": None})
+        model = model_of(whole, self.task, self.loss)
+        return jax.eval_shape(model.init, jax.random.key(0))
+
+    def with_adapt(self, table: Adapt) -> "Contract":
+        """The same with another table ``[adapt]``."""
+        config = self.config.model_copy(update={"adapt": table})
+        return dataclasses.replace(self, config=config)
+
+    @cached_property
     def root(self) -> Key:
         """The key that server and nodes share."""
         return jax.random.key(self.seed)
@@ -170,6 +185,10 @@ class Contract:
             name = Path(config.central.file).name
             central = config.central.model_copy(update={"file": name})
             config = config.model_copy(update={"central": central})
+        if config.adapt is not None and config.adapt.base is not None:
+            name = Path(config.adapt.base).name
+            table = config.adapt.model_copy(update={"base": name})
+            config = config.model_copy(update={"adapt": table})
         for name in TABLES:
             table = getattr(config, name)
             if is_import_path(table.name):

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from fedblend.data.dataset import DataError
 from fedblend.deploy.client import agreement, limits
+from fedblend.deploy.client.bases import located, unnamed_base
 from fedblend.deploy.client.executor import ClientSetup, Executor, rows_of
 from fedblend.deploy.client.node import Node
 from fedblend.deploy.client.permissions import Permissions, Refusal
@@ -85,8 +86,13 @@ class Admission:
 
     def __init__(self, settings: ClientSettings, shared: SharedBuilds | None = None):
         self.settings, self._shared = settings, shared or SharedBuilds()
-        self._parse = self._shared.parse
+        self._parse = lru_cache(EXPERIMENTS)(self._located)
         self._executor = lru_cache(EXPERIMENTS)(self._build)
+
+    def _located(self, text: str) -> Contract:
+        """The contract of a configuration, with the base of this node."""
+        _refuse(unnamed_base(text))
+        return located(self._shared.parse(text), self.settings.bases)
 
     def permissions(self) -> Permissions:
         """What the policy permits now; nothing, if it cannot be read."""

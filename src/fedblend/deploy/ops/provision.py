@@ -17,6 +17,7 @@ from pathlib import Path
 
 from fedblend import __version__
 from fedblend.config.toml import visible
+from fedblend.deploy.client.bases import SUFFIX, SUMS, require_base, sha256_of
 from fedblend.deploy.ops import certificates
 from fedblend.deploy.ops.flwr_processes import environment
 from fedblend.deploy.ops.settings import (
@@ -36,6 +37,8 @@ MAX_DAYS = 825
 """TLS clients have begun to refuse a server's certificate that is valid for longer."""
 MAX_HOSTED = 10_000
 """Clients of one node."""
+MAX_COPIED = 50_000_000
+"""Bytes of a base that is copied to all machines, inside of their scripts."""
 HOME = Path("/var/lib/fedblend")
 """Where the units and the proxy expect the files of a machine."""
 PROGRAM = Path("/opt/fedblend/bin/fedblend")
@@ -60,6 +63,7 @@ def provision(
     link_port: int = 8000,
     days: int = 365,
     clients_per_node: int = 1,
+    base: Path | None = None,
 ) -> None:
     """Write the keys, certificates and settings of all machines of a federation.
 
@@ -71,9 +75,12 @@ def provision(
         link_port: of the link behind it, on loopback.
         days: how long the server's certificate is valid.
         clients_per_node: clients that each node hosts.
+        base: a frozen base for adapters, .safetensors. Every machine gets a copy, or
+            where it is large its name and sha256 alone.
 
     Raises:
         RunError: one line that says what is wrong.
+        ConfigError: the base cannot be read.
     """
     _check_port("--port", port)
     if not 0 < clients_per_node <= MAX_HOSTED:
@@ -81,6 +88,7 @@ def provision(
         raise RunError(f"--clients-per-node: {clients_per_node} {where}")
     _check_port("--link-port", link_port)
     _check(folder, host, nodes, days)
+    bases = {} if base is None else _base_files(base)
     address, link = Address(host, port), Address("127.0.0.1", link_port)
     signer = certificates.authority("fedblend federation")
     _folders(folder, nodes)
@@ -107,6 +115,7 @@ def provision(
             "fedblend-link.service": _unit("link", HOME / "server" / "state"),
         },
     )
+    _write(server / "bases", bases)
     _certify(server, signer, host, days)
     secure = {
         client: certificates.secure_key() for own in clients.values() for client in own
@@ -129,9 +138,21 @@ def provision(
                 "fedblend-node.service": _unit("node", HOME / "node" / "flower"),
             },
         )
+        _write(folder / "nodes" / name / "bases", bases)
         script = folder / f"{name}.sh"
         _script(folder / "nodes" / name, script, name, address, len(own))
     _script(server, folder / "server.sh", None, address)
+
+
+def _base_files(base: Path) -> dict[str, bytes]:
+    """The list of bases of a machine, and the base itself if scripts can hold it."""
+    if base.suffix != SUFFIX or base.name.startswith("."):
+        raise RunError(f"--base: {base}: is not a file {SUFFIX}")
+    require_base(base)
+    files = {SUMS: f"{sha256_of(base)}  {base.name}\n".encode()}
+    if base.stat().st_size <= MAX_COPIED:
+        files[base.name] = base.read_bytes()
+    return files
 
 
 def _usage(clients: int) -> str:
@@ -302,8 +323,9 @@ def _check_days(days: int) -> None:
 def _folders(folder: Path, nodes: Sequence[str]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     inside = ["ca", "server", "server/nodes", "server/state", "server/runs", "nodes"]
+    inside.append("server/bases")
     for name in nodes:
-        own = ("", "/state", "/flower", "/worker")
+        own = ("", "/state", "/flower", "/worker", "/bases")
         inside += [f"nodes/{name}{folder}" for folder in own]
     for path in (folder, *(folder / name for name in inside)):
         path.mkdir(exist_ok=True)
