@@ -1,9 +1,9 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""The runs of the language story: every method, on the same splits and steps.
+"""Every method on one frozen base, with the same splits, rounds and steps.
 
-A result has the losses of all test windows, [splits, clients, windows], in nats by
-token: methods are compared by what they say of the same windows.
+A result has what the metric says of all test rows, [splits, clients, rows]: methods are
+compared by the same rows.
 """
 
 import time
@@ -15,12 +15,12 @@ import jax.numpy as jnp
 import numpy as np
 
 import fedblend as fb
-from fedblend_reproductions.adapters.language_task import Task
+from fedblend_reproductions.adapters.task import Task
 from fedblend_reproductions.cache import Cache
 
 Result = dict[str, Any]
-"""``test``: the losses; ``validation``: their mean on validation windows; ``bits`` that
-a client sends and receives in a round; ``seconds``."""
+"""``test``: the metric by rows; ``bits`` that a client sends and receives in a round;
+``seconds``."""
 FULL, ADAPTERS = "full", "adapters"
 """What is trained: all weights, or adapters."""
 
@@ -39,18 +39,20 @@ class Runs:
     def base(self) -> Result:
         """The base as it is: nobody trains."""
         model = self.task.model
-        idle = fb.fedavg(_loss(model), self.plan.work(1e-3))
+        idle = fb.fedavg(self._loss(model), self.plan.work(1e-3))
         return self._result(
-            "base", lambda: self._simulate(idle, self.task.base, model, rounds=0)
+            "base",
+            lambda: self._simulate(idle, self.task.base, model, rounds=0),
+            "shared",
         )
 
     def rates(self, what: str, rank: int) -> list[float]:
-        """The mean loss on the first split's validation windows, by rate."""
+        """The mean loss on the first split's validation rows, by rate."""
 
         def compute():
             model, params = self._side(what, rank)
             run = self._simulate(
-                lambda rate: fb.fedavg(_loss(model), self.plan.work(rate)),
+                lambda rate: fb.fedavg(self._loss(model), self.plan.work(rate)),
                 params,
                 model,
                 federated_data=self.task.splits[0],
@@ -73,7 +75,7 @@ class Runs:
 
         def run():
             model, params = self._side(what, rank)
-            own = fb.fedavg(_loss(model), self.plan.work(rate))
+            own = fb.fedavg(self._loss(model), self.plan.work(rate))
             return self._simulate(own, params, model)
 
         return self._result(f"shared {_named(what, rank)}", run, "shared")
@@ -84,12 +86,12 @@ class Runs:
         def compute():
             model, work = self._adapters()
             run = fb.train_alone(
-                fb.local_only(_loss(model), work),
+                fb.local_only(self._loss(model), work),
                 model.init,
                 self.task.splits[0],
                 self.task.keys[0],
                 rounds=self.plan.rounds,
-                measure={"loss": fb.metrics.mean_loss(_loss(model))},
+                measure=self.task.metrics(model.apply),
             )
             return run.rounds
 
@@ -103,7 +105,7 @@ class Runs:
 
         def alone():
             if not run:
-                own = fb.local_only(_loss(model), work)
+                own = fb.local_only(self._loss(model), work)
                 run.append(self._simulate(own, model.init, model, rounds=budget))
             return run[0].complete()
 
@@ -114,7 +116,7 @@ class Runs:
             over = jax.tree.map(lambda *leaves: jnp.stack(leaves, axis=1), *own)
             return self._simulate(
                 lambda models: fb.flix(
-                    _loss(model),
+                    self._loss(model),
                     lambda loss: fb.fedavg(loss, work),
                     alpha=self.plan.alpha,
                     local=fb.solvers.given(models),
@@ -151,13 +153,13 @@ class Runs:
         both = fb.two_adapters(model)
         half = work._replace(steps=max(work.steps // 2, 1))
         own = fb.fedalt(
-            _loss(both), half, personal=["personal"], personal_steps=half.steps
+            self._loss(both), half, personal=["personal"], personal_steps=half.steps
         )
         return self._result("FedAlt", lambda: self._simulate(own, both.init, both))
 
     def _personal(self, name: str, method: Callable[..., fb.Algorithm]) -> Result:
         model, work = self._adapters()
-        own = method(_loss(model), work)
+        own = method(self._loss(model), work)
         return self._result(name, lambda: self._simulate(own, model.init, model))
 
     def _adapters(self) -> tuple[fb.Model, fb.Work]:
@@ -192,31 +194,28 @@ class Runs:
             **(data | settings),
             rounds=rounds,
             every=max(rounds, 1),
-            measure={"loss": fb.metrics.mean_loss(_loss(model))},
+            measure=self.task.metrics(model.apply),
             splits=["validation", "test"],
         )
+
+    def _loss(self, model: fb.Model) -> Any:
+        return self.task.loss(model.apply)
 
     def _result(
         self, name: str, run: Callable[[], fb.Run], model: str = "personal"
     ) -> Result:
-        """The result of a run, by the losses of one of its models."""
+        """The result of a run, by one of its models."""
 
         def compute():
-            begun = time.perf_counter()
+            begun, metric = time.perf_counter(), self.task.metric
             done = run().complete()
-            values = [of["validation"][model]["loss"] for of in done.measured]
             return {
-                "test": [of["test"][model]["loss"] for of in done.by_row],
-                "validation": float(np.mean(values)),
+                "test": [of["test"][model][metric] for of in done.by_row],
                 "bits": [done.message_bits.up, done.message_bits.down],
                 "seconds": time.perf_counter() - begun,
             }
 
         return self.cache(name, compute)
-
-
-def _loss(model: fb.Model) -> Any:
-    return fb.losses.sequence_cross_entropy(model.apply)
 
 
 def _named(what: str, rank: int) -> str:
