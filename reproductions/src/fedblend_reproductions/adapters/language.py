@@ -51,9 +51,9 @@ CRITERION = (
 class Texts:
     """The base, and the windows of each client."""
 
-    base: Size = Size()
-    length: int = 64
-    windows: int = 32
+    base: Size
+    length: int
+    windows: int
     """Of a client at most."""
 
 
@@ -66,6 +66,7 @@ FULL = Plan(
     adapter_rates=(1e-3, 3e-3, 1e-2),
     full_rates=(3e-4, 1e-3, 3e-3),
 )
+FULL_TEXTS = Texts(Size(), length=64, windows=32)
 QUICK = dataclasses.replace(
     FULL,
     steps=1,
@@ -113,7 +114,7 @@ def task_of(plan: Plan, texts: Texts, corpus: Corpus, folder: Path) -> Task:
 
 def check(quick: bool, folder: Path) -> Finding:
     """Every method, and who is harmed."""
-    plan, texts = (QUICK, QUICK_TEXTS) if quick else (FULL, Texts())
+    plan, texts = (QUICK, QUICK_TEXTS) if quick else (FULL, FULL_TEXTS)
     task = prepared(plan, texts, folder)
     settings = {"plan": repr(plan), "texts": repr(texts)}
     numbers = numbers_of(Runs(task, Cache(folder, settings)), np.exp)
@@ -140,8 +141,8 @@ def _ours(numbers: Numbers) -> str:
     return (
         f"The shared adapter has perplexity {found[SHARED]:.1f}, full fine-tuning "
         f"{found[WHOLE]:.1f} ({100 * excess(numbers):+.1f} %), the base "
-        f"{found['base']:.1f}; an adapter is {100 * part_of_bits(numbers):.1f} % of the "
-        f"bits. The best personal one is {best} with {found[best]:.1f}, which harms "
+        f"{found['base']:.1f}; an adapter is {100 * part_of_bits(numbers):.1f} % of "
+        f"the bits. The best personal one is {best} with {found[best]:.1f}, which harms "
         f"{numbers['harm'][best]['harmed']} of {len(numbers['clients'])} clients; "
         f"adapters alone have {found[ALONE]:.1f}."
     )
