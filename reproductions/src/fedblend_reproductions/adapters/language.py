@@ -142,9 +142,9 @@ def _ours(numbers: Numbers) -> str:
         f"The shared adapter has perplexity {found[SHARED]:.1f}, full fine-tuning "
         f"{found[WHOLE]:.1f} ({100 * excess(numbers):+.1f} %), the base "
         f"{found['base']:.1f}; an adapter is {100 * part_of_bits(numbers):.1f} % of "
-        f"the bits. The best personal one is {best} with {found[best]:.1f}, which harms "
-        f"{numbers['harm'][best]['harmed']} of {len(numbers['clients'])} clients; "
-        f"adapters alone have {found[ALONE]:.1f}."
+        f"the bits. The best personal one is {best} with {found[best]:.1f}, which "
+        f"harms {numbers['harm'][best]['harmed']} of {len(numbers['clients'])} "
+        f"clients; adapters alone have {found[ALONE]:.1f}."
     )
 
 

@@ -16,8 +16,9 @@ from importlib import resources
 from pathlib import Path
 
 from fedblend import __version__
+from fedblend.config.base_file import hash_file
 from fedblend.config.toml import visible
-from fedblend.deploy.client.bases import SUFFIX, SUMS, require_base, sha256_of
+from fedblend.deploy.client.bases import SUFFIX, SUMS, require_base
 from fedblend.deploy.ops import certificates
 from fedblend.deploy.ops.flwr_processes import environment
 from fedblend.deploy.ops.settings import (
@@ -148,8 +149,9 @@ def _base_files(base: Path) -> dict[str, bytes]:
     """The list of bases of a machine, and the base itself if scripts can hold it."""
     if base.suffix != SUFFIX or base.name.startswith("."):
         raise RunError(f"--base: {base}: is not a file {SUFFIX}")
+    digest = hash_file(base)
     require_base(base)
-    files = {SUMS: f"{sha256_of(base)}  {base.name}\n".encode()}
+    files = {SUMS: f"{digest}  {base.name}\n".encode()}
     if base.stat().st_size <= MAX_COPIED:
         files[base.name] = base.read_bytes()
     return files
