@@ -106,8 +106,8 @@ def test_init_refuses_what_is_no_base(tmp_path, base):
         made(tmp_path / "lab", other)
     damaged = tmp_path / "damaged.safetensors"
     damaged.write_bytes(b"{}")
-    with pytest.raises(ConfigError, match="damaged.safetensors"):
+    with pytest.raises(ConfigError, match=r"damaged\.safetensors"):
         made(tmp_path / "lab", damaged)
-    with pytest.raises(ConfigError, match=r"gone.safetensors: No such file"):
+    with pytest.raises(ConfigError, match=r"gone\.safetensors: No such file"):
         made(tmp_path / "lab", tmp_path / "gone.safetensors")
     assert not (tmp_path / "lab").exists()
