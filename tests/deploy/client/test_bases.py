@@ -73,6 +73,18 @@ def node_with(place: Path, home: Path, client: int, named: str | None) -> NodeSe
     return load_as(NodeSettings, home / "node.toml")
 
 
+class Recording(LoopbackTransport):
+    """Remembers the messages of the server; ``spoil`` is for those of nodes."""
+
+    def __init__(self, nodes):
+        super().__init__(nodes)
+        self.seen: list[bytes] = []
+
+    def send(self, outgoing):
+        self.seen.extend(outgoing.values())
+        super().send(outgoing)
+
+
 @pytest.fixture
 def place(tmp_path):
     return write_rows(tmp_path)
@@ -92,16 +104,13 @@ def test_adapters_on_nodes_are_those_of_a_simulation_and_alone_travel(place, tmp
         named = "bases" if client else "bases/mine.safetensors"
         nodes[100 + client] = node_of(node_with(place, home, client, named))
     run = experiment(tmp_path / "run", federated(how(secret)))
-    seen = []
-    transport = LoopbackTransport(nodes)
-    plain = transport.send
-    transport.send = lambda outgoing: (seen.extend(outgoing.values()), plain(outgoing))
-    transport.spoil = lambda address, data: (seen.append(data), [data])[1]
+    transport = Recording(nodes)
+    transport.spoil = lambda address, data: (transport.seen.append(data), [data])[1]
     run_server(run, transport, poll=0.0)
     there = simulation(simulated(how(secret), place))
     # 1e-5: float32 in another order of sums, as of other models on nodes.
     assert largest_gap(run, homes, there) < 1e-5
-    size = secret.stat().st_size
+    size, seen = secret.stat().st_size, transport.seen
     assert max(map(len, seen)) < size / 3
     texts = [str(messages.decode(data).fields) for data in seen]
     assert any(digest in text for text in texts)

@@ -94,8 +94,8 @@ def task_of(plan: Plan, texts: Texts, corpus: Corpus, folder: Path) -> Task:
     writers = {**corpus.users, **corpus.roles}
     pieces = [windows_of([text], tokenizer, texts.length) for text in writers.values()]
     inputs, targets = (
-        np.concatenate([piece[part][: texts.windows] for piece in pieces])
-        for part in (0, 1)
+        np.concatenate([windows[: texts.windows] for windows in part])
+        for part in zip(*((piece.inputs, piece.targets) for piece in pieces))
     )
     ends = np.cumsum([min(len(piece.inputs), texts.windows) for piece in pieces])
     partition = np.split(np.arange(ends[-1]), ends[:-1])

@@ -151,9 +151,12 @@ class Runs:
         """FedAlt: the sum of a shared and an own adapter, trained in turn."""
         model, work = self._adapters()
         both = fb.two_adapters(model)
-        half = work._replace(steps=max(work.steps // 2, 1))
+        half = max(self.plan.steps // 2, 1)
         own = fb.fedalt(
-            self._loss(both), half, personal=["personal"], personal_steps=half.steps
+            self._loss(both),
+            work._replace(steps=half),
+            personal=["personal"],
+            personal_steps=half,
         )
         return self._result("FedAlt", lambda: self._simulate(own, both.init, both))
 
