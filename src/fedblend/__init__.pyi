@@ -257,6 +257,9 @@ from fedblend.models import (
 from fedblend.models.adapt.adapt import (
     adapt as adapt,
 )
+from fedblend.models.adapt.base import (
+    base_hash as base_hash,
+)
 from fedblend.models.adapt.bias import (
     bias as bias,
 )

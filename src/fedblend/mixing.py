@@ -191,5 +191,6 @@ def _of_rank(own: Mapping[str, Any], name: str, leaf: Any) -> Any:
         "['b']": (*leaf.shape[:-1], 2 * leaf.shape[-1]) if leaf.shape else (),
     }
     known = own.get(name)
-    mixed = known is not None and known.shape == twice.get(name[-5:])
-    return jax.ShapeDtypeStruct(known.shape, leaf.dtype) if mixed else leaf
+    if known is None or known.shape != twice.get(name[-5:]):
+        return leaf
+    return jax.ShapeDtypeStruct(known.shape, leaf.dtype)

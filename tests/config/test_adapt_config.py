@@ -53,10 +53,10 @@ def rows(hospital, number):
     )
 
 
-def write_base(path="base.safetensors", **changed):
+def write_base(**changed):
     base = MODEL.init(jax.random.key(7))
     leaves = {path: np.asarray(leaf) for path, leaf in leaves_by_path(base).items()}
-    save_file({**leaves, **changed}, path)
+    save_file({**leaves, **changed}, "base.safetensors")
 
 
 def write(path="tiny.toml", **tables):
@@ -100,13 +100,16 @@ def test_a_run_with_adapters_from_start_to_prediction(capsys):
     Path("new.csv").write_text(HEAD + rows("north", 4) + rows("south", 4))
     assert main(["predict", "out", "new.csv", "--probabilities"]) == 0
     assert main(["predict", "out", "new.csv", "--client", "north"]) == 0
-    for to in ("safetensors", "npz"):
+    for to in ("safetensors", "npz", "onnx"):
         assert main(["export", "out", "--all", "--to", to]) == 0
     [exported] = map(str, Path("out/exports").glob("*north*.safetensors"))
     capsys.readouterr()
     assert main(["predict", exported, "new.csv"]) == 0
     said = capsys.readouterr().out
     assert main(["predict", "out", "new.csv", "--client", "north"]) == 0
+    assert capsys.readouterr().out == said
+    [onnx] = map(str, Path("out/exports").glob("*north*.onnx"))
+    assert main(["predict", onnx, "new.csv"]) == 0
     assert capsys.readouterr().out == said
     Path("joined.csv").write_text(HEAD + rows("east", 10))
     assert main(["personalize", "out", "--data", "joined.csv"]) == 0

@@ -17,8 +17,8 @@ from fedblend import checkpoint, trees
 from fedblend.losses import cross_entropy
 from fedblend.simulation import constants
 
-NOW = ("fedavg", "apfl")
-"""Cases of the quick suite: without and with a state."""
+NOW = ("apfl",)
+"""Cases of the quick suite."""
 
 
 @pytest.fixture(autouse=True)
@@ -63,6 +63,7 @@ def test_bits_are_those_of_the_adapter():
     assert run.records[-1].bits_down == run.rounds * run.cohort * 32 * entries
 
 
+@pytest.mark.slow
 def test_a_checkpoint_has_no_base_and_goes_on(tmp_path):
     on = problems.adapted()
     whole = new_run("apfl", on=on, compile_anew=True).complete()

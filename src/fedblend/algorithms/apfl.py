@@ -102,8 +102,8 @@ def apfl(
         hand_back: number of rounds after which w and v train on held-out rows too, and
             alpha stays; None for never.
         fresh: draw another batch for v (and alpha) than for w.
-        mix: ``mixing.parameters`` or ``mixing.outputs``; names of parts of the model,
-            such as ["last"], to mix these alone.
+        mix: ``mixing.parameters``, ``mixing.outputs`` or ``mixing.products``; names of
+            parts of the model, such as ["last"], to mix these alone.
         local: how v starts, from ``fedblend.solvers``; None for the initial parameters.
         aggregated: mix v with the shared model of the server; if False, with the
             client's last w_i, before the server averaged.

@@ -81,8 +81,8 @@ def flix(
         smooth: L_i, for the weights of x_avg; a number, or an array over clients.
         average: weights of x_avg: "minimizer" for alpha_i^2 L_i, "stationary" for
             alpha_i^4 L_i^2.
-        mix: ``mixing.parameters`` or ``mixing.outputs``; names of parts of the model,
-            such as ["last"], to mix these alone.
+        mix: ``mixing.parameters``, ``mixing.outputs`` or ``mixing.products``; names of
+            parts of the model, such as ["last"], to mix these alone.
     """
     power = 1 if average == "minimizer" else 2
 

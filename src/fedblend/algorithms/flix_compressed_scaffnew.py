@@ -60,7 +60,7 @@ def flix_compressed_scaffnew(
         work: the constant rate of the local steps; the mean number of local steps in a
             round, the same for all clients; the rows of a step.
         alpha: weight of the shared model in [0, 1]; a number, or an array over clients.
-        mix: ``mixing.parameters`` or ``mixing.outputs``.
+        mix: ``mixing.parameters``, ``mixing.outputs`` or ``mixing.products``.
         personal: how x_i* is found, from ``fedblend.solvers``.
         clients: n, the number of clients.
         copies: s, how many clients send each entry, from 2 to n.

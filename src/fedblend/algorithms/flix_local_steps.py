@@ -67,8 +67,8 @@ def flix_local_steps(
             makes one.
         work: local work of a round on the shared model: optimizer, steps, batch size.
         alpha: weight of the shared model in [0, 1]; a number, or an array over clients.
-        mix: ``mixing.parameters`` or ``mixing.outputs``; names of parts of the model,
-            such as ["last"], to mix these alone.
+        mix: ``mixing.parameters``, ``mixing.outputs`` or ``mixing.products``; names of
+            parts of the model, such as ["last"], to mix these alone.
         personal: how x_i is found, from ``fedblend.solvers``.
         server: optimizer of the server; None for plain averaging.
         smooth: L_i, for the weights of x_avg; a number, or an array over clients.
@@ -98,8 +98,8 @@ def flix_by_gradients(
             makes one.
         work: optimizer and batch size of the gradient; one step.
         alpha: weight of the shared model in [0, 1]; a number, or an array over clients.
-        mix: ``mixing.parameters`` or ``mixing.outputs``; names of parts of the model,
-            such as ["last"], to mix these alone.
+        mix: ``mixing.parameters``, ``mixing.outputs`` or ``mixing.products``; names of
+            parts of the model, such as ["last"], to mix these alone.
         personal: how x_i is found, from ``fedblend.solvers``.
         server: optimizer of the server; None for plain averaging.
         smooth: L_i, for the weights of x_avg; a number, or an array over clients.

@@ -78,7 +78,7 @@ def flix_locodl(
         work: the constant rate of the local steps; the mean number of local steps in a
             round, the same for all clients; the rows of a step.
         alpha: weight of the shared model in [0, 1]; a number, or an array over clients.
-        mix: ``mixing.parameters`` or ``mixing.outputs``.
+        mix: ``mixing.parameters``, ``mixing.outputs`` or ``mixing.products``.
         personal: how x_i* is found, from ``fedblend.solvers``.
         compressor: unbiased compressor of every client's difference.
         clients: n, the number of clients.

@@ -67,8 +67,8 @@ def mapper(
         alpha: first weight of the shared model; a number, or an array over clients.
         grid: number of weights from 0 to 1 to try, at least 2; 0 keeps alpha.
         held_out: fraction of a client's training rows on which alpha is chosen.
-        mix: ``mixing.parameters`` or ``mixing.outputs``; names of parts of the model,
-            such as ["last"], to mix these alone.
+        mix: ``mixing.parameters``, ``mixing.outputs`` or ``mixing.products``; names of
+            parts of the model, such as ["last"], to mix these alone.
     """
     if grid == 1:
         raise UserError("mapper: grid", grid, "0, or 2 or more")

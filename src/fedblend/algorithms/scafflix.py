@@ -106,7 +106,7 @@ def scafflix(
             clients, or "theory"; the mean number of local steps in a
             round, the same for all clients; the rows of a step.
         alpha: weight of the shared model in [0, 1]; a number, or an array over clients.
-        mix: ``mixing.parameters`` or ``mixing.outputs``.
+        mix: ``mixing.parameters``, ``mixing.outputs`` or ``mixing.products``.
         personal: how x_i* is found, from ``fedblend.solvers``.
         longer: "theory" stands for 2/(L_i + mu_i), up to which the proof of
             ``theory.local_training`` holds, and not for the paper's 1/L_i.

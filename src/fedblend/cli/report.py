@@ -46,13 +46,12 @@ def report(
 
     fedblend report runs/first --client hospital-7
     """
+    from fedblend.config.base_file import require_base
     from fedblend.errors import RunError
-    from fedblend.experiments.run_folder import Folder, require_base
     from fedblend.report.page import write_page
 
     for folder in folders:
-        if Folder(folder).config.is_file():
-            require_base(Folder(folder))
+        require_base(folder / "config.toml")
     file = out or default_file(folders, client)
     if file.is_dir():
         raise RunError(f"--out: {file} is a folder; name a file, such as {REPORT}")

@@ -3,25 +3,49 @@
 """The file of a frozen base: safetensors, known by its sha256."""
 
 import hashlib
+import mmap
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from fedblend.config import toml
 from fedblend.errors import ConfigError
 from fedblend.simulation.serialize import WireError, array_at, read_header
 
 
-def with_hash(table: dict[str, Any]) -> dict[str, Any]:
-    """The table ``[adapt]`` with the sha256 of its base, where it gives none.
+def with_hash(content: dict[str, Any]) -> dict[str, Any]:
+    """A configuration with the sha256 of its base, where it does not give one.
 
     Raises:
         ConfigError: there is no such file.
     """
+    table = content.get("adapt")
+    if not isinstance(table, dict) or table.get("sha256") is not None:
+        return content
     base = table.get("base")
-    if not isinstance(base, str) or table.get("sha256") is not None:
-        return table
-    return {**table, "sha256": hash_file(Path(base))}
+    if not isinstance(base, str):
+        return content
+    return {**content, "adapt": {**table, "sha256": hash_file(Path(base))}}
+
+
+def require_base(config: Path) -> None:
+    """Refuse the configuration of a run whose base is another file by now.
+
+    A base that is not there is not missed: what was measured needs none.
+
+    Raises:
+        ConfigError: the file has another sha256.
+    """
+    table = toml.read(config).get("adapt") if config.is_file() else None
+    if not isinstance(table, dict) or not isinstance(table.get("base"), str):
+        return
+    base = Path(table["base"])
+    if base.is_file() and hash_file(base) != table.get("sha256"):
+        raise ConfigError(
+            f"{config}: adapt.base: {base} has changed since the run; its sha256 was "
+            f"{table.get('sha256')}"
+        )
 
 
 def hash_file(path: Path) -> str:
@@ -44,8 +68,9 @@ def read_arrays(path: Path) -> dict[str, np.ndarray]:
         ConfigError: it is no file of safetensors.
     """
     try:
-        body = memoryview(np.memmap(path, np.uint8, "r"))
-        header, _, body = read_header(body)
+        with path.open("rb") as file:
+            whole = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        header, _, body = read_header(memoryview(whole))
         return {name: array_at(body, entry) for name, entry in header.items()}
     except (WireError, ValueError, LookupError, TypeError) as error:
         raise ConfigError(f"adapt.base: {path}: {error}") from None

@@ -21,7 +21,6 @@ from fedblend.config import defaults, toml
 from fedblend.config.base_file import with_hash
 from fedblend.config.imports import choose, import_paths
 from fedblend.config.schema import tables
-from fedblend.config.schema.adapt import Adapt
 from fedblend.config.schema.attack import Attack
 from fedblend.config.schema.federation import Federation
 from fedblend.config.schema.imported import AnyModel, AnyOptions
@@ -58,7 +57,7 @@ class Config(Table):
     data: tables.AnyData
     model: AnyModel
     algorithm: AnyOptions
-    adapt: Adapt | None = None
+    adapt: tables.Adapt | None = None
     compress: tables.Compress | None = None
     privacy: Privacy | None = None
     central: tables.Central | None = None
@@ -218,8 +217,7 @@ def check(
     choose(content)
     try:
         content = defaults.filled(_anchored(content, folder), name)
-        if isinstance(content.get("adapt"), dict):
-            content["adapt"] = with_hash(content["adapt"])
+        content = with_hash(content)
         return Config.model_validate(content)
     except SettingError as error:
         raise ConfigError(f"{where}: {error}") from None

@@ -14,7 +14,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedblend import losses, models
-from fedblend.config.adapt import adapted
 from fedblend.config.config import Config
 from fedblend.config.imported_model import imported_model
 from fedblend.config.model_form import formed
@@ -80,9 +79,6 @@ def model_of(config: Config, task: Task, loss: str) -> models.Model:
     model = _one_model(config, task, loss)
     if config.model.products is not None:
         model = models.with_products(model, config.model.products)
-    if config.adapt is not None:
-        described = [config.model.model_dump(), loss]
-        model = adapted(config.adapt, model, task, config.run.precision, described)
     return formed(config, model, task, loss)
 
 

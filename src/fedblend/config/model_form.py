@@ -1,8 +1,9 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""The form of the model that an algorithm needs: an ensemble, or use of features."""
+"""The form of the model: adapters, an ensemble, or use of features."""
 
 from fedblend import models
+from fedblend.config.adapt import adapted
 from fedblend.config.config import Config
 from fedblend.data.dataset import Task
 from fedblend.errors import ConfigError
@@ -31,6 +32,9 @@ def formed(config: Config, one: models.Model, task: Task, loss: str) -> models.M
         loss: the name of its loss.
     """
     number, options = config.model.ensemble, config.algorithm
+    if config.adapt is not None:
+        described = [config.model.model_dump(), loss]
+        one = adapted(config.adapt, one, task, config.run.precision, described)
     if options.entry.form in ("shifted", "neighbors"):
         if number is not None:
             raise ConfigError(f"model.ensemble: is not for {options.name}")

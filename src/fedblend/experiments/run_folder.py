@@ -37,7 +37,6 @@ from pydantic import TypeAdapter
 
 from fedblend import trees
 from fedblend.config import toml
-from fedblend.config.base_file import hash_file
 from fedblend.config.config import Config, check
 from fedblend.config.imports import refuse_unknown
 from fedblend.core import PyTree
@@ -292,25 +291,6 @@ def _checked(content: dict[str, Any], where: str, imports: bool) -> Config:
     if not imports:
         refuse_unknown(content, where)
     return check(content, where)
-
-
-def require_base(folder: Folder) -> None:
-    """Refuse a folder whose model has another base by now than it was trained with.
-
-    A base that is not there is not missed: what was measured needs none.
-
-    Raises:
-        RunError: the file has another sha256.
-    """
-    table = _content(folder).get("adapt")
-    if not isinstance(table, dict) or not isinstance(table.get("base"), str):
-        return
-    base = Path(table["base"])
-    if base.is_file() and hash_file(base) != table.get("sha256"):
-        raise RunError(
-            f"{folder.path}: the base {base} has changed since the run: its sha256 was "
-            f"{table.get('sha256')}"
-        )
 
 
 def read_data_tables(folder: Folder) -> Config:

@@ -2,7 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Models: plain JAX ones, by name or by builder, and those of other frameworks."""
 
-from fedblend.models.adapt.base import hash_of as hash_of
 from fedblend.models.char_rnn import char_rnn as char_rnn
 from fedblend.models.conversion import SWITCHES as SWITCHES
 from fedblend.models.conversion import model_from as model_from

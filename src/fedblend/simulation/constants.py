@@ -10,7 +10,7 @@ they become arguments, so that all programs share the one array.
 What a function that is wrapped in ``jax.jit`` itself refers to stays a constant.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache, wraps
 from typing import Any, NamedTuple
 
@@ -36,7 +36,7 @@ def compile_traced(
     traced: Any,
     arguments: Sequence[Any],
     place: Callable[[jax.Array], jax.Array] = lambda constant: constant,
-    compiler_options: Mapping[str, Any] | None = None,
+    compiler_options: dict[str, Any] | None = None,
     **jit_options: Any,
 ) -> Program:
     """Compile a function, its large constants as arguments.

@@ -12,7 +12,7 @@ from edits import edit, only
 from safetensors.numpy import save_file
 
 from fedblend.deploy.client.bases import SUMS
-from fedblend.deploy.ops import provision
+from fedblend.deploy.ops import base_files, provision
 from fedblend.deploy.ops.doctor import doctor
 from fedblend.deploy.ops.doctor.doctor import examine
 from fedblend.deploy.ops.settings import NodeSettings, load_as
@@ -60,7 +60,7 @@ def test_init_copies_a_base_to_every_machine(tmp_path, base, away):
 
 
 def test_init_names_a_base_that_is_too_large_to_copy(tmp_path, base, away, monkeypatch):
-    monkeypatch.setattr(provision, "MAX_COPIED", 10)
+    monkeypatch.setattr(base_files, "MAX_COPIED", 10)
     node = made(tmp_path / "lab", base)
     digest = hashlib.sha256(base.read_bytes()).hexdigest()
     assert (node / "bases" / SUMS).read_text() == f"{digest}  {base.name}\n"

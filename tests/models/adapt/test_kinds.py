@@ -108,7 +108,7 @@ def test_the_usual_biases_are_all_biases_and_those_of_full_everything():
     assert sorted(layer) == ["last/bias", "last/weight"]
 
 
-@pytest.mark.parametrize("dtype", [None, "bfloat16"])
+@pytest.mark.parametrize("dtype", [None, slow("bfloat16")])
 def test_a_prefix_is_that_of_the_model(dtype):
     base = TEXT.init(KEY)
     adapted = fb.adapt(TEXT, base, how=fb.prefix(3), inputs=TOKENS, dtype=dtype)
@@ -177,7 +177,15 @@ def test_rounding_to_8_bits_is_off_by_half_a_step_at_most():
     assert (jnp.abs(off) <= (0.5 + 1e-4) * found.steps[:, None]).all()
 
 
-@pytest.mark.parametrize(("kind", "name"), CASES)
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        ("lora", "mlp"),
+        slow("lora", "transformer"),
+        slow("ia3", "mlp"),
+        slow("full", "mlp"),
+    ],
+)
 def test_products_mix_the_merged_weights(kind, name):
     (how, change), (model, rows) = KINDS[kind], MODELS[name]
     base = model.init(KEY)
@@ -200,14 +208,14 @@ def test_products_mix_the_merged_weights(kind, name):
 def test_with_a_common_a_factors_and_products_mix_alike():
     adapted = fb.adapt(MLP, how=fb.lora(2, train="b"), inputs=ROWS)
     shared, own = (random_like(adapted.init(KEY), seed) for seed in (1, 2))
-    both = [
+    products, factors = (
         adapted.apply(mix(0.3, shared, own), ROWS)
         for mix in (mixing.products, mixing.parameters)
-    ]
-    np.testing.assert_array_equal(*both)
+    )
+    np.testing.assert_array_equal(products, factors)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["lora", *map(slow, ("ia3", "bias", "full"))])
 def test_two_adapters_add_their_changes(kind):
     how, change = KINDS[kind]
     base = MLP.init(KEY)
@@ -218,13 +226,14 @@ def test_two_adapters_add_their_changes(kind):
     ours, own = (merged(base, one, change) for one in params.values())
     whole = trees.subtract(trees.add(ours, own), base)
     close(both.apply(params, ROWS), MLP.apply(whole, ROWS))
+    assert both.features is not None and both.head is not None
     features = both.features(params, ROWS)
     close(both.head(params, features), both.apply(params, ROWS))
 
 
 def test_what_stays_at_the_client_is_the_personal_adapter():
     rows = (np.asarray(jax.random.normal(KEY, (24, 6))), np.arange(24) % 3)
-    data = fb.data.federated.federate(rows, np.arange(24).reshape(4, 6))
+    data = fb.federate(rows, np.arange(24).reshape(4, 6))
     both = fb.two_adapters(fb.adapt(MLP, how=fb.lora(2), inputs=ROWS))
     loss = fb.losses.cross_entropy(both.apply)
     work = fb.Work(0.1, steps=1, batch_size=None)
@@ -237,10 +246,12 @@ def test_what_stays_at_the_client_is_the_personal_adapter():
     assert run.records[-1].bits_up == 2 * 4 * 32 * trees.size(start["shared"])
 
 
+@pytest.mark.slow
 def test_a_classifier_has_its_halves():
     model = text_classifier(3, vocabulary=9, width=8, layers=1, heads=2)
     adapted = fb.adapt(model, how=fb.lora(2), inputs=TOKENS)
     params = random_like(adapted.init(KEY))
+    assert adapted.features is not None and adapted.head is not None
     features = jax.jit(adapted.features)(params, TOKENS)
     found = jax.jit(adapted.head)(params, features)
     close(found, jax.jit(adapted.apply)(params, TOKENS))

@@ -206,15 +206,12 @@ CASES = {
         for way in WAYS
     },
 }
-SLOW = {
-    *("cnn", "char_rnn", "flax", "torch", "transformer", "scan, plain"),
-    *("convolution, columns", "convolution, patches"),
-}
+QUICK = ("mlp", "scan, remat")
 
 
 def cases():
     return [
-        pytest.param(name, marks=pytest.mark.slow if name in SLOW else ())
+        pytest.param(name, marks=() if name in QUICK else pytest.mark.slow)
         for name in CASES
     ]
 

@@ -95,7 +95,7 @@ def task_of(plan: Plan, texts: Texts, corpus: Corpus, folder: Path) -> Task:
     pieces = [windows_of([text], tokenizer, texts.length) for text in writers.values()]
     inputs, targets = (
         np.concatenate([windows[: texts.windows] for windows in part])
-        for part in zip(*((piece.inputs, piece.targets) for piece in pieces))
+        for part in zip(*(piece[:2] for piece in pieces), strict=True)
     )
     ends = np.cumsum([min(len(piece.inputs), texts.windows) for piece in pieces])
     partition = np.split(np.arange(ends[-1]), ends[:-1])

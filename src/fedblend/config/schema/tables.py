@@ -15,6 +15,7 @@ from pydantic import Field, model_validator
 from fedblend import compress
 from fedblend.checks import Number
 from fedblend.compress import Compressor
+from fedblend.config.schema.adapt import Adapt as Adapt
 from fedblend.config.schema.raw_column import RawColumns
 from fedblend.config.schema.table import (
     Count,

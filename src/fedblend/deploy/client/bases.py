@@ -7,6 +7,7 @@ or a folder with files. A configuration that arrives in a message says which bas
 means by the sha256 alone; its path is the server's, and never opened here.
 """
 
+import dataclasses
 import re
 from collections.abc import Iterator
 from functools import lru_cache
@@ -59,7 +60,8 @@ def located(contract: Contract, bases: Path | None) -> Contract:
     for file in files_in(bases):
         if sha256_of(file) == table.sha256:
             own = table.model_copy(update={"base": str(file)})
-            return contract.with_adapt(own)
+            config = contract.config.model_copy(update={"adapt": own})
+            return dataclasses.replace(contract, config=config)
     raise ConfigError(
         f"adapt.base: this node has no base with the sha256 {table.sha256}; its "
         "operator may put it in bases of node.toml"

@@ -32,12 +32,12 @@ from fedblend.data.federated import (
     rows_held_out,
 )
 from fedblend.data.readers.read import read_new_rows
+from fedblend.deploy.client import programs
 from fedblend.deploy.contract import SPLITS, Contract, Deployment, deployment
 from fedblend.deploy.ops.settings import ClientSettings
 from fedblend.errors import ConfigError
 from fedblend.metrics import Metric
-from fedblend.simulation import aggregators, constants, train_alone
-from fedblend.simulation.evaluate import evaluate_client
+from fedblend.simulation import aggregators, train_alone
 from fedblend.simulation.train_alone import HELD_OUT, Budget, Look
 
 Measured = dict[str, dict[str, dict[str, float]]]
@@ -173,7 +173,7 @@ class Executor:
         self.train_rows = setup.splits["train"].total
         key = keys.at(setup.root, "client", 0, self.shard.id)
         self.join, self.state = jax.eval_shape(
-            partial(_enroll, algorithm), setup.params, self.shard, key
+            partial(programs.enroll, algorithm), setup.params, self.shard, key
         )
         self.request = jax.eval_shape(algorithm.ask, self.state, self.shard)
 
@@ -204,16 +204,16 @@ class Executor:
     def enroll(self, params: PyTree) -> tuple[PyTree, PyTree]:
         """What the client sends at enrollment, and its state."""
         key = keys.at(self.setup.root, "enroll", 0, self.shard.id)
-        return _enroll(self.setup.algorithm, params, self.shard, key)
+        return programs.enroll(self.setup.algorithm, params, self.shard, key)
 
     def ask(self, state: PyTree) -> PyTree:
         """What part of the server's message the client needs."""
-        return _ask(self.setup.algorithm, state, self.shard)
+        return programs.ask(self.setup.algorithm, state, self.shard)
 
     def update(self, down: Down, state: PyTree) -> tuple[Up, PyTree]:
         """The client's update of a round, and its next state."""
         key = keys.at(self.setup.root, "client", down.round, self.shard.id)
-        return _update(self.setup.algorithm, down, state, self.shard, key)
+        return programs.update(self.setup.algorithm, down, state, self.shard, key)
 
     def measure(self, deployed: Deployment, state: PyTree) -> tuple[PyTree, Measured]:
         """The model that the client deploys, and its measures."""
@@ -221,7 +221,7 @@ class Executor:
         key = keys.at(self.setup.root, "personal", round, self.shard.id)
         measures = tuple(self.setup.measures.items())
         held = {name: self._shard(name) for name in self.setup.splits}
-        model, measured = _measure(
+        model, measured = programs.measure(
             self.setup.algorithm, measures, deployed, state, self.shard, held, key
         )
         return model, jax.tree.map(float, measured)
@@ -328,28 +328,3 @@ def bounded(metric: Metric, most: float) -> Metric:
 
 def _empty_down(round: int) -> Down:
     return Down(None, jnp.asarray(round, jnp.int32))
-
-
-@partial(constants.jit, static=1)
-def _enroll(algorithm: Algorithm, params, shard, key):
-    return trees.strongly_typed(algorithm.enroll(params, shard, key))
-
-
-@partial(constants.jit, static=1)
-def _ask(algorithm: Algorithm, state, shard):
-    return algorithm.ask(state, shard)
-
-
-@partial(constants.jit, static=1)
-def _update(algorithm: Algorithm, message, state, shard, key):
-    up, after = algorithm.client(message, state, shard, key)
-    return up._replace(mean_gradient=None, step_sum=None), after
-
-
-@partial(constants.jit, static=2)
-def _measure(algorithm: Algorithm, measures, deployed, state, shard, held, key):
-    model = algorithm.personal(deployed.message, state, shard, key)
-    has_shared = jax.tree.leaves(deployed.shared)
-    shared = deployed.shared if has_shared else deployed.message.shared
-    measured, _ = evaluate_client(algorithm, dict(measures), model, shared, held)
-    return model, measured

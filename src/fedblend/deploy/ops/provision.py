@@ -16,10 +16,9 @@ from importlib import resources
 from pathlib import Path
 
 from fedblend import __version__
-from fedblend.config.base_file import hash_file
 from fedblend.config.toml import visible
-from fedblend.deploy.client.bases import SUFFIX, SUMS, require_base
 from fedblend.deploy.ops import certificates
+from fedblend.deploy.ops.base_files import base_files
 from fedblend.deploy.ops.flwr_processes import environment
 from fedblend.deploy.ops.settings import (
     CLIENT,
@@ -38,8 +37,6 @@ MAX_DAYS = 825
 """TLS clients have begun to refuse a server's certificate that is valid for longer."""
 MAX_HOSTED = 10_000
 """Clients of one node."""
-MAX_COPIED = 50_000_000
-"""Bytes of a base that is copied to all machines, inside of their scripts."""
 HOME = Path("/var/lib/fedblend")
 """Where the units and the proxy expect the files of a machine."""
 PROGRAM = Path("/opt/fedblend/bin/fedblend")
@@ -89,7 +86,7 @@ def provision(
         raise RunError(f"--clients-per-node: {clients_per_node} {where}")
     _check_port("--link-port", link_port)
     _check(folder, host, nodes, days)
-    bases = {} if base is None else _base_files(base)
+    bases = {} if base is None else base_files(base)
     address, link = Address(host, port), Address("127.0.0.1", link_port)
     signer = certificates.authority("fedblend federation")
     _folders(folder, nodes)
@@ -143,18 +140,6 @@ def provision(
         script = folder / f"{name}.sh"
         _script(folder / "nodes" / name, script, name, address, len(own))
     _script(server, folder / "server.sh", None, address)
-
-
-def _base_files(base: Path) -> dict[str, bytes]:
-    """The list of bases of a machine, and the base itself if scripts can hold it."""
-    if base.suffix != SUFFIX or base.name.startswith("."):
-        raise RunError(f"--base: {base}: is not a file {SUFFIX}")
-    digest = hash_file(base)
-    require_base(base)
-    files = {SUMS: f"{digest}  {base.name}\n".encode()}
-    if base.stat().st_size <= MAX_COPIED:
-        files[base.name] = base.read_bytes()
-    return files
 
 
 def _usage(clients: int) -> str:

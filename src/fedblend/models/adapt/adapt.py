@@ -148,7 +148,7 @@ def _chosen(how: Change, uses: dict[str, Use], where: Where) -> list[str]:
     return found
 
 
-def _pattern(where: Any) -> Callable[[str], bool]:
+def _pattern(where: Any) -> Callable[[str], Any]:
     if callable(where):
         return where
     names = [where] if isinstance(where, str) else where
