@@ -57,6 +57,8 @@ FULL = Plan(
     rank=8,
     adapter_rates=(1e-3, 3e-3, 1e-2),
     full_rates=(3e-4, 1e-3, 3e-3),
+    alone_rates=(3e-4, 1e-3, 3e-3),
+    rounds_alone=12,
 )
 QUICK = dataclasses.replace(
     FULL,
@@ -66,6 +68,8 @@ QUICK = dataclasses.replace(
     rank=2,
     adapter_rates=(1e-3,),
     full_rates=(1e-3,),
+    alone_rates=(1e-3,),
+    rounds_alone=2,
 )
 QUICK_IMAGES = Images(clients=3, others=6, steps=5, batch=16)
 

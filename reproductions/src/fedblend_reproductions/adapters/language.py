@@ -63,10 +63,12 @@ FULL = Plan(
     rounds=4,
     splits=3,
     rank=8,
-    adapter_rates=(1e-3, 3e-3, 1e-2),
+    adapter_rates=(3e-3, 1e-2, 3e-2),
     full_rates=(3e-4, 1e-3, 3e-3),
+    alone_rates=(1e-3, 3e-3),
+    rounds_alone=8,
 )
-FULL_TEXTS = Texts(Size(), length=64, windows=32)
+FULL_TEXTS = Texts(Size(), length=32, windows=48)
 QUICK = dataclasses.replace(
     FULL,
     steps=1,
@@ -75,6 +77,8 @@ QUICK = dataclasses.replace(
     rank=2,
     adapter_rates=(1e-2,),
     full_rates=(1e-3,),
+    alone_rates=(1e-3,),
+    rounds_alone=2,
 )
 QUICK_TEXTS = Texts(dataclasses.replace(SMALL, clients=2), length=32, windows=10)
 
@@ -159,8 +163,8 @@ def _setting(task: Task, texts: Texts) -> str:
         f"{plan.steps} steps of Adam on {plan.batch} windows, adapters of rank "
         f"{plan.rank}. FLIX and APFL mix the products of factors, from alpha "
         f"{plan.alpha:g}; Ditto has lam {plan.lam:g}; FedAlt splits its steps between "
-        "its two adapters. How long clients train alone is chosen on validation "
-        "windows. Harmed is a client whose personal adapter is worse than the shared "
+        "its two adapters. The rate and the rounds of training alone are chosen on "
+        "validation windows. Harmed is a client whose personal adapter is worse than the shared "
         "one, or than its own alone, with an interval that excludes zero."
     )
 

@@ -80,33 +80,49 @@ class Runs:
 
         return self._result(f"shared {_named(what, rank)}", run, "shared")
 
-    def rounds_alone(self) -> int:
-        """How long clients train alone: best for the first split's validation."""
+    def budget_alone(self) -> tuple[float, int]:
+        """The rate and the rounds with which clients train alone.
+
+        Of all that are tried, the pair that is best for the first split's validation
+        rows. Rounds go up to those of ``Plan.rounds_alone``.
+        """
 
         def compute():
-            model, work = self._adapters()
-            run = fb.train_alone(
-                fb.local_only(self._loss(model), work),
+            model = self.task.adapted(self.plan.rank)
+            run = self._simulate(
+                lambda rate: fb.local_only(self._loss(model), self.plan.work(rate)),
                 model.init,
-                self.task.splits[0],
-                self.task.keys[0],
-                rounds=self.plan.rounds,
-                measure=self.task.metrics(model.apply),
+                model,
+                rounds=self.plan.rounds_alone,
+                every=1,
+                federated_data=self.task.splits[0],
+                key=self.task.keys[0],
+                over=jnp.array(self.plan.alone_rates),
+                splits=["validation"],
             )
-            return run.rounds
+            run.complete()
+            return [
+                [
+                    record.measures["validation"]["personal"]["loss"].mean
+                    for record in run.history(replica)
+                ]
+                for replica in range(len(self.plan.alone_rates))
+            ]
 
-        return self.cache("rounds alone", compute)
+        losses = np.array(self.cache("rounds alone", compute))
+        place, rounds = np.unravel_index(np.argmin(losses), losses.shape)
+        return self.plan.alone_rates[place], int(rounds)
 
     def alone_and_flix(self) -> tuple[Result, Result]:
         """An adapter of each client alone, and FLIX's mixture with it."""
         model, work = self._adapters()
-        budget = self.rounds_alone()
+        rate, rounds = self.budget_alone()
         run: list[fb.Run] = []
 
         def alone():
             if not run:
-                own = fb.local_only(self._loss(model), work)
-                run.append(self._simulate(own, model.init, model, rounds=budget))
+                own = fb.local_only(self._loss(model), self.plan.work(rate))
+                run.append(self._simulate(own, model.init, model, rounds=rounds))
             return run[0].complete()
 
         def flix():
@@ -188,17 +204,20 @@ class Runs:
         rounds: int | None = None,
         **settings: Any,
     ) -> fb.Run:
-        """A run on all splits side by side, measured at its end."""
+        """A run on all splits side by side, measured at its end, if not said otherwise."""
         rounds = self.plan.rounds if rounds is None else rounds
-        data = {"federated_data": list(self.task.splits), "key": self.task.keys}
+        usual = {
+            "federated_data": list(self.task.splits),
+            "key": self.task.keys,
+            "every": max(rounds, 1),
+            "splits": ["validation", "test"],
+        }
         return fb.simulate(
             algorithm,
             params,
-            **(data | settings),
+            **(usual | settings),
             rounds=rounds,
-            every=max(rounds, 1),
             measure=self.task.metrics(model.apply),
-            splits=["validation", "test"],
         )
 
     def _loss(self, model: fb.Model) -> Any:

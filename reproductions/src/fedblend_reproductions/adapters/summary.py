@@ -54,7 +54,7 @@ def numbers_of(runs: Runs, score: Score) -> dict[str, Any]:
             ADAPTERS: _by_rate(plan.adapter_rates, runs.rates(ADAPTERS, plan.rank)),
             WHOLE: _by_rate(plan.full_rates, runs.rates(FULL, plan.rank)),
         },
-        "rounds_alone": runs.rounds_alone(),
+        "alone": dict(zip(("rate", "rounds"), runs.budget_alone(), strict=True)),
         "weights": fb.trees.size(task.base),
     }
 

@@ -25,6 +25,10 @@ class Plan:
     """Of Adam, on adapters."""
     full_rates: tuple[float, ...]
     """Of Adam, on all weights."""
+    alone_rates: tuple[float, ...]
+    """Of Adam, on an adapter of one client alone."""
+    rounds_alone: int
+    """How many are tried at most."""
     alpha: float = 0.5
     lam: float = 0.1
     validation: float = 0.15
