@@ -204,7 +204,7 @@ class Runs:
         rounds: int | None = None,
         **settings: Any,
     ) -> fb.Run:
-        """A run on all splits side by side, measured at its end, if not said otherwise."""
+        """A run on all splits side by side, by default measured at its end."""
         rounds = self.plan.rounds if rounds is None else rounds
         usual = {
             "federated_data": list(self.task.splits),
