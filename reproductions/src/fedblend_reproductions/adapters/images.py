@@ -35,7 +35,6 @@ CRITERION = (
     "(mean over clients and splits) is at most 1 point below that of full fine-tuning "
     "in the same rounds and steps, each with its best rate on validation images."
 )
-CLASSES = 62
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,6 +46,7 @@ class Images:
     steps: int = 1000
     batch: int = 64
     rate: float = 1e-3
+    network: str = "cnn"
 
 
 FULL = Plan(
@@ -71,7 +71,7 @@ QUICK = dataclasses.replace(
     alone_rates=(1e-3,),
     rounds_alone=2,
 )
-QUICK_IMAGES = Images(clients=3, others=6, steps=5, batch=16)
+QUICK_IMAGES = Images(clients=3, others=6, steps=5, batch=16, network="mlp")
 
 
 def prepared(plan: Plan, images: Images, quick: bool) -> Task:
@@ -84,10 +84,7 @@ def prepared(plan: Plan, images: Images, quick: bool) -> Task:
     names = np.unique(writer)
     places = np.linspace(0, len(names) - 1, images.clients).astype(int)
     clients, others = names[places], np.delete(names, places)[: images.others]
-    # A small network serves to try the code.
-    build = fb.models.mlp if quick else fb.models.cnn
-    shape: Any = 784 if quick else (28, 28)
-    model = build(shape, data.outputs)
+    model = fb.models.build(images.network, (28, 28, 1), data.outputs)
     seen = np.flatnonzero(np.isin(writer, others))
     base = trained(model, [part[seen] for part in rows], images)
     partition = [np.flatnonzero(writer == name) for name in clients]
@@ -165,9 +162,8 @@ def _setting(task: Task, images: Images) -> str:
     plan = task.plan
     return (
         f"{task.splits[0].clients} writers of FEMNIST as clients, {plan.splits} splits "
-        f"of their images; APFL's convolutional network of "
-        f"{fb.trees.size(task.base):,} weights as the base, trained on {images.others} "
-        f"other writers ({images.steps} steps of {images.batch} images). All methods: "
+        f"of their images; `{images.network}` of {fb.trees.size(task.base):,} weights "
+        f"as the base, trained on {images.others} other writers ({images.steps} steps of {images.batch} images). All methods: "
         f"{plan.rounds} rounds of all clients, {plan.steps} steps of Adam on "
         f"{plan.batch} images, adapters of rank {plan.rank} on all weights but the "
         "last layer's; the rest as of L1."
