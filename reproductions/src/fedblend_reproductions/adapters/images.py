@@ -163,9 +163,9 @@ def _setting(task: Task, images: Images) -> str:
     return (
         f"{task.splits[0].clients} writers of FEMNIST as clients, {plan.splits} splits "
         f"of their images; `{images.network}` of {fb.trees.size(task.base):,} weights "
-        f"as the base, trained on {images.others} other writers ({images.steps} steps of {images.batch} images). All methods: "
-        f"{plan.rounds} rounds of all clients, {plan.steps} steps of Adam on "
-        f"{plan.batch} images, adapters of rank {plan.rank} on all weights but the "
+        f"as the base, trained on {images.others} other writers ({images.steps} steps "
+        f"of {images.batch} images). All methods: {plan.rounds} rounds of all clients, "
+        f"{plan.steps} steps of Adam on {plan.batch} images, adapters of rank {plan.rank} on all weights but the "
         "last layer's; the rest as of L1."
     )
 

@@ -159,7 +159,7 @@ def _ours(numbers: Numbers) -> str:
         f"{found['base']:.1f}; an adapter is {100 * part_of_bits(numbers):.1f} % of "
         f"the bits. The best personal one is {best} with {found[best]:.1f}, which "
         f"harms {numbers['harm'][best]['harmed']} of {len(numbers['clients'])} "
-        f"clients; adapters alone have {found[ALONE]:.1f}."
+        f"clients; adapters alone have {found[ALONE]:.1f}.{others}"
     )
 
 
