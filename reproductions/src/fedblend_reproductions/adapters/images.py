@@ -165,8 +165,8 @@ def _setting(task: Task, images: Images) -> str:
         f"of their images; `{images.network}` of {fb.trees.size(task.base):,} weights "
         f"as the base, trained on {images.others} other writers ({images.steps} steps "
         f"of {images.batch} images). All methods: {plan.rounds} rounds of all clients, "
-        f"{plan.steps} steps of Adam on {plan.batch} images, adapters of rank {plan.rank} on all weights but the "
-        "last layer's; the rest as of L1."
+        f"{plan.steps} steps of Adam on {plan.batch} images, adapters of rank "
+        f"{plan.rank} on all weights but the last layer's; the rest as of L1."
     )
 
 
