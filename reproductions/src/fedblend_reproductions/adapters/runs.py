@@ -146,40 +146,40 @@ class Runs:
         return self._result("alone", alone), self._result("FLIX", flix)
 
     def apfl(self) -> Result:
-        """APFL: a mixture of the shared and an own adapter, and its weight."""
-        return self._personal(
-            "APFL",
-            lambda loss, work: fb.apfl(
-                loss, work, alpha=self.plan.alpha, mix=fb.mixing.products
-            ),
+        """APFL: a mixture of the shared and an own adapter, and its weight.
+
+        Both have one rate: that of training alone, since the larger one of the shared
+        adapter is too large for the rows of one client.
+        """
+        model, own = self._adapters()[0], self._own_work()
+        method = fb.apfl(
+            self._loss(model), own, alpha=self.plan.alpha, mix=fb.mixing.products
         )
+        return self._result("APFL", lambda: self._simulate(method, model.init, model))
 
     def ditto(self) -> Result:
         """Ditto: an own adapter that is held near the shared one."""
-        return self._personal(
-            "Ditto",
-            lambda loss, work: fb.ditto(
-                fb.fedavg(loss, work), loss, work, lam=self.plan.lam
-            ),
-        )
+        (model, work), own = self._adapters(), self._own_work()
+        loss = self._loss(model)
+        method = fb.ditto(fb.fedavg(loss, work), loss, own, lam=self.plan.lam)
+        return self._result("Ditto", lambda: self._simulate(method, model.init, model))
 
     def fedalt(self) -> Result:
         """FedAlt: the sum of a shared and an own adapter, trained in turn."""
-        model, work = self._adapters()
+        (model, work), half = self._adapters(), max(self.plan.steps // 2, 1)
         both = fb.two_adapters(model)
-        half = max(self.plan.steps // 2, 1)
-        own = fb.fedalt(
+        method = fb.fedalt(
             self._loss(both),
             work._replace(steps=half),
             personal=["personal"],
             personal_steps=half,
+            personal_rate=self._own_work().optimizer,
         )
-        return self._result("FedAlt", lambda: self._simulate(own, both.init, both))
+        return self._result("FedAlt", lambda: self._simulate(method, both.init, both))
 
-    def _personal(self, name: str, method: Callable[..., fb.Algorithm]) -> Result:
-        model, work = self._adapters()
-        own = method(self._loss(model), work)
-        return self._result(name, lambda: self._simulate(own, model.init, model))
+    def _own_work(self) -> fb.Work:
+        """The work on what one client has alone."""
+        return self.plan.work(self.budget_alone()[0])
 
     def _adapters(self) -> tuple[fb.Model, fb.Work]:
         """The model with adapters, and the work with their best rate."""
