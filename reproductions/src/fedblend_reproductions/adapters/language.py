@@ -175,8 +175,9 @@ def _setting(task: Task, texts: Texts) -> str:
         f"{plan.rank}. FLIX and APFL mix the products of factors, from alpha "
         f"{plan.alpha:g}; Ditto has lam {plan.lam:g}; FedAlt splits its steps between "
         "its two adapters. The rate and the rounds of training alone are chosen on "
-        "validation windows; own adapters have that rate in all methods. Harmed is a client whose personal adapter is worse than "
-        "the shared one, or than its own alone, with an interval that excludes zero."
+        "validation windows; own adapters have that rate in all methods. Harmed is a "
+        "client whose personal adapter is worse than the shared one, or than its own "
+        "alone, with an interval that excludes zero."
     )
 
 
