@@ -26,6 +26,7 @@ class Paper(StrEnum):
     flix = "flix"
     apfl = "apfl"
     mixed = "mixed"
+    adapters = "adapters"
 
 
 def _renamed(given: bool) -> None:

@@ -49,6 +49,10 @@ def init(
     clients_per_node: Annotated[
         int, typer.Option(metavar="N", help="Clients that each node hosts.")
     ] = 1,
+    base: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="A frozen base for adapters, .safetensors."),
+    ] = None,
 ) -> None:
     """Make keys, certificates and settings for a server and its nodes.
 
@@ -70,6 +74,7 @@ def init(
         link_port=link_port,
         days=days,
         clients_per_node=clients_per_node,
+        base=base,
     )
     typer.echo(f"wrote {folder} for {len(names)} nodes; read {folder / 'README.md'}")
 

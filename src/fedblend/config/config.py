@@ -113,10 +113,6 @@ class Config(Table):
         for wrong, why in (
             (name in defaults.LINEAR, f"{name} has no layer before its last one"),
             (name == "dual_encoder", "the loss of dual_encoder reads its table itself"),
-            (
-                isinstance(self.data, tables.Nodes),
-                "is not for a federation, whose nodes do not have the base",
-            ),
         ):
             if wrong:
                 raise SettingError("adapt", why)

@@ -13,7 +13,6 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from math import inf
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -23,7 +22,6 @@ import numpy as np
 from fedblend.config import transforms
 from fedblend.config.build import Method, method
 from fedblend.config.config import LOOKED_UP, Config, dump, loads
-from fedblend.config.imports import TABLES, is_import_path
 from fedblend.config.model import (
     Rates,
     asks_for_constants,
@@ -38,6 +36,7 @@ from fedblend.core import Algorithm, Down, Key, PyTree, Shard
 from fedblend.data.dataset import Task
 from fedblend.data.federated import FederatedData, Shards
 from fedblend.deploy import raw_tables
+from fedblend.deploy.published_config import without_paths
 from fedblend.errors import ConfigError
 from fedblend.models import Model
 from fedblend.report.measures import in_order
@@ -147,6 +146,15 @@ class Contract:
         return jax.eval_shape(self.model.init, jax.random.key(0))
 
     @cached_property
+    def base(self) -> PyTree:
+        """Shapes and dtypes of the frozen base that the parameters change, if any."""
+        if self.config.adapt is None:
+            return ()
+        whole = self.config.model_copy(update={"adapt": None})
+        model = model_of(whole, self.task, self.loss)
+        return jax.eval_shape(model.init, jax.random.key(0))
+
+    @cached_property
     def root(self) -> Key:
         """The key that server and nodes share."""
         return jax.random.key(self.seed)
@@ -165,17 +173,7 @@ class Contract:
     @cached_property
     def text(self) -> str:
         """The configuration as nodes get it: without paths of the server."""
-        config = self.config
-        if config.central is not None and config.central.file is not None:
-            name = Path(config.central.file).name
-            central = config.central.model_copy(update={"file": name})
-            config = config.model_copy(update={"central": central})
-        for name in TABLES:
-            table = getattr(config, name)
-            if is_import_path(table.name):
-                own = table.model_copy(update={"import_from": None})
-                config = config.model_copy(update={name: own})
-        return dump(config)
+        return dump(without_paths(self.config))
 
     @cached_property
     def uses_theory(self) -> bool:

@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from fedblend.data.dataset import DataError
 from fedblend.deploy.client import agreement, limits
-from fedblend.deploy.client.executor import ClientSetup, Executor, rows_of
+from fedblend.deploy.client.executor import Executor, rows_of
 from fedblend.deploy.client.node import Node
 from fedblend.deploy.client.permissions import Permissions, Refusal
 from fedblend.deploy.client.policy import Accept, Policy, load_policy
 from fedblend.deploy.client.preparation import prepared
-from fedblend.deploy.contract import Contract, parse_contract
+from fedblend.deploy.client.shared_builds import EXPERIMENTS, SharedBuilds
 from fedblend.deploy.message import schema_hash
 from fedblend.deploy.ops.audit import Audit
 from fedblend.deploy.ops.settings import ClientSettings, NodeSettings
@@ -34,33 +34,11 @@ from fedblend.trees import precision
 
 if TYPE_CHECKING:
     from fedblend.data.federated import Shards
+    from fedblend.deploy.contract import Contract
 
 UNFIT = "data: the rows are not as the configuration says; this node's audit says more"
 COMPUTED: Any = {"rows": True, "protect": True, "metrics": {"bound"}}
 """The keys of a policy on which what a node computes depends."""
-EXPERIMENTS = 4
-"""Experiments whose rows and compiled functions stay in memory."""
-
-
-class SharedBuilds:
-    """What the clients of one node have in common: contracts, and compiled functions.
-
-    Functions are compiled for an algorithm. Clients whose algorithms were built from
-    the same terms and policy use that of the first.
-    """
-
-    def __init__(self) -> None:
-        self.parse = lru_cache(EXPERIMENTS)(parse_contract)
-        self._first: dict[tuple[str, str], ClientSetup] = {}
-
-    def common(self, terms: str, agreed: str, setup: ClientSetup) -> ClientSetup:
-        """A setup with the functions of the first one under these terms."""
-        first = self._first.setdefault((terms, agreed), setup)
-        while len(self._first) > EXPERIMENTS:
-            del self._first[next(iter(self._first))]
-        functions = (first.algorithm, first.measures, first.alone, first.perturb)
-        names = ("algorithm", "measures", "alone", "perturb")
-        return setup._replace(**dict(zip(names, functions, strict=True)))
 
 
 def node_of(
@@ -84,7 +62,8 @@ class Admission:
     """Admits the requests of experiments that the policy of a client allows."""
 
     def __init__(self, settings: ClientSettings, shared: SharedBuilds | None = None):
-        self.settings, self._shared = settings, shared or SharedBuilds()
+        self.settings = settings
+        self._shared = shared or SharedBuilds(settings.bases)
         self._parse = self._shared.parse
         self._executor = lru_cache(EXPERIMENTS)(self._build)
 
@@ -112,7 +91,7 @@ class Admission:
             secure=partial(self._secure, policy),
         )
 
-    def _allowed(self, policy: Policy, fields: Mapping[str, Any]) -> Contract:
+    def _allowed(self, policy: Policy, fields: Mapping[str, Any]) -> "Contract":
         """The contract of the configuration in a message, if the policy allows it."""
         with _refusing():
             text = fields.get("config")
@@ -135,7 +114,7 @@ class Admission:
         with _refusing():
             return means_of(self.settings, self._parse(terms["config"]).config, least)
 
-    def _rows(self, policy: Policy, contract: Contract) -> "dict[str, Shards]":
+    def _rows(self, policy: Policy, contract: "Contract") -> "dict[str, Shards]":
         """The rows of the node, if the experiment is about what was agreed on."""
         folder, source = self.settings.folder, self.settings.data
         first = agreement.read_agreement(folder)
@@ -166,7 +145,7 @@ class Admission:
         return description
 
     def _statistics(
-        self, policy: Policy, contract: Contract, splits: "Mapping[str, Shards]"
+        self, policy: Policy, contract: "Contract", splits: "Mapping[str, Shards]"
     ) -> dict[str, list[float]]:
         """Those of the training rows; means over other rows would tell rows apart."""
         found, folder = contract.statistics(splits), self.settings.folder

@@ -14,8 +14,9 @@ from pathlib import Path
 
 from fedblend.deploy import bundle
 from fedblend.deploy import message as messages
-from fedblend.deploy.client.admission import SharedBuilds, node_of
+from fedblend.deploy.client.admission import node_of
 from fedblend.deploy.client.node import Node
+from fedblend.deploy.client.shared_builds import SharedBuilds
 from fedblend.deploy.message import UNKNOWN, UNREADABLE, Message, encode, one_line
 from fedblend.deploy.ops.audit import Audit
 from fedblend.deploy.ops.settings import NodeSettings, listed, load_as
@@ -100,7 +101,7 @@ class Host:
 
 def answering(settings: NodeSettings) -> Node | Host:
     """What answers for a node: its one client, or the host of several."""
-    shared = SharedBuilds()
+    shared = SharedBuilds(settings.bases)
     nodes = {
         client: node_of(own, shared)
         for client, own in settings.client_settings().items()

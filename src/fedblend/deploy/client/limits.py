@@ -17,6 +17,7 @@ import numpy as np
 from fedblend.config.config import Config
 from fedblend.config.schema.local_work import LocalWork, ScheduleTable
 from fedblend.config.schema.table import Table
+from fedblend.core import PyTree
 from fedblend.deploy.client.policy import Accept, Limits, refusal_line
 from fedblend.deploy.contract import Contract
 from fedblend.local import MOST_ORDERED
@@ -59,6 +60,7 @@ def _sizes(contract: Contract) -> Iterator[tuple[str, str, int]]:
     yield "layers", "model.layers", getattr(model, "layers", 0)
     for where, value in (*dict(model).items(), ("shape", contract.nodes.shape)):
         yield "layers", where, len(value) if isinstance(value, list) else 0
+    yield "parameters", "parameters of the base", _entries(contract.base)
     yield "parameters", "parameters of the model", parameters(contract)
 
 
@@ -172,8 +174,12 @@ def too_small_for(accept: Accept, config: Config, rows: int) -> str | None:
 
 
 def parameters(contract: Contract) -> int:
-    """The number of parameters of the model."""
-    return sum(prod(leaf.shape) for leaf in jax.tree.leaves(contract.params))
+    """The number of parameters of the model, those of a frozen base among them."""
+    return _entries(contract.params) + _entries(contract.base)
+
+
+def _entries(tree: PyTree) -> int:
+    return sum(prod(leaf.shape) for leaf in jax.tree.leaves(tree))
 
 
 def operations(contract: Contract, capacity: int) -> float:
@@ -212,7 +218,8 @@ def _memory(contract: Contract, capacities: list[int], clients: int) -> float:
     ]
     orders = min(max(epochs) * max(capacities), MOST_ORDERED)
     width = np.dtype(contract.config.run.precision).itemsize
-    copies = float(COPIES * width * parameters(contract))
+    copies = float(width * (COPIES * _entries(contract.params)))
+    copies += float(width * _entries(contract.base))  # which nobody changes
     rows = 2.0 * row * sum(capacities) * clients
     return rows + copies + 4.0 * orders
 

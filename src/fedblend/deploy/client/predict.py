@@ -15,6 +15,7 @@ import numpy as np
 from fedblend.core import PyTree
 from fedblend.data.dataset import Task
 from fedblend.data.readers.read import read_inputs
+from fedblend.deploy.client.bases import located
 from fedblend.deploy.client.state import MODEL, read_terms
 from fedblend.deploy.contract import parse_contract
 from fedblend.deploy.ops.settings import ClientSettings
@@ -52,7 +53,7 @@ def predict_rows(
     """
     place = _place(settings, experiment)
     terms, rows = _terms(place), settings.data
-    contract = parse_contract(terms["config"])
+    contract = located(parse_contract(terms["config"]), settings.bases)
     fitted = None
     if contract.schema is not None:
         fitted = preprocessing_in(contract.schema, terms)

@@ -18,6 +18,7 @@ from pathlib import Path
 from fedblend import __version__
 from fedblend.config.toml import visible
 from fedblend.deploy.ops import certificates
+from fedblend.deploy.ops.base_files import base_files
 from fedblend.deploy.ops.flwr_processes import environment
 from fedblend.deploy.ops.settings import (
     CLIENT,
@@ -60,6 +61,7 @@ def provision(
     link_port: int = 8000,
     days: int = 365,
     clients_per_node: int = 1,
+    base: Path | None = None,
 ) -> None:
     """Write the keys, certificates and settings of all machines of a federation.
 
@@ -71,9 +73,12 @@ def provision(
         link_port: of the link behind it, on loopback.
         days: how long the server's certificate is valid.
         clients_per_node: clients that each node hosts.
+        base: a frozen base for adapters, .safetensors. Every machine gets a copy, or
+            where it is large its name and sha256 alone.
 
     Raises:
         RunError: one line that says what is wrong.
+        ConfigError: the base cannot be read.
     """
     _check_port("--port", port)
     if not 0 < clients_per_node <= MAX_HOSTED:
@@ -81,6 +86,7 @@ def provision(
         raise RunError(f"--clients-per-node: {clients_per_node} {where}")
     _check_port("--link-port", link_port)
     _check(folder, host, nodes, days)
+    bases = {} if base is None else base_files(base)
     address, link = Address(host, port), Address("127.0.0.1", link_port)
     signer = certificates.authority("fedblend federation")
     _folders(folder, nodes)
@@ -107,6 +113,7 @@ def provision(
             "fedblend-link.service": _unit("link", HOME / "server" / "state"),
         },
     )
+    _write(server / "bases", bases)
     _certify(server, signer, host, days)
     secure = {
         client: certificates.secure_key() for own in clients.values() for client in own
@@ -129,6 +136,7 @@ def provision(
                 "fedblend-node.service": _unit("node", HOME / "node" / "flower"),
             },
         )
+        _write(folder / "nodes" / name / "bases", bases)
         script = folder / f"{name}.sh"
         _script(folder / "nodes" / name, script, name, address, len(own))
     _script(server, folder / "server.sh", None, address)
@@ -302,8 +310,9 @@ def _check_days(days: int) -> None:
 def _folders(folder: Path, nodes: Sequence[str]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     inside = ["ca", "server", "server/nodes", "server/state", "server/runs", "nodes"]
+    inside.append("server/bases")
     for name in nodes:
-        own = ("", "/state", "/flower", "/worker")
+        own = ("", "/state", "/flower", "/worker", "/bases")
         inside += [f"nodes/{name}{folder}" for folder in own]
     for path in (folder, *(folder / name for name in inside)):
         path.mkdir(exist_ok=True)

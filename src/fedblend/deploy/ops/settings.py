@@ -188,6 +188,8 @@ class ClientSettings(NamedTuple):
     roster: Path | None = None
     secure_key: Path | None = None
     """Of this client alone."""
+    bases: Path | None = None
+    """A file or a folder of frozen bases."""
 
 
 class NodeSettings(_Clients):
@@ -200,7 +202,8 @@ class NodeSettings(_Clients):
     A node may have two halves, of two users. One has the network, and needs ``ca``,
     ``key``, ``flower`` and ``socket``. The worker has the rows, the policy and the
     state. With ``supernode`` the first is Flower's SuperNode, which runs code that the
-    server sends. Secure sums need ``roster`` and ``secure_key``, both the worker's.
+    server sends. Secure sums need ``roster`` and ``secure_key``, both the worker's, and
+    adapters ``bases``: a file, or a folder of files, of frozen bases.
     """
 
     version: Literal[1]
@@ -215,6 +218,7 @@ class NodeSettings(_Clients):
     supernode: bool = False
     roster: Place | None = None
     secure_key: Place | None = None
+    bases: Place | None = None
 
     @property
     def worker_socket(self) -> Path:
@@ -237,7 +241,7 @@ class NodeSettings(_Clients):
         if self.client is not None:
             own = (self.client, self.folder, self.policy, self.data, self.folder)
             secure = (self.roster, self.secure_key)
-            return {self.client: ClientSettings(*own, 1, *secure)}
+            return {self.client: ClientSettings(*own, 1, *secure, self.bases)}
         return {
             client: ClientSettings(
                 client,
@@ -250,6 +254,7 @@ class NodeSettings(_Clients):
                 len(self.hosted),
                 self.roster,
                 self.secure_key and _of_client(self.secure_key, client),
+                self.bases,
             )
             for client in self.hosted
         }

@@ -1,0 +1,46 @@
+# Copyright The fedblend authors
+# SPDX-License-Identifier: Apache-2.0
+"""What the clients of one node build once for all of them."""
+
+from functools import lru_cache
+from pathlib import Path
+
+from fedblend.deploy.client.bases import located, unnamed_base
+from fedblend.deploy.client.executor import ClientSetup
+from fedblend.deploy.contract import Contract, parse_contract
+from fedblend.errors import ConfigError
+
+EXPERIMENTS = 4
+"""Experiments whose rows and compiled functions stay in memory."""
+
+
+class SharedBuilds:
+    """What the clients of one node have in common: contracts, and compiled functions.
+
+    Functions are compiled for an algorithm. Clients whose algorithms were built from
+    the same terms and policy use that of the first.
+
+    Args:
+        bases: of ``node.toml``.
+    """
+
+    def __init__(self, bases: Path | None) -> None:
+        self.bases = bases
+        self.parse = lru_cache(EXPERIMENTS)(self._parse)
+        self._first: dict[tuple[str, str], ClientSetup] = {}
+
+    def _parse(self, text: str) -> Contract:
+        """The contract of a configuration, with the base of this node."""
+        refused = unnamed_base(text)
+        if refused is not None:
+            raise ConfigError(refused)
+        return located(parse_contract(text), self.bases)
+
+    def common(self, terms: str, agreed: str, setup: ClientSetup) -> ClientSetup:
+        """A setup with the functions of the first one under these terms."""
+        first = self._first.setdefault((terms, agreed), setup)
+        while len(self._first) > EXPERIMENTS:
+            del self._first[next(iter(self._first))]
+        functions = (first.algorithm, first.measures, first.alone, first.perturb)
+        names = ("algorithm", "measures", "alone", "perturb")
+        return setup._replace(**dict(zip(names, functions, strict=True)))
