@@ -18,6 +18,7 @@ the strategy, too: its noise is added to that of the next round with an answer. 
 two rounds' outputs reveal no more than both.
 """
 
+import threading
 from functools import partial
 from typing import NamedTuple
 
@@ -139,6 +140,7 @@ class _Kept(NamedTuple):
 
 
 _KEPT: dict[bytes, _Kept] = {}
+_KEEPING = threading.Lock()
 
 
 def _correlate(
@@ -152,7 +154,8 @@ def _correlate(
     if not counts:
         return [name, *leaves]
     size, last = entries(leaves), int(round)
-    kept = _KEPT.pop(np.asarray(name).tobytes(), None)
+    with _KEEPING:
+        kept = _KEPT.pop(np.asarray(name).tobytes(), None)
     if kept is None or kept.round > last:
         kept = _Kept(np.zeros((len(strategy.decays), size)), last)
     decays, weights = np.array(strategy.decays)[:, None], np.array(strategy.weights)
@@ -161,9 +164,10 @@ def _correlate(
         fresh = normal_of(new_secret(), size) - weights @ values
         values, noise = decays * values + fresh, noise + fresh
     fresh_name = new_name()
-    _KEPT[fresh_name.tobytes()] = _Kept(values, last + 1)
-    while (
-        len(_KEPT) > 1 and sum(one.values.nbytes for one in _KEPT.values()) > MAX_BYTES
-    ):
-        del _KEPT[next(iter(_KEPT))]
+    # Several devices call this at a time.
+    with _KEEPING:
+        _KEPT[fresh_name.tobytes()] = _Kept(values, last + 1)
+        used = sum(one.values.nbytes for one in _KEPT.values())
+        while len(_KEPT) > 1 and used > MAX_BYTES:
+            used -= _KEPT.pop(next(iter(_KEPT))).values.nbytes
     return [fresh_name, *add_on_grid(leaves, float(std), noise)]

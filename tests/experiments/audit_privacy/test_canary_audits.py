@@ -58,7 +58,7 @@ SETTINGS: dict[str, tuple[dict[str, Any], dict[str, Any], float]] = {
     ),
     "blt, everyone": (
         {"rounds": 4, "cohort": 6},
-        {"noise": 8.0, "buffers": 3, "adjacency": "zero_out"},
+        {"noise": 3.0, "buffers": 3, "adjacency": "zero_out"},
         0.3,
     ),
 }
