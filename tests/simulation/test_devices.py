@@ -208,3 +208,47 @@ def test_matrices_are_decomposed_where_threads_are_as_few_as_devices():
     number, norm = done.stdout.split() or pytest.fail(done.stderr[-2000:])
     assert number == "2"
     assert float(norm) < 1e-6
+
+
+NOISY = """
+import jax, jax.numpy as jnp, numpy as np
+import fedblend as fb
+from fedblend.simulation import devices
+from fedblend.transforms import noise
+
+drawn, alike, new_secret, local = [], [], noise.new_secret, devices.local
+
+
+def counted():
+    drawn.append(1)
+    return new_secret()
+
+
+def compared(tree):
+    for leaf in jax.tree.leaves(tree):
+        parts = [np.asarray(part.data) for part in leaf.addressable_shards]
+        alike.append(all((part == parts[0]).all() for part in parts))
+    return local(tree)
+
+
+noise.new_secret, devices.local = counted, compared
+data, _ = fb.datasets.quadratics(clients=16, dim=3)
+work = fb.Work(0.1, steps=2, batch_size=None)
+plain = fb.fedavg(fb.datasets.quadratic_loss, work)
+private = fb.dp_fedavg(plain, clip=1.0, noise=1.0, cohort=16)
+run = fb.simulate(private, jnp.zeros(3), data, jax.random.key(0), rounds=4, chunk=2)
+run.complete()
+print(len(jax.devices()), len(drawn), int(all(alike)))
+"""
+
+
+def test_private_noise_is_drawn_once_for_all_devices():
+    """Two noises for one sum reveal more of it than was accounted for."""
+    done = subprocess.run(
+        [sys.executable, "-c", NOISY],
+        env={**os.environ, "FEDBLEND_DEVICES": "2"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.stdout.split() == ["2", "4", "1"], done.stderr[-2000:]

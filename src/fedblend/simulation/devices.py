@@ -13,7 +13,7 @@ The functions below run on one device of ``width`` along the axis of clients.
 
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -166,6 +166,31 @@ def gathered(width: int, tree: PyTree) -> PyTree:
     if width == 1:
         return tree
     return jax.lax.all_gather(tree, CLIENTS, tiled=True)
+
+
+def once(width: int, function: Callable[..., PyTree], *arguments: Any) -> PyTree:
+    """What a function of the same arguments on all devices returns, on all of them.
+
+    One with effects, such as noise from the operating system, is called on the first
+    device alone: others would draw another noise for the same sum.
+    """
+    if width == 1 or not has_effects(function, *arguments):
+        return function(*arguments)
+    shapes = jax.eval_shape(function, *arguments)
+
+    def nothing(*arguments):
+        return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+
+    first = jax.lax.axis_index(CLIENTS) == 0
+    found = jax.lax.cond(first, function, nothing, *arguments)
+    return jax.tree.map(
+        lambda leaf: from_bits(jax.lax.psum(as_bits(leaf), CLIENTS), leaf.dtype), found
+    )
+
+
+def has_effects(function: Callable[..., PyTree], *arguments: Any) -> bool:
+    """Whether a function does more than to compute its results."""
+    return bool(jax.make_jaxpr(function)(*arguments).effects)
 
 
 def read(width: int, states: PyTree, slots: jax.Array) -> PyTree:

@@ -260,9 +260,9 @@ def block(
         members = trees.take(plan, place)
         members = members._replace(present=members.present & counts)
         aggregate, states, entry = answers(down, states, members)
-        after = algorithm.server(
-            aggregate, down, server, central, keys.at(root, "server", number)
-        )
+        key = keys.at(root, "server", number)
+        given = (aggregate, down, server, central, key)
+        after = devices.once(settings.width, algorithm.server, *given)
         heard = (aggregate.count > 0) | settings.random_size
         down, server = trees.select(heard & counts, after, (down, server))
         log = trees.put(log, entry, place)
