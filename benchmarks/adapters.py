@@ -35,6 +35,7 @@ import numpy as np
 
 import adapters_work as work
 import fedblend as fb
+from fedblend.simulation import constants
 
 HERE = Path(__file__).resolve().parent
 PEERS = ("torch", "peft")
@@ -74,7 +75,7 @@ def measure_fedblend(size: work.Size, given: argparse.Namespace) -> dict:
     data = fb.federate((inputs, targets), list(parts))
     loss = fb.losses.sequence_cross_entropy(adapted.apply)
     start = adapted.init(jax.random.key(1))
-    first = jax.jit(lambda params, batch: loss(params, batch).mean())
+    first = constants.jit(lambda params, batch: loss(params, batch).mean(), 0)
     first_loss = float(first(start, (inputs[: size.batch], targets[: size.batch])))
     local = fb.Work(work.RATE, steps=size.steps, batch_size=size.batch)
     began = time.perf_counter()
@@ -83,15 +84,15 @@ def measure_fedblend(size: work.Size, given: argparse.Namespace) -> dict:
         start,
         data,
         jax.random.key(0),
-        rounds=given.rounds + 1,
+        rounds=given.rounds + 1,  # the first warms up
         cohort=size.cohort,
         chunk=min(given.chunk, size.cohort),
         every=1,
     )
     records = list(run)
-    seconds = [record.seconds for record in records[1:]]  # the first warms up
-    memory = jax.devices()[0].memory_stats() or {}
-    bits = (records[-1].bits_up + records[-1].bits_down) / len(records)
+    seconds = [record.seconds for record in records[-given.rounds :]]
+    memory = jax.devices()[0].memory_stats()
+    bits = (records[-1].bits_up + records[-1].bits_down) / records[-1].round
     whole = fb.trees.size(base) * 32 * 2 * size.cohort
     kept = sum(leaf.nbytes for leaf in jax.tree.leaves(base))
     return {
@@ -105,7 +106,7 @@ def measure_fedblend(size: work.Size, given: argparse.Namespace) -> dict:
         "clients_per_second": size.cohort / statistics.median(seconds),
         "total_seconds": round(time.perf_counter() - began, 1),
         "gigabytes_base": kept / 1e9,
-        "gigabytes_beside_base": (memory.get("peak_bytes_in_use", 0) - kept) / 1e9,
+        "gigabytes_beside_base": memory and (memory["peak_bytes_in_use"] - kept) / 1e9,
         "bits_part_of_whole": bits / whole,
     }
 
@@ -146,6 +147,8 @@ def main() -> None:
         # bfloat16 has 8 bits, over the layers of two libraries.
         gap = abs(one["first_loss"] - own["first_loss"])
         assert gap < 0.02 * own["first_loss"], "peers do other work"
+    if given.small:
+        return
     verdict = {
         "clients_per_second": own["clients_per_second"] >= BARS["clients_per_second"],
         "memory": own["gigabytes_beside_base"] < BARS["gigabytes"],

@@ -68,8 +68,19 @@ def random_like(shapes):
     return jax.tree.map(lambda leaf: rng.normal(size=leaf.shape), shapes)
 
 
-@pytest.mark.parametrize("prefix", [0, 2])
-@pytest.mark.parametrize("kind", KINDS)
+CASES = [
+    pytest.param(
+        kind,
+        prefix,
+        marks=pytest.mark.slow if prefix and kind not in ("grouped", "encoder") else (),
+    )
+    for kind in KINDS
+    for prefix in (0, 2)
+]
+"""With a prefix, the two that differ most; slow tests have all."""
+
+
+@pytest.mark.parametrize(("kind", "prefix"), CASES)
 def test_the_scores_are_those_of_loops(kind, prefix):
     form = KINDS[kind]
     rows = IDS if form.causal else PADDED
@@ -88,7 +99,9 @@ def test_the_scores_are_those_of_loops(kind, prefix):
     np.testing.assert_allclose(found, wanted, rtol=1e-11, atol=1e-11)
 
 
-@pytest.mark.parametrize("kind", ["grouped", "gpt2"])
+@pytest.mark.parametrize(
+    "kind", ["grouped", pytest.param("gpt2", marks=pytest.mark.slow)]
+)
 def test_the_gradient_is_that_of_finite_differences(kind):
     form = dataclasses.replace(KINDS[kind], remat=True)
     loss = sequence_cross_entropy(build_transformer(form, dtype=jnp.float64).apply)
@@ -127,7 +140,7 @@ def test_computing_layers_again_changes_nothing():
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7)  # float32 sums
 
 
-@pytest.mark.parametrize("kind", ["decoder", "gpt2", "grouped"])
+@pytest.mark.parametrize("kind", ["gpt2", "grouped"])
 def test_scores_do_not_look_ahead_or_at_other_rows(kind):
     model = build_transformer(KINDS[kind])
     params = drawn(model)

@@ -158,7 +158,7 @@ def quality(
     """The perplexity by token, and the bits by character, of windows of texts."""
 
     @jax.jit
-    def total(inputs, targets):
+    def total(params, inputs, targets):
         scores = model.apply(params, inputs)
         known = targets >= 0
         each = optax.softmax_cross_entropy_with_integer_labels(
@@ -170,8 +170,8 @@ def quality(
     inputs = np.pad(rows.inputs, ((0, fill), (0, 0)))
     targets = np.pad(rows.targets, ((0, fill), (0, 0)), constant_values=-1)
     sums = [
-        float(total(inputs[place : place + batch], targets[place : place + batch]))
-        for place in range(0, len(inputs), batch)
+        float(total(params, inputs[at : at + batch], targets[at : at + batch]))
+        for at in range(0, len(inputs), batch)
     ]
     return {
         "perplexity": float(np.exp(sum(sums) / rows.tokens)),
