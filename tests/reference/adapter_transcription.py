@@ -28,7 +28,8 @@ def fedsa(w, data, a, b, cohorts, rate, steps):
         for i in cohort:
             mine = a.copy()
             for _ in range(steps):
-                in_a, in_b = one_adapter(w, *data[i], mine, own[i])
+                x, y = data[i]
+                in_a, in_b = one_adapter(w, x, y, mine, own[i])
                 mine, own[i] = mine - rate * in_a, own[i] - rate * in_b
             total += mine
         a = total / len(cohort)
@@ -40,12 +41,13 @@ def alternating(w, data, a, b, cohorts, rate, steps, turns):
     for cohort, turn in zip(cohorts, turns, strict=True):
         total = 0.0
         for i in cohort:
-            mine = a.copy() if turn == "a" else b.copy()
+            x, y = data[i]
+            mine = a if turn == "a" else b
             for _ in range(steps):
                 if turn == "a":
-                    mine = mine - rate * one_adapter(w, *data[i], mine, b)[0]
+                    mine = mine - rate * one_adapter(w, x, y, mine, b)[0]
                 else:
-                    mine = mine - rate * one_adapter(w, *data[i], a, mine)[1]
+                    mine = mine - rate * one_adapter(w, x, y, a, mine)[1]
             total = total + mine
         a, b = (total / len(cohort), b) if turn == "a" else (a, total / len(cohort))
     return a, b
