@@ -42,6 +42,7 @@ INPUTS = rows(seed=1)[0]
 SLOW = pytest.mark.slow
 OTHERS_LATER = [0.3, *(pytest.param(alpha, marks=SLOW) for alpha in (0.0, 1.0))]
 """Weights of the shared model; the ends of their range are for the slow tests."""
+LATER = [pytest.param(name, marks=SLOW) for name in ("fedavg", "ffa_lora")]
 
 
 def moved(params, seed=2):
@@ -89,6 +90,7 @@ def product(adapter, path=PATH):
     return np.asarray(adapter[path]["b"] @ adapter[path]["a"])
 
 
+@SLOW
 def test_flix_with_alpha_1_is_the_wrapped_method_from_the_mean_of_local_adapters():
     start = run(flix(1.0), rounds=0).shared
     done = run(flix(1.0))
@@ -124,7 +126,8 @@ def test_flix_of_one_client_starts_at_its_local_model_whatever_alpha(alpha):
     close(outputs(start.personal(0)), outputs(own))
 
 
-@pytest.mark.parametrize("alpha", OTHERS_LATER)
+@SLOW
+@pytest.mark.parametrize("alpha", [0.0, 0.3, 1.0])
 def test_the_shared_adapter_of_apfl_is_that_of_fedavg(alpha):
     done = run(apfl(alpha), cohort=2)
     close(done.shared, run(fedavg(), cohort=2).shared, atol=1e-6)
@@ -177,6 +180,7 @@ def test_mixing_factors_differs_from_mixing_products_by_the_product_of_gaps(alph
     close(by_products, product(mixing.parameters(alpha, PARAMS, other)), atol=1e-6)
 
 
+@SLOW
 def test_ditto_without_pull_trains_alone_beside_fedavg():
     done = run(fb.ditto(fedavg(), LOSS, WORK, lam=0.0))
     alone = run(fb.local_only(LOSS, WORK))
@@ -184,6 +188,7 @@ def test_ditto_without_pull_trains_alone_beside_fedavg():
     close(done.personal(1), alone.personal(1))
 
 
+@SLOW
 def test_a_personal_adapter_that_is_zero_and_stays_leaves_fedavg():
     two = fb.two_adapters(MODEL)
     begun = {"shared": PARAMS, "personal": MODEL.init(jax.random.key(9))}
@@ -209,7 +214,7 @@ def test_ffa_lora_is_fedavg_on_adapters_with_one_a_for_all():
     assert preset.message_bits.up == small.message_bits.up == 32 * b["b"].size
 
 
-@pytest.mark.parametrize("name", ["fedavg", "ffa_lora", "rolora"])
+@pytest.mark.parametrize("name", ["rolora", *LATER])
 def test_which_methods_have_the_mean_of_products_as_the_product_of_means(name):
     """After each round; FedAvg misses it by more than a thousandth of its length."""
     algorithm = getattr(fb, name)(LOSS, WORK)
@@ -229,6 +234,7 @@ def test_which_methods_have_the_mean_of_products_as_the_product_of_means(name):
         down = down._replace(shared=after)
 
 
+@SLOW
 def test_two_clients_of_the_rest_of_the_world_have_each_others_adapters():
     two = fb.two_adapters(MODEL)
     loss = fb.losses.cross_entropy(two.apply)

@@ -97,7 +97,9 @@ def test_fedsa_lora():
         close(done.personal(client)[NAME]["b"], b[client])
 
 
-@pytest.mark.parametrize("name", ["ffa_lora", "rolora"])
+@pytest.mark.parametrize(
+    "name", ["rolora", pytest.param("ffa_lora", marks=pytest.mark.slow)]
+)
 def test_one_factor_at_a_time(name):
     model = adapted(fb.lora(RANK))
     params = start(model)
@@ -111,6 +113,7 @@ def test_one_factor_at_a_time(name):
     close(done.shared[NAME]["b"], b)
 
 
+@pytest.mark.slow
 def test_fedalt_of_pillutla_on_two_adapters():
     model = fb.two_adapters(adapted(fb.lora(RANK)))
     params = start(model)

@@ -41,9 +41,9 @@ def run(algorithm, rounds=3, **settings):
 @pytest.mark.parametrize(
     ("name", "entries"),
     [
-        ("fedavg", SIZE_A + SIZE_B),
         ("fedsa_lora", SIZE_A),
-        ("ffa_lora", SIZE_B),
+        pytest.param("fedavg", SIZE_A + SIZE_B, marks=pytest.mark.slow),
+        pytest.param("ffa_lora", SIZE_B, marks=pytest.mark.slow),
     ],
 )
 def test_a_compressor_counts_the_entries_of_the_factors_that_travel(name, entries):
@@ -57,6 +57,7 @@ def test_a_compressor_counts_the_entries_of_the_factors_that_travel(name, entrie
     assert trees.is_finite(told.shared)
 
 
+@pytest.mark.slow
 def test_diana_with_everything_sent_is_the_method_itself():
     plain, memory = (
         run(one(fb.fedsa_lora(LOSS, WORK)))
