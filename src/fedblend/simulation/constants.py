@@ -93,6 +93,7 @@ def jit(function: Callable[..., Any], static: int) -> Callable[..., Any]:
         program, constants = program_of(arguments[:static], structure, shapes, x64)
         return program(constants, *given)
 
+    call.cache_info = program_of.cache_info  # pyright: ignore
     return call
 
 

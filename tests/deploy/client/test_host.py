@@ -23,7 +23,7 @@ from configured import (
 
 from fedblend.deploy import bundle
 from fedblend.deploy import message as messages
-from fedblend.deploy.client import executor
+from fedblend.deploy.client import programs
 from fedblend.deploy.client.host import Host, answering
 from fedblend.deploy.client.ledger import read_ledger
 from fedblend.deploy.client.node import Node
@@ -128,10 +128,10 @@ def test_a_bundle_is_one_message_and_no_longer_than_it_may_be(
             if bundle.is_bundle(data)
         ]
 
-    before = executor._update._cache_size()  # pyright: ignore
+    before = programs.update.cache_info().misses  # pyright: ignore
     # Enrollment, measures before, two rounds, measures after, the end.
     assert sent("one") == [3] * 6
-    assert executor._update._cache_size() == before + 1  # pyright: ignore
+    assert programs.update.cache_info().misses == before + 1  # pyright: ignore
     monkeypatch.setattr(membership, "BUNDLE_BYTES", 2500)
     assert sent("short")[:3] == [1, 1, 1]  # enrollment has the configuration
 
