@@ -11,7 +11,7 @@ What a function that is wrapped in ``jax.jit`` itself refers to stays a constant
 """
 
 from collections.abc import Callable, Sequence
-from functools import lru_cache, wraps
+from functools import lru_cache, partial, wraps
 from typing import Any, NamedTuple
 
 import jax
@@ -82,7 +82,9 @@ def jit(function: Callable[..., Any], static: int) -> Callable[..., Any]:
         arguments = jax.tree.unflatten(structure, shapes)
         jitted = jax.jit(function, static_argnums=tuple(range(static)))
         lifted, constants = _lifted(jitted.trace(*fixed, *arguments))
-        return jax.jit(lifted), constants
+        if not constants:
+            return partial(jitted, *fixed)  # it is traced already
+        return partial(jax.jit(lifted), constants)
 
     @wraps(function)
     def call(*arguments):
@@ -90,8 +92,7 @@ def jit(function: Callable[..., Any], static: int) -> Callable[..., Any]:
         leaves, structure = jax.tree.flatten(given)
         shapes = tuple(map(_shape_of, leaves))
         x64 = jax.config.jax_enable_x64  # pyright: ignore
-        program, constants = program_of(arguments[:static], structure, shapes, x64)
-        return program(constants, *given)
+        return program_of(arguments[:static], structure, shapes, x64)(*given)
 
     call.cache_info = program_of.cache_info  # pyright: ignore
     return call
