@@ -119,6 +119,7 @@ def test_with_all_entries_from_all_clients_it_is_scaffnew():
     np.testing.assert_allclose(one, two, rtol=0, atol=1e-13)
 
 
+@pytest.mark.slow
 def test_the_bound_of_theory_holds():
     """On f after some rounds, over 16 seeds."""
     known, rounds = quadratics(ON.federated_data), 8
@@ -189,6 +190,7 @@ def test_with_fewer_clients_controls_need_the_model_that_ends_their_round():
     assert np.abs(h.sum(axis=0)).max() > 1e-2 and np.abs(x - best).max() > 1e-3
 
 
+@pytest.mark.slow
 def test_on_flix_by_name_it_is_compressed_scaffnew_inside_of_flix():
     given, alpha = fb.solvers.given(jnp.asarray(OWN)), np.linspace(0.3, 1, N)
     work = fb.Work(RATE, steps=STEPS, batch_size=None)
@@ -201,6 +203,7 @@ def test_on_flix_by_name_it_is_compressed_scaffnew_inside_of_flix():
     np.testing.assert_array_equal(one.personal(2), two.personal(2))
 
 
+@pytest.mark.slow
 def test_on_flix_with_all_copies_it_is_scafflix_of_equal_weights():
     """Rates gamma_i = alpha_i^2 rate of f_i make all w_i equal."""
     given, alpha = fb.solvers.given(jnp.asarray(OWN)), np.linspace(0.3, 1, N)

@@ -78,6 +78,7 @@ def test_it_is_its_papers_loop():
         np.testing.assert_array_equal(run.personal(1)["head"], states.own["head"][1])
 
 
+@pytest.mark.slow
 def test_weights_that_do_not_move_and_no_weights_are_fedavg():
     """``own + 1 (shared - own)`` is the shared model up to rounding."""
     work = fb.Work(RATE, **NOISY)

@@ -82,6 +82,7 @@ def test_it_is_its_papers_loop():
     assert np.abs(shifts).max() > 0.1 and np.abs(A - START[0]).max() > 0.1
 
 
+@pytest.mark.slow
 def test_without_penalty_it_is_fedsim_with_a_personal_shift():
     run = simulated(feddbe(0.0, steps=3, batch_size=3))
     loss = fb.losses.logistic(model().apply)
@@ -105,6 +106,7 @@ def test_a_model_without_a_shift_or_halves_is_refused_in_one_line():
         fb.models.shifted(plain, (2,))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["logistic", "mlp", "cnn"])
 def test_the_halves_of_a_model_are_the_model(name):
     used: Any = fb.models.build(name, (16, 16, 1), 1 if name == "logistic" else 3)

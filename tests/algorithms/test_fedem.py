@@ -88,6 +88,7 @@ def test_hypcluster_is_its_papers_loop():
     assert found == chosen
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("build", [fb.fedem, fb.hypcluster])
 def test_an_ensemble_of_one_is_fedavg(build):
     """The same batches; a batched product may round in another order."""
@@ -104,6 +105,7 @@ def test_an_ensemble_of_one_is_fedavg(build):
     np.testing.assert_allclose(found, inputs @ plain.shared, **TOLERANCE)
 
 
+@pytest.mark.slow
 def test_expectation_maximization_never_lowers_the_likelihood():
     """Small full steps of everybody on the surrogate: the joint loss only falls."""
 
@@ -120,6 +122,7 @@ def test_expectation_maximization_never_lowers_the_likelihood():
     assert (np.diff(losses) < 0).all()
 
 
+@pytest.mark.slow
 def test_rows_of_one_model_make_the_update_of_hypcluster():
     """Models so sure that responsibilities are zero and one."""
     inputs = np.abs(np.random.default_rng(0).normal(size=(5, DIM))) + 0.5

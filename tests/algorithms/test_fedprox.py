@@ -4,6 +4,7 @@
 
 import jax
 import numpy as np
+import pytest
 
 import fedblend as fb
 import problems
@@ -20,6 +21,7 @@ def moved(mu) -> float:
     return float(trees.squared_norm(trees.subtract(run.shared, on.params)))
 
 
+@pytest.mark.slow
 def test_a_stronger_pull_moves_less():
     distances = [moved(mu) for mu in (0.0, 1.0, 10.0)]
     assert distances == sorted(distances, reverse=True)

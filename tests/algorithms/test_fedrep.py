@@ -51,6 +51,7 @@ def everybody():
     return new_run(fedrep(**FULL), cohort=7).complete()
 
 
+@pytest.mark.slow
 def test_without_a_body_it_is_training_alone():
     run = new_run(fedrep(lambda path: True, head_steps=3, **FULL)).complete()
     alone = new_run(fb.local_only(loss, fb.Work(RATE, **FULL))).complete()

@@ -128,6 +128,7 @@ METHODS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", METHODS)
 def test_any_method_for_finite_sums_solves_it(name):
     found = run(flix(quadratic_loss, METHODS[name], alpha=ALPHA, local=GIVEN), 3000)
@@ -153,6 +154,7 @@ def test_a_sweep_over_alpha_is_one_run():
         np.testing.assert_allclose(swept.shared[replica], best, atol=2e-5)
 
 
+@pytest.mark.slow
 def test_outputs_can_be_mixed_instead():
     rng = np.random.default_rng(0)
     inputs = rng.normal(size=(30, 3)).astype(np.float32)

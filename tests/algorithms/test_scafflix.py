@@ -140,6 +140,7 @@ def test_the_bounds_of_theory_hold(on):
     assert local_training.rounds_to(bound, float(bound.after(rounds))) == rounds
 
 
+@pytest.mark.slow
 def test_longer_rates_are_those_of_the_proof(on):
     """2/(L_i + mu_i) by name and as an array, in whole runs."""
     known = quadratics(on.federated_data)

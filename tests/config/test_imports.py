@@ -136,6 +136,7 @@ def test_all_that_a_function_may_return_is_a_model(parts, name):
     assert built.model.apply(params, rows).shape == (3, 10)
 
 
+@pytest.mark.slow
 def test_options_reach_the_function_and_seeds_differ(parts):
     own = {"name": "own_parts:network", "width": 2}
     model = build(configured(parts, model=own)).model

@@ -49,6 +49,7 @@ def config(ratings, **tables):
     return check({key: t for key, t in chosen.items() if t is not None}, "here")
 
 
+@pytest.mark.slow
 def test_rows_by_need_change_what_travels_and_nothing_else(ratings, tmp_path):
     some, whole = (
         run_config(config(ratings, select=table), tmp_path / name)["runs"][0]

@@ -71,6 +71,7 @@ def test_sequences_are_learned(name, said):
 SMALL = {"name": "transformer", "width": 8, "layers": 1, "heads": 2}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["fedavg", pytest.param("feddbe", marks=pytest.mark.slow)]
 )
@@ -82,6 +83,7 @@ def test_a_transformer_learns_sequences(name, said):
     assert after < 0.9 * before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["reptile", "fomaml"])
 def test_tags_are_learned(name, tagged):
     server = {"name": "adam", "rate": 0.1}

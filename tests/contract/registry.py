@@ -287,16 +287,8 @@ CASES = ALGORITHMS | {
 """What is compiled and run."""
 
 ONE_OF_EACH = (
-    *(
-        "fedavg",
-        "scaffold",
-        "flix(scaffold)",
-        "apfl",
-        "ditto",
-        "agnostic",
-        "local only",
-    ),
-    *("finetune(fedavg)", "diana(scaffold)", "mixed(scaffold)"),
+    *("fedavg", "scaffold", "flix(scaffold)", "apfl", "local only"),
+    *("diana(scaffold)", "mixed(scaffold)"),
 )
 """One case of each kind of message and state, for what is the engine's own."""
 

@@ -17,8 +17,8 @@ from fedblend.simulation.serialize import as_tree, named_leaves, unpack
 from fedblend.transforms.mixed_fl.central_loss import on_rows
 from loopback import EXPERIMENT, LoopbackFederation
 
-ENCODED = ("compressed(fedavg)", "locodl", "scafflix", "fedem")
-"""Messages of other kinds: encoded, with a drawn number of steps, of several models."""
+ENCODED = ("compressed(fedavg)", "scafflix")
+"""Messages of other kinds: encoded, with a drawn number of steps."""
 
 
 @pytest.mark.parametrize("name", others_later(CASES, ENCODED))
@@ -92,8 +92,14 @@ def _mixed(how):
 
 @pytest.mark.parametrize(
     "wrap",
-    [_selected, _private, _by_tree, *map(_mixed, ("parallel", "one_way", "two_way"))],
-    ids=["select", "private", "by_tree", "parallel", "one_way", "two_way"],
+    [
+        pytest.param(_selected, id="select"),
+        pytest.param(_private, id="private"),
+        pytest.param(_mixed("two_way"), id="two_way"),
+        pytest.param(_by_tree, id="by_tree", marks=pytest.mark.slow),
+        pytest.param(_mixed("parallel"), id="parallel", marks=pytest.mark.slow),
+        pytest.param(_mixed("one_way"), id="one_way", marks=pytest.mark.slow),
+    ],
 )
 def test_requests_noise_and_rows_of_the_server_are_the_simulators(wrap, tmp_path):
     federated_data = fb.federate(_numbers(), np.split(np.arange(12), [3, 4, 8]))

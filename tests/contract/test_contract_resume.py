@@ -23,7 +23,13 @@ def test_states_on_disk_give_the_same_bits(name, tmp_path):
     same_bits(outcome(usual_run(name)), outcome(run))
 
 
-@pytest.mark.parametrize("store", ["device", "host", "disk"])
+@pytest.mark.parametrize(
+    "store",
+    [
+        "disk",
+        *(pytest.param(one, marks=pytest.mark.slow) for one in ("device", "host")),
+    ],
+)
 @pytest.mark.parametrize(
     ("name", "blocks"),
     [("scaffold", 0), ("scaffold", 2), *((name, 1) for name in STATEFUL)],

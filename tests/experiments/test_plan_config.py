@@ -93,6 +93,7 @@ def test_diana_by_hand(found, by_hand):
     assert made.bound <= EPS
 
 
+@pytest.mark.slow
 def test_the_largest_alpha_of_a_budget(found):
     for solver in ("dgd", "diana"):
         for rounds in (1, {"dgd": 40, "diana": 300}[solver]):
@@ -135,6 +136,7 @@ def test_typical_rounds_are_those_of_a_trial(found, by_hand, compiled):
     assert cheap.typical == 1
 
 
+@pytest.mark.slow
 def test_solvers_on_flix_run_by_settings_of_a_configuration(found):
     """LoCoDL and CompressedScaffnew: with theory's steps, which no alpha changes."""
     made = offers(found, EPS, alpha=0.5, trials=False)

@@ -69,6 +69,7 @@ def regressor(name: str, **given) -> Any:
     return fb.FederatedRegressor(algorithm=ALGORITHMS.get(name, name), **given, **WORK)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_every_scorer_scores_the_personal_models(name, opposites):
     inputs, scores, ids = opposites

@@ -237,6 +237,7 @@ def test_a_sweep_goes_on_where_it_was_killed(apfl, tmp_path):
         assert numbers(out / "runs" / name) == numbers(place / "runs" / name)
 
 
+@pytest.mark.slow
 def test_another_sweep_is_not_continued(apfl):
     made, out, _ = apfl
     with pytest.raises(RunError, match="holds a sweep already; --resume"):

@@ -115,6 +115,7 @@ def test_flat_problems_take_the_shorter_steps():
     assert len(parts) == CLIENTS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["plain", "diana"])
 def test_one_mask_is_one_client_that_compresses_the_mean(how, by_hand):
     """Its step by theory reaches the optimum: the error vanishes with the mean."""

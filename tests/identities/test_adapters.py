@@ -99,6 +99,7 @@ def test_flix_with_alpha_1_is_the_wrapped_method_from_the_mean_of_local_adapters
         close(outputs(done.personal(client)), outputs(done.shared))
 
 
+@pytest.mark.slow
 def test_flix_with_alpha_0_deploys_the_local_adapters_and_moves_nothing():
     done = run(flix(0.0))
     close(done.shared, PARAMS, atol=0)

@@ -95,6 +95,7 @@ def setting():
     return loss, model.init, federated_data, rest
 
 
+@pytest.mark.slow
 def test_a_run_with_seeds_and_a_reference_has_all_panels(setting, tmp_path):
     loss, init, federated_data, rest = setting
     keys = jax.random.split(jax.random.key(0), 2)

@@ -68,6 +68,7 @@ def alone(data, algorithm, splits, rounds=ROUNDS):
     ).complete()
 
 
+@pytest.mark.slow
 def test_folds_and_alphas_are_the_runs_that_they_would_be_alone():
     found = chosen()
     assert found.names == ("alone", "0", "0.5", "1")

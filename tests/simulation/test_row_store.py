@@ -68,6 +68,7 @@ def usual(data):
     return outcome(data, rows="device")[0]
 
 
+@pytest.mark.slow
 def test_rows_in_files_give_the_same_bits_in_parts_and_groups(
     data, usual, tmp_path, monkeypatch
 ):

@@ -189,6 +189,7 @@ def test_a_loss_without_data_and_a_compressed_correction(how):
     assert plain.records[-1].bits_down == coded.records[-1].bits_down
 
 
+@pytest.mark.slow
 def test_the_blend_of_flix_and_a_central_loss_has_its_optimum():
     federated_data, own = quadratics()
     alpha, draws = 0.7, np.random.default_rng(1)

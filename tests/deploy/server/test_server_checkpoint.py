@@ -30,7 +30,13 @@ def wanted(name: str, tmp_path: Path) -> dict:
     return _WANTED[name]
 
 
-@pytest.mark.parametrize("name", ["fedavg", "apfl", "scaffold"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "apfl",
+        *(pytest.param(one, marks=pytest.mark.slow) for one in ("fedavg", "scaffold")),
+    ],
+)
 def test_a_server_killed_after_every_step_comes_to_the_same(name, tmp_path):
     trial = Trial(tmp_path / "killed", name)
     steps, done = 0, False
@@ -222,7 +228,7 @@ def _killed(kills: int, seed: int, tmp_path: Path) -> None:
 
 
 def test_killed_at_any_moment_it_comes_to_the_same(tmp_path):
-    _killed(20, 2, tmp_path)
+    _killed(8, 2, tmp_path)
 
 
 @pytest.mark.slow

@@ -72,6 +72,7 @@ def test_few_alike_rows_are_better_together(interrupted):
     assert len(found.verdict) == 3
 
 
+@pytest.mark.slow
 def test_interrupted_comparison_goes_on(interrupted):
     _, before, after, _ = interrupted
     assert any("local only: test log loss" in line for line in before)
