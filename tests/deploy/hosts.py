@@ -93,8 +93,13 @@ class Hosts:
 
     def start(self, rows: Mapping[str, Rows], policy: str | None = None) -> None:
         """Provision the federation, and bring up all of its services."""
-        where = {"port": PORT, "link_port": LINK_PORT}
-        provision(self.folder, host=f"{NETWORK}.1", nodes=self.names, **where)
+        provision(
+            self.folder,
+            host=f"{NETWORK}.1",
+            nodes=self.names,
+            port=PORT,
+            link_port=LINK_PORT,
+        )
         for name, own in rows.items():
             write_rows(self.home(name), own, policy)
         settings = self.folder / "server" / "server.toml"

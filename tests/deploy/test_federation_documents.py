@@ -18,7 +18,7 @@ TEXT = (Path(__file__).parents[2] / "docs" / "federation.md").read_text()
 
 
 def test_the_configuration_can_be_built():
-    block, _, raw = re.findall(r"^```toml\n(.*?)^```", TEXT, re.M | re.S)
+    block, *_, raw = re.findall(r"^```toml\n(.*?)^```", TEXT, re.M | re.S)
     content = tomllib.loads(block)
     contract = contract_of(check(content, "docs/federation.md"))
     assert contract.method(Facts()).algorithm

@@ -177,8 +177,8 @@ def test_a_cpu_has_a_device_for_each_core_it_may_use(monkeypatch):
 
 
 NEWTON = """
+import fedblend as fb  # before JAX, whose devices it sets
 import jax, jax.numpy as jnp, numpy as np
-import fedblend as fb
 
 jax.config.update("jax_enable_x64", True)
 rows = np.random.default_rng(0).normal(size=(400, 123))
@@ -197,10 +197,10 @@ print(len(jax.devices()), run.info()["local_model_gradient_norm"].max())
 
 def test_matrices_are_decomposed_where_threads_are_as_few_as_devices():
     """A batch of them at once waited forever for a third thread."""
-    environment = {**os.environ, "FEDBLEND_DEVICES": "2", "NPROC": "2"}
+    own = {"FEDBLEND_DEVICES": "2", "NPROC": "2"}
     done = subprocess.run(
         [sys.executable, "-c", NEWTON],
-        env=environment,
+        env={**os.environ, **own},
         capture_output=True,
         text=True,
         timeout=120,
@@ -211,8 +211,8 @@ def test_matrices_are_decomposed_where_threads_are_as_few_as_devices():
 
 
 NOISY = """
+import fedblend as fb  # before JAX, whose devices it sets
 import jax, jax.numpy as jnp, numpy as np
-import fedblend as fb
 from fedblend.simulation import devices
 from fedblend.transforms import noise
 

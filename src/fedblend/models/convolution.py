@@ -118,7 +118,7 @@ def _patches(images, weight, stride, padding, product):
     shifted = [images[:, down, across] for down in rows for across in columns]
     flat = weight.reshape(high * wide * channels, outputs)
     found = _flat_product(jnp.concatenate(shifted, axis=-1), flat, product)
-    return found.reshape(len(images), *places, outputs)
+    return found.reshape(images.shape[0], *places, outputs)
 
 
 def _flat_product(rows, matrix, product):

@@ -61,7 +61,7 @@ def write(kind: str, folder: Path) -> np.ndarray:
         for name, parameter in module.named_parameters():
             if "lora_" in name:
                 parameter.normal_(0, 0.3)
-    module.save_pretrained(folder)
+    module.save_pretrained(str(folder))
     (folder / "README.md").unlink(missing_ok=True)
     return scores(module)
 
