@@ -27,6 +27,8 @@ LATER = (
     "export.md",
     "local_training.md",
     "new_clients.md",
+    "adapters_methods.md",
+    "personal_language_models.md",
     "partial.md",
     "personal.md",
     "plan.md",
