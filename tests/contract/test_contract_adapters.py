@@ -15,7 +15,7 @@ from runs import close, differ, new_run, outcome
 import problems
 from fedblend import checkpoint, trees
 from fedblend.losses import cross_entropy
-from fedblend.simulation import constants
+from fedblend.simulation import large_constants
 
 NOW = ("apfl",)
 """Cases of the quick suite."""
@@ -24,7 +24,7 @@ NOW = ("apfl",)
 @pytest.fixture(autouse=True)
 def _all_constants_are_arguments(monkeypatch):
     """Also those of a small base."""
-    monkeypatch.setattr(constants, "LARGE", 1)
+    monkeypatch.setattr(large_constants, "LARGE", 1)
 
 
 def written_out():

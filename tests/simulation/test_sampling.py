@@ -8,7 +8,8 @@ import pytest
 
 import fedblend as fb
 import problems
-from fedblend.simulation.sampling import Strata, cohorts, dealt, drawing
+from fedblend.errors import SettingError
+from fedblend.simulation.sampling import Strata, cohorts, dealt, drawing, planned
 
 ROOT = jax.random.key(3)
 
@@ -128,3 +129,15 @@ def test_a_run_deals_where_it_is_asked_to_and_checkpoints_know(tmp_path):
     fb.checkpoint.save(tmp_path / "saved", run)
     with pytest.raises(ValueError, match="was made with epoch 3, this run has None"):
         fb.checkpoint.restore(tmp_path / "saved", begin())
+
+
+@pytest.mark.parametrize("how", ["fixed", "poisson"])
+def test_private_cohorts_are_drawn_by_one_process_alone(how, monkeypatch):
+    """Processes that draw by themselves could have a client in a round twice."""
+    planned(3, None, 10, secret=True, sampling=how)
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    planned(3, None, 10, sampling=how)
+    planned(10, None, 10, secret=True)
+    planned(3, 2, 10, secret=True)  # dealt by a key
+    with pytest.raises(SettingError, match="cohort: 3 of 10 clients: is drawn from"):
+        planned(3, None, 10, secret=True, sampling=how)

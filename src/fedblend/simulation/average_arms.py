@@ -28,7 +28,7 @@ from fedblend.batches import everything
 from fedblend.core import PyTree, Shard
 from fedblend.data.federated import Shards
 from fedblend.metrics import Metric
-from fedblend.simulation import constants
+from fedblend.simulation import large_constants
 from fedblend.simulation.cross_validate import Arm, Folds, cost_sign
 
 ROUNDING = 1e-6
@@ -72,7 +72,7 @@ def measured(models: Iterable[PyTree], shards: Shards, metric: Metric) -> np.nda
     )
 
 
-@partial(constants.jit, static=1)
+@partial(large_constants.jit, static=1)
 def _value(metric: Metric, model: PyTree, shard: Shard) -> jax.Array:
     return metric(model, everything(shard))
 

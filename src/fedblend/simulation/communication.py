@@ -24,7 +24,7 @@ from fedblend.simulation.aggregators import (
     empty,
     finish,
 )
-from fedblend.simulation.constants import lower
+from fedblend.simulation.large_constants import lower
 from fedblend.simulation.rounds import Shapes
 
 

@@ -31,7 +31,7 @@ from fedblend.core import Algorithm, Down, Key, PyTree, Shard
 from fedblend.data.federated import FEDERATED_DATA, FederatedData, Shards
 from fedblend.gains import Evidence, Measured, harms
 from fedblend.metrics import Measure, Metric, as_metrics
-from fedblend.simulation import constants
+from fedblend.simulation import large_constants
 from fedblend.simulation.evaluate import evaluate_client, message_to_deploy
 from fedblend.simulation.result import plain, spreads
 
@@ -162,4 +162,4 @@ def _mapped(function: Callable, fixed: tuple, split: Shards, each: tuple) -> PyT
 
         return jax.lax.map(one, (places, *each), batch_size=AT_ONCE)
 
-    return constants.jit(all_of_them, 0)(fixed, examples, places, each)
+    return large_constants.jit(all_of_them, 0)(fixed, examples, places, each)

@@ -21,8 +21,8 @@ from fedblend.core import Key, PyTree, Shard
 from fedblend.errors import UserError
 from fedblend.simulation import devices
 from fedblend.simulation.chunks import Cut
-from fedblend.simulation.constants import lower
 from fedblend.simulation.device_store import Slots
+from fedblend.simulation.large_constants import lower
 from fedblend.simulation.rounds import Members, Settings
 from fedblend.simulation.worker import Worker
 

@@ -15,13 +15,14 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
 
+import jax
 import numpy as np
 
 from fedblend import keys
 from fedblend.checks import Number, fits, words
 from fedblend.core import Key, Needs
 from fedblend.data.federated import FederatedData
-from fedblend.errors import UserError
+from fedblend.errors import SettingError, UserError
 from fedblend.simulation.draws import (
     cohorts,
     dealt,
@@ -72,6 +73,10 @@ class Cohorts(NamedTuple):
     sampling: str = "fixed"
 
 
+NOT_APART = {"epoch": None, "separation": None}
+"""Neither keeps the rounds of a client apart."""
+
+
 def planned(
     cohort: int | Strata | np.ndarray | None,
     epoch: int | None,
@@ -100,6 +105,11 @@ def planned(
     given += [] if sampling == "fixed" else ["sampling"]
     if len(given) > 1:
         raise ValueError(f"{given[1]}: goes without {given[0]}, which draws otherwise")
+    by_key = strata is not None or always is not None or apart != NOT_APART
+    if secret and jax.process_count() > 1 and size < clients and not by_key:
+        # Each process would draw its own, and a client could be there twice.
+        why = "is drawn from the operating system, which one process alone can do"
+        raise SettingError("cohort", f"{size} of {clients} clients: {why}")
     if sampling == "poisson":
         if strata is not None or always is not None:
             raise ValueError("sampling: 'poisson' needs a number of clients as cohort")

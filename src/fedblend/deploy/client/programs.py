@@ -8,30 +8,30 @@ import jax
 
 from fedblend import trees
 from fedblend.core import Algorithm
-from fedblend.simulation import constants
+from fedblend.simulation import large_constants
 from fedblend.simulation.evaluate import evaluate_client
 
 
-@partial(constants.jit, static=1)
+@partial(large_constants.jit, static=1)
 def enroll(algorithm: Algorithm, params, shard, key):
     """What enrollment sends, and the state of the client."""
     return trees.strongly_typed(algorithm.enroll(params, shard, key))
 
 
-@partial(constants.jit, static=1)
+@partial(large_constants.jit, static=1)
 def ask(algorithm: Algorithm, state, shard):
     """What the client asks of a message."""
     return algorithm.ask(state, shard)
 
 
-@partial(constants.jit, static=1)
+@partial(large_constants.jit, static=1)
 def update(algorithm: Algorithm, message, state, shard, key):
     """The answer of a round, and the state after it."""
     up, after = algorithm.client(message, state, shard, key)
     return up._replace(mean_gradient=None, step_sum=None), after
 
 
-@partial(constants.jit, static=2)
+@partial(large_constants.jit, static=2)
 def measure(algorithm: Algorithm, measures, deployed, state, shard, held, key):
     """The model that the client deploys, and its measures."""
     model = algorithm.personal(deployed.message, state, shard, key)
