@@ -13,6 +13,7 @@
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
 PFL ?= pfl==0.6.0
+FLOWER ?= flwr[simulation]==1.41.0
 FEDJAX ?= fedjax==0.0.17
 BIN := .venv/bin
 INSTALL := bin/python -m pip install -qq
@@ -67,7 +68,7 @@ clean:
 .venv-torch/.ready:
 	@$(CHECK)
 	$(PYTHON) -m venv .venv-torch
-	.venv-torch/$(INSTALL) $(TORCH) numpy $(PFL)
+	.venv-torch/$(INSTALL) $(TORCH) numpy $(PFL) '$(FLOWER)'
 	@touch $@
 
 .venv-fedjax/.ready:

@@ -33,6 +33,7 @@ def start(model: str, block: int) -> list[Peer]:
         (f"JAX by hand, {DEVICES} devices", PYTHON, "handwritten.py", *spread),
         ("FedJAX", fedjax, "fedjax_round.py"),
         ("PyTorch, a loop", torch, "torch_loop.py"),
+        ("Flower's simulation", torch, "flower_simulation.py"),
     ]
     started = []
     for name, python, script, *options in wanted:

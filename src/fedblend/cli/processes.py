@@ -25,6 +25,8 @@ from fedblend.cli import screen
 COORDINATOR, NUMBER, COUNT = (
     f"FEDBLEND_{word}" for word in ("COORDINATOR", "PROCESS", "PROCESSES")
 )
+PATIENCE = 10.0
+"""Seconds in which the first process says what another one failed of, too."""
 
 
 def launch(count: int, arguments: Sequence[str]) -> int:
@@ -62,8 +64,11 @@ def _wait(running: Sequence[subprocess.Popen]) -> int:
         time.sleep(0.05)
         codes = [process.poll() for process in running]
         for number, code in enumerate(codes):
-            if code and number == 0:  # it has spoken for itself
-                return abs(code)
+            if code and code > 0 and number:  # not killed: the first one fails alike
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    codes[0] = running[0].wait(PATIENCE)
+            if codes[0]:  # it has spoken for itself
+                return abs(codes[0])
             if code:
                 screen.warn(
                     f"process {number} ended with code {code}, and with it the run; "

@@ -6,6 +6,7 @@ import base64
 import json
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 from configured import (
@@ -19,7 +20,9 @@ from configured import (
     settings_of,
     write_rows,
 )
+from safetensors.numpy import save_file
 
+import fedblend as fb
 from fedblend.config import toml
 from fedblend.config.config import check
 from fedblend.deploy.client.admission import node_of
@@ -29,6 +32,7 @@ from fedblend.deploy.ops.settings import ClientSettings, NodeSettings, load_as
 from fedblend.deploy.secure.roster import keys_of
 from fedblend.deploy.server.run import run_server
 from fedblend.errors import ConfigError, RunError
+from fedblend.models.adapt.uses import leaves_by_path
 from fedblend.simulation.serialize import unpack
 from loopback import LoopbackTransport
 
@@ -40,6 +44,7 @@ DIANA = {
     "masks": "one",
 }
 DEMANDING = POLICY.replace("[accept]\n", "[accept]\nsecure = true\n", 1)
+NOWHERE = Path()
 
 
 @pytest.fixture(scope="module")
@@ -54,19 +59,38 @@ def lab(tmp_path_factory):
     return folder
 
 
-def node_settings(rows: Path, folder: Path, lab: Path, client: int, policy: str):
+@pytest.fixture(scope="module")
+def base(tmp_path_factory) -> Path:
+    """The folder of a frozen base, as every node has it."""
+    place = tmp_path_factory.mktemp("bases")
+    params = fb.models.mlp(6, 3, hidden=[16]).init(jax.random.key(7))
+    arrays = {name: np.asarray(leaf) for name, leaf in leaves_by_path(params).items()}
+    save_file(arrays, place / "base.safetensors")
+    return place
+
+
+def node_settings(
+    rows: Path, folder: Path, lab: Path, client: int, policy: str, bases: Path = NOWHERE
+):
     """The settings of a node, with the keys that ``init`` made."""
     settings_of(rows, folder, client, policy)
     own, place = lab / "nodes" / ("alice", "bob", "carol")[client], folder / "node.toml"
-    keys = f'roster = "{own}/roster.toml"\nsecure_key = "{own}/secure.key"\n'
-    place.write_text(place.read_text().replace("[data]", f"{keys}[data]"))
+    more = f'roster = "{own}/roster.toml"\nsecure_key = "{own}/secure.key"\n'
+    more += f'bases = "{bases}"\n' if bases != NOWHERE else ""
+    place.write_text(place.read_text().replace("[data]", f"{more}[data]"))
     return load_as(NodeSettings, place)
 
 
-def nodes(rows: Path, folder: Path, lab: Path, policy: str = DEMANDING) -> dict:
+def nodes(
+    rows: Path,
+    folder: Path,
+    lab: Path,
+    policy: str = DEMANDING,
+    bases: Path = NOWHERE,
+) -> dict:
     return {
         100 + client: node_of(
-            node_settings(rows, folder / f"node{client}", lab, client, policy)
+            node_settings(rows, folder / f"node{client}", lab, client, policy, bases)
         )
         for client in range(CLIENTS)
     }
@@ -77,19 +101,30 @@ def secure(text: str, **more) -> str:
     return text.replace("[federation]\n", f"[federation]\nsecure = true\n{given}", 1)
 
 
+ADAPTERS = (
+    '[model]\nname = "mlp"\nhidden = [16]\n'
+    '[adapt]\nrank = 2\nbase = "{base}/base.safetensors"\n'
+    '[algorithm]\nname = "fedavg"\nrate = 0.3\nsteps = 3\nbatch_size = 8\n'
+    "[run]\nrounds = 2\nevery = 2\nchunk = 1\nseed = 5\n"
+)
+
+
 @pytest.mark.parametrize(
-    "name", ["fedavg", pytest.param("flix", marks=pytest.mark.slow)]
+    "name", ["fedavg", "adapters", pytest.param("flix", marks=pytest.mark.slow)]
 )
 def test_an_experiment_with_secure_sums_is_near_the_plain_one(
-    name, rows, lab, tmp_path
+    name, rows, lab, base, tmp_path
 ):
     """Sums are off by 3 * 2**-46, and models by the rounding of float32."""
-    text = federated(method(name, rows, 2) + "[measure]\nlocal = false\n", 60.0)
+    adapters = name == "adapters"
+    how = ADAPTERS.format(base=base) if adapters else method(name, rows, 2)
+    text = federated(how + "[measure]\nlocal = false\n", 60.0)
     models = {}
     for kind, how in (("secure", secure(text)), ("plain", text)):
         place = tmp_path / kind
         policy = DEMANDING if kind == "secure" else POLICY
-        transport = LoopbackTransport(nodes(rows, place, lab, policy))
+        bases = base if adapters else NOWHERE
+        transport = LoopbackTransport(nodes(rows, place, lab, policy, bases))
         summary = run_server(experiment(place / "run", how), transport, poll=0.0)
         assert summary["runs"][0]["round"] == 2
         shared, _ = unpack((place / "run" / "model.safetensors").read_bytes())
