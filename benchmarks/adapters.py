@@ -43,7 +43,7 @@ PEERS = ("torch", "peft")
 BARS = {"clients_per_second": 20, "ratio": 5, "gigabytes": 40, "bits": 0.01}
 
 
-def base_model(size: work.Size, remat: bool) -> tuple[fb.Model, dict]:
+def base_model(size: work.Size, given: argparse.Namespace) -> tuple[fb.Model, dict]:
     """The base of the benchmark, and its weights as this library has them."""
     model = fb.models.transformer(
         size.vocabulary,
@@ -55,7 +55,8 @@ def base_model(size: work.Size, remat: bool) -> tuple[fb.Model, dict]:
         norm="layer",
         activation="gelu_tanh",
         bias="all",
-        remat=remat,
+        remat=given.remat,
+        unroll=given.unroll,
         dtype=jnp.bfloat16,
     )
     shapes = jax.eval_shape(model.init, jax.random.key(0))
@@ -67,7 +68,7 @@ def base_model(size: work.Size, remat: bool) -> tuple[fb.Model, dict]:
 
 
 def measure_fedblend(size: work.Size, given: argparse.Namespace) -> dict:
-    model, base = base_model(size, given.remat)
+    model, base = base_model(size, given)
     inputs, targets = work.rows(size)
     rows = jnp.asarray(inputs[:1])
     where = [f"layers/{name}/weight" for name in work.ADAPTED]
@@ -144,6 +145,7 @@ def main() -> None:
     parser.add_argument("--peer-rounds", type=int, help="of peers, if not as many")
     parser.add_argument("--chunk", type=int, default=16, help="clients side by side")
     parser.add_argument("--remat", action="store_true", help="less memory, more time")
+    parser.add_argument("--unroll", action="store_true", help="layers one by one")
     parser.add_argument("--no-peers", action="store_true")
     given = parser.parse_args()
     size = work.SMALL if given.small else work.FULL
