@@ -26,6 +26,7 @@ import json
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -42,7 +43,7 @@ PEERS = ("torch", "peft")
 BARS = {"clients_per_second": 20, "ratio": 5, "gigabytes": 40, "bits": 0.01}
 
 
-def base_model(size: work.Size, remat: bool) -> tuple[fb.Model, dict]:
+def base_model(size: work.Size, given: argparse.Namespace) -> tuple[fb.Model, dict]:
     """The base of the benchmark, and its weights as this library has them."""
     model = fb.models.transformer(
         size.vocabulary,
@@ -54,7 +55,8 @@ def base_model(size: work.Size, remat: bool) -> tuple[fb.Model, dict]:
         norm="layer",
         activation="gelu_tanh",
         bias="all",
-        remat=remat,
+        remat=given.remat,
+        unroll=given.unroll,
         dtype=jnp.bfloat16,
     )
     shapes = jax.eval_shape(model.init, jax.random.key(0))
@@ -66,7 +68,7 @@ def base_model(size: work.Size, remat: bool) -> tuple[fb.Model, dict]:
 
 
 def measure_fedblend(size: work.Size, given: argparse.Namespace) -> dict:
-    model, base = base_model(size, given.remat)
+    model, base = base_model(size, given)
     inputs, targets = work.rows(size)
     rows = jnp.asarray(inputs[:1])
     where = [f"layers/{name}/weight" for name in work.ADAPTED]
@@ -114,18 +116,24 @@ def measure_fedblend(size: work.Size, given: argparse.Namespace) -> dict:
 def measure_peer(name: str, given: argparse.Namespace) -> dict | None:
     """In a process of its own, whose memory JAX does not hold."""
     options = ["--small"] if given.small else []
-    options += ["--peer", name, "--rounds", str(given.rounds)]
-    script = HERE / "adapters_torch.py"
-    done = subprocess.run(
-        [sys.executable, str(script), *options], capture_output=True, text=True
-    )
-    if done.returncode:
-        last = (done.stderr.strip() or "no reason given").split("\n")[-1]
-        print(json.dumps({"who": name, "failed": last}), flush=True)
-        return None
-    found = [json.loads(line) for line in done.stdout.splitlines() if line[:1] == "{"]
-    for one in found:
-        print(json.dumps(one), flush=True)
+    options += ["--peer", name, "--rounds", str(given.peer_rounds or given.rounds)]
+    command = [sys.executable, str(HERE / "adapters_torch.py"), *options]
+    found = []
+    with (
+        tempfile.TemporaryFile(mode="w+") as errors,
+        subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=errors, text=True
+        ) as peer,
+    ):
+        assert peer.stdout is not None
+        for line in peer.stdout:
+            if line[:1] == "{":
+                print(line, end="", flush=True)
+                found.append(json.loads(line))
+        if peer.wait():
+            errors.seek(0)
+            last = (errors.read().strip() or "no reason given").split("\n")[-1]
+            print(json.dumps({"who": name, "failed": last}), flush=True)
     able = [one for one in found if "seconds_per_round" in one]
     return min(able, key=lambda one: one["seconds_per_round"]) if able else None
 
@@ -134,8 +142,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--small", action="store_true", help="seconds on a CPU")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--peer-rounds", type=int, help="of peers, if not as many")
     parser.add_argument("--chunk", type=int, default=16, help="clients side by side")
     parser.add_argument("--remat", action="store_true", help="less memory, more time")
+    parser.add_argument("--unroll", action="store_true", help="layers one by one")
     parser.add_argument("--no-peers", action="store_true")
     given = parser.parse_args()
     size = work.SMALL if given.small else work.FULL

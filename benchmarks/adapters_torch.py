@@ -180,14 +180,16 @@ def _as_gpt2(name: str, like: torch.Tensor, size: work.Size) -> torch.Tensor:
 
 
 MODELS = {"torch": own_model, "peft": lambda size: PeftModel(size).to(DEVICE)}
+MODES = ("eager", "default", "reduce-overhead")
+"""As it is, and modes of ``torch.compile``; the last one has CUDA graphs."""
 
 
-def measure(who: str, size: work.Size, rounds: int, compiled: str | None) -> dict:
+def measure(who: str, size: work.Size, rounds: int, mode: str) -> dict:
     torch.manual_seed(0)
     torch.set_float32_matmul_precision("high")
     model = MODELS[who](size)
     factors = [own for own in model.parameters() if own.requires_grad]
-    call = model if compiled is None else torch.compile(model, mode=compiled)
+    call = model if mode == "eager" else torch.compile(model, mode=mode)
     inputs, targets = (
         torch.from_numpy(part).long().to(DEVICE) for part in work.rows(size)
     )
@@ -234,7 +236,7 @@ def measure(who: str, size: work.Size, rounds: int, compiled: str | None) -> dic
         seconds.append(time.perf_counter() - began)
     peak = torch.cuda.max_memory_allocated() if DEVICE == "cuda" else 0
     return {
-        "who": f"{who}, {compiled or 'eager'}",
+        "who": f"{who}, {mode}",
         "device": torch.cuda.get_device_name() if DEVICE == "cuda" else "cpu",
         "adapter_weights": sum(own.numel() for own in factors),
         "first_loss": first_loss,
@@ -250,14 +252,14 @@ def main() -> None:
     parser.add_argument("--small", action="store_true")
     parser.add_argument("--peer", choices=list(MODELS), default="torch")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--modes", nargs="+", choices=MODES, help="all if not --small")
     given = parser.parse_args()
     size = work.SMALL if given.small else work.FULL
-    modes = [None] if given.small else [None, "default", "reduce-overhead"]
-    for mode in modes:
+    for mode in given.modes or (MODES[:1] if given.small else MODES):
         try:
             found = measure(given.peer, size, given.rounds, mode)
         except Exception as error:
-            if mode is None:
+            if mode == "eager":
                 raise
             reason = str(error).strip().split("\n")[0]
             found = {"who": f"{given.peer}, {mode}", "failed": reason}

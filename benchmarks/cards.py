@@ -48,7 +48,7 @@ class Plan(NamedTuple):
 
 GPU_PLAN = (
     Plan("A", 40, peers=True),
-    Plan("A-APFL", 45),
+    Plan("A-APFL", 60),
     Plan("A-APFL-20k", 45),
     Plan("A-SCAFFOLD", 35),
     Plan("G", 15, peers=True),
@@ -56,12 +56,12 @@ GPU_PLAN = (
     Plan("D-ResNet18", 50),
     Plan("E", 45),
     Plan("F", 45),
-    Plan("A-DP", 20),
+    Plan("A-DP", 35),
     Plan("I", 30),
     Plan("G-SCAFFOLD", 10),
-    Plan("G-FLIX", 10),
+    Plan("G-FLIX", 20),
     Plan("G-APFL", 10),
-    Plan("J-GRU", 20),
+    Plan("J-GRU", 40),
     Plan("J-dual", 20),
 )
 """The most important first: what does not fit into the budget is left out."""

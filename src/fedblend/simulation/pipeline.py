@@ -208,9 +208,8 @@ class Pipeline:
     @cached_property
     def _roots(self) -> list[Key]:
         """The keys of cohorts, on the CPU: other devices are busy when these draw."""
-        key = self._engine.key
-        roots = key if self._engine.keys == 0 else key[None]
-        return list(jax.device_put(roots, jax.local_devices(backend="cpu")[0]))
+        roots = jax.device_put(self._engine.key, jax.local_devices(backend="cpu")[0])
+        return [roots] if self._engine.keys is None else list(roots)
 
 
 def _when(computed: PyTree) -> float:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.extend.core import jaxpr_as_fun
 
 from fedblend import keys, trees
 from fedblend.core import (
@@ -202,7 +203,7 @@ def by_groups(
     def chunk(group, number):
         return trees.take(members, (group, number))
 
-    *_, shapes = jax.eval_shape(add_chunk, first, carry, chunk(0, 0))
+    add_chunk, (*_, shapes) = _traced(add_chunk, first, carry, chunk(0, 0))
     outcomes = jax.tree.map(
         lambda leaf: jnp.zeros((groups, most, *leaf.shape), leaf.dtype), shapes
     )
@@ -226,6 +227,19 @@ def by_groups(
     # it with what surrounds it, and rounds otherwise.
     end = groups if turns is None else (turns >= 0).sum()
     return jax.lax.fori_loop(0, end, one_group, (sums, carry, outcomes))
+
+
+def _traced(
+    function: Callable[..., PyTree], *arguments: PyTree
+) -> tuple[Callable[..., PyTree], PyTree]:
+    """The function, which is not traced again, and the shapes of what it returns."""
+    program, shapes = jax.make_jaxpr(function, return_shape=True)(*arguments)
+    compute, structure = jaxpr_as_fun(program), jax.tree.structure(shapes)
+
+    def again(*arguments):
+        return structure.unflatten(compute(*jax.tree.leaves(arguments)))
+
+    return again, shapes
 
 
 def block(

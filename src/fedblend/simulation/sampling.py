@@ -130,6 +130,8 @@ def measured_ids(
     if isinstance(ids, int):
         if not 1 <= ids <= clients:
             raise UserError("measure_on", ids, f"between 1 and the {clients} clients")
+        if ids == clients:  # no program is compiled to draw them
+            return np.arange(clients)
         root = keys.named(key if key.ndim == 0 else key[0], "measure_on")
         return cohorts(root, [0], clients, ids)[0]
     return _client_ids("measure_on", ids, clients)

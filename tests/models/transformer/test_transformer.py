@@ -124,9 +124,11 @@ def test_the_gradient_is_that_of_finite_differences(kind):
     np.testing.assert_allclose(middle, gap, rtol=1e-5)
 
 
-def test_computing_layers_again_changes_nothing():
+@pytest.mark.parametrize("option", ["remat", "unroll"])
+def test_computing_layers_otherwise_changes_nothing(option):
     plain, again = (
-        transformer(11, width=8, heads=2, layers=2, remat=on) for on in (False, True)
+        transformer(11, width=8, heads=2, layers=2, **{option: on})
+        for on in (False, True)
     )
     params = drawn(plain)
 

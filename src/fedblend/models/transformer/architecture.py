@@ -39,6 +39,7 @@ RULES = {
     "pool": words(*POOLS),
     "head": words(*HEADS),
     "remat": FLAG,
+    "unroll": FLAG,
 }
 """What each field may be."""
 
@@ -96,6 +97,9 @@ class Architecture:
     remat: bool = False
     """Compute the inside of layers again for the gradient instead of keeping it: less
     memory, about a third more time."""
+    unroll: bool = False
+    """Compile every layer by itself: longer to compile, and faster on a GPU, where
+    what the gradient needs is not copied from and to arrays of all layers."""
 
     def __post_init__(self):
         for name, rule in RULES.items():

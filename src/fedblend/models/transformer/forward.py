@@ -79,7 +79,8 @@ def features(
     layer = partial(_layer, form, places)
     if form.remat:
         layer = jax.checkpoint(layer, prevent_cse=False)
-    here, _ = jax.lax.scan(layer, here, (own.layers, prefix))
+    unroll = form.layers if form.unroll else 1
+    here, _ = jax.lax.scan(layer, here, (own.layers, prefix), unroll=unroll)
     if own.norm is not None:
         here = normalize(form, own.norm, here)
     if form.classes is not None:

@@ -37,6 +37,7 @@ def load_transformer(
     classes: int | None = None,
     dtype: Any = None,
     remat: bool = False,
+    unroll: bool = False,
 ) -> tuple[Model, Transformer]:
     """The model of a folder, and its weights.
 
@@ -48,6 +49,7 @@ def load_transformer(
         classes: of a new classifier on an encoder (BERT); None for the file's head.
         dtype: of the parameters; None for that of the file.
         remat: compute the inside of layers again for the gradient; saves memory.
+        unroll: compile every layer by itself; faster on a GPU.
 
     Raises:
         InputError: one line on what is missing, damaged or not supported. Pickled
@@ -63,7 +65,7 @@ def load_transformer(
         form, params = _read(files, kind, classes)
     except UserError as error:
         files.refuse(f"{CONFIG}: {error}")
-    form = dataclasses.replace(form, remat=remat)
+    form = dataclasses.replace(form, remat=remat, unroll=unroll)
     dtype = jnp.dtype(params.embedding.tokens.dtype if dtype is None else dtype)
     wanted = jax.eval_shape(lambda key: start(form, key, dtype), jax.random.key(0))
     _require_shapes(files, wanted, params)

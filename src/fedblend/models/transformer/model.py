@@ -69,6 +69,7 @@ def transformer(
     bias: str = "none",
     tied: bool = True,
     remat: bool = False,
+    unroll: bool = False,
     dtype=jnp.float32,
 ) -> Model:
     """Scores for the next token, [rows, length, vocabulary], at least float32.
@@ -90,6 +91,7 @@ def transformer(
         bias: of products: "none", "attention", "hidden" or "all".
         tied: scores have the weights of the embedding.
         remat: compute the inside of layers again for the gradient; saves memory.
+        unroll: compile every layer by itself; faster on a GPU.
         dtype: of the parameters; float32, float64 or bfloat16.
 
     The defaults with 2048 tokens have 1 053 824 parameters.
@@ -115,6 +117,7 @@ def transformer(
         bias=bias,
         tied=tied,
         remat=remat,
+        unroll=unroll,
     )
     return build_transformer(form, dtype=dtype)
 
@@ -137,6 +140,7 @@ def text_classifier(
     bias: str = "none",
     pool: str = "mean",
     remat: bool = False,
+    unroll: bool = False,
     dtype=jnp.float32,
 ) -> Model:
     """Scores of the classes of a row of tokens, [rows, classes], at least float32.
@@ -158,6 +162,7 @@ def text_classifier(
         bias: of products: "none", "attention", "hidden" or "all".
         pool: a row's features are the "mean" over its places, or the "first" one's.
         remat: compute the inside of layers again for the gradient; saves memory.
+        unroll: compile every layer by itself; faster on a GPU.
         dtype: of the parameters; float32, float64 or bfloat16.
 
     Example:
@@ -183,5 +188,6 @@ def text_classifier(
         classes=classes,
         pool=pool,
         remat=remat,
+        unroll=unroll,
     )
     return build_transformer(form, dtype=dtype)
