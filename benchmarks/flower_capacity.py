@@ -19,10 +19,7 @@ import threading
 from collections import defaultdict
 from pathlib import Path
 
-import numpy as np
-
-from fedblend.config import toml
-from fedblend.config.config import check
+import federation_work
 from fedblend.deploy.ops.local_cluster import local_cluster, processes_of
 from fedblend.deploy.ops.submit import open_folder, run_experiment
 
@@ -36,33 +33,6 @@ PARTS = {
 }
 """What a process's command says, and what it is."""
 TICKS = os.sysconf("SC_CLK_TCK")
-
-CONFIG = f"""
-version = 1
-name = "capacity"
-[data]
-partition = "nodes"
-clients = {{nodes}}
-kind = "classes"
-classes = 10
-shape = [{WIDTH}]
-[model]
-name = "mlp"
-hidden = [{{hidden}}]
-[algorithm]
-name = "fedavg"
-rate = 0.1
-steps = 1
-batch_size = 20
-[run]
-rounds = {ROUNDS}
-every = {ROUNDS}
-[measure]
-local = false
-[federation]
-deadline = 3000.0
-resend = 3000.0
-"""
 
 
 class Watching:
@@ -102,12 +72,6 @@ class Watching:
         return sum(self._seconds.values())
 
 
-def rows(number: int) -> dict[str, np.ndarray]:
-    rng = np.random.default_rng(number)
-    inputs = rng.normal(size=(40, WIDTH)).astype(np.float32)
-    return {"inputs": inputs, "targets": rng.integers(0, 10, 40)}
-
-
 def times(out: Path) -> list[float]:
     """Seconds from one counted round to the next, from the server's audit."""
     notes = map(json.loads, (out / "audit.jsonl").read_text().splitlines())
@@ -123,8 +87,9 @@ def times(out: Path) -> list[float]:
 def measured(made, folder: Path, nodes: int, size: float) -> str:
     """A row of the table."""
     hidden = round(size * 1e6 / 4 / (WIDTH + 11))
-    text = CONFIG.format(nodes=nodes, hidden=hidden)
-    config = check(toml.parse(text, "benchmark"), "benchmark")
+    config = federation_work.config(
+        nodes, WIDTH, hidden, ROUNDS, every=ROUNDS, deadline=3000.0, resend=3000.0
+    )
     load, watching = os.getloadavg()[0], Watching(made.folder)
     try:
         open_folder(folder, config, made.settings, resume=False)
@@ -148,7 +113,10 @@ def main() -> None:
     for nodes in map(int, counts):
         with tempfile.TemporaryDirectory() as place:
             folder = Path(place)
-            named = {f"node{number}": rows(number) for number in range(nodes)}
+            named = {
+                f"node{number}": federation_work.rows(number, WIDTH, 40)
+                for number in range(nodes)
+            }
             with local_cluster(folder / "lab", named, supernodes=True) as made:
                 for size in map(float, sizes):
                     out = folder / f"out{size:g}"

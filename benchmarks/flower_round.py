@@ -18,44 +18,16 @@ import tempfile
 import time
 from pathlib import Path
 
-import numpy as np
-
-from fedblend.config import toml
-from fedblend.config.config import check
+import federation_work
 from fedblend.deploy.ops import flwr_processes
 from fedblend.deploy.ops.local_cluster import local_cluster
 from fedblend.deploy.ops.submit import open_folder, run_experiment
-from fedblend.experiments.run_folder import Folder, read_rows
 
 NODES, ROUNDS = 4, 8
 SIZES = {"tiny": (8, 4), "large": (784, 300)}
 """Inputs and hidden units of the model."""
 BAR = 0.6
 """Of bare Flower's round, the most that ours may take with the carrier."""
-
-CONFIG = """
-version = 1
-name = "round"
-[data]
-partition = "nodes"
-clients = {nodes}
-kind = "classes"
-classes = 10
-shape = [{width}]
-[model]
-name = "mlp"
-hidden = [{hidden}]
-[algorithm]
-name = "fedavg"
-rate = 0.1
-steps = 1
-batch_size = 20
-[run]
-rounds = {rounds}
-every = 1
-[measure]
-local = false
-"""
 
 PYPROJECT = """
 [project]
@@ -119,12 +91,6 @@ def main(grid, context):
 """
 
 
-def rows(seed, width):
-    rng = np.random.default_rng(seed)
-    inputs = rng.normal(size=(200, width)).astype(np.float32)
-    return {"inputs": inputs, "targets": rng.integers(0, 10, 200)}
-
-
 def bare(made, folder, size):
     """Seconds of each round of bare Flower."""
     (folder / "bare").mkdir(parents=True)
@@ -144,12 +110,10 @@ def bare(made, folder, size):
 
 def ours(made, out, size):
     """Seconds of each round of fedblend, measuring left out."""
-    width, hidden = SIZES[size]
-    text = CONFIG.format(nodes=NODES, width=width, hidden=hidden, rounds=ROUNDS)
-    config = check(toml.parse(text, "benchmark"), "benchmark")
+    config = federation_work.config(NODES, *SIZES[size], ROUNDS)
     open_folder(out, config, made.settings, resume=False)
     run_experiment(made.settings, out)
-    return [row["seconds"] for row in read_rows(Folder(out)) if row["rounds"]]
+    return federation_work.seconds_of(out)
 
 
 def main():
@@ -158,7 +122,8 @@ def main():
     size = "large" if "--large" in sys.argv else "tiny"
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
-        named = {f"node{n}": rows(n, SIZES[size][0]) for n in range(NODES)}
+        width = SIZES[size][0]
+        named = {f"node{n}": federation_work.rows(n, width) for n in range(NODES)}
         found = {"bare Flower": [], "carrier": [], "Flower's app": []}
         with (
             local_cluster(folder / "own", named, log=print) as own,

@@ -20,8 +20,8 @@ from pathlib import Path
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
-from fedblend.config import toml
-from fedblend.config.config import check, dump
+import federation_work
+from fedblend.config.config import dump
 from fedblend.deploy.client.host import answering_at
 from fedblend.deploy.ops.local_cluster import local_cluster, write_rows
 from fedblend.deploy.ops.provision import provision
@@ -32,38 +32,11 @@ from fedblend.deploy.secure.opening import unmask
 from fedblend.deploy.secure.party import Party, public_key
 from fedblend.deploy.server.run import run_server
 from fedblend.deploy.transport import Reply
-from fedblend.experiments.run_folder import Folder, read_rows
 
 NODES, ROUNDS, WIDTH, HIDDEN = 8, 6, 784, 300
 NUMBERS = 1_000_000
 BAR = 2.0
 """The most that a secure round may take, in plain rounds."""
-
-CONFIG = """
-version = 1
-name = "round"
-[data]
-partition = "nodes"
-clients = {nodes}
-kind = "classes"
-classes = 10
-shape = [{width}]
-[model]
-name = "mlp"
-hidden = [{hidden}]
-[algorithm]
-name = "fedavg"
-rate = 0.1
-steps = 1
-batch_size = 20
-[run]
-rounds = {rounds}
-every = 1
-[measure]
-local = false
-[federation]
-secure = {secure}
-"""
 
 
 class Loopback:
@@ -87,22 +60,13 @@ class Loopback:
         return found
 
 
-def rows(seed):
-    rng = np.random.default_rng(seed)
-    inputs = rng.normal(size=(200, WIDTH)).astype(np.float32)
-    return {"inputs": inputs, "targets": rng.integers(0, 10, 200)}
-
-
 def config(secure):
-    text = CONFIG.format(
-        nodes=NODES, width=WIDTH, hidden=HIDDEN, rounds=ROUNDS, secure=secure
-    )
-    return check(toml.parse(text, "benchmark"), "benchmark")
+    return federation_work.config(NODES, WIDTH, HIDDEN, ROUNDS, secure=secure)
 
 
 def seconds_of(out):
-    """Of each round but the first, which compiles; measuring is left out."""
-    return [row["seconds"] for row in read_rows(Folder(out)) if row["rounds"]][1:]
+    """Of each round but the first, which compiles."""
+    return federation_work.seconds_of(out)[1:]
 
 
 def loopback(turns):
@@ -112,7 +76,8 @@ def loopback(turns):
         lab = Path(place) / "lab"
         provision(lab, host="127.0.0.1", nodes=names)
         for number, name in enumerate(names):
-            write_rows(lab / "nodes" / name, rows(number), None)
+            own = federation_work.rows(number, WIDTH)
+            write_rows(lab / "nodes" / name, own, None)
         homes = [lab / "nodes" / name for name in names]
         made = {n: answering_at(home / "node.toml") for n, home in enumerate(homes)}
 
@@ -127,7 +92,7 @@ def loopback(turns):
 
 def flower(turns):
     """Rounds on Flower's processes."""
-    named = {f"node{n}": rows(n) for n in range(NODES)}
+    named = {f"node{n}": federation_work.rows(n, WIDTH) for n in range(NODES)}
     with (
         tempfile.TemporaryDirectory() as place,
         local_cluster(Path(place) / "own", named, log=print) as made,
@@ -145,7 +110,7 @@ def in_turns(turns, place, run):
     found = {"plain": [], "secure": []}
     for turn in range(turns):
         for name in found:
-            seconds = run(place / f"{name}{turn}", str(name == "secure").lower())
+            seconds = run(place / f"{name}{turn}", name == "secure")
             found[name] += seconds
             shown = ", ".join(f"{second:.2f}" for second in seconds)
             print(f"turn {turn + 1}, {name}: {shown} s", flush=True)

@@ -202,6 +202,9 @@ class Needs(NamedTuple):
     chance."""
     length: bool = False
     """How long clients' answers are has a meaning: nothing may clip them."""
+    turns: bool = False
+    """The server moves some parameters in some rounds only: noise that later rounds are
+    to cancel would stay."""
     whole: bool = False
     """To deploy, a client receives the whole message, not only what it asks for."""
     clients: int | None = None

@@ -65,7 +65,8 @@ def products(alpha, shared: PyTree, personal: PyTree) -> PyTree:
     products, ``alpha B_s A_s + (1 - alpha) B_p A_p``, which has factors of both ranks
     together, [A_s; A_p] and [alpha B_s, (1 - alpha) B_p]. Mixing the factors as
     ``parameters`` does would add products of one model's A with the other's B. Other
-    changes are sums, where both are the same.
+    changes of weights are sums, where both are the same. ``gated_lora`` and ``prefix``
+    change no weights, and no adapter is their mixture.
 
     Example:
         >>> ours = {"weight": {"a": jnp.ones((2, 3)), "b": jnp.ones((4, 2))}}

@@ -91,6 +91,16 @@ def test_noise_of_privacy_is_on_what_travels_and_on_nothing_else():
     assert not np.any(found["ffa_lora"]["a"])
 
 
+def test_noise_of_privacy_leaves_the_factor_that_rests():
+    """RoLoRA trains B in the first round; noise that later rounds cancel is refused."""
+    algorithm, options = fb.rolora(LOSS, WORK), {"clip": 0.5, "noise": 2.0}
+    private = fb.dp_fedavg(algorithm, cohort=CLIENTS, noise_from="seed", **options)
+    moved = trees.subtract(run(private, rounds=1, sampling="fixed").shared, PARAMS)
+    assert not np.any(moved[PATH]["a"]) and np.all(moved[PATH]["b"])
+    with pytest.raises(ValueError, match=r"^dp_ftrl: .* in some rounds only"):
+        fb.dp_ftrl(algorithm, cohort=CLIENTS, tree=4, **options)
+
+
 @pytest.mark.slow
 def test_the_epsilon_of_a_configuration_with_adapters(tmp_path):
     """That of the noise, cohort and rounds, however few entries have it."""

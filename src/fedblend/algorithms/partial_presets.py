@@ -151,8 +151,8 @@ def fedsim(
 def fedsa_lora(loss: Loss, work: Work) -> Algorithm:
     """FedSA-LoRA: of the factors of an adapter every A is shared, every B stays.
 
-    Both are trained together. A mean of A alone is exact: where clients have B_i of
-    their own, no product of means stands for a mean of products.
+    Both are trained together. A client's change is B_i times the mean of A: there is no
+    mean of B, so that no product of means stands for a mean of products.
 
     Args:
         loss: ``loss(params, rows) -> losses[rows]``, of a model with ``lora`` adapters.
@@ -171,8 +171,8 @@ def ffa_lora(loss: Loss, work: Work) -> Algorithm:
     """FFA-LoRA: of the factors of an adapter every B is shared, no A is ever trained.
 
     All clients have the A of the initial parameters, so that the mean of B gives the
-    mean of the products. ``lora(rank, train="b")`` under ``fedavg`` is the same method,
-    whose A is no parameter: it takes less memory.
+    mean of the products. ``lora(rank, train="b")`` under ``fedavg`` is the same method
+    with the same weights of clients; its A is no parameter, and takes less memory.
 
     Args:
         loss: ``loss(params, rows) -> losses[rows]``, of a model with ``lora`` adapters.

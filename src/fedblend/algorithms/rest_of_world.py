@@ -21,8 +21,11 @@ of a pair.
 
 Where this differs from the paper: the same means come about in another way, and with
 partial cohorts, of which the paper has none, M has the last adapter of every client.
-Clients count equally. The gate starts at zero, equal weights of both adapters; with
-``two_adapters`` there is none, and the changes are added.
+What clipping, noise or a compressor makes of updates is in M and not in personal_i, so
+that shared_i is near the mean of the others' then. All clients start with one adapter;
+the authors' code draws one for each, and the gate at random. Here the gate starts at
+zero, equal weights of both adapters; with ``two_adapters`` there is none, and the
+changes are added.
 
 Reference: Bian, Wang, Zhang, Xu, "FedALT: federated fine-tuning through adaptive local
 training with rest-of-world LoRA", AAAI 2026, arXiv:2503.11880.

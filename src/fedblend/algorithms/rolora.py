@@ -13,26 +13,48 @@ from round 0 on::
 
 B goes first: it starts at zero, where the gradient in A is zero.
 
+The server moves the factor of the round alone: noise of privacy, or the error of a
+compressor, leaves the other one where it is.
+
 Where this differs from the paper: messages have a place for both factors, zeros for the
-one that has not its turn, and are counted so; the paper sends the other half only. Any
-optimizer is allowed, restarted in every round. Parameters that are no factor of a
-product are trained in every round.
+one that rests, and are counted so; the paper sends the trained factor only. p_i are the
+weights of the run, by rows unless it sets others; the paper's are equal. Any optimizer
+is allowed, restarted in every round. Parameters that are no factor of a product are
+trained in every round.
 
 Reference: Chen, Guo, Ju, Dalal, Zhu, Khisti, "Robust federated finetuning of LLMs via
 alternating optimization of LoRA", NeurIPS 2025, arXiv:2502.01755.
 """
 
+import jax
 import jax.numpy as jnp
 
 from fedblend import trees
 from fedblend.algorithms.fedavg import fedavg
 from fedblend.checks import PATHS, gate, require_parts
-from fedblend.core import Algorithm, Loss
+from fedblend.core import Algorithm, Loss, PyTree
 from fedblend.local import WORK, Work, local_update
 from fedblend.losses import gradient
 from fedblend.registry import algorithm
 
 FACTORS = PATHS("rolora: params", ["*/b", "*/a"])
+
+
+def in_turn(round: jax.Array, tree: PyTree, other: PyTree) -> PyTree:
+    """``tree`` at what is trained in a round, else ``other``."""
+
+    def choose(path, ours, theirs):
+        if not FACTORS(path):
+            return ours
+        turn = ("b", "a").index(path[-1])
+        return jnp.where(round % 2 == turn, ours, theirs)
+
+    return trees.map_with_path(choose, tree, other)
+
+
+def moved(round: jax.Array, change: PyTree) -> PyTree:
+    """A change of what is trained in a round, zeros for what rests."""
+    return in_turn(round, change, trees.zeros_like(change))
 
 
 @algorithm(form="factors")
@@ -51,22 +73,17 @@ def rolora(loss: Loss, work: Work) -> Algorithm:
         return inner.enroll(params, shard, key)
 
     def client(down, client, shard, key):
-        def in_turn(tree, other):
-            """``tree`` at what is trained in this round, else ``other``."""
-
-            def choose(path, ours, theirs):
-                if not FACTORS(path):
-                    return ours
-                turn = ("b", "a").index(path[-1])
-                return jnp.where(down.round % 2 == turn, ours, theirs)
-
-            return trees.map_with_path(choose, tree, other)
-
         def direction(here, batch):
-            found = gradient(loss)(in_turn(here, down.shared), batch)
-            return in_turn(found, trees.zeros_like(found))
+            at = in_turn(down.round, here, down.shared)
+            return moved(down.round, gradient(loss)(at, batch))
 
         up = local_update(direction, down, shard, key, work=work)
-        return up._replace(delta=in_turn(up.delta, trees.zeros_like(up.delta))), client
+        return up._replace(delta=moved(down.round, up.delta)), client
 
-    return inner._replace(enroll=enroll, client=client)
+    def server(aggregate, down, server, central, key):
+        mean = aggregate.mean._replace(delta=moved(down.round, aggregate.mean.delta))
+        aggregate = aggregate._replace(mean=mean)
+        return inner.server(aggregate, down, server, central, key)
+
+    needs = inner.needs._replace(turns=True)
+    return inner._replace(enroll=enroll, client=client, server=server, needs=needs)

@@ -50,6 +50,12 @@ def check_secure(config: "Config", clients: int) -> None:
             SUMMED,
         ),
         (
+            "compress.masks",
+            "one",
+            one and config.privacy is not None,
+            "own, with a quantizer; [privacy] clips each answer, and not their sum",
+        ),
+        (
             "run.cohort",
             cohort,
             config.privacy is not None and cohort < clients,

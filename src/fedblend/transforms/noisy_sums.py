@@ -53,6 +53,12 @@ def with_noisy_sums(
         first: from the shared model to the first state of the noise.
         add: the noise of a round; its unit is that of the mean update.
     """
+    if algorithm.needs.turns:
+        raise ValueError(
+            f"{transform}: the wrapped algorithm's server moves some parameters in "
+            "some rounds only, so that noise would not cancel over rounds; use "
+            "dp_fedavg"
+        )
     inner = clip_decoded(fixed_clip(delta_alone(algorithm, transform), clip), clip)
 
     def start(params, joins, central, key):

@@ -17,7 +17,11 @@ The error of the mean is ``omega |mean delta_i|^2``, instead of ``omega/n mean
 |delta_i|^2`` with entries of each client's own: n times as much where all clients
 agree, less where their updates cancel.
 
-Where this differs from the paper: it sketches with hash tables, this samples entries.
+Where this differs from the paper: both compress by a linear map that all clients have
+in common. The paper's is a sketch by hash tables, of which the server keeps the largest
+entries, with momentum and the error of earlier rounds in the sketch. Here the map keeps
+random entries, an unbiased estimate, and the server's step is that of the wrapped
+algorithm.
 
 Reference: Rothchild, Panda, Ullah, Ivkin, Stoica, Braverman, Gonzalez, Arora,
 "FetchSGD: communication-efficient federated learning with sketching", ICML 2020,

@@ -43,6 +43,7 @@ DIANA = {
     "compressor": {"name": "rand_k", "k": 2},
     "masks": "one",
 }
+PRIVACY = {"clip": 1.0, "noise": 1.0, "delta": 1e-5}
 DEMANDING = POLICY.replace("[accept]\n", "[accept]\nsecure = true\n", 1)
 NOWHERE = Path()
 
@@ -218,6 +219,10 @@ def test_rosters_that_are_wrong_are_one_line(rows, lab, tmp_path):
             "compress.rate: is a list; with federation.secure allowed: one rate",
         ),
         ({"compress": {"how": "perm_k"}}, "compress.how: is perm_k"),
+        (
+            {"compress": {**DIANA, "how": "plain"}, "privacy": PRIVACY},
+            "compress.masks: is one; with federation.secure allowed: own",
+        ),
         ({"federation": {"spare": 1}}, "federation.spare: is 1; with"),
         ({"federation": {"longest_update": 1.0}}, "federation.longest_update"),
         ({"run": {"cohort": 2}}, "run.cohort: is 2; with federation.secure allowed: 3"),
@@ -225,7 +230,7 @@ def test_rosters_that_are_wrong_are_one_line(rows, lab, tmp_path):
             {
                 "data": {"clients": 9},
                 "run": {"cohort": 5},
-                "privacy": {"clip": 1.0, "noise": 1.0, "delta": 1e-5},
+                "privacy": PRIVACY,
             },
             "run.cohort: is 5; with federation.secure allowed: all nodes",
         ),

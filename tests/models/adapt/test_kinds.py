@@ -231,6 +231,25 @@ def test_two_adapters_add_their_changes(kind):
     close(both.head(params, features), both.apply(params, ROWS))
 
 
+@pytest.mark.parametrize("name", ["mlp", slow("transformer")])
+def test_gated_adapters_of_equal_weights_are_the_mixture_of_both(name):
+    """A gate of zeros weighs both alike; changes are scaled, and layers stacked."""
+    model, rows = MODELS[name]
+    gated = fb.adapt(model, how=fb.gated_lora(2, alpha=6), inputs=rows)
+    plain = fb.adapt(model, how=fb.lora(2, alpha=6), inputs=rows)
+    params = random_like(gated.init(KEY))
+    open_gate = jax.jit(gated.apply)(params, rows)
+    for pair in params.values():
+        pair["gate"] = jnp.zeros_like(pair["gate"])
+    shared, own = (
+        {path: pair[which] for path, pair in params.items()}
+        for which in ("shared", "personal")
+    )
+    found = jax.jit(gated.apply)(params, rows)
+    close(found, jax.jit(plain.apply)(mixing.products(0.5, shared, own), rows))
+    assert np.abs(found - open_gate).max() > 1e-3
+
+
 def test_what_stays_at_the_client_is_the_personal_adapter():
     rows = (np.asarray(jax.random.normal(KEY, (24, 6))), np.arange(24) % 3)
     data = fb.federate(rows, np.arange(24).reshape(4, 6))

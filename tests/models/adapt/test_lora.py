@@ -330,7 +330,7 @@ def test_clients_share_the_products_with_the_base(model):
     assert all(square in shapes and not batched for shapes, batched in with_base)
 
 
-def test_the_factor_a_starts_as_in_the_paper_and_b_at_zero():
+def test_the_factor_a_starts_as_in_the_authors_code_and_b_at_zero():
     rows = jnp.ones((2, 100))
     adapted = fb.adapt(mlp(100, 3, hidden=(50,)), how=fb.lora(40), inputs=rows)
     start = adapted.init(jax.random.key(0))["hidden/0/weight"]

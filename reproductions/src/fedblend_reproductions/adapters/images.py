@@ -60,17 +60,6 @@ FULL = Plan(
     alone_rates=(3e-4, 1e-3, 3e-3),
     rounds_alone=12,
 )
-QUICK = dataclasses.replace(
-    FULL,
-    steps=1,
-    rounds=2,
-    splits=2,
-    rank=2,
-    adapter_rates=(1e-3,),
-    full_rates=(1e-3,),
-    alone_rates=(1e-3,),
-    rounds_alone=2,
-)
 QUICK_IMAGES = Images(clients=3, others=6, steps=5, batch=16, network="mlp")
 
 
@@ -124,7 +113,7 @@ def trained(model: fb.Model, rows: list[np.ndarray], images: Images) -> Any:
 
 def check(quick: bool, folder: Path) -> Finding:
     """Every method, and who is harmed."""
-    plan, images = (QUICK, QUICK_IMAGES) if quick else (FULL, Images())
+    plan, images = (FULL.quick, QUICK_IMAGES) if quick else (FULL, Images())
     task = prepared(plan, images, quick)
     settings = {"plan": repr(plan), "images": repr(images)}
     numbers = numbers_of(Runs(task, Cache(folder, settings)), np.asarray)

@@ -72,17 +72,6 @@ FULL = Plan(
     rounds_alone=8,
 )
 FULL_TEXTS = Texts(Size(), length=32, windows=48)
-QUICK = dataclasses.replace(
-    FULL,
-    steps=1,
-    rounds=2,
-    splits=2,
-    rank=2,
-    adapter_rates=(1e-2,),
-    full_rates=(1e-3,),
-    alone_rates=(1e-3,),
-    rounds_alone=2,
-)
 QUICK_TEXTS = Texts(dataclasses.replace(SMALL, clients=2), length=32, windows=10)
 
 
@@ -121,7 +110,7 @@ def task_of(plan: Plan, texts: Texts, corpus: Corpus, folder: Path) -> Task:
 
 def check(quick: bool, folder: Path) -> Finding:
     """Every method, and who is harmed."""
-    plan, texts = (QUICK, QUICK_TEXTS) if quick else (FULL, FULL_TEXTS)
+    plan, texts = (FULL.quick, QUICK_TEXTS) if quick else (FULL, FULL_TEXTS)
     task = prepared(plan, texts, folder)
     settings = {"plan": repr(plan), "texts": repr(texts)}
     runs = Runs(task, Cache(folder, settings))

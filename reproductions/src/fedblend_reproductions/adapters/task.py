@@ -34,6 +34,21 @@ class Plan:
     validation: float = 0.15
     test: float = 0.3
 
+    @property
+    def quick(self) -> "Plan":
+        """A few steps with the first of the settings: every method runs."""
+        return dataclasses.replace(
+            self,
+            steps=1,
+            rounds=2,
+            splits=2,
+            rank=2,
+            adapter_rates=self.adapter_rates[:1],
+            full_rates=self.full_rates[:1],
+            alone_rates=self.alone_rates[:1],
+            rounds_alone=2,
+        )
+
     def work(self, rate: Any) -> fb.Work:
         """The local work of a round."""
         return fb.Work(optax.adam(rate), self.steps, self.batch)

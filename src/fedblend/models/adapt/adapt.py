@@ -53,8 +53,8 @@ def adapt(
         model: any: of this package, of another framework, or a pair of functions.
         base: its parameters, which stay as they are; ``model.init(key 0)`` if None,
             which for a module of another framework are those that it has.
-        how: the kind of change: ``lora(rank)``, ``ia3()``, ``bias()``, ``full()`` or
-            ``prefix(length)``.
+        how: the kind of change: ``lora(rank)``, ``gated_lora(rank)``, ``ia3()``,
+            ``bias()``, ``full()`` or ``prefix(length)``.
         inputs: some rows, or their shapes; they are not computed with.
         where: the weights that are changed: patterns of paths such as "layers/*", names
             of layers, or a function of a path. The usual ones of ``how`` if None; for

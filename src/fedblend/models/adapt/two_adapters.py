@@ -17,7 +17,8 @@ def two_adapters(model: Model) -> Model:
     at the client.
 
     Args:
-        model: what ``adapt`` returned.
+        model: what ``adapt`` returned, with a change of weights: ``gated_lora`` has two
+            adapters of its own, and a sum of prefixes is no sum of changes.
 
     Example:
         >>> import jax, jax.numpy as jnp, fedblend as fb
