@@ -24,6 +24,7 @@ def benchmarks(monkeypatch):
     monkeypatch.syspath_prepend(str(FOLDER))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("benchmarks")
 def test_a_card_that_is_ended_early_is_extrapolated_and_says_so(tmp_path):
     import card_page

@@ -130,12 +130,14 @@ def accuracies(paper: str, claim: str, names: set[str]) -> list[float]:
     return [100 * value if value < 1 else value for value in found]
 
 
+@pytest.mark.slow
 def test_no_page_of_the_site_loads_anything_from_another_host(built):
     assert len(built) > 100
     loaded = {(path.name, one) for path, page in built.items() for one in page.loads}
     assert {one for _, one in loaded if urlsplit(one).netloc} == set()
 
 
+@pytest.mark.slow
 def test_links_and_anchors_of_the_site_hold(site, built):
     lost = set()
     for path, page in built.items():
@@ -159,11 +161,13 @@ def test_links_and_anchors_of_the_site_hold(site, built):
     assert lost == set()
 
 
+@pytest.mark.slow
 def test_source_files_have_pages(site):
     shown = (site / "source/src/fedblend/algorithms/fedavg.py.html").read_text("utf-8")
     assert "def" in shown and "fedavg" in shown
 
 
+@pytest.mark.slow
 def test_an_equation_is_drawn_in_the_color_of_the_text(site):
     drawn = docs_site.equation(r"\min_x \; \frac{1}{n} \sum_{i=1}^n f_i(x) < \infty")
     assert 'fill="currentColor"' in drawn and "\n\n" not in drawn
@@ -173,6 +177,7 @@ def test_an_equation_is_drawn_in_the_color_of_the_text(site):
         assert 'class="equation"><svg' in text, page
 
 
+@pytest.mark.slow
 def test_search_and_dark_mode_work_from_a_file_without_a_network(site, browser):
     asked: list[str] = []
     errors: list[str] = []

@@ -197,6 +197,7 @@ def test_a_row_has_its_trials_and_its_seeds(measured, tiny):
     assert "### Tiny: 4 rounds, the published table has 8" in text
 
 
+@pytest.mark.slow
 def test_finished_cells_are_not_measured_again(measured, monkeypatch):
     monkeypatch.setattr(runs, "set_up", None)
     plan = runs.Plan(measured, None, [0, 1])

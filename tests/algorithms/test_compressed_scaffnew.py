@@ -98,6 +98,7 @@ def test_the_papers_loop_with_the_coins_and_masks_that_fell():
         np.testing.assert_allclose(h.sum(axis=0), 0, atol=1e-13)
 
 
+@pytest.mark.slow
 def test_mixtures_end_at_the_exact_optimum_and_a_part_of_the_entries_travels():
     """FLIX around it, in closed form; one of three entries up, the model down."""
     alpha, rounds = np.array([0.2, 0.9, 0.5, 1.0, 0.3, 0.7, 0.4]), 1500
@@ -112,6 +113,7 @@ def test_mixtures_end_at_the_exact_optimum_and_a_part_of_the_entries_travels():
     np.testing.assert_array_equal(bits.down, dim * number + rounds * each)
 
 
+@pytest.mark.slow
 def test_with_all_entries_from_all_clients_it_is_scaffnew():
     plain = fb.scaffnew(ON.loss, fb.Work(RATE, steps=STEPS, batch_size=None))
     one = simulated(plain, rounds=12).complete().shared

@@ -78,6 +78,7 @@ def test_a_nudge_is_a_linear_term_of_the_loss(steps):
     np.testing.assert_allclose(nudged.delta, -(nudged.mean_gradient + push), rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_it_prepares_for_inner_steps_better_than_fedavg():
     """What it is for: after the same inner steps, the mean loss is the lower one."""
     work: dict[str, Any] = {"steps": 3, "batch_size": None}

@@ -120,6 +120,7 @@ def replicas():
     return run.complete()
 
 
+@pytest.mark.slow
 def test_the_neighborhood_shrinks_with_the_rate(replicas):
     """Its squared radius is proportional to the rate."""
     models = np.stack([replicas.personal(client) for client in range(N)], axis=1)

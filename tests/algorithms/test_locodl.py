@@ -121,6 +121,7 @@ def test_the_papers_loop_with_the_coins_and_masks_that_fell(masks, central):
 CENTRAL_LOSS = {"central": of_parameters(central_loss), **CENTRALLY}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("masks", "options"),
     [
@@ -156,6 +157,7 @@ def test_mixtures_compression_and_the_servers_loss_end_at_the_exact_optimum(
     np.testing.assert_array_equal(bits.down, first + rounds * each)
 
 
+@pytest.mark.slow
 def test_the_servers_rows_and_any_unbiased_compressor():
     """A central loss on rows, in whole batches: the same optimum; dithered messages."""
     rows = fb.federate(tuple(one[None] for one in CENTRAL), [np.array([0])])
@@ -170,6 +172,7 @@ def test_the_servers_rows_and_any_unbiased_compressor():
     np.testing.assert_allclose(run.shared, best, rtol=0, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_the_bound_of_theory_holds():
     """On f~ after some rounds, over 16 seeds."""
     known, rounds = quadratics(ON.federated_data), 8

@@ -83,6 +83,7 @@ def test_a_personal_model_survives_rounds_without_its_client():
     assert absent > 3
 
 
+@pytest.mark.slow
 def test_held_out_rows_tell_who_is_alike():
     """Nine clients with few noisy rows around one center, and one far from it."""
     rng = np.random.default_rng(0)

@@ -71,6 +71,7 @@ def test_fedrep_is_fedalt_with_the_head_and_fedper_is_fedsim():
     assert not np.array_equal(rep.shared["body"], per.shared["body"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("order", ORDERS)
 def test_both_orders_end_at_the_optimum_of_both_blocks(order):
     """One full step on u, so that there is no drift; the optimum is a linear solve.

@@ -56,6 +56,7 @@ def test_a_share_is_drawn_from_the_seed():
     assert sizes[0] == sizes[1] == pytest.approx(0.3 * 0.8 * 1797, abs=2)
 
 
+@pytest.mark.slow
 def test_a_run_learns_the_servers_classes_and_says_so(tmp_path):
     table = {"how": "two_way", "classes": [8, 9], "steps": 2, "batch_size": 32}
     summary = run_config(config(table, run={"rounds": 12, "seed": [0, 1]}), tmp_path)

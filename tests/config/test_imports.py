@@ -145,6 +145,7 @@ def test_options_reach_the_function_and_seeds_differ(parts):
     assert not np.allclose(one["0.weight"], two["0.weight"])
 
 
+@pytest.mark.slow
 def test_a_file_with_its_own_model_runs_and_reads_back(parts):
     content = copy.deepcopy(TINY)
     content["model"] = {"name": "own_parts:dropping", "dropout": "off"}

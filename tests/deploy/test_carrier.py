@@ -247,7 +247,7 @@ def test_a_message_is_answered(trial, link, monkeypatch, size):
         (
             RecordDict({"fedblend": MetricRecord({"message": 1})}),
             KIND,
-            "a message without fedblend's record",
+            "no message of Flower: ValueError",
         ),
     ],
 )

@@ -87,7 +87,10 @@ def homes(folder: Path) -> list[Path]:
     ("solver", "rate", "method"),
     [
         ("gradient_descent", '"theory"', {}),
-        ("gradient_descent", '"theory"', {"name": "scafflix", "steps": 3}),
+        pytest.param(
+            *("gradient_descent", '"theory"', {"name": "scafflix", "steps": 3}),
+            marks=pytest.mark.slow,
+        ),
         pytest.param("lbfgs", "0.1", {}, marks=pytest.mark.slow),
     ],
 )

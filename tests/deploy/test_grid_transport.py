@@ -13,17 +13,19 @@ import pytest
 
 pytest.importorskip("flwr")
 from flwr.app import Error, Message
-from flwr.common.serde import message_to_proto
+from flwr.common.serde import message_from_proto, message_to_proto
 from flwr.proto.node_pb2 import Node
 from flwr.supercore.inflatable.inflatable_object import (
     get_all_nested_objects,
     get_object_tree,
+    iterate_object_tree,
 )
 from flwr.supercore.task_identity import TaskIdentity
 
 from fedblend.deploy import grid_transport
-from fedblend.deploy.flower import SMALL
-from fedblend.deploy.grid_transport import UNAVAILABLE, GridTransport
+from fedblend.deploy.flower import KIND, SMALL, content_of, needed_parts, to_record
+from fedblend.deploy.grid_calls import UNAVAILABLE, push
+from fedblend.deploy.grid_transport import GridTransport
 
 
 class StubGrid:
@@ -182,17 +184,47 @@ def test_replies_behind_one_that_hangs_are_taken_late(impatient):
 
 
 class StubClient:
-    """Stands in for Flower's client of a link: the parts of a reply come late."""
+    """Stands in for Flower's client of a link: the parts of a reply come late.
+
+    A node sends every message back as soon as it has the part that it needs; the link
+    stores no other parts of such a message.
+    """
 
     def __init__(self, late: int):
-        self.late, self.replies, self.objects = late, {}, {}
+        self.late, self.requests, self.objects = late, {}, {}
         self.asked: Counter = Counter()
         self.confirmed: list[str] = []
+        self.pushed: dict[str, bytes] = {}
+
+    def PushMessages(self, request):
+        messages = map(message_from_proto, request.messages_list)
+        trees = request.message_object_trees
+        ids = [tree.object_id for tree in trees]
+        self.requests |= dict(zip(ids, zip(messages, trees, strict=True), strict=True))
+        asked = [one.object_id for tree in trees for one in iterate_object_tree(tree)]
+        return SimpleNamespace(
+            message_ids=ids, objects_to_push=asked[::-1], session_id="s"
+        )
+
+    def PushObject(self, request):
+        answered = not self.requests
+        if not answered:
+            self.pushed[request.object_id] = request.object_content
+        return SimpleNamespace(stored=not answered)
 
     def PullMessages(self, request):
-        found = [
-            self.replies.pop(id) for id in request.message_ids if id in self.replies
-        ]
+        found = []
+        for id in request.message_ids:
+            if id in self.requests:
+                message, tree = self.requests.pop(id)
+                content = content_of(
+                    {one: self.pushed[one] for one in needed_parts(tree)}, tree
+                )
+                reply = Message(content, reply_to=message)
+                reply.metadata.__dict__["_message_id"] = reply.object_id
+                found.append(reply)
+                for one, part in get_all_nested_objects(reply).items():
+                    self.objects[one] = part.deflate()
         return SimpleNamespace(
             messages_list=[message_to_proto(one) for one in found],
             message_object_trees=[get_object_tree(one) for one in found],
@@ -211,7 +243,7 @@ class StubClient:
 
 
 class LinkedGrid(StubGrid):
-    """A Grid with Flower's client: its own pull is not to be called."""
+    """A Grid with Flower's client: its own push and pull are not to be called."""
 
     def __init__(self, nodes: int, late: int):
         super().__init__(nodes)
@@ -219,17 +251,7 @@ class LinkedGrid(StubGrid):
         self.run, self.node = SimpleNamespace(run_id=5), Node(node_id=1)
 
     def push_messages(self, messages):
-        ids = []
-        for request in messages:
-            request.metadata.__dict__["_message_id"] = request.object_id
-            reply = Message(request.content, reply_to=request)
-            reply.metadata.__dict__["_message_id"] = reply.object_id
-            ids.append(request.metadata.message_id)
-            client = self._runtime_client
-            for id, one in get_all_nested_objects(reply).items():
-                client.objects[id] = one.deflate()
-            client.replies[ids[-1]] = reply
-        return ids
+        raise AssertionError
 
     def pull_messages(self, ids):
         raise AssertionError
@@ -245,6 +267,26 @@ def test_parts_that_come_late_are_awaited_beside_each_other():
     assert len(grid._runtime_client.confirmed) == 8
 
 
+def test_what_a_node_needs_is_pushed_first_and_the_rest_may_be_refused():
+    """Flower's own push would raise where the link does not store a part."""
+    grid: Any = LinkedGrid(1, late=0)
+    client = grid._runtime_client
+    message = Message(to_record(b"x"), 1, KIND, ttl=60)
+    pushed, sent = client.PushObject, []
+
+    def answered_at_once(request):
+        sent.append(request.object_id)
+        pushed(request)
+        if len(sent) == 1:
+            client.PullMessages(SimpleNamespace(message_ids=[message.object_id]))
+        return pushed(request)
+
+    client.PushObject = answered_at_once
+    assert push(grid, [message]) == [message.object_id]
+    assert sent[:1] == needed_parts(get_object_tree(message))
+    assert len(sent) == 3
+
+
 @pytest.mark.parametrize("size, calls", [(10, 1), (SMALL, 1), (SMALL + 1, 5)])
 def test_of_a_small_reply_one_part_is_pulled(size, calls):
     grid = LinkedGrid(1, late=0)
@@ -257,9 +299,10 @@ def test_of_a_small_reply_one_part_is_pulled(size, calls):
 def test_a_reply_of_which_a_part_is_gone_is_an_error():
     grid = LinkedGrid(2, late=0)
     transport = transport_over(grid)
+    grid._runtime_client.PullObject = lambda request: SimpleNamespace(
+        object_found=False, object_available=False
+    )
     transport.send({1: b"one", 2: b"two"})
-    grid._runtime_client.late = 99
-    grid._runtime_client.objects.clear()
     found = received(transport, 2, 10.0)
     assert set(map(tuple, found.values())) == {
         ("a part of the reply is not there any more",)

@@ -70,6 +70,7 @@ def status(folder: Path) -> list[str]:
     return [member.status for member in registration.members(settings_of(folder))]
 
 
+@pytest.mark.slow
 def test_a_node_comes_and_goes(folder, fleet):
     node = fleet()
     number = node.activate(10.0)

@@ -33,6 +33,7 @@ def user(tmp_path) -> NewUser:
     return user
 
 
+@pytest.mark.slow
 def test_what_the_scripts_set_up_gets_to_a_first_result(user, tmp_path):
     home, out = user.home("server"), tmp_path / "trial"
     config = load(home / "trial.toml")

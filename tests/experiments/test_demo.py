@@ -29,6 +29,7 @@ def small_demo(tmp_path_factory, compiled):
     return console.file.getvalue(), out  # pyright: ignore
 
 
+@pytest.mark.slow
 def test_the_demo_prints_its_numbers_and_what_they_say(small_demo):
     text, out = small_demo
     results = json.loads((out / "results.json").read_text())
@@ -50,6 +51,7 @@ def test_the_demo_prints_its_numbers_and_what_they_say(small_demo):
     assert results["advice"] in " ".join(text.split())
 
 
+@pytest.mark.slow
 def test_the_sentence_is_that_of_the_written_accuracies(small_demo):
     _, out = small_demo
     results = json.loads((out / "results.json").read_text())
@@ -77,6 +79,7 @@ def test_the_sentence_is_that_of_the_written_accuracies(small_demo):
             assert numbers["mean_gain_low"] < gap.mean() < numbers["mean_gain_high"]
 
 
+@pytest.mark.slow
 def test_the_demo_writes_its_figures(small_demo):
     _, out = small_demo
     for name in ("accuracy.png", "accuracy.svg", "gains.png", "gains.svg"):

@@ -99,6 +99,7 @@ def check(store, kills, local, tiny, write, tmp_path, compiled):
     assert len(run_folder.read_rows(Folder(out))) == 61
 
 
+@pytest.mark.slow
 def test_killed_in_both_stages(tiny, write, tmp_path, compiled):
     check("disk", 2, 30, tiny, write, tmp_path, compiled)
 

@@ -79,6 +79,7 @@ def routing():
         yield
 
 
+@pytest.mark.slow
 def test_cross_validation_hands_client_ids_to_every_fold(digits, routing):
     inputs, names, ids = digits
     tuned = FederatedClassifier(algorithm="finetune", **QUICK)

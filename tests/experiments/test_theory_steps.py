@@ -40,6 +40,7 @@ def by_hand() -> ByHand:
 QUICK = ("accelerated", "downlink")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     [pytest.param(n, marks=() if n in QUICK else pytest.mark.slow) for n in WAYS],

@@ -84,6 +84,7 @@ def test_folds_and_alphas_are_the_runs_that_they_would_be_alone():
         np.testing.assert_allclose(own, expected, rtol=1e-3)
 
 
+@pytest.mark.slow
 def test_what_is_deployed_is_trained_on_all_rows():
     found = chosen()
     again = alone(federated_data(), apfl(0.5), ["test"])

@@ -97,6 +97,7 @@ START = (1 - RATE) ** ROUNDS * np.abs(MU).max() + 1e-5
 """What is left of the start; float32 on numbers of size 3."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "attack",
     [

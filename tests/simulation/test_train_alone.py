@@ -120,6 +120,7 @@ def test_held_out_rows_leave_the_training_rows():
     assert sorted(mine) == sorted(federated_data.train.rows(1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("validation", [0.0, pytest.param(0.3, marks=pytest.mark.slow)])
 def test_a_node_chooses_as_the_simulator_does_for_it_alone(validation):
     federated_data = digits((40, 60), validation)

@@ -101,6 +101,7 @@ def test_attacks_are_numpys(attack, factor, reduction):
         np.testing.assert_allclose(done.shared, expected, rtol=1e-10, atol=0)
 
 
+@pytest.mark.slow
 def test_noise_has_the_length_of_the_update_and_is_new_for_everybody():
     on = problems.means(dim=400)
     attacked = fb.byzantine(descent(on), "noise", attackers=TWO, factor=3.0)

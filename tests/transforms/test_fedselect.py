@@ -103,6 +103,7 @@ def test_the_decoded_update_of_a_client_is_the_same_bit_for_bit():
         assert np.abs(whole.delta.embedding).max() > 0.05
 
 
+@pytest.mark.slow
 def test_a_correction_moves_rows_that_clients_lack():
     """To rounding; a round's correction moves such rows by some hundredths."""
     whole, some = pair("two-way")

@@ -67,6 +67,7 @@ def fedavg(steps, rate=0.05):
     return fb.fedavg(LOSS, fb.Work(rate, steps=steps, batch_size=None))
 
 
+@pytest.mark.slow
 def test_with_one_full_step_parallel_and_one_way_are_the_same_and_two_way_ends_there():
     federated_data, own = quadratics()
     few = {

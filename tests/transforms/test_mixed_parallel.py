@@ -57,6 +57,7 @@ def parallel(inner, **settings):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "server",
     [0.2, 0.5, optax.sgd(0.05, momentum=0.6)],

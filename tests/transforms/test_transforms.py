@@ -71,6 +71,7 @@ def test_all_entries_are_the_wrapped_run(name):
     close(run(fb.compressed(INNER[name], compress.rand_k(DIM))), plain_run(name))
 
 
+@pytest.mark.slow
 @each_inner
 def test_ef21_with_the_identity_and_everyone_is_the_wrapped_run(name):
     close(run(fb.ef21(INNER[name], compress.identity()), cohort=7), plain_run(name, 7))
@@ -100,7 +101,9 @@ MEMORY = {
 }
 
 
-@pytest.mark.parametrize("weights", ["by_count", "uniform"])
+@pytest.mark.parametrize(
+    "weights", ["by_count", pytest.param("uniform", marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize("name", MEMORY)
 def test_the_servers_memory_is_the_mean_of_the_clients(name, weights):
     """Although some take no part, some drop out, and one is never usable."""

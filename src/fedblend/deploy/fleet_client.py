@@ -35,7 +35,6 @@ from flwr.proto.node_pb2 import Node
 from flwr.supercore.inflatable.inflatable_object import (
     get_all_nested_objects,
     get_object_tree,
-    iterate_object_tree,
     no_object_id_recompute,
 )
 from flwr.supercore.interceptors.http.runtime_version import (
@@ -174,11 +173,9 @@ class FleetClient:
         run, kind = message.metadata.run_id, message.metadata.message_type
         if kind != KIND:
             raise Foreign(f"a message of type {kind[:40]!r}")
-        # All parts, also those that are not needed: the link removes what was received,
-        # and the server, which may still be pushing, would fail.
-        for branch in iterate_object_tree(tree):
-            content = self._part(run, branch.object_id)
-            found[branch.object_id] = content
+        for id in needed_parts(tree):
+            content = self._part(run, id)
+            found[id] = content
             size += len(content)
             if max_bytes is not None and size > max_bytes + OVERHEAD:
                 raise Foreign(f"more than {max_bytes} bytes, the most that is accepted")

@@ -11,27 +11,15 @@ know that a reply is missing, and what such a call brings late is handed on.
 
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
-from flwr.app import Error, Message, RecordDict
-from flwr.proto.message_pb2 import (
-    ConfirmMessageReceivedRequest,
-    ObjectTree,
-    PullObjectRequest,
-)
-from flwr.proto.runtime_pb2 import PullAppMessagesRequest
+from flwr.app import Message
 from flwr.serverapp import Grid
 
-from fedblend.deploy.flower import (
-    KIND,
-    TTL,
-    content_of,
-    from_record,
-    needed_parts,
-    to_record,
-)
+from fedblend.deploy.flower import KIND, TTL, from_record, to_record
+from fedblend.deploy.grid_calls import Fetched, claim, push
 from fedblend.deploy.transport import Reply
 
 REFRESH = 2.0
@@ -49,79 +37,9 @@ BUSY = 0.5
 PATIENCE, SLOWEST = 20.0, 1e6
 """Seconds after which a pull is abandoned, and how many bytes a second of what was sent
 it has in addition: a reply is about as large as its request."""
-FIRST_PAUSE, LAST_PAUSE = 0.05, 1.0
-"""Seconds between two attempts to get a part of a reply; they grow."""
 POLLS = 20.0
 """Questions for messages a second, of all nodes together: each takes the link about
 10 ms of processor, and so do the calls that carry messages."""
-UNAVAILABLE = 3
-"""Flower's code of the error about a message that the link does not have any more."""
-
-
-class Fetched(NamedTuple):
-    """The bytes of a reply, or the error that came in their place."""
-
-    data: bytes | None
-    error: str = ""
-    gone: bool = False
-    """The link does not have the message any more."""
-
-
-Claimed = tuple[str, Callable[[], Fetched]]
-"""The id of a message, and what gets the reply to it."""
-
-
-def claim(grid: Grid, ids: Sequence[str]) -> list[Claimed]:
-    """The replies to messages that are there; the link hands each of them out once.
-
-    ``Grid.pull_messages`` gets the parts of all of them before it returns. This is the
-    same with Flower's own client, one reply at a time; a Grid without such a client is
-    asked in the other way.
-    """
-    client = getattr(grid, "_runtime_client", None)
-    if client is None:
-        return [
-            (one.metadata.reply_to_message_id, partial(_opened, one))
-            for one in grid.pull_messages(ids)
-        ]
-    found = client.PullMessages(PullAppMessagesRequest(message_ids=ids))
-    heads = [one.metadata for one in found.messages_list]
-    return [
-        (head.reply_to_message_id, partial(_fetch, grid, client, head.message_id, tree))
-        for head, tree in zip(heads, found.message_object_trees, strict=True)
-    ]
-
-
-def _opened(reply: Message) -> Fetched:
-    return _fetched(reply.error if reply.has_error() else reply.content)
-
-
-def _fetched(content: RecordDict | Error) -> Fetched:
-    if isinstance(content, Error):
-        error = str(content.reason)[:200] or "error"
-        return Fetched(None, error, content.code == UNAVAILABLE)
-    return Fetched(from_record(content))
-
-
-def _fetch(grid: Any, client: Any, id: str, tree: ObjectTree) -> Fetched:
-    """A reply, as soon as all of its parts are there."""
-    parts = {one: _part(grid, client, one) for one in needed_parts(tree)}
-    received = ConfirmMessageReceivedRequest(
-        node=grid.node, run_id=grid.run.run_id, message_object_id=id
-    )
-    client.ConfirmMessageReceived(received)
-    return _fetched(content_of(parts, tree))
-
-
-def _part(grid: Any, client: Any, id: str) -> bytes:
-    request = PullObjectRequest(node=grid.node, run_id=grid.run.run_id, object_id=id)
-    pause = FIRST_PAUSE
-    while not (pulled := client.PullObject(request)).object_available:
-        if not pulled.object_found:
-            raise LookupError("a part of the reply is not there any more")
-        time.sleep(pause)
-        pause = min(1.5 * pause, LAST_PAUSE)
-    return pulled.object_content
 
 
 class _Pull:
@@ -227,8 +145,7 @@ class GridTransport:
         while self._to_push and self._pushing < CALLS:
             some = self._to_push.pop(0)
             self._pushing += 1
-            push = partial(self._grid.push_messages, some)
-            self._start(lambda push=push: list(push()), partial(self._pushed, some))
+            self._start(partial(push, self._grid, some), partial(self._pushed, some))
 
     def _pushed(self, messages: list[Message], ids: Any) -> None:
         self._pushing -= 1

@@ -71,6 +71,7 @@ def test_a_federation_comes_to_what_a_simulation_comes_to(place, tmp_path, monke
     assert (tmp_path / "run" / "harm.csv").exists()
 
 
+@pytest.mark.slow
 def test_a_node_trains_alone_to_its_own_best_round(place, tmp_path, monkeypatch):
     monkeypatch.setattr(results, "draw", lambda *arguments: None)
     run = experiment(tmp_path / "run", federated(method("fedavg", place, rounds=1)))
@@ -88,6 +89,7 @@ def test_a_node_trains_alone_to_its_own_best_round(place, tmp_path, monkeypatch)
     assert all(0 <= number <= 20 * 20 for number in rounds)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     [
