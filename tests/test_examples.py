@@ -19,12 +19,14 @@ README = ROOT / "README.md"
 PAGES = [README, *sorted((ROOT / "docs").glob("**/*.md"))]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 LATER = (
+    "adapters.md",
     "alpha.md",
     "apfl.md",
     "audit_privacy.md",
     "compare.md",
     "conformance.md",
     "export.md",
+    "flix.md",
     "local_training.md",
     "new_clients.md",
     "adapters_methods.md",
@@ -34,8 +36,10 @@ LATER = (
     "plan.md",
     "robustness.md",
     "several_models.md",
+    "transformer.md",
     "flax_model.py",
     "own_csv.py",
+    "quickstart.py",
     "sklearn_crossval.py",
     "sweep.py",
 )

@@ -227,6 +227,7 @@ def test_a_stopped_run_goes_on_bit_for_bit(measured, tmp_path, monkeypatch):
         assert [cell[name] for name in names] == [whole[name] for name in names]
 
 
+@pytest.mark.slow
 def test_a_run_stops_where_no_replica_has_patience_left(tmp_path, tiny, monkeypatch):
     """The first replica stands still from round 2 on, the second from round 4 on."""
     looked = []
@@ -260,6 +261,7 @@ def test_patience_counts_rounds_without_a_better_one_by_any_choice():
     assert protocol.stops_at(np.delete(correct, 2, axis=0), [1, 2, 6, 8], 2) == 4
 
 
+@pytest.mark.slow
 def test_other_settings_are_refused_in_one_line(measured, tmp_path):
     place = Place(TINY, METHODS["local_only"], 8, 0.3, 0)
     other = place._replace(method=place.method._replace(options={"new": 1}))
@@ -273,6 +275,7 @@ def test_other_settings_are_refused_in_one_line(measured, tmp_path):
         cells.finished(tmp_path, place)
 
 
+@pytest.mark.slow
 def test_the_check_finds_what_was_changed(measured, tiny):
     path, cell = next(cells.all_cells(measured))
     assert cells.check(path, cell) == []
@@ -299,6 +302,7 @@ def test_the_check_finds_what_was_changed(measured, tiny):
 # The command.
 
 
+@pytest.mark.slow
 def test_the_command(measured, tiny, tmp_path, capsys):
     def run(*words):
         code = main([*words, "--out", str(tmp_path)])

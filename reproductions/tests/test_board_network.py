@@ -33,6 +33,7 @@ def plain(params, images):
     return here @ last.weight.T + last.bias
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("convolution", WAYS)
 def test_the_network_is_pfllibs(convolution):
     images = np.random.default_rng(0).random((2, 28, 28), np.float32)

@@ -60,6 +60,7 @@ def test_with_everything_personal_it_is_training_alone_bit_for_bit():
     same(run.shared, PARAMS)
 
 
+@pytest.mark.slow
 def test_fedrep_is_fedalt_with_the_head_and_fedper_is_fedsim():
     rep = complete(fb.fedrep(loss, NOISY, head=["head"], head_steps=2))
     alt = complete(fb.fedalt(loss, NOISY, personal=["head"], personal_steps=2))

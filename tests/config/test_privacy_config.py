@@ -408,6 +408,7 @@ def test_the_tables_of_the_page_are_taken():
     assert {table.noise_from for table in found} == {"system"}
 
 
+@pytest.mark.slow
 def test_the_examples_of_the_page_run(capsys):
     """With fewer rounds, and 40 clients in place of 400."""
     space: dict[str, Any] = {}

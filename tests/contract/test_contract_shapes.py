@@ -69,12 +69,13 @@ def described(tree):
 
 PAIRS = [
     *((name, "half") for name in PRODUCT),
-    *((name, problem) for problem in ("classes", "quadratics") for name in CASES),
+    *((name, "quadratics") for name in CASES),
     *(
         pytest.param(
-            name, "adapted", marks=() if name in ONE_OF_EACH else pytest.mark.slow
+            name, problem, marks=() if name in ONE_OF_EACH else pytest.mark.slow
         )
-        for name in PRODUCT
+        for problem, names in (("classes", CASES), ("adapted", PRODUCT))
+        for name in names
     ),
 ]
 """A dtype that changes shows best where parameters are not of the usual one."""

@@ -158,6 +158,7 @@ def test_a_client_that_shares_nothing_leaves_out_solvers_that_need_all(found):
     assert not names & {"locodl", "compressed_scaffnew"}
 
 
+@pytest.mark.slow
 def test_a_short_list_has_some_of_each_family(found):
     made = offers(found, EPS, alpha=0.5, trials=False)
     chosen = shortlist(made)

@@ -121,6 +121,7 @@ def in_folds(metric, scale=1.0):
     return keeps_the_bound(arms, found.weights, parts, metric)
 
 
+@pytest.mark.slow
 def test_averages_are_measured_in_the_folds():
     """Squared errors are convex, so averages keep the bound; half of it is too little.
 

@@ -19,6 +19,8 @@ from fedblend.simulation import aggregators, devices
 from fedblend.simulation.chunks import Cut, chunk_size
 
 CASES = ("fedavg", "scaffold", "apfl", "flix_diana", "two_way")
+FEW = ("scaffold", "flix_diana", "two_way")
+"""States, messages with memories, a loss at the server: the others have less."""
 SCRIPT = Path(__file__).with_name("devices_alike.py")
 
 
@@ -43,12 +45,12 @@ def digests_of(process: subprocess.Popen) -> dict[str, list[str]]:
 
 @pytest.fixture(scope="module")
 def found() -> dict[str, list[str]]:
-    """The digests of all cases on one and on eight devices."""
-    return digests_of(begin(",".join(CASES), "1,8"))
+    """The digests of some cases on one and on eight devices."""
+    return digests_of(begin(",".join(FEW), "1,8"))
 
 
 def test_one_and_eight_devices_give_the_same_bits(found):
-    assert list(found) == list(CASES)
+    assert list(found) == list(FEW)
     for name, (one, eight) in found.items():
         assert one == eight, name
 

@@ -129,6 +129,7 @@ def test_no_answer_at_all_breaks_the_bound_of_one_round():
         assert within <= of_trimmed_mean(20, cut=20)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("attackers", "settings"),
     [

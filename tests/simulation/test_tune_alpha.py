@@ -139,6 +139,7 @@ def test_test_rows_have_no_part_in_the_choice():
     assert np.nanmax(np.abs(other.test - tuned().test)) > 1
 
 
+@pytest.mark.slow
 def test_apfl_trained_again_with_the_choice_has_the_same_models():
     """Its shared model does not depend on alpha."""
     found = tuned(apfl)

@@ -36,6 +36,7 @@ def test_the_federated_gradient_is_that_of_all_rows_together(problem):
     np.testing.assert_allclose(gradient, wanted, rtol=0, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_clients_may_weigh_alike_and_all_rows_make_no_noise(problem):
     federated_data, own = problem
     alike = np.ones(len(COUNTS))

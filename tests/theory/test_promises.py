@@ -73,6 +73,7 @@ def by_hand(federated_data, smoothness) -> Case:
 QUICK = ("ijcnn1",)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     [pytest.param(n, marks=() if n in QUICK else pytest.mark.slow) for n in SETS],

@@ -115,6 +115,7 @@ def test_a_correction_moves_rows_that_clients_lack():
     assert len(unused) > 0
 
 
+@pytest.mark.slow
 def test_bits_are_those_of_a_clients_own_rows():
     whole, some = pair("adam at the server")
     entries = entries_touched(params, on, **TABLE)

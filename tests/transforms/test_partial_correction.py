@@ -27,6 +27,7 @@ def run(algorithm):
     return fb.simulate(*place, rounds=ROUNDS, every=ROUNDS).complete()
 
 
+@pytest.mark.slow
 def test_the_run_is_the_same_and_zeros_do_not_travel():
     whole = fb.mixed_fl(inner, spread, how="two_way", steps=2)
     plain_run, short = run(whole), run(partial_correction(whole, ["embedding"]))

@@ -35,6 +35,7 @@ def run(*arguments, **settings):
     return simulate(*arguments, **settings).complete()
 
 
+@pytest.mark.slow
 def test_downlink_with_the_identity_is_the_wrapped_run():
     ours, plain = run(downlink(noisy, compress.identity())), run(noisy)
     np.testing.assert_allclose(ours.shared, plain.shared, rtol=1e-5, atol=3e-6)

@@ -77,6 +77,7 @@ def test_ef21_with_the_identity_and_everyone_is_the_wrapped_run(name):
     close(run(fb.ef21(INNER[name], compress.identity()), cohort=7), plain_run(name, 7))
 
 
+@pytest.mark.slow
 @each_inner
 def test_diana_with_the_identity_and_everyone_is_the_wrapped_run(name):
     wrapped = fb.diana(INNER[name], compress.identity(), rate=0.3)
@@ -121,6 +122,7 @@ def distance(algorithm, rounds, **settings) -> float:
     return float(np.abs(done.shared - problems.optimum(on)).max())
 
 
+@pytest.mark.slow
 def test_diana_and_ef21_reach_the_optimum_where_dcgd_stalls():
     descent = fb.fedavg(on.loss, fb.Work(0.1, **full))
     rand = compress.rand_k(2)

@@ -63,7 +63,8 @@ def resnet18(
 
     Example:
         >>> model = resnet18((8, 8, 3), 10, width=4, groups=2)
-        >>> model.apply(model.init(jax.random.key(0)), jnp.ones((2, 8, 8, 3))).shape
+        >>> params = jax.eval_shape(model.init, jax.random.key(0))
+        >>> jax.eval_shape(model.apply, params, jnp.ones((2, 8, 8, 3))).shape
         (2, 10)
     """
     if width % groups:
