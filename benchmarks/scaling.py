@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The price of a round as the federation grows: it should not depend on its size.
 
-Ten clients a round on softmax regression with 10 classes and 8 examples a client, of
-100 up to ten million: FedAvg, whose clients remember nothing (20 inputs); SCAFFOLD,
+A hundred clients a round on softmax regression with 10 classes and 8 examples a client,
+of 100 up to ten million: FedAvg, whose clients remember nothing (20 inputs); SCAFFOLD,
 whose clients remember a control variate each; and APFL with a personal model of 10,010
 weights each (1,000 inputs), up to a million. Clients beyond the first thousand have the
 examples of others. Every size has its own process, for the sake of its peak memory.
@@ -28,7 +28,7 @@ FILE = "scaling.py"
 SIZES = (100, 10_000, 1_000_000)
 KINDS = {"none": (*SIZES, 10_000_000), "host": SIZES, "disk": SIZES, "models": SIZES}
 """What clients remember: nothing; a control variate, in memory or on disk; a model."""
-COHORT, EXAMPLES, CLASSES, BLOCK, DIFFERENT = 10, 8, 10, 10, 1000
+COHORT, EXAMPLES, CLASSES, BLOCK, DIFFERENT = 100, 8, 10, 10, 1000
 
 
 def prepare(clients: int, kind: str):

@@ -25,6 +25,9 @@ from fedblend.cli import screen
 COORDINATOR, NUMBER, COUNT = (
     f"FEDBLEND_{word}" for word in ("COORDINATOR", "PROCESS", "PROCESSES")
 )
+THREADS = "NPROC"
+"""How many threads XLA has for its operations; by default the cores of the machine, in
+every process."""
 PATIENCE = 10.0
 """Seconds in which the first process says what another one failed of, too."""
 
@@ -41,6 +44,7 @@ def launch(count: int, arguments: Sequence[str]) -> int:
             env={
                 **os.environ,
                 cores.VARIABLE: os.environ.get(cores.VARIABLE, each),
+                THREADS: os.environ.get(THREADS, each),
                 COORDINATOR: address,
                 NUMBER: str(number),
                 COUNT: str(count),
