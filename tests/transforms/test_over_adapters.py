@@ -98,7 +98,7 @@ def test_noise_of_privacy_leaves_the_factor_that_rests():
     moved = trees.subtract(run(private, rounds=1, sampling="fixed").shared, PARAMS)
     assert not np.any(moved[PATH]["a"]) and np.all(moved[PATH]["b"])
     with pytest.raises(ValueError, match=r"^dp_ftrl: .* in some rounds only"):
-        fb.dp_ftrl(algorithm, cohort=CLIENTS, tree=4, **options)
+        fb.dp_ftrl(algorithm, clip=0.5, noise=2.0, cohort=CLIENTS, tree=4)
 
 
 @pytest.mark.slow
