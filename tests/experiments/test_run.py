@@ -370,3 +370,12 @@ def test_what_simulate_refuses_names_the_key(tiny, tmp_path):
     tiny["measure"]["splits"] = ["validation"]
     with pytest.raises(ConfigError, match=r"^measure\.splits: 'validation' is not one"):
         run_config(check(tiny, "here"), tmp_path / "out")
+
+
+def test_long_measuring_is_said_once(tiny, write, tmp_path, monkeypatch, no_figures):
+    monkeypatch.setattr("fedblend.experiments.run.LONG", 0.0)
+    said: list[str] = []
+    found = run_config(load(write(tiny)), tmp_path, on_warning=said.append)
+    (line,) = [text for text in said if text.startswith("measuring took")]
+    assert "every 2 rounds" in line and "measure.on" in line
+    assert found["runs"][0]["measure_seconds"] > 0

@@ -96,7 +96,7 @@ def same_as_single(config, path, place):
     alike(summary, other)
 
 
-TIMES = ("seconds", "compile_seconds")
+TIMES = ("seconds", "compile_seconds", "measure_seconds")
 
 
 def alike(mine, theirs):

@@ -39,6 +39,8 @@ TABLES = {
     "strata": "populations",
 }
 """The tables of a configuration by what they build."""
+LONG = 20.0
+"""Seconds of measuring after which a warning says how to measure less."""
 
 
 class Step(NamedTuple):
@@ -97,14 +99,38 @@ def run_config(
         if config.privacy is not None:
             promised = privacy.report(config, built.federated_data.clients)
         open_folder(folder, config, built)
-        for stage in runs:
-            advance(folder, config, stage, runs, metric, on_step, blocks)
         run = runs["federated"]
+        watched = _watching(run, config, on_step, on_warning)
+        for stage in runs:
+            advance(folder, config, stage, runs, metric, watched, blocks)
         formats = USUAL if figures is True else figures or ()
         promised |= bound.promise(config, built, run)
         return results.write_summary(
             folder, config, built, run, promised, on_warning, formats
         )
+
+
+def _watching(
+    run: Run,
+    config: Config,
+    on_step: Callable[[Step], None],
+    on_warning: Callable[[str], None],
+) -> Callable[[Step], None]:
+    """``on_step``, and a warning where a run is measured for long."""
+    told = False
+
+    def watched(step: Step) -> None:
+        nonlocal told
+        if run.measure_seconds > LONG and not told:
+            told = True
+            on_warning(
+                f"measuring took {run.measure_seconds:.0f} s, and comes every "
+                f'{config.run.every} rounds; measure.splits = ["test"], '
+                "measure.on = 100 or a larger run.every make it less"
+            )
+        on_step(step)
+
+    return watched
 
 
 def _check_place(folder: Folder, config: Config, resume: bool) -> None:

@@ -166,12 +166,13 @@ def _cost_lines(summaries: Sequence[dict]) -> list[str]:
         lines.append(", ".join(f"{name}: {number:g}" for name, number in lost.items()))
     if "compile_seconds" in summaries[0]:
         seconds = _mean(summaries, "seconds")
-        compiling = _mean(summaries, "compile_seconds")
-        before = _mean(summaries, "alone", "seconds")
-        alone = "" if np.isnan(before) else f", training alone {before:.2f} s"
-        lines.append(
-            f"time: rounds {seconds:.2f} s, compiling {compiling:.2f} s{alone}"
-        )
+        parts = {
+            "compiling": _mean(summaries, "compile_seconds"),
+            "measuring": _mean(summaries, "measure_seconds"),
+            "training alone": _mean(summaries, "alone", "seconds"),
+        }
+        others = [f", {name} {s:.2f} s" for name, s in parts.items() if not np.isnan(s)]
+        lines.append(f"time: rounds {seconds:.2f} s{''.join(others)}")
     return lines
 
 

@@ -215,6 +215,7 @@ def costs(
     last_bits: int,
     alone: dict[str, Any] | None = None,
     compile_seconds: float | None = None,
+    measure_seconds: float | None = None,
     strays: dict[str, int] | None = None,
 ) -> dict[str, Any]:
     """Time and bits of a run, as plain values; what is None is left out.
@@ -226,6 +227,7 @@ def costs(
         last_bits: those of the last broadcast, to one client.
         alone: what it took to train the clients that the run is compared with.
         compile_seconds: of a simulation.
+        measure_seconds: likewise, since it was begun or resumed.
         strays: messages that a deployment did not expect, by kind.
     """
     clients = len(bits.up)
@@ -235,6 +237,7 @@ def costs(
         "cohort": cohort,
         "seconds": sum(record.seconds for record in history),
         "compile_seconds": compile_seconds,
+        "measure_seconds": measure_seconds,
         "rejected": sum(record.rejected for record in history),
         "dropped": sum(record.dropped for record in history),
         "strays": strays,

@@ -73,7 +73,7 @@ class Run(Results):
         self.measured: list[Measured] = []
         self._rows: PyTree = ()
         self.budget: Budget | None = None
-        self.earlier_seconds = 0.0
+        self.earlier_seconds = self.measure_seconds = 0.0
         self.down: Any = None
         self.server: PyTree = None
         sizes = sizes_of(clients.shapes)
@@ -221,6 +221,7 @@ class Run(Results):
             last_bits=static_bits(self.shapes.last._replace(round=None)),
             alone=alone,
             compile_seconds=self.compile_seconds,
+            measure_seconds=self.measure_seconds,
         )
         warnings = not_finite(history, measured, evidence.counts, shared)
         return {**summarize(history[-1], evidence, spent), "warnings": warnings}
@@ -312,9 +313,11 @@ class Run(Results):
         asked = self._evaluation
         if not asked.metrics:
             return
-        values, self._rows = self._pipeline.measured(self.down)
         alone = () if self._local is None else self._local.complete().measured
+        begun = self._engine.clock()
+        values, self._rows = self._pipeline.measured(self.down)
         self.measured = asked.by_replica(values, alone)
+        self.measure_seconds += self._engine.clock() - begun
 
     def _record(
         self, rounds: int, seconds: float, entries: Sequence[Entry] = ()
