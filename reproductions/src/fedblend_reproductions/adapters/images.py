@@ -37,6 +37,16 @@ CRITERION = (
 )
 
 
+FIRST_RATES = {
+    "verdict": "reproduced",
+    "criterion": "The same, with rates of full fine-tuning of at least 0.0003 and of "
+    "adapters of at most 0.01. These were the best ones, at the edge of what was "
+    "tried, so that further ones were added.",
+    "ours": "The shared adapter had accuracy 0.8318, full fine-tuning 0.8246, the base "
+    "0.8307, FLIX 0.8372, adapters alone 0.8397; nobody was harmed.",
+}
+
+
 @dataclasses.dataclass(frozen=True)
 class Images:
     """Who trains the base, and for how long."""
@@ -55,9 +65,9 @@ FULL = Plan(
     rounds=4,
     splits=3,
     rank=8,
-    adapter_rates=(1e-3, 3e-3, 1e-2),
-    full_rates=(3e-4, 1e-3, 3e-3),
-    alone_rates=(3e-4, 1e-3, 3e-3),
+    adapter_rates=(1e-3, 3e-3, 1e-2, 3e-2),
+    full_rates=(3e-5, 1e-4, 3e-4, 1e-3),
+    alone_rates=(1e-4, 3e-4, 1e-3),
     rounds_alone=12,
 )
 QUICK_IMAGES = Images(clients=3, others=6, steps=5, batch=16, network="mlp")
@@ -126,6 +136,7 @@ def check(quick: bool, folder: Path) -> Finding:
         why=_setting(task, images),
         table=table_of(numbers, "accuracy", ".4f"),
         criterion=CRITERION,
+        before={} if quick else FIRST_RATES,
     )
 
 
