@@ -56,7 +56,7 @@ def same(left, right) -> None:
 
 
 @pytest.mark.parametrize("name", ALL)
-@settings(max_examples=4, deadline=None, derandomize=True)
+@settings(max_examples=3, deadline=None, derandomize=True)
 @given(trees(), st.integers(0, 2))
 def test_bits_are_those_of_the_packed_payload(name, tree, client):
     key = jax.random.key(client)

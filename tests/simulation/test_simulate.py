@@ -335,5 +335,6 @@ def test_a_run_is_set_up_by_few_programs():
         rounds=1,
     )
     counting = False
-    # Also the key, and rows and types on their way to the device.
-    assert 2 <= len(counted) <= 8
+    # Also the key, and rows and types on their way to the device, unless this process had
+    # the same in an earlier test; so with states of this size.
+    assert 1 <= len(counted) <= 8

@@ -47,6 +47,7 @@ class RunOfReplicas(Run):
         chosen = range(whole.replicas or 1)[places]
         numbers = [chosen] if isinstance(chosen, int) else list(chosen)
         self._share = len(numbers) / (whole.replicas or 1)
+        self.measure_seconds = self._share * whole.measure_seconds
         self._logs = [whole._logs[number] for number in numbers]
         found = [
             [of[number] for number in numbers if of]

@@ -17,7 +17,7 @@ TOLERANCE = 1e-5
 SLOW = (
     *("mlp", "RNN, two ways", "embedding bag, largest", "text CNN", "LSTM"),
     *("ResNet with group norm", "depthwise separable CNN", "GRU", "activations"),
-    *("LSTM, two ways, projected", "transformer encoder"),
+    *("LSTM, two ways, projected", "transformer encoder", "CNN with group norm"),
 )
 """Modules whose operators others of the zoo have, too."""
 CASES = [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in ZOO]
