@@ -335,6 +335,6 @@ def test_a_run_is_set_up_by_few_programs():
         rounds=1,
     )
     counting = False
-    # Also the key, and rows and types on their way to the device. What an earlier test of
-    # this process had alike is not compiled again.
+    # Also the key, and rows and types on their way to the device. What an earlier test
+    # of this process had alike is not compiled again.
     assert 1 <= len(counted) <= 8
