@@ -104,15 +104,15 @@ def newton(loss: Loss, *, tolerance: float = 1e-9, most: int = 50) -> Solver:
     def step(grad, here, state, shard, value):
         del grad, shard
         point, layout = trees.ravel(here)
-        reached = newton_step(lambda vector: value(trees.unravel(vector, layout)), point)
+        reached = newton_step(
+            lambda vector: value(trees.unravel(vector, layout)), point
+        )
         return trees.unravel(reached, layout), state
 
     return _descent(loss, lambda params: (), step, tolerance, most)
 
 
-def newton_step(
-    value: Callable[[jax.Array], jax.Array], point: jax.Array
-) -> jax.Array:
+def newton_step(value: Callable[[jax.Array], jax.Array], point: jax.Array) -> jax.Array:
     """A step of Newton's method from a vector, halved until it lowers the value."""
     down = jax.grad(value)(point)
     direction = solve_system(jax.hessian(value)(point), down)

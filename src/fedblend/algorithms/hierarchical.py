@@ -82,9 +82,7 @@ def _by_kind(params: PyTree, level: Any, others: Any) -> jax.Array:
 
 
 @algorithm(sends=("update", "gradients"), new_client=ADAPTS)
-@gate(
-    **WORK, level=NOT_NEGATIVE, slopes=NOT_NEGATIVE, ridge=NOT_NEGATIVE, share=FLAG
-)
+@gate(**WORK, level=NOT_NEGATIVE, slopes=NOT_NEGATIVE, ridge=NOT_NEGATIVE, share=FLAG)
 def hierarchical(
     loss: Loss,
     work: Work,
@@ -165,7 +163,11 @@ def hierarchical(
         penalty = _by_kind(down.shared, 0.0, ridge)
         gradient = trees.ravel(aggregate.mean.delta)[0] + penalty * shared
         places = jnp.triu_indices(len(shared))
-        upper = jnp.zeros((len(shared),) * 2, shared.dtype).at[places].set(aggregate.mean.extra)
+        upper = (
+            jnp.zeros((len(shared),) * 2, shared.dtype)
+            .at[places]
+            .set(aggregate.mean.extra)
+        )
         curve = upper + jnp.triu(upper, 1).T + jnp.diag(penalty)
         # Softmax leaves one direction free: no step there, and the optimum stays.
         least = jnp.finfo(curve.dtype).eps * jnp.diagonal(curve).max()
