@@ -43,6 +43,8 @@ class Candidate(NamedTuple):
     """Settings that begin where another method's ended: its name, and theirs."""
     fixed: Mapping[str, Mapping[str, float]] = {}
     """Settings that are not chosen, by the kind of target."""
+    again: Mapping[str, float] = {}
+    """Where a second search begins, if there is one: near a constant prediction."""
 
 
 ALONE = "local_only"
@@ -53,6 +55,7 @@ CANDIDATES = (
         {"level": 10.0, "slopes": 0.1},
         # Targets are centered at the mean of all clients, which one alone cannot know.
         fixed={"regression": {"level": 1e4}},
+        again={"slopes": 1e-4},
     ),
     Candidate("fedavg", "FedAvg", {"ridge": 1e-3}),
     Candidate(
@@ -113,7 +116,8 @@ def configuration(
         "validation": validation,
         "test": TEST,
     }
-    asked = {"kind": request.kind, "inputs": request.inputs, "drop": request.drop}
+    columns = {"inputs": list(request.inputs), "drop": list(request.drop)}
+    asked = {"kind": request.kind, **columns}
     data |= {key: value for key, value in asked.items() if value}
     rounds, steps = ROUNDS[kind]
     model: dict[str, Any] = {"name": MODEL}

@@ -15,9 +15,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from threadpoolctl import threadpool_limits
 
 from fedblend.config.build import Built, build
 from fedblend.config.config import Config, dump
+from fedblend.data.dataset import Task
 from fedblend.errors import RunError
 from fedblend.experiments import run_folder
 from fedblend.experiments.auto import candidates, description, table, verdict
@@ -31,7 +33,7 @@ from fedblend.experiments.auto.decision import (
     mean,
     untrained,
 )
-from fedblend.experiments.auto.tuning import Split, Task, measures, tune
+from fedblend.experiments.auto.tuning import Split, measures, tune
 from fedblend.experiments.run import run_built
 from fedblend.metrics.registry import STANDARD
 from fedblend.trees import precision
@@ -52,6 +54,7 @@ TUNING_SPLITS = 5
 """Splits whose validation rows choose settings."""
 TUNING = 0.5
 """The part of the time in which settings are chosen."""
+MADE = " columns make "
 MOST_ENTRIES = 1000
 """Coefficients of a model: Newton's method solves systems of so many equations."""
 
@@ -82,18 +85,23 @@ class Comparison:
                 table.write_report(self.out, self.out / REPORT)
             return state
         with precision("float32"):
-            first = self._build("fedavg", [0], candidates.VALIDATION)
-            self._look(first)
-            rows = state["seen"]["rows"]
-            splits = int(np.clip(ROWS // rows, LEAST_SPLITS, SPLITS))
-            seeds = list(range(splits))
-            chosen = self._build("fedavg", seeds, candidates.VALIDATION)
-            tested = self._build("fedavg", seeds, 0.0)
-            scores = self._compare(chosen, tested)
-            self._decide(scores, chosen, tested)
+            seeds = self.judge()
             self._run(seeds)
         self._write()
         return self.state
+
+    def judge(self) -> list[int]:
+        """Look, tune and decide; the seeds of the splits."""
+        self._look(self._build("fedavg", [0], candidates.VALIDATION))
+        splits = np.clip(ROWS // self.state["seen"]["rows"], LEAST_SPLITS, SPLITS)
+        seeds = list(range(int(splits)))
+        chosen = self._build("fedavg", seeds, candidates.VALIDATION)
+        tested = self._build("fedavg", seeds, 0.0)
+        # Matrices are small: threads would wait for each other.
+        with threadpool_limits(1):
+            scores = self._compare(chosen, tested)
+        self._decide(scores, chosen, tested)
+        return seeds
 
     def folder(self, method: str) -> Path:
         """The folder of a method's run."""
@@ -139,16 +147,17 @@ class Comparison:
         state["metric"], state["criterion"] = CRITERIA[kind]
         state["kind"] = kind
         state["seen"] = description.describe(built)
-        state["warnings"] = list(built.warnings)
-        self._say(*(f"warning: {line}" for line in built.warnings))
+        # What becomes of the columns is said below, column by column.
+        state["warnings"] = [line for line in built.warnings if MADE not in line]
+        self._say(*(f"warning: {line}" for line in state["warnings"]))
         self._say(*description.lines(state["seen"]))
         self._save()
 
     def _compare(self, chosen: Built, tested: Built) -> dict[str, Scores]:
         """Tune every method, and score it; settings that are known stay."""
-        state, task = self.state, Task(chosen.task.kind, chosen.task.outputs)
-        to_choose = [Split.of(one, "validation") for one in chosen.federations]
-        to_test = [Split.of(one, "test") for one in tested.federations]
+        state, task = self.state, chosen.task
+        to_choose = [Split.of(one, "validation", task) for one in chosen.federations]
+        to_test = [Split.of(one, "test", task) for one in tested.federations]
         state["left_out"], found = [], {}
         self._say(
             f"Comparing {len(candidates.CANDIDATES)} methods by {state['criterion']}, "

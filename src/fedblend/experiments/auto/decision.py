@@ -3,8 +3,9 @@
 """What to deploy, who gains, and how sure that is: a rule that is fixed beforehand.
 
 *Gate.* A method whose models are not finite, or that is worse than both constant
-predictions on validation rows, is not trained, and takes no part in what follows.
-Without training alone there is nothing to compare with, and no verdict.
+predictions on validation rows by more than chance may do, is not trained, and takes no
+part in what follows. Without training alone there is nothing to compare with, and no
+verdict.
 
 *Candidate.* Validation rows choose one federated method: the simplest, in the order of
 ``candidates``, of those that are worse than the best one by less than a negligible part
@@ -14,10 +15,11 @@ of what that gains over a constant prediction.
 One test, once: Wilcoxon's signed-rank test over clients, of their means over splits.
 Fewer than 10 clients are no sample; they are compared over splits, by Student's t with
 the correction of Nadeau and Bengio for splits that overlap. Where the answer is not a
-clear yes, clients train alone, which shares nothing.
+clear yes, or the gain is negligible, clients train alone, which shares nothing.
 
-*Nothing.* Where the better of the two is not clearly better than the best constant
-prediction on test rows, by the same test, the table does not tell what to deploy.
+*Nothing.* Where the better of the two on validation rows is not clearly better than the
+best constant prediction on test rows, by the same test, the table does not tell what to
+deploy.
 
 *Who gains.* For every client with enough test rows, the same t test over splits, at 5 %
 after Holm's correction for all clients.
@@ -86,9 +88,11 @@ class Findings(NamedTuple):
 
     choice: Choice
     informative: bool
-    """Whether the method to deploy is clearly better than a constant prediction."""
+    """Whether ``better`` is clearly better than a constant prediction."""
+    better: str
+    """Training alone or the candidate, by validation rows."""
     answer: str
-    """Of the question that decides: "together", "alone" or "open"."""
+    """Of the question that decides: "together", "alone", "negligible" or "open"."""
     clients: int
     splits: int
     who: Clients
@@ -129,7 +133,7 @@ def untrained(
     for name, of in scores.items():
         if not np.isfinite([mean(of.validation), mean(of.test)]).all():
             found[name] = "its models are not finite"
-        elif mean(of.validation) > worst:
+        elif mean(of.validation) > (1 + NEGLIGIBLE) * worst:
             found[name] = "it is worse than a constant prediction"
     return found
 
@@ -158,13 +162,18 @@ def decide(
     candidate = alike[0]
     gaps = scores[ALONE].test - scores[candidate].test
     up, down = clearly_above(gaps), clearly_above(-gaps)
-    answer = "together" if up < LEVEL else "alone" if down < LEVEL else "open"
+    answer = "alone" if down < LEVEL else "open"
+    if up < LEVEL:
+        little = NEGLIGIBLE * (mean(constant.test) - mean(scores[candidate].test))
+        answer = "together" if mean(gaps) > little else "negligible"
     method = candidate if answer == "together" else ALONE
+    better = min((ALONE, candidate), key=lambda name: mean(scores[name].validation))
     gained = {name: scores[ALONE].test - of.test for name, of in federated.items()}
     shared = who_gains(gained["fedavg"], names, judged) if "fedavg" in gained else None
     return Findings(
         choice=Choice(method, candidate, best, alike),
-        informative=clearly_above(constant.test - scores[method].test) < LEVEL,
+        informative=clearly_above(constant.test - scores[better].test) < LEVEL,
+        better=better,
         answer=answer,
         clients=int((~np.isnan(gaps).all(axis=0)).sum()),
         splits=len(gaps),

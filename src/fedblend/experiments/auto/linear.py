@@ -215,41 +215,47 @@ def _joint(
 ) -> np.ndarray:
     """Models shared + scales_i * u_i, over shared and all u_i, with 1/2 |u_i|^2."""
     clients, size = scales.shape
+    # Only these entries differ between clients.
+    (own,) = np.nonzero(scales.any(axis=0))
+    scales = scales[:, own]
+
+    def parts(here):
+        return here[:size], here[size:].reshape(clients, len(own))
 
     def models(here):
-        shared, own = here[:size], here[size:].reshape(clients, size)
-        return shared + scales * own
+        shared, u = parts(here)
+        found = np.repeat(shared[None], clients, axis=0)
+        found[:, own] += scales * u
+        return found
 
     def value(here):
+        shared, u = parts(here)
         each = _trained(kind, rows.scores(models(here)), rows.targets)
-        return (
-            each.sum()
-            + 0.5 * penalty @ here[:size] ** 2
-            + 0.5 * here[size:] @ here[size:]
-        )
+        return each.sum() + 0.5 * penalty @ shared**2 + 0.5 * (u**2).sum()
 
     def step(here):
+        shared, u = parts(here)
         first, second = _derivatives(kind, rows.scores(models(here)), rows.targets)
-        parts = [(first[at], second[at], rows.inputs[at]) for at in rows.clients]
-        slope = np.stack([(down.T @ inputs).ravel() for down, _, inputs in parts])
+        by_client = [(first[at], second[at], rows.inputs[at]) for at in rows.clients]
+        slope = np.stack([(down.T @ inputs).ravel() for down, _, inputs in by_client])
         if kind == "regression":
             curve = rows.grams
         else:
-            curve = np.stack([_curvature(inputs, bend) for _, bend, inputs in parts])
-        cross = curve * scales[:, None, :]
-        inner = scales[:, :, None] * cross + np.eye(size)
-        slope_own = scales * slope + here[size:].reshape(clients, size)
-        move, slope_shared = np.zeros(size), slope.sum(0) + penalty * here[:size]
-        if share:
-            sides = np.concatenate(
-                [cross.transpose(0, 2, 1), slope_own[:, :, None]], axis=2
+            curve = np.stack(
+                [_curvature(inputs, bend) for _, bend, inputs in by_client]
             )
-            rest = cross @ np.linalg.solve(inner, sides)
+        cross = curve[:, :, own] * scales[:, None, :]
+        inner = scales[:, :, None] * cross[:, own] + np.eye(len(own))
+        slope_own = scales * slope[:, own] + u
+        move, slope_shared = np.zeros(size), slope.sum(0) + penalty * shared
+        if share:
+            sides = [cross.transpose(0, 2, 1), slope_own[:, :, None]]
+            rest = cross @ np.linalg.solve(inner, np.concatenate(sides, axis=2))
             total = (curve - rest[:, :, :-1]).sum(0) + np.diag(penalty)
             move = _solve(total, slope_shared - rest[:, :, -1].sum(0))
-        gap = slope_own - scales * (curve @ move)
+        gap = slope_own - scales * (curve[:, own] @ move)
         turn = np.linalg.solve(inner, gap[:, :, None])[:, :, 0]
         promised = slope_shared @ move + (slope_own * turn).sum()
         return np.concatenate([move, turn.ravel()]), promised
 
-    return models(_minimize(value, step, np.zeros(size * (clients + 1))))
+    return models(_minimize(value, step, np.zeros(size + scales.size)))

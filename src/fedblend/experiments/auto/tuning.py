@@ -9,11 +9,12 @@ are trained on all rows but the test rows.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy.stats import rankdata
 
+from fedblend.data.dataset import Task
 from fedblend.data.federated import FederatedData
 from fedblend.experiments.auto import linear
 from fedblend.experiments.auto.candidates import ALONE, Candidate
@@ -37,16 +38,17 @@ class Split(NamedTuple):
     held: Rows
 
     @classmethod
-    def of(cls, data: FederatedData, name: str) -> "Split":
+    def of(cls, data: FederatedData, name: str, task: Task) -> "Split":
         """The split of federated data, with the held-out rows of this name."""
-        return cls(Rows.of(data.train), Rows.of(data.splits[name]))
+        return cls(_scaled(data.train, task), _scaled(data.splits[name], task))
 
 
-class Task(NamedTuple):
-    """What is predicted."""
-
-    kind: str
-    outputs: int
+def _scaled(shards: Any, task: Task) -> Rows:
+    """Rows with targets in the unit that models are trained in."""
+    rows = Rows.of(shards)
+    if task.kind == "regression":
+        rows.targets = (rows.targets.astype(np.float64) - task.center) / task.scale
+    return rows
 
 
 def models(
@@ -83,19 +85,19 @@ def measures(
     for split in splits:
         held = split.held
         scores = held.scores(models(task, name, split.train, setting))
-        for key, each in _metrics(task.kind, scores, held).items():
+        for key, each in _metrics(task, scores, held).items():
             found.setdefault(key, []).append(each)
     return {key: np.stack(each) for key, each in found.items()}
 
 
-def _metrics(kind: str, scores: np.ndarray, held: Rows) -> dict[str, np.ndarray]:
+def _metrics(task: Task, scores: np.ndarray, held: Rows) -> dict[str, np.ndarray]:
     def mean(values: np.ndarray) -> np.ndarray:
         return by_client(values, held.counts)
 
-    loss = mean(linear.losses(kind, scores, held.targets))
-    if kind == "regression":
+    loss = mean(linear.losses(task.kind, scores, held.targets))
+    if task.kind == "regression":
         gap = np.abs(scores[:, 0] - held.targets.reshape(len(scores)))
-        return {"mse": loss, "mae": mean(gap)}
+        return {"mse": task.scale**2 * loss, "mae": task.scale * mean(gap)}
     if scores.shape[1] > 1:
         right = scores.argmax(axis=1) == held.targets
         return {"log_loss": loss, "accuracy": mean(right)}
@@ -146,11 +148,24 @@ def tune(
         return seen[place]
 
     fixed = candidate.fixed.get(task.kind, {})
-    here = {**candidate.first, **taken, **fixed}
     moving = [key for key in candidate.first if key not in fixed]
+    first = {**candidate.first, **taken, **fixed}
+    ends = [_descend(score, first, moving, going)]
+    if candidate.again:
+        ends.append(_descend(score, {**first, **candidate.again}, moving, going))
+    return min((here for here, _ in ends), key=score), all(done for _, done in ends)
+
+
+def _descend(
+    score: Callable[[Mapping[str, float]], float],
+    here: dict[str, float],
+    moving: Sequence[str],
+    going: Callable[[], bool],
+) -> tuple[dict[str, float], bool]:
+    """Move one setting after the other while the score falls; whether it is done."""
     best = score(here)
     for factor in FACTORS:
-        for key in moving * TURNS:
+        for key in [*moving] * TURNS:
             for change in (factor, 1 / factor):
                 while (there := {**here, key: _moved(key, here[key], change)}) != here:
                     if not going():

@@ -13,6 +13,12 @@ from fedblend.experiments.auto.decision import FEW_CLIENTS, Clients, Findings
 
 NAMED = 5
 """Names that a list shows."""
+WORSE = {
+    "alone": "is clearly worse",
+    "open": "is not clearly better",
+    "negligible": "is better by a negligible amount only",
+}
+"""Why clients train alone, by the answer of the question that decides."""
 TINY = 0.0001
 """Below it a p-value has no meaning of its own."""
 
@@ -46,22 +52,26 @@ def sentences(
     """
     shown = {name: f"{score:.4g}" for name, score in scores.items()}
     method, other = of.choice.method, of.choice.candidate
+    # The mean and the ranks answer two questions, and may answer them differently.
+    whom = "" if of.mean_gain[1] > 0 else " for most clients"
     if not of.informative:
         what = (
-            f"Deploy nothing yet: {_title(method)} does not predict the target clearly "
-            f"better than a constant does (test {criterion} {shown[method]}; constant "
-            f"{of.constant:.4g}), so this table cannot tell what to deploy"
+            f"Deploy nothing yet: {_title(of.better)}, the best method, does not "
+            "predict the target clearly better than a constant does (test "
+            f"{criterion} {shown[of.better]}; constant {of.constant:.4g}), so this table "
+            "cannot tell what to deploy"
         )
     elif method == ALONE:
-        why = "is clearly worse" if of.answer == "alone" else "is not clearly better"
+        why = WORSE[of.answer]
         what = (
             f"Train alone: the best federated method, {_title(other)}, {why} (test "
             f"{criterion} {shown[ALONE]} alone, {shown[other]} with it)"
         )
     else:
         what = (
-            f"Deploy {_title(method)}: it is clearly better than training alone (test "
-            f"{criterion} {shown[method]}; alone {shown[ALONE]}){_others(of, shown)}"
+            f"Deploy {_title(method)}: it is clearly better than training alone{whom} "
+            f"(test {criterion} {shown[method]}; alone {shown[ALONE]})"
+            f"{_others(of, shown)}"
         )
     if failed:
         what += f". {_failures(failed)}"
