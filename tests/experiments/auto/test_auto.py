@@ -6,6 +6,7 @@ import csv
 
 import numpy as np
 import pytest
+from fedblend.experiments.auto.budget import Plan
 
 import fedblend as fb
 from fedblend.cli import main
@@ -14,7 +15,6 @@ from fedblend.data.dataset import DataError
 from fedblend.errors import InputError
 from fedblend.experiments import run_folder
 from fedblend.experiments.auto import budget, candidates
-from fedblend.experiments.auto.budget import Plan
 from fedblend.experiments.auto.comparison import Screen
 from fedblend.report.page.content import page_content
 

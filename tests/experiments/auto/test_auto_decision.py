@@ -1,286 +1,223 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""The rule that decides: the simplest method of those that are like the best."""
+"""The rule that decides, and the sentences that say it."""
+
+import re
 
 import numpy as np
 import pytest
 from scipy import stats
 
 from fedblend.experiments.auto.decision import (
-    Choice,
     Clients,
-    Findings,
-    beats_constant,
+    Scores,
     choose,
+    clearly_above,
+    decide,
+    detectable,
     interval,
-    judge,
-    read_values,
-    told_apart,
+    untrained,
+    who_gains,
 )
-from fedblend.experiments.auto.verdict import sentences
-from fedblend.gains import Gain
+from fedblend.experiments.auto.verdict import sentences, without_baseline
 
-CLIENTS = 20
-DRAW = np.random.default_rng(0)
-NOISE = DRAW.normal(0, 0.01, (3, CLIENTS))
-"""Differences between two methods that are alike, [splits, clients]."""
+CLIENTS, SPLITS = 20, 10
+NAMES = [f"site {number}" for number in range(CLIENTS)]
+ALL = np.ones(CLIENTS, bool)
 
 
-def shifted(by, seed=1):
+def scores(mean, seed, spread=0.01, clients=CLIENTS, splits=SPLITS):
     draw = np.random.default_rng(seed)
-    return 0.5 + by + draw.normal(0, 0.01, (3, CLIENTS))
+    own = draw.normal(0, spread, clients)
+    each = mean + own + draw.normal(0, spread, (2, splits, clients))
+    return Scores(*each)
 
 
-def test_alone_wins_where_nothing_can_be_told_apart():
-    values = {
-        "local_only": shifted(0.001),
-        "fedavg": shifted(0, 2),
-        "apfl": shifted(0, 3),
+CONSTANTS = [scores(0.70, 90), scores(0.68, 91)]
+
+
+def found(**means):
+    every = {
+        name: value if isinstance(value, Scores) else scores(value, place)
+        for place, (name, value) in enumerate(means.items())
     }
-    assert choose(values).method == "local_only"
+    return decide(every, CONSTANTS, NAMES, ALL)
 
 
-def test_simplest_of_those_like_the_best():
-    values = {
-        "local_only": shifted(0.1),
-        "fedavg": shifted(0.002, 2),
-        "ditto": shifted(0, 3),
-    }
-    found = choose(values)
-    assert (found.method, found.best) == ("fedavg", "ditto")
-    assert found.alike == ["fedavg", "ditto"]
-    assert found.p["local_only"] < 0.001
+def said(of, **means):
+    return sentences(of, means, "log loss")
 
 
-def test_clear_winner_wins_though_it_is_not_simple():
-    values = {name: shifted(0.1, n) for n, name in enumerate(["local_only", "fedavg"])}
-    assert choose(values | {"apfl": shifted(0, 9)}).method == "apfl"
+def test_a_clear_gain_is_deployed():
+    means = {"local_only": 0.5, "fedavg": 0.4, "own_intercepts": 0.399, "flix": 0.45}
+    of = found(**means)
+    assert of.choice.method == "fedavg" and of.answer == "together"
+    assert of.choice.alike == ["fedavg", "own_intercepts"] and of.p < 0.001
+    what, *_ = said(of, **means)
+    assert what.startswith("Deploy FedAvg: it is clearly better than training alone")
+    assert "own intercepts 0.399" in what and "FLIX" not in what
 
 
-def test_one_unlike_client_does_not_hide_the_others():
-    """Its loss makes the spread of a mean wide; the signed ranks do not see it."""
-    values = {"local_only": shifted(0.02), "fedavg": shifted(0, 2)}
-    values["local_only"][:, 7] -= 1.0
-    values["fedavg"][:, 8] -= 1.2
-    assert choose(values).method == "fedavg"
+def test_more_methods_do_not_change_the_question():
+    """Seven comparisons were corrected for; now the one that decides is asked once."""
+    alone, together = scores(0.5, 0, 0.03), scores(0.48, 1, 0.03)
+    few = found(local_only=alone, own_intercepts=together)
+    many = found(
+        local_only=alone,
+        own_intercepts=together,
+        fedavg=0.6,
+        hierarchical=0.61,
+        flix=0.6,
+    )
+    assert few.p == many.p and few.choice.method == many.choice.method
 
 
-def test_a_method_that_harms_one_client_and_helps_all_others_is_alike():
-    """By the mean it is worse, by the ranks it is better: it may be deployed."""
-    values = {"fedavg": shifted(-0.05, 2), "ditto": shifted(0, 3)}
-    values["fedavg"][:, 7] += 2.0
-    found = choose(values)
-    assert (found.best, found.method) == ("ditto", "fedavg")
+def test_alone_where_it_is_clearly_better():
+    of = found(local_only=0.4, fedavg=0.5)
+    assert of.choice.method == "local_only" and of.answer == "alone"
+    what, _, sure = said(of, local_only=0.4, fedavg=0.5)
+    assert "FedAvg, is clearly worse" in what and "worsens" in sure
 
 
-def test_worse_than_alone_on_average_is_no_choice():
-    """FedAvg helps most clients and ruins one: alone would be better on average."""
-    values = {
-        "local_only": shifted(0.05),
-        "fedavg": shifted(0, 2),
-        "ditto": shifted(0.001, 3),
-    }
-    values["fedavg"][:, 7] += 2.0
-    found = choose(values)
-    assert found.method == "ditto" and found.alike == ["fedavg", "ditto"]
-    told = FOUND._replace(choice=found, versus_alone="ditto")
-    assert "FedAvg" not in sentences(told, SCORES, "log loss")[0]
+def test_what_is_not_clear_is_not_deployed_and_the_power_is_said():
+    of = found(local_only=scores(0.5, 0, 0.1), fedavg=scores(0.49, 1, 0.1))
+    assert of.choice.method == "local_only" and of.answer == "open"
+    what, _, sure = said(of, local_only=0.5, fedavg=0.49)
+    assert "is not clearly better" in what and "four times out of five" in sure
 
 
-def test_a_tie_with_alone_is_not_called_worse():
-    values = {"local_only": shifted(0), "fedavg": shifted(0) + 1e-5 * NOISE + 1e-6}
-    found = choose(values, constant=0.7)
-    assert found.method == "local_only" and "fedavg" in found.alike
+def test_a_negligible_gain_is_not_deployed_however_sure():
+    alone = scores(0.4, 0, 1e-5)
+    of = found(local_only=alone, fedavg=Scores(*(one - 1e-3 for one in alone)))
+    assert of.answer == "negligible" and of.choice.method == "local_only"
 
 
-def test_what_is_negligible_does_not_count():
-    values = {"local_only": shifted(0) + 0.001, "fedavg": shifted(0)}
-    assert choose(values, constant=0.7).method == "local_only"
-    assert choose(values, constant=0.51).method == "fedavg"
+def test_nothing_is_deployed_where_a_constant_is_as_good():
+    means = {"local_only": 0.69, "fedavg": 0.681}
+    of = found(**means)
+    assert not of.informative
+    assert said(of, **means)[0].startswith(
+        "Deploy nothing yet: FedAvg, the best method"
+    )
 
 
-def test_a_method_that_diverged_is_not_chosen():
-    values = {"local_only": shifted(0), "fedavg": shifted(0) * np.inf}
-    assert choose(values).best == "local_only"
+def test_the_power_is_that_of_a_simulation():
+    """A true gain of the size that is said is found four times out of five."""
+    draw, rounds = np.random.default_rng(0), 400
+    gaps = draw.normal(0, 1, (1, 40))
+    size = detectable(gaps) / gaps.std(ddof=1)
+    hits = [
+        clearly_above(size + draw.normal(0, 1, (1, 40))) < 0.05 for _ in range(rounds)
+    ]
+    assert 0.7 < np.mean(hits) < 0.9
 
 
-def test_clients_without_rows_do_not_count():
-    values = {"local_only": shifted(0.1), "fedavg": shifted(0, 2)}
-    for of in values.values():
-        of[:, 3] = np.nan
-    assert choose(values).method == "fedavg"
+def test_false_alarms_are_as_rare_as_promised():
+    draw = np.random.default_rng(0)
+    for clients in (4, 30):
+        hits = []
+        for _ in range(400):
+            # Splits share the clients' rows, so they depend on each other.
+            common = draw.normal(0, 1, (1, clients))
+            gaps = np.sqrt(0.2) * common + np.sqrt(0.8) * draw.normal(
+                0, 1, (10, clients)
+            )
+            hits.append(clearly_above(gaps) < 0.05)
+        assert np.mean(hits) <= 0.08
+
+
+@pytest.mark.parametrize("broken", [np.inf, np.nan, 1e9])
+def test_what_is_not_trained_is_named_and_not_compared(broken):
+    every = {"local_only": scores(0.5, 0), "fedavg": scores(0.4, 1)}
+    every["flix"] = Scores(*(one + broken for one in scores(0.3, 2)))
+    reasons = untrained(every, CONSTANTS)
+    assert [*reasons] == ["flix"]
+    trained = {name: of for name, of in every.items() if name not in reasons}
+    of = decide(trained, CONSTANTS, NAMES, ALL)
+    means = {"local_only": 0.5, "fedavg": 0.4}
+    what, *_ = sentences(of, means, "log loss", failed=reasons)
+    assert "FLIX is not trained" in what and of.choice.method == "fedavg"
+
+
+def test_one_client_that_is_not_finite_is_enough():
+    ruined = scores(0.4, 1)
+    ruined.test[3, 7] = np.inf
+    assert "fedavg" in untrained({"fedavg": ruined}, CONSTANTS)
+
+
+def test_without_training_alone_there_is_no_verdict():
+    (what,) = without_baseline({"local_only": "its models are not finite"})
+    assert what.startswith("No verdict: local only is not trained")
+
+
+def test_no_sentence_has_a_number_that_is_none():
+    """Few clients, few splits, clients without rows: no inf, nan or 0 of 0."""
+    for clients, splits in ((2, 2), (3, 10), (12, 3)):
+        every = {
+            name: scores(mean, place, clients=clients, splits=splits)
+            for place, (name, mean) in enumerate([("local_only", 0.5), ("fedavg", 0.4)])
+        }
+        for of in every.values():
+            of.test[:, -1] = np.nan
+        constants = [scores(0.7, 9, clients=clients, splits=splits)]
+        judged = np.zeros(clients, bool)
+        of = decide(every, constants, NAMES[:clients], judged)
+        text = " ".join(said(of, local_only=0.5, fedavg=0.4))
+        assert not re.search(r"\binf\b|\bnan\b|0 of 0", text), text
 
 
 def test_two_clients_are_compared_over_splits():
-    """The corrected resampled t-test, written out with scipy."""
+    """The corrected resampled t test, written out with scipy."""
     gaps = np.array([[0.1, 0.2], [0.12, 0.18], [0.09, 0.22], [0.1, 0.2], [0.11, 0.21]])
     means = gaps.mean(axis=1)
-    error = np.sqrt((1 / 5 + 1 / 3) * means.var(ddof=1))
-    expected = 2 * stats.t.sf(means.mean() / error, 4)
-    assert told_apart(gaps) == pytest.approx(expected, rel=1e-6)
-    assert told_apart(gaps[:1]) == 1.0
-    assert told_apart(-gaps) == 1.0
+    error = np.sqrt((1 / 5 + 0.2 / 0.8) * means.var(ddof=1))
+    expected = stats.t.sf(means.mean() / error, 4)
+    assert clearly_above(gaps) == pytest.approx(expected, rel=1e-6)
+    assert clearly_above(gaps[:1]) == 0.5
+    assert clearly_above(-gaps) == 1.0
+    middle, low, high = interval(gaps)
+    ends = stats.t.interval(0.95, 4, loc=means.mean(), scale=error)
+    assert (middle, low, high) == pytest.approx((means.mean(), *ends))
 
 
-def test_the_interval_is_that_of_all_tables():
-    """Few clients, which are no sample, have one over splits."""
-    gain = gain_of([0.1] * CLIENTS, [0.1] * CLIENTS)._replace(mean=(0.1, 0.05, 0.15))
-    assert interval(gain, shifted(0)) == (0.1, 0.05, 0.15)
-    gaps = np.array([[0.1, 0.2], [0.12, 0.18], [0.09, 0.22], [0.1, 0.2], [0.11, 0.21]])
-    mean, low, high = interval(gain, gaps)
-    error = np.sqrt((1 / 5 + 1 / 3) * gaps.mean(axis=1).var(ddof=1))
-    assert mean == pytest.approx(gaps.mean())
-    ends = stats.t.interval(0.95, 4, loc=mean, scale=error)
-    assert (low, high) == pytest.approx(ends)
-
-
-def test_constant_is_to_be_beaten():
-    constant = shifted(0, 5)
-    assert beats_constant(shifted(-0.1), constant)
-    assert not beats_constant(shifted(0.0, 7), constant)
-    assert not beats_constant(shifted(0.1, 8), constant)
-
-
-def gain_of(value, half):
-    value, half = np.asarray(value, float), np.asarray(half, float)
-    nothing = np.zeros(len(value), bool)
-    return Gain(value, value - half, value + half, nothing, nothing, (0.0, 0.0, 0.0))
+def test_one_unlike_client_does_not_hide_the_others():
+    """It makes the spread of a mean wide; the signed ranks do not see it."""
+    gaps = scores(0.1, 0).test
+    gaps[:, 7] += 5
+    assert clearly_above(gaps) < 0.001 and interval(gaps)[1] < 0
 
 
 def test_who_gains_and_who_is_harmed():
-    value = [0.1, -0.5, 0.001, 0.3, np.nan]
-    found = gain_of(value, [0.02, 0.1, 0.05, 0.02, np.nan])
-    by_split = np.array([value, value])
+    draw = np.random.default_rng(0)
+    gaps = np.array([0.1, -0.5, 0.001, 0.3, np.nan]) + draw.normal(0, 0.01, (10, 5))
     judged = np.array([True, True, True, False, True])
-    expected = Clients(["a"], ["b"], 1, 2, better=3, measured=4)
-    assert judge(found, by_split, list("abcde"), judged) == expected
-
-
-def test_one_split_harms_nobody():
-    found = gain_of([-0.5, 0.5], [0.1, 0.1])
-    who = judge(found, np.array([[-0.5, 0.5]]), ["a", "b"], np.array([True, True]))
-    assert who.harmed == [] and who.gain == ["b"]
-
-
-def test_splits_that_disagree_decide_nothing():
-    found = gain_of([-0.5], [0.1])
-    who = judge(found, np.array([[-1.1], [0.1]]), ["a"], np.array([True]))
-    assert who.undecided == 1
+    expected = Clients(["a"], ["b"], undecided=1, small=2, better=3, measured=4)
+    assert who_gains(gaps, list("abcde"), judged) == expected
 
 
 def test_many_clients_are_corrected_for():
-    """An interval that barely excludes zero is by chance, among a hundred."""
-    one, many = gain_of([0.1], [0.095]), gain_of([0.1] * 100, [0.095] * 100)
-    assert len(judge(one, np.array([[0.1]]), ["a"], np.array([True])).gain) == 1
-    names = [str(n) for n in range(100)]
-    assert not judge(many, np.full((1, 100), 0.1), names, np.ones(100, bool)).gain
+    """One client with p = 0.02 gains; a hundred such may do so by chance."""
+    noise = np.tile([1.0, -1.0], 5)
+    error = noise.std(ddof=1) * np.sqrt(1 / 10 + 0.2 / 0.8)
+    gaps = (noise + stats.t.isf(0.01, 9) * error)[:, None]
+    assert who_gains(gaps, ["a"], np.ones(1, bool)).gain == ["a"]
+    names = [str(number) for number in range(100)]
+    assert not who_gains(np.repeat(gaps, 100, 1), names, np.ones(100, bool)).gain
 
 
-FOUND = Findings(
-    choice=Choice("finetune", "ditto", ["finetune", "ditto"], {}),
-    versus_alone="finetune",
-    informative=True,
-    clients=20,
-    splits=5,
-    who=Clients(["Meadow"], [], 18, 1, better=15, measured=20),
-    shared_harms=["Coastal Clinic"],
-    mean_gain=(0.02, 0.01, 0.03),
-    p=0.003,
-    comparisons=6,
-)
-SCORES = {"local_only": 0.35, "fedavg": 0.36, "finetune": 0.331, "ditto": 0.33}
+def test_the_simplest_of_those_like_the_best():
+    means = {"fedavg": 0.44, "own_intercepts": 0.403, "hierarchical": 0.4, "flix": 0.41}
+    exact = {name: scores(mean, 3).validation for name, mean in means.items()}
+    best, alike = choose(exact, constant=0.7)
+    assert best == "hierarchical" and alike == ["own_intercepts", "hierarchical"]
+    noisy = exact | {"flix": scores(0.41, 4, spread=0.1).validation}
+    shift = 0.41 - noisy["flix"].mean()
+    best, alike = choose(noisy | {"flix": noisy["flix"] + shift}, constant=0.7)
+    assert alike == ["own_intercepts", "hierarchical", "flix"]
 
 
-def test_three_sentences_name_who_matters():
-    what, who, sure = sentences(FOUND, SCORES, "log loss")
-    assert what.startswith("Deploy fine-tuned (test log loss 0.331; alone 0.35)")
-    assert "Ditto 0.33" in what and "simplest" in what
-    assert "better than training alone for 15 of 20 clients" in who
-    assert "1 clearly gains (Meadow)" in who and "would harm Coastal Clinic" in who
-    assert "0.01 to 0.03" in sure and "correction for 6" in sure
-    assert "1 client has too few" in sure
-
-
-def test_clients_too_small_to_judge_are_not_judged():
-    small = FOUND._replace(who=Clients([], [], 0, 20, better=15, measured=20))
-    assert "none has enough test rows" in sentences(small, SCORES, "log loss")[1]
-
-
-def test_alone_is_said_plainly():
-    alone = Choice("local_only", "local_only", ["local_only"], {})
-    found = FOUND._replace(choice=alone, versus_alone="ditto")
-    assert sentences(found, SCORES, "log loss")[0].startswith(
-        "Train alone: every federated method is clearly worse"
-    )
-    like = alone._replace(best="ditto", alike=["local_only", "ditto"])
-    what = sentences(found._replace(choice=like), SCORES, "log loss")[0]
-    assert what.startswith("Train alone: no federated method is clearly better")
-
-
-def test_what_time_did_not_allow_is_said():
-    cut = ["APFL"], ["FedAvg", "partial"]
-    sure = sentences(FOUND, SCORES, "log loss", *cut)[2]
-    assert "; there was no time for APFL" in sure
-    assert sure.endswith("; more rounds might improve FedAvg and partial.")
-
-
-def test_noise_is_said_plainly():
-    what, *_ = sentences(FOUND._replace(informative=False), SCORES, "log loss")
-    assert "Deploy nothing yet" in what and "constant" in what
-
-
-def test_a_choice_pays_where_the_best_does():
-    """FedAvg helps one half and harms the other: it is like both, and no gain."""
-    values = {"local_only": shifted(0.05), "finetune": shifted(0, 3)}
-    spread = np.where(np.arange(CLIENTS) % 2, 0.15, -0.14)
-    values["fedavg"] = shifted(0.04, 2) + spread
-    found = choose(values)
-    assert "fedavg" in found.alike and found.method == "finetune"
-
-
-def test_training_alone_that_diverged_is_not_chosen():
-    values = {"local_only": shifted(0) * np.inf, "fedavg": shifted(0.3)}
-    found = choose(values)
-    assert found.method == "fedavg" and found.alike == ["fedavg"]
-
-
-def test_a_client_whose_model_is_not_finite_counts(tmp_path):
-    """An empty cell is a client without rows, or one whose model is ruined."""
-    lines = ["seed,test,test_personal_mse", "0,5,", "0,0,", "0,5,0.25"]
-    (tmp_path / "clients.csv").write_text("\n".join(lines))
-    found = read_values(tmp_path, "test", "mse")
-    np.testing.assert_equal(found, [[np.inf, np.nan, 0.25]])
-
-
-def test_the_simplest_method_is_not_deployed_if_it_does_not_pay():
-    choice = Choice("finetune", "ditto", ["fedavg", "finetune", "ditto"], {})
-    what = sentences(FOUND._replace(choice=choice), SCORES, "log loss")[0]
-    assert "the simplest of those that pay and cannot be told apart (Ditto" in what
-
-
-@pytest.mark.parametrize(
-    ("gain", "p", "said"),
-    [
-        (
-            (0.02, 0.01, 0.03),
-            0.003,
-            "by 0.02 on average (95 % interval 0.01 to 0.03), clear by",
-        ),
-        ((0.02, -0.01, 0.05), 0.2, "(95 % interval -0.01 to 0.05), not clear by"),
-        ((0.02, -0.01, 0.05), 0.01, "not clear on average, but clear for most clients"),
-        (
-            (-0.02, -0.05, 0.01),
-            0.2,
-            "is worse than training alone by 0.02 in test log loss",
-        ),
-        (
-            (-0.02, -0.05, 0.01),
-            0.2,
-            "(95 % interval -0.01 to 0.05); that it is better is not",
-        ),
-        ((-0.02, -0.05, 0.01), 0.01, "that most clients gain is clear"),
-    ],
-)
-def test_how_sure_follows_from_the_numbers(gain, p, said):
-    found = FOUND._replace(mean_gain=gain, p=p)
-    assert said in sentences(found, SCORES, "log loss")[2]
+def test_what_there_was_no_time_for_is_in_the_first_sentence():
+    of = found(local_only=0.5, fedavg=0.4)
+    means = {"local_only": 0.5, "fedavg": 0.4}
+    what, *_ = sentences(of, means, "log loss", ["hierarchical", "FLIX"])
+    assert "There was no time for hierarchical and FLIX" in what

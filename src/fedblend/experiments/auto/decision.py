@@ -8,21 +8,23 @@ part in what follows. Without training alone there is nothing to compare with, a
 verdict.
 
 *Candidate.* Validation rows choose one federated method: the simplest, in the order of
-``candidates``, of those that are worse than the best one by less than a negligible part
-of what that gains over a constant prediction.
+``candidates``, of those that are as good as the best one. These are worse by less than
+2 % of what the best one gains over a constant prediction; or by less than 5 %, and not
+clearly.
 
 *The question that decides.* Is the candidate better than training alone, on test rows?
-One test, once: Wilcoxon's signed-rank test over clients, of their means over splits.
+One test, once, one-sided, at 5 %: Wilcoxon's signed-rank test over clients, of their
+means over splits.
 Fewer than 10 clients are no sample; they are compared over splits, by Student's t with
 the correction of Nadeau and Bengio for splits that overlap. Where the answer is not a
 clear yes, or the gain is negligible, clients train alone, which shares nothing.
 
 *Nothing.* Where the better of the two on validation rows is not clearly better than the
-best constant prediction on test rows, by the same test, the table does not tell what to
-deploy.
+best constant prediction on test rows, by the same test at 2.5 %, the table does not
+tell what to deploy.
 
-*Who gains.* For every client with enough test rows, the same t test over splits, at 5 %
-after Holm's correction for all clients.
+*Who gains.* For every client with enough test rows, the same t test over splits,
+two-sided, at 5 % after Holm's correction for all clients.
 """
 
 from collections.abc import Mapping, Sequence
@@ -34,8 +36,8 @@ from scipy import stats
 from fedblend.experiments.auto.candidates import ALONE, BY_NAME, TEST
 from fedblend.experiments.differences import LEVEL, holm
 
-NEGLIGIBLE = 0.02
-"""The part of what the best method gains over a constant prediction."""
+NEGLIGIBLE, SMALL = 0.02, 0.05
+"""Parts of what the best method gains over a constant prediction."""
 FEW_CLIENTS = 10
 """Below it, clients are no sample of anything, and splits are compared."""
 JUDGED = 10
@@ -102,7 +104,7 @@ class Findings(NamedTuple):
     mean_gain: tuple[float, float, float]
     """Of the candidate over training alone, and its 95 % interval."""
     p: float
-    """That the candidate is better, or that it is worse: the smaller one."""
+    """That the candidate is better, or that it is worse: the smaller one; one-sided."""
     detectable: float
     """The mean gain that this table would show with a power of 80 %."""
     constant: float
@@ -155,10 +157,8 @@ def decide(
     """
     constant = min(constants, key=lambda one: mean(one.validation))
     federated = {name: of for name, of in scores.items() if name != ALONE}
-    best, alike = choose(
-        {name: mean(of.validation) for name, of in federated.items()},
-        mean(constant.validation),
-    )
+    validated = {name: of.validation for name, of in federated.items()}
+    best, alike = choose(validated, mean(constant.validation))
     candidate = alike[0]
     gaps = scores[ALONE].test - scores[candidate].test
     up, down = clearly_above(gaps), clearly_above(-gaps)
@@ -172,7 +172,7 @@ def decide(
     shared = who_gains(gained["fedavg"], names, judged) if "fedavg" in gained else None
     return Findings(
         choice=Choice(method, candidate, best, alike),
-        informative=clearly_above(constant.test - scores[better].test) < LEVEL,
+        informative=clearly_above(constant.test - scores[better].test) < LEVEL / 2,
         better=better,
         answer=answer,
         clients=int((~np.isnan(gaps).all(axis=0)).sum()),
@@ -186,16 +186,27 @@ def decide(
     )
 
 
-def choose(means: Mapping[str, float], constant: float) -> tuple[str, list[str]]:
+def choose(
+    validated: Mapping[str, np.ndarray], constant: float
+) -> tuple[str, list[str]]:
     """The best method, and those that are as good, the simplest first.
 
-    >>> choose({"fedavg": 0.502, "own_intercepts": 0.5, "flix": 0.56}, 0.69)
-    ('own_intercepts', ['fedavg', 'own_intercepts'])
+    Args:
+        validated: of each method, [splits, clients].
+        constant: the value of a constant prediction.
     """
+    means = {name: mean(of) for name, of in validated.items()}
     best = min(means, key=lambda name: means[name])
-    little = NEGLIGIBLE * max(constant - means[best], 0.0)
-    alike = [name for name in BY_NAME if name in means]
-    return best, [name for name in alike if means[name] <= means[best] + little]
+    unit = max(constant - means[best], 0.0)
+
+    def as_good(name: str) -> bool:
+        gap = means[name] - means[best]
+        if gap <= NEGLIGIBLE * unit:
+            return True
+        clear = clearly_above(validated[name] - validated[best]) < LEVEL
+        return gap <= SMALL * unit and not clear
+
+    return best, [name for name in BY_NAME if name in means and as_good(name)]
 
 
 def _known(gaps: np.ndarray) -> np.ndarray:
@@ -203,7 +214,7 @@ def _known(gaps: np.ndarray) -> np.ndarray:
 
 
 def clearly_above(gaps: np.ndarray) -> float:
-    """The two-sided p-value that differences, [splits, clients], are above zero.
+    """The one-sided p-value that differences, [splits, clients], are above zero.
 
     It is 1 where their mean points the other way.
     """
@@ -215,9 +226,9 @@ def clearly_above(gaps: np.ndarray) -> float:
         found: Any = stats.wilcoxon(
             gaps.mean(axis=0), zero_method="zsplit", alternative="greater"
         )
-        return min(2 * float(found.pvalue), 1.0)
+        return float(found.pvalue)
     score = gaps.mean() / max(_error(gaps.mean(axis=1)), 1e-300)
-    return min(2 * float(stats.t.sf(score, max(splits - 1, 1))), 1.0)
+    return float(stats.t.sf(score, max(splits - 1, 1)))
 
 
 def _error(by_split: np.ndarray) -> Any:
@@ -248,7 +259,7 @@ def interval(gaps: np.ndarray) -> tuple[float, float, float]:
 def detectable(gaps: np.ndarray) -> float:
     """The mean difference that would be clear with a probability of ``POWER``."""
     error, freedom = _spread(_known(gaps))
-    return error * float(stats.t.ppf(1 - LEVEL / 2, freedom) + stats.norm.ppf(POWER))
+    return error * float(stats.t.ppf(1 - LEVEL, freedom) + stats.norm.ppf(POWER))
 
 
 def who_gains(gaps: np.ndarray, names: Sequence[str], judged: np.ndarray) -> Clients:

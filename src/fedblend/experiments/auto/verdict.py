@@ -58,8 +58,8 @@ def sentences(
         what = (
             f"Deploy nothing yet: {_title(of.better)}, the best method, does not "
             "predict the target clearly better than a constant does (test "
-            f"{criterion} {shown[of.better]}; constant {of.constant:.4g}), so this table "
-            "cannot tell what to deploy"
+            f"{criterion} {shown[of.better]}; constant {of.constant:.4g}), so this "
+            "table cannot tell what to deploy"
         )
     elif method == ALONE:
         why = WORSE[of.answer]
