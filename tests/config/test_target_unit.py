@@ -104,7 +104,7 @@ def test_training_sees_scaled_targets(file):
     np.testing.assert_allclose(weights.ravel(), by_hand, rtol=1e-4, atol=1e-5)
 
 
-def test_measures_predictions_and_new_clients_are_in_the_unit_of_the_table(run, file):
+def test_measures_and_predictions_are_in_the_unit_of_the_table(run):
     found = run.predict(FRAME.drop(columns="cost"), shared=True)
     error = np.abs(found - FRAME["cost"]).mean()
     assert error < 1500  # of a noise of 500, and of a deviation of 15,000
@@ -113,6 +113,10 @@ def test_measures_predictions_and_new_clients_are_in_the_unit_of_the_table(run, 
     by_name = last[last["model"] == "personal"].set_index("metric")["mean"]
     assert by_name["mae"] < 1500
     assert by_name["mse"] == pytest.approx(2 * by_name["loss"], rel=1e-5)
+
+
+@pytest.mark.slow
+def test_new_clients_are_measured_in_the_unit_of_the_table(run, file):
     (line, *_) = personalize_from(run.folder.path, file).gains()
     assert line.after < 0.5 * 1500**2
 
