@@ -23,6 +23,7 @@ CONFIG = {
         "file": "visits.csv",
         "target": "outcome",
         "client": "hospital",
+        "preprocess": "none",
         "partition": "by_key",
     },
     "model": {"name": "logistic"},

@@ -168,6 +168,24 @@ def test_a_table_of_complete_numbers_is_standardized_or_keeps_its_bits(
     np.testing.assert_array_equal(kept, np.sort(frame["x"].to_numpy(np.float32)))
 
 
+def test_clipped_values_and_leaks_are_said_once(content, tmp_path):
+    frame = FRAME.assign(code=np.where(FRAME["outcome"] == "died", 7, 9))
+    frame["age"] = frame["age"].mask(frame.index.isin((1, 2)), 1e9)
+    frame.to_csv(tmp_path / "odd.csv", index=False)
+    content["data"]["file"] = str(tmp_path / "odd.csv")
+    told = build(check(content, "here")).warnings
+    (line,) = [one for one in told if "clipped" in one]
+    assert "more than 10 deviations" in line and "2 in 'age'" in line
+    (line,) = [one for one in told if "tell the target" in one]
+    assert "'code' (AUC 1)" in line and line.endswith('drop = ["code"]')
+    content["data"]["drop"] = ["code"]
+    told = build(check(content, "here")).warnings
+    assert not [one for one in told if "tell the target" in one]
+    content["data"]["drop"] = ["cod"]
+    with pytest.raises(DataError, match=r"drop: .*; did you mean 'code'\?"):
+        build(check(content, "here"))
+
+
 @pytest.mark.parametrize("own", [{"share": 0.3}, {"classes": [0]}, {"file": ""}])
 def test_the_servers_rows_have_the_same_inputs(content, file, own):
     own = {"file": str(file)} if "file" in own else own

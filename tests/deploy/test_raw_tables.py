@@ -18,7 +18,7 @@ from fedblend.deploy.client.predict import predict_rows
 from fedblend.deploy.contract import parse_contract
 from fedblend.deploy.message import UNKNOWN, Message
 from fedblend.deploy.ops.settings import NodeSettings, load_as
-from fedblend.deploy.raw_tables import raw_of, schema_of, statistics_in
+from fedblend.deploy.raw_tables import data_of_nodes, raw_of, schema_of, statistics_in
 from fedblend.deploy.server.run import run_server
 from fedblend.errors import ConfigError, RunError
 from fedblend.experiments import results, run_folder
@@ -53,13 +53,14 @@ local = false
 
 
 def lines(client: int) -> list[str]:
-    """The rows of one client, with empty cells and an own category."""
+    """The rows of one client, with empty cells, an own category and typing errors."""
     draw, found = np.random.default_rng(client), []
     for row in range(ROWS[client]):
         age = 1e6 + 10 * client + draw.normal(0, 5)
+        typed = 9e9 if (client, row) in ((0, 3), (1, 5)) else age
         cells = (
             f"{client}-{row}",
-            "" if draw.random() < 0.2 else f"{age:.4f}",
+            "" if draw.random() < 0.2 else f"{typed:.4f}",
             ("A", "B", f"own {client}", "")[draw.integers(4)],
             f"2023-{draw.integers(1, 13):02}-{draw.integers(1, 28):02}",
             ("yes", "no")[draw.integers(2)],
@@ -148,6 +149,8 @@ def test_nodes_find_the_preprocessing_and_the_model_of_a_simulation(
     )
     assert mine is not None and other is not None
     assert mine.fitted == other.fitted
+    age = mine.fitted[mine.columns.index("age")]
+    assert abs(age.mean - 1e6) < 30 and age.deviation < 60  # in spite of 9e9
     one, two = (of["runs"][0]["measures"]["test"] for of in (here, there))
     for model in ("personal", "shared"):
         # Nodes train alone in their own process: sums in another order.
@@ -156,6 +159,39 @@ def test_nodes_find_the_preprocessing_and_the_model_of_a_simulation(
         )
     found = predict_rows(settings[1].client_settings()[1], place / "node1.csv")
     assert set(found.values) <= {"died", "recovered"} and len(found.values) == ROWS[1]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("undrawn")
+def test_nodes_train_a_regression_in_the_unit_of_a_simulation(place, tmp_path):
+    """Ages near a million: without the unit the first step diverges."""
+    text = (place / "all.csv").read_text().replace("9000000000.0000", "")
+    (tmp_path / "all.csv").write_text(text)
+    for client in range(CLIENTS):
+        own = (place / f"node{client}.csv").read_text()
+        own = own.replace("9000000000.0000", "")
+        (tmp_path / f"node{client}.csv").write_text(own)
+    start = simulated(tmp_path).replace('"outcome"', '"age"')
+    start = start.replace('"binary"', '"regression"')
+    config = check(toml.parse(start, "test"), "test")
+    there = run_config(config, tmp_path / "simulated")
+    dataset = read(tmp_path / "all.csv", target="age", client="client")
+    stated = (
+        f'version = 1\nname = "t"\n{data_of_nodes(dataset, CLIENTS)}\ntest = 0.25\n'
+    )
+    run = experiment(tmp_path / "run", f"{stated}{METHOD}")
+    nodes = {}
+    for client in range(CLIENTS):
+        node_settings(tmp_path, tmp_path / "homes", client)
+        path = tmp_path / "homes" / f"node{client}" / "node.toml"
+        path.write_text(path.read_text().replace('"outcome"', '"age"'))
+        nodes[client] = node_of(load_as(NodeSettings, path))
+    here = run_server(run, LoopbackTransport(nodes), poll=0.0)
+    one, two = (of["runs"][0]["measures"]["test"] for of in (here, there))
+    for model in ("personal", "shared"):
+        mine = one[model]["loss"]["mean"]
+        assert mine == pytest.approx(two[model]["loss"]["mean"], rel=1e-3)
+        assert mine < 200  # half a squared deviation of up to 20
 
 
 def test_without_permission_nothing_is_told(place, raw, tmp_path):

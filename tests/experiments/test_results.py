@@ -92,7 +92,8 @@ def nonsense(tiny, tmp_path) -> dict:
     text = "\n".join(lines).replace("True", "1.0").replace("False", "0.0")
     (tmp_path / "own.csv").write_text(text)
     own = {"file": str(tmp_path / "own.csv"), "target": "ill", "client": "who"}
-    tiny["data"] = {**own, "partition": "by_key", "test": 0.25}
+    own |= {"partition": "by_key", "preprocess": "none"}
+    tiny["data"] = {**own, "test": 0.25}
     tiny["model"] = {"name": "logistic"}
     tiny["run"] = {"rounds": 2, "every": 1}
     tiny["measure"] |= {"metrics": ["loss"], "splits": ["test"]}

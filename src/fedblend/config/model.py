@@ -16,7 +16,7 @@ import numpy as np
 from fedblend import losses, models
 from fedblend.config.config import Config
 from fedblend.config.imported_model import imported_model
-from fedblend.config.model_form import formed
+from fedblend.config.model_form import formed, in_scale
 from fedblend.config.schema.tables import Compress, CompressorTable, ModelChoice
 from fedblend.config.toml import literal
 from fedblend.core import Loss
@@ -24,7 +24,6 @@ from fedblend.data.dataset import Task
 from fedblend.data.federated import FederatedData
 from fedblend.errors import ConfigError
 from fedblend.mixing import Apply
-from fedblend.models.model import in_unit
 from fedblend.theory import constants, steps
 from fedblend.theory.constants import Smoothness, mu_alpha, together
 from fedblend.theory.plan import DGD, Solver
@@ -68,11 +67,9 @@ def losses_of(config: Config, name: str, apply: Apply, task: Task) -> tuple[Loss
 
     The latter has the l2 term, and its unit is the scale of the targets.
     """
-    if name == "hinge":
-        plain = models.dual_encoder_loss()
-    else:
-        plain = getattr(losses, name)(apply)
-    loss = plain if task.scale == 1 else losses.divide(plain, task.scale**2)
+    hinge = name == "hinge"
+    plain = models.dual_encoder_loss() if hinge else getattr(losses, name)(apply)
+    loss = in_scale(plain, task)
     return plain, losses.l2(loss, config.model.l2) if config.model.l2 else loss
 
 
@@ -82,8 +79,6 @@ def model_of(config: Config, task: Task, loss: str) -> models.Model:
     An algorithm may ask for another form of it, such as an ensemble of several.
     """
     model = _one_model(config, task, loss)
-    if (task.center, task.scale) != (0, 1):
-        model = in_unit(model, task.center, task.scale)
     if config.model.products is not None:
         model = models.with_products(model, config.model.products)
     return formed(config, model, task, loss)

@@ -1,12 +1,14 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""The form of the model: adapters, an ensemble, or use of features."""
+"""The form of the model: its unit, adapters, an ensemble, or use of features."""
 
 from fedblend import models
 from fedblend.config.adapt import adapted
 from fedblend.config.config import Config
+from fedblend.core import Loss
 from fedblend.data.dataset import Task
 from fedblend.errors import ConfigError
+from fedblend.models.model import in_unit
 
 ENSEMBLE = 3
 """Models of an ensemble where an algorithm needs one: the number of FedEM's authors."""
@@ -22,6 +24,13 @@ _SCORES = ("cross_entropy", "logistic")
 """The losses of models with scores of classes."""
 
 
+def in_scale(loss: Loss, task: Task) -> Loss:
+    """A squared error in the unit of the task's scale; another loss as it is."""
+    if task.scale == 1:
+        return loss
+    return lambda params, rows: loss(params, rows) / task.scale**2
+
+
 def formed(config: Config, one: models.Model, task: Task, loss: str) -> models.Model:
     """The model in the form of its configuration.
 
@@ -32,6 +41,8 @@ def formed(config: Config, one: models.Model, task: Task, loss: str) -> models.M
         loss: the name of its loss.
     """
     number, options = config.model.ensemble, config.algorithm
+    if (task.center, task.scale) != (0, 1):
+        one = in_unit(one, task.center, task.scale)
     if config.adapt is not None:
         described = [config.model.model_dump(), loss]
         one = adapted(config.adapt, one, task, config.run.precision, described)

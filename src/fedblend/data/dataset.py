@@ -124,7 +124,7 @@ def task_of(dataset: Dataset) -> Task:
         one_number = dataset.kind == "regression" and dataset.outputs == 1
         unit = _unit(dataset.rows[1]) if one_number else {}
     names = dataset.label_names, dataset.columns
-    return Task(dataset.kind, dataset.outputs, shape, *names, **unit)
+    return Task(dataset.kind, dataset.outputs, shape, *names)._replace(**unit)
 
 
 def _unit(targets: np.ndarray) -> dict[str, float]:
@@ -139,7 +139,7 @@ def _unit(targets: np.ndarray) -> dict[str, float]:
         return {"center": float(values.mean())}
     scale = 2.0 ** np.round(np.log2(deviation))
     return {
-        "center": float(np.round(4 * values.mean() / scale) / 4 * scale),
+        "center": float(np.round(4 * values.mean() / scale) / 4 * scale) + 0.0,
         "scale": float(scale),
     }
 

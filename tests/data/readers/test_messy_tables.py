@@ -3,6 +3,9 @@
 """A newcomer's messy table simply works, from every source, and says what was done."""
 
 import datetime
+import gzip
+import zipfile
+from typing import Any
 
 import numpy as np
 import pandas
@@ -149,8 +152,10 @@ def test_a_table_of_complete_numbers_is_preprocessed_and_an_array_is_not():
         {"x": [1.5, 2.5, 1e4], "k": [1, 2, 3], "on": [True, False, True]}
     )
     named = frame.assign(y=[0, 1, 0])
-    for choice in ({}, {"preprocess": "always"}):
-        schema = read(named, target="y", **choice).schema
+    for schema in (
+        read(named, target="y").schema,
+        read(named, target="y", preprocess="always").schema,
+    ):
         assert schema is not None and schema.width == 3
     for as_it_is in (
         read(named, target="y", preprocess="none"),
@@ -347,7 +352,7 @@ def test_columns_are_dropped_by_name(tmp_path):
         "code": [7, 8, 8],
         "ill": [0, 1, 0],
     }
-    named = {"target": "ill", "client": "hospital"}
+    named: Any = {"target": "ill", "client": "hospital"}
     assert read(visits, **named, drop=["code"]).columns == ("age",)
     with pytest.raises(DataError, match=r"drop: .* 'cod'; did you mean 'code'\?"):
         read(visits, **named, drop=["cod"])
@@ -356,3 +361,43 @@ def test_columns_are_dropped_by_name(tmp_path):
     np.savez(tmp_path / "x.npz", inputs=np.ones((3, 2)), targets=[0, 1, 0])
     with pytest.raises(DataError, match="drop: needs a table"):
         read(tmp_path / "x.npz", drop=["code"])
+
+
+def test_bounds_among_numbers_are_read_as_their_number():
+    ages = [str(age) for age in range(20, 80)] + ["> 89"] * 4 + ["<1", "90+", "?"]
+    schema = read({"age": ages}, target=np.arange(67) % 2).schema
+    assert schema is not None
+    (age,) = schema.columns
+    assert age.kind == "number"
+    assert "6 texts such as '> 89' as their number, 1 of 67 missing" in age.seen
+    encoded = schema.encode({"age": np.array(["> 89", "<1", "90+", "30"], object)})
+    assert encoded[:, 0].tolist() == [89, 1, 90, 30]
+    groups = {"age": ["<65", ">=65"] * 20, "dose": ["1+", "2+", "3+", "0"] * 10}
+    words = read(groups, target=np.arange(40) % 2, inputs=["age", "dose"]).schema
+    assert words is not None and {one.kind for one in words.columns} == {"text"}
+
+
+def test_compressed_tables_are_read(tmp_path):
+    text = b"age;at;ill\n1,5;a;yes\n2,5;b;no\n4,5;b;no\n"
+    (tmp_path / "my.csv").write_bytes(text)
+    (tmp_path / "my.csv.gz").write_bytes(gzip.compress(text))
+    with zipfile.ZipFile(tmp_path / "my.zip", "w") as made:
+        made.writestr("readme.txt", "about")
+        made.writestr("my.csv", text)
+    named: Any = {"target": "ill", "client": "at"}
+    plain, packed, zipped = (
+        read(tmp_path / name, **named) for name in ("my.csv", "my.csv.gz", "my.zip")
+    )
+    for one in (packed, zipped):
+        np.testing.assert_array_equal(one.rows[0], plain.rows[0])
+        assert (one.schema, one.name) == (plain.schema, "my")
+    for name in ("cut.csv.gz", "cut.zip"):
+        whole = tmp_path / name.replace("cut.csv", "my.csv").replace("cut.z", "my.z")
+        (tmp_path / name).write_bytes(whole.read_bytes()[:30])
+        with pytest.raises(DataError, match=f"{name}: cannot be read"):
+            read(tmp_path / name, **named)
+    with zipfile.ZipFile(tmp_path / "two.zip", "w") as made:
+        made.writestr("a.csv", text)
+        made.writestr("b.csv", text)
+    with pytest.raises(DataError, match=r"two\.zip: has 2 \.csv or \.tsv files"):
+        read(tmp_path / "two.zip", **named)

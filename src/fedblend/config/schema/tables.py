@@ -42,8 +42,8 @@ from fedblend.metrics import registry as metrics
 from fedblend.models import MODELS
 from fedblend.models.products import Products
 
-_OWN = dict.fromkeys(("target", "client", "inputs", "drop", "kind"))
-_OWN |= {"preprocess": "auto"}
+_OWN: dict[str, str | None] = dict.fromkeys(("target", "client", "inputs", "drop"))
+_OWN |= {"kind": None, "preprocess": "auto"}
 """Keys of a file of one's own, and what they are without one."""
 
 Preprocess = Literal["auto", "always", "none"] | dict[Word, Word | list[Word]]

@@ -82,6 +82,8 @@ MIXED = 0.9
 """A column of numbers or dates may have texts in this fraction of rows less than 1."""
 LEAST_NUMBERS = 10
 """Different numbers that such a mixed column needs."""
+MOST_BOUNDS = 0.5
+"""The part of rows that may be bounds, such as "> 89"; with more, they are words."""
 _DAY = np.timedelta64(1, "D")
 _LARGEST = float(np.finfo(np.float32).max)
 
@@ -181,14 +183,20 @@ def _texts(factors: Factors) -> Found:
         different = len(np.unique(numbers[~np.isnan(numbers)]))
         if share < 1 and different < LEAST_NUMBERS:
             continue
+        odd = np.isnan([read(value, style) for value in factors.values])
+        bounds = ~odd & [values.is_bound(value) for value in factors.values]
+        if counts[bounds].sum() > MOST_BOUNDS * counts.sum():
+            continue
         remark = "" if style in ("plain", "iso") else f"read {_shown(style)}"
         if others:
             remark += f" (they would fit {_shown(others[0])}, too)"
-        if share < 1:
-            odd = np.isnan([read(value, style) for value in factors.values])
-            example = texts[int(np.flatnonzero(odd)[0])]
-            remark += ", " if remark else ""
-            remark += f"{counts[odd].sum()} texts such as {example!r:.30} as missing"
+        remarks = [remark] if remark else []
+        for some, meant in ((bounds, "their number"), (odd, "missing")):
+            if some.any():
+                example = texts[int(np.flatnonzero(some)[0])]
+                number = counts[some].sum()
+                remarks.append(f"{number} texts such as {example!r:.30} as {meant}")
+        remark = ", ".join(remarks)
         if kind == "number":
             return _numbers(numbers, style, remark)
         return Found(kind, numbers, style, remark=remark)

@@ -14,7 +14,8 @@
 
 import dataclasses
 import json
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,6 +23,7 @@ import numpy as np
 from fedblend.data.dataset import DataError
 from fedblend.data.preprocess.columns import PERIODS, Column
 from fedblend.data.preprocess.schema import Columns, Schema
+from fedblend.data.warnings import listed
 
 FARTHEST = 10.0
 """Deviations from the mean; a value that is farther away is clipped."""
@@ -96,6 +98,19 @@ class Preprocessing:
             if one.encoding in SCALED
         }
         return {name: count for name, count in scaled.items() if count}
+
+    def warnings(self, parts: Iterable[np.ndarray]) -> Iterator[str]:
+        """A warning of columns with clipped values, from the inputs of all rows."""
+        counts: Counter[str] = Counter()
+        for inputs in parts:
+            counts.update(self.clipped(inputs))
+        if counts:
+            shown = [f"{count} in {name!r}" for name, count in counts.most_common()]
+            yield (
+                f"preprocessing: values more than {FARTHEST:g} deviations from the "
+                f"mean are clipped: {listed(shown)}; check them, or leave the columns "
+                "out with drop"
+            )
 
     def describe(self) -> list[dict[str, Any]]:
         """What was seen in each column of the table, and what was done to it."""

@@ -3,7 +3,8 @@
 """The values of a raw column: which are missing, and how texts are read.
 
 A text is a number ("plain": ``1.5``; "thousands": ``1,234.5``; "decimal comma":
-``1.234,5``; with or without a percent or currency sign), a date ("iso", or a format of
+``1.234,5``; with or without a percent or currency sign, or as a bound such as ``> 89``
+or ``90+``), a date ("iso", or a format of
 ``strptime``), a truth value ("yes", "no" and the like), or a word.
 """
 
@@ -43,6 +44,7 @@ _NUMBERS = {
     ),
 }
 NUMBER_STYLES = tuple(_NUMBERS)
+_BOUND = re.compile(r"^[<>≤≥]=?\s*|\+$")
 
 _DAYS = ("%Y/%m/%d", "%d.%m.%Y", "%m/%d/%Y", "%d/%m/%Y", "%d-%m-%Y", "%d %b %Y")
 _DAYS = (*_DAYS, "%d-%b-%Y", "%b %d, %Y")
@@ -119,7 +121,7 @@ def number(value: Any, style: str) -> float:
     if isinstance(value, int | float):
         return float(value)
     text = str(value).replace("\N{NO-BREAK SPACE}", " ").strip()
-    text = text.removesuffix("%").strip("$€£ ")
+    text = _BOUND.sub("", text.removesuffix("%").strip("$€£ "))
     if not _NUMBERS[style].fullmatch(text):
         return np.nan
     if style == "thousands":
@@ -127,6 +129,11 @@ def number(value: Any, style: str) -> float:
     elif style == "decimal comma":
         text = text.replace(".", "").replace(" ", "").replace(",", ".")
     return float(text)
+
+
+def is_bound(value: Any) -> bool:
+    """Whether a value is a text of a bound, such as "> 89" or "90+"."""
+    return isinstance(value, str) and _BOUND.search(value.strip()) is not None
 
 
 def truth(value: Any, style: str = "") -> float:

@@ -20,7 +20,6 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from fedblend.data.dataset import (
-    AbsentColumnError,
     DataError,
     Dataset,
     Kind,
@@ -38,11 +37,11 @@ from fedblend.data.readers.tables import (
     Table,
     check_names,
     complete_numbers,
+    drop_columns,
     read_table,
     stacked,
 )
 from fedblend.data.readers.targets import targets_of, with_kind, with_labels
-from fedblend.errors import hint
 
 Preprocess = Literal["auto", "always", "none"] | Mapping[str, Choice]
 """What is preprocessed: tables, but not arrays; both; or nothing. Or both, with choices
@@ -100,7 +99,7 @@ def read(
             target, client, inputs = raw.targets, raw.keys, None
     if table is not None:
         chosen = [inputs] if isinstance(inputs, str) else inputs
-        table = _without(table, drop, (target, client))
+        table = drop_columns(table, drop, (target, client))
         raw = _raw(table, target, client, chosen, preprocess)
         dataset = with_kind(raw, kind, table.where, table.name)
     check(dataset)
@@ -229,21 +228,6 @@ def _table(source: Any) -> Table | None:
         f"{', '.join(FILES)}, .npz and a folder of .npz files"
         + ("; save the sheet as .csv" if path.suffix in (".xlsx", ".xls") else "")
     )
-
-
-def _without(table: Table, drop: Sequence[str], known: Sequence[Any]) -> Table:
-    """The table without these columns; ``known`` are the target and the client."""
-    for name in drop:
-        if name not in table.columns:
-            raise AbsentColumnError(
-                name,
-                f"{table.where}: drop: there is no column {name!r}; "
-                f"{hint(name, table.columns)}",
-            )
-        if name in known:
-            raise DataError(f"{table.where}: drop: {name!r} is the target or client")
-    kept = {name: one for name, one in table.columns.items() if name not in drop}
-    return table._replace(columns=kept)
 
 
 def _read_arrays(path: Path, target: Any, client: Any, inputs: Any) -> Raw:

@@ -2,6 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Raw tables as columns: .csv, .tsv and .parquet files, frames, dicts of arrays.
 
+A .gz or .zip file is a compressed .csv or .tsv.
+
 pyarrow reads files, and frames that export Arrow data (polars and others). A column of
 a pandas frame may hold values of several types. Texts stay texts here: what they mean
 is up to ``data.preprocess``.
@@ -9,7 +11,7 @@ is up to ``data.preprocess``.
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,8 +24,10 @@ from fedblend.data.dataset import (
     require,
 )
 from fedblend.data.preprocess.schema import Columns
+from fedblend.data.readers.compressed import DAMAGE, unpack
+from fedblend.errors import hint
 
-FILES = (".csv", ".tsv", ".parquet")
+FILES = (".csv", ".tsv", ".parquet", ".gz", ".zip")
 """The files that hold a table."""
 _INDEX = re.compile(r"__index_level_\d+__")
 _DELIMITERS = (";", "\t", "|")
@@ -137,17 +141,23 @@ def _read_file(path: Path) -> Table:
             table = require("pyarrow.parquet", "parquet").read_table(path)
         else:
             table, notes = _read_csv(path)
-    except (pyarrow.ArrowException, OSError, UnicodeError) as error:
+    except (pyarrow.ArrowException, UnicodeError, *DAMAGE) as error:
         reason = " ".join(str(error).split())
         raise DataError(f"{path}: cannot be read: {reason}") from None
-    return _of_arrow(table, str(path), path.stem, notes)
+    name = Path(path.stem).stem if path.suffix in (".gz", ".zip") else path.stem
+    return _of_arrow(table, str(path), name, notes)
 
 
 def _read_csv(path: Path) -> tuple[Any, tuple[str, ...]]:
     """A CSV file, whatever separates its values and whatever its encoding."""
     csv = require("pyarrow.csv", "csv")
-    with path.open("rb") as file:
-        first = file.read(_PROBED)
+    buffer = require("pyarrow.lib", "csv").BufferReader
+    data = unpack(path)
+    if data is None:
+        with path.open("rb") as file:
+            first = file.read(_PROBED)
+    else:
+        first = data[:_PROBED]
     encoding, notes = _encoding(first), []
     header = first.decode(encoding, "replace").partition("\n")[0]
     if encoding != "utf-8":
@@ -157,7 +167,7 @@ def _read_csv(path: Path) -> tuple[Any, tuple[str, ...]]:
     if delimiter != ",":
         notes.append(f"{path.name}: values are separated by {delimiter!r}")
     table = _converted(
-        path,
+        lambda: path if data is None else buffer(data),
         read_options=csv.ReadOptions(encoding=encoding),
         parse_options=csv.ParseOptions(
             delimiter=delimiter, newlines_in_values=b'"' in first
@@ -179,7 +189,7 @@ def _encoding(first: bytes) -> str:
     return "utf-8"
 
 
-def _converted(path: Path, **options: Any) -> Any:
+def _converted(source: Callable[[], Any], **options: Any) -> Any:
     """A CSV file; a column is text if its later values do not fit its first ones."""
     csv = require("pyarrow.csv", "csv")
     pyarrow = require("pyarrow.lib", "csv")
@@ -187,12 +197,12 @@ def _converted(path: Path, **options: Any) -> Any:
     while True:
         as_texts = csv.ConvertOptions(column_types=texts)
         try:
-            return csv.read_csv(path, convert_options=as_texts, **options)
+            return csv.read_csv(source(), convert_options=as_texts, **options)
         except pyarrow.ArrowInvalid as error:
             place = re.match(r"In CSV column #(\d+): CSV conversion error", str(error))
             if place is None:
                 raise
-            with csv.open_csv(path, **options) as opened:
+            with csv.open_csv(source(), **options) as opened:
                 name = opened.schema.names[int(place[1])]
             if name in texts:
                 raise
@@ -244,6 +254,21 @@ def check_names(
                 f"{where}: there is no {kind} {name!r}; there are "
                 f"{', '.join(names) or 'none'}",
             )
+
+
+def drop_columns(table: Table, drop: Sequence[str], known: Sequence[Any]) -> Table:
+    """The table without these columns; ``known`` are the target and the client."""
+    for name in drop:
+        if name not in table.columns:
+            raise AbsentColumnError(
+                name,
+                f"{table.where}: drop: there is no column {name!r}; "
+                f"{hint(name, table.columns)}",
+            )
+        if name in known:
+            raise DataError(f"{table.where}: drop: {name!r} is the target or client")
+    kept = {name: one for name, one in table.columns.items() if name not in drop}
+    return table._replace(columns=kept)
 
 
 def input_columns(path: Path, known: Sequence[str | None]) -> list[str]:
