@@ -130,8 +130,14 @@ def _unseen_clients(run: Run, config: Config, built: Built) -> list[NewClients]:
 
 def _together(found: Sequence[NewClients]) -> Evidence:
     """The evidence of all seeds together."""
-    return found[0].evidence._replace(
-        measured=[one.measured for one in found], by_row=[one.by_row for one in found]
+    first, *_ = every = [one.evidence for one in found]
+    return first._replace(
+        measured=[one.measured for one in found],
+        by_row=[one.by_row for one in found],
+        numbers={
+            split: np.concatenate([one.numbers[split] for one in every])
+            for split in first.numbers
+        },
     )
 
 

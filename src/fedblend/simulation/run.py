@@ -187,7 +187,7 @@ class Run(Results):
     def evidence(self) -> Evidence:
         """What was measured last, for comparing models client by client."""
         of = self._evaluation
-        return Evidence(self.measured, self.by_row, of.counts, of.metrics)
+        return Evidence(self.measured, self.by_row, of.counts, of.metrics, of.numbers)
 
     @property
     def alone(self) -> dict[str, Any] | None:
