@@ -147,13 +147,14 @@ def training_alone(alone: Mapping[str, Any]) -> str:
     ...                 "metric": "accuracy", "tried": 600})
     '290 rounds, the best of 600 tried for accuracy on validation rows'
     """
-    rows = alone.get("chosen_on")
+    rows, rate = alone.get("chosen_on"), alone.get("rate", 1.0)
+    at = "" if rate == 1 else f" at {rate:.3g} times the rate"
     if rows is None:
-        return f"{rounds_alone(alone)}, as asked"
+        return f"{rounds_alone(alone)}{at}, as asked"
     if alone["rounds"] is None:
         return f"every client's own best round for {alone['metric']} on {rows}"
     best = f"the best of {alone['tried']} tried"
-    return f"{rounds_alone(alone)}, {best} for {alone['metric']} on {rows}"
+    return f"{rounds_alone(alone)}{at}, {best} for {alone['metric']} on {rows}"
 
 
 class Comparison(NamedTuple):
