@@ -28,7 +28,7 @@ LEVELS = (
     },
     {"losses", "mixing", "local", "solvers", "models", "compress", "data"},
     {"algorithms", "transforms", "theory"},
-    {"metrics", "gains", "simulation", "clusters"},
+    {"metrics", "gains", "intervals", "simulation", "clusters"},
     {"config", "experiments", "deploy", "report"},
     {"cli", "__main__"},
 )

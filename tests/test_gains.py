@@ -85,15 +85,90 @@ def test_losses_have_the_interval_of_student():
     assert (single.low, single.high) == (-np.inf, np.inf)
 
 
-def test_seeds_do_not_narrow_an_interval_and_widen_it_where_they_differ():
+def test_seeds_that_say_the_same_of_the_same_rows_are_worth_one():
     one, two = of_counts(0, 8, 40), of_counts(0, 4, 40)
     alone, thrice = found(ACCURACY, one), found(ACCURACY, one, one, one)
     np.testing.assert_allclose(thrice.low, alone.low)
     np.testing.assert_allclose(thrice.high, alone.high)
     assert alone.harmed and thrice.harmed
+    # Training makes the gains differ by more than 40 rows explain.
     differing = found(ACCURACY, one, two, of_counts(0, 0, 40))
     assert differing.value == pytest.approx(-0.1)
-    assert differing.low < alone.low and differing.high > 0
+    assert differing.high > 0 and differing.low < -0.3
+
+
+def test_seeds_with_other_rows_are_worth_all_of_them():
+    """As of one client with the rows of all seeds, where these agree."""
+
+    def numbered(own, other, first):
+        return sides(own, other)._replace(numbers=first + np.arange(40)[None])
+
+    for metric, one, other in (
+        (ACCURACY, np.arange(40) < 4, np.zeros(40)),
+        (LOSS, np.linspace(0, 1, 40), np.zeros(40)),
+    ):
+        seeds = [numbered(one, other, first) for first in (0, 40, 80)]
+        whole = found(metric, sides(np.tile(one, 3), np.tile(other, 3)))
+        several = found(metric, *seeds)
+        np.testing.assert_allclose(several.low, whole.low, rtol=0.02)
+        np.testing.assert_allclose(several.high, whole.high, rtol=0.02)
+        assert several.low > found(metric, seeds[0]).low
+
+
+def seeds_of(
+    draw, clients, seeds, better, worse, *, again=1.0, pool=300, metric=ACCURACY
+):
+    """Clients with 60 test rows of their pool in each seed, split anew in each.
+
+    A row says the same in all seeds with the chance ``again``, and else as a new one.
+    The loss has the same mean and variance as right or wrong.
+    """
+    kept, found = draw.random((clients, pool)), []
+    for _ in range(seeds):
+        same = draw.random(kept.shape) < again
+        chance = np.where(same, kept, draw.random(kept.shape))
+        gaps = (chance < better) * 1.0 - (chance > 1 - worse)
+        numbers = np.argsort(draw.random(kept.shape), axis=1)[:, :60]
+        numbers = np.tile(np.arange(60), (clients, 1)) if pool == 60 else numbers
+        own = np.maximum(np.take_along_axis(gaps, numbers, 1), 0)
+        other = np.maximum(np.take_along_axis(-gaps, numbers, 1), 0)
+        own, other = (other, own) if metric is LOSS else (own, other)
+        values, fine = (own.mean(1), other.mean(1)), np.zeros(clients, bool)
+        found.append(Sides(*values, fine, (own, other), numbers))
+    return found
+
+
+def named(draw, clients, seeds, gain_of_all, **how):
+    """How often clients are called helped, and harmed, in a fifth discordant rows."""
+    better, worse = 0.1 + gain_of_all / 2, 0.1 - gain_of_all / 2
+    metric = how.setdefault("metric", ACCURACY)
+    both = seeds_of(draw, clients, seeds, better, worse, **how)
+    answer = gain(metric, both, np.full(clients, 60))
+    return answer.helped.mean(), answer.harmed.mean()
+
+
+def test_more_splits_name_more_clients_that_gain():
+    draw, powers = np.random.default_rng(0), []
+    for seeds in (1, 3, 5):
+        powers.append(named(draw, 400, seeds, 0.1)[0])
+        assert max(named(draw, 400, seeds, 0.0)) < 0.025 + 0.01
+    assert powers[0] > 0.25 and powers[1] > 0.4 and powers[2] > 0.6
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "how",
+    [{}, {"again": 0.7}, {"pool": 60}, {"pool": 60, "again": 0.7}, {"metric": LOSS}],
+    ids=["splits", "retrained", "one split", "one split, retrained", "loss"],
+)
+def test_false_verdicts_are_rare_and_not_too_rare_with_any_number_of_splits(how):
+    """At most 2.5 % on either side, not below 1; standard errors are below 0.1 %."""
+    draw, powers = np.random.default_rng(1), []
+    for seeds in (1, 3, 5):
+        null = np.mean([named(draw, 4000, seeds, 0.0, **how) for _ in range(5)])
+        assert 0.009 < null < 0.026, (seeds, null)
+        powers.append(named(draw, 4000, seeds, 0.1, **how)[0])
+    assert powers[0] > 0.28 and min(np.diff(powers)) > -0.02
 
 
 def test_without_rows_the_least_favorable_pairs_are_assumed():
@@ -109,6 +184,19 @@ def test_without_rows_the_least_favorable_pairs_are_assumed():
     # Not a whole number of rows: the value is no mean of ones and zeros.
     broken = found(ACCURACY, half._replace(own=np.array([0.51])))
     assert (broken.low, broken.high) == (-1, 1)
+
+
+@pytest.mark.parametrize("clients", [30, 100])
+def test_by_chance_is_the_95_percent_point_of_harmed_clients(clients):
+    """Exceeded by at most 5 % of federations of which each client is at 2.5 %."""
+    known = np.zeros(clients + 1)
+    known[-1] = np.nan  # nothing to compare
+    nobody = found(ACCURACY, of_counts(0, 0, 30))
+    whole = nobody._replace(value=known, low=known - 0.1, high=known + 0.1)
+    counted = gain_summary(whole)
+    harmed = np.random.default_rng(2).binomial(clients, 0.025, 100_000)
+    assert (harmed > counted.by_chance).mean() <= 0.05
+    assert (harmed > counted.by_chance - 1).mean() > 0.05
 
 
 def test_who_is_not_finite_is_counted_and_never_left_out():

@@ -3,34 +3,22 @@
 """What clients gain by one model over another, and how sure that is.
 
 Both models are measured on the same test rows of a client, so the rows are paired: its
-gain is the mean of their differences, and its 95 % interval comes from these alone.
-
-Right or wrong: of n rows m are discordant, right by one model and wrong by the other.
-Whether these fall on one side is the exact test of McNemar; its Clopper-Pearson bounds,
-times those of m/n, are the interval. So it excludes zero where the exact test does at
-5 %, and is not empty where no row is discordant. Everything else: Student's t.
-
-Seeds: the test rows of their splits overlap, so the errors of their gains may be fully
-dependent. The widths are averaged, not shrunk, which bounds the error of a mean under
-any dependence; what the gains differ by between seeds is added by Student's t.
+gain is the mean of their differences, and its 95 % interval (``intervals``) comes from
+these alone.
 """
 
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from fedblend.intervals import TAIL, Sides, between_seeds, interval_ends, student
 from fedblend.metrics import Metric
 
 Measured = dict[str, dict[str, dict[str, np.ndarray]]]
 """``{split: {model: {metric: values over the measured clients}}}``."""
 REFERENCES = ("local", "shared")
 """What a personal model is compared with, training alone first."""
-TAIL = 0.025
-"""How much of a distribution lies beyond either end of an interval."""
-_BISECTIONS = 40
-_MOST_FREEDOM = 10_000
 
 
 class Gain(NamedTuple):
@@ -65,7 +53,8 @@ class GainSummary(NamedTuple):
 
     ``count`` clients are harmed, a ``share`` of the ``clients`` that were compared:
     their intervals lie below zero. They lose ``mean_loss`` on average and ``worst`` at
-    most. If no client were harmed, at most ``by_chance`` would be counted on average.
+    most. If no client were harmed, at most ``by_chance`` would be counted in 95 % of
+    such comparisons of independent clients.
     ``worse`` and ``better`` count the gains by their sign alone.
     """
 
@@ -73,7 +62,7 @@ class GainSummary(NamedTuple):
     share: float
     mean_loss: float
     worst: float
-    by_chance: float
+    by_chance: int
     helped: int
     clients: int
     not_finite: int
@@ -87,15 +76,18 @@ class GainSummary(NamedTuple):
 
 def gain_summary(gain: Gain) -> GainSummary:
     """Count the clients of a comparison."""
+    from scipy.special import bdtr
+
     known = int((~np.isnan(gain.value)).sum())
     lost = -gain.value[gain.harmed]
-    bounded = np.isfinite(gain.high) & ~np.isnan(gain.value)
+    judged = int(np.isfinite(gain.high + gain.value).sum())
+    chances = bdtr(np.arange(judged), judged, TAIL)
     return GainSummary(
         count=len(lost),
         share=len(lost) / known if known else float("nan"),
         mean_loss=float(lost.mean()) if lost.size else 0.0,
         worst=float(lost.max(initial=0.0)),
-        by_chance=round(TAIL * int(bounded.sum()), 6),
+        by_chance=int((chances < 1 - 2 * TAIL).sum()),
         helped=int(gain.helped.sum()),
         clients=known,
         not_finite=int(gain.not_finite.sum()),
@@ -108,25 +100,13 @@ def gain_summary(gain: Gain) -> GainSummary:
     )
 
 
-class Sides(NamedTuple):
-    """Two models of the same clients in one seed: the values of a metric, and by rows.
-
-    Rows are [clients, rows], NaN where a row does not count, or None where only the
-    values are known; ``broken`` are the clients whose own model is not finite.
-    """
-
-    own: np.ndarray
-    other: np.ndarray
-    broken: np.ndarray
-    rows: tuple[np.ndarray, np.ndarray] | None = None
-
-
 def gain(metric: Metric, seeds: Sequence[Sides], counts: np.ndarray) -> Gain:
     """The gain of every client, whichever way the metric is better.
 
     Args:
         metric: what was measured.
-        seeds: both models, in each seed.
+        seeds: both models, in each seed. Without ``numbers``, rows at the same place
+            are the same, and seeds share at least a fifth of their rows.
         counts: the clients' rows.
 
     >>> from fedblend.metrics import accuracy
@@ -147,16 +127,8 @@ def gain(metric: Metric, seeds: Sequence[Sides], counts: np.ndarray) -> Gain:
         )
         own = np.isfinite([side.own for side in seeds]).all(axis=0)
         gaps = np.where(np.isfinite(gaps).all(axis=0) & ~not_finite, gaps, np.nan)
-        ends = [
-            _ends(side, gap, counts, sign, metric.counts_rows)
-            for side, gap in zip(seeds, gaps, strict=True)
-        ]
         value = gaps.mean(axis=0)
-        shifts = _between_seeds(gaps)
-        down, up = (
-            np.hypot(np.mean([abs(end[place]) for end in ends], axis=0), shifts)
-            for place in (0, 1)
-        )
+        down, up = interval_ends(seeds, gaps, counts, sign, metric.counts_rows)
     low, high = value - down, value + up
     if metric.bounded:
         low, high = np.maximum(low, -1.0), np.minimum(high, 1.0)
@@ -171,13 +143,16 @@ class Evidence(NamedTuple):
 
     ``measured`` and ``by_row`` have an entry for each seed; the latter is what
     single rows contribute, [clients, rows], empty where that is not known. ``counts``
-    are the clients' rows in each split, ``metrics`` what was measured.
+    are the clients' rows in each split, ``metrics`` what was measured. ``numbers`` tell
+    which rows these are, [seeds, clients, rows], or [1, clients, rows] where all seeds
+    have the same ones; splits for which that is not known are left out.
     """
 
     measured: Sequence[Measured]
     by_row: Sequence[Measured]
     counts: Mapping[str, np.ndarray]
     metrics: Mapping[str, Metric]
+    numbers: Mapping[str, np.ndarray] = {}
 
     def of_replica(self, replica: int) -> "Evidence":
         """That of one replica."""
@@ -206,7 +181,7 @@ class Evidence(NamedTuple):
     def gain(self, split: str, metric: str, other: str) -> Gain:
         """What every client gains by its personal model over the other one."""
         counts = np.asarray(self.counts[split])
-        seeds = []
+        seeds, numbers = [], self.numbers.get(split)
         for replica, splits in enumerate(self.measured):
             models = splits[split]
             own = models["personal"]
@@ -224,6 +199,7 @@ class Evidence(NamedTuple):
                     np.asarray(models[other][metric], np.float64),
                     broken & (counts > 0),
                     None if any(side is None for side in paired) else tuple(paired),  # type: ignore
+                    None if numbers is None else numbers[replica % len(numbers)],
                 )
             )
         return gain(self.metrics[metric], seeds, counts)
@@ -251,64 +227,6 @@ def harms(evidence: Evidence) -> dict[str, Any]:
     }
 
 
-def _ends(
-    side: Sides, gap: np.ndarray, counts: np.ndarray, sign: int, counted: bool
-) -> tuple[np.ndarray, np.ndarray]:
-    """How far the ends of one seed's interval lie below and above its gain."""
-    if side.rows is None:
-        places = _unpaired(side, counts) if counted else None
-        if places is None:
-            nothing_known = np.where(np.isnan(gap), np.nan, np.inf)
-            return nothing_known, nothing_known
-        better, worse, rows = places
-        return _counted_ends(better, worse, rows, gap)
-    own, other = (np.asarray(rows, float) for rows in side.rows)
-    pairs = sign * (own - other)
-    known = ~np.isnan(pairs)
-    rows = known.sum(axis=1)
-    if counted and np.isin(pairs[known], (-1.0, 0.0, 1.0)).all():
-        return _counted_ends((pairs > 0).sum(1), (pairs < 0).sum(1), rows, gap)
-    center = np.where(known, pairs, 0).sum(axis=1) / np.maximum(rows, 1)
-    squares = np.where(known, pairs - center[:, None], 0) ** 2
-    error = np.sqrt(squares.sum(axis=1) / np.maximum(rows - 1, 1) / np.maximum(rows, 1))
-    half = np.array([_student(int(n) - 1) for n in rows]) * error
-    half = np.where(np.isnan(gap), np.nan, np.where(rows > 1, half, np.inf))
-    return half, half
-
-
-def _unpaired(side: Sides, counts: np.ndarray):
-    """Better, worse and all rows if pairs overlap as little as the values allow.
-
-    Single rows are not known here; the fewest that both models may have right make the
-    most discordant ones, and the widest interval.
-    """
-    right, rivals = (np.nan_to_num(v * counts) for v in (side.own, side.other))
-    whole = [np.rint(many) for many in (right, rivals)]
-    if max(abs(right - whole[0]).max(), abs(rivals - whole[1]).max()) > 1e-3:
-        return None
-    both = np.maximum(whole[0] + whole[1] - counts, 0)
-    return whole[0] - both, whole[1] - both, counts
-
-
-def _counted_ends(better, worse, rows, gap) -> tuple[np.ndarray, np.ndarray]:
-    """The interval of a mean of ones, zeros and minus ones; see the module's text."""
-    discordant = better + worse
-    least, most = _binomial(discordant, rows)
-    low, high = (2 * side - 1 for side in _binomial(better, discordant))
-    lower = low * np.where(low < 0, most, least)
-    upper = high * np.where(high > 0, most, least)
-    # The bounds hold the gain itself; rounding may not push it out.
-    return np.maximum(gap - lower, 0), np.maximum(upper - gap, 0)
-
-
-def _between_seeds(gaps: np.ndarray) -> np.ndarray | float:
-    """What the seeds' disagreement adds to an interval of their mean; first axis."""
-    seeds = len(gaps)
-    if seeds < 2:
-        return 0.0
-    return _student(seeds - 1) * gaps.std(axis=0, ddof=1) / np.sqrt(seeds)
-
-
 def _over_clients(gaps: np.ndarray, ends) -> tuple[float, float, float]:
     """The mean over clients, and its interval over clients and over seeds."""
     gaps = gaps[:, ~np.isnan(gaps).any(axis=0)]
@@ -320,52 +238,5 @@ def _over_clients(gaps: np.ndarray, ends) -> tuple[float, float, float]:
         low, high = (float(end[~np.isnan(end)][0]) for end in ends)
         return mean, low, high
     error = gaps.mean(axis=0).std(ddof=1) / np.sqrt(clients)
-    half = np.hypot(_student(clients - 1) * error, _between_seeds(gaps.mean(axis=1)))
+    half = np.hypot(student(clients - 1) * error, between_seeds(gaps.mean(axis=1)))
     return mean, float(mean - half), float(mean + half)
-
-
-def _binomial(hits: np.ndarray, trials: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Clopper and Pearson's bounds of a probability, from hits in so many trials."""
-    pairs = np.stack([hits, trials, trials - hits], axis=1).astype(np.int64)
-    found, places = np.unique(pairs, axis=0, return_inverse=True)
-    hits, trials, misses = found.T
-    high = np.where(misses == 0, 1.0, _upper(hits, trials))
-    low = np.where(hits == 0, 0.0, 1 - _upper(misses, trials))
-    return low[places.ravel()], high[places.ravel()]
-
-
-def _upper(hits: np.ndarray, trials: np.ndarray) -> np.ndarray:
-    """The probability at which so few hits or fewer are as rare as the tail."""
-    most = int(trials.max(initial=0))
-    logs = np.concatenate([[0.0], np.cumsum(np.log(np.arange(1, most + 1)))])
-    number = np.arange(most + 1)
-    misses = trials[:, None] - number
-    choices = logs[trials][:, None] - logs[number] - logs[np.maximum(misses, 0)]
-    choices = np.where(number <= hits[:, None], choices, -np.inf)
-    low, high = np.zeros(len(hits)), np.ones(len(hits))
-    for _ in range(_BISECTIONS):
-        middle = (low + high) / 2
-        chance = np.exp(
-            choices
-            + number * np.log(middle)[:, None]
-            + misses * np.log1p(-middle)[:, None]
-        ).sum(axis=1)
-        low, high = (
-            np.where(chance > TAIL, middle, low),
-            np.where(chance > TAIL, high, middle),
-        )
-    return high
-
-
-@lru_cache
-def _student(freedom: int) -> float:
-    """Student's t that is exceeded with the probability of one tail.
-
-    With t = sqrt(freedom) tan(angle) the density is a power of the cosine.
-    """
-    freedom = min(max(freedom, 1), _MOST_FREEDOM)
-    angles = np.linspace(0, np.pi / 2, 20_001)
-    density = np.cos(angles) ** (freedom - 1)
-    area = np.concatenate([[0.0], np.cumsum(density[1:] + density[:-1])])
-    angle = np.interp(1 - 2 * TAIL, area / area[-1], angles)
-    return float(np.sqrt(freedom) * np.tan(angle))

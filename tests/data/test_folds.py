@@ -53,3 +53,23 @@ def test_folds_share_their_arrays():
 def test_one_fold_is_none():
     with pytest.raises(ValueError, match="number: 1 is not"):
         fb.data.folds(federated_data(), 1)
+
+
+@pytest.mark.parametrize("some", [[0, 1, 2], [2, 0]], ids=["all", "selected"])
+def test_rows_of_several_splits_keep_their_numbers(some):
+    """The rows are their own numbers; client 1 has fewer test rows than the others."""
+    parts = np.split(np.random.default_rng(0).permutation(70), [30, 40])
+    every = [
+        fb.federate(np.arange(70), parts, test=0.2, split=split).select(some)
+        for split in (0, 1, 2)
+    ]
+    clients = np.arange(len(some))[::-1]
+    for datasets in (every, every[:1]):
+        joined = side_by_side(datasets)["test"]
+        numbers = joined.numbers(clients)
+        assert numbers.shape == (len(datasets), len(some), 6)
+        for found, data in zip(numbers, datasets, strict=True):
+            assert data.test is not None
+            for own, client in zip(found, clients, strict=True):
+                expected = data.test.rows(client)
+                np.testing.assert_array_equal(own[: len(expected)], expected)

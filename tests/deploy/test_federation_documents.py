@@ -7,12 +7,14 @@ import tomllib
 from pathlib import Path
 
 import numpy as np
+import pytest
 import typer
 
 from fedblend.cli import app
 from fedblend.config.config import check
 from fedblend.deploy.contract import Facts, contract_of
 from fedblend.deploy.ops.demo import EXPERIMENTS, NODES, config_of, sentence
+from fedblend.errors import ConfigError
 
 TEXT = (Path(__file__).parents[2] / "docs" / "federation.md").read_text()
 
@@ -26,6 +28,13 @@ def test_the_configuration_can_be_built():
     contract = contract_of(check(content | tomllib.loads(raw), "docs/federation.md"))
     assert contract.method(Facts()).algorithm
     assert contract.task.columns[:2] == ("admitted", "age")
+
+
+def test_a_node_does_not_tune_the_rate_of_training_alone():
+    content = tomllib.loads(re.findall(r"^```toml\n(.*?)^```", TEXT, re.M | re.S)[0])
+    content["measure"] = {**content.get("measure", {}), "local_rate": "tune"}
+    with pytest.raises(ConfigError, match=r"tune\": is not for a federation"):
+        contract_of(check(content, "docs/federation.md"))
 
 
 def test_the_commands_exist():

@@ -51,6 +51,9 @@ def copied(folder, place, config=None):
 
 
 COUNTS = np.array([5, 0, 7, 3, 9, 4])
+NUMBERS = {
+    "test": np.random.default_rng(5).permuted(np.tile(np.arange(20), (2, 6, 1)), axis=2)
+}
 
 
 def written(place, config, right, alone):
@@ -75,7 +78,7 @@ def written(place, config, right, alone):
             }
         found[0].append({"test": values})
         found[1].append({"test": rows})
-    every = Evidence(found[0], found[1], {"test": COUNTS}, METRICS)
+    every = Evidence(found[0], found[1], {"test": COUNTS}, METRICS, NUMBERS)
     evidence.write(Folder(place), every, np.arange(6), [0, 1])
     return place
 
@@ -111,6 +114,28 @@ def test_the_differences_are_those_of_the_clients_on_the_same_rows(folders):
     assert row["clients"] == 5 and row["mean_gain"] < 0
     (loss,) = differences(folders, ["loss"])
     assert loss.gain.mean[0] == pytest.approx(by_client.mean() / 2, abs=1e-6)
+
+
+def test_the_folder_knows_which_rows_the_seeds_share(folders):
+    """Rows of client 4 that both seeds test are one unit: the interval is wider."""
+    saved = contenders(folders)
+    (whole,) = compared(saved, ["loss"])
+    numbers = saved["slow"].saved.evidence.numbers["test"]
+    inside = np.arange(9) < COUNTS[:, None]
+    np.testing.assert_array_equal(
+        numbers[:, inside], NUMBERS["test"][:, :, :9][:, inside]
+    )
+    apart = {"test": numbers + 20 * np.arange(2)[:, None, None]}
+    other = {
+        name: one._replace(
+            saved=one.saved._replace(
+                evidence=one.saved.evidence._replace(numbers=apart)
+            )
+        )
+        for name, one in saved.items()
+    }
+    (found,) = compared(other, ["loss"])
+    assert not np.array_equal(found.gain.low, whole.gain.low, equal_nan=True)
 
 
 def test_training_alone_is_one_of_the_methods_where_it_is_the_same(folders, tmp_path):

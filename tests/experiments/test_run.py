@@ -228,6 +228,32 @@ def test_training_alone_that_is_cut_short_is_reported(tiny, tmp_path, monkeypatc
     assert "training alone still improved after 22 rounds" in warned[-1]
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("of_splits", [False, True], ids=["rate", "theory of splits"])
+def test_a_tuned_rate_of_training_alone_is_reported(
+    of_splits, tiny, tmp_path, monkeypatch
+):
+    """A rate that is too small, and the theory's, of two seeds with own splits."""
+    monkeypatch.setattr(train_alone, "MOST", 1)
+    monkeypatch.setattr(train_alone, "TRIES", 1)
+    tiny["run"]["seed"] = [3, 5]
+    tiny["algorithm"]["rate"] = 0.0003
+    tiny["measure"] |= {"local": True, "local_rate": "tune", "metrics": ["loss"]}
+    if of_splits:
+        tiny["model"]["l2"] = 0.1
+        tiny["run"]["cohort"] = 6
+        tiny["algorithm"] = {"name": "flix", "rate": "theory", "alpha": 0.5, "steps": 1,
+                             "batch_size": "all"}  # fmt: skip
+    warned: list[str] = []
+    summary = run_config(check(tiny, "here"), tmp_path / "a", on_warning=warned.append)
+    rate = summary["runs"][0]["alone"]["rate"]
+    assert rate == 10 or (of_splits and rate in train_alone.FACTORS)
+    at = "" if rate == 1 else f" at {rate:.3g} times the rate"
+    assert f" rounds{at}, the best of" in summary["harm"]
+    again = [line for line in warned if "training alone still improved" in line]
+    assert len(again) <= 1  # once for all seeds
+
+
 def test_the_folder(tiny, tmp_path):
     tiny["measure"] |= {"local": True, "metrics": ["loss", "recall@3"]}
     tiny["run"]["seed"] = [3, 5]

@@ -9,7 +9,7 @@ from rich.console import Console
 from fedblend.gains import GainSummary
 from fedblend.report.terminal import human_bits, plot, show
 
-NOBODY = GainSummary(0, 0, 0, 0, 0.1, 2, 4, 0, 0, 1, 3, 0.1, -0.1, 0.3)
+NOBODY = GainSummary(0, 0, 0, 0, 1, 2, 4, 0, 0, 1, 3, 0.1, -0.1, 0.3)
 
 
 def printed(rows, summary, width=100, over_seeds=None):
@@ -53,7 +53,7 @@ def test_clients_are_counted_over_all_seeds_together(rows, summaries):
     together = {"harmed": {"test": {"accuracy": {"than_local": NOBODY._asdict()}}}}
     text = " ".join(printed(rows, summaries, over_seeds=together).split())
     assert "harmed (test accuracy): 0 of 4 clients do worse than alone; 2 do" in text
-    assert "2 could be either (95 % intervals); by chance alone up to 0.1" in text
+    assert "2 could be either (95 % intervals); by chance alone at most 1" in text
     assert "mean gain 0.1 (-0.1 to 0.3)" in text
     text = " ".join(printed(rows, summaries[:1]).split())
     assert "1 of 4 clients do worse than alone, by 0.125 on average" in text

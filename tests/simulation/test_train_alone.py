@@ -13,7 +13,7 @@ import fedblend as fb
 from fedblend.data.federated import rows_held_out
 from fedblend.deploy.client.executor import Alone, ClientSetup, Executor
 from fedblend.simulation import train_alone
-from fedblend.simulation.result import Budget
+from fedblend.simulation.result import Budget, still_improving
 from fedblend.simulation.simulate import RunSpec
 from fedblend.simulation.train_alone import Look
 
@@ -44,6 +44,39 @@ def test_a_slow_start_is_no_end():
     assert train_alone.settled(looks, 100)
 
 
+def test_a_flat_accuracy_is_no_end_while_the_loss_falls():
+    """As of a rare class: 91 % by predicting the other one, until round 100."""
+    looks, least = [Look(0, 0.89, -0.7)], 50
+    for at in train_alone.looks():
+        accuracy = 0.912 if at < 100 else 0.96
+        looks.append(Look(at, accuracy, -0.2 - 0.5 / (1 + at / 20)))
+        if train_alone.over(looks, least):
+            break
+    assert train_alone.best_of(looks).score == 0.96
+    assert train_alone.settled(looks, least) or looks[-1].round >= 20 * least
+    # The loss that overfits is no end either, while the accuracy rises.
+    looks = [Look(0, 0.1, -2.3)]
+    for at in train_alone.looks():
+        looks.append(Look(at, 0.8 - 0.7 / (1 + at / 100), -1.0 - at / 100))
+        if train_alone.over(looks, least):
+            break
+    assert looks[-1].round > 500
+
+
+def test_a_loss_that_falls_slowly_goes_on_to_the_bound_and_says_so():
+    """A tiny rate: the loss falls by the same little in every round."""
+    looks = [Look(0, 0.1, -2.3)]
+    for at in train_alone.looks():
+        looks.append(Look(at, 0.23, -2.3 + 1e-5 * at))
+        if train_alone.over(looks, 50):
+            break
+    found = train_alone.chosen(looks, 50, "rows", "accuracy")
+    assert found.improving and 1000 <= looks[-1].round < 1200
+    (line,) = still_improving(found._asdict())
+    assert f"still improved after {looks[-1].round} rounds" in line
+    assert still_improving(found._replace(improving=False)._asdict()) == []
+
+
 def test_what_gets_worse_again_is_taken_where_it_was_best():
     looks = stopped(lambda at: -abs(math.log((at + 1) / 9)), 50)
     assert train_alone.chosen(looks, 50, "rows", "loss") == Budget(
@@ -64,6 +97,13 @@ def test_what_improves_for_ever_is_cut_short_and_said_so():
 def test_without_rows_that_say_anything_it_is_the_least():
     looks = stopped(lambda at: train_alone.score(MEAN_LOSS, math.nan), 30)
     assert train_alone.chosen(looks, 30, "rows", "loss") == Budget(30)
+
+
+def test_what_becomes_finite_late_is_no_end():
+    """Nothing was finite in the first half: all of the second is an improvement."""
+    looks = seen(lambda at: 0.5 if at > 30 else -math.inf, 52)
+    assert not train_alone.settled(looks, 50)
+    assert train_alone.settled(seen(lambda at: 0.5, 52), 50)
 
 
 def test_equal_scores_are_decided_by_the_second_then_by_the_first_round():
@@ -118,6 +158,29 @@ def test_held_out_rows_leave_the_training_rows():
     assert apart.validation.counts.tolist() == [0, 1]
     mine = [*apart.train.rows(1), *apart.validation.rows(1)]
     assert sorted(mine) == sorted(federated_data.train.rows(1))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("keys", [KEY, jax.random.split(KEY, 2)], ids=["one", "two"])
+def test_a_rate_that_is_far_too_small_is_tuned(keys, monkeypatch):
+    """From 0.0003; more than 10 times the rate needs a second grid."""
+    monkeypatch.setattr(train_alone, "MOST", 1)
+    monkeypatch.setattr(train_alone, "TRIES", 2)
+    federated_data = digits((60, 80), 0.2)
+
+    def alone(factor):
+        return fb.local_only(LOSS, fb.Work(0.0003 * factor, steps=5, batch_size=10))
+
+    def trained(algorithm):
+        data = [federated_data] * 2 if keys.ndim else federated_data
+        run = fb.train_alone(algorithm, MODEL.init, data, keys, **SETTINGS).complete()
+        losses = [of["validation"]["personal"]["loss"] for of in run.measured]
+        return run.budget, np.mean(losses)
+
+    (tuned, low), (plain, high) = trained(alone), trained(alone(1.0))
+    assert tuned is not None and plain is not None
+    assert tuned.rate == pytest.approx(100) and plain.rate == 1
+    assert low < 0.9 * high
 
 
 @pytest.mark.slow

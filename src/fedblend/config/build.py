@@ -58,6 +58,8 @@ class Method(NamedTuple):
     measures: "Mapping[str, Metric]"
     smoothness: Smoothness | None
     """The constants of f_i, where the algorithm asks for them and they are known."""
+    local_at: Callable[[Any], Algorithm] | None = None
+    """Training alone with so many times its rate, where that is to be tuned."""
 
 
 class BySplit(NamedTuple):
@@ -98,6 +100,8 @@ class Built(NamedTuple):
     """The server's own rows, where it has some."""
     smoothness: Smoothness | None = None
     """The constants of f_i, where the algorithm asks for them and they are known."""
+    local_at: Callable[[Any], Algorithm] | None = None
+    """Training alone with so many times its rate, where that is to be tuned."""
 
     @property
     def preprocessing(self) -> "tuple[Preprocessing, ...]":
@@ -207,9 +211,14 @@ def method(
     options, own = with_rates(config, known, trees.size(params), found_rates)
     algorithm = within(options.build(loss, known, clients, features=model.features))
     alone = config.measure.local and options.name != "local_only"
-    if config.measure.local_rate is not None:
+    tuned = config.measure.local_rate == "tune"
+    if config.measure.local_rate is not None and not tuned:
         sgd = {"rate": config.measure.local_rate, "optimizer": None, "schedule": None}
         own = own.model_copy(update=sgd)
+
+    def local_at(factor: Any) -> Algorithm:
+        return local_only(loss, own.at_rate(factor).work())
+
     return Method(
         model,
         loss,
@@ -217,6 +226,7 @@ def method(
         local_only(loss, own.work()) if alone else None,
         measures_of(config, task, plain, model.apply),
         known,
+        local_at if alone and tuned else None,
     )
 
 

@@ -27,11 +27,14 @@ class Shards:
     """One split of all clients: client i owns ``counts[i]`` rows from ``starts[i]``.
 
     ``starts`` of several datasets in the same arrays are [datasets, clients].
+    ``origin`` has the number of each row of the arrays among the rows that were split;
+    None where these are the arrays themselves.
     """
 
     examples: PyTree
     starts: np.ndarray
     counts: np.ndarray
+    origin: np.ndarray | None = None
 
     @property
     def capacity(self) -> int:
@@ -42,6 +45,13 @@ class Shards:
     def total(self) -> int:
         """The number of rows of all clients."""
         return int(self.counts.sum())
+
+    def numbers(self, clients: np.ndarray) -> np.ndarray:
+        """The numbers of the clients' rows, [datasets, clients, rows] with padding."""
+        places = np.atleast_2d(self.starts[..., clients])[..., None]
+        inside = np.arange(self.capacity) < self.counts[clients, None]
+        places = np.where(inside, places + np.arange(self.capacity), 0)
+        return places if self.origin is None else self.origin[places]
 
     def shard(self, client: int) -> Shard:
         """The data of one client, as an algorithm's client functions take it."""
@@ -126,7 +136,10 @@ class FederatedData:
         def some(split: Shards) -> Shards:
             places = [(split.starts[id], split.counts[id]) for id in clients]
             parts = [np.arange(start, start + count) for start, count in places]
-            return gather(split.examples, parts)
+            found = gather(split.examples, parts)
+            if split.origin is None:
+                return found
+            return dataclasses.replace(found, origin=split.origin[found.origin])
 
         chosen = {name: some(split) for name, split in self.splits.items()}
         names = tuple(self.name(int(id)) for id in clients)
@@ -185,8 +198,10 @@ def side_by_side(datasets: Sequence[FederatedData]) -> dict[str, Shards]:
         return first.splits
     joined = {}
     for name, split in first.splits.items():
-        examples, starts = _concatenated([data.splits[name] for data in datasets])
-        joined[name] = Shards(examples, np.stack(starts), split.counts)
+        examples, starts, origin = _concatenated(
+            [data.splits[name] for data in datasets]
+        )
+        joined[name] = Shards(examples, np.stack(starts), split.counts, origin)
     return joined
 
 
@@ -201,7 +216,7 @@ def concatenate(datasets: Mapping[str, FederatedData]) -> FederatedData:
     for name in parts[0].splits:
         if all(name in part.splits for part in parts):
             splits = [part.splits[name] for part in parts]
-            examples, starts = _concatenated(splits)
+            examples, starts, _ = _concatenated(splits)
             counts = np.concatenate([split.counts for split in splits])
             joined[name] = Shards(examples, np.concatenate(starts), counts)
     names = tuple(
@@ -212,13 +227,21 @@ def concatenate(datasets: Mapping[str, FederatedData]) -> FederatedData:
     return FederatedData(**joined, names=names)
 
 
-def _concatenated(parts: Sequence[Shards]) -> tuple[PyTree, list[np.ndarray]]:
-    """The rows of all parts one after another, and where clients of each start."""
-    different = {id(part.examples): part.examples for part in parts}
-    sizes = [len(jax.tree.leaves(examples)[0]) for examples in different.values()]
+def _concatenated(
+    parts: Sequence[Shards],
+) -> tuple[PyTree, list[np.ndarray], np.ndarray]:
+    """The rows of all parts one after another, where clients start, and origins."""
+    different = {id(part.examples): part for part in parts}
+    rows = [part.examples for part in different.values()]
+    sizes = [len(jax.tree.leaves(examples)[0]) for examples in rows]
     edges = dict(zip(different, np.cumsum([0, *sizes[:-1]]), strict=True))
-    examples = jax.tree.map(lambda *rows: np.concatenate(rows), *different.values())
-    return examples, [part.starts + edges[id(part.examples)] for part in parts]
+    examples = jax.tree.map(lambda *rows: np.concatenate(rows), *rows)
+    starts = [part.starts + edges[id(part.examples)] for part in parts]
+    origins = [
+        np.arange(size) if part.origin is None else part.origin
+        for part, size in zip(different.values(), sizes, strict=True)
+    ]
+    return examples, starts, np.concatenate(origins)
 
 
 def shard_of(rows: PyTree) -> Shard:
@@ -320,7 +343,7 @@ def gather(rows: PyTree, partition: Iterable[np.ndarray]) -> Shards:
     order = np.concatenate([np.asarray(i, np.int64) for i in partition])
     starts = np.concatenate([[0], np.cumsum(counts)[:-1]])
     examples = jax.tree.map(lambda leaf: np.asarray(leaf)[order], rows)
-    return Shards(examples, starts, counts)
+    return Shards(examples, starts, counts, order)
 
 
 @gate(federated_data=FEDERATED_DATA, fraction=CHANCE, seed=WHOLE)

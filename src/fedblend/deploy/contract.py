@@ -322,6 +322,7 @@ def contract_of(config: Config) -> Contract:
         ("run.dropout", config.run.dropout > 0),
         ("measure.on", config.measure.on is not None),
         ("measure.splits", config.measure.splits is not None),
+        ('measure.local_rate = "tune"', config.measure.local_rate == "tune"),
         ("central.classes", getattr(config.central, "classes", None) is not None),
         ("central.share", getattr(config.central, "share", None) is not None),
     ):

@@ -186,6 +186,7 @@ def _difference(
         both(own.saved.evidence.by_row, rival.saved.evidence.by_row),
         saved.evidence.counts,
         saved.evidence.metrics,
+        saved.evidence.numbers,
     )
     gain = joint.gain(split, metric, "other")
     gaps = own.values(metric).astype(float) - rival.values(metric)

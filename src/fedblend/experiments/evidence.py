@@ -69,10 +69,13 @@ def write(
     arrays: dict[str, np.ndarray] = {"ids": np.asarray(ids, np.int64), "counts": counts}
     for seed, of in zip(seeds, evidence.measured, strict=True):
         arrays |= {f"value/{seed}/{name}": of for name, of in _flat(of[split])}
+    inside = np.arange(counts.max(initial=0)) < counts[:, None]
     for seed, of in zip(seeds, evidence.by_row, strict=False):
         for name, rows in _flat(of.get(split, {})):
-            inside = np.arange(rows.shape[1]) < counts[:, None]
-            arrays[f"rows/{seed}/{name}"] = _small(rows[inside])
+            arrays[f"rows/{seed}/{name}"] = _small(rows[:, : inside.shape[1]][inside])
+    if split in evidence.numbers:
+        numbers = evidence.numbers[split][: len(seeds), :, : inside.shape[1]]
+        arrays["numbers"] = numbers[:, inside].astype(np.int64)
     facts = {
         name: {fact: getattr(metric, fact) for fact in FACTS}
         for name, metric in evidence.metrics.items()
@@ -125,7 +128,12 @@ def _saved(
         into[place][split].setdefault(model, {})[metric] = array
     known = {name: Metric(_not_computed, **facts) for name, facts in metrics.items()}
     by_row = rows if all(one[split] for one in rows) else []
-    return Saved(split, seeds, ids, Evidence(values, by_row, {split: counts}, known))
+    numbers = {}
+    if "numbers" in arrays:
+        numbers[split] = np.zeros((len(arrays["numbers"]), *inside.shape), np.int64)
+        numbers[split][:, inside] = arrays["numbers"]
+    found = Evidence(values, by_row, {split: counts}, known, numbers)
+    return Saved(split, seeds, ids, found)
 
 
 def _not_computed(model: PyTree, batch: Batch) -> Any:

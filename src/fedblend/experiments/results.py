@@ -29,7 +29,7 @@ from fedblend.report import measures
 from fedblend.report.figures import USUAL, plot_harm, plot_rows
 from fedblend.report.measures import Row, rows_of, shown_splits
 from fedblend.simulation.personalize import NewClients
-from fedblend.simulation.result import Results
+from fedblend.simulation.result import Results, still_improving
 from fedblend.simulation.run import Run
 
 MOST_NAMED = 5
@@ -130,8 +130,14 @@ def _unseen_clients(run: Run, config: Config, built: Built) -> list[NewClients]:
 
 def _together(found: Sequence[NewClients]) -> Evidence:
     """The evidence of all seeds together."""
-    return found[0].evidence._replace(
-        measured=[one.measured for one in found], by_row=[one.by_row for one in found]
+    first, *_ = every = [one.evidence for one in found]
+    return first._replace(
+        measured=[one.measured for one in found],
+        by_row=[one.by_row for one in found],
+        numbers={
+            split: np.concatenate([one.numbers[split] for one in every])
+            for split in first.numbers
+        },
     )
 
 
@@ -292,15 +298,10 @@ def _warnings_at_end(
     run: Results, runs: Sequence[Mapping[str, Any]], chance: float | None
 ) -> list[str]:
     """What is odd about a completed run; ``runs`` are the summaries of its seeds."""
-    lines = []
-    if run.alone is not None and run.alone["improving"]:
-        tried, best = run.alone["tried"], run.alone["rounds"]
-        lines.append(
-            f"training alone still improved after {tried} rounds, the most that are "
-            f"tried; the comparison is with {best} rounds, and measure.local = N asks "
-            "for more"
-        )
+    of_all = still_improving(run.alone)
+    lines = [*of_all]
     for one in runs:
         start = f"seed {one['seed']}: " if len(runs) > 1 else ""
-        lines += [f"{start}{line}" for line in one["warnings"]]
+        own = [line for line in one["warnings"] if line not in of_all]
+        lines += [f"{start}{line}" for line in own]
     return [*lines, *worse_than_chance(run.results, chance)]

@@ -215,7 +215,7 @@ def stages(
     metric: str,
     given: Run | None = None,
 ) -> dict[str, Run]:
-    """The stages of a run in order; nothing is computed yet.
+    """The stages of a run in order; nothing is computed yet but a rate to be tuned.
 
     Args:
         config: what to run.
@@ -236,11 +236,17 @@ def stages(
         if local is not None and given is None:
             own = dataclasses.replace(built.spec, algorithm=local)
             own, alone = train_alone.without_others(own), config.measure.local
+            factor = 1.0
+            if built.local_at is not None:
+                # Constants of splits decide on the rate alone, which is tuned.
+                own = dataclasses.replace(own, over=None)
+                factor, own = train_alone.tune_rate(own, built.local_at, metric)
             if isinstance(alone, bool):
                 runs["trial"] = train_alone.trying(stored("trial", own), metric)
             else:
                 own = dataclasses.replace(own, rounds=alone)
             runs["local"] = set_up(stored("local", own))
+            runs["local"].budget = train_alone.Budget(own.rounds, rate=factor)
         spec = dataclasses.replace(built.spec, local=given or runs.get("local"))
         runs["federated"] = set_up(stored("federated", spec))
     return runs

@@ -147,13 +147,14 @@ def training_alone(alone: Mapping[str, Any]) -> str:
     ...                 "metric": "accuracy", "tried": 600})
     '290 rounds, the best of 600 tried for accuracy on validation rows'
     """
-    rows = alone.get("chosen_on")
+    rows, rate = alone.get("chosen_on"), alone.get("rate", 1.0)
+    at = "" if rate == 1 else f" at {rate:.3g} times the rate"
     if rows is None:
-        return f"{rounds_alone(alone)}, as asked"
+        return f"{rounds_alone(alone)}{at}, as asked"
     if alone["rounds"] is None:
         return f"every client's own best round for {alone['metric']} on {rows}"
     best = f"the best of {alone['tried']} tried"
-    return f"{rounds_alone(alone)}, {best} for {alone['metric']} on {rows}"
+    return f"{rounds_alone(alone)}{at}, {best} for {alone['metric']} on {rows}"
 
 
 class Comparison(NamedTuple):
@@ -309,7 +310,7 @@ def in_short(found: GainSummary, other: str) -> str:
     """How many clients are harmed, for the title of a figure.
 
     >>> from fedblend.gains import GainSummary
-    >>> two = GainSummary(2, 0.5, 0.1, 0.2, 0.1, 1, 4, 0, 0, 3, 1, 0.0, -0.1, 0.1)
+    >>> two = GainSummary(2, 0.5, 0.1, 0.2, 1, 1, 4, 0, 0, 3, 1, 0.0, -0.1, 0.1)
     >>> in_short(two, "local")
     '2 of 4 clients do worse than alone'
     """
@@ -322,12 +323,12 @@ def in_words(found: GainSummary, other: str, kind: str = "") -> str:
     """How many clients are harmed and by how much, how many gain, how sure that is.
 
     >>> from fedblend.gains import GainSummary
-    >>> two = GainSummary(2, 0.5, 0.1, 0.2, 0.1, 1, 4, 0, 0, 3, 1, 0.0, -0.1, 0.1)
+    >>> two = GainSummary(2, 0.5, 0.1, 0.2, 1, 1, 4, 0, 0, 3, 1, 0.0, -0.1, 0.1)
     >>> for part in in_words(two, "local").split("; "):
     ...     print(part)
     2 of 4 clients do worse than alone, by 0.1 on average and 0.2 at worst
     1 do better, 1 could be either (95 % intervals)
-    by chance alone up to 0.1 would be called worse
+    by chance alone at most 1 would be called worse (in 95 of 100 cases)
     mean gain 0 (-0.1 to 0.1)
     """
     who, parts = f"{kind}clients", []
@@ -346,7 +347,8 @@ def in_words(found: GainSummary, other: str, kind: str = "") -> str:
         parts += [
             worse,
             f"{found.helped} do better, {either} could be either (95 % intervals)",
-            f"by chance alone up to {found.by_chance:.2g} would be called worse",
+            f"by chance alone at most {found.by_chance} would be called worse "
+            "(in 95 of 100 cases)",
             f"mean gain {found.mean_gain:.3g} ({interval})",
         ]
     return "; ".join(parts) or f"no {who} to compare with {OTHERS[other]}"

@@ -195,6 +195,11 @@ class Evaluation:
         return {name: split.counts[self.ids] for name, split in self.splits.items()}
 
     @property
+    def numbers(self) -> dict[str, np.ndarray]:
+        """The numbers of the measured clients' rows in each split, see ``Shards``."""
+        return {name: self.splits[name].numbers(self.ids) for name in self.paired}
+
+    @property
     def by_rows(self) -> bool:
         """Whether the model of all clients goes over all rows; it reads no states."""
         known = (metric.with_rows for metric in self.metrics.values())

@@ -62,7 +62,9 @@ class NewClients(NamedTuple):
         """What was measured, for comparing models client by client."""
         splits = self.federated_data.splits
         counts = {name: splits[name].counts for name in self.measured}
-        return Evidence([self.measured], [self.by_row], counts, self.metrics)
+        everybody = np.arange(self.federated_data.clients)
+        numbers = {name: splits[name].numbers(everybody) for name in self.by_row}
+        return Evidence([self.measured], [self.by_row], counts, self.metrics, numbers)
 
     def summary(self) -> dict[str, Any]:
         """The metrics of the models over clients, and whom they harm."""

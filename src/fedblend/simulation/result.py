@@ -144,6 +144,20 @@ class Budget(NamedTuple):
     """Rounds that were tried to choose."""
     improving: bool = False
     """Whether more rounds than were tried might still improve."""
+    rate: float = 1.0
+    """The rate, as a multiple of the one that was asked for; see ``tune_rate``."""
+
+
+def still_improving(alone: Mapping[str, Any] | None) -> list[str]:
+    """A warning where training alone ended too early, see ``Results.alone``."""
+    if alone is None or not alone["improving"]:
+        return []
+    return [
+        f"training alone still improved after {alone['tried']} rounds, the most that "
+        f"are tried; the comparison is with {alone['rounds']} rounds and may favor the "
+        'federation; measure.local = N trains for more, measure.local_rate = "tune" '
+        "tries larger rates"
+    ]
 
 
 class Results(Protocol):

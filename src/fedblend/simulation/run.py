@@ -28,6 +28,7 @@ from fedblend.simulation.result import (
     costs,
     not_finite,
     spreads,
+    still_improving,
     summarize,
 )
 from fedblend.simulation.sampling import Cohorts
@@ -187,7 +188,7 @@ class Run(Results):
     def evidence(self) -> Evidence:
         """What was measured last, for comparing models client by client."""
         of = self._evaluation
-        return Evidence(self.measured, self.by_row, of.counts, of.metrics)
+        return Evidence(self.measured, self.by_row, of.counts, of.metrics, of.numbers)
 
     @property
     def alone(self) -> dict[str, Any] | None:
@@ -224,6 +225,7 @@ class Run(Results):
             measure_seconds=self.measure_seconds,
         )
         warnings = not_finite(history, measured, evidence.counts, shared)
+        warnings += still_improving(alone)
         return {**summarize(history[-1], evidence, spent), "warnings": warnings}
 
     def plot(self, path: str | Path | None = None) -> Any:

@@ -8,17 +8,23 @@ trained on too. On a few rows of a single client the best round is mostly chance
 docs/measures.md has the measurement.
 
 Held-out rows are evaluated after 1, 2, 3, ... rounds, in the end after every fifth more
-than before. Training goes on for ``least`` rounds, and until twice as many rounds as
-before improve the score by less than a hundredth: of the improvement so far, and of the
-score itself. Then the best round counts.
+than before. Training continues for ``least`` rounds, and until twice as many rounds as
+before improve neither the metric by half a percent of its improvement so far, or of the
+value itself, nor the loss by a percent of its improvement so far. An accuracy alone may
+stay flat for long while the loss falls, with a rare class or a small rate. ``MOST``
+bounds the time; a trial that ends there was still improving. Then the best round
+counts, by the metric.
+
+With a small rate the bound comes first. ``tune_rate`` tries further rates beforehand.
 """
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import takewhile
 from typing import Any, NamedTuple
 
+import jax.numpy as jnp
 import numpy as np
 
 from fedblend.core import Algorithm, Key, PyTree
@@ -37,7 +43,14 @@ LEAST = 20
 """Rounds that are tried at least, however short the run that is compared with."""
 MOST = 20
 """How many times the least are tried at most."""
-LITTLE = 0.01
+LITTLE = 0.005
+"""Improvements of the metric by a smaller part end the trial."""
+LITTLE_LOSS = 0.01
+"""Likewise, of the loss."""
+FACTORS = (1 / 3, 1.0, 3.0, 10.0)
+"""What the rate is multiplied by, to tune it."""
+TRIES = 4
+"""How often these are tried, while the largest is the best."""
 
 
 class Look(NamedTuple):
@@ -46,7 +59,8 @@ class Look(NamedTuple):
     round: int
     score: float
     second: float = 0.0
-    """Decides between equal scores."""
+    """Of the loss: also tells whether training goes on, and decides between equal
+    scores."""
 
 
 def train_alone(
@@ -63,7 +77,9 @@ def train_alone(
     """A run of ``local_only`` to its own best round, for ``simulate(local=...)``.
 
     Args:
-        algorithm: ``local_only``, or with ``over`` a function to it.
+        algorithm: ``local_only``, or with ``over`` a function to it. A function without
+            ``over`` is one of a factor of the rate, such as ``lambda factor:
+            local_only(loss, Work(factor * 0.1, ...))``: then the rate is tuned, too.
         params: as in ``simulate``.
         federated_data: likewise.
         key: likewise; several keys get one number of rounds together.
@@ -82,11 +98,15 @@ def train_alone(
     asked = RunSpec(
         algorithm, params, federated_data, key, rounds, measure=metrics, **settings
     )
-    own = without_others(asked)
+    own, rate = without_others(asked), 1.0
+    if callable(algorithm) and asked.over is None:
+        rate, own = tune_rate(own, algorithm, metric)
     trial = trying(own, metric)
     for _ in prolonged(trial, metric, rounds):
         pass
-    return of_best_length(set_up(own), trial, metric, rounds)
+    run = set_up(own)
+    run.budget = Budget(rounds, rate=rate)
+    return of_best_length(run, trial, metric, rounds)
 
 
 def without_others(spec: RunSpec) -> RunSpec:
@@ -120,6 +140,41 @@ def trying(spec: RunSpec, metric: str) -> Run:
     return set_up(own)
 
 
+def tune_rate(
+    spec: RunSpec, build: Callable[[Any], Algorithm], metric: str
+) -> tuple[float, RunSpec]:
+    """The factor of the rate with the lowest held-out loss, and the run with it.
+
+    All ``FACTORS`` train side by side for the least number of rounds. While the largest
+    is the best, further ones around it are tried.
+
+    Args:
+        spec: of ``without_others``.
+        build: from a factor to training alone.
+        metric: decides where there is no loss.
+    """
+    best, keys, data = 1.0, max(spec.key.size, 1), spec.federations
+    for _ in range(TRIES):
+        factors = best * np.array(FACTORS)
+        several = {"over": factors}
+        if spec.key.ndim:
+            several = {
+                "key": jnp.tile(spec.key, len(factors)),
+                "over": np.repeat(factors, keys),
+                "federated_data": data * (len(factors) if len(data) > 1 else 1),
+            }
+        run = trying(dataclasses.replace(spec, algorithm=build, **several), metric)
+        run.complete()
+        places = np.arange(len(factors) * keys).reshape(-1, keys).tolist()
+        best = max(
+            zip(factors, places, strict=True),
+            key=lambda of: max(look.second for look in _looks(run, metric, of[1])),
+        )[0]
+        if best < factors[-1]:
+            break
+    return float(best), dataclasses.replace(spec, algorithm=build(float(best)))
+
+
 def prolonged(run: Run, metric: str, rounds: int) -> Iterator[Any]:
     """Take a run to where more rounds improve nothing; a record after each block.
 
@@ -139,19 +194,27 @@ def of_best_length(run: Run, trial: Run, metric: str, rounds: int) -> Run:
     """The run, to be as long as was best in the trial."""
     least, seen = least_rounds(rounds), _looks(trial, metric)
     rows = ROWS[trial.federated_data is run.federated_data]
-    run.budget = chosen(seen, least, rows, metric)
+    rate = 1.0 if run.budget is None else run.budget.rate
+    run.budget = chosen(seen, least, rows, metric)._replace(rate=rate)
     run.rounds = run.budget.rounds or 0
     run.earlier_seconds = sum(record.seconds for record in trial.history())
     return run
 
 
-def _looks(run: Run, metric: str) -> list[Look]:
-    """The scores of a run, from its records; the mean over clients and seeds."""
+def _looks(run: Run, metric: str, replicas: Iterable[int] | None = None) -> list[Look]:
+    """The scores of a run, from its records; the mean over clients and seeds.
+
+    Args:
+        run: the run.
+        metric: which metric.
+        replicas: of which seeds; all of them if None.
+    """
     metrics = run.evidence.metrics
     names = (metric, "loss" if "loss" in metrics else metric)
-    replicas = [run.history(replica) for replica in range(run.replicas or 1)]
     wanted, found = {0, *takewhile(lambda at: at <= run.round, looks())}, []
-    for block in zip(*replicas, strict=True):
+    for block in zip(
+        *map(run.history, replicas or range(run.replicas or 1)), strict=True
+    ):
         if block[0].round not in wanted:
             continue
         seen = [record.measures["validation"]["personal"] for record in block]
@@ -186,16 +249,24 @@ def score(metric: Metric, value: float) -> float:
 
 
 def settled(seen: Sequence[Look], least: int) -> bool:
-    """Whether more rounds improve nothing."""
-    now = seen[-1].round
-    if now < least:
+    """Whether more rounds improve nothing: neither the metric nor the loss."""
+    if seen[-1].round < least:
         return False
-    before = max(look.score for look in seen if look.round <= now / 2)
-    best = best_of(seen).score
-    if not math.isfinite(before):
-        return not math.isfinite(best)
-    improvement = best - seen[0].score
-    return best - before <= LITTLE * min(improvement, abs(before))
+    gained, improvement, before = _progress({look.round: look.score for look in seen})
+    # A loss may halve forever where all rows are right: its value is no measure.
+    falls, fall, _ = _progress({look.round: look.second for look in seen})
+    little = LITTLE * min(improvement, abs(before))
+    return gained <= little and falls <= LITTLE_LOSS * fall
+
+
+def _progress(scores: Mapping[int, float]) -> tuple[float, float, float]:
+    """What the second half of the rounds improved, what all did, the best before."""
+    best = max(scores.values())
+    before = max(score for at, score in scores.items() if at <= max(scores) / 2)
+    if best == before:
+        return 0.0, 0.0, before
+    first = next(score for score in scores.values() if math.isfinite(score))
+    return best - before, best - first if math.isfinite(before) else 0.0, before
 
 
 def over(seen: Sequence[Look], least: int) -> bool:

@@ -9,7 +9,7 @@ import pytest
 from fedblend.gains import GainSummary
 from fedblend.report.page.verdict import Headline, of_several, sentences
 
-SURE = GainSummary(0, 0.0, 0.0, 0.0, 0.2, 9, 10, 0, 0, 0, 10, 0.05, 0.02, 0.08)
+SURE = GainSummary(0, 0.0, 0.0, 0.0, 1, 9, 10, 0, 0, 0, 10, 0.05, 0.02, 0.08)
 
 
 def summary(gain: GainSummary | None, personal: float = 0.9, seeds: int = 2) -> Any:

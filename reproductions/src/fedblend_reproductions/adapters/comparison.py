@@ -27,8 +27,8 @@ class Harm(NamedTuple):
     """Worse than the better alternative in the mean, sure or not."""
     helped: int
     """Better than both alternatives."""
-    by_chance: float
-    """How many would be counted as harmed on average if nobody were, at most."""
+    by_chance: int
+    """How many at most would be counted as harmed by chance, in 95 of 100 cases."""
     names: list[str]
     """Of the harmed."""
 
@@ -82,6 +82,6 @@ def harm(
         int(np.any([gain.harmed for gain in first], axis=0).sum()),
         int(np.any([gain.value < 0 for gain in whole], axis=0).sum()),
         int(np.all([gain.helped for gain in whole], axis=0).sum()),
-        round(sum(gains.gain_summary(gain).by_chance for gain in whole), 2),
+        sum(gains.gain_summary(gain).by_chance for gain in whole),
         [name for name, is_harmed in zip(names, harmed, strict=True) if is_harmed],
     )

@@ -174,6 +174,14 @@ class LocalWork(Table):
             curve, self.schedule.unit, rule.by_rate() if named else optax.sgd
         )
 
+    def at_rate(self, factor: float | jax.Array) -> "LocalWork":
+        """The same work with so many times its rate."""
+        rule: Any = self.optimizer if self.rate is None else self.rate
+        if isinstance(rule, OptimizerTable):
+            own = rule.model_copy(update={"rate": rule.rate * factor})
+            return self.model_copy(update={"optimizer": own})
+        return self.model_copy(update={"rate": rule * factor, "optimizer": None})
+
     def rows(self) -> int | None:
         """Rows of a step, None for all."""
         return None if self.batch_size == "all" else self.batch_size

@@ -194,7 +194,7 @@ def _who_gains(gain: GainSummary) -> str:
     """Whose interval lies on which side.
 
     >>> from fedblend.gains import GainSummary
-    >>> two = GainSummary(2, 0.5, 0.1, 0.2, 0.1, 1, 4, 0, 0, 3, 1, 0.0, -0.1, 0.1)
+    >>> two = GainSummary(2, 0.5, 0.1, 0.2, 1, 1, 4, 0, 0, 3, 1, 0.0, -0.1, 0.1)
     >>> _who_gains(two._replace(clients=3))
     'Of 3 clients, 1 is clearly better off and 2 are clearly worse off.'
     """
@@ -244,11 +244,10 @@ def _harmed_names(clients: Clients | None) -> str:
 
 def _how_sure(gain: GainSummary, seeds: int) -> str:
     over = "1 run" if seeds == 1 else f"{seeds} repeated runs"
-    chance = gain.by_chance
-    few = "fewer than 1" if chance < 1 else f"up to {math.ceil(chance):,}"
     return (
         f"How sure: intervals are 95 %, over {gain.clients:,} clients and {over}. By "
-        f"chance alone {few} of {gain.clients:,} clients would be called worse off."
+        f"chance alone at most {gain.by_chance:,} of {gain.clients:,} clients would be "
+        "called worse off (in 95 of 100 cases)."
     )
 
 
