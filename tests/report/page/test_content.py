@@ -121,14 +121,11 @@ def test_a_damaged_file_is_one_line(tmp_path: Path, file: str, text: str):
     assert str(folder) in str(error.value) and "\n" not in str(error.value)
 
 
-def choice(method: str, *others: str) -> dict:
-    return {"method": method, "alike": [method, *others]}
-
-
 def auto_state(**changes) -> dict:
-    """What ``fedblend auto`` writes, of three methods of which one has not run."""
+    """What ``fedblend auto`` writes, of three methods of which one has no run."""
     found = {
-        "choice": choice("finetune"),
+        "choice": {"method": "finetune"},
+        "answer": "together",
         "mean_gain": [0.1, 0.05, 0.15],
         "p": 0.01,
         "who": {"harmed": []},
@@ -149,11 +146,12 @@ def auto_state(**changes) -> dict:
 
 def test_the_page_of_auto_follows_auto(tmp_path: Path):
     """Its verdict, metric and names; the deployed method first; what ran."""
-    for name in ("apfl", "finetune", "local_only"):
+    for name in ("finetune", "local_only"):
         write_run(tmp_path / "runs" / name, name=f"hospitals-{name}")
-    (tmp_path / "auto.json").write_text(json.dumps(auto_state()))
+    state = auto_state() | {"warnings": ["'age' tells the target."]}
+    (tmp_path / "auto.json").write_text(json.dumps(state))
     content = page_content([tmp_path])
-    assert content["verdict"] == ["Deploy fine-tuned."]
+    assert content["verdict"] == ["'age' tells the target.", "Deploy fine-tuned."]
     assert content["metric"] == content["runs"][0]["headline"]["metric"] == "loss"
     labels = [run["label"] for run in content["runs"]]
     assert labels == ["fine-tuned", "local only"]
@@ -174,8 +172,8 @@ def test_the_page_of_a_client_is_about_the_deployed_method(tmp_path: Path):
         ({"who": {"harmed": ["Meadow"]}}, "mixed"),
         ({"p": 0.2}, "open"),
         ({"mean_gain": [0.1, -0.05, 0.25]}, "open"),
-        ({"choice": choice("local_only")}, "bad"),
-        ({"choice": choice("local_only", "apfl")}, "open"),
+        ({"choice": {"method": "local_only"}, "answer": "alone"}, "bad"),
+        ({"choice": {"method": "local_only"}, "answer": "open"}, "open"),
     ],
 )
 def test_the_color_of_the_page_follows_auto(changes, tone, tmp_path: Path):

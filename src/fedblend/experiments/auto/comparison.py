@@ -8,7 +8,6 @@ is to be deployed. The same request in the same folder continues where it was
 interrupted.
 """
 
-import hashlib
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -38,7 +37,6 @@ from fedblend.experiments.run import run_built
 from fedblend.metrics.registry import STANDARD
 from fedblend.trees import precision
 
-FORMAT = 2
 CRITERIA = {
     "binary": ("log_loss", "log loss"),
     "classes": ("log_loss", "log loss"),
@@ -73,7 +71,7 @@ class Comparison:
     def __init__(self, request: Request, out: Path, minutes: float, screen: Screen):
         self.request, self.out, self.screen = request, out, screen
         self.seconds, self._begun = 60 * minutes, time.perf_counter()
-        self.state = _open(request, out)
+        self.state = table.open_state(request, out)
 
     def complete(self) -> dict[str, Any]:
         """Do what is not done yet; returns the state."""
@@ -295,32 +293,3 @@ def _constants(built: Built, split: str) -> np.ndarray:
         for data in built.federations
     ]
     return np.stack(each, axis=1)
-
-
-def _open(request: Request, out: Path) -> dict[str, Any]:
-    """What is known of a comparison: nothing, or what the folder has."""
-    if not request.table.is_file():
-        raise RunError(f"{request.table}: no such file")
-    digest = hashlib.sha256(request.table.read_bytes()).hexdigest()
-    place = str(request.table.absolute())
-    asked = {**request._asdict(), "table": place, "sha256": digest}
-    asked |= {"inputs": list(request.inputs), "drop": list(request.drop)}
-    path = out / "auto.json"
-    if not path.exists():
-        if out.exists() and (not out.is_dir() or (out / "config.toml").exists()):
-            raise RunError(f"{out}: holds something else; --out names another folder")
-        return {"format": FORMAT, "request": asked, "methods": {}, "left_out": []}
-    state = run_folder.read_json(path)
-    if state.get("format") != FORMAT:
-        raise RunError(
-            f"{out}: holds a comparison by another version of fedblend; --out names "
-            "another folder"
-        )
-    for key, value in asked.items():
-        there = (state.get("request") or {}).get(key)
-        if there != value:
-            raise RunError(
-                f"{out}: holds a comparison with another {key}: {there} there, {value} "
-                "here; --out names another folder"
-            )
-    return state

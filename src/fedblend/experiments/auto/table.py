@@ -1,14 +1,17 @@
 # Copyright The fedblend authors
 # SPDX-License-Identifier: Apache-2.0
-"""The methods of a comparison as a table: settings, metrics, gain over training alone.
+"""The state of a comparison, ``auto.json``, and its methods as a table."""
 
-``state`` is the content of ``auto.json``.
-"""
-
+import hashlib
 from pathlib import Path
 from typing import Any
 
+from fedblend.errors import RunError
+from fedblend.experiments import run_folder
+from fedblend.experiments.auto.candidates import Request
 from fedblend.report.page import write_page
+
+FORMAT = 2
 
 GAINS = ("mean_gain", "low", "high", "better", "worse")
 """What a row has of the gain over training alone."""
@@ -53,3 +56,32 @@ def _cell(value: Any) -> Any:
 def write_report(folder: Path, path: Path) -> Path:
     """Write the page of all methods, the verdict of ``auto.json`` on top."""
     return write_page([folder], path)
+
+
+def open_state(request: Request, out: Path) -> dict[str, Any]:
+    """What is known of a comparison: nothing, or what the folder has."""
+    if not request.table.is_file():
+        raise RunError(f"{request.table}: no such file")
+    digest = hashlib.sha256(request.table.read_bytes()).hexdigest()
+    place = str(request.table.absolute())
+    asked = {**request._asdict(), "table": place, "sha256": digest}
+    asked |= {"inputs": list(request.inputs), "drop": list(request.drop)}
+    path = out / "auto.json"
+    if not path.exists():
+        if out.exists() and (not out.is_dir() or (out / "config.toml").exists()):
+            raise RunError(f"{out}: holds something else; --out names another folder")
+        return {"format": FORMAT, "request": asked, "methods": {}, "left_out": []}
+    state = run_folder.read_json(path)
+    if state.get("format") != FORMAT:
+        raise RunError(
+            f"{out}: holds a comparison by another version of fedblend; --out names "
+            "another folder"
+        )
+    for key, value in asked.items():
+        there = (state.get("request") or {}).get(key)
+        if there != value:
+            raise RunError(
+                f"{out}: holds a comparison with another {key}: {there} there, {value} "
+                "here; --out names another folder"
+            )
+    return state
