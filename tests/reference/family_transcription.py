@@ -144,15 +144,26 @@ def feddbe_step(A, h, shift, inputs, labels, mean, kappa, rate):
     return A - rate * to_A, h - rate * to_h, shift - rate * to_shift
 
 
+def feddbe_mean(A, h, batches, rate):
+    """The initialization of a client in the authors' code, ``client.train()``.
+
+    ``global_mean`` is None: there is no penalty, and the head takes the features as
+    they are. ``running_mean`` has momentum 1.
+    """
+    running_mean = np.zeros(len(h))
+    for inputs, labels in batches:
+        running_mean = 0.0 * running_mean + 1.0 * (inputs @ A.T).mean(axis=0)
+        none = np.zeros(len(h))
+        A, h, _ = feddbe_step(A, h, none, inputs, labels, none, 0.0, rate)
+    return running_mean
+
+
 def feddbe(rows, A, h, cohorts, rate, steps, kappa):
     """Zhang et al. 2023, Algorithm 1, with momentum 1: A, h, all shifts, the mean."""
     total, mean = sum(len(labels) for _, labels in rows), np.zeros(len(h))
-    for inputs, labels in rows:  # the initialization, without the penalty
-        own = A, h, np.zeros(len(h))
-        for _ in range(steps):
-            own = feddbe_step(*own, inputs, labels, mean, 0.0, rate)
-        for x in inputs:
-            mean = mean + own[0] @ x / total
+    for inputs, labels in rows:
+        batches = [(inputs, labels)] * steps
+        mean = mean + len(labels) / total * feddbe_mean(A, h, batches, rate)
     shifts = np.zeros((len(rows), len(h)))
     for cohort in cohorts:
         weight = sum(len(rows[i][1]) for i in cohort)
