@@ -185,18 +185,23 @@ def softmax(scores):
     return [power / sum(powers) for power in powers]
 
 
-def nearest(x, inputs, labels, classes, k):
-    """Marfoq et al. 2022, eq. (8): what the k nearest rows say, Phi being a matrix."""
-    away = [np.sqrt(((x - other) ** 2).sum()) for other in inputs]
+def nearest(x, inputs, labels, classes, k, scale):
+    """Marfoq et al. 2022, eq. (8), with the kernel of the authors' code.
+
+    Its distances are those of an ``IndexFlatL2``, that is squared ones, and its
+    ``similarities = np.exp(-distances / (features_dimension * scale))``.
+    """
+    away = [((x - other) ** 2).sum() for other in inputs]
     order = sorted(range(len(inputs)), key=lambda row: away[row])[:k]
+    similar = [np.exp(-distance / (len(x) * scale)) for distance in away]
     chances = [
-        sum(np.exp(-away[row]) for row in order if labels[row] == one)
+        sum(similar[row] for row in order if labels[row] == one)
         for one in range(classes)
     ]
     return [chance / sum(chances) for chance in chances]
 
 
-def knn_per(rows, new, body, head, lams, held_out, k):
+def knn_per(rows, new, body, head, lams, held_out, k, scale=1.0):
     """Marfoq et al. 2022, eq. (9): the chosen lam, and probabilities at new inputs.
 
     The features are ``inputs @ body``, the scores ``features @ head``. The first rows
@@ -207,7 +212,7 @@ def knn_per(rows, new, body, head, lams, held_out, k):
 
     def chances(lam, x, memory):
         known, votes = memory
-        ours, own = softmax(x @ head), nearest(x, known, votes, classes, k)
+        ours, own = softmax(x @ head), nearest(x, known, votes, classes, k, scale)
         return [(1 - lam) * a + lam * b for a, b in zip(ours, own, strict=True)]
 
     best, least = 0.0, np.inf
