@@ -8,6 +8,7 @@ count. A client's id is its place among all clients, the same in all splits.
 
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +20,7 @@ from fedblend.data.dataset import DataError, generator
 from fedblend.data.preprocess.preprocessing import Preprocessing
 from fedblend.data.preprocess.schema import Encoded, Schema
 from fedblend.data.preprocess.statistics import fit_encoded
-from fedblend.errors import UserError
+from fedblend.errors import SettingError, UserError, shown
 
 
 @dataclasses.dataclass(frozen=True)
@@ -148,6 +149,7 @@ class FederatedData:
 
 
 FEDERATED_DATA = Instance(FederatedData, "a FederatedData")
+PARTITION = Instance(Iterable, "a list with the row numbers of each client")
 
 
 def fit_preprocessing(schema: Schema, data: FederatedData) -> Preprocessing:
@@ -231,7 +233,7 @@ def shard_of(rows: PyTree) -> Shard:
     return Shards(rows, np.array([0]), np.array([count])).shard(0)
 
 
-@gate(validation=PART, test=PART, seed=WHOLE)
+@gate(partition=PARTITION, validation=PART, test=PART, seed=WHOLE, split=WHOLE)
 def federate(
     rows: PyTree,
     partition: Iterable[np.ndarray],
@@ -249,12 +251,13 @@ def federate(
     Args:
         rows: a tree of arrays over all rows, such as ``(inputs, labels)``.
         partition: for every client, the numbers of its rows; a ``Partition``, or any
-            list of arrays.
+            list of arrays. A row belongs to one client at most.
         validation: fraction of every client's rows held out for validation.
         test: fraction held out for testing; at least one row where it is not zero
             and the client has three or more.
         test_rows: rows of a separate test set, with ``test_partition``.
-        test_partition: each client's rows of the separate test set.
+        test_partition: each client's rows of the separate test set; several clients may
+            have the same.
         names: the clients' own names; by default those of the ``Partition``.
         seed: of the shuffle of each client's rows.
         split: another number shuffles the rows of each client anew, and holds out as
@@ -269,23 +272,73 @@ def federate(
         raise UserError(
             "federate: validation + test", validation + test, "below 1, to train on"
         )
+    if (test_rows is None) != (test_partition is None):
+        raise DataError("federate: test_rows and test_partition need each other")
+    names = tuple(str(name) for name in names or getattr(partition, "names", ()))
+    parts = _parts("partition", partition, rows)
+    _require_one_owner(parts)
+    if len(names) not in (0, len(parts)):
+        allowed = f"one name for each of the {len(parts)} clients"
+        raise UserError("federate: names", names, allowed)
     pieces = [
         held_out(
             index, client, validation=validation, test=test, seed=seed, split=split
         )
-        for client, index in enumerate(partition)
+        for client, index in enumerate(parts)
     ]
     train_index, validation_index, test_index = zip(*pieces, strict=True)
     if test_partition is not None:
-        tested = gather(test_rows, test_partition)
+        own = _parts("test_partition", test_partition, test_rows)
+        if len(own) != len(parts):
+            allowed = f"of the {len(parts)} clients of partition"
+            raise UserError("federate: test_partition", len(own), allowed)
+        tested = gather(test_rows, own)
     else:
         tested = gather(rows, test_index) if test else None
     return FederatedData(
         train=gather(rows, train_index),
         validation=gather(rows, validation_index) if validation else None,
         test=tested,
-        names=tuple(str(name) for name in names or getattr(partition, "names", ())),
+        names=names,
     )
+
+
+def _parts(name: str, partition: Iterable[Any], rows: PyTree) -> list[np.ndarray]:
+    """The clients' row numbers; what does not number these rows is refused."""
+    key, leaves = f"federate: {name}", jax.tree.leaves(rows)
+    lengths = {np.shape(leaf)[:1] for leaf in leaves}
+    if len(lengths) != 1 or () in lengths:
+        said = f"arrays of shapes {', '.join(str(np.shape(leaf)) for leaf in leaves)}"
+        raise UserError("federate: rows", rows, "a tree of arrays over all rows", said)
+    ((count,),) = lengths
+    parts = [np.asarray(part) for part in partition]
+    if not parts:
+        raise UserError(key, parts, PARTITION.called)
+    for client, part in enumerate(parts):
+        numbers = part.dtype.kind in "iu" or not part.size
+        if part.ndim != 1 or not numbers:
+            said = f"{shown(part)} of client {client}"
+            raise UserError(key, part, "a list of row numbers", said)
+        outside = part[(part < 0) | (part >= count)]
+        if outside.size:
+            said = f"row {outside[0]} of client {client}"
+            raise UserError(key, part, f"in [0, {count - 1}], the rows there are", said)
+    return parts
+
+
+def _require_one_owner(parts: list[np.ndarray]) -> None:
+    """Refuse a row of two clients: one may train on what the other holds out."""
+    rows = np.concatenate(parts).astype(np.int64)
+    uses = np.bincount(rows, minlength=1)
+    row = int(uses.argmax())
+    if uses[row] > 1:
+        owner = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
+        first, second = owner[rows == row][:2]
+        raise SettingError(
+            "federate: partition",
+            f"row {row} is listed for client {first} and again for client {second}; "
+            "a row belongs to one client, once",
+        )
 
 
 def held_out(
