@@ -9,9 +9,11 @@ With weighted gradients ``g_f = w_f grad f_f`` and ``g_c = w_c grad f_c`` at a p
 
 G is 0 and B is 1 where both gradients are the same; where G or B is large, parallel
 training converges slowly. Near a minimum of the mixture B^2 has a denominator of almost
-0, whatever the losses are: look at it where the gradient is large. sigma^2 is the variance of a client's stochastic gradient
-around the federated gradient, sigma_c^2 that of the server's around the central one.
-One-way transfer suffers from sigma_c^2, times the clients' steps.
+0, whatever the losses are: look at it where the gradient is large.
+
+sigma^2 is the variance of a client's stochastic gradient around the federated gradient,
+sigma_c^2 that of the server's around the central one. One-way transfer suffers from
+sigma_c^2, times the clients' steps.
 
 ``limit`` bounds client rate x server rate x steps x merge rate of a round, in the
 paper's rates. Clients of ``fb.mixed_fl`` descend f_f and not ``w_f f_f``: their rates,
