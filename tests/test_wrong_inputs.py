@@ -99,7 +99,7 @@ WRONG = {
     "params: [0, 0] is not a tree of arrays of floats":
         lambda: simulated(params=np.zeros(2, int)),
     "params: () is not a tree of arrays of floats": lambda: simulated(params=()),
-    "splits: 'train' is not a list of some of train":
+    "splits: 'train' is not a list of names of splits":
         lambda: simulated(splits="train"),
     "local: 3 is not a Run of local_only": lambda: simulated(local=3),
     "over: 3 is not a tree of arrays": lambda: simulated(lambda rate: PLAIN, over=3),
@@ -109,7 +109,7 @@ WRONG = {
         lambda: simulated(lambda rate: None, over=jnp.ones(2)),
     "cheapest_copies: clients: 1 is not a whole number of at least 2":
         lambda: cheapest_copies(1, 3),
-    'scafflix: longer: True is not False, as a rate other than "theory" needs':
+    'scafflix: longer: True is not False unless rate is "theory"':
         lambda: scafflix(0.1),
     "locodl: central: 1 is not a function": lambda: locodl(central=1),
     "locodl: weights: (0.3, 0.7) is not left out where there is no central loss":

@@ -118,8 +118,7 @@ def scafflix(
     known: Any = 1.0 if smooth is None else smooth
     own = is_theory(work.optimizer)
     if longer and not own:
-        allowed = 'False, as a rate other than "theory" needs'
-        raise UserError("scafflix: longer", longer, allowed)
+        raise UserError("scafflix: longer", longer, 'False unless rate is "theory"')
     rates = scafflix_rates(smooth, convex, longer) if own else work.optimizer
     p = 1 / COUNT("scafflix: work: steps", work.steps)
     plain = scaffnew(loss, work._replace(optimizer=1.0))

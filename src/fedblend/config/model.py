@@ -182,10 +182,8 @@ def require_assumptions(config: Config, clients: int | None = None) -> None:
     ):
         if value not in allowed:
             shown = literal(value) if isinstance(value, str | int | float) else "given"
-            wanted = "theory does not cover that: leave the key out"
-            if allowed[0] is not None:
-                wanted = f"theory needs {literal(allowed[0])} there"
-            raise ConfigError(f"{key}: is {shown}; {wanted}")
+            wanted = "it left out" if allowed[0] is None else literal(allowed[0])
+            raise ConfigError(f"{key}: is {shown}; theory needs {wanted}")
 
 
 def _accelerates(options: Any) -> bool:

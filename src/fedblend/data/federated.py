@@ -8,7 +8,6 @@ count. A client's id is its place among all clients, the same in all splits.
 
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +19,8 @@ from fedblend.data.dataset import DataError, generator
 from fedblend.data.preprocess.preprocessing import Preprocessing
 from fedblend.data.preprocess.schema import Encoded, Schema
 from fedblend.data.preprocess.statistics import fit_encoded
-from fedblend.errors import SettingError, UserError, shown
+from fedblend.data.row_numbers import PARTITION, require_one_owner, row_numbers
+from fedblend.errors import UserError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -149,7 +149,6 @@ class FederatedData:
 
 
 FEDERATED_DATA = Instance(FederatedData, "a FederatedData")
-PARTITION = Instance(Iterable, "a list with the row numbers of each client")
 
 
 def fit_preprocessing(schema: Schema, data: FederatedData) -> Preprocessing:
@@ -275,8 +274,8 @@ def federate(
     if (test_rows is None) != (test_partition is None):
         raise DataError("federate: test_rows and test_partition need each other")
     names = tuple(str(name) for name in names or getattr(partition, "names", ()))
-    parts = _parts("partition", partition, rows)
-    _require_one_owner(parts)
+    parts = row_numbers("federate: partition", partition, rows)
+    require_one_owner("federate: partition", parts)
     if len(names) not in (0, len(parts)):
         allowed = f"one name for each of the {len(parts)} clients"
         raise UserError("federate: names", names, allowed)
@@ -288,7 +287,7 @@ def federate(
     ]
     train_index, validation_index, test_index = zip(*pieces, strict=True)
     if test_partition is not None:
-        own = _parts("test_partition", test_partition, test_rows)
+        own = row_numbers("federate: test_partition", test_partition, test_rows)
         if len(own) != len(parts):
             allowed = f"of the {len(parts)} clients of partition"
             raise UserError("federate: test_partition", len(own), allowed)
@@ -301,44 +300,6 @@ def federate(
         test=tested,
         names=names,
     )
-
-
-def _parts(name: str, partition: Iterable[Any], rows: PyTree) -> list[np.ndarray]:
-    """The clients' row numbers; what does not number these rows is refused."""
-    key, leaves = f"federate: {name}", jax.tree.leaves(rows)
-    lengths = {np.shape(leaf)[:1] for leaf in leaves}
-    if len(lengths) != 1 or () in lengths:
-        said = f"arrays of shapes {', '.join(str(np.shape(leaf)) for leaf in leaves)}"
-        raise UserError("federate: rows", rows, "a tree of arrays over all rows", said)
-    ((count,),) = lengths
-    parts = [np.asarray(part) for part in partition]
-    if not parts:
-        raise UserError(key, parts, PARTITION.called)
-    for client, part in enumerate(parts):
-        numbers = part.dtype.kind in "iu" or not part.size
-        if part.ndim != 1 or not numbers:
-            said = f"{shown(part)} of client {client}"
-            raise UserError(key, part, "a list of row numbers", said)
-        outside = part[(part < 0) | (part >= count)]
-        if outside.size:
-            said = f"row {outside[0]} of client {client}"
-            raise UserError(key, part, f"in [0, {count - 1}], the rows there are", said)
-    return parts
-
-
-def _require_one_owner(parts: list[np.ndarray]) -> None:
-    """Refuse a row of two clients: one may train on what the other holds out."""
-    rows = np.concatenate(parts).astype(np.int64)
-    uses = np.bincount(rows, minlength=1)
-    row = int(uses.argmax())
-    if uses[row] > 1:
-        owner = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
-        first, second = owner[rows == row][:2]
-        raise SettingError(
-            "federate: partition",
-            f"row {row} is listed for client {first} and again for client {second}; "
-            "a row belongs to one client, once",
-        )
 
 
 def held_out(

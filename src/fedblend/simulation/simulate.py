@@ -293,11 +293,15 @@ def check_key(key: Any) -> None:
 
 def _splits(asked: Sequence[str] | None, federated_data: FederatedData) -> list[str]:
     """The splits to measure on."""
-    names = list(federated_data.splits) if asked is None else asked
-    known = [*federated_data.splits]
-    if isinstance(names, str) or not all(name in known for name in names):
-        raise UserError("splits", names, f"a list of some of {', '.join(known)}")
-    return list(names)
+    if isinstance(asked, str):
+        raise UserError("splits", asked, "a list of names of splits")
+    names = list(federated_data.splits) if asked is None else list(asked)
+    for name in names:
+        if name not in federated_data.splits:
+            raise ValueError(
+                f"splits: {name!r} is not one of {', '.join(federated_data.splits)}"
+            )
+    return names
 
 
 def _builder(
